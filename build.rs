@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Linker arguments of the shared library: its name, the version nodes of its symbols, and lld.
+use std::{env, path::PathBuf, process::Command};
+
+const MAP: &str = "src/capi/librdmamr.map";
+
+fn main() {
+    println!("cargo::rerun-if-changed=build.rs");
+    println!("cargo::rerun-if-changed={MAP}");
+    let root = env::var("CARGO_MANIFEST_DIR").expect("cargo sets it");
+    for arg in [
+        "-Wl,-soname,librdmamr.so.1".to_owned(),
+        format!("-Wl,--version-script={root}/{MAP}"),
+        // nodelete: programs keep our function addresses, and threads may be inside, after a dlclose.
+        "-Wl,-z,relro,-z,now,-z,defs,-z,nodelete".to_owned(),
+    ] {
+        println!("cargo::rustc-cdylib-link-arg={arg}");
+    }
+    // GNU ld refuses a second version script beside the one that rustc writes; lld merges them.
+    // Where rustc does not already use lld, take the one that rustup ships, else the system's.
+    if let Some(dir) = rustup_lld() {
+        println!("cargo::rustc-cdylib-link-arg=-B{}", dir.display());
+    }
+    println!("cargo::rustc-cdylib-link-arg=-fuse-ld=lld");
+}
+
+fn rustup_lld() -> Option<PathBuf> {
+    let out = Command::new(env::var_os("RUSTC")?)
+        .args(["--print", "sysroot"])
+        .output()
+        .ok()?;
+    let sysroot = PathBuf::from(String::from_utf8(out.stdout).ok()?.trim());
+    let dir = sysroot
+        .join("lib/rustlib")
+        .join(env::var_os("HOST")?)
+        .join("bin/gcc-ld");
+    dir.join("ld.lld").exists().then_some(dir)
+}

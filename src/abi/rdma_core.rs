@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! rdma-core's public structures, from `<infiniband/verbs.h>`.
+
+use super::mirror;
+use core::ffi::{c_int, c_void};
+
+/// `struct ibv_device`: only ever passed on.
+#[allow(non_camel_case_types)]
+pub enum ibv_device {}
+
+/// `struct ibv_dmah`: only ever passed on.
+#[allow(non_camel_case_types)]
+pub enum ibv_dmah {}
+
+/// The number of pointers in `struct ibv_context_ops`.
+const CONTEXT_OPS: usize = 32;
+
+mirror! { "struct ibv_context" =>
+    /// An open device. Everything before `cmd_fd` is libibverbs' own business.
+    pub struct ibv_context {
+        pub device: *mut ibv_device,
+        pub ops: [*mut c_void; CONTEXT_OPS],
+        /// The open uverbs file; negative where a provider works without the kernel (mlx5 over VFIO).
+        pub cmd_fd: c_int,
+        pub async_fd: c_int,
+        pub num_comp_vectors: c_int,
+        pub mutex: libc::pthread_mutex_t,
+        /// All ones for every context that libibverbs made.
+        pub abi_compat: *mut c_void,
+    }
+}
+
+mirror! { "struct ibv_pd" =>
+    /// A protection domain. A parent domain is one too, with the handle of the PD it was made from.
+    pub struct ibv_pd {
+        pub context: *mut ibv_context,
+        pub handle: u32,
+    }
+}
+
+mirror! { "struct ibv_mr" =>
+    /// A memory region, as programs see it.
+    pub struct ibv_mr {
+        pub context: *mut ibv_context,
+        pub pd: *mut ibv_pd,
+        pub addr: *mut c_void,
+        pub length: usize,
+        pub handle: u32,
+        pub lkey: u32,
+        pub rkey: u32,
+    }
+}
+
+mirror! { "struct ibv_mr_init_attr" =>
+    /// The argument of `ibv_reg_mr_ex`, rdma-core 59 and later. It grows at its end: read no field that
+    /// `comp_mask` does not name.
+    pub struct ibv_mr_init_attr {
+        pub length: usize,
+        pub access: c_int,
+        pub comp_mask: u64,
+        pub iova: u64,
+        pub addr: *mut c_void,
+        pub fd: c_int,
+        pub fd_offset: u64,
+        pub dmah: *mut ibv_dmah,
+    }
+}
+
+/// `ibv_mr_init_attr.comp_mask`: `iova` is set.
+pub const IBV_REG_MR_MASK_IOVA: u64 = 1 << 0;
+/// `ibv_mr_init_attr.comp_mask`: `addr` is set.
+pub const IBV_REG_MR_MASK_ADDR: u64 = 1 << 1;
+
+/// `struct verbs_mr` of rdma-core's private `driver.h`, which libibverbs and the providers see behind an
+/// `ibv_mr`. Its size and fields have not changed since rdma-core 33; `facts` in `ctests/device` prove it
+/// by letting libibverbs deregister our objects.
+#[repr(C)]
+#[derive(Clone, Copy)]
+#[allow(non_camel_case_types)]
+pub struct verbs_mr {
+    /// The public part.
+    pub ibv_mr: ibv_mr,
+    /// What kind of region: [`IBV_MR_TYPE_MR`] or a kind that a provider treats in its own way.
+    pub mr_type: u32,
+    /// The access flags of the registration; `ibv_rereg_mr` does not update them.
+    pub access: u32,
+}
+const _: () = assert!(size_of::<verbs_mr>() == 56);
+
+/// `verbs_mr.mr_type` of an ordinary region.
+pub const IBV_MR_TYPE_MR: u32 = 0;

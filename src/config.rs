@@ -1,0 +1,330 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Every setting: one table, read once from the environment when the library is loaded.
+//!
+//! Nothing is obeyed in a set-uid program (secure_getenv(3)). A name that is not in the table, or a value
+//! that a setting has not got, costs one line of warning that names the nearest one that exists.
+
+use crate::log;
+use core::ffi::CStr;
+use core::fmt::{self, Write};
+use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use once_cell::race::OnceBox;
+use std::ffi::CString;
+
+/// How much is said on standard error.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Level {
+    Error,
+    Warn,
+    Info,
+    Debug,
+}
+
+/// Where the statistics go when the process exits.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Output {
+    Stderr,
+    File(CString),
+}
+
+/// The settings.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Config {
+    /// `RDMAMR_DISABLE`: everything is passed on.
+    pub disable: bool,
+    /// `RDMAMR_LOG`.
+    pub log: Level,
+    /// `RDMAMR_STATS`.
+    pub stats: Option<Output>,
+}
+
+impl Config {
+    const DEFAULT: Config = Config {
+        disable: false,
+        log: Level::Error,
+        stats: None,
+    };
+}
+
+/// A row of the table of settings.
+struct Setting {
+    name: &'static CStr,
+    /// The values to suggest where another was given; empty where any text is one.
+    values: &'static [&'static str],
+    /// Takes a value over; false where it is none.
+    set: fn(&mut Config, &CStr) -> bool,
+}
+
+#[rustfmt::skip]
+const SETTINGS: &[Setting] = &[
+    // Everything is passed on to libibverbs.
+    Setting { name: c"RDMAMR_DISABLE", values: &["0", "1"], set: |config, value| {
+        config.disable = value == c"1";
+        value == c"0" || value == c"1"
+    } },
+    // What is said on standard error: errors (default), failed registrations too, devices too, every call.
+    Setting { name: c"RDMAMR_LOG", values: &["error", "warn", "info", "debug"], set: |config, value| {
+        const LEVELS: [(&CStr, Level); 4] =
+            [(c"error", Level::Error), (c"warn", Level::Warn), (c"info", Level::Info), (c"debug", Level::Debug)];
+        let level = LEVELS.into_iter().find(|level| level.0 == value);
+        config.log = level.map_or(config.log, |level| level.1);
+        level.is_some()
+    } },
+    // Where one line of JSON goes when the process exits.
+    Setting { name: c"RDMAMR_STATS", values: &["stderr", "a file's path"], set: |config, value| {
+        config.stats = match value.to_bytes() {
+            b"" => None,
+            b"stderr" => Some(Output::Stderr),
+            _ => Some(Output::File(absolute(value))),
+        };
+        config.stats.is_some()
+    } },
+];
+
+/// A path that still means the same when the program has changed its directory.
+fn absolute(path: &CStr) -> CString {
+    if path.to_bytes().starts_with(b"/") {
+        return path.to_owned();
+    }
+    let here = std::env::current_dir().map(|dir| dir.into_os_string().into_encoded_bytes());
+    let mut whole = here.unwrap_or_default();
+    whole.push(b'/');
+    whole.extend_from_slice(path.to_bytes());
+    CString::new(whole).unwrap_or_else(|_| path.to_owned())
+}
+
+static CONFIG: OnceBox<Config> = OnceBox::new();
+
+/// The settings of this process.
+#[inline]
+pub fn config() -> &'static Config {
+    CONFIG.get_or_init(|| Box::new(read()))
+}
+
+/// Set once the library has failed in itself: its tables may be half changed.
+static BROKEN: AtomicBool = AtomicBool::new(false);
+
+/// Whether everything is passed on, by the user's wish or after a failure of the library itself.
+#[inline]
+pub fn disabled() -> bool {
+    config().disable || BROKEN.load(Relaxed)
+}
+
+/// Passes everything on from now.
+pub fn disable_for_good() {
+    BROKEN.store(true, Relaxed);
+}
+
+unsafe extern "C" {
+    // The libc crate does not declare it.
+    fn secure_getenv(name: *const libc::c_char) -> *const libc::c_char;
+}
+
+fn read() -> Config {
+    let mut config = Config::DEFAULT;
+    let complain = |complaint: Complaint| log::always(format_args!("{complaint}"));
+    for setting in SETTINGS {
+        // SAFETY: the name ends with a NUL.
+        let value = unsafe { secure_getenv(setting.name.as_ptr()) };
+        if !value.is_null() {
+            // SAFETY: not null, so a string; the program has not begun to change its environment.
+            apply(&mut config, setting, unsafe { CStr::from_ptr(value) }).map(complain);
+        }
+    }
+    // SAFETY: AT_SECURE is a number.
+    if unsafe { libc::getauxval(libc::AT_SECURE) } == 0 {
+        names().filter_map(unknown).for_each(complain);
+    }
+    config
+}
+
+/// The names in the environment that claim to be for us.
+fn names() -> impl Iterator<Item = &'static str> {
+    unsafe extern "C" {
+        static mut environ: *const *const libc::c_char;
+    }
+    // SAFETY: read while the library is loaded, before the program can change it.
+    let mut at = unsafe { environ };
+    core::iter::from_fn(move || {
+        // SAFETY: null, or within an array that ends with a null.
+        let entry = *unsafe { at.as_ref() }?;
+        if entry.is_null() {
+            return None;
+        }
+        at = at.wrapping_add(1);
+        // SAFETY: not null, so a string.
+        Some(unsafe { CStr::from_ptr(entry) })
+    })
+    .filter_map(|entry| {
+        let name = entry.to_bytes().split(|&byte| byte == b'=').next()?;
+        core::str::from_utf8(name)
+            .ok()
+            .filter(|name| name.starts_with("RDMAMR_"))
+    })
+}
+
+/// What is wrong with a variable.
+#[derive(PartialEq, Eq, Debug)]
+enum Complaint<'a> {
+    NoSuchName(&'a str, &'static str),
+    NoSuchValue(
+        &'static str,
+        &'a CStr,
+        &'static [&'static str],
+        &'static str,
+    ),
+}
+
+fn unknown(name: &str) -> Option<Complaint<'_>> {
+    let known = || {
+        SETTINGS
+            .iter()
+            .filter_map(|setting| setting.name.to_str().ok())
+    };
+    (!known().any(|known| known == name))
+        .then(|| Complaint::NoSuchName(name, nearest(name, known())))
+}
+
+fn apply<'a>(config: &mut Config, setting: &Setting, value: &'a CStr) -> Option<Complaint<'a>> {
+    if (setting.set)(config, value) {
+        return None;
+    }
+    let near = nearest(&value.to_string_lossy(), setting.values.iter().copied());
+    Some(Complaint::NoSuchValue(
+        setting.name.to_str().unwrap_or_default(),
+        value,
+        setting.values,
+        near,
+    ))
+}
+
+impl fmt::Display for Complaint<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Complaint::NoSuchName(name, near) => {
+                write!(f, "{name}: no such setting, ignored; did you mean {near}?")
+            }
+            Complaint::NoSuchValue(name, value, values, near) => {
+                write!(
+                    f,
+                    "{name}={}: no such value, ignored; did you mean {near}? It takes ",
+                    value.to_string_lossy()
+                )?;
+                for (n, value) in values.iter().enumerate() {
+                    f.write_str(if n == 0 { "" } else { ", " })?;
+                    f.write_str(value)?;
+                }
+                f.write_char('.')
+            }
+        }
+    }
+}
+
+/// The candidate that the fewest changes of a letter lead to.
+fn nearest(given: &str, candidates: impl Iterator<Item = &'static str>) -> &'static str {
+    candidates
+        .min_by_key(|candidate| distance(given, candidate))
+        .unwrap_or_default()
+}
+
+/// Levenshtein's distance.
+fn distance(from: &str, to: &str) -> usize {
+    let to: Vec<char> = to.chars().collect();
+    let mut row: Vec<usize> = (0..=to.len()).collect();
+    for (n, a) in from.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = n + 1;
+        for (m, &b) in to.iter().enumerate() {
+            let replaced = diagonal + usize::from(a != b);
+            diagonal = row[m + 1];
+            row[m + 1] = replaced.min(diagonal + 1).min(row[m] + 1);
+        }
+    }
+    row[to.len()]
+}
+
+/// Reads the settings when the library is loaded, before the program can change its environment or its
+/// directory.
+unsafe extern "C" fn load() {
+    config();
+}
+
+#[cfg(not(test))]
+#[used]
+#[unsafe(link_section = ".init_array")]
+static LOAD: unsafe extern "C" fn() = load;
+
+#[cfg(test)]
+const _: unsafe extern "C" fn() = load;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn applied(name: &str, value: &CStr) -> (Config, Option<String>) {
+        let mut config = Config::DEFAULT;
+        let setting = SETTINGS
+            .iter()
+            .find(|setting| setting.name.to_str() == Ok(name))
+            .unwrap();
+        let complaint = apply(&mut config, setting, value).map(|complaint| complaint.to_string());
+        (config, complaint)
+    }
+
+    #[test]
+    fn each_value_is_taken() {
+        assert!(applied("RDMAMR_DISABLE", c"1").0.disable);
+        assert!(!applied("RDMAMR_DISABLE", c"0").0.disable);
+        assert_eq!(applied("RDMAMR_LOG", c"info").0.log, Level::Info);
+        assert_eq!(
+            applied("RDMAMR_STATS", c"stderr").0.stats,
+            Some(Output::Stderr)
+        );
+        assert_eq!(
+            applied("RDMAMR_STATS", c"/x").0.stats,
+            Some(Output::File(c"/x".into()))
+        );
+        let Some(Output::File(path)) = applied("RDMAMR_STATS", c"x").0.stats else {
+            panic!("a file")
+        };
+        assert!(path.to_bytes().starts_with(b"/") && path.to_bytes().ends_with(b"/x"));
+    }
+
+    #[test]
+    fn a_wrong_value_is_ignored_and_the_nearest_named() {
+        for (name, value, near) in [
+            ("RDMAMR_LOG", c"wran", "warn"),
+            ("RDMAMR_LOG", c"", "warn"),
+            ("RDMAMR_DISABLE", c"yes", "0"),
+            ("RDMAMR_STATS", c"", "stderr"),
+        ] {
+            let (config, complaint) = applied(name, value);
+            let complaint = complaint.unwrap();
+            assert_eq!(config, Config::DEFAULT, "{name}={value:?}");
+            assert!(complaint.starts_with(name), "{complaint}");
+            assert!(
+                complaint.contains(&format!("did you mean {near}?")),
+                "{complaint}"
+            );
+        }
+    }
+
+    #[test]
+    fn of_a_wrong_name_the_nearest_is_named() {
+        assert_eq!(unknown("RDMAMR_LOG"), None);
+        for (name, near) in [
+            ("RDMAMR_STAT", "RDMAMR_STATS"),
+            ("RDMAMR_DISABLED", "RDMAMR_DISABLE"),
+            ("RDMAMR_LGO", "RDMAMR_LOG"),
+        ] {
+            assert_eq!(unknown(name), Some(Complaint::NoSuchName(name, near)));
+        }
+    }
+
+    #[test]
+    fn distances() {
+        assert_eq!(distance("kitten", "sitting"), 3);
+        assert_eq!(distance("", "abc"), 3);
+        assert_eq!(distance("same", "same"), 0);
+    }
+}

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! librdmamr: takes over memory registration in RDMA programs, and nothing else.
+//!
+//! A call falls through the floors in one direction, and each floor knows only those below it.
+//!
+//! ```text
+//!   C program
+//!      |
+//!   capi/      what C sees: exported symbols, arguments into types, results into return conventions
+//!      |
+//!   mr/        a registered region: access rules, the `ibv_mr` object, the table of ours, fork
+//!      |
+//!   uverbs/    the kernel: which call, in which bytes, on which driver
+//!      |
+//!   abi/       other people's structures, no logic
+//! ```
+//!
+//! Beside them: [`config`] (settings), [`stats`] (counters), [`explain`] (errors in words), [`log`],
+//! [`next`] (the libibverbs underneath), [`process`] and [`thread`] (what is this process's, this
+//! thread's). `relaxed/` and `fabric/` will stand between `capi/` and `uverbs/`.
+
+mod abi;
+mod capi;
+mod config;
+mod explain;
+mod log;
+mod mr;
+mod next;
+mod process;
+mod stats;
+mod text;
+mod thread;
+mod uverbs;

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Lines for people on standard error, as much as `RDMAMR_LOG` asks for.
+
+use crate::config::{Level, config};
+use crate::text::Text;
+use core::fmt::{self, Write};
+
+/// The longest line.
+const LINE: usize = 1200;
+
+/// Whether a line of that level is wanted.
+#[inline]
+pub fn wants(level: Level) -> bool {
+    level <= config().log
+}
+
+/// Writes a line, if lines of its level are wanted.
+pub fn line(level: Level, message: fmt::Arguments<'_>) {
+    if wants(level) {
+        always(message);
+    }
+}
+
+/// Writes a line whatever `RDMAMR_LOG` says. One write() of a buffer on the stack: `eprintln!` would take
+/// a lock, and panics where standard error cannot be written to.
+pub fn always(message: fmt::Arguments<'_>) {
+    let mut text = Text::<LINE>::new();
+    let _ = text.write_str("rdmamr: ");
+    let _ = text.write_fmt(message);
+    let _ = text.write_str("\n");
+    let bytes = text.as_bytes();
+    let errno = errno::errno();
+    // SAFETY: the buffer is readable. That the descriptor may be closed is no matter.
+    unsafe { libc::write(libc::STDERR_FILENO, bytes.as_ptr().cast(), bytes.len()) };
+    errno::set_errno(errno);
+}

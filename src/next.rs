@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The libibverbs underneath: its functions, by name and version, found when first needed.
+//!
+//! Never at load: most programs that inherit LD_PRELOAD have no libibverbs at all. Never with a NEEDED
+//! entry either, which would cost every one of them 200 us.
+
+use crate::abi::rdma_core::*;
+use core::ffi::{CStr, c_int, c_uint, c_void};
+use core::marker::PhantomData;
+use core::num::NonZeroUsize;
+use once_cell::race::OnceNonZeroUsize;
+
+/// A function of libibverbs. The lookup is idempotent, so that threads need not wait for each other and a
+/// signal handler may interrupt it.
+pub struct Next<F> {
+    name: &'static CStr,
+    version: &'static CStr,
+    found: OnceNonZeroUsize,
+    signature: PhantomData<F>,
+}
+
+impl<F: Copy> Next<F> {
+    const fn new(name: &'static CStr, version: &'static CStr) -> Self {
+        const { assert!(size_of::<F>() == size_of::<usize>()) };
+        Next {
+            name,
+            version,
+            found: OnceNonZeroUsize::new(),
+            signature: PhantomData,
+        }
+    }
+
+    /// The function; `None` where no libibverbs is loaded that has it.
+    #[inline]
+    pub fn get(&self) -> Option<F> {
+        let address = self
+            .found
+            .get_or_try_init(|| find(self.name, Some(self.version)).ok_or(()))
+            .ok()?;
+        let pointer = core::ptr::with_exposed_provenance::<c_void>(address.get());
+        // SAFETY: `F` is the function pointer type of that symbol, by the declarations below.
+        Some(unsafe { core::mem::transmute_copy(&pointer) })
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &'static str {
+        self.name.to_str().unwrap_or_default()
+    }
+}
+
+/// The symbol's address in the next library that has it, else in libibverbs wherever it is loaded: a
+/// plug-in may have brought it into a scope of its own, where "next" does not reach.
+fn find(name: &CStr, version: Option<&CStr>) -> Option<NonZeroUsize> {
+    let lookup = |handle| {
+        let address = match version {
+            // SAFETY: both strings end with a NUL, and the handle is one.
+            Some(version) => unsafe { libc::dlvsym(handle, name.as_ptr(), version.as_ptr()) },
+            // SAFETY: as above.
+            None => unsafe { libc::dlsym(handle, name.as_ptr()) },
+        };
+        NonZeroUsize::new(address.expose_provenance())
+    };
+    let errno = errno::errno();
+    let found = lookup(libc::RTLD_NEXT).or_else(|| {
+        [libc::RTLD_NOLOAD, 0].into_iter().find_map(|load| {
+            let mode = libc::RTLD_LAZY | libc::RTLD_LOCAL | load;
+            // SAFETY: libibverbs is made to be loaded at run time. The handle is kept: the function is.
+            let library = unsafe { libc::dlopen(c"libibverbs.so.1".as_ptr(), mode) };
+            (!library.is_null()).then(|| lookup(library)).flatten()
+        })
+    });
+    errno::set_errno(errno);
+    found
+}
+
+/// Declares the functions that are passed on to, with rdma-core's signatures and version nodes.
+macro_rules! next {
+    ($( $(#[$meta:meta])* $name:ident = $symbol:literal @ $version:literal: fn($($arg:ty),*) -> $ret:ty; )*) => {
+        $( $(#[$meta])* pub static $name: Next<unsafe extern "C" fn($($arg),*) -> $ret> =
+            Next::new($symbol, $version); )*
+    };
+}
+
+next! {
+    /// The leaf of all plain registrations. libibverbs' own `ibv_reg_mr` and `ibv_reg_mr_iova` jump to it
+    /// through libibverbs' PLT, and so back into us.
+    REG_MR_IOVA2 = c"ibv_reg_mr_iova2" @ c"IBVERBS_1.8":
+        fn(*mut ibv_pd, *mut c_void, usize, u64, c_uint) -> *mut ibv_mr;
+    /// Before rdma-core 28, where it had a body of its own.
+    REG_MR_IOVA = c"ibv_reg_mr_iova" @ c"IBVERBS_1.7":
+        fn(*mut ibv_pd, *mut c_void, usize, u64, c_int) -> *mut ibv_mr;
+    /// Before rdma-core 25, where it had a body of its own.
+    REG_MR = c"ibv_reg_mr" @ c"IBVERBS_1.1":
+        fn(*mut ibv_pd, *mut c_void, usize, c_int) -> *mut ibv_mr;
+    /// rdma-core 59.
+    REG_MR_EX = c"ibv_reg_mr_ex" @ c"IBVERBS_1.15":
+        fn(*mut ibv_pd, *mut ibv_mr_init_attr) -> *mut ibv_mr;
+    /// rdma-core 34.
+    REG_DMABUF_MR = c"ibv_reg_dmabuf_mr" @ c"IBVERBS_1.12":
+        fn(*mut ibv_pd, u64, usize, u64, c_int, c_int) -> *mut ibv_mr;
+    REREG_MR = c"ibv_rereg_mr" @ c"IBVERBS_1.1":
+        fn(*mut ibv_mr, c_int, *mut ibv_pd, *mut c_void, usize, c_int) -> c_int;
+    DEREG_MR = c"ibv_dereg_mr" @ c"IBVERBS_1.1": fn(*mut ibv_mr) -> c_int;
+    DEALLOC_PD = c"ibv_dealloc_pd" @ c"IBVERBS_1.1": fn(*mut ibv_pd) -> c_int;
+    CLOSE_DEVICE = c"ibv_close_device" @ c"IBVERBS_1.1": fn(*mut ibv_context) -> c_int;
+    DONTFORK_RANGE = c"ibv_dontfork_range" @ c"IBVERBS_1.1": fn(*mut c_void, usize) -> c_int;
+    DOFORK_RANGE = c"ibv_dofork_range" @ c"IBVERBS_1.1": fn(*mut c_void, usize) -> c_int;
+}
+
+/// Whether libibverbs was told to take EIO on a deregistration, which means that the device is gone, as
+/// success. It decides at start, in a variable whose version node changes with every release.
+pub fn allows_disassociated_destroy() -> bool {
+    match find(c"verbs_allow_disassociate_destroy", None) {
+        // SAFETY: rdma-core declares it as `bool`, and never unloads.
+        Some(variable) => unsafe {
+            core::ptr::with_exposed_provenance::<u8>(variable.get()).read_volatile() != 0
+        },
+        None => [
+            c"RDMAV_ALLOW_DISASSOC_DESTROY",
+            c"MLX4_DEVICE_FATAL_CLEANUP",
+        ]
+        .iter()
+        .any(|name| {
+            // SAFETY: the name ends with a NUL; the value is looked at before anything can change it.
+            let value = unsafe { libc::getenv(name.as_ptr()) };
+            // SAFETY: not null, so a string.
+            !value.is_null() && unsafe { CStr::from_ptr(value) } != c"0"
+        }),
+    }
+}

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The attributes of one uverbs ioctl, built on the stack.
+//! Not the ioctl itself, nor what the attributes mean.
+
+use crate::abi::uapi::*;
+
+/// A header and room for `N` attributes. The length that the kernel wants is that of the attributes in
+/// use, so a bundle may hold fewer than it has room for.
+#[repr(C)]
+pub struct Bundle<const N: usize> {
+    header: ib_uverbs_ioctl_hdr,
+    attrs: [ib_uverbs_attr; N],
+}
+
+const EMPTY: ib_uverbs_attr = ib_uverbs_attr {
+    attr_id: 0,
+    len: 0,
+    flags: 0,
+    attr_data: 0,
+    data: 0,
+};
+
+impl<const N: usize> Bundle<N> {
+    /// A bundle without attributes, for a device of the driver with that number.
+    pub const fn new(driver_id: u32, object: u16, method: u16) -> Self {
+        const { assert!(size_of::<ib_uverbs_ioctl_hdr>() + N * size_of::<ib_uverbs_attr>() <= 4096) };
+        Bundle {
+            header: ib_uverbs_ioctl_hdr {
+                length: size_of::<ib_uverbs_ioctl_hdr>() as u16,
+                object_id: object,
+                method_id: method,
+                num_attrs: 0,
+                reserved1: 0,
+                driver_id,
+                reserved2: 0,
+            },
+            attrs: [EMPTY; N],
+        }
+    }
+
+    /// Input of at most eight bytes, which the kernel takes from the attribute itself: a pointer there
+    /// would be taken as the bytes.
+    pub const fn inline(&mut self, id: u16, len: u16, data: u64) {
+        assert!(len <= 8);
+        self.push(id, len, data);
+    }
+
+    /// Input of more than eight bytes, at an address. It must stay there until the ioctl has returned.
+    pub fn input<T>(&mut self, id: u16, value: &T) {
+        const { assert!(size_of::<T>() > 8 && size_of::<T>() <= 4096) };
+        self.push(id, size_of::<T>() as u16, value as *const T as u64);
+    }
+
+    /// Output, at an address, whatever its size. It must stay there until the ioctl has returned.
+    pub fn output<T>(&mut self, id: u16, value: &mut T) {
+        const { assert!(size_of::<T>() <= 4096) };
+        self.push(id, size_of::<T>() as u16, value as *mut T as u64);
+    }
+
+    /// An object's handle. Its length must be 0.
+    pub const fn handle(&mut self, id: u16, handle: u32) {
+        self.push(id, 0, handle as u64);
+    }
+
+    const fn push(&mut self, id: u16, len: u16, data: u64) {
+        let used = self.header.num_attrs as usize;
+        self.attrs[used] = ib_uverbs_attr {
+            attr_id: id,
+            len,
+            flags: UVERBS_ATTR_F_MANDATORY,
+            attr_data: 0,
+            data,
+        };
+        self.header.num_attrs += 1;
+        self.header.length += size_of::<ib_uverbs_attr>() as u16;
+    }
+
+    /// What the ioctl gets. The kernel writes to it: attribute flags, new handles.
+    pub fn as_mut_ptr(&mut self) -> *mut ib_uverbs_ioctl_hdr {
+        // The attributes follow the header (`repr(C)`, both of alignment 8): one pointer serves for both,
+        // and it is derived from the whole so that writing behind the header is allowed.
+        (self as *mut Self).cast()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_length_is_that_of_the_attributes_in_use() {
+        let mut bundle = Bundle::<3>::new(14, UVERBS_OBJECT_MR, UVERBS_METHOD_MR_DESTROY);
+        assert_eq!((bundle.header.length, bundle.header.num_attrs), (24, 0));
+        bundle.handle(0, 0x1_0000);
+        assert_eq!((bundle.header.length, bundle.header.num_attrs), (40, 1));
+        assert_eq!((bundle.attrs[0].len, bundle.attrs[0].data), (0, 0x1_0000));
+        assert_eq!(core::mem::offset_of!(Bundle<3>, attrs), 24);
+    }
+}

@@ -1,0 +1,359 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What must be known of an open device before memory is registered on it: its driver, and which of the
+//! kernel's interfaces serve. Asked of the kernel in band, once a context, and remembered.
+//!
+//! The kernel refuses an ioctl whose driver number is wrong with EINVAL before it looks at anything else
+//! (`ib_uverbs_cmd_verbs`, drivers/infiniband/core/uverbs_ioctl.c). So a command that is harmless and
+//! incomplete, the one that libibverbs itself probes with at open, tells the driver: ENOSPC (the command
+//! lacks its input) with the right number, EINVAL with a wrong one. No private ABI is needed.
+
+use super::bundle::Bundle;
+use super::driver::{DRIVERS, Driver, Way};
+use super::kernel::Kernel;
+use crate::abi::uapi::*;
+use bitflags::bitflags;
+use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::*};
+use errno::Errno;
+
+bitflags! {
+    /// What was found, in one word so that it can be read at once. The low byte is the row of the driver
+    /// table, or one of the reasons for having none.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub struct Facts: u32 {
+        /// The kernel has no INVOKE_WRITE (before 5.0): register by write().
+        const REG_BY_WRITE = 1 << 8;
+        /// The kernel has no MR_DESTROY: deregister by write().
+        const DEREG_BY_WRITE = 1 << 9;
+        /// The kernel accepts the optional range of access flags.
+        const OPTIONAL_ACCESS = 1 << 10;
+        const ROW = 0xff;
+    }
+}
+
+/// The reasons for which a context has no row, with the low byte of [`Facts`].
+const NO_ROW: [(u32, &str); 3] = [
+    (0xff, "no driver that we know answers for it"),
+    (
+        0xfe,
+        "its kernel has no uverbs ioctl (before 4.16), so that its driver cannot be asked",
+    ),
+    (
+        0xfd,
+        "it has no kernel file: its provider registers by other means",
+    ),
+];
+
+impl Facts {
+    const UNKNOWN_DRIVER: Facts = Facts::from_bits_retain(NO_ROW[0].0);
+    const NO_IOCTL: Facts = Facts::from_bits_retain(NO_ROW[1].0);
+    const NO_KERNEL_FILE: Facts = Facts::from_bits_retain(NO_ROW[2].0);
+
+    fn of_row(row: usize) -> Facts {
+        Facts::from_bits_retain(row as u32)
+    }
+
+    /// The driver, where one is known.
+    #[inline]
+    pub fn driver(self) -> Option<&'static Driver> {
+        DRIVERS.get((self.bits() & Facts::ROW.bits()) as usize)
+    }
+
+    /// Why memory on this device is left to rdma-core; `None` where it is ours.
+    pub fn why_passed_on(self) -> Option<&'static str> {
+        match self.driver() {
+            Some(driver) => (driver.way == Way::PassOn).then_some(driver.why),
+            None => NO_ROW
+                .iter()
+                .find(|row| row.0 == self.bits() & Facts::ROW.bits())
+                .map(|row| row.1),
+        }
+    }
+}
+
+/// Asks the kernel about an open device. An error is one that says nothing lasting about the device: its
+/// file is closed, it is gone, a filter refuses the call.
+pub fn identify(kernel: &impl Kernel, fd: i32) -> Result<Facts, Errno> {
+    if fd < 0 {
+        return Ok(Facts::NO_KERNEL_FILE);
+    }
+    for (row, driver) in DRIVERS.iter().enumerate() {
+        let transport = match probe(kernel, fd, driver.id).0 {
+            libc::EINVAL => continue,
+            libc::ENOSPC => Facts::empty(),
+            libc::EPROTONOSUPPORT => Facts::REG_BY_WRITE,
+            libc::ENOTTY => return Ok(Facts::NO_IOCTL),
+            other => return Err(Errno(other)),
+        };
+        let optional = if knows_query_mr(kernel, fd, driver.id) {
+            Facts::OPTIONAL_ACCESS
+        } else {
+            Facts::empty()
+        };
+        return Ok(Facts::of_row(row) | transport | optional);
+    }
+    Ok(Facts::UNKNOWN_DRIVER)
+}
+
+/// Whether what was found still holds for that file. It does not when a program has closed the device
+/// past us and opened another, whose context came to lie at the same address.
+pub fn still_holds(kernel: &impl Kernel, fd: i32, facts: Facts) -> bool {
+    facts
+        .driver()
+        .is_none_or(|driver| probe(kernel, fd, driver.id).0 != libc::EINVAL)
+}
+
+/// QUERY_DEVICE without its input, for a device of that driver. It cannot succeed.
+fn probe(kernel: &impl Kernel, fd: i32, driver_id: u32) -> Errno {
+    let mut bundle = Bundle::<1>::new(driver_id, UVERBS_OBJECT_DEVICE, UVERBS_METHOD_INVOKE_WRITE);
+    bundle.inline(
+        UVERBS_ATTR_WRITE_CMD,
+        8,
+        IB_USER_VERBS_CMD_QUERY_DEVICE.into(),
+    );
+    // SAFETY: the bundle holds no address.
+    match unsafe { kernel.ioctl(fd, bundle.as_mut_ptr()) } {
+        Ok(()) => Errno(libc::ENOSPC),
+        Err(errno) => errno,
+    }
+}
+
+/// Whether the kernel is at least 5.9, which accepts optional access flags (5.6 does too, but has nothing
+/// that tells; there rdma-core decides). Without its attributes QUERY_MR is EINVAL where it exists.
+fn knows_query_mr(kernel: &impl Kernel, fd: i32, driver_id: u32) -> bool {
+    let mut bundle = Bundle::<0>::new(driver_id, UVERBS_OBJECT_MR, UVERBS_METHOD_QUERY_MR);
+    // SAFETY: the bundle holds no address.
+    let result = unsafe { kernel.ioctl(fd, bundle.as_mut_ptr()) };
+    result == Err(Errno(libc::EINVAL))
+}
+
+/// How many open devices are remembered; with more, the rest are asked anew at every registration.
+const SLOTS: usize = 128;
+
+const FREE: usize = 0;
+const REMOVED: usize = 1;
+const BEING_FILLED: usize = 2;
+
+struct Slot {
+    context: AtomicUsize,
+    facts: AtomicU32,
+}
+
+/// What is known of each context, by its address. No lock and no memory of its own, so that a signal
+/// handler or a fork at any point finds it usable.
+///
+/// A slot goes FREE or REMOVED → BEING_FILLED → a context's address → REMOVED. `facts` is written only by
+/// the thread that moved the slot to BEING_FILLED, and published by the store of the address (release);
+/// the lookup reads it after an acquire of that address. Two threads that ask at once may fill two slots
+/// for one context, with the same facts; `forget` clears all.
+pub struct Contexts {
+    slots: [Slot; SLOTS],
+}
+
+impl Contexts {
+    /// Remembers nothing.
+    pub const fn new() -> Self {
+        Contexts {
+            slots: [const {
+                Slot {
+                    context: AtomicUsize::new(FREE),
+                    facts: AtomicU32::new(0),
+                }
+            }; SLOTS],
+        }
+    }
+
+    /// The slots in which a context can be, in the order in which they are tried.
+    fn run(&self, context: usize) -> impl Iterator<Item = &Slot> {
+        // Contexts come from calloc: the low four bits tell nothing.
+        let home = (context >> 4).wrapping_mul(0x9e37_79b9) >> 8;
+        (0..SLOTS).map(move |step| &self.slots[(home + step) % SLOTS])
+    }
+
+    fn find(&self, context: usize) -> Option<&Slot> {
+        for slot in self.run(context) {
+            match slot.context.load(Acquire) {
+                FREE => return None,
+                found if found == context => return Some(slot),
+                _ => {}
+            }
+        }
+        None
+    }
+
+    /// What is known of the context.
+    #[inline]
+    pub fn get(&self, context: usize) -> Option<Facts> {
+        self.find(context)
+            .map(|slot| Facts::from_bits_retain(slot.facts.load(Relaxed)))
+    }
+
+    /// Remembers a context. When there is no room it stays unknown.
+    pub fn insert(&self, context: usize, facts: Facts) {
+        for slot in self.run(context) {
+            let found = slot.context.load(Relaxed);
+            if (found == FREE || found == REMOVED)
+                && slot
+                    .context
+                    .compare_exchange(found, BEING_FILLED, Acquire, Relaxed)
+                    .is_ok()
+            {
+                slot.facts.store(facts.bits(), Relaxed);
+                slot.context.store(context, Release);
+                return;
+            }
+        }
+    }
+
+    /// Adds to what is known of a context.
+    pub fn add(&self, context: usize, facts: Facts) {
+        if let Some(slot) = self.find(context) {
+            slot.facts.fetch_or(facts.bits(), Relaxed);
+        }
+    }
+
+    /// Forgets a context, before its address can come back as another's.
+    pub fn forget(&self, context: usize) {
+        for slot in &self.slots {
+            let _ = slot
+                .context
+                .compare_exchange(context, REMOVED, AcqRel, Relaxed);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::scripted::Scripted;
+    use super::*;
+
+    fn row(name: &str) -> usize {
+        DRIVERS
+            .iter()
+            .position(|driver| driver.name == name)
+            .unwrap()
+    }
+
+    /// A kernel whose device has that driver: wrong numbers are EINVAL before anything else.
+    fn device_of(driver_id: u32, invoke_write: i32, query_mr: i32) -> Scripted {
+        Scripted::new(move |call| {
+            if call.driver_id() != driver_id {
+                return Err(Errno(libc::EINVAL));
+            }
+            Err(Errno(if call.object() == UVERBS_OBJECT_MR {
+                query_mr
+            } else {
+                invoke_write
+            }))
+        })
+    }
+
+    #[test]
+    fn each_driver_is_found_by_its_number() {
+        for driver in DRIVERS {
+            let kernel = device_of(driver.id, libc::ENOSPC, libc::EINVAL);
+            let facts = identify(&kernel, 3).unwrap();
+            assert_eq!(facts.driver(), Some(driver));
+            assert!(facts.contains(Facts::OPTIONAL_ACCESS) && !facts.contains(Facts::REG_BY_WRITE));
+            assert_eq!(facts.why_passed_on().is_some(), driver.way == Way::PassOn);
+        }
+    }
+
+    #[test]
+    fn an_old_kernel_means_write_and_no_optional_flags() {
+        let kernel = device_of(
+            RDMA_DRIVER_MLX4,
+            libc::EPROTONOSUPPORT,
+            libc::EPROTONOSUPPORT,
+        );
+        let facts = identify(&kernel, 3).unwrap();
+        assert_eq!(facts, Facts::of_row(row("mlx4")) | Facts::REG_BY_WRITE);
+    }
+
+    #[test]
+    fn what_cannot_be_asked_is_passed_on_with_a_reason() {
+        let unknown = device_of(99, libc::ENOSPC, libc::EINVAL);
+        assert_eq!(identify(&unknown, 3), Ok(Facts::UNKNOWN_DRIVER));
+        assert_eq!(unknown.calls(), DRIVERS.len());
+        let no_ioctl = Scripted::new(|_| Err(Errno(libc::ENOTTY)));
+        assert_eq!(identify(&no_ioctl, 3), Ok(Facts::NO_IOCTL));
+        assert_eq!(identify(&no_ioctl, -1), Ok(Facts::NO_KERNEL_FILE));
+        for facts in [
+            Facts::UNKNOWN_DRIVER,
+            Facts::NO_IOCTL,
+            Facts::NO_KERNEL_FILE,
+        ] {
+            assert!(facts.driver().is_none() && facts.why_passed_on().is_some());
+        }
+    }
+
+    #[test]
+    fn a_passing_trouble_is_an_error_and_not_a_fact() {
+        for errno in [libc::EIO, libc::EBADF, libc::EPERM] {
+            let kernel = Scripted::new(move |_| Err(Errno(errno)));
+            assert_eq!(identify(&kernel, 3), Err(Errno(errno)));
+        }
+    }
+
+    #[test]
+    fn another_device_behind_the_same_address_is_noticed() {
+        let facts = Facts::of_row(row("rxe"));
+        assert!(still_holds(
+            &device_of(RDMA_DRIVER_RXE, libc::ENOSPC, 0),
+            3,
+            facts
+        ));
+        assert!(!still_holds(
+            &device_of(RDMA_DRIVER_SIW, libc::ENOSPC, 0),
+            3,
+            facts
+        ));
+    }
+
+    #[test]
+    fn contexts_come_and_go() {
+        let contexts = Contexts::new();
+        for round in 0..4 {
+            for n in 1..=SLOTS {
+                assert_eq!(contexts.get(n * 16), None);
+                contexts.insert(n * 16, Facts::from_bits_retain((n + round) as u32));
+            }
+            contexts.insert(0xbad0, Facts::empty());
+            assert_eq!(contexts.get(0xbad0), None, "there is no room for one more");
+            for n in 1..=SLOTS {
+                assert_eq!(
+                    contexts.get(n * 16),
+                    Some(Facts::from_bits_retain((n + round) as u32))
+                );
+                contexts.add(n * 16, Facts::DEREG_BY_WRITE);
+                assert!(
+                    contexts
+                        .get(n * 16)
+                        .unwrap()
+                        .contains(Facts::DEREG_BY_WRITE)
+                );
+                contexts.forget(n * 16);
+                assert_eq!(contexts.get(n * 16), None);
+            }
+        }
+    }
+
+    #[test]
+    fn threads_that_fill_and_forget_never_read_each_others_facts() {
+        let contexts = Contexts::new();
+        std::thread::scope(|scope| {
+            for thread in 0..4usize {
+                let contexts = &contexts;
+                scope.spawn(move || {
+                    for n in 0..2000usize {
+                        let context = 0x1000 + 16 * (thread * 40 + n % 40);
+                        let facts = Facts::from_bits_retain(context as u32);
+                        contexts.insert(context, facts);
+                        assert!(contexts.get(context).is_none_or(|found| found == facts));
+                        contexts.forget(context);
+                        assert_eq!(contexts.get(context), None);
+                    }
+                });
+            }
+        });
+    }
+}

@@ -1,0 +1,296 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The kernel's two calls for a memory region, in the bytes that rdma-core sends.
+//!
+//! Registration is the command REG_MR inside the ioctl INVOKE_WRITE, never the newer
+//! `UVERBS_METHOD_REG_MR`: as first released that one passes the driver no private bytes, on which irdma
+//! crashes, and never tells rxe the address, so that every access to the region fails.
+
+use super::context::Facts;
+use super::{bundle::Bundle, kernel::Kernel};
+use crate::abi::uapi::*;
+use errno::Errno;
+
+/// What is registered.
+#[derive(Clone, Copy, Debug)]
+pub struct Registration {
+    pub start: u64,
+    pub length: u64,
+    /// The address at which peers reach `start`.
+    pub hca_va: u64,
+    pub pd_handle: u32,
+    pub access: u32,
+}
+
+/// The core's answer, and behind it the driver's, where rdma-core's siw provider has it too.
+#[repr(C)]
+#[derive(Default)]
+struct Answer {
+    core: Core,
+    private: [u8; 8],
+}
+
+/// [`ib_uverbs_reg_mr_resp`] with a default.
+#[repr(transparent)]
+struct Core(ib_uverbs_reg_mr_resp);
+
+impl Default for Core {
+    fn default() -> Self {
+        Core(ib_uverbs_reg_mr_resp {
+            mr_handle: 0,
+            lkey: 0,
+            rkey: 0,
+        })
+    }
+}
+
+/// Registers memory on the device behind `fd`, of which `facts` are known. Its driver is.
+#[inline]
+pub fn register(
+    kernel: &impl Kernel,
+    fd: i32,
+    facts: Facts,
+    registration: &Registration,
+) -> Result<ib_uverbs_reg_mr_resp, Errno> {
+    let driver = facts.driver().ok_or(Errno(libc::EOPNOTSUPP))?;
+    let mut answer = Answer::default();
+    let command = ib_uverbs_reg_mr {
+        // Of use to write() only, but rdma-core's ioctl sends it too.
+        response: &raw mut answer as u64,
+        start: registration.start,
+        length: registration.length,
+        hca_va: registration.hca_va,
+        pd_handle: registration.pd_handle,
+        access_flags: registration.access,
+    };
+    if facts.contains(Facts::REG_BY_WRITE) {
+        let bytes = WriteCommand::new(
+            IB_USER_VERBS_CMD_REG_MR,
+            command,
+            driver.private_in,
+            size_of::<ib_uverbs_reg_mr_resp>() as u16 + driver.private_out,
+        );
+        // SAFETY: `response` is the address of `answer`, which has room for both answers.
+        unsafe { kernel.write(fd, bytes.as_bytes()) }?;
+    } else {
+        let mut bundle =
+            Bundle::<5>::new(driver.id, UVERBS_OBJECT_DEVICE, UVERBS_METHOD_INVOKE_WRITE);
+        bundle.inline(UVERBS_ATTR_WRITE_CMD, 8, IB_USER_VERBS_CMD_REG_MR.into());
+        bundle.input(UVERBS_ATTR_CORE_IN, &command);
+        bundle.output(UVERBS_ATTR_CORE_OUT, &mut answer.core);
+        if driver.private_in > 0 {
+            bundle.inline(UVERBS_ATTR_UHW_IN, driver.private_in, 0);
+        }
+        if driver.private_out > 0 {
+            bundle.output(UVERBS_ATTR_UHW_OUT, &mut answer.private);
+        }
+        // SAFETY: `command` and `answer` outlive the call, and each attribute states its size.
+        unsafe { kernel.ioctl(fd, bundle.as_mut_ptr()) }?;
+    }
+    Ok(answer.core.0)
+}
+
+/// Deregisters a region. With the result comes what was learned of the kernel, if anything.
+#[inline]
+pub fn deregister(
+    kernel: &impl Kernel,
+    fd: i32,
+    facts: Facts,
+    handle: u32,
+) -> (Result<(), Errno>, Facts) {
+    let driver_id = facts.driver().map_or(0, |driver| driver.id);
+    let mut learned = Facts::empty();
+    if !facts.contains(Facts::DEREG_BY_WRITE) {
+        let mut bundle = Bundle::<1>::new(driver_id, UVERBS_OBJECT_MR, UVERBS_METHOD_MR_DESTROY);
+        bundle.handle(UVERBS_ATTR_DESTROY_MR_HANDLE, handle);
+        // SAFETY: the bundle holds no address.
+        match unsafe { kernel.ioctl(fd, bundle.as_mut_ptr()) } {
+            // These two mean that the kernel has no such call, never that the call failed.
+            Err(Errno(libc::ENOTTY | libc::EPROTONOSUPPORT)) => learned = Facts::DEREG_BY_WRITE,
+            result => return (result, learned),
+        }
+    }
+    let command = ib_uverbs_dereg_mr { mr_handle: handle };
+    let bytes = WriteCommand::new(IB_USER_VERBS_CMD_DEREG_MR, command, 0, 0);
+    // SAFETY: the command holds no address.
+    (unsafe { kernel.write(fd, bytes.as_bytes()) }, learned)
+}
+
+/// A command of the write() interface: header, the core's structure, the driver's private bytes.
+#[repr(C)]
+struct WriteCommand<T> {
+    header: ib_uverbs_cmd_hdr,
+    core: T,
+    private: [u8; 8],
+}
+
+impl<T: Copy> WriteCommand<T> {
+    /// `answer` is the size of what comes back, core and driver.
+    fn new(command: u32, core: T, private_in: u16, answer: u16) -> Self {
+        // No padding, so that all of it is initialised and may be seen as bytes.
+        const { assert!(size_of::<WriteCommand<T>>() == size_of::<T>() + 16) };
+        let size = (size_of::<ib_uverbs_cmd_hdr>() + size_of::<T>()) as u16 + private_in;
+        let header = ib_uverbs_cmd_hdr {
+            command,
+            in_words: size / 4,
+            out_words: answer / 4,
+        };
+        WriteCommand {
+            header,
+            core,
+            private: [0; 8],
+        }
+    }
+
+    fn as_bytes(&self) -> &[u8] {
+        let size = usize::from(self.header.in_words) * 4;
+        debug_assert!(size <= size_of_val(self));
+        // SAFETY: `in_words` counts header, structure and at most eight private bytes, all of them
+        // initialised parts of `self`.
+        unsafe { core::slice::from_raw_parts((self as *const Self).cast(), size) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::context::identify;
+    use super::super::scripted::{Call, Scripted};
+    use super::*;
+
+    const REGISTRATION: Registration = Registration {
+        start: 0x1000,
+        length: 0x2000,
+        hca_va: 0x7000,
+        pd_handle: 5,
+        access: 7,
+    };
+
+    fn facts(driver_id: u32) -> Facts {
+        let kernel = Scripted::new(move |call| {
+            Err(Errno(if call.driver_id() == driver_id {
+                libc::ENOSPC
+            } else {
+                libc::EINVAL
+            }))
+        });
+        identify(&kernel, 3).unwrap()
+    }
+
+    /// Answers a registration as the kernel would.
+    fn answers(call: &Call) -> Result<(), Errno> {
+        if let Call::Ioctl(..) = call {
+            let out = call.attr(UVERBS_ATTR_CORE_OUT).unwrap();
+            assert_eq!(out.len, 12);
+            let answer = ib_uverbs_reg_mr_resp {
+                mr_handle: 0,
+                lkey: 0x11,
+                rkey: 0x22,
+            };
+            // SAFETY: the bundle's output is good for the size that it states.
+            unsafe { (out.data as *mut ib_uverbs_reg_mr_resp).write_unaligned(answer) };
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn registration_is_three_attributes_and_handle_0_is_valid() {
+        let kernel = Scripted::new(answers);
+        let answer = register(&kernel, 3, facts(RDMA_DRIVER_RXE), &REGISTRATION).unwrap();
+        assert_eq!(
+            (answer.mr_handle, answer.lkey, answer.rkey),
+            (0, 0x11, 0x22)
+        );
+        let calls = kernel.take();
+        let Call::Ioctl(header, attrs) = &calls[0] else {
+            panic!("an ioctl is expected")
+        };
+        assert_eq!(
+            (calls.len(), header.length, header.driver_id),
+            (1, 72, RDMA_DRIVER_RXE)
+        );
+        let shape: Vec<_> = attrs
+            .iter()
+            .map(|attr| (attr.attr_id, attr.len, attr.flags))
+            .collect();
+        assert_eq!(shape, [(2, 8, 1), (0, 40, 1), (1, 12, 1)]);
+    }
+
+    #[test]
+    fn private_bytes_go_along_where_the_table_says_so() {
+        for (id, len, input, output) in [
+            (RDMA_DRIVER_IRDMA, 88, true, false),
+            (RDMA_DRIVER_MTHCA, 88, true, false),
+            (RDMA_DRIVER_SIW, 104, true, true),
+            (RDMA_DRIVER_EFA, 72, false, false),
+        ] {
+            let kernel = Scripted::new(answers);
+            register(&kernel, 3, facts(id), &REGISTRATION).unwrap();
+            let call = kernel.take().remove(0);
+            let Call::Ioctl(header, _) = &call else {
+                panic!("an ioctl is expected")
+            };
+            assert_eq!(header.length, len);
+            assert_eq!(
+                call.attr(UVERBS_ATTR_UHW_IN).map(|a| (a.len, a.data)),
+                input.then_some((8, 0))
+            );
+            assert_eq!(
+                call.attr(UVERBS_ATTR_UHW_OUT).map(|a| a.len),
+                output.then_some(8)
+            );
+        }
+    }
+
+    #[test]
+    fn without_invoke_write_the_command_is_written() {
+        let kernel = Scripted::new(|_| Ok(()));
+        let facts = facts(RDMA_DRIVER_SIW) | Facts::REG_BY_WRITE;
+        register(&kernel, 3, facts, &REGISTRATION).unwrap();
+        let Call::Write(bytes) = &kernel.take()[0] else {
+            panic!("a write is expected")
+        };
+        assert_eq!(bytes.len(), 56);
+        assert_eq!(bytes[..8], [9, 0, 0, 0, 14, 0, 5, 0]);
+        assert_eq!(bytes[16..24], 0x1000u64.to_ne_bytes());
+        assert_eq!(bytes[48..], [0; 8]);
+    }
+
+    #[test]
+    fn deregistration_falls_back_to_write_once_and_for_all() {
+        let kernel = Scripted::new(|call| match call {
+            Call::Ioctl(..) => Err(Errno(libc::EPROTONOSUPPORT)),
+            Call::Write(_) => Ok(()),
+        });
+        let facts = facts(RDMA_DRIVER_MLX4);
+        let (result, learned) = deregister(&kernel, 3, facts, 0x0102);
+        assert_eq!((result, learned), (Ok(()), Facts::DEREG_BY_WRITE));
+        assert_eq!(
+            deregister(&kernel, 3, facts | learned, 0x0102),
+            (Ok(()), Facts::empty())
+        );
+        let calls = kernel.take();
+        assert_eq!(calls.len(), 3, "ioctl, write, write");
+        for call in &calls[1..] {
+            let Call::Write(bytes) = call else {
+                panic!("a write is expected")
+            };
+            assert_eq!(bytes[..], [13, 0, 0, 0, 3, 0, 0, 0, 2, 1, 0, 0]);
+        }
+    }
+
+    #[test]
+    fn the_kernels_error_is_the_error() {
+        for errno in [libc::EINVAL, libc::EBUSY, libc::EIO, libc::ENOENT] {
+            let kernel = Scripted::new(move |_| Err(Errno(errno)));
+            let facts = facts(RDMA_DRIVER_RXE);
+            assert_eq!(
+                deregister(&kernel, 3, facts, 1),
+                (Err(Errno(errno)), Facts::empty())
+            );
+            assert_eq!(
+                register(&kernel, 3, facts, &REGISTRATION).err(),
+                Some(Errno(errno))
+            );
+            assert_eq!(kernel.calls(), 2);
+        }
+    }
+}
