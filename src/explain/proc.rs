@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What the kernel says of this process: its limits, its pinned memory, its mappings, proc(5).
+
+use core::ffi::CStr;
+
+/// The size of a page in bytes.
+pub fn page_size() -> u64 {
+    // SAFETY: no conditions.
+    let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    u64::try_from(size).unwrap_or(4096)
+}
+
+/// RLIMIT_MEMLOCK in bytes; `None` where it is unlimited.
+pub fn memlock_limit() -> Option<u64> {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: the structure is writable.
+    let failed = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &mut limit) } != 0;
+    (!failed && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
+}
+
+/// From `/proc/self/status`.
+#[derive(Default)]
+pub struct Status {
+    /// `VmPin`.
+    pub pinned_kib: u64,
+    /// CAP_IPC_LOCK is effective, and this is the first user namespace, where it counts.
+    pub may_lock: bool,
+}
+
+const CAP_IPC_LOCK: u32 = 14;
+
+impl Status {
+    /// Of now. What cannot be read is 0.
+    pub fn read() -> Status {
+        let mut status = Status::default();
+        each_line(c"/proc/self/status", |line| {
+            if let Some(value) = field(line, b"VmPin:") {
+                status.pinned_kib = decimal(value);
+            } else if let Some(value) = field(line, b"CapEff:") {
+                status.may_lock = hexadecimal(value).0 >> CAP_IPC_LOCK & 1 == 1;
+            }
+            true
+        });
+        let mut first_namespace = false;
+        each_line(c"/proc/self/uid_map", |line| {
+            first_namespace = line.ends_with(b" 4294967295");
+            false
+        });
+        status.may_lock &= first_namespace;
+        status
+    }
+}
+
+/// A line of `/proc/self/maps`.
+pub struct Mapping {
+    pub start: u64,
+    pub end: u64,
+    pub readable: bool,
+    pub writable: bool,
+    pub shared: bool,
+    /// Of a file on a file system that keeps pages of its own: not memory that only looks like one.
+    pub file: bool,
+}
+
+/// Calls `each` for the mappings in ascending order, until it returns false.
+pub fn each_mapping(mut each: impl FnMut(&Mapping) -> bool) {
+    each_line(c"/proc/self/maps", |line| {
+        parse(line).is_none_or(|mapping| each(&mapping))
+    });
+}
+
+fn parse(line: &[u8]) -> Option<Mapping> {
+    let (start, rest) = hexadecimal(line);
+    let (end, rest) = hexadecimal(rest.strip_prefix(b"-")?);
+    let permissions = rest.strip_prefix(b" ")?.get(..4)?;
+    let path = line
+        .iter()
+        .position(|&byte| byte == b'/')
+        .map_or(&b""[..], |at| &line[at..]);
+    const MEMORY: [&[u8]; 5] = [
+        b"/memfd:",
+        b"/dev/zero",
+        b"/dev/shm/",
+        b"/SYSV",
+        b"/anon_hugepage",
+    ];
+    Some(Mapping {
+        start,
+        end,
+        readable: permissions[0] == b'r',
+        writable: permissions[1] == b'w',
+        shared: permissions[3] == b's',
+        file: !path.is_empty() && !MEMORY.iter().any(|memory| path.starts_with(memory)),
+    })
+}
+
+fn field<'a>(line: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
+    Some(line.strip_prefix(name)?.trim_ascii_start())
+}
+
+fn decimal(digits: &[u8]) -> u64 {
+    let digits = digits.iter().take_while(|digit| digit.is_ascii_digit());
+    digits.fold(0, |value, digit| {
+        value.wrapping_mul(10).wrapping_add(u64::from(digit - b'0'))
+    })
+}
+
+/// The number at the start, and what follows it.
+fn hexadecimal(text: &[u8]) -> (u64, &[u8]) {
+    let mut value = 0u64;
+    for (n, &digit) in text.iter().enumerate() {
+        match (digit as char).to_digit(16) {
+            Some(digit) => value = value.wrapping_mul(16).wrapping_add(u64::from(digit)),
+            None => return (value, &text[n..]),
+        }
+    }
+    (value, b"")
+}
+
+/// Calls `each` for the lines of a file, without their ends, until it returns false. A line that does not
+/// fit into the buffer, which only a path can make so long, is cut.
+fn each_line(path: &CStr, mut each: impl FnMut(&[u8]) -> bool) {
+    // SAFETY: the path ends with a NUL.
+    let fd = unsafe { libc::open(path.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC) };
+    if fd < 0 {
+        return;
+    }
+    let mut buffer = [0u8; 4096];
+    let mut used = 0;
+    let mut rest_of_long_line = false;
+    'file: loop {
+        let free = &mut buffer[used..];
+        // SAFETY: `free` is writable.
+        let read = unsafe { libc::read(fd, free.as_mut_ptr().cast(), free.len()) };
+        let Ok(read @ 1..) = usize::try_from(read) else {
+            break;
+        };
+        used += read;
+        let mut start = 0;
+        while let Some(length) = buffer[start..used].iter().position(|&byte| byte == b'\n') {
+            if !core::mem::take(&mut rest_of_long_line) && !each(&buffer[start..start + length]) {
+                break 'file;
+            }
+            start += length + 1;
+        }
+        if start == 0 && used == buffer.len() {
+            if !core::mem::replace(&mut rest_of_long_line, true) && !each(&buffer) {
+                break;
+            }
+            start = used;
+        }
+        buffer.copy_within(start..used, 0);
+        used -= start;
+    }
+    // SAFETY: opened here.
+    unsafe { libc::close(fd) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_of_maps() {
+        let mapping = parse(b"7f00-8f10 r--s 00000000 fe:01 12 /home/a file").unwrap();
+        assert_eq!((mapping.start, mapping.end), (0x7f00, 0x8f10));
+        assert!(mapping.readable && !mapping.writable && mapping.shared && mapping.file);
+        assert!(
+            !parse(b"7f00-8f10 rw-s 00000000 00:01 12 /memfd:x (deleted)")
+                .unwrap()
+                .file
+        );
+        assert!(!parse(b"7f00-8f10 rw-p 00000000 00:00 0").unwrap().file);
+        assert!(parse(b"nonsense").is_none());
+    }
+
+    #[test]
+    fn the_stack_is_among_the_mappings() {
+        let here = &raw const here_marker as u64;
+        let mut found = false;
+        each_mapping(|mapping| {
+            found |= mapping.start <= here && here < mapping.end && mapping.readable;
+            true
+        });
+        assert!(found);
+    }
+
+    #[allow(non_upper_case_globals)]
+    static here_marker: u8 = 0;
+
+    #[test]
+    fn long_lines_are_cut_and_the_next_is_whole() {
+        let path = std::env::temp_dir().join(format!("rdmamr-lines-{}", std::process::id()));
+        std::fs::write(&path, format!("first\n{}\nlast\n", "x".repeat(10_000))).unwrap();
+        let name = std::ffi::CString::new(path.as_os_str().as_encoded_bytes()).unwrap();
+        let mut lines = Vec::new();
+        each_line(&name, |line| {
+            lines.push(line.to_vec());
+            true
+        });
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(lines.len(), 3);
+        assert_eq!(
+            (&lines[0][..], lines[1][0], &lines[2][..]),
+            (&b"first"[..], b'x', &b"last"[..])
+        );
+    }
+
+    #[test]
+    fn numbers() {
+        assert_eq!(hexadecimal(b"ff-"), (255, &b"-"[..]));
+        assert_eq!(decimal(b"64 kB"), 64);
+    }
+}

@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! A registered memory region: what `ibv_reg_mr` and its kin mean, done by our own kernel calls where
+//! they can be done exactly as rdma-core does them, and passed on to it where not.
+//!
+//! Not here: C's pointers and return conventions (`capi/`), the bytes that the kernel gets (`uverbs/`).
+
+pub mod access;
+mod deregister;
+mod fork;
+mod lifetime;
+mod object;
+mod passed_on;
+mod register;
+mod rereg;
+mod retired;
+pub mod table;
+
+pub use access::Access;
+pub use deregister::deregister;
+pub use lifetime::{close_device, dealloc_pd};
+pub use object::Mr;
+pub use passed_on::{reg_dmabuf_mr, reg_mr_ex};
+pub use register::register;
+pub use rereg::{Change, rereg};
+
+use crate::abi::rdma_core::*;
+use crate::process::Process;
+use crate::stats::Counter;
+use core::ffi::c_void;
+use core::ptr::NonNull;
+use errno::Errno;
+use table::Region;
+
+/// An open device.
+#[derive(Clone, Copy)]
+pub struct Context(NonNull<ibv_context>);
+
+impl Context {
+    /// The device that C names; `None` for a null pointer.
+    ///
+    /// # Safety
+    /// What is not null is a context that libibverbs made and that is not closed.
+    pub unsafe fn from_c(context: *mut ibv_context) -> Option<Context> {
+        NonNull::new(context).map(Context)
+    }
+
+    /// As C sees it.
+    pub fn as_ptr(self) -> *mut ibv_context {
+        self.0.as_ptr()
+    }
+
+    /// The address by which it is remembered.
+    #[inline]
+    pub fn address(self) -> usize {
+        self.0.expose_provenance().get()
+    }
+
+    /// The kernel's file for it; `None` where there is none that we may use: the provider works without
+    /// the kernel, or what made the context was not libibverbs.
+    #[inline]
+    pub fn fd(self) -> Option<i32> {
+        // SAFETY: an open context, by `from_c` or a PD's own pointer to it.
+        let context = unsafe { self.0.as_ref() };
+        let (fd, abi) = (context.cmd_fd, context.abi_compat);
+        (fd >= 0 && abi.addr() == usize::MAX).then_some(fd)
+    }
+}
+
+/// A protection domain.
+#[derive(Clone, Copy)]
+pub struct Pd(NonNull<ibv_pd>);
+
+impl Pd {
+    /// The domain that C names; `None` for a null pointer.
+    ///
+    /// # Safety
+    /// What is not null is a protection domain that libibverbs made and that is not deallocated.
+    pub unsafe fn from_c(pd: *mut ibv_pd) -> Option<Pd> {
+        NonNull::new(pd).map(Pd)
+    }
+
+    /// As C sees it.
+    pub fn as_ptr(self) -> *mut ibv_pd {
+        self.0.as_ptr()
+    }
+
+    /// The address by which regions name it.
+    #[inline]
+    pub fn address(self) -> usize {
+        self.0.expose_provenance().get()
+    }
+
+    /// The kernel's name for it. A parent domain has that of the domain that it was made from.
+    #[inline]
+    pub fn handle(self) -> u32 {
+        // SAFETY: a protection domain that exists, by `from_c`.
+        unsafe { (*self.as_ptr()).handle }
+    }
+
+    /// Its device, as C sees it.
+    #[inline]
+    pub fn context(self) -> *mut ibv_context {
+        // SAFETY: a protection domain that exists, by `from_c`.
+        unsafe { (*self.as_ptr()).context }
+    }
+}
+
+/// Memory to be registered.
+#[derive(Clone, Copy, Debug)]
+pub struct Request {
+    pub addr: *mut c_void,
+    pub length: usize,
+    /// The address at which peers reach `addr`.
+    pub iova: u64,
+    pub access: Access,
+}
+
+/// Why a call of the verbs family failed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Error {
+    /// An argument that is refused without asking anybody.
+    Argument(&'static str),
+    /// The kernel said so.
+    Kernel(Errno),
+    /// libibverbs said so.
+    Next(Errno),
+    /// libibverbs could not keep the memory from being shared with a child (`ibv_fork_init`).
+    Fork(Errno),
+    /// There is no memory for the object.
+    Memory,
+    /// The region is deregistered already.
+    Gone,
+    /// No libibverbs underneath has that function.
+    NoNext(&'static str),
+    /// The library itself is at fault.
+    Panic,
+}
+
+impl Error {
+    /// The errno for C.
+    pub fn errno(self) -> i32 {
+        match self {
+            Error::Argument(_) | Error::Gone => libc::EINVAL,
+            Error::Kernel(errno) | Error::Next(errno) | Error::Fork(errno) => errno.0,
+            Error::Memory | Error::Panic => libc::ENOMEM,
+            Error::NoNext(_) => libc::EOPNOTSUPP,
+        }
+    }
+}
+
+/// Counts a region of ours that ended past us.
+fn count_vanished(process: &Process, region: Region) {
+    process.counters.add(Counter::Vanished, 1);
+    process
+        .counters
+        .add(Counter::BytesEnded, region.length as u64);
+}

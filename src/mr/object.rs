@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The `struct ibv_mr` that a program gets, and what libibverbs and the providers expect behind it.
+//!
+//! Programs and libraries reach our objects past us: `ibv_bind_mw` of mlx5 and irdma reads the provider's
+//! own fields, and an `ibv_dereg_mr` that was taken from libibverbs by handle frees the object. So each
+//! is memory of the C library, holds a real handle of the kernel, and is laid out to be valid for every
+//! provider at once.
+
+use super::table::Identity;
+use super::{Access, Pd, Request};
+use crate::abi::rdma_core::*;
+use crate::abi::uapi::ib_uverbs_reg_mr_resp;
+use core::ptr::{NonNull, with_exposed_provenance_mut};
+
+/// What is behind an `ibv_mr` of ours.
+#[repr(C)]
+struct Layout {
+    /// What libibverbs reads.
+    verbs: verbs_mr,
+    /// Where mlx5 (`alloc_flags`) and irdma (`acc_flags`) look for the access flags, to refuse binding a
+    /// window to a zero-based region.
+    provider_access: u32,
+    /// As large as the largest that exists: cxgb4 has 16 bytes here, which nobody reads.
+    provider: [u32; 3],
+}
+const _: () =
+    assert!(size_of::<Layout>() == 72 && core::mem::offset_of!(Layout, provider_access) == 56);
+
+/// An object that is a region of ours, or was, or will be.
+#[derive(Clone, Copy)]
+pub struct Object(NonNull<Layout>);
+
+impl Object {
+    /// A new one, zeroed; `None` where there is no memory.
+    pub fn allocate() -> Option<Object> {
+        // SAFETY: calloc has no conditions.
+        NonNull::new(unsafe { libc::calloc(1, size_of::<Layout>()) }.cast()).map(Object)
+    }
+
+    /// The object at an address that the table gave back as one of ours.
+    pub fn at(address: usize) -> Option<Object> {
+        NonNull::new(with_exposed_provenance_mut(address)).map(Object)
+    }
+
+    /// Its address, by which the table knows it.
+    pub fn address(self) -> usize {
+        self.0.expose_provenance().get()
+    }
+
+    /// As C sees it.
+    pub fn as_ptr(self) -> *mut ibv_mr {
+        self.0.as_ptr().cast()
+    }
+
+    /// Makes it the region that the kernel has just registered.
+    pub fn fill(self, pd: Pd, request: &Request, access: Access, answer: &ib_uverbs_reg_mr_resp) {
+        let layout = Layout {
+            verbs: verbs_mr {
+                ibv_mr: ibv_mr {
+                    context: pd.context(),
+                    // The program's pointer, also where it is a parent domain: ibv_bind_mw compares it.
+                    pd: pd.as_ptr(),
+                    addr: request.addr,
+                    length: request.length,
+                    handle: answer.mr_handle,
+                    lkey: answer.lkey,
+                    rkey: answer.rkey,
+                },
+                mr_type: IBV_MR_TYPE_MR,
+                access: access.bits(),
+            },
+            provider_access: access.bits(),
+            provider: [0; 3],
+        };
+        // SAFETY: memory of `allocate` that no region uses: the program has not got it yet, or has let go
+        // of it by deregistering.
+        unsafe { self.0.write(layout) };
+    }
+
+    /// Frees it.
+    ///
+    /// # Safety
+    /// The table does not know it, so that nobody will use it again.
+    pub unsafe fn free(self) {
+        // SAFETY: memory of `allocate`, and by the caller's word the last use of it.
+        unsafe { libc::free(self.0.as_ptr().cast()) };
+    }
+}
+
+/// An `ibv_mr` that a program hands in, ours or a provider's.
+#[derive(Clone, Copy)]
+pub struct Mr(NonNull<ibv_mr>);
+
+impl Mr {
+    /// The region that C names; `None` for a null pointer.
+    ///
+    /// # Safety
+    /// What is not null is a memory region that libibverbs or this library made and that is not
+    /// deregistered, or was made by this library and deregistered through it.
+    pub unsafe fn from_c(mr: *mut ibv_mr) -> Option<Mr> {
+        NonNull::new(mr).map(Mr)
+    }
+
+    /// The address by which the table would know it.
+    pub fn address(self) -> usize {
+        self.0.expose_provenance().get()
+    }
+
+    /// As C sees it.
+    pub fn as_ptr(self) -> *mut ibv_mr {
+        self.0.as_ptr()
+    }
+
+    /// What libibverbs knows of it. Every provider's object begins with it.
+    pub fn read(self) -> verbs_mr {
+        // SAFETY: a region that exists, or an object of ours whose memory is still ours.
+        unsafe { self.0.cast::<verbs_mr>().read() }
+    }
+
+    /// What must agree with the table's entry; `None` for a kind of region that is never ours.
+    pub fn identity(self) -> Option<Identity> {
+        let verbs = self.read();
+        (verbs.mr_type == IBV_MR_TYPE_MR).then(|| Identity {
+            context: verbs.ibv_mr.context.expose_provenance(),
+            handle: verbs.ibv_mr.handle,
+            lkey: verbs.ibv_mr.lkey,
+        })
+    }
+}

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Registrations that libibverbs makes: what is not plain memory, and plain memory where a device, a kernel
+//! or the moment does not let us do exactly as it does. Such a region is not ours.
+
+use super::{Access, Error, Pd, Request, count_vanished};
+use crate::abi::rdma_core::*;
+use crate::config::{Level, disabled};
+use crate::stats::Counter;
+use crate::{log, next, process, thread};
+use errno::errno;
+
+/// Registers plain memory by libibverbs, for the reason given.
+#[cold]
+pub fn register(pd: Pd, request: &Request, why: &str) -> Result<*mut ibv_mr, Error> {
+    log::line(Level::Debug, format_args!("registration passed on: {why}"));
+    let Request {
+        addr,
+        length,
+        iova,
+        access,
+    } = *request;
+    let access = access.bits();
+    let pd_ptr = pd.as_ptr();
+    let mr = if let Some(reg_mr_iova2) = next::REG_MR_IOVA2.get() {
+        // SAFETY: the program's own arguments, to the function that it meant.
+        unsafe { reg_mr_iova2(pd_ptr, addr, length, iova, access) }
+    } else if let (Some(reg_mr), true) = (next::REG_MR.get(), iova == addr.addr() as u64) {
+        // rdma-core before 28.
+        // SAFETY: as above.
+        unsafe { reg_mr(pd_ptr, addr, length, access as i32) }
+    } else if let Some(reg_mr_iova) = next::REG_MR_IOVA.get() {
+        // SAFETY: as above.
+        unsafe { reg_mr_iova(pd_ptr, addr, length, iova, access as i32) }
+    } else {
+        return Err(Error::NoNext(next::REG_MR_IOVA2.name()));
+    };
+    made_by_next(mr)
+}
+
+/// Registers memory of a dma-buf.
+///
+/// # Safety
+/// `fd` is the program's own: what it names is passed on.
+pub unsafe fn reg_dmabuf_mr(
+    pd: Pd,
+    (offset, length, iova): (u64, usize, u64),
+    fd: i32,
+    access: Access,
+) -> Result<*mut ibv_mr, Error> {
+    let next = next::REG_DMABUF_MR
+        .get()
+        .ok_or(Error::NoNext(next::REG_DMABUF_MR.name()))?;
+    // SAFETY: the program's own arguments, to the function that it meant.
+    made_by_next(unsafe { next(pd.as_ptr(), offset, length, iova, fd, access.bits() as i32) })
+}
+
+/// Registers by the extensible call: plain memory as ours, everything else by libibverbs.
+///
+/// # Safety
+/// `attr` points to attributes of which the fields that `comp_mask` names, and those before it, are set.
+pub unsafe fn reg_mr_ex(pd: Pd, attr: *mut ibv_mr_init_attr) -> Result<*mut ibv_mr, Error> {
+    // SAFETY: `length`, `access` and `comp_mask` are always there. No reference to the whole: the program's
+    // structure may be that of an older rdma-core, and shorter.
+    let mask = unsafe { (*attr).comp_mask };
+    let plain = mask == IBV_REG_MR_MASK_ADDR || mask == IBV_REG_MR_MASK_ADDR | IBV_REG_MR_MASK_IOVA;
+    if plain && !disabled() {
+        // SAFETY: always there.
+        let (length, access) = (unsafe { (*attr).length }, unsafe { (*attr).access });
+        // SAFETY: `comp_mask` names it.
+        let addr = unsafe { (*attr).addr };
+        let iova = if mask & IBV_REG_MR_MASK_IOVA != 0 {
+            // SAFETY: `comp_mask` names it.
+            unsafe { (*attr).iova }
+        } else {
+            addr.addr() as u64
+        };
+        let access = Access::from_bits_retain(access as u32);
+        return super::register(
+            pd,
+            &Request {
+                addr,
+                length,
+                iova,
+                access,
+            },
+        );
+    }
+    let next = next::REG_MR_EX
+        .get()
+        .ok_or(Error::NoNext(next::REG_MR_EX.name()))?;
+    // SAFETY: the program's own arguments, to the function that it meant.
+    made_by_next(unsafe { next(pd.as_ptr(), attr) })
+}
+
+/// Takes note of what libibverbs made. Where a region of ours was at that address, it has vanished.
+fn made_by_next(mr: *mut ibv_mr) -> Result<*mut ibv_mr, Error> {
+    if mr.is_null() {
+        return Err(Error::Next(errno()));
+    }
+    if let Some(process) = process::current() {
+        process.counters.add(Counter::RegNext, 1);
+        if !thread::is_inside()
+            && let Some(region) = process.table.forget(mr.expose_provenance())
+        {
+            count_vanished(process, region);
+        }
+    }
+    Ok(mr)
+}
