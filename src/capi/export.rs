@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Symbols with a version node.
+//!
+//! `rustc` cannot give an exported function an ELF symbol version, and under lld a function that it
+//! exports by itself silently gets none. So each function that stands in for one of libibverbs is
+//! published by a stub of one jump that carries name and node. `ctests/abi` compares what comes out with
+//! a list, both ways.
+
+/// Publishes `$f` as `name@@NODE`, by a stub.
+macro_rules! interpose {
+    ($f:ident, $node:literal) => {
+        #[cfg(not(test))]
+        core::arch::global_asm!(
+            concat!(".pushsection .text.rdmamr_stub_", stringify!($f), ",\"ax\",@progbits"),
+            ".p2align 4",
+            concat!(".globl rdmamr_stub_", stringify!($f)),
+            concat!(".type rdmamr_stub_", stringify!($f), ",@function"),
+            concat!("rdmamr_stub_", stringify!($f), ":"),
+            ".cfi_startproc",
+            #[cfg(target_arch = "x86_64")]
+            "jmp {f}",
+            #[cfg(target_arch = "aarch64")]
+            "b {f}",
+            #[cfg(target_arch = "riscv64")]
+            "tail {f}",
+            ".cfi_endproc",
+            concat!(".size rdmamr_stub_", stringify!($f), ", . - rdmamr_stub_", stringify!($f)),
+            ".popsection",
+            concat!(".symver rdmamr_stub_", stringify!($f), ", ", stringify!($f), "@@", $node, ", remove"),
+            f = sym $f,
+        );
+        // Unit tests must not stand in for anything; this keeps the function in use there.
+        #[cfg(test)]
+        const _: () = {
+            let _ = $f;
+        };
+    };
+}
+
+/// Gives a `#[unsafe(no_mangle)]` function of the library's own API its node.
+macro_rules! versioned {
+    ($name:ident, $node:literal) => {
+        #[cfg(not(test))]
+        core::arch::global_asm!(concat!(
+            ".symver ",
+            stringify!($name),
+            ", ",
+            stringify!($name),
+            "@@",
+            $node
+        ));
+    };
+}
+pub(crate) use {interpose, versioned};

@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The library's own calls: `include/rdmamr.h` is made from this file.
+
+use super::export::versioned;
+use crate::config::{Output, config};
+use crate::stats::{Counter, Counters};
+use crate::text::Text;
+use crate::{process, thread};
+use core::ffi::{c_char, c_int};
+use core::fmt::Write;
+use core::sync::atomic::{AtomicI32, Ordering::Relaxed};
+
+/// The version of this header: major, of 1.2.3 the 1.
+pub const RDMAMR_VERSION_MAJOR: u32 = 0;
+/// The version of this header: minor, of 1.2.3 the 2.
+pub const RDMAMR_VERSION_MINOR: u32 = 1;
+/// The version of this header: patch, of 1.2.3 the 3.
+pub const RDMAMR_VERSION_PATCH: u32 = 0;
+
+/// The header's version is the package's.
+const _: () = {
+    const fn number(digits: &str) -> u32 {
+        match u32::from_str_radix(digits, 10) {
+            Ok(number) => number,
+            Err(_) => panic!("Cargo gives numbers"),
+        }
+    }
+    assert!(RDMAMR_VERSION_MAJOR == number(env!("CARGO_PKG_VERSION_MAJOR")));
+    assert!(RDMAMR_VERSION_MINOR == number(env!("CARGO_PKG_VERSION_MINOR")));
+    assert!(RDMAMR_VERSION_PATCH == number(env!("CARGO_PKG_VERSION_PATCH")));
+};
+
+/// What the library has done in this process. A forked child starts with all 0.
+///
+/// Later versions add fields at the end and never change those that exist.
+#[repr(C)]
+#[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
+pub struct rdmamr_stats {
+    /// Registrations that the library made, by its own call of the kernel.
+    pub reg_kernel: u64,
+    /// Registrations that libibverbs made, because the library passed them on: dma-bufs, devices and
+    /// kernels that it does not serve, RDMAMR_DISABLE=1.
+    pub reg_next: u64,
+    /// Registrations that failed, by either way.
+    pub reg_failed: u64,
+    /// Deregistrations that the library made, by its own call of the kernel.
+    pub dereg_kernel: u64,
+    /// Deregistrations that libibverbs made, of regions that are not the library's.
+    pub dereg_next: u64,
+    /// Deregistrations that failed, by either way.
+    pub dereg_failed: u64,
+    /// Regions of the library that are registered now.
+    pub live: u64,
+    /// The sum of their lengths in bytes, modulo 2^64.
+    pub live_bytes: u64,
+    /// Regions of the library that ended without its ibv_dereg_mr: the program deregistered them by a
+    /// function that it took from libibverbs by handle, or closed their device.
+    pub vanished: u64,
+}
+
+impl rdmamr_stats {
+    fn of(counters: &Counters) -> Self {
+        rdmamr_stats {
+            reg_kernel: counters.get(Counter::RegKernel),
+            reg_next: counters.get(Counter::RegNext),
+            reg_failed: counters.get(Counter::RegFailed),
+            dereg_kernel: counters.get(Counter::DeregKernel),
+            dereg_next: counters.get(Counter::DeregNext),
+            dereg_failed: counters.get(Counter::DeregFailed),
+            live: counters.live(),
+            live_bytes: counters.live_bytes(),
+            vanished: counters.get(Counter::Vanished),
+        }
+    }
+
+    fn now() -> Self {
+        process::existing().map_or_else(Self::default, |process| Self::of(&process.counters))
+    }
+
+    /// The fields, by name, in the order of the structure.
+    fn fields(&self) -> [(&'static str, u64); size_of::<rdmamr_stats>() / size_of::<u64>()] {
+        [
+            ("reg_kernel", self.reg_kernel),
+            ("reg_next", self.reg_next),
+            ("reg_failed", self.reg_failed),
+            ("dereg_kernel", self.dereg_kernel),
+            ("dereg_next", self.dereg_next),
+            ("dereg_failed", self.dereg_failed),
+            ("live", self.live),
+            ("live_bytes", self.live_bytes),
+            ("vanished", self.vanished),
+        ]
+    }
+}
+
+/// The version of the library that is running, such as "0.1.0".
+///
+/// The string is static. Any thread may call this at any time.
+#[unsafe(no_mangle)]
+pub extern "C" fn rdmamr_version() -> *const c_char {
+    const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "\0");
+    VERSION.as_ptr().cast()
+}
+versioned!(rdmamr_version, "RDMAMR_1.0");
+
+/// Writes what the library has done in this process to `stats`.
+///
+/// `size` is sizeof(struct rdmamr_stats) of the header that the program was compiled with: a library that
+/// knows more fields writes only those, one that knows fewer writes 0 to the rest. Any thread may call
+/// this; while others register, the figures of one call may be some registrations apart.
+///
+/// Returns 0, or EINVAL if `stats` is NULL or `size` is not a multiple of 8 above 0. `stats` must point to
+/// `size` writable bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdmamr_get_stats(stats: *mut rdmamr_stats, size: usize) -> c_int {
+    if stats.is_null() || size == 0 || !size.is_multiple_of(size_of::<u64>()) {
+        return libc::EINVAL;
+    }
+    let now = rdmamr_stats::now();
+    let known = size.min(size_of::<rdmamr_stats>());
+    let out = stats.cast::<u8>();
+    // SAFETY: the caller's `size` bytes; `known` is not more than either.
+    unsafe { out.copy_from_nonoverlapping((&raw const now).cast(), known) };
+    // SAFETY: the rest of the caller's `size` bytes.
+    unsafe { out.wrapping_add(known).write_bytes(0, size - known) };
+    0
+}
+versioned!(rdmamr_get_stats, "RDMAMR_1.0");
+
+/// Why the last call of this thread that failed did so, in words: what was tried, who refused it with
+/// which errno, and the likely cause with figures (RLIMIT_MEMLOCK against the memory that is pinned,
+/// a mapping that is read-only or missing, the rule of the access flags that was broken). An empty string
+/// if no call has failed.
+///
+/// It is about the calls that this library takes over, ibv_reg_mr and its kin. Memory and limits are
+/// looked at when this is called, so call it right after the failure. The string belongs to the library
+/// and to the calling thread: it is good until the thread calls this again. errno is not changed.
+#[unsafe(no_mangle)]
+pub extern "C" fn rdmamr_last_reason() -> *const c_char {
+    thread::reason_in_words().cast()
+}
+versioned!(rdmamr_last_reason, "RDMAMR_1.0");
+
+/// The process that loaded the library; a forked child is another.
+static LOADED_BY: AtomicI32 = AtomicI32::new(0);
+
+unsafe extern "C" fn loaded() {
+    // SAFETY: no conditions.
+    LOADED_BY.store(unsafe { libc::getpid() }, Relaxed);
+}
+
+/// Writes the statistics where RDMAMR_STATS says, when the process exits normally. A forked child writes
+/// them only if it has used the library itself.
+unsafe extern "C" fn exiting() {
+    let Some(output) = &config().stats else {
+        return;
+    };
+    // SAFETY: no conditions.
+    if process::existing().is_none() && unsafe { libc::getpid() } != LOADED_BY.load(Relaxed) {
+        return;
+    }
+    let mut text = Text::<1024>::new();
+    let mut separator = '{';
+    for (name, value) in rdmamr_stats::now().fields() {
+        let _ = write!(text, "{separator}\"{name}\":{value}");
+        separator = ',';
+    }
+    let _ = text.write_str("}\n");
+    let bytes = text.as_bytes();
+    let fd = match output {
+        Output::Stderr => libc::STDERR_FILENO,
+        Output::File(path) => {
+            // Appended in one write, so that the lines of several processes come whole.
+            let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_APPEND | libc::O_CLOEXEC;
+            // SAFETY: the path ends with a NUL.
+            unsafe { libc::open(path.as_ptr(), flags, 0o644) }
+        }
+    };
+    // SAFETY: the text is readable.
+    if unsafe { libc::write(fd, bytes.as_ptr().cast(), bytes.len()) } < 0 {
+        crate::log::always(format_args!(
+            "RDMAMR_STATS: cannot be written: {}",
+            errno::errno()
+        ));
+    }
+    // The descriptor is left to the process's end, which is now.
+}
+
+#[cfg(not(test))]
+#[used]
+#[unsafe(link_section = ".init_array")]
+static LOADED: unsafe extern "C" fn() = loaded;
+
+#[cfg(not(test))]
+#[used]
+#[unsafe(link_section = ".fini_array")]
+static EXITING: unsafe extern "C" fn() = exiting;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const _: [unsafe extern "C" fn(); 2] = [loaded, exiting];
+
+    #[test]
+    fn fields_are_in_the_order_of_the_structure() {
+        let mut raw = [0u64; size_of::<rdmamr_stats>() / 8];
+        for (n, field) in raw.iter_mut().enumerate() {
+            *field = n as u64;
+        }
+        // SAFETY: all fields are u64.
+        let stats: rdmamr_stats = unsafe { core::mem::transmute(raw) };
+        for (n, (_, value)) in stats.fields().into_iter().enumerate() {
+            assert_eq!(value, n as u64);
+        }
+    }
+
+    #[test]
+    fn a_caller_of_another_size_gets_what_both_know() {
+        let mut bytes = [0xffu8; size_of::<rdmamr_stats>() + 16];
+        let stats = bytes.as_mut_ptr().cast();
+        // SAFETY: there is room for more than the structure.
+        let get = |size| unsafe { rdmamr_get_stats(stats, size) };
+        assert_eq!(get(0), libc::EINVAL);
+        assert_eq!(get(12), libc::EINVAL);
+        assert_eq!(get(8), 0);
+        assert_eq!(get(size_of::<rdmamr_stats>() + 8), 0);
+        assert_eq!(
+            bytes[size_of::<rdmamr_stats>()..size_of::<rdmamr_stats>() + 8],
+            [0; 8]
+        );
+        assert_eq!(bytes[size_of::<rdmamr_stats>() + 8..], [0xff; 8]);
+        // SAFETY: NULL is refused.
+        let refused = unsafe { rdmamr_get_stats(core::ptr::null_mut(), 8) };
+        assert_eq!(refused, libc::EINVAL);
+    }
+}

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Return conventions as types, and the boundary that no panic crosses.
+
+use crate::abi::rdma_core::ibv_mr;
+use crate::config::{Level, disable_for_good};
+use crate::explain::Reason;
+use crate::mr::{Error, Request};
+use crate::stats::Counter;
+use crate::{log, process, thread};
+use core::ffi::c_int;
+use core::ptr::null_mut;
+use errno::{Errno, set_errno};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// The call, for the reason that is kept when it fails.
+#[derive(Clone, Copy)]
+pub struct Call {
+    pub name: &'static str,
+    pub request: Option<Request>,
+    /// What a failure counts as, if it is counted.
+    pub counter: Option<Counter>,
+}
+
+/// A registration: the region, or NULL and errno.
+#[inline]
+pub fn region(call: Call, body: impl FnOnce() -> Result<*mut ibv_mr, Error>) -> *mut ibv_mr {
+    run(call, body).unwrap_or_else(|error| {
+        set_errno(Errno(error.errno()));
+        null_mut()
+    })
+}
+
+/// Most of the others: 0, or an errno that is positive. errno is set as well, as the kernel's own wrappers
+/// leave it.
+#[inline]
+pub fn status(call: Call, body: impl FnOnce() -> Result<(), Error>) -> c_int {
+    match run(call, body) {
+        Ok(()) => 0,
+        Err(error) => {
+            set_errno(Errno(error.errno()));
+            error.errno()
+        }
+    }
+}
+
+/// `ibv_rereg_mr`: its own code, of which -1 means that nothing was changed; errno has the reason.
+#[inline]
+pub fn rereg_code(call: Call, body: impl FnOnce() -> Result<c_int, Error>) -> c_int {
+    /// `IBV_REREG_MR_ERR_INPUT`.
+    const UNCHANGED: c_int = -1;
+    run(call, body).unwrap_or_else(|error| {
+        set_errno(Errno(error.errno()));
+        UNCHANGED
+    })
+}
+
+/// Runs the body, stops a panic, and keeps the reason of a failure.
+#[inline]
+fn run<T>(call: Call, body: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
+    match catch_unwind(AssertUnwindSafe(body)) {
+        Ok(Ok(value)) => Ok(value),
+        Ok(Err(error)) => Err(failed(call, error)),
+        Err(_) => {
+            disable_for_good();
+            Err(failed(call, Error::Panic))
+        }
+    }
+}
+
+#[cold]
+fn failed(call: Call, error: Error) -> Error {
+    let reason = Reason {
+        call: call.name,
+        error,
+        request: call.request,
+    };
+    if let (Some(counter), Some(process)) = (call.counter, process::current()) {
+        process.counters.add(counter, 1);
+    }
+    thread::set_reason(reason);
+    if log::wants(Level::Warn) {
+        log::always(format_args!("{reason}"));
+    }
+    error
+}

@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The calls of `<infiniband/verbs.h>` that this library takes over, at rdma-core's own version nodes.
+//!
+//! # Safety
+//! C's contract, ibv_reg_mr(3): a pointer to a domain, a device or a region that is not NULL is one that
+//! libibverbs or this library made, and has not been ended.
+
+use super::export::interpose;
+use super::ret::{self, Call};
+use crate::abi::rdma_core::*;
+use crate::mr::{self, Access, Change, Context, Error, Mr, Pd, Request};
+use crate::stats::Counter;
+use core::ffi::{c_int, c_uint, c_void};
+
+const NULL_PD: Error = Error::Argument("the protection domain is NULL");
+const NULL_MR: Error = Error::Argument("the memory region is NULL");
+
+#[inline]
+fn reg_call(name: &'static str, request: Option<Request>) -> Call {
+    Call {
+        name,
+        request,
+        counter: Some(Counter::RegFailed),
+    }
+}
+
+/// The one body of `ibv_reg_mr`, `_iova` and `_iova2`.
+#[inline]
+unsafe fn reg(name: &'static str, pd: *mut ibv_pd, request: Request) -> *mut ibv_mr {
+    ret::region(reg_call(name, Some(request)), || {
+        // SAFETY: C's contract.
+        let pd = unsafe { Pd::from_c(pd) }.ok_or(NULL_PD)?;
+        mr::register(pd, &request)
+    })
+}
+
+unsafe extern "C" fn ibv_reg_mr(
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    access: c_int,
+) -> *mut ibv_mr {
+    let access = Access::from_bits_retain(access as u32);
+    // SAFETY: C's contract.
+    unsafe {
+        reg(
+            "ibv_reg_mr",
+            pd,
+            Request {
+                addr,
+                length,
+                iova: addr.addr() as u64,
+                access,
+            },
+        )
+    }
+}
+interpose!(ibv_reg_mr, "IBVERBS_1.1");
+
+unsafe extern "C" fn ibv_reg_mr_iova(
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    iova: u64,
+    access: c_int,
+) -> *mut ibv_mr {
+    let access = Access::from_bits_retain(access as u32);
+    // SAFETY: C's contract.
+    unsafe {
+        reg(
+            "ibv_reg_mr_iova",
+            pd,
+            Request {
+                addr,
+                length,
+                iova,
+                access,
+            },
+        )
+    }
+}
+interpose!(ibv_reg_mr_iova, "IBVERBS_1.7");
+
+unsafe extern "C" fn ibv_reg_mr_iova2(
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    iova: u64,
+    access: c_uint,
+) -> *mut ibv_mr {
+    let access = Access::from_bits_retain(access);
+    // SAFETY: C's contract.
+    unsafe {
+        reg(
+            "ibv_reg_mr_iova2",
+            pd,
+            Request {
+                addr,
+                length,
+                iova,
+                access,
+            },
+        )
+    }
+}
+interpose!(ibv_reg_mr_iova2, "IBVERBS_1.8");
+
+unsafe extern "C" fn ibv_reg_mr_ex(
+    pd: *mut ibv_pd,
+    mr_init_attr: *mut ibv_mr_init_attr,
+) -> *mut ibv_mr {
+    ret::region(reg_call("ibv_reg_mr_ex", None), || {
+        // SAFETY: C's contract.
+        let pd = unsafe { Pd::from_c(pd) }.ok_or(NULL_PD)?;
+        if mr_init_attr.is_null() {
+            return Err(Error::Argument("the attributes are NULL"));
+        }
+        // SAFETY: C's contract: what `comp_mask` names is set.
+        unsafe { mr::reg_mr_ex(pd, mr_init_attr) }
+    })
+}
+interpose!(ibv_reg_mr_ex, "IBVERBS_1.15");
+
+unsafe extern "C" fn ibv_reg_dmabuf_mr(
+    pd: *mut ibv_pd,
+    offset: u64,
+    length: usize,
+    iova: u64,
+    fd: c_int,
+    access: c_int,
+) -> *mut ibv_mr {
+    ret::region(reg_call("ibv_reg_dmabuf_mr", None), || {
+        // SAFETY: C's contract.
+        let pd = unsafe { Pd::from_c(pd) }.ok_or(NULL_PD)?;
+        let access = Access::from_bits_retain(access as u32);
+        // SAFETY: C's contract.
+        unsafe { mr::reg_dmabuf_mr(pd, (offset, length, iova), fd, access) }
+    })
+}
+interpose!(ibv_reg_dmabuf_mr, "IBVERBS_1.12");
+
+unsafe extern "C" fn ibv_rereg_mr(
+    mr: *mut ibv_mr,
+    flags: c_int,
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    access: c_int,
+) -> c_int {
+    let call = Call {
+        name: "ibv_rereg_mr",
+        request: None,
+        counter: None,
+    };
+    ret::rereg_code(call, || {
+        // SAFETY: C's contract.
+        let mr = unsafe { Mr::from_c(mr) }.ok_or(NULL_MR)?;
+        let access = Access::from_bits_retain(access as u32);
+        // SAFETY: C's contract.
+        unsafe {
+            mr::rereg(
+                mr,
+                &Change {
+                    flags,
+                    pd,
+                    addr,
+                    length,
+                    access,
+                },
+            )
+        }
+    })
+}
+interpose!(ibv_rereg_mr, "IBVERBS_1.1");
+
+unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
+    let call = Call {
+        name: "ibv_dereg_mr",
+        request: None,
+        counter: Some(Counter::DeregFailed),
+    };
+    ret::status(call, || {
+        // SAFETY: C's contract.
+        let mr = unsafe { Mr::from_c(mr) }.ok_or(NULL_MR)?;
+        mr::deregister(mr)
+    })
+}
+interpose!(ibv_dereg_mr, "IBVERBS_1.1");
+
+unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
+    ret::status(
+        Call {
+            name: "ibv_dealloc_pd",
+            request: None,
+            counter: None,
+        },
+        || {
+            // SAFETY: C's contract.
+            let pd = unsafe { Pd::from_c(pd) }.ok_or(NULL_PD)?;
+            mr::dealloc_pd(pd)
+        },
+    )
+}
+interpose!(ibv_dealloc_pd, "IBVERBS_1.1");
+
+unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
+    ret::status(
+        Call {
+            name: "ibv_close_device",
+            request: None,
+            counter: None,
+        },
+        || {
+            // SAFETY: C's contract.
+            let context =
+                unsafe { Context::from_c(context) }.ok_or(Error::Argument("the device is NULL"))?;
+            mr::close_device(context)
+        },
+    )
+}
+interpose!(ibv_close_device, "IBVERBS_1.1");
