@@ -30,7 +30,7 @@ impl Reason {
 
     fn try_write(&self, out: &mut impl Write) -> fmt::Result {
         write!(out, "{}", self.call)?;
-        if let Some(request) = &self.request {
+        if let Some(request) = self.request {
             let Request {
                 addr,
                 length,
@@ -38,7 +38,7 @@ impl Reason {
                 access,
             } = request;
             write!(out, " of {length} bytes at {addr:p}")?;
-            if *iova != addr.addr() as u64 {
+            if iova != addr.addr() as u64 {
                 write!(out, ", iova {iova:#x}")?;
             }
             write!(out, ", access {access}")?;

@@ -6,95 +6,97 @@
 //! page that the kernel gives the child as zeros (MADV_WIPEONFORK, Linux 4.14): the child finds nothing,
 //! at the cost of one load and with no call at the fork, and starts its own when it registers memory.
 
+use crate::mr::retired::Retired;
 use crate::mr::table::Table;
 use crate::stats::Counters;
 use crate::uverbs::context::Contexts;
-use core::ptr::{null_mut, with_exposed_provenance};
-use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering::*};
+use core::ptr::null_mut;
+use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering::*};
 
 /// All that is this process's.
 pub struct Process {
     pub table: Table,
+    pub retired: Retired,
     pub contexts: Contexts,
     pub counters: Counters,
 }
 
-/// The page that a fork wipes, as an address; 0 before there is one. The page is never unmapped.
-static PAGE: AtomicUsize = AtomicUsize::new(0);
+/// The largest page that a kernel of this architecture may have.
+const PAGE_SIZE: usize = if cfg!(target_arch = "aarch64") {
+    65536
+} else {
+    4096
+};
 
-/// What the page holds.
-type Cell = AtomicPtr<Process>;
-
-#[inline]
-fn page() -> Option<&'static Cell> {
-    let page = with_exposed_provenance::<Cell>(PAGE.load(Acquire));
-    // SAFETY: null, or the start of a mapping that `map_page` made and nobody unmaps; its zeros are a
-    // null pointer.
-    unsafe { page.as_ref() }
+/// A page that a fork wipes. In .bss and not mapped when needed: a mapping could come to lie in a hole
+/// that the program has just made, and change what a later call finds there.
+#[repr(C)]
+#[cfg_attr(target_arch = "aarch64", repr(align(65536)))]
+#[cfg_attr(not(target_arch = "aarch64"), repr(align(4096)))]
+struct Page {
+    process: AtomicPtr<Process>,
+    rest: [u8; PAGE_SIZE - size_of::<AtomicPtr<Process>>()],
 }
+const _: () = assert!(align_of::<Page>() == PAGE_SIZE && size_of::<Page>() == PAGE_SIZE);
+
+static PAGE: Page = Page {
+    process: AtomicPtr::new(null_mut()),
+    rest: [0; PAGE_SIZE - size_of::<AtomicPtr<Process>>()],
+};
 
 /// This process's, if it has used the library.
 #[inline]
 pub fn existing() -> Option<&'static Process> {
-    let process = page()?.load(Acquire);
+    let process = PAGE.process.load(Acquire);
     // SAFETY: null, or a box that `create` leaked in this process.
     unsafe { process.as_ref() }
 }
 
-/// This process's; made now if it is the first use. `None` where there is no memory for it.
+/// This process's; made now if it is the first use.
 #[inline]
-pub fn current() -> Option<&'static Process> {
-    existing().or_else(create)
+pub fn current() -> &'static Process {
+    existing().unwrap_or_else(create)
 }
 
 #[cold]
-fn create() -> Option<&'static Process> {
-    let page = page().or_else(map_page)?;
+fn create() -> &'static Process {
+    have_fork_wipe();
     let new = Box::into_raw(Box::new(Process {
         table: Table::new(),
+        retired: Retired::new(),
         contexts: Contexts::new(),
         counters: Counters::new(),
     }));
-    match page.compare_exchange(null_mut(), new, AcqRel, Acquire) {
+    match PAGE
+        .process
+        .compare_exchange(null_mut(), new, AcqRel, Acquire)
+    {
         // SAFETY: just leaked.
-        Ok(_) => unsafe { new.as_ref() },
+        Ok(_) => unsafe { &*new },
         Err(other) => {
             // SAFETY: `new` was not published, so it is ours alone.
             drop(unsafe { Box::from_raw(new) });
             // SAFETY: what another thread published is never freed.
-            unsafe { other.as_ref() }
+            unsafe { &*other }
         }
     }
 }
 
-fn map_page() -> Option<&'static Cell> {
-    const SIZE: usize = 4096;
-    let protection = libc::PROT_READ | libc::PROT_WRITE;
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-    // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
-    let mapping = unsafe { libc::mmap(null_mut(), SIZE, protection, flags, -1, 0) };
-    if mapping == libc::MAP_FAILED {
-        return None;
+/// Sees to it that a child finds a null pointer on the page.
+fn have_fork_wipe() {
+    static DONE: AtomicBool = AtomicBool::new(false);
+    if DONE.swap(true, AcqRel) {
+        return;
     }
-    match PAGE.compare_exchange(0, mapping.expose_provenance(), AcqRel, Acquire) {
-        Ok(_) => {
-            // SAFETY: the mapping is ours, and has that size.
-            if unsafe { libc::madvise(mapping, SIZE, libc::MADV_WIPEONFORK) } != 0 {
-                // Linux before 4.14: let the fork itself run one store.
-                // SAFETY: the handler is a function of this library, which is never unloaded.
-                unsafe { libc::pthread_atfork(None, None, Some(forget_parent)) };
-            }
-        }
-        Err(_) => {
-            // SAFETY: another thread's page is in use; this one is ours alone.
-            unsafe { libc::munmap(mapping, SIZE) };
-        }
+    let page = (&raw const PAGE).cast_mut().cast();
+    // SAFETY: the page is whole, ours, and holds nothing else.
+    if unsafe { libc::madvise(page, PAGE_SIZE, libc::MADV_WIPEONFORK) } != 0 {
+        // Linux before 4.14, or larger pages: let the fork itself run one store.
+        // SAFETY: the handler is a function of this library, which is never unloaded.
+        unsafe { libc::pthread_atfork(None, None, Some(forget_parent)) };
     }
-    page()
 }
 
 unsafe extern "C" fn forget_parent() {
-    if let Some(page) = page() {
-        page.store(null_mut(), Release);
-    }
+    PAGE.process.store(null_mut(), Release);
 }

@@ -74,8 +74,8 @@ fn failed(call: Call, error: Error) -> Error {
         error,
         request: call.request,
     };
-    if let (Some(counter), Some(process)) = (call.counter, process::current()) {
-        process.counters.add(counter, 1);
+    if let Some(counter) = call.counter {
+        process::current().counters.add(counter, 1);
     }
     thread::set_reason(reason);
     if log::wants(Level::Warn) {

@@ -2,97 +2,123 @@
 //! Deregistering, ibv_dereg_mr(3): ours by our own kernel call, all others by libibverbs.
 
 use super::object::{Mr, Object};
-use super::table::{Claim, Region};
-use super::{Access, Context, Error, count_vanished, fork};
-use crate::abi::rdma_core::IBV_MR_TYPE_MR;
+use super::table::{Claim, Name, Region};
+use super::{Access, Context, Error, count_vanished, fork, put_away};
 use crate::config::disabled;
 use crate::process::{self, Process};
 use crate::stats::Counter;
-use crate::uverbs::context::Facts;
+use crate::uverbs::context::{Facts, identify};
 use crate::uverbs::{Uverbs, mr};
 use crate::{next, thread};
 use errno::Errno;
 
 /// Deregisters a region. After an error it is still registered, and still the program's.
 pub fn deregister(mr: Mr) -> Result<(), Error> {
-    // In a forked child there is nothing of ours: a parent's region is libibverbs' to judge, as without us.
+    match claim(mr)? {
+        Some(claimed) => claimed.deregister(),
+        None => pass_on(mr),
+    }
+}
+
+/// A region of ours that is the caller's alone.
+pub struct Claimed {
+    pub process: &'static Process,
+    pub mr: Mr,
+    pub name: Name,
+    pub region: Region,
+}
+
+/// Claims a region if it is ours. `None` if it is not, or cannot be told: then it is libibverbs' to judge.
+pub fn claim(mr: Mr) -> Result<Option<Claimed>, Error> {
+    // In a forked child nothing is ours that the parent registered.
     let Some(process) = process::existing() else {
-        return pass_on(mr);
+        return Ok(None);
     };
     if disabled() || thread::is_inside() {
-        return pass_on(mr);
+        return Ok(None);
     }
-    match process.table.claim(mr.address(), || mr.identity()) {
-        Claim::Ours(region) => deregister_ours(process, mr, region),
-        Claim::Gone => Err(Error::Gone),
-        Claim::Foreign => pass_on(mr),
-        Claim::Vanished(region) => {
-            count_vanished(process, region);
-            pass_on(mr)
+    let name = mr.name();
+    let found = process
+        .table
+        .claim(name, mr.address(), mr.read().lkey, |_| mr.retire());
+    match found {
+        Claim::Ours(region) => Ok(Some(Claimed {
+            process,
+            mr,
+            name,
+            region,
+        })),
+        _ if mr.is_retired() => Err(Error::Gone),
+        Claim::Foreign => Ok(None),
+        Claim::InPlaceOf(vanished) => {
+            count_vanished(process, vanished);
+            Ok(None)
         }
     }
 }
 
-fn deregister_ours(process: &Process, mr: Mr, region: Region) -> Result<(), Error> {
-    // Of now, not of the registration: ibv_rereg_mr moves a region.
-    let verbs = mr.read();
-    if let Err(errno) = ask_kernel(process, verbs.ibv_mr.context, region) {
-        process.table.restore(mr.address(), region);
-        return Err(Error::Kernel(errno));
+impl Claimed {
+    /// Puts the region back, as it is or as it is by now.
+    pub fn restore(self) {
+        self.mr.unretire();
+        self.process.table.restore(self.name, self.region);
     }
-    process.counters.add(Counter::DeregKernel, 1);
-    process
-        .counters
-        .add(Counter::BytesEnded, region.length as u64);
-    for unneeded in process
-        .table
-        .retire(mr.address(), region)
-        .filter_map(Object::at)
-    {
-        // SAFETY: the table has just given it back.
-        unsafe { unneeded.free() };
-    }
-    let access = Access::from_bits_retain(verbs.access);
-    if verbs.mr_type == IBV_MR_TYPE_MR && !access.on_demand() {
-        fork::dofork(verbs.ibv_mr.addr, verbs.ibv_mr.length);
-    }
-    Ok(())
-}
 
-fn ask_kernel(
-    process: &Process,
-    context: *mut crate::abi::rdma_core::ibv_context,
-    region: Region,
-) -> Result<(), Errno> {
-    // SAFETY: the device of a live region, which must be open.
-    let context = unsafe { Context::from_c(context) }.ok_or(Errno(libc::EINVAL))?;
-    let fd = context.fd().ok_or(Errno(libc::EBADF))?;
-    let facts = match process.contexts.get(context.address()) {
-        Some(facts) => facts,
-        // More devices are open than are remembered.
-        None => crate::uverbs::context::identify(&Uverbs, fd)?,
-    };
-    let (result, learned) = mr::deregister(&Uverbs, fd, facts, region.identity.handle);
-    if learned != Facts::empty() {
-        process.contexts.add(context.address(), learned);
+    fn deregister(self) -> Result<(), Error> {
+        if let Err(errno) = self.ask_kernel() {
+            self.restore();
+            return Err(Error::Kernel(errno));
+        }
+        let Claimed {
+            process,
+            mr,
+            region,
+            ..
+        } = self;
+        process.counters.add(Counter::DeregKernel, 1);
+        process
+            .counters
+            .add(Counter::BytesEnded, region.length as u64);
+        // Of now, not of the registration: ibv_rereg_mr moves a region. And before the object is put away.
+        let (was, access) = (mr.read(), Access::from_bits_retain(mr.access()));
+        if let Some(object) = Object::at(region.object) {
+            put_away(process, object);
+        }
+        if !access.on_demand() {
+            fork::dofork(was.addr, was.length);
+        }
+        Ok(())
     }
-    match result {
-        // The device is gone, and the region with it.
-        Err(Errno(libc::EIO)) if next::allows_disassociated_destroy() => Ok(()),
-        result => result,
+
+    fn ask_kernel(&self) -> Result<(), Errno> {
+        let context = self.mr.read().context;
+        // SAFETY: the device of a region that exists, which must be open.
+        let context = unsafe { Context::from_c(context) }.ok_or(Errno(libc::EINVAL))?;
+        let fd = context.fd().ok_or(Errno(libc::EBADF))?;
+        let facts = match self.process.contexts.get(context.address()) {
+            Some(facts) => facts,
+            // More devices are open than are remembered.
+            None => identify(&Uverbs, fd)?,
+        };
+        let (result, learned) = mr::deregister(&Uverbs, fd, facts, self.name.handle);
+        if learned != Facts::empty() {
+            self.process.contexts.add(context.address(), learned);
+        }
+        match result {
+            // The device is gone, and the region with it.
+            Err(Errno(libc::EIO)) if next::allows_disassociated_destroy() => Ok(()),
+            result => result,
+        }
     }
 }
 
 fn pass_on(mr: Mr) -> Result<(), Error> {
-    let next = next::DEREG_MR
-        .get()
-        .ok_or(Error::NoNext(next::DEREG_MR.name()))?;
+    let next = next::DEREG_MR.get();
+    let next = next.ok_or(Error::NoNext(next::DEREG_MR.name()))?;
     // SAFETY: the program's own region, to the function that it meant.
     match unsafe { next(mr.as_ptr()) } {
         0 => {
-            if let Some(process) = process::current() {
-                process.counters.add(Counter::DeregNext, 1);
-            }
+            process::current().counters.add(Counter::DeregNext, 1);
             Ok(())
         }
         errno => Err(Error::Next(Errno(errno))),

@@ -12,13 +12,14 @@ mod object;
 mod passed_on;
 mod register;
 mod rereg;
-mod retired;
+pub mod retired;
 pub mod table;
 
 pub use access::Access;
 pub use deregister::deregister;
 pub use lifetime::{close_device, dealloc_pd};
 pub use object::Mr;
+use object::Object;
 pub use passed_on::{reg_dmabuf_mr, reg_mr_ex};
 pub use register::register;
 pub use rereg::{Change, rereg};
@@ -145,6 +146,14 @@ impl Error {
             Error::Memory | Error::Panic => libc::ENOMEM,
             Error::NoNext(_) => libc::EOPNOTSUPP,
         }
+    }
+}
+
+/// Keeps an object whose region is deregistered, or came to nothing, for another.
+fn put_away(process: &Process, object: Object) {
+    for unneeded in process.retired.put(object.address()).filter_map(Object::at) {
+        // SAFETY: it waits no longer, by the word of `put`.
+        unsafe { unneeded.free() };
     }
 }
 

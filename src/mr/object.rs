@@ -6,11 +6,12 @@
 //! is memory of the C library, holds a real handle of the kernel, and is laid out to be valid for every
 //! provider at once.
 
-use super::table::Identity;
-use super::{Access, Pd, Request};
+use super::table::Name;
+use super::{Pd, Request};
 use crate::abi::rdma_core::*;
 use crate::abi::uapi::ib_uverbs_reg_mr_resp;
 use core::ptr::{NonNull, with_exposed_provenance_mut};
+use core::sync::atomic::{AtomicU32, Ordering::*};
 
 /// What is behind an `ibv_mr` of ours.
 #[repr(C)]
@@ -26,6 +27,11 @@ struct Layout {
 const _: () =
     assert!(size_of::<Layout>() == 72 && core::mem::offset_of!(Layout, provider_access) == 56);
 
+/// `verbs_mr.mr_type` of an object of ours whose region is not registered, or is just being deregistered.
+/// libibverbs counts its types from 0. The public fields stay as they were, as they would in memory that
+/// libibverbs had freed.
+const RETIRED: u32 = 0x5245_5449;
+
 /// An object that is a region of ours, or was, or will be.
 #[derive(Clone, Copy)]
 pub struct Object(NonNull<Layout>);
@@ -37,12 +43,12 @@ impl Object {
         NonNull::new(unsafe { libc::calloc(1, size_of::<Layout>()) }.cast()).map(Object)
     }
 
-    /// The object at an address that the table gave back as one of ours.
+    /// The object at an address that was one's.
     pub fn at(address: usize) -> Option<Object> {
         NonNull::new(with_exposed_provenance_mut(address)).map(Object)
     }
 
-    /// Its address, by which the table knows it.
+    /// Its address.
     pub fn address(self) -> usize {
         self.0.expose_provenance().get()
     }
@@ -53,7 +59,8 @@ impl Object {
     }
 
     /// Makes it the region that the kernel has just registered.
-    pub fn fill(self, pd: Pd, request: &Request, access: Access, answer: &ib_uverbs_reg_mr_resp) {
+    pub fn fill(self, pd: Pd, request: &Request, answer: &ib_uverbs_reg_mr_resp) {
+        let access = request.access.bits();
         let layout = Layout {
             verbs: verbs_mr {
                 ibv_mr: ibv_mr {
@@ -67,9 +74,9 @@ impl Object {
                     rkey: answer.rkey,
                 },
                 mr_type: IBV_MR_TYPE_MR,
-                access: access.bits(),
+                access,
             },
-            provider_access: access.bits(),
+            provider_access: access,
             provider: [0; 3],
         };
         // SAFETY: memory of `allocate` that no region uses: the program has not got it yet, or has let go
@@ -80,7 +87,7 @@ impl Object {
     /// Frees it.
     ///
     /// # Safety
-    /// The table does not know it, so that nobody will use it again.
+    /// Its region is deregistered, and it does not wait to be used again.
     pub unsafe fn free(self) {
         // SAFETY: memory of `allocate`, and by the caller's word the last use of it.
         unsafe { libc::free(self.0.as_ptr().cast()) };
@@ -89,41 +96,69 @@ impl Object {
 
 /// An `ibv_mr` that a program hands in, ours or a provider's.
 #[derive(Clone, Copy)]
-pub struct Mr(NonNull<ibv_mr>);
+pub struct Mr(NonNull<verbs_mr>);
 
 impl Mr {
     /// The region that C names; `None` for a null pointer.
     ///
     /// # Safety
     /// What is not null is a memory region that libibverbs or this library made and that is not
-    /// deregistered, or was made by this library and deregistered through it.
+    /// deregistered, or was made by this library and deregistered through it. Every provider's object
+    /// begins with a `verbs_mr`.
     pub unsafe fn from_c(mr: *mut ibv_mr) -> Option<Mr> {
-        NonNull::new(mr).map(Mr)
+        NonNull::new(mr.cast()).map(Mr)
     }
 
-    /// The address by which the table would know it.
+    /// Its address.
     pub fn address(self) -> usize {
         self.0.expose_provenance().get()
     }
 
     /// As C sees it.
     pub fn as_ptr(self) -> *mut ibv_mr {
-        self.0.as_ptr()
+        self.0.as_ptr().cast()
     }
 
-    /// What libibverbs knows of it. Every provider's object begins with it.
-    pub fn read(self) -> verbs_mr {
-        // SAFETY: a region that exists, or an object of ours whose memory is still ours.
-        unsafe { self.0.cast::<verbs_mr>().read() }
+    /// The public part.
+    pub fn read(self) -> ibv_mr {
+        // SAFETY: a region that exists, or an object of ours, by `from_c`.
+        unsafe { (*self.0.as_ptr()).ibv_mr }
     }
 
-    /// What must agree with the table's entry; `None` for a kind of region that is never ours.
-    pub fn identity(self) -> Option<Identity> {
-        let verbs = self.read();
-        (verbs.mr_type == IBV_MR_TYPE_MR).then(|| Identity {
-            context: verbs.ibv_mr.context.expose_provenance(),
-            handle: verbs.ibv_mr.handle,
-            lkey: verbs.ibv_mr.lkey,
-        })
+    /// The access flags of its registration, as far as libibverbs knows.
+    pub fn access(self) -> u32 {
+        // SAFETY: as above.
+        unsafe { (*self.0.as_ptr()).access }
+    }
+
+    /// The kernel's name for it.
+    pub fn name(self) -> Name {
+        let mr = self.read();
+        Name {
+            context: mr.context.expose_provenance(),
+            handle: mr.handle,
+        }
+    }
+
+    fn mr_type(&self) -> &AtomicU32 {
+        let offset = core::mem::offset_of!(verbs_mr, mr_type);
+        let mr_type = self.0.as_ptr().wrapping_byte_add(offset).cast();
+        // SAFETY: as above. Others write it only when they make the object, before it has other readers.
+        unsafe { AtomicU32::from_ptr(mr_type) }
+    }
+
+    /// Whether it is one of ours that is deregistered, or just being.
+    pub fn is_retired(self) -> bool {
+        self.mr_type().load(Relaxed) == RETIRED
+    }
+
+    /// Marks a region of ours as deregistered.
+    pub fn retire(self) {
+        self.mr_type().store(RETIRED, Relaxed);
+    }
+
+    /// Takes the mark back.
+    pub fn unretire(self) {
+        self.mr_type().store(IBV_MR_TYPE_MR, Relaxed);
     }
 }

@@ -2,7 +2,7 @@
 //! Registrations that libibverbs makes: what is not plain memory, and plain memory where a device, a kernel
 //! or the moment does not let us do exactly as it does. Such a region is not ours.
 
-use super::{Access, Error, Pd, Request, count_vanished};
+use super::{Access, Error, Mr, Pd, Request, count_vanished};
 use crate::abi::rdma_core::*;
 use crate::config::{Level, disabled};
 use crate::stats::Counter;
@@ -92,18 +92,18 @@ pub unsafe fn reg_mr_ex(pd: Pd, attr: *mut ibv_mr_init_attr) -> Result<*mut ibv_
     made_by_next(unsafe { next(pd.as_ptr(), attr) })
 }
 
-/// Takes note of what libibverbs made. Where a region of ours was at that address, it has vanished.
+/// Takes note of what libibverbs made. A region of ours of the same name in the kernel has vanished.
 fn made_by_next(mr: *mut ibv_mr) -> Result<*mut ibv_mr, Error> {
-    if mr.is_null() {
+    // SAFETY: a region that libibverbs has just made, if any.
+    let Some(made) = (unsafe { Mr::from_c(mr) }) else {
         return Err(Error::Next(errno()));
-    }
-    if let Some(process) = process::current() {
-        process.counters.add(Counter::RegNext, 1);
-        if !thread::is_inside()
-            && let Some(region) = process.table.forget(mr.expose_provenance())
-        {
-            count_vanished(process, region);
-        }
+    };
+    let process = process::current();
+    process.counters.add(Counter::RegNext, 1);
+    if !thread::is_inside()
+        && let Some(vanished) = process.table.forget(made.name())
+    {
+        count_vanished(process, vanished);
     }
     Ok(mr)
 }

@@ -2,7 +2,7 @@
 //! Registering plain memory, ibv_reg_mr(3), in the steps of libibverbs' `ibv_reg_mr_iova2`.
 
 use super::object::Object;
-use super::table::{Identity, Region};
+use super::table::{Name, Region};
 use super::{Context, Error, Pd, Request, count_vanished, fork, passed_on};
 use crate::abi::rdma_core::ibv_mr;
 use crate::abi::uapi::ib_uverbs_reg_mr_resp;
@@ -40,8 +40,7 @@ impl Own {
         if thread::is_inside() {
             return Err("a signal handler interrupted this thread inside the library");
         }
-        let process =
-            process::current().ok_or("there is no memory for the library's own tables")?;
+        let process = process::current();
         // SAFETY: a protection domain's own device, which is open as long as the domain exists.
         let context = unsafe { Context::from_c(pd.context()) }.ok_or("the domain has no device")?;
         let fd = context
@@ -85,39 +84,37 @@ impl Own {
     }
 
     fn register_protected(self, pd: Pd, request: &Request) -> Result<*mut ibv_mr, Error> {
-        let table = &self.process.table;
-        let object = table
-            .reuse()
-            .and_then(Object::at)
-            .or_else(Object::allocate)
-            .ok_or(Error::Memory)?;
+        let Process {
+            table,
+            retired,
+            counters,
+            ..
+        } = self.process;
+        let object = retired.take().and_then(Object::at);
+        let object = object.or_else(Object::allocate).ok_or(Error::Memory)?;
         let answer = match self.ask_kernel(pd, request) {
             Ok(answer) => answer,
             Err(errno) => {
-                for unused in table.return_unused(object.address()).filter_map(Object::at) {
-                    // SAFETY: the table has just given it back.
-                    unsafe { unused.free() };
-                }
+                super::put_away(self.process, object);
                 return Err(Error::Kernel(errno));
             }
         };
-        object.fill(pd, request, request.access, &answer);
+        object.fill(pd, request, &answer);
+        let name = Name {
+            context: self.context.address(),
+            handle: answer.mr_handle,
+        };
         let region = Region {
-            identity: Identity {
-                context: self.context.address(),
-                handle: answer.mr_handle,
-                lkey: answer.lkey,
-            },
+            object: object.address(),
+            lkey: answer.lkey,
             pd: pd.address(),
             length: request.length,
         };
-        if let Some(vanished) = table.insert(object.address(), region) {
+        if let Some(vanished) = table.insert(name, region) {
             count_vanished(self.process, vanished);
         }
-        self.process.counters.add(Counter::RegKernel, 1);
-        self.process
-            .counters
-            .add(Counter::BytesMade, request.length as u64);
+        counters.add(Counter::RegKernel, 1);
+        counters.add(Counter::BytesMade, request.length as u64);
         Ok(object.as_ptr())
     }
 

@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Changing a region, ibv_rereg_mr(3): libibverbs does it, on our objects as on its own; our table follows.
 
+use super::deregister::{Claimed, claim};
 use super::object::Mr;
-use super::table::{Claim, Identity, Region};
-use super::{Access, Error, count_vanished};
+use super::{Access, Error};
 use crate::abi::rdma_core::ibv_pd;
-use crate::config::disabled;
-use crate::process::{self, Process};
+use crate::next;
 use crate::stats::Counter;
-use crate::{next, thread};
 use core::ffi::{c_int, c_void};
 
 /// What is to change.
@@ -26,10 +24,13 @@ pub struct Change {
 /// # Safety
 /// `change` holds the program's own arguments to `ibv_rereg_mr`.
 pub unsafe fn rereg(mr: Mr, change: &Change) -> Result<c_int, Error> {
-    let next = next::REREG_MR
-        .get()
-        .ok_or(Error::NoNext(next::REREG_MR.name()))?;
+    let next = next::REREG_MR.get();
+    let next = next.ok_or(Error::NoNext(next::REREG_MR.name()))?;
+    // Claimed, so that nobody deregisters it meanwhile; but libibverbs must take it for an ordinary region.
     let claimed = claim(mr)?;
+    if claimed.is_some() {
+        mr.unretire();
+    }
     let Change {
         flags,
         pd,
@@ -39,40 +40,25 @@ pub unsafe fn rereg(mr: Mr, change: &Change) -> Result<c_int, Error> {
     } = *change;
     // SAFETY: the program's own arguments, to the function that it meant.
     let code = unsafe { next(mr.as_ptr(), flags, pd, addr, length, access.bits() as c_int) };
-    if let Some((process, old)) = claimed {
-        // Even a failure may have changed the keys: take what the object says now.
-        let verbs = mr.read().ibv_mr;
-        let new = Region {
-            identity: Identity {
-                context: verbs.context.expose_provenance(),
-                handle: verbs.handle,
-                lkey: verbs.lkey,
-            },
-            pd: verbs.pd.expose_provenance(),
-            length: verbs.length,
-        };
-        process.counters.add(Counter::BytesMade, new.length as u64);
-        process.counters.add(Counter::BytesEnded, old.length as u64);
-        process.table.restore(mr.address(), new);
+    if let Some(mut claimed) = claimed {
+        let errno = errno::errno();
+        claimed.follow();
+        claimed.restore();
+        errno::set_errno(errno);
     }
     Ok(code)
 }
 
-/// Claims the region if it is ours, so that nobody deregisters it meanwhile.
-fn claim(mr: Mr) -> Result<Option<(&'static Process, Region)>, Error> {
-    let Some(process) = process::existing() else {
-        return Ok(None);
-    };
-    if disabled() || thread::is_inside() {
-        return Ok(None);
-    }
-    match process.table.claim(mr.address(), || mr.identity()) {
-        Claim::Ours(region) => Ok(Some((process, region))),
-        Claim::Gone => Err(Error::Gone),
-        Claim::Foreign => Ok(None),
-        Claim::Vanished(region) => {
-            count_vanished(process, region);
-            Ok(None)
-        }
+impl Claimed {
+    /// Takes over what the object says now: even a failure may have changed the keys. The kernel's handle
+    /// never changes.
+    fn follow(&mut self) {
+        let mr = self.mr.read();
+        let counters = &self.process.counters;
+        counters.add(Counter::BytesEnded, self.region.length as u64);
+        counters.add(Counter::BytesMade, mr.length as u64);
+        self.region.lkey = mr.lkey;
+        self.region.pd = mr.pd.expose_provenance();
+        self.region.length = mr.length;
     }
 }

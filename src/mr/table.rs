@@ -1,94 +1,78 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The table of the regions that are ours, by the address of their `ibv_mr`. Nothing else tells ours from
-//! those of a provider: bytes in the object cannot, since a foreign object may be smaller or hold anything.
+//! The table of the regions that are ours. Nothing else tells ours from those of a provider: bytes in the
+//! object cannot, since a foreign one may hold anything there.
 //!
-//! States of an object, and who moves it:
+//! A region is found by the kernel's name for it: its device and its handle there. That makes the table
+//! clean itself. When a program deregisters a region of ours past us, with an `ibv_dereg_mr` that it took
+//! from libibverbs by handle (NCCL and brpc do), its row stays behind; we say that it has *vanished*. The
+//! kernel gives the lowest free handle to the next region, and so the row is found out by the very next
+//! registration: by `insert` if that is ours, by `forget` or `claim` if libibverbs makes or ends it.
+//! There are never more stale rows than there were regions at one time.
 //!
-//! ```text
-//!   (unknown) --insert--> Live --claim--> Closing --retire--> Retired --reuse: insert--> Live
-//!                          |  <--restore---'                     '--no room: removed, freed--> (unknown)
-//!                          '--found to have vanished--> (unknown)
-//! ```
+//! Beside the row, the object says in its `mr_type`, which only libibverbs and providers read, whether it
+//! is one of ours that is not registered ([`Object::retire`](super::object::Object::retire)).
 //!
-//! - Live: registered, and the object is the program's.
-//! - Closing: one thread is deregistering it; a second one that tries is told that it is gone.
-//! - Retired: deregistered, its memory still ours, so that a second deregistration can be told.
-//! - A Live region *vanishes* when the program deregisters it past us, with an `ibv_dereg_mr` that it took
-//!   from libibverbs by handle (NCCL and brpc do): the provider destroys the kernel's object and frees the
-//!   memory. The entry stays behind. It is found out when the address is used again: by a new region
-//!   (`insert`, `forget`), or by a foreign object whose contents differ from the entry (`claim`).
-//!
-//! Each state change is one operation under the lock of the entry's shard; no lock is held over a system
-//! call or a call into libibverbs. [`thread::enter`] marks the time for signal handlers.
+//! Who changes what: `insert` adds a row; `claim` removes it and marks the object under the lock of the
+//! row's shard, so that of two threads that deregister one region, the second finds it gone; who has
+//! claimed a region either lets go of it or, when the kernel refused, puts it back with `restore`. No lock
+//! is held over a system call or a call into libibverbs. [`thread::enter`] marks the time for signal
+//! handlers.
 
-use super::retired::Retired;
 use crate::thread;
 use core::hash::{BuildHasherDefault, Hasher};
 use dashmap::DashMap;
-use dashmap::mapref::entry::Entry;
 
-/// What must be the same in the object and in its entry: the kernel's name for the region, and its key.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Identity {
+/// The kernel's name for a region. No two that exist at the same time have the same.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Name {
+    /// The address of the `ibv_context`.
     pub context: usize,
+    /// The handle there.
     pub handle: u32,
-    pub lkey: u32,
 }
 
 /// A region of ours.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Region {
-    pub identity: Identity,
+    /// The address of its `ibv_mr`.
+    pub object: usize,
+    pub lkey: u32,
     pub pd: usize,
     pub length: usize,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum State {
-    Live,
-    Closing,
-    Retired,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Row {
-    region: Region,
-    state: State,
 }
 
 /// What [`Table::claim`] found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Claim {
-    /// A live region of ours. Only the caller may go on with it, by `retire` or `restore`.
+    /// A region of ours, and now the caller's alone.
     Ours(Region),
-    /// A region of ours that is deregistered, or is just being.
-    Gone,
-    /// Not ours.
+    /// Not ours, or not any more.
     Foreign,
-    /// Not ours any more: the entry was of a region that has vanished.
-    Vanished(Region),
+    /// Not ours: the kernel's name for it was that of a region of ours, which must have vanished.
+    InPlaceOf(Region),
 }
 
-/// Mixes an address. Objects come from malloc, so the low four bits are the same in all, and the table
-/// takes its shard from the high bits.
+/// Mixes a name. The map takes its shard from the high bits.
 #[derive(Default)]
-pub struct AddressHasher(u64);
+pub struct NameHasher(u64);
 
-impl Hasher for AddressHasher {
+impl Hasher for NameHasher {
     fn finish(&self) -> u64 {
-        self.0
+        self.0 ^ (self.0 >> 32)
     }
 
     fn write(&mut self, bytes: &[u8]) {
-        for &byte in bytes {
-            self.write_usize(usize::from(byte) ^ self.0 as usize);
-        }
+        bytes.iter().for_each(|&byte| self.write_u32(byte.into()));
+    }
+
+    #[inline]
+    fn write_u32(&mut self, handle: u32) {
+        self.0 = (self.0 ^ u64::from(handle)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     }
 
     #[inline]
     fn write_usize(&mut self, address: usize) {
-        let mixed = (address as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        self.0 = mixed ^ (mixed >> 32);
+        self.0 = (self.0 ^ address as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     }
 }
 
@@ -97,248 +81,175 @@ impl Hasher for AddressHasher {
 const SHARDS: usize = 64;
 
 /// The table.
-pub struct Table {
-    rows: DashMap<usize, Row, BuildHasherDefault<AddressHasher>>,
-    retired: Retired,
-}
+pub struct Table(DashMap<Name, Region, BuildHasherDefault<NameHasher>>);
 
 impl Table {
     /// An empty table.
     pub fn new() -> Self {
-        let rows =
-            DashMap::with_capacity_and_hasher_and_shard_amount(0, Default::default(), SHARDS);
-        Table {
-            rows,
-            retired: Retired::new(),
-        }
+        Table(DashMap::with_capacity_and_hasher_and_shard_amount(
+            0,
+            Default::default(),
+            SHARDS,
+        ))
     }
 
-    /// An object that has been retired long enough to be used again. It stays Retired until `insert`.
-    pub fn reuse(&self) -> Option<usize> {
-        self.retired.pop_rested()
-    }
-
-    /// Adds a live region. Returns the one that was live at that address, which must have vanished.
-    pub fn insert(&self, object: usize, region: Region) -> Option<Region> {
+    /// Adds a region that the kernel has just made. Returns the one that had its name, which must have
+    /// vanished.
+    pub fn insert(&self, name: Name, region: Region) -> Option<Region> {
         let _inside = thread::enter();
-        let old = self.rows.insert(
-            object,
-            Row {
-                region,
-                state: State::Live,
-            },
-        );
-        old.filter(|row| row.state != State::Retired)
-            .map(|row| row.region)
+        self.0.insert(name, region)
     }
 
-    /// Looks up an object that the program wants to deregister. `identity` reads it from the object; it is
-    /// called only if the entry says that a region of ours is there.
-    pub fn claim(&self, object: usize, identity: impl FnOnce() -> Option<Identity>) -> Claim {
+    /// Takes a region of that name out of the table, if it is the one that the caller has in hand.
+    /// `mark` is called with it, before any other thread can look for it.
+    pub fn claim(&self, name: Name, object: usize, lkey: u32, mark: impl FnOnce(&Region)) -> Claim {
         let _inside = thread::enter();
-        let Entry::Occupied(mut row) = self.rows.entry(object) else {
-            return Claim::Foreign;
-        };
-        if row.get().state != State::Live {
-            return Claim::Gone;
+        let mut ours = false;
+        let found = self.0.remove_if(&name, |_, region| {
+            ours = region.object == object && region.lkey == lkey;
+            if ours {
+                mark(region);
+            }
+            true
+        });
+        match found {
+            None => Claim::Foreign,
+            Some((_, region)) if ours => Claim::Ours(region),
+            Some((_, region)) => Claim::InPlaceOf(region),
         }
-        let region = row.get().region;
-        if identity() == Some(region.identity) {
-            row.get_mut().state = State::Closing;
-            return Claim::Ours(region);
-        }
-        row.remove();
-        Claim::Vanished(region)
     }
 
     /// Takes a claim back: the region could not be deregistered, and stays usable.
-    pub fn restore(&self, object: usize, region: Region) {
-        self.set(
-            object,
-            Row {
-                region,
-                state: State::Live,
-            },
-        );
-    }
-
-    /// Ends a claim: the region is deregistered. Returns the objects, as a rule none, that are to be freed
-    /// because more wait than are kept. The table knows them no longer.
-    pub fn retire(&self, object: usize, region: Region) -> impl Iterator<Item = usize> + use<> {
-        self.set(
-            object,
-            Row {
-                region,
-                state: State::Retired,
-            },
-        );
-        self.keep(object)
-    }
-
-    /// Takes back an object that `reuse` gave and no region came to need. As for `retire`.
-    pub fn return_unused(&self, object: usize) -> impl Iterator<Item = usize> + use<> {
-        self.keep(object)
-    }
-
-    fn keep(&self, object: usize) -> impl Iterator<Item = usize> + use<> {
-        let mut given_back = [None, None];
-        if !self.retired.push(object) {
-            // The oldest gives way; where another thread was quicker to fill its place, both go.
-            given_back[0] = self.retired.pop();
-            given_back[1] = (!self.retired.push(object)).then_some(object);
-            given_back
-                .iter()
-                .flatten()
-                .for_each(|&object| self.remove(object));
-        }
-        given_back.into_iter().flatten()
-    }
-
-    fn set(&self, object: usize, row: Row) {
+    pub fn restore(&self, name: Name, region: Region) {
         let _inside = thread::enter();
-        self.rows.insert(object, row);
+        self.0.insert(name, region);
     }
 
-    fn remove(&self, object: usize) {
+    /// Removes the region whose name libibverbs has just got for one of its own: it has vanished.
+    pub fn forget(&self, name: Name) -> Option<Region> {
         let _inside = thread::enter();
-        self.rows.remove(&object);
+        self.0.remove(&name).map(|(_, region)| region)
     }
 
-    /// Removes the live region at an address that libibverbs has just given to another: it has vanished.
-    pub fn forget(&self, object: usize) -> Option<Region> {
+    /// The regions for which `belongs` holds.
+    pub fn find(&self, belongs: impl Fn(&Name, &Region) -> bool) -> Vec<(Name, Region)> {
         let _inside = thread::enter();
-        let live = |_: &usize, row: &Row| row.state == State::Live;
-        self.rows
-            .remove_if(&object, live)
-            .map(|(_, row)| row.region)
-    }
-
-    /// Live regions for which `belongs` holds.
-    pub fn live(&self, belongs: impl Fn(&Region) -> bool) -> Vec<(usize, Region)> {
-        let _inside = thread::enter();
-        let live = |row: &Row| row.state == State::Live && belongs(&row.region);
-        self.rows
-            .iter()
-            .filter(|row| live(row.value()))
-            .map(|row| (*row.key(), row.region))
+        let rows = self.0.iter();
+        rows.filter(|row| belongs(row.key(), row.value()))
+            .map(|row| (*row.key(), *row.value()))
             .collect()
     }
 
-    /// Forgets a region that ended with its PD or its context, unless the object has become another
-    /// region since.
-    pub fn orphan(&self, object: usize, region: Region) -> bool {
+    /// Removes a region that ended with its domain or device, unless its name has become another's since.
+    pub fn orphan(&self, name: Name, region: Region) -> bool {
         let _inside = thread::enter();
-        let same = |_: &usize, row: &Row| row.state == State::Live && row.region == region;
-        self.rows.remove_if(&object, same).is_some()
+        self.0.remove_if(&name, |_, now| *now == region).is_some()
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::retired::{LEAST, MOST};
     use super::*;
 
-    fn region(n: u32) -> Region {
-        let identity = Identity {
-            context: 0x10,
-            handle: n,
-            lkey: n << 8,
-        };
+    const NAME: Name = Name {
+        context: 0x10,
+        handle: 0,
+    };
+
+    fn region(object: usize) -> Region {
         Region {
-            identity,
+            object,
+            lkey: object as u32 ^ 7,
             pd: 0x20,
             length: 4096,
         }
     }
 
-    fn claim(table: &Table, object: usize, n: u32) -> Claim {
-        table.claim(object, || Some(region(n).identity))
+    fn claim(table: &Table, object: usize) -> Claim {
+        table.claim(NAME, object, region(object).lkey, |_| {})
     }
 
     #[test]
     fn a_region_is_claimed_once() {
         let table = Table::new();
-        assert_eq!(claim(&table, 0x100, 1), Claim::Foreign);
-        assert_eq!(table.insert(0x100, region(1)), None);
-        assert_eq!(claim(&table, 0x100, 1), Claim::Ours(region(1)));
-        assert_eq!(claim(&table, 0x100, 1), Claim::Gone, "while it is closing");
-        table.restore(0x100, region(1));
-        assert_eq!(claim(&table, 0x100, 1), Claim::Ours(region(1)));
-        assert_eq!(table.retire(0x100, region(1)).count(), 0);
-        assert_eq!(claim(&table, 0x100, 1), Claim::Gone, "when it is retired");
+        assert_eq!(claim(&table, 0x100), Claim::Foreign);
+        assert_eq!(table.insert(NAME, region(0x100)), None);
+        assert_eq!(claim(&table, 0x100), Claim::Ours(region(0x100)));
+        assert_eq!(claim(&table, 0x100), Claim::Foreign);
+        table.restore(NAME, region(0x100));
+        assert_eq!(claim(&table, 0x100), Claim::Ours(region(0x100)));
     }
 
     #[test]
     fn a_vanished_region_is_found_out_by_its_successor() {
         let table = Table::new();
-        table.insert(0x100, region(1));
-        assert_eq!(table.insert(0x100, region(2)), Some(region(1)));
-        assert_eq!(claim(&table, 0x100, 3), Claim::Vanished(region(2)));
-        assert_eq!(claim(&table, 0x100, 3), Claim::Foreign);
-        table.insert(0x100, region(1));
-        assert_eq!(table.claim(0x100, || None), Claim::Vanished(region(1)));
-        table.insert(0x100, region(4));
-        assert_eq!(table.forget(0x100), Some(region(4)));
-        assert_eq!(table.forget(0x100), None);
+        table.insert(NAME, region(0x100));
+        assert_eq!(table.insert(NAME, region(0x200)), Some(region(0x100)));
+        assert_eq!(claim(&table, 0x300), Claim::InPlaceOf(region(0x200)));
+        assert_eq!(claim(&table, 0x200), Claim::Foreign);
+        table.insert(NAME, region(0x100));
+        assert_eq!(table.forget(NAME), Some(region(0x100)));
+        assert_eq!(table.forget(NAME), None);
     }
 
     #[test]
-    fn retired_objects_are_reused_in_order_and_only_after_a_rest() {
+    fn another_key_in_the_same_object_is_another_region() {
         let table = Table::new();
-        for n in 1..=LEAST + 1 {
-            assert_eq!(table.reuse(), None);
-            table.insert(n * 16, region(n as u32));
-            claim(&table, n * 16, n as u32);
-            assert_eq!(table.retire(n * 16, region(n as u32)).count(), 0);
-        }
-        assert_eq!(table.reuse(), Some(16));
-        assert_eq!(claim(&table, 16, 1), Claim::Gone, "until it is live again");
-        assert_eq!(table.insert(16, region(9)), None);
-        assert_eq!(claim(&table, 16, 9), Claim::Ours(region(9)));
+        table.insert(NAME, region(0x100));
+        let claim = table.claim(NAME, 0x100, 0xffff, |_| panic!("it is not ours to mark"));
+        assert_eq!(claim, Claim::InPlaceOf(region(0x100)));
     }
 
     #[test]
-    fn more_than_are_kept_are_given_back() {
+    fn devices_have_handles_of_their_own() {
         let table = Table::new();
-        let mut freed = Vec::new();
-        for n in 1..=MOST + 10 {
-            table.insert(n * 16, region(1));
-            claim(&table, n * 16, 1);
-            freed.extend(table.retire(n * 16, region(1)));
-        }
-        assert_eq!(freed, (1..=10).map(|n| n * 16).collect::<Vec<_>>());
-        assert_eq!(claim(&table, 16, 1), Claim::Foreign);
-        assert_eq!(claim(&table, 11 * 16, 1), Claim::Gone);
+        let other = Name {
+            context: 0x20,
+            ..NAME
+        };
+        table.insert(NAME, region(0x100));
+        assert_eq!(table.insert(other, region(0x200)), None);
+        assert_eq!(claim(&table, 0x100), Claim::Ours(region(0x100)));
+        assert_eq!(table.forget(other), Some(region(0x200)));
     }
 
     #[test]
     fn what_ended_with_its_pd_is_forgotten_but_not_its_successor() {
         let table = Table::new();
-        table.insert(0x100, region(1));
-        table.insert(0x200, region(2));
-        claim(&table, 0x200, 2);
-        let found = table.live(|region| region.pd == 0x20);
-        assert_eq!(
-            found,
-            [(0x100, region(1))],
-            "one that is closing is its closer's"
-        );
-        table.insert(0x100, region(3));
-        assert!(!table.orphan(0x100, region(1)));
-        assert!(table.orphan(0x100, region(3)));
-        assert_eq!(claim(&table, 0x100, 3), Claim::Foreign);
+        table.insert(NAME, region(0x100));
+        assert_eq!(table.find(|_, region| region.pd == 0x21), []);
+        let found = table.find(|_, region| region.pd == 0x20);
+        assert_eq!(found, [(NAME, region(0x100))]);
+        table.insert(NAME, region(0x200));
+        assert!(!table.orphan(NAME, region(0x100)));
+        assert!(table.orphan(NAME, region(0x200)));
+        assert_eq!(claim(&table, 0x200), Claim::Foreign);
     }
 
     #[test]
     fn a_handler_that_interrupts_an_operation_is_told() {
         let table = Table::new();
-        table.insert(0x100, region(1));
+        table.insert(NAME, region(0x100));
         assert!(!thread::is_inside());
-        let claim = table.claim(0x100, || {
+        table.claim(NAME, 0x100, region(0x100).lkey, |_| {
             assert!(thread::is_inside());
-            None
         });
-        assert_eq!(claim, Claim::Vanished(region(1)));
         assert!(!thread::is_inside());
+    }
+
+    #[test]
+    fn of_many_threads_one_claims() {
+        let table = Table::new();
+        for _ in 0..200 {
+            table.insert(NAME, region(0x100));
+            let claimed: usize = std::thread::scope(|scope| {
+                let threads: Vec<_> = (0..4)
+                    .map(|_| scope.spawn(|| claim(&table, 0x100) == Claim::Ours(region(0x100))))
+                    .collect();
+                let claimed = threads.into_iter().map(|thread| thread.join().unwrap());
+                claimed.map(usize::from).sum()
+            });
+            assert_eq!(claimed, 1);
+        }
     }
 }
