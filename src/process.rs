@@ -1,23 +1,22 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What is this process's: its table of regions, its contexts, its counters.
+//! What is this process's: its devices and their regions, its counters.
 //!
 //! A forked child must not touch what is its parent's: the regions are registered for the parent's memory,
 //! a lock may have been held by a thread that the child has not got. So the pointer to all of it lies on a
 //! page that the kernel gives the child as zeros (MADV_WIPEONFORK, Linux 4.14): the child finds nothing,
 //! at the cost of one load and with no call at the fork, and starts its own when it registers memory.
 
+use crate::mr::devices::Devices;
 use crate::mr::retired::Retired;
-use crate::mr::table::Table;
+
 use crate::stats::Counters;
-use crate::uverbs::context::Contexts;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering::*};
 
 /// All that is this process's.
 pub struct Process {
-    pub table: Table,
+    pub devices: Devices,
     pub retired: Retired,
-    pub contexts: Contexts,
     pub counters: Counters,
 }
 
@@ -62,9 +61,8 @@ pub fn current() -> &'static Process {
 fn create() -> &'static Process {
     have_fork_wipe();
     let new = Box::into_raw(Box::new(Process {
-        table: Table::new(),
+        devices: Devices::new(),
         retired: Retired::new(),
-        contexts: Contexts::new(),
         counters: Counters::new(),
     }));
     match PAGE

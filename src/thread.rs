@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What is this thread's: whether it is inside the table of regions, its share of the counters, and the
+//! What is this thread's: whether it is inside the map of devices, its number, and the
 //! reason of its last failure.
 //!
 //! All of it is constant-initialised and without a destructor, so that it works at any time: in a
@@ -15,25 +15,25 @@ pub const REASON_SIZE: usize = 1024;
 
 struct Thread {
     inside: AtomicBool,
-    shard: Cell<u32>,
+    number: Cell<u32>,
     reason: Cell<Option<Reason>>,
     words: RefCell<Text<REASON_SIZE>>,
 }
 
-const NO_SHARD: u32 = u32::MAX;
+const NO_NUMBER: u32 = u32::MAX;
 
 thread_local! {
     static THREAD: Thread = const {
         Thread {
             inside: AtomicBool::new(false),
-            shard: Cell::new(NO_SHARD),
+            number: Cell::new(NO_NUMBER),
             reason: Cell::new(None),
             words: RefCell::new(Text::new()),
         }
     };
 }
 
-/// Held while this thread holds a lock of the table. A signal handler that interrupts it and calls us
+/// Held while this thread holds a lock of the map of devices. A signal handler that interrupts it and calls us
 /// would wait for ever for a lock that its own thread holds; it finds [`is_inside`] and passes on.
 pub struct Inside(());
 
@@ -60,17 +60,17 @@ pub fn is_inside() -> bool {
     THREAD.with(|thread| thread.inside.load(Relaxed))
 }
 
-/// This thread's share of the counters: threads take the shards in turn.
+/// This thread's number: threads are numbered as they come.
 #[inline]
-pub fn shard() -> u32 {
+pub fn number() -> u32 {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     THREAD.with(|thread| {
-        if thread.shard.get() == NO_SHARD {
+        if thread.number.get() == NO_NUMBER {
             thread
-                .shard
-                .set(NEXT.fetch_add(1, Relaxed) & (NO_SHARD >> 1));
+                .number
+                .set(NEXT.fetch_add(1, Relaxed) & (NO_NUMBER >> 1));
         }
-        thread.shard.get()
+        thread.number.get()
     })
 }
 

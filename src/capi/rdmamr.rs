@@ -3,7 +3,7 @@
 
 use super::export::versioned;
 use crate::config::{Output, config};
-use crate::stats::{Counter, Counters};
+use crate::stats::Counter;
 use crate::text::Text;
 use crate::{process, thread};
 use core::ffi::{c_char, c_int};
@@ -59,7 +59,12 @@ pub struct rdmamr_stats {
 }
 
 impl rdmamr_stats {
-    fn of(counters: &Counters) -> Self {
+    fn now() -> Self {
+        let Some(process) = process::existing() else {
+            return Self::default();
+        };
+        let counters = &process.counters;
+        let (live, live_bytes) = process.devices.total();
         rdmamr_stats {
             reg_kernel: counters.get(Counter::RegKernel),
             reg_next: counters.get(Counter::RegNext),
@@ -67,14 +72,10 @@ impl rdmamr_stats {
             dereg_kernel: counters.get(Counter::DeregKernel),
             dereg_next: counters.get(Counter::DeregNext),
             dereg_failed: counters.get(Counter::DeregFailed),
-            live: counters.live(),
-            live_bytes: counters.live_bytes(),
+            live,
+            live_bytes,
             vanished: counters.get(Counter::Vanished),
         }
-    }
-
-    fn now() -> Self {
-        process::existing().map_or_else(Self::default, |process| Self::of(&process.counters))
     }
 
     /// The fields, by name, in the order of the structure.

@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Deregistering, ibv_dereg_mr(3): ours by our own kernel call, all others by libibverbs.
 
+use super::devices::Device;
 use super::object::{Mr, Object};
-use super::table::{Claim, Name, Region};
-use super::{Access, Context, Error, count_vanished, fork, put_away};
+use super::rows::Claim;
+use super::{Access, Context, Error, count_vanished, fork, put_away, require};
+use crate::abi::rdma_core::ibv_mr;
 use crate::config::disabled;
+use crate::next;
 use crate::process::{self, Process};
 use crate::stats::Counter;
-use crate::uverbs::context::{Facts, identify};
+use crate::uverbs::context::Facts;
 use crate::uverbs::{Uverbs, mr};
-use crate::{next, thread};
 use errno::Errno;
 
 /// Deregisters a region. After an error it is still registered, and still the program's.
@@ -23,66 +25,63 @@ pub fn deregister(mr: Mr) -> Result<(), Error> {
 /// A region of ours that is the caller's alone.
 pub struct Claimed {
     pub process: &'static Process,
+    pub device: &'static Device,
     pub mr: Mr,
-    pub name: Name,
-    pub region: Region,
 }
 
 /// Claims a region if it is ours. `None` if it is not, or cannot be told: then it is libibverbs' to judge.
+#[inline]
 pub fn claim(mr: Mr) -> Result<Option<Claimed>, Error> {
-    // In a forked child nothing is ours that the parent registered.
-    let Some(process) = process::existing() else {
-        return Ok(None);
-    };
-    if disabled() || thread::is_inside() {
-        return Ok(None);
-    }
-    let name = mr.name();
-    let found = process
-        .table
-        .claim(name, mr.address(), mr.read().lkey, |_| mr.retire());
-    match found {
-        Claim::Ours(region) => Ok(Some(Claimed {
-            process,
-            mr,
-            name,
-            region,
-        })),
-        _ if mr.is_retired() => Err(Error::Gone),
-        Claim::Foreign => Ok(None),
-        Claim::InPlaceOf(vanished) => {
-            count_vanished(process, vanished);
-            Ok(None)
+    if !disabled()
+        // In a forked child nothing is ours that the parent registered.
+        && let Some(process) = process::existing()
+        && let public = mr.read()
+        && let Some(device) = process.devices.get(public.context.expose_provenance())
+    {
+        let (handle, object) = (public.handle, mr.address());
+        match device
+            .rows
+            .claim(handle, object, public.lkey, || mr.retire())
+        {
+            Claim::Ours => {
+                return Ok(Some(Claimed {
+                    process,
+                    device,
+                    mr,
+                }));
+            }
+            Claim::Gone => return Err(Error::Gone),
+            Claim::NotOurs if mr.is_retired() => return Err(Error::Gone),
+            // The handle is a foreign region's now.
+            Claim::NotOurs if device.rows.forget(handle) => count_vanished(process, 1),
+            Claim::NotOurs => {}
         }
     }
+    if mr.is_retired() {
+        return Err(Error::Gone);
+    }
+    Ok(None)
 }
 
 impl Claimed {
-    /// Puts the region back, as it is or as it is by now.
+    /// Puts the region back.
     pub fn restore(self) {
         self.mr.unretire();
-        self.process.table.restore(self.name, self.region);
+        let handle = self.mr.read().handle;
+        self.device.rows.restore(handle, self.mr.address());
     }
 
     fn deregister(self) -> Result<(), Error> {
-        if let Err(errno) = self.ask_kernel() {
+        // Of now, not of the registration: ibv_rereg_mr moves a region.
+        let was = self.mr.read();
+        let access = Access::from_bits_retain(self.mr.access());
+        if let Err(errno) = self.ask_kernel(&was) {
             self.restore();
             return Err(Error::Kernel(errno));
         }
-        let Claimed {
-            process,
-            mr,
-            region,
-            ..
-        } = self;
-        process.counters.add(Counter::DeregKernel, 1);
-        process
-            .counters
-            .add(Counter::BytesEnded, region.length as u64);
-        // Of now, not of the registration: ibv_rereg_mr moves a region. And before the object is put away.
-        let (was, access) = (mr.read(), Access::from_bits_retain(mr.access()));
-        if let Some(object) = Object::at(region.object) {
-            put_away(process, object);
+        self.process.counters.add(Counter::DeregKernel, 1);
+        if let Some(object) = Object::at(self.mr.address()) {
+            put_away(self.process, object);
         }
         if !access.on_demand() {
             fork::dofork(was.addr, was.length);
@@ -90,19 +89,14 @@ impl Claimed {
         Ok(())
     }
 
-    fn ask_kernel(&self) -> Result<(), Errno> {
-        let context = self.mr.read().context;
+    #[inline]
+    fn ask_kernel(&self, was: &ibv_mr) -> Result<(), Errno> {
         // SAFETY: the device of a region that exists, which must be open.
-        let context = unsafe { Context::from_c(context) }.ok_or(Errno(libc::EINVAL))?;
+        let context = unsafe { Context::from_c(was.context) }.ok_or(Errno(libc::EINVAL))?;
         let fd = context.fd().ok_or(Errno(libc::EBADF))?;
-        let facts = match self.process.contexts.get(context.address()) {
-            Some(facts) => facts,
-            // More devices are open than are remembered.
-            None => identify(&Uverbs, fd)?,
-        };
-        let (result, learned) = mr::deregister(&Uverbs, fd, facts, self.name.handle);
+        let (result, learned) = mr::deregister(&Uverbs, fd, self.device.facts(), was.handle);
         if learned != Facts::empty() {
-            self.process.contexts.add(context.address(), learned);
+            self.device.add_facts(learned);
         }
         match result {
             // The device is gone, and the region with it.
@@ -113,8 +107,7 @@ impl Claimed {
 }
 
 fn pass_on(mr: Mr) -> Result<(), Error> {
-    let next = next::DEREG_MR.get();
-    let next = next.ok_or(Error::NoNext(next::DEREG_MR.name()))?;
+    let next = require(&next::DEREG_MR)?;
     // SAFETY: the program's own region, to the function that it meant.
     match unsafe { next(mr.as_ptr()) } {
         0 => {

@@ -6,6 +6,7 @@
 
 pub mod access;
 mod deregister;
+pub mod devices;
 mod fork;
 mod lifetime;
 mod object;
@@ -13,7 +14,7 @@ mod passed_on;
 mod register;
 mod rereg;
 pub mod retired;
-pub mod table;
+mod rows;
 
 pub use access::Access;
 pub use deregister::deregister;
@@ -25,12 +26,12 @@ pub use register::register;
 pub use rereg::{Change, rereg};
 
 use crate::abi::rdma_core::*;
+use crate::next::Next;
 use crate::process::Process;
 use crate::stats::Counter;
 use core::ffi::c_void;
 use core::ptr::NonNull;
 use errno::Errno;
-use table::Region;
 
 /// An open device.
 #[derive(Clone, Copy)]
@@ -157,10 +158,12 @@ fn put_away(process: &Process, object: Object) {
     }
 }
 
-/// Counts a region of ours that ended past us.
-fn count_vanished(process: &Process, region: Region) {
-    process.counters.add(Counter::Vanished, 1);
-    process
-        .counters
-        .add(Counter::BytesEnded, region.length as u64);
+/// A function of the libibverbs underneath, which must be there.
+fn require<F: Copy>(next: &Next<F>) -> Result<F, Error> {
+    next.get().ok_or_else(|| Error::NoNext(next.name()))
+}
+
+/// Counts regions of ours that ended past us.
+fn count_vanished(process: &Process, regions: u64) {
+    process.counters.add(Counter::Vanished, regions);
 }

@@ -6,7 +6,6 @@
 //! is memory of the C library, holds a real handle of the kernel, and is laid out to be valid for every
 //! provider at once.
 
-use super::table::Name;
 use super::{Pd, Request};
 use crate::abi::rdma_core::*;
 use crate::abi::uapi::ib_uverbs_reg_mr_resp;
@@ -129,15 +128,6 @@ impl Mr {
     pub fn access(self) -> u32 {
         // SAFETY: as above.
         unsafe { (*self.0.as_ptr()).access }
-    }
-
-    /// The kernel's name for it.
-    pub fn name(self) -> Name {
-        let mr = self.read();
-        Name {
-            context: mr.context.expose_provenance(),
-            handle: mr.handle,
-        }
     }
 
     fn mr_type(&self) -> &AtomicU32 {

@@ -2,11 +2,11 @@
 //! Registrations that libibverbs makes: what is not plain memory, and plain memory where a device, a kernel
 //! or the moment does not let us do exactly as it does. Such a region is not ours.
 
-use super::{Access, Error, Mr, Pd, Request, count_vanished};
+use super::{Access, Error, Mr, Pd, Request, count_vanished, require};
 use crate::abi::rdma_core::*;
 use crate::config::{Level, disabled};
 use crate::stats::Counter;
-use crate::{log, next, process, thread};
+use crate::{log, next, process};
 use errno::errno;
 
 /// Registers plain memory by libibverbs, for the reason given.
@@ -47,9 +47,7 @@ pub unsafe fn reg_dmabuf_mr(
     fd: i32,
     access: Access,
 ) -> Result<*mut ibv_mr, Error> {
-    let next = next::REG_DMABUF_MR
-        .get()
-        .ok_or(Error::NoNext(next::REG_DMABUF_MR.name()))?;
+    let next = require(&next::REG_DMABUF_MR)?;
     // SAFETY: the program's own arguments, to the function that it meant.
     made_by_next(unsafe { next(pd.as_ptr(), offset, length, iova, fd, access.bits() as i32) })
 }
@@ -85,14 +83,12 @@ pub unsafe fn reg_mr_ex(pd: Pd, attr: *mut ibv_mr_init_attr) -> Result<*mut ibv_
             },
         );
     }
-    let next = next::REG_MR_EX
-        .get()
-        .ok_or(Error::NoNext(next::REG_MR_EX.name()))?;
+    let next = require(&next::REG_MR_EX)?;
     // SAFETY: the program's own arguments, to the function that it meant.
     made_by_next(unsafe { next(pd.as_ptr(), attr) })
 }
 
-/// Takes note of what libibverbs made. A region of ours of the same name in the kernel has vanished.
+/// Takes note of what libibverbs made. A region of ours with the same handle has vanished.
 fn made_by_next(mr: *mut ibv_mr) -> Result<*mut ibv_mr, Error> {
     // SAFETY: a region that libibverbs has just made, if any.
     let Some(made) = (unsafe { Mr::from_c(mr) }) else {
@@ -100,10 +96,11 @@ fn made_by_next(mr: *mut ibv_mr) -> Result<*mut ibv_mr, Error> {
     };
     let process = process::current();
     process.counters.add(Counter::RegNext, 1);
-    if !thread::is_inside()
-        && let Some(vanished) = process.table.forget(made.name())
+    let public = made.read();
+    if let Some(device) = process.devices.get(public.context.expose_provenance())
+        && device.rows.forget(public.handle)
     {
-        count_vanished(process, vanished);
+        count_vanished(process, 1);
     }
     Ok(mr)
 }

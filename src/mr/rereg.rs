@@ -3,10 +3,9 @@
 
 use super::deregister::{Claimed, claim};
 use super::object::Mr;
-use super::{Access, Error};
+use super::{Access, Error, require};
 use crate::abi::rdma_core::ibv_pd;
 use crate::next;
-use crate::stats::Counter;
 use core::ffi::{c_int, c_void};
 
 /// What is to change.
@@ -24,8 +23,7 @@ pub struct Change {
 /// # Safety
 /// `change` holds the program's own arguments to `ibv_rereg_mr`.
 pub unsafe fn rereg(mr: Mr, change: &Change) -> Result<c_int, Error> {
-    let next = next::REREG_MR.get();
-    let next = next.ok_or(Error::NoNext(next::REREG_MR.name()))?;
+    let next = require(&next::REREG_MR)?;
     // Claimed, so that nobody deregisters it meanwhile; but libibverbs must take it for an ordinary region.
     let claimed = claim(mr)?;
     if claimed.is_some() {
@@ -40,25 +38,19 @@ pub unsafe fn rereg(mr: Mr, change: &Change) -> Result<c_int, Error> {
     } = *change;
     // SAFETY: the program's own arguments, to the function that it meant.
     let code = unsafe { next(mr.as_ptr(), flags, pd, addr, length, access.bits() as c_int) };
-    if let Some(mut claimed) = claimed {
-        let errno = errno::errno();
+    if let Some(claimed) = claimed {
         claimed.follow();
-        claimed.restore();
-        errno::set_errno(errno);
     }
     Ok(code)
 }
 
 impl Claimed {
-    /// Takes over what the object says now: even a failure may have changed the keys. The kernel's handle
-    /// never changes.
-    fn follow(&mut self) {
+    /// Puts the region back as the object has it now: even a failure may have changed the keys. The
+    /// kernel's handle never changes.
+    fn follow(&self) {
         let mr = self.mr.read();
-        let counters = &self.process.counters;
-        counters.add(Counter::BytesEnded, self.region.length as u64);
-        counters.add(Counter::BytesMade, mr.length as u64);
-        self.region.lkey = mr.lkey;
-        self.region.pd = mr.pd.expose_provenance();
-        self.region.length = mr.length;
+        let (object, pd) = (self.mr.address(), mr.pd.expose_provenance());
+        let rows = &self.device.rows;
+        rows.insert(mr.handle, object, mr.lkey, pd, mr.length);
     }
 }

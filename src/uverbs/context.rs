@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! What must be known of an open device before memory is registered on it: its driver, and which of the
-//! kernel's interfaces serve. Asked of the kernel in band, once a context, and remembered.
+//! kernel's interfaces serve. Asked of the kernel in band, once a context.
 //!
 //! The kernel refuses an ioctl whose driver number is wrong with EINVAL before it looks at anything else
 //! (`ib_uverbs_cmd_verbs`, drivers/infiniband/core/uverbs_ioctl.c). So a command that is harmless and
@@ -12,7 +12,6 @@ use super::driver::{DRIVERS, Driver, Way};
 use super::kernel::Kernel;
 use crate::abi::uapi::*;
 use bitflags::bitflags;
-use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::*};
 use errno::Errno;
 
 bitflags! {
@@ -126,101 +125,6 @@ fn knows_query_mr(kernel: &impl Kernel, fd: i32, driver_id: u32) -> bool {
     result == Err(Errno(libc::EINVAL))
 }
 
-/// How many open devices are remembered; with more, the rest are asked anew at every registration.
-const SLOTS: usize = 128;
-
-const FREE: usize = 0;
-const REMOVED: usize = 1;
-const BEING_FILLED: usize = 2;
-
-struct Slot {
-    context: AtomicUsize,
-    facts: AtomicU32,
-}
-
-/// What is known of each context, by its address. No lock and no memory of its own, so that a signal
-/// handler or a fork at any point finds it usable.
-///
-/// A slot goes FREE or REMOVED → BEING_FILLED → a context's address → REMOVED. `facts` is written only by
-/// the thread that moved the slot to BEING_FILLED, and published by the store of the address (release);
-/// the lookup reads it after an acquire of that address. Two threads that ask at once may fill two slots
-/// for one context, with the same facts; `forget` clears all.
-pub struct Contexts {
-    slots: [Slot; SLOTS],
-}
-
-impl Contexts {
-    /// Remembers nothing.
-    pub const fn new() -> Self {
-        Contexts {
-            slots: [const {
-                Slot {
-                    context: AtomicUsize::new(FREE),
-                    facts: AtomicU32::new(0),
-                }
-            }; SLOTS],
-        }
-    }
-
-    /// The slots in which a context can be, in the order in which they are tried.
-    fn run(&self, context: usize) -> impl Iterator<Item = &Slot> {
-        // Contexts come from calloc: the low four bits tell nothing.
-        let home = (context >> 4).wrapping_mul(0x9e37_79b9) >> 8;
-        (0..SLOTS).map(move |step| &self.slots[(home + step) % SLOTS])
-    }
-
-    fn find(&self, context: usize) -> Option<&Slot> {
-        for slot in self.run(context) {
-            match slot.context.load(Acquire) {
-                FREE => return None,
-                found if found == context => return Some(slot),
-                _ => {}
-            }
-        }
-        None
-    }
-
-    /// What is known of the context.
-    #[inline]
-    pub fn get(&self, context: usize) -> Option<Facts> {
-        self.find(context)
-            .map(|slot| Facts::from_bits_retain(slot.facts.load(Relaxed)))
-    }
-
-    /// Remembers a context. When there is no room it stays unknown.
-    pub fn insert(&self, context: usize, facts: Facts) {
-        for slot in self.run(context) {
-            let found = slot.context.load(Relaxed);
-            if (found == FREE || found == REMOVED)
-                && slot
-                    .context
-                    .compare_exchange(found, BEING_FILLED, Acquire, Relaxed)
-                    .is_ok()
-            {
-                slot.facts.store(facts.bits(), Relaxed);
-                slot.context.store(context, Release);
-                return;
-            }
-        }
-    }
-
-    /// Adds to what is known of a context.
-    pub fn add(&self, context: usize, facts: Facts) {
-        if let Some(slot) = self.find(context) {
-            slot.facts.fetch_or(facts.bits(), Relaxed);
-        }
-    }
-
-    /// Forgets a context, before its address can come back as another's.
-    pub fn forget(&self, context: usize) {
-        for slot in &self.slots {
-            let _ = slot
-                .context
-                .compare_exchange(context, REMOVED, AcqRel, Relaxed);
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::scripted::Scripted;
@@ -307,53 +211,5 @@ mod tests {
             3,
             facts
         ));
-    }
-
-    #[test]
-    fn contexts_come_and_go() {
-        let contexts = Contexts::new();
-        for round in 0..4 {
-            for n in 1..=SLOTS {
-                assert_eq!(contexts.get(n * 16), None);
-                contexts.insert(n * 16, Facts::from_bits_retain((n + round) as u32));
-            }
-            contexts.insert(0xbad0, Facts::empty());
-            assert_eq!(contexts.get(0xbad0), None, "there is no room for one more");
-            for n in 1..=SLOTS {
-                assert_eq!(
-                    contexts.get(n * 16),
-                    Some(Facts::from_bits_retain((n + round) as u32))
-                );
-                contexts.add(n * 16, Facts::DEREG_BY_WRITE);
-                assert!(
-                    contexts
-                        .get(n * 16)
-                        .unwrap()
-                        .contains(Facts::DEREG_BY_WRITE)
-                );
-                contexts.forget(n * 16);
-                assert_eq!(contexts.get(n * 16), None);
-            }
-        }
-    }
-
-    #[test]
-    fn threads_that_fill_and_forget_never_read_each_others_facts() {
-        let contexts = Contexts::new();
-        std::thread::scope(|scope| {
-            for thread in 0..4usize {
-                let contexts = &contexts;
-                scope.spawn(move || {
-                    for n in 0..2000usize {
-                        let context = 0x1000 + 16 * (thread * 40 + n % 40);
-                        let facts = Facts::from_bits_retain(context as u32);
-                        contexts.insert(context, facts);
-                        assert!(contexts.get(context).is_none_or(|found| found == facts));
-                        contexts.forget(context);
-                        assert_eq!(contexts.get(context), None);
-                    }
-                });
-            }
-        });
     }
 }

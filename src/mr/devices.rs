@@ -1,0 +1,262 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The open devices that memory was registered on: what is known of each, and its regions of ours.
+//!
+//! They are found by the address of their `ibv_context`: in a map, and before it in a few places of which
+//! each holds the device that was last found there. A hit there is two loads. Devices are never freed,
+//! only used again for another context, so that who looks into a place finds a device, if not the right
+//! one.
+//!
+//! The map has locks. A signal handler that interrupts a thread that holds one, and calls us, would wait
+//! for ever: [`thread::enter`] marks that time, and the handler's call is passed on.
+
+use super::rows::Rows;
+use crate::thread;
+use crate::uverbs::context::Facts;
+use core::hash::{BuildHasherDefault, Hasher};
+use core::ptr::null_mut;
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering::*};
+use dashmap::DashMap;
+use std::sync::Mutex;
+
+/// An open device.
+pub struct Device {
+    /// The address of its context; 0 while it waits to be used again.
+    context: AtomicUsize,
+    facts: AtomicU32,
+    pub rows: Rows,
+}
+
+impl Device {
+    /// What is known of it.
+    #[inline]
+    pub fn facts(&self) -> Facts {
+        Facts::from_bits_retain(self.facts.load(Relaxed))
+    }
+
+    /// Takes over what was found out anew.
+    pub fn set_facts(&self, facts: Facts) {
+        self.facts.store(facts.bits(), Relaxed);
+    }
+
+    /// Adds to what is known of it.
+    pub fn add_facts(&self, facts: Facts) {
+        self.facts.fetch_or(facts.bits(), Relaxed);
+    }
+}
+
+/// Mixes an address. Contexts come from malloc, so the low four bits tell nothing, and the map takes its
+/// shard from the high bits.
+#[derive(Default)]
+pub struct AddressHasher(u64);
+
+impl Hasher for AddressHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|&byte| self.write_usize(byte.into()));
+    }
+
+    fn write_usize(&mut self, address: usize) {
+        let mixed = (self.0 ^ address as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        self.0 = mixed ^ (mixed >> 32);
+    }
+}
+
+/// How many devices are found without the map, if their addresses differ well.
+const PLACES: usize = 16;
+
+/// Shards of the map. A fixed number: asking for the number of processors reads files.
+const SHARDS: usize = 4;
+
+/// All of them.
+pub struct Devices {
+    last_found: [AtomicPtr<Device>; PLACES],
+    by_context: DashMap<usize, &'static Device, BuildHasherDefault<AddressHasher>>,
+    unused: Mutex<Vec<&'static Device>>,
+}
+
+impl Devices {
+    /// None.
+    pub fn new() -> Self {
+        Devices {
+            last_found: [const { AtomicPtr::new(null_mut()) }; PLACES],
+            by_context: DashMap::with_capacity_and_hasher_and_shard_amount(
+                0,
+                Default::default(),
+                SHARDS,
+            ),
+            unused: Mutex::new(Vec::new()),
+        }
+    }
+
+    #[inline]
+    fn place(&self, context: usize) -> &AtomicPtr<Device> {
+        &self.last_found[(context >> 4 ^ context >> 12) % PLACES]
+    }
+
+    /// The device of a context, if memory was registered on it. `None` as well inside a signal handler
+    /// that interrupted this thread in here.
+    #[inline]
+    pub fn get(&self, context: usize) -> Option<&'static Device> {
+        let last = self.place(context).load(Acquire);
+        // SAFETY: null, or a device, and they are never freed.
+        if let Some(device) = unsafe { last.as_ref() }
+            && device.context.load(Relaxed) == context
+        {
+            return Some(device);
+        }
+        self.look_up(context)
+    }
+
+    #[cold]
+    fn look_up(&self, context: usize) -> Option<&'static Device> {
+        if thread::is_inside() {
+            return None;
+        }
+        let _inside = thread::enter();
+        let device = *self.by_context.get(&context)?;
+        self.remember(context, device);
+        Some(device)
+    }
+
+    fn remember(&self, context: usize, device: &'static Device) {
+        let device: *const Device = device;
+        self.place(context).store(device.cast_mut(), Release);
+    }
+
+    /// Remembers a context. `None` inside a signal handler that interrupted this thread in here.
+    pub fn insert(&self, context: usize, facts: Facts) -> Option<&'static Device> {
+        if thread::is_inside() {
+            return None;
+        }
+        let _inside = thread::enter();
+        let device = *self.by_context.entry(context).or_insert_with(|| {
+            let unused = self.unused.lock().ok().and_then(|mut unused| unused.pop());
+            let device = unused.unwrap_or_else(|| {
+                Box::leak(Box::new(Device {
+                    context: AtomicUsize::new(0),
+                    facts: AtomicU32::new(0),
+                    rows: Rows::new(),
+                }))
+            });
+            device.set_facts(facts);
+            device.context.store(context, Release);
+            device
+        });
+        self.remember(context, device);
+        Some(device)
+    }
+
+    /// Forgets a context, before its address can come back as another's. Its device is the caller's, to be
+    /// given to `end` or `put_back`.
+    pub fn take(&self, context: usize) -> Option<&'static Device> {
+        if thread::is_inside() {
+            return None;
+        }
+        let _inside = thread::enter();
+        let device = self.by_context.remove(&context)?.1;
+        device.context.store(0, Release);
+        Some(device)
+    }
+
+    /// The device has been closed. Returns how many regions of ours ended with it.
+    pub fn end(&self, device: &'static Device) -> u64 {
+        let ended = device.rows.clear();
+        let _inside = thread::enter();
+        if let Ok(mut unused) = self.unused.lock() {
+            unused.push(device);
+        }
+        ended
+    }
+
+    /// The device has not been closed after all.
+    pub fn put_back(&self, context: usize, device: &'static Device) {
+        let _inside = thread::enter();
+        device.context.store(context, Release);
+        self.by_context.insert(context, device);
+    }
+
+    /// How many regions of ours there are on all devices, and the sum of their lengths. Nothing inside a
+    /// signal handler that interrupted this thread in here.
+    pub fn total(&self) -> (u64, u64) {
+        if thread::is_inside() {
+            return (0, 0);
+        }
+        let _inside = thread::enter();
+        self.by_context.iter().fold((0, 0), |sum, device| {
+            let (count, bytes) = device.rows.total();
+            (sum.0 + count, bytes.wrapping_add(sum.1))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_come_and_go() {
+        let devices = Devices::new();
+        let contexts = || (1..=100usize).map(|n| n * 0x150);
+        for round in 0..3u32 {
+            for context in contexts() {
+                assert!(devices.get(context).is_none());
+                let facts = Facts::from_bits_retain(context as u32 + round);
+                let device = devices.insert(context, facts).unwrap();
+                device.rows.insert(0, context, 1, 2, 10);
+            }
+            assert_eq!(devices.total(), (100, 1000));
+            for context in contexts() {
+                let device = devices.get(context).unwrap();
+                assert_eq!(device.facts().bits(), context as u32 + round);
+                let taken = devices.take(context).unwrap();
+                assert!(core::ptr::eq(device, taken) && devices.get(context).is_none());
+                devices.put_back(context, taken);
+                assert!(devices.get(context).is_some());
+                assert_eq!(devices.end(devices.take(context).unwrap()), 1);
+                assert!(devices.take(context).is_none());
+            }
+        }
+        assert_eq!(
+            devices.unused.lock().unwrap().len(),
+            100,
+            "they are used again"
+        );
+    }
+
+    #[test]
+    fn threads_that_open_and_close_never_find_each_others_device() {
+        let devices = Devices::new();
+        std::thread::scope(|scope| {
+            for thread in 0..4usize {
+                let devices = &devices;
+                scope.spawn(move || {
+                    for n in 0..2000usize {
+                        let context = 0x1000 + 16 * (thread * 40 + n % 40);
+                        let facts = Facts::from_bits_retain(context as u32);
+                        devices.insert(context, facts);
+                        assert_eq!(devices.get(context).unwrap().facts(), facts);
+                        devices.end(devices.take(context).unwrap());
+                        assert!(devices.get(context).is_none());
+                    }
+                });
+            }
+        });
+    }
+
+    #[test]
+    fn a_handler_that_interrupts_an_operation_is_passed_on() {
+        let devices = Devices::new();
+        devices.insert(0x100, Facts::empty());
+        let _interrupted = thread::enter();
+        assert!(devices.insert(0x200, Facts::empty()).is_none());
+        assert!(devices.take(0x100).is_none() && devices.get(0x200).is_none());
+        assert_eq!(devices.total(), (0, 0));
+        assert!(
+            devices.get(0x100).is_some(),
+            "what was found last needs no lock"
+        );
+    }
+}
