@@ -44,9 +44,8 @@ impl Counters {
 
     /// Adds to a counter.
     #[inline]
-    pub fn add(&self, counter: Counter, amount: u64) {
-        let own = thread::number() as usize;
-        if let Some(shard) = self.0[..SHARDS - 1].get(own) {
+    pub fn add(&self, thread: thread::Number, counter: Counter, amount: u64) {
+        if let Some(shard) = self.0[..SHARDS - 1].get(thread.index()) {
             // One thread writes here. That the two become one instruction, which a signal cannot divide,
             // is what LLVM does on x86; elsewhere a handler's count may be lost.
             let counter = &shard.0[counter as usize];
@@ -75,9 +74,9 @@ mod tests {
             for _ in 0..2 * SHARDS {
                 scope.spawn(|| {
                     for _ in 0..100 {
-                        counters.add(Counter::RegKernel, 1);
+                        counters.add(thread::number(), Counter::RegKernel, 1);
                     }
-                    counters.add(Counter::DeregKernel, 30);
+                    counters.add(thread::number(), Counter::DeregKernel, 30);
                 });
             }
         });

@@ -60,9 +60,21 @@ pub fn is_inside() -> bool {
     THREAD.with(|thread| thread.inside.load(Relaxed))
 }
 
-/// This thread's number: threads are numbered as they come.
+/// A thread's number: threads are numbered as they come.
+#[derive(Clone, Copy)]
+pub struct Number(u32);
+
+impl Number {
+    /// As an index.
+    #[inline]
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// This thread's number.
 #[inline]
-pub fn number() -> u32 {
+pub fn number() -> Number {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     THREAD.with(|thread| {
         if thread.number.get() == NO_NUMBER {
@@ -70,7 +82,7 @@ pub fn number() -> u32 {
                 .number
                 .set(NEXT.fetch_add(1, Relaxed) & (NO_NUMBER >> 1));
         }
-        thread.number.get()
+        Number(thread.number.get())
     })
 }
 

@@ -37,7 +37,8 @@ macro_rules! interpose {
     };
 }
 
-/// Gives a `#[unsafe(no_mangle)]` function of the library's own API its node.
+/// Gives a `#[unsafe(no_mangle)]` function of the library's own API its node. The name without a node goes
+/// (`remove`): GNU ld would find two definitions of it in the static library.
 macro_rules! versioned {
     ($name:ident, $node:literal) => {
         #[cfg(not(test))]
@@ -47,7 +48,8 @@ macro_rules! versioned {
             ", ",
             stringify!($name),
             "@@",
-            $node
+            $node,
+            ", remove"
         ));
     };
 }

@@ -12,7 +12,7 @@ use core::ptr::null_mut;
 use errno::{Errno, set_errno};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// The call, for the reason that is kept when it fails.
+/// The call, for the reason that is kept when it fails; described only then.
 #[derive(Clone, Copy)]
 pub struct Call {
     pub name: &'static str,
@@ -23,7 +23,10 @@ pub struct Call {
 
 /// A registration: the region, or NULL and errno.
 #[inline]
-pub fn region(call: Call, body: impl FnOnce() -> Result<*mut ibv_mr, Error>) -> *mut ibv_mr {
+pub fn region(
+    call: impl FnOnce() -> Call,
+    body: impl FnOnce() -> Result<*mut ibv_mr, Error>,
+) -> *mut ibv_mr {
     run(call, body).unwrap_or_else(|error| {
         set_errno(Errno(error.errno()));
         null_mut()
@@ -33,7 +36,7 @@ pub fn region(call: Call, body: impl FnOnce() -> Result<*mut ibv_mr, Error>) -> 
 /// Most of the others: 0, or an errno that is positive. errno is set as well, as the kernel's own wrappers
 /// leave it.
 #[inline]
-pub fn status(call: Call, body: impl FnOnce() -> Result<(), Error>) -> c_int {
+pub fn status(call: impl FnOnce() -> Call, body: impl FnOnce() -> Result<(), Error>) -> c_int {
     match run(call, body) {
         Ok(()) => 0,
         Err(error) => {
@@ -45,7 +48,10 @@ pub fn status(call: Call, body: impl FnOnce() -> Result<(), Error>) -> c_int {
 
 /// `ibv_rereg_mr`: its own code, of which -1 means that nothing was changed; errno has the reason.
 #[inline]
-pub fn rereg_code(call: Call, body: impl FnOnce() -> Result<c_int, Error>) -> c_int {
+pub fn rereg_code(
+    call: impl FnOnce() -> Call,
+    body: impl FnOnce() -> Result<c_int, Error>,
+) -> c_int {
     /// `IBV_REREG_MR_ERR_INPUT`.
     const UNCHANGED: c_int = -1;
     run(call, body).unwrap_or_else(|error| {
@@ -56,13 +62,16 @@ pub fn rereg_code(call: Call, body: impl FnOnce() -> Result<c_int, Error>) -> c_
 
 /// Runs the body, stops a panic, and keeps the reason of a failure.
 #[inline]
-fn run<T>(call: Call, body: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
+fn run<T>(
+    call: impl FnOnce() -> Call,
+    body: impl FnOnce() -> Result<T, Error>,
+) -> Result<T, Error> {
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(value)) => Ok(value),
-        Ok(Err(error)) => Err(failed(call, error)),
+        Ok(Err(error)) => Err(failed(call(), error)),
         Err(_) => {
             disable_for_good();
-            Err(failed(call, Error::Panic))
+            Err(failed(call(), Error::Panic))
         }
     }
 }
@@ -75,7 +84,8 @@ fn failed(call: Call, error: Error) -> Error {
         request: call.request,
     };
     if let Some(counter) = call.counter {
-        process::current().counters.add(counter, 1);
+        let counters = &process::current().counters;
+        counters.add(thread::number(), counter, 1);
     }
     thread::set_reason(reason);
     if log::wants(Level::Warn) {

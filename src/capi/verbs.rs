@@ -18,20 +18,32 @@ const NULL_MR: Error = Error::Argument("the memory region is NULL");
 #[inline]
 fn reg_call(name: &'static str, request: Option<Request>) -> Call {
     Call {
-        name,
         request,
         counter: Some(Counter::RegFailed),
+        ..call(name)
+    }
+}
+
+#[inline]
+fn call(name: &'static str) -> Call {
+    Call {
+        name,
+        request: None,
+        counter: None,
     }
 }
 
 /// The one body of `ibv_reg_mr`, `_iova` and `_iova2`.
 #[inline]
 unsafe fn reg(name: &'static str, pd: *mut ibv_pd, request: Request) -> *mut ibv_mr {
-    ret::region(reg_call(name, Some(request)), || {
-        // SAFETY: C's contract.
-        let pd = unsafe { Pd::from_c(pd) }.ok_or(NULL_PD)?;
-        mr::register(pd, &request)
-    })
+    ret::region(
+        || reg_call(name, Some(request)),
+        || {
+            // SAFETY: C's contract.
+            let pd = unsafe { Pd::from_c(pd) }.ok_or(NULL_PD)?;
+            mr::register(pd, &request)
+        },
+    )
 }
 
 unsafe extern "C" fn ibv_reg_mr(
@@ -109,15 +121,18 @@ unsafe extern "C" fn ibv_reg_mr_ex(
     pd: *mut ibv_pd,
     mr_init_attr: *mut ibv_mr_init_attr,
 ) -> *mut ibv_mr {
-    ret::region(reg_call("ibv_reg_mr_ex", None), || {
-        // SAFETY: C's contract.
-        let pd = unsafe { Pd::from_c(pd) }.ok_or(NULL_PD)?;
-        if mr_init_attr.is_null() {
-            return Err(Error::Argument("the attributes are NULL"));
-        }
-        // SAFETY: C's contract: what `comp_mask` names is set.
-        unsafe { mr::reg_mr_ex(pd, mr_init_attr) }
-    })
+    ret::region(
+        || reg_call("ibv_reg_mr_ex", None),
+        || {
+            // SAFETY: C's contract.
+            let pd = unsafe { Pd::from_c(pd) }.ok_or(NULL_PD)?;
+            if mr_init_attr.is_null() {
+                return Err(Error::Argument("the attributes are NULL"));
+            }
+            // SAFETY: C's contract: what `comp_mask` names is set.
+            unsafe { mr::reg_mr_ex(pd, mr_init_attr) }
+        },
+    )
 }
 interpose!(ibv_reg_mr_ex, "IBVERBS_1.15");
 
@@ -129,13 +144,16 @@ unsafe extern "C" fn ibv_reg_dmabuf_mr(
     fd: c_int,
     access: c_int,
 ) -> *mut ibv_mr {
-    ret::region(reg_call("ibv_reg_dmabuf_mr", None), || {
-        // SAFETY: C's contract.
-        let pd = unsafe { Pd::from_c(pd) }.ok_or(NULL_PD)?;
-        let access = Access::from_bits_retain(access as u32);
-        // SAFETY: C's contract.
-        unsafe { mr::reg_dmabuf_mr(pd, (offset, length, iova), fd, access) }
-    })
+    ret::region(
+        || reg_call("ibv_reg_dmabuf_mr", None),
+        || {
+            // SAFETY: C's contract.
+            let pd = unsafe { Pd::from_c(pd) }.ok_or(NULL_PD)?;
+            let access = Access::from_bits_retain(access as u32);
+            // SAFETY: C's contract.
+            unsafe { mr::reg_dmabuf_mr(pd, (offset, length, iova), fd, access) }
+        },
+    )
 }
 interpose!(ibv_reg_dmabuf_mr, "IBVERBS_1.12");
 
@@ -147,39 +165,36 @@ unsafe extern "C" fn ibv_rereg_mr(
     length: usize,
     access: c_int,
 ) -> c_int {
-    let call = Call {
-        name: "ibv_rereg_mr",
-        request: None,
-        counter: None,
-    };
-    ret::rereg_code(call, || {
-        // SAFETY: C's contract.
-        let mr = unsafe { Mr::from_c(mr) }.ok_or(NULL_MR)?;
-        let access = Access::from_bits_retain(access as u32);
-        // SAFETY: C's contract.
-        unsafe {
-            mr::rereg(
-                mr,
-                &Change {
-                    flags,
-                    pd,
-                    addr,
-                    length,
-                    access,
-                },
-            )
-        }
-    })
+    ret::rereg_code(
+        || call("ibv_rereg_mr"),
+        || {
+            // SAFETY: C's contract.
+            let mr = unsafe { Mr::from_c(mr) }.ok_or(NULL_MR)?;
+            let access = Access::from_bits_retain(access as u32);
+            // SAFETY: C's contract.
+            unsafe {
+                mr::rereg(
+                    mr,
+                    &Change {
+                        flags,
+                        pd,
+                        addr,
+                        length,
+                        access,
+                    },
+                )
+            }
+        },
+    )
 }
 interpose!(ibv_rereg_mr, "IBVERBS_1.1");
 
 unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
-    let call = Call {
-        name: "ibv_dereg_mr",
-        request: None,
+    let dereg = || Call {
         counter: Some(Counter::DeregFailed),
+        ..call("ibv_dereg_mr")
     };
-    ret::status(call, || {
+    ret::status(dereg, || {
         // SAFETY: C's contract.
         let mr = unsafe { Mr::from_c(mr) }.ok_or(NULL_MR)?;
         mr::deregister(mr)
@@ -189,11 +204,7 @@ interpose!(ibv_dereg_mr, "IBVERBS_1.1");
 
 unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
     ret::status(
-        Call {
-            name: "ibv_dealloc_pd",
-            request: None,
-            counter: None,
-        },
+        || call("ibv_dealloc_pd"),
         || {
             // SAFETY: C's contract.
             let pd = unsafe { Pd::from_c(pd) }.ok_or(NULL_PD)?;
@@ -205,11 +216,7 @@ interpose!(ibv_dealloc_pd, "IBVERBS_1.1");
 
 unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
     ret::status(
-        Call {
-            name: "ibv_close_device",
-            request: None,
-            counter: None,
-        },
+        || call("ibv_close_device"),
         || {
             // SAFETY: C's contract.
             let context =

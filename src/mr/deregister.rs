@@ -7,11 +7,11 @@ use super::rows::Claim;
 use super::{Access, Context, Error, count_vanished, fork, put_away, require};
 use crate::abi::rdma_core::ibv_mr;
 use crate::config::disabled;
-use crate::next;
 use crate::process::{self, Process};
 use crate::stats::Counter;
 use crate::uverbs::context::Facts;
 use crate::uverbs::{Uverbs, mr};
+use crate::{next, thread};
 use errno::Errno;
 
 /// Deregisters a region. After an error it is still registered, and still the program's.
@@ -79,9 +79,11 @@ impl Claimed {
             self.restore();
             return Err(Error::Kernel(errno));
         }
-        self.process.counters.add(Counter::DeregKernel, 1);
+        let thread = thread::number();
+        let counters = &self.process.counters;
+        counters.add(thread, Counter::DeregKernel, 1);
         if let Some(object) = Object::at(self.mr.address()) {
-            put_away(self.process, object);
+            put_away(self.process, thread, object);
         }
         if !access.on_demand() {
             fork::dofork(was.addr, was.length);
@@ -111,7 +113,8 @@ fn pass_on(mr: Mr) -> Result<(), Error> {
     // SAFETY: the program's own region, to the function that it meant.
     match unsafe { next(mr.as_ptr()) } {
         0 => {
-            process::current().counters.add(Counter::DeregNext, 1);
+            let counters = &process::current().counters;
+            counters.add(thread::number(), Counter::DeregNext, 1);
             Ok(())
         }
         errno => Err(Error::Next(Errno(errno))),

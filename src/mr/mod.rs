@@ -29,6 +29,7 @@ use crate::abi::rdma_core::*;
 use crate::next::Next;
 use crate::process::Process;
 use crate::stats::Counter;
+use crate::thread;
 use core::ffi::c_void;
 use core::ptr::NonNull;
 use errno::Errno;
@@ -151,8 +152,9 @@ impl Error {
 }
 
 /// Keeps an object whose region is deregistered, or came to nothing, for another.
-fn put_away(process: &Process, object: Object) {
-    for unneeded in process.retired.put(object.address()).filter_map(Object::at) {
+fn put_away(process: &Process, thread: thread::Number, object: Object) {
+    let unneeded = process.retired.put(thread, object.address());
+    for unneeded in unneeded.filter_map(Object::at) {
         // SAFETY: it waits no longer, by the word of `put`.
         unsafe { unneeded.free() };
     }
@@ -165,5 +167,6 @@ fn require<F: Copy>(next: &Next<F>) -> Result<F, Error> {
 
 /// Counts regions of ours that ended past us.
 fn count_vanished(process: &Process, regions: u64) {
-    process.counters.add(Counter::Vanished, regions);
+    let counters = &process.counters;
+    counters.add(thread::number(), Counter::Vanished, regions);
 }

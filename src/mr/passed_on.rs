@@ -6,7 +6,7 @@ use super::{Access, Error, Mr, Pd, Request, count_vanished, require};
 use crate::abi::rdma_core::*;
 use crate::config::{Level, disabled};
 use crate::stats::Counter;
-use crate::{log, next, process};
+use crate::{log, next, process, thread};
 use errno::errno;
 
 /// Registers plain memory by libibverbs, for the reason given.
@@ -95,7 +95,8 @@ fn made_by_next(mr: *mut ibv_mr) -> Result<*mut ibv_mr, Error> {
         return Err(Error::Next(errno()));
     };
     let process = process::current();
-    process.counters.add(Counter::RegNext, 1);
+    let counters = &process.counters;
+    counters.add(thread::number(), Counter::RegNext, 1);
     let public = made.read();
     if let Some(device) = process.devices.get(public.context.expose_provenance())
         && device.rows.forget(public.handle)

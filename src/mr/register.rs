@@ -7,12 +7,12 @@ use super::{Context, Error, Pd, Request, count_vanished, fork, passed_on, put_aw
 use crate::abi::rdma_core::ibv_mr;
 use crate::abi::uapi::ib_uverbs_reg_mr_resp;
 use crate::config::{Level, disabled};
-use crate::log;
 use crate::process::{self, Process};
 use crate::stats::Counter;
 use crate::uverbs::context::{self, Facts};
 use crate::uverbs::driver::Way;
 use crate::uverbs::{Uverbs, mr};
+use crate::{log, thread};
 use errno::Errno;
 
 /// Registers memory, by our own kernel call if the device and the moment allow it.
@@ -87,12 +87,13 @@ impl Own {
 
     #[inline]
     fn register_protected(&self, pd: Pd, request: &Request) -> Result<*mut ibv_mr, Error> {
-        let object = self.process.retired.take().and_then(Object::at);
+        let thread = thread::number();
+        let object = self.process.retired.take(thread).and_then(Object::at);
         let object = object.or_else(Object::allocate).ok_or(Error::Memory)?;
         let answer = match self.ask_kernel(pd, request) {
             Ok(answer) => answer,
             Err(errno) => {
-                put_away(self.process, object);
+                put_away(self.process, thread, object);
                 return Err(Error::Kernel(errno));
             }
         };
@@ -108,7 +109,8 @@ impl Own {
         ) {
             count_vanished(self.process, 1);
         }
-        self.process.counters.add(Counter::RegKernel, 1);
+        let counters = &self.process.counters;
+        counters.add(thread, Counter::RegKernel, 1);
         Ok(object.as_ptr())
     }
 
