@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/* What preloading the library adds to the start of a program that has nothing to do with it: "true" is
+ * run without and with it, in turn. Usage: startup LIBRARY [ROUNDS] */
+#include <errno.h>
+#include <spawn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+
+static double once(char *preload)
+{
+	char *arguments[] = { "true", NULL }, *environment[] = { preload, NULL };
+	struct timespec start, end;
+	int status;
+	pid_t pid;
+
+	clock_gettime(CLOCK_MONOTONIC, &start);
+	if (posix_spawn(&pid, "/bin/true", NULL, NULL, arguments, environment) || waitpid(pid, &status, 0) != pid ||
+	    status) {
+		fprintf(stderr, "startup: %s\n", strerror(errno));
+		exit(1);
+	}
+	clock_gettime(CLOCK_MONOTONIC, &end);
+	return (double)(end.tv_sec - start.tv_sec) * 1e6 + (double)(end.tv_nsec - start.tv_nsec) * 1e-3;
+}
+
+static int ascending(const void *a, const void *b)
+{
+	double difference = *(const double *)a - *(const double *)b;
+
+	return (difference > 0) - (difference < 0);
+}
+
+int main(int argc, char **argv)
+{
+	int rounds = argc > 2 ? atoi(argv[2]) : 1000;
+	double *without = calloc((size_t)rounds, sizeof(double)), *with = calloc((size_t)rounds, sizeof(double));
+	char preload[4096];
+
+	if (argc < 2 || rounds < 1 || !without || !with) {
+		fprintf(stderr, "usage: startup LIBRARY [ROUNDS]\n");
+		return 2;
+	}
+	snprintf(preload, sizeof(preload), "LD_PRELOAD=%s", argv[1]);
+	for (int round = 0; round < rounds; round++) {
+		without[round] = once("NOTHING=");
+		with[round] = once(preload);
+	}
+	qsort(without, (size_t)rounds, sizeof(double), ascending);
+	qsort(with, (size_t)rounds, sizeof(double), ascending);
+	printf("start of true: median %.0f us, with the library %.0f us: %.0f us more (%d runs each, in turn)\n",
+	       without[rounds / 2], with[rounds / 2], with[rounds / 2] - without[rounds / 2], rounds);
+	return 0;
+}

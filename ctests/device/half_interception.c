@@ -1,0 +1,108 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * A program that takes its functions from libibverbs by handle, as NCCL and brpc do, is intercepted by
+ * half: libibverbs' own ibv_reg_mr jumps through its PLT to ours, its ibv_dereg_mr goes to the provider,
+ * which frees our object.
+ */
+#include "pair.h"
+#include <dlfcn.h>
+#include <malloc.h>
+
+static struct ibv_mr *(*handle_reg_mr)(struct ibv_pd *, void *, size_t, int);
+static struct ibv_mr *(*handle_reg_mr_iova2)(struct ibv_pd *, void *, size_t, uint64_t, unsigned int);
+static int (*handle_dereg_mr)(struct ibv_mr *);
+
+static void take_by_handle(void)
+{
+	void *handle = dlopen("libibverbs.so.1", RTLD_NOW);
+
+	must(handle);
+	*(void **)&handle_reg_mr = dlvsym(handle, "ibv_reg_mr", "IBVERBS_1.1");
+	*(void **)&handle_reg_mr_iova2 = dlvsym(handle, "ibv_reg_mr_iova2", "IBVERBS_1.8");
+	*(void **)&handle_dereg_mr = dlvsym(handle, "ibv_dereg_mr", "IBVERBS_1.1");
+	must(handle_reg_mr && handle_reg_mr_iova2 && handle_dereg_mr);
+}
+
+enum { MANY = 5000 };
+
+int main(void)
+{
+	static struct ibv_mr *regions[MANY];
+	struct rdmamr_stats before, now;
+	struct ibv_mr *mr, *foreign;
+	struct pair pair;
+	char *memory = pages(2);
+	int failed = 0, foreign_count = 0;
+	struct mallinfo2 heap;
+
+	take_by_handle();
+	pair_open(&pair);
+
+	/* The shape of NCCL: again and again. */
+	for (int round = 0; round < MANY; round++) {
+		mr = handle_reg_mr(pair.pd, memory, PAGE, LOCAL_AND_REMOTE);
+		failed += !mr || handle_dereg_mr(mr) != 0;
+	}
+	is(failed, 0, "registered by us, deregistered behind our back");
+	now = stats();
+	is((long long)now.reg_kernel, MANY, "each registration was ours");
+	ok(now.live <= 1, "at most the last is taken for live (%llu)", (unsigned long long)now.live);
+	is((long long)(now.vanished + now.live), MANY, "the others are known to have vanished");
+	is(kernel_regions(pair.context), 0, "the kernel has none");
+
+	/* Many at once. */
+	for (int n = 0; n < MANY; n++)
+		failed += !(regions[n] = handle_reg_mr(pair.pd, memory, PAGE, LOCAL_AND_REMOTE));
+	for (int n = 0; n < MANY; n++)
+		failed += handle_dereg_mr(regions[n]) != 0;
+	heap = mallinfo2();
+	for (int round = 0; round < 3; round++) {
+		for (int n = 0; n < MANY; n++)
+			failed += !(regions[n] = handle_reg_mr(pair.pd, memory, PAGE, LOCAL_AND_REMOTE));
+		for (int n = 0; n < MANY; n++)
+			failed += handle_dereg_mr(regions[n]) != 0;
+	}
+	is(failed, 0, "%d at once, three times", MANY);
+	ok(mallinfo2().uordblks <= heap.uordblks + 65536, "and no memory is lost to them (%zd bytes)",
+	   (ssize_t)(mallinfo2().uordblks - heap.uordblks));
+	ok(stats().live <= MANY + 1, "the table has at most those of one round (%llu)",
+	   (unsigned long long)stats().live);
+
+	/* Foreign regions now lie where our vanished ones were: none may be taken for ours. */
+	before = stats();
+	for (int n = 0; n < MANY; n++) {
+		foreign = regions[n] = handle_reg_mr_iova2(pair.pd, memory + PAGE, PAGE,
+							   (uintptr_t)memory + PAGE, LOCAL_AND_REMOTE);
+		failed += !foreign;
+	}
+	for (int n = 0; n < MANY; n++)
+		failed += ibv_dereg_mr(regions[n]) != 0;
+	now = stats();
+	foreign_count = (int)(now.dereg_next - before.dereg_next);
+	is(failed, 0, "foreign regions are deregistered");
+	is(foreign_count, MANY, "by libibverbs, each");
+	is(kernel_regions(pair.context), 0, "the kernel has none");
+	ok(stats().live <= 1, "and the stale entries at their addresses are gone (%llu)",
+	   (unsigned long long)stats().live);
+
+	/* Mixed: ours that lie where foreign ones were must work, with data. */
+	{
+		char *target = pages(1);
+		struct ibv_mr *source = ibv_reg_mr(pair.pd, memory, PAGE, IBV_ACCESS_LOCAL_WRITE);
+
+		for (int n = 0; n < 200; n++) {
+			mr = (n % 2 ? ibv_reg_mr : handle_reg_mr)(pair.pd, target, PAGE, LOCAL_AND_REMOTE);
+			must(mr);
+			memory[0] = (char)n;
+			failed += pair_write(&pair, source, memory, 8, (uintptr_t)target, mr->rkey) != 0;
+			failed += target[0] != (char)n;
+			failed += (n % 3 ? ibv_dereg_mr : handle_dereg_mr)(mr) != 0;
+		}
+		is(failed, 0, "mixed with intercepted calls, data moves");
+		must(ibv_dereg_mr(source) == 0);
+	}
+	is(kernel_regions(pair.context), 0, "the kernel has none");
+	pair_close(&pair);
+	is((long long)stats().live, 0, "with the domain the last stale entry has gone");
+	return done_testing();
+}

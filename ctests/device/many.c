@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/* 100 000 regions at once, by the kernel's own count, and back to none. */
+#include "device.h"
+
+enum { MANY = 100000 };
+
+/* Lines of "rdma resource show mr": every region on the device, whoever made it; -1 without the tool. */
+static int resources(const char *name)
+{
+	char command[128];
+	int count = -1;
+	FILE *pipe;
+
+	snprintf(command, sizeof(command), "rdma resource show mr dev %s 2>/dev/null | wc -l", name);
+	pipe = popen(command, "r");
+	must(pipe && fscanf(pipe, "%d", &count) == 1);
+	pclose(pipe);
+	return count;
+}
+
+int main(void)
+{
+	struct ibv_context *context = open_device();
+	struct ibv_pd *pd = ibv_alloc_pd(context);
+	struct ibv_mr **regions = calloc(MANY, sizeof(*regions));
+	const char *name = getenv("CHECK_DEVICE");
+	char *memory = pages(1);
+	int failed = 0, before = resources(name);
+
+	must(pd && regions);
+	for (int n = 0; n < MANY; n++)
+		failed += !(regions[n] = ibv_reg_mr(pd, memory, PAGE, LOCAL_AND_REMOTE));
+	is(failed, 0, "%d regions are registered", MANY);
+	is((long long)stats().live, MANY, "they are live");
+	is((long long)stats().live_bytes, (long long)MANY * PAGE, "with their bytes");
+	is(resources(name) - before, MANY, "rdma resource show mr has them");
+	/* In an order that is neither that of registration nor its reverse. */
+	for (int n = 0; n < MANY; n++)
+		failed += ibv_dereg_mr(regions[(n * 7919L) % MANY]) != 0;
+	is(failed, 0, "they are deregistered");
+	is((long long)(stats().live + stats().live_bytes), 0, "none is live");
+	is(resources(name) - before, 0, "rdma resource show mr has none");
+	is(ibv_dealloc_pd(pd), 0, "the domain has none");
+	is(ibv_close_device(context), 0, "the device is closed");
+	return done_testing();
+}

@@ -1,0 +1,103 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * Preloaded in front of everything, records what registrations and deregistrations send to the kernel, as
+ * text on descriptor 3: each ioctl and write() of uverbs with all its bytes. Addresses of the sender's own
+ * memory differ from run to run: they are shown as "address", and what lies there, where it is input, is
+ * shown in their place.
+ */
+#include <dlfcn.h>
+#include <rdma/ib_user_ioctl_cmds.h>
+#include <rdma/ib_user_verbs.h>
+#include <rdma/rdma_user_ioctl.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+static void hex(const void *bytes, size_t length)
+{
+	for (size_t n = 0; n < length; n++)
+		dprintf(3, " %02x", ((const uint8_t *)bytes)[n]);
+}
+
+/* The command of a registration, without the address of its response. */
+static void reg_mr(const struct ib_uverbs_reg_mr *command)
+{
+	struct ib_uverbs_reg_mr shown = *command;
+
+	dprintf(3, " response %s", shown.response ? "address" : "0");
+	shown.response = 0;
+	hex(&shown, sizeof(shown));
+}
+
+static int is_registration(const struct ib_uverbs_ioctl_hdr *header)
+{
+	if (header->object_id == UVERBS_OBJECT_MR)
+		return header->method_id == UVERBS_METHOD_MR_DESTROY;
+	if (header->object_id != UVERBS_OBJECT_DEVICE || header->method_id != UVERBS_METHOD_INVOKE_WRITE)
+		return 0;
+	for (int n = 0; n < header->num_attrs; n++)
+		if (header->attrs[n].attr_id == UVERBS_ATTR_WRITE_CMD)
+			return header->attrs[n].data == IB_USER_VERBS_CMD_REG_MR;
+	return 0;
+}
+
+static void show_ioctl(const struct ib_uverbs_ioctl_hdr *header)
+{
+	dprintf(3, "ioctl");
+	hex(header, sizeof(*header));
+	for (int n = 0; n < header->num_attrs; n++) {
+		const struct ib_uverbs_attr *attr = &header->attrs[n];
+		int in_place = attr->len <= 8 && attr->attr_id != UVERBS_ATTR_CORE_OUT &&
+			       attr->attr_id != UVERBS_ATTR_UHW_OUT;
+
+		dprintf(3, "\n attr");
+		hex(attr, 8);
+		if (header->object_id == UVERBS_OBJECT_MR || in_place)
+			hex(&attr->data, 8);
+		else
+			dprintf(3, " address");
+		if (header->object_id == UVERBS_OBJECT_DEVICE && attr->attr_id == UVERBS_ATTR_CORE_IN)
+			reg_mr((const struct ib_uverbs_reg_mr *)(uintptr_t)attr->data);
+	}
+	dprintf(3, "\n");
+}
+
+int ioctl(int fd, unsigned long request, ...)
+{
+	static int (*next)(int, unsigned long, ...);
+	va_list args;
+	void *argument;
+
+	va_start(args, request);
+	argument = va_arg(args, void *);
+	va_end(args);
+	if (!next)
+		*(void **)&next = dlsym(RTLD_NEXT, "ioctl");
+	if (request == RDMA_VERBS_IOCTL && is_registration(argument))
+		show_ioctl(argument);
+	return next(fd, request, argument);
+}
+
+ssize_t write(int fd, const void *bytes, size_t length)
+{
+	const struct ib_uverbs_cmd_hdr *header = bytes;
+
+	if (fd != 3 && length >= sizeof(*header) &&
+	    ((header->command == IB_USER_VERBS_CMD_REG_MR && length >= 48) ||
+	     (header->command == IB_USER_VERBS_CMD_DEREG_MR && length == 12))) {
+		dprintf(3, "write");
+		hex(header, sizeof(*header));
+		if (header->command == IB_USER_VERBS_CMD_REG_MR) {
+			reg_mr((const void *)(header + 1));
+			hex((const char *)bytes + 48, length - 48);
+		} else {
+			hex(header + 1, 4);
+		}
+		dprintf(3, "\n");
+	}
+	return syscall(SYS_write, fd, bytes, length);
+}

@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/* A program that is linked to the library: nothing here needs a device. */
+#include <errno.h>
+#include <infiniband/verbs.h>
+#include <rdmamr.h>
+#include <string.h>
+#include "../tap.h"
+
+int main(void)
+{
+	struct rdmamr_stats stats;
+	struct {
+		struct rdmamr_stats known;
+		uint64_t later;
+	} larger;
+	char version[32], memory[64];
+	struct ibv_mr *mr;
+
+	/* Something that is libibverbs' alone, so that the program needs it; there may be no device. */
+	if (ibv_fork_init())
+		printf("# no fork support\n");
+
+	snprintf(version, sizeof(version), "%d.%d.%d", RDMAMR_VERSION_MAJOR, RDMAMR_VERSION_MINOR,
+		 RDMAMR_VERSION_PATCH);
+	ok(!strcmp(rdmamr_version(), version), "the library's version is the header's");
+
+	memset(&stats, 0xff, sizeof(stats));
+	is(rdmamr_get_stats(&stats, sizeof(stats)), 0, "statistics");
+	is((long long)(stats.reg_kernel + stats.reg_next + stats.live + stats.vanished), 0, "of nothing done");
+	memset(&larger, 0xff, sizeof(larger));
+	is(rdmamr_get_stats(&larger.known, sizeof(larger)), 0, "for a program that knows more fields");
+	is((long long)larger.later, 0, "those are 0");
+	stats.reg_next = 77;
+	is(rdmamr_get_stats(&stats, 8), 0, "for a program that knows fewer");
+	is((long long)stats.reg_next, 77, "the rest is not touched");
+	is(rdmamr_get_stats(NULL, sizeof(stats)), EINVAL, "statistics to NULL");
+	is(rdmamr_get_stats(&stats, 0), EINVAL, "statistics of no size");
+	is(rdmamr_get_stats(&stats, 9), EINVAL, "statistics of an odd size");
+
+	ok(rdmamr_last_reason()[0] == '\0', "no reason before a failure");
+	errno = 0;
+	mr = ibv_reg_mr(NULL, memory, sizeof(memory), IBV_ACCESS_LOCAL_WRITE);
+	ok(!mr && errno == EINVAL, "registering for no domain is EINVAL: the call is ours");
+	ok(strstr(rdmamr_last_reason(), "ibv_reg_mr of 64 bytes") != NULL, "the reason: %s", rdmamr_last_reason());
+	is(ibv_dereg_mr(NULL), EINVAL, "deregistering nothing is EINVAL");
+	return done_testing();
+}

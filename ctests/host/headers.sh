@@ -1,0 +1,53 @@
+#!/bin/bash
+# SPDX-License-Identifier: MIT OR Apache-2.0
+# headers.sh CBINDGEN LAYOUT.c: the headers are what the source says, compile in every C, and their
+# prototypes and our structures are those of the headers that are installed.
+set -u
+here=$(cd "$(dirname "$0")" && pwd)
+. "$here/../tap.sh"
+cd "$here/../.." || exit 1
+cbindgen=$1 layout=$2
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cc=${CC:-cc} cxx=${CXX:-c++}
+strict=(-Wall -Wextra -Wpedantic -Werror -fsyntax-only -Iinclude)
+
+# Not --verify, which writes the header before it says that it differs.
+"$cbindgen" -q -c cbindgen.toml src/capi/rdmamr.rs >"$work/rdmamr.h"
+check "include/rdmamr.h is what the source says (if not: make headers)" diff -u include/rdmamr.h "$work/rdmamr.h"
+
+echo '#include <rdmamr.h>' >"$work/one.c"
+cp "$work/one.c" "$work/one.cc"
+# The page has the date of its making.
+scdoc <man/rdmamr.7.scd >"$work/rdmamr.7"
+check "man/rdmamr.7 is what its source says (if not: make man)" diff -u -I '^\.TH' man/rdmamr.7 "$work/rdmamr.7"
+documented() { # each setting of the table, in the page and in README
+	local name
+	for name in $(grep -oP 'name: c"\KRDMAMR_[A-Z]+' src/config.rs); do
+		grep -q "$name" "$work/rdmamr.7" && grep -q "$name" README.md || { echo "$name"; return 1; }
+	done
+	[ -n "$name" ]
+}
+check "the page and README have each setting" documented
+
+for standard in c99 c11 c2x; do
+	check "include/rdmamr.h as $standard" "$cc" -std=$standard "${strict[@]}" "$work/one.c"
+done
+check "include/rdmamr.h as c++11" "$cxx" -std=c++11 "${strict[@]}" "$work/one.cc"
+
+check "our functions for cbindgen" ctests/abi/prototypes.sh "$cbindgen" "$work/prototypes.c"
+check "all nine of them" [ "$(grep -c '^#undef' "$work/prototypes.c")" = 9 ]
+check "their prototypes are those of <infiniband/verbs.h>" "$cc" -std=c11 "${strict[@]}" "$work/prototypes.c"
+
+newer=()
+echo '#include <infiniband/verbs.h>
+int main(void) { return IBV_REG_MR_MASK_ADDR; }' >"$work/newer.c"
+if "$cc" -fsyntax-only "$work/newer.c" 2>/dev/null; then
+	newer=(-DHAVE_IBV_REG_MR_EX)
+	pass "struct ibv_mr_init_attr is compared too"
+else
+	skip "struct ibv_mr_init_attr" "the installed rdma-core is older than 59 and has none"
+fi
+check "our structures and constants are those of the installed headers ($(grep -c _Static_assert "$layout") assertions)" \
+	"$cc" -std=c11 -fsyntax-only "${newer[@]}" "$layout"
+tap_done

@@ -1,0 +1,51 @@
+#!/bin/bash
+# SPDX-License-Identifier: MIT OR Apache-2.0
+# install.sh: installs into a folder of its own, and uses what is there as a program's author would:
+# pkg-config, dynamic and static linking; then removes it.
+set -u
+here=$(cd "$(dirname "$0")" && pwd)
+. "$here/../tap.sh"
+cd "$here/../.." || exit 1
+stage=$(mktemp -d)
+trap 'rm -rf "$stage"' EXIT
+cc=${CC:-cc}
+
+tap() { # NAME COMMAND...: a program that reports its own results must have none that failed
+	local name=$1 output
+	shift
+	if output=$("$@" 2>&1) && ! grep -q '^not ok' <<<"$output" && grep -q '^1\.\.' <<<"$output"; then
+		pass "$name: $(grep -c '^ok' <<<"$output") checks"
+	else
+		fail "$name" "$output"
+	fi
+}
+
+install() { make -s --no-print-directory "$@" DESTDIR="$stage" PREFIX=/usr LIBDIR=/usr/lib/here; }
+check "make install" install install
+for file in lib/here/librdmamr.so.1 lib/here/librdmamr.so lib/here/librdmamr.a lib/here/pkgconfig/rdmamr.pc \
+	include/rdmamr.h share/man/man7/rdmamr.7; do
+	check "installed: $file" [ -e "$stage/usr/$file" ]
+done
+
+export PKG_CONFIG_PATH=$stage/usr/lib/here/pkgconfig PKG_CONFIG_SYSROOT_DIR=$stage
+check "pkg-config knows the version" [ "$(pkg-config --modversion rdmamr)" = "$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1)" ]
+read -ra flags <<<"$(pkg-config --cflags --libs rdmamr)"
+consumer=$stage/consumer
+check "a program compiles and links" "$cc" -std=gnu11 -Wall -Wextra -Werror "$here/consumer.c" -o "$consumer" "${flags[@]}" -libverbs
+needed=$(readelf -VW "$consumer")
+check "its ibv_reg_mr is librdmamr's" bash -c 'sed -n "/File: librdmamr.so.1/,/File:/p" <<<"$1" | grep -q "Name: IBVERBS_1.1"' - "$needed"
+check "its ibv_reg_mr names the node" bash -c 'readelf -sW --dyn-syms "$1" | grep -q "UND ibv_reg_mr@IBVERBS_1.1"' - "$consumer"
+bindings=$(LD_LIBRARY_PATH=$stage/usr/lib/here LD_DEBUG=bindings "$consumer" 2>&1 >/dev/null)
+check "the loader binds it so" grep -q 'consumer .*to .*librdmamr.so.1.*ibv_reg_mr. \[IBVERBS_1.1\]' <<<"$bindings"
+tap "it runs" env LD_LIBRARY_PATH="$stage/usr/lib/here" "$consumer"
+
+read -ra flags <<<"$(pkg-config --cflags rdmamr)"
+check "a program links the archive" "$cc" -std=gnu11 -Wall -Wextra -Werror "$here/consumer.c" -o "$stage/static" "${flags[@]}" \
+	"$stage/usr/lib/here/librdmamr.a" -libverbs -lgcc_s -lpthread -ldl
+check "and needs no librdmamr" bash -c '! readelf -dW "$1" | grep -q "NEEDED.*rdmamr"' - "$stage/static"
+tap "it runs" "$stage/static"
+check "libibverbs' own calls reach the program's: its symbol is exported" bash -c 'readelf -W --dyn-syms "$1" | grep -q " ibv_reg_mr_iova2@@IBVERBS_1.8"' - "$stage/static"
+
+check "make uninstall" install uninstall
+check "nothing is left" [ -z "$(find "$stage/usr" -type f -o -type l)" ]
+tap_done

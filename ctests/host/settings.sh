@@ -1,0 +1,58 @@
+#!/bin/bash
+# SPDX-License-Identifier: MIT OR Apache-2.0
+# settings.sh LIBRARY: what the environment sets, in programs that use no device.
+set -u
+here=$(cd "$(dirname "$0")" && pwd)
+. "$here/../tap.sh"
+library=$1
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cd "$work" || exit 1
+
+says() { env "$@" LD_PRELOAD="$library" true 2>&1; }
+
+zeros='{"reg_kernel":0,"reg_next":0,"reg_failed":0,"dereg_kernel":0,"dereg_next":0,"dereg_failed":0,"live":0,"live_bytes":0,"vanished":0}'
+check "without settings, not a word" [ -z "$(says)" ]
+check "RDMAMR_STATS=stderr: one line of JSON" [ "$(says RDMAMR_STATS=stderr)" = "$zeros" ]
+fields=$(sed -n '/^struct rdmamr_stats {/,/^};/s/^ *uint64_t \([a-z_]*\);/\1/p' "$here/../../include/rdmamr.h" | tr '\n' ' ')
+check "its fields are those of struct rdmamr_stats: $fields" \
+	[ "$(says RDMAMR_STATS=stderr | tr -d '{}"' | tr ',' '\n' | sed 's/:.*//' | tr '\n' ' ')" = "$fields" ]
+
+says RDMAMR_STATS=file >/dev/null
+check "RDMAMR_STATS=FILE, relative" [ "$(cat "$work/file")" = "$zeros" ]
+env RDMAMR_STATS=file LD_PRELOAD="$library" perl -e 'chdir "/"'
+check "wherever the process has gone" [ "$(grep -cxF "$zeros" "$work/file")" = 2 ]
+env RDMAMR_STATS="$work/file" LD_PRELOAD="$library" perl -e 'system("/bin/true"); if (!fork) { exit 0 } wait; exec "/bin/true"'
+check "each program adds a line, and a child that only forked does not" [ "$(grep -cxF "$zeros" "$work/file")" = 4 ]
+check "a file that cannot be written is said so" grep -q 'RDMAMR_STATS: cannot be written' <<<"$(says RDMAMR_STATS=/nowhere/file)"
+check "a process that is killed writes nothing" [ -z "$(env RDMAMR_STATS=stderr LD_PRELOAD="$library" sh -c 'kill -9 $$' 2>&1 | grep reg_kernel)" ]
+
+warning() { # NAME SETTING WORDS: one line, with these words
+	local output
+	output=$(says "$2")
+	check "$1: $output" bash -c '[ "$(wc -l <<<"$1")" = 1 ] && grep -qF "$2" <<<"$1"' - "$output" "$3"
+}
+warning "an unknown name" RDMAMR_STAT=stderr "did you mean RDMAMR_STATS?"
+warning "another" RDMAMR_LOGS=info "did you mean RDMAMR_LOG?"
+warning "an unknown level" RDMAMR_LOG=warning "did you mean warn?"
+warning "an unknown switch" RDMAMR_DISABLE=yes "It takes 0, 1."
+for level in error warn info debug; do
+	check "RDMAMR_LOG=$level is known" [ -z "$(says RDMAMR_LOG=$level)" ]
+done
+check "RDMAMR_DISABLE=1 is known" [ -z "$(says RDMAMR_DISABLE=1)" ]
+
+# Nothing is obeyed in a program that runs with more rights than its caller. The library is found there by
+# the program's own path to it, since LD_PRELOAD is not obeyed either.
+if [ "$(id -u)" = 0 ]; then
+	cp "$library" librdmamr.so.1
+	"${CC:-cc}" -I"$here/../../include" "$here/consumer.c" -o consumer ./librdmamr.so.1 -libverbs "-Wl,-rpath,$work"
+	chmod 755 "$work"
+	check "the program obeys its settings" grep -q reg_kernel <<<"$(RDMAMR_STATS=stderr ./consumer 2>&1)"
+	chown nobody consumer
+	chmod 4755 consumer
+	output=$(RDMAMR_STATS=stderr RDMAMR_STAT=1 ./consumer 2>&1)
+	check "but not when it is set-uid" bash -c 'grep -q "^1\.\." <<<"$1" && ! grep -q "reg_kernel\|no such setting" <<<"$1"' - "$output"
+else
+	skip "settings in a set-uid program" "only root can make one"
+fi
+tap_done

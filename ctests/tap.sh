@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+# shellcheck shell=bash
+# Test results of shell scripts, in the Test Anything Protocol. Source this; end with "tap_done".
+tap_count=0
+
+pass() { echo "ok $((++tap_count)) - $1"; }
+fail() { # NAME [DETAIL...]: details go to the report as comments
+	echo "not ok $((++tap_count)) - $1"
+	shift
+	[ $# -eq 0 ] || printf '%s\n' "$@" | sed 's/^/# /'
+}
+skip() { echo "ok $((++tap_count)) - $1 # SKIP $2"; }
+check() { # NAME COMMAND...: passes if the command succeeds; what it printed is shown if not
+	local name=$1 output
+	shift
+	if output=$("$@" 2>&1); then pass "$name"; else fail "$name" "$output"; fi
+}
+tap_done() { echo "1..$tap_count"; }
