@@ -44,6 +44,7 @@ check "a program links the archive" "$cc" -std=gnu11 -Wall -Wextra -Werror "$her
 	"$stage/usr/lib/here/librdmamr.a" -libverbs -lgcc_s -lpthread -ldl
 check "and needs no librdmamr" bash -c '! readelf -dW "$1" | grep -q "NEEDED.*rdmamr"' - "$stage/static"
 tap "it runs" "$stage/static"
+check "it obeys its settings" grep -q '^{"reg_kernel":0,' <<<"$(RDMAMR_STATS=stderr "$stage/static" 2>&1)"
 check "libibverbs' own calls reach the program's: its symbol is exported" bash -c 'readelf -W --dyn-syms "$1" | grep -q " ibv_reg_mr_iova2@@IBVERBS_1.8"' - "$stage/static"
 
 check "make uninstall" install uninstall

@@ -71,6 +71,12 @@ fn run<T>(
         Ok(Err(error)) => Err(failed(call(), error)),
         Err(_) => {
             disable_for_good();
+            log::line(
+                Level::Error,
+                format_args!(
+                    "the library has failed in itself; from now on it passes everything on"
+                ),
+            );
             Err(failed(call(), Error::Panic))
         }
     }

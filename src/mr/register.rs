@@ -16,10 +16,20 @@ use crate::{log, thread};
 use errno::Errno;
 
 /// Registers memory, by our own kernel call if the device and the moment allow it.
+#[inline]
 pub fn register(pd: Pd, request: &Request) -> Result<*mut ibv_mr, Error> {
-    match Own::find(pd, request) {
-        Ok(own) => own.register(pd, request),
-        Err(why) => passed_on::register(pd, request, why),
+    let own = match Own::find(pd, request) {
+        Ok(own) => own,
+        Err(why) => return passed_on::register(pd, request, why),
+    };
+    match own.register(pd, request) {
+        Err(error) => match own.device.facts().why_passed_on() {
+            // Found out just now, after a refusal: another device has the address of one that was closed
+            // past us.
+            Some(why) => passed_on::register(pd, request, why),
+            None => Err(error),
+        },
+        registered => registered,
     }
 }
 
