@@ -23,6 +23,8 @@ int main(void)
 		regions[3 * n + 2] = ibv_reg_mr_iova2(pd, memory, PAGE, 0, (unsigned int)access[n]);
 	}
 	(void)!ibv_reg_mr(pd, NULL, SIZE_MAX, IBV_ACCESS_ON_DEMAND);
+	/* This one the kernel never sees. */
+	(void)!ibv_reg_mr(pd, memory, SIZE_MAX, IBV_ACCESS_ON_DEMAND);
 	for (int n = 3 * CASES - 1; n >= 0; n--)
 		if (regions[n])
 			must(ibv_dereg_mr(regions[n]) == 0);

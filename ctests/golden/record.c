@@ -17,10 +17,19 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+static FILE *record(void)
+{
+	static FILE *file;
+
+	if (!file)
+		file = fdopen(3, "w");
+	return file;
+}
+
 static void hex(const void *bytes, size_t length)
 {
 	for (size_t n = 0; n < length; n++)
-		dprintf(3, " %02x", ((const uint8_t *)bytes)[n]);
+		fprintf(record(), " %02x", ((const uint8_t *)bytes)[n]);
 }
 
 /* The command of a registration, without the address of its response. */
@@ -28,7 +37,7 @@ static void reg_mr(const struct ib_uverbs_reg_mr *command)
 {
 	struct ib_uverbs_reg_mr shown = *command;
 
-	dprintf(3, " response %s", shown.response ? "address" : "0");
+	fprintf(record(), " response %s", shown.response ? "address" : "0");
 	shown.response = 0;
 	hex(&shown, sizeof(shown));
 }
@@ -47,23 +56,23 @@ static int is_registration(const struct ib_uverbs_ioctl_hdr *header)
 
 static void show_ioctl(const struct ib_uverbs_ioctl_hdr *header)
 {
-	dprintf(3, "ioctl");
+	fprintf(record(), "ioctl");
 	hex(header, sizeof(*header));
 	for (int n = 0; n < header->num_attrs; n++) {
 		const struct ib_uverbs_attr *attr = &header->attrs[n];
 		int in_place = attr->len <= 8 && attr->attr_id != UVERBS_ATTR_CORE_OUT &&
 			       attr->attr_id != UVERBS_ATTR_UHW_OUT;
 
-		dprintf(3, "\n attr");
+		fprintf(record(), "\n attr");
 		hex(attr, 8);
 		if (header->object_id == UVERBS_OBJECT_MR || in_place)
 			hex(&attr->data, 8);
 		else
-			dprintf(3, " address");
+			fprintf(record(), " address");
 		if (header->object_id == UVERBS_OBJECT_DEVICE && attr->attr_id == UVERBS_ATTR_CORE_IN)
 			reg_mr((const struct ib_uverbs_reg_mr *)(uintptr_t)attr->data);
 	}
-	dprintf(3, "\n");
+	fprintf(record(), "\n");
 }
 
 int ioctl(int fd, unsigned long request, ...)
@@ -89,7 +98,7 @@ ssize_t write(int fd, const void *bytes, size_t length)
 	if (fd != 3 && length >= sizeof(*header) &&
 	    ((header->command == IB_USER_VERBS_CMD_REG_MR && length >= 48) ||
 	     (header->command == IB_USER_VERBS_CMD_DEREG_MR && length == 12))) {
-		dprintf(3, "write");
+		fprintf(record(), "write");
 		hex(header, sizeof(*header));
 		if (header->command == IB_USER_VERBS_CMD_REG_MR) {
 			reg_mr((const void *)(header + 1));
@@ -97,7 +106,7 @@ ssize_t write(int fd, const void *bytes, size_t length)
 		} else {
 			hex(header + 1, 4);
 		}
-		dprintf(3, "\n");
+		fprintf(record(), "\n");
 	}
 	return syscall(SYS_write, fd, bytes, length);
 }

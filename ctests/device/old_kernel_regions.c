@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/* On a kernel of before 5.0 (golden/old_kernel.c): regions by write(), and some that are passed on, whose
+ * handles may be those of ours that vanished. */
+#include "device.h"
+#include <dlfcn.h>
+
+int main(void)
+{
+	struct ibv_context *context = open_device();
+	struct ibv_pd *pd = ibv_alloc_pd(context);
+	int relaxed = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_RELAXED_ORDERING;
+	int (*handle_dereg_mr)(struct ibv_mr *);
+	char *memory = pages(1);
+	struct ibv_mr *mr;
+	uint32_t handle;
+
+	must(pd);
+	*(void **)&handle_dereg_mr = dlvsym(dlopen("libibverbs.so.1", RTLD_NOW), "ibv_dereg_mr", "IBVERBS_1.1");
+	must(handle_dereg_mr);
+
+	mr = ibv_reg_mr(pd, memory, PAGE, IBV_ACCESS_LOCAL_WRITE);
+	ok(mr && stats().reg_kernel == 1, "registered by write()");
+	is(ibv_dereg_mr(mr), 0, "deregistered by write()");
+
+	mr = ibv_reg_mr(pd, memory, PAGE, relaxed);
+	ok(mr && stats().reg_next == 1, "optional access flags are passed on");
+	is(ibv_dereg_mr(mr), 0, "and deregistered");
+	is((long long)stats().dereg_next, 1, "by libibverbs");
+
+	mr = ibv_reg_mr(pd, memory, PAGE, IBV_ACCESS_LOCAL_WRITE);
+	must(mr);
+	handle = mr->handle;
+	must(handle_dereg_mr(mr) == 0);
+	is((long long)stats().live, 1, "one that was deregistered past us is not known to have vanished");
+	mr = ibv_reg_mr(pd, memory, PAGE, relaxed);
+	must(mr);
+	is(mr->handle, handle, "until its handle is that of one that was passed on");
+	ok(stats().live == 0 && stats().vanished == 1, "then it is");
+	is(ibv_dereg_mr(mr), 0, "and that one is deregistered");
+	is(kernel_regions(context), 0, "the kernel has none");
+	is(ibv_dealloc_pd(pd), 0, "the domain");
+	is(ibv_close_device(context), 0, "the device");
+	return done_testing();
+}
