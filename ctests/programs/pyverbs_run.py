@@ -1,0 +1,81 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""pyverbs_run.py RESULTS [OPTION...]
+
+Runs the pyverbs tests in the working directory, loaded and with the options as their own run_tests.py has
+it, and writes a line of JSON to RESULTS when a test starts and when it has ended: its id, its outcome, and
+of a skip or a failure what it said.
+"""
+
+import json
+import os
+import sys
+import unittest
+from importlib.machinery import SourceFileLoader
+
+
+class Results(unittest.TestResult):
+    def __init__(self, path):
+        super().__init__()
+        # Each line is written at once: a test that kills the process is then the one that only started,
+        # and a forked child has nothing in a buffer to write a second time.
+        self.file = open(path, 'ab', buffering=0)
+        self.pending = None
+
+    def write(self, test, outcome, message=''):
+        if test.id() == self.pending:
+            self.pending = None
+        line = {'test': test.id(), 'outcome': outcome, 'message': str(message)}
+        self.file.write(json.dumps(line).encode() + b'\n')
+
+    def startTest(self, test):
+        super().startTest(test)
+        self.write(test, 'died')
+        self.pending = test.id()
+
+    def stopTest(self, test):
+        super().stopTest(test)
+        # One that skipped in a subtest is neither a success nor skipped.
+        if self.pending:
+            self.write(test, 'ended')
+
+    def addSuccess(self, test):
+        self.write(test, 'ok')
+
+    def addSkip(self, test, reason):
+        self.write(test, 'skipped', reason)
+
+    def addFailure(self, test, err):
+        self.write(test, 'failed', self.said(err))
+
+    def addError(self, test, err):
+        self.write(test, 'error', self.said(err))
+
+    def addSubTest(self, test, subtest, err):
+        # A test with such a subtest is not reported as a success later, so this stands.
+        if err is not None:
+            self.write(test, 'failed', self.said(err))
+
+    def addExpectedFailure(self, test, err):
+        self.write(test, 'failed as expected', self.said(err))
+
+    def addUnexpectedSuccess(self, test):
+        self.write(test, 'succeeded unexpectedly')
+
+    @staticmethod
+    def said(err):
+        kind, value, _ = err
+        return f'{kind.__name__}: {value}'
+
+
+def main():
+    results = Results(sys.argv.pop(1))
+    # From here on as run_tests.py: the tests import each other from their own folder, as "tests".
+    sys.path.insert(0, os.getcwd())
+    from args_parser import parser
+    tests = SourceFileLoader('tests', os.path.join(os.getcwd(), '__init__.py')).load_module()
+    parser.parse_args()
+    unittest.defaultTestLoader.loadTestsFromModule(tests).run(results)
+
+
+main()

@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+# shellcheck shell=bash
+# What the library says in the file that RDMAMR_STATS names. Source this.
+
+declare -A stats
+
+# Sets stats[FIELD] to the sum over all processes, and stats[processes] to their number. A process that
+# was killed has written no line.
+sum_stats() { # FILE
+	local field line
+	stats=([processes]=0)
+	for field in reg_kernel reg_next reg_failed dereg_kernel dereg_next dereg_failed live vanished; do
+		stats[$field]=0
+	done
+	[ -e "$1" ] || return 0
+	while read -r line; do
+		((++stats[processes]))
+		for field in "${!stats[@]}"; do
+			[[ ! $line =~ \"$field\":([0-9]+) ]] || ((stats[$field] += BASH_REMATCH[1])) || true
+		done
+	done <"$1"
+}
+
+show_stats() { # one line
+	local field line=
+	for field in processes reg_kernel reg_next reg_failed dereg_kernel dereg_next dereg_failed live vanished; do
+		line+=", $field ${stats[$field]}"
+	done
+	echo "${line#, }"
+}
