@@ -36,7 +36,7 @@ check: ## run all tests, those that need a device on DEVICE=name or in the soft-
 	@ctests/check
 
 ctests: $(addprefix $(built)/,$(basename $(notdir $(filter-out %/pair.c %/kernel_regions.c,$(wildcard ctests/device/*.c ctests/differential/*.c))))) \
-	$(built)/calls $(built)/record.so $(built)/old_kernel.so $(built)/registration $(built)/startup ## compile the C tests and benchmarks
+	$(built)/calls $(built)/record.so $(built)/old_kernel.so $(built)/device_gone.so $(built)/registration $(built)/startup ## compile the C tests and benchmarks
 
 strict := -std=gnu11 -D_GNU_SOURCE -Wall -Wextra -Werror -Iinclude
 common := ctests/device/pair.c ctests/device/kernel_regions.c
@@ -82,7 +82,7 @@ clean: ## remove everything that was built or downloaded
 	rm -rf target
 
 help: ## list these targets
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' Makefile | column -t -s '|'
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1|\2/p' Makefile | awk -F '|' '{ printf "  make %-10s %s\n", $$1, $$2 }'
 
 FORCE:
 .PHONY: all headers man cbindgen check ctests demo bench vm install uninstall clean help FORCE

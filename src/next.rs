@@ -61,16 +61,22 @@ fn find(name: &CStr, version: Option<&CStr>) -> Option<NonZeroUsize> {
         NonZeroUsize::new(address.expose_provenance())
     };
     let errno = errno::errno();
-    let found = lookup(libc::RTLD_NEXT).or_else(|| {
-        [libc::RTLD_NOLOAD, 0].into_iter().find_map(|load| {
-            let mode = libc::RTLD_LAZY | libc::RTLD_LOCAL | load;
-            // SAFETY: libibverbs is made to be loaded at run time. The handle is kept: the function is.
-            let library = unsafe { libc::dlopen(c"libibverbs.so.1".as_ptr(), mode) };
-            (!library.is_null()).then(|| lookup(library)).flatten()
-        })
+    // Loaded already, as a rule; then it also stays, since a plug-in that brought it may be unloaded.
+    let found = lookup(libc::RTLD_NEXT).inspect(|_| {
+        libibverbs(libc::RTLD_NOLOAD);
     });
+    let found = found.or_else(|| lookup(libibverbs(libc::RTLD_NOLOAD)?));
+    let found = found.or_else(|| lookup(libibverbs(0)?));
     errno::set_errno(errno);
     found
+}
+
+/// A handle to libibverbs, which is never unloaded from now on.
+fn libibverbs(mode: c_int) -> Option<*mut c_void> {
+    let mode = libc::RTLD_LAZY | libc::RTLD_LOCAL | libc::RTLD_NODELETE | mode;
+    // SAFETY: libibverbs is made to be loaded at run time.
+    let library = unsafe { libc::dlopen(c"libibverbs.so.1".as_ptr(), mode) };
+    (!library.is_null()).then_some(library)
 }
 
 /// Declares the functions that are passed on to, with rdma-core's signatures and version nodes.

@@ -27,15 +27,22 @@ cp "$1" "$library" || exit 2
 # What programs say of data that came wrong. Some say it and exit with 0.
 complaint='invalid data|data mismatch|verification failed'
 
-# How to tell that a server is ready: it listens on TCP, or through the RDMA connection manager.
-tcp() {
-	local hex
+# How to tell that a server is ready: it listens on TCP, or through the RDMA connection manager. Here and
+# below, what bash can do is not left to another program: in an emulated machine, to start one is slow.
+tcp() { # PORT
+	local hex file lines=()
 	printf -v hex %04X "$1"
-	[[ $(cat /proc/net/tcp{,6} 2>/dev/null) =~ :$hex\ [0-9A-F]+:0000\ 0A\  ]]
+	for file in /proc/net/tcp{,6}; do
+		[ ! -e "$file" ] || mapfile -t lines <"$file"
+		[[ ! "${lines[*]}" =~ :$hex\ [0-9A-F]+:0000\ 0A\  ]] || return 0
+	done
+	return 1
 }
-cm() { rdma resource show cm_id | grep -qE "state LISTEN .*:$1( |$)"; }
+cm() { # PORT
+	[[ $(rdma resource show cm_id) =~ state\ LISTEN\ [^$'\n']*:$1([[:space:]]|$) ]]
+}
 
-# A pause without a process of its own: in an emulated machine that takes longer than the pause.
+# The same goes for a pause.
 mkfifo "$scratch/never"
 exec {never}<>"$scratch/never"
 pause() { read -rt 0.05 -u "$never"; }
@@ -70,16 +77,17 @@ await() { # PROCESS [PROCESS]
 	ended[$other]=$?
 }
 
-# Runs both sides, each after the words of PREFIX, with a port in place of PORT. Leaves the verdict in
-# $scratch/RUN: how they ended, and what they said of the data.
+# Runs both sides, each after the words of PREFIX, with a port in place of PORT. Sets verdict[RUN]: how they
+# ended, and what they said of the data.
+declare -A verdict
 run() { # RUN READY SAYS SERVER CLIENT PREFIX...
-	local out=$scratch/$1 ready=$2 says=$3 server client server_pid='' client_pid=''
+	local run=$1 out=$scratch/$1 ready=$2 says=$3 server client server_pid='' client_pid='' file
 	# A port of its own for every run: no waiting for the last one to be free again.
 	while "${ready:-false}" $((++port)); do :; done
 	read -ra server <<<"${4//PORT/$port}"
 	read -ra client <<<"${5//PORT/$port}"
 	shift 5
-	rm -f "$out".*
+	for file in "$out".{server,client}.{out,err}; do : >"$file"; done
 	ended=()
 	if [ ${#server[@]} -gt 0 ]; then
 		side "$out.server" "$@" "${server[@]}"
@@ -93,26 +101,28 @@ run() { # RUN READY SAYS SERVER CLIENT PREFIX...
 	fi
 	# shellcheck disable=SC2086 # either may be none
 	await $server_pid $client_pid
-	{
-		echo "server ${ended[${server_pid:-none}]-none}, client ${ended[${client_pid:-none}]-none}"
-		grep -ashE "$complaint${says:+|$says}" "$out".{server,client}.{out,err}
-	} >"$out"
+	verdict[$run]="server ${ended[${server_pid:-none}]-none}, client ${ended[${client_pid:-none}]-none}
+$(grep -ahE "$complaint${says:+|$says}" "$out".{server,client}.{out,err} | tr -d '\0')"
 }
 
 # Questions about a run.
-verdict() { tr -d '\0' <"$scratch/$1"; }
-worked() { [[ $(verdict "$1") =~ ^server\ (0|none),\ client\ 0($|[[:space:]]) && ! $(verdict "$1") =~ $complaint ]]; }
-late() { [[ $(verdict "$1") =~ ^server\ ((124|137),|[a-z0-9]+,\ client\ (124|137)($|[[:space:]])) ]]; }
+worked() { [[ ${verdict[$1]} =~ ^server\ (0|none),\ client\ 0$'\n' && ! ${verdict[$1]} =~ $complaint ]]; }
+late() { [[ ${verdict[$1]} =~ ^server\ ((124|137),|[a-z0-9]+,\ client\ (124|137)$'\n') ]]; }
 output() { # the end of what both sides printed
 	local file
-	for file in "$scratch/$1".*; do
+	for file in "$scratch/$1".{server,client}.{out,err}; do
 		tail -n 10 "$file" | tr -d '\0' | sed "s/^/${file##*/}: /"
 	done
 }
 reason() { # why it failed, in the program's own words: of the side that failed by itself
 	local side=client
-	grep -qE '^server (none|0|143),' "$scratch/$1" || side=server
-	cat "$scratch/$1.$side".{out,err} | grep -av '^[[:space:]]*$' | tail -n 1 | tr -d '#'
+	[[ ${verdict[$1]} =~ ^server\ (none|0|143), ]] || side=server
+	cat "$scratch/$1.$side".{out,err} | grep -av '^[[:space:]]*$' | tail -n 1 | tr -d '#\0'
+}
+difference() {
+	echo "${verdict[without]}" >"$scratch/verdict.without"
+	echo "${verdict[with]}" >"$scratch/verdict.with"
+	diff -a "$scratch/verdict.without" "$scratch/verdict.with" | sed -n 's/^</without:/p; s/^>/with:/p'
 }
 
 # The two tests of a program. SAYS is a pattern of lines that are to be the same as well. A program without
@@ -126,7 +136,7 @@ program() { # NAME READY SAYS SERVER CLIENT
 		[ -z "$ours" ] || skip "$ours" "${4%% *} is not installed"
 		return
 	fi
-	rm -f "$scratch/stats"
+	: >"$scratch/stats"
 	run without "$@" env
 	run with "$@" env LD_PRELOAD="$library" RDMAMR_STATS="$scratch/stats"
 
@@ -134,8 +144,8 @@ program() { # NAME READY SAYS SERVER CLIENT
 		fail "$same" "Not done after $limit s even without the library." "$(output without)"
 	elif late with; then
 		fail "$same" "Not done after $limit s." "$(output with)"
-	elif ! cmp -s "$scratch/without" "$scratch/with"; then
-		fail "$same" "$(diff -a "$scratch/without" "$scratch/with" | sed -n 's/^</without:/p; s/^>/with:/p')" "$(output with)"
+	elif [ "${verdict[without]}" != "${verdict[with]}" ]; then
+		fail "$same" "$(difference)" "$(output with)"
 	elif ! worked without; then
 		skip "$same" "fails without the library as well: $(reason without)"
 		[ -z "$ours" ] || skip "$ours" "fails without the library as well: $(reason without)"

@@ -72,8 +72,8 @@ pub const IBV_REG_MR_MASK_IOVA: u64 = 1 << 0;
 pub const IBV_REG_MR_MASK_ADDR: u64 = 1 << 1;
 
 /// `struct verbs_mr` of rdma-core's private `driver.h`, which libibverbs and the providers see behind an
-/// `ibv_mr`. Its size and fields have not changed since rdma-core 33; `facts` in `ctests/device` prove it
-/// by letting libibverbs deregister our objects.
+/// `ibv_mr`. Its size and fields have not changed since rdma-core 33; `ctests/device` proves
+/// it by having libibverbs deregister our objects (`half_interception.c`) and bind windows to them.
 #[repr(C)]
 #[derive(Clone, Copy)]
 #[allow(non_camel_case_types)]

@@ -194,6 +194,7 @@ impl Devices {
 
 #[cfg(test)]
 mod tests {
+    use super::super::rows::Region;
     use super::*;
 
     #[test]
@@ -205,7 +206,13 @@ mod tests {
                 assert!(devices.get(context).is_none());
                 let facts = Facts::from_bits_retain(context as u32 + round);
                 let device = devices.insert(context, facts).unwrap();
-                device.rows.insert(0, context, 1, 2, 10);
+                let region = Region {
+                    object: context,
+                    pd: 2,
+                    length: 10,
+                    lkey: 1,
+                };
+                device.rows.insert(0, region);
             }
             assert_eq!(devices.total(), (100, 1000));
             for context in contexts() {

@@ -3,6 +3,7 @@
 
 use super::devices::Device;
 use super::object::Object;
+use super::rows::Region;
 use super::{Context, Error, Pd, Request, count_vanished, fork, passed_on, put_away};
 use crate::abi::rdma_core::ibv_mr;
 use crate::abi::uapi::ib_uverbs_reg_mr_resp;
@@ -108,15 +109,13 @@ impl Own {
             }
         };
         object.fill(pd, request, &answer);
-        let rows = &self.device.rows;
-        let (address, domain) = (object.address(), pd.address());
-        if rows.insert(
-            answer.mr_handle,
-            address,
-            answer.lkey,
-            domain,
-            request.length,
-        ) {
+        let region = Region {
+            object: object.address(),
+            pd: pd.address(),
+            length: request.length,
+            lkey: answer.lkey,
+        };
+        if self.device.rows.insert(answer.mr_handle, region) {
             count_vanished(self.process, 1);
         }
         let counters = &self.process.counters;

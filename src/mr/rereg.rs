@@ -3,6 +3,7 @@
 
 use super::deregister::{Claimed, claim};
 use super::object::Mr;
+use super::rows::Region;
 use super::{Access, Error, require};
 use crate::abi::rdma_core::ibv_pd;
 use crate::next;
@@ -49,8 +50,12 @@ impl Claimed {
     /// kernel's handle never changes.
     fn follow(&self) {
         let mr = self.mr.read();
-        let (object, pd) = (self.mr.address(), mr.pd.expose_provenance());
-        let rows = &self.device.rows;
-        rows.insert(mr.handle, object, mr.lkey, pd, mr.length);
+        let region = Region {
+            object: self.mr.address(),
+            pd: mr.pd.expose_provenance(),
+            length: mr.length,
+            lkey: mr.lkey,
+        };
+        self.device.rows.insert(mr.handle, region);
     }
 }

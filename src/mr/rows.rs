@@ -30,6 +30,16 @@ struct Row {
     lkey: AtomicU32,
 }
 
+/// What a row holds.
+#[derive(Clone, Copy)]
+pub struct Region {
+    /// The address of its `ibv_mr`.
+    pub object: usize,
+    pub pd: usize,
+    pub length: usize,
+    pub lkey: u32,
+}
+
 /// Rows come in chunks, each twice as large as the one before, so that they never move.
 const FIRST_CHUNK: usize = 256;
 
@@ -101,16 +111,16 @@ impl Rows {
     /// Adds a region that the kernel has just made. True if one of ours had its handle, which must have
     /// vanished.
     #[inline]
-    pub fn insert(&self, handle: u32, object: usize, lkey: u32, pd: usize, length: usize) -> bool {
+    pub fn insert(&self, handle: u32, region: Region) -> bool {
         let Some(row) = self.row(handle).or_else(|| self.add_chunk(handle)) else {
             return false;
         };
-        row.lkey.store(lkey, Relaxed);
-        row.pd.store(pd, Relaxed);
-        row.length.store(length, Relaxed);
+        row.lkey.store(region.lkey, Relaxed);
+        row.pd.store(region.pd, Relaxed);
+        row.length.store(region.length, Relaxed);
         // Not a swap: nobody else fills this row, since the kernel has just given us its handle.
         let vanished = row.object.load(Relaxed) != 0;
-        row.object.store(object, Release);
+        row.object.store(region.object, Release);
         vanished
     }
 
@@ -216,9 +226,18 @@ impl Drop for Rows {
 mod tests {
     use super::*;
 
-    /// Inserts at a handle, with a key, domain and length that follow from the object.
+    /// A region whose key is its object's address.
+    fn region(object: usize, pd: usize, length: usize) -> Region {
+        Region {
+            object,
+            pd,
+            length,
+            lkey: object as u32,
+        }
+    }
+
     fn insert(rows: &Rows, handle: u32, object: usize) -> bool {
-        rows.insert(handle, object, object as u32, 0x20, 4096)
+        rows.insert(handle, region(object, 0x20, 4096))
     }
 
     fn claim(rows: &Rows, handle: u32, object: usize) -> Claim {
@@ -283,16 +302,13 @@ mod tests {
         for handle in 0..1000 {
             rows.insert(
                 handle,
-                0x100 + handle as usize,
-                1,
-                (handle % 2) as usize,
-                10,
+                region(0x100 + handle as usize, (handle % 2) as usize, 10),
             );
         }
         assert_eq!(rows.total(), (1000, 10_000));
         let orphans = rows.of_pd(1);
         assert_eq!(orphans.len(), 500);
-        rows.insert(1, 0x9999, 1, 1, 10);
+        rows.insert(1, region(0x9999, 1, 10));
         let forgotten = orphans
             .iter()
             .filter(|(handle, object)| rows.orphan(*handle, *object));
