@@ -4,21 +4,12 @@
 //! Nothing is obeyed in a set-uid program (secure_getenv(3)). A name that is not in the table, or a value
 //! that a setting has not got, costs one line of warning that names the nearest one that exists.
 
-use crate::log;
+use crate::log::{self, Level};
 use core::ffi::CStr;
 use core::fmt::{self, Write};
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use once_cell::race::OnceBox;
 use std::ffi::CString;
-
-/// How much is said on standard error.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub enum Level {
-    Error,
-    Warn,
-    Info,
-    Debug,
-}
 
 /// Where the statistics go when the process exits.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -98,7 +89,11 @@ static CONFIG: OnceBox<Config> = OnceBox::new();
 /// The settings of this process.
 #[inline]
 pub fn config() -> &'static Config {
-    CONFIG.get_or_init(|| Box::new(read()))
+    CONFIG.get_or_init(|| {
+        let config = read();
+        log::set_level(config.log);
+        Box::new(config)
+    })
 }
 
 /// Set once the library has failed in itself: its tables may be half changed.

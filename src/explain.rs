@@ -5,6 +5,8 @@
 //! Nothing is allocated: the limits, the maps and the process status are read through buffers on the stack.
 
 use crate::mr::{Access, Error, Request};
+use crate::text::Text;
+use core::cell::{Cell, RefCell};
 use core::fmt::{self, Write};
 
 mod proc;
@@ -17,6 +19,41 @@ pub struct Reason {
     pub error: Error,
     /// What was to be registered, if anything was.
     pub request: Option<Request>,
+}
+
+/// The reason of a thread's last failure. Constant-initialised and without a destructor, so that it works
+/// at any time of a thread's life.
+struct Last {
+    reason: Cell<Option<Reason>>,
+    words: RefCell<Text<1024>>,
+}
+
+thread_local! {
+    static LAST: Last = const {
+        Last { reason: Cell::new(None), words: RefCell::new(Text::new()) }
+    };
+}
+
+/// Remembers why a call of this thread failed.
+pub fn remember(reason: Reason) {
+    LAST.with(|last| last.reason.set(Some(reason)));
+}
+
+/// The reason of this thread's last failure, in words that end with a NUL. Finding the cause takes system
+/// calls, so it is done when asked, once.
+pub fn last_in_words() -> *const u8 {
+    LAST.with(|last| {
+        let Ok(mut words) = last.words.try_borrow_mut() else {
+            // A signal handler interrupted this very function.
+            return c"".as_ptr().cast();
+        };
+        if let Some(reason) = last.reason.take() {
+            words.clear();
+            reason.write(&mut *words);
+            words.terminate();
+        }
+        words.as_bytes().as_ptr()
+    })
 }
 
 impl Reason {

@@ -16,8 +16,8 @@
 //! ```
 //!
 //! Beside them: [`config`] (settings), [`stats`] (counters), [`explain`] (errors in words), [`log`],
-//! [`next`] (the libibverbs underneath), [`process`] and [`thread`] (what is this process's, this
-//! thread's). `relaxed/` and `fabric/` will stand between `capi/` and `uverbs/`.
+//! [`next`] (the libibverbs underneath), [`process`] and [`thread`] (what a process, a thread has for
+//! itself). `relaxed/` and `fabric/` will stand between `capi/` and `uverbs/`.
 
 mod abi;
 mod capi;

@@ -1,18 +1,34 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Lines for people on standard error, as much as `RDMAMR_LOG` asks for.
 
-use crate::config::{Level, config};
 use crate::text::Text;
 use core::fmt::{self, Write};
+use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
-/// The longest line.
-const LINE: usize = 1200;
+/// How much is said.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Level {
+    Error,
+    Warn,
+    Info,
+    Debug,
+}
+
+static WANTED: AtomicU8 = AtomicU8::new(Level::Error as u8);
+
+/// Has lines up to that level written from now.
+pub fn set_level(level: Level) {
+    WANTED.store(level as u8, Relaxed);
+}
 
 /// Whether a line of that level is wanted.
 #[inline]
 pub fn wants(level: Level) -> bool {
-    level <= config().log
+    level as u8 <= WANTED.load(Relaxed)
 }
+
+/// The longest line.
+const LINE: usize = 1200;
 
 /// Writes a line, if lines of its level are wanted.
 pub fn line(level: Level, message: fmt::Arguments<'_>) {

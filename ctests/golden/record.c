@@ -5,17 +5,13 @@
  * memory differ from run to run: they are shown as "address", and what lies there, where it is input, is
  * shown in their place.
  */
-#include <dlfcn.h>
-#include <rdma/ib_user_ioctl_cmds.h>
 #include <rdma/ib_user_verbs.h>
-#include <rdma/rdma_user_ioctl.h>
-#include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/ioctl.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+#include "uverbs_ioctl.h"
 
 static FILE *record(void)
 {
@@ -75,20 +71,11 @@ static void show_ioctl(const struct ib_uverbs_ioctl_hdr *header)
 	fprintf(record(), "\n");
 }
 
-int ioctl(int fd, unsigned long request, ...)
+static int uverbs_ioctl(int fd, struct ib_uverbs_ioctl_hdr *header, next_ioctl next)
 {
-	static int (*next)(int, unsigned long, ...);
-	va_list args;
-	void *argument;
-
-	va_start(args, request);
-	argument = va_arg(args, void *);
-	va_end(args);
-	if (!next)
-		*(void **)&next = dlsym(RTLD_NEXT, "ioctl");
-	if (request == RDMA_VERBS_IOCTL && is_registration(argument))
-		show_ioctl(argument);
-	return next(fd, request, argument);
+	if (is_registration(header))
+		show_ioctl(header);
+	return next(fd, RDMA_VERBS_IOCTL, header);
 }
 
 ssize_t write(int fd, const void *bytes, size_t length)

@@ -3,9 +3,10 @@
 
 use super::export::versioned;
 use crate::config::{Output, config};
+use crate::explain;
+use crate::mr::state;
 use crate::stats::Counter;
 use crate::text::Text;
-use crate::{process, thread};
 use core::ffi::{c_char, c_int};
 use core::fmt::Write;
 use core::sync::atomic::{AtomicI32, Ordering::Relaxed};
@@ -60,11 +61,11 @@ pub struct rdmamr_stats {
 
 impl rdmamr_stats {
     fn now() -> Self {
-        let Some(process) = process::existing() else {
+        let Some(state) = state::existing() else {
             return Self::default();
         };
-        let counters = &process.counters;
-        let (live, live_bytes) = process.devices.total();
+        let counters = &state.counters;
+        let (live, live_bytes) = state.devices.total();
         rdmamr_stats {
             reg_kernel: counters.get(Counter::RegKernel),
             reg_next: counters.get(Counter::RegNext),
@@ -138,7 +139,7 @@ versioned!(rdmamr_get_stats, "RDMAMR_1.0");
 /// and to the calling thread: it is good until the thread calls this again. errno is not changed.
 #[unsafe(no_mangle)]
 pub extern "C" fn rdmamr_last_reason() -> *const c_char {
-    thread::reason_in_words().cast()
+    explain::last_in_words().cast()
 }
 versioned!(rdmamr_last_reason, "RDMAMR_1.0");
 
@@ -157,7 +158,7 @@ unsafe extern "C" fn exiting() {
         return;
     };
     // SAFETY: no conditions.
-    if process::existing().is_none() && unsafe { libc::getpid() } != LOADED_BY.load(Relaxed) {
+    if state::existing().is_none() && unsafe { libc::getpid() } != LOADED_BY.load(Relaxed) {
         return;
     }
     let mut text = Text::<1024>::new();

@@ -2,11 +2,12 @@
 //! Return conventions as types, and the boundary that no panic crosses.
 
 use crate::abi::rdma_core::ibv_mr;
-use crate::config::{Level, disable_for_good};
+use crate::config::disable_for_good;
 use crate::explain::Reason;
-use crate::mr::{Error, Request};
+use crate::log::{self, Level};
+use crate::mr::{Error, Request, state};
 use crate::stats::Counter;
-use crate::{log, process, thread};
+use crate::{explain, thread};
 use core::ffi::c_int;
 use core::ptr::null_mut;
 use errno::{Errno, set_errno};
@@ -90,10 +91,10 @@ fn failed(call: Call, error: Error) -> Error {
         request: call.request,
     };
     if let Some(counter) = call.counter {
-        let counters = &process::current().counters;
+        let counters = &state::current().counters;
         counters.add(thread::number(), counter, 1);
     }
-    thread::set_reason(reason);
+    explain::remember(reason);
     if log::wants(Level::Warn) {
         log::always(format_args!("{reason}"));
     }

@@ -4,10 +4,10 @@
 use super::devices::Device;
 use super::object::{Mr, Object};
 use super::rows::Claim;
+use super::state::{self, State};
 use super::{Access, Context, Error, count_vanished, fork, put_away, require};
 use crate::abi::rdma_core::ibv_mr;
 use crate::config::disabled;
-use crate::process::{self, Process};
 use crate::stats::Counter;
 use crate::uverbs::context::Facts;
 use crate::uverbs::{Uverbs, mr};
@@ -24,7 +24,7 @@ pub fn deregister(mr: Mr) -> Result<(), Error> {
 
 /// A region of ours that is the caller's alone.
 pub struct Claimed {
-    pub process: &'static Process,
+    pub state: &'static State,
     pub device: &'static Device,
     pub mr: Mr,
 }
@@ -34,9 +34,9 @@ pub struct Claimed {
 pub fn claim(mr: Mr) -> Result<Option<Claimed>, Error> {
     if !disabled()
         // In a forked child nothing is ours that the parent registered.
-        && let Some(process) = process::existing()
+        && let Some(state) = state::existing()
         && let public = mr.read()
-        && let Some(device) = process.devices.get(public.context.expose_provenance())
+        && let Some(device) = state.devices.get(public.context.expose_provenance())
     {
         let (handle, object) = (public.handle, mr.address());
         match device
@@ -44,16 +44,12 @@ pub fn claim(mr: Mr) -> Result<Option<Claimed>, Error> {
             .claim(handle, object, public.lkey, || mr.retire())
         {
             Claim::Ours => {
-                return Ok(Some(Claimed {
-                    process,
-                    device,
-                    mr,
-                }));
+                return Ok(Some(Claimed { state, device, mr }));
             }
             Claim::Gone => return Err(Error::Gone),
             Claim::NotOurs if mr.is_retired() => return Err(Error::Gone),
             // The handle is a foreign region's now.
-            Claim::NotOurs if device.rows.forget(handle) => count_vanished(process, 1),
+            Claim::NotOurs if device.rows.forget(handle) => count_vanished(state, 1),
             Claim::NotOurs => {}
         }
     }
@@ -80,10 +76,10 @@ impl Claimed {
             return Err(Error::Kernel(errno));
         }
         let thread = thread::number();
-        let counters = &self.process.counters;
+        let counters = &self.state.counters;
         counters.add(thread, Counter::DeregKernel, 1);
         if let Some(object) = Object::at(self.mr.address()) {
-            put_away(self.process, thread, object);
+            put_away(self.state, thread, object);
         }
         if !access.on_demand() {
             fork::dofork(was.addr, was.length);
@@ -113,7 +109,7 @@ fn pass_on(mr: Mr) -> Result<(), Error> {
     // SAFETY: the program's own region, to the function that it meant.
     match unsafe { next(mr.as_ptr()) } {
         0 => {
-            let counters = &process::current().counters;
+            let counters = &state::current().counters;
             counters.add(thread::number(), Counter::DeregNext, 1);
             Ok(())
         }

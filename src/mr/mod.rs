@@ -12,27 +12,30 @@ mod lifetime;
 mod object;
 mod passed_on;
 mod register;
+mod register_ex;
 mod rereg;
 pub mod retired;
 mod rows;
+pub mod state;
 
 pub use access::Access;
 pub use deregister::deregister;
 pub use lifetime::{close_device, dealloc_pd};
 pub use object::Mr;
 use object::Object;
-pub use passed_on::{reg_dmabuf_mr, reg_mr_ex};
+pub use passed_on::reg_dmabuf_mr;
 pub use register::register;
+pub use register_ex::reg_mr_ex;
 pub use rereg::{Change, rereg};
 
 use crate::abi::rdma_core::*;
 use crate::next::Next;
-use crate::process::Process;
 use crate::stats::Counter;
 use crate::thread;
 use core::ffi::c_void;
 use core::ptr::NonNull;
 use errno::Errno;
+use state::State;
 
 /// An open device.
 #[derive(Clone, Copy)]
@@ -152,8 +155,8 @@ impl Error {
 }
 
 /// Keeps an object whose region is deregistered, or came to nothing, for another.
-fn put_away(process: &Process, thread: thread::Number, object: Object) {
-    let unneeded = process.retired.put(thread, object.address());
+fn put_away(state: &State, thread: thread::Number, object: Object) {
+    let unneeded = state.retired.put(thread, object.address());
     for unneeded in unneeded.filter_map(Object::at) {
         // SAFETY: it waits no longer, by the word of `put`.
         unsafe { unneeded.free() };
@@ -166,7 +169,7 @@ fn require<F: Copy>(next: &Next<F>) -> Result<F, Error> {
 }
 
 /// Counts regions of ours that ended past us.
-fn count_vanished(process: &Process, regions: u64) {
-    let counters = &process.counters;
+fn count_vanished(state: &State, regions: u64) {
+    let counters = &state.counters;
     counters.add(thread::number(), Counter::Vanished, regions);
 }

@@ -2,11 +2,12 @@
 //! Registrations that libibverbs makes: what is not plain memory, and plain memory where a device, a kernel
 //! or the moment does not let us do exactly as it does. Such a region is not ours.
 
+use super::state;
 use super::{Access, Error, Mr, Pd, Request, count_vanished, require};
 use crate::abi::rdma_core::*;
-use crate::config::{Level, disabled};
+use crate::log::{self, Level};
 use crate::stats::Counter;
-use crate::{log, next, process, thread};
+use crate::{next, thread};
 use errno::errno;
 
 /// Registers plain memory by libibverbs, for the reason given.
@@ -52,56 +53,20 @@ pub unsafe fn reg_dmabuf_mr(
     made_by_next(unsafe { next(pd.as_ptr(), offset, length, iova, fd, access.bits() as i32) })
 }
 
-/// Registers by the extensible call: plain memory as ours, everything else by libibverbs.
-///
-/// # Safety
-/// `attr` points to attributes of which the fields that `comp_mask` names, and those before it, are set.
-pub unsafe fn reg_mr_ex(pd: Pd, attr: *mut ibv_mr_init_attr) -> Result<*mut ibv_mr, Error> {
-    // SAFETY: `length`, `access` and `comp_mask` are always there. No reference to the whole: the program's
-    // structure may be that of an older rdma-core, and shorter.
-    let mask = unsafe { (*attr).comp_mask };
-    let plain = mask == IBV_REG_MR_MASK_ADDR || mask == IBV_REG_MR_MASK_ADDR | IBV_REG_MR_MASK_IOVA;
-    if plain && !disabled() {
-        // SAFETY: always there.
-        let (length, access) = (unsafe { (*attr).length }, unsafe { (*attr).access });
-        // SAFETY: `comp_mask` names it.
-        let addr = unsafe { (*attr).addr };
-        let iova = if mask & IBV_REG_MR_MASK_IOVA != 0 {
-            // SAFETY: `comp_mask` names it.
-            unsafe { (*attr).iova }
-        } else {
-            addr.addr() as u64
-        };
-        let access = Access::from_bits_retain(access as u32);
-        return super::register(
-            pd,
-            &Request {
-                addr,
-                length,
-                iova,
-                access,
-            },
-        );
-    }
-    let next = require(&next::REG_MR_EX)?;
-    // SAFETY: the program's own arguments, to the function that it meant.
-    made_by_next(unsafe { next(pd.as_ptr(), attr) })
-}
-
 /// Takes note of what libibverbs made. A region of ours with the same handle has vanished.
-fn made_by_next(mr: *mut ibv_mr) -> Result<*mut ibv_mr, Error> {
+pub fn made_by_next(mr: *mut ibv_mr) -> Result<*mut ibv_mr, Error> {
     // SAFETY: a region that libibverbs has just made, if any.
     let Some(made) = (unsafe { Mr::from_c(mr) }) else {
         return Err(Error::Next(errno()));
     };
-    let process = process::current();
-    let counters = &process.counters;
+    let state = state::current();
+    let counters = &state.counters;
     counters.add(thread::number(), Counter::RegNext, 1);
     let public = made.read();
-    if let Some(device) = process.devices.get(public.context.expose_provenance())
+    if let Some(device) = state.devices.get(public.context.expose_provenance())
         && device.rows.forget(public.handle)
     {
-        count_vanished(process, 1);
+        count_vanished(state, 1);
     }
     Ok(mr)
 }

@@ -4,16 +4,17 @@
 use super::devices::Device;
 use super::object::Object;
 use super::rows::Region;
+use super::state::{self, State};
 use super::{Context, Error, Pd, Request, count_vanished, fork, passed_on, put_away};
 use crate::abi::rdma_core::ibv_mr;
 use crate::abi::uapi::ib_uverbs_reg_mr_resp;
-use crate::config::{Level, disabled};
-use crate::process::{self, Process};
+use crate::config::disabled;
+use crate::log::{self, Level};
 use crate::stats::Counter;
+use crate::thread;
 use crate::uverbs::context::{self, Facts};
 use crate::uverbs::driver::Way;
 use crate::uverbs::{Uverbs, mr};
-use crate::{log, thread};
 use errno::Errno;
 
 /// Registers memory, by our own kernel call if the device and the moment allow it.
@@ -36,7 +37,7 @@ pub fn register(pd: Pd, request: &Request) -> Result<*mut ibv_mr, Error> {
 
 /// What it takes to register by ourselves.
 struct Own {
-    process: &'static Process,
+    state: &'static State,
     device: &'static Device,
     fd: i32,
 }
@@ -53,10 +54,10 @@ impl Own {
         let fd = context
             .fd()
             .ok_or("it has no kernel file: its provider registers by other means")?;
-        let process = process::current();
-        let device = match process.devices.get(context.address()) {
+        let state = state::current();
+        let device = match state.devices.get(context.address()) {
             Some(device) => device,
-            None => identify(process, context, fd)?,
+            None => identify(state, context, fd)?,
         };
         let facts = device.facts();
         let driver = match facts.driver() {
@@ -69,11 +70,7 @@ impl Own {
         if request.access.has_optional() && !facts.contains(Facts::OPTIONAL_ACCESS) {
             return Err("optional access flags, and the kernel may not know them (before 5.9)");
         }
-        Ok(Own {
-            process,
-            device,
-            fd,
-        })
+        Ok(Own { state, device, fd })
     }
 
     #[inline]
@@ -99,12 +96,12 @@ impl Own {
     #[inline]
     fn register_protected(&self, pd: Pd, request: &Request) -> Result<*mut ibv_mr, Error> {
         let thread = thread::number();
-        let object = self.process.retired.take(thread).and_then(Object::at);
+        let object = self.state.retired.take(thread).and_then(Object::at);
         let object = object.or_else(Object::allocate).ok_or(Error::Memory)?;
         let answer = match self.ask_kernel(pd, request) {
             Ok(answer) => answer,
             Err(errno) => {
-                put_away(self.process, thread, object);
+                put_away(self.state, thread, object);
                 return Err(Error::Kernel(errno));
             }
         };
@@ -116,9 +113,9 @@ impl Own {
             lkey: answer.lkey,
         };
         if self.device.rows.insert(answer.mr_handle, region) {
-            count_vanished(self.process, 1);
+            count_vanished(self.state, 1);
         }
-        let counters = &self.process.counters;
+        let counters = &self.state.counters;
         counters.add(thread, Counter::RegKernel, 1);
         Ok(object.as_ptr())
     }
@@ -156,7 +153,7 @@ impl Own {
 
 /// Finds out what must be known of a device, and remembers it.
 #[cold]
-fn identify(process: &Process, context: Context, fd: i32) -> Result<&'static Device, &'static str> {
+fn identify(state: &State, context: Context, fd: i32) -> Result<&'static Device, &'static str> {
     let facts =
         context::identify(&Uverbs, fd).map_err(|_| "the kernel does not answer for it now")?;
     match (facts.why_passed_on(), facts.driver()) {
@@ -181,7 +178,7 @@ fn identify(process: &Process, context: Context, fd: i32) -> Result<&'static Dev
         }
     }
     let interrupted = "a signal handler interrupted this thread inside the library";
-    process
+    state
         .devices
         .insert(context.address(), facts)
         .ok_or(interrupted)
