@@ -61,7 +61,7 @@ bench: ## time registration beside libibverbs, on DEVICE=name or in the soft-RoC
 	@bench/run
 
 vm: ## run CMD='...' in the soft-RoCE machine, with KERNEL=6.1 (default) or 6.12
-	@vm/run -- sh -c '$(subst ','\'',$(CMD))'
+	@vm/run -- sh -c '$(subst ','\'',$(value CMD))'
 
 install: $(so) ## install under DESTDIR, PREFIX, LIBDIR
 	install -d $(DESTDIR)$(LIBDIR)/pkgconfig $(DESTDIR)$(INCLUDEDIR) $(DESTDIR)$(MANDIR)/man7

@@ -54,7 +54,7 @@ def main():
         if judgement[0] == 'fail' and test in again:
             second = judge(test, *again[test])
             if second[0] != 'fail':
-                print('note', f'{test} differed, but not in a second round. {"; ".join(judgement[2:])}', sep='\t')
+                print('note', f'NOTE: {test} differed, but not in a second round. {"; ".join(judgement[2:])}', sep='\t')
             judgement = second
         print(*judgement, sep='\t')
 
