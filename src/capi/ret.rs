@@ -23,7 +23,7 @@ pub struct Call {
 }
 
 /// A registration: the region, or NULL and errno.
-#[inline]
+#[inline(always)]
 pub fn region(
     call: impl FnOnce() -> Call,
     body: impl FnOnce() -> Result<*mut ibv_mr, Error>,
@@ -36,7 +36,7 @@ pub fn region(
 
 /// Most of the others: 0, or an errno that is positive. errno is set as well, as the kernel's own wrappers
 /// leave it.
-#[inline]
+#[inline(always)]
 pub fn status(call: impl FnOnce() -> Call, body: impl FnOnce() -> Result<(), Error>) -> c_int {
     match run(call, body) {
         Ok(()) => 0,
@@ -48,7 +48,7 @@ pub fn status(call: impl FnOnce() -> Call, body: impl FnOnce() -> Result<(), Err
 }
 
 /// `ibv_rereg_mr`: its own code, of which -1 means that nothing was changed; errno has the reason.
-#[inline]
+#[inline(always)]
 pub fn rereg_code(
     call: impl FnOnce() -> Call,
     body: impl FnOnce() -> Result<c_int, Error>,
@@ -62,7 +62,7 @@ pub fn rereg_code(
 }
 
 /// Runs the body, stops a panic, and keeps the reason of a failure.
-#[inline]
+#[inline(always)]
 fn run<T>(
     call: impl FnOnce() -> Call,
     body: impl FnOnce() -> Result<T, Error>,

@@ -15,7 +15,7 @@ use core::ffi::{c_int, c_uint, c_void};
 const NULL_PD: Error = Error::Argument("the protection domain is NULL");
 const NULL_MR: Error = Error::Argument("the memory region is NULL");
 
-#[inline]
+#[inline(always)]
 fn reg_call(name: &'static str, request: Option<Request>) -> Call {
     Call {
         request,
@@ -24,7 +24,7 @@ fn reg_call(name: &'static str, request: Option<Request>) -> Call {
     }
 }
 
-#[inline]
+#[inline(always)]
 fn call(name: &'static str) -> Call {
     Call {
         name,
@@ -34,7 +34,7 @@ fn call(name: &'static str) -> Call {
 }
 
 /// The one body of `ibv_reg_mr`, `_iova` and `_iova2`.
-#[inline]
+#[inline(always)]
 unsafe fn reg(name: &'static str, pd: *mut ibv_pd, request: Request) -> *mut ibv_mr {
     ret::region(
         || reg_call(name, Some(request)),

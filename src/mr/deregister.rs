@@ -30,7 +30,7 @@ pub struct Claimed {
 }
 
 /// Claims a region if it is ours. `None` if it is not, or cannot be told: then it is libibverbs' to judge.
-#[inline]
+#[inline(always)]
 pub fn claim(mr: Mr) -> Result<Option<Claimed>, Error> {
     if !disabled()
         // In a forked child nothing is ours that the parent registered.
@@ -87,7 +87,7 @@ impl Claimed {
         Ok(())
     }
 
-    #[inline]
+    #[inline(always)]
     fn ask_kernel(&self, was: &ibv_mr) -> Result<(), Errno> {
         // SAFETY: the device of a region that exists, which must be open.
         let context = unsafe { Context::from_c(was.context) }.ok_or(Errno(libc::EINVAL))?;

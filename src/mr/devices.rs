@@ -28,7 +28,7 @@ pub struct Device {
 
 impl Device {
     /// What is known of it.
-    #[inline]
+    #[inline(always)]
     pub fn facts(&self) -> Facts {
         Facts::from_bits_retain(self.facts.load(Relaxed))
     }
@@ -91,14 +91,14 @@ impl Devices {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn place(&self, context: usize) -> &AtomicPtr<Device> {
         &self.last_found[(context >> 4 ^ context >> 12) % PLACES]
     }
 
     /// The device of a context, if memory was registered on it. `None` as well inside a signal handler
     /// that interrupted this thread in here.
-    #[inline]
+    #[inline(always)]
     pub fn get(&self, context: usize) -> Option<&'static Device> {
         let last = self.place(context).load(Acquire);
         // SAFETY: null, or a device, and they are never freed.

@@ -8,7 +8,7 @@
 
 use crate::next;
 use core::ffi::c_void;
-use errno::{Errno, errno, set_errno};
+use errno::{Errno, errno};
 
 /// Keeps the range out of children.
 #[inline]
@@ -24,14 +24,11 @@ pub fn dontfork(addr: *mut c_void, length: usize) -> Result<(), Errno> {
     }
 }
 
-/// Lets children have the range again. A failure is ignored, as libibverbs does; errno is that of before,
-/// as it does not.
+/// Lets children have the range again. A failure is ignored, as libibverbs does.
 #[inline]
 pub fn dofork(addr: *mut c_void, length: usize) {
-    let before = errno();
     if let Some(dofork_range) = next::DOFORK_RANGE.get() {
         // SAFETY: as for `dontfork`.
         unsafe { dofork_range(addr, length) };
     }
-    set_errno(before);
 }

@@ -1,5 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Registering plain memory, ibv_reg_mr(3), in the steps of libibverbs' `ibv_reg_mr_iova2`.
+//!
+//! What a registration passes through, from `capi/` to the system call, is `inline(always)`, and what it
+//! only may pass through is `cold`. Calls and returns were 35 % of our own time under QEMU without KVM (a
+//! pair: 0.65 us with them, 0.42 us without, 0.68 us for libibverbs), and nothing on bare metal (45 ns).
 
 use super::devices::Device;
 use super::object::Object;
@@ -18,7 +22,7 @@ use crate::uverbs::{Uverbs, mr};
 use errno::Errno;
 
 /// Registers memory, by our own kernel call if the device and the moment allow it.
-#[inline]
+#[inline(always)]
 pub fn register(pd: Pd, request: &Request) -> Result<*mut ibv_mr, Error> {
     let own = match Own::find(pd, request) {
         Ok(own) => own,
@@ -44,7 +48,7 @@ struct Own {
 
 impl Own {
     /// Whether this registration is ours; otherwise why not.
-    #[inline]
+    #[inline(always)]
     fn find(pd: Pd, request: &Request) -> Result<Own, &'static str> {
         if disabled() {
             return Err("RDMAMR_DISABLE=1, or the library has failed in itself");
@@ -73,7 +77,7 @@ impl Own {
         Ok(Own { state, device, fd })
     }
 
-    #[inline]
+    #[inline(always)]
     fn register(&self, pd: Pd, request: &Request) -> Result<*mut ibv_mr, Error> {
         if request.access.on_demand() {
             // As ibv_cmd_reg_mr has it: 2^64 - 1 bytes from address 0 are the whole address space.
@@ -93,7 +97,7 @@ impl Own {
         result
     }
 
-    #[inline]
+    #[inline(always)]
     fn register_protected(&self, pd: Pd, request: &Request) -> Result<*mut ibv_mr, Error> {
         let thread = thread::number();
         let object = self.state.retired.take(thread).and_then(Object::at);
@@ -120,7 +124,7 @@ impl Own {
         Ok(object.as_ptr())
     }
 
-    #[inline]
+    #[inline(always)]
     fn ask_kernel(&self, pd: Pd, request: &Request) -> Result<ib_uverbs_reg_mr_resp, Errno> {
         let registration = mr::Registration {
             start: request.addr.addr() as u64,

@@ -33,7 +33,7 @@ impl Retired {
 
     /// Puts an object away. Returns those, as a rule none, that are to be freed because more wait than are
     /// kept.
-    #[inline]
+    #[inline(always)]
     pub fn put(
         &self,
         thread: thread::Number,
@@ -43,7 +43,7 @@ impl Retired {
     }
 
     /// Takes the oldest object if it has waited behind enough others.
-    #[inline]
+    #[inline(always)]
     pub fn take(&self, thread: thread::Number) -> Option<usize> {
         self.queue(thread).take()
     }
@@ -75,7 +75,7 @@ impl Queue {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn put(&self, object: usize) -> impl Iterator<Item = usize> + use<> {
         let mut given_back = [None, None];
         if !self.push(object) {
@@ -138,7 +138,7 @@ impl Queue {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn take(&self) -> Option<usize> {
         let waiting = self
             .tail

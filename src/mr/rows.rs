@@ -78,7 +78,7 @@ impl Rows {
         (chunk, n - (FIRST_CHUNK << chunk))
     }
 
-    #[inline]
+    #[inline(always)]
     fn row(&self, handle: u32) -> Option<&Row> {
         let (chunk, place) = Self::place(handle);
         let start = self.chunks.get(chunk)?.load(Acquire);
@@ -110,7 +110,7 @@ impl Rows {
 
     /// Adds a region that the kernel has just made. True if one of ours had its handle, which must have
     /// vanished.
-    #[inline]
+    #[inline(always)]
     pub fn insert(&self, handle: u32, region: Region) -> bool {
         let Some(row) = self.row(handle).or_else(|| self.add_chunk(handle)) else {
             return false;
@@ -126,7 +126,7 @@ impl Rows {
 
     /// Takes a region out, if the object is the one that the row is about. Then `mark` is called, before
     /// any other thread can find the row empty.
-    #[inline]
+    #[inline(always)]
     pub fn claim(&self, handle: u32, object: usize, lkey: u32, mark: impl FnOnce()) -> Claim {
         let Some(row) = self.row(handle) else {
             return Claim::NotOurs;

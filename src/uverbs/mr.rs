@@ -44,7 +44,7 @@ impl Default for Core {
 }
 
 /// Registers memory on the device behind `fd`, of which `facts` are known. Its driver is.
-#[inline]
+#[inline(always)]
 pub fn register(
     kernel: &impl Kernel,
     fd: i32,
@@ -90,7 +90,7 @@ pub fn register(
 }
 
 /// Deregisters a region. With the result comes what was learned of the kernel, if anything.
-#[inline]
+#[inline(always)]
 pub fn deregister(
     kernel: &impl Kernel,
     fd: i32,
