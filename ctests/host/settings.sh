@@ -41,6 +41,12 @@ for level in error warn info debug; do
 done
 check "RDMAMR_DISABLE=1 is known" [ -z "$(says RDMAMR_DISABLE=1)" ]
 
+"${CC:-cc}" -I"$here/../../include" "$here/consumer.c" -o failing "$library" -libverbs
+reasons=$(RDMAMR_LOG=warn LD_PRELOAD=$library ./failing 2>&1 >/dev/null)
+check "RDMAMR_LOG=warn prints why a call failed: $(head -1 <<<"$reasons" | tr -d '#')" \
+	grep -q '^rdmamr: ibv_reg_mr of 64 bytes at .*: EINVAL: the protection domain is NULL$' <<<"$reasons"
+check "and RDMAMR_LOG=error does not" [ -z "$(RDMAMR_LOG=error LD_PRELOAD=$library ./failing 2>&1 >/dev/null)" ]
+
 # Nothing is obeyed in a program that runs with more rights than its caller. The library is found there by
 # the program's own path to it, since LD_PRELOAD is not obeyed either.
 if [ "$(id -u)" = 0 ]; then
