@@ -18,9 +18,12 @@ use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering::*};
 use dashmap::DashMap;
 use std::sync::Mutex;
 
+/// In place of a context's address while a device waits to be used again: no context is there.
+const UNUSED: usize = usize::MAX;
+
 /// An open device.
 pub struct Device {
-    /// The address of its context; 0 while it waits to be used again.
+    /// The address of its context, or [`UNUSED`].
     context: AtomicUsize,
     facts: AtomicU32,
     pub rows: Rows,
@@ -136,7 +139,7 @@ impl Devices {
             let unused = self.unused.lock().ok().and_then(|mut unused| unused.pop());
             let device = unused.unwrap_or_else(|| {
                 Box::leak(Box::new(Device {
-                    context: AtomicUsize::new(0),
+                    context: AtomicUsize::new(UNUSED),
                     facts: AtomicU32::new(0),
                     rows: Rows::new(),
                 }))
@@ -157,7 +160,7 @@ impl Devices {
         }
         let _inside = thread::enter();
         let device = self.by_context.remove(&context)?.1;
-        device.context.store(0, Release);
+        device.context.store(UNUSED, Release);
         Some(device)
     }
 
