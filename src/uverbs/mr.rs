@@ -23,25 +23,19 @@ pub struct Registration {
 
 /// The core's answer, and behind it the driver's, where rdma-core's siw provider has it too.
 #[repr(C)]
-#[derive(Default)]
 struct Answer {
-    core: Core,
+    core: ib_uverbs_reg_mr_resp,
     private: [u8; 8],
 }
 
-/// [`ib_uverbs_reg_mr_resp`] with a default.
-#[repr(transparent)]
-struct Core(ib_uverbs_reg_mr_resp);
-
-impl Default for Core {
-    fn default() -> Self {
-        Core(ib_uverbs_reg_mr_resp {
-            mr_handle: 0,
-            lkey: 0,
-            rkey: 0,
-        })
-    }
-}
+const NO_ANSWER: Answer = Answer {
+    core: ib_uverbs_reg_mr_resp {
+        mr_handle: 0,
+        lkey: 0,
+        rkey: 0,
+    },
+    private: [0; 8],
+};
 
 /// Registers memory on the device behind `fd`, of which `facts` are known. Its driver is.
 #[inline(always)]
@@ -52,7 +46,7 @@ pub fn register(
     registration: &Registration,
 ) -> Result<ib_uverbs_reg_mr_resp, Errno> {
     let driver = facts.driver().ok_or(Errno(libc::EOPNOTSUPP))?;
-    let mut answer = Answer::default();
+    let mut answer = NO_ANSWER;
     let command = ib_uverbs_reg_mr {
         // Of use to write() only, but rdma-core's ioctl sends it too.
         response: &raw mut answer as u64,
@@ -86,7 +80,7 @@ pub fn register(
         // SAFETY: `command` and `answer` outlive the call, and each attribute states its size.
         unsafe { kernel.ioctl(fd, bundle.as_mut_ptr()) }?;
     }
-    Ok(answer.core.0)
+    Ok(answer.core)
 }
 
 /// Deregisters a region. With the result comes what was learned of the kernel, if anything.
