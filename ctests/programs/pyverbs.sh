@@ -13,10 +13,12 @@ here=$(realpath "$(dirname "$0")")
 device=$2 gid=$3
 limit=240 # seconds that a run of the suite may take
 shipped=/usr/share/doc/rdma-core/tests
+# Where Debian is installed without its documentation, ctests/check has unpacked the package.
+[ -e $shipped/run_tests.py ] || shipped=$here/../../target/pyverbs$shipped
 # Debian's own, which finds Debian's pyverbs; another one may come first in PATH.
 python=/usr/bin/python3
 
-if [ ! -e $shipped/run_tests.py ] || ! $python -c 'import pyverbs.device' 2>/dev/null; then
+if [ ! -e "$shipped/run_tests.py" ] || ! $python -c 'import pyverbs.device' 2>/dev/null; then
 	echo "1..0 # SKIP pyverbs and its tests are not installed (Debian: python3-pyverbs, rdma-core)"
 	exit
 fi
@@ -29,7 +31,7 @@ trap 'rm -rf "$scratch"' EXIT
 # A copy: whoever builds meanwhile would change the file under the suite that has mapped it.
 library=$scratch/library.so
 cp "$1" "$library" || exit 2
-cp -r $shipped "$scratch/tests"
+cp -r "$shipped" "$scratch/tests"
 gunzip -q "$scratch"/tests/*.gz
 cd "$scratch/tests" || exit
 
