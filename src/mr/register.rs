@@ -3,7 +3,7 @@
 //!
 //! What a registration passes through, from `capi/` to the system call, is `inline(always)`, and what it
 //! only may pass through is `cold`. Calls and returns were 35 % of our own time under QEMU without KVM (a
-//! pair: 0.65 us with them, 0.42 us without, 0.68 us for libibverbs), and nothing on bare metal (45 ns).
+//! pair: 0.65 us with them, 0.42 us without, 0.68 us for libibverbs), and nothing natively (45 ns).
 
 use super::devices::Device;
 use super::object::Object;
