@@ -40,7 +40,7 @@ ctests: $(addprefix $(built)/,$(basename $(notdir $(filter-out %/pair.c %/kernel
 
 strict := -std=gnu11 -D_GNU_SOURCE -Wall -Wextra -Werror -Iinclude
 common := ctests/device/pair.c ctests/device/kernel_regions.c
-needs  := $(wildcard ctests/*.h ctests/*/*.h include/*.h) Makefile | $(built)
+needs  := $(wildcard ctests/*.h ctests/*/*.h bench/*.h include/*.h) Makefile | $(built)
 $(built):
 	mkdir -p $@
 $(built)/%: ctests/device/%.c $(common) $(needs)

@@ -17,6 +17,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <time.h>
+#include "median.h"
 
 #pragma weak rdmamr_get_stats
 
@@ -71,19 +72,6 @@ static struct cost once(int way, struct ibv_pd *pd, void *memory, size_t length)
 		die("ibv_dereg_mr");
 	}
 	return (struct cost){ registered - start, end - registered };
-}
-
-static int ascending(const void *a, const void *b)
-{
-	double difference = *(const double *)a - *(const double *)b;
-
-	return (difference > 0) - (difference < 0);
-}
-
-static double median(double *values, int count)
-{
-	qsort(values, (size_t)count, sizeof(*values), ascending);
-	return values[count / 2];
 }
 
 static void measure(struct ibv_pd *pd, const char *size, size_t length, int rounds, int json)

@@ -8,6 +8,7 @@
 #include <string.h>
 #include <sys/wait.h>
 #include <time.h>
+#include "median.h"
 
 static double once(char *preload)
 {
@@ -26,17 +27,11 @@ static double once(char *preload)
 	return (double)(end.tv_sec - start.tv_sec) * 1e6 + (double)(end.tv_nsec - start.tv_nsec) * 1e-3;
 }
 
-static int ascending(const void *a, const void *b)
-{
-	double difference = *(const double *)a - *(const double *)b;
-
-	return (difference > 0) - (difference < 0);
-}
-
 int main(int argc, char **argv)
 {
 	int rounds = argc > 2 ? atoi(argv[2]) : 1000;
 	double *without = calloc((size_t)rounds, sizeof(double)), *with = calloc((size_t)rounds, sizeof(double));
+	double before, after;
 	char preload[4096];
 
 	if (argc < 2 || rounds < 1 || !without || !with) {
@@ -48,9 +43,9 @@ int main(int argc, char **argv)
 		without[round] = once("NOTHING=");
 		with[round] = once(preload);
 	}
-	qsort(without, (size_t)rounds, sizeof(double), ascending);
-	qsort(with, (size_t)rounds, sizeof(double), ascending);
+	before = median(without, rounds);
+	after = median(with, rounds);
 	printf("start of true: median %.0f us, with the library %.0f us: %.0f us more (%d runs each, in turn)\n",
-	       without[rounds / 2], with[rounds / 2], with[rounds / 2] - without[rounds / 2], rounds);
+	       before, after, after - before, rounds);
 	return 0;
 }

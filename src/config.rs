@@ -40,7 +40,7 @@ impl Config {
 /// A row of the table of settings.
 struct Setting {
     name: &'static CStr,
-    /// The values to suggest where another was given; empty where any text is one.
+    /// The values to suggest where another was given.
     values: &'static [&'static str],
     /// Takes a value over; false where it is none.
     set: fn(&mut Config, &CStr) -> bool,

@@ -11,14 +11,25 @@ use core::fmt::{self, Write};
 
 mod proc;
 
+/// What a call was about.
+#[derive(Clone, Copy, Debug)]
+pub enum Subject {
+    /// Plain memory to be registered.
+    Memory(Request),
+    /// Memory of another kind, of which libibverbs knows more than we do.
+    OtherMemory,
+    Region,
+    Domain,
+    Device,
+}
+
 /// Why a call failed.
 #[derive(Clone, Copy, Debug)]
 pub struct Reason {
     /// The function that the program called.
     pub call: &'static str,
     pub error: Error,
-    /// What was to be registered, if anything was.
-    pub request: Option<Request>,
+    pub subject: Subject,
 }
 
 /// The reason of a thread's last failure. Constant-initialised and without a destructor, so that it works
@@ -67,7 +78,7 @@ impl Reason {
 
     fn try_write(&self, out: &mut impl Write) -> fmt::Result {
         write!(out, "{}", self.call)?;
-        if let Some(request) = self.request {
+        if let Subject::Memory(request) = self.subject {
             let Request {
                 addr,
                 length,
@@ -102,19 +113,39 @@ impl Reason {
             }
             Error::Kernel(errno) => {
                 write!(out, " from the kernel: ")?;
-                self.cause(errno.0, out)
+                self.subject.cause(errno.0, out)
             }
             Error::Next(errno) => {
                 write!(out, " from libibverbs: ")?;
-                self.cause(errno.0, out)
+                self.subject.cause(errno.0, out)
             }
         }
     }
+}
 
+impl Subject {
+    /// The likely cause of an errno.
     fn cause(&self, errno: i32, out: &mut impl Write) -> fmt::Result {
-        match &self.request {
-            Some(request) => registration(request, errno, out),
-            None => deregistration(errno, out),
+        match (self, errno) {
+            (Subject::Memory(request), _) => registration(request, errno, out),
+            (Subject::OtherMemory, libc::EOPNOTSUPP) => write!(
+                out,
+                "the device, its driver or this libibverbs cannot register memory of that kind"
+            ),
+            (Subject::Region, libc::EINVAL | libc::EBUSY) => write!(
+                out,
+                "a memory window is still bound to the region, or another thread is using it; it stays registered"
+            ),
+            (Subject::Region, libc::ENOENT) => {
+                write!(out, "the kernel does not know the region any more")
+            }
+            (Subject::Domain, libc::EBUSY) => write!(
+                out,
+                "the domain still has regions, queue pairs or other objects"
+            ),
+            (_, libc::EIO) => write!(out, "the device is gone"),
+            (_, libc::EBADF) => write!(out, "the device's file is closed"),
+            _ => write!(out, "no likely cause is known"),
         }
     }
 }
@@ -306,45 +337,30 @@ fn fault(request: &Request, out: &mut impl Write) -> fmt::Result {
     }
 }
 
-/// The likely cause of a refused deregistration.
-fn deregistration(errno: i32, out: &mut impl Write) -> fmt::Result {
-    match errno {
-        libc::EINVAL | libc::EBUSY => write!(
-            out,
-            "a memory window is still bound to the region, or another thread is using it; it stays registered"
-        ),
-        libc::ENOENT => write!(out, "the kernel does not know the region any more"),
-        libc::EIO => write!(out, "the device is gone"),
-        libc::EBADF => write!(out, "the device's file is closed"),
-        _ => write!(out, "no likely cause is known"),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use errno::Errno;
 
-    fn words(error: Error, request: Option<Request>) -> String {
+    fn words(error: Error, subject: Subject) -> String {
         let mut text = String::new();
         Reason {
             call: "ibv_reg_mr",
             error,
-            request,
+            subject,
         }
         .write(&mut text);
         text
     }
 
-    fn request(addr: usize, length: usize, access: u32) -> Option<Request> {
+    fn memory(addr: usize, length: usize, access: u32) -> Subject {
+        Subject::Memory(request(addr, length, access))
+    }
+
+    fn request(addr: usize, length: usize, access: u32) -> Request {
         let addr = core::ptr::without_provenance_mut(addr);
         let access = Access::from_bits_retain(access);
-        Some(Request {
-            addr,
-            length,
-            iova: addr.addr() as u64,
-            access,
-        })
+        Request::at_address(addr, length, access)
     }
 
     #[test]
@@ -354,22 +370,19 @@ mod tests {
             (
                 Request {
                     iova: 0x1010,
-                    ..request(0x1000, 1, 1).unwrap()
+                    ..request(0x1000, 1, 1)
                 },
                 "0x10 and 0x0",
             ),
-            (request(0x1000, 1, 2).unwrap(), "need local write"),
-            (request(0x1000, 1, 1 << 10).unwrap(), "no kernel knows"),
-            (request(0x1000, 1, 0x41).unwrap(), "no on-demand paging"),
-            (request(0x1000, 0, 1).unwrap(), "length is 0"),
-            (request(0x1000, usize::MAX, 1).unwrap(), "past the end"),
-            (
-                request(0x1000, 1 << 47, 1).unwrap(),
-                "more than 2^32 - 1 pages",
-            ),
-            (request(0x1000, 1, 1).unwrap(), "driver refuses"),
+            (request(0x1000, 1, 2), "need local write"),
+            (request(0x1000, 1, 1 << 10), "no kernel knows"),
+            (request(0x1000, 1, 0x41), "no on-demand paging"),
+            (request(0x1000, 0, 1), "length is 0"),
+            (request(0x1000, usize::MAX, 1), "past the end"),
+            (request(0x1000, 1 << 47, 1), "more than 2^32 - 1 pages"),
+            (request(0x1000, 1, 1), "driver refuses"),
         ] {
-            let text = words(einval, Some(request));
+            let text = words(einval, Subject::Memory(request));
             assert!(text.contains(expected), "{text}");
             assert!(
                 text.starts_with("ibv_reg_mr of ") && text.contains(": EINVAL from the kernel: "),
@@ -393,15 +406,15 @@ mod tests {
         };
         let efault = Error::Kernel(Errno(libc::EFAULT));
         let read_only = map(libc::PROT_READ).addr();
-        assert!(words(efault, request(read_only + 8, 8, 1)).contains("read-only"));
-        assert!(words(efault, request(read_only + 8, 8, 4)).contains("all of it is mapped"));
-        assert!(words(efault, request(map(libc::PROT_NONE).addr(), 8, 0)).contains("PROT_NONE"));
-        assert!(words(efault, request(0x1000, 8, 1)).contains("nothing is mapped at 0x1000"));
+        assert!(words(efault, memory(read_only + 8, 8, 1)).contains("read-only"));
+        assert!(words(efault, memory(read_only + 8, 8, 4)).contains("all of it is mapped"));
+        assert!(words(efault, memory(map(libc::PROT_NONE).addr(), 8, 0)).contains("PROT_NONE"));
+        assert!(words(efault, memory(0x1000, 8, 1)).contains("nothing is mapped at 0x1000"));
     }
 
     #[test]
     fn the_limit_is_given_in_figures() {
-        let text = words(Error::Kernel(Errno(libc::ENOMEM)), request(0x1fff, 2, 1));
+        let text = words(Error::Kernel(Errno(libc::ENOMEM)), memory(0x1fff, 2, 1));
         assert!(
             text.contains("needs 8 KiB"),
             "two bytes on two pages: {text}"
@@ -410,9 +423,17 @@ mod tests {
     }
 
     #[test]
+    fn an_errno_means_what_the_call_was_about() {
+        let busy = |subject| words(Error::Next(Errno(libc::EBUSY)), subject);
+        assert!(busy(Subject::Region).contains("memory window"));
+        assert!(busy(Subject::Domain).contains("still has regions"));
+        assert!(busy(Subject::OtherMemory).contains("no likely cause"));
+    }
+
+    #[test]
     fn errno_is_kept() {
         errno::set_errno(Errno(77));
-        words(Error::Kernel(Errno(libc::EFAULT)), request(0x1000, 8, 1));
+        words(Error::Kernel(Errno(libc::EFAULT)), memory(0x1000, 8, 1));
         assert_eq!(errno::errno(), Errno(77));
     }
 }

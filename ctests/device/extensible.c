@@ -43,6 +43,7 @@ int main(void)
 	errno = 0;
 	mr = reg_mr_ex(pd, &attr);
 	ok(!mr && errno == EINVAL, "an iova of another page offset is the kernel's EINVAL");
+	ok(strstr(rdmamr_last_reason(), "must have the same offset") != NULL, "the reason: %s", rdmamr_last_reason());
 
 	/* What is not plain memory is libibverbs' to judge, which may not have the call. */
 	attr = (struct init_attr){ .length = PAGE, .access = 1, .comp_mask = MASK_FD | MASK_FD_OFFSET | MASK_IOVA, .fd = -1 };

@@ -36,6 +36,8 @@ int main(void)
 
 	mr = ibv_reg_mr(pd, memory, PAGE, IBV_ACCESS_LOCAL_WRITE);
 	must(mr);
+	is(ibv_dealloc_pd(pd), EBUSY, "a domain with a region of ours is not deallocated");
+	ok(strstr(rdmamr_last_reason(), "still has regions") != NULL, "the reason: %s", rdmamr_last_reason());
 	is(ibv_dereg_mr(mr), 0, "a region of ours is deregistered");
 	is(ibv_dereg_mr(mr), EINVAL, "a second time: EINVAL");
 	is(errno, EINVAL, "and errno says so too");

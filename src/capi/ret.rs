@@ -3,9 +3,9 @@
 
 use crate::abi::rdma_core::ibv_mr;
 use crate::config::disable_for_good;
-use crate::explain::Reason;
+use crate::explain::{Reason, Subject};
 use crate::log::{self, Level};
-use crate::mr::{Error, Request, state};
+use crate::mr::{Error, state};
 use crate::stats::Counter;
 use crate::{explain, thread};
 use core::ffi::c_int;
@@ -17,7 +17,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 #[derive(Clone, Copy)]
 pub struct Call {
     pub name: &'static str,
-    pub request: Option<Request>,
+    pub subject: Subject,
     /// What a failure counts as, if it is counted.
     pub counter: Option<Counter>,
 }
@@ -88,7 +88,7 @@ fn failed(call: Call, error: Error) -> Error {
     let reason = Reason {
         call: call.name,
         error,
-        request: call.request,
+        subject: call.subject,
     };
     if let Some(counter) = call.counter {
         let counters = &state::current().counters;

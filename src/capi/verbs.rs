@@ -8,6 +8,7 @@
 use super::export::interpose;
 use super::ret::{self, Call};
 use crate::abi::rdma_core::*;
+use crate::explain::Subject;
 use crate::mr::{self, Access, Change, Context, Error, Mr, Pd, Request};
 use crate::stats::Counter;
 use core::ffi::{c_int, c_uint, c_void};
@@ -16,20 +17,11 @@ const NULL_PD: Error = Error::Argument("the protection domain is NULL");
 const NULL_MR: Error = Error::Argument("the memory region is NULL");
 
 #[inline(always)]
-fn reg_call(name: &'static str, request: Option<Request>) -> Call {
-    Call {
-        request,
-        counter: Some(Counter::RegFailed),
-        ..call(name)
-    }
-}
-
-#[inline(always)]
-fn call(name: &'static str) -> Call {
+fn call(name: &'static str, subject: Subject, counter: Option<Counter>) -> Call {
     Call {
         name,
-        request: None,
-        counter: None,
+        subject,
+        counter,
     }
 }
 
@@ -37,7 +29,7 @@ fn call(name: &'static str) -> Call {
 #[inline(always)]
 unsafe fn reg(name: &'static str, pd: *mut ibv_pd, request: Request) -> *mut ibv_mr {
     ret::region(
-        || reg_call(name, Some(request)),
+        || call(name, Subject::Memory(request), Some(Counter::RegFailed)),
         || {
             // SAFETY: C's contract.
             let pd = unsafe { Pd::from_c(pd) }.ok_or(NULL_PD)?;
@@ -54,18 +46,7 @@ unsafe extern "C" fn ibv_reg_mr(
 ) -> *mut ibv_mr {
     let access = Access::from_bits_retain(access as u32);
     // SAFETY: C's contract.
-    unsafe {
-        reg(
-            "ibv_reg_mr",
-            pd,
-            Request {
-                addr,
-                length,
-                iova: addr.addr() as u64,
-                access,
-            },
-        )
-    }
+    unsafe { reg("ibv_reg_mr", pd, Request::at_address(addr, length, access)) }
 }
 interpose!(ibv_reg_mr, "IBVERBS_1.1");
 
@@ -76,20 +57,12 @@ unsafe extern "C" fn ibv_reg_mr_iova(
     iova: u64,
     access: c_int,
 ) -> *mut ibv_mr {
-    let access = Access::from_bits_retain(access as u32);
+    let request = Request {
+        iova,
+        ..Request::at_address(addr, length, Access::from_bits_retain(access as u32))
+    };
     // SAFETY: C's contract.
-    unsafe {
-        reg(
-            "ibv_reg_mr_iova",
-            pd,
-            Request {
-                addr,
-                length,
-                iova,
-                access,
-            },
-        )
-    }
+    unsafe { reg("ibv_reg_mr_iova", pd, request) }
 }
 interpose!(ibv_reg_mr_iova, "IBVERBS_1.7");
 
@@ -100,20 +73,12 @@ unsafe extern "C" fn ibv_reg_mr_iova2(
     iova: u64,
     access: c_uint,
 ) -> *mut ibv_mr {
-    let access = Access::from_bits_retain(access);
+    let request = Request {
+        iova,
+        ..Request::at_address(addr, length, Access::from_bits_retain(access))
+    };
     // SAFETY: C's contract.
-    unsafe {
-        reg(
-            "ibv_reg_mr_iova2",
-            pd,
-            Request {
-                addr,
-                length,
-                iova,
-                access,
-            },
-        )
-    }
+    unsafe { reg("ibv_reg_mr_iova2", pd, request) }
 }
 interpose!(ibv_reg_mr_iova2, "IBVERBS_1.8");
 
@@ -121,16 +86,22 @@ unsafe extern "C" fn ibv_reg_mr_ex(
     pd: *mut ibv_pd,
     mr_init_attr: *mut ibv_mr_init_attr,
 ) -> *mut ibv_mr {
+    const NAME: &str = "ibv_reg_mr_ex";
+    // SAFETY: C's contract: what `comp_mask` names is set.
+    if let Some(request) = unsafe { mr::plain_memory(mr_init_attr) } {
+        // SAFETY: C's contract.
+        return unsafe { reg(NAME, pd, request) };
+    }
     ret::region(
-        || reg_call("ibv_reg_mr_ex", None),
+        || call(NAME, Subject::OtherMemory, Some(Counter::RegFailed)),
         || {
             // SAFETY: C's contract.
             let pd = unsafe { Pd::from_c(pd) }.ok_or(NULL_PD)?;
             if mr_init_attr.is_null() {
                 return Err(Error::Argument("the attributes are NULL"));
             }
-            // SAFETY: C's contract: what `comp_mask` names is set.
-            unsafe { mr::reg_mr_ex(pd, mr_init_attr) }
+            // SAFETY: C's contract, and not NULL.
+            unsafe { mr::reg_other_memory(pd, mr_init_attr) }
         },
     )
 }
@@ -145,7 +116,13 @@ unsafe extern "C" fn ibv_reg_dmabuf_mr(
     access: c_int,
 ) -> *mut ibv_mr {
     ret::region(
-        || reg_call("ibv_reg_dmabuf_mr", None),
+        || {
+            call(
+                "ibv_reg_dmabuf_mr",
+                Subject::OtherMemory,
+                Some(Counter::RegFailed),
+            )
+        },
         || {
             // SAFETY: C's contract.
             let pd = unsafe { Pd::from_c(pd) }.ok_or(NULL_PD)?;
@@ -166,7 +143,7 @@ unsafe extern "C" fn ibv_rereg_mr(
     access: c_int,
 ) -> c_int {
     ret::rereg_code(
-        || call("ibv_rereg_mr"),
+        || call("ibv_rereg_mr", Subject::Region, None),
         || {
             // SAFETY: C's contract.
             let mr = unsafe { Mr::from_c(mr) }.ok_or(NULL_MR)?;
@@ -190,10 +167,7 @@ unsafe extern "C" fn ibv_rereg_mr(
 interpose!(ibv_rereg_mr, "IBVERBS_1.1");
 
 unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
-    let dereg = || Call {
-        counter: Some(Counter::DeregFailed),
-        ..call("ibv_dereg_mr")
-    };
+    let dereg = || call("ibv_dereg_mr", Subject::Region, Some(Counter::DeregFailed));
     ret::status(dereg, || {
         // SAFETY: C's contract.
         let mr = unsafe { Mr::from_c(mr) }.ok_or(NULL_MR)?;
@@ -204,7 +178,7 @@ interpose!(ibv_dereg_mr, "IBVERBS_1.1");
 
 unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
     ret::status(
-        || call("ibv_dealloc_pd"),
+        || call("ibv_dealloc_pd", Subject::Domain, None),
         || {
             // SAFETY: C's contract.
             let pd = unsafe { Pd::from_c(pd) }.ok_or(NULL_PD)?;
@@ -216,7 +190,7 @@ interpose!(ibv_dealloc_pd, "IBVERBS_1.1");
 
 unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
     ret::status(
-        || call("ibv_close_device"),
+        || call("ibv_close_device", Subject::Device, None),
         || {
             // SAFETY: C's contract.
             let context =

@@ -25,7 +25,7 @@ pub use object::Mr;
 use object::Object;
 pub use passed_on::reg_dmabuf_mr;
 pub use register::register;
-pub use register_ex::reg_mr_ex;
+pub use register_ex::{plain_memory, reg_other_memory};
 pub use rereg::{Change, rereg};
 
 use crate::abi::rdma_core::*;
@@ -119,6 +119,20 @@ pub struct Request {
     /// The address at which peers reach `addr`.
     pub iova: u64,
     pub access: Access,
+}
+
+impl Request {
+    /// Memory that peers reach at its own address.
+    #[inline(always)]
+    pub fn at_address(addr: *mut c_void, length: usize, access: Access) -> Request {
+        let iova = addr.addr() as u64;
+        Request {
+            addr,
+            length,
+            iova,
+            access,
+        }
+    }
 }
 
 /// Why a call of the verbs family failed.

@@ -55,9 +55,8 @@ impl Own {
         }
         // SAFETY: a protection domain's own device, which is open as long as the domain exists.
         let context = unsafe { Context::from_c(pd.context()) }.ok_or("the domain has no device")?;
-        let fd = context
-            .fd()
-            .ok_or("it has no kernel file: its provider registers by other means")?;
+        let why = |facts: Facts| facts.why_passed_on().unwrap_or_default();
+        let fd = context.fd().ok_or_else(|| why(Facts::NO_KERNEL_FILE))?;
         let state = state::current();
         let device = match state.devices.get(context.address()) {
             Some(device) => device,
@@ -66,7 +65,7 @@ impl Own {
         let facts = device.facts();
         let driver = match facts.driver() {
             Some(driver) if driver.way != Way::PassOn => driver,
-            _ => return Err(facts.why_passed_on().unwrap_or_default()),
+            _ => return Err(why(facts)),
         };
         if driver.way == Way::OwnUnlessEmpty && (request.addr.is_null() || request.length == 0) {
             return Err(driver.why);

@@ -2,8 +2,10 @@
 //! Objects of deregistered regions, waiting to be used again, the oldest first.
 //!
 //! They wait so that a second `ibv_dereg_mr` of the same object can be told from a first: while an object
-//! is here its memory is nobody else's. It also saves the calls of malloc and free. Queues after Dmitry Vyukov's bounded one, without a lock: an
-//! operation that was interrupted midway makes others find the queue full or empty, never wait.
+//! is here its memory is nobody else's. It also saves the calls of malloc and free.
+//!
+//! The queues are after Dmitry Vyukov's bounded one, without a lock: an operation that was interrupted
+//! midway makes others find the queue full or empty, never wait.
 
 use crate::thread;
 use core::sync::atomic::{AtomicUsize, Ordering::*};

@@ -174,11 +174,9 @@ impl Rows {
     /// How many regions there are, and the sum of their lengths.
     pub fn total(&self) -> (u64, u64) {
         let live = self.all().filter(|(_, row)| row.object.load(Acquire) != 0);
-        live.fold((0, 0), |(count, bytes), (_, row)| {
-            (
-                count + 1,
-                row.length.load(Relaxed).wrapping_add(bytes as usize) as u64,
-            )
+        live.fold((0, 0u64), |(count, bytes), (_, row)| {
+            let length = row.length.load(Relaxed) as u64;
+            (count + 1, length.wrapping_add(bytes))
         })
     }
 

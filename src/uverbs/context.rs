@@ -45,7 +45,8 @@ const NO_ROW: [(u32, &str); 3] = [
 impl Facts {
     const UNKNOWN_DRIVER: Facts = Facts::from_bits_retain(NO_ROW[0].0);
     const NO_IOCTL: Facts = Facts::from_bits_retain(NO_ROW[1].0);
-    const NO_KERNEL_FILE: Facts = Facts::from_bits_retain(NO_ROW[2].0);
+    /// Of a device whose context has no file of the kernel.
+    pub const NO_KERNEL_FILE: Facts = Facts::from_bits_retain(NO_ROW[2].0);
 
     fn of_row(row: usize) -> Facts {
         Facts::from_bits_retain(row as u32)
