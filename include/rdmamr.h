@@ -67,6 +67,110 @@ struct rdmamr_stats {
          * function that it took from libibverbs by handle, or closed their device.
          */
         uint64_t vanished;
+        /**
+         * Relaxed registrations that a region of the pool served, without a call of the kernel.
+         */
+        uint64_t hits;
+        /**
+         * Relaxed registrations for which the pool made a region.
+         */
+        uint64_t misses;
+        /**
+         * Hits on a region that another relaxed registration was using at the time.
+         */
+        uint64_t shared;
+        /**
+         * Regions that the pool keeps registered now and nobody uses.
+         */
+        uint64_t idle;
+        /**
+         * The sum of the lengths of those, in whole pages.
+         */
+        uint64_t idle_bytes;
+        /**
+         * Regions of the pool that were deregistered by ibv_flush_relaxed_mr, ibv_dealloc_pd or
+         * ibv_close_device.
+         */
+        uint64_t flushed_flush;
+        /**
+         * Regions that were deregistered since more were idle than RDMAMR_RELAXED_MAX_IDLE or
+         * RDMAMR_RELAXED_MAX_IDLE_BYTES allow.
+         */
+        uint64_t flushed_watermark;
+        /**
+         * Regions that were deregistered since they had been idle for RDMAMR_RELAXED_LINGER.
+         */
+        uint64_t flushed_linger;
+        /**
+         * Regions that were deregistered since memory was short: a registration had failed with
+         * ENOMEM, or the machine ran out of free memory.
+         */
+        uint64_t flushed_pressure;
+        /**
+         * Regions that were deregistered since the program changed their memory by a call that the
+         * library stands in for (munmap and its kin).
+         */
+        uint64_t flushed_hook;
+        /**
+         * Regions that were deregistered since userfaultfd reported a change of their memory.
+         */
+        uint64_t flushed_event;
+        /**
+         * Regions that were deregistered since a change was under way when they were registered, so
+         * that they could not be kept.
+         */
+        uint64_t flushed_fence;
+        /**
+         * Regions that were deregistered since their pages were not all there any more
+         * (RDMAMR_RELAXED_STRICT=1).
+         */
+        uint64_t flushed_stamp;
+        /**
+         * Regions that were withdrawn from reuse by an interposed memory call.
+         */
+        uint64_t stale_avoided_hook;
+        /**
+         * Regions that were withdrawn from reuse by an event of userfaultfd.
+         */
+        uint64_t stale_avoided_event;
+        /**
+         * Hits that were given up since the kernel said that a change was under way.
+         */
+        uint64_t stale_avoided_fence;
+        /**
+         * Regions that were withdrawn from reuse by the look at their pages.
+         */
+        uint64_t stale_avoided_stamp;
+        /**
+         * Relaxed registrations that the pool does not keep: their access flags (on-demand paging,
+         * zero-based, memory windows, huge pages).
+         */
+        uint64_t bypassed_access;
+        /**
+         * Likewise: the device is left to libibverbs, or RDMAMR_DISABLE=1.
+         */
+        uint64_t bypassed_device;
+        /**
+         * Likewise: memory that can change unseen (shared mappings that are not sealed, System V
+         * segments, device memory, memory that another userfaultfd watches).
+         */
+        uint64_t bypassed_memory;
+        /**
+         * Likewise: userfaultfd is refused to this process.
+         */
+        uint64_t bypassed_watch;
+        /**
+         * Likewise: ibv_fork_init was called.
+         */
+        uint64_t bypassed_fork;
+        /**
+         * Likewise: the process is short of mappings (vm.max_map_count), or the pool is full.
+         */
+        uint64_t bypassed_limit;
+        /**
+         * Likewise: a change of the memory was under way, or a signal handler interrupted the library.
+         */
+        uint64_t bypassed_busy;
 };
 
 #ifdef __cplusplus

@@ -18,6 +18,23 @@ pub enum Output {
     File(CString),
 }
 
+/// The settings of relaxed registration.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct RelaxedConfig {
+    /// For how long a released region is kept, in ms: one that peers can reach, and another.
+    pub linger_remote: u64,
+    pub linger_local: u64,
+    /// How many regions, and bytes, are kept; `None` for what the machine allows.
+    pub max_idle: u64,
+    pub max_idle_bytes: Option<u64>,
+    /// A region that peers can reach is never used again.
+    pub fresh_keys: bool,
+    /// Each hit looks at the pages.
+    pub strict: bool,
+    /// Each hit asks the kernel whether a change is in flight.
+    pub fence: bool,
+}
+
 /// The settings.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Config {
@@ -27,6 +44,8 @@ pub struct Config {
     pub log: Level,
     /// `RDMAMR_STATS`.
     pub stats: Option<Output>,
+    /// `RDMAMR_RELAXED_...`.
+    pub relaxed: RelaxedConfig,
 }
 
 impl Config {
@@ -34,7 +53,38 @@ impl Config {
         disable: false,
         log: Level::Error,
         stats: None,
+        relaxed: RelaxedConfig {
+            linger_remote: 1000,
+            linger_local: 60_000,
+            max_idle: 16_384,
+            max_idle_bytes: None,
+            fresh_keys: false,
+            strict: false,
+            fence: true,
+        },
     };
+}
+
+/// A value that is 0 or 1.
+fn set_switch(switch: &mut bool, value: &CStr) -> bool {
+    *switch = value == c"1";
+    value == c"0" || value == c"1"
+}
+
+fn parse<T: core::str::FromStr>(value: &CStr) -> Option<T> {
+    value.to_str().ok()?.parse().ok()
+}
+
+/// A number of bytes: 4096, 64K, 256M, 4G.
+fn parse_bytes(value: &CStr) -> Option<u64> {
+    let text = value.to_str().ok()?;
+    let (digits, shift) = match text.as_bytes().last()? {
+        b'K' | b'k' => (&text[..text.len() - 1], 10),
+        b'M' | b'm' => (&text[..text.len() - 1], 20),
+        b'G' | b'g' => (&text[..text.len() - 1], 30),
+        _ => (text, 0),
+    };
+    digits.parse::<u64>().ok()?.checked_mul(1 << shift)
 }
 
 /// A row of the table of settings.
@@ -50,8 +100,7 @@ struct Setting {
 const SETTINGS: &[Setting] = &[
     // Everything is passed on to libibverbs.
     Setting { name: c"RDMAMR_DISABLE", values: &["0", "1"], set: |config, value| {
-        config.disable = value == c"1";
-        value == c"0" || value == c"1"
+        set_switch(&mut config.disable, value)
     } },
     // What is said on standard error: errors (default), failed registrations too, devices too, every call.
     Setting { name: c"RDMAMR_LOG", values: &["error", "warn", "info", "debug"], set: |config, value| {
@@ -69,6 +118,41 @@ const SETTINGS: &[Setting] = &[
             _ => Some(Output::File(absolute(value))),
         };
         config.stats.is_some()
+    } },
+    // How many seconds a released relaxed region is kept: by default 1 if peers can reach it, else 60.
+    Setting { name: c"RDMAMR_RELAXED_LINGER", values: &["1", "0.5", "60"], set: |config, value| {
+        let seconds = parse::<f64>(value).filter(|seconds| (0.0..1e9).contains(seconds));
+        if let Some(seconds) = seconds {
+            config.relaxed.linger_remote = (seconds * 1e3) as u64;
+            config.relaxed.linger_local = (seconds * 1e3) as u64;
+        }
+        seconds.is_some()
+    } },
+    // How many released regions are kept.
+    Setting { name: c"RDMAMR_RELAXED_MAX_IDLE", values: &["16384", "0"], set: |config, value| {
+        let count = parse(value);
+        config.relaxed.max_idle = count.unwrap_or(config.relaxed.max_idle);
+        count.is_some()
+    } },
+    // How many bytes of them.
+    Setting { name: c"RDMAMR_RELAXED_MAX_IDLE_BYTES", values: &["256M", "4G", "0"], set: |config, value| {
+        let bytes = parse_bytes(value);
+        config.relaxed.max_idle_bytes = bytes.or(config.relaxed.max_idle_bytes);
+        bytes.is_some()
+    } },
+    // A region that peers can reach is registered anew each time.
+    Setting { name: c"RDMAMR_RELAXED_FRESH_KEYS", values: &["0", "1"], set: |config, value| {
+        set_switch(&mut config.relaxed.fresh_keys, value)
+    } },
+    // Each reuse looks at the pages first.
+    Setting { name: c"RDMAMR_RELAXED_STRICT", values: &["0", "1"], set: |config, value| {
+        set_switch(&mut config.relaxed.strict, value)
+    } },
+    // 0 leaves the fence out, to measure it, or to see what it is for.
+    Setting { name: c"RDMAMR_RELAXED_FENCE", values: &["1", "0"], set: |config, value| {
+        let valid = set_switch(&mut config.relaxed.fence, value);
+        config.relaxed.fence |= !valid;
+        valid
     } },
 ];
 

@@ -5,11 +5,10 @@
 //! Nothing is allocated: the limits, the maps and the process status are read through buffers on the stack.
 
 use crate::mr::{Access, Error, Request};
+use crate::proc;
 use crate::text::Text;
 use core::cell::{Cell, RefCell};
 use core::fmt::{self, Write};
-
-mod proc;
 
 /// What a call was about.
 #[derive(Clone, Copy, Debug)]
@@ -93,7 +92,9 @@ impl Reason {
         }
         write!(out, ": {}", Name(self.error.errno()))?;
         match self.error {
-            Error::Argument(what) => write!(out, ": {what}"),
+            Error::Argument(what) | Error::Busy(what) | Error::Shortage(what) => {
+                write!(out, ": {what}")
+            }
             Error::Gone => write!(out, ": the region is deregistered already"),
             Error::Memory => write!(out, ": no memory for the region's object"),
             Error::NoNext(symbol) => write!(out, ": no libibverbs is loaded that has {symbol}"),

@@ -58,6 +58,18 @@ impl<T: Sync> PerProcess<T> {
 
     #[cold]
     fn make(&'static self, value: T, forget: unsafe extern "C" fn()) -> &'static T {
+        let new = Box::into_raw(Box::new(value));
+        // SAFETY: just leaked.
+        let published = self.publish(unsafe { &*new }, forget);
+        if !core::ptr::eq(published, new) {
+            // SAFETY: `new` was not published, so it is ours alone.
+            drop(unsafe { Box::from_raw(new) });
+        }
+        published
+    }
+
+    /// This process's; `value` if there is none.
+    pub fn publish(&'static self, value: &'static T, forget: unsafe extern "C" fn()) -> &'static T {
         let page = (&raw const *self).cast_mut().cast();
         // SAFETY: the page is whole, ours, and holds nothing else.
         if unsafe { libc::madvise(page, PAGE_SIZE, libc::MADV_WIPEONFORK) } != 0 {
@@ -65,20 +77,16 @@ impl<T: Sync> PerProcess<T> {
             // SAFETY: the handler is a function of this library, which is never unloaded.
             unsafe { libc::pthread_atfork(None, None, Some(forget)) };
         }
-        let new = Box::into_raw(Box::new(value));
+        let value: *const T = value;
         let exchanged = self
             .value
-            .compare_exchange(null_mut(), new, AcqRel, Acquire);
-        match exchanged {
-            // SAFETY: just leaked.
-            Ok(_) => unsafe { &*new },
-            Err(other) => {
-                // SAFETY: `new` was not published, so it is ours alone.
-                drop(unsafe { Box::from_raw(new) });
-                // SAFETY: what another thread published is never freed.
-                unsafe { &*other }
-            }
-        }
+            .compare_exchange(null_mut(), value.cast_mut(), AcqRel, Acquire);
+        let published = match exchanged {
+            Ok(_) => value,
+            Err(other) => other,
+        };
+        // SAFETY: what is published is never freed.
+        unsafe { &*published }
     }
 
     /// Makes as if there were none.

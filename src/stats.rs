@@ -22,9 +22,37 @@ pub enum Counter {
     DeregFailed,
     /// Regions of ours that ended without our `ibv_dereg_mr`.
     Vanished,
+    /// Relaxed registrations that an existing region served.
+    Hits,
+    /// Relaxed registrations that the pool made a region for.
+    Misses,
+    /// Hits on a region that was in use.
+    Shared,
+    /// Regions of the pool that were deregistered, by cause.
+    FlushedFlush,
+    FlushedWatermark,
+    FlushedLinger,
+    FlushedPressure,
+    FlushedHook,
+    FlushedEvent,
+    FlushedFence,
+    FlushedStamp,
+    /// Regions of the pool that must not be used again, by the layer that found out.
+    StaleAvoidedHook,
+    StaleAvoidedEvent,
+    StaleAvoidedFence,
+    StaleAvoidedStamp,
+    /// Relaxed registrations that are not kept after their release, by reason.
+    BypassedAccess,
+    BypassedDevice,
+    BypassedMemory,
+    BypassedWatch,
+    BypassedFork,
+    BypassedLimit,
+    BypassedBusy,
 }
 
-const COUNTERS: usize = Counter::Vanished as usize + 1;
+const COUNTERS: usize = Counter::BypassedBusy as usize + 1;
 
 /// The first threads have a shard each; those that come later share the last.
 const SHARDS: usize = 32;

@@ -55,6 +55,10 @@ pub fn is_inside() -> bool {
 pub struct Number(u32);
 
 impl Number {
+    /// That of the pool's helper threads, which have no thread-local variables to keep one in. It shares
+    /// its counters with the threads that came late.
+    pub const HELPER: Number = Number(NO_NUMBER >> 1);
+
     /// As an index.
     #[inline]
     pub fn index(self) -> usize {

@@ -4,6 +4,8 @@
 //! return convention, and has a failure counted and its reason kept (`ret.rs`).
 
 mod export;
+mod memory;
 mod rdmamr;
+mod relaxed;
 mod ret;
 mod verbs;

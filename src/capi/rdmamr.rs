@@ -5,6 +5,7 @@ use super::export::versioned;
 use crate::config::{Output, config};
 use crate::explain;
 use crate::mr::state;
+use crate::relaxed;
 use crate::stats::Counter;
 use crate::text::Text;
 use core::ffi::{c_char, c_int};
@@ -50,13 +51,69 @@ pub struct rdmamr_stats {
     pub dereg_next: u64,
     /// Deregistrations that failed, by either way.
     pub dereg_failed: u64,
-    /// Regions of the library that are registered now.
+    /// Regions of the library that are registered now and in use.
     pub live: u64,
     /// The sum of their lengths in bytes, modulo 2^64.
     pub live_bytes: u64,
     /// Regions of the library that ended without its ibv_dereg_mr: the program deregistered them by a
     /// function that it took from libibverbs by handle, or closed their device.
     pub vanished: u64,
+    /// Relaxed registrations that a region of the pool served, without a call of the kernel.
+    pub hits: u64,
+    /// Relaxed registrations for which the pool made a region.
+    pub misses: u64,
+    /// Hits on a region that another relaxed registration was using at the time.
+    pub shared: u64,
+    /// Regions that the pool keeps registered now and nobody uses.
+    pub idle: u64,
+    /// The sum of the lengths of those, in whole pages.
+    pub idle_bytes: u64,
+    /// Regions of the pool that were deregistered by ibv_flush_relaxed_mr, ibv_dealloc_pd or
+    /// ibv_close_device.
+    pub flushed_flush: u64,
+    /// Regions that were deregistered since more were idle than RDMAMR_RELAXED_MAX_IDLE or
+    /// RDMAMR_RELAXED_MAX_IDLE_BYTES allow.
+    pub flushed_watermark: u64,
+    /// Regions that were deregistered since they had been idle for RDMAMR_RELAXED_LINGER.
+    pub flushed_linger: u64,
+    /// Regions that were deregistered since memory was short: a registration had failed with
+    /// ENOMEM, or the machine ran out of free memory.
+    pub flushed_pressure: u64,
+    /// Regions that were deregistered since the program changed their memory by a call that the
+    /// library stands in for (munmap and its kin).
+    pub flushed_hook: u64,
+    /// Regions that were deregistered since userfaultfd reported a change of their memory.
+    pub flushed_event: u64,
+    /// Regions that were deregistered since a change was under way when they were registered, so
+    /// that they could not be kept.
+    pub flushed_fence: u64,
+    /// Regions that were deregistered since their pages were not all there any more
+    /// (RDMAMR_RELAXED_STRICT=1).
+    pub flushed_stamp: u64,
+    /// Regions that were withdrawn from reuse by an interposed memory call.
+    pub stale_avoided_hook: u64,
+    /// Regions that were withdrawn from reuse by an event of userfaultfd.
+    pub stale_avoided_event: u64,
+    /// Hits that were given up since the kernel said that a change was under way.
+    pub stale_avoided_fence: u64,
+    /// Regions that were withdrawn from reuse by the look at their pages.
+    pub stale_avoided_stamp: u64,
+    /// Relaxed registrations that the pool does not keep: their access flags (on-demand paging,
+    /// zero-based, memory windows, huge pages).
+    pub bypassed_access: u64,
+    /// Likewise: the device is left to libibverbs, or RDMAMR_DISABLE=1.
+    pub bypassed_device: u64,
+    /// Likewise: memory that can change unseen (shared mappings that are not sealed, System V
+    /// segments, device memory, memory that another userfaultfd watches).
+    pub bypassed_memory: u64,
+    /// Likewise: userfaultfd is refused to this process.
+    pub bypassed_watch: u64,
+    /// Likewise: ibv_fork_init was called.
+    pub bypassed_fork: u64,
+    /// Likewise: the process is short of mappings (vm.max_map_count), or the pool is full.
+    pub bypassed_limit: u64,
+    /// Likewise: a change of the memory was under way, or a signal handler interrupted the library.
+    pub bypassed_busy: u64,
 }
 
 impl rdmamr_stats {
@@ -66,6 +123,7 @@ impl rdmamr_stats {
         };
         let counters = &state.counters;
         let (live, live_bytes) = state.devices.total();
+        let [(idle, idle_bytes), (used, used_bytes)] = relaxed::totals();
         rdmamr_stats {
             reg_kernel: counters.get(Counter::RegKernel),
             reg_next: counters.get(Counter::RegNext),
@@ -73,9 +131,33 @@ impl rdmamr_stats {
             dereg_kernel: counters.get(Counter::DeregKernel),
             dereg_next: counters.get(Counter::DeregNext),
             dereg_failed: counters.get(Counter::DeregFailed),
-            live,
-            live_bytes,
+            live: live + used,
+            live_bytes: live_bytes.wrapping_add(used_bytes),
             vanished: counters.get(Counter::Vanished),
+            hits: counters.get(Counter::Hits),
+            misses: counters.get(Counter::Misses),
+            shared: counters.get(Counter::Shared),
+            idle,
+            idle_bytes,
+            flushed_flush: counters.get(Counter::FlushedFlush),
+            flushed_watermark: counters.get(Counter::FlushedWatermark),
+            flushed_linger: counters.get(Counter::FlushedLinger),
+            flushed_pressure: counters.get(Counter::FlushedPressure),
+            flushed_hook: counters.get(Counter::FlushedHook),
+            flushed_event: counters.get(Counter::FlushedEvent),
+            flushed_fence: counters.get(Counter::FlushedFence),
+            flushed_stamp: counters.get(Counter::FlushedStamp),
+            stale_avoided_hook: counters.get(Counter::StaleAvoidedHook),
+            stale_avoided_event: counters.get(Counter::StaleAvoidedEvent),
+            stale_avoided_fence: counters.get(Counter::StaleAvoidedFence),
+            stale_avoided_stamp: counters.get(Counter::StaleAvoidedStamp),
+            bypassed_access: counters.get(Counter::BypassedAccess),
+            bypassed_device: counters.get(Counter::BypassedDevice),
+            bypassed_memory: counters.get(Counter::BypassedMemory),
+            bypassed_watch: counters.get(Counter::BypassedWatch),
+            bypassed_fork: counters.get(Counter::BypassedFork),
+            bypassed_limit: counters.get(Counter::BypassedLimit),
+            bypassed_busy: counters.get(Counter::BypassedBusy),
         }
     }
 
@@ -91,6 +173,30 @@ impl rdmamr_stats {
             ("live", self.live),
             ("live_bytes", self.live_bytes),
             ("vanished", self.vanished),
+            ("hits", self.hits),
+            ("misses", self.misses),
+            ("shared", self.shared),
+            ("idle", self.idle),
+            ("idle_bytes", self.idle_bytes),
+            ("flushed_flush", self.flushed_flush),
+            ("flushed_watermark", self.flushed_watermark),
+            ("flushed_linger", self.flushed_linger),
+            ("flushed_pressure", self.flushed_pressure),
+            ("flushed_hook", self.flushed_hook),
+            ("flushed_event", self.flushed_event),
+            ("flushed_fence", self.flushed_fence),
+            ("flushed_stamp", self.flushed_stamp),
+            ("stale_avoided_hook", self.stale_avoided_hook),
+            ("stale_avoided_event", self.stale_avoided_event),
+            ("stale_avoided_fence", self.stale_avoided_fence),
+            ("stale_avoided_stamp", self.stale_avoided_stamp),
+            ("bypassed_access", self.bypassed_access),
+            ("bypassed_device", self.bypassed_device),
+            ("bypassed_memory", self.bypassed_memory),
+            ("bypassed_watch", self.bypassed_watch),
+            ("bypassed_fork", self.bypassed_fork),
+            ("bypassed_limit", self.bypassed_limit),
+            ("bypassed_busy", self.bypassed_busy),
         ]
     }
 }
@@ -161,7 +267,7 @@ unsafe extern "C" fn exiting() {
     if state::existing().is_none() && unsafe { libc::getpid() } != LOADED_BY.load(Relaxed) {
         return;
     }
-    let mut text = Text::<1024>::new();
+    let mut text = Text::<2048>::new();
     let mut separator = '{';
     for (name, value) in rdmamr_stats::now().fields() {
         let _ = write!(text, "{separator}\"{name}\":{value}");

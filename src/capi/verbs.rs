@@ -10,11 +10,14 @@ use super::ret::{self, Call};
 use crate::abi::rdma_core::*;
 use crate::explain::Subject;
 use crate::mr::{self, Access, Change, Context, Error, Mr, Pd, Request};
+use crate::relaxed::beside_plain;
 use crate::stats::Counter;
 use core::ffi::{c_int, c_uint, c_void};
 
-const NULL_PD: Error = Error::Argument("the protection domain is NULL");
-const NULL_MR: Error = Error::Argument("the memory region is NULL");
+/// What every call says of a NULL domain.
+pub const NULL_PD: Error = Error::Argument("the protection domain is NULL");
+/// What every call says of a NULL region.
+pub const NULL_MR: Error = Error::Argument("the memory region is NULL");
 
 #[inline(always)]
 fn call(name: &'static str, subject: Subject, counter: Option<Counter>) -> Call {
@@ -33,7 +36,7 @@ unsafe fn reg(name: &'static str, pd: *mut ibv_pd, request: Request) -> *mut ibv
         || {
             // SAFETY: C's contract.
             let pd = unsafe { Pd::from_c(pd) }.ok_or(NULL_PD)?;
-            mr::register(pd, &request)
+            beside_plain::register(pd, &request)
         },
     )
 }
@@ -150,7 +153,7 @@ unsafe extern "C" fn ibv_rereg_mr(
             let access = Access::from_bits_retain(access as u32);
             // SAFETY: C's contract.
             unsafe {
-                mr::rereg(
+                beside_plain::rereg(
                     mr,
                     &Change {
                         flags,
@@ -171,7 +174,7 @@ unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
     ret::status(dereg, || {
         // SAFETY: C's contract.
         let mr = unsafe { Mr::from_c(mr) }.ok_or(NULL_MR)?;
-        mr::deregister(mr)
+        beside_plain::deregister(mr)
     })
 }
 interpose!(ibv_dereg_mr, "IBVERBS_1.1");
@@ -182,7 +185,7 @@ unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
         || {
             // SAFETY: C's contract.
             let pd = unsafe { Pd::from_c(pd) }.ok_or(NULL_PD)?;
-            mr::dealloc_pd(pd)
+            beside_plain::dealloc_pd(pd)
         },
     )
 }
@@ -195,7 +198,7 @@ unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
             // SAFETY: C's contract.
             let context =
                 unsafe { Context::from_c(context) }.ok_or(Error::Argument("the device is NULL"))?;
-            mr::close_device(context)
+            beside_plain::close_device(context)
         },
     )
 }

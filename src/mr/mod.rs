@@ -5,6 +5,7 @@
 //! Not here: C's pointers and return conventions (`capi/`), the bytes that the kernel gets (`uverbs/`).
 
 pub mod access;
+pub mod bare;
 mod deregister;
 pub mod devices;
 mod fork;
@@ -22,7 +23,7 @@ pub use access::Access;
 pub use deregister::deregister;
 pub use lifetime::{close_device, dealloc_pd};
 pub use object::Mr;
-use object::Object;
+pub use object::Object;
 pub use passed_on::reg_dmabuf_mr;
 pub use register::register;
 pub use register_ex::{plain_memory, reg_other_memory};
@@ -150,6 +151,10 @@ pub enum Error {
     Memory,
     /// The region is deregistered already.
     Gone,
+    /// Something still depends on it.
+    Busy(&'static str),
+    /// There is not enough of something now, and there soon will be.
+    Shortage(&'static str),
     /// No libibverbs underneath has that function.
     NoNext(&'static str),
     /// The library itself is at fault.
@@ -162,6 +167,8 @@ impl Error {
         match self {
             Error::Argument(_) | Error::Gone => libc::EINVAL,
             Error::Kernel(errno) | Error::Next(errno) | Error::Fork(errno) => errno.0,
+            Error::Busy(_) => libc::EBUSY,
+            Error::Shortage(_) => libc::EAGAIN,
             Error::Memory | Error::Panic => libc::ENOMEM,
             Error::NoNext(_) => libc::EOPNOTSUPP,
         }

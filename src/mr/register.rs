@@ -40,16 +40,16 @@ pub fn register(pd: Pd, request: &Request) -> Result<*mut ibv_mr, Error> {
 }
 
 /// What it takes to register by ourselves.
-struct Own {
+pub struct Own {
     state: &'static State,
-    device: &'static Device,
-    fd: i32,
+    pub device: &'static Device,
+    pub fd: i32,
 }
 
 impl Own {
     /// Whether this registration is ours; otherwise why not.
     #[inline(always)]
-    fn find(pd: Pd, request: &Request) -> Result<Own, &'static str> {
+    pub fn find(pd: Pd, request: &Request) -> Result<Own, &'static str> {
         if disabled() {
             return Err("RDMAMR_DISABLE=1, or the library has failed in itself");
         }
@@ -94,6 +94,21 @@ impl Own {
             fork::dofork(request.addr, request.length);
         }
         result
+    }
+
+    /// Whether it turned out, after a refusal, that the device is another's.
+    pub fn is_left_to_libibverbs(&self) -> bool {
+        self.device.facts().why_passed_on().is_some()
+    }
+
+    /// Registers memory that is pinned, without an object.
+    pub fn register_bare(&self, pd: Pd, request: &Request) -> Result<ib_uverbs_reg_mr_resp, Error> {
+        fork::dontfork(request.addr, request.length).map_err(Error::Fork)?;
+        let answer = self.ask_kernel(pd, request).map_err(Error::Kernel);
+        if answer.is_err() {
+            fork::dofork(request.addr, request.length);
+        }
+        answer
     }
 
     #[inline(always)]

@@ -21,6 +21,35 @@ pub fn memlock_limit() -> Option<u64> {
     (!failed && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
 }
 
+/// How many mappings this process has, and may have (vm.max_map_count).
+pub fn mappings() -> (u64, u64) {
+    let (mut count, mut most) = (0, 0);
+    each_line(c"/proc/self/maps", |_| {
+        count += 1;
+        true
+    });
+    each_line(c"/proc/sys/vm/max_map_count", |line| {
+        most = decimal(line);
+        false
+    });
+    (count, if most == 0 { 65530 } else { most })
+}
+
+/// Memory that the machine has, and that it could still give out, in KiB (MemTotal, MemAvailable).
+pub fn memory_kib() -> (u64, u64) {
+    let (mut total, mut available) = (0, u64::MAX);
+    each_line(c"/proc/meminfo", |line| {
+        if let Some(value) = field(line, b"MemTotal:") {
+            total = decimal(value);
+        } else if let Some(value) = field(line, b"MemAvailable:") {
+            available = decimal(value);
+            return false;
+        }
+        true
+    });
+    (total, available)
+}
+
 /// From `/proc/self/status`.
 #[derive(Default)]
 pub struct Status {
@@ -63,6 +92,12 @@ pub struct Mapping {
     pub shared: bool,
     /// Of a file on a file system that keeps pages of its own: not memory that only looks like one.
     pub file: bool,
+    /// Of a System V segment.
+    pub segment: bool,
+    /// Of a file made by memfd_create(2).
+    pub memfd: bool,
+    /// The file's number on its file system.
+    pub inode: u64,
 }
 
 /// Calls `each` for the mappings in ascending order, until it returns false.
@@ -94,6 +129,9 @@ fn parse(line: &[u8]) -> Option<Mapping> {
         writable: permissions[1] == b'w',
         shared: permissions[3] == b's',
         file: !path.is_empty() && !MEMORY.iter().any(|memory| path.starts_with(memory)),
+        segment: path.starts_with(b"/SYSV"),
+        memfd: path.starts_with(b"/memfd:"),
+        inode: rest.split(|&byte| byte == b' ').nth(4).map_or(0, decimal),
     })
 }
 
@@ -168,6 +206,10 @@ mod tests {
         let mapping = parse(b"7f00-8f10 r--s 00000000 fe:01 12 /home/a file").unwrap();
         assert_eq!((mapping.start, mapping.end), (0x7f00, 0x8f10));
         assert!(mapping.readable && !mapping.writable && mapping.shared && mapping.file);
+        assert_eq!(
+            (mapping.inode, mapping.memfd, mapping.segment),
+            (12, false, false)
+        );
         assert!(
             !parse(b"7f00-8f10 rw-s 00000000 00:01 12 /memfd:x (deleted)")
                 .unwrap()

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The end of a region: deregistered by the kernel, then its slot is free. Only for claimed regions.
+
+use super::Instance;
+use super::pool::{Cause, cause};
+use super::region::{Id, Region};
+use crate::mr::bare::Bare;
+use crate::stats::Counter;
+use crate::thread;
+use core::sync::atomic::Ordering::*;
+use errno::Errno;
+
+/// Who ends it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum By {
+    /// A thread of the program.
+    Program,
+    /// A thread that the C library does not know.
+    Helper,
+}
+
+impl By {
+    /// The thread's number.
+    pub fn thread(self) -> thread::Number {
+        match self {
+            By::Program => thread::number(),
+            By::Helper => thread::Number::HELPER,
+        }
+    }
+}
+
+/// Deregisters a claimed region. An error leaves it registered, and never used again.
+pub fn end(relaxed: &Instance, id: Id, by: By) -> Result<(), Errno> {
+    let pool = relaxed.pool;
+    let region = pool.region(id);
+    let bare = Bare {
+        device: region.device.load(Relaxed),
+        fd: region.fd.load(Relaxed),
+        handle: region.handle.load(Relaxed),
+    };
+    if let Err(errno) = bare.deregister() {
+        pool.lock().restore(id);
+        return Err(errno);
+    }
+    let (counters, thread) = (relaxed.counters, by.thread());
+    counters.add(thread, Counter::DeregKernel, 1);
+    if let Some(cause) = cause(region) {
+        counters.add(thread, counter(cause), 1);
+    }
+    if by == By::Program {
+        // Not in a helper: nothing is idle where ibv_fork_init was called, and otherwise it does nothing.
+        let hull = region.hull();
+        bare.dofork(hull.start as usize, hull.bytes() as usize);
+    }
+    let locked = pool.lock();
+    let hull = region.hull();
+    let watched = region.watched.load(Relaxed) != 0;
+    locked.end(id);
+    let chunks = hull.extended(super::filter::CHUNK);
+    // Under the lock, so that a region that is just linked there is watched after this.
+    if watched
+        && relaxed.watch.is_crowded()
+        && chunks.bytes() <= UNWATCH_AT_MOST
+        && !pool.filter.may_hold(chunks)
+    {
+        relaxed.watch.unwatch(chunks);
+    }
+    Ok(())
+}
+
+/// To stop watching takes 80 ns a page (measured), under the lock; large ranges split few mappings.
+const UNWATCH_AT_MOST: u64 = 8 << 20;
+
+/// Deregisters the regions that were claimed for whoever comes.
+pub fn doomed(relaxed: &Instance, by: By) {
+    while let Some(id) = relaxed.pool.next_doomed() {
+        let _ = end(relaxed, id, by);
+    }
+}
+
+/// Ends a region that was its last user's, as the program's thread that released it. Where the thread was
+/// interrupted in the pool, the cleaner does.
+pub fn spent(relaxed: &Instance, id: Id) {
+    if thread::is_inside() {
+        relaxed.cleaner.wake();
+        return;
+    }
+    let _inside = thread::enter();
+    let claimed = relaxed.pool.lock().claim(id);
+    if claimed {
+        // A refusal of the kernel leaves a region that nobody uses; the cleaner tries again.
+        let _ = end(relaxed, id, By::Program);
+    }
+}
+
+fn counter(cause: Cause) -> Counter {
+    match cause {
+        Cause::Flush => Counter::FlushedFlush,
+        Cause::Watermark => Counter::FlushedWatermark,
+        Cause::Linger => Counter::FlushedLinger,
+        Cause::Pressure => Counter::FlushedPressure,
+        Cause::Hook => Counter::FlushedHook,
+        Cause::Event => Counter::FlushedEvent,
+        Cause::Fence => Counter::FlushedFence,
+        Cause::Stamp => Counter::FlushedStamp,
+    }
+}
+
+/// Whether a region belongs to a domain.
+pub fn of_pd(pd: u64) -> impl Fn(&Region) -> bool {
+    move |region| region.pd() == pd
+}

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! A thread that the C library does not know.
+//!
+//! A thread by pthread_create would change the program that it is to serve: when main ends by pthread_exit
+//! and the last other thread ends too, the process would not end; malloc and the program would take the
+//! locks of multi-threaded programs from then on, and `__libc_single_threaded`, which tells us that no fence
+//! is needed, would be false for ever. So these are made by clone(2), on memory of their own. They
+//! have thread-local storage of which only errno is valid: what they run must use no other, so no malloc,
+//! no thread_local, no panic, nothing of std; system calls and atomics are what is left.
+//!
+//! They block all signals. Like any thread that glibc does not know they keep the credentials that the
+//! process had when they started, if it changes its user later (see README, limits).
+
+use core::ffi::{c_int, c_void};
+use core::ptr::null_mut;
+
+const STACK: usize = 64 << 10;
+const GUARD: usize = 64 << 10;
+
+/// More than glibc keeps about a thread, on either side of the thread pointer.
+const ABOUT: usize = 16 << 10;
+
+/// The thread pointer: what thread-local variables are found from.
+fn thread_pointer() -> usize {
+    let pointer;
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: the ABI has the pointer's own address there.
+    unsafe {
+        core::arch::asm!("mov {}, fs:0", out(reg) pointer, options(nostack, readonly, preserves_flags));
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: reads a register.
+    unsafe {
+        core::arch::asm!("mrs {}, tpidr_el0", out(reg) pointer, options(nostack, nomem, preserves_flags));
+    }
+    #[cfg(target_arch = "riscv64")]
+    // SAFETY: reads a register.
+    unsafe {
+        core::arch::asm!("mv {}, tp", out(reg) pointer, options(nostack, nomem, preserves_flags));
+    }
+    pointer
+}
+
+/// Starts a thread that runs `run` with `argument`, for ever. False if there can be none.
+///
+/// # Safety
+/// `run` keeps to the rules above, and what `argument` points to is never freed.
+pub unsafe fn start(run: extern "C" fn(*mut c_void) -> c_int, argument: *mut c_void) -> bool {
+    // SAFETY: no conditions.
+    let errno = unsafe { libc::__errno_location() }.addr();
+    let pointer = thread_pointer();
+    let below = (pointer.saturating_sub(errno) + ABOUT).next_multiple_of(4096);
+    let above = (errno.saturating_sub(pointer) + ABOUT).next_multiple_of(4096);
+    let size = GUARD + STACK + below + above;
+    // SAFETY: a new mapping. Far from where others lie, so that it fills no hole that the program counts on.
+    let memory = unsafe {
+        libc::mmap(
+            core::ptr::without_provenance_mut(super::FAR_AWAY),
+            size,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+            -1,
+            0,
+        )
+    };
+    if memory == libc::MAP_FAILED {
+        return false;
+    }
+    // SAFETY: the start of the new mapping, below the stack.
+    unsafe { libc::mprotect(memory, GUARD, libc::PROT_NONE) };
+    let stack = memory.wrapping_byte_add(GUARD + STACK);
+    let tls = stack.wrapping_byte_add(below);
+    // x86-64 finds the pointer by itself in its first and third word; elsewhere they are not looked at.
+    for word in [0, 2] {
+        // SAFETY: `above` bytes follow.
+        unsafe { tls.cast::<*mut c_void>().wrapping_add(word).write(tls) };
+    }
+    let blocked = block_signals();
+    let flags = libc::CLONE_VM
+        | libc::CLONE_FS
+        | libc::CLONE_FILES
+        | libc::CLONE_SIGHAND
+        | libc::CLONE_THREAD
+        | libc::CLONE_SYSVSEM
+        | libc::CLONE_SETTLS;
+    let nobody: *mut c_int = null_mut();
+    // SAFETY: the stack is the thread's own, and by the caller's word so is what it runs.
+    let thread = unsafe { libc::clone(run, stack, flags, argument, nobody, tls, nobody) };
+    restore_signals(blocked);
+    if thread < 0 {
+        // SAFETY: mapped here, and nobody has seen it.
+        unsafe { libc::munmap(memory, size) };
+    }
+    thread >= 0
+}
+
+/// The kernel's own set of signals: glibc's functions leave out two.
+type Signals = u64;
+
+fn signal_mask(how: c_int, new: Signals) -> Signals {
+    let mut old: Signals = 0;
+    let size = size_of::<Signals>();
+    // SAFETY: both sets are of that size.
+    unsafe {
+        libc::syscall(
+            libc::SYS_rt_sigprocmask,
+            how,
+            &raw const new,
+            &raw mut old,
+            size,
+        )
+    };
+    old
+}
+
+fn block_signals() -> Signals {
+    signal_mask(libc::SIG_SETMASK, !0)
+}
+
+fn restore_signals(old: Signals) {
+    signal_mask(libc::SIG_SETMASK, old);
+}
+
+/// Gives the calling thread a name, for those who look at the process.
+pub fn set_name(name: &core::ffi::CStr) {
+    // SAFETY: the name ends with a NUL.
+    unsafe { libc::prctl(libc::PR_SET_NAME, name.as_ptr()) };
+}

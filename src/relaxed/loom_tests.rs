@@ -1,0 +1,270 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The pool's core under every interleaving that the memory model allows, by loom:
+//! `RUSTFLAGS="--cfg loom" cargo test --release --lib loom`.
+//!
+//! A region is a word; the kernel is a few variables: which generation of memory is at the address (0 was
+//! pinned), whether an event is in flight, whether the region is registered. A thread that has seen new
+//! memory at the address must never get the region again.
+
+use super::changes::{Change, Changes, Kind};
+use super::hit::{Miss, hit};
+use super::word::{Grant, Left, Word};
+use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
+use loom::sync::{Arc, Mutex};
+use loom::thread;
+
+struct World {
+    changes: Changes,
+    word: Word,
+    /// The pool's lock.
+    lock: Mutex<()>,
+    /// What is mapped at the address.
+    mapped: AtomicU64,
+    /// The kernel's `mmap_changing`.
+    in_flight: AtomicBool,
+    registered: AtomicBool,
+}
+
+const CHANGE: Change = Change {
+    start: 0x1000,
+    end: 0x2000,
+    kind: Kind::Called,
+};
+
+impl World {
+    /// A region that is kept, and idle.
+    fn new() -> Arc<World> {
+        let world = World {
+            changes: Changes::new(),
+            word: Word::new(),
+            lock: Mutex::new(()),
+            mapped: AtomicU64::new(0),
+            in_flight: AtomicBool::new(false),
+            registered: AtomicBool::new(true),
+        };
+        world.word.make();
+        assert!(world.word.keep(false));
+        assert_eq!(world.word.release(Grant::Own), Some(Left::Idle));
+        Arc::new(world)
+    }
+
+    /// `munmap` with the interposed call.
+    fn unmap_by_call(&self) {
+        self.changes.begin();
+        self.changes.write(CHANGE);
+        self.mapped.store(1, Release);
+        self.changes.write(CHANGE);
+        self.changes.end();
+    }
+
+    /// `munmap` by a bare system call: in flight before the memory goes, and until the event is read.
+    fn unmap_unseen(&self) {
+        self.in_flight.store(true, SeqCst);
+        self.mapped.store(1, Release);
+    }
+
+    /// The monitor, when it finds an event.
+    fn monitor(&self) {
+        if self.in_flight.load(SeqCst) {
+            self.changes.begin();
+            self.in_flight.store(false, SeqCst);
+            self.changes.write(Change {
+                kind: Kind::Reported,
+                ..CHANGE
+            });
+            self.changes.end();
+        }
+    }
+
+    fn apply(&self) {
+        let _lock = self.lock.lock().unwrap();
+        self.changes.apply(|_| {
+            self.word.withdraw();
+        });
+    }
+
+    fn take(&self) -> Option<Grant> {
+        let seen = self.word.load();
+        if seen.can_be_taken() {
+            self.word.take(seen)
+        } else {
+            None
+        }
+    }
+
+    /// Registers as the program does: whatever it saw mapped before, it must get no older translation.
+    fn register(&self) -> Option<Grant> {
+        let mapped = self.mapped.load(Acquire);
+        let got = hit(
+            &self.changes,
+            || self.take(),
+            || !self.in_flight.load(SeqCst),
+        );
+        match got {
+            Ok(grant) => {
+                assert_eq!(mapped, 0, "a stale translation");
+                assert!(self.registered.load(Acquire), "a region that has ended");
+                Some(grant)
+            }
+            Err(Miss::Unsettled(Some(grant))) => {
+                self.release(grant);
+                None
+            }
+            Err(_) => None,
+        }
+    }
+
+    fn release(&self, grant: Grant) {
+        assert!(self.registered.load(Acquire), "it ended while it was used");
+        if self.word.release(grant) == Some(Left::Spent) {
+            self.end_if_unused();
+        }
+    }
+
+    /// Flush, the cleaner, and whoever releases what is spent.
+    fn end_if_unused(&self) {
+        let claimed = {
+            let _lock = self.lock.lock().unwrap();
+            self.word.claim()
+        };
+        if claimed {
+            assert!(self.registered.swap(false, AcqRel), "it ended twice");
+            let _lock = self.lock.lock().unwrap();
+            self.word.free();
+        }
+    }
+}
+
+fn explore(bound: Option<usize>, test: impl Fn() + Sync + Send + 'static) {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = bound;
+    model.check(test);
+}
+
+#[test]
+fn loom_a_call_that_changes_memory() {
+    explore(None, || {
+        let world = World::new();
+        let other = world.clone();
+        let unmapping = thread::spawn(move || other.unmap_by_call());
+        world.register();
+        world.apply();
+        world.register();
+        unmapping.join().unwrap();
+        world.apply();
+        assert_eq!(world.register(), None);
+    });
+}
+
+#[test]
+fn loom_a_change_that_only_the_kernel_sees() {
+    explore(Some(3), || {
+        let world = World::new();
+        let (other, monitor) = (world.clone(), world.clone());
+        let unmapping = thread::spawn(move || other.unmap_unseen());
+        let monitoring = thread::spawn(move || monitor.monitor());
+        world.register();
+        world.apply();
+        world.register();
+        unmapping.join().unwrap();
+        monitoring.join().unwrap();
+        world.monitor();
+        world.apply();
+        assert_eq!(world.register(), None);
+    });
+}
+
+#[test]
+fn loom_two_calls_at_once() {
+    explore(Some(2), || {
+        let world = World::new();
+        let (first, second) = (world.clone(), world.clone());
+        let threads = [
+            thread::spawn(move || first.unmap_by_call()),
+            thread::spawn(move || second.unmap_by_call()),
+        ];
+        world.register();
+        world.apply();
+        for thread in threads {
+            thread.join().unwrap();
+        }
+        world.apply();
+        assert!(world.changes.settled().is_some());
+        assert_eq!(world.register(), None);
+    });
+}
+
+#[test]
+fn loom_hit_release_flush() {
+    explore(Some(3), || {
+        let world = World::new();
+        let (other, flush) = (world.clone(), world.clone());
+        let use_it = |world: &World| {
+            if let Some(grant) = world.register() {
+                world.release(grant);
+            }
+        };
+        let threads = [
+            thread::spawn(move || use_it(&other)),
+            thread::spawn(move || flush.end_if_unused()),
+        ];
+        use_it(&world);
+        for thread in threads {
+            thread.join().unwrap();
+        }
+        // What dealloc_pd finds: nobody uses it, so that a flush ends it.
+        world.end_if_unused();
+        assert!(!world.registered.load(Acquire));
+    });
+}
+
+#[test]
+fn loom_withdrawn_while_used() {
+    explore(Some(3), || {
+        let world = World::new();
+        let (unmap, flush) = (world.clone(), world.clone());
+        let threads = [
+            thread::spawn(move || {
+                unmap.unmap_by_call();
+                unmap.apply();
+                unmap.end_if_unused();
+            }),
+            thread::spawn(move || flush.end_if_unused()),
+        ];
+        if let Some(grant) = world.register() {
+            world.release(grant);
+        }
+        for thread in threads {
+            thread.join().unwrap();
+        }
+        world.apply();
+        world.end_if_unused();
+        assert!(!world.registered.load(Acquire));
+    });
+}
+
+#[test]
+fn loom_kept_while_its_memory_changes() {
+    explore(None, || {
+        let world = World::new();
+        world.end_if_unused();
+        world.mapped.store(0, Release);
+        // A new region: linked, then pinned, then kept, as the memory goes.
+        world.word.make();
+        let other = world.clone();
+        let unmapping = thread::spawn(move || other.unmap_by_call());
+        let pinned = world.mapped.load(Acquire);
+        world.registered.store(true, Release);
+        world.apply();
+        let kept = world.word.keep(false);
+        if kept && pinned == 0 {
+            world.register();
+        }
+        unmapping.join().unwrap();
+        world.apply();
+        assert!(
+            !world.word.load().can_be_taken(),
+            "linked before the change was over"
+        );
+    });
+}

@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Relaxed registration: what `ibv_reg_mr_relaxed` and its kin mean on Linux, which has no FMR since 5.8.
+//!
+//! A relaxed region is an ordinary region of the kernel over whole pages. When the program lets go of it, the
+//! pool of this process keeps it, and gives it out again as long as its translation is provably unchanged.
+//! The proof is in two parts: what becomes of a region, in `pool.rs`, and what sees each change of its
+//! memory, in `watch.rs`.
+//!
+//! A hit is lock-free, and in this file as far as it is not the pool's: a look at the log of changes, a table,
+//! one compare-and-swap, the fence where it is needed, and a look at the log again.
+
+pub mod beside_plain;
+mod changes;
+mod cleaner;
+mod ending;
+mod filter;
+mod flush;
+mod helper_thread;
+mod hit;
+pub mod hooks;
+mod hull;
+mod index;
+mod lock;
+#[cfg(all(test, loom))]
+mod loom_tests;
+#[cfg(all(test, not(loom)))]
+mod model_tests;
+mod pool;
+mod region;
+mod register;
+mod release;
+mod shared_memory;
+mod start;
+mod sync;
+mod table;
+mod watch;
+mod word;
+
+pub use flush::flush;
+pub use register::register;
+pub use release::deregister;
+
+use crate::mr::{Access, Pd, Request};
+use crate::process::PerProcess;
+use crate::stats::{Counter, Counters};
+use crate::thread;
+use cleaner::Cleaner;
+use ending::By;
+use hit::{Miss, hit};
+use hull::Range;
+use pool::{Limit, Locked, Pool};
+use region::{Id, Purpose};
+use watch::{Fence, Watch};
+use word::{Grant, Left};
+
+/// Where our own mappings go, if the kernel has room there: far from the program's, so that none comes to
+/// lie in a hole that the program has just made.
+const FAR_AWAY: usize = 0x2d72_0000_0000;
+
+/// What relaxed registration has in this process, once it has been used.
+pub struct Instance {
+    pool: &'static Pool,
+    watch: Watch,
+    cleaner: &'static Cleaner,
+    counters: &'static Counters,
+    /// How much may be idle.
+    limit: Limit,
+}
+
+static INSTANCE: PerProcess<Instance> = PerProcess::new();
+
+/// This process's, if it has used relaxed registration. A forked child has none, and makes none.
+#[inline(always)]
+fn existing() -> Option<&'static Instance> {
+    INSTANCE.get()
+}
+
+/// The regions that are kept idle and the sum of their lengths, and those that are in use.
+pub fn totals() -> [(u64, u64); 2] {
+    existing().map_or_else(Default::default, |relaxed| {
+        [relaxed.pool.idle(), relaxed.pool.in_use()]
+    })
+}
+
+/// Access of which containment serves: that of the local side, and what a device may ignore.
+const LOCAL: Access = Access::LOCAL_WRITE.union(Access::OPTIONAL_RANGE);
+
+#[inline(always)]
+fn purpose(pd: Pd, hull: Range, access: Access) -> Purpose {
+    Purpose {
+        pd: pd.address() as u64,
+        hull,
+        access: access.bits(),
+        exact: !LOCAL.contains(access),
+    }
+}
+
+impl Instance {
+    /// An object of a region of the pool that serves, if it is certain that its translation holds.
+    #[inline(always)]
+    fn hit(&self, pd: Pd, request: &Request) -> Result<usize, Miss<()>> {
+        let (addr, length) = (request.addr.addr() as u64, request.length as u64);
+        let hull = Range::hull(addr, length).ok_or(Miss::None)?;
+        let purpose = purpose(pd, hull, request.access);
+        let hit = hit(
+            &self.pool.changes,
+            || self.pool.take(&purpose),
+            || !self.watch.must_fence() || self.is_fenced(),
+        );
+        let (id, grant) = hit.map_err(|miss| self.missed(miss))?;
+        if self.watch.has_stamp() && !self.is_stamped(id) {
+            self.give_up(id, grant);
+            return Err(Miss::None);
+        }
+        let Some(object) = self.pool.object(id, grant, addr, length) else {
+            self.give_up(id, grant);
+            return Err(Miss::None);
+        };
+        let thread = thread::number();
+        self.counters.add(thread, Counter::Hits, 1);
+        if grant == Grant::Another {
+            self.counters.add(thread, Counter::Shared, 1);
+        }
+        Ok(object)
+    }
+
+    #[inline(always)]
+    fn missed(&self, miss: Miss<(Id, Grant)>) -> Miss<()> {
+        match miss {
+            Miss::None => Miss::None,
+            Miss::Unsettled(taken) => {
+                if let Some((id, grant)) = taken {
+                    self.give_up(id, grant);
+                }
+                Miss::Unsettled(None)
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn is_fenced(&self) -> bool {
+        let fence = self.watch.fence();
+        if fence != Fence::Passed {
+            self.refused_by_fence(fence);
+        }
+        fence == Fence::Passed
+    }
+
+    #[cold]
+    fn refused_by_fence(&self, fence: Fence) {
+        let thread = thread::number();
+        self.counters.add(thread, Counter::StaleAvoidedFence, 1);
+        if fence == Fence::Lost {
+            self.lose_watch();
+        }
+    }
+
+    /// Withdraws everything that userfaultfd has watched.
+    fn lose_watch(&self) {
+        if self.watch.lose() {
+            let changes = &self.pool.changes;
+            changes.begin();
+            changes.write(changes::Change {
+                start: 0,
+                end: u64::MAX,
+                kind: changes::Kind::Called,
+            });
+            changes.end();
+            self.cleaner.wake();
+        }
+    }
+
+    #[cold]
+    fn is_stamped(&self, id: Id) -> bool {
+        let region = self.pool.region(id);
+        let holds = self.watch.stamp_holds(region.hull());
+        if !holds && !thread::is_inside() {
+            let _inside = thread::enter();
+            if self.pool.lock().withdraw(id, pool::Cause::Stamp) {
+                let thread = thread::number();
+                self.counters.add(thread, Counter::StaleAvoidedStamp, 1);
+            }
+        }
+        holds
+    }
+
+    #[cold]
+    fn give_up(&self, id: Id, grant: Grant) {
+        match self.pool.give_back(id, grant) {
+            Some(Left::Spent) => ending::spent(self, id),
+            Some(Left::Idle) if self.cleaner.is_dormant() => {
+                self.cleaner.idle(self.pool.region(id));
+            }
+            _ => {}
+        }
+    }
+
+    /// Applies the log.
+    fn apply(&self, locked: &Locked<'_>, by: By) {
+        let applied = locked.apply(cleaner::now_ms);
+        let thread = by.thread();
+        if applied.by_hook > 0 {
+            self.counters
+                .add(thread, Counter::StaleAvoidedHook, applied.by_hook);
+        }
+        if applied.by_event > 0 {
+            self.counters
+                .add(thread, Counter::StaleAvoidedEvent, applied.by_event);
+        }
+        if applied.lost {
+            self.watch.lose();
+        }
+        if applied.doomed && by == By::Program {
+            self.cleaner.wake();
+        }
+    }
+}

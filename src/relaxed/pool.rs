@@ -1,0 +1,660 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The regions that are kept: who may use one again, and when it must end.
+//!
+//! **Why no interleaving hands out a stale translation.** A region is *linked* (found by its address, under
+//! the lock) before its memory is watched, watched before it is pinned, pinned before it is *kept* (may be
+//! taken by others), and unlinked only after it is deregistered. So every change of its memory after the pin
+//! comes upon a linked, watched region, and each change is either an interposed call, which is under way in
+//! the log from before the real call until it is written down, or a change that userfaultfd sees: the kernel
+//! counts that one as in flight from before the mapping goes until the event is read, and the monitor is
+//! under way in the log from before the read until it is written down. A hit does, in this order: (1) the
+//! log is settled, nothing under way and all of it applied; (2) the region is taken by one compare-and-swap
+//! that fails if its word changed since it was looked at; (3) the fence: the kernel has no event in flight;
+//! (4) the log is as it was in (1). Suppose a change finished before the program made the call that hits.
+//! Then it was either written down before (1), so it has been applied, the region withdrawn before (1)
+//! returned, and (2) fails; or it was under way at (1), and the hit is refused; or its event was unread at
+//! (3), and it is refused; or the event was read before (3), so the monitor's being under way, or what it
+//! wrote, is seen in (4). Withdrawing sets a bit that nothing clears while the region lives. A change that
+//! has not finished has no order with the hit: it may be taken as later, and the next hit sees it. The
+//! region's *word* has one owner for each step (`word.rs`): the one whose compare-and-swap succeeds; slot
+//! and generation keep an old look from taking a new region. Its other fields are written by the maker alone,
+//! before `keep` (release), and read after the word (acquire). The index, the table's entries, shared
+//! memory and the applying of the log belong to who holds the lock; readers of the table take hints only.
+//! Deregistering is outside the lock, by the one who claimed, when nobody uses the region and nobody can
+//! take it any more. (One change has its event before its effect, MADV_DONTNEED by a bare system call; for it
+//! see `watch.rs`.)
+
+use super::changes::{Change, Changes, Kind};
+use super::filter::Filter;
+use super::hull::Range;
+use super::index::Index;
+use super::lock::{self, Held, Lock};
+use super::region::{Id, Purpose, Region};
+use super::shared_memory::{SharedMemory, Sharing};
+use super::table::Table;
+use super::word::{Grant, Left};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
+
+/// The largest number of regions, and further handles.
+const MOST: usize = if cfg!(test) { 48 } else { 1 << 18 };
+
+/// Why a region is not used again, or deregistered.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u32)]
+pub enum Cause {
+    Flush,
+    Watermark,
+    Linger,
+    Pressure,
+    Hook,
+    Event,
+    Fence,
+    Stamp,
+}
+
+impl Cause {
+    const ALL: [Cause; 8] = [
+        Cause::Flush,
+        Cause::Watermark,
+        Cause::Linger,
+        Cause::Pressure,
+        Cause::Hook,
+        Cause::Event,
+        Cause::Fence,
+        Cause::Stamp,
+    ];
+}
+
+/// The pool. All zeros is an empty one, and it is so large that it exists only as a mapping of its own.
+#[repr(C)]
+pub struct Pool {
+    pub changes: Changes,
+    lock: Lock,
+    /// Slots that were ever in use.
+    grown: AtomicU32,
+    /// The first free slot and one more; above it a count that makes each value new.
+    free: AtomicU64,
+    /// The first region that is claimed and waits to be deregistered, likewise.
+    doomed: AtomicU64,
+    /// Claims so far.
+    claims: AtomicU64,
+    /// Regions that are claimed and not yet ended.
+    ending: AtomicU32,
+    /// Grows with each region that has ended. A futex.
+    ended: AtomicU32,
+    /// Regions that are registered, and the sum of their lengths.
+    regions: AtomicU64,
+    bytes: AtomicU64,
+    /// How many more regions and bytes can become idle before somebody must count.
+    spare_regions: AtomicU64,
+    spare_bytes: AtomicU64,
+    shared_memory: SharedMemory,
+    dropped: [Dropped; DROPPED],
+    pub filter: Filter,
+    table: Table,
+    index: Index,
+    slots: [Region; MOST],
+}
+
+/// Memory whose pages userfaultfd has reported to be about to be dropped, and when.
+#[repr(C)]
+struct Dropped {
+    start: AtomicU64,
+    end: AtomicU64,
+    /// In ms, and one more.
+    time: AtomicU64,
+}
+
+/// How many such reports are remembered.
+const DROPPED: usize = 16;
+
+/// How long a drop that was reported may take to happen, in ms. No bound is certain.
+const DROPPING: u64 = 1000;
+
+/// The lock is held.
+pub struct Locked<'a>(&'a Pool, #[allow(dead_code)] Held<'a>);
+
+/// Claimed regions, as many as fit.
+pub struct Batch {
+    ids: [Id; Batch::MOST],
+    count: usize,
+}
+
+impl Batch {
+    const MOST: usize = 64;
+
+    /// None.
+    pub fn new() -> Batch {
+        Batch {
+            ids: [Id(0); Batch::MOST],
+            count: 0,
+        }
+    }
+
+    fn is_full(&self) -> bool {
+        self.count == Batch::MOST
+    }
+
+    fn push(&mut self, id: Id) {
+        self.ids[self.count] = id;
+        self.count += 1;
+    }
+
+    /// Those that it holds.
+    pub fn ids(&self) -> &[Id] {
+        &self.ids[..self.count]
+    }
+}
+
+/// What the program handed in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Handle {
+    /// The slot of the object.
+    slot: Id,
+    /// The slot of the region.
+    pub region: Id,
+    grant: Grant,
+}
+
+impl Pool {
+    /// A slot.
+    #[inline(always)]
+    pub fn region(&self, id: Id) -> &Region {
+        &self.slots[id.0 as usize]
+    }
+
+    fn slots(&self) -> &[Region] {
+        let grown = self.grown.load(Acquire) as usize;
+        &self.slots[..grown.min(MOST)]
+    }
+
+    /// Every slot that was ever in use.
+    pub fn each(&self) -> impl Iterator<Item = (Id, &Region)> {
+        let slots = self.slots().iter().enumerate();
+        slots.map(|(n, region)| (Id(n as u32), region))
+    }
+
+    /// The addresses of the objects.
+    pub fn objects(&self) -> core::ops::Range<usize> {
+        let start = (&raw const self.slots).expose_provenance();
+        start..start + size_of_val(&self.slots)
+    }
+
+    /// Takes the lock.
+    pub fn lock(&self) -> Locked<'_> {
+        Locked(self, self.lock.lock())
+    }
+
+    /// A region that serves, taken for one more user.
+    #[inline(always)]
+    pub fn take(&self, purpose: &Purpose) -> Option<(Id, Grant)> {
+        self.table.find(purpose, |id, generation| {
+            self.take_this(id, purpose, Some(generation))
+        })
+    }
+
+    #[inline(always)]
+    fn take_this(&self, id: Id, purpose: &Purpose, generation: Option<u32>) -> Option<(Id, Grant)> {
+        let region = self.slots.get(id.0 as usize)?;
+        loop {
+            let seen = region.word.load();
+            let same = generation.is_none_or(|generation| generation == seen.generation());
+            if !same || !seen.can_be_taken() || !region.serves(purpose) {
+                return None;
+            }
+            if let Some(grant) = region.word.take(seen) {
+                return Some((id, grant));
+            }
+        }
+    }
+
+    /// The object for a grant, over the program's memory. `None` where there is no slot for another.
+    #[inline(always)]
+    pub fn object(&self, id: Id, grant: Grant, addr: u64, length: u64) -> Option<usize> {
+        let region = self.region(id);
+        let object = match grant {
+            Grant::Own => region,
+            Grant::Another => self.another(id)?,
+        };
+        object.set_memory(addr, length);
+        Some(object.object())
+    }
+
+    #[cold]
+    fn another(&self, id: Id) -> Option<&Region> {
+        let slot = self.region(self.pop()?);
+        slot.copy_object(self.region(id));
+        slot.owner.store(id.0 + 1, Relaxed);
+        slot.word.make_handle();
+        Some(slot)
+    }
+
+    /// The handle at an address, if it is one's. It may be one that is released.
+    #[inline(always)]
+    pub fn handle(&self, object: usize) -> Option<Handle> {
+        let offset = object.checked_sub(self.objects().start)?;
+        let (slot, within) = (offset / size_of::<Region>(), offset % size_of::<Region>());
+        if within != 0 || slot >= MOST {
+            return None;
+        }
+        let region = &self.slots[slot];
+        let slot = Id(slot as u32);
+        Some(if region.word.load().is_handle() {
+            Handle {
+                slot,
+                region: Id(region.owner.load(Relaxed).checked_sub(1)?),
+                grant: Grant::Another,
+            }
+        } else {
+            Handle {
+                slot,
+                region: slot,
+                grant: Grant::Own,
+            }
+        })
+    }
+
+    /// Ends one use of a region, at that time of the pool's clock. `None`: it is released already.
+    #[inline(always)]
+    pub fn release(&self, handle: Handle, now: u32) -> Option<Left> {
+        let region = self.region(handle.region);
+        if handle.grant == Grant::Another {
+            if !self.region(handle.slot).word.release_handle() {
+                return None;
+            }
+            self.push(handle.slot);
+        }
+        // Before the release: after it the slot may be another region's.
+        region.released.store(now, Relaxed);
+        region.word.release(handle.grant)
+    }
+
+    /// Ends a use that `take` gave and no handle stands for.
+    pub fn give_back(&self, id: Id, grant: Grant) -> Option<Left> {
+        self.region(id).word.release(grant)
+    }
+
+    /// Whether a region may be idle beside those that are, which is certain as long as all that are
+    /// registered are within the limits. Called when one has become idle; false means that it is time for
+    /// `over`.
+    #[inline(always)]
+    pub fn is_within(&self, limit: &Limit, id: Id) -> bool {
+        if self.regions.load(Relaxed) <= limit.regions && self.bytes.load(Relaxed) <= limit.bytes {
+            return true;
+        }
+        self.spend(id)
+    }
+
+    #[cold]
+    fn spend(&self, id: Id) -> bool {
+        let bytes = self.region(id).hull().bytes();
+        let spend = |spare: &AtomicU64, amount| {
+            spare
+                .fetch_update(Relaxed, Relaxed, |spare| spare.checked_sub(amount))
+                .is_ok()
+        };
+        spend(&self.spare_regions, 1) && spend(&self.spare_bytes, bytes)
+    }
+
+    /// The idle regions and the sum of their lengths.
+    pub fn idle(&self) -> (u64, u64) {
+        let idle = self.each().filter(|(_, region)| {
+            let seen = region.word.load();
+            seen.is_unused() || seen.is_ending()
+        });
+        idle.fold((0, 0), |(count, bytes), (_, region)| {
+            (count + 1, bytes + region.hull().bytes())
+        })
+    }
+
+    /// The regions that somebody uses and the sum of their lengths.
+    pub fn in_use(&self) -> (u64, u64) {
+        let used = self.each().filter(|(_, region)| {
+            let seen = region.word.load();
+            seen.is_registered() && seen.users() > 0
+        });
+        used.fold((0, 0), |(count, bytes), (_, region)| {
+            (count + 1, bytes + region.hull().bytes())
+        })
+    }
+
+    /// Whether somebody uses a region of those domains.
+    pub fn is_used(&self, mut of: impl FnMut(&Region) -> bool) -> bool {
+        self.each().any(|(_, region)| {
+            let seen = region.word.load();
+            seen.is_registered() && seen.users() > 0 && of(region)
+        })
+    }
+
+    /// Whether a region is being deregistered, or is about to be.
+    pub fn is_ending(&self) -> bool {
+        self.ending.load(SeqCst) != 0
+    }
+
+    /// Waits until the claims up to that one have ended, for those domains.
+    pub fn wait_for_claims(&self, until: u64, mut of: impl FnMut(&Region) -> bool) {
+        while self.is_ending() {
+            let ended = self.ended.load(SeqCst);
+            let waiting = self.each().any(|(_, region)| {
+                region.word.load().is_ending() && region.claim.load(Relaxed) <= until && of(region)
+            });
+            if !waiting {
+                return;
+            }
+            lock::wait(
+                &self.ended,
+                ended,
+                Some(core::time::Duration::from_millis(100)),
+            );
+        }
+    }
+
+    /// A region that is claimed and waits to be deregistered; now the caller's.
+    pub fn next_doomed(&self) -> Option<Id> {
+        pop(&self.doomed, &self.slots)
+    }
+
+    fn pop(&self) -> Option<Id> {
+        pop(&self.free, &self.slots).or_else(|| {
+            let grown = self.grown.fetch_update(AcqRel, Relaxed, |grown| {
+                ((grown as usize) < MOST).then_some(grown + 1)
+            });
+            grown.ok().map(Id)
+        })
+    }
+
+    fn push(&self, id: Id) {
+        push(&self.free, &self.slots, id);
+    }
+}
+
+/// Takes the first of a list. The count in the head makes it new each time, so that a head that was seen
+/// before others took and gave the same slot is told apart.
+fn pop(head: &AtomicU64, slots: &[Region]) -> Option<Id> {
+    let mut seen = head.load(Acquire);
+    loop {
+        let id = Id((seen as u32).checked_sub(1)?);
+        let next = slots[id.0 as usize].next.load(Relaxed);
+        let rest = ((seen >> 32) + 1) << 32 | u64::from(next);
+        match head.compare_exchange_weak(seen, rest, AcqRel, Acquire) {
+            Ok(_) => return Some(id),
+            Err(now) => seen = now,
+        }
+    }
+}
+
+fn push(head: &AtomicU64, slots: &[Region], id: Id) {
+    let mut seen = head.load(Relaxed);
+    loop {
+        slots[id.0 as usize].next.store(seen as u32, Relaxed);
+        let longer = ((seen >> 32) + 1) << 32 | u64::from(id.0 + 1);
+        match head.compare_exchange_weak(seen, longer, AcqRel, Relaxed) {
+            Ok(_) => return,
+            Err(now) => seen = now,
+        }
+    }
+}
+
+/// How much may be idle.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Limit {
+    pub regions: u64,
+    pub bytes: u64,
+}
+
+/// What applying the log did.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub struct Applied {
+    /// Regions withdrawn from reuse, by an interposed call and by an event.
+    pub by_hook: u64,
+    pub by_event: u64,
+    /// Some were idle, and wait to be deregistered.
+    pub doomed: bool,
+    /// Nothing is reported any more.
+    pub lost: bool,
+}
+
+impl Locked<'_> {
+    /// Begins a region: links it, with one user. `None` where there is no slot.
+    pub fn make(&self, purpose: &Purpose) -> Option<Id> {
+        let pool = self.0;
+        let id = pool.pop()?;
+        let region = pool.region(id);
+        region.set(purpose);
+        region.word.make();
+        pool.index.add(&pool.slots, id);
+        pool.filter.add(purpose.hull);
+        pool.regions.fetch_add(1, Relaxed);
+        pool.bytes.fetch_add(purpose.hull.bytes(), Relaxed);
+        Some(id)
+    }
+
+    /// Lets others take the region; false if its memory has changed since it was linked. A brief one only
+    /// together with a user.
+    pub fn keep(&self, id: Id, brief: bool) -> bool {
+        let pool = self.0;
+        let region = pool.region(id);
+        if !region.word.keep(brief) {
+            return false;
+        }
+        pool.table
+            .add(&pool.slots, region.pd(), region.hull().start, id);
+        true
+    }
+
+    /// A region that serves though it begins at another page, taken for one more user. The way to it is
+    /// remembered.
+    pub fn take(&self, purpose: &Purpose) -> Option<(Id, Grant)> {
+        let pool = self.0;
+        let mut taken = None;
+        pool.index
+            .overlapping(&pool.slots, purpose.hull, |id, region| {
+                if region.serves(purpose) {
+                    taken = pool.take_this(id, purpose, None);
+                }
+                taken.is_none()
+            });
+        if let Some((id, _)) = taken {
+            pool.table
+                .add(&pool.slots, purpose.pd, purpose.hull.start, id);
+        }
+        taken
+    }
+
+    /// Withdraws a region from reuse. True if that was news.
+    pub fn withdraw(&self, id: Id, cause: Cause) -> bool {
+        let region = self.0.region(id);
+        if !region.word.load().is_registered() || !region.word.withdraw() {
+            return false;
+        }
+        region.cause.store(cause as u32 + 1, Relaxed);
+        true
+    }
+
+    /// Withdraws the regions whose memory has changed, by the log, and claims those that are idle.
+    pub fn apply(&self, now: impl Fn() -> u64) -> Applied {
+        let pool = self.0;
+        let mut applied = Applied::default();
+        pool.changes.apply(|change| {
+            let change = change.unwrap_or(Change {
+                start: 0,
+                end: u64::MAX,
+                kind: Kind::Called,
+            });
+            self.apply_one(change, &mut applied, &now);
+        });
+        applied
+    }
+
+    fn apply_one(&self, change: Change, applied: &mut Applied, now: &impl Fn() -> u64) {
+        let pool = self.0;
+        let mut range = Range {
+            start: change.start,
+            end: change.end,
+        };
+        let mut shared_only = false;
+        match change.kind {
+            Kind::Called | Kind::Reported => {}
+            Kind::Dropping => self.note_dropped(range, now()),
+            Kind::Lost => applied.lost = true,
+            Kind::Shared => pool.shared_memory.add(range, Sharing::Shared),
+            Kind::Segment => pool.shared_memory.add(range, Sharing::Segment),
+            Kind::Detached => range.end = pool.shared_memory.end_of(change.start),
+            Kind::Files => {
+                range = Range {
+                    start: 0,
+                    end: u64::MAX,
+                };
+                shared_only = true;
+            }
+        }
+        let event = matches!(change.kind, Kind::Reported | Kind::Dropping | Kind::Lost);
+        pool.shared_memory.doubt(range);
+        let cause = if event { Cause::Event } else { Cause::Hook };
+        pool.index.overlapping(&pool.slots, range, |id, region| {
+            if shared_only && pool.shared_memory.at(region.hull()).is_none() {
+                return true;
+            }
+            if self.withdraw(id, cause) {
+                applied.by_event += u64::from(event);
+                applied.by_hook += u64::from(!event);
+            }
+            applied.doomed |= self.doom(id);
+            true
+        });
+    }
+
+    fn note_dropped(&self, range: Range, now: u64) {
+        let dropped = &self.0.dropped;
+        let place = dropped
+            .iter()
+            .min_by_key(|dropped| dropped.time.load(Relaxed));
+        if let Some(place) = place {
+            place.start.store(range.start, Relaxed);
+            place.end.store(range.end, Relaxed);
+            place.time.store(now + 1, Relaxed);
+        }
+    }
+
+    /// Whether pages there were reported to be about to be dropped, so lately that it may not have happened.
+    pub fn may_be_dropping(&self, range: Range, now: impl Fn() -> u64) -> bool {
+        self.0.dropped.iter().any(|dropped| {
+            let time = dropped.time.load(Relaxed);
+            let there = Range {
+                start: dropped.start.load(Relaxed),
+                end: dropped.end.load(Relaxed),
+            };
+            time != 0 && there.overlaps(range) && now() < time + DROPPING
+        })
+    }
+
+    /// Claims a region if nobody uses it, for whoever comes to deregister it.
+    pub fn doom(&self, id: Id) -> bool {
+        let claimed = self.claim(id);
+        if claimed {
+            push(&self.0.doomed, &self.0.slots, id);
+        }
+        claimed
+    }
+
+    /// Claims a region if nobody uses it: it is the caller's to deregister.
+    pub fn claim(&self, id: Id) -> bool {
+        let pool = self.0;
+        let region = pool.region(id);
+        // Before: who waits must not find the region ending and no one counted.
+        pool.ending.fetch_add(1, SeqCst);
+        if !region.word.claim() {
+            pool.ending.fetch_sub(1, SeqCst);
+            return false;
+        }
+        let claim = pool.claims.fetch_add(1, Relaxed) + 1;
+        region.claim.store(claim, Relaxed);
+        true
+    }
+
+    /// The number of claims so far.
+    pub fn claims(&self) -> u64 {
+        self.0.claims.load(Relaxed)
+    }
+
+    /// Claims idle regions for that cause, as many as fit, from a slot on. Returns where to go on, if there
+    /// are more.
+    pub fn claim_idle(
+        &self,
+        from: Id,
+        batch: &mut Batch,
+        cause: Cause,
+        mut which: impl FnMut(&Region) -> bool,
+    ) -> Option<Id> {
+        let pool = self.0;
+        for (id, region) in pool.each().skip(from.0 as usize) {
+            if batch.is_full() {
+                return Some(id);
+            }
+            if region.word.load().is_unused() && which(region) && self.claim(id) {
+                let _ = region
+                    .cause
+                    .compare_exchange(0, cause as u32 + 1, Relaxed, Relaxed);
+                batch.push(id);
+            }
+        }
+        None
+    }
+
+    /// A claimed region has been deregistered, or a new one has come to nothing: its slot is free.
+    pub fn end(&self, id: Id) {
+        let pool = self.0;
+        let region = pool.region(id);
+        let hull = region.hull();
+        pool.index.remove(&pool.slots, id);
+        pool.filter.remove(hull);
+        pool.regions.fetch_sub(1, Relaxed);
+        pool.bytes.fetch_sub(hull.bytes(), Relaxed);
+        let claimed = region.word.load().is_ending();
+        region.word.free();
+        pool.push(id);
+        if claimed {
+            self.claim_ended();
+        }
+    }
+
+    /// A claimed region could not be deregistered. It is not used again.
+    pub fn restore(&self, id: Id) {
+        self.0.region(id).word.restore();
+        self.claim_ended();
+    }
+
+    fn claim_ended(&self) {
+        let pool = self.0;
+        pool.ending.fetch_sub(1, SeqCst);
+        pool.ended.fetch_add(1, SeqCst);
+        lock::wake(&pool.ended, i32::MAX);
+    }
+
+    /// Counts the idle regions. Where they are more than the limit: how many, and bytes, must go to bring
+    /// them to three quarters of it. Otherwise what is spare is noted for `is_within`.
+    pub fn over(&self, limit: &Limit) -> Option<Limit> {
+        let pool = self.0;
+        let (regions, bytes) = pool.idle();
+        if regions <= limit.regions && bytes <= limit.bytes {
+            pool.spare_regions.store(limit.regions - regions, Relaxed);
+            pool.spare_bytes.store(limit.bytes - bytes, Relaxed);
+            return None;
+        }
+        Some(Limit {
+            regions: regions.saturating_sub(limit.regions / 4 * 3),
+            bytes: bytes.saturating_sub(limit.bytes / 4 * 3),
+        })
+    }
+
+    /// What kind of shared memory there is in a range, if any.
+    pub fn shared_memory(&self) -> &SharedMemory {
+        &self.0.shared_memory
+    }
+}
+
+/// Why a region of the pool ends, where that is known.
+pub fn cause(region: &Region) -> Option<Cause> {
+    let number = region.cause.load(Relaxed).checked_sub(1)?;
+    Cause::ALL.get(number as usize).copied()
+}

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! A slot of the pool: a region that the kernel has registered, or one more handle of such a region.
+//!
+//! Slots are never freed, and everything in them is atomic: who looks at one that is just becoming another
+//! region's reads nonsense, but no more, and finds out by its word (`word.rs`).
+
+use super::hull::Range;
+use super::word::Word;
+use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
+
+/// Words of the `struct ibv_mr` at the start of a slot, with what libibverbs and the providers keep behind
+/// it (`mr/object.rs`).
+const OBJECT: usize = 9;
+/// Which of them are `addr` and `length`.
+const ADDR: usize = 2;
+const LENGTH: usize = 3;
+
+/// A slot. All zeros is a free one. What a hit touches comes first, in the two lines that processors fetch
+/// together.
+#[repr(C, align(128))]
+pub struct Region {
+    /// What C sees.
+    object: [AtomicU64; OBJECT],
+    pub word: Word,
+    start: AtomicU64,
+    end: AtomicU64,
+    pd: AtomicU64,
+    access: AtomicU32,
+    /// When the last user let go of it, by the pool's clock.
+    pub released: AtomicU32,
+    /// Of a further handle: the slot of its region, and one more.
+    pub owner: AtomicU32,
+    /// While the slot is free, or the region is doomed: the next such, and one more.
+    pub next: AtomicU32,
+    /// Why it was withdrawn from reuse: a `Cause`, and one more.
+    pub cause: AtomicU32,
+
+    /// Its device: the address of a `Device`, and the kernel's file.
+    pub device: AtomicUsize,
+    pub fd: AtomicI32,
+    /// The kernel's name for the region.
+    pub handle: AtomicU32,
+    /// The neighbours in the index's list, and one more.
+    pub following: AtomicU32,
+    pub preceding: AtomicU32,
+    /// Which claim it is that it is ended by.
+    pub claim: AtomicU64,
+    /// Whether userfaultfd watches it.
+    pub watched: AtomicU32,
+}
+#[cfg(not(loom))]
+const _: () = assert!(size_of::<Region>() == 256);
+#[cfg(not(loom))]
+const _: () = assert!(core::mem::offset_of!(Region, device) <= 128);
+
+/// The number of a slot.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Id(pub u32);
+
+/// What a region is registered for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Purpose {
+    /// The address of the program's protection domain.
+    pub pd: u64,
+    pub hull: Range,
+    pub access: u32,
+    /// A region serves only if hull and access are the same, not if they are more.
+    pub exact: bool,
+}
+
+/// `IBV_ACCESS_LOCAL_WRITE`.
+const LOCAL_WRITE: u32 = 1;
+
+impl Region {
+    /// Makes it a region for that purpose.
+    pub fn set(&self, purpose: &Purpose) {
+        self.start.store(purpose.hull.start, Relaxed);
+        self.end.store(purpose.hull.end, Relaxed);
+        self.pd.store(purpose.pd, Relaxed);
+        self.access.store(purpose.access, Relaxed);
+        self.cause.store(0, Relaxed);
+    }
+
+    /// The pages that it covers.
+    #[inline(always)]
+    pub fn hull(&self) -> Range {
+        let (start, end) = (self.start.load(Relaxed), self.end.load(Relaxed));
+        Range { start, end }
+    }
+
+    /// The address of its protection domain.
+    #[inline(always)]
+    pub fn pd(&self) -> u64 {
+        self.pd.load(Relaxed)
+    }
+
+    /// Its access flags.
+    #[inline(always)]
+    pub fn access(&self) -> u32 {
+        self.access.load(Relaxed)
+    }
+
+    /// Whether it serves that purpose. Rights of peers are neither widened nor narrowed: such a region
+    /// serves only its like. Of two that have none, one may have local write where the other asks less.
+    #[inline(always)]
+    pub fn serves(&self, purpose: &Purpose) -> bool {
+        let access = self.access();
+        let hull = self.hull();
+        self.pd() == purpose.pd
+            && if purpose.exact {
+                hull == purpose.hull && access == purpose.access
+            } else {
+                hull.contains(purpose.hull)
+                    && (access == purpose.access || access == purpose.access | LOCAL_WRITE)
+            }
+    }
+
+    /// What C calls the region.
+    #[inline(always)]
+    pub fn object(&self) -> usize {
+        (&raw const *self).expose_provenance()
+    }
+
+    /// Writes the program's memory into the object.
+    #[inline(always)]
+    pub fn set_memory(&self, addr: u64, length: u64) {
+        self.object[ADDR].store(addr, Relaxed);
+        self.object[LENGTH].store(length, Relaxed);
+    }
+
+    /// Makes the object a copy of another slot's.
+    pub fn copy_object(&self, from: &Region) {
+        for (word, from) in self.object.iter().zip(&from.object) {
+            word.store(from.load(Relaxed), Relaxed);
+        }
+    }
+}

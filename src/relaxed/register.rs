@@ -1,0 +1,262 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Registering, ibv_reg_mr_relaxed(3): a hit, or the long way to a new region.
+
+use super::cleaner::{is_remote, now_ms};
+use super::ending::By;
+use super::flush::relieve;
+use super::hit::Miss;
+use super::hull::Range;
+use super::region::{Id, Purpose};
+use super::shared_memory::Sharing;
+use super::watch::Unwatched;
+use super::{Instance, beside_plain, existing, lock, purpose, start};
+use crate::abi::rdma_core::ibv_mr;
+use crate::config::{config, disabled};
+use crate::mr::bare::{self, Own};
+use crate::mr::{self, Access, Error, Object, Pd, Request};
+use crate::stats::Counter;
+use crate::thread;
+use core::ptr::with_exposed_provenance_mut;
+use core::sync::atomic::{AtomicU32, Ordering::*};
+use core::time::Duration;
+use errno::Errno;
+
+/// Access that a region of the pool cannot have. Such a region is the caller's own: what is paged on demand
+/// is not pinned, a window that is bound to a shared region would keep it from ending, and the others
+/// depend on the address and on the kind of the memory.
+const OWN_REGION: Access = Access::ON_DEMAND
+    .union(Access::ZERO_BASED)
+    .union(Access::MW_BIND)
+    .union(Access::HUGETLB);
+
+/// Registers memory.
+#[inline(always)]
+pub fn register(pd: Pd, request: &Request) -> Result<*mut ibv_mr, Error> {
+    if let Some(relaxed) = existing()
+        && let Ok(object) = relaxed.hit(pd, request)
+    {
+        return Ok(with_exposed_provenance_mut(object));
+    }
+    register_anew(pd, request)
+}
+
+/// What no relaxed registration can have.
+fn check(request: &Request) -> Result<Range, Error> {
+    if let Some(why) = request.access.refusal() {
+        return Err(Error::Argument(why));
+    }
+    if request.length == 0 {
+        return Err(Error::Argument("the length is 0"));
+    }
+    Range::hull(request.addr.addr() as u64, request.length as u64).ok_or(Error::Argument(
+        "address and length run past the end of the address space",
+    ))
+}
+
+#[cold]
+fn register_anew(pd: Pd, request: &Request) -> Result<*mut ibv_mr, Error> {
+    let hull = check(request)?;
+    let own_region = |reason| {
+        let counters = &mr::state::current().counters;
+        counters.add(thread::number(), reason, 1);
+        beside_plain::register(pd, request)
+    };
+    if disabled() {
+        return own_region(Counter::BypassedDevice);
+    }
+    if request.access.intersects(OWN_REGION) {
+        return own_region(Counter::BypassedAccess);
+    }
+    if thread::is_inside() {
+        return own_region(Counter::BypassedBusy);
+    }
+    let Some(relaxed) = start::current() else {
+        // A child of a process that had a pool, or no memory for one.
+        return own_region(Counter::BypassedFork);
+    };
+    let Ok(own) = bare::find(pd, request) else {
+        return own_region(Counter::BypassedDevice);
+    };
+    let purpose = purpose(pd, hull, request.access);
+    let mut settled = relaxed.settle();
+    while settled {
+        match relaxed.hit(pd, request) {
+            Ok(object) => return Ok(with_exposed_provenance_mut(object)),
+            Err(Miss::Unsettled(_)) => settled = relaxed.settle(),
+            Err(Miss::None) if purpose.exact || !relaxed.find_wider(&purpose) => break,
+            Err(Miss::None) => {}
+        }
+    }
+    match relaxed.miss(&own, pd, request, &purpose, settled) {
+        Err(Left::Own(reason)) => own_region(reason),
+        Err(Left::Error(error)) => Err(error),
+        Ok(object) => Ok(with_exposed_provenance_mut(object)),
+    }
+}
+
+/// Why the pool has no region.
+enum Left {
+    /// The caller is to have a region of its own, for the reason that is counted.
+    Own(Counter),
+    Error(Error),
+}
+
+impl Instance {
+    /// Applies the log, and waits a moment for what is under way. False if that does not end: it may be
+    /// this thread's, interrupted.
+    fn settle(&self) -> bool {
+        const SPINS: u32 = 64;
+        const SLEEPS: u32 = 40;
+        for round in 0..SPINS + SLEEPS {
+            let changes = &self.pool.changes;
+            if changes.is_behind() {
+                let _inside = thread::enter();
+                self.apply(&self.pool.lock(), By::Program);
+            }
+            let fenced =
+                || !self.watch.must_fence() || self.watch.fence() != super::Fence::UnderWay;
+            if changes.settled().is_some() && fenced() {
+                return true;
+            }
+            if round < SPINS {
+                core::hint::spin_loop();
+            } else {
+                // Not a yield: a thread of real-time priority would keep the one that it waits for off.
+                let never = AtomicU32::new(0);
+                lock::wait(&never, 0, Some(Duration::from_micros(50)));
+            }
+        }
+        false
+    }
+
+    /// Looks for a region that serves though it begins elsewhere. If there is one, the next look finds it.
+    fn find_wider(&self, purpose: &Purpose) -> bool {
+        let _inside = thread::enter();
+        let taken = self.pool.lock().take(purpose);
+        taken.is_some_and(|(id, grant)| {
+            self.give_up(id, grant);
+            true
+        })
+    }
+
+    /// Makes a region.
+    fn miss(
+        &self,
+        own: &Own,
+        pd: Pd,
+        request: &Request,
+        purpose: &Purpose,
+        settled: bool,
+    ) -> Result<usize, Left> {
+        let inside = thread::enter();
+        loop {
+            let made = self.pool.lock().make(purpose);
+            let id = made.ok_or(Left::Own(Counter::BypassedLimit))?;
+            match self.pin(own, pd, request, id) {
+                Ok(watched) => {
+                    self.keep(id, purpose, watched, settled);
+                    drop(inside);
+                    return Ok(self.pool.region(id).object());
+                }
+                Err(error) => {
+                    self.pool.lock().end(id);
+                    if own.is_left_to_libibverbs() {
+                        return Err(Left::Own(Counter::BypassedDevice));
+                    }
+                    if !matches!(error, Error::Kernel(Errno(libc::ENOMEM | libc::EAGAIN))) {
+                        return Err(Left::Error(error));
+                    }
+                    let under_way = self.pool.is_ending();
+                    if !relieve(self) {
+                        return Err(Left::Error(if under_way {
+                            Error::Shortage(
+                                "regions that were released are just being deregistered",
+                            )
+                        } else {
+                            Error::Kernel(Errno(libc::ENOMEM))
+                        }));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Has the memory watched, then pinned and registered.
+    fn pin(
+        &self,
+        own: &Own,
+        pd: Pd,
+        request: &Request,
+        id: Id,
+    ) -> Result<Result<(), Unwatched>, Error> {
+        let region = self.pool.region(id);
+        let hull = region.hull();
+        let watched = self.watch.watch(hull);
+        let start = with_exposed_provenance_mut(hull.start as usize);
+        let pages = Request::at_address(start, hull.bytes() as usize, request.access);
+        let (bare, answer) = bare::register(own, pd, &pages)?;
+        region.device.store(bare.device, Relaxed);
+        region.fd.store(bare.fd, Relaxed);
+        region.handle.store(bare.handle, Relaxed);
+        region.watched.store(watched.is_ok().into(), Relaxed);
+        if let Some(object) = Object::at(region.object()) {
+            object.fill(pd, request, &answer);
+        }
+        let thread = thread::number();
+        self.counters.add(thread, Counter::RegKernel, 1);
+        self.counters.add(thread, Counter::Misses, 1);
+        Ok(watched)
+    }
+
+    /// Lets others use the region, now or after its release, as far as that is safe.
+    fn keep(&self, id: Id, purpose: &Purpose, watched: Result<(), Unwatched>, settled: bool) {
+        let count = |reason| self.counters.add(thread::number(), reason, 1);
+        let refused = watched.err().map(|why| match why {
+            Unwatched::Refused => Counter::BypassedWatch,
+            Unwatched::Memory => Counter::BypassedMemory,
+            Unwatched::Limit => Counter::BypassedLimit,
+        });
+        let reason = refused
+            .or_else(|| {
+                self.is_shared_memory(purpose.hull)
+                    .then_some(Counter::BypassedMemory)
+            })
+            .or_else(|| bare::is_fork_protected().then_some(Counter::BypassedFork));
+        let brief = reason.is_some() || !self.cleaner.keeps(purpose.access);
+        if let Some(reason) = reason {
+            count(reason);
+        }
+        if config().relaxed.fresh_keys && is_remote(purpose.access) {
+            return;
+        }
+        let locked = self.pool.lock();
+        self.apply(&locked, By::Program);
+        let certain = settled && !locked.may_be_dropping(purpose.hull, now_ms);
+        if !certain || !locked.keep(id, brief) {
+            let withdrawn = locked.withdraw(id, super::pool::Cause::Fence);
+            drop(locked);
+            if withdrawn || !certain {
+                count(Counter::BypassedBusy);
+            }
+        }
+    }
+
+    /// Whether others can change that memory unseen.
+    fn is_shared_memory(&self, hull: Range) -> bool {
+        let locked = self.pool.lock();
+        self.apply(&locked, By::Program);
+        let shared_memory = locked.shared_memory();
+        let mut sharing = shared_memory.at(hull);
+        if sharing.is_some() && shared_memory.is_doubtful() {
+            drop(locked);
+            start::read_shared_memory(self);
+            sharing = self.pool.lock().shared_memory().at(hull);
+        }
+        match sharing {
+            None => false,
+            // Its pages change only with its attachment, which the stamp notices.
+            Some(Sharing::Segment) => !self.watch.has_stamp(),
+            Some(Sharing::Shared) => true,
+        }
+    }
+}

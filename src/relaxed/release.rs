@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Releasing, ibv_dereg_mr_relaxed(3): the region stays registered, as far as there is room.
+
+use super::ending::{self, By};
+use super::pool::{Batch, Cause, Limit};
+use super::region::Id;
+use super::word::Left;
+use super::{Instance, existing, start};
+use crate::mr::{self, Error, Mr};
+use crate::thread;
+use core::sync::atomic::Ordering::*;
+
+/// Ends the program's use of a region, relaxed or not.
+#[inline(always)]
+pub fn deregister(mr: Mr) -> Result<(), Error> {
+    if !start::is_object(mr.address()) {
+        return mr::deregister(mr);
+    }
+    let relaxed = existing().ok_or(PARENTS)?;
+    release(relaxed, mr)
+}
+
+/// Of a child that was forked while the region was in use.
+pub const PARENTS: Error =
+    Error::Argument("the region belongs to the process that this one was forked from");
+
+#[inline(always)]
+fn release(relaxed: &Instance, mr: Mr) -> Result<(), Error> {
+    let pool = relaxed.pool;
+    let handle = pool.handle(mr.address()).ok_or(Error::Gone)?;
+    let left = pool
+        .release(handle, relaxed.cleaner.now())
+        .ok_or(Error::Gone)?;
+    match left {
+        Left::InUse => {}
+        Left::Idle => {
+            let id = handle.region;
+            if relaxed.cleaner.is_dormant() {
+                relaxed.cleaner.idle(pool.region(id));
+            }
+            if !pool.is_within(&relaxed.limit, id) {
+                trim(relaxed);
+            }
+        }
+        Left::Spent => ending::spent(relaxed, handle.region),
+    }
+    Ok(())
+}
+
+/// Deregisters idle regions as far as they are more than the limit, those that are idle longest first.
+#[cold]
+fn trim(relaxed: &Instance) {
+    if thread::is_inside() {
+        relaxed.cleaner.wake();
+        return;
+    }
+    let _inside = thread::enter();
+    // First those that have not been released in this tick of the clock, then any.
+    let now = relaxed.cleaner.now();
+    for any in [false, true] {
+        let mut from = Some(Id(0));
+        while let Some(start) = from {
+            let mut batch = Batch::new();
+            let locked = relaxed.pool.lock();
+            relaxed.apply(&locked, By::Program);
+            let Some(mut over) = locked.over(&relaxed.limit) else {
+                return;
+            };
+            from = locked.claim_idle(start, &mut batch, Cause::Watermark, |region| {
+                let needed = over.regions > 0 || over.bytes > 0;
+                let chosen = needed && (any || region.released.load(Relaxed) != now);
+                if chosen {
+                    over = Limit {
+                        regions: over.regions.saturating_sub(1),
+                        bytes: over.bytes.saturating_sub(region.hull().bytes()),
+                    };
+                }
+                chosen
+            });
+            drop(locked);
+            for &id in batch.ids() {
+                // What the kernel refuses stays, unused; the cleaner tries again.
+                let _ = ending::end(relaxed, id, By::Program);
+            }
+        }
+    }
+    ending::doomed(relaxed, By::Program);
+    // Notes what is spare now.
+    relaxed.pool.lock().over(&relaxed.limit);
+}

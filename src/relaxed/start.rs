@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The first use of relaxed registration in a process: the pool's memory, the watch, the cleaner.
+
+use super::cleaner::{self, Cleaner};
+use super::hull::Range;
+use super::lock::Lock;
+use super::pool::{Limit, Pool};
+use super::shared_memory::Sharing;
+use super::watch::Watch;
+use super::{INSTANCE, Instance, existing};
+use crate::config::config;
+use crate::mr::state;
+use crate::proc::{self, Mapping};
+use crate::process::PerProcess;
+use crate::thread;
+use core::sync::atomic::{AtomicUsize, Ordering::*};
+
+/// Held by the thread that starts it.
+static STARTING: PerProcess<Lock> = PerProcess::new();
+
+unsafe extern "C" fn forget() {
+    STARTING.forget();
+    INSTANCE.forget();
+}
+
+/// Where the objects of the pool are, in this process or in the one that it was forked from: up to the
+/// second. No other object is there.
+static OBJECTS: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
+
+/// Whether an object is, or was, one of a pool, of this process or of its parent.
+#[inline(always)]
+pub fn is_object(address: usize) -> bool {
+    address < OBJECTS[1].load(Relaxed) && address >= OBJECTS[0].load(Relaxed)
+}
+
+/// This process's; made now if it is the first use. `None` in a child whose parent had one, in a signal
+/// handler that interrupts the library, and where there is no memory.
+pub fn current() -> Option<&'static Instance> {
+    if let Some(relaxed) = existing() {
+        return Some(relaxed);
+    }
+    if OBJECTS[1].load(Relaxed) != 0 || thread::is_inside() {
+        return None;
+    }
+    let state = state::current();
+    let _inside = thread::enter();
+    let _starting = STARTING.get_or_make(Lock::new, forget).lock();
+    if let Some(relaxed) = existing() {
+        return Some(relaxed);
+    }
+    let pool = map_pool()?;
+    let linger = &config().relaxed;
+    let cleaner: &'static Cleaner = Box::leak(Box::new(Cleaner::new(
+        linger.linger_remote,
+        linger.linger_local,
+    )));
+    let relaxed = Instance {
+        pool,
+        watch: Watch::start(pool, cleaner),
+        cleaner,
+        counters: &state.counters,
+        limit: limit(),
+    };
+    let relaxed: &'static Instance = Box::leak(Box::new(relaxed));
+    if cleaner::start(relaxed) {
+        cleaner.runs();
+    }
+    let objects = pool.objects();
+    OBJECTS[0].store(objects.start, Relaxed);
+    OBJECTS[1].store(objects.end, Relaxed);
+    INSTANCE.publish(relaxed, forget);
+    // From here the interposed calls write down what is mapped; before it, the maps say.
+    read_shared_memory(relaxed);
+    Some(relaxed)
+}
+
+/// The pool's memory: as much address space as it may ever need, of which the kernel gives pages as they
+/// are touched.
+fn map_pool() -> Option<&'static Pool> {
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    let far = core::ptr::without_provenance_mut(super::FAR_AWAY + (1 << 24));
+    // SAFETY: a new mapping.
+    let memory = unsafe { libc::mmap(far, size_of::<Pool>(), protection, flags, -1, 0) };
+    if memory == libc::MAP_FAILED {
+        return None;
+    }
+    // SAFETY: zeroed, page-aligned, large enough, never unmapped; all zeros is a pool.
+    Some(unsafe { &*memory.cast::<Pool>() })
+}
+
+/// How much may be idle: of bytes an eighth of the machine's memory, and half of what may be pinned.
+fn limit() -> Limit {
+    let relaxed = &config().relaxed;
+    let (total, _) = proc::memory_kib();
+    let eighth = total * 1024 / 8;
+    let may_lock = proc::Status::read().may_lock;
+    let half = proc::memlock_limit()
+        .filter(|_| !may_lock)
+        .map_or(u64::MAX, |limit| limit / 2);
+    Limit {
+        regions: relaxed.max_idle,
+        bytes: relaxed.max_idle_bytes.unwrap_or(eighth.min(half)),
+    }
+}
+
+/// Reads where the process has shared mappings.
+pub fn read_shared_memory(relaxed: &Instance) {
+    let locked = relaxed.pool.lock();
+    relaxed.apply(&locked, super::ending::By::Program);
+    let added = locked.shared_memory().added();
+    drop(locked);
+    let mut found = Vec::new();
+    let mut sealed = SealedFiles::default();
+    proc::each_mapping(|mapping| {
+        if mapping.shared && !(mapping.memfd && sealed.contain(mapping)) {
+            let range = Range {
+                start: mapping.start,
+                end: mapping.end,
+            };
+            let sharing = if mapping.segment {
+                Sharing::Segment
+            } else {
+                Sharing::Shared
+            };
+            found.push((range, sharing));
+        }
+        true
+    });
+    let locked = relaxed.pool.lock();
+    relaxed.apply(&locked, super::ending::By::Program);
+    let shared_memory = locked.shared_memory();
+    // Otherwise a mapping has come that may be newer than what was read: both count.
+    if shared_memory.added() == added {
+        shared_memory.clear();
+    }
+    for (range, sharing) in found {
+        shared_memory.add(range, sharing);
+    }
+}
+
+/// Files of memfd_create that nobody can cut or punch, as far as the process still has them open.
+#[derive(Default)]
+struct SealedFiles(Option<Vec<u64>>);
+
+impl SealedFiles {
+    fn contain(&mut self, mapping: &Mapping) -> bool {
+        let inodes = self.0.get_or_insert_with(|| {
+            let files = std::fs::read_dir("/proc/self/fd").into_iter().flatten();
+            let names = files
+                .flatten()
+                .filter_map(|file| file.file_name().into_string().ok());
+            let fds = names.filter_map(|name| name.parse().ok());
+            fds.filter(|&fd| is_sealed(fd)).filter_map(inode).collect()
+        });
+        inodes.contains(&mapping.inode)
+    }
+}
+
+fn inode(fd: i32) -> Option<u64> {
+    let mut stat = core::mem::MaybeUninit::<libc::stat>::uninit();
+    // SAFETY: the structure is writable.
+    if unsafe { libc::fstat(fd, stat.as_mut_ptr()) } != 0 {
+        return None;
+    }
+    // SAFETY: filled by the call.
+    Some(unsafe { stat.assume_init() }.st_ino)
+}
+
+/// Whether nobody can cut a file or punch holes into it any more, memfd_create(2).
+pub fn is_sealed(fd: i32) -> bool {
+    let errno = errno::errno();
+    // SAFETY: no pointers.
+    let seals = unsafe { libc::fcntl(fd, libc::F_GET_SEALS) };
+    errno::set_errno(errno);
+    // Holes are refused to what is sealed against writing, not to what is sealed against shrinking.
+    let against_holes = libc::F_SEAL_WRITE | F_SEAL_FUTURE_WRITE;
+    seals >= 0 && seals & libc::F_SEAL_SHRINK != 0 && seals & against_holes != 0
+}
+
+/// Linux 5.1.
+const F_SEAL_FUTURE_WRITE: i32 = 0x0010;

@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What watches the memory of the pool's regions: userfaultfd and its monitor, the fence, the stamp.
+//!
+//! **Why nothing that changes memory passes unseen.** A region's memory is registered with userfaultfd before
+//! it is pinned; where that is refused, the region ends with its last user. From then on whoever unmaps,
+//! moves or empties it, by whatever way (a bare system call, the C library inside itself, a kernel worker of
+//! io_uring), raises `mmap_changing` while it holds the address space for writing, before the mapping goes,
+//! and waits until the monitor has read its event. The monitor, and nobody else, reads: it announces in the
+//! log that something is under way, reads, writes down what it read, and says that it is over; so between
+//! the first moment at which the memory could come back as another's and the last at which the log does not
+//! yet say so, either the fence answers EAGAIN or the log has something under way. The fence is asked at
+//! each hit, after the region has been taken and before the log is looked at again; a process that never had
+//! a second thread needs none, since its own change has returned, which it does after its event was read. The
+//! monitor waits for nobody: it takes no lock, allocates nothing, touches no memory that is watched, has all
+//! signals blocked, and is not a thread of the C library. When its file is lost (the program has closed
+//! the number) it withdraws every region by the log, and the file is closed before it ends, so that nobody
+//! waits for it; after that nothing is watched, and nothing idle used again. What userfaultfd does not
+//! report, the interposed calls do (`hooks.rs`): a detached segment, a cut file, guard pages, protection.
+//! What neither sees, because another process does it, is not kept: shared mappings (`shared_memory.rs`). One
+//! change is reported before it happens: the dropping of pages by a bare madvise. A region that is pinned
+//! between report and drop would be stale unseen; so what is registered where pages were just dropped, by
+//! less than `DROPPING`, is not kept. That is a bound in time and not a proof, and README says so.
+
+mod monitor;
+mod stamp;
+mod userfaultfd;
+
+use super::hull::Range;
+use super::pool::Pool;
+use super::{cleaner::Cleaner, filter};
+use crate::config::config;
+use crate::log::{self, Level};
+use crate::proc;
+use core::ffi::CStr;
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicU8, Ordering::*};
+use stamp::Stamp;
+pub use userfaultfd::Fence;
+use userfaultfd::Userfaultfd;
+
+/// What watches.
+pub struct Watch {
+    file: Option<Userfaultfd>,
+    lost: AtomicBool,
+    /// Every hit is fenced as soon as the process has had two threads.
+    fenced: bool,
+    /// The C library's word for whether it has had: not 0 as long as it has not.
+    single_threaded: Option<&'static AtomicU8>,
+    stamp: Option<Stamp>,
+    /// How many more mappings may be split.
+    room: AtomicI64,
+    /// What it was when the mappings were last counted.
+    room_at_most: AtomicI64,
+}
+
+/// Why memory is not watched.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Unwatched {
+    /// userfaultfd is refused to this process.
+    Refused,
+    /// userfaultfd does not take that memory, or it is another's.
+    Memory,
+    /// The process is short of mappings.
+    Limit,
+}
+
+/// A register call may split the first and the last mapping of its range.
+const SPLITS: i64 = 2;
+
+/// Misses that are not watched before mappings are counted again.
+const PATIENCE: i64 = 1000;
+
+/// The file, for children: they must not hold it, or the parent waits for them.
+static FILE: AtomicI32 = AtomicI32::new(-1);
+
+unsafe extern "C" fn close_in_child() {
+    let fd = FILE.swap(-1, Relaxed);
+    if fd >= 0 {
+        // SAFETY: the child's copy of our file; the child never uses it.
+        unsafe { libc::close(fd) };
+    }
+}
+
+impl Watch {
+    /// Begins to watch for the pool.
+    pub fn start(pool: &'static Pool, cleaner: &'static Cleaner) -> Watch {
+        let file = Userfaultfd::open().and_then(|(file, any_mapping)| {
+            if monitor::start(file, pool, cleaner) {
+                Ok((file, any_mapping))
+            } else {
+                file.close();
+                Err(errno::Errno(libc::EAGAIN))
+            }
+        });
+        match file {
+            Ok((file, any_mapping)) => {
+                FILE.store(file.fd(), Relaxed);
+                // SAFETY: the handler is a function of this library, which is never unloaded.
+                unsafe { libc::pthread_atfork(None, None, Some(close_in_child)) };
+                let what = if any_mapping {
+                    "any memory"
+                } else {
+                    "anonymous memory"
+                };
+                log::line(
+                    Level::Info,
+                    format_args!("relaxed regions: userfaultfd watches {what}"),
+                );
+            }
+            Err(errno) => log::always(format_args!(
+                "relaxed regions are not reused once they are released: userfaultfd(2) is refused ({errno}). \
+                 Allow the system call with UFFD_USER_MODE_ONLY, which needs no privilege from Linux 5.11 on; \
+                 in a container, in its seccomp profile"
+            )),
+        }
+        let stamp = config().relaxed.strict.then(Stamp::open).flatten();
+        if config().relaxed.strict && stamp.is_none() {
+            log::always(format_args!(
+                "RDMAMR_RELAXED_STRICT=1: this kernel has no PAGEMAP_SCAN (Linux 6.7), so nothing more is checked"
+            ));
+        }
+        Watch {
+            file: file.ok().map(|(file, _)| file),
+            lost: AtomicBool::new(false),
+            fenced: config().relaxed.fence,
+            single_threaded: single_threaded(),
+            stamp,
+            room: AtomicI64::new(0),
+            room_at_most: AtomicI64::new(0),
+        }
+    }
+
+    fn file(&self) -> Option<Userfaultfd> {
+        self.file.filter(|_| !self.lost.load(Relaxed))
+    }
+
+    /// Watches whole 2 MiB, so that huge pages stay whole and neighbours need no mapping more; where that
+    /// is refused, since other memory is near, only the pages themselves.
+    pub fn watch(&self, range: Range) -> Result<(), Unwatched> {
+        let file = self.file().ok_or(Unwatched::Refused)?;
+        if !self.has_room() {
+            return Err(Unwatched::Limit);
+        }
+        file.register(range.extended(filter::CHUNK))
+            .or_else(|_| file.register(range))
+            .map_err(|errno| match errno.0 {
+                libc::ENOMEM => Unwatched::Limit,
+                _ => Unwatched::Memory,
+            })
+    }
+
+    /// Whether the process may have more mappings. Three quarters of what the kernel allows are the
+    /// program's own; they are counted when by the worst account they may be used up.
+    fn has_room(&self) -> bool {
+        if self.room.fetch_sub(SPLITS, Relaxed) > SPLITS {
+            return true;
+        }
+        let (count, most) = proc::mappings();
+        let room = (most / 4 * 3) as i64 - count as i64;
+        self.room_at_most.store(room.max(0), Relaxed);
+        let enough = room > SPLITS * 16;
+        self.room.store(if enough { room } else { 0 }, Relaxed);
+        if !enough {
+            // Not counted again at once: that takes time where there are many.
+            self.room.store(-PATIENCE * SPLITS, Relaxed);
+        }
+        enough
+    }
+
+    /// Whether memory of regions that have ended should be watched no longer: mappings are short.
+    pub fn is_crowded(&self) -> bool {
+        self.room.load(Relaxed) * 4 < self.room_at_most.load(Relaxed) * 3
+    }
+
+    /// Stops watching memory that no region needs.
+    pub fn unwatch(&self, range: Range) {
+        if let Some(file) = self.file() {
+            file.unregister(range);
+        }
+    }
+
+    /// Whether a hit needs the fence: another thread may just be changing the address space.
+    #[inline(always)]
+    pub fn must_fence(&self) -> bool {
+        let alone = self
+            .single_threaded
+            .is_some_and(|alone| alone.load(Relaxed) != 0);
+        self.fenced && !alone && self.file.is_some()
+    }
+
+    /// Asks the kernel whether a change is in flight.
+    #[inline(always)]
+    pub fn fence(&self) -> Fence {
+        let fence = self.file().map_or(Fence::Lost, Userfaultfd::fence);
+        // What is read after the answer must not have been read before it. (x86 keeps loads in order.)
+        core::sync::atomic::fence(Acquire);
+        fence
+    }
+
+    /// The file is not ours any more. True the first time.
+    pub fn lose(&self) -> bool {
+        let lost = self.file.is_some() && !self.lost.swap(true, Relaxed);
+        if lost {
+            log::always(format_args!(
+                "relaxed regions are not reused from now on: the program has closed the descriptor of userfaultfd"
+            ));
+        }
+        lost
+    }
+
+    /// Whether the look at pages is wanted, and says that they are all there.
+    #[inline(always)]
+    pub fn stamp_holds(&self, range: Range) -> bool {
+        self.stamp.is_none_or(|stamp| stamp.holds(range))
+    }
+
+    /// Whether pages are looked at.
+    pub fn has_stamp(&self) -> bool {
+        self.stamp.is_some()
+    }
+}
+
+/// `__libc_single_threaded`, glibc 2.32.
+fn single_threaded() -> Option<&'static AtomicU8> {
+    const NAME: &CStr = c"__libc_single_threaded";
+    // SAFETY: the name ends with a NUL.
+    let variable = unsafe { libc::dlsym(libc::RTLD_DEFAULT, NAME.as_ptr()) };
+    // SAFETY: null, or a `char` of the C library, which only it writes.
+    unsafe { variable.cast::<AtomicU8>().as_ref() }
+}

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The thread that reads the events of userfaultfd. Whoever changes watched memory waits for it, so it waits
+//! for nobody; see `helper_thread.rs` for what it must not do.
+
+use super::super::changes::{Change, Changes, Kind};
+use super::super::cleaner::Cleaner;
+use super::super::helper_thread;
+use super::super::hull::Range;
+use super::super::pool::Pool;
+use super::userfaultfd::{Fence, Message, Report, Userfaultfd};
+use core::ffi::{c_int, c_void};
+use errno::Errno;
+
+struct Monitor {
+    file: Userfaultfd,
+    pool: &'static Pool,
+    cleaner: &'static Cleaner,
+}
+
+/// Starts it; false if there can be no thread.
+pub fn start(file: Userfaultfd, pool: &'static Pool, cleaner: &'static Cleaner) -> bool {
+    let monitor = Box::leak(Box::new(Monitor {
+        file,
+        pool,
+        cleaner,
+    }));
+    let argument: *mut Monitor = monitor;
+    // SAFETY: `run` keeps to the rules, and the monitor is never freed.
+    unsafe { helper_thread::start(run, argument.cast()) }
+}
+
+extern "C" fn run(argument: *mut c_void) -> c_int {
+    // SAFETY: the monitor of `start`, which nobody changes.
+    let monitor = unsafe { &*argument.cast::<Monitor>() };
+    helper_thread::set_name(c"rdmamr-monitor");
+    let changes = &monitor.pool.changes;
+    let mut messages = [Message::default(); 32];
+    loop {
+        let ready = monitor.file.wait();
+        // Before the read: as soon as an event is read its thread goes on.
+        changes.begin();
+        let drained = ready && drain(monitor.file, changes, &mut messages).is_ok();
+        if !drained {
+            write(changes, EVERYTHING, Kind::Lost);
+            // The number may be another file's by now, which is the program's.
+            if monitor.file.fence() != Fence::Lost {
+                monitor.file.close();
+            }
+        }
+        changes.end();
+        monitor.cleaner.wake();
+        if !drained {
+            return 0;
+        }
+    }
+}
+
+const EVERYTHING: Range = Range {
+    start: 0,
+    end: u64::MAX,
+};
+
+fn drain(file: Userfaultfd, changes: &Changes, messages: &mut [Message]) -> Result<(), Errno> {
+    loop {
+        let count = file.read(messages)?;
+        for message in messages.iter().take(count) {
+            match message.report() {
+                Report::Unmapped(range) => write(changes, range, Kind::Reported),
+                Report::Dropping(range) => write(changes, range, Kind::Dropping),
+                Report::Moved(from, to) => {
+                    write(changes, from, Kind::Reported);
+                    write(changes, to, Kind::Reported);
+                }
+                Report::Other => {}
+            }
+        }
+        if count == 0 {
+            return Ok(());
+        }
+    }
+}
+
+fn write(changes: &Changes, range: Range, kind: Kind) {
+    changes.write(Change {
+        start: range.start,
+        end: range.end,
+        kind,
+    });
+}

@@ -1,0 +1,318 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The state of a slot of the pool, in one word, so that each step is one atomic operation.
+//!
+//! ```text
+//!            make             keep             claim            free
+//!   FREE ----------> MAKING --------> KEPT ----------> ENDING --------> FREE
+//!                      \_____________________________/^   |
+//!                        (used once, never shared)        '-- restore --> KEPT, stale
+//! ```
+//!
+//! Only a KEPT slot that is not stale can be taken by another registration. Only a slot without users can be
+//! claimed, and one of two threads that try succeeds; so a region that somebody uses is never deregistered,
+//! and one that is being deregistered never handed out. A generation in the upper half is new each time
+//! that the slot is made: who read the slot's other fields and then changes the word by compare-and-swap
+//! knows, if that succeeds, that the fields were this region's.
+
+use super::sync::{AtomicU64, Ordering::*};
+
+/// How many registrations use the region.
+const USERS: u64 = (1 << 24) - 1;
+/// The slot's own handle is in the program's hands.
+const OWN: u64 = 1 << 24;
+/// The region must not be used again.
+const STALE: u64 = 1 << 25;
+/// The region is shared while somebody uses it, and ends with its last user.
+const BRIEF: u64 = 1 << 26;
+
+const STATE: u64 = 7 << 28;
+const FREE: u64 = 0;
+const MAKING: u64 = 1 << 28;
+const KEPT: u64 = 2 << 28;
+const ENDING: u64 = 3 << 28;
+/// The slot is one more handle of another slot's region.
+const HANDLE: u64 = 4 << 28;
+
+const GENERATION: u32 = 32;
+
+/// The word of a slot. All zeros is a free slot.
+#[repr(transparent)]
+pub struct Word(AtomicU64);
+
+/// What the word was at one moment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Seen(u64);
+
+/// Which handle a registration got.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Grant {
+    /// The slot's own.
+    Own,
+    /// The slot's own is in use: another is needed.
+    Another,
+}
+
+/// What a release left behind.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Left {
+    /// Somebody still uses the region.
+    InUse,
+    /// Nobody does; it may be used again.
+    Idle,
+    /// Nobody does, and nobody will: it is to be deregistered.
+    Spent,
+}
+
+impl Seen {
+    /// The slot's generation.
+    #[inline(always)]
+    pub fn generation(self) -> u32 {
+        (self.0 >> GENERATION) as u32
+    }
+
+    /// Whether a registration may take the region.
+    #[inline(always)]
+    pub fn can_be_taken(self) -> bool {
+        let brief_and_unused = self.0 & (BRIEF | USERS) == BRIEF;
+        self.0 & (STATE | STALE) == KEPT && !brief_and_unused && self.users() < USERS
+    }
+
+    /// How many registrations use the region.
+    pub fn users(self) -> u64 {
+        self.0 & USERS
+    }
+
+    /// Whether nobody uses the region, and nobody is ending it.
+    pub fn is_unused(self) -> bool {
+        self.is_registered() && self.users() == 0
+    }
+
+    /// Whether the region must not be used again.
+    pub fn is_stale(self) -> bool {
+        self.0 & STALE != 0
+    }
+
+    /// Whether the slot is a region that is not being ended.
+    pub fn is_registered(self) -> bool {
+        matches!(self.0 & STATE, MAKING | KEPT)
+    }
+
+    /// Whether nobody uses the region, and nobody will.
+    pub fn is_spent(self) -> bool {
+        self.is_unused() && self.0 & (STATE | STALE | BRIEF) != KEPT
+    }
+
+    /// Whether the region is being deregistered.
+    pub fn is_ending(self) -> bool {
+        self.0 & STATE == ENDING
+    }
+
+    /// Whether the slot is a further handle.
+    #[inline(always)]
+    pub fn is_handle(self) -> bool {
+        self.0 & STATE == HANDLE
+    }
+}
+
+impl Word {
+    /// A free slot's.
+    #[cfg(test)]
+    pub fn new() -> Word {
+        Word(AtomicU64::new(FREE))
+    }
+
+    /// What it is now.
+    #[inline(always)]
+    pub fn load(&self) -> Seen {
+        Seen(self.0.load(Acquire))
+    }
+
+    fn change(&self, from: u64, to: u64) -> Result<(), u64> {
+        // SeqCst, and the loads that follow elsewhere too: a release and the cleaner's going to sleep must
+        // not miss each other. On x86 it costs nothing.
+        self.0.compare_exchange(from, to, SeqCst, Acquire).map(drop)
+    }
+
+    /// Begins a region with one user, who has the slot's own handle. The slot is free, and the caller's.
+    pub fn make(&self) {
+        let generation = (self.0.load(Relaxed) >> GENERATION) + 1;
+        let word = generation << GENERATION | MAKING | OWN | 1;
+        self.0.store(word, Release);
+    }
+
+    /// Makes the slot a further handle. The slot is free, and the caller's.
+    pub fn make_handle(&self) {
+        let generation = self.0.load(Relaxed) >> GENERATION;
+        let word = generation << GENERATION | HANDLE | 1;
+        self.0.store(word, Release);
+    }
+
+    /// Lets others take the region; false if it went stale while it was made. A brief one only together
+    /// with a user.
+    pub fn keep(&self, brief: bool) -> bool {
+        let mut word = self.0.load(Relaxed);
+        loop {
+            if word & (STATE | STALE) != MAKING {
+                return false;
+            }
+            let kept = word & !STATE | KEPT | if brief { BRIEF } else { 0 };
+            match self.change(word, kept) {
+                Ok(()) => return true,
+                Err(now) => word = now,
+            }
+        }
+    }
+
+    /// Takes the region for one more user, if it still is as seen.
+    #[inline(always)]
+    pub fn take(&self, seen: Seen) -> Option<Grant> {
+        let taken = (seen.0 + 1) | OWN;
+        self.change(seen.0, taken).ok()?;
+        Some(if seen.0 & OWN == 0 {
+            Grant::Own
+        } else {
+            Grant::Another
+        })
+    }
+
+    /// Ends one use. `None` if there is none of that kind: the handle is not in the program's hands.
+    #[inline(always)]
+    pub fn release(&self, grant: Grant) -> Option<Left> {
+        let mut word = self.0.load(Relaxed);
+        loop {
+            if !Seen(word).is_registered()
+                || word & USERS == 0
+                || (grant == Grant::Own && word & OWN == 0)
+            {
+                return None;
+            }
+            let mut released = word - 1;
+            if grant == Grant::Own {
+                released &= !OWN;
+            }
+            match self.change(word, released) {
+                Ok(()) => {
+                    return Some(match released {
+                        _ if released & USERS != 0 => Left::InUse,
+                        _ if released & (STATE | STALE | BRIEF) == KEPT => Left::Idle,
+                        _ => Left::Spent,
+                    });
+                }
+                Err(now) => word = now,
+            }
+        }
+    }
+
+    /// Ends a further handle; false if it is not one, or no more.
+    pub fn release_handle(&self) -> bool {
+        let word = self.0.load(Relaxed);
+        let ended = word & !STATE & !USERS;
+        word & STATE == HANDLE && self.change(word, ended).is_ok()
+    }
+
+    /// Withdraws the region from reuse. True if that was news.
+    pub fn withdraw(&self) -> bool {
+        self.0.fetch_or(STALE, SeqCst) & STALE == 0
+    }
+
+    /// Claims the region, to deregister it; false if somebody uses it, or was quicker.
+    pub fn claim(&self) -> bool {
+        let mut seen = self.load();
+        while seen.is_unused() {
+            match self.change(seen.0, seen.0 & !STATE | ENDING) {
+                Ok(()) => return true,
+                Err(now) => seen = Seen(now),
+            }
+        }
+        false
+    }
+
+    /// Takes a claim back: the region could not be deregistered. Nobody will use it.
+    pub fn restore(&self) {
+        let word = self.0.load(Relaxed);
+        self.0.store(word & !STATE | KEPT | STALE, Release);
+    }
+
+    /// Frees the slot: the region is deregistered, or came to nothing.
+    pub fn free(&self) {
+        let generation = self.0.load(Relaxed) >> GENERATION;
+        self.0.store(generation << GENERATION | FREE, Release);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    fn kept() -> Word {
+        let word = Word::new();
+        word.make();
+        assert!(word.keep(false));
+        word
+    }
+
+    #[test]
+    fn a_region_goes_round() {
+        let word = Word::new();
+        assert!(!word.claim() && !word.load().is_registered());
+        word.make();
+        let making = word.load();
+        assert!(making.is_registered() && !making.can_be_taken() && !making.is_unused());
+        assert!(!word.claim(), "it has a user");
+        assert!(word.keep(false));
+        assert_eq!(word.take(word.load()), Some(Grant::Another));
+        assert_eq!(word.release(Grant::Own), Some(Left::InUse));
+        assert_eq!(word.release(Grant::Own), None, "released already");
+        assert_eq!(word.take(word.load()), Some(Grant::Own));
+        assert_eq!(word.release(Grant::Another), Some(Left::InUse));
+        assert_eq!(word.release(Grant::Own), Some(Left::Idle));
+        assert_eq!(word.release(Grant::Another), None);
+        assert!(word.claim() && !word.claim() && word.load().is_ending());
+        assert!(!word.load().can_be_taken());
+        word.free();
+        word.make();
+        assert_eq!(word.load().generation(), making.generation() + 1);
+    }
+
+    #[test]
+    fn what_is_stale_or_brief_ends_with_its_last_user() {
+        let word = kept();
+        assert!(word.withdraw() && !word.withdraw());
+        assert!(!word.load().can_be_taken());
+        assert_eq!(word.release(Grant::Own), Some(Left::Spent));
+
+        let word = Word::new();
+        word.make();
+        assert!(word.keep(true) && word.load().can_be_taken());
+        assert_eq!(word.release(Grant::Own), Some(Left::Spent));
+        assert!(!word.load().can_be_taken(), "brief, and without a user");
+
+        let word = Word::new();
+        word.make();
+        word.withdraw();
+        assert!(!word.keep(false), "it went stale while it was made");
+        assert_eq!(word.release(Grant::Own), Some(Left::Spent));
+        assert!(word.claim());
+        word.restore();
+        assert!(word.load().is_unused() && !word.load().can_be_taken());
+    }
+
+    #[test]
+    fn an_old_look_takes_nothing() {
+        let word = kept();
+        let seen = word.load();
+        assert_eq!(word.release(Grant::Own), Some(Left::Idle));
+        assert_eq!(word.take(seen), None);
+        let seen = word.load();
+        assert!(word.claim());
+        assert_eq!(word.take(seen), None);
+    }
+
+    #[test]
+    fn a_further_handle_is_released_once() {
+        let word = Word::new();
+        word.make_handle();
+        assert!(word.load().is_handle() && word.release_handle() && !word.release_handle());
+        assert!(kept().load().is_registered() && !kept().release_handle());
+    }
+}
