@@ -19,8 +19,14 @@ all: $(so) ## build the shared and the static library
 $(so): FORCE
 	$(CARGO) build --release
 
-headers: $(cbindgen) ## make include/rdmamr.h from the source
+headers: $(cbindgen) ## make the headers under include/ from the source
 	$(cbindgen) -q -c cbindgen.toml -o include/rdmamr.h src/capi/rdmamr.rs
+	mkdir -p target
+	$(verbs_toml) cbindgen.toml >target/verbs.toml
+	$(cbindgen) -q -c target/verbs.toml -o include/rdmamr/verbs.h src/capi/relaxed.rs
+# The second header's settings differ in its names only.
+verbs_toml := sed -e 's/RDMAMR_H/RDMAMR_VERBS_H/' -e 's|capi/rdmamr.rs|capi/relaxed.rs|' \
+	-e 's|^sys_includes.*|sys_includes = ["infiniband/verbs.h"]|'
 $(cbindgen):
 	$(CARGO) install --quiet --locked --version $(cbindgen_version) --root $(dir $(cbindgen)).. cbindgen
 
@@ -35,15 +41,23 @@ cbindgen: $(cbindgen)
 check: ## run all tests, those that need a device on DEVICE=name or in the soft-RoCE machine
 	@ctests/check
 
-ctests: $(addprefix $(built)/,$(basename $(notdir $(filter-out %/pair.c %/kernel_regions.c,$(wildcard ctests/device/*.c ctests/differential/*.c))))) \
-	$(built)/calls $(built)/record.so $(built)/old_kernel.so $(built)/device_gone.so $(built)/registration $(built)/startup ## compile the C tests and benchmarks
+# Those that are parts of others, and what its own script compiles.
+parts    := %/pair.c %/kernel_regions.c %/stub_device.c %/asan.c
+programs := $(filter-out $(parts),$(wildcard ctests/device/*.c ctests/differential/*.c ctests/relaxed/*.c))
+ctests: $(addprefix $(built)/,$(basename $(notdir $(programs)))) \
+	$(built)/calls $(built)/record.so $(built)/old_kernel.so $(built)/device_gone.so $(built)/registration $(built)/relaxed_device $(built)/startup ## compile the C tests and benchmarks
 
 strict := -std=gnu11 -D_GNU_SOURCE -Wall -Wextra -Werror -Iinclude
 common := ctests/device/pair.c ctests/device/kernel_regions.c
-needs  := $(wildcard ctests/*.h ctests/*/*.h bench/*.h include/*.h) Makefile | $(built)
+stub   := ctests/relaxed/stub_device.c
+needs  := $(wildcard ctests/*.h ctests/*/*.h bench/*.h include/*.h include/*/*.h) Makefile | $(built)
 $(built):
 	mkdir -p $@
 $(built)/%: ctests/device/%.c $(common) $(needs)
+	$(CC) $(strict) $(CFLAGS) $< $(common) -o $@ -libverbs -lrdmacm -lpthread -ldl
+$(built)/race $(built)/ucx: $(built)/%: ctests/relaxed/%.c $(stub) $(needs)
+	$(CC) $(strict) $(CFLAGS) $< $(stub) -o $@ -libverbs -lpthread -ldl
+$(built)/%: ctests/relaxed/%.c $(common) $(needs)
 	$(CC) $(strict) $(CFLAGS) $< $(common) -o $@ -libverbs -lrdmacm -lpthread -ldl
 $(built)/%: ctests/differential/%.c $(needs)
 	$(CC) $(strict) $(CFLAGS) $< -o $@ -libverbs
@@ -60,29 +74,38 @@ demo: ## run programs under the library, on DEVICE=name or soft-RoCE, and show w
 bench: ## time registration beside libibverbs, on DEVICE=name or in the soft-RoCE machine
 	@bench/run
 
+bench-relaxed: ## time relaxed registration beside UCX's registration cache, on this machine's own kernel
+	@bench/relaxed
+
+soak: ## run random registrations, releases, unmaps, forks, flushes and traffic for SECONDS (600)
+	@ctests/relaxed/soak
+
 vm: ## run CMD='...' in the soft-RoCE machine, with KERNEL=6.1 (default) or 6.12
 	@vm/run -- sh -c '$(subst ','\'',$(value CMD))'
 
+installed_headers := rdmamr.h rdmamr/verbs.h rdmamr/compat/infiniband/verbs.h
 install: $(so) ## install under DESTDIR, PREFIX, LIBDIR
-	install -d $(DESTDIR)$(LIBDIR)/pkgconfig $(DESTDIR)$(INCLUDEDIR) $(DESTDIR)$(MANDIR)/man7
+	install -d $(DESTDIR)$(LIBDIR)/pkgconfig $(DESTDIR)$(INCLUDEDIR)/rdmamr/compat/infiniband $(DESTDIR)$(MANDIR)/man7
 	install -m 755 -s $(so) $(DESTDIR)$(LIBDIR)/librdmamr.so.$(version)
 	ln -sf librdmamr.so.$(version) $(DESTDIR)$(LIBDIR)/librdmamr.so.1
 	ln -sf librdmamr.so.1 $(DESTDIR)$(LIBDIR)/librdmamr.so
 	install -m 644 $(release)/librdmamr.a $(DESTDIR)$(LIBDIR)/
-	install -m 644 include/rdmamr.h $(DESTDIR)$(INCLUDEDIR)/
+	for header in $(installed_headers); do install -m 644 include/$$header $(DESTDIR)$(INCLUDEDIR)/$$header || exit; done
 	install -m 644 man/rdmamr.7 $(DESTDIR)$(MANDIR)/man7/
-	sed -e 's|@prefix@|$(PREFIX)|' -e 's|@libdir@|$(LIBDIR)|' -e 's|@includedir@|$(INCLUDEDIR)|' -e 's|@version@|$(version)|' \
-		pkgconfig/rdmamr.pc.in >$(DESTDIR)$(LIBDIR)/pkgconfig/rdmamr.pc
+	for name in rdmamr rdmamr-compat; do \
+		sed -e 's|@prefix@|$(PREFIX)|' -e 's|@libdir@|$(LIBDIR)|' -e 's|@includedir@|$(INCLUDEDIR)|' -e 's|@version@|$(version)|' \
+			pkgconfig/$$name.pc.in >$(DESTDIR)$(LIBDIR)/pkgconfig/$$name.pc || exit; done
 
 uninstall: ## remove what install has installed
-	rm -f $(addprefix $(DESTDIR)$(LIBDIR)/,librdmamr.so.$(version) librdmamr.so.1 librdmamr.so librdmamr.a pkgconfig/rdmamr.pc)
-	rm -f $(DESTDIR)$(INCLUDEDIR)/rdmamr.h $(DESTDIR)$(MANDIR)/man7/rdmamr.7
+	rm -f $(addprefix $(DESTDIR)$(LIBDIR)/,librdmamr.so.$(version) librdmamr.so.1 librdmamr.so librdmamr.a pkgconfig/rdmamr.pc pkgconfig/rdmamr-compat.pc)
+	rm -f $(addprefix $(DESTDIR)$(INCLUDEDIR)/,$(installed_headers)) $(DESTDIR)$(MANDIR)/man7/rdmamr.7
+	-rmdir -p --ignore-fail-on-non-empty $(DESTDIR)$(INCLUDEDIR)/rdmamr/compat/infiniband
 
 clean: ## remove everything that was built or downloaded
 	rm -rf target
 
 help: ## list these targets
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1|\2/p' Makefile | awk -F '|' '{ printf "  make %-10s %s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | awk -F '|' '{ printf "  make %-13s %s\n", $$1, $$2 }'
 
 FORCE:
-.PHONY: all headers man cbindgen check ctests demo bench vm install uninstall clean help FORCE
+.PHONY: all headers man cbindgen check ctests demo bench bench-relaxed soak vm install uninstall clean help FORCE

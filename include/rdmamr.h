@@ -55,7 +55,7 @@ struct rdmamr_stats {
          */
         uint64_t dereg_failed;
         /**
-         * Regions of the library that are registered now.
+         * Regions of the library that are registered now and in use.
          */
         uint64_t live;
         /**

@@ -8,6 +8,8 @@
 //!      |
 //!   capi/      what C sees: exported symbols, arguments into types, results into return conventions
 //!      |
+//!   relaxed/   the pool of regions that are kept: find, pin, release, flush; what watches the address space
+//!      |
 //!   mr/        a registered region: access rules, the `ibv_mr` object, the table of ours, fork
 //!      |
 //!   uverbs/    the kernel: which call, in which bytes, on which driver
@@ -16,8 +18,8 @@
 //! ```
 //!
 //! Beside them: [`config`] (settings), [`stats`] (counters), [`explain`] (errors in words), [`log`],
-//! [`next`] (the libibverbs underneath), [`process`] and [`thread`] (what a process, a thread has for
-//! itself). `relaxed/` and `fabric/` will stand between `capi/` and `uverbs/`.
+//! [`next`] (the libibverbs underneath), [`proc`] (what the kernel says of this process), [`process`] and
+//! [`thread`] (what a process, a thread has for itself).
 
 mod abi;
 mod capi;

@@ -16,6 +16,11 @@ strict=(-Wall -Wextra -Wpedantic -Werror -fsyntax-only -Iinclude)
 "$cbindgen" -q -c cbindgen.toml src/capi/rdmamr.rs >"$work/rdmamr.h"
 check "include/rdmamr.h is what the source says (if not: make headers)" diff -u include/rdmamr.h "$work/rdmamr.h"
 
+make -sn headers | sed -n 's/^sed .* cbindgen.toml/&/p' >"$work/settings"
+bash -c "$(sed 's|>target/verbs.toml|>"$1"|' "$work/settings")" - "$work/verbs.toml"
+"$cbindgen" -q -c "$work/verbs.toml" src/capi/relaxed.rs >"$work/verbs.h"
+check "include/rdmamr/verbs.h is what the source says (if not: make headers)" diff -u include/rdmamr/verbs.h "$work/verbs.h"
+
 echo '#include <rdmamr.h>' >"$work/one.c"
 cp "$work/one.c" "$work/one.cc"
 # The page has the date of its making.
@@ -23,7 +28,7 @@ scdoc <man/rdmamr.7.scd >"$work/rdmamr.7"
 check "man/rdmamr.7 is what its source says (if not: make man)" diff -u -I '^\.TH' man/rdmamr.7 "$work/rdmamr.7"
 documented() { # each setting of the table, in the page and in README
 	local name
-	for name in $(grep -oP 'name: c"\KRDMAMR_[A-Z]+' src/config.rs); do
+	for name in $(grep -oP 'name: c"\KRDMAMR_[A-Z_]+' src/config.rs); do
 		grep -q "$name" "$work/rdmamr.7" && grep -q "$name" README.md || { echo "$name"; return 1; }
 	done
 	[ -n "$name" ]
@@ -33,6 +38,20 @@ check "the page and README have each setting" documented
 for standard in c99 c11 c2x; do
 	check "include/rdmamr.h as $standard" "$cc" -std=$standard "${strict[@]}" "$work/one.c"
 done
+# <infiniband/verbs.h> itself is not pedantic.
+lax=(-Wall -Wextra -Werror -fsyntax-only -Iinclude)
+echo '#include <rdmamr/verbs.h>
+struct ibv_mr *(*reg)(struct ibv_pd *, void *, size_t, int) = ibv_reg_mr_relaxed;
+int (*dereg)(struct ibv_mr *) = ibv_dereg_mr_relaxed;
+int (*flush)(struct ibv_pd *) = ibv_flush_relaxed_mr;' >"$work/relaxed.c"
+sed 's|rdmamr/verbs.h|infiniband/verbs.h|' "$work/relaxed.c" >"$work/solaris.c"
+for file in relaxed solaris; do cp "$work/$file.c" "$work/$file.cc"; done
+for standard in gnu99 gnu11 gnu2x; do
+	check "include/rdmamr/verbs.h as $standard" "$cc" -std=$standard "${lax[@]}" "$work/relaxed.c"
+	check "a source that includes <infiniband/verbs.h> alone, as $standard" "$cc" -std=$standard -Iinclude/rdmamr/compat "${lax[@]}" "$work/solaris.c"
+done
+check "include/rdmamr/verbs.h as c++11" "$cxx" -std=gnu++11 "${lax[@]}" "$work/relaxed.cc"
+check "a source that includes <infiniband/verbs.h> alone, as c++11" "$cxx" -std=gnu++11 -Iinclude/rdmamr/compat "${lax[@]}" "$work/solaris.cc"
 check "include/rdmamr.h as c++11" "$cxx" -std=c++11 "${strict[@]}" "$work/one.cc"
 
 check "our functions for cbindgen" ctests/abi/prototypes.sh "$cbindgen" "$work/prototypes.c"

@@ -23,7 +23,8 @@ tap() { # NAME COMMAND...: a program that reports its own results must have none
 install() { make -s --no-print-directory "$@" DESTDIR="$stage" PREFIX=/usr LIBDIR=/usr/lib/here; }
 check "make install" install install
 for file in lib/here/librdmamr.so.1 lib/here/librdmamr.so lib/here/librdmamr.a lib/here/pkgconfig/rdmamr.pc \
-	include/rdmamr.h share/man/man7/rdmamr.7; do
+	lib/here/pkgconfig/rdmamr-compat.pc include/rdmamr.h include/rdmamr/verbs.h include/rdmamr/compat/infiniband/verbs.h \
+	share/man/man7/rdmamr.7; do
 	check "installed: $file" [ -e "$stage/usr/$file" ]
 done
 
@@ -46,6 +47,11 @@ check "and needs no librdmamr" bash -c '! readelf -dW "$1" | grep -q "NEEDED.*rd
 tap "it runs" "$stage/static"
 check "it obeys its settings" grep -q '^{"reg_kernel":0,' <<<"$(RDMAMR_STATS=stderr "$stage/static" 2>&1)"
 check "libibverbs' own calls reach the program's: its symbol is exported" bash -c 'readelf -W --dyn-syms "$1" | grep -q " ibv_reg_mr_iova2@@IBVERBS_1.8"' - "$stage/static"
+
+read -ra flags <<<"$(pkg-config --cflags --libs rdmamr-compat)"
+check "a source for Solaris compiles unchanged and links" "$cc" -std=gnu11 -Wall -Wextra -Werror "$here/solaris.c" -o "$stage/solaris" "${flags[@]}" -libverbs
+check "its ibv_reg_mr_relaxed names the node" bash -c 'readelf -sW --dyn-syms "$1" | grep -q "UND ibv_reg_mr_relaxed@IBVERBS_1.1"' - "$stage/solaris"
+check "it runs" env LD_LIBRARY_PATH="$stage/usr/lib/here" "$stage/solaris"
 
 check "make uninstall" install uninstall
 check "nothing is left" [ -z "$(find "$stage/usr" -type f -o -type l)" ]

@@ -134,7 +134,7 @@ impl rdmamr_stats {
             live: live + used,
             live_bytes: live_bytes.wrapping_add(used_bytes),
             vanished: counters.get(Counter::Vanished),
-            hits: counters.get(Counter::Hits),
+            hits: counters.get(Counter::Hits) + relaxed::hits(),
             misses: counters.get(Counter::Misses),
             shared: counters.get(Counter::Shared),
             idle,

@@ -11,7 +11,7 @@ use super::verbs::{NULL_MR, NULL_PD};
 use crate::abi::rdma_core::*;
 use crate::explain::Subject;
 use crate::mr::{Access, Mr, Pd, Request};
-use crate::relaxed;
+use crate::relaxed::{self, Miss};
 use crate::stats::Counter;
 use core::ffi::{c_int, c_void};
 
@@ -51,17 +51,20 @@ pub unsafe extern "C" fn ibv_reg_mr_relaxed(
     access: c_int,
 ) -> *mut ibv_mr {
     let request = Request::at_address(addr, length, Access::from_bits_retain(access as u32));
+    // SAFETY: C's contract.
+    let pd = unsafe { Pd::from_c(pd) };
+    let hit = pd.map_or(Err(Miss::None), |pd| relaxed::hit(pd, &request));
+    let miss = match hit {
+        Ok(mr) => return mr,
+        Err(miss) => miss,
+    };
     ret::region(
         || Call {
             name: "ibv_reg_mr_relaxed",
             subject: Subject::Memory(request),
             counter: Some(Counter::RegFailed),
         },
-        || {
-            // SAFETY: C's contract.
-            let pd = unsafe { Pd::from_c(pd) }.ok_or(NULL_PD)?;
-            relaxed::register(pd, &request)
-        },
+        || relaxed::register(pd.ok_or(NULL_PD)?, &request, miss),
     )
 }
 versioned!(ibv_reg_mr_relaxed, "IBVERBS_1.1");
@@ -87,11 +90,12 @@ pub unsafe extern "C" fn ibv_dereg_mr_relaxed(mr: *mut ibv_mr) -> c_int {
         subject: Subject::Region,
         counter: Some(Counter::DeregFailed),
     };
-    ret::status(call, || {
-        // SAFETY: C's contract.
-        let mr = unsafe { Mr::from_c(mr) }.ok_or(NULL_MR)?;
-        relaxed::deregister(mr)
-    })
+    // SAFETY: C's contract.
+    let mr = unsafe { Mr::from_c(mr) };
+    if mr.is_some_and(relaxed::release) {
+        return 0;
+    }
+    ret::status(call, || relaxed::deregister(mr.ok_or(NULL_MR)?))
 }
 versioned!(ibv_dereg_mr_relaxed, "IBVERBS_1.1");
 

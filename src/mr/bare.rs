@@ -13,6 +13,7 @@ use crate::uverbs::{Uverbs, mr};
 use core::ffi::c_void;
 use core::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 use errno::Errno;
+use once_cell::race::OnceBool;
 
 /// What it takes to deregister it.
 pub struct Bare {
@@ -75,13 +76,18 @@ impl Bare {
 
 /// Whether registered memory is kept from children (`ibv_fork_init`): then libibverbs must hear of each end
 /// of a registration before its memory can change. Also where it is too old to say.
+///
+/// Asked once, after the first registration: from then on `ibv_fork_init` comes too late. (Each answer costs
+/// libibverbs a netlink socket.)
 pub fn is_fork_protected() -> bool {
     /// `IBV_FORK_ENABLED`.
     const ENABLED: i32 = 1;
-    // SAFETY: no arguments.
-    next::IS_FORK_INITIALIZED
-        .get()
-        .is_none_or(|is_fork_initialized| unsafe { is_fork_initialized() } == ENABLED)
+    static ANSWER: OnceBool = OnceBool::new();
+    ANSWER.get_or_init(|| {
+        let ask = next::IS_FORK_INITIALIZED.get();
+        // SAFETY: no arguments.
+        ask.is_none_or(|ask| unsafe { ask() } == ENABLED)
+    })
 }
 
 /// The address of a context's [`Device`], if memory was registered on it.

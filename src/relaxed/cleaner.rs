@@ -173,6 +173,8 @@ extern "C" fn run(argument: *mut c_void) -> c_int {
         } else {
             lock::wait(&cleaner.signal, 0, None);
         }
+        // First the clock, which has stood still: what is released from now on is not released long ago.
+        cleaner.set_clock();
         cleaner.dormant.store(0, SeqCst);
     }
 }

@@ -53,6 +53,7 @@ pub fn end(relaxed: &Instance, id: Id, by: By) -> Result<(), Errno> {
         bare.dofork(hull.start as usize, hull.bytes() as usize);
     }
     let locked = pool.lock();
+    counters.add(thread, Counter::Hits, region.forget_hits());
     let hull = region.hull();
     let watched = region.watched.load(Relaxed) != 0;
     locked.end(id);

@@ -37,36 +37,41 @@ fn place(chunk: u64) -> usize {
 }
 
 impl Filter {
-    /// A region comes.
+    /// A region comes. Under the pool's lock. That a hook sees it is by the kernel's lock of the address
+    /// space: the region's pages are pinned after this, and a hook that changes them after that looks again.
     pub fn add(&self, range: Range) {
-        self.each(range, |count| {
-            count.fetch_add(1, SeqCst);
-        });
+        self.each(range, 1);
     }
 
-    /// A region goes.
+    /// A region goes. Under the pool's lock.
     pub fn remove(&self, range: Range) {
-        self.each(range, |count| {
-            count.fetch_sub(1, SeqCst);
-        });
+        self.each(range, u32::MAX);
     }
 
-    fn each(&self, range: Range, change: impl Fn(&AtomicU32)) {
+    fn each(&self, range: Range, amount: u32) {
+        let add = |count: &AtomicU32| {
+            count.store(count.load(Relaxed).wrapping_add(amount), Release);
+        };
         let chunks = chunks(range);
         if count_of(&chunks) > MANY {
-            change(&self.large);
+            add(&self.large);
         } else {
-            chunks.for_each(|chunk| change(&self.counts[place(chunk)]));
+            chunks.for_each(|chunk| add(&self.counts[place(chunk)]));
         }
+    }
+
+    /// Whether a region that is there may have neighbours in its first chunk.
+    pub fn has_neighbours(&self, range: Range) -> bool {
+        self.counts[place(range.start / CHUNK)].load(Relaxed) > 1
     }
 
     /// Whether a region may have an address in that range.
     pub fn may_hold(&self, range: Range) -> bool {
         let mut chunks = chunks(range);
         range.start < range.end
-            && (self.large.load(SeqCst) != 0
+            && (self.large.load(Acquire) != 0
                 || count_of(&chunks) > TOO_MANY_TO_LOOK
-                || chunks.any(|chunk| self.counts[place(chunk)].load(SeqCst) != 0))
+                || chunks.any(|chunk| self.counts[place(chunk)].load(Acquire) != 0))
     }
 }
 

@@ -128,7 +128,6 @@ impl UnderWay {
         self.write(self.change);
         if self.announced {
             self.relaxed.pool.changes.end();
-            self.relaxed.cleaner.wake();
         }
     }
 }
@@ -148,7 +147,6 @@ fn note(range: Range, kind: Kind) {
         relaxed.pool.changes.begin();
         relaxed.pool.changes.write(change(range, kind));
         relaxed.pool.changes.end();
-        relaxed.cleaner.wake();
     }
 }
 

@@ -42,6 +42,12 @@ impl Range {
         self.end - self.start
     }
 
+    /// Its length in pages.
+    #[inline(always)]
+    pub fn pages(self) -> u64 {
+        self.bytes() / page_size()
+    }
+
     /// Whether they have an address in common.
     pub fn overlaps(self, other: Range) -> bool {
         self.start < other.end && other.start < self.end

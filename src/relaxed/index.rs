@@ -27,7 +27,7 @@ pub struct Index {
 
 /// The class of a range's size, and the power of two that is the size of its granules in bytes.
 fn class(range: Range) -> (usize, u32) {
-    let pages = (range.bytes() / page_size()).max(1);
+    let pages = range.pages().max(1);
     let class = (pages.ilog2() as usize).min(CLASSES - 1);
     (class, granule(class))
 }
@@ -39,6 +39,11 @@ fn granule(class: usize) -> u32 {
 fn list(class: usize, granule: u64) -> usize {
     let mixed = (granule << 6 | class as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (mixed >> 40) as usize % LISTS
+}
+
+/// Adds to a count that only changes under the lock: without a locked instruction.
+fn add(count: &AtomicU32, amount: u32) {
+    count.store(count.load(Relaxed).wrapping_add(amount), Relaxed);
 }
 
 fn id(link: u32) -> Option<Id> {
@@ -60,7 +65,7 @@ impl Index {
         region.following.store(first, Relaxed);
         region.preceding.store(0, Relaxed);
         head.store(new.0 + 1, Relaxed);
-        self.classes[class].fetch_add(1, Relaxed);
+        add(&self.classes[class], 1);
     }
 
     /// Removes a region.
@@ -79,7 +84,7 @@ impl Index {
                 .preceding
                 .store(preceding, Relaxed);
         }
-        self.classes[class].fetch_sub(1, Relaxed);
+        add(&self.classes[class], u32::MAX);
     }
 
     /// Calls `each` for the regions that overlap a range, until it returns false. `each` must not change

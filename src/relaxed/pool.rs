@@ -28,15 +28,19 @@ use super::changes::{Change, Changes, Kind};
 use super::filter::Filter;
 use super::hull::Range;
 use super::index::Index;
+use super::large::Large;
 use super::lock::{self, Held, Lock};
-use super::region::{Id, Purpose, Region};
+use super::region::{Id, OBJECT_OFFSET, Purpose, Region};
 use super::shared_memory::{SharedMemory, Sharing};
 use super::table::Table;
 use super::word::{Grant, Left};
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
+use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering::*};
 
 /// The largest number of regions, and further handles.
 const MOST: usize = if cfg!(test) { 48 } else { 1 << 18 };
+
+/// From so many slots on, they are in huge pages.
+const LARGE: u32 = 8192;
 
 /// Why a region is not used again, or deregistered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -80,8 +84,12 @@ pub struct Pool {
     claims: AtomicU64,
     /// Regions that are claimed and not yet ended.
     ending: AtomicU32,
-    /// Grows with each region that has ended. A futex.
+    /// The file of userfaultfd.
+    pub userfaultfd: AtomicI32,
+    /// Grows with each region that has ended, while somebody waits. A futex.
     ended: AtomicU32,
+    /// Threads that wait for it.
+    waiting: AtomicU32,
     /// Regions that are registered, and the sum of their lengths.
     regions: AtomicU64,
     bytes: AtomicU64,
@@ -90,10 +98,12 @@ pub struct Pool {
     spare_bytes: AtomicU64,
     shared_memory: SharedMemory,
     dropped: [Dropped; DROPPED],
+    /// How many there were.
+    drops: AtomicU64,
     pub filter: Filter,
     table: Table,
     index: Index,
-    slots: [Region; MOST],
+    slots: Large<[Region; MOST]>,
 }
 
 /// Memory whose pages userfaultfd has reported to be about to be dropped, and when.
@@ -176,8 +186,8 @@ impl Pool {
 
     /// The addresses of the objects.
     pub fn objects(&self) -> core::ops::Range<usize> {
-        let start = (&raw const self.slots).expose_provenance();
-        start..start + size_of_val(&self.slots)
+        let start = (&raw const *self.slots).expose_provenance();
+        start..start + size_of_val(&*self.slots)
     }
 
     /// Takes the lock.
@@ -213,7 +223,10 @@ impl Pool {
     pub fn object(&self, id: Id, grant: Grant, addr: u64, length: u64) -> Option<usize> {
         let region = self.region(id);
         let object = match grant {
-            Grant::Own => region,
+            Grant::Own => {
+                region.count_hit();
+                region
+            }
             Grant::Another => self.another(id)?,
         };
         object.set_memory(addr, length);
@@ -234,7 +247,7 @@ impl Pool {
     pub fn handle(&self, object: usize) -> Option<Handle> {
         let offset = object.checked_sub(self.objects().start)?;
         let (slot, within) = (offset / size_of::<Region>(), offset % size_of::<Region>());
-        if within != 0 || slot >= MOST {
+        if within != OBJECT_OFFSET || slot >= MOST {
             return None;
         }
         let region = &self.slots[slot];
@@ -328,18 +341,24 @@ impl Pool {
 
     /// Whether a region is being deregistered, or is about to be.
     pub fn is_ending(&self) -> bool {
-        self.ending.load(SeqCst) != 0
+        self.ending() != 0
+    }
+
+    /// How many are.
+    pub fn ending(&self) -> u32 {
+        self.ending.load(SeqCst)
     }
 
     /// Waits until the claims up to that one have ended, for those domains.
     pub fn wait_for_claims(&self, until: u64, mut of: impl FnMut(&Region) -> bool) {
+        self.waiting.fetch_add(1, SeqCst);
         while self.is_ending() {
             let ended = self.ended.load(SeqCst);
             let waiting = self.each().any(|(_, region)| {
                 region.word.load().is_ending() && region.claim.load(Relaxed) <= until && of(region)
             });
             if !waiting {
-                return;
+                break;
             }
             lock::wait(
                 &self.ended,
@@ -347,25 +366,34 @@ impl Pool {
                 Some(core::time::Duration::from_millis(100)),
             );
         }
+        self.waiting.fetch_sub(1, SeqCst);
     }
 
     /// A region that is claimed and waits to be deregistered; now the caller's.
     pub fn next_doomed(&self) -> Option<Id> {
-        pop(&self.doomed, &self.slots)
+        pop(&self.doomed, &*self.slots)
     }
 
     fn pop(&self) -> Option<Id> {
-        pop(&self.free, &self.slots).or_else(|| {
+        pop(&self.free, &*self.slots).or_else(|| {
             let grown = self.grown.fetch_update(AcqRel, Relaxed, |grown| {
                 ((grown as usize) < MOST).then_some(grown + 1)
             });
+            if grown == Ok(LARGE) {
+                self.slots.use_huge_pages();
+            }
             grown.ok().map(Id)
         })
     }
 
     fn push(&self, id: Id) {
-        push(&self.free, &self.slots, id);
+        push(&self.free, &*self.slots, id);
     }
+}
+
+/// Adds to a number that only changes under the lock: without a locked instruction.
+fn add(number: &AtomicU64, amount: u64) {
+    number.store(number.load(Relaxed).wrapping_add(amount), Relaxed);
 }
 
 /// Takes the first of a list. The count in the head makes it new each time, so that a head that was seen
@@ -408,8 +436,8 @@ pub struct Applied {
     /// Regions withdrawn from reuse, by an interposed call and by an event.
     pub by_hook: u64,
     pub by_event: u64,
-    /// Some were idle, and wait to be deregistered.
-    pub doomed: bool,
+    /// The sum of the lengths of those that were idle, and wait to be deregistered.
+    pub doomed: u64,
     /// Nothing is reported any more.
     pub lost: bool,
 }
@@ -418,14 +446,17 @@ impl Locked<'_> {
     /// Begins a region: links it, with one user. `None` where there is no slot.
     pub fn make(&self, purpose: &Purpose) -> Option<Id> {
         let pool = self.0;
+        if purpose.hull.pages() > u64::from(u32::MAX) {
+            return None;
+        }
         let id = pool.pop()?;
         let region = pool.region(id);
         region.set(purpose);
         region.word.make();
-        pool.index.add(&pool.slots, id);
+        pool.index.add(&*pool.slots, id);
         pool.filter.add(purpose.hull);
-        pool.regions.fetch_add(1, Relaxed);
-        pool.bytes.fetch_add(purpose.hull.bytes(), Relaxed);
+        add(&pool.regions, 1);
+        add(&pool.bytes, purpose.hull.bytes());
         Some(id)
     }
 
@@ -438,7 +469,7 @@ impl Locked<'_> {
             return false;
         }
         pool.table
-            .add(&pool.slots, region.pd(), region.hull().start, id);
+            .add(&*pool.slots, region.pd(), region.hull().start, id);
         true
     }
 
@@ -448,7 +479,7 @@ impl Locked<'_> {
         let pool = self.0;
         let mut taken = None;
         pool.index
-            .overlapping(&pool.slots, purpose.hull, |id, region| {
+            .overlapping(&*pool.slots, purpose.hull, |id, region| {
                 if region.serves(purpose) {
                     taken = pool.take_this(id, purpose, None);
                 }
@@ -456,7 +487,7 @@ impl Locked<'_> {
             });
         if let Some((id, _)) = taken {
             pool.table
-                .add(&pool.slots, purpose.pd, purpose.hull.start, id);
+                .add(&*pool.slots, purpose.pd, purpose.hull.start, id);
         }
         taken
     }
@@ -511,7 +542,7 @@ impl Locked<'_> {
         let event = matches!(change.kind, Kind::Reported | Kind::Dropping | Kind::Lost);
         pool.shared_memory.doubt(range);
         let cause = if event { Cause::Event } else { Cause::Hook };
-        pool.index.overlapping(&pool.slots, range, |id, region| {
+        pool.index.overlapping(&*pool.slots, range, |id, region| {
             if shared_only && pool.shared_memory.at(region.hull()).is_none() {
                 return true;
             }
@@ -519,7 +550,9 @@ impl Locked<'_> {
                 applied.by_event += u64::from(event);
                 applied.by_hook += u64::from(!event);
             }
-            applied.doomed |= self.doom(id);
+            if self.doom(id) {
+                applied.doomed += region.hull().bytes();
+            }
             true
         });
     }
@@ -533,26 +566,28 @@ impl Locked<'_> {
             place.start.store(range.start, Relaxed);
             place.end.store(range.end, Relaxed);
             place.time.store(now + 1, Relaxed);
+            add(&self.0.drops, 1);
         }
     }
 
     /// Whether pages there were reported to be about to be dropped, so lately that it may not have happened.
     pub fn may_be_dropping(&self, range: Range, now: impl Fn() -> u64) -> bool {
-        self.0.dropped.iter().any(|dropped| {
-            let time = dropped.time.load(Relaxed);
-            let there = Range {
-                start: dropped.start.load(Relaxed),
-                end: dropped.end.load(Relaxed),
-            };
-            time != 0 && there.overlaps(range) && now() < time + DROPPING
-        })
+        self.0.drops.load(Relaxed) > 0
+            && self.0.dropped.iter().any(|dropped| {
+                let time = dropped.time.load(Relaxed);
+                let there = Range {
+                    start: dropped.start.load(Relaxed),
+                    end: dropped.end.load(Relaxed),
+                };
+                time != 0 && there.overlaps(range) && now() < time + DROPPING
+            })
     }
 
     /// Claims a region if nobody uses it, for whoever comes to deregister it.
     pub fn doom(&self, id: Id) -> bool {
         let claimed = self.claim(id);
         if claimed {
-            push(&self.0.doomed, &self.0.slots, id);
+            push(&self.0.doomed, &*self.0.slots, id);
         }
         claimed
     }
@@ -606,10 +641,10 @@ impl Locked<'_> {
         let pool = self.0;
         let region = pool.region(id);
         let hull = region.hull();
-        pool.index.remove(&pool.slots, id);
+        pool.index.remove(&*pool.slots, id);
         pool.filter.remove(hull);
-        pool.regions.fetch_sub(1, Relaxed);
-        pool.bytes.fetch_sub(hull.bytes(), Relaxed);
+        add(&pool.regions, 1u64.wrapping_neg());
+        add(&pool.bytes, hull.bytes().wrapping_neg());
         let claimed = region.word.load().is_ending();
         region.word.free();
         pool.push(id);
@@ -627,8 +662,10 @@ impl Locked<'_> {
     fn claim_ended(&self) {
         let pool = self.0;
         pool.ending.fetch_sub(1, SeqCst);
-        pool.ended.fetch_add(1, SeqCst);
-        lock::wake(&pool.ended, i32::MAX);
+        if pool.waiting.load(SeqCst) != 0 {
+            pool.ended.fetch_add(1, SeqCst);
+            lock::wake(&pool.ended, i32::MAX);
+        }
     }
 
     /// Counts the idle regions. Where they are more than the limit: how many, and bytes, must go to bring

@@ -6,10 +6,11 @@ use super::ending::By;
 use super::flush::relieve;
 use super::hit::Miss;
 use super::hull::Range;
+use super::pool::Cause;
 use super::region::{Id, Purpose};
 use super::shared_memory::Sharing;
 use super::watch::Unwatched;
-use super::{Instance, beside_plain, existing, lock, purpose, start};
+use super::{Instance, beside_plain, lock, purpose, start};
 use crate::abi::rdma_core::ibv_mr;
 use crate::config::{config, disabled};
 use crate::mr::bare::{self, Own};
@@ -29,17 +30,6 @@ const OWN_REGION: Access = Access::ON_DEMAND
     .union(Access::MW_BIND)
     .union(Access::HUGETLB);
 
-/// Registers memory.
-#[inline(always)]
-pub fn register(pd: Pd, request: &Request) -> Result<*mut ibv_mr, Error> {
-    if let Some(relaxed) = existing()
-        && let Ok(object) = relaxed.hit(pd, request)
-    {
-        return Ok(with_exposed_provenance_mut(object));
-    }
-    register_anew(pd, request)
-}
-
 /// What no relaxed registration can have.
 fn check(request: &Request) -> Result<Range, Error> {
     if let Some(why) = request.access.refusal() {
@@ -53,8 +43,9 @@ fn check(request: &Request) -> Result<Range, Error> {
     ))
 }
 
+/// Registers memory that missed.
 #[cold]
-fn register_anew(pd: Pd, request: &Request) -> Result<*mut ibv_mr, Error> {
+pub fn register(pd: Pd, request: &Request, miss: Miss<()>) -> Result<*mut ibv_mr, Error> {
     let hull = check(request)?;
     let own_region = |reason| {
         let counters = &mr::state::current().counters;
@@ -78,14 +69,16 @@ fn register_anew(pd: Pd, request: &Request) -> Result<*mut ibv_mr, Error> {
         return own_region(Counter::BypassedDevice);
     };
     let purpose = purpose(pd, hull, request.access);
-    let mut settled = relaxed.settle();
+    let mut settled = true;
+    let mut missed = Err(miss);
     while settled {
-        match relaxed.hit(pd, request) {
+        match missed {
             Ok(object) => return Ok(with_exposed_provenance_mut(object)),
             Err(Miss::Unsettled(_)) => settled = relaxed.settle(),
             Err(Miss::None) if purpose.exact || !relaxed.find_wider(&purpose) => break,
             Err(Miss::None) => {}
         }
+        missed = relaxed.hit(pd, request);
     }
     match relaxed.miss(&own, pd, request, &purpose, settled) {
         Err(Left::Own(reason)) => own_region(reason),
@@ -149,6 +142,9 @@ impl Instance {
         settled: bool,
     ) -> Result<usize, Left> {
         let inside = thread::enter();
+        if self.pool.ending() > super::TOO_MANY {
+            super::ending::doomed(self, By::Program);
+        }
         loop {
             let made = self.pool.lock().make(purpose);
             let id = made.ok_or(Left::Own(Counter::BypassedLimit))?;
@@ -191,7 +187,9 @@ impl Instance {
     ) -> Result<Result<(), Unwatched>, Error> {
         let region = self.pool.region(id);
         let hull = region.hull();
-        let watched = self.watch.watch(hull);
+        let watched = self
+            .watch
+            .watch(hull, self.pool.filter.has_neighbours(hull));
         let start = with_exposed_provenance_mut(hull.start as usize);
         let pages = Request::at_address(start, hull.bytes() as usize, request.access);
         let (bare, answer) = bare::register(own, pd, &pages)?;
@@ -211,52 +209,42 @@ impl Instance {
     /// Lets others use the region, now or after its release, as far as that is safe.
     fn keep(&self, id: Id, purpose: &Purpose, watched: Result<(), Unwatched>, settled: bool) {
         let count = |reason| self.counters.add(thread::number(), reason, 1);
-        let refused = watched.err().map(|why| match why {
+        let mut reason = watched.err().map(|why| match why {
             Unwatched::Refused => Counter::BypassedWatch,
             Unwatched::Memory => Counter::BypassedMemory,
             Unwatched::Limit => Counter::BypassedLimit,
         });
-        let reason = refused
-            .or_else(|| {
-                self.is_shared_memory(purpose.hull)
-                    .then_some(Counter::BypassedMemory)
-            })
-            .or_else(|| bare::is_fork_protected().then_some(Counter::BypassedFork));
-        let brief = reason.is_some() || !self.cleaner.keeps(purpose.access);
-        if let Some(reason) = reason {
-            count(reason);
+        if bare::is_fork_protected() {
+            reason = reason.or(Some(Counter::BypassedFork));
         }
-        if config().relaxed.fresh_keys && is_remote(purpose.access) {
-            return;
-        }
-        let locked = self.pool.lock();
+        let mut locked = self.pool.lock();
         self.apply(&locked, By::Program);
-        let certain = settled && !locked.may_be_dropping(purpose.hull, now_ms);
-        if !certain || !locked.keep(id, brief) {
-            let withdrawn = locked.withdraw(id, super::pool::Cause::Fence);
-            drop(locked);
-            if withdrawn || !certain {
-                count(Counter::BypassedBusy);
-            }
-        }
-    }
-
-    /// Whether others can change that memory unseen.
-    fn is_shared_memory(&self, hull: Range) -> bool {
-        let locked = self.pool.lock();
-        self.apply(&locked, By::Program);
-        let shared_memory = locked.shared_memory();
-        let mut sharing = shared_memory.at(hull);
-        if sharing.is_some() && shared_memory.is_doubtful() {
+        if locked.shared_memory().at(purpose.hull).is_some() && locked.shared_memory().is_doubtful()
+        {
             drop(locked);
             start::read_shared_memory(self);
-            sharing = self.pool.lock().shared_memory().at(hull);
+            locked = self.pool.lock();
+            self.apply(&locked, By::Program);
         }
-        match sharing {
+        let unseen = match locked.shared_memory().at(purpose.hull) {
             None => false,
             // Its pages change only with its attachment, which the stamp notices.
             Some(Sharing::Segment) => !self.watch.has_stamp(),
             Some(Sharing::Shared) => true,
+        };
+        if unseen {
+            reason = reason.or(Some(Counter::BypassedMemory));
+        }
+        let brief = reason.is_some() || !self.cleaner.keeps(purpose.access);
+        let fresh = config().relaxed.fresh_keys && is_remote(purpose.access);
+        let certain = settled && !locked.may_be_dropping(purpose.hull, now_ms);
+        if !fresh && !(certain && locked.keep(id, brief)) {
+            locked.withdraw(id, Cause::Fence);
+            reason = reason.or(Some(Counter::BypassedBusy));
+        }
+        drop(locked);
+        if let Some(reason) = reason {
+            count(reason);
         }
     }
 }

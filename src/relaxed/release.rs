@@ -10,41 +10,54 @@ use crate::mr::{self, Error, Mr};
 use crate::thread;
 use core::sync::atomic::Ordering::*;
 
-/// Ends the program's use of a region, relaxed or not.
+/// Ends the program's use of a region of the pool; false if it is none, or not in use. (See `super::hit` for
+/// why that is all it says.)
 #[inline(always)]
-pub fn deregister(mr: Mr) -> Result<(), Error> {
+pub fn release(mr: Mr) -> bool {
     if !start::is_object(mr.address()) {
-        return mr::deregister(mr);
+        return false;
     }
-    let relaxed = existing().ok_or(PARENTS)?;
-    release(relaxed, mr)
-}
-
-/// Of a child that was forked while the region was in use.
-pub const PARENTS: Error =
-    Error::Argument("the region belongs to the process that this one was forked from");
-
-#[inline(always)]
-fn release(relaxed: &Instance, mr: Mr) -> Result<(), Error> {
+    let Some(relaxed) = existing() else {
+        return false;
+    };
     let pool = relaxed.pool;
-    let handle = pool.handle(mr.address()).ok_or(Error::Gone)?;
-    let left = pool
-        .release(handle, relaxed.cleaner.now())
-        .ok_or(Error::Gone)?;
-    match left {
-        Left::InUse => {}
-        Left::Idle => {
-            let id = handle.region;
+    let Some(handle) = pool.handle(mr.address()) else {
+        return false;
+    };
+    let id = handle.region;
+    match pool.release(handle, relaxed.cleaner.now()) {
+        Some(Left::InUse) => true,
+        Some(Left::Idle) => {
             if relaxed.cleaner.is_dormant() {
                 relaxed.cleaner.idle(pool.region(id));
             }
             if !pool.is_within(&relaxed.limit, id) {
                 trim(relaxed);
             }
+            true
         }
-        Left::Spent => ending::spent(relaxed, handle.region),
+        Some(Left::Spent) => {
+            ending::spent(relaxed, id);
+            true
+        }
+        None => false,
     }
-    Ok(())
+}
+
+/// Ends the program's use of a region, relaxed or not.
+#[inline(always)]
+pub fn deregister(mr: Mr) -> Result<(), Error> {
+    if !start::is_object(mr.address()) {
+        return mr::deregister(mr);
+    }
+    if release(mr) {
+        return Ok(());
+    }
+    Err(if existing().is_some() {
+        Error::Gone
+    } else {
+        Error::Argument("the region belongs to the process that this one was forked from")
+    })
 }
 
 /// Deregisters idle regions as far as they are more than the limit, those that are idle longest first.

@@ -56,7 +56,7 @@ pub fn current() -> Option<&'static Instance> {
     )));
     let relaxed = Instance {
         pool,
-        watch: Watch::start(pool, cleaner),
+        watch: Watch::start(pool),
         cleaner,
         counters: &state.counters,
         limit: limit(),
@@ -80,13 +80,16 @@ fn map_pool() -> Option<&'static Pool> {
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     let far = core::ptr::without_provenance_mut(super::FAR_AWAY + (1 << 24));
+    // More by what it may have to be moved up.
+    let size = size_of::<Pool>() + align_of::<Pool>();
     // SAFETY: a new mapping.
-    let memory = unsafe { libc::mmap(far, size_of::<Pool>(), protection, flags, -1, 0) };
+    let memory = unsafe { libc::mmap(far, size, protection, flags, -1, 0) };
     if memory == libc::MAP_FAILED {
         return None;
     }
-    // SAFETY: zeroed, page-aligned, large enough, never unmapped; all zeros is a pool.
-    Some(unsafe { &*memory.cast::<Pool>() })
+    let up = memory.addr().wrapping_neg() % align_of::<Pool>();
+    // SAFETY: zeroed, aligned, large enough, never unmapped; all zeros is a pool.
+    Some(unsafe { &*memory.wrapping_byte_add(up).cast::<Pool>() })
 }
 
 /// How much may be idle: of bytes an eighth of the machine's memory, and half of what may be pinned.

@@ -7,12 +7,16 @@
 //! that meets a table just being rebuilt misses at worst, which sends it to the lock. All changes are made
 //! under the pool's lock.
 
+use super::large::Large;
 use super::region::{Id, Purpose, Region};
 use core::sync::atomic::{AtomicU64, Ordering::*};
 
 /// Entries of the largest table.
 const LARGEST: u32 = if cfg!(test) { 6 } else { 20 };
 const SMALLEST: u32 = if cfg!(test) { 3 } else { 10 };
+
+/// From so many entries on, a table is in huge pages.
+const LARGE: usize = 1 << 18;
 
 /// How far an entry may lie behind the place where it is looked for.
 const REACH: u64 = 64;
@@ -29,7 +33,7 @@ pub struct Table {
     shape: AtomicU64,
     /// Entries that are not 0.
     used: AtomicU64,
-    tables: [[AtomicU64; 1 << LARGEST]; 2],
+    tables: [Large<[AtomicU64; 1 << LARGEST]>; 2],
 }
 
 #[inline(always)]
@@ -122,6 +126,9 @@ impl Table {
         let size = self.table(shape).len();
         let larger = u64::from(live(regions) * 4 >= size && size < 1 << LARGEST);
         let next = (shape ^ 1) + 2 * larger;
+        if self.table(next).len() >= LARGE {
+            self.tables[(next & 1) as usize].use_huge_pages();
+        }
         for place in self.table(next) {
             place.store(0, Relaxed);
         }

@@ -25,9 +25,9 @@ mod monitor;
 mod stamp;
 mod userfaultfd;
 
+use super::filter;
 use super::hull::Range;
 use super::pool::Pool;
-use super::{cleaner::Cleaner, filter};
 use crate::config::config;
 use crate::log::{self, Level};
 use crate::proc;
@@ -82,9 +82,9 @@ unsafe extern "C" fn close_in_child() {
 
 impl Watch {
     /// Begins to watch for the pool.
-    pub fn start(pool: &'static Pool, cleaner: &'static Cleaner) -> Watch {
+    pub fn start(pool: &'static Pool) -> Watch {
         let file = Userfaultfd::open().and_then(|(file, any_mapping)| {
-            if monitor::start(file, pool, cleaner) {
+            if monitor::start(file, pool) {
                 Ok((file, any_mapping))
             } else {
                 file.close();
@@ -133,14 +133,20 @@ impl Watch {
         self.file.filter(|_| !self.lost.load(Relaxed))
     }
 
-    /// Watches whole 2 MiB, so that huge pages stay whole and neighbours need no mapping more; where that
-    /// is refused, since other memory is near, only the pages themselves.
-    pub fn watch(&self, range: Range) -> Result<(), Unwatched> {
+    /// Watches whole 2 MiB, so that huge pages stay whole and neighbours need no mapping more; only the
+    /// pages themselves where that has been done for a neighbour, or is refused since other memory is near.
+    pub fn watch(&self, range: Range, has_neighbours: bool) -> Result<(), Unwatched> {
         let file = self.file().ok_or(Unwatched::Refused)?;
         if !self.has_room() {
             return Err(Unwatched::Limit);
         }
-        file.register(range.extended(filter::CHUNK))
+        // Each mapping in the range costs, where there are many, much more than the one that is meant.
+        let chunks = if has_neighbours {
+            Err(errno::Errno(0))
+        } else {
+            file.register(range.extended(filter::CHUNK))
+        };
+        chunks
             .or_else(|_| file.register(range))
             .map_err(|errno| match errno.0 {
                 libc::ENOMEM => Unwatched::Limit,

@@ -3,52 +3,42 @@
 //! for nobody; see `helper_thread.rs` for what it must not do.
 
 use super::super::changes::{Change, Changes, Kind};
-use super::super::cleaner::Cleaner;
 use super::super::helper_thread;
 use super::super::hull::Range;
 use super::super::pool::Pool;
 use super::userfaultfd::{Fence, Message, Report, Userfaultfd};
 use core::ffi::{c_int, c_void};
+use core::sync::atomic::Ordering::*;
 use errno::Errno;
 
-struct Monitor {
-    file: Userfaultfd,
-    pool: &'static Pool,
-    cleaner: &'static Cleaner,
-}
-
 /// Starts it; false if there can be no thread.
-pub fn start(file: Userfaultfd, pool: &'static Pool, cleaner: &'static Cleaner) -> bool {
-    let monitor = Box::leak(Box::new(Monitor {
-        file,
-        pool,
-        cleaner,
-    }));
-    let argument: *mut Monitor = monitor;
-    // SAFETY: `run` keeps to the rules, and the monitor is never freed.
-    unsafe { helper_thread::start(run, argument.cast()) }
+pub fn start(file: Userfaultfd, pool: &'static Pool) -> bool {
+    pool.userfaultfd.store(file.fd(), Relaxed);
+    let argument: *const Pool = pool;
+    // SAFETY: `run` keeps to the rules, and a pool is never freed.
+    unsafe { helper_thread::start(run, argument.cast_mut().cast()) }
 }
 
 extern "C" fn run(argument: *mut c_void) -> c_int {
-    // SAFETY: the monitor of `start`, which nobody changes.
-    let monitor = unsafe { &*argument.cast::<Monitor>() };
+    // SAFETY: the pool of `start`.
+    let pool = unsafe { &*argument.cast::<Pool>() };
+    let file = Userfaultfd::of_fd(pool.userfaultfd.load(Relaxed));
     helper_thread::set_name(c"rdmamr-monitor");
-    let changes = &monitor.pool.changes;
+    let changes = &pool.changes;
     let mut messages = [Message::default(); 32];
     loop {
-        let ready = monitor.file.wait();
+        let ready = file.wait();
         // Before the read: as soon as an event is read its thread goes on.
         changes.begin();
-        let drained = ready && drain(monitor.file, changes, &mut messages).is_ok();
+        let drained = ready && drain(file, changes, &mut messages).is_ok();
         if !drained {
             write(changes, EVERYTHING, Kind::Lost);
             // The number may be another file's by now, which is the program's.
-            if monitor.file.fence() != Fence::Lost {
-                monitor.file.close();
+            if file.fence() != Fence::Lost {
+                file.close();
             }
         }
         changes.end();
-        monitor.cleaner.wake();
         if !drained {
             return 0;
         }

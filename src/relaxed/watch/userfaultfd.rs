@@ -152,6 +152,11 @@ impl Userfaultfd {
         }
     }
 
+    /// The one of that number.
+    pub fn of_fd(fd: i32) -> Userfaultfd {
+        Userfaultfd(fd)
+    }
+
     /// The file's number.
     pub fn fd(self) -> i32 {
         self.0

@@ -1,0 +1,12 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * <infiniband/verbs.h> with the relaxed calls, as on Oracle Solaris: for sources that include it alone. Put this
+ * folder in front of the system's headers, with "pkg-config --cflags rdmamr-compat".
+ */
+#ifndef RDMAMR_COMPAT_VERBS_H
+#define RDMAMR_COMPAT_VERBS_H
+
+#include_next <infiniband/verbs.h>
+#include <rdmamr/verbs.h>
+
+#endif
