@@ -9,7 +9,8 @@ use crate::abi::uapi::ib_uverbs_reg_mr_resp;
 use crate::next;
 
 use crate::uverbs::context::Facts;
-use crate::uverbs::{Uverbs, mr};
+use crate::uverbs::mr;
+pub use crate::uverbs::{Kernel, Uverbs, UverbsOfHelper};
 use core::ffi::c_void;
 use core::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 use errno::Errno;
@@ -53,11 +54,11 @@ pub fn register(
 
 impl Bare {
     /// Deregisters it. What the kernel does not know any more, with its device or past us, counts as that.
-    pub fn deregister(&self) -> Result<(), Errno> {
+    pub fn deregister(&self, kernel: &impl Kernel) -> Result<(), Errno> {
         // SAFETY: the address of a device, which are never freed.
         let device = unsafe { with_exposed_provenance::<Device>(self.device).as_ref() };
         let device = device.ok_or(Errno(libc::EINVAL))?;
-        let (result, learned) = mr::deregister(&Uverbs, self.fd, device.facts(), self.handle);
+        let (result, learned) = mr::deregister(kernel, self.fd, device.facts(), self.handle);
         if learned != Facts::empty() {
             device.add_facts(learned);
         }

@@ -4,7 +4,7 @@
 use super::Instance;
 use super::pool::{Cause, cause};
 use super::region::{Id, Region};
-use crate::mr::bare::Bare;
+use crate::mr::bare::{Bare, Uverbs, UverbsOfHelper};
 use crate::stats::Counter;
 use crate::thread;
 use core::sync::atomic::Ordering::*;
@@ -38,7 +38,11 @@ pub fn end(relaxed: &Instance, id: Id, by: By) -> Result<(), Errno> {
         fd: region.fd.load(Relaxed),
         handle: region.handle.load(Relaxed),
     };
-    if let Err(errno) = bare.deregister() {
+    let result = match by {
+        By::Program => bare.deregister(&Uverbs),
+        By::Helper => bare.deregister(&UverbsOfHelper),
+    };
+    if let Err(errno) = result {
         pool.lock().restore(id);
         return Err(errno);
     }

@@ -6,7 +6,8 @@
 //! locks of multi-threaded programs from then on, and `__libc_single_threaded`, which tells us that no fence
 //! is needed, would be false for ever. So these are made by clone(2), on memory of their own. They
 //! have thread-local storage of which only errno is valid: what they run must use no other, so no malloc,
-//! no thread_local, no panic, nothing of std; system calls and atomics are what is left.
+//! no thread_local, no panic, nothing of std, and no function that another library may stand in for, such as
+//! read or ioctl: atomics and syscall(2) are what is left.
 //!
 //! They block all signals. Like any thread that glibc does not know they keep the credentials that the
 //! process had when they started, if it changes its user later (see README, limits).

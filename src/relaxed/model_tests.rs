@@ -109,6 +109,8 @@ struct Known {
     users: u32,
     stale: bool,
     brief: bool,
+    /// The kernel did not end it.
+    refused: bool,
 }
 
 impl Known {
@@ -222,6 +224,7 @@ impl Test {
                         users: 1,
                         stale: false,
                         brief,
+                        refused: false,
                     },
                 );
                 if changed_meanwhile {
@@ -357,15 +360,25 @@ impl Test {
                 self.change(changed, kinds[usize::from(kind)]);
             }
             Step::ManyChanges => {
-                // More than the log has room for: all regions are lost.
-                for n in 0..5000 {
-                    self.change(range(n % PAGES, 1), Kind::Called);
+                // More than the log has room for, elsewhere: then all regions are lost.
+                let elsewhere = Range {
+                    start: 0x1000,
+                    end: 0x2000,
+                };
+                for _ in 0..5000 {
+                    self.change(elsewhere, Kind::Called);
                 }
                 self.known.values_mut().for_each(|known| known.stale = true);
             }
             Step::Apply => {
                 self.apply();
                 prop_assert!(self.pool.changes.settled().is_some());
+                self.end_doomed();
+                let left = |known: &Known| known.users == 0 && known.stale && !known.refused;
+                prop_assert!(
+                    !self.known.values().any(left),
+                    "nobody will use it, and nobody ends it"
+                );
             }
             Step::Flush { pd } => {
                 self.apply();
@@ -399,7 +412,9 @@ impl Test {
                 for id in self.claim(Cause::Flush, |id| pool.region(id).pd() == pd) {
                     // The kernel refuses: the region stays, and nobody gets it.
                     self.pool.lock().restore(id);
-                    self.known.get_mut(&id).unwrap().stale = true;
+                    let known = self.known.get_mut(&id).unwrap();
+                    known.stale = true;
+                    known.refused = true;
                 }
             }
         }

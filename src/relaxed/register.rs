@@ -238,7 +238,8 @@ impl Instance {
         let brief = reason.is_some() || !self.cleaner.keeps(purpose.access);
         let fresh = config().relaxed.fresh_keys && is_remote(purpose.access);
         let certain = settled && !locked.may_be_dropping(purpose.hull, now_ms);
-        if !fresh && !(certain && locked.keep(id, brief)) {
+        let kept = fresh || (certain && locked.keep(id, brief));
+        if !kept {
             locked.withdraw(id, Cause::Fence);
             reason = reason.or(Some(Counter::BypassedBusy));
         }

@@ -21,6 +21,31 @@ pub trait Kernel {
     unsafe fn write(&self, fd: i32, command: &[u8]) -> Result<(), Errno>;
 }
 
+/// The kernel itself, for threads that the C library does not know (`relaxed/helper_thread.rs`): another
+/// library may stand in for ioctl and write, and use what such a thread has not got. For syscall none does.
+pub struct UverbsOfHelper;
+
+impl Kernel for UverbsOfHelper {
+    unsafe fn ioctl(&self, fd: i32, bundle: *mut ib_uverbs_ioctl_hdr) -> Result<(), Errno> {
+        // SAFETY: the caller vouches for the bundle.
+        match unsafe { libc::syscall(libc::SYS_ioctl, fd, RDMA_VERBS_IOCTL, bundle) } {
+            0 => Ok(()),
+            _ => Err(errno::errno()),
+        }
+    }
+
+    unsafe fn write(&self, fd: i32, command: &[u8]) -> Result<(), Errno> {
+        let (bytes, length) = (command.as_ptr(), command.len());
+        // SAFETY: the slice is readable; the caller vouches for the address in it.
+        let written = unsafe { libc::syscall(libc::SYS_write, fd, bytes, length) };
+        if usize::try_from(written) == Ok(length) {
+            Ok(())
+        } else {
+            Err(errno::errno())
+        }
+    }
+}
+
 /// The kernel itself.
 pub struct Uverbs;
 

@@ -10,4 +10,4 @@ pub mod mr;
 #[cfg(test)]
 mod scripted;
 
-pub use kernel::Uverbs;
+pub use kernel::{Kernel, Uverbs, UverbsOfHelper};

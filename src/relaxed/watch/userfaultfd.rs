@@ -171,7 +171,8 @@ impl Userfaultfd {
             ioctls: 0,
         };
         // SAFETY: the structure is that of the call, which changes no memory of the process.
-        let result = unsafe { libc::ioctl(self.0, UFFDIO_REGISTER, &raw mut register) };
+        let result =
+            unsafe { libc::syscall(libc::SYS_ioctl, self.0, UFFDIO_REGISTER, &raw mut register) };
         if result == 0 { Ok(()) } else { Err(errno()) }
     }
 
@@ -179,7 +180,14 @@ impl Userfaultfd {
     pub fn unregister(self, range: Range) {
         let mut range = [range.start, range.bytes()];
         // SAFETY: the structure is that of the call. What it says of a failure is of no use.
-        unsafe { libc::ioctl(self.0, UFFDIO_UNREGISTER, range.as_mut_ptr()) };
+        unsafe {
+            libc::syscall(
+                libc::SYS_ioctl,
+                self.0,
+                UFFDIO_UNREGISTER,
+                range.as_mut_ptr(),
+            )
+        };
     }
 
     /// Asks whether an event is in flight. To protect a range of length 0 is refused in any case, but with
@@ -193,7 +201,14 @@ impl Userfaultfd {
         };
         let before = errno();
         // SAFETY: the structure is that of the call.
-        unsafe { libc::ioctl(self.0, UFFDIO_WRITEPROTECT, &raw mut nothing) };
+        unsafe {
+            libc::syscall(
+                libc::SYS_ioctl,
+                self.0,
+                UFFDIO_WRITEPROTECT,
+                &raw mut nothing,
+            )
+        };
         let answer = errno();
         errno::set_errno(before);
         match answer.0 {
@@ -235,7 +250,7 @@ impl Userfaultfd {
     /// Closes the file.
     pub fn close(self) {
         // SAFETY: ours.
-        unsafe { libc::close(self.0) };
+        unsafe { libc::syscall(libc::SYS_close, self.0) };
     }
 }
 
