@@ -96,6 +96,8 @@ pub struct Mapping {
     pub segment: bool,
     /// Of a file made by memfd_create(2).
     pub memfd: bool,
+    /// Of huge pages without a name: a file only inside the kernel.
+    pub huge: bool,
     /// The file's number on its file system.
     pub inode: u64,
 }
@@ -130,6 +132,7 @@ fn parse(line: &[u8]) -> Option<Mapping> {
         shared: permissions[3] == b's',
         file: !path.is_empty() && !MEMORY.iter().any(|memory| path.starts_with(memory)),
         segment: path.starts_with(b"/SYSV"),
+        huge: path.starts_with(b"/anon_hugepage"),
         memfd: path.starts_with(b"/memfd:"),
         inode: rest.split(|&byte| byte == b' ').nth(4).map_or(0, decimal),
     })

@@ -6,7 +6,7 @@ use crate::thread;
 use core::sync::atomic::{AtomicU64, Ordering::*};
 
 /// What is counted. Counters only grow.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Counter {
     /// Registrations that our own kernel call made.
     RegKernel,

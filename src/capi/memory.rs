@@ -210,6 +210,9 @@ unsafe extern "C" fn mremap(
         if let Some(target) = &mut target {
             target.changed(moved.addr(), new_size);
         }
+        hooks::moved(moved.addr(), new_size);
+    } else if new_size > old_size {
+        hooks::moved(old.addr() + old_size, new_size - old_size);
     } else if new_size < old_size {
         changing.changed(old.addr() + new_size, old_size - new_size);
     }

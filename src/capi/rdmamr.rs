@@ -60,7 +60,7 @@ pub struct rdmamr_stats {
     pub vanished: u64,
     /// Relaxed registrations that a region of the pool served, without a call of the kernel.
     pub hits: u64,
-    /// Relaxed registrations for which the pool made a region.
+    /// Relaxed registrations for which the pool made a region that it may keep.
     pub misses: u64,
     /// Hits on a region that another relaxed registration was using at the time.
     pub shared: u64,

@@ -59,19 +59,24 @@ pub fn end(relaxed: &Instance, id: Id, by: By) -> Result<(), Errno> {
     let locked = pool.lock();
     counters.add(thread, Counter::Hits, region.forget_hits());
     let hull = region.hull();
-    let watched = region.watched.load(Relaxed) != 0;
+    let flushed = cause(region) == Some(Cause::Flush);
+    let watched = region.watched.load(Relaxed);
+    let (watched, pages_only) = (watched != 0, watched == PAGES);
     locked.end(id);
-    let chunks = hull.extended(super::filter::CHUNK);
-    // Under the lock, so that a region that is just linked there is watched after this.
-    if watched
-        && relaxed.watch.is_crowded()
-        && chunks.bytes() <= UNWATCH_AT_MOST
-        && !pool.filter.may_hold(chunks)
-    {
-        relaxed.watch.unwatch(chunks);
+    if watched && (flushed || relaxed.watch.is_crowded()) && hull.bytes() <= UNWATCH_AT_MOST {
+        // Under the lock, so that a region that is just linked there is watched after this.
+        let chunks = hull.extended(super::filter::CHUNK);
+        let done = !pool.filter.may_hold(chunks) && relaxed.watch.unwatch(chunks);
+        if !done && pages_only && !locked.has_regions(hull) {
+            relaxed.watch.unwatch(hull);
+        }
     }
     Ok(())
 }
+
+/// Values of `Region::watched`, besides 0.
+pub const CHUNKS: u32 = 1;
+pub const PAGES: u32 = 2;
 
 /// To stop watching takes 80 ns a page (measured), under the lock; large ranges split few mappings.
 const UNWATCH_AT_MOST: u64 = 8 << 20;

@@ -44,6 +44,7 @@ impl World {
         };
         world.word.make();
         assert!(world.word.keep(false));
+        world.word.admit();
         assert_eq!(world.word.release(Grant::Own), Some(Left::Idle));
         Arc::new(world)
     }
@@ -257,6 +258,7 @@ fn loom_kept_while_its_memory_changes() {
         world.registered.store(true, Release);
         world.apply();
         let kept = world.word.keep(false);
+        world.word.admit();
         if kept && pinned == 0 {
             world.register();
         }

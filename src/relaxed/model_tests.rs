@@ -233,6 +233,8 @@ impl Test {
                 self.apply();
                 let kept = self.pool.lock().keep(id, brief);
                 prop_assert_eq!(kept, !changed_meanwhile);
+                let links = self.pool.lock().links();
+                self.pool.lock().admit(links, |_| false);
                 let handle = self.pool.handle(self.pool.region(id).object()).unwrap();
                 self.handles.push((self.pool.region(id).object(), handle));
                 return Ok(());

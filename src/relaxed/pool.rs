@@ -30,7 +30,7 @@ use super::hull::Range;
 use super::index::Index;
 use super::large::Large;
 use super::lock::{self, Held, Lock};
-use super::region::{Id, OBJECT_OFFSET, Purpose, Region};
+use super::region::{Id, NO, OBJECT_OFFSET, Purpose, Region, YES};
 use super::shared_memory::{SharedMemory, Sharing};
 use super::table::Table;
 use super::word::{Grant, Left};
@@ -80,6 +80,8 @@ pub struct Pool {
     free: AtomicU64,
     /// The first region that is claimed and waits to be deregistered, likewise.
     doomed: AtomicU64,
+    /// Regions linked so far.
+    links: AtomicU64,
     /// Claims so far.
     claims: AtomicU64,
     /// Regions that are claimed and not yet ended.
@@ -452,6 +454,8 @@ impl Locked<'_> {
         let id = pool.pop()?;
         let region = pool.region(id);
         region.set(purpose);
+        add(&pool.links, 1);
+        region.link.store(self.links(), Relaxed);
         region.word.make();
         pool.index.add(&*pool.slots, id);
         pool.filter.add(purpose.hull);
@@ -460,8 +464,8 @@ impl Locked<'_> {
         Some(id)
     }
 
-    /// Lets others take the region; false if its memory has changed since it was linked. A brief one only
-    /// together with a user.
+    /// Keeps the region; false if its memory has changed since it was linked. A brief one only together with a
+    /// user. Others can take it once it is admitted.
     pub fn keep(&self, id: Id, brief: bool) -> bool {
         let pool = self.0;
         let region = pool.region(id);
@@ -471,6 +475,43 @@ impl Locked<'_> {
         pool.table
             .add(&*pool.slots, region.pd(), region.hull().start, id);
         true
+    }
+
+    /// Regions linked so far.
+    pub fn links(&self) -> u64 {
+        self.0.links.load(Relaxed)
+    }
+
+    /// Whether a region serves, but for being new.
+    pub fn has_new(&self, purpose: &Purpose) -> bool {
+        let pool = self.0;
+        let mut found = false;
+        pool.index
+            .overlapping(&*pool.slots, purpose.hull, |_, region| {
+                found = region.serves(purpose) && region.word.load().is_new();
+                !found
+            });
+        found
+    }
+
+    /// Where there is shared memory has been read anew, after that many links: what was linked before is on
+    /// it, and withdrawn, or may be taken from now on. Its mapping is the one that was pinned, or else a
+    /// change has been reported since. `of_file` tells mappings of files that are not shared.
+    pub fn admit(&self, links: u64, of_file: impl Fn(Range) -> bool) {
+        let pool = self.0;
+        for (id, region) in pool.each() {
+            if !region.word.load().is_new() || region.link.load(Relaxed) > links {
+                continue;
+            }
+            if pool.shared_memory.at(region.hull()).is_some() {
+                self.withdraw(id, Cause::Stamp);
+                self.doom(id);
+            } else {
+                let of_file = if of_file(region.hull()) { YES } else { NO };
+                region.of_file.store(of_file, Relaxed);
+                region.word.admit();
+            }
+        }
     }
 
     /// A region that serves though it begins at another page, taken for one more user. The way to it is
@@ -490,6 +531,16 @@ impl Locked<'_> {
                 .add(&*pool.slots, purpose.pd, purpose.hull.start, id);
         }
         taken
+    }
+
+    /// Whether a region has an address in a range.
+    pub fn has_regions(&self, range: Range) -> bool {
+        let mut found = false;
+        self.0.index.overlapping(&*self.0.slots, range, |_, _| {
+            found = true;
+            false
+        });
+        found
     }
 
     /// Withdraws a region from reuse. True if that was news.
@@ -523,9 +574,10 @@ impl Locked<'_> {
             start: change.start,
             end: change.end,
         };
-        let mut shared_only = false;
+        let mut files_only = false;
         match change.kind {
-            Kind::Called | Kind::Reported => {}
+            Kind::Called => self.forget_dropped(range),
+            Kind::Reported => {}
             Kind::Dropping => self.note_dropped(range, now()),
             Kind::Lost => applied.lost = true,
             Kind::Shared => pool.shared_memory.add(range, Sharing::Shared),
@@ -536,14 +588,14 @@ impl Locked<'_> {
                     start: 0,
                     end: u64::MAX,
                 };
-                shared_only = true;
+                files_only = true;
             }
         }
         let event = matches!(change.kind, Kind::Reported | Kind::Dropping | Kind::Lost);
         pool.shared_memory.doubt(range);
         let cause = if event { Cause::Event } else { Cause::Hook };
         pool.index.overlapping(&*pool.slots, range, |id, region| {
-            if shared_only && pool.shared_memory.at(region.hull()).is_none() {
+            if files_only && region.of_file.load(Relaxed) == NO {
                 return true;
             }
             if self.withdraw(id, cause) {
@@ -567,6 +619,20 @@ impl Locked<'_> {
             place.end.store(range.end, Relaxed);
             place.time.store(now + 1, Relaxed);
             add(&self.0.drops, 1);
+        }
+    }
+
+    /// An interposed call has changed a range, or is about to: a drop that was reported in it was that call's
+    /// own, which writes down a second time when it is over.
+    fn forget_dropped(&self, range: Range) {
+        for dropped in &self.0.dropped {
+            let there = Range {
+                start: dropped.start.load(Relaxed),
+                end: dropped.end.load(Relaxed),
+            };
+            if range.contains(there) {
+                dropped.time.store(0, Relaxed);
+            }
         }
     }
 

@@ -51,6 +51,10 @@ pub struct Region {
     pub preceding: AtomicU32,
     /// Which claim it is that it is ended by.
     pub claim: AtomicU64,
+    /// Which link it is that it was made by.
+    pub link: AtomicU64,
+    /// Whether its memory is of a file, which can be cut; unknown until it is admitted.
+    pub of_file: AtomicU32,
     /// Whether userfaultfd watches it.
     pub watched: AtomicU32,
 }
@@ -72,6 +76,11 @@ pub struct Purpose {
     pub exact: bool,
 }
 
+/// Values of [`Region::of_file`].
+pub const UNKNOWN: u32 = 0;
+pub const NO: u32 = 1;
+pub const YES: u32 = 2;
+
 /// `IBV_ACCESS_LOCAL_WRITE`.
 const LOCAL_WRITE: u32 = 1;
 
@@ -84,6 +93,7 @@ impl Region {
         self.access.store(purpose.access, Relaxed);
         self.cause.store(0, Relaxed);
         self.hits.store(0, Relaxed);
+        self.of_file.store(UNKNOWN, Relaxed);
     }
 
     /// Its own handle serves a registration.

@@ -2,14 +2,13 @@
 //! Registering, ibv_reg_mr_relaxed(3): a hit, or the long way to a new region.
 
 use super::cleaner::{is_remote, now_ms};
-use super::ending::By;
+use super::ending::{self, By};
 use super::flush::relieve;
 use super::hit::Miss;
 use super::hull::Range;
 use super::pool::Cause;
 use super::region::{Id, Purpose};
-use super::shared_memory::Sharing;
-use super::watch::Unwatched;
+use super::watch::{Unwatched, Watched};
 use super::{Instance, beside_plain, lock, purpose, start};
 use crate::abi::rdma_core::ibv_mr;
 use crate::config::{config, disabled};
@@ -75,8 +74,11 @@ pub fn register(pd: Pd, request: &Request, miss: Miss<()>) -> Result<*mut ibv_mr
         match missed {
             Ok(object) => return Ok(with_exposed_provenance_mut(object)),
             Err(Miss::Unsettled(_)) => settled = relaxed.settle(),
-            Err(Miss::None) if purpose.exact || !relaxed.find_wider(&purpose) => break,
-            Err(Miss::None) => {}
+            Err(Miss::None) => {
+                if !relaxed.admit(&purpose) && (purpose.exact || !relaxed.find_wider(&purpose)) {
+                    break;
+                }
+            }
         }
         missed = relaxed.hit(pd, request);
     }
@@ -122,6 +124,18 @@ impl Instance {
         false
     }
 
+    /// Makes sure of the memory of new regions, if one of them would serve: the first time that a region is
+    /// used again. A mapping may have been made by a bare system call, and to read them takes 20 us or more,
+    /// which a region that is never used again need not pay for.
+    fn admit(&self, purpose: &Purpose) -> bool {
+        let _inside = thread::enter();
+        let new = self.pool.lock().has_new(purpose);
+        if new {
+            start::read_shared_memory(self);
+        }
+        new
+    }
+
     /// Looks for a region that serves though it begins elsewhere. If there is one, the next look finds it.
     fn find_wider(&self, purpose: &Purpose) -> bool {
         let _inside = thread::enter();
@@ -143,7 +157,7 @@ impl Instance {
     ) -> Result<usize, Left> {
         let inside = thread::enter();
         if self.pool.ending() > super::TOO_MANY {
-            super::ending::doomed(self, By::Program);
+            ending::doomed(self, By::Program);
         }
         loop {
             let made = self.pool.lock().make(purpose);
@@ -184,30 +198,33 @@ impl Instance {
         pd: Pd,
         request: &Request,
         id: Id,
-    ) -> Result<Result<(), Unwatched>, Error> {
+    ) -> Result<Result<Watched, Unwatched>, Error> {
         let region = self.pool.region(id);
         let hull = region.hull();
         let watched = self
             .watch
-            .watch(hull, self.pool.filter.has_neighbours(hull));
+            .watch(hull, self.pool.filter.has_many_neighbours(hull));
         let start = with_exposed_provenance_mut(hull.start as usize);
         let pages = Request::at_address(start, hull.bytes() as usize, request.access);
         let (bare, answer) = bare::register(own, pd, &pages)?;
         region.device.store(bare.device, Relaxed);
         region.fd.store(bare.fd, Relaxed);
         region.handle.store(bare.handle, Relaxed);
-        region.watched.store(watched.is_ok().into(), Relaxed);
+        let how = watched.map_or(0, |watched| match watched {
+            Watched::Chunks => ending::CHUNKS,
+            Watched::Pages => ending::PAGES,
+        });
+        region.watched.store(how, Relaxed);
         if let Some(object) = Object::at(region.object()) {
             object.fill(pd, request, &answer);
         }
         let thread = thread::number();
         self.counters.add(thread, Counter::RegKernel, 1);
-        self.counters.add(thread, Counter::Misses, 1);
         Ok(watched)
     }
 
     /// Lets others use the region, now or after its release, as far as that is safe.
-    fn keep(&self, id: Id, purpose: &Purpose, watched: Result<(), Unwatched>, settled: bool) {
+    fn keep(&self, id: Id, purpose: &Purpose, watched: Result<Watched, Unwatched>, settled: bool) {
         let count = |reason| self.counters.add(thread::number(), reason, 1);
         let mut reason = watched.err().map(|why| match why {
             Unwatched::Refused => Counter::BypassedWatch,
@@ -226,26 +243,20 @@ impl Instance {
             locked = self.pool.lock();
             self.apply(&locked, By::Program);
         }
-        let unseen = match locked.shared_memory().at(purpose.hull) {
-            None => false,
-            // Its pages change only with its attachment, which the stamp notices.
-            Some(Sharing::Segment) => !self.watch.has_stamp(),
-            Some(Sharing::Shared) => true,
-        };
-        if unseen {
+        if locked.shared_memory().at(purpose.hull).is_some() {
             reason = reason.or(Some(Counter::BypassedMemory));
         }
+        // What nobody can watch is not even shared while it is in use.
+        let own = reason == Some(Counter::BypassedMemory)
+            || (config().relaxed.fresh_keys && is_remote(purpose.access));
         let brief = reason.is_some() || !self.cleaner.keeps(purpose.access);
-        let fresh = config().relaxed.fresh_keys && is_remote(purpose.access);
         let certain = settled && !locked.may_be_dropping(purpose.hull, now_ms);
-        let kept = fresh || (certain && locked.keep(id, brief));
+        let kept = own || (certain && locked.keep(id, brief));
         if !kept {
             locked.withdraw(id, Cause::Fence);
             reason = reason.or(Some(Counter::BypassedBusy));
         }
         drop(locked);
-        if let Some(reason) = reason {
-            count(reason);
-        }
+        count(reason.unwrap_or(Counter::Misses));
     }
 }

@@ -13,6 +13,7 @@ use crate::mr::state;
 use crate::proc::{self, Mapping};
 use crate::process::PerProcess;
 use crate::thread;
+use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicUsize, Ordering::*};
 
 /// Held by the thread that starts it.
@@ -107,20 +108,27 @@ fn limit() -> Limit {
     }
 }
 
-/// Reads where the process has shared mappings.
+/// Reads where the process has shared mappings, and others of files that can be cut, and admits the new regions that are not there. A System V
+/// segment counts as shared unless the stamp looks at its pages: they change only with its attachment.
 pub fn read_shared_memory(relaxed: &Instance) {
     let locked = relaxed.pool.lock();
     relaxed.apply(&locked, super::ending::By::Program);
     let added = locked.shared_memory().added();
+    let links = locked.links();
     drop(locked);
     let mut found = Vec::new();
+    let mut files = Vec::new();
     let mut sealed = SealedFiles::default();
+    let images = Images::loaded();
     proc::each_mapping(|mapping| {
-        if mapping.shared && !(mapping.memfd && sealed.contain(mapping)) {
-            let range = Range {
-                start: mapping.start,
-                end: mapping.end,
-            };
+        let range = Range {
+            start: mapping.start,
+            end: mapping.end,
+        };
+        let of_file = mapping.inode != 0 && !mapping.huge;
+        if of_file && !mapping.shared && images.contain(range) {
+            files.push(range);
+        } else if (of_file || mapping.shared) && !(mapping.memfd && sealed.contain(mapping)) {
             let sharing = if mapping.segment {
                 Sharing::Segment
             } else {
@@ -138,8 +146,53 @@ pub fn read_shared_memory(relaxed: &Instance) {
         shared_memory.clear();
     }
     for (range, sharing) in found {
-        shared_memory.add(range, sharing);
+        if sharing == Sharing::Shared || !relaxed.watch.has_stamp() {
+            shared_memory.add(range, sharing);
+        }
     }
+    locked.admit(links, |hull| files.iter().any(|file| file.overlaps(hull)));
+}
+
+/// Where the program and its libraries are: private mappings of files that nobody cuts while they run. Any
+/// other file may be cut, and its pages go then from private mappings as well.
+struct Images(Vec<Range>);
+
+impl Images {
+    fn loaded() -> Images {
+        let mut images = Images(Vec::new());
+        // SAFETY: `note` is called with the pointer that is passed here, while it is valid.
+        unsafe { libc::dl_iterate_phdr(Some(note), (&raw mut images).cast()) };
+        images
+    }
+
+    fn contain(&self, range: Range) -> bool {
+        self.0.iter().any(|image| image.contains(range))
+    }
+}
+
+unsafe extern "C" fn note(
+    object: *mut libc::dl_phdr_info,
+    _size: usize,
+    images: *mut c_void,
+) -> c_int {
+    // SAFETY: the linker's own, for the time of the call.
+    let object = unsafe { &*object };
+    // SAFETY: the images of `loaded`.
+    let images = unsafe { &mut *images.cast::<Images>() };
+    if object.dlpi_phdr.is_null() {
+        return 0;
+    }
+    // SAFETY: that many follow.
+    let headers =
+        unsafe { core::slice::from_raw_parts(object.dlpi_phdr, object.dlpi_phnum.into()) };
+    for header in headers
+        .iter()
+        .filter(|header| header.p_type == libc::PT_LOAD)
+    {
+        let start = object.dlpi_addr + header.p_vaddr;
+        images.0.extend(Range::hull(start, header.p_memsz));
+    }
+    0
 }
 
 /// Files of memfd_create that nobody can cut or punch, as far as the process still has them open.

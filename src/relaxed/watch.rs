@@ -52,6 +52,15 @@ pub struct Watch {
     room_at_most: AtomicI64,
 }
 
+/// What is watched for a region.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Watched {
+    /// The whole 2 MiB around it.
+    Chunks,
+    /// Its pages, and perhaps what is around them for another.
+    Pages,
+}
+
 /// Why memory is not watched.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Unwatched {
@@ -134,24 +143,24 @@ impl Watch {
     }
 
     /// Watches whole 2 MiB, so that huge pages stay whole and neighbours need no mapping more; only the
-    /// pages themselves where that has been done for a neighbour, or is refused since other memory is near.
-    pub fn watch(&self, range: Range, has_neighbours: bool) -> Result<(), Unwatched> {
+    /// pages themselves where that has been done for many neighbours, or is refused since other memory is near.
+    pub fn watch(&self, range: Range, has_many_neighbours: bool) -> Result<Watched, Unwatched> {
         let file = self.file().ok_or(Unwatched::Refused)?;
         if !self.has_room() {
             return Err(Unwatched::Limit);
         }
         // Each mapping in the range costs, where there are many, much more than the one that is meant.
-        let chunks = if has_neighbours {
+        let chunks = if has_many_neighbours {
             Err(errno::Errno(0))
         } else {
             file.register(range.extended(filter::CHUNK))
         };
-        chunks
-            .or_else(|_| file.register(range))
-            .map_err(|errno| match errno.0 {
-                libc::ENOMEM => Unwatched::Limit,
-                _ => Unwatched::Memory,
-            })
+        let watched = chunks.map(|()| Watched::Chunks);
+        let or_pages = watched.or_else(|_| file.register(range).map(|()| Watched::Pages));
+        or_pages.map_err(|errno| match errno.0 {
+            libc::ENOMEM => Unwatched::Limit,
+            _ => Unwatched::Memory,
+        })
     }
 
     /// Whether the process may have more mappings. Three quarters of what the kernel allows are the
@@ -177,11 +186,9 @@ impl Watch {
         self.room.load(Relaxed) * 4 < self.room_at_most.load(Relaxed) * 3
     }
 
-    /// Stops watching memory that no region needs.
-    pub fn unwatch(&self, range: Range) {
-        if let Some(file) = self.file() {
-            file.unregister(range);
-        }
+    /// Stops watching memory that no region needs; false if some of it cannot be watched at all.
+    pub fn unwatch(&self, range: Range) -> bool {
+        self.file().is_some_and(|file| file.unregister(range))
     }
 
     /// Whether a hit needs the fence: another thread may just be changing the address space.

@@ -8,7 +8,7 @@
 //!                        (used once, never shared)        '-- restore --> KEPT, stale
 //! ```
 //!
-//! Only a KEPT slot that is not stale can be taken by another registration. Only a slot without users can be
+//! Only a KEPT slot that is admitted and not stale can be taken by another registration. Only a slot without users can be
 //! claimed, and one of two threads that try succeeds; so a region that somebody uses is never deregistered,
 //! and one that is being deregistered never handed out. A generation in the upper half is new each time
 //! that the slot is made: who read the slot's other fields and then changes the word by compare-and-swap
@@ -24,6 +24,9 @@ const OWN: u64 = 1 << 24;
 const STALE: u64 = 1 << 25;
 /// The region is shared while somebody uses it, and ends with its last user.
 const BRIEF: u64 = 1 << 26;
+
+/// Nobody has made sure yet that others cannot change the memory.
+const NEW: u64 = 1 << 27;
 
 const STATE: u64 = 7 << 28;
 const FREE: u64 = 0;
@@ -74,7 +77,12 @@ impl Seen {
     #[inline(always)]
     pub fn can_be_taken(self) -> bool {
         let brief_and_unused = self.0 & (BRIEF | USERS) == BRIEF;
-        self.0 & (STATE | STALE) == KEPT && !brief_and_unused && self.users() < USERS
+        self.0 & (STATE | STALE | NEW) == KEPT && !brief_and_unused && self.users() < USERS
+    }
+
+    /// Whether it is kept, but nobody has made sure of its memory.
+    pub fn is_new(self) -> bool {
+        self.0 & (STATE | STALE | NEW) == KEPT | NEW
     }
 
     /// How many registrations use the region.
@@ -147,20 +155,25 @@ impl Word {
         self.0.store(word, Release);
     }
 
-    /// Lets others take the region; false if it went stale while it was made. A brief one only together
-    /// with a user.
+    /// Keeps the region; false if it went stale while it was made. A brief one only together with a user.
+    /// Others can take it once it is admitted.
     pub fn keep(&self, brief: bool) -> bool {
         let mut word = self.0.load(Relaxed);
         loop {
             if word & (STATE | STALE) != MAKING {
                 return false;
             }
-            let kept = word & !STATE | KEPT | if brief { BRIEF } else { 0 };
+            let kept = word & !STATE | KEPT | NEW | if brief { BRIEF } else { 0 };
             match self.change(word, kept) {
                 Ok(()) => return true,
                 Err(now) => word = now,
             }
         }
+    }
+
+    /// Lets others take the region.
+    pub fn admit(&self) {
+        self.0.fetch_and(!NEW, SeqCst);
     }
 
     /// Takes the region for one more user, if it still is as seen.
@@ -247,7 +260,8 @@ mod tests {
     fn kept() -> Word {
         let word = Word::new();
         word.make();
-        assert!(word.keep(false));
+        assert!(word.keep(false) && word.load().is_new() && !word.load().can_be_taken());
+        word.admit();
         word
     }
 
@@ -260,6 +274,7 @@ mod tests {
         assert!(making.is_registered() && !making.can_be_taken() && !making.is_unused());
         assert!(!word.claim(), "it has a user");
         assert!(word.keep(false));
+        word.admit();
         assert_eq!(word.take(word.load()), Some(Grant::Another));
         assert_eq!(word.release(Grant::Own), Some(Left::InUse));
         assert_eq!(word.release(Grant::Own), None, "released already");
@@ -283,7 +298,9 @@ mod tests {
 
         let word = Word::new();
         word.make();
-        assert!(word.keep(true) && word.load().can_be_taken());
+        assert!(word.keep(true));
+        word.admit();
+        assert!(word.load().can_be_taken());
         assert_eq!(word.release(Grant::Own), Some(Left::Spent));
         assert!(!word.load().can_be_taken(), "brief, and without a user");
 

@@ -176,18 +176,12 @@ impl Userfaultfd {
         if result == 0 { Ok(()) } else { Err(errno()) }
     }
 
-    /// Ends that.
-    pub fn unregister(self, range: Range) {
+    /// Ends that; false if part of the range cannot be registered at all.
+    pub fn unregister(self, range: Range) -> bool {
         let mut range = [range.start, range.bytes()];
-        // SAFETY: the structure is that of the call. What it says of a failure is of no use.
-        unsafe {
-            libc::syscall(
-                libc::SYS_ioctl,
-                self.0,
-                UFFDIO_UNREGISTER,
-                range.as_mut_ptr(),
-            )
-        };
+        let range = range.as_mut_ptr();
+        // SAFETY: the structure is that of the call.
+        unsafe { libc::syscall(libc::SYS_ioctl, self.0, UFFDIO_UNREGISTER, range) == 0 }
     }
 
     /// Asks whether an event is in flight. To protect a range of length 0 is refused in any case, but with

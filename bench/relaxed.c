@@ -1,0 +1,657 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * What relaxed registration costs on this machine's processor, without a device: the device side is a stub
+ * that does nothing (ctests/relaxed/stub_device.h), for the library and for its peer alike. The peer is UCX's
+ * registration cache, ucs_rcache_get and ucs_rcache_region_put, in the same process, on the same addresses and
+ * in turn, so that whatever else the machine does falls on both.
+ *
+ * Usage: relaxed unfenced|fenced [--json|--quick]
+ * unfenced: with RDMAMR_RELAXED_FENCE=0, a pair of registration and deregistration that hits, beside UCX.
+ * fenced:   as the library runs by itself: hits beside a system call, misses, and what an unmap costs.
+ */
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/userfaultfd.h>
+#include <math.h>
+#include <pthread.h>
+#include <rdmamr.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <ucs/memory/rcache.h>
+#include <unistd.h>
+#include "../ctests/relaxed/stub_device.h"
+#include "median.h"
+
+#pragma weak rdmamr_get_stats
+
+enum { PAGE = 4096, STRIDE = 2 * PAGE, REGIONS = 100000, THREADS = 2, ACCESS = IBV_ACCESS_LOCAL_WRITE };
+enum { OURS, PEER, WAYS };
+
+static enum { TABLE, JSON } format;
+static int less = 1; /* by which the number of rounds is divided */
+static char *memory;
+static ucs_rcache_t *rcache;
+
+static void die(const char *what)
+{
+	fprintf(stderr, "relaxed: %s: %s\n", what, strerror(errno));
+	exit(1);
+}
+
+static double clock_of(clockid_t clock)
+{
+	struct timespec time;
+
+	clock_gettime(clock, &time);
+	return (double)time.tv_sec * 1e9 + (double)time.tv_nsec;
+}
+
+static double now(void)
+{
+	return clock_of(CLOCK_MONOTONIC);
+}
+
+static struct rdmamr_stats stats(void)
+{
+	struct rdmamr_stats stats;
+
+	if (rdmamr_get_stats(&stats, sizeof(stats)))
+		die("rdmamr_get_stats");
+	return stats;
+}
+
+/* ---- What is measured: `count` operations each, from the place in the order at which the thread is. ---- */
+
+struct job {
+	const uint32_t *order; /* indexes of regions, `size` of them, again and again */
+	uint32_t size, at;
+	long count;
+};
+
+static uint32_t next(struct job *job)
+{
+	uint32_t index = job->order[job->at];
+
+	if (++job->at == job->size)
+		job->at = 0;
+	return index;
+}
+
+static void relaxed_pairs_with(struct job *job, int access)
+{
+	for (long n = 0; n < job->count; n++) {
+		struct ibv_mr *mr = ibv_reg_mr_relaxed(stub_pd(), memory + (size_t)next(job) * STRIDE, PAGE, access);
+
+		if (!mr)
+			die("ibv_reg_mr_relaxed");
+		if (ibv_dereg_mr_relaxed(mr))
+			die("ibv_dereg_mr_relaxed");
+	}
+}
+
+static void relaxed_pairs(struct job *job)
+{
+	relaxed_pairs_with(job, ACCESS);
+}
+
+static void relaxed_remote_pairs(struct job *job)
+{
+	relaxed_pairs_with(job, ACCESS | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ);
+}
+
+static void ucx_pairs(struct job *job)
+{
+	for (long n = 0; n < job->count; n++) {
+		ucs_rcache_region_t *region;
+
+		if (ucs_rcache_get(rcache, memory + (size_t)next(job) * STRIDE, PAGE, PROT_READ | PROT_WRITE, NULL,
+				   &region) != UCS_OK)
+			die("ucs_rcache_get");
+		ucs_rcache_region_put(rcache, region);
+	}
+}
+
+static void system_calls(struct job *job)
+{
+	for (long n = 0; n < job->count; n++)
+		syscall(SYS_getppid);
+}
+
+/* ---- Threads: the second one waits asleep, and both start at once. ---- */
+
+struct run {
+	double start, took, cpu;
+};
+
+static struct {
+	pthread_mutex_t lock;
+	pthread_cond_t wake;
+	void (*work)(struct job *);
+	struct job *job;
+	_Atomic int ready;
+	_Atomic bool finished;
+	struct run run;
+} second = { .lock = PTHREAD_MUTEX_INITIALIZER, .wake = PTHREAD_COND_INITIALIZER };
+
+static struct run start_together(void (*work)(struct job *), struct job *job)
+{
+	struct run run;
+
+	atomic_fetch_add(&second.ready, 1);
+	for (int spins = 0; atomic_load(&second.ready) < THREADS; spins++)
+		if (spins > 5000)
+			sched_yield();
+	run.cpu = clock_of(CLOCK_THREAD_CPUTIME_ID);
+	run.start = now();
+	work(job);
+	run.took = now() - run.start;
+	run.cpu = clock_of(CLOCK_THREAD_CPUTIME_ID) - run.cpu;
+	return run;
+}
+
+static void *second_thread(void *argument)
+{
+	pthread_mutex_lock(&second.lock);
+	for (;;) {
+		while (!second.work)
+			pthread_cond_wait(&second.wake, &second.lock);
+		second.run = start_together(second.work, second.job);
+		second.work = NULL;
+		atomic_store(&second.finished, true);
+	}
+	return argument;
+}
+
+static void start_second_thread(void)
+{
+	pthread_t thread;
+
+	errno = pthread_create(&thread, NULL, second_thread, NULL);
+	if (errno)
+		die("pthread_create");
+}
+
+/* The time of one operation, as one thread sees it, in ns; negative if there were two threads and they did not
+ * run side by side all the time, since then they were not in each other's way either. */
+static double timed(void (*work)(struct job *), struct job *jobs, int threads)
+{
+	struct run first;
+	double start;
+
+	if (threads == 1) {
+		start = now();
+		work(&jobs[0]);
+		return (now() - start) / (double)jobs[0].count;
+	}
+	atomic_store(&second.ready, 0);
+	atomic_store(&second.finished, false);
+	pthread_mutex_lock(&second.lock);
+	second.work = work;
+	second.job = &jobs[1];
+	pthread_cond_signal(&second.wake);
+	pthread_mutex_unlock(&second.lock);
+	first = start_together(work, &jobs[0]);
+	while (!atomic_load(&second.finished))
+		sched_yield();
+	if (fabs(first.start - second.run.start) > 0.1 * first.took || first.cpu < 0.9 * first.took ||
+	    second.run.cpu < 0.9 * second.run.took)
+		return -1;
+	return (first.took + second.run.took) / 2 / (double)jobs[0].count;
+}
+
+/* ---- Reports. ---- */
+
+static void head(const char *title, const char *peer)
+{
+	if (format == TABLE)
+		printf("\n%-52s %9s %9s %7s %7s\n", title, "rdmamr", peer, "ratio", "target");
+}
+
+/* A row of two columns of times, round by round; the ratio is the median of the rounds' ratios. Target 0: none. */
+static void report(const char *what, const char *peer, double *times[WAYS], int rounds, double target)
+{
+	double *ratios = calloc((size_t)rounds, sizeof(double)), ratio;
+
+	if (!ratios)
+		die("calloc");
+	for (int round = 0; round < rounds; round++)
+		ratios[round] = times[OURS][round] / times[PEER][round];
+	ratio = median(ratios, rounds);
+	free(ratios);
+	if (format == JSON)
+		printf("{\"what\":\"%s\",\"rdmamr_ns\":%.1f,\"peer\":\"%s\",\"peer_ns\":%.1f,\"ratio\":%.3f,\"target\":%.2f,"
+		       "\"met\":%s}\n", what, median(times[OURS], rounds), peer, median(times[PEER], rounds), ratio,
+		       target, target ? ratio <= target ? "true" : "false" : "null");
+	else if (target)
+		printf("%-52s %9.1f %9.1f %7.3f %7.2f %s\n", what, median(times[OURS], rounds),
+		       median(times[PEER], rounds), ratio, target, ratio <= target ? "met" : "MISSED");
+	else
+		printf("%-52s %9.1f %9.1f %7.3f %7s -\n", what, median(times[OURS], rounds),
+		       median(times[PEER], rounds), ratio, "-");
+	fflush(stdout);
+}
+
+static void allocate(double *times[WAYS], int rounds)
+{
+	for (int way = 0; way < WAYS; way++)
+		if (!(times[way] = calloc((size_t)rounds, sizeof(double))))
+			die("calloc");
+}
+
+static void release(double *times[WAYS])
+{
+	for (int way = 0; way < WAYS; way++)
+		free(times[way]);
+}
+
+/* One side of a comparison: what is done, and by how many threads. */
+struct side {
+	void (*work)(struct job *);
+	int threads;
+	struct job jobs[THREADS];
+};
+
+/* Two sides in turn, in short rounds. What should be hits of the pool must have been. */
+static void compare(const char *what, const char *peer, struct side sides[WAYS], int rounds, double target)
+{
+	int warm_up = 2 + rounds / 10, tries = 5 * rounds, done = -warm_up;
+	struct rdmamr_stats before, after;
+	double *times[WAYS];
+	uint64_t pairs = 0;
+
+	allocate(times, rounds);
+	before = stats();
+	for (int round = 0; done < rounds && round < warm_up + tries; round++) {
+		double time[WAYS];
+
+		/* Who goes first changes, so that neither always finds the caches as the other left them. */
+		for (int turn = 0; turn < WAYS; turn++) {
+			int way = (turn + round) & 1;
+			struct side *side = &sides[way];
+
+			time[way] = timed(side->work, side->jobs, side->threads);
+			if (side->work == relaxed_pairs || side->work == relaxed_remote_pairs)
+				pairs += (uint64_t)(side->jobs[0].count * side->threads);
+		}
+		if (done < 0) {
+			done++;
+		} else if (time[OURS] >= 0 && time[PEER] >= 0) {
+			for (int way = 0; way < WAYS; way++)
+				times[way][done] = time[way];
+			done++;
+		}
+	}
+	after = stats();
+	if (after.hits - before.hits < pairs - pairs / 1000) {
+		fprintf(stderr, "relaxed: %s: of %llu pairs %llu were hits: what was measured was not hits (%llu idle; "
+			"ended by watermark %llu, linger %llu, pressure %llu, event %llu)\n", what, (unsigned long long)pairs,
+			(unsigned long long)(after.hits - before.hits), (unsigned long long)after.idle,
+			(unsigned long long)after.flushed_watermark, (unsigned long long)after.flushed_linger,
+			(unsigned long long)after.flushed_pressure, (unsigned long long)after.flushed_event);
+		exit(1);
+	}
+	if (done < rounds / 4 || done < 1)
+		fprintf(stderr, "relaxed: %s: the machine is too busy for two threads side by side\n", what);
+	else
+		report(what, peer, times, done, target);
+	release(times);
+}
+
+/* ---- The parts. ---- */
+
+static uint32_t *random_order(uint32_t size, unsigned int seed)
+{
+	uint32_t *order = calloc(size, sizeof(*order));
+
+	if (!order)
+		die("calloc");
+	for (uint32_t n = 0; n < size; n++)
+		order[n] = n;
+	for (uint32_t n = size - 1; n > 0; n--) {
+		uint32_t other = (uint32_t)(((uint64_t)rand_r(&seed) << 16 ^ (uint64_t)rand_r(&seed)) % (n + 1));
+		uint32_t swap = order[n];
+
+		order[n] = order[other];
+		order[other] = swap;
+	}
+	return order;
+}
+
+static ucs_status_t ucx_register(void *context, ucs_rcache_t *cache, void *argument, ucs_rcache_region_t *region,
+				 uint16_t flags)
+{
+	(void)context, (void)cache, (void)argument, (void)region, (void)flags;
+	return UCS_OK;
+}
+
+static void ucx_deregister(void *context, ucs_rcache_t *cache, ucs_rcache_region_t *region)
+{
+	(void)context, (void)cache, (void)region;
+}
+
+static void ucx_dump(void *context, ucs_rcache_t *cache, ucs_rcache_region_t *region, char *text, size_t size)
+{
+	(void)context, (void)cache, (void)region;
+	if (size)
+		text[0] = '\0';
+}
+
+static void open_ucx(void)
+{
+	static const ucs_rcache_ops_t ops = {
+		.mem_reg = ucx_register, .mem_dereg = ucx_deregister, .dump_region = ucx_dump,
+	};
+	ucs_rcache_params_t params = {
+		.region_struct_size = sizeof(ucs_rcache_region_t) + 64, /* what a transport keeps of a region */
+		.alignment = UCS_RCACHE_MIN_ALIGNMENT,
+		.max_alignment = PAGE,
+		.ucm_events = 0, /* the lookup alone, without its watch */
+		.ops = &ops,
+		.flags = UCS_RCACHE_FLAG_NO_PFN_CHECK,
+		.max_regions = ~0UL,
+		.max_size = ~0UL,
+		.max_unreleased = ~0UL,
+	};
+
+	if (ucs_rcache_create(&params, "bench", NULL, &rcache) != UCS_OK)
+		die("ucs_rcache_create");
+}
+
+static void map_regions(void)
+{
+	memory = mmap(NULL, (size_t)REGIONS * STRIDE, PROT_READ | PROT_WRITE,
+		      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	if (memory == MAP_FAILED)
+		die("mmap");
+}
+
+/* Registers all regions once, in an order that none of the measured ones has: what was allocated in the order
+ * in which it is looked up would lie in memory as a processor likes it best. */
+static void make_regions(void (*work)(struct job *))
+{
+	static uint32_t *order;
+	struct job job;
+
+	if (!order)
+		order = random_order(REGIONS, 5);
+	job = (struct job){ .order = order, .size = REGIONS, .count = REGIONS };
+	work(&job);
+}
+
+static struct side side(void (*work)(struct job *), int threads, const uint32_t *one, const uint32_t *two,
+			uint32_t size, long count)
+{
+	return (struct side){
+		.work = work,
+		.threads = threads,
+		.jobs = { { .order = one, .size = size, .count = count }, { .order = two, .size = size, .count = count } },
+	};
+}
+
+static void unfenced(void)
+{
+	static const uint32_t first[] = { 0 }, other[] = { 500 };
+	uint32_t *all[THREADS] = { random_order(REGIONS, 1), random_order(REGIONS, 2) };
+	uint32_t *some[THREADS] = { random_order(1000, 3), random_order(1000, 4) };
+	int rounds = 2000 / less, long_rounds = 60 / less;
+	const long few = 5000;
+
+	map_regions();
+	open_ucx();
+	start_second_thread();
+	make_regions(relaxed_pairs);
+	make_regions(ucx_pairs);
+
+	head("reg + dereg that hits, no fence, ns", "UCX");
+	for (int threads = 1; threads <= THREADS; threads++) {
+		double target = threads == 1 ? 0.5 : 0.4;
+		const char *names[] = { "1 thread, 1 region", "1 thread, 1000 regions in random order",
+					"1 thread, 100000 regions in random order", "2 threads, the same region",
+					"2 threads, the same 1000 regions", "2 threads, the same 100000 regions",
+					"1 thread, 1 region, remote rights", "2 threads, a region each" };
+		const char **name = &names[threads == 1 ? 0 : 3];
+
+		compare(name[0], "UCX", (struct side[]){ side(relaxed_pairs, threads, first, first, 1, few),
+							  side(ucx_pairs, threads, first, first, 1, few) }, rounds, target);
+		compare(name[1], "UCX", (struct side[]){ side(relaxed_pairs, threads, some[0], some[1], 1000, few),
+							  side(ucx_pairs, threads, some[0], some[1], 1000, few) }, rounds,
+			target);
+		compare(name[2], "UCX", (struct side[]){ side(relaxed_pairs, threads, all[0], all[1], REGIONS, REGIONS),
+							  side(ucx_pairs, threads, all[0], all[1], REGIONS, REGIONS) },
+			long_rounds, target);
+		if (threads == 1)
+			compare(names[6], "UCX", (struct side[]){ side(relaxed_remote_pairs, 1, first, first, 1, few),
+								   side(ucx_pairs, 1, first, first, 1, few) }, rounds,
+				target);
+		else
+			compare(names[7], "UCX", (struct side[]){ side(relaxed_pairs, 2, first, other, 1, few),
+								   side(ucx_pairs, 2, first, other, 1, few) }, rounds,
+				target);
+	}
+	head("2 threads on different regions beside 1 thread, ns", "1 thread");
+	compare("2 threads, a region each", "1 thread",
+		(struct side[]){ side(relaxed_pairs, 2, first, other, 1, few),
+				 side(relaxed_pairs, 1, first, first, 1, few) }, rounds, 1.5);
+}
+
+/* Small mappings far apart, so that no two of them share anything that a watch might take as a whole. */
+enum { AREAS = 32 };
+#define AREA_STRIDE ((size_t)4 << 20)
+static char *const areas = (char *)0x20000000000;
+
+static void map_areas(void)
+{
+	for (size_t n = 0; n < AREAS; n++) {
+		char *area = mmap(areas + n * AREA_STRIDE, PAGE, PROT_READ | PROT_WRITE,
+				  MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE | MAP_FIXED_NOREPLACE, -1, 0);
+
+		if (area != areas + n * AREA_STRIDE)
+			die("mmap of an area");
+	}
+}
+
+static void unmap_areas(void)
+{
+	for (size_t n = 0; n < AREAS; n++)
+		if (syscall(SYS_munmap, areas + n * AREA_STRIDE, PAGE))
+			die("munmap of an area");
+}
+
+static int our_watch(void)
+{
+	struct uffdio_api api = { .api = UFFD_API, .features = (uint64_t)1 << 15 /* UFFD_FEATURE_WP_ASYNC */ };
+	int fd = (int)syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK | UFFD_USER_MODE_ONLY);
+
+	if (fd >= 0 && ioctl(fd, UFFDIO_API, &api)) {
+		close(fd);
+		fd = (int)syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK | UFFD_USER_MODE_ONLY);
+		api = (struct uffdio_api){ .api = UFFD_API };
+		if (fd >= 0 && ioctl(fd, UFFDIO_API, &api))
+			die("UFFDIO_API");
+	}
+	if (fd < 0)
+		die("userfaultfd");
+	return fd;
+}
+
+/* Registers all areas; by the pool, which has none of them, or plainly and with one word to userfaultfd each. */
+static double misses_once(int way, int uffd)
+{
+	struct ibv_mr *mrs[AREAS];
+	double start, took;
+
+	map_areas();
+	start = now();
+	for (size_t n = 0; n < AREAS; n++) {
+		char *area = areas + n * AREA_STRIDE;
+
+		if (way == OURS) {
+			mrs[n] = ibv_reg_mr_relaxed(stub_pd(), area, PAGE, ACCESS);
+		} else {
+			struct uffdio_register watch = {
+				.range = { .start = (uintptr_t)area, .len = PAGE }, .mode = UFFDIO_REGISTER_MODE_WP,
+			};
+
+			mrs[n] = (ibv_reg_mr)(stub_pd(), area, PAGE, ACCESS);
+			if (ioctl(uffd, UFFDIO_REGISTER, &watch))
+				die("UFFDIO_REGISTER");
+		}
+		if (!mrs[n])
+			die("a registration");
+	}
+	took = now() - start;
+	for (size_t n = 0; n < AREAS; n++)
+		if (way == OURS ? ibv_dereg_mr_relaxed(mrs[n]) : ibv_dereg_mr(mrs[n]))
+			die("a deregistration");
+	unmap_areas();
+	return took / AREAS;
+}
+
+static void misses(void)
+{
+	struct rdmamr_stats before = stats(), after;
+	int rounds = 1000 / less, uffd = our_watch();
+	double *times[WAYS];
+
+	allocate(times, rounds);
+	for (int round = -20; round < rounds; round++)
+		for (int turn = 0; turn < WAYS; turn++) {
+			double time = misses_once((turn + round) & 1, uffd);
+
+			if (round >= 0)
+				times[(turn + round) & 1][round] = time;
+		}
+	after = stats();
+	close(uffd);
+	if (after.misses - before.misses < (uint64_t)rounds * AREAS) {
+		fprintf(stderr, "relaxed: %llu misses where %d were to be: what was measured was not misses\n",
+			(unsigned long long)(after.misses - before.misses), rounds * AREAS);
+		exit(1);
+	}
+	head("registration that misses, 4 KiB, ns", "its parts");
+	report("a miss, beside ibv_reg_mr and UFFDIO_REGISTER", "ibv_reg_mr + UFFDIO_REGISTER", times, rounds, 1.05);
+	release(times);
+}
+
+static double unmaps_once(bool by_libc, bool watched)
+{
+	double start, took;
+
+	map_areas();
+	if (watched)
+		for (size_t n = 0; n < AREAS; n++) {
+			struct ibv_mr *mr = ibv_reg_mr_relaxed(stub_pd(), areas + n * AREA_STRIDE, PAGE, ACCESS);
+
+			if (!mr || ibv_dereg_mr_relaxed(mr))
+				die("a region to unmap");
+		}
+	start = now();
+	for (size_t n = 0; n < AREAS; n++) {
+		char *area = areas + n * AREA_STRIDE;
+
+		if (by_libc ? munmap(area, PAGE) : (int)syscall(SYS_munmap, area, PAGE))
+			die("munmap");
+	}
+	took = now() - start;
+	return took / AREAS;
+}
+
+static void unmaps(void)
+{
+	static const struct {
+		const char *what;
+		bool by_libc, watched;
+		double target;
+	} kinds[] = {
+		{ "munmap of memory that is not watched", true, false, 1.05 },
+		{ "munmap of memory of an idle region", true, true, 0 },
+		{ "the same by a bare system call", false, true, 0 },
+	};
+	int rounds = 1000 / less;
+	double *times[WAYS];
+
+	head("munmap, 4 KiB, ns", "bare call");
+	for (size_t kind = 0; kind < sizeof(kinds) / sizeof(*kinds); kind++) {
+		allocate(times, rounds);
+		for (int round = -20; round < rounds; round++)
+			for (int turn = 0; turn < WAYS; turn++) {
+				int way = (turn + round) & 1;
+				double time = way == OURS ? unmaps_once(kinds[kind].by_libc, kinds[kind].watched) :
+							    unmaps_once(false, false);
+
+				if (round >= 0)
+					times[way][round] = time;
+			}
+		report(kinds[kind].what, "munmap, bare", times, rounds, kinds[kind].target);
+		release(times);
+	}
+}
+
+static void fenced(void)
+{
+	static const uint32_t first[] = { 0 };
+	uint32_t *some = random_order(1000, 3), *all = random_order(REGIONS, 1);
+	int rounds = 1000 / less;
+	const long few = 2000;
+
+	map_regions();
+	make_regions(relaxed_pairs);
+	head("reg + dereg that hits, ns", "getppid");
+	compare("1 region, no other thread in the process", "getppid",
+		(struct side[]){ side(relaxed_pairs, 1, first, first, 1, few),
+				 side(system_calls, 1, first, first, 1, few) }, rounds, 0);
+	start_second_thread();
+	compare("1 region, another thread (asleep): fenced", "getppid",
+		(struct side[]){ side(relaxed_pairs, 1, first, first, 1, few),
+				 side(system_calls, 1, first, first, 1, few) }, rounds, 1.7);
+	compare("1000 regions in random order: fenced", "getppid",
+		(struct side[]){ side(relaxed_pairs, 1, some, some, 1000, few),
+				 side(system_calls, 1, first, first, 1, few) }, rounds, 1.7);
+	compare("100000 regions in random order: fenced", "getppid",
+		(struct side[]){ side(relaxed_pairs, 1, all, all, REGIONS, REGIONS),
+				 side(system_calls, 1, first, first, 1, few) }, 60 / less, 0);
+	misses();
+	unmaps();
+}
+
+int main(int argc, char **argv)
+{
+	bool fence = argc > 1 && !strcmp(argv[1], "fenced");
+	const char *why, *setting;
+
+	for (int n = 2; n < argc; n++) {
+		format = !strcmp(argv[n], "--json") ? JSON : format;
+		less = !strcmp(argv[n], "--quick") ? 10 : less;
+	}
+	if (argc < 2 || (!fence && strcmp(argv[1], "unfenced")) || !rdmamr_get_stats || !ibv_reg_mr_relaxed) {
+		fprintf(stderr, "usage: LD_PRELOAD=librdmamr.so.1 relaxed unfenced|fenced [--json|--quick]\n");
+		return 2;
+	}
+	setting = getenv("RDMAMR_RELAXED_FENCE");
+	if (fence == (setting && !strcmp(setting, "0")) || !getenv("RDMAMR_RELAXED_MAX_IDLE")) {
+		fprintf(stderr, "relaxed: this needs the settings of bench/relaxed\n");
+		return 2;
+	}
+	why = stub_open(STUB_NOTHING);
+	if (why)
+		die(why);
+	if (fence)
+		fenced();
+	else
+		unfenced();
+	if (ibv_flush_relaxed_mr(stub_pd()) || stub_registered() != stub_deregistered() || stats().idle) {
+		fprintf(stderr, "relaxed: the flush left regions behind\n");
+		return 1;
+	}
+	return 0;
+}

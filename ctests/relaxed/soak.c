@@ -1,0 +1,414 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * Endurance: two threads register, use, release, unmap, remap, fork and flush at random, in one protection
+ * domain, for a while. All traffic is checked both ways; what was changed under the pool is registered again
+ * and checked like everything else. At the end the pool must have cleaned up: no region in the kernel, no
+ * pinned memory, no thread and no file that was not there before.
+ *
+ * Usage: soak [SECONDS [SEED]]: 30 s by default. The seed is printed.
+ */
+#include <malloc.h>
+#include <dirent.h>
+#include <pthread.h>
+#include <sys/wait.h>
+#include <time.h>
+#include "relaxed.h"
+
+enum { THREADS = 2, SLOTS = 12, COMMON = 4, COMMON_LENGTH = 8 * PAGE, MAX_PAGES = 24 };
+
+/* Memory that a thread registers, and its region while it has one. */
+struct slot {
+	char *memory;
+	size_t length;
+	bool mapped; /* by mmap; else by malloc */
+	struct ibv_mr *mr;
+	int access;
+};
+
+struct worker {
+	pthread_t thread;
+	unsigned int seed;
+	struct slot slots[SLOTS];
+	long steps, registered, checked, changed, under, flushed, forked, again, refused;
+	/* What must stay 0. */
+	long wrong_data, wrong_calls, wrong_children;
+};
+
+static struct pair pair;
+/* The queue pair, and the buffers of its far end. */
+static pthread_mutex_t traffic = PTHREAD_MUTEX_INITIALIZER;
+static char *common[COMMON];
+static double deadline;
+
+static double now(void)
+{
+	struct timespec time;
+
+	clock_gettime(CLOCK_MONOTONIC, &time);
+	return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
+}
+
+static unsigned int chance(struct worker *worker, unsigned int of)
+{
+	return (unsigned int)rand_r(&worker->seed) % of;
+}
+
+static void wrong(long *counter, const char *what, int err)
+{
+	if (++*counter <= 10)
+		printf("# %s: %s\n", what, strerror(err));
+}
+
+static struct ibv_mr *try_register(struct worker *worker, void *memory, size_t length, int access)
+{
+	struct ibv_mr *mr;
+
+	for (int tries = 0; !(mr = ibv_reg_mr_relaxed(pair.pd, memory, length, access)) && errno == EAGAIN; tries++) {
+		worker->again++;
+		if (tries > 10000)
+			break;
+		usleep(1);
+	}
+	worker->registered++;
+	if (!mr)
+		wrong(&worker->wrong_calls, "ibv_reg_mr_relaxed", errno);
+	else if (mr->addr != memory || mr->length != length || mr->pd != pair.pd)
+		wrong(&worker->wrong_calls, "the region does not describe what was asked for", 0);
+	return mr;
+}
+
+static void deregister(struct worker *worker, struct ibv_mr *mr)
+{
+	int err = chance(worker, 4) ? ibv_dereg_mr_relaxed(mr) : ibv_dereg_mr(mr);
+
+	if (err)
+		wrong(&worker->wrong_calls, "deregistration", err);
+}
+
+/* Data moves both ways between the device and the page that the program sees. */
+static void check(struct worker *worker, const struct ibv_mr *mr, int access)
+{
+	pthread_mutex_lock(&traffic);
+	if (!all_lands(&pair, mr, mr->addr, mr->length, access & IBV_ACCESS_REMOTE_WRITE))
+		wrong(&worker->wrong_data, "data is not where it should be", 0);
+	pthread_mutex_unlock(&traffic);
+	worker->checked++;
+}
+
+static int some_access(struct worker *worker)
+{
+	return chance(worker, 2) ? LOCAL_AND_REMOTE : IBV_ACCESS_LOCAL_WRITE;
+}
+
+static void get_memory(struct worker *worker, struct slot *slot)
+{
+	slot->mapped = chance(worker, 3);
+	if (slot->mapped) {
+		slot->length = (1 + chance(worker, MAX_PAGES)) * PAGE;
+		slot->memory = mmap(NULL, slot->length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+		must(slot->memory != MAP_FAILED);
+	} else {
+		/* Within the heap, and above the size from which on malloc maps. */
+		slot->length = chance(worker, 4) ? 100 + chance(worker, 60000) : 300000;
+		slot->memory = malloc(slot->length);
+		must(slot->memory);
+		memset(slot->memory, 1, slot->length);
+	}
+}
+
+static void give_back(struct worker *worker, struct slot *slot)
+{
+	if (!slot->mapped)
+		free(slot->memory);
+	else if (chance(worker, 2))
+		must(munmap(slot->memory, slot->length) == 0);
+	else
+		must(syscall(SYS_munmap, slot->memory, slot->length) == 0);
+}
+
+static void *map_over(void *memory, size_t length)
+{
+	return mmap(memory, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+}
+
+/* Puts other pages at the same address, or the same pages at another, by the library's eyes or past them. */
+static void change_mapping(struct worker *worker, struct slot *slot)
+{
+	char *page = slot->memory + chance(worker, (unsigned int)(slot->length / PAGE)) * PAGE, *elsewhere, *got;
+	bool raw = chance(worker, 2);
+
+	switch (chance(worker, 5)) {
+	case 0: /* the other thread may be faster, and get the address */
+		give_back(worker, slot);
+		got = mmap(slot->memory, slot->length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+		must(got != MAP_FAILED);
+		slot->memory = got;
+		break;
+	case 1:
+		must((raw ? (void *)syscall(SYS_mmap, page, PAGE, PROT_READ | PROT_WRITE,
+					    MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) : map_over(page, PAGE)) == page);
+		break;
+	case 2:
+		must((raw ? (int)syscall(SYS_madvise, page, PAGE, MADV_DONTNEED) : madvise(page, PAGE, MADV_DONTNEED)) == 0);
+		break;
+	case 3:
+		elsewhere = mmap(NULL, slot->length, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+		must(elsewhere != MAP_FAILED);
+		got = raw ? (char *)syscall(SYS_mremap, slot->memory, slot->length, slot->length,
+					    MREMAP_MAYMOVE | MREMAP_FIXED, elsewhere) :
+			    mremap(slot->memory, slot->length, slot->length, MREMAP_MAYMOVE | MREMAP_FIXED, elsewhere);
+		if (got == elsewhere) {
+			slot->memory = got;
+			break;
+		}
+		/* The kernel moves one mapping at a time, and by now this memory may be several. */
+		must(errno == EFAULT && munmap(elsewhere, slot->length) == 0);
+		break;
+	default:
+		must(mprotect(slot->memory, slot->length, PROT_READ) == 0);
+		must(mprotect(slot->memory, slot->length, PROT_READ | PROT_WRITE) == 0);
+	}
+}
+
+static void change(struct worker *worker, struct slot *slot)
+{
+	/* A program that does this under a region of its own has a region of pages that are gone: nothing to
+	 * check until it is deregistered, and nothing to keep then. */
+	if (slot->mr && chance(worker, 8))
+		return;
+	worker->under += slot->mr != NULL;
+	if (slot->mapped && chance(worker, 6)) {
+		change_mapping(worker, slot);
+	} else {
+		give_back(worker, slot);
+		get_memory(worker, slot);
+		if (!chance(worker, 16))
+			malloc_trim(0);
+	}
+	worker->changed++;
+	if (slot->mr)
+		deregister(worker, slot->mr);
+	slot->mr = NULL;
+}
+
+static void use(struct worker *worker, struct slot *slot)
+{
+	size_t from, length;
+
+	if (slot->mr) {
+		if (chance(worker, 2))
+			check(worker, slot->mr, slot->access);
+		deregister(worker, slot->mr);
+		slot->mr = NULL;
+		return;
+	}
+	from = chance(worker, 2) ? 0 : chance(worker, (unsigned int)slot->length);
+	length = chance(worker, 2) ? slot->length - from : 1 + chance(worker, (unsigned int)(slot->length - from));
+	slot->access = some_access(worker);
+	slot->mr = try_register(worker, slot->memory + from, length, slot->access);
+	if (slot->mr && chance(worker, 2))
+		check(worker, slot->mr, slot->access);
+}
+
+/* Memory of both threads, which never changes: hits on each other's regions. */
+static void use_common(struct worker *worker)
+{
+	char *memory = common[chance(worker, COMMON)];
+
+	for (int n = 0; n < 20; n++) {
+		int access = some_access(worker);
+		size_t from = (size_t)chance(worker, 2) * PAGE;
+		struct ibv_mr *mr = try_register(worker, memory + from, COMMON_LENGTH - from, access);
+
+		if (!mr)
+			return;
+		if (n == 0)
+			check(worker, mr, access);
+		deregister(worker, mr);
+	}
+}
+
+/* A child of which the pool must know nothing, and the other way round. */
+static void fork_one(struct worker *worker)
+{
+	unsigned int kind = chance(worker, 3);
+	int status;
+	pid_t pid;
+
+	fflush(stdout);
+	pid = fork();
+	must(pid >= 0);
+	if (!pid) {
+		alarm(30);
+		for (int n = 0; kind && n < SLOTS; n++) {
+			worker->slots[n].memory[0] ^= 1;
+			if (kind == 1 && worker->slots[n].mapped)
+				munmap(worker->slots[n].memory, worker->slots[n].length);
+		}
+		if (kind == 2)
+			exit(0); /* with all destructors */
+		_exit(0);
+	}
+	must(waitpid(pid, &status, 0) == pid);
+	if (status) {
+		printf("# a child of kind %u ended with status %#x\n", kind, status);
+		worker->wrong_children++;
+	}
+	worker->forked++;
+}
+
+/* What must fail. No thread maps the first pages. */
+static void refused(struct worker *worker)
+{
+	struct ibv_mr *mr;
+
+	errno = 0;
+	mr = chance(worker, 2) ? ibv_reg_mr_relaxed(pair.pd, (void *)PAGE, PAGE, some_access(worker)) :
+				 ibv_reg_mr_relaxed(pair.pd, common[0], PAGE, IBV_ACCESS_REMOTE_WRITE);
+	if (mr || (errno != EFAULT && errno != EINVAL))
+		wrong(&worker->wrong_calls, "a registration that must fail", errno);
+	worker->refused++;
+}
+
+static void step(struct worker *worker)
+{
+	struct slot *slot = &worker->slots[chance(worker, SLOTS)];
+	unsigned int what = chance(worker, 1000);
+	int err;
+
+	if (what < 500) {
+		use(worker, slot);
+	} else if (what < 700) {
+		change(worker, slot);
+	} else if (what < 960) {
+		use_common(worker);
+	} else if (what < 980) {
+		refused(worker);
+	} else if (what < 995) {
+		err = ibv_flush_relaxed_mr(pair.pd);
+		if (err)
+			wrong(&worker->wrong_calls, "ibv_flush_relaxed_mr", err);
+		worker->flushed++;
+	} else {
+		fork_one(worker);
+	}
+	worker->steps++;
+}
+
+static void *work(void *argument)
+{
+	struct worker *worker = argument;
+
+	for (int n = 0; n < SLOTS; n++)
+		get_memory(worker, &worker->slots[n]);
+	while (now() < deadline)
+		step(worker);
+	for (int n = 0; n < SLOTS; n++) {
+		if (worker->slots[n].mr)
+			deregister(worker, worker->slots[n].mr);
+		give_back(worker, &worker->slots[n]);
+	}
+	return NULL;
+}
+
+static int entries(const char *folder)
+{
+	DIR *dir = opendir(folder);
+	int count = 0;
+
+	must(dir);
+	while (readdir(dir))
+		count++;
+	closedir(dir);
+	return count;
+}
+
+/* A thread that was joined may still be seen for an instant. */
+static int threads_settle_at(int most)
+{
+	int count = entries("/proc/self/task");
+
+	for (int tries = 0; count > most && tries < 100; tries++) {
+		usleep(10000);
+		count = entries("/proc/self/task");
+	}
+	return count;
+}
+
+static long pinned_kib(void)
+{
+	FILE *file = fopen("/proc/self/status", "r");
+	char line[256];
+	long kib = -1;
+
+	must(file);
+	while (fgets(line, sizeof(line), file))
+		sscanf(line, "VmPin: %ld kB", &kib);
+	fclose(file);
+	return kib;
+}
+
+int main(int argc, char **argv)
+{
+	double seconds = argc > 1 ? atof(argv[1]) : 30;
+	unsigned int seed = argc > 2 ? (unsigned int)strtoul(argv[2], NULL, 0) : (unsigned int)time(NULL);
+	struct worker workers[THREADS] = { 0 }, sum = { 0 };
+	struct rdmamr_stats now_stats;
+	int threads, files;
+
+	relaxed_open(&pair);
+	for (int n = 0; n < COMMON; n++)
+		common[n] = pages(COMMON_LENGTH / PAGE);
+	ok(lands(&pair, common[0], COMMON_LENGTH) && ibv_flush_relaxed_mr(pair.pd) == 0, "a region, used and flushed");
+	/* From now on the library has what it needs for itself. */
+	threads = entries("/proc/self/task");
+	files = entries("/proc/self/fd");
+
+	printf("# %g seconds, seed %u\n", seconds, seed);
+	fflush(stdout);
+	deadline = now() + seconds;
+	for (int n = 0; n < THREADS; n++) {
+		workers[n].seed = seed + (unsigned int)n * 7919;
+		must(pthread_create(&workers[n].thread, NULL, work, &workers[n]) == 0);
+	}
+	for (int n = 0; n < THREADS; n++) {
+		must(pthread_join(workers[n].thread, NULL) == 0);
+		for (long *from = &workers[n].steps, *to = &sum.steps; from <= &workers[n].wrong_children; from++, to++)
+			*to += *from;
+	}
+	now_stats = stats();
+	printf("# %ld steps: %ld registrations (%ld again after EAGAIN), %ld checks of data, %ld changes of memory (%ld under a "
+	       "region), %ld flushes, %ld children, %ld refused\n", sum.steps, sum.registered, sum.again, sum.checked,
+	       sum.changed, sum.under, sum.flushed, sum.forked, sum.refused);
+	printf("# pool: %llu hits (%llu shared), %llu misses, %llu bypassed; ended by flush %llu, watermark %llu, linger %llu, "
+	       "pressure %llu, hook %llu, event %llu, fence %llu\n", (unsigned long long)now_stats.hits,
+	       (unsigned long long)now_stats.shared, (unsigned long long)now_stats.misses,
+	       (unsigned long long)bypassed(&now_stats), (unsigned long long)now_stats.flushed_flush,
+	       (unsigned long long)now_stats.flushed_watermark, (unsigned long long)now_stats.flushed_linger,
+	       (unsigned long long)now_stats.flushed_pressure, (unsigned long long)now_stats.flushed_hook,
+	       (unsigned long long)now_stats.flushed_event, (unsigned long long)now_stats.flushed_fence);
+
+	is(sum.wrong_data, 0, "data was where the program sees it, in %ld checks", sum.checked);
+	is(sum.wrong_calls, 0, "every call did what it should");
+	is(sum.wrong_children, 0, "every child ended well, of %ld", sum.forked);
+	ok(sum.checked && sum.changed && sum.under && sum.flushed && sum.forked && sum.refused, "everything happened");
+	ok(now_stats.hits > now_stats.misses && now_stats.shared, "regions were used again, and shared");
+	ok(now_stats.flushed_hook && now_stats.flushed_event && now_stats.flushed_flush,
+	   "and ended by calls seen, by events, by flushes");
+
+	is(ibv_flush_relaxed_mr(pair.pd), 0, "flushed");
+	now_stats = stats();
+	is((long long)now_stats.idle, 0, "nothing is idle");
+	is((long long)now_stats.idle_bytes, 0, "not a byte");
+	is(kernel_regions(pair.context), far.others, "the kernel has no relaxed region");
+	is(ibv_dereg_mr(far.mr), 0, "the far end is deregistered");
+	is((long long)stats().live, 0, "no region is left");
+	if (pinned_kib() < 0)
+		skip("pinned memory", "this kernel does not say");
+	else
+		is(pinned_kib(), 0, "no memory is pinned");
+	ok(threads_settle_at(threads) <= threads, "no thread is left over");
+	is(entries("/proc/self/fd"), files, "no file is left over");
+	pair_close(&pair);
+	return done_testing();
+}

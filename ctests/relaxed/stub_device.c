@@ -1,0 +1,303 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+#include "stub_device.h"
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/io_uring.h>
+#include <pthread.h>
+#include <rdma/ib_user_ioctl_cmds.h>
+#include <rdma/ib_user_verbs.h>
+#include <rdma/rdma_user_ioctl.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+/*
+ * A region has a slot; its handle is the slot's number, its keys the number and a part of the generation, so
+ * that the keys of a region that has gone are not soon those of another. A slot's word is its generation,
+ * times four, and one of these.
+ */
+enum { FREE, MAKING, LIVE, ENDING };
+enum { SLOTS = 1 << 18, PINNED_SLOTS = 4096, GENERATION_BITS = 14, PATTERN = 1 << 15 };
+
+/* With abi_compat all ones, libibverbs takes what lies before a context for its own. */
+static struct {
+	char before[1024];
+	struct ibv_context context;
+} device = { .context = { .cmd_fd = -1 } };
+static struct ibv_device identity = { .name = "stub0", .node_type = IBV_NODE_CA, .transport_type = IBV_TRANSPORT_IB };
+static struct ibv_pd pd = { .context = &device.context, .handle = 1 };
+
+static _Atomic uint32_t slots[SLOTS];
+static _Atomic uint32_t next_slot;
+static _Atomic long registered, deregistered;
+static uint32_t usable_slots;
+
+static struct {
+	pthread_mutex_t lock;
+	int fd, pipe[2];
+	unsigned int *tail, mask, *array, *cq_head, *cq_tail, cq_mask;
+	struct io_uring_sqe *sqes;
+	struct io_uring_cqe *cqes;
+	unsigned char pattern[PATTERN];
+} ring = { .lock = PTHREAD_MUTEX_INITIALIZER, .fd = -1 };
+
+static uint32_t key_of(uint32_t slot, uint32_t word)
+{
+	return slot << GENERATION_BITS | ((word >> 2) & ((1 << GENERATION_BITS) - 1));
+}
+
+/* Everything from here to ioctl() may run in a thread that has no more than an errno of its own, inside of any
+ * function of the library: no locks, no memory, no output. */
+
+static int set_buffer(uint32_t slot, uint64_t start, uint64_t length)
+{
+	struct iovec buffer = { (void *)(uintptr_t)start, length };
+	struct io_uring_rsrc_update2 update = { .offset = slot, .data = (uintptr_t)&buffer, .nr = 1 };
+
+	return syscall(SYS_io_uring_register, ring.fd, IORING_REGISTER_BUFFERS_UPDATE, &update, sizeof(update)) == 1 ?
+	       0 : -1;
+}
+
+static const struct ib_uverbs_attr *attribute(const struct ib_uverbs_ioctl_hdr *header, uint16_t id)
+{
+	for (int n = 0; n < header->num_attrs; n++)
+		if (header->attrs[n].attr_id == id)
+			return &header->attrs[n];
+	return NULL;
+}
+
+static int fail(int err)
+{
+	errno = err;
+	return -1;
+}
+
+static int register_memory(const struct ib_uverbs_ioctl_hdr *header)
+{
+	const struct ib_uverbs_attr *in = attribute(header, UVERBS_ATTR_CORE_IN);
+	const struct ib_uverbs_attr *out = attribute(header, UVERBS_ATTR_CORE_OUT);
+	struct ib_uverbs_reg_mr command;
+	struct ib_uverbs_reg_mr_resp answer;
+
+	if (!in || !out || in->len < sizeof(command) || out->len < sizeof(answer))
+		return fail(ENOSPC);
+	memcpy(&command, (const void *)(uintptr_t)in->data, sizeof(command));
+	if (command.pd_handle != pd.handle)
+		return fail(ENOENT);
+	for (uint32_t tries = 0; tries < usable_slots; tries++) {
+		uint32_t slot = atomic_fetch_add_explicit(&next_slot, 1, memory_order_relaxed) % usable_slots;
+		uint32_t word = atomic_load_explicit(&slots[slot], memory_order_relaxed);
+
+		if ((word & 3) != FREE || !atomic_compare_exchange_strong(&slots[slot], &word, word + MAKING))
+			continue;
+		if (ring.fd >= 0 && set_buffer(slot, command.start, command.length)) {
+			atomic_store(&slots[slot], word);
+			return -1;
+		}
+		answer.mr_handle = slot;
+		answer.lkey = answer.rkey = key_of(slot, word);
+		memcpy((void *)(uintptr_t)out->data, &answer, sizeof(answer));
+		atomic_store(&slots[slot], word + LIVE);
+		atomic_fetch_add_explicit(&registered, 1, memory_order_relaxed);
+		return 0;
+	}
+	return fail(ENOMEM);
+}
+
+static int destroy(const struct ib_uverbs_ioctl_hdr *header)
+{
+	const struct ib_uverbs_attr *handle = attribute(header, UVERBS_ATTR_DESTROY_MR_HANDLE);
+	uint32_t word, slot;
+
+	if (!handle || handle->data >= usable_slots)
+		return fail(ENOENT);
+	slot = (uint32_t)handle->data;
+	word = atomic_load(&slots[slot]);
+	if ((word & 3) != LIVE || !atomic_compare_exchange_strong(&slots[slot], &word, word - LIVE + ENDING))
+		return fail(ENOENT);
+	if (ring.fd >= 0 && set_buffer(slot, 0, 0)) {
+		atomic_store(&slots[slot], word);
+		return -1;
+	}
+	atomic_store(&slots[slot], word - LIVE + 4);
+	atomic_fetch_add_explicit(&deregistered, 1, memory_order_relaxed);
+	return 0;
+}
+
+static int uverbs(const struct ib_uverbs_ioctl_hdr *header)
+{
+	const struct ib_uverbs_attr *command = attribute(header, UVERBS_ATTR_WRITE_CMD);
+
+	if (header->driver_id != RDMA_DRIVER_RXE)
+		return fail(EINVAL);
+	if (header->object_id == UVERBS_OBJECT_MR && header->method_id == UVERBS_METHOD_MR_DESTROY)
+		return destroy(header);
+	if (header->object_id == UVERBS_OBJECT_MR && header->method_id == UVERBS_METHOD_QUERY_MR)
+		return fail(EINVAL); /* without its attributes: it exists */
+	if (header->object_id != UVERBS_OBJECT_DEVICE || header->method_id != UVERBS_METHOD_INVOKE_WRITE || !command)
+		return fail(EPROTONOSUPPORT);
+	switch (command->data) {
+	case IB_USER_VERBS_CMD_REG_MR:
+		return register_memory(header);
+	case IB_USER_VERBS_CMD_QUERY_DEVICE:
+		return fail(ENOSPC); /* without its input: the driver's number is right */
+	default:
+		return fail(EOPNOTSUPP);
+	}
+}
+
+/* The program's own, to which the calls of the library are bound. */
+int ioctl(int fd, unsigned long request, ...)
+{
+	va_list args;
+	void *argument;
+
+	va_start(args, request);
+	argument = va_arg(args, void *);
+	va_end(args);
+	if (request == RDMA_VERBS_IOCTL && fd == device.context.cmd_fd)
+		return uverbs(argument);
+	return (int)syscall(SYS_ioctl, fd, request, argument);
+}
+
+/* The library's own threads call it by number. It reads six arguments, whether they were given or not. */
+__attribute__((no_sanitize_address)) long syscall(long number, ...)
+{
+	static long (*next)(long, ...);
+	va_list args;
+	long argument[6];
+
+	va_start(args, number);
+	for (int n = 0; n < 6; n++)
+		argument[n] = va_arg(args, long);
+	va_end(args);
+	if (number == SYS_ioctl && argument[1] == (long)RDMA_VERBS_IOCTL && argument[0] == device.context.cmd_fd)
+		return uverbs((void *)argument[2]);
+	/* First by the program itself, when it opens the device: a thread of the library's must not look it up. */
+	if (!next)
+		*(void **)&next = dlsym(RTLD_NEXT, "syscall");
+	return next(number, argument[0], argument[1], argument[2], argument[3], argument[4], argument[5]);
+}
+
+static const char *open_ring(void)
+{
+	struct io_uring_params params = { 0 };
+	struct io_uring_rsrc_register table = { .nr = PINNED_SLOTS, .flags = IORING_RSRC_REGISTER_SPARSE };
+	unsigned char *queues;
+	size_t size, cq_size;
+
+	ring.fd = (int)syscall(SYS_io_uring_setup, 4, &params);
+	if (ring.fd < 0)
+		return errno == ENOSYS || errno == EPERM || errno == EACCES ?
+		       "io_uring is refused to this process" : "io_uring_setup fails";
+	if (!(params.features & IORING_FEAT_SINGLE_MMAP) ||
+	    syscall(SYS_io_uring_register, ring.fd, IORING_REGISTER_BUFFERS2, &table, sizeof(table)))
+		return "io_uring has no table of buffers that can be changed (before Linux 5.19)";
+	size = params.sq_off.array + params.sq_entries * sizeof(unsigned int);
+	cq_size = params.cq_off.cqes + params.cq_entries * sizeof(struct io_uring_cqe);
+	queues = mmap(NULL, size > cq_size ? size : cq_size, PROT_READ | PROT_WRITE, MAP_SHARED, ring.fd,
+		      IORING_OFF_SQ_RING);
+	ring.sqes = mmap(NULL, params.sq_entries * sizeof(*ring.sqes), PROT_READ | PROT_WRITE, MAP_SHARED, ring.fd,
+			 IORING_OFF_SQES);
+	if (queues == MAP_FAILED || ring.sqes == MAP_FAILED)
+		return "no memory for the queues of io_uring";
+	/* Of files, a pipe is read at once; others may be by way of a thread of the kernel. */
+	if (pipe2(ring.pipe, O_CLOEXEC | O_NONBLOCK))
+		return "no pipe";
+	ring.tail = (unsigned int *)(queues + params.sq_off.tail);
+	ring.mask = *(unsigned int *)(queues + params.sq_off.ring_mask);
+	ring.array = (unsigned int *)(queues + params.sq_off.array);
+	ring.cq_head = (unsigned int *)(queues + params.cq_off.head);
+	ring.cq_tail = (unsigned int *)(queues + params.cq_off.tail);
+	ring.cq_mask = *(unsigned int *)(queues + params.cq_off.ring_mask);
+	ring.cqes = (struct io_uring_cqe *)(queues + params.cq_off.cqes);
+	return NULL;
+}
+
+const char *stub_open(enum stub_kind kind)
+{
+	const char *why = kind == STUB_PIN ? open_ring() : NULL;
+
+	if (why)
+		return why;
+	usable_slots = kind == STUB_PIN ? PINNED_SLOTS : SLOTS;
+	device.context.device = &identity;
+	device.context.async_fd = -1;
+	device.context.num_comp_vectors = 1;
+	device.context.abi_compat = (void *)-1;
+	pthread_mutex_init(&device.context.mutex, NULL);
+	device.context.cmd_fd = memfd_create("stub device", MFD_CLOEXEC);
+	return device.context.cmd_fd < 0 ? "memfd_create fails" : NULL;
+}
+
+struct ibv_pd *stub_pd(void)
+{
+	return &pd;
+}
+
+/* What is in the pipe into the buffer of that slot. Whole, or an error. */
+static int read_fixed(uint32_t slot, unsigned char *to, unsigned int length)
+{
+	unsigned int tail = *ring.tail, head = *ring.cq_head;
+	struct io_uring_sqe *sqe = &ring.sqes[tail & ring.mask];
+	int result;
+
+	*sqe = (struct io_uring_sqe){
+		.opcode = IORING_OP_READ_FIXED,
+		.fd = ring.pipe[0],
+		.addr = (uintptr_t)to,
+		.len = length,
+		.buf_index = (uint16_t)slot,
+	};
+	ring.array[tail & ring.mask] = tail & ring.mask;
+	__atomic_store_n(ring.tail, tail + 1, __ATOMIC_RELEASE);
+	do
+		result = (int)syscall(SYS_io_uring_enter, ring.fd, 1, 1, IORING_ENTER_GETEVENTS, NULL, 0);
+	while (result < 0 && errno == EINTR);
+	if (result < 0)
+		return errno;
+	while (__atomic_load_n(ring.cq_tail, __ATOMIC_ACQUIRE) == head)
+		syscall(SYS_io_uring_enter, ring.fd, 0, 1, IORING_ENTER_GETEVENTS, NULL, 0);
+	result = ring.cqes[head & ring.cq_mask].res;
+	__atomic_store_n(ring.cq_head, head + 1, __ATOMIC_RELEASE);
+	return result < 0 ? -result : result == (int)length ? 0 : EIO;
+}
+
+int stub_write(const struct ibv_mr *mr, unsigned char value)
+{
+	uint32_t slot = mr->lkey >> GENERATION_BITS, word = slot < usable_slots ? slots[slot] : 0;
+	int err = 0;
+
+	if (ring.fd < 0)
+		return EOPNOTSUPP;
+	if ((word & 3) != LIVE || key_of(slot, word) != mr->lkey)
+		return EKEYREJECTED;
+	pthread_mutex_lock(&ring.lock);
+	memset(ring.pattern, value, mr->length < PATTERN ? mr->length : PATTERN);
+	for (size_t done = 0, now; done < mr->length && !err; done += now) {
+		now = mr->length - done < PATTERN ? mr->length - done : PATTERN;
+		err = write(ring.pipe[1], ring.pattern, now) != (ssize_t)now ?
+		      EIO : read_fixed(slot, (unsigned char *)mr->addr + done, (unsigned int)now);
+		if (err) /* what was written stays in the pipe */
+			while (read(ring.pipe[0], ring.pattern, PATTERN) > 0)
+				;
+	}
+	pthread_mutex_unlock(&ring.lock);
+	return err;
+}
+
+long stub_registered(void)
+{
+	return registered;
+}
+
+long stub_deregistered(void)
+{
+	return deregistered;
+}

@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * A device that is none, so that the library runs on a machine without RDMA, on its own kernel and at full
+ * speed: a context and a protection domain made by hand, and an ioctl() of the program's own that answers
+ * those of uverbs as soft-RoCE's kernel driver would. Everything else of the library is the real thing.
+ *
+ * A device writes to the pages that it pinned, whatever the program's page tables have become: with STUB_PIN
+ * a registration pins its memory as a fixed buffer of an io_uring, and stub_write() reads into that buffer
+ * from a file. That goes to the pages of the registration, as an RDMA write does.
+ */
+#ifndef STUB_DEVICE_H
+#define STUB_DEVICE_H
+
+#include <rdmamr/verbs.h>
+
+/* libibverbs has none of these: without the library a program still links, and says so. */
+#pragma weak ibv_reg_mr_relaxed
+#pragma weak ibv_dereg_mr_relaxed
+#pragma weak ibv_flush_relaxed_mr
+
+enum stub_kind {
+	STUB_NOTHING, /* registrations get a handle and keys, which is all that a benchmark wants */
+	STUB_PIN,     /* and their memory is pinned; at most 4096 at a time, of at most 1 GiB each */
+};
+
+/* Opens the device, once. NULL, or why it cannot be had: the kernel refuses io_uring. */
+const char *stub_open(enum stub_kind kind);
+
+/* Its protection domain. It cannot be deallocated: there is no provider behind it. */
+struct ibv_pd *stub_pd(void);
+
+/* The device writes `value` to all bytes of the region, from addr on for length. 0, or an errno: EKEYREJECTED
+ * if the device does not know the region's lkey. */
+int stub_write(const struct ibv_mr *mr, unsigned char value);
+
+/* How often the device was asked to register memory, and to deregister it, successfully. */
+long stub_registered(void);
+long stub_deregistered(void);
+
+#endif
