@@ -73,9 +73,11 @@ static struct rdmamr_stats stats(void)
 /* ---- What is measured: `count` operations each, from the place in the order at which the thread is. ---- */
 
 struct job {
-	const uint32_t *order; /* indexes of regions, `size` of them, again and again */
+	/* Nothing that two threads write lies in one line of the cache, nor in two that are fetched together. */
+	_Alignas(256) const uint32_t *order; /* indexes of regions, `size` of them, again and again */
 	uint32_t size, at;
 	long count;
+	int thread;
 };
 
 static uint32_t next(struct job *job)
@@ -125,6 +127,19 @@ static void system_calls(struct job *job)
 {
 	for (long n = 0; n < job->count; n++)
 		syscall(SYS_getppid);
+}
+
+/* What two threads cost each other that share nothing: their processors may be two halves of one. */
+static void additions(struct job *job)
+{
+	static struct {
+		_Alignas(256) _Atomic long sum;
+	} own[THREADS];
+
+	for (long n = 0; n < job->count; n++) {
+		atomic_fetch_add(&own[job->thread].sum, (long)next(job));
+		atomic_fetch_add(&own[job->thread].sum, 1);
+	}
 }
 
 /* ---- Threads: the second one waits asleep, and both start at once. ---- */
@@ -394,7 +409,8 @@ static struct side side(void (*work)(struct job *), int threads, const uint32_t 
 	return (struct side){
 		.work = work,
 		.threads = threads,
-		.jobs = { { .order = one, .size = size, .count = count }, { .order = two, .size = size, .count = count } },
+		.jobs = { { .order = one, .size = size, .count = count },
+			  { .order = two, .size = size, .count = count, .thread = 1 } },
 	};
 }
 
@@ -442,6 +458,9 @@ static void unfenced(void)
 	compare("2 threads, a region each", "1 thread",
 		(struct side[]){ side(relaxed_pairs, 2, first, other, 1, few),
 				 side(relaxed_pairs, 1, first, first, 1, few) }, rounds, 1.5);
+	compare("2 threads that add, each to memory of its own", "1 thread",
+		(struct side[]){ side(additions, 2, first, other, 1, few),
+				 side(additions, 1, first, first, 1, few) }, rounds, 0);
 }
 
 /* Small mappings far apart, so that no two of them share anything that a watch might take as a whole. */
@@ -465,6 +484,15 @@ static void unmap_areas(void)
 	for (size_t n = 0; n < AREAS; n++)
 		if (syscall(SYS_munmap, areas + n * AREA_STRIDE, PAGE))
 			die("munmap of an area");
+}
+
+/* What was unmapped is deregistered at some time: not while the next is measured. Their domain has no other
+ * regions. */
+static void settle(void)
+{
+	errno = ibv_flush_relaxed_mr(stub_other_pd());
+	if (errno)
+		die("ibv_flush_relaxed_mr");
 }
 
 static int our_watch(void)
@@ -496,13 +524,13 @@ static double misses_once(int way, int uffd)
 		char *area = areas + n * AREA_STRIDE;
 
 		if (way == OURS) {
-			mrs[n] = ibv_reg_mr_relaxed(stub_pd(), area, PAGE, ACCESS);
+			mrs[n] = ibv_reg_mr_relaxed(stub_other_pd(), area, PAGE, ACCESS);
 		} else {
 			struct uffdio_register watch = {
 				.range = { .start = (uintptr_t)area, .len = PAGE }, .mode = UFFDIO_REGISTER_MODE_WP,
 			};
 
-			mrs[n] = (ibv_reg_mr)(stub_pd(), area, PAGE, ACCESS);
+			mrs[n] = (ibv_reg_mr)(stub_other_pd(), area, PAGE, ACCESS);
 			if (ioctl(uffd, UFFDIO_REGISTER, &watch))
 				die("UFFDIO_REGISTER");
 		}
@@ -514,6 +542,7 @@ static double misses_once(int way, int uffd)
 		if (way == OURS ? ibv_dereg_mr_relaxed(mrs[n]) : ibv_dereg_mr(mrs[n]))
 			die("a deregistration");
 	unmap_areas();
+	settle();
 	return took / AREAS;
 }
 
@@ -550,7 +579,7 @@ static double unmaps_once(bool by_libc, bool watched)
 	map_areas();
 	if (watched)
 		for (size_t n = 0; n < AREAS; n++) {
-			struct ibv_mr *mr = ibv_reg_mr_relaxed(stub_pd(), areas + n * AREA_STRIDE, PAGE, ACCESS);
+			struct ibv_mr *mr = ibv_reg_mr_relaxed(stub_other_pd(), areas + n * AREA_STRIDE, PAGE, ACCESS);
 
 			if (!mr || ibv_dereg_mr_relaxed(mr))
 				die("a region to unmap");
@@ -563,6 +592,7 @@ static double unmaps_once(bool by_libc, bool watched)
 			die("munmap");
 	}
 	took = now() - start;
+	settle();
 	return took / AREAS;
 }
 
@@ -649,8 +679,12 @@ int main(int argc, char **argv)
 		fenced();
 	else
 		unfenced();
-	if (ibv_flush_relaxed_mr(stub_pd()) || stub_registered() != stub_deregistered() || stats().idle) {
-		fprintf(stderr, "relaxed: the flush left regions behind\n");
+	errno = ibv_flush_relaxed_mr(stub_pd());
+	if (errno)
+		die("ibv_flush_relaxed_mr");
+	if (stub_registered() != stub_deregistered() || stats().idle) {
+		fprintf(stderr, "relaxed: the flush left regions behind: %ld registered, %ld deregistered, %llu idle\n",
+			stub_registered(), stub_deregistered(), (unsigned long long)stats().idle);
 		return 1;
 	}
 	return 0;

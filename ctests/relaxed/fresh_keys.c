@@ -57,7 +57,8 @@ int main(int argc, char **argv)
 	relaxed_open(&pair);
 	memory = pages(1);
 	remote_rights("remote read and write", LOCAL_AND_REMOTE);
-	remote_rights("remote read and write, relaxed ordering", IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
+	remote_rights("remote read and write, relaxed ordering",
+		      IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
 					      IBV_ACCESS_RELAXED_ORDERING);
 	remote_rights("remote read", IBV_ACCESS_REMOTE_READ);
 	remote_rights("remote atomic", IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_ATOMIC);

@@ -88,7 +88,8 @@ static int by_default(void)
 
 int main(int argc, char **argv)
 {
-	static const char *const none[] = { "RDMAMR_RELAXED_LINGER=0", NULL }, *const unset[] = { "RDMAMR_RELAXED_LINGER", NULL };
+	static const char *const none[] = { "RDMAMR_RELAXED_LINGER=0", NULL };
+	static const char *const unset[] = { "RDMAMR_RELAXED_LINGER", NULL };
 
 	alarm(100);
 	if (argc > 1) {

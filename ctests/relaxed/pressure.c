@@ -84,9 +84,11 @@ int main(int argc, char **argv)
 		ok(mr != NULL, "%s of %d pages succeeds", calls[n].name, WANTED);
 		must(mr);
 		ok(lands_in(&pair, mr, memory + 40 * PAGE, WANTED * PAGE), "%s: data lands by it", calls[n].name);
-		ok(stats().flushed_pressure > before.flushed_pressure, "%s: %d idle regions went for it", calls[n].name,
+		ok(stats().flushed_pressure > before.flushed_pressure, "%s: %d idle regions went for it",
+		   calls[n].name,
 		   (int)(stats().flushed_pressure - before.flushed_pressure));
-		is((long long)stats().reg_failed, (long long)before.reg_failed, "%s: no failure is counted", calls[n].name);
+		is((long long)stats().reg_failed, (long long)before.reg_failed, "%s: no failure is counted",
+		   calls[n].name);
 		is(ibv_dereg_mr(mr), 0, "%s: it is deregistered", calls[n].name);
 	}
 

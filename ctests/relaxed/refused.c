@@ -55,7 +55,8 @@ static void nothing_idle(const char *name, int access)
 		before = stats();
 		mr = ibv_reg_mr_relaxed(pair.pd, memory, PAGE, access);
 		must(mr);
-		ok(made_anew(before, stats()) && stats().bypassed_watch == before.bypassed_watch + 1, "%s: a region of now", name);
+		ok(made_anew(before, stats()) && stats().bypassed_watch == before.bypassed_watch + 1,
+		   "%s: a region of now", name);
 		ok(lands_by_lkey(&pair, mr, memory, PAGE), "%s: data lands by it", name);
 		is(ibv_dereg_mr_relaxed(mr), 0, "%s: deregistered", name);
 		is(stats().idle, 0, "%s: it is not kept", name);
@@ -126,7 +127,8 @@ int main(int argc, char **argv)
 	count = lines(text, sizeof(text));
 	must(dup2(err, STDERR_FILENO) == STDERR_FILENO);
 	is(count, 1, "one line is said");
-	ok(strstr(text, "userfaultfd") && strstr(text, "seccomp"), "it says what to allow: %.*s", (int)strcspn(text, "\n"), text);
+	ok(strstr(text, "userfaultfd") && strstr(text, "seccomp"), "it says what to allow: %.*s",
+	   (int)strcspn(text, "\n"), text);
 	regions = kernel_regions(pair.context);
 	is(ibv_flush_relaxed_mr(pair.pd), 0, "a flush of nothing");
 	is(kernel_regions(pair.context), regions, "has nothing to do");

@@ -62,7 +62,8 @@ static void judged_as_plain(const char *name, int access, bool kept)
 		errno = 0;
 		mr = ibv_reg_mr_relaxed(pair.pd, memory, PAGE, access);
 		after = stats();
-		is(mr ? 0 : errno, err, "%s: the verdict of a plain registration (%s)", name, err ? strerrorname_np(err) : "yes");
+		is(mr ? 0 : errno, err, "%s: the verdict of a plain registration (%s)", name,
+		   err ? strerrorname_np(err) : "yes");
 		if (!mr) {
 			is(kernel_regions(pair.context), regions, "%s: nothing is left", name);
 			continue;
@@ -71,7 +72,8 @@ static void judged_as_plain(const char *name, int access, bool kept)
 			is(ibv_dereg_mr_relaxed(mr), 0, "%s: deregistered", name);
 			continue;
 		}
-		ok(made_anew(before, after) && after.bypassed_access == before.bypassed_access + 1, "%s: a region of its own", name);
+		ok(made_anew(before, after) && after.bypassed_access == before.bypassed_access + 1,
+		   "%s: a region of its own", name);
 		if (access & IBV_ACCESS_REMOTE_WRITE)
 			ok(lands_in(&pair, mr, memory, PAGE), "%s: data lands by it", name);
 		is(ibv_dereg_mr_relaxed(mr), 0, "%s: deregistered", name);
@@ -132,7 +134,8 @@ static void hull(void)
 	ok(write_refused(&pair, memory + 2 * PAGE - 8, key), "nor the one before");
 
 	other = relaxed(2 * PAGE + 4000, 96, LOCAL_AND_REMOTE);
-	ok(other != mr && other->addr == memory + 2 * PAGE + 4000 && other->length == 96, "another call, another handle");
+	ok(other != mr && other->addr == memory + 2 * PAGE + 4000 && other->length == 96,
+	   "another call, another handle");
 	ok(other->lkey == mr->lkey && other->rkey == key, "of the same region");
 	ok(mr->addr == memory + 2 * PAGE + 100 && mr->length == 50, "the first is what it was");
 	is((long long)stats().shared, 1, "which is counted as shared");
@@ -173,7 +176,8 @@ static void other_calls(void)
 	for (int change = 1; change <= 7; change++) {
 		errno = 0;
 		err = ibv_rereg_mr(mr, change, pair.pd, memory + 4 * PAGE, PAGE, IBV_ACCESS_LOCAL_WRITE);
-		ok(err == IBV_REREG_MR_ERR_INPUT && errno == EINVAL, "ibv_rereg_mr %d of a relaxed region: EINVAL", change);
+		ok(err == IBV_REREG_MR_ERR_INPUT && errno == EINVAL, "ibv_rereg_mr %d of a relaxed region: EINVAL",
+		   change);
 	}
 	ok(!memcmp(mr, &copy, sizeof(copy)), "which is what it was");
 	ok(lands_in(&pair, mr, memory, PAGE), "data lands by it");
@@ -192,7 +196,8 @@ enum { LW = IBV_ACCESS_LOCAL_WRITE, RW = IBV_ACCESS_REMOTE_WRITE, RR = IBV_ACCES
        RA = IBV_ACCESS_REMOTE_ATOMIC };
 
 /* Registers what is there and then what is wanted; whether the first served the second. */
-static void serves(const char *name, size_t pages_there, int there, size_t page, size_t pages_wanted, int wanted, bool want,
+static void serves(const char *name, size_t pages_there, int there, size_t page, size_t pages_wanted, int wanted,
+		   bool want,
 		   bool in_use)
 {
 	struct ibv_mr *first = relaxed(0, pages_there * PAGE, there), *second;
@@ -203,12 +208,15 @@ static void serves(const char *name, size_t pages_there, int there, size_t page,
 		must(ibv_dereg_mr_relaxed(first) == 0);
 	before = stats();
 	second = relaxed(page * PAGE, pages_wanted * PAGE, wanted);
-	ok((want ? reused(before, stats()) : made_anew(before, stats())) && (second->lkey == key) == want, "%s, %s: %s", name,
+	ok((want ? reused(before, stats()) : made_anew(before, stats())) && (second->lkey == key) == want,
+	   "%s, %s: %s", name,
 	   in_use ? "in use" : "idle", want ? "serves" : "does not serve");
 	if (wanted & LW)
-		ok(lands_by_lkey(&pair, second, memory + page * PAGE, pages_wanted * PAGE), "%s: data lands by its local key", name);
+		ok(lands_by_lkey(&pair, second, memory + page * PAGE, pages_wanted * PAGE),
+		   "%s: data lands by its local key", name);
 	if (wanted & RW && wanted & RR)
-		ok(lands_in(&pair, second, memory + page * PAGE, pages_wanted * PAGE), "%s: and by its remote key", name);
+		ok(lands_in(&pair, second, memory + page * PAGE, pages_wanted * PAGE), "%s: and by its remote key",
+		   name);
 	if (!(wanted & RW))
 		ok(write_refused(&pair, memory + page * PAGE, second->rkey), "%s: a remote write is refused", name);
 	if (!(wanted & RR)) {
@@ -255,7 +263,8 @@ static void rights(void)
 static void flush(void)
 {
 	struct ibv_pd *pd = ibv_alloc_pd(pair.context);
-	struct ibv_mr *used = relaxed(8 * PAGE, PAGE, LOCAL_AND_REMOTE), *mr = relaxed(0, PAGE, LOCAL_AND_REMOTE), *others;
+	struct ibv_mr *used = relaxed(8 * PAGE, PAGE, LOCAL_AND_REMOTE), *others;
+	struct ibv_mr *mr = relaxed(0, PAGE, LOCAL_AND_REMOTE);
 	struct rdmamr_stats before;
 	uint32_t key = mr->rkey;
 

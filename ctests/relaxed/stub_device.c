@@ -31,7 +31,10 @@ static struct {
 	struct ibv_context context;
 } device = { .context = { .cmd_fd = -1 } };
 static struct ibv_device identity = { .name = "stub0", .node_type = IBV_NODE_CA, .transport_type = IBV_TRANSPORT_IB };
-static struct ibv_pd pd = { .context = &device.context, .handle = 1 };
+static struct ibv_pd pds[] = {
+	{ .context = &device.context, .handle = 1 },
+	{ .context = &device.context, .handle = 2 },
+};
 
 static _Atomic uint32_t slots[SLOTS];
 static _Atomic uint32_t next_slot;
@@ -88,7 +91,7 @@ static int register_memory(const struct ib_uverbs_ioctl_hdr *header)
 	if (!in || !out || in->len < sizeof(command) || out->len < sizeof(answer))
 		return fail(ENOSPC);
 	memcpy(&command, (const void *)(uintptr_t)in->data, sizeof(command));
-	if (command.pd_handle != pd.handle)
+	if (command.pd_handle != pds[0].handle && command.pd_handle != pds[1].handle)
 		return fail(ENOENT);
 	for (uint32_t tries = 0; tries < usable_slots; tries++) {
 		uint32_t slot = atomic_fetch_add_explicit(&next_slot, 1, memory_order_relaxed) % usable_slots;
@@ -238,7 +241,12 @@ const char *stub_open(enum stub_kind kind)
 
 struct ibv_pd *stub_pd(void)
 {
-	return &pd;
+	return &pds[0];
+}
+
+struct ibv_pd *stub_other_pd(void)
+{
+	return &pds[1];
 }
 
 /* What is in the pipe into the buffer of that slot. Whole, or an error. */

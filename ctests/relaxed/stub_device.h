@@ -26,8 +26,9 @@ enum stub_kind {
 /* Opens the device, once. NULL, or why it cannot be had: the kernel refuses io_uring. */
 const char *stub_open(enum stub_kind kind);
 
-/* Its protection domain. It cannot be deallocated: there is no provider behind it. */
+/* Its protection domains, of which there are two. They cannot be deallocated: there is no provider behind them. */
 struct ibv_pd *stub_pd(void);
+struct ibv_pd *stub_other_pd(void);
 
 /* The device writes `value` to all bytes of the region, from addr on for length. 0, or an errno: EKEYREJECTED
  * if the device does not know the region's lkey. */

@@ -123,7 +123,8 @@ static void addresses_come_back(void)
 	}
 	is(resurrected, 0, "a device that is opened finds nothing of one that was closed");
 	is(wrong, 0, "and each takes its own along");
-	ok(contexts + domains > 0, "of 30, %d contexts and %d domains were at the address of the last", contexts, domains);
+	ok(contexts + domains > 0, "of 30, %d contexts and %d domains were at the address of the last", contexts,
+	   domains);
 }
 
 int main(int argc, char **argv)

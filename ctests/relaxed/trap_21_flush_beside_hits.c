@@ -86,7 +86,8 @@ static void beside_hits(void)
 	stop = 1;
 	for (int n = 0; n < 2; n++) {
 		must(pthread_join(workers[n].thread, NULL) == 0);
-		ok(workers[n].rounds > 0 && workers[n].failed == 0, "thread %d: %d rounds beside the flushes, and no call failed",
+		ok(workers[n].rounds > 0 && workers[n].failed == 0,
+		   "thread %d: %d rounds beside the flushes, and no call failed",
 		   n, workers[n].rounds);
 		is(workers[n].gone, 0, "thread %d: the kernel always had the region in use", n);
 		is(workers[n].lost, 0, "thread %d: it was always there to share", n);

@@ -101,7 +101,8 @@ static void part(const char *when)
 	is(can_map(16), 16, "%s: the program can still map", name);
 	is(ibv_flush_relaxed_mr(pair.pd), 0, "%s: flushed", name);
 	after = mappings();
-	ok(after <= before + 32, "%s: %d mappings before, %d after the flush, %d allowed", name, before, after, limit(0));
+	ok(after <= before + 32, "%s: %d mappings before, %d after the flush, %d allowed", name, before, after,
+	   limit(0));
 	printf("# bypassed for want of mappings: %llu, hits: %llu, misses: %llu\n",
 	       (unsigned long long)stats().bypassed_limit, (unsigned long long)stats().hits,
 	       (unsigned long long)stats().misses);

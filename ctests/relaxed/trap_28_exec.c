@@ -211,7 +211,8 @@ int main(int argc, char **argv)
 		return started(argv[2]);
 	if (argc > 2 && !strcmp(argv[1], "daemon"))
 		return becomes_daemon(atoi(argv[2]));
-	snprintf(first, sizeof(first), "%llx", (unsigned long long)(argc > 2 ? strtoull(argv[2], NULL, 16) : descriptors()));
+	snprintf(first, sizeof(first), "%llx",
+		 (unsigned long long)(argc > 2 ? strtoull(argv[2], NULL, 16) : descriptors()));
 	alarm(100);
 	if (argc > 2)
 		return replaced();

@@ -94,7 +94,8 @@ static void watched_second(void)
 
 	control(&pair, "memory that the pool watches", memory, PAGE);
 	err = other_takes(memory, PAGE, UFFDIO_REGISTER_MODE_MISSING);
-	printf("# NOTE: another userfaultfd that wants what the pool watches is told %s\n", err ? strerrorname_np(err) : "yes");
+	printf("# NOTE: another userfaultfd that wants what the pool watches is told %s\n",
+	       err ? strerrorname_np(err) : "yes");
 	mr = ibv_reg_mr_relaxed(pair.pd, memory, PAGE, LOCAL_AND_REMOTE);
 	must(mr);
 	ok(lands_in(&pair, mr, memory, PAGE), "data lands all the same");

@@ -24,7 +24,8 @@ static void map_all(size_t bytes)
 	memory = mmap(NULL, length, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 	must(memory != MAP_FAILED);
 	for (size_t at = 0; at < length; at += CHUNK)
-		must(mmap(memory + at, CHUNK, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED | (at ? 0 : MAP_POPULATE), fd,
+		must(mmap(memory + at, CHUNK, PROT_READ | PROT_WRITE,
+		     MAP_SHARED | MAP_FIXED | (at ? 0 : MAP_POPULATE), fd,
 			  0) == memory + at);
 	must(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE) == 0);
 }

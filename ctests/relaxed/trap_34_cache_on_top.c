@@ -194,15 +194,18 @@ static void both_caches(const char *name, bool watch_first, char *const *buffers
 		stale += !used(buffers, &random);
 	after = stats();
 	is(stale, 0, "%s: data always landed in %d uses", name, ROUNDS);
-	printf("# %s: the one on top had %d hits, %d misses, %d not watched, %d invalidated\n", name, cache.hits, cache.misses,
+	printf("# %s: the one on top had %d hits, %d misses, %d not watched, %d invalidated\n", name, cache.hits,
+	       cache.misses,
 	       cache.unwatched, cache.invalidated);
 	show(before, after);
 	is((long long)((after.hits - before.hits) + (after.reg_kernel - before.reg_kernel)), cache.misses,
 	   "%s: what the one on top has missed came to the pool", name);
-	ok(cache.hits > 0 || cache.unwatched == cache.misses, "%s: the one on top hits, unless it may watch nothing", name);
+	ok(cache.hits > 0 || cache.unwatched == cache.misses, "%s: the one on top hits, unless it may watch nothing",
+	   name);
 	is((long long)after.live, 1 + cache_holds(),
 	   "%s: in use are the far end's region and what the one on top keeps", name);
-	is(kernel_regions(pair.context), 1 + cache_holds() + (int)after.idle, "%s: and the kernel has that, and the idle ones",
+	is(kernel_regions(pair.context), 1 + cache_holds() + (int)after.idle,
+	   "%s: and the kernel has that, and the idle ones",
 	   name);
 	ok(pinned() >= 2 * WINDOW / PAGE + cache_holds() * BUFFER / PAGE, "%s: all of it is pinned", name);
 	cache_close();

@@ -35,6 +35,10 @@ const TICKS: u32 = 8;
 /// An idle machine is looked at this often, in ticks of the default length.
 const LOOKS: u32 = 8;
 
+/// For so many ticks nothing must be idle before the cleaner sleeps without a limit: a region that the program
+/// takes and releases all the time is found in use now and then.
+const PATIENCE: u32 = 8;
+
 /// Rights of peers: remote write, read and atomic, and the two kinds of flush.
 const REMOTE: u32 = 0b11_0000_1110;
 
@@ -124,9 +128,9 @@ impl Cleaner {
         } else {
             self.local
         };
-        now.wrapping_sub(region.released.load(Relaxed))
-            .saturating_add(1)
-            >= linger
+        // It may have been released since `now` was.
+        let idle = now.wrapping_sub(region.released.load(Relaxed)) as i32;
+        i64::from(idle) + 1 >= i64::from(linger)
     }
 }
 
@@ -143,9 +147,12 @@ extern "C" fn run(argument: *mut c_void) -> c_int {
     helper_thread::set_name(c"rdmamr-cleaner");
     let (pool, cleaner) = (relaxed.pool, relaxed.cleaner);
     let mut ticks = 0u32;
+    let mut busy = PATIENCE;
     loop {
         cleaner.signal.store(0, SeqCst);
+        // The clock, which has stood still, comes first: what is released from now on is not released long ago.
         let now = cleaner.set_clock();
+        cleaner.dormant.store(0, SeqCst);
         if pool.changes.is_behind() {
             relaxed.apply(&relaxed.pool.lock(), By::Helper);
         }
@@ -162,20 +169,17 @@ extern "C" fn run(argument: *mut c_void) -> c_int {
                 .any(|(_, region)| region.word.load().is_unused())
         };
         let limit = Duration::from_millis(cleaner.tick.into());
-        if idle() {
-            lock::wait(&cleaner.signal, 0, Some(limit));
-            continue;
-        }
-        cleaner.dormant.store(1, SeqCst);
-        // Whoever let go of a region before that did not see it.
-        if idle() {
-            lock::wait(&cleaner.signal, 0, Some(limit));
+        busy = if idle() { PATIENCE } else { busy - 1 };
+        if busy == 0 {
+            busy = PATIENCE;
+            cleaner.dormant.store(1, SeqCst);
+            // Whoever let go of a region before that did not see it.
+            if !idle() {
+                lock::wait(&cleaner.signal, 0, None);
+            }
         } else {
-            lock::wait(&cleaner.signal, 0, None);
+            lock::wait(&cleaner.signal, 0, Some(limit));
         }
-        // First the clock, which has stood still: what is released from now on is not released long ago.
-        cleaner.set_clock();
-        cleaner.dormant.store(0, SeqCst);
     }
 }
 

@@ -51,7 +51,7 @@ use core::ptr::with_exposed_provenance_mut;
 use ending::By;
 pub use hit::Miss;
 use hull::Range;
-use pool::{Limit, Locked, Pool};
+use pool::{Locked, Pool};
 use region::{Id, Purpose};
 use watch::{Fence, Watch};
 use word::{Grant, Left};
@@ -73,8 +73,6 @@ pub struct Instance {
     watch: Watch,
     cleaner: &'static Cleaner,
     counters: &'static Counters,
-    /// How much may be idle.
-    limit: Limit,
 }
 
 static INSTANCE: PerProcess<Instance> = PerProcess::new();

@@ -400,7 +400,8 @@ impl Test {
                     regions,
                     bytes: u64::MAX,
                 };
-                if let Some(over) = self.pool.lock().over(&limit) {
+                self.pool.set_limit(limit);
+                if let Some(over) = self.pool.lock().over() {
                     prop_assert!(self.pool.idle().0 > regions);
                     prop_assert_eq!(self.pool.idle().0 - over.regions, regions / 4 * 3);
                 } else {

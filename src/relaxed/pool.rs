@@ -16,8 +16,8 @@
 //! (3), and it is refused; or the event was read before (3), so the monitor's being under way, or what it
 //! wrote, is seen in (4). Withdrawing sets a bit that nothing clears while the region lives. A change that
 //! has not finished has no order with the hit: it may be taken as later, and the next hit sees it. The
-//! region's *word* has one owner for each step (`word.rs`): the one whose compare-and-swap succeeds; slot
-//! and generation keep an old look from taking a new region. Its other fields are written by the maker alone,
+//! region's *word* has one owner for each step (`word.rs`): the one whose compare-and-swap succeeds; the
+//! generation in it keeps an old look from taking a new region. Its other fields are written by the maker alone,
 //! before `keep` (release), and read after the word (acquire). The index, the table's entries, shared
 //! memory and the applying of the log belong to who holds the lock; readers of the table take hints only.
 //! Deregistering is outside the lock, by the one who claimed, when nobody uses the region and nobody can
@@ -95,7 +95,11 @@ pub struct Pool {
     /// Regions that are registered, and the sum of their lengths.
     regions: AtomicU64,
     bytes: AtomicU64,
-    /// How many more regions and bytes can become idle before somebody must count.
+    /// How much may be idle: set once, when the pool is made.
+    most_regions: AtomicU64,
+    most_bytes: AtomicU64,
+    /// How many more regions and bytes can become idle before somebody must count. Of no meaning while all
+    /// that are registered are within the limit.
     spare_regions: AtomicU64,
     spare_bytes: AtomicU64,
     shared_memory: SharedMemory,
@@ -200,18 +204,15 @@ impl Pool {
     /// A region that serves, taken for one more user.
     #[inline(always)]
     pub fn take(&self, purpose: &Purpose) -> Option<(Id, Grant)> {
-        self.table.find(purpose, |id, generation| {
-            self.take_this(id, purpose, Some(generation))
-        })
+        self.table.find(purpose, |id| self.take_this(id, purpose))
     }
 
     #[inline(always)]
-    fn take_this(&self, id: Id, purpose: &Purpose, generation: Option<u32>) -> Option<(Id, Grant)> {
+    fn take_this(&self, id: Id, purpose: &Purpose) -> Option<(Id, Grant)> {
         let region = self.slots.get(id.0 as usize)?;
         loop {
             let seen = region.word.load();
-            let same = generation.is_none_or(|generation| generation == seen.generation());
-            if !same || !seen.can_be_taken() || !region.serves(purpose) {
+            if !seen.can_be_taken() || !region.serves(purpose) {
                 return None;
             }
             if let Some(grant) = region.word.take(seen) {
@@ -293,11 +294,28 @@ impl Pool {
     /// registered are within the limits. Called when one has become idle; false means that it is time for
     /// `over`.
     #[inline(always)]
-    pub fn is_within(&self, limit: &Limit, id: Id) -> bool {
-        if self.regions.load(Relaxed) <= limit.regions && self.bytes.load(Relaxed) <= limit.bytes {
-            return true;
+    pub fn is_within(&self, id: Id) -> bool {
+        self.all_are_within() || self.spend(id)
+    }
+
+    /// Whether all that are registered, idle or not, are within the limit.
+    #[inline(always)]
+    fn all_are_within(&self) -> bool {
+        self.regions.load(Relaxed) <= self.most_regions.load(Relaxed)
+            && self.bytes.load(Relaxed) <= self.most_bytes.load(Relaxed)
+    }
+
+    /// Sets how much may be idle.
+    pub fn set_limit(&self, limit: Limit) {
+        self.most_regions.store(limit.regions, Relaxed);
+        self.most_bytes.store(limit.bytes, Relaxed);
+    }
+
+    fn limit(&self) -> Limit {
+        Limit {
+            regions: self.most_regions.load(Relaxed),
+            bytes: self.most_bytes.load(Relaxed),
         }
-        self.spend(id)
     }
 
     #[cold]
@@ -459,8 +477,14 @@ impl Locked<'_> {
         region.word.make();
         pool.index.add(&*pool.slots, id);
         pool.filter.add(purpose.hull);
+        let was_within = pool.all_are_within();
         add(&pool.regions, 1);
         add(&pool.bytes, purpose.hull.bytes());
+        if was_within && !pool.all_are_within() {
+            // Nobody has counted what became idle until now.
+            pool.spare_regions.store(0, Relaxed);
+            pool.spare_bytes.store(0, Relaxed);
+        }
         Some(id)
     }
 
@@ -522,7 +546,7 @@ impl Locked<'_> {
         pool.index
             .overlapping(&*pool.slots, purpose.hull, |id, region| {
                 if region.serves(purpose) {
-                    taken = pool.take_this(id, purpose, None);
+                    taken = pool.take_this(id, purpose);
                 }
                 taken.is_none()
             });
@@ -736,8 +760,9 @@ impl Locked<'_> {
 
     /// Counts the idle regions. Where they are more than the limit: how many, and bytes, must go to bring
     /// them to three quarters of it. Otherwise what is spare is noted for `is_within`.
-    pub fn over(&self, limit: &Limit) -> Option<Limit> {
+    pub fn over(&self) -> Option<Limit> {
         let pool = self.0;
+        let limit = pool.limit();
         let (regions, bytes) = pool.idle();
         if regions <= limit.regions && bytes <= limit.bytes {
             pool.spare_regions.store(limit.regions - regions, Relaxed);

@@ -31,7 +31,7 @@ pub fn release(mr: Mr) -> bool {
             if relaxed.cleaner.is_dormant() {
                 relaxed.cleaner.idle(pool.region(id));
             }
-            if !pool.is_within(&relaxed.limit, id) {
+            if !pool.is_within(id) {
                 trim(relaxed);
             }
             true
@@ -76,7 +76,7 @@ fn trim(relaxed: &Instance) {
             let mut batch = Batch::new();
             let locked = relaxed.pool.lock();
             relaxed.apply(&locked, By::Program);
-            let Some(mut over) = locked.over(&relaxed.limit) else {
+            let Some(mut over) = locked.over() else {
                 return;
             };
             from = locked.claim_idle(start, &mut batch, Cause::Watermark, |region| {
@@ -99,5 +99,5 @@ fn trim(relaxed: &Instance) {
     }
     ending::doomed(relaxed, By::Program);
     // Notes what is spare now.
-    relaxed.pool.lock().over(&relaxed.limit);
+    relaxed.pool.lock().over();
 }

@@ -60,8 +60,8 @@ pub fn current() -> Option<&'static Instance> {
         watch: Watch::start(pool),
         cleaner,
         counters: &state.counters,
-        limit: limit(),
     };
+    pool.set_limit(limit());
     let relaxed: &'static Instance = Box::leak(Box::new(relaxed));
     if cleaner::start(relaxed) {
         cleaner.runs();

@@ -1,30 +1,31 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The way from a registration's protection domain and first page to a region, without a lock.
 //!
-//! An open hash table of one word per entry: a slot of the pool, its generation, and some bits of the hash.
-//! Entries are hints. Who finds one looks at the slot itself, and takes the region only if it serves and
-//! its generation is the entry's; so entries of regions that have ended need not be removed, and a reader
-//! that meets a table just being rebuilt misses at worst, which sends it to the lock. All changes are made
-//! under the pool's lock.
+//! An open hash table of half a word per entry: a slot of the pool, and some bits of the hash. It is small, so
+//! that with many regions it stays in the processor's cache.
+//! Entries are hints. Who finds one looks at the slot itself, and takes the region only if it serves; so
+//! entries of regions that have ended need not be removed, and a reader that meets a table just being rebuilt
+//! misses at worst, which sends it to the lock. All changes are made under the pool's lock.
 
 use super::large::Large;
 use super::region::{Id, Purpose, Region};
-use core::sync::atomic::{AtomicU64, Ordering::*};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 
 /// Entries of the largest table.
 const LARGEST: u32 = if cfg!(test) { 6 } else { 20 };
 const SMALLEST: u32 = if cfg!(test) { 3 } else { 10 };
 
-/// From so many entries on, a table is in huge pages.
-const LARGE: usize = 1 << 18;
+/// The largest table in small pages. Larger ones are elsewhere, so that no small page is where their huge ones
+/// are to be.
+const SMALL: u32 = if cfg!(test) { 5 } else { 17 };
 
 /// How far an entry may lie behind the place where it is looked for.
 const REACH: u64 = 64;
 
-/// An entry: generation (32), hash (10), slot and one more (22). 0 is none.
-const ID_BITS: u32 = 22;
-const ID: u64 = (1 << ID_BITS) - 1;
-const HASH: u64 = (1 << 32) - 1 - ID;
+/// An entry: hash (12), slot and one more (20). 0 is none.
+const ID_BITS: u32 = 20;
+const ID: u32 = (1 << ID_BITS) - 1;
+const HASH: u32 = !ID;
 
 /// Two tables, of which one is in use. All zeros is the smallest, empty.
 #[repr(C)]
@@ -33,7 +34,8 @@ pub struct Table {
     shape: AtomicU64,
     /// Entries that are not 0.
     used: AtomicU64,
-    tables: [Large<[AtomicU64; 1 << LARGEST]>; 2],
+    small: [[AtomicU32; 1 << SMALL]; 2],
+    large: [Large<[AtomicU32; 1 << LARGEST]>; 2],
 }
 
 #[inline(always)]
@@ -43,36 +45,43 @@ fn hash(pd: u64, start: u64) -> u64 {
     mixed ^ mixed >> 29
 }
 
+/// The place where the search begins, before it is cut to the table's size.
 #[inline(always)]
-fn entry(hash: u64, id: Id, generation: u32) -> u64 {
-    u64::from(generation) << 32 | hash & HASH | (u64::from(id.0) + 1)
+fn first_place(hash: u64) -> u64 {
+    hash >> 32
+}
+
+#[inline(always)]
+fn entry(hash: u64, id: Id) -> u32 {
+    hash as u32 & HASH | (id.0 + 1)
 }
 
 impl Table {
     #[inline(always)]
-    fn table(&self, shape: u64) -> &[AtomicU64] {
-        let size = 1usize << (SMALLEST + (shape >> 1) as u32).min(LARGEST);
-        &self.tables[(shape & 1) as usize][..size]
+    fn table(&self, shape: u64) -> &[AtomicU32] {
+        let log = (SMALLEST + (shape >> 1) as u32).min(LARGEST);
+        let which = (shape & 1) as usize;
+        if log <= SMALL {
+            &self.small[which][..1 << log]
+        } else {
+            &self.large[which][..1 << log]
+        }
     }
 
-    /// The region that the entries lead to, if `take` takes one. It is called with candidates, and the
-    /// generation that they must have.
+    /// The region that the entries lead to, if `take` takes one. It is called with candidates.
     #[inline(always)]
-    pub fn find<T>(
-        &self,
-        purpose: &Purpose,
-        mut take: impl FnMut(Id, u32) -> Option<T>,
-    ) -> Option<T> {
+    pub fn find<T>(&self, purpose: &Purpose, mut take: impl FnMut(Id) -> Option<T>) -> Option<T> {
         let table = self.table(self.shape.load(Acquire));
         let hash = hash(purpose.pd, purpose.hull.start);
         let mask = table.len() as u64 - 1;
         for step in 0..REACH {
-            let found = table[((hash >> 32).wrapping_add(step) & mask) as usize].load(Acquire);
+            let place = first_place(hash).wrapping_add(step) & mask;
+            let found = table[place as usize].load(Acquire);
             if found == 0 {
                 return None;
             }
-            if (found ^ hash) & HASH == 0
-                && let Some(taken) = take(Id((found & ID) as u32 - 1), (found >> 32) as u32)
+            if (found ^ hash as u32) & HASH == 0
+                && let Some(taken) = take(Id((found & ID) - 1))
             {
                 return Some(taken);
             }
@@ -82,31 +91,33 @@ impl Table {
 
     /// Adds a way to a region, from its own first page or from another within it.
     pub fn add(&self, regions: &[Region], pd: u64, start: u64, id: Id) {
-        let shape = self.shape.load(Relaxed);
-        let size = self.table(shape).len() as u64;
+        let size = self.table(self.shape.load(Relaxed)).len() as u64;
         if self.used.load(Relaxed) * 2 >= size {
             self.rebuild(regions);
         }
-        let generation = regions[id.0 as usize].word.load().generation();
-        if !self.put(regions, hash(pd, start), id, generation) {
+        if !self.put(regions, hash(pd, start), id) {
             self.rebuild(regions);
             // Without an entry the region is found under the lock.
-            self.put(regions, hash(pd, start), id, generation);
+            self.put(regions, hash(pd, start), id);
         }
     }
 
-    fn put(&self, regions: &[Region], hash: u64, id: Id, generation: u32) -> bool {
+    fn put(&self, regions: &[Region], hash: u64, id: Id) -> bool {
         let table = self.table(self.shape.load(Relaxed));
         let mask = table.len() as u64 - 1;
+        let new = entry(hash, id);
         for step in 0..REACH {
-            let place = &table[((hash >> 32).wrapping_add(step) & mask) as usize];
+            let place = &table[(first_place(hash).wrapping_add(step) & mask) as usize];
             let old = place.load(Relaxed);
+            if old == new {
+                return true;
+            }
             if old == 0 {
-                self.used.fetch_add(1, Relaxed);
-            } else if !outdated(regions, old) {
+                self.used.store(self.used.load(Relaxed) + 1, Relaxed);
+            } else if of_live(regions, old).is_some() {
                 continue;
             }
-            place.store(entry(hash, id, generation), Release);
+            place.store(new, Release);
             return true;
         }
         false
@@ -115,44 +126,35 @@ impl Table {
     /// Makes the other table of the regions that there are, in a size that fits, and puts it to use.
     fn rebuild(&self, regions: &[Region]) {
         let shape = self.shape.load(Relaxed);
-        let live = |regions: &[Region]| {
-            let all = self.table(shape).iter();
-            all.filter(|entry| {
-                let entry = entry.load(Relaxed);
-                entry != 0 && !outdated(regions, entry)
-            })
-            .count()
+        let old = self.table(shape);
+        let live = || {
+            old.iter()
+                .filter_map(|entry| of_live(regions, entry.load(Relaxed)))
         };
-        let size = self.table(shape).len();
-        let larger = u64::from(live(regions) * 4 >= size && size < 1 << LARGEST);
+        let full = live().count() * 4 >= old.len();
+        let larger = u64::from(full && old.len() < 1 << LARGEST);
         let next = (shape ^ 1) + 2 * larger;
-        if self.table(next).len() >= LARGE {
-            self.tables[(next & 1) as usize].use_huge_pages();
+        if self.table(next).len() > 1 << SMALL {
+            self.large[(next & 1) as usize].use_huge_pages();
         }
         for place in self.table(next) {
             place.store(0, Relaxed);
         }
         self.used.store(0, Relaxed);
-        let old = self.table(shape);
         self.shape.store(next, Release);
-        for place in old {
-            let entry = place.load(Relaxed);
-            if entry == 0 || outdated(regions, entry) {
-                continue;
-            }
-            let id = Id((entry & ID) as u32 - 1);
-            let region = &regions[id.0 as usize];
-            // Ways from other pages than the first are left out; they come back when they are used.
-            let hash = hash(region.pd(), region.hull().start);
-            if hash & HASH == entry & HASH {
-                self.put(regions, hash, id, (entry >> 32) as u32);
-            }
+        for (id, hash) in live() {
+            self.put(regions, hash, id);
         }
     }
 }
 
-/// Whether an entry leads to a region that has ended.
-fn outdated(regions: &[Region], entry: u64) -> bool {
-    let seen = regions[(entry & ID) as usize - 1].word.load();
-    seen.generation() != (entry >> 32) as u32 || !seen.is_registered() || seen.is_stale()
+/// The region that an entry leads to, and its hash. `None` where it has ended, or the entry is for another of
+/// its pages than the first: those may be overwritten, and come back when they are used.
+fn of_live(regions: &[Region], entry: u32) -> Option<(Id, u64)> {
+    let id = Id((entry & ID).checked_sub(1)?);
+    let region = &regions[id.0 as usize];
+    let seen = region.word.load();
+    let hash = hash(region.pd(), region.hull().start);
+    let own = (entry ^ hash as u32) & HASH == 0;
+    (own && seen.is_registered() && !seen.is_stale()).then_some((id, hash))
 }

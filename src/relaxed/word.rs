@@ -68,7 +68,7 @@ pub enum Left {
 
 impl Seen {
     /// The slot's generation.
-    #[inline(always)]
+    #[cfg(test)]
     pub fn generation(self) -> u32 {
         (self.0 >> GENERATION) as u32
     }

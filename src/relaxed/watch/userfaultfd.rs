@@ -193,19 +193,7 @@ impl Userfaultfd {
             len: 0,
             mode: 0,
         };
-        let before = errno();
-        // SAFETY: the structure is that of the call.
-        unsafe {
-            libc::syscall(
-                libc::SYS_ioctl,
-                self.0,
-                UFFDIO_WRITEPROTECT,
-                &raw mut nothing,
-            )
-        };
-        let answer = errno();
-        errno::set_errno(before);
-        match answer.0 {
+        match ask(self.0, UFFDIO_WRITEPROTECT, &mut nothing) {
             libc::EINVAL => Fence::Passed,
             libc::EAGAIN => Fence::UnderWay,
             _ => Fence::Lost,
@@ -246,6 +234,39 @@ impl Userfaultfd {
         // SAFETY: ours.
         unsafe { libc::syscall(libc::SYS_close, self.0) };
     }
+}
+
+/// The ioctl of the fence, which is half of what a hit costs: without errno and the C library's way there, 6 ns
+/// of 225. Returns the errno.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+fn ask(fd: i32, request: libc::c_ulong, argument: &mut WriteProtect) -> i32 {
+    let result: i64;
+    // SAFETY: the system call's convention; the structure is that of the call, which writes nothing where it
+    // is refused, as it always is.
+    unsafe {
+        core::arch::asm!(
+            "syscall",
+            inlateout("rax") libc::SYS_ioctl => result,
+            in("rdi") i64::from(fd),
+            in("rsi") request,
+            in("rdx") &raw mut *argument,
+            lateout("rcx") _,
+            lateout("r11") _,
+            options(nostack),
+        );
+    }
+    -result as i32
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn ask(fd: i32, request: libc::c_ulong, argument: &mut WriteProtect) -> i32 {
+    let before = errno();
+    // SAFETY: the structure is that of the call.
+    unsafe { libc::syscall(libc::SYS_ioctl, fd, request, &raw mut *argument) };
+    let answer = errno();
+    errno::set_errno(before);
+    answer.0
 }
 
 /// Moves a file to a number that programs do not count on: some close or reuse the lowest ones by number.
