@@ -77,8 +77,10 @@ bench: ## time registration beside libibverbs, on DEVICE=name or in the soft-RoC
 bench-relaxed: ## time relaxed registration beside UCX's registration cache, on this machine's own kernel
 	@bench/relaxed
 
-soak: ## run random registrations, releases, unmaps, forks, flushes and traffic for SECONDS (600)
-	@ctests/relaxed/soak
+DURATION ?= 600
+soak: all ctests ## run random relaxed registrations, unmaps, forks and traffic for DURATION seconds (600), and a long race
+	vm/run -t $$(($(DURATION) + 120)) -- env LD_PRELOAD=$(abspath $(so)) CHECK_DEVICE=rxe0 CHECK_ADDRESS=10.77.0.1 $(built)/soak $(DURATION)
+	LD_PRELOAD=$(abspath $(so)) $(built)/race 1000000
 
 vm: ## run CMD='...' in the soft-RoCE machine, with KERNEL=6.1 (default) or 6.12
 	@vm/run -- sh -c '$(subst ','\'',$(value CMD))'

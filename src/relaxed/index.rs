@@ -8,7 +8,7 @@
 
 use super::hull::{Range, page_size};
 use super::region::{Id, Region};
-use core::sync::atomic::{AtomicU32, Ordering::*};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 
 /// Classes of sizes: up to 2^40 pages.
 const CLASSES: usize = 40;
@@ -19,8 +19,9 @@ const LISTS: usize = if cfg!(test) { 16 } else { 1 << 17 };
 /// The index. All zeros is an empty one.
 #[repr(C)]
 pub struct Index {
-    /// How many regions there are of each class.
+    /// How many regions there are of each class, and a bit for each class that has some.
     classes: [AtomicU32; CLASSES],
+    some: AtomicU64,
     /// The first region of each list, and one more.
     lists: [AtomicU32; LISTS],
 }
@@ -39,11 +40,6 @@ fn granule(class: usize) -> u32 {
 fn list(class: usize, granule: u64) -> usize {
     let mixed = (granule << 6 | class as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (mixed >> 40) as usize % LISTS
-}
-
-/// Adds to a count that only changes under the lock: without a locked instruction.
-fn add(count: &AtomicU32, amount: u32) {
-    count.store(count.load(Relaxed).wrapping_add(amount), Relaxed);
 }
 
 fn id(link: u32) -> Option<Id> {
@@ -65,7 +61,16 @@ impl Index {
         region.following.store(first, Relaxed);
         region.preceding.store(0, Relaxed);
         head.store(new.0 + 1, Relaxed);
-        add(&self.classes[class], 1);
+        self.count(class, 1);
+    }
+
+    /// Adds to a class's count. Under the lock, so that it takes no locked instruction.
+    fn count(&self, class: usize, amount: u32) {
+        let count = self.classes[class].load(Relaxed).wrapping_add(amount);
+        self.classes[class].store(count, Relaxed);
+        let others = self.some.load(Relaxed) & !(1 << class);
+        self.some
+            .store(others | u64::from(count > 0) << class, Relaxed);
     }
 
     /// Removes a region.
@@ -84,7 +89,7 @@ impl Index {
                 .preceding
                 .store(preceding, Relaxed);
         }
-        add(&self.classes[class], u32::MAX);
+        self.count(class, u32::MAX);
     }
 
     /// Calls `each` for the regions that overlap a range, until it returns false. `each` must not change
@@ -95,11 +100,10 @@ impl Index {
         range: Range,
         mut each: impl FnMut(Id, &Region) -> bool,
     ) {
-        for (class, count) in self.classes.iter().enumerate() {
-            let count = count.load(Relaxed);
-            if count == 0 || range.start >= range.end {
-                continue;
-            }
+        let mut some = self.some.load(Relaxed);
+        while some != 0 && range.start < range.end {
+            let class = some.trailing_zeros() as usize;
+            some &= some - 1;
             let shift = granule(class);
             let first = (range.start >> shift).saturating_sub(1);
             let last = (range.end - 1) >> shift;

@@ -9,9 +9,11 @@
 //! A hit is lock-free, and in this file as far as it is not the pool's: a look at the log of changes, a table,
 //! one compare-and-swap, the fence where it is needed, and a look at the log again.
 
+mod account;
 pub mod beside_plain;
 mod changes;
 mod cleaner;
+mod dropping;
 mod ending;
 mod filter;
 mod flush;
@@ -21,6 +23,7 @@ pub mod hooks;
 mod hull;
 mod index;
 mod large;
+mod list;
 mod lock;
 #[cfg(all(test, loom))]
 mod loom_tests;
@@ -60,9 +63,8 @@ use word::{Grant, Left};
 /// lie in a hole that the program has just made.
 const FAR_AWAY: usize = 0x2d72_0000_0000;
 
-/// So many bytes of pinned memory, or so many regions, that nobody will use again do not wait.
-const SOON: u64 = 1 << 20;
-const MANY: u32 = 32;
+/// So many regions that nobody will use again do not wait for the cleaner's next tick.
+const MANY: u32 = 256;
 
 /// When the cleaner has not kept up with so many, who registers helps.
 const TOO_MANY: u32 = 512;
@@ -232,13 +234,6 @@ impl Instance {
         }
         if applied.lost {
             self.watch.lose();
-        }
-        // Little of it waits for the cleaner's next tick.
-        if by == By::Program
-            && applied.doomed > 0
-            && (applied.doomed >= SOON || self.pool.ending() >= MANY)
-        {
-            self.cleaner.wake();
         }
     }
 }

@@ -4,9 +4,10 @@
 //! exactly when the model has one that serves, and what it finds must have been pinned of the pages that
 //! are there now.
 
+use super::account::Amount;
 use super::changes::{Change, Kind};
 use super::hull::{Range, page_size};
-use super::pool::{Batch, Cause, Handle, Limit, Pool};
+use super::pool::{Batch, Cause, Handle, Pool};
 use super::region::{Id, Purpose};
 use super::word::Left;
 use proptest::prelude::*;
@@ -396,11 +397,11 @@ impl Test {
             Step::Trim { regions } => {
                 self.apply();
                 self.end_doomed();
-                let limit = Limit {
+                let limit = Amount {
                     regions,
                     bytes: u64::MAX,
                 };
-                self.pool.set_limit(limit);
+                self.pool.account.set_limit(limit);
                 if let Some(over) = self.pool.lock().over() {
                     prop_assert!(self.pool.idle().0 > regions);
                     prop_assert_eq!(self.pool.idle().0 - over.regions, regions / 4 * 3);

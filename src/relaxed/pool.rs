@@ -24,11 +24,14 @@
 //! take it any more. (One change has its event before its effect, MADV_DONTNEED by a bare system call; for it
 //! see `watch.rs`.)
 
+use super::account::{Account, Amount};
 use super::changes::{Change, Changes, Kind};
+use super::dropping::Dropping;
 use super::filter::Filter;
 use super::hull::Range;
 use super::index::Index;
 use super::large::Large;
+use super::list::List;
 use super::lock::{self, Held, Lock};
 use super::region::{Id, NO, OBJECT_OFFSET, Purpose, Region, YES};
 use super::shared_memory::{SharedMemory, Sharing};
@@ -76,12 +79,13 @@ pub struct Pool {
     lock: Lock,
     /// Slots that were ever in use.
     grown: AtomicU32,
-    /// The first free slot and one more; above it a count that makes each value new.
-    free: AtomicU64,
-    /// The first region that is claimed and waits to be deregistered, likewise.
-    doomed: AtomicU64,
+    free: List,
+    /// Regions that are claimed and wait to be deregistered.
+    doomed: List,
     /// Regions linked so far.
     links: AtomicU64,
+    /// The sum of the lengths of regions that were claimed since the cleaner was last told.
+    doomed_bytes: AtomicU64,
     /// Claims so far.
     claims: AtomicU64,
     /// Regions that are claimed and not yet ended.
@@ -92,40 +96,14 @@ pub struct Pool {
     ended: AtomicU32,
     /// Threads that wait for it.
     waiting: AtomicU32,
-    /// Regions that are registered, and the sum of their lengths.
-    regions: AtomicU64,
-    bytes: AtomicU64,
-    /// How much may be idle: set once, when the pool is made.
-    most_regions: AtomicU64,
-    most_bytes: AtomicU64,
-    /// How many more regions and bytes can become idle before somebody must count. Of no meaning while all
-    /// that are registered are within the limit.
-    spare_regions: AtomicU64,
-    spare_bytes: AtomicU64,
+    pub account: Account,
     shared_memory: SharedMemory,
-    dropped: [Dropped; DROPPED],
-    /// How many there were.
-    drops: AtomicU64,
+    dropping: Dropping,
     pub filter: Filter,
     table: Table,
     index: Index,
     slots: Large<[Region; MOST]>,
 }
-
-/// Memory whose pages userfaultfd has reported to be about to be dropped, and when.
-#[repr(C)]
-struct Dropped {
-    start: AtomicU64,
-    end: AtomicU64,
-    /// In ms, and one more.
-    time: AtomicU64,
-}
-
-/// How many such reports are remembered.
-const DROPPED: usize = 16;
-
-/// How long a drop that was reported may take to happen, in ms. No bound is certain.
-const DROPPING: u64 = 1000;
 
 /// The lock is held.
 pub struct Locked<'a>(&'a Pool, #[allow(dead_code)] Held<'a>);
@@ -290,45 +268,6 @@ impl Pool {
         self.region(id).word.release(grant)
     }
 
-    /// Whether a region may be idle beside those that are, which is certain as long as all that are
-    /// registered are within the limits. Called when one has become idle; false means that it is time for
-    /// `over`.
-    #[inline(always)]
-    pub fn is_within(&self, id: Id) -> bool {
-        self.all_are_within() || self.spend(id)
-    }
-
-    /// Whether all that are registered, idle or not, are within the limit.
-    #[inline(always)]
-    fn all_are_within(&self) -> bool {
-        self.regions.load(Relaxed) <= self.most_regions.load(Relaxed)
-            && self.bytes.load(Relaxed) <= self.most_bytes.load(Relaxed)
-    }
-
-    /// Sets how much may be idle.
-    pub fn set_limit(&self, limit: Limit) {
-        self.most_regions.store(limit.regions, Relaxed);
-        self.most_bytes.store(limit.bytes, Relaxed);
-    }
-
-    fn limit(&self) -> Limit {
-        Limit {
-            regions: self.most_regions.load(Relaxed),
-            bytes: self.most_bytes.load(Relaxed),
-        }
-    }
-
-    #[cold]
-    fn spend(&self, id: Id) -> bool {
-        let bytes = self.region(id).hull().bytes();
-        let spend = |spare: &AtomicU64, amount| {
-            spare
-                .fetch_update(Relaxed, Relaxed, |spare| spare.checked_sub(amount))
-                .is_ok()
-        };
-        spend(&self.spare_regions, 1) && spend(&self.spare_bytes, bytes)
-    }
-
     /// The idle regions and the sum of their lengths.
     pub fn idle(&self) -> (u64, u64) {
         let idle = self.each().filter(|(_, region)| {
@@ -364,6 +303,16 @@ impl Pool {
         self.ending() != 0
     }
 
+    /// Whether so much waits to be deregistered that the cleaner should be told. True once.
+    pub fn has_much_to_end(&self, regions: u32) -> bool {
+        let bytes = self.account.limit().bytes / 16;
+        let much = self.doomed_bytes.load(Relaxed) >= bytes || self.ending() >= regions;
+        if much {
+            self.doomed_bytes.store(0, Relaxed);
+        }
+        much
+    }
+
     /// How many are.
     pub fn ending(&self) -> u32 {
         self.ending.load(SeqCst)
@@ -391,11 +340,11 @@ impl Pool {
 
     /// A region that is claimed and waits to be deregistered; now the caller's.
     pub fn next_doomed(&self) -> Option<Id> {
-        pop(&self.doomed, &*self.slots)
+        self.doomed.pop(&*self.slots)
     }
 
     fn pop(&self) -> Option<Id> {
-        pop(&self.free, &*self.slots).or_else(|| {
+        self.free.pop(&*self.slots).or_else(|| {
             let grown = self.grown.fetch_update(AcqRel, Relaxed, |grown| {
                 ((grown as usize) < MOST).then_some(grown + 1)
             });
@@ -407,7 +356,7 @@ impl Pool {
     }
 
     fn push(&self, id: Id) {
-        push(&self.free, &*self.slots, id);
+        self.free.push(&*self.slots, id);
     }
 }
 
@@ -416,48 +365,12 @@ fn add(number: &AtomicU64, amount: u64) {
     number.store(number.load(Relaxed).wrapping_add(amount), Relaxed);
 }
 
-/// Takes the first of a list. The count in the head makes it new each time, so that a head that was seen
-/// before others took and gave the same slot is told apart.
-fn pop(head: &AtomicU64, slots: &[Region]) -> Option<Id> {
-    let mut seen = head.load(Acquire);
-    loop {
-        let id = Id((seen as u32).checked_sub(1)?);
-        let next = slots[id.0 as usize].next.load(Relaxed);
-        let rest = ((seen >> 32) + 1) << 32 | u64::from(next);
-        match head.compare_exchange_weak(seen, rest, AcqRel, Acquire) {
-            Ok(_) => return Some(id),
-            Err(now) => seen = now,
-        }
-    }
-}
-
-fn push(head: &AtomicU64, slots: &[Region], id: Id) {
-    let mut seen = head.load(Relaxed);
-    loop {
-        slots[id.0 as usize].next.store(seen as u32, Relaxed);
-        let longer = ((seen >> 32) + 1) << 32 | u64::from(id.0 + 1);
-        match head.compare_exchange_weak(seen, longer, AcqRel, Relaxed) {
-            Ok(_) => return,
-            Err(now) => seen = now,
-        }
-    }
-}
-
-/// How much may be idle.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Limit {
-    pub regions: u64,
-    pub bytes: u64,
-}
-
 /// What applying the log did.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct Applied {
     /// Regions withdrawn from reuse, by an interposed call and by an event.
     pub by_hook: u64,
     pub by_event: u64,
-    /// The sum of the lengths of those that were idle, and wait to be deregistered.
-    pub doomed: u64,
     /// Nothing is reported any more.
     pub lost: bool,
 }
@@ -477,14 +390,7 @@ impl Locked<'_> {
         region.word.make();
         pool.index.add(&*pool.slots, id);
         pool.filter.add(purpose.hull);
-        let was_within = pool.all_are_within();
-        add(&pool.regions, 1);
-        add(&pool.bytes, purpose.hull.bytes());
-        if was_within && !pool.all_are_within() {
-            // Nobody has counted what became idle until now.
-            pool.spare_regions.store(0, Relaxed);
-            pool.spare_bytes.store(0, Relaxed);
-        }
+        pool.account.add(purpose.hull);
         Some(id)
     }
 
@@ -581,7 +487,13 @@ impl Locked<'_> {
     pub fn apply(&self, now: impl Fn() -> u64) -> Applied {
         let pool = self.0;
         let mut applied = Applied::default();
+        let mut last = None;
         pool.changes.apply(|change| {
+            // A call writes before and after: nothing can have come in between, under the lock.
+            if change == last && change.is_some() {
+                return;
+            }
+            last = change;
             let change = change.unwrap_or(Change {
                 start: 0,
                 end: u64::MAX,
@@ -600,9 +512,9 @@ impl Locked<'_> {
         };
         let mut files_only = false;
         match change.kind {
-            Kind::Called => self.forget_dropped(range),
+            Kind::Called => pool.dropping.forget(range),
             Kind::Reported => {}
-            Kind::Dropping => self.note_dropped(range, now()),
+            Kind::Dropping => pool.dropping.add(range, now()),
             Kind::Lost => applied.lost = true,
             Kind::Shared => pool.shared_memory.add(range, Sharing::Shared),
             Kind::Segment => pool.shared_memory.add(range, Sharing::Segment),
@@ -627,57 +539,22 @@ impl Locked<'_> {
                 applied.by_hook += u64::from(!event);
             }
             if self.doom(id) {
-                applied.doomed += region.hull().bytes();
+                add(&pool.doomed_bytes, region.hull().bytes());
             }
             true
         });
     }
 
-    fn note_dropped(&self, range: Range, now: u64) {
-        let dropped = &self.0.dropped;
-        let place = dropped
-            .iter()
-            .min_by_key(|dropped| dropped.time.load(Relaxed));
-        if let Some(place) = place {
-            place.start.store(range.start, Relaxed);
-            place.end.store(range.end, Relaxed);
-            place.time.store(now + 1, Relaxed);
-            add(&self.0.drops, 1);
-        }
-    }
-
-    /// An interposed call has changed a range, or is about to: a drop that was reported in it was that call's
-    /// own, which writes down a second time when it is over.
-    fn forget_dropped(&self, range: Range) {
-        for dropped in &self.0.dropped {
-            let there = Range {
-                start: dropped.start.load(Relaxed),
-                end: dropped.end.load(Relaxed),
-            };
-            if range.contains(there) {
-                dropped.time.store(0, Relaxed);
-            }
-        }
-    }
-
     /// Whether pages there were reported to be about to be dropped, so lately that it may not have happened.
     pub fn may_be_dropping(&self, range: Range, now: impl Fn() -> u64) -> bool {
-        self.0.drops.load(Relaxed) > 0
-            && self.0.dropped.iter().any(|dropped| {
-                let time = dropped.time.load(Relaxed);
-                let there = Range {
-                    start: dropped.start.load(Relaxed),
-                    end: dropped.end.load(Relaxed),
-                };
-                time != 0 && there.overlaps(range) && now() < time + DROPPING
-            })
+        self.0.dropping.is_at(range, now)
     }
 
     /// Claims a region if nobody uses it, for whoever comes to deregister it.
     pub fn doom(&self, id: Id) -> bool {
         let claimed = self.claim(id);
         if claimed {
-            push(&self.0.doomed, &*self.0.slots, id);
+            self.0.doomed.push(&*self.0.slots, id);
         }
         claimed
     }
@@ -733,8 +610,7 @@ impl Locked<'_> {
         let hull = region.hull();
         pool.index.remove(&*pool.slots, id);
         pool.filter.remove(hull);
-        add(&pool.regions, 1u64.wrapping_neg());
-        add(&pool.bytes, hull.bytes().wrapping_neg());
+        pool.account.remove(hull);
         let claimed = region.word.load().is_ending();
         region.word.free();
         pool.push(id);
@@ -758,21 +634,10 @@ impl Locked<'_> {
         }
     }
 
-    /// Counts the idle regions. Where they are more than the limit: how many, and bytes, must go to bring
-    /// them to three quarters of it. Otherwise what is spare is noted for `is_within`.
-    pub fn over(&self) -> Option<Limit> {
-        let pool = self.0;
-        let limit = pool.limit();
-        let (regions, bytes) = pool.idle();
-        if regions <= limit.regions && bytes <= limit.bytes {
-            pool.spare_regions.store(limit.regions - regions, Relaxed);
-            pool.spare_bytes.store(limit.bytes - bytes, Relaxed);
-            return None;
-        }
-        Some(Limit {
-            regions: regions.saturating_sub(limit.regions / 4 * 3),
-            bytes: bytes.saturating_sub(limit.bytes / 4 * 3),
-        })
+    /// Counts the idle regions. Where they are more than the limit: how many, and bytes, must go.
+    pub fn over(&self) -> Option<Amount> {
+        let (regions, bytes) = self.0.idle();
+        self.0.account.counted(Amount { regions, bytes })
     }
 
     /// What kind of shared memory there is in a range, if any.

@@ -166,6 +166,10 @@ impl Instance {
                 Ok(watched) => {
                     self.keep(id, purpose, watched, settled);
                     drop(inside);
+                    // Little of it waits for the cleaner's next tick: to wake it now is to have it in the way.
+                    if self.pool.has_much_to_end(super::MANY) {
+                        self.cleaner.wake();
+                    }
                     return Ok(self.pool.region(id).object());
                 }
                 Err(error) => {

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Releasing, ibv_dereg_mr_relaxed(3): the region stays registered, as far as there is room.
 
+use super::account::Amount;
 use super::ending::{self, By};
-use super::pool::{Batch, Cause, Limit};
+use super::pool::{Batch, Cause};
 use super::region::Id;
 use super::word::Left;
 use super::{Instance, existing, start};
@@ -31,7 +32,7 @@ pub fn release(mr: Mr) -> bool {
             if relaxed.cleaner.is_dormant() {
                 relaxed.cleaner.idle(pool.region(id));
             }
-            if !pool.is_within(id) {
+            if !pool.account.may_be_idle(|| pool.region(id).hull()) {
                 trim(relaxed);
             }
             true
@@ -83,7 +84,7 @@ fn trim(relaxed: &Instance) {
                 let needed = over.regions > 0 || over.bytes > 0;
                 let chosen = needed && (any || region.released.load(Relaxed) != now);
                 if chosen {
-                    over = Limit {
+                    over = Amount {
                         regions: over.regions.saturating_sub(1),
                         bytes: over.bytes.saturating_sub(region.hull().bytes()),
                     };

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The first use of relaxed registration in a process: the pool's memory, the watch, the cleaner.
 
+use super::account::Amount;
 use super::cleaner::{self, Cleaner};
 use super::hull::Range;
 use super::lock::Lock;
-use super::pool::{Limit, Pool};
+use super::pool::Pool;
 use super::shared_memory::Sharing;
 use super::watch::Watch;
 use super::{INSTANCE, Instance, existing};
@@ -61,7 +62,7 @@ pub fn current() -> Option<&'static Instance> {
         cleaner,
         counters: &state.counters,
     };
-    pool.set_limit(limit());
+    pool.account.set_limit(limit());
     let relaxed: &'static Instance = Box::leak(Box::new(relaxed));
     if cleaner::start(relaxed) {
         cleaner.runs();
@@ -94,7 +95,7 @@ fn map_pool() -> Option<&'static Pool> {
 }
 
 /// How much may be idle: of bytes an eighth of the machine's memory, and half of what may be pinned.
-fn limit() -> Limit {
+fn limit() -> Amount {
     let relaxed = &config().relaxed;
     let (total, _) = proc::memory_kib();
     let eighth = total * 1024 / 8;
@@ -102,7 +103,7 @@ fn limit() -> Limit {
     let half = proc::memlock_limit()
         .filter(|_| !may_lock)
         .map_or(u64::MAX, |limit| limit / 2);
-    Limit {
+    Amount {
         regions: relaxed.max_idle,
         bytes: relaxed.max_idle_bytes.unwrap_or(eighth.min(half)),
     }
