@@ -61,7 +61,7 @@ pub fn now_ms() -> u64 {
 impl Cleaner {
     /// One for these linger times, in ms.
     pub fn new(remote: u64, local: u64) -> Cleaner {
-        let tick = (remote.min(local) / u64::from(TICKS)).clamp(5, 1000) as u32;
+        let tick = (remote.min(local) / u64::from(TICKS)).clamp(5, 125) as u32;
         let ticks = |linger: u64| (linger / u64::from(tick)).min(u64::from(u32::MAX / 4)) as u32;
         Cleaner {
             signal: AtomicU32::new(0),

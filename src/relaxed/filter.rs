@@ -62,7 +62,7 @@ impl Filter {
 
     /// Whether a region that is there may have many neighbours in its first chunk.
     pub fn has_many_neighbours(&self, range: Range) -> bool {
-        self.counts[place(range.start / CHUNK)].load(Relaxed) > 4
+        self.counts[place(range.start / CHUNK)].load(Relaxed) > 16
     }
 
     /// Whether a region may have an address in that range.
