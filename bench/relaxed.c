@@ -243,16 +243,20 @@ static void report(const char *what, const char *peer, double *times[WAYS], int 
 		ratios[round] = times[OURS][round] / times[PEER][round];
 	ratio = median(ratios, rounds);
 	free(ratios);
-	if (format == JSON)
-		printf("{\"what\":\"%s\",\"rdmamr_ns\":%.1f,\"peer\":\"%s\",\"peer_ns\":%.1f,\"ratio\":%.3f,\"target\":%.2f,"
-		       "\"met\":%s}\n", what, median(times[OURS], rounds), peer, median(times[PEER], rounds), ratio,
-		       target, target ? ratio <= target ? "true" : "false" : "null");
-	else if (target)
+	if (format == JSON) {
+		printf("{\"what\":\"%s\",\"rdmamr_ns\":%.1f,\"peer\":\"%s\",\"peer_ns\":%.1f,\"ratio\":%.3f,", what,
+		       median(times[OURS], rounds), peer, median(times[PEER], rounds), ratio);
+		if (target)
+			printf("\"target\":%.2f,\"met\":%s}\n", target, ratio <= target ? "true" : "false");
+		else
+			printf("\"target\":null,\"met\":null}\n");
+	} else if (target) {
 		printf("%-52s %9.1f %9.1f %7.3f %7.2f %s\n", what, median(times[OURS], rounds),
 		       median(times[PEER], rounds), ratio, target, ratio <= target ? "met" : "MISSED");
-	else
+	} else {
 		printf("%-52s %9.1f %9.1f %7.3f %7s -\n", what, median(times[OURS], rounds),
 		       median(times[PEER], rounds), ratio, "-");
+	}
 	fflush(stdout);
 }
 

@@ -194,7 +194,7 @@ unsafe extern "C" fn mremap(
     let fixed = flags & libc::MREMAP_FIXED != 0;
     let mut target = fixed.then(|| hooks::changing(new.addr(), new_size));
     let mut changing = hooks::may_change(old.addr(), old_size);
-    let moved = match MREMAP.get() {
+    let call = || match MREMAP.get() {
         // SAFETY: the caller's own arguments.
         Some(next) => unsafe { next(old, old_size, new_size, flags, new) },
         // SAFETY: as above.
@@ -202,6 +202,14 @@ unsafe extern "C" fn mremap(
             libc::syscall(libc::SYS_mremap, old, old_size, new_size, flags, new)
         } as usize),
     };
+    let mut moved = call();
+    if is_error(moved) && errno::errno().0 == libc::EFAULT {
+        // It takes one mapping, and to watch part of it may have made it several: join them.
+        changing.changed(old.addr(), old_size);
+        if hooks::unwatch(old.addr(), old_size) {
+            moved = call();
+        }
+    }
     if is_error(moved) {
         // It may have unmapped the target, or what was to be cut off.
         changing.changed(old.addr(), old_size);

@@ -50,14 +50,17 @@ pub unsafe extern "C" fn ibv_reg_mr_relaxed(
     length: usize,
     access: c_int,
 ) -> *mut ibv_mr {
-    let request = Request::at_address(addr, length, Access::from_bits_retain(access as u32));
+    let access = Access::from_bits_retain(access as u32);
     // SAFETY: C's contract.
     let pd = unsafe { Pd::from_c(pd) };
-    let hit = pd.map_or(Err(Miss::None), |pd| relaxed::hit(pd, &request));
+    let hit = pd.map_or(Err(Miss::None), |pd| {
+        relaxed::hit(pd, addr.addr(), length, access)
+    });
     let miss = match hit {
         Ok(mr) => return mr,
         Err(miss) => miss,
     };
+    let request = Request::at_address(addr, length, access);
     ret::region(
         || Call {
             name: "ibv_reg_mr_relaxed",

@@ -150,6 +150,17 @@ fn note(range: Range, kind: Kind) {
     }
 }
 
+/// Stops watching memory of which all regions have just been withdrawn, by a change that is under way. True if
+/// that was something to do.
+#[cold]
+pub fn unwatch(addr: usize, length: usize) -> bool {
+    let range = pages(addr, length);
+    let errno = errno::errno();
+    let unwatched = existing().is_some_and(|relaxed| relaxed.watch.unwatch(range));
+    errno::set_errno(errno);
+    unwatched
+}
+
 /// Whether the pool must hear of shared mappings.
 #[inline(always)]
 pub fn is_in_use() -> bool {

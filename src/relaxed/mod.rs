@@ -45,7 +45,7 @@ pub use register::register;
 pub use release::{deregister, release};
 
 use crate::abi::rdma_core::ibv_mr;
-use crate::mr::{Access, Pd, Request};
+use crate::mr::{Access, Pd};
 use crate::process::PerProcess;
 use crate::stats::{Counter, Counters};
 use crate::thread;
@@ -87,10 +87,13 @@ fn existing() -> Option<&'static Instance> {
 
 /// A region of the pool that serves. What it returns fits into registers: a `Result` with an error in it
 /// went through memory, and that cost as much as the rest of a hit (5 ns of 24, a stalled load).
-#[inline(always)]
-pub fn hit(pd: Pd, request: &Request) -> Result<*mut ibv_mr, Miss<()>> {
+///
+/// Not inlined, and with arguments in registers: then all that it calls is inlined into it, once.
+#[inline(never)]
+pub fn hit(pd: Pd, addr: usize, length: usize, access: Access) -> Result<*mut ibv_mr, Miss<()>> {
     let relaxed = existing().ok_or(Miss::None)?;
-    relaxed.hit(pd, request).map(with_exposed_provenance_mut)
+    let object = relaxed.hit(pd, addr as u64, length as u64, access);
+    object.map(with_exposed_provenance_mut)
 }
 
 /// Registrations that hits have served by the regions' own handles, of regions that have not ended.
@@ -123,10 +126,9 @@ fn purpose(pd: Pd, hull: Range, access: Access) -> Purpose {
 impl Instance {
     /// An object of a region of the pool that serves, if it is certain that its translation holds.
     #[inline(always)]
-    fn hit(&self, pd: Pd, request: &Request) -> Result<usize, Miss<()>> {
-        let (addr, length) = (request.addr.addr() as u64, request.length as u64);
+    fn hit(&self, pd: Pd, addr: u64, length: u64, access: Access) -> Result<usize, Miss<()>> {
         let hull = Range::hull(addr, length).ok_or(Miss::None)?;
-        let purpose = purpose(pd, hull, request.access);
+        let purpose = purpose(pd, hull, access);
         let hit = hit::hit(
             &self.pool.changes,
             || self.pool.take(&purpose),

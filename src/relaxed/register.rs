@@ -72,7 +72,7 @@ pub fn register(pd: Pd, request: &Request, miss: Miss<()>) -> Result<*mut ibv_mr
     let mut missed = Err(miss);
     while settled {
         match missed {
-            Ok(object) => return Ok(with_exposed_provenance_mut(object)),
+            Ok(mr) => return Ok(mr),
             Err(Miss::Unsettled(_)) => settled = relaxed.settle(),
             Err(Miss::None) => {
                 if !relaxed.admit(&purpose) && (purpose.exact || !relaxed.find_wider(&purpose)) {
@@ -80,7 +80,7 @@ pub fn register(pd: Pd, request: &Request, miss: Miss<()>) -> Result<*mut ibv_mr
                 }
             }
         }
-        missed = relaxed.hit(pd, request);
+        missed = super::hit(pd, request.addr.addr(), request.length, request.access);
     }
     match relaxed.miss(&own, pd, request, &purpose, settled) {
         Err(Left::Own(reason)) => own_region(reason),
@@ -101,8 +101,9 @@ impl Instance {
     /// this thread's, interrupted.
     fn settle(&self) -> bool {
         const SPINS: u32 = 64;
+        const YIELDS: u32 = 16;
         const SLEEPS: u32 = 40;
-        for round in 0..SPINS + SLEEPS {
+        for round in 0..SPINS + YIELDS + SLEEPS {
             let changes = &self.pool.changes;
             if changes.is_behind() {
                 let _inside = thread::enter();
@@ -115,8 +116,10 @@ impl Instance {
             }
             if round < SPINS {
                 core::hint::spin_loop();
+            } else if round < SPINS + YIELDS {
+                std::thread::yield_now();
             } else {
-                // Not a yield: a thread of real-time priority would keep the one that it waits for off.
+                // No more yields: a thread of real-time priority would keep the one that it waits for off.
                 let never = AtomicU32::new(0);
                 lock::wait(&never, 0, Some(Duration::from_micros(50)));
             }
