@@ -72,7 +72,7 @@ struct rdmamr_stats {
          */
         uint64_t hits;
         /**
-         * Relaxed registrations for which the pool made a region.
+         * Relaxed registrations for which the pool made a region that it may keep.
          */
         uint64_t misses;
         /**

@@ -177,7 +177,6 @@ pub fn mapped_shared(addr: usize, length: usize, fd: Option<i32>) {
 /// A mapping has been moved there, and whether it is shared is not known. The next registration reads it.
 pub fn moved(addr: usize, length: usize) {
     note(pages(addr, length), Kind::Shared);
-    note(pages(addr, length), Kind::Called);
 }
 
 /// A System V segment has been attached.

@@ -74,11 +74,8 @@ pub fn register(pd: Pd, request: &Request, miss: Miss<()>) -> Result<*mut ibv_mr
         match missed {
             Ok(mr) => return Ok(mr),
             Err(Miss::Unsettled(_)) => settled = relaxed.settle(),
-            Err(Miss::None) => {
-                if !relaxed.admit(&purpose) && (purpose.exact || !relaxed.find_wider(&purpose)) {
-                    break;
-                }
-            }
+            Err(Miss::None) if relaxed.look_closer(&purpose) => {}
+            Err(Miss::None) => break,
         }
         missed = super::hit(pd, request.addr.addr(), request.length, request.access);
     }
@@ -127,26 +124,26 @@ impl Instance {
         false
     }
 
-    /// Makes sure of the memory of new regions, if one of them would serve: the first time that a region is
-    /// used again. A mapping may have been made by a bare system call, and to read them takes 20 us or more,
-    /// which a region that is never used again need not pay for.
-    fn admit(&self, purpose: &Purpose) -> bool {
+    /// Looks for a region that would serve, but that a hit does not find. If there is one, the next hit does.
+    fn look_closer(&self, purpose: &Purpose) -> bool {
         let _inside = thread::enter();
-        let new = self.pool.lock().has_new(purpose);
-        if new {
+        let locked = self.pool.lock();
+        if locked.has_new(purpose) {
+            // The first time that a region is used again: a mapping may have been made by a bare system call,
+            // and to read them takes 20 us or more, which a region that is used once need not pay for.
+            drop(locked);
             start::read_shared_memory(self);
+            return true;
         }
-        new
-    }
-
-    /// Looks for a region that serves though it begins elsewhere. If there is one, the next look finds it.
-    fn find_wider(&self, purpose: &Purpose) -> bool {
-        let _inside = thread::enter();
-        let taken = self.pool.lock().take(purpose);
-        taken.is_some_and(|(id, grant)| {
+        // One that begins at another page.
+        if !purpose.exact
+            && let Some((id, grant)) = locked.take(purpose)
+        {
+            drop(locked);
             self.give_up(id, grant);
-            true
-        })
+            return true;
+        }
+        false
     }
 
     /// Makes a region.
