@@ -135,16 +135,20 @@ impl Changes {
         &self.slots[(position % ROOM) as usize]
     }
 
-    /// Whether nothing is under way and everything that is written is applied.
+    /// Whether everything that is written is applied. What is under way is for [`Changes::still`] to see, since
+    /// its last word is yet to be written.
     #[inline(always)]
-    pub fn settled(&self) -> Option<Settled> {
-        let under_way = self.under_way.load(Acquire);
+    pub fn applied(&self) -> Option<Settled> {
         let written = self.written.load(Acquire);
-        let applied = self.applied.load(Acquire);
-        (under_way == 0 && written == applied).then_some(Settled(written))
+        (written == self.applied.load(Acquire)).then_some(Settled(written))
     }
 
-    /// Whether it has been so all the time since.
+    /// Whether moreover nothing is under way.
+    pub fn settled(&self) -> Option<Settled> {
+        self.applied().filter(|&settled| self.still(settled))
+    }
+
+    /// Whether nothing has been written since, and nothing is under way.
     #[inline(always)]
     pub fn still(&self, settled: Settled) -> bool {
         self.under_way.load(Acquire) == 0 && self.written.load(Acquire) == settled.0

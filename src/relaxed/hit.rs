@@ -20,7 +20,7 @@ pub fn hit<T>(
     take: impl FnOnce() -> Option<T>,
     fence: impl FnOnce() -> bool,
 ) -> Result<T, Miss<T>> {
-    let settled = changes.settled().ok_or(Miss::Unsettled(None))?;
+    let settled = changes.applied().ok_or(Miss::Unsettled(None))?;
     let taken = take().ok_or(Miss::None)?;
     if fence() && changes.still(settled) {
         Ok(taken)

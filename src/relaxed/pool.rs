@@ -2,27 +2,27 @@
 //! The regions that are kept: who may use one again, and when it must end.
 //!
 //! **Why no interleaving hands out a stale translation.** A region is *linked* (found by its address, under
-//! the lock) before its memory is watched, watched before it is pinned, pinned before it is *kept* (may be
-//! taken by others), and unlinked only after it is deregistered. So every change of its memory after the pin
-//! comes upon a linked, watched region, and each change is either an interposed call, which is under way in
-//! the log from before the real call until it is written down, or a change that userfaultfd sees: the kernel
-//! counts that one as in flight from before the mapping goes until the event is read, and the monitor is
-//! under way in the log from before the read until it is written down. A hit does, in this order: (1) the
-//! log is settled, nothing under way and all of it applied; (2) the region is taken by one compare-and-swap
-//! that fails if its word changed since it was looked at; (3) the fence: the kernel has no event in flight;
-//! (4) the log is as it was in (1). Suppose a change finished before the program made the call that hits.
-//! Then it was either written down before (1), so it has been applied, the region withdrawn before (1)
-//! returned, and (2) fails; or it was under way at (1), and the hit is refused; or its event was unread at
-//! (3), and it is refused; or the event was read before (3), so the monitor's being under way, or what it
-//! wrote, is seen in (4). Withdrawing sets a bit that nothing clears while the region lives. A change that
-//! has not finished has no order with the hit: it may be taken as later, and the next hit sees it. The
-//! region's *word* has one owner for each step (`word.rs`): the one whose compare-and-swap succeeds; the
-//! generation in it keeps an old look from taking a new region. Its other fields are written by the maker alone,
-//! before `keep` (release), and read after the word (acquire). The index, the table's entries, shared
-//! memory and the applying of the log belong to who holds the lock; readers of the table take hints only.
-//! Deregistering is outside the lock, by the one who claimed, when nobody uses the region and nobody can
-//! take it any more. (One change has its event before its effect, MADV_DONTNEED by a bare system call; for it
-//! see `watch.rs`.)
+//! the lock) before its memory is watched, watched before it is pinned, pinned before it is *kept*, and unlinked
+//! only after it is deregistered. So every change of its memory after the pin comes upon a linked, watched
+//! region, and each change is either an interposed call, which is under way in the log from before the real call
+//! until it is written down for the last time, or one that userfaultfd sees: the kernel counts that one as in
+//! flight from before the mapping goes until its event is read, and the monitor is under way in the log from
+//! before the read until it is written down. A hit does, in this order: (1) all that is written in the log is
+//! applied; (2) the region is taken, by one compare-and-swap that fails if its word changed since it was looked
+//! at; (3) the fence: the kernel has no event in flight; (4) nothing is under way, and nothing has been written
+//! since (1). Suppose that a change has taken effect before the program makes the call that hits. If it was
+//! written down for the last time before (1), it has been applied, so the region was withdrawn before (1)
+//! returned, and (2) fails. If not, then as an interposed call it is still under way at (4), or has been written
+//! since (1), and the hit is refused; as one that userfaultfd sees, its event is unread at (3), and the hit is
+//! refused, or it has been read before (3), and then the monitor is under way at (4) or has written since (1).
+//! Withdrawing sets a bit that nothing clears while the region lives. A change that has not taken effect has no
+//! order with the hit: it may be taken as later, and the next hit sees it. The region's *word* has one owner for
+//! each step (`word.rs`): the one whose compare-and-swap succeeds; the generation in it keeps an old look from
+//! taking a new region. Its other fields are written by the maker alone, before `keep` (release), and read
+//! after the word (acquire). The index, the table's entries, shared memory and the applying of the log belong to
+//! who holds the lock; readers of the table take hints only. Deregistering is outside the lock, by the one who
+//! claimed, when nobody uses the region and nobody can take it any more. (One change has its event before its
+//! effect, MADV_DONTNEED by a bare system call; for it see `watch.rs` and `dropping.rs`.)
 
 use super::account::{Account, Amount};
 use super::changes::{Change, Changes, Kind};

@@ -38,6 +38,16 @@ pub struct Table {
     large: [Large<[AtomicU32; 1 << LARGEST]>; 2],
 }
 
+/// How many entries a table of a size holds at most. A small one is in the first cache anyhow, and is sparse, so
+/// that the first look is mostly the last; a large one is dense, to stay in the second.
+fn fill(size: u64) -> u64 {
+    if size > 1 << 14 {
+        size / 5 * 4
+    } else {
+        size / 2
+    }
+}
+
 #[inline(always)]
 fn hash(pd: u64, start: u64) -> u64 {
     // The two differ in other bits: a domain in its low ones, a page in those above 12.
@@ -92,7 +102,7 @@ impl Table {
     /// Adds a way to a region, from its own first page or from another within it.
     pub fn add(&self, regions: &[Region], pd: u64, start: u64, id: Id) {
         let size = self.table(self.shape.load(Relaxed)).len() as u64;
-        if self.used.load(Relaxed) * 2 >= size {
+        if self.used.load(Relaxed) >= fill(size) {
             self.rebuild(regions);
         }
         if !self.put(regions, hash(pd, start), id) {
@@ -131,7 +141,7 @@ impl Table {
             old.iter()
                 .filter_map(|entry| of_live(regions, entry.load(Relaxed)))
         };
-        let full = live().count() * 4 >= old.len();
+        let full = live().count() as u64 * 4 >= fill(old.len() as u64) * 3;
         let larger = u64::from(full && old.len() < 1 << LARGEST);
         let next = (shape ^ 1) + 2 * larger;
         if self.table(next).len() > 1 << SMALL {

@@ -18,8 +18,8 @@
 //! report, the interposed calls do (`hooks.rs`): a detached segment, a cut file, guard pages, protection.
 //! What neither sees, because another process does it, is not kept: shared mappings (`shared_memory.rs`). One
 //! change is reported before it happens: the dropping of pages by a bare madvise. A region that is pinned
-//! between report and drop would be stale unseen; so what is registered where pages were just dropped, by
-//! less than `DROPPING`, is not kept. That is a bound in time and not a proof, and README says so.
+//! between report and drop would be stale unseen; so what is registered where pages were just dropped is not kept
+//! (`dropping.rs`). That is a bound in time and not a proof, and README says so.
 
 mod monitor;
 mod stamp;
@@ -194,10 +194,11 @@ impl Watch {
     /// Whether a hit needs the fence: another thread may just be changing the address space.
     #[inline(always)]
     pub fn must_fence(&self) -> bool {
-        let alone = self
-            .single_threaded
-            .is_some_and(|alone| alone.load(Relaxed) != 0);
-        self.fenced && !alone && self.file.is_some()
+        let alone = || {
+            self.single_threaded
+                .is_some_and(|alone| alone.load(Relaxed) != 0)
+        };
+        self.fenced && !alone() && self.file.is_some()
     }
 
     /// Asks the kernel whether a change is in flight.
