@@ -141,7 +141,8 @@ impl Table {
             old.iter()
                 .filter_map(|entry| of_live(regions, entry.load(Relaxed)))
         };
-        let full = live().count() as u64 * 4 >= fill(old.len() as u64) * 3;
+        // Otherwise it was full of what has ended.
+        let full = live().count() as u64 >= fill(old.len() as u64) / 2;
         let larger = u64::from(full && old.len() < 1 << LARGEST);
         let next = (shape ^ 1) + 2 * larger;
         if self.table(next).len() > 1 << SMALL {
