@@ -107,7 +107,7 @@ clean: ## remove everything that was built or downloaded
 	rm -rf target
 
 help: ## list these targets
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | awk -F '|' '{ printf "  make %-13s %s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | awk -F '|' '{ printf "  make %-14s %s\n", $$1, $$2 }'
 
 FORCE:
 .PHONY: all headers man cbindgen check ctests demo bench bench-relaxed soak vm install uninstall clean help FORCE

@@ -71,11 +71,14 @@ static uint64_t uffd_features(void)
 	return api.features;
 }
 
-/* Whether the watch takes memory of every kind: private file mappings, .data, hugetlb and more. */
+/* Whether the watch takes memory of every kind, private file mappings and .data among it: with STRICT=1, where the
+ * kernel can. */
 __attribute__((unused))
 static bool watches_files(void)
 {
-	return uffd_features() & WP_ASYNC;
+	const char *strict = getenv("RDMAMR_RELAXED_STRICT");
+
+	return strict && !strcmp(strict, "1") && uffd_features() & WP_ASYNC;
 }
 
 /* The plain region at the far end, in the domain of the pair. Also after a pair_reconnect: once is enough. */

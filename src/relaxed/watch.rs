@@ -40,6 +40,8 @@ use userfaultfd::Userfaultfd;
 /// What watches.
 pub struct Watch {
     file: Option<Userfaultfd>,
+    /// Whether it takes any mapping; then none of it can be unregistered (see [`Userfaultfd::open`]).
+    any_mapping: bool,
     lost: AtomicBool,
     /// Every hit is fenced as soon as the process has had two threads.
     fenced: bool,
@@ -92,7 +94,7 @@ unsafe extern "C" fn close_in_child() {
 impl Watch {
     /// Begins to watch for the pool.
     pub fn start(pool: &'static Pool) -> Watch {
-        let file = Userfaultfd::open().and_then(|(file, any_mapping)| {
+        let file = Userfaultfd::open(config().relaxed.strict).and_then(|(file, any_mapping)| {
             if monitor::start(file, pool) {
                 Ok((file, any_mapping))
             } else {
@@ -128,6 +130,7 @@ impl Watch {
             ));
         }
         Watch {
+            any_mapping: file.is_ok_and(|(_, any_mapping)| any_mapping),
             file: file.ok().map(|(file, _)| file),
             lost: AtomicBool::new(false),
             fenced: config().relaxed.fence,
@@ -188,7 +191,7 @@ impl Watch {
 
     /// Stops watching memory that no region needs; false if some of it cannot be watched at all.
     pub fn unwatch(&self, range: Range) -> bool {
-        self.file().is_some_and(|file| file.unregister(range))
+        !self.any_mapping && self.file().is_some_and(|file| file.unregister(range))
     }
 
     /// Whether a hit needs the fence: another thread may just be changing the address space.

@@ -113,11 +113,17 @@ pub enum Fence {
 }
 
 impl Userfaultfd {
-    /// Opens one. With it comes whether every kind of mapping can be registered (Linux 6.7).
-    pub fn open() -> Result<(Userfaultfd, bool), Errno> {
+    /// Opens one. With it comes whether every kind of mapping can be registered: Linux 6.7, and only if that is
+    /// wanted.
+    ///
+    /// To end the registration of a file's mapping is not safe: Linux 6.12 (seen with 6.12.117) runs into a BUG
+    /// in `userfaultfd_unregister`, with the address space locked, where such a mapping becomes one with its
+    /// neighbour on the way. A kernel that takes no files cannot get there.
+    pub fn open(any: bool) -> Result<(Userfaultfd, bool), Errno> {
         let any_mapping = EVENTS | FEATURE_WP_ASYNC;
         let more_mappings = EVENTS | FEATURE_WP_HUGETLBFS_SHMEM;
-        for features in [any_mapping, more_mappings, EVENTS] {
+        let wanted = [any_mapping, more_mappings, EVENTS];
+        for &features in &wanted[usize::from(!any)..] {
             let fd = Self::open_file()?;
             let mut api = Api {
                 api: UFFD_API,
