@@ -86,7 +86,8 @@ static void part(const char *when)
 	is(can_map(200), 200, "%s: the program can map 200 times more", name);
 	is(ibv_flush_relaxed_mr(pair.pd), 0, "%s: flushed", name);
 	after = mappings();
-	ok(after <= before + 32, "%s: %d mappings before, %d after the flush", name, before, after);
+	/* Of 1200 regions, each could have left two. Where a file is mapped within 2 MiB some hundred remain. */
+	ok(after <= before + SCATTERED / 2, "%s: %d mappings before, %d after the flush", name, before, after);
 	must(munmap(memory, SCATTERED * 3 * PAGE) == 0);
 
 	/* Each second page is one that nothing can be registered in: 2 mappings for 2 pages, up to the limit. */
@@ -101,7 +102,7 @@ static void part(const char *when)
 	is(can_map(16), 16, "%s: the program can still map", name);
 	is(ibv_flush_relaxed_mr(pair.pd), 0, "%s: flushed", name);
 	after = mappings();
-	ok(after <= before + 32, "%s: %d mappings before, %d after the flush, %d allowed", name, before, after,
+	ok(after <= before + SCATTERED / 2, "%s: %d mappings before, %d after the flush, %d allowed", name, before, after,
 	   limit(0));
 	printf("# bypassed for want of mappings: %llu, hits: %llu, misses: %llu\n",
 	       (unsigned long long)stats().bypassed_limit, (unsigned long long)stats().hits,

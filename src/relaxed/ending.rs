@@ -59,11 +59,15 @@ pub fn end(relaxed: &Instance, id: Id, by: By) -> Result<(), Errno> {
     let locked = pool.lock();
     counters.add(thread, Counter::Hits, region.forget_hits());
     let hull = region.hull();
-    let flushed = cause(region) == Some(Cause::Flush);
+    // Memory that has changed is not there any more, or is about to be registered anew.
+    let in_peace = matches!(
+        cause(region),
+        Some(Cause::Flush | Cause::Linger | Cause::Watermark | Cause::Pressure)
+    );
     let watched = region.watched.load(Relaxed);
     let (watched, pages_only) = (watched != 0, watched == PAGES);
     locked.end(id);
-    if watched && (flushed || relaxed.watch.is_crowded()) && hull.bytes() <= UNWATCH_AT_MOST {
+    if watched && (in_peace || relaxed.watch.is_crowded()) && hull.bytes() <= UNWATCH_AT_MOST {
         // Under the lock, so that a region that is just linked there is watched after this.
         let chunks = hull.extended(super::filter::CHUNK);
         let done = !pool.filter.may_hold(chunks) && relaxed.watch.unwatch(chunks);
