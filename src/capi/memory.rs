@@ -260,16 +260,12 @@ unsafe extern "C" fn process_madvise(
     advice: c_int,
     flags: c_uint,
 ) -> isize {
-    // Taken for our own process, whose file it may be. The list is read only after the kernel has done so
-    // without a fault; until then everything is under way.
-    let mut changing =
-        (drops_pages(advice) && hooks::is_in_use()).then(|| hooks::changing(0, usize::MAX / 2));
-    let advised = call_next!(
+    // Taken for our own process, whose file it may be, and for all of its memory: the list may be bad.
+    let _changing = drops_pages(advice).then(|| hooks::changing(0, usize::MAX / 2));
+    call_next!(
         PROCESS_MADVISE(pidfd, ranges, count, advice, flags),
         SYS_process_madvise
-    );
-    drop(changing.take());
-    advised
+    )
 }
 
 /// A region that was pinned with more rights than its pages have now must not serve.

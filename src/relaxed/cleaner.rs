@@ -7,6 +7,7 @@ use super::ending::{self, By};
 use super::pool::{Batch, Cause};
 use super::region::{Id, Region};
 use super::{Instance, helper_thread, lock};
+use crate::mr::Access;
 use crate::proc;
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
@@ -39,12 +40,16 @@ const LOOKS: u32 = 8;
 /// takes and releases all the time is found in use now and then.
 const PATIENCE: u32 = 8;
 
-/// Rights of peers: remote write, read and atomic, and the two kinds of flush.
-const REMOTE: u32 = 0b11_0000_1110;
+/// Rights of peers.
+const REMOTE: Access = Access::REMOTE_WRITE
+    .union(Access::REMOTE_READ)
+    .union(Access::REMOTE_ATOMIC)
+    .union(Access::FLUSH_GLOBAL)
+    .union(Access::FLUSH_PERSISTENT);
 
 /// Whether a region with this access can be reached by peers.
 pub fn is_remote(access: u32) -> bool {
-    access & REMOTE != 0
+    Access::from_bits_retain(access).intersects(REMOTE)
 }
 
 /// Milliseconds of the monotonic clock.

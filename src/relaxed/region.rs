@@ -6,6 +6,7 @@
 
 use super::hull::{Range, page_size};
 use super::word::Word;
+use crate::mr::Access;
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 
 /// Words of the `struct ibv_mr` in a slot, with what libibverbs and the providers keep behind it
@@ -82,8 +83,7 @@ pub const UNKNOWN: u32 = 0;
 pub const NO: u32 = 1;
 pub const YES: u32 = 2;
 
-/// `IBV_ACCESS_LOCAL_WRITE`.
-const LOCAL_WRITE: u32 = 1;
+const LOCAL_WRITE: u32 = Access::LOCAL_WRITE.bits();
 
 impl Region {
     /// Makes it a region for that purpose.

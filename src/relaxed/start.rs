@@ -109,8 +109,8 @@ fn limit() -> Amount {
     }
 }
 
-/// Reads where the process has shared mappings, and others of files that can be cut, and admits the new regions that are not there. A System V
-/// segment counts as shared unless the stamp looks at its pages: they change only with its attachment.
+/// Reads where the process has shared mappings, and others of files that can be cut, and admits the new
+/// regions that are not there. A System V segment counts as shared unless the stamp looks at its pages: they change only with its attachment.
 pub fn read_shared_memory(relaxed: &Instance) {
     let locked = relaxed.pool.lock();
     relaxed.apply(&locked, super::ending::By::Program);

@@ -242,8 +242,8 @@ impl Userfaultfd {
     }
 }
 
-/// The ioctl of the fence, which is half of what a hit costs: without errno and the C library's way there, 6 ns
-/// of 225. Returns the errno.
+/// The ioctl of the fence, which is most of what a fenced hit costs: without errno and the C library's way there.
+/// Returns the errno.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
 fn ask(fd: i32, request: libc::c_ulong, argument: &mut WriteProtect) -> i32 {
