@@ -24,6 +24,7 @@ headers: $(cbindgen) ## make the headers under include/ from the source
 	mkdir -p target
 	$(verbs_toml) cbindgen.toml >target/verbs.toml
 	$(cbindgen) -q -c target/verbs.toml -o include/rdmamr/verbs.h src/capi/relaxed.rs
+	src/capi/fabric/fi_mr.sh $(cbindgen) >include/rdmamr/fi_mr.h
 # The second header's settings differ in its names only.
 verbs_toml := sed -e 's/RDMAMR_H/RDMAMR_VERBS_H/' -e 's|capi/rdmamr.rs|capi/relaxed.rs|' \
 	-e 's|^sys_includes.*|sys_includes = ["infiniband/verbs.h"]|'
@@ -85,13 +86,16 @@ soak: all ctests ## run random relaxed registrations, unmaps, forks and traffic 
 vm: ## run CMD='...' in the soft-RoCE machine, with KERNEL=6.1 (default) or 6.12
 	@vm/run -- sh -c '$(subst ','\'',$(value CMD))'
 
-installed_headers := rdmamr.h rdmamr/verbs.h rdmamr/compat/infiniband/verbs.h
+installed_headers := rdmamr.h rdmamr/verbs.h rdmamr/fi_mr.h rdmamr/compat/infiniband/verbs.h
 install: $(so) ## install under DESTDIR, PREFIX, LIBDIR
 	install -d $(DESTDIR)$(LIBDIR)/pkgconfig $(DESTDIR)$(INCLUDEDIR)/rdmamr/compat/infiniband $(DESTDIR)$(MANDIR)/man7
 	install -m 755 -s $(so) $(DESTDIR)$(LIBDIR)/librdmamr.so.$(version)
 	ln -sf librdmamr.so.$(version) $(DESTDIR)$(LIBDIR)/librdmamr.so.1
 	ln -sf librdmamr.so.1 $(DESTDIR)$(LIBDIR)/librdmamr.so
 	install -m 644 $(release)/librdmamr.a $(DESTDIR)$(LIBDIR)/
+	# Where libfabric looks for providers, if it is installed beside; else FI_PROVIDER_PATH tells it.
+	install -d $(DESTDIR)$(LIBDIR)/libfabric
+	ln -sf ../librdmamr.so.1 $(DESTDIR)$(LIBDIR)/libfabric/librdmamr-fi.so
 	for header in $(installed_headers); do install -m 644 include/$$header $(DESTDIR)$(INCLUDEDIR)/$$header || exit; done
 	install -m 644 man/rdmamr.7 $(DESTDIR)$(MANDIR)/man7/
 	for name in rdmamr rdmamr-compat; do \
@@ -99,7 +103,7 @@ install: $(so) ## install under DESTDIR, PREFIX, LIBDIR
 			pkgconfig/$$name.pc.in >$(DESTDIR)$(LIBDIR)/pkgconfig/$$name.pc || exit; done
 
 uninstall: ## remove what install has installed
-	rm -f $(addprefix $(DESTDIR)$(LIBDIR)/,librdmamr.so.$(version) librdmamr.so.1 librdmamr.so librdmamr.a pkgconfig/rdmamr.pc pkgconfig/rdmamr-compat.pc)
+	rm -f $(addprefix $(DESTDIR)$(LIBDIR)/,librdmamr.so.$(version) librdmamr.so.1 librdmamr.so librdmamr.a libfabric/librdmamr-fi.so pkgconfig/rdmamr.pc pkgconfig/rdmamr-compat.pc)
 	rm -f $(addprefix $(DESTDIR)$(INCLUDEDIR)/,$(installed_headers)) $(DESTDIR)$(MANDIR)/man7/rdmamr.7
 	-rmdir -p --ignore-fail-on-non-empty $(DESTDIR)$(INCLUDEDIR)/rdmamr/compat/infiniband
 

@@ -46,6 +46,8 @@ pub struct Config {
     pub stats: Option<Output>,
     /// `RDMAMR_RELAXED_...`.
     pub relaxed: RelaxedConfig,
+    /// `RDMAMR_FABRIC_RELAXED`: domains of libfabric's provider register relaxed.
+    pub fabric_relaxed: bool,
 }
 
 impl Config {
@@ -62,6 +64,7 @@ impl Config {
             strict: false,
             fence: true,
         },
+        fabric_relaxed: false,
     };
 }
 
@@ -153,6 +156,10 @@ const SETTINGS: &[Setting] = &[
         let valid = set_switch(&mut config.relaxed.fence, value);
         config.relaxed.fence |= !valid;
         valid
+    } },
+    // Domains that are opened through libfabric register relaxed.
+    Setting { name: c"RDMAMR_FABRIC_RELAXED", values: &["0", "1"], set: |config, value| {
+        set_switch(&mut config.fabric_relaxed, value)
     } },
 ];
 

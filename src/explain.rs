@@ -4,6 +4,7 @@
 //!
 //! Nothing is allocated: the limits, the maps and the process status are read through buffers on the stack.
 
+use crate::abi::libfabric;
 use crate::mr::{Access, Error, Request};
 use crate::proc;
 use crate::text::Text;
@@ -20,6 +21,8 @@ pub enum Subject {
     Region,
     Domain,
     Device,
+    /// What needs no more words.
+    Other,
 }
 
 /// Why a call failed.
@@ -92,7 +95,10 @@ impl Reason {
         }
         write!(out, ": {}", Name(self.error.errno()))?;
         match self.error {
-            Error::Argument(what) | Error::Busy(what) | Error::Shortage(what) => {
+            Error::Argument(what)
+            | Error::Busy(what)
+            | Error::Shortage(what)
+            | Error::Refused(_, what) => {
                 write!(out, ": {what}")
             }
             Error::Gone => write!(out, ": the region is deregistered already"),
@@ -167,6 +173,10 @@ const ERRNOS: &[(i32, &str)] = &[
     (libc::EAGAIN, "EAGAIN"), (libc::ENOMEM, "ENOMEM"), (libc::EACCES, "EACCES"), (libc::EFAULT, "EFAULT"),
     (libc::EBUSY, "EBUSY"), (libc::ENODEV, "ENODEV"), (libc::EINVAL, "EINVAL"), (libc::ENOSYS, "ENOSYS"),
     (libc::EOPNOTSUPP, "EOPNOTSUPP"), (libc::ENOTTY, "ENOTTY"), (libc::EINTR, "EINTR"),
+    (libc::ENODATA, "ENODATA"), (libc::ECANCELED, "ECANCELED"), (libc::EKEYREJECTED, "EKEYREJECTED"),
+    (libfabric::FI_EOTHER, "FI_EOTHER"), (libfabric::FI_ETOOSMALL, "FI_ETOOSMALL"),
+    (libfabric::FI_EOPBADSTATE, "FI_EOPBADSTATE"), (libfabric::FI_EAVAIL, "FI_EAVAIL"),
+    (libfabric::FI_EBADFLAGS, "FI_EBADFLAGS"), (libfabric::FI_ENOKEY, "FI_ENOKEY"),
 ];
 
 impl fmt::Display for Name {

@@ -8,6 +8,8 @@
 //!      |
 //!   capi/      what C sees: exported symbols, arguments into types, results into return conventions
 //!      |
+//!   fabric/    libfabric's objects over a protection domain: domain, region, key, event queue, provider
+//!      |
 //!   relaxed/   the pool of regions that are kept: find, pin, release, flush; what watches the address space
 //!      |
 //!   mr/        a registered region: access rules, the `ibv_mr` object, the table of ours, fork
@@ -25,6 +27,7 @@ mod abi;
 mod capi;
 mod config;
 mod explain;
+mod fabric;
 mod log;
 mod mr;
 mod next;

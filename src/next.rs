@@ -71,6 +71,21 @@ fn find(name: &CStr, version: Option<&CStr>) -> Option<NonZeroUsize> {
     found
 }
 
+/// A function of another library that is loaded, by its file's name, for those who were called by it.
+pub fn find_in(library: &CStr, name: &CStr) -> Option<NonZeroUsize> {
+    let mode = libc::RTLD_LAZY | libc::RTLD_LOCAL | libc::RTLD_NOLOAD;
+    // SAFETY: nothing is loaded.
+    let handle = unsafe { libc::dlopen(library.as_ptr(), mode) };
+    if handle.is_null() {
+        return None;
+    }
+    // SAFETY: a handle, and a string.
+    let address = unsafe { libc::dlsym(handle, name.as_ptr()) };
+    // SAFETY: the library stays: the caller's caller is in it.
+    unsafe { libc::dlclose(handle) };
+    NonZeroUsize::new(address.expose_provenance())
+}
+
 /// A handle to libibverbs, which is never unloaded from now on.
 fn libibverbs(mode: c_int) -> Option<*mut c_void> {
     let mode = libc::RTLD_LAZY | libc::RTLD_LOCAL | libc::RTLD_NODELETE | mode;
@@ -110,6 +125,12 @@ next! {
     DEALLOC_PD = c"ibv_dealloc_pd" @ c"IBVERBS_1.1": fn(*mut ibv_pd) -> c_int;
     CLOSE_DEVICE = c"ibv_close_device" @ c"IBVERBS_1.1": fn(*mut ibv_context) -> c_int;
     DONTFORK_RANGE = c"ibv_dontfork_range" @ c"IBVERBS_1.1": fn(*mut c_void, usize) -> c_int;
+    GET_DEVICE_LIST = c"ibv_get_device_list" @ c"IBVERBS_1.1": fn(*mut c_int) -> *mut *mut ibv_device;
+    FREE_DEVICE_LIST = c"ibv_free_device_list" @ c"IBVERBS_1.1": fn(*mut *mut ibv_device) -> ();
+    OPEN_DEVICE = c"ibv_open_device" @ c"IBVERBS_1.1": fn(*mut ibv_device) -> *mut ibv_context;
+    QUERY_DEVICE = c"ibv_query_device" @ c"IBVERBS_1.1":
+        fn(*mut ibv_context, *mut ibv_device_attr) -> c_int;
+    ALLOC_PD = c"ibv_alloc_pd" @ c"IBVERBS_1.1": fn(*mut ibv_context) -> *mut ibv_pd;
     /// rdma-core 35.
     IS_FORK_INITIALIZED = c"ibv_is_fork_initialized" @ c"IBVERBS_1.13": fn() -> c_int;
     DOFORK_RANGE = c"ibv_dofork_range" @ c"IBVERBS_1.1": fn(*mut c_void, usize) -> c_int;

@@ -1,12 +1,12 @@
 #!/bin/bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
-# headers.sh CBINDGEN LAYOUT.c: the headers are what the source says, compile in every C, and their
+# headers.sh CBINDGEN LAYOUT.c LIBFABRIC_LAYOUT.c: the headers are what the source says, compile in every C, and their
 # prototypes and our structures are those of the headers that are installed.
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
 . "$here/../tap.sh"
 cd "$here/../.." || exit 1
-cbindgen=$1 layout=$2
+cbindgen=$1 layout=$2 fabric_layout=$3
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cc=${CC:-cc} cxx=${CXX:-c++}
@@ -20,6 +20,9 @@ make -sn headers | sed -n 's/^sed .* cbindgen.toml/&/p' >"$work/settings"
 bash -c "$(sed 's|>target/verbs.toml|>"$1"|' "$work/settings")" - "$work/verbs.toml"
 "$cbindgen" -q -c "$work/verbs.toml" src/capi/relaxed.rs >"$work/verbs.h"
 check "include/rdmamr/verbs.h is what the source says (if not: make headers)" diff -u include/rdmamr/verbs.h "$work/verbs.h"
+
+src/capi/fabric/fi_mr.sh "$cbindgen" >"$work/fi_mr.h"
+check "include/rdmamr/fi_mr.h is what the source says (if not: make headers)" diff -u include/rdmamr/fi_mr.h "$work/fi_mr.h"
 
 echo '#include <rdmamr.h>' >"$work/one.c"
 cp "$work/one.c" "$work/one.cc"
@@ -54,6 +57,25 @@ check "include/rdmamr/verbs.h as c++11" "$cxx" -std=gnu++11 "${lax[@]}" "$work/r
 check "a source that includes <infiniband/verbs.h> alone, as c++11" "$cxx" -std=gnu++11 -Iinclude/rdmamr/compat "${lax[@]}" "$work/solaris.cc"
 check "include/rdmamr.h as c++11" "$cxx" -std=c++11 "${strict[@]}" "$work/one.cc"
 
+echo '#include <rdmamr/fi_mr.h>
+int (*reg)(struct fid_domain *, const void *, size_t, uint64_t, uint64_t, uint64_t, uint64_t, struct fid_mr **, void *) = fi_mr_reg;
+int (*resolve)(struct fid_domain *, uint64_t, uint64_t, size_t, struct rdmamr_segment *, size_t *) = rdmamr_resolve;
+uint64_t access = FI_READ | FI_REMOTE_WRITE | RDMAMR_MR_KEY | RDMAMR_MR_OFFSET;' >"$work/fabric.c"
+{ echo '#define RDMAMR_OLD_NAMES'; cat "$work/fabric.c"; echo 'uint64_t old = FI_MR_KEY | FI_MR_OFFSET | FI_PROV_MR_ATTR | FI_DYNAMIC_MR | FI_LOCAL_MR;'; } >"$work/old.c"
+for file in fabric old; do cp "$work/$file.c" "$work/$file.cc"; done
+for alone in "" -DRDMAMR_NO_LIBFABRIC; do
+	for standard in c99 gnu11 gnu2x; do
+		check "include/rdmamr/fi_mr.h as $standard ${alone:-with libfabric}" "$cc" -std=$standard ${alone:+"$alone"} "${lax[@]}" "$work/fabric.c"
+	done
+	check "the old names ${alone:-with libfabric}" "$cc" -std=gnu11 ${alone:+"$alone"} "${lax[@]}" "$work/old.c"
+	check "include/rdmamr/fi_mr.h as c++11 ${alone:-with libfabric}" "$cxx" -std=gnu++11 ${alone:+"$alone"} "${lax[@]}" "$work/fabric.cc"
+	check "the old names as c++11 ${alone:-with libfabric}" "$cxx" -std=gnu++11 ${alone:+"$alone"} "${lax[@]}" "$work/old.cc"
+done
+# What the header has in place of libfabric's: the same calls and structures.
+check "our functions of libfabric for cbindgen" ctests/abi/fabric_prototypes.sh "$work/fabric_prototypes.c"
+check "each of libfabric's calls is compared" [ "$(grep -c '^_Static_assert(__builtin' "$work/fabric_prototypes.c")" = 19 ]
+check "their prototypes are those of libfabric's inlines" "$cc" -std=gnu11 -Iinclude -fsyntax-only "$work/fabric_prototypes.c"
+
 check "our functions for cbindgen" ctests/abi/prototypes.sh "$cbindgen" "$work/prototypes.c"
 check "all nine of them" [ "$(grep -c '^#undef' "$work/prototypes.c")" = 9 ]
 check "their prototypes are those of <infiniband/verbs.h>" "$cc" -std=c11 "${strict[@]}" "$work/prototypes.c"
@@ -69,4 +91,19 @@ else
 fi
 check "our structures and constants are those of the installed headers ($(grep -c _Static_assert "$layout") assertions)" \
 	"$cc" -std=c11 -fsyntax-only "${newer[@]}" "$layout"
+# libfabric's, where it is installed and as newer releases have it.
+check "our structures are those of libfabric $(pkg-config --modversion libfabric) ($(grep -c _Static_assert "$fabric_layout") assertions)" \
+	"$cc" -std=gnu11 -fsyntax-only "$fabric_layout"
+for suite in trixie; do
+	if headers=$(ctests/abi/libfabric_headers $suite); then
+		newer=$(sed -n 's/#define FI_M[AJINO]*R_VERSION //p' "$headers/rdma/fabric.h" | paste -sd .)
+		# Some names are deprecated there, and still what they were.
+		lasting=("$cc" -std=gnu11 -w -isystem "$headers")
+		check "our structures are those of libfabric $newer" "${lasting[@]}" -fsyntax-only "$fabric_layout"
+		check "include/rdmamr/fi_mr.h with libfabric $newer" "${lasting[@]}" -Iinclude -fsyntax-only "$work/old.c"
+		check "our prototypes are those of libfabric $newer" "${lasting[@]}" -Iinclude -fsyntax-only "$work/fabric_prototypes.c"
+	else
+		skip "our structures with the libfabric of Debian $suite" "its headers could not be downloaded (see target/libfabric/$suite/log)"
+	fi
+done
 tap_done

@@ -2,11 +2,42 @@
 //! rdma-core's public structures, from `<infiniband/verbs.h>`.
 
 use super::mirror;
-use core::ffi::{c_int, c_void};
+use core::ffi::{c_char, c_int, c_uint, c_void};
 
-/// `struct ibv_device`: only ever passed on.
-#[allow(non_camel_case_types)]
-pub enum ibv_device {}
+mirror! { "struct ibv_device" =>
+    /// A device, open or not, as far as we look at it.
+    pub struct ibv_device {
+        pub _ops: [*mut c_void; 2],
+        pub node_type: c_int,
+        pub transport_type: c_int,
+        pub name: [c_char; 64],
+    }
+}
+
+/// `ibv_device.transport_type` of iWARP, where the sink of an RDMA read needs remote write.
+pub const IBV_TRANSPORT_IWARP: c_int = 1;
+
+mirror! { "struct ibv_device_attr" =>
+    /// What `ibv_query_device` says of a device, as far as we look at it.
+    pub struct ibv_device_attr {
+        pub fw_ver: [c_char; 64],
+        pub node_guid: u64,
+        pub sys_image_guid: u64,
+        pub max_mr_size: u64,
+        pub page_size_cap: u64,
+        pub vendor_id: u32,
+        pub vendor_part_id: u32,
+        pub hw_ver: u32,
+        pub max_qp: c_int,
+        pub max_qp_wr: c_int,
+        pub device_cap_flags: c_uint,
+        pub max_sge: c_int,
+        pub max_sge_rd: c_int,
+        pub max_cq: c_int,
+        pub max_cqe: c_int,
+        pub max_mr: c_int,
+    }
+}
 
 /// `struct ibv_dmah`: only ever passed on.
 #[allow(non_camel_case_types)]

@@ -4,6 +4,7 @@
 //! return convention, and has a failure counted and its reason kept (`ret.rs`).
 
 mod export;
+mod fabric;
 mod memory;
 mod rdmamr;
 mod relaxed;

@@ -4,13 +4,15 @@
 use crate::abi::rdma_core::ibv_mr;
 use crate::config::disable_for_good;
 use crate::explain::{Reason, Subject};
+use crate::fabric::errors::{self, Failure};
 use crate::log::{self, Level};
 use crate::mr::{Error, state};
 use crate::stats::Counter;
 use crate::{explain, thread};
+use core::cell::Cell;
 use core::ffi::c_int;
 use core::ptr::null_mut;
-use errno::{Errno, set_errno};
+use errno::{Errno, errno, set_errno};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// The call, for the reason that is kept when it fails; described only then.
@@ -58,6 +60,33 @@ pub fn rereg_code(
     run(call, body).unwrap_or_else(|error| {
         set_errno(Errno(error.errno()));
         UNCHANGED
+    })
+}
+
+/// The libfabric family: 0 or more, or a negative FI_E... . errno stays as it was.
+#[inline(always)]
+pub fn code<T: From<i8> + TryFrom<i32>>(
+    name: &'static str,
+    counter: Option<Counter>,
+    body: impl FnOnce() -> Result<T, Failure>,
+) -> T {
+    let before = errno();
+    // Of a failure its subject is known only then.
+    let subject = Cell::new(Subject::Other);
+    let call = || Call {
+        name,
+        subject: subject.get(),
+        counter,
+    };
+    let result = run(call, || {
+        body().map_err(|failure| {
+            subject.set(failure.subject);
+            failure.error
+        })
+    });
+    result.unwrap_or_else(|error| {
+        set_errno(before);
+        T::try_from(-errors::code(error)).unwrap_or(T::from(-1))
     })
 }
 

@@ -77,6 +77,11 @@ impl Context {
 #[derive(Clone, Copy)]
 pub struct Pd(NonNull<ibv_pd>);
 
+// SAFETY: protection domains of libibverbs may be used by any thread.
+unsafe impl Send for Pd {}
+// SAFETY: as above.
+unsafe impl Sync for Pd {}
+
 impl Pd {
     /// The domain that C names; `None` for a null pointer.
     ///
@@ -102,6 +107,15 @@ impl Pd {
     pub fn handle(self) -> u32 {
         // SAFETY: a protection domain that exists, by `from_c`.
         unsafe { (*self.as_ptr()).handle }
+    }
+
+    /// What kind of network its device is on, `enum ibv_transport_type`.
+    pub fn transport(self) -> Option<i32> {
+        // SAFETY: a protection domain's own device, which is open as long as the domain exists.
+        let context = unsafe { self.context().as_ref() }?;
+        // SAFETY: an open device has one.
+        let device = unsafe { context.device.as_ref() }?;
+        Some(device.transport_type)
     }
 
     /// Its device, as C sees it.
@@ -136,7 +150,7 @@ impl Request {
     }
 }
 
-/// Why a call of the verbs family failed.
+/// Why a call failed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Error {
     /// An argument that is refused without asking anybody.
@@ -157,6 +171,8 @@ pub enum Error {
     Shortage(&'static str),
     /// No libibverbs underneath has that function.
     NoNext(&'static str),
+    /// Refused by a rule of libfabric's, with its code.
+    Refused(i32, &'static str),
     /// The library itself is at fault.
     Panic,
 }
@@ -167,6 +183,7 @@ impl Error {
         match self {
             Error::Argument(_) | Error::Gone => libc::EINVAL,
             Error::Kernel(errno) | Error::Next(errno) | Error::Fork(errno) => errno.0,
+            Error::Refused(code, _) => code,
             Error::Busy(_) => libc::EBUSY,
             Error::Shortage(_) => libc::EAGAIN,
             Error::Memory | Error::Panic => libc::ENOMEM,

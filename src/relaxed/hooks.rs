@@ -8,6 +8,7 @@
 use super::changes::{Change, Kind};
 use super::hull::{Range, page_size};
 use super::{Instance, existing, start};
+use core::ffi::c_void;
 
 /// A change that is about to be made. It is over when this is dropped.
 pub struct Changing(Option<UnderWay>);
@@ -159,6 +160,22 @@ pub fn unwatch(addr: usize, length: usize) -> bool {
     let unwatched = existing().is_some_and(|relaxed| relaxed.watch.unwatch(range));
     errno::set_errno(errno);
     unwatched
+}
+
+/// Whether the memory calls of the process come here first. They do not if the library was loaded by
+/// dlopen, and a static program has not got it at all.
+pub fn are_in_place() -> bool {
+    let home = |address: *const c_void| {
+        let mut info = core::mem::MaybeUninit::<libc::Dl_info>::zeroed();
+        // SAFETY: the structure is writable.
+        unsafe { libc::dladdr(address, info.as_mut_ptr()) };
+        // SAFETY: all zeros is one, and so is what was written.
+        unsafe { info.assume_init() }.dli_fbase
+    };
+    // SAFETY: a string.
+    let first = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"munmap".as_ptr()) };
+    let own = are_in_place as fn() -> bool as *const c_void;
+    !first.is_null() && home(first) == home(own)
 }
 
 /// Whether the pool must hear of shared mappings.

@@ -1,0 +1,554 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! libfabric's public structures for memory regions and event queues, from `<rdma/fabric.h>`,
+//! `<rdma/fi_domain.h>`, `<rdma/fi_eq.h>` and `<rdma/fi_errno.h>`, as of libfabric 2.6. Where
+//! libfabric is not installed, `include/rdmamr/fi_mr.h` has them from this file.
+//!
+//! The tables of functions begin with their size and grow at their end. The attributes grow at their end
+//! too, and have no size: what a caller's version did not have must not be read (`fabric/attributes.rs`).
+
+use super::fields;
+#[cfg(test)]
+use super::libfabric_provider::*;
+use core::ffi::{c_char, c_int, c_void};
+use libc::{iovec, ssize_t};
+
+/// The class of an object and its functions. Every object begins with it.
+#[repr(C)]
+#[derive(Clone, Copy)]
+#[allow(non_camel_case_types)]
+pub struct fid {
+    /// FI_CLASS_...
+    pub fclass: usize,
+    /// The application's, from the call that made the object.
+    pub context: *mut c_void,
+    pub ops: *mut fi_ops,
+}
+fields!(
+    "struct fid",
+    fid {
+        fclass,
+        context,
+        ops
+    }
+);
+
+/// What every object can do.
+#[repr(C)]
+#[derive(Clone, Copy)]
+#[allow(non_camel_case_types)]
+pub struct fi_ops {
+    pub size: usize,
+    pub close: Option<unsafe extern "C" fn(fid: *mut fid) -> c_int>,
+    pub bind: Option<unsafe extern "C" fn(fid: *mut fid, bfid: *mut fid, flags: u64) -> c_int>,
+    pub control:
+        Option<unsafe extern "C" fn(fid: *mut fid, command: c_int, arg: *mut c_void) -> c_int>,
+    pub ops_open: Option<
+        unsafe extern "C" fn(
+            fid: *mut fid,
+            name: *const c_char,
+            flags: u64,
+            ops: *mut *mut c_void,
+            context: *mut c_void,
+        ) -> c_int,
+    >,
+    /// libfabric 1.7.
+    pub tostr: Option<unsafe extern "C" fn(fid: *const fid, buf: *mut c_char, len: usize) -> c_int>,
+    /// libfabric 1.12.
+    pub ops_set: Option<
+        unsafe extern "C" fn(
+            fid: *mut fid,
+            name: *const c_char,
+            flags: u64,
+            ops: *mut c_void,
+            context: *mut c_void,
+        ) -> c_int,
+    >,
+}
+fields!(
+    "struct fi_ops",
+    fi_ops {
+        size,
+        close,
+        bind,
+        control,
+        ops_open,
+        tostr,
+        ops_set
+    }
+);
+
+/// A domain: what regions are registered in.
+#[repr(C)]
+#[derive(Clone, Copy)]
+#[allow(non_camel_case_types)]
+pub struct fid_domain {
+    pub fid: fid,
+    pub ops: *mut fi_ops_domain,
+    pub mr: *mut fi_ops_mr,
+}
+fields!("struct fid_domain", fid_domain { fid, ops, mr });
+
+/// What a domain can do for memory.
+#[repr(C)]
+#[derive(Clone, Copy)]
+#[allow(non_camel_case_types)]
+pub struct fi_ops_mr {
+    pub size: usize,
+    pub reg: Option<
+        unsafe extern "C" fn(
+            fid: *mut fid,
+            buf: *const c_void,
+            len: usize,
+            access: u64,
+            offset: u64,
+            requested_key: u64,
+            flags: u64,
+            mr: *mut *mut fid_mr,
+            context: *mut c_void,
+        ) -> c_int,
+    >,
+    pub regv: Option<
+        unsafe extern "C" fn(
+            fid: *mut fid,
+            iov: *const iovec,
+            count: usize,
+            access: u64,
+            offset: u64,
+            requested_key: u64,
+            flags: u64,
+            mr: *mut *mut fid_mr,
+            context: *mut c_void,
+        ) -> c_int,
+    >,
+    pub regattr: Option<
+        unsafe extern "C" fn(
+            fid: *mut fid,
+            attr: *const fi_mr_attr,
+            flags: u64,
+            mr: *mut *mut fid_mr,
+        ) -> c_int,
+    >,
+}
+fields!(
+    "struct fi_ops_mr",
+    fi_ops_mr {
+        size,
+        reg,
+        regv,
+        regattr
+    }
+);
+
+/// A memory region.
+#[repr(C)]
+#[derive(Clone, Copy)]
+#[allow(non_camel_case_types)]
+pub struct fid_mr {
+    pub fid: fid,
+    /// What fi_mr_desc() returns.
+    pub mem_desc: *mut c_void,
+    /// What fi_mr_key() returns.
+    pub key: u64,
+}
+fields!("struct fid_mr", fid_mr { fid, mem_desc, key });
+
+/// What fi_mr_regattr() registers. Fill with zeros what is not set.
+#[repr(C)]
+#[derive(Clone, Copy)]
+#[allow(non_camel_case_types)]
+pub struct fi_mr_attr {
+    pub mr_iov: *const iovec,
+    pub iov_count: usize,
+    pub access: u64,
+    pub offset: u64,
+    pub requested_key: u64,
+    pub context: *mut c_void,
+    /// libfabric 1.5.
+    pub auth_key_size: usize,
+    pub auth_key: *mut u8,
+    /// libfabric 1.9.
+    pub iface: c_int,
+    pub device: u64,
+    /// libfabric 1.19.
+    pub hmem_data: *mut c_void,
+    /// libfabric 1.22.
+    pub page_size: usize,
+    /// libfabric 2.0.
+    pub base_mr: *const fid_mr,
+    pub sub_mr_cnt: usize,
+}
+fields!("struct fi_mr_attr", fi_mr_attr {
+    mr_iov, iov_count, access, offset, requested_key, context,
+    auth_key_size @ FI_VERSION_1_5, auth_key @ FI_VERSION_1_5,
+    iface @ FI_VERSION_1_9, device @ FI_VERSION_1_9,
+    hmem_data @ FI_VERSION_1_19, page_size @ FI_VERSION_1_22,
+    base_mr @ FI_VERSION_2_0, sub_mr_cnt @ FI_VERSION_2_0
+});
+
+/// What fi_mr_raw_attr() asks for.
+#[repr(C)]
+#[derive(Clone, Copy)]
+#[allow(non_camel_case_types)]
+pub struct fi_mr_raw_attr {
+    pub flags: u64,
+    pub base_addr: *mut u64,
+    pub raw_key: *mut u8,
+    pub key_size: *mut usize,
+}
+fields!(
+    "struct fi_mr_raw_attr",
+    fi_mr_raw_attr {
+        flags,
+        base_addr,
+        raw_key,
+        key_size
+    }
+);
+
+/// What fi_mr_map_raw() maps.
+#[repr(C)]
+#[derive(Clone, Copy)]
+#[allow(non_camel_case_types)]
+pub struct fi_mr_map_raw {
+    pub flags: u64,
+    pub base_addr: u64,
+    pub raw_key: *mut u8,
+    pub key_size: usize,
+    pub key: *mut u64,
+}
+fields!(
+    "struct fi_mr_map_raw",
+    fi_mr_map_raw {
+        flags,
+        base_addr,
+        raw_key,
+        key_size,
+        key
+    }
+);
+
+/// What fi_mr_refresh() names.
+#[repr(C)]
+#[derive(Clone, Copy)]
+#[allow(non_camel_case_types)]
+pub struct fi_mr_modify {
+    pub flags: u64,
+    pub attr: fi_mr_attr,
+}
+
+/// An event queue.
+#[repr(C)]
+#[derive(Clone, Copy)]
+#[allow(non_camel_case_types)]
+pub struct fid_eq {
+    pub fid: fid,
+    pub ops: *mut fi_ops_eq,
+}
+fields!("struct fid_eq", fid_eq { fid, ops });
+
+/// What an event queue can do.
+#[repr(C)]
+#[derive(Clone, Copy)]
+#[allow(non_camel_case_types)]
+pub struct fi_ops_eq {
+    pub size: usize,
+    pub read: Option<
+        unsafe extern "C" fn(
+            eq: *mut fid_eq,
+            event: *mut u32,
+            buf: *mut c_void,
+            len: usize,
+            flags: u64,
+        ) -> ssize_t,
+    >,
+    pub readerr: Option<
+        unsafe extern "C" fn(eq: *mut fid_eq, buf: *mut fi_eq_err_entry, flags: u64) -> ssize_t,
+    >,
+    pub write: Option<
+        unsafe extern "C" fn(
+            eq: *mut fid_eq,
+            event: u32,
+            buf: *const c_void,
+            len: usize,
+            flags: u64,
+        ) -> ssize_t,
+    >,
+    pub sread: Option<
+        unsafe extern "C" fn(
+            eq: *mut fid_eq,
+            event: *mut u32,
+            buf: *mut c_void,
+            len: usize,
+            timeout: c_int,
+            flags: u64,
+        ) -> ssize_t,
+    >,
+    pub strerror: Option<
+        unsafe extern "C" fn(
+            eq: *mut fid_eq,
+            prov_errno: c_int,
+            err_data: *const c_void,
+            buf: *mut c_char,
+            len: usize,
+        ) -> *const c_char,
+    >,
+}
+fields!(
+    "struct fi_ops_eq",
+    fi_ops_eq {
+        size,
+        read,
+        readerr,
+        write,
+        sread,
+        strerror
+    }
+);
+
+/// How an event queue is to be.
+#[repr(C)]
+#[derive(Clone, Copy)]
+#[allow(non_camel_case_types)]
+pub struct fi_eq_attr {
+    /// How many events it is to hold; ours hold any number.
+    pub size: usize,
+    /// FI_WRITE
+    pub flags: u64,
+    /// FI_WAIT_...
+    pub wait_obj: c_int,
+    pub signaling_vector: c_int,
+    pub wait_set: *mut c_void,
+}
+fields!(
+    "struct fi_eq_attr",
+    fi_eq_attr {
+        size,
+        flags,
+        wait_obj,
+        signaling_vector,
+        wait_set
+    }
+);
+
+/// The event FI_MR_COMPLETE.
+#[repr(C)]
+#[derive(Clone, Copy)]
+#[allow(non_camel_case_types)]
+pub struct fi_eq_entry {
+    /// The region.
+    pub fid: *mut fid,
+    /// The context of the call.
+    pub context: *mut c_void,
+    pub data: u64,
+}
+fields!("struct fi_eq_entry", fi_eq_entry { fid, context, data });
+
+/// An operation that failed after its call had returned.
+#[repr(C)]
+#[derive(Clone, Copy)]
+#[allow(non_camel_case_types)]
+pub struct fi_eq_err_entry {
+    pub fid: *mut fid,
+    pub context: *mut c_void,
+    pub data: u64,
+    /// A positive FI_E...
+    pub err: c_int,
+    /// The kernel's errno.
+    pub prov_errno: c_int,
+    /// The reason in words, until the queue is read again.
+    pub err_data: *mut c_void,
+    pub err_data_size: usize,
+}
+fields!(
+    "struct fi_eq_err_entry",
+    fi_eq_err_entry {
+        fid,
+        context,
+        data,
+        err,
+        prov_errno,
+        err_data,
+        err_data_size
+    }
+);
+
+/// What a domain can do beside memory; ours can nothing of it.
+#[allow(non_camel_case_types)]
+pub enum fi_ops_domain {}
+
+/// The constants, by their C names, for the comparison with its headers.
+#[cfg(test)]
+pub const FABRIC_CONSTANTS: &[(&str, u64)] = &[
+    ("FI_READ", FI_READ),
+    ("FI_WRITE", FI_WRITE),
+    ("FI_RECV", FI_RECV),
+    ("FI_SEND", FI_SEND),
+    ("FI_REMOTE_READ", FI_REMOTE_READ),
+    ("FI_REMOTE_WRITE", FI_REMOTE_WRITE),
+    ("FI_PEEK", FI_PEEK),
+    ("FI_REG_MR", FI_REG_MR),
+    ("FI_KEY_NOTAVAIL", FI_KEY_NOTAVAIL),
+    ("FI_MR_BASIC", FI_MR_BASIC as u64),
+    ("FI_MR_SCALABLE", FI_MR_SCALABLE as u64),
+    ("FI_MR_LOCAL", FI_MR_LOCAL as u64),
+    ("FI_MR_RAW", FI_MR_RAW as u64),
+    ("FI_MR_VIRT_ADDR", FI_MR_VIRT_ADDR as u64),
+    ("FI_MR_ALLOCATED", FI_MR_ALLOCATED as u64),
+    ("FI_MR_PROV_KEY", FI_MR_PROV_KEY as u64),
+    ("FI_CLASS_UNSPEC", FI_CLASS_UNSPEC as u64),
+    ("FI_CLASS_FABRIC", FI_CLASS_FABRIC as u64),
+    ("FI_CLASS_DOMAIN", FI_CLASS_DOMAIN as u64),
+    ("FI_CLASS_EP", FI_CLASS_EP as u64),
+    ("FI_CLASS_MR", FI_CLASS_MR as u64),
+    ("FI_CLASS_EQ", FI_CLASS_EQ as u64),
+    ("FI_CLASS_CNTR", FI_CLASS_CNTR as u64),
+    ("FI_NOTIFY", FI_NOTIFY as u64),
+    ("FI_MR_COMPLETE", FI_MR_COMPLETE as u64),
+    ("FI_WAIT_NONE", FI_WAIT_NONE as u64),
+    ("FI_WAIT_UNSPEC", FI_WAIT_UNSPEC as u64),
+    ("FI_WAIT_FD", FI_WAIT_FD as u64),
+    ("FI_GETWAIT", FI_GETWAIT as u64),
+    ("FI_ENABLE", FI_ENABLE as u64),
+    ("FI_GET_RAW_MR", FI_GET_RAW_MR as u64),
+    ("FI_MAP_RAW_MR", FI_MAP_RAW_MR as u64),
+    ("FI_UNMAP_KEY", FI_UNMAP_KEY as u64),
+    ("FI_REFRESH", FI_REFRESH as u64),
+    ("FI_GETWAITOBJ", FI_GETWAITOBJ as u64),
+    ("FI_EINVAL", FI_EINVAL as u64),
+    ("FI_EAGAIN", FI_EAGAIN as u64),
+    ("FI_ENOMEM", FI_ENOMEM as u64),
+    ("FI_EFAULT", FI_EFAULT as u64),
+    ("FI_EBUSY", FI_EBUSY as u64),
+    ("FI_ENOSYS", FI_ENOSYS as u64),
+    ("FI_ENODATA", FI_ENODATA as u64),
+    ("FI_EOPNOTSUPP", FI_EOPNOTSUPP as u64),
+    ("FI_ECANCELED", FI_ECANCELED as u64),
+    ("FI_EKEYREJECTED", FI_EKEYREJECTED as u64),
+    ("FI_EOTHER", FI_EOTHER as u64),
+    ("FI_ETOOSMALL", FI_ETOOSMALL as u64),
+    ("FI_EOPBADSTATE", FI_EOPBADSTATE as u64),
+    ("FI_EAVAIL", FI_EAVAIL as u64),
+    ("FI_EBADFLAGS", FI_EBADFLAGS as u64),
+    ("FI_ENOKEY", FI_ENOKEY as u64),
+];
+
+/// Access: the buffer receives what the process reads by RMA.
+pub const FI_READ: u64 = 1u64 << 8;
+/// Access: the buffer is the source of RMA writes. As a queue's attribute: fi_eq_write() may be used.
+pub const FI_WRITE: u64 = 1u64 << 9;
+/// Access: the buffer receives messages.
+pub const FI_RECV: u64 = 1u64 << 10;
+/// Access: messages are sent from the buffer.
+pub const FI_SEND: u64 = 1u64 << 11;
+/// Access: peers may read the buffer.
+pub const FI_REMOTE_READ: u64 = 1u64 << 12;
+/// Access: peers may write the buffer, and change it by atomic operations.
+pub const FI_REMOTE_WRITE: u64 = 1u64 << 13;
+/// Of fi_eq_read(): the event stays in the queue.
+pub const FI_PEEK: u64 = 1u64 << 19;
+/// Of fi_domain_bind(): registrations are reported by the queue.
+pub const FI_REG_MR: u64 = 1u64 << 59;
+/// A key that is not known, or not yet.
+pub const FI_KEY_NOTAVAIL: u64 = 0xffff_ffff_ffff_ffffu64;
+
+/// Before libfabric 1.5: provider's keys, virtual addresses, allocated memory.
+pub const FI_MR_BASIC: i32 = 1;
+/// Before libfabric 1.5: the application's keys, addresses from 0.
+pub const FI_MR_SCALABLE: i32 = 2;
+/// The application registers the memory that it uses itself.
+pub const FI_MR_LOCAL: i32 = 1 << 2;
+/// Peers need fi_mr_raw_attr() and fi_mr_map_raw().
+pub const FI_MR_RAW: i32 = 1 << 3;
+/// Peers address a region by its virtual address.
+pub const FI_MR_VIRT_ADDR: i32 = 1 << 4;
+/// Memory must be mapped when it is registered.
+pub const FI_MR_ALLOCATED: i32 = 1 << 5;
+/// Keys are the provider's.
+pub const FI_MR_PROV_KEY: i32 = 1 << 6;
+
+/// No object.
+pub const FI_CLASS_UNSPEC: usize = 0;
+/// struct fid_fabric
+pub const FI_CLASS_FABRIC: usize = 1;
+/// struct fid_domain
+pub const FI_CLASS_DOMAIN: usize = 2;
+/// struct fid_ep
+pub const FI_CLASS_EP: usize = 3;
+/// struct fid_mr
+pub const FI_CLASS_MR: usize = 12;
+/// struct fid_eq
+pub const FI_CLASS_EQ: usize = 13;
+/// struct fid_cntr
+pub const FI_CLASS_CNTR: usize = 15;
+
+/// An event for the application's own use.
+pub const FI_NOTIFY: u32 = 0;
+/// A registration has completed.
+pub const FI_MR_COMPLETE: u32 = 4;
+
+/// Nobody waits for the queue.
+pub const FI_WAIT_NONE: i32 = 0;
+/// The library chooses how to wait: FI_WAIT_FD.
+pub const FI_WAIT_UNSPEC: i32 = 1;
+/// A file descriptor for poll(2).
+pub const FI_WAIT_FD: i32 = 3;
+
+/// fi_control(): the file descriptor to wait for, an int.
+pub const FI_GETWAIT: i32 = 5;
+/// fi_control(): what fi_mr_enable() calls.
+pub const FI_ENABLE: i32 = 6;
+/// fi_control(): what fi_mr_raw_attr() calls.
+pub const FI_GET_RAW_MR: i32 = 8;
+/// fi_control(): what fi_mr_map_raw() calls.
+pub const FI_MAP_RAW_MR: i32 = 9;
+/// fi_control(): what fi_mr_unmap_key() calls.
+pub const FI_UNMAP_KEY: i32 = 10;
+/// fi_control(): what fi_mr_refresh() calls.
+pub const FI_REFRESH: i32 = 14;
+/// fi_control(): FI_WAIT_..., an int.
+pub const FI_GETWAITOBJ: i32 = 16;
+
+/// No such file or object.
+pub const FI_ENOENT: i32 = 2;
+/// Not permitted.
+pub const FI_EPERM: i32 = 1;
+/// The device is gone.
+pub const FI_EIO: i32 = 5;
+/// Bad file descriptor.
+pub const FI_EBADF: i32 = 9;
+/// Try again; nothing there.
+pub const FI_EAGAIN: i32 = 11;
+/// Not enough memory.
+pub const FI_ENOMEM: i32 = 12;
+/// Access denied.
+pub const FI_EACCES: i32 = 13;
+/// Bad address.
+pub const FI_EFAULT: i32 = 14;
+/// Still in use.
+pub const FI_EBUSY: i32 = 16;
+/// No such device.
+pub const FI_ENODEV: i32 = 19;
+/// Invalid argument.
+pub const FI_EINVAL: i32 = 22;
+/// Not implemented.
+pub const FI_ENOSYS: i32 = 38;
+/// Nothing that matches.
+pub const FI_ENODATA: i32 = 61;
+/// Not supported.
+pub const FI_EOPNOTSUPP: i32 = 95;
+/// The operation was cancelled.
+pub const FI_ECANCELED: i32 = 125;
+/// The key is out of range.
+pub const FI_EKEYREJECTED: i32 = 129;
+/// An error without a number of its own.
+pub const FI_EOTHER: i32 = 256;
+/// The buffer is too small.
+pub const FI_ETOOSMALL: i32 = 257;
+/// Not possible in the object's present state.
+pub const FI_EOPBADSTATE: i32 = 258;
+/// An error waits to be read.
+pub const FI_EAVAIL: i32 = 259;
+/// Flags that are not supported.
+pub const FI_EBADFLAGS: i32 = 260;
+/// The key is in use; no such key.
+pub const FI_ENOKEY: i32 = 266;

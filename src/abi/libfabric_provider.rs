@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The structures that a provider of libfabric deals in, from `<rdma/fabric.h>`, `<rdma/fi_domain.h>` and
+//! `<rdma/providers/fi_prov.h>`. They grow at their ends; libfabric allocates `struct fi_info` itself.
+
+use super::libfabric::*;
+use super::mirror;
+use core::ffi::{c_char, c_int, c_void};
+
+/// A slot for what ours cannot do. It is called with whatever arguments the slot has, of which it takes
+/// none: that is allowed by the calling conventions of all architectures that the library is built for.
+pub type Slot = unsafe extern "C" fn() -> c_int;
+
+mirror! { "struct fid_fabric" =>
+    /// A fabric.
+    pub struct fid_fabric {
+        pub fid: fid,
+        pub ops: *mut fi_ops_fabric,
+        /// libfabric 1.5: what the application asked fi_getinfo() for; the core writes it.
+        pub api_version: u32,
+    }
+}
+
+mirror! { "struct fi_ops_fabric" =>
+    /// What a fabric can do.
+    pub struct fi_ops_fabric {
+        pub size: usize,
+        pub domain: unsafe extern "C" fn(*mut fid_fabric, *mut fi_info, *mut *mut fid_domain, *mut c_void) -> c_int,
+        pub passive_ep: Slot,
+        pub eq_open: unsafe extern "C" fn(*mut fid_fabric, *mut fi_eq_attr, *mut *mut fid_eq, *mut c_void) -> c_int,
+        pub wait_open: Slot,
+        pub trywait: unsafe extern "C" fn(*mut fid_fabric, *mut *mut fid, c_int) -> c_int,
+        pub domain2: Slot,
+    }
+}
+
+mirror! { "struct fi_ops_domain" =>
+    /// What a domain can do beside memory.
+    pub struct domain_slots {
+        pub size: usize,
+        pub av_open: Slot,
+        pub cq_open: Slot,
+        pub endpoint: Slot,
+        pub scalable_ep: Slot,
+        pub cntr_open: Slot,
+        pub poll_open: Slot,
+        pub stx_ctx: Slot,
+        pub srx_ctx: Slot,
+        pub query_atomic: Slot,
+        pub query_collective: Slot,
+        pub endpoint2: Slot,
+    }
+}
+
+mirror! { "struct fi_info" =>
+    /// What a provider offers, and what an application asks for.
+    pub struct fi_info {
+        pub next: *mut fi_info,
+        pub caps: u64,
+        pub mode: u64,
+        pub addr_format: u32,
+        pub src_addrlen: usize,
+        pub dest_addrlen: usize,
+        pub src_addr: *mut c_void,
+        pub dest_addr: *mut c_void,
+        pub handle: *mut fid,
+        pub tx_attr: *mut fi_tx_attr,
+        pub rx_attr: *mut fi_rx_attr,
+        pub ep_attr: *mut fi_ep_attr,
+        pub domain_attr: *mut fi_domain_attr,
+        pub fabric_attr: *mut fi_fabric_attr,
+    }
+}
+
+mirror! { "struct fi_tx_attr" =>
+    /// Its transmit side, as far as we set it.
+    pub struct fi_tx_attr {
+        pub caps: u64,
+        pub mode: u64,
+    }
+}
+
+mirror! { "struct fi_rx_attr" =>
+    /// Its receive side, as far as we set it.
+    pub struct fi_rx_attr {
+        pub caps: u64,
+        pub mode: u64,
+    }
+}
+
+mirror! { "struct fi_ep_attr" =>
+    /// Its endpoints, as far as we set them.
+    pub struct fi_ep_attr {
+        pub r#type: c_int,
+        pub protocol: u32,
+    }
+}
+
+mirror! { "struct fi_domain_attr" =>
+    /// Its domain, as of libfabric 1.5.
+    pub struct fi_domain_attr {
+        pub domain: *mut fid_domain,
+        pub name: *mut c_char,
+        pub threading: c_int,
+        pub control_progress: c_int,
+        pub data_progress: c_int,
+        pub resource_mgmt: c_int,
+        pub av_type: c_int,
+        pub mr_mode: c_int,
+        pub mr_key_size: usize,
+        pub cq_data_size: usize,
+        pub cq_cnt: usize,
+        pub ep_cnt: usize,
+        pub tx_ctx_cnt: usize,
+        pub rx_ctx_cnt: usize,
+        pub max_ep_tx_ctx: usize,
+        pub max_ep_rx_ctx: usize,
+        pub max_ep_stx_ctx: usize,
+        pub max_ep_srx_ctx: usize,
+        pub cntr_cnt: usize,
+        pub mr_iov_limit: usize,
+        pub caps: u64,
+        pub mode: u64,
+        pub auth_key: *mut u8,
+        pub auth_key_size: usize,
+        pub max_err_data: usize,
+        pub mr_cnt: usize,
+    }
+}
+
+mirror! { "struct fi_fabric_attr" =>
+    /// Its fabric.
+    pub struct fi_fabric_attr {
+        pub fabric: *mut fid_fabric,
+        pub name: *mut c_char,
+        pub prov_name: *mut c_char,
+        pub prov_version: u32,
+        /// libfabric 1.5.
+        pub api_version: u32,
+    }
+}
+
+mirror! { "struct fi_provider" =>
+    /// A provider. libfabric's core keeps its own notes in `context`, so this must be writable.
+    pub struct fi_provider {
+        pub version: u32,
+        pub fi_version: u32,
+        pub context: [usize; 4],
+        pub name: *const c_char,
+        pub getinfo: unsafe extern "C" fn(u32, *const c_char, *const c_char, u64, *const fi_info, *mut *mut fi_info) -> c_int,
+        pub fabric: unsafe extern "C" fn(*mut fi_fabric_attr, *mut *mut fid_fabric, *mut c_void) -> c_int,
+        pub cleanup: unsafe extern "C" fn(),
+    }
+}
+
+/// FI_VERSION(1, 0)
+pub const FI_VERSION_1_0: u32 = 0x1_0000;
+/// FI_VERSION(1, 5)
+pub const FI_VERSION_1_5: u32 = 0x1_0005;
+/// FI_VERSION(1, 9)
+#[cfg(test)]
+pub const FI_VERSION_1_9: u32 = 0x1_0009;
+/// FI_VERSION(1, 19)
+#[cfg(test)]
+pub const FI_VERSION_1_19: u32 = 0x1_0013;
+/// FI_VERSION(1, 22)
+#[cfg(test)]
+pub const FI_VERSION_1_22: u32 = 0x1_0016;
+/// FI_VERSION(2, 0)
+pub const FI_VERSION_2_0: u32 = 0x2_0000;
+
+/// `fi_ep_attr.type`: connectionless, reliable.
+pub const FI_EP_RDM: c_int = 3;
+/// `fi_domain_attr.threading`: any thread may do anything.
+pub const FI_THREAD_SAFE: c_int = 1;
+/// Progress is made by the library's own threads.
+pub const FI_PROGRESS_AUTO: c_int = 1;
+/// `fi_domain_attr.resource_mgmt`.
+pub const FI_RM_ENABLED: c_int = 2;
+/// Capabilities: messages, RMA, atomics.
+pub const FI_MSG: u64 = 1 << 1;
+/// See [`FI_MSG`].
+pub const FI_RMA: u64 = 1 << 2;
+/// See [`FI_MSG`].
+pub const FI_ATOMIC: u64 = 1 << 4;
+/// Capabilities that every provider has: peers on this machine, on others.
+pub const FI_LOCAL_COMM: u64 = 1 << 51;
+/// See [`FI_LOCAL_COMM`].
+pub const FI_REMOTE_COMM: u64 = 1 << 52;
+/// `fi_info.mode`, of libfabric before 1.5: the application registers the memory that it uses itself.
+pub const FI_LOCAL_MR: u64 = 1 << 55;
+
+/// The constants, by their C names, for the comparison with the headers.
+#[cfg(test)]
+pub const PROVIDER_CONSTANTS: &[(&str, u64)] = &[
+    ("FI_EP_RDM", FI_EP_RDM as u64),
+    ("FI_THREAD_SAFE", FI_THREAD_SAFE as u64),
+    ("FI_PROGRESS_AUTO", FI_PROGRESS_AUTO as u64),
+    ("FI_RM_ENABLED", FI_RM_ENABLED as u64),
+    ("FI_MSG", FI_MSG),
+    ("FI_RMA", FI_RMA),
+    ("FI_ATOMIC", FI_ATOMIC),
+    ("FI_LOCAL_COMM", FI_LOCAL_COMM),
+    ("FI_REMOTE_COMM", FI_REMOTE_COMM),
+];

@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What is to be registered, out of the arguments of the three calls.
+//!
+//! `struct fi_mr_attr` has grown from 48 to 112 bytes and has no size: what is read of it hangs on the
+//! version of the interface that the application was written for. libfabric 1.17's own
+//! `ofi_mr_regattr` reads past the end of what an old application has.
+
+use super::errors::{Failure, invalid, refused};
+use super::raw_key::IOV_LIMIT;
+use crate::abi::libfabric::*;
+use crate::abi::libfabric_provider::*;
+use core::ffi::c_void;
+use libc::iovec;
+
+/// From one version to another, the size of `struct fi_mr_attr`.
+#[cfg(test)]
+pub const ATTRIBUTE_SIZES: &[(u32, u32, usize)] = &[
+    (FI_VERSION_1_0, FI_VERSION_1_5, 48),
+    (FI_VERSION_1_9, FI_VERSION_1_19, 80),
+    (FI_VERSION_1_22, FI_VERSION_2_0, 96),
+    (FI_VERSION_2_0, u32::MAX, size_of::<fi_mr_attr>()),
+];
+
+/// The region has the key that is asked for; of the libfabric that was before 1.0.
+pub const MR_KEY: u64 = 1 << 58;
+/// The region begins at the offset that is given, for its peers; likewise.
+pub const MR_OFFSET: u64 = 1 << 59;
+
+/// A buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Buffer {
+    pub addr: *mut c_void,
+    pub length: usize,
+}
+
+/// One buffer, or several that do not touch: they are one region, in this order.
+pub enum Buffers {
+    One(Buffer),
+    Many(Vec<Buffer>),
+}
+
+impl Buffers {
+    /// The sum of the lengths.
+    pub fn length(&self) -> u64 {
+        match self {
+            Buffers::One(buffer) => buffer.length as u64,
+            Buffers::Many(buffers) => buffers.iter().map(|buffer| buffer.length as u64).sum(),
+        }
+    }
+}
+
+/// The arguments that the three calls have in common.
+#[derive(Clone, Copy)]
+pub struct Wish {
+    pub access: u64,
+    pub offset: u64,
+    pub requested_key: u64,
+    pub flags: u64,
+    pub context: *mut c_void,
+}
+
+/// One buffer, of fi_mr_reg().
+#[inline(always)]
+pub fn one(addr: *mut c_void, length: usize) -> Result<Buffers, Failure> {
+    if length == 0 {
+        return Err(invalid("the length is 0"));
+    }
+    if addr.addr().checked_add(length).is_none() {
+        return Err(invalid(
+            "address and length run past the end of the address space",
+        ));
+    }
+    Ok(Buffers::One(Buffer { addr, length }))
+}
+
+/// Several buffers, of fi_mr_regv(). Those that touch become one.
+///
+/// # Safety
+/// C's contract: `iov` is NULL or has `count` elements.
+pub unsafe fn several(iov: *const iovec, count: usize) -> Result<Buffers, Failure> {
+    if iov.is_null() {
+        return Err(invalid("the vector of buffers is NULL"));
+    }
+    if count == 0 || count > IOV_LIMIT {
+        return Err(invalid("the number of buffers must be 1 to 16"));
+    }
+    // SAFETY: the caller's word.
+    let given = unsafe { core::slice::from_raw_parts(iov, count) };
+    let mut buffers: Vec<Buffer> = Vec::with_capacity(count);
+    let mut sum = 0usize;
+    for next in given {
+        one(next.iov_base, next.iov_len)?;
+        sum = sum.checked_add(next.iov_len).ok_or(invalid(
+            "the sum of the lengths is more than there are addresses",
+        ))?;
+        match buffers.last_mut() {
+            Some(last) if last.addr.addr() + last.length == next.iov_base.addr() => {
+                last.length += next.iov_len;
+            }
+            _ => buffers.push(Buffer {
+                addr: next.iov_base,
+                length: next.iov_len,
+            }),
+        }
+    }
+    Ok(match buffers[..] {
+        [only] => Buffers::One(only),
+        _ => Buffers::Many(buffers),
+    })
+}
+
+/// The arguments of fi_mr_regattr().
+///
+/// # Safety
+/// C's contract: `attr` is NULL or what applications of `api_version` have as `struct fi_mr_attr`.
+pub unsafe fn read(
+    attr: *const fi_mr_attr,
+    flags: u64,
+    api_version: u32,
+) -> Result<(Buffers, Wish), Failure> {
+    if attr.is_null() {
+        return Err(invalid("the attributes are NULL"));
+    }
+    macro_rules! field {
+        ($field:ident) => {
+            // SAFETY: within what every version has, or the version has it.
+            unsafe { (&raw const (*attr).$field).read() }
+        };
+    }
+    if api_version >= FI_VERSION_1_5 && field!(auth_key_size) != 0 {
+        return Err(refused(FI_ENOSYS, "verbs have no authorization keys"));
+    }
+    // `iface` and `device` count only on a domain with FI_HMEM, which ours have not; `page_size` is a hint.
+    if api_version >= FI_VERSION_2_0 && !field!(base_mr).is_null() {
+        return Err(refused(FI_ENOSYS, "there are no sub-regions (base_mr)"));
+    }
+    let wish = Wish {
+        access: field!(access),
+        offset: field!(offset),
+        requested_key: field!(requested_key),
+        flags,
+        context: field!(context),
+    };
+    let (iov, count) = (field!(mr_iov), field!(iov_count));
+    // SAFETY: the caller's word.
+    let buffers = unsafe { several(iov, count) }?;
+    Ok((buffers, wish))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn vector(buffers: &[(usize, usize)]) -> Vec<iovec> {
+        let one = |&(at, iov_len): &(usize, usize)| iovec {
+            iov_base: core::ptr::without_provenance_mut(at),
+            iov_len,
+        };
+        buffers.iter().map(one).collect()
+    }
+
+    fn merged(buffers: &[(usize, usize)]) -> Option<Vec<(usize, usize)>> {
+        let iov = vector(buffers);
+        // SAFETY: that many elements.
+        let merged = unsafe { several(iov.as_ptr(), iov.len()) }.ok()?;
+        let plain = |buffer: &Buffer| (buffer.addr.addr(), buffer.length);
+        Some(match merged {
+            Buffers::One(buffer) => vec![plain(&buffer)],
+            Buffers::Many(buffers) => buffers.iter().map(plain).collect(),
+        })
+    }
+
+    #[test]
+    fn what_touches_becomes_one() {
+        assert_eq!(
+            merged(&[(100, 5), (105, 5), (110, 1)]),
+            Some(vec![(100, 11)])
+        );
+        assert_eq!(
+            merged(&[(100, 5), (106, 5)]),
+            Some(vec![(100, 5), (106, 5)])
+        );
+        assert_eq!(
+            merged(&[(105, 5), (100, 5)]),
+            Some(vec![(105, 5), (100, 5)])
+        );
+        assert_eq!(
+            merged(&[(100, 5), (100, 5)]),
+            Some(vec![(100, 5), (100, 5)])
+        );
+    }
+
+    #[test]
+    fn what_is_no_memory_is_refused() {
+        assert_eq!(merged(&[]), None);
+        assert_eq!(merged(&[(1, 1); 17]), None);
+        assert_eq!(merged(&[(1, 1), (3, 0)]), None);
+        assert_eq!(merged(&[(usize::MAX, 2)]), None);
+        assert_eq!(merged(&[(0, usize::MAX - 5), (0, 6)]), None);
+    }
+
+    #[test]
+    fn what_a_version_did_not_have_is_not_looked_at() {
+        let iov = vector(&[(100, 5)]);
+        let mut attr = fi_mr_attr {
+            mr_iov: iov.as_ptr(),
+            iov_count: 1,
+            access: 1,
+            offset: 2,
+            requested_key: 3,
+            context: core::ptr::without_provenance_mut(4),
+            auth_key_size: 1,
+            auth_key: core::ptr::null_mut(),
+            iface: 9,
+            device: 9,
+            hmem_data: core::ptr::without_provenance_mut(9),
+            page_size: 9,
+            base_mr: core::ptr::without_provenance(9),
+            sub_mr_cnt: 9,
+        };
+        // SAFETY: all of the newest version is there.
+        let read = |attr: &fi_mr_attr, version| unsafe { read(attr, 0, version) }.map(|_| ());
+        assert!(read(&attr, FI_VERSION_1_0).is_ok());
+        assert!(read(&attr, FI_VERSION_1_5).is_err());
+        attr.auth_key_size = 0;
+        assert!(read(&attr, FI_VERSION_1_22).is_ok());
+        assert!(read(&attr, FI_VERSION_2_0).is_err());
+    }
+}

@@ -1,0 +1,377 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! A domain: a verbs protection domain, as `struct fid_domain`, and the rules that were agreed on when it
+//! was opened.
+
+use super::errors::{Failure, invalid, refused};
+use super::foreign_queue::ForeignQueue;
+use super::keys::Keys;
+use super::raw_key::RawKey;
+use super::segment::{Room, Segment};
+use super::{Process, Queue, Tables};
+use crate::abi::libfabric::*;
+use crate::abi::rdma_core::IBV_TRANSPORT_IWARP;
+use crate::log::{self, Level};
+use crate::mr::{self, Access, Pd, Request};
+use crate::relaxed::{self, hooks};
+use core::ffi::c_void;
+use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering::*};
+use errno::Errno;
+use std::sync::OnceLock;
+
+/// What was agreed on when a domain was opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mode {
+    /// The version of the interface that the application was written for.
+    pub api_version: u32,
+    /// Keys are the device's; else the application's.
+    pub provider_keys: bool,
+    /// Peers name a byte by its virtual address; else by its offset.
+    pub virtual_addresses: bool,
+    /// Peers get raw keys.
+    pub raw: bool,
+    /// Memory is paged on demand.
+    pub on_demand: bool,
+    /// Regions are the pool's.
+    pub relaxed: bool,
+    /// The largest key of the application.
+    pub last_key: u64,
+}
+
+impl Mode {
+    /// What libfabric's `mr_mode` stands for.
+    pub fn agreed(api_version: u32, mr_mode: i32) -> Result<Mode, Failure> {
+        const KNOWN: i32 =
+            FI_MR_LOCAL | FI_MR_RAW | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY;
+        let bits = match mr_mode {
+            FI_MR_BASIC => FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY,
+            FI_MR_SCALABLE => 0,
+            bits => bits,
+        };
+        if bits & !KNOWN != 0 {
+            return Err(invalid(
+                "the mr_mode has a bit that the library does not serve",
+            ));
+        }
+        let (provider_keys, virtual_addresses) =
+            (bits & FI_MR_PROV_KEY != 0, bits & FI_MR_VIRT_ADDR != 0);
+        if provider_keys && !virtual_addresses {
+            return Err(invalid(
+                "FI_MR_PROV_KEY needs FI_MR_VIRT_ADDR: a device cannot have each buffer begin at 0",
+            ));
+        }
+        Ok(Mode {
+            api_version,
+            provider_keys,
+            virtual_addresses,
+            raw: bits & FI_MR_RAW != 0,
+            on_demand: false,
+            relaxed: false,
+            // The last is FI_KEY_NOTAVAIL.
+            last_key: FI_KEY_NOTAVAIL - 1,
+        })
+    }
+
+    /// Keys of the application of so many bytes, 1 to 8.
+    pub fn with_key_size(self, bytes: usize) -> Result<Mode, Failure> {
+        let last_key = match bytes {
+            8 => FI_KEY_NOTAVAIL - 1,
+            1..8 => (1 << (8 * bytes)) - 1,
+            _ => {
+                return Err(invalid(
+                    "the size of the application's keys must be 1 to 8 bytes",
+                ));
+            }
+        };
+        Ok(Mode { last_key, ..self })
+    }
+}
+
+/// A domain.
+#[repr(C)]
+pub struct Domain {
+    // As `struct fid_domain` has it.
+    fclass: AtomicUsize,
+    context: AtomicPtr<c_void>,
+    ops: &'static fi_ops,
+    rest: *const c_void,
+    memory: &'static fi_ops_mr,
+    // From here on ours.
+    tables: &'static Tables,
+    process: Process,
+    pd: Pd,
+    mode: Mode,
+    iwarp: bool,
+    /// Regions that are not closed.
+    regions: AtomicUsize,
+    pub keys: Keys,
+    bound: OnceLock<Bound>,
+    /// Closes the device with the domain, if that opened it.
+    opened: Option<Box<dyn Opened>>,
+}
+const _: () = assert!(core::mem::offset_of!(Domain, tables) >= size_of::<fid_domain>());
+const _: () =
+    assert!(core::mem::offset_of!(Domain, rest) == core::mem::offset_of!(fid_domain, ops));
+const _: () =
+    assert!(core::mem::offset_of!(Domain, memory) == core::mem::offset_of!(fid_domain, mr));
+
+/// What a domain holds besides: the provider's device.
+pub trait Opened: Send + Sync {
+    /// Gives it back. After an error it is still there.
+    fn close(&self, pd: Pd) -> Result<(), mr::Error>;
+}
+
+/// The queue that registrations are reported by.
+pub enum Bound {
+    Own(&'static Queue),
+    Foreign(ForeignQueue),
+}
+
+impl Bound {
+    /// Takes out what concerns a region that is being closed; another provider's queue keeps it.
+    pub fn forget(&self, region: usize) {
+        if let Bound::Own(queue) = self {
+            queue.forget(region);
+        }
+    }
+}
+
+impl Domain {
+    /// Opens a domain over a protection domain.
+    pub fn open(
+        tables: &'static Tables,
+        pd: Pd,
+        mode: Mode,
+        context: *mut c_void,
+        opened: Option<Box<dyn Opened>>,
+    ) -> Result<*mut fid_domain, Failure> {
+        if mode.on_demand {
+            try_on_demand(pd)?;
+        }
+        let mut mode = mode;
+        if mode.relaxed && !hooks::are_in_place() {
+            mode.relaxed = false;
+            log::line(
+                Level::Info,
+                format_args!(
+                    "the library does not stand before the C library's memory calls (it was loaded by \
+                     dlopen): a relaxed domain registers plainly"
+                ),
+            );
+        }
+        let domain = Box::new(Domain {
+            fclass: AtomicUsize::new(FI_CLASS_DOMAIN),
+            context: AtomicPtr::new(context),
+            ops: &tables.domain,
+            rest: (&raw const tables.domain_rest).cast(),
+            memory: &tables.memory,
+            tables,
+            process: Process::this(),
+            pd,
+            mode,
+            iwarp: pd.transport() == Some(IBV_TRANSPORT_IWARP),
+            regions: AtomicUsize::new(0),
+            keys: Keys::default(),
+            bound: OnceLock::new(),
+            opened,
+        });
+        Ok(Box::into_raw(domain).cast())
+    }
+
+    /// The domain that C names.
+    ///
+    /// # Safety
+    /// It is an open domain of this library. What is made of it keeps it open, by counting.
+    #[inline(always)]
+    pub unsafe fn from_c(fid: *mut fid) -> Result<&'static Domain, Failure> {
+        // SAFETY: the caller's word: the table of functions that led here is that of our domains.
+        let domain = unsafe { &*fid.cast::<Domain>() };
+        domain.check()?;
+        Ok(domain)
+    }
+
+    /// Whether a domain is one of ours.
+    ///
+    /// # Safety
+    /// It is an open domain, of anybody.
+    pub unsafe fn is_ours(domain: *mut fid_domain, tables: &Tables) -> bool {
+        // SAFETY: the caller's word.
+        let memory = unsafe { (*domain).mr };
+        core::ptr::eq(memory, &tables.memory)
+    }
+
+    #[inline(always)]
+    pub fn check(&self) -> Result<(), Failure> {
+        self.process.check()
+    }
+
+    pub fn tables(&self) -> &'static Tables {
+        self.tables
+    }
+
+    pub fn mode(&self) -> &Mode {
+        &self.mode
+    }
+
+    pub fn pd(&self) -> Pd {
+        self.pd
+    }
+
+    pub fn is_iwarp(&self) -> bool {
+        self.iwarp
+    }
+
+    /// The queue that registrations are reported by, if there is one.
+    #[inline(always)]
+    pub fn queue(&self) -> Option<&Bound> {
+        self.bound.get()
+    }
+
+    /// Counts a region.
+    #[inline(always)]
+    pub fn region_opened(&self) {
+        self.regions.fetch_add(1, AcqRel);
+    }
+
+    /// Counts it off again; the domain may be gone after this.
+    #[inline(always)]
+    pub fn region_closed(&self) {
+        self.regions.fetch_sub(1, AcqRel);
+    }
+
+    /// Closes it.
+    ///
+    /// # Safety
+    /// It is an open domain of this library, and not used again after success.
+    pub unsafe fn close(fid: *mut fid) -> Result<(), Failure> {
+        // SAFETY: the caller's word.
+        let domain = unsafe { Domain::from_c(fid) }?;
+        if domain.regions.load(Acquire) > 0 {
+            return Err(refused(
+                FI_EBUSY,
+                "the domain still has regions that are not closed",
+            ));
+        }
+        if domain.keys.has_mapped() {
+            return Err(refused(
+                FI_EBUSY,
+                "the domain still has raw keys that are mapped",
+            ));
+        }
+        if let Some(opened) = &domain.opened {
+            opened.close(domain.pd)?;
+        }
+        if let Some(Bound::Own(queue)) = domain.queue() {
+            queue.unbind();
+        }
+        // SAFETY: `open` made it, and by the caller's word this is its end.
+        drop(unsafe { Box::from_raw(fid.cast::<Domain>()) });
+        Ok(())
+    }
+
+    /// Has registrations reported by a queue: fi_domain_bind(3).
+    ///
+    /// # Safety
+    /// `queue` is NULL or an open object.
+    pub unsafe fn bind(&self, queue: *mut fid, flags: u64) -> Result<(), Failure> {
+        if queue.is_null() {
+            return Err(invalid("the queue is NULL"));
+        }
+        // SAFETY: an open object, by the caller's word.
+        if unsafe { (*queue).fclass } != FI_CLASS_EQ {
+            return Err(invalid("a domain can be bound to an event queue only"));
+        }
+        if flags != FI_REG_MR {
+            return Err(refused(
+                FI_EBADFLAGS,
+                "a domain is bound with FI_REG_MR and no other flag",
+            ));
+        }
+        if self.bound.get().is_some() {
+            return Err(refused(FI_EBUSY, "the domain is bound to a queue already"));
+        }
+        if self.regions.load(Acquire) > 0 {
+            return Err(refused(
+                FI_EOPBADSTATE,
+                "the domain has regions: bind the queue before the first registration",
+            ));
+        }
+        let eq = queue.cast::<fid_eq>();
+        // SAFETY: an event queue.
+        let bound = if unsafe { Queue::is_ours(eq, self.tables) } {
+            // SAFETY: one of ours, which cannot be closed as long as it counts a domain.
+            let queue = unsafe { Queue::from_c(eq) }?;
+            queue.bind();
+            Bound::Own(queue)
+        } else {
+            // SAFETY: an open queue, which its application keeps open as long as a domain is bound to it.
+            Bound::Foreign(unsafe { ForeignQueue::try_out(eq) }?)
+        };
+        match self.bound.set(bound) {
+            Err(Bound::Own(queue)) => {
+                queue.unbind();
+                Err(refused(FI_EBUSY, "the domain is bound to a queue already"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Maps a raw key that a peer has sent: fi_mr_map_raw(3).
+    pub fn map(&self, bytes: &[u8], base: u64, flags: u64) -> Result<u64, Failure> {
+        if flags != 0 {
+            return Err(refused(FI_EBADFLAGS, "a raw key is mapped without flags"));
+        }
+        Ok(self.keys.map(RawKey::read(bytes, base)?))
+    }
+
+    /// Where peers' memory is: `rdmamr_resolve`.
+    pub fn resolve(
+        &self,
+        key: u64,
+        start: u64,
+        length: u64,
+        room: &mut Room,
+    ) -> Result<(), Failure> {
+        match u32::try_from(key) {
+            // The device's own key. Mapped ones are larger.
+            Ok(rkey) if self.mode.provider_keys => {
+                if length == 0 || start.checked_add(length).is_none() {
+                    return Err(invalid(
+                        "the range is empty, or runs past the end of the addresses",
+                    ));
+                }
+                room.push(Segment {
+                    addr: start,
+                    length,
+                    lkey: 0,
+                    rkey,
+                });
+            }
+            _ => self.keys.resolve(key, start, length, room)?,
+        }
+        room.check()
+    }
+}
+
+/// Finds out whether the device pages on demand, by a registration of its own.
+fn try_on_demand(pd: Pd) -> Result<(), Failure> {
+    let mut page = Box::new([0u8; 64]);
+    let addr = page.as_mut_ptr().cast();
+    let request = Request::at_address(addr, page.len(), Access::ON_DEMAND);
+    match mr::register(pd, &request) {
+        Ok(mr) => {
+            // SAFETY: just registered.
+            let mr = unsafe { mr::Mr::from_c(mr) };
+            mr.map_or(Ok(()), relaxed::deregister)
+                .map_err(Failure::from)
+        }
+        Err(mr::Error::Kernel(Errno(errno)) | mr::Error::Next(Errno(errno)))
+            if errno == libc::EOPNOTSUPP || errno == libc::EINVAL =>
+        {
+            Err(refused(
+                FI_ENOSYS,
+                "FI_DYNAMIC_MR: the device has no on-demand paging",
+            ))
+        }
+        Err(error) => Err(Failure::from(error)),
+    }
+}

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The codes of this family, `<rdma/fi_errno.h>`, and which of them a kernel's errno becomes.
+
+use crate::abi::libfabric::*;
+use crate::explain::Subject;
+use crate::mr::Error;
+use core::ffi::CStr;
+
+/// Why a call of the libfabric family failed, and about what.
+#[derive(Clone, Copy, Debug)]
+pub struct Failure {
+    pub error: Error,
+    pub subject: Subject,
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Failure {
+        let subject = Subject::Other;
+        Failure { error, subject }
+    }
+}
+
+/// What is refused without asking anybody: the code, and why.
+pub const fn refused(code: i32, why: &'static str) -> Failure {
+    Failure {
+        error: Error::Refused(code, why),
+        subject: Subject::Other,
+    }
+}
+
+/// An argument that is wrong.
+pub const fn invalid(why: &'static str) -> Failure {
+    refused(FI_EINVAL, why)
+}
+
+/// An errno, its code, and what it means of memory regions. What is not here is FI_EOTHER.
+#[rustfmt::skip]
+const TABLE: &[(i32, i32, &CStr)] = &[
+    (libc::EPERM, FI_EPERM, c"Pinning memory is forbidden"),
+    (libc::ENOENT, FI_ENOENT, c"The kernel does not know the object"),
+    (libc::EIO, FI_EIO, c"The device is gone"),
+    (libc::EBADF, FI_EBADF, c"The device's file is closed"),
+    (libc::EAGAIN, FI_EAGAIN, c"Try again; or nothing is there"),
+    (libc::ENOMEM, FI_ENOMEM, c"Not enough memory, or RLIMIT_MEMLOCK is reached"),
+    (libc::EACCES, FI_EACCES, c"The process changed its credentials after it opened the device"),
+    (libc::EFAULT, FI_EFAULT, c"Memory that is not mapped, or not writable"),
+    (libc::EBUSY, FI_EBUSY, c"Something still depends on it"),
+    (libc::ENODEV, FI_ENODEV, c"No such device"),
+    (libc::EINVAL, FI_EINVAL, c"Invalid argument"),
+    (libc::ENOSYS, FI_ENOSYS, c"Not implemented"),
+    (libc::ENODATA, FI_ENODATA, c"Nothing that matches"),
+    (libc::EOPNOTSUPP, FI_EOPNOTSUPP, c"The device, its driver or the kernel does not support it"),
+    (libc::ENOTTY, FI_ENOSYS, c"The kernel has no such call"),
+    (libc::ECANCELED, FI_ECANCELED, c"The operation was cancelled"),
+    (libc::EKEYREJECTED, FI_EKEYREJECTED, c"The requested key is out of range"),
+    (FI_ETOOSMALL, FI_ETOOSMALL, c"The buffer is too small"),
+    (FI_EOPBADSTATE, FI_EOPBADSTATE, c"Not possible in the object's present state"),
+    (FI_EAVAIL, FI_EAVAIL, c"An error waits to be read"),
+    (FI_EBADFLAGS, FI_EBADFLAGS, c"Flags that are not supported"),
+    (FI_ENOKEY, FI_ENOKEY, c"The key is in use, or there is no such key"),
+];
+
+/// The code for C, positive.
+pub fn code(error: Error) -> i32 {
+    if let Error::Refused(code, _) = error {
+        return code;
+    }
+    let errno = error.errno();
+    TABLE
+        .iter()
+        .find(|row| row.0 == errno)
+        .map_or(FI_EOTHER, |row| row.1)
+}
+
+/// What an errno or a code means, fi_eq_strerror(3).
+pub fn words(number: i32) -> &'static CStr {
+    TABLE
+        .iter()
+        .find(|row| row.0 == number)
+        .map_or(c"Unspecified error", |row| row.2)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use errno::Errno;
+
+    #[test]
+    fn each_errno_has_a_code() {
+        for (errno, want) in [
+            (libc::EFAULT, 14),
+            (libc::ENOTTY, 38),
+            (libc::EXDEV, 256),
+            (libc::ENOMEM, 12),
+        ] {
+            assert_eq!(code(Error::Kernel(Errno(errno))), want);
+        }
+        assert_eq!(code(Error::Refused(FI_ENOKEY, "")), 266);
+        assert_eq!(code(Error::Argument("")), 22);
+        assert_eq!(words(-1), c"Unspecified error");
+    }
+
+    #[test]
+    fn no_errno_is_there_twice() {
+        for (n, row) in TABLE.iter().enumerate() {
+            assert!(TABLE[..n].iter().all(|other| other.0 != row.0));
+        }
+    }
+}

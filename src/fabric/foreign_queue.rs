@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Another provider's event queue. Of what it can do only `write` is of use, and that not for errors: some
+//! providers would deliver one as an event of 48 bytes. So a domain that is bound to such a queue registers
+//! in the calling thread, and writes an event of what has succeeded.
+
+use super::errors::{Failure, invalid, refused};
+use crate::abi::libfabric::*;
+use crate::mr::Error;
+use core::ffi::c_void;
+use core::ptr::{null_mut, with_exposed_provenance_mut};
+use errno::Errno;
+
+/// A queue, by address.
+pub struct ForeignQueue(usize);
+
+impl ForeignQueue {
+    /// The queue, if it takes events: one is written, and read back at once. The verbs provider's takes none
+    /// without FI_WRITE, and whether it was opened with that cannot be asked.
+    ///
+    /// # Safety
+    /// It is an open queue.
+    pub unsafe fn try_out(eq: *mut fid_eq) -> Result<ForeignQueue, Failure> {
+        let queue = ForeignQueue(eq.expose_provenance());
+        let own = eq.cast::<fid>();
+        if queue.peek()?.is_some() {
+            return Err(refused(
+                FI_EBUSY,
+                "the other provider's queue has events that nobody has read: bind it before",
+            ));
+        }
+        queue.write(FI_NOTIFY, own, null_mut())?;
+        match queue.peek()? {
+            Some(event) if event.fid == own => queue.read(0).map(|_| queue),
+            _ => Err(refused(
+                FI_EOPNOTSUPP,
+                "the other provider's queue takes an event and does not give it back",
+            )),
+        }
+    }
+
+    fn eq(&self) -> *mut fid_eq {
+        with_exposed_provenance_mut(self.0)
+    }
+
+    fn ops(&self) -> Result<&fi_ops_eq, Failure> {
+        // SAFETY: an open queue, by the word of `try_out`; a domain that is bound to it keeps it open.
+        let ops = unsafe { (*self.eq()).ops };
+        // SAFETY: an open queue's.
+        let ops = unsafe { ops.as_ref() };
+        ops.ok_or(invalid("the queue has no functions"))
+    }
+
+    fn peek(&self) -> Result<Option<fi_eq_entry>, Failure> {
+        self.read(FI_PEEK)
+    }
+
+    /// The next event as a registration's; of another only that it is not that.
+    fn read(&self, flags: u64) -> Result<Option<fi_eq_entry>, Failure> {
+        let read = self.ops()?.read.ok_or(NO_FUNCTION)?;
+        let mut event = 0;
+        let mut room = [0u64; 512 / 8];
+        let (out, size) = (room.as_mut_ptr().cast(), size_of_val(&room));
+        // SAFETY: an open queue's own function, and room for the event.
+        let got = unsafe { read(self.eq(), &mut event, out, size, flags) };
+        match i32::try_from(got).unwrap_or(0) {
+            code if code == -FI_EAGAIN => Ok(None),
+            code if code == -FI_EAVAIL => Err(refused(
+                FI_EBUSY,
+                "the other provider's queue has an error that nobody has read",
+            )),
+            code if code < 0 => Err(failed(code)),
+            _ => Ok(Some(fi_eq_entry {
+                fid: with_exposed_provenance_mut(room[0] as usize),
+                context: with_exposed_provenance_mut(room[1] as usize),
+                data: room[2],
+            })),
+        }
+    }
+
+    fn write(&self, event: u32, fid: *mut fid, context: *mut c_void) -> Result<(), Failure> {
+        let write = self.ops()?.write.ok_or(NO_FUNCTION)?;
+        let entry = fi_eq_entry {
+            fid,
+            context,
+            data: 0,
+        };
+        let size = size_of::<fi_eq_entry>();
+        // SAFETY: an open queue's own function, and an entry that can be read.
+        match unsafe { write(self.eq(), event, (&raw const entry).cast(), size, 0) } {
+            wrote if wrote == size as isize => Ok(()),
+            wrote if wrote < 0 => Err(failed(i32::try_from(wrote).unwrap_or(-FI_EOTHER))),
+            _ => Err(refused(
+                FI_EOTHER,
+                "the other provider's queue took part of an event",
+            )),
+        }
+    }
+
+    /// Says that a registration has completed.
+    pub fn completed(&self, region: *mut fid_mr, context: *mut c_void) -> Result<(), Failure> {
+        self.write(FI_MR_COMPLETE, region.cast(), context)
+    }
+}
+
+const NO_FUNCTION: Failure = refused(FI_ENOSYS, "the queue has no such function");
+
+/// What another provider says, which we pass on.
+fn failed(code: i32) -> Failure {
+    match -code {
+        FI_EINVAL => invalid(
+            "the other provider's queue takes no events; the verbs and the sockets provider's must be \
+             opened with FI_WRITE",
+        ),
+        FI_ENOSYS => NO_FUNCTION,
+        other => Failure::from(Error::Next(Errno(other))),
+    }
+}

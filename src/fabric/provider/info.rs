@@ -1,0 +1,327 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What the provider offers, fi_getinfo(3): one entry for each verbs device.
+
+use super::devices::{self, Device};
+use super::{NAME, libfabric};
+use crate::abi::libfabric::*;
+use crate::abi::libfabric_provider::*;
+use crate::fabric::errors::{Failure, refused};
+use crate::fabric::raw_key::{self, IOV_LIMIT};
+use crate::log::{self, Level};
+use crate::mr::Error;
+use core::ffi::{CStr, c_char};
+use core::ptr::null_mut;
+
+/// libfabric's own flag of a call by which a utility provider looks for one to be stacked on. Ours has no
+/// endpoints that it could use.
+const CORE_PROV_ONLY: u64 = 1 << 59;
+
+/// What regions of the provider serve for.
+const CAPS: u64 = FI_MSG
+    | FI_RMA
+    | FI_ATOMIC
+    | FI_READ
+    | FI_WRITE
+    | FI_RECV
+    | FI_SEND
+    | FI_REMOTE_READ
+    | FI_REMOTE_WRITE
+    | FI_LOCAL_COMM
+    | FI_REMOTE_COMM;
+
+/// What an application asks for.
+#[derive(Clone, Copy)]
+struct Wanted<'a> {
+    version: u32,
+    caps: u64,
+    /// Whether it has asked for this provider by its name.
+    by_name: bool,
+    domain: Option<&'a CStr>,
+    mr_mode: i32,
+    mode: u64,
+}
+
+fn nothing(why: &'static str) -> Failure {
+    log::line(
+        Level::Info,
+        format_args!("fi_getinfo: {}: {why}", NAME.to_string_lossy()),
+    );
+    refused(FI_ENODATA, why)
+}
+
+/// # Safety
+/// NULL, or a string.
+unsafe fn string<'a>(text: *const c_char) -> Option<&'a CStr> {
+    // SAFETY: the caller's word.
+    (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) })
+}
+
+/// Offers what an application can use.
+///
+/// # Safety
+/// As libfabric calls a provider: `hints` is NULL or a `struct fi_info` of `version`.
+pub unsafe fn getinfo(
+    version: u32,
+    has_address: bool,
+    flags: u64,
+    hints: *const fi_info,
+) -> Result<*mut fi_info, Failure> {
+    if flags & CORE_PROV_ONLY != 0 {
+        return Err(nothing(
+            "no provider can be stacked on it: it has no endpoints",
+        ));
+    }
+    // SAFETY: the caller's word.
+    let wanted = unsafe { read(version, hints) }?;
+    if has_address && !wanted.by_name {
+        return Err(nothing("it has no addresses"));
+    }
+    let mr_mode = wanted.agree()?;
+    let (mut first, mut last): (*mut fi_info, *mut fi_info) = (null_mut(), null_mut());
+    devices::find(|name, device| {
+        if wanted.domain.is_none_or(|wanted| wanted == name)
+            && let Ok(opened) = Device::open(device)
+        {
+            let info = wanted.fill(name, mr_mode, opened.max_regions());
+            // What cannot be closed cannot be helped.
+            let _ = opened.close();
+            if let Some(info) = info {
+                match first.is_null() {
+                    true => first = info,
+                    // SAFETY: the one before, which we have made.
+                    false => unsafe { (*last).next = info },
+                }
+                last = info;
+            }
+        }
+        None::<()>
+    })?;
+    if first.is_null() {
+        return Err(nothing("there is no verbs device that it could open"));
+    }
+    Ok(first)
+}
+
+/// # Safety
+/// As for `getinfo`.
+unsafe fn read<'a>(version: u32, hints: *const fi_info) -> Result<Wanted<'a>, Failure> {
+    let mut wanted = Wanted {
+        version,
+        caps: 0,
+        by_name: is_in_environment(),
+        domain: None,
+        mr_mode: FI_MR_LOCAL | FI_MR_ALLOCATED | FI_MR_VIRT_ADDR | FI_MR_PROV_KEY,
+        mode: FI_LOCAL_MR,
+    };
+    // SAFETY: the caller's word.
+    let Some(hints) = (unsafe { hints.as_ref() }) else {
+        return Ok(wanted);
+    };
+    wanted.caps = hints.caps;
+    wanted.mode = hints.mode;
+    // SAFETY: a part of the hints, or NULL.
+    if let Some(endpoint) = unsafe { hints.ep_attr.as_ref() }
+        && ![0, FI_EP_RDM].contains(&endpoint.r#type)
+    {
+        return Err(nothing("it has no such endpoints"));
+    }
+    // SAFETY: a part of the hints, or NULL.
+    if let Some(fabric) = unsafe { hints.fabric_attr.as_ref() } {
+        // SAFETY: a string of the hints, or NULL.
+        if unsafe { string(fabric.name) }.is_some_and(|name| name != NAME) {
+            return Err(nothing("its fabric has another name"));
+        }
+        // SAFETY: as above.
+        if let Some(name) = unsafe { string(fabric.prov_name) } {
+            wanted.by_name |= names_us(name.to_bytes());
+        }
+    }
+    // SAFETY: a part of the hints, or NULL.
+    if let Some(domain) = unsafe { hints.domain_attr.as_ref() } {
+        // SAFETY: a string of the hints, or NULL.
+        wanted.domain = unsafe { string(domain.name) };
+        wanted.mr_mode = domain.mr_mode;
+        // The structure had these from 1.5 on.
+        if version >= FI_VERSION_1_5 && domain.mr_iov_limit > IOV_LIMIT {
+            return Err(nothing("a region has at most 16 buffers"));
+        }
+    }
+    Ok(wanted)
+}
+
+/// Whether a list of providers names this one.
+fn names_us(list: &[u8]) -> bool {
+    list.split(|byte| b",;".contains(byte))
+        .any(|name| name.eq_ignore_ascii_case(NAME.to_bytes()))
+}
+
+fn is_in_environment() -> bool {
+    // SAFETY: the name ends with a NUL.
+    let value = unsafe { libc::getenv(c"FI_PROVIDER".as_ptr()) };
+    // SAFETY: a string of the environment, which is looked at before anything can change it.
+    unsafe { string(value) }.is_some_and(|value| names_us(value.to_bytes()))
+}
+
+impl Wanted<'_> {
+    /// The memory registration that application and provider can agree on.
+    fn agree(&self) -> Result<i32, Failure> {
+        if self.caps & !CAPS != 0 {
+            return Err(nothing(
+                "it does not have all the capabilities that are asked for",
+            ));
+        }
+        // Who looks for a provider to send messages with would find one without endpoints.
+        if !self.by_name && self.caps & (FI_MSG | FI_ATOMIC) != 0 {
+            return Err(nothing(
+                "it only registers memory, so it must be asked for by name",
+            ));
+        }
+        if self.version < FI_VERSION_1_5 || self.mr_mode == FI_MR_BASIC {
+            return match self.mr_mode {
+                0 | FI_MR_BASIC => Ok(FI_MR_BASIC),
+                _ => Err(nothing(
+                    "memory must be mapped when it is registered: FI_MR_BASIC",
+                )),
+            };
+        }
+        if self.mr_mode & FI_MR_ALLOCATED == 0 {
+            return Err(nothing(
+                "memory must be mapped when it is registered: FI_MR_ALLOCATED",
+            ));
+        }
+        let mut agreed =
+            self.mr_mode & (FI_MR_LOCAL | FI_MR_ALLOCATED | FI_MR_VIRT_ADDR | FI_MR_RAW);
+        if self.mr_mode & FI_MR_VIRT_ADDR != 0 {
+            agreed |= self.mr_mode & FI_MR_PROV_KEY;
+        }
+        // Composites alone need raw keys; who can do without them is not burdened with them.
+        if self.mr_mode & FI_MR_PROV_KEY != 0 {
+            agreed &= !FI_MR_RAW;
+        }
+        Ok(agreed)
+    }
+
+    /// An entry. `None` where there is no memory for it.
+    fn fill(
+        &self,
+        device: &CStr,
+        mr_mode: i32,
+        max_regions: Option<usize>,
+    ) -> Option<*mut fi_info> {
+        let entry = libfabric::allocate()?;
+        let result = self.fill_in(entry, device, mr_mode, max_regions);
+        if result.is_err() {
+            libfabric::free(entry);
+        }
+        result.ok().map(|()| entry)
+    }
+
+    fn fill_in(
+        &self,
+        entry: *mut fi_info,
+        device: &CStr,
+        mr_mode: i32,
+        max_regions: Option<usize>,
+    ) -> Result<(), Error> {
+        // SAFETY: libfabric has just made it, with all its parts.
+        let info = unsafe { &mut *entry };
+        let caps = if self.caps == 0 { CAPS } else { self.caps };
+        let old_local = self.version < FI_VERSION_1_5;
+        info.caps = caps;
+        info.mode = if old_local {
+            self.mode & FI_LOCAL_MR
+        } else {
+            0
+        };
+        macro_rules! part {
+            ($part:ident) => {
+                // SAFETY: as above.
+                unsafe { info.$part.as_mut() }.ok_or(Error::Memory)?
+            };
+        }
+        part!(tx_attr).caps = caps & (FI_MSG | FI_RMA | FI_ATOMIC | FI_READ | FI_WRITE | FI_SEND);
+        part!(rx_attr).caps =
+            caps & (FI_MSG | FI_RMA | FI_ATOMIC | FI_RECV | FI_REMOTE_READ | FI_REMOTE_WRITE);
+        part!(ep_attr).r#type = FI_EP_RDM;
+        let domain = part!(domain_attr);
+        domain.name = duplicate(device)?;
+        domain.threading = FI_THREAD_SAFE;
+        domain.control_progress = FI_PROGRESS_AUTO;
+        domain.data_progress = FI_PROGRESS_AUTO;
+        domain.resource_mgmt = FI_RM_ENABLED;
+        domain.mr_mode = mr_mode;
+        domain.mr_key_size = if mr_mode & FI_MR_RAW != 0 {
+            raw_key::size(IOV_LIMIT)
+        } else if mr_mode & FI_MR_PROV_KEY != 0 || mr_mode == FI_MR_BASIC {
+            size_of::<u32>()
+        } else {
+            size_of::<u64>()
+        };
+        domain.mr_iov_limit = IOV_LIMIT;
+        domain.mr_cnt = max_regions.unwrap_or(0);
+        part!(fabric_attr).name = duplicate(NAME)?;
+        Ok(())
+    }
+}
+
+/// A string that libfabric will free.
+fn duplicate(text: &CStr) -> Result<*mut c_char, Error> {
+    // SAFETY: a string.
+    let copy = unsafe { libc::strdup(text.as_ptr()) };
+    if copy.is_null() {
+        Err(Error::Memory)
+    } else {
+        Ok(copy)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn agreed(version: u32, mr_mode: i32) -> Option<i32> {
+        let wanted = Wanted {
+            version,
+            caps: 0,
+            by_name: true,
+            domain: None,
+            mr_mode,
+            mode: 0,
+        };
+        wanted.agree().ok()
+    }
+
+    #[test]
+    fn only_what_the_application_takes_is_agreed_on() {
+        const NEW: u32 = FI_VERSION_1_9;
+        let provider = FI_MR_ALLOCATED | FI_MR_VIRT_ADDR | FI_MR_PROV_KEY;
+        assert_eq!(
+            agreed(NEW, provider | FI_MR_LOCAL),
+            Some(provider | FI_MR_LOCAL)
+        );
+        assert_eq!(agreed(NEW, !3), Some(provider | FI_MR_LOCAL));
+        assert_eq!(agreed(NEW, FI_MR_ALLOCATED), Some(FI_MR_ALLOCATED));
+        assert_eq!(
+            agreed(NEW, FI_MR_ALLOCATED | FI_MR_PROV_KEY),
+            Some(FI_MR_ALLOCATED)
+        );
+        let addresses = FI_MR_ALLOCATED | FI_MR_VIRT_ADDR;
+        assert_eq!(agreed(NEW, addresses), Some(addresses));
+        assert_eq!(agreed(NEW, 0), None);
+        assert_eq!(agreed(NEW, FI_MR_BASIC), Some(FI_MR_BASIC));
+        assert_eq!(agreed(FI_VERSION_1_0, 0), Some(FI_MR_BASIC));
+        assert_eq!(agreed(FI_VERSION_1_0, FI_MR_SCALABLE), None);
+        for mr_mode in 0..0x1000 {
+            assert!(
+                agreed(NEW, mr_mode).is_none_or(|agreed| agreed & !mr_mode == 0),
+                "{mr_mode:#x}"
+            );
+        }
+    }
+
+    #[test]
+    fn lists_of_providers() {
+        assert!(names_us(b"rdmamr") && names_us(b"tcp,RDMAMR"));
+        assert!(!names_us(b"") && !names_us(b"^rdmamr") && !names_us(b"rdmamr2"));
+    }
+}

@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Raw keys, fi_mr_raw_attr(3): all that a peer must know of a region, in bytes that travel.
+//!
+//! | bytes | what, little-endian |
+//! | --- | --- |
+//! | 4 | `RMK1` |
+//! | 4 | the number of pieces, 1 to 16 |
+//! | 8 | the address where the region begins for its peers |
+//! | 24 each | a piece: where the device has it, its length, its rkey, 0 |
+//! | 8 | a check sum (FNV-1a, 64 bits) of all bytes before it |
+//!
+//! What comes back is a stranger's: each byte is looked at before any is believed. (The check sum finds
+//! damage, not malice; a peer that lies about its own rkeys reaches nothing that it could not reach anyway.)
+
+use super::errors::{Failure, invalid, refused};
+use super::segment::Segment;
+use crate::abi::libfabric::FI_ETOOSMALL;
+
+const MAGIC: [u8; 4] = *b"RMK1";
+const HEADER: usize = 16;
+const PIECE: usize = 24;
+const SUM: usize = 8;
+
+/// The most pieces that a region has, and buffers that a registration may name.
+pub const IOV_LIMIT: usize = 16;
+
+/// The size of a raw key.
+pub const fn size(pieces: usize) -> usize {
+    HEADER + pieces * PIECE + SUM
+}
+
+/// A peer's region, as its raw key says.
+#[derive(Debug, PartialEq, Eq)]
+pub struct RawKey {
+    pub base: u64,
+    pub pieces: Vec<Segment>,
+}
+
+fn sum(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |sum, &byte| {
+        (sum ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    })
+}
+
+/// Writes a raw key to the beginning of `out`, and returns its size. Where it does not fit nothing is
+/// written.
+pub fn write(base: u64, pieces: &[Segment], out: &mut [u8]) -> Result<usize, Failure> {
+    let size = size(pieces.len());
+    let out = out.get_mut(..size).ok_or(refused(
+        FI_ETOOSMALL,
+        "the raw key does not fit into the buffer",
+    ))?;
+    let (body, check) = out.split_at_mut(size - SUM);
+    let (header, rest) = body.split_at_mut(HEADER);
+    header[..4].copy_from_slice(&MAGIC);
+    header[4..8].copy_from_slice(&(pieces.len() as u32).to_le_bytes());
+    header[8..].copy_from_slice(&base.to_le_bytes());
+    for (bytes, piece) in rest.chunks_exact_mut(PIECE).zip(pieces) {
+        bytes[..8].copy_from_slice(&piece.addr.to_le_bytes());
+        bytes[8..16].copy_from_slice(&piece.length.to_le_bytes());
+        bytes[16..20].copy_from_slice(&piece.rkey.to_le_bytes());
+        bytes[20..].fill(0);
+    }
+    check.copy_from_slice(&sum(body).to_le_bytes());
+    Ok(size)
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
+    Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?))
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
+}
+
+impl RawKey {
+    /// Reads a raw key that a peer has sent, and the base address that came with it.
+    pub fn read(bytes: &[u8], base: u64) -> Result<RawKey, Failure> {
+        Self::parse(bytes).and_then(|key| {
+            if key.base == base {
+                Ok(key)
+            } else {
+                Err(invalid("the base address is not that of the raw key"))
+            }
+        })
+    }
+
+    fn parse(bytes: &[u8]) -> Result<RawKey, Failure> {
+        const CUT: Failure = invalid("the raw key's size is not that of a raw key of this library");
+        if bytes.get(..4) != Some(&MAGIC) {
+            return Err(invalid("the raw key was not made by this library"));
+        }
+        let count = u32_at(bytes, 4).ok_or(CUT)? as usize;
+        if !(1..=IOV_LIMIT).contains(&count) || bytes.len() != size(count) {
+            return Err(CUT);
+        }
+        let (body, check) = bytes.split_at(size(count) - SUM);
+        if u64_at(check, 0) != Some(sum(body)) {
+            return Err(invalid("the raw key is damaged: its check sum is wrong"));
+        }
+        let base = u64_at(bytes, 8).ok_or(CUT)?;
+        let mut pieces = Vec::with_capacity(count);
+        for piece in body[HEADER..].chunks_exact(PIECE) {
+            if u32_at(piece, 20) != Some(0) {
+                return Err(invalid("the raw key is of a later version"));
+            }
+            pieces.push(Segment {
+                addr: u64_at(piece, 0).ok_or(CUT)?,
+                length: u64_at(piece, 8).ok_or(CUT)?,
+                lkey: 0,
+                rkey: u32_at(piece, 16).ok_or(CUT)?,
+            });
+        }
+        let mut end = Some(base);
+        for piece in &pieces {
+            if piece.length == 0 || piece.addr.checked_add(piece.length).is_none() {
+                return Err(invalid(
+                    "the raw key has a piece that is empty or has no end",
+                ));
+            }
+            end = end.and_then(|end| end.checked_add(piece.length));
+        }
+        if end.is_none() {
+            return Err(invalid(
+                "the raw key's pieces run past the end of the address space",
+            ));
+        }
+        Ok(RawKey { base, pieces })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn pieces() -> Vec<Segment> {
+        let piece = |addr, length, rkey| Segment {
+            addr,
+            length,
+            lkey: 0,
+            rkey,
+        };
+        vec![
+            piece(0x1000, 10, 7),
+            piece(0x9000, 5, 8),
+            piece(0x5000, 4096, 9),
+        ]
+    }
+
+    fn written() -> Vec<u8> {
+        let mut bytes = vec![0; 200];
+        let size = write(0x77, &pieces(), &mut bytes).unwrap();
+        bytes.truncate(size);
+        bytes
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        let key = RawKey::read(&written(), 0x77).unwrap();
+        assert_eq!(
+            key,
+            RawKey {
+                base: 0x77,
+                pieces: pieces()
+            }
+        );
+        assert!(RawKey::read(&written(), 0x78).is_err());
+    }
+
+    #[test]
+    fn no_byte_may_change() {
+        let good = written();
+        for at in 0..good.len() {
+            for bit in 0..8 {
+                let mut bad = good.clone();
+                bad[at] ^= 1 << bit;
+                assert!(RawKey::read(&bad, 0x77).is_err(), "byte {at}");
+            }
+        }
+        for size in 0..good.len() {
+            assert!(RawKey::read(&good[..size], 0x77).is_err());
+        }
+    }
+
+    /// What only a liar sends: the check sum is right.
+    #[test]
+    fn lies_are_found() {
+        let lie = |piece: Segment, base| {
+            let mut bytes = vec![0; size(1)];
+            write(base, &[piece], &mut bytes).unwrap();
+            RawKey::read(&bytes, base).is_err()
+        };
+        let piece = |addr, length| Segment {
+            addr,
+            length,
+            lkey: 0,
+            rkey: 1,
+        };
+        assert!(lie(piece(1, 0), 0));
+        assert!(lie(piece(u64::MAX, 2), 0));
+        assert!(lie(piece(0, 2), u64::MAX));
+        assert!(!lie(piece(0, 2), 0));
+    }
+
+    #[test]
+    fn a_small_buffer_is_left_alone() {
+        let mut bytes = [0x55; 60];
+        assert!(write(0, &pieces(), &mut bytes).is_err());
+        assert_eq!(bytes, [0x55; 60]);
+    }
+
+    proptest! {
+        #[test]
+        fn strangers_bytes_do_no_harm(bytes in proptest::collection::vec(any::<u8>(), 0..500), base: u64) {
+            prop_assert!(RawKey::read(&bytes, base).is_err());
+        }
+    }
+}

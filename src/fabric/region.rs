@@ -1,0 +1,442 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! A memory region: `struct fid_mr`, and what is behind it.
+
+use super::Domain;
+use super::domain::Bound;
+use super::errors::{Failure, invalid, refused};
+use super::raw_key;
+use super::segment::{Room, Segment};
+use super::workers;
+use crate::abi::libfabric::*;
+use crate::abi::rdma_core::ibv_mr;
+use crate::explain::Subject;
+use crate::mr::retired::Retired;
+use crate::mr::{Error, Mr};
+use crate::process::PerProcess;
+use crate::{relaxed, thread};
+use core::ffi::c_void;
+use core::ptr::{NonNull, null_mut, with_exposed_provenance_mut};
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
+use std::sync::{Mutex, PoisonError};
+
+/// One registration of the kernel.
+#[derive(Clone, Copy)]
+pub struct Piece {
+    /// Its `ibv_mr`, by address.
+    mr: usize,
+    /// Where the device has its first byte.
+    remote: u64,
+}
+
+impl Piece {
+    /// A registration, at the device's address `remote`.
+    pub fn new(mr: *mut ibv_mr, remote: u64) -> Piece {
+        let mr = mr.expose_provenance();
+        Piece { mr, remote }
+    }
+
+    fn mr(&self) -> Option<Mr> {
+        // SAFETY: `new` got it from a registration, and it is dropped with that.
+        unsafe { Mr::from_c(with_exposed_provenance_mut(self.mr)) }
+    }
+
+    /// Ends it. After an error it is still registered.
+    pub fn end(&self) -> Result<(), Error> {
+        self.mr().map_or(Ok(()), relaxed::deregister)
+    }
+
+    fn segment(&self, side: Side) -> Option<Segment> {
+        let mr = self.mr()?.read();
+        Some(Segment {
+            addr: match side {
+                Side::Local => mr.addr.addr() as u64,
+                Side::Remote => self.remote,
+            },
+            length: mr.length as u64,
+            lkey: match side {
+                Side::Local => mr.lkey,
+                Side::Remote => 0,
+            },
+            rkey: mr.rkey,
+        })
+    }
+}
+
+/// Whose addresses.
+#[derive(Clone, Copy)]
+pub enum Side {
+    Local,
+    Remote,
+}
+
+/// What has become of a region.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u32)]
+enum State {
+    /// Closed; its memory waits to be used again.
+    Closed,
+    UnderWay,
+    Registered,
+    /// Registering it failed after its call had returned, or closing it did halfway.
+    Failed,
+    /// Another region took its addresses.
+    Replaced,
+    /// A thread is just closing or replacing it.
+    Closing,
+}
+
+impl State {
+    const ALL: [State; 6] = [
+        State::Closed,
+        State::UnderWay,
+        State::Registered,
+        State::Failed,
+        State::Replaced,
+        State::Closing,
+    ];
+}
+
+/// A region.
+#[repr(C)]
+pub struct Region {
+    // As `struct fid_mr` has it. The application's threads read it while ours write.
+    fclass: AtomicUsize,
+    context: AtomicPtr<c_void>,
+    ops: &'static fi_ops,
+    desc: AtomicPtr<c_void>,
+    key: AtomicU64,
+    // From here on ours.
+    state: AtomicU32,
+    /// It is there as long as it has regions.
+    domain: &'static Domain,
+    /// What [`Keys`](super::keys::Keys) has it by, if it has it.
+    pub table_key: Option<u64>,
+    /// Whether its base address is the application's choice.
+    pub is_placed: bool,
+    /// Where its peers' addresses begin.
+    pub base: u64,
+    pub length: u64,
+    /// The only piece, as long as it is registered. (Most regions have one, and no lock for it.)
+    single: AtomicUsize,
+    remote: AtomicU64,
+    /// Several pieces.
+    many: Mutex<Vec<Piece>>,
+}
+const _: () = assert!(core::mem::offset_of!(Region, state) >= size_of::<fid_mr>());
+const _: () =
+    assert!(core::mem::offset_of!(Region, context) == core::mem::offset_of!(fid, context));
+const _: () = assert!(core::mem::offset_of!(Region, ops) == core::mem::offset_of!(fid, ops));
+const _: () =
+    assert!(core::mem::offset_of!(Region, desc) == core::mem::offset_of!(fid_mr, mem_desc));
+const _: () = assert!(core::mem::offset_of!(Region, key) == core::mem::offset_of!(fid_mr, key));
+
+/// How a region is to be.
+pub struct Plan {
+    pub context: *mut c_void,
+    pub table_key: Option<u64>,
+    pub is_placed: bool,
+    pub base: u64,
+    pub length: u64,
+}
+
+/// The memory of closed regions. It waits there before it is used again, so that a second close can be told
+/// from a first.
+static CLOSED: PerProcess<Retired> = PerProcess::new();
+
+unsafe extern "C" fn forget() {
+    CLOSED.forget();
+}
+
+fn closed() -> &'static Retired {
+    CLOSED.get_or_make(Retired::new, forget)
+}
+
+impl Region {
+    /// A region of a domain, under way.
+    #[inline(always)]
+    pub fn make(domain: &'static Domain, plan: &Plan) -> Result<&'static Region, Failure> {
+        let rested = closed().take(thread::number());
+        let memory: *mut Region = match rested {
+            Some(address) => with_exposed_provenance_mut(address),
+            // SAFETY: not of size 0.
+            None => unsafe { libc::malloc(size_of::<Region>()) }.cast(),
+        };
+        let memory = NonNull::new(memory).ok_or(Error::Memory)?;
+        let region = Region {
+            fclass: AtomicUsize::new(FI_CLASS_MR),
+            context: AtomicPtr::new(plan.context),
+            ops: &domain.tables().region,
+            desc: AtomicPtr::new(null_mut()),
+            key: AtomicU64::new(FI_KEY_NOTAVAIL),
+            state: AtomicU32::new(State::UnderWay as u32),
+            domain,
+            table_key: plan.table_key,
+            is_placed: plan.is_placed,
+            base: plan.base,
+            length: plan.length,
+            single: AtomicUsize::new(0),
+            remote: AtomicU64::new(0),
+            many: Mutex::new(Vec::new()),
+        };
+        // SAFETY: memory of its size that is nobody else's. What was there needs no drop: a closed
+        // region's vector is empty.
+        unsafe { memory.write(region) };
+        domain.region_opened();
+        // SAFETY: just written; it is there until `put_away`.
+        Ok(unsafe { memory.as_ref() })
+    }
+
+    /// The region that C names.
+    ///
+    /// # Safety
+    /// It is a region of this library, open or not long closed.
+    #[inline(always)]
+    pub unsafe fn from_c<'a>(fid: *mut fid) -> &'a Region {
+        // SAFETY: the caller's word: the table of functions that led here is that of our regions.
+        unsafe { &*fid.cast() }
+    }
+
+    /// As C sees it.
+    pub fn as_ptr(&self) -> *mut fid_mr {
+        (&raw const *self).cast_mut().cast()
+    }
+
+    /// By which it is remembered.
+    pub fn address(&self) -> usize {
+        (&raw const *self).expose_provenance()
+    }
+
+    pub fn context(&self) -> *mut c_void {
+        self.context.load(Relaxed)
+    }
+
+    fn state(&self) -> State {
+        State::ALL[self.state.load(Acquire) as usize % State::ALL.len()]
+    }
+
+    fn change(&self, from: State, to: State) -> bool {
+        self.state
+            .compare_exchange(from as u32, to as u32, AcqRel, Acquire)
+            .is_ok()
+    }
+
+    pub fn is_registered(&self) -> bool {
+        self.state() == State::Registered
+    }
+
+    /// Its domain.
+    pub fn domain(&self) -> Result<&'static Domain, Failure> {
+        if self.state() == State::Closed {
+            return Err(invalid("the region is closed already"));
+        }
+        self.domain.check()?;
+        Ok(self.domain)
+    }
+
+    /// Its domain, once it is registered.
+    pub fn registered(&self) -> Result<&'static Domain, Failure> {
+        let domain = self.domain()?;
+        match self.state() {
+            State::Registered => Ok(domain),
+            State::UnderWay => Err(refused(
+                FI_EOPBADSTATE,
+                "the registration has not completed yet",
+            )),
+            State::Failed => Err(refused(FI_EOPBADSTATE, "the registration has failed")),
+            State::Replaced => Err(refused(FI_EOPBADSTATE, "another region has replaced it")),
+            _ => Err(invalid("the region is being closed")),
+        }
+    }
+
+    /// Gives it what was registered for it.
+    #[inline(always)]
+    pub fn fill(&self, pieces: Pieces) {
+        match pieces {
+            Pieces::One(piece) => {
+                let lkey = piece.mr().map_or(0, |mr| mr.read().lkey);
+                let desc = core::ptr::without_provenance_mut(lkey as usize);
+                self.desc.store(desc, Relaxed);
+                self.remote.store(piece.remote, Relaxed);
+                self.single.store(piece.mr, Release);
+            }
+            Pieces::Many(pieces) => *self.lock() = pieces,
+        }
+    }
+
+    /// Opens it to use: what was stored before is there for whoever sees this.
+    #[inline(always)]
+    pub fn is_now_registered(&self) {
+        let key = if self.domain.mode().raw {
+            FI_KEY_NOTAVAIL
+        } else if let Some(key) = self.table_key {
+            key
+        } else {
+            self.single().map_or(FI_KEY_NOTAVAIL, |piece| {
+                let rkey = piece.mr().map(|mr| mr.read().rkey);
+                rkey.map_or(FI_KEY_NOTAVAIL, u64::from)
+            })
+        };
+        self.key.store(key, Release);
+        self.state.store(State::Registered as u32, Release);
+    }
+
+    /// What its call could not say any more: it has failed.
+    pub fn has_failed(&self) {
+        self.state.store(State::Failed as u32, Release);
+    }
+
+    fn single(&self) -> Option<Piece> {
+        let mr = self.single.load(Acquire);
+        let remote = self.remote.load(Relaxed);
+        (mr != 0).then_some(Piece { mr, remote })
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Piece>> {
+        self.many.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Its pieces, in order.
+    pub fn with_segments<R>(&self, side: Side, with: impl FnOnce(&[Segment]) -> R) -> R {
+        if let Some(segment) = self.single().and_then(|piece| piece.segment(side)) {
+            return with(&[segment]);
+        }
+        let pieces = self.lock();
+        let segments: Vec<_> = pieces.iter().filter_map(|p| p.segment(side)).collect();
+        drop(pieces);
+        with(&segments)
+    }
+
+    /// Its pieces, for its own process.
+    pub fn segments(&self, room: &mut Room) {
+        self.with_segments(Side::Local, |segments| {
+            segments.iter().for_each(|&segment| room.push(segment));
+        });
+    }
+
+    /// Writes its raw key, fi_mr_raw_attr(3). Returns the size that it needs in any case.
+    pub fn write_raw_key(&self, out: &mut [u8]) -> (usize, Result<usize, Failure>) {
+        self.with_segments(Side::Remote, |segments| {
+            let written = raw_key::write(self.base, segments, out);
+            (raw_key::size(segments.len()), written)
+        })
+    }
+
+    /// Ends its registrations. After an error those that are left are still registered.
+    #[inline(always)]
+    fn end(&self) -> Result<(), Error> {
+        if let Some(piece) = self.single() {
+            piece.end()?;
+            self.single.store(0, Relaxed);
+            return Ok(());
+        }
+        let mut pieces = self.lock();
+        while let Some(piece) = pieces.last() {
+            piece.end()?;
+            pieces.pop();
+        }
+        *pieces = Vec::new();
+        Ok(())
+    }
+
+    /// Undoes what was registered for a region that is still under way.
+    pub fn empty(&self) {
+        Pieces::Many(self.take()).end();
+    }
+
+    fn take(&self) -> Vec<Piece> {
+        let mut pieces = core::mem::take(&mut *self.lock());
+        pieces.extend(self.single());
+        self.single.store(0, Relaxed);
+        self.desc.store(null_mut(), Relaxed);
+        pieces
+    }
+
+    /// Takes its registrations from a region that another replaces, with the table of keys locked. They are
+    /// the caller's to end. `None` if it is just being closed.
+    pub fn replace(&self) -> Option<Vec<Piece>> {
+        if !self.change(State::Registered, State::Closing) {
+            return None;
+        }
+        let pieces = self.take();
+        self.key.store(FI_KEY_NOTAVAIL, Relaxed);
+        self.state.store(State::Replaced as u32, Release);
+        Some(pieces)
+    }
+
+    /// Closes it: fi_close(3).
+    #[inline(always)]
+    pub fn close(&self) -> Result<(), Failure> {
+        let domain = self.domain()?;
+        if let Some(Bound::Own(_)) = domain.queue() {
+            // Also when it is registered: its event may be just on its way into the queue.
+            workers::cancel(self);
+        }
+        self.begin_to_close()?;
+        if let Err(error) = self.end() {
+            // Of several pieces some may be gone: then closing is all that is left.
+            let whole = self.single.load(Relaxed) != 0;
+            let now = if whole {
+                State::Registered
+            } else {
+                State::Failed
+            };
+            self.state.store(now as u32, Release);
+            return Err(Failure {
+                error,
+                subject: Subject::Region,
+            });
+        }
+        domain.keys.remove(self);
+        if let Some(queue) = domain.queue() {
+            queue.forget(self.address());
+        }
+        self.put_away();
+        Ok(())
+    }
+
+    fn begin_to_close(&self) -> Result<(), Failure> {
+        // A placed region is replaced with the table locked.
+        let _table = self.is_placed.then(|| self.domain.keys.lock());
+        for from in [State::Registered, State::Failed, State::Replaced] {
+            if self.change(from, State::Closing) {
+                return Ok(());
+            }
+        }
+        Err(invalid("the region is closed already, or just being"))
+    }
+
+    /// Gives up a region that was not registered, or is not any more.
+    pub fn put_away(&self) {
+        let domain = self.domain;
+        self.key.store(FI_KEY_NOTAVAIL, Relaxed);
+        self.desc.store(null_mut(), Relaxed);
+        self.fclass.store(FI_CLASS_UNSPEC, Relaxed);
+        self.state.store(State::Closed as u32, Release);
+        let unneeded = closed().put(thread::number(), self.address());
+        for address in unneeded {
+            // SAFETY: memory of malloc that nobody uses; it waits no longer, by the word of `put`.
+            unsafe { libc::free(with_exposed_provenance_mut(address)) };
+        }
+        domain.region_closed();
+    }
+}
+
+/// What was registered for a region.
+pub enum Pieces {
+    One(Piece),
+    Many(Vec<Piece>),
+}
+
+impl Pieces {
+    /// Undoes them.
+    pub fn end(self) {
+        let end = |piece: &Piece| {
+            // What the kernel refuses to end stays with the domain, which then cannot be deallocated.
+            let _ = piece.end();
+        };
+        match self {
+            Pieces::One(piece) => end(&piece),
+            Pieces::Many(pieces) => pieces.iter().rev().for_each(end),
+        }
+    }
+}

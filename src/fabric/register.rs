@@ -1,0 +1,300 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Registering, fi_mr_reg(3) and its two siblings.
+
+use super::access;
+use super::attributes::{Buffer, Buffers, MR_KEY, MR_OFFSET, Wish};
+use super::domain::{Bound, Domain};
+use super::errors::{Failure, invalid, refused};
+use super::region::{Piece, Pieces, Plan, Region};
+use super::workers::{self, Job};
+use crate::abi::libfabric::*;
+use crate::explain::Subject;
+use crate::mr::{Access, Request};
+use crate::proc;
+use crate::relaxed::{self, beside_plain};
+
+/// What a region is registered as.
+pub struct Registration {
+    pub buffers: Buffers,
+    access: Access,
+    /// The base address for peers that the application chose.
+    placed: Option<u64>,
+}
+
+/// Where the application wants the region: it must be there before an event can say that it is registered.
+pub struct Publish(*mut *mut fid_mr);
+
+impl Publish {
+    /// # Safety
+    /// The place is the application's, until the registration has completed.
+    pub unsafe fn to(place: *mut *mut fid_mr) -> Publish {
+        Publish(place)
+    }
+
+    fn region(&self, region: &Region) {
+        // SAFETY: the word of `to`.
+        unsafe { self.0.write(region.as_ptr()) };
+    }
+}
+
+/// Registers memory.
+///
+/// Not inlined, but all that it calls is inlined into it, once: three copies, one for each of C's calls,
+/// were 47 KiB of code.
+#[inline(never)]
+pub fn register(
+    call: &'static str,
+    domain: &'static Domain,
+    buffers: Buffers,
+    wish: &Wish,
+    publish: &Publish,
+) -> Result<(), Failure> {
+    let access = access::map(wish.access, domain.is_iwarp())?;
+    let table_key = key(domain, wish)?;
+    let length = buffers.length();
+    let registration = Registration {
+        placed: placed(domain, wish, &buffers, length)?,
+        access: if domain.mode().on_demand {
+            access | Access::ON_DEMAND
+        } else {
+            access
+        },
+        buffers,
+    };
+    let plan = Plan {
+        context: wish.context,
+        table_key,
+        is_placed: registration.placed.is_some(),
+        base: registration.base(domain),
+        length,
+    };
+    if plan.base.checked_add(length).is_none() {
+        return Err(invalid(
+            "the region's addresses run past the end of the address space",
+        ));
+    }
+    let region = Region::make(domain, &plan)?;
+    let result = complete_or_submit(call, region, registration, publish);
+    if result.is_err() {
+        domain.keys.remove(region);
+        region.put_away();
+    }
+    result
+}
+
+#[inline(always)]
+fn complete_or_submit(
+    call: &'static str,
+    region: &'static Region,
+    registration: Registration,
+    publish: &Publish,
+) -> Result<(), Failure> {
+    let domain = region.domain()?;
+    if let (Some(key), false) = (region.table_key, region.is_placed) {
+        domain.keys.reserve(key, region)?;
+    }
+    let queue = match domain.queue() {
+        None => {
+            complete(region, &registration)?;
+            publish.region(region);
+            return Ok(());
+        }
+        Some(queue) => queue,
+    };
+    match queue {
+        Bound::Own(queue) if !region.is_placed => {
+            queue.promise()?;
+            publish.region(region);
+            workers::submit(Job {
+                call,
+                region,
+                queue,
+                registration,
+            });
+            Ok(())
+        }
+        // What is placed replaces others, and so is done when the call returns.
+        Bound::Own(queue) => {
+            queue.promise()?;
+            complete(region, &registration).inspect_err(|_| queue.release())?;
+            publish.region(region);
+            queue.completed(region.address(), region.context());
+            Ok(())
+        }
+        Bound::Foreign(queue) => {
+            complete(region, &registration)?;
+            publish.region(region);
+            queue
+                .completed(region.as_ptr(), region.context())
+                .inspect_err(|_| {
+                    // The kernel has just made them; what it does not end stays with the domain.
+                    if let Some(pieces) = region.replace() {
+                        Pieces::Many(pieces).end();
+                    }
+                })
+        }
+    }
+}
+
+/// The key of the application's, if the domain has such.
+#[inline(always)]
+fn key(domain: &Domain, wish: &Wish) -> Result<Option<u64>, Failure> {
+    if wish.flags & !(MR_KEY | MR_OFFSET) != 0 {
+        return Err(refused(
+            FI_EBADFLAGS,
+            "a flag that is not supported: of fi_mr_reg's there are RDMAMR_MR_KEY and RDMAMR_MR_OFFSET",
+        ));
+    }
+    if domain.mode().provider_keys {
+        if wish.flags & MR_KEY != 0 {
+            return Err(refused(
+                FI_EBADFLAGS,
+                "FI_MR_KEY on a domain whose keys are the provider's",
+            ));
+        }
+        return Ok(None);
+    }
+    if wish.requested_key > domain.mode().last_key {
+        return Err(refused(
+            FI_EKEYREJECTED,
+            "the requested key is larger than the domain's keys can be",
+        ));
+    }
+    Ok(Some(wish.requested_key))
+}
+
+/// The base address of the application's, if it gives one.
+#[inline(always)]
+fn placed(
+    domain: &Domain,
+    wish: &Wish,
+    buffers: &Buffers,
+    length: u64,
+) -> Result<Option<u64>, Failure> {
+    if wish.flags & MR_OFFSET == 0 {
+        return if wish.offset == 0 {
+            Ok(None)
+        } else {
+            Err(invalid("the offset must be 0 without FI_MR_OFFSET"))
+        };
+    }
+    if wish.offset.checked_add(length).is_none() {
+        return Err(invalid(
+            "the offset and the length run past the end of the addresses",
+        ));
+    }
+    if let Buffers::One(buffer) = buffers
+        && domain.mode().provider_keys
+        && !in_step(buffer, wish.offset)
+    {
+        return Err(invalid(
+            "FI_MR_OFFSET with the provider's keys: the offset and the buffer must lie alike in their pages",
+        ));
+    }
+    Ok(Some(wish.offset))
+}
+
+/// Whether a device can have a buffer at an address: the kernel registers whole pages.
+fn in_step(buffer: &Buffer, address: u64) -> bool {
+    let page = proc::page_size();
+    buffer.addr.addr() as u64 % page == address % page
+}
+
+impl Registration {
+    /// Where the region begins for its peers.
+    #[inline(always)]
+    fn base(&self, domain: &Domain) -> u64 {
+        match (self.placed, &self.buffers) {
+            (Some(offset), _) => offset,
+            (None, _) if !domain.mode().virtual_addresses => 0,
+            (None, Buffers::One(buffer)) => buffer.addr.addr() as u64,
+            (None, Buffers::Many(buffers)) => buffers
+                .first()
+                .map_or(0, |buffer| buffer.addr.addr() as u64),
+        }
+    }
+}
+
+/// Registers the memory of a region that is under way. After an error nothing is registered.
+pub fn complete(region: &'static Region, registration: &Registration) -> Result<(), Failure> {
+    let domain = region.domain()?;
+    let pieces = match &registration.buffers {
+        Buffers::One(buffer) => {
+            let at = registration.placed.filter(|&at| in_step(buffer, at));
+            Pieces::One(pin(domain, buffer, registration.access, at)?)
+        }
+        Buffers::Many(buffers) => Pieces::Many(pin_all(domain, buffers, registration.access)?),
+    };
+    region.fill(pieces);
+    if !region.is_placed {
+        region.is_now_registered();
+        return Ok(());
+    }
+    match domain.keys.place(region) {
+        Ok(replaced) => {
+            Pieces::Many(replaced).end();
+            Ok(())
+        }
+        Err(failure) => {
+            region.empty();
+            Err(failure)
+        }
+    }
+}
+
+fn pin_all(domain: &Domain, buffers: &[Buffer], access: Access) -> Result<Vec<Piece>, Failure> {
+    let mut pieces = Vec::with_capacity(buffers.len());
+    for buffer in buffers {
+        match pin_one_of_many(domain, buffer, access) {
+            Ok(piece) => pieces.push(piece),
+            Err(failure) => {
+                Pieces::Many(pieces).end();
+                return Err(failure);
+            }
+        }
+    }
+    Ok(pieces)
+}
+
+#[inline(never)]
+fn pin_one_of_many(domain: &Domain, buffer: &Buffer, access: Access) -> Result<Piece, Failure> {
+    pin(domain, buffer, access, None)
+}
+
+/// One registration of the kernel. `at` is where the device is to have it, if that matters.
+#[inline(always)]
+fn pin(
+    domain: &Domain,
+    buffer: &Buffer,
+    access: Access,
+    at: Option<u64>,
+) -> Result<Piece, Failure> {
+    let own = buffer.addr.addr() as u64;
+    let mode = domain.mode();
+    let remote = match at {
+        Some(at) => at,
+        // The pool's regions have their own addresses; a table translates the peers'.
+        None if mode.virtual_addresses || mode.relaxed => own,
+        // From 0 on, as near as the kernel allows: it registers whole pages.
+        None => own % proc::page_size(),
+    };
+    let request = Request {
+        iova: remote,
+        ..Request::at_address(buffer.addr, buffer.length, access)
+    };
+    let registered = if mode.relaxed && remote == own {
+        match relaxed::hit(domain.pd(), buffer.addr.addr(), buffer.length, access) {
+            Ok(mr) => Ok(mr),
+            Err(miss) => relaxed::register(domain.pd(), &request, miss),
+        }
+    } else {
+        beside_plain::register(domain.pd(), &request)
+    };
+    match registered {
+        Ok(mr) => Ok(Piece::new(mr, remote)),
+        Err(error) => Err(Failure {
+            error,
+            subject: Subject::Memory(request),
+        }),
+    }
+}

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! A piece of a region, and where a range of a region's addresses is.
+
+use super::errors::{Failure, invalid, refused};
+use crate::abi::libfabric::FI_ETOOSMALL;
+
+/// A piece of memory as a work request names it: `struct rdmamr_segment`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// Where it begins: for its own process the virtual address, for peers the one that the device has.
+    pub addr: u64,
+    pub length: u64,
+    /// 0 where it is a peer's.
+    pub lkey: u32,
+    pub rkey: u32,
+}
+
+/// Cuts a range out of a region whose pieces lie, one after the other, at addresses from `base` on.
+pub fn locate(
+    base: u64,
+    pieces: &[Segment],
+    start: u64,
+    length: u64,
+    mut found: impl FnMut(Segment),
+) -> Result<(), Failure> {
+    const OUTSIDE: Failure = invalid("the range is not within the region");
+    if length == 0 {
+        return Err(invalid("the length is 0"));
+    }
+    let mut skip = start.checked_sub(base).ok_or(OUTSIDE)?;
+    let mut left = length;
+    let end = skip.checked_add(length).ok_or(OUTSIDE)?;
+    let whole = pieces
+        .iter()
+        .try_fold(0u64, |sum, piece| sum.checked_add(piece.length));
+    if whole.is_none_or(|whole| end > whole) {
+        return Err(OUTSIDE);
+    }
+    for piece in pieces {
+        if skip >= piece.length {
+            skip -= piece.length;
+            continue;
+        }
+        let length = left.min(piece.length - skip);
+        found(Segment {
+            addr: piece.addr + skip,
+            length,
+            ..*piece
+        });
+        skip = 0;
+        left -= length;
+        if left == 0 {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// Room for segments that C gives, of which it wants to know how many there are.
+pub struct Room<'a> {
+    pub segments: &'a mut [Segment],
+    /// How many there are, also where there is no room for all.
+    pub count: usize,
+}
+
+impl Room<'_> {
+    /// Takes one more.
+    pub fn push(&mut self, segment: Segment) {
+        if let Some(place) = self.segments.get_mut(self.count) {
+            *place = segment;
+        }
+        self.count += 1;
+    }
+
+    /// Whether there was room for all.
+    pub fn check(&self) -> Result<(), Failure> {
+        if self.count <= self.segments.len() {
+            Ok(())
+        } else {
+            Err(refused(
+                FI_ETOOSMALL,
+                "there are more segments than there is room for",
+            ))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn piece(addr: u64, length: u64) -> Segment {
+        let (lkey, rkey) = (addr as u32, addr as u32 + 1);
+        Segment {
+            addr,
+            length,
+            lkey,
+            rkey,
+        }
+    }
+
+    proptest! {
+        /// Byte by byte: address `base + n` is byte n of the pieces, laid end to end.
+        #[test]
+        fn each_byte_is_where_it_belongs(
+            lengths in proptest::collection::vec(1u64..9, 1..6), base in 0u64..100, start in 0u64..160, length in 0u64..50
+        ) {
+            let pieces: Vec<_> = (1..).zip(&lengths).map(|(n, &length)| piece(n * 1000, length)).collect();
+            let bytes = |pieces: &[Segment]| -> Vec<(u64, u32)> {
+                pieces.iter().flat_map(|piece| (0..piece.length).map(|n| (piece.addr + n, piece.rkey))).collect()
+            };
+            let all = bytes(&pieces);
+            let mut cut = Vec::new();
+            let found = locate(base, &pieces, start, length, |segment| cut.push(segment));
+            let inside = length > 0 && start >= base && start + length <= base + all.len() as u64;
+            prop_assert_eq!(found.is_ok(), inside);
+            if inside {
+                let from = (start - base) as usize;
+                prop_assert_eq!(bytes(&cut), all[from..from + length as usize].to_vec());
+            } else {
+                prop_assert!(cut.is_empty());
+            }
+        }
+    }
+
+    #[test]
+    fn nothing_overflows() {
+        let whole = [piece(0, u64::MAX)];
+        let locate = |base, pieces, start, length| locate(base, pieces, start, length, |_| {});
+        assert!(locate(0, &whole, u64::MAX - 1, 1).is_ok());
+        assert!(locate(0, &whole, u64::MAX, 1).is_err());
+        assert!(locate(0, &whole, 1, u64::MAX).is_err());
+        assert!(locate(5, &whole, 4, 1).is_err());
+    }
+}

@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Registrations in the background: a few threads, which come as they are needed and go when they have had
+//! nothing to do for a while.
+
+use super::errors::Failure;
+use super::register::{Registration, complete};
+use super::{Queue, Region};
+use crate::explain::Reason;
+use crate::log::{self, Level};
+use crate::mr::Error;
+use crate::process::PerProcess;
+use core::mem::MaybeUninit;
+use core::time::Duration;
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+
+/// How many threads there are at most. Registering is mostly the kernel's work on the pages, of which more
+/// threads do more at once; but they share the lock of the address space.
+const MOST: usize = 4;
+
+/// How long a thread waits for another registration before it ends.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A registration to be made.
+pub struct Job {
+    /// The function that the application called.
+    pub call: &'static str,
+    pub region: &'static Region,
+    /// It has promised room for the event.
+    pub queue: &'static Queue,
+    pub registration: Registration,
+}
+
+// SAFETY: the addresses in it are of memory that is the application's to keep mapped, and are only numbers
+// here.
+unsafe impl Send for Job {}
+
+#[derive(Default)]
+struct Work {
+    jobs: VecDeque<Job>,
+    /// The regions that are being registered, by address.
+    running: Vec<usize>,
+    threads: usize,
+    idle: usize,
+}
+
+#[derive(Default)]
+struct Workers {
+    work: Mutex<Work>,
+    wake: Condvar,
+    done: Condvar,
+}
+
+static WORKERS: PerProcess<Workers> = PerProcess::new();
+
+unsafe extern "C" fn forget() {
+    WORKERS.forget();
+}
+
+fn workers() -> &'static Workers {
+    WORKERS.get_or_make(Workers::default, forget)
+}
+
+/// Has a region registered in the background, and its event put into the queue.
+pub fn submit(job: Job) {
+    let workers = workers();
+    let mut work = workers.lock();
+    work.jobs.push_back(job);
+    let needed = work.jobs.len() > work.idle && work.threads < MOST;
+    work.threads += usize::from(needed);
+    drop(work);
+    workers.wake.notify_one();
+    if needed && !start(workers) {
+        let mut work = workers.lock();
+        work.threads -= 1;
+        // Without any thread the caller does it. It stays as asked: the event comes by the queue.
+        while work.threads == 0
+            && let Some(job) = work.jobs.pop_front()
+        {
+            work = workers.run(work, job);
+        }
+    }
+}
+
+/// Ends a region's registration before it has begun, or waits for its end. The event that was promised does
+/// not come, or has come already.
+pub fn cancel(region: &Region) {
+    let workers = workers();
+    let address = region.address();
+    let mut work = workers.lock();
+    let waiting = work.jobs.iter();
+    if let Some(at) = waiting
+        .map(|job| job.region.address())
+        .position(|at| at == address)
+    {
+        let job = work.jobs.remove(at);
+        drop(work);
+        if let Some(job) = job {
+            region.has_failed();
+            job.queue.release();
+        }
+        return;
+    }
+    while work.running.contains(&address) {
+        work = workers
+            .done
+            .wait(work)
+            .unwrap_or_else(PoisonError::into_inner);
+    }
+}
+
+/// Starts a thread. It takes no signals, which are the application's.
+fn start(workers: &'static Workers) -> bool {
+    let mut all = MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: the set is writable.
+    unsafe { libc::sigfillset(all.as_mut_ptr()) };
+    let mut before = MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: the first was filled by the call before, the second is writable.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr()) };
+    let thread = thread::Builder::new()
+        .name("rdmamr-register".to_owned())
+        .stack_size(256 << 10)
+        .spawn(move || workers.work());
+    // SAFETY: filled by the call before; nothing is asked for.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), core::ptr::null_mut()) };
+    if thread.is_err() {
+        log::line(
+            Level::Warn,
+            format_args!("no thread for registrations in the background"),
+        );
+    }
+    thread.is_ok()
+}
+
+impl Workers {
+    fn lock(&self) -> MutexGuard<'_, Work> {
+        self.work.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What a thread does.
+    fn work(&'static self) {
+        let mut work = self.lock();
+        loop {
+            if let Some(job) = work.jobs.pop_front() {
+                work = self.run(work, job);
+                continue;
+            }
+            work.idle += 1;
+            let (back, timeout) = self
+                .wake
+                .wait_timeout(work, PATIENCE)
+                .unwrap_or_else(PoisonError::into_inner);
+            work = back;
+            work.idle -= 1;
+            if timeout.timed_out() && work.jobs.is_empty() {
+                work.threads -= 1;
+                return;
+            }
+        }
+    }
+
+    /// Makes a registration, with the work unlocked.
+    fn run<'a>(&'a self, mut work: MutexGuard<'a, Work>, job: Job) -> MutexGuard<'a, Work> {
+        let address = job.region.address();
+        work.running.push(address);
+        drop(work);
+        let result = catch_unwind(AssertUnwindSafe(|| complete(job.region, &job.registration)));
+        let result = result.unwrap_or(Err(Failure::from(Error::Panic)));
+        let context = job.region.context();
+        match result {
+            Ok(()) => job.queue.completed(address, context),
+            Err(failure) => {
+                job.region.has_failed();
+                let reason = Reason {
+                    call: job.call,
+                    error: failure.error,
+                    subject: failure.subject,
+                };
+                job.queue.failed(address, context, &reason);
+            }
+        }
+        let mut work = self.lock();
+        work.running.retain(|&other| other != address);
+        self.done.notify_all();
+        work
+    }
+}
