@@ -31,7 +31,7 @@ verbs_toml := sed -e 's/RDMAMR_H/RDMAMR_VERBS_H/' -e 's|capi/rdmamr.rs|capi/rela
 $(cbindgen):
 	$(CARGO) install --quiet --locked --version $(cbindgen_version) --root $(dir $(cbindgen)).. cbindgen
 
-man: man/rdmamr.7 ## make the manual page from its source, by scdoc
+man: man/rdmamr.7 man/rdmamr_fi_mr.3 ## make the manual pages from their sources, by scdoc
 man/%: man/%.scd
 	vm/packages man
 	scdoc <$< >$@
@@ -88,7 +88,7 @@ vm: ## run CMD='...' in the soft-RoCE machine, with KERNEL=6.1 (default) or 6.12
 
 installed_headers := rdmamr.h rdmamr/verbs.h rdmamr/fi_mr.h rdmamr/compat/infiniband/verbs.h
 install: $(so) ## install under DESTDIR, PREFIX, LIBDIR
-	install -d $(DESTDIR)$(LIBDIR)/pkgconfig $(DESTDIR)$(INCLUDEDIR)/rdmamr/compat/infiniband $(DESTDIR)$(MANDIR)/man7
+	install -d $(DESTDIR)$(LIBDIR)/pkgconfig $(DESTDIR)$(INCLUDEDIR)/rdmamr/compat/infiniband $(DESTDIR)$(MANDIR)/man7 $(DESTDIR)$(MANDIR)/man3
 	install -m 755 -s $(so) $(DESTDIR)$(LIBDIR)/librdmamr.so.$(version)
 	ln -sf librdmamr.so.$(version) $(DESTDIR)$(LIBDIR)/librdmamr.so.1
 	ln -sf librdmamr.so.1 $(DESTDIR)$(LIBDIR)/librdmamr.so
@@ -98,13 +98,14 @@ install: $(so) ## install under DESTDIR, PREFIX, LIBDIR
 	ln -sf ../librdmamr.so.1 $(DESTDIR)$(LIBDIR)/libfabric/librdmamr-fi.so
 	for header in $(installed_headers); do install -m 644 include/$$header $(DESTDIR)$(INCLUDEDIR)/$$header || exit; done
 	install -m 644 man/rdmamr.7 $(DESTDIR)$(MANDIR)/man7/
+	install -m 644 man/rdmamr_fi_mr.3 $(DESTDIR)$(MANDIR)/man3/
 	for name in rdmamr rdmamr-compat; do \
 		sed -e 's|@prefix@|$(PREFIX)|' -e 's|@libdir@|$(LIBDIR)|' -e 's|@includedir@|$(INCLUDEDIR)|' -e 's|@version@|$(version)|' \
 			pkgconfig/$$name.pc.in >$(DESTDIR)$(LIBDIR)/pkgconfig/$$name.pc || exit; done
 
 uninstall: ## remove what install has installed
 	rm -f $(addprefix $(DESTDIR)$(LIBDIR)/,librdmamr.so.$(version) librdmamr.so.1 librdmamr.so librdmamr.a libfabric/librdmamr-fi.so pkgconfig/rdmamr.pc pkgconfig/rdmamr-compat.pc)
-	rm -f $(addprefix $(DESTDIR)$(INCLUDEDIR)/,$(installed_headers)) $(DESTDIR)$(MANDIR)/man7/rdmamr.7
+	rm -f $(addprefix $(DESTDIR)$(INCLUDEDIR)/,$(installed_headers)) $(DESTDIR)$(MANDIR)/man7/rdmamr.7 $(DESTDIR)$(MANDIR)/man3/rdmamr_fi_mr.3
 	-rmdir -p --ignore-fail-on-non-empty $(DESTDIR)$(INCLUDEDIR)/rdmamr/compat/infiniband
 
 clean: ## remove everything that was built or downloaded

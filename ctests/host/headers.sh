@@ -27,8 +27,10 @@ check "include/rdmamr/fi_mr.h is what the source says (if not: make headers)" di
 echo '#include <rdmamr.h>' >"$work/one.c"
 cp "$work/one.c" "$work/one.cc"
 # The page has the date of its making.
-scdoc <man/rdmamr.7.scd >"$work/rdmamr.7"
-check "man/rdmamr.7 is what its source says (if not: make man)" diff -u -I '^\.TH' man/rdmamr.7 "$work/rdmamr.7"
+for page in rdmamr.7 rdmamr_fi_mr.3; do
+	scdoc <man/$page.scd >"$work/$page"
+	check "man/$page is what its source says (if not: make man)" diff -u -I '^\.TH' man/$page "$work/$page"
+done
 documented() { # each setting of the table, in the page and in README
 	local name
 	for name in $(grep -oP 'name: c"\KRDMAMR_[A-Z_]+' src/config.rs); do

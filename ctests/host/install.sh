@@ -24,7 +24,7 @@ install() { make -s --no-print-directory "$@" DESTDIR="$stage" PREFIX=/usr LIBDI
 check "make install" install install
 for file in lib/here/librdmamr.so.1 lib/here/librdmamr.so lib/here/librdmamr.a lib/here/pkgconfig/rdmamr.pc \
 	lib/here/pkgconfig/rdmamr-compat.pc include/rdmamr.h include/rdmamr/verbs.h include/rdmamr/compat/infiniband/verbs.h \
-	share/man/man7/rdmamr.7; do
+	share/man/man7/rdmamr.7 include/rdmamr/fi_mr.h lib/here/libfabric/librdmamr-fi.so share/man/man3/rdmamr_fi_mr.3; do
 	check "installed: $file" [ -e "$stage/usr/$file" ]
 done
 
