@@ -33,6 +33,9 @@ pub struct Buffer {
     pub length: usize,
 }
 
+// SAFETY: memory that is the application's to keep mapped; its address is only a number here.
+unsafe impl Send for Buffer {}
+
 /// One buffer, or several that do not touch: they are one region, in this order.
 pub enum Buffers {
     One(Buffer),

@@ -7,13 +7,15 @@ use super::foreign_queue::ForeignQueue;
 use super::keys::Keys;
 use super::raw_key::RawKey;
 use super::segment::{Room, Segment};
-use super::{Process, Queue, Tables};
+use super::{Process, Queue, Region, Tables};
 use crate::abi::libfabric::*;
+use crate::abi::libfabric_provider::domain_slots;
 use crate::abi::rdma_core::IBV_TRANSPORT_IWARP;
 use crate::log::{self, Level};
 use crate::mr::{self, Access, Pd, Request};
 use crate::relaxed::{self, hooks};
 use core::ffi::c_void;
+use core::ptr::with_exposed_provenance;
 use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering::*};
 use errno::Errno;
 use std::sync::OnceLock;
@@ -93,7 +95,7 @@ pub struct Domain {
     fclass: AtomicUsize,
     context: AtomicPtr<c_void>,
     ops: &'static fi_ops,
-    rest: *const c_void,
+    rest: &'static domain_slots,
     memory: &'static fi_ops_mr,
     // From here on ours.
     tables: &'static Tables,
@@ -126,15 +128,6 @@ pub enum Bound {
     Foreign(ForeignQueue),
 }
 
-impl Bound {
-    /// Takes out what concerns a region that is being closed; another provider's queue keeps it.
-    pub fn forget(&self, region: usize) {
-        if let Bound::Own(queue) = self {
-            queue.forget(region);
-        }
-    }
-}
-
 impl Domain {
     /// Opens a domain over a protection domain.
     pub fn open(
@@ -162,7 +155,7 @@ impl Domain {
             fclass: AtomicUsize::new(FI_CLASS_DOMAIN),
             context: AtomicPtr::new(context),
             ops: &tables.domain,
-            rest: (&raw const tables.domain_rest).cast(),
+            rest: &tables.domain_rest,
             memory: &tables.memory,
             tables,
             process: Process::this(),
@@ -187,6 +180,18 @@ impl Domain {
         let domain = unsafe { &*fid.cast::<Domain>() };
         domain.check()?;
         Ok(domain)
+    }
+
+    /// A region's.
+    #[inline(always)]
+    pub fn of(region: &Region) -> &'static Domain {
+        // SAFETY: the address of the domain that the region was made in, which is there as long as it has regions.
+        unsafe { &*with_exposed_provenance::<Domain>(region.domain) }
+    }
+
+    /// By which its regions remember it.
+    pub fn address(&self) -> usize {
+        (&raw const *self).expose_provenance()
     }
 
     /// Whether a domain is one of ours.

@@ -12,6 +12,7 @@
 
 pub mod access;
 pub mod attributes;
+mod close;
 pub mod domain;
 pub mod errors;
 mod foreign_queue;
@@ -26,6 +27,7 @@ mod workers;
 
 #[cfg(test)]
 pub use attributes::ATTRIBUTE_SIZES;
+pub use close::close;
 pub use domain::Domain;
 pub use queue::Queue;
 pub use region::Region;

@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! A memory region: `struct fid_mr`, and what is behind it.
 
-use super::Domain;
-use super::domain::Bound;
+use super::Process;
 use super::errors::{Failure, invalid, refused};
 use super::raw_key;
 use super::segment::{Room, Segment};
-use super::workers;
 use crate::abi::libfabric::*;
 use crate::abi::rdma_core::ibv_mr;
 use crate::explain::Subject;
@@ -107,8 +105,11 @@ pub struct Region {
     key: AtomicU64,
     // From here on ours.
     state: AtomicU32,
-    /// It is there as long as it has regions.
-    domain: &'static Domain,
+    process: Process,
+    /// Its domain, by address, which is there as long as it has regions.
+    pub domain: usize,
+    /// Whether its peers need a raw key.
+    raw: bool,
     /// What [`Keys`](super::keys::Keys) has it by, if it has it.
     pub table_key: Option<u64>,
     /// Whether its base address is the application's choice.
@@ -132,6 +133,9 @@ const _: () = assert!(core::mem::offset_of!(Region, key) == core::mem::offset_of
 
 /// How a region is to be.
 pub struct Plan {
+    pub ops: &'static fi_ops,
+    pub domain: usize,
+    pub raw: bool,
     pub context: *mut c_void,
     pub table_key: Option<u64>,
     pub is_placed: bool,
@@ -152,9 +156,9 @@ fn closed() -> &'static Retired {
 }
 
 impl Region {
-    /// A region of a domain, under way.
+    /// A region, under way.
     #[inline(always)]
-    pub fn make(domain: &'static Domain, plan: &Plan) -> Result<&'static Region, Failure> {
+    pub fn make(plan: &Plan) -> Result<&'static Region, Failure> {
         let rested = closed().take(thread::number());
         let memory: *mut Region = match rested {
             Some(address) => with_exposed_provenance_mut(address),
@@ -165,11 +169,13 @@ impl Region {
         let region = Region {
             fclass: AtomicUsize::new(FI_CLASS_MR),
             context: AtomicPtr::new(plan.context),
-            ops: &domain.tables().region,
+            ops: plan.ops,
             desc: AtomicPtr::new(null_mut()),
             key: AtomicU64::new(FI_KEY_NOTAVAIL),
             state: AtomicU32::new(State::UnderWay as u32),
-            domain,
+            process: Process::this(),
+            domain: plan.domain,
+            raw: plan.raw,
             table_key: plan.table_key,
             is_placed: plan.is_placed,
             base: plan.base,
@@ -181,7 +187,6 @@ impl Region {
         // SAFETY: memory of its size that is nobody else's. What was there needs no drop: a closed
         // region's vector is empty.
         unsafe { memory.write(region) };
-        domain.region_opened();
         // SAFETY: just written; it is there until `put_away`.
         Ok(unsafe { memory.as_ref() })
     }
@@ -224,20 +229,19 @@ impl Region {
         self.state() == State::Registered
     }
 
-    /// Its domain.
-    pub fn domain(&self) -> Result<&'static Domain, Failure> {
+    /// Refuses a region that is closed, and one of the process that this one was forked from.
+    pub fn check(&self) -> Result<(), Failure> {
         if self.state() == State::Closed {
             return Err(invalid("the region is closed already"));
         }
-        self.domain.check()?;
-        Ok(self.domain)
+        self.process.check()
     }
 
-    /// Its domain, once it is registered.
-    pub fn registered(&self) -> Result<&'static Domain, Failure> {
-        let domain = self.domain()?;
+    /// Refuses one that is not registered as well.
+    pub fn check_registered(&self) -> Result<(), Failure> {
+        self.check()?;
         match self.state() {
-            State::Registered => Ok(domain),
+            State::Registered => Ok(()),
             State::UnderWay => Err(refused(
                 FI_EOPBADSTATE,
                 "the registration has not completed yet",
@@ -266,7 +270,7 @@ impl Region {
     /// Opens it to use: what was stored before is there for whoever sees this.
     #[inline(always)]
     pub fn is_now_registered(&self) {
-        let key = if self.domain.mode().raw {
+        let key = if self.raw {
             FI_KEY_NOTAVAIL
         } else if let Some(key) = self.table_key {
             key
@@ -321,9 +325,8 @@ impl Region {
         })
     }
 
-    /// Ends its registrations. After an error those that are left are still registered.
     #[inline(always)]
-    fn end(&self) -> Result<(), Error> {
+    fn end_pieces(&self) -> Result<(), Error> {
         if let Some(piece) = self.single() {
             piece.end()?;
             self.single.store(0, Relaxed);
@@ -363,40 +366,10 @@ impl Region {
         Some(pieces)
     }
 
-    /// Closes it: fi_close(3).
+    /// Claims it for its end, fi_close(3): nobody else can replace or close it from now on. (If it is placed, the
+    /// table of keys is locked.)
     #[inline(always)]
-    pub fn close(&self) -> Result<(), Failure> {
-        let domain = self.domain()?;
-        if let Some(Bound::Own(_)) = domain.queue() {
-            // Also when it is registered: its event may be just on its way into the queue.
-            workers::cancel(self);
-        }
-        self.begin_to_close()?;
-        if let Err(error) = self.end() {
-            // Of several pieces some may be gone: then closing is all that is left.
-            let whole = self.single.load(Relaxed) != 0;
-            let now = if whole {
-                State::Registered
-            } else {
-                State::Failed
-            };
-            self.state.store(now as u32, Release);
-            return Err(Failure {
-                error,
-                subject: Subject::Region,
-            });
-        }
-        domain.keys.remove(self);
-        if let Some(queue) = domain.queue() {
-            queue.forget(self.address());
-        }
-        self.put_away();
-        Ok(())
-    }
-
-    fn begin_to_close(&self) -> Result<(), Failure> {
-        // A placed region is replaced with the table locked.
-        let _table = self.is_placed.then(|| self.domain.keys.lock());
+    pub fn begin_to_close(&self) -> Result<(), Failure> {
         for from in [State::Registered, State::Failed, State::Replaced] {
             if self.change(from, State::Closing) {
                 return Ok(());
@@ -405,9 +378,26 @@ impl Region {
         Err(invalid("the region is closed already, or just being"))
     }
 
+    /// Ends the registrations of a region that is claimed. After an error the region is as it was before, or, if some are
+    /// gone, good for nothing but to be closed again.
+    #[inline(always)]
+    pub fn end(&self) -> Result<(), Failure> {
+        let Err(error) = self.end_pieces() else {
+            return Ok(());
+        };
+        let whole = self.single.load(Relaxed) != 0;
+        let now = if whole {
+            State::Registered
+        } else {
+            State::Failed
+        };
+        self.state.store(now as u32, Release);
+        let subject = Subject::Region;
+        Err(Failure { error, subject })
+    }
+
     /// Gives up a region that was not registered, or is not any more.
     pub fn put_away(&self) {
-        let domain = self.domain;
         self.key.store(FI_KEY_NOTAVAIL, Relaxed);
         self.desc.store(null_mut(), Relaxed);
         self.fclass.store(FI_CLASS_UNSPEC, Relaxed);
@@ -417,7 +407,6 @@ impl Region {
             // SAFETY: memory of malloc that nobody uses; it waits no longer, by the word of `put`.
             unsafe { libc::free(with_exposed_provenance_mut(address)) };
         }
-        domain.region_closed();
     }
 }
 

@@ -14,8 +14,8 @@ use crate::proc;
 use crate::relaxed::{self, beside_plain};
 
 /// What a region is registered as.
-pub struct Registration {
-    pub buffers: Buffers,
+struct Registration {
+    buffers: Buffers,
     access: Access,
     /// The base address for peers that the application chose.
     placed: Option<u64>,
@@ -62,6 +62,9 @@ pub fn register(
         buffers,
     };
     let plan = Plan {
+        ops: &domain.tables().region,
+        domain: domain.address(),
+        raw: domain.mode().raw,
         context: wish.context,
         table_key,
         is_placed: registration.placed.is_some(),
@@ -73,11 +76,13 @@ pub fn register(
             "the region's addresses run past the end of the address space",
         ));
     }
-    let region = Region::make(domain, &plan)?;
-    let result = complete_or_submit(call, region, registration, publish);
+    let region = Region::make(&plan)?;
+    domain.region_opened();
+    let result = complete_or_submit(call, domain, region, registration, publish);
     if result.is_err() {
         domain.keys.remove(region);
         region.put_away();
+        domain.region_closed();
     }
     result
 }
@@ -85,17 +90,17 @@ pub fn register(
 #[inline(always)]
 fn complete_or_submit(
     call: &'static str,
+    domain: &'static Domain,
     region: &'static Region,
     registration: Registration,
     publish: &Publish,
 ) -> Result<(), Failure> {
-    let domain = region.domain()?;
     if let (Some(key), false) = (region.table_key, region.is_placed) {
         domain.keys.reserve(key, region)?;
     }
     let queue = match domain.queue() {
         None => {
-            complete(region, &registration)?;
+            complete(domain, region, &registration)?;
             publish.region(region);
             return Ok(());
         }
@@ -109,20 +114,20 @@ fn complete_or_submit(
                 call,
                 region,
                 queue,
-                registration,
+                register: Box::new(move |region| complete(domain, region, &registration)),
             });
             Ok(())
         }
         // What is placed replaces others, and so is done when the call returns.
         Bound::Own(queue) => {
             queue.promise()?;
-            complete(region, &registration).inspect_err(|_| queue.release())?;
+            complete(domain, region, &registration).inspect_err(|_| queue.release())?;
             publish.region(region);
             queue.completed(region.address(), region.context());
             Ok(())
         }
         Bound::Foreign(queue) => {
-            complete(region, &registration)?;
+            complete(domain, region, &registration)?;
             publish.region(region);
             queue
                 .completed(region.as_ptr(), region.context())
@@ -216,8 +221,7 @@ impl Registration {
 }
 
 /// Registers the memory of a region that is under way. After an error nothing is registered.
-pub fn complete(region: &'static Region, registration: &Registration) -> Result<(), Failure> {
-    let domain = region.domain()?;
+fn complete(domain: &Domain, region: &Region, registration: &Registration) -> Result<(), Failure> {
     let pieces = match &registration.buffers {
         Buffers::One(buffer) => {
             let at = registration.placed.filter(|&at| in_step(buffer, at));

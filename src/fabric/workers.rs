@@ -3,7 +3,6 @@
 //! nothing to do for a while.
 
 use super::errors::Failure;
-use super::register::{Registration, complete};
 use super::{Queue, Region};
 use crate::explain::Reason;
 use crate::log::{self, Level};
@@ -30,12 +29,8 @@ pub struct Job {
     pub region: &'static Region,
     /// It has promised room for the event.
     pub queue: &'static Queue,
-    pub registration: Registration,
+    pub register: Box<dyn FnOnce(&'static Region) -> Result<(), Failure> + Send>,
 }
-
-// SAFETY: the addresses in it are of memory that is the application's to keep mapped, and are only numbers
-// here.
-unsafe impl Send for Job {}
 
 #[derive(Default)]
 struct Work {
@@ -166,7 +161,7 @@ impl Workers {
         let address = job.region.address();
         work.running.push(address);
         drop(work);
-        let result = catch_unwind(AssertUnwindSafe(|| complete(job.region, &job.registration)));
+        let result = catch_unwind(AssertUnwindSafe(|| (job.register)(job.region)));
         let result = result.unwrap_or(Err(Failure::from(Error::Panic)));
         let context = job.region.context();
         match result {

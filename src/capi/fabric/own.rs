@@ -305,7 +305,7 @@ pub unsafe extern "C" fn rdmamr_mr_segments(
         }
         // SAFETY: one of our regions.
         let region = unsafe { Region::from_c(mr.cast()) };
-        region.registered()?;
+        region.check_registered()?;
         // SAFETY: C's contract.
         unsafe {
             with_room(segments, count, |room| {

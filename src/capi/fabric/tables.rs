@@ -11,7 +11,7 @@ use crate::abi::libfabric_provider::{Slot, domain_slots};
 use crate::capi::ret;
 use crate::fabric::attributes::{self, Buffers, Wish};
 use crate::fabric::errors::{self, Failure, invalid, refused};
-use crate::fabric::{Domain, Publish, Queue, Region, Tables, raw_key, register};
+use crate::fabric::{Domain, Publish, Queue, Region, Tables, close, raw_key, register};
 use crate::stats::Counter;
 use core::ffi::{c_char, c_int, c_void};
 use core::slice;
@@ -271,7 +271,7 @@ unsafe extern "C" fn regattr(
 unsafe extern "C" fn region_close(fid: *mut fid) -> c_int {
     ret::code("fi_close", Some(Counter::DeregFailed), || {
         // SAFETY: one of our regions.
-        unsafe { Region::from_c(fid) }.close()?;
+        close(unsafe { Region::from_c(fid) })?;
         Ok(0)
     })
 }
@@ -279,7 +279,7 @@ unsafe extern "C" fn region_close(fid: *mut fid) -> c_int {
 unsafe extern "C" fn region_bind(fid: *mut fid, with: *mut fid, flags: u64) -> c_int {
     ret::code("fi_mr_bind", None, || {
         // SAFETY: one of our regions.
-        unsafe { Region::from_c(fid) }.domain()?;
+        unsafe { Region::from_c(fid) }.check()?;
         // SAFETY: NULL, or an open object.
         let with = unsafe { with.as_ref() };
         let with = with.ok_or(invalid("the queue or counter is NULL"))?;
@@ -304,12 +304,12 @@ unsafe extern "C" fn region_control(fid: *mut fid, command: c_int, arg: *mut c_v
     match command {
         FI_ENABLE => ret::code("fi_mr_enable", None, || {
             // SAFETY: one of our regions. They are enabled from the start.
-            unsafe { Region::from_c(fid) }.registered()?;
+            unsafe { Region::from_c(fid) }.check_registered()?;
             Ok(0)
         }),
         FI_REFRESH => ret::code("fi_mr_refresh", None, || {
             // SAFETY: one of our regions.
-            unsafe { Region::from_c(fid) }.domain()?;
+            unsafe { Region::from_c(fid) }.check()?;
             Err(refused(
                 FI_ENOSYS,
                 "a region's pages are pinned when it is registered: close it and register anew",
@@ -326,7 +326,7 @@ unsafe extern "C" fn region_control(fid: *mut fid, command: c_int, arg: *mut c_v
 unsafe fn raw_attr(fid: *mut fid, arg: *const fi_mr_raw_attr) -> Result<c_int, Failure> {
     // SAFETY: one of our regions.
     let region = unsafe { Region::from_c(fid) };
-    region.registered()?;
+    region.check_registered()?;
     // SAFETY: the argument of that command.
     let arg = unsafe { arg.as_ref() }.ok_or(invalid("the argument is NULL"))?;
     if arg.flags != 0 {

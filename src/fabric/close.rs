@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Closing a region, fi_close(3).
+
+use super::domain::{Bound, Domain};
+use super::errors::Failure;
+use super::region::Region;
+use super::workers;
+
+/// Closes a region: when this returns, the device knows it no more (or the pool keeps it), no event of it can be read,
+/// and its key is free.
+#[inline(always)]
+pub fn close(region: &Region) -> Result<(), Failure> {
+    region.check()?;
+    let domain = Domain::of(region);
+    if let Some(Bound::Own(_)) = domain.queue() {
+        // Also when it is registered: its event may be just on its way into the queue.
+        workers::cancel(region);
+    }
+    {
+        // A placed region is replaced with the table locked.
+        let _table = region.is_placed.then(|| domain.keys.lock());
+        region.begin_to_close()?;
+    }
+    region.end()?;
+    domain.keys.remove(region);
+    if let Some(Bound::Own(queue)) = domain.queue() {
+        queue.forget(region.address());
+    }
+    region.put_away();
+    domain.region_closed();
+    Ok(())
+}
