@@ -45,8 +45,11 @@ check: ## run all tests, those that need a device on DEVICE=name or in the soft-
 # Those that are parts of others, and what its own script compiles.
 parts    := %/pair.c %/kernel_regions.c %/stub_device.c %/asan.c
 programs := $(filter-out $(parts),$(wildcard ctests/device/*.c ctests/differential/*.c ctests/relaxed/*.c))
+# Each of the fabric family twice: with libfabric's inlines, and with our symbols alone.
+fabric   := $(foreach name,$(basename $(notdir $(wildcard ctests/fabric/*.c))),$(built)/fabric_$(name) $(built)/fabric_$(name)_alone) \
+	$(addprefix $(built)/,registers registers_alone matrix foreign_queue ffi)
 ctests: $(addprefix $(built)/,$(basename $(notdir $(programs)))) \
-	$(built)/calls $(built)/record.so $(built)/old_kernel.so $(built)/device_gone.so $(built)/registration $(built)/relaxed_device $(built)/startup ## compile the C tests and benchmarks
+	$(fabric) $(built)/calls $(built)/record.so $(built)/old_kernel.so $(built)/device_gone.so $(built)/registration $(built)/relaxed_device $(built)/startup ## compile the C tests and benchmarks
 
 strict := -std=gnu11 -D_GNU_SOURCE -Wall -Wextra -Werror -Iinclude
 common := ctests/device/pair.c ctests/device/kernel_regions.c
@@ -60,6 +63,18 @@ $(built)/race $(built)/ucx: $(built)/%: ctests/relaxed/%.c $(stub) $(needs)
 	$(CC) $(strict) $(CFLAGS) $< $(stub) -o $@ -libverbs -lpthread -ldl
 $(built)/%: ctests/relaxed/%.c $(common) $(needs)
 	$(CC) $(strict) $(CFLAGS) $< $(common) -o $@ -libverbs -lrdmacm -lpthread -ldl
+$(built)/fabric_%_alone: ctests/fabric/%.c $(common) $(needs)
+	$(CC) $(strict) $(CFLAGS) -DRDMAMR_NO_LIBFABRIC $< $(common) -o $@ -libverbs -lrdmacm -lpthread -ldl
+$(built)/fabric_%: ctests/fabric/%.c $(common) $(needs)
+	$(CC) $(strict) $(CFLAGS) $< $(common) -o $@ -libverbs -lrdmacm -lpthread -ldl
+$(built)/registers $(built)/matrix: $(built)/%: ctests/provider/%.c $(needs)
+	$(CC) $(strict) $(CFLAGS) $< -o $@ -lfabric -lpthread
+$(built)/registers_alone: ctests/provider/registers.c $(so) $(needs)
+	$(CC) $(strict) $(CFLAGS) -DALONE $< -o $@ $(so) -libverbs -lpthread
+$(built)/foreign_queue: ctests/provider/foreign_queue.c $(common) $(needs)
+	$(CC) $(strict) $(CFLAGS) $< $(common) -o $@ -lfabric -libverbs -lrdmacm -lpthread -ldl
+$(built)/ffi: ctests/ffi/ffi.rs $(so) $(needs)
+	rustc --edition 2024 $< -o $@ -L $(release) -l dylib=rdmamr -l ibverbs
 $(built)/%: ctests/differential/%.c $(needs)
 	$(CC) $(strict) $(CFLAGS) $< -o $@ -libverbs
 $(built)/%: ctests/golden/%.c $(needs)

@@ -124,11 +124,6 @@ struct fid_eq;
 #define FI_CLASS_DOMAIN 2
 
 /**
- * struct fid_ep
- */
-#define FI_CLASS_EP 3
-
-/**
  * struct fid_mr
  */
 #define FI_CLASS_MR 12
@@ -651,14 +646,14 @@ int fi_close(struct fid *fid);
 /**
  * What the application gives with local buffers: of this library's regions the lkey.
  *
- * NULL of NULL, of a composite, and of a region that is not registered yet.
+ * NULL of NULL and of another object, of a composite, and of a region that is not registered yet.
  */
 void *fi_mr_desc(struct fid_mr *mr);
 
 /**
  * The key by which peers reach a region: the rkey, or the one that the application has requested.
  *
- * FI_KEY_NOTAVAIL of NULL, of a region that is not registered yet or was replaced, of a composite
+ * FI_KEY_NOTAVAIL of NULL and of another object, of a region that is not registered yet or was replaced, of a composite
  * whose key would be the provider's, and on domains with FI_MR_RAW.
  */
 uint64_t fi_mr_key(struct fid_mr *mr);

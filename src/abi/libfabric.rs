@@ -398,7 +398,6 @@ pub const FABRIC_CONSTANTS: &[(&str, u64)] = &[
     ("FI_CLASS_UNSPEC", FI_CLASS_UNSPEC as u64),
     ("FI_CLASS_FABRIC", FI_CLASS_FABRIC as u64),
     ("FI_CLASS_DOMAIN", FI_CLASS_DOMAIN as u64),
-    ("FI_CLASS_EP", FI_CLASS_EP as u64),
     ("FI_CLASS_MR", FI_CLASS_MR as u64),
     ("FI_CLASS_EQ", FI_CLASS_EQ as u64),
     ("FI_CLASS_CNTR", FI_CLASS_CNTR as u64),
@@ -472,8 +471,6 @@ pub const FI_CLASS_UNSPEC: usize = 0;
 pub const FI_CLASS_FABRIC: usize = 1;
 /// struct fid_domain
 pub const FI_CLASS_DOMAIN: usize = 2;
-/// struct fid_ep
-pub const FI_CLASS_EP: usize = 3;
 /// struct fid_mr
 pub const FI_CLASS_MR: usize = 12;
 /// struct fid_eq

@@ -17,45 +17,78 @@ use core::ptr::{NonNull, null_mut, with_exposed_provenance_mut};
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 use std::sync::{Mutex, PoisonError};
 
-/// One registration of the kernel.
+/// A buffer as the kernel has registered it: once as a rule. A device names a byte of a registration by the same
+/// address whoever asks, so a buffer that peers reach elsewhere than at its virtual address, and that its own process
+/// uses too, takes two.
 #[derive(Clone, Copy)]
 pub struct Piece {
-    /// Its `ibv_mr`, by address.
+    /// Its `ibv_mr`, by address; of two that for local use.
     mr: usize,
-    /// Where the device has its first byte.
+    /// That for peers, if it is another; else 0.
+    for_peers: usize,
+    /// Where the device has its first byte for peers.
     remote: u64,
 }
 
+/// # Safety
+/// The address of a region that is registered.
+unsafe fn mr(address: usize) -> Option<Mr> {
+    // SAFETY: the caller's word.
+    unsafe { Mr::from_c(with_exposed_provenance_mut(address)) }
+}
+
 impl Piece {
-    /// A registration, at the device's address `remote`.
+    /// A registration, at the device's address `remote` for peers.
     pub fn new(mr: *mut ibv_mr, remote: u64) -> Piece {
-        let mr = mr.expose_provenance();
-        Piece { mr, remote }
+        Piece {
+            mr: mr.expose_provenance(),
+            for_peers: 0,
+            remote,
+        }
     }
 
-    fn mr(&self) -> Option<Mr> {
-        // SAFETY: `new` got it from a registration, and it is dropped with that.
-        unsafe { Mr::from_c(with_exposed_provenance_mut(self.mr)) }
+    /// Two: the first at the buffer's own address, the other for peers.
+    pub fn pair(mr: *mut ibv_mr, for_peers: *mut ibv_mr, remote: u64) -> Piece {
+        Piece {
+            for_peers: for_peers.expose_provenance(),
+            ..Piece::new(mr, remote)
+        }
     }
 
-    /// Ends it. After an error it is still registered.
-    pub fn end(&self) -> Result<(), Error> {
-        self.mr().map_or(Ok(()), relaxed::deregister)
+    fn local(&self) -> Option<Mr> {
+        // SAFETY: it got it from a registration, and is dropped with that.
+        unsafe { mr(self.mr) }
+    }
+
+    fn peers(&self) -> Option<Mr> {
+        match self.for_peers {
+            0 => self.local(),
+            // SAFETY: as above.
+            other => unsafe { mr(other) },
+        }
+    }
+
+    /// Ends it. After an error what is left is still registered.
+    pub fn end(&mut self) -> Result<(), Error> {
+        if self.for_peers != 0 {
+            self.peers().map_or(Ok(()), relaxed::deregister)?;
+            self.for_peers = 0;
+        }
+        self.local().map_or(Ok(()), relaxed::deregister)
     }
 
     fn segment(&self, side: Side) -> Option<Segment> {
-        let mr = self.mr()?.read();
+        let mr = self.local()?.read();
+        let rkey = self.peers()?.read().rkey;
+        let (addr, lkey) = match side {
+            Side::Local => (mr.addr.addr() as u64, mr.lkey),
+            Side::Remote => (self.remote, 0),
+        };
         Some(Segment {
-            addr: match side {
-                Side::Local => mr.addr.addr() as u64,
-                Side::Remote => self.remote,
-            },
+            addr,
             length: mr.length as u64,
-            lkey: match side {
-                Side::Local => mr.lkey,
-                Side::Remote => 0,
-            },
-            rkey: mr.rkey,
+            lkey,
+            rkey,
         })
     }
 }
@@ -117,10 +150,10 @@ pub struct Region {
     /// Where its peers' addresses begin.
     pub base: u64,
     pub length: u64,
-    /// The only piece, as long as it is registered. (Most regions have one, and no lock for it.)
+    /// The only registration, as long as it is one. (Most regions have one, and no lock for it.)
     single: AtomicUsize,
     remote: AtomicU64,
-    /// Several pieces.
+    /// Several pieces, or one that was registered twice.
     many: Mutex<Vec<Piece>>,
 }
 const _: () = assert!(core::mem::offset_of!(Region, state) >= size_of::<fid_mr>());
@@ -255,14 +288,17 @@ impl Region {
     /// Gives it what was registered for it.
     #[inline(always)]
     pub fn fill(&self, pieces: Pieces) {
+        if let Some(piece) = pieces.only() {
+            let lkey = piece.local().map_or(0, |mr| mr.read().lkey);
+            let desc = core::ptr::without_provenance_mut(lkey as usize);
+            self.desc.store(desc, Relaxed);
+        }
         match pieces {
-            Pieces::One(piece) => {
-                let lkey = piece.mr().map_or(0, |mr| mr.read().lkey);
-                let desc = core::ptr::without_provenance_mut(lkey as usize);
-                self.desc.store(desc, Relaxed);
+            Pieces::One(piece) if piece.for_peers == 0 => {
                 self.remote.store(piece.remote, Relaxed);
                 self.single.store(piece.mr, Release);
             }
+            Pieces::One(piece) => *self.lock() = vec![piece],
             Pieces::Many(pieces) => *self.lock() = pieces,
         }
     }
@@ -275,10 +311,14 @@ impl Region {
         } else if let Some(key) = self.table_key {
             key
         } else {
-            self.single().map_or(FI_KEY_NOTAVAIL, |piece| {
-                let rkey = piece.mr().map(|mr| mr.read().rkey);
-                rkey.map_or(FI_KEY_NOTAVAIL, u64::from)
-            })
+            let only = self.single().or_else(|| match self.lock()[..] {
+                [only] => Some(only),
+                _ => None,
+            });
+            let rkey = only
+                .and_then(|piece| piece.peers())
+                .map(|mr| mr.read().rkey);
+            rkey.map_or(FI_KEY_NOTAVAIL, u64::from)
         };
         self.key.store(key, Release);
         self.state.store(State::Registered as u32, Release);
@@ -292,7 +332,11 @@ impl Region {
     fn single(&self) -> Option<Piece> {
         let mr = self.single.load(Acquire);
         let remote = self.remote.load(Relaxed);
-        (mr != 0).then_some(Piece { mr, remote })
+        (mr != 0).then_some(Piece {
+            mr,
+            for_peers: 0,
+            remote,
+        })
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Piece>> {
@@ -327,13 +371,13 @@ impl Region {
 
     #[inline(always)]
     fn end_pieces(&self) -> Result<(), Error> {
-        if let Some(piece) = self.single() {
+        if let Some(mut piece) = self.single() {
             piece.end()?;
             self.single.store(0, Relaxed);
             return Ok(());
         }
         let mut pieces = self.lock();
-        while let Some(piece) = pieces.last() {
+        while let Some(piece) = pieces.last_mut() {
             piece.end()?;
             pieces.pop();
         }
@@ -417,15 +461,23 @@ pub enum Pieces {
 }
 
 impl Pieces {
+    /// The one that is all.
+    fn only(&self) -> Option<Piece> {
+        match self {
+            Pieces::One(piece) => Some(*piece),
+            Pieces::Many(_) => None,
+        }
+    }
+
     /// Undoes them.
     pub fn end(self) {
-        let end = |piece: &Piece| {
+        let end = |piece: &mut Piece| {
             // What the kernel refuses to end stays with the domain, which then cannot be deallocated.
             let _ = piece.end();
         };
         match self {
-            Pieces::One(piece) => end(&piece),
-            Pieces::Many(pieces) => pieces.iter().rev().for_each(end),
+            Pieces::One(mut piece) => end(&mut piece),
+            Pieces::Many(mut pieces) => pieces.iter_mut().rev().for_each(end),
         }
     }
 }

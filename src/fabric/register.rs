@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Registering, fi_mr_reg(3) and its two siblings.
 
-use super::access;
+use super::access::{self, Rights};
 use super::attributes::{Buffer, Buffers, MR_KEY, MR_OFFSET, Wish};
 use super::domain::{Bound, Domain};
 use super::errors::{Failure, invalid, refused};
 use super::region::{Piece, Pieces, Plan, Region};
 use super::workers::{self, Job};
 use crate::abi::libfabric::*;
+use crate::abi::rdma_core::ibv_mr;
 use crate::explain::Subject;
 use crate::mr::{Access, Request};
 use crate::proc;
@@ -16,7 +17,7 @@ use crate::relaxed::{self, beside_plain};
 /// What a region is registered as.
 struct Registration {
     buffers: Buffers,
-    access: Access,
+    rights: Rights,
     /// The base address for peers that the application chose.
     placed: Option<u64>,
 }
@@ -49,16 +50,12 @@ pub fn register(
     wish: &Wish,
     publish: &Publish,
 ) -> Result<(), Failure> {
-    let access = access::map(wish.access, domain.is_iwarp())?;
+    let rights = access::map(wish.access, domain.is_iwarp())?;
     let table_key = key(domain, wish)?;
     let length = buffers.length();
     let registration = Registration {
         placed: placed(domain, wish, &buffers, length)?,
-        access: if domain.mode().on_demand {
-            access | Access::ON_DEMAND
-        } else {
-            access
-        },
+        rights,
         buffers,
     };
     let plan = Plan {
@@ -225,9 +222,9 @@ fn complete(domain: &Domain, region: &Region, registration: &Registration) -> Re
     let pieces = match &registration.buffers {
         Buffers::One(buffer) => {
             let at = registration.placed.filter(|&at| in_step(buffer, at));
-            Pieces::One(pin(domain, buffer, registration.access, at)?)
+            Pieces::One(pin(domain, buffer, &registration.rights, at)?)
         }
-        Buffers::Many(buffers) => Pieces::Many(pin_all(domain, buffers, registration.access)?),
+        Buffers::Many(buffers) => Pieces::Many(pin_all(domain, buffers, &registration.rights)?),
     };
     region.fill(pieces);
     if !region.is_placed {
@@ -246,10 +243,10 @@ fn complete(domain: &Domain, region: &Region, registration: &Registration) -> Re
     }
 }
 
-fn pin_all(domain: &Domain, buffers: &[Buffer], access: Access) -> Result<Vec<Piece>, Failure> {
+fn pin_all(domain: &Domain, buffers: &[Buffer], rights: &Rights) -> Result<Vec<Piece>, Failure> {
     let mut pieces = Vec::with_capacity(buffers.len());
     for buffer in buffers {
-        match pin_one_of_many(domain, buffer, access) {
+        match pin_one_of_many(domain, buffer, rights) {
             Ok(piece) => pieces.push(piece),
             Err(failure) => {
                 Pieces::Many(pieces).end();
@@ -261,16 +258,16 @@ fn pin_all(domain: &Domain, buffers: &[Buffer], access: Access) -> Result<Vec<Pi
 }
 
 #[inline(never)]
-fn pin_one_of_many(domain: &Domain, buffer: &Buffer, access: Access) -> Result<Piece, Failure> {
-    pin(domain, buffer, access, None)
+fn pin_one_of_many(domain: &Domain, buffer: &Buffer, rights: &Rights) -> Result<Piece, Failure> {
+    pin(domain, buffer, rights, None)
 }
 
-/// One registration of the kernel. `at` is where the device is to have it, if that matters.
+/// Registers a buffer. `at` is where the device is to have it for peers, if that matters.
 #[inline(always)]
 fn pin(
     domain: &Domain,
     buffer: &Buffer,
-    access: Access,
+    rights: &Rights,
     at: Option<u64>,
 ) -> Result<Piece, Failure> {
     let own = buffer.addr.addr() as u64;
@@ -282,11 +279,43 @@ fn pin(
         // From 0 on, as near as the kernel allows: it registers whole pages.
         None => own % proc::page_size(),
     };
+    let all = rights.local | rights.remote;
+    // What no peer may reach is nowhere for them.
+    if remote == own || rights.remote.is_empty() {
+        return Ok(Piece::new(pin_at(domain, buffer, all, own)?, own));
+    }
+    if !rights.is_local {
+        return Ok(Piece::new(pin_at(domain, buffer, all, remote)?, remote));
+    }
+    let local = pin_at(domain, buffer, rights.local, own)?;
+    match pin_at(domain, buffer, rights.remote, remote) {
+        Ok(for_peers) => Ok(Piece::pair(local, for_peers, remote)),
+        Err(failure) => {
+            Pieces::One(Piece::new(local, own)).end();
+            Err(failure)
+        }
+    }
+}
+
+/// One registration of the kernel.
+#[inline(always)]
+fn pin_at(
+    domain: &Domain,
+    buffer: &Buffer,
+    access: Access,
+    iova: u64,
+) -> Result<*mut ibv_mr, Failure> {
+    let mode = domain.mode();
+    let access = if mode.on_demand {
+        access | Access::ON_DEMAND
+    } else {
+        access
+    };
     let request = Request {
-        iova: remote,
+        iova,
         ..Request::at_address(buffer.addr, buffer.length, access)
     };
-    let registered = if mode.relaxed && remote == own {
+    let registered = if mode.relaxed && iova == buffer.addr.addr() as u64 {
         match relaxed::hit(domain.pd(), buffer.addr.addr(), buffer.length, access) {
             Ok(mr) => Ok(mr),
             Err(miss) => relaxed::register(domain.pd(), &request, miss),
@@ -294,11 +323,8 @@ fn pin(
     } else {
         beside_plain::register(domain.pd(), &request)
     };
-    match registered {
-        Ok(mr) => Ok(Piece::new(mr, remote)),
-        Err(error) => Err(Failure {
-            error,
-            subject: Subject::Memory(request),
-        }),
-    }
+    registered.map_err(|error| Failure {
+        error,
+        subject: Subject::Memory(request),
+    })
 }

@@ -41,6 +41,18 @@ unsafe fn memory<'a>(domain: *mut fid_domain) -> Result<&'a fi_ops_mr, Failure> 
     unsafe { table.as_ref() }.ok_or(NO_SLOT)
 }
 
+/// An object, if it is a region.
+unsafe fn region<'a>(mr: *mut fid_mr) -> Option<&'a fid_mr> {
+    // SAFETY: the caller's word: every object begins with a `struct fid`.
+    let class = unsafe { mr.cast::<fid>().as_ref() }?.fclass;
+    if class == FI_CLASS_MR {
+        // SAFETY: a region, by its class.
+        unsafe { mr.as_ref() }
+    } else {
+        None
+    }
+}
+
 /// A queue's functions.
 unsafe fn queue<'a>(eq: *mut fid_eq) -> Result<&'a fi_ops_eq, Failure> {
     // SAFETY: the caller's word.
@@ -182,22 +194,22 @@ versioned!(fi_close, "RDMAMR_1.0");
 
 /// What the application gives with local buffers: of this library's regions the lkey.
 ///
-/// NULL of NULL, of a composite, and of a region that is not registered yet.
+/// NULL of NULL and of another object, of a composite, and of a region that is not registered yet.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fi_mr_desc(mr: *mut fid_mr) -> *mut c_void {
     // SAFETY: the caller's word.
-    unsafe { mr.as_ref() }.map_or(null_mut(), |mr| mr.mem_desc)
+    unsafe { region(mr) }.map_or(null_mut(), |mr| mr.mem_desc)
 }
 versioned!(fi_mr_desc, "RDMAMR_1.0");
 
 /// The key by which peers reach a region: the rkey, or the one that the application has requested.
 ///
-/// FI_KEY_NOTAVAIL of NULL, of a region that is not registered yet or was replaced, of a composite
+/// FI_KEY_NOTAVAIL of NULL and of another object, of a region that is not registered yet or was replaced, of a composite
 /// whose key would be the provider's, and on domains with FI_MR_RAW.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fi_mr_key(mr: *mut fid_mr) -> u64 {
     // SAFETY: the caller's word.
-    unsafe { mr.as_ref() }.map_or(FI_KEY_NOTAVAIL, |mr| mr.key)
+    unsafe { region(mr) }.map_or(FI_KEY_NOTAVAIL, |mr| mr.key)
 }
 versioned!(fi_mr_key, "RDMAMR_1.0");
 

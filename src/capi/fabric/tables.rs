@@ -283,14 +283,14 @@ unsafe extern "C" fn region_bind(fid: *mut fid, with: *mut fid, flags: u64) -> c
         // SAFETY: NULL, or an open object.
         let with = unsafe { with.as_ref() };
         let with = with.ok_or(invalid("the queue or counter is NULL"))?;
-        if ![FI_CLASS_EQ, FI_CLASS_CNTR, FI_CLASS_EP].contains(&with.fclass) {
+        if ![FI_CLASS_EQ, FI_CLASS_CNTR].contains(&with.fclass) {
             return Err(invalid("a region is bound to an event queue or a counter"));
         }
         // FI_WRITE is what the flag was called before 1.0.
-        if flags & !(FI_REMOTE_WRITE | FI_WRITE) != 0 {
+        if flags == 0 || flags & !(FI_REMOTE_WRITE | FI_WRITE) != 0 {
             return Err(refused(
                 FI_EBADFLAGS,
-                "a region is bound with no flag but FI_REMOTE_WRITE",
+                "a region is bound with FI_REMOTE_WRITE and no other flag",
             ));
         }
         Err(refused(
