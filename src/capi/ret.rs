@@ -12,7 +12,7 @@ use crate::{explain, thread};
 use core::cell::Cell;
 use core::ffi::c_int;
 use core::ptr::null_mut;
-use errno::{Errno, errno, set_errno};
+use errno::{Errno, set_errno};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// The call, for the reason that is kept when it fails; described only then.
@@ -63,14 +63,13 @@ pub fn rereg_code(
     })
 }
 
-/// The libfabric family: 0 or more, or a negative FI_E... . errno stays as it was.
+/// The libfabric family: 0 or more, or a negative FI_E... .
 #[inline(always)]
 pub fn code<T: From<i8> + TryFrom<i32>>(
     name: &'static str,
     counter: Option<Counter>,
     body: impl FnOnce() -> Result<T, Failure>,
 ) -> T {
-    let before = errno();
     // Of a failure its subject is known only then.
     let subject = Cell::new(Subject::Other);
     let call = || Call {
@@ -84,10 +83,7 @@ pub fn code<T: From<i8> + TryFrom<i32>>(
             failure.error
         })
     });
-    result.unwrap_or_else(|error| {
-        set_errno(before);
-        T::try_from(-errors::code(error)).unwrap_or(T::from(-1))
-    })
+    result.unwrap_or_else(|error| T::try_from(-errors::code(error)).unwrap_or(T::from(-1)))
 }
 
 /// Runs the body, stops a panic, and keeps the reason of a failure.

@@ -5,6 +5,9 @@ use super::errors::{Failure, invalid};
 use crate::abi::libfabric::*;
 use crate::mr::Access;
 
+const LOCAL: u64 = FI_SEND | FI_RECV | FI_READ | FI_WRITE;
+const KNOWN: u64 = LOCAL | FI_REMOTE_READ | FI_REMOTE_WRITE;
+
 /// The device's access flags, for the process itself and for its peers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rights {
@@ -20,8 +23,6 @@ pub struct Rights {
 /// registered and no peer can write to it: a device may always read what is registered. libfabric's verbs
 /// provider with its cache gives every region every right.
 pub fn map(access: u64, iwarp: bool) -> Result<Rights, Failure> {
-    const LOCAL: u64 = FI_SEND | FI_RECV | FI_READ | FI_WRITE;
-    const KNOWN: u64 = LOCAL | FI_REMOTE_READ | FI_REMOTE_WRITE;
     if access & !KNOWN != 0 {
         return Err(invalid(
             "the access holds a bit that fi_mr(3) does not know",
@@ -30,25 +31,56 @@ pub fn map(access: u64, iwarp: bool) -> Result<Rights, Failure> {
     if access == 0 {
         return Err(invalid("the access is 0"));
     }
-    let (mut local, mut remote) = (Access::empty(), Access::empty());
-    if access & (FI_RECV | FI_READ) != 0 {
-        local |= Access::LOCAL_WRITE;
-    }
-    // An iWARP read is answered by writes into the tagged buffer of whoever reads (RFC 5040, 5.4).
-    if access & FI_READ != 0 && iwarp {
-        local |= Access::REMOTE_WRITE;
-    }
-    if access & FI_REMOTE_READ != 0 {
-        remote |= Access::REMOTE_READ;
-    }
-    if access & FI_REMOTE_WRITE != 0 {
-        remote |= Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
-    }
+    let (local, remote) = flags_of(access, iwarp);
     Ok(Rights {
         is_local: access & LOCAL != 0,
         local,
         remote,
     })
+}
+
+/// What the process itself and what its peers need.
+const fn flags_of(access: u64, iwarp: bool) -> (Access, Access) {
+    let (mut local, mut remote) = (Access::empty(), Access::empty());
+    if access & (FI_RECV | FI_READ) != 0 {
+        local = local.union(Access::LOCAL_WRITE);
+    }
+    // An iWARP read is answered by writes into the tagged buffer of whoever reads (RFC 5040, 5.4).
+    if access & FI_READ != 0 && iwarp {
+        local = local.union(Access::REMOTE_WRITE);
+    }
+    if access & FI_REMOTE_READ != 0 {
+        remote = remote.union(Access::REMOTE_READ);
+    }
+    if access & FI_REMOTE_WRITE != 0 {
+        let all = Access::LOCAL_WRITE.union(Access::REMOTE_WRITE);
+        remote = remote.union(all).union(Access::REMOTE_ATOMIC);
+    }
+    (local, remote)
+}
+
+/// The access flags by their six bits, without iWARP.
+const FLAGS: [u8; 64] = {
+    let mut flags = [0; 64];
+    let mut bits = 0;
+    while bits < 64 {
+        let access = (bits as u64) << FIRST;
+        let (local, remote) = flags_of(access, false);
+        flags[bits] = (local.bits() | remote.bits()) as u8;
+        bits += 1;
+    }
+    flags
+};
+
+/// The lowest access bit, FI_READ.
+const FIRST: u32 = FI_READ.trailing_zeros();
+
+/// The device's access flags, if the access is one.
+#[inline(always)]
+pub fn known(access: u64, iwarp: bool) -> Option<Access> {
+    let bits = access >> FIRST;
+    let known = access & !KNOWN == 0 && access != 0 && !iwarp;
+    known.then(|| Access::from_bits_retain(FLAGS[bits as usize % 64].into()))
 }
 
 #[cfg(test)]
@@ -70,6 +102,17 @@ mod tests {
         assert_eq!(mapped(FI_REMOTE_READ, false), 4);
         assert_eq!(mapped(FI_REMOTE_WRITE, false), 1 | 2 | 8);
         assert_eq!(mapped(0x3f00, false), 15);
+    }
+
+    #[test]
+    fn the_table_is_the_rule() {
+        for bits in 0..1 << 15 {
+            let rights = map(bits, false).ok();
+            let all = rights.map(|rights| rights.local | rights.remote);
+            assert_eq!(known(bits, false), all, "{bits:#x}");
+            assert_eq!(known(bits, true), None);
+        }
+        assert_eq!(known(FI_SEND | 1 << 60, false), None);
     }
 
     #[test]

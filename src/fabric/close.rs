@@ -26,7 +26,6 @@ pub fn close(region: &Region) -> Result<(), Failure> {
     if let Some(Bound::Own(queue)) = domain.queue() {
         queue.forget(region.address());
     }
-    region.put_away();
-    domain.region_closed();
+    domain.close_region(region);
     Ok(())
 }

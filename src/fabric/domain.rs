@@ -6,6 +6,8 @@ use super::errors::{Failure, invalid, refused};
 use super::foreign_queue::ForeignQueue;
 use super::keys::Keys;
 use super::raw_key::RawKey;
+use super::region::Plan;
+use super::rest::Rest;
 use super::segment::{Room, Segment};
 use super::{Process, Queue, Region, Tables};
 use crate::abi::libfabric::*;
@@ -14,9 +16,10 @@ use crate::abi::rdma_core::IBV_TRANSPORT_IWARP;
 use crate::log::{self, Level};
 use crate::mr::{self, Access, Pd, Request};
 use crate::relaxed::{self, hooks};
+use crate::thread;
 use core::ffi::c_void;
 use core::ptr::with_exposed_provenance;
-use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering::*};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering::*};
 use errno::Errno;
 use std::sync::OnceLock;
 
@@ -95,7 +98,7 @@ pub struct Domain {
     fclass: AtomicUsize,
     context: AtomicPtr<c_void>,
     ops: &'static fi_ops,
-    rest: &'static domain_slots,
+    slots: &'static domain_slots,
     memory: &'static fi_ops_mr,
     // From here on ours.
     tables: &'static Tables,
@@ -103,8 +106,9 @@ pub struct Domain {
     pd: Pd,
     mode: Mode,
     iwarp: bool,
-    /// Regions that are not closed.
-    regions: AtomicUsize,
+    /// What regions have to be for `fast.rs`: relaxed, with the provider's keys, and reported by no queue.
+    fast: AtomicBool,
+    rest: Rest,
     pub keys: Keys,
     bound: OnceLock<Bound>,
     /// Closes the device with the domain, if that opened it.
@@ -112,7 +116,7 @@ pub struct Domain {
 }
 const _: () = assert!(core::mem::offset_of!(Domain, tables) >= size_of::<fid_domain>());
 const _: () =
-    assert!(core::mem::offset_of!(Domain, rest) == core::mem::offset_of!(fid_domain, ops));
+    assert!(core::mem::offset_of!(Domain, slots) == core::mem::offset_of!(fid_domain, ops));
 const _: () =
     assert!(core::mem::offset_of!(Domain, memory) == core::mem::offset_of!(fid_domain, mr));
 
@@ -155,19 +159,32 @@ impl Domain {
             fclass: AtomicUsize::new(FI_CLASS_DOMAIN),
             context: AtomicPtr::new(context),
             ops: &tables.domain,
-            rest: &tables.domain_rest,
+            slots: &tables.domain_rest,
             memory: &tables.memory,
             tables,
             process: Process::this(),
             pd,
             mode,
             iwarp: pd.transport() == Some(IBV_TRANSPORT_IWARP),
-            regions: AtomicUsize::new(0),
+            fast: AtomicBool::new(
+                mode.relaxed && mode.provider_keys && !mode.raw && !mode.on_demand,
+            ),
+            rest: Rest::new(),
             keys: Keys::default(),
             bound: OnceLock::new(),
             opened,
         });
         Ok(Box::into_raw(domain).cast())
+    }
+
+    /// The domain that C names, of this process or of its parent.
+    ///
+    /// # Safety
+    /// It is an open domain of this library.
+    #[inline(always)]
+    pub unsafe fn look(fid: *mut fid) -> &'static Domain {
+        // SAFETY: the caller's word: the table of functions that led here is that of our domains.
+        unsafe { &*fid.cast::<Domain>() }
     }
 
     /// The domain that C names.
@@ -176,8 +193,8 @@ impl Domain {
     /// It is an open domain of this library. What is made of it keeps it open, by counting.
     #[inline(always)]
     pub unsafe fn from_c(fid: *mut fid) -> Result<&'static Domain, Failure> {
-        // SAFETY: the caller's word: the table of functions that led here is that of our domains.
-        let domain = unsafe { &*fid.cast::<Domain>() };
+        // SAFETY: the caller's word.
+        let domain = unsafe { Domain::look(fid) };
         domain.check()?;
         Ok(domain)
     }
@@ -209,6 +226,11 @@ impl Domain {
         self.process.check()
     }
 
+    /// The process that opened it.
+    pub fn process(&self) -> Process {
+        self.process
+    }
+
     pub fn tables(&self) -> &'static Tables {
         self.tables
     }
@@ -231,16 +253,31 @@ impl Domain {
         self.bound.get()
     }
 
-    /// Counts a region.
+    /// Whether a registration may be one of `fast.rs`.
     #[inline(always)]
-    pub fn region_opened(&self) {
-        self.regions.fetch_add(1, AcqRel);
+    pub fn is_fast(&self) -> bool {
+        self.fast.load(Relaxed)
     }
 
-    /// Counts it off again; the domain may be gone after this.
+    /// Makes a region, under way.
     #[inline(always)]
-    pub fn region_closed(&self) {
-        self.regions.fetch_sub(1, AcqRel);
+    pub fn open_region(&self, plan: &Plan) -> Result<&'static Region, Failure> {
+        let thread = thread::number();
+        let region = Region::make(plan, self.rest.open(thread));
+        if region.is_err() {
+            self.rest.count_off(thread);
+        }
+        region
+    }
+
+    /// Gives up a region that was not registered, or is not any more. The domain may be gone after this.
+    #[inline(always)]
+    pub fn close_region(&self, region: &Region) {
+        region.die();
+        if let Some(oldest) = self.rest.close(thread::number(), region.address()) {
+            // SAFETY: a closed region, which rests no longer.
+            unsafe { Region::free(oldest) };
+        }
     }
 
     /// Closes it.
@@ -250,7 +287,7 @@ impl Domain {
     pub unsafe fn close(fid: *mut fid) -> Result<(), Failure> {
         // SAFETY: the caller's word.
         let domain = unsafe { Domain::from_c(fid) }?;
-        if domain.regions.load(Acquire) > 0 {
+        if domain.rest.open_now() > 0 {
             return Err(refused(
                 FI_EBUSY,
                 "the domain still has regions that are not closed",
@@ -267,6 +304,10 @@ impl Domain {
         }
         if let Some(Bound::Own(queue)) = domain.queue() {
             queue.unbind();
+        }
+        for region in domain.rest.drain() {
+            // SAFETY: a closed region, which rests no longer.
+            unsafe { Region::free(region) };
         }
         // SAFETY: `open` made it, and by the caller's word this is its end.
         drop(unsafe { Box::from_raw(fid.cast::<Domain>()) });
@@ -294,7 +335,7 @@ impl Domain {
         if self.bound.get().is_some() {
             return Err(refused(FI_EBUSY, "the domain is bound to a queue already"));
         }
-        if self.regions.load(Acquire) > 0 {
+        if self.rest.open_now() > 0 {
             return Err(refused(
                 FI_EOPBADSTATE,
                 "the domain has regions: bind the queue before the first registration",
@@ -311,6 +352,7 @@ impl Domain {
             // SAFETY: an open queue, which its application keeps open as long as a domain is bound to it.
             Bound::Foreign(unsafe { ForeignQueue::try_out(eq) }?)
         };
+        self.fast.store(false, Relaxed);
         match self.bound.set(bound) {
             Err(Bound::Own(queue)) => {
                 queue.unbind();

@@ -15,6 +15,7 @@ pub mod attributes;
 mod close;
 pub mod domain;
 pub mod errors;
+pub mod fast;
 mod foreign_queue;
 mod keys;
 pub mod provider;
@@ -22,6 +23,7 @@ pub mod queue;
 pub mod raw_key;
 mod region;
 mod register;
+mod rest;
 pub mod segment;
 mod workers;
 
@@ -50,7 +52,7 @@ pub struct Tables {
 
 /// The process that an object was made in.
 #[derive(Clone, Copy)]
-struct Process(&'static State);
+pub struct Process(&'static State);
 
 impl Process {
     /// This one.

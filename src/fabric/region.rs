@@ -8,10 +8,8 @@ use super::segment::{Room, Segment};
 use crate::abi::libfabric::*;
 use crate::abi::rdma_core::ibv_mr;
 use crate::explain::Subject;
-use crate::mr::retired::Retired;
 use crate::mr::{Error, Mr};
-use crate::process::PerProcess;
-use crate::{relaxed, thread};
+use crate::relaxed;
 use core::ffi::c_void;
 use core::ptr::{NonNull, null_mut, with_exposed_provenance_mut};
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
@@ -168,6 +166,7 @@ const _: () = assert!(core::mem::offset_of!(Region, key) == core::mem::offset_of
 pub struct Plan {
     pub ops: &'static fi_ops,
     pub domain: usize,
+    pub process: Process,
     pub raw: bool,
     pub context: *mut c_void,
     pub table_key: Option<u64>,
@@ -176,23 +175,10 @@ pub struct Plan {
     pub length: u64,
 }
 
-/// The memory of closed regions. It waits there before it is used again, so that a second close can be told
-/// from a first.
-static CLOSED: PerProcess<Retired> = PerProcess::new();
-
-unsafe extern "C" fn forget() {
-    CLOSED.forget();
-}
-
-fn closed() -> &'static Retired {
-    CLOSED.get_or_make(Retired::new, forget)
-}
-
 impl Region {
-    /// A region, under way.
+    /// A region, under way, in memory that rested or in new memory.
     #[inline(always)]
-    pub fn make(plan: &Plan) -> Result<&'static Region, Failure> {
-        let rested = closed().take(thread::number());
+    pub fn make(plan: &Plan, rested: Option<usize>) -> Result<&'static Region, Failure> {
         let memory: *mut Region = match rested {
             Some(address) => with_exposed_provenance_mut(address),
             // SAFETY: not of size 0.
@@ -206,7 +192,7 @@ impl Region {
             desc: AtomicPtr::new(null_mut()),
             key: AtomicU64::new(FI_KEY_NOTAVAIL),
             state: AtomicU32::new(State::UnderWay as u32),
-            process: Process::this(),
+            process: plan.process,
             domain: plan.domain,
             raw: plan.raw,
             table_key: plan.table_key,
@@ -440,17 +426,50 @@ impl Region {
         Err(Failure { error, subject })
     }
 
-    /// Gives up a region that was not registered, or is not any more.
-    pub fn put_away(&self) {
+    /// Ends its life: from here on it can be told to be closed, as long as its memory rests.
+    #[inline(always)]
+    pub fn die(&self) {
         self.key.store(FI_KEY_NOTAVAIL, Relaxed);
         self.desc.store(null_mut(), Relaxed);
         self.fclass.store(FI_CLASS_UNSPEC, Relaxed);
         self.state.store(State::Closed as u32, Release);
-        let unneeded = closed().put(thread::number(), self.address());
-        for address in unneeded {
-            // SAFETY: memory of malloc that nobody uses; it waits no longer, by the word of `put`.
-            unsafe { libc::free(with_exposed_provenance_mut(address)) };
+    }
+
+    /// Gives its memory back.
+    ///
+    /// # Safety
+    /// It is dead, and nobody uses it again.
+    pub unsafe fn free(region: usize) {
+        let memory: *mut c_void = with_exposed_provenance_mut(region);
+        // SAFETY: memory of `make`; a dead region holds nothing that is to be dropped.
+        unsafe { libc::free(memory) };
+    }
+
+    /// A region that the pool has just served, with the key and the descriptor of that: see `fast.rs`.
+    #[inline(always)]
+    pub fn serve(&self, mr: *mut ibv_mr, public: &ibv_mr) {
+        self.desc.store(
+            core::ptr::without_provenance_mut(public.lkey as usize),
+            Relaxed,
+        );
+        self.key.store(u64::from(public.rkey), Relaxed);
+        self.remote.store(self.base, Relaxed);
+        self.single.store(mr.expose_provenance(), Relaxed);
+        self.state.store(State::Registered as u32, Release);
+    }
+
+    /// Takes the registration from a region that is one of the pool's and of nobody's table, to close it.
+    /// `None` for any other, which stays as it is.
+    #[inline(always)]
+    pub fn take_served(&self) -> Option<Mr> {
+        let simple = self.table_key.is_none() && !self.is_placed;
+        if !simple
+            || self.state.load(Relaxed) != State::Registered as u32
+            || self.process.check().is_err()
+        {
+            return None;
         }
+        self.single().and_then(|piece| piece.local())
     }
 }
 

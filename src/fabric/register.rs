@@ -61,6 +61,7 @@ pub fn register(
     let plan = Plan {
         ops: &domain.tables().region,
         domain: domain.address(),
+        process: domain.process(),
         raw: domain.mode().raw,
         context: wish.context,
         table_key,
@@ -73,13 +74,11 @@ pub fn register(
             "the region's addresses run past the end of the address space",
         ));
     }
-    let region = Region::make(&plan)?;
-    domain.region_opened();
+    let region = domain.open_region(&plan)?;
     let result = complete_or_submit(call, domain, region, registration, publish);
     if result.is_err() {
         domain.keys.remove(region);
-        region.put_away();
-        domain.region_closed();
+        domain.close_region(region);
     }
     result
 }

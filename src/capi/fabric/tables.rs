@@ -11,7 +11,7 @@ use crate::abi::libfabric_provider::{Slot, domain_slots};
 use crate::capi::ret;
 use crate::fabric::attributes::{self, Buffers, Wish};
 use crate::fabric::errors::{self, Failure, invalid, refused};
-use crate::fabric::{Domain, Publish, Queue, Region, Tables, close, raw_key, register};
+use crate::fabric::{Domain, Publish, Queue, Region, Tables, close, fast, raw_key, register};
 use crate::stats::Counter;
 use core::ffi::{c_char, c_int, c_void};
 use core::slice;
@@ -225,6 +225,16 @@ unsafe extern "C" fn reg(
         flags,
         context,
     };
+    // SAFETY: one of our domains.
+    let domain = unsafe { Domain::look(fid) };
+    if flags | offset == 0
+        && !mr.is_null()
+        && let Some(region) = fast::register(domain, buf.addr(), len, access, context)
+    {
+        // SAFETY: the application's.
+        unsafe { mr.write(region) };
+        return 0;
+    }
     let what = |_: &Domain| Ok((attributes::one(buf.cast_mut(), len)?, wish));
     // SAFETY: the caller's word.
     unsafe { register_in("fi_mr_reg", fid, mr, what) }
@@ -269,6 +279,10 @@ unsafe extern "C" fn regattr(
 }
 
 unsafe extern "C" fn region_close(fid: *mut fid) -> c_int {
+    // SAFETY: one of our regions.
+    if fast::close(unsafe { Region::from_c(fid) }) {
+        return 0;
+    }
     ret::code("fi_close", Some(Counter::DeregFailed), || {
         // SAFETY: one of our regions.
         close(unsafe { Region::from_c(fid) })?;
