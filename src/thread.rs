@@ -50,6 +50,29 @@ pub fn is_inside() -> bool {
     THREAD.with(|thread| thread.inside.load(Relaxed))
 }
 
+/// What this thread is known by as long as it runs: its thread pointer. Another may have it after its end. One
+/// instruction, where a thread-local variable of a library that may be loaded late takes a call.
+#[inline(always)]
+pub fn pointer() -> usize {
+    let pointer: usize;
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: the ABI keeps the thread pointer at its own address, segment fs.
+    unsafe {
+        core::arch::asm!("mov {}, fs:0", out(reg) pointer, options(nostack, pure, readonly, preserves_flags));
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: reads a register that user space may read.
+    unsafe {
+        core::arch::asm!("mrs {}, tpidr_el0", out(reg) pointer, options(nostack, pure, nomem, preserves_flags));
+    }
+    #[cfg(target_arch = "riscv64")]
+    // SAFETY: the ABI keeps the thread pointer in that register.
+    unsafe {
+        core::arch::asm!("mv {}, tp", out(reg) pointer, options(nostack, pure, nomem, preserves_flags));
+    }
+    pointer
+}
+
 /// A thread's number: threads are numbered as they come.
 #[derive(Clone, Copy)]
 pub struct Number(u32);

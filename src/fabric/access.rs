@@ -75,11 +75,11 @@ const FLAGS: [u8; 64] = {
 /// The lowest access bit, FI_READ.
 const FIRST: u32 = FI_READ.trailing_zeros();
 
-/// The device's access flags, if the access is one.
+/// The device's access flags, if the access is one, on a device that is not iWARP.
 #[inline(always)]
-pub fn known(access: u64, iwarp: bool) -> Option<Access> {
+pub fn known(access: u64) -> Option<Access> {
     let bits = access >> FIRST;
-    let known = access & !KNOWN == 0 && access != 0 && !iwarp;
+    let known = access & !KNOWN == 0 && access != 0;
     known.then(|| Access::from_bits_retain(FLAGS[bits as usize % 64].into()))
 }
 
@@ -109,10 +109,9 @@ mod tests {
         for bits in 0..1 << 15 {
             let rights = map(bits, false).ok();
             let all = rights.map(|rights| rights.local | rights.remote);
-            assert_eq!(known(bits, false), all, "{bits:#x}");
-            assert_eq!(known(bits, true), None);
+            assert_eq!(known(bits), all, "{bits:#x}");
         }
-        assert_eq!(known(FI_SEND | 1 << 60, false), None);
+        assert_eq!(known(FI_SEND | 1 << 60), None);
     }
 
     #[test]

@@ -16,7 +16,6 @@ use crate::abi::rdma_core::IBV_TRANSPORT_IWARP;
 use crate::log::{self, Level};
 use crate::mr::{self, Access, Pd, Request};
 use crate::relaxed::{self, hooks};
-use crate::thread;
 use core::ffi::c_void;
 use core::ptr::with_exposed_provenance;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering::*};
@@ -106,7 +105,7 @@ pub struct Domain {
     pd: Pd,
     mode: Mode,
     iwarp: bool,
-    /// What regions have to be for `fast.rs`: relaxed, with the provider's keys, and reported by no queue.
+    /// Whether it is as `fast.rs` has it: relaxed, with the provider's keys, not iWARP, and without a queue.
     fast: AtomicBool,
     rest: Rest,
     pub keys: Keys,
@@ -155,6 +154,7 @@ impl Domain {
                 ),
             );
         }
+        let iwarp = pd.transport() == Some(IBV_TRANSPORT_IWARP);
         let domain = Box::new(Domain {
             fclass: AtomicUsize::new(FI_CLASS_DOMAIN),
             context: AtomicPtr::new(context),
@@ -165,9 +165,9 @@ impl Domain {
             process: Process::this(),
             pd,
             mode,
-            iwarp: pd.transport() == Some(IBV_TRANSPORT_IWARP),
+            iwarp,
             fast: AtomicBool::new(
-                mode.relaxed && mode.provider_keys && !mode.raw && !mode.on_demand,
+                mode.relaxed && mode.provider_keys && !mode.raw && !mode.on_demand && !iwarp,
             ),
             rest: Rest::new(),
             keys: Keys::default(),
@@ -262,10 +262,9 @@ impl Domain {
     /// Makes a region, under way.
     #[inline(always)]
     pub fn open_region(&self, plan: &Plan) -> Result<&'static Region, Failure> {
-        let thread = thread::number();
-        let region = Region::make(plan, self.rest.open(thread));
+        let region = Region::make(plan, self.rest.open());
         if region.is_err() {
-            self.rest.count_off(thread);
+            self.rest.count_off();
         }
         region
     }
@@ -274,7 +273,7 @@ impl Domain {
     #[inline(always)]
     pub fn close_region(&self, region: &Region) {
         region.die();
-        if let Some(oldest) = self.rest.close(thread::number(), region.address()) {
+        if let Some(oldest) = self.rest.close(region.address()) {
             // SAFETY: a closed region, which rests no longer.
             unsafe { Region::free(oldest) };
         }

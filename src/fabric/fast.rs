@@ -25,7 +25,7 @@ pub fn register(
     if !domain.is_fast() || domain.check().is_err() {
         return None;
     }
-    let access = access::known(access, domain.is_iwarp())?;
+    let access = access::known(access)?;
     let mr = relaxed::hit(domain.pd(), addr, length, access).ok()?;
     // SAFETY: just registered.
     let served = unsafe { Mr::from_c(mr) }?;

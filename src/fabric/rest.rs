@@ -8,7 +8,7 @@
 
 use crate::thread;
 use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering::*};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// How many closed regions a thread lets rest before it uses the oldest again.
 const LEAST: usize = 16;
@@ -18,9 +18,11 @@ const MOST: usize = 32;
 
 /// So many threads have a place of their own. Those that come later share one, with a lock.
 const THREADS: usize = 64;
+const _: () = assert!(THREADS.is_power_of_two());
 
 /// A thread's closed regions, first in first out, by address. Only its thread changes it.
 #[derive(Default)]
+#[repr(align(64))]
 struct Place {
     resting: [AtomicUsize; MOST],
     put: AtomicUsize,
@@ -77,99 +79,116 @@ impl Place {
     }
 }
 
+/// A thread's place, once it has one.
+#[derive(Default)]
+struct Seat {
+    /// The thread, [`thread::pointer`].
+    owner: AtomicUsize,
+    place: AtomicPtr<Place>,
+}
+
 /// The memory of a domain's regions.
 pub struct Rest {
-    places: [AtomicPtr<Place>; THREADS],
+    seats: [Seat; THREADS],
     late: Mutex<Place>,
 }
 
 impl Rest {
     pub fn new() -> Rest {
         Rest {
-            places: [const { AtomicPtr::new(core::ptr::null_mut()) }; THREADS],
+            seats: core::array::from_fn(|_| Seat::default()),
             late: Mutex::default(),
         }
     }
 
+    /// Where a thread looks first. Thread pointers are a stack apart as a rule.
     #[inline(always)]
-    fn place(&self, thread: thread::Number) -> Option<&Place> {
-        let place = self.places.get(thread.index())?;
-        // SAFETY: null, or a box of `make_place`, which `drop` frees.
-        let found = unsafe { place.load(Relaxed).as_ref() };
-        found.or_else(|| Some(Self::make_place(place)))
+    fn first_seat(thread: usize) -> usize {
+        (thread >> 12 ^ thread >> 18 ^ thread >> 23) % THREADS
+    }
+
+    /// This thread's place.
+    #[inline(always)]
+    fn place(&self) -> Option<&Place> {
+        let thread = thread::pointer();
+        let seat = &self.seats[Self::first_seat(thread)];
+        if seat.owner.load(Relaxed) == thread {
+            // SAFETY: null, or a box of `take_seat`, which `drop` frees.
+            let place = unsafe { seat.place.load(Relaxed).as_ref() };
+            if place.is_some() {
+                return place;
+            }
+        }
+        self.look_for_place(thread)
     }
 
     #[cold]
-    fn make_place(place: &AtomicPtr<Place>) -> &Place {
-        let new = Box::into_raw(Box::<Place>::default());
-        // Only this thread makes its place; whoever closes the domain comes after it.
-        place.store(new, Release);
-        // SAFETY: just made, and freed by `drop`.
-        unsafe { &*new }
+    fn look_for_place(&self, thread: usize) -> Option<&Place> {
+        let first = Self::first_seat(thread);
+        let mut seats = (0..THREADS).map(|n| &self.seats[(first + n) % THREADS]);
+        let seat = seats.find(|seat| {
+            let taken = seat.owner.compare_exchange(0, thread, Relaxed, Relaxed);
+            taken.is_ok() || taken == Err(thread)
+        })?;
+        let mut place = seat.place.load(Relaxed);
+        if place.is_null() {
+            place = Box::into_raw(Box::<Place>::default());
+            // Only its owner makes a place; whoever closes the domain comes after it.
+            seat.place.store(place, Release);
+        }
+        // SAFETY: made here, and freed by `drop`.
+        unsafe { place.as_ref() }
     }
 
     /// Counts a region; its memory, if one has rested long enough.
     #[inline(always)]
-    pub fn open(&self, thread: thread::Number) -> Option<usize> {
-        match self.place(thread) {
+    pub fn open(&self) -> Option<usize> {
+        match self.place() {
             Some(place) => place.open(),
-            None => self
-                .late
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .open(),
+            None => self.late().open(),
         }
     }
 
     /// Counts off a region for which there was no memory.
     #[cold]
-    pub fn count_off(&self, thread: thread::Number) {
-        match self.place(thread) {
+    pub fn count_off(&self) {
+        match self.place() {
             Some(place) => count(&place.closed),
-            None => count(
-                &self
-                    .late
-                    .lock()
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .closed,
-            ),
+            None => count(&self.late().closed),
         };
     }
 
     /// Counts a region off again, and lets its memory rest. Returns what is to be freed.
     #[inline(always)]
-    pub fn close(&self, thread: thread::Number, region: usize) -> Option<usize> {
-        match self.place(thread) {
+    pub fn close(&self, region: usize) -> Option<usize> {
+        match self.place() {
             Some(place) => place.close(region),
-            None => self
-                .late
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .close(region),
+            None => self.late().close(region),
         }
     }
 
+    #[cold]
+    fn late(&self) -> MutexGuard<'_, Place> {
+        self.late.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn each_place(&self) -> impl Iterator<Item = &Place> {
-        self.places.iter().filter_map(|place| {
-            // SAFETY: null, or a box of `make_place`.
-            unsafe { place.load(Acquire).as_ref() }
+        self.seats.iter().filter_map(|seat| {
+            // SAFETY: null, or a box of `look_for_place`.
+            unsafe { seat.place.load(Acquire).as_ref() }
         })
     }
 
     /// How many regions there are. One may be opened by one thread and closed by another.
     pub fn open_now(&self) -> usize {
-        let late = self
-            .late
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .open_now();
+        let late = self.late().open_now();
         self.each_place()
             .fold(late, |sum, place| sum.wrapping_add(place.open_now()))
     }
 
     /// All memory that rests, for its last use.
     pub fn drain(&self) -> Vec<usize> {
-        let late = self.late.lock().unwrap_or_else(PoisonError::into_inner);
+        let late = self.late();
         self.each_place()
             .flat_map(Place::drain)
             .chain(late.drain())
@@ -179,10 +198,10 @@ impl Rest {
 
 impl Drop for Rest {
     fn drop(&mut self) {
-        for place in &self.places {
-            let place = place.load(Acquire);
+        for seat in &self.seats {
+            let place = seat.place.load(Acquire);
             if !place.is_null() {
-                // SAFETY: a box of `make_place`, for the last time.
+                // SAFETY: a box of `look_for_place`, for the last time.
                 drop(unsafe { Box::from_raw(place) });
             }
         }
@@ -196,15 +215,14 @@ mod tests {
     #[test]
     fn the_oldest_is_used_again() {
         let rest = Rest::new();
-        let thread = thread::number();
         for n in 1..=LEAST {
-            assert_eq!(rest.open(thread), None);
-            assert_eq!(rest.close(thread, n), None);
+            assert_eq!(rest.open(), None);
+            assert_eq!(rest.close(n), None);
         }
         for n in 1..100 {
-            assert_eq!(rest.open(thread), Some((n - 1) % LEAST + 1));
+            assert_eq!(rest.open(), Some((n - 1) % LEAST + 1));
             assert_eq!(rest.open_now(), 1);
-            assert_eq!(rest.close(thread, (n - 1) % LEAST + 1), None);
+            assert_eq!(rest.close((n - 1) % LEAST + 1), None);
         }
         assert_eq!(rest.open_now(), 0);
         assert_eq!(rest.drain().len(), LEAST);
@@ -213,10 +231,7 @@ mod tests {
     #[test]
     fn too_many_go() {
         let rest = Rest::new();
-        let thread = thread::number();
-        let freed: Vec<_> = (1..=MOST + 3)
-            .filter_map(|n| rest.close(thread, n))
-            .collect();
+        let freed: Vec<_> = (1..=MOST + 3).filter_map(|n| rest.close(n)).collect();
         assert_eq!(freed, [1, 2, 3]);
         let mut drained = rest.drain();
         drained.sort();
@@ -226,14 +241,20 @@ mod tests {
     #[test]
     fn what_one_thread_opens_another_closes() {
         let rest = Rest::new();
+        let all_there = std::sync::Barrier::new(THREADS + 3);
         std::thread::scope(|scope| {
             for _ in 0..THREADS + 3 {
-                scope.spawn(|| rest.open(thread::number()));
+                scope.spawn(|| {
+                    rest.open();
+                    all_there.wait();
+                });
             }
         });
+        assert_eq!(rest.each_place().count(), THREADS);
+        assert_eq!(rest.late().opened.load(Relaxed), 3);
         assert_eq!(rest.open_now(), THREADS + 3);
         for n in 0..THREADS + 3 {
-            rest.close(thread::number(), n + 1);
+            rest.close(n + 1);
         }
         assert_eq!(rest.open_now(), 0);
     }

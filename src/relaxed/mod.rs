@@ -85,15 +85,35 @@ fn existing() -> Option<&'static Instance> {
     INSTANCE.get()
 }
 
-/// A region of the pool that serves. What it returns fits into registers: a `Result` with an error in it
-/// went through memory, and a hit with its release took 25 ns instead of 17: the load stalled.
+/// In place of a region's address: why there is none.
+const NONE: usize = 0;
+/// See [`Miss::Unsettled`].
+const UNSETTLED: usize = 1;
+
+/// A region of the pool that serves.
+#[inline(always)]
+pub fn hit(pd: Pd, addr: usize, length: usize, access: Access) -> Result<*mut ibv_mr, Miss<()>> {
+    match hit_by_address(pd, addr, length, access) {
+        NONE => Err(Miss::None),
+        UNSETTLED => Err(Miss::Unsettled(None)),
+        object => Ok(with_exposed_provenance_mut(object)),
+    }
+}
+
+/// What it returns fits into a register: a `Result` with an error in it went through memory, and a hit with its
+/// release took 25 ns instead of 17: the load stalled.
 ///
 /// Not inlined, and with arguments in registers: then all that it calls is inlined into it, once.
 #[inline(never)]
-pub fn hit(pd: Pd, addr: usize, length: usize, access: Access) -> Result<*mut ibv_mr, Miss<()>> {
-    let relaxed = existing().ok_or(Miss::None)?;
-    let object = relaxed.hit(pd, addr as u64, length as u64, access);
-    object.map(with_exposed_provenance_mut)
+fn hit_by_address(pd: Pd, addr: usize, length: usize, access: Access) -> usize {
+    let Some(relaxed) = existing() else {
+        return NONE;
+    };
+    match relaxed.hit(pd, addr as u64, length as u64, access) {
+        Ok(object) => object,
+        Err(Miss::None) => NONE,
+        Err(Miss::Unsettled(_)) => UNSETTLED,
+    }
 }
 
 /// Registrations that hits have served by the regions' own handles, of regions that have not ended.

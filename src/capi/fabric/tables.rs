@@ -218,13 +218,6 @@ unsafe extern "C" fn reg(
     mr: *mut *mut fid_mr,
     context: *mut c_void,
 ) -> c_int {
-    let wish = Wish {
-        access,
-        offset,
-        requested_key,
-        flags,
-        context,
-    };
     // SAFETY: one of our domains.
     let domain = unsafe { Domain::look(fid) };
     if flags | offset == 0
@@ -235,6 +228,42 @@ unsafe extern "C" fn reg(
         unsafe { mr.write(region) };
         return 0;
     }
+    // SAFETY: the caller's word.
+    unsafe {
+        reg_slowly(
+            fid,
+            buf,
+            len,
+            access,
+            offset,
+            requested_key,
+            flags,
+            mr,
+            context,
+        )
+    }
+}
+
+/// A function of its own, so that the short way has a small frame.
+#[inline(never)]
+unsafe extern "C" fn reg_slowly(
+    fid: *mut fid,
+    buf: *const c_void,
+    len: usize,
+    access: u64,
+    offset: u64,
+    requested_key: u64,
+    flags: u64,
+    mr: *mut *mut fid_mr,
+    context: *mut c_void,
+) -> c_int {
+    let wish = Wish {
+        access,
+        offset,
+        requested_key,
+        flags,
+        context,
+    };
     let what = |_: &Domain| Ok((attributes::one(buf.cast_mut(), len)?, wish));
     // SAFETY: the caller's word.
     unsafe { register_in("fi_mr_reg", fid, mr, what) }
@@ -283,6 +312,12 @@ unsafe extern "C" fn region_close(fid: *mut fid) -> c_int {
     if fast::close(unsafe { Region::from_c(fid) }) {
         return 0;
     }
+    // SAFETY: as above.
+    unsafe { region_close_slowly(fid) }
+}
+
+#[inline(never)]
+unsafe extern "C" fn region_close_slowly(fid: *mut fid) -> c_int {
     ret::code("fi_close", Some(Counter::DeregFailed), || {
         // SAFETY: one of our regions.
         close(unsafe { Region::from_c(fid) })?;
