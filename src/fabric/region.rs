@@ -176,14 +176,32 @@ pub struct Plan {
 }
 
 impl Region {
-    /// A region, under way, in memory that rested or in new memory.
+    /// A region, under way, in memory of another region of the domain, which rested, or in new memory.
     #[inline(always)]
     pub fn make(plan: &Plan, rested: Option<usize>) -> Result<&'static Region, Failure> {
-        let memory: *mut Region = match rested {
-            Some(address) => with_exposed_provenance_mut(address),
-            // SAFETY: not of size 0.
-            None => unsafe { libc::malloc(size_of::<Region>()) }.cast(),
+        let Some(rested) = rested else {
+            return Region::make_new(plan);
         };
+        let memory: *mut Region = with_exposed_provenance_mut(rested);
+        // SAFETY: memory of a closed region that is nobody else's.
+        let region = unsafe { &mut *memory };
+        *region.fclass.get_mut() = FI_CLASS_MR;
+        *region.context.get_mut() = plan.context;
+        *region.state.get_mut() = State::UnderWay as u32;
+        // One that the pool had served still names what it had.
+        *region.single.get_mut() = 0;
+        region.table_key = plan.table_key;
+        region.is_placed = plan.is_placed;
+        region.base = plan.base;
+        region.length = plan.length;
+        // What else there is, is the same for all of a domain, or was emptied when the region was closed.
+        Ok(region)
+    }
+
+    #[cold]
+    fn make_new(plan: &Plan) -> Result<&'static Region, Failure> {
+        // SAFETY: not of size 0.
+        let memory: *mut Region = unsafe { libc::malloc(size_of::<Region>()) }.cast();
         let memory = NonNull::new(memory).ok_or(Error::Memory)?;
         let region = Region {
             fclass: AtomicUsize::new(FI_CLASS_MR),
@@ -203,10 +221,9 @@ impl Region {
             remote: AtomicU64::new(0),
             many: Mutex::new(Vec::new()),
         };
-        // SAFETY: memory of its size that is nobody else's. What was there needs no drop: a closed
-        // region's vector is empty.
+        // SAFETY: memory of its size that is nobody else's.
         unsafe { memory.write(region) };
-        // SAFETY: just written; it is there until `put_away`.
+        // SAFETY: just written; it is freed only when it is closed.
         Ok(unsafe { memory.as_ref() })
     }
 

@@ -27,8 +27,9 @@ struct Place {
     resting: [AtomicUsize; MOST],
     put: AtomicUsize,
     taken: AtomicUsize,
-    opened: AtomicUsize,
-    closed: AtomicUsize,
+    /// Regions whose memory was new, and that was given back: with those that rest they say how many there are.
+    new: AtomicUsize,
+    freed: AtomicUsize,
 }
 
 /// Adds to a number that only this thread changes.
@@ -42,9 +43,9 @@ fn count(number: &AtomicUsize) -> usize {
 impl Place {
     #[inline(always)]
     fn open(&self) -> Option<usize> {
-        count(&self.opened);
         let taken = self.taken.load(Relaxed);
         if self.put.load(Relaxed).wrapping_sub(taken) < LEAST {
+            count(&self.new);
             return None;
         }
         count(&self.taken);
@@ -54,11 +55,11 @@ impl Place {
     /// Returns the oldest, if there are too many.
     #[inline(always)]
     fn close(&self, region: usize) -> Option<usize> {
-        count(&self.closed);
         let (put, taken) = (self.put.load(Relaxed), self.taken.load(Relaxed));
         let place = &self.resting[put % MOST];
         let oldest = (put.wrapping_sub(taken) == MOST).then(|| {
             count(&self.taken);
+            count(&self.freed);
             place.load(Relaxed)
         });
         place.store(region, Relaxed);
@@ -72,10 +73,17 @@ impl Place {
             .map(move |n| self.resting[taken.wrapping_add(n) % MOST].load(Relaxed))
     }
 
+    /// How many more regions were opened than closed here, which may be less than none.
     fn open_now(&self) -> usize {
-        self.opened
+        let resting = self
+            .put
             .load(Relaxed)
-            .wrapping_sub(self.closed.load(Relaxed))
+            .wrapping_sub(self.taken.load(Relaxed));
+        let memory = self
+            .new
+            .load(Relaxed)
+            .wrapping_sub(self.freed.load(Relaxed));
+        memory.wrapping_sub(resting)
     }
 }
 
@@ -153,8 +161,8 @@ impl Rest {
     #[cold]
     pub fn count_off(&self) {
         match self.place() {
-            Some(place) => count(&place.closed),
-            None => count(&self.late().closed),
+            Some(place) => count(&place.freed),
+            None => count(&self.late().freed),
         };
     }
 
@@ -251,7 +259,7 @@ mod tests {
             }
         });
         assert_eq!(rest.each_place().count(), THREADS);
-        assert_eq!(rest.late().opened.load(Relaxed), 3);
+        assert_eq!(rest.late().new.load(Relaxed), 3);
         assert_eq!(rest.open_now(), THREADS + 3);
         for n in 0..THREADS + 3 {
             rest.close(n + 1);
