@@ -47,7 +47,7 @@ parts    := %/pair.c %/kernel_regions.c %/stub_device.c %/asan.c
 programs := $(filter-out $(parts),$(wildcard ctests/device/*.c ctests/differential/*.c ctests/relaxed/*.c))
 # Each of the fabric family twice: with libfabric's inlines, and with our symbols alone.
 fabric   := $(foreach name,$(basename $(notdir $(wildcard ctests/fabric/*.c))),$(built)/fabric_$(name) $(built)/fabric_$(name)_alone) \
-	$(addprefix $(built)/,registers registers_alone matrix foreign_queue ffi)
+	$(addprefix $(built)/,registers registers_alone matrix foreign_queue ffi example)
 ctests: $(addprefix $(built)/,$(basename $(notdir $(programs)))) \
 	$(fabric) $(built)/calls $(built)/record.so $(built)/old_kernel.so $(built)/device_gone.so $(built)/registration $(built)/relaxed_device $(built)/startup ## compile the C tests and benchmarks
 
@@ -73,6 +73,8 @@ $(built)/registers_alone: ctests/provider/registers.c $(so) $(needs)
 	$(CC) $(strict) $(CFLAGS) -DALONE $< -o $@ $(so) -libverbs -lpthread
 $(built)/foreign_queue: ctests/provider/foreign_queue.c $(common) $(needs)
 	$(CC) $(strict) $(CFLAGS) $< $(common) -o $@ -lfabric -libverbs -lrdmacm -lpthread -ldl
+$(built)/example: examples/register.c $(so) $(needs)
+	$(CC) $(strict) $(CFLAGS) $< -o $@ $(so) -lfabric -libverbs
 $(built)/ffi: ctests/ffi/ffi.rs $(so) $(needs)
 	rustc --edition 2024 $< -o $@ -L $(release) -l dylib=rdmamr -l ibverbs
 $(built)/%: ctests/differential/%.c $(needs)
@@ -92,6 +94,9 @@ bench: ## time registration beside libibverbs, on DEVICE=name or in the soft-RoC
 
 bench-relaxed: ## time relaxed registration beside UCX's registration cache, on this machine's own kernel
 	@bench/relaxed
+
+bench-fabric: ## time libfabric's calls on our domains beside libfabric's verbs provider, on DEVICE=name or soft-RoCE
+	@bench/fabric
 
 DURATION ?= 600
 soak: all ctests ## run random relaxed registrations, unmaps, forks and traffic for DURATION seconds (600), and a long race
@@ -130,4 +135,4 @@ help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | awk -F '|' '{ printf "  make %-14s %s\n", $$1, $$2 }'
 
 FORCE:
-.PHONY: all headers man cbindgen check ctests demo bench bench-relaxed soak vm install uninstall clean help FORCE
+.PHONY: all headers man cbindgen check ctests demo bench bench-relaxed bench-fabric soak vm install uninstall clean help FORCE
