@@ -43,7 +43,8 @@ static void make_qp(struct pair *pair, struct rdma_cm_id *id)
 static void connect_ids(struct pair *pair)
 {
 	struct sockaddr_in address = { .sin_family = AF_INET };
-	struct rdma_conn_param param = { .responder_resources = 1, .initiator_depth = 1 };
+	/* Retries: a loaded machine may answer late. */
+	struct rdma_conn_param param = { .responder_resources = 1, .initiator_depth = 1, .retry_count = 7 };
 	struct rdma_cm_id *server;
 
 	must(getenv("CHECK_ADDRESS"));

@@ -74,6 +74,11 @@ struct fid_eq;
 #define FI_KEY_NOTAVAIL 18446744073709551615ull
 
 /**
+ * The application's keys, addresses from 0.
+ */
+#define FI_MR_UNSPEC 0
+
+/**
  * Before libfabric 1.5: provider's keys, virtual addresses, allocated memory.
  */
 #define FI_MR_BASIC 1
@@ -109,6 +114,31 @@ struct fid_eq;
 #define FI_MR_PROV_KEY (1 << 6)
 
 /**
+ * Not served.
+ */
+#define FI_MR_MMU_NOTIFY (1 << 7)
+
+/**
+ * Not served.
+ */
+#define FI_MR_RMA_EVENT (1 << 8)
+
+/**
+ * Not served.
+ */
+#define FI_MR_ENDPOINT (1 << 9)
+
+/**
+ * Not served.
+ */
+#define FI_MR_HMEM (1 << 10)
+
+/**
+ * Not served.
+ */
+#define FI_MR_COLLECTIVE (1 << 11)
+
+/**
  * No object.
  */
 #define FI_CLASS_UNSPEC 0
@@ -124,6 +154,51 @@ struct fid_eq;
 #define FI_CLASS_DOMAIN 2
 
 /**
+ * Of other providers.
+ */
+#define FI_CLASS_EP 3
+
+/**
+ * Of other providers.
+ */
+#define FI_CLASS_SEP 4
+
+/**
+ * Of other providers.
+ */
+#define FI_CLASS_RX_CTX 5
+
+/**
+ * Of other providers.
+ */
+#define FI_CLASS_SRX_CTX 6
+
+/**
+ * Of other providers.
+ */
+#define FI_CLASS_TX_CTX 7
+
+/**
+ * Of other providers.
+ */
+#define FI_CLASS_STX_CTX 8
+
+/**
+ * Of other providers.
+ */
+#define FI_CLASS_PEP 9
+
+/**
+ * Of other providers.
+ */
+#define FI_CLASS_INTERFACE 10
+
+/**
+ * Of other providers.
+ */
+#define FI_CLASS_AV 11
+
+/**
  * struct fid_mr
  */
 #define FI_CLASS_MR 12
@@ -134,9 +209,24 @@ struct fid_eq;
 #define FI_CLASS_EQ 13
 
 /**
+ * Of other providers.
+ */
+#define FI_CLASS_CQ 14
+
+/**
  * struct fid_cntr
  */
 #define FI_CLASS_CNTR 15
+
+/**
+ * Of other providers.
+ */
+#define FI_CLASS_WAIT 16
+
+/**
+ * Of other providers.
+ */
+#define FI_CLASS_POLL 17
 
 /**
  * An event for the application's own use.
@@ -144,24 +234,59 @@ struct fid_eq;
 #define FI_NOTIFY 0
 
 /**
+ * Of endpoints.
+ */
+#define FI_CONNREQ 1
+
+/**
+ * Of endpoints.
+ */
+#define FI_CONNECTED 2
+
+/**
+ * Of endpoints.
+ */
+#define FI_SHUTDOWN 3
+
+/**
  * A registration has completed.
  */
 #define FI_MR_COMPLETE 4
 
 /**
- * Nobody waits for the queue.
+ * Of address vectors.
  */
-#define FI_WAIT_NONE 0
+#define FI_AV_COMPLETE 5
 
 /**
- * The library chooses how to wait: FI_WAIT_FD.
+ * Of multicast.
  */
-#define FI_WAIT_UNSPEC 1
+#define FI_JOIN_COMPLETE 6
 
 /**
- * A file descriptor for poll(2).
+ * fi_control(): of other objects.
  */
-#define FI_WAIT_FD 3
+#define FI_GETFIDFLAG 0
+
+/**
+ * fi_control(): of other objects.
+ */
+#define FI_SETFIDFLAG 1
+
+/**
+ * fi_control(): of other objects.
+ */
+#define FI_GETOPSFLAG 2
+
+/**
+ * fi_control(): of other objects.
+ */
+#define FI_SETOPSFLAG 3
+
+/**
+ * fi_control(): of other objects.
+ */
+#define FI_ALIAS 4
 
 /**
  * fi_control(): the file descriptor to wait for, an int.
@@ -172,6 +297,11 @@ struct fid_eq;
  * fi_control(): what fi_mr_enable() calls.
  */
 #define FI_ENABLE 6
+
+/**
+ * fi_control(): of other objects.
+ */
+#define FI_BACKLOG 7
 
 /**
  * fi_control(): what fi_mr_raw_attr() calls.
@@ -189,9 +319,29 @@ struct fid_eq;
 #define FI_UNMAP_KEY 10
 
 /**
+ * fi_control(): of other objects.
+ */
+#define FI_QUEUE_WORK 11
+
+/**
+ * fi_control(): of other objects.
+ */
+#define FI_CANCEL_WORK 12
+
+/**
+ * fi_control(): of other objects.
+ */
+#define FI_FLUSH_WORK 13
+
+/**
  * fi_control(): what fi_mr_refresh() calls.
  */
 #define FI_REFRESH 14
+
+/**
+ * fi_control(): of other objects.
+ */
+#define FI_DUP 15
 
 /**
  * fi_control(): FI_WAIT_..., an int.
@@ -307,6 +457,28 @@ struct fid_eq;
  * The key is in use; no such key.
  */
 #define FI_ENOKEY 266
+
+/**
+ * How one waits for a queue.
+ */
+enum fi_wait_obj {
+        /**
+         * Nobody waits.
+         */
+        FI_WAIT_NONE,
+        /**
+         * The library chooses: FI_WAIT_FD.
+         */
+        FI_WAIT_UNSPEC,
+        FI_WAIT_SET,
+        /**
+         * A file descriptor for poll(2).
+         */
+        FI_WAIT_FD,
+        FI_WAIT_MUTEX_COND,
+        FI_WAIT_YIELD,
+        FI_WAIT_POLLFD,
+};
 
 /**
  * What a domain can do beside memory; ours can nothing of it.
@@ -473,10 +645,15 @@ struct fi_mr_modify {
 };
 
 /**
+ * Any object.
+ */
+typedef struct fid *fid_t;
+
+/**
  * An operation that failed after its call had returned.
  */
 struct fi_eq_err_entry {
-        struct fid *fid;
+        fid_t fid;
         void *context;
         uint64_t data;
         /**
@@ -560,7 +737,7 @@ struct fi_eq_entry {
         /**
          * The region.
          */
-        struct fid *fid;
+        fid_t fid;
         /**
          * The context of the call.
          */

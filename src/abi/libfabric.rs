@@ -6,6 +6,11 @@
 //! The tables of functions begin with their size and grow at their end. The attributes grow at their end
 //! too, and have no size: what a caller's version did not have must not be read (`fabric/attributes.rs`).
 
+#![allow(
+    dead_code,
+    reason = "the header has all names of their kinds, not only those that the library uses"
+)]
+
 use super::fields;
 #[cfg(test)]
 use super::libfabric_provider::*;
@@ -330,13 +335,17 @@ fields!(
     }
 );
 
+/// Any object.
+#[allow(non_camel_case_types)]
+pub type fid_t = *mut fid;
+
 /// The event FI_MR_COMPLETE.
 #[repr(C)]
 #[derive(Clone, Copy)]
 #[allow(non_camel_case_types)]
 pub struct fi_eq_entry {
     /// The region.
-    pub fid: *mut fid,
+    pub fid: fid_t,
     /// The context of the call.
     pub context: *mut c_void,
     pub data: u64,
@@ -348,7 +357,7 @@ fields!("struct fi_eq_entry", fi_eq_entry { fid, context, data });
 #[derive(Clone, Copy)]
 #[allow(non_camel_case_types)]
 pub struct fi_eq_err_entry {
-    pub fid: *mut fid,
+    pub fid: fid_t,
     pub context: *mut c_void,
     pub data: u64,
     /// A positive FI_E...
@@ -388,6 +397,7 @@ pub const FABRIC_CONSTANTS: &[(&str, u64)] = &[
     ("FI_PEEK", FI_PEEK),
     ("FI_REG_MR", FI_REG_MR),
     ("FI_KEY_NOTAVAIL", FI_KEY_NOTAVAIL),
+    ("FI_MR_UNSPEC", FI_MR_UNSPEC as u64),
     ("FI_MR_BASIC", FI_MR_BASIC as u64),
     ("FI_MR_SCALABLE", FI_MR_SCALABLE as u64),
     ("FI_MR_LOCAL", FI_MR_LOCAL as u64),
@@ -395,29 +405,64 @@ pub const FABRIC_CONSTANTS: &[(&str, u64)] = &[
     ("FI_MR_VIRT_ADDR", FI_MR_VIRT_ADDR as u64),
     ("FI_MR_ALLOCATED", FI_MR_ALLOCATED as u64),
     ("FI_MR_PROV_KEY", FI_MR_PROV_KEY as u64),
+    ("FI_MR_MMU_NOTIFY", FI_MR_MMU_NOTIFY as u64),
+    ("FI_MR_RMA_EVENT", FI_MR_RMA_EVENT as u64),
+    ("FI_MR_ENDPOINT", FI_MR_ENDPOINT as u64),
+    ("FI_MR_HMEM", FI_MR_HMEM as u64),
+    ("FI_MR_COLLECTIVE", FI_MR_COLLECTIVE as u64),
     ("FI_CLASS_UNSPEC", FI_CLASS_UNSPEC as u64),
     ("FI_CLASS_FABRIC", FI_CLASS_FABRIC as u64),
     ("FI_CLASS_DOMAIN", FI_CLASS_DOMAIN as u64),
+    ("FI_CLASS_EP", FI_CLASS_EP as u64),
+    ("FI_CLASS_SEP", FI_CLASS_SEP as u64),
+    ("FI_CLASS_RX_CTX", FI_CLASS_RX_CTX as u64),
+    ("FI_CLASS_SRX_CTX", FI_CLASS_SRX_CTX as u64),
+    ("FI_CLASS_TX_CTX", FI_CLASS_TX_CTX as u64),
+    ("FI_CLASS_STX_CTX", FI_CLASS_STX_CTX as u64),
+    ("FI_CLASS_PEP", FI_CLASS_PEP as u64),
+    ("FI_CLASS_INTERFACE", FI_CLASS_INTERFACE as u64),
+    ("FI_CLASS_AV", FI_CLASS_AV as u64),
     ("FI_CLASS_MR", FI_CLASS_MR as u64),
     ("FI_CLASS_EQ", FI_CLASS_EQ as u64),
+    ("FI_CLASS_CQ", FI_CLASS_CQ as u64),
     ("FI_CLASS_CNTR", FI_CLASS_CNTR as u64),
+    ("FI_CLASS_WAIT", FI_CLASS_WAIT as u64),
+    ("FI_CLASS_POLL", FI_CLASS_POLL as u64),
     ("FI_NOTIFY", FI_NOTIFY as u64),
+    ("FI_CONNREQ", FI_CONNREQ as u64),
+    ("FI_CONNECTED", FI_CONNECTED as u64),
+    ("FI_SHUTDOWN", FI_SHUTDOWN as u64),
     ("FI_MR_COMPLETE", FI_MR_COMPLETE as u64),
-    ("FI_WAIT_NONE", FI_WAIT_NONE as u64),
-    ("FI_WAIT_UNSPEC", FI_WAIT_UNSPEC as u64),
-    ("FI_WAIT_FD", FI_WAIT_FD as u64),
+    ("FI_AV_COMPLETE", FI_AV_COMPLETE as u64),
+    ("FI_JOIN_COMPLETE", FI_JOIN_COMPLETE as u64),
+    ("FI_GETFIDFLAG", FI_GETFIDFLAG as u64),
+    ("FI_SETFIDFLAG", FI_SETFIDFLAG as u64),
+    ("FI_GETOPSFLAG", FI_GETOPSFLAG as u64),
+    ("FI_SETOPSFLAG", FI_SETOPSFLAG as u64),
+    ("FI_ALIAS", FI_ALIAS as u64),
     ("FI_GETWAIT", FI_GETWAIT as u64),
     ("FI_ENABLE", FI_ENABLE as u64),
+    ("FI_BACKLOG", FI_BACKLOG as u64),
     ("FI_GET_RAW_MR", FI_GET_RAW_MR as u64),
     ("FI_MAP_RAW_MR", FI_MAP_RAW_MR as u64),
     ("FI_UNMAP_KEY", FI_UNMAP_KEY as u64),
+    ("FI_QUEUE_WORK", FI_QUEUE_WORK as u64),
+    ("FI_CANCEL_WORK", FI_CANCEL_WORK as u64),
+    ("FI_FLUSH_WORK", FI_FLUSH_WORK as u64),
     ("FI_REFRESH", FI_REFRESH as u64),
+    ("FI_DUP", FI_DUP as u64),
     ("FI_GETWAITOBJ", FI_GETWAITOBJ as u64),
-    ("FI_EINVAL", FI_EINVAL as u64),
+    ("FI_ENOENT", FI_ENOENT as u64),
+    ("FI_EPERM", FI_EPERM as u64),
+    ("FI_EIO", FI_EIO as u64),
+    ("FI_EBADF", FI_EBADF as u64),
     ("FI_EAGAIN", FI_EAGAIN as u64),
     ("FI_ENOMEM", FI_ENOMEM as u64),
+    ("FI_EACCES", FI_EACCES as u64),
     ("FI_EFAULT", FI_EFAULT as u64),
     ("FI_EBUSY", FI_EBUSY as u64),
+    ("FI_ENODEV", FI_ENODEV as u64),
+    ("FI_EINVAL", FI_EINVAL as u64),
     ("FI_ENOSYS", FI_ENOSYS as u64),
     ("FI_ENODATA", FI_ENODATA as u64),
     ("FI_EOPNOTSUPP", FI_EOPNOTSUPP as u64),
@@ -429,6 +474,13 @@ pub const FABRIC_CONSTANTS: &[(&str, u64)] = &[
     ("FI_EAVAIL", FI_EAVAIL as u64),
     ("FI_EBADFLAGS", FI_EBADFLAGS as u64),
     ("FI_ENOKEY", FI_ENOKEY as u64),
+    ("FI_WAIT_NONE", fi_wait_obj::FI_WAIT_NONE as u64),
+    ("FI_WAIT_UNSPEC", fi_wait_obj::FI_WAIT_UNSPEC as u64),
+    ("FI_WAIT_SET", fi_wait_obj::FI_WAIT_SET as u64),
+    ("FI_WAIT_FD", fi_wait_obj::FI_WAIT_FD as u64),
+    ("FI_WAIT_MUTEX_COND", fi_wait_obj::FI_WAIT_MUTEX_COND as u64),
+    ("FI_WAIT_YIELD", fi_wait_obj::FI_WAIT_YIELD as u64),
+    ("FI_WAIT_POLLFD", fi_wait_obj::FI_WAIT_POLLFD as u64),
 ];
 
 /// Access: the buffer receives what the process reads by RMA.
@@ -450,6 +502,8 @@ pub const FI_REG_MR: u64 = 1u64 << 59;
 /// A key that is not known, or not yet.
 pub const FI_KEY_NOTAVAIL: u64 = 0xffff_ffff_ffff_ffffu64;
 
+/// The application's keys, addresses from 0.
+pub const FI_MR_UNSPEC: i32 = 0;
 /// Before libfabric 1.5: provider's keys, virtual addresses, allocated memory.
 pub const FI_MR_BASIC: i32 = 1;
 /// Before libfabric 1.5: the application's keys, addresses from 0.
@@ -464,6 +518,16 @@ pub const FI_MR_VIRT_ADDR: i32 = 1 << 4;
 pub const FI_MR_ALLOCATED: i32 = 1 << 5;
 /// Keys are the provider's.
 pub const FI_MR_PROV_KEY: i32 = 1 << 6;
+/// Not served.
+pub const FI_MR_MMU_NOTIFY: i32 = 1 << 7;
+/// Not served.
+pub const FI_MR_RMA_EVENT: i32 = 1 << 8;
+/// Not served.
+pub const FI_MR_ENDPOINT: i32 = 1 << 9;
+/// Not served.
+pub const FI_MR_HMEM: i32 = 1 << 10;
+/// Not served.
+pub const FI_MR_COLLECTIVE: i32 = 1 << 11;
 
 /// No object.
 pub const FI_CLASS_UNSPEC: usize = 0;
@@ -471,37 +535,100 @@ pub const FI_CLASS_UNSPEC: usize = 0;
 pub const FI_CLASS_FABRIC: usize = 1;
 /// struct fid_domain
 pub const FI_CLASS_DOMAIN: usize = 2;
+/// Of other providers.
+pub const FI_CLASS_EP: usize = 3;
+/// Of other providers.
+pub const FI_CLASS_SEP: usize = 4;
+/// Of other providers.
+pub const FI_CLASS_RX_CTX: usize = 5;
+/// Of other providers.
+pub const FI_CLASS_SRX_CTX: usize = 6;
+/// Of other providers.
+pub const FI_CLASS_TX_CTX: usize = 7;
+/// Of other providers.
+pub const FI_CLASS_STX_CTX: usize = 8;
+/// Of other providers.
+pub const FI_CLASS_PEP: usize = 9;
+/// Of other providers.
+pub const FI_CLASS_INTERFACE: usize = 10;
+/// Of other providers.
+pub const FI_CLASS_AV: usize = 11;
 /// struct fid_mr
 pub const FI_CLASS_MR: usize = 12;
 /// struct fid_eq
 pub const FI_CLASS_EQ: usize = 13;
+/// Of other providers.
+pub const FI_CLASS_CQ: usize = 14;
 /// struct fid_cntr
 pub const FI_CLASS_CNTR: usize = 15;
+/// Of other providers.
+pub const FI_CLASS_WAIT: usize = 16;
+/// Of other providers.
+pub const FI_CLASS_POLL: usize = 17;
 
 /// An event for the application's own use.
 pub const FI_NOTIFY: u32 = 0;
+/// Of endpoints.
+pub const FI_CONNREQ: u32 = 1;
+/// Of endpoints.
+pub const FI_CONNECTED: u32 = 2;
+/// Of endpoints.
+pub const FI_SHUTDOWN: u32 = 3;
 /// A registration has completed.
 pub const FI_MR_COMPLETE: u32 = 4;
+/// Of address vectors.
+pub const FI_AV_COMPLETE: u32 = 5;
+/// Of multicast.
+pub const FI_JOIN_COMPLETE: u32 = 6;
 
-/// Nobody waits for the queue.
-pub const FI_WAIT_NONE: i32 = 0;
-/// The library chooses how to wait: FI_WAIT_FD.
-pub const FI_WAIT_UNSPEC: i32 = 1;
-/// A file descriptor for poll(2).
-pub const FI_WAIT_FD: i32 = 3;
+/// How one waits for a queue.
+#[repr(C)]
+#[allow(non_camel_case_types)]
+pub enum fi_wait_obj {
+    /// Nobody waits.
+    FI_WAIT_NONE,
+    /// The library chooses: FI_WAIT_FD.
+    FI_WAIT_UNSPEC,
+    FI_WAIT_SET,
+    /// A file descriptor for poll(2).
+    FI_WAIT_FD,
+    FI_WAIT_MUTEX_COND,
+    FI_WAIT_YIELD,
+    FI_WAIT_POLLFD,
+}
 
+/// fi_control(): of other objects.
+pub const FI_GETFIDFLAG: i32 = 0;
+/// fi_control(): of other objects.
+pub const FI_SETFIDFLAG: i32 = 1;
+/// fi_control(): of other objects.
+pub const FI_GETOPSFLAG: i32 = 2;
+/// fi_control(): of other objects.
+pub const FI_SETOPSFLAG: i32 = 3;
+/// fi_control(): of other objects.
+pub const FI_ALIAS: i32 = 4;
 /// fi_control(): the file descriptor to wait for, an int.
 pub const FI_GETWAIT: i32 = 5;
 /// fi_control(): what fi_mr_enable() calls.
 pub const FI_ENABLE: i32 = 6;
+/// fi_control(): of other objects.
+pub const FI_BACKLOG: i32 = 7;
 /// fi_control(): what fi_mr_raw_attr() calls.
 pub const FI_GET_RAW_MR: i32 = 8;
 /// fi_control(): what fi_mr_map_raw() calls.
 pub const FI_MAP_RAW_MR: i32 = 9;
 /// fi_control(): what fi_mr_unmap_key() calls.
 pub const FI_UNMAP_KEY: i32 = 10;
+/// fi_control(): of other objects.
+pub const FI_QUEUE_WORK: i32 = 11;
+/// fi_control(): of other objects.
+pub const FI_CANCEL_WORK: i32 = 12;
+/// fi_control(): of other objects.
+pub const FI_FLUSH_WORK: i32 = 13;
 /// fi_control(): what fi_mr_refresh() calls.
 pub const FI_REFRESH: i32 = 14;
+/// fi_control(): of other objects.
+pub const FI_DUP: i32 = 15;
 /// fi_control(): FI_WAIT_..., an int.
 pub const FI_GETWAITOBJ: i32 = 16;
 

@@ -168,6 +168,12 @@ pub const FI_VERSION_1_22: u32 = 0x1_0016;
 /// FI_VERSION(2, 0)
 pub const FI_VERSION_2_0: u32 = 0x2_0000;
 
+/// `fi_eq_attr.wait_obj`, which may be any number when it comes from C.
+pub const FI_WAIT_NONE: c_int = fi_wait_obj::FI_WAIT_NONE as c_int;
+/// See [`FI_WAIT_NONE`].
+pub const FI_WAIT_UNSPEC: c_int = fi_wait_obj::FI_WAIT_UNSPEC as c_int;
+/// See [`FI_WAIT_NONE`].
+pub const FI_WAIT_FD: c_int = fi_wait_obj::FI_WAIT_FD as c_int;
 /// `fi_ep_attr.type`: connectionless, reliable.
 pub const FI_EP_RDM: c_int = 3;
 /// `fi_domain_attr.threading`: any thread may do anything.

@@ -5,7 +5,7 @@ use super::errors::{self, Failure, invalid, refused};
 use super::provider::Held;
 use super::{Process, Tables};
 use crate::abi::libfabric::*;
-use crate::abi::libfabric_provider::FI_VERSION_1_5;
+use crate::abi::libfabric_provider::{FI_VERSION_1_5, FI_WAIT_FD, FI_WAIT_NONE, FI_WAIT_UNSPEC};
 use crate::explain::Reason;
 use crate::mr::Error;
 use core::ffi::c_void;

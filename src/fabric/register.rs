@@ -184,8 +184,15 @@ fn placed(
             "the offset and the length run past the end of the addresses",
         ));
     }
+    let device_must = domain.mode().provider_keys && matches!(buffers, Buffers::One(_));
+    if device_must && domain.is_iwarp() {
+        return Err(refused(
+            FI_ENOSYS,
+            "FI_MR_OFFSET with the provider's keys: an iWARP device has a buffer at its own address",
+        ));
+    }
     if let Buffers::One(buffer) = buffers
-        && domain.mode().provider_keys
+        && device_must
         && !in_step(buffer, wish.offset)
     {
         return Err(invalid(
@@ -218,12 +225,16 @@ impl Registration {
 
 /// Registers the memory of a region that is under way. After an error nothing is registered.
 fn complete(domain: &Domain, region: &Region, registration: &Registration) -> Result<(), Failure> {
+    let rights = &registration.rights;
+    // What replaces it must be able to end it, which the pool does in its own time.
+    let pooled = domain.mode().relaxed && registration.placed.is_none();
     let pieces = match &registration.buffers {
         Buffers::One(buffer) => {
-            let at = registration.placed.filter(|&at| in_step(buffer, at));
-            Pieces::One(pin(domain, buffer, &registration.rights, at)?)
+            let at = registration.placed;
+            let at = at.filter(|&at| in_step(buffer, at) && !domain.is_iwarp());
+            Pieces::One(pin(domain, buffer, rights, at, pooled)?)
         }
-        Buffers::Many(buffers) => Pieces::Many(pin_all(domain, buffers, &registration.rights)?),
+        Buffers::Many(buffers) => Pieces::Many(pin_all(domain, buffers, rights, pooled)?),
     };
     region.fill(pieces);
     if !region.is_placed {
@@ -242,10 +253,15 @@ fn complete(domain: &Domain, region: &Region, registration: &Registration) -> Re
     }
 }
 
-fn pin_all(domain: &Domain, buffers: &[Buffer], rights: &Rights) -> Result<Vec<Piece>, Failure> {
+fn pin_all(
+    domain: &Domain,
+    buffers: &[Buffer],
+    rights: &Rights,
+    pooled: bool,
+) -> Result<Vec<Piece>, Failure> {
     let mut pieces = Vec::with_capacity(buffers.len());
     for buffer in buffers {
-        match pin_one_of_many(domain, buffer, rights) {
+        match pin_one_of_many(domain, buffer, rights, pooled) {
             Ok(piece) => pieces.push(piece),
             Err(failure) => {
                 Pieces::Many(pieces).end();
@@ -257,37 +273,48 @@ fn pin_all(domain: &Domain, buffers: &[Buffer], rights: &Rights) -> Result<Vec<P
 }
 
 #[inline(never)]
-fn pin_one_of_many(domain: &Domain, buffer: &Buffer, rights: &Rights) -> Result<Piece, Failure> {
-    pin(domain, buffer, rights, None)
+fn pin_one_of_many(
+    domain: &Domain,
+    buffer: &Buffer,
+    rights: &Rights,
+    pooled: bool,
+) -> Result<Piece, Failure> {
+    pin(domain, buffer, rights, None, pooled)
 }
 
-/// Registers a buffer. `at` is where the device is to have it for peers, if that matters.
+/// Registers a buffer. `at` is where the device is to have it for peers, if that matters; `pooled` whether the pool may
+/// serve it.
 #[inline(always)]
 fn pin(
     domain: &Domain,
     buffer: &Buffer,
     rights: &Rights,
     at: Option<u64>,
+    pooled: bool,
 ) -> Result<Piece, Failure> {
     let own = buffer.addr.addr() as u64;
     let mode = domain.mode();
     let remote = match at {
         Some(at) => at,
-        // The pool's regions have their own addresses; a table translates the peers'.
-        None if mode.virtual_addresses || mode.relaxed => own,
+        // The pool's regions have their own addresses, and siw gives every region its own: a table translates
+        // the peers'.
+        None if mode.virtual_addresses || mode.relaxed || domain.is_iwarp() => own,
         // From 0 on, as near as the kernel allows: it registers whole pages.
         None => own % proc::page_size(),
     };
     let all = rights.local | rights.remote;
     // What no peer may reach is nowhere for them.
     if remote == own || rights.remote.is_empty() {
-        return Ok(Piece::new(pin_at(domain, buffer, all, own)?, own));
+        return Ok(Piece::new(pin_at(domain, buffer, all, own, pooled)?, own));
     }
     if !rights.is_local {
-        return Ok(Piece::new(pin_at(domain, buffer, all, remote)?, remote));
+        return Ok(Piece::new(
+            pin_at(domain, buffer, all, remote, false)?,
+            remote,
+        ));
     }
-    let local = pin_at(domain, buffer, rights.local, own)?;
-    match pin_at(domain, buffer, rights.remote, remote) {
+    let local = pin_at(domain, buffer, rights.local, own, pooled)?;
+    match pin_at(domain, buffer, rights.remote, remote, false) {
         Ok(for_peers) => Ok(Piece::pair(local, for_peers, remote)),
         Err(failure) => {
             Pieces::One(Piece::new(local, own)).end();
@@ -303,6 +330,7 @@ fn pin_at(
     buffer: &Buffer,
     access: Access,
     iova: u64,
+    pooled: bool,
 ) -> Result<*mut ibv_mr, Failure> {
     let mode = domain.mode();
     let access = if mode.on_demand {
@@ -314,7 +342,7 @@ fn pin_at(
         iova,
         ..Request::at_address(buffer.addr, buffer.length, access)
     };
-    let registered = if mode.relaxed && iova == buffer.addr.addr() as u64 {
+    let registered = if pooled {
         match relaxed::hit(domain.pd(), buffer.addr.addr(), buffer.length, access) {
             Ok(mr) => Ok(mr),
             Err(miss) => relaxed::register(domain.pd(), &request, miss),

@@ -35,6 +35,10 @@ TOML
 		sed -i "/^$name = /d" "$work/part.toml"
 		structures="$structures\"$name\", "
 	done
+	# Types that no function names must be asked for too.
+	for name in $(sed -n 's/^pub \(enum\|type\) \([a-z_]*\) .*/\2/p' "$1"); do
+		[ "$name" = fi_ops_domain ] || structures="$structures\"$name\", "
+	done
 	sed -i "s/STRUCTURES/$structures/" "$work/part.toml"
 	"$cbindgen" -q -c "$work/part.toml" "$1"
 }
