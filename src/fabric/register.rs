@@ -185,18 +185,18 @@ fn placed(
         ));
     }
     let device_must = domain.mode().provider_keys && matches!(buffers, Buffers::One(_));
-    if device_must && domain.is_iwarp() {
-        return Err(refused(
-            FI_ENOSYS,
-            "FI_MR_OFFSET with the provider's keys: an iWARP device has a buffer at its own address",
-        ));
-    }
     if let Buffers::One(buffer) = buffers
         && device_must
         && !in_step(buffer, wish.offset)
     {
         return Err(invalid(
             "FI_MR_OFFSET with the provider's keys: the offset and the buffer must lie alike in their pages",
+        ));
+    }
+    if device_must && domain.is_iwarp() {
+        return Err(refused(
+            FI_ENOSYS,
+            "FI_MR_OFFSET with the provider's keys: an iWARP device has a buffer at its own address",
         ));
     }
     Ok(Some(wish.offset))
