@@ -226,15 +226,6 @@ impl Domain {
         self.process.check()
     }
 
-    /// The process that opened it.
-    pub fn process(&self) -> Process {
-        self.process
-    }
-
-    pub fn tables(&self) -> &'static Tables {
-        self.tables
-    }
-
     pub fn mode(&self) -> &Mode {
         &self.mode
     }
@@ -259,14 +250,40 @@ impl Domain {
         self.fast.load(Relaxed)
     }
 
+    /// What all its regions have in common.
+    pub fn plan(&self) -> Plan {
+        Plan {
+            ops: &self.tables.region,
+            domain: self.address(),
+            process: self.process,
+            raw: self.mode.raw,
+            context: core::ptr::null_mut(),
+            table_key: None,
+            is_placed: false,
+            base: 0,
+            length: 0,
+        }
+    }
+
+    /// Counts a region, and has memory of an older one for it, if that has rested long enough. If not, the region is to be
+    /// made by `new_region`.
+    #[inline(always)]
+    pub fn rested(&self) -> Option<usize> {
+        self.rest.open()
+    }
+
+    /// Makes a region in new memory, which `rested` has counted.
+    pub fn new_region(&self, plan: &Plan) -> Result<&'static Region, Failure> {
+        Region::make_new(plan).inspect_err(|_| self.rest.count_off())
+    }
+
     /// Makes a region, under way.
     #[inline(always)]
     pub fn open_region(&self, plan: &Plan) -> Result<&'static Region, Failure> {
-        let region = Region::make(plan, self.rest.open());
-        if region.is_err() {
-            self.rest.count_off();
+        match self.rested() {
+            Some(rested) => Ok(Region::make(plan, rested)),
+            None => self.new_region(plan),
         }
-        region
     }
 
     /// Gives up a region that was not registered, or is not any more. The domain may be gone after this.

@@ -26,26 +26,36 @@ pub fn register(
         return None;
     }
     let access = access::known(access)?;
-    let mr = relaxed::hit(domain.pd(), addr, length, access).ok()?;
+    let mr = relaxed::hit_here(domain.pd(), addr, length, access)?;
     // SAFETY: just registered.
     let served = unsafe { Mr::from_c(mr) }?;
+    let Some(rested) = domain.rested() else {
+        return long_way(domain, served, context);
+    };
+    // SAFETY: memory of a region of that domain, which nobody else has.
+    let region = unsafe { Region::serve(rested, mr, &served.read(), context) };
+    Some(region.as_ptr())
+}
+
+/// Where no memory has rested for long enough.
+#[cold]
+fn long_way(domain: &'static Domain, served: Mr, context: *mut c_void) -> Option<*mut fid_mr> {
+    let public = served.read();
     let plan = Plan {
-        ops: &domain.tables().region,
-        domain: domain.address(),
-        process: domain.process(),
-        raw: false,
         context,
+        base: public.addr.addr() as u64,
+        length: public.length as u64,
         table_key: None,
         is_placed: false,
-        base: addr as u64,
-        length: length as u64,
+        ..domain.plan()
     };
-    let Ok(region) = domain.open_region(&plan) else {
+    let Ok(region) = domain.new_region(&plan) else {
         // There is no memory for it, and the long way says so.
         relaxed::release(served);
         return None;
     };
-    region.serve(mr, &served.read());
+    // SAFETY: just made, and not given to anybody yet.
+    let region = unsafe { Region::serve(region.address(), served.as_ptr(), &public, context) };
     Some(region.as_ptr())
 }
 

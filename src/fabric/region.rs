@@ -176,12 +176,9 @@ pub struct Plan {
 }
 
 impl Region {
-    /// A region, under way, in memory of another region of the domain, which rested, or in new memory.
+    /// A region, under way, in memory of another region of the domain, which rested.
     #[inline(always)]
-    pub fn make(plan: &Plan, rested: Option<usize>) -> Result<&'static Region, Failure> {
-        let Some(rested) = rested else {
-            return Region::make_new(plan);
-        };
+    pub fn make(plan: &Plan, rested: usize) -> &'static Region {
         let memory: *mut Region = with_exposed_provenance_mut(rested);
         // SAFETY: memory of a closed region that is nobody else's.
         let region = unsafe { &mut *memory };
@@ -195,11 +192,12 @@ impl Region {
         region.base = plan.base;
         region.length = plan.length;
         // What else there is, is the same for all of a domain, or was emptied when the region was closed.
-        Ok(region)
+        region
     }
 
+    /// A region, under way, in new memory.
     #[cold]
-    fn make_new(plan: &Plan) -> Result<&'static Region, Failure> {
+    pub fn make_new(plan: &Plan) -> Result<&'static Region, Failure> {
         // SAFETY: not of size 0.
         let memory: *mut Region = unsafe { libc::malloc(size_of::<Region>()) }.cast();
         let memory = NonNull::new(memory).ok_or(Error::Memory)?;
@@ -462,17 +460,33 @@ impl Region {
         unsafe { libc::free(memory) };
     }
 
-    /// A region that the pool has just served, with the key and the descriptor of that: see `fast.rs`.
+    /// Makes a region of what the pool has just served, for `fast.rs`.
+    ///
+    /// # Safety
+    /// `rested` is memory of a region that nobody else has.
     #[inline(always)]
-    pub fn serve(&self, mr: *mut ibv_mr, public: &ibv_mr) {
-        self.desc.store(
-            core::ptr::without_provenance_mut(public.lkey as usize),
-            Relaxed,
-        );
-        self.key.store(u64::from(public.rkey), Relaxed);
-        self.remote.store(self.base, Relaxed);
-        self.single.store(mr.expose_provenance(), Relaxed);
-        self.state.store(State::Registered as u32, Release);
+    pub unsafe fn serve(
+        rested: usize,
+        mr: *mut ibv_mr,
+        public: &ibv_mr,
+        context: *mut c_void,
+    ) -> &'static Region {
+        let memory: *mut Region = with_exposed_provenance_mut(rested);
+        // SAFETY: the caller's word.
+        let region = unsafe { &mut *memory };
+        let addr = public.addr.addr() as u64;
+        *region.fclass.get_mut() = FI_CLASS_MR;
+        *region.context.get_mut() = context;
+        *region.desc.get_mut() = core::ptr::without_provenance_mut(public.lkey as usize);
+        *region.key.get_mut() = public.rkey.into();
+        region.table_key = None;
+        region.is_placed = false;
+        region.base = addr;
+        region.length = public.length as u64;
+        *region.remote.get_mut() = addr;
+        *region.single.get_mut() = mr.expose_provenance();
+        *region.state.get_mut() = State::Registered as u32;
+        region
     }
 
     /// Takes the registration from a region that is one of the pool's and of nobody's table, to close it.

@@ -59,15 +59,12 @@ pub fn register(
         buffers,
     };
     let plan = Plan {
-        ops: &domain.tables().region,
-        domain: domain.address(),
-        process: domain.process(),
-        raw: domain.mode().raw,
         context: wish.context,
         table_key,
         is_placed: registration.placed.is_some(),
         base: registration.base(domain),
         length,
+        ..domain.plan()
     };
     if plan.base.checked_add(length).is_none() {
         return Err(invalid(
