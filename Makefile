@@ -47,6 +47,7 @@ parts    := %/pair.c %/kernel_regions.c %/stub_device.c %/asan.c
 programs := $(filter-out $(parts),$(wildcard ctests/device/*.c ctests/differential/*.c ctests/relaxed/*.c))
 # Each of the fabric family twice: with libfabric's inlines, and with our symbols alone.
 fabric   := $(foreach name,$(basename $(notdir $(wildcard ctests/fabric/*.c))),$(built)/fabric_$(name) $(built)/fabric_$(name)_alone) \
+	$(addprefix $(built)/fabric_,async_address async_thread fuzz_address raw_keys_address) \
 	$(addprefix $(built)/,registers registers_alone matrix foreign_queue ffi example)
 ctests: $(addprefix $(built)/,$(basename $(notdir $(programs)))) \
 	$(fabric) $(built)/calls $(built)/record.so $(built)/old_kernel.so $(built)/device_gone.so $(built)/registration $(built)/relaxed_device $(built)/startup ## compile the C tests and benchmarks
@@ -65,6 +66,10 @@ $(built)/%: ctests/relaxed/%.c $(common) $(needs)
 	$(CC) $(strict) $(CFLAGS) $< $(common) -o $@ -libverbs -lrdmacm -lpthread -ldl
 $(built)/fabric_%_alone: ctests/fabric/%.c $(common) $(needs)
 	$(CC) $(strict) $(CFLAGS) -DRDMAMR_NO_LIBFABRIC $< $(common) -o $@ -libverbs -lrdmacm -lpthread -ldl
+$(built)/fabric_%_address: ctests/fabric/%.c $(common) $(so) $(needs)
+	$(CC) $(strict) $(CFLAGS) -fsanitize=address $< $(common) -o $@ $(so) -libverbs -lrdmacm -lpthread -ldl
+$(built)/fabric_%_thread: ctests/fabric/%.c $(common) $(so) $(needs)
+	$(CC) $(strict) $(CFLAGS) -fsanitize=thread $< $(common) -o $@ $(so) -libverbs -lrdmacm -lpthread -ldl
 $(built)/fabric_%: ctests/fabric/%.c $(common) $(needs)
 	$(CC) $(strict) $(CFLAGS) $< $(common) -o $@ -libverbs -lrdmacm -lpthread -ldl
 $(built)/registers $(built)/matrix: $(built)/%: ctests/provider/%.c $(needs)
