@@ -690,6 +690,29 @@ static int peer_writes(struct fid_domain *domain, uint64_t key, uint64_t at, str
 	return status;
 }
 
+/* What the pool serves at once is reported as all else. */
+static void served_by_the_pool(void)
+{
+	struct fid_eq *queue = queue_with(FI_WAIT_UNSPEC);
+	struct fid_domain *domain = bound_to(queue, &kinds[3]);
+	char *memory = pages(1);
+
+	ok(kinds[3].relaxed && kinds[3].provider_keys, "%s, bound to a queue", kinds[3].name);
+	for (int n = 0; n < 5; n++) {
+		uint64_t hits = stats().hits;
+		struct fid_mr *mr = NULL;
+
+		is(fi_mr_reg(domain, memory, PAGE, FI_ALL, 0, 0, 0, &mr, &mr), 0, "registered, time %d", n + 1);
+		completes(queue, &mr, "and reported");
+		ok(n < 2 || stats().hits > hits, "by the pool, as soon as it has it");
+		is(fi_close(&mr->fid), 0, "closed");
+	}
+	is(read_now(queue), -FI_EAGAIN, "no more events");
+	is(fi_close(&domain->fid), 0, "the domain is closed");
+	is(fi_close(&queue->fid), 0, "and the queue");
+	munmap(memory, PAGE);
+}
+
 /* What was registered later is as good: data moves. */
 static void data(const struct kind *kind)
 {
@@ -885,6 +908,7 @@ int main(int argc, char **argv)
 		for (int n = 0; n < KINDS; n++)
 			data(&kinds[n]);
 		with_offset();
+		served_by_the_pool();
 #ifndef RDMAMR_NO_LIBFABRIC
 		foreign_queue();
 #endif
