@@ -22,7 +22,10 @@ static uint64_t any(void)
 /* Mostly what is worth trying, now and then anything. */
 static uint64_t number(void)
 {
-	static const uint64_t worth[] = { 0, 1, 2, 7, 8, 16, 24, 4095, 4096, 1 << 20, 1ULL << 32, (1ULL << 47) - 1, SIZE_MAX / 2, SIZE_MAX - 4095, SIZE_MAX };
+	static const uint64_t worth[] = {
+		0, 1, 2, 7, 8, 16, 24, 4095, 4096, 1 << 20, 1ULL << 32, (1ULL << 47) - 1,
+		SIZE_MAX / 2, SIZE_MAX - 4095, SIZE_MAX,
+	};
 
 	return any() % 8 ? worth[any() % (sizeof(worth) / sizeof(*worth))] : any();
 }
@@ -36,7 +39,8 @@ static uint64_t some_bits(uint64_t of)
 static bool is_documented(int code)
 {
 	switch (code) {
-	case 0: case -FI_EINVAL: case -FI_EBADFLAGS: case -FI_ENOKEY: case -FI_EKEYREJECTED: case -FI_EFAULT: case -FI_ENOMEM: case -FI_ENOSYS:
+	case 0: case -FI_EINVAL: case -FI_EBADFLAGS: case -FI_ENOKEY: case -FI_EKEYREJECTED:
+	case -FI_EFAULT: case -FI_ENOMEM: case -FI_ENOSYS:
 		return true;
 	}
 	return false;
@@ -71,6 +75,7 @@ static void registrations(struct ibv_pd *pd, long rounds)
 			struct fi_mr_attr attr;
 			uint64_t words[16];
 		} given = { .words = { 0 } };
+		uint64_t flags;
 		int code;
 
 		if (*slot) {
@@ -87,7 +92,8 @@ static void registrations(struct ibv_pd *pd, long rounds)
 		given.attr.context = &given;
 		given.words[6] = any() % 16 ? 0 : any(); /* auth_key_size */
 		given.words[12] = any() % 16 ? 0 : any(); /* base_mr of 2.0 */
-		code = fi_mr_regattr(domain, &given.attr, any() % 4 ? 0 : any() % 8 ? some_bits(RDMAMR_MR_KEY | RDMAMR_MR_OFFSET) : any(), &mr);
+		flags = any() % 4 ? 0 : any() % 8 ? some_bits(RDMAMR_MR_KEY | RDMAMR_MR_OFFSET) : any();
+		code = fi_mr_regattr(domain, &given.attr, flags, &mr);
 		undocumented += !is_documented(code);
 		if (code) {
 			bad++;
@@ -101,14 +107,16 @@ static void registrations(struct ibv_pd *pd, long rounds)
 			good++;
 			*slot = mr;
 			/* What it says of itself can be mapped, anywhere. */
-			if (fi_mr_raw_attr(mr, &base, raw, &size, 0) || fi_mr_map_raw(domains[0], base, raw, size, &key, 0) ||
+			if (fi_mr_raw_attr(mr, &base, raw, &size, 0) ||
+			    fi_mr_map_raw(domains[0], base, raw, size, &key, 0) ||
 			    fi_mr_unmap_key(domains[0], key))
 				unkeyed++;
 		}
 	}
 	for (int n = 0; n < 64; n++)
 		closing += open[n] && fi_close(&open[n]->fid) != 0;
-	ok(good > rounds / 20 && bad > rounds / 20, "of %ld registrations with random attributes %ld succeeded and %ld failed", rounds, good, bad);
+	ok(good > rounds / 20 && bad > rounds / 20,
+	   "of %ld registrations with random attributes %ld succeeded and %ld failed", rounds, good, bad);
 	none(undocumented, "each answer is documented");
 	none(touched, "no failed call wrote a region");
 	none(silent, "each failure has its reason");
@@ -132,9 +140,12 @@ static void domains(struct ibv_pd *pd, long rounds)
 		int code;
 
 		memset(&given, 0, sizeof(given));
-		given.attr.size = any() % 4 ? sizeof(given.attr) : any() % 4 ? any() % sizeof(given) : number() % 4096;
+		given.attr.size = any() % 4 ? sizeof(given.attr) :
+				  any() % 4 ? any() % sizeof(given) : number() % 4096;
 		given.attr.api_version = (uint32_t)any();
-		given.attr.mr_mode = any() % 2 ? (int32_t)(any() & (FI_MR_PROV_KEY | FI_MR_VIRT_ADDR | FI_MR_LOCAL | FI_MR_RAW)) : (int32_t)any();
+		given.attr.mr_mode = (int32_t)any();
+		if (any() % 2)
+			given.attr.mr_mode &= FI_MR_PROV_KEY | FI_MR_VIRT_ADDR | FI_MR_LOCAL | FI_MR_RAW;
 		given.attr.mode = any() % 2 ? 0 : some_bits(RDMAMR_PROV_MR_ATTR | RDMAMR_LOCAL_MR);
 		given.attr.caps = any() % 4 ? 0 : some_bits(RDMAMR_DYNAMIC_MR);
 		given.attr.flags = any() % 2 ? 0 : some_bits(RDMAMR_DOMAIN_RELAXED);
@@ -151,7 +162,8 @@ static void domains(struct ibv_pd *pd, long rounds)
 			touched += domain != (void *)&given;
 		}
 	}
-	ok(good > rounds / 20 && bad > rounds / 20, "of %ld domains with random attributes %ld opened and %ld not", rounds, good, bad);
+	ok(good > rounds / 20 && bad > rounds / 20,
+	   "of %ld domains with random attributes %ld opened and %ld not", rounds, good, bad);
 	none(wrong, "each answer is documented, and each domain closed");
 	none(touched, "no failed call wrote a domain");
 }
@@ -181,14 +193,16 @@ static void queues(long rounds)
 			uint32_t event;
 			size_t size = any() % sizeof(bytes);
 			ssize_t wrote = fi_eq_write(eq, (uint32_t)any(), bytes, size, any() % 4 ? 0 : any());
-			ssize_t read = fi_eq_read(eq, &event, bytes, any() % sizeof(bytes), any() % 4 ? 0 : some_bits(FI_PEEK));
+			ssize_t read = fi_eq_read(eq, &event, bytes, any() % sizeof(bytes),
+						  any() % 4 ? 0 : some_bits(FI_PEEK));
 
 			wrong += wrote != (ssize_t)size && wrote != -FI_EINVAL && wrote != -FI_EBADFLAGS;
 			wrong += read < 0 && read != -FI_EAGAIN && read != -FI_ETOOSMALL && read != -FI_EBADFLAGS;
 		}
 		wrong += fi_close(&eq->fid) != 0;
 	}
-	ok(good > rounds / 20 && bad > rounds / 20, "of %ld queues with random attributes %ld opened and %ld not", rounds, good, bad);
+	ok(good > rounds / 20 && bad > rounds / 20,
+	   "of %ld queues with random attributes %ld opened and %ld not", rounds, good, bad);
 	none(wrong, "each answer is documented, and each queue closed");
 }
 

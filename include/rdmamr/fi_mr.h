@@ -784,7 +784,8 @@ int fi_mr_reg(struct fid_domain *domain,
  * composite: its peers' addresses run from the base through all of them, end to end, and need
  * rdmamr_resolve(); fi_mr_desc() is NULL, and rdmamr_mr_segments() has what each needs for local use.
  *
- * As fi_mr_reg(); -FI_EINVAL also for no buffers, more than 16, or an empty one. After a failure none is registered.
+ * As fi_mr_reg(); -FI_EINVAL also for no buffers, more than 16, or an empty one. After a failure none is
+ * registered.
  */
 int fi_mr_regv(struct fid_domain *domain,
                const struct iovec *iov,
@@ -830,23 +831,24 @@ void *fi_mr_desc(struct fid_mr *mr);
 /**
  * The key by which peers reach a region: the rkey, or the one that the application has requested.
  *
- * FI_KEY_NOTAVAIL of NULL and of another object, of a region that is not registered yet or was replaced, of a composite
- * whose key would be the provider's, and on domains with FI_MR_RAW.
+ * FI_KEY_NOTAVAIL of NULL and of another object, of a region that is not registered yet or was replaced, of
+ * a composite whose key would be the provider's, and on domains with FI_MR_RAW.
  */
 uint64_t fi_mr_key(struct fid_mr *mr);
 
 /**
  * Binds a region to a counter or a queue, fi_mr(3).
  *
- * Of this library's regions: -FI_ENOSYS with FI_REMOTE_WRITE or FI_WRITE, since a device does not say when a peer has
- * written; -FI_EBADFLAGS with other flags; -FI_EINVAL with NULL or another object.
+ * Of this library's regions: -FI_ENOSYS with FI_REMOTE_WRITE or FI_WRITE, since a device does not say when a
+ * peer has written; -FI_EBADFLAGS with other flags; -FI_EINVAL with NULL or another object.
  */
 int fi_mr_bind(struct fid_mr *mr,
                struct fid *bfid,
                uint64_t flags);
 
 /**
- * Enables a region. This library's are enabled from the start: 0, or -FI_EOPBADSTATE while one is being registered.
+ * Enables a region. This library's are enabled from the start: 0, or -FI_EOPBADSTATE while one is being
+ * registered.
  */
 int fi_mr_enable(struct fid_mr *mr);
 
@@ -862,8 +864,8 @@ int fi_mr_refresh(struct fid_mr *mr,
  * Writes all that a peer must know of a region: its base address, and a raw key that fi_mr_map_raw() takes.
  *
  * `key_size` is the room in bytes, and becomes what is needed: 48 for one buffer, 24 more for each other
- * of a composite. Returns 0, -FI_ETOOSMALL, -FI_EOPBADSTATE for a region that is not registered (yet), -FI_EBADFLAGS
- * for flags, -FI_EINVAL for NULL (but a NULL `raw_key` asks for the size).
+ * of a composite. Returns 0, -FI_ETOOSMALL, -FI_EOPBADSTATE for a region that is not registered (yet),
+ * -FI_EBADFLAGS for flags, -FI_EINVAL for NULL (but a NULL `raw_key` asks for the size).
  */
 int fi_mr_raw_attr(struct fid_mr *mr,
                    uint64_t *base_addr,
@@ -874,7 +876,8 @@ int fi_mr_raw_attr(struct fid_mr *mr,
 /**
  * Maps a raw key that a peer has sent to one for rdmamr_resolve().
  *
- * Returns 0, or -FI_EINVAL: a byte of it is wrong, or the base address is not its own; NULL. -FI_EBADFLAGS for flags.
+ * Returns 0, or -FI_EINVAL: a byte of it is wrong, or the base address is not its own; NULL. -FI_EBADFLAGS
+ * for flags.
  */
 int fi_mr_map_raw(struct fid_domain *domain,
                   uint64_t base_addr,
@@ -891,8 +894,8 @@ int fi_mr_unmap_key(struct fid_domain *domain, uint64_t key);
 /**
  * Binds a domain to an event queue with FI_REG_MR, fi_domain(3): registrations complete in the background.
  *
- * Of this library's domains: 0; -FI_EBADFLAGS with other flags; -FI_EINVAL: NULL, no event queue, or another provider's
- * that takes no events; -FI_EBUSY: bound already, or another provider's queue that is not empty;
+ * Of this library's domains: 0; -FI_EBADFLAGS with other flags; -FI_EINVAL: NULL, no event queue, or another
+ * provider's that takes no events; -FI_EBUSY: bound already, or another provider's queue that is not empty;
  * -FI_EOPBADSTATE: the domain has regions.
  */
 int fi_domain_bind(struct fid_domain *domain,
@@ -905,7 +908,8 @@ int fi_domain_bind(struct fid_domain *domain,
 int fi_control(struct fid *fid, int command, void *arg);
 
 /**
- * Reads the next event of a queue, fi_eq(3). Returns its size; -FI_EAGAIN: there is none; -FI_EAVAIL: it is an error;
+ * Reads the next event of a queue, fi_eq(3). Returns its size; -FI_EAGAIN: there is none; -FI_EAVAIL: it is
+ * an error;
  * -FI_ETOOSMALL: it stays.
  */
 ssize_t fi_eq_read(struct fid_eq *eq,
@@ -922,8 +926,8 @@ ssize_t fi_eq_readerr(struct fid_eq *eq,
                       uint64_t flags);
 
 /**
- * Puts an event of the application's into a queue, fi_eq(3). Returns its size; -FI_EINVAL: the queue was opened without
- * FI_WRITE.
+ * Puts an event of the application's into a queue, fi_eq(3). Returns its size; -FI_EINVAL: the queue was
+ * opened without FI_WRITE.
  */
 ssize_t fi_eq_write(struct fid_eq *eq,
                     uint32_t event,
@@ -962,8 +966,8 @@ const char *fi_eq_strerror(struct fid_eq *eq,
 #define RDMAMR_MR_IOV_LIMIT 16
 
 /**
- * Of fi_mr_reg() and its kin: the region is to have the requested key. FI_MR_KEY of libfabric before 1.0; since then a
- * domain says whether keys are the application's.
+ * Of fi_mr_reg() and its kin: the region is to have the requested key. FI_MR_KEY of libfabric before 1.0;
+ * since then a domain says whether keys are the application's.
  */
 #define RDMAMR_MR_KEY (1ull << 58)
 
@@ -1009,8 +1013,8 @@ struct rdmamr_domain_attr {
         /**
          * FI_MR_PROV_KEY | FI_MR_VIRT_ADDR or FI_MR_BASIC: keys are the device's, addresses virtual. 0 or
          * FI_MR_SCALABLE: keys are the application's, addresses begin at 0. FI_MR_VIRT_ADDR: keys are the
-         * application's, addresses virtual. With FI_MR_RAW peers get raw keys. FI_MR_LOCAL and FI_MR_ALLOCATED say what
-         * the program does, and change nothing.
+         * application's, addresses virtual. With FI_MR_RAW peers get raw keys. FI_MR_LOCAL and FI_MR_ALLOCATED
+         * say what the program does, and change nothing.
          */
         int32_t mr_mode;
         /**
@@ -1061,8 +1065,8 @@ extern "C" {
  * are the provider's and registration is plain. `context` becomes the object's. The domain is written to
  * `domain`; fi_close() ends it. Any thread may use it.
  *
- * Returns 0, or -FI_EINVAL: NULL, or attributes that are unknown or exclude each other. -FI_ENOSYS: RDMAMR_DYNAMIC_MR, and
- * the device has no on-demand paging. rdmamr_last_reason() has it in words.
+ * Returns 0, or -FI_EINVAL: NULL, or attributes that are unknown or exclude each other. -FI_ENOSYS:
+ * RDMAMR_DYNAMIC_MR, and the device has no on-demand paging. rdmamr_last_reason() has it in words.
  */
 int rdmamr_domain_open(struct ibv_pd *pd,
                        const struct rdmamr_domain_attr *attr,
@@ -1076,8 +1080,8 @@ int rdmamr_domain_open(struct ibv_pd *pd,
  * FI_VERSION(major, minor) of the interface that the program is written for. `context` becomes the
  * object's. The queue is written to `eq`; fi_close() ends it. It holds any number of events.
  *
- * Returns 0, or -FI_EINVAL: NULL. -FI_EBADFLAGS: another flag than FI_WRITE. -FI_ENOSYS: another wait object than
- * FI_WAIT_NONE, FI_WAIT_UNSPEC and FI_WAIT_FD. Others of eventfd(2).
+ * Returns 0, or -FI_EINVAL: NULL. -FI_EBADFLAGS: another flag than FI_WRITE. -FI_ENOSYS: another wait object
+ * than FI_WAIT_NONE, FI_WAIT_UNSPEC and FI_WAIT_FD. Others of eventfd(2).
  */
 int rdmamr_eq_open(uint32_t api_version,
                    const struct fi_eq_attr *attr,
@@ -1092,8 +1096,8 @@ int rdmamr_eq_open(uint32_t api_version,
  * each for as many registrations as they lie in: at most 16. `count` is the room in `segments`, and
  * becomes how many there are. Any thread may call this at any time.
  *
- * Returns 0, or -FI_ENOKEY: no such key. -FI_EINVAL: the range is not within the region; NULL. -FI_ETOOSMALL: `count` says how
- * many there are.
+ * Returns 0, or -FI_ENOKEY: no such key. -FI_EINVAL: the range is not within the region; NULL.
+ * -FI_ETOOSMALL: `count` says how many there are.
  */
 int rdmamr_resolve(struct fid_domain *domain,
                    uint64_t key,
@@ -1103,12 +1107,13 @@ int rdmamr_resolve(struct fid_domain *domain,
                    size_t *count);
 
 /**
- * What a region consists of, for local use: its buffers in order, those that touch as one, each with its lkey and rkey.
+ * What a region consists of, for local use: its buffers in order, those that touch as one, each with its
+ * lkey and rkey.
  *
  * `count` is the room in `segments`, and becomes how many there are.
  *
- * Returns 0, or -FI_ETOOSMALL: `count` says how many there are. -FI_EOPBADSTATE: the region is not registered (yet). -FI_EINVAL:
- * NULL, or no region of this library.
+ * Returns 0, or -FI_ETOOSMALL: `count` says how many there are. -FI_EOPBADSTATE: the region is not
+ * registered (yet). -FI_EINVAL: NULL, or no region of this library.
  */
 int rdmamr_mr_segments(struct fid_mr *mr,
                        struct rdmamr_segment *segments,

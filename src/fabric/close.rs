@@ -6,8 +6,8 @@ use super::errors::Failure;
 use super::region::Region;
 use super::workers;
 
-/// Closes a region: when this returns, the device knows it no more (or the pool keeps it), no event of it can be read,
-/// and its key is free.
+/// Closes a region: when this returns, the device knows it no more (or the pool keeps it), no event of it can
+/// be read, and its key is free.
 #[inline(always)]
 pub fn close(region: &Region) -> Result<(), Failure> {
     region.check()?;

@@ -265,8 +265,8 @@ impl Domain {
         }
     }
 
-    /// Counts a region, and has memory of an older one for it, if that has rested long enough. If not, the region is to be
-    /// made by `new_region`.
+    /// Counts a region, and has memory of an older one for it, if that has rested long enough. If not, the
+    /// region is to be made by `new_region`.
     #[inline(always)]
     pub fn rested(&self) -> Option<usize> {
         self.rest.open()

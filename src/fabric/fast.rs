@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The way of a registration that the pool serves, and back: what `register.rs` and `close.rs` do, for the case that
-//! is worth nanoseconds. A relaxed domain, the provider's keys, no queue, no flags; all else is `None`,
-//! and goes the long way.
+//! The way of a registration that the pool serves, and back: what `register.rs` and `close.rs` do, for the
+//! case that is worth nanoseconds. A relaxed domain, the provider's keys, no queue, no flags; all else is
+//! `None`, and goes the long way.
 //!
 //! What goes back and forth here fits into registers; a `Result` with a failure in it goes through memory.
 

@@ -6,9 +6,9 @@
 //! work on them as ours do. What their tables of functions point to is in `capi/fabric/`; a table comes
 //! in with the call that opens a domain or a queue ([`Tables`]).
 //!
-//! A region is one registration of the kernel for each run of buffers that touch ([`region::Region`]). Its peers find it by a
-//! key: the device's own, or one that the application chose, which is turned into the device's by
-//! [`keys::Keys`] on either side, with [`raw_key`] to travel between them.
+//! A region is one registration of the kernel for each run of buffers that touch ([`region::Region`]). Its
+//! peers find it by a key: the device's own, or one that the application chose, which is turned into the
+//! device's by [`keys::Keys`] on either side, with [`raw_key`] to travel between them.
 
 pub mod access;
 pub mod attributes;

@@ -15,9 +15,9 @@ use core::ptr::{NonNull, null_mut, with_exposed_provenance_mut};
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 use std::sync::{Mutex, PoisonError};
 
-/// A buffer as the kernel has registered it: once as a rule. A device names a byte of a registration by the same
-/// address whoever asks, so a buffer that peers reach elsewhere than at its virtual address, and that its own process
-/// uses too, takes two.
+/// A buffer as the kernel has registered it: once as a rule. A device names a byte of a registration by the
+/// same address whoever asks, so a buffer that peers reach elsewhere than at its virtual address, and that
+/// its own process uses too, takes two.
 #[derive(Clone, Copy)]
 pub struct Piece {
     /// Its `ibv_mr`, by address; of two that for local use.
@@ -411,8 +411,8 @@ impl Region {
         Some(pieces)
     }
 
-    /// Claims it for its end, fi_close(3): nobody else can replace or close it from now on. (If it is placed, the
-    /// table of keys is locked.)
+    /// Claims it for its end, fi_close(3): nobody else can replace or close it from now on. (If it is placed,
+    /// the table of keys is locked.)
     #[inline(always)]
     pub fn begin_to_close(&self) -> Result<(), Failure> {
         for from in [State::Registered, State::Failed, State::Replaced] {
@@ -423,8 +423,8 @@ impl Region {
         Err(invalid("the region is closed already, or just being"))
     }
 
-    /// Ends the registrations of a region that is claimed. After an error the region is as it was before, or, if some are
-    /// gone, good for nothing but to be closed again.
+    /// Ends the registrations of a region that is claimed. After an error the region is as it was before, or,
+    /// if some are gone, good for nothing but to be closed again.
     #[inline(always)]
     pub fn end(&self) -> Result<(), Failure> {
         let Err(error) = self.end_pieces() else {

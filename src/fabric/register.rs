@@ -279,8 +279,8 @@ fn pin_one_of_many(
     pin(domain, buffer, rights, None, pooled)
 }
 
-/// Registers a buffer. `at` is where the device is to have it for peers, if that matters; `pooled` whether the pool may
-/// serve it.
+/// Registers a buffer. `at` is where the device is to have it for peers, if that matters; `pooled` whether
+/// the pool may serve it.
 #[inline(always)]
 fn pin(
     domain: &Domain,

@@ -127,7 +127,8 @@ versioned!(fi_mr_reg, "RDMAMR_1.0");
 /// composite: its peers' addresses run from the base through all of them, end to end, and need
 /// rdmamr_resolve(); fi_mr_desc() is NULL, and rdmamr_mr_segments() has what each needs for local use.
 ///
-/// As fi_mr_reg(); -FI_EINVAL also for no buffers, more than 16, or an empty one. After a failure none is registered.
+/// As fi_mr_reg(); -FI_EINVAL also for no buffers, more than 16, or an empty one. After a failure none is
+/// registered.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fi_mr_regv(
     domain: *mut fid_domain,
@@ -204,8 +205,8 @@ versioned!(fi_mr_desc, "RDMAMR_1.0");
 
 /// The key by which peers reach a region: the rkey, or the one that the application has requested.
 ///
-/// FI_KEY_NOTAVAIL of NULL and of another object, of a region that is not registered yet or was replaced, of a composite
-/// whose key would be the provider's, and on domains with FI_MR_RAW.
+/// FI_KEY_NOTAVAIL of NULL and of another object, of a region that is not registered yet or was replaced, of
+/// a composite whose key would be the provider's, and on domains with FI_MR_RAW.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fi_mr_key(mr: *mut fid_mr) -> u64 {
     // SAFETY: the caller's word.
@@ -215,8 +216,8 @@ versioned!(fi_mr_key, "RDMAMR_1.0");
 
 /// Binds a region to a counter or a queue, fi_mr(3).
 ///
-/// Of this library's regions: -FI_ENOSYS with FI_REMOTE_WRITE or FI_WRITE, since a device does not say when a peer has
-/// written; -FI_EBADFLAGS with other flags; -FI_EINVAL with NULL or another object.
+/// Of this library's regions: -FI_ENOSYS with FI_REMOTE_WRITE or FI_WRITE, since a device does not say when a
+/// peer has written; -FI_EBADFLAGS with other flags; -FI_EINVAL with NULL or another object.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fi_mr_bind(mr: *mut fid_mr, bfid: *mut fid, flags: u64) -> c_int {
     let bind = slot!("fi_mr_bind", ops(mr.cast(), Some(FI_CLASS_MR)), bind);
@@ -234,7 +235,8 @@ macro_rules! command {
     }};
 }
 
-/// Enables a region. This library's are enabled from the start: 0, or -FI_EOPBADSTATE while one is being registered.
+/// Enables a region. This library's are enabled from the start: 0, or -FI_EOPBADSTATE while one is being
+/// registered.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fi_mr_enable(mr: *mut fid_mr) -> c_int {
     command!("fi_mr_enable", mr, FI_CLASS_MR, FI_ENABLE, null_mut())
@@ -276,8 +278,8 @@ versioned!(fi_mr_refresh, "RDMAMR_1.0");
 /// Writes all that a peer must know of a region: its base address, and a raw key that fi_mr_map_raw() takes.
 ///
 /// `key_size` is the room in bytes, and becomes what is needed: 48 for one buffer, 24 more for each other
-/// of a composite. Returns 0, -FI_ETOOSMALL, -FI_EOPBADSTATE for a region that is not registered (yet), -FI_EBADFLAGS
-/// for flags, -FI_EINVAL for NULL (but a NULL `raw_key` asks for the size).
+/// of a composite. Returns 0, -FI_ETOOSMALL, -FI_EOPBADSTATE for a region that is not registered (yet),
+/// -FI_EBADFLAGS for flags, -FI_EINVAL for NULL (but a NULL `raw_key` asks for the size).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fi_mr_raw_attr(
     mr: *mut fid_mr,
@@ -299,7 +301,8 @@ versioned!(fi_mr_raw_attr, "RDMAMR_1.0");
 
 /// Maps a raw key that a peer has sent to one for rdmamr_resolve().
 ///
-/// Returns 0, or -FI_EINVAL: a byte of it is wrong, or the base address is not its own; NULL. -FI_EBADFLAGS for flags.
+/// Returns 0, or -FI_EINVAL: a byte of it is wrong, or the base address is not its own; NULL. -FI_EBADFLAGS
+/// for flags.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fi_mr_map_raw(
     domain: *mut fid_domain,
@@ -338,8 +341,8 @@ versioned!(fi_mr_unmap_key, "RDMAMR_1.0");
 
 /// Binds a domain to an event queue with FI_REG_MR, fi_domain(3): registrations complete in the background.
 ///
-/// Of this library's domains: 0; -FI_EBADFLAGS with other flags; -FI_EINVAL: NULL, no event queue, or another provider's
-/// that takes no events; -FI_EBUSY: bound already, or another provider's queue that is not empty;
+/// Of this library's domains: 0; -FI_EBADFLAGS with other flags; -FI_EINVAL: NULL, no event queue, or another
+/// provider's that takes no events; -FI_EBUSY: bound already, or another provider's queue that is not empty;
 /// -FI_EOPBADSTATE: the domain has regions.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fi_domain_bind(
@@ -366,7 +369,8 @@ pub unsafe extern "C" fn fi_control(fid: *mut fid, command: c_int, arg: *mut c_v
 }
 versioned!(fi_control, "RDMAMR_1.0");
 
-/// Reads the next event of a queue, fi_eq(3). Returns its size; -FI_EAGAIN: there is none; -FI_EAVAIL: it is an error;
+/// Reads the next event of a queue, fi_eq(3). Returns its size; -FI_EAGAIN: there is none; -FI_EAVAIL: it is
+/// an error;
 /// -FI_ETOOSMALL: it stays.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fi_eq_read(
@@ -395,8 +399,8 @@ pub unsafe extern "C" fn fi_eq_readerr(
 }
 versioned!(fi_eq_readerr, "RDMAMR_1.0");
 
-/// Puts an event of the application's into a queue, fi_eq(3). Returns its size; -FI_EINVAL: the queue was opened without
-/// FI_WRITE.
+/// Puts an event of the application's into a queue, fi_eq(3). Returns its size; -FI_EINVAL: the queue was
+/// opened without FI_WRITE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fi_eq_write(
     eq: *mut fid_eq,

@@ -24,8 +24,8 @@ use core::slice;
 /// How many buffers fi_mr_regv() takes.
 pub const RDMAMR_MR_IOV_LIMIT: usize = 16;
 const _: () = assert!(RDMAMR_MR_IOV_LIMIT == IOV_LIMIT);
-/// Of fi_mr_reg() and its kin: the region is to have the requested key. FI_MR_KEY of libfabric before 1.0; since then a
-/// domain says whether keys are the application's.
+/// Of fi_mr_reg() and its kin: the region is to have the requested key. FI_MR_KEY of libfabric before 1.0;
+/// since then a domain says whether keys are the application's.
 pub const RDMAMR_MR_KEY: u64 = 1u64 << 58;
 const _: () = assert!(RDMAMR_MR_KEY == MR_KEY);
 /// Of fi_mr_reg() and its kin: the region's base address is the offset, and older regions of that kind that it
@@ -53,8 +53,8 @@ pub struct rdmamr_domain_attr {
     pub api_version: u32,
     /// FI_MR_PROV_KEY | FI_MR_VIRT_ADDR or FI_MR_BASIC: keys are the device's, addresses virtual. 0 or
     /// FI_MR_SCALABLE: keys are the application's, addresses begin at 0. FI_MR_VIRT_ADDR: keys are the
-    /// application's, addresses virtual. With FI_MR_RAW peers get raw keys. FI_MR_LOCAL and FI_MR_ALLOCATED say what
-    /// the program does, and change nothing.
+    /// application's, addresses virtual. With FI_MR_RAW peers get raw keys. FI_MR_LOCAL and FI_MR_ALLOCATED
+    /// say what the program does, and change nothing.
     pub mr_mode: i32,
     /// RDMAMR_PROV_MR_ATTR: as FI_MR_PROV_KEY | FI_MR_VIRT_ADDR. RDMAMR_LOCAL_MR: as FI_MR_LOCAL.
     pub mode: u64,
@@ -163,8 +163,8 @@ fn mode(attr: Option<rdmamr_domain_attr>) -> Result<Mode, Failure> {
 /// are the provider's and registration is plain. `context` becomes the object's. The domain is written to
 /// `domain`; fi_close() ends it. Any thread may use it.
 ///
-/// Returns 0, or -FI_EINVAL: NULL, or attributes that are unknown or exclude each other. -FI_ENOSYS: RDMAMR_DYNAMIC_MR, and
-/// the device has no on-demand paging. rdmamr_last_reason() has it in words.
+/// Returns 0, or -FI_EINVAL: NULL, or attributes that are unknown or exclude each other. -FI_ENOSYS:
+/// RDMAMR_DYNAMIC_MR, and the device has no on-demand paging. rdmamr_last_reason() has it in words.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdmamr_domain_open(
     pd: *mut ibv_pd,
@@ -194,8 +194,8 @@ versioned!(rdmamr_domain_open, "RDMAMR_1.0");
 /// FI_VERSION(major, minor) of the interface that the program is written for. `context` becomes the
 /// object's. The queue is written to `eq`; fi_close() ends it. It holds any number of events.
 ///
-/// Returns 0, or -FI_EINVAL: NULL. -FI_EBADFLAGS: another flag than FI_WRITE. -FI_ENOSYS: another wait object than
-/// FI_WAIT_NONE, FI_WAIT_UNSPEC and FI_WAIT_FD. Others of eventfd(2).
+/// Returns 0, or -FI_EINVAL: NULL. -FI_EBADFLAGS: another flag than FI_WRITE. -FI_ENOSYS: another wait object
+/// than FI_WAIT_NONE, FI_WAIT_UNSPEC and FI_WAIT_FD. Others of eventfd(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdmamr_eq_open(
     api_version: u32,
@@ -260,8 +260,8 @@ unsafe fn own(domain: *mut fid_domain) -> Result<&'static Domain, Failure> {
 /// each for as many registrations as they lie in: at most 16. `count` is the room in `segments`, and
 /// becomes how many there are. Any thread may call this at any time.
 ///
-/// Returns 0, or -FI_ENOKEY: no such key. -FI_EINVAL: the range is not within the region; NULL. -FI_ETOOSMALL: `count` says how
-/// many there are.
+/// Returns 0, or -FI_ENOKEY: no such key. -FI_EINVAL: the range is not within the region; NULL.
+/// -FI_ETOOSMALL: `count` says how many there are.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdmamr_resolve(
     domain: *mut fid_domain,
@@ -281,12 +281,13 @@ pub unsafe extern "C" fn rdmamr_resolve(
 }
 versioned!(rdmamr_resolve, "RDMAMR_1.0");
 
-/// What a region consists of, for local use: its buffers in order, those that touch as one, each with its lkey and rkey.
+/// What a region consists of, for local use: its buffers in order, those that touch as one, each with its
+/// lkey and rkey.
 ///
 /// `count` is the room in `segments`, and becomes how many there are.
 ///
-/// Returns 0, or -FI_ETOOSMALL: `count` says how many there are. -FI_EOPBADSTATE: the region is not registered (yet). -FI_EINVAL:
-/// NULL, or no region of this library.
+/// Returns 0, or -FI_ETOOSMALL: `count` says how many there are. -FI_EOPBADSTATE: the region is not
+/// registered (yet). -FI_EINVAL: NULL, or no region of this library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdmamr_mr_segments(
     mr: *mut fid_mr,
