@@ -10,8 +10,9 @@ use crate::abi::libfabric_provider::*;
 use crate::capi::export::versioned;
 use crate::capi::ret;
 use crate::fabric::Queue;
-use crate::fabric::errors::{invalid, refused};
+use crate::fabric::errors::{Failure, invalid, refused};
 use crate::fabric::provider::{self, Fabric};
+use crate::mr::Error;
 use core::ffi::{c_char, c_int, c_void};
 use core::ptr::null_mut;
 use std::sync::Mutex;
@@ -50,7 +51,14 @@ unsafe extern "C" fn getinfo(
         }
         let has_address = !node.is_null() || !service.is_null();
         // SAFETY: as libfabric calls a provider.
-        let list = unsafe { provider::getinfo(version, has_address, flags, hints) }?;
+        let list = match unsafe { provider::getinfo(version, has_address, flags, hints) } {
+            // No failure: it is how a provider says that it is not meant.
+            Err(Failure {
+                error: Error::Refused(FI_ENODATA, _),
+                ..
+            }) => return Ok(-FI_ENODATA),
+            result => result?,
+        };
         // SAFETY: as above.
         unsafe { info.write(list) };
         Ok(0)
