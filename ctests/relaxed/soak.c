@@ -161,8 +161,9 @@ static void change_mapping(struct worker *worker, struct slot *slot)
 			slot->memory = got;
 			break;
 		}
-		/* The kernel moves one mapping at a time, and by now this memory may be several. */
-		must(errno == EFAULT && munmap(elsewhere, slot->length) == 0);
+		/* The kernel moves one mapping at a time, and by now this memory may be several. It has unmapped the
+		 * target before it looked (mm/mremap.c, mremap_to), and that may be the other thread's memory now. */
+		must(errno == EFAULT);
 		break;
 	default:
 		must(mprotect(slot->memory, slot->length, PROT_READ) == 0);
