@@ -45,8 +45,6 @@ fn long_way(domain: &'static Domain, served: Mr, context: *mut c_void) -> Option
         context,
         base: public.addr.addr() as u64,
         length: public.length as u64,
-        table_key: None,
-        is_placed: false,
         ..domain.plan()
     };
     let Ok(region) = domain.new_region(&plan) else {
@@ -62,7 +60,7 @@ fn long_way(domain: &'static Domain, served: Mr, context: *mut c_void) -> Option
 /// Closes a region that goes back to the pool. False if it is another, or was closed already.
 #[inline(always)]
 pub fn close(region: &Region) -> bool {
-    let Some(mr) = region.take_served() else {
+    let Some(mr) = region.served() else {
         return false;
     };
     // The domain is looked at only now: a closed region may have outlived it.

@@ -3,7 +3,7 @@
 //! raw keys, and where regions lie that the application has placed.
 
 use super::Region;
-use super::errors::{Failure, invalid, refused};
+use super::errors::{Failure, refused};
 use super::raw_key::RawKey;
 use super::region::{Piece, Side};
 use super::segment::{Room, locate};
@@ -79,9 +79,8 @@ impl Keys {
     /// Puts a region where the application wants it, which is registered now, and opens it to use.
     /// Returns the registrations of those that it replaces, for the caller to end.
     pub fn place(&self, new: &Region) -> Result<Vec<Piece>, Failure> {
-        let end = new.base.checked_add(new.length).ok_or(invalid(
-            "the offset and the length run past the end of the addresses",
-        ))?;
+        // `register` has refused what runs past the end of the addresses.
+        let end = new.base + new.length;
         let mut table = self.lock();
         // They do not overlap each other: from the end, the first that lies before the new one is the last.
         let below = table.placed.range(..end).rev();

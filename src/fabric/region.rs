@@ -489,10 +489,9 @@ impl Region {
         region
     }
 
-    /// Takes the registration from a region that is one of the pool's and of nobody's table, to close it.
-    /// `None` for any other, which stays as it is.
+    /// The registration of a region that may go back to the pool as it came: it is one, and in nobody's table.
     #[inline(always)]
-    pub fn take_served(&self) -> Option<Mr> {
+    pub fn served(&self) -> Option<Mr> {
         let simple = self.table_key.is_none() && !self.is_placed;
         if !simple
             || self.state.load(Relaxed) != State::Registered as u32

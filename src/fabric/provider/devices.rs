@@ -109,7 +109,7 @@ pub struct DomainsOwn<Held> {
     pub device: Device,
     /// Whether its protection domain has gone already, in an earlier attempt to close.
     pub without_pd: AtomicBool,
-    pub held: Held,
+    pub _held: Held,
 }
 
 impl<Held: Send + Sync> Opened for DomainsOwn<Held> {
@@ -118,7 +118,6 @@ impl<Held: Send + Sync> Opened for DomainsOwn<Held> {
             beside_plain::dealloc_pd(pd)?;
             self.without_pd.store(true, Release);
         }
-        let _ = &self.held;
         self.device.close()
     }
 }

@@ -145,7 +145,7 @@ impl Fabric {
         let own = DomainsOwn {
             device,
             without_pd: AtomicBool::new(false),
-            held: self.hold(),
+            _held: self.hold(),
         };
         Domain::open(self.tables, pd, mode, context, Some(Box::new(own)))
     }
