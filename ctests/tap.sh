@@ -15,4 +15,21 @@ check() { # NAME COMMAND...: passes if the command succeeds; what it printed is 
 	shift
 	if output=$("$@" 2>&1); then pass "$name"; else fail "$name" "$output"; fi
 }
+take_over() { # NAME STATUS OUTPUT: of a program that reports its own results: each, and whether it ran to its end
+	local name=$1 status=$2 output=$3 line
+	while read -r line; do
+		case $line in
+		"ok "*"# SKIP "*) line=${line#*- } && skip "$name: ${line%% # SKIP *}" "${line#* # SKIP }" ;;
+		"ok "*) pass "$name: ${line#*- }" ;;
+		"not ok "*) fail "$name: ${line#*- }" ;;
+		"1.."*) ;;
+		*) echo "# ${line#\# }" ;;
+		esac
+	done <<<"$output"
+	if [ "$status" = 0 ] && grep -q '^1\.\.[1-9]' <<<"$output"; then
+		pass "$name: ran to its end"
+	else
+		fail "$name: ran to its end" "exit status $status" "$(tail -n 5 <<<"$output")"
+	fi
+}
 tap_done() { echo "1..$tap_count"; }

@@ -81,26 +81,11 @@ done
 first=$(with fi_info | field provider | head -1)
 check "who asks for nothing gets another first: $first" [ -n "$first" -a "$first" != rdmamr ]
 
-# Programs, whose results are taken over one by one.
 program() { # NAME COMMAND...
-	local name=$1 output status line
+	local name=$1 output
 	shift
 	output=$(timeout 150 "$@" 2>&1)
-	status=$?
-	while read -r line; do
-		case $line in
-		"ok "*"# SKIP "*) line=${line#*- } && skip "$name: ${line%% # SKIP *}" "${line#* # SKIP }" ;;
-		"ok "*) pass "$name: ${line#*- }" ;;
-		"not ok "*) fail "$name: ${line#*- }" ;;
-		"1.."*) ;;
-		*) echo "# ${line#\# }" ;;
-		esac
-	done <<<"$output"
-	if [ $status = 0 ] && grep -q '^1\.\.[1-9]' <<<"$output"; then
-		pass "$name: ran to its end"
-	else
-		fail "$name: ran to its end" "exit status $status" "$(tail -n 3 <<<"$output")"
-	fi
+	take_over "$name" $? "$output"
 }
 provided=(env FI_PROVIDER_PATH="$work/link")
 program "by libfabric" "${provided[@]}" "$work/registers"

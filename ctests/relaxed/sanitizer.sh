@@ -32,18 +32,7 @@ in_order() { # NAME, environment and program: what runs with which libraries
 	# quarantine_size_mb: freed memory comes back, and goes back to the kernel, while the program runs.
 	output=$(timeout 100 env LD_LIBRARY_PATH="$work" ASAN_OPTIONS="$asan_options:quarantine_size_mb=1:exitcode=99" "$@" 2>&1)
 	status=$?
-	while read -r line; do
-		case $line in
-		"ok "*"# SKIP "*) line=${line#*- } && skip "$name: ${line%% # SKIP *}" "${line#* # SKIP }" ;;
-		"ok "*) pass "$name: ${line#*- }" ;;
-		"not ok "*) fail "$name: ${line#*- }" ;;
-		esac
-	done <<<"$output"
-	if [ $status = 0 ] && grep -q '^1\.\.' <<<"$output"; then
-		pass "$name: ran to its end"
-	else
-		fail "$name: ran to its end" "exit status $status" "$(tail -n 5 <<<"$output")"
-	fi
+	take_over "$name" $status "$output"
 	if grep -q 'Sanitizer' <<<"$output"; then
 		fail "$name: AddressSanitizer has nothing to report" "$(sed -n '/Sanitizer/,$p' <<<"$output")"
 	else
