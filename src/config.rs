@@ -18,6 +18,15 @@ pub enum Output {
     File(CString),
 }
 
+/// Which plain registrations the pool serves.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Cache {
+    Off,
+    /// Those that peers cannot reach.
+    Local,
+    All,
+}
+
 /// The settings of relaxed registration.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RelaxedConfig {
@@ -44,6 +53,10 @@ pub struct Config {
     pub log: Level,
     /// `RDMAMR_STATS`.
     pub stats: Option<Output>,
+    /// `RDMAMR_CACHE`.
+    pub cache: Cache,
+    /// `RDMAMR_TRACE`.
+    pub trace: Option<CString>,
     /// `RDMAMR_RELAXED_...`.
     pub relaxed: RelaxedConfig,
     /// `RDMAMR_FABRIC_RELAXED`: domains of libfabric's provider register relaxed.
@@ -55,6 +68,8 @@ impl Config {
         disable: false,
         log: Level::Error,
         stats: None,
+        cache: Cache::Off,
+        trace: None,
         relaxed: RelaxedConfig {
             linger_remote: 1000,
             linger_local: 60_000,
@@ -121,6 +136,18 @@ const SETTINGS: &[Setting] = &[
             _ => Some(Output::File(absolute(value))),
         };
         config.stats.is_some()
+    } },
+    // Which plain registrations are served by regions that are registered already.
+    Setting { name: c"RDMAMR_CACHE", values: &["off", "local", "all"], set: |config, value| {
+        const CACHES: [(&CStr, Cache); 3] = [(c"off", Cache::Off), (c"local", Cache::Local), (c"all", Cache::All)];
+        let cache = CACHES.into_iter().find(|cache| cache.0 == value);
+        config.cache = cache.map_or(config.cache, |cache| cache.1);
+        cache.is_some()
+    } },
+    // Where every call is written down.
+    Setting { name: c"RDMAMR_TRACE", values: &["a file's path"], set: |config, value| {
+        config.trace = (!value.is_empty()).then(|| absolute(value));
+        config.trace.is_some()
     } },
     // How many seconds a released relaxed region is kept: by default 1 if peers can reach it, else 60.
     Setting { name: c"RDMAMR_RELAXED_LINGER", values: &["1", "0.5", "60"], set: |config, value| {

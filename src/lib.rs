@@ -24,6 +24,7 @@
 //! [`thread`] (what a process, a thread has for itself).
 
 mod abi;
+mod caller;
 mod capi;
 mod config;
 mod explain;
