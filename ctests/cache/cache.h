@@ -6,6 +6,7 @@
 #ifndef CACHE_H
 #define CACHE_H
 
+#define PLAIN_CALLS
 #include "../relaxed/observe.h"
 
 enum cache { OFF, LOCAL, ALL };
