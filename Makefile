@@ -45,12 +45,17 @@ check: ## run all tests, those that need a device on DEVICE=name or in the soft-
 # Those that are parts of others, and what its own script compiles.
 parts    := %/pair.c %/kernel_regions.c %/stub_device.c %/asan.c
 programs := $(filter-out $(parts),$(wildcard ctests/device/*.c ctests/differential/*.c ctests/relaxed/*.c))
+# About the three relaxed calls themselves, or without a device.
+by_name  := $(addprefix ctests/relaxed/,$(addsuffix .c,race ucx semantics trap_20_mixed_deregistration))
+# The tests of relaxed registration once more, by the plain calls, which the pool serves under RDMAMR_CACHE; and those
+# that are about nothing else.
+cache    := $(addprefix $(built)/cache_,$(basename $(notdir $(filter-out $(by_name),$(filter ctests/relaxed/%,$(programs))) $(wildcard ctests/cache/*.c))))
 # Each of the fabric family twice: with libfabric's inlines, and with our symbols alone.
 fabric   := $(foreach name,$(basename $(notdir $(wildcard ctests/fabric/*.c))),$(built)/fabric_$(name) $(built)/fabric_$(name)_alone) \
 	$(addprefix $(built)/fabric_,async_address async_thread fuzz_address raw_keys_address) \
 	$(addprefix $(built)/,registers registers_alone matrix foreign_queue ffi example)
 ctests: $(addprefix $(built)/,$(basename $(notdir $(programs)))) \
-	$(fabric) $(built)/calls $(built)/record.so $(built)/old_kernel.so $(built)/device_gone.so $(built)/registration $(built)/relaxed_device $(built)/startup ## compile the C tests and benchmarks
+	$(fabric) $(cache) $(built)/calls $(built)/record.so $(built)/old_kernel.so $(built)/device_gone.so $(built)/registration $(built)/relaxed_device $(built)/startup ## compile the C tests and benchmarks
 
 strict := -std=gnu11 -D_GNU_SOURCE -Wall -Wextra -Werror -Iinclude
 common := ctests/device/pair.c ctests/device/kernel_regions.c
@@ -64,6 +69,10 @@ $(built)/race $(built)/ucx: $(built)/%: ctests/relaxed/%.c $(stub) $(needs)
 	$(CC) $(strict) $(CFLAGS) $< $(stub) -o $@ -libverbs -lpthread -ldl
 $(built)/%: ctests/relaxed/%.c $(common) $(needs)
 	$(CC) $(strict) $(CFLAGS) $< $(common) -o $@ -libverbs -lrdmacm -lpthread -ldl
+$(built)/cache_%: ctests/cache/%.c $(common) $(needs)
+	$(CC) $(strict) $(CFLAGS) $< $(common) -o $@ -libverbs -lrdmacm -lpthread -ldl
+$(built)/cache_%: ctests/relaxed/%.c $(common) $(needs)
+	$(CC) $(strict) $(CFLAGS) -DPLAIN_CALLS $< $(common) -o $@ -libverbs -lrdmacm -lpthread -ldl
 $(built)/fabric_%_alone: ctests/fabric/%.c $(common) $(needs)
 	$(CC) $(strict) $(CFLAGS) -DRDMAMR_NO_LIBFABRIC $< $(common) -o $@ -libverbs -lrdmacm -lpthread -ldl
 $(built)/fabric_%_address: ctests/fabric/%.c $(common) $(so) $(needs)
