@@ -2,6 +2,7 @@
 //! A region without an object: what the kernel has registered, for a pool that keeps its own objects.
 
 use super::devices::Device;
+pub use super::prefault::Watch;
 pub use super::register::Own;
 use super::state;
 use super::{Error, Pd, Request, count_vanished, fork};
@@ -35,8 +36,9 @@ pub fn register(
     own: &Own,
     pd: Pd,
     request: &Request,
+    watch: Watch,
 ) -> Result<(Bare, ib_uverbs_reg_mr_resp), Error> {
-    let answer = own.register_bare(pd, request)?;
+    let answer = own.register_bare(pd, request, watch)?;
     // One of ours with that handle has vanished.
     if own.device.rows.forget(answer.mr_handle) {
         count_vanished(state::current(), 1);

@@ -12,6 +12,7 @@ mod fork;
 mod lifetime;
 mod object;
 mod passed_on;
+mod prefault;
 mod register;
 mod register_ex;
 mod rereg;

@@ -17,7 +17,6 @@ mod dropping;
 mod ending;
 mod filter;
 mod flush;
-mod helper_thread;
 mod hit;
 pub mod hooks;
 mod hull;
@@ -59,10 +58,6 @@ use pool::{Locked, Pool};
 use region::{Id, Purpose};
 use watch::{Fence, Watch};
 use word::{Grant, Left};
-
-/// Where our own mappings go, if the kernel has room there: far from the program's, so that none comes to
-/// lie in a hole that the program has just made.
-const FAR_AWAY: usize = 0x2d72_0000_0000;
 
 /// So many regions that nobody will use again do not wait for the cleaner's next tick.
 const MANY: u32 = 256;

@@ -220,7 +220,11 @@ impl Instance {
             .watch(hull, self.pool.filter.has_many_neighbours(hull));
         let start = with_exposed_provenance_mut(hull.start as usize);
         let pages = Request::at_address(start, hull.bytes() as usize, request.access);
-        let (bare, answer) = bare::register(own, pd, &pages)?;
+        let watch = match watched {
+            Ok(_) => bare::Watch::Own,
+            Err(_) => bare::Watch::Unknown,
+        };
+        let (bare, answer) = bare::register(own, pd, &pages, watch)?;
         region.device.store(bare.device, Relaxed);
         region.fd.store(bare.fd, Relaxed);
         region.handle.store(bare.handle, Relaxed);

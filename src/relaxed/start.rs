@@ -12,7 +12,7 @@ use super::{INSTANCE, Instance, existing};
 use crate::config::config;
 use crate::mr::state;
 use crate::proc::{self, Mapping};
-use crate::process::PerProcess;
+use crate::process::{FAR_AWAY, PerProcess};
 use crate::thread;
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicUsize, Ordering::*};
@@ -82,7 +82,7 @@ pub fn current() -> Option<&'static Instance> {
 fn map_pool() -> Option<&'static Pool> {
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-    let far = core::ptr::without_provenance_mut(super::FAR_AWAY + (1 << 24));
+    let far = core::ptr::without_provenance_mut(FAR_AWAY + (1 << 24));
     // More by what it may have to be moved up.
     let size = size_of::<Pool>() + align_of::<Pool>();
     // SAFETY: a new mapping.
