@@ -21,13 +21,15 @@
 //!
 //! Beside them: [`config`] (settings), [`stats`] (counters), [`explain`] (errors in words), [`log`],
 //! [`next`] (the libibverbs underneath), [`proc`] (what the kernel says of this process), [`process`] and
-//! [`thread`] (what a process, a thread has for itself).
+//! [`thread`] (what a process, a thread has for itself), [`helper_thread`] (threads of our own).
 
 mod abi;
+mod caller;
 mod capi;
 mod config;
 mod explain;
 mod fabric;
+mod helper_thread;
 mod log;
 mod mr;
 mod next;

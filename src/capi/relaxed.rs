@@ -67,7 +67,7 @@ pub unsafe extern "C" fn ibv_reg_mr_relaxed(
             subject: Subject::Memory(request),
             counter: Some(Counter::RegFailed),
         },
-        || relaxed::register(pd.ok_or(NULL_PD)?, &request, miss),
+        || relaxed::register(pd.ok_or(NULL_PD)?, &request, miss, false),
     )
 }
 versioned!(ibv_reg_mr_relaxed, "IBVERBS_1.1");

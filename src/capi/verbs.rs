@@ -8,11 +8,13 @@
 use super::export::interpose;
 use super::ret::{self, Call};
 use crate::abi::rdma_core::*;
+use crate::caller::Caller;
 use crate::explain::Subject;
 use crate::mr::{self, Access, Change, Context, Error, Mr, Pd, Request};
-use crate::relaxed::beside_plain;
+use crate::next;
+use crate::relaxed::{beside_plain, transparent};
 use crate::stats::Counter;
-use core::ffi::{c_int, c_uint, c_void};
+use core::ffi::{CStr, c_int, c_uint, c_void};
 
 /// What every call says of a NULL domain.
 pub const NULL_PD: Error = Error::Argument("the protection domain is NULL");
@@ -28,15 +30,23 @@ fn call(name: &'static str, subject: Subject, counter: Option<Counter>) -> Call 
     }
 }
 
-/// The one body of `ibv_reg_mr`, `_iova` and `_iova2`.
+/// The one body of `ibv_reg_mr`, `_iova` and `_iova2`, and of `ibv_reg_mr_ex` over plain memory.
 #[inline(always)]
-unsafe fn reg(name: &'static str, pd: *mut ibv_pd, request: Request) -> *mut ibv_mr {
+unsafe fn reg(
+    name: &'static CStr,
+    pd: *mut ibv_pd,
+    request: Request,
+    caller: Caller,
+) -> *mut ibv_mr {
     ret::region(
-        || call(name, Subject::Memory(request), Some(Counter::RegFailed)),
+        || {
+            let name = name.to_str().unwrap_or_default();
+            call(name, Subject::Memory(request), Some(Counter::RegFailed))
+        },
         || {
             // SAFETY: C's contract.
             let pd = unsafe { Pd::from_c(pd) }.ok_or(NULL_PD)?;
-            beside_plain::register(pd, &request)
+            transparent::register(pd, &request, name, caller)
         },
     )
 }
@@ -46,12 +56,13 @@ unsafe extern "C" fn ibv_reg_mr(
     addr: *mut c_void,
     length: usize,
     access: c_int,
+    caller: Caller,
 ) -> *mut ibv_mr {
-    let access = Access::from_bits_retain(access as u32);
+    let request = Request::at_address(addr, length, Access::from_bits_retain(access as u32));
     // SAFETY: C's contract.
-    unsafe { reg("ibv_reg_mr", pd, Request::at_address(addr, length, access)) }
+    unsafe { reg(c"ibv_reg_mr", pd, request, caller) }
 }
-interpose!(ibv_reg_mr, "IBVERBS_1.1");
+interpose!(ibv_reg_mr, "IBVERBS_1.1", caller in "r8" "x4" "a4");
 
 unsafe extern "C" fn ibv_reg_mr_iova(
     pd: *mut ibv_pd,
@@ -59,15 +70,16 @@ unsafe extern "C" fn ibv_reg_mr_iova(
     length: usize,
     iova: u64,
     access: c_int,
+    caller: Caller,
 ) -> *mut ibv_mr {
     let request = Request {
         iova,
         ..Request::at_address(addr, length, Access::from_bits_retain(access as u32))
     };
     // SAFETY: C's contract.
-    unsafe { reg("ibv_reg_mr_iova", pd, request) }
+    unsafe { reg(c"ibv_reg_mr_iova", pd, request, caller) }
 }
-interpose!(ibv_reg_mr_iova, "IBVERBS_1.7");
+interpose!(ibv_reg_mr_iova, "IBVERBS_1.7", caller in "r9" "x5" "a5");
 
 unsafe extern "C" fn ibv_reg_mr_iova2(
     pd: *mut ibv_pd,
@@ -75,28 +87,35 @@ unsafe extern "C" fn ibv_reg_mr_iova2(
     length: usize,
     iova: u64,
     access: c_uint,
+    caller: Caller,
 ) -> *mut ibv_mr {
     let request = Request {
         iova,
         ..Request::at_address(addr, length, Access::from_bits_retain(access))
     };
     // SAFETY: C's contract.
-    unsafe { reg("ibv_reg_mr_iova2", pd, request) }
+    unsafe { reg(c"ibv_reg_mr_iova2", pd, request, caller) }
 }
-interpose!(ibv_reg_mr_iova2, "IBVERBS_1.8");
+interpose!(ibv_reg_mr_iova2, "IBVERBS_1.8", caller in "r9" "x5" "a5");
 
 unsafe extern "C" fn ibv_reg_mr_ex(
     pd: *mut ibv_pd,
     mr_init_attr: *mut ibv_mr_init_attr,
+    caller: Caller,
 ) -> *mut ibv_mr {
-    const NAME: &str = "ibv_reg_mr_ex";
     // SAFETY: C's contract: what `comp_mask` names is set.
     if let Some(request) = unsafe { mr::plain_memory(mr_init_attr) } {
         // SAFETY: C's contract.
-        return unsafe { reg(NAME, pd, request) };
+        return unsafe { reg(c"ibv_reg_mr_ex", pd, request, caller) };
     }
     ret::region(
-        || call(NAME, Subject::OtherMemory, Some(Counter::RegFailed)),
+        || {
+            call(
+                "ibv_reg_mr_ex",
+                Subject::OtherMemory,
+                Some(Counter::RegFailed),
+            )
+        },
         || {
             // SAFETY: C's contract.
             let pd = unsafe { Pd::from_c(pd) }.ok_or(NULL_PD)?;
@@ -108,7 +127,7 @@ unsafe extern "C" fn ibv_reg_mr_ex(
         },
     )
 }
-interpose!(ibv_reg_mr_ex, "IBVERBS_1.15");
+interpose!(ibv_reg_mr_ex, "IBVERBS_1.15", caller in "rdx" "x2" "a2");
 
 unsafe extern "C" fn ibv_reg_dmabuf_mr(
     pd: *mut ibv_pd,
@@ -178,6 +197,25 @@ unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
     })
 }
 interpose!(ibv_dereg_mr, "IBVERBS_1.1");
+
+/// What a provider calls to deregister, of libibverbs' private interface: so an `ibv_dereg_mr` that was taken from
+/// libibverbs by handle comes here. Of a region that the pool serves it ends the use alone. Without a node, since
+/// the private one's name changes with rdma-core's releases.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C" fn ibv_cmd_dereg_mr(vmr: *mut verbs_mr) -> c_int {
+    // SAFETY: a provider's own object, or one of ours.
+    let mr = unsafe { Mr::from_c(vmr.cast()) };
+    if mr.is_some_and(transparent::deregister_past_us) {
+        return 0;
+    }
+    match next::CMD_DEREG_MR.get() {
+        // SAFETY: the provider's own argument, to the function that it meant.
+        Some(next) => unsafe { next(vmr) },
+        None => libc::ENOSYS,
+    }
+}
+#[cfg(test)]
+const _: unsafe extern "C" fn(*mut verbs_mr) -> c_int = ibv_cmd_dereg_mr;
 
 unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
     ret::status(

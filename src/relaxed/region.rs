@@ -76,6 +76,8 @@ pub struct Purpose {
     pub access: u32,
     /// A region serves only if hull and access are the same, not if they are more.
     pub exact: bool,
+    /// It serves only if nobody uses it.
+    pub alone: bool,
 }
 
 /// Values of [`Region::of_file`].
