@@ -117,6 +117,9 @@ bench-relaxed: ## time relaxed registration beside UCX's registration cache, on 
 bench-fabric: ## time libfabric's calls on our domains beside libfabric's verbs provider, on DEVICE=name or soft-RoCE
 	@bench/fabric
 
+bench-cache: ## time a program that registers per message with RDMAMR_CACHE and without, on DEVICE=name or soft-RoCE
+	@bench/cache
+
 DURATION ?= 600
 soak: all ctests ## run random relaxed registrations, unmaps, forks and traffic for DURATION seconds (600), and a long race
 	vm/run -t $$(($(DURATION) + 120)) -- env LD_PRELOAD=$(abspath $(so)) CHECK_DEVICE=rxe0 CHECK_ADDRESS=10.77.0.1 $(built)/soak $(DURATION)
@@ -171,4 +174,4 @@ help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | awk -F '|' '{ printf "  make %-14s %s\n", $$1, $$2 }'
 
 FORCE:
-.PHONY: all headers man cbindgen check ctests demo bench bench-relaxed bench-fabric soak vm install uninstall deb clean help FORCE
+.PHONY: all headers man cbindgen check ctests demo bench bench-relaxed bench-fabric bench-cache soak vm install uninstall deb clean help FORCE

@@ -7,13 +7,12 @@
  * Up to 4 KiB travel with the message. What is more the server reads from the client's memory by RDMA, and the reply
  * it writes there: so the client's large buffers have remote rights, and all others have not.
  *
- * Usage: rpc DEVICE GID_INDEX MESSAGES. Prints for each class of sizes: messages, us a message, and us of those in the
- * registration calls, of both processes.
+ * Usage: rpc DEVICE GID_INDEX MESSAGES. Prints for each class of sizes how many there were, the us that one took,
+ * and of those the us in the registration calls of both processes; medians.
  */
 #include <infiniband/verbs.h>
 #include <errno.h>
 #include <math.h>
-#include <sched.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -24,6 +23,7 @@
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
+#include "median.h"
 
 #define must(condition)                                                        \
 	do {                                                                   \
@@ -33,7 +33,7 @@
 		}                                                              \
 	} while (0)
 
-enum { EAGER = 4096, WARM_UP = 300 };
+enum { EAGER = 4096, WARM_UP = 200 };
 
 /* Goes ahead of the data, or of the news that data is there. */
 struct header {
@@ -49,6 +49,7 @@ struct end {
 
 static struct ibv_context *context;
 static struct ibv_pd *pd;
+static struct ibv_comp_channel *channel;
 static struct ibv_cq *cq;
 static struct ibv_qp *qp;
 /* What does not change: one header to send and one to receive. */
@@ -67,11 +68,11 @@ static const struct {
 	{ "to 1 MiB", 1 << 20, 5 },
 };
 
-/* What it took, by the size of the request; in memory that both processes see. */
-static struct counted {
-	long messages;
+/* What each call took, and how much of it the registration calls of either process; in memory that both see. */
+static struct call {
+	int class;
 	double total, registering[2];
-} *counted;
+} *calls;
 /* What this process has spent in registration calls. */
 static double registering;
 
@@ -131,11 +132,32 @@ static void check(const char *memory, size_t length, uint32_t sequence)
 	}
 }
 
+/* Waits without spinning: on few processors that would keep soft-RoCE from its work. */
+static void poll_cq(struct ibv_wc *wc)
+{
+	struct ibv_cq *of;
+	void *unused;
+	int count;
+
+	while (!(count = ibv_poll_cq(cq, 1, wc))) {
+		must(ibv_req_notify_cq(cq, 0) == 0);
+		count = ibv_poll_cq(cq, 1, wc);
+		if (count)
+			break;
+		must(ibv_get_cq_event(channel, &of, &unused) == 0);
+		ibv_ack_cq_events(of, 1);
+	}
+	must(count == 1);
+	if (wc->status != IBV_WC_SUCCESS) {
+		fprintf(stderr, "rpc: %s\n", ibv_wc_status_str(wc->status));
+		exit(1);
+	}
+}
+
 static void completed(enum ibv_wc_opcode opcode)
 {
 	struct ibv_wc wc;
 	static bool early;
-	int count;
 
 	/* A message may be here before the send before it is known to be complete. */
 	if (early && opcode == IBV_WC_RECV) {
@@ -143,13 +165,7 @@ static void completed(enum ibv_wc_opcode opcode)
 		return;
 	}
 	for (;;) {
-		while (!(count = ibv_poll_cq(cq, 1, &wc)))
-			sched_yield();
-		must(count == 1);
-		if (wc.status != IBV_WC_SUCCESS) {
-			fprintf(stderr, "rpc: %s\n", ibv_wc_status_str(wc.status));
-			exit(1);
-		}
+		poll_cq(&wc);
 		if (wc.opcode == opcode)
 			return;
 		must(wc.opcode == IBV_WC_RECV && !early);
@@ -251,15 +267,6 @@ static void serve(char *message, const struct header *asked)
 	free(reply);
 }
 
-static int class_of(size_t length)
-{
-	int class = 0;
-
-	while (length > classes[class].up_to)
-		class++;
-	return class;
-}
-
 /* The memory that the next message comes to is registered before the reply to the last lets the client go on. */
 static void server(void)
 {
@@ -288,8 +295,7 @@ static void server(void)
 		free(message);
 		message = next;
 		mr = next_mr;
-		if (asked.sequence >= WARM_UP)
-			counted[class_of(asked.length)].registering[1] += registering - before;
+		calls[asked.sequence].registering[1] = registering - before;
 	}
 	must(ibv_destroy_qp(qp) == 0);
 	dereg(mr);
@@ -318,19 +324,39 @@ static int some_class(void)
 static void client(long messages)
 {
 	srandom(4711);
-	for (long n = 0; n < WARM_UP + messages; n++) {
+	for (long n = 0; n < messages; n++) {
 		int class = some_class();
 		size_t length = some_length(class), reply_length = some_length(class);
 		double start = now(), before = registering;
 
-		call((uint32_t)n, length, reply_length, n == WARM_UP + messages - 1);
-		if (n >= WARM_UP) {
-			counted[class].messages++;
-			counted[class].total += now() - start;
-			counted[class].registering[0] += registering - before;
-		}
+		call((uint32_t)n, length, reply_length, n == messages - 1);
+		/* The server writes its own share, maybe at this moment. */
+		calls[n].class = class;
+		calls[n].total = now() - start;
+		calls[n].registering[0] = registering - before;
 	}
 	must(ibv_destroy_qp(qp) == 0);
+}
+
+/* Medians, which a busy moment of the machine does not move as it does a mean. */
+static void report(long messages)
+{
+	double *totals = calloc((size_t)messages, sizeof(double)), *shares = calloc((size_t)messages, sizeof(double));
+
+	must(totals && shares);
+	for (int class = 0; class < CLASSES; class++) {
+		int count = 0;
+
+		for (long n = WARM_UP; n < messages; n++) {
+			if (calls[n].class != class)
+				continue;
+			totals[count] = calls[n].total;
+			shares[count++] = calls[n].registering[0] + calls[n].registering[1];
+		}
+		if (count)
+			printf("%-16s %6d %10.1f %10.1f\n", classes[class].name, count, median(totals, count),
+			       median(shares, count));
+	}
 }
 
 static void open_device(const char *name, int gid_index, struct end *end)
@@ -348,8 +374,10 @@ static void open_device(const char *name, int gid_index, struct end *end)
 	must(context);
 	ibv_free_device_list(list);
 	pd = ibv_alloc_pd(context);
-	cq = ibv_create_cq(context, 32, NULL, NULL, 0);
-	must(pd && cq);
+	channel = ibv_create_comp_channel(context);
+	must(pd && channel);
+	cq = ibv_create_cq(context, 32, NULL, channel, 0);
+	must(cq);
 	attr.send_cq = attr.recv_cq = cq;
 	qp = ibv_create_qp(pd, &attr);
 	must(qp);
@@ -390,6 +418,7 @@ int main(int argc, char **argv)
 {
 	struct end ends[2];
 	int sockets[2], status, gid_index, side;
+	long messages;
 	pid_t pid;
 
 	if (argc != 4) {
@@ -397,9 +426,10 @@ int main(int argc, char **argv)
 		return 2;
 	}
 	gid_index = atoi(argv[2]);
+	messages = WARM_UP + atol(argv[3]);
 	must(socketpair(AF_UNIX, SOCK_STREAM, 0, sockets) == 0);
-	counted = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-	must(counted != MAP_FAILED);
+	calls = mmap(NULL, (size_t)messages * sizeof(*calls), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	must(calls != MAP_FAILED);
 	pid = fork();
 	must(pid >= 0);
 	side = pid ? 0 : 1;
@@ -410,18 +440,12 @@ int main(int argc, char **argv)
 	if (side)
 		server();
 	else
-		client(atol(argv[3]));
-	must(ibv_dereg_mr(headers_mr) == 0 && ibv_destroy_cq(cq) == 0 && ibv_dealloc_pd(pd) == 0 &&
-	     ibv_close_device(context) == 0);
+		client(messages);
+	must(ibv_dereg_mr(headers_mr) == 0 && ibv_destroy_cq(cq) == 0 && ibv_destroy_comp_channel(channel) == 0 &&
+	     ibv_dealloc_pd(pd) == 0 && ibv_close_device(context) == 0);
 	if (side)
 		return 0;
 	must(waitpid(pid, &status, 0) == pid && status == 0);
-	for (int class = 0; class < CLASSES; class++) {
-		const struct counted *of = &counted[class];
-
-		if (of->messages)
-			printf("%-16s %8ld %10.1f %10.1f\n", classes[class].name, of->messages, of->total / of->messages,
-			       (of->registering[0] + of->registering[1]) / of->messages);
-	}
+	report(messages);
 	return 0;
 }
