@@ -26,7 +26,8 @@ contents() {
 	done | sed "s|$triplet|TRIPLET|; s|so\.$version|so.VERSION|" | LC_ALL=C sort
 }
 check "their files are those of deb.files" diff -u <(grep -v '^#' "$here/deb.files") <(contents)
-check "no file names a folder of the builder" bash -c 'for package; do ! dpkg-deb --fsys-tarfile "$package" | grep -qaF -e "$PWD" -e "$HOME/" || { echo "$package"; exit 1; }; done' - target/deb/*.deb
+telltales() { for package in target/deb/*.deb; do dpkg-deb --fsys-tarfile "$package" | grep -caF -e "$PWD" -e "$HOME/"; done | grep -vx 0; }
+check "no file names a folder of the builder" [ -z "$(telltales)" ]
 
 has() { # PACKAGE FIELD PATTERN
 	dpkg-deb -f target/deb/"$1"_*.deb "$2" | grep -E -- "$3"

@@ -39,11 +39,11 @@ check "a program links the archive" compile static consumer.c -l:librdmamr.a -lg
 run "it runs" "$work/static"
 
 # As in "make demo", by the library's name alone.
-pingpong() { RDMAMR_STATS=$work/stats LD_PRELOAD=librdmamr.so.1 ibv_rc_pingpong -d "$device" -g "$gid" -n 100 -c "$@"; }
-pingpong >"$work/server" 2>&1 &
+pingpong=(env RDMAMR_STATS="$work/stats" LD_PRELOAD=librdmamr.so.1 ibv_rc_pingpong -d "$device" -g "$gid" -n 100 -c)
+"${pingpong[@]}" >"$work/server" 2>&1 &
 server=$!
 until grep -qsi ":$(printf %X 18515) " /proc/net/tcp /proc/net/tcp6 || ! kill -0 $server 2>/dev/null; do sleep 0.1; done
-check "LD_PRELOAD=librdmamr.so.1 ibv_rc_pingpong" pingpong localhost
+check "LD_PRELOAD=librdmamr.so.1 ibv_rc_pingpong" "${pingpong[@]}" localhost
 check "its server" wait $server
 sum_stats "$work/stats"
 # shellcheck disable=SC2154 # sum_stats sets them

@@ -29,7 +29,7 @@ for file in lib/here/librdmamr.so.1 lib/here/librdmamr.so lib/here/librdmamr.a l
 	check "installed: $file" [ -e "$stage/usr/$file" ]
 done
 pages=$(man/names)
-missing() { while read -r file page; do [ -s "$stage/usr/share/man/$file" ] || echo "$file"; done <<<"$pages"; }
+missing() { while read -r file _; do [ -s "$stage/usr/share/man/$file" ] || echo "$file"; done <<<"$pages"; }
 check "and $(wc -l <<<"$pages") manual pages and links to them" [ -z "$(missing)" ]
 links() { grep -rhs '^\.so ' "$stage/usr/share/man" | sort -u | while read -r _ file; do [ -s "$stage/usr/share/man/$file" ] || echo "$file"; done; }
 check "each link leads to a page" [ -z "$(links)" ]
