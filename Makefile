@@ -129,14 +129,14 @@ vm: ## run CMD='...' in the soft-RoCE machine, with KERNEL=6.1 (default) or 6.12
 	@vm/run -- sh -c '$(subst ','\'',$(value CMD))'
 
 installed_headers := rdmamr.h rdmamr/verbs.h rdmamr/fi_mr.h rdmamr/compat/infiniband/verbs.h
-# "strip=" leaves the symbols to who packages them apart.
-strip := -s
+# "strip_flag=" leaves the symbols to who packages them apart.
+strip_flag := -s
 program := $(release)/rdmamr
 $(program): FORCE
 	$(CARGO) build --release -p rdmamr-tool
 install: $(so) $(program) ## install under DESTDIR, PREFIX, LIBDIR
 	install -d $(DESTDIR)$(LIBDIR)/pkgconfig $(DESTDIR)$(INCLUDEDIR)/rdmamr/compat/infiniband $(DESTDIR)$(BINDIR)
-	install -m 755 $(strip) $(so) $(DESTDIR)$(LIBDIR)/librdmamr.so.$(version)
+	install -m 755 $(strip_flag) $(so) $(DESTDIR)$(LIBDIR)/librdmamr.so.$(version)
 	ln -sf librdmamr.so.$(version) $(DESTDIR)$(LIBDIR)/librdmamr.so.1
 	ln -sf librdmamr.so.1 $(DESTDIR)$(LIBDIR)/librdmamr.so
 	install -m 644 $(release)/librdmamr.a $(DESTDIR)$(LIBDIR)/
@@ -147,7 +147,7 @@ install: $(so) $(program) ## install under DESTDIR, PREFIX, LIBDIR
 	for name in rdmamr rdmamr-compat; do \
 		sed -e 's|@prefix@|$(PREFIX)|' -e 's|@libdir@|$(LIBDIR)|' -e 's|@includedir@|$(INCLUDEDIR)|' -e 's|@version@|$(version)|' \
 			pkgconfig/$$name.pc.in >$(DESTDIR)$(LIBDIR)/pkgconfig/$$name.pc || exit; done
-	install -m 755 $(strip) $(program) $(DESTDIR)$(BINDIR)/
+	install -m 755 $(strip_flag) $(program) $(DESTDIR)$(BINDIR)/
 	install -d $(addprefix $(DESTDIR),$(BASHDIR) $(ZSHDIR) $(FISHDIR))
 	$(program) completions bash >$(DESTDIR)$(BASHDIR)/rdmamr
 	$(program) completions zsh >$(DESTDIR)$(ZSHDIR)/_rdmamr

@@ -20,6 +20,14 @@ pub struct Caller(usize);
 static ANSWERS: [AtomicUsize; 64] = [const { AtomicUsize::new(0) }; 64];
 
 impl Caller {
+    /// Not known.
+    pub const UNKNOWN: Caller = Caller(0);
+
+    /// As a number.
+    pub fn address(self) -> usize {
+        self.0
+    }
+
     /// Whether the caller's file imports the symbol, or has this library in itself.
     #[inline(always)]
     pub fn imports(self, symbol: &'static CStr) -> bool {

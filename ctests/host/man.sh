@@ -49,12 +49,10 @@ check "the headers declare what the library exports" diff <(exported | sort) <(d
 while read -r name; do check "man $name" documented "$name"; done < <(declared)
 
 # Each setting of the table, in the page and in README.
-mentioned() {
-	local name
-	for name in $(grep -oP 'name: c"\KRDMAMR_[A-Z_]+' src/config.rs); do
-		grep -q "$name" man/rdmamr.7 && grep -q "$name" README.md || { echo "$name"; return 1; }
-	done
-	[ -n "$name" ]
-}
-check "the page and README have each setting" mentioned
+settings() { grep -oP 'name: c"\KRDMAMR_[A-Z_]+' src/config.rs; }
+check "the table has settings" settings
+while read -r name; do
+	check "rdmamr(7) has $name" grep -q "$name" man/rdmamr.7
+	check "README has $name" grep -q "$name" README.md
+done < <(settings)
 tap_done

@@ -63,4 +63,24 @@ macro_rules! versioned {
         ));
     };
 }
-pub(crate) use {interpose, versioned};
+/// The body of a naked function that is `$f` with one argument more, a `Caller`, as `interpose` has it.
+macro_rules! with_caller {
+    ($f:ident, $x86:literal $arm:literal $riscv:literal) => {
+        core::arch::naked_asm!(
+            #[cfg(target_arch = "x86_64")]
+            concat!("mov ", $x86, ", [rsp]"),
+            #[cfg(target_arch = "x86_64")]
+            "jmp {f}",
+            #[cfg(target_arch = "aarch64")]
+            concat!("mov ", $arm, ", x30"),
+            #[cfg(target_arch = "aarch64")]
+            "b {f}",
+            #[cfg(target_arch = "riscv64")]
+            concat!("mv ", $riscv, ", ra"),
+            #[cfg(target_arch = "riscv64")]
+            "tail {f}",
+            f = sym $f,
+        )
+    };
+}
+pub(crate) use {interpose, versioned, with_caller};

@@ -8,6 +8,7 @@ use super::{Access, Error, Mr, Pd, Request, count_vanished, require};
 use crate::abi::rdma_core::*;
 use crate::log::{self, Level};
 use crate::stats::Counter;
+use crate::trace::{self, format::how};
 use crate::{next, thread};
 use errno::errno;
 
@@ -70,6 +71,7 @@ pub fn made_by_next(mr: *mut ibv_mr) -> Result<*mut ibv_mr, Error> {
     let state = state::current();
     let counters = &state.counters;
     counters.add(thread::number(), Counter::RegNext, 1);
+    trace::note(how::PASSED_ON);
     let public = made.read();
     if let Some(device) = state.devices.get(public.context.expose_provenance())
         && device.rows.forget(public.handle)

@@ -45,7 +45,7 @@ pub use register::register;
 pub use release::{deregister, release};
 
 use crate::abi::rdma_core::ibv_mr;
-use crate::mr::{Access, Pd};
+use crate::mr::{Access, Mr, Pd};
 use crate::process::PerProcess;
 use crate::stats::{Counter, Counters};
 use crate::thread;
@@ -141,6 +141,11 @@ fn hit_inlined(pd: Pd, addr: usize, length: usize, access: Access, alone: bool) 
 pub fn hit_here(pd: Pd, addr: usize, length: usize, access: Access) -> Option<*mut ibv_mr> {
     let object = hit_inlined(pd, addr, length, access, false);
     (object > UNSETTLED).then(|| with_exposed_provenance_mut(object))
+}
+
+/// Whether a region is a use of one of the pool.
+pub fn serves(mr: Mr) -> bool {
+    start::is_object(mr.address()) || mr.is_pooled()
 }
 
 /// Registrations that hits have served by the regions' own handles, of regions that have not ended.

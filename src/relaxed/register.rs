@@ -16,6 +16,7 @@ use crate::mr::bare::{self, Own};
 use crate::mr::{self, Access, Error, Object, Pd, Request};
 use crate::stats::Counter;
 use crate::thread;
+use crate::trace::{self, format::how};
 use core::ptr::with_exposed_provenance_mut;
 use core::sync::atomic::{AtomicU32, Ordering::*};
 use core::time::Duration;
@@ -175,6 +176,7 @@ impl Instance {
             match self.pin(own, pd, request, id) {
                 Ok(watched) => {
                     self.keep(id, purpose, watched, settled);
+                    trace::note(how::MISS);
                     drop(inside);
                     // Little of it waits for the cleaner's next tick: to wake it now is to have it in the way.
                     if self.pool.has_much_to_end(super::MANY) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Which memory may be populated before it is registered: where the registration would make the very same
-//! pages, and where that is worth it.
+//! Which memory may be populated beside its registration: where that would make the very same pages, and where
+//! it is worth it.
 //!
 //! Only anonymous private memory that can be written to, all of it. The pin takes a page of its own for each
 //! page of such memory, also where the device will only read it (a shared page of zeros cannot stay pinned:
@@ -15,10 +15,7 @@ use crate::mr::Request;
 use crate::proc;
 
 /// Whether the memory of a registration may be populated, and is to be.
-pub fn is_suitable(request: &Request, watch: Watch) -> bool {
-    let Some(pages) = Pages::of(request) else {
-        return false;
-    };
+pub fn is_suitable(request: &Request, pages: Pages, watch: Watch) -> bool {
     // What is paged on demand is not pinned. In ascending order of the cost:
     !request.access.on_demand()
         && !is_refused(request)
@@ -68,11 +65,7 @@ impl Pages {
         const APART: usize = 32 << 20;
         let looks = self.bytes().div_ceil(APART);
         let apart = self.count() / looks;
-        let mut pages = (0..looks).map(|look| self.start + (look * apart + apart / 2) * self.size);
-        pages.any(|start| {
-            let end = start + self.size;
-            !Pages { start, end, ..self }.are_present()
-        })
+        (0..looks).any(|look| !self.page(look * apart + apart / 2).are_present())
     }
 
     /// Whether all of it is anonymous private memory that can be written to; then what is below.
