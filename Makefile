@@ -100,6 +100,9 @@ bench: ## time registration beside libibverbs, on DEVICE=name or in the soft-RoC
 bench-relaxed: ## time relaxed registration beside UCX's registration cache, on this machine's own kernel
 	@bench/relaxed
 
+bench-prefault: ## time registration of memory that was never touched, with RDMAMR_PREFAULT=2, on this machine, then as bench
+	@bench/prefault
+
 bench-fabric: ## time libfabric's calls on our domains beside libfabric's verbs provider, on DEVICE=name or soft-RoCE
 	@bench/fabric
 
@@ -140,4 +143,4 @@ help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | awk -F '|' '{ printf "  make %-14s %s\n", $$1, $$2 }'
 
 FORCE:
-.PHONY: all headers man cbindgen check ctests demo bench bench-relaxed bench-fabric soak vm install uninstall clean help FORCE
+.PHONY: all headers man cbindgen check ctests demo bench bench-relaxed bench-prefault bench-fabric soak vm install uninstall clean help FORCE
