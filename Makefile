@@ -117,6 +117,9 @@ bench-relaxed: ## time relaxed registration beside UCX's registration cache, on 
 bench-trace: ## time what it costs that calls are written down, on this machine's own processor
 	@bench/trace
 
+bench-prefault: ## time registration of memory that was never touched, with RDMAMR_PREFAULT=2, on this machine, then as bench
+	@bench/prefault
+
 bench-fabric: ## time libfabric's calls on our domains beside libfabric's verbs provider, on DEVICE=name or soft-RoCE
 	@bench/fabric
 
@@ -177,4 +180,4 @@ help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | awk -F '|' '{ printf "  make %-14s %s\n", $$1, $$2 }'
 
 FORCE:
-.PHONY: all headers man cbindgen check ctests demo bench bench-relaxed bench-trace bench-fabric bench-cache soak vm install uninstall deb clean help FORCE
+.PHONY: all headers man cbindgen check ctests demo bench bench-relaxed bench-trace bench-prefault bench-fabric bench-cache soak vm install uninstall deb clean help FORCE

@@ -126,6 +126,15 @@ static char *map(size_t length, bool huge, char **mapping)
 	return memory;
 }
 
+/* In a virtual machine memory may have no memory behind it, until it is used. */
+static void back(size_t length)
+{
+	char *mapping, *memory = map(length, true, &mapping);
+
+	memset(memory, 1, length);
+	munmap(mapping, length + HUGE_PAGE);
+}
+
 static void compare(size_t mib, bool huge, bool present, int rounds)
 {
 	size_t length = mib << 20;
@@ -135,6 +144,7 @@ static void compare(size_t mib, bool huge, bool present, int rounds)
 	for (int way = 0; way < WAYS; way++)
 		if (!ratios || !(values[way] = calloc((size_t)rounds, sizeof(double))))
 			die("calloc");
+	back(2 * length);
 	if (present) {
 		memory = map(length, huge, &mapping);
 		memset(memory, 1, length);
