@@ -2,6 +2,7 @@
 //! The program `rdmamr`: runs programs under the library, and says what their registrations cost.
 
 mod abi;
+mod doctor;
 mod elf;
 #[path = "../../src/trace/format.rs"]
 #[allow(dead_code, reason = "the library writes what this only reads")]
@@ -11,6 +12,7 @@ mod run;
 mod signals;
 mod style;
 mod uverbs;
+mod verbs;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
@@ -40,6 +42,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Run(run::Args),
+    Doctor(doctor::Args),
     /// Print a script that completes this program's arguments in a shell
     #[command(after_help = "\
 Examples:
@@ -69,6 +72,7 @@ fn main() -> ExitCode {
     };
     let result = match &cli.command {
         Command::Run(args) => run::run(args),
+        Command::Doctor(args) => doctor::run(args),
         Command::Completions { shell } => {
             clap_complete::generate(
                 *shell,
