@@ -2,6 +2,7 @@
 //! The program `rdmamr`: runs programs under the library, and says what their registrations cost.
 
 mod abi;
+mod bench;
 mod doctor;
 mod elf;
 #[path = "../../src/trace/format.rs"]
@@ -43,6 +44,10 @@ struct Cli {
 enum Command {
     Run(run::Args),
     Doctor(doctor::Args),
+    Bench(bench::Args),
+    /// Its other processes.
+    #[command(hide = true)]
+    BenchWorker(bench::worker::Args),
     /// Print a script that completes this program's arguments in a shell
     #[command(after_help = "\
 Examples:
@@ -73,6 +78,8 @@ fn main() -> ExitCode {
     let result = match &cli.command {
         Command::Run(args) => run::run(args),
         Command::Doctor(args) => doctor::run(args),
+        Command::Bench(args) => bench::run(args),
+        Command::BenchWorker(args) => bench::worker::run(args).map(|()| ExitCode::SUCCESS),
         Command::Completions { shell } => {
             clap_complete::generate(
                 *shell,

@@ -22,6 +22,7 @@ pub fn check() -> Check {
     let tried = Command::new("/bin/true")
         .env("LD_PRELOAD", &library.path)
         .env("RDMAMR_STATS", "stderr")
+        .env_remove("RDMAMR_LIBRARY")
         .output();
     let said = match tried {
         Ok(output) => String::from_utf8_lossy(&output.stderr).into_owned(),
