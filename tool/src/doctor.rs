@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `rdmamr doctor`: what in this machine and this process helps or hinders registration, one file a subject.
 
+mod attributes;
 mod devices;
 mod driver;
 mod fork;
@@ -9,7 +10,6 @@ mod kernel;
 mod libfabric;
 mod mappings;
 mod memlock;
-mod odp;
 mod preload;
 mod rdma_core;
 mod report;
@@ -115,7 +115,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
         let context = kernel::open(device, &verbs, &mut checks);
         if let Some(context) = &context {
             checks.push(driver::check(device, context));
-            checks.push(odp::check(device, context));
+            checks.extend(attributes::check(device, context));
         }
     }
     checks.push(kernel::check());

@@ -24,7 +24,7 @@ use std::process::ExitCode;
 #[command(
     name = "rdmamr",
     version,
-    max_term_width = 100,
+    max_term_width = 80,
     disable_help_subcommand = true
 )]
 #[command(after_help = "\

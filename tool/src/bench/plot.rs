@@ -50,6 +50,7 @@ fn draw(results: &Results, svg: &mut String) -> anyhow::Result<()> {
     let mut chart = ChartBuilder::on(&area)
         .caption(title, ("sans-serif", 18))
         .margin(16)
+        .margin_right(40)
         .x_label_area_size(44)
         .y_label_area_size(76)
         .build_cartesian_2d(
