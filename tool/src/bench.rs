@@ -86,17 +86,16 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
         .map_err(anyhow::Error::msg)
         .context("libibverbs.so.1 cannot be loaded")?;
     let names = verbs.names();
-    let device = match &args.device {
-        Some(device) if !names.contains(device) => bail!(
+    let Some(first) = names.first() else {
+        bail!("there is no RDMA device; 'rdmamr doctor' says how to get one");
+    };
+    let device = args.device.as_ref().unwrap_or(first).clone();
+    if !names.contains(&device) {
+        bail!(
             "there is no device {device}; there are: {}",
             names.join(", ")
-        ),
-        Some(device) => device.clone(),
-        None => match names.first() {
-            Some(device) => device.clone(),
-            None => bail!("there is no RDMA device; 'rdmamr doctor' says how to get one"),
-        },
-    };
+        );
+    }
     let library = library::find()?;
     let mut workers = Vec::new();
     for kind in Kind::ALL {

@@ -45,9 +45,6 @@ enum Command {
     Run(run::Args),
     Doctor(doctor::Args),
     Bench(bench::Args),
-    /// Its other processes.
-    #[command(hide = true)]
-    BenchWorker(bench::worker::Args),
     /// Print a script that completes this program's arguments in a shell
     #[command(after_help = "\
 Examples:
@@ -64,6 +61,14 @@ Examples:
 fn main() -> ExitCode {
     signals::restore();
     let usage = usage_status();
+    // Not among the commands, which are shown and completed: the processes of "bench".
+    if std::env::args_os()
+        .nth(1)
+        .is_some_and(|command| command == bench::worker::COMMAND)
+    {
+        let args = bench::worker::Args::parse_from(std::env::args_os().skip(1));
+        return end(bench::worker::run(&args).map(|()| ExitCode::SUCCESS), usage);
+    }
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {
@@ -79,7 +84,6 @@ fn main() -> ExitCode {
         Command::Run(args) => run::run(args),
         Command::Doctor(args) => doctor::run(args),
         Command::Bench(args) => bench::run(args),
-        Command::BenchWorker(args) => bench::worker::run(args).map(|()| ExitCode::SUCCESS),
         Command::Completions { shell } => {
             clap_complete::generate(
                 *shell,
@@ -90,9 +94,13 @@ fn main() -> ExitCode {
             Ok(ExitCode::SUCCESS)
         }
     };
+    end(result, usage)
+}
+
+fn end(result: anyhow::Result<ExitCode>, status: u8) -> ExitCode {
     result.unwrap_or_else(|error| {
         anstream::eprintln!("rdmamr: {error:#}");
-        ExitCode::from(usage)
+        ExitCode::from(status)
     })
 }
 

@@ -68,7 +68,7 @@ impl Worker {
             _ => command.env("LD_PRELOAD", library),
         };
         let mut child = command
-            .args(["bench-worker", kind.name(), device])
+            .args([COMMAND, kind.name(), device])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -108,8 +108,11 @@ impl Drop for Worker {
     }
 }
 
-/// The arguments of the process.
-#[derive(clap::Args)]
+/// How the process is started.
+pub const COMMAND: &str = "bench-worker";
+
+/// Its arguments.
+#[derive(clap::Parser)]
 pub struct Args {
     kind: Kind,
     device: String,
