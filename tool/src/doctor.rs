@@ -110,7 +110,7 @@ impl Check {
 /// Looks at everything, and prints it.
 pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let verbs = Verbs::load();
-    let (mut checks, devices) = devices::check(&args.devices, &verbs);
+    let (mut checks, devices) = devices::check(&args.devices);
     for device in &devices {
         let context = kernel::open(device, &verbs, &mut checks);
         if let Some(context) = &context {

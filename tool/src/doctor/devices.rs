@@ -2,14 +2,13 @@
 //! The RDMA devices of this machine.
 
 use super::{Check, read};
-use crate::verbs::Verbs;
 use std::fs;
 use std::path::Path;
 
 const SUBJECT: &str = "device";
 
 /// The checks, and the devices to look at more closely.
-pub fn check(wanted: &[String], verbs: &Result<Verbs, String>) -> (Vec<Check>, Vec<String>) {
+pub fn check(wanted: &[String]) -> (Vec<Check>, Vec<String>) {
     let found = fs::read_dir("/sys/class/infiniband")
         .into_iter()
         .flatten()
@@ -31,22 +30,11 @@ pub fn check(wanted: &[String], verbs: &Result<Verbs, String>) -> (Vec<Check>, V
         return (vec![check], Vec::new());
     }
     let wanted = if wanted.is_empty() { &present } else { wanted };
-    let known = verbs.as_ref().map(Verbs::names);
     let (mut checks, mut devices) = (Vec::new(), Vec::new());
     for name in wanted {
         if !present.contains(name) {
             let found = format!("there is none of that name; there are: {}", list(&present));
             checks.push(Check::failure(SUBJECT, found).of(name));
-            continue;
-        }
-        if known.as_ref().is_ok_and(|known| !known.contains(name)) {
-            let check = Check::failure(
-                SUBJECT,
-                "the kernel has it, and libibverbs has no provider for it",
-            )
-            .meaning("Programs do not see it.")
-            .fix("apt-get install ibverbs-providers");
-            checks.push(check.of(name));
             continue;
         }
         checks.push(ports(name).of(name));

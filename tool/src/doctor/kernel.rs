@@ -42,6 +42,16 @@ pub fn open(
         return None;
     }
     let opened = match verbs {
+        Ok(verbs) if !verbs.names().iter().any(|name| name == device) => {
+            let check = Check::failure(
+                SUBJECT,
+                format!("{path} opens, and libibverbs has no provider for the device"),
+            )
+            .meaning("Programs do not see it.")
+            .fix("apt-get install ibverbs-providers");
+            checks.push(check.of(device));
+            return None;
+        }
         Ok(verbs) => verbs.open(device),
         Err(error) => Err(error.clone()),
     };
@@ -53,8 +63,9 @@ pub fn open(
         Err(error) => {
             let check = Check::failure(
                 SUBJECT,
-                format!("{path} opens, and libibverbs does not open the device: {error}"),
-            );
+                format!("{path} opens, and the device does not: {error}"),
+            )
+            .meaning("No program can use it; the reason is libibverbs', or that of its provider.");
             checks.push(check.of(device));
             None
         }
