@@ -1,19 +1,25 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `rdmamr report`: what the registrations of a trace cost, as a page, as text or as JSON.
 use crate::trace::Trace;
-use analysis::Report;
 use anyhow::{Context, Result};
+use shape::Report;
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+mod access;
+mod advice;
 mod analysis;
 mod callers;
+mod durations;
 mod errno;
 mod html;
 mod json;
 mod plots;
+mod ranges;
+mod shape;
 mod text;
+mod timeline;
 mod units;
 
 /// Say what the registrations in a trace cost, who makes them, and what would save them

@@ -1,344 +1,21 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! From a trace to the figures of the report. The page, the text and the JSON all show a [`Report`], and count nothing
-//! themselves.
+//! From a trace to the figures of the report.
 use super::callers::{Caller, Resolver};
-use super::{errno, units};
+use super::durations::Durations;
+use super::ranges::{self, Ranges};
+use super::shape::*;
+use super::timeline::Timeline;
+use super::{access, advice, errno, units};
 use crate::format::{Call, call, how};
 use crate::trace::{Event, Process, Trace, pooled, registers};
 use anyhow::Result;
 use rustc_hash::{FxHashMap, FxHashSet};
-use serde::Serialize;
 use std::cmp::Reverse;
 use std::path::Path;
 use std::time::{Duration, UNIX_EPOCH};
 
 /// How long the lists are.
 const LISTED: usize = 100;
-/// Points of the plot of pinned bytes.
-const POINTS: u64 = 800;
-/// When so many ranges are known, those that have been registered only once are forgotten.
-const RANGES: usize = 1 << 20;
-/// What a hit and its deregistration are taken to cost when the trace has none, in ns: 0.2 us, and the trace's own time.
-const HIT_NS: u64 = 400;
-/// How many hits make a median.
-const ENOUGH_HITS: u64 = 10;
-/// How long the pool keeps a region by default, in ns: with remote rights, and without.
-const LINGER_REMOTE: u64 = 1_000_000_000;
-const LINGER_LOCAL: u64 = 60_000_000_000;
-
-/// What the trace says. Names end in their unit; times are in ns, and points in time since the start of the trace.
-#[derive(Serialize)]
-pub struct Report {
-    /// Of this shape: fields may be added to it without a change.
-    pub version: u32,
-    pub trace: String,
-    /// What makes the figures less than the whole truth, in sentences.
-    pub notes: Vec<String>,
-    pub totals: Totals,
-    pub processes: Vec<ProcessTotals>,
-    pub advice: Advice,
-    pub pinned: Pinned,
-    pub sizes: Vec<Size>,
-    pub callers: Vec<CallerTotals>,
-    pub ranges: Vec<Range>,
-    pub leaks: Vec<Leak>,
-    pub failures: Vec<Failure>,
-}
-
-#[derive(Default, Serialize)]
-pub struct Totals {
-    pub calls: u64,
-    pub failed: u64,
-    pub dropped: u64,
-    /// Time in calls, of all threads.
-    pub time_ns: u64,
-    /// How long the processes ran, one added to the other.
-    pub run_ns: u64,
-    /// From the first moment of the trace to its last.
-    pub span_ns: u64,
-    pub threads: u64,
-    pub registrations: u64,
-    pub hits: u64,
-    pub misses: u64,
-    pub deregistrations: u64,
-    /// Deregistrations that left the region to the pool.
-    pub kept: u64,
-    /// What the pool has deregistered itself.
-    pub pool_deregistrations: u64,
-    /// Callers, ranges that were registered more than once: those that are not listed too.
-    pub callers: u64,
-    pub repeated_ranges: u64,
-    /// Registered, and never deregistered.
-    pub leaked_regions: u64,
-    pub leaked_bytes: u64,
-}
-
-#[derive(Clone, Serialize)]
-pub struct ProcessTotals {
-    pub pid: u32,
-    pub command: Vec<String>,
-    /// UTC, as RFC 3339 has it.
-    pub started: String,
-    pub run_ns: u64,
-    pub calls: u64,
-    pub failed: u64,
-    pub time_ns: u64,
-    pub threads: u64,
-    pub dropped: u64,
-    /// It has written its last block: neither killed, nor still running.
-    pub ended: bool,
-}
-
-/// What the pool would have saved of this trace.
-#[derive(Default, Serialize)]
-pub struct Advice {
-    /// What to do.
-    pub sentence: String,
-    /// What the figures are founded on.
-    pub assumption: String,
-    /// A hit and its deregistration, and whether this is of this trace.
-    pub hit_ns: u64,
-    pub hit_measured: bool,
-    /// With `--cache=local`; with `--cache=all`, which has the former in it; regions of libfabric's calls, which neither
-    /// has in it.
-    pub local: Saving,
-    pub all: Saving,
-    pub fabric: Saving,
-}
-
-#[derive(Default, Serialize)]
-pub struct Saving {
-    pub ranges: u64,
-    pub hits: u64,
-    pub saved_ns: u64,
-}
-
-/// Whole pages, as often as they are registered: so the kernel counts them against RLIMIT_MEMLOCK.
-#[derive(Serialize)]
-pub struct Pinned {
-    pub peak_bytes: u64,
-    pub peak_plain_bytes: u64,
-    pub peak_pool_bytes: u64,
-    pub peak_at_ns: u64,
-    pub end_bytes: u64,
-    /// From each on, up to the next: the most that was pinned at one moment.
-    pub points: Vec<Point>,
-}
-
-#[derive(Clone, Copy, Default, PartialEq, Serialize)]
-pub struct Point {
-    pub time_ns: u64,
-    pub plain_bytes: u64,
-    pub pool_bytes: u64,
-}
-
-impl Point {
-    fn bytes(&self) -> u64 {
-        self.plain_bytes + self.pool_bytes
-    }
-}
-
-/// What a call of the table of sizes did.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum What {
-    Plain,
-    Hit,
-    Miss,
-    Deregister,
-    Kept,
-}
-
-impl What {
-    fn of(call: &Call) -> What {
-        match (registers(call.call), call.how) {
-            (true, how::HIT) => What::Hit,
-            (true, how::MISS) => What::Miss,
-            (true, _) => What::Plain,
-            (false, how::KEPT) => What::Kept,
-            (false, _) => What::Deregister,
-        }
-    }
-
-    pub fn words(self) -> &'static str {
-        match self {
-            What::Plain => "register, plain",
-            What::Hit => "register, hit",
-            What::Miss => "register, miss",
-            What::Deregister => "deregister",
-            What::Kept => "deregister, kept",
-        }
-    }
-}
-
-/// Calls with lengths from `from_bytes` up to, but not with, twice that.
-#[derive(Serialize)]
-pub struct Size {
-    pub from_bytes: u64,
-    pub what: What,
-    pub calls: u64,
-    pub time_ns: u64,
-    pub median_ns: u64,
-    pub p99_ns: u64,
-}
-
-#[derive(Serialize)]
-pub struct CallerTotals {
-    #[serde(flatten)]
-    pub caller: Caller,
-    /// Names of what it called.
-    pub called: Vec<&'static str>,
-    pub calls: u64,
-    pub failed: u64,
-    pub time_ns: u64,
-    pub longest_ns: u64,
-}
-
-/// The same pages in the same domain with the same access, registered more than once.
-#[derive(Serialize)]
-pub struct Range {
-    pub pid: u32,
-    pub pd: u64,
-    pub addr: u64,
-    pub bytes: u64,
-    pub access: String,
-    /// Peers have rights.
-    pub remote: bool,
-    pub registrations: u64,
-    /// How many of them would have been hits.
-    pub hits: u64,
-    /// The time of its registrations and deregistrations.
-    pub time_ns: u64,
-    pub saved_ns: u64,
-    /// Who registered it first.
-    pub caller: Caller,
-}
-
-#[derive(Serialize)]
-pub struct Leak {
-    pub caller: Caller,
-    pub regions: u64,
-    pub bytes: u64,
-    /// The process has ended in order: it has forgotten the regions. Else they were in use when it ended.
-    pub ended: bool,
-}
-
-#[derive(Serialize)]
-pub struct Failure {
-    pub call: &'static str,
-    pub errno: u16,
-    pub name: String,
-    pub count: u64,
-    /// One of the reasons.
-    pub example: Option<String>,
-    /// Who got that.
-    pub caller: Caller,
-}
-
-/// Durations, so that any quantile can be had: 32 classes for each power of two, and the mean of each class.
-struct Durations {
-    classes: Box<[(u64, u64)]>,
-    count: u64,
-    total: u64,
-}
-
-impl Durations {
-    fn new() -> Durations {
-        Durations {
-            classes: vec![(0, 0); 28 * 32].into(),
-            count: 0,
-            total: 0,
-        }
-    }
-
-    fn add(&mut self, ns: u32) {
-        let class = match ns {
-            0..32 => ns,
-            _ => (ns.ilog2() - 4) * 32 + (ns >> (ns.ilog2() - 5) & 31),
-        };
-        let (count, total) = &mut self.classes[class as usize];
-        *count += 1;
-        *total += u64::from(ns);
-        self.count += 1;
-        self.total += u64::from(ns);
-    }
-
-    fn quantile(&self, part: f64) -> u64 {
-        let mut left = ((self.count as f64 * part).ceil() as u64).max(1);
-        for &(count, total) in &self.classes {
-            if left <= count {
-                return (total as f64 / count as f64).round() as u64;
-            }
-            left -= count;
-        }
-        0
-    }
-}
-
-/// How access flags are written: those of verbs, or of libfabric's calls.
-const VERBS: &[(u32, &str)] = &[
-    (1, "local_write"),
-    (2, "remote_write"),
-    (4, "remote_read"),
-    (8, "remote_atomic"),
-    (16, "mw_bind"),
-    (32, "zero_based"),
-    (64, "on_demand"),
-    (128, "hugetlb"),
-    (256, "flush_global"),
-    (512, "flush_persistent"),
-    (1 << 20, "relaxed_ordering"),
-];
-const VERBS_REMOTE: u32 = 2 | 4 | 8;
-const ON_DEMAND: u32 = 64;
-/// With which the pool keeps no region: window binding, zero-based, on demand, huge pages.
-const NOT_KEPT: u32 = 16 | 32 | 64 | 128;
-const FABRIC: &[(u32, &str)] = &[
-    (1 << 8, "FI_READ"),
-    (1 << 9, "FI_WRITE"),
-    (1 << 10, "FI_RECV"),
-    (1 << 11, "FI_SEND"),
-    (1 << 12, "FI_REMOTE_READ"),
-    (1 << 13, "FI_REMOTE_WRITE"),
-];
-const FABRIC_REMOTE: u32 = 1 << 12 | 1 << 13;
-
-fn of_fabric(call: u8) -> bool {
-    matches!(
-        call,
-        call::FI_MR_REG | call::FI_MR_REGV | call::FI_MR_REGATTR | call::FI_CLOSE
-    )
-}
-
-fn remote(call: u8, access: u32) -> bool {
-    access
-        & if of_fabric(call) {
-            FABRIC_REMOTE
-        } else {
-            VERBS_REMOTE
-        }
-        != 0
-}
-
-fn access_words(call: u8, access: u32) -> String {
-    let names = if of_fabric(call) { FABRIC } else { VERBS };
-    let mut words: Vec<_> = names
-        .iter()
-        .filter(|(flag, _)| access & flag != 0)
-        .map(|(_, name)| name.to_string())
-        .collect();
-    let others = names
-        .iter()
-        .fold(access, |access, (flag, _)| access & !flag);
-    if others != 0 {
-        words.push(format!("{others:#x}"));
-    }
-    if words.is_empty() {
-        "local_read".to_string()
-    } else {
-        words.join(" ")
-    }
-}
 
 /// The whole pages around some memory: where they begin, and how many bytes they are.
 fn hull(addr: u64, length: u64, page: u64) -> (u64, u64) {
@@ -376,47 +53,11 @@ struct Holder {
 
 /// A region that is pinned.
 struct Region {
-    /// How it was made: of a plain one.
-    range: Option<RangeKey>,
+    /// Of a plain one, what the pool would have known it by.
+    range: Option<ranges::Key>,
     pinned: u64,
     pool: bool,
     holders: Vec<Holder>,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-struct RangeKey {
-    process: u32,
-    access: u32,
-    pd: u64,
-    start: u64,
-    bytes: u64,
-}
-
-struct RangeTotals {
-    call: u8,
-    site: u32,
-    registrations: u32,
-    deregistrations: u32,
-    /// How many are registered at the moment, and since when it is none.
-    live: u32,
-    idle: u64,
-    hits: u32,
-    time: u64,
-    /// Of the registrations that would have been hits, and of the deregistrations.
-    hit_time: u64,
-    deregister_time: u64,
-}
-
-impl RangeTotals {
-    fn saved(&self, hit_ns: u64) -> u64 {
-        // All but one deregistration would have been kept for each registration that would have been made.
-        let kept = self.deregistrations.min(self.hits);
-        let deregistrations = match self.deregistrations {
-            0 => 0,
-            all => (u128::from(self.deregister_time) * u128::from(kept) / u128::from(all)) as u64,
-        };
-        (self.hit_time + deregistrations).saturating_sub(u64::from(self.hits) * hit_ns)
-    }
 }
 
 #[derive(Clone, Default)]
@@ -438,8 +79,6 @@ struct FailureCounts {
 struct Analysis<'a> {
     trace: &'a Trace,
     begin: u64,
-    /// How long a point of the plot is.
-    step: u64,
     totals: Totals,
     processes: Vec<ProcessCounts>,
     /// Where addresses are, by process, list of modules and address.
@@ -447,13 +86,9 @@ struct Analysis<'a> {
     site_numbers: FxHashMap<Site, u32>,
     site_totals: Vec<(Site, u32, SiteTotals)>,
     regions: FxHashMap<(u32, u32, u64), Region>,
-    ranges: FxHashMap<RangeKey, RangeTotals>,
-    ranges_limit: usize,
-    ranges_forgotten: bool,
+    ranges: Ranges,
     sizes: FxHashMap<(u32, What), Durations>,
-    now: Point,
-    peak: Point,
-    points: Vec<Point>,
+    timeline: Timeline,
     failures: FxHashMap<(u8, u16), FailureCounts>,
     /// Deregistrations of regions, and hits, of which the trace has no registration; registrations whose key was taken.
     unknown: u64,
@@ -478,7 +113,6 @@ impl Report {
         let mut analysis = Analysis {
             trace,
             begin,
-            step: span / POINTS + 1,
             totals: Totals {
                 span_ns: span,
                 ..Totals::default()
@@ -488,19 +122,14 @@ impl Report {
             site_numbers: FxHashMap::default(),
             site_totals: Vec::new(),
             regions: FxHashMap::default(),
-            ranges: FxHashMap::default(),
-            ranges_limit: RANGES,
-            ranges_forgotten: false,
+            ranges: Ranges::default(),
             sizes: FxHashMap::default(),
-            now: Point::default(),
-            peak: Point::default(),
-            points: vec![Point::default()],
+            timeline: Timeline::new(span),
             failures: FxHashMap::default(),
             unknown: 0,
             taken: 0,
         };
         trace.calls(|event| analysis.see(event))?;
-        analysis.advance(span);
         Ok(analysis.report(path))
     }
 }
@@ -517,7 +146,7 @@ impl Analysis<'_> {
         if call.call == call::POOL {
             self.totals.pool_deregistrations += 1;
             if let Some(region) = self.regions.remove(&(*process, call.lkey, call.pd)) {
-                self.unpin(since, &region);
+                self.timeline.unpin(since, region.pinned, region.pool);
             }
             return;
         }
@@ -627,15 +256,13 @@ impl Analysis<'_> {
             call.length,
             self.trace.processes[process as usize].page,
         );
-        // Memory of a device, and memory that is paged on demand, is not pinned.
-        let pinned = match call.call {
-            call::REG_DMABUF_MR => 0,
-            _ if !of_fabric(call.call) && call.access & ON_DEMAND != 0 => 0,
-            _ => bytes,
+        let pinned = if access::pins(call.call, call.access) {
+            bytes
+        } else {
+            0
         };
-        let kept = call.call != call::REG_DMABUF_MR
-            && (of_fabric(call.call) || call.access & NOT_KEPT == 0);
-        let range = (!pool && kept).then_some(RangeKey {
+        let kept = access::kept(call.call, call.access);
+        let range = (!pool && kept).then_some(ranges::Key {
             process,
             access: call.access,
             pd: call.pd,
@@ -643,14 +270,14 @@ impl Analysis<'_> {
             bytes,
         });
         if let Some(range) = range {
-            self.range(range, site, since, call);
+            self.ranges.registered(range, site, since, call);
         }
         if let Some(before) = self.regions.remove(&key) {
             self.taken += 1;
-            if let Some(range) = before.range.and_then(|range| self.ranges.get_mut(&range)) {
-                range.live = range.live.saturating_sub(1);
+            if let Some(range) = &before.range {
+                self.ranges.ended(range, since);
             }
-            self.unpin(since, &before);
+            self.timeline.unpin(since, before.pinned, before.pool);
         }
         let region = Region {
             range,
@@ -658,41 +285,8 @@ impl Analysis<'_> {
             pool,
             holders: vec![holder],
         };
-        self.pin(since, &region);
+        self.timeline.pin(since, region.pinned, region.pool);
         self.regions.insert(key, region);
-    }
-
-    fn range(&mut self, key: RangeKey, site: u32, since: u64, call: &Call) {
-        if self.ranges.len() >= self.ranges_limit {
-            self.ranges.retain(|_, range| range.registrations > 1);
-            self.ranges_limit = RANGES.max(2 * self.ranges.len());
-            self.ranges_forgotten = true;
-        }
-        let range = self.ranges.entry(key).or_insert(RangeTotals {
-            call: call.call,
-            site,
-            registrations: 0,
-            deregistrations: 0,
-            live: 0,
-            idle: 0,
-            hits: 0,
-            time: 0,
-            hit_time: 0,
-            deregister_time: 0,
-        });
-        let linger = if remote(call.call, call.access) {
-            LINGER_REMOTE
-        } else {
-            LINGER_LOCAL
-        };
-        if range.registrations > 0 && (range.live > 0 || since.saturating_sub(range.idle) <= linger)
-        {
-            range.hits += 1;
-            range.hit_time += u64::from(call.duration);
-        }
-        range.registrations += 1;
-        range.live += 1;
-        range.time += u64::from(call.duration);
     }
 
     /// Whether it was a region of the trace.
@@ -710,7 +304,7 @@ impl Analysis<'_> {
         let Some(mut region) = before.and_then(|before| self.regions.remove(&before)) else {
             return false;
         };
-        self.unpin(since, &region);
+        self.timeline.unpin(since, region.pinned, region.pool);
         if call.length != 0 {
             region.pinned = hull(
                 call.addr,
@@ -723,7 +317,7 @@ impl Analysis<'_> {
             }
         }
         region.range = None;
-        self.pin(since, &region);
+        self.timeline.pin(since, region.pinned, region.pool);
         self.regions.insert(key, region);
         true
     }
@@ -747,60 +341,12 @@ impl Analysis<'_> {
         if !region.holders.is_empty() {
             return;
         }
-        if let Some(range) = region.range.and_then(|range| self.ranges.get_mut(&range)) {
-            range.deregistrations += 1;
-            range.live = range.live.saturating_sub(1);
-            range.idle = since;
-            range.time += u64::from(call.duration);
-            range.deregister_time += u64::from(call.duration);
+        if let Some(range) = &region.range {
+            self.ranges.deregistered(range, since, call.duration);
         }
         if let Some(region) = self.regions.remove(&key) {
-            self.unpin(since, &region);
+            self.timeline.unpin(since, region.pinned, region.pool);
         }
-    }
-
-    /// Lets the plot's time run to a moment.
-    fn advance(&mut self, since: u64) {
-        let at = (since / self.step) as usize;
-        while self.points.len() <= at {
-            self.points.push(Point {
-                time_ns: self.points.len() as u64 * self.step,
-                ..self.now
-            });
-        }
-    }
-
-    fn pin(&mut self, since: u64, region: &Region) {
-        self.advance(since);
-        let bytes = if region.pool {
-            &mut self.now.pool_bytes
-        } else {
-            &mut self.now.plain_bytes
-        };
-        *bytes += region.pinned;
-        if self.now.bytes() > self.peak.bytes() {
-            self.peak = Point {
-                time_ns: since,
-                ..self.now
-            };
-        }
-        let point = self.points.last_mut().expect("there is a first point");
-        if self.now.bytes() > point.bytes() {
-            *point = Point {
-                time_ns: point.time_ns,
-                ..self.now
-            };
-        }
-    }
-
-    fn unpin(&mut self, since: u64, region: &Region) {
-        self.advance(since);
-        let bytes = if region.pool {
-            &mut self.now.pool_bytes
-        } else {
-            &mut self.now.plain_bytes
-        };
-        *bytes -= region.pinned;
     }
 
     fn report(mut self, path: &Path) -> Report {
@@ -834,8 +380,6 @@ impl Analysis<'_> {
             }
         });
         let callers = callers.collect();
-        let advice = self.advice();
-        let ranges = self.repeated(advice.hit_ns, &mut caller);
         let leaks = self.leaks(&mut caller);
         let failures = self.failed(&mut caller);
         let processes = self.process_totals();
@@ -843,24 +387,31 @@ impl Analysis<'_> {
         self.totals.run_ns = processes.iter().map(|process| process.run_ns).sum();
         self.totals.threads = processes.iter().map(|process| process.threads).sum();
         self.totals.dropped = processes.iter().map(|process| process.dropped).sum();
+        let advice = advice::advice(&self.totals, &self.ranges, |what| self.durations(what));
+        let repeated = self.ranges.repeated(advice.hit_ns);
+        self.totals.repeated_ranges = repeated.len() as u64;
+        let ranges = repeated.into_iter().take(LISTED).map(|(key, range)| Range {
+            pid: trace.processes[key.process as usize].pid,
+            pd: key.pd,
+            addr: key.start,
+            bytes: key.bytes,
+            access: access::words(range.call, key.access),
+            remote: access::remote(range.call, key.access),
+            registrations: range.registrations.into(),
+            hits: range.hits.into(),
+            time_ns: range.time,
+            saved_ns: range.saved(advice.hit_ns),
+            caller: caller(range.site),
+        });
+        let ranges = ranges.collect();
         let notes = self.notes(&processes, &resolver.changed);
         Report {
             version: 1,
             trace: path.display().to_string(),
             notes,
             processes,
-            advice: Advice {
-                sentence: advice.sentence(&self.totals),
-                ..advice
-            },
-            pinned: Pinned {
-                peak_bytes: self.peak.bytes(),
-                peak_plain_bytes: self.peak.plain_bytes,
-                peak_pool_bytes: self.peak.pool_bytes,
-                peak_at_ns: self.peak.time_ns,
-                end_bytes: self.now.bytes(),
-                points: self.points,
-            },
+            advice,
+            pinned: self.timeline.finish(self.totals.span_ns),
             sizes: sizes(&self.sizes),
             callers,
             ranges,
@@ -870,87 +421,13 @@ impl Analysis<'_> {
         }
     }
 
-    fn advice(&self) -> Advice {
-        let median = |what| {
-            let of: Vec<_> = self
-                .sizes
-                .iter()
-                .filter(|((_, of), _)| *of == what)
-                .map(|(_, durations)| durations)
-                .collect();
-            let mut all = Durations::new();
-            for durations in of {
-                all.count += durations.count;
-                for (into, from) in all.classes.iter_mut().zip(&durations.classes) {
-                    *into = (into.0 + from.0, into.1 + from.1);
-                }
-            }
-            (all.count >= ENOUGH_HITS).then(|| all.quantile(0.5))
-        };
-        let measured = median(What::Hit)
-            .zip(median(What::Kept))
-            .map(|(hit, kept)| hit + kept);
-        let hit_ns = measured.unwrap_or(HIT_NS);
-        let mut advice = Advice {
-            hit_ns,
-            hit_measured: measured.is_some(),
-            ..Advice::default()
-        };
-        for (key, range) in self.ranges.iter().filter(|(_, range)| range.hits > 0) {
-            let mut add = |saving: &mut Saving| {
-                saving.ranges += 1;
-                saving.hits += u64::from(range.hits);
-                saving.saved_ns += range.saved(hit_ns);
-            };
-            if of_fabric(range.call) {
-                add(&mut advice.fabric);
-                continue;
-            }
-            add(&mut advice.all);
-            if !remote(range.call, key.access) {
-                add(&mut advice.local);
-            }
+    /// Of all sizes.
+    fn durations(&self, what: What) -> Durations {
+        let mut all = Durations::new();
+        for (_, durations) in self.sizes.iter().filter(|((_, of), _)| *of == what) {
+            all.merge(durations);
         }
-        advice.assumption = format!(
-            "A registration counts as saved if the same pages of the same protection domain were registered with the \
-             same access before and are in use, or were let go not longer ago than the pool keeps them by default (1 s \
-             where peers have rights, 60 s where not). In its place and that of its deregistration stands a hit of {} \
-             ({}). A program that unmaps the memory in between saves less; the pool's limits on kept regions are not \
-             regarded.",
-            units::time(hit_ns),
-            if advice.hit_measured {
-                "the median of this trace"
-            } else {
-                "assumed: this trace has no hits to measure"
-            },
-        );
-        advice
-    }
-
-    fn repeated(&mut self, hit_ns: u64, caller: &mut impl FnMut(u32) -> Caller) -> Vec<Range> {
-        let mut repeated: Vec<_> = self
-            .ranges
-            .iter()
-            .filter(|(_, range)| range.registrations > 1)
-            .collect();
-        self.totals.repeated_ranges = repeated.len() as u64;
-        repeated.sort_by_key(|(key, range)| {
-            (Reverse(range.saved(hit_ns)), Reverse(range.time), key.start)
-        });
-        let list = repeated.into_iter().take(LISTED).map(|(key, range)| Range {
-            pid: self.trace.processes[key.process as usize].pid,
-            pd: key.pd,
-            addr: key.start,
-            bytes: key.bytes,
-            access: access_words(range.call, key.access),
-            remote: remote(range.call, key.access),
-            registrations: range.registrations.into(),
-            hits: range.hits.into(),
-            time_ns: range.time,
-            saved_ns: range.saved(hit_ns),
-            caller: caller(range.site),
-        });
-        list.collect()
+        all
     }
 
     fn leaks(&mut self, caller: &mut impl FnMut(u32) -> Caller) -> Vec<Leak> {
@@ -960,9 +437,9 @@ impl Analysis<'_> {
             for holder in &region.holders {
                 let (regions, bytes) = by_site.entry((holder.site, ended)).or_default();
                 *regions += 1;
-                *bytes += holder.length;
+                *bytes = bytes.saturating_add(holder.length);
                 self.totals.leaked_regions += 1;
-                self.totals.leaked_bytes += holder.length;
+                self.totals.leaked_bytes = self.totals.leaked_bytes.saturating_add(holder.length);
             }
         }
         let mut leaks: Vec<_> = by_site.into_iter().collect();
@@ -1062,10 +539,10 @@ impl Analysis<'_> {
                 units::plural(self.taken, "region", "regions")
             ));
         }
-        if self.ranges_forgotten {
+        if self.ranges.forgotten {
             notes.push(format!(
                 "There are more than {} ranges: some that came back only after a long time are counted as new.",
-                units::count(RANGES as u64)
+                units::count(ranges::LIMIT as u64)
             ));
         }
         notes.extend(changed.iter().map(|path| {
@@ -1083,57 +560,6 @@ impl Region {
             Some(at) => drop(self.holders.swap_remove(at)),
             None => drop(self.holders.pop()),
         }
-    }
-}
-
-impl Advice {
-    fn sentence(&self, totals: &Totals) -> String {
-        let share = |saving: &Saving| {
-            format!(
-                "{} ({} of the run time)",
-                units::time(saving.saved_ns),
-                units::share(saving.saved_ns, totals.run_ns)
-            )
-        };
-        let pool = if totals.hits > 0 {
-            format!(
-                "The pool has already served {} of the registrations. ",
-                units::share(totals.hits, totals.registrations)
-            )
-        } else {
-            String::new()
-        };
-        let (local, all, fabric) = (&self.local, &self.all, &self.fabric);
-        let what = if all.saved_ns == 0 {
-            "No plain region was registered again soon enough for the pool to save anything."
-                .to_string()
-        } else if local.saved_ns == 0 {
-            format!(
-                "\"rdmamr run --cache=all -- program\" would have saved {} of this trace; --cache=local nothing, since peers \
-                 have rights to all that is registered again.",
-                share(all)
-            )
-        } else if local.hits == all.hits {
-            format!(
-                "\"rdmamr run --cache=local -- program\" would have saved {} of this trace.",
-                share(all)
-            )
-        } else {
-            format!(
-                "\"rdmamr run --cache=local -- program\" would have saved {} of this trace, and --cache=all, which also keeps \
-                 regions that peers can reach, {}.",
-                share(local),
-                share(all)
-            )
-        };
-        let fabric = match fabric.saved_ns {
-            0 => String::new(),
-            _ => format!(
-                " RDMAMR_FABRIC_RELAXED=1 would have saved {} of libfabric's calls.",
-                share(fabric)
-            ),
-        };
-        pool + &what + &fabric
     }
 }
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The report as a page: one file that loads nothing, runs nothing, and can be put into a bug report. maud escapes
 //! whatever comes from the trace.
-use super::analysis::{Report, Size, What};
 use super::callers::Caller;
 use super::plots;
+use super::shape::{Report, Size, What};
 use super::text::command;
 use super::units::{bytes, count, plural, share, time};
 use anyhow::Result;
@@ -44,6 +44,13 @@ fn number(text: String) -> Markup {
 
 fn tile(name: &str, figure: &str, more: &str) -> Markup {
     html! { div.tile { dt { (name) } dd { strong { (figure) } span { (more) } } } }
+}
+
+/// What stands between backticks as code.
+fn with_commands(text: &str) -> Markup {
+    html! { @for (n, part) in text.split('`').enumerate() {
+        @if n % 2 == 1 { code { (part) } } @else { (part) }
+    } }
 }
 
 /// What a colour stands for.
@@ -103,7 +110,7 @@ fn head(report: &Report, program: &str) -> Markup {
         }
         section.advice {
             h2 { "What to do" }
-            p { (report.advice.sentence) }
+            p { (with_commands(&report.advice.sentence)) }
             p.aside { (report.advice.assumption) }
         }
         dl.tiles {
@@ -115,7 +122,7 @@ fn head(report: &Report, program: &str) -> Markup {
                 &format!("{} hits, {} misses", count(totals.hits), count(totals.misses))))
             (tile("Deregistrations", &count(totals.deregistrations), &format!("{} kept", count(totals.kept))))
             (tile("Peak pinned", &bytes(report.pinned.peak_bytes), &format!("after {}", time(report.pinned.peak_at_ns))))
-            (tile("Never deregistered", &count(totals.leaked_regions), &bytes(totals.leaked_bytes)))
+            (tile("Left registered", &count(totals.leaked_regions), &bytes(totals.leaked_bytes)))
             (tile("Failed", &count(totals.failed), &share(totals.failed, totals.calls)))
         }
     }
@@ -128,35 +135,76 @@ fn pinned(report: &Report) -> Result<Markup> {
         p { "At most " strong { (bytes(pinned.peak_bytes)) } ", " (time(pinned.peak_at_ns)) " after the start: "
             (bytes(pinned.peak_plain_bytes)) " of plain regions, " (bytes(pinned.peak_pool_bytes))
             " by the pool. At the end " (bytes(pinned.end_bytes)) "." }
-        (legend(&[("plain", "plain regions"), ("pool", "regions of the pool")]))
+        @if pinned.points.iter().any(|point| point.pool_bytes > 0) {
+            (legend(&[("plain", "plain regions"), ("pool", "regions of the pool")]))
+        }
         figure { (PreEscaped(plots::pinned(pinned, report.totals.span_ns)?)) }
         p.aside { "Whole pages, as often as they are registered, of all processes: so the kernel counts them against RLIMIT_MEMLOCK. \
             Each point is the most of its moment; the dot is the peak." }
     } })
 }
 
+/// A row of the table of sizes: registrations that were done in one way, and the deregistrations that belong to them.
+struct SizeRow<'a> {
+    from_bytes: u64,
+    how: &'static str,
+    registrations: Option<&'a Size>,
+    deregistrations: Option<&'a Size>,
+}
+
+fn size_rows(sizes: &[Size]) -> Vec<SizeRow<'_>> {
+    let mut rows: Vec<SizeRow> = Vec::new();
+    for size in sizes {
+        let (how, registers) = match size.what {
+            What::Plain => ("plain", true),
+            What::Hit => ("hit", true),
+            What::Miss => ("miss", true),
+            What::Deregister => ("plain", false),
+            What::Kept => ("kept", false),
+        };
+        let same = |row: &&mut SizeRow| (row.from_bytes, row.how) == (size.from_bytes, how);
+        match rows.iter_mut().find(same) {
+            Some(row) => row.deregistrations = Some(size),
+            None => rows.push(SizeRow {
+                from_bytes: size.from_bytes,
+                how,
+                registrations: registers.then_some(size),
+                deregistrations: (!registers).then_some(size),
+            }),
+        }
+    }
+    rows
+}
+
 fn sizes(report: &Report) -> Result<Markup> {
-    let row = |size: &Size| {
-        html! { tr class=[matches!(size.what, What::Deregister | What::Kept).then_some("dim")] {
-            (number(bytes(size.from_bytes)))
-            td { (size.what.words()) }
-            (number(count(size.calls)))
-            (number(time(size.time_ns)))
-            (number(share(size.time_ns, report.totals.time_ns)))
-            (number(time(size.median_ns)))
-            (number(time(size.p99_ns)))
+    let sizes = &report.sizes;
+    let cells = |size: Option<&Size>| {
+        html! { @match size {
+            Some(size) => { (number(count(size.calls))) (number(time(size.time_ns))) (number(time(size.median_ns))) (number(time(size.p99_ns))) }
+            None => { td colspan="4" {} }
         } }
     };
     Ok(html! { section id="sizes" {
         h2 { "Cost by size" }
-        (legend(&[("plain", "plain"), ("hit", "hits of the pool"), ("pool", "misses of the pool")]))
+        @if report.totals.hits + report.totals.misses > 0 {
+            (legend(&[("plain", "plain"), ("hit", "hits of the pool"), ("pool", "misses of the pool")]))
+        }
         div.pair {
-            figure { (PreEscaped(plots::calls_by_size(&report.sizes)?)) }
-            figure { (PreEscaped(plots::time_by_size(&report.sizes)?)) }
+            figure { (PreEscaped(plots::calls_by_size(sizes)?)) }
+            figure { (PreEscaped(plots::time_by_size(sizes)?)) }
         }
         div.scroll { table {
-            (headings(&["from", "<what", "calls", "time", "share", "median", "p99"]))
-            tbody { @for size in &report.sizes { (row(size)) } }
+            thead {
+                tr { th colspan="2" {} th.number.group colspan="4" { "registered" } th.number.group colspan="4" { "deregistered" } }
+                tr { th.number { "from" } th { "how" }
+                    @for _ in 0..2 { @for name in ["calls", "time", "median", "p99"] { th.number { (name) } } } }
+            }
+            tbody { @for row in size_rows(sizes) { tr {
+                (number(bytes(row.from_bytes)))
+                td { (row.how) }
+                (cells(row.registrations))
+                (cells(row.deregistrations))
+            } } }
         } }
     } })
 }

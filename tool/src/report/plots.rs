@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The plots, as SVG for the page. Their colours (Okabe and Ito's, which the colour-blind can tell apart) are what the
 //! page's style names them by, so that it can change them on a dark ground.
-use super::analysis::{Pinned, Size, What};
+use super::shape::{Pinned, Size, What};
 use super::units;
 use anyhow::{Result, anyhow};
 use plotters::coord::ranged1d::SegmentValue;
@@ -71,7 +71,7 @@ pub fn pinned(pinned: &Pinned, span_ns: u64) -> Result<String> {
     let end = (span_ns as f64 / time_unit).max(f64::MIN_POSITIVE);
     let top = (pinned.peak_bytes as f64 / bytes_unit * 1.08).max(1.0);
     // A step from each point to the next.
-    let outline = |bytes: &dyn Fn(&super::analysis::Point) -> u64| {
+    let outline = |bytes: &dyn Fn(&super::shape::Point) -> u64| {
         let mut line = vec![(0.0, 0.0)];
         for (n, point) in pinned.points.iter().enumerate() {
             let height = bytes(point) as f64 / bytes_unit;

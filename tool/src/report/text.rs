@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The report as text of at most 100 columns.
-use super::analysis::{ProcessTotals, Report};
 use super::callers::Caller;
+use super::shape::{ProcessTotals, Report};
 use super::units::{bytes, count, plural, printable, share, time};
 use std::fmt::Write;
 
@@ -126,9 +126,14 @@ fn more(out: &mut String, all: u64) {
 
 /// Function, source and place, as far as they are known.
 fn who(caller: &Caller) -> String {
-    let known = [caller.function.as_ref(), caller.source.as_ref()];
-    let mut words: Vec<String> = known.into_iter().flatten().cloned().collect();
-    words.push(caller.place());
+    let source = caller
+        .source
+        .as_ref()
+        .map(|source| source.rsplit('/').next().unwrap_or(source).to_string());
+    let words: Vec<String> = [caller.function.clone(), source, Some(caller.place())]
+        .into_iter()
+        .flatten()
+        .collect();
     words.join("  ")
 }
 
@@ -211,7 +216,7 @@ pub fn render(report: &Report) -> String {
     );
     line(
         &mut out,
-        "Leaked",
+        "Left registered",
         format!(
             "{}, {}",
             plural(totals.leaked_regions, "region", "regions"),
