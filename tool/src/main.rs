@@ -7,6 +7,8 @@ use std::process::ExitCode;
 #[allow(dead_code, reason = "the library writes what this only reads")]
 mod format;
 mod report;
+#[cfg(test)]
+mod sample;
 mod trace;
 
 /// What RDMA memory registration costs, and how to be rid of it

@@ -18,6 +18,8 @@ mod json;
 mod plots;
 mod ranges;
 mod shape;
+#[cfg(test)]
+mod tests;
 mod text;
 mod timeline;
 mod units;

@@ -14,6 +14,8 @@ use std::path::Path;
 
 const HEADER: usize = size_of::<Header>();
 const CALL: usize = size_of::<Call>();
+/// No time is later: it is in 2116, and leaves room to calculate.
+const LATEST: u64 = 1 << 62;
 /// Calls that are read at once.
 const RUN: usize = 4096;
 
@@ -198,7 +200,7 @@ impl Process {
 
     /// A time of its CLOCK_MONOTONIC as CLOCK_REALTIME.
     fn wall(&self, monotonic: u64) -> u64 {
-        (i128::from(monotonic) + self.realtime.unwrap_or(0)).clamp(0, i64::MAX as i128) as u64
+        (i128::from(monotonic) + self.realtime.unwrap_or(0)).clamp(0, i128::from(LATEST)) as u64
     }
 
     fn saw(&mut self, moment: u64) {
@@ -225,7 +227,8 @@ impl Process {
             realtime: fields.u64(),
             page: fields.u64(),
         };
-        self.realtime = Some(i128::from(start.realtime) - i128::from(start.monotonic));
+        self.realtime
+            .get_or_insert(i128::from(start.realtime) - i128::from(start.monotonic));
         if start.page.is_power_of_two() {
             self.page = start.page;
         }
@@ -529,3 +532,6 @@ fn parse_mapping(line: &str, path_number: &mut impl FnMut(&str) -> u32) -> Optio
 pub fn pooled(how: u8) -> bool {
     matches!(how, how::HIT | how::MISS)
 }
+
+#[cfg(test)]
+mod tests;

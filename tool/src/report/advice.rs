@@ -52,15 +52,21 @@ pub fn advice(totals: &Totals, ranges: &Ranges, durations: impl Fn(What) -> Dura
 }
 
 fn sentence(totals: &Totals, local: &Saving, all: &Saving, fabric: &Saving) -> String {
-    let saved = |saving: &Saving| {
-        let saved = saving.saved_ns;
+    let run = |saving: &Saving| {
         format!(
-            "{} ({} of the run time)",
-            units::time(saved),
-            units::share(saved, totals.run_ns)
+            "{} of the run time",
+            units::share(saving.saved_ns, totals.run_ns)
         )
     };
-    let of = format!("of the {} in calls", units::time(totals.time_ns));
+    let saved = |saving: &Saving| format!("{} ({})", units::time(saving.saved_ns), run(saving));
+    let saved_of_all = |saving: &Saving| {
+        format!(
+            "{} of the {} in calls ({})",
+            units::time(saving.saved_ns),
+            units::time(totals.time_ns),
+            run(saving)
+        )
+    };
     let mut sentence = String::new();
     if totals.hits > 0 {
         let served = units::share(totals.hits, totals.registrations);
@@ -70,20 +76,20 @@ fn sentence(totals: &Totals, local: &Saving, all: &Saving, fabric: &Saving) -> S
         "No plain region was registered again soon enough for the pool to save time.".to_string()
     } else if local.saved_ns == 0 {
         format!(
-            "`rdmamr run --cache=all -- program` would have saved {} {of}; `--cache=local` nothing, since peers have \
+            "`rdmamr run --cache=all -- program` would have saved {}; `--cache=local` nothing, since peers have \
              rights to all that is registered again.",
-            saved(all)
+            saved_of_all(all)
         )
     } else if local.hits == all.hits {
         format!(
-            "`rdmamr run --cache=local -- program` would have saved {} {of}.",
-            saved(all)
+            "`rdmamr run --cache=local -- program` would have saved {}.",
+            saved_of_all(all)
         )
     } else {
         format!(
-            "`rdmamr run --cache=local -- program` would have saved {} {of}, and `--cache=all`, which also keeps \
+            "`rdmamr run --cache=local -- program` would have saved {}, and `--cache=all`, which also keeps \
              regions that peers can reach, {}.",
-            saved(local),
+            saved_of_all(local),
             saved(all)
         )
     };

@@ -142,7 +142,7 @@ impl Analysis<'_> {
             effect,
             call,
         } = event;
-        let since = effect - self.begin;
+        let since = effect.saturating_sub(self.begin);
         if call.call == call::POOL {
             self.totals.pool_deregistrations += 1;
             if let Some(region) = self.regions.remove(&(*process, call.lkey, call.pd)) {

@@ -119,7 +119,7 @@ fn head(report: &Report, program: &str) -> Markup {
             (tile("Calls", &count(totals.calls), &format!("{}, {} dropped",
                 plural(totals.threads, "thread", "threads"), count(totals.dropped))))
             (tile("Registrations", &count(totals.registrations),
-                &format!("{} hits, {} misses", count(totals.hits), count(totals.misses))))
+                &format!("{}, {}", plural(totals.hits, "hit", "hits"), plural(totals.misses, "miss", "misses"))))
             (tile("Deregistrations", &count(totals.deregistrations), &format!("{} kept", count(totals.kept))))
             (tile("Peak pinned", &bytes(report.pinned.peak_bytes), &format!("after {}", time(report.pinned.peak_at_ns))))
             (tile("Left registered", &count(totals.leaked_regions), &bytes(totals.leaked_bytes)))
@@ -138,7 +138,7 @@ fn pinned(report: &Report) -> Result<Markup> {
         @if pinned.points.iter().any(|point| point.pool_bytes > 0) {
             (legend(&[("plain", "plain regions"), ("pool", "regions of the pool")]))
         }
-        figure { (PreEscaped(plots::pinned(pinned, report.totals.span_ns)?)) }
+        figure { figcaption { "Pinned memory over time" } (PreEscaped(plots::pinned(pinned, report.totals.span_ns)?)) }
         p.aside { "Whole pages, as often as they are registered, of all processes: so the kernel counts them against RLIMIT_MEMLOCK. \
             Each point is the most of its moment; the dot is the peak." }
     } })
@@ -190,12 +190,12 @@ fn sizes(report: &Report) -> Result<Markup> {
             (legend(&[("plain", "plain"), ("hit", "hits of the pool"), ("pool", "misses of the pool")]))
         }
         div.pair {
-            figure { (PreEscaped(plots::calls_by_size(sizes)?)) }
-            figure { (PreEscaped(plots::time_by_size(sizes)?)) }
+            figure { figcaption { "Registrations by length" } (PreEscaped(plots::calls_by_size(sizes)?)) }
+            figure { figcaption { "Time in registrations by length" } (PreEscaped(plots::time_by_size(sizes)?)) }
         }
         div.scroll { table {
             thead {
-                tr { th colspan="2" {} th.number.group colspan="4" { "registered" } th.number.group colspan="4" { "deregistered" } }
+                tr { td colspan="2" {} th.group colspan="4" { "registered" } th.group colspan="4" { "deregistered" } }
                 tr { th.number { "from" } th { "how" }
                     @for _ in 0..2 { @for name in ["calls", "time", "median", "p99"] { th.number { (name) } } } }
             }

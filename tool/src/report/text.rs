@@ -178,13 +178,13 @@ pub fn render(report: &Report) -> String {
         &mut out,
         "Calls",
         format!(
-            "{} by {}: {} ({} plain, {} hits, {} misses), {} ({} kept), {} failed",
+            "{} by {}: {} ({} plain, {}, {}), {} ({} kept), {} failed",
             count(totals.calls),
             plural(totals.threads, "thread", "threads"),
             plural(totals.registrations, "registration", "registrations"),
             count(plain),
-            count(totals.hits),
-            count(totals.misses),
+            plural(totals.hits, "hit", "hits"),
+            plural(totals.misses, "miss", "misses"),
             plural(totals.deregistrations, "deregistration", "deregistrations"),
             count(totals.kept),
             count(totals.failed)
