@@ -246,14 +246,13 @@ pub fn render(report: &Report) -> String {
     table.write(&mut out);
 
     heading(&mut out, "The most expensive callers");
-    let mut table = Table::new(&["time", "share", "calls", "longest", "<what", "<caller"]);
+    let mut table = Table::new(&["time", "share", "calls", "longest", "<caller"]);
     for row in report.callers.iter().take(SHOWN) {
         table.row([
             time(row.time_ns),
             share(row.time_ns, totals.time_ns),
             count(row.calls),
             time(row.longest_ns),
-            shortened(&row.called.join(" "), 24),
             who(&row.caller),
         ]);
     }
