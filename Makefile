@@ -2,7 +2,12 @@
 PREFIX     ?= /usr/local
 LIBDIR     ?= $(PREFIX)/lib
 INCLUDEDIR ?= $(PREFIX)/include
+BINDIR     ?= $(PREFIX)/bin
 MANDIR     ?= $(PREFIX)/share/man
+# Where the shells look for completions.
+BASHDIR    ?= $(PREFIX)/share/bash-completion/completions
+ZSHDIR     ?= $(PREFIX)/share/zsh/site-functions
+FISHDIR    ?= $(PREFIX)/share/fish/vendor_completions.d
 CARGO      ?= cargo
 CFLAGS     ?= -O1 -g
 
@@ -31,7 +36,7 @@ verbs_toml := sed -e 's/RDMAMR_H/RDMAMR_VERBS_H/' -e 's|capi/rdmamr.rs|capi/rela
 $(cbindgen):
 	$(CARGO) install --quiet --locked --version $(cbindgen_version) --root $(dir $(cbindgen)).. cbindgen
 
-man: man/rdmamr.7 man/rdmamr_fi_mr.3 ## make the manual pages from their sources, by scdoc
+man: $(patsubst %.scd,%,$(wildcard man/*.scd)) ## make the manual pages from their sources, by scdoc
 man/%: man/%.scd
 	vm/packages man
 	scdoc <$< >$@
@@ -45,12 +50,17 @@ check: ## run all tests, those that need a device on DEVICE=name or in the soft-
 # Those that are parts of others, and what its own script compiles.
 parts    := %/pair.c %/kernel_regions.c %/stub_device.c %/asan.c
 programs := $(filter-out $(parts),$(wildcard ctests/device/*.c ctests/differential/*.c ctests/relaxed/*.c))
+# About the three relaxed calls themselves, or without a device.
+by_name  := $(addprefix ctests/relaxed/,$(addsuffix .c,race ucx semantics trap_20_mixed_deregistration))
+# The tests of relaxed registration once more, by the plain calls, which the pool serves under RDMAMR_CACHE; and those
+# that are about nothing else.
+cache    := $(addprefix $(built)/cache_,$(basename $(notdir $(filter-out $(by_name),$(filter ctests/relaxed/%,$(programs))) $(wildcard ctests/cache/*.c))))
 # Each of the fabric family twice: with libfabric's inlines, and with our symbols alone.
 fabric   := $(foreach name,$(basename $(notdir $(wildcard ctests/fabric/*.c))),$(built)/fabric_$(name) $(built)/fabric_$(name)_alone) \
 	$(addprefix $(built)/fabric_,async_address async_thread fuzz_address raw_keys_address) \
 	$(addprefix $(built)/,registers registers_alone matrix foreign_queue ffi example)
 ctests: $(addprefix $(built)/,$(basename $(notdir $(programs)))) \
-	$(fabric) $(built)/calls $(built)/record.so $(built)/old_kernel.so $(built)/device_gone.so $(built)/registration $(built)/relaxed_device $(built)/startup ## compile the C tests and benchmarks
+	$(fabric) $(cache) $(built)/calls $(built)/record.so $(built)/old_kernel.so $(built)/device_gone.so $(built)/registration $(built)/relaxed_device $(built)/startup ## compile the C tests and benchmarks
 
 strict := -std=gnu11 -D_GNU_SOURCE -Wall -Wextra -Werror -Iinclude
 common := ctests/device/pair.c ctests/device/kernel_regions.c
@@ -64,6 +74,10 @@ $(built)/race $(built)/ucx: $(built)/%: ctests/relaxed/%.c $(stub) $(needs)
 	$(CC) $(strict) $(CFLAGS) $< $(stub) -o $@ -libverbs -lpthread -ldl
 $(built)/%: ctests/relaxed/%.c $(common) $(needs)
 	$(CC) $(strict) $(CFLAGS) $< $(common) -o $@ -libverbs -lrdmacm -lpthread -ldl
+$(built)/cache_%: ctests/cache/%.c $(common) $(needs)
+	$(CC) $(strict) $(CFLAGS) $< $(common) -o $@ -libverbs -lrdmacm -lpthread -ldl
+$(built)/cache_%: ctests/relaxed/%.c $(common) $(needs)
+	$(CC) $(strict) $(CFLAGS) -DPLAIN_CALLS $< $(common) -o $@ -libverbs -lrdmacm -lpthread -ldl
 $(built)/fabric_%_alone: ctests/fabric/%.c $(common) $(needs)
 	$(CC) $(strict) $(CFLAGS) -DRDMAMR_NO_LIBFABRIC $< $(common) -o $@ -libverbs -lrdmacm -lpthread -ldl
 $(built)/fabric_%_address: ctests/fabric/%.c $(common) $(so) $(needs)
@@ -103,6 +117,9 @@ bench-relaxed: ## time relaxed registration beside UCX's registration cache, on 
 bench-fabric: ## time libfabric's calls on our domains beside libfabric's verbs provider, on DEVICE=name or soft-RoCE
 	@bench/fabric
 
+bench-cache: ## time a program that registers per message with RDMAMR_CACHE and without, on DEVICE=name or soft-RoCE
+	@bench/cache
+
 DURATION ?= 600
 soak: all ctests ## run random relaxed registrations, unmaps, forks and traffic for DURATION seconds (600), and a long race
 	vm/run -t $$(($(DURATION) + 120)) -- env LD_PRELOAD=$(abspath $(so)) CHECK_DEVICE=rxe0 CHECK_ADDRESS=10.77.0.1 $(built)/soak $(DURATION)
@@ -112,9 +129,14 @@ vm: ## run CMD='...' in the soft-RoCE machine, with KERNEL=6.1 (default) or 6.12
 	@vm/run -- sh -c '$(subst ','\'',$(value CMD))'
 
 installed_headers := rdmamr.h rdmamr/verbs.h rdmamr/fi_mr.h rdmamr/compat/infiniband/verbs.h
-install: $(so) ## install under DESTDIR, PREFIX, LIBDIR
-	install -d $(DESTDIR)$(LIBDIR)/pkgconfig $(DESTDIR)$(INCLUDEDIR)/rdmamr/compat/infiniband $(DESTDIR)$(MANDIR)/man7 $(DESTDIR)$(MANDIR)/man3
-	install -m 755 -s $(so) $(DESTDIR)$(LIBDIR)/librdmamr.so.$(version)
+# "strip_flag=" leaves the symbols to who packages them apart.
+strip_flag := -s
+program := $(release)/rdmamr
+$(program): FORCE
+	$(CARGO) build --release -p rdmamr-tool
+install: $(so) $(program) ## install under DESTDIR, PREFIX, LIBDIR
+	install -d $(DESTDIR)$(LIBDIR)/pkgconfig $(DESTDIR)$(INCLUDEDIR)/rdmamr/compat/infiniband $(DESTDIR)$(BINDIR)
+	install -m 755 $(strip_flag) $(so) $(DESTDIR)$(LIBDIR)/librdmamr.so.$(version)
 	ln -sf librdmamr.so.$(version) $(DESTDIR)$(LIBDIR)/librdmamr.so.1
 	ln -sf librdmamr.so.1 $(DESTDIR)$(LIBDIR)/librdmamr.so
 	install -m 644 $(release)/librdmamr.a $(DESTDIR)$(LIBDIR)/
@@ -122,16 +144,28 @@ install: $(so) ## install under DESTDIR, PREFIX, LIBDIR
 	install -d $(DESTDIR)$(LIBDIR)/libfabric
 	ln -sf ../librdmamr.so.1 $(DESTDIR)$(LIBDIR)/libfabric/librdmamr-fi.so
 	for header in $(installed_headers); do install -m 644 include/$$header $(DESTDIR)$(INCLUDEDIR)/$$header || exit; done
-	install -m 644 man/rdmamr.7 $(DESTDIR)$(MANDIR)/man7/
-	install -m 644 man/rdmamr_fi_mr.3 $(DESTDIR)$(MANDIR)/man3/
 	for name in rdmamr rdmamr-compat; do \
 		sed -e 's|@prefix@|$(PREFIX)|' -e 's|@libdir@|$(LIBDIR)|' -e 's|@includedir@|$(INCLUDEDIR)|' -e 's|@version@|$(version)|' \
 			pkgconfig/$$name.pc.in >$(DESTDIR)$(LIBDIR)/pkgconfig/$$name.pc || exit; done
+	install -m 755 $(strip_flag) $(program) $(DESTDIR)$(BINDIR)/
+	install -d $(addprefix $(DESTDIR),$(BASHDIR) $(ZSHDIR) $(FISHDIR))
+	$(program) completions bash >$(DESTDIR)$(BASHDIR)/rdmamr
+	$(program) completions zsh >$(DESTDIR)$(ZSHDIR)/_rdmamr
+	$(program) completions fish >$(DESTDIR)$(FISHDIR)/rdmamr.fish
+	install -d $(addprefix $(DESTDIR)$(MANDIR)/man,1 3 5 7)
+	man/names | while read -r file page; do \
+		if [ $${file##*/} = $$page ]; then install -m 644 man/$$page $(DESTDIR)$(MANDIR)/$$file; \
+		else echo ".so $${file%%/*}/$$page" >$(DESTDIR)$(MANDIR)/$$file; fi || exit; done
 
 uninstall: ## remove what install has installed
 	rm -f $(addprefix $(DESTDIR)$(LIBDIR)/,librdmamr.so.$(version) librdmamr.so.1 librdmamr.so librdmamr.a libfabric/librdmamr-fi.so pkgconfig/rdmamr.pc pkgconfig/rdmamr-compat.pc)
-	rm -f $(addprefix $(DESTDIR)$(INCLUDEDIR)/,$(installed_headers)) $(DESTDIR)$(MANDIR)/man7/rdmamr.7 $(DESTDIR)$(MANDIR)/man3/rdmamr_fi_mr.3
+	rm -f $(addprefix $(DESTDIR)$(INCLUDEDIR)/,$(installed_headers))
+	rm -f $(addprefix $(DESTDIR),$(BINDIR)/rdmamr $(BASHDIR)/rdmamr $(ZSHDIR)/_rdmamr $(FISHDIR)/rdmamr.fish)
+	man/names | while read -r file page; do rm -f $(DESTDIR)$(MANDIR)/$$file; done
 	-rmdir -p --ignore-fail-on-non-empty $(DESTDIR)$(INCLUDEDIR)/rdmamr/compat/infiniband
+
+deb: ## build Debian packages into target/deb
+	@debian/build
 
 clean: ## remove everything that was built or downloaded
 	rm -rf target
@@ -140,4 +174,4 @@ help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | awk -F '|' '{ printf "  make %-14s %s\n", $$1, $$2 }'
 
 FORCE:
-.PHONY: all headers man cbindgen check ctests demo bench bench-relaxed bench-fabric soak vm install uninstall clean help FORCE
+.PHONY: all headers man cbindgen check ctests demo bench bench-relaxed bench-fabric bench-cache soak vm install uninstall deb clean help FORCE

@@ -5,6 +5,7 @@
 //! that a setting has not got, costs one line of warning that names the nearest one that exists.
 
 use crate::log::{self, Level};
+use crate::trace;
 use core::ffi::CStr;
 use core::fmt::{self, Write};
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -16,6 +17,15 @@ use std::ffi::CString;
 pub enum Output {
     Stderr,
     File(CString),
+}
+
+/// Which plain registrations the pool serves.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Cache {
+    Off,
+    /// Those that peers cannot reach.
+    Local,
+    All,
 }
 
 /// The settings of relaxed registration.
@@ -44,17 +54,28 @@ pub struct Config {
     pub log: Level,
     /// `RDMAMR_STATS`.
     pub stats: Option<Output>,
+    /// `RDMAMR_CACHE`.
+    pub cache: Cache,
+    /// `RDMAMR_TRACE`.
+    pub trace: Option<CString>,
     /// `RDMAMR_RELAXED_...`.
     pub relaxed: RelaxedConfig,
+    /// `RDMAMR_PREFAULT`: how many threads populate memory before it is registered; 0 for none.
+    pub prefault: usize,
     /// `RDMAMR_FABRIC_RELAXED`: domains of libfabric's provider register relaxed.
     pub fabric_relaxed: bool,
 }
+
+/// The most threads that `RDMAMR_PREFAULT` takes.
+pub const PREFAULT_MOST: usize = 64;
 
 impl Config {
     const DEFAULT: Config = Config {
         disable: false,
         log: Level::Error,
         stats: None,
+        cache: Cache::Off,
+        trace: None,
         relaxed: RelaxedConfig {
             linger_remote: 1000,
             linger_local: 60_000,
@@ -64,6 +85,7 @@ impl Config {
             strict: false,
             fence: true,
         },
+        prefault: 0,
         fabric_relaxed: false,
     };
 }
@@ -105,7 +127,7 @@ const SETTINGS: &[Setting] = &[
     Setting { name: c"RDMAMR_DISABLE", values: &["0", "1"], set: |config, value| {
         set_switch(&mut config.disable, value)
     } },
-    // What is said on standard error: errors (default), failed registrations too, devices too, every call.
+    // What is said on standard error: errors (default), failed registrations too, devices and slow ones too, every call.
     Setting { name: c"RDMAMR_LOG", values: &["error", "warn", "info", "debug"], set: |config, value| {
         const LEVELS: [(&CStr, Level); 4] =
             [(c"error", Level::Error), (c"warn", Level::Warn), (c"info", Level::Info), (c"debug", Level::Debug)];
@@ -121,6 +143,18 @@ const SETTINGS: &[Setting] = &[
             _ => Some(Output::File(absolute(value))),
         };
         config.stats.is_some()
+    } },
+    // Which plain registrations are served by regions that are registered already.
+    Setting { name: c"RDMAMR_CACHE", values: &["off", "local", "all"], set: |config, value| {
+        const CACHES: [(&CStr, Cache); 3] = [(c"off", Cache::Off), (c"local", Cache::Local), (c"all", Cache::All)];
+        let cache = CACHES.into_iter().find(|cache| cache.0 == value);
+        config.cache = cache.map_or(config.cache, |cache| cache.1);
+        cache.is_some()
+    } },
+    // Where every call is written down.
+    Setting { name: c"RDMAMR_TRACE", values: &["a file's path"], set: |config, value| {
+        config.trace = (!value.is_empty()).then(|| absolute(value));
+        config.trace.is_some()
     } },
     // How many seconds a released relaxed region is kept: by default 1 if peers can reach it, else 60.
     Setting { name: c"RDMAMR_RELAXED_LINGER", values: &["1", "0.5", "60"], set: |config, value| {
@@ -157,6 +191,12 @@ const SETTINGS: &[Setting] = &[
         config.relaxed.fence |= !valid;
         valid
     } },
+    // So many threads populate memory before it is registered.
+    Setting { name: c"RDMAMR_PREFAULT", values: &["0", "2", "4", "8"], set: |config, value| {
+        let threads = parse(value).filter(|&threads| threads <= PREFAULT_MOST);
+        config.prefault = threads.unwrap_or(config.prefault);
+        threads.is_some()
+    } },
     // Domains that are opened through libfabric register relaxed.
     Setting { name: c"RDMAMR_FABRIC_RELAXED", values: &["0", "1"], set: |config, value| {
         set_switch(&mut config.fabric_relaxed, value)
@@ -183,6 +223,9 @@ pub fn config() -> &'static Config {
     CONFIG.get_or_init(|| {
         let config = read();
         log::set_level(config.log);
+        if config.trace.is_some() {
+            trace::turn_on();
+        }
         Box::new(config)
     })
 }
@@ -362,6 +405,7 @@ mod tests {
         assert!(applied("RDMAMR_DISABLE", c"1").0.disable);
         assert!(!applied("RDMAMR_DISABLE", c"0").0.disable);
         assert_eq!(applied("RDMAMR_LOG", c"info").0.log, Level::Info);
+        assert_eq!(applied("RDMAMR_PREFAULT", c"2").0.prefault, 2);
         assert_eq!(
             applied("RDMAMR_STATS", c"stderr").0.stats,
             Some(Output::Stderr)
@@ -383,6 +427,8 @@ mod tests {
             ("RDMAMR_LOG", c"", "warn"),
             ("RDMAMR_DISABLE", c"yes", "0"),
             ("RDMAMR_STATS", c"", "stderr"),
+            ("RDMAMR_PREFAULT", c"65", "0"),
+            ("RDMAMR_PREFAULT", c"-2", "2"),
         ] {
             let (config, complaint) = applied(name, value);
             let complaint = complaint.unwrap();

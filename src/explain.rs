@@ -9,6 +9,7 @@ use crate::mr::{Access, Error, Request};
 use crate::proc;
 use crate::text::Text;
 use core::cell::{Cell, RefCell};
+use core::ffi::CStr;
 use core::fmt::{self, Write};
 
 /// What a call was about.
@@ -67,6 +68,13 @@ pub fn last_in_words() -> *const u8 {
         }
         words.as_bytes().as_ptr()
     })
+}
+
+/// The same, as text.
+pub fn last_as_text() -> &'static str {
+    // SAFETY: a string that ends with a NUL, of this thread, which does not fail again meanwhile.
+    let words = unsafe { CStr::from_ptr(last_in_words().cast()) };
+    words.to_str().unwrap_or_default()
 }
 
 impl Reason {

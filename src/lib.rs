@@ -20,14 +20,16 @@
 //! ```
 //!
 //! Beside them: [`config`] (settings), [`stats`] (counters), [`explain`] (errors in words), [`log`],
-//! [`next`] (the libibverbs underneath), [`proc`] (what the kernel says of this process), [`process`] and
-//! [`thread`] (what a process, a thread has for itself).
+//! [`trace`] (every call, written down), [`caller`] (who called), [`next`] (the libibverbs underneath), [`proc`] (what the kernel says of this process), [`process`] and
+//! [`thread`] (what a process, a thread has for itself), [`helper_thread`] (threads of our own).
 
 mod abi;
+mod caller;
 mod capi;
 mod config;
 mod explain;
 mod fabric;
+mod helper_thread;
 mod log;
 mod mr;
 mod next;
@@ -37,4 +39,5 @@ mod relaxed;
 mod stats;
 mod text;
 mod thread;
+mod trace;
 mod uverbs;

@@ -46,7 +46,15 @@ pub fn always(message: fmt::Arguments<'_>) {
     let _ = text.write_str("\n");
     let bytes = text.as_bytes();
     let errno = errno::errno();
+    // By number: a thread that the C library does not know may be here.
     // SAFETY: the buffer is readable. That the descriptor may be closed is no matter.
-    unsafe { libc::write(libc::STDERR_FILENO, bytes.as_ptr().cast(), bytes.len()) };
+    unsafe {
+        libc::syscall(
+            libc::SYS_write,
+            libc::STDERR_FILENO,
+            bytes.as_ptr(),
+            bytes.len(),
+        )
+    };
     errno::set_errno(errno);
 }

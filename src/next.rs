@@ -14,13 +14,13 @@ use once_cell::race::OnceNonZeroUsize;
 /// signal handler may interrupt it.
 pub struct Next<F> {
     name: &'static CStr,
-    version: &'static CStr,
+    version: Option<&'static CStr>,
     found: OnceNonZeroUsize,
     signature: PhantomData<F>,
 }
 
 impl<F: Copy> Next<F> {
-    const fn new(name: &'static CStr, version: &'static CStr) -> Self {
+    const fn new(name: &'static CStr, version: Option<&'static CStr>) -> Self {
         const { assert!(size_of::<F>() == size_of::<usize>()) };
         Next {
             name,
@@ -35,7 +35,7 @@ impl<F: Copy> Next<F> {
     pub fn get(&self) -> Option<F> {
         let address = self
             .found
-            .get_or_try_init(|| find(self.name, Some(self.version)).ok_or(()))
+            .get_or_try_init(|| find(self.name, self.version).ok_or(()))
             .ok()?;
         let pointer = core::ptr::with_exposed_provenance::<c_void>(address.get());
         // SAFETY: `F` is the function pointer type of that symbol, by the declarations below.
@@ -96,9 +96,18 @@ fn libibverbs(mode: c_int) -> Option<*mut c_void> {
 
 /// Declares the functions that are passed on to, with rdma-core's signatures and version nodes.
 macro_rules! next {
-    ($( $(#[$meta:meta])* $name:ident = $symbol:literal @ $version:literal: fn($($arg:ty),*) -> $ret:ty; )*) => {
+    ($( $(#[$meta:meta])* $name:ident = $symbol:literal $(@ $version:literal)?: fn($($arg:ty),*) -> $ret:ty; )*) => {
         $( $(#[$meta])* pub static $name: Next<unsafe extern "C" fn($($arg),*) -> $ret> =
-            Next::new($symbol, $version); )*
+            Next::new($symbol, version!($($version)?)); )*
+    };
+}
+
+macro_rules! version {
+    () => {
+        None
+    };
+    ($version:literal) => {
+        Some($version)
     };
 }
 
@@ -122,6 +131,8 @@ next! {
     REREG_MR = c"ibv_rereg_mr" @ c"IBVERBS_1.1":
         fn(*mut ibv_mr, c_int, *mut ibv_pd, *mut c_void, usize, c_int) -> c_int;
     DEREG_MR = c"ibv_dereg_mr" @ c"IBVERBS_1.1": fn(*mut ibv_mr) -> c_int;
+    /// Of the private interface, whose node is named after the release.
+    CMD_DEREG_MR = c"ibv_cmd_dereg_mr": fn(*mut verbs_mr) -> c_int;
     DEALLOC_PD = c"ibv_dealloc_pd" @ c"IBVERBS_1.1": fn(*mut ibv_pd) -> c_int;
     CLOSE_DEVICE = c"ibv_close_device" @ c"IBVERBS_1.1": fn(*mut ibv_context) -> c_int;
     DONTFORK_RANGE = c"ibv_dontfork_range" @ c"IBVERBS_1.1": fn(*mut c_void, usize) -> c_int;
@@ -131,8 +142,6 @@ next! {
     QUERY_DEVICE = c"ibv_query_device" @ c"IBVERBS_1.1":
         fn(*mut ibv_context, *mut ibv_device_attr) -> c_int;
     ALLOC_PD = c"ibv_alloc_pd" @ c"IBVERBS_1.1": fn(*mut ibv_context) -> *mut ibv_pd;
-    /// rdma-core 35.
-    IS_FORK_INITIALIZED = c"ibv_is_fork_initialized" @ c"IBVERBS_1.13": fn() -> c_int;
     DOFORK_RANGE = c"ibv_dofork_range" @ c"IBVERBS_1.1": fn(*mut c_void, usize) -> c_int;
 }
 

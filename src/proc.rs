@@ -109,6 +109,30 @@ pub fn each_mapping(mut each: impl FnMut(&Mapping) -> bool) {
     });
 }
 
+/// As [`each_mapping`], with the flags that the kernel has for each, two letters a flag (VmFlags). To tell also
+/// how much of a mapping is there, which is not wanted, the kernel looks at its pages: 24 ns for each that is
+/// there, and 1.2 us for each mapping. Without CONFIG_PROC_PAGE_MONITOR there are no mappings.
+pub fn each_mapping_with_flags(mut each: impl FnMut(&Mapping, &[u8]) -> bool) {
+    let mut mapping = None;
+    each_line(c"/proc/self/smaps", |line| {
+        if let Some(flags) = field(line, b"VmFlags:") {
+            return mapping.take().is_none_or(|mapping| each(&mapping, flags));
+        }
+        mapping = parse(line).or(mapping.take());
+        true
+    });
+}
+
+/// How many pages of this process are there.
+pub fn resident_pages() -> u64 {
+    let mut resident = 0;
+    each_line(c"/proc/self/statm", |line| {
+        resident = line.split(|&byte| byte == b' ').nth(1).map_or(0, decimal);
+        false
+    });
+    resident
+}
+
 fn parse(line: &[u8]) -> Option<Mapping> {
     let (start, rest) = hexadecimal(line);
     let (end, rest) = hexadecimal(rest.strip_prefix(b"-")?);

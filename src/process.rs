@@ -9,6 +9,10 @@
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, Ordering::*};
 
+/// Where our own mappings go, if the kernel has room there: far from the program's, so that none comes to
+/// lie in a hole that the program has just made.
+pub const FAR_AWAY: usize = 0x2d72_0000_0000;
+
 /// The largest page that a kernel of this architecture may have.
 const PAGE_SIZE: usize = if cfg!(target_arch = "aarch64") {
     65536

@@ -10,6 +10,10 @@ use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::*, compiler_fence};
 struct Thread {
     inside: AtomicBool,
     number: Cell<u32>,
+    /// The kernel's name for it, and in which process that was asked.
+    id: Cell<(usize, u32)>,
+    /// What the trace wants to know of the call that runs (`trace::format::how`).
+    note: Cell<u8>,
 }
 
 const NO_NUMBER: u32 = u32::MAX;
@@ -19,6 +23,8 @@ thread_local! {
         Thread {
             inside: AtomicBool::new(false),
             number: Cell::new(NO_NUMBER),
+            id: Cell::new((0, 0)),
+            note: Cell::new(0),
         }
     };
 }
@@ -48,6 +54,29 @@ impl Drop for Inside {
 #[inline]
 pub fn is_inside() -> bool {
     THREAD.with(|thread| thread.inside.load(Relaxed))
+}
+
+/// This thread's number in the kernel, which is asked once in a process: `process` is a number that only this one
+/// has.
+pub fn id(process: usize) -> u32 {
+    THREAD.with(|thread| {
+        if thread.id.get().0 != process {
+            // SAFETY: no arguments.
+            let id = unsafe { libc::syscall(libc::SYS_gettid) } as u32;
+            thread.id.set((process, id));
+        }
+        thread.id.get().1
+    })
+}
+
+/// Leaves a note for whoever writes down this thread's call.
+pub fn set_note(note: u8) {
+    THREAD.with(|thread| thread.note.set(note));
+}
+
+/// The note, which is 0 where none was left.
+pub fn take_note() -> u8 {
+    THREAD.with(|thread| thread.note.replace(0))
 }
 
 /// What this thread is known by as long as it runs: its thread pointer. Another may have it after its end. One

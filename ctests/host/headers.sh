@@ -26,20 +26,6 @@ check "include/rdmamr/fi_mr.h is what the source says (if not: make headers)" di
 
 echo '#include <rdmamr.h>' >"$work/one.c"
 cp "$work/one.c" "$work/one.cc"
-# The page has the date of its making.
-for page in rdmamr.7 rdmamr_fi_mr.3; do
-	scdoc <man/$page.scd >"$work/$page"
-	check "man/$page is what its source says (if not: make man)" diff -u -I '^\.TH' man/$page "$work/$page"
-done
-documented() { # each setting of the table, in the page and in README
-	local name
-	for name in $(grep -oP 'name: c"\KRDMAMR_[A-Z_]+' src/config.rs); do
-		grep -q "$name" "$work/rdmamr.7" && grep -q "$name" README.md || { echo "$name"; return 1; }
-	done
-	[ -n "$name" ]
-}
-check "the page and README have each setting" documented
-
 for standard in c99 c11 c2x; do
 	check "include/rdmamr.h as $standard" "$cc" -std=$standard "${strict[@]}" "$work/one.c"
 done

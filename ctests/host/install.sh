@@ -24,8 +24,18 @@ install() { make -s --no-print-directory "$@" DESTDIR="$stage" PREFIX=/usr LIBDI
 check "make install" install install
 for file in lib/here/librdmamr.so.1 lib/here/librdmamr.so lib/here/librdmamr.a lib/here/pkgconfig/rdmamr.pc \
 	lib/here/pkgconfig/rdmamr-compat.pc include/rdmamr.h include/rdmamr/verbs.h include/rdmamr/compat/infiniband/verbs.h \
-	share/man/man7/rdmamr.7 include/rdmamr/fi_mr.h lib/here/libfabric/librdmamr-fi.so share/man/man3/rdmamr_fi_mr.3; do
+	include/rdmamr/fi_mr.h lib/here/libfabric/librdmamr-fi.so bin/rdmamr share/bash-completion/completions/rdmamr \
+	share/zsh/site-functions/_rdmamr share/fish/vendor_completions.d/rdmamr.fish; do
 	check "installed: $file" [ -e "$stage/usr/$file" ]
+done
+pages=$(man/names)
+missing() { while read -r file _; do [ -s "$stage/usr/share/man/$file" ] || echo "$file"; done <<<"$pages"; }
+check "and $(wc -l <<<"$pages") manual pages and links to them" [ -z "$(missing)" ]
+links() { grep -rhs '^\.so ' "$stage/usr/share/man" | sort -u | while read -r _ file; do [ -s "$stage/usr/share/man/$file" ] || echo "$file"; done; }
+check "each link leads to a page" [ -z "$(links)" ]
+check "the program knows its version" [ "$("$stage/usr/bin/rdmamr" --version | awk '{ print $NF }')" = "$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1)" ]
+for file in bash-completion/completions/rdmamr zsh/site-functions/_rdmamr fish/vendor_completions.d/rdmamr.fish; do
+	check "the completions know the subcommands: $file" grep -q doctor "$stage/usr/share/$file"
 done
 
 export PKG_CONFIG_PATH=$stage/usr/lib/here/pkgconfig PKG_CONFIG_SYSROOT_DIR=$stage
@@ -53,6 +63,9 @@ check "a source for Solaris compiles unchanged and links" "$cc" -std=gnu11 -Wall
 check "its ibv_reg_mr_relaxed names the node" bash -c 'readelf -sW --dyn-syms "$1" | grep -q "UND ibv_reg_mr_relaxed@IBVERBS_1.1"' - "$stage/solaris"
 check "it runs" env LD_LIBRARY_PATH="$stage/usr/lib/here" "$stage/solaris"
 
+# Others' files in the same folders.
+others=$(find "$stage/usr" -type d | sed 's|$|/another|' | sort)
+xargs -r touch <<<"$others"
 check "make uninstall" install uninstall
-check "nothing is left" [ -z "$(find "$stage/usr" -type f -o -type l)" ]
+check "nothing of it is left, and all of others'" diff <(echo "$others") <(find "$stage/usr" -type f -o -type l | sort)
 tap_done

@@ -4,7 +4,7 @@
 
 Compares what pyverbs_run.py wrote. Prints the judgement of every test, a line of fields with tabs in
 between, which are a function of tap.sh and its arguments, or "note" and a comment. A test that differs in
-the first two files is judged by the second two, if given.
+the first two files is judged by its last result with the library, if there are four, and by both without it.
 """
 
 import json
@@ -26,14 +26,52 @@ def describe(result):
 
 
 def judge(test, without, with_library):
-    outcome, message = without
-    if without != with_library:
-        return 'fail', test, f'without: {describe(without)}', f'with: {describe(with_library)}'
-    if outcome == 'ok':
+    """The judgement of a result with the library by all that were seen without it.
+
+    >>> ok, skipped, failed, other = ('ok', ''), ('skipped', 'no device'), ('failed', '1 != 2'), ('error', 'EIO')
+    >>> judge('t', [ok], ok)
+    ('pass', 't')
+    >>> judge('t', [skipped], skipped)
+    ('skip', 't', 'no device')
+    >>> judge('t', [failed], failed)
+    ('skip', 't', 'fails without the library as well: failed: 1 != 2')
+
+    One that is not the same every time without the library may be any of it:
+
+    >>> judge('t', [failed, ok], ok)
+    ('pass', 't')
+    >>> judge('t', [ok, failed], failed)
+    ('skip', 't', 'fails without the library as well, now and then: failed: 1 != 2')
+    >>> judge('t', [skipped, ok], skipped)
+    ('skip', 't', 'no device')
+
+    and it may succeed where it only ever failed, but not where it is skipped, nor fail in a way of its own:
+
+    >>> judge('t', [failed, other], ok)
+    ('pass', 't')
+    >>> judge('t', [skipped], ok)[0], judge('t', [ok], skipped)[0], judge('t', [failed], skipped)[0]
+    ('fail', 'fail', 'fail')
+    >>> judge('t', [ok, ok], failed)
+    ('fail', 't', 'without: ok', 'with: failed: 1 != 2')
+    >>> judge('t', [ok, failed], other)
+    ('fail', 't', 'without: ok', 'without, again: failed: 1 != 2', 'with: error: EIO')
+    >>> judge('t', [ok], NEVER_RAN)[0]
+    'fail'
+    """
+    outcome, message = with_library
+    if with_library in without:
+        if outcome == 'ok':
+            return 'pass', test
+        if outcome == 'skipped':
+            return 'skip', test, message.replace('#', '')
+        now_and_then = ', now and then' if len(set(without)) > 1 else ''
+        return 'skip', test, f'fails without the library as well{now_and_then}: {describe(with_library)}'.replace('#', '')
+    if outcome == 'ok' and any(reference in ('failed', 'error', 'died') for reference, _ in without):
         return 'pass', test
-    if outcome == 'skipped':
-        return 'skip', test, message.replace('#', '')
-    return 'skip', test, f'fails without the library as well: {describe(without)}'.replace('#', '')
+    differs = [f'without: {describe(without[0])}', f'with: {describe(with_library)}']
+    if len(set(without)) > 1:
+        differs.insert(1, f'without, again: {describe(without[1])}')
+    return 'fail', test, *differs
 
 
 NEVER_RAN = ('did not run', '')
@@ -49,14 +87,17 @@ def main():
     again = {}
     if len(sys.argv) > 3:
         again = {test: results for test, *results in pairs(*map(read, sys.argv[3:5]))}
-    for test, *results in pairs(*map(read, sys.argv[1:3])):
-        judgement = judge(test, *results)
+    for test, without, with_library in pairs(*map(read, sys.argv[1:3])):
+        rounds = [f'without: {describe(without)}; with: {describe(with_library)}']
+        judgement = judge(test, [without], with_library)
         if judgement[0] == 'fail' and test in again:
-            second = judge(test, *again[test])
-            if second[0] != 'fail':
-                print('note', f'NOTE: {test} differed, but not in a second round. {"; ".join(judgement[2:])}', sep='\t')
-            judgement = second
+            without_again, with_again = again[test]
+            rounds.append(f'in a second round without: {describe(without_again)}; with: {describe(with_again)}')
+            judgement = judge(test, [without, without_again], with_again)
+        if judgement[0] != 'fail' and (len(rounds) > 1 or without != with_library):
+            print('note', f'NOTE: {test} is not the same every time. {"; ".join(rounds)}', sep='\t')
         print(*judgement, sep='\t')
 
 
-main()
+if __name__ == '__main__':
+    main()

@@ -20,6 +20,12 @@
 #pragma weak ibv_dereg_mr_relaxed
 #pragma weak ibv_flush_relaxed_mr
 
+/* Compiled once more for RDMAMR_CACHE: the pool serves the plain calls, and all else is the same. */
+#ifdef PLAIN_CALLS
+#define ibv_reg_mr_relaxed(pd, addr, length, access) ibv_reg_mr(pd, addr, length, access)
+#define ibv_dereg_mr_relaxed(mr) ibv_dereg_mr(mr)
+#endif
+
 #ifndef UFFD_USER_MODE_ONLY
 #define UFFD_USER_MODE_ONLY 1
 #endif

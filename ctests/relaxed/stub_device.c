@@ -10,6 +10,7 @@
 #include <rdma/rdma_user_ioctl.h>
 #include <stdarg.h>
 #include <stdatomic.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
@@ -23,7 +24,9 @@
  * times four, and one of these.
  */
 enum { FREE, MAKING, LIVE, ENDING };
-enum { SLOTS = 1 << 18, PINNED_SLOTS = 4096, GENERATION_BITS = 14, PATTERN = 1 << 15 };
+enum { SLOTS = 1 << 18, PINNED_SLOTS = 4096, UMEM_SLOTS = 4, GENERATION_BITS = 14, PATTERN = 1 << 15 };
+/* What ib_umem_get pins at once, and so many of them in a region. */
+enum { UMEM_BYTES = 512 * 4096, UMEM_PARTS = 4096 };
 
 /* With abi_compat all ones, libibverbs takes what lies before a context for its own. */
 static struct {
@@ -48,6 +51,8 @@ static struct {
 	struct io_uring_sqe *sqes;
 	struct io_uring_cqe *cqes;
 	unsigned char pattern[PATTERN];
+	/* Of a slot with STUB_UMEM. */
+	struct iovec (*parts)[UMEM_PARTS];
 } ring = { .lock = PTHREAD_MUTEX_INITIALIZER, .fd = -1 };
 
 static uint32_t key_of(uint32_t slot, uint32_t word)
@@ -65,6 +70,34 @@ static int set_buffer(uint32_t slot, uint64_t start, uint64_t length)
 
 	return syscall(SYS_io_uring_register, ring.fd, IORING_REGISTER_BUFFERS_UPDATE, &update, sizeof(update)) == 1 ?
 	       0 : -1;
+}
+
+/* As ib_umem_get. Length 0 ends it. */
+static int set_parts(uint32_t slot, uint64_t start, uint64_t length)
+{
+	struct iovec *parts = ring.parts[slot];
+	struct io_uring_rsrc_update2 update = { .offset = slot * UMEM_PARTS, .data = (uintptr_t)parts };
+
+	if (length > (uint64_t)UMEM_PARTS * UMEM_BYTES)
+		return -1;
+	while (length ? update.nr * (uint64_t)UMEM_BYTES < length : update.nr < UMEM_PARTS && parts[update.nr].iov_len) {
+		uint64_t at = update.nr * (uint64_t)UMEM_BYTES, left = length - at;
+
+		parts[update.nr++] = length ? (struct iovec){ (void *)(uintptr_t)(start + at),
+							      left < UMEM_BYTES ? left : UMEM_BYTES } :
+					      (struct iovec){ 0 };
+	}
+	if (syscall(SYS_io_uring_register, ring.fd, IORING_REGISTER_BUFFERS_UPDATE, &update, sizeof(update)) ==
+	    update.nr)
+		return 0;
+	return length ? (set_parts(slot, 0, 0), -1) : -1;
+}
+
+static int pin(uint32_t slot, uint64_t start, uint64_t length)
+{
+	if (ring.fd < 0)
+		return 0;
+	return ring.parts ? set_parts(slot, start, length) : set_buffer(slot, start, length);
 }
 
 static const struct ib_uverbs_attr *attribute(const struct ib_uverbs_ioctl_hdr *header, uint16_t id)
@@ -99,7 +132,7 @@ static int register_memory(const struct ib_uverbs_ioctl_hdr *header)
 
 		if ((word & 3) != FREE || !atomic_compare_exchange_strong(&slots[slot], &word, word + MAKING))
 			continue;
-		if (ring.fd >= 0 && set_buffer(slot, command.start, command.length)) {
+		if (pin(slot, command.start, command.length)) {
 			atomic_store(&slots[slot], word);
 			return -1;
 		}
@@ -124,7 +157,7 @@ static int destroy(const struct ib_uverbs_ioctl_hdr *header)
 	word = atomic_load(&slots[slot]);
 	if ((word & 3) != LIVE || !atomic_compare_exchange_strong(&slots[slot], &word, word - LIVE + ENDING))
 		return fail(ENOENT);
-	if (ring.fd >= 0 && set_buffer(slot, 0, 0)) {
+	if (pin(slot, 0, 0)) {
 		atomic_store(&slots[slot], word);
 		return -1;
 	}
@@ -188,10 +221,10 @@ __attribute__((no_sanitize_address)) long syscall(long number, ...)
 	return next(number, argument[0], argument[1], argument[2], argument[3], argument[4], argument[5]);
 }
 
-static const char *open_ring(void)
+static const char *open_ring(enum stub_kind kind)
 {
 	struct io_uring_params params = { 0 };
-	struct io_uring_rsrc_register table = { .nr = PINNED_SLOTS, .flags = IORING_RSRC_REGISTER_SPARSE };
+	struct io_uring_rsrc_register table = { .nr = kind == STUB_PIN ? PINNED_SLOTS : UMEM_SLOTS * UMEM_PARTS, .flags = IORING_RSRC_REGISTER_SPARSE };
 	unsigned char *queues;
 	size_t size, cq_size;
 
@@ -202,6 +235,10 @@ static const char *open_ring(void)
 	if (!(params.features & IORING_FEAT_SINGLE_MMAP) ||
 	    syscall(SYS_io_uring_register, ring.fd, IORING_REGISTER_BUFFERS2, &table, sizeof(table)))
 		return "io_uring has no table of buffers that can be changed (before Linux 5.19)";
+	if (kind == STUB_UMEM) {
+		ring.parts = calloc(UMEM_SLOTS, sizeof(*ring.parts));
+		return ring.parts ? NULL : "no memory";
+	}
 	size = params.sq_off.array + params.sq_entries * sizeof(unsigned int);
 	cq_size = params.cq_off.cqes + params.cq_entries * sizeof(struct io_uring_cqe);
 	queues = mmap(NULL, size > cq_size ? size : cq_size, PROT_READ | PROT_WRITE, MAP_SHARED, ring.fd,
@@ -225,11 +262,11 @@ static const char *open_ring(void)
 
 const char *stub_open(enum stub_kind kind)
 {
-	const char *why = kind == STUB_PIN ? open_ring() : NULL;
+	const char *why = kind == STUB_NOTHING ? NULL : open_ring(kind);
 
 	if (why)
 		return why;
-	usable_slots = kind == STUB_PIN ? PINNED_SLOTS : SLOTS;
+	usable_slots = kind == STUB_NOTHING ? SLOTS : kind == STUB_PIN ? PINNED_SLOTS : UMEM_SLOTS;
 	device.context.device = &identity;
 	device.context.async_fd = -1;
 	device.context.num_comp_vectors = 1;
@@ -282,7 +319,7 @@ int stub_write(const struct ibv_mr *mr, unsigned char value)
 	uint32_t slot = mr->lkey >> GENERATION_BITS, word = slot < usable_slots ? slots[slot] : 0;
 	int err = 0;
 
-	if (ring.fd < 0)
+	if (ring.fd < 0 || ring.parts)
 		return EOPNOTSUPP;
 	if ((word & 3) != LIVE || key_of(slot, word) != mr->lkey)
 		return EKEYREJECTED;

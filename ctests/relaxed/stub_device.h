@@ -21,6 +21,7 @@
 enum stub_kind {
 	STUB_NOTHING, /* registrations get a handle and keys, which is all that a benchmark wants */
 	STUB_PIN,     /* and their memory is pinned; at most 4096 at a time, of at most 1 GiB each */
+	STUB_UMEM,    /* pinned as the kernel's ib_umem_get does, 512 pages at a time; at most 4, of at most 8 GiB each */
 };
 
 /* Opens the device, once. NULL, or why it cannot be had: the kernel refuses io_uring. */

@@ -6,9 +6,11 @@
 //! published by a stub of one jump that carries name and node. `ctests/abi` compares what comes out with
 //! a list, both ways.
 
-/// Publishes `$f` as `name@@NODE`, by a stub.
+/// Publishes `$f` as `name@@NODE`, by a stub. With `caller in` the function has one argument more than C knows, a
+/// `Caller`: the register is that of such an argument on each architecture, and the stub writes there
+/// where the call returns to. No argument list in Rust tells that.
 macro_rules! interpose {
-    ($f:ident, $node:literal) => {
+    ($f:ident, $node:literal $(, caller in $x86:literal $arm:literal $riscv:literal)?) => {
         #[cfg(not(test))]
         core::arch::global_asm!(
             concat!(".pushsection .text.rdmamr_stub_", stringify!($f), ",\"ax\",@progbits"),
@@ -17,6 +19,14 @@ macro_rules! interpose {
             concat!(".type rdmamr_stub_", stringify!($f), ",@function"),
             concat!("rdmamr_stub_", stringify!($f), ":"),
             ".cfi_startproc",
+            $(
+                #[cfg(target_arch = "x86_64")]
+                concat!("mov ", $x86, ", [rsp]"),
+                #[cfg(target_arch = "aarch64")]
+                concat!("mov ", $arm, ", x30"),
+                #[cfg(target_arch = "riscv64")]
+                concat!("mv ", $riscv, ", ra"),
+            )?
             #[cfg(target_arch = "x86_64")]
             "jmp {f}",
             #[cfg(target_arch = "aarch64")]
@@ -53,4 +63,24 @@ macro_rules! versioned {
         ));
     };
 }
-pub(crate) use {interpose, versioned};
+/// The body of a naked function that is `$f` with one argument more, a `Caller`, as `interpose` has it.
+macro_rules! with_caller {
+    ($f:ident, $x86:literal $arm:literal $riscv:literal) => {
+        core::arch::naked_asm!(
+            #[cfg(target_arch = "x86_64")]
+            concat!("mov ", $x86, ", [rsp]"),
+            #[cfg(target_arch = "x86_64")]
+            "jmp {f}",
+            #[cfg(target_arch = "aarch64")]
+            concat!("mov ", $arm, ", x30"),
+            #[cfg(target_arch = "aarch64")]
+            "b {f}",
+            #[cfg(target_arch = "riscv64")]
+            concat!("mv ", $riscv, ", ra"),
+            #[cfg(target_arch = "riscv64")]
+            "tail {f}",
+            f = sym $f,
+        )
+    };
+}
+pub(crate) use {interpose, versioned, with_caller};

@@ -9,4 +9,5 @@ mod memory;
 mod rdmamr;
 mod relaxed;
 mod ret;
+mod traced;
 mod verbs;

@@ -8,6 +8,7 @@ use crate::mr::state;
 use crate::relaxed;
 use crate::stats::Counter;
 use crate::text::Text;
+use crate::trace;
 use core::ffi::{c_char, c_int};
 use core::fmt::Write;
 use core::sync::atomic::{AtomicI32, Ordering::Relaxed};
@@ -257,9 +258,10 @@ unsafe extern "C" fn loaded() {
     LOADED_BY.store(unsafe { libc::getpid() }, Relaxed);
 }
 
-/// Writes the statistics where RDMAMR_STATS says, when the process exits normally. A forked child writes
+/// Writes the end of the trace, and the statistics where RDMAMR_STATS says, when the process exits normally. A forked child writes
 /// them only if it has used the library itself.
 unsafe extern "C" fn exiting() {
+    trace::exiting();
     let Some(output) = &config().stats else {
         return;
     };

@@ -5,14 +5,17 @@
 //! C's contract, ibv_reg_mr(3): a pointer to a domain or a region that is not NULL is one that libibverbs or
 //! this library made, and has not been ended.
 
-use super::export::versioned;
+use super::export::{versioned, with_caller};
 use super::ret::{self, Call};
+use super::traced;
 use super::verbs::{NULL_MR, NULL_PD};
 use crate::abi::rdma_core::*;
+use crate::caller::Caller;
 use crate::explain::Subject;
 use crate::mr::{Access, Mr, Pd, Request};
 use crate::relaxed::{self, Miss};
 use crate::stats::Counter;
+use crate::trace::format::call;
 use core::ffi::{c_int, c_void};
 
 /// Registers memory for RDMA, possibly by a registration that the library has kept.
@@ -43,6 +46,7 @@ use core::ffi::{c_int, c_void};
 /// Others as by ibv_reg_mr().
 ///
 /// Sources: ibv_reg_mr_relaxed(3) of Oracle Solaris; drivers/infiniband/core/uverbs_cmd.c of Oracle's kernel.
+#[unsafe(naked)]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_reg_mr_relaxed(
     pd: *mut ibv_pd,
@@ -50,27 +54,38 @@ pub unsafe extern "C" fn ibv_reg_mr_relaxed(
     length: usize,
     access: c_int,
 ) -> *mut ibv_mr {
-    let access = Access::from_bits_retain(access as u32);
-    // SAFETY: C's contract.
-    let pd = unsafe { Pd::from_c(pd) };
-    let hit = pd.map_or(Err(Miss::None), |pd| {
-        relaxed::hit(pd, addr.addr(), length, access)
-    });
-    let miss = match hit {
-        Ok(mr) => return mr,
-        Err(miss) => miss,
-    };
-    let request = Request::at_address(addr, length, access);
-    ret::region(
-        || Call {
-            name: "ibv_reg_mr_relaxed",
-            subject: Subject::Memory(request),
-            counter: Some(Counter::RegFailed),
-        },
-        || relaxed::register(pd.ok_or(NULL_PD)?, &request, miss),
-    )
+    with_caller!(reg_mr_relaxed, "r8" "x4" "a4")
 }
 versioned!(ibv_reg_mr_relaxed, "IBVERBS_1.1");
+
+unsafe extern "C" fn reg_mr_relaxed(
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    access: c_int,
+    caller: Caller,
+) -> *mut ibv_mr {
+    let request = Request::at_address(addr, length, Access::from_bits_retain(access as u32));
+    traced::registration(call::REG_MR_RELAXED, pd, &request, caller, || {
+        // SAFETY: C's contract.
+        let pd = unsafe { Pd::from_c(pd) };
+        let hit = pd.map_or(Err(Miss::None), |pd| {
+            relaxed::hit(pd, addr.addr(), length, request.access)
+        });
+        let miss = match hit {
+            Ok(mr) => return mr,
+            Err(miss) => miss,
+        };
+        ret::region(
+            || Call {
+                name: "ibv_reg_mr_relaxed",
+                subject: Subject::Memory(request),
+                counter: Some(Counter::RegFailed),
+            },
+            || relaxed::register(pd.ok_or(NULL_PD)?, &request, miss, false),
+        )
+    })
+}
 
 /// Ends the caller's use of a region.
 ///
@@ -86,21 +101,28 @@ versioned!(ibv_reg_mr_relaxed, "IBVERBS_1.1");
 /// one was forked from. For a region that is not kept, also what ibv_dereg_mr() returns.
 ///
 /// Source: ibv_dereg_mr_relaxed(3) of Oracle Solaris.
+#[unsafe(naked)]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_dereg_mr_relaxed(mr: *mut ibv_mr) -> c_int {
-    let call = || Call {
+    with_caller!(dereg_mr_relaxed, "rsi" "x1" "a1")
+}
+versioned!(ibv_dereg_mr_relaxed, "IBVERBS_1.1");
+
+unsafe extern "C" fn dereg_mr_relaxed(mr: *mut ibv_mr, caller: Caller) -> c_int {
+    let describe = || Call {
         name: "ibv_dereg_mr_relaxed",
         subject: Subject::Region,
         counter: Some(Counter::DeregFailed),
     };
     // SAFETY: C's contract.
     let mr = unsafe { Mr::from_c(mr) };
-    if mr.is_some_and(relaxed::release) {
-        return 0;
-    }
-    ret::status(call, || relaxed::deregister(mr.ok_or(NULL_MR)?))
+    traced::deregistration(call::DEREG_MR_RELAXED, mr, caller, || {
+        if mr.is_some_and(relaxed::release) {
+            return 0;
+        }
+        ret::status(describe, || relaxed::deregister(mr.ok_or(NULL_MR)?))
+    })
 }
-versioned!(ibv_dereg_mr_relaxed, "IBVERBS_1.1");
 
 /// Deregisters what ibv_dereg_mr_relaxed() has left registered in a protection domain.
 ///

@@ -7,12 +7,17 @@
 
 use super::export::interpose;
 use super::ret::{self, Call};
+use super::traced;
 use crate::abi::rdma_core::*;
+use crate::caller::Caller;
 use crate::explain::Subject;
 use crate::mr::{self, Access, Change, Context, Error, Mr, Pd, Request};
-use crate::relaxed::beside_plain;
+use crate::next;
+use crate::relaxed::{beside_plain, transparent};
 use crate::stats::Counter;
-use core::ffi::{c_int, c_uint, c_void};
+use crate::trace::format::call;
+use core::ffi::{CStr, c_int, c_uint, c_void};
+use core::ptr::null_mut;
 
 /// What every call says of a NULL domain.
 pub const NULL_PD: Error = Error::Argument("the protection domain is NULL");
@@ -20,7 +25,7 @@ pub const NULL_PD: Error = Error::Argument("the protection domain is NULL");
 pub const NULL_MR: Error = Error::Argument("the memory region is NULL");
 
 #[inline(always)]
-fn call(name: &'static str, subject: Subject, counter: Option<Counter>) -> Call {
+fn describe(name: &'static str, subject: Subject, counter: Option<Counter>) -> Call {
     Call {
         name,
         subject,
@@ -28,87 +33,128 @@ fn call(name: &'static str, subject: Subject, counter: Option<Counter>) -> Call 
     }
 }
 
-/// The one body of `ibv_reg_mr`, `_iova` and `_iova2`.
-#[inline(always)]
-unsafe fn reg(name: &'static str, pd: *mut ibv_pd, request: Request) -> *mut ibv_mr {
-    ret::region(
-        || call(name, Subject::Memory(request), Some(Counter::RegFailed)),
-        || {
-            // SAFETY: C's contract.
-            let pd = unsafe { Pd::from_c(pd) }.ok_or(NULL_PD)?;
-            beside_plain::register(pd, &request)
-        },
-    )
+/// A registering call: its name, which is the symbol's, and its number in the trace.
+struct Entry {
+    name: &'static CStr,
+    call: u8,
 }
 
+/// The one body of `ibv_reg_mr`, `_iova` and `_iova2`, and of `ibv_reg_mr_ex` over plain memory.
+#[inline(always)]
+unsafe fn reg(entry: &Entry, pd: *mut ibv_pd, request: Request, caller: Caller) -> *mut ibv_mr {
+    traced::registration(entry.call, pd, &request, caller, || {
+        ret::region(
+            || {
+                let name = entry.name.to_str().unwrap_or_default();
+                describe(name, Subject::Memory(request), Some(Counter::RegFailed))
+            },
+            || {
+                // SAFETY: C's contract.
+                let pd = unsafe { Pd::from_c(pd) }.ok_or(NULL_PD)?;
+                transparent::register(pd, &request, entry.name, caller)
+            },
+        )
+    })
+}
+
+const REG_MR: Entry = Entry {
+    name: c"ibv_reg_mr",
+    call: call::REG_MR,
+};
 unsafe extern "C" fn ibv_reg_mr(
     pd: *mut ibv_pd,
     addr: *mut c_void,
     length: usize,
     access: c_int,
+    caller: Caller,
 ) -> *mut ibv_mr {
-    let access = Access::from_bits_retain(access as u32);
+    let request = Request::at_address(addr, length, Access::from_bits_retain(access as u32));
     // SAFETY: C's contract.
-    unsafe { reg("ibv_reg_mr", pd, Request::at_address(addr, length, access)) }
+    unsafe { reg(&REG_MR, pd, request, caller) }
 }
-interpose!(ibv_reg_mr, "IBVERBS_1.1");
+interpose!(ibv_reg_mr, "IBVERBS_1.1", caller in "r8" "x4" "a4");
 
+const REG_MR_IOVA: Entry = Entry {
+    name: c"ibv_reg_mr_iova",
+    call: call::REG_MR_IOVA,
+};
 unsafe extern "C" fn ibv_reg_mr_iova(
     pd: *mut ibv_pd,
     addr: *mut c_void,
     length: usize,
     iova: u64,
     access: c_int,
+    caller: Caller,
 ) -> *mut ibv_mr {
     let request = Request {
         iova,
         ..Request::at_address(addr, length, Access::from_bits_retain(access as u32))
     };
     // SAFETY: C's contract.
-    unsafe { reg("ibv_reg_mr_iova", pd, request) }
+    unsafe { reg(&REG_MR_IOVA, pd, request, caller) }
 }
-interpose!(ibv_reg_mr_iova, "IBVERBS_1.7");
+interpose!(ibv_reg_mr_iova, "IBVERBS_1.7", caller in "r9" "x5" "a5");
 
+const REG_MR_IOVA2: Entry = Entry {
+    name: c"ibv_reg_mr_iova2",
+    call: call::REG_MR_IOVA2,
+};
 unsafe extern "C" fn ibv_reg_mr_iova2(
     pd: *mut ibv_pd,
     addr: *mut c_void,
     length: usize,
     iova: u64,
     access: c_uint,
+    caller: Caller,
 ) -> *mut ibv_mr {
     let request = Request {
         iova,
         ..Request::at_address(addr, length, Access::from_bits_retain(access))
     };
     // SAFETY: C's contract.
-    unsafe { reg("ibv_reg_mr_iova2", pd, request) }
+    unsafe { reg(&REG_MR_IOVA2, pd, request, caller) }
 }
-interpose!(ibv_reg_mr_iova2, "IBVERBS_1.8");
+interpose!(ibv_reg_mr_iova2, "IBVERBS_1.8", caller in "r9" "x5" "a5");
 
+const REG_MR_EX: Entry = Entry {
+    name: c"ibv_reg_mr_ex",
+    call: call::REG_MR_EX,
+};
 unsafe extern "C" fn ibv_reg_mr_ex(
     pd: *mut ibv_pd,
     mr_init_attr: *mut ibv_mr_init_attr,
+    caller: Caller,
 ) -> *mut ibv_mr {
-    const NAME: &str = "ibv_reg_mr_ex";
     // SAFETY: C's contract: what `comp_mask` names is set.
     if let Some(request) = unsafe { mr::plain_memory(mr_init_attr) } {
         // SAFETY: C's contract.
-        return unsafe { reg(NAME, pd, request) };
+        return unsafe { reg(&REG_MR_EX, pd, request, caller) };
     }
-    ret::region(
-        || call(NAME, Subject::OtherMemory, Some(Counter::RegFailed)),
-        || {
-            // SAFETY: C's contract.
-            let pd = unsafe { Pd::from_c(pd) }.ok_or(NULL_PD)?;
-            if mr_init_attr.is_null() {
-                return Err(Error::Argument("the attributes are NULL"));
-            }
-            // SAFETY: C's contract, and not NULL.
-            unsafe { mr::reg_other_memory(pd, mr_init_attr) }
-        },
-    )
+    let body = || {
+        ret::region(
+            || {
+                describe(
+                    "ibv_reg_mr_ex",
+                    Subject::OtherMemory,
+                    Some(Counter::RegFailed),
+                )
+            },
+            || {
+                // SAFETY: C's contract.
+                let pd = unsafe { Pd::from_c(pd) }.ok_or(NULL_PD)?;
+                if mr_init_attr.is_null() {
+                    return Err(Error::Argument("the attributes are NULL"));
+                }
+                // SAFETY: C's contract, and not NULL.
+                unsafe { mr::reg_other_memory(pd, mr_init_attr) }
+            },
+        )
+    };
+    // What memory it is, the attributes say in ways that only libibverbs knows.
+    let unknown = Request::at_address(null_mut(), 0, Access::empty());
+    traced::registration(call::REG_MR_EX, pd, &unknown, caller, body)
 }
-interpose!(ibv_reg_mr_ex, "IBVERBS_1.15");
+interpose!(ibv_reg_mr_ex, "IBVERBS_1.15", caller in "rdx" "x2" "a2");
 
 unsafe extern "C" fn ibv_reg_dmabuf_mr(
     pd: *mut ibv_pd,
@@ -118,22 +164,27 @@ unsafe extern "C" fn ibv_reg_dmabuf_mr(
     fd: c_int,
     access: c_int,
 ) -> *mut ibv_mr {
-    ret::region(
-        || {
-            call(
-                "ibv_reg_dmabuf_mr",
-                Subject::OtherMemory,
-                Some(Counter::RegFailed),
-            )
-        },
-        || {
-            // SAFETY: C's contract.
-            let pd = unsafe { Pd::from_c(pd) }.ok_or(NULL_PD)?;
-            let access = Access::from_bits_retain(access as u32);
-            // SAFETY: C's contract.
-            unsafe { mr::reg_dmabuf_mr(pd, (offset, length, iova), fd, access) }
-        },
-    )
+    let access = Access::from_bits_retain(access as u32);
+    let body = || {
+        ret::region(
+            || {
+                describe(
+                    "ibv_reg_dmabuf_mr",
+                    Subject::OtherMemory,
+                    Some(Counter::RegFailed),
+                )
+            },
+            || {
+                // SAFETY: C's contract.
+                let pd = unsafe { Pd::from_c(pd) }.ok_or(NULL_PD)?;
+                // SAFETY: C's contract.
+                unsafe { mr::reg_dmabuf_mr(pd, (offset, length, iova), fd, access) }
+            },
+        )
+    };
+    // All registers for arguments are taken, so nothing says where it returns to.
+    let request = Request::at_address(null_mut(), length, access);
+    traced::registration(call::REG_DMABUF_MR, pd, &request, Caller::UNKNOWN, body)
 }
 interpose!(ibv_reg_dmabuf_mr, "IBVERBS_1.12");
 
@@ -145,43 +196,58 @@ unsafe extern "C" fn ibv_rereg_mr(
     length: usize,
     access: c_int,
 ) -> c_int {
-    ret::rereg_code(
-        || call("ibv_rereg_mr", Subject::Region, None),
-        || {
+    let access = Access::from_bits_retain(access as u32);
+    // SAFETY: C's contract.
+    let mr = unsafe { Mr::from_c(mr) };
+    let change = Change {
+        flags,
+        pd,
+        addr,
+        length,
+        access,
+    };
+    traced::change(mr, &change, || {
+        ret::rereg_code(
+            || describe("ibv_rereg_mr", Subject::Region, None),
             // SAFETY: C's contract.
-            let mr = unsafe { Mr::from_c(mr) }.ok_or(NULL_MR)?;
-            let access = Access::from_bits_retain(access as u32);
-            // SAFETY: C's contract.
-            unsafe {
-                beside_plain::rereg(
-                    mr,
-                    &Change {
-                        flags,
-                        pd,
-                        addr,
-                        length,
-                        access,
-                    },
-                )
-            }
-        },
-    )
+            || unsafe { beside_plain::rereg(mr.ok_or(NULL_MR)?, &change) },
+        )
+    })
 }
 interpose!(ibv_rereg_mr, "IBVERBS_1.1");
 
-unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
-    let dereg = || call("ibv_dereg_mr", Subject::Region, Some(Counter::DeregFailed));
-    ret::status(dereg, || {
-        // SAFETY: C's contract.
-        let mr = unsafe { Mr::from_c(mr) }.ok_or(NULL_MR)?;
-        beside_plain::deregister(mr)
+unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr, caller: Caller) -> c_int {
+    // SAFETY: C's contract.
+    let mr = unsafe { Mr::from_c(mr) };
+    let dereg = || describe("ibv_dereg_mr", Subject::Region, Some(Counter::DeregFailed));
+    traced::deregistration(call::DEREG_MR, mr, caller, || {
+        ret::status(dereg, || beside_plain::deregister(mr.ok_or(NULL_MR)?))
     })
 }
-interpose!(ibv_dereg_mr, "IBVERBS_1.1");
+interpose!(ibv_dereg_mr, "IBVERBS_1.1", caller in "rsi" "x1" "a1");
+
+/// What a provider calls to deregister, of libibverbs' private interface: so an `ibv_dereg_mr` that was taken from
+/// libibverbs by handle comes here. Of a region that the pool serves it ends the use alone. Without a node, since
+/// the private one's name changes with rdma-core's releases.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C" fn ibv_cmd_dereg_mr(vmr: *mut verbs_mr) -> c_int {
+    // SAFETY: a provider's own object, or one of ours.
+    let mr = unsafe { Mr::from_c(vmr.cast()) };
+    if mr.is_some_and(transparent::deregister_past_us) {
+        return 0;
+    }
+    match next::CMD_DEREG_MR.get() {
+        // SAFETY: the provider's own argument, to the function that it meant.
+        Some(next) => unsafe { next(vmr) },
+        None => libc::ENOSYS,
+    }
+}
+#[cfg(test)]
+const _: unsafe extern "C" fn(*mut verbs_mr) -> c_int = ibv_cmd_dereg_mr;
 
 unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
     ret::status(
-        || call("ibv_dealloc_pd", Subject::Domain, None),
+        || describe("ibv_dealloc_pd", Subject::Domain, None),
         || {
             // SAFETY: C's contract.
             let pd = unsafe { Pd::from_c(pd) }.ok_or(NULL_PD)?;
@@ -193,7 +259,7 @@ interpose!(ibv_dealloc_pd, "IBVERBS_1.1");
 
 unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
     ret::status(
-        || call("ibv_close_device", Subject::Device, None),
+        || describe("ibv_close_device", Subject::Device, None),
         || {
             // SAFETY: C's contract.
             let context =

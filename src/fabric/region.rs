@@ -245,6 +245,11 @@ impl Region {
         (&raw const *self).expose_provenance()
     }
 
+    /// Its descriptor, as the lkey that it is; 0 where it has none, or not yet.
+    pub fn lkey(&self) -> u32 {
+        self.desc.load(Relaxed).addr() as u32
+    }
+
     pub fn context(&self) -> *mut c_void {
         self.context.load(Relaxed)
     }

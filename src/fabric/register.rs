@@ -342,7 +342,7 @@ fn pin_at(
     let registered = if pooled {
         match relaxed::hit(domain.pd(), buffer.addr.addr(), buffer.length, access) {
             Ok(mr) => Ok(mr),
-            Err(miss) => relaxed::register(domain.pd(), &request, miss),
+            Err(miss) => relaxed::register(domain.pd(), &request, miss, false),
         }
     } else {
         beside_plain::register(domain.pd(), &request)

@@ -2,17 +2,16 @@
 //! A region without an object: what the kernel has registered, for a pool that keeps its own objects.
 
 use super::devices::Device;
+pub use super::prefault::Watch;
 pub use super::register::Own;
 use super::state;
 use super::{Error, Pd, Request, count_vanished, fork};
 use crate::abi::uapi::ib_uverbs_reg_mr_resp;
-use crate::next;
-
 use crate::uverbs::context::Facts;
 use crate::uverbs::mr;
 pub use crate::uverbs::{Kernel, Uverbs, UverbsOfHelper};
 use core::ffi::c_void;
-use core::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
+use core::ptr::{with_exposed_provenance, with_exposed_provenance_mut, without_provenance_mut};
 use errno::Errno;
 use once_cell::race::OnceBool;
 
@@ -37,8 +36,9 @@ pub fn register(
     own: &Own,
     pd: Pd,
     request: &Request,
+    watch: Watch,
 ) -> Result<(Bare, ib_uverbs_reg_mr_resp), Error> {
-    let answer = own.register_bare(pd, request)?;
+    let answer = own.register_bare(pd, request, watch)?;
     // One of ours with that handle has vanished.
     if own.device.rows.forget(answer.mr_handle) {
         count_vanished(state::current(), 1);
@@ -76,18 +76,20 @@ impl Bare {
 }
 
 /// Whether registered memory is kept from children (`ibv_fork_init`): then libibverbs must hear of each end
-/// of a registration before its memory can change. Also where it is too old to say.
+/// of a registration before its memory can change.
 ///
-/// Asked once, after the first registration: from then on `ibv_fork_init` comes too late. (Each answer costs
-/// libibverbs a netlink socket.)
+/// Asked once, at the first registration: from then on `ibv_fork_init` comes too late.
 pub fn is_fork_protected() -> bool {
-    /// `IBV_FORK_ENABLED`.
-    const ENABLED: i32 = 1;
     static ANSWER: OnceBool = OnceBool::new();
+    // ibv_is_fork_initialized does not say it: before rdma-core 52, and with RDMAV_FORK_SAFE=1, memory is kept
+    // from children although the kernel copies it for them, and the answer is that this is not needed. But only
+    // who does it finds out that there is no memory at an address that no process has.
     ANSWER.get_or_init(|| {
-        let ask = next::IS_FORK_INITIALIZED.get();
-        // SAFETY: no arguments.
-        ask.is_none_or(|ask| unsafe { ask() } == ENABLED)
+        let nowhere = without_provenance_mut(usize::MAX / 2 + 1 - (64 << 10));
+        let errno = errno::errno();
+        let is_kept = fork::dontfork(nowhere, 1).is_err();
+        errno::set_errno(errno);
+        is_kept
     })
 }
 

@@ -9,6 +9,7 @@ use super::{Access, Context, Error, count_vanished, fork, put_away, require};
 use crate::abi::rdma_core::ibv_mr;
 use crate::config::disabled;
 use crate::stats::Counter;
+use crate::trace::{self, format::how};
 use crate::uverbs::context::Facts;
 use crate::uverbs::{Uverbs, mr};
 use crate::{next, thread};
@@ -111,6 +112,7 @@ fn pass_on(mr: Mr) -> Result<(), Error> {
         0 => {
             let counters = &state::current().counters;
             counters.add(thread::number(), Counter::DeregNext, 1);
+            trace::note(how::PASSED_ON);
             Ok(())
         }
         errno => Err(Error::Next(Errno(errno))),

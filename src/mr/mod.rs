@@ -12,6 +12,7 @@ mod fork;
 mod lifetime;
 mod object;
 mod passed_on;
+mod prefault;
 mod register;
 mod register_ex;
 mod rereg;
@@ -27,7 +28,7 @@ pub use object::Object;
 pub use passed_on::reg_dmabuf_mr;
 pub use register::register;
 pub use register_ex::{plain_memory, reg_other_memory};
-pub use rereg::{Change, rereg};
+pub use rereg::{Change, move_region, rereg};
 
 use crate::abi::rdma_core::*;
 use crate::next::Next;
@@ -192,7 +193,27 @@ impl Error {
     }
 }
 
+/// An object for a region; `None` where there is no memory.
+#[inline(always)]
+fn object(state: &State, thread: thread::Number) -> Option<Object> {
+    let object = state.retired.take(thread).and_then(Object::at);
+    object.or_else(Object::allocate)
+}
+
+/// An object for a use of a region of the pool.
+#[inline(always)]
+pub fn new_object() -> Option<Object> {
+    object(state::current(), thread::number())
+}
+
+/// Keeps such an object for another, when the use has ended.
+#[inline(always)]
+pub fn put_object_away(object: Object) {
+    put_away(state::current(), thread::number(), object);
+}
+
 /// Keeps an object whose region is deregistered, or came to nothing, for another.
+#[inline(always)]
 fn put_away(state: &State, thread: thread::Number, object: Object) {
     let unneeded = state.retired.put(thread, object.address());
     for unneeded in unneeded.filter_map(Object::at) {

@@ -6,7 +6,7 @@
 //! is memory of the C library, holds a real handle of the kernel, and is laid out to be valid for every
 //! provider at once.
 
-use super::{Pd, Request};
+use super::{Access, Pd, Request};
 use crate::abi::rdma_core::*;
 use crate::abi::uapi::ib_uverbs_reg_mr_resp;
 use core::ptr::{NonNull, with_exposed_provenance_mut};
@@ -20,8 +20,11 @@ struct Layout {
     /// Where mlx5 (`alloc_flags`) and irdma (`acc_flags`) look for the access flags, to refuse binding a
     /// window to a zero-based region.
     provider_access: u32,
-    /// As large as the largest that exists: cxgb4 has 16 bytes here, which nobody reads.
-    provider: [u32; 3],
+    /// As large as the largest that exists: cxgb4 has 16 bytes here, from the access flags on, which nobody
+    /// reads.
+    provider: u32,
+    /// Of an object that stands for a region of the pool: the address of the pool's own object.
+    pooled: usize,
 }
 const _: () =
     assert!(size_of::<Layout>() == 72 && core::mem::offset_of!(Layout, provider_access) == 56);
@@ -30,6 +33,11 @@ const _: () =
 /// libibverbs counts its types from 0. The public fields stay as they were, as they would in memory that
 /// libibverbs had freed.
 const RETIRED: u32 = 0x5245_5449;
+
+/// `verbs_mr.mr_type` of an object that stands for one use of a region of the pool. That it is no type of
+/// libibverbs' also keeps an `ibv_dereg_mr` that was taken from it by handle from giving the memory back to
+/// children: that is for the pool to do, when the region ends.
+const POOLED: u32 = 0x504f_4f4c;
 
 /// An object that is a region of ours, or was, or will be.
 #[derive(Clone, Copy)]
@@ -76,11 +84,41 @@ impl Object {
                 access,
             },
             provider_access: access,
-            provider: [0; 3],
+            provider: 0,
+            pooled: 0,
         };
         // SAFETY: memory of `allocate` that no region uses: the program has not got it yet, or has let go
         // of it by deregistering.
         unsafe { self.0.write(layout) };
+    }
+
+    /// Makes it stand for the use of a region that the pool has just given out.
+    pub fn stand_for(self, access: Access, region: Mr) {
+        let access = access.bits();
+        let layout = Layout {
+            verbs: verbs_mr {
+                ibv_mr: region.read(),
+                mr_type: POOLED,
+                access,
+            },
+            provider_access: access,
+            provider: 0,
+            pooled: region.address(),
+        };
+        // SAFETY: as in `fill`.
+        unsafe { self.0.write(layout) };
+    }
+
+    /// The pool's object that it stands for.
+    pub fn pooled(self) -> usize {
+        // SAFETY: one that was made by `stand_for`, by the word of `Mr::claim_pooled`.
+        unsafe { (*self.0.as_ptr()).pooled }
+    }
+
+    /// Makes it the region that another object is, which is not one from now on.
+    pub fn take_over(self, other: Object) {
+        // SAFETY: both are memory of `allocate`; the caller has claimed the one and just made the other.
+        unsafe { self.0.copy_from_nonoverlapping(other.0, 1) };
     }
 
     /// Frees it.
@@ -150,5 +188,24 @@ impl Mr {
     /// Takes the mark back.
     pub fn unretire(self) {
         self.mr_type().store(IBV_MR_TYPE_MR, Relaxed);
+    }
+
+    /// Whether it stands for a use of a region of the pool.
+    #[inline(always)]
+    pub fn is_pooled(self) -> bool {
+        self.mr_type().load(Relaxed) == POOLED
+    }
+
+    /// Takes it from the program, if it stands for a use of a region of the pool. Of two threads one succeeds.
+    pub fn claim_pooled(self) -> Option<Object> {
+        self.mr_type()
+            .compare_exchange(POOLED, RETIRED, AcqRel, Relaxed)
+            .ok()?;
+        Object::at(self.address())
+    }
+
+    /// Gives it back.
+    pub fn restore_pooled(self) {
+        self.mr_type().store(POOLED, Release);
     }
 }

@@ -2,11 +2,13 @@
 //! Registrations that libibverbs makes: what is not plain memory, and plain memory where a device, a kernel
 //! or the moment does not let us do exactly as it does. Such a region is not ours.
 
+use super::prefault::{self, Watch};
 use super::state;
 use super::{Access, Error, Mr, Pd, Request, count_vanished, require};
 use crate::abi::rdma_core::*;
 use crate::log::{self, Level};
 use crate::stats::Counter;
+use crate::trace::{self, format::how};
 use crate::{next, thread};
 use errno::errno;
 
@@ -14,6 +16,13 @@ use errno::errno;
 #[cold]
 pub fn register(pd: Pd, request: &Request, why: &str) -> Result<*mut ibv_mr, Error> {
     log::line(Level::Debug, format_args!("registration passed on: {why}"));
+    if prefault::is_large(request.length) {
+        return prefault::around(request, Watch::Unknown, || ask_next(pd, request));
+    }
+    ask_next(pd, request)
+}
+
+fn ask_next(pd: Pd, request: &Request) -> Result<*mut ibv_mr, Error> {
     let Request {
         addr,
         length,
@@ -62,6 +71,7 @@ pub fn made_by_next(mr: *mut ibv_mr) -> Result<*mut ibv_mr, Error> {
     let state = state::current();
     let counters = &state.counters;
     counters.add(thread::number(), Counter::RegNext, 1);
+    trace::note(how::PASSED_ON);
     let public = made.read();
     if let Some(device) = state.devices.get(public.context.expose_provenance())
         && device.rows.forget(public.handle)

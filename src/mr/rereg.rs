@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Changing a region, ibv_rereg_mr(3): libibverbs does it, on our objects as on its own; our table follows.
 
-use super::deregister::{Claimed, claim};
-use super::object::Mr;
+use super::deregister::{Claimed, claim, deregister};
+use super::object::{Mr, Object};
 use super::rows::Region;
-use super::{Access, Error, require};
+use super::{Access, Error, put_away, require};
 use crate::abi::rdma_core::ibv_pd;
-use crate::next;
+use crate::{next, thread};
 use core::ffi::{c_int, c_void};
 
 /// What is to change.
@@ -43,6 +43,33 @@ pub unsafe fn rereg(mr: Mr, change: &Change) -> Result<c_int, Error> {
         claimed.follow();
     }
     Ok(code)
+}
+
+/// Makes a region of ours that of another object, which the caller has claimed. Afterwards its own object is none.
+pub fn move_region(mr: Mr, to: Object) -> Result<(), Error> {
+    let Some(claimed) = claim(mr)? else {
+        deregister(mr)?;
+        return Err(Error::Busy(
+            "the device was left to libibverbs meanwhile, and another region cannot take this one's place",
+        ));
+    };
+    let Some(object) = Object::at(mr.address()) else {
+        return Err(Error::Memory);
+    };
+    mr.unretire();
+    to.take_over(object);
+    mr.retire();
+    // SAFETY: an object of ours, which is a region now.
+    let moved = unsafe { Mr::from_c(to.as_ptr()) }.ok_or(Error::Memory)?;
+    let Claimed { state, device, .. } = claimed;
+    Claimed {
+        state,
+        device,
+        mr: moved,
+    }
+    .follow();
+    put_away(state, thread::number(), object);
+    Ok(())
 }
 
 impl Claimed {

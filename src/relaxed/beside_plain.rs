@@ -3,12 +3,17 @@
 //! registration finds none, regions of both kinds may be deregistered by either call, and a domain ends only
 //! with its relaxed regions.
 
+use super::Instance;
 use super::flush::{flush_those, relieve};
-use super::{ending, existing, release, start};
+use super::pool::Cause;
+use super::region::Region;
+use super::{ending, existing, release, start, transparent};
 use crate::abi::rdma_core::ibv_mr;
+use crate::config::{Cache, config};
 use crate::mr::{self, Change, Context, Error, Mr, Pd, Request};
 use crate::thread;
 use core::ffi::c_int;
+use core::sync::atomic::Ordering::Relaxed;
 use errno::Errno;
 
 /// Registers memory for a region of its own.
@@ -44,6 +49,10 @@ pub unsafe fn rereg(mr: Mr, change: &Change) -> Result<c_int, Error> {
             "a relaxed region cannot be changed: others may use it, now or later",
         ));
     }
+    if mr.is_pooled() {
+        // SAFETY: the caller's word.
+        return unsafe { transparent::rereg(mr, change) };
+    }
     // SAFETY: the caller's word.
     unsafe { mr::rereg(mr, change) }
 }
@@ -63,18 +72,38 @@ pub fn dealloc_pd(pd: Pd) -> Result<(), Error> {
 
 /// Closes a device.
 pub fn close_device(context: Context) -> Result<(), Error> {
-    if let Some(relaxed) = existing()
-        && let Some(device) = mr::bare::device_of(context)
-    {
-        let of = |region: &super::region::Region| {
-            region.device.load(core::sync::atomic::Ordering::Relaxed) == device
-        };
-        if relaxed.pool.is_used(of) {
-            return Err(Error::Busy("the device still has relaxed regions in use"));
-        }
-        let _ = flush_those(relaxed, of);
+    let Some(relaxed) = existing() else {
+        return mr::close_device(context);
+    };
+    let Some(device) = mr::bare::device_of(context) else {
+        return mr::close_device(context);
+    };
+    let of = |region: &Region| region.device.load(Relaxed) == device;
+    let is_used = relaxed.pool.is_used(of);
+    if is_used && config().cache == Cache::Off {
+        return Err(Error::Busy("the device still has relaxed regions in use"));
     }
-    mr::close_device(context)
+    let _ = flush_those(relaxed, of);
+    if !is_used {
+        return mr::close_device(context);
+    }
+    // As without the pool, a device can be closed while it has regions: the kernel ends them.
+    let fd = context.fd().unwrap_or(-1);
+    leave(relaxed, of, -1);
+    mr::close_device(context).inspect_err(|_| leave(relaxed, of, fd))
+}
+
+/// Withdraws regions in use, and notes the file by which the kernel is told of their end: none once their device
+/// is closed, since the number may be another file's then.
+fn leave(relaxed: &Instance, of: impl Fn(&Region) -> bool, fd: i32) {
+    let _inside = thread::enter();
+    let locked = relaxed.pool.lock();
+    for (id, region) in relaxed.pool.each() {
+        if region.word.load().is_registered() && of(region) {
+            locked.withdraw(id, Cause::Flush);
+            region.fd.store(fd, Relaxed);
+        }
+    }
 }
 
 /// Deregisters a region of either kind.

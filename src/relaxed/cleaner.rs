@@ -6,7 +6,8 @@
 use super::ending::{self, By};
 use super::pool::{Batch, Cause};
 use super::region::{Id, Region};
-use super::{Instance, helper_thread, lock};
+use super::{Instance, lock};
+use crate::helper_thread;
 use crate::mr::Access;
 use crate::proc;
 use core::ffi::{c_int, c_void};

@@ -7,6 +7,7 @@ use super::region::{Id, Region};
 use crate::mr::bare::{Bare, Uverbs, UverbsOfHelper};
 use crate::stats::Counter;
 use crate::thread;
+use crate::trace::{self, format::Call};
 use core::sync::atomic::Ordering::*;
 use errno::Errno;
 
@@ -29,6 +30,18 @@ impl By {
     }
 }
 
+/// What the trace has of a region.
+fn described(region: &Region) -> Call {
+    Call {
+        pd: region.pd(),
+        addr: region.hull().start,
+        length: region.hull().bytes(),
+        access: region.access(),
+        lkey: region.lkey(),
+        ..trace::NOTHING
+    }
+}
+
 /// Deregisters a claimed region. An error leaves it registered, and never used again.
 pub fn end(relaxed: &Instance, id: Id, by: By) -> Result<(), Errno> {
     let pool = relaxed.pool;
@@ -46,6 +59,7 @@ pub fn end(relaxed: &Instance, id: Id, by: By) -> Result<(), Errno> {
         pool.lock().restore(id);
         return Err(errno);
     }
+    trace::ended(|| described(region));
     let (counters, thread) = (relaxed.counters, by.thread());
     counters.add(thread, Counter::DeregKernel, 1);
     if let Some(cause) = cause(region) {

@@ -17,7 +17,6 @@ mod dropping;
 mod ending;
 mod filter;
 mod flush;
-mod helper_thread;
 mod hit;
 pub mod hooks;
 mod hull;
@@ -37,6 +36,7 @@ mod shared_memory;
 mod start;
 mod sync;
 mod table;
+pub mod transparent;
 mod watch;
 mod word;
 
@@ -45,7 +45,7 @@ pub use register::register;
 pub use release::{deregister, release};
 
 use crate::abi::rdma_core::ibv_mr;
-use crate::mr::{Access, Pd};
+use crate::mr::{Access, Mr, Pd};
 use crate::process::PerProcess;
 use crate::stats::{Counter, Counters};
 use crate::thread;
@@ -59,10 +59,6 @@ use region::{Id, Purpose};
 use watch::{Fence, Watch};
 use word::{Grant, Left};
 
-/// Where our own mappings go, if the kernel has room there: far from the program's, so that none comes to
-/// lie in a hole that the program has just made.
-const FAR_AWAY: usize = 0x2d72_0000_0000;
-
 /// So many regions that nobody will use again do not wait for the cleaner's next tick.
 const MANY: u32 = 256;
 
@@ -75,6 +71,8 @@ pub struct Instance {
     watch: Watch,
     cleaner: &'static Cleaner,
     counters: &'static Counters,
+    /// As much may be pinned as there is memory.
+    may_pin_all: bool,
 }
 
 static INSTANCE: PerProcess<Instance> = PerProcess::new();
@@ -93,7 +91,23 @@ const UNSETTLED: usize = 1;
 /// A region of the pool that serves.
 #[inline(always)]
 pub fn hit(pd: Pd, addr: usize, length: usize, access: Access) -> Result<*mut ibv_mr, Miss<()>> {
-    match hit_by_address(pd, addr, length, access) {
+    region_or_miss(hit_by_address(pd, addr, length, access))
+}
+
+/// One that nobody uses.
+#[inline(always)]
+pub fn hit_alone(
+    pd: Pd,
+    addr: usize,
+    length: usize,
+    access: Access,
+) -> Result<*mut ibv_mr, Miss<()>> {
+    region_or_miss(hit_inlined(pd, addr, length, access, true))
+}
+
+#[inline(always)]
+fn region_or_miss(answer: usize) -> Result<*mut ibv_mr, Miss<()>> {
+    match answer {
         NONE => Err(Miss::None),
         UNSETTLED => Err(Miss::Unsettled(None)),
         object => Ok(with_exposed_provenance_mut(object)),
@@ -103,7 +117,7 @@ pub fn hit(pd: Pd, addr: usize, length: usize, access: Access) -> Result<*mut ib
 /// Not inlined, and with arguments in registers: then all that it calls is inlined into it, once.
 #[inline(never)]
 fn hit_by_address(pd: Pd, addr: usize, length: usize, access: Access) -> usize {
-    hit_inlined(pd, addr, length, access)
+    hit_inlined(pd, addr, length, access, false)
 }
 
 /// The address of a region's object, or why there is none.
@@ -111,11 +125,11 @@ fn hit_by_address(pd: Pd, addr: usize, length: usize, access: Access) -> usize {
 /// What it returns fits into a register: a `Result` with an error in it went through memory, and a hit with its
 /// release took 25 ns instead of 17: the load stalled.
 #[inline(always)]
-fn hit_inlined(pd: Pd, addr: usize, length: usize, access: Access) -> usize {
+fn hit_inlined(pd: Pd, addr: usize, length: usize, access: Access, alone: bool) -> usize {
     let Some(relaxed) = existing() else {
         return NONE;
     };
-    match relaxed.hit(pd, addr as u64, length as u64, access) {
+    match relaxed.hit(pd, addr as u64, length as u64, access, alone) {
         Ok(object) => object,
         Err(Miss::None) => NONE,
         Err(Miss::Unsettled(_)) => UNSETTLED,
@@ -125,8 +139,13 @@ fn hit_inlined(pd: Pd, addr: usize, length: usize, access: Access) -> usize {
 /// As [`hit`], inlined into the one caller that wants it so, and does not ask why there is none.
 #[inline(always)]
 pub fn hit_here(pd: Pd, addr: usize, length: usize, access: Access) -> Option<*mut ibv_mr> {
-    let object = hit_inlined(pd, addr, length, access);
+    let object = hit_inlined(pd, addr, length, access, false);
     (object > UNSETTLED).then(|| with_exposed_provenance_mut(object))
+}
+
+/// Whether a region is a use of one of the pool.
+pub fn serves(mr: Mr) -> bool {
+    start::is_object(mr.address()) || mr.is_pooled()
 }
 
 /// Registrations that hits have served by the regions' own handles, of regions that have not ended.
@@ -147,21 +166,36 @@ pub fn totals() -> [(u64, u64); 2] {
 const LOCAL: Access = Access::LOCAL_WRITE.union(Access::OPTIONAL_RANGE);
 
 #[inline(always)]
-fn purpose(pd: Pd, hull: Range, access: Access) -> Purpose {
+fn purpose(pd: Pd, hull: Range, access: Access, exact: bool, alone: bool) -> Purpose {
     Purpose {
+        alone,
         pd: pd.address() as u64,
         hull,
         access: access.bits(),
-        exact: !LOCAL.contains(access),
+        exact: exact || !LOCAL.contains(access),
     }
 }
 
 impl Instance {
+    #[inline(always)]
+    fn purpose(&self, pd: Pd, hull: Range, access: Access, alone: bool) -> Purpose {
+        // Who has a region alone must find as much left to pin as without the pool: a larger region would count
+        // for more than was asked for.
+        purpose(pd, hull, access, alone && !self.may_pin_all, alone)
+    }
+
     /// An object of a region of the pool that serves, if it is certain that its translation holds.
     #[inline(always)]
-    fn hit(&self, pd: Pd, addr: u64, length: u64, access: Access) -> Result<usize, Miss<()>> {
+    fn hit(
+        &self,
+        pd: Pd,
+        addr: u64,
+        length: u64,
+        access: Access,
+        alone: bool,
+    ) -> Result<usize, Miss<()>> {
         let hull = Range::hull(addr, length).ok_or(Miss::None)?;
-        let purpose = purpose(pd, hull, access);
+        let purpose = self.purpose(pd, hull, access, alone);
         let hit = hit::hit(
             &self.pool.changes,
             || self.pool.take(&purpose),

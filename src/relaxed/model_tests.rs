@@ -324,6 +324,7 @@ impl Test {
             } => {
                 let access = ACCESS[access];
                 let purpose = Purpose {
+                    alone: false,
                     pd,
                     hull: range(first, count),
                     access,

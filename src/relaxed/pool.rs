@@ -42,6 +42,10 @@ use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering::*};
 /// The largest number of regions, and further handles.
 const MOST: usize = if cfg!(test) { 48 } else { 1 << 18 };
 
+/// So many regions of some memory are looked at for one that serves: a program may register the same page 100 000
+/// times, and each time it would be one more.
+const LOOK_AT_MOST: u32 = 64;
+
 /// From so many slots on, they are in huge pages.
 const LARGE: u32 = 8192;
 
@@ -190,7 +194,8 @@ impl Pool {
         let region = self.slots.get(id.0 as usize)?;
         loop {
             let seen = region.word.load();
-            if !seen.can_be_taken() || !region.serves(purpose) {
+            let in_the_way = purpose.alone && seen.users() > 0;
+            if !seen.can_be_taken() || in_the_way || !region.serves(purpose) {
                 return None;
             }
             if let Some(grant) = region.word.take(seen) {
@@ -415,11 +420,14 @@ impl Locked<'_> {
     /// Whether a region serves, but for being new.
     pub fn has_new(&self, purpose: &Purpose) -> bool {
         let pool = self.0;
-        let mut found = false;
+        let (mut found, mut looked_at) = (false, 0);
         pool.index
             .overlapping(&*pool.slots, purpose.hull, |_, region| {
-                found = region.serves(purpose) && region.word.load().is_new();
-                !found
+                let seen = region.word.load();
+                let in_the_way = purpose.alone && seen.users() > 0;
+                found = !in_the_way && seen.is_new() && region.serves(purpose);
+                looked_at += 1;
+                !found && looked_at < LOOK_AT_MOST
             });
         found
     }
@@ -448,13 +456,14 @@ impl Locked<'_> {
     /// remembered.
     pub fn take(&self, purpose: &Purpose) -> Option<(Id, Grant)> {
         let pool = self.0;
-        let mut taken = None;
+        let (mut taken, mut looked_at) = (None, 0);
         pool.index
             .overlapping(&*pool.slots, purpose.hull, |id, region| {
                 if region.serves(purpose) {
                     taken = pool.take_this(id, purpose);
                 }
-                taken.is_none()
+                looked_at += 1;
+                taken.is_none() && looked_at < LOOK_AT_MOST
             });
         if let Some((id, _)) = taken {
             pool.table

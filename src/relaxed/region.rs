@@ -6,6 +6,7 @@
 
 use super::hull::{Range, page_size};
 use super::word::Word;
+use crate::abi::rdma_core::ibv_mr;
 use crate::mr::Access;
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 
@@ -16,6 +17,7 @@ const OBJECT: usize = 9;
 const PD: usize = 1;
 const ADDR: usize = 2;
 const LENGTH: usize = 3;
+const HANDLE_AND_LKEY: usize = 4;
 
 /// Where the object is in its slot: so that all that a hit touches is one line of the processor's cache. With
 /// 100 000 regions it is two misses then, the table's and this one, where two lines made it three.
@@ -76,6 +78,8 @@ pub struct Purpose {
     pub access: u32,
     /// A region serves only if hull and access are the same, not if they are more.
     pub exact: bool,
+    /// It serves only if nobody uses it.
+    pub alone: bool,
 }
 
 /// Values of [`Region::of_file`].
@@ -132,6 +136,13 @@ impl Region {
     #[inline(always)]
     pub fn access(&self) -> u32 {
         self.access.load(Relaxed)
+    }
+
+    /// Its lkey.
+    pub fn lkey(&self) -> u32 {
+        const _: () = assert!(core::mem::offset_of!(ibv_mr, lkey) == HANDLE_AND_LKEY * 8 + 4);
+        let words = self.object[HANDLE_AND_LKEY].load(Relaxed).to_ne_bytes();
+        u32::from_ne_bytes([words[4], words[5], words[6], words[7]])
     }
 
     /// Whether it serves that purpose. Rights of peers are neither widened nor narrowed: such a region

@@ -9,13 +9,14 @@ use super::hull::Range;
 use super::pool::Cause;
 use super::region::{Id, Purpose};
 use super::watch::{Unwatched, Watched};
-use super::{Instance, beside_plain, lock, purpose, start};
+use super::{Instance, beside_plain, lock, start};
 use crate::abi::rdma_core::ibv_mr;
 use crate::config::{config, disabled};
 use crate::mr::bare::{self, Own};
 use crate::mr::{self, Access, Error, Object, Pd, Request};
 use crate::stats::Counter;
 use crate::thread;
+use crate::trace::{self, format::how};
 use core::ptr::with_exposed_provenance_mut;
 use core::sync::atomic::{AtomicU32, Ordering::*};
 use core::time::Duration;
@@ -24,7 +25,7 @@ use errno::Errno;
 /// Access that a region of the pool cannot have. Such a region is the caller's own: what is paged on demand
 /// is not pinned, a window that is bound to a shared region would keep it from ending, and the others
 /// depend on the address and on the kind of the memory.
-const OWN_REGION: Access = Access::ON_DEMAND
+pub const OWN_REGION: Access = Access::ON_DEMAND
     .union(Access::ZERO_BASED)
     .union(Access::MW_BIND)
     .union(Access::HUGETLB);
@@ -42,9 +43,14 @@ fn check(request: &Request) -> Result<Range, Error> {
     ))
 }
 
-/// Registers memory that missed.
+/// Registers memory that missed; `alone` if another's region would not do while it is in use.
 #[cold]
-pub fn register(pd: Pd, request: &Request, miss: Miss<()>) -> Result<*mut ibv_mr, Error> {
+pub fn register(
+    pd: Pd,
+    request: &Request,
+    miss: Miss<()>,
+    alone: bool,
+) -> Result<*mut ibv_mr, Error> {
     let hull = check(request)?;
     let own_region = |reason| {
         let counters = &mr::state::current().counters;
@@ -67,7 +73,7 @@ pub fn register(pd: Pd, request: &Request, miss: Miss<()>) -> Result<*mut ibv_mr
     let Ok(own) = bare::find(pd, request) else {
         return own_region(Counter::BypassedDevice);
     };
-    let purpose = purpose(pd, hull, request.access);
+    let purpose = relaxed.purpose(pd, hull, request.access, alone);
     let mut settled = true;
     let mut missed = Err(miss);
     while settled {
@@ -77,7 +83,12 @@ pub fn register(pd: Pd, request: &Request, miss: Miss<()>) -> Result<*mut ibv_mr
             Err(Miss::None) if relaxed.look_closer(&purpose) => {}
             Err(Miss::None) => break,
         }
-        missed = super::hit(pd, request.addr.addr(), request.length, request.access);
+        let addr = request.addr.addr();
+        missed = if alone {
+            super::hit_alone(pd, addr, request.length, request.access)
+        } else {
+            super::hit(pd, addr, request.length, request.access)
+        };
     }
     match relaxed.miss(&own, pd, request, &purpose, settled) {
         Err(Left::Own(reason)) => own_region(reason),
@@ -165,6 +176,7 @@ impl Instance {
             match self.pin(own, pd, request, id) {
                 Ok(watched) => {
                     self.keep(id, purpose, watched, settled);
+                    trace::note(how::MISS);
                     drop(inside);
                     // Little of it waits for the cleaner's next tick: to wake it now is to have it in the way.
                     if self.pool.has_much_to_end(super::MANY) {
@@ -210,7 +222,11 @@ impl Instance {
             .watch(hull, self.pool.filter.has_many_neighbours(hull));
         let start = with_exposed_provenance_mut(hull.start as usize);
         let pages = Request::at_address(start, hull.bytes() as usize, request.access);
-        let (bare, answer) = bare::register(own, pd, &pages)?;
+        let watch = match watched {
+            Ok(_) => bare::Watch::Own,
+            Err(_) => bare::Watch::Unknown,
+        };
+        let (bare, answer) = bare::register(own, pd, &pages, watch)?;
         region.device.store(bare.device, Relaxed);
         region.fd.store(bare.fd, Relaxed);
         region.handle.store(bare.handle, Relaxed);

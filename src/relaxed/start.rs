@@ -12,7 +12,7 @@ use super::{INSTANCE, Instance, existing};
 use crate::config::config;
 use crate::mr::state;
 use crate::proc::{self, Mapping};
-use crate::process::PerProcess;
+use crate::process::{FAR_AWAY, PerProcess};
 use crate::thread;
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicUsize, Ordering::*};
@@ -61,6 +61,7 @@ pub fn current() -> Option<&'static Instance> {
         watch: Watch::start(pool),
         cleaner,
         counters: &state.counters,
+        may_pin_all: may_pin().is_none(),
     };
     pool.account.set_limit(limit());
     let relaxed: &'static Instance = Box::leak(Box::new(relaxed));
@@ -81,7 +82,7 @@ pub fn current() -> Option<&'static Instance> {
 fn map_pool() -> Option<&'static Pool> {
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-    let far = core::ptr::without_provenance_mut(super::FAR_AWAY + (1 << 24));
+    let far = core::ptr::without_provenance_mut(FAR_AWAY + (1 << 24));
     // More by what it may have to be moved up.
     let size = size_of::<Pool>() + align_of::<Pool>();
     // SAFETY: a new mapping.
@@ -94,15 +95,17 @@ fn map_pool() -> Option<&'static Pool> {
     Some(unsafe { &*memory.wrapping_byte_add(up).cast::<Pool>() })
 }
 
+/// How many bytes may be pinned; `None` where nothing limits it.
+fn may_pin() -> Option<u64> {
+    proc::memlock_limit().filter(|_| !proc::Status::read().may_lock)
+}
+
 /// How much may be idle: of bytes an eighth of the machine's memory, and half of what may be pinned.
 fn limit() -> Amount {
     let relaxed = &config().relaxed;
     let (total, _) = proc::memory_kib();
     let eighth = total * 1024 / 8;
-    let may_lock = proc::Status::read().may_lock;
-    let half = proc::memlock_limit()
-        .filter(|_| !may_lock)
-        .map_or(u64::MAX, |limit| limit / 2);
+    let half = may_pin().map_or(u64::MAX, |limit| limit / 2);
     Amount {
         regions: relaxed.max_idle,
         bytes: relaxed.max_idle_bytes.unwrap_or(eighth.min(half)),

@@ -21,7 +21,7 @@ pub trait Kernel {
     unsafe fn write(&self, fd: i32, command: &[u8]) -> Result<(), Errno>;
 }
 
-/// The kernel itself, for threads that the C library does not know (`relaxed/helper_thread.rs`): another
+/// The kernel itself, for threads that the C library does not know (`helper_thread.rs`): another
 /// library may stand in for ioctl and write, and use what such a thread has not got. For syscall none does.
 pub struct UverbsOfHelper;
 

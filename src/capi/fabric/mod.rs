@@ -8,3 +8,4 @@ mod libfabric;
 mod own;
 mod provider;
 mod tables;
+mod traced;

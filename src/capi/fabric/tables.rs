@@ -6,6 +6,7 @@
 //! As libfabric and its inlines call them: an object is one of ours and open, the other pointers are NULL or
 //! as fi_mr(3) and fi_eq(3) say.
 
+use super::traced;
 use crate::abi::libfabric::*;
 use crate::abi::libfabric_provider::{Slot, domain_slots};
 use crate::capi::ret;
@@ -13,6 +14,7 @@ use crate::fabric::attributes::{self, Buffers, Wish};
 use crate::fabric::errors::{self, Failure, invalid, refused};
 use crate::fabric::{Domain, Publish, Queue, Region, Tables, close, fast, raw_key, register};
 use crate::stats::Counter;
+use crate::trace::format::call;
 use core::ffi::{c_char, c_int, c_void};
 use core::slice;
 use libc::{iovec, ssize_t};
@@ -218,30 +220,35 @@ unsafe extern "C" fn reg(
     mr: *mut *mut fid_mr,
     context: *mut c_void,
 ) -> c_int {
-    // SAFETY: one of our domains.
-    let domain = unsafe { Domain::look(fid) };
-    if flags | offset == 0
-        && !mr.is_null()
-        && let Some(region) = fast::register(domain, buf.addr(), len, access, context)
-    {
-        // SAFETY: the application's.
-        unsafe { mr.write(region) };
-        return 0;
-    }
+    let memory = || (buf.addr(), len, access);
+    let body = || {
+        // SAFETY: one of our domains.
+        let domain = unsafe { Domain::look(fid) };
+        if flags | offset == 0
+            && !mr.is_null()
+            && let Some(region) = fast::register(domain, buf.addr(), len, access, context)
+        {
+            // SAFETY: the application's.
+            unsafe { mr.write(region) };
+            return 0;
+        }
+        // SAFETY: the caller's word.
+        unsafe {
+            reg_slowly(
+                fid,
+                buf,
+                len,
+                access,
+                offset,
+                requested_key,
+                flags,
+                mr,
+                context,
+            )
+        }
+    };
     // SAFETY: the caller's word.
-    unsafe {
-        reg_slowly(
-            fid,
-            buf,
-            len,
-            access,
-            offset,
-            requested_key,
-            flags,
-            mr,
-            context,
-        )
-    }
+    unsafe { traced::registration(call::FI_MR_REG, fid, mr, memory, body) }
 }
 
 /// A function of its own, so that the short way has a small frame.
@@ -290,7 +297,9 @@ unsafe extern "C" fn regv(
     // SAFETY: the caller's word.
     let what = |_: &Domain| Ok((unsafe { attributes::several(iov, count) }?, wish));
     // SAFETY: the caller's word.
-    unsafe { register_in("fi_mr_regv", fid, mr, what) }
+    let body = || unsafe { register_in("fi_mr_regv", fid, mr, what) };
+    // SAFETY: the caller's word.
+    unsafe { traced::registration(call::FI_MR_REGV, fid, mr, || (0, 0, access), body) }
 }
 
 unsafe extern "C" fn regattr(
@@ -304,16 +313,21 @@ unsafe extern "C" fn regattr(
         unsafe { attributes::read(attr, flags, domain.mode().api_version) }
     };
     // SAFETY: the caller's word.
-    unsafe { register_in("fi_mr_regattr", fid, mr, what) }
+    let body = || unsafe { register_in("fi_mr_regattr", fid, mr, what) };
+    // SAFETY: the caller's word.
+    unsafe { traced::registration(call::FI_MR_REGATTR, fid, mr, || (0, 0, 0), body) }
 }
 
 unsafe extern "C" fn region_close(fid: *mut fid) -> c_int {
     // SAFETY: one of our regions.
-    if fast::close(unsafe { Region::from_c(fid) }) {
-        return 0;
-    }
-    // SAFETY: as above.
-    unsafe { region_close_slowly(fid) }
+    let region = unsafe { Region::from_c(fid) };
+    traced::close(region, || {
+        if fast::close(region) {
+            return 0;
+        }
+        // SAFETY: as above.
+        unsafe { region_close_slowly(fid) }
+    })
 }
 
 #[inline(never)]

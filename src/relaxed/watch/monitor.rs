@@ -3,10 +3,10 @@
 //! for nobody; see `helper_thread.rs` for what it must not do.
 
 use super::super::changes::{Change, Changes, Kind};
-use super::super::helper_thread;
 use super::super::hull::Range;
 use super::super::pool::Pool;
 use super::userfaultfd::{Fence, Message, Report, Userfaultfd};
+use crate::helper_thread;
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::Ordering::*;
 use errno::Errno;

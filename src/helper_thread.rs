@@ -12,8 +12,10 @@
 //! They block all signals. Like any thread that glibc does not know they keep the credentials that the
 //! process had when they started, if it changes its user later (see README, limits).
 
+use crate::process::FAR_AWAY;
 use core::ffi::{c_int, c_void};
-use core::ptr::null_mut;
+use core::ptr::{null_mut, with_exposed_provenance_mut};
+use core::sync::atomic::{AtomicU32, Ordering::*};
 
 const STACK: usize = 64 << 10;
 const GUARD: usize = 64 << 10;
@@ -47,28 +49,33 @@ fn thread_pointer() -> usize {
 /// # Safety
 /// `run` keeps to the rules above, and what `argument` points to is never freed.
 pub unsafe fn start(run: extern "C" fn(*mut c_void) -> c_int, argument: *mut c_void) -> bool {
+    // SAFETY: as for this function.
+    unsafe { start_ending(run, argument) }.is_some()
+}
+
+/// A thread that ends. Where it is not waited for, its memory stays.
+pub struct Ending {
+    memory: *mut c_void,
+    size: usize,
+}
+
+/// Starts a thread that runs `run` with `argument`, and is to be waited for. `None` if there can be none.
+///
+/// # Safety
+/// `run` keeps to the rules above, and what `argument` points to is there until it returns.
+pub unsafe fn start_ending(
+    run: extern "C" fn(*mut c_void) -> c_int,
+    argument: *mut c_void,
+) -> Option<Ending> {
     // SAFETY: no conditions.
     let errno = unsafe { libc::__errno_location() }.addr();
     let pointer = thread_pointer();
     let below = (pointer.saturating_sub(errno) + ABOUT).next_multiple_of(4096);
     let above = (errno.saturating_sub(pointer) + ABOUT).next_multiple_of(4096);
     let size = GUARD + STACK + below + above;
-    // SAFETY: a new mapping. Far from where others lie, so that it fills no hole that the program counts on.
-    let memory = unsafe {
-        libc::mmap(
-            core::ptr::without_provenance_mut(super::FAR_AWAY),
-            size,
-            libc::PROT_READ | libc::PROT_WRITE,
-            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
-            -1,
-            0,
-        )
-    };
-    if memory == libc::MAP_FAILED {
-        return false;
-    }
+    let memory = map(size)?;
     // SAFETY: the start of the new mapping, below the stack.
-    unsafe { libc::mprotect(memory, GUARD, libc::PROT_NONE) };
+    unsafe { libc::syscall(libc::SYS_mprotect, memory, GUARD, libc::PROT_NONE) };
     let stack = memory.wrapping_byte_add(GUARD + STACK);
     let tls = stack.wrapping_byte_add(below);
     // x86-64 finds the pointer by itself in its first and third word; elsewhere they are not looked at.
@@ -76,6 +83,8 @@ pub unsafe fn start(run: extern "C" fn(*mut c_void) -> c_int, argument: *mut c_v
         // SAFETY: `above` bytes follow.
         unsafe { tls.cast::<*mut c_void>().wrapping_add(word).write(tls) };
     }
+    let thread = Ending { memory, size };
+    let running = thread.running().as_ptr().cast::<c_int>();
     let blocked = block_signals();
     let flags = libc::CLONE_VM
         | libc::CLONE_FS
@@ -83,16 +92,88 @@ pub unsafe fn start(run: extern "C" fn(*mut c_void) -> c_int, argument: *mut c_v
         | libc::CLONE_SIGHAND
         | libc::CLONE_THREAD
         | libc::CLONE_SYSVSEM
-        | libc::CLONE_SETTLS;
-    let nobody: *mut c_int = null_mut();
+        | libc::CLONE_SETTLS
+        | libc::CLONE_PARENT_SETTID
+        | libc::CLONE_CHILD_CLEARTID;
     // SAFETY: the stack is the thread's own, and by the caller's word so is what it runs.
-    let thread = unsafe { libc::clone(run, stack, flags, argument, nobody, tls, nobody) };
+    let number = unsafe { libc::clone(run, stack, flags, argument, running, tls, running) };
     restore_signals(blocked);
-    if thread < 0 {
-        // SAFETY: mapped here, and nobody has seen it.
-        unsafe { libc::munmap(memory, size) };
+    if number < 0 {
+        thread.unmap();
+        return None;
     }
-    thread >= 0
+    Some(thread)
+}
+
+impl Ending {
+    /// The thread's number as long as it runs: the kernel sets it to 0, and wakes who waits, when the thread
+    /// has left its stack for good. In the last bytes of the memory, where nothing of the thread's is.
+    fn running(&self) -> &AtomicU32 {
+        let last = self.size - size_of::<AtomicU32>();
+        // SAFETY: within the mapping, aligned, and only ever used as an atomic.
+        unsafe { &*self.memory.wrapping_byte_add(last).cast() }
+    }
+
+    /// Waits for its end.
+    pub fn join(self) {
+        let running = self.running();
+        loop {
+            let number = running.load(Acquire);
+            if number == 0 {
+                break;
+            }
+            // Not FUTEX_PRIVATE: the kernel wakes any process.
+            // SAFETY: the word is readable, and the call writes nothing.
+            unsafe {
+                libc::syscall(
+                    libc::SYS_futex,
+                    running.as_ptr(),
+                    libc::FUTEX_WAIT,
+                    number,
+                    null_mut::<c_void>(),
+                )
+            };
+        }
+        self.unmap();
+    }
+
+    fn unmap(self) {
+        // SAFETY: mapped by `start_ending`; the thread has not begun, or has ended.
+        unsafe { unmap(self.memory, self.size) };
+    }
+}
+
+/// Maps memory of our own, far from the program's. By number, here and below: our own stand-ins for these
+/// functions must not hear of it, since they may be what called.
+pub fn map(size: usize) -> Option<*mut c_void> {
+    /// Each has a place of its own, as long as the kernel has room there.
+    static PLACE: AtomicU32 = AtomicU32::new(0);
+    const PLACES: u32 = 4096;
+    const APART: usize = 1 << 20;
+    let place = (PLACE.fetch_add(1, Relaxed) % PLACES) as usize;
+    let (no_file, offset) = (-1isize, 0usize);
+    // SAFETY: a new mapping.
+    let memory = unsafe {
+        libc::syscall(
+            libc::SYS_mmap,
+            FAR_AWAY - (place + 1) * APART,
+            size,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+            no_file,
+            offset,
+        )
+    };
+    (memory != -1).then(|| with_exposed_provenance_mut(memory as usize))
+}
+
+/// Unmaps it.
+///
+/// # Safety
+/// It was mapped by [`map`] with that size, and nobody uses it any more.
+pub unsafe fn unmap(memory: *mut c_void, size: usize) {
+    // SAFETY: the caller's word.
+    unsafe { libc::syscall(libc::SYS_munmap, memory, size) };
 }
 
 /// The kernel's own set of signals: glibc's functions leave out two.

@@ -1,0 +1,216 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * What RDMAMR_PREFAULT saves: a registration of memory that was never touched, and of memory that is there, by
+ * this library and as it is without, in one process and in turn. On a device the other side is libibverbs' own
+ * registration. Without a device the kernel is a stub that pins the memory as fixed buffers of io_uring
+ * (ctests/relaxed/stub_device.h), by the same function of the kernel as RDMA does and in the same steps; there the other side is the
+ * bare call that libibverbs would make.
+ *
+ * Usage: prefault DEVICE|stub ROUNDS MIB...
+ */
+#include <dlfcn.h>
+#include <errno.h>
+#include <rdma/ib_user_ioctl_cmds.h>
+#include <rdma/ib_user_ioctl_verbs.h>
+#include <rdma/ib_user_verbs.h>
+#include <rdma/rdma_user_ioctl.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <time.h>
+#include "../ctests/relaxed/stub_device.h"
+#include "median.h"
+
+enum { ACCESS = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ };
+enum { THEIRS, OURS, WAYS };
+#define HUGE_PAGE ((size_t)2 << 20)
+
+static struct ibv_mr *(*their_reg)(struct ibv_pd *, void *, size_t, uint64_t, unsigned int);
+static int (*their_dereg)(struct ibv_mr *);
+static struct ibv_pd *pd;
+
+static void die(const char *what)
+{
+	fprintf(stderr, "prefault: %s: %s\n", what, strerror(errno));
+	exit(1);
+}
+
+static double now(void)
+{
+	struct timespec time;
+
+	clock_gettime(CLOCK_MONOTONIC, &time);
+	return (double)time.tv_sec * 1e3 + (double)time.tv_nsec * 1e-6;
+}
+
+/* The stub's registration, called as libibverbs calls the kernel's. */
+static struct ibv_mr *bare_reg(struct ibv_pd *domain, void *memory, size_t length, uint64_t iova, unsigned int access)
+{
+	struct ib_uverbs_reg_mr command = {
+		.start = (uintptr_t)memory, .length = length, .hca_va = iova, .pd_handle = domain->handle,
+		.access_flags = access,
+	};
+	struct ib_uverbs_reg_mr_resp answer;
+	struct {
+		struct ib_uverbs_ioctl_hdr header;
+		struct ib_uverbs_attr attrs[3];
+	} call = {
+		.header = {
+			.length = sizeof(call), .object_id = UVERBS_OBJECT_DEVICE,
+			.method_id = UVERBS_METHOD_INVOKE_WRITE, .num_attrs = 3, .driver_id = RDMA_DRIVER_RXE,
+		},
+		.attrs = {
+			{ .attr_id = UVERBS_ATTR_WRITE_CMD, .len = 8, .data = IB_USER_VERBS_CMD_REG_MR },
+			{ .attr_id = UVERBS_ATTR_CORE_IN, .len = sizeof(command), .data = (uintptr_t)&command },
+			{ .attr_id = UVERBS_ATTR_CORE_OUT, .len = sizeof(answer), .data = (uintptr_t)&answer },
+		},
+	};
+	struct ibv_mr *mr = calloc(1, sizeof(*mr));
+
+	if (!mr || ioctl(domain->context->cmd_fd, RDMA_VERBS_IOCTL, &call))
+		return NULL;
+	mr->context = domain->context;
+	mr->handle = answer.mr_handle;
+	return mr;
+}
+
+static int bare_dereg(struct ibv_mr *mr)
+{
+	struct {
+		struct ib_uverbs_ioctl_hdr header;
+		struct ib_uverbs_attr attrs[1];
+	} call = {
+		.header = {
+			.length = sizeof(call), .object_id = UVERBS_OBJECT_MR,
+			.method_id = UVERBS_METHOD_MR_DESTROY, .num_attrs = 1, .driver_id = RDMA_DRIVER_RXE,
+		},
+		.attrs = { { .attr_id = UVERBS_ATTR_DESTROY_MR_HANDLE, .data = mr->handle } },
+	};
+	int err = ioctl(mr->context->cmd_fd, RDMA_VERBS_IOCTL, &call) ? errno : 0;
+
+	free(mr);
+	return err;
+}
+
+/* The time of one registration, in ms. */
+static double time_of(int way, char *memory, size_t length)
+{
+	double start = now(), took;
+	struct ibv_mr *mr = way == OURS ? (ibv_reg_mr)(pd, memory, length, ACCESS) :
+			    their_reg(pd, memory, length, (uintptr_t)memory, ACCESS);
+
+	took = now() - start;
+	if (!mr)
+		die("a registration");
+	errno = way == OURS ? ibv_dereg_mr(mr) : their_dereg(mr);
+	if (errno)
+		die("a deregistration");
+	return took;
+}
+
+/* Memory in huge pages or in small ones. */
+static char *map(size_t length, bool huge, char **mapping)
+{
+	char *memory = mmap(NULL, length + HUGE_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+	if (memory == MAP_FAILED)
+		die("mmap");
+	*mapping = memory;
+	memory += -(uintptr_t)memory % HUGE_PAGE;
+	if (madvise(memory, length, huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE))
+		die("madvise");
+	return memory;
+}
+
+static void compare(size_t mib, bool huge, bool present, int rounds)
+{
+	size_t length = mib << 20;
+	double *values[WAYS], *ratios = calloc((size_t)rounds, sizeof(double)), ratio;
+	char *memory = NULL, *mapping = NULL;
+
+	for (int way = 0; way < WAYS; way++)
+		if (!ratios || !(values[way] = calloc((size_t)rounds, sizeof(double))))
+			die("calloc");
+	if (present) {
+		memory = map(length, huge, &mapping);
+		memset(memory, 1, length);
+	}
+	for (int round = -1; round < rounds; round++)
+		/* Who goes first changes. */
+		for (int turn = 0; turn < WAYS; turn++) {
+			int way = (turn + round + 1) % WAYS;
+			double time;
+
+			if (!present)
+				memory = map(length, huge, &mapping);
+			time = time_of(way, memory, length);
+			if (!present)
+				munmap(mapping, length + HUGE_PAGE);
+			if (round >= 0)
+				values[way][round] = time;
+		}
+	if (present)
+		munmap(mapping, length + HUGE_PAGE);
+	for (int round = 0; round < rounds; round++)
+		ratios[round] = values[THEIRS][round] / values[OURS][round];
+	ratio = median(ratios, rounds);
+	printf("%6zu MiB  %-7s %-10s %12.3f %12.3f  %7.3f  %6.3f .. %6.3f  %8.3f\n", mib, present ? "present" : "fresh",
+	       huge ? "huge pages" : "4 KiB", median(values[THEIRS], rounds), median(values[OURS], rounds), ratio,
+	       ratios[0], ratios[rounds - 1], median(values[OURS], rounds) / median(values[THEIRS], rounds));
+	fflush(stdout);
+	for (int way = 0; way < WAYS; way++)
+		free(values[way]);
+	free(ratios);
+}
+
+static void open_device(const char *name)
+{
+	void *handle = dlopen("libibverbs.so.1", RTLD_NOW);
+	struct ibv_device **list = ibv_get_device_list(NULL);
+	struct ibv_context *context = NULL;
+
+	if (!handle || !list)
+		die("libibverbs");
+	*(void **)&their_reg = dlvsym(handle, "ibv_reg_mr_iova2", "IBVERBS_1.8");
+	*(void **)&their_dereg = dlvsym(handle, "ibv_dereg_mr", "IBVERBS_1.1");
+	for (int n = 0; list[n]; n++)
+		if (!strcmp(ibv_get_device_name(list[n]), name))
+			context = ibv_open_device(list[n]);
+	pd = context ? ibv_alloc_pd(context) : NULL;
+	if (!pd || !their_reg || !their_dereg)
+		die(name);
+}
+
+int main(int argc, char **argv)
+{
+	bool stub = argc > 1 && !strcmp(argv[1], "stub");
+	int rounds = argc > 2 ? atoi(argv[2]) : 0;
+	const char *why;
+
+	if (argc < 4 || rounds < 1) {
+		fprintf(stderr, "usage: RDMAMR_PREFAULT=2 LD_PRELOAD=librdmamr.so.1 prefault DEVICE|stub ROUNDS MIB...\n");
+		return 2;
+	}
+	if (stub) {
+		why = stub_open(STUB_UMEM);
+		if (why) {
+			fprintf(stderr, "prefault: %s\n", why);
+			return 1;
+		}
+		pd = stub_pd();
+		their_reg = bare_reg;
+		their_dereg = bare_dereg;
+	} else {
+		open_device(argv[1]);
+	}
+	printf("median ms                         libibverbs       rdmamr  times faster (least .. most)  rdmamr/libibverbs\n");
+	for (int n = 3; n < argc; n++)
+		for (int huge = 0; huge < 2; huge++)
+			for (int present = 0; present < 2; present++)
+				compare((size_t)atol(argv[n]), huge, present, present ? 2 * rounds : rounds);
+	return 0;
+}

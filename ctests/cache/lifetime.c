@@ -1,0 +1,228 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * Who may end what, and when: objects that share a region, domains and devices with regions in use and with idle ones,
+ * children of fork. A program sees with the cache what it saw without.
+ */
+#include "cache.h"
+#include <malloc.h>
+#include <sys/wait.h>
+
+enum { MANY = 2000 };
+
+static struct pair pair;
+static char *memory; /* of 8 pages */
+
+static struct ibv_mr *reg(struct ibv_pd *pd, char *at, size_t length, int access)
+{
+	struct ibv_mr *mr = ibv_reg_mr(pd, at, length, access);
+
+	must(mr && mr->addr == at && mr->length == length && mr->pd == pd && mr->context == pd->context);
+	return mr;
+}
+
+/* The same buffer, registered twice at once, ended in either order. */
+static void twice(int kind)
+{
+	for (int order = 0; order < 2; order++) {
+		struct ibv_mr *mrs[2] = { reg(pair.pd, memory, PAGE, kinds[kind]), reg(pair.pd, memory, PAGE, kinds[kind]) };
+		struct ibv_mr copy = *mrs[!order];
+
+		ok(mrs[0] != mrs[1], "twice, %s: two objects", kind_names[kind]);
+		is(mrs[0]->lkey == mrs[1]->lkey, is_cached(kinds[kind]), "twice, %s: one region if it is cached",
+		   kind_names[kind]);
+		is(ibv_dereg_mr(mrs[order]), 0, "twice, %s: the %s ends", kind_names[kind], order ? "second" : "first");
+		is(ibv_dereg_mr(mrs[order]), EINVAL, "twice, %s: and once more is EINVAL", kind_names[kind]);
+		ok(all_lands(&pair, mrs[!order], memory, PAGE, !kind) && !memcmp(mrs[!order], &copy, sizeof(copy)),
+		   "twice, %s: the other is what it was", kind_names[kind]);
+		is(ibv_dereg_mr(mrs[!order]), 0, "twice, %s: it ends", kind_names[kind]);
+		is(ibv_dereg_mr(mrs[!order]), EINVAL, "twice, %s: and once more is EINVAL", kind_names[kind]);
+	}
+}
+
+static void domains(int kind)
+{
+	struct ibv_pd *pd = ibv_alloc_pd(pair.context), *again;
+	struct rdmamr_stats before;
+	struct ibv_mr *one, *other;
+	int regions;
+
+	must(pd && ibv_flush_relaxed_mr(pair.pd) == 0);
+	regions = kernel_regions(pair.context);
+	one = reg(pd, memory, PAGE, kinds[kind]);
+	other = reg(pd, memory, PAGE, kinds[kind]);
+	is(ibv_dealloc_pd(pd), EBUSY, "a domain with two regions, %s", kind_names[kind]);
+	is(ibv_dereg_mr(one), 0, "one ends, %s", kind_names[kind]);
+	is(ibv_dealloc_pd(pd), EBUSY, "a domain with one region, %s", kind_names[kind]);
+	ok(kernel_has_key(pair.context, other->lkey), "which is left alone, %s", kind_names[kind]);
+	is(ibv_dereg_mr(other), 0, "it ends, %s", kind_names[kind]);
+	is(kernel_regions(pair.context), regions + is_cached(kinds[kind]), "and is kept if it is cached, %s", kind_names[kind]);
+	is(ibv_dealloc_pd(pd), 0, "a domain with none, %s", kind_names[kind]);
+	is(kernel_regions(pair.context), regions, "has taken them along, %s", kind_names[kind]);
+	again = ibv_alloc_pd(pair.context);
+	must(again);
+	before = stats();
+	one = reg(again, memory, PAGE, kinds[kind]);
+	ok(made_anew(before, stats()), "the next domain has nothing of it, %s", kind_names[kind]);
+	must(ibv_dereg_mr(one) == 0 && ibv_dealloc_pd(again) == 0);
+}
+
+static void devices(int kind)
+{
+	struct ibv_context *context;
+	struct ibv_pd *pd;
+	struct ibv_mr *mr;
+	int wrong = 0, hits = 0, live = (int)stats().live, idle;
+
+	must(ibv_flush_relaxed_mr(pair.pd) == 0);
+	idle = (int)stats().idle;
+	for (int round = 0; round < 20; round++) {
+		struct rdmamr_stats before;
+
+		context = open_device();
+		pd = ibv_alloc_pd(context);
+		must(pd);
+		before = stats();
+		mr = reg(pd, memory, PAGE, kinds[kind]);
+		hits += !made_anew(before, stats());
+		wrong += ibv_dereg_mr(mr) != 0;
+		wrong += round % 2 && ibv_dealloc_pd(pd) != 0;
+		wrong += ibv_close_device(context) != 0;
+		wrong += (int)stats().idle != idle;
+	}
+	is(wrong, 0, "devices are closed over what is idle, with and without its domain, %s", kind_names[kind]);
+	is(hits, 0, "and the next has nothing of it, %s", kind_names[kind]);
+
+	context = open_device();
+	pd = ibv_alloc_pd(context);
+	must(pd);
+	mr = reg(pd, memory, PAGE, kinds[kind]);
+	is(ibv_close_device(context), 0, "a device is closed with a region in use, %s", kind_names[kind]);
+	is((long long)stats().live, live, "which is not live any more, %s", kind_names[kind]);
+	is((long long)stats().idle, idle, "nor idle, %s", kind_names[kind]);
+	mr = reg(pair.pd, memory, PAGE, kinds[kind]);
+	ok(all_lands(&pair, mr, memory, PAGE, !kind), "the same memory goes on in another, %s", kind_names[kind]);
+	must(ibv_dereg_mr(mr) == 0);
+}
+
+/* Objects cost memory until they end, and end all. */
+static void many(int kind)
+{
+	static struct ibv_mr *mrs[MANY];
+	struct mallinfo2 heap = { 0 };
+	int wrong = 0, alike = 0, regions;
+
+	must(ibv_flush_relaxed_mr(pair.pd) == 0);
+	regions = kernel_regions(pair.context);
+	for (int round = 0; round < 3; round++) {
+		for (int n = 0; n < MANY; n++) {
+			mrs[n] = reg(pair.pd, memory + n % PAGE, 8, kinds[kind]);
+			alike += n && mrs[n] == mrs[n - 1];
+		}
+		if (is_cached(kinds[kind]))
+			wrong += kernel_regions(pair.context) != regions + 1;
+		/* Not in the order in which they came. */
+		for (int n = 0; n < MANY; n++)
+			wrong += ibv_dereg_mr(mrs[(n * 7) % MANY]) != 0;
+		if (!round)
+			heap = mallinfo2();
+	}
+	is(alike, 0, "%d at once, three times, %s: each has its object", MANY, kind_names[kind]);
+	is(wrong, 0, "%d at once, three times, %s: each ends", MANY, kind_names[kind]);
+	ok(mallinfo2().uordblks <= heap.uordblks + 65536, "and no memory is lost to them, %s (%zd bytes)", kind_names[kind],
+	   (ssize_t)(mallinfo2().uordblks - heap.uordblks));
+	must(ibv_flush_relaxed_mr(pair.pd) == 0);
+	is(kernel_regions(pair.context), regions, "the kernel has none, %s", kind_names[kind]);
+}
+
+static int status_of(pid_t pid)
+{
+	int status;
+
+	must(waitpid(pid, &status, 0) == pid);
+	return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+static struct ibv_mr *in_use, *second;
+
+static int exits(void)
+{
+	return 0;
+}
+
+static int registers(void)
+{
+	struct ibv_context *context = open_device();
+	struct ibv_pd *pd = ibv_alloc_pd(context);
+	int wrong = 0;
+
+	must(pd);
+	for (int round = 0; round < 3; round++) {
+		struct ibv_mr *mr = ibv_reg_mr(pd, memory, PAGE, IBV_ACCESS_LOCAL_WRITE);
+
+		wrong |= !mr || ibv_dereg_mr(mr) != 0;
+	}
+	return wrong | (ibv_dealloc_pd(pd) != 0 || ibv_close_device(context) != 0) << 1;
+}
+
+/* A child has the parent's file, and can end its regions: but not one that others share. */
+static int ends_one(void)
+{
+	ibv_dereg_mr(second);
+	return 0;
+}
+
+static void children(int kind)
+{
+	static const struct {
+		const char *name;
+		int (*act)(void);
+	} cases[] = {
+		{ "exits", exits },
+		{ "registers on a device of its own", registers },
+		{ "deregisters one of two that share a region", ends_one },
+	};
+
+	for (size_t n = 0; n < sizeof(cases) / sizeof(cases[0]); n++) {
+		struct ibv_mr *idle;
+		uint64_t counted;
+		pid_t pid;
+
+		in_use = reg(pair.pd, memory, PAGE, kinds[kind]);
+		second = reg(pair.pd, memory, PAGE, kinds[kind]);
+		idle = reg(pair.pd, memory + 2 * PAGE, PAGE, kinds[kind]);
+		must(ibv_dereg_mr(idle) == 0);
+		counted = stats().idle;
+		fflush(stdout);
+		pid = fork();
+		must(pid >= 0);
+		if (!pid) {
+			alarm(30);
+			exit(cases[n].act());
+		}
+		is(status_of(pid), 0, "a child %s, %s", cases[n].name, kind_names[kind]);
+		ok(all_lands(&pair, in_use, memory, PAGE, !kind), "the parent's region works after that, %s", kind_names[kind]);
+		is((long long)stats().idle, (long long)counted, "as many are idle, %s", kind_names[kind]);
+		ok(lands_with(&pair, memory + 2 * PAGE, PAGE, kinds[kind]), "and serve, %s", kind_names[kind]);
+		is(ibv_dereg_mr(in_use), 0, "the parent deregisters, %s", kind_names[kind]);
+		if (cases[n].act == ends_one && !is_cached(kinds[kind]))
+			is(ibv_dereg_mr(second), ENOENT, "and what the child has ended is gone, %s", kind_names[kind]);
+		else
+			is(ibv_dereg_mr(second), 0, "both, %s", kind_names[kind]);
+	}
+}
+
+int main(int argc, char **argv)
+{
+	(void)argc;
+	cache_open(argv, &pair);
+	memory = pages(8);
+	for (int kind = 0; kind < 2; kind++) {
+		twice(kind);
+		domains(kind);
+		devices(kind);
+		many(kind);
+		children(kind);
+	}
+	must(munmap(memory, 8 * PAGE) == 0);
+	return cache_close(argv, &pair);
+}

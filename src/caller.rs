@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Who called: the place in the program that a call returns to, and whether that part of the program was linked
+//! to the function that it called.
+//!
+//! A program that takes `ibv_reg_mr` from libibverbs by handle (dlsym; NCCL and brpc do) does not call ours; but
+//! libibverbs' own jumps through its PLT to `ibv_reg_mr_iova2`, and so to ours, which then returns to the program.
+//! What tells such a call is that nothing links its caller to that symbol.
+
+use core::ffi::{CStr, c_char, c_int, c_void};
+use core::ptr::with_exposed_provenance;
+use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+/// Where a call returns to; 0 where that is not known.
+#[derive(Clone, Copy, Debug)]
+#[repr(transparent)]
+pub struct Caller(usize);
+
+/// Answers, each with the address and the symbol that it is about. A file that is unloaded, and another where it
+/// was, makes an answer wrong; it decides on speed, never on what is right.
+static ANSWERS: [AtomicUsize; 64] = [const { AtomicUsize::new(0) }; 64];
+
+impl Caller {
+    /// Not known.
+    pub const UNKNOWN: Caller = Caller(0);
+
+    /// As a number.
+    pub fn address(self) -> usize {
+        self.0
+    }
+
+    /// Whether the caller's file imports the symbol, or has this library in itself.
+    #[inline(always)]
+    pub fn imports(self, symbol: &'static CStr) -> bool {
+        // Addresses of programs leave the top bit free; the place of the symbol's name tells symbols apart.
+        let question = (self.0 ^ symbol.as_ptr().addr().rotate_left(24)) << 1;
+        let answer = &ANSWERS[(self.0 ^ (self.0 >> 6)) % ANSWERS.len()];
+        let known = answer.load(Relaxed);
+        if known & !1 == question {
+            return known & 1 != 0;
+        }
+        let imports = self.look_up(symbol);
+        answer.store(question | usize::from(imports), Relaxed);
+        imports
+    }
+
+    #[cold]
+    fn look_up(self, symbol: &'static CStr) -> bool {
+        let mut search = Search {
+            caller: self.0 as u64,
+            symbol,
+            imports: false,
+        };
+        // SAFETY: `look_into` is called with the pointer that is passed here, while it is valid.
+        unsafe { libc::dl_iterate_phdr(Some(look_into), (&raw mut search).cast()) };
+        search.imports
+    }
+}
+
+struct Search {
+    caller: u64,
+    symbol: &'static CStr,
+    imports: bool,
+}
+
+/// Looks into a loaded file; stops the iteration at the caller's.
+unsafe extern "C" fn look_into(
+    file: *mut libc::dl_phdr_info,
+    _size: usize,
+    search: *mut c_void,
+) -> c_int {
+    // SAFETY: the linker's own, for the time of the call.
+    let file = unsafe { &*file };
+    // SAFETY: the search of `look_up`.
+    let search = unsafe { &mut *search.cast::<Search>() };
+    if file.dlpi_phdr.is_null() {
+        return 0;
+    }
+    // SAFETY: that many follow.
+    let headers = unsafe { core::slice::from_raw_parts(file.dlpi_phdr, file.dlpi_phnum.into()) };
+    let holds = |address: u64| {
+        headers.iter().any(|header| {
+            header.p_type == libc::PT_LOAD
+                && (header.p_vaddr..header.p_vaddr + header.p_memsz)
+                    .contains(&address.wrapping_sub(file.dlpi_addr))
+        })
+    };
+    if !holds(search.caller) {
+        return 0;
+    }
+    let ourselves = look_into as *const () as u64;
+    let dynamic = headers
+        .iter()
+        .find(|header| header.p_type == libc::PT_DYNAMIC);
+    let tables = dynamic.map(|header| Tables::read(file.dlpi_addr, header.p_vaddr));
+    search.imports =
+        holds(ourselves) || tables.is_some_and(|tables| tables.relocates(search.symbol));
+    1
+}
+
+/// An entry of a file's dynamic section, `Elf64_Dyn`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Entry {
+    tag: i64,
+    value: u64,
+}
+
+/// What of its dynamic section it takes to find the symbols that a loaded file refers to.
+#[derive(Default)]
+struct Tables {
+    symbols: u64,
+    names: u64,
+    /// Start and size of the relocations of data, and of those of calls.
+    relocations: [(u64, u64); 2],
+}
+
+impl Tables {
+    /// Reads those of a file that the linker has loaded at `base`.
+    fn read(base: u64, dynamic: u64) -> Tables {
+        const NULL: i64 = 0;
+        const PLTRELSZ: i64 = 2;
+        const STRTAB: i64 = 5;
+        const SYMTAB: i64 = 6;
+        const RELA: i64 = 7;
+        const RELASZ: i64 = 8;
+        const JMPREL: i64 = 23;
+        let mut tables = Tables::default();
+        let mut at = with_exposed_provenance::<Entry>((base + dynamic) as usize);
+        loop {
+            // SAFETY: the section ends with an entry of tag 0, where this ends as well.
+            let entry = unsafe { *at };
+            // glibc has put the addresses of memory there; where it has not (a read-only section), they are
+            // the file's.
+            let address = if entry.value < base {
+                base + entry.value
+            } else {
+                entry.value
+            };
+            match entry.tag {
+                NULL => return tables,
+                STRTAB => tables.names = address,
+                SYMTAB => tables.symbols = address,
+                RELA => tables.relocations[0].0 = address,
+                RELASZ => tables.relocations[0].1 = entry.value,
+                JMPREL => tables.relocations[1].0 = address,
+                PLTRELSZ => tables.relocations[1].1 = entry.value,
+                _ => {}
+            }
+            at = at.wrapping_add(1);
+        }
+    }
+
+    /// Whether a relocation names the symbol.
+    fn relocates(&self, symbol: &CStr) -> bool {
+        /// `Elf64_Rela`, which all architectures with 64 bits that have RDMA use.
+        #[repr(C)]
+        struct Relocation {
+            offset: u64,
+            info: u64,
+            addend: i64,
+        }
+        if self.symbols == 0 || self.names == 0 {
+            return false;
+        }
+        self.relocations.iter().any(|&(start, size)| {
+            let first = with_exposed_provenance::<Relocation>(start as usize);
+            (0..size as usize / size_of::<Relocation>()).any(|n| {
+                // SAFETY: the linker has applied that many.
+                let info = unsafe { (*first.wrapping_add(n)).info };
+                let number = info >> 32;
+                number != 0 && self.name(number) == symbol
+            })
+        })
+    }
+
+    /// The name of a symbol.
+    fn name(&self, number: u64) -> &CStr {
+        /// `Elf64_Sym`.
+        #[repr(C)]
+        struct Symbol {
+            name: u32,
+            kind: u8,
+            other: u8,
+            section: u16,
+            value: u64,
+            size: u64,
+        }
+        let symbols = with_exposed_provenance::<Symbol>(self.symbols as usize);
+        // SAFETY: a relocation names it, so it is in the table.
+        let name = unsafe { (*symbols.wrapping_add(number as usize)).name };
+        let names = with_exposed_provenance::<c_char>(self.names as usize);
+        // SAFETY: names are strings.
+        unsafe { CStr::from_ptr(names.wrapping_add(name as usize)) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_is_linked_to_a_function_imports_it() {
+        // The test program has this code in itself; another file has not.
+        let here = Caller(who_is_linked_to_a_function_imports_it as *const () as usize);
+        assert!(here.imports(c"ibv_reg_mr"));
+        // SAFETY: a handle that is always valid, and strings.
+        let libc = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"qsort".as_ptr()) };
+        let libc = Caller(libc.addr());
+        // glibc calls its own allocator so that others can stand in for it.
+        for (symbol, imported) in [(c"malloc", true), (c"ibv_reg_mr", false), (c"malloc", true)] {
+            assert_eq!(libc.imports(symbol), imported, "{symbol:?}");
+        }
+        assert!(!Caller(0).imports(c"malloc"));
+    }
+}

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Transparent reuse, `RDMAMR_CACHE`: plain registrations that the pool serves.
+//!
+//! The program gets an object of its own, memory of the C library like that of any other region of ours, which
+//! stands for one use of a region of the pool. So an `ibv_dereg_mr` that the program took from libibverbs by
+//! handle finds what it expects; it comes to `ibv_cmd_dereg_mr`, where this use ends and not the region.
+//!
+//! A region is never shared while it is in use: two regions of the program have two keys, as without the pool.
+//!
+//! What cannot be served is registered as without the pool, errors included: their errno is the kernel's, of the
+//! memory that the program named.
+
+use super::{beside_plain, release, start};
+use crate::abi::rdma_core::ibv_mr;
+use crate::caller::Caller;
+use crate::config::{Cache, config};
+use crate::mr::{self, Access, Change, Error, Mr, Pd, Request};
+use crate::thread;
+use core::ffi::{CStr, c_int};
+use core::ptr::with_exposed_provenance_mut;
+
+/// Access that a region may have which no peer can use.
+const LOCAL: Access = super::LOCAL;
+
+/// Registers memory, of the pool if that is wanted and can be. `entry` is what the program called.
+#[inline(always)]
+pub fn register(
+    pd: Pd,
+    request: &Request,
+    entry: &'static CStr,
+    caller: Caller,
+) -> Result<*mut ibv_mr, Error> {
+    match config().cache {
+        Cache::Off => beside_plain::register(pd, request),
+        cache => register_of_pool(cache, pd, request, entry, caller),
+    }
+}
+
+#[inline(never)]
+fn register_of_pool(
+    cache: Cache,
+    pd: Pd,
+    request: &Request,
+    entry: &'static CStr,
+    caller: Caller,
+) -> Result<*mut ibv_mr, Error> {
+    let wanted = match cache {
+        Cache::Off => false,
+        Cache::Local => LOCAL.contains(request.access),
+        Cache::All => !request.access.intersects(super::register::OWN_REGION),
+    };
+    // A region has one address for all its users.
+    let at_address = request.iova == request.addr.addr() as u64;
+    // A signal handler that interrupts the library is served as if it were off. Where children do not get
+    // registered memory nothing is kept (`keep`), and the pages that they do get are those of no region.
+    if wanted
+        && at_address
+        && request.length != 0
+        && !thread::is_inside()
+        && caller.imports(entry)
+        && !mr::bare::is_fork_protected()
+    {
+        let hit = super::hit_alone(pd, request.addr.addr(), request.length, request.access);
+        let region = hit.or_else(|miss| super::register(pd, request, miss, true));
+        if let Ok(region) = region {
+            return stand_for(pd, request, region);
+        }
+    }
+    beside_plain::register(pd, request)
+}
+
+/// The program's own object, for a region of the pool.
+#[inline(always)]
+fn stand_for(pd: Pd, request: &Request, region: *mut ibv_mr) -> Result<*mut ibv_mr, Error> {
+    if !start::is_object(region.expose_provenance()) {
+        // One of its own, because the pool could not have it.
+        return Ok(region);
+    }
+    // SAFETY: the pool has just given it out.
+    let region = unsafe { Mr::from_c(region) }.ok_or(Error::Memory)?;
+    match mr::new_object() {
+        Some(object) => {
+            object.stand_for(request.access, region);
+            Ok(object.as_ptr())
+        }
+        None => {
+            release::release(region);
+            beside_plain::register(pd, request)
+        }
+    }
+}
+
+/// Ends a use of the region of the pool with that object.
+fn end(pooled: usize) {
+    // SAFETY: the pool's slots are never freed; in a child, where there is no pool, it is not looked at.
+    if let Some(region) = unsafe { Mr::from_c(with_exposed_provenance_mut(pooled)) } {
+        // False in a child of the process that registered it: the region is the parent's, and stays.
+        release::release(region);
+    }
+}
+
+/// Deregisters a region that the pool serves.
+#[inline(never)]
+pub fn deregister(mr: Mr) -> Result<(), Error> {
+    let object = mr.claim_pooled().ok_or(Error::Gone)?;
+    end(object.pooled());
+    mr::put_object_away(object);
+    Ok(())
+}
+
+/// A provider deregisters a region that the pool serves, and frees the object if this is true.
+pub fn deregister_past_us(mr: Mr) -> bool {
+    mr.claim_pooled()
+        .map(|object| end(object.pooled()))
+        .is_some()
+}
+
+/// Changes a region that the pool serves: it becomes one of its own, over the same memory, and that is changed.
+///
+/// # Safety
+/// As for [`mr::rereg`].
+pub unsafe fn rereg(mr: Mr, change: &Change) -> Result<c_int, Error> {
+    let public = mr.read();
+    // SAFETY: the region's own domain.
+    let pd = unsafe { Pd::from_c(public.pd) }.ok_or(Error::Gone)?;
+    let access = Access::from_bits_retain(mr.access());
+    let object = mr.claim_pooled().ok_or(Error::Gone)?;
+    let pooled = object.pooled();
+    let request = Request::at_address(public.addr, public.length, access);
+    let moved = beside_plain::register(pd, &request).and_then(|own| {
+        // SAFETY: just registered.
+        let own = unsafe { Mr::from_c(own) }.ok_or(Error::Memory)?;
+        mr::move_region(own, object)
+    });
+    moved.inspect_err(|_| mr.restore_pooled())?;
+    end(pooled);
+    // SAFETY: the caller's word.
+    unsafe { mr::rereg(mr, change) }
+}
