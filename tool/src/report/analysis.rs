@@ -44,6 +44,9 @@ struct SiteTotals {
     called: u32,
 }
 
+/// What tells a region from others while it is registered: process, lkey, domain.
+type Key = (u32, u32, u64);
+
 /// A registration that the program has not taken back.
 struct Holder {
     addr: u64,
@@ -85,7 +88,9 @@ struct Analysis<'a> {
     sites: FxHashMap<(u32, u32, u64), u32>,
     site_numbers: FxHashMap<Site, u32>,
     site_totals: Vec<(Site, u32, SiteTotals)>,
-    regions: FxHashMap<(u32, u32, u64), Region>,
+    regions: FxHashMap<Key, Region>,
+    /// Regions of the pool whose lkey was given again, and whose end is yet to be told.
+    ended_before: FxHashMap<Key, u32>,
     ranges: Ranges,
     sizes: FxHashMap<(u32, What), Durations>,
     timeline: Timeline,
@@ -122,6 +127,7 @@ impl Report {
             site_numbers: FxHashMap::default(),
             site_totals: Vec::new(),
             regions: FxHashMap::default(),
+            ended_before: FxHashMap::default(),
             ranges: Ranges::default(),
             sizes: FxHashMap::default(),
             timeline: Timeline::new(span),
@@ -145,9 +151,7 @@ impl Analysis<'_> {
         let since = effect.saturating_sub(self.begin);
         if call.call == call::POOL {
             self.totals.pool_deregistrations += 1;
-            if let Some(region) = self.regions.remove(&(*process, call.lkey, call.pd)) {
-                self.timeline.unpin(since, region.pinned, region.pool);
-            }
+            self.pool_ended(since, (*process, call.lkey, call.pd));
             return;
         }
         let site = self.site(*process, *modules, call.caller);
@@ -166,6 +170,18 @@ impl Analysis<'_> {
             self.register(*process, site, since, call);
         } else {
             self.deregister(*process, since, call);
+        }
+    }
+
+    fn pool_ended(&mut self, since: u64, key: Key) {
+        // The pool says so afterwards, and the kernel may have given the lkey again by then: register() knew.
+        if let Some(times) = self.ended_before.get_mut(&key) {
+            *times -= 1;
+            if *times == 0 {
+                self.ended_before.remove(&key);
+            }
+        } else if let Some(region) = self.regions.remove(&key) {
+            self.timeline.unpin(since, region.pinned, region.pool);
         }
     }
 
@@ -273,7 +289,11 @@ impl Analysis<'_> {
             self.ranges.registered(range, site, since, call);
         }
         if let Some(before) = self.regions.remove(&key) {
-            self.taken += 1;
+            if before.pool {
+                *self.ended_before.entry(key).or_default() += 1;
+            } else {
+                self.taken += 1;
+            }
             if let Some(range) = &before.range {
                 self.ranges.ended(range, since);
             }

@@ -104,6 +104,50 @@ fn the_pool_pins_until_it_says_otherwise() {
 }
 
 #[test]
+fn an_lkey_may_come_back_before_the_pool_has_said_so() {
+    let miss = |at| Call {
+        call: call::REG_MR_RELAXED,
+        how: how::MISS,
+        ..register(at, 1, 0x1000, 4096)
+    };
+    let kept = |at| Call {
+        call: call::DEREG_MR_RELAXED,
+        how: how::KEPT,
+        ..deregister(at, 1, 0x1000, 4096)
+    };
+    let pool = |at| Call {
+        call: call::POOL,
+        ..deregister(at, 1, 0x1000, 4096)
+    };
+    let calls = [
+        miss(0),
+        kept(MS),
+        miss(2 * MS),
+        pool(3 * MS),
+        kept(4 * MS),
+        pool(5 * MS),
+    ];
+    let held = report(&calls[..4]);
+    assert_eq!(
+        (
+            held.pinned.peak_bytes,
+            held.pinned.end_bytes,
+            held.totals.leaked_regions
+        ),
+        (4096, 4096, 1)
+    );
+    let gone = report(&calls);
+    assert_eq!(
+        (
+            gone.pinned.end_bytes,
+            gone.totals.leaked_regions,
+            gone.notes.len()
+        ),
+        (0, 0, 0)
+    );
+}
+
+#[test]
 fn a_region_that_is_shared_is_left_by_the_one_who_never_let_go() {
     let relaxed = |at, how, addr, caller| Call {
         call: call::REG_MR_RELAXED,
