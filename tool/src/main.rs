@@ -9,9 +9,13 @@ mod elf;
 #[allow(dead_code, reason = "the library writes what this only reads")]
 mod format;
 mod library;
+mod report;
 mod run;
+#[cfg(test)]
+mod sample;
 mod signals;
 mod style;
+mod trace;
 mod uverbs;
 mod verbs;
 
@@ -31,6 +35,7 @@ use std::process::ExitCode;
 Examples:
   rdmamr doctor                               is the machine fit for it?
   rdmamr run --trace app.trace -- ./app       record what a program registers
+  rdmamr report app.trace                     what that costs, and why
   rdmamr run --cache=local -- ./app           have registrations used again
   rdmamr bench mlx5_0                         what a registration costs here
 
@@ -43,6 +48,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Run(run::Args),
+    Report(report::Args),
     Doctor(doctor::Args),
     Bench(bench::Args),
     /// Print a script that completes this program's arguments in a shell
@@ -82,6 +88,7 @@ fn main() -> ExitCode {
     };
     let result = match &cli.command {
         Command::Run(args) => run::run(args),
+        Command::Report(args) => report::run(args),
         Command::Doctor(args) => doctor::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Completions { shell } => {

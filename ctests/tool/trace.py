@@ -1,0 +1,194 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""trace.py known|service|large FILE PROGRAM LIBRARY: writes a trace, rdmamr_trace(5), for the tests of "rdmamr report".
+
+known has a little of everything, and numbers that report.sh expects. service is what a real service might do. large has
+as many calls as the environment's CALLS says. PROGRAM and LIBRARY are callers.c, built as both.
+It is written from the manual page alone, so that it checks what the library's own source says.
+"""
+import os
+import random
+import struct
+import subprocess
+import sys
+
+START, MODULES, CALLS, REASON, END = 1, 2, 3, 4, 5
+REG_MR, REREG_MR, DEREG_MR, REG_RELAXED, DEREG_RELAXED, FI_MR_REG, FI_CLOSE, POOL = 1, 6, 7, 8, 9, 10, 13, 14
+KERNEL, PASSED_ON, HIT, MISS, KEPT = 1, 2, 3, 4, 5
+LOCAL_WRITE, REMOTE_WRITE, REMOTE_READ = 1, 2, 4
+EFAULT, ENOMEM = 14, 12
+us, ms, s = 1000, 1000_000, 1000_000_000
+KiB, MiB = 1 << 10, 1 << 20
+
+# Where PROGRAM and LIBRARY are in the traced process.
+PROGRAM_AT, LIBRARY_AT, GONE_AT = 0x555500000000, 0x7F0000000000, 0x7E0000000000
+CALL = struct.Struct("<QIBBHQQQIIQII")
+
+
+class Process:
+    def __init__(self, out, pid, command, began, monotonic=77 * s):
+        self.out, self.pid, self.began, self.monotonic = out, pid, began, monotonic
+        self.sequence = self.dropped = 0
+        self.pending = []
+        text = "".join(argument + "\0" for argument in command).encode()
+        self.block(START, struct.pack("<QQQ", monotonic, began, 4096) + text)
+
+    def block(self, kind, content, longer=b""):
+        header = struct.pack("<8sHHIIIQQQ", b"RDMAMRTR", 1, kind, 48 + len(longer), len(content), self.pid,
+                             self.began, self.sequence, self.dropped)
+        self.out.write(header + longer + content)
+        self.sequence += 1
+
+    def modules(self, program, library):
+        size = 0x100000
+        self.block(MODULES, "".join(f"{at:x} {at + size:x} {at:x} {path}\n" for at, path in (
+            (PROGRAM_AT, program), (LIBRARY_AT, library), (GONE_AT, "/nowhere/lib & <gone>.so"))).encode())
+
+    def call(self, at, duration, call, how, memory, access=0, lkey=0, caller=0, thread=1, errno=0, reason=0, pd=0xABC0):
+        address, length = memory
+        self.pending.append(CALL.pack(self.monotonic + at, duration, call, how, errno, pd, address, length, access,
+                                      lkey, caller, thread, reason))
+
+    def flush(self):
+        self.block(CALLS, b"".join(self.pending))
+        self.pending = []
+
+    def end(self, at):
+        self.block(END, struct.pack("<Q", self.monotonic + at))
+
+
+def return_address(binary, function, at):
+    """The address behind the call that a function has."""
+    listing = subprocess.run(["objdump", "-d", "--no-show-raw-insn", binary], capture_output=True, text=True, check=True)
+    lines = listing.stdout.split(f"<{function}>:\n")[1].splitlines()
+    for line, following in zip(lines, lines[1:]):
+        if "call" in line and "register_memory" in line:
+            return at + int(following.split(":")[0], 16)
+    sys.exit(f"{binary}: {function} calls nothing")
+
+
+def known(path, program, library):
+    send = return_address(program, "send_message", PROGRAM_AT)
+    fetch = return_address(program, "fetch_rows", PROGRAM_AT)
+    load = return_address(library, "load_index", LIBRARY_AT)
+    gone = GONE_AT + 0x1234
+    with open(path, "wb") as out:
+        began = 1_750_000_000 * s
+        one = Process(out, 4711, ["./rpc", "--name", "<script>alert(1)</script>"], began)
+        one.modules(program, library)
+        one.block(77, b"of a later version")
+        one.block(REASON, struct.pack("<I", 1) + b"ENOMEM from the kernel: RLIMIT_MEMLOCK <b>this</b> & that")
+        # A second thread's calls come first in the file, and are later.
+        bulk = (0x30000000, MiB)
+        for n in range(10):
+            at = 600 * ms + n * 50 * ms
+            one.call(at, 300 * us, REG_MR, KERNEL, bulk, 7, 0x20, fetch, 2)
+            one.call(at + 10 * ms, 100 * us, DEREG_MR, KERNEL, bulk, 0, 0x20, fetch, 2)
+        one.flush()
+        message = (0x20000F00, 8192)  # on three pages
+        for n in range(100):
+            at = n * 5 * ms
+            one.call(at, 50 * us, REG_MR, KERNEL, message, LOCAL_WRITE, 0x10, send, 1)
+            one.call(at + 1 * ms, 20 * us, DEREG_MR, KERNEL, message, 0, 0x10, send, 1)
+        for n in range(2):
+            one.call((5 + n) * ms, 80 * us, REG_MR, PASSED_ON, (0x40000000 + n * MiB, 64 * KiB), 1, 0x30 + n, gone, 1)
+        for n in range(3):
+            one.call((1000 + n) * ms, 5 * us, REG_MR, 0, (0x50000000, 64 * MiB), 1, 0, load, 1, ENOMEM, 1)
+        for n in range(2):
+            one.call((1100 + n) * ms, 4 * us, REG_MR, 0, (0, 4096), 1, 0, load, 1, EFAULT)
+        one.flush()
+        pooled = (0x60000010, MiB - 0x20)  # 256 pages
+        one.call(1500 * ms, 1 * ms, REG_RELAXED, MISS, pooled, 1, 0x40, send, 1)
+        one.call(1501 * ms, 200, DEREG_RELAXED, KEPT, pooled, 0, 0x40, send, 1)
+        for n in range(20):
+            one.call((1510 + n) * ms, 300, REG_RELAXED, HIT, pooled, 1, 0x40, send, 1)
+            one.call((1510 + n) * ms + us, 200, DEREG_RELAXED, KEPT, pooled, 0, 0x40, send, 1)
+        one.call(2500 * ms, 15 * us, POOL, KERNEL, (0x60000000, MiB), 0, 0x40, 0, 3)
+        one.block(CALLS, b"".join(one.pending), longer=b"of later")
+        one.dropped = 7
+        one.end(3000 * ms)
+        # Another process, whose monotonic clock is another's, is killed while it writes its last block.
+        two = Process(out, 4712, ["./worker"], began + 1 * s, 5 * s)
+        two.modules(program, library)
+        two.call(1 * s, 400 * us, REG_MR, KERNEL, (0x70000000, 2 * MiB), 7, 0x50, fetch, 9)
+        two.call(1100 * ms, 10 * us, REG_MR, KERNEL, (0x71000000, 4096), 1, 0x51, fetch, 9)
+        two.call(1200 * ms, 10 * us, REG_MR, KERNEL, (0x72000000, 4096), 1, 0x52, fetch, 9)
+        two.flush()
+        out.truncate(out.tell() - CALL.size - 10)
+
+
+def service(path, program, library):
+    """Twelve seconds of a service: an index at first, then a message's buffers for each message, rows now and then."""
+    random.seed(5)
+    send = return_address(program, "send_message", PROGRAM_AT)
+    fetch = return_address(program, "fetch_rows", PROGRAM_AT)
+    load = return_address(library, "load_index", LIBRARY_AT)
+
+    def cost(length):  # of soft-RoCE, about: a system call, and its pages
+        return int((14 * us + length / 4096 * 0.22 * us) * random.lognormvariate(0, 0.18))
+
+    with open(path, "wb") as out:
+        one = Process(out, 20417, ["/usr/bin/kvserver", "--listen", "10.77.0.1", "--index", "/srv/index"], 1_763_642_400 * s)
+        one.modules(program, library)
+        one.block(REASON, struct.pack("<I", 1) + b"ibv_reg_mr of 536870912 bytes at 0x7f2ac0000000, access local_write remote_read: "
+                  b"ENOMEM from the kernel: RLIMIT_MEMLOCK: this needs 512 MiB, and 402 of 512 MiB are pinned already (VmPin). "
+                  b"Raise it (ulimit -l, LimitMEMLOCK= of a service) or grant CAP_IPC_LOCK")
+        at, lkey = 150 * ms, 1000
+        for n in range(24):  # the index, which stays
+            memory = (0x7F1000000000 + n * 16 * MiB, 16 * MiB)
+            took = cost(memory[1])
+            one.call(at, took, REG_MR, KERNEL, memory, 5, lkey, load, 20417)
+            at, lkey = at + took + 25 * ms, lkey + 1
+        for n in range(3):
+            one.call(at + n * 10 * ms, 9 * us, REG_MR, 0, (0x7F2AC0000000, 512 * MiB), 5, 0, load, 20417, ENOMEM, 1)
+        one.flush()
+        for thread in range(4):
+            at, rows = 1 * s + thread * 80 * ms, []
+            while at < 11_500 * ms:
+                length = 1 << random.choices(range(9, 21), [2, 4, 7, 9, 8, 7, 5, 4, 3, 2, 1, 1])[0]
+                length = random.randrange(length, 2 * length)
+                slot = random.randrange(48)
+                memory = (0x7F3000000000 + (thread * 64 + slot) * 4 * MiB + 64, length if slot < 6 else 4096 << slot % 8)
+                took = cost(memory[1])
+                one.call(at, took, REG_MR, KERNEL, memory, 1, 5000 + thread, send, 20420 + thread)
+                at += took + random.randrange(40 * us, 900 * us)
+                released = cost(memory[1]) * 6 // 10
+                one.call(at, released, DEREG_MR, KERNEL, memory, 0, 5000 + thread, send, 20420 + thread)
+                at += released + random.randrange(100 * us, 1200 * us)
+                if rows and (len(rows) > 8 or random.random() < 0.02):
+                    memory, key = rows.pop(0)
+                    one.call(at, cost(memory[1]) * 6 // 10, DEREG_MR, KERNEL, memory, 0, key, fetch, 20420 + thread)
+                elif random.random() < 0.012:
+                    memory = (0x7F5000000000 + (thread * 16 + random.randrange(12)) * 16 * MiB, 8 * MiB)
+                    lkey += 1
+                    one.call(at, cost(memory[1]), REG_MR, KERNEL, memory, 7, lkey, fetch, 20420 + thread)
+                    rows.append((memory, lkey))
+                at += 8 * ms if random.random() < 0.01 else 0
+            for memory, key in rows[:-1]:
+                one.call(at, cost(memory[1]) * 6 // 10, DEREG_MR, KERNEL, memory, 0, key, fetch, 20420 + thread)
+                at += 40 * ms
+            one.flush()
+        one.end(12 * s)
+
+
+def large(path, program, library):
+    """Pairs over 100 000 ranges, by four threads whose blocks lie beside one another."""
+    calls = int(os.environ["CALLS"])
+    send = return_address(program, "send_message", PROGRAM_AT)
+    with open(path, "wb") as out:
+        one = Process(out, 1, ["./large"], 1_763_642_400 * s)
+        one.modules(program, library)
+        for first in range(0, calls // 2, 2048):
+            for thread in range(4):
+                for n in range(first + thread * 512, first + thread * 512 + 512):
+                    where = n * 7919 % 100_000
+                    memory = ((where + 1) << 20, 4096 << n % 8)
+                    at = (first + n % 512 * 4 + thread) * 10 * us
+                    one.call(at, 8000 + n % 997, REG_MR, KERNEL, memory, 1, where, send + n % 64, thread)
+                    one.call(at + 9500, 4000 + n % 101, DEREG_MR, KERNEL, memory, 0, where, send + n % 64, thread)
+                one.flush()
+        one.end(calls * 5 * us)
+
+
+if __name__ == "__main__":
+    {"known": known, "service": service, "large": large}[sys.argv[1]](*sys.argv[2:])

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Access flags, of verbs and of libfabric's calls.
+use crate::format::call;
+
+const VERBS: &[(u32, &str)] = &[
+    (1, "local_write"),
+    (2, "remote_write"),
+    (4, "remote_read"),
+    (8, "remote_atomic"),
+    (16, "mw_bind"),
+    (32, "zero_based"),
+    (64, "on_demand"),
+    (128, "hugetlb"),
+    (256, "flush_global"),
+    (512, "flush_persistent"),
+    (1 << 20, "relaxed_ordering"),
+];
+const VERBS_REMOTE: u32 = 2 | 4 | 8;
+const ON_DEMAND: u32 = 64;
+/// With which the pool keeps no region: window binding, zero-based, on demand, huge pages.
+const NOT_KEPT: u32 = 16 | 32 | 64 | 128;
+const FABRIC: &[(u32, &str)] = &[
+    (1 << 8, "FI_READ"),
+    (1 << 9, "FI_WRITE"),
+    (1 << 10, "FI_RECV"),
+    (1 << 11, "FI_SEND"),
+    (1 << 12, "FI_REMOTE_READ"),
+    (1 << 13, "FI_REMOTE_WRITE"),
+];
+const FABRIC_REMOTE: u32 = 1 << 12 | 1 << 13;
+
+pub fn of_fabric(call: u8) -> bool {
+    matches!(
+        call,
+        call::FI_MR_REG | call::FI_MR_REGV | call::FI_MR_REGATTR | call::FI_CLOSE
+    )
+}
+
+/// Whether peers have rights.
+pub fn remote(call: u8, access: u32) -> bool {
+    access
+        & if of_fabric(call) {
+            FABRIC_REMOTE
+        } else {
+            VERBS_REMOTE
+        }
+        != 0
+}
+
+pub fn words(call: u8, access: u32) -> String {
+    let names = if of_fabric(call) { FABRIC } else { VERBS };
+    let mut words: Vec<_> = names
+        .iter()
+        .filter(|(flag, _)| access & flag != 0)
+        .map(|(_, name)| name.to_string())
+        .collect();
+    let others = names
+        .iter()
+        .fold(access, |access, (flag, _)| access & !flag);
+    if others != 0 {
+        words.push(format!("{others:#x}"));
+    }
+    if words.is_empty() {
+        "local_read".to_string()
+    } else {
+        words.join(" ")
+    }
+}
+
+/// Whether such memory is pinned: not if it is a device's, or paged on demand.
+pub fn pins(call: u8, access: u32) -> bool {
+    call != call::REG_DMABUF_MR && (of_fabric(call) || access & ON_DEMAND == 0)
+}
+
+/// Whether the pool keeps such regions.
+pub fn kept(call: u8, access: u32) -> bool {
+    call != call::REG_DMABUF_MR && (of_fabric(call) || access & NOT_KEPT == 0)
+}

@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Who called: from an address in a file to a function and a line of source, as far as the file has symbols or debug
+//! information.
+use addr2line::Loader;
+use object::{Object, ReadCache};
+use rustc_hash::FxHashMap;
+use serde::Serialize;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+/// Who made a call.
+#[derive(Clone, Debug, Serialize)]
+pub struct Caller {
+    /// The file whose code it is; none if the trace has no file for the address.
+    pub module: Option<String>,
+    /// The address to which the call returns, in the file's own terms.
+    pub offset: u64,
+    /// From debug information the function, from symbols alone `symbol+0x12`.
+    pub function: Option<String>,
+    /// `file:line`.
+    pub source: Option<String>,
+}
+
+impl Caller {
+    /// `module+0x12`, the module without its folder.
+    pub fn place(&self) -> String {
+        match &self.module {
+            Some(module) => format!(
+                "{}+{:#x}",
+                module.rsplit('/').next().unwrap_or(module),
+                self.offset
+            ),
+            None if self.offset == 0 => "not known".to_string(),
+            None => format!("{:#x}", self.offset),
+        }
+    }
+
+    /// The function, or else the place.
+    pub fn name(&self) -> String {
+        self.function.clone().unwrap_or_else(|| self.place())
+    }
+}
+
+/// What has been read of the files.
+#[derive(Default)]
+pub struct Resolver {
+    files: FxHashMap<String, Option<Loader>>,
+    /// Files that were written after the trace had begun: their lines may not be those of the code that ran.
+    pub changed: Vec<String>,
+}
+
+impl Resolver {
+    /// `began`: when the process did, CLOCK_REALTIME in ns.
+    pub fn resolve(&mut self, module: Option<&str>, offset: u64, began: u64) -> Caller {
+        let mut caller = Caller {
+            module: module.map(str::to_string),
+            offset,
+            function: None,
+            source: None,
+        };
+        let Some(path) = module else { return caller };
+        if !self.files.contains_key(path) {
+            let file = self.open(path, began);
+            self.files.insert(path.to_string(), file);
+        }
+        let Some(Some(file)) = self.files.get(path) else {
+            return caller;
+        };
+        // The call itself lies before the address to which it returns, which may be another line's, or another function's.
+        let call = offset.wrapping_sub(1);
+        if let Ok(mut frames) = file.find_frames(call)
+            && let Ok(Some(frame)) = frames.next()
+        {
+            caller.function = frame
+                .function
+                .and_then(|name| Some(name.demangle().ok()?.into_owned()));
+            caller.source = frame
+                .location
+                .and_then(|at| Some(format!("{}:{}", at.file?, at.line?)));
+        }
+        if caller.function.is_none() {
+            caller.function = file.find_symbol_info(call).map(|symbol| {
+                let name = addr2line::demangle_auto(symbol.name().into(), None);
+                format!("{name}+{:#x}", offset - symbol.address())
+            });
+        }
+        caller
+    }
+
+    fn open(&mut self, path: &str, began: u64) -> Option<Loader> {
+        // Not the kernel's own code, and not what would be relative to a folder that is not known.
+        let metadata = Some(Path::new(path))
+            .filter(|path| path.is_absolute())?
+            .metadata()
+            .ok()
+            .filter(|metadata| metadata.is_file())?;
+        if metadata
+            .modified()
+            .is_ok_and(|modified| modified > SystemTime::UNIX_EPOCH + Duration::from_nanos(began))
+        {
+            self.changed.push(path.to_string());
+        }
+        debug_file(path, Path::new("/usr/lib/debug"))
+            .and_then(|file| Loader::new(file).ok())
+            .or_else(|| Loader::new(path).ok())
+    }
+}
+
+/// The file with the debug information that has been taken out of another, by the build's number, where distributions put
+/// it.
+fn debug_file(path: &str, folder: &Path) -> Option<PathBuf> {
+    let content = ReadCache::new(File::open(path).ok()?);
+    let file = object::File::parse(&content).ok()?;
+    if file.has_debug_symbols() {
+        return None;
+    }
+    let number: String = file
+        .build_id()
+        .ok()??
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
+    let (first, rest) = number.split_at_checked(2)?;
+    let debug = folder.join(format!(".build-id/{first}/{rest}.debug"));
+    debug.is_file().then_some(debug)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::Command;
+
+    fn run(command: &str, arguments: &[&str]) -> String {
+        let output = Command::new(command)
+            .args(arguments)
+            .output()
+            .expect(command);
+        assert!(output.status.success(), "{command}: {output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    #[inline(never)]
+    fn looked_up() -> u32 {
+        line!()
+    }
+
+    #[test]
+    fn a_function_of_rust_has_its_name_and_line() {
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let path = std::env::current_exe().unwrap().display().to_string();
+        let first = maps.lines().find(|line| line.ends_with(&path)).unwrap();
+        let bias = u64::from_str_radix(first.split('-').next().unwrap(), 16).unwrap();
+        let offset = looked_up as *const () as u64 - bias + 1;
+        let caller = Resolver::default().resolve(Some(&path), offset, u64::MAX);
+        let function = caller.function.as_deref().unwrap();
+        assert!(
+            function.ends_with("callers::tests::looked_up"),
+            "{function}"
+        );
+        let source = caller.source.unwrap();
+        let (file, line) = source.rsplit_once(':').unwrap();
+        assert!(file.ends_with("src/report/callers.rs"), "{file}");
+        // Which of its three lines the first instruction is of is the compiler's choice.
+        assert!(
+            line.parse::<u32>().unwrap().abs_diff(looked_up()) <= 1,
+            "{line}"
+        );
+    }
+
+    #[test]
+    fn debug_information_is_found_by_the_number_of_the_build() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name).display().to_string();
+        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/../ctests/tool/callers.c");
+        let (whole, stripped) = (path("whole"), path("stripped"));
+        run(
+            "cc",
+            &["-g", "-Wl,--build-id=0xabcdef0123", source, "-o", &whole],
+        );
+        std::fs::create_dir_all(path(".build-id/ab")).unwrap();
+        let debug = path(".build-id/ab/cdef0123.debug");
+        run("objcopy", &["--only-keep-debug", &whole, &debug]);
+        run("strip", &[&whole, "-o", &stripped]);
+        assert_eq!(debug_file(&whole, folder.path()), None);
+        assert_eq!(debug_file(&stripped, Path::new("/nowhere")), None);
+        let found = debug_file(&stripped, folder.path()).unwrap();
+        let main = run("nm", &[&whole]);
+        let main = main
+            .lines()
+            .find_map(|line| line.strip_suffix(" T main"))
+            .unwrap();
+        let offset = u64::from_str_radix(main, 16).unwrap() + 5;
+        let mut resolver = Resolver::default();
+        let caller = resolver.resolve(Some(found.to_str().unwrap()), offset, u64::MAX);
+        assert_eq!(caller.function.as_deref(), Some("main"));
+        assert_eq!(
+            resolver.resolve(Some(&stripped), offset, u64::MAX).function,
+            None
+        );
+        assert_eq!(
+            resolver.resolve(Some("linux-vdso.so.1"), 5, 0).place(),
+            "linux-vdso.so.1+0x5"
+        );
+    }
+
+    #[test]
+    fn a_file_that_is_newer_than_the_trace_is_named() {
+        let path = std::env::current_exe().unwrap().display().to_string();
+        let mut resolver = Resolver::default();
+        resolver.resolve(Some(&path), 1, 0);
+        resolver.resolve(Some(&path), 2, 0);
+        assert_eq!(resolver.changed, [path]);
+    }
+}

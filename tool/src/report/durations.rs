@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Durations in ns, of which any quantile can be had.
+
+/// 32 classes for each power of two, and the mean of each class.
+pub struct Durations {
+    classes: Box<[(u64, u64)]>,
+    pub count: u64,
+    pub total: u64,
+}
+
+impl Durations {
+    pub fn new() -> Durations {
+        Durations {
+            classes: vec![(0, 0); 28 * 32].into(),
+            count: 0,
+            total: 0,
+        }
+    }
+
+    pub fn add(&mut self, ns: u32) {
+        let class = match ns {
+            0..32 => ns,
+            _ => (ns.ilog2() - 4) * 32 + (ns >> (ns.ilog2() - 5) & 31),
+        };
+        let (count, total) = &mut self.classes[class as usize];
+        *count += 1;
+        *total += u64::from(ns);
+        self.count += 1;
+        self.total += u64::from(ns);
+    }
+
+    pub fn quantile(&self, part: f64) -> u64 {
+        let mut left = ((self.count as f64 * part).ceil() as u64).max(1);
+        for &(count, total) in &self.classes {
+            if left <= count {
+                return (total as f64 / count as f64).round() as u64;
+            }
+            left -= count;
+        }
+        0
+    }
+
+    pub fn merge(&mut self, other: &Durations) {
+        self.count += other.count;
+        self.total += other.total;
+        for (into, from) in self.classes.iter_mut().zip(&other.classes) {
+            *into = (into.0 + from.0, into.1 + from.1);
+        }
+    }
+}

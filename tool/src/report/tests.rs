@@ -1,0 +1,626 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+use super::*;
+use crate::format::{Call, call, how, kind};
+use crate::sample::{Sample, Writer, deregister, file, register};
+
+const MS: u64 = 1_000_000;
+const S: u64 = 1_000_000_000;
+
+fn read(sample: &Sample) -> Report {
+    let (_folder, path) = file(sample);
+    Report::new(&Trace::open(&path).unwrap(), &path).unwrap()
+}
+
+/// Of a process that makes these calls, and ends after 10 s.
+fn report(calls: &[Call]) -> Report {
+    let mut sample = Sample::default();
+    let mut one = Writer::new(7);
+    one.start(&mut sample, "program\0");
+    one.calls(&mut sample, calls);
+    one.end(&mut sample, 10 * S);
+    read(&sample)
+}
+
+#[test]
+fn pinned_memory_is_whole_pages_each_time() {
+    let report = report(&[
+        register(0, 1, 0x1ff0, 32),
+        register(MS, 2, 0x1000, 4096),
+        Call {
+            access: 64,
+            ..register(2 * MS, 3, 0, 1 << 30)
+        },
+        Call {
+            call: call::REG_DMABUF_MR,
+            ..register(2 * MS, 4, 0, 1 << 30)
+        },
+        deregister(3 * MS, 1, 0x1ff0, 32),
+    ]);
+    assert_eq!(
+        (report.pinned.peak_bytes, report.pinned.peak_at_ns),
+        (3 * 4096, MS + 10_000)
+    );
+    assert_eq!(report.pinned.end_bytes, 4096);
+    assert_eq!(report.pinned.points.first().unwrap().plain_bytes, 12288);
+    assert_eq!(report.pinned.points.last().unwrap().plain_bytes, 4096);
+}
+
+#[test]
+fn the_pool_pins_until_it_says_otherwise() {
+    let relaxed = |at, how, duration| Call {
+        call: call::REG_MR_RELAXED,
+        how,
+        duration,
+        ..register(at, 1, 0x1010, 16)
+    };
+    let kept = |at| Call {
+        call: call::DEREG_MR_RELAXED,
+        how: how::KEPT,
+        ..deregister(at, 1, 0x1010, 16)
+    };
+    let report = report(&[
+        relaxed(0, how::MISS, 50_000),
+        relaxed(MS, how::HIT, 300),
+        kept(2 * MS),
+        kept(3 * MS),
+        Call {
+            call: call::POOL,
+            ..deregister(5 * S, 1, 0x1000, 4096)
+        },
+    ]);
+    let at = |time| {
+        report
+            .pinned
+            .points
+            .iter()
+            .rfind(|point| point.time_ns <= time)
+            .unwrap()
+            .pool_bytes
+    };
+    assert_eq!(
+        (at(4 * S), at(6 * S), report.pinned.end_bytes),
+        (4096, 0, 0)
+    );
+    assert_eq!(report.pinned.peak_pool_bytes, 4096);
+    let totals = &report.totals;
+    assert_eq!(
+        (
+            totals.calls,
+            totals.registrations,
+            totals.hits,
+            totals.misses
+        ),
+        (4, 2, 1, 1)
+    );
+    assert_eq!(
+        (
+            totals.deregistrations,
+            totals.kept,
+            totals.pool_deregistrations
+        ),
+        (2, 2, 1)
+    );
+    assert_eq!(totals.leaked_regions, 0);
+}
+
+#[test]
+fn an_lkey_may_come_back_before_the_pool_has_said_so() {
+    let miss = |at| Call {
+        call: call::REG_MR_RELAXED,
+        how: how::MISS,
+        ..register(at, 1, 0x1000, 4096)
+    };
+    let kept = |at| Call {
+        call: call::DEREG_MR_RELAXED,
+        how: how::KEPT,
+        ..deregister(at, 1, 0x1000, 4096)
+    };
+    let pool = |at| Call {
+        call: call::POOL,
+        ..deregister(at, 1, 0x1000, 4096)
+    };
+    let calls = [
+        miss(0),
+        kept(MS),
+        miss(2 * MS),
+        pool(3 * MS),
+        kept(4 * MS),
+        pool(5 * MS),
+    ];
+    let held = report(&calls[..4]);
+    assert_eq!(
+        (
+            held.pinned.peak_bytes,
+            held.pinned.end_bytes,
+            held.totals.leaked_regions
+        ),
+        (4096, 4096, 1)
+    );
+    let gone = report(&calls);
+    assert_eq!(
+        (
+            gone.pinned.end_bytes,
+            gone.totals.leaked_regions,
+            gone.notes.len()
+        ),
+        (0, 0, 0)
+    );
+}
+
+#[test]
+fn a_region_that_is_shared_is_left_by_the_one_who_never_let_go() {
+    let relaxed = |at, how, addr, caller| Call {
+        call: call::REG_MR_RELAXED,
+        how,
+        caller,
+        ..register(at, 1, addr, 16)
+    };
+    let report = report(&[
+        relaxed(0, how::MISS, 0x1000, 0xA),
+        relaxed(MS, how::HIT, 0x1010, 0xB),
+        relaxed(2 * MS, how::HIT, 0x1020, 0xC),
+        Call {
+            call: call::DEREG_MR_RELAXED,
+            how: how::KEPT,
+            ..deregister(3 * MS, 1, 0x1000, 16)
+        },
+        Call {
+            call: call::DEREG_MR_RELAXED,
+            how: how::KEPT,
+            ..deregister(4 * MS, 1, 0x1020, 16)
+        },
+    ]);
+    let [leak] = &report.leaks[..] else {
+        panic!("one leak")
+    };
+    assert_eq!(
+        (leak.caller.offset, leak.regions, leak.bytes, leak.ended),
+        (0xB, 1, 16, true)
+    );
+}
+
+#[test]
+fn a_call_that_fails_changes_nothing() {
+    let report = report(&[
+        register(0, 1, 0x1000, 4096),
+        Call {
+            errno: 22,
+            how: 0,
+            ..deregister(MS, 1, 0x1000, 4096)
+        },
+        Call {
+            errno: 12,
+            how: 0,
+            ..register(2 * MS, 0, 0x5000, 4096)
+        },
+    ]);
+    assert_eq!(
+        (
+            report.pinned.end_bytes,
+            report.totals.leaked_regions,
+            report.totals.failed
+        ),
+        (4096, 1, 2)
+    );
+    assert_eq!(
+        (report.totals.registrations, report.totals.deregistrations),
+        (1, 0)
+    );
+    assert!(report.ranges.is_empty());
+    assert_eq!(report.sizes.len(), 1);
+}
+
+#[test]
+fn failures_are_counted_by_call_and_error_with_a_reason() {
+    let mut sample = Sample::default();
+    let mut one = Writer::new(7);
+    one.start(&mut sample, "program\0");
+    one.block(&mut sample, kind::REASON, b"\x05\0\0\0no more memory");
+    let failed = |at, errno, reason| Call {
+        errno,
+        reason,
+        how: 0,
+        ..register(at, 0, 0, 4096)
+    };
+    one.calls(
+        &mut sample,
+        &[failed(0, 14, 0), failed(1, 12, 0), failed(2, 12, 5)],
+    );
+    one.calls(
+        &mut sample,
+        &[Call {
+            call: call::FI_MR_REG,
+            ..failed(3, 266, 9)
+        }],
+    );
+    let report = read(&sample);
+    let seen: Vec<_> = report
+        .failures
+        .iter()
+        .map(|failure| {
+            (
+                failure.call,
+                failure.name.as_str(),
+                failure.count,
+                failure.example.as_deref(),
+            )
+        })
+        .collect();
+    assert_eq!(
+        seen,
+        [
+            ("ibv_reg_mr", "ENOMEM", 2, Some("no more memory")),
+            ("ibv_reg_mr", "EFAULT", 1, None),
+            ("fi_mr_reg", "FI_ENOKEY", 1, None)
+        ]
+    );
+}
+
+/// Five pairs of the same range, one every 2 s.
+fn pairs(access: u32) -> Vec<Call> {
+    (0..5)
+        .flat_map(|n| {
+            [
+                Call {
+                    access,
+                    ..register(n * 2 * S, 1, 0x1800, 4096)
+                },
+                deregister(n * 2 * S + MS, 1, 0x1800, 4096),
+            ]
+        })
+        .collect()
+}
+
+#[test]
+fn the_pool_would_have_saved_all_but_the_first() {
+    let report = report(&pairs(1));
+    let [range] = &report.ranges[..] else {
+        panic!("one range")
+    };
+    assert_eq!(
+        (range.addr, range.bytes, range.registrations, range.hits),
+        (0x1000, 8192, 5, 4)
+    );
+    // Four times 10 us and 4 us, less a hit of 0.4 us.
+    assert_eq!(
+        (range.time_ns, range.saved_ns),
+        (70_000, 4 * (14_000 - 400))
+    );
+    let advice = &report.advice;
+    assert_eq!(
+        (
+            advice.local.hits,
+            advice.local.saved_ns,
+            advice.all.saved_ns
+        ),
+        (4, 54_400, 54_400)
+    );
+    assert!(
+        advice
+            .sentence
+            .contains("--cache=local -- program` would have saved 54.4 us of the 70.0 us")
+    );
+}
+
+#[test]
+fn what_peers_can_reach_is_kept_by_all_and_for_a_second_only() {
+    let late = report(&pairs(2));
+    assert_eq!((late.ranges[0].hits, late.advice.all.saved_ns), (0, 0));
+    assert!(late.advice.sentence.starts_with("No plain region"));
+    let soon: Vec<_> = pairs(2)
+        .into_iter()
+        .map(|call| Call {
+            time: call.time - call.time % S,
+            ..call
+        })
+        .collect();
+    let mut calls = soon[..2].to_vec();
+    calls.push(Call {
+        time: calls[1].time + S / 2,
+        ..soon[0]
+    });
+    let soon = report(&calls);
+    assert_eq!((soon.advice.local.hits, soon.advice.all.hits), (0, 1));
+    assert!(soon.advice.sentence.contains("`--cache=local` nothing"));
+}
+
+#[test]
+fn another_domain_access_or_hull_is_another_range() {
+    let base = register(0, 1, 0x1000, 4096);
+    let others = [
+        base,
+        Call {
+            lkey: 2,
+            pd: 0xDEF,
+            ..base
+        },
+        Call {
+            lkey: 3,
+            access: 3,
+            ..base
+        },
+        Call {
+            lkey: 4,
+            length: 4097,
+            ..base
+        },
+        Call {
+            lkey: 5,
+            access: 1 | 16,
+            ..base
+        },
+        Call {
+            lkey: 6,
+            access: 1 | 16,
+            ..base
+        },
+        // The same pages.
+        Call {
+            lkey: 7,
+            addr: 0x1fff,
+            length: 1,
+            ..base
+        },
+    ];
+    let report = report(&others);
+    let [range] = &report.ranges[..] else {
+        panic!("one range")
+    };
+    assert_eq!(
+        (
+            range.registrations,
+            range.hits,
+            report.totals.repeated_ranges
+        ),
+        (2, 1, 1)
+    );
+}
+
+#[test]
+fn libfabric_has_flags_and_advice_of_its_own() {
+    let once = Call {
+        call: call::FI_MR_REG,
+        access: 0x3000,
+        ..register(0, 1, 0x1000, 4096)
+    };
+    let calls = [
+        once,
+        Call {
+            call: call::FI_CLOSE,
+            ..deregister(MS, 1, 0x1000, 4096)
+        },
+        Call {
+            time: once.time + 2 * MS,
+            ..once
+        },
+    ];
+    let report = report(&calls);
+    let range = &report.ranges[0];
+    assert_eq!(
+        (range.access.as_str(), range.remote),
+        ("FI_REMOTE_READ FI_REMOTE_WRITE", true)
+    );
+    assert_eq!(report.advice.all.hits, 0);
+    assert!(report.advice.fabric.hits > 0);
+    assert!(
+        report.advice.sentence.contains("RDMAMR_FABRIC_RELAXED=1"),
+        "{}",
+        report.advice.sentence
+    );
+}
+
+#[test]
+fn a_region_is_registered_again_in_place() {
+    let again = Call {
+        call: call::REREG_MR,
+        pd: 0xDEF,
+        length: 8192,
+        ..register(MS, 1, 0x1000, 0)
+    };
+    let moved = report(&[register(0, 1, 0x1000, 4096), again]);
+    assert_eq!(
+        (
+            moved.pinned.end_bytes,
+            moved.totals.leaked_regions,
+            moved.totals.leaked_bytes
+        ),
+        (8192, 1, 8192)
+    );
+    let gone = report(&[
+        register(0, 1, 0x1000, 4096),
+        again,
+        Call {
+            pd: 0xDEF,
+            ..deregister(2 * MS, 1, 0x1000, 8192)
+        },
+    ]);
+    assert_eq!((gone.pinned.end_bytes, gone.totals.leaked_regions), (0, 0));
+}
+
+#[test]
+fn a_killed_process_had_its_regions_in_use() {
+    let mut sample = Sample::default();
+    let mut one = Writer::new(7);
+    one.start(&mut sample, "program\0");
+    one.dropped = 2;
+    one.calls(
+        &mut sample,
+        &[register(0, 1, 0x1000, 4096), deregister(MS, 9, 0, 0)],
+    );
+    let report = read(&sample);
+    assert!(!report.leaks[0].ended);
+    assert_eq!(report.totals.dropped, 2);
+    assert!(
+        report.notes[0].starts_with("2 calls were dropped"),
+        "{:?}",
+        report.notes
+    );
+    assert!(
+        report.notes[1].starts_with("Process 7 has not ended in order"),
+        "{:?}",
+        report.notes
+    );
+    assert!(
+        report.notes[2].starts_with("1 hit or deregistration of regions whose"),
+        "{:?}",
+        report.notes
+    );
+}
+
+#[test]
+fn callers_add_up_and_are_listed_by_their_time() {
+    let calls: Vec<_> = (0..150u64)
+        .map(|n| Call {
+            caller: 0x1000 + n % 120,
+            duration: (n % 120 + 1) as u32 * 100,
+            ..register(n * MS, n as u32, 0, 1)
+        })
+        .collect();
+    let report = report(&calls);
+    assert_eq!((report.totals.callers, report.callers.len()), (120, 100));
+    assert_eq!(
+        (report.callers[0].caller.offset, report.callers[0].time_ns),
+        (0x1077, 12_000)
+    );
+    assert_eq!(report.callers[0].caller.place(), "0x1077");
+    let twice = report
+        .callers
+        .iter()
+        .find(|row| row.caller.offset == 0x101d)
+        .unwrap();
+    assert_eq!(
+        (twice.calls, twice.time_ns, twice.longest_ns),
+        (2, 6_000, 3_000)
+    );
+}
+
+#[test]
+fn quantiles_are_right_to_two_percent() {
+    let mut durations = durations::Durations::new();
+    (1..=100_000).for_each(|ns| durations.add(ns));
+    for (part, exact) in [(0.5, 50_000.0), (0.99, 99_000.0), (1.0, 100_000.0)] {
+        let found = durations.quantile(part) as f64;
+        assert!((found / exact - 1.0).abs() < 0.02, "{part}: {found}");
+    }
+    let mut same = durations::Durations::new();
+    (0..10).for_each(|_| same.add(u32::MAX));
+    assert_eq!(
+        (same.quantile(0.5), same.quantile(0.99)),
+        (u64::from(u32::MAX), u64::from(u32::MAX))
+    );
+}
+
+/// A trace with markup, control characters and long words where it has text.
+fn hostile() -> Sample {
+    let mut sample = Sample::default();
+    let mut one = Writer::new(7);
+    one.start(
+        &mut sample,
+        &format!("<b>bold</b>\0\x1b[31m\"'&\0{}\0", "long".repeat(100)),
+    );
+    one.block(
+        &mut sample,
+        kind::MODULES,
+        b"1000 2000 1000 /x/<script>y</script>/<img src=z>\n",
+    );
+    one.block(
+        &mut sample,
+        kind::REASON,
+        b"\x01\0\0\0</td><script src=https://example.org/>\n\x07 and so on",
+    );
+    let failed = Call {
+        errno: 12,
+        reason: 1,
+        how: 0,
+        ..register(0, 0, 0, 4096)
+    };
+    one.calls(&mut sample, &[failed, register(MS, 1, 0x1000, 4096)]);
+    one.calls(&mut sample, &pairs(7));
+    sample
+}
+
+#[test]
+fn nothing_of_the_trace_is_markup() {
+    let page = html::render(&read(&hostile())).unwrap();
+    for tag in ["<b>", "<script", "<img", "<link", "<iframe", "<object"] {
+        assert!(!page.contains(tag), "{tag}");
+    }
+    assert!(page.contains("&lt;b&gt;bold&lt;/b&gt;"));
+    // The reason names an address; only as text.
+    assert_eq!(
+        page.matches("http").count(),
+        2,
+        "the reason's, and the policy's http-equiv"
+    );
+    for attribute in [" src=", " href=", "url(", "@import"] {
+        let of_the_trace = page.matches("src=z&gt;").count() + page.matches("src=https").count();
+        let expected = if attribute == " src=" {
+            of_the_trace
+        } else {
+            0
+        };
+        assert_eq!(page.matches(attribute).count(), expected, "{attribute}");
+    }
+}
+
+#[test]
+fn text_fits_100_columns_and_controls_no_terminal() {
+    for sample in [
+        hostile(),
+        Sample({
+            let mut s = Sample::default();
+            Writer::new(1).start(&mut s, "");
+            s.0
+        }),
+    ] {
+        let text = text::render(&read(&sample));
+        for line in text.lines() {
+            assert!(line.chars().count() <= 100, "{line}");
+        }
+        assert!(!text.chars().any(|c| c.is_control() && c != '\n'));
+    }
+}
+
+#[test]
+fn json_has_the_shape_that_the_manual_says() {
+    let json: serde_json::Value =
+        serde_json::from_str(&json::render(&read(&hostile())).unwrap()).unwrap();
+    assert_eq!(json["version"], 1);
+    assert_eq!(json["totals"]["failed"], 1);
+    assert_eq!(json["processes"][0]["command"][0], "<b>bold</b>");
+    let manual = include_str!("../../../man/rdmamr_trace.5.scd");
+    let mut names = Vec::new();
+    fields(&json, &mut names);
+    for name in names {
+        assert!(
+            manual.contains(&name.replace('_', "\\_")) || manual.contains(&name),
+            "{name} is not in the manual"
+        );
+    }
+}
+
+/// The names of all fields.
+fn fields(value: &serde_json::Value, names: &mut Vec<String>) {
+    match value {
+        serde_json::Value::Object(object) => object.iter().for_each(|(name, value)| {
+            names.push(name.clone());
+            fields(value, names);
+        }),
+        serde_json::Value::Array(array) => array.iter().for_each(|value| fields(value, names)),
+        _ => {}
+    }
+}
+
+#[test]
+fn a_trace_with_any_wrong_byte_is_reported_or_refused() {
+    let sample = hostile();
+    for at in 0..sample.0.len() {
+        let mut bytes = sample.0.clone();
+        bytes[at] = [0x00, 0x7f, 0xff][at % 3];
+        let (_folder, path) = file(&Sample(bytes));
+        if let Ok(report) = Trace::open(&path).and_then(|trace| Report::new(&trace, &path)) {
+            text::render(&report);
+            html::render(&report).unwrap();
+        }
+    }
+}

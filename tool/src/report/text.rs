@@ -1,0 +1,325 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The report as text of at most 100 columns.
+use super::callers::Caller;
+use super::shape::{ProcessTotals, Report};
+use super::units::{bytes, count, plural, printable, share, time};
+use std::fmt::Write;
+
+const COLUMNS: usize = 100;
+/// Lines of a table.
+const SHOWN: usize = 10;
+
+/// Rows of cells. Where there is no room for all, the last column loses its middle.
+struct Table {
+    /// A heading that begins with '<' has its column to the left, others to the right.
+    rows: Vec<Vec<String>>,
+}
+
+impl Table {
+    fn new(headings: &[&str]) -> Table {
+        Table {
+            rows: vec![headings.iter().map(|heading| heading.to_string()).collect()],
+        }
+    }
+
+    fn row(&mut self, cells: impl IntoIterator<Item = String>) {
+        self.rows
+            .push(cells.into_iter().map(|cell| printable(&cell)).collect());
+    }
+
+    fn write(mut self, out: &mut String) {
+        let left: Vec<bool> = self.rows[0]
+            .iter()
+            .map(|heading| heading.starts_with('<'))
+            .collect();
+        for heading in &mut self.rows[0] {
+            *heading = heading.trim_start_matches('<').to_string();
+        }
+        let widths: Vec<usize> = (0..left.len())
+            .map(|column| {
+                self.rows
+                    .iter()
+                    .map(|row| row[column].chars().count())
+                    .max()
+                    .unwrap_or(0)
+            })
+            .collect();
+        let before: usize = widths[..widths.len() - 1]
+            .iter()
+            .map(|width| width + 2)
+            .sum();
+        let last = COLUMNS.saturating_sub(2 + before);
+        for row in &self.rows {
+            let mut line = String::from(" ");
+            for (column, cell) in row.iter().enumerate() {
+                let cell = if column + 1 == row.len() {
+                    shortened(cell, last)
+                } else {
+                    cell.clone()
+                };
+                let width = if column + 1 == row.len() {
+                    0
+                } else {
+                    widths[column]
+                };
+                let _ = if left[column] {
+                    write!(line, " {cell:<width$} ")
+                } else {
+                    write!(line, " {cell:>width$} ")
+                };
+            }
+            out.push_str(line.trim_end());
+            out.push('\n');
+        }
+    }
+}
+
+/// Text without its middle, if it is too long.
+fn shortened(text: &str, columns: usize) -> String {
+    let characters: Vec<char> = text.chars().collect();
+    if characters.len() <= columns {
+        return text.to_string();
+    }
+    let head = columns.saturating_sub(3) / 3;
+    let tail = columns.saturating_sub(3) - head;
+    characters[..head]
+        .iter()
+        .chain(&['.'; 3])
+        .chain(&characters[characters.len() - tail..])
+        .collect()
+}
+
+/// Text in lines, each with an indent.
+fn wrapped(out: &mut String, first: &str, indent: &str, text: &str) {
+    let mut line = first.to_string();
+    let mut empty = true;
+    for word in printable(text).split(' ') {
+        if !empty && line.chars().count() + 1 + word.chars().count() > COLUMNS {
+            out.push_str(&line);
+            out.push('\n');
+            line = indent.to_string();
+            empty = true;
+        }
+        if !empty {
+            line.push(' ');
+        }
+        line.push_str(&shortened(word, COLUMNS - indent.chars().count()));
+        empty = false;
+    }
+    out.push_str(&line);
+    out.push('\n');
+}
+
+fn heading(out: &mut String, text: &str) {
+    let _ = writeln!(out, "\n{text}\n{}", "-".repeat(text.chars().count()));
+}
+
+fn more(out: &mut String, all: u64) {
+    if all > SHOWN as u64 {
+        let _ = writeln!(
+            out,
+            "  and {} more (--json has up to 100)",
+            count(all - SHOWN as u64)
+        );
+    }
+}
+
+/// Function, source and place, as far as they are known.
+fn who(caller: &Caller) -> String {
+    let source = caller
+        .source
+        .as_ref()
+        .map(|source| source.rsplit('/').next().unwrap_or(source).to_string());
+    let words: Vec<String> = [caller.function.clone(), source, Some(caller.place())]
+        .into_iter()
+        .flatten()
+        .collect();
+    words.join("  ")
+}
+
+pub fn command(process: &ProcessTotals) -> String {
+    if process.command.is_empty() {
+        "(its command line is not in the trace)".to_string()
+    } else {
+        process.command.join(" ")
+    }
+}
+
+pub fn render(report: &Report) -> String {
+    let mut out = String::new();
+    let totals = &report.totals;
+    let line = |out: &mut String, name: &str, text: String| {
+        wrapped(out, &format!("{name:<16}"), &" ".repeat(16), &text);
+    };
+    line(&mut out, "Trace", report.trace.clone());
+    for process in report.processes.iter().take(SHOWN) {
+        line(&mut out, "Program", command(process));
+        line(
+            &mut out,
+            "",
+            format!(
+                "pid {}, {}, ran {}, {}, {} in them, {}",
+                process.pid,
+                process.started,
+                time(process.run_ns),
+                plural(process.calls, "call", "calls"),
+                time(process.time_ns),
+                if process.ended {
+                    "ended in order"
+                } else {
+                    "has NOT ended in order"
+                }
+            ),
+        );
+    }
+    more(&mut out, report.processes.len() as u64);
+    let plain = totals.registrations - totals.hits - totals.misses;
+    line(
+        &mut out,
+        "Calls",
+        format!(
+            "{} by {}: {} ({} plain, {}, {}), {} ({} kept), {} failed",
+            count(totals.calls),
+            plural(totals.threads, "thread", "threads"),
+            plural(totals.registrations, "registration", "registrations"),
+            count(plain),
+            plural(totals.hits, "hit", "hits"),
+            plural(totals.misses, "miss", "misses"),
+            plural(totals.deregistrations, "deregistration", "deregistrations"),
+            count(totals.kept),
+            count(totals.failed)
+        ),
+    );
+    line(
+        &mut out,
+        "Time in calls",
+        format!(
+            "{}, {} of the run time of {}",
+            time(totals.time_ns),
+            share(totals.time_ns, totals.run_ns),
+            time(totals.run_ns)
+        ),
+    );
+    line(&mut out, "Dropped calls", count(totals.dropped));
+    let pinned = &report.pinned;
+    line(
+        &mut out,
+        "Peak pinned",
+        format!(
+            "{} after {} ({} plain, {} by the pool); at the end {}",
+            bytes(pinned.peak_bytes),
+            time(pinned.peak_at_ns),
+            bytes(pinned.peak_plain_bytes),
+            bytes(pinned.peak_pool_bytes),
+            bytes(pinned.end_bytes)
+        ),
+    );
+    line(
+        &mut out,
+        "Left registered",
+        format!(
+            "{}, {}",
+            plural(totals.leaked_regions, "region", "regions"),
+            bytes(totals.leaked_bytes)
+        ),
+    );
+    for note in &report.notes {
+        line(&mut out, "WARNING", note.clone());
+    }
+
+    heading(&mut out, "What to do");
+    wrapped(&mut out, "", "", &report.advice.sentence);
+    wrapped(&mut out, "", "", &report.advice.assumption);
+
+    heading(&mut out, "Cost by size");
+    let mut table = Table::new(&["from", "<what", "calls", "time", "median", "p99"]);
+    for size in &report.sizes {
+        table.row([
+            bytes(size.from_bytes),
+            size.what.words().to_string(),
+            count(size.calls),
+            time(size.time_ns),
+            time(size.median_ns),
+            time(size.p99_ns),
+        ]);
+    }
+    table.write(&mut out);
+
+    heading(&mut out, "The most expensive callers");
+    let mut table = Table::new(&["time", "share", "calls", "longest", "<caller"]);
+    for row in report.callers.iter().take(SHOWN) {
+        table.row([
+            time(row.time_ns),
+            share(row.time_ns, totals.time_ns),
+            count(row.calls),
+            time(row.longest_ns),
+            who(&row.caller),
+        ]);
+    }
+    table.write(&mut out);
+    more(&mut out, totals.callers);
+
+    heading(&mut out, "Registered again and again");
+    if report.ranges.is_empty() {
+        out.push_str("  No range was registered more than once.\n");
+    } else {
+        let mut table = Table::new(&[
+            "saved", "times", "hits", "time", "bytes", "<address", "<access", "<caller",
+        ]);
+        for range in report.ranges.iter().take(SHOWN) {
+            table.row([
+                time(range.saved_ns),
+                count(range.registrations),
+                count(range.hits),
+                time(range.time_ns),
+                bytes(range.bytes),
+                format!("{:#x}", range.addr),
+                shortened(&range.access, 24),
+                range.caller.name(),
+            ]);
+        }
+        table.write(&mut out);
+        more(&mut out, totals.repeated_ranges);
+    }
+
+    heading(&mut out, "Never deregistered");
+    if report.leaks.is_empty() {
+        out.push_str("  Nothing.\n");
+    } else {
+        let mut table = Table::new(&["regions", "bytes", "<when the process ended", "<caller"]);
+        for leak in report.leaks.iter().take(SHOWN) {
+            let when = if leak.ended {
+                "forgotten"
+            } else {
+                "in use: it did not end in order"
+            };
+            table.row([
+                count(leak.regions),
+                bytes(leak.bytes),
+                when.to_string(),
+                who(&leak.caller),
+            ]);
+        }
+        table.write(&mut out);
+        more(&mut out, report.leaks.len() as u64);
+    }
+
+    heading(&mut out, "Failed");
+    if report.failures.is_empty() {
+        out.push_str("  Nothing.\n");
+    }
+    for failure in &report.failures {
+        let first = format!(
+            "{} {}: {}, from {}",
+            failure.call,
+            failure.name,
+            plural(failure.count, "time", "times"),
+            who(&failure.caller)
+        );
+        wrapped(&mut out, "  ", "    ", &first);
+        if let Some(example) = &failure.example {
+            wrapped(&mut out, "    ", "    ", example);
+        }
+    }
+    out
+}

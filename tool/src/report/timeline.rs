@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Pinned bytes over time, in so few points that they can be drawn, and the exact peak.
+use super::shape::{Pinned, Point};
+
+const POINTS: u64 = 800;
+
+pub struct Timeline {
+    /// How long a point is.
+    step: u64,
+    now: Point,
+    peak: Point,
+    points: Vec<Point>,
+}
+
+impl Timeline {
+    pub fn new(span: u64) -> Timeline {
+        let start = Point::default();
+        Timeline {
+            step: span / POINTS + 1,
+            now: start,
+            peak: start,
+            points: vec![start],
+        }
+    }
+
+    /// Lets time run to a moment.
+    fn advance(&mut self, since: u64) {
+        let at = (since / self.step) as usize;
+        while self.points.len() <= at {
+            let time_ns = self.points.len() as u64 * self.step;
+            self.points.push(Point {
+                time_ns,
+                ..self.now
+            });
+        }
+    }
+
+    fn bytes(&mut self, pool: bool) -> &mut u64 {
+        if pool {
+            &mut self.now.pool_bytes
+        } else {
+            &mut self.now.plain_bytes
+        }
+    }
+
+    pub fn pin(&mut self, since: u64, bytes: u64, pool: bool) {
+        self.advance(since);
+        // A trace that is not of the library's making may say anything.
+        let pinned = self.bytes(pool);
+        *pinned = pinned.saturating_add(bytes);
+        if self.now.bytes() > self.peak.bytes() {
+            self.peak = Point {
+                time_ns: since,
+                ..self.now
+            };
+        }
+        let point = self.points.last_mut().expect("there is a first point");
+        if self.now.bytes() > point.bytes() {
+            *point = Point {
+                time_ns: point.time_ns,
+                ..self.now
+            };
+        }
+    }
+
+    pub fn unpin(&mut self, since: u64, bytes: u64, pool: bool) {
+        self.advance(since);
+        let pinned = self.bytes(pool);
+        *pinned = pinned.saturating_sub(bytes);
+    }
+
+    pub fn finish(mut self, span: u64) -> Pinned {
+        self.advance(span);
+        Pinned {
+            peak_bytes: self.peak.bytes(),
+            peak_plain_bytes: self.peak.plain_bytes,
+            peak_pool_bytes: self.peak.pool_bytes,
+            peak_at_ns: self.peak.time_ns,
+            end_bytes: self.now.bytes(),
+            points: self.points,
+        }
+    }
+}

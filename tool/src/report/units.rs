@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Numbers as people read them.
+
+/// A count, with its thousands apart.
+pub fn count(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+            text.push(' ');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// A number to three digits.
+fn three_digits(number: f64) -> String {
+    let decimals = match number {
+        number if number < 9.995 => 2,
+        number if number < 99.95 => 1,
+        _ => 0,
+    };
+    format!("{number:.decimals$}")
+}
+
+/// A length in bytes, exact where that is short.
+pub fn bytes(bytes: u64) -> String {
+    const UNITS: [&str; 7] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+    let mut unit = 0;
+    while unit + 1 < UNITS.len() && bytes >> (10 * unit) >= 1024 {
+        unit += 1;
+    }
+    let whole = bytes >> (10 * unit);
+    if whole << (10 * unit) == bytes {
+        format!("{whole} {}", UNITS[unit])
+    } else {
+        format!(
+            "{} {}",
+            three_digits(bytes as f64 / (1u64 << (10 * unit)) as f64),
+            UNITS[unit]
+        )
+    }
+}
+
+/// A duration in ns.
+pub fn time(ns: u64) -> String {
+    match ns as f64 {
+        _ if ns < 1000 => format!("{ns} ns"),
+        ns if ns < 999.5e3 => format!("{} us", three_digits(ns / 1e3)),
+        ns if ns < 999.5e6 => format!("{} ms", three_digits(ns / 1e6)),
+        ns => format!("{} s", three_digits(ns / 1e9)),
+    }
+}
+
+/// A part of a whole.
+pub fn share(part: u64, whole: u64) -> String {
+    let percent = if whole == 0 {
+        0.0
+    } else {
+        100.0 * part as f64 / whole as f64
+    };
+    format!("{} %", three_digits(percent))
+}
+
+/// A number of things.
+pub fn plural(number: u64, one: &str, many: &str) -> String {
+    format!("{} {}", count(number), if number == 1 { one } else { many })
+}
+
+/// Text from a trace, without what would control a terminal.
+pub fn printable(text: &str) -> String {
+    text.chars()
+        .map(|c| if c.is_control() { '\u{fffd}' } else { c })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_have_units() {
+        assert_eq!(
+            [count(0), count(999), count(1000), count(12_345_678)],
+            ["0", "999", "1 000", "12 345 678"]
+        );
+        assert_eq!(
+            [bytes(0), bytes(1023), bytes(4096), bytes(5000)],
+            ["0 B", "1023 B", "4 KiB", "4.88 KiB"]
+        );
+        assert_eq!(
+            [bytes(3 << 19), bytes(u64::MAX), bytes(1 << 30)],
+            ["1.50 MiB", "16.0 EiB", "1 GiB"]
+        );
+        assert_eq!(
+            [time(999), time(1000), time(999_499)],
+            ["999 ns", "1.00 us", "999 us"]
+        );
+        assert_eq!(
+            [time(999_500), time(12_345_678), time(7_250_000_000)],
+            ["1.00 ms", "12.3 ms", "7.25 s"]
+        );
+        assert_eq!(
+            [share(1, 3), share(1, 0), share(2, 2)],
+            ["33.3 %", "0.00 %", "100 %"]
+        );
+        assert_eq!(
+            [plural(1, "call", "calls"), plural(1000, "call", "calls")],
+            ["1 call", "1 000 calls"]
+        );
+        assert_eq!(printable("a\x1b[31mb\n"), "a\u{fffd}[31mb\u{fffd}");
+    }
+}

@@ -1,0 +1,537 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Reads a trace, rdmamr_trace(5): which processes wrote it, and their calls in the order in which they took effect.
+//!
+//! A trace may be larger than the memory. So it is read twice: first to see which calls are where, then call by call,
+//! with no more of it in memory than overlaps in time: a few thousand calls for each thread that was at work.
+use crate::format::{Call, Header, MAGIC, Start, VERSION, call, how, kind};
+use anyhow::{Context, Result, bail, ensure};
+use rustc_hash::FxHashMap;
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+const HEADER: usize = size_of::<Header>();
+const CALL: usize = size_of::<Call>();
+/// No time is later: it is in 2116, and leaves room to calculate.
+const LATEST: u64 = 1 << 62;
+/// Calls that are read at once.
+const RUN: usize = 4096;
+
+/// A trace whose blocks are known.
+pub struct Trace {
+    source: Source,
+    pub processes: Vec<Process>,
+    /// Paths of modules; [`Mapping::path`] counts in them.
+    pub paths: Vec<String>,
+    runs: Vec<Run>,
+    /// What was wrong with the file, in sentences.
+    pub damage: Vec<String>,
+}
+
+/// A process that wrote into the trace. Times are CLOCK_REALTIME in ns.
+pub struct Process {
+    pub pid: u32,
+    /// When it began to write.
+    pub process: u64,
+    pub command: Vec<String>,
+    pub page: u64,
+    /// The earliest and the latest moment that the trace has of it.
+    pub begin: u64,
+    pub end: u64,
+    /// It has said that it ends.
+    pub ended: bool,
+    pub dropped: u64,
+    blocks: u64,
+    last_sequence: u64,
+    /// What its CLOCK_MONOTONIC lacks of CLOCK_REALTIME, when that is known.
+    realtime: Option<i128>,
+    reasons: FxHashMap<u32, (u64, usize)>,
+    modules: Vec<Vec<Mapping>>,
+}
+
+/// Where code of a file is, or was: [`kind::MODULES`].
+#[derive(PartialEq)]
+struct Mapping {
+    start: u64,
+    end: u64,
+    bias: u64,
+    path: u32,
+}
+
+/// Calls of one process that lie together.
+struct Run {
+    process: u32,
+    /// Which of the process's module lists was in force.
+    modules: u32,
+    at: u64,
+    calls: usize,
+    first: u64,
+}
+
+/// A call, with where and when it belongs.
+pub struct Event {
+    pub process: u32,
+    pub modules: u32,
+    /// When it took effect, CLOCK_REALTIME in ns: a registration at its end, a deregistration at its beginning. A key
+    /// that one thread lets go and another gets is thus seen in that order, though the calls overlap.
+    pub effect: u64,
+    pub call: Call,
+}
+
+/// The file, and the part of it that was read last.
+struct Source {
+    file: File,
+    size: u64,
+}
+
+impl Source {
+    /// What is there of `length` bytes from `at` on.
+    fn read(&self, at: u64, length: usize, into: &mut Vec<u8>) -> Result<()> {
+        into.resize(length.min(self.size.saturating_sub(at) as usize), 0);
+        self.file.read_exact_at(into, at).context("reading it")
+    }
+
+    /// Where the next block may begin, from `at` on; else `end`.
+    fn next_magic(&self, mut at: u64, end: u64) -> Result<u64> {
+        let mut bytes = Vec::new();
+        while at + (MAGIC.len() as u64) <= end {
+            self.read(at, ((end - at) as usize).min(1 << 20), &mut bytes)?;
+            if let Some(found) = bytes.windows(MAGIC.len()).position(|bytes| *bytes == MAGIC) {
+                return Ok(at + found as u64);
+            }
+            at += (bytes.len() - (MAGIC.len() - 1)) as u64;
+        }
+        Ok(end)
+    }
+}
+
+/// Numbers of a structure, one after another.
+struct Fields<'a>(&'a [u8]);
+
+impl Fields<'_> {
+    fn take<const N: usize>(&mut self) -> [u8; N] {
+        let (number, rest) = self
+            .0
+            .split_first_chunk()
+            .expect("the caller has looked at the length");
+        self.0 = rest;
+        *number
+    }
+    fn u8(&mut self) -> u8 {
+        u8::from_le_bytes(self.take())
+    }
+    fn u16(&mut self) -> u16 {
+        u16::from_le_bytes(self.take())
+    }
+    fn u32(&mut self) -> u32 {
+        u32::from_le_bytes(self.take())
+    }
+    fn u64(&mut self) -> u64 {
+        u64::from_le_bytes(self.take())
+    }
+}
+
+fn header(bytes: &[u8]) -> Option<Header> {
+    if bytes.len() < HEADER || bytes[..MAGIC.len()] != MAGIC {
+        return None;
+    }
+    let mut fields = Fields(bytes);
+    let header = Header {
+        magic: fields.take(),
+        version: fields.u16(),
+        kind: fields.u16(),
+        header: fields.u32(),
+        length: fields.u32(),
+        pid: fields.u32(),
+        process: fields.u64(),
+        sequence: fields.u64(),
+        dropped: fields.u64(),
+    };
+    (header.header as usize >= HEADER).then_some(header)
+}
+
+fn parse_call(bytes: &[u8]) -> Call {
+    let mut fields = Fields(bytes);
+    Call {
+        time: fields.u64(),
+        duration: fields.u32(),
+        call: fields.u8(),
+        how: fields.u8(),
+        errno: fields.u16(),
+        pd: fields.u64(),
+        addr: fields.u64(),
+        length: fields.u64(),
+        access: fields.u32(),
+        lkey: fields.u32(),
+        caller: fields.u64(),
+        thread: fields.u32(),
+        reason: fields.u32(),
+    }
+}
+
+/// Whether a call, when it succeeds, gives a region.
+pub fn registers(call: u8) -> bool {
+    !matches!(
+        call,
+        call::DEREG_MR | call::DEREG_MR_RELAXED | call::FI_CLOSE | call::POOL
+    )
+}
+
+impl Process {
+    fn new(header: &Header) -> Process {
+        Process {
+            pid: header.pid,
+            process: header.process,
+            command: Vec::new(),
+            page: 4096,
+            begin: header.process,
+            end: header.process,
+            ended: false,
+            dropped: 0,
+            blocks: 0,
+            last_sequence: 0,
+            realtime: None,
+            reasons: FxHashMap::default(),
+            modules: Vec::new(),
+        }
+    }
+
+    /// A time of its CLOCK_MONOTONIC as CLOCK_REALTIME.
+    fn wall(&self, monotonic: u64) -> u64 {
+        (i128::from(monotonic) + self.realtime.unwrap_or(0)).clamp(0, i128::from(LATEST)) as u64
+    }
+
+    fn saw(&mut self, moment: u64) {
+        self.begin = self.begin.min(moment);
+        self.end = self.end.max(moment);
+    }
+
+    fn effect(&self, call: &Call) -> u64 {
+        let began = self.wall(call.time);
+        if call.errno != 0 || registers(call.call) {
+            began + u64::from(call.duration)
+        } else {
+            began
+        }
+    }
+
+    fn start(&mut self, content: &[u8]) {
+        if content.len() < size_of::<Start>() {
+            return;
+        }
+        let mut fields = Fields(content);
+        let start = Start {
+            monotonic: fields.u64(),
+            realtime: fields.u64(),
+            page: fields.u64(),
+        };
+        self.realtime
+            .get_or_insert(i128::from(start.realtime) - i128::from(start.monotonic));
+        if start.page.is_power_of_two() {
+            self.page = start.page;
+        }
+        self.saw(start.realtime);
+        let text = String::from_utf8_lossy(fields.0);
+        let arguments = text.strip_suffix('\0').unwrap_or(&text);
+        self.command = arguments.split('\0').map(str::to_string).collect();
+    }
+}
+
+impl Trace {
+    /// Reads which blocks there are.
+    pub fn open(path: &Path) -> Result<Trace> {
+        let file = File::open(path).context("it cannot be opened")?;
+        let metadata = file.metadata()?;
+        ensure!(metadata.is_file(), "it is not a regular file");
+        ensure!(
+            metadata.len() > 0,
+            "it is empty: the program has not come to its first registration, or the library was not loaded"
+        );
+        let source = Source {
+            file,
+            size: metadata.len(),
+        };
+        let mut trace = Trace {
+            source,
+            processes: Vec::new(),
+            paths: Vec::new(),
+            runs: Vec::new(),
+            damage: Vec::new(),
+        };
+        trace.index()?;
+        trace.runs.sort_by_key(|run| run.first);
+        Ok(trace)
+    }
+
+    fn index(&mut self) -> Result<()> {
+        let mut bytes = Vec::new();
+        let mut processes = FxHashMap::default();
+        let mut paths = FxHashMap::default();
+        let (mut garbage, mut cut, mut newer) = (0, 0, 0);
+        let mut at = 0;
+        while at < self.source.size {
+            self.source.read(at, HEADER, &mut bytes)?;
+            let Some(header) = header(&bytes) else {
+                if at == 0 {
+                    ensure!(
+                        MAGIC.starts_with(&bytes[..bytes.len().min(MAGIC.len())]),
+                        "it is not a trace of librdmamr: a trace begins with {}",
+                        String::from_utf8_lossy(&MAGIC)
+                    );
+                }
+                let next = self.source.next_magic(at + 1, self.source.size)?;
+                garbage += next - at;
+                at = next;
+                continue;
+            };
+            let content = at + u64::from(header.header);
+            let mut end = content + u64::from(header.length);
+            // A block that is not followed by another was not written whole: the disk was full, or the file copied
+            // while it grew. What follows may begin inside of the length that it claims.
+            self.source.read(end, MAGIC.len(), &mut bytes)?;
+            if end != self.source.size && bytes != MAGIC {
+                let next = self
+                    .source
+                    .next_magic(at + HEADER as u64, end.min(self.source.size))?;
+                if next < end {
+                    cut += 1;
+                    end = next;
+                }
+            }
+            at = end;
+            if header.version != VERSION {
+                if processes.is_empty() {
+                    bail!(
+                        "it is a trace of version {}, and this program reads version {VERSION}",
+                        header.version
+                    );
+                }
+                newer += 1;
+                continue;
+            }
+            let number = *processes
+                .entry((header.pid, header.process))
+                .or_insert_with(|| {
+                    self.processes.push(Process::new(&header));
+                    self.processes.len() - 1
+                });
+            self.block(
+                &header,
+                number,
+                content,
+                end.saturating_sub(content),
+                &mut paths,
+            )?;
+        }
+        ensure!(!self.processes.is_empty(), "there is no whole block in it");
+        if cut > 0 {
+            self.damage.push(format!(
+                "{} cut off: the program was killed while it wrote, the disk was full, or the file is copied in part. \
+                 The calls up to there are counted.",
+                if cut == 1 { "A block is".to_string() } else { format!("{cut} blocks are") }
+            ));
+        }
+        if garbage > 0 {
+            self.damage.push(format!(
+                "{garbage} bytes of the file are no blocks, and were skipped."
+            ));
+        }
+        if newer > 0 {
+            self.damage
+                .push(format!("{newer} blocks of another version were skipped."));
+        }
+        for process in &self.processes {
+            let missing = (process.last_sequence + 1).saturating_sub(process.blocks);
+            if missing > 0 {
+                self.damage.push(format!(
+                    "{missing} blocks of process {} are missing in the file.",
+                    process.pid
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    fn block(
+        &mut self,
+        header: &Header,
+        number: usize,
+        at: u64,
+        length: u64,
+        paths: &mut FxHashMap<String, u32>,
+    ) -> Result<()> {
+        let process = &mut self.processes[number];
+        process.blocks += 1;
+        process.last_sequence = process.last_sequence.max(header.sequence);
+        process.dropped = process.dropped.max(header.dropped);
+        let mut bytes = Vec::new();
+        match header.kind {
+            kind::START => {
+                self.source.read(at, length as usize, &mut bytes)?;
+                process.start(&bytes);
+            }
+            kind::MODULES => {
+                self.source.read(at, length as usize, &mut bytes)?;
+                let mut path = |path: &str| match paths.get(path) {
+                    Some(&number) => number,
+                    None => {
+                        let number = self.paths.len() as u32;
+                        self.paths.push(path.to_string());
+                        paths.insert(path.to_string(), number);
+                        number
+                    }
+                };
+                let text = String::from_utf8_lossy(&bytes);
+                let mut mappings: Vec<Mapping> = text
+                    .lines()
+                    .filter_map(|line| parse_mapping(line, &mut path))
+                    .collect();
+                mappings.sort_by_key(|mapping| mapping.start);
+                if process.modules.last() != Some(&mappings) {
+                    process.modules.push(mappings);
+                }
+            }
+            kind::CALLS => {
+                let mut left = length as usize / CALL;
+                let mut at = at;
+                while left > 0 {
+                    let calls = left.min(RUN);
+                    self.source.read(at, calls * CALL, &mut bytes)?;
+                    let mut first = u64::MAX;
+                    for call in bytes.chunks_exact(CALL).map(parse_call) {
+                        // Where its first block is lost, the process is taken to have begun with this call.
+                        process
+                            .realtime
+                            .get_or_insert(i128::from(header.process) - i128::from(call.time));
+                        let began = process.wall(call.time);
+                        process.saw(began);
+                        process.saw(began + u64::from(call.duration));
+                        first = first.min(process.effect(&call));
+                    }
+                    let modules = process.modules.len().saturating_sub(1) as u32;
+                    self.runs.push(Run {
+                        process: number as u32,
+                        modules,
+                        at,
+                        calls,
+                        first,
+                    });
+                    left -= calls;
+                    at += (calls * CALL) as u64;
+                }
+            }
+            kind::REASON if length >= 4 => {
+                self.source.read(at, 4, &mut bytes)?;
+                process
+                    .reasons
+                    .insert(Fields(&bytes).u32(), (at + 4, length as usize - 4));
+            }
+            kind::END => {
+                self.source.read(at, 8, &mut bytes)?;
+                if bytes.len() == 8 {
+                    process.ended = true;
+                    process.saw(process.wall(Fields(&bytes).u64()));
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Gives each call to `see`, in the order of [`Event::effect`].
+    pub fn calls(&self, mut see: impl FnMut(&Event)) -> Result<()> {
+        let mut waiting = self.runs.iter().peekable();
+        let mut open: Vec<std::vec::IntoIter<(u64, Call)>> = Vec::new();
+        let mut free = Vec::new();
+        // The next call of each open run. A region that is gone the moment it is there was registered first.
+        let mut next = BinaryHeap::new();
+        let mut bytes = Vec::new();
+        let order = |effect: u64, call: &Call| effect << 1 | u64::from(!registers(call.call));
+        let mut of_slot: Vec<&Run> = Vec::new();
+        loop {
+            let now = next.peek().map(|&Reverse((order, _))| order);
+            if let Some(run) = waiting.next_if(|run| now.is_none_or(|now| run.first << 1 <= now)) {
+                let process = &self.processes[run.process as usize];
+                self.source.read(run.at, run.calls * CALL, &mut bytes)?;
+                let mut calls: Vec<_> = bytes
+                    .chunks_exact(CALL)
+                    .map(parse_call)
+                    .map(|call| (order(process.effect(&call), &call), call))
+                    .collect();
+                calls.sort_by_key(|&(order, _)| order);
+                let slot = free.pop().unwrap_or(open.len());
+                next.push(Reverse((calls[0].0, slot)));
+                if slot == open.len() {
+                    open.push(calls.into_iter());
+                    of_slot.push(run);
+                } else {
+                    open[slot] = calls.into_iter();
+                    of_slot[slot] = run;
+                }
+                continue;
+            }
+            let Some(Reverse((_, slot))) = next.pop() else {
+                return Ok(());
+            };
+            let run = of_slot[slot];
+            let (order, call) = open[slot].next().expect("what is in the heap has a call");
+            see(&Event {
+                process: run.process,
+                modules: run.modules,
+                effect: order >> 1,
+                call,
+            });
+            match open[slot].as_slice().first() {
+                Some(&(order, _)) => next.push(Reverse((order, slot))),
+                None => free.push(slot),
+            }
+        }
+    }
+
+    /// Why a call failed, in the library's words.
+    pub fn reason(&self, process: u32, number: u32) -> Option<String> {
+        let &(at, length) = self.processes[process as usize].reasons.get(&number)?;
+        let mut bytes = Vec::new();
+        self.source.read(at, length, &mut bytes).ok()?;
+        Some(
+            String::from_utf8_lossy(&bytes)
+                .trim_end_matches(['\0', '\n'])
+                .to_string(),
+        )
+    }
+
+    /// The file that an address is in, by its number in `paths`, and the address in the file's own terms. If the list of
+    /// modules that was in force has it not, a later one may: it is made when code has come that the last had not.
+    pub fn locate(&self, process: u32, modules: u32, address: u64) -> Option<(u32, u64)> {
+        let lists = &self.processes[process as usize].modules;
+        let (earlier, later) = lists.split_at((modules as usize).min(lists.len()));
+        later.iter().chain(earlier.iter().rev()).find_map(|list| {
+            let mapping = &list[list
+                .partition_point(|mapping| mapping.start <= address)
+                .checked_sub(1)?];
+            (address < mapping.end).then(|| (mapping.path, address.wrapping_sub(mapping.bias)))
+        })
+    }
+}
+
+fn parse_mapping(line: &str, path_number: &mut impl FnMut(&str) -> u32) -> Option<Mapping> {
+    let mut parts = line.splitn(4, ' ');
+    let mut number = || u64::from_str_radix(parts.next()?, 16).ok();
+    let (start, end, bias) = (number()?, number()?, number()?);
+    Some(Mapping {
+        start,
+        end,
+        bias,
+        path: path_number(parts.next()?),
+    })
+}
+
+/// Whether a registration was by the pool.
+pub fn pooled(how: u8) -> bool {
+    matches!(how, how::HIT | how::MISS)
+}
+
+#[cfg(test)]
+mod tests;

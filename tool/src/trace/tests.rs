@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+use super::*;
+use crate::sample::{BEGAN, Sample, Writer, deregister, file, register};
+
+fn open(sample: &Sample) -> Result<Trace> {
+    let (_folder, path) = file(sample);
+    Trace::open(&path)
+}
+
+/// What is seen of each call: its number and lkey.
+fn seen(trace: &Trace) -> Vec<(u8, u32)> {
+    let mut seen = Vec::new();
+    trace
+        .calls(|event| seen.push((event.call.call, event.call.lkey)))
+        .unwrap();
+    seen
+}
+
+fn refused(sample: &[u8]) -> String {
+    open(&Sample(sample.to_vec()))
+        .err()
+        .expect("it is refused")
+        .to_string()
+}
+
+#[test]
+fn a_process_says_who_it_is() {
+    let mut sample = Sample::default();
+    let mut one = Writer::new(7);
+    one.start(&mut sample, "a\0b c\0\0");
+    one.dropped = 3;
+    one.end(&mut sample, 5_000);
+    Writer::new(8).start(&mut sample, "other\0");
+    let trace = open(&sample).unwrap();
+    let [one, two] = &trace.processes[..] else {
+        panic!("two processes")
+    };
+    assert_eq!(
+        (one.pid, one.ended, one.dropped, one.page),
+        (7, true, 3, 4096)
+    );
+    assert_eq!((one.begin, one.end), (BEGAN, BEGAN + 5_000));
+    assert_eq!(one.command, ["a", "b c", ""]);
+    assert_eq!((two.pid, two.ended), (8, false));
+    assert!(trace.damage.is_empty());
+}
+
+#[test]
+fn a_key_is_let_go_before_it_is_given_again() {
+    let mut sample = Sample::default();
+    let mut one = Writer::new(7);
+    one.start(&mut sample, "a\0");
+    // One thread registers from 90 us on, and gets the key that another lets go from 95 us on.
+    one.calls(&mut sample, &[register(90_000, 5, 0x2000, 1)]);
+    one.calls(
+        &mut sample,
+        &[register(0, 5, 0x1000, 1), deregister(95_000, 5, 0x1000, 1)],
+    );
+    let seen = seen(&open(&sample).unwrap());
+    assert_eq!(
+        seen,
+        [(call::REG_MR, 5), (call::DEREG_MR, 5), (call::REG_MR, 5)]
+    );
+}
+
+#[test]
+fn calls_of_all_blocks_come_in_order() {
+    let mut sample = Sample::default();
+    let mut one = Writer::new(7);
+    one.start(&mut sample, "a\0");
+    // More than one run in a block, threads beside one another, and the last block the earliest.
+    for thread in [3u64, 1, 2, 0] {
+        let calls: Vec<_> = (0..10_000)
+            .map(|n| register((thread % 3) * 1_000_000 + n * 700 + thread, n as u32, 0, 1))
+            .collect();
+        one.calls(&mut sample, &calls);
+    }
+    let trace = open(&sample).unwrap();
+    let mut last = 0;
+    let mut calls = 0;
+    trace
+        .calls(|event| {
+            assert!(event.effect >= last);
+            last = event.effect;
+            calls += 1;
+        })
+        .unwrap();
+    assert_eq!(calls, 40_000);
+}
+
+#[test]
+fn what_a_later_version_adds_is_skipped() {
+    let mut sample = Sample::default();
+    let mut one = Writer::new(7);
+    one.longer = 16;
+    one.start(&mut sample, "a\0");
+    one.block(&mut sample, 99, b"what is this?");
+    one.calls(&mut sample, &[register(0, 5, 0, 1)]);
+    let trace = open(&sample).unwrap();
+    assert_eq!(seen(&trace), [(call::REG_MR, 5)]);
+    assert!(trace.damage.is_empty());
+}
+
+#[test]
+fn a_file_that_is_cut_off_anywhere_gives_the_calls_up_to_there() {
+    let mut sample = Sample::default();
+    let mut one = Writer::new(7);
+    one.start(&mut sample, "a\0");
+    let start = sample.0.len();
+    one.calls(
+        &mut sample,
+        &[register(0, 1, 0, 1), register(20_000, 2, 0, 1)],
+    );
+    one.calls(&mut sample, &[register(40_000, 3, 0, 1)]);
+    let whole = sample.0.len();
+    for length in 48..=whole {
+        let trace = open(&Sample(sample.0[..length].to_vec())).unwrap();
+        let calls = match length - start.min(length) {
+            after if after < 48 + 64 => 0,
+            after if after < 48 + 128 => 1,
+            _ if length < whole => 2,
+            _ => 3,
+        };
+        assert_eq!(seen(&trace).len(), calls, "at {length}");
+        let at_a_block = [start, start + 48 + 128, whole].contains(&length);
+        assert_eq!(
+            trace.damage.is_empty(),
+            at_a_block,
+            "at {length}: {:?}",
+            trace.damage
+        );
+    }
+}
+
+#[test]
+fn a_torn_block_does_not_hide_those_behind_it() {
+    let mut sample = Sample::default();
+    let (mut one, mut two) = (Writer::new(7), Writer::new(8));
+    one.start(&mut sample, "a\0");
+    one.calls(
+        &mut sample,
+        &[register(0, 1, 0, 1), register(20_000, 2, 0, 1)],
+    );
+    sample.0.truncate(sample.0.len() - 10);
+    two.start(&mut sample, "b\0");
+    two.calls(&mut sample, &[register(40_000, 3, 0, 1)]);
+    sample.0.extend([b'x'; 300]);
+    one.calls(&mut sample, &[register(60_000, 4, 0, 1)]);
+    let trace = open(&sample).unwrap();
+    assert_eq!(
+        seen(&trace).iter().map(|call| call.1).collect::<Vec<_>>(),
+        [1, 3, 4]
+    );
+    assert!(
+        trace.damage[0].starts_with("A block is cut off"),
+        "{:?}",
+        trace.damage
+    );
+    assert!(
+        trace.damage[1].starts_with("300 bytes of the file are no blocks"),
+        "{:?}",
+        trace.damage
+    );
+}
+
+#[test]
+fn blocks_that_are_missing_are_counted() {
+    let mut sample = Sample::default();
+    let mut one = Writer::new(7);
+    one.sequence = 4;
+    one.calls(&mut sample, &[register(0, 1, 0, 1)]);
+    one.sequence = 9;
+    one.end(&mut sample, 500);
+    let trace = open(&sample).unwrap();
+    assert_eq!(
+        trace.damage,
+        ["8 blocks of process 7 are missing in the file."]
+    );
+    // Without its first block nothing says how its clocks are related: it begins with its first call.
+    assert_eq!(
+        (trace.processes[0].begin, trace.processes[0].end),
+        (BEGAN, BEGAN + 10_000)
+    );
+}
+
+#[test]
+fn what_is_no_trace_is_refused_in_words() {
+    assert!(refused(b"#!/bin/sh\n").starts_with("it is not a trace of librdmamr"));
+    assert!(refused(b"").starts_with("it is empty"));
+    assert_eq!(refused(b"RDMAMRTR"), "there is no whole block in it");
+    let mut later = Sample::default();
+    let mut one = Writer::new(7);
+    one.version = 2;
+    one.start(&mut later, "a\0");
+    assert_eq!(
+        refused(&later.0),
+        "it is a trace of version 2, and this program reads version 1"
+    );
+    let folder = tempfile::tempdir().unwrap();
+    assert_eq!(
+        Trace::open(folder.path()).err().unwrap().to_string(),
+        "it is not a regular file"
+    );
+    assert_eq!(
+        Trace::open(&folder.path().join("none"))
+            .err()
+            .unwrap()
+            .to_string(),
+        "it cannot be opened"
+    );
+}
+
+#[test]
+fn an_address_is_in_the_list_of_its_time_or_else_in_another() {
+    let mut sample = Sample::default();
+    let mut one = Writer::new(7);
+    one.start(&mut sample, "a\0");
+    one.block(
+        &mut sample,
+        kind::MODULES,
+        b"5000 6000 4000 /a\nnot a line\n1000 2000 1000 /with a space\n",
+    );
+    one.calls(&mut sample, &[register(0, 1, 0, 1)]);
+    one.block(
+        &mut sample,
+        kind::MODULES,
+        b"5000 6000 5000 /b\n8000 9000 8000 /c\n",
+    );
+    let trace = open(&sample).unwrap();
+    let locate = |list, address| {
+        trace
+            .locate(0, list, address)
+            .map(|(path, offset)| (trace.paths[path as usize].as_str(), offset))
+    };
+    assert_eq!(locate(0, 0x5010), Some(("/a", 0x1010)));
+    assert_eq!(locate(1, 0x5010), Some(("/b", 0x10)));
+    assert_eq!(locate(0, 0x8fff), Some(("/c", 0xfff)));
+    assert_eq!(locate(1, 0x1000), Some(("/with a space", 0)));
+    assert_eq!(locate(1, 0x2000), None);
+    assert_eq!(locate(0, 0), None);
+}
