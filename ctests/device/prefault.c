@@ -10,6 +10,7 @@
 #include <fcntl.h>
 #include <linux/userfaultfd.h>
 #include <pthread.h>
+#include <rdmamr/verbs.h>
 #include <sched.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -19,6 +20,11 @@
 #include <sys/syscall.h>
 #include <sys/time.h>
 #include <sys/wait.h>
+
+/* libibverbs has none of these, and the library comes by preload. */
+#pragma weak ibv_reg_mr_relaxed
+#pragma weak ibv_dereg_mr_relaxed
+#pragma weak ibv_flush_relaxed_mr
 
 enum { MIB = 1 << 20, SIZE = 32 * MIB, SMALL = 8 * MIB, LARGE = 256 * MIB, ROUNDS = 8 };
 enum { NOBODY = 65534 };
@@ -141,6 +147,7 @@ static void is_populated(void)
 	int threads = entries("/proc/self/task"), files = entries("/proc/self/fd"), mappings = own_mappings();
 	struct ibv_mr *mr;
 	char *memory;
+	int before;
 
 	for (size_t n = 0; n < sizeof(accesses) / sizeof(*accesses); n++) {
 		memory = fresh(SIZE, MADV_NOHUGEPAGE);
@@ -175,15 +182,26 @@ static void is_populated(void)
 	   !memory[SIZE / 4] && !memory[SIZE - 1], "all of it is there, with the content that it had");
 	munmap(memory, SIZE);
 
+	is(entries("/proc/self/task"), threads, "no thread is left");
+	is(entries("/proc/self/fd"), files, "no file");
+	is(own_mappings(), mappings, "no mapping");
+
+	memory = fresh(SIZE, MADV_NOHUGEPAGE);
+	/* The first one starts what watches. */
+	mr = ibv_reg_mr_relaxed(pair.pd, memory, PAGE, LOCAL_AND_REMOTE);
+	must(mr && ibv_dereg_mr_relaxed(mr) == 0);
+	before = started;
+	mr = ibv_reg_mr_relaxed(pair.pd, memory, SIZE, LOCAL_AND_REMOTE);
+	ok(mr && started != before, "a relaxed registration, which has its memory watched: others take part");
+	must(ibv_dereg_mr_relaxed(mr) == 0 && ibv_flush_relaxed_mr(pair.pd) == 0);
+	munmap(memory, SIZE);
+
 	memory = fresh(SIZE, MADV_NOHUGEPAGE);
 	errno = 0;
 	ok(!ibv_reg_mr(&unknown, memory, SIZE, LOCAL_AND_REMOTE) && errno == ENOENT, "a domain that is none: ENOENT");
 	ok(present(memory, SIZE) < SIZE / PAGE, "and not everything was populated for nothing");
 	munmap(memory, SIZE);
 
-	is(entries("/proc/self/task"), threads, "no thread is left");
-	is(entries("/proc/self/fd"), files, "no file");
-	is(own_mappings(), mappings, "no mapping");
 }
 
 /* In a domain that the kernel does not know, so that it looks at nothing: what is there was populated. */
