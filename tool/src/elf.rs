@@ -70,7 +70,7 @@ where
         for entry in segment.dynamic(endian, data)?.into_iter().flatten() {
             if entry.tag(endian) == elf::DT_FLAGS_1 {
                 let flags: u64 = entry.val(endian);
-                found.is_program |= flags & u64::from(elf::DF_1_PIE.0) != 0;
+                found.is_program |= flags & elf::DF_1_PIE.0 != 0;
             }
         }
     }

@@ -15,4 +15,5 @@ pub mod driver;
 pub mod kernel;
 #[cfg(test)]
 #[path = "../../src/uverbs/scripted.rs"]
+#[allow(dead_code, reason = "the library's tests need more of it")]
 mod scripted;

@@ -286,18 +286,20 @@ impl Way {
     /// Why a registration has failed, right after it.
     fn why(&self) -> String {
         let error = std::io::Error::last_os_error();
-        let type_of = Loaded::whole_program();
+        let preloaded = Loaded::whole_program();
         // SAFETY: its type in <rdmamr.h>.
         let last_reason = unsafe {
-            type_of.function::<unsafe extern "C" fn() -> *const std::ffi::c_char>(
+            preloaded.function::<unsafe extern "C" fn() -> *const std::ffi::c_char>(
                 c"rdmamr_last_reason",
             )
         };
         let Some(last_reason) = last_reason else {
             return error.to_string();
         };
+        // SAFETY: it may be called at any time.
+        let reason = unsafe { last_reason() };
         // SAFETY: a string of this thread's, good until the next call.
-        let reason = unsafe { CStr::from_ptr(last_reason()) };
+        let reason = unsafe { CStr::from_ptr(reason) };
         reason.to_string_lossy().into_owned()
     }
 

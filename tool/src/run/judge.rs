@@ -119,7 +119,9 @@ fn privileged(program: &Path) -> Result<(), String> {
         return Ok(());
     };
     // SAFETY: no conditions.
-    let (user, group) = unsafe { (libc::getuid(), libc::getgid()) };
+    let user = unsafe { libc::getuid() };
+    // SAFETY: no conditions.
+    let group = unsafe { libc::getgid() };
     let executable_by_group = metadata.mode() & libc::S_IXGRP != 0;
     if metadata.mode() & libc::S_ISUID != 0 && metadata.uid() != user {
         return Err(format!(
