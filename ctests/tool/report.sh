@@ -32,6 +32,7 @@ says 'WARNING A block is cut off'
 says '8 KiB register, plain 100 5.00 ms 50.0 us 50.0 us'
 says '512 KiB register, hit 20 6.00 us 300 ns 300 ns'
 says "send_message callers.c:$(line send_message) callers\+0x"
+says "fetch_rows callers.c:$(line fetch_rows) callers\+0x"
 says 'load_index\+0x[0-9a-f]+ libcallers.so\+0x'
 says '6.88 ms 100 99 7.00 ms 12 KiB 0x20000000 local_write'
 says '3.60 ms 10 9 4.00 ms 1 MiB 0x30000000'
