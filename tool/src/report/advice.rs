@@ -31,8 +31,8 @@ pub fn advice(totals: &Totals, ranges: &Ranges, durations: impl Fn(What) -> Dura
         "A registration counts as saved if the same pages of the same protection domain were registered with the \
          same access before and are in use, or were let go not longer ago than the pool keeps them by default (1 s \
          where peers have rights, 60 s where not). In its place and that of its deregistration stands a hit of {} \
-         ({}). A program that unmaps the memory in between saves less. The pool's limits on what it keeps are left \
-         out of account.",
+         ({}). A program that unmaps the memory in between saves less, one that registers parts of what is kept more. The \
+         pool's limits on what it keeps are left out of account.",
         units::time(hit_ns),
         match measured {
             Some(_) => "the median of this trace",
@@ -72,7 +72,9 @@ fn sentence(totals: &Totals, local: &Saving, all: &Saving, fabric: &Saving) -> S
         let served = units::share(totals.hits, totals.registrations);
         sentence += &format!("The pool has already served {served} of the registrations. ");
     }
-    sentence += &if all.saved_ns == 0 {
+    sentence += &if all.saved_ns == 0 && totals.hits > 0 {
+        "There is nothing that it could save beyond that.".to_string()
+    } else if all.saved_ns == 0 {
         "No plain region was registered again soon enough for the pool to save time.".to_string()
     } else if local.saved_ns == 0 {
         format!(

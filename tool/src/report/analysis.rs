@@ -148,7 +148,7 @@ impl Analysis<'_> {
             effect,
             call,
         } = event;
-        let since = effect.saturating_sub(self.begin);
+        let since = effect - self.begin;
         if call.call == call::POOL {
             self.totals.pool_deregistrations += 1;
             self.pool_ended(since, (*process, call.lkey, call.pd));

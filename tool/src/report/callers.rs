@@ -69,15 +69,17 @@ impl Resolver {
         };
         // The call itself lies before the address to which it returns, which may be another line's, or another function's.
         let call = offset.wrapping_sub(1);
-        if let Ok(mut frames) = file.find_frames(call)
-            && let Ok(Some(frame)) = frames.next()
-        {
-            caller.function = frame
-                .function
-                .and_then(|name| Some(name.demangle().ok()?.into_owned()));
-            caller.source = frame
-                .location
-                .and_then(|at| Some(format!("{}:{}", at.file?, at.line?)));
+        if let Ok(mut frames) = file.find_frames(call) {
+            while let Ok(Some(frame)) = frames.next() {
+                caller.function = frame
+                    .function
+                    .and_then(|name| Some(name.demangle().ok()?.into_owned()));
+                let place = frame.location.and_then(|at| at.file.zip(at.line));
+                caller.source = place.map(|(file, line)| format!("{file}:{line}"));
+                if !place.is_some_and(|(file, _)| is_header(file)) {
+                    break;
+                }
+            }
         }
         if caller.function.is_none() {
             caller.function = file.find_symbol_info(call).map(|symbol| {
@@ -105,6 +107,11 @@ impl Resolver {
             .and_then(|file| Loader::new(file).ok())
             .or_else(|| Loader::new(path).ok())
     }
+}
+
+/// Whether an inline function stands there through which programs call: who has that inlined is the caller.
+fn is_header(file: &str) -> bool {
+    file.ends_with("infiniband/verbs.h") || file.ends_with("rdma/fi_domain.h")
 }
 
 /// The file with the debug information that has been taken out of another, by the build's number, where distributions put

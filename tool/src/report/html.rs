@@ -3,7 +3,7 @@
 //! whatever comes from the trace.
 use super::callers::Caller;
 use super::plots;
-use super::shape::{Report, Size, What};
+use super::shape::{Point, Report, Size, What};
 use super::text::command;
 use super::units::{bytes, count, plural, share, time};
 use anyhow::Result;
@@ -53,9 +53,12 @@ fn with_commands(text: &str) -> Markup {
     } }
 }
 
-/// What a colour stands for.
-fn legend(entries: &[(&str, &str)]) -> Markup {
-    html! { p.legend { @for (class, name) in entries { span class=(class) { (name) } " " } } }
+/// What colours stand for, of those that are there. Where all is plain nobody asks.
+fn legend(entries: &[(&str, &str, bool)]) -> Markup {
+    let shown = || entries.iter().filter(|entry| entry.2);
+    html! { @if shown().any(|entry| entry.0 != "plain") {
+        p.legend { @for (class, name, _) in shown() { span class=(class) { (name) } " " } }
+    } }
 }
 
 pub fn render(report: &Report) -> Result<String> {
@@ -130,14 +133,16 @@ fn head(report: &Report, program: &str) -> Markup {
 
 fn pinned(report: &Report) -> Result<Markup> {
     let pinned = &report.pinned;
+    let any = |bytes: &dyn Fn(&Point) -> u64| pinned.points.iter().any(|point| bytes(point) > 0);
     Ok(html! { section id="pinned" {
         h2 { "Pinned memory" }
         p { "At most " strong { (bytes(pinned.peak_bytes)) } ", " (time(pinned.peak_at_ns)) " after the start: "
             (bytes(pinned.peak_plain_bytes)) " of plain regions, " (bytes(pinned.peak_pool_bytes))
             " by the pool. At the end " (bytes(pinned.end_bytes)) "." }
-        @if pinned.points.iter().any(|point| point.pool_bytes > 0) {
-            (legend(&[("plain", "plain regions"), ("pool", "regions of the pool")]))
-        }
+        (legend(&[
+            ("plain", "plain regions", any(&|point| point.plain_bytes)),
+            ("pool", "regions of the pool", any(&|point| point.pool_bytes)),
+        ]))
         figure { figcaption { "Pinned memory over time" } (PreEscaped(plots::pinned(pinned, report.totals.span_ns)?)) }
         p.aside { "Whole pages, as often as they are registered, of all processes: so the kernel counts them against RLIMIT_MEMLOCK. \
             Each point is the most of its moment; the dot is the peak." }
@@ -162,14 +167,23 @@ fn size_rows(sizes: &[Size]) -> Vec<SizeRow<'_>> {
             What::Deregister => ("plain", false),
             What::Kept => ("kept", false),
         };
-        let same = |row: &&mut SizeRow| (row.from_bytes, row.how) == (size.from_bytes, how);
-        match rows.iter_mut().find(same) {
-            Some(row) => row.deregistrations = Some(size),
+        // What the pool keeps was a hit or a miss; nobody can tell.
+        let its = |row: &SizeRow| {
+            row.from_bytes == size.from_bytes
+                && (row.how == how || how == "kept" && row.how != "plain")
+        };
+        let (registrations, deregistrations) = if registers {
+            (Some(size), None)
+        } else {
+            (None, Some(size))
+        };
+        match rows.iter_mut().find(|row| its(row)).filter(|_| !registers) {
+            Some(row) => row.deregistrations = deregistrations,
             None => rows.push(SizeRow {
                 from_bytes: size.from_bytes,
                 how,
-                registrations: registers.then_some(size),
-                deregistrations: (!registers).then_some(size),
+                registrations,
+                deregistrations,
             }),
         }
     }
@@ -177,7 +191,7 @@ fn size_rows(sizes: &[Size]) -> Vec<SizeRow<'_>> {
 }
 
 fn sizes(report: &Report) -> Result<Markup> {
-    let sizes = &report.sizes;
+    let (sizes, totals) = (&report.sizes, &report.totals);
     let cells = |size: Option<&Size>| {
         html! { @match size {
             Some(size) => { (number(count(size.calls))) (number(time(size.time_ns))) (number(time(size.median_ns))) (number(time(size.p99_ns))) }
@@ -186,16 +200,18 @@ fn sizes(report: &Report) -> Result<Markup> {
     };
     Ok(html! { section id="sizes" {
         h2 { "Cost by size" }
-        @if report.totals.hits + report.totals.misses > 0 {
-            (legend(&[("plain", "plain"), ("hit", "hits of the pool"), ("pool", "misses of the pool")]))
-        }
+        (legend(&[
+            ("plain", "plain", totals.registrations > totals.hits + totals.misses),
+            ("hit", "hits of the pool", totals.hits > 0),
+            ("pool", "misses of the pool", totals.misses > 0),
+        ]))
         div.pair {
             figure { figcaption { "Registrations by length" } (PreEscaped(plots::calls_by_size(sizes)?)) }
             figure { figcaption { "Time in registrations by length" } (PreEscaped(plots::time_by_size(sizes)?)) }
         }
         div.scroll { table {
             thead {
-                tr { td colspan="2" {} th.group colspan="4" { "registered" } th.group colspan="4" { "deregistered" } }
+                tr { td colspan="2" {} th.group colspan="4" { "registered" } th.group colspan="4" { "deregistered, or kept" } }
                 tr { th.number { "from" } th { "how" }
                     @for _ in 0..2 { @for name in ["calls", "time", "median", "p99"] { th.number { (name) } } } }
             }

@@ -164,7 +164,8 @@ fn by_size(
                     .trim_end_matches(", ")
                     .to_string(),
             )
-            .x_labels(7)
+            .x_labels(8)
+            .x_label_style(("sans-serif", 13))
             .x_label_formatter(&|at| match at {
                 SegmentValue::CenterOf(at) => bars
                     .get(*at as usize)
