@@ -139,7 +139,8 @@ installed_headers := rdmamr.h rdmamr/verbs.h rdmamr/fi_mr.h rdmamr/compat/infini
 strip_flag := -s
 program := $(release)/rdmamr
 $(program): FORCE
-	$(CARGO) build --release -p rdmamr-tool
+	$(CARGO) build --profile tool -p rdmamr-tool
+	ln -f $(release)/../tool/rdmamr $@
 install: $(so) $(program) ## install under DESTDIR, PREFIX, LIBDIR
 	install -d $(DESTDIR)$(LIBDIR)/pkgconfig $(DESTDIR)$(INCLUDEDIR)/rdmamr/compat/infiniband $(DESTDIR)$(BINDIR)
 	install -m 755 $(strip_flag) $(so) $(DESTDIR)$(LIBDIR)/librdmamr.so.$(version)
