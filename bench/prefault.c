@@ -126,7 +126,8 @@ static char *map(size_t length, bool huge, char **mapping)
 	return memory;
 }
 
-/* In a virtual machine memory may have no memory behind it, until it is used. */
+/* In a virtual machine memory may have no memory behind it until it is used, and again when it is not: this has
+ * been used just now, and is what the next mapping gets. */
 static void back(size_t length)
 {
 	char *mapping, *memory = map(length, true, &mapping);
@@ -144,7 +145,6 @@ static void compare(size_t mib, bool huge, bool present, int rounds)
 	for (int way = 0; way < WAYS; way++)
 		if (!ratios || !(values[way] = calloc((size_t)rounds, sizeof(double))))
 			die("calloc");
-	back(2 * length);
 	if (present) {
 		memory = map(length, huge, &mapping);
 		memset(memory, 1, length);
@@ -155,8 +155,10 @@ static void compare(size_t mib, bool huge, bool present, int rounds)
 			int way = (turn + round + 1) % WAYS;
 			double time;
 
-			if (!present)
+			if (!present) {
+				back(length);
 				memory = map(length, huge, &mapping);
+			}
 			time = time_of(way, memory, length);
 			if (!present)
 				munmap(mapping, length + HUGE_PAGE);
