@@ -78,11 +78,17 @@ fi
 check "none of its processes is left" bash -c '! pgrep -f "bench[-]worker"'
 "$tool" bench "$device" --rounds 100000 >/dev/null 2>&1 &
 pid=$!
-sleep 2
-workers=$(pgrep -cP $pid)
+for _ in $(seq 60); do
+	workers=$(pgrep -cP $pid)
+	[ "$workers" = 3 ] && break
+	sleep 0.5
+done
 kill -KILL $pid
 wait $pid 2>/dev/null
-sleep 2
+for _ in $(seq 60); do
+	pgrep -f "bench[-]worker" >/dev/null || break
+	sleep 0.5
+done
 check "its $workers processes end with it, even when it is killed" bash -c '[ "$1" = 3 ] && ! pgrep -f "bench[-]worker"' - "$workers"
 fails "a plot that cannot be written" 2 "nowhere/plot.svg" "$tool" bench "$device" --sizes 4K --rounds 1 --svg /nowhere/plot.svg
 tap_done
