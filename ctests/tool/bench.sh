@@ -64,9 +64,9 @@ for row in answer["sizes"]:
     assert abs(row["plain_ratio"] - row["plain_us"] / row["libibverbs_us"]) < 1e-9, row
     assert row["plain_reg_us"] < row["plain_us"], row'
 json() { "$@" bench "$device" --sizes 4K,1M --rounds 2 --json; }
-check "JSON of the documented shape: ours by our own call, relaxed ones kept" python3 -c "$shape" < <(json "$tool")
-check "what is set for the library is left out" python3 -c "$shape" < <(RDMAMR_DISABLE=1 RDMAMR_RELAXED_LINGER=0 json "$tool")
-check "nor does a library that is preloaded get into libibverbs' process" python3 -c "$shape" < <(LD_PRELOAD=$library json "$tool")
+check "JSON of the documented shape: ours by our own call, relaxed ones kept" python3 -c "$shape" <<<"$(json "$tool")"
+check "what is set for the library is left out" python3 -c "$shape" <<<"$(RDMAMR_DISABLE=1 RDMAMR_RELAXED_LINGER=0 json "$tool")"
+check "nor does a library that is preloaded get into libibverbs' process" python3 -c "$shape" <<<"$(LD_PRELOAD=$library json "$tool" 2>/dev/null)"
 if [ "$(id -u)" = 0 ] && setpriv --reuid=65534 --clear-groups test -x "$tool"; then
 	fails "a limit that is too low: the rest is measured, and it says why" 1 "RLIMIT_MEMLOCK" \
 		prlimit --memlock=1048576 setpriv --reuid=65534 --regid=65534 --clear-groups --inh-caps=-all \
@@ -75,14 +75,20 @@ fi
 if command -v script >/dev/null; then
 	check "on a terminal there is a bar" grep -q $'\r.*█' <<<"$(script -qec "'$tool' bench $device --sizes 4K --rounds 20 --json >/dev/null" /dev/null </dev/null)"
 fi
-check "none of its processes is left" bash -c '! pgrep -f "rdmamr bench-worker"'
+check "none of its processes is left" bash -c '! pgrep -f "bench[-]worker"'
 "$tool" bench "$device" --rounds 100000 >/dev/null 2>&1 &
 pid=$!
-sleep 2
-workers=$(pgrep -cP $pid)
+for _ in $(seq 60); do
+	workers=$(pgrep -cP $pid)
+	[ "$workers" = 3 ] && break
+	sleep 0.5
+done
 kill -KILL $pid
 wait $pid 2>/dev/null
-sleep 2
-check "its $workers processes end with it, even when it is killed" bash -c '[ "$1" = 3 ] && ! pgrep -f "rdmamr bench-worker"' - "$workers"
+for _ in $(seq 60); do
+	pgrep -f "bench[-]worker" >/dev/null || break
+	sleep 0.5
+done
+check "its $workers processes end with it, even when it is killed" bash -c '[ "$1" = 3 ] && ! pgrep -f "bench[-]worker"' - "$workers"
 fails "a plot that cannot be written" 2 "nowhere/plot.svg" "$tool" bench "$device" --sizes 4K --rounds 1 --svg /nowhere/plot.svg
 tap_done

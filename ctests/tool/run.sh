@@ -1,6 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
-# run.sh TOOL LIBRARY: what "rdmamr run" starts, with which environment, and what it refuses to. No device is needed.
+# run.sh TOOL LIBRARY [DEVICE GID_INDEX]: what "rdmamr run" starts, with which environment, and what it refuses to. With
+# a device, instead, a program that nobody here wrote, on that.
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
 . "$here/../tap.sh"
@@ -37,6 +38,25 @@ refused() { # NAME STATUS WORDS COMMAND...: one line that has these words, and n
 		fail "$name" "wanted: status $status, $words" "found: $found"
 	fi
 }
+
+if [ -n "${3:-}" ]; then
+	pingpong() { timeout 60 "$tool" run "$@" ibv_rc_pingpong -d "$device" -g "$gid" -n 100 localhost; }
+	device=$3 gid=$4
+	timeout 60 "$tool" run --stats=server -- ibv_rc_pingpong -d "$device" -g "$gid" -n 100 >server.out 2>&1 &
+	for _ in 1 2 3 4 5; do
+		sleep 2
+		pingpong --stats=client -- >client.out 2>&1
+		status=$?
+		[ $status = 0 ] && break
+	done
+	wait $!
+	check "ibv_rc_pingpong runs between two launchers" bash -c '[ "$1" = 0 ] && [ "$2" = 0 ] && grep -q "100 iters" client.out' - $status $?
+	for side in server client; do
+		check "the library made the registrations of the $side" grep -q '"reg_kernel":[1-9].*"live":0,' <<<"$(tail -1 $side)"
+	done
+	tap_done
+	exit
+fi
 
 # The program's own end.
 is "the exit status is the program's" "status 7" run sh -c 'exit 7'
@@ -133,7 +153,7 @@ if echo 'int main(void) { return 0; }' >main.c && "${CC:-cc}" main.c -o dynamic;
 		fi
 		refused "made for $name" 125 "made for $name" ./other
 	done
-	loader=$(sed -n 's/.*\(\/lib64\/ld-linux[^ ]*\).*/\1/p' <(ldd ./dynamic))
+	loader=$(ldd ./dynamic | sed -n 's/.*\(\/lib[0-9]*\/ld-linux[^ ]*\).*/\1/p')
 	is "the loader itself, with a program" "status 0" run "$loader" ./dynamic
 	printf '#!%s/static\n' "$work" >script
 	printf '#!/usr/bin/env static\n' >by-env
