@@ -114,11 +114,12 @@ else
 	shown() {
 		local figure missing=0
 		for figure in "$@"; do grep -qF -- "$figure" dom || { echo "not in the page: $figure"; missing=1; }; done
-		[ $missing = 0 ] || tail -5 browser.log
+		[ -s dom ] || tail -5 browser.log
 		return $missing
 	}
 	check "the page in a browser has the figures" shown '12.6 ms' '0.31 % of 4.00 s run time' '>270<' '3 threads, 7 dropped' \
-		'20 hits, 1 miss' '3.12 MiB' '2.12 MiB' '6.88 ms' '10.5 ms' '7 calls were dropped' '<code>send_message</code>' \
+		'20 hits, 1 miss' '3.12 MiB' '2.12 MiB' '6.88 ms' '10.5 ms' '7 calls were dropped' 'has not ended in order' \
+		'>8.01 ms<' '>63.6 %<' '>242<' '>ibv_dereg_mr_relaxed<' '>0x30000000<' '>128 KiB<' '>forgotten<' '>EFAULT<' '<code>send_message</code>' \
 		'&lt;script&gt;alert(1)' 'lib &amp; &lt;gone&gt;.so+0x1234' 'RLIMIT_MEMLOCK &lt;b&gt;this&lt;/b&gt; &amp; that'
 	picture() { timeout 120 "${browser[@]}" "--screenshot=$work/$1.png" "file://$work/$1.html" >browser.log 2>&1; }
 	picture page
@@ -144,6 +145,12 @@ check "one that is not there" refused 2 'No such file' none
 check "a folder" refused 2 'is not a regular file' "$work"
 check "a page that cannot be written" refused 2 'cannot be written' -o /nowhere/page.html trace
 check "text and JSON at once" refused 2 'cannot be used with' --text --json trace
-enough() { (set -o pipefail && "$rdmamr" report --text trace | true); }
-check "a reader that has enough is no failure" enough
+enough() { # by the signal, or by the error that it is where the signal is ignored
+	local status
+	(sleep 0.3 && exec "$rdmamr" report --text trace 2>errors) | true
+	status=${PIPESTATUS[0]}
+	cat errors
+	[[ $status == 0 || $status == 141 ]] && [ ! -s errors ]
+}
+check "a reader that has enough hears no complaint" enough
 tap_done

@@ -138,6 +138,8 @@ fn by_size(
     units: &[(u64, &'static str)],
 ) -> Result<String> {
     let bars = bars(sizes, of);
+    // There is room for so many labels.
+    let labelled = bars.len().div_ceil(8).max(1) as u32;
     let most = bars
         .iter()
         .map(|(_, stack)| stack.iter().sum())
@@ -164,10 +166,10 @@ fn by_size(
                     .trim_end_matches(", ")
                     .to_string(),
             )
-            .x_labels(8)
+            .x_labels(bars.len() + 1)
             .x_label_style(("sans-serif", 13))
             .x_label_formatter(&|at| match at {
-                SegmentValue::CenterOf(at) => bars
+                SegmentValue::CenterOf(at) if at % labelled == 0 => bars
                     .get(*at as usize)
                     .map_or(String::new(), |bar| units::bytes(bar.0)),
                 _ => String::new(),

@@ -624,3 +624,26 @@ fn a_trace_with_any_wrong_byte_is_reported_or_refused() {
         }
     }
 }
+
+#[test]
+fn a_trace_of_next_to_nothing_has_a_page_and_a_text() {
+    let mut nothing = Sample::default();
+    Writer::new(1).start(&mut nothing, "");
+    let mut instant = Sample::default();
+    let mut one = Writer::new(1);
+    one.start(&mut instant, "a\0");
+    one.calls(
+        &mut instant,
+        &[Call {
+            duration: 0,
+            ..register(0, 1, 0, 0)
+        }],
+    );
+    for sample in [nothing, instant] {
+        let report = read(&sample);
+        assert!(text::render(&report).contains("What to do"));
+        let page = html::render(&report).unwrap();
+        assert_eq!(page.matches("<svg ").count(), 3);
+        assert!(!page.contains("NaN") && !page.contains("inf"), "{page}");
+    }
+}
