@@ -48,6 +48,8 @@ pub struct Config {
     pub relaxed: RelaxedConfig,
     /// `RDMAMR_FABRIC_RELAXED`: domains of libfabric's provider register relaxed.
     pub fabric_relaxed: bool,
+    /// `RDMAMR_MONITOR=libfabric`: libfabric's registration cache is watched for.
+    pub monitor_libfabric: bool,
 }
 
 impl Config {
@@ -65,6 +67,7 @@ impl Config {
             fence: true,
         },
         fabric_relaxed: false,
+        monitor_libfabric: false,
     };
 }
 
@@ -160,6 +163,11 @@ const SETTINGS: &[Setting] = &[
     // Domains that are opened through libfabric register relaxed.
     Setting { name: c"RDMAMR_FABRIC_RELAXED", values: &["0", "1"], set: |config, value| {
         set_switch(&mut config.fabric_relaxed, value)
+    } },
+    // Whose registration cache is told of changes of memory.
+    Setting { name: c"RDMAMR_MONITOR", values: &["libfabric"], set: |config, value| {
+        config.monitor_libfabric = value == c"libfabric";
+        config.monitor_libfabric
     } },
 ];
 
@@ -361,6 +369,7 @@ mod tests {
     fn each_value_is_taken() {
         assert!(applied("RDMAMR_DISABLE", c"1").0.disable);
         assert!(!applied("RDMAMR_DISABLE", c"0").0.disable);
+        assert!(applied("RDMAMR_MONITOR", c"libfabric").0.monitor_libfabric);
         assert_eq!(applied("RDMAMR_LOG", c"info").0.log, Level::Info);
         assert_eq!(
             applied("RDMAMR_STATS", c"stderr").0.stats,

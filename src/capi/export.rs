@@ -6,9 +6,16 @@
 //! published by a stub of one jump that carries name and node. `ctests/abi` compares what comes out with
 //! a list, both ways.
 
-/// Publishes `$f` as `name@@NODE`, by a stub.
+/// Publishes `$f` as `f@@NODE`, by a stub; or as `name@NODE`, for those only who were linked to a library
+/// that has that node: whoever is linked to this one does not find it.
 macro_rules! interpose {
     ($f:ident, $node:literal) => {
+        $crate::capi::export::interpose!($f, stringify!($f), "@@", $node);
+    };
+    ($f:ident as $name:literal, $node:literal) => {
+        $crate::capi::export::interpose!($f, $name, "@", $node);
+    };
+    ($f:ident, $name:expr, $at:literal, $node:literal) => {
         #[cfg(not(test))]
         core::arch::global_asm!(
             concat!(".pushsection .text.rdmamr_stub_", stringify!($f), ",\"ax\",@progbits"),
@@ -26,7 +33,7 @@ macro_rules! interpose {
             ".cfi_endproc",
             concat!(".size rdmamr_stub_", stringify!($f), ", . - rdmamr_stub_", stringify!($f)),
             ".popsection",
-            concat!(".symver rdmamr_stub_", stringify!($f), ", ", stringify!($f), "@@", $node, ", remove"),
+            concat!(".symver rdmamr_stub_", stringify!($f), ", ", $name, $at, $node, ", remove"),
             f = sym $f,
         );
         // Unit tests must not stand in for anything; this keeps the function in use there.

@@ -18,6 +18,7 @@ pub mod errors;
 pub mod fast;
 mod foreign_queue;
 mod keys;
+pub mod monitor;
 pub mod provider;
 pub mod queue;
 pub mod raw_key;

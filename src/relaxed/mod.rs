@@ -35,12 +35,14 @@ mod register;
 mod release;
 mod shared_memory;
 mod start;
+pub mod subscription;
 mod sync;
 mod table;
 mod watch;
 mod word;
 
 pub use flush::flush;
+pub use lock::{wait, wake};
 pub use register::register;
 pub use release::{deregister, release};
 

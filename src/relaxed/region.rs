@@ -59,6 +59,10 @@ pub struct Region {
     pub of_file: AtomicU32,
     /// Whether userfaultfd watches it.
     pub watched: AtomicU32,
+    /// Of a subscription: how many entries another library's cache has there (`subscription.rs`), and how many
+    /// of those that it had before will be gone when it has been notified.
+    pub entries: AtomicU32,
+    pub leaving: AtomicU32,
 }
 #[cfg(not(loom))]
 const _: () = assert!(size_of::<Region>() == 192 && OBJECT_OFFSET + (LENGTH + 1) * 8 == 64);
@@ -78,6 +82,10 @@ pub struct Purpose {
     pub exact: bool,
 }
 
+/// In place of a protection domain: the memory is only watched, for another library. No program has a domain at
+/// an odd address.
+pub const WATCHED_ONLY: u64 = 1;
+
 /// Values of [`Region::of_file`].
 pub const UNKNOWN: u32 = 0;
 pub const NO: u32 = 1;
@@ -95,6 +103,8 @@ impl Region {
         self.cause.store(0, Relaxed);
         self.hits.store(0, Relaxed);
         self.of_file.store(UNKNOWN, Relaxed);
+        self.entries.store(0, Relaxed);
+        self.leaving.store(0, Relaxed);
     }
 
     /// Its own handle serves a registration.
@@ -132,6 +142,11 @@ impl Region {
     #[inline(always)]
     pub fn access(&self) -> u32 {
         self.access.load(Relaxed)
+    }
+
+    /// Whether the kernel has registered nothing for it.
+    pub fn is_watched_only(&self) -> bool {
+        self.pd() == WATCHED_ONLY
     }
 
     /// Whether it serves that purpose. Rights of peers are neither widened nor narrowed: such a region
