@@ -12,6 +12,7 @@
 
 pub mod access;
 pub mod attributes;
+mod background;
 mod close;
 pub mod domain;
 pub mod errors;

@@ -16,6 +16,7 @@
 //! of its own, and that only once there is something to say. A process that was alone with its thread would pay
 //! for a second one at each hit, since each then needs the fence.
 
+use super::background;
 use crate::abi::libfabric::*;
 use crate::abi::libfabric_monitor::*;
 use crate::config::{config, disabled};
@@ -139,8 +140,9 @@ fn import(functions: &'static fi_ops_mem_monitor) -> Result<(), Refused> {
     // SAFETY: libfabric's own function: no attributes, and room for what it opens.
     let opened = unsafe { open(MR_CACHE, name, null_mut(), 0, 0, &mut cache, null_mut()) };
     // SAFETY: null, or what has just been opened.
-    let ops = unsafe { cache.as_ref().and_then(|cache| cache.ops.as_ref()) };
-    let ops = ops.filter(|_| opened == 0);
+    let opened = unsafe { cache.as_ref() }.filter(|_| opened == 0);
+    // SAFETY: an open object's table.
+    let ops = opened.and_then(|cache| unsafe { cache.ops.as_ref() });
     let ops = ops.ok_or(ByLibfabric("libfabric does not open its cache"))?;
     let monitor = MONITOR.0.get();
     // SAFETY: ours alone until it is bound.
@@ -203,48 +205,30 @@ const PAUSE: Duration = Duration::from_millis(20);
 #[cold]
 fn tell() {
     static STARTED: AtomicBool = AtomicBool::new(false);
-    if !STARTED.load(Relaxed) && !STARTED.swap(true, Relaxed) && !start_thread() {
-        STARTED.store(false, Relaxed);
+    if !STARTED.load(Relaxed) && !STARTED.swap(true, Relaxed) {
+        // Tried again with the next if there can be none now.
+        STARTED.store(background::start("rdmamr-monitor", run), Relaxed);
     }
     if TELL.swap(1, SeqCst) == 0 {
         relaxed::wake(&TELL, 1);
     }
 }
 
-fn start_thread() -> bool {
-    let mut attributes = core::mem::MaybeUninit::uninit();
-    let mut thread = 0;
-    let mut all = core::mem::MaybeUninit::uninit();
-    let mut old = core::mem::MaybeUninit::uninit();
-    // SAFETY: each is initialised by the call before it is used. The thread begins with all signals blocked:
-    // they are the program's.
-    unsafe {
-        libc::sigfillset(all.as_mut_ptr());
-        libc::pthread_attr_init(attributes.as_mut_ptr());
-        libc::pthread_attr_setdetachstate(attributes.as_mut_ptr(), libc::PTHREAD_CREATE_DETACHED);
-        libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), old.as_mut_ptr());
-        let result = libc::pthread_create(&mut thread, attributes.as_ptr(), run, null_mut());
-        libc::pthread_sigmask(libc::SIG_SETMASK, old.as_ptr(), null_mut());
-        libc::pthread_attr_destroy(attributes.as_mut_ptr());
-        result == 0
-    }
-}
-
-extern "C" fn run(_: *mut c_void) -> *mut c_void {
-    // SAFETY: the name ends with a NUL.
-    unsafe { libc::prctl(libc::PR_SET_NAME, c"rdmamr-monitor".as_ptr()) };
+fn run() {
     let monitor = MONITOR.0.get();
+    // SAFETY: imported, since libfabric has subscribed; nobody writes to it any more.
+    let functions = unsafe { (*monitor).import_ops };
+    // SAFETY: libfabric's table, which is never unloaded.
+    let Some(notify) = unsafe { functions.as_ref() }.map(|functions| functions.notify) else {
+        return;
+    };
     loop {
         relaxed::wait(&TELL, 0, None);
         TELL.store(0, SeqCst);
-        // SAFETY: imported, since libfabric has subscribed; it writes to it no more.
-        let notify = unsafe { (*monitor).import_ops.as_ref() }.map(|ops| ops.notify);
         subscription::notify(|range| {
-            let start = without_provenance(range.start as usize);
-            if let Some(notify) = notify {
-                // SAFETY: libfabric's own function, with the monitor that it knows.
-                unsafe { notify(monitor, start, (range.end - range.start) as usize) };
-            }
+            let (start, length) = (range.start as usize, range.bytes() as usize);
+            // SAFETY: libfabric's own function, with the monitor that it knows.
+            unsafe { notify(monitor, without_provenance(start), length) };
         });
         relaxed::wait(&AtomicU32::new(0), 0, Some(PAUSE));
     }
