@@ -28,21 +28,21 @@ says() { # NAME EXPECTED [NAME=VALUE...] COMMAND...
 for run in "${libfabrics[@]}"; do
 	read -ra run <<<"$run"
 	version=$(version_of "${run[*]}")
-	program "$version, version nodes" timeout 60 "${run[@]}" "$built/monitor_nodes"
-	program "$version, threads" timeout 60 "${run[@]}" "$built/monitor_races"
+	program "$version, version nodes" timeout 120 "${run[@]}" "$built/monitor_nodes"
+	program "$version, threads" timeout 120 "${run[@]}" "$built/monitor_races"
 	program "$version, a process's life" timeout 150 "${run[@]}" "$built/monitor_life"
 
-	output=$("${monitored[@]}" timeout 60 "${run[@]}" "$built/monitor_plugin" "$built/monitor_stale.so" 2>&1)
+	output=$("${monitored[@]}" timeout 120 "${run[@]}" "$built/monitor_plugin" "$built/monitor_stale.so" 2>&1)
 	check "$version, a plug-in that brings libfabric: nothing is stale" grep -q '^done|' <<<"$output"
 	check "$version, and with it the cache serves" grep -q '^nothing|hit' <<<"$output"
 	check "$version, and that is told of changes" [ "$(grep -c 'STALE' <<<"$output")" = 0 ]
 
 	pingpong=$(command -v fi_pingpong)
 	[ ${#run[@]} = 0 ] || pingpong=$(dirname "${run[0]}")/../../bin/fi_pingpong
-	"${monitored[@]}" timeout 60 "${run[@]}" "$pingpong" -p verbs -e msg -d "$CHECK_DEVICE" -B 18700 -I 200 -S 65536 -c >"$work/server" 2>&1 &
+	"${monitored[@]}" timeout 120 "${run[@]}" "$pingpong" -p verbs -e msg -d "$CHECK_DEVICE" -B 18700 -I 20 -S 4096 -c >"$work/server" 2>&1 &
 	server=$!
 	sleep 3
-	check "$version, fi_pingpong: the client" "${monitored[@]}" timeout 60 "${run[@]}" "$pingpong" -p verbs -e msg -d "$CHECK_DEVICE" -P 18700 -I 200 -S 65536 -c "$CHECK_ADDRESS"
+	check "$version, fi_pingpong: the client" "${monitored[@]}" timeout 120 "${run[@]}" "$pingpong" -p verbs -e msg -d "$CHECK_DEVICE" -P 18700 -I 20 -S 4096 -c "$CHECK_ADDRESS"
 	check "$version, fi_pingpong: the server" wait $server
 
 	says "$version, imported" "libfabric's registration cache is told of changes of memory" "${run[@]}" "$built/monitor_nodes"

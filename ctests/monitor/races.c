@@ -9,7 +9,7 @@
 #include <sys/syscall.h>
 #include <time.h>
 
-enum { BUFFERS = 12, LENGTH = 2 * PAGE, SECONDS = 6 };
+enum { BUFFERS = 12, LENGTH = 2 * PAGE, SECONDS = 5 };
 
 static struct fid_domain *domain;
 static struct pair pair;
@@ -98,7 +98,7 @@ int main(void)
 	printf("# %ld registrations, %ld with the key of before, %ld changes\n", looks, hits, changes);
 	is(stale, 0, "no registration was of pages that had gone");
 	ok(hits > 0, "some were served by the cache");
-	ok(changes > 50, "the memory changed meanwhile");
+	ok(changes > 20, "the memory changed meanwhile");
 	must(ibv_dereg_mr(seen_mr) == 0);
 	pair_close(&pair);
 	is(fi_close(&domain->fid), 0, "the domain closes");
