@@ -389,6 +389,11 @@ pub struct Applied {
 }
 
 impl Locked<'_> {
+    /// The pool.
+    pub fn pool(&self) -> &Pool {
+        self.0
+    }
+
     /// Begins a region: links it, with one user. `None` where there is no slot.
     pub fn make(&self, purpose: &Purpose) -> Option<Id> {
         let pool = self.0;
