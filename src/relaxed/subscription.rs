@@ -360,7 +360,7 @@ mod tests {
     use std::alloc::{Layout, alloc_zeroed};
 
     const DOMAINS: usize = 3;
-    const PAGES: u64 = 4;
+    const PAGES: u64 = 2;
 
     #[derive(Clone, Debug)]
     enum Step {
@@ -393,11 +393,11 @@ mod tests {
                 count,
             });
         prop_oneof![
-            8 => register,
-            1 => any::<prop::sample::Index>().prop_map(|which| Step::Evict { which }),
-            3 => (0..PAGES).prop_map(|page| Step::Change { page }),
-            2 => Just(Step::Begin),
-            2 => Just(Step::End),
+            24 => register,
+            2 => any::<prop::sample::Index>().prop_map(|which| Step::Evict { which }),
+            6 => (0..PAGES).prop_map(|page| Step::Change { page }),
+            4 => Just(Step::Begin),
+            4 => Just(Step::End),
             1 => Just(Step::Lose),
             1 => Just(Step::Stop),
         ]
