@@ -83,8 +83,8 @@ pub struct Purpose {
 }
 
 /// In place of a protection domain: the memory is only watched, for another library. No program has a domain at
-/// an odd address.
-pub const WATCHED_ONLY: u64 = 1;
+/// the end of the address space.
+pub const WATCHED_ONLY: u64 = u64::MAX;
 
 /// Values of [`Region::of_file`].
 pub const UNKNOWN: u32 = 0;
