@@ -5,8 +5,13 @@
  * ends and begins again with its domains, and many more ranges are registered than it keeps.
  */
 #include "cached.h"
+#include <rdmamr/verbs.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
+
+#pragma weak ibv_reg_mr_relaxed
+#pragma weak ibv_dereg_mr_relaxed
+#pragma weak ibv_flush_relaxed_mr
 
 enum { COUNT = 64, LENGTH = 2 * PAGE, MANY = 17000 };
 
@@ -125,6 +130,21 @@ static void once_more(void)
 	ok(hits(memory), "a new one serves");
 }
 
+/* The watch is no region of a device, though a region of that device was where it is kept now. */
+static void beside_relaxed_regions(void)
+{
+	struct ibv_context *context = open_device();
+	struct ibv_pd *pd = ibv_alloc_pd(context);
+	char *memory = pages(2), *other = pages(2);
+
+	must(pd);
+	must(ibv_dereg_mr_relaxed(ibv_reg_mr_relaxed(pd, memory, LENGTH, IBV_ACCESS_LOCAL_WRITE)) == 0);
+	must(ibv_flush_relaxed_mr(pd) == 0);
+	ok(hits(other), "after relaxed regions: served");
+	is(ibv_dealloc_pd(pd), 0, "their domain ends");
+	is(ibv_close_device(context), 0, "and their device is closed");
+}
+
 /* Ranges without end, each once: of most the cache lets go, and not each version says so. */
 static void many(void)
 {
@@ -154,6 +174,7 @@ int main(void)
 	given_back();
 	beside_a_child();
 	once_more();
+	beside_relaxed_regions();
 	many();
 	is(fi_close(&domain->fid), 0, "the domain closes");
 	return done_testing();

@@ -307,7 +307,7 @@ impl Pool {
     pub fn is_used(&self, mut of: impl FnMut(&Region) -> bool) -> bool {
         self.each().any(|(_, region)| {
             let seen = region.word.load();
-            seen.is_registered() && seen.users() > 0 && of(region)
+            seen.is_registered() && seen.users() > 0 && !region.is_watched_only() && of(region)
         })
     }
 
