@@ -59,7 +59,8 @@ cache    := $(addprefix $(built)/cache_,$(basename $(notdir $(filter-out $(by_na
 # Each of the fabric family twice: with libfabric's inlines, and with our symbols alone.
 fabric   := $(foreach name,$(basename $(notdir $(wildcard ctests/fabric/*.c))),$(built)/fabric_$(name) $(built)/fabric_$(name)_alone) \
 	$(addprefix $(built)/fabric_,async_address async_thread fuzz_address raw_keys_address) \
-	$(addprefix $(built)/,registers registers_alone matrix foreign_queue ffi example)
+	$(addprefix $(built)/,registers registers_alone matrix foreign_queue ffi example) \
+	$(addprefix $(built)/monitor_,stale stale.so races life nodes plugin cost)
 ctests: $(addprefix $(built)/,$(basename $(notdir $(programs)))) \
 	$(fabric) $(cache) $(built)/calls $(built)/record.so $(built)/old_kernel.so $(built)/device_gone.so $(built)/registration $(built)/relaxed_device $(built)/startup ## compile the C tests and benchmarks
 
@@ -93,6 +94,13 @@ $(built)/registers_alone: ctests/provider/registers.c $(so) $(needs)
 	$(CC) $(strict) $(CFLAGS) -DALONE $< -o $@ $(so) -libverbs -lpthread
 $(built)/foreign_queue: ctests/provider/foreign_queue.c $(common) $(needs)
 	$(CC) $(strict) $(CFLAGS) $< $(common) -o $@ -lfabric -libverbs -lrdmacm -lpthread -ldl
+$(built)/monitor_plugin: ctests/monitor/plugin.c $(needs)
+	$(CC) $(strict) $(CFLAGS) $< -o $@ -ldl
+$(built)/monitor_stale.so: ctests/monitor/stale.c $(common) $(needs)
+	$(CC) $(strict) $(CFLAGS) -shared -fPIC $< $(common) -o $@ -lfabric -libverbs -lrdmacm -ldl
+# Exported, so that libfabric finds the functions that the programs stand in with.
+$(built)/monitor_%: ctests/monitor/%.c $(common) $(needs)
+	$(CC) $(strict) $(CFLAGS) -rdynamic $< $(common) -o $@ -lfabric -libverbs -lrdmacm -lpthread -ldl
 $(built)/example: examples/register.c $(so) $(needs)
 	$(CC) $(strict) $(CFLAGS) $< -o $@ $(so) -lfabric -libverbs
 $(built)/ffi: ctests/ffi/ffi.rs $(so) $(needs)
