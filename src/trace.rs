@@ -72,11 +72,14 @@ impl Began {
     pub fn write(self, mut record: Call, caller: Caller, reason: fn() -> &'static str) {
         let now = monotonic(libc::clock_gettime);
         let errno = errno();
-        let trace = TRACE.get_or_make(Trace::begin, forget);
+        let trace = TRACE.get_or_make(Trace::new, forget);
+        let ready = trace.file.is_started();
         let note = thread::take_note();
         if record.errno != 0 {
             record.how = how::NONE;
-            record.reason = trace.file.reason(reason());
+            if ready {
+                record.reason = trace.file.reason(reason());
+            }
         } else if note != how::NONE {
             record.how = note;
         }
@@ -85,7 +88,7 @@ impl Began {
         record.caller = caller.address() as u64;
         record.thread = thread::id((&raw const *trace).addr());
         let file = &trace.file;
-        trace.buffers.add(&record, now, |block| {
+        trace.buffers.add(&record, now, ready, |block| {
             file.modules();
             file.calls(block);
         });
@@ -129,25 +132,33 @@ pub fn ended(region: impl FnOnce() -> Call) {
         ..region()
     };
     let file = &trace.file;
-    trace.buffers.add(&record, now, |block| file.calls(block));
+    // Only a thread of the program can say which process this is; its call has.
+    trace
+        .buffers
+        .add(&record, now, true, |block| file.calls(block));
     set_errno(errno);
 }
 
 /// Writes down what is in the buffers, when the process exits.
 pub fn exiting() {
-    if let Some(trace) = TRACE.get() {
+    if let Some(trace) = TRACE.get()
+        && trace.file.is_started()
+    {
         let file = &trace.file;
+        let now = monotonic(libc::clock_gettime);
         file.modules();
-        trace.buffers.flush(|block| file.calls(block));
-        file.end(monotonic(libc::clock_gettime));
+        trace
+            .buffers
+            .flush(now, |_| true, |block| file.calls(block));
+        file.end(now);
     }
 }
 
 impl Trace {
-    fn begin() -> Trace {
+    fn new() -> Trace {
         Trace {
             buffers: Buffers::new(),
-            file: File::begin(),
+            file: File::new(),
         }
     }
 }

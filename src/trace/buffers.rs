@@ -34,6 +34,10 @@ impl Block {
         self.count
     }
 
+    fn is_old(&self, now: u64) -> bool {
+        now.saturating_sub(self.written) >= OLD
+    }
+
     /// The records, behind the header.
     pub fn bytes(&self) -> &[u8] {
         let length = size_of::<Header>() + self.count * size_of::<Call>();
@@ -75,39 +79,54 @@ impl Buffers {
         }
     }
 
-    /// Adds a record; `write` gets the block when it is time to.
-    pub fn add(&self, record: &Call, now: u64, write: impl FnOnce(&mut Block)) {
+    /// Adds a record; `write` gets the blocks that it is time to write, if it is `ready` to.
+    pub fn add(&self, record: &Call, now: u64, ready: bool, mut write: impl FnMut(&mut Block)) {
         let first = (thread::pointer() >> 12) % BUFFERS;
         for n in 0..BUFFERS {
-            let buffer = &self.buffers[(first + n) % BUFFERS];
-            let Some(mut held) = Held::of(buffer) else {
+            let Some(mut held) = Held::of(&self.buffers[(first + n) % BUFFERS]) else {
                 continue;
             };
             let block = held.block();
+            if block.count == RECORDS {
+                // It could not be written when it became full.
+                continue;
+            }
             block.calls[block.count] = *record;
             block.count += 1;
-            if block.count == RECORDS || now.saturating_sub(block.written) >= OLD {
-                block.written = now;
-                self.write(block, write);
+            let is_old = block.is_old(now);
+            if ready && (is_old || block.count == RECORDS) {
+                self.write(block, now, &mut write);
+                drop(held);
+                if is_old {
+                    // Those of threads that have ended, or do something else now.
+                    self.flush(now, |block| block.is_old(now), write);
+                }
             }
             return;
         }
         self.dropped.fetch_add(1, Relaxed);
     }
 
-    fn write(&self, block: &mut Block, write: impl FnOnce(&mut Block)) {
+    fn write(&self, block: &mut Block, now: u64, write: &mut impl FnMut(&mut Block)) {
+        block.written = now;
         block.header.dropped = self.dropped.load(Relaxed);
         write(block);
         block.count = 0;
     }
 
-    /// Hands over what there is.
-    pub fn flush(&self, mut write: impl FnMut(&mut Block)) {
+    /// Hands over the blocks that have records and are `chosen`.
+    pub fn flush(
+        &self,
+        now: u64,
+        chosen: impl Fn(&Block) -> bool,
+        mut write: impl FnMut(&mut Block),
+    ) {
         for buffer in &self.buffers {
             if let Some(mut held) = Held::of(buffer)
                 && held.block().count > 0
+                && chosen(held.block())
             {
-                self.write(held.block(), &mut write);
+                self.write(held.block(), now, &mut write);
             }
         }
     }
@@ -143,47 +162,74 @@ mod tests {
         Call { time, ..NOTHING }
     }
 
+    /// How many records there are in all.
+    fn rest(buffers: &Buffers) -> usize {
+        let mut count = 0;
+        buffers.flush(0, |_| true, |block| count += block.count());
+        count
+    }
+
     #[test]
     fn a_full_block_and_an_old_one_are_written() {
         let buffers = Buffers::new();
         let mut blocks = Vec::new();
         for n in 0..RECORDS as u64 + 3 {
-            buffers.add(&call(n), n, |block| blocks.push(block.count()));
+            buffers.add(&call(n), n, true, |block| blocks.push(block.count()));
         }
         assert_eq!(blocks, [RECORDS]);
         let mut times = Vec::new();
-        buffers.add(&call(7), OLD + RECORDS as u64, |block| {
+        buffers.add(&call(7), OLD + RECORDS as u64, true, |block| {
             times = block.calls[..block.count]
                 .iter()
                 .map(|call| call.time)
                 .collect();
-            assert_eq!(
-                block.bytes().len(),
-                size_of::<Header>() + 4 * size_of::<Call>()
-            );
+            let length = size_of::<Header>() + 4 * size_of::<Call>();
+            assert_eq!(block.bytes().len(), length);
         });
         assert_eq!(times, [1024, 1025, 1026, 7]);
-        buffers.flush(|_| panic!("nothing is left"));
+        assert_eq!(rest(&buffers), 0);
+    }
+
+    #[test]
+    fn who_writes_an_old_block_writes_those_of_others() {
+        let buffers = Buffers::new();
+        let others = || buffers.add(&call(1), 1, true, |_| panic!("it is new"));
+        std::thread::scope(|scope| scope.spawn(others).join().unwrap());
+        let mut blocks = Vec::new();
+        buffers.add(&call(2), OLD, true, |block| blocks.push(block.count()));
+        buffers.add(&call(3), 2 * OLD, true, |block| blocks.push(block.count()));
+        assert_eq!(blocks.iter().sum::<usize>(), 3);
+        assert_eq!(rest(&buffers), 0);
+    }
+
+    #[test]
+    fn who_is_not_ready_writes_nothing_and_a_full_buffer_is_left() {
+        let buffers = Buffers::new();
+        for n in 0..RECORDS as u64 + 1 {
+            buffers.add(&call(n), OLD, false, |_| panic!("not ready"));
+        }
+        assert_eq!(rest(&buffers), RECORDS + 1);
     }
 
     #[test]
     fn who_interrupts_a_thread_finds_another_buffer() {
         let buffers = Buffers::new();
-        let mut inner = 0;
-        buffers.add(&call(1), OLD, |_| {
+        buffers.add(&call(1), OLD, true, |_| {
             for n in 0..BUFFERS as u64 {
-                buffers.add(&call(n), 0, |_| {});
+                buffers.add(&call(n), 0, true, |_| {});
             }
         });
-        buffers.flush(|block| inner += block.count());
-        assert_eq!((inner, buffers.dropped.load(Relaxed)), (BUFFERS, 0));
+        assert_eq!(
+            (rest(&buffers), buffers.dropped.load(Relaxed)),
+            (BUFFERS, 0)
+        );
     }
 
     #[test]
     fn what_finds_no_buffer_is_counted() {
         let buffers = Buffers::new();
         let _held: Vec<_> = buffers.buffers.iter().map(Held::of).collect();
-        buffers.add(&call(1), 0, |_| panic!("all are held"));
+        buffers.add(&call(1), 0, true, |_| panic!("all are held"));
         assert_eq!(buffers.dropped.load(Relaxed), 1);
     }
 
@@ -195,17 +241,13 @@ mod tests {
             for _ in 0..8 {
                 scope.spawn(|| {
                     for n in 0..10_000 {
-                        let count = |block: &mut Block| {
+                        buffers.add(&call(n), n, true, |block| {
                             total.fetch_add(block.count() as u64, Relaxed);
-                        };
-                        buffers.add(&call(n), n, count);
+                        });
                     }
                 });
             }
         });
-        buffers.flush(|block| {
-            total.fetch_add(block.count() as u64, Relaxed);
-        });
-        assert_eq!(total.into_inner(), 80_000);
+        assert_eq!(total.into_inner() + rest(&buffers) as u64, 80_000);
     }
 }

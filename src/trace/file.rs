@@ -37,33 +37,55 @@ pub struct File {
     reasons: AtomicU32,
     /// Which files of code are loaded, when that was last written down (`modules.rs`).
     loaded: AtomicU64,
+    /// How far it has come with saying which process this is.
+    start: AtomicU32,
     failed: AtomicBool,
 }
 
+/// Values of `File::start`.
+const NOT_STARTED: u32 = 0;
+const STARTING: u32 = 1;
+const STARTED: u32 = 2;
+
 impl File {
-    /// Writes down which process this is.
-    pub fn begin() -> File {
-        let realtime = nanoseconds(libc::clock_gettime, libc::CLOCK_REALTIME);
-        let file = File {
+    /// For this process; nothing is written yet.
+    pub fn new() -> File {
+        File {
             pid: std::process::id(),
-            process: realtime,
+            process: nanoseconds(libc::clock_gettime, libc::CLOCK_REALTIME),
             sequence: AtomicU64::new(0),
             reasons: AtomicU32::new(0),
             loaded: AtomicU64::new(u64::MAX),
+            start: AtomicU32::new(NOT_STARTED),
             failed: AtomicBool::new(false),
-        };
-        let start = Start {
-            monotonic: super::monotonic(libc::clock_gettime),
-            realtime,
-            page: crate::proc::page_size(),
-        };
-        let mut bytes = Vec::new();
-        for number in [start.monotonic, start.realtime, start.page] {
-            bytes.extend(number.to_le_bytes());
         }
+    }
+
+    /// Writes down which process this is, if nobody has. False while another thread is just doing it.
+    #[inline(always)]
+    pub fn is_started(&self) -> bool {
+        self.start.load(Acquire) == STARTED || self.begin()
+    }
+
+    #[cold]
+    fn begin(&self) -> bool {
+        let mine = self
+            .start
+            .compare_exchange(NOT_STARTED, STARTING, Acquire, Relaxed);
+        if mine.is_err() {
+            return false;
+        }
+        let start = [
+            super::monotonic(libc::clock_gettime),
+            nanoseconds(libc::clock_gettime, libc::CLOCK_REALTIME),
+            crate::proc::page_size(),
+        ];
+        const _: () = assert!(size_of::<Start>() == size_of::<[u64; 3]>());
+        let mut bytes: Vec<u8> = start.into_iter().flat_map(u64::to_le_bytes).collect();
         bytes.extend(std::fs::read("/proc/self/cmdline").unwrap_or_default());
-        file.block(kind::START, &bytes);
-        file
+        self.block(kind::START, &bytes);
+        self.start.store(STARTED, Release);
+        true
     }
 
     /// Writes down records of calls.

@@ -1,0 +1,83 @@
+#!/bin/bash
+# SPDX-License-Identifier: MIT OR Apache-2.0
+# trace.sh LIBRARY BUILT PROGRAM: what RDMAMR_TRACE writes down of a program whose calls are known (calls.c), as
+# PROGRAM, "rdmamr", reads it: every call once, of all threads and of a forked child, with result, reason and caller;
+# with the cache and without; of a program that is killed, what was written. On $CHECK_DEVICE. Prints TAP.
+set -u
+here=$(realpath "$(dirname "$0")")
+. "$here/../tap.sh"
+[ $# -eq 3 ] || { sed -n '3,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0" >&2; exit 2; }
+library=$(realpath "$1") calls=$(realpath "$2")/trace_calls rdmamr=$(realpath "$3")
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cd "$work" || exit 2
+
+run() { # FILE [NAME=VALUE...] [-- ARGUMENT]
+	local file=$1 settings=()
+	shift
+	while [ $# -gt 0 ] && [ "$1" != -- ]; do settings+=("$1"); shift; done
+	[ $# -eq 0 ] || shift
+	rm -f "$file"
+	env "${settings[@]}" RDMAMR_TRACE="$file" LD_PRELOAD="$library" timeout 100 "$calls" "$@" 2>"$file.said"
+	status=$?
+	"$rdmamr" report --json "$file" >"$file.json" 2>"$file.error" || cat "$file.error"
+}
+value() { # FILE EXPRESSION: of the report
+	python3 -c 'import json, sys; report = json.load(open(sys.argv[1] + ".json")); print(eval(sys.argv[2]))' "$1" "$2"
+}
+is() { # NAME WANTED FILE EXPRESSION
+	local found
+	found=$(value "$3" "$4" 2>&1)
+	if [ "$found" = "$2" ]; then pass "$1"; else fail "$1" "found: $found" "wanted: $2"; fi
+}
+
+# Of the parent 3 * 400 pairs, 2 failures and one that is left; of the child 50 pairs.
+run plain
+check "the program runs as without" [ "$status" = 0 ]
+is "each call of each thread is there once" 2503 plain 'report["totals"]["calls"]'
+is "the registrations" 1251 plain 'report["totals"]["registrations"]'
+is "the deregistrations" 1250 plain 'report["totals"]["deregistrations"]'
+is "no hits without the cache" "0 0" plain '"{hits} {misses}".format(**report["totals"])'
+is "none was dropped" 0 plain 'report["totals"]["dropped"]'
+is "the child is a process of its own" "[100, 2403]" plain 'sorted(process["calls"] for process in report["processes"])'
+is "both ended in order" "[True, True]" plain '[process["ended"] for process in report["processes"]]'
+is "three threads and the main one" "[1, 4]" plain 'sorted(process["threads"] for process in report["processes"])'
+is "the failures by their errno" "[('EFAULT', 1), ('EINVAL', 1)]" plain 'sorted((failure["name"], failure["count"]) for failure in report["failures"])'
+is "with their reasons" "[True, True]" plain '[any(words in failure["example"] for failure in report["failures"]) for words in ("nothing is mapped at 0x1000", "need local write")]'
+is "from the function that made them" "{'fail'}" plain '{failure["caller"]["function"] for failure in report["failures"]}'
+is "the function that registers most" "pairs" plain 'max(report["callers"], key=lambda caller: caller["calls"])["function"]'
+is "what was left, and by whom" "[(1, 12288, 'forget')]" plain '[(leak["regions"], leak["bytes"], leak["caller"]["function"]) for leak in report["leaks"]]'
+is "the time of the calls is less than that of the threads" True plain '0 < report["totals"]["time_ns"] < 4 * report["totals"]["run_ns"]'
+is "pinned at the end is what was left" 12288 plain 'report["pinned"]["end_bytes"]'
+
+# What has another address for its peers than its own is plain, and what a child registers whose parent had a pool.
+run all RDMAMR_CACHE=all RDMAMR_STATS="$work/stats"
+check "with the cache: the program runs as without" [ "$status" = 0 ]
+is "with the cache: each call is there once" 2503 all 'report["totals"]["calls"]'
+check "with the cache: hits and misses are those of the statistics" bash -c '[ "$1" = "$2" ]' - \
+	"$(value all '"{hits} {misses}".format(**report["totals"])')" \
+	"$(python3 -c 'import json, sys; stats = [json.loads(line) for line in open("stats")]; print(sum(s["hits"] for s in stats), sum(s["misses"] for s in stats))')"
+is "with the cache: nearly all are hits" True all 'report["totals"]["hits"] > 1100'
+is "with the cache: each deregistration of the parent leaves the region to the pool" 1200 all 'report["totals"]["kept"]'
+
+# What a killed program has written by then. The child ended in order.
+run killed -- kill
+check "killed: it was" [ "$status" = 137 ]
+is "killed: all but what its last 10 ms left in a buffer" 2506 killed 'report["totals"]["calls"]'
+is "killed: the report says so" "[False, True]" killed 'sorted(process["ended"] for process in report["processes"])'
+run exited -- _exit
+is "ended by _exit: it is not in order" "[False, True]" exited 'sorted(process["ended"] for process in report["processes"])'
+
+# A file that cannot be written is said once, and the program runs on.
+RDMAMR_TRACE=/nonexistent/trace LD_PRELOAD=$library "$calls" 2>said
+check "a file that cannot be written: the program runs" [ $? = 0 ]
+check "which is said, once a process" [ "$(grep -c 'RDMAMR_TRACE: cannot be written' said)" = 2 ]
+
+# Two programs at once share a file.
+rm -f both
+for _ in 1 2; do RDMAMR_TRACE=$work/both LD_PRELOAD=$library "$calls" & done
+wait
+"$rdmamr" report --json both >both.json
+is "two programs at once: all calls of both" 5006 both 'report["totals"]["calls"]'
+is "in four processes" 4 both 'len(report["processes"])'
+tap_done
