@@ -300,9 +300,11 @@ static void errors(void)
 
 		memory = fresh(SIZE, MADV_NOHUGEPAGE);
 		must(pd && setrlimit(RLIMIT_MEMLOCK, &limit) == 0 && setresuid(NOBODY, NOBODY, NOBODY) == 0);
+		started = 0;
 		errno = 0;
 		mr = ibv_reg_mr(pd, memory, SIZE, LOCAL_AND_REMOTE);
 		ok(!mr && errno == ENOMEM, "more than may be pinned: ENOMEM");
+		is(started, 0, "and nobody is started for it");
 		/* A process that was root does not see its own pages, but what it has in memory. */
 		{
 			unsigned char there[SIZE / PAGE];
