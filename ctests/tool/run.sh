@@ -115,6 +115,7 @@ has "--stats=FILE is absolute" "RDMAMR_STATS=$work/stats" run --stats=stats env
 check "and the library has written it" grep -q reg_kernel stats
 has "--trace is absolute" "RDMAMR_TRACE=$work/trace" run --trace trace env
 check "and the file is there" test -f trace
+is "with few descriptors, too" "status 0" bash -c 'ulimit -n 64; "$1" run --trace trace true 2>/dev/null' - "$tool"
 check "nothing else is set" [ "$(run env | grep -c ^RDMAMR_)" = 0 ]
 has "what the user has set stays" RDMAMR_LOG=debug env RDMAMR_LOG=debug "$tool" run env
 printf 'RDMAMRTR and an old block' >trace

@@ -183,12 +183,13 @@ fn empty(trace: &Path) -> anyhow::Result<()> {
     if !magic.is_empty() && magic != format::MAGIC {
         bail!("it exists and is no trace; it is left as it is");
     }
-    // Without its close-on-exec, and out of the way of programs that count on the lowest numbers.
-    // SAFETY: no pointers.
-    let kept = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_DUPFD, 900) };
-    if kept < 0 {
-        return Err(io::Error::last_os_error().into());
-    }
+    // Without close-on-exec, and out of the way of programs that count on the lowest numbers, if the limit allows.
+    let kept = [900, 200, 3].into_iter().find_map(|number| {
+        // SAFETY: no pointers.
+        let kept = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_DUPFD, number) };
+        (kept >= 0).then_some(kept)
+    });
+    let kept = kept.ok_or_else(io::Error::last_os_error)?;
     let lock = |how| {
         // SAFETY: no pointers.
         unsafe { libc::flock(kept, how) == 0 }
