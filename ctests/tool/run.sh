@@ -115,11 +115,21 @@ has "--stats=FILE is absolute" "RDMAMR_STATS=$work/stats" run --stats=stats env
 check "and the library has written it" grep -q reg_kernel stats
 has "--trace is absolute" "RDMAMR_TRACE=$work/trace" run --trace trace env
 check "and the file is there" test -f trace
+is "with few descriptors, too" "status 0" bash -c 'ulimit -n 64; "$1" run --trace trace true 2>/dev/null' - "$tool"
 check "nothing else is set" [ "$(run env | grep -c ^RDMAMR_)" = 0 ]
 has "what the user has set stays" RDMAMR_LOG=debug env RDMAMR_LOG=debug "$tool" run env
 printf 'RDMAMRTR and an old block' >trace
 run --trace trace true 2>/dev/null
 check "an old trace is not added to" bash -c '! grep -qs "old block" trace'
+rm -f started
+# shellcheck disable=SC2016 # the program's own variable
+"$tool" run --trace trace -- sh -c 'printf "RDMAMRTR and a new block" >>"$RDMAMR_TRACE"; : >started; sleep 2' 2>/dev/null &
+for _ in $(seq 100); do [ -e started ] && break || sleep 0.05; done
+run --trace trace true 2>/dev/null
+check "one that another program is writing is shared" grep -qs "new block" trace
+wait $!
+run --trace trace true 2>/dev/null
+check "until that has ended" bash -c '! grep -qs "new block" trace'
 echo "a year's work" >thesis
 refused "a file that is no trace is not overwritten" 125 "no trace" --trace thesis echo it ran
 check "it is as it was" [ "$(cat thesis)" = "a year's work" ]

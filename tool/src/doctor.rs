@@ -11,8 +11,8 @@ mod libfabric;
 mod mappings;
 mod memlock;
 mod preload;
+mod print;
 mod rdma_core;
-mod report;
 mod userfaultfd;
 
 use crate::verbs::Verbs;
@@ -128,7 +128,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     checks.push(fork::check(&verbs));
     checks.push(hugepages::check());
     checks.push(hugepages::check_transparent());
-    let worst = report::print(&checks, args.json)?;
+    let worst = print::print(&checks, args.json)?;
     Ok(ExitCode::from(u8::from(worst == State::Failure)))
 }
 

@@ -12,8 +12,9 @@ use clap::ValueEnum;
 use std::collections::BTreeMap;
 use std::env;
 use std::ffi::{CString, OsStr, OsString, c_char};
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, IsTerminal, Read};
+use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -164,21 +165,40 @@ fn preload(library: &Path, before: Option<OsString>) -> OsString {
     list
 }
 
-/// Makes the file of a trace, or empties that of an earlier one: the library appends.
+/// Makes the file of a trace, or empties that of an earlier one: the library appends. Not while another program that was
+/// run with it is alive, as with mpirun(1): they share it. That is known by a lock, which the program inherits.
 fn empty(trace: &Path) -> anyhow::Result<()> {
-    if let Ok(metadata) = fs::metadata(trace) {
-        if !metadata.is_file() {
-            bail!("it is no regular file");
-        }
-        let mut magic = Vec::new();
-        File::open(trace)?
-            .take(format::MAGIC.len() as u64)
-            .read_to_end(&mut magic)?;
-        if !magic.is_empty() && magic != format::MAGIC {
-            bail!("it exists and is no trace; it is left as it is");
-        }
+    if trace.exists() && !trace.metadata()?.is_file() {
+        bail!("it is no regular file");
     }
-    File::create(trace)?;
+    let mut file = File::options()
+        .read(true)
+        .append(true)
+        .create(true)
+        .open(trace)?;
+    let mut magic = Vec::new();
+    (&mut file)
+        .take(format::MAGIC.len() as u64)
+        .read_to_end(&mut magic)?;
+    if !magic.is_empty() && magic != format::MAGIC {
+        bail!("it exists and is no trace; it is left as it is");
+    }
+    // Without close-on-exec, and out of the way of programs that count on the lowest numbers, if the limit allows.
+    let kept = [900, 200, 3].into_iter().find_map(|number| {
+        // SAFETY: no pointers.
+        let kept = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_DUPFD, number) };
+        (kept >= 0).then_some(kept)
+    });
+    let kept = kept.ok_or_else(io::Error::last_os_error)?;
+    let lock = |how| {
+        // SAFETY: no pointers.
+        unsafe { libc::flock(kept, how) == 0 }
+    };
+    if lock(libc::LOCK_EX | libc::LOCK_NB) {
+        file.set_len(0)?;
+    }
+    // Whoever comes in between, and empties it too, finds nothing: this one has not begun to write.
+    lock(libc::LOCK_SH);
     Ok(())
 }
 
