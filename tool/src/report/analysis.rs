@@ -549,12 +549,9 @@ impl Analysis<'_> {
             dropped: process.dropped,
             ended: process.ended,
         };
-        self.trace
-            .processes
-            .iter()
-            .zip(&self.processes)
-            .map(totals)
-            .collect()
+        let mut processes: Vec<_> = self.trace.processes.iter().zip(&self.processes).collect();
+        processes.sort_by_key(|(process, _)| process.begin);
+        processes.into_iter().map(totals).collect()
     }
 
     fn notes(&self, processes: &[ProcessTotals], changed: &[String]) -> Vec<String> {
