@@ -126,6 +126,16 @@ static char *map(size_t length, bool huge, char **mapping)
 	return memory;
 }
 
+/* In a virtual machine memory may have no memory behind it until it is used, and again when it is not: this has
+ * been used just now, and is what the next mapping gets. */
+static void back(size_t length)
+{
+	char *mapping, *memory = map(length, true, &mapping);
+
+	memset(memory, 1, length);
+	munmap(mapping, length + HUGE_PAGE);
+}
+
 static void compare(size_t mib, bool huge, bool present, int rounds)
 {
 	size_t length = mib << 20;
@@ -145,8 +155,10 @@ static void compare(size_t mib, bool huge, bool present, int rounds)
 			int way = (turn + round + 1) % WAYS;
 			double time;
 
-			if (!present)
+			if (!present) {
+				back(length);
 				memory = map(length, huge, &mapping);
+			}
 			time = time_of(way, memory, length);
 			if (!present)
 				munmap(mapping, length + HUGE_PAGE);

@@ -64,6 +64,8 @@ pub struct Config {
     pub prefault: usize,
     /// `RDMAMR_FABRIC_RELAXED`: domains of libfabric's provider register relaxed.
     pub fabric_relaxed: bool,
+    /// `RDMAMR_MONITOR=libfabric`: libfabric's registration cache is watched for.
+    pub monitor_libfabric: bool,
 }
 
 /// The most threads that `RDMAMR_PREFAULT` takes.
@@ -87,6 +89,7 @@ impl Config {
         },
         prefault: 0,
         fabric_relaxed: false,
+        monitor_libfabric: false,
     };
 }
 
@@ -200,6 +203,11 @@ const SETTINGS: &[Setting] = &[
     // Domains that are opened through libfabric register relaxed.
     Setting { name: c"RDMAMR_FABRIC_RELAXED", values: &["0", "1"], set: |config, value| {
         set_switch(&mut config.fabric_relaxed, value)
+    } },
+    // Whose registration cache is told of changes of memory.
+    Setting { name: c"RDMAMR_MONITOR", values: &["libfabric"], set: |config, value| {
+        config.monitor_libfabric = value == c"libfabric";
+        config.monitor_libfabric
     } },
 ];
 
@@ -404,6 +412,7 @@ mod tests {
     fn each_value_is_taken() {
         assert!(applied("RDMAMR_DISABLE", c"1").0.disable);
         assert!(!applied("RDMAMR_DISABLE", c"0").0.disable);
+        assert!(applied("RDMAMR_MONITOR", c"libfabric").0.monitor_libfabric);
         assert_eq!(applied("RDMAMR_LOG", c"info").0.log, Level::Info);
         assert_eq!(applied("RDMAMR_PREFAULT", c"2").0.prefault, 2);
         assert_eq!(

@@ -208,3 +208,28 @@ pub fn set_name(name: &core::ffi::CStr) {
     // SAFETY: the name ends with a NUL.
     unsafe { libc::prctl(libc::PR_SET_NAME, name.as_ptr()) };
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    extern "C" fn add(argument: *mut c_void) -> c_int {
+        // SAFETY: the counter of the test, which waits for this thread.
+        unsafe { &*argument.cast::<AtomicU32>() }.fetch_add(1, Relaxed);
+        0
+    }
+
+    #[test]
+    fn what_a_thread_has_done_is_seen_after_its_end() {
+        let count = AtomicU32::new(0);
+        for _ in 0..50 {
+            let argument = count.as_ptr().cast();
+            // SAFETY: `add` only counts, and the counter outlives the thread.
+            let threads = [(); 2].map(|()| unsafe { start_ending(add, argument) });
+            for thread in threads {
+                thread.unwrap().join();
+            }
+        }
+        assert_eq!(count.into_inner(), 100);
+    }
+}

@@ -1,18 +1,40 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The libibverbs underneath: its functions, by name and version, found when first needed.
+//! The libraries underneath, libibverbs and libfabric: their functions, by name and version, found when first
+//! needed.
 //!
-//! Never at load: most programs that inherit LD_PRELOAD have no libibverbs at all. Never with a NEEDED
-//! entry either, which would cost every one of them 200 us.
+//! Never at load: most programs that inherit LD_PRELOAD have neither. Never with a NEEDED entry either, which
+//! would cost every one of them 200 us.
 
+use crate::abi::libfabric::fid;
+use crate::abi::libfabric_provider::fi_info;
 use crate::abi::rdma_core::*;
-use core::ffi::{CStr, c_int, c_uint, c_void};
+use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use core::marker::PhantomData;
 use core::num::NonZeroUsize;
 use once_cell::race::OnceNonZeroUsize;
 
-/// A function of libibverbs. The lookup is idempotent, so that threads need not wait for each other and a
+/// A library.
+struct Library {
+    file: &'static CStr,
+    /// Whether it is loaded where nobody else has.
+    may_load: bool,
+}
+
+static LIBIBVERBS: Library = Library {
+    file: c"libibverbs.so.1",
+    may_load: true,
+};
+
+/// Whoever calls what stands in for a function of it has loaded it.
+static LIBFABRIC: Library = Library {
+    file: c"libfabric.so.1",
+    may_load: false,
+};
+
+/// A function of such a library. The lookup is idempotent, so that threads need not wait for each other and a
 /// signal handler may interrupt it.
 pub struct Next<F> {
+    library: &'static Library,
     name: &'static CStr,
     version: Option<&'static CStr>,
     found: OnceNonZeroUsize,
@@ -20,9 +42,14 @@ pub struct Next<F> {
 }
 
 impl<F: Copy> Next<F> {
-    const fn new(name: &'static CStr, version: Option<&'static CStr>) -> Self {
+    const fn new(
+        library: &'static Library,
+        name: &'static CStr,
+        version: Option<&'static CStr>,
+    ) -> Self {
         const { assert!(size_of::<F>() == size_of::<usize>()) };
         Next {
+            library,
             name,
             version,
             found: OnceNonZeroUsize::new(),
@@ -30,12 +57,12 @@ impl<F: Copy> Next<F> {
         }
     }
 
-    /// The function; `None` where no libibverbs is loaded that has it.
+    /// The function; `None` where no library is loaded that has it.
     #[inline]
     pub fn get(&self) -> Option<F> {
         let address = self
             .found
-            .get_or_try_init(|| find(self.name, self.version).ok_or(()))
+            .get_or_try_init(|| find(self.library, self.name, self.version).ok_or(()))
             .ok()?;
         let pointer = core::ptr::with_exposed_provenance::<c_void>(address.get());
         // SAFETY: `F` is the function pointer type of that symbol, by the declarations below.
@@ -48,9 +75,9 @@ impl<F: Copy> Next<F> {
     }
 }
 
-/// The symbol's address in the next library that has it, else in libibverbs wherever it is loaded: a
+/// The symbol's address in the next library that has it, else in the one meant wherever it is loaded: a
 /// plug-in may have brought it into a scope of its own, where "next" does not reach.
-fn find(name: &CStr, version: Option<&CStr>) -> Option<NonZeroUsize> {
+fn find(library: &Library, name: &CStr, version: Option<&CStr>) -> Option<NonZeroUsize> {
     let lookup = |handle| {
         let address = match version {
             // SAFETY: both strings end with a NUL, and the handle is one.
@@ -63,10 +90,11 @@ fn find(name: &CStr, version: Option<&CStr>) -> Option<NonZeroUsize> {
     let errno = errno::errno();
     // Loaded already, as a rule; then it also stays, since a plug-in that brought it may be unloaded.
     let found = lookup(libc::RTLD_NEXT).inspect(|_| {
-        libibverbs(libc::RTLD_NOLOAD);
+        library.stays(libc::RTLD_NOLOAD);
     });
-    let found = found.or_else(|| lookup(libibverbs(libc::RTLD_NOLOAD)?));
-    let found = found.or_else(|| lookup(libibverbs(0)?));
+    let found = found.or_else(|| lookup(library.stays(libc::RTLD_NOLOAD)?));
+    let load = || library.may_load.then(|| library.stays(0)).flatten();
+    let found = found.or_else(|| lookup(load()?));
     errno::set_errno(errno);
     found
 }
@@ -86,19 +114,21 @@ pub fn find_in(library: &CStr, name: &CStr) -> Option<NonZeroUsize> {
     NonZeroUsize::new(address.expose_provenance())
 }
 
-/// A handle to libibverbs, which is never unloaded from now on.
-fn libibverbs(mode: c_int) -> Option<*mut c_void> {
-    let mode = libc::RTLD_LAZY | libc::RTLD_LOCAL | libc::RTLD_NODELETE | mode;
-    // SAFETY: libibverbs is made to be loaded at run time.
-    let library = unsafe { libc::dlopen(c"libibverbs.so.1".as_ptr(), mode) };
-    (!library.is_null()).then_some(library)
+impl Library {
+    /// A handle to it; it is never unloaded from now on.
+    fn stays(&self, mode: c_int) -> Option<*mut c_void> {
+        let mode = libc::RTLD_LAZY | libc::RTLD_LOCAL | libc::RTLD_NODELETE | mode;
+        // SAFETY: these libraries are made to be loaded at run time.
+        let library = unsafe { libc::dlopen(self.file.as_ptr(), mode) };
+        (!library.is_null()).then_some(library)
+    }
 }
 
-/// Declares the functions that are passed on to, with rdma-core's signatures and version nodes.
+/// Declares functions of a library, with its own signatures and version nodes.
 macro_rules! next {
-    ($( $(#[$meta:meta])* $name:ident = $symbol:literal $(@ $version:literal)?: fn($($arg:ty),*) -> $ret:ty; )*) => {
+    ($library:ident: $( $(#[$meta:meta])* $name:ident = $symbol:literal $(@ $version:literal)?: fn($($arg:ty),*) -> $ret:ty; )*) => {
         $( $(#[$meta])* pub static $name: Next<unsafe extern "C" fn($($arg),*) -> $ret> =
-            Next::new($symbol, version!($($version)?)); )*
+            Next::new(&$library, $symbol, version!($($version)?)); )*
     };
 }
 
@@ -111,7 +141,7 @@ macro_rules! version {
     };
 }
 
-next! {
+next! { LIBIBVERBS:
     /// The leaf of all plain registrations. libibverbs' own `ibv_reg_mr` and `ibv_reg_mr_iova` jump to it
     /// through libibverbs' PLT, and so back into us.
     REG_MR_IOVA2 = c"ibv_reg_mr_iova2" @ c"IBVERBS_1.8":
@@ -145,10 +175,43 @@ next! {
     DOFORK_RANGE = c"ibv_dofork_range" @ c"IBVERBS_1.1": fn(*mut c_void, usize) -> c_int;
 }
 
+next! { LIBFABRIC:
+    FI_VERSION = c"fi_version" @ c"FABRIC_1.0": fn() -> u32;
+    /// libfabric 1.13.
+    FI_OPEN = c"fi_open" @ c"FABRIC_1.5":
+        fn(u32, *const c_char, *mut c_void, usize, u64, *mut *mut fid, *mut c_void) -> c_int;
+}
+
+/// `fi_getinfo`. The structures are those of its version's time.
+pub type Getinfo = unsafe extern "C" fn(
+    u32,
+    *const c_char,
+    *const c_char,
+    u64,
+    *const fi_info,
+    *mut *mut fi_info,
+) -> c_int;
+
+/// libfabric's `fi_getinfo` at each of its version nodes, up to libfabric 2.6.
+pub static FI_GETINFO: [Next<Getinfo>; 7] = {
+    const fn at(version: &'static CStr) -> Next<Getinfo> {
+        Next::new(&LIBFABRIC, c"fi_getinfo", Some(version))
+    }
+    [
+        at(c"FABRIC_1.0"),
+        at(c"FABRIC_1.1"),
+        at(c"FABRIC_1.2"),
+        at(c"FABRIC_1.3"),
+        at(c"FABRIC_1.7"),
+        at(c"FABRIC_1.8"),
+        at(c"FABRIC_1.9"),
+    ]
+};
+
 /// Whether libibverbs was told to take EIO on a deregistration, which means that the device is gone, as
 /// success. It decides at start, in a variable whose version node changes with every release.
 pub fn allows_disassociated_destroy() -> bool {
-    match find(c"verbs_allow_disassociate_destroy", None) {
+    match find(&LIBIBVERBS, c"verbs_allow_disassociate_destroy", None) {
         // SAFETY: rdma-core declares it as `bool`, and never unloads.
         Some(variable) => unsafe {
             core::ptr::with_exposed_provenance::<u8>(variable.get()).read_volatile() != 0

@@ -249,6 +249,28 @@ mod tests {
     }
 
     #[test]
+    fn flags_belong_to_their_mapping() {
+        let mut plain = Vec::new();
+        each_mapping(|mapping| {
+            plain.push(mapping.start);
+            true
+        });
+        let mut found = 0;
+        each_mapping_with_flags(|mapping, flags| {
+            let has = |name: &[u8]| flags.split(|&byte| byte == b' ').any(|flag| flag == name);
+            assert_eq!(
+                (has(b"rd"), has(b"wr")),
+                (mapping.readable, mapping.writable)
+            );
+            found += usize::from(plain.contains(&mapping.start));
+            true
+        });
+        // Other tests map and unmap meanwhile.
+        assert!(found > plain.len() / 2);
+        assert!(resident_pages() > 0);
+    }
+
+    #[test]
     fn the_stack_is_among_the_mappings() {
         let here = &raw const here_marker as u64;
         let mut found = false;

@@ -6,7 +6,6 @@
  * the pool cannot keep are never shared.
  */
 #include "cache.h"
-#include <dlfcn.h>
 
 #define LW IBV_ACCESS_LOCAL_WRITE
 #define RW IBV_ACCESS_REMOTE_WRITE
@@ -73,9 +72,9 @@ static void local_ones(void)
 		before = stats();
 		part = ibv_reg_mr(pair.pd, memory + 2 * PAGE, 100, access[n]);
 		must(whole && part);
-		is(reused(before, stats()), on, "%s: a part of what is in use", name);
-		is(whole->lkey == part->lkey, on, "%s: has its key if it is shared", name);
-		ok(whole != part && part->addr == memory + 2 * PAGE && part->length == 100, "%s: and its own object", name);
+		ok(made_anew(before, stats()) && whole->lkey != part->lkey, "%s: a part of what is in use has a key of its own",
+		   name);
+		ok(whole != part && part->addr == memory + 2 * PAGE && part->length == 100, "%s: and an object", name);
 		ok(!part->rkey || write_refused(&pair, memory + 2 * PAGE, part->rkey), "%s: which is no key for peers", name);
 		ok(!access[n] || lands_by_lkey(&pair, part, memory + 2 * PAGE, 100), "%s: data lands by the part", name);
 		is(ibv_dereg_mr(whole), 0, "%s: the whole is deregistered", name);
@@ -185,6 +184,7 @@ static void never_kept(const char *name, int access)
 	}
 }
 
+/* As rdma-core 59 has it; older headers have none. */
 struct init_attr {
 	size_t length;
 	int access;
@@ -195,19 +195,18 @@ struct init_attr {
 	void *dmah;
 };
 enum { MASK_IOVA = 1, MASK_ADDR = 2 };
+/* By linking: a program that takes it by handle has nothing of the cache. */
+struct ibv_mr *reg_mr_ex(struct ibv_pd *, struct init_attr *) __asm__("ibv_reg_mr_ex") __attribute__((weak));
 
 /* The three calls that know an iova: one that is the address is as good as none. */
 static struct ibv_mr *at_iova(int call, uint64_t iova, int access)
 {
 	struct init_attr attr = { .length = PAGE, .access = access, .comp_mask = MASK_ADDR | MASK_IOVA, .iova = iova,
 				  .addr = memory };
-	static struct ibv_mr *(*reg_mr_ex)(struct ibv_pd *, struct init_attr *);
-
 	switch (call) {
 	case 0: return ibv_reg_mr_iova(pair.pd, memory, PAGE, iova, access);
 	case 1: return ibv_reg_mr_iova2(pair.pd, memory, PAGE, iova, (unsigned int)access);
 	}
-	*(void **)&reg_mr_ex = dlvsym(RTLD_DEFAULT, "ibv_reg_mr_ex", "IBVERBS_1.15");
 	must(reg_mr_ex);
 	return reg_mr_ex(pair.pd, &attr);
 }

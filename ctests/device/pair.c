@@ -30,9 +30,10 @@ static void make_qp(struct pair *pair, struct rdma_cm_id *id)
 		.sq_sig_all = 1,
 	};
 
-	if (!pair->pd) {
+	if (!pair->cq) {
 		pair->context = id->verbs;
-		pair->pd = ibv_alloc_pd(id->verbs);
+		if (!pair->foreign_pd)
+			pair->pd = ibv_alloc_pd(id->verbs);
 		pair->cq = ibv_create_cq(id->verbs, 64, NULL, NULL, 0);
 		must(pair->pd && pair->cq);
 	}
@@ -85,7 +86,14 @@ static void disconnect_ids(struct pair *pair)
 
 void pair_open(struct pair *pair)
 {
+	pair_open_in(pair, NULL);
+}
+
+void pair_open_in(struct pair *pair, struct ibv_pd *pd)
+{
 	memset(pair, 0, sizeof(*pair));
+	pair->pd = pd;
+	pair->foreign_pd = pd != NULL;
 	pair->channel = rdma_create_event_channel();
 	must(pair->channel);
 	connect_ids(pair);
@@ -107,7 +115,8 @@ void pair_close(struct pair *pair)
 {
 	disconnect_ids(pair);
 	must(ibv_destroy_cq(pair->cq) == 0);
-	must(ibv_dealloc_pd(pair->pd) == 0);
+	if (!pair->foreign_pd)
+		must(ibv_dealloc_pd(pair->pd) == 0);
 }
 
 int pair_post(struct pair *pair, struct ibv_send_wr *request)

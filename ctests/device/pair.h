@@ -13,13 +13,15 @@ struct pair {
 	struct ibv_cq *cq;
 	struct ibv_qp *qp;   /* posts requests */
 	struct ibv_qp *peer; /* answers them */
-	bool iwarp;
+	bool iwarp, foreign_pd;
 	struct rdma_event_channel *channel;
 	struct rdma_cm_id *listener, *ids[2];
 };
 
 /* Connects a pair over CHECK_ADDRESS. */
 void pair_open(struct pair *pair);
+/* The same over a protection domain of someone else, who got the device from librdmacm too. */
+void pair_open_in(struct pair *pair, struct ibv_pd *pd);
 /* Connects the queue pairs anew: after an error they are of no use. */
 void pair_reconnect(struct pair *pair);
 void pair_close(struct pair *pair);

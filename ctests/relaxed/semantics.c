@@ -335,12 +335,10 @@ int main(int argc, char **argv)
 	as_root();
 	relaxed_open(&pair);
 	memory = pages(16);
-#ifndef PLAIN_CALLS /* those that are about the relaxed calls */
 	names();
 	arguments();
-	other_calls();
-#endif
 	hull();
+	other_calls();
 	rights();
 	flush();
 	device();

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Writes the C file that proves our structures and constants against the installed headers.
 
-use super::{Mirror, libfabric::*, libfabric_provider::*, rdma_core::*, uapi::*};
+use super::{
+    Mirror, libfabric::*, libfabric_monitor::*, libfabric_provider::*, rdma_core::*, uapi::*,
+};
 use std::fmt::Write;
 
 fn assertions<T: Mirror>(out: &mut String) {
@@ -109,6 +111,11 @@ fn libfabric_c_file() -> String {
     assertions::<fi_rx_attr>(&mut out);
     assertions::<fi_ep_attr>(&mut out);
     assertions::<fi_domain_attr>(&mut out);
+    out.push_str("#if HEADERS >= FI_VERSION(1, 13)\n#include <rdma/fi_ext.h>\n");
+    whole::<fid_mem_monitor>(&mut out);
+    whole::<fi_ops_mem_monitor>(&mut out);
+    whole::<fi_ops_mem_notify>(&mut out);
+    out.push_str("#endif\n");
     // How much of the attributes each version had: what `fabric/attributes.rs` reads.
     for (from, until, size) in crate::fabric::ATTRIBUTE_SIZES {
         writeln!(

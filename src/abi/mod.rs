@@ -6,6 +6,7 @@
 //! made from these declarations, against the headers that are installed (`layout.rs`).
 
 pub mod libfabric;
+pub mod libfabric_monitor;
 pub mod libfabric_provider;
 pub mod rdma_core;
 pub mod uapi;

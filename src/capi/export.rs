@@ -6,11 +6,18 @@
 //! published by a stub of one jump that carries name and node. `ctests/abi` compares what comes out with
 //! a list, both ways.
 
-/// Publishes `$f` as `name@@NODE`, by a stub. With `caller in` the function has one argument more than C knows, a
-/// `Caller`: the register is that of such an argument on each architecture, and the stub writes there
-/// where the call returns to. No argument list in Rust tells that.
+/// Publishes `$f` as `f@@NODE`, by a stub; or as `name@NODE`, for those only who were linked to a library
+/// that has that node: whoever is linked to this one does not find it. With `caller in` the function has one argument
+/// more than C knows, a `Caller`: the register is that of such an argument on each architecture, and the stub writes
+/// there where the call returns to. No argument list in Rust tells that.
 macro_rules! interpose {
     ($f:ident, $node:literal $(, caller in $x86:literal $arm:literal $riscv:literal)?) => {
+        $crate::capi::export::interpose!($f, stringify!($f), "@@", $node $(, $x86 $arm $riscv)?);
+    };
+    ($f:ident as $name:literal, $node:literal) => {
+        $crate::capi::export::interpose!($f, $name, "@", $node);
+    };
+    ($f:ident, $name:expr, $at:literal, $node:literal $(, $x86:literal $arm:literal $riscv:literal)?) => {
         #[cfg(not(test))]
         core::arch::global_asm!(
             concat!(".pushsection .text.rdmamr_stub_", stringify!($f), ",\"ax\",@progbits"),
@@ -36,7 +43,7 @@ macro_rules! interpose {
             ".cfi_endproc",
             concat!(".size rdmamr_stub_", stringify!($f), ", . - rdmamr_stub_", stringify!($f)),
             ".popsection",
-            concat!(".symver rdmamr_stub_", stringify!($f), ", ", stringify!($f), "@@", $node, ", remove"),
+            concat!(".symver rdmamr_stub_", stringify!($f), ", ", $name, $at, $node, ", remove"),
             f = sym $f,
         );
         // Unit tests must not stand in for anything; this keeps the function in use there.

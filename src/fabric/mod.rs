@@ -12,12 +12,14 @@
 
 pub mod access;
 pub mod attributes;
+mod background;
 mod close;
 pub mod domain;
 pub mod errors;
 pub mod fast;
 mod foreign_queue;
 mod keys;
+pub mod monitor;
 pub mod provider;
 pub mod queue;
 pub mod raw_key;

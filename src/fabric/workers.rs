@@ -3,17 +3,15 @@
 //! nothing to do for a while.
 
 use super::errors::Failure;
-use super::{Queue, Region};
+use super::{Queue, Region, background};
 use crate::explain::Reason;
 use crate::log::{self, Level};
 use crate::mr::Error;
 use crate::process::PerProcess;
-use core::mem::MaybeUninit;
 use core::time::Duration;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread;
 
 /// How many threads there are at most. Registering is mostly the kernel's work on the pages, of which more
 /// threads do more at once; but they share the lock of the address space.
@@ -106,27 +104,16 @@ pub fn cancel(region: &Region) {
     }
 }
 
-/// Starts a thread. It takes no signals, which are the application's.
+/// Starts a thread.
 fn start(workers: &'static Workers) -> bool {
-    let mut all = MaybeUninit::<libc::sigset_t>::uninit();
-    // SAFETY: the set is writable.
-    unsafe { libc::sigfillset(all.as_mut_ptr()) };
-    let mut before = MaybeUninit::<libc::sigset_t>::uninit();
-    // SAFETY: the first was filled by the call before, the second is writable.
-    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr()) };
-    let thread = thread::Builder::new()
-        .name("rdmamr-register".to_owned())
-        .stack_size(256 << 10)
-        .spawn(move || workers.work());
-    // SAFETY: filled by the call before; nothing is asked for.
-    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), core::ptr::null_mut()) };
-    if thread.is_err() {
+    let started = background::start("rdmamr-register", move || workers.work());
+    if !started {
         log::line(
             Level::Warn,
             format_args!("no thread for registrations in the background"),
         );
     }
-    thread.is_ok()
+    started
 }
 
 impl Workers {

@@ -4,7 +4,7 @@
 
 use super::prefault::{self, Watch};
 use super::state;
-use super::{Access, Error, Mr, Pd, Request, count_vanished, require};
+use super::{Access, Context, Error, Mr, Pd, Request, count_vanished, require};
 use crate::abi::rdma_core::*;
 use crate::log::{self, Level};
 use crate::stats::Counter;
@@ -16,7 +16,10 @@ use errno::errno;
 #[cold]
 pub fn register(pd: Pd, request: &Request, why: &str) -> Result<*mut ibv_mr, Error> {
     log::line(Level::Debug, format_args!("registration passed on: {why}"));
-    if prefault::is_large(request.length) {
+    // What has no kernel file may pin nothing.
+    // SAFETY: a protection domain's own device, which is open as long as the domain exists.
+    let context = unsafe { Context::from_c(pd.context()) };
+    if prefault::is_large(request.length) && context.and_then(Context::fd).is_some() {
         return prefault::around(request, Watch::Unknown, || ask_next(pd, request));
     }
     ask_next(pd, request)

@@ -155,3 +155,98 @@ impl Pages {
         !failed && there.iter().all(|page| page & 1 == 1)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mr::Access;
+    use core::ffi::c_void;
+
+    /// Anonymous memory in small pages, and a page behind it that can be made inaccessible.
+    pub struct Memory(*mut c_void, usize);
+
+    impl Memory {
+        pub fn new(size: usize) -> Memory {
+            let protection = libc::PROT_READ | libc::PROT_WRITE;
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+            let null = core::ptr::null_mut();
+            // SAFETY: a new mapping.
+            let start = unsafe { libc::mmap(null, size + 4096, protection, flags, -1, 0) };
+            assert_ne!(start, libc::MAP_FAILED);
+            // SAFETY: advice on that mapping.
+            unsafe { libc::madvise(start, size, libc::MADV_NOHUGEPAGE) };
+            Memory(start, size)
+        }
+
+        pub fn pages(&self) -> Pages {
+            let request = Request::at_address(self.0, self.1, Access::LOCAL_WRITE);
+            Pages::of(&request).unwrap()
+        }
+
+        pub fn write(&self, at: usize, byte: u8) {
+            // SAFETY: within the mapping.
+            unsafe {
+                self.0
+                    .wrapping_byte_add(at)
+                    .cast::<u8>()
+                    .write_volatile(byte)
+            };
+        }
+
+        pub fn read(&self, at: usize) -> u8 {
+            // SAFETY: within the mapping.
+            unsafe { self.0.wrapping_byte_add(at).cast::<u8>().read_volatile() }
+        }
+
+        pub fn protect(&self, at: usize, protection: i32) {
+            // SAFETY: within the mapping.
+            let failed = unsafe { libc::mprotect(self.0.wrapping_byte_add(at), 4096, protection) };
+            assert_eq!(failed, 0);
+        }
+
+        pub fn guard(&self) {
+            self.protect(self.1, libc::PROT_NONE);
+        }
+    }
+
+    impl Drop for Memory {
+        fn drop(&mut self) {
+            // SAFETY: mapped here.
+            unsafe { libc::munmap(self.0, self.1 + 4096) };
+        }
+    }
+
+    #[test]
+    fn pages_are_those_that_are_touched() {
+        let pages = |start: usize, length| {
+            let addr = core::ptr::without_provenance_mut(start);
+            let request = Request::at_address(addr, length, Access::empty());
+            Pages::of(&request).map(|pages| (pages.start, pages.end))
+        };
+        let size = crate::proc::page_size() as usize;
+        assert_eq!(pages(size, size), Some((size, 2 * size)));
+        assert_eq!(pages(size + 1, size), Some((size, 3 * size)));
+        assert_eq!(pages(2 * size - 1, 1), Some((size, 2 * size)));
+        assert_eq!(pages(size, usize::MAX), None);
+        assert_eq!(pages(usize::MAX - 1, 1), None);
+    }
+
+    #[test]
+    fn what_is_registered_keeps_its_result_and_errno() {
+        let memory = Memory::new(LEAST);
+        let request = Request::at_address(memory.0, LEAST, Access::LOCAL_WRITE);
+        errno::set_errno(errno::Errno(libc::EXDEV));
+        let result = around(&request, Watch::Unknown, || {
+            let before = errno::errno().0;
+            errno::set_errno(errno::Errno(libc::ENOENT));
+            before
+        });
+        assert_eq!((result, errno::errno().0), (libc::EXDEV, libc::ENOENT));
+    }
+
+    #[test]
+    fn sizes_for_people() {
+        assert_eq!(Bytes(16 << 20).to_string(), "16 MiB");
+        assert_eq!(Bytes(4 << 30).to_string(), "4.0 GiB");
+    }
+}

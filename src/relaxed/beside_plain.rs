@@ -99,7 +99,7 @@ fn leave(relaxed: &Instance, of: impl Fn(&Region) -> bool, fd: i32) {
     let _inside = thread::enter();
     let locked = relaxed.pool.lock();
     for (id, region) in relaxed.pool.each() {
-        if region.word.load().is_registered() && of(region) {
+        if region.word.load().is_registered() && !region.is_watched_only() && of(region) {
             locked.withdraw(id, Cause::Flush);
             region.fd.store(fd, Relaxed);
         }

@@ -2,8 +2,9 @@
 //! The end of a region: deregistered by the kernel, then its slot is free. Only for claimed regions.
 
 use super::Instance;
-use super::pool::{Cause, cause};
+use super::pool::{Cause, Locked, cause};
 use super::region::{Id, Region};
+use super::watch::{Unwatched, Watched};
 use crate::mr::bare::{Bare, Uverbs, UverbsOfHelper};
 use crate::stats::Counter;
 use crate::thread;
@@ -72,6 +73,15 @@ pub fn end(relaxed: &Instance, id: Id, by: By) -> Result<(), Errno> {
     }
     let locked = pool.lock();
     counters.add(thread, Counter::Hits, region.forget_hits());
+    leave(relaxed, &locked, id);
+    Ok(())
+}
+
+/// Frees the slot of a claimed region that the kernel has no more, and stops watching its memory where that is
+/// of use.
+pub fn leave(relaxed: &Instance, locked: &Locked<'_>, id: Id) {
+    let pool = relaxed.pool;
+    let region = pool.region(id);
     let hull = region.hull();
     // Memory that has changed is not there any more, or is about to be registered anew.
     let in_peace = matches!(
@@ -89,12 +99,19 @@ pub fn end(relaxed: &Instance, id: Id, by: By) -> Result<(), Errno> {
             relaxed.watch.unwatch(hull);
         }
     }
-    Ok(())
 }
 
 /// Values of `Region::watched`, besides 0.
-pub const CHUNKS: u32 = 1;
-pub const PAGES: u32 = 2;
+const CHUNKS: u32 = 1;
+const PAGES: u32 = 2;
+
+/// The value of `Region::watched` for what is watched.
+pub fn watched(watched: Result<Watched, Unwatched>) -> u32 {
+    watched.map_or(0, |watched| match watched {
+        Watched::Chunks => CHUNKS,
+        Watched::Pages => PAGES,
+    })
+}
 
 /// To stop watching takes 80 ns a page (measured), under the lock; large ranges split few mappings.
 const UNWATCH_AT_MOST: u64 = 8 << 20;

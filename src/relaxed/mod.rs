@@ -34,6 +34,7 @@ mod register;
 mod release;
 mod shared_memory;
 mod start;
+pub mod subscription;
 mod sync;
 mod table;
 pub mod transparent;
@@ -41,6 +42,7 @@ mod watch;
 mod word;
 
 pub use flush::flush;
+pub use lock::{wait, wake};
 pub use register::register;
 pub use release::{deregister, release};
 

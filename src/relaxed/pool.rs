@@ -35,6 +35,7 @@ use super::list::List;
 use super::lock::{self, Held, Lock};
 use super::region::{Id, NO, OBJECT_OFFSET, Purpose, Region, YES};
 use super::shared_memory::{SharedMemory, Sharing};
+use super::subscription::Subscriptions;
 use super::table::Table;
 use super::word::{Grant, Left};
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering::*};
@@ -103,6 +104,7 @@ pub struct Pool {
     pub account: Account,
     shared_memory: SharedMemory,
     dropping: Dropping,
+    pub subscriptions: Subscriptions,
     pub filter: Filter,
     table: Table,
     index: Index,
@@ -204,6 +206,17 @@ impl Pool {
         }
     }
 
+    /// A region that serves, if it could be taken now; somebody holds it for the one who asks.
+    #[inline(always)]
+    pub fn find(&self, purpose: &Purpose) -> Option<Id> {
+        self.table.find(purpose, |id| {
+            let region = self.slots.get(id.0 as usize)?;
+            let seen = region.word.load();
+            let found = seen.can_be_taken() && region.serves(purpose) && region.word.load() == seen;
+            found.then_some(id)
+        })
+    }
+
     /// The object for a grant, over the program's memory. `None` where there is no slot for another.
     #[inline(always)]
     pub fn object(&self, id: Id, grant: Grant, addr: u64, length: u64) -> Option<usize> {
@@ -288,7 +301,7 @@ impl Pool {
     pub fn in_use(&self) -> (u64, u64) {
         let used = self.each().filter(|(_, region)| {
             let seen = region.word.load();
-            seen.is_registered() && seen.users() > 0
+            seen.is_registered() && seen.users() > 0 && !region.is_watched_only()
         });
         used.fold((0, 0), |(count, bytes), (_, region)| {
             (count + 1, bytes + region.hull().bytes())
@@ -299,7 +312,7 @@ impl Pool {
     pub fn is_used(&self, mut of: impl FnMut(&Region) -> bool) -> bool {
         self.each().any(|(_, region)| {
             let seen = region.word.load();
-            seen.is_registered() && seen.users() > 0 && of(region)
+            seen.is_registered() && seen.users() > 0 && !region.is_watched_only() && of(region)
         })
     }
 
@@ -381,6 +394,11 @@ pub struct Applied {
 }
 
 impl Locked<'_> {
+    /// The pool.
+    pub fn pool(&self) -> &Pool {
+        self.0
+    }
+
     /// Begins a region: links it, with one user. `None` where there is no slot.
     pub fn make(&self, purpose: &Purpose) -> Option<Id> {
         let pool = self.0;
@@ -395,7 +413,9 @@ impl Locked<'_> {
         region.word.make();
         pool.index.add(&*pool.slots, id);
         pool.filter.add(purpose.hull);
-        pool.account.add(purpose.hull);
+        if !region.is_watched_only() {
+            pool.account.add(purpose.hull);
+        }
         Some(id)
     }
 
@@ -489,7 +509,24 @@ impl Locked<'_> {
             return false;
         }
         region.cause.store(cause as u32 + 1, Relaxed);
+        if region.is_watched_only() {
+            self.0.subscriptions.withdrawn(1);
+        }
         true
+    }
+
+    /// The subscription for a range, if there is one.
+    pub fn subscription(&self, hull: Range) -> Option<Id> {
+        let mut found = None;
+        self.0
+            .index
+            .overlapping(&*self.0.slots, hull, |id, region| {
+                if region.is_watched_only() && region.hull() == hull {
+                    found = Some(id);
+                }
+                found.is_none()
+            });
+        found
     }
 
     /// Withdraws the regions whose memory has changed, by the log, and claims those that are idle.
@@ -619,7 +656,9 @@ impl Locked<'_> {
         let hull = region.hull();
         pool.index.remove(&*pool.slots, id);
         pool.filter.remove(hull);
-        pool.account.remove(hull);
+        if !region.is_watched_only() {
+            pool.account.remove(hull);
+        }
         let claimed = region.word.load().is_ending();
         region.word.free();
         pool.push(id);

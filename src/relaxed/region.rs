@@ -61,6 +61,10 @@ pub struct Region {
     pub of_file: AtomicU32,
     /// Whether userfaultfd watches it.
     pub watched: AtomicU32,
+    /// Of a subscription: how many entries another library's cache has there (`subscription.rs`), and how many
+    /// of those that it had before will be gone when it has been notified.
+    pub entries: AtomicU32,
+    pub leaving: AtomicU32,
 }
 #[cfg(not(loom))]
 const _: () = assert!(size_of::<Region>() == 192 && OBJECT_OFFSET + (LENGTH + 1) * 8 == 64);
@@ -82,6 +86,10 @@ pub struct Purpose {
     pub alone: bool,
 }
 
+/// In place of a protection domain: the memory is only watched, for another library. No program has a domain at
+/// the end of the address space.
+pub const WATCHED_ONLY: u64 = u64::MAX;
+
 /// Values of [`Region::of_file`].
 pub const UNKNOWN: u32 = 0;
 pub const NO: u32 = 1;
@@ -99,6 +107,8 @@ impl Region {
         self.cause.store(0, Relaxed);
         self.hits.store(0, Relaxed);
         self.of_file.store(UNKNOWN, Relaxed);
+        self.entries.store(0, Relaxed);
+        self.leaving.store(0, Relaxed);
     }
 
     /// Its own handle serves a registration.
@@ -143,6 +153,11 @@ impl Region {
         const _: () = assert!(core::mem::offset_of!(ibv_mr, lkey) == HANDLE_AND_LKEY * 8 + 4);
         let words = self.object[HANDLE_AND_LKEY].load(Relaxed).to_ne_bytes();
         u32::from_ne_bytes([words[4], words[5], words[6], words[7]])
+    }
+
+    /// Whether the kernel has registered nothing for it.
+    pub fn is_watched_only(&self) -> bool {
+        self.pd() == WATCHED_ONLY
     }
 
     /// Whether it serves that purpose. Rights of peers are neither widened nor narrowed: such a region

@@ -6,7 +6,7 @@ use super::ending::{self, By};
 use super::flush::relieve;
 use super::hit::Miss;
 use super::hull::Range;
-use super::pool::Cause;
+use super::pool::{Cause, Locked};
 use super::region::{Id, Purpose};
 use super::watch::{Unwatched, Watched};
 use super::{Instance, beside_plain, lock, start};
@@ -107,7 +107,7 @@ enum Left {
 impl Instance {
     /// Applies the log, and waits a moment for what is under way. False if that does not end: it may be
     /// this thread's, interrupted.
-    fn settle(&self) -> bool {
+    pub(super) fn settle(&self) -> bool {
         const SPINS: u32 = 64;
         const YIELDS: u32 = 16;
         const SLEEPS: u32 = 40;
@@ -136,7 +136,7 @@ impl Instance {
     }
 
     /// Looks for a region that would serve, but that a hit does not find. If there is one, the next hit does.
-    fn look_closer(&self, purpose: &Purpose) -> bool {
+    pub(super) fn look_closer(&self, purpose: &Purpose) -> bool {
         let _inside = thread::enter();
         let locked = self.pool.lock();
         if locked.has_new(purpose) {
@@ -230,17 +230,27 @@ impl Instance {
         region.device.store(bare.device, Relaxed);
         region.fd.store(bare.fd, Relaxed);
         region.handle.store(bare.handle, Relaxed);
-        let how = watched.map_or(0, |watched| match watched {
-            Watched::Chunks => ending::CHUNKS,
-            Watched::Pages => ending::PAGES,
-        });
-        region.watched.store(how, Relaxed);
+        region.watched.store(ending::watched(watched), Relaxed);
         if let Some(object) = Object::at(region.object()) {
             object.fill(pd, request, &answer);
         }
         let thread = thread::number();
         self.counters.add(thread, Counter::RegKernel, 1);
         Ok(watched)
+    }
+
+    /// Takes the lock, with the log applied and the range's shared memory, if any, not in doubt.
+    pub(super) fn lock_with_shared_memory(&self, hull: Range) -> Locked<'_> {
+        let locked = self.pool.lock();
+        self.apply(&locked, By::Program);
+        if locked.shared_memory().at(hull).is_none() || !locked.shared_memory().is_doubtful() {
+            return locked;
+        }
+        drop(locked);
+        start::read_shared_memory(self);
+        let locked = self.pool.lock();
+        self.apply(&locked, By::Program);
+        locked
     }
 
     /// Lets others use the region, now or after its release, as far as that is safe.
@@ -254,15 +264,7 @@ impl Instance {
         if bare::is_fork_protected() {
             reason = reason.or(Some(Counter::BypassedFork));
         }
-        let mut locked = self.pool.lock();
-        self.apply(&locked, By::Program);
-        if locked.shared_memory().at(purpose.hull).is_some() && locked.shared_memory().is_doubtful()
-        {
-            drop(locked);
-            start::read_shared_memory(self);
-            locked = self.pool.lock();
-            self.apply(&locked, By::Program);
-        }
+        let locked = self.lock_with_shared_memory(purpose.hull);
         if locked.shared_memory().at(purpose.hull).is_some() {
             reason = reason.or(Some(Counter::BypassedMemory));
         }

@@ -141,6 +141,11 @@ impl Watch {
         }
     }
 
+    /// Whether anything is watched.
+    pub fn is_on(&self) -> bool {
+        self.file().is_some()
+    }
+
     fn file(&self) -> Option<Userfaultfd> {
         self.file.filter(|_| !self.lost.load(Relaxed))
     }

@@ -1,25 +1,120 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The program `rdmamr`: runs programs under the library, and says what their registrations cost.
-use clap::Parser;
-use std::process::ExitCode;
 
+mod abi;
+mod bench;
+mod doctor;
+mod elf;
 #[path = "../../src/trace/format.rs"]
 #[allow(dead_code, reason = "the library writes what this only reads")]
 mod format;
+mod library;
 mod report;
+mod run;
 #[cfg(test)]
 mod sample;
+mod signals;
+mod style;
 mod trace;
+mod uverbs;
+mod verbs;
 
-/// What RDMA memory registration costs, and how to be rid of it
-#[derive(clap::Parser)]
-#[command(version)]
-enum Command {
-    Report(report::Args),
+use clap::{CommandFactory, Parser, Subcommand};
+use clap_complete::Shell;
+use std::process::ExitCode;
+
+/// What RDMA memory registration costs a program, and how to be rid of it
+#[derive(Parser)]
+#[command(
+    name = "rdmamr",
+    version,
+    max_term_width = 80,
+    disable_help_subcommand = true
+)]
+#[command(after_help = "\
+Examples:
+  rdmamr doctor                               is the machine fit for it?
+  rdmamr run --trace app.trace -- ./app       record what a program registers
+  rdmamr report app.trace                     what that costs, and why
+  rdmamr run --cache=local -- ./app           have registrations used again
+  rdmamr bench mlx5_0                         what a registration costs here
+
+man rdmamr(1) has more, man rdmamr(7) the library's settings.")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
 }
 
-fn main() -> anyhow::Result<ExitCode> {
-    match Command::parse() {
-        Command::Report(args) => report::run(&args),
+#[derive(Subcommand)]
+enum Command {
+    Run(run::Args),
+    Report(report::Args),
+    Doctor(doctor::Args),
+    Bench(bench::Args),
+    /// Print a script that completes this program's arguments in a shell
+    #[command(after_help = "\
+Examples:
+  rdmamr completions bash >/usr/share/bash-completion/completions/rdmamr
+  rdmamr completions zsh >/usr/share/zsh/vendor-completions/_rdmamr
+  rdmamr completions fish >~/.config/fish/completions/rdmamr.fish")]
+    Completions {
+        /// bash, zsh, fish, elvish or powershell
+        #[arg(hide_possible_values = true)]
+        shell: Shell,
+    },
+}
+
+fn main() -> ExitCode {
+    signals::restore();
+    let usage = usage_status();
+    // Not among the commands, which are shown and completed: the processes of "bench".
+    if std::env::args_os()
+        .nth(1)
+        .is_some_and(|command| command == bench::worker::COMMAND)
+    {
+        let args = bench::worker::Args::parse_from(std::env::args_os().skip(1));
+        return end(bench::worker::run(&args).map(|()| ExitCode::SUCCESS), usage);
+    }
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            let _ = error.print();
+            return if error.use_stderr() {
+                ExitCode::from(usage)
+            } else {
+                ExitCode::SUCCESS
+            };
+        }
+    };
+    let result = match &cli.command {
+        Command::Run(args) => run::run(args),
+        Command::Report(args) => report::run(args),
+        Command::Doctor(args) => doctor::run(args),
+        Command::Bench(args) => bench::run(args),
+        Command::Completions { shell } => {
+            clap_complete::generate(
+                *shell,
+                &mut Cli::command(),
+                "rdmamr",
+                &mut std::io::stdout(),
+            );
+            Ok(ExitCode::SUCCESS)
+        }
+    };
+    end(result, usage)
+}
+
+fn end(result: anyhow::Result<ExitCode>, status: u8) -> ExitCode {
+    result.unwrap_or_else(|error| {
+        anstream::eprintln!("rdmamr: {error:#}");
+        ExitCode::from(status)
+    })
+}
+
+/// The exit status for what this program itself refuses: 2, but 125 where the others are the program's that is run.
+fn usage_status() -> u8 {
+    match std::env::args_os().nth(1) {
+        Some(command) if command == "run" => run::REFUSED,
+        _ => 2,
     }
 }

@@ -18,7 +18,7 @@ use crate::proc;
 pub fn is_suitable(request: &Request, pages: Pages, watch: Watch) -> bool {
     // What is paged on demand is not pinned. In ascending order of the cost:
     !request.access.on_demand()
-        && !is_refused(request)
+        && !is_refused(request, pages)
         && pages.lack_some()
         && can_populate()
         && is_within_limit(pages)
@@ -28,10 +28,10 @@ pub fn is_suitable(request: &Request, pages: Pages, watch: Watch) -> bool {
 }
 
 /// Whether the kernel refuses it whatever the memory is.
-fn is_refused(request: &Request) -> bool {
-    const PAGE: u64 = 4096;
+fn is_refused(request: &Request, pages: Pages) -> bool {
+    let page = pages.size as u64;
     request.access.refusal().is_some()
-        || !(request.addr.addr() as u64 ^ request.iova).is_multiple_of(PAGE)
+        || !(request.addr.addr() as u64 ^ request.iova).is_multiple_of(page)
 }
 
 /// Whether this kernel can populate memory, Linux 5.14: it takes the advice, for no memory.
@@ -114,5 +114,54 @@ impl Pages {
             at < end
         });
         at >= end
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mr::prefault::tests::Memory;
+
+    const SIZE: usize = 64 << 20;
+
+    #[test]
+    fn fresh_memory_is_suitable_and_no_more_once_it_is_there() {
+        let memory = Memory::new(SIZE);
+        let pages = memory.pages();
+        assert!(pages.lack_some());
+        let below = pages.are_private_memory().unwrap();
+        assert!(below.mappings > 0 && below.bytes > 0);
+        assert!(pages.are_unwatched(below));
+        for at in (0..SIZE).step_by(4096) {
+            memory.write(at, 1);
+        }
+        assert!(!pages.lack_some());
+    }
+
+    #[test]
+    fn one_page_of_another_kind_is_enough() {
+        for protection in [libc::PROT_NONE, libc::PROT_READ] {
+            let memory = Memory::new(SIZE);
+            memory.protect(SIZE - 4096, protection);
+            assert!(memory.pages().are_private_memory().is_none());
+        }
+        let memory = Memory::new(SIZE);
+        let pages = memory.pages();
+        let beyond = Pages {
+            end: pages.end + SIZE,
+            ..pages
+        };
+        memory.guard();
+        assert!(beyond.are_private_memory().is_none());
+        assert!(pages.are_private_memory().is_some());
+    }
+
+    #[test]
+    fn a_long_look_is_not_taken() {
+        let memory = Memory::new(SIZE);
+        let pages = memory.pages();
+        let mappings = 1 << 20;
+        let bytes = 0;
+        assert!(!pages.are_unwatched(Below { mappings, bytes }));
     }
 }

@@ -28,8 +28,8 @@ pub struct Team {
 /// What they share. On memory of its own: a signal handler may leave the registration by siglongjmp.
 struct Work {
     pages: Pages,
-    /// The end of the next piece. They come from the end, since the registration comes from the start.
-    next: AtomicUsize,
+    /// How many pieces are taken. They come from the end, since the registration comes from the start.
+    taken: AtomicUsize,
     /// The registration has returned, or some page could not be made: then the registration will say why.
     over: AtomicBool,
     /// The NUMA node where the caller takes its pages from.
@@ -51,7 +51,7 @@ impl Team {
         let work = NonNull::new(memory.cast::<Work>())?;
         let content = Work {
             pages,
-            next: AtomicUsize::new(pages.end.next_multiple_of(PIECE)),
+            taken: AtomicUsize::new(0),
             over: AtomicBool::new(false),
             node: local_node(),
             progress: Progress::new(pages, start),
@@ -100,16 +100,9 @@ extern "C" fn run(argument: *mut c_void) -> c_int {
 impl Work {
     /// Takes the next piece; false if there is none any more.
     fn populate_next(&self) -> bool {
-        let end = self.next.fetch_sub(PIECE, Relaxed);
-        if end <= self.pages.start || self.over.load(Relaxed) {
-            // So that it never wraps.
-            self.next.store(self.pages.start, Relaxed);
+        let piece = self.pages.piece(self.taken.fetch_add(1, Relaxed));
+        let Some(piece) = piece.filter(|_| !self.over.load(Relaxed)) else {
             return false;
-        }
-        let piece = Pages {
-            start: (end - PIECE).max(self.pages.start),
-            end: end.min(self.pages.end),
-            ..self.pages
         };
         // To walk over pages that are there takes twenty times as long as to ask whether they are.
         if !piece.are_present() && !piece.populate() {
@@ -173,6 +166,19 @@ impl Progress {
 }
 
 impl Pages {
+    /// The piece of that number, from the end.
+    fn piece(self, number: usize) -> Option<Pages> {
+        let end = self
+            .end
+            .next_multiple_of(PIECE)
+            .checked_sub(number * PIECE)?;
+        (end > self.start).then(|| Pages {
+            start: (end - PIECE).max(self.start),
+            end: end.min(self.end),
+            ..self
+        })
+    }
+
     /// How many percent of the pages are there, by as many looks.
     fn percent_present(self) -> usize {
         let each = self.count() / 100;
@@ -251,4 +257,54 @@ fn prefer(node: u32) {
             bits,
         )
     };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mr::prefault::tests::Memory;
+
+    #[test]
+    fn pieces_cover_all_of_it_and_no_more() {
+        const PAGE: usize = 4096;
+        for (start, end) in [
+            (0x10_0000, 0x50_0000 + PAGE),
+            (0x20_0000, 0x40_0000),
+            (PAGE, 2 * PAGE),
+        ] {
+            let size = PAGE;
+            let pages = Pages { start, end, size };
+            let mut below = end;
+            for piece in (0..).map_while(|number| pages.piece(number)) {
+                assert_eq!(piece.end, below);
+                assert!(piece.start / PIECE == (piece.end - 1) / PIECE);
+                below = piece.start;
+            }
+            assert_eq!(below, start);
+        }
+    }
+
+    #[test]
+    fn a_team_populates_what_is_missing_and_changes_nothing() {
+        let memory = Memory::new(64 << 20);
+        memory.write(5 << 20, 0x5a);
+        assert_eq!(memory.pages().percent_present(), 0);
+        let Some(team) = Team::start(memory.pages(), 1, now()) else {
+            assert_eq!(processors(), 1);
+            return;
+        };
+        while memory.pages().percent_present() < 100 {
+            std::thread::yield_now();
+        }
+        assert_eq!(team.stop(), 1);
+        assert_eq!((memory.read(5 << 20), memory.read(6 << 20)), (0x5a, 0));
+    }
+
+    #[test]
+    fn a_team_is_never_larger_than_its_work() {
+        let memory = Memory::new(PIECE);
+        let team = Team::start(memory.pages(), PREFAULT_MOST, now());
+        let most = 1.min(processors() - 1);
+        assert_eq!(team.map_or(0, Team::stop), most);
+    }
 }

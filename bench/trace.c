@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * What it costs that calls are written down (RDMAMR_TRACE), on this machine's processor: pairs of a registration
+ * and a deregistration, each served by the pool, by one thread or by several, with a device that is a stub
+ * (ctests/relaxed/stub_device.h). A hit is the cheapest call that there is, so the cost shows.
+ *
+ * Usage: trace THREADS. Prints ns for a call: of each thread the median of its batches, and of those the median.
+ */
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <time.h>
+#include "../ctests/relaxed/stub_device.h"
+#include "median.h"
+
+enum { PAGE = 4096, BATCHES = 41, PAIRS = 20000, MOST = 16 };
+
+struct thread {
+	pthread_t id;
+	char *memory;
+	double ns;
+};
+
+/* Of the processor, so that what else the machine does does not count. */
+static double now(void)
+{
+	struct timespec time;
+
+	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+	return (double)time.tv_sec * 1e9 + (double)time.tv_nsec;
+}
+
+static void *calls(void *argument)
+{
+	struct thread *thread = argument;
+	double times[BATCHES];
+
+	for (int batch = 0; batch < BATCHES; batch++) {
+		double start = now();
+
+		for (int n = 0; n < PAIRS; n++) {
+			struct ibv_mr *mr = ibv_reg_mr_relaxed(stub_pd(), thread->memory, PAGE, IBV_ACCESS_LOCAL_WRITE);
+
+			if (!mr || ibv_dereg_mr_relaxed(mr)) {
+				perror("trace");
+				exit(1);
+			}
+		}
+		times[batch] = (now() - start) / (2 * PAIRS);
+	}
+	thread->ns = median(times, BATCHES);
+	return NULL;
+}
+
+int main(int argc, char **argv)
+{
+	int count = argc > 1 ? atoi(argv[1]) : 1;
+	struct thread threads[MOST];
+	double times[MOST];
+	const char *why = ibv_reg_mr_relaxed ? stub_open(STUB_NOTHING) : "the library is not loaded";
+
+	if (why || count < 1 || count > MOST) {
+		fprintf(stderr, "trace: %s\n", why ? why : "1 to 16 threads");
+		return 1;
+	}
+	for (int n = 0; n < count; n++) {
+		threads[n].memory = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+		if (threads[n].memory == MAP_FAILED || pthread_create(&threads[n].id, NULL, calls, &threads[n])) {
+			perror("trace");
+			return 1;
+		}
+	}
+	for (int n = 0; n < count; n++) {
+		pthread_join(threads[n].id, NULL);
+		times[n] = threads[n].ns;
+	}
+	printf("%.1f\n", median(times, count));
+	return 0;
+}

@@ -1,0 +1,181 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * The monitor in a process's life: memory that is unmapped is given back though the cache is not asked for it again,
+ * a fork changes nothing for the parent, a child that comes before the first domain has a cache of its own, the cache
+ * ends and begins again with its domains, and many more ranges are registered than it keeps.
+ */
+#include "cached.h"
+#include <rdmamr/verbs.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+
+#pragma weak ibv_reg_mr_relaxed
+#pragma weak ibv_dereg_mr_relaxed
+#pragma weak ibv_flush_relaxed_mr
+
+enum { COUNT = 64, LENGTH = 2 * PAGE, MANY = 17000 };
+
+static struct fid_domain *domain;
+
+static uint64_t key_of(char *memory)
+{
+	struct fid_mr *mr = reg(domain, memory, LENGTH);
+	uint64_t key = fi_mr_key(mr);
+
+	must(fi_close(&mr->fid) == 0);
+	return key;
+}
+
+static bool hits(char *memory)
+{
+	uint64_t key = key_of(memory);
+
+	return key_of(memory) == key;
+}
+
+static void given_back(void)
+{
+	struct ibv_context *context = last_pd->context;
+	char *memory[COUNT], *probe = pages(2);
+	int before, after = 0, most;
+
+	key_of(probe);
+	before = kernel_regions(context);
+	for (int n = 0; n < COUNT; n++) {
+		memory[n] = pages(3);
+		key_of(memory[n]);
+	}
+	most = kernel_regions(context);
+	is(most - before, COUNT, "the cache keeps %d regions", COUNT);
+	for (int n = 0; n < COUNT; n++)
+		must(syscall(SYS_munmap, memory[n], 3 * PAGE) == 0);
+	/* The first registration meets the changes, and the next one after the notification ends the regions. */
+	for (int tries = 0; tries < 100; tries++) {
+		char *other = pages(3);
+
+		key_of(other);
+		after = kernel_regions(context);
+		must(munmap(other, 3 * PAGE) == 0);
+		if (after <= before + 3)
+			break;
+		usleep(20000);
+	}
+	ok(after <= before + 3, "unmapped, they are deregistered without being asked for: %d of %d left", after - before,
+	   COUNT);
+	ok(hits(probe), "what was not unmapped is served");
+}
+
+static void beside_a_child(void)
+{
+	char *memory = pages(2), *gone = pages(2);
+	int release[2];
+	uint64_t key, old;
+	pid_t child;
+	char byte;
+
+	/* The cache may just be told of what was there before. */
+	key_of(memory);
+	usleep(100000);
+	key = key_of(memory);
+	old = key_of(gone);
+	must(pipe(release) == 0);
+	child = fork();
+	must(child >= 0);
+	if (!child) {
+		munmap(memory, LENGTH);
+		close(release[1]);
+		_exit(read(release[0], &byte, 1) == 0 ? 0 : 1);
+	}
+	close(release[0]);
+	is((long long)key_of(memory), (long long)key, "beside a child that has unmapped its copy: served");
+	must(syscall(SYS_munmap, gone, LENGTH) == 0);
+	must((char *)syscall(SYS_mmap, gone, LENGTH, PROT_READ | PROT_WRITE,
+			     MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == gone);
+	ok(key_of(gone) != old, "and what the parent has unmapped is registered anew");
+	close(release[1]);
+	must(waitpid(child, NULL, 0) == child);
+	ok(hits(memory) && hits(gone), "after the child's end: served");
+}
+
+static void in_a_child(void)
+{
+	int status = 0;
+	pid_t child = fork();
+
+	must(child >= 0);
+	if (!child) {
+		char *memory = pages(2);
+		uint64_t key;
+
+		domain = open_domain();
+		if (!hits(memory))
+			_exit(2);
+		key = key_of(memory);
+		syscall(SYS_munmap, memory, LENGTH);
+		if ((char *)syscall(SYS_mmap, memory, LENGTH, PROT_READ | PROT_WRITE,
+				    MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != memory)
+			_exit(3);
+		_exit(key_of(memory) == key ? 4 : fi_close(&domain->fid) ? 5 : 0);
+	}
+	must(waitpid(child, &status, 0) == child);
+	is(status, 0, "a child of a process without domains has a cache, and no stale region");
+}
+
+static void once_more(void)
+{
+	char *memory = pages(2);
+
+	is(fi_close(&domain->fid), 0, "the last domain closes");
+	domain = open_domain();
+	ok(hits(memory), "a new one serves");
+}
+
+/* The watch is no region of a device, though a region of that device was where it is kept now. */
+static void beside_relaxed_regions(void)
+{
+	struct ibv_context *context = open_device();
+	struct ibv_pd *pd = ibv_alloc_pd(context);
+	char *memory = pages(2), *other = pages(2);
+
+	must(pd);
+	must(ibv_dereg_mr_relaxed(ibv_reg_mr_relaxed(pd, memory, LENGTH, IBV_ACCESS_LOCAL_WRITE)) == 0);
+	must(ibv_flush_relaxed_mr(pd) == 0);
+	ok(hits(other), "after relaxed regions: served");
+	is(ibv_dealloc_pd(pd), 0, "their domain ends");
+	is(ibv_close_device(context), 0, "and their device is closed");
+}
+
+/* Ranges without end, each once: of most the cache lets go, and not each version says so. */
+static void many(void)
+{
+	char *memory = pages(2), *large = mmap(NULL, (size_t)MANY * PAGE, PROT_READ | PROT_WRITE,
+					       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	int failed = 0;
+
+	must(large != MAP_FAILED);
+	for (int n = 0; n < MANY; n++) {
+		struct fid_mr *mr = try_reg(domain, large + (size_t)n * PAGE, 64);
+
+		failed += !mr;
+		if (mr)
+			must(fi_close(&mr->fid) == 0);
+	}
+	is(failed, 0, "%d ranges are registered", MANY);
+	usleep(100000);
+	key_of(memory);
+	ok(hits(memory), "after that: served");
+}
+
+int main(void)
+{
+	open_fabric();
+	in_a_child();
+	domain = open_domain();
+	given_back();
+	beside_a_child();
+	once_more();
+	beside_relaxed_regions();
+	many();
+	is(fi_close(&domain->fid), 0, "the domain closes");
+	return done_testing();
+}

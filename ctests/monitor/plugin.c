@@ -1,0 +1,14 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/* plugin FILE: a program that knows no libfabric and loads, for itself alone, an object that is linked to it. */
+#include <dlfcn.h>
+#include <stdio.h>
+
+int main(int argc, char **argv)
+{
+	void *object = argc > 1 ? dlopen(argv[1], RTLD_NOW | RTLD_LOCAL) : NULL;
+	int (*run)(void) = object ? (int (*)(void))dlsym(object, "main") : NULL;
+
+	if (!run)
+		return printf("Bail out! %s\n", dlerror()), 1;
+	return run();
+}

@@ -1,0 +1,157 @@
+#!/bin/bash
+# SPDX-License-Identifier: MIT OR Apache-2.0
+# doctor.sh TOOL LIBRARY [DEVICE]: what "rdmamr doctor" finds, on a device or where there is none. In the machine of
+# vm/ it also changes what is looked at, and wants to see that.
+set -u
+here=$(cd "$(dirname "$0")" && pwd)
+. "$here/../tap.sh"
+tool=$1 library=$2 device=${3:-}
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+chmod 755 "$work"
+export RDMAMR_LIBRARY=$library
+unset LD_PRELOAD RDMAV_FORK_SAFE IBV_FORK_SAFE RDMAV_HUGEPAGES_SAFE
+
+# What the text says of a subject, and of the device if it is about one, in one line: "STATE SUBJECT DEVICE: FOUND ...".
+about() { # SUBJECT
+	awk '/^(ok|warning|FAILURE) / { if (n++) print ""; } { sub(/^ +/, ""); printf "%s ", $0 } END { print "" }' |
+		sed 's/^\([a-zA-Z]*\) */\1 /' | grep -m 1 "^[a-zA-Z]* $1\( $device\)\?: "
+}
+says() { # NAME SUBJECT STATE WORDS COMMAND...: of a subject, its state, and words in what was found, is meant or helps
+	local name=$1 subject=$2 state=$3 words=$4 answer found
+	shift 4
+	answer=$("$@")
+	found=$(about "$subject" <<<"$answer")
+	if [ "${found%% *}" = "$state" ] && grep -q -- "$words" <<<"${found#*: }"; then
+		pass "$name: $found"
+	else
+		fail "$name" "wanted: $state, $words" "found: $found" "$answer"
+	fi
+}
+doctor() { "$tool" doctor ${device:+"$device"} "$@"; }
+as_nobody() { setpriv --reuid=65534 --regid=65534 --clear-groups --inh-caps=-all "$@"; }
+
+doctor >"$work/text"
+status=$?
+doctor --json >"$work/json"
+check "--json ends with the same status" [ $? = $status ]
+check "it is JSON" python3 -m json.tool "$work/json"
+check "of the documented shape" python3 -c '
+import json, sys
+answer = json.load(open(sys.argv[1]))
+assert list(answer) == ["schema", "state", "checks"] and answer["schema"] == 1, list(answer)
+order = ["ok", "warning", "failure"]
+for check in answer["checks"]:
+    assert list(check) == ["subject", "device", "state", "found", "meaning", "fix"], check
+    assert check["state"] in order and check["found"] and (check["state"] == "ok" or check["meaning"]), check
+assert answer["state"] == max((check["state"] for check in answer["checks"]), key=order.index)
+' "$work/json"
+check "text and JSON have the same checks" bash -c '[ "$(grep -c "^ok \|^warning\|^FAILURE" "$1")" = "$(grep -c "\"subject\"" "$2")" ]' - "$work/text" "$work/json"
+check "the text counts them: $(tail -1 "$work/text")" grep -Eqx '[0-9]+ ok, [0-9]+ warnings?, [0-9]+ failures?' "$work/text"
+subjects=(kernel rdma-core libfabric library memlock userfaultfd mappings fork hugepages 'transparent hugepages')
+for subject in "${subjects[@]}"; do
+	check "it looks at $subject" bash -c '[ "$(grep -c "\"subject\": \"$1\"" "$2")" = 1 ]' - "$subject" "$work/json"
+done
+says "the library loads" library ok "$library" cat "$work/text"
+says "the release of rdma-core" rdma-core ok "$(dpkg-query -W -f '${Version}' libibverbs1 | cut -d- -f1)" cat "$work/text"
+says "a library that cannot be preloaded" library FAILURE "cannot be preloaded" env RDMAMR_LIBRARY="$(
+	cp "$library" "$work/broken.so"
+	# Of a version of the C library that does not exist.
+	sed -i 's/GLIBC_2\.34/GLIBC_9.99/g' "$work/broken.so"
+	echo "$work/broken.so"
+)" "$tool" doctor
+says "a library that is not there" library FAILURE "No such file" env RDMAMR_LIBRARY=/nowhere "$tool" doctor
+check "of a device that is not there: status 1" bash -c '"$1" doctor nosuch >/dev/null; [ $? = 1 ]' - "$tool"
+check "wrong usage: status 2" bash -c '"$1" doctor --nosuch 2>/dev/null; [ $? = 2 ]' - "$tool"
+check "no escape codes in a pipe" bash -c '! grep -q "$1" "$2"' - $'\e' "$work/text"
+
+# A filter of system calls, as containers have one.
+filtered() { # ERRNO COMMAND...
+	python3 -c '
+import ctypes, os, struct, sys
+libc = ctypes.CDLL(None, use_errno=True)
+step = lambda code, jt, jf, k: struct.pack("HBBI", code, jt, jf, k)
+# The number of the call; 323 is userfaultfd on x86-64.
+code = step(0x20, 0, 0, 0) + step(0x15, 0, 1, 323) + step(6, 0, 0, 0x50000 | int(sys.argv[1])) + step(6, 0, 0, 0x7fff0000)
+buffer = ctypes.create_string_buffer(code)
+class Program(ctypes.Structure):
+    _fields_ = [("length", ctypes.c_ushort), ("code", ctypes.c_void_p)]
+program = Program(len(code) // 8, ctypes.addressof(buffer))
+assert libc.prctl(38, 1, 0, 0, 0) == 0 and libc.prctl(22, 2, ctypes.byref(program)) == 0, ctypes.get_errno()
+os.execv(sys.argv[2], sys.argv[2:])' "$@"
+}
+if [ "$(uname -m)" = x86_64 ]; then
+	says "userfaultfd is allowed" userfaultfd ok "allowed" cat "$work/text"
+	says "refused by a container's filter" userfaultfd warning "seccomp" filtered 1 "$tool" doctor
+	says "in the other way that they refuse" userfaultfd warning "seccomp" filtered 38 "$tool" doctor
+fi
+if [ "$(id -u)" = 0 ] && setpriv --reuid=65534 --clear-groups test -x "$tool"; then
+	says "userfaultfd needs no privilege" userfaultfd ok "allowed" as_nobody "$tool" doctor
+	says "64 KiB that may be pinned" memlock warning "soft limit 64 KiB" prlimit --memlock=65536 setpriv --reuid=65534 --regid=65534 --clear-groups --inh-caps=-all "$tool" doctor
+	says "with CAP_IPC_LOCK the limit is no matter" memlock ok "CAP_IPC_LOCK" prlimit --memlock=65536 "$tool" doctor
+	if prlimit --memlock=unlimited true 2>/dev/null; then
+		says "a soft limit that everybody may raise" memlock warning "ulimit -l unlimited" \
+			prlimit --memlock=65536:unlimited setpriv --reuid=65534 --regid=65534 --clear-groups --inh-caps=-all "$tool" doctor
+		says "unlimited" memlock ok "unlimited" prlimit --memlock=unlimited "$tool" doctor
+	else
+		skip "limits above this one's" "this root may not raise its own"
+	fi
+	check "a warning does not change the status, $status" bash -c 'prlimit --memlock=65536 setpriv --reuid=65534 --regid=65534 --clear-groups --inh-caps=-all "$1" doctor >/dev/null; [ $? = "$2" ]' - "$tool" $status
+else
+	skip "limits of other users" "only root can become one, where the program can be reached"
+fi
+
+if [ -z "$device" ]; then
+	if [ -z "$(ls /sys/class/infiniband 2>/dev/null)" ]; then
+		says "no device is a failure, and it says how to get one" device FAILURE "type rxe" cat "$work/text"
+		check "status 1" [ $status = 1 ]
+	else
+		skip "a machine without a device" "this one has some"
+	fi
+	tap_done
+	exit
+fi
+check "with a device, status 0" [ $status = 0 ]
+"$tool" doctor "$device" >"$work/text"
+for subject in device uverbs driver regions; do
+	says "$subject $device" "$subject" ok "" cat "$work/text"
+done
+check "other devices are not looked at" [ "$(grep -c '^[a-zA-Z]* *uverbs ' "$work/text")" = 1 ]
+case $device in
+rxe*)
+	says "the table has its driver" driver ok "^rxe: the library registers by its own ioctl (" cat "$work/text"
+	says "it has no on-demand paging" odp ok "^no on-demand paging" cat "$work/text"
+	;;
+siw*) says "the table has its driver" driver ok "^siw: the library registers by its own ioctl, with 8 private bytes" cat "$work/text" ;;
+esac
+says "the kernel's ABI" kernel ok "Linux $(uname -r), uverbs ABI 6" cat "$work/text"
+says "fork support is not needed" fork ok "not needed" cat "$work/text"
+says "where it was asked for all the same" fork warning "unset RDMAV_FORK_SAFE" env RDMAV_FORK_SAFE=1 "$tool" doctor
+
+if [ -n "${VM:-}" ]; then
+	node=/dev/infiniband/$(basename "$(grep -lx "$device" /sys/class/infiniband_verbs/*/ibdev | head -1 | xargs dirname)")
+	chmod 600 "$node"
+	says "a device that others may not open" uverbs FAILURE "chmod 666 $node" as_nobody "$tool" doctor "$device"
+	chmod 666 "$node"
+	says "a container without the device's file" uverbs FAILURE "--device=/dev/infiniband" unshare -m sh -c 'mount -t tmpfs none /dev/infiniband && exec "$@"' - "$tool" doctor "$device"
+	says "no provider" uverbs FAILURE "apt-get install ibverbs-providers" unshare -m sh -c 'mount -t tmpfs none /etc/libibverbs.d && exec "$@"' - "$tool" doctor "$device"
+	says "no libibverbs" rdma-core FAILURE "cannot be loaded" unshare -m sh -c 'mount --bind /dev/null "$(readlink -f /usr/lib/x86_64-linux-gnu/libibverbs.so.1)" && exec "$@"' - "$tool" doctor "$device"
+	most=$(cat /proc/sys/vm/max_map_count)
+	echo 20000 >/proc/sys/vm/max_map_count
+	says "few mappings" mappings warning "sysctl -w vm.max_map_count" doctor
+	echo "$most" >/proc/sys/vm/max_map_count
+	echo never >/sys/kernel/mm/transparent_hugepage/enabled
+	says "no transparent hugepages" "transparent hugepages" warning "echo madvise" doctor
+	echo madvise >/sys/kernel/mm/transparent_hugepage/enabled
+	huge=$(cat /proc/sys/vm/nr_hugepages)
+	echo 4 >/proc/sys/vm/nr_hugepages
+	says "hugepages" hugepages ok "4 of 4 (of 2048 kB) are free" doctor
+	echo "$huge" >/proc/sys/vm/nr_hugepages
+	netdev=$(cat "/sys/class/infiniband/$device/ports/1/gid_attrs/ndevs/0" 2>/dev/null)
+	if [ -n "$netdev" ]; then
+		ip link set dev "$netdev" down
+		says "a port that is down" device warning "no data can move" "$tool" doctor "$device"
+		ip link set dev "$netdev" up
+	fi
+fi
+tap_done

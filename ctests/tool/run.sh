@@ -1,0 +1,254 @@
+#!/bin/bash
+# SPDX-License-Identifier: MIT OR Apache-2.0
+# run.sh TOOL LIBRARY [DEVICE GID_INDEX]: what "rdmamr run" starts, with which environment, and what it refuses to. With
+# a device, instead, a program that nobody here wrote, on that.
+set -u
+here=$(cd "$(dirname "$0")" && pwd)
+. "$here/../tap.sh"
+tool=$1 library=$2
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+chmod 755 "$work"
+cd "$work" || exit 1
+export RDMAMR_LIBRARY=$library
+unset LD_PRELOAD
+
+run() { "$tool" run "$@"; }
+# What it says and its status: that of the command's last process.
+status_of() {
+	local output status
+	output=$("$@" 2>&1)
+	status=$?
+	echo "${output:+$output
+}status $status"
+}
+is() { # NAME WANTED COMMAND...: its whole output and status
+	local name=$1 wanted=$2 found
+	shift 2
+	found=$(status_of "$@")
+	if [ "$found" = "$wanted" ]; then pass "$name"; else fail "$name" "wanted: $wanted" "found: $found"; fi
+}
+refused() { # NAME STATUS WORDS COMMAND...: one line that has these words, and nothing ran
+	local name=$1 status=$2 words=$3 found
+	shift 3
+	found=$(status_of run "$@")
+	if [ "$(tail -1 <<<"$found")" = "status $status" ] && grep -q "^rdmamr: .*$words" <<<"$found" && ! grep -q '^it ran' <<<"$found"; then
+		pass "$name: $(head -1 <<<"$found" | sed "s|$work/||g")"
+	else
+		fail "$name" "wanted: status $status, $words" "found: $found"
+	fi
+}
+
+if [ -n "${3:-}" ]; then
+	pingpong() { timeout 60 "$tool" run "$@" ibv_rc_pingpong -d "$device" -g "$gid" -n 100 localhost; }
+	device=$3 gid=$4
+	timeout 60 "$tool" run --stats=server -- ibv_rc_pingpong -d "$device" -g "$gid" -n 100 >server.out 2>&1 &
+	for _ in 1 2 3 4 5; do
+		sleep 2
+		pingpong --stats=client -- >client.out 2>&1
+		status=$?
+		[ $status = 0 ] && break
+	done
+	wait $!
+	check "ibv_rc_pingpong runs between two launchers" bash -c '[ "$1" = 0 ] && [ "$2" = 0 ] && grep -q "100 iters" client.out' - $status $?
+	for side in server client; do
+		check "the library made the registrations of the $side" grep -q '"reg_kernel":[1-9].*"live":0,' <<<"$(tail -1 $side)"
+	done
+	tap_done
+	exit
+fi
+
+# The program's own end.
+is "the exit status is the program's" "status 7" run sh -c 'exit 7'
+is "the output too, and arguments are left alone" $'-x --stats a  b\nstatus 0' run -- echo -x --stats 'a  b'
+is "without -- options behind the program are the program's" $'-x --stats\nstatus 0' run echo -x --stats
+is "standard input is the program's" $'words\nstatus 0' bash -c 'echo words | "$1" run cat' - "$tool"
+signal_of() { # SIGNAL COMMAND...: by which signal a process that is sent one dies
+	local signal=$1 pid
+	shift
+	"$@" &
+	pid=$!
+	for _ in $(seq 100); do [ -e started ] && break || sleep 0.05; done
+	kill "-$signal" "$pid"
+	wait "$pid" 2>/dev/null
+	kill -l $?
+}
+for signal in TERM INT KILL; do
+	rm -f started
+	found=$(signal_of $signal "$tool" run -- perl -e 'open F, ">started"; $SIG{INT} = "DEFAULT"; sleep 30' 2>/dev/null)
+	check "SIG$signal to the launcher ends the program, and is what it died of: $found" [ "$found" = $signal ]
+done
+rm -f started
+# shellcheck disable=SC2016 # the program's own variables
+"$tool" run -- perl -e '$SIG{TERM} = sub { print "caught\n"; exit 5 }; open F, ">started"; close F; sleep 30' >caught &
+pid=$!
+for _ in $(seq 100); do [ -e started ] && break || sleep 0.05; done
+kill -TERM $pid
+wait $pid
+check "a program that catches SIGTERM gets it, and ends as it likes" bash -c '[ "$1" = 5 ] && [ "$(cat caught)" = caught ]' - $?
+died=$(python3 -c '
+import subprocess, sys
+print(subprocess.run([sys.argv[1], "run", "sh", "-c", "kill -SEGV $$"], stderr=subprocess.DEVNULL).returncode)' "$tool")
+check "a program that dies of a signal of its own does so for the caller: $died" [ "$died" = -11 ]
+ignored() { grep SigIgn /proc/self/status; }
+check "signals that were ignored are, and others are not" [ "$(run grep SigIgn /proc/self/status)" = "$(ignored)" ]
+check "SIGPIPE too" [ "$(trap '' PIPE; run grep SigIgn /proc/self/status)" = "$(trap '' PIPE; ignored)" ]
+check "the process is the same" [ "$(bash -c 'echo $$; exec "$1" run sh -c "echo \$\$"' - "$tool" | uniq | wc -l)" = 1 ]
+
+# The environment.
+has() { # NAME LINE COMMAND...: the program's environment has the line
+	local name=$1 line=$2 found
+	shift 2
+	found=$("$@" 2>/dev/null)
+	if grep -qxF -- "$line" <<<"$found"; then pass "$name"; else fail "$name" "wanted: $line" "found: $(grep -a 'RDMAMR\|LD_' <<<"$found")"; fi
+}
+has "LD_PRELOAD is the library" "LD_PRELOAD=$library" run env
+has "before what is preloaded already" "LD_PRELOAD=$library:libdl.so.2" env LD_PRELOAD=libdl.so.2 "$tool" run env
+has "the library is loaded" "$library" run bash -c 'awk "/librdmamr/ { print \$6 }" /proc/$$/maps'
+has "--cache=local" RDMAMR_CACHE=local run --cache=local env
+has "--cache all" RDMAMR_CACHE=all run --cache all env
+has "--prefault" RDMAMR_PREFAULT=2 run --prefault 2 env
+has "--monitor" RDMAMR_MONITOR=libfabric run --monitor libfabric env
+has "--log" RDMAMR_LOG=info run --log info env
+has "--stats" RDMAMR_STATS=stderr run --stats env
+has "--stats=FILE is absolute" "RDMAMR_STATS=$work/stats" run --stats=stats env
+check "and the library has written it" grep -q reg_kernel stats
+has "--trace is absolute" "RDMAMR_TRACE=$work/trace" run --trace trace env
+check "and the file is there" test -f trace
+check "nothing else is set" [ "$(run env | grep -c ^RDMAMR_)" = 0 ]
+has "what the user has set stays" RDMAMR_LOG=debug env RDMAMR_LOG=debug "$tool" run env
+printf 'RDMAMRTR and an old block' >trace
+run --trace trace true 2>/dev/null
+check "an old trace is not added to" bash -c '! grep -qs "old block" trace'
+echo "a year's work" >thesis
+refused "a file that is no trace is not overwritten" 125 "no trace" --trace thesis echo it ran
+check "it is as it was" [ "$(cat thesis)" = "a year's work" ]
+printf 'RDMAMRTR and an old block' >trace
+refused "a program that is not there" 127 "no program of that name" --trace trace nosuch
+check "leaves the old trace alone" grep -q "old block" trace
+
+# What cannot be preloaded.
+if echo 'int main(void) { return 0; }' >main.c && "${CC:-cc}" main.c -o dynamic; then
+	"${CC:-cc}" -static main.c -o static
+	"${CC:-cc}" -static-pie main.c -o static-pie
+	"${CC:-cc}" main.c -o musl -Wl,--dynamic-linker=/lib/ld-musl-x86_64.so.1
+	"${CC:-cc}" main.c -o bionic -Wl,--dynamic-linker=/system/bin/linker64
+	"${CC:-cc}" main.c -o elsewhere -Wl,--dynamic-linker=/nowhere/ld-linux-x86-64.so.2
+	"${CC:-cc}" -no-pie main.c -o fixed
+	is "a dynamic program runs" "status 0" run ./dynamic
+	is "one at fixed addresses too" "status 0" run ./fixed
+	refused "static" 125 "statically linked" ./static
+	refused "static and position-independent" 125 "statically linked" ./static-pie
+	refused "musl" 125 "C library musl" ./musl
+	refused "another loader" 125 "not glibc's" ./bionic
+	refused "a loader that is not there" 125 "does not exist" ./elsewhere
+	for machine in '003 1 x86, 32 bit' '267 2 ARM, 64 bit' '363 2 RISC-V, 64 bit'; do
+		read -r number class name <<<"$machine"
+		cp dynamic other
+		printf '%b' "\\0$number\\0" | dd of=other bs=1 seek=18 conv=notrunc status=none
+		if [ "$class" = 1 ]; then
+			# The header of 32 bits is another: of this one nothing but the machine is looked at.
+			printf '\177ELF\1\1\1\0\0\0\0\0\0\0\0\0\2\0\3\0\1\0\0\0\0\0\0\0\64\0\0\0\0\0\0\0\0\0\0\0\64\0\40\0\0\0\50\0\0\0\0\0' >other
+			chmod +x other
+		fi
+		refused "made for $name" 125 "made for $name" ./other
+	done
+	loader=$(ldd ./dynamic | sed -n 's/.*\(\/lib[0-9]*\/ld-linux[^ ]*\).*/\1/p')
+	is "the loader itself, with a program" "status 0" run "$loader" ./dynamic
+	printf '#!%s/static\n' "$work" >script
+	printf '#!/usr/bin/env static\n' >by-env
+	printf '#!%s/script\n' "$work" >nested
+	printf '#!/nowhere/sh\n' >orphan
+	printf '#!/bin/sh\necho it ran\n' >fine
+	echo 'echo it ran' >plain
+	printf '\0\1\2' >noise
+	chmod +x script by-env nested orphan fine plain noise
+	refused "a script with a static interpreter" 125 "script, run by $work/static: it is statically" ./script
+	PATH=$work:$PATH refused "one by env" 125 "it starts $work/static, and it is statically" ./by-env
+	refused "a script run by a script" 125 "statically linked" ./nested
+	refused "a script whose interpreter is not there" 125 "/nowhere/sh does not exist" ./orphan
+	is "a script" $'it ran\nstatus 0' run ./fine
+	is "one without a first line for the kernel" $'it ran\nstatus 0' run ./plain
+	refused "neither a program nor a script" 125 "neither an ELF program nor a script" ./noise
+else
+	skip "programs that cannot be preloaded" "there is no C compiler"
+fi
+echo text >text
+refused "a file that may not be executed" 126 "may not be executed" ./text
+refused "a directory" 126 "directory" ./.
+PATH=$PATH:$work refused "a name in PATH that may not be executed" 126 "may not be executed" text
+refused "a path that is not there" 127 "No such file" ./nosuch
+is "an unknown option is wrong usage, with the status of env(1)" "status 125" bash -c '"$1" run --nosuch true 2>/dev/null' - "$tool"
+
+if [ "$(id -u)" = 0 ] && command -v setpriv >/dev/null && [ -e dynamic ]; then
+	as_nobody() { setpriv --reuid=65534 --regid=65534 --clear-groups --inh-caps=-all "$tool" run "$@"; }
+	privileged() { # NAME WORDS PROGRAM
+		local found
+		found=$(status_of as_nobody "$3")
+		check "$1: $(head -1 <<<"$found" | sed "s|$work/||g")" grep -Pzq "$2(.|\n)*status 125" <<<"$found"
+	}
+	if setpriv --reuid=65534 --clear-groups test -r "$library" && setpriv --reuid=65534 --clear-groups test -x "$tool"; then
+		cp dynamic suid && chmod 4755 suid
+		cp dynamic sgid && chmod 2755 sgid
+		privileged "set-uid" "set-uid \(to user 0\)" ./suid
+		privileged "set-gid" "set-gid \(to group 0\)" ./sgid
+		is "by its owner it gains nothing" "status 0" run ./suid
+		if cp dynamic capable && setcap cap_net_raw+ep capable 2>/dev/null; then
+			privileged "file capabilities" "file capabilities" ./capable
+			is "root gains nothing by them" "status 0" run ./capable
+		else
+			skip "file capabilities" "this file system has none"
+		fi
+		chmod 711 dynamic
+		is "a program that may be executed and not read" "status 0" as_nobody ./dynamic
+	else
+		skip "programs with rights" "the program is where others cannot reach it"
+	fi
+else
+	skip "programs with rights" "only root can make them"
+fi
+
+# Finding the library.
+mkdir -p prefix/bin prefix/lib prefix/opt 'with space'
+cp "$tool" prefix/bin/
+is "nowhere: it says where it looked" "status 125" bash -c 'env -u RDMAMR_LIBRARY "$1/prefix/bin/rdmamr" run true >said 2>&1' - "$work"
+check "beside itself, and in the linker's cache" bash -c 'grep -q "prefix/lib/librdmamr.so.1$" said && grep -q "ldconfig -p" said'
+cp "$library" prefix/lib/librdmamr.so.1
+has "in its own prefix" "LD_PRELOAD=$work/prefix/lib/librdmamr.so.1" env -u RDMAMR_LIBRARY prefix/bin/rdmamr run env
+mv prefix/lib/librdmamr.so.1 prefix/opt/
+has "in LD_LIBRARY_PATH" "LD_PRELOAD=$work/prefix/opt/librdmamr.so.1" env -u RDMAMR_LIBRARY LD_LIBRARY_PATH=prefix/opt prefix/bin/rdmamr run env
+has "RDMAMR_LIBRARY, relative" "LD_PRELOAD=$work/prefix/opt/librdmamr.so.1" env RDMAMR_LIBRARY=prefix/opt/librdmamr.so.1 "$tool" run env
+RDMAMR_LIBRARY=nosuch refused "RDMAMR_LIBRARY of nothing" 125 "RDMAMR_LIBRARY=.*No such file" true
+RDMAMR_LIBRARY=/etc/passwd refused "RDMAMR_LIBRARY of no library" 125 "no shared library" true
+cp "$library" 'with space/librdmamr.so.1'
+RDMAMR_LIBRARY='with space/librdmamr.so.1' refused "a path that LD_PRELOAD cannot hold" 125 "a space or a colon" true
+
+# Help, colours, completions.
+for command in '' run doctor bench completions; do
+	# shellcheck disable=SC2086 # none, or one word
+	help=$("$tool" $command --help </dev/null)
+	lines=$(wc -l <<<"$help")
+	check "rdmamr $command --help has $lines lines, and examples" bash -c '[ "$1" -le 40 ] && grep -q "^Examples:" <<<"$2"' - "$lines" "$help"
+	check "none is longer than 80: $(wc -L <<<"$help")" [ "$(wc -L <<<"$help")" -le 80 ]
+done
+escape=$'\e'
+check "a pipe gets no escape codes" bash -c '! { "$1" --help; "$1" run --nosuch; "$1" doctor; } 2>&1 | grep -q "$2"' - "$tool" "$escape"
+if command -v script >/dev/null; then
+	on_terminal() { script -qec "$1" /dev/null </dev/null; }
+	check "a terminal gets some" grep -q "$escape" <<<"$(on_terminal "'$tool' doctor")"
+	check "not with NO_COLOR" bash -c '! grep -q "$2" <<<"$1"' - "$(NO_COLOR=1 on_terminal "'$tool' doctor; '$tool' run --nosuch")" "$escape\[[0-9;]*m"
+else
+	skip "colours on a terminal" "script(1) is not installed"
+fi
+for shell in bash zsh fish; do
+	"$tool" completions $shell >completions.$shell
+	check "completions for $shell name what there is" grep -q 'doctor' completions.$shell
+	if command -v $shell >/dev/null; then
+		check "$shell takes them" $shell -n completions.$shell
+	else
+		skip "$shell takes them" "$shell is not installed"
+	fi
+done
+completed=$(bash -c '. ./completions.bash; COMP_WORDS=(rdmamr d) COMP_CWORD=1; _rdmamr rdmamr d rdmamr; echo "${COMPREPLY[*]}"')
+check "bash completes d to $completed" [ "$completed" = doctor ]
+tap_done

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The results, for people.
+
+use super::Results;
+use crate::style::STRONG;
+
+/// Prints them.
+pub fn print(results: &Results) {
+    anstream::println!(
+        "A registration and its deregistration on {}, Linux {}, medians of {} rounds:\n",
+        results.device,
+        results.kernel,
+        results.rounds
+    );
+    anstream::println!(
+        "{STRONG}{:>9} {:>14} {:>14} {:>7} {:>14} {:>7}{STRONG:#}",
+        "size",
+        "libibverbs",
+        "plain",
+        "ratio",
+        "relaxed",
+        "ratio"
+    );
+    for row in &results.sizes {
+        anstream::println!(
+            "{:>9} {:>14} {:>14} {:>7} {:>14} {:>7}",
+            size(row.bytes),
+            time(row.libibverbs_us),
+            time(row.plain_us),
+            ratio(row.plain_ratio),
+            time(row.relaxed_us),
+            ratio(row.relaxed_ratio)
+        );
+    }
+    for row in &results.sizes {
+        if let Some(error) = &row.error {
+            anstream::println!("\n{}: {error}", size(row.bytes));
+        }
+    }
+    let measured = |it: Option<f64>| it.is_some();
+    if results
+        .sizes
+        .iter()
+        .any(|row| measured(row.plain_us) && !row.plain_own)
+    {
+        anstream::println!(
+            "\nThe library has passed plain registrations on to libibverbs: 'rdmamr doctor' says why."
+        );
+    }
+    if results
+        .sizes
+        .iter()
+        .any(|row| measured(row.relaxed_us) && !row.relaxed_kept)
+    {
+        anstream::println!(
+            "\nNot all relaxed regions were kept, so some were registered anew: 'rdmamr doctor' says why."
+        );
+    }
+}
+
+/// A number of bytes, which is often round.
+pub fn size(bytes: u64) -> String {
+    let units = [("GiB", 30), ("MiB", 20), ("KiB", 10)];
+    let unit = units.iter().find(|unit| bytes.is_multiple_of(1 << unit.1));
+    unit.map_or_else(
+        || format!("{bytes} B"),
+        |unit| format!("{} {}", bytes >> unit.1, unit.0),
+    )
+}
+
+fn time(us: Option<f64>) -> String {
+    match us {
+        None => "-".into(),
+        Some(us) if us < 1.0 => format!("{:.0} ns", us * 1e3),
+        Some(us) if us < 1000.0 => format!("{us:.1} us"),
+        Some(us) => format!("{:.2} ms", us / 1e3),
+    }
+}
+
+fn ratio(ratio: Option<f64>) -> String {
+    match ratio {
+        None => "-".into(),
+        Some(ratio) if ratio < 0.01 => format!("{ratio:.1e}"),
+        Some(ratio) => format!("{ratio:.3}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures() {
+        assert_eq!(size(4096), "4 KiB");
+        assert_eq!(size(3 << 30), "3 GiB");
+        assert_eq!(size(5000), "5000 B");
+        assert_eq!(
+            (time(Some(0.0214)), time(Some(31.25)), time(None)),
+            ("21 ns".into(), "31.2 us".into(), "-".into())
+        );
+        assert_eq!(
+            (ratio(Some(0.994)), ratio(Some(0.0067))),
+            ("0.994".into(), "6.7e-3".into())
+        );
+    }
+}

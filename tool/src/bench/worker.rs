@@ -1,0 +1,320 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! A process that registers in one way whenever it is its turn, and how it is asked to: a line `BYTES PAIRS` in, a line
+//! of JSON out.
+
+use super::median;
+use crate::abi::rdma_core::ibv_pd;
+use crate::verbs::{DeregMr, Loaded, RegMr, Verbs};
+use anyhow::{Context, bail};
+use serde::{Deserialize, Serialize};
+use std::env;
+use std::ffi::{CStr, c_int, c_void};
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::Instant;
+
+/// Who registers.
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Kind {
+    Libibverbs,
+    Plain,
+    Relaxed,
+}
+
+impl Kind {
+    pub const ALL: [Kind; 3] = [Kind::Libibverbs, Kind::Plain, Kind::Relaxed];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::Libibverbs => "libibverbs",
+            Kind::Plain => "plain",
+            Kind::Relaxed => "relaxed",
+        }
+    }
+}
+
+/// What a turn has cost, in ns.
+#[derive(Serialize, Deserialize)]
+pub struct Turn {
+    /// A registration and its deregistration.
+    pub pair: f64,
+    /// The registration; of the relaxed kind, which is too fast for it, not measured.
+    pub register: f64,
+    /// The library did it: by its own call, or by a region that it had kept.
+    pub served: bool,
+}
+
+/// The process, seen from the one that asks.
+pub struct Worker {
+    pub kind: Kind,
+    child: Child,
+    questions: ChildStdin,
+    answers: BufReader<ChildStdout>,
+}
+
+impl Worker {
+    /// Starts one, with the library preloaded unless it is libibverbs alone that registers.
+    pub fn start(kind: Kind, device: &str, library: &Path) -> anyhow::Result<Worker> {
+        let mut command = Command::new(env::current_exe()?);
+        // What is set for the library would be measured along.
+        for (name, _) in
+            env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("RDMAMR_"))
+        {
+            command.env_remove(name);
+        }
+        match kind {
+            Kind::Libibverbs => command.env_remove("LD_PRELOAD"),
+            _ => command.env("LD_PRELOAD", library),
+        };
+        let mut child = command
+            .args([COMMAND, kind.name(), device])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .context("this program cannot be started once more")?;
+        let (Some(questions), Some(answers)) = (child.stdin.take(), child.stdout.take()) else {
+            bail!("a process without its pipes");
+        };
+        Ok(Worker {
+            kind,
+            child,
+            questions,
+            answers: BufReader::new(answers),
+        })
+    }
+
+    /// Has it register and deregister `pairs` times. The inner error is one of the registration.
+    pub fn turn(&mut self, bytes: u64, pairs: u32) -> anyhow::Result<Result<Turn, String>> {
+        // If the process has ended, which is seen below, the pipe is broken.
+        let _ = writeln!(self.questions, "{bytes} {pairs}");
+        let mut answer = String::new();
+        self.answers.read_line(&mut answer)?;
+        if answer.is_empty() {
+            let status = self.child.wait()?;
+            bail!(
+                "the process that measures {} has ended ({status})",
+                self.kind.name()
+            );
+        }
+        Ok(serde_json::from_str(&answer)?)
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// How the process is started.
+pub const COMMAND: &str = "bench-worker";
+
+/// Its arguments.
+#[derive(clap::Parser)]
+pub struct Args {
+    kind: Kind,
+    device: String,
+}
+
+/// The functions of one way, and how many registrations it has served.
+struct Way {
+    kind: Kind,
+    pd: *mut ibv_pd,
+    reg: RegMr,
+    dereg: DeregMr,
+    get_stats: Option<GetStats>,
+}
+
+/// `rdmamr_get_stats`, asked for the first fields only.
+type GetStats = unsafe extern "C" fn(*mut u64, usize) -> c_int;
+const STATS: usize = 10;
+const REG_KERNEL: usize = 0;
+const HITS: usize = 9;
+
+/// The process: answers until there are no more questions.
+pub fn run(args: &Args) -> anyhow::Result<()> {
+    let verbs = Verbs::load().map_err(anyhow::Error::msg)?;
+    let context = verbs
+        .open(&args.device)
+        .map_err(anyhow::Error::msg)
+        .with_context(|| args.device.clone())?;
+    let pd = verbs
+        .alloc_pd(&context)
+        .map_err(anyhow::Error::msg)
+        .context("ibv_alloc_pd")?;
+    let (from, reg, dereg): (_, &CStr, &CStr) = match args.kind {
+        // Past the library, if the environment loads it all the same.
+        Kind::Libibverbs => (verbs.library, c"ibv_reg_mr", c"ibv_dereg_mr"),
+        Kind::Plain => (Loaded::whole_program(), c"ibv_reg_mr", c"ibv_dereg_mr"),
+        Kind::Relaxed => (
+            Loaded::whole_program(),
+            c"ibv_reg_mr_relaxed",
+            c"ibv_dereg_mr_relaxed",
+        ),
+    };
+    // SAFETY: the type of both in <infiniband/verbs.h> and <rdmamr/verbs.h>.
+    let reg = unsafe { from.function::<RegMr>(reg) };
+    // SAFETY: likewise.
+    let dereg = unsafe { from.function::<DeregMr>(dereg) };
+    // SAFETY: its type in <rdmamr.h>, where the statistics are 64-bit numbers.
+    let get_stats = unsafe { Loaded::whole_program().function::<GetStats>(c"rdmamr_get_stats") };
+    let (Some(reg), Some(dereg)) = (reg, dereg) else {
+        bail!("the library was not preloaded into the process that measures");
+    };
+    if get_stats.is_some() != (args.kind != Kind::Libibverbs) {
+        bail!("the library is preloaded where it should not be, or not where it should");
+    }
+    let way = Way {
+        kind: args.kind,
+        pd,
+        reg,
+        dereg,
+        get_stats,
+    };
+    let mut memory = Memory::map(0)?;
+    for line in std::io::stdin().lines() {
+        let line = line?;
+        let (bytes, pairs) = line.split_once(' ').context("BYTES PAIRS")?;
+        let bytes = bytes.parse()?;
+        if memory.length != bytes {
+            memory = Memory::map(bytes)?;
+        }
+        println!(
+            "{}",
+            serde_json::to_string(&way.turn(&memory, pairs.parse()?))?
+        );
+    }
+    Ok(())
+}
+
+/// Memory that is there, in small pages: whether a process gets huge ones is luck.
+struct Memory {
+    address: *mut c_void,
+    length: usize,
+}
+
+impl Memory {
+    fn map(length: usize) -> anyhow::Result<Memory> {
+        if length == 0 {
+            return Ok(Memory {
+                address: std::ptr::null_mut(),
+                length,
+            });
+        }
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        // SAFETY: a new mapping.
+        let address = unsafe { libc::mmap(std::ptr::null_mut(), length, protection, flags, -1, 0) };
+        if address == libc::MAP_FAILED {
+            return Err(std::io::Error::last_os_error()).context("mmap");
+        }
+        // SAFETY: the mapping is ours. It is no matter if the kernel has no huge pages.
+        unsafe { libc::madvise(address, length, libc::MADV_NOHUGEPAGE) };
+        // SAFETY: writable, and as long.
+        unsafe { std::ptr::write_bytes(address.cast::<u8>(), 1, length) };
+        Ok(Memory { address, length })
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: mapped above, and no longer registered. Nothing is unmapped where the length is 0.
+        unsafe { libc::munmap(self.address, self.length) };
+    }
+}
+
+const ACCESS: c_int = 1 | 1 << 1 | 1 << 2; // IBV_ACCESS_LOCAL_WRITE, REMOTE_WRITE, REMOTE_READ
+
+impl Way {
+    fn turn(&self, memory: &Memory, pairs: u32) -> Result<Turn, String> {
+        let before = self.served();
+        let (pair, register) = match self.kind {
+            Kind::Relaxed => (self.together(memory, pairs)?, 0.0),
+            _ => self.each(memory, pairs)?,
+        };
+        let served = self.served() - before >= u64::from(pairs);
+        Ok(Turn {
+            pair,
+            register,
+            served,
+        })
+    }
+
+    /// The medians of a turn in which each call is timed: of pairs, and of registrations.
+    fn each(&self, memory: &Memory, pairs: u32) -> Result<(f64, f64), String> {
+        let (mut pair, mut register) = (Vec::new(), Vec::new());
+        for _ in 0..pairs {
+            let start = Instant::now();
+            // SAFETY: the PD is open, and the memory is ours.
+            let mr = unsafe { (self.reg)(self.pd, memory.address, memory.length, ACCESS) };
+            let registered = start.elapsed().as_nanos();
+            if mr.is_null() {
+                return Err(self.why());
+            }
+            // SAFETY: registered right now.
+            let error = unsafe { (self.dereg)(mr) };
+            pair.push(start.elapsed().as_nanos() as f64);
+            register.push(registered as f64);
+            if error != 0 {
+                return Err(std::io::Error::from_raw_os_error(error).to_string());
+            }
+        }
+        let median = |values| median(values).unwrap_or_default();
+        Ok((median(pair), median(register)))
+    }
+
+    /// The mean of pairs that are so fast that to look at the clock would cost more.
+    fn together(&self, memory: &Memory, pairs: u32) -> Result<f64, String> {
+        let start = Instant::now();
+        for _ in 0..pairs {
+            // SAFETY: the PD is open, and the memory is ours.
+            let mr = unsafe { (self.reg)(self.pd, memory.address, memory.length, ACCESS) };
+            if mr.is_null() {
+                return Err(self.why());
+            }
+            // SAFETY: registered right now.
+            let error = unsafe { (self.dereg)(mr) };
+            if error != 0 {
+                return Err(std::io::Error::from_raw_os_error(error).to_string());
+            }
+        }
+        Ok(start.elapsed().as_nanos() as f64 / f64::from(pairs))
+    }
+
+    /// Why a registration has failed, right after it.
+    fn why(&self) -> String {
+        let error = std::io::Error::last_os_error();
+        let preloaded = Loaded::whole_program();
+        // SAFETY: its type in <rdmamr.h>.
+        let last_reason = unsafe {
+            preloaded.function::<unsafe extern "C" fn() -> *const std::ffi::c_char>(
+                c"rdmamr_last_reason",
+            )
+        };
+        let Some(last_reason) = last_reason else {
+            return error.to_string();
+        };
+        // SAFETY: it may be called at any time.
+        let reason = unsafe { last_reason() };
+        // SAFETY: a string of this thread's, good until the next call.
+        let reason = unsafe { CStr::from_ptr(reason) };
+        reason.to_string_lossy().into_owned()
+    }
+
+    /// How many registrations the library has served so far in the way that is measured.
+    fn served(&self) -> u64 {
+        let Some(get_stats) = self.get_stats else {
+            return 0;
+        };
+        let mut stats = [0u64; STATS];
+        // SAFETY: as many bytes are writable.
+        unsafe { get_stats(stats.as_mut_ptr(), size_of_val(&stats)) };
+        stats[if self.kind == Kind::Relaxed {
+            HITS
+        } else {
+            REG_KERNEL
+        }]
+    }
+}

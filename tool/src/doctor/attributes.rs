@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What a device allows, asked of the kernel: the providers add nothing to what is looked at here.
+
+use super::{Check, bytes};
+use crate::abi::uapi::*;
+use crate::uverbs::bundle::Bundle;
+use crate::uverbs::context::identify;
+use crate::uverbs::kernel::{Kernel, Uverbs};
+use crate::verbs::Context;
+
+/// IB_USER_VERBS_EX_CMD_QUERY_DEVICE, with the mark of the extended commands.
+const QUERY_DEVICE_EX: u64 = 0x8000_0001;
+/// `struct ib_uverbs_ex_query_device_resp`, and where its fields are.
+const ANSWER: usize = 304;
+const MAX_MR_SIZE: usize = 24;
+const MAX_MR: usize = 80;
+const LENGTH: usize = 180;
+const ODP_CAPABILITIES: usize = 184;
+
+const ODP: u64 = 1 << 0;
+const ODP_IMPLICIT: u64 = 1 << 1;
+/// More than any address space has.
+const ANY_SIZE: u64 = 1 << 57;
+
+/// How many regions there can be, and on-demand paging.
+pub fn check(device: &str, context: &Context) -> Vec<Check> {
+    let answer = match query(context) {
+        Ok(answer) => answer,
+        Err(why) => {
+            let check = Check::warning(
+                "regions",
+                format!("the device cannot be asked what it allows: {why}"),
+            )
+            .meaning("Whether on-demand paging (IBV_ACCESS_ON_DEMAND) works can only be tried.");
+            return vec![check.of(device)];
+        }
+    };
+    let (count, size) = (
+        u32::from_ne_bytes(part(&answer, MAX_MR)),
+        u64::from_ne_bytes(part(&answer, MAX_MR_SIZE)),
+    );
+    let size = if size >= ANY_SIZE {
+        "any size".into()
+    } else {
+        format!("up to {}", bytes(size))
+    };
+    vec![
+        Check::ok("regions", format!("up to {count}, of {size}")).of(device),
+        odp(&answer).of(device),
+    ]
+}
+
+/// Registration that pins nothing, where a device can wait for pages.
+fn odp(answer: &[u8; ANSWER]) -> Check {
+    const SUBJECT: &str = "odp";
+    let length = u32::from_ne_bytes(part(answer, LENGTH)) as usize;
+    // Kernels before 3.19 say less.
+    let capabilities = match length {
+        0..192 => 0,
+        _ => u64::from_ne_bytes(part(answer, ODP_CAPABILITIES)),
+    };
+    match (capabilities & ODP != 0, capabilities & ODP_IMPLICIT != 0) {
+        (false, _) => Check::ok(
+            SUBJECT,
+            "no on-demand paging: memory is pinned while it is registered, as on most devices",
+        ),
+        (true, false) => Check::ok(
+            SUBJECT,
+            "on-demand paging by IBV_ACCESS_ON_DEMAND, but not of a whole address space",
+        ),
+        (true, true) => Check::ok(
+            SUBJECT,
+            "on-demand paging by IBV_ACCESS_ON_DEMAND, also of a whole address space",
+        ),
+    }
+}
+
+fn query(context: &Context) -> Result<[u8; ANSWER], String> {
+    let driver = identify(&Uverbs, context.fd())
+        .ok()
+        .and_then(|facts| facts.driver());
+    let driver = driver.ok_or("its driver is unknown")?;
+    let mut answer = [0u8; ANSWER];
+    let mut bundle = Bundle::<3>::new(driver.id, UVERBS_OBJECT_DEVICE, UVERBS_METHOD_INVOKE_WRITE);
+    bundle.inline(UVERBS_ATTR_WRITE_CMD, 8, QUERY_DEVICE_EX);
+    // struct ib_uverbs_ex_query_device, all zero.
+    bundle.inline(UVERBS_ATTR_CORE_IN, 8, 0);
+    bundle.output(UVERBS_ATTR_CORE_OUT, &mut answer);
+    // SAFETY: the answer outlives the call, and its attribute states its size.
+    unsafe { Uverbs.ioctl(context.fd(), bundle.as_mut_ptr()) }
+        .map_err(|error| error.to_string())?;
+    Ok(answer)
+}
+
+fn part<const N: usize>(answer: &[u8; ANSWER], at: usize) -> [u8; N] {
+    std::array::from_fn(|n| answer[at + n])
+}

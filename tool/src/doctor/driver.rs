@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What the library does on a device: its own question to the kernel, and its own table.
+
+use super::Check;
+use crate::uverbs::context::{Facts, identify};
+use crate::uverbs::driver::Way;
+use crate::uverbs::kernel::Uverbs;
+use crate::verbs::Context;
+
+/// Asks as the library does.
+pub fn check(device: &str, context: &Context) -> Check {
+    const SUBJECT: &str = "driver";
+    let facts = match identify(&Uverbs, context.fd()) {
+        Ok(facts) => facts,
+        Err(error) => {
+            let check = Check::failure(SUBJECT, format!("the kernel refuses to say which: {error}"))
+                .meaning("A filter of system calls (seccomp) refuses ioctl(2) on the device, or the device is gone.");
+            return check.of(device);
+        }
+    };
+    let name = facts.driver().map_or("unknown", |driver| driver.name);
+    let check = match (facts.why_passed_on(), facts.driver()) {
+        (None, Some(driver)) => {
+            let way = if facts.contains(Facts::REG_BY_WRITE) {
+                "write()"
+            } else {
+                "ioctl"
+            };
+            let private = match driver.private_in {
+                0 => String::new(),
+                bytes => format!(", with {bytes} private bytes"),
+            };
+            let empty = match driver.way {
+                Way::OwnUnlessEmpty => "; empty ranges are left to libibverbs",
+                _ => "",
+            };
+            Check::ok(
+                SUBJECT,
+                format!(
+                    "{name}: the library registers by its own {way}{private}{empty} ({})",
+                    driver.why
+                ),
+            )
+        }
+        (why, _) => Check::warning(
+            SUBJECT,
+            format!(
+                "{name}: libibverbs registers: {}",
+                why.unwrap_or("it is unknown")
+            ),
+        )
+        .meaning("The library counts and traces registrations on this device, and keeps none."),
+    };
+    check.of(device)
+}

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The kernel's side of verbs: its version, its interface, and whether this process may use it.
+
+use super::{Check, kernel_version, read};
+use crate::verbs::{Context, Verbs};
+use std::fs::{self, OpenOptions};
+use std::io::ErrorKind;
+
+/// The version of the uverbs interface that libibverbs speaks, the same since 2005.
+const ABI: &str = "6";
+
+/// Opens a device, by its file and then by libibverbs; what hinders that is added to the checks.
+pub fn open(
+    device: &str,
+    verbs: &Result<Verbs, String>,
+    checks: &mut Vec<Check>,
+) -> Option<Context> {
+    const SUBJECT: &str = "uverbs";
+    let Some(node) = node(device) else {
+        let check = Check::failure(
+            SUBJECT,
+            "the device has no uverbs, by which programs reach it",
+        )
+        .meaning("The module ib_uverbs is not loaded.")
+        .fix("modprobe ib_uverbs");
+        checks.push(check.of(device));
+        return None;
+    };
+    let path = format!("/dev/infiniband/{node}");
+    if let Err(error) = OpenOptions::new().read(true).write(true).open(&path) {
+        let check = Check::failure(SUBJECT, format!("{path} cannot be opened: {error}"));
+        let check = match error.kind() {
+            ErrorKind::NotFound => check
+                .meaning("The kernel has the device, and /dev has not: in a container it must be given along.")
+                .fix("docker run --device=/dev/infiniband ... (outside of containers: udevadm trigger)"),
+            ErrorKind::PermissionDenied => check
+                .meaning("The rights of the file, or the devices that this container or service may use, forbid it.")
+                .fix(format!("chmod 666 {path} (a service: DeviceAllow=char-infiniband_verbs rw)")),
+            _ => check.meaning("The device is gone, or its driver has failed: see dmesg."),
+        };
+        checks.push(check.of(device));
+        return None;
+    }
+    let opened = match verbs {
+        Ok(verbs) if !verbs.names().iter().any(|name| name == device) => {
+            let check = Check::failure(
+                SUBJECT,
+                format!("{path} opens, and libibverbs has no provider for the device"),
+            )
+            .meaning("Programs do not see it.")
+            .fix("apt-get install ibverbs-providers");
+            checks.push(check.of(device));
+            return None;
+        }
+        Ok(verbs) => verbs.open(device),
+        Err(error) => Err(error.clone()),
+    };
+    match opened {
+        Ok(context) => {
+            checks.push(Check::ok(SUBJECT, format!("{path} opens")).of(device));
+            Some(context)
+        }
+        Err(error) => {
+            let check = Check::failure(
+                SUBJECT,
+                format!("{path} opens, and the device does not: {error}"),
+            )
+            .meaning("No program can use it; the reason is libibverbs', or that of its provider.");
+            checks.push(check.of(device));
+            None
+        }
+    }
+}
+
+/// The name of a device's file, such as "uverbs0".
+fn node(device: &str) -> Option<String> {
+    let nodes = fs::read_dir("/sys/class/infiniband_verbs").ok()?.flatten();
+    let mut named = nodes.filter(|node| read(node.path().join("ibdev")).as_deref() == Some(device));
+    Some(named.next()?.file_name().to_string_lossy().into_owned())
+}
+
+/// The version, and what the library does by it.
+pub fn check() -> Check {
+    const SUBJECT: &str = "kernel";
+    let release = read("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let abi = read("/sys/class/infiniband_verbs/abi_version");
+    let found = match &abi {
+        Some(abi) => format!("Linux {release}, uverbs ABI {abi}"),
+        None => format!("Linux {release}, without uverbs"),
+    };
+    match kernel_version() {
+        _ if abi.as_ref().is_some_and(|abi| abi != ABI) => Check::failure(SUBJECT, found)
+            .meaning(format!("libibverbs speaks ABI {ABI}.")),
+        version if version < (4, 16) => Check::warning(SUBJECT, found)
+            .meaning("Before Linux 4.16 drivers cannot be asked, so libibverbs registers all memory."),
+        version if version < (5, 11) => Check::warning(SUBJECT, found).meaning(
+            "Before Linux 5.11 userfaultfd(2), by which relaxed regions are kept, needs a privilege or a sysctl.",
+        ),
+        version if version < (5, 12) => Check::warning(SUBJECT, found)
+            .meaning("Before Linux 5.12 a program that forks loses registered pages, unless it calls ibv_fork_init."),
+        _ => Check::ok(SUBJECT, found),
+    }
+}

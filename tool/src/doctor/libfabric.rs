@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The libfabric that programs use, if any.
+
+use super::Check;
+use crate::verbs::Loaded;
+
+/// Its version.
+pub fn check() -> Check {
+    const SUBJECT: &str = "libfabric";
+    let Ok(library) = Loaded::open(c"libfabric.so.1") else {
+        return Check::ok(
+            SUBJECT,
+            "not installed; only programs that are written for it need it",
+        );
+    };
+    // SAFETY: its type in <rdma/fabric.h>.
+    let version = unsafe { library.function::<unsafe extern "C" fn() -> u32>(c"fi_version") };
+    let path = library
+        .path_of(c"fi_version")
+        .and_then(|path| path.canonicalize().ok());
+    let path = path
+        .map(|path| path.display().to_string())
+        .unwrap_or_default();
+    let Some(version) = version else {
+        return Check::warning(SUBJECT, format!("{path} has no fi_version"));
+    };
+    // SAFETY: it may be called at any time.
+    let version = unsafe { version() };
+    Check::ok(
+        SUBJECT,
+        format!("{}.{} ({path})", version >> 16, version & 0xffff),
+    )
+}

@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! How many mappings a process may have.
+
+use super::{Check, read};
+
+/// The kernel's default.
+const DEFAULT: u64 = 65530;
+
+/// vm.max_map_count. Nothing is wrong with the default, unless a program registers tens of thousands of regions.
+pub fn check() -> Check {
+    const SUBJECT: &str = "mappings";
+    let Some(most) = read("/proc/sys/vm/max_map_count").and_then(|count| count.parse::<u64>().ok())
+    else {
+        return Check::warning(SUBJECT, "vm.max_map_count cannot be read");
+    };
+    let found = format!("vm.max_map_count is {most}");
+    if most >= DEFAULT {
+        return Check::ok(SUBJECT, found);
+    }
+    Check::warning(SUBJECT, found)
+        .meaning(
+            "Watching a relaxed region, and MADV_DONTFORK after ibv_fork_init, split mappings, up to two a region. At \
+             three quarters of the limit the library watches and keeps no more; at the limit registration after \
+             ibv_fork_init fails with ENOMEM.",
+        )
+        .fix("sysctl -w vm.max_map_count=262144")
+}

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Whether the library itself can be preloaded.
+
+use super::Check;
+use crate::library;
+use std::process::Command;
+
+/// Preloads it into a program that does nothing, and has it say something.
+pub fn check() -> Check {
+    const SUBJECT: &str = "library";
+    let library = match library::find() {
+        Ok(library) => library,
+        Err(error) => {
+            let text = format!("{error:#}");
+            let (found, looked) = text.split_once('\n').unwrap_or((&text, ""));
+            return Check::failure(SUBJECT, found)
+                .meaning(looked)
+                .fix("make install PREFIX=/usr");
+        }
+    };
+    let path = library.path.display();
+    let tried = Command::new("/bin/true")
+        .env("LD_PRELOAD", &library.path)
+        .env("RDMAMR_STATS", "stderr")
+        .env_remove("RDMAMR_LIBRARY")
+        .output();
+    let said = match tried {
+        Ok(output) => String::from_utf8_lossy(&output.stderr).into_owned(),
+        Err(error) => return Check::failure(SUBJECT, format!("/bin/true cannot be run: {error}")),
+    };
+    if said.contains("\"reg_kernel\":") {
+        return Check::ok(SUBJECT, format!("{path} loads"));
+    }
+    let said = said.lines().next().unwrap_or("nothing").to_owned();
+    Check::failure(
+        SUBJECT,
+        format!("{path} cannot be preloaded; the linker says: {said}"),
+    )
+    .meaning("It is made for another system, or it is damaged.")
+    .fix("make && make install PREFIX=/usr")
+}

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The libibverbs that programs use.
+
+use super::Check;
+use crate::verbs::Verbs;
+use std::ffi::{CStr, c_void};
+
+/// What libibverbs has from which release of rdma-core on, the latest first.
+const SINCE: &[(&CStr, u32)] = &[
+    (c"ibv_reg_buf_mr", 64),
+    (c"ibv_reg_mr_ex", 59),
+    (c"ibv_is_fork_initialized", 35),
+    (c"ibv_reg_dmabuf_mr", 34),
+    (c"ibv_import_mr", 31),
+    (c"ibv_reg_mr_iova2", 28),
+    (c"ibv_reg_mr_iova", 25),
+];
+/// What the library passes registrations on to.
+const NEEDED: u32 = 28;
+
+/// Its release, by its file's name, else by what it has.
+pub fn check(verbs: &Result<Verbs, String>) -> Check {
+    const SUBJECT: &str = "rdma-core";
+    let verbs = match verbs {
+        Ok(verbs) => verbs,
+        Err(error) => {
+            return Check::failure(
+                SUBJECT,
+                format!("libibverbs.so.1 cannot be loaded: {error}"),
+            )
+            .meaning("No program can use RDMA without it.")
+            .fix("apt-get install libibverbs1 ibverbs-providers");
+        }
+    };
+    let has = |name: &CStr| {
+        // SAFETY: the pointer is not followed.
+        unsafe { verbs.library.function::<*const c_void>(name) }.is_some()
+    };
+    let at_least = SINCE.iter().find(|row| has(row.0)).map_or(0, |row| row.1);
+    let path = verbs
+        .library
+        .path_of(c"ibv_get_device_list")
+        .and_then(|path| path.canonicalize().ok());
+    let path = path
+        .map(|path| path.display().to_string())
+        .unwrap_or_default();
+    let release = release(&path);
+    let found = match (&release, at_least) {
+        (Some(release), _) => format!("release {release} ({path})"),
+        (None, 0) => format!("before release 25 ({path})"),
+        (None, at_least) => format!("release {at_least} or later ({path})"),
+    };
+    if at_least < NEEDED {
+        return Check::warning(SUBJECT, found).meaning(format!(
+            "The library is tested with {NEEDED} and later. In an earlier one what it passes on goes by other calls."
+        ));
+    }
+    Check::ok(SUBJECT, found)
+}
+
+/// "44.0" of ".../libibverbs.so.1.14.44.0", where 1.14 is the latest version node.
+fn release(path: &str) -> Option<&str> {
+    let version = path.rsplit_once("libibverbs.so.")?.1;
+    Some(version.splitn(3, '.').nth(2)?).filter(|release| !release.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_release_is_in_the_name() {
+        assert_eq!(release("/usr/lib/libibverbs.so.1.14.44.0"), Some("44.0"));
+        assert_eq!(release("/usr/lib/libibverbs.so.1"), None);
+    }
+}

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The answer, for people and for programs.
+
+use super::{Check, State};
+use crate::style;
+use serde::Serialize;
+use std::fmt::Write as _;
+use std::io::Write as _;
+
+/// Where the text of a check begins, and where it ends.
+const INDENT: usize = 9;
+const WIDTH: usize = 100;
+
+/// The JSON. `schema` counts up when a reader of an earlier one would be misled.
+#[derive(Serialize)]
+struct Answer<'a> {
+    schema: u32,
+    state: State,
+    checks: &'a [Check],
+}
+
+/// Prints the checks, and returns the worst state among them.
+pub fn print(checks: &[Check], json: bool) -> anyhow::Result<State> {
+    let worst = checks
+        .iter()
+        .map(|check| check.state)
+        .max()
+        .unwrap_or(State::Ok);
+    let mut out = anstream::stdout().lock();
+    if json {
+        let answer = Answer {
+            schema: 1,
+            state: worst,
+            checks,
+        };
+        writeln!(out, "{}", serde_json::to_string_pretty(&answer)?)?;
+        return Ok(worst);
+    }
+    for check in checks {
+        out.write_all(paragraph(check).as_bytes())?;
+    }
+    let count = |state| checks.iter().filter(|check| check.state == state).count();
+    let (ok, warnings, failures) = (
+        count(State::Ok),
+        count(State::Warning),
+        count(State::Failure),
+    );
+    writeln!(
+        out,
+        "\n{ok} ok, {}, {}",
+        many(warnings, "warning"),
+        many(failures, "failure")
+    )?;
+    Ok(worst)
+}
+
+fn many(count: usize, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
+}
+
+fn paragraph(check: &Check) -> String {
+    let (word, style) = match check.state {
+        State::Ok => ("ok", style::GOOD),
+        State::Warning => ("warning", style::DOUBTFUL),
+        State::Failure => ("FAILURE", style::BAD),
+    };
+    let device = check
+        .device
+        .as_ref()
+        .map(|device| format!(" {device}"))
+        .unwrap_or_default();
+    let strong = style::STRONG;
+    let first = wrap(&format!("{}{device}: {}", check.subject, check.found));
+    // The subject is strong; no line ends inside it.
+    let first = first.replacen(
+        check.subject,
+        &format!("{strong}{}{strong:#}", check.subject),
+        1,
+    );
+    let mut text = format!("{style}{word:INDENT$}{style:#}{first}\n");
+    if let Some(meaning) = &check.meaning {
+        let _ = writeln!(text, "{:INDENT$}{}", "", wrap(meaning));
+    }
+    if let Some(fix) = &check.fix {
+        // In one piece, so that it can be copied.
+        let _ = writeln!(text, "{:INDENT$}-> {strong}{fix}{strong:#}", "");
+    }
+    text
+}
+
+/// Breaks lines between words, and indents all but the first.
+fn wrap(text: &str) -> String {
+    let mut wrapped = String::new();
+    let mut column = INDENT;
+    for word in text.split_whitespace() {
+        let length = word.chars().count();
+        if column > INDENT && column + 1 + length > WIDTH {
+            let _ = write!(wrapped, "\n{:INDENT$}", "");
+            column = INDENT;
+        } else if column > INDENT {
+            wrapped.push(' ');
+            column += 1;
+        }
+        wrapped.push_str(word);
+        column += length;
+    }
+    wrapped
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_lines_are_broken_between_words() {
+        let wrapped = wrap(&"word ".repeat(100));
+        assert!(
+            wrapped
+                .lines()
+                .all(|line| line.len() <= WIDTH && line.ends_with("word"))
+        );
+        assert!(
+            wrapped
+                .lines()
+                .skip(1)
+                .all(|line| line.starts_with("         word"))
+        );
+        assert_eq!(wrapped.split_whitespace().count(), 100);
+    }
+}

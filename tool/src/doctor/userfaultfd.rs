@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Whether this process may watch its memory by userfaultfd(2), as the library needs it for keeping regions.
+
+use super::{Check, field, kernel_version, read};
+use errno::{Errno, errno};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+const UFFD_USER_MODE_ONLY: i32 = 1;
+const UFFDIO_API: libc::c_ulong = 0xc018_aa3f;
+/// Events of mappings that move, are emptied, are unmapped: without these nothing is kept.
+const EVENTS: u64 = 1 << 2 | 1 << 3 | 1 << 6;
+/// Write protection of huge pages and of shared memory.
+const MORE_MAPPINGS: u64 = 1 << 12;
+/// Write protection without faults, of any mapping: RDMAMR_RELAXED_STRICT=1.
+const ANY_MAPPING: u64 = 1 << 15;
+
+#[repr(C)]
+struct Api {
+    api: u64,
+    features: u64,
+    ioctls: u64,
+}
+
+const SUBJECT: &str = "userfaultfd";
+const COST: &str = "A region is shared only while it is in use, and none is kept after its release: relaxed \
+                    registration and RDMAMR_CACHE cost what plain registration costs.";
+
+/// Tries what the library does.
+pub fn check() -> Check {
+    match features() {
+        Ok(features) if features & ANY_MAPPING != 0 => Check::ok(
+            SUBJECT,
+            "allowed; this kernel watches any memory (WP_ASYNC)",
+        ),
+        Ok(features) if features & MORE_MAPPINGS != 0 => Check::ok(
+            SUBJECT,
+            "allowed; this kernel watches anonymous memory, also of huge pages, and sealed memfds",
+        ),
+        Ok(_) => Check::ok(SUBJECT, "allowed; this kernel watches anonymous memory"),
+        Err(error) => refused(error),
+    }
+}
+
+fn refused(error: Errno) -> Check {
+    let check = Check::warning(SUBJECT, format!("refused: {error}"));
+    let filtered = field("/proc/self/status", "Seccomp").as_deref() == Some("2");
+    if filtered && matches!(error.0, libc::EPERM | libc::ENOSYS | libc::EACCES) {
+        return check
+            .meaning(format!("A filter of system calls (seccomp) does that, as the one of many containers. {COST}"))
+            .fix("docker run --security-opt seccomp=PROFILE ..., where PROFILE also allows \"userfaultfd\"");
+    }
+    match error.0 {
+        libc::ENOSYS => check.meaning(format!(
+            "The kernel is built without it (CONFIG_USERFAULTFD). {COST}"
+        )),
+        libc::EPERM if kernel_version() < (5, 11) => {
+            let setting = read("/proc/sys/vm/unprivileged_userfaultfd").unwrap_or_default();
+            check
+                .meaning(format!(
+                    "Before Linux 5.11 it needs CAP_SYS_PTRACE or vm.unprivileged_userfaultfd=1 (it is \
+                     {setting}). {COST}"
+                ))
+                .fix("sysctl -w vm.unprivileged_userfaultfd=1")
+        }
+        libc::EPERM => check.meaning(format!(
+            "A security module does that (SELinux: the class anon_inode); see the audit log. {COST}"
+        )),
+        libc::EINVAL => check.meaning(format!(
+            "The kernel has not the events that the library needs (Linux 4.11). {COST}"
+        )),
+        libc::EMFILE | libc::ENFILE => check.meaning(COST).fix("ulimit -n 65536"),
+        _ => check.meaning(COST),
+    }
+}
+
+/// What the kernel offers to a process like this one.
+fn features() -> Result<u64, Errno> {
+    let file = match open(libc::O_CLOEXEC | libc::O_NONBLOCK | UFFD_USER_MODE_ONLY) {
+        // Before Linux 5.11.
+        Err(Errno(libc::EINVAL)) => open(libc::O_CLOEXEC | libc::O_NONBLOCK)?,
+        opened => opened?,
+    };
+    let mut api = Api {
+        api: 0xaa,
+        features: EVENTS,
+        ioctls: 0,
+    };
+    // SAFETY: the structure is that of the call.
+    match unsafe { libc::ioctl(file.as_raw_fd(), UFFDIO_API, &raw mut api) } {
+        0 => Ok(api.features),
+        _ => Err(errno()),
+    }
+}
+
+fn open(flags: i32) -> Result<OwnedFd, Errno> {
+    // SAFETY: no pointers.
+    let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, flags) };
+    if fd < 0 {
+        return Err(errno());
+    }
+    // SAFETY: opened right now.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+}

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What an ELF file says of itself, as far as it decides whether a library can be preloaded.
+
+use object::elf::{self, FileHeader32, FileHeader64};
+use object::read::elf::{Dyn, FileHeader, ProgramHeader};
+use object::{Endianness, ReadCache, ReadRef};
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+/// For which processor and word size code is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Machine {
+    is_64: bool,
+    big_endian: bool,
+    number: u16,
+}
+
+/// An ELF file.
+#[derive(Debug)]
+pub struct Elf {
+    pub machine: Machine,
+    /// PT_INTERP: what loads the program and its libraries.
+    pub interpreter: Option<PathBuf>,
+    /// Marked as a position-independent program, which tells one from a shared library.
+    pub is_program: bool,
+    /// A shared library or a position-independent program.
+    pub is_dynamic: bool,
+}
+
+impl Elf {
+    /// Reads a file; `None` where it is no ELF file.
+    pub fn read(path: &Path) -> anyhow::Result<Option<Elf>> {
+        let cache = ReadCache::new(File::open(path)?);
+        let Ok(ident) = cache.read_bytes_at(0, 5) else {
+            return Ok(None);
+        };
+        if !ident.starts_with(&elf::ELFMAG) {
+            return Ok(None);
+        }
+        let elf = if ident[4] == elf::ELFCLASS64.0 {
+            parse::<FileHeader64<Endianness>, _>(&cache)?
+        } else {
+            parse::<FileHeader32<Endianness>, _>(&cache)?
+        };
+        Ok(Some(elf))
+    }
+}
+
+fn parse<'data, H, R>(data: R) -> object::Result<Elf>
+where
+    H: FileHeader<Endian = Endianness>,
+    R: ReadRef<'data>,
+{
+    let header = H::parse(data)?;
+    let endian = header.endian()?;
+    let mut found = Elf {
+        machine: Machine {
+            is_64: header.is_class_64(),
+            big_endian: header.is_big_endian(),
+            number: header.e_machine(endian).0,
+        },
+        interpreter: None,
+        is_program: false,
+        is_dynamic: header.e_type(endian) == elf::ET_DYN,
+    };
+    for segment in header.program_headers(endian, data)? {
+        if let Some(interpreter) = segment.interpreter(endian, data)? {
+            found.interpreter = Some(String::from_utf8_lossy(interpreter).into_owned().into());
+        }
+        for entry in segment.dynamic(endian, data)?.into_iter().flatten() {
+            if entry.tag(endian) == elf::DT_FLAGS_1 {
+                let flags: u64 = entry.val(endian);
+                found.is_program |= flags & elf::DF_1_PIE.0 != 0;
+            }
+        }
+    }
+    Ok(found)
+}
+
+impl std::fmt::Display for Machine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let name = match self.number {
+            3 => "x86",
+            8 | 10 => "MIPS",
+            20 | 21 => "POWER",
+            22 => "s390",
+            40 | 183 => "ARM",
+            62 => "x86-64",
+            243 => "RISC-V",
+            258 => "LoongArch",
+            number => return write!(f, "ELF machine number {number}"),
+        };
+        let bits = if self.is_64 { 64 } else { 32 };
+        write!(f, "{name}, {bits} bit")?;
+        if self.big_endian {
+            f.write_str(", big-endian")
+        } else {
+            Ok(())
+        }
+    }
+}

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Where librdmamr.so.1 is.
+
+use crate::elf::Elf;
+use anyhow::{anyhow, bail};
+use std::env;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+const SONAME: &str = "librdmamr.so.1";
+/// As Cargo leaves it in target/release.
+const BUILT: &str = "librdmamr.so";
+
+#[cfg(target_arch = "x86_64")]
+const TRIPLET: &str = "x86_64-linux-gnu";
+#[cfg(target_arch = "aarch64")]
+const TRIPLET: &str = "aarch64-linux-gnu";
+#[cfg(target_arch = "riscv64")]
+const TRIPLET: &str = "riscv64-linux-gnu";
+
+/// The library, ready to be preloaded.
+pub struct Library {
+    pub path: PathBuf,
+    pub elf: Elf,
+}
+
+/// Finds it: where `RDMAMR_LIBRARY` says, beside this program, where the linker looks.
+pub fn find() -> anyhow::Result<Library> {
+    if let Some(path) = env::var_os("RDMAMR_LIBRARY").filter(|path| !path.is_empty()) {
+        let path = std::path::absolute(path)?;
+        return open(&path).map_err(|why| anyhow!("RDMAMR_LIBRARY={}: {why:#}", path.display()));
+    }
+    let mut looked = Vec::new();
+    for path in candidates() {
+        if path.exists() {
+            return open(&path).map_err(|why| anyhow!("{}: {why:#}", path.display()));
+        }
+        if !looked.contains(&path) {
+            looked.push(path);
+        }
+    }
+    let looked: Vec<_> = looked
+        .iter()
+        .map(|path| format!("\n  {}", path.display()))
+        .collect();
+    bail!(
+        "{SONAME} is not found. Looked for\n  the path in RDMAMR_LIBRARY, which is not set{}\n  {SONAME} in the \
+         linker's cache (ldconfig -p)\nInstall the library, or say RDMAMR_LIBRARY=/path/to/{SONAME}",
+        looked.concat()
+    )
+}
+
+fn open(path: &Path) -> anyhow::Result<Library> {
+    let Some(elf) = Elf::read(path)? else {
+        bail!("it is no shared library");
+    };
+    if !elf.is_dynamic || elf.is_program || elf.interpreter.is_some() {
+        bail!("it is a program, and not a shared library");
+    }
+    // ld.so takes both as the end of a name, and nothing quotes them.
+    if path
+        .as_os_str()
+        .as_bytes()
+        .iter()
+        .any(|byte| b": \t\n".contains(byte))
+    {
+        bail!(
+            "LD_PRELOAD cannot hold a path with a space or a colon. Copy the library to another place"
+        );
+    }
+    Ok(Library {
+        path: path.to_owned(),
+        elf,
+    })
+}
+
+fn candidates() -> impl Iterator<Item = PathBuf> {
+    beside_this_program()
+        .into_iter()
+        .chain(in_library_path())
+        .chain(in_cache())
+        .chain(in_system())
+}
+
+/// What is installed or built with this program goes before what else the machine has.
+fn beside_this_program() -> Vec<PathBuf> {
+    let program = env::current_exe().and_then(|path| path.canonicalize());
+    let Some(dir) = program
+        .ok()
+        .and_then(|path| Some(path.parent()?.to_owned()))
+    else {
+        return Vec::new();
+    };
+    let mut paths = vec![dir.join(SONAME), dir.join(BUILT)];
+    if let Some(prefix) = dir.parent() {
+        paths.extend(["lib", "lib64"].map(|lib| prefix.join(lib).join(SONAME)));
+        paths.push(prefix.join("lib").join(TRIPLET).join(SONAME));
+    }
+    paths
+}
+
+fn in_library_path() -> Vec<PathBuf> {
+    let path = env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
+    let dirs = path
+        .as_bytes()
+        .split(|byte| b":;".contains(byte))
+        .filter(|dir| !dir.is_empty());
+    let paths =
+        dirs.map(|dir| PathBuf::from(std::ffi::OsString::from_vec(dir.to_vec())).join(SONAME));
+    paths
+        .filter_map(|path| std::path::absolute(path).ok())
+        .collect()
+}
+
+/// Lines such as "librdmamr.so.1 (libc6,x86-64) => /usr/lib/librdmamr.so.1". There is one for each machine whose
+/// code this one can run.
+fn in_cache() -> Vec<PathBuf> {
+    // Not in the PATH of everybody.
+    let listed = ["/sbin/ldconfig", "/usr/sbin/ldconfig", "ldconfig"]
+        .iter()
+        .find_map(|ldconfig| Command::new(ldconfig).arg("-p").output().ok());
+    let listed = listed.map(|output| output.stdout).unwrap_or_default();
+    let lines = String::from_utf8_lossy(&listed).into_owned();
+    let paths = lines.lines().filter_map(|line| {
+        let (name, path) = line.trim().split_once(" => ")?;
+        name.starts_with(&format!("{SONAME} ("))
+            .then(|| PathBuf::from(path))
+    });
+    paths.filter(|path| runs_here(path)).collect()
+}
+
+fn in_system() -> Vec<PathBuf> {
+    let dirs = [
+        format!("/usr/local/lib/{TRIPLET}"),
+        "/usr/local/lib".into(),
+        format!("/lib/{TRIPLET}"),
+        format!("/usr/lib/{TRIPLET}"),
+        "/lib64".into(),
+        "/usr/lib64".into(),
+        "/lib".into(),
+        "/usr/lib".into(),
+    ];
+    dirs.iter().map(|dir| Path::new(dir).join(SONAME)).collect()
+}
+
+/// Whether a file is code of the kind that this program is.
+fn runs_here(path: &Path) -> bool {
+    let machine = |path: &Path| Some(Elf::read(path).ok()??.machine);
+    machine(path).is_some_and(|it| machine(Path::new("/proc/self/exe")) == Some(it))
+}

@@ -1,0 +1,251 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Whether a library can be preloaded into a program: said before the program runs, since ld.so(8) says nothing, or
+//! only warns, and the program then runs without the library.
+
+use super::search;
+use crate::elf::Elf;
+use crate::library::Library;
+use std::ffi::{CString, OsStr, OsString};
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+/// The kernel follows as many scripts that interpret scripts.
+const MOST_SCRIPTS: usize = 5;
+
+/// An error says why it cannot be.
+pub fn judge(program: &Path, arguments: &[OsString], library: &Library) -> Result<(), String> {
+    judge_file(program, arguments, library, MOST_SCRIPTS)
+}
+
+fn judge_file(
+    program: &Path,
+    arguments: &[OsString],
+    library: &Library,
+    scripts: usize,
+) -> Result<(), String> {
+    let elf = match Elf::read(program) {
+        Ok(Some(elf)) => elf,
+        Ok(None) => return judge_script(program, library, scripts),
+        // A program may be executable and not readable; then nothing is known against it.
+        Err(error) if is_not_readable(&error) => return privileged(program),
+        Err(error) => return Err(format!("it is a broken ELF file ({error:#})")),
+    };
+    if elf.machine != library.elf.machine {
+        return Err(format!(
+            "it is made for {}, and the library for {}. Build the library for that, and set RDMAMR_LIBRARY",
+            elf.machine, library.elf.machine
+        ));
+    }
+    match &elf.interpreter {
+        Some(interpreter) => loader(interpreter)?,
+        // The C library's loader run as a program, which loads another.
+        None if elf.is_dynamic && !elf.is_program && is_loader_of_glibc(program) => {}
+        None => {
+            return Err("it is statically linked, so that no library is loaded into it. Link it dynamically to \
+                 libibverbs, or put librdmamr.a in front of libibverbs when it is linked"
+                .into());
+        }
+    }
+    privileged(program)?;
+    // env(1) only sets the environment for another, as in "#!/usr/bin/env python3".
+    match by_env(program, arguments) {
+        Some(started) if scripts > 0 => {
+            let Ok(path) = search::find(&started) else {
+                return Ok(());
+            };
+            judge_file(&path, &[], library, scripts - 1)
+                .map_err(|why| format!("it starts {}, and {why}", path.display()))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn is_not_readable(error: &anyhow::Error) -> bool {
+    let error = error.downcast_ref::<io::Error>();
+    error.is_some_and(|error| error.kind() == io::ErrorKind::PermissionDenied)
+}
+
+fn is_loader_of_glibc(path: &Path) -> bool {
+    let name = path.file_name().unwrap_or_default().as_bytes();
+    // ld64.so: POWER and s390.
+    [&b"ld-linux"[..], b"ld64.so", b"ld.so"]
+        .iter()
+        .any(|known| name.starts_with(known))
+}
+
+fn loader(interpreter: &Path) -> Result<(), String> {
+    let shown = interpreter.display();
+    let name = interpreter.file_name().unwrap_or_default().as_bytes();
+    if name.starts_with(b"ld-musl") {
+        return Err(format!(
+            "it is made for the C library musl (its loader is {shown}), and the library for glibc. \
+             Build the program on a system with glibc"
+        ));
+    }
+    if !is_loader_of_glibc(interpreter) {
+        return Err(format!(
+            "its loader is {shown}, which is not glibc's, for which the library is made"
+        ));
+    }
+    if !interpreter.exists() {
+        return Err(format!(
+            "its loader {shown} does not exist here, so that it cannot run at all"
+        ));
+    }
+    Ok(())
+}
+
+/// Whether the kernel will give the program rights that its caller has not: ld.so(8) then preloads nothing from
+/// outside (secure-execution mode).
+fn privileged(program: &Path) -> Result<(), String> {
+    let Ok(path) = CString::new(program.as_os_str().as_bytes()) else {
+        return Ok(());
+    };
+    // SAFETY: no conditions.
+    let no_new_privileges = unsafe { libc::prctl(libc::PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) } == 1;
+    // SAFETY: all zeros is a valid `statvfs`.
+    let mut system: libc::statvfs = unsafe { std::mem::zeroed() };
+    // SAFETY: a string, and a structure that is writable.
+    let known = unsafe { libc::statvfs(path.as_ptr(), &mut system) } == 0;
+    if no_new_privileges || (known && system.f_flag & libc::ST_NOSUID != 0) {
+        return Ok(());
+    }
+    let advice = "ld.so preloads nothing into a program that gains rights. Run it as that user, or a copy of it \
+                  without them";
+    let Ok(metadata) = program.metadata() else {
+        return Ok(());
+    };
+    // SAFETY: no conditions.
+    let user = unsafe { libc::getuid() };
+    // SAFETY: no conditions.
+    let group = unsafe { libc::getgid() };
+    let executable_by_group = metadata.mode() & libc::S_IXGRP != 0;
+    if metadata.mode() & libc::S_ISUID != 0 && metadata.uid() != user {
+        return Err(format!(
+            "it is set-uid (to user {}), and {advice}",
+            metadata.uid()
+        ));
+    }
+    if metadata.mode() & libc::S_ISGID != 0 && executable_by_group && metadata.gid() != group {
+        return Err(format!(
+            "it is set-gid (to group {}), and {advice}",
+            metadata.gid()
+        ));
+    }
+    // Root has all capabilities already.
+    // SAFETY: two strings, and no buffer.
+    let capabilities = unsafe {
+        libc::getxattr(
+            path.as_ptr(),
+            c"security.capability".as_ptr(),
+            std::ptr::null_mut(),
+            0,
+        )
+    };
+    if capabilities > 0 && user != 0 {
+        return Err(format!(
+            "it has file capabilities (getcap {}), and {advice}",
+            program.display()
+        ));
+    }
+    Ok(())
+}
+
+/// What env(1) starts, if that is the program.
+fn by_env(program: &Path, arguments: &[OsString]) -> Option<OsString> {
+    if program.file_name()? != "env" {
+        return None;
+    }
+    let is_other = |word: &&[u8]| !word.starts_with(b"-") && !word.contains(&b'=');
+    // "-S" comes as one argument with what follows it.
+    let words = arguments
+        .iter()
+        .flat_map(|argument| argument.as_bytes().split(|&byte| byte == b' '));
+    words
+        .filter(|word| !word.is_empty())
+        .find(is_other)
+        .map(|word| OsStr::from_bytes(word).to_owned())
+}
+
+fn judge_script(script: &Path, library: &Library, scripts: usize) -> Result<(), String> {
+    let mut start = Vec::new();
+    let read = File::open(script).and_then(|file| file.take(256).read_to_end(&mut start));
+    read.map_err(|error| error.to_string())?;
+    let Some((interpreter, argument)) = interpreter_of(&start) else {
+        // Without a first line that names one, the shell runs it, as execvp(3) has it; but not what is no text.
+        if start.contains(&0) {
+            return Err("it is neither an ELF program nor a script".into());
+        }
+        return Ok(());
+    };
+    if scripts == 0 {
+        return Err("it is a script whose interpreters are scripts without end".into());
+    }
+    if !interpreter.exists() {
+        return Err(format!(
+            "it is a script, and its interpreter {} does not exist",
+            interpreter.display()
+        ));
+    }
+    let arguments: Vec<OsString> = argument.into_iter().collect();
+    judge_file(&interpreter, &arguments, library, scripts - 1)
+        .map_err(|why| format!("it is a script, run by {}: {why}", interpreter.display()))
+}
+
+/// The interpreter that a first line `#!INTERPRETER [ARGUMENT]` names.
+fn interpreter_of(start: &[u8]) -> Option<(PathBuf, Option<OsString>)> {
+    let line = start
+        .strip_prefix(b"#!")?
+        .split(|&byte| byte == b'\n')
+        .next()?
+        .trim_ascii();
+    let end = line
+        .iter()
+        .position(|byte| byte.is_ascii_whitespace())
+        .unwrap_or(line.len());
+    let (path, argument) = line.split_at(end);
+    let owned = |bytes: &[u8]| OsString::from_vec(bytes.to_vec());
+    let argument = argument.trim_ascii();
+    (!path.is_empty()).then(|| {
+        (
+            owned(path).into(),
+            (!argument.is_empty()).then(|| owned(argument)),
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn env(arguments: &[&str]) -> Option<OsString> {
+        let arguments: Vec<OsString> = arguments.iter().map(OsString::from).collect();
+        by_env(Path::new("/usr/bin/env"), &arguments)
+    }
+
+    #[test]
+    fn first_lines() {
+        assert_eq!(
+            interpreter_of(b"#!/bin/sh\nx"),
+            Some(("/bin/sh".into(), None))
+        );
+        assert_eq!(
+            interpreter_of(b"#! /usr/bin/env  -S python3 -u \n"),
+            Some(("/usr/bin/env".into(), Some("-S python3 -u".into())))
+        );
+        assert_eq!(interpreter_of(b"#!\n"), None);
+        assert_eq!(interpreter_of(b"echo"), None);
+    }
+
+    #[test]
+    fn what_env_starts() {
+        assert_eq!(env(&["python3"]), Some("python3".into()));
+        assert_eq!(env(&["-S python3 -u"]), Some("python3".into()));
+        assert_eq!(env(&["-i", "A=b", "prog", "x"]), Some("prog".into()));
+        assert_eq!(env(&["A=b"]), None);
+        assert_eq!(by_env(Path::new("/bin/sh"), &["x".into()]), None);
+    }
+}

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Which file a program's name means, as execvp(3) finds it.
+
+use std::env;
+use std::ffi::{CString, OsStr};
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+/// Why no file can be run by that name.
+pub struct Refused {
+    pub why: String,
+    /// There is a file of that name.
+    pub exists: bool,
+}
+
+/// Finds the file. Its path has a slash, so that nobody searches again.
+pub fn find(name: &OsStr) -> Result<PathBuf, Refused> {
+    if name.as_bytes().contains(&b'/') {
+        return check(Path::new(name)).map(|()| name.into());
+    }
+    let path = env::var_os("PATH").unwrap_or_else(|| "/bin:/usr/bin".into());
+    let mut refused = None;
+    for dir in env::split_paths(&path).filter(|_| !name.is_empty()) {
+        // An empty entry is the working directory.
+        let file = if dir.as_os_str().is_empty() {
+            Path::new(".").join(name)
+        } else {
+            dir.join(name)
+        };
+        match check(&file) {
+            Ok(()) => return Ok(file),
+            Err(why) if why.exists => refused = refused.or(Some(why)),
+            Err(_) => {}
+        }
+    }
+    Err(refused.unwrap_or_else(|| Refused {
+        why: "there is no program of that name in PATH".into(),
+        exists: false,
+    }))
+}
+
+fn check(file: &Path) -> Result<(), Refused> {
+    let refuse = |why: String, exists| Err(Refused { why, exists });
+    match file.metadata() {
+        Err(error) => {
+            let exists = !matches!(
+                error.kind(),
+                io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
+            );
+            return refuse(error.to_string(), exists);
+        }
+        Ok(metadata) if metadata.is_dir() => return refuse("it is a directory".into(), true),
+        Ok(_) => {}
+    }
+    let Ok(path) = CString::new(file.as_os_str().as_bytes()) else {
+        return refuse("its name holds a NUL".into(), false);
+    };
+    // SAFETY: a string.
+    match unsafe { libc::faccessat(libc::AT_FDCWD, path.as_ptr(), libc::X_OK, libc::AT_EACCESS) } {
+        0 => Ok(()),
+        _ => refuse(
+            format!("it may not be executed (chmod +x {})", file.display()),
+            true,
+        ),
+    }
+}
