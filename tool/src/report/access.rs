@@ -63,7 +63,7 @@ pub fn words(call: u8, access: u32) -> String {
     if words.is_empty() {
         "local_read".to_string()
     } else {
-        words.join(" ")
+        words.join("|")
     }
 }
 

@@ -69,6 +69,8 @@ struct ProcessCounts {
     failed: u64,
     time: u64,
     threads: FxHashSet<u32>,
+    /// Bytes, of plain regions and of the pool's.
+    pinned: [u64; 2],
 }
 
 struct FailureCounts {
@@ -94,6 +96,8 @@ struct Analysis<'a> {
     ranges: Ranges,
     sizes: FxHashMap<(u32, What), Durations>,
     timeline: Timeline,
+    /// When processes end, the first last.
+    ends: Vec<(u64, usize)>,
     failures: FxHashMap<(u8, u16), FailureCounts>,
     /// Deregistrations of regions, and hits, of which the trace has no registration; registrations whose key was taken.
     unknown: u64,
@@ -115,6 +119,15 @@ impl Report {
             .max()
             .unwrap_or(0);
         let span = end - begin;
+        let ended = trace
+            .processes
+            .iter()
+            .enumerate()
+            .filter(|(_, process)| process.ended);
+        let mut ends: Vec<_> = ended
+            .map(|(number, process)| (process.end - begin, number))
+            .collect();
+        ends.sort_by_key(|&end| Reverse(end));
         let mut analysis = Analysis {
             trace,
             begin,
@@ -131,11 +144,13 @@ impl Report {
             ranges: Ranges::default(),
             sizes: FxHashMap::default(),
             timeline: Timeline::new(span),
+            ends,
             failures: FxHashMap::default(),
             unknown: 0,
             taken: 0,
         };
         trace.calls(|event| analysis.see(event))?;
+        analysis.end_processes(span);
         Ok(analysis.report(path))
     }
 }
@@ -149,6 +164,7 @@ impl Analysis<'_> {
             call,
         } = event;
         let since = effect - self.begin;
+        self.end_processes(since);
         if call.call == call::POOL {
             self.totals.pool_deregistrations += 1;
             self.pool_ended(since, (*process, call.lkey, call.pd));
@@ -181,7 +197,7 @@ impl Analysis<'_> {
                 self.ended_before.remove(&key);
             }
         } else if let Some(region) = self.regions.remove(&key) {
-            self.timeline.unpin(since, region.pinned, region.pool);
+            self.unpin(key.0, since, &region);
         }
     }
 
@@ -297,7 +313,7 @@ impl Analysis<'_> {
             if let Some(range) = &before.range {
                 self.ranges.ended(range, since);
             }
-            self.timeline.unpin(since, before.pinned, before.pool);
+            self.unpin(process, since, &before);
         }
         let region = Region {
             range,
@@ -305,7 +321,7 @@ impl Analysis<'_> {
             pool,
             holders: vec![holder],
         };
-        self.timeline.pin(since, region.pinned, region.pool);
+        self.pin(process, since, &region);
         self.regions.insert(key, region);
     }
 
@@ -324,7 +340,7 @@ impl Analysis<'_> {
         let Some(mut region) = before.and_then(|before| self.regions.remove(&before)) else {
             return false;
         };
-        self.timeline.unpin(since, region.pinned, region.pool);
+        self.unpin(process, since, &region);
         if call.length != 0 {
             region.pinned = hull(
                 call.addr,
@@ -337,7 +353,7 @@ impl Analysis<'_> {
             }
         }
         region.range = None;
-        self.timeline.pin(since, region.pinned, region.pool);
+        self.pin(process, since, &region);
         self.regions.insert(key, region);
         true
     }
@@ -365,7 +381,29 @@ impl Analysis<'_> {
             self.ranges.deregistered(range, since, call.duration);
         }
         if let Some(region) = self.regions.remove(&key) {
-            self.timeline.unpin(since, region.pinned, region.pool);
+            self.unpin(process, since, &region);
+        }
+    }
+
+    fn pin(&mut self, process: u32, since: u64, region: &Region) {
+        let pinned = &mut self.processes[process as usize].pinned[usize::from(region.pool)];
+        *pinned = pinned.saturating_add(region.pinned);
+        self.timeline.pin(since, region.pinned, region.pool);
+    }
+
+    fn unpin(&mut self, process: u32, since: u64, region: &Region) {
+        let pinned = &mut self.processes[process as usize].pinned[usize::from(region.pool)];
+        *pinned = pinned.saturating_sub(region.pinned);
+        self.timeline.unpin(since, region.pinned, region.pool);
+    }
+
+    /// What processes leave that end before a moment, the kernel lets go. When one was killed nobody knows.
+    fn end_processes(&mut self, since: u64) {
+        while let Some((end, process)) = self.ends.pop_if(|(end, _)| *end < since) {
+            for pool in [false, true] {
+                let pinned = self.processes[process].pinned[usize::from(pool)];
+                self.timeline.unpin(end, pinned, pool);
+            }
         }
     }
 
@@ -511,12 +549,9 @@ impl Analysis<'_> {
             dropped: process.dropped,
             ended: process.ended,
         };
-        self.trace
-            .processes
-            .iter()
-            .zip(&self.processes)
-            .map(totals)
-            .collect()
+        let mut processes: Vec<_> = self.trace.processes.iter().zip(&self.processes).collect();
+        processes.sort_by_key(|(process, _)| process.begin);
+        processes.into_iter().map(totals).collect()
     }
 
     fn notes(&self, processes: &[ProcessTotals], changed: &[String]) -> Vec<String> {

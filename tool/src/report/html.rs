@@ -101,7 +101,7 @@ fn head(report: &Report, program: &str) -> Markup {
             @for process in report.processes.iter().take(SHOWN) {
                 p.process {
                     code { (command(process)) } " "
-                    span { "pid " (process.pid) ", " (process.started) ", ran " (time(process.run_ns)) ", "
+                    span { "pid " (process.pid) ", " (process.started) ", ran " (time(process.run_ns)) @if !process.ended { " at least" } ", "
                         (plural(process.calls, "call", "calls")) ", " (time(process.time_ns)) " in them, "
                         @if process.ended { "ended in order" } @else { strong { "has not ended in order" } } }
                 }
@@ -144,7 +144,7 @@ fn pinned(report: &Report) -> Result<Markup> {
             ("pool", "regions of the pool", any(&|point| point.pool_bytes)),
         ]))
         figure { figcaption { "Pinned memory over time" } (PreEscaped(plots::pinned(pinned, report.totals.span_ns)?)) }
-        p.aside { "Whole pages, as often as they are registered, of all processes: so the kernel counts them against RLIMIT_MEMLOCK. \
+        p.aside { "Whole pages, as often as they are registered, of all processes: so the kernel counts them against RLIMIT_MEMLOCK; what a process leaves, until it ends. \
             Each point is the most of its moment; the dot is the peak." }
     } })
 }
@@ -259,7 +259,7 @@ fn ranges(report: &Report) -> Markup {
                     (number(time(range.time_ns)))
                     (number(bytes(range.bytes)))
                     (number(format!("{:#x}", range.addr)))
-                    td { (range.access) }
+                    td.access { (range.access) }
                     (who(&range.caller))
                 } } }
             } }

@@ -398,7 +398,7 @@ fn libfabric_has_flags_and_advice_of_its_own() {
     let range = &report.ranges[0];
     assert_eq!(
         (range.access.as_str(), range.remote),
-        ("FI_REMOTE_READ FI_REMOTE_WRITE", true)
+        ("FI_REMOTE_READ|FI_REMOTE_WRITE", true)
     );
     assert_eq!(report.advice.all.hits, 0);
     assert!(report.advice.fabric.hits > 0);
@@ -464,6 +464,37 @@ fn a_killed_process_had_its_regions_in_use() {
         report.notes[2].starts_with("1 hit or deregistration of regions whose"),
         "{:?}",
         report.notes
+    );
+}
+
+#[test]
+fn what_a_process_leaves_is_pinned_until_it_ends() {
+    let mut sample = Sample::default();
+    let (mut one, mut two) = (Writer::new(7), Writer::new(8));
+    one.start(&mut sample, "first\0");
+    one.calls(&mut sample, &[register(0, 1, 0, 4096)]);
+    one.end(&mut sample, 4 * S);
+    two.start(&mut sample, "second\0");
+    two.calls(&mut sample, &[register(2 * S, 1, 0, 8192)]);
+    two.calls(&mut sample, &[register(6 * S, 2, 0, 8192)]);
+    two.end(&mut sample, 10 * S);
+    let report = read(&sample);
+    let at = |time| {
+        report
+            .pinned
+            .points
+            .iter()
+            .rfind(|point| point.time_ns <= time)
+            .unwrap()
+            .plain_bytes
+    };
+    assert_eq!(
+        [at(S), at(3 * S), at(5 * S), at(7 * S)],
+        [4096, 12288, 8192, 16384]
+    );
+    assert_eq!(
+        (report.pinned.end_bytes, report.totals.leaked_regions),
+        (16384, 3)
     );
 }
 

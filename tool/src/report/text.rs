@@ -158,10 +158,11 @@ pub fn render(report: &Report) -> String {
             &mut out,
             "",
             format!(
-                "pid {}, {}, ran {}, {}, {} in them, {}",
+                "pid {}, {}, ran {}{}, {}, {} in them, {}",
                 process.pid,
                 process.started,
                 time(process.run_ns),
+                if process.ended { "" } else { " at least" },
                 plural(process.calls, "call", "calls"),
                 time(process.time_ns),
                 if process.ended {
