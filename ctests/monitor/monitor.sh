@@ -43,7 +43,11 @@ for run in "${libfabrics[@]}"; do
 	server=$!
 	sleep 3
 	check "$version, fi_pingpong: the client" "${monitored[@]}" timeout 120 "${run[@]}" "$pingpong" -p verbs -e msg -d "$CHECK_DEVICE" -P 18700 -I 20 -S 4096 -c "$CHECK_ADDRESS"
-	check "$version, fi_pingpong: the server" wait $server
+	if wait $server; then
+		pass "$version, fi_pingpong: the server"
+	else
+		fail "$version, fi_pingpong: the server" "exit status $?" "$(cat "$work/server")"
+	fi
 
 	says "$version, imported" "libfabric's registration cache is told of changes of memory" "${run[@]}" "$built/monitor_nodes"
 	says "$version, FI_MR_CACHE_MONITOR=disabled" "no effect: FI_MR_CACHE_MONITOR=disabled" FI_MR_CACHE_MONITOR=disabled "${run[@]}" "$built/monitor_nodes"

@@ -6,9 +6,9 @@
 int main(int argc, char **argv)
 {
 	void *object = argc > 1 ? dlopen(argv[1], RTLD_NOW | RTLD_LOCAL) : NULL;
-	int (*run)(void) = object ? (int (*)(void))dlsym(object, "main") : NULL;
+	int (*run)(int, char **) = object ? (int (*)(int, char **))dlsym(object, "main") : NULL;
 
 	if (!run)
 		return printf("Bail out! %s\n", dlerror()), 1;
-	return run();
+	return run(1, argv);
 }
