@@ -226,25 +226,6 @@ unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr, caller: Caller) -> c_int {
 }
 interpose!(ibv_dereg_mr, "IBVERBS_1.1", caller in "rsi" "x1" "a1");
 
-/// What a provider calls to deregister, of libibverbs' private interface: so an `ibv_dereg_mr` that was taken from
-/// libibverbs by handle comes here. Of a region that the pool serves it ends the use alone. Without a node, since
-/// the private one's name changes with rdma-core's releases.
-#[cfg_attr(not(test), unsafe(no_mangle))]
-unsafe extern "C" fn ibv_cmd_dereg_mr(vmr: *mut verbs_mr) -> c_int {
-    // SAFETY: a provider's own object, or one of ours.
-    let mr = unsafe { Mr::from_c(vmr.cast()) };
-    if mr.is_some_and(transparent::deregister_past_us) {
-        return 0;
-    }
-    match next::CMD_DEREG_MR.get() {
-        // SAFETY: the provider's own argument, to the function that it meant.
-        Some(next) => unsafe { next(vmr) },
-        None => libc::ENOSYS,
-    }
-}
-#[cfg(test)]
-const _: unsafe extern "C" fn(*mut verbs_mr) -> c_int = ibv_cmd_dereg_mr;
-
 unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
     ret::status(
         || describe("ibv_dealloc_pd", Subject::Domain, None),
@@ -269,3 +250,56 @@ unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
     )
 }
 interpose!(ibv_close_device, "IBVERBS_1.1");
+
+/// What providers call of libibverbs' private interface: so calls that a program has taken from libibverbs by handle
+/// come here. They are without a node, since the private one's name changes with rdma-core's releases.
+mod private {
+    use super::*;
+
+    /// Of a region that the pool serves it ends the use alone.
+    #[cfg_attr(not(test), unsafe(no_mangle))]
+    pub unsafe extern "C" fn ibv_cmd_dereg_mr(vmr: *mut verbs_mr) -> c_int {
+        // SAFETY: a provider's own object, or one of ours.
+        let mr = unsafe { Mr::from_c(vmr.cast()) };
+        if mr.is_some_and(transparent::deregister_past_us) {
+            return 0;
+        }
+        match next::CMD_DEREG_MR.get() {
+            // SAFETY: the provider's own argument, to the function that it meant.
+            Some(next) => unsafe { next(vmr) },
+            None => libc::ENOSYS,
+        }
+    }
+
+    #[cfg_attr(not(test), unsafe(no_mangle))]
+    pub unsafe extern "C" fn ibv_cmd_dealloc_pd(pd: *mut ibv_pd) -> c_int {
+        // SAFETY: a domain that is still there.
+        if let Some(pd) = unsafe { Pd::from_c(pd) } {
+            beside_plain::dealloc_pd_past_us(pd);
+        }
+        match next::CMD_DEALLOC_PD.get() {
+            // SAFETY: as above.
+            Some(next) => unsafe { next(pd) },
+            None => libc::ENOSYS,
+        }
+    }
+
+    #[cfg_attr(not(test), unsafe(no_mangle))]
+    pub unsafe extern "C" fn verbs_uninit_context(verbs_context: *mut c_void) {
+        beside_plain::close_device_past_us(verbs_context.expose_provenance());
+        if let Some(next) = next::UNINIT_CONTEXT.get() {
+            // SAFETY: as above.
+            unsafe { next(verbs_context) }
+        }
+    }
+}
+#[cfg(test)]
+const _: (
+    unsafe extern "C" fn(*mut verbs_mr) -> c_int,
+    unsafe extern "C" fn(*mut ibv_pd) -> c_int,
+    unsafe extern "C" fn(*mut c_void),
+) = (
+    private::ibv_cmd_dereg_mr,
+    private::ibv_cmd_dealloc_pd,
+    private::verbs_uninit_context,
+);

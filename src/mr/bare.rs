@@ -93,8 +93,8 @@ pub fn is_fork_protected() -> bool {
     })
 }
 
-/// The address of a context's [`Device`], if memory was registered on it.
-pub fn device_of(context: super::Context) -> Option<usize> {
-    let device: *const Device = state::existing()?.devices.get(context.address())?;
+/// The address of the [`Device`] of the context at an address, if memory was registered on it.
+pub fn device_at(context: usize) -> Option<usize> {
+    let device: *const Device = state::existing()?.devices.get(context)?;
     Some(device.expose_provenance())
 }

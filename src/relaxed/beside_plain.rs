@@ -6,7 +6,7 @@
 use super::Instance;
 use super::flush::{flush_those, relieve};
 use super::pool::Cause;
-use super::region::Region;
+use super::region::{LEFT, Region};
 use super::{ending, existing, release, start, transparent};
 use crate::abi::rdma_core::ibv_mr;
 use crate::config::{Cache, config};
@@ -75,7 +75,7 @@ pub fn close_device(context: Context) -> Result<(), Error> {
     let Some(relaxed) = existing() else {
         return mr::close_device(context);
     };
-    let Some(device) = mr::bare::device_of(context) else {
+    let Some(device) = mr::bare::device_at(context.address()) else {
         return mr::close_device(context);
     };
     let of = |region: &Region| region.device.load(Relaxed) == device;
@@ -88,9 +88,35 @@ pub fn close_device(context: Context) -> Result<(), Error> {
         return mr::close_device(context);
     }
     // As without the pool, a device can be closed while it has regions: the kernel ends them.
-    let fd = context.fd().unwrap_or(-1);
-    leave(relaxed, of, -1);
+    let fd = context.fd().unwrap_or(LEFT);
+    leave(relaxed, of, LEFT);
     mr::close_device(context).inspect_err(|_| leave(relaxed, of, fd))
+}
+
+/// A provider is about to deallocate a domain, for a call that may not have come to us: what nobody uses must not
+/// be in the way.
+pub fn dealloc_pd_past_us(pd: Pd) {
+    if let Some(relaxed) = existing() {
+        let _ = flush_those(relaxed, ending::of_pd(pd.address() as u64));
+    }
+}
+
+/// A provider is about to close a device's file, for a call that may not have come to us: what we have on it ends with
+/// it, and must not be sought in the next file that gets its number. The address is that of the `verbs_context`,
+/// of which the device is the last part.
+pub fn close_device_past_us(verbs_context: usize) {
+    /// The structure grows at its start with rdma-core's releases; 320 bytes are before the device now, and as many
+    /// are the device, so that no other one is as near as this.
+    const BEFORE: usize = 600;
+    if let Some(relaxed) = existing()
+        && let Some(device) = (0..=BEFORE)
+            .step_by(size_of::<usize>())
+            .find_map(|before| mr::bare::device_at(verbs_context + before))
+    {
+        let of = |region: &Region| region.device.load(Relaxed) == device;
+        let _ = flush_those(relaxed, of);
+        leave(relaxed, of, LEFT);
+    }
 }
 
 /// Withdraws regions in use, and notes the file by which the kernel is told of their end: none once their device

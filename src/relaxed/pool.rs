@@ -301,7 +301,8 @@ impl Pool {
     pub fn in_use(&self) -> (u64, u64) {
         let used = self.each().filter(|(_, region)| {
             let seen = region.word.load();
-            seen.is_registered() && seen.users() > 0 && !region.is_watched_only()
+            let is_there = !region.is_watched_only() && !region.is_left();
+            seen.is_registered() && seen.users() > 0 && is_there
         });
         used.fold((0, 0), |(count, bytes), (_, region)| {
             (count + 1, bytes + region.hull().bytes())

@@ -90,6 +90,9 @@ pub struct Purpose {
 /// the end of the address space.
 pub const WATCHED_ONLY: u64 = u64::MAX;
 
+/// In place of a file of the kernel.
+pub const LEFT: i32 = -1;
+
 /// Values of [`Region::of_file`].
 pub const UNKNOWN: u32 = 0;
 pub const NO: u32 = 1;
@@ -158,6 +161,11 @@ impl Region {
     /// Whether the kernel has registered nothing for it.
     pub fn is_watched_only(&self) -> bool {
         self.pd() == WATCHED_ONLY
+    }
+
+    /// Whether its device was closed while somebody used it: the kernel has ended it.
+    pub fn is_left(&self) -> bool {
+        self.fd.load(Relaxed) == LEFT
     }
 
     /// Whether it serves that purpose. Rights of peers are neither widened nor narrowed: such a region
