@@ -43,9 +43,12 @@ use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering::*};
 /// The largest number of regions, and further handles.
 const MOST: usize = if cfg!(test) { 48 } else { 1 << 18 };
 
-/// So many regions of some memory are looked at for one that serves: a program may register the same page 100 000
-/// times, and each time it would be one more.
+/// So many regions of some memory are looked at for one that serves.
 const LOOK_AT_MOST: u32 = 64;
+
+/// So many begin at one page at most, of those that nobody else may use at the same time. A program may register
+/// the same page 100 000 times, and each time the way to the one that is idle would be longer.
+const CROWD: u32 = 32;
 
 /// From so many slots on, they are in huge pages.
 const LARGE: u32 = 8192;
@@ -436,6 +439,21 @@ impl Locked<'_> {
     /// Regions linked so far.
     pub fn links(&self) -> u64 {
         self.0.links.load(Relaxed)
+    }
+
+    /// Whether so many regions begin at a page that there had better not be one more.
+    pub fn is_crowded(&self, start: u64) -> bool {
+        let pool = self.0;
+        let page = Range {
+            start,
+            end: start + 1,
+        };
+        let mut count = 0;
+        pool.index.overlapping(&*pool.slots, page, |_, region| {
+            count += u32::from(region.hull().start == start);
+            count < CROWD
+        });
+        count == CROWD
     }
 
     /// Whether a region serves, but for being new.

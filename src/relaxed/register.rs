@@ -171,7 +171,12 @@ impl Instance {
             ending::doomed(self, By::Program);
         }
         loop {
-            let made = self.pool.lock().make(purpose);
+            let locked = self.pool.lock();
+            if purpose.alone && locked.is_crowded(purpose.hull.start) {
+                return Err(Left::Own(Counter::BypassedLimit));
+            }
+            let made = locked.make(purpose);
+            drop(locked);
             let id = made.ok_or(Left::Own(Counter::BypassedLimit))?;
             match self.pin(own, pd, request, id) {
                 Ok(watched) => {

@@ -106,23 +106,11 @@ impl Table {
             self.rebuild(regions);
         }
         let hash = hash(pd, start);
-        if !self.put(regions, hash, id) && !self.is_crowd(hash) {
+        if !self.put(regions, hash, id) {
             self.rebuild(regions);
             // Without an entry the region is found under the lock.
             self.put(regions, hash, id);
         }
-    }
-
-    /// Whether it is for one page that there is no place: many regions begin there, which a program can have in
-    /// use at once, and no larger table has more room for them.
-    fn is_crowd(&self, hash: u64) -> bool {
-        let table = self.table(self.shape.load(Relaxed));
-        let mask = table.len() as u64 - 1;
-        let alike = (0..REACH).filter(|step| {
-            let place = (first_place(hash).wrapping_add(*step) & mask) as usize;
-            (table[place].load(Relaxed) ^ hash as u32) & HASH == 0
-        });
-        alike.count() as u64 > REACH / 2
     }
 
     fn put(&self, regions: &[Region], hash: u64, id: Id) -> bool {
