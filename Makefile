@@ -62,7 +62,7 @@ fabric   := $(foreach name,$(basename $(notdir $(wildcard ctests/fabric/*.c))),$
 	$(addprefix $(built)/,registers registers_alone matrix foreign_queue ffi example) \
 	$(addprefix $(built)/monitor_,stale stale.so races life nodes plugin cost)
 ctests: $(addprefix $(built)/,$(basename $(notdir $(programs)))) \
-	$(fabric) $(cache) $(built)/calls $(built)/record.so $(built)/old_kernel.so $(built)/device_gone.so $(built)/trace_calls $(built)/registration $(built)/relaxed_device $(built)/startup ## compile the C tests and benchmarks
+	$(fabric) $(cache) $(built)/calls $(built)/record.so $(built)/old_kernel.so $(built)/device_gone.so $(built)/trace_calls $(built)/rpc $(built)/registration $(built)/relaxed_device $(built)/startup ## compile the C tests and benchmarks
 
 strict := -std=gnu11 -D_GNU_SOURCE -Wall -Wextra -Werror -Iinclude
 common := ctests/device/pair.c ctests/device/kernel_regions.c
@@ -114,7 +114,7 @@ $(built)/%: ctests/golden/%.c $(needs)
 $(built)/%.so: ctests/golden/%.c $(needs)
 	$(CC) $(strict) $(CFLAGS) -shared -fPIC $< -o $@ -ldl
 $(built)/%: bench/%.c $(needs)
-	$(CC) $(strict) $(CFLAGS) $< -o $@ -libverbs -ldl
+	$(CC) $(strict) $(CFLAGS) $< -o $@ -libverbs -ldl -lm
 
 demo: ## run programs under the library, on DEVICE=name or soft-RoCE, and show what happened
 	@bench/demo
