@@ -5,7 +5,6 @@
 //! that a setting has not got, costs one line of warning that names the nearest one that exists.
 
 use crate::log::{self, Level};
-use crate::trace;
 use core::ffi::CStr;
 use core::fmt::{self, Write};
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -231,9 +230,6 @@ pub fn config() -> &'static Config {
     CONFIG.get_or_init(|| {
         let config = read();
         log::set_level(config.log);
-        if config.trace.is_some() {
-            trace::turn_on();
-        }
         Box::new(config)
     })
 }

@@ -256,6 +256,9 @@ static LOADED_BY: AtomicI32 = AtomicI32::new(0);
 unsafe extern "C" fn loaded() {
     // SAFETY: no conditions.
     LOADED_BY.store(unsafe { libc::getpid() }, Relaxed);
+    if config().trace.is_some() {
+        trace::turn_on();
+    }
 }
 
 /// Writes the end of the trace, and the statistics where RDMAMR_STATS says, when the process exits normally. A forked child writes

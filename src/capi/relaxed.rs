@@ -13,7 +13,7 @@ use crate::abi::rdma_core::*;
 use crate::caller::Caller;
 use crate::explain::Subject;
 use crate::mr::{Access, Mr, Pd, Request};
-use crate::relaxed::{self, Miss};
+use crate::relaxed::{self, Miss, transparent};
 use crate::stats::Counter;
 use crate::trace::format::call;
 use core::ffi::{c_int, c_void};
@@ -120,7 +120,7 @@ unsafe extern "C" fn dereg_mr_relaxed(mr: *mut ibv_mr, caller: Caller) -> c_int 
         if mr.is_some_and(relaxed::release) {
             return 0;
         }
-        ret::status(describe, || relaxed::deregister(mr.ok_or(NULL_MR)?))
+        ret::status(describe, || transparent::deregister(mr.ok_or(NULL_MR)?))
     })
 }
 

@@ -210,7 +210,7 @@ unsafe extern "C" fn ibv_rereg_mr(
         ret::rereg_code(
             || describe("ibv_rereg_mr", Subject::Region, None),
             // SAFETY: C's contract.
-            || unsafe { beside_plain::rereg(mr.ok_or(NULL_MR)?, &change) },
+            || unsafe { transparent::rereg(mr.ok_or(NULL_MR)?, &change) },
         )
     })
 }
@@ -221,7 +221,7 @@ unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr, caller: Caller) -> c_int {
     let mr = unsafe { Mr::from_c(mr) };
     let dereg = || describe("ibv_dereg_mr", Subject::Region, Some(Counter::DeregFailed));
     traced::deregistration(call::DEREG_MR, mr, caller, || {
-        ret::status(dereg, || beside_plain::deregister(mr.ok_or(NULL_MR)?))
+        ret::status(dereg, || transparent::deregister(mr.ok_or(NULL_MR)?))
     })
 }
 interpose!(ibv_dereg_mr, "IBVERBS_1.1", caller in "rsi" "x1" "a1");

@@ -7,7 +7,7 @@ use super::Instance;
 use super::flush::{flush_those, relieve};
 use super::pool::Cause;
 use super::region::{LEFT, Region};
-use super::{ending, existing, release, start, transparent};
+use super::{ending, existing, start};
 use crate::abi::rdma_core::ibv_mr;
 use crate::config::{Cache, config};
 use crate::mr::{self, Change, Context, Error, Mr, Pd, Request};
@@ -48,10 +48,6 @@ pub unsafe fn rereg(mr: Mr, change: &Change) -> Result<c_int, Error> {
         return Err(Error::Argument(
             "a relaxed region cannot be changed: others may use it, now or later",
         ));
-    }
-    if mr.is_pooled() {
-        // SAFETY: the caller's word.
-        return unsafe { transparent::rereg(mr, change) };
     }
     // SAFETY: the caller's word.
     unsafe { mr::rereg(mr, change) }
@@ -130,10 +126,4 @@ fn leave(relaxed: &Instance, of: impl Fn(&Region) -> bool, fd: i32) {
             region.fd.store(fd, Relaxed);
         }
     }
-}
-
-/// Deregisters a region of either kind.
-#[inline(always)]
-pub fn deregister(mr: Mr) -> Result<(), Error> {
-    release::deregister(mr)
 }

@@ -35,6 +35,7 @@ mod release;
 mod shared_memory;
 mod start;
 pub mod subscription;
+mod subscriptions;
 mod sync;
 mod table;
 pub mod transparent;

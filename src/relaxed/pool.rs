@@ -35,7 +35,7 @@ use super::list::List;
 use super::lock::{self, Held, Lock};
 use super::region::{Id, NO, OBJECT_OFFSET, Purpose, Region, YES};
 use super::shared_memory::{SharedMemory, Sharing};
-use super::subscription::Subscriptions;
+use super::subscriptions::Subscriptions;
 use super::table::Table;
 use super::word::{Grant, Left};
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering::*};

@@ -6,7 +6,7 @@ use super::ending::{self, By};
 use super::pool::{Batch, Cause};
 use super::region::Id;
 use super::word::Left;
-use super::{Instance, existing, start, transparent};
+use super::{Instance, existing, start};
 use crate::mr::{self, Error, Mr};
 use crate::thread;
 use core::sync::atomic::Ordering::*;
@@ -49,11 +49,7 @@ pub fn release(mr: Mr) -> bool {
 #[inline(always)]
 pub fn deregister(mr: Mr) -> Result<(), Error> {
     if !start::is_object(mr.address()) {
-        return if mr.is_pooled() {
-            transparent::deregister(mr)
-        } else {
-            mr::deregister(mr)
-        };
+        return mr::deregister(mr);
     }
     if release(mr) {
         return Ok(());

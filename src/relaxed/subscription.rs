@@ -28,7 +28,7 @@ use super::{Instance, existing, start as first_use};
 use crate::mr::bare;
 use crate::thread;
 use core::cell::Cell;
-use core::sync::atomic::{AtomicU32, Ordering::*};
+use core::sync::atomic::Ordering::*;
 
 /// The most subscriptions at a time. A cache that says nothing of the entries that it ends leaves theirs behind.
 const MOST: u32 = if cfg!(test) { 8 } else { 16_384 };
@@ -40,53 +40,6 @@ pub enum Ended {
     Said,
     /// It never says so, but ends an entry when the answer for it is no.
     ByAnswer,
-}
-
-/// Values of [`Subscriptions::lost`].
-const NOTHING: u32 = 0;
-const LOST: u32 = 1;
-const LEAVING: u32 = 2;
-
-/// What the pool knows of its subscriptions together. All zeros is none.
-#[repr(C)]
-pub struct Subscriptions {
-    /// How many there are.
-    count: AtomicU32,
-    /// How many of them are withdrawn.
-    withdrawn: AtomicU32,
-    /// Whether the cache has an entry without a subscription.
-    lost: AtomicU32,
-}
-
-impl Subscriptions {
-    /// Counts those that are withdrawn. Under the pool's lock.
-    pub fn withdrawn(&self, more: i32) {
-        let now = self.withdrawn.load(Relaxed).wrapping_add_signed(more);
-        self.withdrawn.store(now, Relaxed);
-    }
-
-    fn counted(&self, more: i32) {
-        let now = self.count.load(Relaxed).wrapping_add_signed(more);
-        self.count.store(now, Relaxed);
-    }
-
-    fn lose(&self) {
-        self.lost.store(LOST, SeqCst);
-    }
-
-    fn has_lost(&self) -> bool {
-        self.lost.load(SeqCst) != NOTHING
-    }
-
-    /// The cache was notified of all memory since [`Locked::all_leave`].
-    fn found(&self) {
-        let _ = self.lost.compare_exchange(LEAVING, NOTHING, SeqCst, SeqCst);
-    }
-
-    /// Whether the cache has something to be told.
-    fn is_due(&self) -> bool {
-        self.withdrawn.load(Relaxed) > 0 || self.has_lost()
-    }
 }
 
 #[inline(always)]
@@ -164,7 +117,7 @@ pub fn stop() {
             ending::leave(relaxed, &locked, id);
         }
     }
-    relaxed.pool.subscriptions.lost.store(NOTHING, SeqCst);
+    relaxed.pool.subscriptions.know_all();
 }
 
 /// Tells the cache, by `notify`, of the memory that is withdrawn: it ends what it has there. Not called by the
@@ -234,7 +187,7 @@ impl Locked<'_> {
             entries.store(entries.load(Relaxed) + 1, Relaxed);
             return Added::Known;
         }
-        let full = pool.subscriptions.count.load(Relaxed) >= MOST;
+        let full = pool.subscriptions.count() >= MOST;
         let Some(id) = (!full).then(|| self.make(purpose)).flatten() else {
             pool.subscriptions.lose();
             return Added::Lost;
@@ -271,7 +224,7 @@ impl Locked<'_> {
     /// As `leaves`, of all subscriptions, which are withdrawn.
     fn all_leave(&self) {
         let subscriptions = &self.pool().subscriptions;
-        subscriptions.lost.store(LEAVING, SeqCst);
+        subscriptions.all_leave();
         for (id, _) in self.pool().subscriptions() {
             self.withdraw(id, Cause::Pressure);
             self.leaves(id);
@@ -566,7 +519,7 @@ mod tests {
                             locked.end(id);
                         }
                     }
-                    self.pool.subscriptions.lost.store(NOTHING, SeqCst);
+                    self.pool.subscriptions.know_all();
                 }
             }
         }

@@ -99,9 +99,18 @@ fn end(pooled: usize) {
     }
 }
 
-/// Deregisters a region that the pool serves.
-#[inline(never)]
+/// Deregisters a region of any kind: one that the pool serves, a relaxed one, a plain one.
+#[inline(always)]
 pub fn deregister(mr: Mr) -> Result<(), Error> {
+    if mr.is_pooled() {
+        deregister_pooled(mr)
+    } else {
+        release::deregister(mr)
+    }
+}
+
+#[inline(never)]
+fn deregister_pooled(mr: Mr) -> Result<(), Error> {
     let object = mr.claim_pooled().ok_or(Error::Gone)?;
     end(object.pooled());
     mr::put_object_away(object);
@@ -115,11 +124,15 @@ pub fn deregister_past_us(mr: Mr) -> bool {
         .is_some()
 }
 
-/// Changes a region that the pool serves: it becomes one of its own, over the same memory, and that is changed.
+/// Changes a region. One that the pool serves becomes one of its own, over the same memory, and that is changed.
 ///
 /// # Safety
 /// As for [`mr::rereg`].
 pub unsafe fn rereg(mr: Mr, change: &Change) -> Result<c_int, Error> {
+    if !mr.is_pooled() {
+        // SAFETY: the caller's word.
+        return unsafe { beside_plain::rereg(mr, change) };
+    }
     let public = mr.read();
     // SAFETY: the region's own domain.
     let pd = unsafe { Pd::from_c(public.pd) }.ok_or(Error::Gone)?;
