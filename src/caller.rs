@@ -6,7 +6,9 @@
 //! libibverbs' own jumps through its PLT to `ibv_reg_mr_iova2`, and so to ours, which then returns to the program.
 //! What tells such a call is that nothing links its caller to that symbol.
 
-use core::ffi::{CStr, c_char, c_int, c_void};
+use crate::loaded_files;
+use core::ffi::{CStr, c_char};
+use core::ops::ControlFlow;
 use core::ptr::with_exposed_provenance;
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
@@ -44,57 +46,21 @@ impl Caller {
     }
 
     #[cold]
-    fn look_up(self, symbol: &'static CStr) -> bool {
-        let mut search = Search {
-            caller: self.0 as u64,
-            symbol,
-            imports: false,
-        };
-        // SAFETY: `look_into` is called with the pointer that is passed here, while it is valid.
-        unsafe { libc::dl_iterate_phdr(Some(look_into), (&raw mut search).cast()) };
-        search.imports
+    fn look_up(self, symbol: &CStr) -> bool {
+        let ourselves = Self::look_up as *const () as u64;
+        let mut imports = false;
+        loaded_files::each(|file| {
+            if !file.holds(self.0 as u64) {
+                return ControlFlow::Continue(());
+            }
+            let dynamic = file.parts(libc::PT_DYNAMIC, 0).next();
+            let tables = dynamic.map(|dynamic| Tables::read(file.base(), dynamic.start));
+            imports =
+                file.holds(ourselves) || tables.is_some_and(|tables| tables.relocates(symbol));
+            ControlFlow::Break(())
+        });
+        imports
     }
-}
-
-struct Search {
-    caller: u64,
-    symbol: &'static CStr,
-    imports: bool,
-}
-
-/// Looks into a loaded file; stops the iteration at the caller's.
-unsafe extern "C" fn look_into(
-    file: *mut libc::dl_phdr_info,
-    _size: usize,
-    search: *mut c_void,
-) -> c_int {
-    // SAFETY: the linker's own, for the time of the call.
-    let file = unsafe { &*file };
-    // SAFETY: the search of `look_up`.
-    let search = unsafe { &mut *search.cast::<Search>() };
-    if file.dlpi_phdr.is_null() {
-        return 0;
-    }
-    // SAFETY: that many follow.
-    let headers = unsafe { core::slice::from_raw_parts(file.dlpi_phdr, file.dlpi_phnum.into()) };
-    let holds = |address: u64| {
-        headers.iter().any(|header| {
-            header.p_type == libc::PT_LOAD
-                && (header.p_vaddr..header.p_vaddr + header.p_memsz)
-                    .contains(&address.wrapping_sub(file.dlpi_addr))
-        })
-    };
-    if !holds(search.caller) {
-        return 0;
-    }
-    let ourselves = look_into as *const () as u64;
-    let dynamic = headers
-        .iter()
-        .find(|header| header.p_type == libc::PT_DYNAMIC);
-    let tables = dynamic.map(|header| Tables::read(file.dlpi_addr, header.p_vaddr));
-    search.imports =
-        holds(ourselves) || tables.is_some_and(|tables| tables.relocates(search.symbol));
-    1
 }
 
 /// An entry of a file's dynamic section, `Elf64_Dyn`.
@@ -115,7 +81,7 @@ struct Tables {
 }
 
 impl Tables {
-    /// Reads those of a file that the linker has loaded at `base`.
+    /// Reads those of a file that the linker has loaded at `base`, with its dynamic section at `dynamic`.
     fn read(base: u64, dynamic: u64) -> Tables {
         const NULL: i64 = 0;
         const PLTRELSZ: i64 = 2;
@@ -125,7 +91,7 @@ impl Tables {
         const RELASZ: i64 = 8;
         const JMPREL: i64 = 23;
         let mut tables = Tables::default();
-        let mut at = with_exposed_provenance::<Entry>((base + dynamic) as usize);
+        let mut at = with_exposed_provenance::<Entry>(dynamic as usize);
         loop {
             // SAFETY: the section ends with an entry of tag 0, where this ends as well.
             let entry = unsafe { *at };

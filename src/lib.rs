@@ -20,7 +20,7 @@
 //! ```
 //!
 //! Beside them: [`config`] (settings), [`stats`] (counters), [`explain`] (errors in words), [`log`],
-//! [`trace`] (every call, written down), [`caller`] (who called), [`next`] (the libibverbs underneath), [`proc`] (what the kernel says of this process), [`process`] and
+//! [`trace`] (every call, written down), [`caller`] (who called), [`loaded_files`] (where code is), [`next`] (the libibverbs underneath), [`proc`] (what the kernel says of this process), [`process`] and
 //! [`thread`] (what a process, a thread has for itself), [`helper_thread`] (threads of our own).
 
 mod abi;
@@ -30,6 +30,7 @@ mod config;
 mod explain;
 mod fabric;
 mod helper_thread;
+mod loaded_files;
 mod log;
 mod mr;
 mod next;

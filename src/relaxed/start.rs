@@ -10,11 +10,12 @@ use super::shared_memory::Sharing;
 use super::watch::Watch;
 use super::{INSTANCE, Instance, existing};
 use crate::config::config;
+use crate::loaded_files;
 use crate::mr::state;
 use crate::proc::{self, Mapping};
 use crate::process::{FAR_AWAY, PerProcess};
 use crate::thread;
-use core::ffi::{c_int, c_void};
+use core::ops::ControlFlow;
 use core::sync::atomic::{AtomicUsize, Ordering::*};
 
 /// Held by the thread that starts it.
@@ -164,39 +165,18 @@ struct Images(Vec<Range>);
 impl Images {
     fn loaded() -> Images {
         let mut images = Images(Vec::new());
-        // SAFETY: `note` is called with the pointer that is passed here, while it is valid.
-        unsafe { libc::dl_iterate_phdr(Some(note), (&raw mut images).cast()) };
+        loaded_files::each(|file| {
+            let parts = file.parts(libc::PT_LOAD, 0);
+            let hulls = parts.filter_map(|part| Range::hull(part.start, part.end - part.start));
+            images.0.extend(hulls);
+            ControlFlow::Continue(())
+        });
         images
     }
 
     fn contain(&self, range: Range) -> bool {
         self.0.iter().any(|image| image.contains(range))
     }
-}
-
-unsafe extern "C" fn note(
-    object: *mut libc::dl_phdr_info,
-    _size: usize,
-    images: *mut c_void,
-) -> c_int {
-    // SAFETY: the linker's own, for the time of the call.
-    let object = unsafe { &*object };
-    // SAFETY: the images of `loaded`.
-    let images = unsafe { &mut *images.cast::<Images>() };
-    if object.dlpi_phdr.is_null() {
-        return 0;
-    }
-    // SAFETY: that many follow.
-    let headers =
-        unsafe { core::slice::from_raw_parts(object.dlpi_phdr, object.dlpi_phnum.into()) };
-    for header in headers
-        .iter()
-        .filter(|header| header.p_type == libc::PT_LOAD)
-    {
-        let start = object.dlpi_addr + header.p_vaddr;
-        images.0.extend(Range::hull(start, header.p_memsz));
-    }
-    0
 }
 
 /// Files of memfd_create that nobody can cut or punch, as far as the process still has them open.

@@ -1,65 +1,40 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Where code is in this process, so that a caller's address can be told as a place in a file, later.
 
-use core::ffi::{CStr, c_int, c_void};
+use crate::loaded_files::{self, LoadedFile};
 use core::fmt::Write;
+use core::ops::ControlFlow;
 
 /// A number that changes with the files that are loaded.
 pub fn loaded() -> u64 {
-    let mut number = 0u64;
-    // SAFETY: `count` is called with the pointer that is passed here, while it is valid.
-    unsafe { libc::dl_iterate_phdr(Some(count), (&raw mut number).cast()) };
+    let mut number = 0;
+    loaded_files::each(|file| {
+        let (loaded, unloaded) = file.loads();
+        number = loaded ^ unloaded << 32;
+        ControlFlow::Break(())
+    });
     number
-}
-
-unsafe extern "C" fn count(
-    file: *mut libc::dl_phdr_info,
-    _size: usize,
-    number: *mut c_void,
-) -> c_int {
-    // SAFETY: the linker's own, for the time of the call.
-    let file = unsafe { &*file };
-    // SAFETY: that of `loaded`.
-    unsafe { *number.cast::<u64>() = file.dlpi_adds ^ file.dlpi_subs << 32 };
-    1
 }
 
 /// The files and their code, in lines as the trace has them.
 pub fn list() -> String {
     let mut lines = String::new();
-    // SAFETY: `add` is called with the pointer that is passed here, while it is valid.
-    unsafe { libc::dl_iterate_phdr(Some(add), (&raw mut lines).cast()) };
+    loaded_files::each(|file| {
+        let (base, path) = (file.base(), path(file));
+        for code in file.parts(libc::PT_LOAD, libc::PF_X) {
+            let _ = writeln!(lines, "{:x} {:x} {base:x} {path}", code.start, code.end);
+        }
+        ControlFlow::Continue(())
+    });
     lines
 }
 
-unsafe extern "C" fn add(file: *mut libc::dl_phdr_info, _size: usize, lines: *mut c_void) -> c_int {
-    // SAFETY: the linker's own, for the time of the call.
-    let file = unsafe { &*file };
-    // SAFETY: those of `list`.
-    let lines = unsafe { &mut *lines.cast::<String>() };
-    if file.dlpi_phdr.is_null() || file.dlpi_name.is_null() {
-        return 0;
-    }
-    // SAFETY: not null, so a string.
-    let name = unsafe { CStr::from_ptr(file.dlpi_name) }.to_string_lossy();
-    let path = if name.is_empty() {
-        // The program itself.
+fn path(file: &LoadedFile) -> String {
+    if file.name().is_empty() {
         let program = std::fs::read_link("/proc/self/exe").unwrap_or_default();
-        program.to_string_lossy().into_owned()
-    } else {
-        name.into_owned()
-    };
-    // SAFETY: that many follow.
-    let headers = unsafe { core::slice::from_raw_parts(file.dlpi_phdr, file.dlpi_phnum.into()) };
-    let code = |header: &&libc::Elf64_Phdr| {
-        header.p_type == libc::PT_LOAD && header.p_flags & libc::PF_X != 0
-    };
-    for header in headers.iter().filter(code) {
-        let start = file.dlpi_addr + header.p_vaddr;
-        let end = start + header.p_memsz;
-        let _ = writeln!(lines, "{start:x} {end:x} {:x} {path}", file.dlpi_addr);
+        return program.to_string_lossy().into_owned();
     }
-    0
+    file.name().to_string_lossy().into_owned()
 }
 
 #[cfg(test)]
