@@ -14,13 +14,44 @@ use super::{beside_plain, release, start};
 use crate::abi::rdma_core::ibv_mr;
 use crate::caller::Caller;
 use crate::config::{Cache, config};
+use crate::log::{self, Level};
 use crate::mr::{self, Access, Change, Error, Mr, Pd, Request};
 use crate::thread;
 use core::ffi::{CStr, c_int};
 use core::ptr::with_exposed_provenance_mut;
+use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// Access that a region may have which no peer can use.
 const LOCAL: Access = super::LOCAL;
+
+/// Says what the program gives up, when the first region of the pool serves it.
+fn say_so(cache: Cache) {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    if SAID.load(Relaxed) || SAID.swap(true, Relaxed) {
+        return;
+    }
+    let (which, remote) = match cache {
+        Cache::All => (
+            "all",
+            ", also those that peers can reach: a key stays valid after ibv_dereg_mr, for",
+        ),
+        _ => (
+            "local",
+            " that peers cannot reach. Their memory stays pinned after ibv_dereg_mr, for",
+        ),
+    };
+    let linger = match cache {
+        Cache::All => config().relaxed.linger_remote,
+        _ => config().relaxed.linger_local,
+    };
+    let seconds = linger as f64 / 1000.0;
+    log::line(
+        Level::Info,
+        format_args!(
+            "RDMAMR_CACHE={which}: regions are kept and used again{remote} {seconds} s; each covers whole pages"
+        ),
+    );
+}
 
 /// Registers memory, of the pool if that is wanted and can be. `entry` is what the program called.
 #[inline(always)]
@@ -63,6 +94,7 @@ fn register_of_pool(
         let hit = super::hit_alone(pd, request.addr.addr(), request.length, request.access);
         let region = hit.or_else(|miss| super::register(pd, request, miss, true));
         if let Ok(region) = region {
+            say_so(cache);
             return stand_for(pd, request, region);
         }
     }
