@@ -12,8 +12,9 @@ trap 'rm -rf "$work"' EXIT
 	for type in ibv_context ibv_pd ibv_mr ibv_mr_init_attr; do
 		printf '/// cbindgen:no-export\n#[repr(C)]\npub struct %s { x: u8 }\n' $type
 	done
-	# Our functions are private, published by stubs: show them to cbindgen as it likes them.
-	sed -e '/^\/\/!/d' -e 's/^unsafe extern "C" fn ibv_/#[unsafe(no_mangle)]\npub &/' src/capi/verbs.rs
+	# Our functions are private, published by stubs: show them to cbindgen as it likes them, and without the
+	# argument that a stub adds.
+	sed -e '/^\/\/!/d' -e '/^    caller: Caller,$/d' -e 's/, caller: Caller)/)/' -e 's/^unsafe extern "C" fn ibv_/#[unsafe(no_mangle)]\npub &/' src/capi/verbs.rs
 } >"$work/verbs.rs"
 printf 'language = "C"\nno_includes = true\nusize_is_size_t = true\nstyle = "tag"\n' >"$work/cbindgen.toml"
 "$cbindgen" -q -c "$work/cbindgen.toml" -o "$work/ours.h" "$work/verbs.rs" >/dev/null
