@@ -135,7 +135,7 @@ impl rdmamr_stats {
             live: live + used,
             live_bytes: live_bytes.wrapping_add(used_bytes),
             vanished: counters.get(Counter::Vanished),
-            hits: counters.get(Counter::Hits) + relaxed::hits(),
+            hits: relaxed::hits(|| counters.get(Counter::Hits)),
             misses: counters.get(Counter::Misses),
             shared: counters.get(Counter::Shared),
             idle,

@@ -151,11 +151,19 @@ pub fn serves(mr: Mr) -> bool {
     start::is_object(mr.address()) || mr.is_pooled()
 }
 
-/// Registrations that hits have served by the regions' own handles, of regions that have not ended.
-pub fn hits() -> u64 {
-    existing().map_or(0, |relaxed| {
-        relaxed.pool.each().map(|(_, region)| region.hits()).sum()
-    })
+/// Registrations that hits have served: by the regions' own handles, of regions that have not ended, and `counted`
+/// ones. A region that ends has its hits counted, under the lock, so that here none is counted twice or missing.
+pub fn hits(counted: impl Fn() -> u64) -> u64 {
+    let Some(relaxed) = existing() else {
+        return counted();
+    };
+    // Not in a signal handler that has interrupted who holds it.
+    let inside = (!thread::is_inside()).then(thread::enter);
+    let locked = inside.is_some().then(|| relaxed.pool.lock());
+    let hits = relaxed.pool.each().map(|(_, region)| region.hits());
+    let hits = counted() + hits.sum::<u64>();
+    drop(locked);
+    hits
 }
 
 /// The regions that are kept idle and the sum of their lengths, and those that are in use.

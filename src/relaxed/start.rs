@@ -36,13 +36,19 @@ pub fn is_object(address: usize) -> bool {
     address < OBJECTS[1].load(Relaxed) && address >= OBJECTS[0].load(Relaxed)
 }
 
+/// Whether this is a child of a process that had a pool: it has none, and makes none.
+#[inline(always)]
+pub fn is_of_parent() -> bool {
+    existing().is_none() && OBJECTS[1].load(Relaxed) != 0
+}
+
 /// This process's; made now if it is the first use. `None` in a child whose parent had one, in a signal
 /// handler that interrupts the library, and where there is no memory.
 pub fn current() -> Option<&'static Instance> {
     if let Some(relaxed) = existing() {
         return Some(relaxed);
     }
-    if OBJECTS[1].load(Relaxed) != 0 || thread::is_inside() {
+    if is_of_parent() || thread::is_inside() {
         return None;
     }
     let state = state::current();

@@ -82,12 +82,15 @@ fn register_of_pool(
     };
     // A region has one address for all its users.
     let at_address = request.iova == request.addr.addr() as u64;
-    // A signal handler that interrupts the library is served as if it were off. Where children do not get
+    // A signal handler that interrupts the library is served as if it were off, and so is a child of a process that
+    // had a pool: who calls must not even be looked up there, since a thread of the parent may have had the linker's
+    // lock at the fork. Where children do not get
     // registered memory nothing is kept (`keep`), and the pages that they do get are those of no region.
     if wanted
         && at_address
         && request.length != 0
         && !thread::is_inside()
+        && !start::is_of_parent()
         && caller.imports(entry)
         && !mr::bare::is_fork_protected()
     {

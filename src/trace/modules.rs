@@ -4,20 +4,43 @@
 use crate::loaded_files::{self, LoadedFile};
 use core::fmt::Write;
 use core::ops::ControlFlow;
+use core::ptr::null_mut;
+use core::sync::atomic::{AtomicPtr, Ordering::*};
+
+/// A list, and the process that made it. It is never freed: a child of that process has the same code, and may not ask
+/// the linker, whose lock another thread of the parent may have had at the fork.
+struct List {
+    pid: u32,
+    lines: String,
+}
+
+static LAST: AtomicPtr<List> = AtomicPtr::new(null_mut());
+
+/// The list of the process that this one was forked from.
+fn inherited() -> Option<&'static List> {
+    // SAFETY: null, or a list, which is never freed.
+    let last = unsafe { LAST.load(Acquire).as_ref() };
+    last.filter(|list| list.pid != std::process::id())
+}
 
 /// A number that changes with the files that are loaded.
 pub fn loaded() -> u64 {
     let mut number = 0;
-    loaded_files::each(|file| {
-        let (loaded, unloaded) = file.loads();
-        number = loaded ^ unloaded << 32;
-        ControlFlow::Break(())
-    });
+    if inherited().is_none() {
+        loaded_files::each(|file| {
+            let (loaded, unloaded) = file.loads();
+            number = loaded ^ unloaded << 32;
+            ControlFlow::Break(())
+        });
+    }
     number
 }
 
 /// The files and their code, in lines as the trace has them.
-pub fn list() -> String {
+pub fn list() -> &'static str {
+    if let Some(list) = inherited() {
+        return &list.lines;
+    }
     let mut lines = String::new();
     loaded_files::each(|file| {
         let (base, path) = (file.base(), path(file));
@@ -26,7 +49,10 @@ pub fn list() -> String {
         }
         ControlFlow::Continue(())
     });
-    lines
+    let pid = std::process::id();
+    let list = Box::leak(Box::new(List { pid, lines }));
+    LAST.store(list, Release);
+    &list.lines
 }
 
 fn path(file: &LoadedFile) -> String {
