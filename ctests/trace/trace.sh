@@ -63,7 +63,8 @@ is "with the cache: each deregistration of the parent leaves the region to the p
 # What a killed program has written by then. The child ended in order.
 run killed -- kill
 check "killed: it was" [ "$status" = 137 ]
-is "killed: all but what its last 10 ms left in a buffer" 2506 killed 'report["totals"]["calls"]'
+# The very last call is written as well if it came late.
+is "killed: all but what its last 10 ms left in a buffer" True killed 'report["totals"]["calls"] in (2506, 2507)'
 is "killed: the report says so" "[False, True]" killed 'sorted(process["ended"] for process in report["processes"])'
 run exited -- _exit
 is "ended by _exit: it is not in order" "[False, True]" exited 'sorted(process["ended"] for process in report["processes"])'
