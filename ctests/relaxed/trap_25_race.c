@@ -15,7 +15,7 @@
 #include <sched.h>
 #include <stdatomic.h>
 
-/* A race takes as many rounds, or on a machine that is busy as many as it can in some seconds. */
+/* A race takes as many rounds, or on a machine that is busy as many as it can in some seconds; a few in any case. */
 enum { UNMAPS = 1500, DISCARDS = 500, CONTROL = 5000, ENOUGH = 3, SECONDS = 3, AT_LEAST = 50 };
 enum way { LIBC_UNMAP, RAW_UNMAP, LIBC_DISCARD, RAW_DISCARD };
 
@@ -95,6 +95,11 @@ static struct ibv_mr *registered(void)
 	return mr;
 }
 
+static int goes_on(double until, long round)
+{
+	return seconds_now() < until || round <= AT_LEAST;
+}
+
 struct score {
 	long rounds, in_time, stale, later;
 };
@@ -110,7 +115,7 @@ static struct score unmapped(enum way by, long rounds, long enough)
 	way = by;
 	begun = done = 0;
 	must(pthread_create(&thread, NULL, takes_away, (void *)rounds) == 0);
-	for (long round = 1; round <= rounds && score.stale < enough && seconds_now() < until; round++) {
+	for (long round = 1; round <= rounds && score.stale < enough && goes_on(until, round); round++) {
 		must(ibv_dereg_mr_relaxed(registered()) == 0);
 		atomic_store(&begun, round);
 		while (!raw_map_at(spot, PAGE))
@@ -140,7 +145,7 @@ static struct score discarded(enum way by, long rounds)
 	way = by;
 	begun = done = 0;
 	must(pthread_create(&thread, NULL, takes_away, (void *)rounds) == 0);
-	for (long round = 1; round <= rounds && seconds_now() < until; round++) {
+	for (long round = 1; round <= rounds && goes_on(until, round); round++) {
 		*spot = 1;
 		must(ibv_dereg_mr_relaxed(registered()) == 0);
 		atomic_store(&begun, round);
