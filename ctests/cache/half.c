@@ -227,6 +227,16 @@ static void end(struct worker *worker, int slot)
 	worker->mrs[slot] = NULL;
 }
 
+/* In one call: between an unmap and a map another thread's malloc could have the place. */
+static void replace(char *memory, size_t length, bool past_the_library)
+{
+	int access = PROT_READ | PROT_WRITE, flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_POPULATE;
+	void *at = past_the_library ? (void *)syscall(SYS_mmap, memory, length, access, flags, -1, 0) :
+				      mmap(memory, length, access, flags, -1, 0);
+
+	must(at == memory);
+}
+
 /* New pages for the worker's own memory, when nothing of it is registered. */
 static void remap_own(struct worker *worker)
 {
@@ -234,7 +244,7 @@ static void remap_own(struct worker *worker)
 		if (worker->mrs[slot] && (char *)worker->mrs[slot]->addr >= worker->own &&
 		    (char *)worker->mrs[slot]->addr < worker->own + SLOT_PAGES * PAGE)
 			end(worker, slot);
-	(chance(worker, 2) ? remap : raw_remap)(worker->own, SLOT_PAGES * PAGE);
+	replace(worker->own, SLOT_PAGES * PAGE, chance(worker, 2));
 	worker->remapped++;
 }
 
