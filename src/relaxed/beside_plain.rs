@@ -74,19 +74,19 @@ pub fn close_device(context: Context) -> Result<(), Error> {
     let Some(device) = mr::bare::device_at(context.address()) else {
         return mr::close_device(context);
     };
-    let of = |region: &Region| region.device.load(Relaxed) == device;
-    let is_used = relaxed.pool.is_used(of);
+    let of = ending::of_device(device);
+    let is_used = relaxed.pool.is_used(&of);
     if is_used && config().cache == Cache::Off {
         return Err(Error::Busy("the device still has relaxed regions in use"));
     }
-    let _ = flush_those(relaxed, of);
+    let _ = flush_those(relaxed, &of);
     if !is_used {
         return mr::close_device(context);
     }
     // As without the pool, a device can be closed while it has regions: the kernel ends them.
     let fd = context.fd().unwrap_or(LEFT);
-    leave(relaxed, of, LEFT);
-    mr::close_device(context).inspect_err(|_| leave(relaxed, of, fd))
+    abandon(relaxed, &of, LEFT);
+    mr::close_device(context).inspect_err(|_| abandon(relaxed, &of, fd))
 }
 
 /// A provider is about to deallocate a domain, for a call that may not have come to us: what nobody uses must not
@@ -109,15 +109,15 @@ pub fn close_device_past_us(verbs_context: usize) {
             .step_by(size_of::<usize>())
             .find_map(|before| mr::bare::device_at(verbs_context + before))
     {
-        let of = |region: &Region| region.device.load(Relaxed) == device;
-        let _ = flush_those(relaxed, of);
-        leave(relaxed, of, LEFT);
+        let of = ending::of_device(device);
+        let _ = flush_those(relaxed, &of);
+        abandon(relaxed, &of, LEFT);
     }
 }
 
 /// Withdraws regions in use, and notes the file by which the kernel is told of their end: none once their device
 /// is closed, since the number may be another file's then.
-fn leave(relaxed: &Instance, of: impl Fn(&Region) -> bool, fd: i32) {
+fn abandon(relaxed: &Instance, of: impl Fn(&Region) -> bool, fd: i32) {
     let _inside = thread::enter();
     let locked = relaxed.pool.lock();
     for (id, region) in relaxed.pool.each() {

@@ -151,6 +151,11 @@ fn counter(cause: Cause) -> Counter {
     }
 }
 
+/// Whether a region is one of a device, by the address of its `Device`.
+pub fn of_device(device: usize) -> impl Fn(&Region) -> bool {
+    move |region| region.device.load(Relaxed) == device
+}
+
 /// Whether a region belongs to a domain.
 pub fn of_pd(pd: u64) -> impl Fn(&Region) -> bool {
     move |region| region.pd() == pd

@@ -176,23 +176,19 @@ pub fn totals() -> [(u64, u64); 2] {
 /// Access of which containment serves: that of the local side, and what a device may ignore.
 const LOCAL: Access = Access::LOCAL_WRITE.union(Access::OPTIONAL_RANGE);
 
-#[inline(always)]
-fn purpose(pd: Pd, hull: Range, access: Access, exact: bool, alone: bool) -> Purpose {
-    Purpose {
-        alone,
-        pd: pd.address() as u64,
-        hull,
-        access: access.bits(),
-        exact: exact || !LOCAL.contains(access),
-    }
-}
-
 impl Instance {
     #[inline(always)]
     fn purpose(&self, pd: Pd, hull: Range, access: Access, alone: bool) -> Purpose {
         // Who has a region alone must find as much left to pin as without the pool: a larger region would count
         // for more than was asked for.
-        purpose(pd, hull, access, alone && !self.may_pin_all, alone)
+        let exact = alone && !self.may_pin_all;
+        Purpose {
+            pd: pd.address() as u64,
+            hull,
+            access: access.bits(),
+            exact: exact || !LOCAL.contains(access),
+            alone,
+        }
     }
 
     /// An object of a region of the pool that serves, if it is certain that its translation holds.

@@ -199,8 +199,7 @@ impl Pool {
         let region = self.slots.get(id.0 as usize)?;
         loop {
             let seen = region.word.load();
-            let in_the_way = purpose.alone && seen.users() > 0;
-            if !seen.can_be_taken() || in_the_way || !region.serves(purpose) {
+            if !seen.can_be_taken() || !purpose.may_share(seen) || !region.serves(purpose) {
                 return None;
             }
             if let Some(grant) = region.word.take(seen) {
@@ -463,8 +462,7 @@ impl Locked<'_> {
         pool.index
             .overlapping(&*pool.slots, purpose.hull, |_, region| {
                 let seen = region.word.load();
-                let in_the_way = purpose.alone && seen.users() > 0;
-                found = !in_the_way && seen.is_new() && region.serves(purpose);
+                found = purpose.may_share(seen) && seen.is_new() && region.serves(purpose);
                 looked_at += 1;
                 !found && looked_at < LOOK_AT_MOST
             });

@@ -5,7 +5,7 @@
 //! region's reads nonsense, but no more, and finds out by its word (`word.rs`).
 
 use super::hull::{Range, page_size};
-use super::word::Word;
+use super::word::{Seen, Word};
 use crate::abi::rdma_core::ibv_mr;
 use crate::mr::Access;
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
@@ -84,6 +84,14 @@ pub struct Purpose {
     pub exact: bool,
     /// It serves only if nobody uses it.
     pub alone: bool,
+}
+
+impl Purpose {
+    /// Whether it may share a region with the users that are seen, if there are any.
+    #[inline(always)]
+    pub fn may_share(&self, seen: Seen) -> bool {
+        !self.alone || seen.users() == 0
+    }
 }
 
 /// In place of a protection domain: the memory is only watched, for another library. No program has a domain at

@@ -21,28 +21,24 @@ use core::ffi::{CStr, c_int};
 use core::ptr::with_exposed_provenance_mut;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-/// Access that a region may have which no peer can use.
-const LOCAL: Access = super::LOCAL;
-
 /// Says what the program gives up, when the first region of the pool serves it.
 fn say_so(cache: Cache) {
     static SAID: AtomicBool = AtomicBool::new(false);
     if SAID.load(Relaxed) || SAID.swap(true, Relaxed) {
         return;
     }
-    let (which, remote) = match cache {
+    let settings = &config().relaxed;
+    let (which, remote, linger) = match cache {
         Cache::All => (
             "all",
             ", also those that peers can reach: a key stays valid after ibv_dereg_mr, for",
+            settings.linger_remote,
         ),
         _ => (
             "local",
             " that peers cannot reach. Their memory stays pinned after ibv_dereg_mr, for",
+            settings.linger_local,
         ),
-    };
-    let linger = match cache {
-        Cache::All => config().relaxed.linger_remote,
-        _ => config().relaxed.linger_local,
     };
     let seconds = linger as f64 / 1000.0;
     log::line(
@@ -77,7 +73,7 @@ fn register_of_pool(
 ) -> Result<*mut ibv_mr, Error> {
     let wanted = match cache {
         Cache::Off => false,
-        Cache::Local => LOCAL.contains(request.access),
+        Cache::Local => super::LOCAL.contains(request.access),
         Cache::All => !request.access.intersects(super::register::OWN_REGION),
     };
     // A region has one address for all its users.
