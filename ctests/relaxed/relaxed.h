@@ -307,6 +307,18 @@ static bool made_anew(struct rdmamr_stats before, struct rdmamr_stats after)
 	return after.hits == before.hits && after.reg_kernel == before.reg_kernel + 1;
 }
 
+/* Waits until no more regions end: those whose memory has changed are idle until the pool's thread comes by. */
+__attribute__((unused))
+static void settle(void)
+{
+	unsigned long long ended;
+
+	do {
+		ended = stats().dereg_kernel;
+		usleep(500000);
+	} while (stats().dereg_kernel != ended);
+}
+
 __attribute__((unused))
 static void show(struct rdmamr_stats before, struct rdmamr_stats after)
 {

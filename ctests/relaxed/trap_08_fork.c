@@ -213,11 +213,8 @@ static void child_acts(size_t act, bool destructors)
 	control(&pair, name, memory, SIZE);
 	live = ibv_reg_mr_relaxed(pair.pd, other, SIZE, LOCAL_AND_REMOTE);
 	must(live);
-	/* Regions that are stale end a moment later, and not by the child. */
-	do {
-		regions = kernel_regions(pair.context);
-		usleep(500000);
-	} while (kernel_regions(pair.context) != regions);
+	settle();
+	regions = kernel_regions(pair.context);
 	before = stats();
 	pid = start_child();
 	if (!pid) {
