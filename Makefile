@@ -62,7 +62,7 @@ fabric   := $(foreach name,$(basename $(notdir $(wildcard ctests/fabric/*.c))),$
 	$(addprefix $(built)/,registers registers_alone matrix foreign_queue ffi example) \
 	$(addprefix $(built)/monitor_,stale stale.so races life nodes plugin cost)
 ctests: $(addprefix $(built)/,$(basename $(notdir $(programs)))) \
-	$(fabric) $(cache) $(built)/calls $(built)/record.so $(built)/old_kernel.so $(built)/device_gone.so $(built)/trace_calls $(built)/rpc $(built)/registration $(built)/relaxed_device $(built)/startup ## compile the C tests and benchmarks
+	$(fabric) $(cache) $(built)/calls $(built)/record.so $(built)/old_kernel.so $(built)/device_gone.so $(addprefix $(built)/trace_,calls callers callers_alone) $(built)/rpc $(built)/registration $(built)/relaxed_device $(built)/startup ## compile the C tests and benchmarks
 
 strict := -std=gnu11 -D_GNU_SOURCE -Wall -Wextra -Werror -Iinclude
 common := ctests/device/pair.c ctests/device/kernel_regions.c
@@ -107,6 +107,8 @@ $(built)/ffi: ctests/ffi/ffi.rs $(so) $(needs)
 	rustc --edition 2024 $< -o $@ -L $(release) -l dylib=rdmamr -l ibverbs
 $(built)/%: ctests/differential/%.c $(needs)
 	$(CC) $(strict) $(CFLAGS) $< -o $@ -libverbs
+$(built)/trace_%_alone: ctests/trace/%.c $(common) $(needs)
+	$(CC) $(strict) $(CFLAGS) -DRDMAMR_NO_LIBFABRIC $< $(common) -o $@ -libverbs -lrdmacm -lpthread -ldl
 $(built)/trace_%: ctests/trace/%.c $(common) $(needs)
 	$(CC) $(strict) $(CFLAGS) $< $(common) -o $@ -libverbs -lrdmacm -lpthread -ldl
 $(built)/%: ctests/golden/%.c $(needs)

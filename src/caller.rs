@@ -12,7 +12,7 @@ use core::ops::ControlFlow;
 use core::ptr::with_exposed_provenance;
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// Where a call returns to; 0 where that is not known.
+/// Where a call returns to.
 #[derive(Clone, Copy, Debug)]
 #[repr(transparent)]
 pub struct Caller(usize);
@@ -22,9 +22,6 @@ pub struct Caller(usize);
 static ANSWERS: [AtomicUsize; 64] = [const { AtomicUsize::new(0) }; 64];
 
 impl Caller {
-    /// Not known.
-    pub const UNKNOWN: Caller = Caller(0);
-
     /// As a number.
     pub fn address(self) -> usize {
         self.0

@@ -40,10 +40,16 @@ pub fn turn_on() {
     ON.store(true, Relaxed);
 }
 
+/// Whether calls are written down in this process.
+#[inline(always)]
+pub fn is_on() -> bool {
+    ON.load(Relaxed)
+}
+
 /// Begins a call, if calls are written down.
 #[inline(always)]
 pub fn begin() -> Option<Began> {
-    ON.load(Relaxed).then(Began::now)
+    is_on().then(Began::now)
 }
 
 /// A call that has begun.
@@ -54,7 +60,7 @@ pub struct Began {
 
 /// How the call that runs on this thread was done, where that does not show afterwards.
 pub fn note(how: u8) {
-    if ON.load(Relaxed) {
+    if is_on() {
         thread::set_note(how);
     }
 }
@@ -116,7 +122,7 @@ pub const NOTHING: Call = Call {
 /// Writes down that the pool has really deregistered a region. Also for the pool's own threads, which have no
 /// thread-local variables and must not call what another library may stand in for.
 pub fn ended(region: impl FnOnce() -> Call) {
-    if !ON.load(Relaxed) {
+    if !is_on() {
         return;
     }
     // The pool exists, so there was a registration; a child has no pool.

@@ -7,7 +7,8 @@ set -u
 here=$(realpath "$(dirname "$0")")
 . "$here/../tap.sh"
 [ $# -eq 3 ] || { sed -n '3,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0" >&2; exit 2; }
-library=$(realpath "$1") calls=$(realpath "$2")/trace_calls rdmamr=$(realpath "$3")
+library=$(realpath "$1") built=$(realpath "$2") rdmamr=$(realpath "$3")
+calls=$built/trace_calls
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work" || exit 2
@@ -81,4 +82,19 @@ wait
 "$rdmamr" report --json both >both.json
 is "two programs at once: all calls of both" 5006 both 'report["totals"]["calls"]'
 is "in four processes" 4 both 'len(report["processes"])'
+
+# Calls whose arguments fill the registers, and those through tables of functions, have callers like all others. Of
+# libfabric's: one that fails and 3 that do not, on 4 domains.
+for way in callers callers_alone; do
+	calls=$built/trace_$way
+	run $way
+	check "$way: the program runs as without" [ "$status" = 0 ]
+	is "$way: each call is there once" "[('changes', 1), ('closes', 12), ('describes', 4), ('gathers', 4), ('main', 1), ('main', 1), ('registers', 8), ('shares', 1)]" \
+		$way 'sorted((caller["function"], caller["calls"]) for caller in report["callers"])'
+	is "$way: as what it was called" "[('changes', 'ibv_rereg_mr'), ('closes', 'fi_close'), ('describes', 'fi_mr_regattr'), ('gathers', 'fi_mr_regv'), ('registers', 'fi_mr_reg'), ('shares', 'ibv_reg_dmabuf_mr')]" \
+		$way 'sorted((caller["function"], *caller["called"]) for caller in report["callers"] if caller["function"] != "main")'
+	is "$way: the one without access fails, with its reason" "[(4, True)]" \
+		$way '[(failure["count"], "access" in failure["example"]) for failure in report["failures"] if failure["caller"]["function"] == "registers"]'
+	is "$way: nothing is left" "[]" $way 'report["leaks"]'
+done
 tap_done

@@ -6,18 +6,110 @@
 //! published by a stub of one jump that carries name and node. `ctests/abi` compares what comes out with
 //! a list, both ways.
 
+/// Assembly that goes on at `{f}`, as if that had been called.
+///
+/// In its other forms `{f}` has one argument more than C knows, a `Caller`: where the call returns to. `in` names the
+/// register of such an argument on each architecture; no argument list in Rust tells that. `seventh` and `tenth`
+/// are for functions of six and nine arguments: where those fill the registers it goes on the stack, below a copy of
+/// what is there already.
+#[cfg(target_arch = "x86_64")]
+macro_rules! go_on {
+    () => {
+        "jmp {f}"
+    };
+    (in $x86:literal $arm:literal $riscv:literal) => {
+        concat!("mov ", $x86, ", [rsp]\njmp {f}")
+    };
+    (seventh) => {
+        "push qword ptr [rsp]
+        .cfi_adjust_cfa_offset 8
+        call {f}
+        add rsp, 8
+        .cfi_adjust_cfa_offset -8
+        ret"
+    };
+    // As each is pushed, the one before it comes to lie where that was.
+    (tenth) => {
+        "sub rsp, 8
+        .cfi_adjust_cfa_offset 8
+        push qword ptr [rsp + 8]
+        .cfi_adjust_cfa_offset 8
+        push qword ptr [rsp + 40]
+        .cfi_adjust_cfa_offset 8
+        push qword ptr [rsp + 40]
+        .cfi_adjust_cfa_offset 8
+        push qword ptr [rsp + 40]
+        .cfi_adjust_cfa_offset 8
+        call {f}
+        add rsp, 40
+        .cfi_adjust_cfa_offset -40
+        ret"
+    };
+}
+#[cfg(target_arch = "aarch64")]
+macro_rules! go_on {
+    () => {
+        "b {f}"
+    };
+    (in $x86:literal $arm:literal $riscv:literal) => {
+        concat!("mov ", $arm, ", x30\nb {f}")
+    };
+    (seventh) => {
+        "mov x6, x30\nb {f}"
+    };
+    (tenth) => {
+        "ldr x9, [sp]
+        stp x9, x30, [sp, #-32]!
+        .cfi_adjust_cfa_offset 32
+        str x30, [sp, #16]
+        .cfi_rel_offset x30, 16
+        bl {f}
+        ldr x30, [sp, #16]
+        add sp, sp, #32
+        .cfi_adjust_cfa_offset -32
+        .cfi_restore x30
+        ret"
+    };
+}
+#[cfg(target_arch = "riscv64")]
+macro_rules! go_on {
+    () => {
+        "tail {f}"
+    };
+    (in $x86:literal $arm:literal $riscv:literal) => {
+        concat!("mv ", $riscv, ", ra\ntail {f}")
+    };
+    (seventh) => {
+        "mv a6, ra\ntail {f}"
+    };
+    (tenth) => {
+        "ld t0, 0(sp)
+        addi sp, sp, -32
+        .cfi_adjust_cfa_offset 32
+        sd t0, 0(sp)
+        sd ra, 8(sp)
+        sd ra, 16(sp)
+        .cfi_rel_offset ra, 16
+        call {f}
+        ld ra, 16(sp)
+        addi sp, sp, 32
+        .cfi_adjust_cfa_offset -32
+        .cfi_restore ra
+        ret"
+    };
+}
+
 /// Publishes `$f` as `f@@NODE`, by a stub; or as `name@NODE`, for those only who were linked to a library
-/// that has that node: whoever is linked to this one does not find it. With `caller in` the function has one argument
-/// more than C knows, a `Caller`: the register is that of such an argument on each architecture, and the stub writes
-/// there where the call returns to. No argument list in Rust tells that.
+/// that has that node: whoever is linked to this one does not find it. With `caller` the function is told who
+/// calls, as [`go_on`] says.
 macro_rules! interpose {
-    ($f:ident, $node:literal $(, caller in $x86:literal $arm:literal $riscv:literal)?) => {
-        $crate::capi::export::interpose!($f, stringify!($f), "@@", $node $(, $x86 $arm $riscv)?);
+    ($f:ident, $node:literal $(, caller $($where:tt)+)?) => {
+        $crate::capi::export::interpose!($f, stringify!($f), "@@", $node, ($($($where)+)?));
     };
     ($f:ident as $name:literal, $node:literal) => {
-        $crate::capi::export::interpose!($f, $name, "@", $node);
+        $crate::capi::export::interpose!($f, $name, "@", $node, ());
     };
-    ($f:ident, $name:expr, $at:literal, $node:literal $(, $x86:literal $arm:literal $riscv:literal)?) => {
+    ($f:ident, $name:expr, $at:literal, $node:literal, ($($where:tt)*)) => {
         #[cfg(not(test))]
         core::arch::global_asm!(
             concat!(".pushsection .text.rdmamr_stub_", stringify!($f), ",\"ax\",@progbits"),
@@ -26,20 +118,7 @@ macro_rules! interpose {
             concat!(".type rdmamr_stub_", stringify!($f), ",@function"),
             concat!("rdmamr_stub_", stringify!($f), ":"),
             ".cfi_startproc",
-            $(
-                #[cfg(target_arch = "x86_64")]
-                concat!("mov ", $x86, ", [rsp]"),
-                #[cfg(target_arch = "aarch64")]
-                concat!("mov ", $arm, ", x30"),
-                #[cfg(target_arch = "riscv64")]
-                concat!("mv ", $riscv, ", ra"),
-            )?
-            #[cfg(target_arch = "x86_64")]
-            "jmp {f}",
-            #[cfg(target_arch = "aarch64")]
-            "b {f}",
-            #[cfg(target_arch = "riscv64")]
-            "tail {f}",
+            $crate::capi::export::go_on!($($where)*),
             ".cfi_endproc",
             concat!(".size rdmamr_stub_", stringify!($f), ", . - rdmamr_stub_", stringify!($f)),
             ".popsection",
@@ -70,24 +149,16 @@ macro_rules! versioned {
         ));
     };
 }
-/// The body of a naked function that is `$f` with one argument more, a `Caller`, as `interpose` has it.
+
+/// The body of a naked function that is `$f`, which is told who calls, as [`go_on`] says.
 macro_rules! with_caller {
-    ($f:ident, $x86:literal $arm:literal $riscv:literal) => {
+    ($f:ident, $($where:tt)+) => {
         core::arch::naked_asm!(
-            #[cfg(target_arch = "x86_64")]
-            concat!("mov ", $x86, ", [rsp]"),
-            #[cfg(target_arch = "x86_64")]
-            "jmp {f}",
-            #[cfg(target_arch = "aarch64")]
-            concat!("mov ", $arm, ", x30"),
-            #[cfg(target_arch = "aarch64")]
-            "b {f}",
-            #[cfg(target_arch = "riscv64")]
-            concat!("mv ", $riscv, ", ra"),
-            #[cfg(target_arch = "riscv64")]
-            "tail {f}",
+            ".cfi_startproc",
+            $crate::capi::export::go_on!($($where)+),
+            ".cfi_endproc",
             f = sym $f,
         )
     };
 }
-pub(crate) use {interpose, versioned, with_caller};
+pub(crate) use {go_on, interpose, versioned, with_caller};

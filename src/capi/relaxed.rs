@@ -54,7 +54,7 @@ pub unsafe extern "C" fn ibv_reg_mr_relaxed(
     length: usize,
     access: c_int,
 ) -> *mut ibv_mr {
-    with_caller!(reg_mr_relaxed, "r8" "x4" "a4")
+    with_caller!(reg_mr_relaxed, in "r8" "x4" "a4")
 }
 versioned!(ibv_reg_mr_relaxed, "IBVERBS_1.1");
 
@@ -104,7 +104,7 @@ unsafe extern "C" fn reg_mr_relaxed(
 #[unsafe(naked)]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_dereg_mr_relaxed(mr: *mut ibv_mr) -> c_int {
-    with_caller!(dereg_mr_relaxed, "rsi" "x1" "a1")
+    with_caller!(dereg_mr_relaxed, in "rsi" "x1" "a1")
 }
 versioned!(ibv_dereg_mr_relaxed, "IBVERBS_1.1");
 

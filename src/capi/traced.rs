@@ -93,7 +93,12 @@ fn to_be_deregistered(mr: Mr) -> Call {
 
 /// A change of a region: written down as a registration of what it is afterwards.
 #[inline(always)]
-pub fn change(mr: Option<Mr>, change: &Change, body: impl FnOnce() -> c_int) -> c_int {
+pub fn change(
+    mr: Option<Mr>,
+    change: &Change,
+    caller: Caller,
+    body: impl FnOnce() -> c_int,
+) -> c_int {
     let Some(began) = trace::begin() else {
         return body();
     };
@@ -107,7 +112,6 @@ pub fn change(mr: Option<Mr>, change: &Change, body: impl FnOnce() -> c_int) -> 
     });
     let mr = changed.map_or(null_mut(), Mr::as_ptr);
     let record = registered(call::REREG_MR, pd, &request, mr);
-    // Six arguments leave no register to say where it returns to.
-    began.write(record, Caller::UNKNOWN, last_as_text);
+    began.write(record, caller, last_as_text);
     code
 }

@@ -163,6 +163,7 @@ unsafe extern "C" fn ibv_reg_dmabuf_mr(
     iova: u64,
     fd: c_int,
     access: c_int,
+    caller: Caller,
 ) -> *mut ibv_mr {
     let access = Access::from_bits_retain(access as u32);
     let body = || {
@@ -182,11 +183,10 @@ unsafe extern "C" fn ibv_reg_dmabuf_mr(
             },
         )
     };
-    // All registers for arguments are taken, so nothing says where it returns to.
     let request = Request::at_address(null_mut(), length, access);
-    traced::registration(call::REG_DMABUF_MR, pd, &request, Caller::UNKNOWN, body)
+    traced::registration(call::REG_DMABUF_MR, pd, &request, caller, body)
 }
-interpose!(ibv_reg_dmabuf_mr, "IBVERBS_1.12");
+interpose!(ibv_reg_dmabuf_mr, "IBVERBS_1.12", caller seventh);
 
 unsafe extern "C" fn ibv_rereg_mr(
     mr: *mut ibv_mr,
@@ -195,6 +195,7 @@ unsafe extern "C" fn ibv_rereg_mr(
     addr: *mut c_void,
     length: usize,
     access: c_int,
+    caller: Caller,
 ) -> c_int {
     let access = Access::from_bits_retain(access as u32);
     // SAFETY: C's contract.
@@ -206,7 +207,7 @@ unsafe extern "C" fn ibv_rereg_mr(
         length,
         access,
     };
-    traced::change(mr, &change, || {
+    traced::change(mr, &change, caller, || {
         ret::rereg_code(
             || describe("ibv_rereg_mr", Subject::Region, None),
             // SAFETY: C's contract.
@@ -214,7 +215,7 @@ unsafe extern "C" fn ibv_rereg_mr(
         )
     })
 }
-interpose!(ibv_rereg_mr, "IBVERBS_1.1");
+interpose!(ibv_rereg_mr, "IBVERBS_1.1", caller seventh);
 
 unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr, caller: Caller) -> c_int {
     // SAFETY: C's contract.

@@ -4,7 +4,7 @@
 //! # Safety
 //! C's contract: a pointer that is not NULL is to an open object, or to memory of the size that its type has.
 
-use super::tables::TABLES;
+use super::tables::tables;
 use crate::abi::libfabric::*;
 use crate::abi::libfabric_provider::{FI_LOCAL_MR, FI_VERSION_1_0};
 use crate::abi::rdma_core::ibv_pd;
@@ -180,7 +180,7 @@ pub unsafe extern "C" fn rdmamr_domain_open(
         }
         // SAFETY: C's contract.
         let mode = mode(unsafe { read(attr) }?)?;
-        let opened = Domain::open(&TABLES, pd, mode, context, None)?;
+        let opened = Domain::open(tables(), pd, mode, context, None)?;
         // SAFETY: C's contract.
         unsafe { domain.write(opened) };
         Ok(0)
@@ -208,7 +208,7 @@ pub unsafe extern "C" fn rdmamr_eq_open(
             return Err(invalid("the place for the queue is NULL"));
         }
         // SAFETY: C's contract.
-        let opened = unsafe { Queue::open(&TABLES, api_version, attr, context, None) }?;
+        let opened = unsafe { Queue::open(tables(), api_version, attr, context, None) }?;
         // SAFETY: C's contract.
         unsafe { eq.write(opened) };
         Ok(0)
@@ -246,7 +246,7 @@ unsafe fn own(domain: *mut fid_domain) -> Result<&'static Domain, Failure> {
         .ok_or(invalid("the domain is NULL"))?
         .fid;
     // SAFETY: an open object, which is a domain if its class says so.
-    if fid.fclass != FI_CLASS_DOMAIN || !unsafe { Domain::is_ours(domain, &TABLES) } {
+    if fid.fclass != FI_CLASS_DOMAIN || !unsafe { Domain::is_ours(domain, tables()) } {
         return Err(invalid("the object is no domain of this library"));
     }
     // SAFETY: one of our domains.
@@ -299,7 +299,7 @@ pub unsafe extern "C" fn rdmamr_mr_segments(
         let fid = unsafe { mr.as_ref() }
             .ok_or(invalid("the region is NULL"))?
             .fid;
-        if fid.fclass != FI_CLASS_MR || !core::ptr::eq(fid.ops, &TABLES.region) {
+        if fid.fclass != FI_CLASS_MR || !core::ptr::eq(fid.ops, &tables().region) {
             return Err(invalid(
                 "the object is no region of this library, or closed",
             ));

@@ -4,7 +4,7 @@
 //! # Safety
 //! As libfabric calls a provider.
 
-use super::tables::{TABLES, no_bind, no_control, no_ops_open, no_ops_set, no_tostr, nothing};
+use super::tables::{no_bind, no_control, no_ops_open, no_ops_set, no_tostr, nothing, tables};
 use crate::abi::libfabric::*;
 use crate::abi::libfabric_provider::*;
 use crate::capi::export::versioned;
@@ -72,7 +72,7 @@ unsafe extern "C" fn fabric(
 ) -> c_int {
     ret::code("fi_fabric", None, || {
         // SAFETY: as libfabric calls a provider.
-        let opened = unsafe { Fabric::open(&TABLES, &FABRIC, &FABRIC_REST, attr, context) }?;
+        let opened = unsafe { Fabric::open(tables(), &FABRIC, &FABRIC_REST, attr, context) }?;
         // SAFETY: as above.
         unsafe { fabric.write(opened) };
         Ok(0)
@@ -141,7 +141,7 @@ unsafe extern "C" fn trywait(_: *mut fid_fabric, fids: *mut *mut fid, count: c_i
             // SAFETY: NULL, or an open object.
             let class = unsafe { object.as_ref() }.map(|object| object.fclass);
             // SAFETY: an event queue, by its class.
-            if class != Some(FI_CLASS_EQ) || !unsafe { Queue::is_ours(object.cast(), &TABLES) } {
+            if class != Some(FI_CLASS_EQ) || !unsafe { Queue::is_ours(object.cast(), tables()) } {
                 return Err(invalid("an object is no event queue of this provider"));
             }
             // SAFETY: one of our queues.

@@ -14,69 +14,92 @@ use crate::fabric::attributes::{self, Buffers, Wish};
 use crate::fabric::errors::{self, Failure, invalid, refused};
 use crate::fabric::{Domain, Publish, Queue, Region, Tables, close, fast, raw_key, register};
 use crate::stats::Counter;
-use crate::trace::format::call;
+use crate::trace;
 use core::ffi::{c_char, c_int, c_void};
 use core::slice;
 use libc::{iovec, ssize_t};
 
 /// What our objects can do.
-pub static TABLES: Tables = Tables {
-    domain: fi_ops {
-        size: size_of::<fi_ops>(),
-        close: Some(domain_close),
-        bind: Some(domain_bind),
-        control: Some(domain_control),
-        ops_open: Some(no_ops_open),
-        tostr: Some(no_tostr),
-        ops_set: Some(no_ops_set),
-    },
-    domain_rest: domain_slots {
-        size: size_of::<domain_slots>(),
-        av_open: nothing,
-        cq_open: nothing,
-        endpoint: nothing,
-        scalable_ep: nothing,
-        cntr_open: nothing,
-        poll_open: nothing,
-        stx_ctx: nothing,
-        srx_ctx: nothing,
-        query_atomic: nothing,
-        query_collective: nothing,
-        endpoint2: nothing,
-    },
-    memory: fi_ops_mr {
+static PLAIN: Tables = with(
+    fi_ops_mr {
         size: size_of::<fi_ops_mr>(),
         reg: Some(reg),
         regv: Some(regv),
         regattr: Some(regattr),
     },
-    region: fi_ops {
-        size: size_of::<fi_ops>(),
-        close: Some(region_close),
-        bind: Some(region_bind),
-        control: Some(region_control),
-        ops_open: Some(no_ops_open),
-        tostr: Some(no_tostr),
-        ops_set: Some(no_ops_set),
+    region_close,
+);
+
+/// The same, written down.
+static TRACED: Tables = with(
+    fi_ops_mr {
+        size: size_of::<fi_ops_mr>(),
+        reg: Some(traced::reg),
+        regv: Some(traced::regv),
+        regattr: Some(traced::regattr),
     },
-    queue: fi_ops {
-        size: size_of::<fi_ops>(),
-        close: Some(queue_close),
-        bind: Some(no_bind),
-        control: Some(queue_control),
-        ops_open: Some(no_ops_open),
-        tostr: Some(no_tostr),
-        ops_set: Some(no_ops_set),
-    },
-    queue_rest: fi_ops_eq {
-        size: size_of::<fi_ops_eq>(),
-        read: Some(queue_read),
-        readerr: Some(queue_readerr),
-        write: Some(queue_write),
-        sread: Some(queue_sread),
-        strerror: Some(queue_strerror),
-    },
-};
+    traced::region_close,
+);
+
+/// What the objects of this process can do.
+pub fn tables() -> &'static Tables {
+    if trace::is_on() { &TRACED } else { &PLAIN }
+}
+
+const fn with(memory: fi_ops_mr, region_close: unsafe extern "C" fn(*mut fid) -> c_int) -> Tables {
+    Tables {
+        domain: fi_ops {
+            size: size_of::<fi_ops>(),
+            close: Some(domain_close),
+            bind: Some(domain_bind),
+            control: Some(domain_control),
+            ops_open: Some(no_ops_open),
+            tostr: Some(no_tostr),
+            ops_set: Some(no_ops_set),
+        },
+        domain_rest: domain_slots {
+            size: size_of::<domain_slots>(),
+            av_open: nothing,
+            cq_open: nothing,
+            endpoint: nothing,
+            scalable_ep: nothing,
+            cntr_open: nothing,
+            poll_open: nothing,
+            stx_ctx: nothing,
+            srx_ctx: nothing,
+            query_atomic: nothing,
+            query_collective: nothing,
+            endpoint2: nothing,
+        },
+        memory,
+        region: fi_ops {
+            size: size_of::<fi_ops>(),
+            close: Some(region_close),
+            bind: Some(region_bind),
+            control: Some(region_control),
+            ops_open: Some(no_ops_open),
+            tostr: Some(no_tostr),
+            ops_set: Some(no_ops_set),
+        },
+        queue: fi_ops {
+            size: size_of::<fi_ops>(),
+            close: Some(queue_close),
+            bind: Some(no_bind),
+            control: Some(queue_control),
+            ops_open: Some(no_ops_open),
+            tostr: Some(no_tostr),
+            ops_set: Some(no_ops_set),
+        },
+        queue_rest: fi_ops_eq {
+            size: size_of::<fi_ops_eq>(),
+            read: Some(queue_read),
+            readerr: Some(queue_readerr),
+            write: Some(queue_write),
+            sread: Some(queue_sread),
+            strerror: Some(queue_strerror),
+        },
+    }
+}
 
 const NOT_THERE: Failure = refused(
     FI_ENOSYS,
@@ -209,7 +232,7 @@ unsafe fn register_in(
     })
 }
 
-unsafe extern "C" fn reg(
+pub unsafe extern "C" fn reg(
     fid: *mut fid,
     buf: *const c_void,
     len: usize,
@@ -220,35 +243,30 @@ unsafe extern "C" fn reg(
     mr: *mut *mut fid_mr,
     context: *mut c_void,
 ) -> c_int {
-    let memory = || (buf.addr(), len, access);
-    let body = || {
-        // SAFETY: one of our domains.
-        let domain = unsafe { Domain::look(fid) };
-        if flags | offset == 0
-            && !mr.is_null()
-            && let Some(region) = fast::register(domain, buf.addr(), len, access, context)
-        {
-            // SAFETY: the application's.
-            unsafe { mr.write(region) };
-            return 0;
-        }
-        // SAFETY: the caller's word.
-        unsafe {
-            reg_slowly(
-                fid,
-                buf,
-                len,
-                access,
-                offset,
-                requested_key,
-                flags,
-                mr,
-                context,
-            )
-        }
-    };
+    // SAFETY: one of our domains.
+    let domain = unsafe { Domain::look(fid) };
+    if flags | offset == 0
+        && !mr.is_null()
+        && let Some(region) = fast::register(domain, buf.addr(), len, access, context)
+    {
+        // SAFETY: the application's.
+        unsafe { mr.write(region) };
+        return 0;
+    }
     // SAFETY: the caller's word.
-    unsafe { traced::registration(call::FI_MR_REG, fid, mr, memory, body) }
+    unsafe {
+        reg_slowly(
+            fid,
+            buf,
+            len,
+            access,
+            offset,
+            requested_key,
+            flags,
+            mr,
+            context,
+        )
+    }
 }
 
 /// A function of its own, so that the short way has a small frame.
@@ -276,7 +294,7 @@ unsafe extern "C" fn reg_slowly(
     unsafe { register_in("fi_mr_reg", fid, mr, what) }
 }
 
-unsafe extern "C" fn regv(
+pub unsafe extern "C" fn regv(
     fid: *mut fid,
     iov: *const iovec,
     count: usize,
@@ -297,12 +315,10 @@ unsafe extern "C" fn regv(
     // SAFETY: the caller's word.
     let what = |_: &Domain| Ok((unsafe { attributes::several(iov, count) }?, wish));
     // SAFETY: the caller's word.
-    let body = || unsafe { register_in("fi_mr_regv", fid, mr, what) };
-    // SAFETY: the caller's word.
-    unsafe { traced::registration(call::FI_MR_REGV, fid, mr, || (0, 0, access), body) }
+    unsafe { register_in("fi_mr_regv", fid, mr, what) }
 }
 
-unsafe extern "C" fn regattr(
+pub unsafe extern "C" fn regattr(
     fid: *mut fid,
     attr: *const fi_mr_attr,
     flags: u64,
@@ -313,21 +329,17 @@ unsafe extern "C" fn regattr(
         unsafe { attributes::read(attr, flags, domain.mode().api_version) }
     };
     // SAFETY: the caller's word.
-    let body = || unsafe { register_in("fi_mr_regattr", fid, mr, what) };
-    // SAFETY: the caller's word.
-    unsafe { traced::registration(call::FI_MR_REGATTR, fid, mr, || (0, 0, 0), body) }
+    unsafe { register_in("fi_mr_regattr", fid, mr, what) }
 }
 
-unsafe extern "C" fn region_close(fid: *mut fid) -> c_int {
+pub unsafe extern "C" fn region_close(fid: *mut fid) -> c_int {
     // SAFETY: one of our regions.
     let region = unsafe { Region::from_c(fid) };
-    traced::close(region, || {
-        if fast::close(region) {
-            return 0;
-        }
-        // SAFETY: as above.
-        unsafe { region_close_slowly(fid) }
-    })
+    if fast::close(region) {
+        return 0;
+    }
+    // SAFETY: as above.
+    unsafe { region_close_slowly(fid) }
 }
 
 #[inline(never)]

@@ -1,32 +1,164 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Calls of libfabric's family that are written down, if `RDMAMR_TRACE` says so.
+//! Calls of libfabric's family that are written down. The tables have these functions if `RDMAMR_TRACE` says so
+//! when an object is opened, and otherwise know nothing of it.
+//!
+//! # Safety
+//! That of [`tables`].
 
-use crate::abi::libfabric::{fid, fid_mr};
+use super::tables;
+use crate::abi::libfabric::{fi_mr_attr, fid, fid_mr};
 use crate::caller::Caller;
+use crate::capi::export::with_caller;
 use crate::explain::last_as_text;
 use crate::fabric::{Domain, Region};
 use crate::trace;
 use crate::trace::format::{Call, call, how};
-use core::ffi::c_int;
+use core::ffi::{c_int, c_void};
+use libc::iovec;
+
+#[unsafe(naked)]
+pub unsafe extern "C" fn reg(
+    fid: *mut fid,
+    buf: *const c_void,
+    len: usize,
+    access: u64,
+    offset: u64,
+    requested_key: u64,
+    flags: u64,
+    mr: *mut *mut fid_mr,
+    context: *mut c_void,
+) -> c_int {
+    with_caller!(reg_of, tenth)
+}
+
+unsafe extern "C" fn reg_of(
+    fid: *mut fid,
+    buf: *const c_void,
+    len: usize,
+    access: u64,
+    offset: u64,
+    requested_key: u64,
+    flags: u64,
+    mr: *mut *mut fid_mr,
+    context: *mut c_void,
+    caller: Caller,
+) -> c_int {
+    // SAFETY: the caller's word.
+    let body = || unsafe {
+        tables::reg(
+            fid,
+            buf,
+            len,
+            access,
+            offset,
+            requested_key,
+            flags,
+            mr,
+            context,
+        )
+    };
+    let memory = (buf.addr(), len, access);
+    // SAFETY: the caller's word.
+    unsafe { registration(call::FI_MR_REG, fid, mr, memory, caller, body) }
+}
+
+#[unsafe(naked)]
+pub unsafe extern "C" fn regv(
+    fid: *mut fid,
+    iov: *const iovec,
+    count: usize,
+    access: u64,
+    offset: u64,
+    requested_key: u64,
+    flags: u64,
+    mr: *mut *mut fid_mr,
+    context: *mut c_void,
+) -> c_int {
+    with_caller!(regv_of, tenth)
+}
+
+unsafe extern "C" fn regv_of(
+    fid: *mut fid,
+    iov: *const iovec,
+    count: usize,
+    access: u64,
+    offset: u64,
+    requested_key: u64,
+    flags: u64,
+    mr: *mut *mut fid_mr,
+    context: *mut c_void,
+    caller: Caller,
+) -> c_int {
+    // SAFETY: the caller's word.
+    let body = || unsafe {
+        tables::regv(
+            fid,
+            iov,
+            count,
+            access,
+            offset,
+            requested_key,
+            flags,
+            mr,
+            context,
+        )
+    };
+    // SAFETY: the caller's word.
+    unsafe { registration(call::FI_MR_REGV, fid, mr, (0, 0, access), caller, body) }
+}
+
+#[unsafe(naked)]
+pub unsafe extern "C" fn regattr(
+    fid: *mut fid,
+    attr: *const fi_mr_attr,
+    flags: u64,
+    mr: *mut *mut fid_mr,
+) -> c_int {
+    with_caller!(regattr_of, in "r8" "x4" "a4")
+}
+
+unsafe extern "C" fn regattr_of(
+    fid: *mut fid,
+    attr: *const fi_mr_attr,
+    flags: u64,
+    mr: *mut *mut fid_mr,
+    caller: Caller,
+) -> c_int {
+    // SAFETY: the caller's word.
+    let body = || unsafe { tables::regattr(fid, attr, flags, mr) };
+    // SAFETY: the caller's word.
+    unsafe { registration(call::FI_MR_REGATTR, fid, mr, (0, 0, 0), caller, body) }
+}
+
+#[unsafe(naked)]
+pub unsafe extern "C" fn region_close(fid: *mut fid) -> c_int {
+    with_caller!(region_close_of, in "rsi" "x1" "a1")
+}
+
+unsafe extern "C" fn region_close_of(fid: *mut fid, caller: Caller) -> c_int {
+    // SAFETY: one of our regions.
+    let region = unsafe { Region::from_c(fid) };
+    // SAFETY: the caller's word.
+    close(region, caller, || unsafe { tables::region_close(fid) })
+}
 
 /// A registration, one of `trace::format::call`; `memory` is what the call itself says of it: address, length and
 /// access.
 ///
 /// # Safety
 /// `fid` is one of our domains, and `mr` what the body has been given to write a region to.
-#[inline(always)]
-pub unsafe fn registration(
+unsafe fn registration(
     call: u8,
     fid: *mut fid,
     mr: *mut *mut fid_mr,
-    memory: impl FnOnce() -> (usize, usize, u64),
+    (addr, length, access): (usize, usize, u64),
+    caller: Caller,
     body: impl FnOnce() -> c_int,
 ) -> c_int {
     let Some(began) = trace::begin() else {
         return body();
     };
     let result = body();
-    let (addr, length, access) = memory();
     // SAFETY: the caller's word.
     let domain = unsafe { Domain::look(fid) };
     let mut record = Call {
@@ -49,14 +181,12 @@ pub unsafe fn registration(
     } else {
         how::KERNEL
     };
-    // The functions are called through tables, with arguments in all registers: who calls is not known.
-    began.write(record, Caller::UNKNOWN, last_as_text);
+    began.write(record, caller, last_as_text);
     result
 }
 
 /// The end of a region.
-#[inline(always)]
-pub fn close(region: &Region, body: impl FnOnce() -> c_int) -> c_int {
+fn close(region: &Region, caller: Caller, body: impl FnOnce() -> c_int) -> c_int {
     let Some(began) = trace::begin() else {
         return body();
     };
@@ -76,7 +206,7 @@ pub fn close(region: &Region, body: impl FnOnce() -> c_int) -> c_int {
     }
     let result = body();
     record.errno = -result as u16;
-    began.write(record, Caller::UNKNOWN, last_as_text);
+    began.write(record, caller, last_as_text);
     result
 }
 

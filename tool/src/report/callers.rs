@@ -111,7 +111,9 @@ impl Resolver {
 
 /// Whether an inline function stands there through which programs call: who has that inlined is the caller.
 fn is_header(file: &str) -> bool {
-    file.ends_with("infiniband/verbs.h") || file.ends_with("rdma/fi_domain.h")
+    ["infiniband/verbs.h", "rdma/fabric.h", "rdma/fi_domain.h"]
+        .iter()
+        .any(|header| file.ends_with(header))
 }
 
 /// The file with the debug information that has been taken out of another, by the build's number, where distributions put
