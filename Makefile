@@ -51,7 +51,7 @@ check: ## run all tests, those that need a device on DEVICE=name or in the soft-
 parts    := %/pair.c %/kernel_regions.c %/stub_device.c %/asan.c
 programs := $(filter-out $(parts),$(wildcard ctests/device/*.c ctests/differential/*.c ctests/relaxed/*.c))
 # About the three relaxed calls themselves, or that regions are shared while they are in use, or without a device.
-by_name  := $(addprefix ctests/relaxed/,$(addsuffix .c,race ucx semantics trap_20_mixed_deregistration linger refused \
+by_name  := $(addprefix ctests/relaxed/,$(addsuffix .c,race ucx semantics trap_20_mixed_deregistration linger refused no_write_protection \
 	trap_12_access trap_13_page_hull trap_14_handles trap_19_close_device trap_21_flush_beside_hits))
 # The tests of relaxed registration once more, by the plain calls, which the pool serves under RDMAMR_CACHE; and those
 # that are about nothing else.

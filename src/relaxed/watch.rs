@@ -35,7 +35,7 @@ use core::ffi::CStr;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicU8, Ordering::*};
 use stamp::Stamp;
 pub use userfaultfd::Fence;
-use userfaultfd::Userfaultfd;
+use userfaultfd::{NO_WRITE_PROTECTION, Userfaultfd};
 
 /// What watches.
 pub struct Watch {
@@ -117,6 +117,10 @@ impl Watch {
                     format_args!("relaxed regions: userfaultfd watches {what}"),
                 );
             }
+            Err(NO_WRITE_PROTECTION) => log::always(format_args!(
+                "relaxed regions are not reused once they are released: userfaultfd(2) of this kernel has no write \
+                 protection, which x86-64 has from Linux 5.7 on, arm64 from 6.10 on"
+            )),
             Err(errno) => log::always(format_args!(
                 "relaxed regions are not reused once they are released: userfaultfd(2) is refused ({errno}). \
                  Allow the system call with UFFD_USER_MODE_ONLY, which needs no privilege from Linux 5.11 on; \

@@ -12,6 +12,7 @@ use errno::{Errno, errno};
 const UFFD_API: u64 = 0xaa;
 const UFFD_USER_MODE_ONLY: i32 = 1;
 
+const FEATURE_PAGEFAULT_FLAG_WP: u64 = 1 << 0;
 const FEATURE_EVENT_REMAP: u64 = 1 << 2;
 const FEATURE_EVENT_REMOVE: u64 = 1 << 3;
 const FEATURE_EVENT_UNMAP: u64 = 1 << 6;
@@ -54,6 +55,10 @@ struct WriteProtect {
 const UFFDIO_WRITEPROTECT: libc::c_ulong = ioc(READ_WRITE, 0x06, size_of::<WriteProtect>());
 const _: () = assert!(UFFDIO_API == 0xc018_aa3f && UFFDIO_REGISTER == 0xc020_aa00);
 const _: () = assert!(UFFDIO_UNREGISTER == 0x8010_aa01 && UFFDIO_WRITEPROTECT == 0xc018_aa06);
+
+/// The kernel reports changes, but not of what is registered for write protection: x86-64 can do that from Linux 5.7
+/// on, arm64 from 6.10 on.
+pub const NO_WRITE_PROTECTION: Errno = Errno(libc::EOPNOTSUPP);
 
 /// What the kernel reports.
 #[repr(C)]
@@ -131,10 +136,14 @@ impl Userfaultfd {
                 ioctls: 0,
             };
             // SAFETY: the structure is that of the call.
-            if unsafe { libc::ioctl(fd, UFFDIO_API, &raw mut api) } == 0 {
+            let answer = unsafe { libc::ioctl(fd, UFFDIO_API, &raw mut api) };
+            if answer == 0 && api.features & FEATURE_PAGEFAULT_FLAG_WP != 0 {
                 return Ok((Userfaultfd(out_of_the_way(fd)), features == any_mapping));
             }
-            let refused = errno();
+            let refused = match answer {
+                0 => NO_WRITE_PROTECTION,
+                _ => errno(),
+            };
             // SAFETY: opened here.
             unsafe { libc::close(fd) };
             if features == EVENTS {

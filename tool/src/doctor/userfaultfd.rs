@@ -7,6 +7,8 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 const UFFD_USER_MODE_ONLY: i32 = 1;
 const UFFDIO_API: libc::c_ulong = 0xc018_aa3f;
+/// Write protection, without which nothing is kept.
+const WRITE_PROTECTION: u64 = 1 << 0;
 /// Events of mappings that move, are emptied, are unmapped: without these nothing is kept.
 const EVENTS: u64 = 1 << 2 | 1 << 3 | 1 << 6;
 /// Write protection of huge pages and of shared memory.
@@ -28,6 +30,13 @@ const COST: &str = "A region is shared only while it is in use, and none is kept
 /// Tries what the library does.
 pub fn check() -> Check {
     match features() {
+        Ok(features) if features & WRITE_PROTECTION == 0 => Check::warning(
+            SUBJECT,
+            "this kernel's has no write protection",
+        )
+        .meaning(format!(
+            "Memory is watched by it; x86-64 has it from Linux 5.7 on, arm64 from 6.10 on. {COST}"
+        )),
         Ok(features) if features & ANY_MAPPING != 0 => Check::ok(
             SUBJECT,
             "allowed; this kernel watches any memory (WP_ASYNC)",

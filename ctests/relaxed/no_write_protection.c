@@ -1,0 +1,4 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/* Where the kernel's userfaultfd has no write protection, as before Linux 5.7, or 6.10 on arm64. */
+#define NO_WRITE_PROTECTION
+#include "refused.c"
