@@ -155,7 +155,8 @@ pub fn deregister_past_us(mr: Mr) -> bool {
         .is_some()
 }
 
-/// Changes a region. One that the pool serves becomes one of its own, over the same memory, and that is changed.
+/// Changes a region. One that the pool serves becomes one of its own, over the same memory, if that can be changed;
+/// otherwise it stays what it was, with its keys, which peers may have.
 ///
 /// # Safety
 /// As for [`mr::rereg`].
@@ -171,13 +172,40 @@ pub unsafe fn rereg(mr: Mr, change: &Change) -> Result<c_int, Error> {
     let object = mr.claim_pooled().ok_or(Error::Gone)?;
     let pooled = object.pooled();
     let request = Request::at_address(public.addr, public.length, access);
-    let moved = beside_plain::register(pd, &request).and_then(|own| {
-        // SAFETY: just registered.
-        let own = unsafe { Mr::from_c(own) }.ok_or(Error::Memory)?;
-        mr::move_region(own, object)
-    });
-    moved.inspect_err(|_| mr.restore_pooled())?;
-    end(pooled);
     // SAFETY: the caller's word.
-    unsafe { mr::rereg(mr, change) }
+    let changed = unsafe { changed_copy(pd, &request, change) };
+    let (code, copy) = changed.inspect_err(|_| mr.restore_pooled())?;
+    match copy {
+        Some(copy) => {
+            mr::move_region(copy, object).inspect_err(|_| mr.restore_pooled())?;
+            end(pooled);
+        }
+        None => mr.restore_pooled(),
+    }
+    Ok(code)
+}
+
+/// Registers memory, and changes that region. None is left, but the answer, with its errno, if it could not be
+/// changed.
+///
+/// # Safety
+/// As for [`mr::rereg`].
+unsafe fn changed_copy(
+    pd: Pd,
+    request: &Request,
+    change: &Change,
+) -> Result<(c_int, Option<Mr>), Error> {
+    let copy = beside_plain::register(pd, request)?;
+    // SAFETY: just registered.
+    let copy = unsafe { Mr::from_c(copy) }.ok_or(Error::Memory)?;
+    // SAFETY: the caller's word.
+    let changed = unsafe { mr::rereg(copy, change) };
+    if let Ok(code @ (0 | mr::CHANGED_BUT_NOT_FOR_CHILDREN)) = changed {
+        return Ok((code, Some(copy)));
+    }
+    let errno = errno::errno();
+    // What the kernel refuses to deregister ends with its device.
+    let _ = mr::deregister(copy);
+    errno::set_errno(errno);
+    changed.map(|code| (code, None))
 }
