@@ -15,7 +15,8 @@ use crate::abi::rdma_core::ibv_mr;
 use crate::caller::Caller;
 use crate::config::{Cache, config};
 use crate::log::{self, Level};
-use crate::mr::{self, Access, Change, Error, Mr, Pd, Request};
+use crate::mr::{self, Access, Change, Error, Mr, Object, Pd, Request};
+use crate::next;
 use crate::thread;
 use core::ffi::{CStr, c_int};
 use core::ptr::with_exposed_provenance_mut;
@@ -153,6 +154,20 @@ pub fn deregister_past_us(mr: Mr) -> bool {
     mr.claim_pooled()
         .map(|object| end(object.pooled()))
         .is_some()
+}
+
+/// The program forgets a region, which the kernel may still have for whoever shares it.
+pub fn unimport(mr: Mr) {
+    let region = mr.claim_pooled().map_or(mr.address(), Object::pooled);
+    beside_plain::forget(region);
+    end(region);
+    // What is the pool's is not memory that a provider may free.
+    if !start::is_object(mr.address())
+        && let Some(next) = next::UNIMPORT_MR.get()
+    {
+        // SAFETY: the program's own region, to the function that it meant.
+        unsafe { next(mr.as_ptr()) }
+    }
 }
 
 /// Changes a region. One that the pool serves becomes one of its own, over the same memory, if that can be changed;
