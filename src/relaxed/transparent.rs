@@ -22,21 +22,24 @@ use core::ffi::{CStr, c_int};
 use core::ptr::with_exposed_provenance_mut;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-/// Says what the program gives up, when the first region of the pool serves it.
+/// Says what the program gives up, when the first region of the pool serves it. Nothing is given up where nothing can
+/// be watched, and that has been said.
 fn say_so(cache: Cache) {
     static SAID: AtomicBool = AtomicBool::new(false);
     if SAID.load(Relaxed) || SAID.swap(true, Relaxed) {
         return;
     }
+    if !super::existing().is_some_and(|relaxed| relaxed.watch.is_on()) {
+        return;
+    }
     let settings = &config().relaxed;
-    let (which, remote, linger) = match cache {
-        Cache::All => (
-            "all",
+    let which = if cache == Cache::All { "all" } else { "local" };
+    let (remote, linger) = match cache {
+        Cache::All if !settings.fresh_keys => (
             ", also those that peers can reach: a key stays valid after ibv_dereg_mr, for",
             settings.linger_remote,
         ),
         _ => (
-            "local",
             " that peers cannot reach. Their memory stays pinned after ibv_dereg_mr, for",
             settings.linger_local,
         ),
