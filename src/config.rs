@@ -159,7 +159,7 @@ const SETTINGS: &[Setting] = &[
         config.trace.is_some()
     } },
     // How many seconds a released relaxed region is kept: by default 1 if peers can reach it, else 60.
-    Setting { name: c"RDMAMR_RELAXED_LINGER", values: &["1", "0.5", "60"], set: |config, value| {
+    Setting { name: c"RDMAMR_RELAXED_LINGER", values: &["1", "0.5", "any number of seconds"], set: |config, value| {
         let seconds = parse::<f64>(value).filter(|seconds| (0.0..1e9).contains(seconds));
         if let Some(seconds) = seconds {
             config.relaxed.linger_remote = (seconds * 1e3) as u64;
@@ -168,13 +168,13 @@ const SETTINGS: &[Setting] = &[
         seconds.is_some()
     } },
     // How many released regions are kept.
-    Setting { name: c"RDMAMR_RELAXED_MAX_IDLE", values: &["16384", "0"], set: |config, value| {
+    Setting { name: c"RDMAMR_RELAXED_MAX_IDLE", values: &["16384", "0", "any number"], set: |config, value| {
         let count = parse(value);
         config.relaxed.max_idle = count.unwrap_or(config.relaxed.max_idle);
         count.is_some()
     } },
     // How many bytes of them.
-    Setting { name: c"RDMAMR_RELAXED_MAX_IDLE_BYTES", values: &["256M", "4G", "0"], set: |config, value| {
+    Setting { name: c"RDMAMR_RELAXED_MAX_IDLE_BYTES", values: &["256M", "4G", "0", "any number of bytes"], set: |config, value| {
         let bytes = parse_bytes(value);
         config.relaxed.max_idle_bytes = bytes.or(config.relaxed.max_idle_bytes);
         bytes.is_some()
@@ -194,7 +194,7 @@ const SETTINGS: &[Setting] = &[
         valid
     } },
     // So many threads populate memory before it is registered.
-    Setting { name: c"RDMAMR_PREFAULT", values: &["0", "2", "4", "8"], set: |config, value| {
+    Setting { name: c"RDMAMR_PREFAULT", values: &["0", "2", "any number up to 64"], set: |config, value| {
         let threads = parse(value).filter(|&threads| threads <= PREFAULT_MOST);
         config.prefault = threads.unwrap_or(config.prefault);
         threads.is_some()
@@ -368,7 +368,7 @@ fn distance(from: &str, to: &str) -> usize {
         let mut diagonal = row[0];
         row[0] = n + 1;
         for (m, &b) in to.iter().enumerate() {
-            let replaced = diagonal + usize::from(a != b);
+            let replaced = diagonal + usize::from(!a.eq_ignore_ascii_case(&b));
             diagonal = row[m + 1];
             row[m + 1] = replaced.min(diagonal + 1).min(row[m] + 1);
         }
@@ -432,6 +432,7 @@ mod tests {
             ("RDMAMR_LOG", c"", "warn"),
             ("RDMAMR_DISABLE", c"yes", "0"),
             ("RDMAMR_STATS", c"", "stderr"),
+            ("RDMAMR_CACHE", c"ALL", "all"),
             ("RDMAMR_PREFAULT", c"65", "0"),
             ("RDMAMR_PREFAULT", c"-2", "2"),
         ] {

@@ -164,6 +164,9 @@ next! { LIBIBVERBS:
     /// Of the private interface, whose node is named after the release.
     CMD_DEREG_MR = c"ibv_cmd_dereg_mr": fn(*mut verbs_mr) -> c_int;
     CMD_DEALLOC_PD = c"ibv_cmd_dealloc_pd": fn(*mut ibv_pd) -> c_int;
+    /// rdma-core 31, as the next.
+    UNIMPORT_PD = c"ibv_unimport_pd" @ c"IBVERBS_1.10": fn(*mut ibv_pd) -> ();
+    UNIMPORT_MR = c"ibv_unimport_mr" @ c"IBVERBS_1.10": fn(*mut ibv_mr) -> ();
     UNINIT_CONTEXT = c"verbs_uninit_context": fn(*mut c_void) -> ();
     DEALLOC_PD = c"ibv_dealloc_pd" @ c"IBVERBS_1.1": fn(*mut ibv_pd) -> c_int;
     CLOSE_DEVICE = c"ibv_close_device" @ c"IBVERBS_1.1": fn(*mut ibv_context) -> c_int;

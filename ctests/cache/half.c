@@ -129,17 +129,19 @@ static void combinations(char *memory)
 /* What came of an ibv_rereg_mr. */
 struct outcome {
 	int code, err;
-	bool moved;
+	bool moved, same_keys;
 };
 
 static struct outcome change(rereg_call call, struct ibv_mr *mr, int what, char *to, size_t length, int access)
 {
+	struct ibv_mr was = *mr;
 	struct outcome outcome;
 
 	errno = 0;
 	outcome.code = call(mr, what, pair.pd, to, length, access);
 	outcome.err = outcome.code ? errno : 0;
 	outcome.moved = mr->addr == to;
+	outcome.same_keys = mr->lkey == was.lkey && mr->rkey == was.rkey && mr->handle == was.handle;
 	return outcome;
 }
 
@@ -174,7 +176,11 @@ static void changed(char *memory, int what, const char *name)
 			ok(refused || (got.code == want.code && got.err == want.err && got.moved == want.moved),
 			   "%s of %s, %s: %s", name, regs[reg].name, ends[end].name,
 			   refused ? "is refused" : "the outcome is libibverbs'");
-			if (!got.code)
+			if (got.code)
+				ok(got.same_keys && works(mr, mr->addr, mr->length, IBV_ACCESS_LOCAL_WRITE),
+				   "%s of %s, %s: what is refused leaves it what it was, with its keys", name, regs[reg].name,
+				   ends[end].name);
+			else
 				ok(works(mr, to, PAGE, access ? access : IBV_ACCESS_LOCAL_WRITE),
 				   "%s of %s, %s: data lands", name, regs[reg].name, ends[end].name);
 			ok(works(bystander, memory, PAGE, IBV_ACCESS_LOCAL_WRITE) &&
@@ -361,6 +367,7 @@ int main(int argc, char **argv)
 	combinations(memory);
 	changed(memory, IBV_REREG_MR_CHANGE_ACCESS, "a change of access");
 	changed(memory, IBV_REREG_MR_CHANGE_TRANSLATION, "a change of translation");
+	changed(memory, 1 << 6, "a change of what is not known");
 	mixed();
 	owners_by_handle(memory);
 	must(munmap(memory, 8 * PAGE) == 0);

@@ -103,6 +103,67 @@ static void devices(int kind)
 	must(ibv_dereg_mr(mr) == 0);
 }
 
+/* What a provider makes of a domain or a region that is imported: an object of its own for what the kernel has. */
+static struct ibv_pd *import_pd(const struct ibv_pd *pd)
+{
+	struct ibv_pd *imported = malloc(sizeof(*imported));
+
+	must(imported);
+	*imported = *pd;
+	return imported;
+}
+
+static struct ibv_mr *import_mr(const struct ibv_mr *mr)
+{
+	struct ibv_mr *imported = calloc(1, sizeof(*imported) + 64);
+
+	must(imported);
+	*imported = *mr;
+	return imported;
+}
+
+static void imported(int kind)
+{
+	struct ibv_pd *pds[2] = { ibv_alloc_pd(pair.context), ibv_alloc_pd(pair.context) }, *pd;
+	int live = (int)stats().live;
+	struct rdmamr_stats before;
+	struct ibv_mr *mr, *in_use;
+
+	must(pds[0] && pds[1]);
+	pd = import_pd(pds[0]);
+	mr = reg(pd, memory, PAGE, kinds[kind]);
+	in_use = reg(pd, memory, PAGE, kinds[kind]);
+	must(ibv_dereg_mr(mr) == 0);
+	ibv_unimport_pd(pd);
+	/* As if the next had got its address. */
+	*pd = *pds[1];
+	must(ibv_dereg_mr(in_use) == 0);
+	before = stats();
+	mr = reg(pd, memory, PAGE, kinds[kind]);
+	ok(made_anew(before, stats()), "at the address of an imported domain another has nothing of it, %s", kind_names[kind]);
+	must(ibv_dereg_mr(mr) == 0);
+	ibv_unimport_pd(pd);
+	free(pd);
+	is(ibv_dealloc_pd(pds[0]), 0, "nothing of it is left, %s", kind_names[kind]);
+	is(ibv_dealloc_pd(pds[1]), 0, "nor of the other, %s", kind_names[kind]);
+
+	mr = reg(pair.pd, memory, PAGE, kinds[kind]);
+	must(ibv_dereg_mr(import_mr(mr)) == 0);
+	ibv_unimport_mr(mr);
+	before = stats();
+	mr = reg(pair.pd, memory, PAGE, kinds[kind]);
+	ok(made_anew(before, stats()), "what was ended by who has imported it does not serve again, %s", kind_names[kind]);
+	ok(all_lands(&pair, mr, memory, PAGE, !kind), "what is registered then works, %s", kind_names[kind]);
+	must(ibv_dereg_mr(import_mr(mr)) == 0);
+	/* Without the cache that fails, with ENOENT. */
+	ibv_dereg_mr(mr);
+	before = stats();
+	mr = reg(pair.pd, memory, PAGE, kinds[kind]);
+	ok(made_anew(before, stats()) && all_lands(&pair, mr, memory, PAGE, !kind), "nor what was ended twice, %s", kind_names[kind]);
+	must(ibv_dereg_mr(mr) == 0);
+	ok(comes(10, (int)stats().live == live), "none is in use, %s", kind_names[kind]);
+}
+
 /* Objects cost memory until they end, and end all. */
 static void many(int kind)
 {
@@ -218,6 +279,7 @@ int main(int argc, char **argv)
 		twice(kind);
 		domains(kind);
 		devices(kind);
+		imported(kind);
 		many(kind);
 		children(kind);
 	}

@@ -37,6 +37,7 @@ warning "an unknown name" RDMAMR_STAT=stderr "did you mean RDMAMR_STATS?"
 warning "another" RDMAMR_LOGS=info "did you mean RDMAMR_LOG?"
 warning "an unknown level" RDMAMR_LOG=warning "did you mean warn?"
 warning "an unknown switch" RDMAMR_DISABLE=yes "It takes 0, 1."
+warning "no number" RDMAMR_PREFAULT=two "any number up to 64."
 for level in error warn info debug; do
 	check "RDMAMR_LOG=$level is known" [ -z "$(says RDMAMR_LOG=$level)" ]
 done

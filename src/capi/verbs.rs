@@ -239,6 +239,22 @@ unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
 }
 interpose!(ibv_dealloc_pd, "IBVERBS_1.1");
 
+unsafe extern "C" fn ibv_unimport_pd(pd: *mut ibv_pd) {
+    // SAFETY: C's contract.
+    if let Some(pd) = unsafe { Pd::from_c(pd) } {
+        beside_plain::unimport_pd(pd);
+    }
+}
+interpose!(ibv_unimport_pd, "IBVERBS_1.10");
+
+unsafe extern "C" fn ibv_unimport_mr(mr: *mut ibv_mr) {
+    // SAFETY: C's contract.
+    if let Some(mr) = unsafe { Mr::from_c(mr) } {
+        transparent::unimport(mr);
+    }
+}
+interpose!(ibv_unimport_mr, "IBVERBS_1.10");
+
 unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
     ret::status(
         || describe("ibv_close_device", Subject::Device, None),
@@ -257,7 +273,8 @@ interpose!(ibv_close_device, "IBVERBS_1.1");
 mod private {
     use super::*;
 
-    /// Of a region that the pool serves it ends the use alone.
+    /// Of a region that the pool serves it ends the use alone. Of others the kernel's region, which may be one that
+    /// the pool has: what was imported has an object of its own.
     #[cfg_attr(not(test), unsafe(no_mangle))]
     pub unsafe extern "C" fn ibv_cmd_dereg_mr(vmr: *mut verbs_mr) -> c_int {
         // SAFETY: a provider's own object, or one of ours.
@@ -265,11 +282,12 @@ mod private {
         if mr.is_some_and(transparent::deregister_past_us) {
             return 0;
         }
-        match next::CMD_DEREG_MR.get() {
-            // SAFETY: the provider's own argument, to the function that it meant.
-            Some(next) => unsafe { next(vmr) },
-            None => libc::ENOSYS,
-        }
+        let Some(next) = next::CMD_DEREG_MR.get() else {
+            return libc::ENOSYS;
+        };
+        // SAFETY: the provider's own argument, to the function that it meant.
+        let dereg = || unsafe { next(vmr) };
+        mr.map_or_else(dereg, |mr| beside_plain::deregister_past_us(mr, dereg))
     }
 
     #[cfg_attr(not(test), unsafe(no_mangle))]

@@ -28,7 +28,7 @@ pub use object::Object;
 pub use passed_on::reg_dmabuf_mr;
 pub use register::register;
 pub use register_ex::{plain_memory, reg_other_memory};
-pub use rereg::{Change, move_region, rereg};
+pub use rereg::{CHANGED_BUT_NOT_FOR_CHILDREN, Change, move_region, rereg};
 
 use crate::abi::rdma_core::*;
 use crate::next::Next;

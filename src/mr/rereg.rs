@@ -18,6 +18,9 @@ pub struct Change {
     pub access: Access,
 }
 
+/// `IBV_REREG_MR_ERR_DO_FORK_OLD`: the region is changed, but children do not get the memory back that it had.
+pub const CHANGED_BUT_NOT_FOR_CHILDREN: c_int = -3;
+
 /// Changes a region. The result is that of `ibv_rereg_mr`, 0 or one of `enum ibv_rereg_mr_err_code`, with
 /// errno as libibverbs left it.
 ///

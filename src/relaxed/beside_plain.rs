@@ -11,6 +11,7 @@ use super::{ending, existing, start};
 use crate::abi::rdma_core::ibv_mr;
 use crate::config::{Cache, config};
 use crate::mr::{self, Change, Context, Error, Mr, Pd, Request};
+use crate::next;
 use crate::thread;
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::Relaxed;
@@ -86,7 +87,9 @@ pub fn close_device(context: Context) -> Result<(), Error> {
     // As without the pool, a device can be closed while it has regions: the kernel ends them.
     let fd = context.fd().unwrap_or(LEFT);
     abandon(relaxed, &of, LEFT);
-    mr::close_device(context).inspect_err(|_| abandon(relaxed, &of, fd))
+    mr::close_device(context).inspect_err(|_| {
+        abandon(relaxed, &of, fd);
+    })
 }
 
 /// A provider is about to deallocate a domain, for a call that may not have come to us: what nobody uses must not
@@ -94,6 +97,58 @@ pub fn close_device(context: Context) -> Result<(), Error> {
 pub fn dealloc_pd_past_us(pd: Pd) {
     if let Some(relaxed) = existing() {
         let _ = flush_those(relaxed, ending::of_pd(pd.address() as u64));
+    }
+}
+
+/// A domain is about to be forgotten that lives on in the kernel. Its address may be another's next, so nothing of it
+/// is used again.
+pub fn unimport_pd(pd: Pd) {
+    if let Some(relaxed) = existing() {
+        let of = ending::of_pd(pd.address() as u64);
+        // Those in use as well, before they are idle.
+        withdraw(relaxed, &of);
+        let _ = flush_those(relaxed, of);
+    }
+    if let Some(next) = next::UNIMPORT_PD.get() {
+        // SAFETY: the program's own domain, to the function that it meant.
+        unsafe { next(pd.as_ptr()) }
+    }
+}
+
+/// The kernel is asked, by `dereg`, to end a region that is none of ours by its object. If it is the same as one of
+/// the pool, that must neither be used again nor ended: its number may be another's by then.
+pub fn deregister_past_us(mr: Mr, dereg: impl FnOnce() -> c_int) -> c_int {
+    let public = mr.read();
+    let context = public.context.expose_provenance();
+    // Who is interrupted in the pool may have its lock.
+    let relaxed = existing().filter(|_| !thread::is_inside());
+    let Some((relaxed, device)) = relaxed.zip(mr::bare::device_at(context)) else {
+        return dereg();
+    };
+    let of = |region: &Region| {
+        region.handle.load(Relaxed) == public.handle
+            && region.lkey() == public.lkey
+            && ending::of_device(device)(region)
+    };
+    // Before, since another region may have the number as soon as this one has ended.
+    let had = abandon(relaxed, of, LEFT);
+    let errno = dereg();
+    if errno != 0
+        && let Some(fd) = had
+    {
+        abandon(relaxed, of, fd);
+    }
+    errno
+}
+
+/// A region of the pool is the program's no more, but the kernel's region lives on, or has been ended by whoever
+/// shares it: so it is neither used again nor ended. Of what is none nothing is done.
+pub fn forget(object: usize) {
+    if let Some(relaxed) = existing()
+        && let Some(handle) = relaxed.pool.handle(object)
+    {
+        let region = relaxed.pool.region(handle.region);
+        abandon(relaxed, |other| core::ptr::eq(other, region), LEFT);
     }
 }
 
@@ -115,15 +170,26 @@ pub fn close_device_past_us(verbs_context: usize) {
     }
 }
 
-/// Withdraws regions in use, and notes the file by which the kernel is told of their end: none once their device
-/// is closed, since the number may be another file's then.
-fn abandon(relaxed: &Instance, of: impl Fn(&Region) -> bool, fd: i32) {
+/// Withdraws regions, and notes the file by which the kernel is told of their end: none once that may be another's.
+/// Returns the file that they had, if there were any.
+fn abandon(relaxed: &Instance, of: impl Fn(&Region) -> bool, fd: i32) -> Option<i32> {
+    let mut had = None;
+    withdraw(relaxed, |region| {
+        let meant = of(region);
+        if meant {
+            had = Some(region.fd.swap(fd, Relaxed));
+        }
+        meant
+    });
+    had
+}
+
+fn withdraw(relaxed: &Instance, mut of: impl FnMut(&Region) -> bool) {
     let _inside = thread::enter();
     let locked = relaxed.pool.lock();
     for (id, region) in relaxed.pool.each() {
         if region.word.load().is_registered() && !region.is_watched_only() && of(region) {
             locked.withdraw(id, Cause::Flush);
-            region.fd.store(fd, Relaxed);
         }
     }
 }

@@ -15,27 +15,31 @@ use crate::abi::rdma_core::ibv_mr;
 use crate::caller::Caller;
 use crate::config::{Cache, config};
 use crate::log::{self, Level};
-use crate::mr::{self, Access, Change, Error, Mr, Pd, Request};
+use crate::mr::{self, Access, Change, Error, Mr, Object, Pd, Request};
+use crate::next;
 use crate::thread;
 use core::ffi::{CStr, c_int};
 use core::ptr::with_exposed_provenance_mut;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-/// Says what the program gives up, when the first region of the pool serves it.
+/// Says what the program gives up, when the first region of the pool serves it. Nothing is given up where nothing can
+/// be watched, and that has been said.
 fn say_so(cache: Cache) {
     static SAID: AtomicBool = AtomicBool::new(false);
     if SAID.load(Relaxed) || SAID.swap(true, Relaxed) {
         return;
     }
+    if !super::existing().is_some_and(|relaxed| relaxed.watch.is_on()) {
+        return;
+    }
     let settings = &config().relaxed;
-    let (which, remote, linger) = match cache {
-        Cache::All => (
-            "all",
+    let which = if cache == Cache::All { "all" } else { "local" };
+    let (remote, linger) = match cache {
+        Cache::All if !settings.fresh_keys => (
             ", also those that peers can reach: a key stays valid after ibv_dereg_mr, for",
             settings.linger_remote,
         ),
         _ => (
-            "local",
             " that peers cannot reach. Their memory stays pinned after ibv_dereg_mr, for",
             settings.linger_local,
         ),
@@ -155,7 +159,22 @@ pub fn deregister_past_us(mr: Mr) -> bool {
         .is_some()
 }
 
-/// Changes a region. One that the pool serves becomes one of its own, over the same memory, and that is changed.
+/// The program forgets a region, which the kernel may still have for whoever shares it.
+pub fn unimport(mr: Mr) {
+    let region = mr.claim_pooled().map_or(mr.address(), Object::pooled);
+    beside_plain::forget(region);
+    end(region);
+    // What is the pool's is not memory that a provider may free.
+    if !start::is_object(mr.address())
+        && let Some(next) = next::UNIMPORT_MR.get()
+    {
+        // SAFETY: the program's own region, to the function that it meant.
+        unsafe { next(mr.as_ptr()) }
+    }
+}
+
+/// Changes a region. One that the pool serves becomes one of its own, over the same memory, if that can be changed;
+/// otherwise it stays what it was, with its keys, which peers may have.
 ///
 /// # Safety
 /// As for [`mr::rereg`].
@@ -171,13 +190,40 @@ pub unsafe fn rereg(mr: Mr, change: &Change) -> Result<c_int, Error> {
     let object = mr.claim_pooled().ok_or(Error::Gone)?;
     let pooled = object.pooled();
     let request = Request::at_address(public.addr, public.length, access);
-    let moved = beside_plain::register(pd, &request).and_then(|own| {
-        // SAFETY: just registered.
-        let own = unsafe { Mr::from_c(own) }.ok_or(Error::Memory)?;
-        mr::move_region(own, object)
-    });
-    moved.inspect_err(|_| mr.restore_pooled())?;
-    end(pooled);
     // SAFETY: the caller's word.
-    unsafe { mr::rereg(mr, change) }
+    let changed = unsafe { changed_copy(pd, &request, change) };
+    let (code, copy) = changed.inspect_err(|_| mr.restore_pooled())?;
+    match copy {
+        Some(copy) => {
+            mr::move_region(copy, object).inspect_err(|_| mr.restore_pooled())?;
+            end(pooled);
+        }
+        None => mr.restore_pooled(),
+    }
+    Ok(code)
+}
+
+/// Registers memory, and changes that region. None is left, but the answer, with its errno, if it could not be
+/// changed.
+///
+/// # Safety
+/// As for [`mr::rereg`].
+unsafe fn changed_copy(
+    pd: Pd,
+    request: &Request,
+    change: &Change,
+) -> Result<(c_int, Option<Mr>), Error> {
+    let copy = beside_plain::register(pd, request)?;
+    // SAFETY: just registered.
+    let copy = unsafe { Mr::from_c(copy) }.ok_or(Error::Memory)?;
+    // SAFETY: the caller's word.
+    let changed = unsafe { mr::rereg(copy, change) };
+    if let Ok(code @ (0 | mr::CHANGED_BUT_NOT_FOR_CHILDREN)) = changed {
+        return Ok((code, Some(copy)));
+    }
+    let errno = errno::errno();
+    // What the kernel refuses to deregister ends with its device.
+    let _ = mr::deregister(copy);
+    errno::set_errno(errno);
+    changed.map(|code| (code, None))
 }

@@ -122,7 +122,7 @@ impl Watch {
                  protection, which x86-64 has from Linux 5.7 on, arm64 from 6.10 on"
             )),
             Err(errno) => log::always(format_args!(
-                "relaxed regions are not reused once they are released: userfaultfd(2) is refused ({errno}). \
+                "regions are not reused once they are released: userfaultfd(2) is refused ({errno}). \
                  Allow the system call with UFFD_USER_MODE_ONLY, which needs no privilege from Linux 5.11 on; \
                  in a container, in its seccomp profile"
             )),
@@ -227,7 +227,7 @@ impl Watch {
         let lost = self.file.is_some() && !self.lost.swap(true, Relaxed);
         if lost {
             log::always(format_args!(
-                "relaxed regions are not reused from now on: the program has closed the descriptor of userfaultfd"
+                "regions are not reused from now on: the program has closed the descriptor of userfaultfd"
             ));
         }
         lost
