@@ -7,7 +7,7 @@ use super::raw_key;
 use super::segment::{Room, Segment};
 use crate::abi::libfabric::*;
 use crate::abi::rdma_core::ibv_mr;
-use crate::explain::Subject;
+use crate::explain::{self, Subject};
 use crate::mr::{Error, Mr};
 use crate::relaxed;
 use crate::trace::format::{Call, how};
@@ -65,6 +65,15 @@ impl Piece {
             // SAFETY: as above.
             other => unsafe { mr(other) },
         }
+    }
+
+    /// How many bytes it has pinned.
+    pub fn pinned(&self) -> u64 {
+        let times = if self.for_peers == 0 { 1 } else { 2 };
+        self.local().map_or(0, |mr| {
+            let mr = mr.read();
+            times * explain::pinned(mr.addr.addr() as u64, mr.length as u64)
+        })
     }
 
     /// Ends it. After an error what is left is still registered.

@@ -267,8 +267,9 @@ fn pin_all(
         match pin_one_of_many(domain, buffer, rights, pooled) {
             Ok(piece) => pieces.push(piece),
             Err(failure) => {
+                let before = pieces.iter().map(Piece::pinned).sum();
                 Pieces::Many(pieces).end();
-                return Err(failure);
+                return Err(failure.beside(before));
             }
         }
     }
@@ -320,8 +321,10 @@ fn pin(
     match pin_at(domain, buffer, rights.remote, remote, false) {
         Ok(for_peers) => Ok(Piece::pair(local, for_peers, remote)),
         Err(failure) => {
-            Pieces::One(Piece::new(local, own)).end();
-            Err(failure)
+            let piece = Piece::new(local, own);
+            let before = piece.pinned();
+            Pieces::One(piece).end();
+            Err(failure.beside(before))
         }
     }
 }
