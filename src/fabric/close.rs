@@ -24,8 +24,9 @@ pub fn close(region: &Region) -> Result<(), Failure> {
     let domain = Domain::of(region);
     settle(region);
     {
-        // A placed region is replaced with the table locked.
-        let _table = region.is_placed.then(|| domain.keys.lock());
+        // With the table locked a placed region is replaced, and one with a key is asked where it is.
+        let in_table = region.is_placed || region.table_key.is_some();
+        let _table = in_table.then(|| domain.keys.lock());
         region.begin_to_close()?;
     }
     region.end()?;
