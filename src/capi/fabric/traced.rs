@@ -130,7 +130,7 @@ unsafe extern "C" fn regattr_of(
         0
     } else {
         // SAFETY: a field that every version has.
-        unsafe { (&raw const (*attr).access).read() }
+        unsafe { (*attr).access }
     };
     // SAFETY: the caller's word.
     unsafe { registration(call::FI_MR_REGATTR, fid, mr, (0, 0, access), caller, body) }
