@@ -17,6 +17,8 @@ use core::fmt::{self, Write};
 pub enum Subject {
     /// Plain memory to be registered.
     Memory(Request),
+    /// The same, after the call had pinned other bytes, which it has given up since.
+    MoreMemory(Request, u64),
     /// Memory of another kind, of which libibverbs knows more than we do.
     OtherMemory,
     Region,
@@ -88,7 +90,7 @@ impl Reason {
 
     fn try_write(&self, out: &mut impl Write) -> fmt::Result {
         write!(out, "{}", self.call)?;
-        if let Subject::Memory(request) = self.subject {
+        if let Subject::Memory(request) | Subject::MoreMemory(request, _) = self.subject {
             let Request {
                 addr,
                 length,
@@ -142,7 +144,12 @@ impl Subject {
     /// The likely cause of an errno.
     fn cause(&self, errno: i32, out: &mut impl Write) -> fmt::Result {
         match (self, errno) {
-            (Subject::Memory(request), _) => registration(request, errno, out),
+            (Subject::MoreMemory(request, before), libc::ENOMEM) => {
+                no_memory(request, *before, out)
+            }
+            (Subject::Memory(request) | Subject::MoreMemory(request, _), _) => {
+                registration(request, errno, out)
+            }
             (Subject::OtherMemory, libc::EOPNOTSUPP) => write!(
                 out,
                 "the device, its driver or this libibverbs cannot register memory of that kind"
@@ -201,7 +208,7 @@ fn registration(request: &Request, errno: i32, out: &mut impl Write) -> fmt::Res
     match errno {
         libc::EINVAL => invalid(request, out),
         libc::EFAULT => fault(request, out),
-        libc::ENOMEM => no_memory(request, out),
+        libc::ENOMEM => no_memory(request, 0, out),
         libc::EPERM => write!(
             out,
             "RLIMIT_MEMLOCK is 0, which forbids pinning memory (ulimit -l, LimitMEMLOCK= of a service)"
@@ -279,18 +286,44 @@ fn invalid(request: &Request, out: &mut impl Write) -> fmt::Result {
     )
 }
 
-fn no_memory(request: &Request, out: &mut impl Write) -> fmt::Result {
+/// The pages of some memory, in bytes.
+pub fn pinned(start: u64, length: u64) -> u64 {
     let page = proc::page_size();
-    let start = request.addr.addr() as u64;
-    let end = start.saturating_add(request.length as u64).div_ceil(page);
-    let needed = end.saturating_sub(start / page).saturating_mul(page) / 1024;
+    let end = start.saturating_add(length).div_ceil(page);
+    end.saturating_sub(start / page).saturating_mul(page)
+}
+
+/// What a call needs, with what it had pinned before.
+struct Needed {
+    kib: u64,
+    before: u64,
+}
+
+impl fmt::Display for Needed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "this needs {} KiB", self.kib)?;
+        match self.before {
+            0 => Ok(()),
+            before => write!(f, " beside {before} KiB of the same call"),
+        }
+    }
+}
+
+fn no_memory(request: &Request, before: u64, out: &mut impl Write) -> fmt::Result {
+    let needed = Needed {
+        kib: pinned(request.addr.addr() as u64, request.length as u64) / 1024,
+        before: before / 1024,
+    };
     let status = proc::Status::read();
     let limit = proc::memlock_limit().map(|bytes| bytes / 1024);
     match limit {
-        Some(limit) if !status.may_lock && status.pinned_kib.saturating_add(needed) > limit => {
+        Some(limit)
+            if !status.may_lock
+                && status.pinned_kib.saturating_add(needed.kib + needed.before) > limit =>
+        {
             write!(
                 out,
-                "RLIMIT_MEMLOCK: this needs {needed} KiB, and {} of {limit} KiB are pinned already (VmPin). \
+                "RLIMIT_MEMLOCK: {needed}, and {} of {limit} KiB are pinned already (VmPin). \
              Raise it (ulimit -l, LimitMEMLOCK= of a service) or grant CAP_IPC_LOCK",
                 status.pinned_kib
             )
@@ -298,7 +331,7 @@ fn no_memory(request: &Request, out: &mut impl Write) -> fmt::Result {
         _ => {
             write!(
                 out,
-                "this needs {needed} KiB, {} KiB are pinned (VmPin), ",
+                "{needed}, {} KiB are pinned (VmPin), ",
                 status.pinned_kib
             )?;
             match limit {

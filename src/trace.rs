@@ -16,6 +16,7 @@ use crate::caller::Caller;
 use crate::process::PerProcess;
 use crate::thread;
 use buffers::Buffers;
+use core::cell::Cell;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use errno::{errno, set_errno};
 use file::File;
@@ -58,6 +59,41 @@ pub struct Began {
     time: u64,
 }
 
+/// A call of which all is known that its arguments say.
+#[derive(Clone, Copy)]
+pub struct Left {
+    began: Began,
+    pub record: Call,
+    pub caller: Caller,
+}
+
+thread_local! {
+    static LEFT: Cell<Option<Left>> = const { Cell::new(None) };
+}
+
+/// Leaves the call that runs on this thread to whoever completes it: what it is about may be gone when it returns.
+pub fn leave(began: Began, record: Call, caller: Caller) {
+    LEFT.set(Some(Left {
+        began,
+        record,
+        caller,
+    }));
+}
+
+/// Adds to what was left, if there is such a call, the region that it has now; what it still does is not counted.
+pub fn describe(with: impl FnOnce(&mut Call)) {
+    if let Some(mut left) = take_left() {
+        with(&mut left.record);
+        left.record.duration = left.began.duration(monotonic(libc::clock_gettime));
+        LEFT.set(Some(left));
+    }
+}
+
+/// Takes the call, for who takes it writes it down.
+pub fn take_left() -> Option<Left> {
+    if is_on() { LEFT.take() } else { None }
+}
+
 /// How the call that runs on this thread was done, where that does not show afterwards.
 pub fn note(how: u8) {
     if is_on() {
@@ -71,6 +107,11 @@ impl Began {
         Began {
             time: monotonic(libc::clock_gettime),
         }
+    }
+
+    /// How long it took, which is not 0.
+    fn duration(self, now: u64) -> u32 {
+        now.saturating_sub(self.time).clamp(1, u32::MAX.into()) as u32
     }
 
     /// Writes the call down. `record.how` is how it was done unless that was noted; `reason` says why it failed.
@@ -90,7 +131,9 @@ impl Began {
             record.how = note;
         }
         record.time = self.time;
-        record.duration = now.saturating_sub(self.time).min(u32::MAX.into()) as u32;
+        if record.duration == 0 {
+            record.duration = self.duration(now);
+        }
         record.caller = caller.address() as u64;
         record.thread = thread::id((&raw const *trace).addr());
         let file = &trace.file;

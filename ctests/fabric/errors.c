@@ -1188,12 +1188,16 @@ static void limited(void)
 	for (int call = 0; call < CALLS; call++)
 		FAILS(make(call, domain, memory, 20 * PAGE, FI_ALL, 0, 1, 0), -FI_ENOMEM, "RLIMIT_MEMLOCK",
 		      "%s: more than may be pinned", calls[call]);
-	FAILS(fi_mr_regv(domain, iov, 3, FI_ALL, 0, 1, 0, &mr, NULL), -FI_ENOMEM, "RLIMIT_MEMLOCK",
-	      "the third of three buffers is more than may be pinned");
+	FAILS(fi_mr_regv(domain, iov, 3, FI_ALL, 0, 1, 0, &mr, NULL), -FI_ENOMEM,
+	      "KiB of the same call, and ", "the third of three buffers is more than may be pinned");
 	mr = NULL;
 	is(fi_mr_regv(domain, iov, 2, FI_ALL, 0, 1, 0, &mr, NULL), 0, "two of them may");
 	must(mr);
 	close_all(&mr->fid, &domain->fid);
+	domain = plain(0, 0);
+	FAILS(fi_mr_reg(domain, memory, 10 * PAGE, FI_ALL, 0, 1, 0, &mr, NULL), -FI_ENOMEM,
+	      "KiB of the same call, and ", "a buffer that may be pinned once, and takes two");
+	must(fi_close(&domain->fid) == 0);
 }
 
 int main(void)

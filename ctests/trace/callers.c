@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
  * Calls whose arguments fill the registers, and those through the tables of libfabric's objects: each from a function
- * of its own, which the report must name. Compiled with libfabric's inline functions, and with the library's symbols.
+ * of its own, which the report must name. Some of them register in the background. Compiled with libfabric's inline functions, and with the library's symbols.
  */
 #include "../fabric/fabric.h"
 
@@ -64,6 +64,93 @@ FROM_HERE void closes(struct fid_mr *mr)
 	must(code == 0);
 }
 
+/* What the thread that reads the events is told by the call's context. */
+struct slot {
+	struct fid_mr *mr;
+};
+
+static struct fid_eq *queue;
+
+/* Closes each region when its event says so, and keeps nothing of it: as quick as the call that registers it, or
+ * quicker. */
+FROM_HERE void *ends(void *count)
+{
+	for (int n = *(int *)count; n > 0; n--) {
+		struct fi_eq_entry entry;
+		struct slot *slot;
+		struct fid_mr *mr;
+		uint32_t event;
+
+		must(fi_eq_sread(queue, &event, &entry, sizeof(entry), -1, 0) == sizeof(entry) && event == FI_MR_COMPLETE);
+		slot = entry.context;
+		mr = slot->mr;
+		must(&mr->fid == entry.fid);
+		slot->mr = NULL;
+		must(fi_close(&mr->fid) == 0);
+	}
+	return NULL;
+}
+
+/* In the background, where nothing is left of a region when the call returns. */
+FROM_HERE void begins(struct fid_domain *domain, uint64_t flags)
+{
+	static struct slot slots[400];
+	int count = sizeof(slots) / sizeof(slots[0]);
+	pthread_t reader;
+
+	must(pthread_create(&reader, NULL, ends, &count) == 0);
+	for (int n = 0; n < count; n++)
+		must(fi_mr_reg(domain, memory, PAGE, FI_RECV, flags ? n * PAGE : 0, n, flags, &slots[n].mr, &slots[n]) == 0);
+	must(pthread_join(reader, NULL) == 0);
+}
+
+/* In the background, of what is not mapped: the call returns 0. */
+FROM_HERE void fails_later(struct fid_domain *domain)
+{
+	struct fi_eq_err_entry error = { 0 };
+	struct fid_mr *mr;
+
+	must(fi_mr_reg(domain, NOWHERE, PAGE, FI_RECV, 0, 1, 0, &mr, NULL) == 0);
+	while (fi_eq_readerr(queue, &error, 0) == -FI_EAGAIN)
+		usleep(1000);
+	must(error.fid == &mr->fid && error.err == FI_EFAULT);
+	must(fi_close(&mr->fid) == 0);
+}
+
+/* Regions without an lkey of their own, and some that another has replaced before they are closed. */
+FROM_HERE void replaces(struct fid_domain *domain)
+{
+	struct iovec iov[] = { { memory, PAGE }, { memory + 2 * PAGE, PAGE } };
+	struct fid_mr *composites[3], *placed[3];
+
+	for (int n = 0; n < 3; n++) {
+		must(fi_mr_regv(domain, iov, 2, FI_LOCAL, 0, n, 0, &composites[n], NULL) == 0);
+		must(fi_mr_reg(domain, memory, PAGE, FI_REMOTE, 0, 10 + n, RDMAMR_MR_OFFSET, &placed[n], NULL) == 0);
+	}
+	for (int n = 0; n < 3; n++) {
+		must(fi_close(&composites[n]->fid) == 0);
+		must(fi_close(&placed[n]->fid) == 0);
+	}
+}
+
+static void has_events(uint64_t flags)
+{
+	struct rdmamr_domain_attr attr = { .size = sizeof(attr), .api_version = FI_VERSION(1, 17), .flags = flags };
+	struct fid_domain *domain;
+
+	must(rdmamr_domain_open(pd, &attr, &domain, NULL) == 0);
+	must(rdmamr_eq_open(FI_VERSION(1, 17), NULL, &queue, NULL) == 0);
+	must(fi_domain_bind(domain, &queue->fid, FI_REG_MR) == 0);
+	begins(domain, 0);
+	begins(domain, RDMAMR_MR_OFFSET);
+	fails_later(domain);
+	must(fi_close(&domain->fid) == 0);
+	must(fi_close(&queue->fid) == 0);
+	must(rdmamr_domain_open(pd, &attr, &domain, NULL) == 0);
+	replaces(domain);
+	must(fi_close(&domain->fid) == 0);
+}
+
 int main(void)
 {
 	struct fid_domain *domain;
@@ -86,6 +173,8 @@ int main(void)
 		closes(describes(domain, 9));
 		must(fi_close(&domain->fid) == 0);
 	}
+	has_events(0);
+	has_events(RDMAMR_DOMAIN_RELAXED);
 	must(ibv_dereg_mr(mr) == 0);
 	return 0;
 }

@@ -20,6 +20,18 @@ impl From<Error> for Failure {
     }
 }
 
+impl Failure {
+    /// After so many bytes that the same call had pinned.
+    pub fn beside(self, bytes: u64) -> Failure {
+        let subject = match self.subject {
+            Subject::Memory(request) => Subject::MoreMemory(request, bytes),
+            Subject::MoreMemory(request, before) => Subject::MoreMemory(request, before + bytes),
+            other => other,
+        };
+        Failure { subject, ..self }
+    }
+}
+
 /// What is refused without asking anybody: the code, and why.
 pub const fn refused(code: i32, why: &'static str) -> Failure {
     Failure {

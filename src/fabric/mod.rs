@@ -31,7 +31,7 @@ mod workers;
 
 #[cfg(test)]
 pub use attributes::ATTRIBUTE_SIZES;
-pub use close::close;
+pub use close::{close, settle};
 pub use domain::Domain;
 pub use queue::Queue;
 pub use region::Region;

@@ -7,9 +7,10 @@ use super::raw_key;
 use super::segment::{Room, Segment};
 use crate::abi::libfabric::*;
 use crate::abi::rdma_core::ibv_mr;
-use crate::explain::Subject;
+use crate::explain::{self, Subject};
 use crate::mr::{Error, Mr};
 use crate::relaxed;
+use crate::trace::format::{Call, how};
 use core::ffi::c_void;
 use core::ptr::{NonNull, null_mut, with_exposed_provenance_mut};
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
@@ -64,6 +65,15 @@ impl Piece {
             // SAFETY: as above.
             other => unsafe { mr(other) },
         }
+    }
+
+    /// How many bytes it has pinned.
+    pub fn pinned(&self) -> u64 {
+        let times = if self.for_peers == 0 { 1 } else { 2 };
+        self.local().map_or(0, |mr| {
+            let mr = mr.read();
+            times * explain::pinned(mr.addr.addr() as u64, mr.length as u64)
+        })
     }
 
     /// Ends it. After an error what is left is still registered.
@@ -136,6 +146,8 @@ pub struct Region {
     key: AtomicU64,
     // From here on ours.
     state: AtomicU32,
+    /// The lkey that it had before it was replaced, for the trace.
+    replaced_lkey: AtomicU32,
     process: Process,
     /// Its domain, by address, which is there as long as it has regions.
     pub domain: usize,
@@ -185,8 +197,9 @@ impl Region {
         *region.fclass.get_mut() = FI_CLASS_MR;
         *region.context.get_mut() = plan.context;
         *region.state.get_mut() = State::UnderWay as u32;
-        // One that the pool had served still names what it had.
+        // One that the pool had served still names what it had, and so does one that was replaced.
         *region.single.get_mut() = 0;
+        *region.replaced_lkey.get_mut() = 0;
         region.table_key = plan.table_key;
         region.is_placed = plan.is_placed;
         region.base = plan.base;
@@ -208,6 +221,7 @@ impl Region {
             desc: AtomicPtr::new(null_mut()),
             key: AtomicU64::new(FI_KEY_NOTAVAIL),
             state: AtomicU32::new(State::UnderWay as u32),
+            replaced_lkey: AtomicU32::new(0),
             process: plan.process,
             domain: plan.domain,
             raw: plan.raw,
@@ -243,11 +257,6 @@ impl Region {
     /// By which it is remembered.
     pub fn address(&self) -> usize {
         (&raw const *self).expose_provenance()
-    }
-
-    /// Its descriptor, as the lkey that it is; 0 where it has none, or not yet.
-    pub fn lkey(&self) -> u32 {
-        self.desc.load(Relaxed).addr() as u32
     }
 
     pub fn context(&self) -> *mut c_void {
@@ -367,6 +376,32 @@ impl Region {
         });
     }
 
+    /// Says in a record of the trace which region it is about, and whether the pool has it. A composite is known
+    /// by its first piece, one that was replaced by what it had.
+    pub fn describe(&self, record: &mut Call, by_pool: u8) {
+        if record.length == 0 {
+            record.length = self.length;
+        }
+        let first = self.single().or_else(|| self.lock().first().copied());
+        let Some(mr) = first.and_then(|piece| piece.local()) else {
+            record.lkey = self.replaced_lkey.load(Relaxed);
+            if record.lkey != 0 {
+                record.how = how::KERNEL;
+            }
+            return;
+        };
+        let public = mr.read();
+        record.lkey = public.lkey;
+        if record.addr == 0 {
+            record.addr = public.addr.addr() as u64;
+        }
+        record.how = if relaxed::serves(mr) {
+            by_pool
+        } else {
+            how::KERNEL
+        };
+    }
+
     /// Writes its raw key, fi_mr_raw_attr(3). Returns the size that it needs in any case.
     pub fn write_raw_key(&self, out: &mut [u8]) -> (usize, Result<usize, Failure>) {
         self.with_segments(Side::Remote, |segments| {
@@ -411,6 +446,9 @@ impl Region {
             return None;
         }
         let pieces = self.take();
+        let first = pieces.first().and_then(Piece::local);
+        let lkey = first.map_or(0, |mr| mr.read().lkey);
+        self.replaced_lkey.store(lkey, Relaxed);
         self.key.store(FI_KEY_NOTAVAIL, Relaxed);
         self.state.store(State::Replaced as u32, Release);
         Some(pieces)

@@ -13,6 +13,8 @@ use crate::explain::Subject;
 use crate::mr::{Access, Request};
 use crate::proc;
 use crate::relaxed::{self, beside_plain};
+use crate::trace;
+use crate::trace::format::how;
 
 /// What a region is registered as.
 struct Registration {
@@ -107,6 +109,7 @@ fn complete_or_submit(
                 call,
                 region,
                 queue,
+                left: trace::take_left(),
                 register: Box::new(move |region| complete(domain, region, &registration)),
             });
             Ok(())
@@ -116,12 +119,15 @@ fn complete_or_submit(
             queue.promise()?;
             complete(domain, region, &registration).inspect_err(|_| queue.release())?;
             publish.region(region);
+            // Whoever reads the event may close the region.
+            trace::describe(|record| region.describe(record, how::HIT));
             queue.completed(region.address(), region.context());
             Ok(())
         }
         Bound::Foreign(queue) => {
             complete(domain, region, &registration)?;
             publish.region(region);
+            trace::describe(|record| region.describe(record, how::HIT));
             queue
                 .completed(region.as_ptr(), region.context())
                 .inspect_err(|_| {
@@ -261,8 +267,9 @@ fn pin_all(
         match pin_one_of_many(domain, buffer, rights, pooled) {
             Ok(piece) => pieces.push(piece),
             Err(failure) => {
+                let before = pieces.iter().map(Piece::pinned).sum();
                 Pieces::Many(pieces).end();
-                return Err(failure);
+                return Err(failure.beside(before));
             }
         }
     }
@@ -314,8 +321,10 @@ fn pin(
     match pin_at(domain, buffer, rights.remote, remote, false) {
         Ok(for_peers) => Ok(Piece::pair(local, for_peers, remote)),
         Err(failure) => {
-            Pieces::One(Piece::new(local, own)).end();
-            Err(failure)
+            let piece = Piece::new(local, own);
+            let before = piece.pinned();
+            Pieces::One(piece).end();
+            Err(failure.beside(before))
         }
     }
 }

@@ -2,12 +2,15 @@
 //! Registrations in the background: a few threads, which come as they are needed and go when they have had
 //! nothing to do for a while.
 
-use super::errors::Failure;
+use super::errors::{self, Failure, refused};
 use super::{Queue, Region, background};
-use crate::explain::Reason;
+use crate::abi::libfabric::FI_ECANCELED;
+use crate::explain::{self, Reason};
 use crate::log::{self, Level};
 use crate::mr::Error;
 use crate::process::PerProcess;
+use crate::trace::format::how;
+use crate::trace::{self, Began, Left};
 use core::time::Duration;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -27,7 +30,9 @@ pub struct Job {
     pub region: &'static Region,
     /// It has promised room for the event.
     pub queue: &'static Queue,
-    pub register: Box<dyn FnOnce(&'static Region) -> Result<(), Failure> + Send>,
+    /// The call for the trace, if that is on.
+    pub left: Option<Left>,
+    pub register: Box<dyn Fn(&'static Region) -> Result<(), Failure> + Send>,
 }
 
 #[derive(Default)]
@@ -77,6 +82,34 @@ pub fn submit(job: Job) {
     }
 }
 
+const CANCELLED: Failure = refused(FI_ECANCELED, "fi_close() came before it was begun");
+
+impl Job {
+    fn reason(&self, failure: &Failure) -> Reason {
+        Reason {
+            call: self.call,
+            error: failure.error,
+            subject: failure.subject,
+        }
+    }
+
+    /// Writes the call down, with what came of it: nobody can have closed the region yet.
+    fn write_down(&self, began: Option<Began>, result: Result<(), Failure>) {
+        let (Some(began), Some(left)) = (began, self.left) else {
+            return;
+        };
+        let mut record = left.record;
+        match result {
+            Ok(()) => self.region.describe(&mut record, how::HIT),
+            Err(failure) => {
+                record.errno = errors::code(failure.error) as u16;
+                explain::remember(self.reason(&failure));
+            }
+        }
+        began.write(record, left.caller, explain::last_as_text);
+    }
+}
+
 /// Ends a region's registration before it has begun, or waits for its end. The event that was promised does
 /// not come, or has come already.
 pub fn cancel(region: &Region) {
@@ -93,6 +126,7 @@ pub fn cancel(region: &Region) {
         if let Some(job) = job {
             region.has_failed();
             job.queue.release();
+            job.write_down(trace::begin(), Err(CANCELLED));
         }
         return;
     }
@@ -148,19 +182,16 @@ impl Workers {
         let address = job.region.address();
         work.running.push(address);
         drop(work);
+        let began = job.left.and_then(|_| trace::begin());
         let result = catch_unwind(AssertUnwindSafe(|| (job.register)(job.region)));
         let result = result.unwrap_or(Err(Failure::from(Error::Panic)));
+        job.write_down(began, result);
         let context = job.region.context();
         match result {
             Ok(()) => job.queue.completed(address, context),
             Err(failure) => {
                 job.region.has_failed();
-                let reason = Reason {
-                    call: job.call,
-                    error: failure.error,
-                    subject: failure.subject,
-                };
-                job.queue.failed(address, context, &reason);
+                job.queue.failed(address, context, &job.reason(&failure));
             }
         }
         let mut work = self.lock();

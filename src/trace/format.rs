@@ -135,7 +135,7 @@ pub mod call {
 pub mod how {
     /// Names, by number.
     pub const NAMES: [&str; 6] = ["", "kernel", "passed on", "hit", "miss", "kept"];
-    /// Not said: the call failed.
+    /// Not said: the call failed, or it ended what was registered no more.
     pub const NONE: u8 = 0;
     /// By a system call of ours: the memory was pinned, or let go.
     pub const KERNEL: u8 = 1;

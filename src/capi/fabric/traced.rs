@@ -10,7 +10,7 @@ use crate::abi::libfabric::{fi_mr_attr, fid, fid_mr};
 use crate::caller::Caller;
 use crate::capi::export::with_caller;
 use crate::explain::last_as_text;
-use crate::fabric::{Domain, Region};
+use crate::fabric::{Domain, Region, settle};
 use crate::trace;
 use crate::trace::format::{Call, call, how};
 use core::ffi::{c_int, c_void};
@@ -126,8 +126,14 @@ unsafe extern "C" fn regattr_of(
 ) -> c_int {
     // SAFETY: the caller's word.
     let body = || unsafe { tables::regattr(fid, attr, flags, mr) };
+    let access = if attr.is_null() {
+        0
+    } else {
+        // SAFETY: a field that every version has.
+        unsafe { (*attr).access }
+    };
     // SAFETY: the caller's word.
-    unsafe { registration(call::FI_MR_REGATTR, fid, mr, (0, 0, 0), caller, body) }
+    unsafe { registration(call::FI_MR_REGATTR, fid, mr, (0, 0, access), caller, body) }
 }
 
 #[unsafe(naked)]
@@ -158,30 +164,37 @@ unsafe fn registration(
     let Some(began) = trace::begin() else {
         return body();
     };
-    let result = body();
     // SAFETY: the caller's word.
     let domain = unsafe { Domain::look(fid) };
-    let mut record = Call {
+    let record = Call {
         call,
-        errno: -result as u16,
         pd: domain.pd().address() as u64,
         addr: addr as u64,
         length: length as u64,
         access: access as u32,
         ..trace::NOTHING
     };
-    if result == 0 {
-        // SAFETY: the body has written a region there.
-        let region = unsafe { mr.read() };
-        // SAFETY: as above.
-        name(&mut record, unsafe { Region::from_c(region.cast()) });
+    let has_queue = domain.queue().is_some();
+    if has_queue {
+        // Who reads the event may close region and domain before this call returns.
+        trace::leave(began, record, caller);
     }
-    record.how = if domain.mode().relaxed {
-        how::HIT
+    let result = body();
+    let record = if has_queue {
+        trace::take_left().map(|left| left.record)
     } else {
-        how::KERNEL
+        Some(record)
     };
-    began.write(record, caller, last_as_text);
+    if let Some(mut record) = record {
+        record.errno = -result as u16;
+        if result == 0 && !has_queue {
+            // SAFETY: the body has written a region there.
+            let region = unsafe { mr.read() };
+            // SAFETY: as above.
+            unsafe { Region::from_c(region.cast()) }.describe(&mut record, how::HIT);
+        }
+        began.write(record, caller, last_as_text);
+    }
     result
 }
 
@@ -192,28 +205,16 @@ fn close(region: &Region, caller: Caller, body: impl FnOnce() -> c_int) -> c_int
     };
     let mut record = Call {
         call: call::FI_CLOSE,
-        how: how::KERNEL,
         ..trace::NOTHING
     };
     // Afterwards there is no region; and of one that is closed already there may be no domain.
     if region.check().is_ok() {
-        let domain = Domain::of(region);
-        record.pd = domain.pd().address() as u64;
-        name(&mut record, region);
-        if domain.mode().relaxed {
-            record.how = how::KEPT;
-        }
+        settle(region);
+        record.pd = Domain::of(region).pd().address() as u64;
+        region.describe(&mut record, how::KEPT);
     }
     let result = body();
     record.errno = -result as u16;
     began.write(record, caller, last_as_text);
     result
-}
-
-fn name(record: &mut Call, region: &Region) {
-    record.lkey = region.lkey();
-    if record.length == 0 {
-        record.addr = region.base;
-        record.length = region.length;
-    }
 }

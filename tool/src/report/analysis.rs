@@ -360,6 +360,10 @@ impl Analysis<'_> {
 
     fn deregister(&mut self, process: u32, since: u64, call: &Call) {
         self.totals.deregistrations += 1;
+        // Of a region of libfabric's whose registration had failed, or had not begun.
+        if call.how == how::NONE {
+            return;
+        }
         let key = (process, call.lkey, call.pd);
         if call.how == how::KEPT {
             self.totals.kept += 1;
