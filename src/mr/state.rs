@@ -24,14 +24,22 @@ pub fn existing() -> Option<&'static State> {
 /// This process's; made now if it is the first use.
 #[inline]
 pub fn current() -> &'static State {
-    STATE.get_or_make(
-        || State {
-            devices: Devices::new(),
-            retired: Retired::new(),
-            counters: Counters::new(),
-        },
-        forget,
-    )
+    STATE.get_or_make(State::new, forget)
+}
+
+impl State {
+    /// Made where it stays: the first thread to register may have a stack of 16 KiB, which is less than this takes.
+    fn new() -> Box<State> {
+        let mut state = Box::<State>::new_uninit();
+        let place = state.as_mut_ptr();
+        // SAFETY: each field is written once, where it belongs; with all of them written it is whole.
+        unsafe {
+            (&raw mut (*place).devices).write(Devices::new());
+            (&raw mut (*place).retired).write(const { Retired::new() });
+            (&raw mut (*place).counters).write(const { Counters::new() });
+            state.assume_init()
+        }
+    }
 }
 
 unsafe extern "C" fn forget() {
