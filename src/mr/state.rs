@@ -32,13 +32,20 @@ impl State {
     fn new() -> Box<State> {
         let mut state = Box::<State>::new_uninit();
         let place = state.as_mut_ptr();
-        // SAFETY: each field is written once, where it belongs; with all of them written it is whole.
-        unsafe {
-            (&raw mut (*place).devices).write(Devices::new());
-            (&raw mut (*place).retired).write(const { Retired::new() });
-            (&raw mut (*place).counters).write(const { Counters::new() });
-            state.assume_init()
-        }
+        // SAFETY: the box has room for it; so have the two that follow.
+        let devices = unsafe { &raw mut (*place).devices };
+        // SAFETY: as above.
+        let retired = unsafe { &raw mut (*place).retired };
+        // SAFETY: as above.
+        let counters = unsafe { &raw mut (*place).counters };
+        // SAFETY: ours, and written for the first time; so are the two that follow.
+        unsafe { devices.write(Devices::new()) };
+        // SAFETY: as above.
+        unsafe { retired.write(const { Retired::new() }) };
+        // SAFETY: as above.
+        unsafe { counters.write(const { Counters::new() }) };
+        // SAFETY: it has no other field.
+        unsafe { state.assume_init() }
     }
 }
 
