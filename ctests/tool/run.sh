@@ -234,7 +234,7 @@ cp "$library" 'with space/librdmamr.so.1'
 RDMAMR_LIBRARY='with space/librdmamr.so.1' refused "a path that LD_PRELOAD cannot hold" 125 "a space or a colon" true
 
 # Help, colours, completions.
-for command in '' run doctor bench completions; do
+for command in '' run report doctor bench completions; do
 	# shellcheck disable=SC2086 # none, or one word
 	help=$("$tool" $command --help </dev/null)
 	lines=$(wc -l <<<"$help")
@@ -258,6 +258,11 @@ for shell in bash zsh fish; do
 	else
 		skip "$shell takes them" "$shell is not installed"
 	fi
+done
+# Not a panic, nor success.
+for arguments in --help 'completions bash' 'completions fish' 'doctor --json'; do
+	# shellcheck disable=SC2086 # words
+	is "rdmamr $arguments on a full disk" $'rdmamr: No space left on device (os error 28)\nstatus 2' bash -c '"$0" "$@" >/dev/full' "$tool" $arguments
 done
 completed=$(bash -c '. ./completions.bash; COMP_WORDS=(rdmamr d) COMP_CWORD=1; _rdmamr rdmamr d rdmamr; echo "${COMPREPLY[*]}"')
 check "bash completes d to $completed" [ "$completed" = doctor ]
