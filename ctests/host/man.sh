@@ -53,7 +53,7 @@ commands() { sed -n '/^enum Command/,/^}/s/^    \([A-Z][a-z]*\)(.*/\1/p' tool/sr
 check "the program has commands: $(commands | tr '\n' ' ')" [ "$(commands | wc -l)" -ge 4 ]
 while read -r name; do
 	check "rdmamr(1) has $name" grep -q "^\.SH RDMAMR ${name^^}$" man/rdmamr.1
-	check "and its synopsis" grep -q "^\\fBrdmamr ${name,,}\\fR" man/rdmamr.1
+	check "and its synopsis" grep -qF "\\fBrdmamr ${name,,}\\fR" man/rdmamr.1
 done < <(commands)
 
 # Each setting of the table, in the page and in README.

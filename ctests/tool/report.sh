@@ -142,7 +142,7 @@ fi
 refused() { # STATUS WORDS ARGUMENT...
 	local status=$1 words=$2 found
 	shift 2
-	found=$("$rdmamr" report "$@" 2>&1)
+	found=$(timeout 20 "$rdmamr" report "$@" 2>&1)
 	local ended=$?
 	echo "$found"
 	[ $ended = "$status" ] && grep -qF -- "$words" <<<"$found"
@@ -153,6 +153,8 @@ check "a file that is no trace is refused in words, with 2" refused 2 'is not a 
 check "an empty one" refused 2 'it is empty' empty
 check "one that is not there" refused 2 'No such file' none
 check "a folder" refused 2 'is not a regular file' "$work"
+mkfifo pipe
+check "a pipe, without waiting for who writes to it" refused 2 'is not a regular file' pipe
 check "a page that cannot be written" refused 2 'cannot be written' -o /nowhere/page.html trace
 check "text and JSON at once" refused 2 'cannot be used with' --text --json trace
 enough() { # by the signal, or by the error that it is where the signal is ignored

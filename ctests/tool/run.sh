@@ -188,6 +188,13 @@ refused "a file that may not be executed" 126 "may not be executed" ./text
 refused "a directory" 126 "directory" ./.
 PATH=$PATH:$work refused "a name in PATH that may not be executed" 126 "may not be executed" text
 refused "a path that is not there" 127 "No such file" ./nosuch
+refused_usage() { # NAME OPTION...
+	local name=$1
+	shift
+	is "$name is wrong usage" "status 125" bash -c '"$0" run "$@" true 2>/dev/null' "$tool" "$@"
+}
+refused_usage "a cache that is none" --cache=some
+refused_usage "more threads than the library takes" --prefault 65
 is "an unknown option is wrong usage, with the status of env(1)" "status 125" bash -c '"$1" run --nosuch true 2>/dev/null' - "$tool"
 
 if [ "$(id -u)" = 0 ] && command -v setpriv >/dev/null && [ -e dynamic ]; then
@@ -245,6 +252,7 @@ escape=$'\e'
 check "a pipe gets no escape codes" bash -c '! { "$1" --help; "$1" run --nosuch; "$1" doctor; } 2>&1 | grep -q "$2"' - "$tool" "$escape"
 if command -v script >/dev/null; then
 	on_terminal() { script -qec "$1" /dev/null </dev/null; }
+	check "the command that it is told can be copied" grep -qF "rdmamr report '$work/it'\\''s a trace'" <<<"$(on_terminal "'$tool' run --trace \"it's a trace\" true")"
 	check "a terminal gets some" grep -q "$escape" <<<"$(on_terminal "'$tool' doctor")"
 	check "not with NO_COLOR" bash -c '! grep -q "$2" <<<"$1"' - "$(NO_COLOR=1 on_terminal "'$tool' doctor; '$tool' run --nosuch")" "$escape\[[0-9;]*m"
 else
