@@ -20,10 +20,11 @@
 //! ```
 //!
 //! Beside them: [`config`] (settings), [`stats`] (counters), [`explain`] (errors in words), [`log`],
-//! [`trace`] (every call, written down), [`caller`] (who called), [`loaded_files`] (where code is), [`next`] (the libibverbs underneath), [`proc`] (what the kernel says of this process), [`process`] and
+//! [`trace`] (every call, written down), [`append`] (to a file of the user's), [`caller`] (who called), [`loaded_files`] (where code is), [`next`] (the libibverbs underneath), [`proc`] (what the kernel says of this process), [`process`] and
 //! [`thread`] (what a process, a thread has for itself), [`helper_thread`] (threads of our own).
 
 mod abi;
+mod append;
 mod caller;
 mod capi;
 mod config;

@@ -54,15 +54,18 @@ impl<T: Sync> PerProcess<T> {
     #[inline]
     pub fn get_or_make(
         &'static self,
-        make: fn() -> T,
+        make: fn() -> Box<T>,
         forget: unsafe extern "C" fn(),
     ) -> &'static T {
-        self.get().unwrap_or_else(|| self.make(make(), forget))
+        self.get().unwrap_or_else(|| self.make(make, forget))
     }
 
+    /// Apart, and with `make` called in here: a value is larger than some threads' stacks, and where it is only looked
+    /// up there must be no room for one.
     #[cold]
-    fn make(&'static self, value: T, forget: unsafe extern "C" fn()) -> &'static T {
-        let new = Box::into_raw(Box::new(value));
+    #[inline(never)]
+    fn make(&'static self, make: fn() -> Box<T>, forget: unsafe extern "C" fn()) -> &'static T {
+        let new = Box::into_raw(make());
         // SAFETY: just leaked.
         let published = self.publish(unsafe { &*new }, forget);
         if !core::ptr::eq(published, new) {
@@ -112,8 +115,8 @@ mod tests {
     #[test]
     fn a_child_has_none_of_its_parents() {
         assert_eq!(NUMBER.get(), None);
-        assert_eq!(NUMBER.get_or_make(|| 7, forget), &7);
-        assert_eq!(NUMBER.get_or_make(|| 8, forget), &7);
+        assert_eq!(NUMBER.get_or_make(|| Box::new(7), forget), &7);
+        assert_eq!(NUMBER.get_or_make(|| Box::new(8), forget), &7);
         // SAFETY: the child calls nothing that another thread's locks could stop.
         let child = unsafe { libc::fork() };
         if child == 0 {

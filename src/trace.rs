@@ -204,11 +204,11 @@ pub fn exiting() {
 }
 
 impl Trace {
-    fn new() -> Trace {
-        Trace {
+    fn new() -> Box<Trace> {
+        Box::new(Trace {
             buffers: Buffers::new(),
             file: File::new(),
-        }
+        })
     }
 }
 

@@ -48,6 +48,14 @@ exported() { sed -n 's/@@RDMAMR_1.0$//p; /_relaxed/s/@@.*//p' ctests/abi/librdma
 check "the headers declare what the library exports" diff <(exported | sort) <(declared | sort)
 while read -r name; do check "man $name" documented "$name"; done < <(declared)
 
+# Each command of the program, with what there is to say of it.
+commands() { sed -n '/^enum Command/,/^}/s/^    \([A-Z][a-z]*\)(.*/\1/p' tool/src/main.rs; }
+check "the program has commands: $(commands | tr '\n' ' ')" [ "$(commands | wc -l)" -ge 4 ]
+while read -r name; do
+	check "rdmamr(1) has $name" grep -q "^\.SH RDMAMR ${name^^}$" man/rdmamr.1
+	check "and its synopsis" grep -qF "\\fBrdmamr ${name,,}\\fR" man/rdmamr.1
+done < <(commands)
+
 # Each setting of the table, in the page and in README.
 settings() { grep -oP 'name: c"\KRDMAMR_[A-Z_]+' src/config.rs; }
 check "the table has settings" settings

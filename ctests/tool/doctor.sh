@@ -61,6 +61,7 @@ says "a library that cannot be preloaded" library FAILURE "cannot be preloaded" 
 	echo "$work/broken.so"
 )" "$tool" doctor
 says "a library that is not there" library FAILURE "No such file" env RDMAMR_LIBRARY=/nowhere "$tool" doctor
+check "it fits 80 columns, but for what is to be copied" [ "$(grep -v '^ *-> ' "$work/text" | wc -L)" -le 80 ]
 check "of a device that is not there: status 1" bash -c '"$1" doctor nosuch >/dev/null; [ $? = 1 ]' - "$tool"
 check "wrong usage: status 2" bash -c '"$1" doctor --nosuch 2>/dev/null; [ $? = 2 ]' - "$tool"
 check "no escape codes in a pipe" bash -c '! grep -q "$1" "$2"' - $'\e' "$work/text"

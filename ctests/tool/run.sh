@@ -188,6 +188,13 @@ refused "a file that may not be executed" 126 "may not be executed" ./text
 refused "a directory" 126 "directory" ./.
 PATH=$PATH:$work refused "a name in PATH that may not be executed" 126 "may not be executed" text
 refused "a path that is not there" 127 "No such file" ./nosuch
+refused_usage() { # NAME OPTION...
+	local name=$1
+	shift
+	is "$name is wrong usage" "status 125" bash -c '"$0" run "$@" true 2>/dev/null' "$tool" "$@"
+}
+refused_usage "a cache that is none" --cache=some
+refused_usage "more threads than the library takes" --prefault 65
 is "an unknown option is wrong usage, with the status of env(1)" "status 125" bash -c '"$1" run --nosuch true 2>/dev/null' - "$tool"
 
 if [ "$(id -u)" = 0 ] && command -v setpriv >/dev/null && [ -e dynamic ]; then
@@ -234,7 +241,7 @@ cp "$library" 'with space/librdmamr.so.1'
 RDMAMR_LIBRARY='with space/librdmamr.so.1' refused "a path that LD_PRELOAD cannot hold" 125 "a space or a colon" true
 
 # Help, colours, completions.
-for command in '' run doctor bench completions; do
+for command in '' run report doctor bench completions; do
 	# shellcheck disable=SC2086 # none, or one word
 	help=$("$tool" $command --help </dev/null)
 	lines=$(wc -l <<<"$help")
@@ -245,6 +252,7 @@ escape=$'\e'
 check "a pipe gets no escape codes" bash -c '! { "$1" --help; "$1" run --nosuch; "$1" doctor; } 2>&1 | grep -q "$2"' - "$tool" "$escape"
 if command -v script >/dev/null; then
 	on_terminal() { script -qec "$1" /dev/null </dev/null; }
+	check "the command that it is told can be copied" grep -qF "rdmamr report '$work/it'\\''s a trace'" <<<"$(on_terminal "'$tool' run --trace \"it's a trace\" true")"
 	check "a terminal gets some" grep -q "$escape" <<<"$(on_terminal "'$tool' doctor")"
 	check "not with NO_COLOR" bash -c '! grep -q "$2" <<<"$1"' - "$(NO_COLOR=1 on_terminal "'$tool' doctor; '$tool' run --nosuch")" "$escape\[[0-9;]*m"
 else
@@ -258,6 +266,11 @@ for shell in bash zsh fish; do
 	else
 		skip "$shell takes them" "$shell is not installed"
 	fi
+done
+# Not a panic, nor success.
+for arguments in --help 'completions bash' 'completions fish' 'doctor --json'; do
+	# shellcheck disable=SC2086 # words
+	is "rdmamr $arguments on a full disk" $'rdmamr: No space left on device (os error 28)\nstatus 2' bash -c '"$0" "$@" >/dev/full' "$tool" $arguments
 done
 completed=$(bash -c '. ./completions.bash; COMP_WORDS=(rdmamr d) COMP_CWORD=1; _rdmamr rdmamr d rdmamr; echo "${COMPREPLY[*]}"')
 check "bash completes d to $completed" [ "$completed" = doctor ]

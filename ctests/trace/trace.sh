@@ -74,6 +74,20 @@ is "ended by _exit: it is not in order" "[False, True]" exited 'sorted(process["
 RDMAMR_TRACE=/nonexistent/trace LD_PRELOAD=$library "$calls" 2>said
 check "a file that cannot be written: the program runs" [ $? = 0 ]
 check "which is said, once a process" [ "$(grep -c 'RDMAMR_TRACE: cannot be written' said)" = 2 ]
+RDMAMR_TRACE=$work LD_PRELOAD=$library "$calls" 2>said
+check "with the reason: a folder" grep -q 'and no more is: Is a directory' said
+RDMAMR_TRACE=/dev/full LD_PRELOAD=$library "$calls" 2>said
+check "no room" grep -q 'and no more is: No space left' said
+mkfifo pipe
+RDMAMR_TRACE=$work/pipe LD_PRELOAD=$library timeout 100 "$calls" 2>said
+check "a pipe that nobody reads holds nobody up" [ $? = 0 ]
+# To write behind that limit is a signal, of which a program dies.
+head -c 4096 /dev/zero >limited
+for setting in RDMAMR_TRACE RDMAMR_STATS; do
+	(ulimit -f 4 && exec env $setting="$work/limited" LD_PRELOAD="$library" "$calls") 2>said
+	check "a file at RLIMIT_FSIZE: the program runs with $setting" [ $? = 0 ]
+	check "and says why" grep -q "$setting: cannot be written.*: File too large" said
+done
 
 # Two programs at once share a file.
 rm -f both

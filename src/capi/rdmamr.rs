@@ -2,6 +2,7 @@
 //! The library's own calls: `include/rdmamr.h` is made from this file.
 
 use super::export::versioned;
+use crate::append::append;
 use crate::config::{Output, config};
 use crate::explain;
 use crate::mr::state;
@@ -280,23 +281,22 @@ unsafe extern "C" fn exiting() {
     }
     let _ = text.write_str("}\n");
     let bytes = text.as_bytes();
-    let fd = match output {
-        Output::Stderr => libc::STDERR_FILENO,
-        Output::File(path) => {
-            // Appended in one write, so that the lines of several processes come whole.
-            let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_APPEND | libc::O_CLOEXEC;
-            // SAFETY: the path ends with a NUL.
-            unsafe { libc::open(path.as_ptr(), flags, 0o644) }
+    let written = match output {
+        Output::Stderr => {
+            // SAFETY: the text is readable.
+            let written =
+                unsafe { libc::write(libc::STDERR_FILENO, bytes.as_ptr().cast(), bytes.len()) };
+            if written < 0 {
+                Err(errno::errno())
+            } else {
+                Ok(())
+            }
         }
+        Output::File(path) => append(path, bytes),
     };
-    // SAFETY: the text is readable.
-    if unsafe { libc::write(fd, bytes.as_ptr().cast(), bytes.len()) } < 0 {
-        crate::log::always(format_args!(
-            "RDMAMR_STATS: cannot be written: {}",
-            errno::errno()
-        ));
+    if let Err(why) = written {
+        crate::log::always(format_args!("RDMAMR_STATS: cannot be written: {why}"));
     }
-    // The descriptor is left to the process's end, which is now.
 }
 
 #[cfg(not(test))]

@@ -58,7 +58,7 @@ unsafe extern "C" fn forget() {
 }
 
 fn workers() -> &'static Workers {
-    WORKERS.get_or_make(Workers::default, forget)
+    WORKERS.get_or_make(Box::default, forget)
 }
 
 /// Has a region registered in the background, and its event put into the queue.

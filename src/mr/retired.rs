@@ -25,8 +25,8 @@ pub struct Retired([Queue; QUEUES]);
 
 impl Retired {
     /// None.
-    pub fn new() -> Self {
-        Retired(core::array::from_fn(|_| Queue::new()))
+    pub const fn new() -> Self {
+        Retired([const { Queue::new() }; QUEUES])
     }
 
     fn queue(&self, thread: thread::Number) -> &Queue {
@@ -66,12 +66,20 @@ struct Queue {
 }
 
 impl Queue {
-    fn new() -> Self {
-        Queue {
-            slots: core::array::from_fn(|n| Slot {
-                turn: AtomicUsize::new(n),
+    const fn new() -> Self {
+        let mut slots = [const {
+            Slot {
+                turn: AtomicUsize::new(0),
                 object: AtomicUsize::new(0),
-            }),
+            }
+        }; MOST];
+        let mut n = 0;
+        while n < MOST {
+            slots[n].turn = AtomicUsize::new(n);
+            n += 1;
+        }
+        Queue {
+            slots,
             head: AtomicUsize::new(0),
             tail: AtomicUsize::new(0),
         }

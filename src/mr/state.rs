@@ -24,14 +24,29 @@ pub fn existing() -> Option<&'static State> {
 /// This process's; made now if it is the first use.
 #[inline]
 pub fn current() -> &'static State {
-    STATE.get_or_make(
-        || State {
-            devices: Devices::new(),
-            retired: Retired::new(),
-            counters: Counters::new(),
-        },
-        forget,
-    )
+    STATE.get_or_make(State::new, forget)
+}
+
+impl State {
+    /// Made where it stays: the first thread to register may have a stack of 16 KiB, which is less than this takes.
+    fn new() -> Box<State> {
+        let mut state = Box::<State>::new_uninit();
+        let place = state.as_mut_ptr();
+        // SAFETY: the box has room for it; so have the two that follow.
+        let devices = unsafe { &raw mut (*place).devices };
+        // SAFETY: as above.
+        let retired = unsafe { &raw mut (*place).retired };
+        // SAFETY: as above.
+        let counters = unsafe { &raw mut (*place).counters };
+        // SAFETY: ours, and written for the first time; so are the two that follow.
+        unsafe { devices.write(Devices::new()) };
+        // SAFETY: as above.
+        unsafe { retired.write(const { Retired::new() }) };
+        // SAFETY: as above.
+        unsafe { counters.write(const { Counters::new() }) };
+        // SAFETY: it has no other field.
+        unsafe { state.assume_init() }
+    }
 }
 
 unsafe extern "C" fn forget() {

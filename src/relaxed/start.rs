@@ -53,7 +53,9 @@ pub fn current() -> Option<&'static Instance> {
     }
     let state = state::current();
     let _inside = thread::enter();
-    let _starting = STARTING.get_or_make(Lock::new, forget).lock();
+    let _starting = STARTING
+        .get_or_make(|| Box::new(Lock::new()), forget)
+        .lock();
     if let Some(relaxed) = existing() {
         return Some(relaxed);
     }

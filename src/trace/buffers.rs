@@ -46,10 +46,11 @@ impl Block {
     }
 }
 
-#[repr(align(128))]
 struct Buffer {
     busy: AtomicBool,
     block: UnsafeCell<Block>,
+    /// No two share a cache line. Not by alignment: of aligned memory the system's zeros are written once more.
+    _apart: [u8; 128],
 }
 
 /// The buffers of a process.
@@ -62,19 +63,12 @@ pub struct Buffers {
 unsafe impl Sync for Buffers {}
 
 impl Buffers {
-    /// Empty ones.
+    /// Empty ones: memory that the system gives as zeros, of which a program touches what its threads need.
     pub fn new() -> Buffers {
-        let buffer = || Buffer {
-            busy: AtomicBool::new(false),
-            block: UnsafeCell::new(Block {
-                header: Header::NONE,
-                calls: [super::NOTHING; RECORDS],
-                count: 0,
-                written: 0,
-            }),
-        };
+        // SAFETY: all zeros is a buffer that nobody has, with a block of no records; a header is written with the block.
+        let buffers = unsafe { Box::new_zeroed_slice(BUFFERS).assume_init() };
         Buffers {
-            buffers: (0..BUFFERS).map(|_| buffer()).collect(),
+            buffers,
             dropped: AtomicU64::new(0),
         }
     }

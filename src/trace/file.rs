@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The file of the trace. It is opened for each block: a descriptor that is kept may be closed by the program, and
 //! be another file's when it is used. Each block is one write() to the end, so that those of several processes do
-//! not mix. All system calls are by syscall(), which the pool's own threads may use too.
+//! not mix.
 
 use super::buffers::Block;
 use super::format::{Header, MAGIC, Start, VERSION, kind};
 use super::{modules, nanoseconds};
+use crate::append::append;
 use crate::config::config;
 use crate::log;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
@@ -156,28 +157,12 @@ impl File {
         if self.failed.load(Relaxed) {
             return;
         }
-        let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_APPEND | libc::O_CLOEXEC;
-        // SAFETY: the path ends with a NUL.
-        let fd = unsafe {
-            libc::syscall(
-                libc::SYS_openat,
-                libc::AT_FDCWD,
-                path.as_ptr(),
-                flags,
-                0o644,
-            )
-        };
-        // SAFETY: the bytes are readable; a bad descriptor is an error.
-        let written = unsafe { libc::syscall(libc::SYS_write, fd, bytes.as_ptr(), bytes.len()) };
-        if usize::try_from(written) != Ok(bytes.len()) && !self.failed.swap(true, Relaxed) {
-            let why = errno::errno();
+        if let Err(why) = append(path, bytes)
+            && !self.failed.swap(true, Relaxed)
+        {
             log::always(format_args!(
                 "RDMAMR_TRACE: cannot be written, and no more is: {why}"
             ));
-        }
-        if fd >= 0 {
-            // SAFETY: opened above.
-            unsafe { libc::syscall(libc::SYS_close, fd) };
         }
     }
 }

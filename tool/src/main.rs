@@ -21,6 +21,7 @@ mod verbs;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
+use std::io::Write;
 use std::process::ExitCode;
 
 /// What RDMA memory registration costs a program, and how to be rid of it
@@ -78,11 +79,15 @@ fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {
-            let _ = error.print();
+            let printed = error.print();
             return if error.use_stderr() {
                 ExitCode::from(usage)
             } else {
-                ExitCode::SUCCESS
+                // The help, or the version.
+                end(
+                    printed.map(|()| ExitCode::SUCCESS).map_err(Into::into),
+                    usage,
+                )
             };
         }
     };
@@ -91,17 +96,18 @@ fn main() -> ExitCode {
         Command::Report(args) => report::run(args),
         Command::Doctor(args) => doctor::run(args),
         Command::Bench(args) => bench::run(args),
-        Command::Completions { shell } => {
-            clap_complete::generate(
-                *shell,
-                &mut Cli::command(),
-                "rdmamr",
-                &mut std::io::stdout(),
-            );
-            Ok(ExitCode::SUCCESS)
-        }
+        Command::Completions { shell } => completions(*shell).map(|()| ExitCode::SUCCESS),
     };
     end(result, usage)
+}
+
+/// By way of a buffer: clap_complete panics where it cannot write.
+fn completions(shell: Shell) -> anyhow::Result<()> {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "rdmamr", &mut script);
+    let mut out = std::io::stdout();
+    out.write_all(&script)?;
+    Ok(out.flush()?)
 }
 
 fn end(result: anyhow::Result<ExitCode>, status: u8) -> ExitCode {

@@ -46,7 +46,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true, default_missing_value = "stderr")]
     stats: Option<PathBuf>,
     /// Populate fresh memory with N threads before it is registered
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     prefault: Option<u32>,
     /// Watch memory for another registration cache: libfabric
     #[arg(long, value_name = "WHOSE", hide_possible_values = true)]
@@ -115,7 +115,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
         if io::stderr().is_terminal() {
             eprintln!(
                 "rdmamr: when the program has ended: rdmamr report {}",
-                trace.display()
+                quoted(&trace)
             );
         }
     }
@@ -153,6 +153,17 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let error = become_program(&program, &args.command, environment);
     anstream::eprintln!("rdmamr: {}: {error}", program.display());
     Ok(ExitCode::from(CANNOT_RUN))
+}
+
+/// As a shell takes it for one word.
+fn quoted(path: &Path) -> String {
+    let path = path.display().to_string();
+    let is_plain = |c: char| c.is_alphanumeric() || "/._-+=:,@%".contains(c);
+    if path.chars().all(is_plain) {
+        path
+    } else {
+        format!("'{}'", path.replace('\'', r"'\''"))
+    }
 }
 
 /// The library before what is to be preloaded already.

@@ -242,9 +242,11 @@ impl Process {
 impl Trace {
     /// Reads which blocks there are.
     pub fn open(path: &Path) -> Result<Trace> {
+        let metadata = path.metadata().context("it cannot be opened")?;
+        // Before it is opened, which for a pipe takes until somebody writes to it.
+        ensure!(metadata.is_file(), "it is not a regular file");
         let file = File::open(path).context("it cannot be opened")?;
         let metadata = file.metadata()?;
-        ensure!(metadata.is_file(), "it is not a regular file");
         ensure!(
             metadata.len() > 0,
             "it is empty: the program has not come to its first registration, or the library was not loaded"

@@ -9,7 +9,7 @@ use std::io::Write as _;
 
 /// Where the text of a check begins, and where it ends.
 const INDENT: usize = 9;
-const WIDTH: usize = 100;
+const WIDTH: usize = 80;
 
 /// The JSON. `schema` counts up when a reader of an earlier one would be misled.
 #[derive(Serialize)]

@@ -595,7 +595,7 @@ fn nothing_of_the_trace_is_markup() {
 }
 
 #[test]
-fn text_fits_100_columns_and_controls_no_terminal() {
+fn text_fits_80_columns_and_controls_no_terminal() {
     for sample in [
         hostile(),
         Sample({
@@ -606,7 +606,7 @@ fn text_fits_100_columns_and_controls_no_terminal() {
     ] {
         let text = text::render(&read(&sample));
         for line in text.lines() {
-            assert!(line.chars().count() <= 100, "{line}");
+            assert!(line.chars().count() <= 80, "{line}");
         }
         assert!(!text.chars().any(|c| c.is_control() && c != '\n'));
     }

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The report as text of at most 100 columns.
+//! The report as text of at most 80 columns, as a terminal has them.
 use super::callers::Caller;
 use super::shape::{ProcessTotals, Report};
 use super::units::{bytes, count, plural, printable, share, time};
 use std::fmt::Write;
 
-const COLUMNS: usize = 100;
+const COLUMNS: usize = 80;
 /// Lines of a table.
 const SHOWN: usize = 10;
 
@@ -265,17 +265,17 @@ pub fn render(report: &Report) -> String {
         out.push_str("  No range was registered more than once.\n");
     } else {
         let mut table = Table::new(&[
-            "saved", "times", "hits", "time", "bytes", "<address", "<access", "<caller",
+            "saved", "times", "time", "bytes", "<address", "<rights", "<caller",
         ]);
         for range in report.ranges.iter().take(SHOWN) {
             table.row([
                 time(range.saved_ns),
                 count(range.registrations),
-                count(range.hits),
                 time(range.time_ns),
                 bytes(range.bytes),
                 format!("{:#x}", range.addr),
-                shortened(&range.access, 24),
+                // All of them would leave no room for who it is. This is what "--cache" asks for.
+                if range.remote { "remote" } else { "local" }.to_string(),
                 range.caller.name(),
             ]);
         }
@@ -287,13 +287,9 @@ pub fn render(report: &Report) -> String {
     if report.leaks.is_empty() {
         out.push_str("  Nothing.\n");
     } else {
-        let mut table = Table::new(&["regions", "bytes", "<when the process ended", "<caller"]);
+        let mut table = Table::new(&["regions", "bytes", "<when it ended", "<caller"]);
         for leak in report.leaks.iter().take(SHOWN) {
-            let when = if leak.ended {
-                "forgotten"
-            } else {
-                "in use: it did not end in order"
-            };
+            let when = if leak.ended { "forgotten" } else { "in use" };
             table.row([
                 count(leak.regions),
                 bytes(leak.bytes),
