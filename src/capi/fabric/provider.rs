@@ -4,7 +4,8 @@
 //! # Safety
 //! As libfabric calls a provider.
 
-use super::tables::{no_bind, no_control, no_ops_open, no_ops_set, no_tostr, nothing, tables};
+use super::functions::{no_bind, no_control, no_ops_open, no_ops_set, no_tostr, nothing};
+use super::tables::tables;
 use crate::abi::libfabric::*;
 use crate::abi::libfabric_provider::*;
 use crate::capi::export::versioned;

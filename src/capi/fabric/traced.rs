@@ -3,9 +3,9 @@
 //! when an object is opened, and otherwise know nothing of it.
 //!
 //! # Safety
-//! That of [`tables`].
+//! That of [`functions`].
 
-use super::tables;
+use super::functions;
 use crate::abi::libfabric::{fi_mr_attr, fid, fid_mr};
 use crate::caller::Caller;
 use crate::capi::export::with_caller;
@@ -45,7 +45,7 @@ unsafe extern "C" fn reg_of(
 ) -> c_int {
     // SAFETY: the caller's word.
     let body = || unsafe {
-        tables::reg(
+        functions::reg(
             fid,
             buf,
             len,
@@ -91,7 +91,7 @@ unsafe extern "C" fn regv_of(
 ) -> c_int {
     // SAFETY: the caller's word.
     let body = || unsafe {
-        tables::regv(
+        functions::regv(
             fid,
             iov,
             count,
@@ -125,7 +125,7 @@ unsafe extern "C" fn regattr_of(
     caller: Caller,
 ) -> c_int {
     // SAFETY: the caller's word.
-    let body = || unsafe { tables::regattr(fid, attr, flags, mr) };
+    let body = || unsafe { functions::regattr(fid, attr, flags, mr) };
     let access = if attr.is_null() {
         0
     } else {
@@ -145,7 +145,7 @@ unsafe extern "C" fn region_close_of(fid: *mut fid, caller: Caller) -> c_int {
     // SAFETY: one of our regions.
     let region = unsafe { Region::from_c(fid) };
     // SAFETY: the caller's word.
-    close(region, caller, || unsafe { tables::region_close(fid) })
+    close(region, caller, || unsafe { functions::region_close(fid) })
 }
 
 /// A registration, one of `trace::format::call`; `memory` is what the call itself says of it: address, length and
