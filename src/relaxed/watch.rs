@@ -118,7 +118,7 @@ impl Watch {
                 );
             }
             Err(NO_WRITE_PROTECTION) => log::always(format_args!(
-                "relaxed regions are not reused once they are released: userfaultfd(2) of this kernel has no write \
+                "regions are not reused once they are released: userfaultfd(2) of this kernel has no write \
                  protection, which x86-64 has from Linux 5.7 on, arm64 from 6.10 on"
             )),
             Err(errno) => log::always(format_args!(
