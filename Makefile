@@ -74,6 +74,7 @@ $(built)/%: ctests/device/%.c $(common) $(needs)
 	$(CC) $(strict) $(CFLAGS) $< $(common) -o $@ -libverbs -lrdmacm -lpthread -ldl
 $(built)/race $(built)/ucx: $(built)/%: ctests/relaxed/%.c $(stub) $(needs)
 	$(CC) $(strict) $(CFLAGS) $< $(stub) -o $@ -libverbs -lpthread -ldl
+$(built)/no_write_protection: ctests/relaxed/refused.c
 $(built)/%: ctests/relaxed/%.c $(common) $(needs)
 	$(CC) $(strict) $(CFLAGS) $< $(common) -o $@ -libverbs -lrdmacm -lpthread -ldl
 $(built)/cache_%: ctests/cache/%.c $(common) $(needs)
