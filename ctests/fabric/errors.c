@@ -1195,8 +1195,15 @@ static void limited(void)
 	must(mr);
 	close_all(&mr->fid, &domain->fid);
 	domain = plain(0, 0);
-	FAILS(fi_mr_reg(domain, memory, 10 * PAGE, FI_ALL, 0, 1, 0, &mr, NULL), -FI_ENOMEM,
-	      "KiB of the same call, and ", "a buffer that may be pinned once, and takes two");
+	if (context->device->transport_type == IBV_TRANSPORT_IWARP) {
+		/* Its regions are at their own addresses: a table counts from 0. */
+		mr = NULL;
+		is(fi_mr_reg(domain, memory, 10 * PAGE, FI_ALL, 0, 1, 0, &mr, NULL), 0, "a buffer that may be pinned once");
+		must(mr && fi_close(&mr->fid) == 0);
+	} else {
+		FAILS(fi_mr_reg(domain, memory, 10 * PAGE, FI_ALL, 0, 1, 0, &mr, NULL), -FI_ENOMEM,
+		      "KiB of the same call, and ", "a buffer that may be pinned once, and takes two");
+	}
 	must(fi_close(&domain->fid) == 0);
 }
 
