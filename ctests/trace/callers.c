@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
  * Calls whose arguments fill the registers, and those through the tables of libfabric's objects: each from a function
- * of its own, which the report must name. Some of them register in the background. Compiled with libfabric's inline functions, and with the library's symbols.
+ * of its own, which the report must name. Some of them register in the background. Compiled with libfabric's inline
+ * functions, and with the library's symbols.
  */
 #include "../fabric/fabric.h"
 
