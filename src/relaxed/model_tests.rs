@@ -7,8 +7,8 @@
 use super::account::Amount;
 use super::changes::{Change, Kind};
 use super::hull::{Range, page_size};
-use super::pool::{Batch, Cause, Handle, Pool};
-use super::region::{Id, Purpose};
+use super::pool::{Batch, Cause, Handle, Pool, cause};
+use super::region::{Id, Purpose, Region};
 use super::word::Left;
 use proptest::prelude::*;
 use std::alloc::{Layout, alloc_zeroed};
@@ -277,7 +277,15 @@ impl Test {
             }
             Some(Left::Spent) => {
                 prop_assert!(known.users == 0 && (known.stale || known.brief));
-                prop_assert!(self.pool.lock().claim(id));
+                // The cleaner comes before who released it; age was not the cause.
+                let spent = self.pool.region(id).object();
+                let which = |other: &Region| other.object() == spent;
+                let mut batch = Batch::new();
+                self.pool
+                    .lock()
+                    .claim_idle(Id(0), &mut batch, Cause::Linger, which);
+                prop_assert_eq!(batch.ids(), [id]);
+                prop_assert_ne!(cause(self.pool.region(id)), Some(Cause::Linger));
                 self.end(id);
             }
             None => prop_assert!(false, "the handle is the program's"),

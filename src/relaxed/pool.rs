@@ -656,10 +656,14 @@ impl Locked<'_> {
             if batch.is_full() {
                 return Some(id);
             }
-            if region.word.load().is_unused() && which(region) && self.claim(id) {
-                let _ = region
-                    .cause
-                    .compare_exchange(0, cause as u32 + 1, Relaxed, Relaxed);
+            let seen = region.word.load();
+            if seen.is_unused() && which(region) && self.claim(id) {
+                // What is spent would have ended anyway, by whoever has just released it.
+                if !seen.is_spent() {
+                    let _ = region
+                        .cause
+                        .compare_exchange(0, cause as u32 + 1, Relaxed, Relaxed);
+                }
                 batch.push(id);
             }
         }
