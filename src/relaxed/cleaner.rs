@@ -101,9 +101,10 @@ impl Cleaner {
         linger > 0 && self.running.load(Relaxed)
     }
 
-    fn set_clock(&self) -> u32 {
-        let now = (now_ms() / u64::from(self.tick)) as u32;
-        self.clock.store(now, Relaxed);
+    /// Sets the pool's clock, whose ticks are the last digits of what it returns.
+    fn set_clock(&self) -> u64 {
+        let now = now_ms() / u64::from(self.tick);
+        self.clock.store(now as u32, Relaxed);
         now
     }
 
@@ -116,7 +117,7 @@ impl Cleaner {
     /// A region became idle while the cleaner slept.
     #[cold]
     pub fn idle(&self, region: &Region) {
-        region.released.store(self.set_clock(), Relaxed);
+        region.released.store(self.set_clock() as u32, Relaxed);
         self.wake();
     }
 
@@ -127,17 +128,24 @@ impl Cleaner {
         }
     }
 
-    /// Whether a region that is idle since then has been so for long enough, at the latest at the next tick.
-    fn has_lingered(&self, region: &Region, now: u32) -> bool {
+    /// Whether an idle region has been so for long enough, at the latest at the next tick, for a cleaner that is
+    /// `awake` since then.
+    fn has_lingered(&self, region: &Region, now: u64, awake: u64) -> bool {
         let linger = if is_remote(region.access()) {
             self.remote
         } else {
             self.local
         };
-        // It may have been released since `now` was.
-        let idle = now.wrapping_sub(region.released.load(Relaxed)) as i32;
-        i64::from(idle) + 1 >= i64::from(linger)
+        idle(region.released.load(Relaxed), now, awake) + 1 >= i64::from(linger)
     }
+}
+
+/// For how many ticks a region has been idle that was released then, for a cleaner that is `awake` since then.
+fn idle(released: u32, now: u64, awake: u64) -> i64 {
+    // It may have been released since `now` was.
+    let idle = (now as u32).wrapping_sub(released) as i32;
+    // Who released it may have read the clock while it still stood; nothing was idle before the cleaner woke.
+    i64::from(idle).min((now - awake) as i64)
 }
 
 /// Starts the thread; false if there can be none.
@@ -154,17 +162,19 @@ extern "C" fn run(argument: *mut c_void) -> c_int {
     let (pool, cleaner) = (relaxed.pool, relaxed.cleaner);
     let mut ticks = 0u32;
     let mut busy = PATIENCE;
+    let mut awake = None;
     loop {
         cleaner.signal.store(0, SeqCst);
         // The clock, which has stood still, comes first: what is released from now on is not released long ago.
         let now = cleaner.set_clock();
+        let awake_since = *awake.get_or_insert(now);
         cleaner.dormant.store(0, SeqCst);
         if pool.changes.is_behind() {
             relaxed.apply(&relaxed.pool.lock(), By::Helper);
         }
         ending::doomed(relaxed, By::Helper);
         end_all(relaxed, Cause::Linger, |region| {
-            region.word.load().is_spent() || cleaner.has_lingered(region, now)
+            region.word.load().is_spent() || cleaner.has_lingered(region, now, awake_since)
         });
         if ticks.is_multiple_of(LOOKS) && is_short_of_memory() {
             end_all(relaxed, Cause::Pressure, |_| true);
@@ -182,6 +192,7 @@ extern "C" fn run(argument: *mut c_void) -> c_int {
             // Whoever let go of a region before that did not see it.
             if !idle() {
                 lock::wait(&cleaner.signal, 0, None);
+                awake = None;
             }
         } else {
             lock::wait(&cleaner.signal, 0, Some(limit));
@@ -208,4 +219,22 @@ fn end_all(relaxed: &Instance, cause: Cause, mut which: impl FnMut(&Region) -> b
 fn is_short_of_memory() -> bool {
     let (total, available) = proc::memory_kib();
     available < total / 32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::idle;
+
+    #[test]
+    fn nothing_is_idle_for_longer_than_the_cleaner_is_awake() {
+        let days: u64 = (1 << 33) + 1000;
+        assert_eq!(idle(days as u32 + 2, days + 9, days), 7);
+        // Released while `now` was read.
+        assert_eq!(idle(days as u32 + 10, days + 9, days), -1);
+        // By the clock as it stood before the cleaner slept, and before there was a cleaner.
+        assert_eq!(idle(days as u32 - 800, days + 9, days), 9);
+        assert_eq!(idle(0, days + 9, days + 9), 0);
+        // The clock's digits begin anew.
+        assert_eq!(idle(u32::MAX, days + 6, 1), 1007);
+    }
 }
