@@ -13,16 +13,22 @@ pub enum Miss<T> {
     Unsettled(Option<T>),
 }
 
-/// Takes a region, and makes sure that its translation holds. `fence` says that no event is in flight.
+/// What a hit consists of. (A trait, since its functions can be told to be inlined, and closures cannot: called,
+/// they took 40 of the 470 instructions of a pair of fi_mr_reg() and fi_close().)
+pub trait Steps {
+    type Taken;
+    /// Takes a region that serves.
+    fn take(&self) -> Option<Self::Taken>;
+    /// Whether no event is in flight.
+    fn fence(&self) -> bool;
+}
+
+/// Takes a region, and makes sure that its translation holds.
 #[inline(always)]
-pub fn hit<T>(
-    changes: &Changes,
-    take: impl FnOnce() -> Option<T>,
-    fence: impl FnOnce() -> bool,
-) -> Result<T, Miss<T>> {
+pub fn hit<S: Steps>(changes: &Changes, steps: S) -> Result<S::Taken, Miss<S::Taken>> {
     let settled = changes.applied().ok_or(Miss::Unsettled(None))?;
-    let taken = take().ok_or(Miss::None)?;
-    if fence() && changes.still(settled) {
+    let taken = steps.take().ok_or(Miss::None)?;
+    if steps.fence() && changes.still(settled) {
         Ok(taken)
     } else {
         Err(Miss::Unsettled(Some(taken)))

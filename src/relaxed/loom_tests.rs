@@ -7,7 +7,7 @@
 //! memory at the address must never get the region again.
 
 use super::changes::{Change, Changes, Kind};
-use super::hit::{Miss, hit};
+use super::hit::{Miss, Steps, hit};
 use super::word::{Grant, Left, Word};
 use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use loom::sync::{Arc, Mutex};
@@ -96,11 +96,7 @@ impl World {
     /// Registers as the program does: whatever it saw mapped before, it must get no older translation.
     fn register(&self) -> Option<Grant> {
         let mapped = self.mapped.load(Acquire);
-        let got = hit(
-            &self.changes,
-            || self.take(),
-            || !self.in_flight.load(SeqCst),
-        );
+        let got = hit(&self.changes, self);
         match got {
             Ok(grant) => {
                 assert_eq!(mapped, 0, "a stale translation");
@@ -133,6 +129,18 @@ impl World {
             let _lock = self.lock.lock().unwrap();
             self.word.free();
         }
+    }
+}
+
+impl Steps for &World {
+    type Taken = Grant;
+
+    fn take(&self) -> Option<Grant> {
+        World::take(self)
+    }
+
+    fn fence(&self) -> bool {
+        !self.in_flight.load(SeqCst)
     }
 }
 

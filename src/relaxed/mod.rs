@@ -176,6 +176,23 @@ pub fn totals() -> [(u64, u64); 2] {
 /// Access of which containment serves: that of the local side, and what a device may ignore.
 const LOCAL: Access = Access::LOCAL_WRITE.union(Access::OPTIONAL_RANGE);
 
+/// A hit that takes the region.
+struct Take<'a>(&'a Instance, &'a Purpose);
+
+impl hit::Steps for Take<'_> {
+    type Taken = (Id, Grant);
+
+    #[inline(always)]
+    fn take(&self) -> Option<(Id, Grant)> {
+        self.0.pool.take(self.1)
+    }
+
+    #[inline(always)]
+    fn fence(&self) -> bool {
+        self.0.no_event_in_flight()
+    }
+}
+
 impl Instance {
     #[inline(always)]
     fn purpose(&self, pd: Pd, hull: Range, access: Access, alone: bool) -> Purpose {
@@ -203,11 +220,7 @@ impl Instance {
     ) -> Result<usize, Miss<()>> {
         let hull = Range::hull(addr, length).ok_or(Miss::None)?;
         let purpose = self.purpose(pd, hull, access, alone);
-        let hit = hit::hit(
-            &self.pool.changes,
-            || self.pool.take(&purpose),
-            || !self.watch.must_fence() || self.is_fenced(),
-        );
+        let hit = hit::hit(&self.pool.changes, Take(self, &purpose));
         let (id, grant) = hit.map_err(|miss| self.missed(miss))?;
         if self.watch.has_stamp() && !self.is_stamped(id) {
             self.give_up(id, grant);
@@ -236,6 +249,12 @@ impl Instance {
                 Miss::Unsettled(None)
             }
         }
+    }
+
+    /// Whether no event is in flight, where that is to be asked.
+    #[inline(always)]
+    fn no_event_in_flight(&self) -> bool {
+        !self.watch.must_fence() || self.is_fenced()
     }
 
     #[inline(always)]

@@ -54,6 +54,23 @@ fn purpose(addr: usize, length: usize) -> Option<Purpose> {
     })
 }
 
+/// A hit that takes nothing.
+struct Find<'a>(&'a Instance, &'a Purpose);
+
+impl hit::Steps for Find<'_> {
+    type Taken = Id;
+
+    #[inline(always)]
+    fn take(&self) -> Option<Id> {
+        self.0.pool.find(self.1)
+    }
+
+    #[inline(always)]
+    fn fence(&self) -> bool {
+        self.0.no_event_in_flight()
+    }
+}
+
 /// Gets ready; false where nothing can be watched: userfaultfd is refused, or this is a child of a process that
 /// had a pool.
 pub fn start() -> bool {
@@ -286,11 +303,7 @@ impl Instance {
     fn is_valid(&self, purpose: &Purpose) -> bool {
         let mut settled = true;
         while !self.pool.subscriptions.has_lost() {
-            let found = hit::hit(
-                &self.pool.changes,
-                || self.pool.find(purpose),
-                || !self.watch.must_fence() || self.is_fenced(),
-            );
+            let found = hit::hit(&self.pool.changes, Find(self, purpose));
             match found {
                 Ok(id) => return !self.watch.has_stamp() || self.is_stamped(id),
                 Err(Miss::Unsettled(_)) if settled => settled = self.settle(),
