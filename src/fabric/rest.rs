@@ -109,10 +109,12 @@ impl Rest {
         }
     }
 
-    /// Where a thread looks first. Thread pointers are a stack apart as a rule.
+    /// Where a thread looks first. Thread pointers are a stack apart as a rule: in the highest bits of the product
+    /// their few distances spread.
     #[inline(always)]
     fn first_seat(thread: usize) -> usize {
-        (thread >> 12 ^ thread >> 18 ^ thread >> 23) % THREADS
+        ((thread as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (u64::BITS - THREADS.ilog2()))
+            as usize
     }
 
     /// This thread's place.

@@ -247,7 +247,8 @@ impl Pool {
     #[inline(always)]
     pub fn handle(&self, object: usize) -> Option<Handle> {
         let offset = object.checked_sub(self.objects().start)?;
-        let (slot, within) = (offset / size_of::<Region>(), offset % size_of::<Region>());
+        let slot = offset / size_of::<Region>();
+        let within = offset - slot * size_of::<Region>();
         if within != OBJECT_OFFSET || slot >= MOST {
             return None;
         }
