@@ -74,22 +74,25 @@ pub fn register(
         return own_region(Counter::BypassedDevice);
     };
     let purpose = relaxed.purpose(pd, hull, request.access, alone);
-    let mut settled = true;
-    let mut missed = Err(miss);
-    while settled {
+    let mut missed = miss;
+    let settled = loop {
         match missed {
-            Ok(mr) => return Ok(mr),
-            Err(Miss::Unsettled(_)) => settled = relaxed.settle(),
-            Err(Miss::None) if relaxed.look_closer(&purpose) => {}
-            Err(Miss::None) => break,
+            Miss::Unsettled(_) if !relaxed.settle() => break false,
+            Miss::Unsettled(_) => {}
+            Miss::None if relaxed.look_closer(&purpose) => {}
+            Miss::None => break true,
         }
         let addr = request.addr.addr();
-        missed = if alone {
+        let hit = if alone {
             super::hit_alone(pd, addr, request.length, request.access)
         } else {
             super::hit(pd, addr, request.length, request.access)
         };
-    }
+        match hit {
+            Ok(mr) => return Ok(mr),
+            Err(miss) => missed = miss,
+        }
+    };
     match relaxed.miss(&own, pd, request, &purpose, settled) {
         Err(Left::Own(reason)) => own_region(reason),
         Err(Left::Error(error)) => Err(error),

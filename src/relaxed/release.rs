@@ -15,9 +15,6 @@ use core::sync::atomic::Ordering::*;
 /// why that is all it says.)
 #[inline(always)]
 pub fn release(mr: Mr) -> bool {
-    if !start::is_object(mr.address()) {
-        return false;
-    }
     let Some(relaxed) = existing() else {
         return false;
     };

@@ -192,7 +192,7 @@ impl Word {
     #[inline(always)]
     pub fn release(&self, grant: Grant) -> Option<Left> {
         let mut word = self.0.load(Relaxed);
-        loop {
+        let released = loop {
             if !Seen(word).is_registered()
                 || word & USERS == 0
                 || (grant == Grant::Own && word & OWN == 0)
@@ -204,16 +204,17 @@ impl Word {
                 released &= !OWN;
             }
             match self.change(word, released) {
-                Ok(()) => {
-                    return Some(match released {
-                        _ if released & USERS != 0 => Left::InUse,
-                        _ if released & (STATE | STALE | BRIEF) == KEPT => Left::Idle,
-                        _ => Left::Spent,
-                    });
-                }
+                Ok(()) => break released,
                 Err(now) => word = now,
             }
-        }
+        };
+        Some(if released & (STATE | STALE | BRIEF | USERS) == KEPT {
+            Left::Idle
+        } else if released & USERS != 0 {
+            Left::InUse
+        } else {
+            Left::Spent
+        })
     }
 
     /// Ends a further handle; false if it is not one, or no more.
