@@ -89,15 +89,21 @@ pub fn leave(relaxed: &Instance, locked: &Locked<'_>, id: Id) {
         Some(Cause::Flush | Cause::Linger | Cause::Watermark | Cause::Pressure)
     );
     let watched = region.watched.load(Relaxed);
-    let (watched, pages_only) = (watched != 0, watched == PAGES);
     locked.end(id);
-    if watched && (in_peace || relaxed.watch.is_crowded()) && hull.bytes() <= UNWATCH_AT_MOST {
-        // Under the lock, so that a region that is just linked there is watched after this.
-        let chunks = hull.extended(super::filter::CHUNK);
-        let done = !pool.filter.may_hold(chunks) && relaxed.watch.unwatch(chunks);
-        if !done && pages_only && !locked.has_regions(hull) {
-            relaxed.watch.unwatch(hull);
-        }
+    if hull.bytes() > UNWATCH_AT_MOST {
+        return;
+    }
+    let watch = &relaxed.watch;
+    let unwatch = watched != 0 && (in_peace || watch.is_crowded());
+    if !unwatch && !watch.has_holes() {
+        return;
+    }
+    // Under the lock, so that a region that is just linked there is watched after this. Whichever is the last in a
+    // chunk, the mappings are mended that others have left there.
+    let chunks = hull.extended(super::filter::CHUNK);
+    let done = !pool.filter.may_hold(chunks) && watch.unwatch(chunks);
+    if !done && unwatch && watched == PAGES && !locked.has_regions(hull) {
+        watch.unwatch_pages(hull);
     }
 }
 

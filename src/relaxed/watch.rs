@@ -52,6 +52,8 @@ pub struct Watch {
     room: AtomicI64,
     /// What it was when the mappings were last counted.
     room_at_most: AtomicI64,
+    /// Whether pages within watched memory have been unwatched.
+    has_holes: AtomicBool,
 }
 
 /// What is watched for a region.
@@ -142,6 +144,7 @@ impl Watch {
             stamp,
             room: AtomicI64::new(0),
             room_at_most: AtomicI64::new(0),
+            has_holes: AtomicBool::new(false),
         }
     }
 
@@ -201,6 +204,18 @@ impl Watch {
     /// Stops watching memory that no region needs; false if some of it cannot be watched at all.
     pub fn unwatch(&self, range: Range) -> bool {
         !self.any_mapping && self.file().is_some_and(|file| file.unregister(range))
+    }
+
+    /// Stops watching pages whose neighbours are still watched, which makes mappings of their own of them.
+    pub fn unwatch_pages(&self, range: Range) {
+        if self.unwatch(range) {
+            self.has_holes.store(true, Relaxed);
+        }
+    }
+
+    /// Whether watched memory may be in pieces. They are one again when none of its 2 MiB is watched any longer.
+    pub fn has_holes(&self) -> bool {
+        self.has_holes.load(Relaxed)
     }
 
     /// Whether a hit needs the fence: another thread may just be changing the address space.
