@@ -201,9 +201,12 @@ impl Watch {
         self.room.load(Relaxed) * 4 < self.room_at_most.load(Relaxed) * 3
     }
 
-    /// Stops watching memory that no region needs; false if some of it cannot be watched at all.
+    /// Stops watching memory that no region needs; false if some of it cannot be watched at all, or is another's.
     pub fn unwatch(&self, range: Range) -> bool {
-        !self.any_mapping && self.file().is_some_and(|file| file.unregister(range))
+        // Before Linux 6.16 (fs/userfaultfd.c, `userfaultfd_unregister`) a file ends what another has registered: so
+        // first all is made ours, which is refused where another has some of it.
+        let end = |file: Userfaultfd| file.register(range).is_ok() && file.unregister(range);
+        !self.any_mapping && self.file().is_some_and(end)
     }
 
     /// Stops watching pages whose neighbours are still watched, which makes mappings of their own of them.
