@@ -369,13 +369,12 @@ impl Domain {
             Bound::Foreign(unsafe { ForeignQueue::try_out(eq) }?)
         };
         self.fast.store(false, Relaxed);
-        match self.bound.set(bound) {
-            Err(Bound::Own(queue)) => {
+        self.bound.set(bound).map_err(|bound| {
+            if let Bound::Own(queue) = bound {
                 queue.unbind();
-                Err(refused(FI_EBUSY, "the domain is bound to a queue already"))
             }
-            _ => Ok(()),
-        }
+            refused(FI_EBUSY, "the domain is bound to a queue already")
+        })
     }
 
     /// Maps a raw key that a peer has sent: fi_mr_map_raw(3).

@@ -32,11 +32,12 @@ struct Place {
     freed: AtomicUsize,
 }
 
-/// Adds to a number that only this thread changes.
+/// Adds to a number that only this thread changes. Release: who reads it sees what was before, a region's opening
+/// before its closing by another thread, and what was put to rest.
 #[inline(always)]
 fn count(number: &AtomicUsize) -> usize {
     let before = number.load(Relaxed);
-    number.store(before.wrapping_add(1), Relaxed);
+    number.store(before.wrapping_add(1), Release);
     before
 }
 
@@ -73,17 +74,16 @@ impl Place {
             .map(move |n| self.resting[taken.wrapping_add(n) % MOST].load(Relaxed))
     }
 
-    /// How many more regions were opened than closed here, which may be less than none.
-    fn open_now(&self) -> usize {
-        let resting = self
-            .put
-            .load(Relaxed)
-            .wrapping_sub(self.taken.load(Relaxed));
-        let memory = self
-            .new
-            .load(Relaxed)
-            .wrapping_sub(self.freed.load(Relaxed));
-        memory.wrapping_sub(resting)
+    /// Regions that were closed here.
+    fn closed(&self) -> usize {
+        let (put, freed) = (self.put.load(Acquire), self.freed.load(Acquire));
+        put.wrapping_add(freed)
+    }
+
+    /// Regions that were opened here.
+    fn opened(&self) -> usize {
+        let (taken, new) = (self.taken.load(Acquire), self.new.load(Acquire));
+        taken.wrapping_add(new)
     }
 }
 
@@ -189,11 +189,16 @@ impl Rest {
         })
     }
 
-    /// How many regions there are. One may be opened by one thread and closed by another.
+    /// How many regions there are. One may be opened by one thread and closed by another: what is closed is counted first,
+    /// so that with each closing its opening is.
     pub fn open_now(&self) -> usize {
-        let late = self.late().open_now();
-        self.each_place()
-            .fold(late, |sum, place| sum.wrapping_add(place.open_now()))
+        let late = self.late();
+        let sum = |late: usize, of: fn(&Place) -> usize| {
+            self.each_place()
+                .fold(late, |sum, place| sum.wrapping_add(of(place)))
+        };
+        let closed = sum(late.closed(), Place::closed);
+        sum(late.opened(), Place::opened).wrapping_sub(closed)
     }
 
     /// All memory that rests, for its last use.

@@ -7,8 +7,10 @@ use super::{Queue, Region, background};
 use crate::abi::libfabric::FI_ECANCELED;
 use crate::explain::{self, Reason};
 use crate::log::{self, Level};
-use crate::mr::Error;
+use crate::mr::{Error, state};
 use crate::process::PerProcess;
+use crate::stats::Counter;
+use crate::thread;
 use crate::trace::format::how;
 use crate::trace::{self, Began, Left};
 use core::time::Duration;
@@ -190,8 +192,12 @@ impl Workers {
         match result {
             Ok(()) => job.queue.completed(address, context),
             Err(failure) => {
+                let reason = job.reason(&failure);
+                let counters = &state::current().counters;
+                counters.add(thread::number(), Counter::RegFailed, 1);
+                log::line(Level::Warn, format_args!("{reason}"));
                 job.region.has_failed();
-                job.queue.failed(address, context, &job.reason(&failure));
+                job.queue.failed(address, context, &reason);
             }
         }
         let mut work = self.lock();

@@ -128,12 +128,12 @@ impl Fabric {
                 "the info names no domain: take one of fi_getinfo()'s",
             ));
         }
-        // SAFETY: a string of the info.
-        let device = Device::open_by_name(unsafe { CStr::from_ptr(attr.name) })?;
         let mode = Mode {
             relaxed: config().fabric_relaxed,
             ..Mode::agreed(self.api_version.load(Relaxed), attr.mr_mode)?
         };
+        // SAFETY: a string of the info.
+        let device = Device::open_by_name(unsafe { CStr::from_ptr(attr.name) })?;
         let pd = match device.allocate_pd() {
             Ok(pd) => pd,
             Err(failure) => {
