@@ -75,16 +75,22 @@ impl Bare {
     }
 }
 
+static FORK_PROTECTED: OnceBool = OnceBool::new();
+
+/// Whether [`is_fork_protected`] was asked, and is so; for threads that cannot ask.
+pub fn is_known_fork_protected() -> bool {
+    FORK_PROTECTED.get() == Some(true)
+}
+
 /// Whether registered memory is kept from children (`ibv_fork_init`): then libibverbs must hear of each end
 /// of a registration before its memory can change.
 ///
 /// Asked once, at the first registration: from then on `ibv_fork_init` comes too late.
 pub fn is_fork_protected() -> bool {
-    static ANSWER: OnceBool = OnceBool::new();
     // ibv_is_fork_initialized does not say it: before rdma-core 52, and with RDMAV_FORK_SAFE=1, memory is kept
     // from children although the kernel copies it for them, and the answer is that this is not needed. But only
     // who does it finds out that there is no memory at an address that no process has.
-    ANSWER.get_or_init(|| {
+    FORK_PROTECTED.get_or_init(|| {
         let nowhere = without_provenance_mut(usize::MAX / 2 + 1 - (64 << 10));
         let errno = errno::errno();
         let is_kept = fork::dontfork(nowhere, 1).is_err();

@@ -8,10 +8,10 @@ use super::pool::{Batch, Cause};
 use super::region::{Id, Region};
 use super::{Instance, lock};
 use crate::helper_thread;
-use crate::mr::Access;
+use crate::mr::{Access, bare};
 use crate::proc;
 use core::ffi::{c_int, c_void};
-use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::*, fence};
 use core::time::Duration;
 
 /// What the other threads see of it.
@@ -172,6 +172,13 @@ extern "C" fn run(argument: *mut c_void) -> c_int {
         if pool.changes.is_behind() {
             relaxed.apply(&relaxed.pool.lock(), By::Helper);
         }
+        if bare::is_known_fork_protected() {
+            // Nothing is kept. What its last user could not end is for another thread of the program, which can give
+            // the memory back to children.
+            relaxed.has_spent.store(true, Relaxed);
+            lock::wait(&cleaner.signal, 0, None);
+            continue;
+        }
         ending::doomed(relaxed, By::Helper);
         end_all(relaxed, Cause::Linger, |region| {
             region.word.load().is_spent() || cleaner.has_lingered(region, now, awake_since)
@@ -181,14 +188,15 @@ extern "C" fn run(argument: *mut c_void) -> c_int {
         }
         ticks = ticks.wrapping_add(1);
         let idle = || {
-            pool.each()
-                .any(|(_, region)| region.word.load().is_unused())
+            let mut each = pool.each();
+            pool.is_ending() || each.any(|(_, region)| region.word.load().is_unused())
         };
         let limit = Duration::from_millis(cleaner.tick.into());
         busy = if idle() { PATIENCE } else { busy - 1 };
         if busy == 0 {
             busy = PATIENCE;
             cleaner.dormant.store(1, SeqCst);
+            fence(SeqCst);
             // Whoever let go of a region before that did not see it.
             if !idle() {
                 lock::wait(&cleaner.signal, 0, None);

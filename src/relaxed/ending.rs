@@ -58,6 +58,9 @@ pub fn end(relaxed: &Instance, id: Id, by: By) -> Result<(), Errno> {
     };
     if let Err(errno) = result {
         pool.lock().restore(id);
+        if relaxed.cleaner.is_dormant() {
+            relaxed.cleaner.wake();
+        }
         return Err(errno);
     }
     trace::ended(|| described(region));
@@ -67,7 +70,7 @@ pub fn end(relaxed: &Instance, id: Id, by: By) -> Result<(), Errno> {
         counters.add(thread, counter(cause), 1);
     }
     if by == By::Program {
-        // Not in a helper: nothing is idle where ibv_fork_init was called, and otherwise it does nothing.
+        // A helper could not, and ends nothing where it must be done.
         let hull = region.hull();
         bare.dofork(hull.start as usize, hull.bytes() as usize);
     }
@@ -130,9 +133,10 @@ pub fn doomed(relaxed: &Instance, by: By) {
 }
 
 /// Ends a region that was its last user's, as the program's thread that released it. Where the thread was
-/// interrupted in the pool, the cleaner does.
+/// interrupted in the pool, the cleaner does, or the next registration that misses.
 pub fn spent(relaxed: &Instance, id: Id) {
     if thread::is_inside() {
+        relaxed.has_spent.store(true, Relaxed);
         relaxed.cleaner.wake();
         return;
     }
@@ -141,6 +145,9 @@ pub fn spent(relaxed: &Instance, id: Id) {
     if claimed {
         // A refusal of the kernel leaves a region that nobody uses; the cleaner tries again.
         let _ = end(relaxed, id, By::Program);
+    } else {
+        // A change of its memory was quicker, and has left it to whoever comes.
+        doomed(relaxed, By::Program);
     }
 }
 

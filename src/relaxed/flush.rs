@@ -31,6 +31,7 @@ pub fn flush_those(relaxed: &Instance, of: impl Fn(&Region) -> bool) -> Result<(
     let claims = relaxed.pool.lock().claims();
     ending::doomed(relaxed, By::Program);
     relaxed.pool.wait_for_claims(claims, of);
+    relaxed.watch.count_anew();
     refused.map_or(Ok(()), |errno| Err(Error::Kernel(errno)))
 }
 
@@ -56,6 +57,15 @@ fn end_idle(
         }
     }
     (ended, refused)
+}
+
+/// Ends what its last user could not, because it had interrupted the pool.
+#[cold]
+pub fn end_spent(relaxed: &Instance) {
+    let _ = end_idle(relaxed, Cause::Flush, &|region| {
+        region.word.load().is_spent()
+    });
+    ending::doomed(relaxed, By::Program);
 }
 
 /// Memory is short: deregisters everything that is idle. False if that was nothing. The caller is inside.

@@ -54,6 +54,7 @@ use crate::stats::{Counter, Counters};
 use crate::thread;
 use cleaner::Cleaner;
 use core::ptr::with_exposed_provenance_mut;
+use core::sync::atomic::AtomicBool;
 use ending::By;
 pub use hit::Miss;
 use hull::Range;
@@ -76,6 +77,8 @@ pub struct Instance {
     counters: &'static Counters,
     /// As much may be pinned as there is memory.
     may_pin_all: bool,
+    /// A region that nobody uses, or will, was left to others to end.
+    has_spent: AtomicBool,
 }
 
 static INSTANCE: PerProcess<Instance> = PerProcess::new();
@@ -161,7 +164,7 @@ pub fn hits(counted: impl Fn() -> u64) -> u64 {
     let inside = (!thread::is_inside()).then(thread::enter);
     let locked = inside.is_some().then(|| relaxed.pool.lock());
     let hits = relaxed.pool.each().map(|(_, region)| region.hits());
-    let hits = counted() + hits.sum::<u64>();
+    let hits = counted() + relaxed.pool.many_hits() + hits.sum::<u64>();
     drop(locked);
     hits
 }

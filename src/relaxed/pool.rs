@@ -104,6 +104,8 @@ pub struct Pool {
     ended: AtomicU32,
     /// Threads that wait for it.
     waiting: AtomicU32,
+    /// Hits that the regions' own counts have no room for.
+    many_hits: AtomicU64,
     pub account: Account,
     shared_memory: SharedMemory,
     dropping: Dropping,
@@ -225,7 +227,9 @@ impl Pool {
         let region = self.region(id);
         let object = match grant {
             Grant::Own => {
-                region.count_hit();
+                if region.count_hit() {
+                    self.many_hits.fetch_add(1 << u32::BITS, Relaxed);
+                }
                 region
             }
             Grant::Another => self.another(id)?,
@@ -287,6 +291,11 @@ impl Pool {
     /// Ends a use that `take` gave and no handle stands for.
     pub fn give_back(&self, id: Id, grant: Grant) -> Option<Left> {
         self.region(id).word.release(grant)
+    }
+
+    /// Hits that no region has room to count.
+    pub fn many_hits(&self) -> u64 {
+        self.many_hits.load(Relaxed)
     }
 
     /// The idle regions and the sum of their lengths.
@@ -558,10 +567,11 @@ impl Locked<'_> {
                 return;
             }
             last = change;
+            // Not as a call, since those end doubts about what is being dropped.
             let change = change.unwrap_or(Change {
                 start: 0,
                 end: u64::MAX,
-                kind: Kind::Called,
+                kind: Kind::Reported,
             });
             self.apply_one(change, &mut applied, &now);
         });

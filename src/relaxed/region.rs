@@ -115,6 +115,8 @@ impl Region {
         self.pages.store(purpose.hull.pages() as u32, Relaxed);
         self.object[PD].store(purpose.pd, Relaxed);
         self.access.store(purpose.access, Relaxed);
+        // Not the last region's, by which ibv_close_device would find this one.
+        self.device.store(0, Relaxed);
         self.cause.store(0, Relaxed);
         self.hits.store(0, Relaxed);
         self.of_file.store(UNKNOWN, Relaxed);
@@ -122,11 +124,12 @@ impl Region {
         self.leaving.store(0, Relaxed);
     }
 
-    /// Its own handle serves a registration.
+    /// Its own handle serves a registration. True where the count begins anew at 0, as it does after an hour of hits.
     #[inline(always)]
-    pub fn count_hit(&self) {
-        self.hits
-            .store(self.hits.load(Relaxed).wrapping_add(1), Relaxed);
+    pub fn count_hit(&self) -> bool {
+        let hits = self.hits.load(Relaxed).wrapping_add(1);
+        self.hits.store(hits, Relaxed);
+        hits == 0
     }
 
     /// How many that were; from now they are counted elsewhere.

@@ -3,13 +3,13 @@
 
 use super::cleaner::{is_remote, now_ms};
 use super::ending::{self, By};
-use super::flush::relieve;
+use super::flush::{end_spent, relieve};
 use super::hit::Miss;
 use super::hull::Range;
 use super::pool::{Cause, Locked};
 use super::region::{Id, Purpose};
 use super::watch::{Unwatched, Watched};
-use super::{Instance, beside_plain, lock, start};
+use super::{Fence, Instance, beside_plain, lock, start};
 use crate::abi::rdma_core::ibv_mr;
 use crate::config::{config, disabled};
 use crate::mr::bare::{self, Own};
@@ -29,6 +29,10 @@ pub const OWN_REGION: Access = Access::ON_DEMAND
     .union(Access::ZERO_BASED)
     .union(Access::MW_BIND)
     .union(Access::HUGETLB);
+
+/// How often a registration that misses looks closer: for a region that is new, for one that begins at another page, and
+/// once more if the region was somebody's in between.
+const LOOKS: u32 = 3;
 
 /// What no relaxed registration can have.
 fn check(request: &Request) -> Result<Range, Error> {
@@ -75,11 +79,13 @@ pub fn register(
     };
     let purpose = relaxed.purpose(pd, hull, request.access, alone);
     let mut missed = miss;
+    let mut looks = 0;
     let settled = loop {
         match missed {
             Miss::Unsettled(_) if !relaxed.settle() => break false,
             Miss::Unsettled(_) => {}
-            Miss::None if relaxed.look_closer(&purpose) => {}
+            // Where another way leads by the same place, or no handle is left, a hit finds nothing even then.
+            Miss::None if looks < LOOKS && relaxed.look_closer(&purpose) => looks += 1,
             Miss::None => break true,
         }
         let addr = request.addr.addr();
@@ -120,10 +126,13 @@ impl Instance {
                 let _inside = thread::enter();
                 self.apply(&self.pool.lock(), By::Program);
             }
-            let fenced =
-                || !self.watch.must_fence() || self.watch.fence() != super::Fence::UnderWay;
-            if changes.settled().is_some() && fenced() {
-                return true;
+            if changes.settled().is_some() {
+                match self.watch.must_fence().then(|| self.watch.fence()) {
+                    None | Some(Fence::Passed) => return true,
+                    Some(Fence::UnderWay) => {}
+                    // Nothing is certain any more, and no hit will be.
+                    Some(Fence::Lost) => return false,
+                }
             }
             if round < SPINS {
                 core::hint::spin_loop();
@@ -140,7 +149,7 @@ impl Instance {
 
     /// Looks for a region that would serve, but that a hit does not find. If there is one, the next hit does.
     pub(super) fn look_closer(&self, purpose: &Purpose) -> bool {
-        let _inside = thread::enter();
+        let inside = thread::enter();
         let locked = self.pool.lock();
         if locked.has_new(purpose) {
             // The first time that a region is used again: a mapping may have been made by a bare system call,
@@ -154,6 +163,7 @@ impl Instance {
             && let Some((id, grant)) = locked.take(purpose)
         {
             drop(locked);
+            drop(inside);
             self.give_up(id, grant);
             return true;
         }
@@ -172,6 +182,9 @@ impl Instance {
         let inside = thread::enter();
         if self.pool.ending() > super::TOO_MANY {
             ending::doomed(self, By::Program);
+        }
+        if self.has_spent.load(Relaxed) && self.has_spent.swap(false, Relaxed) {
+            end_spent(self);
         }
         loop {
             let locked = self.pool.lock();

@@ -16,7 +16,7 @@ use crate::proc::{self, Mapping};
 use crate::process::{FAR_AWAY, PerProcess};
 use crate::thread;
 use core::ops::ControlFlow;
-use core::sync::atomic::{AtomicUsize, Ordering::*};
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering::*};
 
 /// Held by the thread that starts it.
 static STARTING: PerProcess<Lock> = PerProcess::new();
@@ -71,6 +71,7 @@ pub fn current() -> Option<&'static Instance> {
         cleaner,
         counters: &state.counters,
         may_pin_all: may_pin().is_none(),
+        has_spent: AtomicBool::new(false),
     };
     pool.account.set_limit(limit());
     let relaxed: &'static Instance = Box::leak(Box::new(relaxed));

@@ -108,8 +108,9 @@ impl Table {
         let hash = hash(pd, start);
         if !self.put(regions, hash, id) {
             self.rebuild(regions);
-            // Without an entry the region is found under the lock.
-            self.put(regions, hash, id);
+            if !self.put(regions, hash, id) {
+                self.put_over(hash, id);
+            }
         }
     }
 
@@ -132,6 +133,15 @@ impl Table {
             return true;
         }
         false
+    }
+
+    /// Adds an entry where so many regions begin at one page that all places in reach are taken: over another's, which
+    /// is found under the lock, or not.
+    fn put_over(&self, hash: u64, id: Id) {
+        let table = self.table(self.shape.load(Relaxed));
+        let place =
+            first_place(hash).wrapping_add(u64::from(id.0) % REACH) & (table.len() as u64 - 1);
+        table[place as usize].store(entry(hash, id), Release);
     }
 
     /// Makes the other table of the regions that there are, in a size that fits, and puts it to use.

@@ -181,6 +181,10 @@ impl Watch {
     /// Whether the process may have more mappings. Three quarters of what the kernel allows are the
     /// program's own; they are counted when by the worst account they may be used up.
     fn has_room(&self) -> bool {
+        if self.room.load(Relaxed) < -PATIENCE {
+            self.room.fetch_add(SPLITS, Relaxed);
+            return false;
+        }
         if self.room.fetch_sub(SPLITS, Relaxed) > SPLITS {
             return true;
         }
@@ -191,9 +195,16 @@ impl Watch {
         self.room.store(if enough { room } else { 0 }, Relaxed);
         if !enough {
             // Not counted again at once: that takes time where there are many.
-            self.room.store(-PATIENCE * SPLITS, Relaxed);
+            self.room.store(-PATIENCE * (SPLITS + 1), Relaxed);
         }
         enough
+    }
+
+    /// Has the mappings counted anew: there may be fewer.
+    pub fn count_anew(&self) {
+        if self.room.load(Relaxed) < 0 {
+            self.room.store(0, Relaxed);
+        }
     }
 
     /// Whether memory of regions that have ended should be watched no longer: mappings are short.

@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * A buffer of which the first part is registered, in ever other lengths: more regions begin at its first page than
+ * there are places for the way to them. Each registration ends, and what was registered last is used again.
+ */
+#include "relaxed.h"
+
+enum { PAGES = 100 };
+
+static struct pair pair;
+
+static void growing(const char *name, char *memory, int access)
+{
+	int failed = 0, anew = 0;
+
+	for (int n = 1; n <= PAGES; n++) {
+		struct rdmamr_stats before;
+
+		for (int round = 0; round < 2; round++) {
+			struct ibv_mr *mr = ibv_reg_mr_relaxed(pair.pd, memory, (size_t)n * PAGE, access);
+
+			failed += !mr || ibv_dereg_mr_relaxed(mr) != 0;
+		}
+		before = stats();
+		failed += !lands_with(&pair, memory, (size_t)n * PAGE, access);
+		anew += !reused(before, stats());
+	}
+	is(failed, 0, "%s: each of 1 to %d pages is registered three times, and data lands", name, PAGES);
+	is(anew, 0, "%s: by a region that was there", name);
+}
+
+int main(int argc, char **argv)
+{
+	char *memory;
+
+	(void)argc;
+	with_setting(argv, "RDMAMR_RELAXED_LINGER", "600");
+	alarm(100);
+	relaxed_open(&pair);
+	memory = pages(PAGES);
+	growing("rights of peers", memory, LOCAL_AND_REMOTE);
+	must(ibv_flush_relaxed_mr(pair.pd) == 0);
+	growing("local rights", memory, IBV_ACCESS_LOCAL_WRITE);
+	return relaxed_close(&pair);
+}

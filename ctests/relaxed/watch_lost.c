@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * A program that closes all descriptors that it does not know closes the pool's userfaultfd too. Nothing is kept from
+ * then on, nothing that was kept is used, and registrations go on as plain ones.
+ */
+#include "relaxed.h"
+#include <dirent.h>
+#include <pthread.h>
+
+static struct pair pair;
+
+/* Whether a descriptor was one of userfaultfd, and is closed. */
+static bool close_userfaultfd(void)
+{
+	DIR *dir = opendir("/proc/self/fd");
+	struct dirent *entry;
+	char target[64] = "";
+	int found = -1;
+
+	must(dir);
+	while ((entry = readdir(dir))) {
+		ssize_t length = readlinkat(dirfd(dir), entry->d_name, target, sizeof(target) - 1);
+
+		target[length > 0 ? length : 0] = 0;
+		if (!strcmp(target, "anon_inode:[userfaultfd]"))
+			found = atoi(entry->d_name);
+	}
+	closedir(dir);
+	return found >= 0 && close(found) == 0;
+}
+
+static void *nothing(void *argument)
+{
+	return argument;
+}
+
+int main(int argc, char **argv)
+{
+	struct ibv_mr *first, *second;
+	char *memory;
+
+	(void)argc;
+	with_setting(argv, "RDMAMR_RELAXED_LINGER", "600");
+	alarm(60);
+	relaxed_open(&pair);
+	memory = pages(4);
+	in_thread(nothing, NULL);
+	control(&pair, "while the pool watches", memory, PAGE);
+	ok(close_userfaultfd(), "its userfaultfd is closed");
+	must(syscall(SYS_madvise, memory, PAGE, MADV_DONTNEED) == 0);
+	ok(lands(&pair, memory, PAGE), "data lands in the page of now");
+	not_kept(&pair, "other memory", memory + 2 * PAGE, PAGE);
+	first = ibv_reg_mr_relaxed(pair.pd, memory, PAGE, LOCAL_AND_REMOTE);
+	second = ibv_reg_mr_relaxed(pair.pd, memory, PAGE, LOCAL_AND_REMOTE);
+	ok(first && second, "memory is registered again while it is");
+	must(first && second);
+	ok(lands_in(&pair, first, memory, PAGE) && lands_in(&pair, second, memory, PAGE), "data lands by both");
+	is(ibv_dereg_mr_relaxed(first), 0, "the first is deregistered");
+	ok(lands_in(&pair, second, memory, PAGE), "data lands by the second");
+	is(ibv_dereg_mr_relaxed(second), 0, "which is deregistered");
+	return relaxed_close(&pair);
+}
