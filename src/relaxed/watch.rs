@@ -214,7 +214,7 @@ impl Watch {
 
     /// Stops watching memory that no region needs; false if some of it cannot be watched at all, or is another's.
     pub fn unwatch(&self, range: Range) -> bool {
-        // Before Linux 6.16 (fs/userfaultfd.c, `userfaultfd_unregister`) a file ends what another has registered: so
+        // On Linux 6.1 and 6.12 (fs/userfaultfd.c, `userfaultfd_unregister`) a file ends what another has registered: so
         // first all is made ours, which is refused where another has some of it.
         let end = |file: Userfaultfd| file.register(range).is_ok() && file.unregister(range);
         !self.any_mapping && self.file().is_some_and(end)
