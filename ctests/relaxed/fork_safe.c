@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
  * With RDMAV_FORK_SAFE=1 libibverbs keeps registered memory from children, as long as it is registered: who ends a
- * region of the pool must give its memory back to them, whatever thread that is. Two threads that use the same
- * memory often find that the other has just let go of it.
+ * region of the pool must give its memory back to them, whatever thread that is. Threads that use the same memory often
+ * find that another has just let go of it.
  */
 #include "relaxed.h"
 #include <pthread.h>

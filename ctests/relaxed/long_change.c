@@ -6,25 +6,16 @@
  *
  * The call is a truncate(2) of a file with a lease, fcntl(2): it waits until the lease is given up.
  */
-#include "relaxed.h"
+#include "observe.h"
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
-#include <time.h>
 
 enum { LENGTH = 4 * PAGE, ROUNDS = 300 };
 
 static struct pair pair;
 static char path[] = "/tmp/rdmamr-lease-XXXXXX";
 static int leased = -1;
-
-static double now(void)
-{
-	struct timespec time;
-
-	clock_gettime(CLOCK_MONOTONIC, &time);
-	return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
-}
 
 static void *cut(void *argument)
 {
@@ -89,9 +80,9 @@ static bool register_beside(char *memory, double seconds, double *took)
 	while (fcntl(leased, F_GETLEASE) == F_RDLCK)
 		sched_yield();
 	must(pthread_create(&giving_up, NULL, give_up_lease, &seconds) == 0);
-	began = now();
+	began = seconds_now();
 	mr = ibv_reg_mr_relaxed(pair.pd, memory, LENGTH, LOCAL_AND_REMOTE);
-	*took = now() - began;
+	*took = seconds_now() - began;
 	must(mr);
 	must(pthread_join(giving_up, NULL) == 0 && pthread_join(cutting, NULL) == 0);
 	must(all_lands(&pair, mr, memory, LENGTH, true));

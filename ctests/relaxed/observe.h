@@ -30,6 +30,29 @@ static double seconds_now(void)
 	return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
 }
 
+/* How many userfaultfds the process has; and the number of one, if it is asked for. */
+__attribute__((unused))
+static int userfaultfds(int *one)
+{
+	DIR *directory = opendir("/proc/self/fd");
+	struct dirent *entry;
+	int count = 0;
+
+	must(directory);
+	while ((entry = readdir(directory))) {
+		char path[300], target[100] = "";
+
+		snprintf(path, sizeof(path), "/proc/self/fd/%s", entry->d_name);
+		if (readlink(path, target, sizeof(target) - 1) > 0 && strstr(target, "userfaultfd")) {
+			if (one)
+				*one = atoi(entry->d_name);
+			count++;
+		}
+	}
+	closedir(directory);
+	return count;
+}
+
 /* A region as the kernel lists them, whoever has registered it. */
 struct kernel_region {
 	uint32_t lkey, rkey, pid;

@@ -8,11 +8,10 @@
  * Usage: soak [SECONDS [SEED]]: 30 s by default. The seed is printed.
  */
 #include <malloc.h>
-#include <dirent.h>
 #include <pthread.h>
 #include <sys/wait.h>
 #include <time.h>
-#include "relaxed.h"
+#include "observe.h"
 
 enum { THREADS = 2, SLOTS = 12, COMMON = 4, COMMON_LENGTH = 8 * PAGE, MAX_PAGES = 24 };
 
@@ -39,14 +38,6 @@ static struct pair pair;
 static pthread_mutex_t traffic = PTHREAD_MUTEX_INITIALIZER;
 static char *common[COMMON];
 static double deadline;
-
-static double now(void)
-{
-	struct timespec time;
-
-	clock_gettime(CLOCK_MONOTONIC, &time);
-	return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
-}
 
 static unsigned int chance(struct worker *worker, unsigned int of)
 {
@@ -302,7 +293,7 @@ static void *work(void *argument)
 
 	for (int n = 0; n < SLOTS; n++)
 		get_memory(worker, &worker->slots[n]);
-	while (now() < deadline)
+	while (seconds_now() < deadline)
 		step(worker);
 	for (int n = 0; n < SLOTS; n++) {
 		if (worker->slots[n].mr)
@@ -367,7 +358,7 @@ int main(int argc, char **argv)
 
 	printf("# %g seconds, seed %u\n", seconds, seed);
 	fflush(stdout);
-	deadline = now() + seconds;
+	deadline = seconds_now() + seconds;
 	for (int n = 0; n < THREADS; n++) {
 		workers[n].seed = seed + (unsigned int)n * 7919;
 		must(pthread_create(&workers[n].thread, NULL, work, &workers[n]) == 0);

@@ -4,8 +4,7 @@
  * parent. The child has a copy of the pool, of the watch and of the regions' objects, and may touch nothing
  * of it: not by registering, deregistering or flushing, not by unmapping, not by its exit.
  */
-#include "relaxed.h"
-#include <dirent.h>
+#include "observe.h"
 #include <sys/wait.h>
 
 enum { COUNT = 8, SIZE = COUNT * PAGE };
@@ -110,24 +109,6 @@ static void writes_first(bool child_first, bool in_use)
 	still(&pair, name, memory, SIZE);
 }
 
-/* What userfaultfds the process has. */
-static int watches(void)
-{
-	DIR *directory = opendir("/proc/self/fd");
-	struct dirent *entry;
-	int count = 0;
-
-	must(directory);
-	while ((entry = readdir(directory))) {
-		char path[300], target[100] = "";
-
-		snprintf(path, sizeof(path), "/proc/self/fd/%s", entry->d_name);
-		count += readlink(path, target, sizeof(target) - 1) > 0 && strstr(target, "userfaultfd");
-	}
-	closedir(directory);
-	return count;
-}
-
 static struct ibv_mr *live;
 
 /* What a child may do without harm to its parent: each returns 0 if it went well in the child. */
@@ -138,7 +119,7 @@ static int does_nothing(void)
 
 static int holds_no_watch(void)
 {
-	return watches();
+	return userfaultfds(NULL);
 }
 
 static int flushes(void)
@@ -302,7 +283,7 @@ int main(int argc, char **argv)
 	memory = pages(COUNT);
 	for (int n = 0; n < 4; n++)
 		writes_first(n & 1, n & 2);
-	is(watches(), 1, "the parent has its watch");
+	is(userfaultfds(NULL), 1, "the parent has its watch");
 	for (size_t act = 0; act < sizeof(acts) / sizeof(acts[0]); act++) {
 		child_acts(act, false);
 		child_acts(act, true);

@@ -3,31 +3,10 @@
  * A program that closes all descriptors that it does not know closes the pool's userfaultfd too. Nothing is kept from
  * then on, nothing that was kept is used, and registrations go on as plain ones.
  */
-#include "relaxed.h"
-#include <dirent.h>
+#include "observe.h"
 #include <pthread.h>
 
 static struct pair pair;
-
-/* Whether a descriptor was one of userfaultfd, and is closed. */
-static bool close_userfaultfd(void)
-{
-	DIR *dir = opendir("/proc/self/fd");
-	struct dirent *entry;
-	char target[64] = "";
-	int found = -1;
-
-	must(dir);
-	while ((entry = readdir(dir))) {
-		ssize_t length = readlinkat(dirfd(dir), entry->d_name, target, sizeof(target) - 1);
-
-		target[length > 0 ? length : 0] = 0;
-		if (!strcmp(target, "anon_inode:[userfaultfd]"))
-			found = atoi(entry->d_name);
-	}
-	closedir(dir);
-	return found >= 0 && close(found) == 0;
-}
 
 static void *nothing(void *argument)
 {
@@ -38,6 +17,7 @@ int main(int argc, char **argv)
 {
 	struct ibv_mr *first, *second;
 	char *memory;
+	int fd;
 
 	(void)argc;
 	with_setting(argv, "RDMAMR_RELAXED_LINGER", "600");
@@ -46,7 +26,7 @@ int main(int argc, char **argv)
 	memory = pages(4);
 	in_thread(nothing, NULL);
 	control(&pair, "while the pool watches", memory, PAGE);
-	ok(close_userfaultfd(), "its userfaultfd is closed");
+	ok(userfaultfds(&fd) == 1 && close(fd) == 0, "its userfaultfd is closed");
 	must(syscall(SYS_madvise, memory, PAGE, MADV_DONTNEED) == 0);
 	ok(lands(&pair, memory, PAGE), "data lands in the page of now");
 	not_kept(&pair, "other memory", memory + 2 * PAGE, PAGE);
