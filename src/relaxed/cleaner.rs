@@ -173,8 +173,8 @@ extern "C" fn run(argument: *mut c_void) -> c_int {
             relaxed.apply(&relaxed.pool.lock(), By::Helper);
         }
         if bare::is_known_fork_protected() {
-            // Nothing is kept. What its last user could not end is for another thread of the program, which can give
-            // the memory back to children.
+            // Nothing is kept. What its last user could not end is for another thread of the program, at its next
+            // registration: only such a one can give the memory back to children.
             relaxed.has_spent.store(true, Relaxed);
             lock::wait(&cleaner.signal, 0, None);
             continue;
@@ -196,8 +196,8 @@ extern "C" fn run(argument: *mut c_void) -> c_int {
         if busy == 0 {
             busy = PATIENCE;
             cleaner.dormant.store(1, SeqCst);
+            // Whoever let go of a region before that did not see it; whoever does after this look has seen it.
             fence(SeqCst);
-            // Whoever let go of a region before that did not see it.
             if !idle() {
                 lock::wait(&cleaner.signal, 0, None);
                 awake = None;

@@ -58,7 +58,8 @@ pub fn end(relaxed: &Instance, id: Id, by: By) -> Result<(), Errno> {
     };
     if let Err(errno) = result {
         pool.lock().restore(id);
-        if relaxed.cleaner.is_dormant() {
+        if by == By::Program {
+            // To try again, or to have it tried. (It has its own time for what it is refused itself.)
             relaxed.cleaner.wake();
         }
         return Err(errno);
@@ -133,10 +134,9 @@ pub fn doomed(relaxed: &Instance, by: By) {
 }
 
 /// Ends a region that was its last user's, as the program's thread that released it. Where the thread was
-/// interrupted in the pool, the cleaner does, or the next registration that misses.
+/// interrupted in the pool, the cleaner does.
 pub fn spent(relaxed: &Instance, id: Id) {
     if thread::is_inside() {
-        relaxed.has_spent.store(true, Relaxed);
         relaxed.cleaner.wake();
         return;
     }

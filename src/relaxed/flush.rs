@@ -59,7 +59,7 @@ fn end_idle(
     (ended, refused)
 }
 
-/// Ends what its last user could not, because it had interrupted the pool.
+/// Ends what its last user could not, in place of a cleaner that may not.
 #[cold]
 pub fn end_spent(relaxed: &Instance) {
     let _ = end_idle(relaxed, Cause::Flush, &|region| {

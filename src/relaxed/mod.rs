@@ -77,7 +77,7 @@ pub struct Instance {
     counters: &'static Counters,
     /// As much may be pinned as there is memory.
     may_pin_all: bool,
-    /// A region that nobody uses, or will, was left to others to end.
+    /// The cleaner has been woken to end a region, and may not: a thread of the program must.
     has_spent: AtomicBool,
 }
 

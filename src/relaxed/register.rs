@@ -147,7 +147,7 @@ impl Instance {
         false
     }
 
-    /// Looks for a region that would serve, but that a hit does not find. If there is one, the next hit does.
+    /// Looks for a region that would serve, but that a hit does not find. If there is one, the next hit does, as a rule.
     pub(super) fn look_closer(&self, purpose: &Purpose) -> bool {
         let inside = thread::enter();
         let locked = self.pool.lock();

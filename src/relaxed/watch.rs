@@ -181,6 +181,7 @@ impl Watch {
     /// Whether the process may have more mappings. Three quarters of what the kernel allows are the
     /// program's own; they are counted when by the worst account they may be used up.
     fn has_room(&self) -> bool {
+        // Mappings are short. They are not counted again at once: that takes time where there are many.
         if self.room.load(Relaxed) < -PATIENCE {
             self.room.fetch_add(SPLITS, Relaxed);
             return false;
@@ -192,11 +193,9 @@ impl Watch {
         let room = (most / 4 * 3) as i64 - count as i64;
         self.room_at_most.store(room.max(0), Relaxed);
         let enough = room > SPLITS * 16;
-        self.room.store(if enough { room } else { 0 }, Relaxed);
-        if !enough {
-            // Not counted again at once: that takes time where there are many.
-            self.room.store(-PATIENCE * (SPLITS + 1), Relaxed);
-        }
+        // As far below the mark above as it takes that many misses to climb.
+        let short = -PATIENCE - PATIENCE * SPLITS;
+        self.room.store(if enough { room } else { short }, Relaxed);
         enough
     }
 
