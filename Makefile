@@ -10,6 +10,7 @@ ZSHDIR     ?= $(PREFIX)/share/zsh/site-functions
 FISHDIR    ?= $(PREFIX)/share/fish/vendor_completions.d
 CARGO      ?= cargo
 CFLAGS     ?= -O1 -g
+STRIP      ?= strip
 
 version  := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1)
 release  := target/release
@@ -20,21 +21,25 @@ built    := target/ctests
 cbindgen_version := 0.29.4
 cbindgen := target/tools/cbindgen-$(cbindgen_version)/bin/cbindgen
 
-all: $(so) ## build the shared and the static library
+all: $(so) $(release)/rdmamr ## build the shared and the static library, and the program rdmamr
 $(so): FORCE
-	$(CARGO) build --release
+	+$(CARGO) build --release
 
+# cbindgen reads one file. A file's own documentation may only stand at its top.
 headers: $(cbindgen) ## make the headers under include/ from the source
-	$(cbindgen) -q -c cbindgen.toml -o include/rdmamr.h src/capi/rdmamr.rs
-	mkdir -p target
+	mkdir -p target $(headers_in)/rdmamr
+	sed '/^\/\/!/d' src/capi/rdmamr.rs src/report/stats.rs >target/rdmamr.rs
+	$(cbindgen) -q -c cbindgen.toml -o $(headers_in)/rdmamr.h target/rdmamr.rs
 	$(verbs_toml) cbindgen.toml >target/verbs.toml
-	$(cbindgen) -q -c target/verbs.toml -o include/rdmamr/verbs.h src/capi/relaxed.rs
-	src/capi/fabric/fi_mr.sh $(cbindgen) >include/rdmamr/fi_mr.h
+	$(cbindgen) -q -c target/verbs.toml -o $(headers_in)/rdmamr/verbs.h src/capi/relaxed.rs
+	src/capi/fabric/fi_mr.sh $(cbindgen) >$(headers_in)/rdmamr/fi_mr.h
+# The test of the headers makes them elsewhere.
+headers_in := include
 # The second header's settings differ in its names only.
-verbs_toml := sed -e 's/RDMAMR_H/RDMAMR_VERBS_H/' -e 's|capi/rdmamr.rs|capi/relaxed.rs|' \
+verbs_toml := sed -e 's/RDMAMR_H/RDMAMR_VERBS_H/' -e 's|capi/rdmamr.rs and src/report/stats.rs|capi/relaxed.rs|' \
 	-e 's|^sys_includes.*|sys_includes = ["infiniband/verbs.h"]|'
 $(cbindgen):
-	$(CARGO) install --quiet --locked --version $(cbindgen_version) --root $(dir $(cbindgen)).. cbindgen
+	+$(CARGO) install --quiet --debug --locked --version $(cbindgen_version) --root $(dir $(cbindgen)).. cbindgen
 
 man: $(patsubst %.scd,%,$(wildcard man/*.scd)) ## make the manual pages from their sources, by scdoc
 man/%: man/%.scd
@@ -47,77 +52,67 @@ cbindgen: $(cbindgen)
 check: ## run all tests, those that need a device on DEVICE=name or in the soft-RoCE machine
 	@ctests/check
 
-# Those that are parts of others, and what its own script compiles.
-parts    := %/pair.c %/kernel_regions.c %/stub_device.c %/asan.c
-programs := $(filter-out $(parts),$(wildcard ctests/device/*.c ctests/differential/*.c ctests/relaxed/*.c))
-# About the three relaxed calls themselves, or that regions are shared while they are in use, or without a device.
-by_name  := $(addprefix ctests/relaxed/,$(addsuffix .c,race ucx semantics trap_20_mixed_deregistration linger refused no_write_protection \
-	trap_12_access trap_13_page_hull trap_14_handles trap_19_close_device trap_21_flush_beside_hits))
-# The tests of relaxed registration once more, by the plain calls, which the pool serves under RDMAMR_CACHE; and those
-# that are about nothing else.
-cache    := $(addprefix $(built)/cache_,$(basename $(notdir $(filter-out $(by_name),$(filter ctests/relaxed/%,$(programs))) $(wildcard ctests/cache/*.c))))
-# Each of the fabric family twice: with libfabric's inlines, and with our symbols alone.
-fabric   := $(foreach name,$(basename $(notdir $(wildcard ctests/fabric/*.c))),$(built)/fabric_$(name) $(built)/fabric_$(name)_alone) \
-	$(addprefix $(built)/fabric_,async_address async_thread fuzz_address raw_keys_address) \
-	$(addprefix $(built)/,registers registers_alone matrix foreign_queue ffi example) \
-	$(addprefix $(built)/monitor_,stale stale.so races life nodes plugin cost)
-ctests: $(addprefix $(built)/,$(basename $(notdir $(programs)))) \
-	$(fabric) $(cache) $(built)/calls $(built)/record.so $(built)/old_kernel.so $(built)/device_gone.so $(addprefix $(built)/trace_,calls callers callers_alone) $(built)/rpc $(built)/registration $(built)/relaxed_device $(built)/startup ## compile the C tests and benchmarks
+# The C tests and benchmarks: NAME, SOURCE and BUILD of ctests/manifest, as variables of make.
+target/manifest.mk: ctests/manifest Makefile
+	@mkdir -p $(@D)
+	@awk '!/^#/ && NF && $$2 != "-" && $$3 != "script" { \
+		file = "$(built)/" $$1; print "tests += " file "\n" file ": " $$2; \
+		print "source_" $$1 " := " $$2 "\nbuild_" $$1 " := " $$3 }' $< >$@
+-include target/manifest.mk
+ctests: $(tests) ## compile the C tests and benchmarks
 
-strict := -std=gnu11 -D_GNU_SOURCE -Wall -Wextra -Werror -Iinclude
-common := ctests/device/pair.c ctests/device/kernel_regions.c
-stub   := ctests/relaxed/stub_device.c
-needs  := $(wildcard ctests/*.h ctests/*/*.h bench/*.h include/*.h include/*/*.h) Makefile | $(built)
-$(built):
-	mkdir -p $@
-$(built)/%: ctests/device/%.c $(common) $(needs)
-	$(CC) $(strict) $(CFLAGS) $< $(common) -o $@ -libverbs -lrdmacm -lpthread -ldl
-$(built)/race $(built)/ucx: $(built)/%: ctests/relaxed/%.c $(stub) $(needs)
-	$(CC) $(strict) $(CFLAGS) $< $(stub) -o $@ -libverbs -lpthread -ldl
-$(built)/no_write_protection: ctests/relaxed/refused.c
-$(built)/%: ctests/relaxed/%.c $(common) $(needs)
-	$(CC) $(strict) $(CFLAGS) $< $(common) -o $@ -libverbs -lrdmacm -lpthread -ldl
-$(built)/cache_%: ctests/cache/%.c $(common) $(needs)
-	$(CC) $(strict) $(CFLAGS) $< $(common) -o $@ -libverbs -lrdmacm -lpthread -ldl
-$(built)/cache_%: ctests/relaxed/%.c $(common) $(needs)
-	$(CC) $(strict) $(CFLAGS) -DPLAIN_CALLS $< $(common) -o $@ -libverbs -lrdmacm -lpthread -ldl
-$(built)/fabric_%_alone: ctests/fabric/%.c $(common) $(needs)
-	$(CC) $(strict) $(CFLAGS) -DRDMAMR_NO_LIBFABRIC $< $(common) -o $@ -libverbs -lrdmacm -lpthread -ldl
-$(built)/fabric_%_address: ctests/fabric/%.c $(common) $(so) $(needs)
-	$(CC) $(strict) $(CFLAGS) -fsanitize=address $< $(common) -o $@ $(so) -libverbs -lrdmacm -lpthread -ldl
-$(built)/fabric_%_thread: ctests/fabric/%.c $(common) $(so) $(needs)
-	$(CC) $(strict) $(CFLAGS) -fsanitize=thread $< $(common) -o $@ $(so) -libverbs -lrdmacm -lpthread -ldl
-$(built)/fabric_%: ctests/fabric/%.c $(common) $(needs)
-	$(CC) $(strict) $(CFLAGS) $< $(common) -o $@ -libverbs -lrdmacm -lpthread -ldl
-$(built)/registers $(built)/matrix: $(built)/%: ctests/provider/%.c $(needs)
-	$(CC) $(strict) $(CFLAGS) $< -o $@ -lfabric -lpthread
-$(built)/registers_alone: ctests/provider/registers.c $(so) $(needs)
-	$(CC) $(strict) $(CFLAGS) -DALONE $< -o $@ $(so) -libverbs -lpthread
-$(built)/foreign_queue: ctests/provider/foreign_queue.c $(common) $(needs)
-	$(CC) $(strict) $(CFLAGS) $< $(common) -o $@ -lfabric -libverbs -lrdmacm -lpthread -ldl
-$(built)/monitor_plugin: ctests/monitor/plugin.c $(needs)
-	$(CC) $(strict) $(CFLAGS) $< -o $@ -ldl
-$(built)/monitor_stale.so: ctests/monitor/stale.c $(common) $(needs)
-	$(CC) $(strict) $(CFLAGS) -shared -fPIC $< $(common) -o $@ -lfabric -libverbs -lrdmacm -ldl
-# Exported, so that libfabric finds the functions that the programs stand in with.
-$(built)/monitor_%: ctests/monitor/%.c $(common) $(needs)
-	$(CC) $(strict) $(CFLAGS) -rdynamic $< $(common) -o $@ -lfabric -libverbs -lrdmacm -lpthread -ldl
-$(built)/example: examples/register.c $(so) $(needs)
-	$(CC) $(strict) $(CFLAGS) $< -o $@ $(so) -lfabric -libverbs
-$(built)/ffi: ctests/ffi/ffi.rs $(so) $(needs)
-	rustc --edition 2024 $< -o $@ -L $(release) -l dylib=rdmamr -l ibverbs
-$(built)/%: ctests/differential/%.c $(needs)
-	$(CC) $(strict) $(CFLAGS) $< -o $@ -libverbs
-$(built)/trace_%_alone: ctests/trace/%.c $(common) $(needs)
-	$(CC) $(strict) $(CFLAGS) -DRDMAMR_NO_LIBFABRIC $< $(common) -o $@ -libverbs -lrdmacm -lpthread -ldl
-$(built)/trace_%: ctests/trace/%.c $(common) $(needs)
-	$(CC) $(strict) $(CFLAGS) $< $(common) -o $@ -libverbs -lrdmacm -lpthread -ldl
-$(built)/%: ctests/golden/%.c $(needs)
-	$(CC) $(strict) $(CFLAGS) $< -o $@ -libverbs
-$(built)/%.so: ctests/golden/%.c $(needs)
-	$(CC) $(strict) $(CFLAGS) -shared -fPIC $< -o $@ -ldl
-$(built)/%: bench/%.c $(needs)
-	$(CC) $(strict) $(CFLAGS) $< -o $@ -libverbs -ldl -lm
+# The words of BUILD: flags for the compiler, and inputs for the linker.
+flags_alone        := -DRDMAMR_NO_LIBFABRIC
+flags_shared       := -shared -fPIC
+flags_plugin       := -shared -fPIC
+flags_exported     := -rdynamic
+flags_address      := -fsanitize=address
+flags_thread       := -fsanitize=thread
+flags_linked_alone := -DALONE
+# Its calls are weak, and libibverbs is to be loaded all the same.
+inputs_stub         = $(built)/lib/stub_device.o -Wl,--no-as-needed -libverbs
+inputs_exported    := $(built)/lib/cached.o
+inputs_plugin      := $(built)/lib/cached.o
+inputs_address     := $(so)
+inputs_thread      := $(so)
+inputs_linked      := $(so)
+inputs_linked_alone := $(so)
+with = $(filter $(addprefix $(built)/,$(foreach name,$(patsubst $(built)/%,%,$(tests)),$(if $(filter $(1),$(build_$(name))),$(name)))),$(tests))
+$(call with,stub): $(built)/lib/stub_device.o
+$(call with,exported plugin): $(built)/lib/cached.o
+$(call with,address thread linked linked_alone): $(so)
+
+# The programs share a library. stub_device.c and cached.c are not in it: they replace ioctl and
+# ibv_alloc_pd, so a word of BUILD names them.
+objects := $(patsubst ctests/lib/%.c,$(built)/lib/%.o,$(wildcard ctests/lib/*.c))
+compile  = $(CC) -std=gnu11 -D_GNU_SOURCE -Wall -Wextra -Werror -Iinclude -MMD -MP -MF $(built)/lib/$(@F).d $(CFLAGS)
+vpath %.c ctests/lib ctests/relaxed ctests/monitor
+$(built)/lib/%.o: %.c Makefile
+	@mkdir -p $(@D)
+	$(compile) -fPIC -c $< -o $@
+$(built)/libctest.a: $(objects)
+	rm -f $@
+	$(AR) rcs $@ $^
+# A benchmark, one of which "make demo" compiles, links neither the library nor libfabric.
+rust  := $(call with,rust)
+bench := $(call with,bench)
+libs   = $(built)/libctest.a -Wl,--as-needed -lfabric -libverbs -lrdmacm -lpthread -ldl -lm
+$(bench): libs = -libverbs -ldl -lm
+$(filter-out $(rust) $(bench),$(tests)): $(built)/libctest.a
+$(filter-out $(rust),$(tests)): Makefile
+	@mkdir -p $(built)/lib
+	$(compile) $(flags_$(build_$(@F))) $(source_$(@F)) $(inputs_$(build_$(@F))) -o $@ $(libs)
+$(rust): $(so)
+	+rustc --edition 2024 $(source_$(@F)) -o $@ -L $(release) -l dylib=rdmamr -l ibverbs
+# Old dependency files name sources that are gone.
+ctests/%.c: ;
+-include $(wildcard $(built)/lib/*.d)
+
+# Without Go its test is skipped.
+ctests: ffi_go
+ffi_go: $(so)
+	@ctests/ffi/go.sh --build $(so) $(built)
+.PHONY: ffi_go
 
 demo: ## run programs under the library, on DEVICE=name or soft-RoCE, and show what happened
 	@bench/demo
@@ -140,6 +135,15 @@ bench-fabric: ## time libfabric's calls on our domains beside libfabric's verbs 
 bench-cache: ## time a program that registers per message with RDMAMR_CACHE and without, on DEVICE=name or soft-RoCE
 	@bench/cache
 
+figures: ## put the figures of the benchmarks that ran here into README.md and docs/
+	@bench/figures take
+
+picture: ## make examples/report.png again: the report on HPC Challenge, in the soft-RoCE machine
+	@examples/picture
+
+house: ## print which room of src/ uses which
+	@python3 -B ctests/host/house.py --draw
+
 DURATION ?= 600
 soak: all ctests ## run random relaxed registrations, unmaps, forks and traffic for DURATION seconds (600), and a long race
 	vm/run -t $$(($(DURATION) + 120)) -- env LD_PRELOAD=$(abspath $(so)) CHECK_DEVICE=rxe0 CHECK_ADDRESS=10.77.0.1 $(built)/soak $(DURATION)
@@ -149,11 +153,11 @@ vm: ## run CMD='...' in the soft-RoCE machine, with KERNEL=6.1 (default) or 6.12
 	@vm/run -- sh -c '$(subst ','\'',$(value CMD))'
 
 installed_headers := rdmamr.h rdmamr/verbs.h rdmamr/fi_mr.h rdmamr/compat/infiniband/verbs.h
-# "strip_flag=" leaves the symbols to who packages them apart.
+# "strip_flag=" leaves the symbols to a packager. Of an archive only the debug symbols can go.
 strip_flag := -s
 program := $(release)/rdmamr
 $(program): FORCE
-	$(CARGO) build --profile tool -p rdmamr-tool
+	+$(CARGO) build --profile tool -p rdmamr-tool
 	ln -f $(release)/../tool/rdmamr $@
 install: $(so) $(program) ## install under DESTDIR, PREFIX, LIBDIR
 	install -d $(DESTDIR)$(LIBDIR)/pkgconfig $(DESTDIR)$(INCLUDEDIR)/rdmamr/compat/infiniband $(DESTDIR)$(BINDIR)
@@ -161,6 +165,7 @@ install: $(so) $(program) ## install under DESTDIR, PREFIX, LIBDIR
 	ln -sf librdmamr.so.$(version) $(DESTDIR)$(LIBDIR)/librdmamr.so.1
 	ln -sf librdmamr.so.1 $(DESTDIR)$(LIBDIR)/librdmamr.so
 	install -m 644 $(release)/librdmamr.a $(DESTDIR)$(LIBDIR)/
+	$(if $(strip_flag),$(STRIP) --strip-debug $(DESTDIR)$(LIBDIR)/librdmamr.a)
 	# Where libfabric looks for providers, if it is installed beside; else FI_PROVIDER_PATH tells it.
 	install -d $(DESTDIR)$(LIBDIR)/libfabric
 	ln -sf ../librdmamr.so.1 $(DESTDIR)$(LIBDIR)/libfabric/librdmamr-fi.so
@@ -195,4 +200,4 @@ help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | awk -F '|' '{ printf "  make %-14s %s\n", $$1, $$2 }'
 
 FORCE:
-.PHONY: all headers man cbindgen check ctests demo bench bench-relaxed bench-trace bench-prefault bench-fabric bench-cache soak vm install uninstall deb clean help FORCE
+.PHONY: house all headers man cbindgen check ctests demo bench bench-relaxed bench-trace bench-prefault bench-fabric bench-cache figures picture soak vm install uninstall deb clean help FORCE

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Linker arguments of the shared library: its name, the version nodes of its symbols, and lld.
+//! Linker arguments of the shared library: its soname, the version nodes of its symbols, and lld.
 use std::{env, path::PathBuf, process::Command};
 
 const MAP: &str = "src/capi/librdmamr.map";
@@ -11,13 +11,14 @@ fn main() {
     for arg in [
         "-Wl,-soname,librdmamr.so.1".to_owned(),
         format!("-Wl,--version-script={root}/{MAP}"),
-        // nodelete: programs keep our function addresses, and threads may be inside, after a dlclose.
+        // nodelete: after a dlclose, programs still have addresses of this library's functions, and
+        // threads may still run in it.
         "-Wl,-z,relro,-z,now,-z,defs,-z,nodelete".to_owned(),
     ] {
         println!("cargo::rustc-cdylib-link-arg={arg}");
     }
-    // GNU ld refuses a second version script beside the one that rustc writes; lld merges them.
-    // Where rustc does not already use lld, take the one that rustup ships, else the system's.
+    // GNU ld refuses a second version script beside the script that rustc writes; lld merges both.
+    // If rustc does not already use lld, use the lld that rustup ships, else the system's lld.
     if let Some(dir) = rustup_lld() {
         println!("cargo::rustc-cdylib-link-arg=-B{}", dir.display());
     }

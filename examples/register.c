@@ -1,17 +1,19 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Registers the same memory twice by libfabric's calls: (a) on a domain of libfabric's, which librdmamr is a
- * provider for, and (b) on a domain over a protection domain of a verbs program's own. Then asks for something
- * that cannot be, and prints why not.
+ * Registers the same memory twice by libfabric's calls: (a) on a domain that libfabric opens with
+ * librdmamr as its provider, and (b) on a domain over the protection domain of a verbs program.
+ * Then makes a registration that the library must refuse, and prints the reason.
  *
- * Usage: register [DEVICE]; README.md says how to build it, and what it needs in the environment.
+ * Usage: register [DEVICE]. examples/README.md says how to build this program, and which
+ * environment variables it needs.
  */
 #include <infiniband/verbs.h>
 #include <rdma/fabric.h>
 #include <rdma/fi_domain.h>
 #include <rdmamr.h>
-/* Where libfabric's headers are installed this adds what is ours, and fi_mr_reg and its kin are libfabric's own
- * inline functions. Where they are not, it has all of them, as functions of the library. */
+/* With libfabric's headers installed, this header adds only librdmamr's own calls: fi_mr_reg() and
+ * the other libfabric calls are libfabric's inline functions. Without libfabric's headers, this
+ * header declares all of these calls, as functions of librdmamr. */
 #include <rdmamr/fi_mr.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,12 +26,12 @@ static void check(const char *what, int err)
 {
 	if (err == 0)
 		return;
-	/* libfabric's calls return the error negated; the library also knows it in words. */
+	/* libfabric's calls return the negated error code; librdmamr has the reason in words. */
 	fprintf(stderr, "%s: %s\n%s\n", what, fi_strerror(-err), rdmamr_last_reason());
 	exit(1);
 }
 
-/* Registers all of the memory for a peer's reads and writes, and shows what the region is known by. */
+/* Registers the whole memory for remote reads and writes, and prints the keys of the region. */
 static void show(struct fid_domain *domain, uint64_t requested_key)
 {
 	struct rdmamr_segment segment;
@@ -41,18 +43,21 @@ static void show(struct fid_domain *domain, uint64_t requested_key)
 	check("fi_mr_reg",
 	      fi_mr_reg(domain, memory, SIZE, FI_REMOTE_READ | FI_REMOTE_WRITE, 0, requested_key, 0, &mr, NULL));
 
-	/* The desc is for our own work requests: as a number, it is the lkey. The key is for the peer's. */
+	/* The descriptor is for local work requests: as a number, it is the lkey. The key is for
+	 * the peer's work requests. */
 	printf("   desc %p, key %#llx\n", fi_mr_desc(mr), (unsigned long long)fi_mr_key(mr));
 
-	/* A raw key holds all that a peer has to know, in bytes to send to it. Asked with no room, the call says how
-	 * many. `base` is the address that the peer gives for the first byte of the region. */
+	/* A raw key holds everything that a peer must know, as bytes to send to the peer. A first
+	 * call with no room asks for the number of bytes. `base` is the address that the peer uses
+	 * for the first byte of the region. */
 	if (fi_mr_raw_attr(mr, &base, raw, &raw_size, 0) != -FI_ETOOSMALL || raw_size > sizeof(raw))
 		check("the size of the raw key", -FI_EOTHER);
 	check("fi_mr_raw_attr", fi_mr_raw_attr(mr, &base, raw, &raw_size, 0));
 	printf("   raw key of %zu bytes, which peers use from address %#llx on\n", raw_size, (unsigned long long)base);
 
-	/* The peer, which posts work requests itself, asks for what to put into them. (It first makes a key of the raw
-	 * key, by fi_mr_map_raw; here, in the domain of the region, the key itself will do.) */
+	/* The peer posts work requests itself, and asks rdmamr_resolve() for their address and
+	 * rkey. (A peer first maps the raw key to a key by fi_mr_map_raw(). Here, in the domain of
+	 * the region, the region's own key works.) */
 	check("rdmamr_resolve", rdmamr_resolve(domain, fi_mr_key(mr), base + 4096, 64, &segment, &count));
 	printf("   64 bytes at 4096 from there: remote_addr %#llx, rkey %#x\n", (unsigned long long)segment.addr,
 	       segment.rkey);
@@ -78,8 +83,8 @@ int main(int argc, char **argv)
 		return 1;
 	}
 
-	/* (a) The hints choose the provider, the device, and that keys are the application's: a region has the key that
-	 * was asked for, here 42, and peers count its bytes from 0. */
+	/* (a) The hints select the provider and the device, and let the application choose the
+	 * keys: a region gets the requested key, here 42, and peers count its bytes from 0. */
 	printf("(a) by the provider rdmamr of libfabric, with keys of the application's\n");
 	hints->fabric_attr->prov_name = strdup("rdmamr");
 	hints->domain_attr->name = strdup(ibv_get_device_name(*device));
@@ -94,8 +99,9 @@ int main(int argc, char **argv)
 	fi_freeinfo(info);
 	fi_freeinfo(hints);
 
-	/* (b) A program that works with verbs puts a domain over its own protection domain. Without attributes keys are
-	 * the provider's: the key is the rkey, and peers use virtual addresses, as after ibv_reg_mr. */
+	/* (b) A verbs program opens a domain over its own protection domain. Without attributes the
+	 * provider chooses the keys: the key is the rkey, and peers use virtual addresses, as after
+	 * ibv_reg_mr(). */
 	printf("(b) by a domain over a protection domain, with keys of the device's\n");
 	context = ibv_open_device(*device);
 	pd = context ? ibv_alloc_pd(context) : NULL;
@@ -106,7 +112,8 @@ int main(int argc, char **argv)
 	check("rdmamr_domain_open", rdmamr_domain_open(pd, NULL, &domain, NULL));
 	show(domain, 0);
 
-	/* What is refused: program text is not writable, and a peer is not given what the process itself has not got. */
+	/* The library must refuse this: the program's code is not writable, and a peer gets no
+	 * right that the process itself does not have. */
 	err = fi_mr_reg(domain, (void *)show, 64, FI_REMOTE_WRITE, 0, 0, 0, &mr, NULL);
 	printf("refused, as it should be: %s\n   %s\n", fi_strerror(-err), rdmamr_last_reason());
 

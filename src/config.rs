@@ -1,19 +1,22 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Every setting: one table, read once from the environment when the library is loaded.
+//! All settings in one table, read once from the environment when the library is loaded.
 //!
-//! Nothing is obeyed in a set-uid program (secure_getenv(3)). A name that is not in the table, or a value
-//! that a setting has not got, costs one line of warning that names the nearest one that exists.
+//! A set-uid program ignores all of them (secure_getenv(3)). A name that is not in the table, or a
+//! value that its setting does not accept, costs one line of warning, which suggests the nearest
+//! valid one.
 
-use crate::log::{self, Level};
+use crate::report::log::{self, Level};
 use core::ffi::CStr;
 use core::fmt::{self, Write};
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use once_cell::race::OnceBox;
 use std::ffi::CString;
 
-/// Where the statistics go when the process exits.
+/// Where to write the statistics when the process exits.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Output {
+    /// A table for people, to standard error.
+    Table,
     Stderr,
     File(CString),
 }
@@ -22,7 +25,7 @@ pub enum Output {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Cache {
     Off,
-    /// Those that peers cannot reach.
+    /// Registrations that peers cannot reach.
     Local,
     All,
 }
@@ -30,24 +33,22 @@ pub enum Cache {
 /// The settings of relaxed registration.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RelaxedConfig {
-    /// For how long a released region is kept, in ms: one that peers can reach, and another.
+    /// How long the pool keeps a released region, in ms: a region that peers can reach, and others.
     pub linger_remote: u64,
     pub linger_local: u64,
-    /// How many regions, and bytes, are kept; `None` for what the machine allows.
+    /// The most regions, and bytes, that the pool keeps; `None` means as the machine allows.
     pub max_idle: u64,
     pub max_idle_bytes: Option<u64>,
-    /// A region that peers can reach is never used again.
+    /// Never reuse a region that peers can reach.
     pub fresh_keys: bool,
-    /// Each hit looks at the pages.
+    /// Check the pages at each hit.
     pub strict: bool,
-    /// Each hit asks the kernel whether a change is in flight.
-    pub fence: bool,
 }
 
 /// The settings.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Config {
-    /// `RDMAMR_DISABLE`: everything is passed on.
+    /// `RDMAMR_DISABLE`: pass everything on.
     pub disable: bool,
     /// `RDMAMR_LOG`.
     pub log: Level,
@@ -59,15 +60,15 @@ pub struct Config {
     pub trace: Option<CString>,
     /// `RDMAMR_RELAXED_...`.
     pub relaxed: RelaxedConfig,
-    /// `RDMAMR_PREFAULT`: how many threads populate memory before it is registered; 0 for none.
+    /// `RDMAMR_PREFAULT`: how many threads populate memory during its registration; 0 for none.
     pub prefault: usize,
     /// `RDMAMR_FABRIC_RELAXED`: domains of libfabric's provider register relaxed.
     pub fabric_relaxed: bool,
-    /// `RDMAMR_MONITOR=libfabric`: libfabric's registration cache is watched for.
+    /// `RDMAMR_MONITOR=libfabric`: watch memory for libfabric's registration cache.
     pub monitor_libfabric: bool,
 }
 
-/// The most threads that `RDMAMR_PREFAULT` takes.
+/// The most threads that `RDMAMR_PREFAULT` accepts.
 pub const PREFAULT_MOST: usize = 64;
 
 impl Config {
@@ -84,7 +85,6 @@ impl Config {
             max_idle_bytes: None,
             fresh_keys: false,
             strict: false,
-            fence: true,
         },
         prefault: 0,
         fabric_relaxed: false,
@@ -92,7 +92,7 @@ impl Config {
     };
 }
 
-/// A value that is 0 or 1.
+/// Parses a value that is 0 or 1.
 fn set_switch(switch: &mut bool, value: &CStr) -> bool {
     *switch = value == c"1";
     value == c"0" || value == c"1"
@@ -102,7 +102,7 @@ fn parse<T: core::str::FromStr>(value: &CStr) -> Option<T> {
     value.to_str().ok()?.parse().ok()
 }
 
-/// A number of bytes: 4096, 64K, 256M, 4G.
+/// Parses a number of bytes: 4096, 64K, 256M, 4G.
 fn parse_bytes(value: &CStr) -> Option<u64> {
     let text = value.to_str().ok()?;
     let (digits, shift) = match text.as_bytes().last()? {
@@ -117,19 +117,20 @@ fn parse_bytes(value: &CStr) -> Option<u64> {
 /// A row of the table of settings.
 struct Setting {
     name: &'static CStr,
-    /// The values to suggest where another was given.
+    /// The values to suggest after another was given.
     values: &'static [&'static str],
-    /// Takes a value over; false where it is none.
+    /// Stores a value. False if the value is invalid.
     set: fn(&mut Config, &CStr) -> bool,
 }
 
 #[rustfmt::skip]
 const SETTINGS: &[Setting] = &[
-    // Everything is passed on to libibverbs.
+    // Pass everything on to libibverbs.
     Setting { name: c"RDMAMR_DISABLE", values: &["0", "1"], set: |config, value| {
         set_switch(&mut config.disable, value)
     } },
-    // What is said on standard error: errors (default), failed registrations too, devices and slow ones too, every call.
+    // What to print on standard error: errors (default), also failed registrations, also devices
+    // and slow registrations, or every call.
     Setting { name: c"RDMAMR_LOG", values: &["error", "warn", "info", "debug"], set: |config, value| {
         const LEVELS: [(&CStr, Level); 4] =
             [(c"error", Level::Error), (c"warn", Level::Warn), (c"info", Level::Info), (c"debug", Level::Debug)];
@@ -137,28 +138,31 @@ const SETTINGS: &[Setting] = &[
         config.log = level.map_or(config.log, |level| level.1);
         level.is_some()
     } },
-    // Where one line of JSON goes when the process exits.
-    Setting { name: c"RDMAMR_STATS", values: &["stderr", "a file's path"], set: |config, value| {
+    // Where to write the statistics when the process exits: a line of JSON, or a table to standard
+    // error.
+    Setting { name: c"RDMAMR_STATS", values: &["stderr", "table", "a file's path"], set: |config, value| {
         config.stats = match value.to_bytes() {
             b"" => None,
+            b"table" => Some(Output::Table),
             b"stderr" => Some(Output::Stderr),
             _ => Some(Output::File(absolute(value))),
         };
         config.stats.is_some()
     } },
-    // Which plain registrations are served by regions that are registered already.
+    // Which plain registrations the pool serves by regions that are registered already.
     Setting { name: c"RDMAMR_CACHE", values: &["off", "local", "all"], set: |config, value| {
         const CACHES: [(&CStr, Cache); 3] = [(c"off", Cache::Off), (c"local", Cache::Local), (c"all", Cache::All)];
         let cache = CACHES.into_iter().find(|cache| cache.0 == value);
         config.cache = cache.map_or(config.cache, |cache| cache.1);
         cache.is_some()
     } },
-    // Where every call is written down.
+    // The file in which to record every call.
     Setting { name: c"RDMAMR_TRACE", values: &["a file's path"], set: |config, value| {
         config.trace = (!value.is_empty()).then(|| absolute(value));
         config.trace.is_some()
     } },
-    // How many seconds a released relaxed region is kept: by default 1 if peers can reach it, else 60.
+    // How many seconds to keep a released relaxed region: by default 1 if peers can reach it, else
+    // 60.
     Setting { name: c"RDMAMR_RELAXED_LINGER", values: &["1", "0.5", "any number of seconds"], set: |config, value| {
         let seconds = parse::<f64>(value).filter(|seconds| (0.0..1e9).contains(seconds));
         if let Some(seconds) = seconds {
@@ -167,50 +171,44 @@ const SETTINGS: &[Setting] = &[
         }
         seconds.is_some()
     } },
-    // How many released regions are kept.
+    // How many released regions to keep.
     Setting { name: c"RDMAMR_RELAXED_MAX_IDLE", values: &["16384", "0", "any number"], set: |config, value| {
         let count = parse(value);
         config.relaxed.max_idle = count.unwrap_or(config.relaxed.max_idle);
         count.is_some()
     } },
-    // How many bytes of them.
+    // How many bytes of released regions to keep.
     Setting { name: c"RDMAMR_RELAXED_MAX_IDLE_BYTES", values: &["256M", "4G", "0", "any number of bytes"], set: |config, value| {
         let bytes = parse_bytes(value);
         config.relaxed.max_idle_bytes = bytes.or(config.relaxed.max_idle_bytes);
         bytes.is_some()
     } },
-    // A region that peers can reach is registered anew each time.
+    // Register a region that peers can reach anew each time.
     Setting { name: c"RDMAMR_RELAXED_FRESH_KEYS", values: &["0", "1"], set: |config, value| {
         set_switch(&mut config.relaxed.fresh_keys, value)
     } },
-    // Each reuse looks at the pages first.
+    // Check the pages before each reuse.
     Setting { name: c"RDMAMR_RELAXED_STRICT", values: &["0", "1"], set: |config, value| {
         set_switch(&mut config.relaxed.strict, value)
     } },
-    // 0 leaves the fence out, to measure it, or to see what it is for.
-    Setting { name: c"RDMAMR_RELAXED_FENCE", values: &["1", "0"], set: |config, value| {
-        let valid = set_switch(&mut config.relaxed.fence, value);
-        config.relaxed.fence |= !valid;
-        valid
-    } },
-    // So many threads populate memory before it is registered.
+    // How many threads populate memory during its registration.
     Setting { name: c"RDMAMR_PREFAULT", values: &["0", "2", "any number up to 64"], set: |config, value| {
         let threads = parse(value).filter(|&threads| threads <= PREFAULT_MOST);
         config.prefault = threads.unwrap_or(config.prefault);
         threads.is_some()
     } },
-    // Domains that are opened through libfabric register relaxed.
+    // Register relaxed in domains that are opened through libfabric.
     Setting { name: c"RDMAMR_FABRIC_RELAXED", values: &["0", "1"], set: |config, value| {
         set_switch(&mut config.fabric_relaxed, value)
     } },
-    // Whose registration cache is told of changes of memory.
+    // Which registration cache to tell of changes of memory.
     Setting { name: c"RDMAMR_MONITOR", values: &["libfabric"], set: |config, value| {
         config.monitor_libfabric = value == c"libfabric";
         config.monitor_libfabric
     } },
 ];
 
-/// A path that still means the same when the program has changed its directory.
+/// Makes a path absolute, so that it keeps its meaning after the program changes its directory.
 fn absolute(path: &CStr) -> CString {
     if path.to_bytes().starts_with(b"/") {
         return path.to_owned();
@@ -234,16 +232,16 @@ pub fn config() -> &'static Config {
     })
 }
 
-/// Set once the library has failed in itself: its tables may be half changed.
+/// True once the library has failed internally: its tables may be half changed.
 static BROKEN: AtomicBool = AtomicBool::new(false);
 
-/// Whether everything is passed on, by the user's wish or after a failure of the library itself.
+/// Whether everything is passed on, because the user wants it or because the library has failed.
 #[inline]
 pub fn disabled() -> bool {
     config().disable || BROKEN.load(Relaxed)
 }
 
-/// Passes everything on from now.
+/// Passes everything on from now on.
 pub fn disable_for_good() {
     BROKEN.store(true, Relaxed);
 }
@@ -260,32 +258,34 @@ fn read() -> Config {
         // SAFETY: the name ends with a NUL.
         let value = unsafe { secure_getenv(setting.name.as_ptr()) };
         if !value.is_null() {
-            // SAFETY: not null, so a string; the program has not begun to change its environment.
+            // SAFETY: a non-null value is a string, and the program has not begun to change its
+            // environment.
             apply(&mut config, setting, unsafe { CStr::from_ptr(value) }).map(complain);
         }
     }
-    // SAFETY: AT_SECURE is a number.
+    // SAFETY: getauxval takes a number and has no other preconditions.
     if unsafe { libc::getauxval(libc::AT_SECURE) } == 0 {
         names().filter_map(unknown).for_each(complain);
     }
     config
 }
 
-/// The names in the environment that claim to be for us.
+/// The names in the environment that look like settings of this library.
 fn names() -> impl Iterator<Item = &'static str> {
     unsafe extern "C" {
         static mut environ: *const *const libc::c_char;
     }
-    // SAFETY: read while the library is loaded, before the program can change it.
+    // SAFETY: the read happens while the library is loaded, before the program can change
+    // `environ`.
     let mut at = unsafe { environ };
     core::iter::from_fn(move || {
-        // SAFETY: null, or within an array that ends with a null.
+        // SAFETY: `at` is null or points into an array that ends with a null.
         let entry = *unsafe { at.as_ref() }?;
         if entry.is_null() {
             return None;
         }
         at = at.wrapping_add(1);
-        // SAFETY: not null, so a string.
+        // SAFETY: a non-null entry is a NUL-terminated string.
         Some(unsafe { CStr::from_ptr(entry) })
     })
     .filter_map(|entry| {
@@ -353,7 +353,7 @@ impl fmt::Display for Complaint<'_> {
     }
 }
 
-/// The candidate that the fewest changes of a letter lead to.
+/// The candidate at the smallest edit distance.
 fn nearest(given: &str, candidates: impl Iterator<Item = &'static str>) -> &'static str {
     candidates
         .min_by_key(|candidate| distance(given, candidate))
@@ -376,8 +376,8 @@ fn distance(from: &str, to: &str) -> usize {
     row[to.len()]
 }
 
-/// Reads the settings when the library is loaded, before the program can change its environment or its
-/// directory.
+/// Reads the settings when the library is loaded, before the program can change its environment or
+/// its directory.
 unsafe extern "C" fn load() {
     config();
 }
@@ -431,7 +431,7 @@ mod tests {
             ("RDMAMR_LOG", c"wran", "warn"),
             ("RDMAMR_LOG", c"", "warn"),
             ("RDMAMR_DISABLE", c"yes", "0"),
-            ("RDMAMR_STATS", c"", "stderr"),
+            ("RDMAMR_STATS", c"", "table"),
             ("RDMAMR_CACHE", c"ALL", "all"),
             ("RDMAMR_PREFAULT", c"65", "0"),
             ("RDMAMR_PREFAULT", c"-2", "2"),

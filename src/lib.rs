@@ -1,45 +1,42 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! librdmamr: takes over memory registration in RDMA programs, and nothing else.
 //!
-//! A call falls through the floors in one direction, and each floor knows only those below it.
+//! A call falls through the floors in one direction. Each floor knows only the floors below it.
 //!
 //! ```text
 //!   C program
 //!      |
-//!   capi/      what C sees: exported symbols, arguments into types, results into return conventions
+//!   capi/      the C interface: exported symbols, arguments to types, results to conventions
 //!      |
-//!   fabric/    libfabric's objects over a protection domain: domain, region, key, event queue, provider
+//!   fabric/    libfabric's objects over a protection domain: domain, region, key, queue, provider
 //!      |
-//!   relaxed/   the pool of regions that are kept: find, pin, release, flush; what watches the address space
+//!   desk/      the one door of every call that registers or ends a region: who serves the call
 //!      |
-//!   mr/        a registered region: access rules, the `ibv_mr` object, the table of ours, fork
+//!   relaxed/   the pool of kept regions: find, pin, release, flush; the watch of the address space
+//!      |
+//!   mr/        a registered region: access rules, the `ibv_mr` object, the table of regions, fork
 //!      |
 //!   uverbs/    the kernel: which call, in which bytes, on which driver
 //!      |
-//!   abi/       other people's structures, no logic
+//!   abi/       the structures of rdma-core, libfabric and the kernel, without logic
 //! ```
 //!
-//! Beside them: [`config`] (settings), [`stats`] (counters), [`explain`] (errors in words), [`log`],
-//! [`trace`] (every call, written down), [`append`] (to a file of the user's), [`caller`] (who called), [`loaded_files`] (where code is), [`next`] (the libibverbs underneath), [`proc`] (what the kernel says of this process), [`process`] and
-//! [`thread`] (what a process, a thread has for itself), [`helper_thread`] (threads of our own).
+//! Under all floors is [`sys`], this process and its kernel. Beside the floors are [`call`] (the
+//! types that every floor passes on), [`config`] (settings), [`next`] (the libibverbs and libfabric
+//! underneath), [`report`] (messages and statistics for people) and [`trace`] (the record of every
+//! call).
 
-mod abi;
-mod append;
-mod caller;
+use rdmamr_abi as abi;
+use rdmamr_uverbs as uverbs;
+
+mod call;
 mod capi;
 mod config;
-mod explain;
+mod desk;
 mod fabric;
-mod helper_thread;
-mod loaded_files;
-mod log;
 mod mr;
 mod next;
-mod proc;
-mod process;
 mod relaxed;
-mod stats;
-mod text;
-mod thread;
+mod report;
+mod sys;
 mod trace;
-mod uverbs;

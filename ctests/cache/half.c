@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * A program that takes some of its functions from libibverbs by handle, and has others by linking, with the cache on.
- * However a registration ends, it is the end of that one alone, and what the pool hands out next is good. Every
- * combination, mixed in two threads, with data that must land. (handles.c takes all of them by handle.)
+ * A program that takes some of its functions from libibverbs by handle, and has others by linking,
+ * with the cache on. However a registration ends, it is the end of that one alone, and what the
+ * pool hands out next is good. Every combination, mixed in two threads, with data that must land.
+ * (handles.c takes all of them by handle.)
  */
-#include "cache.h"
+#include "../lib/cache.h"
 #include <dlfcn.h>
 
 typedef struct ibv_mr *(*reg_call)(struct ibv_pd *, void *, size_t, int);
@@ -83,8 +84,8 @@ static bool works(const struct ibv_mr *mr, char *at, size_t length, int access)
 }
 
 /*
- * One buffer, registered in the one way and ended in the other, while another registration of it goes on; and once
- * more afterwards, by whatever the pool has kept.
+ * One buffer, registered in the one way and ended in the other, while another registration of it
+ * goes on; and once more afterwards, by whatever the pool has kept.
  */
 static void combination(int reg, int end, char *at, size_t length, int access)
 {
@@ -121,12 +122,12 @@ static void combinations(char *memory)
 	for (int kind = 0; kind < 2; kind++)
 		for (int reg = 0; reg < REGS; reg++)
 			for (int end = 0; end < DEREGS; end++)
-				combination(reg, end, memory + 100, 2 * PAGE, kinds[kind]);
+				combination(reg, end, memory + 100, 2 * PAGE, rights[kind]);
 	must(ibv_flush_relaxed_mr(pair.pd) == 0);
 	is(kernel_regions(pair.context), far.others, "every combination: the kernel has none of these regions");
 }
 
-/* What came of an ibv_rereg_mr. */
+/* The outcome of an ibv_rereg_mr. */
 struct outcome {
 	int code, err;
 	bool moved, same_keys;
@@ -146,8 +147,8 @@ static struct outcome change(rereg_call call, struct ibv_mr *mr, int what, char 
 }
 
 /*
- * A change of one registration is none of others of the same memory. By handle, libibverbs does not know a region of the
- * pool for one that can be changed.
+ * A change of one registration is none of others of the same memory. By handle, libibverbs does not
+ * know a region of the pool for one that can be changed.
  */
 static void changed(char *memory, int what, const char *name)
 {
@@ -273,7 +274,7 @@ static void *work(void *argument)
 			end(worker, slot);
 			continue;
 		}
-		worker->access[slot] = kinds[chance(worker, 2)];
+		worker->access[slot] = rights[chance(worker, 2)];
 		worker->mrs[slot] = regs[reg].call(pair.pd, at, PAGE * (1 + chance(worker, 2)), worker->access[slot]);
 		worker->registered++;
 		if (!worker->mrs[slot]) {
@@ -321,7 +322,7 @@ static void mixed(void)
 	is(kernel_regions(pair.context), far.others, "the kernel has none of their regions");
 }
 
-/* What idle regions belong to may end by handle as well. */
+/* The domain and the device of idle regions may end by handle as well. */
 static void owners_by_handle(char *memory)
 {
 	struct ibv_context *context, *closed = NULL;
@@ -347,7 +348,10 @@ static void owners_by_handle(char *memory)
 		must(mr);
 		dead += stats().hits != before.hits || !kernel_has_key(context, mr->lkey);
 		wrong += ibv_dereg_mr(mr) != 0;
-		/* In turn, so that the next finds either what was closed in order, or what was just closed. */
+		/*
+		 * In turn, so that the next finds either what was closed in order, or what was just
+		 * closed.
+		 */
 		if (round % 2)
 			wrong += handle_dealloc_pd(pd) != 0;
 		wrong += handle_close_device(context) != 0;
@@ -364,12 +368,12 @@ int main(int argc, char **argv)
 	cache_open(argv, &pair);
 	take_by_handle();
 	memory = pages(8);
-	combinations(memory);
-	changed(memory, IBV_REREG_MR_CHANGE_ACCESS, "a change of access");
-	changed(memory, IBV_REREG_MR_CHANGE_TRANSLATION, "a change of translation");
-	changed(memory, 1 << 6, "a change of what is not known");
-	mixed();
-	owners_by_handle(memory);
+	as_case(combinations(memory), "RDMAMR_CACHE=%s, each call with each end", cache_names[cache()]);
+	as_case(changed(memory, IBV_REREG_MR_CHANGE_ACCESS, "a change of access"), "RDMAMR_CACHE=%s, %s", cache_names[cache()], "a change of access");
+	as_case(changed(memory, IBV_REREG_MR_CHANGE_TRANSLATION, "a change of translation"), "RDMAMR_CACHE=%s, %s", cache_names[cache()], "a change of translation");
+	as_case(changed(memory, 1 << 6, "a change of what is not known"), "RDMAMR_CACHE=%s, %s", cache_names[cache()], "a change of what is not known");
+	as_case(mixed(), "RDMAMR_CACHE=%s, mixed in two threads", cache_names[cache()]);
+	as_case(owners_by_handle(memory), "RDMAMR_CACHE=%s, owners that end by handle", cache_names[cache()]);
 	must(munmap(memory, 8 * PAGE) == 0);
 	return cache_close(argv, &pair);
 }

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * A program that takes every function from libibverbs by handle, as NCCL does, and is linked to none of them. Its
- * registrations come to the library all the same, since libibverbs' own ibv_reg_mr jumps through its PLT; whatever the
- * cache is set to, they are regions of their own, and end with their end.
+ * A program that takes every function from libibverbs by handle, as NCCL does, and is linked to
+ * none of them. Its registrations come to the library all the same, since libibverbs' own
+ * ibv_reg_mr jumps through its PLT; whatever the cache is set to, they are regions of their own,
+ * and end with their end.
  */
-#include "../device/pair.h"
+#include "../lib/pair.h"
 #include <dlfcn.h>
 
 enum { ROUNDS = 300 };
@@ -67,6 +68,7 @@ int main(int argc, char **argv)
 	is(kept, 0, "and the kernel has had no region after its end");
 	is((long long)stats().reg_kernel, ROUNDS + 1, "each was a registration of the library's");
 	is((long long)(stats().hits + stats().misses + stats().idle), 0, "and none the pool's");
+	is((long long)stats().bypassed_caller, ROUNDS + 1, "which is counted: the caller has looked the function up");
 	must(dereg_mr(source) == 0);
 	pair_close(&pair);
 	is((long long)stats().live, 0, "at the end: no region is left");

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Who may end what, and when: registrations of the same memory, domains and devices with regions in use and with idle ones,
- * children of fork. A program sees with the cache what it saw without.
+ * Ends in each order: registrations of the same memory, domains and devices with regions in use and
+ * with idle ones, children of fork. A program sees with the cache what it saw without.
  */
-#include "cache.h"
+#include "../lib/cache.h"
 #include <malloc.h>
 #include <sys/wait.h>
 
@@ -24,17 +24,17 @@ static struct ibv_mr *reg(struct ibv_pd *pd, char *at, size_t length, int access
 static void twice(int kind)
 {
 	for (int order = 0; order < 2; order++) {
-		struct ibv_mr *mrs[2] = { reg(pair.pd, memory, PAGE, kinds[kind]), reg(pair.pd, memory, PAGE, kinds[kind]) };
+		struct ibv_mr *mrs[2] = { reg(pair.pd, memory, PAGE, rights[kind]), reg(pair.pd, memory, PAGE, rights[kind]) };
 		struct ibv_mr copy = *mrs[!order];
 
 		ok(mrs[0] != mrs[1] && mrs[0]->lkey != mrs[1]->lkey && mrs[0]->handle != mrs[1]->handle,
-		   "twice, %s: two objects, two keys", kind_names[kind]);
-		is(ibv_dereg_mr(mrs[order]), 0, "twice, %s: the %s ends", kind_names[kind], order ? "second" : "first");
-		is(ibv_dereg_mr(mrs[order]), EINVAL, "twice, %s: and once more is EINVAL", kind_names[kind]);
+		   "twice, %s: two objects, two keys", rights_names[kind]);
+		is(ibv_dereg_mr(mrs[order]), 0, "twice, %s: the %s ends", rights_names[kind], order ? "second" : "first");
+		is(ibv_dereg_mr(mrs[order]), EINVAL, "twice, %s: and once more is EINVAL", rights_names[kind]);
 		ok(all_lands(&pair, mrs[!order], memory, PAGE, !kind) && !memcmp(mrs[!order], &copy, sizeof(copy)),
-		   "twice, %s: the other is what it was", kind_names[kind]);
-		is(ibv_dereg_mr(mrs[!order]), 0, "twice, %s: it ends", kind_names[kind]);
-		is(ibv_dereg_mr(mrs[!order]), EINVAL, "twice, %s: and once more is EINVAL", kind_names[kind]);
+		   "twice, %s: the other is what it was", rights_names[kind]);
+		is(ibv_dereg_mr(mrs[!order]), 0, "twice, %s: it ends", rights_names[kind]);
+		is(ibv_dereg_mr(mrs[!order]), EINVAL, "twice, %s: and once more is EINVAL", rights_names[kind]);
 	}
 }
 
@@ -47,21 +47,21 @@ static void domains(int kind)
 
 	must(pd && ibv_flush_relaxed_mr(pair.pd) == 0);
 	regions = kernel_regions(pair.context);
-	one = reg(pd, memory, PAGE, kinds[kind]);
-	other = reg(pd, memory, PAGE, kinds[kind]);
-	is(ibv_dealloc_pd(pd), EBUSY, "a domain with two regions, %s", kind_names[kind]);
-	is(ibv_dereg_mr(one), 0, "one ends, %s", kind_names[kind]);
-	is(ibv_dealloc_pd(pd), EBUSY, "a domain with one region, %s", kind_names[kind]);
-	ok(kernel_has_key(pair.context, other->lkey), "which is left alone, %s", kind_names[kind]);
-	is(ibv_dereg_mr(other), 0, "it ends, %s", kind_names[kind]);
-	is(kernel_regions(pair.context), regions + 2 * is_cached(kinds[kind]), "and both are kept if they are cached, %s", kind_names[kind]);
-	is(ibv_dealloc_pd(pd), 0, "a domain with none, %s", kind_names[kind]);
-	is(kernel_regions(pair.context), regions, "has taken them along, %s", kind_names[kind]);
+	one = reg(pd, memory, PAGE, rights[kind]);
+	other = reg(pd, memory, PAGE, rights[kind]);
+	is(ibv_dealloc_pd(pd), EBUSY, "a domain with two regions, %s", rights_names[kind]);
+	is(ibv_dereg_mr(one), 0, "one ends, %s", rights_names[kind]);
+	is(ibv_dealloc_pd(pd), EBUSY, "a domain with one region, %s", rights_names[kind]);
+	ok(kernel_has_key(pair.context, other->lkey), "which is left alone, %s", rights_names[kind]);
+	is(ibv_dereg_mr(other), 0, "it ends, %s", rights_names[kind]);
+	is(kernel_regions(pair.context), regions + 2 * is_cached(rights[kind]), "and both are kept if they are cached, %s", rights_names[kind]);
+	is(ibv_dealloc_pd(pd), 0, "a domain with none, %s", rights_names[kind]);
+	is(kernel_regions(pair.context), regions, "has taken them along, %s", rights_names[kind]);
 	again = ibv_alloc_pd(pair.context);
 	must(again);
 	before = stats();
-	one = reg(again, memory, PAGE, kinds[kind]);
-	ok(made_anew(before, stats()), "the next domain has nothing of it, %s", kind_names[kind]);
+	one = reg(again, memory, PAGE, rights[kind]);
+	ok(made_anew(before, stats()), "the next domain has nothing of it, %s", rights_names[kind]);
 	must(ibv_dereg_mr(one) == 0 && ibv_dealloc_pd(again) == 0);
 }
 
@@ -81,29 +81,29 @@ static void devices(int kind)
 		pd = ibv_alloc_pd(context);
 		must(pd);
 		before = stats();
-		mr = reg(pd, memory, PAGE, kinds[kind]);
+		mr = reg(pd, memory, PAGE, rights[kind]);
 		hits += !made_anew(before, stats());
 		wrong += ibv_dereg_mr(mr) != 0;
 		wrong += round % 2 && ibv_dealloc_pd(pd) != 0;
 		wrong += ibv_close_device(context) != 0;
 		wrong += (int)stats().idle != idle;
 	}
-	is(wrong, 0, "devices are closed over what is idle, with and without its domain, %s", kind_names[kind]);
-	is(hits, 0, "and the next has nothing of it, %s", kind_names[kind]);
+	is(wrong, 0, "devices are closed over what is idle, with and without its domain, %s", rights_names[kind]);
+	is(hits, 0, "and the next has nothing of it, %s", rights_names[kind]);
 
 	context = open_device();
 	pd = ibv_alloc_pd(context);
 	must(pd);
-	mr = reg(pd, memory, PAGE, kinds[kind]);
-	is(ibv_close_device(context), 0, "a device is closed with a region in use, %s", kind_names[kind]);
-	is((long long)stats().live, live, "which is not live any more, %s", kind_names[kind]);
-	is((long long)stats().idle, idle, "nor idle, %s", kind_names[kind]);
-	mr = reg(pair.pd, memory, PAGE, kinds[kind]);
-	ok(all_lands(&pair, mr, memory, PAGE, !kind), "the same memory goes on in another, %s", kind_names[kind]);
+	mr = reg(pd, memory, PAGE, rights[kind]);
+	is(ibv_close_device(context), 0, "a device is closed with a region in use, %s", rights_names[kind]);
+	is((long long)stats().live, live, "which is not live any more, %s", rights_names[kind]);
+	is((long long)stats().idle, idle, "nor idle, %s", rights_names[kind]);
+	mr = reg(pair.pd, memory, PAGE, rights[kind]);
+	ok(all_lands(&pair, mr, memory, PAGE, !kind), "the same memory goes on in another, %s", rights_names[kind]);
 	must(ibv_dereg_mr(mr) == 0);
 }
 
-/* What a provider makes of a domain or a region that is imported: an object of its own for what the kernel has. */
+/* A provider makes an object of its own for an imported domain or region of the kernel. */
 static struct ibv_pd *import_pd(const struct ibv_pd *pd)
 {
 	struct ibv_pd *imported = malloc(sizeof(*imported));
@@ -131,37 +131,37 @@ static void imported(int kind)
 
 	must(pds[0] && pds[1]);
 	pd = import_pd(pds[0]);
-	mr = reg(pd, memory, PAGE, kinds[kind]);
-	in_use = reg(pd, memory, PAGE, kinds[kind]);
+	mr = reg(pd, memory, PAGE, rights[kind]);
+	in_use = reg(pd, memory, PAGE, rights[kind]);
 	must(ibv_dereg_mr(mr) == 0);
 	ibv_unimport_pd(pd);
 	/* As if the next had got its address. */
 	*pd = *pds[1];
 	must(ibv_dereg_mr(in_use) == 0);
 	before = stats();
-	mr = reg(pd, memory, PAGE, kinds[kind]);
-	ok(made_anew(before, stats()), "at the address of an imported domain another has nothing of it, %s", kind_names[kind]);
+	mr = reg(pd, memory, PAGE, rights[kind]);
+	ok(made_anew(before, stats()), "at the address of an imported domain another has nothing of it, %s", rights_names[kind]);
 	must(ibv_dereg_mr(mr) == 0);
 	ibv_unimport_pd(pd);
 	free(pd);
-	is(ibv_dealloc_pd(pds[0]), 0, "nothing of it is left, %s", kind_names[kind]);
-	is(ibv_dealloc_pd(pds[1]), 0, "nor of the other, %s", kind_names[kind]);
+	is(ibv_dealloc_pd(pds[0]), 0, "nothing of it is left, %s", rights_names[kind]);
+	is(ibv_dealloc_pd(pds[1]), 0, "nor of the other, %s", rights_names[kind]);
 
-	mr = reg(pair.pd, memory, PAGE, kinds[kind]);
+	mr = reg(pair.pd, memory, PAGE, rights[kind]);
 	must(ibv_dereg_mr(import_mr(mr)) == 0);
 	ibv_unimport_mr(mr);
 	before = stats();
-	mr = reg(pair.pd, memory, PAGE, kinds[kind]);
-	ok(made_anew(before, stats()), "what was ended by who has imported it does not serve again, %s", kind_names[kind]);
-	ok(all_lands(&pair, mr, memory, PAGE, !kind), "what is registered then works, %s", kind_names[kind]);
+	mr = reg(pair.pd, memory, PAGE, rights[kind]);
+	ok(made_anew(before, stats()), "what was ended by who has imported it does not serve again, %s", rights_names[kind]);
+	ok(all_lands(&pair, mr, memory, PAGE, !kind), "what is registered then works, %s", rights_names[kind]);
 	must(ibv_dereg_mr(import_mr(mr)) == 0);
 	/* Without the cache that fails, with ENOENT. */
 	ibv_dereg_mr(mr);
 	before = stats();
-	mr = reg(pair.pd, memory, PAGE, kinds[kind]);
-	ok(made_anew(before, stats()) && all_lands(&pair, mr, memory, PAGE, !kind), "nor what was ended twice, %s", kind_names[kind]);
+	mr = reg(pair.pd, memory, PAGE, rights[kind]);
+	ok(made_anew(before, stats()) && all_lands(&pair, mr, memory, PAGE, !kind), "nor what was ended twice, %s", rights_names[kind]);
 	must(ibv_dereg_mr(mr) == 0);
-	ok(comes(10, (int)stats().live == live), "none is in use, %s", kind_names[kind]);
+	ok(comes(10, (int)stats().live == live), "none is in use, %s", rights_names[kind]);
 }
 
 /* Objects cost memory until they end, and end all. */
@@ -175,7 +175,7 @@ static void many(int kind)
 	regions = kernel_regions(pair.context);
 	for (int round = 0; round < 3; round++) {
 		for (int n = 0; n < MANY; n++) {
-			mrs[n] = reg(pair.pd, memory + n % PAGE, 8, kinds[kind]);
+			mrs[n] = reg(pair.pd, memory + n % PAGE, 8, rights[kind]);
 			alike += n && mrs[n] == mrs[n - 1];
 		}
 		wrong += kernel_regions(pair.context) != regions + MANY;
@@ -185,12 +185,12 @@ static void many(int kind)
 		if (!round)
 			heap = mallinfo2();
 	}
-	is(alike, 0, "%d at once, three times, %s: each has its object", MANY, kind_names[kind]);
-	is(wrong, 0, "%d at once, three times, %s: each ends", MANY, kind_names[kind]);
-	ok(mallinfo2().uordblks <= heap.uordblks + 65536, "and no memory is lost to them, %s (%zd bytes)", kind_names[kind],
+	is(alike, 0, "%d at once, three times, %s: each has its object", MANY, rights_names[kind]);
+	is(wrong, 0, "%d at once, three times, %s: each ends", MANY, rights_names[kind]);
+	ok(mallinfo2().uordblks <= heap.uordblks + 65536, "and no memory is lost to them, %s (%zd bytes)", rights_names[kind],
 	   (ssize_t)(mallinfo2().uordblks - heap.uordblks));
 	must(ibv_flush_relaxed_mr(pair.pd) == 0);
-	is(kernel_regions(pair.context), regions, "the kernel has none, %s", kind_names[kind]);
+	is(kernel_regions(pair.context), regions, "the kernel has none, %s", rights_names[kind]);
 }
 
 static int status_of(pid_t pid)
@@ -246,9 +246,9 @@ static void children(int kind)
 		uint64_t counted;
 		pid_t pid;
 
-		in_use = reg(pair.pd, memory, PAGE, kinds[kind]);
-		second = reg(pair.pd, memory, PAGE, kinds[kind]);
-		idle = reg(pair.pd, memory + 2 * PAGE, PAGE, kinds[kind]);
+		in_use = reg(pair.pd, memory, PAGE, rights[kind]);
+		second = reg(pair.pd, memory, PAGE, rights[kind]);
+		idle = reg(pair.pd, memory + 2 * PAGE, PAGE, rights[kind]);
 		must(ibv_dereg_mr(idle) == 0);
 		counted = stats().idle;
 		fflush(stdout);
@@ -258,15 +258,15 @@ static void children(int kind)
 			alarm(30);
 			exit(cases[n].act());
 		}
-		is(status_of(pid), 0, "a child %s, %s", cases[n].name, kind_names[kind]);
-		ok(all_lands(&pair, in_use, memory, PAGE, !kind), "the parent's region works after that, %s", kind_names[kind]);
-		is((long long)stats().idle, (long long)counted, "as many are idle, %s", kind_names[kind]);
-		ok(lands_with(&pair, memory + 2 * PAGE, PAGE, kinds[kind]), "and serve, %s", kind_names[kind]);
-		is(ibv_dereg_mr(in_use), 0, "the parent deregisters, %s", kind_names[kind]);
-		if (cases[n].act == ends_one && !is_cached(kinds[kind]))
-			is(ibv_dereg_mr(second), ENOENT, "and what the child has ended is gone, %s", kind_names[kind]);
+		is(status_of(pid), 0, "a child %s, %s", cases[n].name, rights_names[kind]);
+		ok(all_lands(&pair, in_use, memory, PAGE, !kind), "the parent's region works after that, %s", rights_names[kind]);
+		is((long long)stats().idle, (long long)counted, "as many are idle, %s", rights_names[kind]);
+		ok(lands_with(&pair, memory + 2 * PAGE, PAGE, rights[kind]), "and serve, %s", rights_names[kind]);
+		is(ibv_dereg_mr(in_use), 0, "the parent deregisters, %s", rights_names[kind]);
+		if (cases[n].act == ends_one && !is_cached(rights[kind]))
+			is(ibv_dereg_mr(second), ENOENT, "and what the child has ended is gone, %s", rights_names[kind]);
 		else
-			is(ibv_dereg_mr(second), 0, "both, %s", kind_names[kind]);
+			is(ibv_dereg_mr(second), 0, "both, %s", rights_names[kind]);
 	}
 }
 
@@ -276,12 +276,12 @@ int main(int argc, char **argv)
 	cache_open(argv, &pair);
 	memory = pages(8);
 	for (int kind = 0; kind < 2; kind++) {
-		twice(kind);
-		domains(kind);
-		devices(kind);
-		imported(kind);
-		many(kind);
-		children(kind);
+		as_case(twice(kind), "RDMAMR_CACHE=%s, %s: registered twice", cache_names[cache()], rights_names[kind]);
+		as_case(domains(kind), "RDMAMR_CACHE=%s, %s: domains that end", cache_names[cache()], rights_names[kind]);
+		as_case(devices(kind), "RDMAMR_CACHE=%s, %s: devices that are closed", cache_names[cache()], rights_names[kind]);
+		as_case(imported(kind), "RDMAMR_CACHE=%s, %s: imported regions", cache_names[cache()], rights_names[kind]);
+		as_case(many(kind), "RDMAMR_CACHE=%s, %s: many regions", cache_names[cache()], rights_names[kind]);
+		as_case(children(kind), "RDMAMR_CACHE=%s, %s: children", cache_names[cache()], rights_names[kind]);
 	}
 	must(munmap(memory, 8 * PAGE) == 0);
 	return cache_close(argv, &pair);

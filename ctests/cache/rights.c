@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * What the cache gives away and what it does not. On "local" whatever peers can reach is as without it: a region of
- * its own for each registration, to the byte, and gone with its end. On "all" such a region serves again for the same
- * pages and the same access, the whole of its pages, and its key until it is really deregistered. Registrations that
- * the pool cannot keep are never shared.
+ * The rights that the cache gives away. On "local" memory that peers can reach is as without the
+ * cache: a region of its own for each registration, to the byte, and gone with its end. On "all"
+ * such a region serves again for the same pages and the same access, the whole of its pages, and
+ * its key until it is really deregistered. Registrations that the pool cannot keep are never
+ * shared.
  */
-#include "cache.h"
+#include "../lib/cache.h"
 
 #define LW IBV_ACCESS_LOCAL_WRITE
 #define RW IBV_ACCESS_REMOTE_WRITE
@@ -119,7 +120,7 @@ static void remote_ones(void)
 	ok(!served(memory, 2 * PAGE, LW | RW | RR, NULL), "local rights do not serve for remote ones");
 }
 
-/* What a peer can reach: without the cache the bytes that were registered, with it their pages, and never more. */
+/* A peer reaches the registered bytes without the cache, their pages with it, and never more. */
 static void reach(void)
 {
 	struct ibv_mr *mr = ibv_reg_mr(pair.pd, memory + PAGE + 1000, 100, LOCAL_AND_REMOTE);
@@ -175,7 +176,7 @@ static void never_kept(const char *name, int access)
 		errno = 0;
 		mr = ibv_reg_mr(pair.pd, memory, PAGE, access);
 		if (!mr) {
-			skip(name, strerrorname_np(errno));
+			skip_errno(name, "the device or its kernel refuses the access");
 			return;
 		}
 		ok(made_anew(before, stats()), "%s: registered%s", name, round ? " again" : "");
@@ -224,12 +225,12 @@ static void iovas(void)
 			must(ibv_flush_relaxed_mr(pair.pd) == 0);
 			for (int round = 0; round < 2; round++) {
 				before = stats();
-				mr = at_iova(call, (uintptr_t)memory, kinds[kind]);
+				mr = at_iova(call, (uintptr_t)memory, rights[kind]);
 				must(mr);
-				is(reused(before, stats()), round && is_cached(kinds[kind]), "%s of the address, %s%s",
-				   calls[call], kind_names[kind], round ? ", again" : "");
+				is(reused(before, stats()), round && is_cached(rights[kind]), "%s of the address, %s%s",
+				   calls[call], rights_names[kind], round ? ", again" : "");
 				ok(all_lands(&pair, mr, memory, PAGE, !kind), "%s of the address, %s: data lands", calls[call],
-				   kind_names[kind]);
+				   rights_names[kind]);
 				must(ibv_dereg_mr(mr) == 0);
 			}
 		}
@@ -257,15 +258,15 @@ int main(int argc, char **argv)
 	(void)argc;
 	cache_open(argv, &pair);
 	memory = pages(16);
-	local_ones();
-	remote_ones();
-	reach();
-	old_keys();
-	never_kept("zero-based", LOCAL_AND_REMOTE | IBV_ACCESS_ZERO_BASED);
-	never_kept("memory windows", LOCAL_AND_REMOTE | IBV_ACCESS_MW_BIND);
-	never_kept("on demand", LOCAL_AND_REMOTE | IBV_ACCESS_ON_DEMAND);
-	never_kept("huge pages", LW | IBV_ACCESS_HUGETLB);
-	iovas();
+	as_case(local_ones(), "RDMAMR_CACHE=%s, local rights", cache_names[cache()]);
+	as_case(remote_ones(), "RDMAMR_CACHE=%s, remote rights", cache_names[cache()]);
+	as_case(reach(), "RDMAMR_CACHE=%s, reach of a region", cache_names[cache()]);
+	as_case(old_keys(), "RDMAMR_CACHE=%s, keys after the last use", cache_names[cache()]);
+	as_case(never_kept("zero-based", LOCAL_AND_REMOTE | IBV_ACCESS_ZERO_BASED), "RDMAMR_CACHE=%s, never kept: %s", cache_names[cache()], "zero-based");
+	as_case(never_kept("memory windows", LOCAL_AND_REMOTE | IBV_ACCESS_MW_BIND), "RDMAMR_CACHE=%s, never kept: %s", cache_names[cache()], "memory windows");
+	as_case(never_kept("on demand", LOCAL_AND_REMOTE | IBV_ACCESS_ON_DEMAND), "RDMAMR_CACHE=%s, never kept: %s", cache_names[cache()], "on demand");
+	as_case(never_kept("huge pages", LW | IBV_ACCESS_HUGETLB), "RDMAMR_CACHE=%s, never kept: %s", cache_names[cache()], "huge pages");
+	as_case(iovas(), "RDMAMR_CACHE=%s, other addresses", cache_names[cache()]);
 	must(munmap(memory, 16 * PAGE) == 0);
 	return cache_close(argv, &pair);
 }

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/* Data lands where the registration says: by address, by another iova, by iova 0; every right is what
- * was asked for; keys are refused after deregistration. */
-#include "pair.h"
+/*
+ * Data lands where the registration says: by address, by another iova, by iova 0; every right is
+ * what was asked for; keys are refused after deregistration.
+ */
+#include "../lib/pair.h"
 
 enum { SIZE = 3 * PAGE };
 #define ALL (LOCAL_AND_REMOTE | IBV_ACCESS_REMOTE_ATOMIC)
@@ -10,7 +12,7 @@ static struct pair pair;
 static struct ibv_mr *source;
 static char *local, *remote;
 
-static void fill(char *memory, int seed)
+static void fill_from(char *memory, int seed)
 {
 	for (int n = 0; n < SIZE; n++)
 		memory[n] = (char)(n * 7 + seed);
@@ -26,13 +28,13 @@ static void moves(const char *name, size_t offset, uint64_t iova)
 	if (!ok(mr != NULL, "%s: registered", name))
 		return;
 	is((char *)mr->addr - remote, (long long)offset, "%s: the region's address is the program's", name);
-	fill(local, 1);
+	fill_from(local, 1);
 	memset(remote, 0, SIZE);
 	is(pair_write(&pair, source, local, length, iova, mr->rkey), IBV_WC_SUCCESS, "%s: written", name);
 	ok(!memcmp(local, remote + offset, length), "%s: what was written is there", name);
 	ok((!offset || !remote[offset - 1]) && (!offset || !remote[offset + length]),
 	   "%s: nothing else was", name);
-	fill(remote, 2);
+	fill_from(remote, 2);
 	is(pair_read(&pair, source, local, length - 8, iova + 8, mr->rkey), IBV_WC_SUCCESS, "%s: read", name);
 	ok(!memcmp(local, remote + offset + 8, length - 8), "%s: what was read is what is there", name);
 	if (pair.iwarp) {
@@ -55,8 +57,10 @@ static void refused(const char *name, int status)
 	pair_reconnect(&pair);
 }
 
-/* A write that must fail, and leave the memory as it is. An iWARP write completes when it is sent, and the
- * refusal is the end of the connection: a read behind it fails, or is never answered. */
+/*
+ * A write that must fail, and leave the memory as it is. An iWARP write completes when it is sent,
+ * and the refusal is the end of the connection: a read behind it fails, or is never answered.
+ */
 static void refused_write(const char *name, uint32_t rkey)
 {
 	uint64_t valid = (uintptr_t)local + PAGE;
@@ -77,7 +81,7 @@ static void rights(void)
 	uint64_t at = (uintptr_t)remote;
 
 	must(mr);
-	fill(remote, 3);
+	fill_from(remote, 3);
 	is(pair_read(&pair, source, local, SIZE, at, mr->rkey), IBV_WC_SUCCESS, "remote read alone: read");
 	ok(!memcmp(local, remote, SIZE), "remote read alone: the data");
 	refused_write("a write with remote read alone", mr->rkey);
@@ -120,7 +124,7 @@ int main(void)
 		moves("by iova 0", 0, 0);
 		moves("by the iova that is the page offset", 56, 56);
 	}
-	rights();
+	as_case(rights(), "rights");
 
 	is(ibv_dereg_mr(source), 0, "the source is deregistered");
 	pair_close(&pair);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /* With RDMAMR_DISABLE=1 everything is libibverbs'. */
-#include "pair.h"
+#include "../lib/pair.h"
 
 int main(void)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /* A failed registration is explained, with figures; errno stays the kernel's. */
-#include "device.h"
+#include "../lib/device.h"
 #include <linux/capability.h>
 #include <pthread.h>
 #include <sys/resource.h>

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/* ibv_reg_mr_ex: ours over plain memory, on whatever libibverbs is underneath. The structure is that of
- * rdma-core 59, declared here since older headers have none. */
-#include "device.h"
+/*
+ * ibv_reg_mr_ex: ours over plain memory, on whatever libibverbs is underneath. The structure is
+ * that of rdma-core 59, declared here since older headers have none.
+ */
+#include "../lib/device.h"
 #include <dlfcn.h>
 
 struct init_attr {
@@ -45,7 +47,7 @@ int main(void)
 	ok(!mr && errno == EINVAL, "an iova of another page offset is the kernel's EINVAL");
 	ok(strstr(rdmamr_last_reason(), "must have the same offset") != NULL, "the reason: %s", rdmamr_last_reason());
 
-	/* What is not plain memory is libibverbs' to judge, which may not have the call. */
+	/* libibverbs judges memory that is not plain. It may lack the call. */
 	attr = (struct init_attr){ .length = PAGE, .access = 1, .comp_mask = MASK_FD | MASK_FD_OFFSET | MASK_IOVA, .fd = -1 };
 	errno = 0;
 	mr = reg_mr_ex(pd, &attr);

@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/* Regions that are not ours go to libibverbs; double deregistration of ours is EINVAL; NULL is EINVAL. */
-#include "device.h"
+/*
+ * Regions that are not ours go to libibverbs; double deregistration of ours is EINVAL; NULL is
+ * EINVAL.
+ */
+#include "../lib/device.h"
 #include <dlfcn.h>
 
 int main(void)

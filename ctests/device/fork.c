@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /* A child touches nothing of its parent's, and starts anew with what it opens itself. */
-#include "pair.h"
+#include "../lib/pair.h"
 #include <pthread.h>
 #include <sys/wait.h>
 
@@ -85,7 +85,10 @@ int main(void)
 	is(status_of(pid), 0, "a child registers on a device of its own, by our way");
 	parent_works("registers");
 
-	/* It shares the parent's file: this ends the parent's region, as it would without the library. */
+	/*
+	 * It shares the parent's file: this ends the parent's region, as it would without the
+	 * library.
+	 */
 	pid = fork();
 	must(pid >= 0);
 	if (!pid) {

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * A program that takes its functions from libibverbs by handle, as NCCL and brpc do, is intercepted by
- * half: libibverbs' own ibv_reg_mr jumps through its PLT to ours, its ibv_dereg_mr goes to the provider,
- * which frees our object.
+ * A program that takes its functions from libibverbs by handle, as NCCL and brpc do, is intercepted
+ * by half: libibverbs' own ibv_reg_mr jumps through its PLT to ours, its ibv_dereg_mr goes to the
+ * provider, which frees our object.
  */
-#include "pair.h"
+#include "../lib/pair.h"
 #include <dlfcn.h>
 #include <malloc.h>
 

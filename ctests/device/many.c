@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /* 100 000 regions at once, by the kernel's own count, and back to none. */
-#include "device.h"
+#include "../lib/device.h"
 
 enum { MANY = 100000 };
 
-/* Regions on the device, whoever made them, as "rdma resource" has them: the sum for the device, which is quick,
- * or with "show mr" a line for each. */
+/*
+ * Regions on the device, whoever made them, as "rdma resource" has them: the sum for the device,
+ * which is quick, or with "show mr" a line for each.
+ */
 static int resources(const char *name, const char *filter)
 {
 	char command[128];

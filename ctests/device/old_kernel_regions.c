@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/* On a kernel of before 5.0 (golden/old_kernel.c): regions by write(), and some that are passed on, whose
- * handles may be those of ours that vanished. */
-#include "device.h"
+/*
+ * On a kernel of before 5.0 (golden/old_kernel.c): regions by write(), and some that are passed on,
+ * whose handles may be those of ours that vanished.
+ */
+#include "../lib/device.h"
 #include <dlfcn.h>
 
 int main(void)

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Memory that others populate while it is registered, with RDMAMR_PREFAULT=2. That they do is seen when they are
- * started. What is left alone is registered in a protection domain with a number that the kernel does not
- * know: it refuses before it looks at the memory.
+ * Memory that helper threads populate while it is registered, with RDMAMR_PREFAULT=2. The test sees
+ * the helpers start. Memory that they must leave alone is registered in a protection domain with an
+ * unknown number: the kernel refuses before it looks at the memory.
  */
-#include "pair.h"
+#include "../lib/pair.h"
 #include <dirent.h>
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -204,7 +204,10 @@ static void is_populated(void)
 
 }
 
-/* In a domain that the kernel does not know, so that it looks at nothing: what is there was populated. */
+/*
+ * In a domain that the kernel does not know, so that it looks at nothing: what is there was
+ * populated.
+ */
 static void left_alone(const char *what, void *memory, int access)
 {
 	ok(!is_helped(&unknown, memory, SIZE, access) && !present(memory, SIZE), "%s: left alone", what);
@@ -467,8 +470,10 @@ static void signals(void)
 	is(round_trip(pair.pd, SIZE), 0, "and registrations go on");
 }
 
-/* What people are told of a registration that takes long. With RDMAMR_LOG=info, which the library reads when it
- * is loaded. */
+/*
+ * What people are told of a registration that takes long. With RDMAMR_LOG=info, which the library
+ * reads when it is loaded.
+ */
 static void progress(void)
 {
 	char said[4096] = "", name[] = "/tmp/prefault-XXXXXX", *line;

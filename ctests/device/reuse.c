@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /* Two devices, two domains, and addresses that come back: none may find the state of another. */
-#include "device.h"
+#include "../lib/device.h"
 
 static char *memory;
 
 /*
- * A context whose address was another device's before, which was closed past us: what is remembered of the
- * address is wrong. The memory of a context cannot be made to come back, so the file behind it is changed.
+ * A context whose address was another device's before, which was closed past us: what is remembered
+ * of the address is wrong. The memory of a context cannot be made to come back, so the file behind
+ * it is changed.
  */
 static void other_driver(struct ibv_context *context)
 {

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/* Registers and deregisters after a warm-up, between two marks that a trace of system calls shows. */
-#include "device.h"
+/*
+ * Registers and deregisters after a warm-up, between two marks that a trace of system calls shows.
+ */
+#include "../lib/device.h"
 
 int main(void)
 {

@@ -1,6 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
-# steady.sh LIBRARY PROGRAM: in steady state a registration is one system call, and so is a deregistration.
+# steady.sh LIBRARY PROGRAM: in steady state a registration is one system call, and so is a
+# deregistration.
 set -u
 . "$(dirname "$0")/../tap.sh"
 library=$1 program=$2

@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/* Threads that register and deregister at once, their own regions and each other's; one with the smallest stack. */
-#include "device.h"
+/*
+ * Threads that register and deregister at once, their own regions and each other's; one with the
+ * smallest stack.
+ */
+#include "../lib/device.h"
 #include <limits.h>
 #include <pthread.h>
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /* Memory windows over our regions: the providers look into the region's object to bind them. */
-#include "pair.h"
+#include "../lib/pair.h"
 
 static struct pair pair;
 static struct ibv_mr *source, *mr;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /* Every combination of the first ten access flags, and each bit above, by each of the calls. */
-#include "verdict.h"
+#include "../lib/verdict.h"
 
 static struct ibv_pd *pd;
 static char *memory;

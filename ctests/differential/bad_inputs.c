@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/* What the kernel refuses, or accepts though one would not think so (facts: its behaviour differs by
- * version, and by page offset). */
-#include "verdict.h"
+/*
+ * Arguments that the kernel refuses, and some that it accepts by surprise: its behaviour differs by
+ * version and by page offset.
+ */
+#include "../lib/verdict.h"
 #include <fcntl.h>
 #include <sys/syscall.h>
 
@@ -70,7 +72,7 @@ static void addresses(char *memory)
 	try_iova("iova the last page, and it wraps", memory, 2 * PAGE, ~0xffful, LW);
 }
 
-static void mappings(void)
+static void mapped_memory(void)
 {
 	int anonymous = MAP_PRIVATE | MAP_ANONYMOUS;
 	char *read_only = map(1, PROT_READ, anonymous, -1);
@@ -170,7 +172,7 @@ int main(void)
 	pd = ibv_alloc_pd(open_device());
 	must(pd);
 	addresses(memory);
-	mappings();
+	mapped_memory();
 	flags(memory);
 	handles(memory);
 	verdict("deallocating the domain at the end\t%d", ibv_dealloc_pd(pd));

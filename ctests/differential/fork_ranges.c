@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/* What libibverbs keeps out of children (ibv_fork_init): while memory is registered and not afterwards,
- * counted where regions overlap, not after a failure, not with paging on demand. */
-#include "verdict.h"
+/*
+ * The pages that libibverbs keeps out of children (ibv_fork_init): while memory is registered and
+ * not afterwards, counted where regions overlap, not after a failure, not with paging on demand.
+ */
+#include "../lib/verdict.h"
 #include <sys/wait.h>
 
 enum { COUNT = 6 };

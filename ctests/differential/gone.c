@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/* Deregistering on a device that has gone (golden/device_gone.c): an error, or success where the user has
- * said so to libibverbs. */
-#include "verdict.h"
+/*
+ * Deregistering on a device that has gone (golden/device_gone.c): an error, or success where the
+ * user has said so to libibverbs.
+ */
+#include "../lib/verdict.h"
 #include <sys/wait.h>
 
 static void deregister(const char *name, const char *value)

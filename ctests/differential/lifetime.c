@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /* Domains, windows, devices and regions in the wrong order; changing regions; limits. */
-#include "verdict.h"
+#include "../lib/verdict.h"
 #include <linux/capability.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>

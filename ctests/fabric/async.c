@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Registrations that complete later, and say so by an event of their own. Four threads make 10 000 of them on one
- * domain while a thread reads the queue; what each event says is compared with what the call left behind. Then one
- * thing at a time: what is to be seen of a region that is under way, closing it then, failures, waiting, and what may
- * be closed when.
+ * Registrations that complete later, and say so by an event of their own. Four threads make 10 000
+ * of them on one domain while a thread reads the queue; what each event says is compared with what
+ * the call left behind. Then one thing at a time: what is to be seen of a region that is under way,
+ * closing it then, failures, waiting, and what may be closed when.
  *
- * Usage: async [stress [EACH]]: with the word, nothing but the threads, EACH registrations by each of them, three
- * times over. This is for a build with -fsanitize=address, or -fsanitize=thread. Both are told nothing of what the
- * library itself does: the one sees the memory that it allocates and frees, the other this program alone. So all
- * that its threads share is atomic.
+ * Usage: async [stress [EACH]]: with the word, nothing but the threads, EACH registrations by each
+ * of them, three times over. This is for a build with -fsanitize=address, or -fsanitize=thread.
+ * Both are told nothing of what the library itself does: the one sees the memory that it allocates
+ * and frees, the other this program alone. So all that its threads share is atomic.
  */
-#include "fabric.h"
+#include "../lib/fabric.h"
 #include <poll.h>
 #include <pthread.h>
 #include <rdmamr/verbs.h>
@@ -21,8 +21,11 @@
 #pragma weak ibv_flush_relaxed_mr
 
 #ifdef __SANITIZE_THREAD__
-/* How the library keeps its threads in order is nothing that ThreadSanitizer sees: it would take any memory of its
- * own that goes from one to another, and each write to an event's descriptor, for a race. */
+/*
+ * How the library keeps its threads in order is nothing that ThreadSanitizer sees: it would take
+ * any memory of its own that goes from one to another, and each write to an event's descriptor, for
+ * a race.
+ */
 const char *__tsan_default_suppressions(void);
 const char *__tsan_default_suppressions(void)
 {
@@ -66,8 +69,10 @@ static int later(struct fid_domain *domain, const void *memory, size_t length, u
 	return fi_mr_reg(domain, memory, length, access, 0, key, 0, mr, mr);
 }
 
-/* Reads an event, which must be the completion of the region that `mr` points to, and of the call with that address as
- * its context. What was got instead, or NULL. */
+/*
+ * Reads an event, which must be the completion of the region that `mr` points to, and of the call
+ * with that address as its context. What was got instead, or NULL.
+ */
 static const char *completion(struct fid_eq *queue, struct fid_mr **mr)
 {
 	struct fi_eq_entry entry = { .data = 7 };
@@ -115,7 +120,7 @@ static void close_both(const char *name, struct fid_domain *domain, struct fid_e
 
 /* The many. */
 
-/* What is done with a call, by its number. A fifteenth of them each. */
+/* The fate of a call, by its number. Each fate comes to a fifteenth of the calls. */
 enum fate { KEPT, CLOSED_AFTER, CLOSED_UNDER_WAY, FAILS, FAILS_CLOSED };
 static const enum fate fates[] = {
 	KEPT, CLOSED_AFTER, CLOSED_UNDER_WAY, KEPT, FAILS,
@@ -138,7 +143,7 @@ static struct {
 	long each, count;
 	_Atomic bool over, late;
 	_Atomic long tick;
-	/* What went wrong, each by its name. */
+	/* Counts of errors, by kind. */
 	_Atomic long strays, kinds, unset, others, of_closed, keys, descs, contexts, failures, closes, refusals, written;
 } many;
 
@@ -161,12 +166,15 @@ static void close_call(struct call *call)
 	call->memory = NULL;
 }
 
-/* What is wrong at once is no registration, and no event comes of it. */
+/* A right that fi_mr(3) does not know. */
+#define UNKNOWN (1ULL << 40)
+
+/* A call with a bad argument registers nothing and sends no event. */
 static void refused_calls(struct call *call, long number)
 {
 	struct fid_mr *untouched = (struct fid_mr *)&untouched, *mr = untouched;
 
-	many.refusals += later(many.domain, &number, 8, 0, key_of(number + many.count), &mr) != -FI_EINVAL;
+	many.refusals += later(many.domain, &number, 8, UNKNOWN, key_of(number + many.count), &mr) != -FI_EINVAL;
 	if (fate_of(number) == KEPT)
 		many.refusals += fi_mr_reg(many.domain, call->memory, 8, FI_RECV, 0, key_of(number), 0, &mr, &many) !=
 				 -FI_ENOKEY;
@@ -243,7 +251,7 @@ static void *reads(void *argument)
 		if (got != (failed ? (ssize_t)sizeof(error) : (ssize_t)sizeof(entry)) || event != FI_MR_COMPLETE ||
 		    failed != (fate == FAILS || fate == FAILS_CLOSED))
 			many.kinds++;
-		/* Nobody closes these before this event is counted. */
+		/* These regions stay open until this event is counted. */
 		if (mr && (fate == KEPT || fate == CLOSED_AFTER)) {
 			many.keys += fi_mr_key(mr) != key_of(number);
 			many.descs += !fi_mr_desc(mr);
@@ -325,7 +333,7 @@ static void threads(long each)
 	is(many.written, 0, "and then no region is written");
 	is(read_now(many.queue), -FI_EAGAIN, "the queue is empty");
 
-	/* Whoever still wrote to a place that a call was given would change this. */
+	/* A late write to the place of a call would change this. */
 	for (long n = 0; n < many.count; n++) {
 		if (!many.calls[n].ret && !many.calls[n].closed)
 			close_call(&many.calls[n]);
@@ -676,8 +684,10 @@ static void binding(void)
 	close_both("under way", domain, queue);
 }
 
-/* A peer writes. On iWARP that is done when it is sent, and known to have arrived by a read behind it. After a failure
- * the connection is another. */
+/*
+ * A peer writes. On iWARP that is done when it is sent, and known to have arrived by a read behind
+ * it. After a failure the connection is another.
+ */
 static int peer_writes(struct fid_domain *domain, uint64_t key, uint64_t at, struct fid_mr *from, char *source,
 		       size_t length, char *scratch)
 {
@@ -690,7 +700,7 @@ static int peer_writes(struct fid_domain *domain, uint64_t key, uint64_t at, str
 	return status;
 }
 
-/* What the pool serves at once is reported as all else. */
+/* The event of a hit is like any other. */
 static void served_by_the_pool(void)
 {
 	struct fid_eq *queue = queue_with(FI_WAIT_UNSPEC);
@@ -713,7 +723,7 @@ static void served_by_the_pool(void)
 	munmap(memory, PAGE);
 }
 
-/* What was registered later is as good: data moves. */
+/* Data moves by a region that was registered later. */
 static void data(const struct kind *kind)
 {
 	struct fid_eq *queue = queue_with(FI_WAIT_UNSPEC);
@@ -804,7 +814,10 @@ static void *registers_foreign(void *argument)
 	return NULL;
 }
 
-/* Another provider's queue, which these threads share; one thing at a time is in ctests/provider/foreign_queue.c. */
+/*
+ * Another provider's queue, which these threads share; one thing at a time is in
+ * ctests/provider/foreign_queue.c.
+ */
 static void foreign_queue(void)
 {
 	enum { EACH = 250, COUNT = THREADS * EACH };
@@ -896,21 +909,21 @@ int main(int argc, char **argv)
 		long each = argc > 2 ? atol(argv[2]) : 2500;
 
 		for (int n = 0; n < 3; n++)
-			threads(each);
+			as_case(threads(each), "registrations from 4 threads");
 	} else {
 		large = pages(LARGE / PAGE);
-		threads(2500);
-		under_way();
-		closed_early_one_by_one();
-		failures();
-		waiting();
-		binding();
+		as_case(threads(2500), "registrations from 4 threads");
+		as_case(under_way(), "a registration under way");
+		as_case(closed_early_one_by_one(), "regions closed before they are registered");
+		as_case(failures(), "registrations that fail");
+		as_case(waiting(), "threads that wait for events");
+		as_case(binding(), "domains bound to queues");
 		for (int n = 0; n < KINDS; n++)
-			data(&kinds[n]);
-		with_offset();
-		served_by_the_pool();
+			as_case(data(&kinds[n]), "data, %s", kinds[n].name);
+		as_case(with_offset(), "an offset");
+		as_case(served_by_the_pool(), "registrations that the pool serves");
 #ifndef RDMAMR_NO_LIBFABRIC
-		foreign_queue();
+		as_case(foreign_queue(), "a queue of libfabric");
 #endif
 		is(stats().reg_next, 0, "every registration was the library's own");
 	}

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/* A region of several buffers is one range of addresses, in the buffers' order: what touches is merged, what does not
- * is a region of the kernel each, and all of them or none are there. */
-#include "fabric.h"
+/*
+ * A region of several buffers is one range of addresses, in the buffers' order: what touches is
+ * merged, what does not is a region of the kernel each, and all of them or none are there.
+ */
+#include "../lib/fabric.h"
 
 enum { LIMIT = RDMAMR_MR_IOV_LIMIT, ARENA = 64 * PAGE, KEY = 7 };
 
@@ -47,7 +49,10 @@ static bool others_zero(const struct layout *layout)
 	return all_zero(copy, ARENA);
 }
 
-/* The key by which this domain reaches a region: its own, or where a composite has none, that of its raw key. */
+/*
+ * The key by which this domain reaches a region: its own, or where a composite has none, that of
+ * its raw key.
+ */
 static uint64_t key_of(struct fid_domain *domain, struct fid_mr *mr, uint64_t *base)
 {
 	uint8_t raw[2048];
@@ -61,7 +66,7 @@ static uint64_t key_of(struct fid_domain *domain, struct fid_mr *mr, uint64_t *b
 	return key;
 }
 
-/* What rdmamr_resolve() says of ranges, piece by piece, against what the region's pieces are. */
+/* Compares the answer of rdmamr_resolve() with the pieces of the region. */
 static void ranges(const struct kind *kind, struct fid_domain *domain, const struct layout *layout,
 		   const struct rdmamr_segment *pieces, uint64_t key, uint64_t base, uint32_t only_rkey)
 {
@@ -72,7 +77,10 @@ static void ranges(const struct kind *kind, struct fid_domain *domain, const str
 	uint64_t border = 0, start[LIMIT];
 
 	for (size_t n = 0; n < layout->pieces; n++) {
-		/* Where the device has the piece: that one byte is right, data shows; the rest must follow from it. */
+		/*
+		 * Where the device has the piece: that one byte is right, data shows; the rest must
+		 * follow from it.
+		 */
 		count = 1;
 		must(rdmamr_resolve(domain, key, base + border, 1, got, &count) == 0 && count == 1);
 		start[n] = got[0].addr;
@@ -114,7 +122,10 @@ static void ranges(const struct kind *kind, struct fid_domain *domain, const str
 		for (size_t n = 0; n < want; n++)
 			wrong += got[n].addr != expected[n].addr || got[n].length != expected[n].length ||
 				 got[n].rkey != expected[n].rkey;
-		/* One place too few: what is needed is told, and nothing is written behind the room. */
+		/*
+		 * One place too few: what is needed is told, and nothing is written behind the
+		 * room.
+		 */
 		count = want - 1;
 		memset(got, 0xee, sizeof(got));
 		small += rdmamr_resolve(domain, key, base + from, to - from, got, &count) != -FI_ETOOSMALL ||
@@ -154,7 +165,9 @@ static void ranges(const struct kind *kind, struct fid_domain *domain, const str
 	none(over, "%s, %s: outside, and of length 0, there is nothing", kind->name, layout->name);
 }
 
-/* Data by the peer's way in pieces of odd sizes, by single ranges over all, and around each border. */
+/*
+ * Data by the peer's way in pieces of odd sizes, by single ranges over all, and around each border.
+ */
 static void data(const struct kind *kind, struct fid_domain *domain, const struct layout *layout, struct fid_mr *mr,
 		 const struct rdmamr_segment *pieces, uint64_t key, uint64_t base)
 {
@@ -265,8 +278,10 @@ static void registers(const struct kind *kind, struct fid_domain *domain, const 
 	if (!is((long long)count, (long long)layout->pieces, "%s, %s: as many as there are buffers that do not touch",
 		kind->name, layout->name))
 		return;
-	/* A device knows a byte of a registration by the same address for both sides: where peers count from 0, there
-	 * may be one for each. */
+	/*
+	 * A device knows a byte of a registration by the same address for both sides: where peers
+	 * count from 0, there may be one for each.
+	 */
 	registrations = kernel_regions(pair.context) - regions;
 	if (!kind->relaxed)
 		ok(registrations == (int)layout->pieces ||
@@ -307,7 +322,10 @@ static void registers(const struct kind *kind, struct fid_domain *domain, const 
 		there[n] = resolved(domain, key, base + border, pieces[n].length);
 	if (key > UINT32_MAX)
 		is(fi_mr_unmap_key(domain, key), 0, "%s, %s: unmapped", kind->name, layout->name);
-	/* Relaxed regions are of whole pages, and are kept. (A refusal costs a new connection: not of each layout.) */
+	/*
+	 * Relaxed regions are of whole pages, and are kept. (A refusal costs a new connection: not
+	 * of each layout.)
+	 */
 	if (!kind->relaxed && (layout->pieces == 3 || layout->pieces == LIMIT)) {
 		refused(there[1].addr + there[1].length - 4, there[1].rkey, kind->name,
 			"a read over the end of a piece");
@@ -323,7 +341,10 @@ static void registers(const struct kind *kind, struct fid_domain *domain, const 
 	}
 }
 
-/* `count` buffers of `length` bytes, `step` bytes from one to the next, the first `start` into the arena. */
+/*
+ * `count` buffers of `length` bytes, `step` bytes from one to the next, the first `start` into the
+ * arena.
+ */
 static struct layout row(const char *name, size_t count, size_t pieces, ptrdiff_t start, size_t length, ptrdiff_t step)
 {
 	struct layout layout = { .name = name, .count = count, .pieces = pieces };
@@ -451,7 +472,9 @@ static void bases(const struct kind *kind, struct fid_domain *domain)
 	is(fi_close(&next->fid), 0, "%s: and is closed", kind->name);
 }
 
-/* All or nothing: one bad buffer, at each place, leaves no region, no key taken, and *mr as it was. */
+/*
+ * All or nothing: one bad buffer, at each place, leaves no region, no key taken, and *mr as it was.
+ */
 static void rollback(const struct kind *kind, struct fid_domain *domain)
 {
 	struct fid_mr *const untouched = (struct fid_mr *)0x5555;
@@ -535,11 +558,11 @@ int main(void)
 		const struct kind *kind = &kinds[n];
 		struct fid_domain *domain = open_kind(pair.pd, kind);
 
-		layouts(kind, domain);
-		overlaps(kind, domain);
-		bases(kind, domain);
-		rollback(kind, domain);
-		limit(kind, domain);
+		as_case(layouts(kind, domain), "%s: layouts of buffers", kind->name);
+		as_case(overlaps(kind, domain), "%s: buffers that overlap", kind->name);
+		as_case(bases(kind, domain), "%s: addresses of peers", kind->name);
+		as_case(rollback(kind, domain), "%s: a buffer that fails", kind->name);
+		as_case(limit(kind, domain), "%s: the limit of buffers", kind->name);
 		is(fi_close(&domain->fid), 0, "%s: the domain is closed", kind->name);
 	}
 	is(fi_close(&flat_mr->fid), 0, "the other end is closed");

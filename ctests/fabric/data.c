@@ -1,8 +1,11 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/* Data lands where a region of the fabric family says, in every kind of domain; peers have the rights that the
- * program gave, and no others; keys are refused when their region is closed or replaced. */
+/*
+ * Data lands where a region of the fabric family says, in every kind of domain; peers have the
+ * rights that the program gave, and no others; keys are refused when their region is closed or
+ * replaced.
+ */
 #define RDMAMR_OLD_NAMES
-#include "fabric.h"
+#include "../lib/fabric.h"
 
 enum { SIZE = 3 * PAGE };
 
@@ -111,7 +114,10 @@ static void moves(const struct kind *kind, struct fid_domain *domain, struct fid
 	moved(&pair, peer_moves(&pair, IBV_WR_RDMA_READ, domain, fi_mr_key(mr), at + 8, here, local, length - 8),
 	   "%s: read", name);
 	ok(!memcmp(local, memory + 8, length - 8), "%s: what was read is what is there", name);
-	/* Its own memory, by its desc: whatever the peers' addresses are, the program's are the virtual ones. */
+	/*
+	 * Its own memory, by its desc: whatever the peers' addresses are, the program's are the
+	 * virtual ones.
+	 */
 	segment = resolved(home, fi_mr_key(source), (uintptr_t)local, SIZE);
 	fill(memory, length);
 	memset(local, 0, length);
@@ -156,7 +162,10 @@ static void moves(const struct kind *kind, struct fid_domain *domain, struct fid
 /* One region for each of the rights; what was not granted is refused, by the device. */
 static void rights(const struct kind *kind, struct fid_domain *domain, struct fid_mr *source)
 {
-	/* Of memory that the program has only opened to peers, nothing is said of what it can do with it by itself. */
+	/*
+	 * Of memory that the program has only opened to peers, nothing is said of what it can do
+	 * with it by itself.
+	 */
 	enum { NO, YES, UNSAID };
 	static const struct {
 		const char *name;
@@ -311,8 +320,10 @@ static void closed(const struct kind *kind, struct fid_domain *domain, struct fi
 	   "%s: it is what a peer writes", kind->name);
 	snprintf(name, sizeof(name), "%s: a write by the rkey of the closed one", kind->name);
 	refused_write(source, memory, first.addr, first.rkey, name);
-	/* Which error is the device's affair: for an lkey that it does not know, rxe of 6.1 has LOC_QP_OP_ERR, that of
-	 * 6.12 WR_FLUSH_ERR. */
+	/*
+	 * Which error is the device's affair: for an lkey that it does not know, rxe of 6.1 has
+	 * LOC_QP_OP_ERR, that of 6.12 WR_FLUSH_ERR.
+	 */
 	status = pair_write(&pair, here, memory, 64, far.addr, far.rkey);
 	ok(status == IBV_WC_LOC_PROT_ERR || status == IBV_WC_LOC_QP_OP_ERR || status == IBV_WC_WR_FLUSH_ERR,
 	   "%s: a write from the closed one's lkey is refused (%d)", kind->name, status);
@@ -321,7 +332,10 @@ static void closed(const struct kind *kind, struct fid_domain *domain, struct fi
 	must(munmap(memory, 2 * PAGE) == 0);
 }
 
-/* Whether a region answers at a base: a write there lands at the start of the memory, a read gets it back. */
+/*
+ * Whether a region answers at a base: a write there lands at the start of the memory, a read gets
+ * it back.
+ */
 static void answers(struct fid_domain *domain, struct fid_mr *source, struct fid_mr *mr, uint64_t base, char *memory,
 		    const char *name)
 {
@@ -424,7 +438,7 @@ static void bases(const struct kind *kind, struct fid_domain *domain, struct fid
 		    NAME("the second of two replaced"));
 	answers(domain, source, both, base + 2 * PAGE, third, NAME("when those are closed"));
 
-	/* What fails replaces nothing. */
+	/* A failed call replaces nothing. */
 	mr = NULL;
 	is(fi_mr_reg(domain, NULL, SIZE, FI_ALL, base, 45, flags, &mr, NULL), -FI_EFAULT, "%s",
 	   NAME("one of no memory is not registered"));
@@ -443,7 +457,10 @@ static void bases(const struct kind *kind, struct fid_domain *domain, struct fid
 	answers(domain, source, mr, base, memory, NAME("the key used again"));
 	must(fi_close(&mr->fid) == 0);
 
-	/* The region that has the same addresses without the flag, and what has them in another domain. */
+	/*
+	 * The region that has the same addresses without the flag, and what has them in another
+	 * domain.
+	 */
 	if (kind->virtual_addresses) {
 		is(fi_mr_reg(domain, memory, SIZE, FI_ALL, (uintptr_t)fourth, 46, flags, &mr, NULL), 0, "%s",
 		   NAME("where a region without the flag is"));
@@ -453,7 +470,10 @@ static void bases(const struct kind *kind, struct fid_domain *domain, struct fid
 	ok(fi_mr_key(plain) != FI_KEY_NOTAVAIL, "%s", NAME("a region without the flag is not replaced"));
 	answers(domain, source, plain, base_of(kind, fourth), fourth, NAME("the region without the flag"));
 
-	/* The base and the address of the memory need not be alike, but in the page that the key is of. */
+	/*
+	 * The base and the address of the memory need not be alike, but in the page that the key is
+	 * of.
+	 */
 	is(fi_mr_reg(domain, memory + 24, SIZE, FI_ALL, base + 24, 47, flags, &odd, NULL), 0, "%s",
 	   NAME("not aligned, alike"));
 	must(odd);
@@ -523,18 +543,20 @@ int main(void)
 		const struct kind *kind = &kinds[n];
 		struct fid_domain *domain = open_kind(pair.pd, kind);
 
+		case_begin("%s: data by each call", kind->name);
 		for (int call = 0; call < CALLS; call++) {
 			moves(kind, domain, source, call, 0);
 			moves(kind, domain, source, call, 24);
 		}
-		rights(kind, domain, source);
-		read_only(kind, domain, source);
+		case_end();
+		as_case(rights(kind, domain, source), "%s: rights", kind->name);
+		as_case(read_only(kind, domain, source), "%s: read-only memory", kind->name);
 		if (!kind->relaxed)
-			closed(kind, domain, source);
-		bases(kind, domain, source);
+			as_case(closed(kind, domain, source), "%s: closed regions", kind->name);
+		as_case(bases(kind, domain, source), "%s: addresses of peers", kind->name);
 		is(fi_close(&domain->fid), 0, "%s: the domain is closed", kind->name);
 	}
-	two_domains(source);
+	as_case(two_domains(source), "two domains");
 
 	is(fi_close(&source->fid), 0, "the other end is closed");
 	is(fi_close(&home->fid), 0, "and its domain");

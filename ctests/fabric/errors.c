@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/* What is refused, with which error, and why in words; that nothing is left of it, and nothing written to the caller.
- * And what must not be refused though it looks like it. */
-#include "fabric.h"
+/*
+ * Calls that are refused: the error, and the reason in words. A refused call leaves nothing behind
+ * and writes nothing to the caller. And calls that look bad, and must not be refused.
+ */
+#include "../lib/fabric.h"
 #include <rdmamr/verbs.h>
 #include <ctype.h>
 #include <linux/capability.h>
@@ -21,7 +23,7 @@ static struct ibv_context *context;
 static struct ibv_pd *pd;
 static char *memory, *read_only;
 
-/* Where the calls write what they make. */
+/* The place that the calls write their object to. */
 static struct fid_mr *mr;
 static struct fid_domain *made;
 static struct fid_eq *queue;
@@ -32,13 +34,18 @@ static struct {
 	char reason[4096];
 } before;
 
-/* Before a call that must fail: another failure is the last one, so that an old reason is not taken for a new one. */
+/*
+ * Before a call that must fail: another failure is the last one, so that an old reason is not taken
+ * for a new one.
+ */
 static void about_to_fail(void)
 {
 	mr = UNTOUCHED;
 	made = UNTOUCHED;
 	queue = UNTOUCHED;
-	/* What a relaxed domain keeps goes when it likes: only what is in use is counted. */
+	/*
+	 * A relaxed domain may end its idle regions at any time: only regions in use are counted.
+	 */
 	must(ibv_flush_relaxed_mr(pd) == 0);
 	before.live = stats().live;
 	before.regions = kernel_regions(context);
@@ -247,7 +254,10 @@ static void refused_domains(void)
 		skip("RDMAMR_DYNAMIC_MR on a device without on-demand paging", "this one has it");
 }
 
-/* Attributes of each older size, and nothing behind them that could be read. What they have is obeyed. */
+/*
+ * Attributes of each older size, and nothing behind them that could be read. What they have is
+ * obeyed.
+ */
 static void domain_sizes(void)
 {
 	for (size_t size = 16; size <= sizeof(struct rdmamr_domain_attr); size += 8) {
@@ -348,7 +358,6 @@ static void arguments(const struct kind *kind)
 		int want;
 		const char *words;
 	} cases[] = {
-		{ "no rights", memory, PAGE, 0, 0, 0, -FI_EINVAL, "access|right" },
 		{ "rights that nobody knows", memory, PAGE, FI_ALL | 1ULL << 40, 0, 0, -FI_EINVAL, "access|right" },
 		{ "an offset", memory, PAGE, FI_ALL, 1, 0, -FI_EINVAL, "offset" },
 		{ "the memory's own address as offset", memory, PAGE, FI_ALL, (uintptr_t)memory, 0, -FI_EINVAL,
@@ -402,13 +411,13 @@ static void arguments(const struct kind *kind)
 		       calls[call]);
 
 		/* Each set of the six rights. */
-		for (uint64_t access = FI_READ; access <= FI_ALL; access += FI_READ) {
+		for (uint64_t access = 0; access <= FI_ALL; access += FI_READ) {
 			mr = NULL;
 			wrong += make(call, domain, memory, PAGE, access, 0, 1, 0) != 0 || !mr || !fi_mr_desc(mr);
 			wrong += !mr || fi_close(&mr->fid) != 0;
 		}
 		none(wrong, "%s, %s: every set of rights is registered", kind->name, calls[call]);
-		for (uint64_t access = FI_WRITE; access <= FI_REMOTE_READ; access <<= 1) {
+		for (uint64_t access = 0; access <= FI_REMOTE_READ; access = access ? access << 1 : FI_WRITE) {
 			if (access == FI_RECV)
 				continue;
 			mr = NULL;
@@ -516,7 +525,7 @@ static void keys(void)
 		close_all(&first->fid, &domain->fid);
 	}
 
-	/* Where the provider has the keys, nobody looks at the request. */
+	/* A provider that chooses the keys ignores the requested one. */
 	domain = plain(FI_MR_PROV_KEY | FI_MR_VIRT_ADDR, 0);
 	first = region(domain, memory, PAGE, FI_ALL, FI_KEY_NOTAVAIL);
 	second = region(domain, memory, PAGE, FI_ALL, FI_KEY_NOTAVAIL);
@@ -855,10 +864,10 @@ static void bound(void)
 	FAILS(fi_close(&eq->fid), -FI_EBUSY, "bound|domain", "a queue is closed while a domain is bound to it");
 	is(fi_close(&second->fid), 0, "a queue that was refused is closed");
 
-	/* What the arguments show is told at once. */
+	/* An error in the arguments is reported at once. */
 	for (int call = 0; call < CALLS; call++) {
-		FAILS(make(call, domain, memory, PAGE, 0, 0, 1, 0), -FI_EINVAL, "access|right",
-		      "asynchronous %s: no rights",
+		FAILS(make(call, domain, memory, PAGE, 1, 0, 1, 0), -FI_EINVAL, "access|right",
+		      "asynchronous %s: rights that nobody knows",
 		      calls[call]);
 		FAILS(make(call, domain, memory, 0, FI_ALL, 0, 1, 0), -FI_EINVAL, "length|0 bytes|empty",
 		      "asynchronous %s: length 0", calls[call]);
@@ -975,7 +984,7 @@ static void nothing_and_others(void)
 	FAILS(EXPORTED(fi_control)(NULL, FI_ENABLE, NULL), -FI_EINVAL, "NULL", "fi_control of NULL");
 }
 
-/* What of ours is passed on to somebody else's object. */
+/* Our calls pass objects of other providers on to them. */
 static struct {
 	const void *object, *pointers[4];
 	uint64_t numbers[6];
@@ -1217,24 +1226,24 @@ int main(void)
 	pd = ibv_alloc_pd(context);
 	must(pd);
 
-	accepted_domains();
-	refused_domains();
-	domain_sizes();
-	tables();
+	as_case(accepted_domains(), "domains that are opened");
+	as_case(refused_domains(), "domains that are refused");
+	as_case(domain_sizes(), "attributes of each size");
+	as_case(tables(), "tables of functions");
 	for (int n = 0; n < KINDS; n++) {
-		arguments(&kinds[n]);
-		pointers(&kinds[n]);
+		as_case(arguments(&kinds[n]), "bad arguments, %s", kinds[n].name);
+		as_case(pointers(&kinds[n]), "bad pointers, %s", kinds[n].name);
 	}
-	keys();
-	attributes();
-	regions();
-	forked();
-	bound();
-	bound_to_foreign();
-	nothing_and_others();
-	objects_of_others();
-	own_calls();
-	limited();
+	as_case(keys(), "keys that are taken, and freed");
+	as_case(attributes(), "attributes of regions");
+	as_case(regions(), "calls on regions");
+	as_case(forked(), "after a fork");
+	as_case(bound(), "bound objects");
+	as_case(bound_to_foreign(), "objects bound to those of others");
+	as_case(nothing_and_others(), "NULL, and objects of another class");
+	as_case(objects_of_others(), "objects of others");
+	as_case(own_calls(), "the calls of rdmamr");
+	as_case(limited(), "limits");
 
 	is((long long)stats().live, 0, "no region is left");
 	is(ibv_dealloc_pd(pd), 0, "and the PD has none");

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Arguments as no program means them, some of them good: random attributes of domains, registrations and queues. Each
- * call answers 0 or a code that is documented for it, with a reason in words; a failed one writes nothing and leaves
- * nothing; what was registered can be closed. Usage: fuzz [ROUNDS [SEED]]
+ * Arguments as no program means them, some of them good: random attributes of domains,
+ * registrations and queues. Each call answers 0 or a code that is documented for it, with a reason
+ * in words; a failed one writes nothing and leaves nothing; what was registered can be closed.
+ * Usage: fuzz [ROUNDS [SEED]]
  */
-#include "fabric.h"
+#include "../lib/fabric.h"
 
 static uint64_t state;
 static char *memory;
@@ -70,7 +71,10 @@ static void registrations(struct ibv_pd *pd, long rounds)
 		struct fid_domain *domain = domains[any() % KINDS];
 		struct fid_mr **slot = &open[any() % 64], *mr = untouched;
 		struct iovec iov[20];
-		/* As large as any version has it: fields that this header has not got come as bytes behind. */
+		/*
+		 * As large as any version has it: fields that this header has not got come as bytes
+		 * behind.
+		 */
 		union {
 			struct fi_mr_attr attr;
 			uint64_t words[16];
@@ -106,7 +110,7 @@ static void registrations(struct ibv_pd *pd, long rounds)
 
 			good++;
 			*slot = mr;
-			/* What it says of itself can be mapped, anywhere. */
+			/* Its raw key can be mapped in any domain. */
 			if (fi_mr_raw_attr(mr, &base, raw, &size, 0) ||
 			    fi_mr_map_raw(domains[0], base, raw, size, &key, 0) ||
 			    fi_mr_unmap_key(domains[0], key))
@@ -219,9 +223,9 @@ int main(int argc, char **argv)
 	pd = ibv_alloc_pd(context);
 	must(pd);
 	memory = pages(MEMORY);
-	registrations(pd, rounds);
-	domains(pd, rounds);
-	queues(rounds);
+	as_case(registrations(pd, rounds), "%ld registrations with random attributes", rounds);
+	as_case(domains(pd, rounds), "%ld domains with random attributes", rounds);
+	as_case(queues(rounds), "%ld queues with random attributes", rounds);
 	is(ibv_dealloc_pd(pd), 0, "nothing is left in the protection domain");
 	ibv_close_device(context);
 	return done_testing();

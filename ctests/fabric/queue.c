@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/* The event queue: what is written is read, once, in its order; who waits is woken, by the queue or by its descriptor;
- * errors are read by their own call, in their place; and what is refused leaves everything as it is.
- * Only the last part needs a device. */
-#include "fabric.h"
+/*
+ * The event queue: what is written is read, once, in its order; who waits is woken, by the queue or
+ * by its descriptor; errors are read by their own call, in their place; and what is refused leaves
+ * everything as it is. Only the last part needs a device.
+ */
+#include "../lib/fabric.h"
 #include <poll.h>
 #include <pthread.h>
 #include <sched.h>
@@ -573,7 +575,9 @@ static void errors(struct ibv_pd *pd)
 	is(fi_eq_readerr(eq, &next, 0), sizeof(next), "with little room for the words it is read too");
 	ok(next.err_data == room && next.err_data_size <= 10 && room[10] == 0x5a, "with as many as fit");
 
-	/* The region of a failed registration is there until it is closed; then it is not heard of. */
+	/*
+	 * The region of a failed registration is there until it is closed; then it is not heard of.
+	 */
 	is(fi_close(&domain->fid), -FI_EBUSY, "the domain has two regions that failed");
 	ok(!fi_mr_desc(first) && fi_mr_key(first) == FI_KEY_NOTAVAIL, "which have neither desc nor key");
 	is(fi_close(&first->fid), 0, "one is closed");
@@ -651,14 +655,14 @@ int main(void)
 	struct ibv_pd *pd;
 
 	fabric_begin();
-	opened();
-	empty();
-	written();
-	timeouts();
-	woken();
-	descriptors();
-	crowds();
-	words();
+	as_case(opened(), "queues opened, and refused");
+	as_case(empty(), "an empty queue");
+	as_case(written(), "events written and read");
+	as_case(timeouts(), "reads that wait");
+	as_case(woken(), "readers woken");
+	as_case(descriptors(), "descriptors to wait for");
+	as_case(crowds(), "many threads at a queue");
+	as_case(words(), "errors in words");
 	if (!getenv("CHECK_DEVICE")) {
 		skip("errors, and domains that are bound", "no device is named in CHECK_DEVICE");
 		return done_testing();
@@ -666,8 +670,8 @@ int main(void)
 	context = open_device();
 	pd = ibv_alloc_pd(context);
 	must(pd);
-	errors(pd);
-	bound(pd);
+	as_case(errors(pd), "errors of registrations");
+	as_case(bound(pd), "domains bound to queues");
 	is(ibv_dealloc_pd(pd), 0, "the PD has no region");
 	is(ibv_close_device(context), 0, "the device is closed");
 	is((long long)stats().live, 0, "no region is left");

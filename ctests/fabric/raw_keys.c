@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/* Raw keys: what a region gives away, a domain elsewhere maps and reaches the region by, here and in another process;
- * and a raw key of which any bit is not as it was given is refused, whatever it says. */
-#include "fabric.h"
+/*
+ * Raw keys: what a region gives away, a domain elsewhere maps and reaches the region by, here and
+ * in another process; and a raw key of which any bit is not as it was given is refused, whatever it
+ * says.
+ */
+#include "../lib/fabric.h"
 #include <arpa/inet.h>
 #include <sys/wait.h>
 
@@ -362,7 +365,9 @@ static void maps(void)
 			is(rdmamr_resolve(domain, second, raw.base, 1, there, &room), -FI_ENOKEY,
 			   "%s: unknown in another domain", name);
 
-			/* In its own domain too, and in one of another PD: there it says the same. */
+			/*
+			 * In its own domain too, and in one of another PD: there it says the same.
+			 */
 			key = map(domain, &raw);
 			reaches(domain, key, &raw, count, name);
 			is(fi_mr_unmap_key(domain, key), 0, "%s: unmapped in its own domain", name);
@@ -665,7 +670,7 @@ static void handles(void)
 	for (int n = 0; n < regions; n++)
 		must(fi_close(&own[n]->fid) == 0);
 
-	/* What needs no raw key: an rkey is itself. */
+	/* A domain without raw keys: the key is the rkey. */
 	count = 1;
 	is(rdmamr_resolve(provider, 0x12345678, 0xfedcba9876543210, 1000, &segment, &count), 0,
 	   "provider keys: any rkey");
@@ -724,10 +729,10 @@ int main(void)
 	home = open_kind(pair.pd, &kinds[PROVIDER_KEYS]);
 	local = region(home, flat, 2 * ARENA, FI_ALL, 1);
 
-	maps();
-	refused();
-	handles();
-	raw_only();
+	as_case(maps(), "raw keys that are mapped");
+	as_case(refused(), "raw keys that are refused");
+	as_case(handles(), "handles");
+	as_case(raw_only(), "domains with raw keys only");
 
 	peer_end();
 	must(fi_close(&local->fid) == 0 && fi_close(&home->fid) == 0);

@@ -1,7 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
-# sanitizers.sh LIBRARY BUILT: programs of this folder under AddressSanitizer and ThreadSanitizer. They judge the
-# programs, and the memory that the library hands over; its own code is not instrumented.
+# sanitizers.sh LIBRARY BUILT: programs of this folder under AddressSanitizer and ThreadSanitizer.
+# They judge the programs, and the memory that the library hands over; its own code is not
+# instrumented.
 set -u
 . "$(dirname "$0")/../tap.sh"
 library=$(realpath "$1") built=$2
@@ -12,7 +13,7 @@ ln -s "$library" "$work/librdmamr.so.1"
 under() { # NAME COMMAND...: the results of a program, as one, and what a sanitizer said
 	local name=$1 output status
 	shift
-	output=$(LD_LIBRARY_PATH=$work ASAN_OPTIONS=exitcode=99 TSAN_OPTIONS=exitcode=99 timeout 150 "$@" 2>&1)
+	output=$(LD_LIBRARY_PATH=$work ASAN_OPTIONS=exitcode=99 TSAN_OPTIONS=exitcode=99 timeout 600 "$@" 2>&1)
 	status=$?
 	if [ $status = 0 ] && ! grep -q '^not ok\|Sanitizer' <<<"$output" && grep -q '^1\.\.[1-9]' <<<"$output"; then
 		pass "$name: $(grep -c '^ok' <<<"$output") checks"

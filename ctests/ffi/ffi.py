@@ -183,7 +183,7 @@ is_((fields.fid.fclass, fields.fid.context, fields.key, fields.mem_desc), (CLASS
 is_(fi_mr_enable(mr), 0, "fi_mr_enable")
 is_(register(domain, at, PAGE, ALL, 0x77)[0], -ENOKEY, "the key is in use")
 ok(last_reason(), f"in words: {last_reason().decode()}")
-is_(register(domain, at, PAGE, 0, 0x78)[0], -errno.EINVAL, "no access is EINVAL")
+is_(register(domain, at, PAGE, 1, 0x78)[0], -errno.EINVAL, "an unknown access is EINVAL")
 is_(register(domain, 0x1000, PAGE, ALL, 0x78)[0], -errno.EFAULT, "memory that is not there is EFAULT")
 ok(b"mapped" in last_reason(), f"in words: {last_reason().decode()}")
 

@@ -402,9 +402,9 @@ fn regions(pd: Opaque, attr: &DomainAttr, at: usize) {
         );
         ok(!reason().is_empty(), &format!("in words: {}", reason()));
         is(
-            register(domain, memory, PAGE, 0, 0x78, 0).0,
+            register(domain, memory, PAGE, 1, 0x78, 0).0,
             -EINVAL,
-            "no access is EINVAL",
+            "an unknown access is EINVAL",
         );
         let (ret, none) = register(domain, 0x1000 as Opaque, PAGE, ALL, 0x78, 0);
         is(

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /* Registrations whose bytes are recorded, at addresses that are the same in every run. */
-#include "../device/device.h"
+#include "../lib/device.h"
 
 int main(void)
 {

@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
-# compare.sh LIBRARY PROGRAMS: records what the same calls send to the kernel without and with the library.
-# PROGRAMS is the folder of record.so, old_kernel.so and calls.
+# compare.sh LIBRARY PROGRAMS: records what the same calls send to the kernel without and with the
+# library. PROGRAMS is the folder of record.so, old_kernel.so and calls.
 set -u
 . "$(dirname "$0")/../tap.sh"
 library=$1 programs=$2
@@ -12,7 +12,7 @@ record() { # OUTPUT PRELOAD...
 	local output=$1
 	shift
 	# The recorder comes first in the list, so that it sees what everybody sends.
-	RDMAMR_STATS=$work/stats LD_PRELOAD="$programs/record.so $*" timeout 60 "$programs/calls" 3>"$output"
+	RDMAMR_STATS=$work/stats LD_PRELOAD="$programs/record.so $*" timeout 600 "$programs/calls" 3>"$output"
 }
 
 record "$work/without"
@@ -30,6 +30,7 @@ for run in without with; do sed -i '/^ioctl 28 00 07/,/^ attr/d' "$work/$run"; d
 check "on a kernel before 5.0, write() is recorded" grep -q '^write 09 00 00 00' "$work/without"
 check "on a kernel before 5.0, deregistration by write() too" grep -q '^write 0d 00 00 00' "$work/without"
 check "the bytes of write() are libibverbs' own" diff "$work/without" "$work/with"
-# Three of the calls carry optional access flags, which such a kernel does not know: libibverbs drops them.
+# Three of the calls carry optional access flags, which such a kernel does not know: libibverbs
+# drops them.
 check "and were sent by us: $(cat "$work/stats")" grep -q '"reg_kernel":[1-9][0-9]*,"reg_next":3,' "$work/stats"
 tap_done

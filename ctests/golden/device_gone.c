@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/* Preloaded, makes the kernel one whose device has gone while regions exist: deregistering them is EIO. */
+/*
+ * Preloaded, makes the kernel one whose device has gone while regions exist: deregistering them is
+ * EIO.
+ */
 #include <errno.h>
 #include "uverbs_ioctl.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Preloaded, makes the kernel one of before 5.0: it has the ioctl and checks the driver's number, but knows
- * neither INVOKE_WRITE nor MR_DESTROY. Everything else is the kernel's own.
+ * Preloaded, makes the kernel one of before 5.0: it has the ioctl and checks the driver's number,
+ * but knows neither INVOKE_WRITE nor MR_DESTROY. Everything else is the kernel's own.
  */
 #include <errno.h>
 #include "uverbs_ioctl.h"

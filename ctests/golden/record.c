@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Preloaded in front of everything, records what registrations and deregistrations send to the kernel, as
- * text on descriptor 3: each ioctl and write() of uverbs with all its bytes. Addresses of the sender's own
- * memory differ from run to run: they are shown as "address", and what lies there, where it is input, is
- * shown in their place.
+ * Preloaded in front of everything, records what registrations and deregistrations send to the
+ * kernel, as text on descriptor 3: each ioctl and write() of uverbs with all its bytes. Addresses
+ * of the sender's own memory differ from run to run: they are shown as "address", and what lies
+ * there, where it is input, is shown in their place.
  */
 #include <rdma/ib_user_verbs.h>
 #include <stdint.h>

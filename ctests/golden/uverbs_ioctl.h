@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * For libraries that are preloaded between programs and the kernel: an ioctl() that hands those of uverbs to
- * uverbs_ioctl(), and all others on.
+ * For libraries that are preloaded between programs and the kernel: an ioctl() that hands those of
+ * uverbs to uverbs_ioctl(), and all others on.
  */
 #ifndef UVERBS_IOCTL_H
 #define UVERBS_IOCTL_H
@@ -14,7 +14,7 @@
 
 typedef int (*next_ioctl)(int fd, unsigned long request, ...);
 
-/* What the library does with an ioctl of uverbs; `next` goes on to the kernel. */
+/* The library's answer to an ioctl of uverbs; `next` passes it to the kernel. */
 static int uverbs_ioctl(int fd, struct ib_uverbs_ioctl_hdr *header, next_ioctl next);
 
 int ioctl(int fd, unsigned long request, ...)

@@ -4,7 +4,7 @@
 #include <infiniband/verbs.h>
 #include <rdmamr.h>
 #include <string.h>
-#include "../tap.h"
+#include "../lib/tap.h"
 
 int main(void)
 {
@@ -16,7 +16,10 @@ int main(void)
 	char version[32], memory[64];
 	struct ibv_mr *mr;
 
-	/* Something that is libibverbs' alone, so that the program needs it; there may be no device. */
+	/*
+	 * Something that is libibverbs' alone, so that the program needs it; there may be no
+	 * device.
+	 */
 	if (ibv_fork_init())
 		printf("# no fork support\n");
 

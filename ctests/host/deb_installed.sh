@@ -17,7 +17,15 @@ there >"$work/before"
 # The index of all manual pages takes longer than all else, and is not ours to test.
 rm -f /var/lib/man-db/auto-update
 # Small images of Debian leave out what lies in share/.
-check "dpkg -i" dpkg --path-include='/usr/share/*' -i "$@"
+install() { dpkg --path-include='/usr/share/*' -i "$@"; }
+others=()
+for package; do
+	case $package in */librdmamr-libfabric_*) provider_package=$package ;; *) others+=("$package") ;; esac
+done
+before=$(fi_info -l 2>&1)
+check "dpkg -i, all but the provider" install "${others[@]}"
+check "libfabric lists what it listed before" [ "$(fi_info -l 2>&1)" = "$before" ]
+check "dpkg -i, the provider" install "$provider_package"
 there >"$work/installed"
 check "every file is there" diff "$work/paths" "$work/installed"
 
@@ -26,7 +34,7 @@ run() { # NAME PROGRAM: one that reports its own results
 	take_over "$1" $? "$(cat "$work/out")"
 }
 compile() { # NAME SOURCE ARGUMENT...
-	cc -std=gnu11 -Wall -Wextra -Werror "$here/$2" -o "$work/$1" "${@:3}" -libverbs
+	cc -std=gnu11 -Wall -Wextra -Werror "$here/$2" "$here/../lib/tap.c" -o "$work/$1" "${@:3}" -libverbs
 }
 read -ra flags <<<"$(pkg-config --cflags --libs rdmamr)"
 check "pkg-config names the library: ${flags[*]}" grep -q -- ' -lrdmamr ' <<<" ${flags[*]} "
@@ -72,7 +80,7 @@ for file in bash-completion/completions/rdmamr zsh/vendor-completions/_rdmamr fi
 	check "the completions know the subcommands: $file" grep -q doctor /usr/share/$file
 done
 
-check "dpkg --purge" dpkg --purge rdmamr-tools librdmamr-dev librdmamr1
+check "dpkg --purge" dpkg --purge rdmamr-tools librdmamr-libfabric librdmamr-dev librdmamr1
 there >"$work/after"
 check "no file is left" diff "$work/before" "$work/after"
 check "dpkg knows nothing of it" [ -z "$(find /var/lib/dpkg/info -name '*rdmamr*')" ]

@@ -12,17 +12,10 @@ trap 'rm -rf "$work"' EXIT
 cc=${CC:-cc} cxx=${CXX:-c++}
 strict=(-Wall -Wextra -Wpedantic -Werror -fsyntax-only -Iinclude)
 
-# Not --verify, which writes the header before it says that it differs.
-"$cbindgen" -q -c cbindgen.toml src/capi/rdmamr.rs >"$work/rdmamr.h"
-check "include/rdmamr.h is what the source says (if not: make headers)" diff -u include/rdmamr.h "$work/rdmamr.h"
-
-make -sn headers | sed -n 's/^sed .* cbindgen.toml/&/p' >"$work/settings"
-bash -c "$(sed 's|>target/verbs.toml|>"$1"|' "$work/settings")" - "$work/verbs.toml"
-"$cbindgen" -q -c "$work/verbs.toml" src/capi/relaxed.rs >"$work/verbs.h"
-check "include/rdmamr/verbs.h is what the source says (if not: make headers)" diff -u include/rdmamr/verbs.h "$work/verbs.h"
-
-src/capi/fabric/fi_mr.sh "$cbindgen" >"$work/fi_mr.h"
-check "include/rdmamr/fi_mr.h is what the source says (if not: make headers)" diff -u include/rdmamr/fi_mr.h "$work/fi_mr.h"
+check "the headers can be made" make -s --no-print-directory headers cbindgen="$cbindgen" headers_in="$work"
+for header in rdmamr.h rdmamr/verbs.h rdmamr/fi_mr.h; do
+	check "include/$header is what the source says (if not: make headers)" diff -u "include/$header" "$work/$header"
+done
 
 echo '#include <rdmamr.h>' >"$work/one.c"
 cp "$work/one.c" "$work/one.cc"

@@ -28,6 +28,10 @@ for file in lib/here/librdmamr.so.1 lib/here/librdmamr.so lib/here/librdmamr.a l
 	share/zsh/site-functions/_rdmamr share/fish/vendor_completions.d/rdmamr.fish; do
 	check "installed: $file" [ -e "$stage/usr/$file" ]
 done
+size=$(stat -c %s "$stage/usr/lib/here/librdmamr.a")
+check "the archive has no debug symbols: $((size >> 10)) KiB" [ "$size" -lt $((6 << 20)) ]
+check "who packages them apart finds them: strip_flag=" bash -c 'make -s --no-print-directory install strip_flag= DESTDIR="$1" PREFIX=/usr LIBDIR=/lib &&
+	readelf -SW "$1/lib/librdmamr.a" 2>/dev/null | grep -q "\.debug_info" && rm -r "$1"' - "$stage/with"
 pages=$(man/names)
 missing() { while read -r file _; do [ -s "$stage/usr/share/man/$file" ] || echo "$file"; done <<<"$pages"; }
 check "and $(wc -l <<<"$pages") manual pages and links to them" [ -z "$(missing)" ]
@@ -42,7 +46,7 @@ export PKG_CONFIG_PATH=$stage/usr/lib/here/pkgconfig PKG_CONFIG_SYSROOT_DIR=$sta
 check "pkg-config knows the version" [ "$(pkg-config --modversion rdmamr)" = "$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1)" ]
 read -ra flags <<<"$(pkg-config --cflags --libs rdmamr)"
 consumer=$stage/consumer
-check "a program compiles and links" "$cc" -std=gnu11 -Wall -Wextra -Werror "$here/consumer.c" -o "$consumer" "${flags[@]}" -libverbs
+check "a program compiles and links" "$cc" -std=gnu11 -Wall -Wextra -Werror "$here/consumer.c" "$here/../lib/tap.c" -o "$consumer" "${flags[@]}" -libverbs
 needed=$(readelf -VW "$consumer")
 check "its ibv_reg_mr is librdmamr's" bash -c 'sed -n "/File: librdmamr.so.1/,/File:/p" <<<"$1" | grep -q "Name: IBVERBS_1.1"' - "$needed"
 check "its ibv_reg_mr names the node" bash -c 'readelf -sW --dyn-syms "$1" | grep -q "UND ibv_reg_mr@IBVERBS_1.1"' - "$consumer"
@@ -51,7 +55,7 @@ check "the loader binds it so" grep -q 'consumer .*to .*librdmamr.so.1.*ibv_reg_
 tap "it runs" env LD_LIBRARY_PATH="$stage/usr/lib/here" "$consumer"
 
 read -ra flags <<<"$(pkg-config --cflags rdmamr)"
-check "a program links the archive" "$cc" -std=gnu11 -Wall -Wextra -Werror "$here/consumer.c" -o "$stage/static" "${flags[@]}" \
+check "a program links the archive" "$cc" -std=gnu11 -Wall -Wextra -Werror "$here/consumer.c" "$here/../lib/tap.c" -o "$stage/static" "${flags[@]}" \
 	"$stage/usr/lib/here/librdmamr.a" -libverbs -lgcc_s -lpthread -ldl
 check "and needs no librdmamr" bash -c '! readelf -dW "$1" | grep -q "NEEDED.*rdmamr"' - "$stage/static"
 tap "it runs" "$stage/static"

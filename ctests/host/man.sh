@@ -14,6 +14,7 @@ export LC_ALL=C.UTF-8
 # leaves that out, and says so.
 formats() { [ -z "$(man --warnings -l "$1" 2>&1 >/dev/null | tee /dev/stderr)" ]; }
 lints() { [ -z "$(mandoc -T lint -W warning "$1" | grep -v 'skipping paragraph macro' | tee /dev/stderr)" ]; }
+fits() { ! MANWIDTH=80 man -l "$1" 2>/dev/null | col -bx | grep -E '.{81,}' >&2; }
 # As a reader copies it from the screen.
 example() { MANWIDTH=200 man -l "$1" 2>/dev/null | col -bx | awk '/^[^ ]/ { inside = /^EXAMPLES?$/; next } inside'; }
 
@@ -25,6 +26,7 @@ for source in man/*.scd; do
 	check "$page is what its source says (if not: make man)" diff -u -I '^\.TH' "$page" "$made"
 	check "$page: no warning of man" formats "$page"
 	check "$page: no warning of mandoc" lints "$page"
+	case $page in */rdmamr.1 | */rdmamr_trace.5) check "$page: no line has more than 80 columns" fits "$page" ;; esac
 	case $page in *.3*) ;; *) continue ;; esac
 	example "$page" >"$work/example.c"
 	check "$page: its example is there" [ -s "$work/example.c" ]
@@ -56,11 +58,11 @@ while read -r name; do
 	check "and its synopsis" grep -qF "\\fBrdmamr ${name,,}\\fR" man/rdmamr.1
 done < <(commands)
 
-# Each setting of the table, in the page and in README.
+# Each setting of the table, in the page and in docs/use.md.
 settings() { grep -oP 'name: c"\KRDMAMR_[A-Z_]+' src/config.rs; }
 check "the table has settings" settings
 while read -r name; do
 	check "rdmamr(7) has $name" grep -q "$name" man/rdmamr.7
-	check "README has $name" grep -q "$name" README.md
+	check "docs/use.md has $name" grep -qF "| \`$name\` |" docs/use.md
 done < <(settings)
 tap_done

@@ -18,7 +18,7 @@ for version in 24 27; do
 	[ $have_iova = 0 ] || defines=(-DHAVE_IOVA)
 	"${CC:-cc}" "${defines[@]}" -shared -fPIC -Wl,-soname,libibverbs.so.1 -Wl,--version-script="$version.map" \
 		"$here/older_libibverbs.c" -o "$version/libibverbs.so.1" || fail "building a libibverbs of rdma-core $version"
-	"${CC:-cc}" -D_GNU_SOURCE -I"$here/../../include" "$here/older.c" -o older "$library" -Wl,--unresolved-symbols=ignore-all ||
+	"${CC:-cc}" -D_GNU_SOURCE -I"$here/../../include" "$here/older.c" "$here/../lib/tap.c" -o older "$library" -Wl,--unresolved-symbols=ignore-all ||
 		fail "building a program for it"
 	output=$(LD_LIBRARY_PATH=$work/$version:$work LD_PRELOAD="$library $work/$version/libibverbs.so.1" ./older $have_iova 2>&1)
 	check "rdma-core $version: $(grep -c '^ok' <<<"$output") checks" bash -c 'echo "$1"; grep -q "^1\.\." <<<"$1" && ! grep -q "^not ok" <<<"$1"' - "$output"

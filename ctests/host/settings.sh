@@ -43,7 +43,7 @@ for level in error warn info debug; do
 done
 check "RDMAMR_DISABLE=1 is known" [ -z "$(says RDMAMR_DISABLE=1)" ]
 
-"${CC:-cc}" -I"$here/../../include" "$here/consumer.c" -o failing "$library" -libverbs
+"${CC:-cc}" -I"$here/../../include" "$here/consumer.c" "$here/../lib/tap.c" -o failing "$library" -libverbs
 reasons=$(RDMAMR_LOG=warn LD_PRELOAD=$library ./failing 2>&1 >/dev/null)
 check "RDMAMR_LOG=warn prints why a call failed: $(head -1 <<<"$reasons" | tr -d '#')" \
 	grep -q '^rdmamr: ibv_reg_mr of 64 bytes at .*: EINVAL: the protection domain is NULL$' <<<"$reasons"
@@ -53,7 +53,7 @@ check "and RDMAMR_LOG=error does not" [ -z "$(RDMAMR_LOG=error LD_PRELOAD=$libra
 # the program's own path to it, since LD_PRELOAD is not obeyed either.
 if [ "$(id -u)" = 0 ]; then
 	cp "$library" librdmamr.so.1
-	"${CC:-cc}" -I"$here/../../include" "$here/consumer.c" -o consumer ./librdmamr.so.1 -libverbs "-Wl,-rpath,$work"
+	"${CC:-cc}" -I"$here/../../include" "$here/consumer.c" "$here/../lib/tap.c" -o consumer ./librdmamr.so.1 -libverbs "-Wl,-rpath,$work"
 	chmod 755 "$work"
 	check "the program obeys its settings" grep -q reg_kernel <<<"$(RDMAMR_STATS=stderr ./consumer 2>&1)"
 	chown nobody consumer

@@ -1,81 +1,32 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/* libfabric's verbs provider with its registration cache, and what the device sees through its regions. */
-#ifndef CACHED_H
-#define CACHED_H
+/*
+ * libfabric's verbs provider with its registration cache, and the protection domain that it uses.
+ */
+#ifndef CTESTS_CACHED_H
+#define CTESTS_CACHED_H
 
-#include "../device/pair.h"
 #include <dlfcn.h>
 #include <rdma/fabric.h>
 #include <rdma/fi_domain.h>
 #include <rdma/fi_errno.h>
+#include "../lib/pair.h"
 
-static struct fi_info *info;
-static struct fid_fabric *fabric;
+extern struct fi_info *info;
+extern struct fid_fabric *fabric;
+
 /* The protection domain that the provider has made last: queue pairs on it can use its regions. */
-static struct ibv_pd *last_pd;
+extern struct ibv_pd *last_pd;
 
-/* Stands in for libibverbs' own, to see which it makes. */
-struct ibv_pd *ibv_alloc_pd(struct ibv_context *context)
-{
-	static struct ibv_pd *(*next)(struct ibv_context *);
+/* Bails out unless ret is 0. */
+void need(int ret, const char *what);
 
-	if (!next)
-		next = (struct ibv_pd * (*)(struct ibv_context *))dlvsym(RTLD_NEXT, "ibv_alloc_pd", "IBVERBS_1.1");
-	must(next);
-	last_pd = next(context);
-	return last_pd;
-}
+void open_fabric(void);
+struct fid_domain *open_domain(void);
 
-__attribute__((unused))
-static void need(int ret, const char *what)
-{
-	if (!ret)
-		return;
-	printf("Bail out! %s: %d (%s)\n", what, ret, fi_strerror(-ret));
-	exit(1);
-}
+/* Registers with all rights; NULL if that fails. */
+struct fid_mr *try_reg(struct fid_domain *domain, void *memory, size_t length);
 
-__attribute__((unused))
-static void open_fabric(void)
-{
-	struct fi_info *hints = fi_allocinfo();
-
-	must(hints && getenv("CHECK_ADDRESS"));
-	hints->fabric_attr->prov_name = strdup("verbs");
-	hints->mode = ~0ULL;
-	hints->caps = FI_MSG | FI_RMA;
-	hints->ep_attr->type = FI_EP_MSG;
-	hints->domain_attr->mr_mode = FI_MR_LOCAL | FI_MR_ALLOCATED | FI_MR_VIRT_ADDR | FI_MR_PROV_KEY;
-	need(fi_getinfo(FI_VERSION(1, 17), getenv("CHECK_ADDRESS"), NULL, FI_SOURCE, hints, &info), "fi_getinfo");
-	fi_freeinfo(hints);
-	need(fi_fabric(info->fabric_attr, &fabric, NULL), "fi_fabric");
-}
-
-__attribute__((unused))
-static struct fid_domain *open_domain(void)
-{
-	struct fid_domain *domain;
-
-	need(fi_domain(fabric, info, &domain, NULL), "fi_domain");
-	return domain;
-}
-
-__attribute__((unused))
-static struct fid_mr *try_reg(struct fid_domain *domain, void *memory, size_t length)
-{
-	struct fid_mr *mr = NULL;
-
-	fi_mr_reg(domain, memory, length, FI_SEND | FI_RECV | FI_REMOTE_READ | FI_REMOTE_WRITE, 0, 0, 0, &mr, NULL);
-	return mr;
-}
-
-__attribute__((unused))
-static struct fid_mr *reg(struct fid_domain *domain, void *memory, size_t length)
-{
-	struct fid_mr *mr = try_reg(domain, memory, length);
-
-	must(mr);
-	return mr;
-}
+/* The same, and bails out if that fails. */
+struct fid_mr *reg(struct fid_domain *domain, void *memory, size_t length);
 
 #endif

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 # shellcheck shell=bash
-# The libfabrics to try the monitor with: the installed one, and that of Debian trixie if "libfabric_run trixie" has
-# unpacked it. Source this.
+# The libfabrics to try the monitor with: the installed one, and that of Debian trixie if
+# "libfabric_run trixie" has unpacked it. Source this.
 # shellcheck disable=SC2034 # used by those who source it
 here=$(cd "$(dirname "$0")" && pwd)
 . "$here/../tap.sh"

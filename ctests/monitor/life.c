@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * The monitor in a process's life: memory that is unmapped is given back though the cache is not asked for it again,
- * a fork changes nothing for the parent, a child that comes before the first domain has a cache of its own, the cache
- * ends and begins again with its domains, and many more ranges are registered than it keeps.
+ * The monitor in a process's life: memory that is unmapped is given back though the cache is not
+ * asked for it again, a fork changes nothing for the parent, a child that comes before the first
+ * domain has a cache of its own, the cache ends and begins again with its domains, and many more
+ * ranges are registered than it keeps.
  */
 #include "cached.h"
 #include <rdmamr/verbs.h>
@@ -49,7 +50,10 @@ static void given_back(void)
 	is(most - before, COUNT, "the cache keeps %d regions", COUNT);
 	for (int n = 0; n < COUNT; n++)
 		must(syscall(SYS_munmap, memory[n], 3 * PAGE) == 0);
-	/* The first registration meets the changes, and the next one after the notification ends the regions. */
+	/*
+	 * The first registration meets the changes, and the next one after the notification ends
+	 * the regions.
+	 */
 	for (int tries = 0; tries < 100; tries++) {
 		char *other = pages(3);
 

@@ -1,8 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
-# monitor.sh LIBRARY [BUILT]: RDMAMR_MONITOR=libfabric beside what a program does, with each libfabric: threads, children,
-# domains that come and go, plug-ins, fi_pingpong; and when it has no effect, and says so. The device is CHECK_DEVICE,
-# reached by CHECK_ADDRESS.
+# monitor.sh LIBRARY [BUILT]: RDMAMR_MONITOR=libfabric beside what a program does, with each
+# libfabric: threads, children, domains that come and go, plug-ins, fi_pingpong; and when it has no
+# effect, and says so. The device is CHECK_DEVICE, reached by CHECK_ADDRESS.
 set -u
 [ $# -ge 1 ] || { sed -n '3,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0" >&2; exit 2; }
 . "$(dirname "$0")/libfabrics.sh"
@@ -28,21 +28,21 @@ says() { # NAME EXPECTED [NAME=VALUE...] COMMAND...
 for run in "${libfabrics[@]}"; do
 	read -ra run <<<"$run"
 	version=$(version_of "${run[*]}")
-	program "$version, version nodes" timeout 120 "${run[@]}" "$built/monitor_nodes"
-	program "$version, threads" timeout 120 "${run[@]}" "$built/monitor_races"
-	program "$version, a process's life" timeout 150 "${run[@]}" "$built/monitor_life"
+	program "$version, version nodes" timeout 600 "${run[@]}" "$built/monitor_nodes"
+	program "$version, threads" timeout 600 "${run[@]}" "$built/monitor_races"
+	program "$version, a process's life" timeout 600 "${run[@]}" "$built/monitor_life"
 
-	output=$("${monitored[@]}" timeout 120 "${run[@]}" "$built/monitor_plugin" "$built/monitor_stale.so" 2>&1)
+	output=$("${monitored[@]}" timeout 600 "${run[@]}" "$built/monitor_plugin" "$built/monitor_stale.so" 2>&1)
 	check "$version, a plug-in that brings libfabric: nothing is stale" grep -q '^done|' <<<"$output"
 	check "$version, and with it the cache serves" grep -q '^nothing|hit' <<<"$output"
 	check "$version, and that is told of changes" [ "$(grep -c 'STALE' <<<"$output")" = 0 ]
 
 	pingpong=$(command -v fi_pingpong)
 	[ ${#run[@]} = 0 ] || pingpong=$(dirname "${run[0]}")/../../bin/fi_pingpong
-	"${monitored[@]}" timeout 120 "${run[@]}" "$pingpong" -p verbs -e msg -d "$CHECK_DEVICE" -B 18700 -I 20 -S 4096 -c >"$work/server" 2>&1 &
+	"${monitored[@]}" timeout 600 "${run[@]}" "$pingpong" -p verbs -e msg -d "$CHECK_DEVICE" -B 18700 -I 20 -S 4096 -c >"$work/server" 2>&1 &
 	server=$!
-	sleep 3
-	check "$version, fi_pingpong: the client" "${monitored[@]}" timeout 120 "${run[@]}" "$pingpong" -p verbs -e msg -d "$CHECK_DEVICE" -P 18700 -I 20 -S 4096 -c "$CHECK_ADDRESS"
+	until grep -qsi ":$(printf %X 18700) " /proc/net/tcp /proc/net/tcp6 || ! kill -0 $server 2>/dev/null; do sleep 0.1; done
+	check "$version, fi_pingpong: the client" "${monitored[@]}" timeout 600 "${run[@]}" "$pingpong" -p verbs -e msg -d "$CHECK_DEVICE" -P 18700 -I 20 -S 4096 -c "$CHECK_ADDRESS"
 	if wait $server; then
 		pass "$version, fi_pingpong: the server"
 	else

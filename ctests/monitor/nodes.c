@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * nodes [--own | --version]: which fi_getinfo the linker finds. By each version node that libfabric has, as a program or a plug-in is
- * linked: ours, which leads to libfabric's of that node. Without a node, as by dlsym: libfabric's own. Then what
- * becomes of our monitor where the program has brought one before.
+ * nodes [--own | --version]: which fi_getinfo the linker finds. By each version node that libfabric
+ * has, as a program or a plug-in is linked: ours, which leads to libfabric's of that node. Without
+ * a node, as by dlsym: libfabric's own. Then what becomes of our monitor where the program has
+ * brought one before.
  */
-#include "../tap.h"
+#include "../lib/tap.h"
 #include <dlfcn.h>
 #include <rdma/fabric.h>
 #include <rdma/fi_errno.h>

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/* plugin FILE: a program that knows no libfabric and loads, for itself alone, an object that is linked to it. */
+/*
+ * plugin FILE: a program that knows no libfabric and loads, for itself alone, an object that is
+ * linked to it.
+ */
 #include <dlfcn.h>
 #include <stdio.h>
 

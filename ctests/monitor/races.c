@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Two threads register and close buffers through libfabric's cache while a third maps others in their places by bare
- * system calls, unseen by whoever stands in for the C library's. A change that has ended before a registration must
- * never be missed: the device reads what the thread has just written.
+ * Two threads register and close buffers through libfabric's cache while a third maps others in
+ * their places by bare system calls, unseen by whoever stands in for the C library's. A change that
+ * has ended before a registration must never be missed: the device reads what the thread has just
+ * written.
  */
 #include "cached.h"
 #include <pthread.h>
@@ -17,7 +18,7 @@ static struct ibv_mr *seen_mr;
 static char *seen;
 static pthread_mutex_t pair_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct buffer {
-	/* Who registers shares it; who maps another in its place has it alone. */
+	/* Threads that register share it; a thread that maps over it has it alone. */
 	pthread_rwlock_t lock;
 	char *memory;
 	uint64_t key;

@@ -1,293 +1,170 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * stale [FROM]: what libfabric's registration cache gives out after a change of memory. For each change: registers, closes, changes,
- * registers again, writes to the memory, and has the device read it by the region's key. Asserts nothing: prints a line
- * for each change, "NAME|RESULT|AGAIN", of which RESULT is
+ * stale [--shown] [FROM]: what libfabric's registration cache gives out after each change of an
+ * address space (changes.h). For each change: registers, closes, changes, registers again, writes
+ * to the memory, and has the device read it by the region's key. Asserts nothing: prints a line for
+ * each change, "NAME|RESULT|AGAIN|EXPECTED". RESULT is
  *
  *   fresh   another key, and the device reads what was written
  *   hit     the key of before, and the device reads what was written
  *   STALE   the device reads something else: the region is of pages that the process has no more
  *
- * and AGAIN the same for one more registration without a change. "NAME|-|REASON" where the kernel has no such change.
- * Then "done|done|". A change may stop the process for good: "stale FROM" begins with the change of that number.
+ * AGAIN is the same for one more registration without a change. EXPECTED is "hit" for a change that
+ * leaves the pages, "fresh" for one that does not, "any" for one that may do either. For a change
+ * that the kernel refuses, or that README lists as a limit, the line is "NAME|-|REASON|". The last
+ * line is "done|done||". With --shown: only the changes of the table that stale.sh prints. With
+ * other monitors a change may stop the process for good: then SIGALRM ends it, and "stale FROM"
+ * begins with the change of that number.
  */
+#include "../changes.h"
+#include "../lib/program.h"
 #include "cached.h"
-#include <fcntl.h>
-#include <linux/falloc.h>
-#include <signal.h>
-#include <sys/ipc.h>
-#include <sys/shm.h>
-#include <sys/syscall.h>
-#include <sys/wait.h>
-
-#ifndef MADV_DONTNEED_LOCKED
-#define MADV_DONTNEED_LOCKED 24
-#endif
-#ifndef MADV_PAGEOUT
-#define MADV_PAGEOUT 21
-#endif
-
-enum { PAGES = 4, LENGTH = PAGES * PAGE };
-#define ANONYMOUS (MAP_PRIVATE | MAP_ANONYMOUS)
-#define READ_WRITE (PROT_READ | PROT_WRITE)
 
 static struct fid_domain *domain, *other_domain;
 static struct pair pair;
 static struct ibv_mr *seen_mr;
 static char *seen;
-static int file = -1;
 
-/* The same calls past the C library. */
-static void *bare_mmap(void *where, size_t length, int flags)
+enum { SEEN = 64 * PAGE };
+
+static void in_other_domain(void *at, size_t length)
 {
-	return (void *)syscall(SYS_mmap, where, length, READ_WRITE, flags, -1, 0);
+	must(fi_close(&reg(other_domain, at, length)->fid) == 0);
 }
 
-static char *anonymous(void)
+/* The device reads what was just written. */
+static bool device_sees(const struct range *range, struct fid_mr *mr)
 {
-	/* On its own: neighbours of the same kind would become one mapping with it. */
-	char *around = mmap(NULL, LENGTH + 2 * PAGE, PROT_NONE, ANONYMOUS, -1, 0);
-
-	must(around != MAP_FAILED);
-	must(mmap(around + PAGE, LENGTH, READ_WRITE, ANONYMOUS | MAP_FIXED, -1, 0) == around + PAGE);
-	return around + PAGE;
-}
-
-static char *of_file(void)
-{
-	char *memory;
-
-	if (file >= 0)
-		close(file);
-	file = memfd_create("stale", 0);
-	must(file >= 0 && ftruncate(file, LENGTH) == 0);
-	memory = mmap(NULL, LENGTH, READ_WRITE, MAP_SHARED, file, 0);
-	must(memory != MAP_FAILED);
-	return memory;
-}
-
-static char *of_segment(void)
-{
-	int id = shmget(IPC_PRIVATE, LENGTH, IPC_CREAT | 0600);
-	char *memory = id < 0 ? (void *)-1 : shmat(id, NULL, 0);
-
-	must(memory != (void *)-1 && shmctl(id, IPC_RMID, NULL) == 0);
-	return memory;
-}
-
-/* The changes. Each returns 0, or -1 where there is no such thing. */
-static int nothing(char *memory)
-{
-	(void)memory;
-	return 0;
-}
-
-static int unmap(char *memory)
-{
-	must(munmap(memory, LENGTH) == 0);
-	must(mmap(memory, LENGTH, READ_WRITE, ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0) == memory);
-	return 0;
-}
-
-static int unmap_bare(char *memory)
-{
-	must(syscall(SYS_munmap, memory, LENGTH) == 0);
-	must(bare_mmap(memory, LENGTH, ANONYMOUS | MAP_FIXED_NOREPLACE) == memory);
-	return 0;
-}
-
-static int unmap_bare_other_domain(char *memory)
-{
-	must(unmap_bare(memory) == 0);
-	must(fi_close(&reg(other_domain, memory, LENGTH)->fid) == 0);
-	return 0;
-}
-
-static int map_over(char *memory)
-{
-	must(mmap(memory, LENGTH, READ_WRITE, ANONYMOUS | MAP_FIXED, -1, 0) == memory);
-	return 0;
-}
-
-static int map_over_one_page_bare(char *memory)
-{
-	must(bare_mmap(memory + PAGE, PAGE, ANONYMOUS | MAP_FIXED) == memory + PAGE);
-	return 0;
-}
-
-static int move_onto(char *memory)
-{
-	char *from = mmap(NULL, LENGTH, READ_WRITE, ANONYMOUS | MAP_POPULATE, -1, 0);
-
-	must(from != MAP_FAILED);
-	must(mremap(from, LENGTH, LENGTH, MREMAP_MAYMOVE | MREMAP_FIXED, memory) == memory);
-	return 0;
-}
-
-static int move_away(char *memory)
-{
-	must(mremap(memory, LENGTH, LENGTH, MREMAP_MAYMOVE | MREMAP_FIXED, anonymous()) != MAP_FAILED);
-	must(mmap(memory, LENGTH, READ_WRITE, ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0) == memory);
-	return 0;
-}
-
-static int dontneed(char *memory)
-{
-	return madvise(memory, LENGTH, MADV_DONTNEED);
-}
-
-static int dontneed_bare(char *memory)
-{
-	return syscall(SYS_madvise, memory, LENGTH, MADV_DONTNEED);
-}
-
-static int dontneed_locked(char *memory)
-{
-	return madvise(memory, LENGTH, MADV_DONTNEED_LOCKED);
-}
-
-static int remove_by_other(char *memory)
-{
-	char *other = mmap(NULL, LENGTH, READ_WRITE, MAP_SHARED, file, 0);
-
-	(void)memory;
-	must(other != MAP_FAILED);
-	must(madvise(other, LENGTH, MADV_REMOVE) == 0);
-	must(munmap(other, LENGTH) == 0);
-	return 0;
-}
-
-static int punch_hole(char *memory)
-{
-	(void)memory;
-	return fallocate(file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, LENGTH);
-}
-
-static int truncate_and_grow(char *memory)
-{
-	(void)memory;
-	must(ftruncate(file, 0) == 0);
-	return ftruncate(file, LENGTH);
-}
-
-static int attach_other(char *memory)
-{
-	int id = shmget(IPC_PRIVATE, LENGTH, IPC_CREAT | 0600);
-
-	must(id >= 0 && shmdt(memory) == 0);
-	must(shmat(id, memory, 0) == memory);
-	return shmctl(id, IPC_RMID, NULL);
-}
-
-static int protect(char *memory)
-{
-	must(mprotect(memory, LENGTH, PROT_READ) == 0);
-	return mprotect(memory, LENGTH, READ_WRITE);
-}
-
-static int page_out(char *memory)
-{
-	return madvise(memory, LENGTH, MADV_PAGEOUT);
-}
-
-static int fork_and_write(char *memory)
-{
-	pid_t child = fork();
-
-	must(child >= 0);
-	if (!child) {
-		memory[0]++;
-		_exit(0);
-	}
-	must(waitpid(child, NULL, 0) == child);
-	return 0;
-}
-
-static const struct change {
-	const char *name;
-	char *(*memory)(void);
-	int (*make)(char *memory);
-} changes[] = {
-	{ "nothing", anonymous, nothing },
-	{ "`munmap`, `mmap`", anonymous, unmap },
-	{ "`mmap` with `MAP_FIXED` over it", anonymous, map_over },
-	{ "`madvise` with `MADV_DONTNEED`", anonymous, dontneed },
-	{ "`mremap` away, `mmap`", anonymous, move_away },
-	{ "`munmap`, `mmap` by bare system calls", anonymous, unmap_bare },
-	{ "the same, and another domain registers first", anonymous, unmap_bare_other_domain },
-	{ "`mmap` over one page by a bare system call", anonymous, map_over_one_page_bare },
-	{ "`MADV_DONTNEED` by a bare system call", anonymous, dontneed_bare },
-	{ "`mremap` with `MREMAP_FIXED` onto it", anonymous, move_onto },
-	{ "`madvise` with `MADV_DONTNEED_LOCKED`", anonymous, dontneed_locked },
-	{ "`MADV_REMOVE` through another mapping", of_file, remove_by_other },
-	{ "`fallocate` with `FALLOC_FL_PUNCH_HOLE`", of_file, punch_hole },
-	{ "`shmdt`, `shmat` of another segment", of_segment, attach_other },
-	{ "`mprotect` to read-only and back", anonymous, protect },
-	{ "`madvise` with `MADV_PAGEOUT`", anonymous, page_out },
-	{ "`fork`, and the child writes", anonymous, fork_and_write },
-	{ "`ftruncate` to 0 and back", of_file, truncate_and_grow },
-};
-
-/* What the device reads is what was just written. */
-static bool device_sees(char *memory, struct fid_mr *mr)
-{
+	/* Of a long range, a page at each end. */
+	size_t piece = range->length <= 64 * PAGE ? range->length : PAGE, at[] = { 0, range->length - piece };
 	static unsigned char mark;
 	bool same = true;
 
 	mark++;
-	memset(memory, mark, LENGTH);
-	memset(seen, 0, LENGTH);
-	must(pair_read(&pair, seen_mr, seen, LENGTH, (uintptr_t)memory, (uint32_t)fi_mr_key(mr)) == IBV_WC_SUCCESS);
-	for (int n = 0; n < LENGTH; n++)
-		same &= (unsigned char)seen[n] == mark;
+	memset(range->at, mark, range->length);
+	for (int n = 0; n < 2; n++) {
+		memset(seen, 0, piece);
+		must(pair_read(&pair, seen_mr, seen, piece, (uintptr_t)range->at + at[n], (uint32_t)fi_mr_key(mr)) ==
+		     IBV_WC_SUCCESS);
+		for (size_t k = 0; k < piece; k++)
+			same &= (unsigned char)seen[k] == mark;
+	}
 	return same;
 }
 
-static const char *look(char *memory, uint64_t *key)
-{
-	struct fid_mr *mr = reg(domain, memory, LENGTH);
-	const char *result = fi_mr_key(mr) == *key ? "hit" : "fresh";
+enum result { HIT, NEW, STALE };
+static const char *const results[] = { "hit", "fresh", "STALE" };
 
-	if (!device_sees(memory, mr))
-		result = "STALE";
+static enum result look(const struct range *range, uint64_t *key)
+{
+	struct fid_mr *mr = reg(domain, range->at, range->length);
+	enum result result = fi_mr_key(mr) == *key ? HIT : NEW;
+
+	if (!device_sees(range, mr))
+		result = STALE;
 	*key = fi_mr_key(mr);
 	must(fi_close(&mr->fid) == 0);
 	return result;
 }
 
+/* Looks at each range that a step leaves writable. The worst of the results; NEW before HIT. */
+static enum result look_at_all(const struct change *change, const struct step *step, int way, struct place *place,
+			       uint64_t *keys)
+{
+	enum result worst = HIT;
+
+	for (int n = 0; n < place->count; n++) {
+		enum expected expected = expected_of(change, step, &place->ranges[n], way);
+		enum result result;
+
+		if (expected == READABLE || expected == OUT_OF_REACH || expected == UNSEEN)
+			continue;
+		result = look(&place->ranges[n], &keys[n]);
+		if (expected == KEPT && result == NEW)
+			printf("(%s: not served)", place->ranges[n].what ? place->ranges[n].what : "it");
+		worst = result > worst ? result : worst;
+	}
+	return worst;
+}
+
+static const char *expected_result(const struct change *change)
+{
+	switch (change->steps[0].expected) {
+	case KEPT: return "hit";
+	case FRESH: return "fresh";
+	default: return "any";
+	}
+}
+
+struct run {
+	const struct change *change;
+	int way;
+};
+
+static void *try_change(void *argument)
+{
+	const struct run *run = argument;
+	const struct change *change = run->change;
+	struct place place = { .fd = -1 };
+	enum result result = HIT, after;
+	uint64_t keys[3] = { 0 };
+	size_t n;
+
+	change->place(&place);
+	for (int k = 0; k < place.count; k++)
+		must(!place.ranges[k].before || look(&place.ranges[k], &keys[k]) != STALE);
+	for (n = 0; n < 2 && change->steps[n].make; n++) {
+		if (change->steps[n].make(&place, &ways[run->way])) {
+			printf("-|this kernel refuses it: %s|\n", strerrorname_np(errno));
+			release(&place);
+			return NULL;
+		}
+		after = look_at_all(change, &change->steps[n], run->way, &place, keys);
+		result = after > result ? after : result;
+	}
+	printf("%s|", results[result]);
+	printf("%s|%s\n", results[look_at_all(change, &change->steps[n - 1], run->way, &place, keys)],
+	       expected_result(change));
+	release(&place);
+	return NULL;
+}
+
 int main(int argc, char **argv)
 {
+	bool shown = argc > 1 && !strcmp(argv[1], "--shown");
+	size_t from = argc > 1 + shown ? strtoul(argv[1 + shown], NULL, 10) : 0, number = 0;
+
 	open_fabric();
 	other_domain = open_domain();
 	domain = open_domain();
+	another_domain_registers = in_other_domain;
 	pair_open_in(&pair, last_pd);
-	seen = pages(PAGES);
-	seen_mr = ibv_reg_mr(pair.pd, seen, LENGTH, IBV_ACCESS_LOCAL_WRITE);
+	seen = pages(SEEN / PAGE);
+	seen_mr = ibv_reg_mr(pair.pd, seen, SEEN, IBV_ACCESS_LOCAL_WRITE);
 	must(seen_mr);
-	for (size_t n = argc > 1 ? strtoul(argv[1], NULL, 10) : 0; n < sizeof(changes) / sizeof(changes[0]); n++) {
-		const struct change *change = &changes[n];
-		char *memory = change->memory();
-		uint64_t key = 0;
-		const char *result;
+	for (size_t n = 0; n < change_count; n++) {
+		for (int way = 0; way < WAYS; way++) {
+			struct run run = { &changes[n], way };
 
-		/* Seen also of one that does not end. */
-		printf("%s|", change->name);
-		fflush(stdout);
-		memset(memory, 0, LENGTH);
-		must(strcmp(look(memory, &key), "STALE"));
-		if (change->make(memory)) {
-			printf("-|%s\n", strerror(errno));
-			continue;
+			if (!((shown ? changes[n].shown : changes[n].by) & BY(way)) || number++ < from)
+				continue;
+			/* A reader must see the name of a change that does not end. */
+			printf("%s|", change_name(&changes[n], way));
+			fflush(stdout);
+			alarm(shown ? 10 : 100);
+			if (changes[n].limits & BY(way))
+				printf("-|a limit that README lists|\n");
+			else if (changes[n].flags & IN_A_THREAD)
+				in_thread(try_change, &run);
+			else
+				try_change(&run);
 		}
-		result = look(memory, &key);
-		printf("%s|", result);
-		printf("%s\n", look(memory, &key));
 	}
 	must(ibv_dereg_mr(seen_mr) == 0);
 	pair_close(&pair);
 	must(fi_close(&domain->fid) == 0 && fi_close(&other_domain->fid) == 0);
 	must(fi_close(&fabric->fid) == 0);
 	fi_freeinfo(info);
-	puts("done|done|");
+	puts("done|done||");
 	return 0;
 }

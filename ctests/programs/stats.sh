@@ -4,8 +4,8 @@
 
 declare -A stats
 
-# Sets stats[FIELD] to the sum over all processes, and stats[processes] to their number. A process that
-# was killed has written no line.
+# Sets stats[FIELD] to the sum over all processes, and stats[processes] to their number. A process
+# that was killed has written no line.
 sum_stats() { # FILE
 	local field line
 	stats=([processes]=0)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * matrix PROVIDER: what a provider of libfabric answers to calls that the documents describe and that providers take
- * differently. Asserts nothing: each line is a question and its answer, with a bar between. Ends by "done", so that
- * one that crashes is told from one that does not.
+ * matrix PROVIDER: what a provider of libfabric answers to calls that the documents describe and
+ * that providers take differently. Asserts nothing: each line is a question and its answer, with a
+ * bar between. Ends by "done", so that one that crashes is told from one that does not.
  *
  * The device of rdmamr is CHECK_DEVICE; verbs wants the address CHECK_ADDRESS to begin at.
  */
@@ -101,7 +101,10 @@ static void open_provider(const char *provider)
 	need(fi_eq_open(fabric, &attr, &queue, NULL), "fi_eq_open");
 }
 
-/* A question may leave something behind: verbs keeps the region of no buffer, and then finds all memory in it. */
+/*
+ * A question may leave something behind: verbs keeps the region of no buffer, and then finds all
+ * memory in it.
+ */
 static void fresh_domain(void)
 {
 	if (domain)

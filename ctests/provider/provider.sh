@@ -1,8 +1,9 @@
 #!/bin/bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
-# provider.sh LIBRARY [BUILT]: the library as a provider of libfabric. It is found under its name, offers the devices
-# that there are, and leaves alone who does not ask for it. Programs are those of BUILT (target/ctests), or compiled
-# here if they are not there. Needs an RDMA device in CHECK_DEVICE.
+# provider.sh LIBRARY [BUILT]: the library as a provider of libfabric. It is found under its name,
+# offers the devices that there are, and leaves alone who does not ask for it. Programs are those of
+# BUILT (target/ctests), or compiled here if they are not there. Needs an RDMA device in
+# CHECK_DEVICE.
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
 . "$here/../tap.sh"
@@ -84,7 +85,7 @@ check "who asks for nothing gets another first: $first" [ -n "$first" -a "$first
 program() { # NAME COMMAND...
 	local name=$1 output
 	shift
-	output=$(timeout 150 "$@" 2>&1)
+	output=$(timeout 600 "$@" 2>&1)
 	take_over "$name" $? "$output"
 }
 provided=(env FI_PROVIDER_PATH="$work/link")

@@ -1,16 +1,18 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Compiled with -fsanitize=address: AddressSanitizer stands in for memory calls too, and has an allocator of its
- * own that maps and unmaps past everybody. Both must go on working, above and below each other: the pool sees
- * what the program does to its memory, and AddressSanitizer has nothing to report. The device is the stand-in
- * of stub_device.h; sanitizer.sh runs this in each order of loading.
+ * Compiled with -fsanitize=address: AddressSanitizer stands in for memory calls too, and has an
+ * allocator of its own that maps and unmaps past everybody. Both must go on working, above and
+ * below each other: the pool sees what the program does to its memory, and AddressSanitizer has
+ * nothing to report. The device is the stand-in of stub_device.h; sanitizer.sh runs this in each
+ * order of loading.
  *
- * Usage: asan [write-exec|use-after-free]: with a word, does just that, of which AddressSanitizer must speak.
+ * Usage: asan [write-exec|use-after-free]: with a word, does just that, of which AddressSanitizer
+ * must speak.
  */
 #include <malloc.h>
 #include <pthread.h>
 #include <sys/syscall.h>
-#include "../device/device.h"
+#include "../lib/device.h"
 #include "stub_device.h"
 
 enum { THREADS = 2, ROUNDS = 3000, SIZE = 8 * PAGE };
@@ -58,8 +60,10 @@ static bool registered_anew(void *memory, size_t length, bool *landed)
 	return stub_registered() > before;
 }
 
-/* The control: unchanged memory is used again. It has some time: where pages were dropped, nothing is kept for a
- * while. */
+/*
+ * The control: unchanged memory is used again. It has some time: where pages were dropped, nothing
+ * is kept for a while.
+ */
 static bool used_again(void *memory, size_t length)
 {
 	bool landed, anew = true;
@@ -102,7 +106,10 @@ static void each_call(void)
 	must(munmap(old, SIZE) == 0 && munmap(elsewhere, SIZE) == 0);
 }
 
-/* AddressSanitizer's own allocator, with its quarantine: memory that comes back, or is unmapped, at any time. */
+/*
+ * AddressSanitizer's own allocator, with its quarantine: memory that comes back, or is unmapped, at
+ * any time.
+ */
 static void allocator(void)
 {
 	int bad = 0;

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * With RDMAV_FORK_SAFE=1 libibverbs keeps registered memory from children, as long as it is registered: who ends a
- * region of the pool must give its memory back to them, whatever thread that is. Threads that use the same memory often
- * find that another has just let go of it.
+ * With RDMAV_FORK_SAFE=1 libibverbs keeps registered memory from children, as long as it is
+ * registered: who ends a region of the pool must give its memory back to them, whatever thread that
+ * is. Threads that use the same memory often find that another has just let go of it.
  */
-#include "relaxed.h"
+#include "../lib/pool.h"
 #include <pthread.h>
 #include <sys/wait.h>
 
@@ -22,9 +22,9 @@ static void *use(void *argument)
 	while (time(NULL) < deadline) {
 		char *page = memory + rand_r(&seed) % COUNT * PAGE;
 		int access = rand_r(&seed) % 2 ? LOCAL_AND_REMOTE : IBV_ACCESS_LOCAL_WRITE;
-		struct ibv_mr *mr = ibv_reg_mr_relaxed(pair.pd, page, PAGE, access);
+		struct ibv_mr *mr = register_region(pair.pd, page, PAGE, access);
 
-		failed += !mr || ibv_dereg_mr_relaxed(mr) != 0;
+		failed += !mr || deregister_region(mr) != 0;
 	}
 	return (void *)failed;
 }
@@ -68,10 +68,10 @@ int main(int argc, char **argv)
 	alarm(100);
 	relaxed_open(&pair);
 	memory = pages(COUNT);
-	mr = ibv_reg_mr_relaxed(pair.pd, memory, COUNT * PAGE, LOCAL_AND_REMOTE);
+	mr = register_region(pair.pd, memory, COUNT * PAGE, LOCAL_AND_REMOTE);
 	must(mr);
 	is(kept_from_children(), COUNT, "registered memory is kept from children");
-	must(ibv_dereg_mr_relaxed(mr) == 0);
+	must(deregister_region(mr) == 0);
 	is(kept_from_children(), 0, "and is theirs when it is deregistered");
 	deadline = time(NULL) + SECONDS;
 	for (int n = 0; n < 3; n++)

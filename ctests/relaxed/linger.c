@@ -1,12 +1,10 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * RDMAMR_RELAXED_LINGER: what nobody has used for that long is deregistered, with no call of the program's; what is in
- * use is not, however long. With 0 nothing is kept. Without a setting, what peers can reach goes within a second or so,
- * and what they cannot stays for longer.
- *
- * Run with: RDMAMR_RELAXED_LINGER=0.5
+ * RDMAMR_RELAXED_LINGER: what nobody has used for that long is deregistered, with no call of the
+ * program's; what is in use is not, however long. With 0 nothing is kept. Without a setting, what
+ * peers can reach goes within a second or so, and what they cannot stays for longer.
  */
-#include "observe.h"
+#include "../lib/observe.h"
 
 static struct pair pair;
 static char *memory;

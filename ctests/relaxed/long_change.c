@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * A call that changes memory can take long. While one is under way nothing of the pool is used: a registration
- * waits a moment, and then goes past the pool. Whether it waited too short or long enough, the program gets one
- * region, and nobody keeps another for it.
+ * A call that changes memory can take long. While one is under way nothing of the pool is used: a
+ * registration waits a moment, and then goes past the pool. Whether it waited too short or long
+ * enough, the program gets one region, and nobody keeps another for it.
  *
  * The call is a truncate(2) of a file with a lease, fcntl(2): it waits until the lease is given up.
  */
-#include "observe.h"
+#include "../lib/observe.h"
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -41,31 +41,37 @@ static void *use_other_memory(void *argument)
 	char *memory = pages(1);
 
 	while (!*ends) {
-		struct ibv_mr *mr = ibv_reg_mr_relaxed(pair.pd, memory, PAGE, LOCAL_AND_REMOTE);
+		struct ibv_mr *mr = register_region(pair.pd, memory, PAGE, LOCAL_AND_REMOTE);
 
-		must(mr && ibv_dereg_mr_relaxed(mr) == 0);
+		must(mr && deregister_region(mr) == 0);
 	}
 	return NULL;
 }
 
-/* The key of the region that the pool has for the memory. By its second use the pool knows that it is of no file. */
+/*
+ * The key of the region that the pool has for the memory. By its second use the pool knows that it
+ * is of no file.
+ */
 static uint32_t key_of_kept(char *memory)
 {
 	uint32_t keys[2];
 
 	do {
 		for (int n = 0; n < 2; n++) {
-			struct ibv_mr *mr = ibv_reg_mr_relaxed(pair.pd, memory, LENGTH, LOCAL_AND_REMOTE);
+			struct ibv_mr *mr = register_region(pair.pd, memory, LENGTH, LOCAL_AND_REMOTE);
 
 			must(mr);
 			keys[n] = mr->lkey;
-			must(ibv_dereg_mr_relaxed(mr) == 0);
+			must(deregister_region(mr) == 0);
 		}
 	} while (keys[0] != keys[1]);
 	return keys[0];
 }
 
-/* Registers while a call is under way for so many seconds more. Whether the pool served it, and how long it took. */
+/*
+ * Registers while a call is under way for so many seconds more. Whether the pool served it, and how
+ * long it took.
+ */
 static bool register_beside(char *memory, double seconds, double *took)
 {
 	uint32_t kept = key_of_kept(memory);
@@ -81,13 +87,13 @@ static bool register_beside(char *memory, double seconds, double *took)
 		sched_yield();
 	must(pthread_create(&giving_up, NULL, give_up_lease, &seconds) == 0);
 	began = seconds_now();
-	mr = ibv_reg_mr_relaxed(pair.pd, memory, LENGTH, LOCAL_AND_REMOTE);
+	mr = register_region(pair.pd, memory, LENGTH, LOCAL_AND_REMOTE);
 	*took = seconds_now() - began;
 	must(mr);
 	must(pthread_join(giving_up, NULL) == 0 && pthread_join(cutting, NULL) == 0);
 	must(all_lands(&pair, mr, memory, LENGTH, true));
 	hit = mr->lkey == kept;
-	must(ibv_dereg_mr_relaxed(mr) == 0);
+	must(deregister_region(mr) == 0);
 	return hit;
 }
 

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * A buffer of which the first part is registered, in ever other lengths: more regions begin at its first page than
- * there are places for the way to them. Each registration ends, and what was registered last is used again.
+ * A buffer of which the first part is registered, in ever other lengths: more regions begin at its
+ * first page than there are places for the way to them. Each registration ends, and what was
+ * registered last is used again.
  */
-#include "relaxed.h"
+#include "../lib/pool.h"
 
 enum { PAGES = 100 };
 
@@ -17,9 +18,9 @@ static void growing(const char *name, char *memory, int access)
 		struct rdmamr_stats before;
 
 		for (int round = 0; round < 2; round++) {
-			struct ibv_mr *mr = ibv_reg_mr_relaxed(pair.pd, memory, (size_t)n * PAGE, access);
+			struct ibv_mr *mr = register_region(pair.pd, memory, (size_t)n * PAGE, access);
 
-			failed += !mr || ibv_dereg_mr_relaxed(mr) != 0;
+			failed += !mr || deregister_region(mr) != 0;
 		}
 		before = stats();
 		failed += !lands_with(&pair, memory, (size_t)n * PAGE, access);
@@ -34,7 +35,7 @@ int main(int argc, char **argv)
 	char *memory;
 
 	(void)argc;
-	with_setting(argv, "RDMAMR_RELAXED_LINGER", "600");
+	with_setting(argv, "RDMAMR_RELAXED_LINGER", FOREVER);
 	alarm(100);
 	relaxed_open(&pair);
 	memory = pages(PAGES);

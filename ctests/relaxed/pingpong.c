@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * What relaxed registration was made for: a ping-pong in which each side deregisters and registers a slot
- * before every post, and tries again after EAGAIN. All data is checked. At the end everything is deregistered
- * and the domain deallocated without a flush, as a program written for Oracle's kernel may do.
+ * The purpose of relaxed registration: a ping-pong in which each side deregisters and registers a
+ * slot before every post, and tries again after EAGAIN. All data is checked. At the end everything
+ * is deregistered and the domain deallocated without a flush, as a program written for Oracle's
+ * kernel may do.
  *
  * Usage: pingpong [ROUNDS]
  */
-#include "relaxed.h"
+#include "../lib/pool.h"
 
 /* Slots share pages with their neighbours, as they come from one piece of memory. */
 enum { SLOTS = 500, LENGTH = PAGE + 512, BATCH = 8, SIDES = 2 };
@@ -31,7 +32,7 @@ static struct ibv_mr *register_slot(struct side *side, int slot)
 	struct ibv_mr *mr;
 
 retry:
-	mr = ibv_reg_mr_relaxed(pair.pd, memory_of(side, slot), LENGTH, IBV_ACCESS_LOCAL_WRITE);
+	mr = register_region(pair.pd, memory_of(side, slot), LENGTH, IBV_ACCESS_LOCAL_WRITE);
 	if (!mr && errno == EAGAIN) {
 		again++;
 		usleep(1);
@@ -48,7 +49,7 @@ static int renew(struct side *side)
 	int slot = side->slot;
 
 	side->slot = (slot + 1) % SLOTS;
-	failed += ibv_dereg_mr_relaxed(side->mrs[slot]) != 0;
+	failed += deregister_region(side->mrs[slot]) != 0;
 	register_slot(side, slot);
 	renewed++;
 	return slot;
@@ -154,7 +155,7 @@ int main(int argc, char **argv)
 	failed = 0;
 	for (int n = 0; n < SIDES; n++)
 		for (int slot = 0; slot < SLOTS; slot++)
-			failed += ibv_dereg_mr_relaxed(sides[n].mrs[slot]) != 0;
+			failed += deregister_region(sides[n].mrs[slot]) != 0;
 	is(failed, 0, "all slots are deregistered");
 	for (int n = 0; n < SIDES; n++) {
 		rdma_disconnect(pair.ids[n]);

@@ -1,34 +1,41 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * The race that makes userfaultfd alone unsafe: one thread unmaps memory, and before the kernel's word of it
- * is read by anyone another thread has mapped new memory at the same address and registers it. A pool that
- * has a region of that address idle must not hand it out: its pages are those that are gone.
+ * The race that makes userfaultfd alone unsafe: one thread unmaps memory, and before the kernel's
+ * word of it is read by anyone another thread has mapped new memory at the same address and
+ * registers it. A pool that has a region of that address idle must not hand it out: its pages are
+ * those that are gone.
  *
- * The device is the stand-in, whose pins are real (stub_device.h): it writes to the pages that were pinned,
- * and the program looks at the page that it sees. In each round, too, the same memory is registered again
- * when all is quiet, which must be a hit: a pool that never reuses anything proves nothing. And with
- * --expect-stale the library's fence is switched off, which must be seen: a test that cannot see a stale
- * region proves nothing either.
+ * The device is the stand-in, whose pins are real (stub_device.h): the device writes to the pages
+ * that were pinned, and the program looks at the page that it sees. Each round also registers the
+ * same memory again when all is quiet, which must be a hit: a pool that never reuses anything
+ * proves nothing. With --expect-stale the library is told that the process has one thread, so that
+ * the library does not fence; stale regions must then be seen.
  *
  * Usage: race [ROUNDS] [--remove] [--expect-stale]
- * --remove: the pages are dropped by MADV_DONTNEED, and registered all the while. The kernel's word of it
- * comes before the pages go, so a region made in between is one of pages that are going.
+ *
+ * --remove: the pages are dropped by MADV_DONTNEED, and registered all the while. The kernel's word of it comes before the pages go,
+ * so a region made in between is one of pages that are going.
  */
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
 #include <sys/syscall.h>
 #include <time.h>
-#include "../device/device.h"
+#include "../lib/device.h"
 #include "stub_device.h"
+
+/* In place of the C library's, by which the library sees whether the process has ever had two threads. */
+char __libc_single_threaded;
 
 enum { PAGES = 4, LENGTH = PAGES * PAGE };
 /* Far from where the kernel puts mappings by itself, so that nobody else's lands there. */
 static char *const place = (char *)0x10000000000;
 
 enum { LIBC, RAW };           /* how the pages go */
-/* How new ones come: the registering thread maps them as soon as it can, or the other one puts them in place of
- * the old ones by MAP_FIXED, and this one sees it by what is in them. */
+/*
+ * How new ones come: the registering thread maps them as soon as it can, or the other one puts them
+ * in place of the old ones by MAP_FIXED, and this one sees it by what is in them.
+ */
 enum { NOREPLACE, HINT, REPLACED, HOWS };
 struct kind {
 	int way, how;
@@ -89,8 +96,10 @@ static void *dropper(void *argument)
 	return NULL;
 }
 
-/* Maps the place as soon as it is free, which is before the other thread's munmap has returned; or sees that
- * other pages are there, which is before its mmap has. */
+/*
+ * Maps the place as soon as it is free, which is before the other thread's munmap has returned; or
+ * sees that other pages are there, which is before its mmap has.
+ */
 static void map_place(struct kind kind)
 {
 	int flags = MAP_PRIVATE | MAP_ANONYMOUS | (kind.how == NOREPLACE ? MAP_FIXED_NOREPLACE : 0);
@@ -126,7 +135,9 @@ static struct ibv_mr *register_pages(struct kind kind)
 
 enum verdict { RIGHT, STALE, DEAD };
 
-/* The program writes one value to the memory, the device another: which one does the program see? */
+/*
+ * The program writes one value to the memory, the device another: which one does the program see?
+ */
 static enum verdict look(const struct ibv_mr *mr, unsigned char value)
 {
 	volatile unsigned char *memory = mr->addr;
@@ -160,7 +171,10 @@ static enum verdict once(struct kind kind, unsigned char value, bool *hit)
 	return verdict;
 }
 
-/* Registers memory that the other thread is dropping. What the device would write may be lost: nothing to see. */
+/*
+ * Registers memory that the other thread is dropping. What the device would write may be lost:
+ * nothing to see.
+ */
 static void register_meanwhile(struct kind kind, long round)
 {
 	do {
@@ -187,7 +201,10 @@ static void race(long round)
 	dead += verdict == DEAD;
 
 	wait_for(&done, round);
-	/* All is quiet. What the next round is to find, with the access of that round; twice, to see a hit. */
+	/*
+	 * All is quiet. What the next round is to find, with the access of that round; twice, to
+	 * see a hit.
+	 */
 	all.access = kind_of(round + 1).access;
 	all.first = 0;
 	all.count = PAGES;
@@ -196,7 +213,9 @@ static void race(long round)
 	quiet_hits += hit;
 }
 
-/* Where pages are dropped all the time the pool keeps nothing: how long they take to go is not known. */
+/*
+ * The pool keeps nothing while pages are dropped all the time: it cannot know when they are gone.
+ */
 static bool used_again_later(void)
 {
 	bool hit = false;
@@ -223,9 +242,8 @@ int main(int argc, char **argv)
 	}
 	must(rounds > 0 && ibv_reg_mr_relaxed && ibv_dereg_mr_relaxed && ibv_flush_relaxed_mr);
 	/* The library reads its settings when it is loaded. */
-	if (!getenv("RDMAMR_RELAXED_LINGER") || (expect_stale && !getenv("RDMAMR_RELAXED_FENCE"))) {
+	if (!getenv("RDMAMR_RELAXED_LINGER")) {
 		must(setenv("RDMAMR_RELAXED_LINGER", "3600", 1) == 0);
-		must(!expect_stale || setenv("RDMAMR_RELAXED_FENCE", "0", 1) == 0);
 		execv("/proc/self/exe", argv);
 		must(!"execv");
 	}
@@ -239,6 +257,8 @@ int main(int argc, char **argv)
 		skip_all("userfaultfd is refused here: nothing is kept that could be stale");
 
 	must(pthread_create(&thread, NULL, dropper, NULL) == 0);
+	/* pthread_create has set it to 0. */
+	__libc_single_threaded = expect_stale;
 	clock_gettime(CLOCK_MONOTONIC, &start);
 	for (long round = 1; round <= rounds; round++)
 		race(round);

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Where userfaultfd is refused, as seccomp profiles of containers do, nothing that is idle can be trusted: what is in
- * use is shared, nothing else is used again, and the library says so in one line, once, with what to allow. The same
- * where the kernel has userfaultfd without what it takes (no_write_protection.c).
+ * If userfaultfd is refused, as by seccomp profiles of containers, no idle region can be trusted:
+ * regions in use are shared, no other is used again, and the library says so once, in one line,
+ * with the permission that is missing. The same holds for a userfaultfd without write protection
+ * (no_write_protection.c).
  */
-#include "observe.h"
+#include "../lib/observe.h"
 #include <linux/audit.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
@@ -59,7 +60,7 @@ static void refuse_userfaultfd(void)
 static const char *const what = "seccomp";
 #endif
 
-/* What was said since the start; the number of lines. */
+/* The messages since the start. The value is the number of lines. */
 static int lines(char *text, size_t size)
 {
 	ssize_t got = pread(said, text, size - 1, 0);
@@ -151,7 +152,7 @@ static int cached(void)
 	lines(text, sizeof(text));
 	must(dup2(err, STDERR_FILENO) == STDERR_FILENO);
 	is(alike, 0, "RDMAMR_CACHE=all: each registration has a key of its own");
-	ok(strstr(text, what) && !strstr(text, "used again"), "and that nothing is used again is all that is said of it");
+	ok(strstr(text, what) && !strstr(text, "reuses regions"), "and that nothing is used again is all that is said of it");
 	is(ibv_dealloc_pd(pd) | ibv_close_device(context), 0, "the domain and the device end");
 	return done_testing();
 }
@@ -164,7 +165,7 @@ int main(int argc, char **argv)
 	(void)argc;
 	if (getenv("RDMAMR_CACHE"))
 		return cached();
-	with_setting(argv, "RDMAMR_RELAXED_LINGER", "600");
+	with_setting(argv, "RDMAMR_RELAXED_LINGER", FOREVER);
 	relaxed_open(&pair);
 	memory = pages(3);
 	memory += PAGE;

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * What the three relaxed calls mean, sentence by sentence: names, arguments and errors, the page hull, a handle of
- * one's own for each call, both ways to deregister, what bypasses the pool, which rights serve which, flush, the end
- * of a domain and of a device. (Linger, watermark, pressure, fresh keys, and life without userfaultfd, are programs of
- * their own.)
+ * The meaning of the three relaxed calls, sentence by sentence: names, arguments and errors, the
+ * page hull, a handle of one's own for each call, both ways to deregister, what bypasses the pool,
+ * which rights serve which, flush, the end of a domain and of a device. (Linger, watermark,
+ * pressure, fresh keys, and life without userfaultfd, are programs of their own.)
  */
-#include "observe.h"
+#include "../lib/observe.h"
 #include <dlfcn.h>
 
 static struct pair pair;
@@ -55,7 +55,7 @@ static void judged_as_plain(const char *name, int access, bool kept)
 	int err = mr ? 0 : errno, regions;
 	struct rdmamr_stats before, after;
 
-	/* What was unmapped before would end at any time. */
+	/* Regions of memory that was unmapped before could end at any time. */
 	must(ibv_flush_relaxed_mr(pair.pd) == 0);
 	must(!mr || ibv_dereg_mr(mr) == 0);
 	regions = kernel_regions(pair.context);
@@ -237,7 +237,7 @@ static void serves(const char *name, size_t pages_there, int there, size_t page,
 	must(ibv_flush_relaxed_mr(pair.pd) == 0);
 }
 
-static void rights(void)
+static void as_asked_for(void)
 {
 	for (int in_use = 0; in_use < 2; in_use++) {
 		serves("local write for local write", 1, LW, 0, 1, LW, true, in_use);
@@ -332,18 +332,18 @@ static void figures(void)
 int main(int argc, char **argv)
 {
 	(void)argc;
-	with_setting(argv, "RDMAMR_RELAXED_LINGER", "600");
+	with_setting(argv, "RDMAMR_RELAXED_LINGER", FOREVER);
 	alarm(100);
 	as_root();
 	relaxed_open(&pair);
 	memory = pages(16);
-	names();
-	arguments();
-	hull();
-	other_calls();
-	rights();
-	flush();
-	device();
-	figures();
+	as_case(names(), "the names of the calls");
+	as_case(arguments(), "bad arguments");
+	as_case(hull(), "the pages around a buffer");
+	as_case(other_calls(), "other calls on a region");
+	as_case(as_asked_for(), "the rights that were asked for");
+	as_case(flush(), "a flush");
+	as_case(device(), "a device that is closed");
+	as_case(figures(), "the statistics");
 	return relaxed_close(&pair);
 }

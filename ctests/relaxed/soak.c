@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Endurance: two threads register, use, release, unmap, remap, fork and flush at random, in one protection
- * domain, for a while. All traffic is checked both ways; what was changed under the pool is registered again
- * and checked like everything else. At the end the pool must have cleaned up: no region in the kernel, no
- * pinned memory, no thread and no file that was not there before.
+ * Endurance: two threads register, use, release, unmap, remap, fork and flush at random, in one
+ * protection domain, for a while. All traffic is checked both ways; what was changed under the pool
+ * is registered again and checked like everything else. At the end the pool must have cleaned up:
+ * no region in the kernel, no pinned memory, no thread and no file that was not there before.
  *
  * Usage: soak [SECONDS [SEED]]: 30 s by default. The seed is printed.
  */
@@ -11,7 +11,8 @@
 #include <pthread.h>
 #include <sys/wait.h>
 #include <time.h>
-#include "observe.h"
+#include "../lib/observe.h"
+#include <dirent.h>
 
 enum { THREADS = 2, SLOTS = 12, COMMON = 4, COMMON_LENGTH = 8 * PAGE, MAX_PAGES = 24 };
 
@@ -29,7 +30,7 @@ struct worker {
 	unsigned int seed;
 	struct slot slots[SLOTS];
 	long steps, registered, checked, changed, under, flushed, forked, again, refused;
-	/* What must stay 0. */
+	/* Counts that must stay 0. */
 	long wrong_data, wrong_calls, wrong_children;
 };
 
@@ -54,7 +55,7 @@ static struct ibv_mr *try_register(struct worker *worker, void *memory, size_t l
 {
 	struct ibv_mr *mr;
 
-	for (int tries = 0; !(mr = ibv_reg_mr_relaxed(pair.pd, memory, length, access)) && errno == EAGAIN; tries++) {
+	for (int tries = 0; !(mr = register_region(pair.pd, memory, length, access)) && errno == EAGAIN; tries++) {
 		worker->again++;
 		if (tries > 10000)
 			break;
@@ -70,7 +71,7 @@ static struct ibv_mr *try_register(struct worker *worker, void *memory, size_t l
 
 static void deregister(struct worker *worker, struct ibv_mr *mr)
 {
-	int err = chance(worker, 4) ? ibv_dereg_mr_relaxed(mr) : ibv_dereg_mr(mr);
+	int err = chance(worker, 4) ? deregister_region(mr) : ibv_dereg_mr(mr);
 
 	if (err)
 		wrong(&worker->wrong_calls, "deregistration", err);
@@ -122,7 +123,10 @@ static void *map_over(void *memory, size_t length)
 	return mmap(memory, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
 }
 
-/* Puts other pages at the same address, or the same pages at another, by the library's eyes or past them. */
+/*
+ * Puts other pages at the same address, or the same pages at another, by the library's eyes or past
+ * them.
+ */
 static void change_mapping(struct worker *worker, struct slot *slot)
 {
 	char *page = slot->memory + chance(worker, (unsigned int)(slot->length / PAGE)) * PAGE, *elsewhere, *got;
@@ -152,8 +156,11 @@ static void change_mapping(struct worker *worker, struct slot *slot)
 			slot->memory = got;
 			break;
 		}
-		/* The kernel moves one mapping at a time, and by now this memory may be several. It has unmapped the
-		 * target before it looked (mm/mremap.c, mremap_to), and that may be the other thread's memory now. */
+		/*
+		 * The kernel moves one mapping at a time, and by now this memory may be several. It
+		 * has unmapped the target before it looked (mm/mremap.c, mremap_to), and that may
+		 * be the other thread's memory now.
+		 */
 		must(errno == EFAULT);
 		break;
 	default:
@@ -164,8 +171,10 @@ static void change_mapping(struct worker *worker, struct slot *slot)
 
 static void change(struct worker *worker, struct slot *slot)
 {
-	/* A program that does this under a region of its own has a region of pages that are gone: nothing to
-	 * check until it is deregistered, and nothing to keep then. */
+	/*
+	 * A program that does this under a region of its own has a region of pages that are gone:
+	 * nothing to check until it is deregistered, and nothing to keep then.
+	 */
 	if (slot->mr && chance(worker, 8))
 		return;
 	worker->under += slot->mr != NULL;
@@ -249,14 +258,14 @@ static void fork_one(struct worker *worker)
 	worker->forked++;
 }
 
-/* What must fail. No thread maps the first pages. */
+/* Registrations that must fail. No thread maps the first pages. */
 static void refused(struct worker *worker)
 {
 	struct ibv_mr *mr;
 
 	errno = 0;
-	mr = chance(worker, 2) ? ibv_reg_mr_relaxed(pair.pd, (void *)PAGE, PAGE, some_access(worker)) :
-				 ibv_reg_mr_relaxed(pair.pd, common[0], PAGE, IBV_ACCESS_REMOTE_WRITE);
+	mr = chance(worker, 2) ? register_region(pair.pd, (void *)PAGE, PAGE, some_access(worker)) :
+				 register_region(pair.pd, common[0], PAGE, IBV_ACCESS_REMOTE_WRITE);
 	if (mr || (errno != EFAULT && errno != EINVAL))
 		wrong(&worker->wrong_calls, "a registration that must fail", errno);
 	worker->refused++;

@@ -19,13 +19,13 @@
 #include <unistd.h>
 
 /*
- * A region has a slot; its handle is the slot's number, its keys the number and a part of the generation, so
- * that the keys of a region that has gone are not soon those of another. A slot's word is its generation,
- * times four, and one of these.
+ * A region has a slot; its handle is the slot's number, its keys the number and a part of the
+ * generation, so that the keys of a region that has gone are not soon those of another. A slot's
+ * word is its generation, times four, and one of these.
  */
 enum { FREE, MAKING, LIVE, ENDING };
 enum { SLOTS = 1 << 18, PINNED_SLOTS = 4096, UMEM_SLOTS = 4, GENERATION_BITS = 14, PATTERN = 1 << 15 };
-/* What ib_umem_get pins at once, and so many of them in a region. */
+/* How many pages ib_umem_get pins at once, and how many such chunks a region has. */
 enum { UMEM_BYTES = 512 * 4096, UMEM_PARTS = 4096 };
 
 /* With abi_compat all ones, libibverbs takes what lies before a context for its own. */
@@ -60,8 +60,10 @@ static uint32_t key_of(uint32_t slot, uint32_t word)
 	return slot << GENERATION_BITS | ((word >> 2) & ((1 << GENERATION_BITS) - 1));
 }
 
-/* Everything from here to ioctl() may run in a thread that has no more than an errno of its own, inside of any
- * function of the library: no locks, no memory, no output. */
+/*
+ * Everything from here to ioctl() may run in a thread that has no more than an errno of its own,
+ * inside of any function of the library: no locks, no memory, no output.
+ */
 
 static int set_buffer(uint32_t slot, uint64_t start, uint64_t length)
 {
@@ -202,7 +204,10 @@ int ioctl(int fd, unsigned long request, ...)
 	return (int)syscall(SYS_ioctl, fd, request, argument);
 }
 
-/* The library's own threads call it by number. It reads six arguments, whether they were given or not. */
+/*
+ * The library's own threads call it by number. It reads six arguments, whether they were given or
+ * not.
+ */
 __attribute__((no_sanitize_address)) long syscall(long number, ...)
 {
 	static long (*next)(long, ...);
@@ -215,7 +220,10 @@ __attribute__((no_sanitize_address)) long syscall(long number, ...)
 	va_end(args);
 	if (number == SYS_ioctl && argument[1] == (long)RDMA_VERBS_IOCTL && argument[0] == device.context.cmd_fd)
 		return uverbs((void *)argument[2]);
-	/* First by the program itself, when it opens the device: a thread of the library's must not look it up. */
+	/*
+	 * First by the program itself, when it opens the device: a thread of the library's must not
+	 * look it up.
+	 */
 	if (!next)
 		*(void **)&next = dlsym(RTLD_NEXT, "syscall");
 	return next(number, argument[0], argument[1], argument[2], argument[3], argument[4], argument[5]);
@@ -286,7 +294,7 @@ struct ibv_pd *stub_other_pd(void)
 	return &pds[1];
 }
 
-/* What is in the pipe into the buffer of that slot. Whole, or an error. */
+/* Reads the pipe's content into the buffer of that slot: all of it, or an error. */
 static int read_fixed(uint32_t slot, unsigned char *to, unsigned int length)
 {
 	unsigned int tail = *ring.tail, head = *ring.cq_head;

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * A device that is none, so that the library runs on a machine without RDMA, on its own kernel and at full
- * speed: a context and a protection domain made by hand, and an ioctl() of the program's own that answers
- * those of uverbs as soft-RoCE's kernel driver would. Everything else of the library is the real thing.
+ * A device that is none, so that the library runs on a machine without RDMA, on its own kernel and
+ * at full speed: a context and a protection domain made by hand, and an ioctl() of the program's
+ * own that answers those of uverbs as soft-RoCE's kernel driver would. Everything else of the
+ * library is the real thing.
  *
- * A device writes to the pages that it pinned, whatever the program's page tables have become: with STUB_PIN
- * a registration pins its memory as a fixed buffer of an io_uring, and stub_write() reads into that buffer
- * from a file. That goes to the pages of the registration, as an RDMA write does.
+ * A device writes to the pages that it pinned, whatever the program's page tables have become: with
+ * STUB_PIN a registration pins its memory as a fixed buffer of an io_uring, and stub_write() reads
+ * into that buffer from a file. That goes to the pages of the registration, as an RDMA write does.
  */
 #ifndef STUB_DEVICE_H
 #define STUB_DEVICE_H
@@ -27,12 +28,17 @@ enum stub_kind {
 /* Opens the device, once. NULL, or why it cannot be had: the kernel refuses io_uring. */
 const char *stub_open(enum stub_kind kind);
 
-/* Its protection domains, of which there are two. They cannot be deallocated: there is no provider behind them. */
+/*
+ * Its protection domains, of which there are two. They cannot be deallocated: there is no provider
+ * behind them.
+ */
 struct ibv_pd *stub_pd(void);
 struct ibv_pd *stub_other_pd(void);
 
-/* The device writes `value` to all bytes of the region, from addr on for length. 0, or an errno: EKEYREJECTED
- * if the device does not know the region's lkey. */
+/*
+ * The device writes `value` to all bytes of the region, from addr on for length. 0, or an errno:
+ * EKEYREJECTED if the device does not know the region's lkey.
+ */
 int stub_write(const struct ibv_mr *mr, unsigned char value);
 
 /* How often the device was asked to register memory, and to deregister it, successfully. */

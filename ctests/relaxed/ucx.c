@@ -1,17 +1,18 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * UCX watches memory too, for its own cache: it overwrites the first instructions of libc's memory calls, or of
- * whoever stands in for them ("bistro"), or the tables by which they are called ("reloc"). In one process with it,
- * and whoever comes first, UCX must be told of every change as without the library, and the pool must never hand
- * out what is gone, even where UCX has taken its stand-ins out of the way.
+ * UCX watches memory too, for its own cache: it overwrites the first instructions of libc's memory
+ * calls, or of whoever stands in for them ("bistro"), or the tables by which they are called
+ * ("reloc"). In one process with it, and whoever comes first, UCX must be told of every change as
+ * without the library, and the pool must never hand out what is gone, even where UCX has taken its
+ * stand-ins out of the way.
  *
- * The program starts itself anew for each mode and order of loading, with the library preloaded (not linked: each
- * is tried without the library first). The device is that of stub_device.h.
+ * The program starts itself anew for each mode and order of loading, with the library preloaded
+ * (not linked: each is tried without the library first). The device is that of stub_device.h.
  */
 #include <dlfcn.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
-#include "../device/device.h"
+#include "../lib/device.h"
 #include "stub_device.h"
 
 /* From UCX's <ucm/api/ucm.h>, so that the program compiles without it. */
@@ -45,7 +46,7 @@ static void on_unmapped(int type, union ucm_event *event, void *argument)
 		seen = seen + 1;
 }
 
-/* What a started program says goes to the one that started it. */
+/* The output of a started program goes to its starter. */
 __attribute__((format(printf, 2, 3)))
 static void say(bool passed, const char *format, ...)
 {
@@ -83,7 +84,7 @@ static bool used_again(char *memory)
 {
 	bool anew = true;
 
-	/* Where pages were dropped, nothing is kept for a while. */
+	/* The pool keeps nothing for a while where pages were dropped. */
 	for (int tries = 0; tries < 50 && anew; tries++) {
 		if (tries > 5)
 			usleep(100000);
@@ -162,7 +163,10 @@ static int in_order(int order)
 	bool landed, anew;
 
 	must(mprotect(memory + SIZE, PAGE, PROT_NONE) == 0);
-	/* As a program that uses it: what is loaded after UCX in mode "reloc" mixes its allocator and libc's. */
+	/*
+	 * As a program that uses it: what is loaded after UCX in mode "reloc" mixes its allocator
+	 * and libc's.
+	 */
 	must(ibv_reg_mr_relaxed && dlopen("libibverbs.so.1", RTLD_NOW));
 	pins = !stub_open(STUB_PIN);
 	must(pins || !stub_open(STUB_NOTHING));
@@ -185,11 +189,17 @@ static int in_order(int order)
 	}
 	say(ibv_flush_relaxed_mr(stub_pd()) == 0 && stub_registered() == stub_deregistered(), "a flush leaves nothing");
 	fflush(stdout);
-	/* Not by exit(): what UCX's destructors do to code that it has overwritten is its own affair. */
+	/*
+	 * Not by exit(): what UCX's destructors do to code that it has overwritten is its own
+	 * affair.
+	 */
 	_exit(0);
 }
 
-/* Starts the program anew, in that order of loading, with the library or without. Returns its output, to be read. */
+/*
+ * Starts the program anew, in that order of loading, with the library or without. Returns its
+ * output, to be read.
+ */
 static pid_t start(const char *mode, int order, bool library, FILE **output)
 {
 	char argument[3] = { library ? 'o' : 'c', (char)('0' + order), '\0' }, value[4096];

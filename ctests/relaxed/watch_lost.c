@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * A program that closes all descriptors that it does not know closes the pool's userfaultfd too. Nothing is kept from
- * then on, nothing that was kept is used, and registrations go on as plain ones.
+ * A program that closes all descriptors that it does not know closes the pool's userfaultfd too.
+ * Nothing is kept from then on, nothing that was kept is used, and registrations go on as plain
+ * ones.
  */
-#include "observe.h"
+#include "../lib/observe.h"
 #include <pthread.h>
 
 static struct pair pair;
@@ -20,7 +21,7 @@ int main(int argc, char **argv)
 	int fd;
 
 	(void)argc;
-	with_setting(argv, "RDMAMR_RELAXED_LINGER", "600");
+	with_setting(argv, "RDMAMR_RELAXED_LINGER", FOREVER);
 	alarm(60);
 	relaxed_open(&pair);
 	memory = pages(4);
@@ -30,13 +31,13 @@ int main(int argc, char **argv)
 	must(syscall(SYS_madvise, memory, PAGE, MADV_DONTNEED) == 0);
 	ok(lands(&pair, memory, PAGE), "data lands in the page of now");
 	not_kept(&pair, "other memory", memory + 2 * PAGE, PAGE);
-	first = ibv_reg_mr_relaxed(pair.pd, memory, PAGE, LOCAL_AND_REMOTE);
-	second = ibv_reg_mr_relaxed(pair.pd, memory, PAGE, LOCAL_AND_REMOTE);
+	first = register_region(pair.pd, memory, PAGE, LOCAL_AND_REMOTE);
+	second = register_region(pair.pd, memory, PAGE, LOCAL_AND_REMOTE);
 	ok(first && second, "memory is registered again while it is");
 	must(first && second);
 	ok(lands_in(&pair, first, memory, PAGE) && lands_in(&pair, second, memory, PAGE), "data lands by both");
-	is(ibv_dereg_mr_relaxed(first), 0, "the first is deregistered");
+	is(deregister_region(first), 0, "the first is deregistered");
 	ok(lands_in(&pair, second, memory, PAGE), "data lands by the second");
-	is(ibv_dereg_mr_relaxed(second), 0, "which is deregistered");
+	is(deregister_region(second), 0, "which is deregistered");
 	return relaxed_close(&pair);
 }

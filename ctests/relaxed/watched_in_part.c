@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * mremap(2) takes one mapping, and to watch part of one makes it several. A program that could move its memory
- * still can, and what it registers where it has come is the memory that it sees.
+ * mremap(2) takes one mapping, and to watch part of one makes it several. A program that could move
+ * its memory still can, and what it registers where it has come is the memory that it sees.
  */
-#include "observe.h"
+#include "../lib/observe.h"
 
 enum { LARGE = 6 << 20 };
 
@@ -30,7 +30,10 @@ static void moves(const char *name, size_t offset, size_t size)
 	must(munmap(moved, size) == 0);
 }
 
-/* Many small regions, of which one's memory has changed when they are flushed: it ends after all the others. */
+/*
+ * Many small regions, of which one's memory has changed when they are flushed: it ends after all
+ * the others.
+ */
 static void one_changed(void)
 {
 	enum { CHUNK = 2 << 20, COUNT = CHUNK / PAGE / 3 };
@@ -42,11 +45,11 @@ static void one_changed(void)
 	must(memory != MAP_FAILED);
 	chunk = (char *)(((uintptr_t)memory + CHUNK - 1) & ~(uintptr_t)(CHUNK - 1));
 	for (int n = 0; n < COUNT; n++) {
-		regions[n] = ibv_reg_mr_relaxed(pair.pd, chunk + 3 * n * PAGE, PAGE, LOCAL_AND_REMOTE);
+		regions[n] = register_region(pair.pd, chunk + 3 * n * PAGE, PAGE, LOCAL_AND_REMOTE);
 		must(regions[n]);
 	}
 	for (int n = 0; n < COUNT; n++)
-		must(ibv_dereg_mr_relaxed(regions[n]) == 0);
+		must(deregister_region(regions[n]) == 0);
 	must(madvise(chunk + 300 * PAGE, PAGE, MADV_DONTNEED) == 0);
 	/* This is what has the change seen before the flush. */
 	ok(stats().idle >= COUNT - 1, "many small regions are idle");
@@ -60,7 +63,7 @@ static void one_changed(void)
 int main(int argc, char **argv)
 {
 	(void)argc;
-	with_setting(argv, "RDMAMR_RELAXED_LINGER", "100");
+	with_setting(argv, "RDMAMR_RELAXED_LINGER", FOREVER);
 	relaxed_open(&pair);
 	moves("its first page was registered", 0, 2 * LARGE);
 	moves("a page inside", 3 << 20, 2 * LARGE);

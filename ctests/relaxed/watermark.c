@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * RDMAMR_RELAXED_MAX_IDLE and RDMAMR_RELAXED_MAX_IDLE_BYTES: more regions, or more bytes, are never idle for long; those
- * that have been idle for longer, by seconds, go first, and what is in use does not count.
- *
- * Run with: RDMAMR_RELAXED_MAX_IDLE=4 RDMAMR_RELAXED_MAX_IDLE_BYTES=1M
+ * RDMAMR_RELAXED_MAX_IDLE and RDMAMR_RELAXED_MAX_IDLE_BYTES: more regions, or more bytes, are never
+ * idle for long; those that have been idle for longer, by seconds, go first, and what is in use
+ * does not count.
  */
-#include "observe.h"
+#include "../lib/observe.h"
 
 enum { COUNT = 10, MOST = 4, MOST_PAGES = 256 };
 
@@ -21,14 +20,14 @@ static void at_once(const char *name, int count, int length)
 	int idle, in_kernel = 0;
 
 	for (int n = 0; n < count; n++) {
-		regions[n] = ibv_reg_mr_relaxed(pair.pd, memory + (long)n * length * PAGE, (size_t)length * PAGE, LOCAL_AND_REMOTE);
+		regions[n] = register_region(pair.pd, memory + (long)n * length * PAGE, (size_t)length * PAGE, LOCAL_AND_REMOTE);
 		must(regions[n]);
 		keys[n] = regions[n]->lkey;
 	}
 	is((long long)stats().flushed_watermark, (long long)before.flushed_watermark, "%s, in use: none goes", name);
 	is(kernel_regions(pair.context), far.others + count, "%s: the kernel has all %d", name, count);
 	for (int n = 0; n < count; n++)
-		must(ibv_dereg_mr_relaxed(regions[n]) == 0);
+		must(deregister_region(regions[n]) == 0);
 	ok(comes(10, stats().idle <= MOST && stats().idle_bytes <= MOST_PAGES * PAGE),
 	   "%s: no more are idle than allowed", name);
 	idle = (int)stats().idle;
@@ -49,11 +48,11 @@ static void older_first(void)
 	int old = 0, new = 0;
 
 	for (int n = 0; n < 6; n++) {
-		struct ibv_mr *mr = ibv_reg_mr_relaxed(pair.pd, memory + n * PAGE, PAGE, LOCAL_AND_REMOTE);
+		struct ibv_mr *mr = register_region(pair.pd, memory + n * PAGE, PAGE, LOCAL_AND_REMOTE);
 
 		must(mr);
 		keys[n] = mr->lkey;
-		must(ibv_dereg_mr_relaxed(mr) == 0);
+		must(deregister_region(mr) == 0);
 		if (n == 2)
 			usleep(3000000);
 	}
@@ -87,7 +86,7 @@ int main(int argc, char **argv)
 	(void)argc;
 	with_setting(argv, "RDMAMR_RELAXED_MAX_IDLE", "4");
 	with_setting(argv, "RDMAMR_RELAXED_MAX_IDLE_BYTES", "1M");
-	with_setting(argv, "RDMAMR_RELAXED_LINGER", "600");
+	with_setting(argv, "RDMAMR_RELAXED_LINGER", FOREVER);
 	as_root();
 	relaxed_open(&pair);
 	memory = pages(4096);

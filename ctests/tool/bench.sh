@@ -32,8 +32,8 @@ if [ -z "$device" ]; then
 	exit
 fi
 
-check "it measures" "$tool" bench "$device" --sizes 4K,5000,1M --rounds 3 --svg plot.svg
-"$tool" bench "$device" --sizes 4K,5000,1M --rounds 3 >table 2>errors
+"$tool" bench "$device" --sizes 4K,5000,1M --rounds 3 --svg plot.svg >table 2>errors
+check "it measures" [ $? = 0 ]
 check "a table with a line for each size" bash -c '[ "$(grep -Ec "^ *(4 KiB|5000 B|1 MiB)( +[0-9.]+ (ns|us|ms)){2} " table)" = 3 ] || { cat table; false; }'
 check "with three times and two ratios each" bash -c '[ "$(grep -Ec " (ns|us|ms) .* (ns|us|ms) .* [0-9.e-]+ .* (ns|us|ms) .* [0-9.e-]+$" table)" = 3 ]'
 check "no word on standard error, no bar" [ ! -s errors ]
@@ -78,14 +78,14 @@ fi
 check "none of its processes is left" bash -c '! pgrep -f "bench[-]worker"'
 "$tool" bench "$device" --rounds 100000 >/dev/null 2>&1 &
 pid=$!
-for _ in $(seq 60); do
+for _ in $(seq 600); do
 	workers=$(pgrep -cP $pid)
 	[ "$workers" = 3 ] && break
 	sleep 0.5
 done
 kill -KILL $pid
 wait $pid 2>/dev/null
-for _ in $(seq 60); do
+for _ in $(seq 600); do
 	pgrep -f "bench[-]worker" >/dev/null || break
 	sleep 0.5
 done

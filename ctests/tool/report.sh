@@ -113,7 +113,7 @@ if ! command -v chromium >/dev/null; then
 		skip "$name" "chromium is not installed: vm/packages browser"
 	done
 else
-	timeout 120 "${browser[@]}" --dump-dom "file://$work/page.html" >dom 2>browser.log
+	timeout 600 "${browser[@]}" --dump-dom "file://$work/page.html" >dom 2>browser.log
 	shown() {
 		local figure missing=0
 		for figure in "$@"; do grep -qF -- "$figure" dom || { echo "not in the page: $figure"; missing=1; }; done
@@ -124,7 +124,7 @@ else
 		'20 hits, 1 miss' '3.12 MiB' '2.12 MiB' '6.88 ms' '10.5 ms' '7 calls were dropped' 'has not ended in order' \
 		'>8.01 ms<' '>63.6 %<' '>242<' '>ibv_dereg_mr_relaxed<' '>0x30000000<' '>128 KiB<' '>forgotten<' '>EFAULT<' '<code>send_message</code>' \
 		'&lt;script&gt;alert(1)' 'lib &amp; &lt;gone&gt;.so+0x1234' 'RLIMIT_MEMLOCK &lt;b&gt;this&lt;/b&gt; &amp; that'
-	picture() { timeout 120 "${browser[@]}" "--screenshot=$work/$1.png" "file://$work/$1.html" >browser.log 2>&1; }
+	picture() { timeout 600 "${browser[@]}" "--screenshot=$work/$1.png" "file://$work/$1.html" >browser.log 2>&1; }
 	picture page
 	check "its plots show them" python3 "$here/look.py" page.png
 	sed -E 's/<(polygon|rect) [^>]*>//' page.html >bare.html
@@ -135,14 +135,14 @@ else
 		<iframe src="page.html" width="375" height="1000" style="border: 0"></iframe>
 		<script>onload = () => document.title = `${frames[0].document.documentElement.scrollWidth} wide`</script>
 	END
-	timeout 120 "${browser[@]}" --allow-file-access-from-files --dump-dom "file://$work/frame.html" >dom 2>browser.log
+	timeout 600 "${browser[@]}" --allow-file-access-from-files --dump-dom "file://$work/frame.html" >dom 2>browser.log
 	check "on a phone nothing is wider than the screen: $(grep -o '<title>[^<]*' dom)" grep -q '<title>375 wide<' dom
 fi
 
 refused() { # STATUS WORDS ARGUMENT...
 	local status=$1 words=$2 found
 	shift 2
-	found=$(timeout 20 "$rdmamr" report "$@" 2>&1)
+	found=$(timeout 600 "$rdmamr" report "$@" 2>&1)
 	local ended=$?
 	echo "$found"
 	[ $ended = "$status" ] && grep -qF -- "$words" <<<"$found"
@@ -155,6 +155,13 @@ check "one that is not there" refused 2 'No such file' none
 check "a folder" refused 2 'is not a regular file' "$work"
 mkfifo pipe
 check "a pipe, without waiting for who writes to it" refused 2 'is not a regular file' pipe
+cp trace kept
+ln -s trace symbolic
+ln trace hard
+for page in trace ./trace symbolic hard; do
+	check "the page does not replace the trace, by the name $page" refused 2 'is the trace itself' -o "$page" trace
+done
+check "the trace is as before" cmp trace kept
 check "a page that cannot be written" refused 2 'cannot be written' -o /nowhere/page.html trace
 check "text and JSON at once" refused 2 'cannot be used with' --text --json trace
 enough() { # by the signal, or by the error that it is where the signal is ignored

@@ -14,7 +14,7 @@ export RDMAMR_LIBRARY=$library
 unset LD_PRELOAD
 
 run() { "$tool" run "$@"; }
-# What it says and its status: that of the command's last process.
+# The output of a command, and the status of its last process.
 status_of() {
 	local output status
 	output=$("$@" 2>&1)
@@ -40,16 +40,14 @@ refused() { # NAME STATUS WORDS COMMAND...: one line that has these words, and n
 }
 
 if [ -n "${3:-}" ]; then
-	pingpong() { timeout 60 "$tool" run "$@" ibv_rc_pingpong -d "$device" -g "$gid" -n 100 localhost; }
+	pingpong() { timeout 600 "$tool" run "$@" ibv_rc_pingpong -d "$device" -g "$gid" -n 100 localhost; }
 	device=$3 gid=$4
-	timeout 60 "$tool" run --stats=server -- ibv_rc_pingpong -d "$device" -g "$gid" -n 100 >server.out 2>&1 &
-	for _ in 1 2 3 4 5; do
-		sleep 2
-		pingpong --stats=client -- >client.out 2>&1
-		status=$?
-		[ $status = 0 ] && break
-	done
-	wait $!
+	timeout 600 "$tool" run --stats=server -- ibv_rc_pingpong -d "$device" -g "$gid" -n 100 >server.out 2>&1 &
+	server=$!
+	until grep -qsi ":$(printf %X 18515) " /proc/net/tcp /proc/net/tcp6 || ! kill -0 $server 2>/dev/null; do sleep 0.1; done
+	pingpong --stats=client -- >client.out 2>&1
+	status=$?
+	wait $server
 	check "ibv_rc_pingpong runs between two launchers" bash -c '[ "$1" = 0 ] && [ "$2" = 0 ] && grep -q "100 iters" client.out' - $status $?
 	for side in server client; do
 		check "the library made the registrations of the $side" grep -q '"reg_kernel":[1-9].*"live":0,' <<<"$(tail -1 $side)"
@@ -68,7 +66,7 @@ signal_of() { # SIGNAL COMMAND...: by which signal a process that is sent one di
 	shift
 	"$@" &
 	pid=$!
-	for _ in $(seq 100); do [ -e started ] && break || sleep 0.05; done
+	for _ in $(seq 2000); do [ -e started ] && break || sleep 0.05; done
 	kill "-$signal" "$pid"
 	wait "$pid" 2>/dev/null
 	kill -l $?
@@ -82,7 +80,7 @@ rm -f started
 # shellcheck disable=SC2016 # the program's own variables
 "$tool" run -- perl -e '$SIG{TERM} = sub { print "caught\n"; exit 5 }; open F, ">started"; close F; sleep 30' >caught &
 pid=$!
-for _ in $(seq 100); do [ -e started ] && break || sleep 0.05; done
+for _ in $(seq 2000); do [ -e started ] && break || sleep 0.05; done
 kill -TERM $pid
 wait $pid
 check "a program that catches SIGTERM gets it, and ends as it likes" bash -c '[ "$1" = 5 ] && [ "$(cat caught)" = caught ]' - $?
@@ -110,7 +108,11 @@ has "--cache all" RDMAMR_CACHE=all run --cache all env
 has "--prefault" RDMAMR_PREFAULT=2 run --prefault 2 env
 has "--monitor" RDMAMR_MONITOR=libfabric run --monitor libfabric env
 has "--log" RDMAMR_LOG=info run --log info env
-has "--stats" RDMAMR_STATS=stderr run --stats env
+has "--stats" RDMAMR_STATS=table run --stats env
+has "--stats=json" RDMAMR_STATS=stderr run --stats=json env
+check "--stats prints a table of at most 80 columns, and no JSON" bash -c '[ "$(wc -l <<<"$1")" -ge 4 ] && [ "$(wc -L <<<"$1")" -le 80 ] && grep -q "^  registered  *0  *0  *0$" <<<"$1" && ! grep -q "{" <<<"$1"' - "$(run --stats true 2>&1)"
+check "--stats=json prints a line of JSON" grep -q '^{"reg_kernel":0,.*}$' <<<"$(run --stats=json true 2>&1)"
+check "a program that registers nothing has no trace to report on" [ -z "$(run --trace none true 2>&1)" ]
 has "--stats=FILE is absolute" "RDMAMR_STATS=$work/stats" run --stats=stats env
 check "and the library has written it" grep -q reg_kernel stats
 has "--trace is absolute" "RDMAMR_TRACE=$work/trace" run --trace trace env
@@ -124,20 +126,20 @@ check "an old trace is not added to" bash -c '! grep -qs "old block" trace'
 rm -f started
 # shellcheck disable=SC2016 # the program's own variable
 "$tool" run --trace trace -- sh -c 'printf "RDMAMRTR and a new block" >>"$RDMAMR_TRACE"; : >started; sleep 2' 2>/dev/null &
-for _ in $(seq 100); do [ -e started ] && break || sleep 0.05; done
+for _ in $(seq 2000); do [ -e started ] && break || sleep 0.05; done
 run --trace trace true 2>/dev/null
 check "one that another program is writing is shared" grep -qs "new block" trace
 wait $!
 run --trace trace true 2>/dev/null
 check "until that has ended" bash -c '! grep -qs "new block" trace'
 echo "a year's work" >thesis
-refused "a file that is no trace is not overwritten" 125 "no trace" --trace thesis echo it ran
+refused "a file that is no trace is not overwritten" 125 "not a trace" --trace thesis echo it ran
 check "it is as it was" [ "$(cat thesis)" = "a year's work" ]
 printf 'RDMAMRTR and an old block' >trace
 refused "a program that is not there" 127 "no program of that name" --trace trace nosuch
 check "leaves the old trace alone" grep -q "old block" trace
 
-# What cannot be preloaded.
+# Programs into which nothing can be preloaded.
 if echo 'int main(void) { return 0; }' >main.c && "${CC:-cc}" main.c -o dynamic; then
 	"${CC:-cc}" -static main.c -o static
 	"${CC:-cc}" -static-pie main.c -o static-pie
@@ -236,7 +238,13 @@ mv prefix/lib/librdmamr.so.1 prefix/opt/
 has "in LD_LIBRARY_PATH" "LD_PRELOAD=$work/prefix/opt/librdmamr.so.1" env -u RDMAMR_LIBRARY LD_LIBRARY_PATH=prefix/opt prefix/bin/rdmamr run env
 has "RDMAMR_LIBRARY, relative" "LD_PRELOAD=$work/prefix/opt/librdmamr.so.1" env RDMAMR_LIBRARY=prefix/opt/librdmamr.so.1 "$tool" run env
 RDMAMR_LIBRARY=nosuch refused "RDMAMR_LIBRARY of nothing" 125 "RDMAMR_LIBRARY=.*No such file" true
-RDMAMR_LIBRARY=/etc/passwd refused "RDMAMR_LIBRARY of no library" 125 "no shared library" true
+RDMAMR_LIBRARY=/etc/passwd refused "RDMAMR_LIBRARY of no library" 125 "not a shared library" true
+for other in libm.so.6 libresolv.so.2; do
+	path=$(ldconfig -p | sed -n "s|.*$other (libc6,.* => ||p" | head -1)
+	RDMAMR_LIBRARY=$path refused "RDMAMR_LIBRARY of another library, $other" 125 "another library than librdmamr.so.1: it does not export rdmamr_version" true
+done
+strip -o prefix/opt/stripped.so "$library"
+has "RDMAMR_LIBRARY of any name, stripped" "LD_PRELOAD=$work/prefix/opt/stripped.so" env RDMAMR_LIBRARY=prefix/opt/stripped.so "$tool" run env
 cp "$library" 'with space/librdmamr.so.1'
 RDMAMR_LIBRARY='with space/librdmamr.so.1' refused "a path that LD_PRELOAD cannot hold" 125 "a space or a colon" true
 
@@ -267,7 +275,7 @@ for shell in bash zsh fish; do
 		skip "$shell takes them" "$shell is not installed"
 	fi
 done
-# Not a panic, nor success.
+# An error, neither a panic nor success.
 for arguments in --help 'completions bash' 'completions fish' 'doctor --json'; do
 	# shellcheck disable=SC2086 # words
 	is "rdmamr $arguments on a full disk" $'rdmamr: No space left on device (os error 28)\nstatus 2' bash -c '"$0" "$@" >/dev/full' "$tool" $arguments

@@ -20,7 +20,7 @@ EFAULT, ENOMEM = 14, 12
 us, ms, s = 1000, 1000_000, 1000_000_000
 KiB, MiB = 1 << 10, 1 << 20
 
-# Where PROGRAM and LIBRARY are in the traced process.
+# The addresses of PROGRAM and LIBRARY in the traced process.
 PROGRAM_AT, LIBRARY_AT, GONE_AT = 0x555500000000, 0x7F0000000000, 0x7E0000000000
 CALL = struct.Struct("<QIBBHQQQIIQII")
 

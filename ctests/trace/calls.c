@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Calls whose number is known, for the trace: three threads and a forked child register and deregister, two
- * registrations fail, one region is left.
+ * Calls whose number is known, for the trace: three threads and a forked child register and
+ * deregister, two registrations fail, one region is left.
  *
- * Usage: calls [kill|_exit]: how it ends, if not in order. Its parts are functions of names that the report shows.
+ * Usage: calls [kill|_exit]: how it ends, if not in order. Its parts are functions of names that
+ * the report shows.
  */
-#include "../device/device.h"
+#include "../lib/device.h"
 #include <pthread.h>
 #include <signal.h>
 #include <sys/wait.h>

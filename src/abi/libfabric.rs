@@ -1,30 +1,32 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! libfabric's public structures for memory regions and event queues, from `<rdma/fabric.h>`,
-//! `<rdma/fi_domain.h>`, `<rdma/fi_eq.h>` and `<rdma/fi_errno.h>`, as of libfabric 2.6. Where
-//! libfabric is not installed, `include/rdmamr/fi_mr.h` has them from this file.
+//! libfabric's public structures for memory regions and event queues, as of libfabric 2.6. The
+//! originals are in `<rdma/fabric.h>`, `<rdma/fi_domain.h>`, `<rdma/fi_eq.h>` and
+//! `<rdma/fi_errno.h>`. cbindgen makes `include/rdmamr/fi_mr.h` from this file, for machines
+//! without libfabric.
 //!
-//! The tables of functions begin with their size and grow at their end. The attributes grow at their end
-//! too, and have no size: what a caller's version did not have must not be read (`fabric/attributes.rs`).
+//! A table of functions begins with its size and grows at its end. An attribute structure grows at
+//! its end too, but carries no size: the library must not read a field that the caller's version
+//! lacks (`fabric/attributes.rs`).
 
 #![allow(
     dead_code,
     reason = "the header has all names of their kinds, not only those that the library uses"
 )]
 
-use super::fields;
+use crate::fields;
 #[cfg(test)]
-use super::libfabric_provider::*;
+use crate::libfabric_provider::*;
 use core::ffi::{c_char, c_int, c_void};
 use libc::{iovec, ssize_t};
 
-/// The class of an object and its functions. Every object begins with it.
+/// The class of an object and its functions. Every object begins with this structure.
 #[repr(C)]
 #[derive(Clone, Copy)]
 #[allow(non_camel_case_types)]
 pub struct fid {
     /// FI_CLASS_...
     pub fclass: usize,
-    /// The application's, from the call that made the object.
+    /// The application's pointer, from the call that made the object.
     pub context: *mut c_void,
     pub ops: *mut fi_ops,
 }
@@ -37,7 +39,7 @@ fields!(
     }
 );
 
-/// What every object can do.
+/// The functions that every object has.
 #[repr(C)]
 #[derive(Clone, Copy)]
 #[allow(non_camel_case_types)]
@@ -56,9 +58,9 @@ pub struct fi_ops {
             context: *mut c_void,
         ) -> c_int,
     >,
-    /// libfabric 1.7.
+    /// Since libfabric 1.7.
     pub tostr: Option<unsafe extern "C" fn(fid: *const fid, buf: *mut c_char, len: usize) -> c_int>,
-    /// libfabric 1.12.
+    /// Since libfabric 1.12.
     pub ops_set: Option<
         unsafe extern "C" fn(
             fid: *mut fid,
@@ -82,7 +84,7 @@ fields!(
     }
 );
 
-/// A domain: what regions are registered in.
+/// A domain. Regions are registered in a domain.
 #[repr(C)]
 #[derive(Clone, Copy)]
 #[allow(non_camel_case_types)]
@@ -93,7 +95,7 @@ pub struct fid_domain {
 }
 fields!("struct fid_domain", fid_domain { fid, ops, mr });
 
-/// What a domain can do for memory.
+/// The functions that register memory in a domain.
 #[repr(C)]
 #[derive(Clone, Copy)]
 #[allow(non_camel_case_types)]
@@ -150,14 +152,14 @@ fields!(
 #[allow(non_camel_case_types)]
 pub struct fid_mr {
     pub fid: fid,
-    /// What fi_mr_desc() returns.
+    /// The value that fi_mr_desc() returns.
     pub mem_desc: *mut c_void,
-    /// What fi_mr_key() returns.
+    /// The value that fi_mr_key() returns.
     pub key: u64,
 }
 fields!("struct fid_mr", fid_mr { fid, mem_desc, key });
 
-/// What fi_mr_regattr() registers. Fill with zeros what is not set.
+/// The argument of fi_mr_regattr(). Set every field that you do not use to zero.
 #[repr(C)]
 #[derive(Clone, Copy)]
 #[allow(non_camel_case_types)]
@@ -168,17 +170,17 @@ pub struct fi_mr_attr {
     pub offset: u64,
     pub requested_key: u64,
     pub context: *mut c_void,
-    /// libfabric 1.5.
+    /// Since libfabric 1.5.
     pub auth_key_size: usize,
     pub auth_key: *mut u8,
-    /// libfabric 1.9.
+    /// Since libfabric 1.9.
     pub iface: c_int,
     pub device: u64,
-    /// libfabric 1.19.
+    /// Since libfabric 1.19.
     pub hmem_data: *mut c_void,
-    /// libfabric 1.22.
+    /// Since libfabric 1.22.
     pub page_size: usize,
-    /// libfabric 2.0.
+    /// Since libfabric 2.0.
     pub base_mr: *const fid_mr,
     pub sub_mr_cnt: usize,
 }
@@ -190,7 +192,7 @@ fields!("struct fi_mr_attr", fi_mr_attr {
     base_mr @ FI_VERSION_2_0, sub_mr_cnt @ FI_VERSION_2_0
 });
 
-/// What fi_mr_raw_attr() asks for.
+/// The argument that fi_mr_raw_attr() passes with FI_GET_RAW_MR.
 #[repr(C)]
 #[derive(Clone, Copy)]
 #[allow(non_camel_case_types)]
@@ -210,7 +212,7 @@ fields!(
     }
 );
 
-/// What fi_mr_map_raw() maps.
+/// The argument that fi_mr_map_raw() passes with FI_MAP_RAW_MR.
 #[repr(C)]
 #[derive(Clone, Copy)]
 #[allow(non_camel_case_types)]
@@ -232,7 +234,7 @@ fields!(
     }
 );
 
-/// What fi_mr_refresh() names.
+/// The argument that fi_mr_refresh() passes with FI_REFRESH.
 #[repr(C)]
 #[derive(Clone, Copy)]
 #[allow(non_camel_case_types)]
@@ -251,7 +253,7 @@ pub struct fid_eq {
 }
 fields!("struct fid_eq", fid_eq { fid, ops });
 
-/// What an event queue can do.
+/// The functions of an event queue.
 #[repr(C)]
 #[derive(Clone, Copy)]
 #[allow(non_camel_case_types)]
@@ -310,14 +312,15 @@ fields!(
     }
 );
 
-/// How an event queue is to be.
+/// The attributes of a new event queue.
 #[repr(C)]
 #[derive(Clone, Copy)]
 #[allow(non_camel_case_types)]
 pub struct fi_eq_attr {
-    /// How many events it is to hold; ours hold any number.
+    /// The number of events that the queue must hold. This library ignores it: its queues hold any
+    /// number.
     pub size: usize,
-    /// FI_WRITE
+    /// FI_WRITE or 0.
     pub flags: u64,
     /// FI_WAIT_...
     pub wait_obj: c_int,
@@ -335,7 +338,7 @@ fields!(
     }
 );
 
-/// Any object.
+/// A pointer to any object.
 #[allow(non_camel_case_types)]
 pub type fid_t = *mut fid;
 
@@ -346,13 +349,13 @@ pub type fid_t = *mut fid;
 pub struct fi_eq_entry {
     /// The region.
     pub fid: fid_t,
-    /// The context of the call.
+    /// The context that the registering call gave.
     pub context: *mut c_void,
     pub data: u64,
 }
 fields!("struct fi_eq_entry", fi_eq_entry { fid, context, data });
 
-/// An operation that failed after its call had returned.
+/// A registration that failed after its call had returned.
 #[repr(C)]
 #[derive(Clone, Copy)]
 #[allow(non_camel_case_types)]
@@ -360,11 +363,11 @@ pub struct fi_eq_err_entry {
     pub fid: fid_t,
     pub context: *mut c_void,
     pub data: u64,
-    /// A positive FI_E...
+    /// A positive FI_E... code.
     pub err: c_int,
     /// The kernel's errno.
     pub prov_errno: c_int,
-    /// The reason in words, until the queue is read again.
+    /// The reason in words. The text stays valid until the queue is read again.
     pub err_data: *mut c_void,
     pub err_data_size: usize,
 }
@@ -381,11 +384,11 @@ fields!(
     }
 );
 
-/// What a domain can do beside memory; ours can nothing of it.
+/// The functions of a domain that do not concern memory. This library supports none of them.
 #[allow(non_camel_case_types)]
 pub enum fi_ops_domain {}
 
-/// The constants, by their C names, for the comparison with its headers.
+/// The constants, by their C names, for the comparison with libfabric's headers.
 #[cfg(test)]
 pub const FABRIC_CONSTANTS: &[(&str, u64)] = &[
     ("FI_READ", FI_READ),
@@ -483,153 +486,154 @@ pub const FABRIC_CONSTANTS: &[(&str, u64)] = &[
     ("FI_WAIT_POLLFD", fi_wait_obj::FI_WAIT_POLLFD as u64),
 ];
 
-/// Access: the buffer receives what the process reads by RMA.
+/// Access: an RMA read of this process writes into the buffer.
 pub const FI_READ: u64 = 1u64 << 8;
-/// Access: the buffer is the source of RMA writes. As a queue's attribute: fi_eq_write() may be used.
+/// Access: the buffer is the source of RMA writes. As a flag of a queue: fi_eq_write() is allowed.
 pub const FI_WRITE: u64 = 1u64 << 9;
 /// Access: the buffer receives messages.
 pub const FI_RECV: u64 = 1u64 << 10;
-/// Access: messages are sent from the buffer.
+/// Access: this process sends messages from the buffer.
 pub const FI_SEND: u64 = 1u64 << 11;
 /// Access: peers may read the buffer.
 pub const FI_REMOTE_READ: u64 = 1u64 << 12;
-/// Access: peers may write the buffer, and change it by atomic operations.
+/// Access: peers may write the buffer and change it by atomic operations.
 pub const FI_REMOTE_WRITE: u64 = 1u64 << 13;
-/// Of fi_eq_read(): the event stays in the queue.
+/// Flag of fi_eq_read(): leave the event in the queue.
 pub const FI_PEEK: u64 = 1u64 << 19;
-/// Of fi_domain_bind(): registrations are reported by the queue.
+/// Flag of fi_domain_bind(): the queue reports registrations.
 pub const FI_REG_MR: u64 = 1u64 << 59;
-/// A key that is not known, or not yet.
+/// The key is not known, or not known yet.
 pub const FI_KEY_NOTAVAIL: u64 = 0xffff_ffff_ffff_ffffu64;
 
-/// The application's keys, addresses from 0.
+/// mr_mode: the application chooses the keys, and addresses begin at 0.
 pub const FI_MR_UNSPEC: i32 = 0;
-/// Before libfabric 1.5: provider's keys, virtual addresses, allocated memory.
+/// mr_mode before libfabric 1.5: the provider chooses the keys, peers use virtual addresses, and
+/// memory must be mapped.
 pub const FI_MR_BASIC: i32 = 1;
-/// Before libfabric 1.5: the application's keys, addresses from 0.
+/// mr_mode before libfabric 1.5: the application chooses the keys, and addresses begin at 0.
 pub const FI_MR_SCALABLE: i32 = 2;
-/// The application registers the memory that it uses itself.
+/// mr_mode: the application registers the memory that it uses itself.
 pub const FI_MR_LOCAL: i32 = 1 << 2;
-/// Peers need fi_mr_raw_attr() and fi_mr_map_raw().
+/// mr_mode: peers need fi_mr_raw_attr() and fi_mr_map_raw().
 pub const FI_MR_RAW: i32 = 1 << 3;
-/// Peers address a region by its virtual address.
+/// mr_mode: peers address a region by its virtual address.
 pub const FI_MR_VIRT_ADDR: i32 = 1 << 4;
-/// Memory must be mapped when it is registered.
+/// mr_mode: memory must be mapped when it is registered.
 pub const FI_MR_ALLOCATED: i32 = 1 << 5;
-/// Keys are the provider's.
+/// mr_mode: the provider chooses the keys.
 pub const FI_MR_PROV_KEY: i32 = 1 << 6;
-/// Not served.
+/// Not supported by this library.
 pub const FI_MR_MMU_NOTIFY: i32 = 1 << 7;
-/// Not served.
+/// Not supported by this library.
 pub const FI_MR_RMA_EVENT: i32 = 1 << 8;
-/// Not served.
+/// Not supported by this library.
 pub const FI_MR_ENDPOINT: i32 = 1 << 9;
-/// Not served.
+/// Not supported by this library.
 pub const FI_MR_HMEM: i32 = 1 << 10;
-/// Not served.
+/// Not supported by this library.
 pub const FI_MR_COLLECTIVE: i32 = 1 << 11;
 
 /// No object.
 pub const FI_CLASS_UNSPEC: usize = 0;
-/// struct fid_fabric
+/// The class of struct fid_fabric.
 pub const FI_CLASS_FABRIC: usize = 1;
-/// struct fid_domain
+/// The class of struct fid_domain.
 pub const FI_CLASS_DOMAIN: usize = 2;
-/// Of other providers.
+/// Not used by this library.
 pub const FI_CLASS_EP: usize = 3;
-/// Of other providers.
+/// Not used by this library.
 pub const FI_CLASS_SEP: usize = 4;
-/// Of other providers.
+/// Not used by this library.
 pub const FI_CLASS_RX_CTX: usize = 5;
-/// Of other providers.
+/// Not used by this library.
 pub const FI_CLASS_SRX_CTX: usize = 6;
-/// Of other providers.
+/// Not used by this library.
 pub const FI_CLASS_TX_CTX: usize = 7;
-/// Of other providers.
+/// Not used by this library.
 pub const FI_CLASS_STX_CTX: usize = 8;
-/// Of other providers.
+/// Not used by this library.
 pub const FI_CLASS_PEP: usize = 9;
-/// Of other providers.
+/// Not used by this library.
 pub const FI_CLASS_INTERFACE: usize = 10;
-/// Of other providers.
+/// Not used by this library.
 pub const FI_CLASS_AV: usize = 11;
-/// struct fid_mr
+/// The class of struct fid_mr.
 pub const FI_CLASS_MR: usize = 12;
-/// struct fid_eq
+/// The class of struct fid_eq.
 pub const FI_CLASS_EQ: usize = 13;
-/// Of other providers.
+/// Not used by this library.
 pub const FI_CLASS_CQ: usize = 14;
-/// struct fid_cntr
+/// The class of struct fid_cntr.
 pub const FI_CLASS_CNTR: usize = 15;
-/// Of other providers.
+/// Not used by this library.
 pub const FI_CLASS_WAIT: usize = 16;
-/// Of other providers.
+/// Not used by this library.
 pub const FI_CLASS_POLL: usize = 17;
 
 /// An event for the application's own use.
 pub const FI_NOTIFY: u32 = 0;
-/// Of endpoints.
+/// An endpoint's event. Not used by this library.
 pub const FI_CONNREQ: u32 = 1;
-/// Of endpoints.
+/// An endpoint's event. Not used by this library.
 pub const FI_CONNECTED: u32 = 2;
-/// Of endpoints.
+/// An endpoint's event. Not used by this library.
 pub const FI_SHUTDOWN: u32 = 3;
 /// A registration has completed.
 pub const FI_MR_COMPLETE: u32 = 4;
-/// Of address vectors.
+/// An address vector's event. Not used by this library.
 pub const FI_AV_COMPLETE: u32 = 5;
-/// Of multicast.
+/// A multicast event. Not used by this library.
 pub const FI_JOIN_COMPLETE: u32 = 6;
 
-/// How one waits for a queue.
+/// The means of waiting for a queue.
 #[repr(C)]
 #[allow(non_camel_case_types)]
 pub enum fi_wait_obj {
-    /// Nobody waits.
+    /// No thread can wait for the queue.
     FI_WAIT_NONE,
-    /// The library chooses: FI_WAIT_FD.
+    /// The library chooses, and takes FI_WAIT_FD.
     FI_WAIT_UNSPEC,
     FI_WAIT_SET,
-    /// A file descriptor for poll(2).
+    /// Threads wait with poll(2) for a file descriptor.
     FI_WAIT_FD,
     FI_WAIT_MUTEX_COND,
     FI_WAIT_YIELD,
     FI_WAIT_POLLFD,
 }
 
-/// fi_control(): of other objects.
+/// fi_control(): not used by this library.
 pub const FI_GETFIDFLAG: i32 = 0;
-/// fi_control(): of other objects.
+/// fi_control(): not used by this library.
 pub const FI_SETFIDFLAG: i32 = 1;
-/// fi_control(): of other objects.
+/// fi_control(): not used by this library.
 pub const FI_GETOPSFLAG: i32 = 2;
-/// fi_control(): of other objects.
+/// fi_control(): not used by this library.
 pub const FI_SETOPSFLAG: i32 = 3;
-/// fi_control(): of other objects.
+/// fi_control(): not used by this library.
 pub const FI_ALIAS: i32 = 4;
-/// fi_control(): the file descriptor to wait for, an int.
+/// fi_control(): reads the file descriptor to wait for, an int.
 pub const FI_GETWAIT: i32 = 5;
-/// fi_control(): what fi_mr_enable() calls.
+/// fi_control(): the command of fi_mr_enable().
 pub const FI_ENABLE: i32 = 6;
-/// fi_control(): of other objects.
+/// fi_control(): not used by this library.
 pub const FI_BACKLOG: i32 = 7;
-/// fi_control(): what fi_mr_raw_attr() calls.
+/// fi_control(): the command of fi_mr_raw_attr().
 pub const FI_GET_RAW_MR: i32 = 8;
-/// fi_control(): what fi_mr_map_raw() calls.
+/// fi_control(): the command of fi_mr_map_raw().
 pub const FI_MAP_RAW_MR: i32 = 9;
-/// fi_control(): what fi_mr_unmap_key() calls.
+/// fi_control(): the command of fi_mr_unmap_key().
 pub const FI_UNMAP_KEY: i32 = 10;
-/// fi_control(): of other objects.
+/// fi_control(): not used by this library.
 pub const FI_QUEUE_WORK: i32 = 11;
-/// fi_control(): of other objects.
+/// fi_control(): not used by this library.
 pub const FI_CANCEL_WORK: i32 = 12;
-/// fi_control(): of other objects.
+/// fi_control(): not used by this library.
 pub const FI_FLUSH_WORK: i32 = 13;
-/// fi_control(): what fi_mr_refresh() calls.
+/// fi_control(): the command of fi_mr_refresh().
 pub const FI_REFRESH: i32 = 14;
-/// fi_control(): of other objects.
+/// fi_control(): not used by this library.
 pub const FI_DUP: i32 = 15;
-/// fi_control(): FI_WAIT_..., an int.
+/// fi_control(): reads the FI_WAIT_... value of the queue, an int.
 pub const FI_GETWAITOBJ: i32 = 16;
 
 /// No such file or object.
@@ -640,7 +644,7 @@ pub const FI_EPERM: i32 = 1;
 pub const FI_EIO: i32 = 5;
 /// Bad file descriptor.
 pub const FI_EBADF: i32 = 9;
-/// Try again; nothing there.
+/// Try again, or the queue is empty.
 pub const FI_EAGAIN: i32 = 11;
 /// Not enough memory.
 pub const FI_ENOMEM: i32 = 12;
@@ -648,7 +652,7 @@ pub const FI_ENOMEM: i32 = 12;
 pub const FI_EACCES: i32 = 13;
 /// Bad address.
 pub const FI_EFAULT: i32 = 14;
-/// Still in use.
+/// The object is still in use.
 pub const FI_EBUSY: i32 = 16;
 /// No such device.
 pub const FI_ENODEV: i32 = 19;
@@ -656,7 +660,7 @@ pub const FI_ENODEV: i32 = 19;
 pub const FI_EINVAL: i32 = 22;
 /// Not implemented.
 pub const FI_ENOSYS: i32 = 38;
-/// Nothing that matches.
+/// Nothing matches.
 pub const FI_ENODATA: i32 = 61;
 /// Not supported.
 pub const FI_EOPNOTSUPP: i32 = 95;
@@ -664,15 +668,24 @@ pub const FI_EOPNOTSUPP: i32 = 95;
 pub const FI_ECANCELED: i32 = 125;
 /// The key is out of range.
 pub const FI_EKEYREJECTED: i32 = 129;
-/// An error without a number of its own.
+/// An error that has no code of its own.
 pub const FI_EOTHER: i32 = 256;
 /// The buffer is too small.
 pub const FI_ETOOSMALL: i32 = 257;
-/// Not possible in the object's present state.
+/// The object's present state does not allow the call.
 pub const FI_EOPBADSTATE: i32 = 258;
-/// An error waits to be read.
+/// The next event is an error: read it with fi_eq_readerr().
 pub const FI_EAVAIL: i32 = 259;
-/// Flags that are not supported.
+/// The flags are not supported.
 pub const FI_EBADFLAGS: i32 = 260;
-/// The key is in use; no such key.
+/// The key is in use, or no such key exists.
 pub const FI_ENOKEY: i32 = 266;
+
+/// The size of `struct fi_mr_attr`, from one version (included) to another (excluded).
+#[cfg(test)]
+pub const FI_MR_ATTR_SIZES: &[(u32, u32, usize)] = &[
+    (FI_VERSION_1_0, FI_VERSION_1_5, 48),
+    (FI_VERSION_1_9, FI_VERSION_1_19, 80),
+    (FI_VERSION_1_22, FI_VERSION_2_0, 96),
+    (FI_VERSION_2_0, u32::MAX, size_of::<fi_mr_attr>()),
+];

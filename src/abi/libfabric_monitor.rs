@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A memory monitor for libfabric's registration cache, from `<rdma/fi_ext.h>` of libfabric 1.13 and later.
-//! The tables of functions begin with their size and grow at their ends.
+//! A memory monitor for libfabric's registration cache, from `<rdma/fi_ext.h>` of libfabric 1.13
+//! and later.
+//! A table of functions begins with its size and grows at its end.
 
-use super::libfabric::*;
-use super::mirror;
+use crate::libfabric::*;
+use crate::mirror;
 use core::ffi::{c_int, c_void};
 
 mirror! { "struct fid_mem_monitor" =>
-    /// A monitor. libfabric writes to it what it offers itself.
+    /// A monitor. libfabric writes the table of its own functions to `import_ops`.
     pub struct fid_mem_monitor {
         pub fid: fid,
         pub export_ops: *const fi_ops_mem_monitor,
@@ -16,7 +17,8 @@ mirror! { "struct fid_mem_monitor" =>
 }
 
 mirror! { "struct fi_ops_mem_monitor" =>
-    /// What the monitor does for libfabric, which holds its own lock at all but the first two.
+    /// The monitor's functions for libfabric. libfabric holds its own lock when it calls any of
+    /// them but the first two.
     pub struct fi_ops_mem_monitor {
         pub size: usize,
         pub start: unsafe extern "C" fn(*mut fid_mem_monitor) -> c_int,
@@ -28,7 +30,7 @@ mirror! { "struct fi_ops_mem_monitor" =>
 }
 
 mirror! { "struct fi_ops_mem_notify" =>
-    /// What libfabric does for the monitor.
+    /// libfabric's functions for the monitor.
     pub struct fi_ops_mem_notify {
         pub size: usize,
         pub notify: unsafe extern "C" fn(*mut fid_mem_monitor, *const c_void, usize),

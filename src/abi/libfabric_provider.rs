@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The structures that a provider of libfabric deals in, from `<rdma/fabric.h>`, `<rdma/fi_domain.h>` and
-//! `<rdma/providers/fi_prov.h>`. They grow at their ends; libfabric allocates `struct fi_info` itself.
+//! The structures of a libfabric provider, from `<rdma/fabric.h>`, `<rdma/fi_domain.h>` and
+//! `<rdma/providers/fi_prov.h>`. They grow at their ends. libfabric allocates `struct fi_info`
+//! itself.
 
-use super::libfabric::*;
-use super::mirror;
+use crate::libfabric::*;
+use crate::mirror;
 use core::ffi::{c_char, c_int, c_void};
 
-/// A slot for what ours cannot do. It is called with whatever arguments the slot has, of which it takes
-/// none: that is allowed by the calling conventions of all architectures that the library is built for.
+/// A slot for a function that our provider does not support. Callers pass the arguments of the
+/// slot, and the function takes none. The calling conventions of all architectures for which the
+/// library is built allow this.
 pub type Slot = unsafe extern "C" fn() -> c_int;
 
 mirror! { "struct fid_fabric" =>
@@ -15,13 +17,14 @@ mirror! { "struct fid_fabric" =>
     pub struct fid_fabric {
         pub fid: fid,
         pub ops: *mut fi_ops_fabric,
-        /// libfabric 1.5: what the application asked fi_getinfo() for; the core writes it.
+        /// Since libfabric 1.5: the version that the application passed to fi_getinfo().
+        /// libfabric's core writes this field.
         pub api_version: u32,
     }
 }
 
 mirror! { "struct fi_ops_fabric" =>
-    /// What a fabric can do.
+    /// The functions of a fabric.
     pub struct fi_ops_fabric {
         pub size: usize,
         pub domain: unsafe extern "C" fn(*mut fid_fabric, *mut fi_info, *mut *mut fid_domain, *mut c_void) -> c_int,
@@ -34,7 +37,7 @@ mirror! { "struct fi_ops_fabric" =>
 }
 
 mirror! { "struct fi_ops_domain" =>
-    /// What a domain can do beside memory.
+    /// The functions of a domain that do not concern memory.
     pub struct domain_slots {
         pub size: usize,
         pub av_open: Slot,
@@ -52,7 +55,7 @@ mirror! { "struct fi_ops_domain" =>
 }
 
 mirror! { "struct fi_info" =>
-    /// What a provider offers, and what an application asks for.
+    /// The offer of a provider, or the request of an application.
     pub struct fi_info {
         pub next: *mut fi_info,
         pub caps: u64,
@@ -72,7 +75,8 @@ mirror! { "struct fi_info" =>
 }
 
 mirror! { "struct fi_tx_attr" =>
-    /// Its transmit side, as far as we set it.
+    /// The transmit side of a `fi_info`. Only the fields up to the last that the library sets are
+    /// declared.
     pub struct fi_tx_attr {
         pub caps: u64,
         pub mode: u64,
@@ -80,7 +84,8 @@ mirror! { "struct fi_tx_attr" =>
 }
 
 mirror! { "struct fi_rx_attr" =>
-    /// Its receive side, as far as we set it.
+    /// The receive side of a `fi_info`. Only the fields up to the last that the library sets are
+    /// declared.
     pub struct fi_rx_attr {
         pub caps: u64,
         pub mode: u64,
@@ -88,7 +93,8 @@ mirror! { "struct fi_rx_attr" =>
 }
 
 mirror! { "struct fi_ep_attr" =>
-    /// Its endpoints, as far as we set them.
+    /// The endpoints of a `fi_info`. Only the fields up to the last that the library sets are
+    /// declared.
     pub struct fi_ep_attr {
         pub r#type: c_int,
         pub protocol: u32,
@@ -96,7 +102,7 @@ mirror! { "struct fi_ep_attr" =>
 }
 
 mirror! { "struct fi_domain_attr" =>
-    /// Its domain, as of libfabric 1.5.
+    /// The domain of a `fi_info`, as of libfabric 1.5.
     pub struct fi_domain_attr {
         pub domain: *mut fid_domain,
         pub name: *mut c_char,
@@ -128,19 +134,20 @@ mirror! { "struct fi_domain_attr" =>
 }
 
 mirror! { "struct fi_fabric_attr" =>
-    /// Its fabric.
+    /// The fabric of a `fi_info`.
     pub struct fi_fabric_attr {
         pub fabric: *mut fid_fabric,
         pub name: *mut c_char,
         pub prov_name: *mut c_char,
         pub prov_version: u32,
-        /// libfabric 1.5.
+        /// Since libfabric 1.5.
         pub api_version: u32,
     }
 }
 
 mirror! { "struct fi_provider" =>
-    /// A provider. libfabric's core keeps its own notes in `context`, so this must be writable.
+    /// A provider. libfabric's core keeps its own data in `context`, so the structure must be
+    /// writable.
     pub struct fi_provider {
         pub version: u32,
         pub fi_version: u32,
@@ -157,18 +164,15 @@ pub const FI_VERSION_1_0: u32 = 0x1_0000;
 /// FI_VERSION(1, 5)
 pub const FI_VERSION_1_5: u32 = 0x1_0005;
 /// FI_VERSION(1, 9)
-#[cfg(test)]
 pub const FI_VERSION_1_9: u32 = 0x1_0009;
 /// FI_VERSION(1, 19)
-#[cfg(test)]
 pub const FI_VERSION_1_19: u32 = 0x1_0013;
 /// FI_VERSION(1, 22)
-#[cfg(test)]
 pub const FI_VERSION_1_22: u32 = 0x1_0016;
 /// FI_VERSION(2, 0)
 pub const FI_VERSION_2_0: u32 = 0x2_0000;
 
-/// `fi_eq_attr.wait_obj`, which may be any number when it comes from C.
+/// Values of `fi_eq_attr.wait_obj`. They are integers, because C may pass any number there.
 pub const FI_WAIT_NONE: c_int = fi_wait_obj::FI_WAIT_NONE as c_int;
 /// See [`FI_WAIT_NONE`].
 pub const FI_WAIT_UNSPEC: c_int = fi_wait_obj::FI_WAIT_UNSPEC as c_int;
@@ -176,11 +180,11 @@ pub const FI_WAIT_UNSPEC: c_int = fi_wait_obj::FI_WAIT_UNSPEC as c_int;
 pub const FI_WAIT_FD: c_int = fi_wait_obj::FI_WAIT_FD as c_int;
 /// `fi_ep_attr.type`: connectionless, reliable.
 pub const FI_EP_RDM: c_int = 3;
-/// `fi_domain_attr.threading`: any thread may do anything.
+/// `fi_domain_attr.threading`: any thread may make any call.
 pub const FI_THREAD_SAFE: c_int = 1;
-/// Progress is made by the library's own threads.
+/// Value of `control_progress` and `data_progress`: the library's own threads make progress.
 pub const FI_PROGRESS_AUTO: c_int = 1;
-/// `fi_domain_attr.resource_mgmt`.
+/// `fi_domain_attr.resource_mgmt`: resource management is enabled.
 pub const FI_RM_ENABLED: c_int = 2;
 /// Capabilities: messages, RMA, atomics.
 pub const FI_MSG: u64 = 1 << 1;
@@ -188,11 +192,12 @@ pub const FI_MSG: u64 = 1 << 1;
 pub const FI_RMA: u64 = 1 << 2;
 /// See [`FI_MSG`].
 pub const FI_ATOMIC: u64 = 1 << 4;
-/// Capabilities that every provider has: peers on this machine, on others.
+/// Capabilities that every provider has: peers on this machine, and peers on other machines.
 pub const FI_LOCAL_COMM: u64 = 1 << 51;
 /// See [`FI_LOCAL_COMM`].
 pub const FI_REMOTE_COMM: u64 = 1 << 52;
-/// `fi_info.mode`, of libfabric before 1.5: the application registers the memory that it uses itself.
+/// `fi_info.mode` of libfabric before 1.5: the application registers the memory that it uses
+/// itself.
 pub const FI_LOCAL_MR: u64 = 1 << 55;
 
 /// The constants, by their C names, for the comparison with the headers.

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! rdma-core's public structures, from `<infiniband/verbs.h>`.
 
-use super::mirror;
+use crate::{constants, mirror};
 use core::ffi::{c_char, c_int, c_uint, c_void};
 
 mirror! { "struct ibv_device" =>
-    /// A device, open or not, as far as we look at it.
+    /// A device, open or not. Only the fields up to the last that the library reads are
+    /// declared.
     pub struct ibv_device {
         pub _ops: [*mut c_void; 2],
         pub node_type: c_int,
@@ -14,11 +15,31 @@ mirror! { "struct ibv_device" =>
     }
 }
 
-/// `ibv_device.transport_type` of iWARP, where the sink of an RDMA read needs remote write.
+constants! {
+    /// The access flags of rdma-core 44.
+    IBV_ACCESS_LOCAL_WRITE: u32 = 1;
+    IBV_ACCESS_REMOTE_WRITE: u32 = 1 << 1;
+    IBV_ACCESS_REMOTE_READ: u32 = 1 << 2;
+    IBV_ACCESS_REMOTE_ATOMIC: u32 = 1 << 3;
+    IBV_ACCESS_MW_BIND: u32 = 1 << 4;
+    IBV_ACCESS_ZERO_BASED: u32 = 1 << 5;
+    IBV_ACCESS_ON_DEMAND: u32 = 1 << 6;
+    IBV_ACCESS_HUGETLB: u32 = 1 << 7;
+    IBV_ACCESS_RELAXED_ORDERING: u32 = 1 << 20;
+    /// Bits 20 to 29 are requests that a device may ignore.
+    IBV_ACCESS_OPTIONAL_RANGE: u32 = 0x3ff0_0000;
+}
+
+/// Some installed headers are older than these two flags, so the flags are not compared.
+pub const IBV_ACCESS_FLUSH_GLOBAL: u32 = 1 << 8;
+pub const IBV_ACCESS_FLUSH_PERSISTENT: u32 = 1 << 9;
+
+/// `ibv_device.transport_type` of iWARP. On iWARP the sink of an RDMA read needs remote write.
 pub const IBV_TRANSPORT_IWARP: c_int = 1;
 
 mirror! { "struct ibv_device_attr" =>
-    /// What `ibv_query_device` says of a device, as far as we look at it.
+    /// The answer of `ibv_query_device`. Only the fields up to the last that the library reads are
+    /// declared.
     pub struct ibv_device_attr {
         pub fw_ver: [c_char; 64],
         pub node_guid: u64,
@@ -39,7 +60,7 @@ mirror! { "struct ibv_device_attr" =>
     }
 }
 
-/// `struct ibv_dmah`: only ever passed on.
+/// `struct ibv_dmah`. The library only passes pointers to it on.
 #[allow(non_camel_case_types)]
 pub enum ibv_dmah {}
 
@@ -47,22 +68,23 @@ pub enum ibv_dmah {}
 const CONTEXT_OPS: usize = 32;
 
 mirror! { "struct ibv_context" =>
-    /// An open device. Everything before `cmd_fd` is libibverbs' own business.
+    /// An open device. `ops` is libibverbs' own business.
     pub struct ibv_context {
         pub device: *mut ibv_device,
         pub ops: [*mut c_void; CONTEXT_OPS],
-        /// The open uverbs file; negative where a provider works without the kernel (mlx5 over VFIO).
+        /// The open uverbs file. Negative if a provider works without the kernel (mlx5 over VFIO).
         pub cmd_fd: c_int,
         pub async_fd: c_int,
         pub num_comp_vectors: c_int,
         pub mutex: libc::pthread_mutex_t,
-        /// All ones for every context that libibverbs made.
+        /// All ones in every context that libibverbs made.
         pub abi_compat: *mut c_void,
     }
 }
 
 mirror! { "struct ibv_pd" =>
-    /// A protection domain. A parent domain is one too, with the handle of the PD it was made from.
+    /// A protection domain. A parent domain has this structure too, and carries the handle of the
+    /// PD from which it was made.
     pub struct ibv_pd {
         pub context: *mut ibv_context,
         pub handle: u32,
@@ -83,8 +105,8 @@ mirror! { "struct ibv_mr" =>
 }
 
 mirror! { "struct ibv_mr_init_attr" =>
-    /// The argument of `ibv_reg_mr_ex`, rdma-core 59 and later. It grows at its end: read no field that
-    /// `comp_mask` does not name.
+    /// The argument of `ibv_reg_mr_ex`, in rdma-core 59 and later. The structure grows at its end:
+    /// do not read a field that `comp_mask` does not name.
     pub struct ibv_mr_init_attr {
         pub length: usize,
         pub access: c_int,
@@ -102,16 +124,17 @@ pub const IBV_REG_MR_MASK_IOVA: u64 = 1 << 0;
 /// `ibv_mr_init_attr.comp_mask`: `addr` is set.
 pub const IBV_REG_MR_MASK_ADDR: u64 = 1 << 1;
 
-/// `struct verbs_mr` of rdma-core's private `driver.h`, which libibverbs and the providers see behind an
-/// `ibv_mr`. Its size and fields have not changed since rdma-core 33; `ctests/device` proves
-/// it by having libibverbs deregister our objects (`half_interception.c`) and bind windows to them.
+/// `struct verbs_mr` of rdma-core's private `driver.h`. libibverbs and the providers see this
+/// structure behind an `ibv_mr`. Its size and fields have not changed since rdma-core 33.
+/// `ctests/device` proves this: libibverbs deregisters our objects (`half_interception.c`) and
+/// binds windows to them.
 #[repr(C)]
 #[derive(Clone, Copy)]
 #[allow(non_camel_case_types)]
 pub struct verbs_mr {
     /// The public part.
     pub ibv_mr: ibv_mr,
-    /// What kind of region: [`IBV_MR_TYPE_MR`] or a kind that a provider treats in its own way.
+    /// The kind of region: [`IBV_MR_TYPE_MR`], or a kind that a provider treats in its own way.
     pub mr_type: u32,
     /// The access flags of the registration; `ibv_rereg_mr` does not update them.
     pub access: u32,

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The kernel's uverbs interface, from `<rdma/rdma_user_ioctl_cmds.h>`, `<rdma/ib_user_ioctl_cmds.h>`,
-//! `<rdma/ib_user_ioctl_verbs.h>` and `<rdma/ib_user_verbs.h>`.
+//! The kernel's uverbs interface, from `<rdma/rdma_user_ioctl_cmds.h>`,
+//! `<rdma/ib_user_ioctl_cmds.h>`, `<rdma/ib_user_ioctl_verbs.h>` and `<rdma/ib_user_verbs.h>`.
 
-use super::mirror;
+use crate::{constants, mirror};
 
 mirror! { "struct ib_uverbs_ioctl_hdr" =>
-    /// What precedes the attributes of an ioctl.
+    /// The header before the attributes of an ioctl.
     pub struct ib_uverbs_ioctl_hdr {
         pub length: u16,
         pub object_id: u16,
@@ -18,7 +18,7 @@ mirror! { "struct ib_uverbs_ioctl_hdr" =>
 }
 
 mirror! { "struct ib_uverbs_attr" =>
-    /// One attribute of an ioctl. The kernel writes into `flags` and, for a new handle, into `data`.
+    /// An attribute of an ioctl. The kernel writes `flags` and, for a new handle, `data`.
     pub struct ib_uverbs_attr {
         pub attr_id: u16,
         pub len: u16,
@@ -29,7 +29,7 @@ mirror! { "struct ib_uverbs_attr" =>
 }
 
 mirror! { "struct ib_uverbs_cmd_hdr" =>
-    /// What precedes a command of the write() interface. Sizes are in units of four bytes.
+    /// The header of a command of the write() interface. Its sizes are in units of four bytes.
     pub struct ib_uverbs_cmd_hdr {
         pub command: u32,
         pub in_words: u16,
@@ -50,7 +50,7 @@ mirror! { "struct ib_uverbs_reg_mr" =>
 }
 
 mirror! { "struct ib_uverbs_reg_mr_resp" =>
-    /// Its answer.
+    /// The response to `struct ib_uverbs_reg_mr`.
     pub struct ib_uverbs_reg_mr_resp {
         pub mr_handle: u32,
         pub lkey: u32,
@@ -65,56 +65,46 @@ mirror! { "struct ib_uverbs_dereg_mr" =>
     }
 }
 
-/// Declares constants of the kernel's headers, and remembers the names for the comparison.
-macro_rules! constants {
-    ($( $(#[$meta:meta])* $name:ident: $type:ty = $value:expr; )*) => {
-        $( $(#[$meta])* pub const $name: $type = $value; )*
-        /// Each constant, for the comparison with the C headers.
-        #[cfg(test)]
-        pub const CONSTANTS: &[(&str, u64)] = &[$((stringify!($name), $name as u64),)*];
-    };
-}
-
 constants! {
-    /// The one ioctl of uverbs.
+    /// The only ioctl of uverbs.
     RDMA_VERBS_IOCTL: libc::c_ulong = 0xc018_1b01;
 
-    /// The device itself, object of methods that concern no other.
+    /// The device itself, the object of methods that concern no other object.
     UVERBS_OBJECT_DEVICE: u16 = 0;
     /// A memory region.
     UVERBS_OBJECT_MR: u16 = 7;
 
     /// Runs a command of the write() interface inside an ioctl (kernel 5.0).
     UVERBS_METHOD_INVOKE_WRITE: u16 = 0;
-    /// `INVOKE_WRITE`: the command's structure.
+    /// Attribute of `INVOKE_WRITE`: the command's structure.
     UVERBS_ATTR_CORE_IN: u16 = 0;
-    /// `INVOKE_WRITE`: where its answer goes.
+    /// Attribute of `INVOKE_WRITE`: the room for the response.
     UVERBS_ATTR_CORE_OUT: u16 = 1;
-    /// `INVOKE_WRITE`: the command's number.
+    /// Attribute of `INVOKE_WRITE`: the command's number.
     UVERBS_ATTR_WRITE_CMD: u16 = 2;
-    /// The driver's private bytes, in.
+    /// The driver's private bytes to the kernel.
     UVERBS_ATTR_UHW_IN: u16 = 0x1000;
-    /// The driver's private bytes, out.
+    /// The driver's private bytes from the kernel.
     UVERBS_ATTR_UHW_OUT: u16 = 0x1001;
 
     /// Deregisters a region.
     UVERBS_METHOD_MR_DESTROY: u16 = 1;
-    /// `MR_DESTROY`: its handle.
+    /// Attribute of `MR_DESTROY`: the region's handle.
     UVERBS_ATTR_DESTROY_MR_HANDLE: u16 = 0;
-    /// Asks about a region (kernel 5.9).
+    /// Queries a region (kernel 5.9).
     UVERBS_METHOD_QUERY_MR: u16 = 3;
 
-    /// The attribute must be understood.
+    /// The kernel must understand the attribute.
     UVERBS_ATTR_F_MANDATORY: u16 = 1;
 
-    /// The command that asks about the device.
+    /// The command that queries the device.
     IB_USER_VERBS_CMD_QUERY_DEVICE: u32 = 1;
     /// The command that registers memory.
     IB_USER_VERBS_CMD_REG_MR: u32 = 9;
     /// The command that deregisters memory.
     IB_USER_VERBS_CMD_DEREG_MR: u32 = 13;
 
-    /// Driver numbers, as the kernel has them.
+    /// The kernel's driver numbers.
     RDMA_DRIVER_MLX5: u32 = 1;
     RDMA_DRIVER_MLX4: u32 = 2;
     RDMA_DRIVER_CXGB3: u32 = 3;
@@ -136,7 +126,7 @@ constants! {
     RDMA_DRIVER_ERDMA: u32 = 19;
 }
 
-/// Later than the headers that are installed everywhere, so not compared with them.
+/// Some installed headers are older than this number, so it is not compared.
 pub const RDMA_DRIVER_MANA: u32 = 20;
-/// Kernel 6.18.
+/// Since kernel 6.18.
 pub const RDMA_DRIVER_IONIC: u32 = 21;

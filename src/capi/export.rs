@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Symbols with a version node.
+//! Exported symbols with a version node.
 //!
-//! `rustc` cannot give an exported function an ELF symbol version, and under lld a function that it
-//! exports by itself silently gets none. So each function that stands in for one of libibverbs is
-//! published by a stub of one jump that carries name and node. `ctests/abi` compares what comes out with
-//! a list, both ways.
+//! `rustc` cannot give an exported function an ELF symbol version, and under lld a function that
+//! `rustc` itself exports silently gets none. So each function that replaces a function of
+//! libibverbs is published by a stub: one jump, under a symbol with the name and the node.
+//! `ctests/abi` compares the symbols of the library with a list, in both directions.
 
-/// Assembly that goes on at `{f}`, as if that had been called.
+/// Assembly that continues at `{f}`, as if the caller had called `{f}`.
 ///
-/// In its other forms `{f}` has one argument more than C knows, a `Caller`: where the call returns to. `in` names the
-/// register of such an argument on each architecture; no argument list in Rust tells that. `seventh` and `tenth`
-/// are for functions of six and nine arguments: where those fill the registers it goes on the stack, below a copy of
-/// what is there already.
+/// In the forms with arguments, `{f}` has one argument more than C knows: a `Caller`, the address
+/// that the call returns to. `in` names the register of that argument on each architecture, since
+/// no argument list in Rust can. `seventh` and `tenth` are for functions of six and of nine
+/// arguments. Where those arguments fill the registers, the assembly pushes the `Caller` onto the
+/// stack, below a copy of the stack arguments.
 #[cfg(target_arch = "x86_64")]
 macro_rules! go_on {
     () => {
@@ -28,7 +29,7 @@ macro_rules! go_on {
         .cfi_adjust_cfa_offset -8
         ret"
     };
-    // As each is pushed, the one before it comes to lie where that was.
+    // Each push moves the stack pointer by 8, so the next stack argument lies at the same offset.
     (tenth) => {
         "sub rsp, 8
         .cfi_adjust_cfa_offset 8
@@ -99,9 +100,10 @@ macro_rules! go_on {
     };
 }
 
-/// Publishes `$f` as `f@@NODE`, by a stub; or as `name@NODE`, for those only who were linked to a library
-/// that has that node: whoever is linked to this one does not find it. With `caller` the function is told who
-/// calls, as [`go_on`] says.
+/// Publishes `$f` by a stub: as `f@@NODE`, or as `name@NODE`. The second form is a hidden version:
+/// only programs that were linked to a library with that node find it, and programs that are linked
+/// to this library do not. With `caller`, the function gets its caller's address, as [`go_on`]
+/// describes.
 macro_rules! interpose {
     ($f:ident, $node:literal $(, caller $($where:tt)+)?) => {
         $crate::capi::export::interpose!($f, stringify!($f), "@@", $node, ($($($where)+)?));
@@ -125,7 +127,7 @@ macro_rules! interpose {
             concat!(".symver rdmamr_stub_", stringify!($f), ", ", $name, $at, $node, ", remove"),
             f = sym $f,
         );
-        // Unit tests must not stand in for anything; this keeps the function in use there.
+        // Unit tests must not replace any function; this use keeps the function from being unused.
         #[cfg(test)]
         const _: () = {
             let _ = $f;
@@ -133,8 +135,8 @@ macro_rules! interpose {
     };
 }
 
-/// Gives a `#[unsafe(no_mangle)]` function of the library's own API its node. The name without a node goes
-/// (`remove`): GNU ld would find two definitions of it in the static library.
+/// Gives a `#[unsafe(no_mangle)]` function of the library's own API its node. `remove` removes the
+/// name without a node, since GNU ld would find two definitions of that name in the static library.
 macro_rules! versioned {
     ($name:ident, $node:literal) => {
         #[cfg(not(test))]
@@ -150,7 +152,8 @@ macro_rules! versioned {
     };
 }
 
-/// The body of a naked function that is `$f`, which is told who calls, as [`go_on`] says.
+/// The body of a naked function that continues at `$f`, which gets its caller's address, as
+/// [`go_on`] describes.
 macro_rules! with_caller {
     ($f:ident, $($where:tt)+) => {
         core::arch::naked_asm!(

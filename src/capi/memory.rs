@@ -1,62 +1,38 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The memory calls of the C library that the pool of relaxed regions must hear of (`relaxed/hooks.rs`).
+//! The memory calls of the C library that change mappings: the pool of relaxed regions must learn
+//! of each such change (`desk/changes.rs`).
 //!
-//! They are exported without a version node: a symbol under a node of ours would not stand in for
-//! `munmap@GLIBC_2.2.5`. Each does what the next library of that name does, so that AddressSanitizer,
-//! jemalloc and other libraries that stand in for them keep working above and below. The next ones are
-//! looked up when the library is loaded, never in a call; before that, and in programs that have no dynamic
-//! linker, the kernel is called as the C library does.
+//! The symbols here have no version node: a symbol under a node of this library would not replace
+//! `munmap@GLIBC_2.2.5`. Each function calls the next library's function of the same name, so that
+//! AddressSanitizer, jemalloc and other libraries that replace these calls keep working above and
+//! below this library. The library looks up the next functions when it is loaded, never in a call.
+//! Before that, and in programs without a dynamic linker, a function makes the system call as the C
+//! library does.
 //!
 //! # Safety
-//! Each has the contract of its manual page, section 2, and passes its arguments on unchanged.
+//! **Same contract**: each function has the contract of its manual page (section 2), and passes its
+//! arguments on unchanged to a function or a system call with that same contract.
 
 #![cfg_attr(test, allow(dead_code, reason = "unit tests stand in for nothing"))]
 
-use crate::relaxed::hooks;
-use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
-use core::ptr::{null_mut, without_provenance_mut};
-use core::sync::atomic::{AtomicPtr, Ordering::*};
+use super::ret;
+use crate::desk::changes;
+use crate::sys::symbols::{self, Function, Scope};
+use core::ffi::{c_char, c_int, c_uint, c_void};
+use core::ptr::without_provenance_mut;
 
 type Address = *mut c_void;
 
-/// The next library's function of a name.
-struct Next<F> {
-    name: &'static CStr,
-    found: AtomicPtr<c_void>,
-    signature: core::marker::PhantomData<F>,
-}
-// SAFETY: the address of a function can be used by any thread.
-unsafe impl<F> Sync for Next<F> {}
-
-impl<F: Copy> Next<F> {
-    const fn new(name: &'static CStr) -> Self {
-        const { assert!(size_of::<F>() == size_of::<Address>()) };
-        Next {
-            name,
-            found: AtomicPtr::new(null_mut()),
-            signature: core::marker::PhantomData,
-        }
-    }
-
-    #[inline(always)]
-    fn get(&self) -> Option<F> {
-        let found = self.found.load(Relaxed);
-        // SAFETY: a function of that name has that type, by the declarations below.
-        (!found.is_null()).then(|| unsafe { core::mem::transmute_copy(&found) })
-    }
-
-    fn find(&self) {
-        // SAFETY: the name ends with a NUL.
-        let found = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
-        self.found.store(found, Relaxed);
-    }
-}
-
-/// Declares the next functions, and what finds them all.
+/// Declares the next functions, and `find_all`, which looks up all of them.
 macro_rules! next {
     ($( $name:ident = $symbol:literal: fn($($arg:ty),*) -> $ret:ty; )*) => {
-        $( static $name: Next<unsafe extern "C" fn($($arg),*) -> $ret> = Next::new($symbol); )*
-        fn find_all() { $( $name.find(); )* MREMAP.find(); }
+        $( static $name: Function<unsafe extern "C" fn($($arg),*) -> $ret> =
+            // SAFETY: the signature is that of the manual page.
+            unsafe { Function::new() }; )*
+        fn find_all() {
+            $( $name.set(symbols::find(Scope::Next, $symbol, None)); )*
+            MREMAP.set(symbols::find(Scope::Next, c"mremap", None));
+        }
     };
 }
 next! {
@@ -80,25 +56,51 @@ next! {
     FALLOCATE64 = c"fallocate64": fn(c_int, c_int, libc::off64_t, libc::off64_t) -> c_int;
     REMAP_FILE_PAGES = c"remap_file_pages": fn(Address, usize, c_int, usize, c_int) -> c_int;
 }
-/// Variadic in C, and so here: some ABIs pass such arguments in another way.
-static MREMAP: Next<unsafe extern "C" fn(Address, usize, usize, c_int, ...) -> Address> =
-    Next::new(c"mremap");
+/// Variadic here as in C, since some ABIs pass variadic arguments differently.
+static MREMAP: Function<unsafe extern "C" fn(Address, usize, usize, c_int, ...) -> Address> =
+    // SAFETY: the signature is that of mremap(2).
+    unsafe { Function::new() };
 
 unsafe extern "C" {
-    /// glibc's own name for sbrk, which only glibc has.
+    /// glibc's internal name for sbrk. Other C libraries do not have this name.
     fn __sbrk(increment: isize) -> Address;
 }
 
-/// The next function if it is known, else the system call of the same arguments.
+/// Calls the next function if it is known, else makes the system call with the same arguments.
 macro_rules! call_next {
     ($next:ident($($arg:expr),*), $number:ident) => {
         match $next.get() {
-            // SAFETY: the caller's own arguments.
+            // SAFETY: same contract: the arguments are the caller's, unchanged.
             Some(next) => unsafe { next($($arg),*) },
-            // SAFETY: as above.
+            // SAFETY: same contract: the arguments are the caller's, unchanged.
             None => (unsafe { libc::syscall(libc::$number, $($arg),*) }) as _,
         }
     };
+}
+
+/// Calls the next function between two reports to the pool, one before and one after the call. The
+/// next function is called exactly once, whether or not a report fails.
+#[inline(always)]
+fn around<C, R>(
+    before: impl FnOnce() -> C,
+    call: impl FnOnce() -> R,
+    after: impl FnOnce(C, &R),
+) -> R {
+    let changing = ret::always(None, || Some(before()));
+    let result = call();
+    ret::always((), || {
+        if let Some(changing) = changing {
+            after(changing, &result);
+        }
+    });
+    result
+}
+
+/// Calls the next function. `changing` reports the change that the call makes; the change is over
+/// when the call has returned.
+#[inline(always)]
+fn changing<C, R>(changing: impl FnOnce() -> C, call: impl FnOnce() -> R) -> R {
+    around(changing, call, |changing, _| drop(changing))
 }
 
 fn is_error(address: Address) -> bool {
@@ -107,29 +109,29 @@ fn is_error(address: Address) -> bool {
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn munmap(addr: Address, length: usize) -> c_int {
-    let _changing = hooks::changing(addr.addr(), length);
-    call_next!(MUNMAP(addr, length), SYS_munmap)
+    changing(
+        || changes::changing(addr.addr(), length),
+        || call_next!(MUNMAP(addr, length), SYS_munmap),
+    )
 }
 
-/// What a mapping has replaced, and whether others share it.
+/// The common body of `mmap` and `mmap64`: reports the memory that the mapping replaces, and a
+/// shared mapping.
 #[inline(always)]
 fn map(
     (addr, length, flags, fd): (Address, usize, c_int, c_int),
     map: impl FnOnce() -> Address,
 ) -> Address {
     let replaces = flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) == libc::MAP_FIXED;
-    let mapped = if replaces {
-        let _changing = hooks::changing(addr.addr(), length);
-        map()
-    } else {
-        map()
-    };
-    // MAP_SHARED and MAP_SHARED_VALIDATE have that bit, MAP_PRIVATE has not.
-    if flags & libc::MAP_SHARED != 0 && hooks::is_in_use() && !is_error(mapped) {
-        let file = (flags & libc::MAP_ANONYMOUS == 0).then_some(fd);
-        hooks::mapped_shared(mapped.addr(), length, file);
-    }
-    mapped
+    let replaced = || replaces.then(|| changes::changing(addr.addr(), length));
+    around(replaced, map, |replaced, &mapped| {
+        drop(replaced);
+        // MAP_SHARED and MAP_SHARED_VALIDATE have the bit MAP_SHARED, and MAP_PRIVATE does not.
+        if flags & libc::MAP_SHARED != 0 && changes::are_wanted() && !is_error(mapped) {
+            let file = (flags & libc::MAP_ANONYMOUS == 0).then_some(fd);
+            changes::mapped_shared(mapped.addr(), length, file);
+        }
+    })
 }
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
@@ -142,9 +144,9 @@ unsafe extern "C" fn mmap(
     offset: libc::off_t,
 ) -> Address {
     map((addr, length, flags, fd), || match MMAP.get() {
-        // SAFETY: the caller's own arguments.
+        // SAFETY: same contract: the arguments are the caller's, unchanged.
         Some(next) => unsafe { next(addr, length, protection, flags, fd, offset) },
-        // SAFETY: as above.
+        // SAFETY: same contract: the arguments are the caller's, unchanged.
         None => unsafe { map_by_kernel(addr, length, protection, flags, fd, offset) },
     })
 }
@@ -159,9 +161,9 @@ unsafe extern "C" fn mmap64(
     offset: libc::off64_t,
 ) -> Address {
     map((addr, length, flags, fd), || match MMAP64.get() {
-        // SAFETY: the caller's own arguments.
+        // SAFETY: same contract: the arguments are the caller's, unchanged.
         Some(next) => unsafe { next(addr, length, protection, flags, fd, offset) },
-        // SAFETY: as above.
+        // SAFETY: same contract: the arguments are the caller's, unchanged.
         None => unsafe { map_by_kernel(addr, length, protection, flags, fd, offset) },
     })
 }
@@ -174,14 +176,15 @@ unsafe fn map_by_kernel(
     fd: c_int,
     offset: libc::off_t,
 ) -> Address {
-    // SAFETY: the caller's own arguments.
+    // SAFETY: same contract: the arguments are the caller's, unchanged.
     let mapped =
         unsafe { libc::syscall(libc::SYS_mmap, addr, length, protection, flags, fd, offset) };
     without_provenance_mut(mapped as usize)
 }
 
-/// In C the last argument is there only with some flags. As the ABIs of Linux have it, it is where a fixed
-/// argument would be, and what is there otherwise is passed on and not looked at.
+/// In C the last argument is present only with some flags. In the ABIs of Linux it lies where a
+/// fixed argument would lie. If it is absent, the function passes on whatever lies there, and does
+/// not look at it.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn mremap(
     old: Address,
@@ -192,43 +195,65 @@ unsafe extern "C" fn mremap(
 ) -> Address {
     const DONTUNMAP: c_int = 4;
     let fixed = flags & libc::MREMAP_FIXED != 0;
-    let mut target = fixed.then(|| hooks::changing(new.addr(), new_size));
-    let mut changing = hooks::may_change(old.addr(), old_size);
+    let before = || Remapping {
+        target: fixed.then(|| changes::changing(new.addr(), new_size)),
+        source: changes::may_change(old.addr(), old_size),
+    };
+    let mut remapping = ret::always(None, || Some(before()));
     let call = || match MREMAP.get() {
-        // SAFETY: the caller's own arguments.
+        // SAFETY: same contract: the arguments are the caller's, unchanged.
         Some(next) => unsafe { next(old, old_size, new_size, flags, new) },
-        // SAFETY: as above.
+        // SAFETY: same contract: the arguments are the caller's, unchanged.
         None => without_provenance_mut(unsafe {
             libc::syscall(libc::SYS_mremap, old, old_size, new_size, flags, new)
         } as usize),
     };
     let mut moved = call();
     if is_error(moved) && errno::errno().0 == libc::EFAULT {
-        // It takes one mapping, and to watch part of it may have made it several: join them.
-        changing.changed(old.addr(), old_size);
-        if hooks::unwatch(old.addr(), old_size) {
+        // mremap accepts a single mapping only, and the watch of a part may have cut the mapping:
+        // join the pieces.
+        let joined = ret::always(false, || {
+            if let Some(remapping) = &mut remapping {
+                remapping.source.changed(old.addr(), old_size);
+            }
+            changes::unwatch(old.addr(), old_size)
+        });
+        if joined {
             moved = call();
         }
     }
-    if is_error(moved) {
-        // It may have unmapped the target, or what was to be cut off.
-        changing.changed(old.addr(), old_size);
-    } else if moved != old || flags & DONTUNMAP != 0 {
-        changing.changed(old.addr(), old_size);
-        if let Some(target) = &mut target {
-            target.changed(moved.addr(), new_size);
+    ret::always((), || {
+        let Some(Remapping { target, source }) = &mut remapping else {
+            return;
+        };
+        if is_error(moved) {
+            // A failing mremap may have unmapped the target, or the end of the source that it was
+            // to cut off.
+            source.changed(old.addr(), old_size);
+        } else if moved != old || flags & DONTUNMAP != 0 {
+            source.changed(old.addr(), old_size);
+            if let Some(target) = target {
+                target.changed(moved.addr(), new_size);
+            }
+            changes::moved(moved.addr(), new_size);
+        } else if new_size > old_size {
+            changes::moved(old.addr() + old_size, new_size - old_size);
+        } else if new_size < old_size {
+            source.changed(old.addr() + new_size, old_size - new_size);
         }
-        hooks::moved(moved.addr(), new_size);
-    } else if new_size > old_size {
-        hooks::moved(old.addr() + old_size, new_size - old_size);
-    } else if new_size < old_size {
-        changing.changed(old.addr() + new_size, old_size - new_size);
-    }
+        drop(remapping.take());
+    });
     moved
 }
 
-/// Whether advice lets pages go, or forbids them. Advice that keeps what is in a pinned page does not
-/// matter.
+/// The two ranges that an mremap changes.
+struct Remapping {
+    source: changes::Changing,
+    target: Option<changes::Changing>,
+}
+
+/// Whether advice drops pages or forbids access to them. Advice that keeps the content of a pinned
+/// page does not matter.
 fn drops_pages(advice: c_int) -> bool {
     const DONTNEED_LOCKED: c_int = 24;
     const GUARD_INSTALL: c_int = 102;
@@ -248,8 +273,10 @@ fn drops_pages(advice: c_int) -> bool {
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn madvise(addr: Address, length: usize, advice: c_int) -> c_int {
-    let _changing = drops_pages(advice).then(|| hooks::changing(addr.addr(), length));
-    call_next!(MADVISE(addr, length, advice), SYS_madvise)
+    changing(
+        || drops_pages(advice).then(|| changes::changing(addr.addr(), length)),
+        || call_next!(MADVISE(addr, length, advice), SYS_madvise),
+    )
 }
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
@@ -260,25 +287,33 @@ unsafe extern "C" fn process_madvise(
     advice: c_int,
     flags: c_uint,
 ) -> isize {
-    // Taken for our own process, whose file it may be, and for all of its memory: the list may be bad.
-    let _changing = drops_pages(advice).then(|| hooks::changing(0, usize::MAX / 2));
-    call_next!(
-        PROCESS_MADVISE(pidfd, ranges, count, advice, flags),
-        SYS_process_madvise
+    // `pidfd` may name this process, and `ranges` may be unreadable: so report all memory of this
+    // process.
+    changing(
+        || drops_pages(advice).then(|| changes::changing(0, usize::MAX / 2)),
+        || {
+            call_next!(
+                PROCESS_MADVISE(pidfd, ranges, count, advice, flags),
+                SYS_process_madvise
+            )
+        },
     )
 }
 
-/// A region that was pinned with more rights than its pages have now must not serve.
+/// Reports a change that takes rights away: the pool must not reuse a region that was pinned with
+/// more rights than its pages have now.
 #[inline(always)]
-fn protecting(addr: Address, length: usize, protection: c_int) -> Option<hooks::Changing> {
+fn protecting(addr: Address, length: usize, protection: c_int) -> Option<changes::Changing> {
     let all = libc::PROT_READ | libc::PROT_WRITE;
-    (protection & all != all).then(|| hooks::changing(addr.addr(), length))
+    (protection & all != all).then(|| changes::changing(addr.addr(), length))
 }
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn mprotect(addr: Address, length: usize, protection: c_int) -> c_int {
-    let _changing = protecting(addr, length, protection);
-    call_next!(MPROTECT(addr, length, protection), SYS_mprotect)
+    changing(
+        || protecting(addr, length, protection),
+        || call_next!(MPROTECT(addr, length, protection), SYS_mprotect),
+    )
 }
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
@@ -288,32 +323,38 @@ unsafe extern "C" fn pkey_mprotect(
     protection: c_int,
     key: c_int,
 ) -> c_int {
-    let _changing = protecting(addr, length, protection);
-    call_next!(
-        PKEY_MPROTECT(addr, length, protection, key),
-        SYS_pkey_mprotect
+    changing(
+        || protecting(addr, length, protection),
+        || {
+            call_next!(
+                PKEY_MPROTECT(addr, length, protection, key),
+                SYS_pkey_mprotect
+            )
+        },
     )
 }
 
 fn move_break(increment: isize) -> Address {
     match SBRK.get() {
-        // SAFETY: the program's own wish.
+        // SAFETY: same contract: the increment is the one that the program asked for.
         Some(next) => unsafe { next(increment) },
-        // SAFETY: as above.
+        // SAFETY: same contract: the increment is the one that the program asked for.
         None => unsafe { __sbrk(increment) },
     }
 }
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn brk(end: Address) -> c_int {
-    let now = if hooks::is_in_use() {
-        move_break(0)
-    } else {
-        end
+    let before = || {
+        let now = if changes::are_wanted() {
+            move_break(0)
+        } else {
+            end
+        };
+        changes::changing(end.addr(), now.addr().saturating_sub(end.addr()))
     };
-    let _changing = hooks::changing(end.addr(), now.addr().saturating_sub(end.addr()));
-    match BRK.get() {
-        // SAFETY: the caller's own argument.
+    changing(before, || match BRK.get() {
+        // SAFETY: same contract: the argument is the caller's, unchanged.
         Some(next) => unsafe { next(end) },
         None => {
             let increment = end.addr().wrapping_sub(move_break(0).addr()) as isize;
@@ -323,81 +364,95 @@ unsafe extern "C" fn brk(end: Address) -> c_int {
                 0
             }
         }
-    }
+    })
 }
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn sbrk(increment: isize) -> Address {
-    if increment >= 0 || !hooks::is_in_use() {
-        return move_break(increment);
-    }
-    let freed = increment.unsigned_abs();
-    let end = move_break(0).addr();
-    let _changing = hooks::changing(end.saturating_sub(freed), freed);
-    move_break(increment)
+    let before = || {
+        (increment < 0 && changes::are_wanted()).then(|| {
+            let freed = increment.unsigned_abs();
+            let end = move_break(0).addr();
+            changes::changing(end.saturating_sub(freed), freed)
+        })
+    };
+    changing(before, || move_break(increment))
 }
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn shmat(id: c_int, addr: *const c_void, flags: c_int) -> Address {
-    let size = || {
-        let mut about = core::mem::MaybeUninit::<libc::shmid_ds>::uninit();
-        // SAFETY: the structure is writable.
-        if unsafe { libc::shmctl(id, libc::IPC_STAT, about.as_mut_ptr()) } != 0 {
-            return usize::MAX / 2;
+    let before = || {
+        if !changes::are_wanted() {
+            return (0, None);
         }
-        // SAFETY: filled by the call.
-        unsafe { about.assume_init() }.shm_segsz
+        let errno = errno::errno();
+        let size = segment_size(id);
+        errno::set_errno(errno);
+        let replaces = flags & libc::SHM_REMAP != 0;
+        (size, replaces.then(|| changes::changing(addr.addr(), size)))
     };
-    if !hooks::is_in_use() {
-        return call_next!(SHMAT(id, addr, flags), SYS_shmat);
+    let call = || -> Address { call_next!(SHMAT(id, addr, flags), SYS_shmat) };
+    around(before, call, |(size, replaced), &attached| {
+        drop(replaced);
+        if !is_error(attached) && changes::are_wanted() {
+            changes::attached(attached.addr(), size);
+        }
+    })
+}
+
+/// The size of a System V segment in bytes. For an unknown segment, the largest size that a segment
+/// can have.
+fn segment_size(id: c_int) -> usize {
+    let mut about = core::mem::MaybeUninit::<libc::shmid_ds>::uninit();
+    // SAFETY: `about` is writable memory of the size of the structure.
+    if unsafe { libc::shmctl(id, libc::IPC_STAT, about.as_mut_ptr()) } != 0 {
+        return usize::MAX / 2;
     }
-    let errno = errno::errno();
-    let size = size();
-    errno::set_errno(errno);
-    let replaces = flags & libc::SHM_REMAP != 0;
-    let changing = replaces.then(|| hooks::changing(addr.addr(), size));
-    let attached: Address = call_next!(SHMAT(id, addr, flags), SYS_shmat);
-    drop(changing);
-    if !is_error(attached) {
-        hooks::attached(attached.addr(), size);
-    }
-    attached
+    // SAFETY: shmctl returned 0, so it has filled the structure.
+    unsafe { about.assume_init() }.shm_segsz
 }
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn shmdt(addr: *const c_void) -> c_int {
-    let _changing = hooks::detaching(addr.addr());
-    call_next!(SHMDT(addr), SYS_shmdt)
+    changing(
+        || changes::detaching(addr.addr()),
+        || call_next!(SHMDT(addr), SYS_shmdt),
+    )
 }
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn ftruncate(fd: c_int, length: libc::off_t) -> c_int {
-    let _changing = hooks::cutting_file();
-    call_next!(FTRUNCATE(fd, length), SYS_ftruncate)
+    changing(changes::cutting_file, || {
+        call_next!(FTRUNCATE(fd, length), SYS_ftruncate)
+    })
 }
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn ftruncate64(fd: c_int, length: libc::off64_t) -> c_int {
-    let _changing = hooks::cutting_file();
-    call_next!(FTRUNCATE64(fd, length), SYS_ftruncate)
+    changing(changes::cutting_file, || {
+        call_next!(FTRUNCATE64(fd, length), SYS_ftruncate)
+    })
 }
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn truncate(path: *const c_char, length: libc::off_t) -> c_int {
-    let _changing = hooks::cutting_file();
-    call_next!(TRUNCATE(path, length), SYS_truncate)
+    changing(changes::cutting_file, || {
+        call_next!(TRUNCATE(path, length), SYS_truncate)
+    })
 }
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn truncate64(path: *const c_char, length: libc::off64_t) -> c_int {
-    let _changing = hooks::cutting_file();
-    call_next!(TRUNCATE64(path, length), SYS_truncate)
+    changing(changes::cutting_file, || {
+        call_next!(TRUNCATE64(path, length), SYS_truncate)
+    })
 }
 
-/// Every mode but that of plain allocation (0, and keeping the size) changes pages that exist.
+/// Reports a fallocate that changes existing pages: every mode does except plain allocation (0, and
+/// FALLOC_FL_KEEP_SIZE).
 #[inline(always)]
-fn allocating(mode: c_int) -> Option<hooks::Changing> {
-    (mode & !libc::FALLOC_FL_KEEP_SIZE != 0).then(hooks::cutting_file)
+fn allocating(mode: c_int) -> Option<changes::Changing> {
+    (mode & !libc::FALLOC_FL_KEEP_SIZE != 0).then(changes::cutting_file)
 }
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
@@ -407,8 +462,10 @@ unsafe extern "C" fn fallocate(
     offset: libc::off_t,
     length: libc::off_t,
 ) -> c_int {
-    let _changing = allocating(mode);
-    call_next!(FALLOCATE(fd, mode, offset, length), SYS_fallocate)
+    changing(
+        || allocating(mode),
+        || call_next!(FALLOCATE(fd, mode, offset, length), SYS_fallocate),
+    )
 }
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
@@ -418,8 +475,10 @@ unsafe extern "C" fn fallocate64(
     offset: libc::off64_t,
     length: libc::off64_t,
 ) -> c_int {
-    let _changing = allocating(mode);
-    call_next!(FALLOCATE64(fd, mode, offset, length), SYS_fallocate)
+    changing(
+        || allocating(mode),
+        || call_next!(FALLOCATE64(fd, mode, offset, length), SYS_fallocate),
+    )
 }
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
@@ -430,14 +489,18 @@ unsafe extern "C" fn remap_file_pages(
     offset: usize,
     flags: c_int,
 ) -> c_int {
-    let _changing = hooks::changing(addr.addr(), size);
-    call_next!(
-        REMAP_FILE_PAGES(addr, size, protection, offset, flags),
-        SYS_remap_file_pages
+    changing(
+        || changes::changing(addr.addr(), size),
+        || {
+            call_next!(
+                REMAP_FILE_PAGES(addr, size, protection, offset, flags),
+                SYS_remap_file_pages
+            )
+        },
     )
 }
 
-/// Finds the next functions when the library is loaded.
+/// Looks up the next functions when the library is loaded.
 unsafe extern "C" fn load() {
     find_all();
 }

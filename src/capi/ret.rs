@@ -1,123 +1,181 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Return conventions as types, and the boundary that no panic crosses.
+//! The frame of every exported function: the boundary that no panic crosses, and the return
+//! convention of the function's family.
+//!
+//! Each `extern "C"` body under `capi/` is one call of a function in this file
+//! (`ctests/host/house.py` checks this rule). A panic disables the library for good: from then on
+//! the library passes every call on, and the pool hands out no region again.
 
+use super::traced::Witness;
 use crate::abi::rdma_core::ibv_mr;
+use crate::call::{Error, Registered};
 use crate::config::disable_for_good;
-use crate::explain::{Reason, Subject};
+use crate::desk;
 use crate::fabric::errors::{self, Failure};
-use crate::log::{self, Level};
-use crate::mr::{Error, state};
-use crate::stats::Counter;
-use crate::{explain, thread};
+use crate::report::explain::{self, Reason, Subject};
+use crate::report::log::{self, Level};
+use crate::report::stats::{self, Counter};
 use core::cell::Cell;
 use core::ffi::c_int;
+use core::marker::PhantomData;
 use core::ptr::null_mut;
 use errno::{Errno, set_errno};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// The call, for the reason that is kept when it fails; described only then.
+/// An exported function, as the reason of its failure describes it. Made only when a call fails.
 #[derive(Clone, Copy)]
-pub struct Call {
+pub struct Entry {
     pub name: &'static str,
     pub subject: Subject,
-    /// What a failure counts as, if it is counted.
+    /// The counter of failures, if the statistics count them.
     pub counter: Option<Counter>,
 }
 
-/// A registration: the region, or NULL and errno.
-#[inline(always)]
-pub fn region(
-    call: impl FnOnce() -> Call,
-    body: impl FnOnce() -> Result<*mut ibv_mr, Error>,
-) -> *mut ibv_mr {
-    run(call, body).unwrap_or_else(|error| {
-        set_errno(Errno(error.errno()));
-        null_mut()
-    })
+/// How an outcome becomes C's return value.
+pub trait Convention {
+    /// The value of a call that succeeds.
+    type Value;
+    /// The type that C gets.
+    type C;
+    fn to_c(outcome: Result<Self::Value, Error>) -> Self::C;
 }
 
-/// Most of the others: 0, or an errno that is positive. errno is set as well, as the kernel's own wrappers
-/// leave it.
-#[inline(always)]
-pub fn status(call: impl FnOnce() -> Call, body: impl FnOnce() -> Result<(), Error>) -> c_int {
-    match run(call, body) {
-        Ok(()) => 0,
-        Err(error) => {
-            set_errno(Errno(error.errno()));
-            error.errno()
+fn keep_errno(error: Error) -> c_int {
+    set_errno(Errno(error.errno()));
+    error.errno()
+}
+
+/// The convention of a registration: the region, or NULL and errno.
+pub struct AsRegion;
+
+impl Convention for AsRegion {
+    type Value = Registered;
+    type C = *mut ibv_mr;
+    #[inline(always)]
+    fn to_c(outcome: Result<Registered, Error>) -> *mut ibv_mr {
+        match outcome {
+            Ok(registered) => registered.mr,
+            Err(error) => {
+                keep_errno(error);
+                null_mut()
+            }
         }
     }
 }
 
-/// `ibv_rereg_mr`: its own code, of which -1 means that nothing was changed; errno has the reason.
-#[inline(always)]
-pub fn rereg_code(
-    call: impl FnOnce() -> Call,
-    body: impl FnOnce() -> Result<c_int, Error>,
-) -> c_int {
-    /// `IBV_REREG_MR_ERR_INPUT`.
-    const UNCHANGED: c_int = -1;
-    run(call, body).unwrap_or_else(|error| {
-        set_errno(Errno(error.errno()));
-        UNCHANGED
-    })
+/// The convention of most other calls: 0, or a positive errno. The call sets errno too, as the
+/// wrappers of the kernel's calls do.
+pub struct AsErrno<T>(PhantomData<T>);
+
+impl<T> Convention for AsErrno<T> {
+    type Value = T;
+    type C = c_int;
+    #[inline(always)]
+    fn to_c(outcome: Result<T, Error>) -> c_int {
+        outcome.map_or_else(keep_errno, |_| 0)
+    }
 }
 
-/// The libfabric family: 0 or more, or a negative FI_E... .
+/// The convention of `ibv_rereg_mr`: the call's own code. -1 means that the region is unchanged;
+/// errno then has the reason.
+pub struct AsReregCode;
+
+impl Convention for AsReregCode {
+    type Value = c_int;
+    type C = c_int;
+    #[inline(always)]
+    fn to_c(outcome: Result<c_int, Error>) -> c_int {
+        /// `IBV_REREG_MR_ERR_INPUT`.
+        const UNCHANGED: c_int = -1;
+        outcome.unwrap_or_else(|error| {
+            keep_errno(error);
+            UNCHANGED
+        })
+    }
+}
+
+/// Runs the body of a function of libibverbs' family. The witness sees the outcome after the reason
+/// of a failure has been stored.
+#[inline(always)]
+pub fn verbs<K: Convention>(
+    entry: impl FnOnce() -> Entry,
+    witness: impl Witness<K::Value>,
+    body: impl FnOnce() -> Result<K::Value, Error>,
+) -> K::C {
+    let began = witness.begin();
+    let outcome = run(entry, body);
+    witness.end(began, &outcome);
+    K::to_c(outcome)
+}
+
+/// Runs the body of a function of the libfabric family, which returns 0 or more, or a negative
+/// FI_E... code.
 #[inline(always)]
 pub fn code<T: From<i8> + TryFrom<i32>>(
     name: &'static str,
     counter: Option<Counter>,
     body: impl FnOnce() -> Result<T, Failure>,
 ) -> T {
-    // Of a failure its subject is known only then.
+    // Only the failure itself knows its subject.
     let subject = Cell::new(Subject::Other);
-    let call = || Call {
+    let entry = || Entry {
         name,
         subject: subject.get(),
         counter,
     };
-    let result = run(call, || {
+    let outcome = run(entry, || {
         body().map_err(|failure| {
             subject.set(failure.subject);
             failure.error
         })
     });
-    result.unwrap_or_else(|error| T::try_from(-errors::code(error)).unwrap_or(T::from(-1)))
+    outcome.unwrap_or_else(|error| T::try_from(-errors::code(error)).unwrap_or(T::from(-1)))
 }
 
-/// Runs the body, stops a panic, and keeps the reason of a failure.
+/// Runs the body of a function that cannot report a failure. After a panic C gets `otherwise`.
+#[inline(always)]
+pub fn always<T>(otherwise: T, body: impl FnOnce() -> T) -> T {
+    guard(body).unwrap_or(otherwise)
+}
+
+/// Runs a body, stops a panic, and stores the reason of a failure.
 #[inline(always)]
 fn run<T>(
-    call: impl FnOnce() -> Call,
+    entry: impl FnOnce() -> Entry,
     body: impl FnOnce() -> Result<T, Error>,
 ) -> Result<T, Error> {
-    match catch_unwind(AssertUnwindSafe(body)) {
+    match guard(body) {
         Ok(Ok(value)) => Ok(value),
-        Ok(Err(error)) => Err(failed(call(), error)),
-        Err(_) => {
-            disable_for_good();
-            log::line(
-                Level::Error,
-                format_args!(
-                    "the library has failed in itself; from now on it passes everything on"
-                ),
-            );
-            Err(failed(call(), Error::Panic))
-        }
+        Ok(Err(error)) | Err(error) => Err(failed(entry(), error)),
     }
 }
 
+/// The panic boundary.
+#[inline(always)]
+fn guard<T>(body: impl FnOnce() -> T) -> Result<T, Error> {
+    catch_unwind(AssertUnwindSafe(body)).map_err(|_| panicked())
+}
+
 #[cold]
-fn failed(call: Call, error: Error) -> Error {
+fn panicked() -> Error {
+    disable_for_good();
+    desk::distrust_pool();
+    log::line(
+        Level::Error,
+        format_args!("the library has failed in itself; from now on it passes everything on"),
+    );
+    Error::Panic
+}
+
+#[cold]
+fn failed(entry: Entry, error: Error) -> Error {
     let reason = Reason {
-        call: call.name,
+        call: entry.name,
         error,
-        subject: call.subject,
+        subject: entry.subject,
     };
-    if let Some(counter) = call.counter {
-        let counters = &state::current().counters;
-        counters.add(thread::number(), counter, 1);
+    if let Some(counter) = entry.counter {
+        stats::counters().count(counter);
     }
     explain::remember(reason);
     if log::wants(Level::Warn) {

@@ -1,49 +1,94 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Calls that are written down, if `RDMAMR_TRACE` says so: around a call's body, whatever its outcome.
+//! The witnesses that record calls of libibverbs' family in the trace, if `RDMAMR_TRACE` is set.
 
-use crate::abi::rdma_core::{ibv_mr, ibv_pd};
-use crate::caller::Caller;
-use crate::explain::last_as_text;
-use crate::mr::{Change, Mr, Request};
-use crate::trace::format::{Call, call, how};
-use crate::{relaxed, trace};
+use crate::abi::rdma_core::ibv_pd;
+use crate::call::{Error, How, Registered, Request, Reregistration};
+use crate::desk::{Mr, foresight};
+use crate::report::explain::last_as_text;
+use crate::sys::caller::Caller;
+use crate::trace::format::{Call, call, unserved};
+use crate::trace::{self, Began};
 use core::ffi::c_int;
 use core::ptr::null_mut;
 
-/// A registration, one of `trace::format::call`.
-#[inline(always)]
-pub fn registration(
+/// Observes a call from its begin to its outcome. `T` is the value of a call that succeeds.
+pub trait Witness<T> {
+    /// The observations from before the call.
+    type Before;
+    fn begin(&self) -> Self::Before;
+    fn end(self, before: Self::Before, outcome: &Result<T, Error>);
+}
+
+/// The witness of a call that the trace does not record.
+pub struct Nobody;
+
+impl<T> Witness<T> for Nobody {
+    type Before = ();
+    #[inline(always)]
+    fn begin(&self) {}
+    #[inline(always)]
+    fn end(self, (): (), _: &Result<T, Error>) {}
+}
+
+/// The witness of a registration. `call` is one of the numbers in `trace::format::call`.
+pub struct TracedRegistration<'a> {
+    pub call: u8,
+    pub pd: *mut ibv_pd,
+    pub request: &'a Request,
+    pub caller: Caller,
+}
+
+impl Witness<Registered> for TracedRegistration<'_> {
+    type Before = Option<Began>;
+
+    #[inline(always)]
+    fn begin(&self) -> Option<Began> {
+        trace::begin()
+    }
+
+    #[inline(always)]
+    fn end(self, began: Option<Began>, outcome: &Result<Registered, Error>) {
+        if let Some(began) = began {
+            let mut record = registered(self.call, self.pd, self.request, outcome);
+            if outcome.is_ok() {
+                foresee(&mut record, began, self.request, self.caller);
+            }
+            began.write(record, self.caller, last_as_text);
+        }
+    }
+}
+
+/// Adds to the record of a registration what the pool would have done with it. The record's
+/// duration does not include the time that this function takes.
+#[cold]
+fn foresee(record: &mut Call, began: Began, request: &Request, caller: Caller) {
+    let errno = errno::errno();
+    record.duration = began.elapsed();
+    record.reason = foresight::verdict(record.call, request, caller);
+    if record.reason == unserved::NONE {
+        foresight::news(trace::tell);
+    }
+    errno::set_errno(errno);
+}
+
+/// The record of a registration that has just finished.
+#[cold]
+fn registered(
     call: u8,
     pd: *mut ibv_pd,
     request: &Request,
-    caller: Caller,
-    body: impl FnOnce() -> *mut ibv_mr,
-) -> *mut ibv_mr {
-    let began = trace::begin();
-    let mr = body();
-    if let Some(began) = began {
-        began.write(registered(call, pd, request, mr), caller, last_as_text);
-    }
-    mr
-}
-
-/// What there is to say of a registration that has just returned.
-#[cold]
-fn registered(call: u8, pd: *mut ibv_pd, request: &Request, mr: *mut ibv_mr) -> Call {
-    // SAFETY: just registered, or NULL.
+    outcome: &Result<Registered, Error>,
+) -> Call {
+    let (mr, how, errno) = match outcome {
+        Ok(registered) => (registered.mr, trace::code(registered.how), 0),
+        Err(error) => (null_mut(), trace::NOTHING.how, error.errno() as u16),
+    };
+    // SAFETY: `mr` is the region that the call has just registered, or NULL.
     let mr = unsafe { Mr::from_c(mr) };
     Call {
         call,
-        how: if mr.is_some_and(relaxed::serves) {
-            how::HIT
-        } else {
-            how::KERNEL
-        },
-        errno: if mr.is_some() {
-            0
-        } else {
-            errno::errno().0 as u16
-        },
+        how,
+        errno,
         pd: pd.addr() as u64,
         addr: request.addr.addr() as u64,
         length: request.length as u64,
@@ -53,35 +98,46 @@ fn registered(call: u8, pd: *mut ibv_pd, request: &Request, mr: *mut ibv_mr) -> 
     }
 }
 
-/// A deregistration.
-#[inline(always)]
-pub fn deregistration(
-    call: u8,
-    mr: Option<Mr>,
-    caller: Caller,
-    body: impl FnOnce() -> c_int,
-) -> c_int {
-    let Some(began) = trace::begin() else {
-        return body();
-    };
-    // Afterwards nothing can be asked of it.
-    let mut record = mr.map_or(trace::NOTHING, to_be_deregistered);
-    record.call = call;
-    let error = body();
-    record.errno = error as u16;
-    began.write(record, caller, last_as_text);
-    error
+/// The witness of a deregistration.
+pub struct TracedDeregistration {
+    pub call: u8,
+    pub mr: Option<Mr>,
+    pub caller: Caller,
+}
+
+impl Witness<How> for TracedDeregistration {
+    /// The region cannot be read after the call, so the record is made before the call.
+    type Before = Option<(Began, Call)>;
+
+    #[inline(always)]
+    fn begin(&self) -> Self::Before {
+        let began = trace::begin()?;
+        Some((began, to_be_deregistered(self.call, self.mr)))
+    }
+
+    #[inline(always)]
+    fn end(self, before: Self::Before, outcome: &Result<How, Error>) {
+        if let Some((began, mut record)) = before {
+            match outcome {
+                Ok(how) => record.how = trace::code(*how),
+                Err(error) => record.errno = error.errno() as u16,
+            }
+            began.write(record, self.caller, last_as_text);
+        }
+    }
 }
 
 #[cold]
-fn to_be_deregistered(mr: Mr) -> Call {
+fn to_be_deregistered(call: u8, mr: Option<Mr>) -> Call {
+    let Some(mr) = mr else {
+        return Call {
+            call,
+            ..trace::NOTHING
+        };
+    };
     let public = mr.read();
     Call {
-        how: if relaxed::serves(mr) {
-            how::KEPT
-        } else {
-            how::KERNEL
-        },
+        call,
         pd: public.pd.addr() as u64,
         addr: public.addr.addr() as u64,
         length: public.length as u64,
@@ -91,27 +147,42 @@ fn to_be_deregistered(mr: Mr) -> Call {
     }
 }
 
-/// A change of a region: written down as a registration of what it is afterwards.
-#[inline(always)]
-pub fn change(
-    mr: Option<Mr>,
-    change: &Change,
-    caller: Caller,
-    body: impl FnOnce() -> c_int,
-) -> c_int {
-    let Some(began) = trace::begin() else {
-        return body();
-    };
-    let code = body();
-    let changed = mr.filter(|_| code == 0);
-    let asked = Request::at_address(change.addr, change.length, change.access);
-    let (pd, request) = changed.map_or((change.pd, asked), |mr| {
-        let now = mr.read();
-        let request = Request::at_address(now.addr, now.length, change.access);
-        (now.pd, request)
-    });
-    let mr = changed.map_or(null_mut(), Mr::as_ptr);
-    let record = registered(call::REREG_MR, pd, &request, mr);
-    began.write(record, caller, last_as_text);
-    code
+/// The witness of a change of a region, `ibv_rereg_mr`. The trace records the change as a
+/// registration of the region's new state.
+pub struct TracedChange<'a> {
+    pub mr: Option<Mr>,
+    pub change: &'a Reregistration,
+    pub caller: Caller,
+}
+
+impl Witness<c_int> for TracedChange<'_> {
+    type Before = Option<Began>;
+
+    #[inline(always)]
+    fn begin(&self) -> Option<Began> {
+        trace::begin()
+    }
+
+    #[inline(always)]
+    fn end(self, began: Option<Began>, outcome: &Result<c_int, Error>) {
+        let Some(began) = began else {
+            return;
+        };
+        let asked = Request::at_address(self.change.addr, self.change.length, self.change.access);
+        let record = match (self.mr, outcome) {
+            (Some(mr), Ok(0)) => {
+                let now = mr.read();
+                let request = Request::at_address(now.addr, now.length, self.change.access);
+                let done = Registered::by(How::Kernel, mr.as_ptr());
+                registered(call::REREG_MR, now.pd, &request, &Ok(done))
+            }
+            (_, Err(error)) => registered(call::REREG_MR, self.change.pd, &asked, &Err(*error)),
+            // libibverbs refused the change; errno has the reason.
+            (_, Ok(_)) => {
+                let refused = Err(Error::Next(errno::errno()));
+                registered(call::REREG_MR, self.change.pd, &asked, &refused)
+            }
+        };
+        began.write(record, self.caller, last_as_text);
+    }
 }

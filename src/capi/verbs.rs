@@ -1,63 +1,74 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The calls of `<infiniband/verbs.h>` that this library takes over, at rdma-core's own version nodes.
+//! The calls of `<infiniband/verbs.h>` that this library takes over, at rdma-core's own version
+//! nodes.
 //!
 //! # Safety
-//! C's contract, ibv_reg_mr(3): a pointer to a domain, a device or a region that is not NULL is one that
-//! libibverbs or this library made, and has not been ended.
+//! The C caller keeps these two contracts of ibv_reg_mr(3).
+//!
+//! - **Live objects**: a pointer to a domain, a device or a region is NULL, or libibverbs or this
+//!   library made the object and nobody has ended it yet. A region that this library made may also
+//!   be ended: the library detects the double free.
+//! - **Set attributes**: attributes are NULL, or every field that their `comp_mask` names is set.
 
 use super::export::interpose;
-use super::ret::{self, Call};
-use super::traced;
+use super::ret::{self, Entry};
+use super::traced::{self, Nobody, TracedDeregistration, TracedRegistration};
 use crate::abi::rdma_core::*;
-use crate::caller::Caller;
-use crate::explain::Subject;
-use crate::mr::{self, Access, Change, Context, Error, Mr, Pd, Request};
-use crate::next;
-use crate::relaxed::{beside_plain, transparent};
-use crate::stats::Counter;
+use crate::call::{Access, Context, Error, Pd, Request, Reregistration};
+use crate::desk::{self, Mr};
+use crate::report::explain::Subject;
+use crate::report::stats::{Counter, counter};
+use crate::sys::caller::Caller;
 use crate::trace::format::call;
 use core::ffi::{CStr, c_int, c_uint, c_void};
 use core::ptr::null_mut;
 
-/// What every call says of a NULL domain.
+/// The error of every call that gets a NULL domain.
 pub const NULL_PD: Error = Error::Argument("the protection domain is NULL");
-/// What every call says of a NULL region.
+/// The error of every call that gets a NULL region.
 pub const NULL_MR: Error = Error::Argument("the memory region is NULL");
 
 #[inline(always)]
-fn describe(name: &'static str, subject: Subject, counter: Option<Counter>) -> Call {
-    Call {
+fn entry(name: &'static str, subject: Subject, counter: Option<Counter>) -> Entry {
+    Entry {
         name,
         subject,
         counter,
     }
 }
 
-/// A registering call: its name, which is the symbol's, and its number in the trace.
-struct Entry {
+/// A registering function: the name of its symbol, and its number in the trace.
+struct Registering {
     name: &'static CStr,
     call: u8,
 }
 
-/// The one body of `ibv_reg_mr`, `_iova` and `_iova2`, and of `ibv_reg_mr_ex` over plain memory.
+/// The common body of `ibv_reg_mr`, `_iova` and `_iova2`, and of `ibv_reg_mr_ex` over plain memory.
 #[inline(always)]
-unsafe fn reg(entry: &Entry, pd: *mut ibv_pd, request: Request, caller: Caller) -> *mut ibv_mr {
-    traced::registration(entry.call, pd, &request, caller, || {
-        ret::region(
-            || {
-                let name = entry.name.to_str().unwrap_or_default();
-                describe(name, Subject::Memory(request), Some(Counter::RegFailed))
-            },
-            || {
-                // SAFETY: C's contract.
-                let pd = unsafe { Pd::from_c(pd) }.ok_or(NULL_PD)?;
-                transparent::register(pd, &request, entry.name, caller)
-            },
-        )
+unsafe fn reg(
+    function: &'static Registering,
+    pd: *mut ibv_pd,
+    request: Request,
+    caller: Caller,
+) -> *mut ibv_mr {
+    let witness = TracedRegistration {
+        call: function.call,
+        pd,
+        request: &request,
+        caller,
+    };
+    let failing = || {
+        let name = function.name.to_str().unwrap_or_default();
+        entry(name, Subject::Memory(request), Some(counter!(reg_failed)))
+    };
+    ret::verbs::<ret::AsRegion>(failing, witness, || {
+        // SAFETY: live objects: `pd` is NULL or a domain that nobody has deallocated.
+        let pd = unsafe { Pd::from_c(pd) }.ok_or(NULL_PD)?;
+        desk::register_for(pd, &request, function.name, caller)
     })
 }
 
-const REG_MR: Entry = Entry {
+static REG_MR: Registering = Registering {
     name: c"ibv_reg_mr",
     call: call::REG_MR,
 };
@@ -69,12 +80,12 @@ unsafe extern "C" fn ibv_reg_mr(
     caller: Caller,
 ) -> *mut ibv_mr {
     let request = Request::at_address(addr, length, Access::from_bits_retain(access as u32));
-    // SAFETY: C's contract.
+    // SAFETY: live objects: `pd` is NULL or a domain that nobody has deallocated.
     unsafe { reg(&REG_MR, pd, request, caller) }
 }
 interpose!(ibv_reg_mr, "IBVERBS_1.1", caller in "r8" "x4" "a4");
 
-const REG_MR_IOVA: Entry = Entry {
+static REG_MR_IOVA: Registering = Registering {
     name: c"ibv_reg_mr_iova",
     call: call::REG_MR_IOVA,
 };
@@ -90,12 +101,12 @@ unsafe extern "C" fn ibv_reg_mr_iova(
         iova,
         ..Request::at_address(addr, length, Access::from_bits_retain(access as u32))
     };
-    // SAFETY: C's contract.
+    // SAFETY: live objects: `pd` is NULL or a domain that nobody has deallocated.
     unsafe { reg(&REG_MR_IOVA, pd, request, caller) }
 }
 interpose!(ibv_reg_mr_iova, "IBVERBS_1.7", caller in "r9" "x5" "a5");
 
-const REG_MR_IOVA2: Entry = Entry {
+static REG_MR_IOVA2: Registering = Registering {
     name: c"ibv_reg_mr_iova2",
     call: call::REG_MR_IOVA2,
 };
@@ -111,12 +122,12 @@ unsafe extern "C" fn ibv_reg_mr_iova2(
         iova,
         ..Request::at_address(addr, length, Access::from_bits_retain(access))
     };
-    // SAFETY: C's contract.
+    // SAFETY: live objects: `pd` is NULL or a domain that nobody has deallocated.
     unsafe { reg(&REG_MR_IOVA2, pd, request, caller) }
 }
 interpose!(ibv_reg_mr_iova2, "IBVERBS_1.8", caller in "r9" "x5" "a5");
 
-const REG_MR_EX: Entry = Entry {
+static REG_MR_EX: Registering = Registering {
     name: c"ibv_reg_mr_ex",
     call: call::REG_MR_EX,
 };
@@ -125,34 +136,35 @@ unsafe extern "C" fn ibv_reg_mr_ex(
     mr_init_attr: *mut ibv_mr_init_attr,
     caller: Caller,
 ) -> *mut ibv_mr {
-    // SAFETY: C's contract: what `comp_mask` names is set.
-    if let Some(request) = unsafe { mr::plain_memory(mr_init_attr) } {
-        // SAFETY: C's contract.
+    // SAFETY: set attributes: `mr_init_attr` is NULL, or the fields that its `comp_mask` names are
+    // set.
+    if let Some(request) = unsafe { desk::plain_memory(mr_init_attr) } {
+        // SAFETY: live objects: `pd` is NULL or a domain that nobody has deallocated.
         return unsafe { reg(&REG_MR_EX, pd, request, caller) };
     }
-    let body = || {
-        ret::region(
-            || {
-                describe(
-                    "ibv_reg_mr_ex",
-                    Subject::OtherMemory,
-                    Some(Counter::RegFailed),
-                )
-            },
-            || {
-                // SAFETY: C's contract.
-                let pd = unsafe { Pd::from_c(pd) }.ok_or(NULL_PD)?;
-                if mr_init_attr.is_null() {
-                    return Err(Error::Argument("the attributes are NULL"));
-                }
-                // SAFETY: C's contract, and not NULL.
-                unsafe { mr::reg_other_memory(pd, mr_init_attr) }
-            },
-        )
-    };
-    // What memory it is, the attributes say in ways that only libibverbs knows.
+    // The witness records no address: only libibverbs knows all the ways in which attributes name
+    // memory.
     let unknown = Request::at_address(null_mut(), 0, Access::empty());
-    traced::registration(call::REG_MR_EX, pd, &unknown, caller, body)
+    let witness = TracedRegistration {
+        call: call::REG_MR_EX,
+        pd,
+        request: &unknown,
+        caller,
+    };
+    let failing = || {
+        let failed = Some(counter!(reg_failed));
+        entry("ibv_reg_mr_ex", Subject::OtherMemory, failed)
+    };
+    ret::verbs::<ret::AsRegion>(failing, witness, || {
+        // SAFETY: live objects: `pd` is NULL or a domain that nobody has deallocated.
+        let pd = unsafe { Pd::from_c(pd) }.ok_or(NULL_PD)?;
+        if mr_init_attr.is_null() {
+            return Err(Error::Argument("the attributes are NULL"));
+        }
+        // SAFETY: set attributes: `mr_init_attr` is not NULL, so the fields that its `comp_mask`
+        // names are set.
+        unsafe { desk::reg_other_memory(pd, mr_init_attr) }
+    })
 }
 interpose!(ibv_reg_mr_ex, "IBVERBS_1.15", caller in "rdx" "x2" "a2");
 
@@ -166,25 +178,23 @@ unsafe extern "C" fn ibv_reg_dmabuf_mr(
     caller: Caller,
 ) -> *mut ibv_mr {
     let access = Access::from_bits_retain(access as u32);
-    let body = || {
-        ret::region(
-            || {
-                describe(
-                    "ibv_reg_dmabuf_mr",
-                    Subject::OtherMemory,
-                    Some(Counter::RegFailed),
-                )
-            },
-            || {
-                // SAFETY: C's contract.
-                let pd = unsafe { Pd::from_c(pd) }.ok_or(NULL_PD)?;
-                // SAFETY: C's contract.
-                unsafe { mr::reg_dmabuf_mr(pd, (offset, length, iova), fd, access) }
-            },
-        )
-    };
     let request = Request::at_address(null_mut(), length, access);
-    traced::registration(call::REG_DMABUF_MR, pd, &request, caller, body)
+    let witness = TracedRegistration {
+        call: call::REG_DMABUF_MR,
+        pd,
+        request: &request,
+        caller,
+    };
+    let failing = || {
+        let failed = Some(counter!(reg_failed));
+        entry("ibv_reg_dmabuf_mr", Subject::OtherMemory, failed)
+    };
+    ret::verbs::<ret::AsRegion>(failing, witness, || {
+        // SAFETY: live objects: `pd` is NULL or a domain that nobody has deallocated.
+        let pd = unsafe { Pd::from_c(pd) }.ok_or(NULL_PD)?;
+        // SAFETY: `fd` is the program's own file descriptor, and the call passes it on unchanged.
+        unsafe { desk::reg_dmabuf_mr(pd, (offset, length, iova), fd, access) }
+    })
 }
 interpose!(ibv_reg_dmabuf_mr, "IBVERBS_1.12", caller seventh);
 
@@ -198,118 +208,110 @@ unsafe extern "C" fn ibv_rereg_mr(
     caller: Caller,
 ) -> c_int {
     let access = Access::from_bits_retain(access as u32);
-    // SAFETY: C's contract.
+    // SAFETY: live objects: `mr` is NULL, a live region, or an ended region of this library.
     let mr = unsafe { Mr::from_c(mr) };
-    let change = Change {
+    let change = Reregistration {
         flags,
         pd,
         addr,
         length,
         access,
     };
-    traced::change(mr, &change, caller, || {
-        ret::rereg_code(
-            || describe("ibv_rereg_mr", Subject::Region, None),
-            // SAFETY: C's contract.
-            || unsafe { transparent::rereg(mr.ok_or(NULL_MR)?, &change) },
-        )
+    let witness = traced::TracedChange {
+        mr,
+        change: &change,
+        caller,
+    };
+    let failing = || entry("ibv_rereg_mr", Subject::Region, None);
+    ret::verbs::<ret::AsReregCode>(failing, witness, || {
+        // SAFETY: live objects: `mr` is a live region, and `change.pd` is NULL or a domain that
+        // exists.
+        unsafe { desk::rereg(mr.ok_or(NULL_MR)?, &change) }
     })
 }
 interpose!(ibv_rereg_mr, "IBVERBS_1.1", caller seventh);
 
 unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr, caller: Caller) -> c_int {
-    // SAFETY: C's contract.
+    // SAFETY: live objects: `mr` is NULL, a live region, or an ended region of this library.
     let mr = unsafe { Mr::from_c(mr) };
-    let dereg = || describe("ibv_dereg_mr", Subject::Region, Some(Counter::DeregFailed));
-    traced::deregistration(call::DEREG_MR, mr, caller, || {
-        ret::status(dereg, || transparent::deregister(mr.ok_or(NULL_MR)?))
-    })
+    let witness = TracedDeregistration {
+        call: call::DEREG_MR,
+        mr,
+        caller,
+    };
+    let failing = || {
+        entry(
+            "ibv_dereg_mr",
+            Subject::Region,
+            Some(counter!(dereg_failed)),
+        )
+    };
+    ret::verbs::<ret::AsErrno<_>>(failing, witness, || desk::deregister(mr.ok_or(NULL_MR)?))
 }
 interpose!(ibv_dereg_mr, "IBVERBS_1.1", caller in "rsi" "x1" "a1");
 
 unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
-    ret::status(
-        || describe("ibv_dealloc_pd", Subject::Domain, None),
-        || {
-            // SAFETY: C's contract.
-            let pd = unsafe { Pd::from_c(pd) }.ok_or(NULL_PD)?;
-            beside_plain::dealloc_pd(pd)
-        },
-    )
+    let failing = || entry("ibv_dealloc_pd", Subject::Domain, None);
+    ret::verbs::<ret::AsErrno<_>>(failing, Nobody, || {
+        // SAFETY: live objects: `pd` is NULL or a domain that nobody has deallocated.
+        let pd = unsafe { Pd::from_c(pd) }.ok_or(NULL_PD)?;
+        desk::dealloc_pd(pd)
+    })
 }
 interpose!(ibv_dealloc_pd, "IBVERBS_1.1");
 
+unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
+    let failing = || entry("ibv_close_device", Subject::Device, None);
+    ret::verbs::<ret::AsErrno<_>>(failing, Nobody, || {
+        // SAFETY: live objects: `context` is NULL or an open device.
+        let context = unsafe { Context::from_c(context) };
+        desk::close_device(context.ok_or(Error::Argument("the device is NULL"))?)
+    })
+}
+interpose!(ibv_close_device, "IBVERBS_1.1");
+
 unsafe extern "C" fn ibv_unimport_pd(pd: *mut ibv_pd) {
-    // SAFETY: C's contract.
-    if let Some(pd) = unsafe { Pd::from_c(pd) } {
-        beside_plain::unimport_pd(pd);
-    }
+    ret::always((), || {
+        // SAFETY: live objects: `pd` is NULL or a domain that nobody has deallocated.
+        if let Some(pd) = unsafe { Pd::from_c(pd) } {
+            desk::unimport_pd(pd);
+        }
+    })
 }
 interpose!(ibv_unimport_pd, "IBVERBS_1.10");
 
 unsafe extern "C" fn ibv_unimport_mr(mr: *mut ibv_mr) {
-    // SAFETY: C's contract.
-    if let Some(mr) = unsafe { Mr::from_c(mr) } {
-        transparent::unimport(mr);
-    }
+    ret::always((), || {
+        // SAFETY: live objects: `mr` is NULL, a live region, or an ended region of this library.
+        if let Some(mr) = unsafe { Mr::from_c(mr) } {
+            desk::unimport_mr(mr);
+        }
+    })
 }
 interpose!(ibv_unimport_mr, "IBVERBS_1.10");
 
-unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
-    ret::status(
-        || describe("ibv_close_device", Subject::Device, None),
-        || {
-            // SAFETY: C's contract.
-            let context =
-                unsafe { Context::from_c(context) }.ok_or(Error::Argument("the device is NULL"))?;
-            beside_plain::close_device(context)
-        },
-    )
-}
-interpose!(ibv_close_device, "IBVERBS_1.1");
-
-/// What providers call of libibverbs' private interface: so calls that a program has taken from libibverbs by handle
-/// come here. They are without a node, since the private one's name changes with rdma-core's releases.
+/// The functions of libibverbs' private interface that providers call. These symbols have no
+/// version node, since the name of the private node contains rdma-core's release.
 mod private {
     use super::*;
 
-    /// Of a region that the pool serves it ends the use alone. Of others the kernel's region, which may be one that
-    /// the pool has: what was imported has an object of its own.
     #[cfg_attr(not(test), unsafe(no_mangle))]
     pub unsafe extern "C" fn ibv_cmd_dereg_mr(vmr: *mut verbs_mr) -> c_int {
-        // SAFETY: a provider's own object, or one of ours.
-        let mr = unsafe { Mr::from_c(vmr.cast()) };
-        if mr.is_some_and(transparent::deregister_past_us) {
-            return 0;
-        }
-        let Some(next) = next::CMD_DEREG_MR.get() else {
-            return libc::ENOSYS;
-        };
-        // SAFETY: the provider's own argument, to the function that it meant.
-        let dereg = || unsafe { next(vmr) };
-        mr.map_or_else(dereg, |mr| beside_plain::deregister_past_us(mr, dereg))
+        // SAFETY: the provider passes NULL, an object of its own, or an object of this library.
+        ret::always(libc::ENOMEM, || unsafe { desk::deregister_past_us(vmr) })
     }
 
     #[cfg_attr(not(test), unsafe(no_mangle))]
     pub unsafe extern "C" fn ibv_cmd_dealloc_pd(pd: *mut ibv_pd) -> c_int {
-        // SAFETY: a domain that is still there.
-        if let Some(pd) = unsafe { Pd::from_c(pd) } {
-            beside_plain::dealloc_pd_past_us(pd);
-        }
-        match next::CMD_DEALLOC_PD.get() {
-            // SAFETY: as above.
-            Some(next) => unsafe { next(pd) },
-            None => libc::ENOSYS,
-        }
+        // SAFETY: the provider passes a domain that it is about to deallocate and that still
+        // exists.
+        ret::always(libc::ENOMEM, || unsafe { desk::dealloc_pd_past_us(pd) })
     }
 
     #[cfg_attr(not(test), unsafe(no_mangle))]
     pub unsafe extern "C" fn verbs_uninit_context(verbs_context: *mut c_void) {
-        beside_plain::close_device_past_us(verbs_context.expose_provenance());
-        if let Some(next) = next::UNINIT_CONTEXT.get() {
-            // SAFETY: as above.
-            unsafe { next(verbs_context) }
-        }
+        // SAFETY: the provider passes a device that it made and is about to close.
+        ret::always((), || unsafe { desk::close_device_past_us(verbs_context) })
     }
 }
 #[cfg(test)]

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What the access bits of fi_mr_reg(3) mean to a device.
+//! Translates the access bits of fi_mr_reg(3) into a device's access flags.
 
 use super::errors::{Failure, invalid};
 use crate::abi::libfabric::*;
-use crate::mr::Access;
+use crate::call::Access;
 
 const LOCAL: u64 = FI_SEND | FI_RECV | FI_READ | FI_WRITE;
 const KNOWN: u64 = LOCAL | FI_REMOTE_READ | FI_REMOTE_WRITE;
@@ -19,33 +19,31 @@ pub struct Rights {
 
 /// The rights that a registration asks for.
 ///
-/// What is only read from (FI_SEND, FI_WRITE) asks for nothing, so that read-only memory can be
-/// registered and no peer can write to it: a device may always read what is registered. libfabric's verbs
-/// provider with its cache gives every region every right.
+/// Access that only reads the memory (FI_SEND, FI_WRITE) needs no flag, because a device may always
+/// read registered memory. Read-only memory can therefore be registered, and no peer can write to
+/// it. By contrast, libfabric's verbs provider with its cache gives every region every right. An
+/// access of 0, which the verbs provider accepts too, means that only the owner reads the region.
 pub fn map(access: u64, iwarp: bool) -> Result<Rights, Failure> {
     if access & !KNOWN != 0 {
         return Err(invalid(
             "the access holds a bit that fi_mr(3) does not know",
         ));
     }
-    if access == 0 {
-        return Err(invalid("the access is 0"));
-    }
     let (local, remote) = flags_of(access, iwarp);
     Ok(Rights {
-        is_local: access & LOCAL != 0,
+        is_local: access & LOCAL != 0 || access == 0,
         local,
         remote,
     })
 }
 
-/// What the process itself and what its peers need.
+/// The flags for the process itself, and the flags for its peers.
 const fn flags_of(access: u64, iwarp: bool) -> (Access, Access) {
     let (mut local, mut remote) = (Access::empty(), Access::empty());
     if access & (FI_RECV | FI_READ) != 0 {
         local = local.union(Access::LOCAL_WRITE);
     }
-    // An iWARP read is answered by writes into the tagged buffer of whoever reads (RFC 5040, 5.4).
+    // An iWARP device answers a read by writes into the reader's tagged buffer (RFC 5040, 5.4).
     if access & FI_READ != 0 && iwarp {
         local = local.union(Access::REMOTE_WRITE);
     }
@@ -59,7 +57,7 @@ const fn flags_of(access: u64, iwarp: bool) -> (Access, Access) {
     (local, remote)
 }
 
-/// The access flags by their six bits, without iWARP.
+/// The access flags for each combination of the six access bits, without iWARP.
 const FLAGS: [u8; 64] = {
     let mut flags = [0; 64];
     let mut bits = 0;
@@ -75,12 +73,11 @@ const FLAGS: [u8; 64] = {
 /// The lowest access bit, FI_READ.
 const FIRST: u32 = FI_READ.trailing_zeros();
 
-/// The device's access flags, if the access is one, on a device that is not iWARP.
+/// The device's access flags on a device that is not iWARP. `None` if `access` has an unknown bit.
 #[inline(always)]
 pub fn known(access: u64) -> Option<Access> {
     let bits = access >> FIRST;
-    let known = access & !KNOWN == 0 && access != 0;
-    known.then(|| Access::from_bits_retain(FLAGS[bits as usize % 64].into()))
+    (access & !KNOWN == 0).then(|| Access::from_bits_retain(FLAGS[bits as usize % 64].into()))
 }
 
 #[cfg(test)]
@@ -94,6 +91,7 @@ mod tests {
 
     #[test]
     fn no_right_is_given_that_was_not_asked_for() {
+        assert_eq!(mapped(0, true), 0);
         assert_eq!(mapped(FI_SEND, false), 0);
         assert_eq!(mapped(FI_WRITE, true), 0);
         assert_eq!(mapped(FI_RECV, false), 1);
@@ -121,11 +119,11 @@ mod tests {
         assert!(rights.is_local);
         assert!(!map(FI_REMOTE_WRITE, false).unwrap().is_local);
         assert!(map(FI_SEND, false).unwrap().is_local);
+        assert!(map(0, false).unwrap().is_local);
     }
 
     #[test]
-    fn nothing_and_unknown_bits_are_refused() {
-        assert!(map(0, false).is_err());
+    fn unknown_bits_are_refused() {
         for bit in (0..64).filter(|bit| !(8..14).contains(bit)) {
             assert!(map(FI_SEND | 1 << bit, false).is_err(), "{bit}");
         }

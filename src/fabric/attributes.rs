@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What is to be registered, out of the arguments of the three calls.
+//! Reads the buffers and the wishes of a registration from the arguments of the three calls.
 //!
-//! `struct fi_mr_attr` has grown from 48 to 112 bytes and has no size: what is read of it hangs on the
-//! version of the interface that the application was written for. libfabric 1.17's own
-//! `ofi_mr_regattr` reads past the end of what an old application has.
+//! `struct fi_mr_attr` has grown from 48 to 112 bytes and does not carry its size. The version of
+//! the interface for which the application was written decides which fields the library reads.
+//! libfabric 1.17's own `ofi_mr_regattr` reads past the end of an old application's structure.
 
 use super::errors::{Failure, invalid, refused};
 use super::raw_key::IOV_LIMIT;
@@ -12,18 +12,9 @@ use crate::abi::libfabric_provider::*;
 use core::ffi::c_void;
 use libc::iovec;
 
-/// From one version to another, the size of `struct fi_mr_attr`.
-#[cfg(test)]
-pub const ATTRIBUTE_SIZES: &[(u32, u32, usize)] = &[
-    (FI_VERSION_1_0, FI_VERSION_1_5, 48),
-    (FI_VERSION_1_9, FI_VERSION_1_19, 80),
-    (FI_VERSION_1_22, FI_VERSION_2_0, 96),
-    (FI_VERSION_2_0, u32::MAX, size_of::<fi_mr_attr>()),
-];
-
-/// The region has the key that is asked for; of the libfabric that was before 1.0.
+/// The region takes the requested key. The flag stems from libfabric before 1.0.
 pub const MR_KEY: u64 = 1 << 58;
-/// The region begins at the offset that is given, for its peers; likewise.
+/// For its peers, the region begins at the given offset. The flag stems from libfabric before 1.0.
 pub const MR_OFFSET: u64 = 1 << 59;
 
 /// A buffer.
@@ -33,10 +24,10 @@ pub struct Buffer {
     pub length: usize,
 }
 
-// SAFETY: memory that is the application's to keep mapped; its address is only a number here.
+// SAFETY: the application keeps the memory mapped; the library uses the address as a number only.
 unsafe impl Send for Buffer {}
 
-/// One buffer, or several that do not touch: they are one region, in this order.
+/// One buffer, or several buffers that do not touch. They form one region, in this order.
 pub enum Buffers {
     One(Buffer),
     Many(Vec<Buffer>),
@@ -52,7 +43,7 @@ impl Buffers {
     }
 }
 
-/// The arguments that the three calls have in common.
+/// The arguments that the three calls share.
 #[derive(Clone, Copy)]
 pub struct Wish {
     pub access: u64,
@@ -62,7 +53,7 @@ pub struct Wish {
     pub context: *mut c_void,
 }
 
-/// One buffer, of fi_mr_reg().
+/// The buffer of fi_mr_reg().
 #[inline(always)]
 pub fn one(addr: *mut c_void, length: usize) -> Result<Buffers, Failure> {
     if length == 0 {
@@ -76,10 +67,10 @@ pub fn one(addr: *mut c_void, length: usize) -> Result<Buffers, Failure> {
     Ok(Buffers::One(Buffer { addr, length }))
 }
 
-/// Several buffers, of fi_mr_regv(). Those that touch become one.
+/// The buffers of fi_mr_regv(). Buffers that touch become one.
 ///
 /// # Safety
-/// C's contract: `iov` is NULL or has `count` elements.
+/// `iov` is NULL or points to `count` elements.
 pub unsafe fn several(iov: *const iovec, count: usize) -> Result<Buffers, Failure> {
     if iov.is_null() {
         return Err(invalid("the vector of buffers is NULL"));
@@ -87,7 +78,7 @@ pub unsafe fn several(iov: *const iovec, count: usize) -> Result<Buffers, Failur
     if count == 0 || count > IOV_LIMIT {
         return Err(invalid("the number of buffers must be 1 to 16"));
     }
-    // SAFETY: the caller's word.
+    // SAFETY: `iov` is not NULL, and the caller promised that it points to `count` elements.
     let given = unsafe { core::slice::from_raw_parts(iov, count) };
     let mut buffers: Vec<Buffer> = Vec::with_capacity(count);
     let mut sum = 0usize;
@@ -115,7 +106,8 @@ pub unsafe fn several(iov: *const iovec, count: usize) -> Result<Buffers, Failur
 /// The arguments of fi_mr_regattr().
 ///
 /// # Safety
-/// C's contract: `attr` is NULL or what applications of `api_version` have as `struct fi_mr_attr`.
+/// `attr` is NULL or points to the `struct fi_mr_attr` of an application of `api_version`. Its
+/// `mr_iov` is NULL or points to `iov_count` elements.
 pub unsafe fn read(
     attr: *const fi_mr_attr,
     flags: u64,
@@ -126,14 +118,16 @@ pub unsafe fn read(
     }
     macro_rules! field {
         ($field:ident) => {
-            // SAFETY: within what every version has, or the version has it.
+            // SAFETY: every version has the field, or `api_version` says that this application's
+            // has.
             unsafe { (&raw const (*attr).$field).read() }
         };
     }
     if api_version >= FI_VERSION_1_5 && field!(auth_key_size) != 0 {
         return Err(refused(FI_ENOSYS, "verbs have no authorization keys"));
     }
-    // `iface` and `device` count only on a domain with FI_HMEM, which ours have not; `page_size` is a hint.
+    // `iface` and `device` count only on a domain with FI_HMEM, which this library does not offer.
+    // `page_size` is a hint.
     if api_version >= FI_VERSION_2_0 && !field!(base_mr).is_null() {
         return Err(refused(FI_ENOSYS, "there are no sub-regions (base_mr)"));
     }
@@ -145,7 +139,7 @@ pub unsafe fn read(
         context: field!(context),
     };
     let (iov, count) = (field!(mr_iov), field!(iov_count));
-    // SAFETY: the caller's word.
+    // SAFETY: the caller promised that `iov` is NULL or points to `count` elements.
     let buffers = unsafe { several(iov, count) }?;
     Ok((buffers, wish))
 }
@@ -164,7 +158,7 @@ mod tests {
 
     fn merged(buffers: &[(usize, usize)]) -> Option<Vec<(usize, usize)>> {
         let iov = vector(buffers);
-        // SAFETY: that many elements.
+        // SAFETY: the vector has `iov.len()` elements.
         let merged = unsafe { several(iov.as_ptr(), iov.len()) }.ok()?;
         let plain = |buffer: &Buffer| (buffer.addr.addr(), buffer.length);
         Some(match merged {
@@ -221,7 +215,7 @@ mod tests {
             base_mr: core::ptr::without_provenance(9),
             sub_mr_cnt: 9,
         };
-        // SAFETY: all of the newest version is there.
+        // SAFETY: `attr` has all fields of the newest version.
         let read = |attr: &fi_mr_attr, version| unsafe { read(attr, 0, version) }.map(|_| ());
         assert!(read(&attr, FI_VERSION_1_0).is_ok());
         assert!(read(&attr, FI_VERSION_1_5).is_err());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A domain: a verbs protection domain, as `struct fid_domain`, and the rules that were agreed on when it
-//! was opened.
+//! A domain: a verbs protection domain, as `struct fid_domain`, and the rules that the caller and
+//! the library agreed on when the domain was opened.
 
 use super::errors::{Failure, invalid, refused};
 use super::foreign_queue::ForeignQueue;
@@ -13,36 +13,36 @@ use super::{Process, Queue, Region, Tables};
 use crate::abi::libfabric::*;
 use crate::abi::libfabric_provider::domain_slots;
 use crate::abi::rdma_core::IBV_TRANSPORT_IWARP;
-use crate::log::{self, Level};
-use crate::mr::{self, Access, Pd, Request};
-use crate::relaxed::{self, hooks};
+use crate::call::{Access, Error, How, Pd, Request};
+use crate::desk::{self, Mr};
+use crate::report::log::{self, Level};
 use core::ffi::c_void;
 use core::ptr::with_exposed_provenance;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering::*};
 use errno::Errno;
 use std::sync::OnceLock;
 
-/// What was agreed on when a domain was opened.
+/// The rules of a domain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mode {
-    /// The version of the interface that the application was written for.
+    /// The version of the interface for which the application was written.
     pub api_version: u32,
-    /// Keys are the device's; else the application's.
+    /// The device chooses the keys; else the application does.
     pub provider_keys: bool,
     /// Peers name a byte by its virtual address; else by its offset.
     pub virtual_addresses: bool,
-    /// Peers get raw keys.
+    /// Peers receive raw keys.
     pub raw: bool,
-    /// Memory is paged on demand.
+    /// The device pages memory on demand.
     pub on_demand: bool,
-    /// Regions are the pool's.
+    /// The pool may serve regions.
     pub relaxed: bool,
-    /// The largest key of the application.
+    /// The largest key that the application may choose.
     pub last_key: u64,
 }
 
 impl Mode {
-    /// What libfabric's `mr_mode` stands for.
+    /// Translates libfabric's `mr_mode`.
     pub fn agreed(api_version: u32, mr_mode: i32) -> Result<Mode, Failure> {
         const KNOWN: i32 =
             FI_MR_LOCAL | FI_MR_RAW | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY;
@@ -70,12 +70,12 @@ impl Mode {
             raw: bits & FI_MR_RAW != 0,
             on_demand: false,
             relaxed: false,
-            // The last is FI_KEY_NOTAVAIL.
+            // The value above is FI_KEY_NOTAVAIL, which is no key.
             last_key: FI_KEY_NOTAVAIL - 1,
         })
     }
 
-    /// Keys of the application of so many bytes, 1 to 8.
+    /// Limits the application's keys to a number of bytes, 1 to 8.
     pub fn with_key_size(self, bytes: usize) -> Result<Mode, Failure> {
         let last_key = match bytes {
             8 => FI_KEY_NOTAVAIL - 1,
@@ -93,24 +93,26 @@ impl Mode {
 /// A domain.
 #[repr(C)]
 pub struct Domain {
-    // As `struct fid_domain` has it.
+    // The fields of `struct fid_domain`.
     fclass: AtomicUsize,
     context: AtomicPtr<c_void>,
     ops: &'static fi_ops,
     slots: &'static domain_slots,
     memory: &'static fi_ops_mr,
-    // From here on ours.
+    // The private fields.
     tables: &'static Tables,
     process: Process,
     pd: Pd,
     mode: Mode,
     iwarp: bool,
-    /// Whether it is as `fast.rs` has it: relaxed, with the provider's keys, not iWARP, and without a queue.
+    /// Whether `fast.rs` may serve registrations: the domain is relaxed, its keys are the
+    /// provider's and not raw, it does not page on demand, it is not iWARP, and no queue is bound
+    /// to it.
     fast: AtomicBool,
     rest: Rest,
     pub keys: Keys,
     bound: OnceLock<Bound>,
-    /// Closes the device with the domain, if that opened it.
+    /// The device, if the domain opened it. It is closed with the domain.
     opened: Option<Box<dyn Opened>>,
 }
 const _: () = assert!(core::mem::offset_of!(Domain, tables) >= size_of::<fid_domain>());
@@ -119,13 +121,13 @@ const _: () =
 const _: () =
     assert!(core::mem::offset_of!(Domain, memory) == core::mem::offset_of!(fid_domain, mr));
 
-/// What a domain holds besides: the provider's device.
+/// The device that the provider opened for a domain.
 pub trait Opened: Send + Sync {
-    /// Gives it back. After an error it is still there.
-    fn close(&self, pd: Pd) -> Result<(), mr::Error>;
+    /// Closes the device. After an error the device is still open.
+    fn close(&self, pd: Pd) -> Result<(), crate::call::Error>;
 }
 
-/// The queue that registrations are reported by.
+/// The queue that reports registrations.
 pub enum Bound {
     Own(&'static Queue),
     Foreign(ForeignQueue),
@@ -144,7 +146,7 @@ impl Domain {
             try_on_demand(pd)?;
         }
         let mut mode = mode;
-        if mode.relaxed && !hooks::are_in_place() {
+        if mode.relaxed && !desk::changes::are_in_place() {
             mode.relaxed = false;
             log::line(
                 Level::Info,
@@ -177,46 +179,47 @@ impl Domain {
         Ok(Box::into_raw(domain).cast())
     }
 
-    /// The domain that C names, of this process or of its parent.
+    /// The domain that C names. It may belong to the parent process.
     ///
     /// # Safety
-    /// It is an open domain of this library.
+    /// `fid` is an open domain of this library.
     #[inline(always)]
     pub unsafe fn look(fid: *mut fid) -> &'static Domain {
-        // SAFETY: the caller's word: the table of functions that led here is that of our domains.
+        // SAFETY: the caller promised an open domain: only domains have the table that led here.
         unsafe { &*fid.cast::<Domain>() }
     }
 
-    /// The domain that C names.
+    /// The domain that C names. A domain that the parent process made is refused.
     ///
     /// # Safety
-    /// It is an open domain of this library. What is made of it keeps it open, by counting.
+    /// `fid` is an open domain of this library. The objects that are made of it keep it open by
+    /// counting.
     #[inline(always)]
     pub unsafe fn from_c(fid: *mut fid) -> Result<&'static Domain, Failure> {
-        // SAFETY: the caller's word.
+        // SAFETY: the caller promised an open domain of this library.
         let domain = unsafe { Domain::look(fid) };
         domain.check()?;
         Ok(domain)
     }
 
-    /// A region's.
+    /// The domain of a region.
     #[inline(always)]
     pub fn of(region: &Region) -> &'static Domain {
-        // SAFETY: the address of the domain that the region was made in, which is there as long as it has regions.
+        // SAFETY: a domain counts its regions, so it exists as long as `region` does.
         unsafe { &*with_exposed_provenance::<Domain>(region.domain) }
     }
 
-    /// By which its regions remember it.
+    /// The address by which regions remember their domain.
     pub fn address(&self) -> usize {
         (&raw const *self).expose_provenance()
     }
 
-    /// Whether a domain is one of ours.
+    /// Whether this library made the domain.
     ///
     /// # Safety
-    /// It is an open domain, of anybody.
+    /// `domain` is an open domain of any provider.
     pub unsafe fn is_ours(domain: *mut fid_domain, tables: &Tables) -> bool {
-        // SAFETY: the caller's word.
+        // SAFETY: the caller promised an open domain.
         let memory = unsafe { (*domain).mr };
         core::ptr::eq(memory, &tables.memory)
     }
@@ -238,19 +241,19 @@ impl Domain {
         self.iwarp
     }
 
-    /// The queue that registrations are reported by, if there is one.
+    /// The queue that reports registrations, if one is bound.
     #[inline(always)]
     pub fn queue(&self) -> Option<&Bound> {
         self.bound.get()
     }
 
-    /// Whether a registration may be one of `fast.rs`.
+    /// Whether `fast.rs` may serve a registration.
     #[inline(always)]
     pub fn is_fast(&self) -> bool {
         self.fast.load(Relaxed)
     }
 
-    /// What all its regions have in common.
+    /// The properties that all regions of the domain share.
     pub fn plan(&self) -> Plan {
         Plan {
             ops: &self.tables.region,
@@ -265,19 +268,19 @@ impl Domain {
         }
     }
 
-    /// Counts a region, and has memory of an older one for it, if that has rested long enough. If not, the
-    /// region is to be made by `new_region`.
+    /// Counts a region, and returns memory of an older region if that memory has rested long
+    /// enough. If not, the caller makes the region by `new_region`.
     #[inline(always)]
     pub fn rested(&self) -> Option<usize> {
         self.rest.open()
     }
 
-    /// Makes a region in new memory, which `rested` has counted.
+    /// Makes a region in new memory. `rested` has counted the region already.
     pub fn new_region(&self, plan: &Plan) -> Result<&'static Region, Failure> {
         Region::make_new(plan).inspect_err(|_| self.rest.count_off())
     }
 
-    /// Makes a region, under way.
+    /// Makes a region in the state `UnderWay`.
     #[inline(always)]
     pub fn open_region(&self, plan: &Plan) -> Result<&'static Region, Failure> {
         match self.rested() {
@@ -286,22 +289,23 @@ impl Domain {
         }
     }
 
-    /// Gives up a region that was not registered, or is not any more. The domain may be gone after this.
+    /// Gives up a region that has no registration. After this call the domain may be gone.
     #[inline(always)]
     pub fn close_region(&self, region: &Region) {
         region.die();
         if let Some(oldest) = self.rest.close(region.address()) {
-            // SAFETY: a closed region, which rests no longer.
+            // SAFETY: the region is closed, and its memory has left `Rest`, which holds it no
+            // longer.
             unsafe { Region::free(oldest) };
         }
     }
 
-    /// Closes it.
+    /// Closes the domain.
     ///
     /// # Safety
-    /// It is an open domain of this library, and not used again after success.
+    /// `fid` is an open domain of this library. After success the caller does not use it again.
     pub unsafe fn close(fid: *mut fid) -> Result<(), Failure> {
-        // SAFETY: the caller's word.
+        // SAFETY: the caller promised an open domain of this library.
         let domain = unsafe { Domain::from_c(fid) }?;
         if domain.rest.open_now() > 0 {
             return Err(refused(
@@ -322,15 +326,15 @@ impl Domain {
             queue.unbind();
         }
         for region in domain.rest.drain() {
-            // SAFETY: a closed region, which rests no longer.
+            // SAFETY: the region is closed, and the domain that held its memory ends here.
             unsafe { Region::free(region) };
         }
-        // SAFETY: `open` made it, and by the caller's word this is its end.
+        // SAFETY: `open` made the box, and the caller promised not to use the domain again.
         drop(unsafe { Box::from_raw(fid.cast::<Domain>()) });
         Ok(())
     }
 
-    /// Has registrations reported by a queue: fi_domain_bind(3).
+    /// Binds a queue that reports registrations: fi_domain_bind(3).
     ///
     /// # Safety
     /// `queue` is NULL or an open object.
@@ -338,7 +342,7 @@ impl Domain {
         if queue.is_null() {
             return Err(invalid("the queue is NULL"));
         }
-        // SAFETY: an open object, by the caller's word.
+        // SAFETY: the caller promised an open object, and `queue` is not NULL.
         if unsafe { (*queue).fclass } != FI_CLASS_EQ {
             return Err(invalid("a domain can be bound to an event queue only"));
         }
@@ -358,14 +362,15 @@ impl Domain {
             ));
         }
         let eq = queue.cast::<fid_eq>();
-        // SAFETY: an event queue.
+        // SAFETY: the class says that the object is an event queue.
         let bound = if unsafe { Queue::is_ours(eq, self.tables) } {
-            // SAFETY: one of ours, which cannot be closed as long as it counts a domain.
+            // SAFETY: `is_ours` found our table; the count of `bind` keeps the queue open.
             let queue = unsafe { Queue::from_c(eq) }?;
             queue.bind();
             Bound::Own(queue)
         } else {
-            // SAFETY: an open queue, which its application keeps open as long as a domain is bound to it.
+            // SAFETY: the queue is open, and the application keeps it open while a domain is bound
+            // to it.
             Bound::Foreign(unsafe { ForeignQueue::try_out(eq) }?)
         };
         self.fast.store(false, Relaxed);
@@ -385,7 +390,7 @@ impl Domain {
         Ok(self.keys.map(RawKey::read(bytes, base)?))
     }
 
-    /// Where peers' memory is: `rdmamr_resolve`.
+    /// Finds a range of a peer's memory: `rdmamr_resolve`.
     pub fn resolve(
         &self,
         key: u64,
@@ -394,7 +399,7 @@ impl Domain {
         room: &mut Room,
     ) -> Result<(), Failure> {
         match u32::try_from(key) {
-            // The device's own key. Mapped ones are larger.
+            // The device's own key. The keys of mapped raw keys are larger.
             Ok(rkey) if self.mode.provider_keys => {
                 if length == 0 || start.checked_add(length).is_none() {
                     return Err(invalid(
@@ -414,19 +419,19 @@ impl Domain {
     }
 }
 
-/// Finds out whether the device pages on demand, by a registration of its own.
+/// Registers a little memory to find out whether the device pages on demand.
 fn try_on_demand(pd: Pd) -> Result<(), Failure> {
     let mut page = Box::new([0u8; 64]);
     let addr = page.as_mut_ptr().cast();
     let request = Request::at_address(addr, page.len(), Access::ON_DEMAND);
-    match mr::register(pd, &request) {
-        Ok(mr) => {
-            // SAFETY: just registered.
-            let mr = unsafe { mr::Mr::from_c(mr) };
-            mr.map_or(Ok(()), relaxed::deregister)
-                .map_err(Failure::from)
+    match desk::register(pd, &request) {
+        Ok(registered) => {
+            // SAFETY: `register` has just returned this registration.
+            let mr = unsafe { Mr::from_c(registered.mr) };
+            let ended = mr.map_or(Ok(How::Kernel), desk::deregister);
+            ended.map(|_| ()).map_err(Failure::from)
         }
-        Err(mr::Error::Kernel(Errno(errno)) | mr::Error::Next(Errno(errno)))
+        Err(Error::Kernel(Errno(errno)) | Error::Next(Errno(errno)))
             if errno == libc::EOPNOTSUPP || errno == libc::EINVAL =>
         {
             Err(refused(

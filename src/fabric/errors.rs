@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The codes of this family, `<rdma/fi_errno.h>`, and which of them a kernel's errno becomes.
+//! The error codes of this family, `<rdma/fi_errno.h>`, and their relation to the kernel's errnos.
 
 use crate::abi::libfabric::*;
-use crate::explain::Subject;
-use crate::mr::Error;
+use crate::call::Error;
+use crate::report::explain::Subject;
 use core::ffi::CStr;
 
-/// Why a call of the libfabric family failed, and about what.
+/// The reason why a call of the libfabric family failed, and the object that it concerned.
 #[derive(Clone, Copy, Debug)]
 pub struct Failure {
     pub error: Error,
@@ -21,7 +21,7 @@ impl From<Error> for Failure {
 }
 
 impl Failure {
-    /// After so many bytes that the same call had pinned.
+    /// Notes that the same call had pinned `bytes` bytes before it failed.
     pub fn beside(self, bytes: u64) -> Failure {
         let subject = match self.subject {
             Subject::Memory(request) => Subject::MoreMemory(request, bytes),
@@ -32,7 +32,7 @@ impl Failure {
     }
 }
 
-/// What is refused without asking anybody: the code, and why.
+/// A failure that the library decides without the kernel: the code, and the reason.
 pub const fn refused(code: i32, why: &'static str) -> Failure {
     Failure {
         error: Error::Refused(code, why),
@@ -40,12 +40,13 @@ pub const fn refused(code: i32, why: &'static str) -> Failure {
     }
 }
 
-/// An argument that is wrong.
+/// A wrong argument.
 pub const fn invalid(why: &'static str) -> Failure {
     refused(FI_EINVAL, why)
 }
 
-/// An errno, its code, and what it means of memory regions. What is not here is FI_EOTHER.
+/// An errno, its code, and its meaning for memory regions. An errno outside this table becomes
+/// FI_EOTHER.
 #[rustfmt::skip]
 const TABLE: &[(i32, i32, &CStr)] = &[
     (libc::EPERM, FI_EPERM, c"Pinning memory is forbidden"),
@@ -84,7 +85,7 @@ pub fn code(error: Error) -> i32 {
         .map_or(FI_EOTHER, |row| row.1)
 }
 
-/// What an errno or a code means, fi_eq_strerror(3).
+/// The meaning of an errno or a code, fi_eq_strerror(3).
 pub fn words(number: i32) -> &'static CStr {
     TABLE
         .iter()

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The way of a registration that the pool serves, and back: what `register.rs` and `close.rs` do, for the
-//! case that is worth nanoseconds. A relaxed domain, the provider's keys, no queue, no flags; all else is
-//! `None`, and goes the long way.
+//! The fast path of a registration that the pool serves, and of its close. These functions do what
+//! `register.rs` and `close.rs` do, for the one case in which nanoseconds count: a relaxed domain,
+//! the provider's keys, no queue, no flags. In every other case they return `None` or false, and
+//! the caller takes the long path.
 //!
-//! What goes back and forth here fits into registers; a `Result` with a failure in it goes through memory.
+//! The arguments and results here fit into registers. A `Result` with a `Failure` would pass
+//! through memory.
 
 use super::access;
 use super::domain::Domain;
 use super::region::{Plan, Region};
-use crate::abi::libfabric::fid_mr;
-use crate::mr::Mr;
-use crate::relaxed;
+use crate::desk::{self, Mr};
 use core::ffi::c_void;
 
-/// Registers memory that the pool has.
+/// Registers memory that the pool already has.
 #[inline(always)]
 pub fn register(
     domain: &'static Domain,
@@ -21,25 +21,24 @@ pub fn register(
     length: usize,
     access: u64,
     context: *mut c_void,
-) -> Option<*mut fid_mr> {
+) -> Option<&'static Region> {
     if !domain.is_fast() || domain.check().is_err() {
         return None;
     }
     let access = access::known(access)?;
-    let mr = relaxed::hit_here(domain.pd(), addr, length, access)?;
-    // SAFETY: just registered.
+    let mr = desk::hit_relaxed(domain.pd(), addr, length, access)?;
+    // SAFETY: `hit_relaxed` has just returned this registration.
     let served = unsafe { Mr::from_c(mr) }?;
     let Some(rested) = domain.rested() else {
         return long_way(domain, served, context);
     };
-    // SAFETY: memory of a region of that domain, which nobody else has.
-    let region = unsafe { Region::serve(rested, mr, &served.read(), context) };
-    Some(region.as_ptr())
+    // SAFETY: `rested` returned the memory of a closed region of this domain to this thread only.
+    Some(unsafe { Region::serve(rested, mr, &served.read(), context) })
 }
 
-/// Where no memory has rested for long enough.
+/// Continues the fast path if no memory of a region has rested long enough.
 #[cold]
-fn long_way(domain: &'static Domain, served: Mr, context: *mut c_void) -> Option<*mut fid_mr> {
+fn long_way(domain: &'static Domain, served: Mr, context: *mut c_void) -> Option<&'static Region> {
     let public = served.read();
     let plan = Plan {
         context,
@@ -48,25 +47,26 @@ fn long_way(domain: &'static Domain, served: Mr, context: *mut c_void) -> Option
         ..domain.plan()
     };
     let Ok(region) = domain.new_region(&plan) else {
-        // There is no memory for it, and the long way says so.
-        relaxed::release(served);
+        // No memory is left for the region. The caller takes the long path, which reports the
+        // error.
+        desk::release_relaxed(served);
         return None;
     };
-    // SAFETY: just made, and not given to anybody yet.
-    let region = unsafe { Region::serve(region.address(), served.as_ptr(), &public, context) };
-    Some(region.as_ptr())
+    // SAFETY: `new_region` has just made the region, and no other thread has seen it.
+    Some(unsafe { Region::serve(region.address(), served.as_ptr(), &public, context) })
 }
 
-/// Closes a region that goes back to the pool. False if it is another, or was closed already.
+/// Closes a region whose registration goes back to the pool. False if the region needs the long
+/// path, or was closed already.
 #[inline(always)]
 pub fn close(region: &Region) -> bool {
     let Some(mr) = region.served() else {
         return false;
     };
-    // The domain is looked at only now: a closed region may have outlived it.
+    // The domain is read only now: a closed region may have outlived its domain.
     let domain = Domain::of(region);
-    // The pool lets go of a region once: of two threads that close it one loses here.
-    if !domain.is_fast() || !relaxed::release(mr) {
+    // The pool releases a region once, so of two threads that close it, one fails here.
+    if !domain.is_fast() || !desk::release_relaxed(mr) {
         return false;
     }
     domain.close_region(region);

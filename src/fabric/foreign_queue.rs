@@ -1,24 +1,26 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Another provider's event queue. Of what it can do only `write` is of use, and that not for errors: some
-//! providers would deliver one as an event of 48 bytes. So a domain that is bound to such a queue registers
-//! in the calling thread, and writes an event of what has succeeded.
+//! Another provider's event queue. Only its `write` is of use, and only for success: some providers
+//! would deliver an error event as a plain event of 48 bytes. A domain that is bound to such a
+//! queue therefore registers in the calling thread, and writes an event only if the registration
+//! succeeded.
 
 use super::errors::{Failure, invalid, refused};
 use crate::abi::libfabric::*;
-use crate::mr::Error;
+use crate::call::Error;
 use core::ffi::c_void;
 use core::ptr::{null_mut, with_exposed_provenance_mut};
 use errno::Errno;
 
-/// A queue, by address.
+/// The queue, by address.
 pub struct ForeignQueue(usize);
 
 impl ForeignQueue {
-    /// The queue, if it takes events: one is written, and read back at once. The verbs provider's takes none
-    /// without FI_WRITE, and whether it was opened with that cannot be asked.
+    /// Tests that the queue accepts events: writes one and reads it back at once. The verbs
+    /// provider's queue accepts none without FI_WRITE, and no call tells whether it was opened with
+    /// that flag.
     ///
     /// # Safety
-    /// It is an open queue.
+    /// `eq` is an open queue, and stays open as long as a domain is bound to it.
     pub unsafe fn try_out(eq: *mut fid_eq) -> Result<ForeignQueue, Failure> {
         let queue = ForeignQueue(eq.expose_provenance());
         let own = eq.cast::<fid>();
@@ -43,9 +45,10 @@ impl ForeignQueue {
     }
 
     fn ops(&self) -> Result<&fi_ops_eq, Failure> {
-        // SAFETY: an open queue, by the word of `try_out`; a domain that is bound to it keeps it open.
+        // SAFETY: the caller of `try_out` promised an open queue, which the bound domain keeps
+        // open.
         let ops = unsafe { (*self.eq()).ops };
-        // SAFETY: an open queue's.
+        // SAFETY: an open queue's table is valid or NULL.
         let ops = unsafe { ops.as_ref() };
         ops.ok_or(invalid("the queue has no functions"))
     }
@@ -54,13 +57,14 @@ impl ForeignQueue {
         self.read(FI_PEEK)
     }
 
-    /// The next event as a registration's; of another only that it is not that.
+    /// Reads the next event as the event of a registration. `None` if the queue is empty. For an
+    /// event of another kind, the entry proves only that the event is not the expected one.
     fn read(&self, flags: u64) -> Result<Option<fi_eq_entry>, Failure> {
         let read = self.ops()?.read.ok_or(NO_FUNCTION)?;
         let mut event = 0;
         let mut room = [0u64; 512 / 8];
         let (out, size) = (room.as_mut_ptr().cast(), size_of_val(&room));
-        // SAFETY: an open queue's own function, and room for the event.
+        // SAFETY: `read` is the open queue's own function, and `room` has `size` bytes.
         let got = unsafe { read(self.eq(), &mut event, out, size, flags) };
         match i32::try_from(got).unwrap_or(0) {
             code if code == -FI_EAGAIN => Ok(None),
@@ -85,7 +89,7 @@ impl ForeignQueue {
             data: 0,
         };
         let size = size_of::<fi_eq_entry>();
-        // SAFETY: an open queue's own function, and an entry that can be read.
+        // SAFETY: `write` is the open queue's own function, and `entry` has `size` bytes.
         match unsafe { write(self.eq(), event, (&raw const entry).cast(), size, 0) } {
             wrote if wrote == size as isize => Ok(()),
             wrote if wrote < 0 => Err(failed(i32::try_from(wrote).unwrap_or(-FI_EOTHER))),
@@ -96,7 +100,7 @@ impl ForeignQueue {
         }
     }
 
-    /// Says that a registration has completed.
+    /// Writes the event of a completed registration.
     pub fn completed(&self, region: *mut fid_mr, context: *mut c_void) -> Result<(), Failure> {
         self.write(FI_MR_COMPLETE, region.cast(), context)
     }
@@ -104,7 +108,7 @@ impl ForeignQueue {
 
 const NO_FUNCTION: Failure = refused(FI_ENOSYS, "the queue has no such function");
 
-/// What another provider says, which we pass on.
+/// Translates another provider's error code.
 fn failed(code: i32) -> Failure {
     match -code {
         FI_EINVAL => invalid(

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The keys of a domain: those that the application chose for its own regions, those that stand for peers'
-//! raw keys, and where regions lie that the application has placed.
+//! The keys of a domain: the keys that the application chose for its own regions, the keys that
+//! stand for peers' raw keys, and the addresses of the regions that the application has placed.
 
 use super::Region;
 use super::errors::{Failure, refused};
@@ -16,31 +16,32 @@ use std::sync::{PoisonError, RwLock, RwLockWriteGuard};
 const IN_USE: Failure = refused(FI_ENOKEY, "the requested key is in use in this domain");
 const UNKNOWN: Failure = refused(FI_ENOKEY, "there is no such key in this domain");
 
-/// What a key stands for.
+/// The meaning of a key.
 enum Meaning {
-    /// A region of ours, by address. It takes itself out before it is closed.
+    /// A region of this domain, by address. The region leaves the table before it is closed.
     Own(usize),
-    /// A peer's.
+    /// A peer's region.
     Mapped(RawKey),
 }
 
-pub struct Table {
+pub struct KeyTable {
     keys: HashMap<u64, Meaning>,
     /// Placed regions by base address. They do not overlap.
     placed: BTreeMap<u64, usize>,
-    /// How many raw keys are mapped.
+    /// The number of mapped raw keys.
     mapped: usize,
-    /// The next key for one. A key is not given twice: one that was unmapped must not mean another region.
+    /// The next key for a raw key. A key is never used twice: an unmapped key must not come to name
+    /// another region.
     next: u64,
 }
 
-impl Default for Table {
-    fn default() -> Table {
-        Table {
+impl Default for KeyTable {
+    fn default() -> KeyTable {
+        KeyTable {
             keys: HashMap::new(),
             placed: BTreeMap::new(),
             mapped: 0,
-            // Above what a device's key can be.
+            // Above every key that a device can have.
             next: 1 << 32,
         }
     }
@@ -48,20 +49,21 @@ impl Default for Table {
 
 /// The keys of a domain.
 #[derive(Default)]
-pub struct Keys(RwLock<Table>);
+pub struct Keys(RwLock<KeyTable>);
 
-/// A region of the table.
+/// A region in the table.
 ///
 /// # Safety
-/// The table is locked, or the region is known not to be closed.
+/// The table is locked, or the caller knows that the region is not closed.
 unsafe fn region<'a>(address: usize) -> &'a Region {
-    // SAFETY: the caller's word: regions take themselves out before they are put away.
+    // SAFETY: a region leaves the table before its memory rests, and the caller promised a locked
+    // table or an open region.
     unsafe { &*with_exposed_provenance::<Region>(address) }
 }
 
 impl Keys {
-    /// Nobody else changes the table or looks anything up while this is held.
-    pub fn lock(&self) -> RwLockWriteGuard<'_, Table> {
+    /// Locks the table: meanwhile no other thread changes it or looks up a key.
+    pub fn lock(&self) -> RwLockWriteGuard<'_, KeyTable> {
         self.0.write().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -76,13 +78,14 @@ impl Keys {
         }
     }
 
-    /// Puts a region where the application wants it, which is registered now, and opens it to use.
-    /// Returns the registrations of those that it replaces, for the caller to end.
+    /// Puts a registered region at the address that the application chose, and opens it to use.
+    /// Returns the registrations of the regions that it replaces. The caller must end them.
     pub fn place(&self, new: &Region) -> Result<Vec<Piece>, Failure> {
-        // `register` has refused what runs past the end of the addresses.
+        // `register` has refused a region that runs past the end of the addresses.
         let end = new.base + new.length;
         let mut table = self.lock();
-        // They do not overlap each other: from the end, the first that lies before the new one is the last.
+        // Placed regions do not overlap each other. The scan goes down from the new region's end,
+        // and stops at the first region that lies before the new one.
         let below = table.placed.range(..end).rev();
         // SAFETY: the table is locked.
         let old = below.map(|(_, &address)| unsafe { region(address) });
@@ -100,7 +103,7 @@ impl Keys {
         let mut pieces = Vec::new();
         for old in overlapping {
             table.take_out(old);
-            // One that is just being closed ends its registrations itself.
+            // A region that another thread is closing ends its registrations itself.
             pieces.extend(old.replace().into_iter().flatten());
         }
         table.placed.insert(new.base, new.address());
@@ -111,7 +114,7 @@ impl Keys {
         Ok(pieces)
     }
 
-    /// Takes a region out, if it is there.
+    /// Takes a region out of the table, if the table has it.
     #[inline(always)]
     pub fn remove(&self, region: &Region) {
         if region.table_key.is_some() || region.is_placed {
@@ -119,7 +122,7 @@ impl Keys {
         }
     }
 
-    /// Maps a peer's raw key to one that is nobody's.
+    /// Maps a peer's raw key to a key that no region has.
     pub fn map(&self, raw: RawKey) -> u64 {
         let mut table = self.lock();
         while table.keys.contains_key(&table.next) {
@@ -148,8 +151,9 @@ impl Keys {
         self.lock().mapped > 0
     }
 
-    /// Where a range of what a key stands for is. With the provider's keys one that is not in the table is the
-    /// device's own, and the address too.
+    /// Finds the memory behind a range of a key's addresses. With the provider's keys, a key
+    /// outside this table is the device's own, and so is the address: `Domain::resolve` handles
+    /// that case.
     pub fn resolve(
         &self,
         key: u64,
@@ -181,7 +185,7 @@ impl Keys {
     }
 }
 
-impl Table {
+impl KeyTable {
     fn take_out(&mut self, region: &Region) {
         let address = region.address();
         if let Some(key) = region.table_key

@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! libfabric's objects for memory over a verbs protection domain, fi_mr(3): domain, region, event queue, and
-//! a provider of libfabric that opens them.
+//! libfabric's objects for memory over a verbs protection domain, fi_mr(3): domain, region, event
+//! queue, and a libfabric provider that opens them.
 //!
-//! The objects are libfabric's own structures with something behind, so that its `static inline` calls
-//! work on them as ours do. What their tables of functions point to is in `capi/fabric/`; a table comes
-//! in with the call that opens a domain or a queue ([`Tables`]).
+//! Each object begins with libfabric's own structure and continues with the library's private
+//! fields. libfabric's `static inline` calls therefore work on these objects as the library's own
+//! calls do. The functions that the tables point to are in `capi/fabric/`. The call that opens a
+//! domain or a queue passes the tables in ([`Tables`]).
 //!
-//! A region is one registration of the kernel for each run of buffers that touch ([`region::Region`]). Its
-//! peers find it by a key: the device's own, or one that the application chose, which is turned into the
-//! device's by [`keys::Keys`] on either side, with [`raw_key`] to travel between them.
+//! Buffers that touch form a run, and a region has one kernel registration for each run
+//! ([`region::Region`]). Peers find a region by a key. The key is the device's own or the
+//! application's choice. On either side [`keys::Keys`] turns the application's key into the
+//! device's, and a [`raw_key`] carries the device's keys from one side to the other.
 
 pub mod access;
 pub mod attributes;
@@ -29,8 +31,6 @@ mod rest;
 pub mod segment;
 mod workers;
 
-#[cfg(test)]
-pub use attributes::ATTRIBUTE_SIZES;
 pub use close::{close, settle};
 pub use domain::Domain;
 pub use queue::Queue;
@@ -39,10 +39,10 @@ pub use register::{Publish, register};
 
 use crate::abi::libfabric::*;
 use crate::abi::libfabric_provider::domain_slots;
-use crate::mr::state::{self, State};
+use crate::desk::state::{self, State};
 use errors::{Failure, invalid};
 
-/// What the objects can do.
+/// The tables of functions of all objects.
 pub struct Tables {
     pub domain: fi_ops,
     pub domain_rest: domain_slots,
@@ -52,18 +52,19 @@ pub struct Tables {
     pub queue_rest: fi_ops_eq,
 }
 
-/// The process that an object was made in.
+/// The process in which an object was made.
 #[derive(Clone, Copy)]
 pub struct Process(&'static State);
 
 impl Process {
-    /// This one.
+    /// The calling process.
     fn this() -> Process {
         Process(state::current())
     }
 
-    /// Refuses an object of the process that this one was forked from: its registrations are of the parent's
-    /// memory, and its locks may be held by threads that are not here.
+    /// Refuses an object that the parent process made before fork: the object's registrations
+    /// concern the parent's memory, and a thread that does not exist in the child may hold its
+    /// locks.
     #[inline(always)]
     fn check(self) -> Result<(), Failure> {
         match state::existing() {

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A provider of libfabric, `rdmamr`: memory registration on each verbs device, and nothing else.
+//! A libfabric provider, `rdmamr`. It registers memory on each verbs device, and does nothing else.
 
 mod devices;
 mod fabric;
 mod info;
 mod libfabric;
 
-pub use fabric::{Fabric, Held};
+pub use fabric::{Fabric, HeldFabric};
 pub use info::getinfo;
 pub use libfabric::serves;
 
 use core::ffi::CStr;
 
-/// The provider's name, and that of its fabric.
+/// The name of the provider and of its fabric.
 pub const NAME: &CStr = c"rdmamr";

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! An event queue, fi_eq(3): what became of asynchronous registrations, and what the application writes.
+//! An event queue, fi_eq(3). It holds the results of asynchronous registrations, and the events
+//! that the application writes.
 
 use super::errors::{self, Failure, invalid, refused};
-use super::provider::Held;
+use super::provider::HeldFabric;
 use super::{Process, Tables};
 use crate::abi::libfabric::*;
 use crate::abi::libfabric_provider::{FI_VERSION_1_5, FI_WAIT_FD, FI_WAIT_NONE, FI_WAIT_UNSPEC};
-use crate::explain::Reason;
-use crate::mr::Error;
+use crate::call::Error;
+use crate::report::explain::Reason;
 use core::ffi::c_void;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering::*};
@@ -27,23 +28,23 @@ const ERROR_FIRST: Failure = refused(
 /// An event queue.
 #[repr(C)]
 pub struct Queue {
-    // As `struct fid_eq` has it.
+    // The fields of `struct fid_eq`.
     fclass: AtomicUsize,
     context: AtomicPtr<c_void>,
     ops: &'static fi_ops,
     rest: &'static fi_ops_eq,
-    // From here on ours.
+    // The private fields.
     process: Process,
     api_version: u32,
     may_write: bool,
-    /// What it makes readable while it is not empty; without, nobody may wait for it.
+    /// An eventfd that is readable while the queue is not empty. Without it no thread can wait.
     fd: Option<OwnedFd>,
-    /// The domains that are bound to it.
+    /// The number of domains that are bound to the queue.
     domains: AtomicUsize,
     events: Mutex<Events>,
     filled: Condvar,
-    /// The fabric that opened it, if one did.
-    _held: Option<Held>,
+    /// The fabric that opened the queue, if a fabric did.
+    _held: Option<HeldFabric>,
 }
 const _: () = assert!(core::mem::offset_of!(Queue, process) >= size_of::<fid_eq>());
 const _: () = assert!(core::mem::offset_of!(Queue, rest) == core::mem::offset_of!(fid_eq, ops));
@@ -51,9 +52,10 @@ const _: () = assert!(core::mem::offset_of!(Queue, rest) == core::mem::offset_of
 #[derive(Default)]
 struct Events {
     waiting: VecDeque<Event>,
-    /// Registrations under way, each of which will put in one event: there is room for it already.
+    /// The number of registrations under way. Each will put one event into the queue, and `waiting`
+    /// has room for it already.
     promised: usize,
-    /// The words of the error that was read last.
+    /// The text of the error that was read last.
     words: Vec<u8>,
 }
 
@@ -68,7 +70,7 @@ enum Event {
         errno: i32,
         words: Vec<u8>,
     },
-    /// The application's own.
+    /// An event that the application wrote.
     Written { event: u32, bytes: Vec<u8> },
 }
 
@@ -81,7 +83,7 @@ impl Event {
     }
 }
 
-/// A completed registration as `struct fi_eq_entry` has it.
+/// The `struct fi_eq_entry` of a completed registration.
 fn entry(region: usize, context: usize) -> [u8; size_of::<fi_eq_entry>()] {
     let mut bytes = [0; size_of::<fi_eq_entry>()];
     bytes[..8].copy_from_slice(&region.to_ne_bytes());
@@ -93,15 +95,15 @@ impl Queue {
     /// Opens a queue.
     ///
     /// # Safety
-    /// `attr` is NULL or can be read.
+    /// `attr` is NULL or readable.
     pub unsafe fn open(
         tables: &'static Tables,
         api_version: u32,
         attr: *const fi_eq_attr,
         context: *mut c_void,
-        held: Option<Held>,
+        held: Option<HeldFabric>,
     ) -> Result<*mut fid_eq, Failure> {
-        // SAFETY: the caller's word.
+        // SAFETY: the caller promised that `attr` is NULL or readable.
         let attr = unsafe { attr.as_ref() };
         let (flags, wait) = attr.map_or((0, FI_WAIT_UNSPEC), |attr| (attr.flags, attr.wait_obj));
         if flags & !FI_WRITE != 0 {
@@ -137,48 +139,48 @@ impl Queue {
         Ok(Box::into_raw(queue).cast())
     }
 
-    /// The queue that C names.
+    /// The queue that C names. A queue that the parent process made is refused.
     ///
     /// # Safety
-    /// It is an open queue of this library.
+    /// `eq` is an open queue of this library.
     pub unsafe fn from_c<'a>(eq: *mut fid_eq) -> Result<&'a Queue, Failure> {
-        // SAFETY: the caller's word: the table of functions that led here is that of our queues.
+        // SAFETY: the caller promised an open queue: only queues have the table that led here.
         let queue = unsafe { &*eq.cast::<Queue>() };
         queue.process.check()?;
         Ok(queue)
     }
 
-    /// Whether a queue is one of ours.
+    /// Whether this library made the queue.
     ///
     /// # Safety
-    /// It is an open queue, of anybody.
+    /// `eq` is an open queue of any provider.
     pub unsafe fn is_ours(eq: *mut fid_eq, tables: &Tables) -> bool {
-        // SAFETY: the caller's word.
+        // SAFETY: the caller promised an open queue.
         let ops = unsafe { (*eq).ops };
         core::ptr::eq(ops, &tables.queue_rest)
     }
 
-    /// Closes it.
+    /// Closes the queue.
     ///
     /// # Safety
-    /// It is an open queue of this library, and not used again after success.
+    /// `eq` is an open queue of this library. After success the caller does not use it again.
     pub unsafe fn close(eq: *mut fid_eq) -> Result<(), Failure> {
-        // SAFETY: the caller's word.
+        // SAFETY: the caller promised an open queue of this library.
         let queue = unsafe { Queue::from_c(eq) }?;
         if queue.domains.load(Acquire) > 0 {
             return Err(refused(FI_EBUSY, "a domain is still bound to the queue"));
         }
-        // SAFETY: `open` made it, and by the caller's word this is its end.
+        // SAFETY: `open` made the box, and the caller promised not to use the queue again.
         drop(unsafe { Box::from_raw(eq.cast::<Queue>()) });
         Ok(())
     }
 
-    /// Counts a domain that is bound to it.
+    /// Counts a domain that is bound to the queue.
     pub fn bind(&self) {
         self.domains.fetch_add(1, AcqRel);
     }
 
-    /// Counts it off again.
+    /// Counts a domain off again.
     pub fn unbind(&self) {
         self.domains.fetch_sub(1, AcqRel);
     }
@@ -187,7 +189,7 @@ impl Queue {
         self.events.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sees to it that there is room for one more event of a registration, which then cannot be lost.
+    /// Reserves room for the event of one more registration. The event then cannot be lost.
     pub fn promise(&self) -> Result<(), Failure> {
         let mut events = self.lock();
         let promised = events.promised + 1;
@@ -199,18 +201,18 @@ impl Queue {
         Ok(())
     }
 
-    /// Takes the promise back.
+    /// Takes a promise back.
     pub fn release(&self) {
         self.lock().promised -= 1;
     }
 
-    /// Puts in the event that was promised.
+    /// Puts in the event of a completed registration, for which `promise` has reserved room.
     pub fn completed(&self, region: usize, context: *mut c_void) {
         let context = context.expose_provenance();
         self.keep_promise(Event::Completed { region, context });
     }
 
-    /// Puts in the event that was promised, of a failure.
+    /// Puts in the event of a failed registration, for which `promise` has reserved room.
     pub fn failed(&self, region: usize, context: *mut c_void, reason: &Reason) {
         let mut words = reason.to_string().into_bytes();
         words.push(0);
@@ -238,16 +240,16 @@ impl Queue {
         self.filled.notify_all();
     }
 
-    /// Makes the descriptor readable, or not any more.
+    /// Makes the descriptor readable, or ends its readability.
     fn signal(&self, readable: bool) {
         let Some(fd) = &self.fd else { return };
         let mut count = 1u64;
         let bytes = (&raw mut count).cast();
         if readable {
-            // SAFETY: eight readable bytes.
+            // SAFETY: `bytes` points to the eight bytes of `count`, which outlive the call.
             unsafe { libc::write(fd.as_raw_fd(), bytes, 8) };
         } else {
-            // SAFETY: eight writable bytes.
+            // SAFETY: `bytes` points to the eight bytes of `count`, which the call may overwrite.
             unsafe { libc::read(fd.as_raw_fd(), bytes, 8) };
         }
     }
@@ -260,7 +262,7 @@ impl Queue {
         event
     }
 
-    /// Takes out what concerns a region that is being closed.
+    /// Removes the events of a region that is being closed.
     pub fn forget(&self, region: usize) {
         let mut events = self.lock();
         if events.waiting.is_empty() {
@@ -274,7 +276,7 @@ impl Queue {
         }
     }
 
-    /// Reads the next event: its number, and how many bytes it has.
+    /// Reads the next event. Returns its number and its size in bytes.
     pub fn read(&self, out: &mut [u8], flags: u64) -> Result<(u32, usize), Failure> {
         self.read_locked(&mut self.lock(), out, flags)
     }
@@ -312,7 +314,8 @@ impl Queue {
         Ok((event, size))
     }
 
-    /// Reads the next event, and waits for one: milliseconds, or for ever if negative.
+    /// Reads the next event. Waits up to `timeout` milliseconds for it, or for ever if `timeout` is
+    /// negative.
     pub fn read_waiting(
         &self,
         out: &mut [u8],
@@ -347,10 +350,11 @@ impl Queue {
         self.read_locked(&mut events, out, flags)
     }
 
-    /// Reads the error that is the next event.
+    /// Reads the next event, which must be an error.
     ///
     /// # Safety
-    /// `out` can be written; from version 1.5 on `err_data` and `err_data_size` are set.
+    /// `out` is writable. For applications of version 1.5 and later, its `err_data` and
+    /// `err_data_size` are set.
     pub unsafe fn read_error(
         &self,
         out: *mut fi_eq_err_entry,
@@ -386,9 +390,10 @@ impl Queue {
             err_data_size: 0,
         };
         let words = words.clone();
-        // Before 1.5 the two were only given back.
+        // Before 1.5 the queue only returned these two fields, and the caller did not set them.
         let theirs = if self.api_version >= FI_VERSION_1_5 {
-            // SAFETY: the caller's word.
+            // SAFETY: the caller promised that `out` is valid, and since version 1.5 that it is
+            // set.
             let given = unsafe { out.read() };
             let (data, size) = (given.err_data, given.err_data_size);
             (!data.is_null() && size > 0).then_some((data, size))
@@ -397,7 +402,8 @@ impl Queue {
         };
         if let Some((data, room)) = theirs {
             let size = words.len().min(room);
-            // SAFETY: the application's room.
+            // SAFETY: the application set `err_data` to room for `err_data_size` bytes; `size` is
+            // no more.
             unsafe {
                 data.cast::<u8>()
                     .copy_from_nonoverlapping(words.as_ptr(), size)
@@ -409,7 +415,7 @@ impl Queue {
             error.err_data = events.words.as_mut_ptr().cast();
             error.err_data_size = events.words.len();
         }
-        // SAFETY: the caller's word.
+        // SAFETY: the caller promised that `out` is writable.
         unsafe { out.write(error) };
         if flags & FI_PEEK == 0 {
             self.take(&mut events);
@@ -445,7 +451,7 @@ impl Queue {
         ))
     }
 
-    /// How it can be waited for.
+    /// The FI_WAIT_... value of the queue.
     pub fn wait_object(&self) -> i32 {
         if self.fd.is_some() {
             FI_WAIT_FD
@@ -454,18 +460,18 @@ impl Queue {
         }
     }
 
-    /// Whether nothing can be read.
+    /// Whether the queue holds no event.
     pub fn is_empty(&self) -> bool {
         self.lock().waiting.is_empty()
     }
 }
 
 fn event_fd() -> Result<OwnedFd, Failure> {
-    // SAFETY: no pointers.
+    // SAFETY: eventfd takes no pointers.
     let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
     if fd < 0 {
         return Err(Failure::from(Error::Kernel(Errno(errno().0))));
     }
-    // SAFETY: just opened, and nobody else's.
+    // SAFETY: eventfd has just returned `fd`, which no other code owns.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }

@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Raw keys, fi_mr_raw_attr(3): all that a peer must know of a region, in bytes that travel.
+//! Raw keys, fi_mr_raw_attr(3): the facts that a peer must know about a region, in bytes that
+//! travel.
 //!
-//! | bytes | what, little-endian |
+//! | bytes | content, little-endian |
 //! | --- | --- |
 //! | 4 | `RMK1` |
 //! | 4 | the number of pieces, 1 to 16 |
-//! | 8 | the address where the region begins for its peers |
-//! | 24 each | a piece: where the device has it, its length, its rkey, 0 |
+//! | 8 | the first address of the region for its peers |
+//! | 24 each | a piece: its device address, its length, its rkey, 0 |
 //! | 8 | a check sum (FNV-1a, 64 bits) of all bytes before it |
 //!
-//! What comes back is a stranger's: each byte is looked at before any is believed. (The check sum finds
-//! damage, not malice; a peer that lies about its own rkeys reaches nothing that it could not reach anyway.)
+//! Raw keys come from strangers: [`RawKey::read`] checks each byte before it trusts any. (The check
+//! sum finds damage, not malice. A peer that lies about its own rkeys reaches nothing that it could
+//! not reach anyway.)
 
 use super::errors::{Failure, invalid, refused};
 use super::segment::Segment;
@@ -21,15 +23,15 @@ const HEADER: usize = 16;
 const PIECE: usize = 24;
 const SUM: usize = 8;
 
-/// The most pieces that a region has, and buffers that a registration may name.
+/// The largest number of pieces of a region, and of buffers of a registration.
 pub const IOV_LIMIT: usize = 16;
 
-/// The size of a raw key.
+/// The size of a raw key of `pieces` pieces.
 pub const fn size(pieces: usize) -> usize {
     HEADER + pieces * PIECE + SUM
 }
 
-/// A peer's region, as its raw key says.
+/// A peer's region, as described by its raw key.
 #[derive(Debug, PartialEq, Eq)]
 pub struct RawKey {
     pub base: u64,
@@ -42,8 +44,8 @@ fn sum(bytes: &[u8]) -> u64 {
     })
 }
 
-/// Writes a raw key to the beginning of `out`, and returns its size. Where it does not fit nothing is
-/// written.
+/// Writes a raw key to the beginning of `out`, and returns its size. If `out` is too small, nothing
+/// is written.
 pub fn write(base: u64, pieces: &[Segment], out: &mut [u8]) -> Result<usize, Failure> {
     let size = size(pieces.len());
     let out = out.get_mut(..size).ok_or(refused(
@@ -74,7 +76,8 @@ fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
 }
 
 impl RawKey {
-    /// Reads a raw key that a peer has sent, and the base address that came with it.
+    /// Reads a raw key that a peer has sent, and compares its base address with `base`, which came
+    /// with it.
     pub fn read(bytes: &[u8], base: u64) -> Result<RawKey, Failure> {
         Self::parse(bytes).and_then(|key| {
             if key.base == base {
@@ -183,7 +186,7 @@ mod tests {
         }
     }
 
-    /// What only a liar sends: the check sum is right.
+    /// Only a lying peer sends these raw keys: their check sums are right.
     #[test]
     fn lies_are_found() {
         let lie = |piece: Segment, base| {

@@ -1,5 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A memory region: `struct fid_mr`, and what is behind it.
+//! A memory region: `struct fid_mr`, and the library's private fields behind it.
+//!
+//! # Safety
+//!
+//! Owner: a `Piece` holds the addresses of its `ibv_mr`s from the registration to its end, so they
+//! name live registrations.
+//! Sole use: `Rest` hands the memory of a closed region to one caller only, so no other thread uses
+//! that memory until the caller publishes the new region.
 
 use super::Process;
 use super::errors::{Failure, invalid, refused};
@@ -7,67 +14,72 @@ use super::raw_key;
 use super::segment::{Room, Segment};
 use crate::abi::libfabric::*;
 use crate::abi::rdma_core::ibv_mr;
-use crate::explain::{self, Subject};
-use crate::mr::{Error, Mr};
-use crate::relaxed;
+use crate::call::{Error, How, Registered};
+use crate::desk::{self, Mr};
+use crate::report::explain::{self, Subject};
 use crate::trace::format::{Call, how};
+use crate::trace::{self, Pending};
 use core::ffi::c_void;
 use core::ptr::{NonNull, null_mut, with_exposed_provenance_mut};
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 use std::sync::{Mutex, PoisonError};
 
-/// A buffer as the kernel has registered it: once as a rule. A device names a byte of a registration by the
-/// same address whoever asks, so a buffer that peers reach elsewhere than at its virtual address, and that
-/// its own process uses too, takes two.
+/// A buffer and its kernel registrations, as a rule one. A device names a byte of a registration by
+/// one address for all users. A buffer therefore takes two registrations if its own process uses it
+/// and its peers reach it at another address than its virtual address.
 #[derive(Clone, Copy)]
 pub struct Piece {
-    /// Its `ibv_mr`, by address; of two that for local use.
+    /// The `ibv_mr`, by address. If there are two, the one for local use.
     mr: usize,
-    /// That for peers, if it is another; else 0.
+    /// The `ibv_mr` for peers, by address, if there are two; else 0.
     for_peers: usize,
-    /// Where the device has its first byte for peers.
+    /// The device's address, for peers, of the first byte.
     remote: u64,
+    /// The way in which the buffer was registered.
+    how: How,
 }
 
 /// # Safety
-/// The address of a region that is registered.
+/// `address` is that of an `ibv_mr` that is still registered.
 unsafe fn mr(address: usize) -> Option<Mr> {
-    // SAFETY: the caller's word.
+    // SAFETY: the caller promised that `address` names a live registration.
     unsafe { Mr::from_c(with_exposed_provenance_mut(address)) }
 }
 
 impl Piece {
-    /// A registration, at the device's address `remote` for peers.
-    pub fn new(mr: *mut ibv_mr, remote: u64) -> Piece {
+    /// A buffer with one registration, which peers reach at the device's address `remote`.
+    pub fn new(registered: Registered, remote: u64) -> Piece {
         Piece {
-            mr: mr.expose_provenance(),
+            mr: registered.mr.expose_provenance(),
             for_peers: 0,
             remote,
+            how: registered.how,
         }
     }
 
-    /// Two: the first at the buffer's own address, the other for peers.
-    pub fn pair(mr: *mut ibv_mr, for_peers: *mut ibv_mr, remote: u64) -> Piece {
+    /// A buffer with two registrations: `local` at the buffer's own address, `for_peers` at
+    /// `remote`.
+    pub fn pair(local: Registered, for_peers: Registered, remote: u64) -> Piece {
         Piece {
-            for_peers: for_peers.expose_provenance(),
-            ..Piece::new(mr, remote)
+            for_peers: for_peers.mr.expose_provenance(),
+            ..Piece::new(local, remote)
         }
     }
 
     fn local(&self) -> Option<Mr> {
-        // SAFETY: it got it from a registration, and is dropped with that.
+        // SAFETY: Owner, for `self.mr`.
         unsafe { mr(self.mr) }
     }
 
     fn peers(&self) -> Option<Mr> {
         match self.for_peers {
             0 => self.local(),
-            // SAFETY: as above.
+            // SAFETY: Owner, for `self.for_peers`.
             other => unsafe { mr(other) },
         }
     }
 
-    /// How many bytes it has pinned.
+    /// The number of bytes that the registrations have pinned.
     pub fn pinned(&self) -> u64 {
         let times = if self.for_peers == 0 { 1 } else { 2 };
         self.local().map_or(0, |mr| {
@@ -76,13 +88,13 @@ impl Piece {
         })
     }
 
-    /// Ends it. After an error what is left is still registered.
-    pub fn end(&mut self) -> Result<(), Error> {
+    /// Ends the registrations. After an error the rest of them is still registered.
+    pub fn end(&mut self) -> Result<How, Error> {
         if self.for_peers != 0 {
-            self.peers().map_or(Ok(()), relaxed::deregister)?;
+            self.peers().map_or(Ok(How::Kernel), desk::deregister)?;
             self.for_peers = 0;
         }
-        self.local().map_or(Ok(()), relaxed::deregister)
+        self.local().map_or(Ok(How::Kernel), desk::deregister)
     }
 
     fn segment(&self, side: Side) -> Option<Segment> {
@@ -101,69 +113,70 @@ impl Piece {
     }
 }
 
-/// Whose addresses.
+/// The user of the addresses: this process, or its peers.
 #[derive(Clone, Copy)]
 pub enum Side {
     Local,
     Remote,
 }
 
-/// What has become of a region.
+/// The state of a region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
-enum State {
-    /// Closed; its memory waits to be used again.
+enum Phase {
+    /// Closed. The memory waits to be used again.
     Closed,
     UnderWay,
     Registered,
-    /// Registering it failed after its call had returned, or closing it did halfway.
+    /// The registration failed after its call had returned, or a close failed halfway.
     Failed,
-    /// Another region took its addresses.
+    /// Another region has taken this region's addresses.
     Replaced,
-    /// A thread is just closing or replacing it.
+    /// A thread is closing or replacing the region at the moment.
     Closing,
 }
 
-impl State {
-    const ALL: [State; 6] = [
-        State::Closed,
-        State::UnderWay,
-        State::Registered,
-        State::Failed,
-        State::Replaced,
-        State::Closing,
+impl Phase {
+    const ALL: [Phase; 6] = [
+        Phase::Closed,
+        Phase::UnderWay,
+        Phase::Registered,
+        Phase::Failed,
+        Phase::Replaced,
+        Phase::Closing,
     ];
 }
 
 /// A region.
 #[repr(C)]
 pub struct Region {
-    // As `struct fid_mr` has it. The application's threads read it while ours write.
+    // The fields of `struct fid_mr`. The application's threads read them while the library writes.
     fclass: AtomicUsize,
     context: AtomicPtr<c_void>,
     ops: &'static fi_ops,
     desc: AtomicPtr<c_void>,
     key: AtomicU64,
-    // From here on ours.
+    // The private fields.
     state: AtomicU32,
-    /// The lkey that it had before it was replaced, for the trace.
+    /// The lkey of the region before it was replaced, for the trace.
     replaced_lkey: AtomicU32,
     process: Process,
-    /// Its domain, by address, which is there as long as it has regions.
+    /// The domain, by address. The domain exists as long as it has regions.
     pub domain: usize,
-    /// Whether its peers need a raw key.
+    /// Whether peers need a raw key.
     raw: bool,
-    /// What [`Keys`](super::keys::Keys) has it by, if it has it.
+    /// The region's key in [`Keys`](super::keys::Keys), if it has one there.
     pub table_key: Option<u64>,
-    /// Whether its base address is the application's choice.
+    /// Whether the application chose the base address.
     pub is_placed: bool,
-    /// Where its peers' addresses begin.
+    /// The first address that peers use.
     pub base: u64,
     pub length: u64,
-    /// The only registration, as long as it is one. (Most regions have one, and no lock for it.)
+    /// The address of the region's only `ibv_mr`; 0 if `many` holds the registrations. (Most
+    /// regions have one registration, and take no lock for it.)
     single: AtomicUsize,
     remote: AtomicU64,
-    /// Several pieces, or one that was registered twice.
+    /// Several pieces, or one piece that was registered twice.
     many: Mutex<Vec<Piece>>,
 }
 const _: () = assert!(core::mem::offset_of!(Region, state) >= size_of::<fid_mr>());
@@ -174,7 +187,7 @@ const _: () =
     assert!(core::mem::offset_of!(Region, desc) == core::mem::offset_of!(fid_mr, mem_desc));
 const _: () = assert!(core::mem::offset_of!(Region, key) == core::mem::offset_of!(fid_mr, key));
 
-/// How a region is to be.
+/// The properties of a region to be made.
 pub struct Plan {
     pub ops: &'static fi_ops,
     pub domain: usize,
@@ -188,30 +201,31 @@ pub struct Plan {
 }
 
 impl Region {
-    /// A region, under way, in memory of another region of the domain, which rested.
+    /// Makes a region in the state `UnderWay`, in the rested memory of another region of the
+    /// domain.
     #[inline(always)]
     pub fn make(plan: &Plan, rested: usize) -> &'static Region {
         let memory: *mut Region = with_exposed_provenance_mut(rested);
-        // SAFETY: memory of a closed region that is nobody else's.
+        // SAFETY: Sole use, for `rested`.
         let region = unsafe { &mut *memory };
         *region.fclass.get_mut() = FI_CLASS_MR;
         *region.context.get_mut() = plan.context;
-        *region.state.get_mut() = State::UnderWay as u32;
-        // One that the pool had served still names what it had, and so does one that was replaced.
+        *region.state.get_mut() = Phase::UnderWay as u32;
+        // The pool's and replaced regions leave old values in these fields.
         *region.single.get_mut() = 0;
         *region.replaced_lkey.get_mut() = 0;
         region.table_key = plan.table_key;
         region.is_placed = plan.is_placed;
         region.base = plan.base;
         region.length = plan.length;
-        // What else there is, is the same for all of a domain, or was emptied when the region was closed.
+        // The other fields are the same for all regions of a domain, or were emptied at the close.
         region
     }
 
-    /// A region, under way, in new memory.
+    /// Makes a region in the state `UnderWay`, in new memory.
     #[cold]
     pub fn make_new(plan: &Plan) -> Result<&'static Region, Failure> {
-        // SAFETY: not of size 0.
+        // SAFETY: the size is not 0.
         let memory: *mut Region = unsafe { libc::malloc(size_of::<Region>()) }.cast();
         let memory = NonNull::new(memory).ok_or(Error::Memory)?;
         let region = Region {
@@ -220,7 +234,7 @@ impl Region {
             ops: plan.ops,
             desc: AtomicPtr::new(null_mut()),
             key: AtomicU64::new(FI_KEY_NOTAVAIL),
-            state: AtomicU32::new(State::UnderWay as u32),
+            state: AtomicU32::new(Phase::UnderWay as u32),
             replaced_lkey: AtomicU32::new(0),
             process: plan.process,
             domain: plan.domain,
@@ -233,28 +247,30 @@ impl Region {
             remote: AtomicU64::new(0),
             many: Mutex::new(Vec::new()),
         };
-        // SAFETY: memory of its size that is nobody else's.
+        // SAFETY: malloc returned this memory, of the right size, to this thread only.
         unsafe { memory.write(region) };
-        // SAFETY: just written; it is freed only when it is closed.
+        // SAFETY: the line above wrote the region; `free` gives the memory back only after its
+        // close.
         Ok(unsafe { memory.as_ref() })
     }
 
     /// The region that C names.
     ///
     /// # Safety
-    /// It is a region of this library, open or not long closed.
+    /// `fid` is a region of this library, open or closed not long ago.
     #[inline(always)]
     pub unsafe fn from_c<'a>(fid: *mut fid) -> &'a Region {
-        // SAFETY: the caller's word: the table of functions that led here is that of our regions.
+        // SAFETY: the caller promised a region: only regions have the table that led to this
+        // function.
         unsafe { &*fid.cast() }
     }
 
-    /// As C sees it.
+    /// The pointer that C uses.
     pub fn as_ptr(&self) -> *mut fid_mr {
         (&raw const *self).cast_mut().cast()
     }
 
-    /// By which it is remembered.
+    /// The address by which tables and queues remember the region.
     pub fn address(&self) -> usize {
         (&raw const *self).expose_provenance()
     }
@@ -263,44 +279,46 @@ impl Region {
         self.context.load(Relaxed)
     }
 
-    fn state(&self) -> State {
-        State::ALL[self.state.load(Acquire) as usize % State::ALL.len()]
+    fn state(&self) -> Phase {
+        // Only `Phase as u32` is ever stored.
+        let stored = Phase::ALL.get(self.state.load(Acquire) as usize);
+        stored.copied().unwrap_or(Phase::Closed)
     }
 
-    fn change(&self, from: State, to: State) -> bool {
+    fn change(&self, from: Phase, to: Phase) -> bool {
         self.state
             .compare_exchange(from as u32, to as u32, AcqRel, Acquire)
             .is_ok()
     }
 
     pub fn is_registered(&self) -> bool {
-        self.state() == State::Registered
+        self.state() == Phase::Registered
     }
 
-    /// Refuses a region that is closed, and one of the process that this one was forked from.
+    /// Refuses a region that is closed, and a region that the parent process made before fork.
     pub fn check(&self) -> Result<(), Failure> {
-        if self.state() == State::Closed {
+        if self.state() == Phase::Closed {
             return Err(invalid("the region is closed already"));
         }
         self.process.check()
     }
 
-    /// Refuses one that is not registered as well.
+    /// Refuses the same regions as `check`, and a region that is not registered.
     pub fn check_registered(&self) -> Result<(), Failure> {
         self.check()?;
         match self.state() {
-            State::Registered => Ok(()),
-            State::UnderWay => Err(refused(
+            Phase::Registered => Ok(()),
+            Phase::UnderWay => Err(refused(
                 FI_EOPBADSTATE,
                 "the registration has not completed yet",
             )),
-            State::Failed => Err(refused(FI_EOPBADSTATE, "the registration has failed")),
-            State::Replaced => Err(refused(FI_EOPBADSTATE, "another region has replaced it")),
+            Phase::Failed => Err(refused(FI_EOPBADSTATE, "the registration has failed")),
+            Phase::Replaced => Err(refused(FI_EOPBADSTATE, "another region has replaced it")),
             _ => Err(invalid("the region is being closed")),
         }
     }
 
-    /// Gives it what was registered for it.
+    /// Hands the region its registrations.
     #[inline(always)]
     pub fn fill(&self, pieces: Pieces) {
         if let Some(piece) = pieces.only() {
@@ -318,7 +336,8 @@ impl Region {
         }
     }
 
-    /// Opens it to use: what was stored before is there for whoever sees this.
+    /// Opens the region to use. A thread that sees the state `Registered` also sees all earlier
+    /// stores.
     #[inline(always)]
     pub fn is_now_registered(&self) {
         let key = if self.raw {
@@ -336,12 +355,12 @@ impl Region {
             rkey.map_or(FI_KEY_NOTAVAIL, u64::from)
         };
         self.key.store(key, Release);
-        self.state.store(State::Registered as u32, Release);
+        self.state.store(Phase::Registered as u32, Release);
     }
 
-    /// What its call could not say any more: it has failed.
+    /// Marks a region whose registration failed after the call had returned.
     pub fn has_failed(&self) {
-        self.state.store(State::Failed as u32, Release);
+        self.state.store(Phase::Failed as u32, Release);
     }
 
     fn single(&self) -> Option<Piece> {
@@ -351,6 +370,7 @@ impl Region {
             mr,
             for_peers: 0,
             remote,
+            how: How::Kernel,
         })
     }
 
@@ -358,7 +378,7 @@ impl Region {
         self.many.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Its pieces, in order.
+    /// Calls `with` with the region's pieces, in order.
     pub fn with_segments<R>(&self, side: Side, with: impl FnOnce(&[Segment]) -> R) -> R {
         if let Some(segment) = self.single().and_then(|piece| piece.segment(side)) {
             return with(&[segment]);
@@ -369,16 +389,27 @@ impl Region {
         with(&segments)
     }
 
-    /// Its pieces, for its own process.
+    /// Copies the pieces into `room`, at the addresses that this process uses.
     pub fn segments(&self, room: &mut Room) {
         self.with_segments(Side::Local, |segments| {
             segments.iter().for_each(|&segment| room.push(segment));
         });
     }
 
-    /// Says in a record of the trace which region it is about, and whether the pool has it. A composite is known
-    /// by its first piece, one that was replaced by what it had.
-    pub fn describe(&self, record: &mut Call, by_pool: u8) {
+    /// Writes into the pending trace record, if there is one, which region the call concerns and
+    /// how the region was registered. The record names a composite region by its first piece, and a
+    /// replaced region by its former lkey.
+    #[inline(always)]
+    pub fn describe(&self, pending: &mut Option<Pending>, how: How) {
+        if let Some(pending) = pending {
+            self.describe_record(&mut pending.record, how);
+            pending.is_done();
+        }
+    }
+
+    /// Writes into a trace record which region the call concerns and how the call was done.
+    #[cold]
+    pub fn describe_record(&self, record: &mut Call, how: How) {
         if record.length == 0 {
             record.length = self.length;
         }
@@ -395,14 +426,10 @@ impl Region {
         if record.addr == 0 {
             record.addr = public.addr.addr() as u64;
         }
-        record.how = if relaxed::serves(mr) {
-            by_pool
-        } else {
-            how::KERNEL
-        };
+        record.how = trace::code(how);
     }
 
-    /// Writes its raw key, fi_mr_raw_attr(3). Returns the size that it needs in any case.
+    /// Writes the region's raw key, fi_mr_raw_attr(3). Returns the size of a raw key in any case.
     pub fn write_raw_key(&self, out: &mut [u8]) -> (usize, Result<usize, Failure>) {
         self.with_segments(Side::Remote, |segments| {
             let written = raw_key::write(self.base, segments, out);
@@ -411,22 +438,23 @@ impl Region {
     }
 
     #[inline(always)]
-    fn end_pieces(&self) -> Result<(), Error> {
+    fn end_pieces(&self) -> Result<How, Error> {
+        let mut how = How::Kernel;
         if let Some(mut piece) = self.single() {
-            piece.end()?;
+            how = piece.end()?;
             self.single.store(0, Relaxed);
-            return Ok(());
+            return Ok(how);
         }
         let mut pieces = self.lock();
         while let Some(piece) = pieces.last_mut() {
-            piece.end()?;
+            how = piece.end()?;
             pieces.pop();
         }
         *pieces = Vec::new();
-        Ok(())
+        Ok(how)
     }
 
-    /// Undoes what was registered for a region that is still under way.
+    /// Ends the registrations of a region that is still in the state `UnderWay`.
     pub fn empty(&self) {
         Pieces::Many(self.take()).end();
     }
@@ -439,10 +467,10 @@ impl Region {
         pieces
     }
 
-    /// Takes its registrations from a region that another replaces, with the table of keys locked. They are
-    /// the caller's to end. `None` if it is just being closed.
+    /// Takes the registrations from a region that another region replaces. The caller has locked
+    /// the table of keys, and must end the registrations. `None` if a thread is closing the region.
     pub fn replace(&self) -> Option<Vec<Piece>> {
-        if !self.change(State::Registered, State::Closing) {
+        if !self.change(Phase::Registered, Phase::Closing) {
             return None;
         }
         let pieces = self.take();
@@ -450,63 +478,65 @@ impl Region {
         let lkey = first.map_or(0, |mr| mr.read().lkey);
         self.replaced_lkey.store(lkey, Relaxed);
         self.key.store(FI_KEY_NOTAVAIL, Relaxed);
-        self.state.store(State::Replaced as u32, Release);
+        self.state.store(Phase::Replaced as u32, Release);
         Some(pieces)
     }
 
-    /// Claims it for its end, fi_close(3): nobody else can replace or close it from now on. (If it is placed,
-    /// the table of keys is locked.)
+    /// Claims the region for its close, fi_close(3): from now on no other thread can replace or
+    /// close it. (For a placed region the caller has locked the table of keys.)
     #[inline(always)]
     pub fn begin_to_close(&self) -> Result<(), Failure> {
-        for from in [State::Registered, State::Failed, State::Replaced] {
-            if self.change(from, State::Closing) {
+        for from in [Phase::Registered, Phase::Failed, Phase::Replaced] {
+            if self.change(from, Phase::Closing) {
                 return Ok(());
             }
         }
         Err(invalid("the region is closed already, or just being"))
     }
 
-    /// Ends the registrations of a region that is claimed. After an error the region is as it was before, or,
-    /// if some are gone, good for nothing but to be closed again.
+    /// Ends the registrations of a claimed region. After an error the region is as it was before.
+    /// If some registrations are gone, the region can only be closed again.
     #[inline(always)]
-    pub fn end(&self) -> Result<(), Failure> {
-        let Err(error) = self.end_pieces() else {
-            return Ok(());
+    pub fn end(&self) -> Result<How, Failure> {
+        let error = match self.end_pieces() {
+            Ok(how) => return Ok(how),
+            Err(error) => error,
         };
         let whole = self.single.load(Relaxed) != 0;
         let now = if whole {
-            State::Registered
+            Phase::Registered
         } else {
-            State::Failed
+            Phase::Failed
         };
         self.state.store(now as u32, Release);
         let subject = Subject::Region;
         Err(Failure { error, subject })
     }
 
-    /// Ends its life: from here on it can be told to be closed, as long as its memory rests.
+    /// Ends the region's life. As long as the memory rests, a call can tell that the region is
+    /// closed.
     #[inline(always)]
     pub fn die(&self) {
         self.key.store(FI_KEY_NOTAVAIL, Relaxed);
         self.desc.store(null_mut(), Relaxed);
         self.fclass.store(FI_CLASS_UNSPEC, Relaxed);
-        self.state.store(State::Closed as u32, Release);
+        self.state.store(Phase::Closed as u32, Release);
     }
 
-    /// Gives its memory back.
+    /// Gives the memory back to the C library.
     ///
     /// # Safety
-    /// It is dead, and nobody uses it again.
+    /// The region is dead, and no thread uses it again.
     pub unsafe fn free(region: usize) {
         let memory: *mut c_void = with_exposed_provenance_mut(region);
-        // SAFETY: memory of `make`; a dead region holds nothing that is to be dropped.
+        // SAFETY: `make_new` got this memory from malloc; a dead region holds no value to drop.
         unsafe { libc::free(memory) };
     }
 
-    /// Makes a region of what the pool has just served, for `fast.rs`.
+    /// Makes a region of a registration that the pool has just served, for `fast.rs`.
     ///
     /// # Safety
-    /// `rested` is memory of a region that nobody else has.
+    /// `rested` is memory of a region that no other thread uses.
     #[inline(always)]
     pub unsafe fn serve(
         rested: usize,
@@ -515,7 +545,7 @@ impl Region {
         context: *mut c_void,
     ) -> &'static Region {
         let memory: *mut Region = with_exposed_provenance_mut(rested);
-        // SAFETY: the caller's word.
+        // SAFETY: the caller promised that no other thread uses `rested`.
         let region = unsafe { &mut *memory };
         let addr = public.addr.addr() as u64;
         *region.fclass.get_mut() = FI_CLASS_MR;
@@ -528,16 +558,17 @@ impl Region {
         region.length = public.length as u64;
         *region.remote.get_mut() = addr;
         *region.single.get_mut() = mr.expose_provenance();
-        *region.state.get_mut() = State::Registered as u32;
+        *region.state.get_mut() = Phase::Registered as u32;
         region
     }
 
-    /// The registration of a region that may go back to the pool as it came: it is one, and in nobody's table.
+    /// The registration of a region that may go back to the pool unchanged: the region has one
+    /// registration, and no table holds the region.
     #[inline(always)]
     pub fn served(&self) -> Option<Mr> {
         let simple = self.table_key.is_none() && !self.is_placed;
         if !simple
-            || self.state.load(Relaxed) != State::Registered as u32
+            || self.state.load(Relaxed) != Phase::Registered as u32
             || self.process.check().is_err()
         {
             return None;
@@ -546,14 +577,22 @@ impl Region {
     }
 }
 
-/// What was registered for a region.
+/// The registrations of a region.
 pub enum Pieces {
     One(Piece),
     Many(Vec<Piece>),
 }
 
 impl Pieces {
-    /// The one that is all.
+    /// The way in which the last piece was registered.
+    pub fn how(&self) -> How {
+        match self {
+            Pieces::One(piece) => piece.how,
+            Pieces::Many(pieces) => pieces.last().map_or(How::Kernel, |piece| piece.how),
+        }
+    }
+
+    /// The only piece, if there is one.
     fn only(&self) -> Option<Piece> {
         match self {
             Pieces::One(piece) => Some(*piece),
@@ -561,10 +600,11 @@ impl Pieces {
         }
     }
 
-    /// Undoes them.
+    /// Ends all registrations.
     pub fn end(self) {
         let end = |piece: &mut Piece| {
-            // What the kernel refuses to end stays with the domain, which then cannot be deallocated.
+            // If the kernel refuses to end a registration, the domain keeps it and cannot be
+            // deallocated.
             let _ = piece.end();
         };
         match self {

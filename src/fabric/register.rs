@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Registering, fi_mr_reg(3) and its two siblings.
+//! The registering calls: fi_mr_reg(3) and its two siblings.
 
 use super::access::{self, Rights};
 use super::attributes::{Buffer, Buffers, MR_KEY, MR_OFFSET, Wish};
@@ -8,42 +8,42 @@ use super::errors::{Failure, invalid, refused};
 use super::region::{Piece, Pieces, Plan, Region};
 use super::workers::{self, Job};
 use crate::abi::libfabric::*;
-use crate::abi::rdma_core::ibv_mr;
-use crate::explain::Subject;
-use crate::mr::{Access, Request};
-use crate::proc;
-use crate::relaxed::{self, beside_plain};
-use crate::trace;
-use crate::trace::format::how;
+use crate::call::{Access, How, Registered, Request};
+use crate::desk;
+use crate::report::explain::Subject;
+use crate::sys::pages::page_size;
+use crate::trace::Pending;
 
-/// What a region is registered as.
-struct Registration {
+/// The terms of a registration.
+struct Terms {
     buffers: Buffers,
     rights: Rights,
-    /// The base address for peers that the application chose.
+    /// The base address for peers, if the application chose one.
     placed: Option<u64>,
 }
 
-/// Where the application wants the region: it must be there before an event can say that it is registered.
+/// The application's variable for the new region. It must hold the region before an event can
+/// report the registration.
 pub struct Publish(*mut *mut fid_mr);
 
 impl Publish {
     /// # Safety
-    /// The place is the application's, until the registration has completed.
+    /// `place` stays writable until the registration has completed.
     pub unsafe fn to(place: *mut *mut fid_mr) -> Publish {
         Publish(place)
     }
 
     fn region(&self, region: &Region) {
-        // SAFETY: the word of `to`.
+        // SAFETY: the caller of `to` promised that the variable stays writable.
         unsafe { self.0.write(region.as_ptr()) };
     }
 }
 
-/// Registers memory.
+/// Registers memory. `pending` is the trace's record of the call, if the trace is on; a
+/// registration in the background takes the record.
 ///
-/// Not inlined, but all that it calls is inlined into it, once: three copies, one for each of C's calls,
-/// were 47 KiB of code.
+/// This function is not inlined, but every function that it calls is inlined into it, once. Three
+/// inlined copies, one for each of C's calls, were 47 KiB of code.
 #[inline(never)]
 pub fn register(
     call: &'static str,
@@ -51,11 +51,12 @@ pub fn register(
     buffers: Buffers,
     wish: &Wish,
     publish: &Publish,
+    pending: &mut Option<Pending>,
 ) -> Result<(), Failure> {
     let rights = access::map(wish.access, domain.is_iwarp())?;
     let table_key = key(domain, wish)?;
     let length = buffers.length();
-    let registration = Registration {
+    let registration = Terms {
         placed: placed(domain, wish, &buffers, length)?,
         rights,
         buffers,
@@ -74,7 +75,7 @@ pub fn register(
         ));
     }
     let region = domain.open_region(&plan)?;
-    let result = complete_or_submit(call, domain, region, registration, publish);
+    let result = complete_or_submit(call, domain, region, registration, publish, pending);
     if result.is_err() {
         domain.keys.remove(region);
         domain.close_region(region);
@@ -87,16 +88,18 @@ fn complete_or_submit(
     call: &'static str,
     domain: &'static Domain,
     region: &'static Region,
-    registration: Registration,
+    registration: Terms,
     publish: &Publish,
+    pending: &mut Option<Pending>,
 ) -> Result<(), Failure> {
     if let (Some(key), false) = (region.table_key, region.is_placed) {
         domain.keys.reserve(key, region)?;
     }
     let queue = match domain.queue() {
         None => {
-            complete(domain, region, &registration)?;
+            let how = complete(domain, region, &registration)?;
             publish.region(region);
+            region.describe(pending, how);
             return Ok(());
         }
         Some(queue) => queue,
@@ -109,29 +112,30 @@ fn complete_or_submit(
                 call,
                 region,
                 queue,
-                left: trace::take_left(),
+                pending: pending.take(),
                 register: Box::new(move |region| complete(domain, region, &registration)),
             });
             Ok(())
         }
-        // What is placed replaces others, and so is done when the call returns.
+        // A placed region replaces others, so it must be registered when the call returns.
         Bound::Own(queue) => {
             queue.promise()?;
-            complete(domain, region, &registration).inspect_err(|_| queue.release())?;
+            let how = complete(domain, region, &registration).inspect_err(|_| queue.release())?;
             publish.region(region);
-            // Whoever reads the event may close the region.
-            trace::describe(|record| region.describe(record, how::HIT));
+            // A thread that reads the event may close the region, so the record is written first.
+            region.describe(pending, how);
             queue.completed(region.address(), region.context());
             Ok(())
         }
         Bound::Foreign(queue) => {
-            complete(domain, region, &registration)?;
+            let how = complete(domain, region, &registration)?;
             publish.region(region);
-            trace::describe(|record| region.describe(record, how::HIT));
+            region.describe(pending, how);
             queue
                 .completed(region.as_ptr(), region.context())
                 .inspect_err(|_| {
-                    // The kernel has just made them; what it does not end stays with the domain.
+                    // The kernel has just made these registrations. If it refuses to end one, the
+                    // domain keeps it.
                     if let Some(pieces) = region.replace() {
                         Pieces::Many(pieces).end();
                     }
@@ -140,7 +144,7 @@ fn complete_or_submit(
     }
 }
 
-/// The key of the application's, if the domain has such.
+/// The key that the application chose, if the domain has such keys.
 #[inline(always)]
 fn key(domain: &Domain, wish: &Wish) -> Result<Option<u64>, Failure> {
     if wish.flags & !(MR_KEY | MR_OFFSET) != 0 {
@@ -167,7 +171,7 @@ fn key(domain: &Domain, wish: &Wish) -> Result<Option<u64>, Failure> {
     Ok(Some(wish.requested_key))
 }
 
-/// The base address of the application's, if it gives one.
+/// The base address that the application chose, if there is one.
 #[inline(always)]
 fn placed(
     domain: &Domain,
@@ -205,14 +209,14 @@ fn placed(
     Ok(Some(wish.offset))
 }
 
-/// Whether a device can have a buffer at an address: the kernel registers whole pages.
+/// Whether a device can have a buffer at `address`: the kernel registers whole pages.
 fn in_step(buffer: &Buffer, address: u64) -> bool {
-    let page = proc::page_size();
+    let page = page_size();
     buffer.addr.addr() as u64 % page == address % page
 }
 
-impl Registration {
-    /// Where the region begins for its peers.
+impl Terms {
+    /// The address at which the region begins for its peers.
     #[inline(always)]
     fn base(&self, domain: &Domain) -> u64 {
         match (self.placed, &self.buffers) {
@@ -226,10 +230,12 @@ impl Registration {
     }
 }
 
-/// Registers the memory of a region that is under way. After an error nothing is registered.
-fn complete(domain: &Domain, region: &Region, registration: &Registration) -> Result<(), Failure> {
+/// Registers the memory of a region in the state `UnderWay`. After an error nothing is registered.
+/// Returns the way in which the last registration was done.
+fn complete(domain: &Domain, region: &Region, registration: &Terms) -> Result<How, Failure> {
     let rights = &registration.rights;
-    // What replaces it must be able to end it, which the pool does in its own time.
+    // The pool does not serve placed regions: a region that replaces a placed one must end the old
+    // registration at once, and the pool ends registrations in its own time.
     let pooled = domain.mode().relaxed && registration.placed.is_none();
     let pieces = match &registration.buffers {
         Buffers::One(buffer) => {
@@ -239,15 +245,16 @@ fn complete(domain: &Domain, region: &Region, registration: &Registration) -> Re
         }
         Buffers::Many(buffers) => Pieces::Many(pin_all(domain, buffers, rights, pooled)?),
     };
+    let how = pieces.how();
     region.fill(pieces);
     if !region.is_placed {
         region.is_now_registered();
-        return Ok(());
+        return Ok(how);
     }
     match domain.keys.place(region) {
         Ok(replaced) => {
             Pieces::Many(replaced).end();
-            Ok(())
+            Ok(how)
         }
         Err(failure) => {
             region.empty();
@@ -286,8 +293,8 @@ fn pin_one_of_many(
     pin(domain, buffer, rights, None, pooled)
 }
 
-/// Registers a buffer. `at` is where the device is to have it for peers, if that matters; `pooled` whether
-/// the pool may serve it.
+/// Registers a buffer. `at` is the device's address for peers, if the caller needs a certain one.
+/// `pooled` says whether the pool may serve the buffer.
 #[inline(always)]
 fn pin(
     domain: &Domain,
@@ -300,14 +307,14 @@ fn pin(
     let mode = domain.mode();
     let remote = match at {
         Some(at) => at,
-        // The pool's regions have their own addresses, and siw gives every region its own: a table translates
-        // the peers'.
+        // The pool's registrations have the buffer's own address, and siw gives every registration
+        // the buffer's own address. A table translates the addresses that peers use.
         None if mode.virtual_addresses || mode.relaxed || domain.is_iwarp() => own,
-        // From 0 on, as near as the kernel allows: it registers whole pages.
-        None => own % proc::page_size(),
+        // As near to 0 as the kernel allows: it registers whole pages.
+        None => own % page_size(),
     };
     let all = rights.local | rights.remote;
-    // What no peer may reach is nowhere for them.
+    // A buffer that peers may not reach needs no address for them.
     if remote == own || rights.remote.is_empty() {
         return Ok(Piece::new(pin_at(domain, buffer, all, own, pooled)?, own));
     }
@@ -329,7 +336,7 @@ fn pin(
     }
 }
 
-/// One registration of the kernel.
+/// Makes one kernel registration.
 #[inline(always)]
 fn pin_at(
     domain: &Domain,
@@ -337,7 +344,7 @@ fn pin_at(
     access: Access,
     iova: u64,
     pooled: bool,
-) -> Result<*mut ibv_mr, Failure> {
+) -> Result<Registered, Failure> {
     let mode = domain.mode();
     let access = if mode.on_demand {
         access | Access::ON_DEMAND
@@ -349,12 +356,9 @@ fn pin_at(
         ..Request::at_address(buffer.addr, buffer.length, access)
     };
     let registered = if pooled {
-        match relaxed::hit(domain.pd(), buffer.addr.addr(), buffer.length, access) {
-            Ok(mr) => Ok(mr),
-            Err(miss) => relaxed::register(domain.pd(), &request, miss, false),
-        }
+        desk::register_relaxed(domain.pd(), &request)
     } else {
-        beside_plain::register(domain.pd(), &request)
+        desk::register(domain.pd(), &request)
     };
     registered.map_err(|error| Failure {
         error,

@@ -1,39 +1,43 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The memory of a domain's regions: closed ones rest before they are used again, so that a second fi_close() of
-//! the same can be told from a first. And how many regions there are, which is asked when the domain closes.
+//! The memory of a domain's regions. Memory of a closed region rests before it is used again, so
+//! that the library can tell a second fi_close() of a region from the first. This file also counts
+//! the open regions, because a domain that has any cannot be closed.
 //!
-//! Each thread has a place of its own, where it needs no atomic operation: with those (a shared count, a queue
-//! for all threads) a pair of fi_mr_reg() and fi_close() that the pool serves took 60 ns more than
-//! without libfabric's objects, and most of it was they.
+//! Each thread has a place of its own, which needs no atomic read-modify-write. With such
+//! operations (a shared count, one queue for all threads), a pair of fi_mr_reg() and fi_close()
+//! that the pool serves took 60 ns more than without libfabric's objects. Most of these 60 ns were
+//! the atomic operations.
 
-use crate::thread;
+use crate::sys::thread;
 use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering::*};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// How many closed regions a thread lets rest before it uses the oldest again.
+/// The number of closed regions that a thread lets rest before it uses the oldest again.
 const LEAST: usize = 16;
 
-/// How many it keeps; what comes after goes back to the C library.
+/// The largest number of closed regions that a thread keeps. More go back to the C library.
 const MOST: usize = 32;
 
-/// So many threads have a place of their own. Those that come later share one, with a lock.
+/// The number of threads that get a place of their own. Later threads share one place, with a lock.
 const THREADS: usize = 64;
 const _: () = assert!(THREADS.is_power_of_two());
 
-/// A thread's closed regions, first in first out, by address. Only its thread changes it.
+/// A thread's closed regions, by address, first in first out. Only the owning thread changes them.
 #[derive(Default)]
 #[repr(align(64))]
 struct Place {
     resting: [AtomicUsize; MOST],
     put: AtomicUsize,
     taken: AtomicUsize,
-    /// Regions whose memory was new, and that was given back: with those that rest they say how many there are.
+    /// `new` counts the regions made in new memory, `freed` the regions whose memory was given
+    /// back. With `put` and `taken`, they give the number of open regions.
     new: AtomicUsize,
     freed: AtomicUsize,
 }
 
-/// Adds to a number that only this thread changes. Release: who reads it sees what was before, a region's opening
-/// before its closing by another thread, and what was put to rest.
+/// Adds 1 to a number that only this thread changes. The store is a release: a thread that reads
+/// the new number with acquire sees the earlier writes. It thus sees a region's opening before its
+/// close by another thread, and the memory that was put to rest.
 #[inline(always)]
 fn count(number: &AtomicUsize) -> usize {
     let before = number.load(Relaxed);
@@ -53,7 +57,7 @@ impl Place {
         Some(self.resting[taken % MOST].load(Relaxed))
     }
 
-    /// Returns the oldest, if there are too many.
+    /// Lets the memory of a region rest. Returns the oldest resting region, if there are too many.
     #[inline(always)]
     fn close(&self, region: usize) -> Option<usize> {
         let (put, taken) = (self.put.load(Relaxed), self.taken.load(Relaxed));
@@ -74,23 +78,23 @@ impl Place {
             .map(move |n| self.resting[taken.wrapping_add(n) % MOST].load(Relaxed))
     }
 
-    /// Regions that were closed here.
+    /// The number of regions that this place's thread has closed.
     fn closed(&self) -> usize {
         let (put, freed) = (self.put.load(Acquire), self.freed.load(Acquire));
         put.wrapping_add(freed)
     }
 
-    /// Regions that were opened here.
+    /// The number of regions that this place's thread has opened.
     fn opened(&self) -> usize {
         let (taken, new) = (self.taken.load(Acquire), self.new.load(Acquire));
         taken.wrapping_add(new)
     }
 }
 
-/// A thread's place, once it has one.
+/// A thread and its place, if it has one.
 #[derive(Default)]
 struct Seat {
-    /// The thread, [`thread::pointer`].
+    /// The thread pointer of the owner, [`thread::pointer`].
     owner: AtomicUsize,
     place: AtomicPtr<Place>,
 }
@@ -109,8 +113,8 @@ impl Rest {
         }
     }
 
-    /// Where a thread looks first. Thread pointers are a stack apart as a rule: in the highest bits of the product
-    /// their few distances spread.
+    /// The seat that a thread tries first. Thread pointers usually lie one stack size apart. The
+    /// highest bits of the product spread these few distances.
     #[inline(always)]
     fn first_seat(thread: usize) -> usize {
         ((thread as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (u64::BITS - THREADS.ilog2()))
@@ -123,7 +127,7 @@ impl Rest {
         let thread = thread::pointer();
         let seat = &self.seats[Self::first_seat(thread)];
         if seat.owner.load(Relaxed) == thread {
-            // SAFETY: null, or a box of `take_seat`, which `drop` frees.
+            // SAFETY: the pointer is null or a box of `look_for_place`, which only `drop` frees.
             let place = unsafe { seat.place.load(Relaxed).as_ref() };
             if place.is_some() {
                 return place;
@@ -143,14 +147,15 @@ impl Rest {
         let mut place = seat.place.load(Relaxed);
         if place.is_null() {
             place = Box::into_raw(Box::<Place>::default());
-            // Only its owner makes a place; whoever closes the domain comes after it.
+            // Only the owner makes its place. The thread that closes the domain reads the pointer
+            // later.
             seat.place.store(place, Release);
         }
-        // SAFETY: made here, and freed by `drop`.
+        // SAFETY: `look_for_place` made the box, and only `drop` frees it.
         unsafe { place.as_ref() }
     }
 
-    /// Counts a region; its memory, if one has rested long enough.
+    /// Counts a region, and returns memory for it if a region has rested long enough.
     #[inline(always)]
     pub fn open(&self) -> Option<usize> {
         match self.place() {
@@ -159,7 +164,7 @@ impl Rest {
         }
     }
 
-    /// Counts off a region for which there was no memory.
+    /// Counts off a region for which no memory was left.
     #[cold]
     pub fn count_off(&self) {
         match self.place() {
@@ -168,7 +173,7 @@ impl Rest {
         };
     }
 
-    /// Counts a region off again, and lets its memory rest. Returns what is to be freed.
+    /// Counts a region off, and lets its memory rest. Returns the memory that the caller must free.
     #[inline(always)]
     pub fn close(&self, region: usize) -> Option<usize> {
         match self.place() {
@@ -184,13 +189,14 @@ impl Rest {
 
     fn each_place(&self) -> impl Iterator<Item = &Place> {
         self.seats.iter().filter_map(|seat| {
-            // SAFETY: null, or a box of `look_for_place`.
+            // SAFETY: the pointer is null or a box of `look_for_place`, which only `drop` frees.
             unsafe { seat.place.load(Acquire).as_ref() }
         })
     }
 
-    /// How many regions there are. One may be opened by one thread and closed by another: what is closed is counted first,
-    /// so that with each closing its opening is.
+    /// The number of open regions. One thread may open a region, and another close it. This
+    /// function therefore counts the closed regions first: for each close that it counts, it also
+    /// counts the opening.
     pub fn open_now(&self) -> usize {
         let late = self.late();
         let sum = |late: usize, of: fn(&Place) -> usize| {
@@ -201,7 +207,7 @@ impl Rest {
         sum(late.opened(), Place::opened).wrapping_sub(closed)
     }
 
-    /// All memory that rests, for its last use.
+    /// All resting memory. The caller must free it.
     pub fn drain(&self) -> Vec<usize> {
         let late = self.late();
         self.each_place()
@@ -216,7 +222,8 @@ impl Drop for Rest {
         for seat in &self.seats {
             let place = seat.place.load(Acquire);
             if !place.is_null() {
-                // SAFETY: a box of `look_for_place`, for the last time.
+                // SAFETY: `look_for_place` made the box, and `&mut self` proves that no thread uses
+                // it.
                 drop(unsafe { Box::from_raw(place) });
             }
         }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A piece of a region, and where a range of a region's addresses is.
+//! A piece of a region, and the search for a range of a region's addresses.
 
 use super::errors::{Failure, invalid, refused};
 use crate::abi::libfabric::FI_ETOOSMALL;
@@ -8,10 +8,11 @@ use crate::abi::libfabric::FI_ETOOSMALL;
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// Where it begins: for its own process the virtual address, for peers the one that the device has.
+    /// The address of the first byte: the virtual address for the region's own process, the
+    /// device's address for peers.
     pub addr: u64,
     pub length: u64,
-    /// 0 where it is a peer's.
+    /// 0 in a peer's segment.
     pub lkey: u32,
     pub rkey: u32,
 }
@@ -57,15 +58,15 @@ pub fn locate(
     Ok(())
 }
 
-/// Room for segments that C gives, of which it wants to know how many there are.
+/// The caller's room for segments, and the number of segments that it needs.
 pub struct Room<'a> {
     pub segments: &'a mut [Segment],
-    /// How many there are, also where there is no room for all.
+    /// The number of segments, even if the room is too small for all of them.
     pub count: usize,
 }
 
 impl Room<'_> {
-    /// Takes one more.
+    /// Adds a segment.
     pub fn push(&mut self, segment: Segment) {
         if let Some(place) = self.segments.get_mut(self.count) {
             *place = segment;
@@ -73,7 +74,7 @@ impl Room<'_> {
         self.count += 1;
     }
 
-    /// Whether there was room for all.
+    /// Fails if the room is too small for all segments.
     pub fn check(&self) -> Result<(), Failure> {
         if self.count <= self.segments.len() {
             Ok(())
@@ -102,7 +103,7 @@ mod tests {
     }
 
     proptest! {
-        /// Byte by byte: address `base + n` is byte n of the pieces, laid end to end.
+        /// Checks byte by byte: address `base + n` is byte n of the pieces, laid end to end.
         #[test]
         fn each_byte_is_where_it_belongs(
             lengths in proptest::collection::vec(1u64..9, 1..6), base in 0u64..100, start in 0u64..160, length in 0u64..50

@@ -1,28 +1,26 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Registrations in the background: a few threads, which come as they are needed and go when they have had
-//! nothing to do for a while.
+//! Registrations in the background. A few threads make them. A thread starts when it is needed, and
+//! ends when it has been idle for a while.
 
 use super::errors::{self, Failure, refused};
 use super::{Queue, Region, background};
 use crate::abi::libfabric::FI_ECANCELED;
-use crate::explain::{self, Reason};
-use crate::log::{self, Level};
-use crate::mr::{Error, state};
-use crate::process::PerProcess;
-use crate::stats::Counter;
-use crate::thread;
-use crate::trace::format::how;
-use crate::trace::{self, Began, Left};
+use crate::call::{Error, How};
+use crate::report::explain::{self, Reason};
+use crate::report::log::{self, Level};
+use crate::report::stats::{self, counter};
+use crate::sys::process::PerProcess;
+use crate::trace::{self, Began, Pending};
 use core::time::Duration;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// How many threads there are at most. Registering is mostly the kernel's work on the pages, of which more
-/// threads do more at once; but they share the lock of the address space.
+/// The largest number of threads. Registering is mostly the kernel's work on pages, and more
+/// threads do more of it at once. But all threads share the lock of the address space.
 const MOST: usize = 4;
 
-/// How long a thread waits for another registration before it ends.
+/// The time that an idle thread waits for another registration before it ends.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A registration to be made.
@@ -30,17 +28,17 @@ pub struct Job {
     /// The function that the application called.
     pub call: &'static str,
     pub region: &'static Region,
-    /// It has promised room for the event.
+    /// The queue of the domain. It has promised room for the event.
     pub queue: &'static Queue,
-    /// The call for the trace, if that is on.
-    pub left: Option<Left>,
-    pub register: Box<dyn Fn(&'static Region) -> Result<(), Failure> + Send>,
+    /// The trace's record of the call, if the trace is on.
+    pub pending: Option<Pending>,
+    pub register: Box<dyn Fn(&'static Region) -> Result<How, Failure> + Send>,
 }
 
 #[derive(Default)]
 struct Work {
     jobs: VecDeque<Job>,
-    /// The regions that are being registered, by address.
+    /// The regions that threads are registering, by address.
     running: Vec<usize>,
     threads: usize,
     idle: usize,
@@ -63,7 +61,7 @@ fn workers() -> &'static Workers {
     WORKERS.get_or_make(Box::default, forget)
 }
 
-/// Has a region registered in the background, and its event put into the queue.
+/// Registers a region in the background. The event of the registration goes into the queue.
 pub fn submit(job: Job) {
     let workers = workers();
     let mut work = workers.lock();
@@ -75,7 +73,8 @@ pub fn submit(job: Job) {
     if needed && !start(workers) {
         let mut work = workers.lock();
         work.threads -= 1;
-        // Without any thread the caller does it. It stays as asked: the event comes by the queue.
+        // If no thread exists, the caller registers. The registration stays asynchronous to the
+        // application: its event still comes through the queue.
         while work.threads == 0
             && let Some(job) = work.jobs.pop_front()
         {
@@ -95,25 +94,25 @@ impl Job {
         }
     }
 
-    /// Writes the call down, with what came of it: nobody can have closed the region yet.
-    fn write_down(&self, began: Option<Began>, result: Result<(), Failure>) {
-        let (Some(began), Some(left)) = (began, self.left) else {
+    /// Writes the call and its result to the trace. The region cannot have been closed yet.
+    fn write_down(&self, began: Option<Began>, result: Result<How, Failure>) {
+        let (Some(began), Some(pending)) = (began, self.pending) else {
             return;
         };
-        let mut record = left.record;
+        let mut record = pending.record;
         match result {
-            Ok(()) => self.region.describe(&mut record, how::HIT),
+            Ok(how) => self.region.describe_record(&mut record, how),
             Err(failure) => {
                 record.errno = errors::code(failure.error) as u16;
                 explain::remember(self.reason(&failure));
             }
         }
-        began.write(record, left.caller, explain::last_as_text);
+        began.write(record, pending.caller, explain::last_as_text);
     }
 }
 
-/// Ends a region's registration before it has begun, or waits for its end. The event that was promised does
-/// not come, or has come already.
+/// Cancels a region's registration before it has begun, or waits until it has ended. When this
+/// returns, the promised event has come already or will never come.
 pub fn cancel(region: &Region) {
     let workers = workers();
     let address = region.address();
@@ -157,7 +156,7 @@ impl Workers {
         self.work.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What a thread does.
+    /// The main loop of a thread.
     fn work(&'static self) {
         let mut work = self.lock();
         loop {
@@ -179,22 +178,21 @@ impl Workers {
         }
     }
 
-    /// Makes a registration, with the work unlocked.
+    /// Makes a registration. `work` is unlocked meanwhile.
     fn run<'a>(&'a self, mut work: MutexGuard<'a, Work>, job: Job) -> MutexGuard<'a, Work> {
         let address = job.region.address();
         work.running.push(address);
         drop(work);
-        let began = job.left.and_then(|_| trace::begin());
+        let began = job.pending.and_then(|_| trace::begin());
         let result = catch_unwind(AssertUnwindSafe(|| (job.register)(job.region)));
         let result = result.unwrap_or(Err(Failure::from(Error::Panic)));
         job.write_down(began, result);
         let context = job.region.context();
         match result {
-            Ok(()) => job.queue.completed(address, context),
+            Ok(_) => job.queue.completed(address, context),
             Err(failure) => {
                 let reason = job.reason(&failure);
-                let counters = &state::current().counters;
-                counters.add(thread::number(), Counter::RegFailed, 1);
+                stats::counters().count(counter!(reg_failed));
                 log::line(Level::Warn, format_args!("{reason}"));
                 job.region.has_failed();
                 job.queue.failed(address, context, &reason);

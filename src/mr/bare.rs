@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A region without an object: what the kernel has registered, for a pool that keeps its own objects.
+//! Regions without an object, as the kernel has registered them, for a pool that keeps its own
+//! objects.
 
 use super::devices::Device;
-pub use super::prefault::Watch;
+pub use super::prefault::WatchedBy;
 pub use super::register::Own;
 use super::state;
-use super::{Error, Pd, Request, count_vanished, fork};
+use super::{count_vanished, fork};
 use crate::abi::uapi::ib_uverbs_reg_mr_resp;
+use crate::call::{Error, Pd, Request};
 use crate::uverbs::context::Facts;
 use crate::uverbs::mr;
 pub use crate::uverbs::{Kernel, Uverbs, UverbsOfHelper};
@@ -15,18 +17,19 @@ use core::ptr::{with_exposed_provenance, with_exposed_provenance_mut, without_pr
 use errno::Errno;
 use once_cell::race::OnceBool;
 
-/// What it takes to deregister it.
+/// What a deregistration needs.
 pub struct Bare {
-    /// The address of its [`Device`].
+    /// The address of the region's [`Device`].
     pub device: usize,
-    /// The kernel's file.
+    /// The file descriptor of the device.
     pub fd: i32,
     /// The kernel's name for the region.
     pub handle: u32,
 }
 
-/// What it takes to register memory by ourselves, found out before the caller is where a signal handler
-/// must not be. An error says why the device, or this registration, is left to libibverbs.
+/// Finds the means to register memory ourselves, before the caller enters a section that a signal
+/// handler must not enter. An error says why libibverbs must serve the device, or this
+/// registration.
 pub fn find(pd: Pd, request: &Request) -> Result<Own, &'static str> {
     Own::find(pd, request)
 }
@@ -36,12 +39,12 @@ pub fn register(
     own: &Own,
     pd: Pd,
     request: &Request,
-    watch: Watch,
+    watch: WatchedBy,
 ) -> Result<(Bare, ib_uverbs_reg_mr_resp), Error> {
     let answer = own.register_bare(pd, request, watch)?;
-    // One of ours with that handle has vanished.
+    // A region of ours with the same handle has vanished.
     if own.device.rows.forget(answer.mr_handle) {
-        count_vanished(state::current(), 1);
+        count_vanished(1);
     }
     let device: *const Device = own.device;
     let bare = Bare {
@@ -53,9 +56,10 @@ pub fn register(
 }
 
 impl Bare {
-    /// Deregisters it. What the kernel does not know any more, with its device or past us, counts as that.
+    /// Deregisters the region. If the kernel no longer knows it (because its device has ended, or
+    /// because a call past this library deregistered it), that counts as success.
     pub fn deregister(&self, kernel: &impl Kernel) -> Result<(), Errno> {
-        // SAFETY: the address of a device, which are never freed.
+        // SAFETY: `register` stored the address of a device, and devices are never freed.
         let device = unsafe { with_exposed_provenance::<Device>(self.device).as_ref() };
         let device = device.ok_or(Errno(libc::EINVAL))?;
         let (result, learned) = mr::deregister(kernel, self.fd, device.facts(), self.handle);
@@ -77,19 +81,20 @@ impl Bare {
 
 static FORK_PROTECTED: OnceBool = OnceBool::new();
 
-/// Whether [`is_fork_protected`] was asked, and is so; for threads that cannot ask.
+/// Whether [`is_fork_protected`] has answered true. For threads that cannot ask libibverbs.
 pub fn is_known_fork_protected() -> bool {
     FORK_PROTECTED.get() == Some(true)
 }
 
-/// Whether registered memory is kept from children (`ibv_fork_init`): then libibverbs must hear of each end
-/// of a registration before its memory can change.
+/// Whether libibverbs keeps registered memory from children (`ibv_fork_init`). If so, libibverbs
+/// must hear of the end of each registration before its memory can change.
 ///
-/// Asked once, at the first registration: from then on `ibv_fork_init` comes too late.
+/// The first registration asks once: from then on `ibv_fork_init` comes too late.
 pub fn is_fork_protected() -> bool {
-    // ibv_is_fork_initialized does not say it: before rdma-core 52, and with RDMAV_FORK_SAFE=1, memory is kept
-    // from children although the kernel copies it for them, and the answer is that this is not needed. But only
-    // who does it finds out that there is no memory at an address that no process has.
+    // ibv_is_fork_initialized does not tell: before rdma-core 52, and with RDMAV_FORK_SAFE=1,
+    // libibverbs keeps memory from children even if the kernel copies it for them, and the function
+    // answers that protection is not needed. The test is instead to protect an address that no
+    // process has: only a libibverbs that calls madvise finds no memory there.
     FORK_PROTECTED.get_or_init(|| {
         let nowhere = without_provenance_mut(usize::MAX / 2 + 1 - (64 << 10));
         let errno = errno::errno();
@@ -99,7 +104,7 @@ pub fn is_fork_protected() -> bool {
     })
 }
 
-/// The address of the [`Device`] of the context at an address, if memory was registered on it.
+/// The address of the [`Device`] for the context at `context`, if memory was registered on it.
 pub fn device_at(context: usize) -> Option<usize> {
     let device: *const Device = state::existing()?.devices.get(context)?;
     Some(device.expose_provenance())

@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The open devices that memory was registered on: what is known of each, and its regions of ours.
+//! The open devices that memory was registered on: the facts about each, and our regions on it.
 //!
-//! They are found by the address of their `ibv_context`: in a map, and before it in a few places of which
-//! each holds the device that was last found there. A hit there is two loads. Devices are never freed,
-//! only used again for another context, so that who looks into a place finds a device, if not the right
-//! one.
+//! A lookup by the address of an `ibv_context` first reads one of a few places; each place holds
+//! the device last found there. A hit there is two loads. A miss searches a map. Devices are never
+//! freed, only reused for another context, so a reader of a place always finds a device, though
+//! perhaps not the right one.
 //!
-//! The map has locks. A signal handler that interrupts a thread that holds one, and calls us, would wait
-//! for ever: [`thread::enter`] marks that time, and the handler's call is passed on.
+//! The map has locks. If a signal handler interrupted a thread that holds one and called us, the
+//! handler would wait forever. [`thread::enter`] marks the time in which the lock is held, and the
+//! handler's call is passed on.
 
 use super::rows::Rows;
-use crate::thread;
+use crate::sys::thread;
 use crate::uverbs::context::Facts;
 use core::hash::{BuildHasherDefault, Hasher};
 use core::ptr::null_mut;
@@ -18,37 +19,37 @@ use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering::*};
 use dashmap::DashMap;
 use std::sync::Mutex;
 
-/// In place of a context's address while a device waits to be used again: no context is there.
+/// The context address of a device that waits for reuse. No context has this address.
 const UNUSED: usize = usize::MAX;
 
 /// An open device.
 pub struct Device {
-    /// The address of its context, or [`UNUSED`].
+    /// The address of the device's context, or [`UNUSED`].
     context: AtomicUsize,
     facts: AtomicU32,
     pub rows: Rows,
 }
 
 impl Device {
-    /// What is known of it.
+    /// The facts known about the device.
     #[inline(always)]
     pub fn facts(&self) -> Facts {
         Facts::from_bits_retain(self.facts.load(Relaxed))
     }
 
-    /// Takes over what was found out anew.
+    /// Replaces the facts after a new probe.
     pub fn set_facts(&self, facts: Facts) {
         self.facts.store(facts.bits(), Relaxed);
     }
 
-    /// Adds to what is known of it.
+    /// Adds facts.
     pub fn add_facts(&self, facts: Facts) {
         self.facts.fetch_or(facts.bits(), Relaxed);
     }
 }
 
-/// Mixes an address. Contexts come from malloc, so the low four bits tell nothing, and the map takes its
-/// shard from the high bits.
+/// Hashes an address. Contexts come from malloc, so the low four bits carry no information, and the
+/// map takes its shard from the high bits.
 #[derive(Default)]
 pub struct AddressHasher(u64);
 
@@ -67,13 +68,13 @@ impl Hasher for AddressHasher {
     }
 }
 
-/// How many devices are found without the map, if their addresses differ well.
+/// How many devices are found without the map if their addresses hash to different places.
 const PLACES: usize = 16;
 
-/// Shards of the map. A fixed number: asking for the number of processors reads files.
+/// Shards of the map. The number is fixed, since asking for the number of processors reads files.
 const SHARDS: usize = 4;
 
-/// All of them.
+/// All devices.
 pub struct Devices {
     last_found: [AtomicPtr<Device>; PLACES],
     by_context: DashMap<usize, &'static Device, BuildHasherDefault<AddressHasher>>,
@@ -81,7 +82,7 @@ pub struct Devices {
 }
 
 impl Devices {
-    /// None.
+    /// No devices.
     pub fn new() -> Self {
         Devices {
             last_found: [const { AtomicPtr::new(null_mut()) }; PLACES],
@@ -99,12 +100,12 @@ impl Devices {
         &self.last_found[(context >> 4 ^ context >> 12) % PLACES]
     }
 
-    /// The device of a context, if memory was registered on it. `None` as well inside a signal handler
-    /// that interrupted this thread in here.
+    /// The device of a context, if memory was registered on it. Also `None` inside a signal handler
+    /// that interrupted this thread in this module.
     #[inline(always)]
     pub fn get(&self, context: usize) -> Option<&'static Device> {
         let last = self.place(context).load(Acquire);
-        // SAFETY: null, or a device, and they are never freed.
+        // SAFETY: a place holds null or a device, and devices are never freed.
         if let Some(device) = unsafe { last.as_ref() }
             && device.context.load(Relaxed) == context
         {
@@ -129,7 +130,7 @@ impl Devices {
         self.place(context).store(device.cast_mut(), Release);
     }
 
-    /// Remembers a context. `None` inside a signal handler that interrupted this thread in here.
+    /// Adds a context. `None` inside a signal handler that interrupted this thread in this module.
     pub fn insert(&self, context: usize, facts: Facts) -> Option<&'static Device> {
         if thread::is_inside() {
             return None;
@@ -152,8 +153,8 @@ impl Devices {
         Some(device)
     }
 
-    /// Forgets a context, before its address can come back as another's. Its device is the caller's, to be
-    /// given to `end` or `put_back`.
+    /// Removes a context before its address can come back as another context's. The caller owns the
+    /// device and passes it to `end` or `put_back`.
     pub fn take(&self, context: usize) -> Option<&'static Device> {
         if thread::is_inside() {
             return None;
@@ -164,7 +165,7 @@ impl Devices {
         Some(device)
     }
 
-    /// The device has been closed. Returns how many regions of ours ended with it.
+    /// Ends a device after its close. Returns how many regions of ours ended with it.
     pub fn end(&self, device: &'static Device) -> u64 {
         let ended = device.rows.clear();
         let _inside = thread::enter();
@@ -174,15 +175,15 @@ impl Devices {
         ended
     }
 
-    /// The device has not been closed after all.
+    /// Puts a device back whose close failed.
     pub fn put_back(&self, context: usize, device: &'static Device) {
         let _inside = thread::enter();
         device.context.store(context, Release);
         self.by_context.insert(context, device);
     }
 
-    /// How many regions of ours there are on all devices, and the sum of their lengths. Nothing inside a
-    /// signal handler that interrupted this thread in here.
+    /// The number of our regions on all devices, and the sum of their lengths. Zeros inside a
+    /// signal handler that interrupted this thread in this module.
     pub fn total(&self) -> (u64, u64) {
         if thread::is_inside() {
             return (0, 0);
@@ -197,7 +198,7 @@ impl Devices {
 
 #[cfg(test)]
 mod tests {
-    use super::super::rows::Region;
+    use super::super::rows::Known;
     use super::*;
 
     #[test]
@@ -209,7 +210,7 @@ mod tests {
                 assert!(devices.get(context).is_none());
                 let facts = Facts::from_bits_retain(context as u32 + round);
                 let device = devices.insert(context, facts).unwrap();
-                let region = Region {
+                let region = Known {
                     object: context,
                     pd: 2,
                     length: 10,

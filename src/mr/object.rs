@@ -1,78 +1,80 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The `struct ibv_mr` that a program gets, and what libibverbs and the providers expect behind it.
+//! The `struct ibv_mr` that a program gets, and the fields that libibverbs and the providers expect
+//! after it.
 //!
-//! Programs and libraries reach our objects past us: `ibv_bind_mw` of mlx5 and irdma reads the provider's
-//! own fields, and an `ibv_dereg_mr` that was taken from libibverbs by handle frees the object. So each
-//! is memory of the C library, holds a real handle of the kernel, and is laid out to be valid for every
-//! provider at once.
+//! Programs and libraries use our objects without calling us: `ibv_bind_mw` of mlx5 and irdma reads
+//! the provider's own fields, and an `ibv_dereg_mr` that a program took from libibverbs with dlsym
+//! frees the object. Each object is therefore memory of the C library, holds a real handle of the
+//! kernel, and has a layout that is valid for every provider at once.
 
-use super::{Access, Pd, Request};
 use crate::abi::rdma_core::*;
 use crate::abi::uapi::ib_uverbs_reg_mr_resp;
+use crate::call::{Access, Pd, Request};
 use core::ptr::{NonNull, with_exposed_provenance_mut};
 use core::sync::atomic::{AtomicU32, Ordering::*};
 
-/// What is behind an `ibv_mr` of ours.
+/// The memory of an `ibv_mr` of ours.
 #[repr(C)]
 struct Layout {
-    /// What libibverbs reads.
+    /// The part that libibverbs reads.
     verbs: verbs_mr,
-    /// Where mlx5 (`alloc_flags`) and irdma (`acc_flags`) look for the access flags, to refuse binding a
+    /// mlx5 (`alloc_flags`) and irdma (`acc_flags`) read the access flags here, to refuse binding a
     /// window to a zero-based region.
     provider_access: u32,
-    /// As large as the largest that exists: cxgb4 has 16 bytes here, from the access flags on, which nobody
-    /// reads.
+    /// Extends the object to the size of the largest provider object: cxgb4 has 16 bytes here, from
+    /// the access flags on. Nothing reads them.
     provider: u32,
-    /// Of an object that stands for a region of the pool: the address of the pool's own object.
+    /// For an object that stands for a region of the pool: the address of the pool's own object.
     pooled: usize,
 }
 const _: () =
     assert!(size_of::<Layout>() == 72 && core::mem::offset_of!(Layout, provider_access) == 56);
 
-/// `verbs_mr.mr_type` of an object of ours whose region is not registered, or is just being deregistered.
-/// libibverbs counts its types from 0. The public fields stay as they were, as they would in memory that
-/// libibverbs had freed.
+/// `verbs_mr.mr_type` of an object of ours without a registered region, or whose region a thread is
+/// deregistering. libibverbs counts its types from 0. The public fields keep their values, just as
+/// memory that libibverbs had freed would.
 const RETIRED: u32 = 0x5245_5449;
 
-/// `verbs_mr.mr_type` of an object that stands for one use of a region of the pool. That it is no type of
-/// libibverbs' also keeps an `ibv_dereg_mr` that was taken from it by handle from giving the memory back to
-/// children: that is for the pool to do, when the region ends.
+/// `verbs_mr.mr_type` of an object that stands for one use of a region of the pool. libibverbs has
+/// no such type, so its own `ibv_dereg_mr`, called on such an object through a dlsym pointer, does
+/// not give the memory back to children. The pool does that when the region ends.
 const POOLED: u32 = 0x504f_4f4c;
 
-/// An object that is a region of ours, or was, or will be.
+/// An object of ours, with or without a region.
 #[derive(Clone, Copy)]
 pub struct Object(NonNull<Layout>);
 
 impl Object {
-    /// A new one, zeroed; `None` where there is no memory.
+    /// Allocates a zeroed object. `None` if memory is exhausted.
     pub fn allocate() -> Option<Object> {
-        // SAFETY: calloc has no conditions.
+        // SAFETY: calloc has no preconditions.
         NonNull::new(unsafe { libc::calloc(1, size_of::<Layout>()) }.cast()).map(Object)
     }
 
-    /// The object at an address that was one's.
+    /// The object at `address`, which [`Object::address`] returned.
     pub fn at(address: usize) -> Option<Object> {
         NonNull::new(with_exposed_provenance_mut(address)).map(Object)
     }
 
-    /// Its address.
+    /// The object's address.
     pub fn address(self) -> usize {
         self.0.expose_provenance().get()
     }
 
-    /// As C sees it.
+    /// The object as a C pointer.
     pub fn as_ptr(self) -> *mut ibv_mr {
         self.0.as_ptr().cast()
     }
 
-    /// Makes it the region that the kernel has just registered.
+    /// Describes the region that the kernel has just registered.
     pub fn fill(self, pd: Pd, request: &Request, answer: &ib_uverbs_reg_mr_resp) {
         let access = request.access.bits();
         let layout = Layout {
             verbs: verbs_mr {
                 ibv_mr: ibv_mr {
                     context: pd.context(),
-                    // The program's pointer, also where it is a parent domain: ibv_bind_mw compares it.
+                    // The program's own pointer, even if it names a parent domain: ibv_bind_mw
+                    // compares it.
                     pd: pd.as_ptr(),
                     addr: request.addr,
                     length: request.length,
@@ -87,12 +89,12 @@ impl Object {
             provider: 0,
             pooled: 0,
         };
-        // SAFETY: memory of `allocate` that no region uses: the program has not got it yet, or has let go
-        // of it by deregistering.
+        // SAFETY: `allocate` made this memory, and no region uses it: the program either has not
+        // got the object yet or has deregistered it.
         unsafe { self.0.write(layout) };
     }
 
-    /// Makes it stand for the use of a region that the pool has just given out.
+    /// Makes the object stand for one use of a region of the pool.
     pub fn stand_for(self, access: Access, region: Mr) {
         let access = access.bits();
         let layout = Layout {
@@ -105,77 +107,78 @@ impl Object {
             provider: 0,
             pooled: region.address(),
         };
-        // SAFETY: as in `fill`.
+        // SAFETY: `allocate` made this memory, and the program has not got the object yet.
         unsafe { self.0.write(layout) };
     }
 
-    /// The pool's object that it stands for.
+    /// The pool's own object for this use.
     pub fn pooled(self) -> usize {
-        // SAFETY: one that was made by `stand_for`, by the word of `Mr::claim_pooled`.
+        // SAFETY: `Mr::claim_pooled` returned this object, so `stand_for` has filled it.
         unsafe { (*self.0.as_ptr()).pooled }
     }
 
-    /// Makes it the region that another object is, which is not one from now on.
+    /// Takes over the region of `other`. Afterwards `other` has no region.
     pub fn take_over(self, other: Object) {
-        // SAFETY: both are memory of `allocate`; the caller has claimed the one and just made the other.
+        // SAFETY: `allocate` made both. The caller has claimed one and has just made the other.
         unsafe { self.0.copy_from_nonoverlapping(other.0, 1) };
     }
 
-    /// Frees it.
+    /// Frees the object.
     ///
     /// # Safety
-    /// Its region is deregistered, and it does not wait to be used again.
+    /// The object's region is deregistered, and the object is in no queue of [`super::retired`].
     pub unsafe fn free(self) {
-        // SAFETY: memory of `allocate`, and by the caller's word the last use of it.
+        // SAFETY: `allocate` made this memory, and the caller gives up its last use.
         unsafe { libc::free(self.0.as_ptr().cast()) };
     }
 }
 
-/// An `ibv_mr` that a program hands in, ours or a provider's.
+/// An `ibv_mr` that the program passes in, made by us or by a provider.
 #[derive(Clone, Copy)]
 pub struct Mr(NonNull<verbs_mr>);
 
 impl Mr {
-    /// The region that C names; `None` for a null pointer.
+    /// The region behind a C pointer; `None` for a null pointer.
     ///
     /// # Safety
-    /// What is not null is a memory region that libibverbs or this library made and that is not
-    /// deregistered, or was made by this library and deregistered through it. Every provider's object
-    /// begins with a `verbs_mr`.
+    /// A non-null `mr` is a live memory region of libibverbs or of this library, or a region of
+    /// this library that was deregistered through this library. Every provider's object begins with
+    /// a `verbs_mr`.
     pub unsafe fn from_c(mr: *mut ibv_mr) -> Option<Mr> {
         NonNull::new(mr.cast()).map(Mr)
     }
 
-    /// Its address.
+    /// The object's address.
     pub fn address(self) -> usize {
         self.0.expose_provenance().get()
     }
 
-    /// As C sees it.
+    /// The region as a C pointer.
     pub fn as_ptr(self) -> *mut ibv_mr {
         self.0.as_ptr().cast()
     }
 
-    /// The public part.
+    /// The public fields.
     pub fn read(self) -> ibv_mr {
-        // SAFETY: a region that exists, or an object of ours, by `from_c`.
+        // SAFETY: `from_c` was promised a live region or an object of ours.
         unsafe { (*self.0.as_ptr()).ibv_mr }
     }
 
-    /// The access flags of its registration, as far as libibverbs knows.
+    /// The access flags of the registration, as libibverbs knows them.
     pub fn access(self) -> u32 {
-        // SAFETY: as above.
+        // SAFETY: `from_c` was promised a live region or an object of ours.
         unsafe { (*self.0.as_ptr()).access }
     }
 
     fn mr_type(&self) -> &AtomicU32 {
         let offset = core::mem::offset_of!(verbs_mr, mr_type);
         let mr_type = self.0.as_ptr().wrapping_byte_add(offset).cast();
-        // SAFETY: as above. Others write it only when they make the object, before it has other readers.
+        // SAFETY: `from_c` was promised a live region or an object of ours. Other code writes this
+        // field without an atomic only when it makes the object, before other threads can read it.
         unsafe { AtomicU32::from_ptr(mr_type) }
     }
 
-    /// Whether it is one of ours that is deregistered, or just being.
+    /// Whether the object is ours and its region is deregistered, or is being deregistered.
     pub fn is_retired(self) -> bool {
         self.mr_type().load(Relaxed) == RETIRED
     }
@@ -185,18 +188,19 @@ impl Mr {
         self.mr_type().store(RETIRED, Relaxed);
     }
 
-    /// Takes the mark back.
+    /// Removes the mark of [`Mr::retire`].
     pub fn unretire(self) {
         self.mr_type().store(IBV_MR_TYPE_MR, Relaxed);
     }
 
-    /// Whether it stands for a use of a region of the pool.
+    /// Whether the object stands for one use of a region of the pool.
     #[inline(always)]
     pub fn is_pooled(self) -> bool {
         self.mr_type().load(Relaxed) == POOLED
     }
 
-    /// Takes it from the program, if it stands for a use of a region of the pool. Of two threads one succeeds.
+    /// Claims the object if it stands for a use of a region of the pool. Of two threads only one
+    /// succeeds.
     pub fn claim_pooled(self) -> Option<Object> {
         self.mr_type()
             .compare_exchange(POOLED, RETIRED, AcqRel, Relaxed)
@@ -204,7 +208,7 @@ impl Mr {
         Object::at(self.address())
     }
 
-    /// Gives it back.
+    /// Undoes [`Mr::claim_pooled`].
     pub fn restore_pooled(self) {
         self.mr_type().store(POOLED, Release);
     }

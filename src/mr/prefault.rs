@@ -1,30 +1,34 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Populating memory while it is being registered, and telling people of registrations that take long.
+//! Populating memory during its registration, and reporting registrations that take long.
 //!
-//! The kernel pins the pages of a registration one after the other, and what was never touched it has to find
-//! and clear on the way: 1 us a page of 4 KiB, on one core. With `RDMAMR_PREFAULT=N` others help: while the
-//! kernel pins from the start on, N - 1 threads populate from the end on (`team.rs`). The pages are those that
-//! the pin would have made (`suitable.rs`), so that nothing is different afterwards but the time. Whatever goes
-//! wrong is left to the registration itself.
+//! The kernel pins the pages of a registration one after the other, on one core. A page that was
+//! never touched it must first find and clear: 1 us for 4 KiB. With `RDMAMR_PREFAULT=N` helper
+//! threads join in: while the kernel pins from the start, N - 1 threads populate from the end
+//! (`team.rs`). They populate only pages that the pin would have made (`suitable.rs`), so that only
+//! the time differs afterwards. Every failure is left to the registration itself.
 //!
-//! Beside the registration, not before it: then its own thread makes the pages that it needs next, and pins them
-//! at once. To populate all of 1 GiB by two threads and then to pin it took a sixth longer.
+//! The helpers run beside the registration, not before it: the registering thread then makes the
+//! pages that it needs next and pins them at once. To populate all of 1 GiB with two threads and
+//! pin it afterwards took a sixth longer.
 
 mod suitable;
 mod team;
 
-use super::Request;
+use crate::call::Request;
 use crate::config::{config, disabled};
-use crate::log::{self, Level};
+use crate::report::log::{self, Level};
+use crate::sys::clock;
+use crate::sys::pages::{PageRange, page_size};
 use core::fmt;
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use core::time::Duration;
 use team::Team;
 
-/// From so many bytes on it is worth the looks and the threads.
+/// From this many bytes on, the checks and the threads pay off.
 const LEAST: usize = 16 << 20;
 
-/// Registrations of more bytes than that come through [`around`]. Where it has nothing to do, none does.
+/// Registrations of more bytes than this go through [`around`]. If `around` has no work in this
+/// process, it raises the limit so that no registration goes through it.
 static LARGE: AtomicUsize = AtomicUsize::new(LEAST - 1);
 
 /// Whether a registration must go through [`around`].
@@ -33,21 +37,22 @@ pub fn is_large(length: usize) -> bool {
     length > LARGE.load(Relaxed)
 }
 
-/// What is known of userfaultfd on the memory.
+/// What the caller knows of userfaultfd on the memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Watch {
-    /// Nothing.
+pub enum WatchedBy {
+    /// The pool itself watches all of the memory, so no other userfaultfd does, and none of the
+    /// pages is write-protected.
     Unknown,
     /// All of it is watched by the pool itself, so by no other, and none of its pages is protected.
     Own,
 }
 
-/// People hear of what takes longer, each time that it has.
+/// The log reports every registration that takes longer.
 const LONG: Duration = Duration::from_secs(1);
 
-/// Registers, by `register`, memory that is large.
+/// Runs `register` for large memory, with helper threads and a report where they apply.
 #[cold]
-pub fn around<T>(request: &Request, watch: Watch, register: impl FnOnce() -> T) -> T {
+pub fn around<T>(request: &Request, watch: WatchedBy, register: impl FnOnce() -> T) -> T {
     let threads = config().prefault;
     let told = log::wants(Level::Info);
     if disabled() || (threads < 2 && !told) {
@@ -75,18 +80,12 @@ pub fn around<T>(request: &Request, watch: Watch, register: impl FnOnce() -> T) 
     result
 }
 
-/// The monotonic clock.
+/// The time of the monotonic clock.
 fn now() -> Duration {
-    let mut time = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
-    // SAFETY: the time is writable.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
-    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+    Duration::from_nanos(clock::monotonic())
 }
 
-/// A size, for people.
+/// A size, printed for people.
 struct Bytes(usize);
 
 impl fmt::Display for Bytes {
@@ -103,21 +102,18 @@ impl fmt::Display for Bytes {
 struct Pages {
     start: usize,
     end: usize,
-    /// The size of one.
+    /// The size of one page.
     size: usize,
 }
 
 impl Pages {
-    /// `None` where the range runs past the end of the address space.
+    /// `None` if the range is empty or runs past the end of the address space.
     fn of(request: &Request) -> Option<Pages> {
-        let size = crate::proc::page_size() as usize;
-        let start = request.addr.addr();
+        let hull = PageRange::hull(request.addr.addr() as u64, request.length as u64)?;
         Some(Pages {
-            start: start & !(size - 1),
-            end: start
-                .checked_add(request.length)?
-                .checked_next_multiple_of(size)?,
-            size,
+            start: hull.start as usize,
+            end: hull.end as usize,
+            size: page_size() as usize,
         })
     }
 
@@ -129,21 +125,22 @@ impl Pages {
         self.bytes() / self.size
     }
 
-    /// The page of that number.
+    /// The page with that index.
     fn page(self, number: usize) -> Pages {
         let start = self.start + number * self.size;
         let end = start + self.size;
         Pages { start, end, ..self }
     }
 
-    /// Whether the pages are all there; false where that cannot be said.
+    /// Whether all pages are present. False if the kernel does not tell.
     fn are_present(self) -> bool {
         let mut there = [0u8; team::PIECE / 4096];
         let Some(there) = there.get_mut(..self.count()) else {
             return false;
         };
-        // By number, here and in the threads: none of our own stand-ins is to hear of it.
-        // SAFETY: there is a byte for each page.
+        // A bare system call, here and in the threads: this library's own wrappers of the memory
+        // calls must not see it.
+        // SAFETY: `there` has a byte for each page.
         let failed = unsafe {
             libc::syscall(
                 libc::SYS_mincore,
@@ -159,7 +156,7 @@ impl Pages {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::mr::Access;
+    use crate::call::Access;
     use core::ffi::c_void;
 
     /// Anonymous memory in small pages, and a page behind it that can be made inaccessible.
@@ -170,7 +167,7 @@ mod tests {
             let protection = libc::PROT_READ | libc::PROT_WRITE;
             let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
             let null = core::ptr::null_mut();
-            // SAFETY: a new mapping.
+            // SAFETY: the call makes a new mapping and touches no other.
             let start = unsafe { libc::mmap(null, size + 4096, protection, flags, -1, 0) };
             assert_ne!(start, libc::MAP_FAILED);
             // SAFETY: advice on that mapping.
@@ -211,7 +208,7 @@ mod tests {
 
     impl Drop for Memory {
         fn drop(&mut self) {
-            // SAFETY: mapped here.
+            // SAFETY: `new` made this mapping.
             unsafe { libc::munmap(self.0, self.1 + 4096) };
         }
     }
@@ -223,7 +220,7 @@ mod tests {
             let request = Request::at_address(addr, length, Access::empty());
             Pages::of(&request).map(|pages| (pages.start, pages.end))
         };
-        let size = crate::proc::page_size() as usize;
+        let size = page_size() as usize;
         assert_eq!(pages(size, size), Some((size, 2 * size)));
         assert_eq!(pages(size + 1, size), Some((size, 3 * size)));
         assert_eq!(pages(2 * size - 1, 1), Some((size, 2 * size)));
@@ -236,7 +233,7 @@ mod tests {
         let memory = Memory::new(LEAST);
         let request = Request::at_address(memory.0, LEAST, Access::LOCAL_WRITE);
         errno::set_errno(errno::Errno(libc::EXDEV));
-        let result = around(&request, Watch::Unknown, || {
+        let result = around(&request, WatchedBy::Unknown, || {
             let before = errno::errno().0;
             errno::set_errno(errno::Errno(libc::ENOENT));
             before

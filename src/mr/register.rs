@@ -1,37 +1,38 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Registering plain memory, ibv_reg_mr(3), in the steps of libibverbs' `ibv_reg_mr_iova2`.
 //!
-//! What a registration passes through, from `capi/` to the system call, is `inline(always)`, and what it
-//! only may pass through is `cold`. Calls and returns were 35 % of our own time under QEMU without KVM (a
-//! pair: 0.65 us with them, 0.42 us without, 0.68 us for libibverbs), and nothing natively (45 ns).
+//! Functions on every registration's path, from `capi/` to the system call, are `inline(always)`;
+//! functions on rare paths are `cold`. Calls and returns were 35 % of our own time under QEMU
+//! without KVM (a pair: 0.65 us with the calls, 0.42 us without, 0.68 us for libibverbs), and
+//! nothing natively (45 ns).
 
 use super::devices::Device;
-use super::prefault::{self, Watch};
-use super::rows::Region;
+use super::prefault::{self, WatchedBy};
+use super::rows::Known;
 use super::state::{self, State};
-use super::{Context, Error, Pd, Request, count_vanished, fork, passed_on, put_away};
-use crate::abi::rdma_core::ibv_mr;
+use super::{count_vanished, fork, passed_on, put_away};
 use crate::abi::uapi::ib_uverbs_reg_mr_resp;
+use crate::call::{Context, Error, How, Pd, Registered, Request};
 use crate::config::disabled;
-use crate::log::{self, Level};
-use crate::stats::Counter;
-use crate::thread;
+use crate::report::log::{self, Level};
+use crate::report::stats::{self, counter};
+use crate::sys::thread;
 use crate::uverbs::context::{self, Facts};
 use crate::uverbs::driver::Way;
 use crate::uverbs::{Uverbs, mr};
 use errno::Errno;
 
-/// Registers memory, by our own kernel call if the device and the moment allow it.
+/// Registers memory by our own kernel call if the device and the request allow that.
 #[inline(always)]
-pub fn register(pd: Pd, request: &Request) -> Result<*mut ibv_mr, Error> {
+pub fn register(pd: Pd, request: &Request) -> Result<Registered, Error> {
     let own = match Own::find(pd, request) {
         Ok(own) => own,
         Err(why) => return passed_on::register(pd, request, why),
     };
     match own.register(pd, request) {
         Err(error) => match own.device.facts().why_passed_on() {
-            // Found out just now, after a refusal: another device has the address of one that was closed
-            // past us.
+            // The refusal led to a new look at the device: a device that was closed without a call
+            // to us has left its address to another device, and libibverbs serves that device.
             Some(why) => passed_on::register(pd, request, why),
             None => Err(error),
         },
@@ -39,7 +40,7 @@ pub fn register(pd: Pd, request: &Request) -> Result<*mut ibv_mr, Error> {
     }
 }
 
-/// What it takes to register by ourselves.
+/// What a registration by our own kernel call needs.
 pub struct Own {
     state: &'static State,
     pub device: &'static Device,
@@ -47,13 +48,13 @@ pub struct Own {
 }
 
 impl Own {
-    /// Whether this registration is ours; otherwise why not.
+    /// The means for our own kernel call. An error says why libibverbs must register instead.
     #[inline(always)]
     pub fn find(pd: Pd, request: &Request) -> Result<Own, &'static str> {
         if disabled() {
             return Err("RDMAMR_DISABLE=1, or the library has failed in itself");
         }
-        // SAFETY: a protection domain's own device, which is open as long as the domain exists.
+        // SAFETY: the context of a live protection domain stays open as long as the domain exists.
         let context = unsafe { Context::from_c(pd.context()) }.ok_or("the domain has no device")?;
         let why = |facts: Facts| facts.why_passed_on().unwrap_or_default();
         let fd = context.fd().ok_or_else(|| why(Facts::NO_KERNEL_FILE))?;
@@ -77,9 +78,10 @@ impl Own {
     }
 
     #[inline(always)]
-    fn register(&self, pd: Pd, request: &Request) -> Result<*mut ibv_mr, Error> {
+    fn register(&self, pd: Pd, request: &Request) -> Result<Registered, Error> {
         if request.access.on_demand() {
-            // As ibv_cmd_reg_mr has it: 2^64 - 1 bytes from address 0 are the whole address space.
+            // ibv_cmd_reg_mr does the same: 2^64 - 1 bytes from address 0 are the whole address
+            // space.
             return if request.length == usize::MAX && !request.addr.is_null() {
                 Err(Error::Argument(
                     "on-demand paging of the whole address space starts at address 0",
@@ -96,17 +98,17 @@ impl Own {
         result
     }
 
-    /// Whether it turned out, after a refusal, that the device is another's.
+    /// Whether a refused call revealed another device, one that libibverbs serves.
     pub fn is_left_to_libibverbs(&self) -> bool {
         self.device.facts().why_passed_on().is_some()
     }
 
-    /// Registers memory that is pinned, without an object.
+    /// Registers pinned memory without an object.
     pub fn register_bare(
         &self,
         pd: Pd,
         request: &Request,
-        watch: Watch,
+        watch: WatchedBy,
     ) -> Result<ib_uverbs_reg_mr_resp, Error> {
         fork::dontfork(request.addr, request.length).map_err(Error::Fork)?;
         let answer = self.ask_kernel(pd, request, watch).map_err(Error::Kernel);
@@ -117,10 +119,10 @@ impl Own {
     }
 
     #[inline(always)]
-    fn register_protected(&self, pd: Pd, request: &Request) -> Result<*mut ibv_mr, Error> {
+    fn register_protected(&self, pd: Pd, request: &Request) -> Result<Registered, Error> {
         let thread = thread::number();
         let object = super::object(self.state, thread).ok_or(Error::Memory)?;
-        let answer = match self.ask_kernel(pd, request, Watch::Unknown) {
+        let answer = match self.ask_kernel(pd, request, WatchedBy::Unknown) {
             Ok(answer) => answer,
             Err(errno) => {
                 put_away(self.state, thread, object);
@@ -128,18 +130,17 @@ impl Own {
             }
         };
         object.fill(pd, request, &answer);
-        let region = Region {
+        let region = Known {
             object: object.address(),
             pd: pd.address(),
             length: request.length,
             lkey: answer.lkey,
         };
         if self.device.rows.insert(answer.mr_handle, region) {
-            count_vanished(self.state, 1);
+            count_vanished(1);
         }
-        let counters = &self.state.counters;
-        counters.add(thread, Counter::RegKernel, 1);
-        Ok(object.as_ptr())
+        stats::counters().add(thread, counter!(reg_kernel), 1);
+        Ok(Registered::by(How::Kernel, object.as_ptr()))
     }
 
     #[inline(always)]
@@ -147,7 +148,7 @@ impl Own {
         &self,
         pd: Pd,
         request: &Request,
-        watch: Watch,
+        watch: WatchedBy,
     ) -> Result<ib_uverbs_reg_mr_resp, Errno> {
         if prefault::is_large(request.length) {
             return prefault::around(request, watch, || self.ask_kernel_now(pd, request));
@@ -170,7 +171,8 @@ impl Own {
         }
     }
 
-    /// After EINVAL, which a wrong driver number gets too: makes sure of it, now that it costs no one.
+    /// Checks the driver number after EINVAL: a wrong number causes EINVAL too. A registration that
+    /// has failed anyway can afford the check.
     #[cold]
     fn ask_again(&self, registration: &mr::Registration) -> Result<ib_uverbs_reg_mr_resp, Errno> {
         const REFUSED: Errno = Errno(libc::EINVAL);
@@ -186,7 +188,7 @@ impl Own {
     }
 }
 
-/// Finds out what must be known of a device, and remembers it.
+/// Asks the kernel about a device and remembers the answer.
 #[cold]
 fn identify(state: &State, context: Context, fd: i32) -> Result<&'static Device, &'static str> {
     let facts =

@@ -1,46 +1,42 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Changing a region, ibv_rereg_mr(3): libibverbs does it, on our objects as on its own; our table follows.
+//! Changing a region, ibv_rereg_mr(3). libibverbs changes our objects like its own; our table
+//! follows.
 
 use super::deregister::{Claimed, claim, deregister};
 use super::object::{Mr, Object};
-use super::rows::Region;
-use super::{Access, Error, put_away, require};
-use crate::abi::rdma_core::ibv_pd;
-use crate::{next, thread};
-use core::ffi::{c_int, c_void};
+use super::rows::Known;
+use super::{put_away, require};
+use crate::call::{Error, Reregistration};
+use crate::next;
+use crate::sys::thread;
+use core::ffi::c_int;
 
-/// What is to change.
-pub struct Change {
-    pub flags: c_int,
-    pub pd: *mut ibv_pd,
-    pub addr: *mut c_void,
-    pub length: usize,
-    pub access: Access,
-}
-
-/// `IBV_REREG_MR_ERR_DO_FORK_OLD`: the region is changed, but children do not get the memory back that it had.
+/// `IBV_REREG_MR_ERR_DO_FORK_OLD`: the region is changed, but children do not get its old memory
+/// back.
 pub const CHANGED_BUT_NOT_FOR_CHILDREN: c_int = -3;
 
-/// Changes a region. The result is that of `ibv_rereg_mr`, 0 or one of `enum ibv_rereg_mr_err_code`, with
-/// errno as libibverbs left it.
+/// Changes a region. The result is that of `ibv_rereg_mr`, 0 or a value of `enum
+/// ibv_rereg_mr_err_code`, with errno as libibverbs left it.
 ///
 /// # Safety
-/// `change` holds the program's own arguments to `ibv_rereg_mr`.
-pub unsafe fn rereg(mr: Mr, change: &Change) -> Result<c_int, Error> {
+/// `change` holds arguments that are valid for `ibv_rereg_mr`.
+pub unsafe fn rereg(mr: Mr, change: &Reregistration) -> Result<c_int, Error> {
     let next = require(&next::REREG_MR)?;
-    // Claimed, so that nobody deregisters it meanwhile; but libibverbs must take it for an ordinary region.
+    // The claim keeps other threads from deregistering the region. libibverbs, however, must take
+    // the object for an ordinary region.
     let claimed = claim(mr)?;
     if claimed.is_some() {
         mr.unretire();
     }
-    let Change {
+    let Reregistration {
         flags,
         pd,
         addr,
         length,
         access,
     } = *change;
-    // SAFETY: the program's own arguments, to the function that it meant.
+    // SAFETY: `mr` is live (`Mr::from_c`), the other arguments are valid by this function's
+    // contract, and `next` is libibverbs' `ibv_rereg_mr`.
     let code = unsafe { next(mr.as_ptr(), flags, pd, addr, length, access.bits() as c_int) };
     if let Some(claimed) = claimed {
         claimed.follow();
@@ -48,7 +44,8 @@ pub unsafe fn rereg(mr: Mr, change: &Change) -> Result<c_int, Error> {
     Ok(code)
 }
 
-/// Makes a region of ours that of another object, which the caller has claimed. Afterwards its own object is none.
+/// Moves a region of ours into the object `to`, which the caller has claimed. Afterwards the
+/// region's old object has no region.
 pub fn move_region(mr: Mr, to: Object) -> Result<(), Error> {
     let Some(claimed) = claim(mr)? else {
         deregister(mr)?;
@@ -62,7 +59,7 @@ pub fn move_region(mr: Mr, to: Object) -> Result<(), Error> {
     mr.unretire();
     to.take_over(object);
     mr.retire();
-    // SAFETY: an object of ours, which is a region now.
+    // SAFETY: `to` is an object of ours that has just become a live region.
     let moved = unsafe { Mr::from_c(to.as_ptr()) }.ok_or(Error::Memory)?;
     let Claimed { state, device, .. } = claimed;
     Claimed {
@@ -76,11 +73,11 @@ pub fn move_region(mr: Mr, to: Object) -> Result<(), Error> {
 }
 
 impl Claimed {
-    /// Puts the region back as the object has it now: even a failure may have changed the keys. The
-    /// kernel's handle never changes.
+    /// Puts the region back with the fields that the object has now: even a failure may have
+    /// changed the keys. The kernel's handle never changes.
     fn follow(&self) {
         let mr = self.mr.read();
-        let region = Region {
+        let region = Known {
             object: self.mr.address(),
             pd: mr.pd.expose_provenance(),
             length: mr.length,

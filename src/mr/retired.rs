@@ -1,40 +1,40 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Objects of deregistered regions, waiting to be used again, the oldest first.
+//! Objects of deregistered regions, kept for reuse in the order of their deregistration.
 //!
-//! They wait so that a second `ibv_dereg_mr` of the same object can be told from a first: while an object
-//! is here its memory is nobody else's. It also saves the calls of malloc and free.
+//! The delay lets us tell a second `ibv_dereg_mr` of an object from the first: while an object is
+//! in a queue, its memory belongs to this library. Reuse also saves the calls of malloc and free.
 //!
-//! The queues are after Dmitry Vyukov's bounded one, without a lock: an operation that was interrupted
-//! midway makes others find the queue full or empty, never wait.
+//! The queues follow Dmitry Vyukov's bounded queue and have no lock. If an operation is interrupted
+//! midway, other threads find the queue full or empty; they never wait.
 
-use crate::thread;
+use crate::sys::thread;
 use core::sync::atomic::{AtomicUsize, Ordering::*};
 
-/// How many objects wait in a queue at most; more are given back to the C library.
+/// The capacity of a queue. A full queue gives objects back to the C library.
 const MOST: usize = 128;
 
-/// How many wait at least, once there are as many, before one is used again. Few, so that what is used
-/// again is still in the processor's cache: with 64 of 1024 a pair cost 1 % more.
+/// The queue reuses an object only while more than this many wait. The number is small, so that a
+/// reused object is still in the processor's cache: with 64 of 1024 a pair cost 1 % more.
 const LEAST: usize = 16;
 
-/// Threads share these queues in turn, so that few write to the same lines.
+/// Threads share these queues in turn, so that few threads write to the same cache lines.
 const QUEUES: usize = 8;
 
-/// The objects that wait.
-pub struct Retired([Queue; QUEUES]);
+/// The objects kept for reuse.
+pub struct Retired([Lane; QUEUES]);
 
 impl Retired {
-    /// None.
+    /// Empty queues.
     pub const fn new() -> Self {
-        Retired([const { Queue::new() }; QUEUES])
+        Retired([const { Lane::new() }; QUEUES])
     }
 
-    fn queue(&self, thread: thread::Number) -> &Queue {
+    fn queue(&self, thread: thread::Number) -> &Lane {
         &self.0[thread.index() % QUEUES]
     }
 
-    /// Puts an object away. Returns those, as a rule none, that are to be freed because more wait than are
-    /// kept.
+    /// Keeps an object. Returns the objects, usually none, that the caller must free because the
+    /// queue is full.
     #[inline(always)]
     pub fn put(
         &self,
@@ -44,31 +44,32 @@ impl Retired {
         self.queue(thread).put(object)
     }
 
-    /// Takes the oldest object if it has waited behind enough others.
+    /// Takes the oldest object if enough newer objects wait behind it.
     #[inline(always)]
     pub fn take(&self, thread: thread::Number) -> Option<usize> {
         self.queue(thread).take()
     }
 }
 
-struct Slot {
-    /// The position for which this slot is ready to be filled; one more once it is filled.
+struct RetiredPlace {
+    /// The position for which this slot is empty and ready; that position plus one once the slot is
+    /// full.
     turn: AtomicUsize,
     object: AtomicUsize,
 }
 
 /// A queue of addresses, first in first out.
 #[repr(align(128))]
-struct Queue {
-    slots: [Slot; MOST],
+struct Lane {
+    slots: [RetiredPlace; MOST],
     head: AtomicUsize,
     tail: AtomicUsize,
 }
 
-impl Queue {
+impl Lane {
     const fn new() -> Self {
         let mut slots = [const {
-            Slot {
+            RetiredPlace {
                 turn: AtomicUsize::new(0),
                 object: AtomicUsize::new(0),
             }
@@ -78,7 +79,7 @@ impl Queue {
             slots[n].turn = AtomicUsize::new(n);
             n += 1;
         }
-        Queue {
+        Lane {
             slots,
             head: AtomicUsize::new(0),
             tail: AtomicUsize::new(0),
@@ -89,14 +90,15 @@ impl Queue {
     fn put(&self, object: usize) -> impl Iterator<Item = usize> + use<> {
         let mut given_back = [None, None];
         if !self.push(object) {
-            // The oldest gives way; where another thread was quicker to fill its place, both go.
+            // The oldest object gives way. If another thread fills that slot first, both objects
+            // go.
             given_back[0] = self.pop();
             given_back[1] = (!self.push(object)).then_some(object);
         }
         given_back.into_iter().flatten()
     }
 
-    /// Puts an object at the end; false where there is no room.
+    /// Appends an object. False if the queue is full.
     fn push(&self, object: usize) -> bool {
         let mut tail = self.tail.load(Relaxed);
         loop {
@@ -122,7 +124,7 @@ impl Queue {
         }
     }
 
-    /// Takes the oldest object.
+    /// Removes the oldest object.
     fn pop(&self) -> Option<usize> {
         let mut head = self.head.load(Relaxed);
         loop {
@@ -168,7 +170,7 @@ mod tests {
 
     #[test]
     fn first_in_first_out_within_bounds() {
-        let queue = Queue::new();
+        let queue = Lane::new();
         assert_eq!(queue.pop(), None);
         for round in 0..3 {
             for n in 1..=LEAST + 1 {
@@ -196,7 +198,7 @@ mod tests {
 
     #[test]
     fn no_object_is_lost_or_doubled_among_threads() {
-        let queue = Queue::new();
+        let queue = Lane::new();
         let sum: usize = std::thread::scope(|scope| {
             let threads: Vec<_> = (0..4usize)
                 .map(|thread| {

@@ -1,53 +1,56 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The regions of ours on one device. Nothing else tells ours from those of a provider: bytes in the
-//! object cannot, since a foreign one may hold anything there.
+//! The table of our regions on one device. Only this table tells our regions from those of a
+//! provider: bytes in the object cannot, since a foreign object may hold any value there.
 //!
-//! A region has the row of its handle, the kernel's name for it on the device. Handles are small numbers,
-//! the lowest that is free each time, and no two regions that exist have the same; so rows are an array,
-//! an operation is one atomic exchange, and there is no lock that a thread could be interrupted, or
-//! forked, while holding. (A hash map of addresses cost 2 % of a deregistration on soft-RoCE more.)
+//! A region's row is at the index of its handle, the kernel's name for the region on the device.
+//! The kernel always gives out the lowest free handle, and no two live regions share a handle. The
+//! rows therefore form an array, and each operation is one atomic exchange. There is no lock, so a
+//! signal or a fork can never hit a thread that holds one. (A hash map of addresses made a
+//! deregistration on soft-RoCE 2 % slower.)
 //!
-//! It also makes the rows clean themselves. When a program deregisters a region of ours past us, with an
-//! `ibv_dereg_mr` that it took from libibverbs by handle (NCCL and brpc do), its row stays behind; we say
-//! that it has *vanished*. The kernel gives its handle to the next region, and so the row is found out by
-//! the very next registration: by `insert` if that is ours, by `forget` if libibverbs makes or ends it. There are never more stale rows than there were regions at one time.
+//! Reused handles also clean the table. A program can deregister a region of ours without calling
+//! us, by an `ibv_dereg_mr` that it took from libibverbs with dlsym (NCCL and brpc do). The
+//! region's row then stays behind; we say that the region has *vanished*. The kernel gives the
+//! handle to the next region, so the very next registration finds the stale row: `insert` finds it
+//! if we register, `forget` if libibverbs registers or deregisters. The number of stale rows never
+//! exceeds the largest number of regions that were live at one time.
 //!
-//! Who changes what: `insert` fills a row, with the address of the object last (release); `claim` empties
-//! it, if the object is the caller's, and only one of two threads that try succeeds; who has claimed a
-//! region either lets go of it or, when the kernel refused, puts it back with `restore`. While it is
-//! claimed the kernel still has the handle, so that nobody else fills the row.
+//! Transitions: `insert` fills a row and stores the address of the object last (release). `claim`
+//! empties the row if it holds the caller's object; of two threads only one succeeds. The claiming
+//! thread either gives the region up or, if the kernel refused, puts it back with `restore`. During
+//! a claim the kernel still holds the handle, so no other thread fills the row.
 
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering::*};
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 
-/// A region of ours; all zeros where there is none.
+/// One region of ours; all zeros if the row is empty.
 struct Row {
-    /// The address of its `ibv_mr`.
+    /// The address of the region's `ibv_mr`.
     object: AtomicUsize,
     pd: AtomicUsize,
     length: AtomicUsize,
     lkey: AtomicU32,
 }
 
-/// What a row holds.
+/// The content of a row.
 #[derive(Clone, Copy)]
-pub struct Region {
-    /// The address of its `ibv_mr`.
+pub struct Known {
+    /// The address of the region's `ibv_mr`.
     pub object: usize,
     pub pd: usize,
     pub length: usize,
     pub lkey: u32,
 }
 
-/// Rows come in chunks, each twice as large as the one before, so that they never move.
+/// Rows come in chunks, each twice as large as the one before it, so rows never move.
 const FIRST_CHUNK: usize = 256;
 
-/// Enough for 33 million handles. A kernel that gave higher ones would leave those regions without a row,
-/// to be deregistered by libibverbs.
+/// Enough for 33 million handles. A region with a higher handle would have no row, and libibverbs
+/// would deregister it.
 const CHUNKS: usize = 17;
 
-/// The rows of a device.
+/// The rows of one device.
 pub struct Rows {
     chunks: [AtomicPtr<Row>; CHUNKS],
 }
@@ -55,23 +58,23 @@ pub struct Rows {
 /// What [`Rows::claim`] found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Claim {
-    /// A region of ours, and now the caller's alone.
+    /// A region of ours, now claimed by the caller alone.
     Ours,
     /// A region of ours that another thread has just claimed.
     Gone,
-    /// The row is not about that object.
+    /// The row does not hold that object.
     NotOurs,
 }
 
 impl Rows {
-    /// No rows.
+    /// An empty table.
     pub const fn new() -> Self {
         Rows {
             chunks: [const { AtomicPtr::new(null_mut()) }; CHUNKS],
         }
     }
 
-    /// The chunk of a handle, and the place there.
+    /// The chunk of a handle, and the index in that chunk.
     fn place(handle: u32) -> (usize, usize) {
         let n = handle as usize + FIRST_CHUNK;
         let chunk = (n.ilog2() - FIRST_CHUNK.ilog2()) as usize;
@@ -82,8 +85,8 @@ impl Rows {
     fn row(&self, handle: u32) -> Option<&Row> {
         let (chunk, place) = Self::place(handle);
         let start = self.chunks.get(chunk)?.load(Acquire);
-        // SAFETY: null, or a chunk of `FIRST_CHUNK << chunk` rows, among which `place` is, that lives as
-        // long as `self`.
+        // SAFETY: `start` is null or points to `FIRST_CHUNK << chunk` rows that live as long as
+        // `self`; `place` is less than that count.
         (!start.is_null()).then(|| unsafe { &*start.wrapping_add(place) })
     }
 
@@ -97,35 +100,36 @@ impl Rows {
         if new.is_null() {
             return None;
         }
-        // All zeros are rows without a region.
+        // Zeroed memory is a chunk of empty rows.
         if slot
             .compare_exchange(null_mut(), new, AcqRel, Acquire)
             .is_err()
         {
-            // SAFETY: another thread was quicker, and nobody has seen this one.
+            // SAFETY: another thread published its chunk first, so only this thread knows `new`.
             unsafe { dealloc(new.cast(), layout) };
         }
         self.row(handle)
     }
 
-    /// Adds a region that the kernel has just made. True if one of ours had its handle, which must have
-    /// vanished.
+    /// Adds a region that the kernel has just made. True if the row still held a region of ours
+    /// with the same handle: that region has vanished.
     #[inline(always)]
-    pub fn insert(&self, handle: u32, region: Region) -> bool {
+    pub fn insert(&self, handle: u32, region: Known) -> bool {
         let Some(row) = self.row(handle).or_else(|| self.add_chunk(handle)) else {
             return false;
         };
         row.lkey.store(region.lkey, Relaxed);
         row.pd.store(region.pd, Relaxed);
         row.length.store(region.length, Relaxed);
-        // Not a swap: nobody else fills this row, since the kernel has just given us its handle.
+        // No swap is needed: the kernel has just given us the handle, so no other thread fills this
+        // row.
         let vanished = row.object.load(Relaxed) != 0;
         row.object.store(region.object, Release);
         vanished
     }
 
-    /// Takes a region out, if the object is the one that the row is about. Then `mark` is called, before
-    /// any other thread can find the row empty.
+    /// Removes a region if the row holds `object`. Calls `mark` before any other thread can find
+    /// the row empty.
     #[inline(always)]
     pub fn claim(&self, handle: u32, object: usize, lkey: u32, mark: impl FnOnce()) -> Claim {
         let Some(row) = self.row(handle) else {
@@ -141,15 +145,15 @@ impl Rows {
         }
     }
 
-    /// Takes a claim back: the region could not be deregistered, and stays usable.
+    /// Undoes a claim: the kernel refused to deregister the region, which stays usable.
     pub fn restore(&self, handle: u32, object: usize) {
         if let Some(row) = self.row(handle) {
             row.object.store(object, Release);
         }
     }
 
-    /// Empties the row of a handle that is a region of libibverbs'. True if one of ours was there, which
-    /// must have vanished.
+    /// Empties the row of a handle that belongs to a region of libibverbs. True if the row still
+    /// held a region of ours: that region has vanished.
     pub fn forget(&self, handle: u32) -> bool {
         self.row(handle)
             .is_some_and(|row| row.object.swap(0, AcqRel) != 0)
@@ -165,13 +169,13 @@ impl Rows {
             };
             (0..rows).map(move |place| {
                 let handle = (FIRST_CHUNK << chunk) - FIRST_CHUNK + place;
-                // SAFETY: `place` is among the chunk's rows, which live as long as `self`.
+                // SAFETY: `place` is an index of this chunk, whose rows live as long as `self`.
                 (handle as u32, unsafe { &*start.wrapping_add(place) })
             })
         })
     }
 
-    /// How many regions there are, and the sum of their lengths.
+    /// The number of regions and the sum of their lengths.
     pub fn total(&self) -> (u64, u64) {
         let live = self.all().filter(|(_, row)| row.object.load(Acquire) != 0);
         live.fold((0, 0u64), |(count, bytes), (_, row)| {
@@ -180,7 +184,7 @@ impl Rows {
         })
     }
 
-    /// The regions of a domain, as handle and object.
+    /// The handles and objects of a domain's regions.
     pub fn of_pd(&self, pd: usize) -> Vec<(u32, usize)> {
         let rows = self.all().filter(|(_, row)| row.pd.load(Relaxed) == pd);
         rows.map(|(handle, row)| (handle, row.object.load(Acquire)))
@@ -188,7 +192,7 @@ impl Rows {
             .collect()
     }
 
-    /// Empties a row if it is still about that object.
+    /// Empties a row if it still holds `object`.
     pub fn orphan(&self, handle: u32, object: usize) -> bool {
         let row = self.row(handle);
         row.is_some_and(|row| {
@@ -198,7 +202,7 @@ impl Rows {
         })
     }
 
-    /// Empties all rows. Returns how many held a region.
+    /// Empties all rows. Returns the number of regions that they held.
     pub fn clear(&self) -> u64 {
         let rows = self.all();
         rows.map(|(_, row)| u64::from(row.object.swap(0, AcqRel) != 0))
@@ -213,7 +217,8 @@ impl Drop for Rows {
             if let (false, Ok(layout)) =
                 (start.is_null(), Layout::array::<Row>(FIRST_CHUNK << chunk))
             {
-                // SAFETY: allocated with that layout by `add_chunk`, and nobody is left who knows it.
+                // SAFETY: `add_chunk` allocated this memory with the same layout, and `drop` has
+                // the last reference.
                 unsafe { dealloc(start.cast(), layout) };
             }
         }
@@ -225,8 +230,8 @@ mod tests {
     use super::*;
 
     /// A region whose key is its object's address.
-    fn region(object: usize, pd: usize, length: usize) -> Region {
-        Region {
+    fn region(object: usize, pd: usize, length: usize) -> Known {
+        Known {
             object,
             pd,
             length,

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! How much is registered, and how much of it may be idle.
 //!
-//! What is idle is not counted as it changes: two threads that use different regions would then write to the
-//! same line at every hit. While everything that is registered is within the limit, so is what is idle. Beyond
-//! that somebody counts, and notes how much more can become idle before the next must.
+//! The idle regions are not counted at each change: two threads that use different regions would
+//! then write to the same cache line at every hit. While all registered regions together are within
+//! the limit, the idle ones are too. Beyond the limit a thread counts them, and stores how much
+//! more may become idle before the next count.
 
-use super::hull::Range;
+use crate::sys::pages::PageRange;
 use core::sync::atomic::{AtomicU64, Ordering::*};
 
 /// A number of regions and of bytes.
@@ -21,14 +22,14 @@ impl Amount {
     }
 }
 
-/// An amount that changes.
+/// An amount that threads share.
 #[repr(C)]
-struct Shared {
+struct SharedAmount {
     regions: AtomicU64,
     bytes: AtomicU64,
 }
 
-impl Shared {
+impl SharedAmount {
     #[inline(always)]
     fn get(&self) -> Amount {
         Amount {
@@ -43,14 +44,14 @@ impl Shared {
     }
 }
 
-/// The account. All zeros is that of an empty pool that may keep nothing.
+/// The account. Zeroed memory is the account of an empty pool that may keep nothing.
 #[repr(C)]
 pub struct Account {
-    registered: Shared,
-    /// How much may be idle: set once.
-    limit: Shared,
-    /// How much more can become idle. Of no meaning while all is within the limit.
-    spare: Shared,
+    registered: SharedAmount,
+    /// How much may be idle. Set once.
+    limit: SharedAmount,
+    /// How much more may become idle. Meaningless while everything registered is within the limit.
+    spare: SharedAmount,
 }
 
 impl Account {
@@ -69,8 +70,8 @@ impl Account {
         self.registered.get().fits(self.limit.get())
     }
 
-    /// A region is linked. Under the pool's lock.
-    pub fn add(&self, range: Range) {
+    /// Adds a region that is linked. Under the pool's lock.
+    pub fn add(&self, range: PageRange) {
         let fitted = self.all_fits();
         let before = self.registered.get();
         self.registered.set(Amount {
@@ -78,7 +79,7 @@ impl Account {
             bytes: before.bytes + range.bytes(),
         });
         if fitted && !self.all_fits() {
-            // Nobody has counted what became idle until now.
+            // Idle regions have not been counted until now.
             self.spare.set(Amount {
                 regions: 0,
                 bytes: 0,
@@ -86,8 +87,8 @@ impl Account {
         }
     }
 
-    /// A region has ended. Under the pool's lock.
-    pub fn remove(&self, range: Range) {
+    /// Removes a region that has ended. Under the pool's lock.
+    pub fn remove(&self, range: PageRange) {
         let before = self.registered.get();
         self.registered.set(Amount {
             regions: before.regions - 1,
@@ -95,15 +96,15 @@ impl Account {
         });
     }
 
-    /// Whether a region may be idle beside those that are. Called when one has become idle; false means that
-    /// it is time to count.
+    /// Whether one more region may be idle. Called when that region has become idle. False means
+    /// that the idle regions must be counted.
     #[inline(always)]
-    pub fn may_be_idle(&self, range: impl FnOnce() -> Range) -> bool {
+    pub fn may_be_idle(&self, range: impl FnOnce() -> PageRange) -> bool {
         self.all_fits() || self.spend(range())
     }
 
     #[cold]
-    fn spend(&self, range: Range) -> bool {
+    fn spend(&self, range: PageRange) -> bool {
         let spend = |spare: &AtomicU64, amount| {
             let less = |spare: u64| spare.checked_sub(amount);
             spare.fetch_update(Relaxed, Relaxed, less).is_ok()
@@ -111,8 +112,9 @@ impl Account {
         spend(&self.spare.regions, 1) && spend(&self.spare.bytes, range.bytes())
     }
 
-    /// So much was found to be idle. Where that is more than the limit: how much must go to bring it to three
-    /// quarters. Otherwise what is spare is noted. Under the pool's lock.
+    /// Takes the result of a count of the idle regions. If they exceed the limit, returns how much
+    /// must go to leave three quarters of it. Otherwise stores how much more may become idle. Under
+    /// the pool's lock.
     pub fn counted(&self, idle: Amount) -> Option<Amount> {
         let limit = self.limit.get();
         if idle.fits(limit) {
@@ -133,8 +135,8 @@ impl Account {
 mod tests {
     use super::*;
 
-    fn shared() -> Shared {
-        Shared {
+    fn shared() -> SharedAmount {
+        SharedAmount {
             regions: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
         }
@@ -148,7 +150,7 @@ mod tests {
             spare: shared(),
         };
         let amount = |regions, bytes| Amount { regions, bytes };
-        let range = Range { start: 0, end: 10 };
+        let range = PageRange { start: 0, end: 10 };
         account.set_limit(amount(4, 1000));
         for _ in 0..4 {
             account.add(range);

@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The log of changes of the address space: who changes memory, or hears of it, writes down which; who
-//! wants to use a region again first makes sure that all that is written down has been applied.
+//! The log of changes of the address space. Writers record each change of memory that they make or
+//! hear of. Before a registration uses a region again, it makes sure that every recorded change has
+//! been applied.
 //!
-//! Writers are the interposed memory calls, in any thread and any signal handler, and the monitor of
-//! userfaultfd. They take no lock and never wait: a writer that finds the log full marks it as lost, which
-//! withdraws every region. Readers apply the log one at a time, under the pool's lock.
+//! Writers are the interposed memory calls, in any thread and any signal handler, and the monitor
+//! of userfaultfd. They take no lock and never wait: a writer that finds the log full marks it as
+//! lost, which withdraws every region. Readers apply the log one at a time, under the pool's lock.
 //!
-//! A change is *under way* from before the writer writes until after it has written for the last time. For
-//! an interposed call that is around the real call, for the monitor around reading an event and writing it
-//! down. `settled` is true when nothing is under way and all is applied.
+//! A change is *under way* from before its first record is written until after its last. An
+//! interposed call is under way around the real call; the monitor is under way around reading an
+//! event and recording it. The log is *settled* when nothing is under way and every record is
+//! applied.
 
 use super::sync::{AtomicU64, Ordering::*};
 
@@ -16,21 +18,22 @@ use super::sync::{AtomicU64, Ordering::*};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u64)]
 pub enum Kind {
-    /// An interposed call changes it.
+    /// An interposed call changes the range.
     Called,
-    /// userfaultfd reports that it has changed.
+    /// userfaultfd reports that the range has changed.
     Reported,
-    /// userfaultfd reports that its pages are about to be dropped; that may still take a moment.
+    /// userfaultfd reports that the range's pages are about to be dropped, which may still take a
+    /// moment.
     Dropping,
-    /// It is a new shared mapping of memory that others can change.
+    /// The range is a new shared mapping of memory that other processes can change.
     Shared,
-    /// It is a new System V segment.
+    /// The range is a newly attached System V segment.
     Segment,
-    /// A segment that begins there, of which only the start is known, is detached.
+    /// A segment is detached. Only its start is known.
     Detached,
-    /// A file is cut, no matter where.
+    /// A file is truncated, at an unknown place.
     Files,
-    /// Nothing is reported any more.
+    /// userfaultfd reports nothing any more.
     Lost,
 }
 
@@ -43,38 +46,38 @@ pub struct Change {
 }
 
 #[repr(C)]
-struct Slot {
-    /// Twice the round in which it is to be filled; one more when it is filled.
+struct LogSlot {
+    /// Twice the round in which the slot is to be filled, plus one once it is filled.
     turn: AtomicU64,
     start: AtomicU64,
     end: AtomicU64,
     kind: AtomicU64,
 }
 
-/// Room for changes that nobody has applied yet.
+/// How many changes the log holds before one is applied.
 const ROOM: u64 = if cfg!(any(loom, miri)) { 2 } else { 4096 };
 
-/// In `written`: a change did not fit.
+/// A flag in `written`: a change did not fit.
 const LOST: u64 = 1 << 63;
 
-/// The log. All zeros is an empty one.
+/// The log. Zeroed memory is an empty log.
 #[repr(C, align(128))]
 pub struct Changes {
     under_way: AtomicU64,
-    /// Changes written, or just being written; and [`LOST`].
+    /// Changes that are written or just being written, and the flag [`LOST`].
     written: AtomicU64,
     /// Changes applied.
     applied: AtomicU64,
     rest_of_line: [u64; 13],
-    slots: [Slot; ROOM as usize],
+    slots: [LogSlot; ROOM as usize],
 }
 
-/// The log as it was when it was settled.
+/// The state of the log when all that was written had been applied.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Settled(u64);
 
 impl Changes {
-    /// An empty log, for tests; others have it in zeroed memory.
+    /// An empty log, for tests. The pool's log lies in zeroed memory.
     #[cfg(all(test, loom))]
     pub fn new() -> Changes {
         Changes {
@@ -82,7 +85,7 @@ impl Changes {
             written: AtomicU64::new(0),
             applied: AtomicU64::new(0),
             rest_of_line: [0; 13],
-            slots: core::array::from_fn(|_| Slot {
+            slots: core::array::from_fn(|_| LogSlot {
                 turn: AtomicU64::new(0),
                 start: AtomicU64::new(0),
                 end: AtomicU64::new(0),
@@ -91,18 +94,19 @@ impl Changes {
         }
     }
 
-    /// From now a change is under way.
+    /// Announces a change: it is under way from now on.
     pub fn begin(&self) {
-        // SeqCst: what the caller does next, a system call, must not be seen before this.
+        // SeqCst: the caller's next step is a system call, which must not be seen before this
+        // announcement.
         self.under_way.fetch_add(1, SeqCst);
     }
 
-    /// What `begin` announced is over, and written down.
+    /// Ends what `begin` announced. All of its records have been written.
     pub fn end(&self) {
         self.under_way.fetch_sub(1, Release);
     }
 
-    /// Writes a change down. Between `begin` and `end`.
+    /// Records a change. Called between `begin` and `end`.
     pub fn write(&self, change: Change) {
         let mut written = self.written.load(Relaxed);
         loop {
@@ -131,36 +135,37 @@ impl Changes {
         }
     }
 
-    fn slot(&self, position: u64) -> &Slot {
+    fn slot(&self, position: u64) -> &LogSlot {
         &self.slots[(position % ROOM) as usize]
     }
 
-    /// Whether everything that is written is applied. What is under way is for [`Changes::still`] to see, since
-    /// its last word is yet to be written.
+    /// The state of the log if every record is applied. Changes that are under way have their last
+    /// record still to come; [`Changes::still`] looks for those.
     #[inline(always)]
     pub fn applied(&self) -> Option<Settled> {
         let written = self.written.load(Acquire);
         (written == self.applied.load(Acquire)).then_some(Settled(written))
     }
 
-    /// Whether moreover nothing is under way.
+    /// The state of the log if every record is applied and nothing is under way.
     pub fn settled(&self) -> Option<Settled> {
         self.applied().filter(|&settled| self.still(settled))
     }
 
-    /// Whether nothing has been written since, and nothing is under way.
+    /// Whether no record has been written since, and nothing is under way.
     #[inline(always)]
     pub fn still(&self, settled: Settled) -> bool {
         self.under_way.load(Acquire) == 0 && self.written.load(Acquire) == settled.0
     }
 
-    /// Whether something is written that is not applied.
+    /// Whether a record is not applied yet.
     pub fn is_behind(&self) -> bool {
         self.written.load(Acquire) != self.applied.load(Relaxed)
     }
 
-    /// Applies what is written: calls `each` with every change, or with `None` when some are lost, which
-    /// stands for any. Stops at one that is just being written. The caller holds the pool's lock.
+    /// Applies the records: calls `each` with every change, or with `None` if some were lost, which
+    /// stands for any change. Stops at a record that is just being written. The caller holds the
+    /// pool's lock.
     pub fn apply(&self, mut each: impl FnMut(Option<Change>)) {
         let mut position = self.applied.load(Relaxed);
         loop {
@@ -179,9 +184,10 @@ impl Changes {
         let written = self.written.load(Acquire);
         if written == position | LOST {
             each(None);
-            // A writer that finds the mark between the two is covered by the call above: what it writes is
-            // before its real call, and then it writes again, or after it, and no region that is linked
-            // from now on, under the lock that is held here, has been pinned yet.
+            // The call above also covers a writer that finds the mark between the two steps. If
+            // that writer's record comes before its real call, it will write a second one. If the
+            // record comes after the real call, only regions that are linked from now on could miss
+            // it, and none of those has been pinned yet: linking takes the lock that is held here.
             let _ = self
                 .written
                 .compare_exchange(written, position, SeqCst, Relaxed);
@@ -201,5 +207,6 @@ fn kind(number: u64) -> Kind {
         Kind::Files,
         Kind::Lost,
     ];
-    KINDS[number as usize % KINDS.len()]
+    // A number that is no kind says nothing of what has changed: all is lost.
+    KINDS.get(number as usize).copied().unwrap_or(Kind::Lost)
 }

@@ -1,71 +1,68 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The thread that deregisters what nobody will use again: regions whose memory has changed, that have been
-//! idle for long enough, or that the machine needs the memory of. It sleeps while nothing is idle. See
-//! `helper_thread.rs` for what it must not do.
+//! The thread that deregisters regions without a future: regions whose memory has changed, regions
+//! that have been idle for long enough, and idle regions while the machine is short of memory. The
+//! thread sleeps while no region is idle. `helper_thread.rs` says what it must not do.
 
+use super::Instance;
 use super::ending::{self, By};
 use super::pool::{Batch, Cause};
-use super::region::{Id, Region};
-use super::{Instance, lock};
-use crate::helper_thread;
-use crate::mr::{Access, bare};
-use crate::proc;
+use super::region::{Id, PoolRegion};
+use crate::call::Access;
+use crate::mr::bare;
+use crate::sys::proc;
+use crate::sys::{clock, futex, helper_thread};
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::*, fence};
 use core::time::Duration;
 
-/// What the other threads see of it.
+/// The cleaner, as the other threads see it.
 pub struct Cleaner {
-    /// 1 while there is something to do. A futex.
+    /// 1 while the cleaner has work. A futex.
     signal: AtomicU32,
-    /// 1 while it sleeps without a limit, since nothing is idle.
+    /// 1 while the cleaner sleeps without a time limit, since no region is idle.
     dormant: AtomicU32,
-    /// The pool's clock: ticks, of now or of a little before.
+    /// The pool's clock in ticks. It shows the present time, or a time shortly before.
     clock: AtomicU32,
     /// The length of a tick in ms.
     tick: u32,
-    /// For how many ticks a region stays idle, with rights of peers and without.
+    /// For how many ticks a region stays idle: with access for peers (`remote`), and without
+    /// (`local`).
     remote: u32,
     local: u32,
-    /// Whether there is a thread.
+    /// Whether the thread exists.
     running: AtomicBool,
 }
 
-/// A region's linger time is divided in so many ticks.
+/// A region's linger time has this many ticks.
 const TICKS: u32 = 8;
 
-/// An idle machine is looked at this often, in ticks of the default length.
+/// How often the cleaner checks the machine's free memory, in ticks.
 const LOOKS: u32 = 8;
 
-/// For so many ticks nothing must be idle before the cleaner sleeps without a limit: a region that the program
-/// takes and releases all the time is found in use now and then.
+/// No region must have been idle for this many ticks before the cleaner sleeps without a time
+/// limit. If the program takes and releases a region all the time, the cleaner finds the region in
+/// use now and then.
 const PATIENCE: u32 = 8;
 
-/// Rights of peers.
+/// Access flags that give peers access.
 const REMOTE: Access = Access::REMOTE_WRITE
     .union(Access::REMOTE_READ)
     .union(Access::REMOTE_ATOMIC)
     .union(Access::FLUSH_GLOBAL)
     .union(Access::FLUSH_PERSISTENT);
 
-/// Whether a region with this access can be reached by peers.
+/// Whether peers can reach a region with this access.
 pub fn is_remote(access: u32) -> bool {
     Access::from_bits_retain(access).intersects(REMOTE)
 }
 
 /// Milliseconds of the monotonic clock.
 pub fn now_ms() -> u64 {
-    let mut time = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
-    // SAFETY: the time is writable.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
-    time.tv_sec as u64 * 1000 + time.tv_nsec as u64 / 1_000_000
+    clock::monotonic_by_kernel() / 1_000_000
 }
 
 impl Cleaner {
-    /// One for these linger times, in ms.
+    /// A cleaner with these linger times, in ms.
     pub fn new(remote: u64, local: u64) -> Cleaner {
         let tick = (remote.min(local) / u64::from(TICKS)).clamp(5, 125) as u32;
         let ticks = |linger: u64| (linger / u64::from(tick)).min(u64::from(u32::MAX / 4)) as u32;
@@ -80,18 +77,19 @@ impl Cleaner {
         }
     }
 
-    /// The time on the pool's clock.
+    /// The time by the pool's clock.
     #[inline(always)]
     pub fn now(&self) -> u32 {
         self.clock.load(Relaxed)
     }
 
-    /// There is a thread.
+    /// Notes that the thread exists.
     pub fn runs(&self) {
         self.running.store(true, Relaxed);
     }
 
-    /// Whether a region with this access may be kept at all: for longer than no time, and by somebody.
+    /// Whether the pool may keep a region with this access at all: its linger time is not 0, and
+    /// the cleaner's thread exists.
     pub fn keeps(&self, access: u32) -> bool {
         let linger = if is_remote(access) {
             self.remote
@@ -101,36 +99,36 @@ impl Cleaner {
         linger > 0 && self.running.load(Relaxed)
     }
 
-    /// Sets the pool's clock, whose ticks are the last digits of what it returns.
+    /// Sets the pool's clock. Returns the full number of ticks; the clock keeps its lower 32 bits.
     fn set_clock(&self) -> u64 {
         let now = now_ms() / u64::from(self.tick);
         self.clock.store(now as u32, Relaxed);
         now
     }
 
-    /// Whether somebody must call `idle` since a region became idle.
+    /// Whether a thread that leaves a region idle must call `idle`.
     #[inline(always)]
     pub fn is_dormant(&self) -> bool {
         self.dormant.load(SeqCst) != 0
     }
 
-    /// A region became idle while the cleaner slept.
+    /// A region became idle while the cleaner slept without a time limit.
     #[cold]
-    pub fn idle(&self, region: &Region) {
+    pub fn idle(&self, region: &PoolRegion) {
         region.released.store(self.set_clock() as u32, Relaxed);
         self.wake();
     }
 
-    /// There is something to do.
+    /// Wakes the cleaner: it has work.
     pub fn wake(&self) {
         if self.signal.swap(1, SeqCst) == 0 {
-            lock::wake(&self.signal, 1);
+            futex::wake(&self.signal, 1);
         }
     }
 
-    /// Whether an idle region has been so for long enough, at the latest at the next tick, for a cleaner that is
-    /// `awake` since then.
-    fn has_lingered(&self, region: &Region, now: u64, awake: u64) -> bool {
+    /// Whether an idle region has lingered for long enough now, or will have by the next tick. The
+    /// cleaner is awake since the tick `awake`.
+    fn has_lingered(&self, region: &PoolRegion, now: u64, awake: u64) -> bool {
         let linger = if is_remote(region.access()) {
             self.remote
         } else {
@@ -140,23 +138,25 @@ impl Cleaner {
     }
 }
 
-/// For how many ticks a region has been idle that was released then, for a cleaner that is `awake` since then.
+/// Returns for how many ticks a region has been idle that was released at the tick `released`. The
+/// cleaner is awake since the tick `awake`.
 fn idle(released: u32, now: u64, awake: u64) -> i64 {
-    // It may have been released since `now` was.
+    // A thread may have released the region after `now` was read.
     let idle = (now as u32).wrapping_sub(released) as i32;
-    // Who released it may have read the clock while it still stood; nothing was idle before the cleaner woke.
+    // The releasing thread may have read the clock while the clock stood still. No region was idle
+    // before the cleaner woke.
     i64::from(idle).min((now - awake) as i64)
 }
 
-/// Starts the thread; false if there can be none.
+/// Starts the thread. Returns false if the kernel gives it none.
 pub fn start(relaxed: &'static Instance) -> bool {
     let argument = (&raw const *relaxed).cast_mut();
-    // SAFETY: `run` keeps to the rules, and the argument is never freed.
+    // SAFETY: `run` keeps to the rules of `helper_thread.rs`, and `relaxed` is never freed.
     unsafe { helper_thread::start(run, argument.cast()) }
 }
 
 extern "C" fn run(argument: *mut c_void) -> c_int {
-    // SAFETY: the argument of `start`.
+    // SAFETY: `start` passed a `&'static Instance`.
     let relaxed = unsafe { &*argument.cast::<Instance>() };
     helper_thread::set_name(c"rdmamr-cleaner");
     let (pool, cleaner) = (relaxed.pool, relaxed.cleaner);
@@ -165,7 +165,8 @@ extern "C" fn run(argument: *mut c_void) -> c_int {
     let mut awake = None;
     loop {
         cleaner.signal.store(0, SeqCst);
-        // The clock, which has stood still, comes first: what is released from now on is not released long ago.
+        // The clock has stood still, so the cleaner sets it first. A region that is released from
+        // now on does not look as if it had been released long ago.
         let now = cleaner.set_clock();
         let awake_since = *awake.get_or_insert(now);
         cleaner.dormant.store(0, SeqCst);
@@ -173,10 +174,11 @@ extern "C" fn run(argument: *mut c_void) -> c_int {
             relaxed.apply(&relaxed.pool.lock(), By::Helper);
         }
         if bare::is_known_fork_protected() {
-            // Nothing is kept. What its last user could not end is for another thread of the program, at its next
-            // registration: only such a one can give the memory back to children.
+            // The pool keeps no region. If a region's last user could not deregister it, another
+            // thread of the program does so at its next registration: only a thread of the program
+            // can give the memory back to children.
             relaxed.has_spent.store(true, Relaxed);
-            lock::wait(&cleaner.signal, 0, None);
+            futex::wait(&cleaner.signal, 0, None);
             continue;
         }
         ending::doomed(relaxed, By::Helper);
@@ -196,19 +198,21 @@ extern "C" fn run(argument: *mut c_void) -> c_int {
         if busy == 0 {
             busy = PATIENCE;
             cleaner.dormant.store(1, SeqCst);
-            // Whoever let go of a region before that did not see it; whoever does after this look has seen it.
+            // A thread that released a region before this fence did not see the store. This
+            // thread's look at the regions sees that release. A thread that releases a region after
+            // the look has seen the store.
             fence(SeqCst);
             if !idle() {
-                lock::wait(&cleaner.signal, 0, None);
+                futex::wait(&cleaner.signal, 0, None);
                 awake = None;
             }
         } else {
-            lock::wait(&cleaner.signal, 0, Some(limit));
+            futex::wait(&cleaner.signal, 0, Some(limit));
         }
     }
 }
 
-fn end_all(relaxed: &Instance, cause: Cause, mut which: impl FnMut(&Region) -> bool) {
+fn end_all(relaxed: &Instance, cause: Cause, mut which: impl FnMut(&PoolRegion) -> bool) {
     let mut from = Some(Id(0));
     while let Some(start) = from {
         let mut batch = Batch::new();
@@ -217,13 +221,14 @@ fn end_all(relaxed: &Instance, cause: Cause, mut which: impl FnMut(&Region) -> b
             .lock()
             .claim_idle(start, &mut batch, cause, &mut which);
         for &id in batch.ids() {
-            // What the kernel refuses is tried again at the next tick.
+            // If the kernel refuses to deregister a region, the cleaner tries again at the next
+            // tick.
             let _ = ending::end(relaxed, id, By::Helper);
         }
     }
 }
 
-/// Whether the machine has less than a thirty-second of its memory left to give.
+/// Whether less than a thirty-second of the machine's memory is available.
 fn is_short_of_memory() -> bool {
     let (total, available) = proc::memory_kib();
     available < total / 32
@@ -237,12 +242,13 @@ mod tests {
     fn nothing_is_idle_for_longer_than_the_cleaner_is_awake() {
         let days: u64 = (1 << 33) + 1000;
         assert_eq!(idle(days as u32 + 2, days + 9, days), 7);
-        // Released while `now` was read.
+        // A thread released the region while `now` was read.
         assert_eq!(idle(days as u32 + 10, days + 9, days), -1);
-        // By the clock as it stood before the cleaner slept, and before there was a cleaner.
+        // The clock still showed the time before the cleaner slept, or the time before the cleaner
+        // existed.
         assert_eq!(idle(days as u32 - 800, days + 9, days), 9);
         assert_eq!(idle(0, days + 9, days + 9), 0);
-        // The clock's digits begin anew.
+        // The lower 32 bits of the clock wrap around.
         assert_eq!(idle(u32::MAX, days + 6, 1), 1007);
     }
 }

@@ -1,52 +1,54 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Memory whose pages were lately reported to be about to be dropped. Of all that userfaultfd reports this
-//! alone comes before it happens: what is pinned in between is stale, and nothing says so. So it is not
-//! kept for a while, which is a bound in time and not a proof. Everything happens under the pool's lock.
+//! Memory whose pages userfaultfd recently reported as about to be dropped. Of all its events only
+//! this one comes before the change. A region that is pinned between the event and the drop is
+//! stale, and no event says so. Such a region is therefore not kept for a while, which is a bound
+//! in time and not a proof. Everything here runs under the pool's lock.
 
-use super::hull::Range;
+use crate::sys::pages::PageRange;
 use core::sync::atomic::{AtomicU64, Ordering::*};
 
 /// How many reports are remembered.
 const REPORTS: usize = 16;
 
-/// How long a drop that was reported may take to happen, in ms.
+/// How long after its report a drop may happen, in ms.
 const LONGEST: u64 = 1000;
 
 #[repr(C)]
-struct Report {
+struct DropReport {
     start: AtomicU64,
     end: AtomicU64,
-    /// In ms, and one more; 0 is none.
+    /// The time in ms, plus one; 0 means that there is no report.
     time: AtomicU64,
 }
 
-impl Report {
-    fn range(&self) -> Range {
-        Range {
+impl DropReport {
+    fn range(&self) -> PageRange {
+        PageRange {
             start: self.start.load(Relaxed),
             end: self.end.load(Relaxed),
         }
     }
 }
 
-/// The reports. All zeros is none.
+/// The reports. Zeroed memory holds none.
 #[repr(C)]
 pub struct Dropping {
-    /// Whether there ever was one.
+    /// Whether any report was ever added.
     any: AtomicU64,
-    reports: [Report; REPORTS],
+    reports: [DropReport; REPORTS],
 }
 
 impl Dropping {
-    fn reports(&self) -> &[Report] {
+    fn reports(&self) -> &[DropReport] {
         match self.any.load(Relaxed) {
             0 => &[],
             _ => &self.reports,
         }
     }
 
-    /// Pages there are about to be dropped. The oldest report gives way.
-    pub fn add(&self, range: Range, now: u64) {
+    /// Adds a report that pages of this range are about to be dropped. It replaces the oldest
+    /// report.
+    pub fn add(&self, range: PageRange, now: u64) {
         let oldest = self
             .reports
             .iter()
@@ -59,9 +61,10 @@ impl Dropping {
         }
     }
 
-    /// An interposed call has changed a range, or is about to: a drop that was reported in it was that call's
-    /// own, which writes down a second time when it is over.
-    pub fn forget(&self, range: Range) {
+    /// Forgets the reports within a range that an interposed call has changed or is about to
+    /// change. That call itself made these drops, and it writes a second record in the log when it
+    /// is over.
+    pub fn forget(&self, range: PageRange) {
         let mut reports = self.reports().iter();
         reports
             .by_ref()
@@ -69,8 +72,8 @@ impl Dropping {
             .for_each(|report| report.time.store(0, Relaxed));
     }
 
-    /// Whether pages there may still be about to be dropped.
-    pub fn is_at(&self, range: Range, now: impl Fn() -> u64) -> bool {
+    /// Whether pages of this range may still be about to be dropped.
+    pub fn is_at(&self, range: PageRange, now: impl Fn() -> u64) -> bool {
         self.reports().iter().any(|report| {
             let time = report.time.load(Relaxed);
             time != 0 && report.range().overlaps(range) && now() < time + LONGEST
@@ -86,13 +89,13 @@ mod tests {
     fn for_a_while() {
         let dropping = Dropping {
             any: AtomicU64::new(0),
-            reports: core::array::from_fn(|_| Report {
+            reports: core::array::from_fn(|_| DropReport {
                 start: AtomicU64::new(0),
                 end: AtomicU64::new(0),
                 time: AtomicU64::new(0),
             }),
         };
-        let range = |start, end| Range { start, end };
+        let range = |start, end| PageRange { start, end };
         assert!(!dropping.is_at(range(0, 100), || 0));
         dropping.add(range(10, 20), 5000);
         assert!(dropping.is_at(range(19, 30), || 5000 + LONGEST));

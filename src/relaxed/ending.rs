@@ -1,23 +1,25 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The end of a region: deregistered by the kernel, then its slot is free. Only for claimed regions.
+//! The end of a claimed region: the kernel deregisters it, then its slot is free.
 
 use super::Instance;
-use super::pool::{Cause, Locked, cause};
-use super::region::{Id, Region};
-use super::watch::{Unwatched, Watched};
+use super::filter::CHUNK;
+use super::pool::{Cause, Heir, Locked, cause};
+use super::region::{Id, PoolRegion};
+use super::watch::Unwatching;
 use crate::mr::bare::{Bare, Uverbs, UverbsOfHelper};
-use crate::stats::Counter;
-use crate::thread;
+use crate::report::stats::{Counter, counter};
+use crate::sys::pages::PageRange;
+use crate::sys::thread;
 use crate::trace::{self, format::Call};
 use core::sync::atomic::Ordering::*;
 use errno::Errno;
 
-/// Who ends it.
+/// Which kind of thread ends a region.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum By {
     /// A thread of the program.
     Program,
-    /// A thread that the C library does not know.
+    /// A helper thread, which the C library does not know.
     Helper,
 }
 
@@ -31,8 +33,8 @@ impl By {
     }
 }
 
-/// What the trace has of a region.
-fn described(region: &Region) -> Call {
+/// The trace's record of a region.
+fn described(region: &PoolRegion) -> Call {
     Call {
         pd: region.pd(),
         addr: region.hull().start,
@@ -43,7 +45,8 @@ fn described(region: &Region) -> Call {
     }
 }
 
-/// Deregisters a claimed region. An error leaves it registered, and never used again.
+/// Deregisters a claimed region. After an error the region stays registered, and is never used
+/// again.
 pub fn end(relaxed: &Instance, id: Id, by: By) -> Result<(), Errno> {
     let pool = relaxed.pool;
     let region = pool.region(id);
@@ -59,82 +62,98 @@ pub fn end(relaxed: &Instance, id: Id, by: By) -> Result<(), Errno> {
     if let Err(errno) = result {
         pool.lock().restore(id);
         if by == By::Program {
-            // To try again, or to have it tried. (It has its own time for what it is refused itself.)
+            // The cleaner tries again, or has a thread of the program try again. (If the kernel
+            // refuses the cleaner itself, the cleaner retries at its own times.)
             relaxed.cleaner.wake();
         }
         return Err(errno);
     }
     trace::ended(|| described(region));
     let (counters, thread) = (relaxed.counters, by.thread());
-    counters.add(thread, Counter::DeregKernel, 1);
+    counters.add(thread, counter!(dereg_kernel), 1);
     if let Some(cause) = cause(region) {
         counters.add(thread, counter(cause), 1);
     }
     if by == By::Program {
-        // A helper could not, and ends nothing where it must be done.
+        // A helper thread cannot make this call. It ends no region for which the call is needed.
         let hull = region.hull();
         bare.dofork(hull.start as usize, hull.bytes() as usize);
     }
     let locked = pool.lock();
-    counters.add(thread, Counter::Hits, region.forget_hits());
-    leave(relaxed, &locked, id);
+    counters.add(thread, counter!(hits), region.forget_hits());
+    leave(relaxed, &locked, id, by);
     Ok(())
 }
 
-/// Frees the slot of a claimed region that the kernel has no more, and stops watching its memory where that is
-/// of use.
-pub fn leave(relaxed: &Instance, locked: &Locked<'_>, id: Id) {
-    let pool = relaxed.pool;
+/// Frees the slot of a claimed region that the kernel has deregistered. Also stops watching the
+/// region's memory, if that is of use.
+pub fn leave(relaxed: &Instance, locked: &Locked<'_>, id: Id, by: By) {
+    let region = relaxed.pool.region(id);
+    let extent = region
+        .extent()
+        .filter(|_| region.hull().bytes() <= UNWATCH_AT_MOST);
+    let mut from = extent.map_or(0, |extent| extent.start);
+    while extent.is_some_and(|extent| from < extent.end) {
+        let chunk = PageRange {
+            start: from,
+            end: (from + 1).next_multiple_of(CHUNK),
+        };
+        leave_chunk(relaxed, locked, id, by, chunk);
+        from = chunk.end;
+    }
+    locked.end(id);
+}
+
+/// Stops watching the memory that a region leaves in a chunk, unless another region takes the
+/// memory over. A partly watched mapping is split into pieces. Whichever region is the last to
+/// leave, the pieces become one mapping again.
+fn leave_chunk(relaxed: &Instance, locked: &Locked<'_>, id: Id, by: By, chunk: PageRange) {
+    const TRIES: u32 = 16;
+    let (pool, watch) = (relaxed.pool, &relaxed.watch);
     let region = pool.region(id);
-    let hull = region.hull();
-    // Memory that has changed is not there any more, or is about to be registered anew.
+    // After a change the memory is gone, or is about to be registered anew, so the watch of it need
+    // not end.
     let in_peace = matches!(
         cause(region),
         Some(Cause::Flush | Cause::Linger | Cause::Watermark | Cause::Pressure)
     );
-    let watched = region.watched.load(Relaxed);
-    locked.end(id);
-    if hull.bytes() > UNWATCH_AT_MOST {
-        return;
-    }
-    let watch = &relaxed.watch;
-    let unwatch = watched != 0 && (in_peace || watch.is_crowded());
-    if !unwatch && !watch.has_holes() {
-        return;
-    }
-    // Under the lock, so that a region that is just linked there is watched after this. Whichever is the last in a
-    // chunk, the mappings are mended that others have left there.
-    let chunks = hull.extended(super::filter::CHUNK);
-    let done = !pool.filter.may_hold(chunks) && watch.unwatch(chunks);
-    if !done && unwatch && watched == PAGES && !locked.has_regions(hull) {
-        watch.unwatch_pages(hull);
+    let wanted = in_peace || watch.is_crowded() || region.has_inherited();
+    for _ in 0..TRIES {
+        // Changed memory is no longer the pool's: applying the log takes it off the region's
+        // extent.
+        relaxed.apply(locked, by);
+        let Some(memory) = region.extent().and_then(|extent| extent.common(chunk)) else {
+            return;
+        };
+        match locked.heir(memory, id) {
+            Heir::Region(heir) => return pool.region(heir).inherit(memory),
+            // This runs under the lock, so a region that is linked here meanwhile registers its
+            // watch after this.
+            Heir::None if wanted => {
+                if watch.unwatch(memory, &pool.changes) != Unwatching::Unsettled {
+                    return;
+                }
+            }
+            Heir::None | Heir::Unknown => return,
+        }
+        std::thread::yield_now();
     }
 }
 
-/// Values of `Region::watched`, besides 0.
-const CHUNKS: u32 = 1;
-const PAGES: u32 = 2;
-
-/// The value of `Region::watched` for what is watched.
-pub fn watched(watched: Result<Watched, Unwatched>) -> u32 {
-    watched.map_or(0, |watched| match watched {
-        Watched::Chunks => CHUNKS,
-        Watched::Pages => PAGES,
-    })
-}
-
-/// To stop watching takes 80 ns a page (measured), under the lock; large ranges split few mappings.
+/// The largest region whose watch is ended, in bytes. To stop watching takes 80 ns a page
+/// (measured), under the lock, and large regions split few mappings.
 const UNWATCH_AT_MOST: u64 = 8 << 20;
 
-/// Deregisters the regions that were claimed for whoever comes.
+/// Deregisters the doomed regions: claimed regions that wait for any thread to deregister them.
 pub fn doomed(relaxed: &Instance, by: By) {
     while let Some(id) = relaxed.pool.next_doomed() {
         let _ = end(relaxed, id, by);
     }
 }
 
-/// Ends a region that was its last user's, as the program's thread that released it. Where the thread was
-/// interrupted in the pool, the cleaner does.
+/// Deregisters a region that its last user has released, on the releasing thread of the program. If
+/// that is a signal handler that interrupted its thread inside the pool, the cleaner deregisters
+/// the region.
 pub fn spent(relaxed: &Instance, id: Id) {
     if thread::is_inside() {
         relaxed.cleaner.wake();
@@ -143,33 +162,34 @@ pub fn spent(relaxed: &Instance, id: Id) {
     let _inside = thread::enter();
     let claimed = relaxed.pool.lock().claim(id);
     if claimed {
-        // A refusal of the kernel leaves a region that nobody uses; the cleaner tries again.
+        // A region that the kernel refuses to deregister stays unused. The cleaner tries again.
         let _ = end(relaxed, id, By::Program);
     } else {
-        // A change of its memory was quicker, and has left it to whoever comes.
+        // A change of the region's memory claimed it first, and left it on the list of doomed
+        // regions.
         doomed(relaxed, By::Program);
     }
 }
 
 fn counter(cause: Cause) -> Counter {
     match cause {
-        Cause::Flush => Counter::FlushedFlush,
-        Cause::Watermark => Counter::FlushedWatermark,
-        Cause::Linger => Counter::FlushedLinger,
-        Cause::Pressure => Counter::FlushedPressure,
-        Cause::Hook => Counter::FlushedHook,
-        Cause::Event => Counter::FlushedEvent,
-        Cause::Fence => Counter::FlushedFence,
-        Cause::Stamp => Counter::FlushedStamp,
+        Cause::Flush => counter!(flushed_flush),
+        Cause::Watermark => counter!(flushed_watermark),
+        Cause::Linger => counter!(flushed_linger),
+        Cause::Pressure => counter!(flushed_pressure),
+        Cause::Hook => counter!(flushed_hook),
+        Cause::Event => counter!(flushed_event),
+        Cause::Fence => counter!(flushed_fence),
+        Cause::Stamp => counter!(flushed_stamp),
     }
 }
 
-/// Whether a region is one of a device, by the address of its `Device`.
-pub fn of_device(device: usize) -> impl Fn(&Region) -> bool {
+/// Tells whether a region is of this device. `device` is the address of the region's `Device`.
+pub fn of_device(device: usize) -> impl Fn(&PoolRegion) -> bool {
     move |region| region.device.load(Relaxed) == device
 }
 
-/// Whether a region belongs to a domain.
-pub fn of_pd(pd: u64) -> impl Fn(&Region) -> bool {
+/// Tells whether a region belongs to this protection domain.
+pub fn of_pd(pd: u64) -> impl Fn(&PoolRegion) -> bool {
     move |region| region.pd() == pd
 }

@@ -1,30 +1,32 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A quick answer to the question of every interposed memory call: can a region of the pool be there?
-//! "No" is certain. Counts of regions by 2 MiB of address space, hashed, without a lock.
+//! A quick answer to a question that every interposed memory call asks: can a region of the pool
+//! lie in this range? "No" is certain. The filter counts regions per 2 MiB of address space,
+//! hashed, and is read without a lock.
 
-use super::hull::Range;
+use crate::sys::pages::PageRange;
 use core::sync::atomic::{AtomicU32, Ordering::*};
 
-/// What one count is for. Also the unit in which memory is watched: a huge page stays whole.
+/// The memory that one count covers. It is also the unit in which memory is watched: a huge page
+/// stays whole.
 pub const CHUNK: u64 = 2 << 20;
 
 const COUNTS: usize = if cfg!(test) { 64 } else { 1 << 16 };
 
-/// More chunks than this are not counted one by one.
+/// A region of more chunks than this is counted in `large`, not in each of its chunks.
 const MANY: u64 = if cfg!(test) { 8 } else { 4096 };
 
-/// A range of more chunks than this may hold a region, without a look.
+/// A range of more chunks than this is assumed to hold a region.
 const TOO_MANY_TO_LOOK: u64 = 64;
 
-/// The counts. All zeros is none.
+/// The counts. In zeroed memory all of them are 0.
 #[repr(C)]
 pub struct Filter {
-    /// Regions of many chunks.
+    /// The number of regions of more than `MANY` chunks.
     large: AtomicU32,
     counts: [AtomicU32; COUNTS],
 }
 
-fn chunks(range: Range) -> core::ops::RangeInclusive<u64> {
+fn chunks(range: PageRange) -> core::ops::RangeInclusive<u64> {
     range.start / CHUNK..=range.end.saturating_sub(1) / CHUNK
 }
 
@@ -37,18 +39,19 @@ fn place(chunk: u64) -> usize {
 }
 
 impl Filter {
-    /// A region comes. Under the pool's lock. That a hook sees it is by the kernel's lock of the address
-    /// space: the region's pages are pinned after this, and a hook that changes them after that looks again.
-    pub fn add(&self, range: Range) {
+    /// Counts a new region. Under the pool's lock. The kernel's mmap lock orders a hook's look at
+    /// the count after this store: the region's pages are pinned after it, and a hook that changes
+    /// them after that looks again.
+    pub fn add(&self, range: PageRange) {
         self.each(range, 1);
     }
 
-    /// A region goes. Under the pool's lock.
-    pub fn remove(&self, range: Range) {
+    /// Uncounts a region. Under the pool's lock.
+    pub fn remove(&self, range: PageRange) {
         self.each(range, u32::MAX);
     }
 
-    fn each(&self, range: Range, amount: u32) {
+    fn each(&self, range: PageRange, amount: u32) {
         let add = |count: &AtomicU32| {
             count.store(count.load(Relaxed).wrapping_add(amount), Release);
         };
@@ -60,13 +63,13 @@ impl Filter {
         }
     }
 
-    /// Whether a region that is there may have many neighbours in its first chunk.
-    pub fn has_many_neighbours(&self, range: Range) -> bool {
+    /// Whether a region in this range may have many neighbours in its first chunk.
+    pub fn has_many_neighbours(&self, range: PageRange) -> bool {
         self.counts[place(range.start / CHUNK)].load(Relaxed) > 16
     }
 
-    /// Whether a region may have an address in that range.
-    pub fn may_hold(&self, range: Range) -> bool {
+    /// Whether a region may have an address in this range.
+    pub fn may_hold(&self, range: PageRange) -> bool {
         let mut chunks = chunks(range);
         range.start < range.end
             && (self.large.load(Acquire) != 0
@@ -85,7 +88,7 @@ mod tests {
             large: AtomicU32::new(0),
             counts: [const { AtomicU32::new(0) }; COUNTS],
         };
-        let range = |start, end| Range {
+        let range = |start, end| PageRange {
             start: start * CHUNK / 2,
             end: end * CHUNK / 2,
         };

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Flushing, ibv_flush_relaxed_mr(3): what nobody uses is deregistered now.
+//! Flushing, ibv_flush_relaxed_mr(3): the pool deregisters idle regions now.
 
 use super::ending::{self, By};
 use super::pool::{Batch, Cause};
-use super::region::{Id, Region};
+use super::region::{Id, PoolRegion};
 use super::{Instance, existing};
-use crate::mr::{Error, Pd};
-use crate::thread;
+use crate::call::{Error, Pd};
+use crate::sys::thread;
 use errno::Errno;
 
-/// Deregisters the regions of a domain that are released. When it returns, all that were released before
-/// the call are; regions in use are untouched.
+/// Deregisters the released regions of a domain. When it returns, every region that was released
+/// before the call is deregistered. Regions in use are untouched.
 pub fn flush(pd: Pd) -> Result<(), Error> {
     let Some(relaxed) = existing() else {
         return Ok(());
@@ -18,8 +18,8 @@ pub fn flush(pd: Pd) -> Result<(), Error> {
     flush_those(relaxed, ending::of_pd(pd.address() as u64))
 }
 
-/// Deregisters the released regions of some domains.
-pub fn flush_those(relaxed: &Instance, of: impl Fn(&Region) -> bool) -> Result<(), Error> {
+/// Deregisters the released regions for which `of` is true.
+pub fn flush_those(relaxed: &Instance, of: impl Fn(&PoolRegion) -> bool) -> Result<(), Error> {
     if thread::is_inside() {
         return Err(Error::Shortage(
             "a signal handler interrupted this thread in the pool",
@@ -27,7 +27,7 @@ pub fn flush_those(relaxed: &Instance, of: impl Fn(&Region) -> bool) -> Result<(
     }
     let _inside = thread::enter();
     let (_, refused) = end_idle(relaxed, Cause::Flush, &of);
-    // Those that others have claimed before, or that wait for whoever comes.
+    // Other threads may have claimed regions before, or left them on the list of doomed regions.
     let claims = relaxed.pool.lock().claims();
     ending::doomed(relaxed, By::Program);
     relaxed.pool.wait_for_claims(claims, of);
@@ -35,11 +35,12 @@ pub fn flush_those(relaxed: &Instance, of: impl Fn(&Region) -> bool) -> Result<(
     refused.map_or(Ok(()), |errno| Err(Error::Kernel(errno)))
 }
 
-/// Deregisters idle regions. Returns how many there were, and an errno if the kernel refused one.
+/// Deregisters the idle regions for which `of` is true. Returns how many it deregistered, and the
+/// errno of a refusal by the kernel.
 fn end_idle(
     relaxed: &Instance,
     cause: Cause,
-    of: &impl Fn(&Region) -> bool,
+    of: &impl Fn(&PoolRegion) -> bool,
 ) -> (usize, Option<Errno>) {
     let (mut ended, mut refused) = (0, None);
     let mut from = Some(Id(0));
@@ -59,7 +60,8 @@ fn end_idle(
     (ended, refused)
 }
 
-/// Ends what its last user could not, in place of a cleaner that may not.
+/// Deregisters the regions that their last users could not deregister, in place of a cleaner that
+/// may not.
 #[cold]
 pub fn end_spent(relaxed: &Instance) {
     let _ = end_idle(relaxed, Cause::Flush, &|region| {
@@ -68,7 +70,8 @@ pub fn end_spent(relaxed: &Instance) {
     ending::doomed(relaxed, By::Program);
 }
 
-/// Memory is short: deregisters everything that is idle. False if that was nothing. The caller is inside.
+/// Memory is short: deregisters every idle region. Returns false if there was none. The caller is
+/// inside the library (`thread::enter`).
 pub fn relieve(relaxed: &Instance) -> bool {
     let doomed = relaxed.pool.is_ending();
     ending::doomed(relaxed, By::Program);

@@ -1,20 +1,21 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The order of a hit, on which the proof in `pool.rs` rests. The tests under loom run this very function.
+//! The order of a hit's steps, on which the proof in `pool.rs` rests. The loom tests run this very
+//! function.
 
 use super::changes::Changes;
 
-/// Why there is no hit.
+/// Why a registration was no hit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Miss<T> {
     /// No region of the pool serves.
     None,
-    /// A change of the address space is under way, or has not been applied. What was taken must be given
-    /// back.
+    /// A change of the address space is under way, or has not been applied. The caller must give
+    /// back the region that was taken.
     Unsettled(Option<T>),
 }
 
-/// What a hit consists of. (A trait, since its functions can be told to be inlined, and closures cannot: called,
-/// they took 40 of the 470 instructions of a pair of fi_mr_reg() and fi_close().)
+/// The steps of a hit. This is a trait because its methods can be marked for inlining and closures
+/// cannot: calling closures took 40 of the 470 instructions of an fi_mr_reg() and fi_close() pair.
 pub trait Steps {
     type Taken;
     /// Takes a region that serves.
@@ -23,7 +24,7 @@ pub trait Steps {
     fn fence(&self) -> bool;
 }
 
-/// Takes a region, and makes sure that its translation holds.
+/// Takes a region and verifies that its translation holds.
 #[inline(always)]
 pub fn hit<S: Steps>(changes: &Changes, steps: S) -> Result<S::Taken, Miss<S::Taken>> {
     let settled = changes.applied().ok_or(Miss::Unsettled(None))?;

@@ -1,16 +1,20 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What an interposed memory call does for the pool: it writes down which memory it changes, before the
-//! real call and after it, and is under way in between. Where no region can be, it does nothing.
+//! What an interposed memory call does for the pool. It writes the changed memory to the log before
+//! the real call and after it, and announces a change under way in between. If no region can be in
+//! that memory, it does nothing.
 //!
-//! These run wherever the program, or a library in it, changes memory: in malloc, in signal handlers, in
-//! threads that have no thread-local variables yet. They take no lock and allocate nothing.
+//! These functions run wherever the program or one of its libraries changes memory: in malloc, in
+//! signal handlers, in threads that have no thread-local variables yet. They take no lock and
+//! allocate nothing.
 
 use super::changes::{Change, Kind};
-use super::hull::{Range, page_size};
 use super::{Instance, existing, start};
+use crate::sys::pages::{PageRange, page_size};
+use crate::sys::symbols::{self, Scope};
 use core::ffi::c_void;
+use core::ptr::without_provenance;
 
-/// A change that is about to be made. It is over when this is dropped.
+/// A change that is about to be made. The change is over when this value is dropped.
 pub struct Changing(Option<UnderWay>);
 
 struct UnderWay {
@@ -19,26 +23,34 @@ struct UnderWay {
     announced: bool,
 }
 
-const NOTHING: Range = Range { start: 0, end: 0 };
-
-/// The whole pages of a range; nothing where it is empty or runs past the end.
-fn pages(addr: usize, length: usize) -> Range {
-    Range::hull(addr as u64, length as u64).unwrap_or(NOTHING)
+impl Changing {
+    /// A change that the pool need not hear of.
+    pub const NOTHING: Changing = Changing(None);
 }
 
-/// A call is about to change memory. One load, as long as nothing is registered relaxed.
+const NOTHING: PageRange = PageRange { start: 0, end: 0 };
+
+/// The hull of a range: its whole pages. An empty range, or one that runs past the end of the
+/// address space, gives [`NOTHING`].
+fn pages(addr: usize, length: usize) -> PageRange {
+    PageRange::hull(addr as u64, length as u64).unwrap_or(NOTHING)
+}
+
+/// A call is about to change memory. This costs one load as long as the process has no relaxed
+/// registration.
 #[inline(always)]
 pub fn changing(addr: usize, length: usize) -> Changing {
     Changing(existing().map(|relaxed| begin(relaxed, pages(addr, length))))
 }
 
-/// A call may change memory: whether it has, and which, is said by [`Changing::changed`].
+/// A call may change memory. The caller says by [`Changing::changed`] whether the call did, and
+/// which memory.
 #[inline(always)]
 pub fn may_change(addr: usize, length: usize) -> Changing {
     Changing(existing().map(|relaxed| {
         let announced = relaxed.pool.filter.may_hold(pages(addr, length));
         if announced {
-            // Nothing is written yet: that it is under way keeps every region from being used.
+            // The log has no change yet. The announcement alone keeps every hit from succeeding.
             relaxed.pool.changes.begin();
         }
         UnderWay {
@@ -49,23 +61,24 @@ pub fn may_change(addr: usize, length: usize) -> Changing {
     }))
 }
 
-/// A System V segment that begins at an address is about to be detached.
+/// A call is about to detach the System V segment that begins at an address.
 #[inline(always)]
 pub fn detaching(addr: usize) -> Changing {
     let start = addr as u64 & !(page_size() - 1);
     let end = start + 1;
     Changing(
-        existing().map(|relaxed| announce(relaxed, change(Range { start, end }, Kind::Detached))),
+        existing()
+            .map(|relaxed| announce(relaxed, change(PageRange { start, end }, Kind::Detached))),
     )
 }
 
-/// A file is about to be cut or punched. It may be mapped anywhere.
+/// A call is about to cut a file or to punch a hole into it. The file may be mapped anywhere.
 #[inline(always)]
 pub fn cutting_file() -> Changing {
     Changing(existing().map(|relaxed| announce(relaxed, change(NOTHING, Kind::Files))))
 }
 
-fn change(range: Range, kind: Kind) -> Change {
+fn change(range: PageRange, kind: Kind) -> Change {
     Change {
         start: range.start,
         end: range.end,
@@ -74,7 +87,7 @@ fn change(range: Range, kind: Kind) -> Change {
 }
 
 #[cold]
-fn begin(relaxed: &'static Instance, range: Range) -> UnderWay {
+fn begin(relaxed: &'static Instance, range: PageRange) -> UnderWay {
     let change = change(range, Kind::Called);
     if relaxed.pool.filter.may_hold(range) {
         return announce(relaxed, change);
@@ -98,7 +111,7 @@ fn announce(relaxed: &'static Instance, change: Change) -> UnderWay {
 }
 
 impl Changing {
-    /// The call has changed this memory as well.
+    /// Adds this memory to what the call has changed.
     pub fn changed(&mut self, addr: usize, length: usize) {
         if let Some(under_way) = &mut self.0 {
             under_way.write(change(pages(addr, length), Kind::Called));
@@ -110,11 +123,11 @@ impl UnderWay {
     fn write(&mut self, change: Change) {
         let pool = self.relaxed.pool;
         if !self.announced {
-            let range = Range {
+            let range = PageRange {
                 start: change.start,
                 end: change.end,
             };
-            // A region may have come there since the look before the call.
+            // Another thread may have registered a region there since the check before the call.
             if !pool.filter.may_hold(range) {
                 return;
             }
@@ -142,8 +155,8 @@ impl Drop for Changing {
     }
 }
 
-/// Something else has happened.
-fn note(range: Range, kind: Kind) {
+/// Writes a finished change to the log.
+fn note(range: PageRange, kind: Kind) {
     if let Some(relaxed) = existing() {
         relaxed.pool.changes.begin();
         relaxed.pool.changes.write(change(range, kind));
@@ -151,31 +164,31 @@ fn note(range: Range, kind: Kind) {
     }
 }
 
-/// Stops watching memory of which all regions have just been withdrawn, by a change that is under way. True if
-/// that was something to do.
+/// Stops watching memory whose regions a change under way has just withdrawn. Returns true if any
+/// of the memory was watched.
 #[cold]
 pub fn unwatch(addr: usize, length: usize) -> bool {
     let range = pages(addr, length);
     let errno = errno::errno();
-    let unwatched = existing().is_some_and(|relaxed| relaxed.watch.unwatch(range));
+    let unwatched = existing().is_some_and(|relaxed| relaxed.watch.unwatch_moving(range));
     errno::set_errno(errno);
     unwatched
 }
 
-/// Whether the memory calls of the process come here first. They do not if the library was loaded by
-/// dlopen, and a static program has not got it at all.
+/// Whether the memory calls of the process come to this library first. They do not come first if
+/// dlopen loaded the library, and a static program does not have the library at all.
 pub fn are_in_place() -> bool {
     let home = |address: *const c_void| {
         let mut info = core::mem::MaybeUninit::<libc::Dl_info>::zeroed();
-        // SAFETY: the structure is writable.
+        // SAFETY: `info` is a local structure that the call may write.
         unsafe { libc::dladdr(address, info.as_mut_ptr()) };
-        // SAFETY: all zeros is one, and so is what was written.
+        // SAFETY: `Dl_info` has only pointers: all zeros is a valid value, and so is what dladdr(3)
+        // wrote.
         unsafe { info.assume_init() }.dli_fbase
     };
-    // SAFETY: a string.
-    let first = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"munmap".as_ptr()) };
+    let first = symbols::find(Scope::Program, c"munmap", None);
     let own = are_in_place as fn() -> bool as *const c_void;
-    !first.is_null() && home(first) == home(own)
+    first.is_some_and(|first| home(without_provenance(first.get())) == home(own))
 }
 
 /// Whether the pool must hear of shared mappings.
@@ -184,19 +197,20 @@ pub fn is_in_use() -> bool {
     existing().is_some()
 }
 
-/// Memory has been mapped that others share. `fd` is the file's, if it has one.
+/// A call has mapped memory that other processes share. `fd` is the file's, if the mapping has one.
 pub fn mapped_shared(addr: usize, length: usize, fd: Option<i32>) {
     if !fd.is_some_and(start::is_sealed) {
         note(pages(addr, length), Kind::Shared);
     }
 }
 
-/// A mapping has been moved there, and whether it is shared is not known. The next registration reads it.
+/// A call has moved a mapping there, and whether the mapping is shared is not known. The next
+/// registration reads the mappings.
 pub fn moved(addr: usize, length: usize) {
     note(pages(addr, length), Kind::Shared);
 }
 
-/// A System V segment has been attached.
+/// A call has attached a System V segment.
 pub fn attached(addr: usize, length: usize) {
     if existing().is_some_and(|relaxed| !relaxed.watch.has_stamp()) {
         note(pages(addr, length), Kind::Segment);

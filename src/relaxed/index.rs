@@ -1,33 +1,34 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The regions of the pool by address: which of them overlap a range.
+//! The index of the pool's regions by address: it finds those that overlap a range.
 //!
-//! Regions may overlap and nest at will. A region of class k has at least 2^k pages and fewer than 2^(k+1);
-//! it is on one list, that of its class and of the granule of 2^(k+1) pages in which it starts. So those
-//! that overlap a range start in its granules or in the one before, whatever their number, and adding and
-//! removing are a few stores. No memory is allocated. Everything happens under the pool's lock.
+//! Regions may overlap and nest in any way. A region of class k has at least 2^k pages and fewer
+//! than 2^(k+1). It is on one list: that of its class and of the granule of 2^(k+1) pages in which
+//! it starts. A region that overlaps a range therefore starts in one of the range's granules or in
+//! the granule before them, however many regions there are. Adding and removing a region take a few
+//! stores. The index allocates no memory. All of it runs under the pool's lock.
 
-use super::hull::{Range, page_size};
-use super::region::{Id, Region};
+use super::region::{AtomicLink, Id, Link, PoolRegion};
+use crate::sys::pages::{PageRange, page_size};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 
 /// Classes of sizes: up to 2^40 pages.
 const CLASSES: usize = 40;
 
-/// Lists, which classes and granules share by hashing.
+/// The number of lists. Classes and granules share them by hashing.
 const LISTS: usize = if cfg!(test) { 16 } else { 1 << 17 };
 
-/// The index. All zeros is an empty one.
+/// The index. Zeroed memory is an empty index.
 #[repr(C)]
 pub struct Index {
-    /// How many regions there are of each class, and a bit for each class that has some.
+    /// The number of regions of each class, and a bit for each class that has any.
     classes: [AtomicU32; CLASSES],
     some: AtomicU64,
-    /// The first region of each list, and one more.
-    lists: [AtomicU32; LISTS],
+    /// The first region of each list.
+    lists: [AtomicLink; LISTS],
 }
 
-/// The class of a range's size, and the power of two that is the size of its granules in bytes.
-fn class(range: Range) -> (usize, u32) {
+/// The class of a range's size, and the logarithm of its granules' size in bytes.
+fn class(range: PageRange) -> (usize, u32) {
     let pages = range.pages().max(1);
     let class = (pages.ilog2() as usize).min(CLASSES - 1);
     (class, granule(class))
@@ -42,29 +43,23 @@ fn list(class: usize, granule: u64) -> usize {
     (mixed >> 40) as usize % LISTS
 }
 
-fn id(link: u32) -> Option<Id> {
-    link.checked_sub(1).map(Id)
-}
-
 impl Index {
     /// Adds a region.
-    pub fn add(&self, regions: &[Region], new: Id) {
+    pub fn add(&self, regions: &[PoolRegion], new: Id) {
         let region = &regions[new.0 as usize];
         let (class, shift) = class(region.hull());
         let head = &self.lists[list(class, region.hull().start >> shift)];
-        let first = head.load(Relaxed);
-        if let Some(first) = id(first) {
-            regions[first.0 as usize]
-                .preceding
-                .store(new.0 + 1, Relaxed);
+        let first = head.load();
+        if let Some(first) = first.id() {
+            regions[first.0 as usize].preceding.store(Link::to(new));
         }
-        region.following.store(first, Relaxed);
-        region.preceding.store(0, Relaxed);
-        head.store(new.0 + 1, Relaxed);
+        region.following.store(first);
+        region.preceding.store(Link::NONE);
+        head.store(Link::to(new));
         self.count(class, 1);
     }
 
-    /// Adds to a class's count. Under the lock, so that it takes no locked instruction.
+    /// Adds to a class's count. The caller holds the lock, so this needs no locked instruction.
     fn count(&self, class: usize, amount: u32) {
         let count = self.classes[class].load(Relaxed).wrapping_add(amount);
         self.classes[class].store(count, Relaxed);
@@ -74,31 +69,29 @@ impl Index {
     }
 
     /// Removes a region.
-    pub fn remove(&self, regions: &[Region], old: Id) {
+    pub fn remove(&self, regions: &[PoolRegion], old: Id) {
         let region = &regions[old.0 as usize];
         let (class, shift) = class(region.hull());
-        let following = region.following.load(Relaxed);
-        let preceding = region.preceding.load(Relaxed);
-        match id(preceding) {
+        let following = region.following.load();
+        let preceding = region.preceding.load();
+        match preceding.id() {
             Some(preceding) => &regions[preceding.0 as usize].following,
             None => &self.lists[list(class, region.hull().start >> shift)],
         }
-        .store(following, Relaxed);
-        if let Some(following) = id(following) {
-            regions[following.0 as usize]
-                .preceding
-                .store(preceding, Relaxed);
+        .store(following);
+        if let Some(following) = following.id() {
+            regions[following.0 as usize].preceding.store(preceding);
         }
         self.count(class, u32::MAX);
     }
 
-    /// Calls `each` for the regions that overlap a range, until it returns false. `each` must not change
-    /// the index.
+    /// Calls `each` for the regions that overlap a range, until `each` returns false. `each` must
+    /// not change the index.
     pub fn overlapping(
         &self,
-        regions: &[Region],
-        range: Range,
-        mut each: impl FnMut(Id, &Region) -> bool,
+        regions: &[PoolRegion],
+        range: PageRange,
+        mut each: impl FnMut(Id, &PoolRegion) -> bool,
     ) {
         let mut some = self.some.load(Relaxed);
         while some != 0 && range.start < range.end {
@@ -107,7 +100,7 @@ impl Index {
             let shift = granule(class);
             let first = (range.start >> shift).saturating_sub(1);
             let last = (range.end - 1) >> shift;
-            // A range of more granules than there are lists meets them all.
+            // A range with at least as many granules as there are lists walks each list once.
             let granules = (last - first).min(LISTS as u64 - 1);
             let everywhere = granules == LISTS as u64 - 1;
             for granule in first..=first + granules {
@@ -133,14 +126,14 @@ impl Index {
 
     fn walk(
         &self,
-        regions: &[Region],
+        regions: &[PoolRegion],
         list: usize,
-        mut each: impl FnMut(Id, &Region) -> bool,
+        mut each: impl FnMut(Id, &PoolRegion) -> bool,
     ) -> bool {
-        let mut next = id(self.lists[list].load(Relaxed));
+        let mut next = self.lists[list].load().id();
         while let Some(here) = next {
             let region = &regions[here.0 as usize];
-            next = id(region.following.load(Relaxed));
+            next = region.following.load().id();
             if !each(here, region) {
                 return false;
             }

@@ -1,25 +1,26 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A list of slots, last in first out, without a lock.
+//! A lock-free stack of slots.
 
-use super::region::{Id, Region};
+use super::region::{Id, Link, PoolRegion};
 use core::sync::atomic::{AtomicU64, Ordering::*};
 
-/// The first slot and one more; above it a count that makes each value new, so that a head that was seen
-/// before others took and gave the same slot is told apart. All zeros is an empty list.
+/// The link to the first slot, and above it a counter that makes each value of the head new. The
+/// counter prevents the ABA problem: a head that was read before other threads popped and pushed
+/// the same slot differs from the present one. Zeroed memory is an empty list.
 #[repr(transparent)]
 pub struct List(AtomicU64);
 
-fn head(before: u64, first: u32) -> u64 {
-    ((before >> 32) + 1) << 32 | u64::from(first)
+fn head(before: u64, first: Link) -> u64 {
+    ((before >> 32) + 1) << 32 | u64::from(first.bits())
 }
 
 impl List {
-    /// Takes the first.
-    pub fn pop(&self, slots: &[Region]) -> Option<Id> {
+    /// Takes the first slot.
+    pub fn pop(&self, slots: &[PoolRegion]) -> Option<Id> {
         let mut seen = self.0.load(Acquire);
         loop {
-            let id = Id((seen as u32).checked_sub(1)?);
-            let rest = head(seen, slots[id.0 as usize].next.load(Relaxed));
+            let id = Link::from_bits(seen as u32).id()?;
+            let rest = head(seen, slots[id.0 as usize].next.load());
             match self.0.compare_exchange_weak(seen, rest, AcqRel, Acquire) {
                 Ok(_) => return Some(id),
                 Err(now) => seen = now,
@@ -27,12 +28,14 @@ impl List {
         }
     }
 
-    /// Puts one in front.
-    pub fn push(&self, slots: &[Region], id: Id) {
+    /// Puts a slot in front.
+    pub fn push(&self, slots: &[PoolRegion], id: Id) {
         let mut seen = self.0.load(Relaxed);
         loop {
-            slots[id.0 as usize].next.store(seen as u32, Relaxed);
-            let longer = head(seen, id.0 + 1);
+            slots[id.0 as usize]
+                .next
+                .store(Link::from_bits(seen as u32));
+            let longer = head(seen, Link::to(id));
             match self.0.compare_exchange_weak(seen, longer, AcqRel, Relaxed) {
                 Ok(_) => return,
                 Err(now) => seen = now,

@@ -1,25 +1,27 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The pool's lock: a futex, futex(2), that also a thread can take which the C library does not know.
+//! The pool's lock: a futex (futex(2)), which a thread unknown to the C library can also take.
 //!
-//! std's mutex cannot be used by one: it reports contention through errno, and a panic through the thread's
-//! own variables. Nothing is called while the lock is held that could wait for the one who wants it.
+//! Such a thread cannot use std's mutex, which reports contention through errno, and a panic
+//! through thread-local variables. While a thread holds the lock, it calls nothing that could wait
+//! for a thread that wants the lock.
 
+use crate::sys::futex::{wait, wake};
 use core::sync::atomic::{AtomicU32, Ordering::*};
 
 const FREE: u32 = 0;
 const HELD: u32 = 1;
-/// Held, and somebody waits.
+/// The lock is held, and a thread waits for it.
 const WANTED: u32 = 2;
 
-/// A lock. All zeros is a free one.
+/// A lock. Zeroed memory is a free lock.
 #[repr(transparent)]
 pub struct Lock(AtomicU32);
 
-/// Held until it is dropped.
+/// The lock is held until this guard is dropped.
 pub struct Held<'a>(&'a Lock);
 
 impl Lock {
-    /// A free one.
+    /// A free lock.
     pub fn new() -> Lock {
         Lock(AtomicU32::new(FREE))
     }
@@ -47,31 +49,6 @@ impl Drop for Held<'_> {
     }
 }
 
-/// Sleeps while the word has that value, at most that long. It may return early.
-pub fn wait(word: &AtomicU32, value: u32, limit: Option<core::time::Duration>) {
-    let timeout = limit.map(|limit| libc::timespec {
-        tv_sec: limit.as_secs() as libc::time_t,
-        tv_nsec: limit.subsec_nanos().into(),
-    });
-    let timeout = timeout
-        .as_ref()
-        .map_or(core::ptr::null(), |timeout| timeout);
-    let operation = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
-    let errno = errno::errno();
-    // SAFETY: the word and the timeout are readable, and the call writes nothing.
-    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), operation, value, timeout) };
-    errno::set_errno(errno);
-}
-
-/// Wakes up to so many of those who sleep on the word.
-pub fn wake(word: &AtomicU32, sleepers: i32) {
-    let operation = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;
-    let errno = errno::errno();
-    // SAFETY: the kernel only takes the word's address.
-    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), operation, sleepers) };
-    errno::set_errno(errno);
-}
-
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
@@ -81,13 +58,13 @@ mod tests {
         lock: Lock,
         number: UnsafeCell<u64>,
     }
-    // SAFETY: the number is only touched while the lock is held.
+    // SAFETY: `add` alone touches the number, while it holds the lock.
     unsafe impl Sync for Guarded {}
 
     impl Guarded {
         fn add(&self) {
             let _held = self.lock.lock();
-            // SAFETY: the lock is held.
+            // SAFETY: `_held` keeps the lock, so no other thread has a reference to the number.
             unsafe { *self.number.get() += 1 };
         }
     }

@@ -2,9 +2,10 @@
 //! The pool's core under every interleaving that the memory model allows, by loom:
 //! `RUSTFLAGS="--cfg loom" cargo test --release --lib loom`.
 //!
-//! A region is a word; the kernel is a few variables: which generation of memory is at the address (0 was
-//! pinned), whether an event is in flight, whether the region is registered. A thread that has seen new
-//! memory at the address must never get the region again.
+//! A region is reduced to its word, and the kernel to a few variables: which generation of memory
+//! is at the address (generation 0 was pinned), whether an event is in flight, and whether the
+//! region is registered. A thread that has seen new memory at the address must never get the region
+//! again.
 
 use super::changes::{Change, Changes, Kind};
 use super::hit::{Miss, Steps, hit};
@@ -18,7 +19,7 @@ struct World {
     word: Word,
     /// The pool's lock.
     lock: Mutex<()>,
-    /// What is mapped at the address.
+    /// The generation of memory that is mapped at the address.
     mapped: AtomicU64,
     /// The kernel's `mmap_changing`.
     in_flight: AtomicBool,
@@ -32,7 +33,7 @@ const CHANGE: Change = Change {
 };
 
 impl World {
-    /// A region that is kept, and idle.
+    /// A world with one region, which is kept and idle.
     fn new() -> Arc<World> {
         let world = World {
             changes: Changes::new(),
@@ -49,7 +50,7 @@ impl World {
         Arc::new(world)
     }
 
-    /// `munmap` with the interposed call.
+    /// `munmap` through the interposed call.
     fn unmap_by_call(&self) {
         self.changes.begin();
         self.changes.write(CHANGE);
@@ -58,13 +59,14 @@ impl World {
         self.changes.end();
     }
 
-    /// `munmap` by a bare system call: in flight before the memory goes, and until the event is read.
+    /// `munmap` by a bare system call. Its event is in flight from before the memory goes until it
+    /// is read.
     fn unmap_unseen(&self) {
         self.in_flight.store(true, SeqCst);
         self.mapped.store(1, Release);
     }
 
-    /// The monitor, when it finds an event.
+    /// One round of the monitor, which may find an event.
     fn monitor(&self) {
         if self.in_flight.load(SeqCst) {
             self.changes.begin();
@@ -93,7 +95,8 @@ impl World {
         }
     }
 
-    /// Registers as the program does: whatever it saw mapped before, it must get no older translation.
+    /// Registers as the program does: it must get no translation older than the memory that it saw
+    /// mapped before.
     fn register(&self) -> Option<Grant> {
         let mapped = self.mapped.load(Acquire);
         let got = hit(&self.changes, self);
@@ -118,7 +121,7 @@ impl World {
         }
     }
 
-    /// Flush, the cleaner, and whoever releases what is spent.
+    /// What flush, the cleaner, and a thread that releases a spent region do.
     fn end_if_unused(&self) {
         let claimed = {
             let _lock = self.lock.lock().unwrap();
@@ -221,7 +224,7 @@ fn loom_hit_release_flush() {
         for thread in threads {
             thread.join().unwrap();
         }
-        // What dealloc_pd finds: nobody uses it, so that a flush ends it.
+        // As in dealloc_pd: the region has no user, so a flush ends it.
         world.end_if_unused();
         assert!(!world.registered.load(Acquire));
     });
@@ -258,7 +261,7 @@ fn loom_kept_while_its_memory_changes() {
         let world = World::new();
         world.end_if_unused();
         world.mapped.store(0, Release);
-        // A new region: linked, then pinned, then kept, as the memory goes.
+        // A new region is linked, then pinned, then kept, while its memory goes.
         world.word.make();
         let other = world.clone();
         let unmapping = thread::spawn(move || other.unmap_by_call());

@@ -1,25 +1,26 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Relaxed registration: what `ibv_reg_mr_relaxed` and its kin mean on Linux, which has no FMR since 5.8.
+//! Relaxed registration: the meaning of `ibv_reg_mr_relaxed` and its kin on Linux, which has had no
+//! FMR since 5.8.
 //!
-//! A relaxed region is an ordinary region of the kernel over whole pages. When the program lets go of it, the
-//! pool of this process keeps it, and gives it out again as long as its translation is provably unchanged.
-//! The proof is in two parts: what becomes of a region, in `pool.rs`, and what sees each change of its
-//! memory, in `watch.rs`.
+//! A relaxed region is an ordinary kernel region over whole pages. When the program releases the
+//! region, this process's pool keeps it. The pool gives the region out again as long as its
+//! translation is provably unchanged. The proof has two parts: `pool.rs` has the life of a region,
+//! and `watch.rs` has the ways by which each change of its memory is seen.
 //!
-//! A hit is lock-free, and in this file as far as it is not the pool's: a look at the log of changes, a table,
-//! one compare-and-swap, the fence where it is needed, and a look at the log again.
+//! A hit takes no lock: it reads the log of changes, looks the region up in a table, takes the
+//! region by one compare-and-swap, passes the fence if one is needed, and reads the log again. This
+//! file has the part of a hit that is not in the pool.
 
 mod account;
-pub mod beside_plain;
 mod changes;
 mod cleaner;
 mod dropping;
 mod ending;
 mod filter;
 mod flush;
+pub mod foresight;
 mod hit;
 pub mod hooks;
-mod hull;
 mod index;
 mod large;
 mod list;
@@ -28,6 +29,7 @@ mod lock;
 mod loom_tests;
 #[cfg(all(test, not(loom)))]
 mod model_tests;
+mod owners;
 mod pool;
 mod region;
 mod register;
@@ -38,69 +40,75 @@ pub mod subscription;
 mod subscriptions;
 mod sync;
 mod table;
-pub mod transparent;
 mod watch;
 mod word;
 
 pub use flush::flush;
-pub use lock::{wait, wake};
-pub use register::register;
+pub use owners::{
+    around_close_device, around_deregister_past_us, before_close_past_us, before_dealloc_pd,
+    before_unimport_pd, flush_quietly, forget, relieve_program,
+};
+pub use register::{OWN_REGION, Unserved, register};
 pub use release::{deregister, release};
+pub use start::is_of_parent;
 
 use crate::abi::rdma_core::ibv_mr;
-use crate::mr::{Access, Mr, Pd};
-use crate::process::PerProcess;
-use crate::stats::{Counter, Counters};
-use crate::thread;
+use crate::call::{Access, Pd};
+use crate::mr::Mr;
+use crate::report::stats::{Counters, counter};
+use crate::sys::pages::PageRange;
+use crate::sys::process::PerProcess;
+use crate::sys::thread;
 use cleaner::Cleaner;
 use core::ptr::with_exposed_provenance_mut;
 use core::sync::atomic::AtomicBool;
 use ending::By;
 pub use hit::Miss;
-use hull::Range;
 use pool::{Locked, Pool};
 use region::{Id, Purpose};
 use watch::{Fence, Watch};
 use word::{Grant, Left};
 
-/// So many regions that nobody will use again do not wait for the cleaner's next tick.
+/// If this many regions wait to be deregistered, the cleaner is woken before its next tick.
 const MANY: u32 = 256;
 
-/// When the cleaner has not kept up with so many, who registers helps.
+/// If the cleaner is behind by this many regions, the registering thread deregisters them itself.
 const TOO_MANY: u32 = 512;
 
-/// What relaxed registration has in this process, once it has been used.
+/// The state of relaxed registration in this process. It exists from the first use on.
 pub struct Instance {
     pool: &'static Pool,
     watch: Watch,
     cleaner: &'static Cleaner,
     counters: &'static Counters,
-    /// As much may be pinned as there is memory.
+    /// No limit restricts how much memory the process may pin.
     may_pin_all: bool,
-    /// The cleaner has been woken to end a region, and may not: a thread of the program must.
+    /// Some regions wait to be deregistered, and the cleaner may not do it: a thread of the program
+    /// must.
     has_spent: AtomicBool,
 }
 
 static INSTANCE: PerProcess<Instance> = PerProcess::new();
 
-/// This process's, if it has used relaxed registration. A forked child has none, and makes none.
+/// This process's instance, if the process has used relaxed registration. A forked child has none,
+/// and makes none.
 #[inline(always)]
 fn existing() -> Option<&'static Instance> {
     INSTANCE.get()
 }
 
-/// In place of a region's address: why there is none.
+/// Stands in place of a region's address: no region of the pool serves.
 const NONE: usize = 0;
-/// See [`Miss::Unsettled`].
+/// Stands in place of a region's address, for [`Miss::Unsettled`].
 const UNSETTLED: usize = 1;
 
-/// A region of the pool that serves.
+/// Finds a region of the pool that serves, and takes it for one more user.
 #[inline(always)]
 pub fn hit(pd: Pd, addr: usize, length: usize, access: Access) -> Result<*mut ibv_mr, Miss<()>> {
     region_or_miss(hit_by_address(pd, addr, length, access))
 }
 
-/// One that nobody uses.
+/// As [`hit()`], but takes only a region without users.
 #[inline(always)]
 pub fn hit_alone(
     pd: Pd,
@@ -120,16 +128,17 @@ fn region_or_miss(answer: usize) -> Result<*mut ibv_mr, Miss<()>> {
     }
 }
 
-/// Not inlined, and with arguments in registers: then all that it calls is inlined into it, once.
+/// This function is not inlined and takes its arguments in registers. The compiler then inlines its
+/// callees once, here.
 #[inline(never)]
 fn hit_by_address(pd: Pd, addr: usize, length: usize, access: Access) -> usize {
     hit_inlined(pd, addr, length, access, false)
 }
 
-/// The address of a region's object, or why there is none.
+/// Returns the address of a region's object, or [`NONE`], or [`UNSETTLED`].
 ///
-/// What it returns fits into a register: a `Result` with an error in it went through memory, and a hit with its
-/// release took 25 ns instead of 17: the load stalled.
+/// The result fits into a register. A `Result` with an error in it went through memory, and the
+/// load stalled: a hit with its release took 25 ns instead of 17.
 #[inline(always)]
 fn hit_inlined(pd: Pd, addr: usize, length: usize, access: Access, alone: bool) -> usize {
     let Some(relaxed) = existing() else {
@@ -142,25 +151,42 @@ fn hit_inlined(pd: Pd, addr: usize, length: usize, access: Access, alone: bool) 
     }
 }
 
-/// As [`hit`], inlined into the one caller that wants it so, and does not ask why there is none.
+/// As [`hit()`], but inlined into its one caller. That caller does not need the reason for a miss.
 #[inline(always)]
 pub fn hit_here(pd: Pd, addr: usize, length: usize, access: Access) -> Option<*mut ibv_mr> {
     let object = hit_inlined(pd, addr, length, access, false);
     (object > UNSETTLED).then(|| with_exposed_provenance_mut(object))
 }
 
-/// Whether a region is a use of one of the pool.
-pub fn serves(mr: Mr) -> bool {
-    start::is_object(mr.address()) || mr.is_pooled()
+/// Whether the pool has given out this region.
+#[inline(always)]
+pub fn is_region(mr: Mr) -> bool {
+    start::is_object(mr.address())
 }
 
-/// Registrations that hits have served: by the regions' own handles, of regions that have not ended, and `counted`
-/// ones. A region that ends has its hits counted, under the lock, so that here none is counted twice or missing.
+/// Whether userfaultfd reports changes of memory to the pool.
+pub fn is_watching() -> bool {
+    existing().is_some_and(|relaxed| relaxed.watch.is_on())
+}
+
+/// Makes every later hit fail: the library itself has failed, perhaps while it wrote a change to
+/// the log. The log announces a change that never ends.
+pub fn distrust() {
+    if let Some(relaxed) = existing() {
+        relaxed.pool.changes.begin();
+    }
+}
+
+/// Returns how many registrations were hits. The sum has three parts: the hits that `counted`
+/// returns, the hits that the regions' own handles count in each region that has not ended, and the
+/// overflow of those counts. A region that ends adds its count to `counted` under the lock, so the
+/// sum neither misses a hit nor counts it twice.
 pub fn hits(counted: impl Fn() -> u64) -> u64 {
     let Some(relaxed) = existing() else {
         return counted();
     };
-    // Not in a signal handler that has interrupted who holds it.
+    // A signal handler may have interrupted the thread that holds the lock, so it does not take the
+    // lock.
     let inside = (!thread::is_inside()).then(thread::enter);
     let locked = inside.is_some().then(|| relaxed.pool.lock());
     let hits = relaxed.pool.each().map(|(_, region)| region.hits());
@@ -169,17 +195,18 @@ pub fn hits(counted: impl Fn() -> u64) -> u64 {
     hits
 }
 
-/// The regions that are kept idle and the sum of their lengths, and those that are in use.
+/// The idle regions and the sum of their lengths, then the same for the regions in use.
 pub fn totals() -> [(u64, u64); 2] {
     existing().map_or_else(Default::default, |relaxed| {
         [relaxed.pool.idle(), relaxed.pool.in_use()]
     })
 }
 
-/// Access of which containment serves: that of the local side, and what a device may ignore.
-const LOCAL: Access = Access::LOCAL_WRITE.union(Access::OPTIONAL_RANGE);
+/// Access flags for which a region with more of them serves as well: local write, and the flags
+/// that a device may ignore.
+pub const LOCAL: Access = Access::LOCAL_WRITE.union(Access::OPTIONAL_RANGE);
 
-/// A hit that takes the region.
+/// The steps of a hit that takes its region.
 struct Take<'a>(&'a Instance, &'a Purpose);
 
 impl hit::Steps for Take<'_> {
@@ -198,9 +225,9 @@ impl hit::Steps for Take<'_> {
 
 impl Instance {
     #[inline(always)]
-    fn purpose(&self, pd: Pd, hull: Range, access: Access, alone: bool) -> Purpose {
-        // Who has a region alone must find as much left to pin as without the pool: a larger region would count
-        // for more than was asked for.
+    fn purpose(&self, pd: Pd, hull: PageRange, access: Access, alone: bool) -> Purpose {
+        // A caller that shares its region with nobody must find as much memory left to pin as
+        // without the pool. A larger region would count for more than the caller asked for.
         let exact = alone && !self.may_pin_all;
         Purpose {
             pd: pd.address() as u64,
@@ -211,7 +238,7 @@ impl Instance {
         }
     }
 
-    /// An object of a region of the pool that serves, if it is certain that its translation holds.
+    /// Returns the object of a region that serves, if the region's translation certainly holds.
     #[inline(always)]
     fn hit(
         &self,
@@ -221,7 +248,7 @@ impl Instance {
         access: Access,
         alone: bool,
     ) -> Result<usize, Miss<()>> {
-        let hull = Range::hull(addr, length).ok_or(Miss::None)?;
+        let hull = PageRange::hull(addr, length).ok_or(Miss::None)?;
         let purpose = self.purpose(pd, hull, access, alone);
         let hit = hit::hit(&self.pool.changes, Take(self, &purpose));
         let (id, grant) = hit.map_err(|miss| self.missed(miss))?;
@@ -235,8 +262,8 @@ impl Instance {
         };
         if grant == Grant::Another {
             let thread = thread::number();
-            self.counters.add(thread, Counter::Hits, 1);
-            self.counters.add(thread, Counter::Shared, 1);
+            self.counters.add(thread, counter!(hits), 1);
+            self.counters.add(thread, counter!(shared), 1);
         }
         Ok(object)
     }
@@ -254,7 +281,7 @@ impl Instance {
         }
     }
 
-    /// Whether no event is in flight, where that is to be asked.
+    /// Whether no event is in flight. Without need for the fence the answer is yes.
     #[inline(always)]
     fn no_event_in_flight(&self) -> bool {
         !self.watch.must_fence() || self.is_fenced()
@@ -272,13 +299,13 @@ impl Instance {
     #[cold]
     fn refused_by_fence(&self, fence: Fence) {
         let thread = thread::number();
-        self.counters.add(thread, Counter::StaleAvoidedFence, 1);
+        self.counters.add(thread, counter!(stale_avoided_fence), 1);
         if fence == Fence::Lost {
             self.lose_watch();
         }
     }
 
-    /// Withdraws everything that userfaultfd has watched.
+    /// Withdraws every region whose memory userfaultfd has watched.
     fn lose_watch(&self) {
         if self.watch.lose() {
             let changes = &self.pool.changes;
@@ -301,7 +328,7 @@ impl Instance {
             let _inside = thread::enter();
             if self.pool.lock().withdraw(id, pool::Cause::Stamp) {
                 let thread = thread::number();
-                self.counters.add(thread, Counter::StaleAvoidedStamp, 1);
+                self.counters.add(thread, counter!(stale_avoided_stamp), 1);
             }
         }
         holds
@@ -318,17 +345,17 @@ impl Instance {
         }
     }
 
-    /// Applies the log.
+    /// Applies the log of changes, and counts the regions that this withdrew.
     fn apply(&self, locked: &Locked<'_>, by: By) {
         let applied = locked.apply(cleaner::now_ms);
         let thread = by.thread();
         if applied.by_hook > 0 {
             self.counters
-                .add(thread, Counter::StaleAvoidedHook, applied.by_hook);
+                .add(thread, counter!(stale_avoided_hook), applied.by_hook);
         }
         if applied.by_event > 0 {
             self.counters
-                .add(thread, Counter::StaleAvoidedEvent, applied.by_event);
+                .add(thread, counter!(stale_avoided_event), applied.by_event);
         }
         if applied.lost {
             self.watch.lose();

@@ -1,41 +1,43 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The pool against a naive model: a list of regions, searched from end to end, and an address space whose
-//! pages carry a number that each change makes new. Whatever the program does, the pool must find a region
-//! exactly when the model has one that serves, and what it finds must have been pinned of the pages that
-//! are there now.
+//! Compares the pool with a naive model: a list of regions that is searched from end to end, and an
+//! address space in which each change gives the changed pages new numbers. Whatever the program
+//! does, the pool must find a region exactly when the model has one that serves. The region that it
+//! finds must have been pinned while its pages had their present numbers.
 
 use super::account::Amount;
 use super::changes::{Change, Kind};
-use super::hull::{Range, page_size};
 use super::pool::{Batch, Cause, Handle, Pool, cause};
-use super::region::{Id, Purpose, Region};
+use super::region::{Id, PoolRegion, Purpose};
 use super::word::Left;
+use crate::sys::pages::{PageRange, page_size};
 use proptest::prelude::*;
 use std::alloc::{Layout, alloc_zeroed};
 use std::collections::BTreeMap;
 
-/// Pages of the address space: some chunks of the filter, so that it has something to tell apart.
+/// Pages of the address space. They span several chunks of the filter, so that the filter has
+/// chunks to tell apart.
 const PAGES: u64 = 40;
 const STRIDE: u64 = super::filter::CHUNK / 4;
 
 fn address(page: u64) -> u64 {
-    // Neighbours for the sizes of a few pages, chunks apart for the rest.
+    // Each group of eight pages is contiguous, for the sizes of a few pages; the groups lie chunks
+    // apart.
     0x7000_0000_0000 + (page / 8) * STRIDE * 8 + (page % 8) * page_size()
 }
 
-/// Within a row of eight pages, which are neighbours.
-fn range(first: u64, count: u64) -> Range {
+/// A range within a group of eight contiguous pages.
+fn range(first: u64, count: u64) -> PageRange {
     let count = count.min(8 - first % 8);
-    Range {
+    PageRange {
         start: address(first),
         end: address(first) + count * page_size(),
     }
 }
 
-fn pages(range: Range) -> impl Iterator<Item = u64> {
+fn pages(range: PageRange) -> impl Iterator<Item = u64> {
     (0..PAGES).filter(move |&page| {
         let start = address(page);
-        range.overlaps(Range {
+        range.overlaps(PageRange {
             start,
             end: start + 1,
         })
@@ -43,9 +45,10 @@ fn pages(range: Range) -> impl Iterator<Item = u64> {
 }
 
 fn new_pool() -> &'static Pool {
-    // SAFETY: the pool is not empty.
+    // SAFETY: `Pool` has a non-zero size.
     let memory = unsafe { alloc_zeroed(Layout::new::<Pool>()) };
-    // SAFETY: all zeros is an empty pool; the test keeps the memory.
+    // SAFETY: the memory has the layout of a `Pool`, for which all zeros is an empty pool, and the
+    // test never frees it.
     unsafe { &*memory.cast::<Pool>() }
 }
 
@@ -62,7 +65,7 @@ enum Step {
         brief: bool,
         changed_meanwhile: bool,
     },
-    /// Deregisters one of the program's handles, or one of those that it had before.
+    /// Releases one of the program's handles, or, with `again`, one that it has released before.
     Release {
         which: prop::sample::Index,
         again: bool,
@@ -105,12 +108,12 @@ fn step() -> impl Strategy<Value = Step> {
 /// A region as the model knows it.
 struct Known {
     purpose: Purpose,
-    /// The numbers of the pages that were pinned.
+    /// The numbers of the pages when they were pinned.
     pinned: Vec<u64>,
     users: u32,
     stale: bool,
     brief: bool,
-    /// The kernel did not end it.
+    /// The kernel refused to end the region.
     refused: bool,
 }
 
@@ -134,8 +137,9 @@ struct Test {
     numbers: Vec<u64>,
     next_number: u64,
     known: BTreeMap<Id, Known>,
-    /// The program's handles, and all that it ever had.
+    /// The handles that the program holds, with their objects.
     handles: Vec<(usize, Handle)>,
+    /// The objects of every handle that the program has released.
     ended: Vec<usize>,
 }
 
@@ -155,13 +159,13 @@ impl Test {
         self.pool.lock().apply(|| 0);
     }
 
-    fn pin(&self, range: Range) -> Vec<u64> {
+    fn pin(&self, range: PageRange) -> Vec<u64> {
         pages(range)
             .map(|page| self.numbers[page as usize])
             .collect()
     }
 
-    fn change(&mut self, range: Range, kind: Kind) {
+    fn change(&mut self, range: PageRange, kind: Kind) {
         let change = Change {
             start: range.start,
             end: range.end,
@@ -255,7 +259,7 @@ impl Test {
                 prop_assert_eq!(handle.region, id);
                 self.handles.push((object, handle));
             }
-            // No slot for another handle.
+            // No slot is free for a further handle.
             None => {
                 let left = self.pool.give_back(id, grant);
                 self.left(id, left)?;
@@ -264,11 +268,11 @@ impl Test {
         Ok(())
     }
 
-    /// What a release says must be what the model has.
+    /// Compares the outcome of a release with the model's.
     fn left(&mut self, id: Id, left: Option<Left>) -> Result<(), TestCaseError> {
         let known = self.known.get_mut(&id).expect("the model has it");
         known.users -= 1;
-        // A change that is written and not applied is not known yet.
+        // The pool does not know of a change that is written but not applied.
         let behind = self.pool.changes.is_behind();
         match left {
             Some(Left::InUse) => prop_assert!(known.users > 0),
@@ -277,9 +281,10 @@ impl Test {
             }
             Some(Left::Spent) => {
                 prop_assert!(known.users == 0 && (known.stale || known.brief));
-                // The cleaner comes before who released it; age was not the cause.
+                // The cleaner claims the region before the releasing thread does; its cause is then
+                // not recorded.
                 let spent = self.pool.region(id).object();
-                let which = |other: &Region| other.object() == spent;
+                let which = |other: &PoolRegion| other.object() == spent;
                 let mut batch = Batch::new();
                 self.pool
                     .lock()
@@ -362,7 +367,7 @@ impl Test {
                 let kinds = [Kind::Called, Kind::Reported, Kind::Dropping, Kind::Lost];
                 let everywhere = usize::from(kind) == 3;
                 let changed = if everywhere {
-                    Range {
+                    PageRange {
                         start: 0,
                         end: u64::MAX,
                     }
@@ -372,8 +377,8 @@ impl Test {
                 self.change(changed, kinds[usize::from(kind)]);
             }
             Step::ManyChanges => {
-                // More than the log has room for, elsewhere: then all regions are lost.
-                let elsewhere = Range {
+                // More changes than the log holds, in other memory: all regions are withdrawn.
+                let elsewhere = PageRange {
                     start: 0x1000,
                     end: 0x2000,
                 };
@@ -423,7 +428,8 @@ impl Test {
                 self.end_doomed();
                 let pool = self.pool;
                 for id in self.claim(Cause::Flush, |id| pool.region(id).pd() == pd) {
-                    // The kernel refuses: the region stays, and nobody gets it.
+                    // The kernel refuses to end the region: the region stays, and no registration
+                    // gets it.
                     self.pool.lock().restore(id);
                     let known = self.known.get_mut(&id).unwrap();
                     known.stale = true;

@@ -1,59 +1,83 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The regions that are kept: who may use one again, and when it must end.
+//! The pool's regions: when a registration may use a region again, and when a region must end.
 //!
-//! **Why no interleaving hands out a stale translation.** A region is *linked* (found by its address, under
-//! the lock) before its memory is watched, watched before it is pinned, pinned before it is *kept*, and unlinked
-//! only after it is deregistered. So every change of its memory after the pin comes upon a linked, watched
-//! region, and each change is either an interposed call, which is under way in the log from before the real call
-//! until it is written down for the last time, or one that userfaultfd sees: the kernel counts that one as in
-//! flight from before the mapping goes until its event is read, and the monitor is under way in the log from
-//! before the read until it is written down. A hit does, in this order: (1) all that is written in the log is
-//! applied; (2) the region is taken, by one compare-and-swap that fails if its word changed since it was looked
-//! at; (3) the fence: the kernel has no event in flight; (4) nothing is under way, and nothing has been written
-//! since (1). Suppose that a change has taken effect before the program makes the call that hits. If it was
-//! written down for the last time before (1), it has been applied, so the region was withdrawn before (1)
-//! returned, and (2) fails. If not, then as an interposed call it is still under way at (4), or has been written
-//! since (1), and the hit is refused; as one that userfaultfd sees, its event is unread at (3), and the hit is
-//! refused, or it has been read before (3), and then the monitor is under way at (4) or has written since (1).
-//! Withdrawing sets a bit that nothing clears while the region lives. A change that has not taken effect has no
-//! order with the hit: it may be taken as later, and the next hit sees it. The region's *word* has one owner for
-//! each step (`word.rs`): the one whose compare-and-swap succeeds; the generation in it keeps an old look from
-//! taking a new region. Its other fields are written by the maker alone, before `keep` (release), and read
-//! after the word (acquire). The index, the table's entries, shared memory and the applying of the log belong to
-//! who holds the lock; readers of the table take hints only. Deregistering is outside the lock, by the one who
-//! claimed, when nobody uses the region and nobody can take it any more. (One change has its event before its
-//! effect, MADV_DONTNEED by a bare system call; for it see `watch.rs` and `dropping.rs`.)
+//! # Why no interleaving hands out a stale translation
+//!
+//! The maker of a region *links* it (a look-up by address finds it, under the lock) before
+//! userfaultfd watches its memory. The memory is watched before it is pinned, and pinned before the
+//! region is *kept*. The region is unlinked only after it is deregistered. Every change of its
+//! memory after the pin therefore meets a linked, watched region.
+//!
+//! Each change is of one of two kinds:
+//!
+//! - An interposed call. It is under way in the log from before the real call until its last record
+//!   is written.
+//! - A change that userfaultfd sees. The kernel counts it as in flight from before the mapping goes
+//!   until its event is read. The monitor is under way in the log from before that read until it
+//!   has recorded the event.
+//!
+//! A hit takes these steps in this order:
+//!
+//! 1. Every record in the log has been applied.
+//! 2. One compare-and-swap takes the region. It fails if the region's word changed since the hit
+//!    read it.
+//! 3. The fence: the kernel has no event in flight.
+//! 4. Nothing is under way, and no record has been written since step 1.
+//!
+//! Suppose that a change has taken effect before the program makes the call that hits. If its last
+//! record was written before step 1, that record has been applied, the region was withdrawn before
+//! step 1 returned, and step 2 fails. Otherwise step 3 or 4 refuses the hit. An interposed call is
+//! still under way at step 4, or has written a record since step 1. An event of userfaultfd is
+//! either unread at step 3, or was read before it, and then the monitor is under way at step 4 or
+//! has written a record since step 1. Withdrawing sets a bit that nothing clears while the region
+//! lives. A change that has not taken effect is concurrent with the hit: it may be ordered after
+//! the hit, and the next hit sees it.
+//!
+//! # Who owns what
+//!
+//! Each transition of a region's *word* (`word.rs`) has one owner: the thread whose
+//! compare-and-swap succeeds. The word's generation keeps a thread that read an old word from
+//! taking a new region. The maker alone writes the region's other fields, before `keep` (release);
+//! other threads read them after the word (acquire). The holder of the lock owns the index, the
+//! table's entries, shared memory and the applying of the log; a thread that reads the table
+//! without the lock gets hints only. The thread that claimed a region deregisters it, outside the
+//! lock, when it has no user and nobody can take it any more.
+//!
+//! One change has its event before its effect: MADV_DONTNEED by a bare system call. See `watch.rs`
+//! and `dropping.rs`.
 
 use super::account::{Account, Amount};
 use super::changes::{Change, Changes, Kind};
 use super::dropping::Dropping;
-use super::filter::Filter;
-use super::hull::Range;
+use super::filter::{CHUNK, Filter};
 use super::index::Index;
 use super::large::Large;
 use super::list::List;
-use super::lock::{self, Held, Lock};
-use super::region::{Id, NO, OBJECT_OFFSET, Purpose, Region, YES};
+use super::lock::{Held, Lock};
+use super::region::{Id, Link, NO, OBJECT_OFFSET, PoolRegion, Purpose, YES};
 use super::shared_memory::{SharedMemory, Sharing};
 use super::subscriptions::Subscriptions;
 use super::table::Table;
 use super::word::{Grant, Left};
+use crate::sys::futex;
+use crate::sys::pages::PageRange;
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering::*};
 
-/// The largest number of regions, and further handles.
+/// The largest number of slots: regions and further handles.
 const MOST: usize = if cfg!(test) { 48 } else { 1 << 18 };
 
-/// So many regions of some memory are looked at for one that serves.
+/// A search in the index gives up after this many regions.
 const LOOK_AT_MOST: u32 = 64;
 
-/// So many begin at one page at most, of those that nobody else may use at the same time. A program may register
-/// the same page 100 000 times, and each time the way to the one that is idle would be longer.
+/// At most this many regions begin at one page, of those that only one registration may use at a
+/// time. A program may register the same page 100 000 times, and each such region would lengthen
+/// the search for an idle one.
 const CROWD: u32 = 32;
 
-/// From so many slots on, they are in huge pages.
+/// Slots from this number on are in huge pages.
 const LARGE: u32 = 8192;
 
-/// Why a region is not used again, or deregistered.
+/// Why a region is withdrawn from reuse, or deregistered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
 pub enum Cause {
@@ -78,9 +102,20 @@ impl Cause {
         Cause::Fence,
         Cause::Stamp,
     ];
+
+    /// The cause as [`PoolRegion::cause`] stores it; 0 means no cause.
+    pub fn in_word(self) -> u32 {
+        self as u32 + 1
+    }
+
+    /// The cause that [`PoolRegion::cause`] stores.
+    fn from_word(word: u32) -> Option<Cause> {
+        Cause::ALL.get(word.checked_sub(1)? as usize).copied()
+    }
 }
 
-/// The pool. All zeros is an empty one, and it is so large that it exists only as a mapping of its own.
+/// The pool. Zeroed memory is an empty pool. The pool is so large that it exists only as a mapping
+/// of its own.
 #[repr(C)]
 pub struct Pool {
     pub changes: Changes,
@@ -88,23 +123,24 @@ pub struct Pool {
     /// Slots that were ever in use.
     grown: AtomicU32,
     free: List,
-    /// Regions that are claimed and wait to be deregistered.
+    /// Claimed regions that wait to be deregistered.
     doomed: List,
     /// Regions linked so far.
     links: AtomicU64,
-    /// The sum of the lengths of regions that were claimed since the cleaner was last told.
+    /// The summed length of the regions that were claimed since the cleaner was last woken for
+    /// them.
     doomed_bytes: AtomicU64,
     /// Claims so far.
     claims: AtomicU64,
     /// Regions that are claimed and not yet ended.
     ending: AtomicU32,
-    /// The file of userfaultfd.
+    /// The file descriptor of userfaultfd.
     pub userfaultfd: AtomicI32,
-    /// Grows with each region that has ended, while somebody waits. A futex.
+    /// A futex: it grows whenever a region has ended while a thread waits.
     ended: AtomicU32,
-    /// Threads that wait for it.
+    /// Threads that wait on `ended`.
     waiting: AtomicU32,
-    /// Hits that the regions' own counts have no room for.
+    /// Hits that overflowed the regions' own 32-bit counts.
     many_hits: AtomicU64,
     pub account: Account,
     shared_memory: SharedMemory,
@@ -113,13 +149,13 @@ pub struct Pool {
     pub filter: Filter,
     table: Table,
     index: Index,
-    slots: Large<[Region; MOST]>,
+    slots: Large<[PoolRegion; MOST]>,
 }
 
-/// The lock is held.
+/// The pool while its lock is held.
 pub struct Locked<'a>(&'a Pool, #[allow(dead_code)] Held<'a>);
 
-/// Claimed regions, as many as fit.
+/// A fixed-size list of claimed regions.
 pub struct Batch {
     ids: [Id; Batch::MOST],
     count: usize,
@@ -128,7 +164,7 @@ pub struct Batch {
 impl Batch {
     const MOST: usize = 64;
 
-    /// None.
+    /// An empty batch.
     pub fn new() -> Batch {
         Batch {
             ids: [Id(0); Batch::MOST],
@@ -145,52 +181,51 @@ impl Batch {
         self.count += 1;
     }
 
-    /// Those that it holds.
+    /// The regions of the batch.
     pub fn ids(&self) -> &[Id] {
         &self.ids[..self.count]
     }
 }
 
-/// What the program handed in.
+/// A handle that the program passed in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Handle {
-    /// The slot of the object.
+    /// The slot whose object the program holds.
     slot: Id,
-    /// The slot of the region.
+    /// The slot of the region: another one in a further handle.
     pub region: Id,
     grant: Grant,
 }
 
 impl Pool {
-    /// A slot.
+    /// The slot with this number.
     #[inline(always)]
-    pub fn region(&self, id: Id) -> &Region {
+    pub fn region(&self, id: Id) -> &PoolRegion {
         &self.slots[id.0 as usize]
     }
 
-    fn slots(&self) -> &[Region] {
+    fn slots(&self) -> &[PoolRegion] {
         let grown = self.grown.load(Acquire) as usize;
         &self.slots[..grown.min(MOST)]
     }
 
     /// Every slot that was ever in use.
-    pub fn each(&self) -> impl Iterator<Item = (Id, &Region)> {
+    pub fn each(&self) -> impl Iterator<Item = (Id, &PoolRegion)> {
         let slots = self.slots().iter().enumerate();
         slots.map(|(n, region)| (Id(n as u32), region))
     }
 
-    /// The addresses of the objects.
+    /// The address range of the objects.
     pub fn objects(&self) -> core::ops::Range<usize> {
         let start = (&raw const *self.slots).expose_provenance();
         start..start + size_of_val(&*self.slots)
     }
 
-    /// Takes the lock.
     pub fn lock(&self) -> Locked<'_> {
         Locked(self, self.lock.lock())
     }
 
-    /// A region that serves, taken for one more user.
+    /// Takes a region that serves, for one more user.
     #[inline(always)]
     pub fn take(&self, purpose: &Purpose) -> Option<(Id, Grant)> {
         self.table.find(purpose, |id| self.take_this(id, purpose))
@@ -210,7 +245,8 @@ impl Pool {
         }
     }
 
-    /// A region that serves, if it could be taken now; somebody holds it for the one who asks.
+    /// Finds a region that serves and could be taken now, without taking it. The caller knows that
+    /// the region already has a user, who keeps it from ending.
     #[inline(always)]
     pub fn find(&self, purpose: &Purpose) -> Option<Id> {
         self.table.find(purpose, |id| {
@@ -221,7 +257,8 @@ impl Pool {
         })
     }
 
-    /// The object for a grant, over the program's memory. `None` where there is no slot for another.
+    /// The object for a grant, with the program's address and length. `None`: another handle is
+    /// needed and no slot is free.
     #[inline(always)]
     pub fn object(&self, id: Id, grant: Grant, addr: u64, length: u64) -> Option<usize> {
         let region = self.region(id);
@@ -239,20 +276,21 @@ impl Pool {
     }
 
     #[cold]
-    fn another(&self, id: Id) -> Option<&Region> {
+    fn another(&self, id: Id) -> Option<&PoolRegion> {
         let slot = self.region(self.pop()?);
         slot.copy_object(self.region(id));
-        slot.owner.store(id.0 + 1, Relaxed);
+        slot.owner.store(Link::to(id));
         slot.word.make_handle();
         Some(slot)
     }
 
-    /// The handle at an address, if it is one's. It may be one that is released.
+    /// The handle whose object is at this address, if there is one. The handle may be released
+    /// already.
     #[inline(always)]
     pub fn handle(&self, object: usize) -> Option<Handle> {
         let offset = object.checked_sub(self.objects().start)?;
-        let slot = offset / size_of::<Region>();
-        let within = offset - slot * size_of::<Region>();
+        let slot = offset / size_of::<PoolRegion>();
+        let within = offset - slot * size_of::<PoolRegion>();
         if within != OBJECT_OFFSET || slot >= MOST {
             return None;
         }
@@ -261,7 +299,7 @@ impl Pool {
         Some(if region.word.load().is_handle() {
             Handle {
                 slot,
-                region: Id(region.owner.load(Relaxed).checked_sub(1)?),
+                region: region.owner.load().id()?,
                 grant: Grant::Another,
             }
         } else {
@@ -273,7 +311,8 @@ impl Pool {
         })
     }
 
-    /// Ends one use of a region, at that time of the pool's clock. `None`: it is released already.
+    /// Ends one use of a region at the time `now` of the pool's clock. `None`: the handle is
+    /// released already.
     #[inline(always)]
     pub fn release(&self, handle: Handle, now: u32) -> Option<Left> {
         let region = self.region(handle.region);
@@ -283,22 +322,22 @@ impl Pool {
             }
             self.push(handle.slot);
         }
-        // Before the release: after it the slot may be another region's.
+        // Stored before the release: after it, the slot may belong to another region.
         region.released.store(now, Relaxed);
         region.word.release(handle.grant)
     }
 
-    /// Ends a use that `take` gave and no handle stands for.
+    /// Ends a use that `take` granted and that has no handle.
     pub fn give_back(&self, id: Id, grant: Grant) -> Option<Left> {
         self.region(id).word.release(grant)
     }
 
-    /// Hits that no region has room to count.
+    /// Hits that overflowed the regions' own counts.
     pub fn many_hits(&self) -> u64 {
         self.many_hits.load(Relaxed)
     }
 
-    /// The idle regions and the sum of their lengths.
+    /// The number of idle regions and their summed length.
     pub fn idle(&self) -> (u64, u64) {
         let idle = self.each().filter(|(_, region)| {
             let seen = region.word.load();
@@ -309,7 +348,7 @@ impl Pool {
         })
     }
 
-    /// The regions that somebody uses and the sum of their lengths.
+    /// The number of regions in use and their summed length.
     pub fn in_use(&self) -> (u64, u64) {
         let used = self.each().filter(|(_, region)| {
             let seen = region.word.load();
@@ -321,20 +360,21 @@ impl Pool {
         })
     }
 
-    /// Whether somebody uses a region of those domains.
-    pub fn is_used(&self, mut of: impl FnMut(&Region) -> bool) -> bool {
+    /// Whether a region that `of` selects has a user.
+    pub fn is_used(&self, mut of: impl FnMut(&PoolRegion) -> bool) -> bool {
         self.each().any(|(_, region)| {
             let seen = region.word.load();
             seen.is_registered() && seen.users() > 0 && !region.is_watched_only() && of(region)
         })
     }
 
-    /// Whether a region is being deregistered, or is about to be.
+    /// Whether a region is claimed and not yet ended.
     pub fn is_ending(&self) -> bool {
         self.ending() != 0
     }
 
-    /// Whether so much waits to be deregistered that the cleaner should be told. True once.
+    /// Whether enough waits to be deregistered to wake the cleaner. A true answer clears the count
+    /// of bytes.
     pub fn has_much_to_end(&self, regions: u32) -> bool {
         let bytes = self.account.limit().bytes / 16;
         let much = self.doomed_bytes.load(Relaxed) >= bytes || self.ending() >= regions;
@@ -344,13 +384,13 @@ impl Pool {
         much
     }
 
-    /// How many are.
+    /// The number of regions that are claimed and not yet ended.
     pub fn ending(&self) -> u32 {
         self.ending.load(SeqCst)
     }
 
-    /// Waits until the claims up to that one have ended, for those domains.
-    pub fn wait_for_claims(&self, until: u64, mut of: impl FnMut(&Region) -> bool) {
+    /// Waits until no claim up to number `until` is left for the regions that `of` selects.
+    pub fn wait_for_claims(&self, until: u64, mut of: impl FnMut(&PoolRegion) -> bool) {
         self.waiting.fetch_add(1, SeqCst);
         while self.is_ending() {
             let ended = self.ended.load(SeqCst);
@@ -360,7 +400,7 @@ impl Pool {
             if !waiting {
                 break;
             }
-            lock::wait(
+            futex::wait(
                 &self.ended,
                 ended,
                 Some(core::time::Duration::from_millis(100)),
@@ -369,7 +409,7 @@ impl Pool {
         self.waiting.fetch_sub(1, SeqCst);
     }
 
-    /// A region that is claimed and waits to be deregistered; now the caller's.
+    /// Takes a claimed region off the list of those that wait. The caller must deregister it.
     pub fn next_doomed(&self) -> Option<Id> {
         self.doomed.pop(&*self.slots)
     }
@@ -391,9 +431,18 @@ impl Pool {
     }
 }
 
-/// Adds to a number that only changes under the lock: without a locked instruction.
+/// Adds to a number that changes only under the lock, and so needs no locked instruction.
 fn add(number: &AtomicU64, amount: u64) {
     number.store(number.load(Relaxed).wrapping_add(amount), Relaxed);
+}
+
+/// Which region takes over memory that an ending region leaves.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Heir {
+    None,
+    Region(Id),
+    /// A nearby region exists whose watched extent is not known yet.
+    Unknown,
 }
 
 /// What applying the log did.
@@ -402,17 +451,16 @@ pub struct Applied {
     /// Regions withdrawn from reuse, by an interposed call and by an event.
     pub by_hook: u64,
     pub by_event: u64,
-    /// Nothing is reported any more.
+    /// userfaultfd reports nothing any more.
     pub lost: bool,
 }
 
 impl Locked<'_> {
-    /// The pool.
     pub fn pool(&self) -> &Pool {
         self.0
     }
 
-    /// Begins a region: links it, with one user. `None` where there is no slot.
+    /// Makes a region: links it, with one user. `None`: no slot is free.
     pub fn make(&self, purpose: &Purpose) -> Option<Id> {
         let pool = self.0;
         if purpose.hull.pages() > u64::from(u32::MAX) {
@@ -432,8 +480,9 @@ impl Locked<'_> {
         Some(id)
     }
 
-    /// Keeps the region; false if its memory has changed since it was linked. A brief one only together with a
-    /// user. Others can take it once it is admitted.
+    /// Keeps the region; false if its memory has changed since the region was linked. A brief
+    /// region is kept only while it has a user. Other registrations can take the region once it is
+    /// admitted.
     pub fn keep(&self, id: Id, brief: bool) -> bool {
         let pool = self.0;
         let region = pool.region(id);
@@ -450,10 +499,10 @@ impl Locked<'_> {
         self.0.links.load(Relaxed)
     }
 
-    /// Whether so many regions begin at a page that there had better not be one more.
+    /// Whether [`CROWD`] regions begin at this page, so that no further one should be made.
     pub fn is_crowded(&self, start: u64) -> bool {
         let pool = self.0;
-        let page = Range {
+        let page = PageRange {
             start,
             end: start + 1,
         };
@@ -465,7 +514,7 @@ impl Locked<'_> {
         count == CROWD
     }
 
-    /// Whether a region serves, but for being new.
+    /// Whether a region exists that would serve if it were admitted.
     pub fn has_new(&self, purpose: &Purpose) -> bool {
         let pool = self.0;
         let (mut found, mut looked_at) = (false, 0);
@@ -479,10 +528,12 @@ impl Locked<'_> {
         found
     }
 
-    /// Where there is shared memory has been read anew, after that many links: what was linked before is on
-    /// it, and withdrawn, or may be taken from now on. Its mapping is the one that was pinned, or else a
-    /// change has been reported since. `of_file` tells mappings of files that are not shared.
-    pub fn admit(&self, links: u64, of_file: impl Fn(Range) -> bool) {
+    /// Admits new regions after shared memory has been read from the maps anew. The reading covers
+    /// the first `links` links. A region linked by then is withdrawn if it lies in shared memory;
+    /// otherwise other registrations may take it from now on. The mapping that was read is the one
+    /// that was pinned, or else a change has been reported since. `of_file` recognizes private
+    /// mappings of files.
+    pub fn admit(&self, links: u64, of_file: impl Fn(PageRange) -> bool) {
         let pool = self.0;
         for (id, region) in pool.each() {
             if !region.word.load().is_new() || region.link.load(Relaxed) > links {
@@ -499,8 +550,8 @@ impl Locked<'_> {
         }
     }
 
-    /// A region that serves though it begins at another page, taken for one more user. The way to it is
-    /// remembered.
+    /// Takes, for one more user, a region that serves though it begins at another page. The table
+    /// remembers the region for that first page.
     pub fn take(&self, purpose: &Purpose) -> Option<(Id, Grant)> {
         let pool = self.0;
         let (mut taken, mut looked_at) = (None, 0);
@@ -519,31 +570,40 @@ impl Locked<'_> {
         taken
     }
 
-    /// Whether a region has an address in a range.
-    pub fn has_regions(&self, range: Range) -> bool {
-        let mut found = false;
-        self.0.index.overlapping(&*self.0.slots, range, |_, _| {
-            found = true;
-            false
-        });
-        found
+    /// The region that takes over memory of a chunk that another region leaves. A region that is
+    /// not watched yet cannot take it over, and may become watched at any moment.
+    pub fn heir(&self, memory: PageRange, leaving: Id) -> Heir {
+        let mut heir = Heir::None;
+        let chunk = memory.extended(CHUNK);
+        self.0
+            .index
+            .overlapping(&*self.0.slots, chunk, |id, region| {
+                match region.extent() {
+                    _ if id == leaving => {}
+                    Some(extent) if extent.overlaps(memory) => heir = Heir::Region(id),
+                    Some(_) => {}
+                    None => heir = Heir::Unknown,
+                }
+                !matches!(heir, Heir::Region(_))
+            });
+        heir
     }
 
-    /// Withdraws a region from reuse. True if that was news.
+    /// Withdraws a region from reuse. True if the region was not withdrawn before.
     pub fn withdraw(&self, id: Id, cause: Cause) -> bool {
         let region = self.0.region(id);
         if !region.word.load().is_registered() || !region.word.withdraw() {
             return false;
         }
-        region.cause.store(cause as u32 + 1, Relaxed);
+        region.cause.store(cause.in_word(), Relaxed);
         if region.is_watched_only() {
             self.0.subscriptions.withdrawn(1);
         }
         true
     }
 
-    /// The subscription for a range, if there is one.
-    pub fn subscription(&self, hull: Range) -> Option<Id> {
+    /// The subscription for exactly this range, if there is one.
+    pub fn subscription(&self, hull: PageRange) -> Option<Id> {
         let mut found = None;
         self.0
             .index
@@ -556,18 +616,20 @@ impl Locked<'_> {
         found
     }
 
-    /// Withdraws the regions whose memory has changed, by the log, and claims those that are idle.
+    /// Applies the log: withdraws the regions whose memory has changed, and claims the idle ones of
+    /// them.
     pub fn apply(&self, now: impl Fn() -> u64) -> Applied {
         let pool = self.0;
         let mut applied = Applied::default();
         let mut last = None;
         pool.changes.apply(|change| {
-            // A call writes before and after: nothing can have come in between, under the lock.
+            // A call records its change before and after. Under the lock nothing can have happened
+            // between two equal records.
             if change == last && change.is_some() {
                 return;
             }
             last = change;
-            // Not as a call, since those end doubts about what is being dropped.
+            // Reported, not Called: a call's record ends doubts about pages that are being dropped.
             let change = change.unwrap_or(Change {
                 start: 0,
                 end: u64::MAX,
@@ -580,7 +642,7 @@ impl Locked<'_> {
 
     fn apply_one(&self, change: Change, applied: &mut Applied, now: &impl Fn() -> u64) {
         let pool = self.0;
-        let mut range = Range {
+        let mut range = PageRange {
             start: change.start,
             end: change.end,
         };
@@ -594,7 +656,7 @@ impl Locked<'_> {
             Kind::Segment => pool.shared_memory.add(range, Sharing::Segment),
             Kind::Detached => range.end = pool.shared_memory.end_of(change.start),
             Kind::Files => {
-                range = Range {
+                range = PageRange {
                     start: 0,
                     end: u64::MAX,
                 };
@@ -603,6 +665,13 @@ impl Locked<'_> {
         }
         let event = matches!(change.kind, Kind::Reported | Kind::Dropping | Kind::Lost);
         pool.shared_memory.doubt(range);
+        if matches!(change.kind, Kind::Reported | Kind::Lost) {
+            let near = range.extended(CHUNK);
+            pool.index.overlapping(&*pool.slots, near, |_, region| {
+                region.lose_memory(range);
+                true
+            });
+        }
         let cause = if event { Cause::Event } else { Cause::Hook };
         pool.index.overlapping(&*pool.slots, range, |id, region| {
             if files_only && region.of_file.load(Relaxed) == NO {
@@ -619,12 +688,14 @@ impl Locked<'_> {
         });
     }
 
-    /// Whether pages there were reported to be about to be dropped, so lately that it may not have happened.
-    pub fn may_be_dropping(&self, range: Range, now: impl Fn() -> u64) -> bool {
+    /// Whether userfaultfd reported, so recently that it may not have happened yet, that pages of
+    /// this range are about to be dropped.
+    pub fn may_be_dropping(&self, range: PageRange, now: impl Fn() -> u64) -> bool {
         self.0.dropping.is_at(range, now)
     }
 
-    /// Claims a region if nobody uses it, for whoever comes to deregister it.
+    /// Claims a region if it has no user, and queues it: the next thread to call
+    /// [`Pool::next_doomed`] deregisters it.
     pub fn doom(&self, id: Id) -> bool {
         let claimed = self.claim(id);
         if claimed {
@@ -633,11 +704,12 @@ impl Locked<'_> {
         claimed
     }
 
-    /// Claims a region if nobody uses it: it is the caller's to deregister.
+    /// Claims a region if it has no user. The caller must deregister it.
     pub fn claim(&self, id: Id) -> bool {
         let pool = self.0;
         let region = pool.region(id);
-        // Before: who waits must not find the region ending and no one counted.
+        // Counted before the claim: a waiting thread must not find the region ending while `ending`
+        // is 0.
         pool.ending.fetch_add(1, SeqCst);
         if !region.word.claim() {
             pool.ending.fetch_sub(1, SeqCst);
@@ -648,19 +720,19 @@ impl Locked<'_> {
         true
     }
 
-    /// The number of claims so far.
+    /// Claims so far.
     pub fn claims(&self) -> u64 {
         self.0.claims.load(Relaxed)
     }
 
-    /// Claims idle regions for that cause, as many as fit, from a slot on. Returns where to go on, if there
-    /// are more.
+    /// Claims idle regions that `which` selects, for the given cause, starting at slot `from`,
+    /// until the batch is full. Returns the slot to continue at, if any are left.
     pub fn claim_idle(
         &self,
         from: Id,
         batch: &mut Batch,
         cause: Cause,
-        mut which: impl FnMut(&Region) -> bool,
+        mut which: impl FnMut(&PoolRegion) -> bool,
     ) -> Option<Id> {
         let pool = self.0;
         for (id, region) in pool.each().skip(from.0 as usize) {
@@ -669,11 +741,11 @@ impl Locked<'_> {
             }
             let seen = region.word.load();
             if seen.is_unused() && which(region) && self.claim(id) {
-                // What is spent would have ended anyway, by whoever has just released it.
+                // A spent region would have ended anyway, by the thread that has just released it.
                 if !seen.is_spent() {
                     let _ = region
                         .cause
-                        .compare_exchange(0, cause as u32 + 1, Relaxed, Relaxed);
+                        .compare_exchange(0, cause.in_word(), Relaxed, Relaxed);
                 }
                 batch.push(id);
             }
@@ -681,7 +753,8 @@ impl Locked<'_> {
         None
     }
 
-    /// A claimed region has been deregistered, or a new one has come to nothing: its slot is free.
+    /// Frees the slot of a claimed region that has been deregistered, or of a new region whose
+    /// registration failed.
     pub fn end(&self, id: Id) {
         let pool = self.0;
         let region = pool.region(id);
@@ -699,7 +772,8 @@ impl Locked<'_> {
         }
     }
 
-    /// A claimed region could not be deregistered. It is not used again.
+    /// Takes back the claim on a region that could not be deregistered. The region is not used
+    /// again.
     pub fn restore(&self, id: Id) {
         self.0.region(id).word.restore();
         self.claim_ended();
@@ -710,24 +784,24 @@ impl Locked<'_> {
         pool.ending.fetch_sub(1, SeqCst);
         if pool.waiting.load(SeqCst) != 0 {
             pool.ended.fetch_add(1, SeqCst);
-            lock::wake(&pool.ended, i32::MAX);
+            futex::wake(&pool.ended, i32::MAX);
         }
     }
 
-    /// Counts the idle regions. Where they are more than the limit: how many, and bytes, must go.
+    /// Counts the idle regions. If they exceed the limit, returns how many regions and bytes must
+    /// go.
     pub fn over(&self) -> Option<Amount> {
         let (regions, bytes) = self.0.idle();
         self.0.account.counted(Amount { regions, bytes })
     }
 
-    /// What kind of shared memory there is in a range, if any.
+    /// The shared memory that the process is known to have.
     pub fn shared_memory(&self) -> &SharedMemory {
         &self.0.shared_memory
     }
 }
 
-/// Why a region of the pool ends, where that is known.
-pub fn cause(region: &Region) -> Option<Cause> {
-    let number = region.cause.load(Relaxed).checked_sub(1)?;
-    Cause::ALL.get(number as usize).copied()
+/// Why a region of the pool ends, if the cause is known.
+pub fn cause(region: &PoolRegion) -> Option<Cause> {
+    Cause::from_word(region.cause.load(Relaxed))
 }

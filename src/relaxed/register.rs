@@ -5,77 +5,83 @@ use super::cleaner::{is_remote, now_ms};
 use super::ending::{self, By};
 use super::flush::{end_spent, relieve};
 use super::hit::Miss;
-use super::hull::Range;
 use super::pool::{Cause, Locked};
 use super::region::{Id, Purpose};
-use super::watch::{Unwatched, Watched};
-use super::{Fence, Instance, beside_plain, lock, start};
-use crate::abi::rdma_core::ibv_mr;
+use super::watch::Unwatched;
+use super::{Fence, Instance, start};
+use crate::call::{Access, Error, How, Pd, Registered, Request};
 use crate::config::{config, disabled};
+use crate::mr::Object;
 use crate::mr::bare::{self, Own};
-use crate::mr::{self, Access, Error, Object, Pd, Request};
-use crate::stats::Counter;
-use crate::thread;
-use crate::trace::{self, format::how};
+use crate::report::stats::{Counter, counter};
+use crate::sys::futex;
+use crate::sys::pages::PageRange;
+use crate::sys::thread;
 use core::ptr::with_exposed_provenance_mut;
 use core::sync::atomic::{AtomicU32, Ordering::*};
 use core::time::Duration;
 use errno::Errno;
 
-/// Access that a region of the pool cannot have. Such a region is the caller's own: what is paged on demand
-/// is not pinned, a window that is bound to a shared region would keep it from ending, and the others
-/// depend on the address and on the kind of the memory.
+/// Access flags that a region of the pool cannot have. A registration with one of them gets a
+/// region of its own. An on-demand region pins nothing. A memory window that is bound to a shared
+/// region would keep the region from ending. The other flags depend on the address or on the kind
+/// of the memory.
 pub const OWN_REGION: Access = Access::ON_DEMAND
     .union(Access::ZERO_BASED)
     .union(Access::MW_BIND)
     .union(Access::HUGETLB);
 
-/// How often a registration that misses looks closer: for a region that is new, for one that begins at another page, and
-/// once more if the region was somebody's in between.
+/// How many times a registration that missed looks closer: once for a new region, once for a region
+/// that begins at another page, and once more if that region was in use in between.
 const LOOKS: u32 = 3;
 
-/// What no relaxed registration can have.
-fn check(request: &Request) -> Result<Range, Error> {
+/// Refuses arguments that no relaxed registration can have. Returns the hull of the memory.
+fn check(request: &Request) -> Result<PageRange, Error> {
     if let Some(why) = request.access.refusal() {
         return Err(Error::Argument(why));
     }
     if request.length == 0 {
         return Err(Error::Argument("the length is 0"));
     }
-    Range::hull(request.addr.addr() as u64, request.length as u64).ok_or(Error::Argument(
+    PageRange::hull(request.addr.addr() as u64, request.length as u64).ok_or(Error::Argument(
         "address and length run past the end of the address space",
     ))
 }
 
-/// Registers memory that missed; `alone` if another's region would not do while it is in use.
+/// Why the pool does not serve a registration.
+pub enum Unserved {
+    /// The caller must register a region of its own. The counter tells the reason.
+    Because(Counter),
+    /// The registration failed.
+    Failed(Error),
+}
+
+/// Registers memory after a miss. If `alone` is set, the caller does not share its region with
+/// another user.
 #[cold]
 pub fn register(
     pd: Pd,
     request: &Request,
     miss: Miss<()>,
     alone: bool,
-) -> Result<*mut ibv_mr, Error> {
-    let hull = check(request)?;
-    let own_region = |reason| {
-        let counters = &mr::state::current().counters;
-        counters.add(thread::number(), reason, 1);
-        beside_plain::register(pd, request)
-    };
+) -> Result<Registered, Unserved> {
+    let hull = check(request).map_err(Unserved::Failed)?;
+    let because = |reason| Err(Unserved::Because(reason));
     if disabled() {
-        return own_region(Counter::BypassedDevice);
+        return because(counter!(bypassed_device));
     }
     if request.access.intersects(OWN_REGION) {
-        return own_region(Counter::BypassedAccess);
+        return because(counter!(bypassed_access));
     }
     if thread::is_inside() {
-        return own_region(Counter::BypassedBusy);
+        return because(counter!(bypassed_busy));
     }
     let Some(relaxed) = start::current() else {
-        // A child of a process that had a pool, or no memory for one.
-        return own_region(Counter::BypassedFork);
+        // The process is a child of one that had a pool, or has no memory for a pool of its own.
+        return because(counter!(bypassed_fork));
     };
     let Ok(own) = bare::find(pd, request) else {
-        return own_region(Counter::BypassedDevice);
+        return because(counter!(bypassed_device));
     };
     let purpose = relaxed.purpose(pd, hull, request.access, alone);
     let mut missed = miss;
@@ -84,7 +90,8 @@ pub fn register(
         match missed {
             Miss::Unsettled(_) if !relaxed.settle() => break false,
             Miss::Unsettled(_) => {}
-            // Where another way leads by the same place, or no handle is left, a hit finds nothing even then.
+            // A hit still finds nothing if another entry of the table has the same place, or if no
+            // handle is left.
             Miss::None if looks < LOOKS && relaxed.look_closer(&purpose) => looks += 1,
             Miss::None => break true,
         }
@@ -95,27 +102,21 @@ pub fn register(
             super::hit(pd, addr, request.length, request.access)
         };
         match hit {
-            Ok(mr) => return Ok(mr),
+            Ok(mr) => return Ok(Registered::by(How::Hit, mr)),
             Err(miss) => missed = miss,
         }
     };
-    match relaxed.miss(&own, pd, request, &purpose, settled) {
-        Err(Left::Own(reason)) => own_region(reason),
-        Err(Left::Error(error)) => Err(error),
-        Ok(object) => Ok(with_exposed_provenance_mut(object)),
-    }
-}
-
-/// Why the pool has no region.
-enum Left {
-    /// The caller is to have a region of its own, for the reason that is counted.
-    Own(Counter),
-    Error(Error),
+    let object = relaxed.miss(&own, pd, request, &purpose, settled)?;
+    Ok(Registered::by(
+        How::Miss,
+        with_exposed_provenance_mut(object),
+    ))
 }
 
 impl Instance {
-    /// Applies the log, and waits a moment for what is under way. False if that does not end: it may be
-    /// this thread's, interrupted.
+    /// Applies the log, and waits a moment for changes under way. Returns false if a change does
+    /// not end: the change may be this thread's own, interrupted by the signal handler that runs
+    /// now.
     pub(super) fn settle(&self) -> bool {
         const SPINS: u32 = 64;
         const YIELDS: u32 = 16;
@@ -130,7 +131,7 @@ impl Instance {
                 match self.watch.must_fence().then(|| self.watch.fence()) {
                     None | Some(Fence::Passed) => return true,
                     Some(Fence::UnderWay) => {}
-                    // Nothing is certain any more, and no hit will be.
+                    // The watch is lost: no later hit can be certain.
                     Some(Fence::Lost) => return false,
                 }
             }
@@ -139,26 +140,29 @@ impl Instance {
             } else if round < SPINS + YIELDS {
                 std::thread::yield_now();
             } else {
-                // No more yields: a thread of real-time priority would keep the one that it waits for off.
+                // The thread sleeps instead of yielding: a thread of real-time priority that only
+                // yields keeps the changing thread off its processor.
                 let never = AtomicU32::new(0);
-                lock::wait(&never, 0, Some(Duration::from_micros(50)));
+                futex::wait(&never, 0, Some(Duration::from_micros(50)));
             }
         }
         false
     }
 
-    /// Looks for a region that would serve, but that a hit does not find. If there is one, the next hit does, as a rule.
+    /// Looks for a region that would serve but that a hit does not find. If there is one, the next
+    /// hit finds it, as a rule.
     pub(super) fn look_closer(&self, purpose: &Purpose) -> bool {
         let inside = thread::enter();
         let locked = self.pool.lock();
         if locked.has_new(purpose) {
-            // The first time that a region is used again: a mapping may have been made by a bare system call,
-            // and to read them takes 20 us or more, which a region that is used once need not pay for.
+            // This is the first reuse of the region. A bare system call may have made a shared
+            // mapping there. To read the mappings takes 20 us or more, and a region that is used
+            // once need not pay for that.
             drop(locked);
             start::read_shared_memory(self);
             return true;
         }
-        // One that begins at another page.
+        // A region that begins at another page may serve.
         if !purpose.exact
             && let Some((id, grant)) = locked.take(purpose)
         {
@@ -170,7 +174,7 @@ impl Instance {
         false
     }
 
-    /// Makes a region.
+    /// Makes a new region for the caller.
     fn miss(
         &self,
         own: &Own,
@@ -178,7 +182,7 @@ impl Instance {
         request: &Request,
         purpose: &Purpose,
         settled: bool,
-    ) -> Result<usize, Left> {
+    ) -> Result<usize, Unserved> {
         let inside = thread::enter();
         if self.pool.ending() > super::TOO_MANY {
             ending::doomed(self, By::Program);
@@ -189,17 +193,17 @@ impl Instance {
         loop {
             let locked = self.pool.lock();
             if purpose.alone && locked.is_crowded(purpose.hull.start) {
-                return Err(Left::Own(Counter::BypassedLimit));
+                return Err(Unserved::Because(counter!(bypassed_limit)));
             }
             let made = locked.make(purpose);
             drop(locked);
-            let id = made.ok_or(Left::Own(Counter::BypassedLimit))?;
+            let id = made.ok_or(Unserved::Because(counter!(bypassed_limit)))?;
             match self.pin(own, pd, request, id) {
                 Ok(watched) => {
                     self.keep(id, purpose, watched, settled);
-                    trace::note(how::MISS);
                     drop(inside);
-                    // Little of it waits for the cleaner's next tick: to wake it now is to have it in the way.
+                    // If few regions wait, they wait for the cleaner's next tick: a cleaner that is
+                    // woken now would be in this thread's way.
                     if self.pool.has_much_to_end(super::MANY) {
                         self.cleaner.wake();
                     }
@@ -208,14 +212,14 @@ impl Instance {
                 Err(error) => {
                     self.pool.lock().end(id);
                     if own.is_left_to_libibverbs() {
-                        return Err(Left::Own(Counter::BypassedDevice));
+                        return Err(Unserved::Because(counter!(bypassed_device)));
                     }
                     if !matches!(error, Error::Kernel(Errno(libc::ENOMEM | libc::EAGAIN))) {
-                        return Err(Left::Error(error));
+                        return Err(Unserved::Failed(error));
                     }
                     let under_way = self.pool.is_ending();
                     if !relieve(self) {
-                        return Err(Left::Error(if under_way {
+                        return Err(Unserved::Failed(if under_way {
                             Error::Shortage(
                                 "regions that were released are just being deregistered",
                             )
@@ -228,40 +232,40 @@ impl Instance {
         }
     }
 
-    /// Has the memory watched, then pinned and registered.
+    /// Has userfaultfd watch the memory first. Then pins and registers the memory.
     fn pin(
         &self,
         own: &Own,
         pd: Pd,
         request: &Request,
         id: Id,
-    ) -> Result<Result<Watched, Unwatched>, Error> {
+    ) -> Result<Result<(), Unwatched>, Error> {
         let region = self.pool.region(id);
         let hull = region.hull();
-        let watched = self
-            .watch
-            .watch(hull, self.pool.filter.has_many_neighbours(hull));
+        let neighbours = self.pool.filter.has_many_neighbours(hull);
+        let claim = |extent| region.claim_extent(extent);
+        let watched = self.watch.watch(hull, neighbours, claim);
         let start = with_exposed_provenance_mut(hull.start as usize);
         let pages = Request::at_address(start, hull.bytes() as usize, request.access);
         let watch = match watched {
-            Ok(_) => bare::Watch::Own,
-            Err(_) => bare::Watch::Unknown,
+            Ok(_) => bare::WatchedBy::Own,
+            Err(_) => bare::WatchedBy::Unknown,
         };
         let (bare, answer) = bare::register(own, pd, &pages, watch)?;
         region.device.store(bare.device, Relaxed);
         region.fd.store(bare.fd, Relaxed);
         region.handle.store(bare.handle, Relaxed);
-        region.watched.store(ending::watched(watched), Relaxed);
         if let Some(object) = Object::at(region.object()) {
             object.fill(pd, request, &answer);
         }
         let thread = thread::number();
-        self.counters.add(thread, Counter::RegKernel, 1);
+        self.counters.add(thread, counter!(reg_kernel), 1);
         Ok(watched)
     }
 
-    /// Takes the lock, with the log applied and the range's shared memory, if any, not in doubt.
-    pub(super) fn lock_with_shared_memory(&self, hull: Range) -> Locked<'_> {
+    /// Takes the lock and applies the log. If this range is noted as shared memory and the notes
+    /// are in doubt, reads the mappings first.
+    pub(super) fn lock_with_shared_memory(&self, hull: PageRange) -> Locked<'_> {
         let locked = self.pool.lock();
         self.apply(&locked, By::Program);
         if locked.shared_memory().at(hull).is_none() || !locked.shared_memory().is_doubtful() {
@@ -274,32 +278,33 @@ impl Instance {
         locked
     }
 
-    /// Lets others use the region, now or after its release, as far as that is safe.
-    fn keep(&self, id: Id, purpose: &Purpose, watched: Result<Watched, Unwatched>, settled: bool) {
+    /// Lets other registrations use the region, now or after its release, as far as that is safe.
+    fn keep(&self, id: Id, purpose: &Purpose, watched: Result<(), Unwatched>, settled: bool) {
         let count = |reason| self.counters.add(thread::number(), reason, 1);
         let mut reason = watched.err().map(|why| match why {
-            Unwatched::Refused => Counter::BypassedWatch,
-            Unwatched::Memory => Counter::BypassedMemory,
-            Unwatched::Limit => Counter::BypassedLimit,
+            Unwatched::Refused => counter!(bypassed_watch),
+            Unwatched::Memory => counter!(bypassed_memory),
+            Unwatched::Limit => counter!(bypassed_limit),
         });
         if bare::is_fork_protected() {
-            reason = reason.or(Some(Counter::BypassedFork));
+            reason = reason.or(Some(counter!(bypassed_fork)));
         }
         let locked = self.lock_with_shared_memory(purpose.hull);
         if locked.shared_memory().at(purpose.hull).is_some() {
-            reason = reason.or(Some(Counter::BypassedMemory));
+            reason = reason.or(Some(counter!(bypassed_memory)));
         }
-        // What nobody can watch is not even shared while it is in use.
-        let own = reason == Some(Counter::BypassedMemory)
+        // The region stays the caller's own even while it is in use, if its memory can change
+        // unseen or if peers must get fresh keys.
+        let own = reason == Some(counter!(bypassed_memory))
             || (config().relaxed.fresh_keys && is_remote(purpose.access));
         let brief = reason.is_some() || !self.cleaner.keeps(purpose.access);
         let certain = settled && !locked.may_be_dropping(purpose.hull, now_ms);
         let kept = own || (certain && locked.keep(id, brief));
         if !kept {
             locked.withdraw(id, Cause::Fence);
-            reason = reason.or(Some(Counter::BypassedBusy));
+            reason = reason.or(Some(counter!(bypassed_busy)));
         }
         drop(locked);
-        count(reason.unwrap_or(Counter::Misses));
+        count(reason.unwrap_or(counter!(misses)));
     }
 }

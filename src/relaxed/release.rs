@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Releasing, ibv_dereg_mr_relaxed(3): the region stays registered, as far as there is room.
+//! Releasing, ibv_dereg_mr_relaxed(3): the pool keeps the region registered while it has room.
 
 use super::account::Amount;
 use super::ending::{self, By};
 use super::pool::{Batch, Cause};
 use super::region::Id;
 use super::word::Left;
-use super::{Instance, existing, start};
-use crate::mr::{self, Error, Mr};
-use crate::thread;
+use super::{Instance, existing};
+use crate::call::{Error, How};
+use crate::mr::Mr;
+use crate::sys::thread;
 use core::sync::atomic::Ordering::*;
 
-/// Ends the program's use of a region of the pool; false if it is none, or not in use. (See `super::hit` for
-/// why that is all it says.)
+/// Ends one use of a region of the pool. Returns false if `mr` is no such region, or is not in use.
+/// (For the size of this result see `hit_inlined` in `mod.rs`.)
 #[inline(always)]
 pub fn release(mr: Mr) -> bool {
     let Some(relaxed) = existing() else {
@@ -42,14 +43,11 @@ pub fn release(mr: Mr) -> bool {
     }
 }
 
-/// Ends the program's use of a region, relaxed or not.
+/// Ends one use of a region of the pool. An error says why there is no such use.
 #[inline(always)]
-pub fn deregister(mr: Mr) -> Result<(), Error> {
-    if !start::is_object(mr.address()) {
-        return mr::deregister(mr);
-    }
+pub fn deregister(mr: Mr) -> Result<How, Error> {
     if release(mr) {
-        return Ok(());
+        return Ok(How::Kept);
     }
     Err(if existing().is_some() {
         Error::Gone
@@ -58,7 +56,7 @@ pub fn deregister(mr: Mr) -> Result<(), Error> {
     })
 }
 
-/// Deregisters idle regions as far as they are more than the limit, those that are idle longest first.
+/// If more is idle than the limit allows, deregisters the regions that have been idle longest.
 #[cold]
 fn trim(relaxed: &Instance) {
     if thread::is_inside() {
@@ -66,7 +64,8 @@ fn trim(relaxed: &Instance) {
         return;
     }
     let _inside = thread::enter();
-    // First those that have not been released in this tick of the clock, then any.
+    // The first round spares the regions that were released in this tick of the clock, the second
+    // round does not.
     let now = relaxed.cleaner.now();
     for any in [false, true] {
         let mut from = Some(Id(0));
@@ -90,12 +89,13 @@ fn trim(relaxed: &Instance) {
             });
             drop(locked);
             for &id in batch.ids() {
-                // What the kernel refuses stays, unused; the cleaner tries again.
+                // A region that the kernel refuses to deregister stays unused. The cleaner tries
+                // again.
                 let _ = ending::end(relaxed, id, By::Program);
             }
         }
     }
     ending::doomed(relaxed, By::Program);
-    // Notes what is spare now.
+    // Counts the idle regions anew, so that the account knows how much room is left.
     relaxed.pool.lock().over();
 }

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Where the process has shared mappings, whose pages others can change unseen: cut the file, punch a hole,
-//! detach the segment. What is registered there is not kept after its release.
+//! The process's shared mappings. Other processes can change their pages unseen: truncate the file,
+//! punch a hole, detach the segment. A region in a shared mapping is therefore not kept after its
+//! release.
 //!
-//! Known from /proc/self/maps when the pool is first used, and from the interposed mmap and shmat after
-//! that. A range that is unmapped stays known until the maps are read anew. When there is no room for
-//! more ranges, the two nearest become one: too much is taken for shared, never too little. Everything
-//! happens under the pool's lock.
+//! The pool learns of shared mappings from /proc/self/maps at its first use, and from the
+//! interposed mmap and shmat after that. An unmapped range stays known until the maps are read
+//! anew. When the list of ranges is full, the two nearest become one: too much memory is then taken
+//! for shared, never too little. Everything here runs under the pool's lock.
 
-use super::hull::Range;
+use crate::sys::pages::PageRange;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 
 const MOST: usize = if cfg!(test) { 4 } else { 512 };
@@ -15,44 +16,44 @@ const MOST: usize = if cfg!(test) { 4 } else { 512 };
 /// How memory is shared.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Sharing {
-    /// A System V segment: its pages change only with its attachment.
+    /// A System V segment. Its pages change only when it is attached or detached.
     Segment,
-    /// Anything else.
+    /// Any other shared mapping.
     Shared,
 }
 
 #[repr(C)]
-struct Known {
+struct KnownMemory {
     start: AtomicU64,
     end: AtomicU64,
     shared: AtomicU64,
 }
 
-/// The ranges, in ascending order. All zeros is none.
+/// The ranges, in ascending order. Zeroed memory holds none.
 #[repr(C)]
 pub struct SharedMemory {
     count: AtomicU32,
     /// How often a range was added.
     added: AtomicU32,
-    /// Whether some of it may be gone.
+    /// Whether some of the known ranges may be gone.
     doubtful: AtomicU32,
-    known: [Known; MOST],
+    known: [KnownMemory; MOST],
 }
 
-type Entry = (Range, Sharing);
+type SharedEntry = (PageRange, Sharing);
 
 impl SharedMemory {
-    fn entry(&self, n: usize) -> Entry {
+    fn entry(&self, n: usize) -> SharedEntry {
         let known = &self.known[n];
         let (start, end) = (known.start.load(Relaxed), known.end.load(Relaxed));
         let sharing = match known.shared.load(Relaxed) {
             0 => Sharing::Segment,
             _ => Sharing::Shared,
         };
-        (Range { start, end }, sharing)
+        (PageRange { start, end }, sharing)
     }
 
-    fn set(&self, n: usize, (range, sharing): Entry) {
+    fn set(&self, n: usize, (range, sharing): SharedEntry) {
         let known = &self.known[n];
         known.start.store(range.start, Relaxed);
         known.end.store(range.end, Relaxed);
@@ -66,10 +67,10 @@ impl SharedMemory {
     }
 
     /// Adds a range.
-    pub fn add(&self, range: Range, sharing: Sharing) {
+    pub fn add(&self, range: PageRange, sharing: Sharing) {
         self.added.fetch_add(1, Relaxed);
         let mut new = (range, sharing);
-        // What it touches becomes one with it.
+        // A range that overlaps the new one merges with it.
         let mut kept = 0;
         for n in 0..self.count() {
             let old = self.entry(n);
@@ -88,7 +89,7 @@ impl SharedMemory {
             let both = joined(self.entry(n), self.entry(n + 1));
             self.remove(n);
             self.remove(n);
-            // Again, since both together may touch the new one.
+            // Added again from the start, since the joined range may overlap the new one.
             self.insert(both);
             return self.add(new.0, new.1);
         }
@@ -101,7 +102,7 @@ impl SharedMemory {
         self.count.store(count as u32 - 1, Relaxed);
     }
 
-    fn insert(&self, new: Entry) {
+    fn insert(&self, new: SharedEntry) {
         let count = self.count();
         let mut n = count;
         while n > 0 && self.entry(n - 1).0.start > new.0.start {
@@ -112,33 +113,35 @@ impl SharedMemory {
         self.count.store(count as u32 + 1, Relaxed);
     }
 
-    /// What is known of a range.
-    pub fn at(&self, range: Range) -> Option<Sharing> {
+    /// How the memory in a range is shared, as far as is known.
+    pub fn at(&self, range: PageRange) -> Option<Sharing> {
         let known = (0..self.count()).map(|n| self.entry(n));
         let there = known.filter(|(known, _)| known.overlaps(range));
         there.map(|(_, sharing)| sharing).max()
     }
 
-    /// Where the shared memory that begins at an address ends; the end of all addresses if it is not known.
+    /// The end of the shared memory that contains an address; the end of the address space if none
+    /// is known there.
     pub fn end_of(&self, start: u64) -> u64 {
         let known = (0..self.count()).map(|n| self.entry(n).0);
         let mut there = known.filter(|known| known.start <= start && start < known.end);
         there.next().map_or(u64::MAX, |known| known.end)
     }
 
-    /// How often a range was added: if it is the same after the maps have been read, they say it all.
+    /// How often a range was added. If this number is the same after the maps have been read, the
+    /// maps show every range.
     pub fn added(&self) -> u32 {
         self.added.load(Relaxed)
     }
 
-    /// Something happened to the memory of a range: shared memory there may be gone.
-    pub fn doubt(&self, range: Range) {
+    /// Records a change of a range: shared memory in it may be gone.
+    pub fn doubt(&self, range: PageRange) {
         if self.at(range).is_some() {
             self.doubtful.store(1, Relaxed);
         }
     }
 
-    /// Whether what is known may be more than there is.
+    /// Whether ranges may be known that are gone.
     pub fn is_doubtful(&self) -> bool {
         self.doubtful.load(Relaxed) != 0
     }
@@ -150,8 +153,8 @@ impl SharedMemory {
     }
 }
 
-fn joined(a: Entry, b: Entry) -> Entry {
-    let range = Range {
+fn joined(a: SharedEntry, b: SharedEntry) -> SharedEntry {
+    let range = PageRange {
         start: a.0.start.min(b.0.start),
         end: a.0.end.max(b.0.end),
     };
@@ -167,7 +170,7 @@ mod tests {
             count: AtomicU32::new(0),
             added: AtomicU32::new(0),
             doubtful: AtomicU32::new(0),
-            known: core::array::from_fn(|_| Known {
+            known: core::array::from_fn(|_| KnownMemory {
                 start: AtomicU64::new(0),
                 end: AtomicU64::new(0),
                 shared: AtomicU64::new(0),
@@ -175,8 +178,8 @@ mod tests {
         }
     }
 
-    fn range(start: u64, end: u64) -> Range {
-        Range { start, end }
+    fn range(start: u64, end: u64) -> PageRange {
+        PageRange { start, end }
     }
 
     #[test]

@@ -1,50 +1,56 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Memory that is watched for another library's registration cache.
+//! Memory that the pool watches for another library's registration cache.
 //!
-//! That library registers the memory itself and *subscribes* to it; before it uses an entry of its cache again
-//! it asks whether the memory is still what it was. A subscription is a region of the pool that the kernel knows
-//! nothing of: linked, watched and kept as any, with one user, which is the subscription itself, so that neither
-//! linger nor watermark nor flush take it. The answer is the proof of a hit (`pool.rs`): the log applied, the
-//! region not withdrawn, the fence, the log unchanged.
+//! That library registers the memory itself and *subscribes* to it. Before it uses an entry of its
+//! cache again, it asks whether the memory is still the same. A subscription is a region of the
+//! pool that the kernel does not know. It is linked, watched and kept like any other. Its one user
+//! is the subscription itself, so that neither linger nor watermark nor flush end it. The answer
+//! rests on the proof of a hit (`pool.rs`): the log is applied, the region is not withdrawn, the
+//! fence passes, the log is unchanged.
 //!
-//! The memory was pinned before it was linked here, unlike a region of ours. The two have one call of the
-//! program around them, its registration: who changes memory while it is being registered has no order with it.
+//! Unlike memory of the pool's own regions, this memory is pinned before it is linked here. One
+//! call of the program, its registration, encloses both steps: a change of memory during its
+//! registration is concurrent with it.
 //!
-//! **Why the answer holds for each entry.** The cache asks by range, and several of its domains may each have an
-//! entry for one. So a range that was withdrawn stays so until *every* entry that it had is gone, by their
-//! number: one more with each subscription, one less when the cache says that it has ended one, or must have
-//! since the answer was no ([`Ended`]). An entry that ends unseen makes the number too large, and such a range
-//! waits until the cache was notified of it, which ends them all. Where there is no room for a subscription,
-//! no answer is yes until the cache has been notified of all memory.
+//! # Why the answer holds for each entry
+//!
+//! The cache asks by range, and each of its domains may have an entry for the same range. A
+//! withdrawn range therefore stays withdrawn until *every* entry that it had is gone. The pool
+//! counts the entries: one more with each subscription; one less when the cache says that it has
+//! ended an entry, or must have ended one because the answer was no ([`Ended`]). An entry that ends
+//! unseen leaves the count too large. Such a range waits until the cache has been notified of it,
+//! which ends all entries of the range. If a subscription finds no room, no answer is yes until the
+//! cache has been notified of all memory.
 
 use super::cleaner::now_ms;
 use super::ending::{self, By};
 use super::hit::{self, Miss};
-use super::hull::Range;
 use super::pool::{Cause, Locked, Pool};
-use super::region::{Id, Purpose, Region, WATCHED_ONLY};
+use super::region::{Id, PoolRegion, Purpose, WATCHED_ONLY};
 use super::word::Grant;
 use super::{Instance, existing, start as first_use};
 use crate::mr::bare;
-use crate::thread;
+use crate::sys::pages::PageRange;
+use crate::sys::thread;
 use core::cell::Cell;
 use core::sync::atomic::Ordering::*;
 
-/// The most subscriptions at a time. A cache that says nothing of the entries that it ends leaves theirs behind.
+/// The most subscriptions at a time. A cache that does not say which entries it ends leaves their
+/// subscriptions behind.
 const MOST: u32 = if cfg!(test) { 8 } else { 16_384 };
 
-/// How the cache ends entries.
+/// How the pool learns that the cache ends an entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Ended {
-    /// It unsubscribes, each time.
+    /// The cache unsubscribes each time.
     Said,
-    /// It never says so, but ends an entry when the answer for it is no.
+    /// The cache never says so, but ends an entry when the answer for it is no.
     ByAnswer,
 }
 
 #[inline(always)]
 fn purpose(addr: usize, length: usize) -> Option<Purpose> {
-    let hull = Range::hull(addr as u64, length as u64)?;
+    let hull = PageRange::hull(addr as u64, length as u64)?;
     Some(Purpose {
         alone: false,
         pd: WATCHED_ONLY,
@@ -54,7 +60,7 @@ fn purpose(addr: usize, length: usize) -> Option<Purpose> {
     })
 }
 
-/// A hit that takes nothing.
+/// A hit that takes no region.
 struct Find<'a>(&'a Instance, &'a Purpose);
 
 impl hit::Steps for Find<'_> {
@@ -71,14 +77,15 @@ impl hit::Steps for Find<'_> {
     }
 }
 
-/// Gets ready; false where nothing can be watched: userfaultfd is refused, or this is a child of a process that
-/// had a pool.
+/// Starts the pool if necessary. False if nothing can be watched: userfaultfd is refused, or this
+/// process is the child of one that had a pool.
 pub fn start() -> bool {
     first_use::current().is_some_and(|relaxed| relaxed.watch.is_on())
 }
 
-/// The cache has an entry more, and will ask for it. True if it has something to be told. Nothing here waits for
-/// the program, allocates for each call, or calls the cache: it may hold its lock.
+/// Counts a new entry of the cache, for which the cache will ask. True if the cache must be
+/// notified of something. This function never waits for the program, allocates no memory per call,
+/// and does not call the cache, since its caller may hold the cache's lock.
 pub fn subscribe(addr: usize, length: usize) -> bool {
     let (Some(relaxed), Some(purpose)) = (existing(), purpose(addr, length)) else {
         return false;
@@ -92,7 +99,7 @@ pub fn subscribe(addr: usize, length: usize) -> bool {
     relaxed.pool.subscriptions.is_due()
 }
 
-/// Whether the memory of an entry is certain to be what it was when it was subscribed to.
+/// Whether the memory of an entry is certain to be the same as when the cache subscribed to it.
 pub fn is_valid(addr: usize, length: usize, ended: Ended) -> bool {
     let (Some(relaxed), Some(purpose)) = (existing(), purpose(addr, length)) else {
         return false;
@@ -104,7 +111,7 @@ pub fn is_valid(addr: usize, length: usize, ended: Ended) -> bool {
     valid
 }
 
-/// The cache has an entry less.
+/// Uncounts an entry of the cache.
 pub fn unsubscribe(addr: usize, length: usize) {
     let (Some(relaxed), Some(purpose)) = (existing(), purpose(addr, length)) else {
         return;
@@ -117,11 +124,11 @@ pub fn unsubscribe(addr: usize, length: usize) {
     if let Some(id) = locked.subscription(purpose.hull)
         && locked.removes_entry(id)
     {
-        ending::leave(relaxed, &locked, id);
+        ending::leave(relaxed, &locked, id, By::Program);
     }
 }
 
-/// The cache has no entry any more.
+/// Ends all subscriptions: the cache has no entry any more.
 pub fn stop() {
     let Some(relaxed) = existing().filter(|_| !thread::is_inside()) else {
         return;
@@ -131,15 +138,15 @@ pub fn stop() {
     for (id, region) in relaxed.pool.subscriptions() {
         region.entries.store(0, Relaxed);
         if locked.has_left(id) {
-            ending::leave(relaxed, &locked, id);
+            ending::leave(relaxed, &locked, id, By::Program);
         }
     }
     relaxed.pool.subscriptions.know_all();
 }
 
-/// Tells the cache, by `notify`, of the memory that is withdrawn: it ends what it has there. Not called by the
-/// cache, whose lock `notify` takes.
-pub fn notify(mut notify: impl FnMut(Range)) {
+/// Tells the cache, through `notify`, which memory is withdrawn; the cache then ends its entries
+/// there. The cache must not call this function, since `notify` takes its lock.
+pub fn notify(mut notify: impl FnMut(PageRange)) {
     let Some(relaxed) = existing() else { return };
     let pool = relaxed.pool;
     let locked = |then: &dyn Fn(&Locked<'_>)| {
@@ -148,7 +155,7 @@ pub fn notify(mut notify: impl FnMut(Range)) {
     };
     let left = |locked: &Locked<'_>, id| {
         if locked.has_left(id) {
-            ending::leave(relaxed, locked, id);
+            ending::leave(relaxed, locked, id, By::Program);
         }
     };
     if pool.subscriptions.has_lost() {
@@ -156,7 +163,7 @@ pub fn notify(mut notify: impl FnMut(Range)) {
         notify(EVERYTHING);
         locked(&|locked| {
             pool.subscriptions().for_each(|(id, _)| left(locked, id));
-            // Unless one more was lost meanwhile.
+            // No effect if another subscription was lost meanwhile.
             pool.subscriptions.found();
         });
     }
@@ -178,20 +185,20 @@ pub fn notify(mut notify: impl FnMut(Range)) {
 }
 
 impl Pool {
-    fn subscriptions(&self) -> impl Iterator<Item = (Id, &Region)> {
+    fn subscriptions(&self) -> impl Iterator<Item = (Id, &PoolRegion)> {
         self.each()
             .filter(|(_, region)| region.is_watched_only() && region.word.load().is_registered())
     }
 }
 
-/// What became of an entry that the cache has more.
+/// What became of a new entry of the cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Added {
-    /// There is a subscription already.
+    /// A subscription exists already.
     Known,
-    /// It is one that is linked now.
+    /// A subscription was linked for the entry.
     Linked(Id),
-    /// There is no room.
+    /// No room was left for a subscription.
     Lost,
 }
 
@@ -214,10 +221,11 @@ impl Locked<'_> {
         Added::Linked(id)
     }
 
-    /// True if that was the last one: the subscription is claimed, and the caller's to end.
+    /// Uncounts an entry. True if it was the last one: the subscription is claimed, and the caller
+    /// must end it.
     fn removes_entry(&self, id: Id) -> bool {
         let region = self.pool().region(id);
-        // First those that are about to leave: to count one too many is safe.
+        // Entries that are about to leave are uncounted first: a count that is too large is safe.
         let entries = match region.leaving.load(Relaxed) {
             0 => &region.entries,
             _ => &region.leaving,
@@ -226,10 +234,11 @@ impl Locked<'_> {
         self.claims_empty(id)
     }
 
-    /// The entries that a withdrawn subscription has now will be gone after a notification of its memory.
-    fn leaves(&self, id: Id) -> Option<Range> {
+    /// Marks the present entries of a withdrawn subscription as leaving: they will be gone once the
+    /// cache has been notified of the memory. Returns that memory.
+    fn leaves(&self, id: Id) -> Option<PageRange> {
         let region = self.pool().region(id);
-        // Looked at under the lock: the slot may have become another's.
+        // Checked under the lock: the slot may have become another region's.
         let withdrawn = region.is_watched_only() && region.word.load().is_stale();
         withdrawn.then(|| {
             let both = region.leaving.load(Relaxed) + region.entries.swap(0, Relaxed);
@@ -238,7 +247,7 @@ impl Locked<'_> {
         })
     }
 
-    /// As `leaves`, of all subscriptions, which are withdrawn.
+    /// Withdraws all subscriptions and marks their entries as leaving.
     fn all_leave(&self) {
         let subscriptions = &self.pool().subscriptions;
         subscriptions.all_leave();
@@ -248,7 +257,8 @@ impl Locked<'_> {
         }
     }
 
-    /// The cache was notified. True if no entry is left: the subscription is claimed, and the caller's to end.
+    /// Uncounts the leaving entries, since the cache has been notified. True if no entry is left:
+    /// the subscription is claimed, and the caller must end it.
     fn has_left(&self, id: Id) -> bool {
         self.pool().region(id).leaving.store(0, Relaxed);
         self.claims_empty(id)
@@ -264,15 +274,15 @@ impl Locked<'_> {
         if region.word.load().is_stale() {
             subscriptions.withdrawn(-1);
         } else {
-            region.cause.store(Cause::Flush as u32 + 1, Relaxed);
+            region.cause.store(Cause::Flush.in_word(), Relaxed);
         }
-        // Under one lock: nobody else claims it in between.
+        // The lock is held throughout, so no other thread claims the region between the two steps.
         region.word.release(Grant::Own);
         self.claim(id)
     }
 }
 
-const EVERYTHING: Range = Range {
+const EVERYTHING: PageRange = PageRange {
     start: 0,
     end: u64::MAX,
 };
@@ -288,8 +298,8 @@ impl Instance {
         let region = pool.region(id);
         drop(locked);
         let neighbours = pool.filter.has_many_neighbours(purpose.hull);
-        let watched = self.watch.watch(purpose.hull, neighbours);
-        region.watched.store(ending::watched(watched), Relaxed);
+        let claim = |extent| region.claim_extent(extent);
+        let watched = self.watch.watch(purpose.hull, neighbours, claim);
         let watched = watched.is_ok() && !bare::is_fork_protected();
         let locked = self.lock_with_shared_memory(purpose.hull);
         let own = locked.shared_memory().at(purpose.hull).is_none();
@@ -317,12 +327,13 @@ impl Instance {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    //! Against a naive cache of several domains, that says when it ends entries, or does not. Whatever happens, no
-    //! entry is answered for whose memory has changed since it was made.
+    //! Compares the pool with a naive cache of several domains, which says when it ends entries, or
+    //! does not. Whatever happens, the answer is never yes for an entry whose memory has changed
+    //! since the entry was made.
 
     use super::*;
     use crate::relaxed::changes::{Change, Kind};
-    use crate::relaxed::hull::page_size;
+    use crate::sys::pages::page_size;
     use proptest::prelude::*;
     use std::alloc::{Layout, alloc_zeroed};
 
@@ -331,20 +342,21 @@ mod tests {
 
     #[derive(Clone, Debug)]
     enum Step {
-        /// A domain registers some pages: an entry that is valid serves, else it is ended, and there is a new one.
+        /// A domain registers some pages. A valid entry serves; an invalid one is ended and a new
+        /// one made.
         Register {
             domain: usize,
             first: u64,
             count: u64,
         },
-        /// A domain ends an entry by itself.
+        /// A domain ends an entry on its own.
         Evict {
             which: prop::sample::Index,
         },
         Change {
             page: u64,
         },
-        /// The notification begins, with what is withdrawn now, and ends.
+        /// The notification begins, with the ranges that are withdrawn now, and ends.
         Begin,
         End,
         /// A subscription is refused.
@@ -370,10 +382,10 @@ mod tests {
         ]
     }
 
-    struct Entry {
+    struct CacheEntry {
         domain: usize,
-        hull: Range,
-        /// What was there when it was made.
+        hull: PageRange,
+        /// The page numbers when the entry was made.
         memory: Vec<u64>,
     }
 
@@ -381,36 +393,36 @@ mod tests {
         pool: &'static Pool,
         ended: Ended,
         memory: [u64; PAGES as usize + 2],
-        cache: Vec<Entry>,
-        notification: Option<Vec<Range>>,
+        cache: Vec<CacheEntry>,
+        notification: Option<Vec<PageRange>>,
         hits: usize,
     }
 
-    fn range(first: u64, count: u64) -> Range {
+    fn range(first: u64, count: u64) -> PageRange {
         let start = 0x7000_0000_0000 + first * page_size();
-        Range {
+        PageRange {
             start,
             end: start + count * page_size(),
         }
     }
 
-    fn purpose(hull: Range) -> Purpose {
+    fn purpose(hull: PageRange) -> Purpose {
         super::purpose(hull.start as usize, hull.bytes() as usize).unwrap()
     }
 
     impl World {
-        fn memory_of(&self, hull: Range) -> Vec<u64> {
+        fn memory_of(&self, hull: PageRange) -> Vec<u64> {
             let first = (hull.start / page_size() % 16) as usize;
             self.memory[first..first + hull.pages() as usize].to_vec()
         }
 
-        fn is_valid(&self, hull: Range) -> bool {
+        fn is_valid(&self, hull: PageRange) -> bool {
             let pool = self.pool;
             pool.lock().apply(|| 0);
             !pool.subscriptions.has_lost() && pool.find(&purpose(hull)).is_some()
         }
 
-        fn removes(&self, hull: Range) {
+        fn removes(&self, hull: PageRange) {
             let locked = self.pool.lock();
             if let Some(id) = locked.subscription(hull)
                 && locked.removes_entry(id)
@@ -427,8 +439,8 @@ mod tests {
             }
         }
 
-        fn registers(&mut self, domain: usize, hull: Range) {
-            let of = |entry: &Entry| entry.domain == domain && entry.hull == hull;
+        fn registers(&mut self, domain: usize, hull: PageRange) {
+            let of = |entry: &CacheEntry| entry.domain == domain && entry.hull == hull;
             if let Some(n) = self.cache.iter().position(of) {
                 if self.is_valid(hull) {
                     assert_eq!(self.cache[n].memory, self.memory_of(hull), "stale");
@@ -441,7 +453,7 @@ mod tests {
                 self.ends(n);
             }
             let memory = self.memory_of(hull);
-            self.cache.push(Entry {
+            self.cache.push(CacheEntry {
                 domain,
                 hull,
                 memory,
@@ -483,7 +495,8 @@ mod tests {
             });
         }
 
-        /// What the cache does when it is notified, and what is done after that.
+        /// The cache ends the entries that it is notified of, and the pool then ends their
+        /// subscriptions.
         fn is_notified(&mut self) {
             for hull in self.notification.take().unwrap_or_default() {
                 while let Some(n) = self
@@ -539,10 +552,11 @@ mod tests {
     }
 
     fn world(ended: Ended) -> World {
-        // SAFETY: the pool is not empty.
+        // SAFETY: `Pool` has a non-zero size.
         let memory = unsafe { alloc_zeroed(Layout::new::<Pool>()) };
         World {
-            // SAFETY: all zeros is an empty pool; the test keeps the memory.
+            // SAFETY: the memory has the layout of a `Pool`, for which all zeros is an empty pool,
+            // and the test never frees it.
             pool: unsafe { &*memory.cast::<Pool>() },
             ended,
             memory: [0; PAGES as usize + 2],
@@ -562,7 +576,8 @@ mod tests {
             for step in &steps {
                 world.goes(step);
             }
-            // Told of all, the cache is served again: nothing is left behind for good.
+            // After it has been notified of all memory the cache is served again: nothing stays
+            // withdrawn for good.
             for _ in 0..3 {
                 world.begins();
                 world.is_notified();

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The atomics of the pool's core: the processor's, or those of loom, which tries every interleaving.
+//! The atomics of the pool's core: those of `core`, or loom's, with which a test tries every
+//! interleaving.
 
 #[cfg(not(loom))]
 pub use core::sync::atomic::{AtomicU64, Ordering};

@@ -1,36 +1,39 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The way from a registration's protection domain and first page to a region, without a lock.
+//! The look-up, without a lock, of a region by a registration's protection domain and first page.
 //!
-//! An open hash table of half a word per entry: a slot of the pool, and some bits of the hash. It is small, so
-//! that with many regions it stays in the processor's cache.
-//! Entries are hints. Who finds one looks at the slot itself, and takes the region only if it serves; so
-//! entries of regions that have ended need not be removed, and a reader that meets a table just being rebuilt
-//! misses at worst, which sends it to the lock. All changes are made under the pool's lock.
+//! The table is an open hash table with four bytes per entry: the number of a slot and some bits of
+//! the hash. It is small enough to stay in the processor's cache with many regions. Entries are
+//! hints. A reader that finds an entry checks the slot itself, and takes the region only if it
+//! serves. Entries of regions that have ended therefore need not be removed. A reader that meets a
+//! table during its rebuilding at worst misses, and then looks under the lock. All changes are made
+//! under the pool's lock.
 
 use super::large::Large;
-use super::region::{Id, Purpose, Region};
+use super::region::{Id, Link, PoolRegion, Purpose};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 
-/// Entries of the largest table.
+/// The binary logarithm of the largest table's number of entries; below it, of the smallest
+/// table's.
 const LARGEST: u32 = if cfg!(test) { 6 } else { 20 };
 const SMALLEST: u32 = if cfg!(test) { 3 } else { 10 };
 
-/// The largest table in small pages. Larger ones are elsewhere, so that no small page is where their huge ones
-/// are to be.
+/// The logarithm of the largest table in small pages. Larger tables lie elsewhere, so that no small
+/// page occupies the place of their huge pages.
 const SMALL: u32 = if cfg!(test) { 5 } else { 17 };
 
-/// How far an entry may lie behind the place where it is looked for.
+/// How far an entry may lie behind the place where its search begins.
 const REACH: u64 = 64;
 
-/// An entry: hash (12), slot and one more (20). 0 is none.
+/// An entry: 12 bits of hash, 20 bits of link to the slot. 0 is no entry.
 const ID_BITS: u32 = 20;
 const ID: u32 = (1 << ID_BITS) - 1;
 const HASH: u32 = !ID;
 
-/// Two tables, of which one is in use. All zeros is the smallest, empty.
+/// Two tables, one of which is in use. Zeroed memory is the smallest table, empty.
 #[repr(C)]
 pub struct Table {
-    /// Which of the two it is, and the logarithm of its size above the smallest.
+    /// Bit 0: the table that is in use. The other bits: the logarithm of its size relative to the
+    /// smallest.
     shape: AtomicU64,
     /// Entries that are not 0.
     used: AtomicU64,
@@ -38,8 +41,9 @@ pub struct Table {
     large: [Large<[AtomicU32; 1 << LARGEST]>; 2],
 }
 
-/// How many entries a table of a size holds at most. A small one is in the first cache anyhow, and is sparse, so
-/// that the first look is mostly the last; a large one is dense, to stay in the second.
+/// The most entries that a table of this size holds. A small table fits into the first-level cache
+/// anyway, and is sparse: most searches end at the first entry. A large table is dense, to stay in
+/// the second-level cache.
 fn fill(size: u64) -> u64 {
     if size > 1 << 14 {
         size / 5 * 4
@@ -50,12 +54,12 @@ fn fill(size: u64) -> u64 {
 
 #[inline(always)]
 fn hash(pd: u64, start: u64) -> u64 {
-    // The two differ in other bits: a domain in its low ones, a page in those above 12.
+    // The two arguments differ in different bits: domains in the low ones, pages in those above 12.
     let mixed = (start ^ pd.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     mixed ^ mixed >> 29
 }
 
-/// The place where the search begins, before it is cut to the table's size.
+/// The place where the search begins, before it is reduced to the table's size.
 #[inline(always)]
 fn first_place(hash: u64) -> u64 {
     hash >> 32
@@ -63,7 +67,7 @@ fn first_place(hash: u64) -> u64 {
 
 #[inline(always)]
 fn entry(hash: u64, id: Id) -> u32 {
-    hash as u32 & HASH | (id.0 + 1)
+    hash as u32 & HASH | Link::to(id).bits()
 }
 
 impl Table {
@@ -78,7 +82,7 @@ impl Table {
         }
     }
 
-    /// The region that the entries lead to, if `take` takes one. It is called with candidates.
+    /// Calls `take` with the regions that the matching entries lead to, until `take` takes one.
     #[inline(always)]
     pub fn find<T>(&self, purpose: &Purpose, mut take: impl FnMut(Id) -> Option<T>) -> Option<T> {
         let table = self.table(self.shape.load(Acquire));
@@ -91,7 +95,7 @@ impl Table {
                 return None;
             }
             if (found ^ hash as u32) & HASH == 0
-                && let Some(taken) = take(Id((found & ID) - 1))
+                && let Some(taken) = Link::from_bits(found & ID).id().and_then(&mut take)
             {
                 return Some(taken);
             }
@@ -99,8 +103,9 @@ impl Table {
         None
     }
 
-    /// Adds a way to a region, from its own first page or from another within it.
-    pub fn add(&self, regions: &[Region], pd: u64, start: u64, id: Id) {
+    /// Adds an entry that leads to a region from its own first page, or from another page within
+    /// it.
+    pub fn add(&self, regions: &[PoolRegion], pd: u64, start: u64, id: Id) {
         let size = self.table(self.shape.load(Relaxed)).len() as u64;
         if self.used.load(Relaxed) >= fill(size) {
             self.rebuild(regions);
@@ -114,7 +119,7 @@ impl Table {
         }
     }
 
-    fn put(&self, regions: &[Region], hash: u64, id: Id) -> bool {
+    fn put(&self, regions: &[PoolRegion], hash: u64, id: Id) -> bool {
         let table = self.table(self.shape.load(Relaxed));
         let mask = table.len() as u64 - 1;
         let new = entry(hash, id);
@@ -135,8 +140,9 @@ impl Table {
         false
     }
 
-    /// Adds an entry where so many regions begin at one page that all places in reach are taken: over another's, which
-    /// is found under the lock, or not.
+    /// Adds an entry where so many regions begin at one page that every place within reach is
+    /// taken. It overwrites another region's entry. That region is found under the lock, or not at
+    /// all.
     fn put_over(&self, hash: u64, id: Id) {
         let table = self.table(self.shape.load(Relaxed));
         let place =
@@ -144,15 +150,16 @@ impl Table {
         table[place as usize].store(entry(hash, id), Release);
     }
 
-    /// Makes the other table of the regions that there are, in a size that fits, and puts it to use.
-    fn rebuild(&self, regions: &[Region]) {
+    /// Fills the other table, in a fitting size, with the regions that are alive, and puts it to
+    /// use.
+    fn rebuild(&self, regions: &[PoolRegion]) {
         let shape = self.shape.load(Relaxed);
         let old = self.table(shape);
         let live = || {
             old.iter()
                 .filter_map(|entry| of_live(regions, entry.load(Relaxed)))
         };
-        // Otherwise it was full of what has ended.
+        // If few entries are of live regions, the table was full of ended ones and keeps its size.
         let full = live().count() as u64 >= fill(old.len() as u64) / 2;
         let larger = u64::from(full && old.len() < 1 << LARGEST);
         let next = (shape ^ 1) + 2 * larger;
@@ -170,10 +177,11 @@ impl Table {
     }
 }
 
-/// The region that an entry leads to, and its hash. `None` where it has ended, or the entry is for another of
-/// its pages than the first: those may be overwritten, and come back when they are used.
-fn of_live(regions: &[Region], entry: u32) -> Option<(Id, u64)> {
-    let id = Id((entry & ID).checked_sub(1)?);
+/// The region that an entry leads to, and its hash. `None` if the region has ended, or if the entry
+/// is for another of its pages than the first. Such entries may be overwritten; an entry for
+/// another page is added again when it is next used.
+fn of_live(regions: &[PoolRegion], entry: u32) -> Option<(Id, u64)> {
+    let id = Link::from_bits(entry & ID).id()?;
     let region = &regions[id.0 as usize];
     let seen = region.word.load();
     let hash = hash(region.pd(), region.hull().start);

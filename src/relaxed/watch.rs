@@ -1,68 +1,89 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What watches the memory of the pool's regions: userfaultfd and its monitor, the fence, the stamp.
+//! The watch of the memory of the pool's regions: userfaultfd and its monitor, the fence, the
+//! stamp.
 //!
-//! **Why nothing that changes memory passes unseen.** A region's memory is registered with userfaultfd before
-//! it is pinned; where that is refused, the region ends with its last user. From then on whoever unmaps,
-//! moves or empties it, by whatever way (a bare system call, the C library inside itself, a kernel worker of
-//! io_uring), raises `mmap_changing` while it holds the address space for writing, before the mapping goes,
-//! and waits until the monitor has read its event. The monitor, and nobody else, reads: it announces in the
-//! log that something is under way, reads, writes down what it read, and says that it is over; so between
-//! the first moment at which the memory could come back as another's and the last at which the log does not
-//! yet say so, either the fence answers EAGAIN or the log has something under way. The fence is asked at
-//! each hit, after the region has been taken and before the log is looked at again; a process that never had
-//! a second thread needs none, since its own change has returned, which it does after its event was read. The
-//! monitor waits for nobody: it takes no lock, allocates nothing, touches no memory that is watched, has all
-//! signals blocked, and is not a thread of the C library. When its file is lost (the program has closed
-//! the number) it withdraws every region by the log, and the file is closed before it ends, so that nobody
-//! waits for it; after that nothing is watched, and nothing idle used again. What userfaultfd does not
-//! report, the interposed calls do (`hooks.rs`): a detached segment, a cut file, guard pages, protection.
-//! What neither sees, because another process does it, is not kept: shared mappings (`shared_memory.rs`). One
-//! change is reported before it happens: the dropping of pages by a bare madvise. A region that is pinned
-//! between report and drop would be stale unseen; so what is registered where pages were just dropped is not kept
-//! (`dropping.rs`). That is a bound in time and not a proof, and README says so.
+//! **Why no change of memory passes unseen.**
+//!
+//! * *The watch comes first.* The pool registers a region's memory with userfaultfd before it pins
+//!   the memory. If the kernel refuses that, the region ends with its last user.
+//! * *The kernel makes the changing thread wait.* From then on a thread may unmap, move or empty
+//!   the memory in any way: by a bare system call, by the C library inside itself, on a kernel
+//!   worker of io_uring. The thread raises `mmap_changing` while it holds the address space for
+//!   writing, before the mapping goes. Then it waits until the monitor has read its event.
+//! * *The monitor announces before it reads.* Only the monitor reads events. It announces in the
+//!   log that a change is under way, reads the event, writes the event to the log, and says that
+//!   the change is over. The memory could come back as another mapping's from some first moment on,
+//!   and the log lacks the change until some last moment. In between, either the fence answers
+//!   EAGAIN or the log has a change under way.
+//! * *Each hit asks the fence*, after it has taken the region and before it reads the log again. A
+//!   process that never had a second thread needs no fence: its own change has returned, and
+//!   returns only after the monitor has read the event.
+//! * *The monitor waits for no thread* but at the gate (`gate.rs`). It takes no lock, allocates
+//!   nothing, touches no watched memory, has all signals blocked, and is not a thread of the C
+//!   library.
+//! * *A lost file ends all reuse.* If the monitor loses its file (the program has closed the
+//!   number), it withdraws every region by the log. The file is closed before the monitor ends, so
+//!   no thread waits for the monitor. After that nothing is watched, and no idle region is used
+//!   again.
+//! * *The interposed calls report what userfaultfd does not* (`hooks.rs`): a detached segment, a
+//!   cut file, guard pages, protection.
+//! * *Shared mappings are not kept* (`shared_memory.rs`): another process can change them, and
+//!   neither userfaultfd nor the interposed calls see that.
+//!
+//! The kernel reports one change before it happens: a bare madvise that drops pages. A region that
+//! is pinned between the report and the drop would be stale unseen. So the pool does not keep a
+//! region whose pages were lately reported as dropped (`dropping.rs`). That is a bound in time and
+//! not a proof, and docs/limits.md says so.
 
+mod extent;
+mod gate;
 mod monitor;
 mod stamp;
-mod userfaultfd;
+pub(super) mod userfaultfd;
 
-use super::filter;
-use super::hull::Range;
+use super::changes::Changes;
 use super::pool::Pool;
 use crate::config::config;
-use crate::log::{self, Level};
-use crate::proc;
+use crate::report::log::{self, Level};
+use crate::sys::pages::PageRange;
+use crate::sys::proc;
+use crate::sys::symbols::{self, Scope};
 use core::ffi::CStr;
+use core::ptr::with_exposed_provenance;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicU8, Ordering::*};
 use stamp::Stamp;
 pub use userfaultfd::Fence;
 use userfaultfd::{NO_WRITE_PROTECTION, Userfaultfd};
 
-/// What watches.
+/// The watch of a process.
 pub struct Watch {
     file: Option<Userfaultfd>,
-    /// Whether it takes any mapping; then none of it can be unregistered (see [`Userfaultfd::open`]).
+    /// Whether userfaultfd takes any kind of mapping. If it does, no mapping of it can be
+    /// unregistered (see [`Userfaultfd::open`]).
     any_mapping: bool,
+    /// Whether the kernel keeps one file of userfaultfd from unregistering memory that another file
+    /// has registered.
+    keeps_apart: bool,
     lost: AtomicBool,
-    /// Every hit is fenced as soon as the process has had two threads.
-    fenced: bool,
-    /// The C library's word for whether it has had: not 0 as long as it has not.
+    /// The C library's flag that the process has never had a second thread: not 0 while that holds.
+    /// As soon as the process has had two threads, every hit passes the fence.
     single_threaded: Option<&'static AtomicU8>,
     stamp: Option<Stamp>,
-    /// How many more mappings may be split.
+    /// How many more splits of mappings the process can afford.
     room: AtomicI64,
-    /// What it was when the mappings were last counted.
+    /// The value of `room` when the mappings were last counted.
     room_at_most: AtomicI64,
-    /// Whether pages within watched memory have been unwatched.
-    has_holes: AtomicBool,
 }
 
-/// What is watched for a region.
+/// The outcome of an attempt to stop watching.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Watched {
-    /// The whole 2 MiB around it.
-    Chunks,
-    /// Its pages, and perhaps what is around them for another.
-    Pages,
+pub enum Unwatching {
+    Done,
+    /// The kernel refuses to stop, for good.
+    Refused,
+    /// A change of the address space is under way. Until the log has been applied, the pool does
+    /// not know which memory is its own.
+    Unsettled,
 }
 
 /// Why memory is not watched.
@@ -70,7 +91,7 @@ pub enum Watched {
 pub enum Unwatched {
     /// userfaultfd is refused to this process.
     Refused,
-    /// userfaultfd does not take that memory, or it is another's.
+    /// userfaultfd does not take that memory, or another userfaultfd watches it.
     Memory,
     /// The process is short of mappings.
     Limit,
@@ -79,22 +100,24 @@ pub enum Unwatched {
 /// A register call may split the first and the last mapping of its range.
 const SPLITS: i64 = 2;
 
-/// Misses that are not watched before mappings are counted again.
+/// The number of misses without a watch before the mappings are counted again.
 const PATIENCE: i64 = 1000;
 
-/// The file, for children: they must not hold it, or the parent waits for them.
+/// The file of userfaultfd. A forked child closes its copy, since the parent would wait for a child
+/// that holds the file.
 static FILE: AtomicI32 = AtomicI32::new(-1);
 
 unsafe extern "C" fn close_in_child() {
     let fd = FILE.swap(-1, Relaxed);
     if fd >= 0 {
-        // SAFETY: the child's copy of our file; the child never uses it.
+        // SAFETY: `FILE` has the child's copy of the file that `start` opened, and the child never
+        // uses it.
         unsafe { libc::close(fd) };
     }
 }
 
 impl Watch {
-    /// Begins to watch for the pool.
+    /// Opens userfaultfd and starts the monitor for the pool.
     pub fn start(pool: &'static Pool) -> Watch {
         let file = Userfaultfd::open(config().relaxed.strict).and_then(|(file, any_mapping)| {
             if monitor::start(file, pool) {
@@ -132,23 +155,22 @@ impl Watch {
         let stamp = config().relaxed.strict.then(Stamp::open).flatten();
         if config().relaxed.strict && stamp.is_none() {
             log::always(format_args!(
-                "RDMAMR_RELAXED_STRICT=1: this kernel has no PAGEMAP_SCAN (Linux 6.7), so nothing more is checked"
+                "RDMAMR_RELAXED_STRICT=1: this kernel has no PAGEMAP_SCAN (Linux 6.7), so the pages are not checked"
             ));
         }
         Watch {
             any_mapping: file.is_ok_and(|(_, any_mapping)| any_mapping),
+            keeps_apart: file.is_ok() && Userfaultfd::are_kept_apart(),
             file: file.ok().map(|(file, _)| file),
             lost: AtomicBool::new(false),
-            fenced: config().relaxed.fence,
             single_threaded: single_threaded(),
             stamp,
             room: AtomicI64::new(0),
             room_at_most: AtomicI64::new(0),
-            has_holes: AtomicBool::new(false),
         }
     }
 
-    /// Whether anything is watched.
+    /// Whether userfaultfd watches memory for the pool.
     pub fn is_on(&self) -> bool {
         self.file().is_some()
     }
@@ -157,31 +179,54 @@ impl Watch {
         self.file.filter(|_| !self.lost.load(Relaxed))
     }
 
-    /// Watches whole 2 MiB, so that huge pages stay whole and neighbours need no mapping more; only the
-    /// pages themselves where that has been done for many neighbours, or is refused since other memory is near.
-    pub fn watch(&self, range: Range, has_many_neighbours: bool) -> Result<Watched, Unwatched> {
+    /// Watches a region's memory, and the memory around it. So huge pages stay whole, and
+    /// neighbours need no further mapping. Watches only the region's own pages if many neighbours
+    /// have been watched so, or if the kernel refuses the larger range because of other memory near
+    /// it.
+    ///
+    /// `claim` learns which memory is the pool's from now on. The call of `claim` precedes the
+    /// registration with the kernel: a report of a change that comes right after the registration
+    /// must find the claim.
+    pub fn watch(
+        &self,
+        hull: PageRange,
+        has_many_neighbours: bool,
+        claim: impl Fn(Option<PageRange>),
+    ) -> Result<(), Unwatched> {
         let file = self.file().ok_or(Unwatched::Refused)?;
         if !self.has_room() {
             return Err(Unwatched::Limit);
         }
-        // Each mapping in the range costs, where there are many, much more than the one that is meant.
-        let chunks = if has_many_neighbours {
-            Err(errno::Errno(0))
-        } else {
-            file.register(range.extended(filter::CHUNK))
+        let register = |range: PageRange| {
+            claim(Some(range));
+            file.register(range)
         };
-        let watched = chunks.map(|()| Watched::Chunks);
-        let or_pages = watched.or_else(|_| file.register(range).map(|()| Watched::Pages));
-        or_pages.map_err(|errno| match errno.0 {
-            libc::ENOMEM => Unwatched::Limit,
-            _ => Unwatched::Memory,
+        // Each mapping in the range costs time. If there are many, they cost much more than the one
+        // mapping of the region.
+        let around = if has_many_neighbours {
+            hull
+        } else {
+            extent::around(hull)
+        };
+        let mut registered = register(around);
+        if registered.is_err() && around != hull {
+            registered = register(hull);
+        }
+        registered.map_err(|errno| {
+            claim(None);
+            match errno.0 {
+                libc::ENOMEM => Unwatched::Limit,
+                _ => Unwatched::Memory,
+            }
         })
     }
 
-    /// Whether the process may have more mappings. Three quarters of what the kernel allows are the
-    /// program's own; they are counted when by the worst account they may be used up.
+    /// Whether the process can afford more mappings. Three quarters of the mappings that the kernel
+    /// allows are the program's own. The mappings are counted when, by a worst-case estimate, the
+    /// rest may be used up.
     fn has_room(&self) -> bool {
-        // Mappings are short. They are not counted again at once: that takes time where there are many.
+        // Mappings are short. To count them takes time if there are many, so they are not counted
+        // again at once.
         if self.room.load(Relaxed) < -PATIENCE {
             self.room.fetch_add(SPLITS, Relaxed);
             return false;
@@ -193,64 +238,81 @@ impl Watch {
         let room = (most / 4 * 3) as i64 - count as i64;
         self.room_at_most.store(room.max(0), Relaxed);
         let enough = room > SPLITS * 16;
-        // As far below the mark above as it takes that many misses to climb.
+        // The count starts so far below `-PATIENCE` that it takes `PATIENCE` misses to climb back.
         let short = -PATIENCE - PATIENCE * SPLITS;
         self.room.store(if enough { room } else { short }, Relaxed);
         enough
     }
 
-    /// Has the mappings counted anew: there may be fewer.
+    /// Has the next miss count the mappings anew: the process may have fewer now.
     pub fn count_anew(&self) {
         if self.room.load(Relaxed) < 0 {
             self.room.store(0, Relaxed);
         }
     }
 
-    /// Whether memory of regions that have ended should be watched no longer: mappings are short.
+    /// Whether mappings are short, so that the memory of ended regions should not stay watched.
     pub fn is_crowded(&self) -> bool {
         self.room.load(Relaxed) * 4 < self.room_at_most.load(Relaxed) * 3
     }
 
-    /// Stops watching memory that no region needs; false if some of it cannot be watched at all, or is another's.
-    pub fn unwatch(&self, range: Range) -> bool {
-        // On Linux 6.1 and 6.12 (fs/userfaultfd.c, `userfaultfd_unregister`) a file ends what another has registered: so
-        // first all is made ours, which is refused where another has some of it.
-        let end = |file: Userfaultfd| file.register(range).is_ok() && file.unregister(range);
-        !self.any_mapping && self.file().is_some_and(end)
-    }
-
-    /// Stops watching pages whose neighbours are still watched, which makes mappings of their own of them.
-    pub fn unwatch_pages(&self, range: Range) {
-        if self.unwatch(range) {
-            self.has_holes.store(true, Relaxed);
+    /// Stops watching memory that the pool has registered and no region needs. The caller holds the
+    /// pool's lock, and has applied every change of this memory that is in `changes`.
+    pub fn unwatch(&self, range: PageRange, changes: &Changes) -> Unwatching {
+        let Some(file) = self.file().filter(|_| !self.any_mapping) else {
+            return Unwatching::Refused;
+        };
+        // On Linux 6.1 and 6.12 (fs/userfaultfd.c, `userfaultfd_unregister`) one file can
+        // unregister what another file has registered. Memory that was the pool's becomes another
+        // file's only after a thread has unmapped it. That thread waits for the monitor, and the
+        // monitor waits at the gate. The fence and the log show that no thread was between the two
+        // before.
+        let closed = (!self.keeps_apart).then(|| gate::GATE.close());
+        let is_settled = || changes.settled().is_some();
+        if closed.is_some() && !(is_settled() && file.fence() == Fence::Passed && is_settled()) {
+            return Unwatching::Unsettled;
+        }
+        if file.unregister(range) {
+            Unwatching::Done
+        } else {
+            Unwatching::Refused
         }
     }
 
-    /// Whether watched memory may be in pieces. They are one again when none of its 2 MiB is watched any longer.
-    pub fn has_holes(&self) -> bool {
-        self.has_holes.load(Relaxed)
+    /// Stops watching memory that the program is moving: `mremap` accepts a single mapping only,
+    /// and the watch has split the mapping. Returns false if some of the memory cannot be watched
+    /// at all, or is another userfaultfd's.
+    pub fn unwatch_moving(&self, range: PageRange) -> bool {
+        // On kernels that do not keep the files apart, unregistering would also end another file's
+        // registration. There the pool first registers the whole range. The kernel refuses that if
+        // another file has registered some of it.
+        let end = |file: Userfaultfd| {
+            (self.keeps_apart || file.register(range).is_ok()) && file.unregister(range)
+        };
+        !self.any_mapping && self.file().is_some_and(end)
     }
 
-    /// Whether a hit needs the fence: another thread may just be changing the address space.
+    /// Whether a hit needs the fence, because another thread may be changing the address space.
     #[inline(always)]
     pub fn must_fence(&self) -> bool {
         let alone = || {
             self.single_threaded
                 .is_some_and(|alone| alone.load(Relaxed) != 0)
         };
-        self.fenced && !alone() && self.file.is_some()
+        !alone() && self.file.is_some()
     }
 
-    /// Asks the kernel whether a change is in flight.
+    /// Asks the kernel whether a change of memory is in flight.
     #[inline(always)]
     pub fn fence(&self) -> Fence {
         let fence = self.file().map_or(Fence::Lost, Userfaultfd::fence);
-        // What is read after the answer must not have been read before it. (x86 keeps loads in order.)
+        // The caller's later loads must not move before the kernel's answer. (x86 keeps loads in
+        // order.)
         core::sync::atomic::fence(Acquire);
         fence
     }
 
-    /// The file is not ours any more. True the first time.
+    /// The program has closed the file. Returns true the first time.
     pub fn lose(&self) -> bool {
         let lost = self.file.is_some() && !self.lost.swap(true, Relaxed);
         if lost {
@@ -261,13 +323,14 @@ impl Watch {
         lost
     }
 
-    /// Whether the look at pages is wanted, and says that they are all there.
+    /// Whether every page of the range is present and watched. Without RDMAMR_RELAXED_STRICT=1 the
+    /// answer is yes.
     #[inline(always)]
-    pub fn stamp_holds(&self, range: Range) -> bool {
+    pub fn stamp_holds(&self, range: PageRange) -> bool {
         self.stamp.is_none_or(|stamp| stamp.holds(range))
     }
 
-    /// Whether pages are looked at.
+    /// Whether hits look at the pages of their region (RDMAMR_RELAXED_STRICT=1).
     pub fn has_stamp(&self) -> bool {
         self.stamp.is_some()
     }
@@ -276,8 +339,8 @@ impl Watch {
 /// `__libc_single_threaded`, glibc 2.32.
 fn single_threaded() -> Option<&'static AtomicU8> {
     const NAME: &CStr = c"__libc_single_threaded";
-    // SAFETY: the name ends with a NUL.
-    let variable = unsafe { libc::dlsym(libc::RTLD_DEFAULT, NAME.as_ptr()) };
-    // SAFETY: null, or a `char` of the C library, which only it writes.
-    unsafe { variable.cast::<AtomicU8>().as_ref() }
+    let variable = symbols::find(Scope::Program, NAME, None)?;
+    // SAFETY: the symbol is a `char` of the C library, which lives as long as the process. Only the
+    // C library writes it.
+    unsafe { with_exposed_provenance::<AtomicU8>(variable.get()).as_ref() }
 }

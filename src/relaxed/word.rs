@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The state of a slot of the pool, in one word, so that each step is one atomic operation.
+//! The state of a slot of the pool, in one word: each transition is one atomic operation.
 //!
 //! ```text
 //!            make             keep             claim            free
@@ -8,24 +8,27 @@
 //!                        (used once, never shared)        '-- restore --> KEPT, stale
 //! ```
 //!
-//! Only a KEPT slot that is admitted and not stale can be taken by another registration. Only a slot without users can be
-//! claimed, and one of two threads that try succeeds; so a region that somebody uses is never deregistered,
-//! and one that is being deregistered never handed out. A generation in the upper half is new each time
-//! that the slot is made: who read the slot's other fields and then changes the word by compare-and-swap
-//! knows, if that succeeds, that the fields were this region's.
+//! A registration can take only a KEPT slot that is admitted and not stale. Only a slot without
+//! users can be claimed, and of two threads that try to claim it one succeeds. A region in use is
+//! therefore never deregistered, and a region that is being deregistered is never handed out.
+//!
+//! The upper half of the word is a generation, which changes each time the slot is made. A thread
+//! that reads the slot's other fields and then changes the word by compare-and-swap knows, if the
+//! swap succeeds, that the fields it read were this region's.
 
 use super::sync::{AtomicU64, Ordering::*};
 
 /// How many registrations use the region.
 const USERS: u64 = (1 << 24) - 1;
-/// The slot's own handle is in the program's hands.
+/// The program holds the slot's own handle.
 const OWN: u64 = 1 << 24;
 /// The region must not be used again.
 const STALE: u64 = 1 << 25;
-/// The region is shared while somebody uses it, and ends with its last user.
+/// The region is shared only while it has a user, and ends with its last user.
 const BRIEF: u64 = 1 << 26;
 
-/// Nobody has made sure yet that others cannot change the memory.
+/// The region is not admitted: nobody has checked yet that other processes cannot change its
+/// memory.
 const NEW: u64 = 1 << 27;
 
 const STATE: u64 = 7 << 28;
@@ -33,36 +36,36 @@ const FREE: u64 = 0;
 const MAKING: u64 = 1 << 28;
 const KEPT: u64 = 2 << 28;
 const ENDING: u64 = 3 << 28;
-/// The slot is one more handle of another slot's region.
+/// The slot is a further handle of another slot's region.
 const HANDLE: u64 = 4 << 28;
 
 const GENERATION: u32 = 32;
 
-/// The word of a slot. All zeros is a free slot.
+/// The word of a slot. Zeroed memory is a free slot.
 #[repr(transparent)]
 pub struct Word(AtomicU64);
 
-/// What the word was at one moment.
+/// The value of the word at one moment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Seen(u64);
 
-/// Which handle a registration got.
+/// Which handle a registration gets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Grant {
-    /// The slot's own.
+    /// The slot's own handle.
     Own,
-    /// The slot's own is in use: another is needed.
+    /// A further handle, since the slot's own is in use.
     Another,
 }
 
 /// What a release left behind.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Left {
-    /// Somebody still uses the region.
+    /// The region still has a user.
     InUse,
-    /// Nobody does; it may be used again.
+    /// The region has no user and may be used again.
     Idle,
-    /// Nobody does, and nobody will: it is to be deregistered.
+    /// The region has no user and will get none: it must be deregistered.
     Spent,
 }
 
@@ -80,7 +83,7 @@ impl Seen {
         self.0 & (STATE | STALE | NEW) == KEPT && !brief_and_unused && self.users() < USERS
     }
 
-    /// Whether it is kept, but nobody has made sure of its memory.
+    /// Whether the region is kept but not admitted yet.
     pub fn is_new(self) -> bool {
         self.0 & (STATE | STALE | NEW) == KEPT | NEW
     }
@@ -90,7 +93,7 @@ impl Seen {
         self.0 & USERS
     }
 
-    /// Whether nobody uses the region, and nobody is ending it.
+    /// Whether the region has no user and is not being ended.
     pub fn is_unused(self) -> bool {
         self.is_registered() && self.users() == 0
     }
@@ -105,7 +108,7 @@ impl Seen {
         matches!(self.0 & STATE, MAKING | KEPT)
     }
 
-    /// Whether nobody uses the region, and nobody will.
+    /// Whether the region has no user and will get none.
     pub fn is_spent(self) -> bool {
         self.is_unused() && self.0 & (STATE | STALE | BRIEF) != KEPT
     }
@@ -123,40 +126,41 @@ impl Seen {
 }
 
 impl Word {
-    /// A free slot's.
+    /// The word of a free slot.
     #[cfg(test)]
     pub fn new() -> Word {
         Word(AtomicU64::new(FREE))
     }
 
-    /// What it is now.
+    /// The current value.
     #[inline(always)]
     pub fn load(&self) -> Seen {
         Seen(self.0.load(Acquire))
     }
 
     fn change(&self, from: u64, to: u64) -> Result<(), u64> {
-        // SeqCst, and the loads that follow elsewhere too: a release and the cleaner's going to sleep must
-        // not miss each other. On x86 it costs nothing.
+        // SeqCst, as are the loads that follow elsewhere: a release and the cleaner's going to
+        // sleep must not miss each other. On x86 SeqCst costs nothing here.
         self.0.compare_exchange(from, to, SeqCst, Acquire).map(drop)
     }
 
-    /// Begins a region with one user, who has the slot's own handle. The slot is free, and the caller's.
+    /// Makes the slot a region with one user, who has the slot's own handle. The slot must be free
+    /// and owned by the caller.
     pub fn make(&self) {
         let generation = (self.0.load(Relaxed) >> GENERATION) + 1;
         let word = generation << GENERATION | MAKING | OWN | 1;
         self.0.store(word, Release);
     }
 
-    /// Makes the slot a further handle. The slot is free, and the caller's.
+    /// Makes the slot a further handle. The slot must be free and owned by the caller.
     pub fn make_handle(&self) {
         let generation = self.0.load(Relaxed) >> GENERATION;
         let word = generation << GENERATION | HANDLE | 1;
         self.0.store(word, Release);
     }
 
-    /// Keeps the region; false if it went stale while it was made. A brief one only together with a user.
-    /// Others can take it once it is admitted.
+    /// Keeps the region; false if it became stale while it was made. A brief region is kept only
+    /// while it has a user. Other registrations can take the region once it is admitted.
     pub fn keep(&self, brief: bool) -> bool {
         let mut word = self.0.load(Relaxed);
         loop {
@@ -171,12 +175,12 @@ impl Word {
         }
     }
 
-    /// Lets others take the region.
+    /// Lets other registrations take the region.
     pub fn admit(&self) {
         self.0.fetch_and(!NEW, SeqCst);
     }
 
-    /// Takes the region for one more user, if it still is as seen.
+    /// Takes the region for one more user, if the word still is as seen.
     #[inline(always)]
     pub fn take(&self, seen: Seen) -> Option<Grant> {
         let taken = (seen.0 + 1) | OWN;
@@ -188,7 +192,8 @@ impl Word {
         })
     }
 
-    /// Ends one use. `None` if there is none of that kind: the handle is not in the program's hands.
+    /// Ends one use. `None` if the region has no use of this kind: the program does not hold the
+    /// handle.
     #[inline(always)]
     pub fn release(&self, grant: Grant) -> Option<Left> {
         let mut word = self.0.load(Relaxed);
@@ -217,19 +222,20 @@ impl Word {
         })
     }
 
-    /// Ends a further handle; false if it is not one, or no more.
+    /// Ends a further handle; false if the slot is none, or is one that was released already.
     pub fn release_handle(&self) -> bool {
         let word = self.0.load(Relaxed);
         let ended = word & !STATE & !USERS;
         word & STATE == HANDLE && self.change(word, ended).is_ok()
     }
 
-    /// Withdraws the region from reuse. True if that was news.
+    /// Withdraws the region from reuse. True if the region was not withdrawn before.
     pub fn withdraw(&self) -> bool {
         self.0.fetch_or(STALE, SeqCst) & STALE == 0
     }
 
-    /// Claims the region, to deregister it; false if somebody uses it, or was quicker.
+    /// Claims the region, to deregister it; false if it has a user, or if another thread claimed it
+    /// first.
     pub fn claim(&self) -> bool {
         let mut seen = self.load();
         while seen.is_unused() {
@@ -241,13 +247,14 @@ impl Word {
         false
     }
 
-    /// Takes a claim back: the region could not be deregistered. Nobody will use it.
+    /// Takes back a claim on a region that could not be deregistered. The region is stale from then
+    /// on.
     pub fn restore(&self) {
         let word = self.0.load(Relaxed);
         self.0.store(word & !STATE | KEPT | STALE, Release);
     }
 
-    /// Frees the slot: the region is deregistered, or came to nothing.
+    /// Frees the slot: its region is deregistered, or was never registered.
     pub fn free(&self) {
         let generation = self.0.load(Relaxed) >> GENERATION;
         self.0.store(generation << GENERATION | FREE, Release);

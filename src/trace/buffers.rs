@@ -1,34 +1,37 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The records that are not in the file yet. A thread writes to a buffer that nobody else is writing to: as a
-//! rule the same each time, and another where a second thread or a signal handler finds that one in use. Nobody
-//! waits; where all are in use, the call is not written down, and counted.
+//! The records that are not in the file yet. A thread writes to a buffer that no other thread is
+//! using: usually the same buffer each time, and another if a second thread or a signal handler
+//! finds that one in use. No thread waits. If all buffers are in use, the call is not recorded,
+//! only counted.
 
 use super::format::{Call, Header};
-use crate::thread;
+use crate::sys::thread;
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 
-/// So many buffers there are; more threads than that share them.
+/// The number of buffers. More threads than that share them.
 const BUFFERS: usize = 64;
-/// So many records are a block at most. A call costs 100 ns with 256, of which 10 are to open the file and close it.
+/// The most records in a block. With 256 a call costs 100 ns, of which 10 are for opening and
+/// closing the file.
 const RECORDS: usize = 1024;
-/// A call that finds the buffer's last block so old, in ns, writes the next: at that rate a write of 2 us is
-/// nothing, and little is lost with a program that is killed.
+/// The age in ns at which a block is written: a call that finds the buffer's last block this old
+/// writes the next. At that rate a write of 2 us costs next to nothing, and a killed program loses
+/// little.
 const OLD: u64 = 10_000_000;
 
-/// A block of the file, as it is being filled.
+/// A block of the file while records are added to it.
 #[repr(C)]
 pub struct Block {
     pub header: Header,
     calls: [Call; RECORDS],
-    /// How many there are. Not part of the file.
+    /// The number of records. Not part of the file.
     count: usize,
-    /// When the last one was written.
+    /// When the buffer's last block was written.
     written: u64,
 }
 
 impl Block {
-    /// How many records it has.
+    /// The number of records.
     #[cfg(test)]
     pub fn count(&self) -> usize {
         self.count
@@ -38,51 +41,54 @@ impl Block {
         now.saturating_sub(self.written) >= OLD
     }
 
-    /// The records, behind the header.
+    /// The header and the records, as the file has them.
     pub fn bytes(&self) -> &[u8] {
         let length = size_of::<Header>() + self.count * size_of::<Call>();
-        // SAFETY: header and records lie behind each other without a gap, and consist of numbers.
+        // SAFETY: header and records are adjacent without a gap, and consist of numbers.
         unsafe { core::slice::from_raw_parts((&raw const *self).cast(), length) }
     }
 }
 
-struct Buffer {
+struct TraceBuffer {
     busy: AtomicBool,
     block: UnsafeCell<Block>,
-    /// No two share a cache line. Not by alignment: of aligned memory the system's zeros are written once more.
+    /// Keeps buffers on separate cache lines. Alignment is not used: the allocator would write
+    /// zeros over aligned memory once more.
     _apart: [u8; 128],
 }
 
 /// The buffers of a process.
-pub struct Buffers {
-    buffers: Box<[Buffer]>,
+pub struct TraceBuffers {
+    buffers: Box<[TraceBuffer]>,
     dropped: AtomicU64,
 }
 
-// SAFETY: a block is touched only by who has set `busy`.
-unsafe impl Sync for Buffers {}
+// SAFETY: only the thread that has set `busy` touches a block.
+unsafe impl Sync for TraceBuffers {}
 
-impl Buffers {
-    /// Empty ones: memory that the system gives as zeros, of which a program touches what its threads need.
-    pub fn new() -> Buffers {
-        // SAFETY: all zeros is a buffer that nobody has, with a block of no records; a header is written with the block.
+impl TraceBuffers {
+    /// Empty buffers, in memory that the system provides as zeros. A program touches only the
+    /// buffers that its threads use.
+    pub fn new() -> TraceBuffers {
+        // SAFETY: all zeros is a free buffer with a block of no records; the header is written with
+        // the block.
         let buffers = unsafe { Box::new_zeroed_slice(BUFFERS).assume_init() };
-        Buffers {
+        TraceBuffers {
             buffers,
             dropped: AtomicU64::new(0),
         }
     }
 
-    /// Adds a record; `write` gets the blocks that it is time to write, if it is `ready` to.
+    /// Adds a record. If `ready`, calls `write` with each block that is due.
     pub fn add(&self, record: &Call, now: u64, ready: bool, mut write: impl FnMut(&mut Block)) {
         let first = (thread::pointer() >> 12) % BUFFERS;
         for n in 0..BUFFERS {
-            let Some(mut held) = Held::of(&self.buffers[(first + n) % BUFFERS]) else {
+            let Some(mut held) = HeldBuffer::of(&self.buffers[(first + n) % BUFFERS]) else {
                 continue;
             };
             let block = held.block();
             if block.count == RECORDS {
-                // It could not be written when it became full.
+                // The block could not be written when it became full.
                 continue;
             }
             block.calls[block.count] = *record;
@@ -92,7 +98,7 @@ impl Buffers {
                 self.write(block, now, &mut write);
                 drop(held);
                 if is_old {
-                    // Those of threads that have ended, or do something else now.
+                    // Buffers of threads that have ended or have stopped registering.
                     self.flush(now, |block| block.is_old(now), write);
                 }
             }
@@ -108,7 +114,7 @@ impl Buffers {
         block.count = 0;
     }
 
-    /// Hands over the blocks that have records and are `chosen`.
+    /// Calls `write` with each block that has records and is `chosen`.
     pub fn flush(
         &self,
         now: u64,
@@ -116,7 +122,7 @@ impl Buffers {
         mut write: impl FnMut(&mut Block),
     ) {
         for buffer in &self.buffers {
-            if let Some(mut held) = Held::of(buffer)
+            if let Some(mut held) = HeldBuffer::of(buffer)
                 && held.block().count > 0
                 && chosen(held.block())
             {
@@ -126,22 +132,23 @@ impl Buffers {
     }
 }
 
-/// A buffer that is the caller's.
-struct Held<'a>(&'a Buffer);
+/// A buffer that the caller alone holds.
+struct HeldBuffer<'a>(&'a TraceBuffer);
 
-impl Held<'_> {
-    fn of(buffer: &Buffer) -> Option<Held<'_>> {
+impl HeldBuffer<'_> {
+    fn of(buffer: &TraceBuffer) -> Option<HeldBuffer<'_>> {
         let free = !buffer.busy.load(Relaxed) && !buffer.busy.swap(true, Acquire);
-        free.then(|| Held(buffer))
+        free.then(|| HeldBuffer(buffer))
     }
 
     fn block(&mut self) -> &mut Block {
-        // SAFETY: `of` has found it free and set `busy`, so it is this one's alone until the drop.
+        // SAFETY: `of` found the buffer free and set `busy`, so the buffer is this holder's alone
+        // until the drop.
         unsafe { &mut *self.0.block.get() }
     }
 }
 
-impl Drop for Held<'_> {
+impl Drop for HeldBuffer<'_> {
     fn drop(&mut self) {
         self.0.busy.store(false, Release);
     }
@@ -156,8 +163,8 @@ mod tests {
         Call { time, ..NOTHING }
     }
 
-    /// How many records there are in all.
-    fn rest(buffers: &Buffers) -> usize {
+    /// The number of records in all buffers.
+    fn rest(buffers: &TraceBuffers) -> usize {
         let mut count = 0;
         buffers.flush(0, |_| true, |block| count += block.count());
         count
@@ -165,7 +172,7 @@ mod tests {
 
     #[test]
     fn a_full_block_and_an_old_one_are_written() {
-        let buffers = Buffers::new();
+        let buffers = TraceBuffers::new();
         let mut blocks = Vec::new();
         for n in 0..RECORDS as u64 + 3 {
             buffers.add(&call(n), n, true, |block| blocks.push(block.count()));
@@ -186,7 +193,7 @@ mod tests {
 
     #[test]
     fn who_writes_an_old_block_writes_those_of_others() {
-        let buffers = Buffers::new();
+        let buffers = TraceBuffers::new();
         let others = || buffers.add(&call(1), 1, true, |_| panic!("it is new"));
         std::thread::scope(|scope| scope.spawn(others).join().unwrap());
         let mut blocks = Vec::new();
@@ -198,7 +205,7 @@ mod tests {
 
     #[test]
     fn who_is_not_ready_writes_nothing_and_a_full_buffer_is_left() {
-        let buffers = Buffers::new();
+        let buffers = TraceBuffers::new();
         for n in 0..RECORDS as u64 + 1 {
             buffers.add(&call(n), OLD, false, |_| panic!("not ready"));
         }
@@ -207,7 +214,7 @@ mod tests {
 
     #[test]
     fn who_interrupts_a_thread_finds_another_buffer() {
-        let buffers = Buffers::new();
+        let buffers = TraceBuffers::new();
         buffers.add(&call(1), OLD, true, |_| {
             for n in 0..BUFFERS as u64 {
                 buffers.add(&call(n), 0, true, |_| {});
@@ -221,15 +228,15 @@ mod tests {
 
     #[test]
     fn what_finds_no_buffer_is_counted() {
-        let buffers = Buffers::new();
-        let _held: Vec<_> = buffers.buffers.iter().map(Held::of).collect();
+        let buffers = TraceBuffers::new();
+        let _held: Vec<_> = buffers.buffers.iter().map(HeldBuffer::of).collect();
         buffers.add(&call(1), 0, true, |_| panic!("all are held"));
         assert_eq!(buffers.dropped.load(Relaxed), 1);
     }
 
     #[test]
     fn records_of_many_threads_arrive_once() {
-        let buffers = Buffers::new();
+        let buffers = TraceBuffers::new();
         let total = AtomicU64::new(0);
         std::thread::scope(|scope| {
             for _ in 0..8 {

@@ -1,34 +1,20 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The file of the trace. It is opened for each block: a descriptor that is kept may be closed by the program, and
-//! be another file's when it is used. Each block is one write() to the end, so that those of several processes do
-//! not mix.
+//! The file of the trace. Each block opens it anew: the program may close a descriptor that the
+//! library keeps, and its number may then name another file. Each block is one write() to the end,
+//! so that the blocks of several processes do not mix.
 
 use super::buffers::Block;
-use super::format::{Header, MAGIC, Start, VERSION, kind};
-use super::{modules, nanoseconds};
-use crate::append::append;
+use super::format::{Call, Header, Start, kind};
+use super::modules;
 use crate::config::config;
-use crate::log;
+use crate::report::log;
+use crate::sys::append::append;
+use crate::sys::clock;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
 
-/// So many reasons are written down; later failures have none. They are long, and a program that fails again and
-/// again fails for the same one.
+/// The most reasons in a trace; later failures have none. Reasons are long, and a program that
+/// fails again and again usually fails for the same reason.
 const MOST_REASONS: u32 = 4096;
-
-impl Header {
-    /// That of a block that is not written yet.
-    pub const NONE: Header = Header {
-        magic: MAGIC,
-        version: VERSION,
-        kind: kind::CALLS,
-        header: size_of::<Header>() as u32,
-        length: 0,
-        pid: 0,
-        process: 0,
-        sequence: 0,
-        dropped: 0,
-    };
-}
 
 /// The file, as one process writes it.
 pub struct File {
@@ -36,11 +22,13 @@ pub struct File {
     process: u64,
     sequence: AtomicU64,
     reasons: AtomicU32,
-    /// Which files of code are loaded, when that was last written down (`modules.rs`).
+    /// The number of `modules::loaded` at the last list of loaded files (`modules.rs`).
     loaded: AtomicU64,
-    /// How far it has come with saying which process this is.
+    /// The progress of the block that identifies the process.
     start: AtomicU32,
     failed: AtomicBool,
+    /// The number of calls in the file.
+    written: AtomicU64,
 }
 
 /// Values of `File::start`.
@@ -49,20 +37,22 @@ const STARTING: u32 = 1;
 const STARTED: u32 = 2;
 
 impl File {
-    /// For this process; nothing is written yet.
+    /// The file of this process, with nothing written yet.
     pub fn new() -> File {
         File {
             pid: std::process::id(),
-            process: nanoseconds(libc::clock_gettime, libc::CLOCK_REALTIME),
+            process: clock::real(),
             sequence: AtomicU64::new(0),
             reasons: AtomicU32::new(0),
             loaded: AtomicU64::new(u64::MAX),
             start: AtomicU32::new(NOT_STARTED),
             failed: AtomicBool::new(false),
+            written: AtomicU64::new(0),
         }
     }
 
-    /// Writes down which process this is, if nobody has. False while another thread is just doing it.
+    /// Identifies the process in the file, if no thread has done so yet. False while another thread
+    /// is doing it.
     #[inline(always)]
     pub fn is_started(&self) -> bool {
         self.start.load(Acquire) == STARTED || self.begin()
@@ -77,9 +67,9 @@ impl File {
             return false;
         }
         let start = [
-            super::monotonic(libc::clock_gettime),
-            nanoseconds(libc::clock_gettime, libc::CLOCK_REALTIME),
-            crate::proc::page_size(),
+            clock::monotonic(),
+            clock::real(),
+            crate::sys::pages::page_size(),
         ];
         const _: () = assert!(size_of::<Start>() == size_of::<[u64; 3]>());
         let mut bytes: Vec<u8> = start.into_iter().flat_map(u64::to_le_bytes).collect();
@@ -89,18 +79,27 @@ impl File {
         true
     }
 
-    /// Writes down records of calls.
+    /// Writes a block of calls.
     pub fn calls(&self, block: &mut Block) {
         let length = block.bytes().len() - size_of::<Header>();
+        let calls = (length / size_of::<Call>()) as u64;
         let dropped = block.header.dropped;
         block.header = Header {
             dropped,
             ..self.header(kind::CALLS, length)
         };
         self.write(block.bytes());
+        if !self.failed.load(Relaxed) {
+            self.written.fetch_add(calls, Relaxed);
+        }
     }
 
-    /// Writes down where code is, if that has changed.
+    /// The number of calls in the file.
+    pub fn written(&self) -> u64 {
+        self.written.load(Relaxed)
+    }
+
+    /// Writes where code is, if that has changed.
     pub fn modules(&self) {
         let loaded = modules::loaded();
         if self.loaded.swap(loaded, AcqRel) != loaded {
@@ -108,7 +107,7 @@ impl File {
         }
     }
 
-    /// Writes down the reason of a failure. Returns its number.
+    /// Writes the reason of a failure. Returns the reason's number.
     pub fn reason(&self, words: &str) -> u32 {
         let number = self.reasons.fetch_add(1, Relaxed).saturating_add(1);
         if number > MOST_REASONS {
@@ -121,7 +120,7 @@ impl File {
         number
     }
 
-    /// Writes down that the process has ended, at that time.
+    /// Writes that the process has ended at that time.
     pub fn end(&self, time: u64) {
         self.block(kind::END, &time.to_le_bytes());
     }
@@ -137,8 +136,8 @@ impl File {
         }
     }
 
-    /// Writes a block that is not of records.
-    fn block(&self, kind: u16, payload: &[u8]) {
+    /// Writes a block of another kind than calls.
+    pub fn block(&self, kind: u16, payload: &[u8]) {
         let header = self.header(kind, payload.len());
         let mut bytes = Vec::with_capacity(size_of::<Header>() + payload.len());
         // SAFETY: a header consists of numbers, without a gap.
@@ -153,7 +152,7 @@ impl File {
         let Some(path) = &config().trace else {
             return;
         };
-        // After a block that is not whole nothing more could be read.
+        // After an incomplete block a reader could read nothing more.
         if self.failed.load(Relaxed) {
             return;
         }

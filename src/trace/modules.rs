@@ -1,29 +1,31 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Where code is in this process, so that a caller's address can be told as a place in a file, later.
+//! The addresses of code in this process, from which a reader later tells a caller's place in a
+//! file.
 
-use crate::loaded_files::{self, LoadedFile};
+use crate::sys::loaded_files::{self, LoadedFile};
 use core::fmt::Write;
 use core::ops::ControlFlow;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, Ordering::*};
 
-/// A list, and the process that made it. It is never freed: a child of that process has the same code, and may not ask
-/// the linker, whose lock another thread of the parent may have had at the fork.
-struct List {
+/// A list, and the process that made it. Lists are never freed: a child of that process has the
+/// same code and may not ask the linker, whose lock another thread of the parent may have held at
+/// the fork.
+struct ModuleList {
     pid: u32,
     lines: String,
 }
 
-static LAST: AtomicPtr<List> = AtomicPtr::new(null_mut());
+static LAST: AtomicPtr<ModuleList> = AtomicPtr::new(null_mut());
 
-/// The list of the process that this one was forked from.
-fn inherited() -> Option<&'static List> {
-    // SAFETY: null, or a list, which is never freed.
+/// The list of this process's parent.
+fn inherited() -> Option<&'static ModuleList> {
+    // SAFETY: the pointer is null or to a list, and lists are never freed.
     let last = unsafe { LAST.load(Acquire).as_ref() };
     last.filter(|list| list.pid != std::process::id())
 }
 
-/// A number that changes with the files that are loaded.
+/// A number that changes with the set of loaded files.
 pub fn loaded() -> u64 {
     let mut number = 0;
     if inherited().is_none() {
@@ -36,7 +38,7 @@ pub fn loaded() -> u64 {
     number
 }
 
-/// The files and their code, in lines as the trace has them.
+/// The files and their code, in the trace's lines.
 pub fn list() -> &'static str {
     if let Some(list) = inherited() {
         return &list.lines;
@@ -50,7 +52,7 @@ pub fn list() -> &'static str {
         ControlFlow::Continue(())
     });
     let pid = std::process::id();
-    let list = Box::leak(Box::new(List { pid, lines }));
+    let list = Box::leak(Box::new(ModuleList { pid, lines }));
     LAST.store(list, Release);
     &list.lines
 }
@@ -92,7 +94,7 @@ mod tests {
     fn a_file_that_is_loaded_changes_the_number() {
         let before = loaded();
         assert_eq!(loaded(), before);
-        // SAFETY: the C library's own, which does nothing when it is loaded.
+        // SAFETY: the library is the C library's own and runs no code when it is loaded.
         let library = unsafe { libc::dlopen(c"libresolv.so.2".as_ptr(), libc::RTLD_NOW) };
         assert!(!library.is_null());
         assert_ne!(loaded(), before);

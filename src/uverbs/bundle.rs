@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The attributes of one uverbs ioctl, built on the stack.
-//! Not the ioctl itself, nor what the attributes mean.
+//! The attributes of one uverbs ioctl, built on the stack. The ioctl itself and the meaning of the
+//! attributes are elsewhere.
 
-use crate::abi::uapi::*;
+use rdmamr_abi::uapi::*;
 
-/// A header and room for `N` attributes. The length that the kernel wants is that of the attributes in
-/// use, so a bundle may hold fewer than it has room for.
+/// A header and room for `N` attributes. The header's length counts only the attributes in use, as
+/// the kernel wants it, so a bundle may hold fewer than `N`.
 #[repr(C)]
 pub struct Bundle<const N: usize> {
     header: ib_uverbs_ioctl_hdr,
@@ -38,26 +38,27 @@ impl<const N: usize> Bundle<N> {
         }
     }
 
-    /// Input of at most eight bytes, which the kernel takes from the attribute itself: a pointer there
-    /// would be taken as the bytes.
+    /// Adds input of at most eight bytes. The kernel takes it from the attribute itself: the kernel
+    /// would take a pointer there for the bytes.
     pub const fn inline(&mut self, id: u16, len: u16, data: u64) {
         assert!(len <= 8);
         self.push(id, len, data);
     }
 
-    /// Input of more than eight bytes, at an address. It must stay there until the ioctl has returned.
+    /// Adds input of more than eight bytes, by address. The value must stay there until the ioctl
+    /// has returned.
     pub fn input<T>(&mut self, id: u16, value: &T) {
         const { assert!(size_of::<T>() > 8 && size_of::<T>() <= 4096) };
         self.push(id, size_of::<T>() as u16, value as *const T as u64);
     }
 
-    /// Output, at an address, whatever its size. It must stay there until the ioctl has returned.
+    /// Adds output of any size, by address. The value must stay there until the ioctl has returned.
     pub fn output<T>(&mut self, id: u16, value: &mut T) {
         const { assert!(size_of::<T>() <= 4096) };
         self.push(id, size_of::<T>() as u16, value as *mut T as u64);
     }
 
-    /// An object's handle. Its length must be 0.
+    /// Adds an object's handle. Its length must be 0.
     pub const fn handle(&mut self, id: u16, handle: u32) {
         self.push(id, 0, handle as u64);
     }
@@ -75,10 +76,10 @@ impl<const N: usize> Bundle<N> {
         self.header.length += size_of::<ib_uverbs_attr>() as u16;
     }
 
-    /// What the ioctl gets. The kernel writes to it: attribute flags, new handles.
+    /// The argument of the ioctl. The kernel writes to it: attribute flags, new handles.
     pub fn as_mut_ptr(&mut self) -> *mut ib_uverbs_ioctl_hdr {
-        // The attributes follow the header (`repr(C)`, both of alignment 8): one pointer serves for both,
-        // and it is derived from the whole so that writing behind the header is allowed.
+        // The attributes follow the header (`repr(C)`, both of alignment 8), so one pointer serves
+        // both. It is derived from the whole, so that writes after the header are allowed.
         (self as *mut Self).cast()
     }
 }

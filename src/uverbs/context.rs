@@ -1,22 +1,24 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What must be known of an open device before memory is registered on it: its driver, and which of the
-//! kernel's interfaces serve. Asked of the kernel in band, once a context.
+//! The facts about an open device that a registration needs: its driver, and which of the kernel's
+//! interfaces work. The library asks the kernel once for each context, through the device file
+//! itself.
 //!
-//! The kernel refuses an ioctl whose driver number is wrong with EINVAL before it looks at anything else
-//! (`ib_uverbs_cmd_verbs`, drivers/infiniband/core/uverbs_ioctl.c). So a command that is harmless and
-//! incomplete, the one that libibverbs itself probes with at open, tells the driver: ENOSPC (the command
-//! lacks its input) with the right number, EINVAL with a wrong one. No private ABI is needed.
+//! The kernel refuses an ioctl with a wrong driver number with EINVAL before it looks at anything
+//! else (`ib_uverbs_cmd_verbs`, drivers/infiniband/core/uverbs_ioctl.c). A harmless, incomplete
+//! command therefore tells the driver: with the right number it gets ENOSPC (the command lacks its
+//! input), with a wrong number EINVAL. It is the command with which libibverbs itself probes at
+//! open. No private ABI is needed.
 
 use super::bundle::Bundle;
 use super::driver::{DRIVERS, Driver, Way};
 use super::kernel::Kernel;
-use crate::abi::uapi::*;
 use bitflags::bitflags;
 use errno::Errno;
+use rdmamr_abi::uapi::*;
 
 bitflags! {
-    /// What was found, in one word so that it can be read at once. The low byte is the row of the driver
-    /// table, or one of the reasons for having none.
+    /// The facts in one word, so that one load reads them all. The low byte is the row of the
+    /// driver table, or a reason for having no row.
     #[derive(Clone, Copy, PartialEq, Eq, Debug)]
     pub struct Facts: u32 {
         /// The kernel has no INVOKE_WRITE (before 5.0): register by write().
@@ -29,7 +31,7 @@ bitflags! {
     }
 }
 
-/// The reasons for which a context has no row, with the low byte of [`Facts`].
+/// The reasons for which a context has no row, each with its low byte of [`Facts`].
 const NO_ROW: [(u32, &str); 3] = [
     (0xff, "no driver that we know answers for it"),
     (
@@ -45,20 +47,20 @@ const NO_ROW: [(u32, &str); 3] = [
 impl Facts {
     const UNKNOWN_DRIVER: Facts = Facts::from_bits_retain(NO_ROW[0].0);
     const NO_IOCTL: Facts = Facts::from_bits_retain(NO_ROW[1].0);
-    /// Of a device whose context has no file of the kernel.
+    /// The device's context has no file of the kernel.
     pub const NO_KERNEL_FILE: Facts = Facts::from_bits_retain(NO_ROW[2].0);
 
     fn of_row(row: usize) -> Facts {
         Facts::from_bits_retain(row as u32)
     }
 
-    /// The driver, where one is known.
+    /// The driver, if known.
     #[inline]
     pub fn driver(self) -> Option<&'static Driver> {
         DRIVERS.get((self.bits() & Facts::ROW.bits()) as usize)
     }
 
-    /// Why memory on this device is left to rdma-core; `None` where it is ours.
+    /// Why rdma-core registers memory on this device; `None` if we do.
     pub fn why_passed_on(self) -> Option<&'static str> {
         match self.driver() {
             Some(driver) => (driver.way == Way::PassOn).then_some(driver.why),
@@ -70,8 +72,8 @@ impl Facts {
     }
 }
 
-/// Asks the kernel about an open device. An error is one that says nothing lasting about the device: its
-/// file is closed, it is gone, a filter refuses the call.
+/// Asks the kernel about an open device. An error says nothing lasting about the device: its file
+/// is closed, the device is gone, or a filter refuses the call.
 pub fn identify(kernel: &impl Kernel, fd: i32) -> Result<Facts, Errno> {
     if fd < 0 {
         return Ok(Facts::NO_KERNEL_FILE);
@@ -94,15 +96,15 @@ pub fn identify(kernel: &impl Kernel, fd: i32) -> Result<Facts, Errno> {
     Ok(Facts::UNKNOWN_DRIVER)
 }
 
-/// Whether what was found still holds for that file. It does not when a program has closed the device
-/// past us and opened another, whose context came to lie at the same address.
+/// Whether the facts still hold for that file. They do not if a program closed the device without
+/// calling us and opened another whose context got the same address.
 pub fn still_holds(kernel: &impl Kernel, fd: i32, facts: Facts) -> bool {
     facts
         .driver()
         .is_none_or(|driver| probe(kernel, fd, driver.id).0 != libc::EINVAL)
 }
 
-/// QUERY_DEVICE without its input, for a device of that driver. It cannot succeed.
+/// Sends QUERY_DEVICE without its input, for a device of that driver. The command cannot succeed.
 fn probe(kernel: &impl Kernel, fd: i32, driver_id: u32) -> Errno {
     let mut bundle = Bundle::<1>::new(driver_id, UVERBS_OBJECT_DEVICE, UVERBS_METHOD_INVOKE_WRITE);
     bundle.inline(
@@ -117,8 +119,9 @@ fn probe(kernel: &impl Kernel, fd: i32, driver_id: u32) -> Errno {
     }
 }
 
-/// Whether the kernel is at least 5.9, which accepts optional access flags (5.6 does too, but has nothing
-/// that tells; there rdma-core decides). Without its attributes QUERY_MR is EINVAL where it exists.
+/// Whether the kernel is 5.9 or later, and so accepts optional access flags. (5.6 accepts them too,
+/// but offers no way to tell; there rdma-core decides.) A kernel that has QUERY_MR answers it with
+/// EINVAL if its attributes are missing.
 fn knows_query_mr(kernel: &impl Kernel, fd: i32, driver_id: u32) -> bool {
     let mut bundle = Bundle::<0>::new(driver_id, UVERBS_OBJECT_MR, UVERBS_METHOD_QUERY_MR);
     // SAFETY: the bundle holds no address.
@@ -138,7 +141,8 @@ mod tests {
             .unwrap()
     }
 
-    /// A kernel whose device has that driver: wrong numbers are EINVAL before anything else.
+    /// A kernel whose device has that driver: it answers a wrong number with EINVAL before anything
+    /// else.
     fn device_of(driver_id: u32, invoke_write: i32, query_mr: i32) -> Scripted {
         Scripted::new(move |call| {
             if call.driver_id() != driver_id {

@@ -1,32 +1,34 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The driver table: what each kernel driver wants beside the core's registration command, and which
-//! registrations are left to rdma-core. One row a driver; adding a row adds the driver.
+//! The driver table: what each kernel driver wants beside the core's registration command, and
+//! which registrations rdma-core makes. Each driver has one row; adding a row adds the driver.
 
-use crate::abi::uapi::*;
+use rdmamr_abi::uapi::*;
 
-/// Who registers memory on a driver's devices.
+/// The library that registers memory on a driver's devices.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Way {
-    /// We do, by the core's own command.
+    /// This library, by the core's own command.
     Own,
-    /// We do, but rdma-core's provider answers a null address or a length of 0 by itself.
+    /// This library, unless the address is null or the length is 0: then rdma-core's provider
+    /// answers by itself.
     OwnUnlessEmpty,
-    /// rdma-core does.
+    /// rdma-core.
     PassOn,
 }
 
 /// A row of the table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Driver {
-    /// The kernel's number for it, `enum rdma_driver_id`.
+    /// The kernel's number for the driver, `enum rdma_driver_id`.
     pub id: u32,
-    /// Its name in rdma-core.
+    /// The driver's name in rdma-core.
     pub name: &'static str,
-    /// Private bytes that go in, all zero. At most eight, so that they travel inside the attribute.
+    /// The size of the private input, all zeros. At most eight bytes, so that it fits in the
+    /// attribute.
     pub private_in: u16,
-    /// Private bytes that come out, and are of no use to us.
+    /// The size of the private output, which this library does not use.
     pub private_out: u16,
-    /// Who registers.
+    /// The library that registers.
     pub way: Way,
     /// Why the row is as it is.
     pub why: &'static str,
@@ -43,7 +45,7 @@ const fn own(id: u32, name: &'static str, why: &'static str) -> Driver {
     }
 }
 
-/// All drivers, those that are met most often first: a device is asked in this order, once a context.
+/// All drivers, the most common first: each context's device is probed once, in this order.
 #[rustfmt::skip]
 pub const DRIVERS: &[Driver] = &[
     own(RDMA_DRIVER_MLX5, "mlx5", "the provider adds nothing to the core's command"),

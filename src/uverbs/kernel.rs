@@ -1,42 +1,47 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The two system calls of uverbs, as a trait, and the kernel behind it.
+//! The two system calls of uverbs as a trait, and its implementations by the kernel.
 
-use crate::abi::uapi::{RDMA_VERBS_IOCTL, ib_uverbs_ioctl_hdr};
 use errno::Errno;
+use rdmamr_abi::uapi::{RDMA_VERBS_IOCTL, ib_uverbs_ioctl_hdr};
 
-/// What carries a command to the kernel. Unit tests put a scripted one in its place.
+/// Carries a command to the kernel. Unit tests use a scripted kernel instead.
 pub trait Kernel {
     /// `ioctl(fd, RDMA_VERBS_IOCTL, bundle)`, see `Documentation/userspace-api/ioctl` and
     /// drivers/infiniband/core/uverbs_ioctl.c.
     ///
     /// # Safety
-    /// `bundle` points to a header, the attributes that it counts follow it, and every address among
-    /// them is good for the size beside it.
+    /// `bundle` points to a header, followed by the attributes that it counts. Every address in an
+    /// attribute is valid for the size stated beside it.
     unsafe fn ioctl(&self, fd: i32, bundle: *mut ib_uverbs_ioctl_hdr) -> Result<(), Errno>;
 
     /// `write(fd, command)`: the older interface, drivers/infiniband/core/uverbs_main.c.
     ///
     /// # Safety
-    /// The address of the answer that `command` holds, if any, is good for the size that it states.
+    /// If `command` holds the address of an answer, the address is valid for the size that
+    /// `command` states.
     unsafe fn write(&self, fd: i32, command: &[u8]) -> Result<(), Errno>;
 }
 
-/// The kernel itself, for threads that the C library does not know (`helper_thread.rs`): another
-/// library may stand in for ioctl and write, and use what such a thread has not got. For syscall none does.
+/// The kernel itself, for threads that the C library does not know (`helper_thread.rs`). Another
+/// library may replace ioctl and write and use what such a thread lacks. No library replaces
+/// syscall.
 pub struct UverbsOfHelper;
 
 impl Kernel for UverbsOfHelper {
+    #[inline]
     unsafe fn ioctl(&self, fd: i32, bundle: *mut ib_uverbs_ioctl_hdr) -> Result<(), Errno> {
-        // SAFETY: the caller vouches for the bundle.
+        // SAFETY: the bundle and its addresses are valid by the contract of `Kernel::ioctl`.
         match unsafe { libc::syscall(libc::SYS_ioctl, fd, RDMA_VERBS_IOCTL, bundle) } {
             0 => Ok(()),
             _ => Err(errno::errno()),
         }
     }
 
+    #[inline]
     unsafe fn write(&self, fd: i32, command: &[u8]) -> Result<(), Errno> {
         let (bytes, length) = (command.as_ptr(), command.len());
-        // SAFETY: the slice is readable; the caller vouches for the address in it.
+        // SAFETY: the slice is readable, and its address is valid by the contract of
+        // `Kernel::write`.
         let written = unsafe { libc::syscall(libc::SYS_write, fd, bytes, length) };
         if usize::try_from(written) == Ok(length) {
             Ok(())
@@ -46,21 +51,26 @@ impl Kernel for UverbsOfHelper {
     }
 }
 
-/// The kernel itself.
+/// The kernel itself, by the C library's functions.
 pub struct Uverbs;
 
 impl Kernel for Uverbs {
+    #[inline]
     unsafe fn ioctl(&self, fd: i32, bundle: *mut ib_uverbs_ioctl_hdr) -> Result<(), Errno> {
-        // Not retried after EINTR: libibverbs does not either, and a pinned MR must not be made twice.
-        // SAFETY: the caller vouches for the bundle; a bad fd is an error, not undefined.
+        // No retry after EINTR: libibverbs does not retry, and a pinned region must not be made
+        // twice.
+        // SAFETY: the bundle and its addresses are valid by the contract of `Kernel::ioctl`; a bad
+        // fd is only an error.
         match unsafe { libc::ioctl(fd, RDMA_VERBS_IOCTL, bundle) } {
             0 => Ok(()),
             _ => Err(errno::errno()),
         }
     }
 
+    #[inline]
     unsafe fn write(&self, fd: i32, command: &[u8]) -> Result<(), Errno> {
-        // SAFETY: the slice is readable; the caller vouches for the address in it.
+        // SAFETY: the slice is readable, and its address is valid by the contract of
+        // `Kernel::write`.
         let written = unsafe { libc::write(fd, command.as_ptr().cast(), command.len()) };
         if usize::try_from(written) == Ok(command.len()) {
             Ok(())

@@ -2,15 +2,15 @@
 //! The kernel's two calls for a memory region, in the bytes that rdma-core sends.
 //!
 //! Registration is the command REG_MR inside the ioctl INVOKE_WRITE, never the newer
-//! `UVERBS_METHOD_REG_MR`: as first released that one passes the driver no private bytes, on which irdma
-//! crashes, and never tells rxe the address, so that every access to the region fails.
+//! `UVERBS_METHOD_REG_MR`. As first released, the newer method passes the driver no private bytes,
+//! which crashes irdma, and never tells rxe the address, so that every access to the region fails.
 
 use super::context::Facts;
 use super::{bundle::Bundle, kernel::Kernel};
-use crate::abi::uapi::*;
 use errno::Errno;
+use rdmamr_abi::uapi::*;
 
-/// What is registered.
+/// The memory and the rights of a registration.
 #[derive(Clone, Copy, Debug)]
 pub struct Registration {
     pub start: u64,
@@ -21,7 +21,7 @@ pub struct Registration {
     pub access: u32,
 }
 
-/// The core's answer, and behind it the driver's, where rdma-core's siw provider has it too.
+/// The core's answer, followed by the driver's if rdma-core's siw provider has one too.
 #[repr(C)]
 struct Answer {
     core: ib_uverbs_reg_mr_resp,
@@ -37,7 +37,7 @@ const NO_ANSWER: Answer = Answer {
     private: [0; 8],
 };
 
-/// Registers memory on the device behind `fd`, of which `facts` are known. Its driver is.
+/// Registers memory on the device behind `fd`. `facts` must name its driver.
 #[inline(always)]
 pub fn register(
     kernel: &impl Kernel,
@@ -48,7 +48,7 @@ pub fn register(
     let driver = facts.driver().ok_or(Errno(libc::EOPNOTSUPP))?;
     let mut answer = NO_ANSWER;
     let command = ib_uverbs_reg_mr {
-        // Of use to write() only, but rdma-core's ioctl sends it too.
+        // Only write() uses the address, but rdma-core's ioctl sends it too.
         response: &raw mut answer as u64,
         start: registration.start,
         length: registration.length,
@@ -83,7 +83,7 @@ pub fn register(
     Ok(answer.core)
 }
 
-/// Deregisters a region. With the result comes what was learned of the kernel, if anything.
+/// Deregisters a region. Returns the result, and any new facts about the kernel.
 #[inline(always)]
 pub fn deregister(
     kernel: &impl Kernel,
@@ -98,7 +98,7 @@ pub fn deregister(
         bundle.handle(UVERBS_ATTR_DESTROY_MR_HANDLE, handle);
         // SAFETY: the bundle holds no address.
         match unsafe { kernel.ioctl(fd, bundle.as_mut_ptr()) } {
-            // These two mean that the kernel has no such call, never that the call failed.
+            // These two errors mean that the kernel has no such call, never that the call failed.
             Err(Errno(libc::ENOTTY | libc::EPROTONOSUPPORT)) => learned = Facts::DEREG_BY_WRITE,
             result => return (result, learned),
         }
@@ -118,9 +118,9 @@ struct WriteCommand<T> {
 }
 
 impl<T: Copy> WriteCommand<T> {
-    /// `answer` is the size of what comes back, core and driver.
+    /// `answer` is the size of the expected answer, core and driver together.
     fn new(command: u32, core: T, private_in: u16, answer: u16) -> Self {
-        // No padding, so that all of it is initialised and may be seen as bytes.
+        // The structure has no padding, so all its bytes are initialised.
         const { assert!(size_of::<WriteCommand<T>>() == size_of::<T>() + 16) };
         let size = (size_of::<ib_uverbs_cmd_hdr>() + size_of::<T>()) as u16 + private_in;
         let header = ib_uverbs_cmd_hdr {
@@ -147,7 +147,7 @@ impl<T: Copy> WriteCommand<T> {
 #[cfg(test)]
 mod tests {
     use super::super::context::identify;
-    use super::super::scripted::{Call, Scripted};
+    use super::super::scripted::{Scripted, ScriptedCall};
     use super::*;
 
     const REGISTRATION: Registration = Registration {
@@ -170,8 +170,8 @@ mod tests {
     }
 
     /// Answers a registration as the kernel would.
-    fn answers(call: &Call) -> Result<(), Errno> {
-        if let Call::Ioctl(..) = call {
+    fn answers(call: &ScriptedCall) -> Result<(), Errno> {
+        if let ScriptedCall::Ioctl(..) = call {
             let out = call.attr(UVERBS_ATTR_CORE_OUT).unwrap();
             assert_eq!(out.len, 12);
             let answer = ib_uverbs_reg_mr_resp {
@@ -179,7 +179,7 @@ mod tests {
                 lkey: 0x11,
                 rkey: 0x22,
             };
-            // SAFETY: the bundle's output is good for the size that it states.
+            // SAFETY: the bundle's output address is valid for the size that it states.
             unsafe { (out.data as *mut ib_uverbs_reg_mr_resp).write_unaligned(answer) };
         }
         Ok(())
@@ -194,7 +194,7 @@ mod tests {
             (0, 0x11, 0x22)
         );
         let calls = kernel.take();
-        let Call::Ioctl(header, attrs) = &calls[0] else {
+        let ScriptedCall::Ioctl(header, attrs) = &calls[0] else {
             panic!("an ioctl is expected")
         };
         assert_eq!(
@@ -219,7 +219,7 @@ mod tests {
             let kernel = Scripted::new(answers);
             register(&kernel, 3, facts(id), &REGISTRATION).unwrap();
             let call = kernel.take().remove(0);
-            let Call::Ioctl(header, _) = &call else {
+            let ScriptedCall::Ioctl(header, _) = &call else {
                 panic!("an ioctl is expected")
             };
             assert_eq!(header.length, len);
@@ -239,7 +239,7 @@ mod tests {
         let kernel = Scripted::new(|_| Ok(()));
         let facts = facts(RDMA_DRIVER_SIW) | Facts::REG_BY_WRITE;
         register(&kernel, 3, facts, &REGISTRATION).unwrap();
-        let Call::Write(bytes) = &kernel.take()[0] else {
+        let ScriptedCall::Write(bytes) = &kernel.take()[0] else {
             panic!("a write is expected")
         };
         assert_eq!(bytes.len(), 56);
@@ -251,8 +251,8 @@ mod tests {
     #[test]
     fn deregistration_falls_back_to_write_once_and_for_all() {
         let kernel = Scripted::new(|call| match call {
-            Call::Ioctl(..) => Err(Errno(libc::EPROTONOSUPPORT)),
-            Call::Write(_) => Ok(()),
+            ScriptedCall::Ioctl(..) => Err(Errno(libc::EPROTONOSUPPORT)),
+            ScriptedCall::Write(_) => Ok(()),
         });
         let facts = facts(RDMA_DRIVER_MLX4);
         let (result, learned) = deregister(&kernel, 3, facts, 0x0102);
@@ -264,7 +264,7 @@ mod tests {
         let calls = kernel.take();
         assert_eq!(calls.len(), 3, "ioctl, write, write");
         for call in &calls[1..] {
-            let Call::Write(bytes) = call else {
+            let ScriptedCall::Write(bytes) = call else {
                 panic!("a write is expected")
             };
             assert_eq!(bytes[..], [13, 0, 0, 0, 3, 0, 0, 0, 2, 1, 0, 0]);

@@ -1,73 +1,73 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A kernel that answers as a test tells it, and remembers what it was sent.
+//! A kernel that answers as a test tells it, and records the calls that it gets.
 
 use super::kernel::Kernel;
-use crate::abi::uapi::*;
 use errno::Errno;
+use rdmamr_abi::uapi::*;
 use std::sync::Mutex;
 
 /// A call as the kernel got it.
-pub enum Call {
+pub enum ScriptedCall {
     /// An ioctl: its header and attributes.
     Ioctl(ib_uverbs_ioctl_hdr, Vec<ib_uverbs_attr>),
     /// A write().
     Write(Vec<u8>),
 }
 
-impl Call {
+impl ScriptedCall {
     /// The driver number of an ioctl.
     pub fn driver_id(&self) -> u32 {
         match self {
-            Call::Ioctl(header, _) => header.driver_id,
-            Call::Write(_) => panic!("a write() names no driver"),
+            ScriptedCall::Ioctl(header, _) => header.driver_id,
+            ScriptedCall::Write(_) => panic!("a write() names no driver"),
         }
     }
 
     /// The object of an ioctl.
     pub fn object(&self) -> u16 {
         match self {
-            Call::Ioctl(header, _) => header.object_id,
-            Call::Write(_) => panic!("a write() names no object"),
+            ScriptedCall::Ioctl(header, _) => header.object_id,
+            ScriptedCall::Write(_) => panic!("a write() names no object"),
         }
     }
 
     /// The attribute of an ioctl with that id.
     pub fn attr(&self, id: u16) -> Option<ib_uverbs_attr> {
         match self {
-            Call::Ioctl(_, attrs) => attrs.iter().find(|attr| attr.attr_id == id).copied(),
-            Call::Write(_) => panic!("a write() has no attributes"),
+            ScriptedCall::Ioctl(_, attrs) => attrs.iter().find(|attr| attr.attr_id == id).copied(),
+            ScriptedCall::Write(_) => panic!("a write() has no attributes"),
         }
     }
 }
 
-type Answer = dyn Fn(&Call) -> Result<(), Errno>;
+type Answer = dyn Fn(&ScriptedCall) -> Result<(), Errno>;
 
 /// The scripted kernel.
 pub struct Scripted {
     answer: Box<Answer>,
-    calls: Mutex<Vec<Call>>,
+    calls: Mutex<Vec<ScriptedCall>>,
 }
 
 impl Scripted {
-    /// One that answers by a function of the call.
-    pub fn new(answer: impl Fn(&Call) -> Result<(), Errno> + 'static) -> Self {
+    /// A kernel whose answers `answer` computes from the call.
+    pub fn new(answer: impl Fn(&ScriptedCall) -> Result<(), Errno> + 'static) -> Self {
         Scripted {
             answer: Box::new(answer),
             calls: Mutex::new(Vec::new()),
         }
     }
 
-    /// How many calls it got.
+    /// The number of calls so far.
     pub fn calls(&self) -> usize {
         self.calls.lock().unwrap().len()
     }
 
-    /// The calls that it got.
-    pub fn take(self) -> Vec<Call> {
+    /// The calls so far.
+    pub fn take(self) -> Vec<ScriptedCall> {
         self.calls.into_inner().unwrap()
     }
 
-    fn got(&self, call: Call) -> Result<(), Errno> {
+    fn got(&self, call: ScriptedCall) -> Result<(), Errno> {
         let answer = (self.answer)(&call);
         self.calls.lock().unwrap().push(call);
         answer
@@ -76,7 +76,7 @@ impl Scripted {
 
 impl Kernel for Scripted {
     unsafe fn ioctl(&self, _fd: i32, bundle: *mut ib_uverbs_ioctl_hdr) -> Result<(), Errno> {
-        // SAFETY: the caller vouches for the header...
+        // SAFETY: `bundle` points to a header by the contract of `Kernel::ioctl`.
         let header = unsafe { bundle.read() };
         assert_eq!(
             usize::from(header.length),
@@ -84,13 +84,14 @@ impl Kernel for Scripted {
         );
         let attrs = bundle.wrapping_add(1).cast::<ib_uverbs_attr>();
         let attrs = (0..usize::from(header.num_attrs))
-            // SAFETY: ...and for the attributes that it counts.
+            // SAFETY: the attributes that the header counts follow it by the contract of
+            // `Kernel::ioctl`.
             .map(|n| unsafe { attrs.wrapping_add(n).read() })
             .collect();
-        self.got(Call::Ioctl(header, attrs))
+        self.got(ScriptedCall::Ioctl(header, attrs))
     }
 
     unsafe fn write(&self, _fd: i32, command: &[u8]) -> Result<(), Errno> {
-        self.got(Call::Write(command.to_vec()))
+        self.got(ScriptedCall::Write(command.to_vec()))
     }
 }

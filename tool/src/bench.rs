@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `rdmamr bench`: what a registration costs on a device, by size and by who does it.
+//! `rdmamr bench`: the cost of a registration on a device, by size and by library.
 //!
-//! Each way has a process of its own, since libibverbs' own calls come to the library in a process that has it loaded.
-//! The processes take turns, so that whatever else the machine does falls on all.
+//! Each kind of registration has a process of its own: where the library is loaded, libibverbs' own
+//! calls reach it too. The processes take turns, so that other load on the machine affects all of
+//! them.
 
 mod plot;
 mod table;
@@ -47,10 +48,10 @@ pub struct Args {
     rounds: u32,
 }
 
-/// All that was measured. Its fields are those of the JSON.
+/// All measurements. The fields are those of the JSON.
 #[derive(Serialize)]
 pub struct Results {
-    /// Counts up when a reader of an earlier one would be misled.
+    /// Increases if a reader of an earlier version would be misled.
     schema: u32,
     device: String,
     kernel: String,
@@ -59,7 +60,7 @@ pub struct Results {
     sizes: Vec<Row>,
 }
 
-/// What was measured of one size; microseconds, and ratios to libibverbs.
+/// The figures of one size: microseconds, and ratios to libibverbs.
 #[derive(Serialize)]
 pub struct Row {
     bytes: u64,
@@ -72,9 +73,9 @@ pub struct Row {
     plain_reg_us: Option<f64>,
     plain_ratio: Option<f64>,
     relaxed_ratio: Option<f64>,
-    /// The library made the plain registrations by its own call, and did not pass them on.
+    /// The library made the plain registrations by its own call and did not pass them on.
     plain_own: bool,
-    /// The library had kept the relaxed ones.
+    /// The library served the relaxed registrations by kept regions.
     relaxed_kept: bool,
     /// Why a figure is missing.
     error: Option<String>,
@@ -101,7 +102,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     for kind in Kind::ALL {
         workers.push(Worker::start(kind, &device, &library.path)?);
     }
-    // It is drawn on a terminal only.
+    // Drawn on a terminal only.
     let bar = ProgressBar::new(args.sizes.len() as u64 * u64::from(args.rounds));
     bar.set_style(ProgressStyle::with_template("{wide_bar} {msg}")?);
     let mut rows = Vec::new();
@@ -133,7 +134,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(u8::from(failed)))
 }
 
-/// For how long a way works at one turn, in ns, unless once takes longer.
+/// How long a turn takes in ns, unless one pair takes longer.
 const TURN: f64 = 2e6;
 const MOST_PAIRS: f64 = 10_000.0;
 
@@ -147,7 +148,8 @@ fn measure(
     let mut pairs = Vec::new();
     let mut error = None;
     for worker in workers.iter_mut() {
-        // The first turn warms up: memory, caches, the pool. By the second the length of the others is chosen.
+        // The first turn warms up memory, caches and the pool. The second determines the length of
+        // the other turns.
         let _ = worker.turn(bytes, 3)?;
         match worker.turn(bytes, 3)? {
             Ok(turn) => pairs.push((TURN / turn.pair).clamp(1.0, MOST_PAIRS) as u32),
@@ -162,7 +164,8 @@ fn measure(
         turns.push(Vec::new());
     }
     for round in 0..rounds as usize {
-        // Who goes first changes, so that nobody always finds the caches as the same one has left them.
+        // Another process goes first in each round, so that no process always finds the caches as
+        // the same predecessor left them.
         for turn in 0..workers.len() {
             let way = (turn + round) % workers.len();
             if pairs[way] > 0 {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `rdmamr doctor`: what in this machine and this process helps or hinders registration, one file a subject.
+//! `rdmamr doctor`: reports what in this machine and this process helps or hinders registration.
+//! Each subject has its own file.
 
 mod attributes;
 mod devices;
@@ -40,28 +41,28 @@ pub struct Args {
     devices: Vec<String>,
 }
 
-/// How bad it is.
+/// How bad a finding is.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Debug)]
 #[serde(rename_all = "lowercase")]
 pub enum State {
     Ok,
-    /// It works, and not as well as it could.
+    /// It works, but not as well as it could.
     Warning,
     /// It does not work.
     Failure,
 }
 
-/// One line of the answer. Its fields are those of the JSON, which scripts read: none is renamed or taken away.
+/// A line of the answer. The fields are those of the JSON, which scripts read, so their names stay.
 #[derive(Serialize)]
 pub struct Check {
-    /// What was looked at: "device", "driver", "memlock" and so on.
+    /// The subject: "device", "driver", "memlock" and so on.
     subject: &'static str,
-    /// The device, where it is about one.
+    /// The device, if the check is about one.
     device: Option<String>,
     state: State,
-    /// What was found.
+    /// The finding.
     found: String,
-    /// What that means for registration.
+    /// The consequence for registration.
     meaning: Option<String>,
     /// The command that changes it.
     fix: Option<String>,
@@ -107,7 +108,7 @@ impl Check {
     }
 }
 
-/// Looks at everything, and prints it.
+/// Makes all checks and prints them.
 pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let verbs = Verbs::load();
     let (mut checks, devices) = devices::check(&args.devices);
@@ -132,7 +133,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(u8::from(worst == State::Failure)))
 }
 
-/// A small file of proc(5) or sysfs(5), without what is white around it.
+/// The content of a small file of proc(5) or sysfs(5), without white space around it.
 fn read(path: impl AsRef<std::path::Path>) -> Option<String> {
     Some(fs::read_to_string(path).ok()?.trim().to_owned())
 }

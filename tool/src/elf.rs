@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What an ELF file says of itself, as far as it decides whether a library can be preloaded.
+//! The parts of an ELF file that decide whether a library can be preloaded.
 
 use object::elf::{self, FileHeader32, FileHeader64};
-use object::read::elf::{Dyn, FileHeader, ProgramHeader};
+use object::read::elf::{Dyn, FileHeader, ProgramHeader, Sym};
 use object::{Endianness, ReadCache, ReadRef};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-/// For which processor and word size code is.
+/// The processor and the word size that code is for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Machine {
     is_64: bool,
@@ -19,16 +19,18 @@ pub struct Machine {
 #[derive(Debug)]
 pub struct Elf {
     pub machine: Machine,
-    /// PT_INTERP: what loads the program and its libraries.
+    /// PT_INTERP: the program that loads the program and its libraries.
     pub interpreter: Option<PathBuf>,
-    /// Marked as a position-independent program, which tells one from a shared library.
+    /// The file is marked as a position-independent program, which tells it from a shared library.
     pub is_program: bool,
-    /// A shared library or a position-independent program.
+    /// The file is a shared library or a position-independent program.
     pub is_dynamic: bool,
+    /// The file exports `rdmamr_version`, as librdmamr does.
+    pub is_librdmamr: bool,
 }
 
 impl Elf {
-    /// Reads a file; `None` where it is no ELF file.
+    /// Reads a file; `None` if it is not an ELF file.
     pub fn read(path: &Path) -> anyhow::Result<Option<Elf>> {
         let cache = ReadCache::new(File::open(path)?);
         let Ok(ident) = cache.read_bytes_at(0, 5) else {
@@ -62,6 +64,7 @@ where
         interpreter: None,
         is_program: false,
         is_dynamic: header.e_type(endian) == elf::ET_DYN,
+        is_librdmamr: false,
     };
     for segment in header.program_headers(endian, data)? {
         if let Some(interpreter) = segment.interpreter(endian, data)? {
@@ -74,6 +77,12 @@ where
             }
         }
     }
+    let sections = header.sections(endian, data)?;
+    let symbols = sections.symbols(endian, data, elf::SHT_DYNSYM)?;
+    found.is_librdmamr = symbols.iter().any(|symbol| {
+        symbol.st_shndx(endian) != elf::SHN_UNDEF
+            && symbols.symbol_name(endian, symbol) == Ok(b"rdmamr_version")
+    });
     Ok(found)
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Where librdmamr.so.1 is.
+//! The search for librdmamr.so.1.
 
 use crate::elf::Elf;
 use anyhow::{anyhow, bail};
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 const SONAME: &str = "librdmamr.so.1";
-/// As Cargo leaves it in target/release.
+/// The name that Cargo gives the library in target/release.
 const BUILT: &str = "librdmamr.so";
 
 #[cfg(target_arch = "x86_64")]
@@ -25,7 +25,8 @@ pub struct Library {
     pub elf: Elf,
 }
 
-/// Finds it: where `RDMAMR_LIBRARY` says, beside this program, where the linker looks.
+/// Finds the library: where `RDMAMR_LIBRARY` says, beside this program, then where the linker
+/// looks.
 pub fn find() -> anyhow::Result<Library> {
     if let Some(path) = env::var_os("RDMAMR_LIBRARY").filter(|path| !path.is_empty()) {
         let path = std::path::absolute(path)?;
@@ -53,12 +54,15 @@ pub fn find() -> anyhow::Result<Library> {
 
 fn open(path: &Path) -> anyhow::Result<Library> {
     let Some(elf) = Elf::read(path)? else {
-        bail!("it is no shared library");
+        bail!("it is not a shared library");
     };
     if !elf.is_dynamic || elf.is_program || elf.interpreter.is_some() {
-        bail!("it is a program, and not a shared library");
+        bail!("it is a program, not a shared library");
     }
-    // ld.so takes both as the end of a name, and nothing quotes them.
+    if !elf.is_librdmamr {
+        bail!("it is another library than {SONAME}: it does not export rdmamr_version");
+    }
+    // ld.so treats both characters as the end of a name, and they cannot be quoted.
     if path
         .as_os_str()
         .as_bytes()
@@ -83,7 +87,7 @@ fn candidates() -> impl Iterator<Item = PathBuf> {
         .chain(in_system())
 }
 
-/// What is installed or built with this program goes before what else the machine has.
+/// A library that is installed or built with this program precedes the others of the machine.
 fn beside_this_program() -> Vec<PathBuf> {
     let program = env::current_exe().and_then(|path| path.canonicalize());
     let Some(dir) = program
@@ -113,10 +117,11 @@ fn in_library_path() -> Vec<PathBuf> {
         .collect()
 }
 
-/// Lines such as "librdmamr.so.1 (libc6,x86-64) => /usr/lib/librdmamr.so.1". There is one for each machine whose
-/// code this one can run.
+/// The paths in ldconfig's lines such as "librdmamr.so.1 (libc6,x86-64) =>
+/// /usr/lib/librdmamr.so.1". The cache has one line for each machine whose code this machine can
+/// run.
 fn in_cache() -> Vec<PathBuf> {
-    // Not in the PATH of everybody.
+    // Many users do not have /sbin in their PATH.
     let listed = ["/sbin/ldconfig", "/usr/sbin/ldconfig", "ldconfig"]
         .iter()
         .find_map(|ldconfig| Command::new(ldconfig).arg("-p").output().ok());
@@ -144,7 +149,7 @@ fn in_system() -> Vec<PathBuf> {
     dirs.iter().map(|dir| Path::new(dir).join(SONAME)).collect()
 }
 
-/// Whether a file is code of the kind that this program is.
+/// Whether a file's code is of this program's kind.
 fn runs_here(path: &Path) -> bool {
     let machine = |path: &Path| Some(Elf::read(path).ok()??.machine);
     machine(path).is_some_and(|it| machine(Path::new("/proc/self/exe")) == Some(it))

@@ -1,13 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The program `rdmamr`: runs programs under the library, and says what their registrations cost.
 
-mod abi;
 mod bench;
 mod doctor;
 mod elf;
-#[path = "../../src/trace/format.rs"]
-#[allow(dead_code, reason = "the library writes what this only reads")]
-mod format;
 mod library;
 mod report;
 mod run;
@@ -16,8 +12,11 @@ mod sample;
 mod signals;
 mod style;
 mod trace;
-mod uverbs;
 mod verbs;
+
+use rdmamr_abi as abi;
+use rdmamr_trace_format as format;
+use rdmamr_uverbs as uverbs;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
@@ -68,7 +67,7 @@ Examples:
 fn main() -> ExitCode {
     signals::restore();
     let usage = usage_status();
-    // Not among the commands, which are shown and completed: the processes of "bench".
+    // The processes of "bench" are started by a hidden command, absent from help and completions.
     if std::env::args_os()
         .nth(1)
         .is_some_and(|command| command == bench::worker::COMMAND)
@@ -101,7 +100,7 @@ fn main() -> ExitCode {
     end(result, usage)
 }
 
-/// By way of a buffer: clap_complete panics where it cannot write.
+/// Prints by way of a buffer: clap_complete panics if it cannot write.
 fn completions(shell: Shell) -> anyhow::Result<()> {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut Cli::command(), "rdmamr", &mut script);
@@ -117,7 +116,8 @@ fn end(result: anyhow::Result<ExitCode>, status: u8) -> ExitCode {
     })
 }
 
-/// The exit status for what this program itself refuses: 2, but 125 where the others are the program's that is run.
+/// The exit status if this program itself refuses: 2, but 125 for `run`, which otherwise passes on
+/// the status of the program that it runs.
 fn usage_status() -> u8 {
     match std::env::args_os().nth(1) {
         Some(command) if command == "run" => run::REFUSED,

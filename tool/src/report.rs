@@ -1,22 +1,27 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `rdmamr report`: what the registrations of a trace cost, as a page, as text or as JSON.
 use crate::trace::Trace;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use shape::Report;
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 mod access;
 mod advice;
-mod analysis;
 mod callers;
 mod durations;
 mod errno;
+mod figures;
 mod html;
 mod json;
 mod plots;
+mod pool;
+#[cfg(test)]
+mod prediction_tests;
 mod ranges;
+mod replay;
 mod shape;
 #[cfg(test)]
 mod tests;
@@ -47,11 +52,11 @@ pub struct Args {
     output: Option<PathBuf>,
 }
 
-/// The exit status is 2 when there is no report.
+/// The exit status is 2 if no report could be made.
 pub fn run(args: &Args) -> Result<ExitCode> {
     match write(args) {
         Ok(()) => Ok(ExitCode::SUCCESS),
-        // Who reads has seen enough.
+        // The reader has closed the pipe.
         Err(error)
             if error
                 .downcast_ref::<io::Error>()
@@ -81,9 +86,21 @@ fn write(args: &Args) -> Result<()> {
             page.push(".html");
             page.into()
         });
+        if is_same_file(&page, path) {
+            bail!(
+                "{} is the trace itself, and the page would replace it. Name another file",
+                page.display()
+            );
+        }
         std::fs::write(&page, html::render(&report)?)
             .with_context(|| format!("{} cannot be written", page.display()))?;
         writeln!(io::stdout(), "{}", page.display())?;
     }
     Ok(())
+}
+
+/// Whether two paths lead to the same file, through whatever links.
+fn is_same_file(one: &Path, other: &Path) -> bool {
+    let identity = |path: &Path| path.metadata().ok().map(|it| (it.dev(), it.ino()));
+    identity(one).is_some_and(|one| identity(other) == Some(one))
 }

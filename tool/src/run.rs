@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `rdmamr run`: becomes the program, with the library in front of it. Since it becomes it, the process, its terminal,
-//! its signals and its exit status are the program's own.
+//! `rdmamr run`: replaces itself by the program, with the library preloaded. The process, its
+//! terminal, its signals and its exit status are therefore the program's own.
 
 mod judge;
 mod search;
@@ -19,8 +19,10 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// The exit status of timeout(1), env(1) and nohup(1) for what they do not do.
+/// The exit status that timeout(1), env(1) and nohup(1) use for their own failures.
 pub const REFUSED: u8 = 125;
+/// Names the command that the library suggests when the program has ended.
+const TELL_AT_END: &str = "_RDMAMR_NEXT";
 const CANNOT_RUN: u8 = 126;
 const NOT_FOUND: u8 = 127;
 
@@ -42,8 +44,8 @@ pub struct Args {
     /// Record every registration, for 'rdmamr report FILE'
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
-    /// When the program ends, print the counters, or append them to FILE
-    #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true, default_missing_value = "stderr")]
+    /// When the program ends, print the counters: a table, json, or JSON to FILE
+    #[arg(long, value_name = "json|FILE", num_args = 0..=1, require_equals = true, default_missing_value = "table")]
     stats: Option<PathBuf>,
     /// Populate fresh memory with N threads before it is registered
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
@@ -51,7 +53,7 @@ pub struct Args {
     /// Watch memory for another registration cache: libfabric
     #[arg(long, value_name = "WHOSE", hide_possible_values = true)]
     monitor: Option<Monitor>,
-    /// What the library says: error, warn, info, debug
+    /// Which messages the library prints: error, warn, info, debug
     #[arg(long, value_name = "LEVEL", hide_possible_values = true)]
     log: Option<Level>,
     /// The program, and its arguments
@@ -79,7 +81,7 @@ enum Level {
     Debug,
 }
 
-/// Returns only if the program does not run.
+/// Returns only if the program cannot run.
 pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let name = &args.command[0];
     let program = match search::find(name) {
@@ -103,6 +105,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let mut environment: BTreeMap<OsString, OsString> = env::vars_os().collect();
     // For this program only: the library would warn of a name that it does not know.
     environment.remove(OsStr::new("RDMAMR_LIBRARY"));
+    environment.remove(OsStr::new(TELL_AT_END));
     let mut set = |name: &str, value: &OsStr| environment.insert(name.into(), value.to_owned());
     set(
         "LD_PRELOAD",
@@ -112,6 +115,12 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
         let trace = std::path::absolute(trace)?;
         empty(&trace).with_context(|| format!("--trace {}", trace.display()))?;
         set("RDMAMR_TRACE", trace.as_os_str());
+        // The library prints the suggestion when the program has ended: this process is the program
+        // by then.
+        set(
+            TELL_AT_END,
+            format!("rdmamr report {}", quoted(&trace)).as_ref(),
+        );
         if io::stderr().is_terminal() {
             eprintln!(
                 "rdmamr: when the program has ended: rdmamr report {}",
@@ -120,11 +129,10 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
         }
     }
     if let Some(stats) = &args.stats {
-        let stderr = stats == Path::new("stderr");
-        let stats = if stderr {
-            stats.clone()
-        } else {
-            std::path::absolute(stats)?
+        let stats = match stats.to_str() {
+            Some("table") => stats.clone(),
+            Some("json" | "stderr") => "stderr".into(),
+            _ => std::path::absolute(stats)?,
         };
         set("RDMAMR_STATS", stats.as_os_str());
     }
@@ -155,7 +163,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(CANNOT_RUN))
 }
 
-/// As a shell takes it for one word.
+/// Quotes a path as one word for a shell.
 fn quoted(path: &Path) -> String {
     let path = path.display().to_string();
     let is_plain = |c: char| c.is_alphanumeric() || "/._-+=:,@%".contains(c);
@@ -166,7 +174,7 @@ fn quoted(path: &Path) -> String {
     }
 }
 
-/// The library before what is to be preloaded already.
+/// Puts the library before the libraries that are to be preloaded already.
 fn preload(library: &Path, before: Option<OsString>) -> OsString {
     let mut list = library.as_os_str().to_owned();
     if let Some(before) = before.filter(|before| !before.is_empty()) {
@@ -176,11 +184,12 @@ fn preload(library: &Path, before: Option<OsString>) -> OsString {
     list
 }
 
-/// Makes the file of a trace, or empties that of an earlier one: the library appends. Not while another program that was
-/// run with it is alive, as with mpirun(1): they share it. That is known by a lock, which the program inherits.
+/// Creates the file of a trace, or empties that of an earlier one, since the library appends. It
+/// does not empty the file while another program that was run with it is alive, as with mpirun(1):
+/// they share the file. A lock that the program inherits tells whether one is alive.
 fn empty(trace: &Path) -> anyhow::Result<()> {
     if trace.exists() && !trace.metadata()?.is_file() {
-        bail!("it is no regular file");
+        bail!("it is not a regular file");
     }
     let mut file = File::options()
         .read(true)
@@ -192,28 +201,30 @@ fn empty(trace: &Path) -> anyhow::Result<()> {
         .take(format::MAGIC.len() as u64)
         .read_to_end(&mut magic)?;
     if !magic.is_empty() && magic != format::MAGIC {
-        bail!("it exists and is no trace; it is left as it is");
+        bail!("it exists and is not a trace, so it is left alone");
     }
-    // Without close-on-exec, and out of the way of programs that count on the lowest numbers, if the limit allows.
+    // Without close-on-exec, and if the limit allows with a number that is out of the way of
+    // programs that count on the lowest numbers.
     let kept = [900, 200, 3].into_iter().find_map(|number| {
-        // SAFETY: no pointers.
+        // SAFETY: F_DUPFD takes no pointers.
         let kept = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_DUPFD, number) };
         (kept >= 0).then_some(kept)
     });
     let kept = kept.ok_or_else(io::Error::last_os_error)?;
     let lock = |how| {
-        // SAFETY: no pointers.
+        // SAFETY: flock takes no pointers.
         unsafe { libc::flock(kept, how) == 0 }
     };
     if lock(libc::LOCK_EX | libc::LOCK_NB) {
         file.set_len(0)?;
     }
-    // Whoever comes in between, and empties it too, finds nothing: this one has not begun to write.
+    // Another launcher that empties the file at this point finds it empty: this program has not
+    // begun to write.
     lock(libc::LOCK_SH);
     Ok(())
 }
 
-/// execvpe(3), and not that of the standard library, which changes the signals that are blocked and ignored.
+/// execvpe(3). The standard library's own exec would change which signals are blocked and ignored.
 fn become_program(
     program: &Path,
     command: &[OsString],
@@ -233,7 +244,7 @@ fn become_program(
         strings.chain([std::ptr::null()]).collect()
     };
     let (argv, envp) = (pointers(&arguments), pointers(&environment));
-    // SAFETY: strings, and arrays of strings with a null at their end, all of which live here.
+    // SAFETY: the strings and the null-terminated arrays live until the end of this function.
     unsafe { libc::execvpe(path.as_ptr(), argv.as_ptr(), envp.as_ptr()) };
     io::Error::last_os_error()
 }

@@ -7,12 +7,12 @@ use std::path::PathBuf;
 #[derive(Default)]
 pub struct Sample(pub Vec<u8>);
 
-/// Who writes: CLOCK_MONOTONIC and CLOCK_REALTIME are the same to it.
+/// A process that writes. Its CLOCK_MONOTONIC and CLOCK_REALTIME are equal.
 pub struct Writer {
     pub pid: u32,
     pub sequence: u64,
     pub dropped: u64,
-    /// Bytes of a later version at the end of each header.
+    /// How many bytes of a later version are at the end of each header.
     pub longer: usize,
     pub version: u16,
 }
@@ -107,7 +107,7 @@ pub fn deregister(at: u64, lkey: u32, addr: u64, length: u64) -> Call {
     }
 }
 
-/// A file in a folder that goes with what is returned.
+/// Writes a file in a folder that exists as long as the returned guard.
 pub fn file(sample: &Sample) -> (tempfile::TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("trace");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! SIGPIPE as this program found it. Rust's runtime ignores it before `main`, and the program that is run would
-//! inherit that.
+//! The disposition of SIGPIPE as this program inherited it. Rust's runtime ignores the signal
+//! before `main`, and the program that `rdmamr run` starts would inherit that.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
@@ -10,7 +10,7 @@ static IGNORED: AtomicBool = AtomicBool::new(false);
 unsafe extern "C" fn remember() {
     // SAFETY: all zeros is a valid `sigaction`.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
-    // SAFETY: only asks; the structure is writable.
+    // SAFETY: the call changes nothing, and the structure is writable.
     unsafe { libc::sigaction(libc::SIGPIPE, std::ptr::null(), &mut action) };
     IGNORED.store(action.sa_sigaction == libc::SIG_IGN, Relaxed);
 }
@@ -19,10 +19,10 @@ unsafe extern "C" fn remember() {
 #[unsafe(link_section = ".init_array")]
 static REMEMBER: unsafe extern "C" fn() = remember;
 
-/// Puts it back.
+/// Restores the disposition.
 pub fn restore() {
     if !IGNORED.load(Relaxed) {
-        // SAFETY: no handler, and no other thread yet.
+        // SAFETY: the call sets no handler, and no other thread runs yet.
         unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
     }
 }

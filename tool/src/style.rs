@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Colours. What is printed by `anstream` has them on a terminal only, and never with `NO_COLOR` set.
+//! Colours. `anstream` prints them on a terminal only, and never if `NO_COLOR` is set.
 
 use anstyle::{AnsiColor, Style};
 

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Reads a trace, rdmamr_trace(5): which processes wrote it, and their calls in the order in which they took effect.
+//! Reads a trace, rdmamr_trace(5): the processes that wrote it, and their calls in the order in
+//! which they took effect.
 //!
-//! A trace may be larger than the memory. So it is read twice: first to see which calls are where, then call by call,
-//! with no more of it in memory than overlaps in time: a few thousand calls for each thread that was at work.
-use crate::format::{Call, Header, MAGIC, Start, VERSION, call, how, kind};
+//! A trace may be larger than the memory, so it is read twice: first to find where each run of
+//! calls is, then call by call. The second pass holds only calls that overlap in time: a few
+//! thousand for each thread that was at work.
+use crate::format::{Call, Header, MAGIC, PoolSettings, Start, VERSION, call, how, kind};
 use anyhow::{Context, Result, bail, ensure};
 use rustc_hash::FxHashMap;
 use std::cmp::Reverse;
@@ -14,44 +16,48 @@ use std::path::Path;
 
 const HEADER: usize = size_of::<Header>();
 const CALL: usize = size_of::<Call>();
-/// No time is later: it is in 2116, and leaves room to calculate.
+/// The latest time that a trace may have: it is in 2116, and leaves room for arithmetic.
 const LATEST: u64 = 1 << 62;
-/// Calls that are read at once.
+/// How many calls one read takes.
 const RUN: usize = 4096;
 
 /// A trace whose blocks are known.
 pub struct Trace {
     source: Source,
     pub processes: Vec<Process>,
-    /// Paths of modules; [`Mapping::path`] counts in them.
+    /// Paths of modules; [`Mapping::path`] is an index into them.
     pub paths: Vec<String>,
     runs: Vec<Run>,
-    /// What was wrong with the file, in sentences.
+    /// Damage to the file, in sentences.
     pub damage: Vec<String>,
 }
 
 /// A process that wrote into the trace. Times are CLOCK_REALTIME in ns.
 pub struct Process {
     pub pid: u32,
-    /// When it began to write.
+    /// When the process began to write.
     pub process: u64,
     pub command: Vec<String>,
     pub page: u64,
-    /// The earliest and the latest moment that the trace has of it.
+    /// The earliest and the latest moment that the trace has of the process.
     pub begin: u64,
     pub end: u64,
-    /// It has said that it ends.
+    /// The process wrote that it ends.
     pub ended: bool,
     pub dropped: u64,
+    /// The pool's settings and limits in this process, if the trace has them.
+    pub pool: Option<PoolSettings>,
+    /// Lists of memory that the pool would not keep, each with the time from which it holds.
+    unkept: Vec<(u64, Vec<(u64, u64)>)>,
     blocks: u64,
     last_sequence: u64,
-    /// What its CLOCK_MONOTONIC lacks of CLOCK_REALTIME, when that is known.
+    /// CLOCK_REALTIME minus the process's CLOCK_MONOTONIC, once known.
     realtime: Option<i128>,
     reasons: FxHashMap<u32, (u64, usize)>,
     modules: Vec<Vec<Mapping>>,
 }
 
-/// Where code of a file is, or was: [`kind::MODULES`].
+/// The addresses of a file's code: [`kind::MODULES`].
 #[derive(PartialEq)]
 struct Mapping {
     start: u64,
@@ -60,22 +66,23 @@ struct Mapping {
     path: u32,
 }
 
-/// Calls of one process that lie together.
+/// Adjacent calls of one process.
 struct Run {
     process: u32,
-    /// Which of the process's module lists was in force.
+    /// The number of the module list that was valid for these calls.
     modules: u32,
     at: u64,
     calls: usize,
     first: u64,
 }
 
-/// A call, with where and when it belongs.
+/// A call, with its process and its time.
 pub struct Event {
     pub process: u32,
     pub modules: u32,
-    /// When it took effect, CLOCK_REALTIME in ns: a registration at its end, a deregistration at its beginning. A key
-    /// that one thread lets go and another gets is thus seen in that order, though the calls overlap.
+    /// When the call took effect, CLOCK_REALTIME in ns: a registration at its end, a deregistration
+    /// at its beginning. If one thread releases a key and another gets it, the two calls thus
+    /// appear in that order even if they overlap.
     pub effect: u64,
     pub call: Call,
 }
@@ -87,13 +94,13 @@ struct Source {
 }
 
 impl Source {
-    /// What is there of `length` bytes from `at` on.
+    /// Reads `length` bytes from `at` on, or as many as exist.
     fn read(&self, at: u64, length: usize, into: &mut Vec<u8>) -> Result<()> {
         into.resize(length.min(self.size.saturating_sub(at) as usize), 0);
         self.file.read_exact_at(into, at).context("reading it")
     }
 
-    /// Where the next block may begin, from `at` on; else `end`.
+    /// The first place from `at` on at which a block may begin, or `end`.
     fn next_magic(&self, mut at: u64, end: u64) -> Result<u64> {
         let mut bytes = Vec::new();
         while at + (MAGIC.len() as u64) <= end {
@@ -107,7 +114,7 @@ impl Source {
     }
 }
 
-/// Numbers of a structure, one after another.
+/// The fields of a structure, which are numbers without gaps.
 struct Fields<'a>(&'a [u8]);
 
 impl Fields<'_> {
@@ -171,7 +178,7 @@ fn parse_call(bytes: &[u8]) -> Call {
     }
 }
 
-/// Whether a call, when it succeeds, gives a region.
+/// Whether a call, if it succeeds, yields a region.
 pub fn registers(call: u8) -> bool {
     !matches!(
         call,
@@ -190,6 +197,8 @@ impl Process {
             end: header.process,
             ended: false,
             dropped: 0,
+            pool: None,
+            unkept: Vec::new(),
             blocks: 0,
             last_sequence: 0,
             realtime: None,
@@ -198,9 +207,49 @@ impl Process {
         }
     }
 
-    /// A time of its CLOCK_MONOTONIC as CLOCK_REALTIME.
+    /// Converts a time of the process's CLOCK_MONOTONIC to CLOCK_REALTIME.
     fn wall(&self, monotonic: u64) -> u64 {
         (i128::from(monotonic) + self.realtime.unwrap_or(0)).clamp(0, i128::from(LATEST)) as u64
+    }
+
+    /// Whether the pool would not keep a range that is registered at that time. If a mapping is
+    /// made before the registration, only the next list may contain the mapping.
+    pub fn is_unkept(&self, at: u64, start: u64, end: u64) -> bool {
+        let next = self.unkept.partition_point(|(from, _)| *from <= at);
+        let lists = &self.unkept[next.saturating_sub(1)..(next + 1).min(self.unkept.len())];
+        lists.iter().any(|(_, ranges)| {
+            let after = ranges.partition_point(|range| range.1 <= start);
+            ranges.get(after).is_some_and(|range| range.0 < end)
+        })
+    }
+
+    fn unkept(&mut self, content: &[u8]) {
+        let mut fields = Fields(content);
+        if content.len() < 8 || content.len() % 16 != 8 {
+            return;
+        }
+        let from = self.wall(fields.u64());
+        let mut ranges = Vec::new();
+        while !fields.0.is_empty() {
+            ranges.push((fields.u64(), fields.u64()));
+        }
+        ranges.sort_unstable();
+        let at = self.unkept.partition_point(|(other, _)| *other <= from);
+        self.unkept.insert(at, (from, ranges));
+    }
+
+    fn pool(&mut self, content: &[u8]) {
+        if content.len() < size_of::<PoolSettings>() {
+            return;
+        }
+        let mut fields = Fields(content);
+        self.pool = Some(PoolSettings {
+            flags: fields.u64(),
+            linger_local: fields.u64(),
+            linger_remote: fields.u64(),
+            most_regions: fields.u64(),
+            most_bytes: fields.u64(),
+        });
     }
 
     fn saw(&mut self, moment: u64) {
@@ -240,16 +289,16 @@ impl Process {
 }
 
 impl Trace {
-    /// Reads which blocks there are.
+    /// Finds the blocks of the file.
     pub fn open(path: &Path) -> Result<Trace> {
         let metadata = path.metadata().context("it cannot be opened")?;
-        // Before it is opened, which for a pipe takes until somebody writes to it.
+        // Checked before the open, which for a pipe waits for a writer.
         ensure!(metadata.is_file(), "it is not a regular file");
         let file = File::open(path).context("it cannot be opened")?;
         let metadata = file.metadata()?;
         ensure!(
             metadata.len() > 0,
-            "it is empty: the program has not come to its first registration, or the library was not loaded"
+            "it is empty: the program has not registered memory yet, or the library was not loaded"
         );
         let source = Source {
             file,
@@ -290,8 +339,9 @@ impl Trace {
             };
             let content = at + u64::from(header.header);
             let mut end = content + u64::from(header.length);
-            // A block that is not followed by another was not written whole: the disk was full, or the file copied
-            // while it grew. What follows may begin inside of the length that it claims.
+            // A block without another after it was not written whole: the disk was full, or the
+            // file was copied while it grew. The next block may then begin inside the length that
+            // this block claims.
             self.source.read(end, MAGIC.len(), &mut bytes)?;
             if end != self.source.size && bytes != MAGIC {
                 let next = self
@@ -337,7 +387,7 @@ impl Trace {
         }
         if garbage > 0 {
             self.damage.push(format!(
-                "{garbage} bytes of the file are no blocks, and were skipped."
+                "{garbage} bytes of the file belong to no block and were skipped."
             ));
         }
         if newer > 0 {
@@ -403,7 +453,7 @@ impl Trace {
                     self.source.read(at, calls * CALL, &mut bytes)?;
                     let mut first = u64::MAX;
                     for call in bytes.chunks_exact(CALL).map(parse_call) {
-                        // Where its first block is lost, the process is taken to have begun with this call.
+                        // If the first block is lost, the process counts as begun with this call.
                         process
                             .realtime
                             .get_or_insert(i128::from(header.process) - i128::from(call.time));
@@ -430,6 +480,14 @@ impl Trace {
                     .reasons
                     .insert(Fields(&bytes).u32(), (at + 4, length as usize - 4));
             }
+            kind::POOL => {
+                self.source.read(at, length as usize, &mut bytes)?;
+                process.pool(&bytes);
+            }
+            kind::UNKEPT => {
+                self.source.read(at, length as usize, &mut bytes)?;
+                process.unkept(&bytes);
+            }
             kind::END => {
                 self.source.read(at, 8, &mut bytes)?;
                 if bytes.len() == 8 {
@@ -442,12 +500,13 @@ impl Trace {
         Ok(())
     }
 
-    /// Gives each call to `see`, in the order of [`Event::effect`].
+    /// Calls `see` with each call, in the order of [`Event::effect`].
     pub fn calls(&self, mut see: impl FnMut(&Event)) -> Result<()> {
         let mut waiting = self.runs.iter().peekable();
         let mut open: Vec<std::vec::IntoIter<(u64, Call)>> = Vec::new();
         let mut free = Vec::new();
-        // The next call of each open run. A region that is gone the moment it is there was registered first.
+        // The next call of each open run. If a region ends at the moment of its registration, the
+        // registration comes first.
         let mut next = BinaryHeap::new();
         let mut bytes = Vec::new();
         let order = |effect: u64, call: &Call| effect << 1 | u64::from(!registers(call.call));
@@ -504,8 +563,9 @@ impl Trace {
         )
     }
 
-    /// The file that an address is in, by its number in `paths`, and the address in the file's own terms. If the list of
-    /// modules that was in force has it not, a later one may: it is made when code has come that the last had not.
+    /// The file that contains an address, by its index in `paths`, and the address in the file's
+    /// own terms. If the module list of that time lacks the address, a later list may have it: the
+    /// library writes a list when code has come that the last list lacked.
     pub fn locate(&self, process: u32, modules: u32, address: u64) -> Option<(u32, u64)> {
         let lists = &self.processes[process as usize].modules;
         let (earlier, later) = lists.split_at((modules as usize).min(lists.len()));
@@ -530,7 +590,7 @@ fn parse_mapping(line: &str, path_number: &mut impl FnMut(&str) -> u32) -> Optio
     })
 }
 
-/// Whether a registration was by the pool.
+/// Whether the pool served a registration.
 pub fn pooled(how: u8) -> bool {
     matches!(how, how::HIT | how::MISS)
 }

@@ -1,62 +1,65 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! libibverbs, loaded at run time: most of this program is of use where there is none.
+//! libibverbs, loaded at run time: most of this program is useful without it.
 
 use crate::abi::rdma_core::{ibv_context, ibv_device, ibv_mr, ibv_pd};
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::path::PathBuf;
 
-/// A library that was loaded, and stays.
+/// A library that was loaded and is never unloaded.
 #[derive(Clone, Copy)]
 pub struct Loaded(*mut c_void);
 
 impl Loaded {
-    /// Loads a library; an error is the linker's.
+    /// Loads a library; an error is the linker's message.
     pub fn open(name: &CStr) -> Result<Loaded, String> {
         let mode = libc::RTLD_NOW | libc::RTLD_LOCAL | libc::RTLD_NODELETE;
-        // SAFETY: those that are loaded here are made to be.
+        // SAFETY: this program loads only libraries that are made to be loaded at run time.
         let handle = unsafe { libc::dlopen(name.as_ptr(), mode) };
         if !handle.is_null() {
             return Ok(Loaded(handle));
         }
-        // SAFETY: no conditions.
+        // SAFETY: dlerror has no preconditions.
         let error = unsafe { libc::dlerror() };
         if error.is_null() {
             return Err("dlopen failed without a reason".into());
         }
-        // SAFETY: not null, so a string, good until the next call.
+        // SAFETY: a non-null message is a NUL-terminated string, valid until the next call of
+        // dlerror.
         Err(unsafe { CStr::from_ptr(error) }
             .to_string_lossy()
             .into_owned())
     }
 
-    /// What the program itself and all that was loaded with it have, in that order: what is preloaded comes first.
+    /// The program itself and all libraries that were loaded with it; a preloaded library comes
+    /// first.
     pub fn whole_program() -> Loaded {
         Loaded(libc::RTLD_DEFAULT)
     }
 
-    /// A function.
+    /// Looks up a function.
     ///
     /// # Safety
     /// `F` is the type of a pointer to the function of that name.
     pub unsafe fn function<F: Copy>(self, name: &CStr) -> Option<F> {
         const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
-        // SAFETY: a handle, and a string.
+        // SAFETY: the handle is valid, and the name ends with a NUL.
         let address = unsafe { libc::dlsym(self.0, name.as_ptr()) };
-        // SAFETY: the caller vouches for the type, which is as large as a pointer.
+        // SAFETY: this function's contract gives the type of the symbol, and `F` is as large as a
+        // pointer.
         (!address.is_null()).then(|| unsafe { std::mem::transmute_copy(&address) })
     }
 
-    /// Where the file is that has a function of that name.
+    /// The path of the file that has a function of that name.
     pub fn path_of(self, name: &CStr) -> Option<PathBuf> {
-        // SAFETY: a handle, and a string.
+        // SAFETY: the handle is valid, and the name ends with a NUL.
         let address = unsafe { libc::dlsym(self.0, name.as_ptr()) };
         // SAFETY: all zeros is a valid `Dl_info`.
         let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };
-        // SAFETY: any address may be asked about.
+        // SAFETY: dladdr accepts any address, and `info` is writable.
         if address.is_null() || unsafe { libc::dladdr(address, &mut info) } == 0 {
             return None;
         }
-        // SAFETY: set by dladdr to a string of the linker's.
+        // SAFETY: dladdr has set the name to a string of the linker's.
         let path = unsafe { CStr::from_ptr(info.dli_fname) };
         Some(PathBuf::from(path.to_str().ok()?))
     }
@@ -84,13 +87,13 @@ pub struct Verbs {
 pub struct Context(*mut ibv_context);
 
 impl Verbs {
-    /// Loads it.
+    /// Loads libibverbs.
     pub fn load() -> Result<Verbs, String> {
         let library = Loaded::open(c"libibverbs.so.1")?;
         let missing = |name: &CStr| format!("libibverbs.so.1 has no {}", name.to_string_lossy());
         macro_rules! function {
             ($name:expr) => {
-                // SAFETY: each with its type in <infiniband/verbs.h>.
+                // SAFETY: each function has its type in <infiniband/verbs.h>.
                 unsafe { library.function($name) }.ok_or_else(|| missing($name))?
             };
         }
@@ -103,27 +106,27 @@ impl Verbs {
         })
     }
 
-    /// The devices for which it has a provider. An error is an errno.
+    /// The devices for which libibverbs has a provider. An error is an errno.
     fn devices(&self) -> Result<Vec<(String, *mut ibv_device)>, i32> {
         let mut count = 0;
-        // SAFETY: the count is writable. The list is never freed, so that its devices stay.
+        // SAFETY: the count is writable. The list is never freed, so its devices stay valid.
         let list = unsafe { (self.get_device_list)(&mut count) };
         if list.is_null() {
             return Err(errno::errno().0);
         }
-        // SAFETY: `count` devices, and a null behind them.
+        // SAFETY: the list has `count` devices, followed by a null.
         let list = unsafe { std::slice::from_raw_parts(list, count as usize) };
         let named = list.iter().map(|&device| {
-            // SAFETY: a device of the list.
+            // SAFETY: the device is of a list that is never freed.
             let name = unsafe { (self.get_device_name)(device) };
-            // SAFETY: a string in the device.
+            // SAFETY: the name is a NUL-terminated string in the device.
             let name = unsafe { CStr::from_ptr(name) };
             (name.to_string_lossy().into_owned(), device)
         });
         Ok(named.collect())
     }
 
-    /// The names of the devices for which it has a provider.
+    /// The names of the devices for which libibverbs has a provider.
     pub fn names(&self) -> Vec<String> {
         self.devices()
             .unwrap_or_default()
@@ -140,7 +143,7 @@ impl Verbs {
         let Some((_, device)) = devices.into_iter().find(|device| device.0 == name) else {
             return Err("libibverbs does not know it".into());
         };
-        // SAFETY: a device of a list that was not freed.
+        // SAFETY: the device is of a list that is never freed.
         let context = unsafe { (self.open_device)(device) };
         if context.is_null() {
             return Err(std::io::Error::last_os_error().to_string());
@@ -150,7 +153,7 @@ impl Verbs {
 
     /// Allocates a protection domain.
     pub fn alloc_pd(&self, context: &Context) -> Result<*mut ibv_pd, String> {
-        // SAFETY: an open device.
+        // SAFETY: a `Context` is an open device.
         let pd = unsafe { (self.alloc_pd)(context.0) };
         if pd.is_null() {
             Err(std::io::Error::last_os_error().to_string())
@@ -161,9 +164,9 @@ impl Verbs {
 }
 
 impl Context {
-    /// Its file of the kernel; negative if it has none.
+    /// The file descriptor of the device; negative if it has none.
     pub fn fd(&self) -> c_int {
-        // SAFETY: open, and never closed.
+        // SAFETY: the context is open and never closed.
         unsafe { (*self.0).cmd_fd }
     }
 }

@@ -1,17 +1,25 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What the tables of functions of our objects point to.
+//! The functions in the tables of this library's objects.
 //!
 //! # Safety
-//! As libfabric and its inlines call them: an object is one of ours and open, the other pointers are NULL or
-//! as fi_mr(3) and fi_eq(3) say.
+//! libfabric, its inline functions and the application keep these contracts when they call a
+//! function of a table. The functions here pass both contracts on to the functions that they call.
+//!
+//! - **Our object**: the first argument is an open object of this library, of the class whose table
+//!   has the function; a region may also be closed already, as `Region::from_c` allows. Other
+//!   pointers to objects are NULL or point to an open object.
+//! - **Caller's memory**: any other pointer is NULL, or is valid as fi_mr(3) and fi_eq(3) say: for
+//!   the size of its type, or for the size that another argument states.
 
 use crate::abi::libfabric::*;
 use crate::abi::libfabric_provider::Slot;
+use crate::call::How;
 use crate::capi::ret;
 use crate::fabric::attributes::{self, Buffers, Wish};
 use crate::fabric::errors::{self, Failure, invalid, refused};
 use crate::fabric::{Domain, Publish, Queue, Region, close, fast, raw_key, register};
-use crate::stats::Counter;
+use crate::report::stats::counter;
+use crate::trace::Pending;
 use core::ffi::{c_char, c_int, c_void};
 use core::slice;
 use libc::{iovec, ssize_t};
@@ -25,7 +33,8 @@ fn not_there(call: &'static str) -> c_int {
     ret::code(call, None, || Err(NOT_THERE))
 }
 
-/// What none of our objects can do. See [`Slot`] for its arguments.
+/// The function for a slot that no object of this library supports. [`Slot`] says why it has no
+/// arguments.
 pub unsafe extern "C" fn nothing() -> c_int {
     not_there("a call of libfabric")
 }
@@ -65,7 +74,7 @@ pub unsafe extern "C" fn no_ops_set(
 
 pub unsafe extern "C" fn domain_close(fid: *mut fid) -> c_int {
     ret::code("fi_close", None, || {
-        // SAFETY: one of our domains.
+        // SAFETY: our object: `fid` is an open domain of this library.
         unsafe { Domain::close(fid) }?;
         Ok(0)
     })
@@ -73,9 +82,9 @@ pub unsafe extern "C" fn domain_close(fid: *mut fid) -> c_int {
 
 pub unsafe extern "C" fn domain_bind(fid: *mut fid, queue: *mut fid, flags: u64) -> c_int {
     ret::code("fi_domain_bind", None, || {
-        // SAFETY: one of our domains.
+        // SAFETY: our object: `fid` is an open domain of this library.
         let domain = unsafe { Domain::from_c(fid) }?;
-        // SAFETY: NULL or an open object.
+        // SAFETY: our object: `queue` is NULL or an open object.
         unsafe { domain.bind(queue, flags) }?;
         Ok(0)
     })
@@ -83,14 +92,15 @@ pub unsafe extern "C" fn domain_bind(fid: *mut fid, queue: *mut fid, flags: u64)
 
 pub unsafe extern "C" fn domain_control(fid: *mut fid, command: c_int, arg: *mut c_void) -> c_int {
     match command {
-        // SAFETY: the argument of that command.
+        // SAFETY: our object, caller's memory: both arguments go on unchanged, and this command
+        // takes `arg` of that type.
         FI_MAP_RAW_MR => ret::code("fi_mr_map_raw", None, || unsafe {
             map_raw(fid, arg.cast())
         }),
         FI_UNMAP_KEY => ret::code("fi_mr_unmap_key", None, || {
-            // SAFETY: one of our domains.
+            // SAFETY: our object: `fid` is an open domain of this library.
             let domain = unsafe { Domain::from_c(fid) }?;
-            // SAFETY: the argument of that command.
+            // SAFETY: caller's memory: the argument of FI_UNMAP_KEY is NULL or points to a key.
             let key = unsafe { arg.cast::<u64>().as_ref() }.ok_or(invalid("the key is NULL"))?;
             domain.keys.unmap(*key)?;
             Ok(0)
@@ -100,9 +110,9 @@ pub unsafe extern "C" fn domain_control(fid: *mut fid, command: c_int, arg: *mut
 }
 
 unsafe fn map_raw(fid: *mut fid, arg: *const fi_mr_map_raw) -> Result<c_int, Failure> {
-    // SAFETY: one of our domains.
+    // SAFETY: our object: `fid` is an open domain of this library.
     let domain = unsafe { Domain::from_c(fid) }?;
-    // SAFETY: the argument of that command.
+    // SAFETY: caller's memory: `arg` is NULL or points to the argument of this command.
     let arg = unsafe { arg.as_ref() }.ok_or(invalid("the argument is NULL"))?;
     if arg.raw_key.is_null() || arg.key.is_null() {
         return Err(invalid("the raw key or the place for the key is NULL"));
@@ -112,39 +122,61 @@ unsafe fn map_raw(fid: *mut fid, arg: *const fi_mr_map_raw) -> Result<c_int, Fai
             "the raw key's size is not that of a raw key of this library",
         ));
     }
-    // SAFETY: the application's raw key, of that size.
+    // SAFETY: caller's memory: `raw_key` is not NULL and has `key_size` bytes.
     let bytes = unsafe { slice::from_raw_parts(arg.raw_key, arg.key_size) };
     let key = domain.map(bytes, arg.base_addr, arg.flags)?;
-    // SAFETY: the application's.
+    // SAFETY: caller's memory: `key` is not NULL, so it points to a writable key.
     unsafe { arg.key.write(key) };
     Ok(0)
 }
 
-/// The one body of the three registering calls.
+/// The common body of the three registering calls.
 #[inline(always)]
 unsafe fn register_in(
     call: &'static str,
     fid: *mut fid,
     mr: *mut *mut fid_mr,
+    pending: &mut Option<Pending>,
     what: impl FnOnce(&Domain) -> Result<(Buffers, Wish), Failure>,
 ) -> c_int {
-    ret::code(call, Some(Counter::RegFailed), || {
-        // SAFETY: one of our domains.
+    ret::code(call, Some(counter!(reg_failed)), || {
+        // SAFETY: our object: `fid` is an open domain of this library.
         let domain = unsafe { Domain::from_c(fid) }?;
         if mr.is_null() {
             return Err(invalid("the place for the region is NULL"));
         }
         let (buffers, wish) = what(domain)?;
-        // SAFETY: the application's, readable as well as writable.
+        // SAFETY: caller's memory: `mr` is not NULL, so it points to a readable and writable
+        // pointer.
         let before = unsafe { mr.read() };
-        // SAFETY: as above.
+        // SAFETY: caller's memory: `mr` points to a writable pointer, as for the read above.
         let publish = unsafe { Publish::to(mr) };
-        register(call, domain, buffers, &wish, &publish).inspect_err(|_| {
-            // SAFETY: as above. What failed after all leaves no region behind.
+        register(call, domain, buffers, &wish, &publish, pending).inspect_err(|_| {
+            // SAFETY: caller's memory: `mr` points to a writable pointer. The write takes back a
+            // region that the failed registration had published.
             unsafe { mr.write(before) };
         })?;
         Ok(0)
     })
+}
+
+/// Registers memory by the short path, `fast.rs`: a region of a relaxed domain that the pool
+/// serves.
+#[inline(always)]
+unsafe fn reg_quickly(
+    fid: *mut fid,
+    buf: *const c_void,
+    len: usize,
+    access: u64,
+    mr: *mut *mut fid_mr,
+    context: *mut c_void,
+) -> Option<&'static Region> {
+    // SAFETY: our object: `fid` is an open domain of this library.
+    let domain = unsafe { Domain::look(fid) };
+    let region = fast::register(domain, buf.addr(), len, access, context)?;
+    // SAFETY: caller's memory: `mr` is not NULL, as the caller of this function checked.
+    unsafe { mr.write(region.as_ptr()) };
+    Some(region)
 }
 
 pub unsafe extern "C" fn reg(
@@ -158,45 +190,14 @@ pub unsafe extern "C" fn reg(
     mr: *mut *mut fid_mr,
     context: *mut c_void,
 ) -> c_int {
-    // SAFETY: one of our domains.
-    let domain = unsafe { Domain::look(fid) };
     if flags | offset == 0
         && !mr.is_null()
-        && let Some(region) = fast::register(domain, buf.addr(), len, access, context)
+        // SAFETY: our object, caller's memory: the arguments are the C caller's, unchanged, and
+        // `mr` is not NULL.
+        && ret::always(false, || unsafe { reg_quickly(fid, buf, len, access, mr, context) }.is_some())
     {
-        // SAFETY: the application's.
-        unsafe { mr.write(region) };
         return 0;
     }
-    // SAFETY: the caller's word.
-    unsafe {
-        reg_slowly(
-            fid,
-            buf,
-            len,
-            access,
-            offset,
-            requested_key,
-            flags,
-            mr,
-            context,
-        )
-    }
-}
-
-/// A function of its own, so that the short way has a small frame.
-#[inline(never)]
-unsafe extern "C" fn reg_slowly(
-    fid: *mut fid,
-    buf: *const c_void,
-    len: usize,
-    access: u64,
-    offset: u64,
-    requested_key: u64,
-    flags: u64,
-    mr: *mut *mut fid_mr,
-    context: *mut c_void,
-) -> c_int {
     let wish = Wish {
         access,
         offset,
@@ -204,9 +205,37 @@ unsafe extern "C" fn reg_slowly(
         flags,
         context,
     };
+    // SAFETY: our object, caller's memory: the arguments are the C caller's, unchanged.
+    unsafe { reg_slowly(fid, buf, len, &wish, mr) }
+}
+
+/// A separate function, so that the short path has a small stack frame.
+#[inline(never)]
+unsafe fn reg_slowly(
+    fid: *mut fid,
+    buf: *const c_void,
+    len: usize,
+    wish: &Wish,
+    mr: *mut *mut fid_mr,
+) -> c_int {
+    // SAFETY: our object, caller's memory: the arguments are the C caller's, unchanged.
+    unsafe { reg_wished(fid, (buf, len), *wish, mr, &mut None) }
+}
+
+/// `fi_mr_reg`. `pending` is the record of the call for the trace.
+///
+/// # Safety
+/// The contracts **our object** and **caller's memory** of this module.
+pub unsafe fn reg_wished(
+    fid: *mut fid,
+    (buf, len): (*const c_void, usize),
+    wish: Wish,
+    mr: *mut *mut fid_mr,
+    pending: &mut Option<Pending>,
+) -> c_int {
     let what = |_: &Domain| Ok((attributes::one(buf.cast_mut(), len)?, wish));
-    // SAFETY: the caller's word.
-    unsafe { register_in("fi_mr_reg", fid, mr, what) }
+    // SAFETY: our object, caller's memory: the arguments are the C caller's, unchanged.
+    unsafe { register_in("fi_mr_reg", fid, mr, pending, what) }
 }
 
 pub unsafe extern "C" fn regv(
@@ -227,10 +256,25 @@ pub unsafe extern "C" fn regv(
         flags,
         context,
     };
-    // SAFETY: the caller's word.
+    // SAFETY: our object, caller's memory: the arguments are the C caller's, unchanged.
+    unsafe { regv_wished(fid, (iov, count), wish, mr, &mut None) }
+}
+
+/// `fi_mr_regv`. `pending` is the record of the call for the trace.
+///
+/// # Safety
+/// The contracts **our object** and **caller's memory** of this module.
+pub unsafe fn regv_wished(
+    fid: *mut fid,
+    (iov, count): (*const iovec, usize),
+    wish: Wish,
+    mr: *mut *mut fid_mr,
+    pending: &mut Option<Pending>,
+) -> c_int {
+    // SAFETY: caller's memory: `iov` is NULL or has `count` elements.
     let what = |_: &Domain| Ok((unsafe { attributes::several(iov, count) }?, wish));
-    // SAFETY: the caller's word.
-    unsafe { register_in("fi_mr_regv", fid, mr, what) }
+    // SAFETY: our object, caller's memory: the arguments are the C caller's, unchanged.
+    unsafe { register_in("fi_mr_regv", fid, mr, pending, what) }
 }
 
 pub unsafe extern "C" fn regattr(
@@ -239,44 +283,63 @@ pub unsafe extern "C" fn regattr(
     flags: u64,
     mr: *mut *mut fid_mr,
 ) -> c_int {
+    // SAFETY: our object, caller's memory: the arguments are the C caller's, unchanged.
+    unsafe { regattr_wished(fid, attr, flags, mr, &mut None) }
+}
+
+/// `fi_mr_regattr`. `pending` is the record of the call for the trace.
+///
+/// # Safety
+/// The contracts **our object** and **caller's memory** of this module.
+pub unsafe fn regattr_wished(
+    fid: *mut fid,
+    attr: *const fi_mr_attr,
+    flags: u64,
+    mr: *mut *mut fid_mr,
+    pending: &mut Option<Pending>,
+) -> c_int {
     let what = |domain: &Domain| {
-        // SAFETY: the caller's word.
+        // SAFETY: caller's memory: `attr` is NULL or points to attributes of the domain's version.
         unsafe { attributes::read(attr, flags, domain.mode().api_version) }
     };
-    // SAFETY: the caller's word.
-    unsafe { register_in("fi_mr_regattr", fid, mr, what) }
+    // SAFETY: our object, caller's memory: the arguments are the C caller's, unchanged.
+    unsafe { register_in("fi_mr_regattr", fid, mr, pending, what) }
 }
 
 pub unsafe extern "C" fn region_close(fid: *mut fid) -> c_int {
-    // SAFETY: one of our regions.
+    // SAFETY: our object: `fid` is a region of this library.
     let region = unsafe { Region::from_c(fid) };
-    if fast::close(region) {
+    if ret::always(false, || fast::close(region)) {
         return 0;
     }
-    // SAFETY: as above.
-    unsafe { region_close_slowly(fid) }
+    close_slowly(region)
 }
 
 #[inline(never)]
-unsafe extern "C" fn region_close_slowly(fid: *mut fid) -> c_int {
-    ret::code("fi_close", Some(Counter::DeregFailed), || {
-        // SAFETY: one of our regions.
-        close(unsafe { Region::from_c(fid) })?;
+fn close_slowly(region: &'static Region) -> c_int {
+    close_noting(region, |_| {})
+}
+
+/// `fi_close` of a region. `note` gets how the call was done.
+#[inline(always)]
+pub fn close_noting(region: &'static Region, note: impl FnOnce(How)) -> c_int {
+    ret::code("fi_close", Some(counter!(dereg_failed)), || {
+        note(close(region)?);
         Ok(0)
     })
 }
 
 pub unsafe extern "C" fn region_bind(fid: *mut fid, with: *mut fid, flags: u64) -> c_int {
     ret::code("fi_mr_bind", None, || {
-        // SAFETY: one of our regions.
+        // SAFETY: our object: `fid` is a region of this library.
         unsafe { Region::from_c(fid) }.check()?;
-        // SAFETY: NULL, or an open object.
+        // SAFETY: our object: `with` is NULL or an open object.
         let with = unsafe { with.as_ref() };
         let with = with.ok_or(invalid("the queue or counter is NULL"))?;
         if ![FI_CLASS_EQ, FI_CLASS_CNTR].contains(&with.fclass) {
             return Err(invalid("a region is bound to an event queue or a counter"));
         }
-        // FI_WRITE is what the flag was called before 1.0.
+        // libfabric before 1.0 called the flag FI_WRITE.
         if flags == 0 || flags & !(FI_REMOTE_WRITE | FI_WRITE) != 0 {
             return Err(refused(
                 FI_EBADFLAGS,
@@ -293,19 +356,21 @@ pub unsafe extern "C" fn region_bind(fid: *mut fid, with: *mut fid, flags: u64) 
 pub unsafe extern "C" fn region_control(fid: *mut fid, command: c_int, arg: *mut c_void) -> c_int {
     match command {
         FI_ENABLE => ret::code("fi_mr_enable", None, || {
-            // SAFETY: one of our regions. They are enabled from the start.
+            // SAFETY: our object: `fid` is a region of this library. Every region is enabled from
+            // the start.
             unsafe { Region::from_c(fid) }.check_registered()?;
             Ok(0)
         }),
         FI_REFRESH => ret::code("fi_mr_refresh", None, || {
-            // SAFETY: one of our regions.
+            // SAFETY: our object: `fid` is a region of this library.
             unsafe { Region::from_c(fid) }.check()?;
             Err(refused(
                 FI_ENOSYS,
                 "a region's pages are pinned when it is registered: close it and register anew",
             ))
         }),
-        // SAFETY: the argument of that command.
+        // SAFETY: our object, caller's memory: both arguments go on unchanged, and this command
+        // takes `arg` of that type.
         FI_GET_RAW_MR => ret::code("fi_mr_raw_attr", None, || unsafe {
             raw_attr(fid, arg.cast())
         }),
@@ -314,10 +379,10 @@ pub unsafe extern "C" fn region_control(fid: *mut fid, command: c_int, arg: *mut
 }
 
 unsafe fn raw_attr(fid: *mut fid, arg: *const fi_mr_raw_attr) -> Result<c_int, Failure> {
-    // SAFETY: one of our regions.
+    // SAFETY: our object: `fid` is a region of this library.
     let region = unsafe { Region::from_c(fid) };
     region.check_registered()?;
-    // SAFETY: the argument of that command.
+    // SAFETY: caller's memory: `arg` is NULL or points to the argument of this command.
     let arg = unsafe { arg.as_ref() }.ok_or(invalid("the argument is NULL"))?;
     if arg.flags != 0 {
         return Err(refused(FI_EBADFLAGS, "a raw key is got without flags"));
@@ -327,29 +392,29 @@ unsafe fn raw_attr(fid: *mut fid, arg: *const fi_mr_raw_attr) -> Result<c_int, F
             "the place for the base address or for the size is NULL",
         ));
     }
-    // SAFETY: the application's.
+    // SAFETY: caller's memory: `key_size` is not NULL, so it points to a readable size.
     let room = unsafe { arg.key_size.read() };
     let mut none = [];
     let out = if arg.raw_key.is_null() {
         &mut none[..]
     } else {
-        // SAFETY: the application's, of that size.
+        // SAFETY: caller's memory: `raw_key` is not NULL and has `room` bytes.
         unsafe {
             slice::from_raw_parts_mut(arg.raw_key, room.min(raw_key::size(raw_key::IOV_LIMIT)))
         }
     };
     let (size, written) = region.write_raw_key(out);
-    // SAFETY: the application's.
+    // SAFETY: caller's memory: `key_size` is not NULL, so it points to a writable size.
     unsafe { arg.key_size.write(size) };
     written?;
-    // SAFETY: as above.
+    // SAFETY: caller's memory: `base_addr` is not NULL, so it points to a writable address.
     unsafe { arg.base_addr.write(region.base) };
     Ok(0)
 }
 
 pub unsafe extern "C" fn queue_close(fid: *mut fid) -> c_int {
     ret::code("fi_close", None, || {
-        // SAFETY: one of our queues.
+        // SAFETY: our object: `fid` is an open queue of this library.
         unsafe { Queue::close(fid.cast()) }?;
         Ok(0)
     })
@@ -360,7 +425,7 @@ pub unsafe extern "C" fn queue_control(fid: *mut fid, command: c_int, arg: *mut 
         return not_there("fi_control");
     }
     ret::code("fi_control", None, || {
-        // SAFETY: one of our queues.
+        // SAFETY: our object: `fid` is an open queue of this library.
         let queue = unsafe { Queue::from_c(fid.cast()) }?;
         if arg.is_null() {
             return Err(invalid("the argument is NULL"));
@@ -370,26 +435,26 @@ pub unsafe extern "C" fn queue_control(fid: *mut fid, command: c_int, arg: *mut 
         } else {
             queue.wait_object()
         };
-        // SAFETY: the argument of both commands is an int.
+        // SAFETY: caller's memory: `arg` is not NULL, and both commands take a pointer to an int.
         unsafe { arg.cast::<c_int>().write(answer) };
         Ok(0)
     })
 }
 
-/// Room for an event.
+/// The caller's room for an event.
 unsafe fn room<'a>(buf: *mut c_void, len: usize) -> &'a mut [u8] {
     if buf.is_null() {
         return &mut [];
     }
-    // SAFETY: the application's, of that size.
+    // SAFETY: caller's memory: `buf` is not NULL and has `len` bytes.
     unsafe { slice::from_raw_parts_mut(buf.cast(), len) }
 }
 
-/// Hands over an event that was read.
+/// Hands an event that was read to the caller.
 unsafe fn event(out: *mut u32, read: Result<(u32, usize), Failure>) -> Result<ssize_t, Failure> {
     let (event, size) = read?;
     if !out.is_null() {
-        // SAFETY: the application's.
+        // SAFETY: caller's memory: `out` is not NULL, so it points to a writable number.
         unsafe { out.write(event) };
     }
     Ok(size as ssize_t)
@@ -403,11 +468,11 @@ pub unsafe extern "C" fn queue_read(
     flags: u64,
 ) -> ssize_t {
     silent("fi_eq_read", || {
-        // SAFETY: one of our queues.
+        // SAFETY: our object: `eq` is an open queue of this library.
         let queue = unsafe { Queue::from_c(eq) }?;
-        // SAFETY: the application's.
+        // SAFETY: caller's memory: `buf` is NULL or has `len` bytes.
         let room = unsafe { room(buf, len) };
-        // SAFETY: as above.
+        // SAFETY: caller's memory: `out` is NULL or points to a writable number.
         unsafe { event(out, queue.read(room, flags)) }
     })
 }
@@ -421,11 +486,11 @@ pub unsafe extern "C" fn queue_sread(
     flags: u64,
 ) -> ssize_t {
     silent("fi_eq_sread", || {
-        // SAFETY: one of our queues.
+        // SAFETY: our object: `eq` is an open queue of this library.
         let queue = unsafe { Queue::from_c(eq) }?;
-        // SAFETY: the application's.
+        // SAFETY: caller's memory: `buf` is NULL or has `len` bytes.
         let room = unsafe { room(buf, len) };
-        // SAFETY: as above.
+        // SAFETY: caller's memory: `out` is NULL or points to a writable number.
         unsafe { event(out, queue.read_waiting(room, timeout, flags)) }
     })
 }
@@ -436,9 +501,9 @@ pub unsafe extern "C" fn queue_readerr(
     flags: u64,
 ) -> ssize_t {
     silent("fi_eq_readerr", || {
-        // SAFETY: one of our queues.
+        // SAFETY: our object: `eq` is an open queue of this library.
         let queue = unsafe { Queue::from_c(eq) }?;
-        // SAFETY: the application's.
+        // SAFETY: caller's memory: `out` is NULL or points to a writable error entry.
         let size = unsafe { queue.read_error(out, flags) }?;
         Ok(size as ssize_t)
     })
@@ -452,7 +517,7 @@ pub unsafe extern "C" fn queue_write(
     flags: u64,
 ) -> ssize_t {
     ret::code("fi_eq_write", None, || {
-        // SAFETY: one of our queues.
+        // SAFETY: our object: `eq` is an open queue of this library.
         let queue = unsafe { Queue::from_c(eq) }?;
         if buf.is_null() && len > 0 {
             return Err(invalid("the event is NULL"));
@@ -460,7 +525,7 @@ pub unsafe extern "C" fn queue_write(
         let bytes = if len == 0 {
             &[]
         } else {
-            // SAFETY: the application's, of that size.
+            // SAFETY: caller's memory: `buf` is not NULL and has `len` bytes.
             unsafe { slice::from_raw_parts(buf.cast::<u8>(), len) }
         };
         queue.write(event, bytes, flags)?;
@@ -468,7 +533,8 @@ pub unsafe extern "C" fn queue_write(
     })
 }
 
-/// Reading: that nothing, or an error, is there is no failure that has a reason.
+/// The body of a call that reads a queue. An empty queue, or an error as the next event, is an
+/// answer and not a failure: the thread's last reason stays.
 fn silent(call: &'static str, body: impl FnOnce() -> Result<ssize_t, Failure>) -> ssize_t {
     ret::code(call, None, || match body() {
         Err(failure) if [FI_EAGAIN, FI_EAVAIL].contains(&errors::code(failure.error)) => {
@@ -490,9 +556,9 @@ pub unsafe extern "C" fn queue_strerror(
         return words.as_ptr();
     }
     let fits = words.to_bytes().len().min(len - 1);
-    // SAFETY: the application's, of that size.
+    // SAFETY: caller's memory: `buf` has `len` bytes, and `fits` is less than `len`.
     unsafe { buf.copy_from_nonoverlapping(words.as_ptr(), fits) };
-    // SAFETY: as above: at most the last byte.
+    // SAFETY: caller's memory: `fits` is at most the index of the last of the `len` bytes.
     unsafe { buf.wrapping_add(fits).write(0) };
     words.as_ptr()
 }

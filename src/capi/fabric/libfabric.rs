@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! libfabric's calls for memory and event queues, which it has only as `static inline`, as symbols. They go
-//! through the object's own functions, so that they serve any provider's objects.
+//! libfabric's calls for memory and event queues, as symbols. libfabric itself has these calls only
+//! as `static inline` functions. Each call goes through the object's own table of functions, so it
+//! serves the objects of any provider.
 //!
 //! # Safety
-//! C's contract, fi_mr(3) and fi_eq(3): an object that is not NULL is an open one.
+//! **Open objects**, the contract of fi_mr(3) and fi_eq(3), kept by the C caller: a pointer to an
+//! object is NULL, or the object is open. An open object begins with a `struct fid`, its class
+//! states its type, and its tables are NULL or its provider's.
 
 use crate::abi::libfabric::*;
 use crate::capi::export::versioned;
@@ -18,55 +21,56 @@ const NO_SLOT: Failure = refused(
     "the object's provider has not implemented the call",
 );
 
-/// The object's own functions, if it is of the class.
+/// The table of functions of an object, if the object has the class.
 #[inline(always)]
 unsafe fn ops<'a>(object: *mut fid, class: Option<usize>) -> Result<&'a fi_ops, Failure> {
-    // SAFETY: the caller's word.
+    // SAFETY: open objects: `object` is NULL or an open object.
     let object = unsafe { object.as_ref() }.ok_or(invalid("the object is NULL"))?;
     if class.is_some_and(|class| class != object.fclass) {
         return Err(invalid("the object is of another class, or closed"));
     }
-    // SAFETY: an open object's.
+    // SAFETY: open objects: the table is NULL or the provider's.
     unsafe { object.ops.as_ref() }.ok_or(NO_SLOT)
 }
 
-/// Its functions for memory.
+/// The table of a domain's functions for memory.
 #[inline(always)]
 unsafe fn memory<'a>(domain: *mut fid_domain) -> Result<&'a fi_ops_mr, Failure> {
-    // SAFETY: the caller's word.
+    // SAFETY: open objects: `domain` is NULL or an open object.
     unsafe { ops(domain.cast(), Some(FI_CLASS_DOMAIN)) }?;
-    // SAFETY: a domain.
+    // SAFETY: open objects: the class, which `ops` has checked, says that this object is a domain.
     let table = unsafe { (*domain).mr };
-    // SAFETY: an open domain's.
+    // SAFETY: open objects: the table is NULL or the provider's.
     unsafe { table.as_ref() }.ok_or(NO_SLOT)
 }
 
-/// An object, if it is a region.
+/// An object as a region, if the object is a region.
 unsafe fn region<'a>(mr: *mut fid_mr) -> Option<&'a fid_mr> {
-    // SAFETY: the caller's word: every object begins with a `struct fid`.
+    // SAFETY: open objects: `mr` is NULL or an open object, which begins with a `struct fid`.
     let class = unsafe { mr.cast::<fid>().as_ref() }?.fclass;
     if class == FI_CLASS_MR {
-        // SAFETY: a region, by its class.
+        // SAFETY: open objects: the class says that this object is a region.
         unsafe { mr.as_ref() }
     } else {
         None
     }
 }
 
-/// A queue's functions.
+/// The table of a queue's functions.
 unsafe fn queue<'a>(eq: *mut fid_eq) -> Result<&'a fi_ops_eq, Failure> {
-    // SAFETY: the caller's word.
+    // SAFETY: open objects: `eq` is NULL or an open object.
     unsafe { ops(eq.cast(), Some(FI_CLASS_EQ)) }?;
-    // SAFETY: an event queue.
+    // SAFETY: open objects: the class, which `ops` has checked, says that this object is a queue.
     let table = unsafe { (*eq).ops };
-    // SAFETY: an open queue's.
+    // SAFETY: open objects: the table is NULL or the provider's.
     unsafe { table.as_ref() }.ok_or(NO_SLOT)
 }
 
-/// The function of a slot, or the code of a failure, as whose call's.
+/// The function in a slot of a table. If there is none, the caller of this macro returns the
+/// failure's code, as a failure of the call `$name`.
 macro_rules! slot {
     ($name:literal, $table:expr, $slot:ident) => {
-        // SAFETY: the caller's word.
+        // SAFETY: open objects: the macro's caller passes on the pointer of its own C caller.
         match unsafe { $table }.and_then(|table| table.$slot.ok_or(NO_SLOT)) {
             Ok(function) => function,
             Err(failure) => return ret::code($name, None, || Err(failure)),
@@ -76,21 +80,28 @@ macro_rules! slot {
 
 /// Registers a buffer with a domain, fi_mr_reg(3).
 ///
-/// `access` is of FI_SEND, FI_RECV, FI_READ, FI_WRITE, FI_REMOTE_READ and FI_REMOTE_WRITE; `offset` is 0, unless
-/// `flags` has RDMAMR_MR_OFFSET; `requested_key` counts on domains whose keys are the application's.
-/// The region is written to `mr`; it is the caller's until fi_close(). On a domain that is bound to an event
-/// queue it is registered in the background, and FI_MR_COMPLETE says when; `context` comes with that event.
+/// `len` is in bytes. `acs` is any of FI_SEND, FI_RECV, FI_READ, FI_WRITE, FI_REMOTE_READ and
+/// FI_REMOTE_WRITE; with 0 only the owner reads the memory. `offset` is 0, unless `flags` has
+/// RDMAMR_MR_OFFSET. `requested_key` has an effect only on domains whose keys the application
+/// chooses. The function writes the region to `mr`; the caller owns the region until fi_close(). A
+/// domain that is bound to an event queue registers in the background: the event FI_MR_COMPLETE,
+/// which carries `context`, then says that the region is registered.
 ///
-/// Any thread may call this at any time, a signal handler not.
+/// Any thread may call this function at any time. A signal handler must not call it.
 ///
-/// Returns 0, or of a domain of this library (rdmamr_last_reason() has it in words):
-/// -FI_EINVAL: no access or an unknown one, an offset without the flag, a length of 0, a range past the end of the
-/// address space, NULL, a domain of the process that this one was forked from.
-/// -FI_EBADFLAGS: a flag that is not supported, or RDMAMR_MR_KEY where keys are the provider's.
-/// -FI_ENOKEY: the requested key is in use. -FI_EKEYREJECTED: it is out of range.
-/// -FI_EFAULT: part of the memory is not mapped, or is read-only and the access would write.
-/// -FI_ENOMEM: more memory cannot be pinned (RLIMIT_MEMLOCK), or the device has run out of something.
-/// Others as by ibv_reg_mr(3), as negative FI_E... .
+/// Returns 0, or a negative code. On a domain of this library rdmamr_last_reason() has the reason
+/// in words, and the codes mean:
+/// -FI_EINVAL: `acs` has an unknown bit, `offset` is not 0 without its flag, `len` is 0, the range
+/// goes past the end of the address space, a pointer is NULL, or the domain belongs to the process
+/// that forked this one.
+/// -FI_EBADFLAGS: `flags` has an unsupported flag, or RDMAMR_MR_KEY where the provider chooses the
+/// keys.
+/// -FI_ENOKEY: another region has the requested key.
+/// -FI_EKEYREJECTED: the requested key is out of range.
+/// -FI_EFAULT: part of the memory is not mapped, or is read-only although the access would write.
+/// -FI_ENOMEM: the process cannot pin more memory (RLIMIT_MEMLOCK), or the device ran out of a
+/// resource.
+/// Other codes are the errnos of ibv_reg_mr(3), as negative FI_E... codes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fi_mr_reg(
     domain: *mut fid_domain,
@@ -104,7 +115,8 @@ pub unsafe extern "C" fn fi_mr_reg(
     context: *mut c_void,
 ) -> c_int {
     let reg = slot!("fi_mr_reg", memory(domain), reg);
-    // SAFETY: the object's own function, with the caller's arguments.
+    // SAFETY: the function comes from the table of this open object, and gets the C caller's
+    // arguments unchanged.
     unsafe {
         reg(
             domain.cast(),
@@ -123,12 +135,14 @@ versioned!(fi_mr_reg, "RDMAMR_1.0");
 
 /// Registers up to 16 buffers as one region, fi_mr_reg(3).
 ///
-/// Buffers that touch in their order are registered as one. If more than one is left, the region is a
-/// composite: its peers' addresses run from the base through all of them, end to end, and need
-/// rdmamr_resolve(); fi_mr_desc() is NULL, and rdmamr_mr_segments() has what each needs for local use.
+/// `count` is the number of elements of `iov`. Buffers that touch in their order become one buffer.
+/// If more than one buffer is left, the region is a composite: the addresses that peers use run
+/// from the base through all the buffers, end to end, and a peer needs rdmamr_resolve() to use
+/// them. fi_mr_desc() of a composite is NULL, and rdmamr_mr_segments() has what each buffer needs
+/// for local use.
 ///
-/// As fi_mr_reg(); -FI_EINVAL also for no buffers, more than 16, or an empty one. After a failure none is
-/// registered.
+/// Returns as fi_mr_reg(). -FI_EINVAL also means: no buffer, more than 16 buffers, or an empty
+/// buffer. After a failure none of the buffers is registered.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fi_mr_regv(
     domain: *mut fid_domain,
@@ -142,7 +156,8 @@ pub unsafe extern "C" fn fi_mr_regv(
     context: *mut c_void,
 ) -> c_int {
     let regv = slot!("fi_mr_regv", memory(domain), regv);
-    // SAFETY: the object's own function, with the caller's arguments.
+    // SAFETY: the function comes from the table of this open object, and gets the C caller's
+    // arguments unchanged.
     unsafe {
         regv(
             domain.cast(),
@@ -159,12 +174,14 @@ pub unsafe extern "C" fn fi_mr_regv(
 }
 versioned!(fi_mr_regv, "RDMAMR_1.0");
 
-/// Registers what the attributes say, fi_mr_reg(3).
+/// Registers the buffers that the attributes name, fi_mr_reg(3).
 ///
-/// Of `attr` only the fields are read that the domain's api_version had. `iface` and `device` are not looked at,
-/// since the domains have no FI_HMEM, and `page_size` is a hint.
+/// The function reads only the fields of `attr` that existed in the api_version of the domain. It
+/// ignores `iface` and `device`, since the domains have no FI_HMEM, and takes `page_size` as a
+/// hint.
 ///
-/// As fi_mr_regv(); -FI_ENOSYS for an authorization key (from 1.5 on) or a base_mr (from 2.0 on).
+/// Returns as fi_mr_regv(). -FI_ENOSYS: `attr` has an authorization key (fields of 1.5 and later)
+/// or a base_mr (a field of 2.0 and later).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fi_mr_regattr(
     domain: *mut fid_domain,
@@ -173,77 +190,94 @@ pub unsafe extern "C" fn fi_mr_regattr(
     mr: *mut *mut fid_mr,
 ) -> c_int {
     let regattr = slot!("fi_mr_regattr", memory(domain), regattr);
-    // SAFETY: the object's own function, with the caller's arguments.
+    // SAFETY: the function comes from the table of this open object, and gets the C caller's
+    // arguments unchanged.
     unsafe { regattr(domain.cast(), attr, flags, mr) }
 }
 versioned!(fi_mr_regattr, "RDMAMR_1.0");
 
-/// Closes a region, a domain, an event queue, or any object of libfabric's.
+/// Closes a region, a domain, an event queue, or any other object of libfabric.
 ///
-/// A region is deregistered, or goes back to the pool if its domain is relaxed. One that is being
-/// registered is stopped, or waited for; no event of it can be read afterwards.
+/// Closing a region deregisters it, or returns it to the pool if its domain is relaxed. If the
+/// region is being registered in the background, the function stops that registration or waits for
+/// it; the program reads no event of the region afterwards.
 ///
-/// Returns 0, or a negative code. -FI_EBUSY: a domain still has regions or mapped keys, a queue a domain.
-/// -FI_EINVAL: NULL; a region that is closed already, as far as it can be told.
+/// Returns 0, or a negative code.
+/// -FI_EBUSY: the domain still has regions or mapped keys, or the queue still has a domain.
+/// -FI_EINVAL: `fid` is NULL, or the region is closed already (a double free), as far as the
+/// library can tell.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fi_close(fid: *mut fid) -> c_int {
     let close = slot!("fi_close", ops(fid, None), close);
-    // SAFETY: the object's own function.
+    // SAFETY: the function comes from the table of this open object.
     unsafe { close(fid) }
 }
 versioned!(fi_close, "RDMAMR_1.0");
 
-/// What the application gives with local buffers: of this library's regions the lkey.
+/// Returns the descriptor that the application passes with local buffers. The descriptor of a
+/// region of this library is the lkey.
 ///
-/// NULL of NULL and of another object, of a composite, and of a region that is not registered yet.
+/// Returns NULL if `mr` is NULL, is another object, is a composite, or is not registered yet.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fi_mr_desc(mr: *mut fid_mr) -> *mut c_void {
-    // SAFETY: the caller's word.
+    // SAFETY: open objects: `mr` is NULL or an open object.
     unsafe { region(mr) }.map_or(null_mut(), |mr| mr.mem_desc)
 }
 versioned!(fi_mr_desc, "RDMAMR_1.0");
 
-/// The key by which peers reach a region: the rkey, or the one that the application has requested.
+/// Returns the key by which peers reach a region: the rkey, or the key that the application
+/// requested.
 ///
-/// FI_KEY_NOTAVAIL of NULL and of another object, of a region that is not registered yet or was replaced, of
-/// a composite whose key would be the provider's, and on domains with FI_MR_RAW.
+/// Returns FI_KEY_NOTAVAIL if `mr` is NULL or another object, if the region is not registered yet
+/// or was replaced, if the region is a composite whose key the provider would choose, and on a
+/// domain with FI_MR_RAW.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fi_mr_key(mr: *mut fid_mr) -> u64 {
-    // SAFETY: the caller's word.
+    // SAFETY: open objects: `mr` is NULL or an open object.
     unsafe { region(mr) }.map_or(FI_KEY_NOTAVAIL, |mr| mr.key)
 }
 versioned!(fi_mr_key, "RDMAMR_1.0");
 
-/// Binds a region to a counter or a queue, fi_mr(3).
+/// Binds a region to a counter or a queue, fi_mr(3). No region of this library can be bound.
 ///
-/// Of this library's regions: -FI_ENOSYS with FI_REMOTE_WRITE or FI_WRITE, since a device does not say when a
-/// peer has written; -FI_EBADFLAGS with other flags; -FI_EINVAL with NULL or another object.
+/// Returns for a region of this library:
+/// -FI_ENOSYS: `flags` is FI_REMOTE_WRITE or FI_WRITE; a device does not say when a peer has
+/// written.
+/// -FI_EBADFLAGS: `flags` has other flags.
+/// -FI_EINVAL: a pointer is NULL, or an object has another class.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fi_mr_bind(mr: *mut fid_mr, bfid: *mut fid, flags: u64) -> c_int {
     let bind = slot!("fi_mr_bind", ops(mr.cast(), Some(FI_CLASS_MR)), bind);
-    // SAFETY: the object's own function, with the caller's arguments.
+    // SAFETY: the function comes from the table of this open object, and gets the C caller's
+    // arguments unchanged.
     unsafe { bind(mr.cast(), bfid, flags) }
 }
 versioned!(fi_mr_bind, "RDMAMR_1.0");
 
-/// One of the calls that are commands to a region.
+/// The body of a call that gives an object a command.
 macro_rules! command {
     ($name:literal, $mr:expr, $class:expr, $command:expr, $arg:expr) => {{
         let control = slot!($name, ops($mr.cast(), Some($class)), control);
-        // SAFETY: the object's own function, with the argument of that command.
+        // SAFETY: the function comes from the table of this open object, and `$arg` has the type
+        // that the command takes.
         unsafe { control($mr.cast(), $command, $arg) }
     }};
 }
 
-/// Enables a region. This library's are enabled from the start: 0, or -FI_EOPBADSTATE while one is being
-/// registered.
+/// Enables a region. Regions of this library are enabled from the start.
+///
+/// Returns for a region of this library 0, or a negative code.
+/// -FI_EOPBADSTATE: the region is not registered, or not yet.
+/// -FI_EINVAL: `mr` is NULL or another object, or the region is closed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fi_mr_enable(mr: *mut fid_mr) -> c_int {
     command!("fi_mr_enable", mr, FI_CLASS_MR, FI_ENABLE, null_mut())
 }
 versioned!(fi_mr_enable, "RDMAMR_1.0");
 
-/// Says that the pages of a region have changed. Of this library's, whose pages are pinned: -FI_ENOSYS.
+/// Tells the provider that the pages of a region have changed.
+///
+/// Returns -FI_ENOSYS for a region of this library, since its pages are pinned.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fi_mr_refresh(
     mr: *mut fid_mr,
@@ -275,11 +309,17 @@ pub unsafe extern "C" fn fi_mr_refresh(
 }
 versioned!(fi_mr_refresh, "RDMAMR_1.0");
 
-/// Writes all that a peer must know of a region: its base address, and a raw key that fi_mr_map_raw() takes.
+/// Writes what a peer needs to reach a region: its base address, and a raw key for fi_mr_map_raw().
 ///
-/// `key_size` is the room in bytes, and becomes what is needed: 48 for one buffer, 24 more for each other
-/// of a composite. Returns 0, -FI_ETOOSMALL, -FI_EOPBADSTATE for a region that is not registered (yet),
-/// -FI_EBADFLAGS for flags, -FI_EINVAL for NULL (but a NULL `raw_key` asks for the size).
+/// On entry `key_size` is the size of `raw_key` in bytes; on return it is the size that the raw key
+/// needs: 48 bytes for one buffer, and 24 more for each further buffer of a composite. A NULL
+/// `raw_key` asks for that size.
+///
+/// Returns 0, or a negative code.
+/// -FI_ETOOSMALL: `raw_key` is too small; `key_size` is the size that the raw key needs.
+/// -FI_EOPBADSTATE: the region is not registered, or not yet.
+/// -FI_EBADFLAGS: `flags` is not 0.
+/// -FI_EINVAL: a pointer other than `raw_key` is NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fi_mr_raw_attr(
     mr: *mut fid_mr,
@@ -299,10 +339,15 @@ pub unsafe extern "C" fn fi_mr_raw_attr(
 }
 versioned!(fi_mr_raw_attr, "RDMAMR_1.0");
 
-/// Maps a raw key that a peer has sent to one for rdmamr_resolve().
+/// Maps a raw key that a peer has sent to a key for rdmamr_resolve(), and writes that key to `key`.
 ///
-/// Returns 0, or -FI_EINVAL: a byte of it is wrong, or the base address is not its own; NULL. -FI_EBADFLAGS
-/// for flags.
+/// `base_addr` and `raw_key` are what fi_mr_raw_attr() wrote in the peer; `key_size` is the size of
+/// `raw_key` in bytes. fi_mr_unmap_key() ends the mapping.
+///
+/// Returns 0, or a negative code.
+/// -FI_EINVAL: a byte of the raw key is wrong, `base_addr` is not the raw key's, or a pointer is
+/// NULL.
+/// -FI_EBADFLAGS: `flags` is not 0.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fi_mr_map_raw(
     domain: *mut fid_domain,
@@ -324,7 +369,7 @@ pub unsafe extern "C" fn fi_mr_map_raw(
 }
 versioned!(fi_mr_map_raw, "RDMAMR_1.0");
 
-/// Ends the mapping of a raw key. Returns 0, or -FI_ENOKEY if it is none.
+/// Ends the mapping of a raw key. Returns 0, or -FI_ENOKEY: `key` is not a mapped key.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fi_mr_unmap_key(domain: *mut fid_domain, key: u64) -> c_int {
     let mut key = key;
@@ -339,10 +384,14 @@ pub unsafe extern "C" fn fi_mr_unmap_key(domain: *mut fid_domain, key: u64) -> c
 }
 versioned!(fi_mr_unmap_key, "RDMAMR_1.0");
 
-/// Binds a domain to an event queue with FI_REG_MR, fi_domain(3): registrations complete in the background.
+/// Binds a domain to an event queue with FI_REG_MR, fi_domain(3). The domain then registers memory
+/// in the background.
 ///
-/// Of this library's domains: 0; -FI_EBADFLAGS with other flags; -FI_EINVAL: NULL, no event queue, or another
-/// provider's that takes no events; -FI_EBUSY: bound already, or another provider's queue that is not empty;
+/// Returns for a domain of this library 0, or a negative code.
+/// -FI_EBADFLAGS: `flags` has other flags.
+/// -FI_EINVAL: a pointer is NULL, or `fid` is no event queue, or is an event queue of another
+/// provider that takes no events.
+/// -FI_EBUSY: the domain is bound already, or the queue of another provider is not empty.
 /// -FI_EOPBADSTATE: the domain has regions.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fi_domain_bind(
@@ -355,23 +404,39 @@ pub unsafe extern "C" fn fi_domain_bind(
         ops(domain.cast(), Some(FI_CLASS_DOMAIN)),
         bind
     );
-    // SAFETY: the object's own function, with the caller's arguments.
+    // SAFETY: the function comes from the table of this open object, and gets the C caller's
+    // arguments unchanged.
     unsafe { bind(domain.cast(), fid, flags) }
 }
 versioned!(fi_domain_bind, "RDMAMR_1.0");
 
-/// Gives an object a command, such as FI_GETWAIT to an event queue.
+/// Gives an object a command. FI_GETWAIT, for example, writes to `arg` the file descriptor of an
+/// event queue, which is readable while the queue has events.
+///
+/// Returns for an object of this library 0, or a negative code.
+/// -FI_ENOSYS: the object does not support the command.
+/// -FI_ENODATA: FI_GETWAIT, and the program opened the queue with FI_WAIT_NONE.
+/// -FI_EINVAL: a pointer is NULL.
+/// Other codes are those of the call that the command stands for, such as fi_mr_enable().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fi_control(fid: *mut fid, command: c_int, arg: *mut c_void) -> c_int {
     let control = slot!("fi_control", ops(fid, None), control);
-    // SAFETY: the object's own function, with the caller's arguments.
+    // SAFETY: the function comes from the table of this open object, and gets the C caller's
+    // arguments unchanged.
     unsafe { control(fid, command, arg) }
 }
 versioned!(fi_control, "RDMAMR_1.0");
 
-/// Reads the next event of a queue, fi_eq(3). Returns its size; -FI_EAGAIN: there is none; -FI_EAVAIL: it is
-/// an error;
-/// -FI_ETOOSMALL: it stays.
+/// Reads the next event of a queue, fi_eq(3).
+///
+/// `len` is the size of `buf` in bytes. With the flag FI_PEEK the event stays in the queue. Any
+/// thread may call this function and the other functions of a queue.
+///
+/// Returns the size of the event in bytes, or for a queue of this library a negative code.
+/// -FI_EAGAIN: the queue is empty.
+/// -FI_EAVAIL: the next event is an error, for fi_eq_readerr().
+/// -FI_ETOOSMALL: `buf` is too small; the event stays in the queue.
+/// -FI_EBADFLAGS: `flags` has a flag other than FI_PEEK.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fi_eq_read(
     eq: *mut fid_eq,
@@ -381,12 +446,23 @@ pub unsafe extern "C" fn fi_eq_read(
     flags: u64,
 ) -> ssize_t {
     let read = slot!("fi_eq_read", queue(eq), read);
-    // SAFETY: the object's own function, with the caller's arguments.
+    // SAFETY: the function comes from the table of this open object, and gets the C caller's
+    // arguments unchanged.
     unsafe { read(eq, event, buf, len, flags) }
 }
 versioned!(fi_eq_read, "RDMAMR_1.0");
 
-/// Reads the error that is the next event of a queue, fi_eq(3). Returns its size, or -FI_EAGAIN.
+/// Reads the next event of a queue if the event is an error, fi_eq(3).
+///
+/// With the flag FI_PEEK the event stays in the queue. `err_data` of the entry is the reason in
+/// words. If the api_version of the queue is 1.5 or later, and `err_data` and `err_data_size` name
+/// memory of the caller, a queue of this library writes the words there. Otherwise the words belong
+/// to the queue and are valid until the next fi_eq_readerr() or fi_close() of that queue.
+///
+/// Returns the size of the error entry in bytes, or for a queue of this library a negative code.
+/// -FI_EAGAIN: the next event is not an error, or the queue is empty.
+/// -FI_EINVAL: a pointer is NULL.
+/// -FI_EBADFLAGS: `flags` has a flag other than FI_PEEK.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fi_eq_readerr(
     eq: *mut fid_eq,
@@ -394,13 +470,19 @@ pub unsafe extern "C" fn fi_eq_readerr(
     flags: u64,
 ) -> ssize_t {
     let readerr = slot!("fi_eq_readerr", queue(eq), readerr);
-    // SAFETY: the object's own function, with the caller's arguments.
+    // SAFETY: the function comes from the table of this open object, and gets the C caller's
+    // arguments unchanged.
     unsafe { readerr(eq, buf, flags) }
 }
 versioned!(fi_eq_readerr, "RDMAMR_1.0");
 
-/// Puts an event of the application's into a queue, fi_eq(3). Returns its size; -FI_EINVAL: the queue was
-/// opened without FI_WRITE.
+/// Writes an event of the application to a queue, fi_eq(3). `len` is the size of the event in
+/// bytes.
+///
+/// Returns `len`, or for a queue of this library a negative code.
+/// -FI_EINVAL: the program opened the queue without FI_WRITE, or `buf` is NULL and `len` is not 0.
+/// -FI_EBADFLAGS: `flags` is not 0.
+/// -FI_ENOMEM: the process has no memory for the event.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fi_eq_write(
     eq: *mut fid_eq,
@@ -410,12 +492,17 @@ pub unsafe extern "C" fn fi_eq_write(
     flags: u64,
 ) -> ssize_t {
     let write = slot!("fi_eq_write", queue(eq), write);
-    // SAFETY: the object's own function, with the caller's arguments.
+    // SAFETY: the function comes from the table of this open object, and gets the C caller's
+    // arguments unchanged.
     unsafe { write(eq, event, buf, len, flags) }
 }
 versioned!(fi_eq_write, "RDMAMR_1.0");
 
-/// As fi_eq_read(), and waits `timeout` milliseconds for an event, or for ever if that is negative.
+/// Reads the next event of a queue as fi_eq_read() does, and waits for the event: at most `timeout`
+/// milliseconds, or without a limit if `timeout` is negative.
+///
+/// Returns as fi_eq_read(). -FI_EAGAIN: the time passed without an event. -FI_EINVAL, for a queue
+/// of this library: the program opened the queue with FI_WAIT_NONE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fi_eq_sread(
     eq: *mut fid_eq,
@@ -426,12 +513,14 @@ pub unsafe extern "C" fn fi_eq_sread(
     flags: u64,
 ) -> ssize_t {
     let sread = slot!("fi_eq_sread", queue(eq), sread);
-    // SAFETY: the object's own function, with the caller's arguments.
+    // SAFETY: the function comes from the table of this open object, and gets the C caller's
+    // arguments unchanged.
     unsafe { sread(eq, event, buf, len, timeout, flags) }
 }
 versioned!(fi_eq_sread, "RDMAMR_1.0");
 
-/// What a provider's error means, in words, fi_eq(3).
+/// Returns the meaning of a provider's error in words, fi_eq(3), and copies the words to `buf` if
+/// `buf` is not NULL. `len` is the size of `buf` in bytes. The provider owns the returned string.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fi_eq_strerror(
     eq: *mut fid_eq,
@@ -440,10 +529,11 @@ pub unsafe extern "C" fn fi_eq_strerror(
     buf: *mut c_char,
     len: usize,
 ) -> *const c_char {
-    // SAFETY: the caller's word.
+    // SAFETY: open objects: `eq` is NULL or an open object.
     let table = unsafe { queue(eq) };
     match table.ok().and_then(|table| table.strerror) {
-        // SAFETY: the object's own function, with the caller's arguments.
+        // SAFETY: the function comes from the table of this open object, and gets the C caller's
+        // arguments unchanged.
         Some(strerror) => unsafe { strerror(eq, prov_errno, err_data, buf, len) },
         None => c"no such queue".as_ptr(),
     }

@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The libfabric family: the tables of functions of our objects (`tables`), what is in them (`functions`, and `traced`
-//! with the trace), libfabric's calls as symbols (`libfabric`), our own beside them (`own`), the provider's entry
-//! (`provider`), and the monitor for libfabric's registration cache (`monitor`).
+//! The libfabric family.
 //!
-//! `include/rdmamr/fi_mr.h` is made of `abi/libfabric.rs`, `libfabric.rs` and `own.rs`, by `fi_mr.sh`.
+//! - `tables`: the tables of functions of this library's objects.
+//! - `functions`, and `traced` while the trace is on: the functions in those tables.
+//! - `libfabric`: libfabric's calls as symbols. `own`: this library's own calls beside them.
+//! - `provider`: the entry for libfabric's provider interface.
+//! - `monitor`: the memory monitor for libfabric's registration cache.
+//!
+//! `fi_mr.sh` makes `include/rdmamr/fi_mr.h` from `abi/libfabric.rs`, `libfabric.rs` and `own.rs`.
 
 mod functions;
 mod libfabric;

@@ -1,21 +1,25 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What libfabric calls in the monitor for its registration cache, and `fi_getinfo`, at which it is imported.
+//! The functions of the memory monitor for libfabric's registration cache, and `fi_getinfo`, whose
+//! first call imports the monitor into libfabric.
 //!
-//! `fi_getinfo` is libfabric's. Programs find ours by the version node that they were linked with, at which
-//! they then get libfabric's of that node; nobody is linked to ours (`@`, not `@@`).
+//! `fi_getinfo` here stands before libfabric's. A program finds it by the version node that the
+//! program was linked with, and gets libfabric's function of that node. The linker binds
+//! no program to the symbols here, since they are hidden versions (`@`, not `@@`).
 //!
 //! # Safety
-//! As fi_getinfo(3), and `<rdma/fi_ext.h>`: the functions of a monitor are called by libfabric, with it.
+//! Callers of `fi_getinfo` keep the contract of fi_getinfo(3), and the functions here pass their
+//! arguments on unchanged. Only libfabric calls the functions of the monitor, as `<rdma/fi_ext.h>`
+//! declares them, and it passes the monitor itself.
 
 use crate::abi::libfabric::FI_ENOSYS;
 use crate::abi::libfabric_monitor::*;
 use crate::abi::libfabric_provider::fi_info;
 use crate::capi::export::interpose;
+use crate::capi::ret;
+use crate::desk::subscription;
 use crate::fabric::monitor;
 use crate::next;
-use crate::relaxed::subscription;
 use core::ffi::{c_char, c_int, c_void};
-use std::panic::catch_unwind;
 
 static FUNCTIONS: fi_ops_mem_monitor = fi_ops_mem_monitor {
     size: size_of::<fi_ops_mem_monitor>(),
@@ -27,27 +31,29 @@ static FUNCTIONS: fi_ops_mem_monitor = fi_ops_mem_monitor {
 };
 
 unsafe extern "C" fn start(_: *mut fid_mem_monitor) -> c_int {
-    catch_unwind(monitor::start).unwrap_or(-FI_ENOSYS)
+    ret::always(-FI_ENOSYS, monitor::start)
 }
 
 unsafe extern "C" fn stop(_: *mut fid_mem_monitor) {
-    let _ = catch_unwind(subscription::stop);
+    ret::always((), subscription::stop)
 }
 
 unsafe extern "C" fn subscribe(_: *mut fid_mem_monitor, addr: *const c_void, len: usize) -> c_int {
-    let _ = catch_unwind(|| monitor::subscribe(addr, len));
-    0
+    ret::always(0, || {
+        monitor::subscribe(addr, len);
+        0
+    })
 }
 
 unsafe extern "C" fn unsubscribe(_: *mut fid_mem_monitor, addr: *const c_void, len: usize) {
-    let _ = catch_unwind(|| subscription::unsubscribe(addr.addr(), len));
+    ret::always((), || subscription::unsubscribe(addr.addr(), len))
 }
 
 unsafe extern "C" fn valid(_: *mut fid_mem_monitor, addr: *const c_void, len: usize) -> bool {
-    catch_unwind(|| monitor::is_valid(addr, len)).unwrap_or(false)
+    ret::always(false, || monitor::is_valid(addr, len))
 }
 
-/// `fi_getinfo` at a version node of libfabric's.
+/// `fi_getinfo` at one of libfabric's version nodes.
 macro_rules! getinfo {
     ($($name:ident, $place:literal, $node:literal;)*) => { $(
         unsafe extern "C" fn $name(
@@ -58,9 +64,10 @@ macro_rules! getinfo {
             hints: *const fi_info,
             info: *mut *mut fi_info,
         ) -> c_int {
-            let _ = catch_unwind(|| monitor::import_once(&FUNCTIONS));
+            ret::always((), || monitor::import_once(&FUNCTIONS));
             match next::FI_GETINFO[$place].get() {
-                // SAFETY: the caller's own arguments.
+                // SAFETY: `next` is libfabric's function of the same contract, and gets the
+                // arguments unchanged.
                 Some(next) => unsafe { next(version, node, service, flags, hints, info) },
                 None => -FI_ENOSYS,
             }

@@ -1,13 +1,18 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Our own calls beside libfabric's.
+//! This library's own calls beside libfabric's calls.
 //!
 //! # Safety
-//! C's contract: a pointer that is not NULL is to an open object, or to memory of the size that its type has.
+//! The C caller keeps these two contracts.
+//!
+//! - **Open objects**: a pointer to an object is NULL, or the object is open.
+//! - **Caller's memory**: any other pointer is NULL, or points to readable (for results: writable)
+//!   memory of the size of its type, or of the size that another argument states.
 
 use super::tables::tables;
 use crate::abi::libfabric::*;
 use crate::abi::libfabric_provider::{FI_LOCAL_MR, FI_VERSION_1_0};
 use crate::abi::rdma_core::ibv_pd;
+use crate::call::Pd;
 use crate::capi::export::versioned;
 use crate::capi::ret;
 use crate::capi::verbs::NULL_PD;
@@ -17,89 +22,99 @@ use crate::fabric::errors::{Failure, invalid};
 use crate::fabric::raw_key::IOV_LIMIT;
 use crate::fabric::segment::{Room, Segment};
 use crate::fabric::{Domain, Queue, Region};
-use crate::mr::Pd;
 use core::ffi::{c_int, c_void};
 use core::slice;
 
-/// How many buffers fi_mr_regv() takes.
+/// The most buffers that one call of fi_mr_regv() takes.
 pub const RDMAMR_MR_IOV_LIMIT: usize = 16;
 const _: () = assert!(RDMAMR_MR_IOV_LIMIT == IOV_LIMIT);
-/// Of fi_mr_reg() and its kin: the region is to have the requested key. FI_MR_KEY of libfabric before 1.0;
-/// since then a domain says whether keys are the application's.
+/// Flag of fi_mr_reg(), fi_mr_regv() and fi_mr_regattr(): the region gets the requested key.
+/// libfabric before 1.0 called the flag FI_MR_KEY. Since 1.0 the domain decides whether the
+/// application chooses the keys.
 pub const RDMAMR_MR_KEY: u64 = 1u64 << 58;
 const _: () = assert!(RDMAMR_MR_KEY == MR_KEY);
-/// Of fi_mr_reg() and its kin: the region's base address is the offset, and older regions of that kind that it
-/// overlaps are replaced. FI_MR_OFFSET of libfabric before 1.0.
+/// Flag of fi_mr_reg(), fi_mr_regv() and fi_mr_regattr(): the offset becomes the base address of
+/// the region, and the region replaces older regions with this flag that it overlaps. libfabric
+/// before 1.0 called the flag FI_MR_OFFSET.
 pub const RDMAMR_MR_OFFSET: u64 = 1u64 << 59;
 const _: () = assert!(RDMAMR_MR_OFFSET == MR_OFFSET);
-/// Of `mode`: keys and addresses are the provider's. FI_PROV_MR_ATTR of libfabric before 1.0.
+/// Bit of `mode`: the provider chooses keys and addresses. libfabric before 1.0 called the bit
+/// FI_PROV_MR_ATTR.
 pub const RDMAMR_PROV_MR_ATTR: u64 = 1u64 << 2;
-/// Of `mode`: the application registers the memory that it uses itself. FI_LOCAL_MR of libfabric before 1.5.
+/// Bit of `mode`: the application registers the memory that it uses itself. libfabric before 1.5
+/// called the bit FI_LOCAL_MR.
 pub const RDMAMR_LOCAL_MR: u64 = 1u64 << 55;
 const _: () = assert!(RDMAMR_LOCAL_MR == FI_LOCAL_MR);
-/// Of `caps`: memory may be registered before it is mapped. FI_DYNAMIC_MR of libfabric before 1.0.
+/// Bit of `caps`: the application may register memory before it maps the memory. libfabric before
+/// 1.0 called the bit FI_DYNAMIC_MR.
 pub const RDMAMR_DYNAMIC_MR: u64 = 1u64 << 57;
-/// Of `flags`: regions are registered as by ibv_reg_mr_relaxed().
+/// Bit of `flags`: the domain registers its regions as ibv_reg_mr_relaxed() does.
 pub const RDMAMR_DOMAIN_RELAXED: u64 = 1u64 << 0;
 
-/// How a domain is to be. Fill with zeros what is not set.
+/// The attributes of a domain. Set the fields that are not used to 0.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct rdmamr_domain_attr {
-    /// sizeof(struct rdmamr_domain_attr)
+    /// sizeof(struct rdmamr_domain_attr) in the header that the program was compiled with.
     pub size: usize,
-    /// FI_VERSION(major, minor) of the interface that the program is written for, FI_VERSION(1, 0) if 0: what
-    /// struct fi_mr_attr did not have then is not read.
+    /// FI_VERSION(major, minor) of the interface that the program is written for; 0 means
+    /// FI_VERSION(1, 0). The library does not read fields of struct fi_mr_attr that this
+    /// version did not have.
     pub api_version: u32,
-    /// FI_MR_PROV_KEY | FI_MR_VIRT_ADDR or FI_MR_BASIC: keys are the device's, addresses virtual. 0 or
-    /// FI_MR_SCALABLE: keys are the application's, addresses begin at 0. FI_MR_VIRT_ADDR: keys are the
-    /// application's, addresses virtual. With FI_MR_RAW peers get raw keys. FI_MR_LOCAL and FI_MR_ALLOCATED
-    /// say what the program does, and change nothing.
+    /// FI_MR_PROV_KEY | FI_MR_VIRT_ADDR, or FI_MR_BASIC: the device chooses the keys, and
+    /// addresses are virtual.
+    /// FI_MR_VIRT_ADDR: the application chooses the keys, and addresses are virtual.
+    /// FI_MR_SCALABLE, or 0: the application chooses the keys, and addresses begin at 0. With
+    /// FI_MR_RAW peers get raw keys. FI_MR_LOCAL and FI_MR_ALLOCATED say what the program does,
+    /// and change nothing.
     pub mr_mode: i32,
-    /// RDMAMR_PROV_MR_ATTR: as FI_MR_PROV_KEY | FI_MR_VIRT_ADDR. RDMAMR_LOCAL_MR: as FI_MR_LOCAL.
+    /// RDMAMR_PROV_MR_ATTR means FI_MR_PROV_KEY | FI_MR_VIRT_ADDR; RDMAMR_LOCAL_MR means
+    /// FI_MR_LOCAL.
     pub mode: u64,
-    /// RDMAMR_DYNAMIC_MR
+    /// 0 or RDMAMR_DYNAMIC_MR.
     pub caps: u64,
-    /// RDMAMR_DOMAIN_RELAXED
+    /// 0 or RDMAMR_DOMAIN_RELAXED.
     pub flags: u64,
-    /// The size of the application's keys in bytes, 1 to 8; 8 if 0.
+    /// The size of a key that the application chooses, in bytes: 1 to 8; 0 means 8.
     pub mr_key_size: usize,
 }
 
-/// A piece of memory, for a work request.
+/// A contiguous piece of memory, for a work request.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct rdmamr_segment {
-    /// Where it begins: of rdmamr_resolve() for the peer's device, of rdmamr_mr_segments() in this process.
+    /// The address of the first byte: for the peer's device from rdmamr_resolve(), in this
+    /// process from rdmamr_mr_segments().
     pub addr: u64,
-    /// In bytes.
+    /// The length in bytes.
     pub length: u64,
-    /// 0 where it is a peer's.
+    /// The local key; 0 for memory of a peer.
     pub lkey: u32,
+    /// The remote key.
     pub rkey: u32,
 }
 const _: () = assert!(size_of::<rdmamr_segment>() == size_of::<Segment>());
 const _: () =
     assert!(core::mem::offset_of!(rdmamr_segment, rkey) == core::mem::offset_of!(Segment, rkey));
 
-/// The size of the fields without which attributes are none.
+/// The least size of the attributes: they have the fields before `mr_mode`.
 const LEAST: usize = core::mem::offset_of!(rdmamr_domain_attr, mr_mode);
 
-/// Reads the attributes of a program that may know fewer fields, or more.
+/// Reads the attributes. The program may know fewer fields than this library, or more.
 unsafe fn read(attr: *const rdmamr_domain_attr) -> Result<Option<rdmamr_domain_attr>, Failure> {
     if attr.is_null() {
         return Ok(None);
     }
-    // SAFETY: the first field is always there.
+    // SAFETY: caller's memory: every version of the structure begins with `size`.
     let size = unsafe { (*attr).size };
-    /// More than this is a mistake, not a later version.
+    /// A larger size is a mistake of the program, not a later version of the structure.
     const MOST: usize = 4096;
     if !(LEAST..MOST).contains(&size) {
         return Err(invalid(
             "the attributes' size is not sizeof(struct rdmamr_domain_attr)",
         ));
     }
-    // SAFETY: the caller's bytes.
+    // SAFETY: caller's memory: `attr` points to `size` bytes, as its first field says.
     let bytes = unsafe { slice::from_raw_parts(attr.cast::<u8>(), size) };
     let known = size.min(size_of::<rdmamr_domain_attr>());
     if bytes[known..].iter().any(|&byte| byte != 0) {
@@ -107,10 +122,10 @@ unsafe fn read(attr: *const rdmamr_domain_attr) -> Result<Option<rdmamr_domain_a
             "the attributes ask for what this version of the library does not know",
         ));
     }
-    // SAFETY: all zeros is a value.
+    // SAFETY: the structure has integers only, for which all zeros is a valid value.
     let mut whole: rdmamr_domain_attr = unsafe { core::mem::zeroed() };
     let to: *mut u8 = (&raw mut whole).cast();
-    // SAFETY: as many bytes as both have.
+    // SAFETY: `known` is at most the length of `bytes` and at most the size of `whole`.
     unsafe { to.copy_from_nonoverlapping(bytes.as_ptr(), known) };
     Ok(Some(whole))
 }
@@ -157,14 +172,16 @@ fn mode(attr: Option<rdmamr_domain_attr>) -> Result<Mode, Failure> {
     })
 }
 
-/// Opens a domain of libfabric's kind over a verbs protection domain.
+/// Opens a libfabric domain over a verbs protection domain.
 ///
-/// `pd` stays the program's, and must be there as long as the domain is. With NULL as `attr`, keys and addresses
-/// are the provider's and registration is plain. `context` becomes the object's. The domain is written to
-/// `domain`; fi_close() ends it. Any thread may use it.
+/// The program keeps `pd`, and must not deallocate `pd` before the domain is closed. If `attr` is
+/// NULL, the provider chooses keys and addresses, and registration is plain (not relaxed).
+/// `context` becomes the context of the object. The function writes the domain to `domain`; the
+/// caller owns the domain and closes it by fi_close(). Any thread may use the domain.
 ///
-/// Returns 0, or -FI_EINVAL: NULL, or attributes that are unknown or exclude each other. -FI_ENOSYS:
-/// RDMAMR_DYNAMIC_MR, and the device has no on-demand paging. rdmamr_last_reason() has it in words.
+/// Returns 0, or a negative code; rdmamr_last_reason() then has the reason in words.
+/// -FI_EINVAL: `pd` or `domain` is NULL, or the attributes are unknown or exclude each other.
+/// -FI_ENOSYS: `attr` has RDMAMR_DYNAMIC_MR, and the device has no on-demand paging.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdmamr_domain_open(
     pd: *mut ibv_pd,
@@ -173,29 +190,34 @@ pub unsafe extern "C" fn rdmamr_domain_open(
     context: *mut c_void,
 ) -> c_int {
     ret::code("rdmamr_domain_open", None, || {
-        // SAFETY: C's contract.
+        // SAFETY: open objects: `pd` is NULL or a domain that nobody has deallocated.
         let pd = unsafe { Pd::from_c(pd) }.ok_or(NULL_PD)?;
         if domain.is_null() {
             return Err(invalid("the place for the domain is NULL"));
         }
-        // SAFETY: C's contract.
+        // SAFETY: caller's memory: `attr` is NULL or points to the size that its first field says.
         let mode = mode(unsafe { read(attr) }?)?;
         let opened = Domain::open(tables(), pd, mode, context, None)?;
-        // SAFETY: C's contract.
+        // SAFETY: caller's memory: `domain` is not NULL, so it points to a writable pointer.
         unsafe { domain.write(opened) };
         Ok(0)
     })
 }
 versioned!(rdmamr_domain_open, "RDMAMR_1.0");
 
-/// Opens an event queue, for programs that have no fabric object to open one by fi_eq_open(3).
+/// Opens an event queue, for a program that has no fabric object for fi_eq_open(3).
 ///
-/// `attr` is as for fi_eq_open(), NULL for a queue that can be waited for and not written to. `api_version` is
-/// FI_VERSION(major, minor) of the interface that the program is written for. `context` becomes the
-/// object's. The queue is written to `eq`; fi_close() ends it. It holds any number of events.
+/// `attr` is as for fi_eq_open(). If `attr` is NULL, the program can wait for the queue and cannot
+/// write to the queue. `api_version` is FI_VERSION(major, minor) of the interface that the program
+/// is written for. `context` becomes the context of the object. The function writes the queue to
+/// `eq`; the caller owns the queue and closes it by fi_close(). The queue holds any number of
+/// events.
 ///
-/// Returns 0, or -FI_EINVAL: NULL. -FI_EBADFLAGS: another flag than FI_WRITE. -FI_ENOSYS: another wait object
-/// than FI_WAIT_NONE, FI_WAIT_UNSPEC and FI_WAIT_FD. Others of eventfd(2).
+/// Returns 0, or a negative code; rdmamr_last_reason() then has the reason in words.
+/// -FI_EINVAL: `eq` is NULL.
+/// -FI_EBADFLAGS: `attr` has a flag other than FI_WRITE.
+/// -FI_ENOSYS: `attr` has a wait object other than FI_WAIT_NONE, FI_WAIT_UNSPEC and FI_WAIT_FD.
+/// Other codes are the errnos of eventfd(2), negated.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdmamr_eq_open(
     api_version: u32,
@@ -207,27 +229,29 @@ pub unsafe extern "C" fn rdmamr_eq_open(
         if eq.is_null() {
             return Err(invalid("the place for the queue is NULL"));
         }
-        // SAFETY: C's contract.
+        // SAFETY: caller's memory: `attr` is NULL or points to queue attributes.
         let opened = unsafe { Queue::open(tables(), api_version, attr, context, None) }?;
-        // SAFETY: C's contract.
+        // SAFETY: caller's memory: `eq` is not NULL, so it points to a writable pointer.
         unsafe { eq.write(opened) };
         Ok(0)
     })
 }
 versioned!(rdmamr_eq_open, "RDMAMR_1.0");
 
-/// The caller's room for segments, and how many there are.
+/// Lets `fill` write to the caller's array of segments, and tells the caller how many segments
+/// there are.
 unsafe fn with_room(
     segments: *mut rdmamr_segment,
     count: *mut usize,
     fill: impl FnOnce(&mut Room) -> Result<(), Failure>,
 ) -> Result<c_int, Failure> {
-    // SAFETY: C's contract.
+    // SAFETY: caller's memory: `count` is NULL or points to a writable number.
     let count = unsafe { count.as_mut() }.ok_or(invalid("the count is NULL"))?;
     let segments = if segments.is_null() || *count == 0 {
         &mut []
     } else {
-        // SAFETY: the caller's, of that many.
+        // SAFETY: caller's memory: `segments` points to `count` writable segments; the asserts
+        // above prove that both types have one layout.
         unsafe { slice::from_raw_parts_mut(segments.cast::<Segment>(), *count) }
     };
     let mut room = Room { segments, count: 0 };
@@ -239,29 +263,34 @@ unsafe fn with_room(
     Ok(0)
 }
 
-/// The domain, if it is one of ours.
+/// The domain, if this library made it.
 unsafe fn own(domain: *mut fid_domain) -> Result<&'static Domain, Failure> {
-    // SAFETY: C's contract.
+    // SAFETY: open objects: `domain` is NULL or an open object, which begins with a `struct fid`.
     let fid = unsafe { domain.as_ref() }
         .ok_or(invalid("the domain is NULL"))?
         .fid;
-    // SAFETY: an open object, which is a domain if its class says so.
+    // SAFETY: the class of this open object says that it is a domain.
     if fid.fclass != FI_CLASS_DOMAIN || !unsafe { Domain::is_ours(domain, tables()) } {
         return Err(invalid("the object is no domain of this library"));
     }
-    // SAFETY: one of our domains.
+    // SAFETY: `is_ours` has just found that this library made the domain, and the caller keeps it
+    // open.
     unsafe { Domain::from_c(domain.cast()) }
 }
 
-/// Finds where a peer's memory is, for the work requests of an RDMA operation.
+/// Finds where a peer's memory lies, for the work requests of an RDMA operation.
 ///
-/// `key` is one of fi_mr_map_raw(), or a key of the domain's own regions, or, where keys are the provider's, any rkey. The
-/// `length` bytes from `offset` on, which counts as the peer's domain addresses memory, are one segment
-/// each for as many registrations as they lie in: at most 16. `count` is the room in `segments`, and
-/// becomes how many there are. Any thread may call this at any time.
+/// `key` is a key that fi_mr_map_raw() returned, or the key of a region of `domain`, or, on a
+/// domain whose provider chooses the keys, any rkey. `offset` addresses the first byte as the
+/// peer's domain addresses memory, and `length` is in bytes. The range becomes one segment for each
+/// registration in which a part of it lies: at most 16. On entry `count` is the number of elements
+/// of `segments`; on return it is the number of segments of the range. Any thread may call this
+/// function at any time.
 ///
-/// Returns 0, or -FI_ENOKEY: no such key. -FI_EINVAL: the range is not within the region; NULL.
-/// -FI_ETOOSMALL: `count` says how many there are.
+/// Returns 0, or a negative code; rdmamr_last_reason() then has the reason in words.
+/// -FI_ENOKEY: the domain has no such key, or the region of the key is not registered.
+/// -FI_EINVAL: `length` is 0, the range does not lie within the region, or a pointer is NULL.
+/// -FI_ETOOSMALL: `segments` has too few elements; `count` is the number that the range needs.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdmamr_resolve(
     domain: *mut fid_domain,
@@ -272,22 +301,25 @@ pub unsafe extern "C" fn rdmamr_resolve(
     count: *mut usize,
 ) -> c_int {
     ret::code("rdmamr_resolve", None, || {
-        // SAFETY: C's contract.
+        // SAFETY: open objects: `domain` is NULL or an open object.
         let domain = unsafe { own(domain) }?;
         let resolve = |room: &mut Room| domain.resolve(key, offset, length as u64, room);
-        // SAFETY: C's contract.
+        // SAFETY: caller's memory: `segments` is NULL or has `count` elements.
         unsafe { with_room(segments, count, resolve) }
     })
 }
 versioned!(rdmamr_resolve, "RDMAMR_1.0");
 
-/// What a region consists of, for local use: its buffers in order, those that touch as one, each with its
-/// lkey and rkey.
+/// Writes the segments of a region, for local use.
 ///
-/// `count` is the room in `segments`, and becomes how many there are.
+/// The segments are the buffers of the region in their order, each with its lkey and rkey; buffers
+/// that touch are one segment. On entry `count` is the number of elements of `segments`; on return
+/// it is the number of segments of the region.
 ///
-/// Returns 0, or -FI_ETOOSMALL: `count` says how many there are. -FI_EOPBADSTATE: the region is not
-/// registered (yet). -FI_EINVAL: NULL, or no region of this library.
+/// Returns 0, or a negative code; rdmamr_last_reason() then has the reason in words.
+/// -FI_ETOOSMALL: `segments` has too few elements; `count` is the number that the region needs.
+/// -FI_EOPBADSTATE: the region is not registered, or not yet.
+/// -FI_EINVAL: a pointer is NULL, or `mr` is not a region of this library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdmamr_mr_segments(
     mr: *mut fid_mr,
@@ -295,7 +327,7 @@ pub unsafe extern "C" fn rdmamr_mr_segments(
     count: *mut usize,
 ) -> c_int {
     ret::code("rdmamr_mr_segments", None, || {
-        // SAFETY: C's contract.
+        // SAFETY: open objects: `mr` is NULL or an open object, which begins with a `struct fid`.
         let fid = unsafe { mr.as_ref() }
             .ok_or(invalid("the region is NULL"))?
             .fid;
@@ -304,10 +336,11 @@ pub unsafe extern "C" fn rdmamr_mr_segments(
                 "the object is no region of this library, or closed",
             ));
         }
-        // SAFETY: one of our regions.
+        // SAFETY: the class and the table of this open object say that this library made the
+        // region.
         let region = unsafe { Region::from_c(mr.cast()) };
         region.check_registered()?;
-        // SAFETY: C's contract.
+        // SAFETY: caller's memory: `segments` is NULL or has `count` elements.
         unsafe {
             with_room(segments, count, |room| {
                 region.segments(room);

@@ -1,19 +1,25 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! libfabric's entry into the library where it finds it as `librdmamr-fi.so`, fi_provider(7).
+//! The provider interface, fi_provider(7): libfabric finds this library as `librdmamr-fi.so` and
+//! enters it here.
 //!
 //! # Safety
-//! As libfabric calls a provider.
+//! libfabric and its application keep these contracts.
+//!
+//! - **Open objects**: a fabric that libfabric passes is open, and this library made it. Other
+//!   objects are NULL or open.
+//! - **Caller's memory**: any other pointer is NULL or points to a valid value of its type; a
+//!   pointer for a result points to writable memory.
 
 use super::functions::{no_bind, no_control, no_ops_open, no_ops_set, no_tostr, nothing};
 use super::tables::tables;
 use crate::abi::libfabric::*;
 use crate::abi::libfabric_provider::*;
+use crate::call::Error;
 use crate::capi::export::versioned;
 use crate::capi::ret;
 use crate::fabric::Queue;
 use crate::fabric::errors::{Failure, invalid, refused};
 use crate::fabric::provider::{self, Fabric};
-use crate::mr::Error;
 use core::ffi::{c_char, c_int, c_void};
 use core::ptr::null_mut;
 use std::sync::Mutex;
@@ -51,16 +57,17 @@ unsafe extern "C" fn getinfo(
             return Err(invalid("the place for the info is NULL"));
         }
         let has_address = !node.is_null() || !service.is_null();
-        // SAFETY: as libfabric calls a provider.
+        // SAFETY: caller's memory: `hints` is NULL or points to a valid info.
         let list = match unsafe { provider::getinfo(version, has_address, flags, hints) } {
-            // No failure: it is how a provider says that it is not meant.
+            // FI_ENODATA is no failure: a provider returns it for hints that do not fit the
+            // provider.
             Err(Failure {
                 error: Error::Refused(FI_ENODATA, _),
                 ..
             }) => return Ok(-FI_ENODATA),
             result => result?,
         };
-        // SAFETY: as above.
+        // SAFETY: caller's memory: `info` is not NULL, so it points to a writable pointer.
         unsafe { info.write(list) };
         Ok(0)
     })
@@ -72,9 +79,9 @@ unsafe extern "C" fn fabric(
     context: *mut c_void,
 ) -> c_int {
     ret::code("fi_fabric", None, || {
-        // SAFETY: as libfabric calls a provider.
+        // SAFETY: caller's memory: `attr` is NULL or points to valid fabric attributes.
         let opened = unsafe { Fabric::open(tables(), &FABRIC, &FABRIC_REST, attr, context) }?;
-        // SAFETY: as above.
+        // SAFETY: caller's memory: libfabric's core passes a writable place for the fabric.
         unsafe { fabric.write(opened) };
         Ok(0)
     })
@@ -84,7 +91,7 @@ unsafe extern "C" fn cleanup() {}
 
 unsafe extern "C" fn fabric_close(fid: *mut fid) -> c_int {
     ret::code("fi_close", None, || {
-        // SAFETY: one of our fabrics.
+        // SAFETY: open objects: libfabric passes a fabric that this library made.
         unsafe { Fabric::close(fid) }?;
         Ok(0)
     })
@@ -97,14 +104,14 @@ unsafe extern "C" fn domain(
     context: *mut c_void,
 ) -> c_int {
     ret::code("fi_domain", None, || {
-        // SAFETY: one of our fabrics.
+        // SAFETY: open objects: libfabric passes a fabric that this library made.
         let fabric = unsafe { Fabric::from_c(fabric) }?;
         if domain.is_null() {
             return Err(invalid("the place for the domain is NULL"));
         }
-        // SAFETY: the application's info.
+        // SAFETY: caller's memory: `info` is NULL or points to a valid info of the application.
         let opened = unsafe { fabric.open_domain(info, context) }?;
-        // SAFETY: the application's.
+        // SAFETY: caller's memory: `domain` is not NULL, so it points to a writable pointer.
         unsafe { domain.write(opened) };
         Ok(0)
     })
@@ -117,14 +124,14 @@ unsafe extern "C" fn eq_open(
     context: *mut c_void,
 ) -> c_int {
     ret::code("fi_eq_open", None, || {
-        // SAFETY: one of our fabrics.
+        // SAFETY: open objects: libfabric passes a fabric that this library made.
         let fabric = unsafe { Fabric::from_c(fabric) }?;
         if eq.is_null() {
             return Err(invalid("the place for the queue is NULL"));
         }
-        // SAFETY: the application's attributes.
+        // SAFETY: caller's memory: `attr` is NULL or points to queue attributes.
         let opened = unsafe { fabric.open_queue(attr, context) }?;
-        // SAFETY: the application's.
+        // SAFETY: caller's memory: `eq` is not NULL, so it points to a writable pointer.
         unsafe { eq.write(opened) };
         Ok(0)
     })
@@ -137,15 +144,16 @@ unsafe extern "C" fn trywait(_: *mut fid_fabric, fids: *mut *mut fid, count: c_i
             return Err(invalid("the objects are NULL"));
         }
         for n in 0..count {
-            // SAFETY: that many are there.
+            // SAFETY: caller's memory: `fids` has `count` elements.
             let object = unsafe { fids.wrapping_add(n).read() };
-            // SAFETY: NULL, or an open object.
+            // SAFETY: open objects: `object` is NULL or an open object.
             let class = unsafe { object.as_ref() }.map(|object| object.fclass);
-            // SAFETY: an event queue, by its class.
+            // SAFETY: the class of this open object says that it is an event queue.
             if class != Some(FI_CLASS_EQ) || !unsafe { Queue::is_ours(object.cast(), tables()) } {
                 return Err(invalid("an object is no event queue of this provider"));
             }
-            // SAFETY: one of our queues.
+            // SAFETY: `is_ours` has just found that this library made the queue, and the caller
+            // keeps it open.
             if !unsafe { Queue::from_c(object.cast()) }?.is_empty() {
                 return Err(refused(FI_EAGAIN, "a queue has events to be read"));
             }
@@ -154,15 +162,15 @@ unsafe extern "C" fn trywait(_: *mut fid_fabric, fids: *mut *mut fid, count: c_i
     })
 }
 
-/// The provider, in memory that libfabric's core may write to.
-struct Shared(Mutex<fi_provider>);
+/// The provider's description, in memory that libfabric's core may write to.
+struct SharedProvider(Mutex<fi_provider>);
 
-// SAFETY: its pointers are to statics.
-unsafe impl Sync for Shared {}
-// SAFETY: as above.
-unsafe impl Send for Shared {}
+// SAFETY: the pointers in the description point to statics, which every thread may read.
+unsafe impl Sync for SharedProvider {}
+// SAFETY: the pointers in the description point to statics, which every thread may read.
+unsafe impl Send for SharedProvider {}
 
-static PROVIDER: Shared = Shared(Mutex::new(fi_provider {
+static PROVIDER: SharedProvider = SharedProvider(Mutex::new(fi_provider {
     version: RELEASE,
     fi_version: 0,
     context: [0; 4],
@@ -172,21 +180,24 @@ static PROVIDER: Shared = Shared(Mutex::new(fi_provider {
     cleanup,
 }));
 
-/// Our version as FI_VERSION(major, minor) writes one.
+/// This library's version, in the form of FI_VERSION(major, minor).
 const RELEASE: u32 =
     crate::capi::rdmamr::RDMAMR_VERSION_MAJOR << 16 | crate::capi::rdmamr::RDMAMR_VERSION_MINOR;
 
-/// The provider, for the libfabric that has loaded the library. NULL for one that is too old or too new: then
-/// it goes on without.
+/// Returns the provider's description to the libfabric that has loaded this library, or NULL to a
+/// libfabric that is too old or too new. A libfabric that gets NULL continues without this
+/// provider.
 #[unsafe(no_mangle)]
 pub extern "C" fn fi_prov_ini() -> *mut fi_provider {
-    let Some(version) = provider::serves() else {
-        return null_mut();
-    };
-    let Ok(mut provider) = PROVIDER.0.lock() else {
-        return null_mut();
-    };
-    provider.fi_version = version;
-    &raw mut *provider
+    ret::always(null_mut(), || {
+        let Some(version) = provider::serves() else {
+            return null_mut();
+        };
+        let Ok(mut provider) = PROVIDER.0.lock() else {
+            return null_mut();
+        };
+        provider.fi_version = version;
+        &raw mut *provider
+    })
 }
 versioned!(fi_prov_ini, "RDMAMR_1.0");

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The tables of functions of our objects. Every slot is filled: libfabric's inlines call most of them without a look.
+//! The tables of functions of this library's objects. Every slot has a function, since libfabric's
+//! inline functions call most slots without a check for NULL.
 
 use super::functions::*;
 use super::traced;
@@ -9,7 +10,7 @@ use crate::fabric::Tables;
 use crate::trace;
 use core::ffi::c_int;
 
-/// What our objects can do.
+/// The tables while the trace is off.
 static PLAIN: Tables = with(
     fi_ops_mr {
         size: size_of::<fi_ops_mr>(),
@@ -20,7 +21,7 @@ static PLAIN: Tables = with(
     region_close,
 );
 
-/// The same, written down.
+/// The tables while the trace is on: these functions record registrations and closes.
 static TRACED: Tables = with(
     fi_ops_mr {
         size: size_of::<fi_ops_mr>(),
@@ -31,7 +32,7 @@ static TRACED: Tables = with(
     traced::region_close,
 );
 
-/// What the objects of this process can do.
+/// The tables for an object that is opened now.
 pub fn tables() -> &'static Tables {
     if trace::is_on() { &TRACED } else { &PLAIN }
 }

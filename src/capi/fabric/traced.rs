@@ -1,18 +1,24 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Calls of libfabric's family that are written down. The tables have these functions if `RDMAMR_TRACE` says so
-//! when an object is opened, and otherwise know nothing of it.
+//! The functions that record calls of libfabric's family in the trace. An object that is opened
+//! while `RDMAMR_TRACE` is set has these functions in its tables. Any other object does not refer
+//! to them.
 //!
 //! # Safety
-//! That of [`functions`].
+//! The contracts **our object** and **caller's memory** of `functions.rs`. Each function here
+//! passes its arguments on unchanged, so the C caller's promise to it holds for the function that
+//! it calls.
 
-use super::functions;
+use super::functions::{close_noting, reg_wished, regattr_wished, regv_wished};
 use crate::abi::libfabric::{fi_mr_attr, fid, fid_mr};
-use crate::caller::Caller;
+use crate::call::How;
 use crate::capi::export::with_caller;
-use crate::explain::last_as_text;
+use crate::capi::ret;
+use crate::fabric::attributes::Wish;
 use crate::fabric::{Domain, Region, settle};
-use crate::trace;
-use crate::trace::format::{Call, call, how};
+use crate::report::explain::last_as_text;
+use crate::sys::caller::Caller;
+use crate::trace::format::{Call, call};
+use crate::trace::{self, Pending};
 use core::ffi::{c_int, c_void};
 use libc::iovec;
 
@@ -43,23 +49,18 @@ unsafe extern "C" fn reg_of(
     context: *mut c_void,
     caller: Caller,
 ) -> c_int {
-    // SAFETY: the caller's word.
-    let body = || unsafe {
-        functions::reg(
-            fid,
-            buf,
-            len,
-            access,
-            offset,
-            requested_key,
-            flags,
-            mr,
-            context,
-        )
-    };
     let memory = (buf.addr(), len, access);
-    // SAFETY: the caller's word.
-    unsafe { registration(call::FI_MR_REG, fid, mr, memory, caller, body) }
+    let wish = Wish {
+        access,
+        offset,
+        requested_key,
+        flags,
+        context,
+    };
+    // SAFETY: our object, caller's memory: the arguments are the C caller's, unchanged.
+    let body = |pending: &mut _| unsafe { reg_wished(fid, (buf, len), wish, mr, pending) };
+    // SAFETY: our object: `fid` is an open domain of this library.
+    unsafe { registration(call::FI_MR_REG, fid, memory, caller, body) }
 }
 
 #[unsafe(naked)]
@@ -89,22 +90,17 @@ unsafe extern "C" fn regv_of(
     context: *mut c_void,
     caller: Caller,
 ) -> c_int {
-    // SAFETY: the caller's word.
-    let body = || unsafe {
-        functions::regv(
-            fid,
-            iov,
-            count,
-            access,
-            offset,
-            requested_key,
-            flags,
-            mr,
-            context,
-        )
+    let wish = Wish {
+        access,
+        offset,
+        requested_key,
+        flags,
+        context,
     };
-    // SAFETY: the caller's word.
-    unsafe { registration(call::FI_MR_REGV, fid, mr, (0, 0, access), caller, body) }
+    // SAFETY: our object, caller's memory: the arguments are the C caller's, unchanged.
+    let body = |pending: &mut _| unsafe { regv_wished(fid, (iov, count), wish, mr, pending) };
+    // SAFETY: our object: `fid` is an open domain of this library.
+    unsafe { registration(call::FI_MR_REGV, fid, (0, 0, access), caller, body) }
 }
 
 #[unsafe(naked)]
@@ -124,16 +120,17 @@ unsafe extern "C" fn regattr_of(
     mr: *mut *mut fid_mr,
     caller: Caller,
 ) -> c_int {
-    // SAFETY: the caller's word.
-    let body = || unsafe { functions::regattr(fid, attr, flags, mr) };
+    // SAFETY: our object, caller's memory: the arguments are the C caller's, unchanged.
+    let body = |pending: &mut _| unsafe { regattr_wished(fid, attr, flags, mr, pending) };
     let access = if attr.is_null() {
         0
     } else {
-        // SAFETY: a field that every version has.
+        // SAFETY: caller's memory: `attr` is not NULL, and every version of the attributes has
+        // `access`.
         unsafe { (*attr).access }
     };
-    // SAFETY: the caller's word.
-    unsafe { registration(call::FI_MR_REGATTR, fid, mr, (0, 0, access), caller, body) }
+    // SAFETY: our object: `fid` is an open domain of this library.
+    unsafe { registration(call::FI_MR_REGATTR, fid, (0, 0, access), caller, body) }
 }
 
 #[unsafe(naked)]
@@ -142,79 +139,78 @@ pub unsafe extern "C" fn region_close(fid: *mut fid) -> c_int {
 }
 
 unsafe extern "C" fn region_close_of(fid: *mut fid, caller: Caller) -> c_int {
-    // SAFETY: one of our regions.
+    // SAFETY: our object: `fid` is a region of this library.
     let region = unsafe { Region::from_c(fid) };
-    // SAFETY: the caller's word.
-    close(region, caller, || unsafe { functions::region_close(fid) })
-}
-
-/// A registration, one of `trace::format::call`; `memory` is what the call itself says of it: address, length and
-/// access.
-///
-/// # Safety
-/// `fid` is one of our domains, and `mr` what the body has been given to write a region to.
-unsafe fn registration(
-    call: u8,
-    fid: *mut fid,
-    mr: *mut *mut fid_mr,
-    (addr, length, access): (usize, usize, u64),
-    caller: Caller,
-    body: impl FnOnce() -> c_int,
-) -> c_int {
-    let Some(began) = trace::begin() else {
-        return body();
-    };
-    // SAFETY: the caller's word.
-    let domain = unsafe { Domain::look(fid) };
-    let record = Call {
-        call,
-        pd: domain.pd().address() as u64,
-        addr: addr as u64,
-        length: length as u64,
-        access: access as u32,
-        ..trace::NOTHING
-    };
-    let has_queue = domain.queue().is_some();
-    if has_queue {
-        // Who reads the event may close region and domain before this call returns.
-        trace::leave(began, record, caller);
-    }
-    let result = body();
-    let record = if has_queue {
-        trace::take_left().map(|left| left.record)
-    } else {
-        Some(record)
-    };
-    if let Some(mut record) = record {
-        record.errno = -result as u16;
-        if result == 0 && !has_queue {
-            // SAFETY: the body has written a region there.
-            let region = unsafe { mr.read() };
-            // SAFETY: as above.
-            unsafe { Region::from_c(region.cast()) }.describe(&mut record, how::HIT);
+    let mut pending = pending(call::FI_CLOSE, caller);
+    ret::always((), || {
+        if let Some(pending) = &mut pending
+            // The region cannot be read after the call. A region that is closed already may have
+            // outlived its domain.
+            && region.check().is_ok()
+        {
+            settle(region);
+            pending.record.pd = Domain::of(region).pd().address() as u64;
+            region.describe_record(&mut pending.record, How::Kernel);
         }
-        began.write(record, caller, last_as_text);
-    }
+    });
+    let result = close_noting(region, |how| {
+        // A region that failed after its call has nothing to deregister, and its record says so.
+        if let Some(pending) = &mut pending
+            && pending.record.how != trace::NOTHING.how
+        {
+            pending.record.how = trace::code(how);
+        }
+    });
+    write(pending, result);
     result
 }
 
-/// The end of a region.
-fn close(region: &Region, caller: Caller, body: impl FnOnce() -> c_int) -> c_int {
-    let Some(began) = trace::begin() else {
-        return body();
-    };
-    let mut record = Call {
-        call: call::FI_CLOSE,
+/// The record of a call that begins now, if the trace is on.
+fn pending(call: u8, caller: Caller) -> Option<Pending> {
+    let record = Call {
+        call,
         ..trace::NOTHING
     };
-    // Afterwards there is no region; and of one that is closed already there may be no domain.
-    if region.check().is_ok() {
-        settle(region);
-        record.pd = Domain::of(region).pd().address() as u64;
-        region.describe(&mut record, how::KEPT);
+    trace::begin().map(|began| Pending {
+        began,
+        record,
+        caller,
+    })
+}
+
+/// Writes the record of a call that is about to return.
+fn write(pending: Option<Pending>, result: c_int) {
+    ret::always((), || {
+        if let Some(mut pending) = pending {
+            pending.record.errno = -result as u16;
+            pending.write(last_as_text);
+        }
+    })
+}
+
+/// Runs and records a registration. `call` is one of the numbers in `trace::format::call`. The
+/// memory is what the call's own arguments say: address, length and access. A reader of the event
+/// may close the region and the domain before this function returns. So the body, not this
+/// function, describes the region in the record, or takes the record along into the background.
+///
+/// # Safety
+/// `fid` is an open domain of this library.
+unsafe fn registration(
+    call: u8,
+    fid: *mut fid,
+    (addr, length, access): (usize, usize, u64),
+    caller: Caller,
+    body: impl FnOnce(&mut Option<Pending>) -> c_int,
+) -> c_int {
+    let mut pending = pending(call, caller);
+    if let Some(Pending { record, .. }) = &mut pending {
+        // SAFETY: the caller promises that `fid` is an open domain of this library.
+        record.pd = unsafe { Domain::look(fid) }.pd().address() as u64;
+        record.addr = addr as u64;
+        record.length = length as u64;
+        record.access = access as u32;
     }
-    let result = body();
-    record.errno = -result as u16;
-    began.write(record, caller, last_as_text);
+    let result = body(&mut pending);
+    write(pending, result);
     result
 }

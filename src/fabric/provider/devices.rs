@@ -1,30 +1,30 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The verbs devices of this machine, by the libibverbs underneath.
+//! The verbs devices of this machine, as the underlying libibverbs lists them.
 
 use crate::abi::rdma_core::*;
+use crate::call::{Context, Error, Pd};
+use crate::desk;
 use crate::fabric::domain::Opened;
 use crate::fabric::errors::{Failure, refused};
-use crate::mr::{Context, Error, Pd};
 use crate::next;
-use crate::relaxed::beside_plain;
 use core::ffi::{CStr, c_int};
 use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicBool, Ordering::*};
 use errno::errno;
 
 /// An open device.
-pub struct Device(Context);
+pub struct OpenDevice(Context);
 
-// SAFETY: contexts of libibverbs may be used by any thread.
-unsafe impl Send for Device {}
-// SAFETY: as above.
-unsafe impl Sync for Device {}
+// SAFETY: libibverbs lets any thread use a context.
+unsafe impl Send for OpenDevice {}
+// SAFETY: libibverbs lets several threads use a context at once.
+unsafe impl Sync for OpenDevice {}
 
 fn missing(name: &'static str) -> Failure {
     Failure::from(Error::NoNext(name))
 }
 
-/// Looks at the devices, until one is wanted.
+/// Calls `look` for each device, until `look` returns a result.
 pub fn find<R>(
     mut look: impl FnMut(&CStr, *mut ibv_device) -> Option<R>,
 ) -> Result<Option<R>, Failure> {
@@ -35,79 +35,79 @@ pub fn find<R>(
         .get()
         .ok_or(missing("ibv_free_device_list"))?;
     let mut count: c_int = 0;
-    // SAFETY: the count is writable.
+    // SAFETY: `count` is writable.
     let devices = unsafe { list(&mut count) };
     if devices.is_null() {
         return Err(Failure::from(Error::Next(errno())));
     }
-    // SAFETY: that many are there.
+    // SAFETY: libibverbs returned a list of `count` devices.
     let slice =
         unsafe { core::slice::from_raw_parts(devices, usize::try_from(count).unwrap_or(0)) };
     let found = slice.iter().find_map(|&device| {
-        // SAFETY: a device of the list.
+        // SAFETY: `device` is in the list, which is not freed yet.
         let name = unsafe { &raw const (*device).name };
         // SAFETY: libibverbs ends names with a NUL.
         let name = unsafe { CStr::from_ptr(name.cast()) };
         look(name, device)
     });
-    // SAFETY: the list; devices that were opened stay.
+    // SAFETY: libibverbs made the list; its devices that were opened stay open.
     unsafe { free(devices) };
     Ok(found)
 }
 
-impl Device {
+impl OpenDevice {
     /// Opens a device.
-    pub fn open(device: *mut ibv_device) -> Result<Device, Failure> {
+    pub fn open(device: *mut ibv_device) -> Result<OpenDevice, Failure> {
         let open = next::OPEN_DEVICE.get().ok_or(missing("ibv_open_device"))?;
-        // SAFETY: a device of a list that is not freed yet.
+        // SAFETY: `device` is in a list that is not freed yet.
         let context = unsafe { open(device) };
-        // SAFETY: libibverbs has just opened it.
+        // SAFETY: `context` is NULL, or libibverbs has just opened it.
         let context = unsafe { Context::from_c(context) };
         let context = context.ok_or_else(|| Failure::from(Error::Next(errno())))?;
-        Ok(Device(context))
+        Ok(OpenDevice(context))
     }
 
-    /// The device of that name.
-    pub fn open_by_name(wanted: &CStr) -> Result<Device, Failure> {
-        find(|name, device| (name == wanted).then(|| Device::open(device)))?.unwrap_or(Err(
+    /// Opens the device of that name.
+    pub fn open_by_name(wanted: &CStr) -> Result<OpenDevice, Failure> {
+        find(|name, device| (name == wanted).then(|| OpenDevice::open(device)))?.unwrap_or(Err(
             refused(libc::ENODEV, "there is no verbs device of that name"),
         ))
     }
 
-    /// How many regions it can have.
+    /// The number of regions that the device can have.
     pub fn max_regions(&self) -> Option<usize> {
         let query = next::QUERY_DEVICE.get()?;
-        /// More than `struct ibv_device_attr` has had since its beginning; it does not grow.
+        /// Room for more than `struct ibv_device_attr`, which has not grown since its beginning.
         #[repr(C)]
-        struct Room(ibv_device_attr, [u64; 64]);
-        let mut room = MaybeUninit::<Room>::zeroed();
-        // SAFETY: an open device, and room.
+        struct AttrRoom(ibv_device_attr, [u64; 64]);
+        let mut room = MaybeUninit::<AttrRoom>::zeroed();
+        // SAFETY: the device is open, and `room` is larger than the structure that is written.
         let errno = unsafe { query(self.0.as_ptr(), room.as_mut_ptr().cast()) };
-        // SAFETY: all zeros is one, and so is what libibverbs has written.
+        // SAFETY: all zeros are a valid `AttrRoom`, and so is the result of libibverbs.
         let room = unsafe { room.assume_init() };
         (errno == 0).then(|| usize::try_from(room.0.max_mr).unwrap_or(0))
     }
 
-    /// Makes a protection domain.
+    /// Allocates a protection domain.
     pub fn allocate_pd(&self) -> Result<Pd, Failure> {
         let allocate = next::ALLOC_PD.get().ok_or(missing("ibv_alloc_pd"))?;
-        // SAFETY: an open device.
+        // SAFETY: the device is open.
         let pd = unsafe { allocate(self.0.as_ptr()) };
-        // SAFETY: libibverbs has just made it.
+        // SAFETY: `pd` is NULL, or libibverbs has just made it.
         let pd = unsafe { Pd::from_c(pd) };
         pd.ok_or_else(|| Failure::from(Error::Next(errno())))
     }
 
-    /// Closes it.
+    /// Closes the device.
     pub fn close(&self) -> Result<(), Error> {
-        beside_plain::close_device(self.0)
+        desk::close_device(self.0)
     }
 }
 
-/// A device that a domain has opened for itself.
+/// A device that was opened for one domain.
 pub struct DomainsOwn<Held> {
-    pub device: Device,
-    /// Whether its protection domain has gone already, in an earlier attempt to close.
+    pub device: OpenDevice,
+    /// Whether an earlier attempt to close has deallocated the protection domain.
     pub without_pd: AtomicBool,
     pub _held: Held,
 }
@@ -115,7 +115,7 @@ pub struct DomainsOwn<Held> {
 impl<Held: Send + Sync> Opened for DomainsOwn<Held> {
     fn close(&self, pd: Pd) -> Result<(), Error> {
         if !self.without_pd.load(Acquire) {
-            beside_plain::dealloc_pd(pd)?;
+            desk::dealloc_pd(pd)?;
             self.without_pd.store(true, Release);
         }
         self.device.close()

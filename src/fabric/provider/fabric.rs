@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The provider's fabric: what opens domains and queues through libfabric.
+//! The provider's fabric. Through it, libfabric opens domains and queues.
 
 use super::NAME;
-use super::devices::{Device, DomainsOwn};
+use super::devices::{DomainsOwn, OpenDevice};
 use crate::abi::libfabric::*;
 use crate::abi::libfabric_provider::*;
 use crate::config::config;
@@ -15,16 +15,16 @@ use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering
 /// A fabric.
 #[repr(C)]
 pub struct Fabric {
-    // As `struct fid_fabric` has it. libfabric's core writes the version.
+    // The fields of `struct fid_fabric`. libfabric's core writes the version.
     fclass: AtomicUsize,
     context: AtomicPtr<c_void>,
     ops: &'static fi_ops,
     rest: &'static fi_ops_fabric,
     api_version: AtomicU32,
-    // From here on ours.
+    // The private fields.
     process: Process,
     tables: &'static Tables,
-    /// Domains and queues that are open.
+    /// The number of open domains and queues.
     opened: AtomicUsize,
 }
 const _: () = assert!(core::mem::offset_of!(Fabric, process) >= size_of::<fid_fabric>());
@@ -34,10 +34,10 @@ const _: () = assert!(
     core::mem::offset_of!(Fabric, api_version) == core::mem::offset_of!(fid_fabric, api_version)
 );
 
-/// Something of a fabric that is open.
-pub struct Held(&'static Fabric);
+/// The hold of an open domain or queue on its fabric.
+pub struct HeldFabric(&'static Fabric);
 
-impl Drop for Held {
+impl Drop for HeldFabric {
     fn drop(&mut self) {
         self.0.opened.fetch_sub(1, AcqRel);
     }
@@ -47,7 +47,7 @@ impl Fabric {
     /// Opens the fabric.
     ///
     /// # Safety
-    /// As libfabric calls a provider.
+    /// `attr` is NULL or valid, as libfabric passes it to a provider.
     pub unsafe fn open(
         tables: &'static Tables,
         ops: &'static fi_ops,
@@ -55,9 +55,9 @@ impl Fabric {
         attr: *const fi_fabric_attr,
         context: *mut c_void,
     ) -> Result<*mut fid_fabric, Failure> {
-        // SAFETY: the caller's word.
+        // SAFETY: the caller promised that `attr` is NULL or valid.
         let attr = unsafe { attr.as_ref() }.ok_or(invalid("the attributes are NULL"))?;
-        // SAFETY: a string, or NULL.
+        // SAFETY: `name` is not NULL here, and libfabric passes a string in it.
         if attr.name.is_null() || unsafe { CStr::from_ptr(attr.name) } != NAME {
             return Err(refused(
                 FI_ENODATA,
@@ -77,50 +77,50 @@ impl Fabric {
         Ok(Box::into_raw(fabric).cast())
     }
 
-    /// The fabric that C names.
+    /// The fabric that C names. A fabric that the parent process opened is refused.
     ///
     /// # Safety
-    /// It is an open fabric of this library.
+    /// `fabric` is an open fabric of this library.
     pub unsafe fn from_c(fabric: *mut fid_fabric) -> Result<&'static Fabric, Failure> {
-        // SAFETY: the caller's word: the table of functions that led here is that of our fabrics. It is
-        // not closed as long as it counts something that holds it.
+        // SAFETY: the caller promised an open fabric: only fabrics have the table that led here.
+        // `close` refuses a fabric that counts a holder.
         let fabric = unsafe { &*fabric.cast::<Fabric>() };
         fabric.process.check()?;
         Ok(fabric)
     }
 
-    /// Closes it.
+    /// Closes the fabric.
     ///
     /// # Safety
-    /// It is an open fabric of this library, and not used again after success.
+    /// `fid` is an open fabric of this library. After success the caller does not use it again.
     pub unsafe fn close(fid: *mut fid) -> Result<(), Failure> {
-        // SAFETY: the caller's word.
+        // SAFETY: the caller promised an open fabric of this library.
         let fabric = unsafe { Fabric::from_c(fid.cast()) }?;
         if fabric.opened.load(Acquire) > 0 {
             return Err(refused(FI_EBUSY, "the fabric still has domains or queues"));
         }
-        // SAFETY: `open` made it, and by the caller's word this is its end.
+        // SAFETY: `open` made the box, and the caller promised not to use the fabric again.
         drop(unsafe { Box::from_raw(fid.cast::<Fabric>()) });
         Ok(())
     }
 
-    fn hold(&'static self) -> Held {
+    fn hold(&'static self) -> HeldFabric {
         self.opened.fetch_add(1, AcqRel);
-        Held(self)
+        HeldFabric(self)
     }
 
     /// Opens a domain on the device that `info` names.
     ///
     /// # Safety
-    /// `info` is NULL or a `struct fi_info`.
+    /// `info` is NULL or a valid `struct fi_info`.
     pub unsafe fn open_domain(
         &'static self,
         info: *const fi_info,
         context: *mut c_void,
     ) -> Result<*mut fid_domain, Failure> {
-        // SAFETY: the caller's word.
+        // SAFETY: the caller promised that `info` is NULL or valid.
         let info = unsafe { info.as_ref() }.ok_or(invalid("the info is NULL"))?;
-        // SAFETY: a part of the info, or NULL.
+        // SAFETY: `domain_attr` of a valid info is NULL or valid.
         let attr = unsafe { info.domain_attr.as_ref() };
         let attr = attr.ok_or(invalid("the info has no domain attributes"))?;
         if attr.name.is_null() {
@@ -132,12 +132,12 @@ impl Fabric {
             relaxed: config().fabric_relaxed,
             ..Mode::agreed(self.api_version.load(Relaxed), attr.mr_mode)?
         };
-        // SAFETY: a string of the info.
-        let device = Device::open_by_name(unsafe { CStr::from_ptr(attr.name) })?;
+        // SAFETY: `name` is not NULL, and a valid info has a string in it.
+        let device = OpenDevice::open_by_name(unsafe { CStr::from_ptr(attr.name) })?;
         let pd = match device.allocate_pd() {
             Ok(pd) => pd,
             Err(failure) => {
-                // The first failure counts.
+                // The caller gets the first failure.
                 let _ = device.close();
                 return Err(failure);
             }
@@ -153,14 +153,14 @@ impl Fabric {
     /// Opens an event queue.
     ///
     /// # Safety
-    /// As [`Queue::open`].
+    /// The caller keeps the promises of [`Queue::open`].
     pub unsafe fn open_queue(
         &'static self,
         attr: *const fi_eq_attr,
         context: *mut c_void,
     ) -> Result<*mut fid_eq, Failure> {
         let version = self.api_version.load(Relaxed);
-        // SAFETY: the caller's word.
+        // SAFETY: the caller promised what `Queue::open` demands: `attr` is NULL or readable.
         unsafe { Queue::open(self.tables, version, attr, context, Some(self.hold())) }
     }
 }

@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What the provider offers, fi_getinfo(3): one entry for each verbs device.
+//! The provider's offer, fi_getinfo(3): one entry for each verbs device.
 
-use super::devices::{self, Device};
+use super::devices::{self, OpenDevice};
 use super::{NAME, libfabric};
 use crate::abi::libfabric::*;
 use crate::abi::libfabric_provider::*;
+use crate::call::Error;
 use crate::fabric::errors::{Failure, refused};
 use crate::fabric::raw_key::{self, IOV_LIMIT};
-use crate::log::{self, Level};
-use crate::mr::Error;
+use crate::report::log::{self, Level};
 use core::ffi::{CStr, c_char};
 use core::ptr::null_mut;
 
-/// libfabric's own flag of a call by which a utility provider looks for one to be stacked on. Ours has no
-/// endpoints that it could use.
+/// libfabric's own flag: a utility provider looks for a provider to stack on. Ours has no endpoints
+/// that a utility provider could use.
 const CORE_PROV_ONLY: u64 = 1 << 59;
 
-/// What regions of the provider serve for.
+/// The purposes that the provider's regions serve.
 const CAPS: u64 = FI_MSG
     | FI_RMA
     | FI_ATOMIC
@@ -29,12 +29,12 @@ const CAPS: u64 = FI_MSG
     | FI_LOCAL_COMM
     | FI_REMOTE_COMM;
 
-/// What an application asks for.
+/// The wishes of an application.
 #[derive(Clone, Copy)]
 struct Wanted<'a> {
     version: u32,
     caps: u64,
-    /// Whether it has asked for this provider by its name.
+    /// Whether the application asked for this provider by its name.
     by_name: bool,
     domain: Option<&'a CStr>,
     mr_mode: i32,
@@ -50,16 +50,16 @@ fn nothing(why: &'static str) -> Failure {
 }
 
 /// # Safety
-/// NULL, or a string.
+/// `text` is NULL or a string that lives for `'a`.
 unsafe fn string<'a>(text: *const c_char) -> Option<&'a CStr> {
-    // SAFETY: the caller's word.
+    // SAFETY: `text` is not NULL here, and the caller promised a string.
     (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) })
 }
 
-/// Offers what an application can use.
+/// Offers the devices that an application can use.
 ///
 /// # Safety
-/// As libfabric calls a provider: `hints` is NULL or a `struct fi_info` of `version`.
+/// `hints` is NULL or a `struct fi_info` of `version`, as libfabric passes it to a provider.
 pub unsafe fn getinfo(
     version: u32,
     has_address: bool,
@@ -71,7 +71,7 @@ pub unsafe fn getinfo(
             "no provider can be stacked on it: it has no endpoints",
         ));
     }
-    // SAFETY: the caller's word.
+    // SAFETY: the caller promised that `hints` is NULL or a `struct fi_info` of `version`.
     let wanted = unsafe { read(version, hints) }?;
     if has_address && !wanted.by_name {
         return Err(nothing("it has no addresses"));
@@ -80,15 +80,15 @@ pub unsafe fn getinfo(
     let (mut first, mut last): (*mut fi_info, *mut fi_info) = (null_mut(), null_mut());
     devices::find(|name, device| {
         if wanted.domain.is_none_or(|wanted| wanted == name)
-            && let Ok(opened) = Device::open(device)
+            && let Ok(opened) = OpenDevice::open(device)
         {
             let info = wanted.fill(name, mr_mode, opened.max_regions());
-            // What cannot be closed cannot be helped.
+            // If the device cannot be closed, the provider can do nothing about it.
             let _ = opened.close();
             if let Some(info) = info {
                 match first.is_null() {
                     true => first = info,
-                    // SAFETY: the one before, which we have made.
+                    // SAFETY: `last` is the entry before, which `fill` made.
                     false => unsafe { (*last).next = info },
                 }
                 last = info;
@@ -103,7 +103,7 @@ pub unsafe fn getinfo(
 }
 
 /// # Safety
-/// As for `getinfo`.
+/// `hints` is NULL or a `struct fi_info` of `version`, which lives for `'a`.
 unsafe fn read<'a>(version: u32, hints: *const fi_info) -> Result<Wanted<'a>, Failure> {
     let mut wanted = Wanted {
         version,
@@ -113,35 +113,35 @@ unsafe fn read<'a>(version: u32, hints: *const fi_info) -> Result<Wanted<'a>, Fa
         mr_mode: FI_MR_LOCAL | FI_MR_ALLOCATED | FI_MR_VIRT_ADDR | FI_MR_PROV_KEY,
         mode: FI_LOCAL_MR,
     };
-    // SAFETY: the caller's word.
+    // SAFETY: the caller promised that `hints` is NULL or valid.
     let Some(hints) = (unsafe { hints.as_ref() }) else {
         return Ok(wanted);
     };
     wanted.caps = hints.caps;
     wanted.mode = hints.mode;
-    // SAFETY: a part of the hints, or NULL.
+    // SAFETY: `ep_attr` of valid hints is NULL or valid.
     if let Some(endpoint) = unsafe { hints.ep_attr.as_ref() }
         && ![0, FI_EP_RDM].contains(&endpoint.r#type)
     {
         return Err(nothing("it has no such endpoints"));
     }
-    // SAFETY: a part of the hints, or NULL.
+    // SAFETY: `fabric_attr` of valid hints is NULL or valid.
     if let Some(fabric) = unsafe { hints.fabric_attr.as_ref() } {
-        // SAFETY: a string of the hints, or NULL.
+        // SAFETY: `name` of valid hints is NULL or a string.
         if unsafe { string(fabric.name) }.is_some_and(|name| name != NAME) {
             return Err(nothing("its fabric has another name"));
         }
-        // SAFETY: as above.
+        // SAFETY: `prov_name` of valid hints is NULL or a string.
         if let Some(name) = unsafe { string(fabric.prov_name) } {
             wanted.by_name |= names_us(name.to_bytes());
         }
     }
-    // SAFETY: a part of the hints, or NULL.
+    // SAFETY: `domain_attr` of valid hints is NULL or valid.
     if let Some(domain) = unsafe { hints.domain_attr.as_ref() } {
-        // SAFETY: a string of the hints, or NULL.
+        // SAFETY: `name` of valid hints is NULL or a string.
         wanted.domain = unsafe { string(domain.name) };
         wanted.mr_mode = domain.mr_mode;
-        // The structure had these from 1.5 on.
+        // The structure has `mr_iov_limit` since version 1.5.
         if version >= FI_VERSION_1_5 && domain.mr_iov_limit > IOV_LIMIT {
             return Err(nothing("a region has at most 16 buffers"));
         }
@@ -158,19 +158,20 @@ fn names_us(list: &[u8]) -> bool {
 fn is_in_environment() -> bool {
     // SAFETY: the name ends with a NUL.
     let value = unsafe { libc::getenv(c"FI_PROVIDER".as_ptr()) };
-    // SAFETY: a string of the environment, which is looked at before anything can change it.
+    // SAFETY: getenv returned NULL or a string, read here before anything can change it.
     unsafe { string(value) }.is_some_and(|value| names_us(value.to_bytes()))
 }
 
 impl Wanted<'_> {
-    /// The memory registration that application and provider can agree on.
+    /// The mr_mode that application and provider can agree on.
     fn agree(&self) -> Result<i32, Failure> {
         if self.caps & !CAPS != 0 {
             return Err(nothing(
                 "it does not have all the capabilities that are asked for",
             ));
         }
-        // Who looks for a provider to send messages with would find one without endpoints.
+        // An application that wants to send messages would otherwise find a provider without
+        // endpoints.
         if !self.by_name && self.caps & (FI_MSG | FI_ATOMIC) != 0 {
             return Err(nothing(
                 "it only registers memory, so it must be asked for by name",
@@ -194,14 +195,15 @@ impl Wanted<'_> {
         if self.mr_mode & FI_MR_VIRT_ADDR != 0 {
             agreed |= self.mr_mode & FI_MR_PROV_KEY;
         }
-        // Composites alone need raw keys; who can do without them is not burdened with them.
+        // Only composite regions need raw keys. An application that can do without raw keys is
+        // spared them.
         if self.mr_mode & FI_MR_PROV_KEY != 0 {
             agreed &= !FI_MR_RAW;
         }
         Ok(agreed)
     }
 
-    /// An entry. `None` where there is no memory for it.
+    /// Makes an entry. `None` if no memory is left for it.
     fn fill(
         &self,
         device: &CStr,
@@ -223,7 +225,7 @@ impl Wanted<'_> {
         mr_mode: i32,
         max_regions: Option<usize>,
     ) -> Result<(), Error> {
-        // SAFETY: libfabric has just made it, with all its parts.
+        // SAFETY: libfabric has just allocated the entry, with all its parts.
         let info = unsafe { &mut *entry };
         let caps = if self.caps == 0 { CAPS } else { self.caps };
         let old_local = self.version < FI_VERSION_1_5;
@@ -235,7 +237,7 @@ impl Wanted<'_> {
         };
         macro_rules! part {
             ($part:ident) => {
-                // SAFETY: as above.
+                // SAFETY: a part of an entry of `allocate` is NULL or valid.
                 unsafe { info.$part.as_mut() }.ok_or(Error::Memory)?
             };
         }
@@ -264,9 +266,9 @@ impl Wanted<'_> {
     }
 }
 
-/// A string that libfabric will free.
+/// Copies a string with malloc, because libfabric will free it.
 fn duplicate(text: &CStr) -> Result<*mut c_char, Error> {
-    // SAFETY: a string.
+    // SAFETY: a `CStr` ends with a NUL.
     let copy = unsafe { libc::strdup(text.as_ptr()) };
     if copy.is_null() {
         Err(Error::Memory)

@@ -1,48 +1,49 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The libfabric that has loaded the provider: which version it is, and its own allocation.
+//! The libfabric that has loaded the provider: its version and its allocation functions.
 
 use crate::abi::libfabric_provider::fi_info;
-use crate::next;
+use crate::sys::symbols::Library;
 use core::ffi::CStr;
 
-/// The newest libfabric whose structures are known to begin as ours do.
+/// The newest libfabric whose structures are known to begin like those in `crate::abi`.
 const NEWEST: u32 = 2 << 16 | 6;
 
-/// The oldest whose core sets `fi_fabric_attr.api_version`.
+/// The oldest libfabric whose core sets `fi_fabric_attr.api_version`.
 const OLDEST: u32 = 1 << 16 | 5;
 
-/// The version of the interface to serve. `None` with a libfabric that is older or of a later major
-/// version: the provider stays out of its way. Applications that ask a newer libfabric for more than
-/// we know are not offered the provider, by libfabric itself.
+/// The version of the interface to serve. `None` if libfabric is older than `OLDEST` or of a later
+/// major version: the provider stays out of its way. If an application asks a newer libfabric for a
+/// later interface than `NEWEST`, libfabric itself does not offer the provider.
 pub fn serves() -> Option<u32> {
     let version: unsafe extern "C" fn() -> u32 = function(c"fi_version")?;
-    // SAFETY: libfabric's own function, of that signature.
+    // SAFETY: `fi_version` is libfabric's own function, and has this signature.
     let version = unsafe { version() };
     (version >= OLDEST && version >> 16 <= NEWEST >> 16).then_some(version.min(NEWEST))
 }
 
-/// A function of libfabric's.
+/// Looks up a function of libfabric.
 fn function<F: Copy>(name: &CStr) -> Option<F> {
     const { assert!(size_of::<F>() == size_of::<usize>()) };
-    let address = next::find_in(c"libfabric.so.1", name)?;
+    let address = Library::find_in(c"libfabric.so.1", name)?;
     let pointer = core::ptr::with_exposed_provenance::<u8>(address.get());
-    // SAFETY: a function pointer of that size; the callers know its signature.
+    // SAFETY: `F` has the size of a pointer; each caller names the function's own type.
     Some(unsafe { core::mem::transmute_copy(&pointer) })
 }
 
-/// A `struct fi_info` with all its parts, as large as this libfabric has them. Its strings are malloc's, and
-/// it is libfabric's to free.
+/// Allocates a `struct fi_info` with all its parts, in the sizes of this libfabric. Its strings
+/// come from malloc. libfabric frees it.
 pub fn allocate() -> Option<*mut fi_info> {
     let duplicate: unsafe extern "C" fn(*const fi_info) -> *mut fi_info = function(c"fi_dupinfo")?;
-    // SAFETY: libfabric's own function: of nothing it makes an empty one.
+    // SAFETY: `fi_dupinfo` is libfabric's own function. It makes an empty info from NULL.
     let info = unsafe { duplicate(core::ptr::null()) };
     (!info.is_null()).then_some(info)
 }
 
-/// Gives back a list of `allocate`.
+/// Frees a list that `allocate` made.
 pub fn free(info: *mut fi_info) {
     if let Some(free) = function::<unsafe extern "C" fn(*mut fi_info)>(c"fi_freeinfo") {
-        // SAFETY: libfabric's own function, and what it has allocated, or null.
+        // SAFETY: `fi_freeinfo` is libfabric's own function; `info` is NULL or came from
+        // `allocate`.
         unsafe { free(info) };
     }
 }

@@ -1,22 +1,25 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Which memory may be populated beside its registration: where that would make the very same pages, and where
-//! it is worth it.
+//! Decides which memory may be populated beside its registration: memory where populating makes the
+//! very same pages as the pin, and where it pays.
 //!
-//! Only anonymous private memory that can be written to, all of it. The pin takes a page of its own for each
-//! page of such memory, also where the device will only read it (a shared page of zeros cannot stay pinned:
-//! the first write would leave the device with another page), and MADV_POPULATE_WRITE makes just these.
-//! Everything else is left alone: shared memory and files (a write fault changes a file's time, and a pin
-//! for reading makes none), what the pin would refuse, and memory of which userfaultfd tells the program when
-//! a page is missing. And a registration that the kernel refuses before it looks at the memory leaves that
-//! as it was: wrong access, RLIMIT_MEMLOCK.
+//! Only memory that is entirely anonymous, private and writable qualifies. For each page of such
+//! memory the pin takes a page of its own, even if the device will only read it. (The shared page
+//! of zeros cannot stay pinned: the first write would leave the device with another page.)
+//! MADV_POPULATE_WRITE makes exactly these pages.
+//!
+//! All other memory is left alone: shared memory and files (a write fault changes a file's time,
+//! and a pin for reading causes none), memory that the pin would refuse, and memory for which a
+//! userfaultfd tells the program of missing pages. A registration that the kernel refuses before it
+//! looks at the memory (wrong access, RLIMIT_MEMLOCK) leaves the memory unchanged; so does this
+//! module.
 
-use super::{Pages, Watch};
-use crate::mr::Request;
-use crate::proc;
+use super::{Pages, WatchedBy};
+use crate::call::Request;
+use crate::sys::proc;
 
-/// Whether the memory of a registration may be populated, and is to be.
-pub fn is_suitable(request: &Request, pages: Pages, watch: Watch) -> bool {
-    // What is paged on demand is not pinned. In ascending order of the cost:
+/// Whether populating a registration's memory is allowed and pays.
+pub fn is_suitable(request: &Request, pages: Pages, watch: WatchedBy) -> bool {
+    // On-demand paging pins nothing. The checks run in ascending order of cost:
     !request.access.on_demand()
         && !is_refused(request, pages)
         && pages.lack_some()
@@ -24,31 +27,32 @@ pub fn is_suitable(request: &Request, pages: Pages, watch: Watch) -> bool {
         && is_within_limit(pages)
         && pages
             .are_private_memory()
-            .is_some_and(|below| watch == Watch::Own || pages.are_unwatched(below))
+            .is_some_and(|below| watch == WatchedBy::Own || pages.are_unwatched(below))
 }
 
-/// Whether the kernel refuses it whatever the memory is.
+/// Whether the kernel refuses the registration whatever the memory is.
 fn is_refused(request: &Request, pages: Pages) -> bool {
     let page = pages.size as u64;
     request.access.refusal().is_some()
         || !(request.addr.addr() as u64 ^ request.iova).is_multiple_of(page)
 }
 
-/// Whether this kernel can populate memory, Linux 5.14: it takes the advice, for no memory.
+/// Whether this kernel can populate memory (Linux 5.14): it then accepts the advice for an empty
+/// range.
 fn can_populate() -> bool {
     const NONE: usize = 0;
-    // SAFETY: advice on no memory changes nothing.
+    // SAFETY: advice on an empty range changes nothing.
     unsafe { libc::syscall(libc::SYS_madvise, NONE, NONE, libc::MADV_POPULATE_WRITE) == 0 }
 }
 
-/// What can be below the pages in the address space, and is to be looked at before them.
+/// The address space below the pages, which a search of the mappings passes first.
 #[derive(Clone, Copy)]
 struct Below {
     mappings: u64,
     bytes: u64,
 }
 
-/// Whether the kernel lets so much be pinned.
+/// Whether the kernel's limit lets the pages be pinned.
 fn is_within_limit(pages: Pages) -> bool {
     let Some(limit) = proc::memlock_limit() else {
         return true;
@@ -58,9 +62,9 @@ fn is_within_limit(pages: Pages) -> bool {
 }
 
 impl Pages {
-    /// Looks at a few of them, and says whether one is not there. One in 32 MiB: a look costs 0.4 us, and the pin
-    /// of 32 MiB that are there in huge pages 20 us, in small ones 500 us. What is missing between is left to
-    /// the registration, as before.
+    /// Samples a few of the pages and tells whether one is missing. It samples one page in 32 MiB:
+    /// a look costs 0.4 us, and the pin of 32 MiB of present pages 20 us with huge pages, 500 us
+    /// with small ones. Missing pages between the samples are left to the registration, as before.
     fn lack_some(self) -> bool {
         const APART: usize = 32 << 20;
         let looks = self.bytes().div_ceil(APART);
@@ -68,7 +72,7 @@ impl Pages {
         (0..looks).any(|look| !self.page(look * apart + apart / 2).are_present())
     }
 
-    /// Whether all of it is anonymous private memory that can be written to; then what is below.
+    /// If all of the memory is anonymous, private and writable, the address space below it.
     fn are_private_memory(self) -> Option<Below> {
         let (mut at, end) = (self.start as u64, self.end as u64);
         let mut below = Below {
@@ -91,10 +95,10 @@ impl Pages {
         (at >= end).then_some(below)
     }
 
-    /// Whether no userfaultfd has any of it; false also where it would take too long to find out, or cannot be:
-    /// then the registration is as long as it was.
+    /// Whether no userfaultfd has any of the memory. False also if the answer would take too long
+    /// or cannot be had: then the registration takes as long as without helpers.
     fn are_unwatched(self, below: Below) -> bool {
-        // In ns: see `each_mapping_with_flags`. An eighth of what the pin of what is missing takes, at most.
+        // In ns: see `each_mapping_with_flags`. At most an eighth of the time to pin missing pages.
         let there = proc::resident_pages().min(below.bytes / self.size as u64);
         if below.mappings * 1200 + there * 24 > self.count() as u64 * (1200 / 8) {
             return false;
@@ -104,7 +108,7 @@ impl Pages {
             if mapping.end <= at {
                 return true;
             }
-            // Of userfaultfd: missing pages, pages that are not mapped, write protection; of devices.
+            // Flags of userfaultfd (missing pages, minor faults, write protection) and of devices.
             const OTHERS: [&[u8]; 5] = [b"um", b"ui", b"uw", b"io", b"pf"];
             let mut flags = flags.split(|&byte| byte == b' ');
             if mapping.start > at || flags.any(|flag| OTHERS.contains(&flag)) {

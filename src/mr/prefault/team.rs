@@ -1,69 +1,74 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The threads that populate memory while it is being registered.
+//! The threads that populate memory during its registration.
 //!
-//! They come with a registration and end with it: 50 us for what takes 10 ms or more. So nothing is left
-//! over that a fork could copy, a setuid miss, or an interrupted thread hold; each registration has
-//! threads of its own, also one by a signal handler that interrupts another. They start with the
-//! processors, the protection keys and the credentials of the thread that registers, and take pages where it
-//! would take them.
+//! The threads start and end with the registration: 50 us for work that takes 10 ms or more.
+//! Nothing remains that a fork could copy, a setuid could miss, or an interrupted thread could
+//! hold. Each registration has threads of its own, even one in a signal handler that interrupts
+//! another registration. The threads start with the processors, the protection keys and the
+//! credentials of the registering thread, and allocate pages from where that thread would.
 
 use super::{Bytes, LONG, Pages, now};
 use crate::config::PREFAULT_MOST;
-use crate::helper_thread::{self, Ending};
-use crate::log::{self, Level};
+use crate::report::log::{self, Level};
+use crate::sys::helper_thread::{self, Ending};
 use core::ffi::{c_int, c_void};
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::*};
 use core::time::Duration;
 
-/// What a thread does at once: a huge page, so that no two clear the same. Larger pieces were no faster.
+/// The unit of work: a huge page, so that no two threads clear the same one. Larger pieces were no
+/// faster.
 pub const PIECE: usize = 2 << 20;
 
-/// The threads of a registration.
+/// The threads of one registration.
 pub struct Team {
-    work: NonNull<Work>,
+    work: NonNull<Populating>,
     threads: [Option<Ending>; PREFAULT_MOST],
 }
 
-/// What they share. On memory of its own: a signal handler may leave the registration by siglongjmp.
-struct Work {
+/// The state that the threads share. It has its own mapping, since a signal handler may leave the
+/// registration by siglongjmp.
+struct Populating {
     pages: Pages,
-    /// How many pieces are taken. They come from the end, since the registration comes from the start.
+    /// The number of pieces taken. Threads take them from the end, since the registration starts at
+    /// the start.
     taken: AtomicUsize,
-    /// The registration has returned, or some page could not be made: then the registration will say why.
+    /// True once the registration has returned, or once a page could not be made: then the
+    /// registration will report the error.
     over: AtomicBool,
-    /// The NUMA node where the caller takes its pages from.
+    /// The NUMA node from which the caller allocates its pages.
     node: Option<u32>,
     progress: Progress,
 }
 
 impl Team {
-    /// Starts so many threads, if they can be of use. `None` if there is none.
+    /// Starts at most `threads` threads if they can help. `None` if none started.
     pub fn start(pages: Pages, threads: usize, start: Duration) -> Option<Team> {
-        // More threads than processors would only be in each other's way.
+        // More threads than processors would only slow each other down.
         let threads = threads
             .min(pages.bytes() / PIECE)
             .min(processors().saturating_sub(1));
         if threads == 0 {
             return None;
         }
-        let memory = helper_thread::map(size_of::<Work>())?;
-        let work = NonNull::new(memory.cast::<Work>())?;
-        let content = Work {
+        let memory = helper_thread::map(size_of::<Populating>())?;
+        let work = NonNull::new(memory.cast::<Populating>())?;
+        let content = Populating {
             pages,
             taken: AtomicUsize::new(0),
             over: AtomicBool::new(false),
             node: local_node(),
             progress: Progress::new(pages, start),
         };
-        // SAFETY: the new mapping is large enough, and page-aligned.
+        // SAFETY: the new mapping is large enough and page-aligned.
         unsafe { work.write(content) };
         let mut team = Team {
             work,
             threads: [const { None }; PREFAULT_MOST],
         };
         for thread in &mut team.threads[..threads] {
-            // SAFETY: `run` keeps to the rules; the work is there until the thread has ended.
+            // SAFETY: `run` keeps the rules of `helper_thread`, and `stop` unmaps the work only
+            // after the thread has ended.
             *thread = unsafe { helper_thread::start_ending(run, memory) };
             if thread.is_none() {
                 break;
@@ -72,22 +77,22 @@ impl Team {
         Some(team)
     }
 
-    /// Ends them, as soon as they have done the piece that they are at. Returns how many there were.
+    /// Waits for each thread to finish its current piece and end. Returns how many threads ran.
     pub fn stop(self) -> usize {
-        // SAFETY: written in `start`, and not yet unmapped.
+        // SAFETY: `start` wrote the work, and only the end of this function unmaps it.
         unsafe { self.work.as_ref() }.over.store(true, Relaxed);
         let threads = self.threads.into_iter().flatten();
         let count = threads.map(Ending::join).count();
-        // SAFETY: mapped in `start`, and the threads have ended.
-        unsafe { helper_thread::unmap(self.work.as_ptr().cast(), size_of::<Work>()) };
+        // SAFETY: `start` mapped the work, and the threads have ended.
+        unsafe { helper_thread::unmap(self.work.as_ptr().cast(), size_of::<Populating>()) };
         count
     }
 }
 
 extern "C" fn run(argument: *mut c_void) -> c_int {
     helper_thread::set_name(c"rdmamr-prefault");
-    // SAFETY: the work of `start`.
-    let work = unsafe { &*argument.cast::<Work>() };
+    // SAFETY: `start` passed the work, and `stop` keeps it mapped until this thread ends.
+    let work = unsafe { &*argument.cast::<Populating>() };
     if let Some(node) = work.node {
         prefer(node);
     }
@@ -97,14 +102,14 @@ extern "C" fn run(argument: *mut c_void) -> c_int {
     0
 }
 
-impl Work {
-    /// Takes the next piece; false if there is none any more.
+impl Populating {
+    /// Takes the next piece and populates it. False if no piece is left.
     fn populate_next(&self) -> bool {
         let piece = self.pages.piece(self.taken.fetch_add(1, Relaxed));
         let Some(piece) = piece.filter(|_| !self.over.load(Relaxed)) else {
             return false;
         };
-        // To walk over pages that are there takes twenty times as long as to ask whether they are.
+        // Populating present pages takes twenty times as long as asking whether they are present.
         if !piece.are_present() && !piece.populate() {
             self.over.store(true, Relaxed);
         }
@@ -112,12 +117,12 @@ impl Work {
     }
 }
 
-/// What is told of a registration that takes long.
+/// The progress reports of a registration that takes long.
 struct Progress {
     start: Duration,
-    /// When the next line is due, in ms since the start.
+    /// The time of the next report, in ms since the start.
     due: AtomicU64,
-    /// How many percent were there at the start.
+    /// The percentage of pages present at the start.
     before: usize,
 }
 
@@ -135,7 +140,7 @@ impl Progress {
         }
     }
 
-    /// Tells how far it has come, once a second.
+    /// Reports the progress, once a second.
     fn tell(&self, pages: Pages) {
         let due = self.due.load(Relaxed);
         if due == u64::MAX {
@@ -166,7 +171,7 @@ impl Progress {
 }
 
 impl Pages {
-    /// The piece of that number, from the end.
+    /// The piece with that index, counted from the end.
     fn piece(self, number: usize) -> Option<Pages> {
         let end = self
             .end
@@ -179,7 +184,7 @@ impl Pages {
         })
     }
 
-    /// How many percent of the pages are there, by as many looks.
+    /// The percentage of pages present, estimated from as many samples.
     fn percent_present(self) -> usize {
         let each = self.count() / 100;
         (0..100)
@@ -188,7 +193,7 @@ impl Pages {
     }
 
     fn populate(self) -> bool {
-        // SAFETY: makes pages where there are none, and changes none that is there.
+        // SAFETY: the advice makes missing pages and changes no present page.
         let result = unsafe {
             libc::syscall(
                 libc::SYS_madvise,
@@ -201,10 +206,11 @@ impl Pages {
     }
 }
 
-/// As the kernel has it: a bit for each, up to as many as any has.
+/// The kernel's node mask: one bit a node, as many as the largest kernel configuration has.
 type Mask = [u64; 128];
 
-/// How many processors this thread may run on. (A limit on their time, cpu.max, is not looked at.)
+/// How many processors this thread may run on. (The function ignores a limit on their time,
+/// cpu.max.)
 fn processors() -> usize {
     let mut mask: Mask = [0; 128];
     let this_thread = 0usize;
@@ -220,11 +226,11 @@ fn processors() -> usize {
     mask.iter().map(|word| word.count_ones() as usize).sum()
 }
 
-/// The node that pages for this thread come from, if it is just the nearest.
+/// The node from which this thread allocates pages, if its policy is the default, the nearest.
 fn local_node() -> Option<u32> {
     let (mut policy, mut node) = (0 as c_int, 0u32);
     let nothing = 0usize;
-    // SAFETY: the policy is writable, and no more is asked for.
+    // SAFETY: the policy is writable, and the call writes nothing else.
     let failed = unsafe {
         libc::syscall(
             libc::SYS_get_mempolicy,
@@ -235,12 +241,12 @@ fn local_node() -> Option<u32> {
             nothing,
         )
     } != 0
-        // SAFETY: the node is writable, and no more is asked for.
+        // SAFETY: the node is writable, and the call writes nothing else.
         || unsafe { libc::syscall(libc::SYS_getcpu, nothing, &raw mut node, nothing) } != 0;
     (!failed && policy == libc::MPOL_DEFAULT).then_some(node)
 }
 
-/// Has pages for this thread come from that node, if it has some, wherever the thread runs.
+/// Makes this thread allocate from that node while it has free pages, wherever the thread runs.
 fn prefer(node: u32) {
     let mut mask: Mask = [0; 128];
     let Some(word) = mask.get_mut(node as usize / 64) else {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A look at pages, for RDMAMR_RELAXED_STRICT=1: are they all present, in mappings that userfaultfd watches?
-//! A mapping that has been replaced without an event is not watched any more. PAGEMAP_SCAN, Linux 6.7
-//! (Documentation/admin-guide/mm/pagemap.rst).
+//! A check of a region's pages, for RDMAMR_RELAXED_STRICT=1: whether all pages are present, in
+//! mappings that userfaultfd watches. A mapping that was replaced without an event is no longer
+//! watched. The check uses PAGEMAP_SCAN, Linux 6.7 (Documentation/admin-guide/mm/pagemap.rst).
 
-use super::super::hull::Range;
+use crate::sys::pages::PageRange;
 
 const PAGE_IS_WPALLOWED: u64 = 1 << 0;
 const PAGE_IS_PRESENT: u64 = 1 << 3;
@@ -42,7 +42,7 @@ struct Found {
 pub struct Stamp(i32);
 
 impl Stamp {
-    /// Opens it; `None` where the kernel has no such call.
+    /// Opens the file. `None` if the kernel has no PAGEMAP_SCAN.
     pub fn open() -> Option<Stamp> {
         let flags = libc::O_RDONLY | libc::O_CLOEXEC;
         // SAFETY: the path ends with a NUL.
@@ -51,21 +51,21 @@ impl Stamp {
             return None;
         }
         let stamp = Stamp(fd);
-        if stamp.scan(Range { start: 0, end: 0 }).is_none() {
-            // SAFETY: opened here.
+        if stamp.scan(PageRange { start: 0, end: 0 }).is_none() {
+            // SAFETY: this function opened `fd`, and nothing else uses it.
             unsafe { libc::close(fd) };
             return None;
         }
         Some(stamp)
     }
 
-    /// Whether every page is present and watched.
-    pub fn holds(self, range: Range) -> bool {
+    /// Whether every page of the range is present and watched.
+    pub fn holds(self, range: PageRange) -> bool {
         self.scan(range) == Some(range)
     }
 
-    /// The first stretch of such pages.
-    fn scan(self, range: Range) -> Option<Range> {
+    /// Returns the first stretch of pages that are present and watched.
+    fn scan(self, range: PageRange) -> Option<PageRange> {
         let mut found = Found::default();
         let mut scan = Scan {
             size: size_of::<Scan>() as u64,
@@ -78,10 +78,11 @@ impl Stamp {
             ..Scan::default()
         };
         let errno = errno::errno();
-        // SAFETY: the structure is that of the call, with room for one answer.
+        // SAFETY: `scan` is the call's `struct pm_scan_arg`, and its `vec` points to room for one
+        // answer.
         let count = unsafe { libc::ioctl(self.0, PAGEMAP_SCAN, &raw mut scan) };
         errno::set_errno(errno);
-        (count >= 0).then_some(Range {
+        (count >= 0).then_some(PageRange {
             start: found.start,
             end: found.end,
         })

@@ -1,12 +1,18 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! userfaultfd(2), as far as it reports changes of memory (include/uapi/linux/userfaultfd.h).
 //!
-//! Memory is registered for write protection and never protected: that raises no fault, and the kernel
-//! reports when the memory is unmapped, moved or emptied. Never for missing pages: the kernel's own access
-//! to a page that is not there, the pinning for a registration among it, would fail. Never for forks: that
-//! needs a privilege, and the parent would wait for whoever reads the child's events.
+//! The pool registers memory for write protection and never protects it. That raises no fault, and
+//! the kernel reports when the memory is unmapped, moved or emptied.
+//!
+//! The pool never registers memory for missing pages: the kernel's own access to an absent page
+//! would fail, and so would the pinning for a registration. It never asks for fork events: they
+//! need a privilege, and the parent would wait for the reader of the child's events.
+//!
+//! # Safety
+//! **Local argument:** the pointer of an ioctl points to a local structure with the layout of that
+//! ioctl in the kernel's header.
 
-use super::super::hull::Range;
+use crate::sys::pages::{PageRange, page_size};
 use errno::{Errno, errno};
 
 const UFFD_API: u64 = 0xaa;
@@ -56,11 +62,11 @@ const UFFDIO_WRITEPROTECT: libc::c_ulong = ioc(READ_WRITE, 0x06, size_of::<Write
 const _: () = assert!(UFFDIO_API == 0xc018_aa3f && UFFDIO_REGISTER == 0xc020_aa00);
 const _: () = assert!(UFFDIO_UNREGISTER == 0x8010_aa01 && UFFDIO_WRITEPROTECT == 0xc018_aa06);
 
-/// The kernel reports changes, but not of what is registered for write protection: x86-64 can do that from Linux 5.7
-/// on, arm64 from 6.10 on.
+/// The kernel reports changes, but not for memory that is registered for write protection. x86-64
+/// supports that from Linux 5.7 on, arm64 from 6.10 on.
 pub const NO_WRITE_PROTECTION: Errno = Errno(libc::EOPNOTSUPP);
 
-/// What the kernel reports.
+/// An event, as the kernel writes it.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub struct Message {
@@ -68,28 +74,29 @@ pub struct Message {
     arguments: [u64; 3],
 }
 
-/// A report, in words.
+/// The meaning of an event.
 pub enum Report {
     /// Memory was unmapped.
-    Unmapped(Range),
-    /// Memory moves, and what was at its new place is gone.
-    Moved(Range, Range),
-    /// The pages are about to be dropped; that may happen after the report has been read.
-    Dropping(Range),
+    Unmapped(PageRange),
+    /// Memory moved, and the memory that was at its new place is gone.
+    Moved(PageRange, PageRange),
+    /// The pages are about to be dropped. The drop may happen after the monitor has read the
+    /// report.
+    Dropping(PageRange),
     Other,
 }
 
 impl Message {
-    /// What it says.
+    /// The meaning of the event.
     pub fn report(&self) -> Report {
         let [first, second, third] = self.arguments;
-        let range = Range {
+        let range = PageRange {
             start: first,
             end: second,
         };
         match self.event as u8 {
             0x14 => {
-                let moved = |start| Range {
+                let moved = |start| PageRange {
                     start,
                     end: start + third,
                 };
@@ -106,24 +113,25 @@ impl Message {
 #[derive(Clone, Copy)]
 pub struct Userfaultfd(i32);
 
-/// What the fence found.
+/// The answer of the fence.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fence {
     /// No event is in flight.
     Passed,
-    /// One is: the kernel has changed the address space, or is about to, and it has not been read.
+    /// An event is in flight: the kernel has changed the address space, or is about to, and the
+    /// monitor has not read the event.
     UnderWay,
-    /// This is not our file any more.
+    /// The number is no longer our file's.
     Lost,
 }
 
 impl Userfaultfd {
-    /// Opens one. With it comes whether every kind of mapping can be registered: Linux 6.7, and only if that is
-    /// wanted.
+    /// Opens a file. Also returns whether the file takes every kind of mapping, which needs Linux
+    /// 6.7 and `any`.
     ///
-    /// To end the registration of a file's mapping is not safe: Linux 6.12 (seen with 6.12.117) runs into a BUG
-    /// in `userfaultfd_unregister`, with the address space locked, where such a mapping becomes one with its
-    /// neighbour on the way. A kernel that takes no files cannot get there.
+    /// To unregister a mapping of a file is not safe. Linux 6.12 (seen with 6.12.117) runs into a
+    /// BUG in `userfaultfd_unregister`, with the address space locked, if such a mapping merges
+    /// with its neighbour on the way. A kernel that takes no file mappings cannot get there.
     pub fn open(any: bool) -> Result<(Userfaultfd, bool), Errno> {
         let any_mapping = EVENTS | FEATURE_WP_ASYNC;
         let more_mappings = EVENTS | FEATURE_WP_HUGETLBFS_SHMEM;
@@ -135,7 +143,7 @@ impl Userfaultfd {
                 features,
                 ioctls: 0,
             };
-            // SAFETY: the structure is that of the call.
+            // SAFETY: local argument.
             let answer = unsafe { libc::ioctl(fd, UFFDIO_API, &raw mut api) };
             if answer == 0 && api.features & FEATURE_PAGEFAULT_FLAG_WP != 0 {
                 return Ok((Userfaultfd(out_of_the_way(fd)), features == any_mapping));
@@ -144,7 +152,7 @@ impl Userfaultfd {
                 0 => NO_WRITE_PROTECTION,
                 _ => errno(),
             };
-            // SAFETY: opened here.
+            // SAFETY: `open_file` opened `fd` above, and nothing else uses it.
             unsafe { libc::close(fd) };
             if features == EVENTS {
                 return Err(refused);
@@ -156,7 +164,7 @@ impl Userfaultfd {
     fn open_file() -> Result<i32, Errno> {
         let flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
         let open = |flags: i32| {
-            // SAFETY: no pointers.
+            // SAFETY: the call takes no pointers.
             let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, flags) };
             if fd >= 0 { Ok(fd as i32) } else { Err(errno()) }
         };
@@ -167,7 +175,54 @@ impl Userfaultfd {
         }
     }
 
-    /// The one of that number.
+    /// Whether the kernel keeps one file from unregistering what another file has registered. Linux
+    /// does from 6.16 on. Returns false if this cannot be found out.
+    pub fn are_kept_apart() -> bool {
+        // These files ask for no events, so no thread waits for a reader.
+        let open = || {
+            let file = Userfaultfd(Self::open_file().ok()?);
+            let mut api = Api {
+                api: UFFD_API,
+                features: 0,
+                ioctls: 0,
+            };
+            // SAFETY: local argument.
+            let answer = unsafe { libc::ioctl(file.0, UFFDIO_API, &raw mut api) };
+            if answer != 0 {
+                file.close();
+            }
+            (answer == 0).then_some(file)
+        };
+        let page = page_size() as usize;
+        let (read_write, private) = (
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+        );
+        let anywhere = core::ptr::null_mut::<core::ffi::c_void>();
+        // The call goes by its number: this library interposes the C library's function, and would
+        // look for the pool that is just starting.
+        // SAFETY: a new mapping at an address that the kernel chooses touches no other memory.
+        let memory =
+            unsafe { libc::syscall(libc::SYS_mmap, anywhere, page, read_write, private, -1, 0) };
+        if memory < 0 {
+            return false;
+        }
+        let range = PageRange {
+            start: memory as u64,
+            end: memory as u64 + page as u64,
+        };
+        let (one, another) = (open(), open());
+        let kept_apart = match (one, another) {
+            (Some(one), Some(another)) => one.register(range).is_ok() && !another.unregister(range),
+            _ => false,
+        };
+        one.into_iter().chain(another).for_each(Userfaultfd::close);
+        // SAFETY: this function mapped the page, and nothing else uses it.
+        unsafe { libc::syscall(libc::SYS_munmap, memory, page) };
+        kept_apart
+    }
+
+    /// The file that has this number.
     pub fn of_fd(fd: i32) -> Userfaultfd {
         Userfaultfd(fd)
     }
@@ -177,30 +232,31 @@ impl Userfaultfd {
         self.0
     }
 
-    /// Has changes of these pages reported from now. A range with holes will do.
-    pub fn register(self, range: Range) -> Result<(), Errno> {
+    /// Has the kernel report changes of these pages from now on. The range may have holes.
+    pub fn register(self, range: PageRange) -> Result<(), Errno> {
         let mut register = Register {
             start: range.start,
             len: range.bytes(),
             mode: REGISTER_MODE_WP,
             ioctls: 0,
         };
-        // SAFETY: the structure is that of the call, which changes no memory of the process.
+        // SAFETY: local argument. Registering changes no memory of the process.
         let result =
             unsafe { libc::syscall(libc::SYS_ioctl, self.0, UFFDIO_REGISTER, &raw mut register) };
         if result == 0 { Ok(()) } else { Err(errno()) }
     }
 
-    /// Ends that; false if part of the range cannot be registered at all.
-    pub fn unregister(self, range: Range) -> bool {
+    /// Ends the registration. Returns false if part of the range cannot be registered at all.
+    pub fn unregister(self, range: PageRange) -> bool {
         let mut range = [range.start, range.bytes()];
         let range = range.as_mut_ptr();
-        // SAFETY: the structure is that of the call.
+        // SAFETY: local argument.
         unsafe { libc::syscall(libc::SYS_ioctl, self.0, UFFDIO_UNREGISTER, range) == 0 }
     }
 
-    /// Asks whether an event is in flight. To protect a range of length 0 is refused in any case, but with
-    /// EAGAIN if so (`userfaultfd_writeprotect`, fs/userfaultfd.c: `mmap_changing`).
+    /// Asks whether an event is in flight. The kernel always refuses to protect a range of length
+    /// 0, with EAGAIN if an event is in flight (`userfaultfd_writeprotect`, fs/userfaultfd.c:
+    /// `mmap_changing`).
     #[inline(always)]
     pub fn fence(self) -> Fence {
         let mut nothing = WriteProtect {
@@ -215,7 +271,7 @@ impl Userfaultfd {
         }
     }
 
-    /// Waits until there is something to read; false if that cannot be.
+    /// Waits until an event is there to read. Returns false if the file cannot be waited for.
     pub fn wait(self) -> bool {
         let mut poll = libc::pollfd {
             fd: self.0,
@@ -224,17 +280,19 @@ impl Userfaultfd {
         };
         let no_limit = core::ptr::null::<libc::timespec>();
         let no_mask = core::ptr::null::<u64>();
-        // SAFETY: one structure, which is writable.
+        // SAFETY: `poll` is one local `pollfd`, which the call may write. The null pointers mean no
+        // time limit and no mask.
         let ready =
             unsafe { libc::syscall(libc::SYS_ppoll, &raw mut poll, 1, no_limit, no_mask, 8) };
         let broken = libc::POLLERR | libc::POLLHUP | libc::POLLNVAL;
         (ready >= 0 && poll.revents & broken == 0) || (ready < 0 && errno().0 == libc::EINTR)
     }
 
-    /// Reads what there is, up to as much as fits, without waiting.
+    /// Reads the events that are there, at most as many as fit, without waiting.
     pub fn read(self, messages: &mut [Message]) -> Result<usize, Errno> {
         let size = size_of_val(messages);
-        // SAFETY: the messages are writable.
+        // SAFETY: `messages` is a writable slice of `size` bytes, and any bits are a valid
+        // `Message`.
         let read = unsafe { libc::syscall(libc::SYS_read, self.0, messages.as_mut_ptr(), size) };
         match read {
             1.. => Ok(read as usize / size_of::<Message>()),
@@ -246,19 +304,21 @@ impl Userfaultfd {
 
     /// Closes the file.
     pub fn close(self) {
-        // SAFETY: ours.
+        // SAFETY: `self` is a file that this library opened. Its callers make sure that the number
+        // is still its own.
         unsafe { libc::syscall(libc::SYS_close, self.0) };
     }
 }
 
-/// The ioctl of the fence, which is most of what a fenced hit costs: without errno and the C library's way there.
-/// Returns the errno.
+/// The ioctl of the fence, which is most of the cost of a fenced hit. It bypasses errno and the C
+/// library's wrapper. Returns the errno.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
 fn ask(fd: i32, request: libc::c_ulong, argument: &mut WriteProtect) -> i32 {
     let result: i64;
-    // SAFETY: the system call's convention; the structure is that of the call, which writes nothing where it
-    // is refused, as it always is.
+    // SAFETY: the registers follow the system call's convention, and the clobbers are declared.
+    // Local argument: the kernel writes to the structure only if it accepts the call, and it always
+    // refuses.
     unsafe {
         core::arch::asm!(
             "syscall",
@@ -277,22 +337,23 @@ fn ask(fd: i32, request: libc::c_ulong, argument: &mut WriteProtect) -> i32 {
 #[cfg(not(target_arch = "x86_64"))]
 fn ask(fd: i32, request: libc::c_ulong, argument: &mut WriteProtect) -> i32 {
     let before = errno();
-    // SAFETY: the structure is that of the call.
+    // SAFETY: local argument.
     unsafe { libc::syscall(libc::SYS_ioctl, fd, request, &raw mut *argument) };
     let answer = errno();
     errno::set_errno(before);
     answer.0
 }
 
-/// Moves a file to a number that programs do not count on: some close or reuse the lowest ones by number.
+/// Moves a file to a number that programs do not count on: some programs close or reuse the lowest
+/// numbers.
 fn out_of_the_way(fd: i32) -> i32 {
     const NUMBER: i32 = 900;
-    // SAFETY: no pointers.
+    // SAFETY: the call takes no pointers.
     let moved = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, NUMBER) };
     if moved < 0 {
         return fd;
     }
-    // SAFETY: opened by the caller, and there is another for it now.
+    // SAFETY: the caller opened `fd` and uses only the returned number from now on.
     unsafe { libc::close(fd) };
     moved
 }

@@ -22,7 +22,7 @@ const LINES: [(&str, RGBColor, Cost); 3] = [
     ),
 ];
 
-/// Writes it.
+/// Writes the plot.
 pub fn write(results: &Results, path: &Path) -> anyhow::Result<()> {
     let mut svg = String::new();
     draw(results, &mut svg)?;
@@ -45,7 +45,7 @@ fn draw(results: &Results, svg: &mut String) -> anyhow::Result<()> {
         "A registration and its deregistration on {}, Linux {}",
         results.device, results.kernel
     );
-    // One place a size, whatever the sizes are; costs span some powers of ten.
+    // Each size has the same width; costs span several powers of ten.
     let places = 0..rows.len() as i32 - 1;
     let mut chart = ChartBuilder::on(&area)
         .caption(title, ("sans-serif", 18))
@@ -93,7 +93,7 @@ fn draw(results: &Results, svg: &mut String) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A power of ten of a microsecond.
+/// The label of a power of ten of a microsecond.
 fn axis(us: f64) -> String {
     match us {
         us if us < 1.0 => format!("{} ns", (us * 1e3).round()),

@@ -4,7 +4,7 @@
 use super::Results;
 use crate::style::STRONG;
 
-/// Prints them.
+/// Prints the results.
 pub fn print(results: &Results) {
     anstream::println!(
         "A registration and its deregistration on {}, Linux {}, medians of {} rounds:\n",
@@ -58,7 +58,7 @@ pub fn print(results: &Results) {
     }
 }
 
-/// A number of bytes, which is often round.
+/// A number of bytes, in the largest unit that divides it.
 pub fn size(bytes: u64) -> String {
     let units = [("GiB", 30), ("MiB", 20), ("KiB", 10)];
     let unit = units.iter().find(|unit| bytes.is_multiple_of(1 << unit.1));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A process that registers in one way whenever it is its turn, and how it is asked to: a line `BYTES PAIRS` in, a line
-//! of JSON out.
+//! A process that registers in one way when it is its turn, and its protocol: a line `BYTES PAIRS`
+//! in, a line of JSON out.
 
 use super::median;
 use crate::abi::rdma_core::ibv_pd;
@@ -14,7 +14,7 @@ use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Instant;
 
-/// Who registers.
+/// The library that registers.
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Kind {
     Libibverbs,
@@ -34,18 +34,18 @@ impl Kind {
     }
 }
 
-/// What a turn has cost, in ns.
+/// The cost of a turn, in ns.
 #[derive(Serialize, Deserialize)]
 pub struct Turn {
     /// A registration and its deregistration.
     pub pair: f64,
-    /// The registration; of the relaxed kind, which is too fast for it, not measured.
+    /// The registration alone. Not measured for the relaxed kind, which is too fast for that.
     pub register: f64,
-    /// The library did it: by its own call, or by a region that it had kept.
+    /// The library served the registrations: by its own call, or by a kept region.
     pub served: bool,
 }
 
-/// The process, seen from the one that asks.
+/// The process, as its parent sees it.
 pub struct Worker {
     pub kind: Kind,
     child: Child,
@@ -54,10 +54,11 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Starts one, with the library preloaded unless it is libibverbs alone that registers.
+    /// Starts a process, with the library preloaded except for the kind that measures libibverbs
+    /// alone.
     pub fn start(kind: Kind, device: &str, library: &Path) -> anyhow::Result<Worker> {
         let mut command = Command::new(env::current_exe()?);
-        // What is set for the library would be measured along.
+        // Settings for the library would change the measurement.
         for (name, _) in
             env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("RDMAMR_"))
         {
@@ -84,9 +85,10 @@ impl Worker {
         })
     }
 
-    /// Has it register and deregister `pairs` times. The inner error is one of the registration.
+    /// Makes the process register and deregister `pairs` times. The inner error is a
+    /// registration's.
     pub fn turn(&mut self, bytes: u64, pairs: u32) -> anyhow::Result<Result<Turn, String>> {
-        // If the process has ended, which is seen below, the pipe is broken.
+        // If the process has ended, the pipe is broken; the read below reports that.
         let _ = writeln!(self.questions, "{bytes} {pairs}");
         let mut answer = String::new();
         self.answers.read_line(&mut answer)?;
@@ -108,17 +110,17 @@ impl Drop for Worker {
     }
 }
 
-/// How the process is started.
+/// The hidden command that starts the process.
 pub const COMMAND: &str = "bench-worker";
 
-/// Its arguments.
+/// The arguments of the process.
 #[derive(clap::Parser)]
 pub struct Args {
     kind: Kind,
     device: String,
 }
 
-/// The functions of one way, and how many registrations it has served.
+/// The functions of one kind, and how many registrations it has served.
 struct Way {
     kind: Kind,
     pd: *mut ibv_pd,
@@ -127,13 +129,13 @@ struct Way {
     get_stats: Option<GetStats>,
 }
 
-/// `rdmamr_get_stats`, asked for the first fields only.
+/// `rdmamr_get_stats`. This program asks for the first fields only.
 type GetStats = unsafe extern "C" fn(*mut u64, usize) -> c_int;
 const STATS: usize = 10;
 const REG_KERNEL: usize = 0;
 const HITS: usize = 9;
 
-/// The process: answers until there are no more questions.
+/// Runs the process: answers until no more questions come.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let verbs = Verbs::load().map_err(anyhow::Error::msg)?;
     let context = verbs
@@ -145,7 +147,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         .map_err(anyhow::Error::msg)
         .context("ibv_alloc_pd")?;
     let (from, reg, dereg): (_, &CStr, &CStr) = match args.kind {
-        // Past the library, if the environment loads it all the same.
+        // Bypasses the library even if the environment loads it.
         Kind::Libibverbs => (verbs.library, c"ibv_reg_mr", c"ibv_dereg_mr"),
         Kind::Plain => (Loaded::whole_program(), c"ibv_reg_mr", c"ibv_dereg_mr"),
         Kind::Relaxed => (
@@ -154,11 +156,11 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
             c"ibv_dereg_mr_relaxed",
         ),
     };
-    // SAFETY: the type of both in <infiniband/verbs.h> and <rdmamr/verbs.h>.
+    // SAFETY: both functions have this type, in <infiniband/verbs.h> and <rdmamr/verbs.h>.
     let reg = unsafe { from.function::<RegMr>(reg) };
-    // SAFETY: likewise.
+    // SAFETY: both functions have this type, in <infiniband/verbs.h> and <rdmamr/verbs.h>.
     let dereg = unsafe { from.function::<DeregMr>(dereg) };
-    // SAFETY: its type in <rdmamr.h>, where the statistics are 64-bit numbers.
+    // SAFETY: <rdmamr.h> gives this type; the statistics are 64-bit numbers.
     let get_stats = unsafe { Loaded::whole_program().function::<GetStats>(c"rdmamr_get_stats") };
     let (Some(reg), Some(dereg)) = (reg, dereg) else {
         bail!("the library was not preloaded into the process that measures");
@@ -189,7 +191,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Memory that is there, in small pages: whether a process gets huge ones is luck.
+/// Memory that is present, in small pages: whether a process gets huge pages is luck.
 struct Memory {
     address: *mut c_void,
     length: usize,
@@ -205,14 +207,15 @@ impl Memory {
         }
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-        // SAFETY: a new mapping.
+        // SAFETY: the call makes a new mapping and touches no other.
         let address = unsafe { libc::mmap(std::ptr::null_mut(), length, protection, flags, -1, 0) };
         if address == libc::MAP_FAILED {
             return Err(std::io::Error::last_os_error()).context("mmap");
         }
-        // SAFETY: the mapping is ours. It is no matter if the kernel has no huge pages.
+        // SAFETY: the mapping is ours. A kernel without huge pages refuses the advice, which is
+        // harmless.
         unsafe { libc::madvise(address, length, libc::MADV_NOHUGEPAGE) };
-        // SAFETY: writable, and as long.
+        // SAFETY: the memory is writable and has that length.
         unsafe { std::ptr::write_bytes(address.cast::<u8>(), 1, length) };
         Ok(Memory { address, length })
     }
@@ -220,7 +223,8 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: mapped above, and no longer registered. Nothing is unmapped where the length is 0.
+        // SAFETY: this type mapped the memory, which is no longer registered. With a length of 0
+        // the call unmaps nothing.
         unsafe { libc::munmap(self.address, self.length) };
     }
 }
@@ -253,7 +257,7 @@ impl Way {
             if mr.is_null() {
                 return Err(self.why());
             }
-            // SAFETY: registered right now.
+            // SAFETY: `mr` was registered just now.
             let error = unsafe { (self.dereg)(mr) };
             pair.push(start.elapsed().as_nanos() as f64);
             register.push(registered as f64);
@@ -265,7 +269,7 @@ impl Way {
         Ok((median(pair), median(register)))
     }
 
-    /// The mean of pairs that are so fast that to look at the clock would cost more.
+    /// The mean over pairs that are too fast to be timed one by one.
     fn together(&self, memory: &Memory, pairs: u32) -> Result<f64, String> {
         let start = Instant::now();
         for _ in 0..pairs {
@@ -274,7 +278,7 @@ impl Way {
             if mr.is_null() {
                 return Err(self.why());
             }
-            // SAFETY: registered right now.
+            // SAFETY: `mr` was registered just now.
             let error = unsafe { (self.dereg)(mr) };
             if error != 0 {
                 return Err(std::io::Error::from_raw_os_error(error).to_string());
@@ -283,11 +287,11 @@ impl Way {
         Ok(start.elapsed().as_nanos() as f64 / f64::from(pairs))
     }
 
-    /// Why a registration has failed, right after it.
+    /// Why the registration just before this call failed.
     fn why(&self) -> String {
         let error = std::io::Error::last_os_error();
         let preloaded = Loaded::whole_program();
-        // SAFETY: its type in <rdmamr.h>.
+        // SAFETY: <rdmamr.h> gives this type.
         let last_reason = unsafe {
             preloaded.function::<unsafe extern "C" fn() -> *const std::ffi::c_char>(
                 c"rdmamr_last_reason",
@@ -296,20 +300,20 @@ impl Way {
         let Some(last_reason) = last_reason else {
             return error.to_string();
         };
-        // SAFETY: it may be called at any time.
+        // SAFETY: the function may be called at any time.
         let reason = unsafe { last_reason() };
-        // SAFETY: a string of this thread's, good until the next call.
+        // SAFETY: the reason is a string of this thread's, valid until the thread's next call.
         let reason = unsafe { CStr::from_ptr(reason) };
         reason.to_string_lossy().into_owned()
     }
 
-    /// How many registrations the library has served so far in the way that is measured.
+    /// How many registrations of the measured kind the library has served so far.
     fn served(&self) -> u64 {
         let Some(get_stats) = self.get_stats else {
             return 0;
         };
         let mut stats = [0u64; STATS];
-        // SAFETY: as many bytes are writable.
+        // SAFETY: the call states how many bytes are writable.
         unsafe { get_stats(stats.as_mut_ptr(), size_of_val(&stats)) };
         stats[if self.kind == Kind::Relaxed {
             HITS

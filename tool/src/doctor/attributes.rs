@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What a device allows, asked of the kernel: the providers add nothing to what is looked at here.
+//! The limits of a device, as the kernel gives them: the providers do not change the fields that
+//! are read here.
 
 use super::{Check, bytes};
 use crate::abi::uapi::*;
@@ -8,9 +9,9 @@ use crate::uverbs::context::identify;
 use crate::uverbs::kernel::{Kernel, Uverbs};
 use crate::verbs::Context;
 
-/// IB_USER_VERBS_EX_CMD_QUERY_DEVICE, with the mark of the extended commands.
+/// IB_USER_VERBS_EX_CMD_QUERY_DEVICE, with the flag of the extended commands.
 const QUERY_DEVICE_EX: u64 = 0x8000_0001;
-/// `struct ib_uverbs_ex_query_device_resp`, and where its fields are.
+/// The size of `struct ib_uverbs_ex_query_device_resp`, and the offsets of its fields.
 const ANSWER: usize = 304;
 const MAX_MR_SIZE: usize = 24;
 const MAX_MR: usize = 80;
@@ -19,17 +20,17 @@ const ODP_CAPABILITIES: usize = 184;
 
 const ODP: u64 = 1 << 0;
 const ODP_IMPLICIT: u64 = 1 << 1;
-/// More than any address space has.
+/// More than any address space holds.
 const ANY_SIZE: u64 = 1 << 57;
 
-/// How many regions there can be, and on-demand paging.
+/// Checks the number of regions that the device allows, and on-demand paging.
 pub fn check(device: &str, context: &Context) -> Vec<Check> {
     let answer = match query(context) {
         Ok(answer) => answer,
         Err(why) => {
             let check = Check::warning(
                 "regions",
-                format!("the device cannot be asked what it allows: {why}"),
+                format!("the device does not tell its limits: {why}"),
             )
             .meaning("Whether on-demand paging (IBV_ACCESS_ON_DEMAND) works can only be tried.");
             return vec![check.of(device)];
@@ -50,11 +51,11 @@ pub fn check(device: &str, context: &Context) -> Vec<Check> {
     ]
 }
 
-/// Registration that pins nothing, where a device can wait for pages.
+/// Checks on-demand paging: such registrations pin nothing, since the device can wait for pages.
 fn odp(answer: &[u8; ANSWER]) -> Check {
     const SUBJECT: &str = "odp";
     let length = u32::from_ne_bytes(part(answer, LENGTH)) as usize;
-    // Kernels before 3.19 say less.
+    // Kernels before 3.19 give a shorter answer.
     let capabilities = match length {
         0..192 => 0,
         _ => u64::from_ne_bytes(part(answer, ODP_CAPABILITIES)),

@@ -7,7 +7,7 @@ use std::path::Path;
 
 const SUBJECT: &str = "device";
 
-/// The checks, and the devices to look at more closely.
+/// The checks, and the devices for closer checks.
 pub fn check(wanted: &[String]) -> (Vec<Check>, Vec<String>) {
     let found = fs::read_dir("/sys/class/infiniband")
         .into_iter()
@@ -51,7 +51,7 @@ fn list(names: &[String]) -> String {
     }
 }
 
-/// One that is no loopback, and is up if any is.
+/// An interface other than the loopback, preferably one that is up.
 fn network_interface() -> Option<String> {
     let interfaces = fs::read_dir("/sys/class/net").ok()?.flatten();
     let names = interfaces.map(|entry| entry.file_name().to_string_lossy().into_owned());
@@ -62,7 +62,7 @@ fn network_interface() -> Option<String> {
     names.into_iter().next()
 }
 
-/// Registration does not need a port; whatever is done with the region does.
+/// Checks the ports. Registration needs no port, but every use of a region does.
 fn ports(device: &str) -> Check {
     let ports = Path::new("/sys/class/infiniband")
         .join(device)
@@ -100,6 +100,6 @@ fn ports(device: &str) -> Check {
         );
     }
     Check::warning(SUBJECT, words)
-        .meaning("Memory can be registered, and no data can move.")
+        .meaning("Memory can be registered, but no data can move.")
         .fix("rdma link show; ip link set dev INTERFACE up")
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What the library does on a device: its own question to the kernel, and its own table.
+//! How the library registers on a device, by the library's own probe and its own table.
 
 use super::Check;
 use crate::uverbs::context::{Facts, identify};
@@ -7,7 +7,7 @@ use crate::uverbs::driver::Way;
 use crate::uverbs::kernel::Uverbs;
 use crate::verbs::Context;
 
-/// Asks as the library does.
+/// Probes as the library does.
 pub fn check(device: &str, context: &Context) -> Check {
     const SUBJECT: &str = "driver";
     let facts = match identify(&Uverbs, context.fd()) {
@@ -49,7 +49,7 @@ pub fn check(device: &str, context: &Context) -> Check {
                 why.unwrap_or("it is unknown")
             ),
         )
-        .meaning("The library counts and traces registrations on this device, and keeps none."),
+        .meaning("The library counts and traces registrations on this device, but keeps none."),
     };
     check.of(device)
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Huge pages, by which a large registration costs a fiftieth.
+//! Huge pages: with them a large registration costs a fiftieth.
 
 use super::{Check, field, read};
 
-/// Those that are set aside.
+/// Checks the huge pages that are set aside.
 pub fn check() -> Check {
     const SUBJECT: &str = "hugepages";
     let number = |name| {
@@ -27,7 +27,7 @@ pub fn check() -> Check {
     }
 }
 
-/// Those that the kernel makes by itself.
+/// Checks the huge pages that the kernel makes by itself.
 pub fn check_transparent() -> Check {
     const SUBJECT: &str = "transparent hugepages";
     let Some(modes) = read("/sys/kernel/mm/transparent_hugepage/enabled") else {

@@ -9,7 +9,7 @@ use std::io::ErrorKind;
 /// The version of the uverbs interface that libibverbs speaks, the same since 2005.
 const ABI: &str = "6";
 
-/// Opens a device, by its file and then by libibverbs; what hinders that is added to the checks.
+/// Opens a device by its file, then by libibverbs, and adds a check for each obstacle.
 pub fn open(
     device: &str,
     verbs: &Result<Verbs, String>,
@@ -19,7 +19,7 @@ pub fn open(
     let Some(node) = node(device) else {
         let check = Check::failure(
             SUBJECT,
-            "the device has no uverbs, by which programs reach it",
+            "the device has no uverbs file, through which programs reach it",
         )
         .meaning("The module ib_uverbs is not loaded.")
         .fix("modprobe ib_uverbs");
@@ -31,7 +31,7 @@ pub fn open(
         let check = Check::failure(SUBJECT, format!("{path} cannot be opened: {error}"));
         let check = match error.kind() {
             ErrorKind::NotFound => check
-                .meaning("The kernel has the device, and /dev has not: in a container it must be given along.")
+                .meaning("The kernel has the device, but /dev does not: a container must be given the device.")
                 .fix("docker run --device=/dev/infiniband ... (outside of containers: udevadm trigger)"),
             ErrorKind::PermissionDenied => check
                 .meaning("The rights of the file, or the devices that this container or service may use, forbid it.")
@@ -45,7 +45,7 @@ pub fn open(
         Ok(verbs) if !verbs.names().iter().any(|name| name == device) => {
             let check = Check::failure(
                 SUBJECT,
-                format!("{path} opens, and libibverbs has no provider for the device"),
+                format!("{path} opens, but libibverbs has no provider for the device"),
             )
             .meaning("Programs do not see it.")
             .fix("apt-get install ibverbs-providers");
@@ -63,7 +63,7 @@ pub fn open(
         Err(error) => {
             let check = Check::failure(
                 SUBJECT,
-                format!("{path} opens, and the device does not: {error}"),
+                format!("{path} opens, but the device does not: {error}"),
             )
             .meaning("No program can use it; the reason is libibverbs', or that of its provider.");
             checks.push(check.of(device));
@@ -79,7 +79,7 @@ fn node(device: &str) -> Option<String> {
     Some(named.next()?.file_name().to_string_lossy().into_owned())
 }
 
-/// The version, and what the library does by it.
+/// Checks the version, and says what the library does with it.
 pub fn check() -> Check {
     const SUBJECT: &str = "kernel";
     let release = read("/proc/sys/kernel/osrelease").unwrap_or_default();
@@ -92,7 +92,7 @@ pub fn check() -> Check {
         _ if abi.as_ref().is_some_and(|abi| abi != ABI) => Check::failure(SUBJECT, found)
             .meaning(format!("libibverbs speaks ABI {ABI}.")),
         version if version < (4, 16) => Check::warning(SUBJECT, found)
-            .meaning("Before Linux 4.16 drivers cannot be asked, so libibverbs registers all memory."),
+            .meaning("Before Linux 4.16 the kernel does not tell the driver, so libibverbs registers all memory."),
         version if version < (5, 11) => Check::warning(SUBJECT, found).meaning(
             "Before Linux 5.11 userfaultfd(2), by which relaxed regions are kept, needs a privilege or a sysctl.",
         ),

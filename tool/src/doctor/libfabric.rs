@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The libfabric that programs use, if any.
+//! The libfabric that programs use, if it is installed.
 
 use super::Check;
 use crate::verbs::Loaded;
 
-/// Its version.
+/// Checks the version of libfabric.
 pub fn check() -> Check {
     const SUBJECT: &str = "libfabric";
     let Ok(library) = Loaded::open(c"libfabric.so.1") else {
@@ -13,7 +13,7 @@ pub fn check() -> Check {
             "not installed; only programs that are written for it need it",
         );
     };
-    // SAFETY: its type in <rdma/fabric.h>.
+    // SAFETY: <rdma/fabric.h> gives this type.
     let version = unsafe { library.function::<unsafe extern "C" fn() -> u32>(c"fi_version") };
     let path = library
         .path_of(c"fi_version")
@@ -24,7 +24,7 @@ pub fn check() -> Check {
     let Some(version) = version else {
         return Check::warning(SUBJECT, format!("{path} has no fi_version"));
     };
-    // SAFETY: it may be called at any time.
+    // SAFETY: the function may be called at any time.
     let version = unsafe { version() };
     Check::ok(
         SUBJECT,

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! How many mappings a process may have.
+//! The number of mappings that a process may have.
 
 use super::{Check, read};
 
 /// The kernel's default.
 const DEFAULT: u64 = 65530;
 
-/// vm.max_map_count. Nothing is wrong with the default, unless a program registers tens of thousands of regions.
+/// Checks vm.max_map_count. The default is enough unless a program registers tens of thousands of
+/// regions.
 pub fn check() -> Check {
     const SUBJECT: &str = "mappings";
     let Some(most) = read("/proc/sys/vm/max_map_count").and_then(|count| count.parse::<u64>().ok())

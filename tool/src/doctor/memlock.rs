@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! How much memory this process may pin.
+//! The amount of memory that this process may pin.
 
 use super::{Check, bytes, field};
 use std::fs;
 
 const CAP_IPC_LOCK: u32 = 14;
-/// Less than this is the default of some systems, and too little for most programs.
+/// Some systems' default is less than this, and too little for most programs.
 const LITTLE: u64 = 1 << 30;
 
-/// The limit, and who is beyond it.
+/// Checks the limit, and the right to exceed it.
 pub fn check() -> Check {
     const SUBJECT: &str = "memlock";
     let mut limit = libc::rlimit {
@@ -52,7 +52,7 @@ pub fn check() -> Check {
     )
 }
 
-/// CAP_IPC_LOCK is effective, and this is the first user namespace, where it counts.
+/// Whether CAP_IPC_LOCK is effective and this is the first user namespace, where it counts.
 fn may_lock() -> bool {
     let effective = field("/proc/self/status", "CapEff").unwrap_or_default();
     let effective = u64::from_str_radix(&effective, 16).unwrap_or(0);

@@ -5,7 +5,7 @@ use super::Check;
 use crate::library;
 use std::process::Command;
 
-/// Preloads it into a program that does nothing, and has it say something.
+/// Preloads the library into a program that does nothing, and makes the library print a line.
 pub fn check() -> Check {
     const SUBJECT: &str = "library";
     let library = match library::find() {

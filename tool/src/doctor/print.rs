@@ -7,11 +7,11 @@ use serde::Serialize;
 use std::fmt::Write as _;
 use std::io::Write as _;
 
-/// Where the text of a check begins, and where it ends.
+/// The columns at which the text of a check begins and ends.
 const INDENT: usize = 9;
 const WIDTH: usize = 80;
 
-/// The JSON. `schema` counts up when a reader of an earlier one would be misled.
+/// The JSON. `schema` increases if a reader of an earlier version would be misled.
 #[derive(Serialize)]
 struct Answer<'a> {
     schema: u32,
@@ -71,7 +71,7 @@ fn paragraph(check: &Check) -> String {
         .unwrap_or_default();
     let strong = style::STRONG;
     let first = wrap(&format!("{}{device}: {}", check.subject, check.found));
-    // The subject is strong; no line ends inside it.
+    // The subject is printed bold; no line ends inside it.
     let first = first.replacen(
         check.subject,
         &format!("{strong}{}{strong:#}", check.subject),
@@ -82,7 +82,7 @@ fn paragraph(check: &Check) -> String {
         let _ = writeln!(text, "{:INDENT$}{}", "", wrap(meaning));
     }
     if let Some(fix) = &check.fix {
-        // In one piece, so that it can be copied.
+        // The command stays on one line, so that people can copy it.
         let _ = writeln!(text, "{:INDENT$}-> {strong}{fix}{strong:#}", "");
     }
     text

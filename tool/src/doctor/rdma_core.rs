@@ -5,7 +5,7 @@ use super::Check;
 use crate::verbs::Verbs;
 use std::ffi::{CStr, c_void};
 
-/// What libibverbs has from which release of rdma-core on, the latest first.
+/// Functions of libibverbs and the release of rdma-core that added each, the latest first.
 const SINCE: &[(&CStr, u32)] = &[
     (c"ibv_reg_buf_mr", 64),
     (c"ibv_reg_mr_ex", 59),
@@ -15,10 +15,10 @@ const SINCE: &[(&CStr, u32)] = &[
     (c"ibv_reg_mr_iova2", 28),
     (c"ibv_reg_mr_iova", 25),
 ];
-/// What the library passes registrations on to.
+/// The first release with the function to which the library passes registrations on.
 const NEEDED: u32 = 28;
 
-/// Its release, by its file's name, else by what it has.
+/// Checks the release, told by the file's name or else by its functions.
 pub fn check(verbs: &Result<Verbs, String>) -> Check {
     const SUBJECT: &str = "rdma-core";
     let verbs = match verbs {
@@ -33,7 +33,7 @@ pub fn check(verbs: &Result<Verbs, String>) -> Check {
         }
     };
     let has = |name: &CStr| {
-        // SAFETY: the pointer is not followed.
+        // SAFETY: nothing follows the pointer.
         unsafe { verbs.library.function::<*const c_void>(name) }.is_some()
     };
     let at_least = SINCE.iter().find(|row| has(row.0)).map_or(0, |row| row.1);
@@ -52,7 +52,7 @@ pub fn check(verbs: &Result<Verbs, String>) -> Check {
     };
     if at_least < NEEDED {
         return Check::warning(SUBJECT, found).meaning(format!(
-            "The library is tested with {NEEDED} and later. In an earlier one what it passes on goes by other calls."
+            "The library is tested with {NEEDED} and later. To an earlier one it passes registrations on by other calls."
         ));
     }
     Check::ok(SUBJECT, found)

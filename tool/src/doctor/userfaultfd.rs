@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Whether this process may watch its memory by userfaultfd(2), as the library needs it for keeping regions.
+//! Whether this process may watch its memory by userfaultfd(2). The library needs that to keep
+//! regions.
 
 use super::{Check, field, kernel_version, read};
 use errno::{Errno, errno};
@@ -7,13 +8,14 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 const UFFD_USER_MODE_ONLY: i32 = 1;
 const UFFDIO_API: libc::c_ulong = 0xc018_aa3f;
-/// Write protection, without which nothing is kept.
+/// Write protection. Without it the library keeps no region.
 const WRITE_PROTECTION: u64 = 1 << 0;
-/// Events of mappings that move, are emptied, are unmapped: without these nothing is kept.
+/// Events for mappings that are moved, emptied or unmapped. Without them the library keeps no
+/// region.
 const EVENTS: u64 = 1 << 2 | 1 << 3 | 1 << 6;
 /// Write protection of huge pages and of shared memory.
 const MORE_MAPPINGS: u64 = 1 << 12;
-/// Write protection without faults, of any mapping: RDMAMR_RELAXED_STRICT=1.
+/// Asynchronous write protection (without faults) of any mapping: RDMAMR_RELAXED_STRICT=1.
 const ANY_MAPPING: u64 = 1 << 15;
 
 #[repr(C)]
@@ -27,7 +29,7 @@ const SUBJECT: &str = "userfaultfd";
 const COST: &str = "A region is shared only while it is in use, and none is kept after its release: relaxed \
                     registration and RDMAMR_CACHE cost what plain registration costs.";
 
-/// Tries what the library does.
+/// Tries the calls that the library makes.
 pub fn check() -> Check {
     match features() {
         Ok(features) if features & WRITE_PROTECTION == 0 => Check::warning(
@@ -35,7 +37,7 @@ pub fn check() -> Check {
             "this kernel's has no write protection",
         )
         .meaning(format!(
-            "Memory is watched by it; x86-64 has it from Linux 5.7 on, arm64 from 6.10 on. {COST}"
+            "The library watches memory by it; x86-64 has it since Linux 5.7, arm64 since 6.10. {COST}"
         )),
         Ok(features) if features & ANY_MAPPING != 0 => Check::ok(
             SUBJECT,
@@ -55,7 +57,7 @@ fn refused(error: Errno) -> Check {
     let filtered = field("/proc/self/status", "Seccomp").as_deref() == Some("2");
     if filtered && matches!(error.0, libc::EPERM | libc::ENOSYS | libc::EACCES) {
         return check
-            .meaning(format!("A filter of system calls (seccomp) does that, as the one of many containers. {COST}"))
+            .meaning(format!("A filter of system calls (seccomp) refuses it, as in many containers. {COST}"))
             .fix("docker run --security-opt seccomp=PROFILE ..., where PROFILE also allows \"userfaultfd\"");
     }
     match error.0 {
@@ -72,20 +74,20 @@ fn refused(error: Errno) -> Check {
                 .fix("sysctl -w vm.unprivileged_userfaultfd=1")
         }
         libc::EPERM => check.meaning(format!(
-            "A security module does that (SELinux: the class anon_inode); see the audit log. {COST}"
+            "A security module refuses it (SELinux: the class anon_inode); see the audit log. {COST}"
         )),
         libc::EINVAL => check.meaning(format!(
-            "The kernel has not the events that the library needs (Linux 4.11). {COST}"
+            "The kernel lacks the events that the library needs (Linux 4.11). {COST}"
         )),
         libc::EMFILE | libc::ENFILE => check.meaning(COST).fix("ulimit -n 65536"),
         _ => check.meaning(COST),
     }
 }
 
-/// What the kernel offers to a process like this one.
+/// The features that the kernel offers to a process like this one.
 fn features() -> Result<u64, Errno> {
     let file = match open(libc::O_CLOEXEC | libc::O_NONBLOCK | UFFD_USER_MODE_ONLY) {
-        // Before Linux 5.11.
+        // Linux before 5.11 does not know UFFD_USER_MODE_ONLY.
         Err(Errno(libc::EINVAL)) => open(libc::O_CLOEXEC | libc::O_NONBLOCK)?,
         opened => opened?,
     };
@@ -94,7 +96,7 @@ fn features() -> Result<u64, Errno> {
         features: EVENTS,
         ioctls: 0,
     };
-    // SAFETY: the structure is that of the call.
+    // SAFETY: the structure is the one that the call takes.
     match unsafe { libc::ioctl(file.as_raw_fd(), UFFDIO_API, &raw mut api) } {
         0 => Ok(api.features),
         _ => Err(errno()),
@@ -102,11 +104,11 @@ fn features() -> Result<u64, Errno> {
 }
 
 fn open(flags: i32) -> Result<OwnedFd, Errno> {
-    // SAFETY: no pointers.
+    // SAFETY: userfaultfd takes no pointers.
     let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, flags) };
     if fd < 0 {
         return Err(errno());
     }
-    // SAFETY: opened right now.
+    // SAFETY: the descriptor was opened just now, and nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
 }

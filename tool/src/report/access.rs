@@ -17,7 +17,7 @@ const VERBS: &[(u32, &str)] = &[
 ];
 const VERBS_REMOTE: u32 = 2 | 4 | 8;
 const ON_DEMAND: u32 = 64;
-/// With which the pool keeps no region: window binding, zero-based, on demand, huge pages.
+/// Flags with which the pool keeps no region: window binding, zero-based, on demand, huge pages.
 const NOT_KEPT: u32 = 16 | 32 | 64 | 128;
 const FABRIC: &[(u32, &str)] = &[
     (1 << 8, "FI_READ"),
@@ -36,7 +36,7 @@ pub fn of_fabric(call: u8) -> bool {
     )
 }
 
-/// Whether peers have rights.
+/// Whether peers have access rights.
 pub fn remote(call: u8, access: u32) -> bool {
     access
         & if of_fabric(call) {
@@ -67,7 +67,7 @@ pub fn words(call: u8, access: u32) -> String {
     }
 }
 
-/// Whether such memory is pinned: not if it is a device's, or paged on demand.
+/// Whether such memory is pinned: device memory and memory paged on demand are not.
 pub fn pins(call: u8, access: u32) -> bool {
     call != call::REG_DMABUF_MR && (of_fabric(call) || access & ON_DEMAND == 0)
 }

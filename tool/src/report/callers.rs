@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Who called: from an address in a file to a function and a line of source, as far as the file has symbols or debug
-//! information.
+//! Callers: turns an address in a file into a function and a line of source, as far as the file has
+//! symbols or debug information.
 use addr2line::Loader;
 use object::{Object, ReadCache};
 use rustc_hash::FxHashMap;
@@ -9,21 +9,21 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-/// Who made a call.
+/// The origin of a call.
 #[derive(Clone, Debug, Serialize)]
 pub struct Caller {
-    /// The file whose code it is; none if the trace has no file for the address.
+    /// The file that contains the code; `None` if the trace has no file for the address.
     pub module: Option<String>,
-    /// The address to which the call returns, in the file's own terms.
+    /// The call's return address, in the file's own terms.
     pub offset: u64,
-    /// From debug information the function, from symbols alone `symbol+0x12`.
+    /// The function's name from debug information, or `symbol+0x12` from symbols alone.
     pub function: Option<String>,
     /// `file:line`.
     pub source: Option<String>,
 }
 
 impl Caller {
-    /// `module+0x12`, the module without its folder.
+    /// `module+0x12`, without the module's folder.
     pub fn place(&self) -> String {
         match &self.module {
             Some(module) => format!(
@@ -42,16 +42,16 @@ impl Caller {
     }
 }
 
-/// What has been read of the files.
+/// The symbols and lines that have been read.
 #[derive(Default)]
 pub struct Resolver {
     files: FxHashMap<String, Option<Loader>>,
-    /// Files that were written after the trace had begun: their lines may not be those of the code that ran.
+    /// Files that changed after the trace had begun: their lines may differ from the code that ran.
     pub changed: Vec<String>,
 }
 
 impl Resolver {
-    /// `began`: when the process did, CLOCK_REALTIME in ns.
+    /// `began` is when the process began, CLOCK_REALTIME in ns.
     pub fn resolve(&mut self, module: Option<&str>, offset: u64, began: u64) -> Caller {
         let mut caller = Caller {
             module: module.map(str::to_string),
@@ -67,7 +67,8 @@ impl Resolver {
         let Some(Some(file)) = self.files.get(path) else {
             return caller;
         };
-        // The call itself lies before the address to which it returns, which may be another line's, or another function's.
+        // The call instruction lies before its return address, which may belong to another line or
+        // another function.
         let call = offset.wrapping_sub(1);
         if let Ok(mut frames) = file.find_frames(call) {
             while let Ok(Some(frame)) = frames.next() {
@@ -91,7 +92,7 @@ impl Resolver {
     }
 
     fn open(&mut self, path: &str, began: u64) -> Option<Loader> {
-        // Not the kernel's own code, and not what would be relative to a folder that is not known.
+        // The kernel's own code has no file, and a relative path has an unknown folder.
         let metadata = Some(Path::new(path))
             .filter(|path| path.is_absolute())?
             .metadata()
@@ -109,15 +110,16 @@ impl Resolver {
     }
 }
 
-/// Whether an inline function stands there through which programs call: who has that inlined is the caller.
+/// Whether the file is a header with inline functions through which programs call: the caller is
+/// then the function around the inline function.
 fn is_header(file: &str) -> bool {
     ["infiniband/verbs.h", "rdma/fabric.h", "rdma/fi_domain.h"]
         .iter()
         .any(|header| file.ends_with(header))
 }
 
-/// The file with the debug information that has been taken out of another, by the build's number, where distributions put
-/// it.
+/// The file with the separated debug information of another file, found by the build's number where
+/// distributions put it.
 fn debug_file(path: &str, folder: &Path) -> Option<PathBuf> {
     let content = ReadCache::new(File::open(path).ok()?);
     let file = object::File::parse(&content).ok()?;
@@ -170,7 +172,7 @@ mod tests {
         let source = caller.source.unwrap();
         let (file, line) = source.rsplit_once(':').unwrap();
         assert!(file.ends_with("src/report/callers.rs"), "{file}");
-        // Which of its three lines the first instruction is of is the compiler's choice.
+        // The compiler chooses to which of the three lines the first instruction belongs.
         assert!(
             line.parse::<u32>().unwrap().abs_diff(looked_up()) <= 1,
             "{line}"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Durations in ns, of which any quantile can be had.
+//! Durations in ns, with any quantile of them.
 
 /// 32 classes for each power of two, and the mean of each class.
 pub struct Durations {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Names of the errors that registration gives: errno of Linux, and above 255 libfabric's.
+//! Names of the errors that a registration may return: Linux's errno, and above 255 libfabric's.
 
 const NAMES: &[(u16, &str)] = &[
     (1, "EPERM"),

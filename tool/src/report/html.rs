@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The report as a page: one file that loads nothing, runs nothing, and can be put into a bug report. maud escapes
-//! whatever comes from the trace.
+//! The report as a page: one file that loads nothing, runs nothing, and can be attached to a bug
+//! report. maud escapes all text of the trace.
 use super::callers::Caller;
 use super::plots;
 use super::shape::{Point, Report, Size, What};
@@ -9,13 +9,13 @@ use super::units::{bytes, count, plural, share, time};
 use anyhow::Result;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
-/// Rows of a table.
+/// The most rows of a table.
 const SHOWN: usize = 20;
 const STYLE: &str = include_str!("page.css");
-/// The browser itself sees to it that nothing is loaded.
+/// Makes the browser itself refuse to load anything.
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'";
 
-/// A row of headings: those that begin with '<' to the left, as their columns.
+/// A row of headings. A heading that begins with '<' aligns to the left, like its column.
 fn headings(names: &[&str]) -> Markup {
     html! { thead { tr { @for name in names {
         @if let Some(name) = name.strip_prefix('<') { th scope="col" { (name) } }
@@ -46,14 +46,14 @@ fn tile(name: &str, figure: &str, more: &str) -> Markup {
     html! { div.tile { dt { (name) } dd { strong { (figure) } span { (more) } } } }
 }
 
-/// What stands between backticks as code.
+/// Shows the text between backticks as code.
 fn with_commands(text: &str) -> Markup {
     html! { @for (n, part) in text.split('`').enumerate() {
         @if n % 2 == 1 { code { (part) } } @else { (part) }
     } }
 }
 
-/// What colours stand for, of those that are there. Where all is plain nobody asks.
+/// The key to the colours that appear. A report with only plain registrations needs no key.
 fn legend(entries: &[(&str, &str, bool)]) -> Markup {
     let shown = || entries.iter().filter(|entry| entry.2);
     html! { @if shown().any(|entry| entry.0 != "plain") {
@@ -144,12 +144,13 @@ fn pinned(report: &Report) -> Result<Markup> {
             ("pool", "regions of the pool", any(&|point| point.pool_bytes)),
         ]))
         figure { figcaption { "Pinned memory over time" } (PreEscaped(plots::pinned(pinned, report.totals.span_ns)?)) }
-        p.aside { "Whole pages, as often as they are registered, of all processes: so the kernel counts them against RLIMIT_MEMLOCK; what a process leaves, until it ends. \
-            Each point is the most of its moment; the dot is the peak." }
+        p.aside { "Whole pages of all processes. A page that is registered several times counts several times, as the kernel counts it against RLIMIT_MEMLOCK. \
+            A region that a process never deregisters counts until the process ends. Each point is the most of its moment; the dot is the peak." }
     } })
 }
 
-/// A row of the table of sizes: registrations that were done in one way, and the deregistrations that belong to them.
+/// A row of the table of sizes: registrations that were served in one way, and the deregistrations
+/// that belong to them.
 struct SizeRow<'a> {
     from_bytes: u64,
     how: &'static str,
@@ -167,7 +168,7 @@ fn size_rows(sizes: &[Size]) -> Vec<SizeRow<'_>> {
             What::Deregister => ("plain", false),
             What::Kept => ("kept", false),
         };
-        // What the pool keeps was a hit or a miss; nobody can tell.
+        // The registration of a kept region was a hit or a miss; the record does not tell which.
         let its = |row: &SizeRow| {
             row.from_bytes == size.from_bytes
                 && (row.how == how || how == "kept" && row.how != "plain")

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The report as JSON. Its shape is that of [`Report`], and rdmamr_trace(5) describes it.
+//! The report as JSON, in the shape of [`Report`]; rdmamr_trace(5) describes it.
 use super::shape::Report;
 use anyhow::Result;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The plots, as SVG for the page. Their colours (Okabe and Ito's, which the colour-blind can tell apart) are what the
-//! page's style names them by, so that it can change them on a dark ground.
+//! The plots, as SVG for the page. The page's style refers to their colours (Okabe and Ito's, which
+//! the colour-blind can tell apart) by value, so that it can change them on a dark background.
 use super::shape::{Pinned, Size, What};
 use super::units;
 use anyhow::{Result, anyhow};
@@ -13,7 +13,7 @@ pub const POOL: RGBColor = RGBColor(0xE6, 0x9F, 0x00);
 
 const FONT: (&str, i32) = ("sans-serif", 15);
 
-/// Draws one plot, and makes it a part of a page: the page names it, and it names nothing.
+/// Draws one plot as part of a page. The page names the plot, so the plot names nothing itself.
 fn svg(
     size: (u32, u32),
     title: &str,
@@ -35,7 +35,7 @@ fn svg(
     ))
 }
 
-/// What to divide by, and the unit's name, for an axis up to `most`.
+/// The divisor and the unit's name for an axis up to `most`.
 fn unit(most: u64, units: &[(u64, &'static str)]) -> (f64, &'static str) {
     let (size, name) = units
         .iter()
@@ -58,19 +58,19 @@ const BYTES: &[(u64, &str)] = &[
     (1 << 40, "TiB"),
 ];
 
-/// A number on an axis, without zeros behind the point.
+/// A number on an axis, without zeros at the end of its decimals.
 fn tick(number: &f64) -> String {
     let text = format!("{number:.3}");
     text.trim_end_matches('0').trim_end_matches('.').to_string()
 }
 
-/// Pinned bytes over time: plain regions, and on them the pool's.
+/// Plots pinned bytes over time: plain regions, with the pool's stacked on them.
 pub fn pinned(pinned: &Pinned, span_ns: u64) -> Result<String> {
     let (time_unit, time) = unit(span_ns, TIME);
     let (bytes_unit, bytes) = unit(pinned.peak_bytes, BYTES);
     let end = (span_ns as f64 / time_unit).max(f64::MIN_POSITIVE);
     let top = (pinned.peak_bytes as f64 / bytes_unit * 1.08).max(1.0);
-    // A step from each point to the next.
+    // The outline goes in steps, from each point to the next.
     let outline = |bytes: &dyn Fn(&super::shape::Point) -> u64| {
         let mut line = vec![(0.0, 0.0)];
         for (n, point) in pinned.points.iter().enumerate() {
@@ -82,7 +82,7 @@ pub fn pinned(pinned: &Pinned, span_ns: u64) -> Result<String> {
             if line.last().is_none_or(|last| last.1 != height) {
                 line.push((point.time_ns as f64 / time_unit, height));
             }
-            // What does not change needs no corner.
+            // A value that does not change needs no corner.
             if pinned
                 .points
                 .get(n + 1)
@@ -130,7 +130,7 @@ pub fn pinned(pinned: &Pinned, span_ns: u64) -> Result<String> {
     })
 }
 
-/// A bar for each power of two, of plain registrations, hits and misses one upon the other.
+/// A bar for each power of two, with plain registrations, hits and misses stacked.
 fn by_size(
     sizes: &[Size],
     title: &str,
@@ -138,7 +138,7 @@ fn by_size(
     units: &[(u64, &'static str)],
 ) -> Result<String> {
     let bars = bars(sizes, of);
-    // There is room for so many labels.
+    // There is room for this many labels.
     let labelled = bars.len().div_ceil(8).max(1) as u32;
     let most = bars
         .iter()
@@ -202,7 +202,8 @@ fn by_size(
     })
 }
 
-/// The power of two, and its plain registrations, hits and misses; also those between that have none.
+/// Each power of two with its plain registrations, hits and misses, including empty powers in
+/// between.
 fn bars(sizes: &[Size], of: impl Fn(&Size) -> u64) -> Vec<(u64, [u64; 3])> {
     let mut bars: Vec<(u64, [u64; 3])> = Vec::new();
     for size in sizes {

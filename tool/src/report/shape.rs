@@ -1,17 +1,19 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What a report says: the page, the text and the JSON all show a [`Report`], and count nothing themselves.
+//! The content of a report. The page, the text and the JSON all show a [`Report`] and count nothing
+//! themselves.
 use super::callers::Caller;
 use crate::format::{Call, how};
 use crate::trace::registers;
 use serde::Serialize;
 
-/// What the trace says. Names end in their unit; times are in ns, and points in time since the start of the trace.
+/// The figures of a trace. Each field's name ends in its unit. Durations are in ns; points in time
+/// are in ns since the start of the trace.
 #[derive(Serialize)]
 pub struct Report {
-    /// Of this shape: fields may be added to it without a change.
+    /// The version of this shape: added fields do not change it.
     pub version: u32,
     pub trace: String,
-    /// What makes the figures less than the whole truth, in sentences.
+    /// Reasons for which the figures are incomplete, in sentences.
     pub notes: Vec<String>,
     pub totals: Totals,
     pub processes: Vec<ProcessTotals>,
@@ -31,7 +33,7 @@ pub struct Totals {
     pub dropped: u64,
     /// Time in calls, of all threads.
     pub time_ns: u64,
-    /// How long the processes ran, one added to the other.
+    /// The sum of the processes' run times.
     pub run_ns: u64,
     /// From the first moment of the trace to its last.
     pub span_ns: u64,
@@ -42,12 +44,12 @@ pub struct Totals {
     pub deregistrations: u64,
     /// Deregistrations that left the region to the pool.
     pub kept: u64,
-    /// What the pool has deregistered itself.
+    /// Regions that the pool deregistered by itself.
     pub pool_deregistrations: u64,
-    /// Callers, ranges that were registered more than once: those that are not listed too.
+    /// The numbers of callers and of ranges registered more than once, including those not listed.
     pub callers: u64,
     pub repeated_ranges: u64,
-    /// Registered, and never deregistered.
+    /// Regions that were registered and never deregistered.
     pub leaked_regions: u64,
     pub leaked_bytes: u64,
 }
@@ -56,7 +58,7 @@ pub struct Totals {
 pub struct ProcessTotals {
     pub pid: u32,
     pub command: Vec<String>,
-    /// UTC, as RFC 3339 has it.
+    /// The time in UTC, as in RFC 3339.
     pub started: String,
     pub run_ns: u64,
     pub calls: u64,
@@ -64,25 +66,36 @@ pub struct ProcessTotals {
     pub time_ns: u64,
     pub threads: u64,
     pub dropped: u64,
-    /// It has written its last block: neither killed, nor still running.
+    /// The process has written its last block: it was not killed and does not run any more.
     pub ended: bool,
 }
 
-/// What the pool would have saved of this trace.
+/// The time that the pool would have saved in this trace.
 #[derive(Default, Serialize)]
 pub struct Advice {
-    /// What to do.
+    /// The advice.
     pub sentence: String,
-    /// What the figures are founded on.
+    /// The assumptions behind the figures.
     pub assumption: String,
-    /// A hit and its deregistration, and whether this is of this trace.
+    /// The cost of a hit and its deregistration, and whether this trace measured it.
     pub hit_ns: u64,
     pub hit_measured: bool,
-    /// With `--cache=local`; with `--cache=all`, which has the former in it; regions of libfabric's calls, which neither
-    /// has in it.
+    /// The saving with `--cache=local`, with `--cache=all` (which includes the former), and for
+    /// regions of libfabric's calls (which neither includes).
     pub local: Saving,
     pub all: Saving,
     pub fabric: Saving,
+    /// Plain registrations that the pool would not serve; the reason with the most time comes
+    /// first.
+    pub unserved: Vec<Unserved>,
+}
+
+/// Plain registrations that the pool would not serve for one reason.
+#[derive(Serialize)]
+pub struct Unserved {
+    pub reason: &'static str,
+    pub registrations: u64,
+    pub time_ns: u64,
 }
 
 #[derive(Default, Serialize)]
@@ -92,7 +105,8 @@ pub struct Saving {
     pub saved_ns: u64,
 }
 
-/// Whole pages, as often as they are registered: so the kernel counts them against RLIMIT_MEMLOCK.
+/// Pinned whole pages. Pages that are registered several times count several times, as the kernel
+/// counts them against RLIMIT_MEMLOCK.
 #[derive(Serialize)]
 pub struct Pinned {
     pub peak_bytes: u64,
@@ -100,7 +114,7 @@ pub struct Pinned {
     pub peak_pool_bytes: u64,
     pub peak_at_ns: u64,
     pub end_bytes: u64,
-    /// From each on, up to the next: the most that was pinned at one moment.
+    /// Each point gives the most that was pinned at one moment, from the point up to the next.
     pub points: Vec<Point>,
 }
 
@@ -117,7 +131,7 @@ impl Point {
     }
 }
 
-/// What a call of the table of sizes did.
+/// The effect of a call in the table of sizes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum What {
@@ -165,7 +179,7 @@ pub struct Size {
 pub struct CallerTotals {
     #[serde(flatten)]
     pub caller: Caller,
-    /// Names of what it called.
+    /// Names of the functions that were called from here.
     pub called: Vec<&'static str>,
     pub calls: u64,
     pub failed: u64,
@@ -181,15 +195,15 @@ pub struct Range {
     pub addr: u64,
     pub bytes: u64,
     pub access: String,
-    /// Peers have rights.
+    /// Peers have access rights.
     pub remote: bool,
     pub registrations: u64,
-    /// How many of them would have been hits.
+    /// How many of the registrations would have been hits.
     pub hits: u64,
-    /// The time of its registrations and deregistrations.
+    /// The time of the range's registrations and deregistrations.
     pub time_ns: u64,
     pub saved_ns: u64,
-    /// Who registered it first.
+    /// The caller that registered the range first.
     pub caller: Caller,
 }
 
@@ -198,7 +212,8 @@ pub struct Leak {
     pub caller: Caller,
     pub regions: u64,
     pub bytes: u64,
-    /// The process has ended in order: it has forgotten the regions. Else they were in use when it ended.
+    /// True if the process ended in order, and so had forgotten the regions. False if the regions
+    /// were in use when the process ended.
     pub ended: bool,
 }
 
@@ -208,8 +223,8 @@ pub struct Failure {
     pub errno: u16,
     pub name: String,
     pub count: u64,
-    /// One of the reasons.
+    /// The reason of one such failure.
     pub example: Option<String>,
-    /// Who got that.
+    /// The caller that got that reason.
     pub caller: Caller,
 }

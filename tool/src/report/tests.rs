@@ -11,7 +11,7 @@ fn read(sample: &Sample) -> Report {
     Report::new(&Trace::open(&path).unwrap(), &path).unwrap()
 }
 
-/// Of a process that makes these calls, and ends after 10 s.
+/// The report of a process that makes these calls, and ends after 10 s.
 fn report(calls: &[Call]) -> Report {
     let mut sample = Sample::default();
     let mut one = Writer::new(7);
@@ -281,7 +281,7 @@ fn the_pool_would_have_saved_all_but_the_first() {
         (range.addr, range.bytes, range.registrations, range.hits),
         (0x1000, 8192, 5, 4)
     );
-    // Four times 10 us and 4 us, less a hit of 0.4 us.
+    // Four times 10 us and 4 us, minus a hit of 0.4 us.
     assert_eq!(
         (range.time_ns, range.saved_ns),
         (70_000, 4 * (14_000 - 400))
@@ -372,7 +372,8 @@ fn another_domain_access_or_hull_is_another_range() {
             range.hits,
             report.totals.repeated_ranges
         ),
-        (2, 1, 1)
+        (2, 0, 1),
+        "a region serves one use at a time"
     );
 }
 
@@ -541,7 +542,7 @@ fn quantiles_are_right_to_two_percent() {
     );
 }
 
-/// A trace with markup, control characters and long words where it has text.
+/// A trace with markup, control characters and long words in every text field.
 fn hostile() -> Sample {
     let mut sample = Sample::default();
     let mut one = Writer::new(7);
@@ -577,7 +578,7 @@ fn nothing_of_the_trace_is_markup() {
         assert!(!page.contains(tag), "{tag}");
     }
     assert!(page.contains("&lt;b&gt;bold&lt;/b&gt;"));
-    // The reason names an address; only as text.
+    // The reason contains an address; the page shows it only as text.
     assert_eq!(
         page.matches("http").count(),
         2,

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The report as text of at most 80 columns, as a terminal has them.
+//! The report as text of at most 80 columns, for a terminal.
 use super::callers::Caller;
 use super::shape::{ProcessTotals, Report};
 use super::units::{bytes, count, plural, printable, share, time};
 use std::fmt::Write;
 
 const COLUMNS: usize = 80;
-/// Lines of a table.
+/// The most lines of a table.
 const SHOWN: usize = 10;
 
-/// Rows of cells. Where there is no room for all, the last column loses its middle.
+/// Rows of cells. If a row is too wide, its last column loses the middle.
 struct Table {
-    /// A heading that begins with '<' has its column to the left, others to the right.
+    /// A heading that begins with '<' aligns its column to the left; others align to the right.
     rows: Vec<Vec<String>>,
 }
 
@@ -89,7 +89,7 @@ fn shortened(text: &str, columns: usize) -> String {
         .collect()
 }
 
-/// Text in lines, each with an indent.
+/// Breaks text into indented lines.
 fn wrapped(out: &mut String, first: &str, indent: &str, text: &str) {
     let mut line = first.to_string();
     let mut empty = true;
@@ -274,7 +274,8 @@ pub fn render(report: &Report) -> String {
                 time(range.time_ns),
                 bytes(range.bytes),
                 format!("{:#x}", range.addr),
-                // All of them would leave no room for who it is. This is what "--cache" asks for.
+                // All access flags would leave no room for the caller. "--cache" needs only this
+                // difference.
                 if range.remote { "remote" } else { "local" }.to_string(),
                 range.caller.name(),
             ]);

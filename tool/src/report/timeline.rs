@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Pinned bytes over time, in so few points that they can be drawn, and the exact peak.
+//! Pinned bytes over time, in few enough points to draw, and the exact peak.
 use super::shape::{Pinned, Point};
 
 const POINTS: u64 = 800;
 
 pub struct Timeline {
-    /// How long a point is.
+    /// The length of a point in time.
     step: u64,
     now: Point,
     peak: Point,
@@ -23,7 +23,7 @@ impl Timeline {
         }
     }
 
-    /// Lets time run to a moment.
+    /// Advances time to `since`.
     fn advance(&mut self, since: u64) {
         let at = (since / self.step) as usize;
         while self.points.len() <= at {
@@ -45,7 +45,7 @@ impl Timeline {
 
     pub fn pin(&mut self, since: u64, bytes: u64, pool: bool) {
         self.advance(since);
-        // A trace that is not of the library's making may say anything.
+        // A trace that the library did not write may contain any numbers.
         let pinned = self.bytes(pool);
         *pinned = pinned.saturating_add(bytes);
         if self.now.bytes() > self.peak.bytes() {

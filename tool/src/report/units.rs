@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Numbers as people read them.
 
-/// A count, with its thousands apart.
+/// A count, with separated thousands.
 pub fn count(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();
@@ -24,7 +24,7 @@ fn three_digits(number: f64) -> String {
     format!("{number:.decimals$}")
 }
 
-/// A length in bytes, exact where that is short.
+/// A length in bytes; exact if the exact number is short.
 pub fn bytes(bytes: u64) -> String {
     const UNITS: [&str; 7] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
     let mut unit = 0;
@@ -68,7 +68,7 @@ pub fn plural(number: u64, one: &str, many: &str) -> String {
     format!("{} {}", count(number), if number == 1 { one } else { many })
 }
 
-/// Text from a trace, without what would control a terminal.
+/// Text from a trace, without characters that would control a terminal.
 pub fn printable(text: &str) -> String {
     text.chars()
         .map(|c| if c.is_control() { '\u{fffd}' } else { c })

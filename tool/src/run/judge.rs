@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Whether a library can be preloaded into a program: said before the program runs, since ld.so(8) says nothing, or
-//! only warns, and the program then runs without the library.
+//! Decides, before the program runs, whether a library can be preloaded into it. ld.so(8) says
+//! nothing, or only warns, and then runs the program without the library.
 
 use super::search;
 use crate::elf::Elf;
@@ -12,10 +12,10 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// The kernel follows as many scripts that interpret scripts.
+/// The kernel follows at most this many scripts that interpret scripts.
 const MOST_SCRIPTS: usize = 5;
 
-/// An error says why it cannot be.
+/// An error says why the library cannot be preloaded.
 pub fn judge(program: &Path, arguments: &[OsString], library: &Library) -> Result<(), String> {
     judge_file(program, arguments, library, MOST_SCRIPTS)
 }
@@ -29,7 +29,7 @@ fn judge_file(
     let elf = match Elf::read(program) {
         Ok(Some(elf)) => elf,
         Ok(None) => return judge_script(program, library, scripts),
-        // A program may be executable and not readable; then nothing is known against it.
+        // A program may be executable but not readable; then nothing speaks against it.
         Err(error) if is_not_readable(&error) => return privileged(program),
         Err(error) => return Err(format!("it is a broken ELF file ({error:#})")),
     };
@@ -41,7 +41,7 @@ fn judge_file(
     }
     match &elf.interpreter {
         Some(interpreter) => loader(interpreter)?,
-        // The C library's loader run as a program, which loads another.
+        // The program is glibc's loader, run to load another program.
         None if elf.is_dynamic && !elf.is_program && is_loader_of_glibc(program) => {}
         None => {
             return Err("it is statically linked, so that no library is loaded into it. Link it dynamically to \
@@ -50,7 +50,7 @@ fn judge_file(
         }
     }
     privileged(program)?;
-    // env(1) only sets the environment for another, as in "#!/usr/bin/env python3".
+    // env(1) only sets the environment for another program, as in "#!/usr/bin/env python3".
     match by_env(program, arguments) {
         Some(started) if scripts > 0 => {
             let Ok(path) = search::find(&started) else {
@@ -98,17 +98,17 @@ fn loader(interpreter: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// Whether the kernel will give the program rights that its caller has not: ld.so(8) then preloads nothing from
-/// outside (secure-execution mode).
+/// Whether the kernel will give the program rights that its caller lacks: ld.so(8) then preloads no
+/// library from outside (secure-execution mode).
 fn privileged(program: &Path) -> Result<(), String> {
     let Ok(path) = CString::new(program.as_os_str().as_bytes()) else {
         return Ok(());
     };
-    // SAFETY: no conditions.
+    // SAFETY: PR_GET_NO_NEW_PRIVS takes no pointers.
     let no_new_privileges = unsafe { libc::prctl(libc::PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) } == 1;
     // SAFETY: all zeros is a valid `statvfs`.
     let mut system: libc::statvfs = unsafe { std::mem::zeroed() };
-    // SAFETY: a string, and a structure that is writable.
+    // SAFETY: the path ends with a NUL, and the structure is writable.
     let known = unsafe { libc::statvfs(path.as_ptr(), &mut system) } == 0;
     if no_new_privileges || (known && system.f_flag & libc::ST_NOSUID != 0) {
         return Ok(());
@@ -118,9 +118,9 @@ fn privileged(program: &Path) -> Result<(), String> {
     let Ok(metadata) = program.metadata() else {
         return Ok(());
     };
-    // SAFETY: no conditions.
+    // SAFETY: getuid has no preconditions.
     let user = unsafe { libc::getuid() };
-    // SAFETY: no conditions.
+    // SAFETY: getgid has no preconditions.
     let group = unsafe { libc::getgid() };
     let executable_by_group = metadata.mode() & libc::S_IXGRP != 0;
     if metadata.mode() & libc::S_ISUID != 0 && metadata.uid() != user {
@@ -136,7 +136,7 @@ fn privileged(program: &Path) -> Result<(), String> {
         ));
     }
     // Root has all capabilities already.
-    // SAFETY: two strings, and no buffer.
+    // SAFETY: both strings end with a NUL, and the call gets no buffer.
     let capabilities = unsafe {
         libc::getxattr(
             path.as_ptr(),
@@ -154,13 +154,13 @@ fn privileged(program: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// What env(1) starts, if that is the program.
+/// The program that env(1) starts, if the program is env.
 fn by_env(program: &Path, arguments: &[OsString]) -> Option<OsString> {
     if program.file_name()? != "env" {
         return None;
     }
     let is_other = |word: &&[u8]| !word.starts_with(b"-") && !word.contains(&b'=');
-    // "-S" comes as one argument with what follows it.
+    // "-S" comes in one argument with the words after it.
     let words = arguments
         .iter()
         .flat_map(|argument| argument.as_bytes().split(|&byte| byte == b' '));
@@ -175,14 +175,15 @@ fn judge_script(script: &Path, library: &Library, scripts: usize) -> Result<(), 
     let read = File::open(script).and_then(|file| file.take(256).read_to_end(&mut start));
     read.map_err(|error| error.to_string())?;
     let Some((interpreter, argument)) = interpreter_of(&start) else {
-        // Without a first line that names one, the shell runs it, as execvp(3) has it; but not what is no text.
+        // A file without a `#!` line is run by the shell, as in execvp(3), unless the file is
+        // binary.
         if start.contains(&0) {
             return Err("it is neither an ELF program nor a script".into());
         }
         return Ok(());
     };
     if scripts == 0 {
-        return Err("it is a script whose interpreters are scripts without end".into());
+        return Err("it is a script whose interpreters are scripts, too many in a row".into());
     }
     if !interpreter.exists() {
         return Err(format!(

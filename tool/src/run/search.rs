@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Which file a program's name means, as execvp(3) finds it.
+//! Finds the file for a program's name as execvp(3) does.
 
 use std::env;
 use std::ffi::{CString, OsStr};
@@ -10,11 +10,11 @@ use std::path::{Path, PathBuf};
 /// Why no file can be run by that name.
 pub struct Refused {
     pub why: String,
-    /// There is a file of that name.
+    /// A file of that name exists.
     pub exists: bool,
 }
 
-/// Finds the file. Its path has a slash, so that nobody searches again.
+/// Finds the file. The returned path contains a slash, so that exec does not search again.
 pub fn find(name: &OsStr) -> Result<PathBuf, Refused> {
     if name.as_bytes().contains(&b'/') {
         return check(Path::new(name)).map(|()| name.into());
@@ -22,7 +22,7 @@ pub fn find(name: &OsStr) -> Result<PathBuf, Refused> {
     let path = env::var_os("PATH").unwrap_or_else(|| "/bin:/usr/bin".into());
     let mut refused = None;
     for dir in env::split_paths(&path).filter(|_| !name.is_empty()) {
-        // An empty entry is the working directory.
+        // An empty entry means the working directory.
         let file = if dir.as_os_str().is_empty() {
             Path::new(".").join(name)
         } else {
@@ -56,7 +56,7 @@ fn check(file: &Path) -> Result<(), Refused> {
     let Ok(path) = CString::new(file.as_os_str().as_bytes()) else {
         return refuse("its name holds a NUL".into(), false);
     };
-    // SAFETY: a string.
+    // SAFETY: the path ends with a NUL.
     match unsafe { libc::faccessat(libc::AT_FDCWD, path.as_ptr(), libc::X_OK, libc::AT_EACCESS) } {
         0 => Ok(()),
         _ => refuse(

@@ -7,7 +7,7 @@ fn open(sample: &Sample) -> Result<Trace> {
     Trace::open(&path)
 }
 
-/// What is seen of each call: its number and lkey.
+/// The number and the lkey of each call, in order.
 fn seen(trace: &Trace) -> Vec<(u8, u32)> {
     let mut seen = Vec::new();
     trace
@@ -50,7 +50,8 @@ fn a_key_is_let_go_before_it_is_given_again() {
     let mut sample = Sample::default();
     let mut one = Writer::new(7);
     one.start(&mut sample, "a\0");
-    // One thread registers from 90 us on, and gets the key that another lets go from 95 us on.
+    // One thread registers from 90 us on and gets the key that another thread releases from 95 us
+    // on.
     one.calls(&mut sample, &[register(90_000, 5, 0x2000, 1)]);
     one.calls(
         &mut sample,
@@ -68,7 +69,7 @@ fn calls_of_all_blocks_come_in_order() {
     let mut sample = Sample::default();
     let mut one = Writer::new(7);
     one.start(&mut sample, "a\0");
-    // More than one run in a block, threads beside one another, and the last block the earliest.
+    // More than one run in a block, concurrent threads, and the last block the earliest.
     for thread in [3u64, 1, 2, 0] {
         let calls: Vec<_> = (0..10_000)
             .map(|n| register((thread % 3) * 1_000_000 + n * 700 + thread, n as u32, 0, 1))
@@ -157,7 +158,7 @@ fn a_torn_block_does_not_hide_those_behind_it() {
         trace.damage
     );
     assert!(
-        trace.damage[1].starts_with("300 bytes of the file are no blocks"),
+        trace.damage[1].starts_with("300 bytes of the file belong to no block"),
         "{:?}",
         trace.damage
     );
@@ -176,7 +177,8 @@ fn blocks_that_are_missing_are_counted() {
         trace.damage,
         ["8 blocks of process 7 are missing in the file."]
     );
-    // Without its first block nothing says how its clocks are related: it begins with its first call.
+    // Without the first block nothing relates the process's clocks: the process begins with its
+    // first call.
     assert_eq!(
         (trace.processes[0].begin, trace.processes[0].end),
         (BEGAN, BEGAN + 10_000)

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * <infiniband/verbs.h> with the relaxed calls, as on Oracle Solaris: for sources that include it alone. Put this
- * folder in front of the system's headers, with "pkg-config --cflags rdmamr-compat".
+ * <infiniband/verbs.h> with the relaxed calls, as on Oracle Solaris, for sources that include only
+ * <infiniband/verbs.h>. "pkg-config --cflags rdmamr-compat" puts this folder in front of the
+ * system's headers.
  */
 #ifndef RDMAMR_COMPAT_VERBS_H
 #define RDMAMR_COMPAT_VERBS_H

@@ -1,0 +1,95 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""docs.py links|columns|messages FILE...: looks for mistakes in documents and prints each with its place.
+The exit status is 1 if there is one.
+
+links: a relative link of Markdown leads to a file that exists, and its anchor to a heading of that
+file.
+messages: each message that a table quotes below "the line says" or "line" is in the library's
+source. "..." stands for any words, RDMAMR_X for each setting, y for each value.
+columns: prose of Markdown has at most 100 columns. Tables and code do not count.
+"""
+import re
+import sys
+from pathlib import Path
+
+
+def lines(path):
+    """The lines of a Markdown file, each with its number and whether it is code."""
+    fenced = False
+    before = ""
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        fence = line.lstrip().startswith("```")
+        fenced ^= fence
+        # A paragraph's next line may be indented; code follows an empty line, or code.
+        indented = line.startswith("    ") and (not before.strip() or before.startswith("    "))
+        yield number, line, fenced or fence or indented
+        before = line
+
+
+def plain(line):
+    return re.sub(r"<!--.*?-->", "", line)
+
+
+def anchors(path):
+    """What GitHub makes of the headings of a file."""
+    found = set()
+    for _, line, code in lines(path):
+        heading = None if code else re.match(r"#+ +(.*)", plain(line))
+        if heading:
+            words = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading[1]).replace("`", "").lower()
+            slug = anchor = re.sub(r"[^\w\- ]", "", words).strip().replace(" ", "-")
+            again = 0
+            while anchor in found:
+                again += 1
+                anchor = f"{slug}-{again}"
+            found.add(anchor)
+    return found
+
+
+def links(path):
+    # A link may run over the end of a line.
+    text = "\n".join("" if code else re.sub(r"`[^`]*`", "``", line) for _, line, code in lines(path))
+    for match in re.finditer(r"\[[^]]*\]\(([^)\s]*)\)", text):
+        place = f"{path}:{text.count(chr(10), 0, match.start()) + 1}"
+        target, _, anchor = match[1].partition("#")
+        if re.match(r"[a-z]+:", target):
+            continue
+        file = path.parent / target if target else path
+        if not file.exists():
+            yield f"{place}: {match[1]}: no such file"
+        elif anchor and file.suffix == ".md" and anchor not in anchors(file):
+            yield f"{place}: {match[1]}: no such heading"
+
+
+def columns(path):
+    for number, line, code in lines(path):
+        if not code and not line.startswith("|") and len(line) > 100:
+            yield f"{path}:{number}: {len(line)} columns"
+
+
+def messages(path):
+    source = " ".join(file.read_text() for file in sorted(Path("src").rglob("*.rs")))
+    # A string goes on behind a backslash at the end of its line.
+    source = re.sub(r"\\\n\s*", "", source)
+    inside = False
+    for number, line, code in lines(path):
+        inside = not code and line.startswith("|") and (inside or bool(re.match(r"\| (the line says|line) \|", line)))
+        for quoted in re.findall(r"`([^`]*)`", line.split("|")[1]) if inside else ():
+            for part in re.split(r"\.\.\.|RDMAMR_X=y:|RDMAMR_X:", quoted):
+                if part.strip() not in source:
+                    yield f"{path}:{number}: no source says: {part.strip()}"
+
+
+def main(arguments):
+    checks = {"links": links, "columns": columns, "messages": messages}
+    if len(arguments) < 2 or arguments[0] not in checks:
+        print(__doc__, end="", file=sys.stderr)
+        return 2
+    complaints = [complaint for path in arguments[1:] for complaint in checks[arguments[0]](Path(path))]
+    print(*complaints, sep="\n", end="\n" if complaints else "")
+    return bool(complaints)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,158 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * The fabric family. A program compiled with libfabric's headers calls inline functions that go
+ * through the object's table; with RDMAMR_NO_LIBFABRIC it calls the library's symbols.
+ * fabric/inlines.c proves that the two are the same.
+ */
+#ifndef CTESTS_FABRIC_H
+#define CTESTS_FABRIC_H
+
+#include <rdmamr/fi_mr.h>
+#include <dlfcn.h>
+#include <sys/uio.h>
+#include "pair.h"
+
+/* The library is preloaded, not linked. */
+#pragma weak rdmamr_domain_open
+#pragma weak rdmamr_eq_open
+#pragma weak rdmamr_resolve
+#pragma weak rdmamr_mr_segments
+#ifdef RDMAMR_NO_LIBFABRIC
+#pragma weak fi_mr_reg
+#pragma weak fi_mr_regv
+#pragma weak fi_mr_regattr
+#pragma weak fi_close
+#pragma weak fi_mr_desc
+#pragma weak fi_mr_key
+#pragma weak fi_mr_bind
+#pragma weak fi_mr_enable
+#pragma weak fi_mr_refresh
+#pragma weak fi_mr_raw_attr
+#pragma weak fi_mr_map_raw
+#pragma weak fi_mr_unmap_key
+#pragma weak fi_domain_bind
+#pragma weak fi_control
+#pragma weak fi_eq_read
+#pragma weak fi_eq_readerr
+#pragma weak fi_eq_write
+#pragma weak fi_eq_sread
+#pragma weak fi_eq_strerror
+#endif
+
+/* Names of libfabric that the tests use and the library's header lacks. */
+#ifdef RDMAMR_NO_LIBFABRIC
+#ifndef FI_MR_MMU_NOTIFY
+#define FI_MR_MMU_NOTIFY (1 << 7)
+#define FI_MR_RMA_EVENT (1 << 8)
+#define FI_MR_ENDPOINT (1 << 9)
+#define FI_MR_HMEM (1 << 10)
+#define FI_MR_COLLECTIVE (1 << 11)
+#endif
+#ifndef FI_CLASS_AV
+#define FI_CLASS_AV 11
+#define FI_CLASS_CQ 14
+#endif
+#ifndef FI_WAIT_SET
+#define FI_WAIT_SET 2
+#define FI_WAIT_MUTEX_COND 4
+#define FI_WAIT_YIELD 5
+#define FI_WAIT_POLLFD 6
+#endif
+#ifndef FI_ALIAS
+#define FI_ALIAS 4
+#endif
+#ifndef FI_SHUTDOWN
+#define FI_SHUTDOWN 3
+#endif
+#endif
+
+/* All rights, local ones, remote ones. */
+#define FI_ALL (FI_SEND | FI_RECV | FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE)
+#define FI_LOCAL (FI_SEND | FI_RECV | FI_READ | FI_WRITE)
+#define FI_REMOTE (FI_REMOTE_READ | FI_REMOTE_WRITE)
+
+/* An address that this process never maps. */
+#define NOWHERE ((char *)((uintptr_t)1 << 44))
+
+/* Checks that a count of errors is 0, and resets it. */
+#define none(wrong, ...)                                                       \
+	do {                                                                   \
+		is((long long)(wrong), 0, __VA_ARGS__);                        \
+		(wrong) = 0;                                                   \
+	} while (0)
+
+/* The keys and addresses that a domain can have. */
+enum { PROVIDER_KEYS, OFFSETS, VIRTUAL_ADDRESSES, PLAIN_KINDS, KINDS = 6 };
+extern const struct kind {
+	const char *name;
+	int32_t mr_mode;
+	uint64_t flags;
+	bool provider_keys, virtual_addresses, relaxed;
+} kinds[KINDS];
+
+/*
+ * The library's own function of a name, which checks arguments that libfabric's inline one would
+ * crash of.
+ */
+void *exported(const char *name);
+
+int open_with(struct ibv_pd *pd, uint32_t api_version, int32_t mr_mode, uint64_t flags, struct fid_domain **domain);
+struct fid_domain *open_kind(struct ibv_pd *pd, const struct kind *kind);
+
+/* The address that peers use for the first byte of a buffer. */
+uint64_t base_of(const struct kind *kind, const void *buf);
+
+/* A region for the transfers of pair.h, which read its lkey only. */
+const struct ibv_mr *with_lkey(uint32_t lkey);
+
+/* The segment of a range that is one segment. */
+struct rdmamr_segment resolved(struct fid_domain *domain, uint64_t key, uint64_t at, size_t length);
+
+/*
+ * Moves a range between local memory and a region as a peer does: each segment is a request of its
+ * own. The value is the status of the first request that did not succeed, or -1 if a request was
+ * refused.
+ */
+int peer_moves(struct pair *pair, enum ibv_wr_opcode opcode, struct fid_domain *domain, uint64_t key, uint64_t at,
+	       const struct ibv_mr *local, char *memory, size_t length);
+
+/*
+ * Checks that data moved, and connects the pair anew if it did not: an error ends the connection.
+ */
+__attribute__((format(printf, 3, 4)))
+void moved(struct pair *pair, int status, const char *format, ...);
+
+/* The functions below are inline: they call libfabric's functions in the way of the program. */
+
+/* Checks which of the two ways this is. First in main. */
+static inline void fabric_begin(void)
+{
+	must(rdmamr_domain_open && rdmamr_eq_open && rdmamr_resolve && rdmamr_mr_segments);
+#ifdef RDMAMR_NO_LIBFABRIC
+	ok((void *)fi_mr_reg == dlsym(RTLD_DEFAULT, "fi_mr_reg") &&
+	   (void *)fi_eq_read == dlsym(RTLD_DEFAULT, "fi_eq_read"), "the calls are the library's functions");
+#else
+	ok((void *)fi_mr_reg != dlsym(RTLD_DEFAULT, "fi_mr_reg") &&
+	   (void *)fi_eq_read != dlsym(RTLD_DEFAULT, "fi_eq_read"), "the calls are libfabric's inline functions");
+#endif
+}
+
+/* A region that must be there for the test to mean anything. */
+static inline struct fid_mr *region(struct fid_domain *domain, const void *buf, size_t length, uint64_t access,
+				    uint64_t key)
+{
+	struct fid_mr *mr = NULL;
+	int ret = fi_mr_reg(domain, buf, length, access, 0, key, 0, &mr, NULL);
+
+	if (ret)
+		printf("# fi_mr_reg: %d, %s\n", ret, rdmamr_last_reason());
+	must(!ret && mr);
+	return mr;
+}
+
+static inline const struct ibv_mr *with_desc(struct fid_mr *mr)
+{
+	return with_lkey((uint32_t)(uintptr_t)fi_mr_desc(mr));
+}
+
+#endif

@@ -1,0 +1,144 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+#include "memory.h"
+#include <dirent.h>
+#include <fcntl.h>
+#include <linux/userfaultfd.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#include "tap.h"
+
+uint64_t uffd_features(void)
+{
+	struct uffdio_api api = { .api = UFFD_API };
+	int fd = (int)syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK | UFFD_USER_MODE_ONLY);
+
+	if (fd < 0)
+		return 0;
+	if (ioctl(fd, UFFDIO_API, &api))
+		api.features = 0;
+	close(fd);
+	return api.features;
+}
+
+bool watches_files(void)
+{
+	const char *strict = getenv("RDMAMR_RELAXED_STRICT");
+
+	return strict && !strcmp(strict, "1") && uffd_features() & WP_ASYNC;
+}
+
+void fresh_at(void *address, size_t length)
+{
+	must(mmap(address, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1,
+		  0) == address);
+}
+
+char *new_place(size_t length)
+{
+	static uintptr_t next = (uintptr_t)1 << 44;
+	char *place = (char *)next;
+
+	next += (length + (4 << 20)) & ~(uintptr_t)((2 << 20) - 1);
+	return place;
+}
+
+void fill(char *memory, size_t length)
+{
+	static unsigned int seed;
+
+	seed = seed * 1103515245 + 12345;
+	for (size_t n = 0; n < length; n++)
+		memory[n] = (char)(((seed >> 16) + n * 31 + n / 251) | 1);
+}
+
+int userfaultfds(int *one)
+{
+	DIR *directory = opendir("/proc/self/fd");
+	struct dirent *entry;
+	int count = 0;
+
+	must(directory);
+	while ((entry = readdir(directory))) {
+		char path[300], target[100] = "";
+
+		snprintf(path, sizeof(path), "/proc/self/fd/%s", entry->d_name);
+		if (readlink(path, target, sizeof(target) - 1) > 0 && strstr(target, "userfaultfd")) {
+			if (one)
+				*one = atoi(entry->d_name);
+			count++;
+		}
+	}
+	closedir(directory);
+	return count;
+}
+
+int mappings(void)
+{
+	char buffer[4096];
+	int fd = open("/proc/self/maps", O_RDONLY | O_CLOEXEC), lines = 0;
+	ssize_t got;
+
+	must(fd >= 0);
+	while ((got = read(fd, buffer, sizeof(buffer))) > 0)
+		for (ssize_t n = 0; n < got; n++)
+			lines += buffer[n] == '\n';
+	close(fd);
+	return lines;
+}
+
+int raw_munmap(void *memory, size_t length)
+{
+	return (int)syscall(SYS_munmap, memory, length);
+}
+
+char *raw_map_at(void *memory, size_t length)
+{
+	long at = syscall(SYS_mmap, memory, length, PROT_READ | PROT_WRITE,
+			  MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE | MAP_POPULATE, -1, 0);
+
+	return at == -1 ? NULL : (char *)at;
+}
+
+void remap(void *memory, size_t length)
+{
+	must(munmap(memory, length) == 0);
+	must(mmap(memory, length, PROT_READ | PROT_WRITE,
+		  MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE | MAP_POPULATE, -1, 0) == memory);
+}
+
+void raw_remap(void *memory, size_t length)
+{
+	must(raw_munmap(memory, length) == 0);
+	must(raw_map_at(memory, length) == memory);
+}
+
+bool all_zero(const char *memory, size_t length)
+{
+	for (size_t n = 0; n < length; n++) {
+		if (memory[n])
+			return false;
+	}
+	return true;
+}
+
+char *at_the_edge(size_t length)
+{
+	size_t count = length / PAGE + 2;
+	char *memory = pages(count);
+
+	must(mprotect(memory + (count - 1) * PAGE, PAGE, PROT_NONE) == 0);
+	return memory + (count - 1) * PAGE - length;
+}
+
+char *pages(size_t count)
+{
+	char *memory = mmap(NULL, count * PAGE, PROT_READ | PROT_WRITE,
+			    MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+
+	must(memory != MAP_FAILED);
+	return memory;
+}

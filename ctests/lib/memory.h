@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * Memory of the process: pages, places and patterns; calls past the library; what the kernel's
+ * userfaultfd can do.
+ */
+#ifndef CTESTS_MEMORY_H
+#define CTESTS_MEMORY_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum { PAGE = 4096 };
+
+#ifndef UFFD_USER_MODE_ONLY
+#define UFFD_USER_MODE_ONLY 1
+#endif
+#define WP_ASYNC (1ULL << 15) /* UFFD_FEATURE_WP_ASYNC, Linux 6.7 */
+
+/* Anonymous memory of whole pages, touched. */
+char *pages(size_t count);
+
+/* Fresh private memory of zeros at an address that is free. */
+void fresh_at(void *address, size_t length);
+
+/* An address range that this process has never mapped, so that the pool has no history of it. */
+char *new_place(size_t length);
+
+/* `length` bytes that end at an unreadable page. */
+char *at_the_edge(size_t length);
+
+/* Fills the memory with a pattern that no other call makes. No byte of it is 0. */
+void fill(char *memory, size_t length);
+bool all_zero(const char *memory, size_t length);
+
+/* munmap as a bare system call: the library learns of it from the kernel's events alone. */
+int raw_munmap(void *memory, size_t length);
+
+/* Maps new pages at a free address as a bare system call; NULL if the address is in use. */
+char *raw_map_at(void *memory, size_t length);
+
+/* Puts new pages at the same address, by calls that the library stands in for. */
+void remap(void *memory, size_t length);
+
+/* The same by bare system calls. */
+void raw_remap(void *memory, size_t length);
+
+/* How many mappings the process has, as vm.max_map_count counts them. Allocates nothing. */
+int mappings(void);
+
+/* The features of userfaultfd; 0 if this process may have none. */
+uint64_t uffd_features(void);
+
+/* Whether the watch covers each kind of memory, private file mappings and .data too. It does with
+ * RDMAMR_RELAXED_STRICT=1 on a kernel with WP_ASYNC. */
+bool watches_files(void);
+
+/* How many userfaultfds the process has. `one`, if not NULL, receives the number of one of them. */
+int userfaultfds(int *one);
+
+#endif

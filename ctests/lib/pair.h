@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/* Two connected queue pairs of one device in one process: data that really moves. Connected by
+ * librdmacm, which serves RoCE and iWARP alike. */
+#ifndef PAIR_H
+#define PAIR_H
+
+#include "device.h"
+#include <rdma/rdma_cma.h>
+
+struct pair {
+	struct ibv_context *context;
+	struct ibv_pd *pd;
+	struct ibv_cq *cq;
+	struct ibv_qp *qp;   /* posts requests */
+	struct ibv_qp *peer; /* answers them */
+	bool iwarp, foreign_pd;
+	struct rdma_event_channel *channel;
+	struct rdma_cm_id *listener, *ids[2];
+};
+
+/* Connects a pair over CHECK_ADDRESS. */
+void pair_open(struct pair *pair);
+/* The same over a protection domain of someone else, who got the device from librdmacm too. */
+void pair_open_in(struct pair *pair, struct ibv_pd *pd);
+/* Connects the queue pairs anew: after an error they are of no use. */
+void pair_reconnect(struct pair *pair);
+void pair_close(struct pair *pair);
+
+/*
+ * Posts a request and returns its completion status, an enum ibv_wc_status; -1 if it was not taken.
+ */
+int pair_post(struct pair *pair, struct ibv_send_wr *request);
+
+int pair_write(struct pair *pair, const struct ibv_mr *local, const void *from, size_t length,
+	       uint64_t remote, uint32_t rkey);
+int pair_read(struct pair *pair, const struct ibv_mr *local, void *to, size_t length,
+	      uint64_t remote, uint32_t rkey);
+int pair_fetch_add(struct pair *pair, const struct ibv_mr *local, void *old, uint64_t add,
+		   uint64_t remote, uint32_t rkey);
+
+#endif

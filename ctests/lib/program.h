@@ -1,0 +1,48 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/* The running program: its settings, copies of itself, its threads and the time. */
+#ifndef CTESTS_PROGRAM_H
+#define CTESTS_PROGRAM_H
+
+#include <unistd.h>
+
+/* Waits until the condition holds, for `seconds` at most. The value is whether it holds. */
+#define comes(seconds, condition)                                              \
+	({                                                                     \
+		for (int left = (seconds) * 100; !(condition) && left > 0; left--) \
+			usleep(10000);                                         \
+		(condition);                                                   \
+	})
+
+/*
+ * Starts the program anew with a setting, unless it has this setting: the library reads its
+ * settings when it is loaded. Call it first in main. Most tests set RDMAMR_RELAXED_LINGER to
+ * FOREVER, so that age ends no region: on a busy host the clock of an emulated machine jumps by
+ * minutes.
+ */
+#define FOREVER "1000000"
+void with_setting(char **argv, const char *name, const char *value);
+
+/*
+ * Starts the program anew with another setting, as the next part of the same report. Call it after
+ * relaxed_end().
+ */
+void go_on_with(char **argv, const char *name, const char *value);
+
+/* Continues the count of results if the program was started by go_on_with(). */
+void continue_report(void);
+
+/*
+ * Runs this program as a child, with one argument and with settings ("NAME=VALUE", up to a NULL).
+ * The value is its exit status, or 128 and more for a signal.
+ */
+int once_more(const char *argument, const char *const *settings);
+
+/*
+ * Runs a function in a new thread, and waits for its end. After that the library must expect other
+ * threads.
+ */
+void in_thread(void *(*function)(void *), void *argument);
+
+double seconds_now(void);
+
+#endif

@@ -1,0 +1,176 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+#include "tap.h"
+
+int tap_count;
+
+static struct {
+	bool open;
+	char name[300];
+	long checks, failures;
+	char skipped[300];  /* the reason of a skip within the case */
+	char shown[4000]; /* what the failures said */
+} now;
+
+enum { MOST_SHOWN = 20 };
+
+static void result(bool passed, const char *name)
+{
+	printf("%sok %d - %s\n", passed ? "" : "not ", ++tap_count, name);
+}
+
+/* One check: a line of its own, or one of the case's. `detail` explains a failure. */
+static void checked(bool passed, const char *name, const char *detail)
+{
+	size_t used = strlen(now.shown);
+
+	if (!now.open) {
+		result(passed, name);
+		if (!passed)
+			printf("# %s\n", detail);
+		fflush(stdout);
+		return;
+	}
+	now.checks++;
+	if (passed)
+		return;
+	/*
+	 * At once for a reader whose program dies, and behind the result for one who reads results
+	 * only.
+	 */
+	if (now.failures++ < MOST_SHOWN) {
+		printf("# failed: %s: %s: %s\n", now.name, name, detail);
+		snprintf(now.shown + used, sizeof(now.shown) - used, "# %s: %s\n", name, detail);
+	}
+	fflush(stdout);
+}
+
+int ok(int passed, const char *format, ...)
+{
+	char name[500], detail[100];
+	int err = errno;
+	va_list args;
+
+	va_start(args, format);
+	vsnprintf(name, sizeof(name), format, args);
+	va_end(args);
+	snprintf(detail, sizeof(detail), "errno %d (%s)", err, strerror(err));
+	checked(passed, name, detail);
+	errno = err;
+	return passed;
+}
+
+int is(long long got, long long want, const char *format, ...)
+{
+	char name[500], detail[100];
+	va_list args;
+
+	va_start(args, format);
+	vsnprintf(name, sizeof(name), format, args);
+	va_end(args);
+	snprintf(detail, sizeof(detail), "got %lld, want %lld", got, want);
+	checked(got == want, name, detail);
+	return got == want;
+}
+
+void case_begin(const char *format, ...)
+{
+	va_list args;
+
+	must(!now.open);
+	memset(&now, 0, sizeof(now));
+	va_start(args, format);
+	vsnprintf(now.name, sizeof(now.name), format, args);
+	va_end(args);
+	now.open = true;
+}
+
+/* The result of the case if a check failed. */
+static void case_failed(void)
+{
+	result(false, now.name);
+	fputs(now.shown, stdout);
+	if (now.failures > MOST_SHOWN)
+		printf("# and %ld more of its checks failed\n", now.failures - MOST_SHOWN);
+}
+
+bool case_end(void)
+{
+	must(now.open);
+	now.open = false;
+	if (!now.checks && now.skipped[0]) {
+		printf("ok %d - %s # SKIP %s\n", ++tap_count, now.name, now.skipped);
+	} else if (!now.checks) {
+		result(false, now.name);
+		printf("# case without a check\n");
+	} else if (now.failures) {
+		case_failed();
+	} else {
+		result(true, now.name);
+	}
+	fflush(stdout);
+	return (now.checks || now.skipped[0]) && !now.failures;
+}
+
+bool in_case(void)
+{
+	return now.open;
+}
+
+void case_skip(const char *format, ...)
+{
+	char reason[300];
+	va_list args;
+
+	va_start(args, format);
+	vsnprintf(reason, sizeof(reason), format, args);
+	va_end(args);
+	must(now.open);
+	now.open = false;
+	if (now.failures)
+		case_failed();
+	else
+		printf("ok %d - %s # SKIP %s\n", ++tap_count, now.name, reason);
+	fflush(stdout);
+}
+
+void skip(const char *name, const char *reason)
+{
+	if (now.open) {
+		printf("# skipped: %s: %s: %s\n", now.name, name, reason);
+		snprintf(now.skipped, sizeof(now.skipped), "%s", reason);
+	} else {
+		printf("ok %d - %s # SKIP %s\n", ++tap_count, name, reason);
+	}
+	fflush(stdout);
+}
+
+void skip_errno(const char *name, const char *refused)
+{
+	char reason[200];
+
+	snprintf(reason, sizeof(reason), "%s: %s", refused, strerror(errno));
+	skip(name, reason);
+}
+
+void skip_all(const char *reason)
+{
+	printf("1..0 # SKIP %s\n", reason);
+	exit(0);
+}
+
+int done_testing(void)
+{
+	must(!now.open);
+	printf("1..%d\n", tap_count);
+	return 0;
+}
+
+void bail_out(const char *file, int line, const char *condition)
+{
+	int err = errno;
+
+	if (now.open)
+		printf("# in the case: %s\n", now.name);
+	printf("Bail out! %s:%d: %s: %s\n", file, line, condition, strerror(err));
+	exit(1);
+}

@@ -1,0 +1,83 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * Test results of C programs, in the Test Anything Protocol. A check outside a case is a result
+ * line of its own. The checks between case_begin() and case_end() make one result line together:
+ * the case is what a person would name, its checks may be many.
+ */
+#ifndef CTESTS_TAP_H
+#define CTESTS_TAP_H
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* How many result lines this report has; a program that goes on with another's report sets it. */
+extern int tap_count;
+
+/* Checks that `passed` is not 0; a failure shows errno. The value is `passed`. */
+__attribute__((format(printf, 2, 3)))
+int ok(int passed, const char *format, ...);
+
+/* Checks that two numbers are equal; a failure shows both. The value is whether they are. */
+__attribute__((format(printf, 3, 4)))
+int is(long long got, long long want, const char *format, ...);
+
+/*
+ * Begins a case. Until case_end() a check that passes prints nothing, and one that fails prints a
+ * comment. The result of a case without a check is a failure. Cases do not nest.
+ */
+__attribute__((format(printf, 1, 2)))
+void case_begin(const char *format, ...);
+
+/* Ends the case, and prints its result. The value is whether each check passed. */
+bool case_end(void);
+
+/* Makes a case of one statement. */
+#define as_case(statement, ...)                                                \
+	do {                                                                   \
+		case_begin(__VA_ARGS__);                                       \
+		statement;                                                     \
+		case_end();                                                    \
+	} while (0)
+
+/* Whether a case has begun and has not ended. */
+bool in_case(void);
+
+/* Ends the case as skipped, with the reason; as failed if a check has failed before. */
+__attribute__((format(printf, 1, 2)))
+void case_skip(const char *format, ...);
+
+/*
+ * Reports that a test is left out, and why. Within a case it is a comment, and the result if the
+ * case has no check.
+ */
+void skip(const char *name, const char *reason);
+
+/* As skip; the reason ends with what errno means. */
+void skip_errno(const char *name, const char *refused);
+
+/* Reports that the whole program is left out, and why, and ends it. */
+__attribute__((noreturn))
+void skip_all(const char *reason);
+
+/*
+ * Ends the report: return done_testing(). A program that ends without it has no plan, and fails for
+ * that.
+ */
+int done_testing(void);
+
+/* Set-up that must work for the test to mean anything. */
+#define must(condition)                                                        \
+	do {                                                                   \
+		if (!(condition))                                              \
+			bail_out(__FILE__, __LINE__, #condition);              \
+	} while (0)
+
+/* Ends the program with the place, the condition and errno. */
+__attribute__((noreturn))
+void bail_out(const char *file, int line, const char *condition);
+
+#endif

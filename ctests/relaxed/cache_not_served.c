@@ -1,0 +1,91 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * Under RDMAMR_CACHE each plain registration that the pool does not serve is counted with the reason. Where the pool can
+ * serve none, since the program has called ibv_fork_init, RDMAMR_LOG=info says so once.
+ *
+ * The device is the stand-in (stub_device.h). A caller that has looked the functions up: ctests/cache/handles.c.
+ */
+#include <fcntl.h>
+#include "../lib/device.h"
+#include "stub_device.h"
+
+enum { TIMES = 3 };
+static char *memory;
+
+static void registers(int access, uint64_t iova)
+{
+	for (int n = 0; n < TIMES; n++) {
+		struct ibv_mr *mr = ibv_reg_mr_iova(stub_pd(), memory, PAGE, iova, access);
+
+		must(mr && ibv_dereg_mr(mr) == 0);
+	}
+}
+
+/* How often the library has said that the setting does nothing. */
+static int said(int file)
+{
+	static char text[1 << 16];
+	ssize_t length = pread(file, text, sizeof(text) - 1, 0);
+	int count = 0;
+
+	must(length >= 0);
+	for (char *at = text; (at = strstr(at, "RDMAMR_CACHE=all is without effect")); at++)
+		count++;
+	return count;
+}
+
+static void without_fork(void)
+{
+	struct rdmamr_stats before = stats(), after;
+
+	registers(LOCAL_AND_REMOTE, (uintptr_t)memory);
+	after = stats();
+	ok(after.hits - before.hits == TIMES - 1 && after.misses - before.misses == 1, "the pool serves a plain registration");
+	registers(LOCAL_AND_REMOTE, (uintptr_t)memory + PAGE);
+	is((long long)(stats().bypassed_address - before.bypassed_address), TIMES, "counted: an address of its own");
+	registers(LOCAL_AND_REMOTE | IBV_ACCESS_MW_BIND, (uintptr_t)memory);
+	is((long long)(stats().bypassed_access - before.bypassed_access), TIMES, "counted: access for windows");
+	after = stats();
+	ok(after.hits - before.hits == TIMES - 1 && after.bypassed_fork == before.bypassed_fork, "and nothing else");
+}
+
+static void with_fork(int file)
+{
+	registers(LOCAL_AND_REMOTE, (uintptr_t)memory);
+	is((long long)stats().bypassed_fork, TIMES, "counted: ibv_fork_init was called");
+	is((long long)(stats().hits + stats().misses), 0, "the pool serves nothing");
+	is(said(file), 1, "RDMAMR_LOG=info says once that RDMAMR_CACHE is without effect");
+}
+
+int main(int argc, char **argv)
+{
+	int file = memfd_create("standard error", MFD_CLOEXEC);
+	const char *why;
+
+	if (!getenv("RDMAMR_CACHE")) {
+		must(setenv("RDMAMR_CACHE", "all", 1) == 0 && setenv("RDMAMR_LOG", "info", 1) == 0);
+		must(setenv("RDMAMR_RELAXED_LINGER", "600", 1) == 0);
+		execv("/proc/self/exe", argv);
+		must(!"execv");
+	}
+	must(file >= 0);
+	why = stub_open(STUB_NOTHING);
+	if (why)
+		skip_all(why);
+	memory = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+	must(memory != MAP_FAILED);
+	if (argc == 1) {
+		char count[12];
+
+		without_fork();
+		is(ibv_flush_relaxed_mr(stub_pd()), 0, "flushed");
+		/* The library asks once whether children get registered memory: what follows needs a new process. */
+		snprintf(count, sizeof(count), "%d", tap_count);
+		execl("/proc/self/exe", argv[0], count, NULL);
+		must(!"execl");
+	}
+	tap_count = atoi(argv[1]);
+	must(dup2(file, STDERR_FILENO) == STDERR_FILENO && ibv_fork_init() == 0);
+	with_fork(file);
+	return done_testing();
+}

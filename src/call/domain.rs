@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The device and the protection domain that a call names.
+//!
+//! # Safety
+//! **Live handle:** a [`Context`] or a [`Pd`] comes from a pointer whose caller promised `from_c`
+//! that the object exists. The caller keeps the object alive while the value is in use.
+
+use crate::abi::rdma_core::*;
+use core::ptr::NonNull;
+
+/// An open device.
+#[derive(Clone, Copy)]
+pub struct Context(NonNull<ibv_context>);
+
+impl Context {
+    /// The device that C names. `None` for a null pointer.
+    ///
+    /// # Safety
+    /// A pointer that is not null points to a context that libibverbs made and that is not closed.
+    pub unsafe fn from_c(context: *mut ibv_context) -> Option<Context> {
+        NonNull::new(context).map(Context)
+    }
+
+    /// As C sees it.
+    pub fn as_ptr(self) -> *mut ibv_context {
+        self.0.as_ptr()
+    }
+
+    /// The address that identifies the device.
+    #[inline]
+    pub fn address(self) -> usize {
+        self.0.expose_provenance().get()
+    }
+
+    /// The kernel's file of the device. `None` if the library may not use one: the provider works
+    /// without the kernel, or libibverbs did not make the context.
+    #[inline]
+    pub fn fd(self) -> Option<i32> {
+        // SAFETY: live handle: the context is open, by `from_c` or because a live domain points to
+        // it.
+        let context = unsafe { self.0.as_ref() };
+        let (fd, abi) = (context.cmd_fd, context.abi_compat);
+        (fd >= 0 && abi.addr() == usize::MAX).then_some(fd)
+    }
+}
+
+/// A protection domain.
+#[derive(Clone, Copy)]
+pub struct Pd(NonNull<ibv_pd>);
+
+// SAFETY: libibverbs lets any thread use a protection domain, and a `Pd` is only its address.
+unsafe impl Send for Pd {}
+// SAFETY: libibverbs lets threads use a protection domain at the same time.
+unsafe impl Sync for Pd {}
+
+impl Pd {
+    /// The domain that C names. `None` for a null pointer.
+    ///
+    /// # Safety
+    /// A pointer that is not null points to a protection domain that libibverbs made and that is
+    /// not deallocated.
+    pub unsafe fn from_c(pd: *mut ibv_pd) -> Option<Pd> {
+        NonNull::new(pd).map(Pd)
+    }
+
+    /// As C sees it.
+    pub fn as_ptr(self) -> *mut ibv_pd {
+        self.0.as_ptr()
+    }
+
+    /// The address by which regions name the domain.
+    #[inline]
+    pub fn address(self) -> usize {
+        self.0.expose_provenance().get()
+    }
+
+    /// The kernel's name for the domain. A parent domain has the name of the domain that it was
+    /// made from.
+    #[inline]
+    pub fn handle(self) -> u32 {
+        // SAFETY: live handle: the domain exists, by `from_c`.
+        unsafe { (*self.as_ptr()).handle }
+    }
+
+    /// The kind of network that the domain's device is on, `enum ibv_transport_type`.
+    pub fn transport(self) -> Option<i32> {
+        // SAFETY: live handle: the domain exists, and its device stays open as long as the domain
+        // exists.
+        let context = unsafe { self.context().as_ref() }?;
+        // SAFETY: libibverbs keeps the `ibv_device` of an open context until the context is closed.
+        let device = unsafe { context.device.as_ref() }?;
+        Some(device.transport_type)
+    }
+
+    /// The domain's device, as C sees it.
+    #[inline]
+    pub fn context(self) -> *mut ibv_context {
+        // SAFETY: live handle: the domain exists, by `from_c`.
+        unsafe { (*self.as_ptr()).context }
+    }
+}

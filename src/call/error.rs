@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Why a call failed, as a value. The errno, libfabric's code and the message for people all come
+//! from it.
+
+use errno::Errno;
+
+/// Why a call failed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Error {
+    /// The library refuses an argument, without asking the kernel or libibverbs.
+    Argument(&'static str),
+    /// The kernel refused the call.
+    Kernel(Errno),
+    /// libibverbs refused the call.
+    Next(Errno),
+    /// libibverbs could not keep the memory from being shared with a child process
+    /// (`ibv_fork_init`).
+    Fork(Errno),
+    /// No memory is left for the region's object.
+    Memory,
+    /// The region is deregistered already: a double free.
+    Gone,
+    /// Another object still depends on the object that the call would end.
+    Busy(&'static str),
+    /// A resource is short now, and will soon be there again.
+    Shortage(&'static str),
+    /// No loaded libibverbs has this function.
+    NoNext(&'static str),
+    /// A rule of the call's family (libfabric's, for example) refuses the call, with a code of that
+    /// family.
+    Refused(i32, &'static str),
+    /// The library itself failed.
+    Panic,
+}
+
+impl Error {
+    /// The errno for C.
+    pub fn errno(self) -> i32 {
+        match self {
+            Error::Argument(_) | Error::Gone => libc::EINVAL,
+            Error::Kernel(errno) | Error::Next(errno) | Error::Fork(errno) => errno.0,
+            Error::Refused(code, _) => code,
+            Error::Busy(_) => libc::EBUSY,
+            Error::Shortage(_) => libc::EAGAIN,
+            Error::Memory | Error::Panic => libc::ENOMEM,
+            Error::NoNext(_) => libc::EOPNOTSUPP,
+        }
+    }
+}

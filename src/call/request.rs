@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The request of a call: memory to be registered, or a change of a region.
+
+use super::Access;
+use crate::abi::rdma_core::ibv_pd;
+use core::ffi::{c_int, c_void};
+
+/// Memory to be registered.
+#[derive(Clone, Copy, Debug)]
+pub struct Request {
+    pub addr: *mut c_void,
+    pub length: usize,
+    /// The address at which peers reach `addr`.
+    pub iova: u64,
+    pub access: Access,
+}
+
+impl Request {
+    /// A request for memory that peers reach at the memory's own address.
+    #[inline(always)]
+    pub fn at_address(addr: *mut c_void, length: usize, access: Access) -> Request {
+        let iova = addr.addr() as u64;
+        Request {
+            addr,
+            length,
+            iova,
+            access,
+        }
+    }
+}
+
+/// The changes that a program asks for, ibv_rereg_mr(3).
+pub struct Reregistration {
+    pub flags: c_int,
+    pub pd: *mut ibv_pd,
+    pub addr: *mut c_void,
+    pub length: usize,
+    pub access: Access,
+}

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The one door for every call that registers memory or ends a registration. It decides who serves
+//! the call (the kernel, libibverbs or the pool). Its result says how the call was done.
+//!
+//! `capi/` and `fabric/` stand in front of the door, `relaxed/` (the pool) and `mr/` behind it.
+//! While the pool is off, no line of the pool runs for a plain call: each function here first asks
+//! [`pool_is_on`]. The relaxed calls, which are the pool's own, turn it on.
+
+pub mod changes;
+mod deregister;
+mod owners;
+mod past_us;
+mod register;
+mod relaxed_calls;
+mod rereg;
+mod reuse;
+pub mod subscription;
+
+pub use crate::mr::Mr;
+pub use crate::mr::state;
+pub use crate::mr::{plain_memory, reg_dmabuf_mr, reg_other_memory};
+pub use crate::relaxed::foresight;
+pub use deregister::{deregister, unimport_mr};
+pub use owners::{close_device, dealloc_pd, unimport_pd};
+pub use past_us::{close_device_past_us, dealloc_pd_past_us, deregister_past_us};
+pub use register::{register, register_for};
+pub use relaxed_calls::{
+    flush, hit_relaxed, register_relaxed, relaxed_hits, relaxed_totals, release_relaxed,
+};
+pub use rereg::rereg;
+
+use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+static POOL_IS_ON: AtomicBool = AtomicBool::new(false);
+
+/// Whether the pool or the memory monitor has served a call of this process, or of the process that
+/// it was forked from.
+#[inline(always)]
+fn pool_is_on() -> bool {
+    POOL_IS_ON.load(Relaxed)
+}
+
+/// Turns the pool on: a call is about to use it. Only the first call writes, because a store of
+/// each call would move the cache line from processor to processor.
+#[inline(always)]
+fn turn_pool_on() {
+    if !pool_is_on() {
+        POOL_IS_ON.store(true, Relaxed);
+    }
+}
+
+/// The library itself has failed: no region that the pool keeps is used again.
+#[cold]
+pub fn distrust_pool() {
+    if pool_is_on() {
+        crate::relaxed::distrust();
+    }
+}

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Calls of providers to libibverbs' private interface. If a program has looked a call up in
+//! libibverbs by handle, the call passes this library's own functions and comes here.
+//!
+//! # Safety
+//! **Provider's argument:** each `next` is the libibverbs function of the same name. It gets the
+//! argument that the provider passed to that function, unchanged. The provider keeps the function's
+//! contract.
+
+use super::{Mr, pool_is_on, reuse};
+use crate::abi::rdma_core::{ibv_pd, verbs_mr};
+use crate::call::Pd;
+use crate::next;
+use crate::relaxed;
+use core::ffi::{c_int, c_void};
+
+/// A provider deregisters a region, `ibv_cmd_dereg_mr`. If `RDMAMR_CACHE` serves the region, only
+/// this use of it ends, and the provider frees the object. Any other region ends. The pool may have
+/// the same region of the kernel: an imported object can name it. Then the pool neither reuses nor
+/// deregisters that region.
+///
+/// # Safety
+/// `vmr` is NULL, a provider's own object, or an object of this library.
+pub unsafe fn deregister_past_us(vmr: *mut verbs_mr) -> c_int {
+    // SAFETY: this function's caller promises that `vmr` is NULL or an object.
+    let mr = unsafe { Mr::from_c(vmr.cast()) };
+    if mr.is_some_and(reuse::deregister_past_us) {
+        return 0;
+    }
+    let Some(next) = next::CMD_DEREG_MR.get() else {
+        return libc::ENOSYS;
+    };
+    // SAFETY: provider's argument.
+    let dereg = || unsafe { next(vmr) };
+    match mr {
+        Some(mr) if pool_is_on() => relaxed::around_deregister_past_us(mr, dereg),
+        _ => dereg(),
+    }
+}
+
+/// A provider deallocates a domain, `ibv_cmd_dealloc_pd`. Idle regions of the pool must not keep
+/// the domain busy, so the pool deregisters them first.
+///
+/// # Safety
+/// `pd` is NULL or a domain that exists.
+pub unsafe fn dealloc_pd_past_us(pd: *mut ibv_pd) -> c_int {
+    if pool_is_on()
+        // SAFETY: this function's caller promises that `pd` is NULL or exists.
+        && let Some(pd) = unsafe { Pd::from_c(pd) }
+    {
+        relaxed::flush_quietly(pd);
+    }
+    match next::CMD_DEALLOC_PD.get() {
+        // SAFETY: provider's argument.
+        Some(next) => unsafe { next(pd) },
+        None => libc::ENOSYS,
+    }
+}
+
+/// A provider closes a device, `verbs_uninit_context`. The kernel ends the pool's regions with the
+/// device's file, and the next file may get the same number.
+///
+/// # Safety
+/// `verbs_context` is a device that a provider made.
+pub unsafe fn close_device_past_us(verbs_context: *mut c_void) {
+    if pool_is_on() {
+        relaxed::before_close_past_us(verbs_context.expose_provenance());
+    }
+    if let Some(next) = next::UNINIT_CONTEXT.get() {
+        // SAFETY: provider's argument.
+        unsafe { next(verbs_context) }
+    }
+}

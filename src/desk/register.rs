@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Registering, ibv_reg_mr(3). The pool serves the call if the user wants that and the pool can.
+//! Otherwise the call gets a region of its own.
+
+use super::{pool_is_on, reuse};
+use crate::call::{Error, Pd, Registered, Request};
+use crate::config::{Cache, config};
+use crate::mr;
+use crate::relaxed;
+use crate::sys::caller::Caller;
+use core::ffi::CStr;
+use errno::Errno;
+
+/// Registers memory for a program that called the function `entry`.
+#[inline(always)]
+pub fn register_for(
+    pd: Pd,
+    request: &Request,
+    entry: &'static CStr,
+    caller: Caller,
+) -> Result<Registered, Error> {
+    match config().cache {
+        Cache::Off => register(pd, request),
+        cache => reuse::register(cache, pd, request, entry, caller),
+    }
+}
+
+/// Registers memory without the pool: the caller gets a region of its own.
+#[inline(always)]
+pub fn register(pd: Pd, request: &Request) -> Result<Registered, Error> {
+    match mr::register(pd, request) {
+        Err(Error::Kernel(Errno(libc::ENOMEM)) | Error::Next(Errno(libc::ENOMEM)))
+            if pool_is_on() =>
+        {
+            register_again(pd, request)
+        }
+        result => result,
+    }
+}
+
+/// Deregisters the pool's idle regions, which may hold the memory that is short, and registers once
+/// more.
+#[cold]
+fn register_again(pd: Pd, request: &Request) -> Result<Registered, Error> {
+    relaxed::relieve_program();
+    mr::register(pd, request)
+}

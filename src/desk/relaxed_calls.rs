@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The relaxed calls, ibv_reg_mr_relaxed(3), and the relaxed domains of libfabric's family. The
+//! pool serves them. If it cannot, the caller gets a region of its own.
+
+use super::{Mr, pool_is_on, register, turn_pool_on};
+use crate::abi::rdma_core::ibv_mr;
+use crate::call::{Access, Error, How, Pd, Registered, Request};
+use crate::relaxed::{self, Miss, Unserved};
+use crate::report::stats;
+
+/// Registers memory.
+#[inline(always)]
+pub fn register_relaxed(pd: Pd, request: &Request) -> Result<Registered, Error> {
+    match relaxed::hit(pd, request.addr.addr(), request.length, request.access) {
+        Ok(mr) => Ok(Registered::by(How::Hit, mr)),
+        Err(miss) => register_missed(pd, request, miss),
+    }
+}
+
+/// Registers memory after a miss.
+#[cold]
+fn register_missed(pd: Pd, request: &Request, miss: Miss<()>) -> Result<Registered, Error> {
+    turn_pool_on();
+    match relaxed::register(pd, request, miss, false) {
+        Ok(registered) => Ok(registered),
+        Err(Unserved::Because(reason)) => {
+            stats::counters().count(reason);
+            register(pd, request)
+        }
+        Err(Unserved::Failed(error)) => Err(error),
+    }
+}
+
+/// Returns a region of the pool that serves, if there is one. The caller does not need the reason
+/// for a miss.
+#[inline(always)]
+pub fn hit_relaxed(pd: Pd, addr: usize, length: usize, access: Access) -> Option<*mut ibv_mr> {
+    relaxed::hit_here(pd, addr, length, access)
+}
+
+/// Ends the caller's use of a region of the pool. Returns false if `mr` is no such region, or is
+/// not in use.
+#[inline(always)]
+pub fn release_relaxed(mr: Mr) -> bool {
+    // This is a hot path, so it does not ask whether the pool is on: the pool itself finds that
+    // out.
+    relaxed::release(mr)
+}
+
+/// Deregisters the released regions of a domain.
+pub fn flush(pd: Pd) -> Result<(), Error> {
+    if pool_is_on() {
+        relaxed::flush(pd)
+    } else {
+        Ok(())
+    }
+}
+
+/// Returns how many registrations were hits. `counted` returns the hits that the counters have
+/// already.
+pub fn relaxed_hits(counted: impl Fn() -> u64) -> u64 {
+    if pool_is_on() {
+        relaxed::hits(counted)
+    } else {
+        counted()
+    }
+}
+
+/// The idle regions and the sum of their lengths, then the same for the regions in use.
+pub fn relaxed_totals() -> [(u64, u64); 2] {
+    if pool_is_on() {
+        relaxed::totals()
+    } else {
+        Default::default()
+    }
+}

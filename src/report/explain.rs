@@ -1,0 +1,495 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Failures in words: what the call tried, which part refused it, and the likely cause with
+//! figures. The errno stays the refusing part's: this file decides nothing.
+//!
+//! This file allocates nothing: it reads the limits, the maps and the process status through
+//! buffers on the stack.
+
+use super::text::Text;
+use crate::abi::libfabric;
+use crate::call::{Access, Error, Request};
+use crate::sys::pages::{PageRange, page_size};
+use crate::sys::proc;
+use core::cell::{Cell, RefCell};
+use core::ffi::CStr;
+use core::fmt::{self, Write};
+
+/// The object of a call that failed.
+#[derive(Clone, Copy, Debug)]
+pub enum Subject {
+    /// Plain memory to be registered.
+    Memory(Request),
+    /// As `Memory`, but the call had pinned this many other bytes before, and has released them
+    /// since.
+    MoreMemory(Request, u64),
+    /// Memory of another kind (a dma-buf, for example). libibverbs knows more about it than this
+    /// library.
+    OtherMemory,
+    Region,
+    Domain,
+    Device,
+    /// An object about which there is nothing to add.
+    Other,
+}
+
+/// Why a call failed.
+#[derive(Clone, Copy, Debug)]
+pub struct Reason {
+    /// The function that the program called.
+    pub call: &'static str,
+    pub error: Error,
+    pub subject: Subject,
+}
+
+/// The reason of a thread's last failure. The value is initialised at compile time and has no
+/// destructor, so it works throughout a thread's life.
+struct Last {
+    reason: Cell<Option<Reason>>,
+    words: RefCell<Text<1024>>,
+}
+
+thread_local! {
+    static LAST: Last = const {
+        Last { reason: Cell::new(None), words: RefCell::new(Text::new()) }
+    };
+}
+
+/// Remembers why a call of this thread failed.
+pub fn remember(reason: Reason) {
+    LAST.with(|last| last.reason.set(Some(reason)));
+}
+
+/// Returns the reason of this thread's last failure, in words that end with a NUL. To find the
+/// cause takes system calls, so the first request finds it, once.
+pub fn last_in_words() -> *const u8 {
+    LAST.with(|last| {
+        let Ok(mut words) = last.words.try_borrow_mut() else {
+            // A signal handler interrupted this very function, and calls it.
+            return c"".as_ptr().cast();
+        };
+        if let Some(reason) = last.reason.take() {
+            words.clear();
+            reason.write(&mut *words);
+            words.terminate();
+        }
+        words.as_bytes().as_ptr()
+    })
+}
+
+/// As [`last_in_words`], but as text.
+pub fn last_as_text() -> &'static str {
+    // SAFETY: the words end with a NUL and belong to this thread. They change only when a call of
+    // this thread fails again, and their reader does not make one.
+    let words = unsafe { CStr::from_ptr(last_in_words().cast()) };
+    words.to_str().unwrap_or_default()
+}
+
+impl Reason {
+    /// Writes the reason as one sentence or a few.
+    pub fn write(&self, out: &mut impl Write) {
+        let before = errno::errno();
+        // Text that does not fit is cut. Nothing else can fail.
+        let _ = self.try_write(out);
+        errno::set_errno(before);
+    }
+
+    fn try_write(&self, out: &mut impl Write) -> fmt::Result {
+        write!(out, "{}", self.call)?;
+        if let Subject::Memory(request) | Subject::MoreMemory(request, _) = self.subject {
+            let Request {
+                addr,
+                length,
+                iova,
+                access,
+            } = request;
+            write!(out, " of {length} bytes at {addr:p}")?;
+            if iova != addr.addr() as u64 {
+                write!(out, ", iova {iova:#x}")?;
+            }
+            write!(out, ", access {access}")?;
+        }
+        write!(out, ": {}", Name(self.error.errno()))?;
+        match self.error {
+            Error::Argument(what)
+            | Error::Busy(what)
+            | Error::Shortage(what)
+            | Error::Refused(_, what) => {
+                write!(out, ": {what}")
+            }
+            Error::Gone => write!(out, ": the region is deregistered already"),
+            Error::Memory => write!(out, ": no memory for the region's object"),
+            Error::NoNext(symbol) => write!(out, ": no loaded libibverbs has {symbol}"),
+            Error::Panic => write!(
+                out,
+                ": librdmamr itself failed; it now passes everything on"
+            ),
+            Error::Fork(_) => {
+                write!(
+                    out,
+                    " from ibv_dontfork_range: the memory cannot be kept out of children. "
+                )?;
+                write!(
+                    out,
+                    "Each registration may split a mapping (vm.max_map_count)"
+                )
+            }
+            Error::Kernel(errno) => {
+                write!(out, " from the kernel: ")?;
+                self.subject.cause(errno.0, out)
+            }
+            Error::Next(errno) => {
+                write!(out, " from libibverbs: ")?;
+                self.subject.cause(errno.0, out)
+            }
+        }
+    }
+}
+
+impl Subject {
+    /// The likely cause of an errno.
+    fn cause(&self, errno: i32, out: &mut impl Write) -> fmt::Result {
+        match (self, errno) {
+            (Subject::MoreMemory(request, before), libc::ENOMEM) => {
+                no_memory(request, *before, out)
+            }
+            (Subject::Memory(request) | Subject::MoreMemory(request, _), _) => {
+                registration(request, errno, out)
+            }
+            (Subject::OtherMemory, libc::EOPNOTSUPP) => write!(
+                out,
+                "the device, its driver or this libibverbs cannot register memory of that kind"
+            ),
+            (Subject::Region, libc::EINVAL | libc::EBUSY) => write!(
+                out,
+                "a memory window is still bound to the region, or another thread is using it; it stays registered"
+            ),
+            (Subject::Region, libc::ENOENT) => {
+                write!(out, "the kernel does not know the region any more")
+            }
+            (Subject::Domain, libc::EBUSY) => write!(
+                out,
+                "the domain still has regions, queue pairs or other objects"
+            ),
+            (_, libc::EIO) => write!(out, "the device is gone"),
+            (_, libc::EBADF) => write!(out, "the device's file is closed"),
+            _ => write!(out, "no likely cause is known"),
+        }
+    }
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.write(f);
+        Ok(())
+    }
+}
+
+/// The name of an errno, if these calls return that errno.
+struct Name(i32);
+
+#[rustfmt::skip]
+const ERRNOS: &[(i32, &str)] = &[
+    (libc::EPERM, "EPERM"), (libc::ENOENT, "ENOENT"), (libc::EIO, "EIO"), (libc::EBADF, "EBADF"),
+    (libc::EAGAIN, "EAGAIN"), (libc::ENOMEM, "ENOMEM"), (libc::EACCES, "EACCES"), (libc::EFAULT, "EFAULT"),
+    (libc::EBUSY, "EBUSY"), (libc::ENODEV, "ENODEV"), (libc::EINVAL, "EINVAL"), (libc::ENOSYS, "ENOSYS"),
+    (libc::EOPNOTSUPP, "EOPNOTSUPP"), (libc::ENOTTY, "ENOTTY"), (libc::EINTR, "EINTR"),
+    (libc::ENODATA, "ENODATA"), (libc::ECANCELED, "ECANCELED"), (libc::EKEYREJECTED, "EKEYREJECTED"),
+    (libfabric::FI_EOTHER, "FI_EOTHER"), (libfabric::FI_ETOOSMALL, "FI_ETOOSMALL"),
+    (libfabric::FI_EOPBADSTATE, "FI_EOPBADSTATE"), (libfabric::FI_EAVAIL, "FI_EAVAIL"),
+    (libfabric::FI_EBADFLAGS, "FI_EBADFLAGS"), (libfabric::FI_ENOKEY, "FI_ENOKEY"),
+];
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match ERRNOS.iter().find(|row| row.0 == self.0) {
+            Some(row) => f.write_str(row.1),
+            None => write!(f, "errno {}", self.0),
+        }
+    }
+}
+
+/// The likely cause of a refused registration (drivers/infiniband/core/{uverbs_cmd,umem}.c,
+/// mm/gup.c).
+fn registration(request: &Request, errno: i32, out: &mut impl Write) -> fmt::Result {
+    match errno {
+        libc::EINVAL => invalid(request, out),
+        libc::EFAULT => fault(request, out),
+        libc::ENOMEM => no_memory(request, 0, out),
+        libc::EPERM => write!(
+            out,
+            "RLIMIT_MEMLOCK is 0, which forbids pinning memory (ulimit -l, LimitMEMLOCK= of a service)"
+        ),
+        libc::EOPNOTSUPP if request.access.on_demand() => {
+            write!(out, "the device has no on-demand paging for this")
+        }
+        libc::EOPNOTSUPP => write!(
+            out,
+            "the device's driver does not support one of the access flags, or the memory cannot be pinned \
+             for long (a file on a DAX file system)"
+        ),
+        libc::EAGAIN => write!(
+            out,
+            "the limit of the rdma cgroup (rdma.max, hca_object) is reached"
+        ),
+        libc::EIO => write!(
+            out,
+            "the device is gone, or its memory mapping (IOMMU) failed"
+        ),
+        libc::EBADF => write!(out, "the device's file is closed"),
+        libc::ENOENT => write!(out, "the kernel does not know this protection domain"),
+        libc::EBUSY => write!(out, "another thread is deallocating the protection domain"),
+        libc::EACCES => write!(
+            out,
+            "the process changed its credentials after it opened the device"
+        ),
+        _ => write!(out, "no likely cause is known"),
+    }
+}
+
+fn invalid(request: &Request, out: &mut impl Write) -> fmt::Result {
+    let Request {
+        addr,
+        length,
+        iova,
+        access,
+    } = *request;
+    let page = page_size();
+    let (start, offsets) = (addr.addr() as u64, (addr.addr() as u64 % page, iova % page));
+    if offsets.0 != offsets.1 {
+        return write!(
+            out,
+            "iova and address must have the same offset in their page, but their offsets are {:#x} and {:#x}",
+            offsets.1, offsets.0
+        );
+    }
+    if let Some(why) = access.refusal() {
+        return out.write_str(why);
+    }
+    if access.on_demand() {
+        return write!(out, "the device has no on-demand paging for this");
+    }
+    if length == 0 {
+        return write!(out, "the length is 0");
+    }
+    let Some(end) = start.checked_add(length as u64) else {
+        return write!(
+            out,
+            "address and length run past the end of the address space"
+        );
+    };
+    if (end.div_ceil(page) - start / page) > u64::from(u32::MAX) {
+        return write!(out, "the range has more than 2^32 - 1 pages");
+    }
+    if access.intersects(Access::FLUSH_GLOBAL | Access::FLUSH_PERSISTENT) {
+        return write!(
+            out,
+            "the kernel or the device does not know flush access flags"
+        );
+    }
+    write!(
+        out,
+        "the device's driver refuses the address, the length or an access flag"
+    )
+}
+
+/// The size of the memory's hull (its whole pages), in bytes.
+pub fn pinned(start: u64, length: u64) -> u64 {
+    PageRange::hull(start, length).map_or(0, PageRange::bytes)
+}
+
+/// What a call must pin, and what it had pinned before.
+struct Needed {
+    kib: u64,
+    before: u64,
+}
+
+impl fmt::Display for Needed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "this needs {} KiB", self.kib)?;
+        match self.before {
+            0 => Ok(()),
+            before => write!(f, " beside {before} KiB of the same call"),
+        }
+    }
+}
+
+fn no_memory(request: &Request, before: u64, out: &mut impl Write) -> fmt::Result {
+    let needed = Needed {
+        kib: pinned(request.addr.addr() as u64, request.length as u64) / 1024,
+        before: before / 1024,
+    };
+    let status = proc::Status::read();
+    let limit = proc::memlock_limit().map(|bytes| bytes / 1024);
+    match limit {
+        Some(limit)
+            if !status.may_lock
+                && status.pinned_kib.saturating_add(needed.kib + needed.before) > limit =>
+        {
+            write!(
+                out,
+                "RLIMIT_MEMLOCK: {needed}, and {} of {limit} KiB are pinned already (VmPin). \
+             Raise it (ulimit -l, LimitMEMLOCK= of a service) or grant CAP_IPC_LOCK",
+                status.pinned_kib
+            )
+        }
+        _ => {
+            write!(
+                out,
+                "{needed}, {} KiB are pinned (VmPin), ",
+                status.pinned_kib
+            )?;
+            match limit {
+                Some(limit) => write!(out, "RLIMIT_MEMLOCK is {limit} KiB")?,
+                None => write!(out, "RLIMIT_MEMLOCK is unlimited")?,
+            }
+            write!(
+                out,
+                "; the kernel, the device or the memory cgroup ran out of something else"
+            )
+        }
+    }
+}
+
+fn fault(request: &Request, out: &mut impl Write) -> fmt::Result {
+    let start = request.addr.addr() as u64;
+    let end = start.saturating_add(request.length as u64);
+    let for_writing = request.access.pins_for_writing();
+    let mut at = start;
+    let mut trouble = None;
+    proc::each_mapping(|mapping| {
+        if mapping.end <= at {
+            return true;
+        }
+        if mapping.start > at {
+            return false;
+        }
+        trouble = if !mapping.readable && !mapping.writable {
+            Some((at, "is not accessible (PROT_NONE)"))
+        } else if for_writing && !mapping.writable {
+            Some((
+                at,
+                "is mapped read-only, and the access flags need it writable",
+            ))
+        } else if for_writing && mapping.shared && mapping.file {
+            Some((
+                at,
+                "is a shared mapping of a file, which kernels from 6.5 do not pin for writing: \
+                 map it private, use memfd or tmpfs, or register it without write access",
+            ))
+        } else {
+            None
+        };
+        at = mapping.end;
+        trouble.is_none() && at < end
+    });
+    match trouble {
+        Some((at, what)) => write!(out, "memory at {at:#x} {what}"),
+        None if at < end || start == end => write!(out, "nothing is mapped at {at:#x}"),
+        None => write!(
+            out,
+            "all of it is mapped, so part of it has no pages to pin: beyond the end of its file, device \
+             memory (register that as a dma-buf), or read-only shared memory on kernels before 6.2"
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use errno::Errno;
+
+    fn words(error: Error, subject: Subject) -> String {
+        let mut text = String::new();
+        Reason {
+            call: "ibv_reg_mr",
+            error,
+            subject,
+        }
+        .write(&mut text);
+        text
+    }
+
+    fn memory(addr: usize, length: usize, access: u32) -> Subject {
+        Subject::Memory(request(addr, length, access))
+    }
+
+    fn request(addr: usize, length: usize, access: u32) -> Request {
+        let addr = core::ptr::without_provenance_mut(addr);
+        let access = Access::from_bits_retain(access);
+        Request::at_address(addr, length, access)
+    }
+
+    #[test]
+    fn invalid_arguments_are_named() {
+        let einval = Error::Kernel(Errno(libc::EINVAL));
+        for (request, expected) in [
+            (
+                Request {
+                    iova: 0x1010,
+                    ..request(0x1000, 1, 1)
+                },
+                "0x10 and 0x0",
+            ),
+            (request(0x1000, 1, 2), "need local write"),
+            (request(0x1000, 1, 1 << 10), "no kernel knows"),
+            (request(0x1000, 1, 0x41), "no on-demand paging"),
+            (request(0x1000, 0, 1), "length is 0"),
+            (request(0x1000, usize::MAX, 1), "past the end"),
+            (request(0x1000, 1 << 47, 1), "more than 2^32 - 1 pages"),
+            (request(0x1000, 1, 1), "driver refuses"),
+        ] {
+            let text = words(einval, Subject::Memory(request));
+            assert!(text.contains(expected), "{text}");
+            assert!(
+                text.starts_with("ibv_reg_mr of ") && text.contains(": EINVAL from the kernel: "),
+                "{text}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_hole_and_a_read_only_page_are_found() {
+        // SAFETY: a new mapping at an address that the kernel chooses touches no other memory.
+        let map = |protection| unsafe {
+            libc::mmap(
+                core::ptr::null_mut(),
+                4096,
+                protection,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            )
+        };
+        let efault = Error::Kernel(Errno(libc::EFAULT));
+        let read_only = map(libc::PROT_READ).addr();
+        assert!(words(efault, memory(read_only + 8, 8, 1)).contains("read-only"));
+        assert!(words(efault, memory(read_only + 8, 8, 4)).contains("all of it is mapped"));
+        assert!(words(efault, memory(map(libc::PROT_NONE).addr(), 8, 0)).contains("PROT_NONE"));
+        assert!(words(efault, memory(0x1000, 8, 1)).contains("nothing is mapped at 0x1000"));
+    }
+
+    #[test]
+    fn the_limit_is_given_in_figures() {
+        let text = words(Error::Kernel(Errno(libc::ENOMEM)), memory(0x1fff, 2, 1));
+        assert!(
+            text.contains("needs 8 KiB"),
+            "two bytes on two pages: {text}"
+        );
+        assert!(text.contains("RLIMIT_MEMLOCK"), "{text}");
+    }
+
+    #[test]
+    fn an_errno_means_what_the_call_was_about() {
+        let busy = |subject| words(Error::Next(Errno(libc::EBUSY)), subject);
+        assert!(busy(Subject::Region).contains("memory window"));
+        assert!(busy(Subject::Domain).contains("still has regions"));
+        assert!(busy(Subject::OtherMemory).contains("no likely cause"));
+    }
+
+    #[test]
+    fn errno_is_kept() {
+        errno::set_errno(Errno(77));
+        words(Error::Kernel(Errno(libc::EFAULT)), memory(0x1000, 8, 1));
+        assert_eq!(errno::errno(), Errno(77));
+    }
+}

@@ -1,0 +1,361 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The statistics. [`rdmamr_stats`] is their one list: a counter is the position of a field in that
+//! structure, and the JSON that `RDMAMR_STATS` writes has its field names. The C header is
+//! generated from the structure.
+//!
+//! Each thread counts on cache lines of its own, without a locked instruction. A reader adds the
+//! counts up.
+
+use super::text::Text;
+use crate::sys::process::PerProcess;
+use crate::sys::thread;
+use core::fmt::{self, Write};
+use core::sync::atomic::{AtomicU64, Ordering::*};
+
+/// Counts of what the library has done in this process. A forked child starts with all fields 0.
+///
+/// Later versions add fields at the end and never change the existing fields.
+#[repr(C)]
+#[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
+pub struct rdmamr_stats {
+    /// Registrations that the library made by its own call of the kernel.
+    pub reg_kernel: u64,
+    /// Registrations that libibverbs made because the library passed them on: dma-bufs, devices and
+    /// kernels that the library does not serve, and RDMAMR_DISABLE=1.
+    pub reg_next: u64,
+    /// Registrations that failed, in the library or in libibverbs.
+    pub reg_failed: u64,
+    /// Deregistrations that the library made by its own call of the kernel.
+    pub dereg_kernel: u64,
+    /// Deregistrations that libibverbs made, of regions that the library had not made.
+    pub dereg_next: u64,
+    /// Deregistrations that failed, in the library or in libibverbs.
+    pub dereg_failed: u64,
+    /// Regions of the library that are registered and in use now.
+    pub live: u64,
+    /// The sum of the lengths of the regions in `live`, in bytes, modulo 2^64.
+    pub live_bytes: u64,
+    /// Regions of the library that ended without its ibv_dereg_mr: the program deregistered the
+    /// region by a function that it had looked up in libibverbs, or closed the region's device.
+    pub vanished: u64,
+    /// Relaxed registrations that a region of the pool served without a call of the kernel (hits).
+    pub hits: u64,
+    /// Relaxed registrations for which the pool made a new region that it may keep (misses).
+    pub misses: u64,
+    /// Hits on a region that another relaxed registration was using at that moment.
+    pub shared: u64,
+    /// Idle regions now: the pool keeps them registered, and no registration uses them.
+    pub idle: u64,
+    /// The sum of the lengths of the idle regions, in bytes; each length is a whole number of
+    /// pages.
+    pub idle_bytes: u64,
+    /// Regions that the pool deregistered because of ibv_flush_relaxed_mr, ibv_dealloc_pd or
+    /// ibv_close_device.
+    pub flushed_flush: u64,
+    /// Regions that the pool deregistered because more were idle than RDMAMR_RELAXED_MAX_IDLE or
+    /// RDMAMR_RELAXED_MAX_IDLE_BYTES allows.
+    pub flushed_watermark: u64,
+    /// Regions that the pool deregistered because they had been idle for the linger time
+    /// (RDMAMR_RELAXED_LINGER).
+    pub flushed_linger: u64,
+    /// Regions that the pool deregistered because memory was short: a registration had failed with
+    /// ENOMEM, or the machine ran out of free memory.
+    pub flushed_pressure: u64,
+    /// Regions that the pool deregistered because the program changed their memory by a call that
+    /// the library interposes (munmap and its kin).
+    pub flushed_hook: u64,
+    /// Regions that the pool deregistered because userfaultfd reported a change of their memory.
+    pub flushed_event: u64,
+    /// Regions that the pool could not keep, and deregistered, because a change of memory was under
+    /// way when they were registered.
+    pub flushed_fence: u64,
+    /// Regions that the pool deregistered because some of their pages were no longer present
+    /// (RDMAMR_RELAXED_STRICT=1).
+    pub flushed_stamp: u64,
+    /// Regions that the pool withdrew from reuse because of an interposed memory call.
+    pub stale_avoided_hook: u64,
+    /// Regions that the pool withdrew from reuse because of an event of userfaultfd.
+    pub stale_avoided_event: u64,
+    /// Hits that the pool gave up because the kernel said that a change of memory was under way.
+    pub stale_avoided_fence: u64,
+    /// Regions that the pool withdrew from reuse because a page was not present
+    /// (RDMAMR_RELAXED_STRICT=1).
+    pub stale_avoided_stamp: u64,
+    /// The bypassed_ fields count relaxed registrations that the pool does not keep, and plain
+    /// registrations that the pool does not serve although RDMAMR_CACHE is set. This field:
+    /// bypassed because of the access flags (on-demand paging, zero-based, memory windows, huge
+    /// pages; with RDMAMR_CACHE=local also remote access).
+    pub bypassed_access: u64,
+    /// Bypassed because libibverbs serves the device, or because of RDMAMR_DISABLE=1.
+    pub bypassed_device: u64,
+    /// Bypassed because the memory can change unseen (shared mappings that are not sealed, System V
+    /// segments, device memory, memory that another userfaultfd watches).
+    pub bypassed_memory: u64,
+    /// Bypassed because the kernel refuses userfaultfd to this process.
+    pub bypassed_watch: u64,
+    /// Bypassed because the program called ibv_fork_init, or because the process was forked from a
+    /// process that had a pool.
+    pub bypassed_fork: u64,
+    /// Bypassed because the process is short of mappings (vm.max_map_count), or because the pool is
+    /// full.
+    pub bypassed_limit: u64,
+    /// Bypassed because a change of the memory was under way, or because a signal handler
+    /// interrupted the library.
+    pub bypassed_busy: u64,
+    /// Plain registrations under RDMAMR_CACHE only: bypassed because the device's address (iova)
+    /// differs from the address of the memory.
+    pub bypassed_address: u64,
+    /// Plain registrations under RDMAMR_CACHE only: bypassed because the caller is not linked to
+    /// the function but has looked it up.
+    pub bypassed_caller: u64,
+}
+
+/// The number of fields of [`rdmamr_stats`]. All are `u64`.
+const FIELDS: usize = size_of::<rdmamr_stats>() / size_of::<u64>();
+
+impl rdmamr_stats {
+    /// Writes a JSON object that has the fields by name and in order.
+    pub fn write_json(&self, out: &mut impl Write) -> fmt::Result {
+        write!(
+            JsonOfDebug {
+                out,
+                is_inside: false
+            },
+            "{self:?}"
+        )
+    }
+}
+
+impl rdmamr_stats {
+    /// Writes a short table for people: how many registrations the kernel and libibverbs made, and
+    /// each other counter that is not 0.
+    pub fn write_table(&self, out: &mut impl Write) -> fmt::Result {
+        let mut row = |name: &str, cells: [&dyn fmt::Display; 3]| {
+            let [kernel, libibverbs, failed] = cells;
+            writeln!(out, "  {name:<16}{kernel:>14}{libibverbs:>14}{failed:>14}")
+        };
+        row("", [&"by the kernel", &"by libibverbs", &"failed"])?;
+        row(
+            "registered",
+            [&self.reg_kernel, &self.reg_next, &self.reg_failed],
+        )?;
+        row(
+            "deregistered",
+            [&self.dereg_kernel, &self.dereg_next, &self.dereg_failed],
+        )?;
+        let (live, bytes) = (self.live, self.live_bytes);
+        writeln!(out, "  still registered: {live} regions, {bytes} bytes")?;
+        if self.hits + self.misses > 0 {
+            writeln!(
+                out,
+                "  the pool: {} hits, {} misses, {} idle regions with {} bytes",
+                self.hits, self.misses, self.idle, self.idle_bytes
+            )?;
+        }
+        let others = rdmamr_stats {
+            reg_kernel: 0,
+            reg_next: 0,
+            reg_failed: 0,
+            dereg_kernel: 0,
+            dereg_next: 0,
+            dereg_failed: 0,
+            live: 0,
+            live_bytes: 0,
+            hits: 0,
+            misses: 0,
+            idle: 0,
+            idle_bytes: 0,
+            ..*self
+        };
+        let mut names = Text::<2048>::new();
+        others.write_json(&mut names)?;
+        let names = core::str::from_utf8(names.as_bytes()).unwrap_or_default();
+        for field in names.trim_matches(['{', '}', '\n']).split(',') {
+            if let Some((name, value)) = field.split_once(':')
+                && value != "0"
+            {
+                writeln!(out, "  {}: {value}", name.trim_matches('"'))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Turns the output of `#[derive(Debug)]` for a structure of numbers into JSON. A second list of
+/// the field names would have to be kept in step.
+struct JsonOfDebug<'a, W> {
+    out: &'a mut W,
+    /// Whether the writer has passed the structure's name.
+    is_inside: bool,
+}
+
+impl<W: Write> Write for JsonOfDebug<'_, W> {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        for word in text.split_inclusive([' ', ':', ',']) {
+            let name = word.trim_end_matches([' ', ':', ',']);
+            let rest = word[name.len()..].trim_end();
+            self.is_inside |= name.starts_with('{');
+            if !self.is_inside {
+                continue;
+            }
+            if name.starts_with(|first: char| first.is_ascii_alphabetic()) {
+                write!(self.out, "\"{name}\"{rest}")?;
+            } else {
+                write!(self.out, "{name}{rest}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A statistic that only grows, as the position of its field in [`rdmamr_stats`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Counter(usize);
+
+impl Counter {
+    /// The counter whose field has this offset in bytes; for the macro [`counter`].
+    pub const fn at(offset: usize) -> Counter {
+        Counter(offset / size_of::<u64>())
+    }
+}
+
+/// The counter of a field of [`rdmamr_stats`].
+macro_rules! counter {
+    ($field:ident) => {
+        const {
+            $crate::report::stats::Counter::at(core::mem::offset_of!(
+                $crate::report::stats::rdmamr_stats,
+                $field
+            ))
+        }
+    };
+}
+pub(crate) use counter;
+
+/// The first threads have a shard each. All later threads share the last shard.
+const SHARDS: usize = 32;
+
+/// Two cache lines, since processors fetch cache lines in pairs.
+#[repr(align(128))]
+struct Shard([AtomicU64; FIELDS]);
+
+/// The counters of a process.
+pub struct Counters([Shard; SHARDS]);
+
+impl Counters {
+    /// All 0.
+    #[cfg(test)]
+    pub const fn new() -> Self {
+        Counters([const { Shard([const { AtomicU64::new(0) }; FIELDS]) }; SHARDS])
+    }
+
+    /// Adds to a counter.
+    #[inline]
+    pub fn add(&self, thread: thread::Number, counter: Counter, amount: u64) {
+        if let Some(shard) = self.0[..SHARDS - 1].get(thread.index()) {
+            // Only one thread writes to this shard. On x86, LLVM makes the load and the store one
+            // instruction, which a signal cannot divide. Elsewhere a signal handler's count may be
+            // lost.
+            let counter = &shard.0[counter.0];
+            counter.store(counter.load(Relaxed).wrapping_add(amount), Relaxed);
+        } else {
+            self.0[SHARDS - 1].0[counter.0].fetch_add(amount, Relaxed);
+        }
+    }
+
+    /// Adds 1 to a counter, for a thread of the program.
+    #[inline]
+    pub fn count(&self, counter: Counter) {
+        self.add(thread::number(), counter, 1);
+    }
+
+    /// The sum of all shards. Fields that are no counters are 0.
+    pub fn sums(&self) -> rdmamr_stats {
+        let sums: [u64; FIELDS] = core::array::from_fn(|field| self.get(Counter(field)));
+        // SAFETY: the structure has `FIELDS` fields of type `u64` and nothing else, so any such
+        // array is one.
+        unsafe { core::mem::transmute(sums) }
+    }
+
+    /// A counter's value.
+    pub fn get(&self, counter: Counter) -> u64 {
+        self.0.iter().fold(0, |sum, shard| {
+            sum.wrapping_add(shard.0[counter.0].load(Relaxed))
+        })
+    }
+}
+
+static COUNTERS: PerProcess<Counters> = PerProcess::new();
+
+unsafe extern "C" fn forget() {
+    COUNTERS.forget();
+}
+
+/// The counters of this process. The first call makes them. A forked child starts with all counters
+/// 0.
+#[inline]
+pub fn counters() -> &'static Counters {
+    COUNTERS.get_or_make(
+        || {
+            let mut counters = Box::<Counters>::new_uninit();
+            // The code fills the box in place: the counters are larger than the stacks of some
+            // threads.
+            // SAFETY: `new_uninit` gave room for one `Counters`, and all zeros is a valid
+            // `Counters`.
+            unsafe { counters.as_mut_ptr().write_bytes(0, 1) };
+            // SAFETY: the line above has initialised every byte.
+            unsafe { counters.assume_init() }
+        },
+        forget,
+    )
+}
+
+/// The counters of this process, if it has counted anything.
+pub fn existing() -> Option<&'static Counters> {
+    COUNTERS.get()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn json_has_each_field_once_and_in_order() {
+        let mut raw = [0u64; FIELDS];
+        for (n, field) in raw.iter_mut().enumerate() {
+            *field = n as u64;
+        }
+        // SAFETY: the structure has `FIELDS` fields of type `u64` and nothing else.
+        let stats: rdmamr_stats = unsafe { core::mem::transmute(raw) };
+        let mut json = String::new();
+        stats.write_json(&mut json).unwrap();
+        let inside = json
+            .strip_prefix('{')
+            .and_then(|rest| rest.strip_suffix('}'));
+        let fields: Vec<_> = inside.unwrap().split(',').collect();
+        assert_eq!(fields.len(), FIELDS);
+        for (n, field) in fields.iter().enumerate() {
+            let (name, value) = field.split_once(':').unwrap();
+            assert!(name.starts_with('"') && name.ends_with('"') && name.len() > 5);
+            assert_eq!(value, n.to_string());
+        }
+        assert!(json.starts_with("{\"reg_kernel\":0,\"reg_next\":1,"));
+    }
+
+    #[test]
+    fn threads_add_up() {
+        let counters = Counters::new();
+        std::thread::scope(|scope| {
+            for _ in 0..2 * SHARDS {
+                scope.spawn(|| {
+                    for _ in 0..100 {
+                        counters.add(thread::number(), counter!(reg_kernel), 1);
+                    }
+                    counters.add(thread::number(), counter!(dereg_kernel), 30);
+                });
+            }
+        });
+        assert_eq!(counters.get(counter!(reg_kernel)), 200 * SHARDS as u64);
+        assert_eq!(counters.get(counter!(dereg_kernel)), 60 * SHARDS as u64);
+    }
+}

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Text in a buffer of fixed size, for messages that are written where no code may allocate.
+
+use core::fmt;
+
+/// At most `N` bytes of text. Text that does not fit is cut off and ends in "...".
+pub struct Text<const N: usize> {
+    bytes: [u8; N],
+    used: usize,
+}
+
+/// Marks the end of text that was cut.
+const CUT: &[u8] = b"...";
+
+impl<const N: usize> Text<N> {
+    /// An empty text.
+    pub const fn new() -> Self {
+        const { assert!(N > CUT.len()) };
+        Text {
+            bytes: [0; N],
+            used: 0,
+        }
+    }
+
+    /// The text so far.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.bytes[..self.used]
+    }
+
+    /// Ends the text with a NUL, for C. If there is no room, the NUL replaces the last byte.
+    pub fn terminate(&mut self) {
+        self.bytes[self.used.min(N - 1)] = 0;
+    }
+
+    /// Removes the text.
+    pub fn clear(&mut self) {
+        self.used = 0;
+    }
+}
+
+impl<const N: usize> fmt::Write for Text<N> {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        let room = N - self.used;
+        let taken = text.len().min(room);
+        self.bytes[self.used..self.used + taken].copy_from_slice(&text.as_bytes()[..taken]);
+        self.used += taken;
+        if taken < text.len() {
+            self.bytes[N - CUT.len()..].copy_from_slice(CUT);
+            return Err(fmt::Error);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Text;
+    use std::fmt::Write;
+
+    #[test]
+    fn too_much_is_cut_visibly() {
+        let mut text = Text::<8>::new();
+        assert!(text.write_str("12345678").is_ok());
+        assert_eq!(text.as_bytes(), b"12345678");
+        assert!(text.write_str("9").is_err());
+        assert_eq!(text.as_bytes(), b"12345...");
+        text.terminate();
+        assert_eq!(text.as_bytes(), b"12345..\0");
+        text.clear();
+        assert_eq!(text.as_bytes(), b"");
+    }
+}

@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Threads that the C library does not know.
+//!
+//! A thread made by pthread_create would change the program. If main ended by pthread_exit and the
+//! last other thread ended too, the process would not end. malloc and the program would take the
+//! locks of multi-threaded programs from then on. `__libc_single_threaded`, by which we know that
+//! no fence is needed, would be false forever. Helper threads are therefore made by clone(2), on
+//! memory of their own. Of their thread-local storage only errno is valid, so the code that they
+//! run must use no other: no malloc, no thread_local, no panic and nothing of std. It must also
+//! call no function that another library may replace, such as read or ioctl. Atomics and syscall(2)
+//! remain.
+//!
+//! Helper threads block all signals. Like any thread that glibc does not know, they keep the
+//! credentials that the process had at their start if the process changes its user later (see
+//! docs/limits.md).
+
+use super::process::FAR_AWAY;
+use super::{signals, thread};
+use core::ffi::{c_int, c_void};
+use core::ptr::{null_mut, with_exposed_provenance_mut};
+use core::sync::atomic::{AtomicU32, Ordering::*};
+
+const STACK: usize = 64 << 10;
+const GUARD: usize = 64 << 10;
+
+/// More than glibc keeps about a thread, on either side of the thread pointer.
+const ABOUT: usize = 16 << 10;
+
+/// Starts a thread that runs `run` with `argument` forever. False if no thread could be made.
+///
+/// # Safety
+/// `run` keeps the module's rules, and the target of `argument` is never freed.
+pub unsafe fn start(run: extern "C" fn(*mut c_void) -> c_int, argument: *mut c_void) -> bool {
+    // SAFETY: `run` keeps the module's rules, and the target of `argument` is never freed.
+    unsafe { start_ending(run, argument) }.is_some()
+}
+
+/// A thread that ends. If nobody joins it, its memory stays mapped.
+pub struct Ending {
+    memory: *mut c_void,
+    size: usize,
+}
+
+/// Starts a thread that runs `run` with `argument`, to be joined. `None` if no thread could be
+/// made.
+///
+/// # Safety
+/// `run` keeps the module's rules, and the target of `argument` lives until `run` returns.
+pub unsafe fn start_ending(
+    run: extern "C" fn(*mut c_void) -> c_int,
+    argument: *mut c_void,
+) -> Option<Ending> {
+    // SAFETY: __errno_location has no preconditions.
+    let errno = unsafe { libc::__errno_location() }.addr();
+    let pointer = thread::pointer();
+    let below = (pointer.saturating_sub(errno) + ABOUT).next_multiple_of(4096);
+    let above = (errno.saturating_sub(pointer) + ABOUT).next_multiple_of(4096);
+    let size = GUARD + STACK + below + above;
+    let memory = map(size)?;
+    // SAFETY: the page is the start of the new mapping, below the stack.
+    unsafe { libc::syscall(libc::SYS_mprotect, memory, GUARD, libc::PROT_NONE) };
+    let stack = memory.wrapping_byte_add(GUARD + STACK);
+    let tls = stack.wrapping_byte_add(below);
+    // x86-64 reads the thread pointer itself from its first and third word; other architectures
+    // ignore these words.
+    for word in [0, 2] {
+        // SAFETY: `above` bytes follow the pointer.
+        unsafe { tls.cast::<*mut c_void>().wrapping_add(word).write(tls) };
+    }
+    let thread = Ending { memory, size };
+    let running = thread.running().as_ptr().cast::<c_int>();
+    let blocked = signals::block();
+    let flags = libc::CLONE_VM
+        | libc::CLONE_FS
+        | libc::CLONE_FILES
+        | libc::CLONE_SIGHAND
+        | libc::CLONE_THREAD
+        | libc::CLONE_SYSVSEM
+        | libc::CLONE_SETTLS
+        | libc::CLONE_PARENT_SETTID
+        | libc::CLONE_CHILD_CLEARTID;
+    // SAFETY: the stack belongs to the new thread alone, and `run` keeps the module's rules.
+    let number = unsafe { libc::clone(run, stack, flags, argument, running, tls, running) };
+    signals::restore(blocked);
+    if number < 0 {
+        thread.unmap();
+        return None;
+    }
+    Some(thread)
+}
+
+impl Ending {
+    /// The thread's number while it runs. When the thread has left its stack for good, the kernel
+    /// sets the word to 0 and wakes the waiters. The word is in the last bytes of the memory, which
+    /// the thread does not use.
+    fn running(&self) -> &AtomicU32 {
+        let last = self.size - size_of::<AtomicU32>();
+        // SAFETY: the word is inside the mapping, aligned, and only ever used as an atomic.
+        unsafe { &*self.memory.wrapping_byte_add(last).cast() }
+    }
+
+    /// Waits for the thread's end.
+    pub fn join(self) {
+        let running = self.running();
+        loop {
+            let number = running.load(Acquire);
+            if number == 0 {
+                break;
+            }
+            // Not FUTEX_PRIVATE: the kernel's wake at a thread's end is not private.
+            // SAFETY: the word is readable, and the call writes nothing.
+            unsafe {
+                libc::syscall(
+                    libc::SYS_futex,
+                    running.as_ptr(),
+                    libc::FUTEX_WAIT,
+                    number,
+                    null_mut::<c_void>(),
+                )
+            };
+        }
+        self.unmap();
+    }
+
+    fn unmap(self) {
+        // SAFETY: `start_ending` mapped the memory; the thread either never started or has ended.
+        unsafe { unmap(self.memory, self.size) };
+    }
+}
+
+/// Maps memory of our own, far from the program's. This function and `unmap` make bare system
+/// calls: this library's own mmap and munmap must not see them, since they may be the callers.
+pub fn map(size: usize) -> Option<*mut c_void> {
+    /// The next place: each mapping gets a place of its own while the kernel has room there.
+    static PLACE: AtomicU32 = AtomicU32::new(0);
+    const PLACES: u32 = 4096;
+    const APART: usize = 1 << 20;
+    let place = (PLACE.fetch_add(1, Relaxed) % PLACES) as usize;
+    let (no_file, offset) = (-1isize, 0usize);
+    // SAFETY: the call makes a new mapping and touches no other.
+    let memory = unsafe {
+        libc::syscall(
+            libc::SYS_mmap,
+            FAR_AWAY - (place + 1) * APART,
+            size,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+            no_file,
+            offset,
+        )
+    };
+    (memory != -1).then(|| with_exposed_provenance_mut(memory as usize))
+}
+
+/// Unmaps memory of [`map`].
+///
+/// # Safety
+/// [`map`] returned `memory` for that size, and nobody uses the memory any more.
+pub unsafe fn unmap(memory: *mut c_void, size: usize) {
+    // SAFETY: `map` returned this memory, and nobody uses it any more (this function's contract).
+    unsafe { libc::syscall(libc::SYS_munmap, memory, size) };
+}
+
+/// Names the calling thread, for tools that show the process's threads.
+pub fn set_name(name: &core::ffi::CStr) {
+    // SAFETY: the name ends with a NUL.
+    unsafe { libc::prctl(libc::PR_SET_NAME, name.as_ptr()) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    extern "C" fn add(argument: *mut c_void) -> c_int {
+        // SAFETY: the argument is the test's counter, and the test waits for this thread.
+        unsafe { &*argument.cast::<AtomicU32>() }.fetch_add(1, Relaxed);
+        0
+    }
+
+    #[test]
+    fn what_a_thread_has_done_is_seen_after_its_end() {
+        let count = AtomicU32::new(0);
+        for _ in 0..50 {
+            let argument = count.as_ptr().cast();
+            // SAFETY: `add` only counts, and the counter outlives the thread.
+            let threads = [(); 2].map(|()| unsafe { start_ending(add, argument) });
+            for thread in threads {
+                thread.unwrap().join();
+            }
+        }
+        assert_eq!(count.into_inner(), 100);
+    }
+}

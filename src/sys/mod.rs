@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! This process and its kernel, as the library uses them: one copy of each facility.
+//!
+//! Not here: anything of RDMA.
+
+pub mod append;
+pub mod caller;
+pub mod clock;
+pub mod futex;
+pub mod helper_thread;
+pub mod loaded_files;
+pub mod pages;
+pub mod proc;
+pub mod process;
+pub mod signals;
+pub mod symbols;
+pub mod thread;

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Whole pages: the unit that the kernel pins, and so the unit that a region of the pool covers.
+
+use core::num::NonZeroUsize;
+use once_cell::race::OnceNonZeroUsize;
+
+/// The size of a page in bytes. The kernel is asked once.
+#[inline(always)]
+pub fn page_size() -> u64 {
+    // x86-64 has a single base page size; on other architectures the kernel was built with one of
+    // several.
+    if cfg!(target_arch = "x86_64") {
+        return 4096;
+    }
+    static SIZE: OnceNonZeroUsize = OnceNonZeroUsize::new();
+    let ask = || {
+        // SAFETY: sysconf has no preconditions.
+        let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+        NonZeroUsize::new(size as usize).unwrap_or(NonZeroUsize::MIN.saturating_add(4095))
+    };
+    SIZE.get_or_init(ask).get() as u64
+}
+
+/// Addresses from `start` up to `end`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PageRange {
+    pub start: u64,
+    pub end: u64,
+}
+
+impl PageRange {
+    /// The whole pages that hold the memory. `None` if the length is 0 or the memory runs past the
+    /// last page.
+    #[inline(always)]
+    pub fn hull(addr: u64, length: u64) -> Option<PageRange> {
+        let page = page_size();
+        let end = addr.checked_add(length)?.checked_add(page - 1)? & !(page - 1);
+        let start = addr & !(page - 1);
+        (length > 0).then_some(PageRange { start, end })
+    }
+
+    /// The length in bytes.
+    pub fn bytes(self) -> u64 {
+        self.end - self.start
+    }
+
+    /// The length in pages.
+    #[inline(always)]
+    pub fn pages(self) -> u64 {
+        self.bytes() / page_size()
+    }
+
+    /// Whether the ranges share an address.
+    pub fn overlaps(self, other: PageRange) -> bool {
+        self.start < other.end && other.start < self.end
+    }
+
+    /// The addresses that both ranges share, if any.
+    pub fn common(self, other: PageRange) -> Option<PageRange> {
+        self.overlaps(other).then(|| PageRange {
+            start: self.start.max(other.start),
+            end: self.end.min(other.end),
+        })
+    }
+
+    /// Whether `other` lies within this range.
+    #[inline(always)]
+    pub fn contains(self, other: PageRange) -> bool {
+        self.start <= other.start && other.end <= self.end
+    }
+
+    /// The range, extended to multiples of `unit`, a power of two.
+    pub fn extended(self, unit: u64) -> PageRange {
+        PageRange {
+            start: self.start & !(unit - 1),
+            end: self.end.saturating_add(unit - 1) & !(unit - 1),
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hulls() {
+        let page = page_size();
+        let hull = |addr, length| PageRange::hull(addr, length).map(|hull| (hull.start, hull.end));
+        assert_eq!(hull(page + 1, 1), Some((page, 2 * page)));
+        assert_eq!(hull(page, page), Some((page, 2 * page)));
+        assert_eq!(hull(2 * page - 1, 2), Some((page, 3 * page)));
+        assert_eq!(hull(page, 0), None);
+        assert_eq!(hull(u64::MAX - 10, 11), None);
+        assert_eq!(hull(u64::MAX - 10, 12), None);
+        assert_eq!(
+            hull(u64::MAX - 2 * page, 5),
+            Some((0u64.wrapping_sub(3 * page), !(page - 1)))
+        );
+    }
+
+    #[test]
+    fn ranges() {
+        let range = |start, end| PageRange { start, end };
+        assert!(range(1, 3).overlaps(range(2, 9)) && !range(1, 3).overlaps(range(3, 9)));
+        assert!(range(1, 9).contains(range(1, 9)) && !range(2, 9).contains(range(1, 3)));
+        assert_eq!(range(5, 17).extended(8), range(0, 24));
+        assert_eq!(range(1, 5).common(range(3, 9)), Some(range(3, 5)));
+        assert_eq!(range(1, 5).common(range(5, 9)), None);
+    }
+}

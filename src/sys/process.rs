@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! A value that each process has for itself: a forked child finds no value, whatever its parent
+//! had.
+//!
+//! A child must not touch its parent's state: regions are registered for the parent's memory, and a
+//! lock may have been held by a thread that does not exist in the child. The pointer to such a
+//! value therefore lies on a page that the kernel gives to a child as zeros (MADV_WIPEONFORK, Linux
+//! 4.14). The child starts anew at its first use. The cost is one load, and nothing runs at the
+//! fork.
+
+use core::ptr::null_mut;
+use core::sync::atomic::{AtomicPtr, Ordering::*};
+
+/// The address for our own mappings if the kernel has room there. It is far from the program's
+/// mappings, so that none of ours fills a hole that the program has just made.
+pub const FAR_AWAY: usize = 0x2d72_0000_0000;
+
+/// The largest page size that a kernel of this architecture may have.
+const PAGE_SIZE: usize = if cfg!(target_arch = "aarch64") {
+    65536
+} else {
+    4096
+};
+
+/// A value of each process, as a static. The static fills a page of .bss. A mapping made when
+/// needed could fill a hole that the program has just made, and change what a later call finds
+/// there.
+#[repr(C)]
+#[cfg_attr(target_arch = "aarch64", repr(align(65536)))]
+#[cfg_attr(not(target_arch = "aarch64"), repr(align(4096)))]
+pub struct PerProcess<T: 'static> {
+    value: AtomicPtr<T>,
+    rest: [u8; PAGE_SIZE - size_of::<usize>()],
+}
+const _: () = assert!(align_of::<PerProcess<u8>>() == PAGE_SIZE);
+const _: () = assert!(size_of::<PerProcess<u8>>() == PAGE_SIZE);
+
+impl<T: Sync> PerProcess<T> {
+    /// No value.
+    #[allow(clippy::new_without_default, reason = "a static needs a const fn")]
+    pub const fn new() -> Self {
+        PerProcess {
+            value: AtomicPtr::new(null_mut()),
+            rest: [0; PAGE_SIZE - size_of::<usize>()],
+        }
+    }
+
+    /// The value of this process, if there is one.
+    #[inline]
+    pub fn get(&'static self) -> Option<&'static T> {
+        // SAFETY: the pointer is null or to a box that `make` leaked in this process.
+        unsafe { self.value.load(Acquire).as_ref() }
+    }
+
+    /// The value of this process; `make` makes it if there is none. `forget` calls
+    /// [`PerProcess::forget`]: it runs in children if the kernel does not wipe pages.
+    #[inline]
+    pub fn get_or_make(
+        &'static self,
+        make: fn() -> Box<T>,
+        forget: unsafe extern "C" fn(),
+    ) -> &'static T {
+        self.get().unwrap_or_else(|| self.make(make, forget))
+    }
+
+    /// A separate function that itself calls `make`: a value is larger than some threads' stacks,
+    /// and a mere lookup must not reserve stack space for it.
+    #[cold]
+    #[inline(never)]
+    fn make(&'static self, make: fn() -> Box<T>, forget: unsafe extern "C" fn()) -> &'static T {
+        let new = Box::into_raw(make());
+        // SAFETY: the box was just leaked.
+        let published = self.publish(unsafe { &*new }, forget);
+        if !core::ptr::eq(published, new) {
+            // SAFETY: `new` was not published, so no other thread knows it.
+            drop(unsafe { Box::from_raw(new) });
+        }
+        published
+    }
+
+    /// The value of this process; publishes `value` if there is none.
+    pub fn publish(&'static self, value: &'static T, forget: unsafe extern "C" fn()) -> &'static T {
+        let page = (&raw const *self).cast_mut().cast();
+        // SAFETY: the page is whole, belongs to this static, and holds nothing else.
+        if unsafe { libc::madvise(page, PAGE_SIZE, libc::MADV_WIPEONFORK) } != 0 {
+            // Linux before 4.14, or larger pages: a fork handler clears the pointer.
+            // SAFETY: the handler is a function of this library, which is never unloaded.
+            unsafe { libc::pthread_atfork(None, None, Some(forget)) };
+        }
+        let value: *const T = value;
+        let exchanged = self
+            .value
+            .compare_exchange(null_mut(), value.cast_mut(), AcqRel, Acquire);
+        let published = match exchanged {
+            Ok(_) => value,
+            Err(other) => other,
+        };
+        // SAFETY: a published value is never freed.
+        unsafe { &*published }
+    }
+
+    /// Drops the pointer, as if no value had been made.
+    pub fn forget(&self) {
+        self.value.store(null_mut(), Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::PerProcess;
+
+    static NUMBER: PerProcess<u32> = PerProcess::new();
+
+    unsafe extern "C" fn forget() {
+        NUMBER.forget();
+    }
+
+    #[test]
+    fn a_child_has_none_of_its_parents() {
+        assert_eq!(NUMBER.get(), None);
+        assert_eq!(NUMBER.get_or_make(|| Box::new(7), forget), &7);
+        assert_eq!(NUMBER.get_or_make(|| Box::new(8), forget), &7);
+        // SAFETY: the child calls no function that could wait for another thread's lock.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let status = NUMBER.get().map_or(42, |_| 1);
+            // SAFETY: _exit ends the child.
+            unsafe { libc::_exit(status) };
+        }
+        let mut status = 0;
+        // SAFETY: the status is writable.
+        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+        assert_eq!(libc::WEXITSTATUS(status), 42);
+        assert_eq!(NUMBER.get(), Some(&7));
+    }
+}

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Looking up symbols of other libraries, dlsym(3). Each lookup is idempotent: threads need not
+//! wait for each other, and a signal handler may interrupt a lookup.
+//!
+//! The dynamic linker takes locks, so a lookup must not run where a fork or an interposed memory
+//! call can reach it.
+
+use core::ffi::{CStr, c_int, c_void};
+use core::marker::PhantomData;
+use core::num::NonZeroUsize;
+use core::ptr::with_exposed_provenance;
+use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+/// Where to look for a symbol.
+#[derive(Clone, Copy)]
+pub enum Scope {
+    /// The libraries that were loaded after this one.
+    Next,
+    /// The program and all libraries that it was started with, in their order.
+    Program,
+    /// One library.
+    In(Library),
+}
+
+/// The symbol's address; with a version, the address of that version node.
+pub fn find(scope: Scope, name: &CStr, version: Option<&CStr>) -> Option<NonZeroUsize> {
+    let handle = match scope {
+        Scope::Next => libc::RTLD_NEXT,
+        Scope::Program => libc::RTLD_DEFAULT,
+        Scope::In(library) => library.0,
+    };
+    let address = match version {
+        // SAFETY: both strings end with a NUL, and every handle of `Scope` is valid.
+        Some(version) => unsafe { libc::dlvsym(handle, name.as_ptr(), version.as_ptr()) },
+        // SAFETY: the string ends with a NUL, and every handle of `Scope` is valid.
+        None => unsafe { libc::dlsym(handle, name.as_ptr()) },
+    };
+    NonZeroUsize::new(address.expose_provenance())
+}
+
+/// A loaded library. It stays loaded.
+#[derive(Clone, Copy)]
+pub struct Library(*mut c_void);
+
+/// Whether to load a library that is not loaded yet.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Load {
+    IfNeeded,
+    Never,
+}
+
+impl Library {
+    /// The library with that file name. From now on nobody can unload it.
+    pub fn keep(file: &CStr, load: Load) -> Option<Library> {
+        let only_loaded = match load {
+            Load::IfNeeded => 0,
+            Load::Never => libc::RTLD_NOLOAD,
+        };
+        Library::open(file, libc::RTLD_NODELETE | only_loaded)
+    }
+
+    /// Looks a symbol up in the library with that file name, if the library is loaded.
+    pub fn find_in(file: &CStr, name: &CStr) -> Option<NonZeroUsize> {
+        let library = Library::open(file, libc::RTLD_NOLOAD)?;
+        let found = find(Scope::In(library), name, None);
+        // SAFETY: `open` returned this handle to this function alone. Other handles keep the
+        // library loaded.
+        unsafe { libc::dlclose(library.0) };
+        found
+    }
+
+    fn open(file: &CStr, mode: c_int) -> Option<Library> {
+        let mode = libc::RTLD_LAZY | libc::RTLD_LOCAL | mode;
+        // SAFETY: the name ends with a NUL. The libraries of `next.rs` are made to be loaded at run
+        // time.
+        let library = unsafe { libc::dlopen(file.as_ptr(), mode) };
+        (!library.is_null()).then_some(Library(library))
+    }
+}
+
+/// A function of another library, once a lookup has found it.
+pub struct Function<F> {
+    address: AtomicUsize,
+    signature: PhantomData<F>,
+}
+
+impl<F: Copy> Function<F> {
+    /// A function that no lookup has found yet.
+    ///
+    /// # Safety
+    /// `F` is a function pointer type, and `set` gets only addresses of functions of this type.
+    pub const unsafe fn new() -> Self {
+        const { assert!(size_of::<F>() == size_of::<usize>()) };
+        Function {
+            address: AtomicUsize::new(0),
+            signature: PhantomData,
+        }
+    }
+
+    /// The function, if a lookup has found it.
+    #[inline(always)]
+    pub fn get(&self) -> Option<F> {
+        let address = NonZeroUsize::new(self.address.load(Relaxed))?;
+        let pointer = with_exposed_provenance::<c_void>(address.get());
+        // SAFETY: `new` was promised that a function of type `F` is at this address.
+        Some(unsafe { core::mem::transmute_copy(&pointer) })
+    }
+
+    /// Records the result of a lookup.
+    pub fn set(&self, address: Option<NonZeroUsize>) {
+        self.address
+            .store(address.map_or(0, NonZeroUsize::get), Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_function_is_found_and_called() {
+        // SAFETY: the type is that of getppid(2).
+        let function: Function<unsafe extern "C" fn() -> c_int> = unsafe { Function::new() };
+        assert!(function.get().is_none());
+        function.set(find(Scope::Program, c"getppid", None));
+        // SAFETY: getppid(2) has no preconditions.
+        let parent = function.get().map(|getppid| unsafe { getppid() });
+        // SAFETY: getppid(2) has no preconditions.
+        assert_eq!(parent, Some(unsafe { libc::getppid() }));
+        assert_eq!(
+            find(Scope::Program, c"there_is_no_such_function", None),
+            None
+        );
+        assert_eq!(
+            Library::find_in(c"there_is_no_such_library.so", c"getppid"),
+            None
+        );
+    }
+}

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The state of the calling thread: its number, and whether it is inside the map of devices.
+//!
+//! All of it is constant-initialised and has no destructor, so it works at any time: in a
+//! constructor of another library, in a signal handler, after the thread's own destructors have
+//! run.
+
+use core::cell::Cell;
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::*, compiler_fence};
+
+struct Thread {
+    inside: AtomicBool,
+    number: Cell<u32>,
+    /// The process that asked the kernel for the thread's number, and that number.
+    id: Cell<(usize, u32)>,
+}
+
+const NO_NUMBER: u32 = u32::MAX;
+
+thread_local! {
+    static THREAD: Thread = const {
+        Thread {
+            inside: AtomicBool::new(false),
+            number: Cell::new(NO_NUMBER),
+            id: Cell::new((0, 0)),
+        }
+    };
+}
+
+/// Held while this thread holds a lock of the map of devices. A signal handler that interrupts the
+/// thread and calls us would wait forever for the thread's own lock; it finds [`is_inside`] true
+/// and passes the call on.
+pub struct Inside(());
+
+/// Marks this thread as inside until the value is dropped.
+#[inline]
+pub fn enter() -> Inside {
+    THREAD.with(|thread| thread.inside.store(true, Relaxed));
+    // The handler runs on this very thread, so only the compiler could reorder what it sees.
+    compiler_fence(SeqCst);
+    Inside(())
+}
+
+impl Drop for Inside {
+    #[inline]
+    fn drop(&mut self) {
+        compiler_fence(SeqCst);
+        THREAD.with(|thread| thread.inside.store(false, Relaxed));
+    }
+}
+
+/// Whether this thread was interrupted while it was inside.
+#[inline]
+pub fn is_inside() -> bool {
+    THREAD.with(|thread| thread.inside.load(Relaxed))
+}
+
+/// This thread's number in the kernel. Each process asks for it once: `process` is a number unique
+/// to this process.
+pub fn id(process: usize) -> u32 {
+    THREAD.with(|thread| {
+        if thread.id.get().0 != process {
+            // SAFETY: gettid takes no arguments.
+            let id = unsafe { libc::syscall(libc::SYS_gettid) } as u32;
+            thread.id.set((process, id));
+        }
+        thread.id.get().1
+    })
+}
+
+/// The thread pointer, which identifies this thread as long as it runs. A later thread may have the
+/// same value. Reading it takes one instruction; a thread-local variable of a library that may be
+/// loaded late takes a call.
+#[inline(always)]
+pub fn pointer() -> usize {
+    let pointer: usize;
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: the ABI keeps the thread pointer at its own address, segment fs.
+    unsafe {
+        core::arch::asm!("mov {}, fs:0", out(reg) pointer, options(nostack, pure, readonly, preserves_flags));
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: the instruction reads a register that user space may read.
+    unsafe {
+        core::arch::asm!("mrs {}, tpidr_el0", out(reg) pointer, options(nostack, pure, nomem, preserves_flags));
+    }
+    #[cfg(target_arch = "riscv64")]
+    // SAFETY: the ABI keeps the thread pointer in register `tp`.
+    unsafe {
+        core::arch::asm!("mv {}, tp", out(reg) pointer, options(nostack, pure, nomem, preserves_flags));
+    }
+    pointer
+}
+
+/// A thread's number: threads are numbered in the order of their first call.
+#[derive(Clone, Copy)]
+pub struct Number(u32);
+
+impl Number {
+    /// The number of the pool's helper threads, which have no thread-local variables to keep a
+    /// number in. It shares its counters with threads that came late.
+    pub const HELPER: Number = Number(NO_NUMBER >> 1);
+
+    /// The number as an index.
+    #[inline]
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// This thread's number.
+#[inline]
+pub fn number() -> Number {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    THREAD.with(|thread| {
+        if thread.number.get() == NO_NUMBER {
+            thread
+                .number
+                .set(NEXT.fetch_add(1, Relaxed) & (NO_NUMBER >> 1));
+        }
+        Number(thread.number.get())
+    })
+}

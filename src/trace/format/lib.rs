@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The file that `RDMAMR_TRACE` names, rdmamr_trace(5). The library writes it, the program `rdmamr`
+//! reads it, and both are built with this package.
+//!
+//! A file is a sequence of blocks, each a [`Header`] and `length` bytes. A process writes a block
+//! by one write() to the end of the file, so several processes may share a file, and a killed
+//! process leaves whole blocks. Numbers are little-endian. A reader skips kinds of blocks that it
+//! does not know, and fields that a later version has added to the end of a header. `version`
+//! changes if skipping would not do.
+
+#![allow(missing_docs, reason = "numbers of calls are named after the calls")]
+
+/// The first bytes of a block.
+pub const MAGIC: [u8; 8] = *b"RDMAMRTR";
+/// The version of the format.
+pub const VERSION: u16 = 1;
+
+/// The beginning of each block.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Header {
+    pub magic: [u8; 8],
+    pub version: u16,
+    /// A value of [`kind`].
+    pub kind: u16,
+    /// The length of this header.
+    pub header: u32,
+    /// How many bytes follow the header.
+    pub length: u32,
+    /// The process that wrote the block.
+    pub pid: u32,
+    /// When that process began to write, CLOCK_REALTIME in ns. Together with the pid it identifies
+    /// the process.
+    pub process: u64,
+    /// The number of blocks of the process before this one.
+    pub sequence: u64,
+    /// The number of calls of the process so far for which no buffer had room.
+    pub dropped: u64,
+}
+const _: () = assert!(size_of::<Header>() == 48);
+
+impl Header {
+    /// The header of a block that is not written yet.
+    pub const NONE: Header = Header {
+        magic: MAGIC,
+        version: VERSION,
+        kind: kind::CALLS,
+        header: size_of::<Header>() as u32,
+        length: 0,
+        pid: 0,
+        process: 0,
+        sequence: 0,
+        dropped: 0,
+    };
+}
+
+/// Kinds of blocks.
+pub mod kind {
+    /// The first block of a process: a [`super::Start`], then the command line, whose arguments
+    /// each end with a NUL.
+    pub const START: u16 = 1;
+    /// The addresses of code, in lines of text, `START END BIAS PATH`, with hexadecimal numbers.
+    /// `START` and `END` are the addresses of a mapping. An address in it minus `BIAS` is the
+    /// address in the file's own terms. A later block replaces an earlier one.
+    pub const MODULES: u16 = 2;
+    /// [`super::Call`]s, in the order in which threads found room: sort them by their time.
+    pub const CALLS: u16 = 3;
+    /// A `u32`, the number of a reason, then the reason in words.
+    pub const REASON: u16 = 4;
+    /// The last block of a process that ended in order: a `u64`, CLOCK_MONOTONIC in ns.
+    pub const END: u16 = 5;
+    /// A [`super::PoolSettings`], written at the first registration that succeeds.
+    pub const POOL: u16 = 6;
+    /// Memory that the pool would not keep: a `u64`, CLOCK_MONOTONIC in ns, then two `u64` for each
+    /// range, its start and its end. It replaces the same process's earlier list.
+    pub const UNKEPT: u16 = 7;
+}
+
+/// The pool's settings and limits in a process.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct PoolSettings {
+    /// The sum of some values of [`pool`].
+    pub flags: u64,
+    /// How long the pool keeps an idle region, in ms: without remote rights, and with them.
+    pub linger_local: u64,
+    pub linger_remote: u64,
+    /// The most regions that the pool keeps idle, and the most bytes.
+    pub most_regions: u64,
+    pub most_bytes: u64,
+}
+const _: () = assert!(size_of::<PoolSettings>() == 40);
+
+/// Bits of [`PoolSettings::flags`].
+pub mod pool {
+    /// userfaultfd(2) is refused, so the pool keeps no idle region.
+    pub const CANNOT_WATCH: u64 = 1;
+    /// No limit on pinned memory applies, so a region may serve a part of its pages.
+    pub const PINS_ALL: u64 = 2;
+    /// Each registration with remote rights gets a new key, so the pool serves none of them.
+    pub const FRESH_KEYS: u64 = 4;
+}
+
+/// The facts about a process.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Start {
+    /// CLOCK_MONOTONIC and CLOCK_REALTIME at the same moment, in ns.
+    pub monotonic: u64,
+    pub realtime: u64,
+    /// The size of a page in bytes.
+    pub page: u64,
+}
+const _: () = assert!(size_of::<Start>() == 24);
+
+/// A call.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Call {
+    /// When the call began, CLOCK_MONOTONIC in ns.
+    pub time: u64,
+    /// How long the call took, in ns; at most 2^32 - 1.
+    pub duration: u32,
+    /// A value of [`call`].
+    pub call: u8,
+    /// A value of [`how`].
+    pub how: u8,
+    /// 0 if the call succeeded; otherwise the errno, or libfabric's code.
+    pub errno: u16,
+    /// The address of the protection domain.
+    pub pd: u64,
+    /// The memory: for a registration as the program asked for it, for a deregistration the
+    /// region's.
+    pub addr: u64,
+    pub length: u64,
+    /// The access flags of the call: `IBV_ACCESS_...`, or `FI_...` for libfabric's calls.
+    pub access: u32,
+    /// The region's lkey. With the domain it identifies the region until the region's
+    /// deregistration.
+    pub lkey: u32,
+    /// The call's return address.
+    pub caller: u64,
+    /// The thread's number in the kernel.
+    pub thread: u32,
+    /// For a failed call, the number of its [`kind::REASON`], or 0. For a plain registration that
+    /// succeeded, a value of [`unserved`].
+    pub reason: u32,
+}
+const _: () = assert!(size_of::<Call>() == 64);
+
+/// The function that was called.
+pub mod call {
+    /// Names, by number.
+    pub const NAMES: [&str; 15] = [
+        "",
+        "ibv_reg_mr",
+        "ibv_reg_mr_iova",
+        "ibv_reg_mr_iova2",
+        "ibv_reg_mr_ex",
+        "ibv_reg_dmabuf_mr",
+        "ibv_rereg_mr",
+        "ibv_dereg_mr",
+        "ibv_reg_mr_relaxed",
+        "ibv_dereg_mr_relaxed",
+        "fi_mr_reg",
+        "fi_mr_regv",
+        "fi_mr_regattr",
+        "fi_close",
+        "pool",
+    ];
+    pub const REG_MR: u8 = 1;
+    pub const REG_MR_IOVA: u8 = 2;
+    pub const REG_MR_IOVA2: u8 = 3;
+    pub const REG_MR_EX: u8 = 4;
+    pub const REG_DMABUF_MR: u8 = 5;
+    pub const REREG_MR: u8 = 6;
+    pub const DEREG_MR: u8 = 7;
+    pub const REG_MR_RELAXED: u8 = 8;
+    pub const DEREG_MR_RELAXED: u8 = 9;
+    pub const FI_MR_REG: u8 = 10;
+    pub const FI_MR_REGV: u8 = 11;
+    pub const FI_MR_REGATTR: u8 = 12;
+    pub const FI_CLOSE: u8 = 13;
+    /// No call of the program: the pool has deregistered a kept region with the kernel. The memory
+    /// is the region's pages.
+    pub const POOL: u8 = 14;
+}
+
+/// How the call was served.
+pub mod how {
+    /// Names, by number.
+    pub const NAMES: [&str; 6] = ["", "kernel", "passed on", "hit", "miss", "kept"];
+    /// Not stated: the call failed, or it ended a region that was no longer registered.
+    pub const NONE: u8 = 0;
+    /// By a system call of ours, which pinned or released the memory.
+    pub const KERNEL: u8 = 1;
+    /// By the next libibverbs.
+    pub const PASSED_ON: u8 = 2;
+    /// By a region that the pool had.
+    pub const HIT: u8 = 3;
+    /// By a new region of the pool, which covers whole pages until a [`call::POOL`] with the same
+    /// domain and lkey.
+    pub const MISS: u8 = 4;
+    /// A deregistration that left the region to the pool.
+    pub const KEPT: u8 = 5;
+}
+
+/// Why the pool could not serve a plain registration that succeeded.
+pub mod unserved {
+    /// Words that continue "the pool does not serve them:", by number.
+    pub const WORDS: [&str; 11] = [
+        "",
+        "",
+        "ibv_fork_init or RDMAV_FORK_SAFE keeps registered memory from children",
+        "the access flags ask for paging on demand, a zero base, memory windows or huge pages",
+        "peers reach the memory at another address than its own (iova)",
+        "the length is 0",
+        "the memory is a device's (DMA-BUF), or libibverbs has registered it",
+        "the caller has looked up the function by dlsym",
+        "a child has registered whose parent had registered before the fork",
+        "a signal handler has registered that had interrupted the library",
+        "RDMAMR_DISABLE switches the library off",
+    ];
+    /// Not stated: an earlier release wrote the trace, or the call was no plain registration.
+    pub const UNKNOWN: u32 = 0;
+    /// The pool could serve the registration.
+    pub const NONE: u32 = 1;
+    pub const FORK: u32 = 2;
+    pub const ACCESS: u32 = 3;
+    pub const ADDRESS: u32 = 4;
+    pub const EMPTY: u32 = 5;
+    pub const DEVICE: u32 = 6;
+    pub const CALLER: u32 = 7;
+    pub const CHILD: u32 = 8;
+    pub const INTERRUPTED: u32 = 9;
+    pub const DISABLED: u32 = 10;
+}

@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The kernel's uverbs: which call registers and deregisters memory, in which bytes, on which
+//! driver. The meaning of a region and C's view of it are in the layers above.
+
+#![allow(missing_docs, reason = "some fields and flags say all by their names")]
+
+pub mod bundle;
+pub mod context;
+pub mod driver;
+pub mod kernel;
+pub mod mr;
+#[cfg(test)]
+mod scripted;
+
+pub use kernel::{Kernel, Uverbs, UverbsOfHelper};

@@ -1,0 +1,242 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The figures of the report, made from the replay's counts: sorted lists, names of callers, and
+//! notes in sentences.
+use super::callers::{Caller, Resolver};
+use super::durations::Durations;
+use super::replay::{ProcessCounts, Replay};
+use super::shape::*;
+use super::{access, advice, errno, ranges, units};
+use crate::format::call;
+use crate::trace::{Process, Trace};
+use anyhow::Result;
+use rustc_hash::FxHashMap;
+use std::cmp::Reverse;
+use std::path::Path;
+use std::time::{Duration, UNIX_EPOCH};
+
+/// The most entries of a list.
+const LISTED: usize = 100;
+
+impl Report {
+    /// Replays a trace and makes the report.
+    pub fn new(trace: &Trace, path: &Path) -> Result<Report> {
+        Ok(Replay::of(trace)?.report(path))
+    }
+}
+
+impl Replay<'_> {
+    fn report(mut self, path: &Path) -> Report {
+        let mut resolver = Resolver::default();
+        let trace = self.trace;
+        let sites = std::mem::take(&mut self.site_totals);
+        let mut caller = |site: u32| {
+            let (site, process, _) = sites[site as usize];
+            let module = site.path.map(|path| trace.paths[path as usize].as_str());
+            resolver.resolve(
+                module,
+                site.offset,
+                trace.processes[process as usize].process,
+            )
+        };
+
+        let mut by_time: Vec<u32> = (0..sites.len() as u32).collect();
+        by_time.sort_by_key(|&site| Reverse(sites[site as usize].2.time));
+        let callers = by_time.iter().take(LISTED).map(|&site| {
+            let totals = sites[site as usize].2;
+            CallerTotals {
+                caller: caller(site),
+                called: (0..call::NAMES.len())
+                    .filter(|n| totals.called >> n & 1 == 1)
+                    .map(|n| call::NAMES[n])
+                    .collect(),
+                calls: totals.calls,
+                failed: totals.failed,
+                time_ns: totals.time,
+                longest_ns: totals.longest.into(),
+            }
+        });
+        let callers = callers.collect();
+        let leaks = self.leaks(&mut caller);
+        let failures = self.failed(&mut caller);
+        let processes = self.process_totals();
+        self.totals.callers = sites.len() as u64;
+        self.totals.run_ns = processes.iter().map(|process| process.run_ns).sum();
+        self.totals.threads = processes.iter().map(|process| process.threads).sum();
+        self.totals.dropped = processes.iter().map(|process| process.dropped).sum();
+        let advice = advice::advice(&self.totals, &self.ranges, &self.unserved, |what| {
+            self.durations(what)
+        });
+        let repeated = self.ranges.repeated(advice.hit_ns);
+        self.totals.repeated_ranges = repeated.len() as u64;
+        let ranges = repeated.into_iter().take(LISTED).map(|(key, range)| Range {
+            pid: trace.processes[key.process as usize].pid,
+            pd: key.pd,
+            addr: key.start,
+            bytes: key.bytes,
+            access: access::words(range.call, key.access),
+            remote: access::remote(range.call, key.access),
+            registrations: range.registrations.into(),
+            hits: range.hits.into(),
+            time_ns: range.time,
+            saved_ns: range.saved(advice.hit_ns),
+            caller: caller(range.site),
+        });
+        let ranges = ranges.collect();
+        let notes = self.notes(&processes, &resolver.changed);
+        Report {
+            version: 1,
+            trace: path.display().to_string(),
+            notes,
+            processes,
+            advice,
+            pinned: self.timeline.finish(self.totals.span_ns),
+            sizes: sizes(&self.sizes),
+            callers,
+            ranges,
+            leaks,
+            failures,
+            totals: self.totals,
+        }
+    }
+
+    /// The durations over all sizes.
+    fn durations(&self, what: What) -> Durations {
+        let mut all = Durations::new();
+        for (_, durations) in self.sizes.iter().filter(|((_, of), _)| *of == what) {
+            all.merge(durations);
+        }
+        all
+    }
+
+    fn leaks(&mut self, caller: &mut impl FnMut(u32) -> Caller) -> Vec<Leak> {
+        let mut by_site: FxHashMap<(u32, bool), (u64, u64)> = FxHashMap::default();
+        for ((process, ..), region) in &self.regions {
+            let ended = self.trace.processes[*process as usize].ended;
+            for holder in &region.holders {
+                let (regions, bytes) = by_site.entry((holder.site, ended)).or_default();
+                *regions += 1;
+                *bytes = bytes.saturating_add(holder.length);
+                self.totals.leaked_regions += 1;
+                self.totals.leaked_bytes = self.totals.leaked_bytes.saturating_add(holder.length);
+            }
+        }
+        let mut leaks: Vec<_> = by_site.into_iter().collect();
+        leaks.sort_by_key(|&(site, (regions, bytes))| (Reverse(bytes), Reverse(regions), site));
+        let list = leaks
+            .into_iter()
+            .take(LISTED)
+            .map(|((site, ended), (regions, bytes))| Leak {
+                caller: caller(site),
+                regions,
+                bytes,
+                ended,
+            });
+        list.collect()
+    }
+
+    fn failed(&self, caller: &mut impl FnMut(u32) -> Caller) -> Vec<Failure> {
+        let mut failures: Vec<_> = self.failures.iter().collect();
+        failures.sort_by_key(|(what, failure)| (Reverse(failure.count), **what));
+        let list = failures
+            .into_iter()
+            .map(|(&(number, errno), failure)| Failure {
+                call: call::NAMES
+                    .get(usize::from(number))
+                    .copied()
+                    .unwrap_or("a call that this program does not know"),
+                errno,
+                name: errno::name(errno),
+                count: failure.count,
+                example: self.trace.reason(failure.process, failure.reason),
+                caller: caller(failure.site),
+            });
+        list.collect()
+    }
+
+    fn process_totals(&self) -> Vec<ProcessTotals> {
+        let totals = |(process, counts): (&Process, &ProcessCounts)| ProcessTotals {
+            pid: process.pid,
+            command: process.command.clone(),
+            started: humantime::format_rfc3339_seconds(
+                UNIX_EPOCH + Duration::from_nanos(process.begin),
+            )
+            .to_string(),
+            run_ns: process.end - process.begin,
+            calls: counts.calls,
+            failed: counts.failed,
+            time_ns: counts.time,
+            threads: counts.threads.len() as u64,
+            dropped: process.dropped,
+            ended: process.ended,
+        };
+        let mut processes: Vec<_> = self.trace.processes.iter().zip(&self.processes).collect();
+        processes.sort_by_key(|(process, _)| process.begin);
+        processes.into_iter().map(totals).collect()
+    }
+
+    fn notes(&self, processes: &[ProcessTotals], changed: &[String]) -> Vec<String> {
+        let mut notes = Vec::new();
+        if self.totals.dropped > 0 {
+            notes.push(format!(
+                "{} were dropped, since there was no room for them: every figure here is too low.",
+                units::plural(self.totals.dropped, "call", "calls")
+            ));
+        }
+        let killed: Vec<_> = processes.iter().filter(|process| !process.ended).collect();
+        match killed[..] {
+            [] => {}
+            [one] => notes.push(format!(
+                "Process {} has not ended in order: it was killed, or called _exit, or is still running. Its last calls \
+                 may be missing.",
+                one.pid
+            )),
+            _ => notes.push(format!(
+                "{} of {} processes have not ended in order: they were killed, or called _exit, or are still running. \
+                 Their last calls may be missing.",
+                killed.len(),
+                processes.len()
+            )),
+        }
+        notes.extend(self.trace.damage.iter().cloned());
+        if self.unknown > 0 {
+            notes.push(format!(
+                "{} of regions whose registration is not in the trace.",
+                units::plural(
+                    self.unknown,
+                    "hit or deregistration",
+                    "hits or deregistrations"
+                )
+            ));
+        }
+        if self.taken > 0 {
+            notes.push(format!(
+                "The lkeys of {} came back without a deregistration in the trace: it was made past the library.",
+                units::plural(self.taken, "region", "regions")
+            ));
+        }
+        if self.ranges.forgotten {
+            notes.push(format!(
+                "There are more than {} ranges: some that came back only after a long time are counted as new.",
+                units::count(ranges::LIMIT as u64)
+            ));
+        }
+        notes.extend(changed.iter().map(|path| {
+            format!("{path} was written after the trace had begun: functions and lines in it may be wrong.")
+        }));
+        notes
+    }
+}
+
+fn sizes(sizes: &FxHashMap<(u32, What), Durations>) -> Vec<Size> {
+    let mut sizes: Vec<_> = sizes.iter().collect();
+    sizes.sort_by_key(|(key, _)| **key);
+    let row = |(&(bits, what), durations): (&(u32, What), &Durations)| Size {
+        from_bytes: if bits == 0 { 0 } else { 1 << (bits - 1) },
+        what,
+        calls: durations.count,
+        time_ns: durations.total,
+        median_ns: durations.quantile(0.5),
+        p99_ns: durations.quantile(0.99),
+    };
+    sizes.into_iter().map(row).collect()
+}

@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Predictions: the rules of the pool, one test a rule.
+use super::*;
+use crate::format::{Call, kind, pool, unserved};
+use crate::sample::{BEGAN, Sample, Writer, deregister, file, register};
+
+const S: u64 = 1_000_000_000;
+const LOCAL: u64 = 60_000;
+const REMOTE: u64 = 1_000;
+
+/// The pool's settings: flags, times, most regions, most bytes.
+type Facts = [u64; 5];
+const FACTS: Facts = [0, LOCAL, REMOTE, 16_384, 1 << 40];
+
+/// The report of a process with those settings, and with memory that the pool does not keep.
+fn report(facts: Facts, unkept: &[(u64, u64)], calls: &[Call]) -> Report {
+    let mut sample = Sample::default();
+    let mut one = Writer::new(7);
+    one.start(&mut sample, "program\0");
+    one.block(
+        &mut sample,
+        kind::POOL,
+        &facts.map(u64::to_le_bytes).concat(),
+    );
+    let mut list = BEGAN.to_le_bytes().to_vec();
+    for range in unkept {
+        list.extend(range.0.to_le_bytes());
+        list.extend(range.1.to_le_bytes());
+    }
+    one.block(&mut sample, kind::UNKEPT, &list);
+    one.calls(&mut sample, calls);
+    one.end(&mut sample, 100 * S);
+    let (_folder, path) = file(&sample);
+    Report::new(&Trace::open(&path).unwrap(), &path).unwrap()
+}
+
+/// A registration for half a second, and its deregistration; `verdict` is one of [`unserved`].
+fn pair(at: u64, verdict: u32, change: impl Fn(Call) -> Call) -> [Call; 2] {
+    let reason = |call| Call {
+        reason: verdict,
+        ..call
+    };
+    [
+        change(reason(register(at, 1, 0x10_000, 0x4000))),
+        change(deregister(at + S / 2, 1, 0x10_000, 0x4000)),
+    ]
+}
+
+fn hits(report: &Report) -> u64 {
+    report.advice.all.hits
+}
+
+#[test]
+fn a_program_with_fork_protection_is_promised_nothing() {
+    let calls: Vec<_> = (0..5)
+        .flat_map(|n| pair(n * S, unserved::FORK, |call| call))
+        .collect();
+    let report = report(FACTS, &[], &calls);
+    assert_eq!((hits(&report), report.advice.all.saved_ns), (0, 0));
+    let [unserved] = &report.advice.unserved[..] else {
+        panic!("one reason")
+    };
+    assert_eq!((unserved.registrations, unserved.time_ns), (5, 50_000));
+    let sentence = &report.advice.sentence;
+    assert!(
+        sentence.starts_with("`--cache=all` would have saved nothing. The pool does not serve 5 plain registrations: ibv_fork_init"),
+        "{sentence}"
+    );
+}
+
+#[test]
+fn what_is_served_and_what_is_not_are_counted_apart() {
+    let mut calls: Vec<_> = (0..3)
+        .flat_map(|n| pair(n * S, unserved::NONE, |call| call))
+        .collect();
+    calls.extend((3..5).flat_map(|n| pair(n * S, unserved::ADDRESS, |call| call)));
+    calls.extend((5..6).flat_map(|n| pair(n * S, unserved::CALLER, |call| call)));
+    let report = report(FACTS, &[], &calls);
+    assert_eq!(hits(&report), 2);
+    let counts: Vec<_> = report
+        .advice
+        .unserved
+        .iter()
+        .map(|of| of.registrations)
+        .collect();
+    assert_eq!(counts, [2, 1]);
+    assert!(
+        report.advice.sentence.contains("2 because peers reach"),
+        "{}",
+        report.advice.sentence
+    );
+}
+
+#[test]
+fn without_a_watch_nothing_is_served() {
+    let calls: Vec<_> = (0..3)
+        .flat_map(|n| pair(n * S, unserved::NONE, |call| call))
+        .collect();
+    let refused = report(
+        [pool::CANNOT_WATCH, LOCAL, REMOTE, 10, 1 << 30],
+        &[],
+        &calls,
+    );
+    assert_eq!(hits(&refused), 0);
+    assert!(
+        refused
+            .advice
+            .sentence
+            .contains("userfaultfd(2) is refused")
+    );
+}
+
+#[test]
+fn shared_memory_is_not_kept() {
+    let calls: Vec<_> = (0..3)
+        .flat_map(|n| pair(n * S, unserved::NONE, |call| call))
+        .collect();
+    assert_eq!(hits(&report(FACTS, &[(0x13_000, 0x20_000)], &calls)), 0);
+    assert_eq!(
+        hits(&report(
+            FACTS,
+            &[(0x14_000, 0x20_000), (0, 0x10_000)],
+            &calls
+        )),
+        2
+    );
+}
+
+#[test]
+fn age_ends_what_peers_reach_after_a_second_and_other_regions_later() {
+    let remote = |call: Call| Call { access: 3, ..call };
+    let calls = |every: u64, change: fn(Call) -> Call| -> Vec<Call> {
+        (0..3)
+            .flat_map(|n| pair(n * every, unserved::NONE, change))
+            .collect()
+    };
+    assert_eq!(hits(&report(FACTS, &[], &calls(S, remote))), 2);
+    assert_eq!(hits(&report(FACTS, &[], &calls(2 * S, remote))), 0);
+    assert_eq!(hits(&report(FACTS, &[], &calls(2 * S, |call| call))), 2);
+    let settings = [0, 1_000, 5_000, 16_384, 1 << 40];
+    assert_eq!(hits(&report(settings, &[], &calls(2 * S, remote))), 2);
+    assert_eq!(hits(&report(settings, &[], &calls(2 * S, |call| call))), 0);
+}
+
+#[test]
+fn a_larger_region_serves_only_local_access_without_a_limit_on_pinned_memory() {
+    let part = |call: Call| Call {
+        addr: 0x12_000,
+        length: 100,
+        ..call
+    };
+    let calls = |access: u32| -> Vec<Call> {
+        let with = move |call: Call| Call { access, ..call };
+        let whole = pair(0, unserved::NONE, with);
+        whole
+            .into_iter()
+            .chain(pair(S, unserved::NONE, move |call| part(with(call))))
+            .collect()
+    };
+    let all = [pool::PINS_ALL, LOCAL, REMOTE, 16_384, 1 << 40];
+    assert_eq!(hits(&report(all, &[], &calls(1))), 1);
+    assert_eq!(hits(&report(FACTS, &[], &calls(1))), 0);
+    assert_eq!(hits(&report(all, &[], &calls(3))), 0);
+}
+
+#[test]
+fn the_limits_on_what_is_idle_end_the_oldest() {
+    // Two alternating ranges, of which one fits.
+    let other = |call: Call| Call {
+        addr: 0x90_000,
+        ..call
+    };
+    let calls: Vec<_> = (0..4)
+        .flat_map(|n| {
+            pair(2 * n * S, unserved::NONE, |call| call)
+                .into_iter()
+                .chain(pair((2 * n + 1) * S, unserved::NONE, other))
+        })
+        .collect();
+    assert_eq!(hits(&report(FACTS, &[], &calls)), 6);
+    assert_eq!(
+        hits(&report([0, LOCAL, REMOTE, 1, 1 << 40], &[], &calls)),
+        0
+    );
+    assert_eq!(
+        hits(&report([0, LOCAL, REMOTE, 100, 0x4000], &[], &calls)),
+        0
+    );
+    assert_eq!(
+        hits(&report([0, LOCAL, REMOTE, 100, 0x8000], &[], &calls)),
+        6
+    );
+}
+
+#[test]
+fn fresh_keys_keep_remote_regions_from_being_served() {
+    let calls: Vec<_> = (0..3)
+        .flat_map(|n| pair(n * S, unserved::NONE, |call| Call { access: 3, ..call }))
+        .collect();
+    assert_eq!(
+        hits(&report(
+            [pool::FRESH_KEYS, LOCAL, REMOTE, 10, 1 << 30],
+            &[],
+            &calls
+        )),
+        0
+    );
+    assert_eq!(hits(&report(FACTS, &[], &calls)), 2);
+}
