@@ -55,6 +55,15 @@ static void with_fork(int file)
 	is((long long)stats().bypassed_fork, TIMES, "counted: ibv_fork_init was called");
 	is((long long)(stats().hits + stats().misses), 0, "the pool serves nothing");
 	is(said(file), 1, "RDMAMR_LOG=info says once that RDMAMR_CACHE is without effect");
+	for (int n = 0; n < TIMES; n++) {
+		struct ibv_mr *mr = ibv_reg_mr_relaxed(stub_pd(), memory, PAGE, LOCAL_AND_REMOTE);
+
+		must(mr && ibv_dereg_mr_relaxed(mr) == 0);
+	}
+	is((long long)stats().bypassed_fork, 2 * TIMES, "counted: relaxed calls get regions of their own");
+	is((long long)(stats().hits + stats().misses), 0, "the pool serves no relaxed call");
+	is(stub_registered(), stub_deregistered(), "each region has ended with its user");
+	is(userfaultfds(NULL), 0, "and the pool has not started");
 }
 
 int main(int argc, char **argv)

@@ -107,8 +107,7 @@ fn unserved(
     // If a signal handler interrupts the library, its registration goes as if the pool were off.
     // The same holds in a child of a process that had a pool. There the caller must not even be
     // looked up: a thread of the parent may have had the linker's lock at the fork. If libibverbs
-    // keeps registered memory from children, the pool keeps no region (`keep`), and the pages that
-    // children do get belong to no region.
+    // keeps registered memory from children, the pool serves nothing.
     if !wanted {
         Some(counter!(bypassed_access))
     } else if request.iova != request.addr.addr() as u64 {

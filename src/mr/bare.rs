@@ -12,8 +12,7 @@ use crate::call::{Error, Pd, Request};
 use crate::uverbs::context::Facts;
 use crate::uverbs::mr;
 pub use crate::uverbs::{Kernel, Uverbs, UverbsOfHelper};
-use core::ffi::c_void;
-use core::ptr::{with_exposed_provenance, with_exposed_provenance_mut, without_provenance_mut};
+use core::ptr::{with_exposed_provenance, without_provenance_mut};
 use errno::Errno;
 use once_cell::race::OnceBool;
 
@@ -34,7 +33,7 @@ pub fn find(pd: Pd, request: &Request) -> Result<Own, &'static str> {
     Own::find(pd, request)
 }
 
-/// Registers memory.
+/// Registers memory. libibverbs does not hear of it: see [`is_fork_protected`].
 pub fn register(
     own: &Own,
     pd: Pd,
@@ -71,23 +70,12 @@ impl Bare {
             result => result,
         }
     }
-
-    /// Lets children have the memory again.
-    pub fn dofork(&self, start: usize, length: usize) {
-        let start: *mut c_void = with_exposed_provenance_mut(start);
-        fork::dofork(start, length);
-    }
 }
 
 static FORK_PROTECTED: OnceBool = OnceBool::new();
 
-/// Whether [`is_fork_protected`] has answered true. For threads that cannot ask libibverbs.
-pub fn is_known_fork_protected() -> bool {
-    FORK_PROTECTED.get() == Some(true)
-}
-
 /// Whether libibverbs keeps registered memory from children (`ibv_fork_init`). If so, libibverbs
-/// must hear of the end of each registration before its memory can change.
+/// must hear of each registration and of its end, and nothing may be registered here.
 ///
 /// The first registration asks once: from then on `ibv_fork_init` comes too late.
 pub fn is_fork_protected() -> bool {

@@ -103,19 +103,14 @@ impl Own {
         self.device.facts().why_passed_on().is_some()
     }
 
-    /// Registers pinned memory without an object.
+    /// Registers pinned memory without an object, in a process whose children get all memory.
     pub fn register_bare(
         &self,
         pd: Pd,
         request: &Request,
         watch: WatchedBy,
     ) -> Result<ib_uverbs_reg_mr_resp, Error> {
-        fork::dontfork(request.addr, request.length).map_err(Error::Fork)?;
-        let answer = self.ask_kernel(pd, request, watch).map_err(Error::Kernel);
-        if answer.is_err() {
-            fork::dofork(request.addr, request.length);
-        }
-        answer
+        self.ask_kernel(pd, request, watch).map_err(Error::Kernel)
     }
 
     #[inline(always)]

@@ -8,7 +8,6 @@ use super::ending::{self, By};
 use super::pool::{Batch, Cause};
 use super::region::{Id, PoolRegion};
 use crate::call::Access;
-use crate::mr::bare;
 use crate::sys::proc;
 use crate::sys::{clock, futex, helper_thread};
 use core::ffi::{c_int, c_void};
@@ -172,14 +171,6 @@ extern "C" fn run(argument: *mut c_void) -> c_int {
         cleaner.dormant.store(0, SeqCst);
         if pool.changes.is_behind() {
             relaxed.apply(&relaxed.pool.lock(), By::Helper);
-        }
-        if bare::is_known_fork_protected() {
-            // The pool keeps no region. If a region's last user could not deregister it, another
-            // thread of the program does so at its next registration: only a thread of the program
-            // can give the memory back to children.
-            relaxed.has_spent.store(true, Relaxed);
-            futex::wait(&cleaner.signal, 0, None);
-            continue;
         }
         ending::doomed(relaxed, By::Helper);
         end_all(relaxed, Cause::Linger, |region| {

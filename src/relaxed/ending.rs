@@ -62,8 +62,8 @@ pub fn end(relaxed: &Instance, id: Id, by: By) -> Result<(), Errno> {
     if let Err(errno) = result {
         pool.lock().restore(id);
         if by == By::Program {
-            // The cleaner tries again, or has a thread of the program try again. (If the kernel
-            // refuses the cleaner itself, the cleaner retries at its own times.)
+            // The cleaner tries again. (If the kernel refuses the cleaner itself, the cleaner
+            // retries at its own times.)
             relaxed.cleaner.wake();
         }
         return Err(errno);
@@ -73,11 +73,6 @@ pub fn end(relaxed: &Instance, id: Id, by: By) -> Result<(), Errno> {
     counters.add(thread, counter!(dereg_kernel), 1);
     if let Some(cause) = cause(region) {
         counters.add(thread, counter(cause), 1);
-    }
-    if by == By::Program {
-        // A helper thread cannot make this call. It ends no region for which the call is needed.
-        let hull = region.hull();
-        bare.dofork(hull.start as usize, hull.bytes() as usize);
     }
     let locked = pool.lock();
     counters.add(thread, counter!(hits), region.forget_hits());

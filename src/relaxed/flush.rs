@@ -60,16 +60,6 @@ fn end_idle(
     (ended, refused)
 }
 
-/// Deregisters the regions that their last users could not deregister, in place of a cleaner that
-/// may not.
-#[cold]
-pub fn end_spent(relaxed: &Instance) {
-    let _ = end_idle(relaxed, Cause::Flush, &|region| {
-        region.word.load().is_spent()
-    });
-    ending::doomed(relaxed, By::Program);
-}
-
 /// Memory is short: deregisters every idle region. Returns false if there was none. The caller is
 /// inside the library (`thread::enter`).
 pub fn relieve(relaxed: &Instance) -> bool {

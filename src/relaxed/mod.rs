@@ -61,7 +61,6 @@ use crate::sys::process::PerProcess;
 use crate::sys::thread;
 use cleaner::Cleaner;
 use core::ptr::with_exposed_provenance_mut;
-use core::sync::atomic::AtomicBool;
 use ending::By;
 pub use hit::Miss;
 use pool::{Locked, Pool};
@@ -83,9 +82,6 @@ pub struct Instance {
     counters: &'static Counters,
     /// No limit restricts how much memory the process may pin.
     may_pin_all: bool,
-    /// Some regions wait to be deregistered, and the cleaner may not do it: a thread of the program
-    /// must.
-    has_spent: AtomicBool,
 }
 
 static INSTANCE: PerProcess<Instance> = PerProcess::new();

@@ -3,7 +3,7 @@
 
 use super::cleaner::{is_remote, now_ms};
 use super::ending::{self, By};
-use super::flush::{end_spent, relieve};
+use super::flush::relieve;
 use super::hit::Miss;
 use super::pool::{Cause, Locked};
 use super::region::{Id, Purpose};
@@ -75,6 +75,11 @@ pub fn register(
     }
     if thread::is_inside() {
         return because(counter!(bypassed_busy));
+    }
+    if bare::is_fork_protected() {
+        // The memory of each region must be given back to children when the region ends, and the
+        // pool's threads cannot call libibverbs.
+        return because(counter!(bypassed_fork));
     }
     let Some(relaxed) = start::current() else {
         // The process is a child of one that had a pool, or has no memory for a pool of its own.
@@ -187,9 +192,6 @@ impl Instance {
         if self.pool.ending() > super::TOO_MANY {
             ending::doomed(self, By::Program);
         }
-        if self.has_spent.load(Relaxed) && self.has_spent.swap(false, Relaxed) {
-            end_spent(self);
-        }
         loop {
             let locked = self.pool.lock();
             if purpose.alone && locked.is_crowded(purpose.hull.start) {
@@ -286,9 +288,6 @@ impl Instance {
             Unwatched::Memory => counter!(bypassed_memory),
             Unwatched::Limit => counter!(bypassed_limit),
         });
-        if bare::is_fork_protected() {
-            reason = reason.or(Some(counter!(bypassed_fork)));
-        }
         let locked = self.lock_with_shared_memory(purpose.hull);
         if locked.shared_memory().at(purpose.hull).is_some() {
             reason = reason.or(Some(counter!(bypassed_memory)));

@@ -16,7 +16,7 @@ use crate::sys::proc::{self, Mapping};
 use crate::sys::process::{FAR_AWAY, PerProcess};
 use crate::sys::thread;
 use core::ops::ControlFlow;
-use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering::*};
+use core::sync::atomic::{AtomicUsize, Ordering::*};
 
 /// The thread that makes the instance holds this lock.
 static STARTING: PerProcess<Lock> = PerProcess::new();
@@ -71,7 +71,6 @@ pub fn current() -> Option<&'static Instance> {
         cleaner,
         counters: stats::counters(),
         may_pin_all: may_pin().is_none(),
-        has_spent: AtomicBool::new(false),
     };
     pool.account.set_limit(limit());
     let relaxed: &'static Instance = Box::leak(Box::new(relaxed));
