@@ -120,14 +120,9 @@ struct rdmamr_stats {
         uint64_t flushed_event;
         /**
          * Regions that the pool could not keep, and deregistered, because a change of memory was under
-         * way when they were registered.
+         * way when they were registered, or because other processes can change their memory.
          */
         uint64_t flushed_fence;
-        /**
-         * Regions that the pool deregistered because some of their pages were no longer present
-         * (RDMAMR_RELAXED_STRICT=1).
-         */
-        uint64_t flushed_stamp;
         /**
          * Regions that the pool withdrew from reuse because of an interposed memory call.
          */
@@ -140,11 +135,6 @@ struct rdmamr_stats {
          * Hits that the pool gave up because the kernel said that a change of memory was under way.
          */
         uint64_t stale_avoided_fence;
-        /**
-         * Regions that the pool withdrew from reuse because a page was not present
-         * (RDMAMR_RELAXED_STRICT=1).
-         */
-        uint64_t stale_avoided_stamp;
         /**
          * The bypassed_ fields count relaxed registrations that the pool does not keep, and plain
          * registrations that the pool does not serve although RDMAMR_CACHE is set. This field:

@@ -41,8 +41,6 @@ pub struct RelaxedConfig {
     pub max_idle_bytes: Option<u64>,
     /// Never reuse a region that peers can reach.
     pub fresh_keys: bool,
-    /// Check the pages at each hit.
-    pub strict: bool,
 }
 
 /// The settings.
@@ -84,7 +82,6 @@ impl Config {
             max_idle: 16_384,
             max_idle_bytes: None,
             fresh_keys: false,
-            strict: false,
         },
         prefault: 0,
         fabric_relaxed: false,
@@ -186,10 +183,6 @@ const SETTINGS: &[Setting] = &[
     // Register a region that peers can reach anew each time.
     Setting { name: c"RDMAMR_RELAXED_FRESH_KEYS", values: &["0", "1"], set: |config, value| {
         set_switch(&mut config.relaxed.fresh_keys, value)
-    } },
-    // Check the pages before each reuse.
-    Setting { name: c"RDMAMR_RELAXED_STRICT", values: &["0", "1"], set: |config, value| {
-        set_switch(&mut config.relaxed.strict, value)
     } },
     // How many threads populate memory during its registration.
     Setting { name: c"RDMAMR_PREFAULT", values: &["0", "2", "any number up to 64"], set: |config, value| {

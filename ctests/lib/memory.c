@@ -24,13 +24,6 @@ uint64_t uffd_features(void)
 	return api.features;
 }
 
-bool watches_files(void)
-{
-	const char *strict = getenv("RDMAMR_RELAXED_STRICT");
-
-	return strict && !strcmp(strict, "1") && uffd_features() & WP_ASYNC;
-}
-
 void fresh_at(void *address, size_t length)
 {
 	must(mmap(address, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1,

@@ -15,7 +15,6 @@ enum { PAGE = 4096 };
 #ifndef UFFD_USER_MODE_ONLY
 #define UFFD_USER_MODE_ONLY 1
 #endif
-#define WP_ASYNC (1ULL << 15) /* UFFD_FEATURE_WP_ASYNC, Linux 6.7 */
 
 /* Anonymous memory of whole pages, touched. */
 char *pages(size_t count);
@@ -50,10 +49,6 @@ int mappings(void);
 
 /* The features of userfaultfd; 0 if this process may have none. */
 uint64_t uffd_features(void);
-
-/* Whether the watch covers each kind of memory, private file mappings and .data too. It does with
- * RDMAMR_RELAXED_STRICT=1 on a kernel with WP_ASYNC. */
-bool watches_files(void);
 
 /* How many userfaultfds the process has. `one`, if not NULL, receives the number of one of them. */
 int userfaultfds(int *one);

@@ -217,11 +217,9 @@ void show(struct rdmamr_stats before, struct rdmamr_stats after)
 	SHOW(flushed_hook);
 	SHOW(flushed_event);
 	SHOW(flushed_fence);
-	SHOW(flushed_stamp);
 	SHOW(stale_avoided_hook);
 	SHOW(stale_avoided_event);
 	SHOW(stale_avoided_fence);
-	SHOW(stale_avoided_stamp);
 	SHOW(bypassed_access);
 	SHOW(bypassed_device);
 	SHOW(bypassed_memory);

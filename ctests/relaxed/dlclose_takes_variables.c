@@ -51,17 +51,8 @@ static void unload(void *object, char *memory)
 	must(!variables());
 }
 
-static void unchanged(const char *name, char *memory, bool kept)
-{
-	if (kept)
-		control(&pair, name, memory, PAGE);
-	else
-		not_kept(&pair, name, memory, PAGE);
-}
-
 int main(int argc, char **argv)
 {
-	bool kept = watches_files();
 	char *memory, *again;
 	void *object;
 
@@ -70,21 +61,21 @@ int main(int argc, char **argv)
 	relaxed_open(&pair);
 
 	memory = load(&object);
-	unchanged("variables of a shared object", memory, kept);
+	not_kept(&pair, "variables of a shared object", memory, PAGE);
 	unload(object, memory);
 	fresh_at(memory, PAGE);
 	anew(&pair, "memory where they were", memory, PAGE);
 	must(munmap(memory, PAGE) == 0);
 
 	memory = load(&object);
-	unchanged("variables again", memory, kept);
+	not_kept(&pair, "variables again", memory, PAGE);
 	unload(object, memory);
 	again = load(&object);
 	if (again == memory)
 		anew(&pair, "the object loaded again at the same place", again, PAGE);
 	else
 		skip("the object loaded again at the same place", "it came elsewhere");
-	unchanged("variables once more", again, kept);
+	not_kept(&pair, "variables once more", again, PAGE);
 	unload(object, again);
 
 	/* Registered all the time that it goes and comes. */

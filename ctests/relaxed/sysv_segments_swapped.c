@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
  * System V segments are swapped at an address by shmdt and shmat, of which userfaultfd says
- * nothing. So nothing is kept of them; with RDMAMR_RELAXED_STRICT=1 it is, where the kernel can
- * tell whether a mapping is still the one that was registered (PAGEMAP_SCAN, Linux 6.7). Segments
- * that land on other memory (SHM_REMAP) are seen by the call; as a bare system call in the strict
- * mode only, and that is a limit of the other.
+ * nothing. So nothing is kept of them. Segments that land on other memory (SHM_REMAP) are seen by
+ * the call; a bare system call is not seen, and that is a limit.
  */
 #include "../lib/pool.h"
 #include <sys/shm.h>
@@ -13,7 +11,6 @@ enum { COUNT = 8, SIZE = COUNT * PAGE };
 
 static struct pair pair;
 static int segments[2];
-static bool strict;
 
 static void *attach_by_libc(int segment, void *at, int flags)
 {
@@ -48,16 +45,8 @@ static const char *named(const char *what, const struct way *way)
 {
 	static char name[120];
 
-	snprintf(name, sizeof(name), "%s%s by %s", strict ? "strict: " : "", what, way->name);
+	snprintf(name, sizeof(name), "%s by %s", what, way->name);
 	return name;
-}
-
-static void before(const char *name, void *memory)
-{
-	if (strict)
-		control(&pair, name, memory, SIZE);
-	else
-		not_kept(&pair, name, memory, SIZE);
 }
 
 /* Another segment at the same address. */
@@ -66,11 +55,11 @@ static void swapped(const struct way *way)
 	char *memory = way->attach(segments[0], new_place(SIZE), 0);
 
 	must(memory != (void *)-1);
-	before(named("a segment", way), memory);
+	not_kept(&pair, named("a segment", way), memory, SIZE);
 	must(way->detach(memory) == 0);
 	must(way->attach(segments[1], memory, 0) == memory);
 	anew(&pair, named("another segment at its address", way), memory, SIZE);
-	before(named("that one, unchanged", way), memory);
+	not_kept(&pair, named("that one, unchanged", way), memory, SIZE);
 	must(way->attach(segments[0], memory, SHM_REMAP) == memory);
 	anew(&pair, named("swapped by SHM_REMAP", way), memory, SIZE);
 	must(way->detach(memory) == 0);
@@ -106,15 +95,8 @@ static void in_use(const struct way *way)
 
 int main(int argc, char **argv)
 {
-	const char *setting = getenv("RDMAMR_RELAXED_STRICT");
-
 	(void)argc;
 	with_setting(argv, "RDMAMR_RELAXED_LINGER", FOREVER);
-	/*
-	 * PAGEMAP_SCAN came with WP_ASYNC: before, the strict mode keeps nothing of such memory
-	 * either.
-	 */
-	strict = setting && !strcmp(setting, "1") && watches_files();
 	relaxed_open(&pair);
 	for (int n = 0; n < 2; n++) {
 		segments[n] = shmget(IPC_PRIVATE, SIZE, 0600);
@@ -122,19 +104,13 @@ int main(int argc, char **argv)
 	}
 	for (size_t n = 0; n < 2; n++) {
 		swapped(&ways[n]);
-		if (n == 0 || strict)
+		if (n == 0)
 			onto_private(&ways[n]);
 		in_use(&ways[n]);
 	}
 	for (int n = 0; n < 2; n++)
 		must(shmctl(segments[n], IPC_RMID, NULL) == 0);
-	if (!strict)
-		ok(stats().bypassed_memory > 0, "it went past the pool for its kind of memory");
-	else
-		ok(stats().stale_avoided_stamp > 0, "the look at the pages found what nothing else did");
+	ok(stats().bypassed_memory > 0, "it went past the pool for its kind of memory");
 	is((long long)stats().flushed_linger, 0, "no region went for its age");
-	relaxed_end(&pair);
-	if (!setting)
-		go_on_with(argv, "RDMAMR_RELAXED_STRICT", "1");
-	return done_testing();
+	return relaxed_close(&pair);
 }

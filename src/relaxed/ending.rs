@@ -175,7 +175,6 @@ fn counter(cause: Cause) -> Counter {
         Cause::Hook => counter!(flushed_hook),
         Cause::Event => counter!(flushed_event),
         Cause::Fence => counter!(flushed_fence),
-        Cause::Stamp => counter!(flushed_stamp),
     }
 }
 

@@ -125,12 +125,12 @@ pub fn news(mut tell: impl FnMut(u16, &[u8])) {
 fn facts() -> Vec<u8> {
     let settings = &config().relaxed;
     let limit = start::limit();
-    let watch = Userfaultfd::open(false);
+    let watch = Userfaultfd::open();
     let flag = |is: bool, flag: u64| if is { flag } else { 0 };
     let flags = flag(watch.is_err(), pool::CANNOT_WATCH)
         | flag(start::may_pin().is_none(), pool::PINS_ALL)
         | flag(settings.fresh_keys, pool::FRESH_KEYS);
-    if let Ok((file, _)) = watch {
+    if let Ok(file) = watch {
         file.close();
     }
     let pool = PoolSettings {

@@ -212,7 +212,5 @@ pub fn moved(addr: usize, length: usize) {
 
 /// A call has attached a System V segment.
 pub fn attached(addr: usize, length: usize) {
-    if existing().is_some_and(|relaxed| !relaxed.watch.has_stamp()) {
-        note(pages(addr, length), Kind::Segment);
-    }
+    note(pages(addr, length), Kind::Segment);
 }

@@ -248,10 +248,6 @@ impl Instance {
         let purpose = self.purpose(pd, hull, access, alone);
         let hit = hit::hit(&self.pool.changes, Take(self, &purpose));
         let (id, grant) = hit.map_err(|miss| self.missed(miss))?;
-        if self.watch.has_stamp() && !self.is_stamped(id) {
-            self.give_up(id, grant);
-            return Err(Miss::None);
-        }
         let Some(object) = self.pool.object(id, grant, addr, length) else {
             self.give_up(id, grant);
             return Err(Miss::None);
@@ -314,20 +310,6 @@ impl Instance {
             changes.end();
             self.cleaner.wake();
         }
-    }
-
-    #[cold]
-    fn is_stamped(&self, id: Id) -> bool {
-        let region = self.pool.region(id);
-        let holds = self.watch.stamp_holds(region.hull());
-        if !holds && !thread::is_inside() {
-            let _inside = thread::enter();
-            if self.pool.lock().withdraw(id, pool::Cause::Stamp) {
-                let thread = thread::number();
-                self.counters.add(thread, counter!(stale_avoided_stamp), 1);
-            }
-        }
-        holds
     }
 
     #[cold]

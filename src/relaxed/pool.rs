@@ -88,11 +88,10 @@ pub enum Cause {
     Hook,
     Event,
     Fence,
-    Stamp,
 }
 
 impl Cause {
-    const ALL: [Cause; 8] = [
+    const ALL: [Cause; 7] = [
         Cause::Flush,
         Cause::Watermark,
         Cause::Linger,
@@ -100,7 +99,6 @@ impl Cause {
         Cause::Hook,
         Cause::Event,
         Cause::Fence,
-        Cause::Stamp,
     ];
 
     /// The cause as [`PoolRegion::cause`] stores it; 0 means no cause.
@@ -540,7 +538,7 @@ impl Locked<'_> {
                 continue;
             }
             if pool.shared_memory.at(region.hull()).is_some() {
-                self.withdraw(id, Cause::Stamp);
+                self.withdraw(id, Cause::Fence);
                 self.doom(id);
             } else {
                 let of_file = if of_file(region.hull()) { YES } else { NO };

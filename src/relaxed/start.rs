@@ -126,8 +126,7 @@ pub(super) fn limit() -> Amount {
 }
 
 /// Reads the mappings. Notes the process's shared mappings, and its mappings of files that can be
-/// cut, and admits the new regions that lie on neither. A System V segment counts as shared unless
-/// the stamp checks its pages: they change only when the segment is attached or detached.
+/// cut, and admits the new regions that lie on neither.
 pub fn read_shared_memory(relaxed: &Instance) {
     let locked = relaxed.pool.lock();
     relaxed.apply(&locked, super::ending::By::Program);
@@ -144,9 +143,7 @@ pub fn read_shared_memory(relaxed: &Instance) {
         shared_memory.clear();
     }
     for (range, sharing) in found {
-        if sharing == Sharing::Shared || !relaxed.watch.has_stamp() {
-            shared_memory.add(range, sharing);
-        }
+        shared_memory.add(range, sharing);
     }
     locked.admit(links, |hull| files.iter().any(|file| file.overlaps(hull)));
 }

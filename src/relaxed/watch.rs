@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The watch of the memory of the pool's regions: userfaultfd and its monitor, the fence, the
-//! stamp.
+//! The watch of the memory of the pool's regions: userfaultfd and its monitor, the fence.
 //!
 //! **Why no change of memory passes unseen.**
 //!
@@ -38,12 +37,10 @@
 mod extent;
 mod gate;
 mod monitor;
-mod stamp;
 pub(super) mod userfaultfd;
 
 use super::changes::Changes;
 use super::pool::Pool;
-use crate::config::config;
 use crate::report::log::{self, Level};
 use crate::sys::pages::PageRange;
 use crate::sys::proc;
@@ -51,16 +48,12 @@ use crate::sys::symbols::{self, Scope};
 use core::ffi::CStr;
 use core::ptr::with_exposed_provenance;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicU8, Ordering::*};
-use stamp::Stamp;
 pub use userfaultfd::Fence;
 use userfaultfd::{NO_WRITE_PROTECTION, Userfaultfd};
 
 /// The watch of a process.
 pub struct Watch {
     file: Option<Userfaultfd>,
-    /// Whether userfaultfd takes any kind of mapping. If it does, no mapping of it can be
-    /// unregistered (see [`Userfaultfd::open`]).
-    any_mapping: bool,
     /// Whether the kernel keeps one file of userfaultfd from unregistering memory that another file
     /// has registered.
     keeps_apart: bool,
@@ -68,7 +61,6 @@ pub struct Watch {
     /// The C library's flag that the process has never had a second thread: not 0 while that holds.
     /// As soon as the process has had two threads, every hit passes the fence.
     single_threaded: Option<&'static AtomicU8>,
-    stamp: Option<Stamp>,
     /// How many more splits of mappings the process can afford.
     room: AtomicI64,
     /// The value of `room` when the mappings were last counted.
@@ -119,27 +111,22 @@ unsafe extern "C" fn close_in_child() {
 impl Watch {
     /// Opens userfaultfd and starts the monitor for the pool.
     pub fn start(pool: &'static Pool) -> Watch {
-        let file = Userfaultfd::open(config().relaxed.strict).and_then(|(file, any_mapping)| {
+        let file = Userfaultfd::open().and_then(|file| {
             if monitor::start(file, pool) {
-                Ok((file, any_mapping))
+                Ok(file)
             } else {
                 file.close();
                 Err(errno::Errno(libc::EAGAIN))
             }
         });
         match file {
-            Ok((file, any_mapping)) => {
+            Ok(file) => {
                 FILE.store(file.fd(), Relaxed);
                 // SAFETY: the handler is a function of this library, which is never unloaded.
                 unsafe { libc::pthread_atfork(None, None, Some(close_in_child)) };
-                let what = if any_mapping {
-                    "any memory"
-                } else {
-                    "anonymous memory"
-                };
                 log::line(
                     Level::Info,
-                    format_args!("relaxed regions: userfaultfd watches {what}"),
+                    format_args!("relaxed regions: userfaultfd watches anonymous memory"),
                 );
             }
             Err(NO_WRITE_PROTECTION) => log::always(format_args!(
@@ -152,19 +139,11 @@ impl Watch {
                  in a container, in its seccomp profile"
             )),
         }
-        let stamp = config().relaxed.strict.then(Stamp::open).flatten();
-        if config().relaxed.strict && stamp.is_none() {
-            log::always(format_args!(
-                "RDMAMR_RELAXED_STRICT=1: this kernel has no PAGEMAP_SCAN (Linux 6.7), so the pages are not checked"
-            ));
-        }
         Watch {
-            any_mapping: file.is_ok_and(|(_, any_mapping)| any_mapping),
             keeps_apart: file.is_ok() && Userfaultfd::are_kept_apart(),
-            file: file.ok().map(|(file, _)| file),
+            file: file.ok(),
             lost: AtomicBool::new(false),
             single_threaded: single_threaded(),
-            stamp,
             room: AtomicI64::new(0),
             room_at_most: AtomicI64::new(0),
         }
@@ -259,7 +238,7 @@ impl Watch {
     /// Stops watching memory that the pool has registered and no region needs. The caller holds the
     /// pool's lock, and has applied every change of this memory that is in `changes`.
     pub fn unwatch(&self, range: PageRange, changes: &Changes) -> Unwatching {
-        let Some(file) = self.file().filter(|_| !self.any_mapping) else {
+        let Some(file) = self.file() else {
             return Unwatching::Refused;
         };
         // On Linux 6.1 and 6.12 (fs/userfaultfd.c, `userfaultfd_unregister`) one file can
@@ -289,7 +268,7 @@ impl Watch {
         let end = |file: Userfaultfd| {
             (self.keeps_apart || file.register(range).is_ok()) && file.unregister(range)
         };
-        !self.any_mapping && self.file().is_some_and(end)
+        self.file().is_some_and(end)
     }
 
     /// Whether a hit needs the fence, because another thread may be changing the address space.
@@ -321,18 +300,6 @@ impl Watch {
             ));
         }
         lost
-    }
-
-    /// Whether every page of the range is present and watched. Without RDMAMR_RELAXED_STRICT=1 the
-    /// answer is yes.
-    #[inline(always)]
-    pub fn stamp_holds(&self, range: PageRange) -> bool {
-        self.stamp.is_none_or(|stamp| stamp.holds(range))
-    }
-
-    /// Whether hits look at the pages of their region (RDMAMR_RELAXED_STRICT=1).
-    pub fn has_stamp(&self) -> bool {
-        self.stamp.is_some()
     }
 }
 

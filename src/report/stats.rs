@@ -67,20 +67,14 @@ pub struct rdmamr_stats {
     /// Regions that the pool deregistered because userfaultfd reported a change of their memory.
     pub flushed_event: u64,
     /// Regions that the pool could not keep, and deregistered, because a change of memory was under
-    /// way when they were registered.
+    /// way when they were registered, or because other processes can change their memory.
     pub flushed_fence: u64,
-    /// Regions that the pool deregistered because some of their pages were no longer present
-    /// (RDMAMR_RELAXED_STRICT=1).
-    pub flushed_stamp: u64,
     /// Regions that the pool withdrew from reuse because of an interposed memory call.
     pub stale_avoided_hook: u64,
     /// Regions that the pool withdrew from reuse because of an event of userfaultfd.
     pub stale_avoided_event: u64,
     /// Hits that the pool gave up because the kernel said that a change of memory was under way.
     pub stale_avoided_fence: u64,
-    /// Regions that the pool withdrew from reuse because a page was not present
-    /// (RDMAMR_RELAXED_STRICT=1).
-    pub stale_avoided_stamp: u64,
     /// The bypassed_ fields count relaxed registrations that the pool does not keep, and plain
     /// registrations that the pool does not serve although RDMAMR_CACHE is set. This field:
     /// bypassed because of the access flags (on-demand paging, zero-based, memory windows, huge

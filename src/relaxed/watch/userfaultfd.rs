@@ -23,7 +23,6 @@ const FEATURE_EVENT_REMAP: u64 = 1 << 2;
 const FEATURE_EVENT_REMOVE: u64 = 1 << 3;
 const FEATURE_EVENT_UNMAP: u64 = 1 << 6;
 const FEATURE_WP_HUGETLBFS_SHMEM: u64 = 1 << 12;
-const FEATURE_WP_ASYNC: u64 = 1 << 15;
 const EVENTS: u64 = FEATURE_EVENT_REMAP | FEATURE_EVENT_REMOVE | FEATURE_EVENT_UNMAP;
 
 const REGISTER_MODE_WP: u64 = 1 << 1;
@@ -126,17 +125,14 @@ pub enum Fence {
 }
 
 impl Userfaultfd {
-    /// Opens a file. Also returns whether the file takes every kind of mapping, which needs Linux
-    /// 6.7 and `any`.
+    /// Opens a file.
     ///
-    /// To unregister a mapping of a file is not safe. Linux 6.12 (seen with 6.12.117) runs into a
-    /// BUG in `userfaultfd_unregister`, with the address space locked, if such a mapping merges
-    /// with its neighbour on the way. A kernel that takes no file mappings cannot get there.
-    pub fn open(any: bool) -> Result<(Userfaultfd, bool), Errno> {
-        let any_mapping = EVENTS | FEATURE_WP_ASYNC;
-        let more_mappings = EVENTS | FEATURE_WP_HUGETLBFS_SHMEM;
-        let wanted = [any_mapping, more_mappings, EVENTS];
-        for &features in &wanted[usize::from(!any)..] {
+    /// The file does not ask for FEATURE_WP_ASYNC (bit 15), by which it would take mappings of
+    /// files too: to unregister such a mapping is not safe. Linux 6.12 (seen with 6.12.117) runs
+    /// into a BUG in `userfaultfd_unregister`, with the address space locked, if the mapping merges
+    /// with its neighbour on the way.
+    pub fn open() -> Result<Userfaultfd, Errno> {
+        for features in [EVENTS | FEATURE_WP_HUGETLBFS_SHMEM, EVENTS] {
             let fd = Self::open_file()?;
             let mut api = Api {
                 api: UFFD_API,
@@ -146,7 +142,7 @@ impl Userfaultfd {
             // SAFETY: local argument.
             let answer = unsafe { libc::ioctl(fd, UFFDIO_API, &raw mut api) };
             if answer == 0 && api.features & FEATURE_PAGEFAULT_FLAG_WP != 0 {
-                return Ok((Userfaultfd(out_of_the_way(fd)), features == any_mapping));
+                return Ok(Userfaultfd(out_of_the_way(fd)));
             }
             let refused = match answer {
                 0 => NO_WRITE_PROTECTION,

@@ -15,8 +15,6 @@ const WRITE_PROTECTION: u64 = 1 << 0;
 const EVENTS: u64 = 1 << 2 | 1 << 3 | 1 << 6;
 /// Write protection of huge pages and of shared memory.
 const MORE_MAPPINGS: u64 = 1 << 12;
-/// Asynchronous write protection (without faults) of any mapping: RDMAMR_RELAXED_STRICT=1.
-const ANY_MAPPING: u64 = 1 << 15;
 
 #[repr(C)]
 struct Api {
@@ -39,10 +37,6 @@ pub fn check() -> Check {
         .meaning(format!(
             "The library watches memory by it; x86-64 has it since Linux 5.7, arm64 since 6.10. {COST}"
         )),
-        Ok(features) if features & ANY_MAPPING != 0 => Check::ok(
-            SUBJECT,
-            "allowed; this kernel watches any memory (WP_ASYNC)",
-        ),
         Ok(features) if features & MORE_MAPPINGS != 0 => Check::ok(
             SUBJECT,
             "allowed; this kernel watches anonymous memory, also of huge pages, and sealed memfds",
