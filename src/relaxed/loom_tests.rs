@@ -44,7 +44,7 @@ impl World {
             registered: AtomicBool::new(true),
         };
         world.word.make();
-        assert!(world.word.keep(false));
+        assert!(world.word.keep());
         world.word.admit();
         assert_eq!(world.word.release(Grant::Own), Some(Left::Idle));
         Arc::new(world)
@@ -268,7 +268,7 @@ fn loom_kept_while_its_memory_changes() {
         let pinned = world.mapped.load(Acquire);
         world.registered.store(true, Release);
         world.apply();
-        let kept = world.word.keep(false);
+        let kept = world.word.keep();
         world.word.admit();
         if kept && pinned == 0 {
             world.register();

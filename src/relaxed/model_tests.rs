@@ -62,7 +62,6 @@ enum Step {
         first: u64,
         count: u64,
         access: usize,
-        brief: bool,
         changed_meanwhile: bool,
     },
     /// Releases one of the program's handles, or, with `again`, one that it has released before.
@@ -90,9 +89,9 @@ enum Step {
 
 fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
-        12 => (0..2u64, 0..PAGES, 1..6u64, 0..ACCESS.len(), prop::bool::weighted(0.1), prop::bool::weighted(0.1))
-            .prop_map(|(pd, first, count, access, brief, changed_meanwhile)| Step::Register {
-                pd, first, count, access, brief, changed_meanwhile
+        12 => (0..2u64, 0..PAGES, 1..6u64, 0..ACCESS.len(), prop::bool::weighted(0.1))
+            .prop_map(|(pd, first, count, access, changed_meanwhile)| Step::Register {
+                pd, first, count, access, changed_meanwhile
             }),
         10 => (any::<prop::sample::Index>(), prop::bool::weighted(0.1))
             .prop_map(|(which, again)| Step::Release { which, again }),
@@ -112,7 +111,6 @@ struct Known {
     pinned: Vec<u64>,
     users: u32,
     stale: bool,
-    brief: bool,
     /// The kernel refused to end the region.
     refused: bool,
 }
@@ -123,7 +121,6 @@ impl Known {
         let more = self.purpose.access == purpose.access | LOCAL_WRITE;
         self.purpose.pd == purpose.pd
             && !self.stale
-            && (!self.brief || self.users > 0)
             && if purpose.exact {
                 same && self.purpose.hull == purpose.hull
             } else {
@@ -192,12 +189,7 @@ impl Test {
         }
     }
 
-    fn register(
-        &mut self,
-        purpose: Purpose,
-        brief: bool,
-        changed_meanwhile: bool,
-    ) -> Result<(), TestCaseError> {
+    fn register(&mut self, purpose: Purpose, changed_meanwhile: bool) -> Result<(), TestCaseError> {
         self.apply();
         self.end_doomed();
         let serves = self.known.values().any(|known| known.serves(&purpose));
@@ -228,7 +220,6 @@ impl Test {
                         pinned,
                         users: 1,
                         stale: false,
-                        brief,
                         refused: false,
                     },
                 );
@@ -236,7 +227,7 @@ impl Test {
                     self.change(purpose.hull, Kind::Reported);
                 }
                 self.apply();
-                let kept = self.pool.lock().keep(id, brief);
+                let kept = self.pool.lock().keep(id);
                 prop_assert_eq!(kept, !changed_meanwhile);
                 let links = self.pool.lock().links();
                 self.pool.lock().admit(links, |_| false);
@@ -277,10 +268,10 @@ impl Test {
         match left {
             Some(Left::InUse) => prop_assert!(known.users > 0),
             Some(Left::Idle) => {
-                prop_assert!(known.users == 0 && !known.brief && (!known.stale || behind));
+                prop_assert!(known.users == 0 && (!known.stale || behind));
             }
             Some(Left::Spent) => {
-                prop_assert!(known.users == 0 && (known.stale || known.brief));
+                prop_assert!(known.users == 0 && known.stale);
                 // The cleaner claims the region before the releasing thread does; its cause is then
                 // not recorded.
                 let spent = self.pool.region(id).object();
@@ -332,7 +323,6 @@ impl Test {
                 first,
                 count,
                 access,
-                brief,
                 changed_meanwhile,
             } => {
                 let access = ACCESS[access];
@@ -343,7 +333,7 @@ impl Test {
                     access,
                     exact: access & 0xe != 0,
                 };
-                self.register(purpose, brief, changed_meanwhile)?;
+                self.register(purpose, changed_meanwhile)?;
             }
             Step::Release { which, again } => {
                 if again && !self.ended.is_empty() {

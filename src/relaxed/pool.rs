@@ -478,13 +478,12 @@ impl Locked<'_> {
         Some(id)
     }
 
-    /// Keeps the region; false if its memory has changed since the region was linked. A brief
-    /// region is kept only while it has a user. Other registrations can take the region once it is
-    /// admitted.
-    pub fn keep(&self, id: Id, brief: bool) -> bool {
+    /// Keeps the region; false if its memory has changed since the region was linked. Other
+    /// registrations can take the region once it is admitted.
+    pub fn keep(&self, id: Id) -> bool {
         let pool = self.0;
         let region = pool.region(id);
-        if !region.word.keep(brief) {
+        if !region.word.keep() {
             return false;
         }
         pool.table

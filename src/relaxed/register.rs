@@ -292,13 +292,14 @@ impl Instance {
         if locked.shared_memory().at(purpose.hull).is_some() {
             reason = reason.or(Some(counter!(bypassed_memory)));
         }
-        // The region stays the caller's own even while it is in use, if its memory can change
-        // unseen or if peers must get fresh keys.
-        let own = reason == Some(counter!(bypassed_memory))
-            || (config().relaxed.fresh_keys && is_remote(purpose.access));
-        let brief = reason.is_some() || !self.cleaner.keeps(purpose.access);
+        // The region stays the caller's own, even while it is in use, if the library would not hear
+        // of a change of its memory, if peers must get fresh keys, or if the pool keeps no such
+        // region.
+        let own = reason.is_some()
+            || (config().relaxed.fresh_keys && is_remote(purpose.access))
+            || !self.cleaner.keeps(purpose.access);
         let certain = settled && !locked.may_be_dropping(purpose.hull, now_ms);
-        let kept = own || (certain && locked.keep(id, brief));
+        let kept = own || (certain && locked.keep(id));
         if !kept {
             locked.withdraw(id, Cause::Fence);
             reason = reason.or(Some(counter!(bypassed_busy)));

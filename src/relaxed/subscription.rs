@@ -304,7 +304,7 @@ impl Instance {
         let locked = self.lock_with_shared_memory(purpose.hull);
         let own = locked.shared_memory().at(purpose.hull).is_none();
         let certain = watched && own && !locked.may_be_dropping(purpose.hull, now_ms);
-        if !certain || !locked.keep(id, false) {
+        if !certain || !locked.keep(id) {
             locked.withdraw(id, Cause::Fence);
         }
     }
@@ -461,7 +461,7 @@ mod tests {
             let locked = self.pool.lock();
             locked.apply(|| 0);
             if let Added::Linked(id) = locked.adds_entry(&purpose(hull)) {
-                assert!(locked.keep(id, false));
+                assert!(locked.keep(id));
                 self.pool.region(id).word.admit();
             }
         }

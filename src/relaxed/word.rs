@@ -24,9 +24,6 @@ const USERS: u64 = (1 << 24) - 1;
 const OWN: u64 = 1 << 24;
 /// The region must not be used again.
 const STALE: u64 = 1 << 25;
-/// The region is shared only while it has a user, and ends with its last user.
-const BRIEF: u64 = 1 << 26;
-
 /// The region is not admitted: nobody has checked yet that other processes cannot change its
 /// memory.
 const NEW: u64 = 1 << 27;
@@ -79,8 +76,7 @@ impl Seen {
     /// Whether a registration may take the region.
     #[inline(always)]
     pub fn can_be_taken(self) -> bool {
-        let brief_and_unused = self.0 & (BRIEF | USERS) == BRIEF;
-        self.0 & (STATE | STALE | NEW) == KEPT && !brief_and_unused && self.users() < USERS
+        self.0 & (STATE | STALE | NEW) == KEPT && self.users() < USERS
     }
 
     /// Whether the region is kept but not admitted yet.
@@ -110,7 +106,7 @@ impl Seen {
 
     /// Whether the region has no user and will get none.
     pub fn is_spent(self) -> bool {
-        self.is_unused() && self.0 & (STATE | STALE | BRIEF) != KEPT
+        self.is_unused() && self.0 & (STATE | STALE) != KEPT
     }
 
     /// Whether the region is being deregistered.
@@ -159,15 +155,15 @@ impl Word {
         self.0.store(word, Release);
     }
 
-    /// Keeps the region; false if it became stale while it was made. A brief region is kept only
-    /// while it has a user. Other registrations can take the region once it is admitted.
-    pub fn keep(&self, brief: bool) -> bool {
+    /// Keeps the region; false if it became stale while it was made. Other registrations can take
+    /// the region once it is admitted.
+    pub fn keep(&self) -> bool {
         let mut word = self.0.load(Relaxed);
         loop {
             if word & (STATE | STALE) != MAKING {
                 return false;
             }
-            let kept = word & !STATE | KEPT | NEW | if brief { BRIEF } else { 0 };
+            let kept = word & !STATE | KEPT | NEW;
             match self.change(word, kept) {
                 Ok(()) => return true,
                 Err(now) => word = now,
@@ -213,7 +209,7 @@ impl Word {
                 Err(now) => word = now,
             }
         };
-        Some(if released & (STATE | STALE | BRIEF | USERS) == KEPT {
+        Some(if released & (STATE | STALE | USERS) == KEPT {
             Left::Idle
         } else if released & USERS != 0 {
             Left::InUse
@@ -268,7 +264,7 @@ mod tests {
     fn kept() -> Word {
         let word = Word::new();
         word.make();
-        assert!(word.keep(false) && word.load().is_new() && !word.load().can_be_taken());
+        assert!(word.keep() && word.load().is_new() && !word.load().can_be_taken());
         word.admit();
         word
     }
@@ -281,7 +277,7 @@ mod tests {
         let making = word.load();
         assert!(making.is_registered() && !making.can_be_taken() && !making.is_unused());
         assert!(!word.claim(), "it has a user");
-        assert!(word.keep(false));
+        assert!(word.keep());
         word.admit();
         assert_eq!(word.take(word.load()), Some(Grant::Another));
         assert_eq!(word.release(Grant::Own), Some(Left::InUse));
@@ -298,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_stale_or_brief_ends_with_its_last_user() {
+    fn what_is_stale_or_not_kept_ends_with_its_last_user() {
         let word = kept();
         assert!(word.withdraw() && !word.withdraw());
         assert!(!word.load().can_be_taken());
@@ -306,16 +302,14 @@ mod tests {
 
         let word = Word::new();
         word.make();
-        assert!(word.keep(true));
-        word.admit();
-        assert!(word.load().can_be_taken());
+        assert!(!word.load().can_be_taken(), "the maker's own");
         assert_eq!(word.release(Grant::Own), Some(Left::Spent));
-        assert!(!word.load().can_be_taken(), "brief, and without a user");
+        assert!(!word.load().can_be_taken() && word.load().is_spent());
 
         let word = Word::new();
         word.make();
         word.withdraw();
-        assert!(!word.keep(false), "it went stale while it was made");
+        assert!(!word.keep(), "it went stale while it was made");
         assert_eq!(word.release(Grant::Own), Some(Left::Spent));
         assert!(word.claim());
         word.restore();

@@ -24,8 +24,8 @@ struct Api {
 }
 
 const SUBJECT: &str = "userfaultfd";
-const COST: &str = "A region is shared only while it is in use, and none is kept after its release: relaxed \
-                    registration and RDMAMR_CACHE cost what plain registration costs.";
+const COST: &str = "Each registration makes a region of its own: relaxed registration and RDMAMR_CACHE cost \
+                    what plain registration costs.";
 
 /// Tries the calls that the library makes.
 pub fn check() -> Check {
