@@ -43,6 +43,7 @@ static _Atomic uint32_t slots[SLOTS];
 static _Atomic uint32_t next_slot;
 static _Atomic long registered, deregistered;
 static uint32_t usable_slots;
+static struct { _Atomic int err; _Atomic long times; } failure[2];
 
 static struct {
 	pthread_mutex_t lock;
@@ -116,16 +117,33 @@ static int fail(int err)
 	return -1;
 }
 
+/* Whether this call fails. Several threads may share one failure too many: they only see more. */
+static int fails(enum stub_call call)
+{
+	return atomic_load(&failure[call].times) > 0 && atomic_fetch_sub(&failure[call].times, 1) > 0 ?
+	       failure[call].err : 0;
+}
+
+void stub_fail(enum stub_call call, int err, long times)
+{
+	failure[call].err = err;
+	failure[call].times = times;
+}
+
 static int register_memory(const struct ib_uverbs_ioctl_hdr *header)
 {
 	const struct ib_uverbs_attr *in = attribute(header, UVERBS_ATTR_CORE_IN);
 	const struct ib_uverbs_attr *out = attribute(header, UVERBS_ATTR_CORE_OUT);
 	struct ib_uverbs_reg_mr command;
 	struct ib_uverbs_reg_mr_resp answer;
+	int err;
 
 	if (!in || !out || in->len < sizeof(command) || out->len < sizeof(answer))
 		return fail(ENOSPC);
 	memcpy(&command, (const void *)(uintptr_t)in->data, sizeof(command));
+	err = fails(STUB_REGISTER);
+	if (err)
+		return fail(err);
 	if (command.pd_handle != pds[0].handle && command.pd_handle != pds[1].handle)
 		return fail(ENOENT);
 	for (uint32_t tries = 0; tries < usable_slots; tries++) {
@@ -152,7 +170,10 @@ static int destroy(const struct ib_uverbs_ioctl_hdr *header)
 {
 	const struct ib_uverbs_attr *handle = attribute(header, UVERBS_ATTR_DESTROY_MR_HANDLE);
 	uint32_t word, slot;
+	int err = fails(STUB_DEREGISTER);
 
+	if (err)
+		return fail(err);
 	if (!handle || handle->data >= usable_slots)
 		return fail(ENOENT);
 	slot = (uint32_t)handle->data;

@@ -41,6 +41,12 @@ struct ibv_pd *stub_other_pd(void);
  */
 int stub_write(const struct ibv_mr *mr, unsigned char value);
 
+/*
+ * The next `times` registrations, or deregistrations, fail with this errno, and change nothing.
+ */
+enum stub_call { STUB_REGISTER, STUB_DEREGISTER };
+void stub_fail(enum stub_call call, int err, long times);
+
 /* How often the device was asked to register memory, and to deregister it, successfully. */
 long stub_registered(void);
 long stub_deregistered(void);

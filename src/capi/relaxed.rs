@@ -54,7 +54,7 @@ use core::ffi::{c_int, c_void};
 /// ENOMEM: the process cannot pin more memory (RLIMIT_MEMLOCK), or the device or the kernel ran out
 /// of a resource. The library gave up the kept registrations that were not in use before it
 /// reported this.
-/// EAGAIN: as ENOMEM, but another thread is deregistering regions at this moment: try again.
+/// EAGAIN: the limit of the rdma cgroup is reached. As for ENOMEM, the library has given up its own.
 /// Other errnos are those of ibv_reg_mr().
 ///
 /// Sources: ibv_reg_mr_relaxed(3) of Oracle Solaris; drivers/infiniband/core/uverbs_cmd.c of

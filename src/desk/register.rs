@@ -9,7 +9,6 @@ use crate::mr;
 use crate::relaxed;
 use crate::sys::caller::Caller;
 use core::ffi::CStr;
-use errno::Errno;
 
 /// Registers memory for a program that called the function `entry`.
 #[inline(always)]
@@ -29,16 +28,12 @@ pub fn register_for(
 #[inline(always)]
 pub fn register(pd: Pd, request: &Request) -> Result<Registered, Error> {
     match mr::register(pd, request) {
-        Err(Error::Kernel(Errno(libc::ENOMEM)) | Error::Next(Errno(libc::ENOMEM)))
-            if pool_is_on() =>
-        {
-            register_again(pd, request)
-        }
+        Err(error) if pool_is_on() && relaxed::is_shortage(error) => register_again(pd, request),
         result => result,
     }
 }
 
-/// Deregisters the pool's idle regions, which may hold the memory that is short, and registers once
+/// Deregisters the pool's idle regions, which may hold what is short, and registers once
 /// more.
 #[cold]
 fn register_again(pd: Pd, request: &Request) -> Result<Registered, Error> {

@@ -55,8 +55,8 @@ pub fn register(
 }
 
 impl Bare {
-    /// Deregisters the region. If the kernel no longer knows it (because its device has ended, or
-    /// because a call past this library deregistered it), that counts as success.
+    /// Deregisters the region. If the kernel no longer knows it (a call past this library
+    /// deregistered it), that counts as success.
     pub fn deregister(&self, kernel: &impl Kernel) -> Result<(), Errno> {
         // SAFETY: `register` stored the address of a device, and devices are never freed.
         let device = unsafe { with_exposed_provenance::<Device>(self.device).as_ref() };
@@ -66,7 +66,7 @@ impl Bare {
             device.add_facts(learned);
         }
         match result {
-            Err(Errno(libc::EIO | libc::ENODEV | libc::EBADF | libc::ENOENT)) => Ok(()),
+            Err(Errno(libc::ENOENT)) => Ok(()),
             result => result,
         }
     }

@@ -38,6 +38,10 @@ const TICKS: u32 = 8;
 /// How often the cleaner checks the machine's free memory, in ticks.
 const LOOKS: u32 = 8;
 
+/// If the kernel refuses to deregister a region, the cleaner waits 2 ticks before it tries again,
+/// then twice as long each time, up to 2 to the power of this number.
+const LONGEST_WAIT: u32 = 6;
+
 /// No region must have been idle for this many ticks before the cleaner sleeps without a time
 /// limit. If the program takes and releases a region all the time, the cleaner finds the region in
 /// use now and then.
@@ -125,6 +129,19 @@ impl Cleaner {
         }
     }
 
+    /// Whether the cleaner ends this region without a user now.
+    fn is_due(&self, region: &PoolRegion, now: u64, awake: u64) -> bool {
+        match region.refusals.load(Relaxed) {
+            _ if region.is_left() => true,
+            0 => region.word.load().is_spent() || self.has_lingered(region, now, awake),
+            refusals => {
+                // The device may have gone, with many regions that the kernel then refuses to end.
+                let wait = 1 << refusals.min(LONGEST_WAIT);
+                idle(region.released.load(Relaxed), now, awake) >= wait
+            }
+        }
+    }
+
     /// Whether an idle region has lingered for long enough now, or will have by the next tick. The
     /// cleaner is awake since the tick `awake`.
     fn has_lingered(&self, region: &PoolRegion, now: u64, awake: u64) -> bool {
@@ -174,7 +191,7 @@ extern "C" fn run(argument: *mut c_void) -> c_int {
         }
         ending::doomed(relaxed, By::Helper);
         end_all(relaxed, Cause::Linger, |region| {
-            region.word.load().is_spent() || cleaner.has_lingered(region, now, awake_since)
+            cleaner.is_due(region, now, awake_since)
         });
         if ticks.is_multiple_of(LOOKS) && is_short_of_memory() {
             end_all(relaxed, Cause::Pressure, |_| true);

@@ -46,7 +46,7 @@ fn described(region: &PoolRegion) -> Call {
 }
 
 /// Deregisters a claimed region. After an error the region stays registered, and is never used
-/// again.
+/// again. A flush of its domain or device tries to end it again, and so does the cleaner.
 pub fn end(relaxed: &Instance, id: Id, by: By) -> Result<(), Errno> {
     let pool = relaxed.pool;
     let region = pool.region(id);
@@ -56,14 +56,17 @@ pub fn end(relaxed: &Instance, id: Id, by: By) -> Result<(), Errno> {
         handle: region.handle.load(Relaxed),
     };
     let result = match by {
+        // The kernel has ended the region with its file, or another process owns the region now.
+        _ if region.is_left() => Ok(()),
         By::Program => bare.deregister(&Uverbs),
         By::Helper => bare.deregister(&UverbsOfHelper),
     };
     if let Err(errno) = result {
+        region.refusals.fetch_add(1, Relaxed);
+        region.released.store(relaxed.cleaner.now(), Relaxed);
         pool.lock().restore(id);
         if by == By::Program {
-            // The cleaner tries again. (If the kernel refuses the cleaner itself, the cleaner
-            // retries at its own times.)
+            // The cleaner may sleep. It tries again at its own times.
             relaxed.cleaner.wake();
         }
         return Err(errno);

@@ -60,11 +60,14 @@ fn end_idle(
     (ended, refused)
 }
 
-/// Memory is short: deregisters every idle region. Returns false if there was none. The caller is
-/// inside the library (`thread::enter`).
+/// The kernel is short of what regions hold: deregisters every idle region, and waits for those
+/// that other threads deregister just now. Returns false if there was none. The caller is inside
+/// the library (`thread::enter`).
 pub fn relieve(relaxed: &Instance) -> bool {
-    let doomed = relaxed.pool.is_ending();
+    let were_ending = relaxed.pool.is_ending();
     ending::doomed(relaxed, By::Program);
     let (ended, _) = end_idle(relaxed, Cause::Pressure, &|_| true);
-    ended > 0 || (doomed && !relaxed.pool.is_ending())
+    let claims = relaxed.pool.lock().claims();
+    relaxed.pool.wait_for_claims(claims, |_| true);
+    ended > 0 || were_ending
 }

@@ -48,7 +48,7 @@ pub use owners::{
     around_close_device, around_deregister_past_us, before_close_past_us, before_dealloc_pd,
     before_unimport_pd, flush_quietly, forget, relieve_program,
 };
-pub use register::{OWN_REGION, Unserved, register};
+pub use register::{OWN_REGION, Unserved, is_shortage, register};
 pub use release::{deregister, release};
 pub use start::is_of_parent;
 

@@ -53,20 +53,20 @@ pub fn around_close_device(
         return close();
     };
     let of = ending::of_device(device);
-    let is_used = relaxed.pool.is_used(&of);
-    if is_used && config().cache == Cache::Off {
+    if relaxed.pool.is_used(&of) && config().cache == Cache::Off {
         return Err(Error::Busy("the device still has relaxed regions in use"));
     }
     let _ = flush_those(relaxed, &of);
-    if !is_used {
-        return close();
-    }
-    // As without the pool, a program may close a device that has regions: the kernel ends them.
+    // The kernel ends what is left with the device: regions that it refused to deregister, and
+    // regions in use. As without the pool, a program may close a device that has regions.
     let fd = context.fd().unwrap_or(LEFT);
     abandon(relaxed, &of, LEFT);
-    close().inspect_err(|_| {
+    let closed = close();
+    if closed.is_err() {
         abandon(relaxed, &of, fd);
-    })
+    }
+    relaxed.cleaner.wake();
+    closed
 }
 
 /// Deregisters the idle regions of a domain, except those that the kernel refuses to deregister.

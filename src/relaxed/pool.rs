@@ -362,7 +362,8 @@ impl Pool {
     pub fn is_used(&self, mut of: impl FnMut(&PoolRegion) -> bool) -> bool {
         self.each().any(|(_, region)| {
             let seen = region.word.load();
-            seen.is_registered() && seen.users() > 0 && !region.is_watched_only() && of(region)
+            let is_there = !region.is_watched_only() && !region.is_left();
+            seen.is_registered() && seen.users() > 0 && is_there && of(region)
         })
     }
 

@@ -48,6 +48,8 @@ pub struct PoolRegion {
     pub next: AtomicLink,
     /// Why the region was withdrawn from reuse: [`super::pool::Cause::in_word`]; 0 if it was not.
     pub cause: AtomicU32,
+    /// How often the kernel has refused to deregister the region.
+    pub refusals: AtomicU32,
     /// The region's device: the address of a `Device`, and the file descriptor of its kernel
     /// context.
     pub device: AtomicUsize,
@@ -183,6 +185,7 @@ impl PoolRegion {
         self.device.store(0, Relaxed);
         self.cause.store(0, Relaxed);
         self.hits.store(0, Relaxed);
+        self.refusals.store(0, Relaxed);
         self.of_file.store(UNKNOWN, Relaxed);
         self.claim_extent(None);
         self.entries.store(0, Relaxed);

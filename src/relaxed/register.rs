@@ -35,6 +35,20 @@ pub const OWN_REGION: Access = Access::ON_DEMAND
 /// that begins at another page, and once more if that region was in use in between.
 const LOOKS: u32 = 3;
 
+/// How many times a registration asks the kernel while the kernel is short of something. Each time
+/// idle regions have ended, of which other threads may leave more and more.
+const TRIES: u32 = 4;
+
+/// Whether the kernel may lack what idle regions hold: pinned memory and the device's objects
+/// (ENOMEM), or the objects that the rdma cgroup allows (EAGAIN).
+pub fn is_shortage(error: Error) -> bool {
+    use libc::{EAGAIN, ENOMEM};
+    matches!(
+        error,
+        Error::Kernel(Errno(ENOMEM | EAGAIN)) | Error::Next(Errno(ENOMEM | EAGAIN))
+    )
+}
+
 /// Refuses arguments that no relaxed registration can have. Returns the hull of the memory.
 fn check(request: &Request) -> Result<PageRange, Error> {
     if let Some(why) = request.access.refusal() {
@@ -192,7 +206,9 @@ impl Instance {
         if self.pool.ending() > super::TOO_MANY {
             ending::doomed(self, By::Program);
         }
+        let mut tries = 0;
         loop {
+            tries += 1;
             let locked = self.pool.lock();
             if purpose.alone && locked.is_crowded(purpose.hull.start) {
                 return Err(Unserved::Because(counter!(bypassed_limit)));
@@ -212,22 +228,17 @@ impl Instance {
                     return Ok(self.pool.region(id).object());
                 }
                 Err(error) => {
-                    self.pool.lock().end(id);
+                    let locked = self.pool.lock();
+                    // As of a region that ends in peace, no mapping stays split.
+                    let region = self.pool.region(id);
+                    region.cause.store(Cause::Flush.in_word(), Relaxed);
+                    ending::leave(self, &locked, id, By::Program);
+                    drop(locked);
                     if own.is_left_to_libibverbs() {
                         return Err(Unserved::Because(counter!(bypassed_device)));
                     }
-                    if !matches!(error, Error::Kernel(Errno(libc::ENOMEM | libc::EAGAIN))) {
+                    if !is_shortage(error) || tries == TRIES || !relieve(self) {
                         return Err(Unserved::Failed(error));
-                    }
-                    let under_way = self.pool.is_ending();
-                    if !relieve(self) {
-                        return Err(Unserved::Failed(if under_way {
-                            Error::Shortage(
-                                "regions that were released are just being deregistered",
-                            )
-                        } else {
-                            Error::Kernel(Errno(libc::ENOMEM))
-                        }));
                     }
                 }
             }
