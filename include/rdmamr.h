@@ -147,8 +147,8 @@ struct rdmamr_stats {
          */
         uint64_t bypassed_device;
         /**
-         * Bypassed because the memory can change unseen (shared mappings that are not sealed, System V
-         * segments, device memory, memory that another userfaultfd watches).
+         * Bypassed because the memory can change unseen (shared mappings, files, System V segments,
+         * device memory, memory that another userfaultfd watches).
          */
         uint64_t bypassed_memory;
         /**
@@ -166,8 +166,8 @@ struct rdmamr_stats {
          */
         uint64_t bypassed_limit;
         /**
-         * Bypassed because a change of the memory was under way, or because a signal handler
-         * interrupted the library.
+         * Bypassed because a change of the memory was under way, because the kernel has not said yet
+         * what memory it is, or because a signal handler interrupted the library.
          */
         uint64_t bypassed_busy;
         /**

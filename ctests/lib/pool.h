@@ -119,9 +119,9 @@ int control(struct pair *pair, const char *name, void *memory, size_t length);
 int control_later(struct pair *pair, const char *name, void *memory, size_t length);
 
 /*
- * Checks that the pool keeps no region of the memory, which the watch cannot see all of. Of memory
- * that a system call mapped it keeps one until it looks at the mapping; that region ends a moment
- * later.
+ * Checks that the pool keeps no region of the memory, which the watch cannot see all of. It keeps
+ * the first one until it asks the kernel what memory that is, when the memory is registered again,
+ * or a moment later; that region then ends.
  */
 int not_kept_with(struct pair *pair, const char *name, void *memory, size_t length, int access);
 int not_kept(struct pair *pair, const char *name, void *memory, size_t length);

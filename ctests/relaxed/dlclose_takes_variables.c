@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
  * The variables of a shared object go with it: dlclose unmaps them inside libc, and something else,
- * or the same object, comes to lie there. They are a private mapping of its file, which can be
- * watched since Linux 6.7; before, nothing is kept of them.
+ * or the same object, comes to lie there. They are a private mapping of its file, and nothing is
+ * kept of those.
  */
 #include "../lib/pool.h"
 #include <dlfcn.h>

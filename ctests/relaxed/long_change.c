@@ -4,34 +4,62 @@
  * registration waits a moment, and then goes past the pool. Whether it waited too short or long
  * enough, the program gets one region, and nobody keeps another for it.
  *
- * The call is a truncate(2) of a file with a lease, fcntl(2): it waits until the lease is given up.
+ * The call is an mremap(2) that gives up the memory behind the region. Another userfaultfd watches
+ * that memory: the call waits until its event is read.
  */
 #include "../lib/observe.h"
 #include <pthread.h>
-#include <signal.h>
 #include <stdatomic.h>
 
 enum { LENGTH = 4 * PAGE, ROUNDS = 300 };
 
 static struct pair pair;
-static char path[] = "/tmp/rdmamr-lease-XXXXXX";
-static int leased = -1;
+static int watch;
 
-static void *cut(void *argument)
+static void open_watch(void)
 {
-	(void)argument;
-	must(truncate(path, 0) == 0);
+	struct uffdio_api api = { .api = UFFD_API, .features = UFFD_FEATURE_EVENT_UNMAP };
+
+	watch = (int)syscall(SYS_userfaultfd, O_CLOEXEC | UFFD_USER_MODE_ONLY);
+	must(watch >= 0 && ioctl(watch, UFFDIO_API, &api) == 0);
+}
+
+/* Watched pages behind the memory. */
+static void grow(char *memory)
+{
+	struct uffdio_register tail = { .range = { .start = (uintptr_t)memory + LENGTH, .len = PAGE },
+					.mode = UFFDIO_REGISTER_MODE_MISSING };
+
+	fresh_at(memory + LENGTH, PAGE);
+	must(ioctl(watch, UFFDIO_REGISTER, &tail) == 0);
+}
+
+static void *shrink(void *memory)
+{
+	must(mremap(memory, LENGTH + PAGE, LENGTH, 0) == memory);
 	return NULL;
 }
 
-static void *give_up_lease(void *delay)
+static void *read_event(void *delay)
 {
 	const double *seconds = delay;
 	useconds_t microseconds = (useconds_t)(*seconds * 1e6);
+	struct uffd_msg message;
 
 	must(usleep(microseconds) == 0);
-	must(fcntl(leased, F_SETLEASE, F_UNLCK) == 0);
+	must(read(watch, &message, sizeof(message)) == sizeof(message));
+	must(message.event == UFFD_EVENT_UNMAP);
 	return NULL;
+}
+
+/* The call has begun: its memory is gone. */
+static void wait_until_gone(char *memory)
+{
+	unsigned char there;
+
+	while (mincore(memory, PAGE, &there) == 0)
+		sched_yield();
+	must(errno == ENOMEM);
 }
 
 /* Brings the pool up to date soon after the call is over, as the other threads of a program do. */
@@ -49,8 +77,8 @@ static void *use_other_memory(void *argument)
 }
 
 /*
- * The key of the region that the pool has for the memory. By its second use the pool knows that it
- * is of no file.
+ * The key of the region that the pool has for the memory. By its second use the pool knows what
+ * memory it is.
  */
 static uint32_t key_of_kept(char *memory)
 {
@@ -75,22 +103,20 @@ static uint32_t key_of_kept(char *memory)
 static bool register_beside(char *memory, double seconds, double *took)
 {
 	uint32_t kept = key_of_kept(memory);
-	pthread_t cutting, giving_up;
+	pthread_t shrinking, reading;
 	struct ibv_mr *mr;
 	double began;
 	bool hit;
 
-	must(fcntl(leased, F_SETLEASE, F_RDLCK) == 0);
-	must(pthread_create(&cutting, NULL, cut, NULL) == 0);
-	/* What a lease is about to become, once somebody waits for it. */
-	while (fcntl(leased, F_GETLEASE) == F_RDLCK)
-		sched_yield();
-	must(pthread_create(&giving_up, NULL, give_up_lease, &seconds) == 0);
+	grow(memory);
+	must(pthread_create(&shrinking, NULL, shrink, memory) == 0);
+	wait_until_gone(memory + LENGTH);
+	must(pthread_create(&reading, NULL, read_event, &seconds) == 0);
 	began = seconds_now();
 	mr = register_region(pair.pd, memory, LENGTH, LOCAL_AND_REMOTE);
 	*took = seconds_now() - began;
 	must(mr);
-	must(pthread_join(giving_up, NULL) == 0 && pthread_join(cutting, NULL) == 0);
+	must(pthread_join(reading, NULL) == 0 && pthread_join(shrinking, NULL) == 0);
 	must(all_lands(&pair, mr, memory, LENGTH, true));
 	hit = mr->lkey == kept;
 	must(deregister_region(mr) == 0);
@@ -99,19 +125,15 @@ static bool register_beside(char *memory, double seconds, double *took)
 
 int main(void)
 {
-	char *memory = pages(LENGTH / PAGE);
-	int fd = mkostemp(path, O_CLOEXEC), hits = 0;
+	char *memory = new_place(LENGTH + PAGE);
+	int hits = 0;
 	atomic_bool ends = false;
 	double patience, took;
 	pthread_t other;
 
-	must(fd >= 0 && close(fd) == 0);
-	leased = open(path, O_RDONLY | O_CLOEXEC);
-	must(leased >= 0 && signal(SIGIO, SIG_IGN) != SIG_ERR);
-	if (fcntl(leased, F_SETLEASE, F_RDLCK))
-		skip_all("/tmp has no leases: nothing here takes as long as is wanted");
-	must(fcntl(leased, F_SETLEASE, F_UNLCK) == 0);
 	relaxed_open(&pair);
+	fresh_at(memory, LENGTH);
+	open_watch();
 
 	is(register_beside(memory, 0.8, &patience), false, "beside what takes long a registration goes past the pool");
 	ok(patience < 0.8, "before that is over");
@@ -127,6 +149,6 @@ int main(void)
 	ends = true;
 	must(pthread_join(other, NULL) == 0);
 	ok(hits > 0 && hits < ROUNDS, "around the end of its patience: %d hits, %d past the pool", hits, ROUNDS - hits);
-	must(unlink(path) == 0);
+	must(close(watch) == 0);
 	return relaxed_close(&pair);
 }

@@ -18,7 +18,7 @@
 use super::ret;
 use crate::desk::changes;
 use crate::sys::symbols::{self, Function, Scope};
-use core::ffi::{c_char, c_int, c_uint, c_void};
+use core::ffi::{c_int, c_uint, c_void};
 use core::ptr::without_provenance_mut;
 
 type Address = *mut c_void;
@@ -47,14 +47,6 @@ next! {
     BRK = c"brk": fn(Address) -> c_int;
     SBRK = c"sbrk": fn(isize) -> Address;
     SHMAT = c"shmat": fn(c_int, *const c_void, c_int) -> Address;
-    SHMDT = c"shmdt": fn(*const c_void) -> c_int;
-    FTRUNCATE = c"ftruncate": fn(c_int, libc::off_t) -> c_int;
-    FTRUNCATE64 = c"ftruncate64": fn(c_int, libc::off64_t) -> c_int;
-    TRUNCATE = c"truncate": fn(*const c_char, libc::off_t) -> c_int;
-    TRUNCATE64 = c"truncate64": fn(*const c_char, libc::off64_t) -> c_int;
-    FALLOCATE = c"fallocate": fn(c_int, c_int, libc::off_t, libc::off_t) -> c_int;
-    FALLOCATE64 = c"fallocate64": fn(c_int, c_int, libc::off64_t, libc::off64_t) -> c_int;
-    REMAP_FILE_PAGES = c"remap_file_pages": fn(Address, usize, c_int, usize, c_int) -> c_int;
 }
 /// Variadic here as in C, since some ABIs pass variadic arguments differently.
 static MREMAP: Function<unsafe extern "C" fn(Address, usize, usize, c_int, ...) -> Address> =
@@ -115,23 +107,14 @@ unsafe extern "C" fn munmap(addr: Address, length: usize) -> c_int {
     )
 }
 
-/// The common body of `mmap` and `mmap64`: reports the memory that the mapping replaces, and a
-/// shared mapping.
+/// The common body of `mmap` and `mmap64`: reports the memory that the mapping replaces.
 #[inline(always)]
-fn map(
-    (addr, length, flags, fd): (Address, usize, c_int, c_int),
-    map: impl FnOnce() -> Address,
-) -> Address {
+fn map((addr, length, flags): (Address, usize, c_int), map: impl FnOnce() -> Address) -> Address {
     let replaces = flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) == libc::MAP_FIXED;
-    let replaced = || replaces.then(|| changes::changing(addr.addr(), length));
-    around(replaced, map, |replaced, &mapped| {
-        drop(replaced);
-        // MAP_SHARED and MAP_SHARED_VALIDATE have the bit MAP_SHARED, and MAP_PRIVATE does not.
-        if flags & libc::MAP_SHARED != 0 && changes::are_wanted() && !is_error(mapped) {
-            let file = (flags & libc::MAP_ANONYMOUS == 0).then_some(fd);
-            changes::mapped_shared(mapped.addr(), length, file);
-        }
-    })
+    changing(
+        || replaces.then(|| changes::changing(addr.addr(), length)),
+        map,
+    )
 }
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
@@ -143,7 +126,7 @@ unsafe extern "C" fn mmap(
     fd: c_int,
     offset: libc::off_t,
 ) -> Address {
-    map((addr, length, flags, fd), || match MMAP.get() {
+    map((addr, length, flags), || match MMAP.get() {
         // SAFETY: same contract: the arguments are the caller's, unchanged.
         Some(next) => unsafe { next(addr, length, protection, flags, fd, offset) },
         // SAFETY: same contract: the arguments are the caller's, unchanged.
@@ -160,7 +143,7 @@ unsafe extern "C" fn mmap64(
     fd: c_int,
     offset: libc::off64_t,
 ) -> Address {
-    map((addr, length, flags, fd), || match MMAP64.get() {
+    map((addr, length, flags), || match MMAP64.get() {
         // SAFETY: same contract: the arguments are the caller's, unchanged.
         Some(next) => unsafe { next(addr, length, protection, flags, fd, offset) },
         // SAFETY: same contract: the arguments are the caller's, unchanged.
@@ -235,9 +218,6 @@ unsafe extern "C" fn mremap(
             if let Some(target) = target {
                 target.changed(moved.addr(), new_size);
             }
-            changes::moved(moved.addr(), new_size);
-        } else if new_size > old_size {
-            changes::moved(old.addr() + old_size, new_size - old_size);
         } else if new_size < old_size {
             source.changed(old.addr() + new_size, old_size - new_size);
         }
@@ -382,22 +362,15 @@ unsafe extern "C" fn sbrk(increment: isize) -> Address {
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn shmat(id: c_int, addr: *const c_void, flags: c_int) -> Address {
     let before = || {
-        if !changes::are_wanted() {
-            return (0, None);
-        }
-        let errno = errno::errno();
-        let size = segment_size(id);
-        errno::set_errno(errno);
-        let replaces = flags & libc::SHM_REMAP != 0;
-        (size, replaces.then(|| changes::changing(addr.addr(), size)))
+        let replaces = flags & libc::SHM_REMAP != 0 && changes::are_wanted();
+        replaces.then(|| {
+            let errno = errno::errno();
+            let size = segment_size(id);
+            errno::set_errno(errno);
+            changes::changing(addr.addr(), size)
+        })
     };
-    let call = || -> Address { call_next!(SHMAT(id, addr, flags), SYS_shmat) };
-    around(before, call, |(size, replaced), &attached| {
-        drop(replaced);
-        if !is_error(attached) && changes::are_wanted() {
-            changes::attached(attached.addr(), size);
-        }
-    })
+    changing(before, || call_next!(SHMAT(id, addr, flags), SYS_shmat))
 }
 
 /// The size of a System V segment in bytes. For an unknown segment, the largest size that a segment
@@ -410,94 +383,6 @@ fn segment_size(id: c_int) -> usize {
     }
     // SAFETY: shmctl returned 0, so it has filled the structure.
     unsafe { about.assume_init() }.shm_segsz
-}
-
-#[cfg_attr(not(test), unsafe(no_mangle))]
-unsafe extern "C" fn shmdt(addr: *const c_void) -> c_int {
-    changing(
-        || changes::detaching(addr.addr()),
-        || call_next!(SHMDT(addr), SYS_shmdt),
-    )
-}
-
-#[cfg_attr(not(test), unsafe(no_mangle))]
-unsafe extern "C" fn ftruncate(fd: c_int, length: libc::off_t) -> c_int {
-    changing(changes::cutting_file, || {
-        call_next!(FTRUNCATE(fd, length), SYS_ftruncate)
-    })
-}
-
-#[cfg_attr(not(test), unsafe(no_mangle))]
-unsafe extern "C" fn ftruncate64(fd: c_int, length: libc::off64_t) -> c_int {
-    changing(changes::cutting_file, || {
-        call_next!(FTRUNCATE64(fd, length), SYS_ftruncate)
-    })
-}
-
-#[cfg_attr(not(test), unsafe(no_mangle))]
-unsafe extern "C" fn truncate(path: *const c_char, length: libc::off_t) -> c_int {
-    changing(changes::cutting_file, || {
-        call_next!(TRUNCATE(path, length), SYS_truncate)
-    })
-}
-
-#[cfg_attr(not(test), unsafe(no_mangle))]
-unsafe extern "C" fn truncate64(path: *const c_char, length: libc::off64_t) -> c_int {
-    changing(changes::cutting_file, || {
-        call_next!(TRUNCATE64(path, length), SYS_truncate)
-    })
-}
-
-/// Reports a fallocate that changes existing pages: every mode does except plain allocation (0, and
-/// FALLOC_FL_KEEP_SIZE).
-#[inline(always)]
-fn allocating(mode: c_int) -> Option<changes::Changing> {
-    (mode & !libc::FALLOC_FL_KEEP_SIZE != 0).then(changes::cutting_file)
-}
-
-#[cfg_attr(not(test), unsafe(no_mangle))]
-unsafe extern "C" fn fallocate(
-    fd: c_int,
-    mode: c_int,
-    offset: libc::off_t,
-    length: libc::off_t,
-) -> c_int {
-    changing(
-        || allocating(mode),
-        || call_next!(FALLOCATE(fd, mode, offset, length), SYS_fallocate),
-    )
-}
-
-#[cfg_attr(not(test), unsafe(no_mangle))]
-unsafe extern "C" fn fallocate64(
-    fd: c_int,
-    mode: c_int,
-    offset: libc::off64_t,
-    length: libc::off64_t,
-) -> c_int {
-    changing(
-        || allocating(mode),
-        || call_next!(FALLOCATE64(fd, mode, offset, length), SYS_fallocate),
-    )
-}
-
-#[cfg_attr(not(test), unsafe(no_mangle))]
-unsafe extern "C" fn remap_file_pages(
-    addr: Address,
-    size: usize,
-    protection: c_int,
-    offset: usize,
-    flags: c_int,
-) -> c_int {
-    changing(
-        || changes::changing(addr.addr(), size),
-        || {
-            call_next!(
-                REMAP_FILE_PAGES(addr, size, protection, offset, flags),
-                SYS_remap_file_pages
-            )
-        },
-    )
 }
 
 /// Looks up the next functions when the library is loaded.

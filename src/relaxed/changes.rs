@@ -25,14 +25,6 @@ pub enum Kind {
     /// userfaultfd reports that the range's pages are about to be dropped, which may still take a
     /// moment.
     Dropping,
-    /// The range is a new shared mapping of memory that other processes can change.
-    Shared,
-    /// The range is a newly attached System V segment.
-    Segment,
-    /// A segment is detached. Only its start is known.
-    Detached,
-    /// A file is truncated, at an unknown place.
-    Files,
     /// userfaultfd reports nothing any more.
     Lost,
 }
@@ -197,16 +189,7 @@ impl Changes {
 }
 
 fn kind(number: u64) -> Kind {
-    const KINDS: [Kind; 8] = [
-        Kind::Called,
-        Kind::Reported,
-        Kind::Dropping,
-        Kind::Shared,
-        Kind::Segment,
-        Kind::Detached,
-        Kind::Files,
-        Kind::Lost,
-    ];
+    const KINDS: [Kind; 4] = [Kind::Called, Kind::Reported, Kind::Dropping, Kind::Lost];
     // A number that is no kind says nothing of what has changed: all is lost.
     KINDS.get(number as usize).copied().unwrap_or(Kind::Lost)
 }

@@ -3,6 +3,7 @@
 //! the verdict, so that `rdmamr report` promises nothing that the pool would not do. Only a traced
 //! process asks for it.
 
+use super::admission;
 use super::start;
 use super::watch::userfaultfd::Userfaultfd;
 use crate::call::Request;
@@ -109,7 +110,7 @@ pub fn news(mut tell: impl FnMut(u16, &[u8])) {
         return;
     }
     let mut bytes = now.to_le_bytes().to_vec();
-    for (range, _) in start::mappings().0 {
+    for range in admission::foreign_memory() {
         bytes.extend(range.start.to_le_bytes());
         bytes.extend(range.end.to_le_bytes());
     }

@@ -8,8 +8,8 @@
 //! allocate nothing.
 
 use super::changes::{Change, Kind};
-use super::{Instance, existing, start};
-use crate::sys::pages::{PageRange, page_size};
+use super::{Instance, existing};
+use crate::sys::pages::PageRange;
 use crate::sys::symbols::{self, Scope};
 use core::ffi::c_void;
 use core::ptr::without_provenance;
@@ -59,23 +59,6 @@ pub fn may_change(addr: usize, length: usize) -> Changing {
             announced,
         }
     }))
-}
-
-/// A call is about to detach the System V segment that begins at an address.
-#[inline(always)]
-pub fn detaching(addr: usize) -> Changing {
-    let start = addr as u64 & !(page_size() - 1);
-    let end = start + 1;
-    Changing(
-        existing()
-            .map(|relaxed| announce(relaxed, change(PageRange { start, end }, Kind::Detached))),
-    )
-}
-
-/// A call is about to cut a file or to punch a hole into it. The file may be mapped anywhere.
-#[inline(always)]
-pub fn cutting_file() -> Changing {
-    Changing(existing().map(|relaxed| announce(relaxed, change(NOTHING, Kind::Files))))
 }
 
 fn change(range: PageRange, kind: Kind) -> Change {
@@ -155,15 +138,6 @@ impl Drop for Changing {
     }
 }
 
-/// Writes a finished change to the log.
-fn note(range: PageRange, kind: Kind) {
-    if let Some(relaxed) = existing() {
-        relaxed.pool.changes.begin();
-        relaxed.pool.changes.write(change(range, kind));
-        relaxed.pool.changes.end();
-    }
-}
-
 /// Stops watching memory whose regions a change under way has just withdrawn. Returns true if any
 /// of the memory was watched.
 #[cold]
@@ -191,26 +165,8 @@ pub fn are_in_place() -> bool {
     first.is_some_and(|first| home(without_provenance(first.get())) == home(own))
 }
 
-/// Whether the pool must hear of shared mappings.
+/// Whether the pool must hear of changes.
 #[inline(always)]
 pub fn is_in_use() -> bool {
     existing().is_some()
-}
-
-/// A call has mapped memory that other processes share. `fd` is the file's, if the mapping has one.
-pub fn mapped_shared(addr: usize, length: usize, fd: Option<i32>) {
-    if !fd.is_some_and(start::is_sealed) {
-        note(pages(addr, length), Kind::Shared);
-    }
-}
-
-/// A call has moved a mapping there, and whether the mapping is shared is not known. The next
-/// registration reads the mappings.
-pub fn moved(addr: usize, length: usize) {
-    note(pages(addr, length), Kind::Shared);
-}
-
-/// A call has attached a System V segment.
-pub fn attached(addr: usize, length: usize) {
-    note(pages(addr, length), Kind::Segment);
 }

@@ -12,6 +12,7 @@
 //! file has the part of a hit that is not in the pool.
 
 mod account;
+mod admission;
 mod changes;
 mod cleaner;
 mod dropping;
@@ -34,7 +35,6 @@ mod pool;
 mod region;
 mod register;
 mod release;
-mod shared_memory;
 mod start;
 pub mod subscription;
 mod subscriptions;
@@ -59,6 +59,7 @@ use crate::report::stats::{Counters, counter};
 use crate::sys::pages::PageRange;
 use crate::sys::process::PerProcess;
 use crate::sys::thread;
+use admission::Admission;
 use cleaner::Cleaner;
 use core::ptr::with_exposed_provenance_mut;
 use ending::By;
@@ -78,6 +79,7 @@ const TOO_MANY: u32 = 512;
 pub struct Instance {
     pool: &'static Pool,
     watch: Watch,
+    admission: Admission,
     cleaner: &'static Cleaner,
     counters: &'static Counters,
     /// No limit restricts how much memory the process may pin.

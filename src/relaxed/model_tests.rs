@@ -229,8 +229,9 @@ impl Test {
                 self.apply();
                 let kept = self.pool.lock().keep(id);
                 prop_assert_eq!(kept, !changed_meanwhile);
-                let links = self.pool.lock().links();
-                self.pool.lock().admit(links, |_| false);
+                let new = self.pool.lock().new_region(&purpose);
+                let admitted = new.is_some_and(|new| self.pool.lock().admit(new));
+                prop_assert_eq!(admitted, kept);
                 let handle = self.pool.handle(self.pool.region(id).object()).unwrap();
                 self.handles.push((self.pool.region(id).object(), handle));
                 return Ok(());

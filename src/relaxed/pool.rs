@@ -39,7 +39,7 @@
 //! compare-and-swap succeeds. The word's generation keeps a thread that read an old word from
 //! taking a new region. The maker alone writes the region's other fields, before `keep` (release);
 //! other threads read them after the word (acquire). The holder of the lock owns the index, the
-//! table's entries, shared memory and the applying of the log; a thread that reads the table
+//! table's entries, the notes of foreign memory and the applying of the log; a thread that reads the table
 //! without the lock gets hints only. The thread that claimed a region deregisters it, outside the
 //! lock, when it has no user and nobody can take it any more.
 //!
@@ -47,6 +47,7 @@
 //! and `dropping.rs`.
 
 use super::account::{Account, Amount};
+use super::admission::Foreign;
 use super::changes::{Change, Changes, Kind};
 use super::dropping::Dropping;
 use super::filter::{CHUNK, Filter};
@@ -54,8 +55,7 @@ use super::index::Index;
 use super::large::Large;
 use super::list::List;
 use super::lock::{Held, Lock};
-use super::region::{Id, Link, NO, OBJECT_OFFSET, PoolRegion, Purpose, YES};
-use super::shared_memory::{SharedMemory, Sharing};
+use super::region::{Id, Link, OBJECT_OFFSET, PoolRegion, Purpose};
 use super::subscriptions::Subscriptions;
 use super::table::Table;
 use super::word::{Grant, Left};
@@ -123,8 +123,8 @@ pub struct Pool {
     free: List,
     /// Claimed regions that wait to be deregistered.
     doomed: List,
-    /// Regions linked so far.
-    links: AtomicU64,
+    /// Regions kept so far.
+    kept: AtomicU64,
     /// The summed length of the regions that were claimed since the cleaner was last woken for
     /// them.
     doomed_bytes: AtomicU64,
@@ -141,7 +141,7 @@ pub struct Pool {
     /// Hits that overflowed the regions' own 32-bit counts.
     many_hits: AtomicU64,
     pub account: Account,
-    shared_memory: SharedMemory,
+    foreign: Foreign,
     dropping: Dropping,
     pub subscriptions: Subscriptions,
     pub filter: Filter,
@@ -193,6 +193,15 @@ pub struct Handle {
     /// The slot of the region: another one in a further handle.
     pub region: Id,
     grant: Grant,
+}
+
+/// A region that is kept and not admitted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct New {
+    id: Id,
+    pub hull: PageRange,
+    /// Its number among those that were kept.
+    pub kept: u64,
 }
 
 impl Pool {
@@ -468,8 +477,6 @@ impl Locked<'_> {
         let id = pool.pop()?;
         let region = pool.region(id);
         region.set(purpose);
-        add(&pool.links, 1);
-        region.link.store(self.links(), Relaxed);
         region.word.make();
         pool.index.add(&*pool.slots, id);
         pool.filter.add(purpose.hull);
@@ -484,6 +491,8 @@ impl Locked<'_> {
     pub fn keep(&self, id: Id) -> bool {
         let pool = self.0;
         let region = pool.region(id);
+        add(&pool.kept, 1);
+        region.kept.store(self.kept(), Relaxed);
         if !region.word.keep() {
             return false;
         }
@@ -492,9 +501,9 @@ impl Locked<'_> {
         true
     }
 
-    /// Regions linked so far.
-    pub fn links(&self) -> u64 {
-        self.0.links.load(Relaxed)
+    /// The number of the region that was kept last.
+    pub fn kept(&self) -> u64 {
+        self.0.kept.load(Relaxed)
     }
 
     /// Whether [`CROWD`] regions begin at this page, so that no further one should be made.
@@ -512,39 +521,46 @@ impl Locked<'_> {
         count == CROWD
     }
 
-    /// Whether a region exists that would serve if it were admitted.
-    pub fn has_new(&self, purpose: &Purpose) -> bool {
+    /// A region that would serve if it were admitted.
+    pub fn new_region(&self, purpose: &Purpose) -> Option<New> {
         let pool = self.0;
-        let (mut found, mut looked_at) = (false, 0);
+        let (mut found, mut looked_at) = (None, 0);
         pool.index
-            .overlapping(&*pool.slots, purpose.hull, |_, region| {
+            .overlapping(&*pool.slots, purpose.hull, |id, region| {
                 let seen = region.word.load();
-                found = purpose.may_share(seen) && seen.is_new() && region.serves(purpose);
+                if purpose.may_share(seen) && seen.is_new() && region.serves(purpose) {
+                    found = Some(New {
+                        id,
+                        hull: region.hull(),
+                        kept: region.kept.load(Relaxed),
+                    });
+                }
                 looked_at += 1;
-                !found && looked_at < LOOK_AT_MOST
+                found.is_none() && looked_at < LOOK_AT_MOST
             });
         found
     }
 
-    /// Admits new regions after shared memory has been read from the maps anew. The reading covers
-    /// the first `links` links. A region linked by then is withdrawn if it lies in shared memory;
-    /// otherwise other registrations may take it from now on. The mapping that was read is the one
-    /// that was pinned, or else a change has been reported since. `of_file` recognizes private
-    /// mappings of files.
-    pub fn admit(&self, links: u64, of_file: impl Fn(PageRange) -> bool) {
-        let pool = self.0;
-        for (id, region) in pool.each() {
-            if !region.word.load().is_new() || region.link.load(Relaxed) > links {
-                continue;
-            }
-            if pool.shared_memory.at(region.hull()).is_some() {
-                self.withdraw(id, Cause::Fence);
-                self.doom(id);
-            } else {
-                let of_file = if of_file(region.hull()) { YES } else { NO };
-                region.of_file.store(of_file, Relaxed);
-                region.word.admit();
-            }
+    fn is_new(&self, new: New) -> bool {
+        let region = self.0.region(new.id);
+        region.kept.load(Relaxed) == new.kept && region.word.load().is_new()
+    }
+
+    /// Lets other registrations take a region whose memory was found to be the process's own after
+    /// the region was kept (`admission.rs`). False if the region has gone meanwhile.
+    pub fn admit(&self, new: New) -> bool {
+        let admitted = self.is_new(new);
+        if admitted {
+            self.0.region(new.id).word.admit();
+        }
+        admitted
+    }
+
+    /// Withdraws a region whose memory can change unseen.
+    pub fn refuse(&self, new: New) {
+        if self.is_new(new) {
+            self.withdraw(new.id, Cause::Fence);
+            self.doom(new.id);
         }
     }
 
@@ -640,29 +656,17 @@ impl Locked<'_> {
 
     fn apply_one(&self, change: Change, applied: &mut Applied, now: &impl Fn() -> u64) {
         let pool = self.0;
-        let mut range = PageRange {
+        let range = PageRange {
             start: change.start,
             end: change.end,
         };
-        let mut files_only = false;
         match change.kind {
             Kind::Called => pool.dropping.forget(range),
             Kind::Reported => {}
             Kind::Dropping => pool.dropping.add(range, now()),
             Kind::Lost => applied.lost = true,
-            Kind::Shared => pool.shared_memory.add(range, Sharing::Shared),
-            Kind::Segment => pool.shared_memory.add(range, Sharing::Segment),
-            Kind::Detached => range.end = pool.shared_memory.end_of(change.start),
-            Kind::Files => {
-                range = PageRange {
-                    start: 0,
-                    end: u64::MAX,
-                };
-                files_only = true;
-            }
         }
-        let event = matches!(change.kind, Kind::Reported | Kind::Dropping | Kind::Lost);
-        pool.shared_memory.doubt(range);
+        let event = change.kind != Kind::Called;
         if matches!(change.kind, Kind::Reported | Kind::Lost) {
             let near = range.extended(CHUNK);
             pool.index.overlapping(&*pool.slots, near, |_, region| {
@@ -672,9 +676,6 @@ impl Locked<'_> {
         }
         let cause = if event { Cause::Event } else { Cause::Hook };
         pool.index.overlapping(&*pool.slots, range, |id, region| {
-            if files_only && region.of_file.load(Relaxed) == NO {
-                return true;
-            }
             if self.withdraw(id, cause) {
                 applied.by_event += u64::from(event);
                 applied.by_hook += u64::from(!event);
@@ -793,9 +794,9 @@ impl Locked<'_> {
         self.0.account.counted(Amount { regions, bytes })
     }
 
-    /// The shared memory that the process is known to have.
-    pub fn shared_memory(&self) -> &SharedMemory {
-        &self.0.shared_memory
+    /// What is known of memory that can change unseen.
+    pub fn foreign(&self) -> &Foreign {
+        &self.0.foreign
     }
 }
 

@@ -61,11 +61,8 @@ pub struct PoolRegion {
     pub preceding: AtomicLink,
     /// The number of the claim that ends this region.
     pub claim: AtomicU64,
-    /// The number of the link that made this region.
-    pub link: AtomicU64,
-    /// Whether the region's memory maps a file, which can be truncated: `UNKNOWN` until the region
-    /// is admitted.
-    pub of_file: AtomicU32,
+    /// The region's number among those that were kept; 0 until it is kept.
+    pub kept: AtomicU64,
     /// Whether userfaultfd watches the region: `UNWATCHED`, `WATCHED` or `INHERITED`.
     watched: AtomicU32,
     /// In a watched region: how many pages directly below and above it are watched for the pool.
@@ -167,11 +164,6 @@ const UNWATCHED: u32 = 0;
 const WATCHED: u32 = 1;
 const INHERITED: u32 = 2;
 
-/// Values of [`PoolRegion::of_file`].
-pub const UNKNOWN: u32 = 0;
-pub const NO: u32 = 1;
-pub const YES: u32 = 2;
-
 const LOCAL_WRITE: u32 = Access::LOCAL_WRITE.bits();
 
 impl PoolRegion {
@@ -186,7 +178,7 @@ impl PoolRegion {
         self.cause.store(0, Relaxed);
         self.hits.store(0, Relaxed);
         self.refusals.store(0, Relaxed);
-        self.of_file.store(UNKNOWN, Relaxed);
+        self.kept.store(0, Relaxed);
         self.claim_extent(None);
         self.entries.store(0, Relaxed);
         self.leaving.store(0, Relaxed);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Registering, ibv_reg_mr_relaxed(3): a hit, or the long way to a new region.
 
+use super::admission::{Memory, NOW, Noted};
 use super::cleaner::{is_remote, now_ms};
 use super::ending::{self, By};
 use super::flush::relieve;
@@ -62,6 +63,16 @@ fn check(request: &Request) -> Result<PageRange, Error> {
     ))
 }
 
+/// What a closer look for a region found.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Look {
+    /// The next hit finds a region, as a rule.
+    Again,
+    Nothing,
+    /// A region would serve, but the kernel has not said that its memory is the process's own.
+    Uncertain,
+}
+
 /// Why the pool does not serve a registration.
 pub enum Unserved {
     /// The caller must register a region of its own. The counter tells the reason.
@@ -111,7 +122,12 @@ pub fn register(
             Miss::Unsettled(_) => {}
             // A hit still finds nothing if another entry of the table has the same place, or if no
             // handle is left.
-            Miss::None if looks < LOOKS && relaxed.look_closer(&purpose) => looks += 1,
+            Miss::None if looks < LOOKS => match relaxed.look_closer(&purpose) {
+                Look::Again => looks += 1,
+                Look::Nothing => break true,
+                // Another region here would be as uncertain as the one that is there.
+                Look::Uncertain => return because(counter!(bypassed_busy)),
+            },
             Miss::None => break true,
         }
         let addr = request.addr.addr();
@@ -168,19 +184,10 @@ impl Instance {
         false
     }
 
-    /// Looks for a region that would serve but that a hit does not find. If there is one, the next
-    /// hit finds it, as a rule.
-    pub(super) fn look_closer(&self, purpose: &Purpose) -> bool {
+    /// Looks for a region that would serve but that a hit does not find.
+    pub(super) fn look_closer(&self, purpose: &Purpose) -> Look {
         let inside = thread::enter();
         let locked = self.pool.lock();
-        if locked.has_new(purpose) {
-            // This is the first reuse of the region. A bare system call may have made a shared
-            // mapping there. To read the mappings takes 20 us or more, and a region that is used
-            // once need not pay for that.
-            drop(locked);
-            start::read_shared_memory(self);
-            return true;
-        }
         // A region that begins at another page may serve.
         if !purpose.exact
             && let Some((id, grant)) = locked.take(purpose)
@@ -188,9 +195,26 @@ impl Instance {
             drop(locked);
             drop(inside);
             self.give_up(id, grant);
-            return true;
+            return Look::Again;
         }
-        false
+        let Some(new) = locked.new_region(purpose) else {
+            return Look::Nothing;
+        };
+        // This is the first reuse of the region.
+        let newest = locked.kept();
+        drop(locked);
+        let memory = self.admission.ask(new.hull, new.kept, newest);
+        let locked = self.pool.lock();
+        match memory {
+            Memory::Own if locked.admit(new) => Look::Again,
+            Memory::Own => Look::Nothing,
+            Memory::Foreign(range) => {
+                locked.foreign().note(range);
+                locked.refuse(new);
+                Look::Nothing
+            }
+            Memory::Unknown => Look::Uncertain,
+        }
     }
 
     /// Makes a new region for the caller.
@@ -276,19 +300,26 @@ impl Instance {
         Ok(watched)
     }
 
-    /// Takes the lock and applies the log. If this range is noted as shared memory and the notes
-    /// are in doubt, reads the mappings first.
-    pub(super) fn lock_with_shared_memory(&self, hull: PageRange) -> Locked<'_> {
+    /// Takes the lock and applies the log. Also tells whether this memory is known to be foreign.
+    pub(super) fn lock_and_look(&self, hull: PageRange) -> (Locked<'_>, bool) {
         let locked = self.pool.lock();
         self.apply(&locked, By::Program);
-        if locked.shared_memory().at(hull).is_none() || !locked.shared_memory().is_doubtful() {
-            return locked;
+        match locked.foreign().look(hull) {
+            Noted::Nothing => return (locked, false),
+            Noted::Foreign => return (locked, true),
+            Noted::Ask => {}
         }
+        let newest = locked.kept();
         drop(locked);
-        start::read_shared_memory(self);
+        let memory = self.admission.ask(hull, NOW, newest);
         let locked = self.pool.lock();
         self.apply(&locked, By::Program);
-        locked
+        match memory {
+            Memory::Own => locked.foreign().forget(hull),
+            Memory::Foreign(range) => locked.foreign().note(range),
+            Memory::Unknown => {}
+        }
+        (locked, memory != Memory::Own)
     }
 
     /// Lets other registrations use the region, now or after its release, as far as that is safe.
@@ -299,8 +330,8 @@ impl Instance {
             Unwatched::Memory => counter!(bypassed_memory),
             Unwatched::Limit => counter!(bypassed_limit),
         });
-        let locked = self.lock_with_shared_memory(purpose.hull);
-        if locked.shared_memory().at(purpose.hull).is_some() {
+        let (locked, foreign) = self.lock_and_look(purpose.hull);
+        if foreign {
             reason = reason.or(Some(counter!(bypassed_memory)));
         }
         // The region stays the caller's own, even while it is in use, if the library would not hear

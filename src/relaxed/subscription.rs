@@ -27,6 +27,7 @@ use super::ending::{self, By};
 use super::hit::{self, Miss};
 use super::pool::{Cause, Locked, Pool};
 use super::region::{Id, PoolRegion, Purpose, WATCHED_ONLY};
+use super::register::Look;
 use super::word::Grant;
 use super::{Instance, existing, start as first_use};
 use crate::mr::bare;
@@ -301,9 +302,8 @@ impl Instance {
         let claim = |extent| region.claim_extent(extent);
         let watched = self.watch.watch(purpose.hull, neighbours, claim);
         let watched = watched.is_ok() && !bare::is_fork_protected();
-        let locked = self.lock_with_shared_memory(purpose.hull);
-        let own = locked.shared_memory().at(purpose.hull).is_none();
-        let certain = watched && own && !locked.may_be_dropping(purpose.hull, now_ms);
+        let (locked, foreign) = self.lock_and_look(purpose.hull);
+        let certain = watched && !foreign && !locked.may_be_dropping(purpose.hull, now_ms);
         if !certain || !locked.keep(id) {
             locked.withdraw(id, Cause::Fence);
         }
@@ -317,7 +317,7 @@ impl Instance {
             match found {
                 Ok(_) => return true,
                 Err(Miss::Unsettled(_)) if settled => settled = self.settle(),
-                Err(Miss::None) if self.look_closer(purpose) => {}
+                Err(Miss::None) if self.look_closer(purpose) == Look::Again => {}
                 Err(_) => return false,
             }
         }

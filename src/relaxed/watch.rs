@@ -24,10 +24,9 @@
 //!   number), it withdraws every region by the log. The file is closed before the monitor ends, so
 //!   no thread waits for the monitor. After that nothing is watched, and no idle region is used
 //!   again.
-//! * *The interposed calls report what userfaultfd does not* (`hooks.rs`): a detached segment, a
-//!   cut file, guard pages, protection.
-//! * *Shared mappings are not kept* (`shared_memory.rs`): another process can change them, and
-//!   neither userfaultfd nor the interposed calls see that.
+//! * *The interposed calls report what userfaultfd does not* (`hooks.rs`): guard pages, protection.
+//! * *Only private memory without a file is used again* (`admission.rs`): shared memory and files
+//!   change in other ways, and from other processes.
 //!
 //! The kernel reports one change before it happens: a bare madvise that drops pages. A region that
 //! is pinned between the report and the drop would be stale unseen. So the pool does not keep a
@@ -213,7 +212,8 @@ impl Watch {
         if self.room.fetch_sub(SPLITS, Relaxed) > SPLITS {
             return true;
         }
-        let (count, most) = proc::mappings();
+        // If the kernel does not say how many there are, there is no room.
+        let (count, most) = proc::mappings().unwrap_or_default();
         let room = (most / 4 * 3) as i64 - count as i64;
         self.room_at_most.store(room.max(0), Relaxed);
         let enough = room > SPLITS * 16;

@@ -318,7 +318,7 @@ fn no_memory(request: &Request, before: u64, out: &mut impl Write) -> fmt::Resul
         kib: pinned(request.addr.addr() as u64, request.length as u64) / 1024,
         before: before / 1024,
     };
-    let status = proc::Status::read();
+    let status = proc::Status::read().unwrap_or_default();
     let limit = proc::memlock_limit().map(|bytes| bytes / 1024);
     match limit {
         Some(limit)
@@ -356,11 +356,11 @@ fn fault(request: &Request, out: &mut impl Write) -> fmt::Result {
     let for_writing = request.access.pins_for_writing();
     let mut at = start;
     let mut trouble = None;
-    proc::each_mapping(|mapping| {
-        if mapping.end <= at {
+    let read = proc::each_mapping(|mapping| {
+        if mapping.range.end <= at {
             return true;
         }
-        if mapping.start > at {
+        if mapping.range.start > at {
             return false;
         }
         trouble = if !mapping.readable && !mapping.writable {
@@ -379,11 +379,12 @@ fn fault(request: &Request, out: &mut impl Write) -> fmt::Result {
         } else {
             None
         };
-        at = mapping.end;
+        at = mapping.range.end;
         trouble.is_none() && at < end
     });
     match trouble {
         Some((at, what)) => write!(out, "memory at {at:#x} {what}"),
+        None if !read => write!(out, "the mappings cannot be read (/proc)"),
         None if at < end || start == end => write!(out, "nothing is mapped at {at:#x}"),
         None => write!(
             out,

@@ -82,8 +82,8 @@ pub struct rdmamr_stats {
     pub bypassed_access: u64,
     /// Bypassed because libibverbs serves the device, or because of RDMAMR_DISABLE=1.
     pub bypassed_device: u64,
-    /// Bypassed because the memory can change unseen (shared mappings that are not sealed, System V
-    /// segments, device memory, memory that another userfaultfd watches).
+    /// Bypassed because the memory can change unseen (shared mappings, files, System V segments,
+    /// device memory, memory that another userfaultfd watches).
     pub bypassed_memory: u64,
     /// Bypassed because the kernel refuses userfaultfd to this process.
     pub bypassed_watch: u64,
@@ -93,8 +93,8 @@ pub struct rdmamr_stats {
     /// Bypassed because the process is short of mappings (vm.max_map_count), or because the pool is
     /// full.
     pub bypassed_limit: u64,
-    /// Bypassed because a change of the memory was under way, or because a signal handler
-    /// interrupted the library.
+    /// Bypassed because a change of the memory was under way, because the kernel has not said yet
+    /// what memory it is, or because a signal handler interrupted the library.
     pub bypassed_busy: u64,
     /// Plain registrations under RDMAMR_CACHE only: bypassed because the device's address (iova)
     /// differs from the address of the memory.

@@ -1,6 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! What the kernel says about this process: limits, pinned memory, mappings, proc(5).
+//!
+//! Any answer can be missing: no /proc in a chroot, no descriptor left, a seccomp filter. No function
+//! here takes a missing answer for an empty one. The files are those of the calling thread
+//! (`thread-self`): once the first thread has ended by pthread_exit(3), those of `self` are empty.
 
+use super::pages::PageRange;
 use core::ffi::CStr;
 
 /// RLIMIT_MEMLOCK in bytes; `None` if unlimited.
@@ -15,24 +20,25 @@ pub fn memlock_limit() -> Option<u64> {
 }
 
 /// The number of mappings that this process has, and the most that it may have (vm.max_map_count).
-pub fn mappings() -> (u64, u64) {
+/// `None` if either cannot be read.
+pub fn mappings() -> Option<(u64, u64)> {
     let (mut count, mut most) = (0, 0);
-    each_line(c"/proc/self/maps", |_| {
+    let counted = each_line(c"/proc/thread-self/maps", |_| {
         count += 1;
         true
     });
-    each_line(c"/proc/sys/vm/max_map_count", |line| {
+    let read = each_line(c"/proc/sys/vm/max_map_count", |line| {
         most = decimal(line);
         false
     });
-    (count, if most == 0 { 65530 } else { most })
+    (counted && read).then_some((count, most))
 }
 
 /// The machine's memory, and the part that it could still give out, in KiB (MemTotal,
-/// MemAvailable).
+/// MemAvailable). Both are 0 if they cannot be read.
 pub fn memory_kib() -> (u64, u64) {
-    let (mut total, mut available) = (0, u64::MAX);
-    each_line(c"/proc/meminfo", |line| {
+    let (mut total, mut available) = (0, 0);
+    let read = each_line(c"/proc/meminfo", |line| {
         if let Some(value) = field(line, b"MemTotal:") {
             total = decimal(value);
         } else if let Some(value) = field(line, b"MemAvailable:") {
@@ -41,10 +47,10 @@ pub fn memory_kib() -> (u64, u64) {
         }
         true
     });
-    (total, available)
+    if read { (total, available) } else { (0, 0) }
 }
 
-/// Fields of `/proc/self/status`.
+/// Fields of `/proc/thread-self/status`.
 #[derive(Default)]
 pub struct Status {
     /// `VmPin`.
@@ -56,10 +62,10 @@ pub struct Status {
 const CAP_IPC_LOCK: u32 = 14;
 
 impl Status {
-    /// Reads the current values. A field that cannot be read is 0.
-    pub fn read() -> Status {
+    /// Reads the current values. `None` if they cannot be read.
+    pub fn read() -> Option<Status> {
         let mut status = Status::default();
-        each_line(c"/proc/self/status", |line| {
+        let read = each_line(c"/proc/thread-self/status", |line| {
             if let Some(value) = field(line, b"VmPin:") {
                 status.pinned_kib = decimal(value);
             } else if let Some(value) = field(line, b"CapEff:") {
@@ -68,95 +74,107 @@ impl Status {
             true
         });
         let mut first_namespace = false;
-        each_line(c"/proc/self/uid_map", |line| {
+        let mapped = each_line(c"/proc/thread-self/uid_map", |line| {
             first_namespace = line.ends_with(b" 4294967295");
             false
         });
-        status.may_lock &= first_namespace;
-        status
+        status.may_lock &= mapped && first_namespace;
+        read.then_some(status)
     }
 }
 
-/// A line of `/proc/self/maps`.
+/// A line of `/proc/thread-self/maps`.
 pub struct Mapping {
-    pub start: u64,
-    pub end: u64,
+    pub range: PageRange,
     pub readable: bool,
     pub writable: bool,
     pub shared: bool,
     /// The mapping is of a file on a file system that keeps pages of its own, not of memory that
     /// only looks like a file.
     pub file: bool,
-    /// The mapping is of a System V segment.
-    pub segment: bool,
-    /// The mapping is of a file made by memfd_create(2).
-    pub memfd: bool,
+    /// The mapping is of a file, be it one without a name that only the kernel knows.
+    has_file: bool,
     /// The mapping is of huge pages without a name: a file only inside the kernel.
-    pub huge: bool,
-    /// The file's inode number.
-    pub inode: u64,
+    huge: bool,
 }
 
-/// Calls `each` for the mappings in ascending order until it returns false.
-pub fn each_mapping(mut each: impl FnMut(&Mapping) -> bool) {
-    each_line(c"/proc/self/maps", |line| {
-        parse(line).is_none_or(|mapping| each(&mapping))
+impl Mapping {
+    /// Whether the mapping is private and of no file.
+    pub fn is_plain(&self) -> bool {
+        !self.shared && !self.has_file
+    }
+
+    /// Whether nobody but this process can change the mapping's memory: it is private, and its pages
+    /// come from no file. Huge pages without a name are such memory too.
+    pub fn is_own(&self) -> bool {
+        self.is_plain() || (!self.shared && self.huge)
+    }
+}
+
+/// Calls `each` for the mappings in ascending order until it returns false. The answer is false if
+/// the kernel has not shown them all until then. A mapping that is there from the call to its
+/// return is shown; one that comes or goes meanwhile may be shown or not.
+#[must_use]
+pub fn each_mapping(mut each: impl FnMut(&Mapping) -> bool) -> bool {
+    let mut understood = true;
+    let read = each_line(c"/proc/thread-self/maps", |line| match parse(line) {
+        Some(mapping) => each(&mapping),
+        None => {
+            understood = false;
+            false
+        }
     });
+    read && understood
 }
 
 /// Like [`each_mapping`], with the kernel's flags for each mapping, two letters a flag (VmFlags).
 /// The kernel also reports how much of each mapping is present, which callers do not need, and
 /// looks at the pages for that: 24 ns for each present page, and 1.2 us for each mapping. Without
 /// CONFIG_PROC_PAGE_MONITOR the list is empty.
-pub fn each_mapping_with_flags(mut each: impl FnMut(&Mapping, &[u8]) -> bool) {
+#[must_use]
+pub fn each_mapping_with_flags(mut each: impl FnMut(&Mapping, &[u8]) -> bool) -> bool {
     let mut mapping = None;
-    each_line(c"/proc/self/smaps", |line| {
+    each_line(c"/proc/thread-self/smaps", |line| {
         if let Some(flags) = field(line, b"VmFlags:") {
             return mapping.take().is_none_or(|mapping| each(&mapping, flags));
         }
         mapping = parse(line).or(mapping.take());
         true
-    });
+    })
 }
 
-/// How many pages of this process are resident.
-pub fn resident_pages() -> u64 {
-    let mut resident = 0;
-    each_line(c"/proc/self/statm", |line| {
-        resident = line.split(|&byte| byte == b' ').nth(1).map_or(0, decimal);
+/// How many pages of this process are resident. `None` if that cannot be read.
+pub fn resident_pages() -> Option<u64> {
+    let mut resident = None;
+    let read = each_line(c"/proc/thread-self/statm", |line| {
+        resident = line.split(|&byte| byte == b' ').nth(1).map(decimal);
         false
     });
-    resident
+    resident.filter(|_| read)
 }
 
 fn parse(line: &[u8]) -> Option<Mapping> {
     let (start, rest) = hexadecimal(line);
     let (end, rest) = hexadecimal(rest.strip_prefix(b"-")?);
-    let permissions = rest.strip_prefix(b" ")?.get(..4)?;
-    let path = line
-        .iter()
-        .position(|&byte| byte == b'/')
-        .map_or(&b""[..], |at| &line[at..]);
-    const MEMORY: [&[u8]; 5] = [
-        b"/memfd:",
-        b"/dev/zero",
-        b"/dev/shm/",
-        b"/SYSV",
-        b"/anon_hugepage",
-    ];
+    let mut fields = rest.strip_prefix(b" ")?.splitn(5, |&byte| byte == b' ');
+    let permissions = fields.next().filter(|field| field.len() == 4)?;
+    let (_offset, device, inode) = (fields.next()?, fields.next()?, fields.next()?);
+    let path = fields.next().unwrap_or_default().trim_ascii_start();
+    const MEMORY: [&[u8]; 5] = [b"/memfd:", b"/dev/zero", b"/dev/shm/", b"/SYSV", HUGE_PAGES];
     Some(Mapping {
-        start,
-        end,
+        range: PageRange { start, end },
         readable: permissions[0] == b'r',
         writable: permissions[1] == b'w',
         shared: permissions[3] == b's',
-        file: !path.is_empty() && !MEMORY.iter().any(|memory| path.starts_with(memory)),
-        segment: path.starts_with(b"/SYSV"),
-        huge: path.starts_with(b"/anon_hugepage"),
-        memfd: path.starts_with(b"/memfd:"),
-        inode: rest.split(|&byte| byte == b' ').nth(4).map_or(0, decimal),
+        file: path.starts_with(b"/") && !MEMORY.iter().any(|memory| path.starts_with(memory)),
+        // No file system has the device number 0.
+        has_file: device != b"00:00" || inode != b"0",
+        huge: path == HUGE_PAGES,
     })
 }
+
+/// The kernel's name of huge pages that have none.
+const HUGE_PAGES: &[u8] = b"/anon_hugepage (deleted)";
 
 fn field<'a>(line: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
     Some(line.strip_prefix(name)?.trim_ascii_start())
@@ -182,16 +200,24 @@ fn hexadecimal(text: &[u8]) -> (u64, &[u8]) {
 }
 
 /// Calls `each` for the lines of a file, without their newlines, until it returns false. A line
-/// longer than the buffer is cut; only a path can make a line that long.
-fn each_line(path: &CStr, mut each: impl FnMut(&[u8]) -> bool) {
+/// longer than the buffer is cut; only a path can make a line that long. The answer is false if the
+/// file cannot be read to its end, or until `each` returned false, and if it has no line at all.
+#[must_use]
+fn each_line(path: &CStr, mut each: impl FnMut(&[u8]) -> bool) -> bool {
     // Bare system calls: the caller may be a thread that the C library does not know, and other
     // libraries replace open.
     let flags = libc::O_RDONLY | libc::O_CLOEXEC;
     // SAFETY: the path ends with a NUL.
     let fd = unsafe { libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags) };
     if fd < 0 {
-        return;
+        return false;
     }
+    let mut any = false;
+    let mut each = |line: &[u8]| {
+        any = true;
+        each(line)
+    };
+    let mut whole = true;
     let mut buffer = [0u8; 4096];
     let mut used = 0;
     let mut rest_of_long_line = false;
@@ -200,6 +226,8 @@ fn each_line(path: &CStr, mut each: impl FnMut(&[u8]) -> bool) {
         // SAFETY: `free` is writable.
         let read = unsafe { libc::syscall(libc::SYS_read, fd, free.as_mut_ptr(), free.len()) };
         let Ok(read @ 1..) = usize::try_from(read) else {
+            // A last line without a newline has been cut off.
+            whole = read == 0 && used == 0;
             break;
         };
         used += read;
@@ -221,6 +249,7 @@ fn each_line(path: &CStr, mut each: impl FnMut(&[u8]) -> bool) {
     }
     // SAFETY: this function opened `fd`.
     unsafe { libc::syscall(libc::SYS_close, fd) };
+    whole && any
 }
 
 #[cfg(test)]
@@ -229,53 +258,96 @@ mod tests {
 
     #[test]
     fn a_line_of_maps() {
-        let mapping = parse(b"7f00-8f10 r--s 00000000 fe:01 12 /home/a file").unwrap();
-        assert_eq!((mapping.start, mapping.end), (0x7f00, 0x8f10));
+        let parse = |line: &str| parse(line.as_bytes());
+        let mapping = parse("7f00-8f10 r--s 00000000 fe:01 12 /home/a file").unwrap();
+        assert_eq!((mapping.range.start, mapping.range.end), (0x7f00, 0x8f10));
         assert!(mapping.readable && !mapping.writable && mapping.shared && mapping.file);
-        assert_eq!(
-            (mapping.inode, mapping.memfd, mapping.segment),
-            (12, false, false)
-        );
-        assert!(
-            !parse(b"7f00-8f10 rw-s 00000000 00:01 12 /memfd:x (deleted)")
-                .unwrap()
-                .file
-        );
-        assert!(!parse(b"7f00-8f10 rw-p 00000000 00:00 0").unwrap().file);
-        assert!(parse(b"nonsense").is_none());
+        let memory = parse("7f00-8f10 rw-s 00000000 00:01 12 /memfd:x (deleted)").unwrap();
+        assert!(!memory.file && !memory.is_own());
+        for nonsense in [
+            "nonsense",
+            "",
+            "7f00-8f10 rw-p 00000000 00:00",
+            "7f00-8f10 rw-p",
+        ] {
+            assert!(parse(nonsense).is_none(), "{nonsense}");
+        }
+        let own = |rest: &str| parse(&format!("7f00-8f10 {rest}")).unwrap().is_own();
+        assert!(own("rw-p 00000000 00:00 0"));
+        assert!(own(
+            "rw-p 00000000 00:00 0                          [stack]"
+        ));
+        assert!(own("rw-p 00000000 00:00 0   [anon:/memfd:x]"));
+        assert!(own("rw-p 00000000 00:0f 9   /anon_hugepage (deleted)"));
+        assert!(!own("rw-s 00000000 00:0f 9   /anon_hugepage (deleted)"));
+        assert!(!own(
+            "rw-p 00000000 00:01 9   [anon_shmem:/anon_hugepage (deleted)]"
+        ));
+        assert!(!own("rw-p 00000000 00:01 9   /anon_hugepage"));
+        assert!(!own("rw-p 00000000 00:06 5   /dev/zero"));
+        assert!(!own("rw-p 00003000 fe:01 12  /usr/lib/libc.so.6"));
+        assert!(!own(
+            "rw-p 00003000 00:21 0   /a file with the inode number 0"
+        ));
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_not_empty() {
+        let read = |path: &CStr| {
+            let mut lines = 0;
+            let whole = each_line(path, |_| {
+                lines += 1;
+                true
+            });
+            (whole, lines)
+        };
+        assert_eq!(read(c"/nowhere/at/all"), (false, 0));
+        assert_eq!(read(c"/dev/null"), (false, 0));
+        // Reading fails: a directory; the memory at address 0.
+        assert_eq!(read(c"/proc"), (false, 0));
+        assert_eq!(read(c"/proc/self/mem"), (false, 0));
+        let path = std::env::temp_dir().join(format!("rdmamr-cut-{}", std::process::id()));
+        std::fs::write(&path, "first\nno end").unwrap();
+        let name = std::ffi::CString::new(path.as_os_str().as_encoded_bytes()).unwrap();
+        assert_eq!(read(&name), (false, 1));
+        assert!(each_line(&name, |_| false));
+        std::fs::remove_file(&path).unwrap();
     }
 
     #[test]
     fn flags_belong_to_their_mapping() {
         let mut plain = Vec::new();
-        each_mapping(|mapping| {
-            plain.push(mapping.start);
+        let whole = each_mapping(|mapping| {
+            plain.push(mapping.range.start);
             true
         });
+        assert!(whole);
         let mut found = 0;
-        each_mapping_with_flags(|mapping, flags| {
+        let whole = each_mapping_with_flags(|mapping, flags| {
             let has = |name: &[u8]| flags.split(|&byte| byte == b' ').any(|flag| flag == name);
             assert_eq!(
                 (has(b"rd"), has(b"wr")),
                 (mapping.readable, mapping.writable)
             );
-            found += usize::from(plain.contains(&mapping.start));
+            found += usize::from(plain.contains(&mapping.range.start));
             true
         });
+        assert!(whole);
         // Other tests map and unmap memory meanwhile.
         assert!(found > plain.len() / 2);
-        assert!(resident_pages() > 0);
+        assert!(resident_pages().is_some_and(|pages| pages > 0));
     }
 
     #[test]
     fn the_stack_is_among_the_mappings() {
         let here = &raw const here_marker as u64;
         let mut found = false;
-        each_mapping(|mapping| {
-            found |= mapping.start <= here && here < mapping.end && mapping.readable;
+        let whole = each_mapping(|mapping| {
+            let range = mapping.range;
+            found |= range.start <= here && here < range.end && mapping.readable;
             true
         });
-        assert!(found);
+        assert!(whole && found);
     }
 
     #[allow(non_upper_case_globals)]
@@ -287,10 +359,11 @@ mod tests {
         std::fs::write(&path, format!("first\n{}\nlast\n", "x".repeat(10_000))).unwrap();
         let name = std::ffi::CString::new(path.as_os_str().as_encoded_bytes()).unwrap();
         let mut lines = Vec::new();
-        each_line(&name, |line| {
+        let whole = each_line(&name, |line| {
             lines.push(line.to_vec());
             true
         });
+        assert!(whole);
         std::fs::remove_file(&path).unwrap();
         assert_eq!(lines.len(), 3);
         assert_eq!(

@@ -57,8 +57,9 @@ fn is_within_limit(pages: Pages) -> bool {
     let Some(limit) = proc::memlock_limit() else {
         return true;
     };
-    let status = proc::Status::read();
-    status.may_lock || status.pinned_kib * 1024 + pages.bytes() as u64 <= limit
+    proc::Status::read().is_some_and(|status| {
+        status.may_lock || status.pinned_kib * 1024 + pages.bytes() as u64 <= limit
+    })
 }
 
 impl Pages {
@@ -72,52 +73,54 @@ impl Pages {
         (0..looks).any(|look| !self.page(look * apart + apart / 2).are_present())
     }
 
-    /// If all of the memory is anonymous, private and writable, the address space below it.
+    /// If all of the memory is certain to be anonymous, private and writable, the address space
+    /// below it.
     fn are_private_memory(self) -> Option<Below> {
         let (mut at, end) = (self.start as u64, self.end as u64);
         let mut below = Below {
             mappings: 0,
             bytes: 0,
         };
-        proc::each_mapping(|mapping| {
-            if mapping.end <= at {
+        let read = proc::each_mapping(|mapping| {
+            let range = mapping.range;
+            if range.end <= at {
                 below.mappings += 1;
-                below.bytes += mapping.end - mapping.start;
+                below.bytes += range.bytes();
                 return true;
             }
-            let suitable = mapping.writable && !mapping.shared && mapping.inode == 0;
-            if mapping.start > at || !suitable {
+            if range.start > at || !mapping.writable || !mapping.is_plain() {
                 return false;
             }
-            at = mapping.end;
+            at = range.end;
             at < end
         });
-        (at >= end).then_some(below)
+        (read && at >= end).then_some(below)
     }
 
     /// Whether no userfaultfd has any of the memory. False also if the answer would take too long
     /// or cannot be had: then the registration takes as long as without helpers.
     fn are_unwatched(self, below: Below) -> bool {
         // In ns: see `each_mapping_with_flags`. At most an eighth of the time to pin missing pages.
-        let there = proc::resident_pages().min(below.bytes / self.size as u64);
+        let resident = proc::resident_pages().unwrap_or(u64::MAX);
+        let there = resident.min(below.bytes / self.size as u64);
         if below.mappings * 1200 + there * 24 > self.count() as u64 * (1200 / 8) {
             return false;
         }
         let (mut at, end) = (self.start as u64, self.end as u64);
-        proc::each_mapping_with_flags(|mapping, flags| {
-            if mapping.end <= at {
+        let read = proc::each_mapping_with_flags(|mapping, flags| {
+            if mapping.range.end <= at {
                 return true;
             }
             // Flags of userfaultfd (missing pages, minor faults, write protection) and of devices.
             const OTHERS: [&[u8]; 5] = [b"um", b"ui", b"uw", b"io", b"pf"];
             let mut flags = flags.split(|&byte| byte == b' ');
-            if mapping.start > at || flags.any(|flag| OTHERS.contains(&flag)) {
+            if mapping.range.start > at || flags.any(|flag| OTHERS.contains(&flag)) {
                 return false;
             }
-            at = mapping.end;
+            at = mapping.range.end;
             at < end
         });
-        at >= end
+        read && at >= end
     }
 }
 
