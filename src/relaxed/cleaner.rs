@@ -178,7 +178,7 @@ extern "C" fn run(argument: *mut c_void) -> c_int {
     let (pool, cleaner) = (relaxed.pool, relaxed.cleaner);
     let mut ticks = 0u32;
     let mut busy = PATIENCE;
-    let mut awake = None;
+    let (mut awake, mut looked_at) = (None, None);
     loop {
         cleaner.signal.store(0, SeqCst);
         // The clock has stood still, so the cleaner sets it first. A region that is released from
@@ -190,20 +190,32 @@ extern "C" fn run(argument: *mut c_void) -> c_int {
             relaxed.apply(&relaxed.pool.lock(), By::Helper);
         }
         ending::doomed(relaxed, By::Helper);
-        end_all(relaxed, Cause::Linger, |region| {
-            cleaner.is_due(region, now, awake_since)
-        });
-        if ticks.is_multiple_of(LOOKS) && is_short_of_memory() {
-            end_all(relaxed, Cause::Pressure, |_| true);
+        if pool.ending() < super::MANY {
+            pool.nothing_waits();
         }
-        ticks = ticks.wrapping_add(1);
-        let idle = || {
-            let mut each = pool.each();
-            pool.is_ending() || each.any(|(_, region)| region.word.load().is_unused())
-        };
+        // The cleaner looks at all slots at most once in a tick, however often it is woken.
+        if looked_at != Some(now) {
+            looked_at = Some(now);
+            let mut is_idle = false;
+            end_all(relaxed, Cause::Linger, |region| {
+                let due = cleaner.is_due(region, now, awake_since);
+                is_idle |= !due;
+                due
+            });
+            if ticks.is_multiple_of(LOOKS) && is_short_of_memory() {
+                end_all(relaxed, Cause::Pressure, |_| true);
+            }
+            ticks = ticks.wrapping_add(1);
+            keep_to_limit(relaxed);
+            let is_idle = is_idle || pool.is_ending();
+            busy = if is_idle { PATIENCE } else { busy - 1 };
+        }
         let limit = Duration::from_millis(cleaner.tick.into());
-        busy = if idle() { PATIENCE } else { busy - 1 };
         if busy == 0 {
+            let idle = || {
+                let mut each = pool.each();
+                pool.is_ending() || each.any(|(_, region)| region.word.load().is_unused())
+            };
             busy = PATIENCE;
             cleaner.dormant.store(1, SeqCst);
             // A thread that released a region before this fence did not see the store. This
@@ -212,7 +224,7 @@ extern "C" fn run(argument: *mut c_void) -> c_int {
             fence(SeqCst);
             if !idle() {
                 futex::wait(&cleaner.signal, 0, None);
-                awake = None;
+                (awake, looked_at) = (None, None);
             }
         } else {
             futex::wait(&cleaner.signal, 0, Some(limit));
@@ -224,13 +236,31 @@ fn end_all(relaxed: &Instance, cause: Cause, mut which: impl FnMut(&PoolRegion) 
     let mut from = Some(Id(0));
     while let Some(start) = from {
         let mut batch = Batch::new();
-        from = relaxed
-            .pool
-            .lock()
-            .claim_idle(start, &mut batch, cause, &mut which);
+        from = relaxed.pool.find_idle(start, &mut batch, &mut which);
+        if !batch.ids().is_empty() {
+            let locked = relaxed.pool.lock();
+            locked.claim_those(&mut batch, cause, &mut which);
+        }
         for &id in batch.ids() {
             // If the kernel refuses to deregister a region, the cleaner tries again at the next
             // tick.
+            let _ = ending::end(relaxed, id, By::Helper);
+        }
+    }
+}
+
+/// Counts the idle regions if more is registered than may be idle, and ends those that exceed the
+/// limit. The lock is free between any two portions.
+fn keep_to_limit(relaxed: &Instance) {
+    const SLOTS: u32 = 512;
+    let pool = relaxed.pool;
+    let mut at_end = pool.account.all_fits();
+    while !at_end {
+        let mut batch = Batch::new();
+        let locked = pool.lock();
+        at_end = locked.count_idle(SLOTS, &mut batch, relaxed.cleaner.now());
+        drop(locked);
+        for &id in batch.ids() {
             let _ = ending::end(relaxed, id, By::Helper);
         }
     }

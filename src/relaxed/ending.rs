@@ -144,7 +144,15 @@ const UNWATCH_AT_MOST: u64 = 8 << 20;
 
 /// Deregisters the doomed regions: claimed regions that wait for any thread to deregister them.
 pub fn doomed(relaxed: &Instance, by: By) {
-    while let Some(id) = relaxed.pool.next_doomed() {
+    some_doomed(relaxed, by, usize::MAX);
+}
+
+/// Deregisters at most so many of the doomed regions.
+pub fn some_doomed(relaxed: &Instance, by: By, most: usize) {
+    for _ in 0..most {
+        let Some(id) = relaxed.pool.next_doomed() else {
+            return;
+        };
         let _ = end(relaxed, id, by);
     }
 }

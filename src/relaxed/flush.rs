@@ -46,9 +46,10 @@ fn end_idle(
     let mut from = Some(Id(0));
     while let Some(start) = from {
         let mut batch = Batch::new();
+        from = relaxed.pool.find_idle(start, &mut batch, of);
         let locked = relaxed.pool.lock();
         relaxed.apply(&locked, By::Program);
-        from = locked.claim_idle(start, &mut batch, cause, of);
+        locked.claim_those(&mut batch, cause, of);
         drop(locked);
         for &id in batch.ids() {
             match ending::end(relaxed, id, By::Program) {

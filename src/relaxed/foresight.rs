@@ -138,8 +138,8 @@ fn facts() -> Vec<u8> {
         flags,
         linger_local: settings.linger_local,
         linger_remote: settings.linger_remote,
-        most_regions: limit.regions,
-        most_bytes: limit.bytes,
+        most_regions: limit.regions as u64,
+        most_bytes: limit.bytes as u64,
     };
     [
         pool.flags,

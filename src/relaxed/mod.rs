@@ -72,8 +72,10 @@ use word::{Grant, Left};
 /// If this many regions wait to be deregistered, the cleaner is woken before its next tick.
 const MANY: u32 = 256;
 
-/// If the cleaner is behind by this many regions, the registering thread deregisters them itself.
+/// If the cleaner is behind by this many regions, each registering thread deregisters a share of
+/// them itself.
 const TOO_MANY: u32 = 512;
+const SHARE: usize = 16;
 
 /// The state of relaxed registration in this process. It exists from the first use on.
 pub struct Instance {

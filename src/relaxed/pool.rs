@@ -61,7 +61,7 @@ use super::table::Table;
 use super::word::{Grant, Left};
 use crate::sys::futex;
 use crate::sys::pages::PageRange;
-use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering::*};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering::*};
 
 /// The largest number of slots: regions and further handles.
 const MOST: usize = if cfg!(test) { 48 } else { 1 << 18 };
@@ -125,9 +125,10 @@ pub struct Pool {
     doomed: List,
     /// Regions kept so far.
     kept: AtomicU64,
-    /// The summed length of the regions that were claimed since the cleaner was last woken for
-    /// them.
+    /// The summed length of the regions that were doomed since the cleaner last ended all of them.
     doomed_bytes: AtomicU64,
+    /// The cleaner has been woken because so many regions wait.
+    much_waits: AtomicBool,
     /// Claims so far.
     claims: AtomicU64,
     /// Regions that are claimed and not yet ended.
@@ -153,7 +154,7 @@ pub struct Pool {
 /// The pool while its lock is held.
 pub struct Locked<'a>(&'a Pool, #[allow(dead_code)] Held<'a>);
 
-/// A fixed-size list of claimed regions.
+/// A fixed-size list of regions.
 pub struct Batch {
     ids: [Id; Batch::MOST],
     count: usize,
@@ -177,6 +178,17 @@ impl Batch {
     fn push(&mut self, id: Id) {
         self.ids[self.count] = id;
         self.count += 1;
+    }
+
+    /// Removes the regions for which `stays` is false.
+    fn retain(&mut self, mut stays: impl FnMut(Id) -> bool) {
+        let mut kept = Batch::new();
+        for &id in self.ids() {
+            if stays(id) {
+                kept.push(id);
+            }
+        }
+        *self = kept;
     }
 
     /// The regions of the batch.
@@ -218,8 +230,14 @@ impl Pool {
 
     /// Every slot that was ever in use.
     pub fn each(&self) -> impl Iterator<Item = (Id, &PoolRegion)> {
-        let slots = self.slots().iter().enumerate();
-        slots.map(|(n, region)| (Id(n as u32), region))
+        self.each_from(Id(0))
+    }
+
+    /// The same, from a slot on. (To skip the others would call the closure for each of them.)
+    fn each_from(&self, first: Id) -> impl Iterator<Item = (Id, &PoolRegion)> {
+        let slots = self.slots().get(first.0 as usize..).unwrap_or_default();
+        let slots = slots.iter().enumerate();
+        slots.map(move |(n, region)| (Id(first.0 + n as u32), region))
     }
 
     /// The address range of the objects.
@@ -355,6 +373,26 @@ impl Pool {
         })
     }
 
+    /// Looks for idle regions that `which` selects, from slot `from` on, until the batch is full.
+    /// Returns the slot to continue at, if any are left. This takes no lock: the caller claims the
+    /// regions by [`Locked::claim_those`].
+    pub fn find_idle(
+        &self,
+        from: Id,
+        batch: &mut Batch,
+        mut which: impl FnMut(&PoolRegion) -> bool,
+    ) -> Option<Id> {
+        for (id, region) in self.each_from(from) {
+            if batch.is_full() {
+                return Some(id);
+            }
+            if region.word.load().is_unused() && which(region) {
+                batch.push(id);
+            }
+        }
+        None
+    }
+
     /// The number of regions in use and their summed length.
     pub fn in_use(&self) -> (u64, u64) {
         let used = self.each().filter(|(_, region)| {
@@ -381,15 +419,19 @@ impl Pool {
         self.ending() != 0
     }
 
-    /// Whether enough waits to be deregistered to wake the cleaner. A true answer clears the count
-    /// of bytes.
+    /// Whether so much waits to be deregistered that the cleaner must wake before its next tick.
+    /// The answer is yes once, until the cleaner has ended what waits ([`Pool::nothing_waits`]).
     pub fn has_much_to_end(&self, regions: u32) -> bool {
-        let bytes = self.account.limit().bytes / 16;
-        let much = self.doomed_bytes.load(Relaxed) >= bytes || self.ending() >= regions;
-        if much {
-            self.doomed_bytes.store(0, Relaxed);
-        }
-        much
+        let bytes = self.account.limit().bytes as u64 / 16;
+        let doomed_bytes = self.doomed_bytes.load(Relaxed);
+        let much = (doomed_bytes > 0 && doomed_bytes >= bytes) || self.ending() >= regions;
+        much && !self.much_waits.load(Relaxed) && !self.much_waits.swap(true, Relaxed)
+    }
+
+    /// Notes that nothing waits to be deregistered any more.
+    pub fn nothing_waits(&self) {
+        self.doomed_bytes.store(0, Relaxed);
+        self.much_waits.store(false, Relaxed);
     }
 
     /// The number of regions that are claimed and not yet ended.
@@ -400,13 +442,16 @@ impl Pool {
     /// Waits until no claim up to number `until` is left for the regions that `of` selects.
     pub fn wait_for_claims(&self, until: u64, mut of: impl FnMut(&PoolRegion) -> bool) {
         self.waiting.fetch_add(1, SeqCst);
+        // A slot that no such claim is left for never gets one: later claims have larger numbers.
+        let mut from = Id(0);
         while self.is_ending() {
             let ended = self.ended.load(SeqCst);
-            let waiting = self.each().any(|(_, region)| {
+            let waiting = self.each_from(from).find(|(_, region)| {
                 region.word.load().is_ending() && region.claim.load(Relaxed) <= until && of(region)
             });
-            if !waiting {
-                break;
+            match waiting {
+                Some((id, _)) => from = id,
+                None => break,
             }
             futex::wait(
                 &self.ended,
@@ -724,32 +769,75 @@ impl Locked<'_> {
         self.0.claims.load(Relaxed)
     }
 
-    /// Claims idle regions that `which` selects, for the given cause, starting at slot `from`,
-    /// until the batch is full. Returns the slot to continue at, if any are left.
-    pub fn claim_idle(
+    /// Claims the regions of the batch that are still idle and that `which` selects, for the given
+    /// cause. The others leave the batch.
+    pub fn claim_those(
         &self,
-        from: Id,
         batch: &mut Batch,
         cause: Cause,
         mut which: impl FnMut(&PoolRegion) -> bool,
-    ) -> Option<Id> {
-        let pool = self.0;
-        for (id, region) in pool.each().skip(from.0 as usize) {
-            if batch.is_full() {
-                return Some(id);
-            }
+    ) {
+        batch.retain(|id| self.claim_idle(id, cause, &mut which));
+    }
+
+    /// Claims a region for the given cause if it is idle and `which` selects it.
+    fn claim_idle(&self, id: Id, cause: Cause, which: impl FnOnce(&PoolRegion) -> bool) -> bool {
+        let region = self.0.region(id);
+        let seen = region.word.load();
+        if !(seen.is_unused() && which(region) && self.claim(id)) {
+            return false;
+        }
+        // A spent region would have ended anyway, by the thread that has just released it.
+        if !seen.is_spent() {
+            let _ = region
+                .cause
+                .compare_exchange(0, cause.in_word(), Relaxed, Relaxed);
+            self.0.account.give_back(region.hull());
+        }
+        true
+    }
+
+    /// Goes on with the count of the idle regions, by `slots` slots. If more is idle than the limit
+    /// allows, claims idle regions that were not released at the time `now` of the pool's clock,
+    /// until the batch is full. Returns true if the count has come to its end.
+    pub fn count_idle(&self, slots: u32, batch: &mut Batch, now: u32) -> bool {
+        let account = &self.0.account;
+        let first = account.next();
+        let mut idle = Amount::default();
+        let mut looked_at = 0;
+        for (id, region) in self.0.each_from(Id(first)).take(slots as usize) {
+            looked_at += 1;
             let seen = region.word.load();
-            if seen.is_unused() && which(region) && self.claim(id) {
-                // A spent region would have ended anyway, by the thread that has just released it.
-                if !seen.is_spent() {
-                    let _ = region
-                        .cause
-                        .compare_exchange(0, cause.in_word(), Relaxed, Relaxed);
-                }
+            if !seen.is_unused() || seen.is_spent() {
+                continue;
+            }
+            let old = |region: &PoolRegion| region.released.load(Relaxed) != now;
+            if account.is_over() && !batch.is_full() && self.claim_idle(id, Cause::Watermark, old) {
                 batch.push(id);
+            } else {
+                idle = idle + Amount::of(region.hull());
             }
         }
-        None
+        account.go_on_at(first + looked_at, idle);
+        let at_end = looked_at < slots;
+        if at_end {
+            account.end_count();
+        }
+        at_end
+    }
+
+    /// Claims a region that was just released, since too much is idle, if it is still idle.
+    pub fn claim_released(&self, id: Id) -> bool {
+        let region = self.0.region(id);
+        let seen = region.word.load();
+        let claimed = seen.is_unused() && !seen.is_spent() && self.claim(id);
+        if claimed {
+            let _ = region
+                .cause
+                .compare_exchange(0, Cause::Watermark.in_word(), Relaxed, Relaxed);
+            self.0.account.take_back(region.hull());
+        }
+        claimed
     }
 
     /// Frees the slot of a claimed region that has been deregistered, or of a new region whose
@@ -785,13 +873,6 @@ impl Locked<'_> {
             pool.ended.fetch_add(1, SeqCst);
             futex::wake(&pool.ended, i32::MAX);
         }
-    }
-
-    /// Counts the idle regions. If they exceed the limit, returns how many regions and bytes must
-    /// go.
-    pub fn over(&self) -> Option<Amount> {
-        let (regions, bytes) = self.0.idle();
-        self.0.account.counted(Amount { regions, bytes })
     }
 
     /// What is known of memory that can change unseen.

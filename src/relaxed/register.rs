@@ -228,7 +228,7 @@ impl Instance {
     ) -> Result<usize, Unserved> {
         let inside = thread::enter();
         if self.pool.ending() > super::TOO_MANY {
-            ending::doomed(self, By::Program);
+            ending::some_doomed(self, By::Program, super::SHARE);
         }
         let mut tries = 0;
         loop {

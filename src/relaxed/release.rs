@@ -1,16 +1,14 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Releasing, ibv_dereg_mr_relaxed(3): the pool keeps the region registered while it has room.
 
-use super::account::Amount;
 use super::ending::{self, By};
-use super::pool::{Batch, Cause};
+use super::pool::Batch;
 use super::region::Id;
 use super::word::Left;
 use super::{Instance, existing};
 use crate::call::{Error, How};
 use crate::mr::Mr;
 use crate::sys::thread;
-use core::sync::atomic::Ordering::*;
 
 /// Ends one use of a region of the pool. Returns false if `mr` is no such region, or is not in use.
 /// (For the size of this result see `hit_inlined` in `mod.rs`.)
@@ -31,7 +29,7 @@ pub fn release(mr: Mr) -> bool {
                 relaxed.cleaner.idle(pool.region(id));
             }
             if !pool.account.may_be_idle(|| pool.region(id).hull()) {
-                trim(relaxed);
+                trim(relaxed, id);
             }
             true
         }
@@ -56,46 +54,32 @@ pub fn deregister(mr: Mr) -> Result<How, Error> {
     })
 }
 
-/// If more is idle than the limit allows, deregisters the regions that have been idle longest.
+/// Little is spare, or too much is idle. Goes on with the count of the idle regions. If too much is
+/// idle, deregisters a few regions that have been idle for longer, or else the region that was just
+/// released. This takes a bounded time, however many regions there are.
 #[cold]
-fn trim(relaxed: &Instance) {
+fn trim(relaxed: &Instance, released: Id) {
+    /// The slots that the count looks at for each release: 0.5 us.
+    const SLOTS: u32 = 128;
     if thread::is_inside() {
         relaxed.cleaner.wake();
         return;
     }
     let _inside = thread::enter();
-    // The first round spares the regions that were released in this tick of the clock, the second
-    // round does not.
-    let now = relaxed.cleaner.now();
-    for any in [false, true] {
-        let mut from = Some(Id(0));
-        while let Some(start) = from {
-            let mut batch = Batch::new();
-            let locked = relaxed.pool.lock();
-            relaxed.apply(&locked, By::Program);
-            let Some(mut over) = locked.over() else {
-                return;
-            };
-            from = locked.claim_idle(start, &mut batch, Cause::Watermark, |region| {
-                let needed = over.regions > 0 || over.bytes > 0;
-                let chosen = needed && (any || region.released.load(Relaxed) != now);
-                if chosen {
-                    over = Amount {
-                        regions: over.regions.saturating_sub(1),
-                        bytes: over.bytes.saturating_sub(region.hull().bytes()),
-                    };
-                }
-                chosen
-            });
-            drop(locked);
-            for &id in batch.ids() {
-                // A region that the kernel refuses to deregister stays unused. The cleaner tries
-                // again.
-                let _ = ending::end(relaxed, id, By::Program);
-            }
-        }
+    let (pool, account) = (relaxed.pool, &relaxed.pool.account);
+    let mut batch = Batch::new();
+    let locked = pool.lock();
+    relaxed.apply(&locked, By::Program);
+    let too_large = pool.region(released).hull().bytes() as i64 > account.limit().bytes;
+    let ends = too_large && locked.claim_released(released);
+    locked.count_idle(SLOTS, &mut batch, relaxed.cleaner.now());
+    let ends = ends || (account.is_over() && locked.claim_released(released));
+    drop(locked);
+    if ends {
+        let _ = ending::end(relaxed, released, By::Program);
     }
-    ending::doomed(relaxed, By::Program);
-    // Counts the idle regions anew, so that the account knows how much room is left.
-    relaxed.pool.lock().over();
+    for &id in batch.ids() {
+        // A region that the kernel refuses to deregister stays unused. The cleaner tries again.
+        let _ = ending::end(relaxed, id, By::Program);
+    }
 }

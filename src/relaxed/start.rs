@@ -114,9 +114,10 @@ pub(super) fn limit() -> Amount {
     let relaxed = &config().relaxed;
     let (total, _) = proc::memory_kib();
     let eighth = total * 1024 / 8;
+    let signed = |amount: u64| amount.min(i64::MAX as u64) as i64;
     let half = may_pin().map_or(u64::MAX, |limit| limit / 2);
     Amount {
-        regions: relaxed.max_idle,
-        bytes: relaxed.max_idle_bytes.unwrap_or(eighth.min(half)),
+        regions: signed(relaxed.max_idle),
+        bytes: signed(relaxed.max_idle_bytes.unwrap_or(eighth.min(half))),
     }
 }
