@@ -112,7 +112,7 @@ unsafe extern "C" fn munmap(addr: Address, length: usize) -> c_int {
 fn map((addr, length, flags): (Address, usize, c_int), map: impl FnOnce() -> Address) -> Address {
     let replaces = flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) == libc::MAP_FIXED;
     changing(
-        || replaces.then(|| changes::changing(addr.addr(), length)),
+        || replaces.then(|| changes::replacing(addr.addr(), length)),
         map,
     )
 }
@@ -268,14 +268,27 @@ unsafe extern "C" fn process_madvise(
     flags: c_uint,
 ) -> isize {
     // `pidfd` may name this process, and `ranges` may be unreadable: so report all memory of this
-    // process.
-    changing(
-        || drops_pages(advice).then(|| changes::changing(0, usize::MAX / 2)),
-        || {
+    // process. With these errors the kernel has not looked at any memory.
+    let untouched = |errno| {
+        matches!(
+            errno,
+            libc::EBADF | libc::EINVAL | libc::EPERM | libc::ESRCH
+        )
+    };
+    around(
+        || drops_pages(advice).then(changes::may_change_any),
+        || -> isize {
             call_next!(
                 PROCESS_MADVISE(pidfd, ranges, count, advice, flags),
                 SYS_process_madvise
             )
+        },
+        |changing, &advised| {
+            if let Some(mut changing) = changing
+                && (advised > 0 || (advised < 0 && !untouched(errno::errno().0)))
+            {
+                changing.changed(0, usize::MAX / 2);
+            }
         },
     )
 }
@@ -285,7 +298,13 @@ unsafe extern "C" fn process_madvise(
 #[inline(always)]
 fn protecting(addr: Address, length: usize, protection: c_int) -> Option<changes::Changing> {
     let all = libc::PROT_READ | libc::PROT_WRITE;
-    (protection & all != all).then(|| changes::changing(addr.addr(), length))
+    (protection & all != all).then(|| {
+        if protection & libc::PROT_GROWSDOWN != 0 {
+            // The kernel protects from the start of the mapping on, wherever that is.
+            return changes::changing(0, addr.addr().saturating_add(length));
+        }
+        changes::changing(addr.addr(), length)
+    })
 }
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
@@ -303,13 +322,19 @@ unsafe extern "C" fn pkey_mprotect(
     protection: c_int,
     key: c_int,
 ) -> c_int {
-    changing(
+    around(
         || protecting(addr, length, protection),
         || {
             call_next!(
                 PKEY_MPROTECT(addr, length, protection, key),
                 SYS_pkey_mprotect
             )
+        },
+        |changing, &result: &c_int| {
+            drop(changing);
+            if key > 0 && result == 0 {
+                changes::keyed();
+            }
         },
     )
 }
@@ -367,11 +392,14 @@ unsafe extern "C" fn shmat(id: c_int, addr: *const c_void, flags: c_int) -> Addr
             let errno = errno::errno();
             let size = segment_size(id);
             errno::set_errno(errno);
-            changes::changing(addr.addr(), size)
+            changes::replacing(addr.addr(), size.saturating_add(LARGEST_PAGE))
         })
     };
     changing(before, || call_next!(SHMAT(id, addr, flags), SYS_shmat))
 }
+
+/// The kernel rounds the size of a segment up to its pages, which may be huge.
+const LARGEST_PAGE: usize = 1 << 30;
 
 /// The size of a System V segment in bytes. For an unknown segment, the largest size that a segment
 /// can have.

@@ -16,6 +16,32 @@ pub fn changing(addr: usize, length: usize) -> Changing {
     }
 }
 
+/// A call is about to map memory in place of other memory.
+#[inline(always)]
+pub fn replacing(addr: usize, length: usize) -> Changing {
+    if pool_is_on() {
+        hooks::replacing(addr, length)
+    } else {
+        Changing::NOTHING
+    }
+}
+
+/// A call may change any memory; [`Changing::changed`] says whether it has.
+#[inline(always)]
+pub fn may_change_any() -> Changing {
+    if pool_is_on() {
+        hooks::may_change_any()
+    } else {
+        Changing::NOTHING
+    }
+}
+
+/// A call has given memory a protection key. From then on the pool keeps nothing: a thread may take
+/// the key's rights away without a call.
+pub fn keyed() {
+    hooks::keyed();
+}
+
 /// A call may change memory; [`Changing::changed`] says whether it has, and which.
 #[inline(always)]
 pub fn may_change(addr: usize, length: usize) -> Changing {

@@ -8,11 +8,13 @@
 //! lost, which withdraws every region. Readers apply the log one at a time, under the pool's lock.
 //!
 //! A change is *under way* from before its first record is written until after its last. An
-//! interposed call is under way around the real call; the monitor is under way around reading an
-//! event and recording it. The log is *settled* when nothing is under way and every record is
-//! applied.
+//! interposed call is under way around the real call, and names the range that it may change. The
+//! monitor is under way around reading an event and recording it; it does not know the range before
+//! it has read the event. The log is *settled* for a range when every record is applied and nothing
+//! is under way that may change the range. So nobody waits for a change of other memory.
 
-use super::sync::{AtomicU64, Ordering::*};
+use super::sync::{AtomicU64, Ordering::*, fence};
+use crate::sys::pages::PageRange;
 
 /// What happened to a range.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -46,6 +48,39 @@ struct LogSlot {
     kind: AtomicU64,
 }
 
+/// A range in which a change is under way.
+#[repr(C)]
+struct Place {
+    /// The number of times that the place was used, and in the lower bits [`VACANT`], [`CLAIMED`]
+    /// or [`NAMED`], with [`STUCK`] or without.
+    word: AtomicU64,
+    start: AtomicU64,
+    end: AtomicU64,
+    /// The thread pointer of the thread that makes the change.
+    thread: AtomicU64,
+}
+
+const STATE: u64 = 3;
+const VACANT: u64 = 0;
+/// A thread is writing the range. Its change has not begun.
+const CLAIMED: u64 = 1;
+const NAMED: u64 = 2;
+/// A thread has waited for the end of this change in vain. The next thread does not wait.
+const STUCK: u64 = 4;
+const USE: u64 = 8;
+
+/// How many changes can name their ranges at a time. A further one counts for all memory.
+const PLACES: usize = if cfg!(any(loom, miri)) { 2 } else { 64 };
+
+/// In `under_way`: one change that names its range, and one that may change any memory.
+const SOMEWHERE: u64 = 1;
+const ANYWHERE: u64 = 1 << 32;
+/// A flag in `under_way`: no hit may succeed any more.
+const NEVER_SETTLED: u64 = 1 << 63;
+
+/// For how many ms a call on much memory counts.
+const LONGEST: u64 = 2000;
+
 /// How many changes the log holds before one is applied.
 const ROOM: u64 = if cfg!(any(loom, miri)) { 2 } else { 4096 };
 
@@ -55,13 +90,36 @@ const LOST: u64 = 1 << 63;
 /// The log. Zeroed memory is an empty log.
 #[repr(C, align(128))]
 pub struct Changes {
+    /// The changes under way: [`SOMEWHERE`] and [`ANYWHERE`].
     under_way: AtomicU64,
     /// Changes that are written or just being written, and the flag [`LOST`].
     written: AtomicU64,
     /// Changes applied.
     applied: AtomicU64,
-    rest_of_line: [u64; 13],
+    /// The number of places that were ever used.
+    used: AtomicU64,
+    /// The interposed calls under way on much memory, and until when, by the kernel's clock in ms,
+    /// they count. (A signal handler may leave a call by siglongjmp(3).)
+    long: AtomicU64,
+    long_until: AtomicU64,
+    rest_of_line: [u64; 10],
+    places: [Place; PLACES],
     slots: [LogSlot; ROOM as usize],
+}
+
+/// A change that is under way in a range.
+#[must_use = "the change is under way until `end_at`"]
+pub struct Announced(Option<usize>);
+
+/// What keeps a range from being settled.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum UnderWay {
+    Nothing,
+    /// A change that will end soon.
+    Change,
+    /// A change whose end no thread should wait for: the waiting thread itself makes it, and a
+    /// signal handler has interrupted it, or a thread has waited for it in vain before.
+    Stuck,
 }
 
 /// The state of the log when all that was written had been applied.
@@ -76,7 +134,16 @@ impl Changes {
             under_way: AtomicU64::new(0),
             written: AtomicU64::new(0),
             applied: AtomicU64::new(0),
-            rest_of_line: [0; 13],
+            used: AtomicU64::new(0),
+            long: AtomicU64::new(0),
+            long_until: AtomicU64::new(0),
+            rest_of_line: [0; 10],
+            places: core::array::from_fn(|_| Place {
+                word: AtomicU64::new(0),
+                start: AtomicU64::new(0),
+                end: AtomicU64::new(0),
+                thread: AtomicU64::new(0),
+            }),
             slots: core::array::from_fn(|_| LogSlot {
                 turn: AtomicU64::new(0),
                 start: AtomicU64::new(0),
@@ -86,16 +153,142 @@ impl Changes {
         }
     }
 
-    /// Announces a change: it is under way from now on.
+    /// Announces a change of any memory: it is under way from now on.
     pub fn begin(&self) {
         // SeqCst: the caller's next step is a system call, which must not be seen before this
         // announcement.
-        self.under_way.fetch_add(1, SeqCst);
+        self.under_way.fetch_add(ANYWHERE, SeqCst);
     }
 
     /// Ends what `begin` announced. All of its records have been written.
     pub fn end(&self) {
-        self.under_way.fetch_sub(1, Release);
+        self.under_way.fetch_sub(ANYWHERE, Release);
+    }
+
+    /// Makes every later hit fail, without a wait: announces a change that never ends.
+    pub fn distrust(&self) {
+        self.under_way.fetch_or(NEVER_SETTLED, SeqCst);
+    }
+
+    /// Announces a change in a range by the thread with this thread pointer: it is under way from
+    /// now on.
+    pub fn begin_at(&self, range: PageRange, thread: usize) -> Announced {
+        for (n, place) in self.places.iter().enumerate() {
+            let word = place.word.load(Relaxed);
+            if word & STATE != VACANT
+                || place
+                    .word
+                    .compare_exchange(word, word | CLAIMED, Acquire, Relaxed)
+                    .is_err()
+            {
+                continue;
+            }
+            // A thread that reads a part of the new range sees that the word has changed.
+            fence(Release);
+            place.start.store(range.start, Relaxed);
+            place.end.store(range.end, Relaxed);
+            place.thread.store(thread as u64, Relaxed);
+            place.word.store(word | NAMED, Release);
+            self.used.fetch_max(n as u64 + 1, Relaxed);
+            // SeqCst: the caller's next step is a system call, which must not be seen before this
+            // announcement.
+            self.under_way.fetch_add(SOMEWHERE, SeqCst);
+            return Announced(Some(n));
+        }
+        self.begin();
+        Announced(None)
+    }
+
+    /// Ends what `begin_at` announced. All of its records have been written.
+    pub fn end_at(&self, announced: Announced) {
+        let Some(place) = announced.0.map(|n| &self.places[n]) else {
+            return self.end();
+        };
+        // The thread that claimed the place alone ends it; others only add STUCK.
+        let word = place.word.load(Relaxed);
+        place.word.store((word & !(USE - 1)) + USE, Release);
+        self.under_way.fetch_sub(SOMEWHERE, Release);
+    }
+
+    /// A call on much memory begins: it may hold the kernel's lock of the address space for long.
+    pub fn begin_long(&self, now: u64) {
+        self.long.fetch_add(1, Relaxed);
+        self.long_until.fetch_max(now + LONGEST, Relaxed);
+    }
+
+    /// A call on much memory has ended.
+    pub fn end_long(&self) {
+        if self.long.fetch_sub(1, Relaxed) == 1 {
+            self.long_until.store(0, Relaxed);
+        }
+    }
+
+    /// Whether a call on much memory is under way.
+    pub fn is_long(&self, now: impl Fn() -> u64) -> bool {
+        let until = self.long_until.load(Relaxed);
+        until != 0 && now() < until
+    }
+
+    /// Whether a change under way may change a range.
+    ///
+    /// A place that another change takes over while this function reads it does not matter: the
+    /// records of the change that left the place are written, and the caller looks for records
+    /// next.
+    #[cold]
+    fn touches(&self, range: PageRange) -> bool {
+        self.under_way.load(Acquire) >= ANYWHERE || self.touching(range).next().is_some()
+    }
+
+    /// The places of the changes under way that may change a range, and their words.
+    fn touching(&self, range: PageRange) -> impl Iterator<Item = (&Place, u64)> {
+        let used = self.used.load(Acquire) as usize;
+        let places = self.places.iter().take(used);
+        places.filter_map(move |place| {
+            let word = place.word.load(Acquire);
+            if word & STATE != NAMED {
+                return None;
+            }
+            let named = PageRange {
+                start: place.start.load(Relaxed),
+                end: place.end.load(Relaxed),
+            };
+            fence(Acquire);
+            let unchanged = place.word.load(Relaxed) & !STUCK == word & !STUCK;
+            // A range that was read in part is any range.
+            (!unchanged || named.overlaps(range)).then_some((place, word))
+        })
+    }
+
+    /// What keeps a range from being settled, for the thread with this thread pointer.
+    pub fn under_way(&self, range: PageRange, thread: usize) -> UnderWay {
+        let under_way = self.under_way.load(Acquire);
+        if under_way & NEVER_SETTLED != 0 {
+            return UnderWay::Stuck;
+        }
+        let mut found = UnderWay::Nothing;
+        if under_way == 0 {
+            return found;
+        }
+        for (place, word) in self.touching(range) {
+            if word & STUCK != 0 || place.thread.load(Relaxed) == thread as u64 {
+                return UnderWay::Stuck;
+            }
+            found = UnderWay::Change;
+        }
+        if under_way >= ANYWHERE {
+            found = UnderWay::Change;
+        }
+        found
+    }
+
+    /// A thread has waited in vain for the changes under way in a range.
+    pub fn give_up_waiting(&self, range: PageRange) {
+        for (place, word) in self.touching(range) {
+            // If the exchange fails, the change has ended.
+            let _ = place
+                .word
+                .compare_exchange(word, word | STUCK, Relaxed, Relaxed);
+        }
     }
 
     /// Records a change. Called between `begin` and `end`.
@@ -139,15 +332,25 @@ impl Changes {
         (written == self.applied.load(Acquire)).then_some(Settled(written))
     }
 
-    /// The state of the log if every record is applied and nothing is under way.
-    pub fn settled(&self) -> Option<Settled> {
-        self.applied().filter(|&settled| self.still(settled))
+    /// Whether every record is applied and nothing is under way in this range.
+    pub fn is_settled(&self, range: PageRange) -> bool {
+        self.applied()
+            .is_some_and(|settled| self.still(settled, range))
     }
 
-    /// Whether no record has been written since, and nothing is under way.
+    /// Whether every record is applied and no event is being read. Interposed calls may be under
+    /// way.
+    pub fn has_heard_all(&self) -> bool {
+        self.applied().is_some_and(|settled| {
+            self.under_way.load(Acquire) < ANYWHERE && self.written.load(Acquire) == settled.0
+        })
+    }
+
+    /// Whether no record has been written since, and nothing is under way in this range.
     #[inline(always)]
-    pub fn still(&self, settled: Settled) -> bool {
-        self.under_way.load(Acquire) == 0 && self.written.load(Acquire) == settled.0
+    pub fn still(&self, settled: Settled, range: PageRange) -> bool {
+        (self.under_way.load(Acquire) == 0 || !self.touches(range))
+            && self.written.load(Acquire) == settled.0
     }
 
     /// Whether a record is not applied yet.

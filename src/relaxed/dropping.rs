@@ -2,7 +2,8 @@
 //! Memory whose pages userfaultfd recently reported as about to be dropped. Of all its events only
 //! this one comes before the change. A region that is pinned between the event and the drop is
 //! stale, and no event says so. Such a region is therefore not kept for a while, which is a bound
-//! in time and not a proof. Everything here runs under the pool's lock.
+//! in time and not a proof. (An interposed madvise has no such event: its hook stops watching the
+//! memory first.) Everything here runs under the pool's lock.
 
 use crate::sys::pages::PageRange;
 use core::sync::atomic::{AtomicU64, Ordering::*};
@@ -28,6 +29,12 @@ impl DropReport {
             end: self.end.load(Relaxed),
         }
     }
+
+    fn set(&self, range: PageRange, now: u64) {
+        self.start.store(range.start, Relaxed);
+        self.end.store(range.end, Relaxed);
+        self.time.store(now + 1, Relaxed);
+    }
 }
 
 /// The reports. Zeroed memory holds none.
@@ -46,30 +53,30 @@ impl Dropping {
         }
     }
 
-    /// Adds a report that pages of this range are about to be dropped. It replaces the oldest
-    /// report.
+    /// Adds a report that pages of this range are about to be dropped. If no place is free, the new
+    /// report joins the one that is nearest to it: too much memory is then taken for memory that is
+    /// about to be dropped, never too little.
     pub fn add(&self, range: PageRange, now: u64) {
-        let oldest = self
-            .reports
-            .iter()
-            .min_by_key(|report| report.time.load(Relaxed));
-        if let Some(report) = oldest {
-            report.start.store(range.start, Relaxed);
-            report.end.store(range.end, Relaxed);
-            report.time.store(now + 1, Relaxed);
-            self.any.store(1, Relaxed);
+        self.any.store(1, Relaxed);
+        let is_free = |report: &&DropReport| {
+            let time = report.time.load(Relaxed);
+            time == 0 || now >= time + LONGEST
+        };
+        let distance = |report: &&DropReport| {
+            let other = report.range();
+            let above = other.start.saturating_sub(range.end);
+            above.max(range.start.saturating_sub(other.end))
+        };
+        if let Some(report) = self.reports.iter().find(is_free) {
+            report.set(range, now);
+        } else if let Some(report) = self.reports.iter().min_by_key(distance) {
+            let other = report.range();
+            let both = PageRange {
+                start: other.start.min(range.start),
+                end: other.end.max(range.end),
+            };
+            report.set(both, now);
         }
-    }
-
-    /// Forgets the reports within a range that an interposed call has changed or is about to
-    /// change. That call itself made these drops, and it writes a second record in the log when it
-    /// is over.
-    pub fn forget(&self, range: PageRange) {
-        let mut reports = self.reports().iter();
-        reports
-            .by_ref()
-            .filter(|report| range.contains(report.range()))
-            .for_each(|report| report.time.store(0, Relaxed));
     }
 
     /// Whether pages of this range may still be about to be dropped.
@@ -101,9 +108,21 @@ mod tests {
         assert!(dropping.is_at(range(19, 30), || 5000 + LONGEST));
         assert!(!dropping.is_at(range(19, 30), || 5001 + LONGEST));
         assert!(!dropping.is_at(range(20, 30), || 5000));
-        dropping.forget(range(10, 19));
-        assert!(dropping.is_at(range(10, 11), || 5000));
-        dropping.forget(range(0, 20));
-        assert!(!dropping.is_at(range(10, 11), || 5000));
+    }
+
+    #[test]
+    fn none_is_forgotten_before_its_time() {
+        // SAFETY: all zeros holds no report.
+        let dropping: Dropping = unsafe { core::mem::zeroed() };
+        let range = |n: u64| PageRange {
+            start: n * 100,
+            end: n * 100 + 10,
+        };
+        let many = 3 * REPORTS as u64;
+        (0..many).for_each(|n| dropping.add(range(n), 5000));
+        assert!((0..many).all(|n| dropping.is_at(range(n), || 5000 + LONGEST)));
+        dropping.add(range(1000), 5001 + LONGEST);
+        assert!(!dropping.is_at(range(0), || 5001 + LONGEST));
+        assert!(dropping.is_at(range(1000), || 5001 + LONGEST));
     }
 }

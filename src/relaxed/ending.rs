@@ -2,6 +2,7 @@
 //! The end of a claimed region: the kernel deregisters it, then its slot is free.
 
 use super::Instance;
+use super::cleaner::now_ms;
 use super::filter::CHUNK;
 use super::pool::{Cause, Heir, Locked, cause};
 use super::region::{Id, PoolRegion};
@@ -12,6 +13,7 @@ use crate::sys::pages::PageRange;
 use crate::sys::thread;
 use crate::trace::{self, format::Call};
 use core::sync::atomic::Ordering::*;
+use core::time::Duration;
 use errno::Errno;
 
 /// Which kind of thread ends a region.
@@ -127,11 +129,13 @@ fn leave_chunk(relaxed: &Instance, locked: &Locked<'_>, id: Id, by: By, chunk: P
             Heir::Region(heir) => return pool.region(heir).inherit(memory),
             // This runs under the lock, so a region that is linked here meanwhile registers its
             // watch after this.
-            Heir::None if wanted => {
+            Heir::None if wanted && !pool.changes.is_long(now_ms) => {
                 if watch.unwatch(memory, &pool.changes) != Unwatching::Unsettled {
                     return;
                 }
             }
+            // If a call on much memory holds the lock of the address space, nobody waits for it
+            // here, with the pool's lock.
             Heir::None | Heir::Unknown => return,
         }
         std::thread::yield_now();
@@ -156,6 +160,36 @@ pub fn some_doomed(relaxed: &Instance, by: By, most: usize) {
         let _ = end(relaxed, id, by);
     }
 }
+
+/// Ends the idle regions that the changes in the log touch, and stops watching a range of memory.
+/// With `adjoining`, ends and stops watching what adjoins the range as well, if some of the range is
+/// watched. Returns whether some of the memory was watched. Any thread may call this, in an
+/// interposed memory call too.
+pub fn touched(relaxed: &Instance, range: PageRange, adjoining: bool) -> bool {
+    let pool = relaxed.pool;
+    let locked = pool.lock();
+    relaxed.apply(&locked, By::Helper);
+    let memory = if adjoining {
+        locked.withdraw_adjoining(range)
+    } else {
+        range
+    };
+    let watched = locked.unwatch(memory, |part| relaxed.watch.unwatch(part, &pool.changes));
+    drop(locked);
+    doomed(relaxed, By::Helper);
+    // Another thread may be ending a region of this memory.
+    for _ in 0..PATIENCE {
+        if !pool.is_ending() || !pool.lock().is_ending(range) {
+            break;
+        }
+        pool.wait_for_an_end(Duration::from_millis(1));
+    }
+    watched
+}
+
+/// How long an interposed memory call waits for another thread that ends a region of the memory, in
+/// ms.
+const PATIENCE: u32 = 20;
 
 /// Deregisters a region that its last user has released, on the releasing thread of the program. If
 /// that is a signal handler that interrupted its thread inside the pool, the cleaner deregisters

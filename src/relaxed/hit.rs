@@ -3,14 +3,15 @@
 //! function.
 
 use super::changes::Changes;
+use crate::sys::pages::PageRange;
 
 /// Why a registration was no hit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Miss<T> {
     /// No region of the pool serves.
     None,
-    /// A change of the address space is under way, or has not been applied. The caller must give
-    /// back the region that was taken.
+    /// A change of the memory is under way, or has not been applied. The caller must give back the
+    /// region that was taken.
     Unsettled(Option<T>),
 }
 
@@ -24,12 +25,16 @@ pub trait Steps {
     fn fence(&self) -> bool;
 }
 
-/// Takes a region and verifies that its translation holds.
+/// Takes a region for this memory and verifies that its translation holds.
 #[inline(always)]
-pub fn hit<S: Steps>(changes: &Changes, steps: S) -> Result<S::Taken, Miss<S::Taken>> {
+pub fn hit<S: Steps>(
+    changes: &Changes,
+    memory: PageRange,
+    steps: S,
+) -> Result<S::Taken, Miss<S::Taken>> {
     let settled = changes.applied().ok_or(Miss::Unsettled(None))?;
     let taken = steps.take().ok_or(Miss::None)?;
-    if steps.fence() && changes.still(settled) {
+    if steps.fence() && changes.still(settled, memory) {
         Ok(taken)
     } else {
         Err(Miss::Unsettled(Some(taken)))

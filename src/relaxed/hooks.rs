@@ -1,18 +1,24 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What an interposed memory call does for the pool. It writes the changed memory to the log before
-//! the real call and after it, and announces a change under way in between. If no region can be in
-//! that memory, it does nothing.
+//! What an interposed memory call does for the pool. Before the real call it announces the change,
+//! with its range, writes the range to the log, ends the idle regions that the change touches, and
+//! stops watching their memory: the kernel then has no event for the change, and the call waits for
+//! nobody. After the real call it writes the range once more, for regions that were made meanwhile.
+//! If no region can be near the memory, it does nothing.
 //!
 //! These functions run wherever the program or one of its libraries changes memory: in malloc, in
-//! signal handlers, in threads that have no thread-local variables yet. They take no lock and
-//! allocate nothing.
+//! signal handlers, in forked children. They allocate nothing and look up no symbol. The one lock
+//! that they take is the pool's, which a thread holds for microseconds: while it does, it allocates
+//! nothing, changes no memory, and waits for no other lock. They block all signals meanwhile, so
+//! that no signal handler leaves with the lock.
 
-use super::changes::{Change, Kind};
-use super::{Instance, existing};
+use super::changes::{Announced, Change, Kind};
+use super::{Instance, ending, existing};
 use crate::sys::pages::PageRange;
 use crate::sys::symbols::{self, Scope};
+use crate::sys::{clock, signals, thread};
 use core::ffi::c_void;
 use core::ptr::without_provenance;
+use core::sync::atomic::{AtomicBool, Ordering::*};
 
 /// A change that is about to be made. The change is over when this value is dropped.
 pub struct Changing(Option<UnderWay>);
@@ -20,7 +26,9 @@ pub struct Changing(Option<UnderWay>);
 struct UnderWay {
     relaxed: &'static Instance,
     change: Change,
-    announced: bool,
+    announced: Option<Announced>,
+    /// Whether the call was counted as long.
+    long: bool,
 }
 
 impl Changing {
@@ -29,6 +37,9 @@ impl Changing {
 }
 
 const NOTHING: PageRange = PageRange { start: 0, end: 0 };
+
+/// A call on this many bytes may hold the kernel's lock of the address space for milliseconds.
+const LONG: u64 = 16 << 20;
 
 /// The hull of a range: its whole pages. An empty range, or one that runs past the end of the
 /// address space, gives [`NOTHING`].
@@ -40,7 +51,17 @@ fn pages(addr: usize, length: usize) -> PageRange {
 /// registration.
 #[inline(always)]
 pub fn changing(addr: usize, length: usize) -> Changing {
-    Changing(existing().map(|relaxed| begin(relaxed, pages(addr, length))))
+    Changing(existing().map(|relaxed| begin(relaxed, pages(addr, length), Neighbours::Stay)))
+}
+
+/// A call is about to map memory in place of other memory.
+///
+/// The kernel makes the new mapping one with the old one around it, if that is not watched, and
+/// mremap(2) accepts a single mapping only. So the pool also ends what it watches directly around
+/// memory that it watches.
+#[inline(always)]
+pub fn replacing(addr: usize, length: usize) -> Changing {
+    Changing(existing().map(|relaxed| begin(relaxed, pages(addr, length), Neighbours::End)))
 }
 
 /// A call may change memory. The caller says by [`Changing::changed`] whether the call did, and
@@ -48,17 +69,22 @@ pub fn changing(addr: usize, length: usize) -> Changing {
 #[inline(always)]
 pub fn may_change(addr: usize, length: usize) -> Changing {
     Changing(existing().map(|relaxed| {
-        let announced = relaxed.pool.filter.may_hold(pages(addr, length));
-        if announced {
-            // The log has no change yet. The announcement alone keeps every hit from succeeding.
-            relaxed.pool.changes.begin();
-        }
+        let range = pages(addr, length);
+        let may_hold = relaxed.pool.filter.may_hold(range);
         UnderWay {
             relaxed,
             change: change(NOTHING, Kind::Called),
-            announced,
+            // The log has no change yet. The announcement alone keeps every hit in this memory from
+            // succeeding.
+            announced: may_hold.then(|| announce(relaxed, range)),
+            long: false,
         }
     }))
+}
+
+/// A call may change any memory. The caller says by [`Changing::changed`] whether the call did.
+pub fn may_change_any() -> Changing {
+    may_change(0, usize::MAX / 2)
 }
 
 fn change(range: PageRange, kind: Kind) -> Change {
@@ -69,28 +95,62 @@ fn change(range: PageRange, kind: Kind) -> Change {
     }
 }
 
-#[cold]
-fn begin(relaxed: &'static Instance, range: PageRange) -> UnderWay {
-    let change = change(range, Kind::Called);
-    if relaxed.pool.filter.may_hold(range) {
-        return announce(relaxed, change);
-    }
-    UnderWay {
-        relaxed,
-        change,
-        announced: false,
-    }
+fn announce(relaxed: &Instance, range: PageRange) -> Announced {
+    relaxed.pool.changes.begin_at(range, thread::pointer())
+}
+
+/// Whether what is watched around the changed memory ends as well.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Neighbours {
+    Stay,
+    End,
 }
 
 #[cold]
-fn announce(relaxed: &'static Instance, change: Change) -> UnderWay {
-    relaxed.pool.changes.begin();
-    relaxed.pool.changes.write(change);
-    UnderWay {
+fn begin(relaxed: &'static Instance, range: PageRange, neighbours: Neighbours) -> UnderWay {
+    let mut under_way = UnderWay {
         relaxed,
-        change,
-        announced: true,
+        change: change(range, Kind::Called),
+        announced: None,
+        long: range.bytes() >= LONG,
+    };
+    let changes = &relaxed.pool.changes;
+    if under_way.long {
+        changes.begin_long(now());
     }
+    if relaxed.pool.filter.may_hold(range) {
+        under_way.announced = Some(announce(relaxed, range));
+        changes.write(under_way.change);
+        end_touched(relaxed, range, neighbours);
+    }
+    under_way
+}
+
+fn now() -> u64 {
+    let errno = errno::errno();
+    let now = clock::monotonic_by_kernel() / 1_000_000;
+    errno::set_errno(errno);
+    now
+}
+
+/// Ends the idle regions that the changes in the log touch, and stops watching a range. Returns
+/// whether some of it was watched.
+#[cold]
+fn end_touched(relaxed: &Instance, range: PageRange, neighbours: Neighbours) -> bool {
+    if thread::is_inside() {
+        // A signal handler has interrupted this thread inside the pool, or the pool itself frees
+        // memory.
+        relaxed.cleaner.wake();
+        return false;
+    }
+    let errno = errno::errno();
+    let signals = signals::block();
+    let inside = thread::enter();
+    let watched = ending::touched(relaxed, range, neighbours == Neighbours::End);
+    drop(inside);
+    signals::restore(signals);
+    errno::set_errno(errno);
+    watched
 }
 
 impl Changing {
@@ -105,17 +165,17 @@ impl Changing {
 impl UnderWay {
     fn write(&mut self, change: Change) {
         let pool = self.relaxed.pool;
-        if !self.announced {
-            let range = PageRange {
-                start: change.start,
-                end: change.end,
-            };
-            // Another thread may have registered a region there since the check before the call.
-            if !pool.filter.may_hold(range) {
-                return;
-            }
-            pool.changes.begin();
-            self.announced = true;
+        let range = PageRange {
+            start: change.start,
+            end: change.end,
+        };
+        // Another thread may have registered a region there since the check before the call. If the
+        // filter has none, no region was pinned there before the change that has not ended since.
+        if change.kind == Kind::Called && !pool.filter.may_hold(range) {
+            return;
+        }
+        if self.announced.is_none() {
+            self.announced = Some(announce(self.relaxed, range));
         }
         pool.changes.write(change);
     }
@@ -123,8 +183,12 @@ impl UnderWay {
     #[cold]
     fn end(&mut self) {
         self.write(self.change);
-        if self.announced {
-            self.relaxed.pool.changes.end();
+        let changes = &self.relaxed.pool.changes;
+        if let Some(announced) = self.announced.take() {
+            changes.end_at(announced);
+        }
+        if self.long {
+            changes.end_long();
         }
     }
 }
@@ -138,15 +202,25 @@ impl Drop for Changing {
     }
 }
 
+/// Whether memory of the process may have a protection key.
+pub static KEYED: AtomicBool = AtomicBool::new(false);
+
+/// A call has given memory a protection key. What a registration may do depends on the calling
+/// thread's rights to the key, which a thread changes without a system call. So the pool keeps
+/// nothing from now on.
+pub fn keyed() {
+    KEYED.store(true, SeqCst);
+    if let Some(relaxed) = existing() {
+        relaxed.pool.changes.distrust();
+    }
+}
+
 /// Stops watching memory whose regions a change under way has just withdrawn. Returns true if any
 /// of the memory was watched.
 #[cold]
 pub fn unwatch(addr: usize, length: usize) -> bool {
     let range = pages(addr, length);
-    let errno = errno::errno();
-    let unwatched = existing().is_some_and(|relaxed| relaxed.watch.unwatch_moving(range));
-    errno::set_errno(errno);
-    unwatched
+    existing().is_some_and(|relaxed| end_touched(relaxed, range, Neighbours::Stay))
 }
 
 /// Whether the memory calls of the process come to this library first. They do not come first if

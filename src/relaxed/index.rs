@@ -86,14 +86,30 @@ impl Index {
     }
 
     /// Calls `each` for the regions that overlap a range, until `each` returns false. `each` must
-    /// not change the index.
+    /// not change the index. Returns whether `each` always returned true.
     pub fn overlapping(
         &self,
         regions: &[PoolRegion],
         range: PageRange,
+        each: impl FnMut(Id, &PoolRegion) -> bool,
+    ) -> bool {
+        self.overlapping_of(u64::MAX, regions, range, each)
+    }
+
+    /// The classes of regions that have fewer bytes than `size`, a power of two, as a set of bits.
+    pub fn smaller_than(size: u64) -> u64 {
+        (1 << (size / page_size()).ilog2()) - 1
+    }
+
+    /// As [`Index::overlapping`], for the regions of some classes.
+    pub fn overlapping_of(
+        &self,
+        classes: u64,
+        regions: &[PoolRegion],
+        range: PageRange,
         mut each: impl FnMut(Id, &PoolRegion) -> bool,
-    ) {
-        let mut some = self.some.load(Relaxed);
+    ) -> bool {
+        let mut some = self.some.load(Relaxed) & classes;
         while some != 0 && range.start < range.end {
             let class = some.trailing_zeros() as usize;
             some &= some - 1;
@@ -118,10 +134,11 @@ impl Index {
                         true
                     }
                 }) {
-                    return;
+                    return false;
                 }
             }
         }
+        true
     }
 
     fn walk(

@@ -10,6 +10,7 @@
 use super::changes::{Change, Changes, Kind};
 use super::hit::{Miss, Steps, hit};
 use super::word::{Grant, Left, Word};
+use crate::sys::pages::PageRange;
 use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use loom::sync::{Arc, Mutex};
 use loom::thread;
@@ -32,6 +33,11 @@ const CHANGE: Change = Change {
     kind: Kind::Called,
 };
 
+const MEMORY: PageRange = PageRange {
+    start: 0x1000,
+    end: 0x2000,
+};
+
 impl World {
     /// A world with one region, which is kept and idle.
     fn new() -> Arc<World> {
@@ -52,11 +58,11 @@ impl World {
 
     /// `munmap` through the interposed call.
     fn unmap_by_call(&self) {
-        self.changes.begin();
+        let announced = self.changes.begin_at(MEMORY, 0);
         self.changes.write(CHANGE);
         self.mapped.store(1, Release);
         self.changes.write(CHANGE);
-        self.changes.end();
+        self.changes.end_at(announced);
     }
 
     /// `munmap` by a bare system call. Its event is in flight from before the memory goes until it
@@ -99,7 +105,7 @@ impl World {
     /// mapped before.
     fn register(&self) -> Option<Grant> {
         let mapped = self.mapped.load(Acquire);
-        let got = hit(&self.changes, self);
+        let got = hit(&self.changes, MEMORY, self);
         match got {
             Ok(grant) => {
                 assert_eq!(mapped, 0, "a stale translation");
@@ -201,7 +207,7 @@ fn loom_two_calls_at_once() {
             thread.join().unwrap();
         }
         world.apply();
-        assert!(world.changes.settled().is_some());
+        assert!(world.changes.is_settled(MEMORY));
         assert_eq!(world.register(), None);
     });
 }

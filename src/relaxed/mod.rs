@@ -170,10 +170,10 @@ pub fn is_watching() -> bool {
 }
 
 /// Makes every later hit fail: the library itself has failed, perhaps while it wrote a change to
-/// the log. The log announces a change that never ends.
+/// the log.
 pub fn distrust() {
     if let Some(relaxed) = existing() {
-        relaxed.pool.changes.begin();
+        relaxed.pool.changes.distrust();
     }
 }
 
@@ -250,7 +250,7 @@ impl Instance {
     ) -> Result<usize, Miss<()>> {
         let hull = PageRange::hull(addr, length).ok_or(Miss::None)?;
         let purpose = self.purpose(pd, hull, access, alone);
-        let hit = hit::hit(&self.pool.changes, Take(self, &purpose));
+        let hit = hit::hit(&self.pool.changes, hull, Take(self, &purpose));
         let (id, grant) = hit.map_err(|miss| self.missed(miss))?;
         let Some(object) = self.pool.object(id, grant, addr, length) else {
             self.give_up(id, grant);

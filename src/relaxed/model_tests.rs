@@ -44,6 +44,11 @@ fn pages(range: PageRange) -> impl Iterator<Item = u64> {
     })
 }
 
+const ALL: PageRange = PageRange {
+    start: 0,
+    end: u64::MAX,
+};
+
 fn new_pool() -> &'static Pool {
     // SAFETY: `Pool` has a non-zero size.
     let memory = unsafe { alloc_zeroed(Layout::new::<Pool>()) };
@@ -178,15 +183,15 @@ impl Test {
                 .any(|known| known.purpose.hull.overlaps(range))
                 || self.pool.filter.may_hold(range)
         );
-        self.pool.changes.begin();
-        assert!(self.pool.changes.settled().is_none());
+        let announced = self.pool.changes.begin_at(range, 0);
+        assert!(!self.pool.changes.is_settled(range));
         self.pool.changes.write(change);
         for page in pages(range) {
             self.numbers[page as usize] = self.next_number;
             self.next_number += 1;
         }
         self.pool.changes.write(change);
-        self.pool.changes.end();
+        self.pool.changes.end_at(announced);
         for known in self.known.values_mut() {
             known.stale |= known.purpose.hull.overlaps(range);
         }
@@ -385,7 +390,7 @@ impl Test {
             }
             Step::Apply => {
                 self.apply();
-                prop_assert!(self.pool.changes.settled().is_some());
+                prop_assert!(self.pool.changes.is_settled(ALL));
                 self.end_doomed();
                 let left = |known: &Known| known.users == 0 && known.stale && !known.refused;
                 prop_assert!(

@@ -58,10 +58,12 @@ use super::lock::{Held, Lock};
 use super::region::{Id, Link, OBJECT_OFFSET, PoolRegion, Purpose};
 use super::subscriptions::Subscriptions;
 use super::table::Table;
+use super::watch::Unwatching;
 use super::word::{Grant, Left};
 use crate::sys::futex;
-use crate::sys::pages::PageRange;
+use crate::sys::pages::{PageRange, page_size};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering::*};
+use core::time::Duration;
 
 /// The largest number of slots: regions and further handles.
 const MOST: usize = if cfg!(test) { 48 } else { 1 << 18 };
@@ -453,11 +455,54 @@ impl Pool {
                 Some((id, _)) => from = id,
                 None => break,
             }
-            futex::wait(
-                &self.ended,
-                ended,
-                Some(core::time::Duration::from_millis(100)),
-            );
+            futex::wait(&self.ended, ended, Some(Duration::from_millis(100)));
+        }
+        self.waiting.fetch_sub(1, SeqCst);
+    }
+
+    /// Calls `each` for the regions that overlap a range, until `each` returns false. `each` must
+    /// not change the index. Under the lock.
+    ///
+    /// The index finds small regions by granules of a few pages, of which a large range has too
+    /// many. The filter tells in which chunks there are small regions at all.
+    fn overlapping(&self, range: PageRange, mut each: impl FnMut(Id, &PoolRegion) -> bool) {
+        const FEW: u64 = 4 * CHUNK;
+        if range.end.saturating_sub(range.start) <= FEW {
+            self.index.overlapping(&*self.slots, range, each);
+            return;
+        }
+        if Filter::is_too_large_to_look(range) {
+            let mut all = self.each();
+            all.all(|(id, region)| {
+                !region.word.load().is_linked()
+                    || !region.hull().overlaps(range)
+                    || each(id, region)
+            });
+            return;
+        }
+        let small = Index::smaller_than(CHUNK);
+        let whole = self
+            .index
+            .overlapping_of(!small, &*self.slots, range, &mut each);
+        if !whole {
+            return;
+        }
+        self.filter.each_chunk(range, |part| {
+            self.index
+                .overlapping_of(small, &*self.slots, part, |id, region| {
+                    // A region that lies in two chunks belongs to the first of them.
+                    let start = region.hull().start.max(range.start);
+                    start < part.start || each(id, region)
+                })
+        });
+    }
+
+    /// Waits until a region has ended, at most so long.
+    pub fn wait_for_an_end(&self, limit: Duration) {
+        self.waiting.fetch_add(1, SeqCst);
+        let ended = self.ended.load(SeqCst);
+        if self.is_ending() {
+            futex::wait(&self.ended, ended, Some(limit));
         }
         self.waiting.fetch_sub(1, SeqCst);
     }
@@ -648,6 +693,136 @@ impl Locked<'_> {
         heir
     }
 
+    /// Whether a region that overlaps a range is being ended.
+    pub fn is_ending(&self, range: PageRange) -> bool {
+        let mut found = false;
+        self.0.overlapping(range, |_, region| {
+            found = region.word.load().is_ending();
+            !found
+        });
+        found
+    }
+
+    /// Calls `each` for the regions whose extent overlaps a range, until `each` returns false.
+    fn watching(&self, range: PageRange, mut each: impl FnMut(Id, PageRange) -> bool) {
+        // An extent does not reach beyond the chunks of its region.
+        self.0.overlapping(range.extended(CHUNK), |id, region| {
+            match region.extent().filter(|extent| extent.overlaps(range)) {
+                Some(extent) => each(id, extent),
+                None => true,
+            }
+        });
+    }
+
+    /// Takes memory off the extents of all regions: the pool does not watch it any more. A region
+    /// beyond that memory takes over what is beyond it; `orphan` gets what no region takes over.
+    fn lose_memory(&self, gone: PageRange, mut orphan: impl FnMut(PageRange)) {
+        self.0.overlapping(gone.extended(CHUNK), |_, region| {
+            let Some(before) = region.extent().filter(|extent| extent.overlaps(gone)) else {
+                return true;
+            };
+            region.lose_memory(gone);
+            let below = PageRange {
+                start: before.start,
+                end: gone.start,
+            };
+            let above = PageRange {
+                start: gone.end,
+                end: before.end,
+            };
+            for part in [below, above] {
+                let is_left = |extent: PageRange| extent.contains(part);
+                if part.start < part.end
+                    && !region.extent().is_some_and(is_left)
+                    && !self.hand_over(part)
+                {
+                    orphan(part);
+                }
+            }
+            true
+        });
+    }
+
+    /// Adds memory to the extent of a region that lies in it. Returns false if no region does. (A
+    /// region that has no extent may be watched at any moment, outside the lock: its memory must
+    /// stay watched.)
+    fn hand_over(&self, memory: PageRange) -> bool {
+        let mut found = false;
+        self.0.overlapping(memory, |_, region| {
+            found = true;
+            region.inherit(memory);
+            region.extent().is_none()
+        });
+        found
+    }
+
+    /// Stops watching a range, by `unwatch`. The regions in it are withdrawn. Returns whether some
+    /// of the range was watched.
+    pub fn unwatch(
+        &self,
+        range: PageRange,
+        mut unwatch: impl FnMut(PageRange) -> Unwatching,
+    ) -> bool {
+        let mut watched = false;
+        self.watching(range, |id, _| {
+            let region = self.0.region(id);
+            while let Some(part) = region.extent().and_then(|extent| extent.common(range)) {
+                if unwatch(part) != Unwatching::Done {
+                    return false;
+                }
+                watched = true;
+                let mut orphans = [PageRange { start: 0, end: 0 }; 2];
+                self.lose_memory(part, |orphan| {
+                    orphans[usize::from(orphan.start > part.start)] = orphan;
+                });
+                for orphan in orphans.into_iter().filter(|orphan| orphan.end > 0) {
+                    unwatch(orphan);
+                    self.lose_memory(orphan, |_| {});
+                }
+            }
+            true
+        });
+        watched
+    }
+
+    /// If some of a range is watched, withdraws the regions whose watched memory overlaps or adjoins
+    /// the range. Returns the range together with that memory.
+    pub fn withdraw_adjoining(&self, range: PageRange) -> PageRange {
+        let mut watched = false;
+        self.watching(range, |_, _| {
+            watched = true;
+            false
+        });
+        let mut memory = range;
+        let mut grows = watched;
+        while grows {
+            grows = false;
+            let around = PageRange {
+                start: memory.start.saturating_sub(page_size()),
+                end: memory.end.saturating_add(page_size()),
+            };
+            self.watching(around, |id, extent| {
+                if self.withdraw(id, Cause::Hook) || !memory.contains(extent) {
+                    grows |= !memory.contains(extent);
+                    memory = PageRange {
+                        start: memory.start.min(extent.start),
+                        end: memory.end.max(extent.end),
+                    };
+                }
+                true
+            });
+        }
+        if watched {
+            // All regions in that memory: one without an extent may be watched at any moment.
+            self.0.overlapping(memory, |id, _| {
+                self.withdraw(id, Cause::Hook);
+                self.doom(id);
+                true
+            });
+        }
+        memory
+    }
+
     /// Withdraws a region from reuse. True if the region was not withdrawn before.
     pub fn withdraw(&self, id: Id, cause: Cause) -> bool {
         let region = self.0.region(id);
@@ -688,7 +863,6 @@ impl Locked<'_> {
                 return;
             }
             last = change;
-            // Reported, not Called: a call's record ends doubts about pages that are being dropped.
             let change = change.unwrap_or(Change {
                 start: 0,
                 end: u64::MAX,
@@ -706,21 +880,16 @@ impl Locked<'_> {
             end: change.end,
         };
         match change.kind {
-            Kind::Called => pool.dropping.forget(range),
-            Kind::Reported => {}
+            Kind::Called | Kind::Reported => {}
             Kind::Dropping => pool.dropping.add(range, now()),
             Kind::Lost => applied.lost = true,
         }
         let event = change.kind != Kind::Called;
         if matches!(change.kind, Kind::Reported | Kind::Lost) {
-            let near = range.extended(CHUNK);
-            pool.index.overlapping(&*pool.slots, near, |_, region| {
-                region.lose_memory(range);
-                true
-            });
+            self.lose_memory(range, |_| {});
         }
         let cause = if event { Cause::Event } else { Cause::Hook };
-        pool.index.overlapping(&*pool.slots, range, |id, region| {
+        pool.overlapping(range, |id, region| {
             if self.withdraw(id, cause) {
                 applied.by_event += u64::from(event);
                 applied.by_hook += u64::from(!event);

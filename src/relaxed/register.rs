@@ -2,6 +2,7 @@
 //! Registering, ibv_reg_mr_relaxed(3): a hit, or the long way to a new region.
 
 use super::admission::{Memory, NOW, Noted};
+use super::changes::UnderWay;
 use super::cleaner::{is_remote, now_ms};
 use super::ending::{self, By};
 use super::flush::relieve;
@@ -118,7 +119,7 @@ pub fn register(
     let mut looks = 0;
     let settled = loop {
         match missed {
-            Miss::Unsettled(_) if !relaxed.settle() => break false,
+            Miss::Unsettled(_) if !relaxed.settle(hull) => break false,
             Miss::Unsettled(_) => {}
             // A hit still finds nothing if another entry of the table has the same place, or if no
             // handle is left.
@@ -149,10 +150,10 @@ pub fn register(
 }
 
 impl Instance {
-    /// Applies the log, and waits a moment for changes under way. Returns false if a change does
-    /// not end: the change may be this thread's own, interrupted by the signal handler that runs
-    /// now.
-    pub(super) fn settle(&self) -> bool {
+    /// Applies the log, and waits a moment for changes under way in a range. Returns false if such a
+    /// change does not end: the change may be this thread's own, interrupted by the signal handler
+    /// that runs now.
+    pub(super) fn settle(&self, range: PageRange) -> bool {
         const SPINS: u32 = 64;
         const YIELDS: u32 = 16;
         const SLEEPS: u32 = 40;
@@ -162,7 +163,10 @@ impl Instance {
                 let _inside = thread::enter();
                 self.apply(&self.pool.lock(), By::Program);
             }
-            if changes.settled().is_some() {
+            if changes.under_way(range, thread::pointer()) == UnderWay::Stuck {
+                return false;
+            }
+            if changes.is_settled(range) {
                 match self.watch.must_fence().then(|| self.watch.fence()) {
                     None | Some(Fence::Passed) => return true,
                     Some(Fence::UnderWay) => {}
@@ -181,6 +185,7 @@ impl Instance {
                 futex::wait(&never, 0, Some(Duration::from_micros(50)));
             }
         }
+        self.pool.changes.give_up_waiting(range);
         false
     }
 
@@ -240,7 +245,7 @@ impl Instance {
             let made = locked.make(purpose);
             drop(locked);
             let id = made.ok_or(Unserved::Because(counter!(bypassed_limit)))?;
-            match self.pin(own, pd, request, id) {
+            match self.pin(own, pd, request, id, settled) {
                 Ok(watched) => {
                     self.keep(id, purpose, watched, settled);
                     drop(inside);
@@ -270,18 +275,27 @@ impl Instance {
     }
 
     /// Has userfaultfd watch the memory first. Then pins and registers the memory.
+    ///
+    /// A region that cannot be kept, since the log did not settle, is not watched. Neither is a
+    /// region that is registered while another thread's call changes much memory: that call may
+    /// hold the lock of the address space for long, and only the watch would have to wait for it.
     fn pin(
         &self,
         own: &Own,
         pd: Pd,
         request: &Request,
         id: Id,
+        settled: bool,
     ) -> Result<Result<(), Unwatched>, Error> {
         let region = self.pool.region(id);
         let hull = region.hull();
         let neighbours = self.pool.filter.has_many_neighbours(hull);
         let claim = |extent| region.claim_extent(extent);
-        let watched = self.watch.watch(hull, neighbours, claim);
+        let watched = if settled && !self.pool.changes.is_long(now_ms) {
+            self.watch.watch(hull, neighbours, claim)
+        } else {
+            Err(Unwatched::Busy)
+        };
         let start = with_exposed_provenance_mut(hull.start as usize);
         let pages = Request::at_address(start, hull.bytes() as usize, request.access);
         let watch = match watched {
@@ -329,6 +343,7 @@ impl Instance {
             Unwatched::Refused => counter!(bypassed_watch),
             Unwatched::Memory => counter!(bypassed_memory),
             Unwatched::Limit => counter!(bypassed_limit),
+            Unwatched::Busy => counter!(bypassed_busy),
         });
         let (locked, foreign) = self.lock_and_look(purpose.hull);
         if foreign {

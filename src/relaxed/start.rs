@@ -7,7 +7,7 @@ use super::cleaner::{self, Cleaner};
 use super::lock::Lock;
 use super::pool::Pool;
 use super::watch::Watch;
-use super::{INSTANCE, Instance, existing};
+use super::{INSTANCE, Instance, existing, hooks};
 use crate::config::config;
 use crate::report::stats;
 use crate::sys::proc;
@@ -79,6 +79,9 @@ pub fn current() -> Option<&'static Instance> {
     OBJECTS[0].store(objects.start, Relaxed);
     OBJECTS[1].store(objects.end, Relaxed);
     INSTANCE.publish(relaxed, forget);
+    if hooks::KEYED.load(SeqCst) {
+        pool.changes.distrust();
+    }
     Some(relaxed)
 }
 

@@ -313,10 +313,12 @@ impl Instance {
     fn is_valid(&self, purpose: &Purpose) -> bool {
         let mut settled = true;
         while !self.pool.subscriptions.has_lost() {
-            let found = hit::hit(&self.pool.changes, Find(self, purpose));
+            let found = hit::hit(&self.pool.changes, purpose.hull, Find(self, purpose));
             match found {
                 Ok(_) => return true,
-                Err(Miss::Unsettled(_)) if settled => settled = self.settle(),
+                Err(Miss::Unsettled(_)) if settled => {
+                    settled = self.settle(purpose.hull);
+                }
                 Err(Miss::None) if self.look_closer(purpose) == Look::Again => {}
                 Err(_) => return false,
             }

@@ -3,6 +3,6 @@
 //! interleaving.
 
 #[cfg(not(loom))]
-pub use core::sync::atomic::{AtomicU64, Ordering};
+pub use core::sync::atomic::{AtomicU64, Ordering, fence};
 #[cfg(loom)]
-pub use loom::sync::atomic::{AtomicU64, Ordering};
+pub use loom::sync::atomic::{AtomicU64, Ordering, fence};

@@ -86,6 +86,8 @@ pub enum Unwatched {
     Memory,
     /// The process is short of mappings.
     Limit,
+    /// Another thread is changing the address space.
+    Busy,
 }
 
 /// A register call may split the first and the last mapping of its range.
@@ -247,7 +249,7 @@ impl Watch {
         // monitor waits at the gate. The fence and the log show that no thread was between the two
         // before.
         let closed = (!self.keeps_apart).then(|| gate::GATE.close());
-        let is_settled = || changes.settled().is_some();
+        let is_settled = || changes.has_heard_all();
         if closed.is_some() && !(is_settled() && file.fence() == Fence::Passed && is_settled()) {
             return Unwatching::Unsettled;
         }
@@ -256,19 +258,6 @@ impl Watch {
         } else {
             Unwatching::Refused
         }
-    }
-
-    /// Stops watching memory that the program is moving: `mremap` accepts a single mapping only,
-    /// and the watch has split the mapping. Returns false if some of the memory cannot be watched
-    /// at all, or is another userfaultfd's.
-    pub fn unwatch_moving(&self, range: PageRange) -> bool {
-        // On kernels that do not keep the files apart, unregistering would also end another file's
-        // registration. There the pool first registers the whole range. The kernel refuses that if
-        // another file has registered some of it.
-        let end = |file: Userfaultfd| {
-            (self.keeps_apart || file.register(range).is_ok()) && file.unregister(range)
-        };
-        self.file().is_some_and(end)
     }
 
     /// Whether a hit needs the fence, because another thread may be changing the address space.

@@ -104,6 +104,11 @@ impl Seen {
         matches!(self.0 & STATE, MAKING | KEPT)
     }
 
+    /// Whether the slot is a region that is not free, and so is in the index.
+    pub fn is_linked(self) -> bool {
+        matches!(self.0 & STATE, MAKING | KEPT | ENDING)
+    }
+
     /// Whether the region has no user and will get none.
     pub fn is_spent(self) -> bool {
         self.is_unused() && self.0 & (STATE | STALE) != KEPT
