@@ -19,7 +19,8 @@
 use crate::sys::clock;
 use crate::sys::pages::PageRange;
 use crate::sys::proc;
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
+use errno::{Errno, errno, set_errno};
 use std::sync::Mutex;
 
 /// What the kernel says about the memory of a region.
@@ -39,12 +40,14 @@ pub const NOW: u64 = u64::MAX;
 /// What the process knows about its mappings.
 #[derive(Default)]
 pub struct Admission {
+    /// The kernel answers no questions about a single mapping (Linux 6.11): all are read.
+    reads_all: AtomicBool,
     last: Mutex<Reading>,
     budget: Budget,
 }
 
-/// To read the mappings takes about 1 us for each. It may take a tenth of the time, and at first, or
-/// after a pause, a tenth of a second at once.
+/// To read all mappings takes about 1 us for each. It may take a tenth of the time, and at first, or
+/// after a pause, a tenth of a second at once. So may questions without an answer.
 #[derive(Default)]
 struct Budget {
     /// The time from which on the mappings may be read: CLOCK_MONOTONIC in ns.
@@ -82,6 +85,38 @@ impl Admission {
     /// What kind of memory the region `hull` has, which is the `kept`th that was kept. `newest` is the
     /// number of the region that was kept last.
     pub fn ask(&self, hull: PageRange, kept: u64, newest: u64) -> Memory {
+        let before = errno();
+        let memory = self
+            .ask_for_one(hull)
+            .unwrap_or_else(|| self.ask_for_all(hull, kept, newest));
+        set_errno(before);
+        memory
+    }
+
+    /// `None` if the kernel has no such question.
+    fn ask_for_one(&self, hull: PageRange) -> Option<Memory> {
+        if self.reads_all.load(Relaxed) {
+            return None;
+        }
+        let start = clock::monotonic();
+        if !self.budget.allows(start) {
+            return Some(Memory::Unknown);
+        }
+        let mut runs = Vec::new();
+        match proc::each_mapping_in(hull, |range, own| add(&mut runs, range, own)) {
+            Ok(()) => Some(memory(&runs, hull)),
+            Err(Errno(libc::ENOTTY)) => {
+                self.reads_all.store(true, Relaxed);
+                None
+            }
+            Err(_) => {
+                self.budget.spend(start, clock::monotonic());
+                Some(Memory::Unknown)
+            }
+        }
+    }
+
+    fn ask_for_all(&self, hull: PageRange, kept: u64, newest: u64) -> Memory {
         // Whoever reads the mappings already may take long.
         let Ok(mut last) = self.last.try_lock() else {
             return Memory::Unknown;
@@ -98,37 +133,38 @@ impl Admission {
             };
             *last = Reading { newest, runs };
         }
-        last.memory(hull)
+        memory(&last.runs, hull)
     }
 }
 
-impl Reading {
-    fn memory(&self, hull: PageRange) -> Memory {
-        let first = self.runs.partition_point(|run| run.range.end <= hull.start);
-        let there = &self.runs[first..];
-        if there
-            .first()
-            .is_some_and(|run| run.own && run.range.contains(hull))
-        {
-            return Memory::Own;
+/// What the runs, which cover `hull` at least as far as memory is mapped there, say about it.
+fn memory(runs: &[Run], hull: PageRange) -> Memory {
+    let there = &runs[runs.partition_point(|run| run.range.end <= hull.start)..];
+    if there
+        .first()
+        .is_some_and(|run| run.own && run.range.contains(hull))
+    {
+        return Memory::Own;
+    }
+    let mut there = there.iter().take_while(|run| run.range.start < hull.end);
+    let foreign = there.find(|run| !run.own);
+    Memory::Foreign(foreign.map_or(hull, |run| run.range))
+}
+
+fn add(runs: &mut Vec<Run>, range: PageRange, own: bool) {
+    match runs.last_mut() {
+        Some(last) if last.range.end == range.start && last.own == own => {
+            last.range.end = range.end;
         }
-        let mut there = there.iter().take_while(|run| run.range.start < hull.end);
-        let foreign = there.find(|run| !run.own);
-        Memory::Foreign(foreign.map_or(hull, |run| run.range))
+        _ => runs.push(Run { range, own }),
     }
 }
 
 /// Reads the mappings. `None` if the kernel does not show all of them.
 fn read() -> Option<Vec<Run>> {
-    let mut runs: Vec<Run> = Vec::new();
+    let mut runs = Vec::new();
     let whole = proc::each_mapping(|mapping| {
-        let (range, own) = (mapping.range, mapping.is_own());
-        match runs.last_mut() {
-            Some(last) if last.range.end == range.start && last.own == own => {
-                last.range.end = range.end;
-            }
-            _ => runs.push(Run { range, own }),
-        }
+        add(&mut runs, mapping.range, mapping.is_own());
         true
     });
     whole.then_some(runs)
@@ -236,16 +272,13 @@ mod tests {
             range: range(start, end),
             own,
         };
-        let reading = Reading {
-            newest: 0,
-            runs: vec![
-                run(10, 20, true),
-                run(20, 30, false),
-                run(30, 40, true),
-                run(50, 60, true),
-            ],
-        };
-        let memory = |start, end| reading.memory(range(start, end));
+        let runs = [
+            run(10, 20, true),
+            run(20, 30, false),
+            run(30, 40, true),
+            run(50, 60, true),
+        ];
+        let memory = |start, end| memory(&runs, range(start, end));
         for (start, end) in [(10, 20), (10, 11), (30, 40), (59, 60)] {
             assert_eq!(memory(start, end), Memory::Own);
         }
@@ -264,6 +297,8 @@ mod tests {
         let admission = Admission::default();
         let own = Box::new([0u8; 64]);
         let hull = PageRange::hull((&raw const *own).addr() as u64, 64).unwrap();
+        assert_eq!(admission.ask(hull, NOW, 1), Memory::Own);
+        admission.reads_all.store(true, Relaxed);
         assert_eq!(admission.ask(hull, 1, 5), Memory::Own);
         assert_eq!(admission.ask(hull, 5, 9), Memory::Own);
         assert_eq!(admission.last.lock().unwrap().newest, 5, "not read again");
