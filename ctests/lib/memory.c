@@ -72,7 +72,7 @@ int userfaultfds(int *one)
 int mappings(void)
 {
 	char buffer[4096];
-	int fd = open("/proc/self/maps", O_RDONLY | O_CLOEXEC), lines = 0;
+	int fd = open("/proc/thread-self/maps", O_RDONLY | O_CLOEXEC), lines = 0;
 	ssize_t got;
 
 	must(fd >= 0);

@@ -15,7 +15,8 @@ void with_setting(char **argv, const char *name, const char *value)
 	if (now && !strcmp(now, value))
 		return;
 	must(setenv(name, value, 1) == 0);
-	execv("/proc/self/exe", argv);
+	/* /proc/self is empty once the first thread has ended. */
+	execv("/proc/thread-self/exe", argv);
 	must(!"execv");
 }
 

@@ -366,6 +366,18 @@ int stub_write(const struct ibv_mr *mr, unsigned char value)
 	return err;
 }
 
+bool stub_lands(const struct ibv_mr *mr)
+{
+	static unsigned char value;
+	volatile unsigned char *memory = mr->addr;
+	struct ibv_mr page = *mr;
+
+	page.length = page.length < 4096 ? page.length : 4096;
+	value++;
+	*memory = (unsigned char)~value;
+	return stub_write(&page, value) == 0 && *memory == value;
+}
+
 long stub_registered(void)
 {
 	return registered;

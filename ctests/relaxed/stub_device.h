@@ -13,6 +13,7 @@
 #define STUB_DEVICE_H
 
 #include <rdmamr/verbs.h>
+#include <stdbool.h>
 
 /* libibverbs has none of these: without the library a program still links, and says so. */
 #pragma weak ibv_reg_mr_relaxed
@@ -40,6 +41,12 @@ struct ibv_pd *stub_other_pd(void);
  * EKEYREJECTED if the device does not know the region's lkey.
  */
 int stub_write(const struct ibv_mr *mr, unsigned char value);
+
+/*
+ * Whether the program sees what the device writes to the region. Writes to its first page only, by the program and by
+ * the device.
+ */
+bool stub_lands(const struct ibv_mr *mr);
 
 /*
  * The next `times` registrations, or deregistrations, fail with this errno, and change nothing.
