@@ -152,7 +152,8 @@ struct rdmamr_stats {
          */
         uint64_t bypassed_memory;
         /**
-         * Bypassed because the kernel refuses userfaultfd to this process.
+         * Bypassed because the kernel refuses userfaultfd to this process, or because the program has
+         * closed the library's descriptor of it.
          */
         uint64_t bypassed_watch;
         /**

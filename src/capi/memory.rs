@@ -69,11 +69,12 @@ macro_rules! call_next {
         }
     };
 }
+pub(super) use call_next;
 
 /// Calls the next function between two reports to the pool, one before and one after the call. The
 /// next function is called exactly once, whether or not a report fails.
 #[inline(always)]
-fn around<C, R>(
+pub(super) fn around<C, R>(
     before: impl FnOnce() -> C,
     call: impl FnOnce() -> R,
     after: impl FnOnce(C, &R),
@@ -416,6 +417,7 @@ fn segment_size(id: c_int) -> usize {
 /// Looks up the next functions when the library is loaded.
 unsafe extern "C" fn load() {
     find_all();
+    super::descriptors::find_all();
 }
 
 #[cfg(not(test))]

@@ -5,6 +5,7 @@
 //! types, calls one function of the core, turns the result into the return convention of its
 //! family, and has a failure counted and its reason stored (`ret.rs`).
 
+mod descriptors;
 mod export;
 mod fabric;
 mod memory;

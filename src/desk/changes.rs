@@ -4,7 +4,7 @@
 
 use super::pool_is_on;
 use crate::relaxed::hooks;
-pub use hooks::{Changing, are_in_place};
+pub use hooks::{Changing, Touching, are_in_place};
 
 /// A call is about to change memory.
 #[inline(always)]
@@ -62,4 +62,15 @@ pub fn are_wanted() -> bool {
 /// of the memory was watched.
 pub fn unwatch(addr: usize, length: usize) -> bool {
     pool_is_on() && hooks::unwatch(addr, length)
+}
+
+/// A call is about to close or to replace the numbers from `first` to `last`.
+#[inline(always)]
+pub fn touching(first: u32, last: u32) -> Option<Touching<'static>> {
+    hooks::touching(first, last)
+}
+
+/// A call is about to have a userfaultfd unregister memory. The call's argument lies at `argument`.
+pub fn unregistering(argument: usize) -> Option<Changing> {
+    pool_is_on().then(|| hooks::unregistering(argument))?
 }

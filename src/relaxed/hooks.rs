@@ -12,6 +12,8 @@
 //! that no signal handler leaves with the lock.
 
 use super::changes::{Announced, Change, Kind};
+use super::watch::number::NUMBER;
+pub use super::watch::number::Touching;
 use super::{Instance, ending, existing};
 use crate::sys::pages::PageRange;
 use crate::sys::symbols::{self, Scope};
@@ -243,4 +245,40 @@ pub fn are_in_place() -> bool {
 #[inline(always)]
 pub fn is_in_use() -> bool {
     existing().is_some()
+}
+
+/// A call is about to close or to replace the numbers from `first` to `last`. If the library's own
+/// is one of them, the value is dropped after the call.
+#[inline(always)]
+pub fn touching(first: u32, last: u32) -> Option<Touching<'static>> {
+    NUMBER.touching(first, last)
+}
+
+/// A call is about to have a userfaultfd unregister memory. The call's argument, a range, lies at
+/// `argument`. Before Linux 6.16 that also ends another userfaultfd's watch of the memory.
+pub fn unregistering(argument: usize) -> Option<Changing> {
+    existing().filter(|relaxed| !relaxed.watch.keeps_apart())?;
+    let errno = errno::errno();
+    let mut range = [0usize; 2];
+    let local = libc::iovec {
+        iov_base: range.as_mut_ptr().cast(),
+        iov_len: size_of_val(&range),
+    };
+    let remote = libc::iovec {
+        iov_base: core::ptr::without_provenance_mut(argument),
+        iov_len: size_of_val(&range),
+    };
+    // SAFETY: the call takes no arguments.
+    let this = unsafe { libc::getpid() };
+    // The address may be wrong, and then the kernel tells the caller.
+    // SAFETY: `local` is one piece of memory that the call may write. The kernel checks `remote`.
+    let copied =
+        unsafe { libc::process_vm_readv(this, &raw const local, 1, &raw const remote, 1, 0) };
+    let [start, length] = match copied {
+        16 => range,
+        // Any memory.
+        _ => [0, usize::MAX / 2],
+    };
+    errno::set_errno(errno);
+    Some(changing(start, length))
 }

@@ -287,33 +287,15 @@ impl Instance {
     fn is_fenced(&self) -> bool {
         let fence = self.watch.fence();
         if fence != Fence::Passed {
-            self.refused_by_fence(fence);
+            self.refused_by_fence();
         }
         fence == Fence::Passed
     }
 
     #[cold]
-    fn refused_by_fence(&self, fence: Fence) {
+    fn refused_by_fence(&self) {
         let thread = thread::number();
         self.counters.add(thread, counter!(stale_avoided_fence), 1);
-        if fence == Fence::Lost {
-            self.lose_watch();
-        }
-    }
-
-    /// Withdraws every region whose memory userfaultfd has watched.
-    fn lose_watch(&self) {
-        if self.watch.lose() {
-            let changes = &self.pool.changes;
-            changes.begin();
-            changes.write(changes::Change {
-                start: 0,
-                end: u64::MAX,
-                kind: changes::Kind::Called,
-            });
-            changes.end();
-            self.cleaner.wake();
-        }
     }
 
     #[cold]

@@ -16,14 +16,23 @@
 //!   EAGAIN or the log has a change under way.
 //! * *Each hit asks the fence*, after it has taken the region and before it reads the log again. A
 //!   process that never had a second thread needs no fence: its own change has returned, and
-//!   returns only after the monitor has read the event.
+//!   returns only after the monitor has read the event. The C library says whether that is so
+//!   (`__libc_single_threaded`); a second C library, of another namespace of the linker
+//!   (dlmopen(3)), could make threads unknown to the first, so another namespace counts as a
+//!   second thread.
 //! * *The monitor waits for no thread* but at the gate (`gate.rs`). It takes no lock, allocates
 //!   nothing, touches no watched memory, has all signals blocked, and is not a thread of the C
 //!   library.
-//! * *A lost file ends all reuse.* If the monitor loses its file (the program has closed the
-//!   number), it withdraws every region by the log. The file is closed before the monitor ends, so
-//!   no thread waits for the monitor. After that nothing is watched, and no idle region is used
-//!   again.
+//! * *The monitor's file is its own.* The monitor has a table of descriptors for itself, with
+//!   nothing in it but the file. Whatever the program does to its own numbers, the monitor hears of
+//!   every change, and no thread waits for a file that nobody reads. So a hit without a fence stays
+//!   right after the program has closed its number: a process with one thread goes on only after
+//!   the monitor has begun to announce the change.
+//! * *The program's number is asked, and not believed* (`number.rs`): the fence, and the
+//!   registration of memory, go by a number that the program can close or replace. An answer counts
+//!   only if the number is seen to be our file's.
+//! * *If the kernel fails the monitor, all reuse ends.* The monitor withdraws every region by the
+//!   log, and reads on as well as it can.
 //! * *The interposed calls report what userfaultfd does not* (`hooks.rs`): guard pages, protection.
 //! * *Only private memory without a file is used again* (`admission.rs`): shared memory and files
 //!   change in other ways, and from other processes.
@@ -36,30 +45,36 @@
 mod extent;
 mod gate;
 mod monitor;
+pub mod number;
 pub(super) mod userfaultfd;
 
 use super::changes::Changes;
 use super::pool::Pool;
 use crate::report::log::{self, Level};
+use crate::sys::clock;
 use crate::sys::pages::PageRange;
 use crate::sys::proc;
 use crate::sys::symbols::{self, Scope};
-use core::ffi::CStr;
+use core::ffi::{CStr, c_char};
 use core::ptr::with_exposed_provenance;
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicU8, Ordering::*};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicU8, AtomicU64, Ordering::*};
+use errno::Errno;
+use number::{NUMBER, Number};
 pub use userfaultfd::Fence;
 use userfaultfd::{NO_WRITE_PROTECTION, Userfaultfd};
 
 /// The watch of a process.
 pub struct Watch {
-    file: Option<Userfaultfd>,
+    pool: &'static Pool,
+    /// When an attempt to start the watch may be made, in ns of the monotonic clock.
+    attempt: AtomicU64,
     /// Whether the kernel keeps one file of userfaultfd from unregistering memory that another file
     /// has registered.
-    keeps_apart: bool,
+    keeps_apart: AtomicBool,
     lost: AtomicBool,
-    /// The C library's flag that the process has never had a second thread: not 0 while that holds.
-    /// As soon as the process has had two threads, every hit passes the fence.
-    single_threaded: Option<&'static AtomicU8>,
+    /// What says whether the process has one thread. As soon as it has had two, every hit passes
+    /// the fence.
+    alone: Option<Alone>,
     /// How many more splits of mappings the process can afford.
     room: AtomicI64,
     /// The value of `room` when the mappings were last counted.
@@ -96,67 +111,132 @@ const SPLITS: i64 = 2;
 /// The number of misses without a watch before the mappings are counted again.
 const PATIENCE: i64 = 1000;
 
-/// The file of userfaultfd. A forked child closes its copy, since the parent would wait for a child
-/// that holds the file.
-static FILE: AtomicI32 = AtomicI32::new(-1);
+/// How long to wait after a failed attempt to start the watch, in ns.
+const ATTEMPTS_APART: u64 = 1_000_000_000;
+/// In place of a time: no attempt is to be made.
+const NEVER: u64 = u64::MAX;
 
+/// A forked child closes its copy of the file, since the parent would wait for a child that holds
+/// the file.
 unsafe extern "C" fn close_in_child() {
-    let fd = FILE.swap(-1, Relaxed);
-    if fd >= 0 {
-        // SAFETY: `FILE` has the child's copy of the file that `start` opened, and the child never
-        // uses it.
-        unsafe { libc::close(fd) };
+    NUMBER.close_in_child();
+}
+
+/// Why the watch has not started.
+enum Failure {
+    /// userfaultfd(2) failed.
+    File(Errno),
+    /// The kernel gave the monitor no thread.
+    Thread(Errno),
+}
+
+impl Failure {
+    /// Whether another attempt may succeed: something is short.
+    fn is_passing(&self) -> bool {
+        let (Failure::File(errno) | Failure::Thread(errno)) = self;
+        matches!(
+            errno.0,
+            libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::EAGAIN
+        )
+    }
+
+    fn say(&self) {
+        match self {
+            Failure::File(NO_WRITE_PROTECTION) => log::always(format_args!(
+                "regions are not reused once they are released: userfaultfd(2) of this kernel has no write \
+                 protection, which x86-64 has from Linux 5.7 on, arm64 from 6.10 on"
+            )),
+            Failure::File(errno) if self.is_passing() => log::always(format_args!(
+                "regions are not reused for now: userfaultfd(2) failed ({errno}). The library tries again later"
+            )),
+            Failure::File(errno) => log::always(format_args!(
+                "regions are not reused once they are released: userfaultfd(2) is refused ({errno}). \
+                 Allow the system call with UFFD_USER_MODE_ONLY, which needs no privilege from Linux 5.11 on; \
+                 in a container, in its seccomp profile"
+            )),
+            Failure::Thread(errno) if self.is_passing() => log::always(format_args!(
+                "regions are not reused for now: the kernel gives the library no thread ({errno}): see RLIMIT_NPROC, \
+                 and pids.max of the cgroup. The library tries again later"
+            )),
+            Failure::Thread(errno) => log::always(format_args!(
+                "regions are not reused once they are released: the kernel gives the library no thread ({errno})"
+            )),
+        }
     }
 }
 
 impl Watch {
-    /// Opens userfaultfd and starts the monitor for the pool.
+    /// Opens userfaultfd and starts the monitor for the pool. If something is short, a later miss
+    /// tries again.
     pub fn start(pool: &'static Pool) -> Watch {
-        let file = Userfaultfd::open().and_then(|file| {
-            if monitor::start(file, pool) {
-                Ok(file)
-            } else {
+        let watch = Watch {
+            pool,
+            attempt: AtomicU64::new(0),
+            keeps_apart: AtomicBool::new(false),
+            lost: AtomicBool::new(false),
+            alone: Alone::find(),
+            room: AtomicI64::new(0),
+            room_at_most: AtomicI64::new(0),
+        };
+        watch.try_to_start(true);
+        watch
+    }
+
+    /// Tries to start the watch, if it is time for an attempt.
+    #[cold]
+    fn try_to_start(&self, is_first: bool) {
+        let (due, now) = (self.attempt.load(Relaxed), clock::monotonic());
+        let takes = |due| {
+            self.attempt
+                .compare_exchange(due, NEVER, Relaxed, Relaxed)
+                .is_ok()
+        };
+        if now < due || !takes(due) {
+            return;
+        }
+        let opened = Userfaultfd::open().map_err(Failure::File);
+        let started = opened.and_then(|file| {
+            monitor::start(file, self.pool).map_err(|errno| {
                 file.close();
-                Err(errno::Errno(libc::EAGAIN))
-            }
+                Failure::Thread(errno)
+            })?;
+            Ok(file)
         });
-        match file {
+        match started {
             Ok(file) => {
-                FILE.store(file.fd(), Relaxed);
+                self.keeps_apart
+                    .store(Userfaultfd::are_kept_apart(), Relaxed);
+                NUMBER.set(file);
                 // SAFETY: the handler is a function of this library, which is never unloaded.
                 unsafe { libc::pthread_atfork(None, None, Some(close_in_child)) };
                 log::line(
                     Level::Info,
                     format_args!("relaxed regions: userfaultfd watches anonymous memory"),
                 );
+                if !is_first {
+                    log::always(format_args!("regions are reused from now on"));
+                }
             }
-            Err(NO_WRITE_PROTECTION) => log::always(format_args!(
-                "regions are not reused once they are released: userfaultfd(2) of this kernel has no write \
-                 protection, which x86-64 has from Linux 5.7 on, arm64 from 6.10 on"
-            )),
-            Err(errno) => log::always(format_args!(
-                "regions are not reused once they are released: userfaultfd(2) is refused ({errno}). \
-                 Allow the system call with UFFD_USER_MODE_ONLY, which needs no privilege from Linux 5.11 on; \
-                 in a container, in its seccomp profile"
-            )),
-        }
-        Watch {
-            keeps_apart: file.is_ok() && Userfaultfd::are_kept_apart(),
-            file: file.ok(),
-            lost: AtomicBool::new(false),
-            single_threaded: single_threaded(),
-            room: AtomicI64::new(0),
-            room_at_most: AtomicI64::new(0),
+            Err(failure) => {
+                if is_first {
+                    failure.say();
+                }
+                if failure.is_passing() {
+                    self.attempt.store(now + ATTEMPTS_APART, Relaxed);
+                }
+            }
         }
     }
 
     /// Whether userfaultfd watches memory for the pool.
     pub fn is_on(&self) -> bool {
-        self.file().is_some()
+        self.number().is_some()
     }
 
-    fn file(&self) -> Option<Userfaultfd> {
-        self.file.filter(|_| !self.lost.load(Relaxed))
+    /// The program's number of the file, if the watch works.
+    fn number(&self) -> Option<&'static Number> {
+        let works = NUMBER.exists() && monitor::is_ready() && !self.lost.load(Relaxed);
+        works.then_some(&NUMBER)
     }
 
     /// Watches a region's memory, and the memory around it. So huge pages stay whole, and
@@ -173,13 +253,16 @@ impl Watch {
         has_many_neighbours: bool,
         claim: impl Fn(Option<PageRange>),
     ) -> Result<(), Unwatched> {
-        let file = self.file().ok_or(Unwatched::Refused)?;
+        if !self.is_on() {
+            self.try_to_start(false);
+        }
+        let number = self.number().ok_or(Unwatched::Refused)?;
         if !self.has_room() {
             return Err(Unwatched::Limit);
         }
         let register = |range: PageRange| {
             claim(Some(range));
-            file.register(range)
+            number.register(range)
         };
         // Each mapping in the range costs time. If there are many, they cost much more than the one
         // mapping of the region.
@@ -196,6 +279,7 @@ impl Watch {
             claim(None);
             match errno.0 {
                 libc::ENOMEM => Unwatched::Limit,
+                libc::EBADF => Unwatched::Refused,
                 _ => Unwatched::Memory,
             }
         })
@@ -240,7 +324,7 @@ impl Watch {
     /// Stops watching memory that the pool has registered and no region needs. The caller holds the
     /// pool's lock, and has applied every change of this memory that is in `changes`.
     pub fn unwatch(&self, range: PageRange, changes: &Changes) -> Unwatching {
-        let Some(file) = self.file() else {
+        let Some(number) = self.number() else {
             return Unwatching::Refused;
         };
         // On Linux 6.1 and 6.12 (fs/userfaultfd.c, `userfaultfd_unregister`) one file can
@@ -248,12 +332,12 @@ impl Watch {
         // file's only after a thread has unmapped it. That thread waits for the monitor, and the
         // monitor waits at the gate. The fence and the log show that no thread was between the two
         // before.
-        let closed = (!self.keeps_apart).then(|| gate::GATE.close());
+        let closed = (!self.keeps_apart.load(Relaxed)).then(|| gate::GATE.close());
         let is_settled = || changes.has_heard_all();
-        if closed.is_some() && !(is_settled() && file.fence() == Fence::Passed && is_settled()) {
+        if closed.is_some() && !(is_settled() && number.fence() == Fence::Passed && is_settled()) {
             return Unwatching::Unsettled;
         }
-        if file.unregister(range) {
+        if number.unregister(range) {
             Unwatching::Done
         } else {
             Unwatching::Refused
@@ -263,40 +347,82 @@ impl Watch {
     /// Whether a hit needs the fence, because another thread may be changing the address space.
     #[inline(always)]
     pub fn must_fence(&self) -> bool {
-        let alone = || {
-            self.single_threaded
-                .is_some_and(|alone| alone.load(Relaxed) != 0)
-        };
-        !alone() && self.file.is_some()
+        !self.alone.is_some_and(Alone::holds) && NUMBER.exists()
+    }
+
+    /// Whether the kernel keeps one userfaultfd from unregistering what another has registered.
+    pub fn keeps_apart(&self) -> bool {
+        self.keeps_apart.load(Relaxed)
     }
 
     /// Asks the kernel whether a change of memory is in flight.
     #[inline(always)]
     pub fn fence(&self) -> Fence {
-        let fence = self.file().map_or(Fence::Lost, Userfaultfd::fence);
+        let fence = NUMBER.fence();
         // The caller's later loads must not move before the kernel's answer. (x86 keeps loads in
         // order.)
         core::sync::atomic::fence(Acquire);
         fence
     }
 
-    /// The program has closed the file. Returns true the first time.
-    pub fn lose(&self) -> bool {
-        let lost = self.file.is_some() && !self.lost.swap(true, Relaxed);
-        if lost {
+    /// The monitor reads no events any more. From now on no memory is watched. The monitor has
+    /// withdrawn every region.
+    pub fn lose(&self) {
+        if !self.lost.swap(true, Relaxed) {
             log::always(format_args!(
-                "regions are not reused from now on: the program has closed the descriptor of userfaultfd"
+                "regions are not reused from now on: the kernel does not let the library read events of userfaultfd"
             ));
         }
-        lost
     }
 }
 
-/// `__libc_single_threaded`, glibc 2.32.
-fn single_threaded() -> Option<&'static AtomicU8> {
-    const NAME: &CStr = c"__libc_single_threaded";
-    let variable = symbols::find(Scope::Program, NAME, None)?;
-    // SAFETY: the symbol is a `char` of the C library, which lives as long as the process. Only the
-    // C library writes it.
-    unsafe { with_exposed_provenance::<AtomicU8>(variable.get()).as_ref() }
+/// What says whether the process has one thread.
+#[derive(Clone, Copy)]
+struct Alone {
+    /// `__libc_single_threaded` (glibc 2.32): not 0 while the C library has made no thread.
+    single_threaded: &'static AtomicU8,
+    /// `_r_debug.r_version` (glibc 2.35): 1 while the linker has one namespace, and so the process
+    /// one C library. The linker raises it before a new namespace's code runs, and never lowers it.
+    version: &'static AtomicI32,
+}
+
+impl Alone {
+    /// `None` if the process cannot know that it has one thread: before glibc 2.35.
+    fn find() -> Option<Alone> {
+        const FIRST: (u32, u32) = (2, 35);
+        if glibc_version()? < FIRST {
+            return None;
+        }
+        let find = |name| symbols::find(Scope::Program, name, None);
+        let single_threaded = find(c"__libc_single_threaded")?.get();
+        let version = find(c"_r_debug")?.get();
+        Some(Alone {
+            // SAFETY: the symbol is a `char` of the C library, which lives as long as the process.
+            // Only the C library writes it.
+            single_threaded: unsafe {
+                with_exposed_provenance::<AtomicU8>(single_threaded).as_ref()?
+            },
+            // SAFETY: the symbol is the linker's `struct r_debug`, whose first field is an `int`.
+            // It lives as long as the process, and only the linker writes it.
+            version: unsafe { with_exposed_provenance::<AtomicI32>(version).as_ref()? },
+        })
+    }
+
+    #[inline(always)]
+    fn holds(self) -> bool {
+        self.single_threaded.load(Relaxed) != 0 && self.version.load(Relaxed) == 1
+    }
+}
+
+/// The version of the C library that runs; `None` if it is not glibc.
+fn glibc_version() -> Option<(u32, u32)> {
+    let function = symbols::find(Scope::Program, c"gnu_get_libc_version", None)?;
+    let pointer = with_exposed_provenance::<()>(function.get());
+    // SAFETY: the symbol is glibc's function of that type.
+    let function: extern "C" fn() -> *const c_char = unsafe { core::mem::transmute(pointer) };
+    // SAFETY: the function returns a string that lives as long as the process.
+    let text = unsafe { CStr::from_ptr(function()) };
+    let (major, rest) = text.to_str().ok()?.split_once('.')?;
+    let digits = rest.split(|c: char| !c.is_ascii_digit()).next()?;
+    Some((major.parse().ok()?, digits.parse().ok()?))
 }

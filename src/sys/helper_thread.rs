@@ -32,7 +32,17 @@ const ABOUT: usize = 16 << 10;
 /// `run` keeps the module's rules, and the target of `argument` is never freed.
 pub unsafe fn start(run: extern "C" fn(*mut c_void) -> c_int, argument: *mut c_void) -> bool {
     // SAFETY: `run` keeps the module's rules, and the target of `argument` is never freed.
-    unsafe { start_ending(run, argument) }.is_some()
+    unsafe { start_with(run, argument, libc::CLONE_FILES) }.is_some()
+}
+
+/// As [`start`], but the thread has a table of descriptors of its own, a copy of the program's. If
+/// it fails, errno says why.
+///
+/// # Safety
+/// As for [`start`].
+pub unsafe fn start_apart(run: extern "C" fn(*mut c_void) -> c_int, argument: *mut c_void) -> bool {
+    // SAFETY: `run` keeps the module's rules, and the target of `argument` is never freed.
+    unsafe { start_with(run, argument, 0) }.is_some()
 }
 
 /// A thread that ends. If nobody joins it, its memory stays mapped.
@@ -49,6 +59,16 @@ pub struct Ending {
 pub unsafe fn start_ending(
     run: extern "C" fn(*mut c_void) -> c_int,
     argument: *mut c_void,
+) -> Option<Ending> {
+    // SAFETY: the same contract.
+    unsafe { start_with(run, argument, libc::CLONE_FILES) }
+}
+
+/// `files` is CLONE_FILES or 0.
+unsafe fn start_with(
+    run: extern "C" fn(*mut c_void) -> c_int,
+    argument: *mut c_void,
+    files: c_int,
 ) -> Option<Ending> {
     // SAFETY: __errno_location has no preconditions.
     let errno = unsafe { libc::__errno_location() }.addr();
@@ -72,7 +92,7 @@ pub unsafe fn start_ending(
     let blocked = signals::block();
     let flags = libc::CLONE_VM
         | libc::CLONE_FS
-        | libc::CLONE_FILES
+        | files
         | libc::CLONE_SIGHAND
         | libc::CLONE_THREAD
         | libc::CLONE_SYSVSEM

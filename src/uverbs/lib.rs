@@ -12,4 +12,4 @@ pub mod mr;
 #[cfg(test)]
 mod scripted;
 
-pub use kernel::{Kernel, Uverbs, UverbsOfHelper};
+pub use kernel::{Ioctl, Kernel, Uverbs, UverbsOfHelper, ioctl};

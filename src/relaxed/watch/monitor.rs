@@ -2,23 +2,51 @@
 //! The thread that reads the events of userfaultfd. A thread that changes watched memory waits for
 //! the monitor. So the monitor waits for no thread but at the gate (`gate.rs`), which is closed for
 //! one system call. `helper_thread.rs` says what the monitor must not do.
+//!
+//! The monitor has a table of descriptors of its own, a copy of the program's, in which it closes
+//! all but its file. That is what a fork and the child's closes do: POSIX locks belong to a table,
+//! so the program's stay; pipes, sockets and open files have one holder more for the microseconds
+//! from the copy to the close. (unshare(2) would do as well, but container runtimes refuse it.)
 
 use super::super::changes::{Change, Changes, Kind};
 use super::super::pool::Pool;
 use super::gate::GATE;
-use super::userfaultfd::{Fence, Message, Report, Userfaultfd};
+use super::userfaultfd::{Message, Report, Userfaultfd};
+use crate::sys::futex;
 use crate::sys::helper_thread;
 use crate::sys::pages::PageRange;
 use core::ffi::{c_int, c_void};
-use core::sync::atomic::Ordering::*;
+use core::sync::atomic::{AtomicU32, Ordering::*};
+use core::time::Duration;
 use errno::Errno;
 
-/// Starts the monitor. Returns false if the kernel gives it no thread.
-pub fn start(file: Userfaultfd, pool: &'static Pool) -> bool {
+/// Not 0 once the monitor has a table of descriptors with its file alone.
+static READY: AtomicU32 = AtomicU32::new(0);
+
+/// Starts the monitor, and waits until it is ready. An error is the kernel's, which gives it no
+/// thread.
+pub fn start(file: Userfaultfd, pool: &'static Pool) -> Result<(), Errno> {
     pool.userfaultfd.store(file.fd(), Relaxed);
     let argument: *const Pool = pool;
     // SAFETY: `run` keeps to the rules of `helper_thread.rs`, and a pool is never freed.
-    unsafe { helper_thread::start(run, argument.cast_mut().cast()) }
+    if !unsafe { helper_thread::start_apart(run, argument.cast_mut().cast()) } {
+        return Err(errno::errno());
+    }
+    // To close a file may wait for a server of the file system. That server may be this process, so
+    // this thread does not wait forever: until the monitor is ready, nothing is watched.
+    const WAITS: u32 = 100;
+    for _ in 0..WAITS {
+        if is_ready() {
+            break;
+        }
+        futex::wait(&READY, 0, Some(Duration::from_millis(10)));
+    }
+    Ok(())
+}
+
+/// Whether the monitor reads events.
+pub fn is_ready() -> bool {
+    READY.load(Acquire) != 0
 }
 
 extern "C" fn run(argument: *mut c_void) -> c_int {
@@ -26,8 +54,12 @@ extern "C" fn run(argument: *mut c_void) -> c_int {
     let pool = unsafe { &*argument.cast::<Pool>() };
     let file = Userfaultfd::of_fd(pool.userfaultfd.load(Relaxed));
     helper_thread::set_name(c"rdmamr-monitor");
+    file.close_others();
+    READY.store(1, Release);
+    futex::wake(&READY, i32::MAX);
     let changes = &pool.changes;
     let mut messages = [Message::default(); 32];
+    let mut lost = false;
     loop {
         let ready = file.wait();
         // The announcement precedes the read: as soon as the monitor has read an event, the event's
@@ -35,16 +67,15 @@ extern "C" fn run(argument: *mut c_void) -> c_int {
         changes.begin();
         GATE.pass();
         let drained = ready && drain(file, changes, &mut messages).is_ok();
-        if !drained {
+        if !drained && !lost {
             write(changes, EVERYTHING, Kind::Lost);
-            // The program may have closed the file, and the number may be another file's by now.
-            if file.fence() != Fence::Lost {
-                file.close();
-            }
+            lost = true;
         }
         changes.end();
         if !drained {
-            return 0;
+            // The program's number keeps the file open, so threads would wait for ever if nobody
+            // read: try again.
+            futex::wait(&AtomicU32::new(0), 0, Some(Duration::from_millis(10)));
         }
     }
 }

@@ -13,6 +13,7 @@
 //! ioctl in the kernel's header.
 
 use crate::sys::pages::{PageRange, page_size};
+use crate::uverbs::ioctl;
 use errno::{Errno, errno};
 
 const UFFD_API: u64 = 0xaa;
@@ -140,7 +141,7 @@ impl Userfaultfd {
                 ioctls: 0,
             };
             // SAFETY: local argument.
-            let answer = unsafe { libc::ioctl(fd, UFFDIO_API, &raw mut api) };
+            let answer = unsafe { ioctl()(fd, UFFDIO_API, &raw mut api) };
             if answer == 0 && api.features & FEATURE_PAGEFAULT_FLAG_WP != 0 {
                 return Ok(Userfaultfd(out_of_the_way(fd)));
             }
@@ -183,7 +184,7 @@ impl Userfaultfd {
                 ioctls: 0,
             };
             // SAFETY: local argument.
-            let answer = unsafe { libc::ioctl(file.0, UFFDIO_API, &raw mut api) };
+            let answer = unsafe { ioctl()(file.0, UFFDIO_API, &raw mut api) };
             if answer != 0 {
                 file.close();
             }
@@ -296,6 +297,42 @@ impl Userfaultfd {
             _ if errno().0 == libc::EAGAIN => Ok(0),
             _ => Err(errno()),
         }
+    }
+
+    /// Closes every other file of the calling thread's table.
+    pub fn close_others(self) {
+        let close = |first: u32, last: u32| {
+            if first > last {
+                return;
+            }
+            // SAFETY: the calling thread is this library's own, and has a table for itself: nobody
+            // else uses its numbers.
+            if unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) } == 0 {
+                return;
+            }
+            // Before Linux 5.9, or refused: one by one.
+            let mut limit = [0u64; 2];
+            // SAFETY: `limit` has room for the soft and the hard limit.
+            let asked = unsafe {
+                libc::syscall(
+                    libc::SYS_prlimit64,
+                    0,
+                    libc::RLIMIT_NOFILE,
+                    0usize,
+                    &raw mut limit,
+                )
+            };
+            let most = if asked == 0 { limit[0] } else { 0 };
+            for fd in first..=last.min(u32::try_from(most).unwrap_or(u32::MAX)) {
+                // SAFETY: as above.
+                unsafe { libc::syscall(libc::SYS_close, fd) };
+            }
+        };
+        let number = self.0 as u32;
+        if number > 0 {
+            close(0, number - 1);
+        }
+        close(number + 1, u32::MAX);
     }
 
     /// Closes the file.

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The calls of the C library on descriptors that the pool must learn of (`desk/changes.rs`): those
+//! that close or replace a number, which may be the number of the library's own file of
+//! userfaultfd, and `ioctl`, by which another userfaultfd may end the watch of memory.
+//!
+//! As in `memory.rs`, the symbols have no version node, and the next functions are looked up when
+//! the library is loaded.
+//!
+//! # Safety
+//! **Same contract**: each function has the contract of its manual page (section 2), and passes its
+//! arguments on unchanged to a function or a system call with that same contract.
+
+#![cfg_attr(test, allow(dead_code, reason = "unit tests stand in for nothing"))]
+
+use super::memory::{around, call_next};
+use crate::desk::changes;
+use crate::sys::symbols::{self, Function, Scope};
+use core::ffi::{c_int, c_uint, c_ulong, c_void};
+
+macro_rules! next {
+    ($( $name:ident = $symbol:literal: $type:ty; )*) => {
+        $( static $name: Function<$type> =
+            // SAFETY: the signature is that of the manual page.
+            unsafe { Function::new() }; )*
+        /// Looks up the next functions.
+        pub fn find_all() {
+            $( $name.set(symbols::find(Scope::Next, $symbol, None)); )*
+        }
+    };
+}
+next! {
+    CLOSE = c"close": unsafe extern "C" fn(c_int) -> c_int;
+    CLOSEFROM = c"closefrom": unsafe extern "C" fn(c_int);
+    CLOSE_RANGE = c"close_range": unsafe extern "C" fn(c_uint, c_uint, c_int) -> c_int;
+    DUP2 = c"dup2": unsafe extern "C" fn(c_int, c_int) -> c_int;
+    DUP3 = c"dup3": unsafe extern "C" fn(c_int, c_int, c_int) -> c_int;
+    IOCTL = c"ioctl": unsafe extern "C" fn(c_int, c_ulong, ...) -> c_int;
+}
+
+/// Calls the next function. The numbers from `first` to `last` may be other files afterwards.
+#[inline(always)]
+fn touching<R>(first: c_uint, last: c_uint, call: impl FnOnce() -> R) -> R {
+    around(
+        || changes::touching(first, last),
+        call,
+        |touching, _| drop(touching),
+    )
+}
+
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C" fn close(fd: c_int) -> c_int {
+    touching(fd as c_uint, fd as c_uint, || {
+        call_next!(CLOSE(fd), SYS_close)
+    })
+}
+
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C" fn closefrom(first: c_int) {
+    let first = first.max(0);
+    touching(first as c_uint, c_uint::MAX, || match CLOSEFROM.get() {
+        // SAFETY: same contract: the argument is the caller's.
+        Some(next) => unsafe { next(first) },
+        // A C library without the function. The call has no result.
+        // SAFETY: same contract: the call closes what the caller asked to close.
+        None => drop(unsafe { libc::syscall(libc::SYS_close_range, first, c_uint::MAX, 0) }),
+    });
+}
+
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+    touching(first, last, || {
+        call_next!(CLOSE_RANGE(first, last, flags), SYS_close_range)
+    })
+}
+
+/// The system call, which not every architecture has.
+unsafe fn dup2_by_kernel(old: c_int, new: c_int) -> c_int {
+    if old == new {
+        // SAFETY: the call takes no pointers.
+        let is_open = unsafe { libc::syscall(libc::SYS_fcntl, old, libc::F_GETFD) } >= 0;
+        return if is_open { new } else { -1 };
+    }
+    // SAFETY: same contract: the arguments are the caller's.
+    (unsafe { libc::syscall(libc::SYS_dup3, old, new, 0) }) as c_int
+}
+
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C" fn dup2(old: c_int, new: c_int) -> c_int {
+    touching(new as c_uint, new as c_uint, || match DUP2.get() {
+        // SAFETY: same contract: the arguments are the caller's, unchanged.
+        Some(next) => unsafe { next(old, new) },
+        // SAFETY: same contract: the arguments are the caller's, unchanged.
+        None => unsafe { dup2_by_kernel(old, new) },
+    })
+}
+
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
+    touching(new as c_uint, new as c_uint, || {
+        call_next!(DUP3(old, new, flags), SYS_dup3)
+    })
+}
+
+/// UFFDIO_UNREGISTER of <linux/userfaultfd.h>.
+const UNREGISTER: u32 = 0x8010_aa01;
+
+/// In C the third argument is variadic, and absent with some requests. In the ABIs of Linux it lies
+/// where a fixed argument would lie. If it is absent, the function passes on whatever lies there,
+/// and does not look at it.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
+    // The kernel reads 32 bits of the request.
+    if request as u32 == UNREGISTER {
+        return unregister(fd, request, argument);
+    }
+    call_next!(IOCTL(fd, request, argument), SYS_ioctl)
+}
+
+#[cold]
+#[inline(never)]
+fn unregister(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
+    around(
+        || changes::unregistering(argument.addr()),
+        || -> c_int { call_next!(IOCTL(fd, request, argument), SYS_ioctl) },
+        |unregistering, _| drop(unregistering),
+    )
+}
