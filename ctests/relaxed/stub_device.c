@@ -189,6 +189,17 @@ static int destroy(const struct ib_uverbs_ioctl_hdr *header)
 	return 0;
 }
 
+static int query(const struct ib_uverbs_ioctl_hdr *header)
+{
+	const struct ib_uverbs_attr *out = attribute(header, UVERBS_ATTR_CORE_OUT);
+	struct ib_uverbs_query_device_resp answer = { .max_mr = usable_slots };
+
+	if (!out || out->len < sizeof(answer))
+		return fail(ENOSPC); /* without its input: the driver's number is right */
+	memcpy((void *)(uintptr_t)out->data, &answer, sizeof(answer));
+	return 0;
+}
+
 static int uverbs(const struct ib_uverbs_ioctl_hdr *header)
 {
 	const struct ib_uverbs_attr *command = attribute(header, UVERBS_ATTR_WRITE_CMD);
@@ -205,7 +216,7 @@ static int uverbs(const struct ib_uverbs_ioctl_hdr *header)
 	case IB_USER_VERBS_CMD_REG_MR:
 		return register_memory(header);
 	case IB_USER_VERBS_CMD_QUERY_DEVICE:
-		return fail(ENOSPC); /* without its input: the driver's number is right */
+		return query(header);
 	default:
 		return fail(EOPNOTSUPP);
 	}
@@ -303,6 +314,11 @@ const char *stub_open(enum stub_kind kind)
 	pthread_mutex_init(&device.context.mutex, NULL);
 	device.context.cmd_fd = memfd_create("stub device", MFD_CLOEXEC);
 	return device.context.cmd_fd < 0 ? "memfd_create fails" : NULL;
+}
+
+void stub_have(uint32_t regions)
+{
+	usable_slots = regions;
 }
 
 struct ibv_pd *stub_pd(void)

@@ -29,6 +29,9 @@ enum stub_kind {
 /* Opens the device, once. NULL, or why it cannot be had: the kernel refuses io_uring. */
 const char *stub_open(enum stub_kind kind);
 
+/* From now on the device has so many regions, fewer than before. */
+void stub_have(uint32_t regions);
+
 /*
  * Its protection domains, of which there are two. They cannot be deallocated: there is no provider
  * behind them.

@@ -58,6 +58,7 @@ fn c_file() -> String {
     whole::<ibv_pd>(&mut out);
     whole::<ibv_mr>(&mut out);
     whole::<ib_uverbs_ioctl_hdr>(&mut out);
+    whole::<ib_uverbs_query_device_resp>(&mut out);
     whole::<ib_uverbs_attr>(&mut out);
     whole::<ib_uverbs_cmd_hdr>(&mut out);
     whole::<ib_uverbs_reg_mr>(&mut out);

@@ -58,6 +58,53 @@ mirror! { "struct ib_uverbs_reg_mr_resp" =>
     }
 }
 
+mirror! { "struct ib_uverbs_query_device_resp" =>
+    /// The kernel's answer about a device.
+    pub struct ib_uverbs_query_device_resp {
+        pub fw_ver: u64,
+        pub node_guid: u64,
+        pub sys_image_guid: u64,
+        pub max_mr_size: u64,
+        pub page_size_cap: u64,
+        pub vendor_id: u32,
+        pub vendor_part_id: u32,
+        pub hw_ver: u32,
+        pub max_qp: u32,
+        pub max_qp_wr: u32,
+        pub device_cap_flags: u32,
+        pub max_sge: u32,
+        pub max_sge_rd: u32,
+        pub max_cq: u32,
+        pub max_cqe: u32,
+        pub max_mr: u32,
+        pub max_pd: u32,
+        pub max_qp_rd_atom: u32,
+        pub max_ee_rd_atom: u32,
+        pub max_res_rd_atom: u32,
+        pub max_qp_init_rd_atom: u32,
+        pub max_ee_init_rd_atom: u32,
+        pub atomic_cap: u32,
+        pub max_ee: u32,
+        pub max_rdd: u32,
+        pub max_mw: u32,
+        pub max_raw_ipv6_qp: u32,
+        pub max_raw_ethy_qp: u32,
+        pub max_mcast_grp: u32,
+        pub max_mcast_qp_attach: u32,
+        pub max_total_mcast_qp_attach: u32,
+        pub max_ah: u32,
+        pub max_fmr: u32,
+        pub max_map_per_fmr: u32,
+        pub max_srq: u32,
+        pub max_srq_wr: u32,
+        pub max_srq_sge: u32,
+        pub max_pkeys: u16,
+        pub local_ca_ack_delay: u8,
+        pub phys_port_cnt: u8,
+        pub reserved: [u8; 4],
+    }
+}
+
 mirror! { "struct ib_uverbs_dereg_mr" =>
     /// The command that deregisters memory.
     pub struct ib_uverbs_dereg_mr {

@@ -92,6 +92,16 @@ impl Pd {
         Some(device.transport_type)
     }
 
+    /// The kernel's name of the domain's device, up to the first 0.
+    pub fn device_name(self) -> Option<[u8; 64]> {
+        // SAFETY: live handle: the domain exists, and its device stays open as long as the domain
+        // exists.
+        let context = unsafe { self.context().as_ref() }?;
+        // SAFETY: libibverbs keeps the `ibv_device` of an open context until the context is closed.
+        let device = unsafe { context.device.as_ref() }?;
+        Some(device.name.map(|byte| byte as u8))
+    }
+
     /// The domain's device, as C sees it.
     #[inline]
     pub fn context(self) -> *mut ibv_context {

@@ -45,9 +45,8 @@ pub fn register(
     if own.device.rows.forget(answer.mr_handle) {
         count_vanished(1);
     }
-    let device: *const Device = own.device;
     let bare = Bare {
-        device: device.expose_provenance(),
+        device: own.address(),
         fd: own.fd,
         handle: answer.mr_handle,
     };

@@ -98,6 +98,18 @@ impl Own {
         result
     }
 
+    /// The address that names the device.
+    #[inline(always)]
+    pub fn address(&self) -> usize {
+        let device: *const Device = self.device;
+        device.expose_provenance()
+    }
+
+    /// How many regions the device can have. `None` if the kernel does not tell.
+    pub fn most_regions(&self) -> Option<u32> {
+        context::most_regions(&Uverbs, self.fd, self.device.facts()).ok()
+    }
+
     /// Whether a refused call revealed another device, one that libibverbs serves.
     pub fn is_left_to_libibverbs(&self) -> bool {
         self.device.facts().why_passed_on().is_some()

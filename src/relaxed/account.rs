@@ -151,6 +151,11 @@ impl Account {
         self.limit.get()
     }
 
+    /// How much is registered.
+    pub fn registered(&self) -> Amount {
+        self.registered.get()
+    }
+
     /// Whether everything registered is within the limit, so that nothing need be counted.
     #[inline(always)]
     pub fn all_fits(&self) -> bool {

@@ -3,10 +3,10 @@
 //! that have been idle for long enough, and idle regions while the machine is short of memory. The
 //! thread sleeps while no region is idle. `helper_thread.rs` says what it must not do.
 
-use super::Instance;
 use super::ending::{self, By};
 use super::pool::{Batch, Cause};
 use super::region::{Id, PoolRegion};
+use super::{Instance, limits};
 use crate::call::Access;
 use crate::sys::proc;
 use crate::sys::{clock, futex, helper_thread};
@@ -202,6 +202,7 @@ extern "C" fn run(argument: *mut c_void) -> c_int {
                 is_idle |= !due;
                 due
             });
+            relaxed.read_old_limits(limits::SECOND);
             if ticks.is_multiple_of(LOOKS) && is_short_of_memory() {
                 end_all(relaxed, Cause::Pressure, |_| true);
             }

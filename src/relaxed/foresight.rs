@@ -4,6 +4,7 @@
 //! process asks for it.
 
 use super::admission;
+use super::limits;
 use super::start;
 use super::watch::userfaultfd::Userfaultfd;
 use crate::call::Request;
@@ -125,7 +126,7 @@ pub fn news(mut tell: impl FnMut(u16, &[u8])) {
 
 fn facts() -> Vec<u8> {
     let settings = &config().relaxed;
-    let limit = start::limit();
+    let limit = limits::of_no_pool();
     let watch = Userfaultfd::open();
     let flag = |is: bool, flag: u64| if is { flag } else { 0 };
     let flags = flag(watch.is_err(), pool::CANNOT_WATCH)

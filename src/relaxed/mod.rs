@@ -24,6 +24,7 @@ mod hit;
 pub mod hooks;
 mod index;
 mod large;
+mod limits;
 mod list;
 mod lock;
 #[cfg(all(test, loom))]
@@ -64,6 +65,7 @@ use cleaner::Cleaner;
 use core::ptr::with_exposed_provenance_mut;
 use ending::By;
 pub use hit::Miss;
+use limits::Limits;
 use pool::{Locked, Pool};
 use region::{Id, Purpose};
 use watch::{Fence, Watch};
@@ -84,6 +86,7 @@ pub struct Instance {
     admission: Admission,
     cleaner: &'static Cleaner,
     counters: &'static Counters,
+    limits: Limits,
     /// No limit restricts how much memory the process may pin.
     may_pin_all: bool,
 }

@@ -6,7 +6,7 @@
 use super::flush::{flush_those, relieve};
 use super::pool::Cause;
 use super::region::{LEFT, PoolRegion};
-use super::{Instance, ending, existing};
+use super::{Instance, ending, existing, limits};
 use crate::call::{Context, Error, Pd};
 use crate::config::{Cache, config};
 use crate::mr::{self, Mr};
@@ -49,6 +49,7 @@ pub fn around_close_device(
     let Some(relaxed) = existing() else {
         return close();
     };
+    limits::forget(relaxed, context.address());
     let Some(device) = mr::bare::device_at(context.address()) else {
         return close();
     };
@@ -142,6 +143,7 @@ pub fn before_close_past_us(verbs_context: usize) {
             .step_by(size_of::<usize>())
             .find_map(|before| mr::bare::device_at(verbs_context + before))
     {
+        relaxed.limits.forget(device);
         let of = ending::of_device(device);
         let _ = flush_those(relaxed, &of);
         abandon(relaxed, &of, LEFT);

@@ -232,6 +232,7 @@ impl Instance {
         settled: bool,
     ) -> Result<usize, Unserved> {
         let inside = thread::enter();
+        self.mind_limits(own, pd);
         if self.pool.ending() > super::TOO_MANY {
             ending::some_doomed(self, By::Program, super::SHARE);
         }

@@ -5,7 +5,7 @@ use super::ending::{self, By};
 use super::pool::Batch;
 use super::region::Id;
 use super::word::Left;
-use super::{Instance, existing};
+use super::{Instance, existing, limits};
 use crate::call::{Error, How};
 use crate::mr::Mr;
 use crate::sys::thread;
@@ -67,6 +67,9 @@ fn trim(relaxed: &Instance, released: Id) {
     }
     let _inside = thread::enter();
     let (pool, account) = (relaxed.pool, &relaxed.pool.account);
+    if account.is_over() {
+        relaxed.read_old_limits(limits::MOMENT);
+    }
     let mut batch = Batch::new();
     let locked = pool.lock();
     relaxed.apply(&locked, By::Program);

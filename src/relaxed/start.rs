@@ -4,6 +4,7 @@
 use super::account::Amount;
 use super::admission::Admission;
 use super::cleaner::{self, Cleaner};
+use super::limits::Limits;
 use super::lock::Lock;
 use super::pool::Pool;
 use super::watch::Watch;
@@ -68,10 +69,11 @@ pub fn current() -> Option<&'static Instance> {
         admission: Admission::default(),
         cleaner,
         counters: stats::counters(),
+        limits: Limits::new(settings()),
         may_pin_all: may_pin().is_none(),
     };
-    pool.account.set_limit(limit());
     let relaxed: &'static Instance = Box::leak(Box::new(relaxed));
+    relaxed.read_limits();
     if cleaner::start(relaxed) {
         cleaner.runs();
     }
@@ -111,16 +113,15 @@ pub(super) fn may_pin() -> Option<u64> {
     proc::memlock_limit().filter(|_| !may_lock())
 }
 
-/// How much may be idle. The default for bytes is an eighth of the machine's memory, and at most
-/// half of what the process may pin.
-pub(super) fn limit() -> Amount {
+/// How much may be idle by the settings, and whether they say it in bytes. Without a setting for
+/// bytes, at most half of what the process may pin.
+pub(super) fn settings() -> (Amount, bool) {
     let relaxed = &config().relaxed;
-    let (total, _) = proc::memory_kib();
-    let eighth = total * 1024 / 8;
     let signed = |amount: u64| amount.min(i64::MAX as u64) as i64;
-    let half = may_pin().map_or(u64::MAX, |limit| limit / 2);
-    Amount {
+    let half = || may_pin().map_or(u64::MAX, |limit| limit / 2);
+    let settings = Amount {
         regions: signed(relaxed.max_idle),
-        bytes: signed(relaxed.max_idle_bytes.unwrap_or(eighth.min(half))),
-    }
+        bytes: signed(relaxed.max_idle_bytes.unwrap_or_else(half)),
+    };
+    (settings, relaxed.max_idle_bytes.is_some())
 }

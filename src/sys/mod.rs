@@ -5,6 +5,7 @@
 
 pub mod append;
 pub mod caller;
+pub mod cgroup;
 pub mod clock;
 pub mod futex;
 pub mod helper_thread;

@@ -265,7 +265,7 @@ fn hexadecimal(text: &[u8]) -> (u64, &[u8]) {
 /// longer than the buffer is cut; only a path can make a line that long. The answer is false if the
 /// file cannot be read to its end, or until `each` returned false, and if it has no line at all.
 #[must_use]
-fn each_line(path: &CStr, mut each: impl FnMut(&[u8]) -> bool) -> bool {
+pub(super) fn each_line(path: &CStr, mut each: impl FnMut(&[u8]) -> bool) -> bool {
     let Some(file) = File::open(path) else {
         return false;
     };

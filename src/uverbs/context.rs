@@ -96,6 +96,29 @@ pub fn identify(kernel: &impl Kernel, fd: i32) -> Result<Facts, Errno> {
     Ok(Facts::UNKNOWN_DRIVER)
 }
 
+/// How many regions the device can have (`max_mr`). `facts` must name its driver.
+pub fn most_regions(kernel: &impl Kernel, fd: i32, facts: Facts) -> Result<u32, Errno> {
+    let driver = facts.driver().ok_or(Errno(libc::EOPNOTSUPP))?;
+    if facts.contains(Facts::REG_BY_WRITE) {
+        // A kernel before 5.0. It has no ioctl for this command.
+        return Err(Errno(libc::EOPNOTSUPP));
+    }
+    let mut answer = core::mem::MaybeUninit::<ib_uverbs_query_device_resp>::zeroed();
+    let mut bundle = Bundle::<3>::new(driver.id, UVERBS_OBJECT_DEVICE, UVERBS_METHOD_INVOKE_WRITE);
+    bundle.inline(
+        UVERBS_ATTR_WRITE_CMD,
+        8,
+        IB_USER_VERBS_CMD_QUERY_DEVICE.into(),
+    );
+    // The command is an address that only write() uses.
+    bundle.inline(UVERBS_ATTR_CORE_IN, 8, 0);
+    bundle.output(UVERBS_ATTR_CORE_OUT, &mut answer);
+    // SAFETY: `answer` outlives the call, and its attribute states its size.
+    unsafe { kernel.ioctl(fd, bundle.as_mut_ptr()) }?;
+    // SAFETY: all zeros is a valid value of the structure, and so is what the kernel has written.
+    Ok(unsafe { answer.assume_init() }.max_mr)
+}
+
 /// Whether the facts still hold for that file. They do not if a program closed the device without
 /// calling us and opened another whose context got the same address.
 pub fn still_holds(kernel: &impl Kernel, fd: i32, facts: Facts) -> bool {

@@ -1,0 +1,309 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What the control groups of this process allow, cgroups(7): memory, and objects of RDMA devices.
+//! Both versions of the interface are read. A limit that cannot be read is not known, and counts as
+//! none: a container may hide the groups around its own.
+//!
+//! The functions allocate nothing, and the threads of `helper_thread.rs` may call them.
+
+use super::proc::each_line;
+use core::ffi::CStr;
+
+/// The smallest limit of memory that applies to this process, in bytes.
+pub fn memory_limit() -> Option<u64> {
+    let group = Group::find(b"memory")?;
+    let names: &[&[u8]] = match group.version {
+        1 => &[b"memory.limit_in_bytes"],
+        _ => &[b"memory.max", b"memory.high"],
+    };
+    let mut least = None;
+    group.each_ancestor(|group| {
+        for name in names {
+            group.each_line(name, |line| smaller(&mut least, number(line)));
+        }
+    });
+    least
+}
+
+/// How many more objects (`hca_object`) of this device the process may make.
+pub fn objects_left(device: &[u8]) -> Option<u64> {
+    let mut least = None;
+    Group::find(b"rdma")?.each_ancestor(|group| {
+        let (mut most, mut used) = (None, None);
+        group.each_line(b"rdma.max", |line| most = most.or(objects(line, device)));
+        if most.is_some() {
+            group.each_line(b"rdma.current", |line| {
+                used = used.or(objects(line, device))
+            });
+        }
+        // A device that the group has not used yet has no line.
+        smaller(
+            &mut least,
+            most.map(|most| most.saturating_sub(used.unwrap_or(0))),
+        );
+    });
+    least
+}
+
+fn smaller(least: &mut Option<u64>, other: Option<u64>) {
+    if let Some(other) = other {
+        *least = Some(least.map_or(other, |least| least.min(other)));
+    }
+}
+
+/// A number; `None` for the word "max".
+fn number(text: &[u8]) -> Option<u64> {
+    let digits = text.iter().take_while(|byte| byte.is_ascii_digit()).count();
+    core::str::from_utf8(&text[..digits]).ok()?.parse().ok()
+}
+
+/// The number of objects in a line about this device: "mlx5_0 hca_handle=2 hca_object=2000".
+fn objects(line: &[u8], device: &[u8]) -> Option<u64> {
+    let mut words = line.split(|&byte| byte == b' ');
+    if words.next() != Some(device) {
+        return None;
+    }
+    words.find_map(|word| number(word.strip_prefix(b"hca_object=")?))
+}
+
+/// A path, as a C string in place.
+struct Path {
+    bytes: [u8; Path::MOST],
+    length: usize,
+}
+
+impl Path {
+    const MOST: usize = 2048;
+
+    const fn new() -> Path {
+        Path {
+            bytes: [0; Path::MOST],
+            length: 0,
+        }
+    }
+
+    fn text(&self) -> &[u8] {
+        &self.bytes[..self.length]
+    }
+
+    /// Appends text; false if there is no room for it and the end of the string.
+    fn push(&mut self, text: &[u8]) -> bool {
+        let end = self.length + text.len();
+        let fits = end < Path::MOST;
+        if fits {
+            self.bytes[self.length..end].copy_from_slice(text);
+            self.cut(end);
+        }
+        fits
+    }
+
+    fn cut(&mut self, length: usize) {
+        self.length = length;
+        self.bytes[length] = 0;
+    }
+
+    fn as_c_str(&self) -> Option<&CStr> {
+        CStr::from_bytes_until_nul(&self.bytes).ok()
+    }
+}
+
+/// A group as a folder.
+struct Group {
+    version: u32,
+    folder: Path,
+    /// How much of `folder` is the place where the hierarchy is mounted.
+    mount: usize,
+}
+
+impl Group {
+    /// The group of this process in the hierarchy that has this controller.
+    fn find(controller: &[u8]) -> Option<Group> {
+        let mut version = 0;
+        let mut path = Path::new();
+        // Only the first thread may have ended, and its folder then tells nothing.
+        let _ = each_line(c"/proc/thread-self/cgroup", |line| {
+            let mut parts = line.splitn(3, |&byte| byte == b':').skip(1);
+            let (Some(controllers), Some(its_path)) = (parts.next(), parts.next()) else {
+                return true;
+            };
+            let is_old = controllers
+                .split(|&byte| byte == b',')
+                .any(|word| word == controller);
+            if is_old || controllers.is_empty() && version == 0 {
+                version = if is_old { 1 } else { 2 };
+                path.cut(0);
+                if !path.push(its_path) {
+                    version = 0;
+                }
+            }
+            true
+        });
+        if version == 0 {
+            return None;
+        }
+        let mut group = Group {
+            version,
+            folder: Path::new(),
+            mount: 0,
+        };
+        let _ = each_line(c"/proc/thread-self/mountinfo", |line| {
+            let wanted = (version == 1).then_some(controller);
+            let Some((root, place)) = mount(line, wanted) else {
+                return true;
+            };
+            // The mount may show a part of the hierarchy in which this group does not lie. It then
+            // shows at most groups around it.
+            let below = strip(path.text(), root).filter(|below| !has_parent(below));
+            group.folder.cut(0);
+            if !push_unescaped(&mut group.folder, place) {
+                return true;
+            }
+            group.mount = group.folder.length;
+            let found = below.is_some_and(|below| below.is_empty() || group.folder.push(below));
+            !found
+        });
+        (group.mount > 0).then_some(group)
+    }
+
+    /// Calls `each` for the group and those that it lies in.
+    fn each_ancestor(mut self, mut each: impl FnMut(&mut Group)) {
+        loop {
+            each(&mut self);
+            if self.folder.length <= self.mount {
+                return;
+            }
+            let parent = self.folder.text().iter().rposition(|&byte| byte == b'/');
+            self.folder.cut(parent.unwrap_or(0).max(self.mount));
+        }
+    }
+
+    /// Calls `each` for the lines of a file of the group. A file that cannot be read has none.
+    fn each_line(&mut self, name: &[u8], mut each: impl FnMut(&[u8])) {
+        let folder = self.folder.length;
+        if self.folder.push(b"/")
+            && self.folder.push(name)
+            && let Some(path) = self.folder.as_c_str()
+        {
+            let _ = each_line(path, |line| {
+                each(line);
+                true
+            });
+        }
+        self.folder.cut(folder);
+    }
+}
+
+/// The root and the place of a mount, proc_pid_mountinfo(5), if it shows the hierarchy of that old
+/// controller, or, without one, the hierarchy of version 2.
+fn mount<'a>(line: &'a [u8], controller: Option<&[u8]>) -> Option<(&'a [u8], &'a [u8])> {
+    const SEPARATOR: &[u8] = b" - ";
+    let at = line
+        .windows(SEPARATOR.len())
+        .position(|text| text == SEPARATOR)?;
+    let mut of_file_system = line[at + SEPARATOR.len()..].split(|&byte| byte == b' ');
+    let kind = of_file_system.next()?;
+    let is_it = match controller {
+        None => kind == b"cgroup2",
+        Some(controller) => {
+            let options = of_file_system.nth(1)?;
+            kind == b"cgroup"
+                && options
+                    .split(|&byte| byte == b',')
+                    .any(|word| word == controller)
+        }
+    };
+    let mut fields = line[..at].split(|&byte| byte == b' ').skip(3);
+    is_it.then_some((fields.next()?, fields.next()?))
+}
+
+/// The rest of a path below a folder: "" or "/...".
+fn strip<'a>(path: &'a [u8], folder: &[u8]) -> Option<&'a [u8]> {
+    if folder == b"/" {
+        return Some(if path == b"/" { b"" } else { path });
+    }
+    path.strip_prefix(folder)
+        .filter(|rest| rest.is_empty() || rest.starts_with(b"/"))
+}
+
+/// Whether a path leads out of its folder: the group lies outside the process's namespace.
+fn has_parent(path: &[u8]) -> bool {
+    path.split(|&byte| byte == b'/').any(|part| part == b"..")
+}
+
+/// Appends a path of mountinfo, in which spaces and the like are octal.
+fn push_unescaped(path: &mut Path, text: &[u8]) -> bool {
+    let mut rest = text;
+    while let Some((&first, others)) = rest.split_first() {
+        let octal = others.get(..3).filter(|_| first == b'\\');
+        let byte =
+            octal.and_then(|octal| u8::from_str_radix(core::str::from_utf8(octal).ok()?, 8).ok());
+        rest = if byte.is_some() { &others[3..] } else { others };
+        if !path.push(&[byte.unwrap_or(first)]) {
+            return false;
+        }
+    }
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_of_the_rdma_controller() {
+        let line = b"mlx5_0 hca_handle=2 hca_object=2000";
+        assert_eq!(objects(line, b"mlx5_0"), Some(2000));
+        assert_eq!(objects(line, b"mlx5_1"), None);
+        assert_eq!(
+            objects(b"rxe0 hca_handle=max hca_object=max", b"rxe0"),
+            None
+        );
+        assert_eq!(number(b"max"), None);
+        assert_eq!(
+            number(b"9223372036854771712"),
+            Some(9_223_372_036_854_771_712)
+        );
+    }
+
+    #[test]
+    fn mounts_and_paths() {
+        let new = b"35 24 0:30 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate";
+        assert_eq!(mount(new, None), Some((&b"/"[..], &b"/sys/fs/cgroup"[..])));
+        assert_eq!(mount(new, Some(b"memory")), None);
+        let old = b"36 25 0:31 /a /x\\040y rw shared:9 - cgroup cgroup rw,cpu,memory";
+        assert_eq!(
+            mount(old, Some(b"memory")),
+            Some((&b"/a"[..], &b"/x\\040y"[..]))
+        );
+        assert_eq!(mount(old, Some(b"mem")), None);
+        let mut path = Path::new();
+        assert!(push_unescaped(&mut path, b"/x\\040y\\") && path.text() == b"/x y\\");
+        assert!(!path.push(&[b'a'; Path::MOST]));
+
+        assert_eq!(strip(b"/", b"/"), Some(&b""[..]));
+        assert_eq!(strip(b"/a/b", b"/"), Some(&b"/a/b"[..]));
+        assert_eq!(strip(b"/a/b", b"/a"), Some(&b"/b"[..]));
+        assert_eq!(strip(b"/ab", b"/a"), None);
+        assert!(has_parent(b"/../a") && !has_parent(b"/..a"));
+    }
+
+    #[test]
+    fn ancestors_end_at_the_mount() {
+        let mut folder = Path::new();
+        assert!(folder.push(b"/sys/fs/cgroup/a/b"));
+        let group = Group {
+            version: 2,
+            folder,
+            mount: b"/sys/fs/cgroup".len(),
+        };
+        let mut folders = Vec::new();
+        group.each_ancestor(|group| folders.push(group.folder.text().to_vec()));
+        assert_eq!(
+            folders,
+            [
+                &b"/sys/fs/cgroup/a/b"[..],
+                b"/sys/fs/cgroup/a",
+                b"/sys/fs/cgroup"
+            ]
+        );
+    }
+}
