@@ -73,7 +73,7 @@ impl File {
         ];
         const _: () = assert!(size_of::<Start>() == size_of::<[u64; 3]>());
         let mut bytes: Vec<u8> = start.into_iter().flat_map(u64::to_le_bytes).collect();
-        bytes.extend(std::fs::read("/proc/self/cmdline").unwrap_or_default());
+        bytes.extend(std::fs::read("/proc/thread-self/cmdline").unwrap_or_default());
         self.block(kind::START, &bytes);
         self.start.store(STARTED, Release);
         true

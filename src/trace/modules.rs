@@ -59,7 +59,7 @@ pub fn list() -> &'static str {
 
 fn path(file: &LoadedFile) -> String {
     if file.name().is_empty() {
-        let program = std::fs::read_link("/proc/self/exe").unwrap_or_default();
+        let program = std::fs::read_link("/proc/thread-self/exe").unwrap_or_default();
         return program.to_string_lossy().into_owned();
     }
     file.name().to_string_lossy().into_owned()
