@@ -16,7 +16,7 @@
 #![cfg_attr(test, allow(dead_code, reason = "unit tests stand in for nothing"))]
 
 use super::ret;
-use crate::desk::changes;
+use crate::desk::changes::{self, Made};
 use crate::sys::symbols::{self, Function, Scope};
 use core::ffi::{c_int, c_uint, c_void};
 use core::ptr::without_provenance_mut;
@@ -74,12 +74,13 @@ pub(super) use call_next;
 /// Calls the next function between two reports to the pool, one before and one after the call. The
 /// next function is called exactly once, whether or not a report fails.
 #[inline(always)]
-pub(super) fn around<C, R>(
+pub(super) fn around<C: changes::Made, R>(
     before: impl FnOnce() -> C,
     call: impl FnOnce() -> R,
     after: impl FnOnce(C, &R),
 ) -> R {
     let changing = ret::always(None, || Some(before()));
+    changing.is_in_place();
     let result = call();
     ret::always((), || {
         if let Some(changing) = changing {
@@ -92,7 +93,7 @@ pub(super) fn around<C, R>(
 /// Calls the next function. `changing` reports the change that the call makes; the change is over
 /// when the call has returned.
 #[inline(always)]
-fn changing<C, R>(changing: impl FnOnce() -> C, call: impl FnOnce() -> R) -> R {
+fn changing<C: changes::Made, R>(changing: impl FnOnce() -> C, call: impl FnOnce() -> R) -> R {
     around(changing, call, |changing, _| drop(changing))
 }
 
@@ -192,6 +193,10 @@ unsafe extern "C" fn mremap(
             libc::syscall(libc::SYS_mremap, old, old_size, new_size, flags, new)
         } as usize),
     };
+    if let Some(Remapping { target, source }) = &remapping {
+        target.is_in_place();
+        source.is_in_place();
+    }
     let mut moved = call();
     if is_error(moved) && errno::errno().0 == libc::EFAULT {
         // mremap accepts a single mapping only, and the watch of a part may have cut the mapping:

@@ -4,7 +4,7 @@
 
 use super::pool_is_on;
 use crate::relaxed::hooks;
-pub use hooks::{Changing, Touching, are_in_place};
+pub use hooks::{Changing, Made, Touching, are_in_place};
 
 /// A call is about to change memory.
 #[inline(always)]

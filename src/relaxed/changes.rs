@@ -15,6 +15,7 @@
 
 use super::sync::{AtomicU64, Ordering::*, fence};
 use crate::sys::pages::PageRange;
+use errno::Errno;
 
 /// What happened to a range.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -58,6 +59,9 @@ struct Place {
     end: AtomicU64,
     /// The thread pointer of the thread that makes the change.
     thread: AtomicU64,
+    /// The address of a word in the stack frame of the call that makes the change. The word is the
+    /// place's word as long as the frame exists. 0 as long as the frame is not known.
+    frame: AtomicU64,
 }
 
 const STATE: u64 = 3;
@@ -109,7 +113,14 @@ pub struct Changes {
 
 /// A change that is under way in a range.
 #[must_use = "the change is under way until `end_at`"]
-pub struct Announced(Option<usize>);
+pub struct Announced(Option<InPlace>);
+
+/// A change in a place.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct InPlace {
+    number: usize,
+    word: u64,
+}
 
 /// What keeps a range from being settled.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -143,6 +154,7 @@ impl Changes {
                 start: AtomicU64::new(0),
                 end: AtomicU64::new(0),
                 thread: AtomicU64::new(0),
+                frame: AtomicU64::new(0),
             }),
             slots: core::array::from_fn(|_| LogSlot {
                 turn: AtomicU64::new(0),
@@ -188,12 +200,14 @@ impl Changes {
             place.start.store(range.start, Relaxed);
             place.end.store(range.end, Relaxed);
             place.thread.store(thread as u64, Relaxed);
-            place.word.store(word | NAMED, Release);
+            place.frame.store(0, Relaxed);
+            let word = word | NAMED;
+            place.word.store(word, Release);
             self.used.fetch_max(n as u64 + 1, Relaxed);
             // SeqCst: the caller's next step is a system call, which must not be seen before this
             // announcement.
             self.under_way.fetch_add(SOMEWHERE, SeqCst);
-            return Announced(Some(n));
+            return Announced(Some(InPlace { number: n, word }));
         }
         self.begin();
         Announced(None)
@@ -201,13 +215,58 @@ impl Changes {
 
     /// Ends what `begin_at` announced. All of its records have been written.
     pub fn end_at(&self, announced: Announced) {
-        let Some(place) = announced.0.map(|n| &self.places[n]) else {
-            return self.end();
-        };
-        // The thread that claimed the place alone ends it; others only add STUCK.
-        let word = place.word.load(Relaxed);
-        place.word.store((word & !(USE - 1)) + USE, Release);
-        self.under_way.fetch_sub(SOMEWHERE, Release);
+        match announced.0 {
+            Some(place) => drop(self.vacate(place)),
+            None => self.end(),
+        }
+    }
+
+    /// Ends a change in a place. Returns false if it has been ended already.
+    fn vacate(&self, InPlace { number, word }: InPlace) -> bool {
+        let place = &self.places[number];
+        let vacant = (word & !(USE - 1)) + USE;
+        let ended = place.word.fetch_update(Release, Relaxed, |now| {
+            (now & !STUCK == word & !STUCK).then_some(vacant)
+        });
+        if ended.is_ok() {
+            self.under_way.fetch_sub(SOMEWHERE, Release);
+        }
+        ended.is_ok()
+    }
+
+    /// Notes the stack frame of the call that makes the change. `frame` is a word in that frame,
+    /// which stays there and unchanged until the call returns.
+    pub fn is_made_in(&self, announced: &Announced, frame: &AtomicU64) {
+        if let Some(InPlace { number, word }) = announced.0 {
+            frame.store(word, Relaxed);
+            let address = (&raw const *frame).expose_provenance();
+            self.places[number].frame.store(address as u64, Release);
+        }
+    }
+
+    /// Ends the changes in a range whose calls have not returned and never will: a signal handler
+    /// left them by siglongjmp(3), or their threads have ended. `read` reads a word of memory that
+    /// may be gone.
+    pub fn end_left(&self, range: PageRange, read: impl Fn(u64) -> Result<u64, Errno>) {
+        for (number, word) in self.touching(range) {
+            let place = &self.places[number];
+            let frame = place.frame.load(Acquire);
+            let change = Change {
+                start: place.start.load(Relaxed),
+                end: place.end.load(Relaxed),
+                kind: Kind::Called,
+            };
+            fence(Acquire);
+            let exists = match read(frame) {
+                Ok(there) => there & !STUCK == word & !STUCK,
+                Err(errno) => errno.0 != libc::EFAULT,
+            };
+            if frame != 0 && !exists && place.word.load(Relaxed) == word {
+                // Whatever the call did, it has done. Its record precedes its end.
+                self.write(change);
+                self.vacate(InPlace { number, word });
+            }
+        }
     }
 
     /// A call on much memory begins: it may hold the kernel's lock of the address space for long.
@@ -240,10 +299,10 @@ impl Changes {
     }
 
     /// The places of the changes under way that may change a range, and their words.
-    fn touching(&self, range: PageRange) -> impl Iterator<Item = (&Place, u64)> {
+    fn touching(&self, range: PageRange) -> impl Iterator<Item = (usize, u64)> {
         let used = self.used.load(Acquire) as usize;
-        let places = self.places.iter().take(used);
-        places.filter_map(move |place| {
+        let places = self.places.iter().take(used).enumerate();
+        places.filter_map(move |(number, place)| {
             let word = place.word.load(Acquire);
             if word & STATE != NAMED {
                 return None;
@@ -255,7 +314,7 @@ impl Changes {
             fence(Acquire);
             let unchanged = place.word.load(Relaxed) & !STUCK == word & !STUCK;
             // A range that was read in part is any range.
-            (!unchanged || named.overlaps(range)).then_some((place, word))
+            (!unchanged || named.overlaps(range)).then_some((number, word))
         })
     }
 
@@ -269,8 +328,8 @@ impl Changes {
         if under_way == 0 {
             return found;
         }
-        for (place, word) in self.touching(range) {
-            if word & STUCK != 0 || place.thread.load(Relaxed) == thread as u64 {
+        for (number, word) in self.touching(range) {
+            if word & STUCK != 0 || self.places[number].thread.load(Relaxed) == thread as u64 {
                 return UnderWay::Stuck;
             }
             found = UnderWay::Change;
@@ -283,9 +342,9 @@ impl Changes {
 
     /// A thread has waited in vain for the changes under way in a range.
     pub fn give_up_waiting(&self, range: PageRange) {
-        for (place, word) in self.touching(range) {
+        for (number, word) in self.touching(range) {
             // If the exchange fails, the change has ended.
-            let _ = place
+            let _ = self.places[number]
                 .word
                 .compare_exchange(word, word | STUCK, Relaxed, Relaxed);
         }

@@ -17,13 +17,42 @@ pub use super::watch::number::Touching;
 use super::{Instance, ending, existing};
 use crate::sys::pages::PageRange;
 use crate::sys::symbols::{self, Scope};
-use crate::sys::{clock, signals, thread};
+use crate::sys::{clock, memory, signals, thread};
 use core::ffi::c_void;
 use core::ptr::without_provenance;
-use core::sync::atomic::{AtomicBool, Ordering::*};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 
 /// A change that is about to be made. The change is over when this value is dropped.
 pub struct Changing(Option<UnderWay>);
+
+/// What a memory call holds while the real call runs.
+pub trait Made {
+    /// The value stays at this address until the real call has returned.
+    fn is_in_place(&self);
+}
+
+impl Made for Changing {
+    #[inline(always)]
+    fn is_in_place(&self) {
+        if let Some(under_way) = &self.0 {
+            under_way.is_in_place();
+        }
+    }
+}
+
+impl Made for Touching<'_> {
+    #[inline(always)]
+    fn is_in_place(&self) {}
+}
+
+impl<M: Made> Made for Option<M> {
+    #[inline(always)]
+    fn is_in_place(&self) {
+        if let Some(made) = self {
+            made.is_in_place();
+        }
+    }
+}
 
 struct UnderWay {
     relaxed: &'static Instance,
@@ -31,6 +60,8 @@ struct UnderWay {
     announced: Option<Announced>,
     /// Whether the call was counted as long.
     long: bool,
+    /// Tells that this stack frame exists (`Changes::is_made_in`).
+    frame: AtomicU64,
 }
 
 impl Changing {
@@ -80,6 +111,7 @@ pub fn may_change(addr: usize, length: usize) -> Changing {
             // succeeding.
             announced: may_hold.then(|| announce(relaxed, range)),
             long: false,
+            frame: AtomicU64::new(0),
         }
     }))
 }
@@ -115,6 +147,7 @@ fn begin(relaxed: &'static Instance, range: PageRange, neighbours: Neighbours) -
         change: change(range, Kind::Called),
         announced: None,
         long: range.bytes() >= LONG,
+        frame: AtomicU64::new(0),
     };
     let changes = &relaxed.pool.changes;
     if under_way.long {
@@ -165,6 +198,13 @@ impl Changing {
 }
 
 impl UnderWay {
+    #[cold]
+    fn is_in_place(&self) {
+        if let Some(announced) = &self.announced {
+            self.relaxed.pool.changes.is_made_in(announced, &self.frame);
+        }
+    }
+
     fn write(&mut self, change: Change) {
         let pool = self.relaxed.pool;
         let range = PageRange {
@@ -188,6 +228,9 @@ impl UnderWay {
         let changes = &self.relaxed.pool.changes;
         if let Some(announced) = self.announced.take() {
             changes.end_at(announced);
+            if changes.is_behind() {
+                end_touched(self.relaxed, NOTHING, Neighbours::Stay);
+            }
         }
         if self.long {
             changes.end_long();
@@ -258,27 +301,7 @@ pub fn touching(first: u32, last: u32) -> Option<Touching<'static>> {
 /// `argument`. Before Linux 6.16 that also ends another userfaultfd's watch of the memory.
 pub fn unregistering(argument: usize) -> Option<Changing> {
     existing().filter(|relaxed| !relaxed.watch.keeps_apart())?;
-    let errno = errno::errno();
-    let mut range = [0usize; 2];
-    let local = libc::iovec {
-        iov_base: range.as_mut_ptr().cast(),
-        iov_len: size_of_val(&range),
-    };
-    let remote = libc::iovec {
-        iov_base: core::ptr::without_provenance_mut(argument),
-        iov_len: size_of_val(&range),
-    };
-    // SAFETY: the call takes no arguments.
-    let this = unsafe { libc::getpid() };
     // The address may be wrong, and then the kernel tells the caller.
-    // SAFETY: `local` is one piece of memory that the call may write. The kernel checks `remote`.
-    let copied =
-        unsafe { libc::process_vm_readv(this, &raw const local, 1, &raw const remote, 1, 0) };
-    let [start, length] = match copied {
-        16 => range,
-        // Any memory.
-        _ => [0, usize::MAX / 2],
-    };
-    errno::set_errno(errno);
-    Some(changing(start, length))
+    let [start, length] = memory::read(argument as u64).unwrap_or([0, u64::MAX / 2]);
+    Some(changing(start as usize, length as usize))
 }

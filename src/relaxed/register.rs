@@ -17,6 +17,7 @@ use crate::mr::Object;
 use crate::mr::bare::{self, Own};
 use crate::report::stats::{Counter, counter};
 use crate::sys::futex;
+use crate::sys::memory;
 use crate::sys::pages::PageRange;
 use crate::sys::thread;
 use core::ptr::with_exposed_provenance_mut;
@@ -164,7 +165,10 @@ impl Instance {
                 self.apply(&self.pool.lock(), By::Program);
             }
             if changes.under_way(range, thread::pointer()) == UnderWay::Stuck {
-                return false;
+                changes.end_left(range, |frame| memory::read(frame).map(|[word]| word));
+                if changes.under_way(range, thread::pointer()) == UnderWay::Stuck {
+                    return false;
+                }
             }
             if changes.is_settled(range) {
                 match self.watch.must_fence().then(|| self.watch.fence()) {

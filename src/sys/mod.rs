@@ -10,6 +10,7 @@ pub mod clock;
 pub mod futex;
 pub mod helper_thread;
 pub mod loaded_files;
+pub mod memory;
 pub mod pages;
 pub mod proc;
 pub mod process;

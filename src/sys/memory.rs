@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Memory of this process that may not be mapped.
+
+use core::ffi::c_void;
+use core::ptr::with_exposed_provenance_mut;
+use errno::{Errno, errno, set_errno};
+
+/// Reads words by process_vm_readv(2). The errno is EFAULT if the memory is not mapped.
+pub fn read<const WORDS: usize>(address: u64) -> Result<[u64; WORDS], Errno> {
+    let before = errno();
+    let mut words = [0u64; WORDS];
+    let local = libc::iovec {
+        iov_base: words.as_mut_ptr().cast(),
+        iov_len: size_of_val(&words),
+    };
+    let remote = libc::iovec {
+        iov_base: with_exposed_provenance_mut::<c_void>(address as usize),
+        iov_len: size_of_val(&words),
+    };
+    // SAFETY: the call takes no arguments.
+    let this = unsafe { libc::getpid() };
+    // SAFETY: the kernel writes to `words` only, and checks the other address.
+    let read =
+        unsafe { libc::process_vm_readv(this, &raw const local, 1, &raw const remote, 1, 0) };
+    let result = match read {
+        -1 => Err(errno()),
+        read if read as usize == size_of_val(&words) => Ok(words),
+        _ => Err(Errno(libc::EFAULT)),
+    };
+    set_errno(before);
+    result
+}
+
+#[cfg(all(test, not(any(loom, miri))))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_mapped_memory_and_of_none() {
+        let word = core::hint::black_box(0x1234_5678_9abc_def0u64);
+        let address = (&raw const word).expose_provenance() as u64;
+        assert_eq!(read(address), Ok([word]));
+        assert_eq!(read::<2>(8), Err(Errno(libc::EFAULT)));
+    }
+}
