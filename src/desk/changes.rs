@@ -2,9 +2,9 @@
 //! The interposed memory calls (`capi/memory.rs`) tell the pool here about changes of memory. While
 //! the pool is off, each function costs one load.
 
-use super::pool_is_on;
+use super::{pool_is_on, turn_pool_on};
 use crate::relaxed::hooks;
-pub use hooks::{Changing, Made, Touching, are_in_place};
+pub use hooks::{Changing, Made, Touching};
 
 /// A call is about to change memory.
 #[inline(always)]
@@ -73,4 +73,10 @@ pub fn touching(first: u32, last: u32) -> Option<Touching<'static>> {
 /// A call is about to have a userfaultfd unregister memory. The call's argument lies at `argument`.
 pub fn unregistering(argument: usize) -> Option<Changing> {
     pool_is_on().then(|| hooks::unregistering(argument))?
+}
+
+/// Whether the memory calls of the process come to this library.
+pub fn are_in_place() -> bool {
+    turn_pool_on();
+    hooks::are_in_place()
 }

@@ -49,6 +49,7 @@ pub mod number;
 pub(super) mod userfaultfd;
 
 use super::changes::Changes;
+use super::hooks;
 use super::pool::Pool;
 use crate::report::log::{self, Level};
 use crate::sys::clock;
@@ -128,12 +129,16 @@ enum Failure {
     File(Errno),
     /// The kernel gave the monitor no thread.
     Thread(Errno),
+    /// The program's memory calls do not come to the library.
+    PassedBy,
 }
 
 impl Failure {
     /// Whether another attempt may succeed: something is short.
     fn is_passing(&self) -> bool {
-        let (Failure::File(errno) | Failure::Thread(errno)) = self;
+        let (Failure::File(errno) | Failure::Thread(errno)) = self else {
+            return false;
+        };
         matches!(
             errno.0,
             libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::EAGAIN
@@ -142,6 +147,10 @@ impl Failure {
 
     fn say(&self) {
         match self {
+            Failure::PassedBy => log::always(format_args!(
+                "regions are not reused once they are released: dlopen loaded the library, so the program's memory \
+                 calls pass it by. Preload the library (LD_PRELOAD), or link the program to it"
+            )),
             Failure::File(NO_WRITE_PROTECTION) => log::always(format_args!(
                 "regions are not reused once they are released: userfaultfd(2) of this kernel has no write \
                  protection, which x86-64 has from Linux 5.7 on, arm64 from 6.10 on"
@@ -194,8 +203,9 @@ impl Watch {
         if now < due || !takes(due) {
             return;
         }
-        let opened = Userfaultfd::open().map_err(Failure::File);
-        let started = opened.and_then(|file| {
+        let passed_by = || (!hooks::are_in_place()).then_some(Failure::PassedBy);
+        let opened = || Userfaultfd::open().map_err(Failure::File);
+        let started = passed_by().map_or_else(opened, Err).and_then(|file| {
             monitor::start(file, self.pool).map_err(|errno| {
                 file.close();
                 Failure::Thread(errno)

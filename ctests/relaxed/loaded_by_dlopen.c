@@ -1,0 +1,96 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * A program that loads the library by dlopen makes its memory calls past it. userfaultfd does not
+ * see guard pages, nor protection: so no region is reused, and the library says once why, and what
+ * to do.
+ *
+ * The device is the stand-in, whose pins are real (stub_device.h).
+ */
+#include <dlfcn.h>
+#include <fcntl.h>
+#include "../lib/device.h"
+#include "../lib/program.h"
+#include "stub_device.h"
+
+#ifndef MADV_GUARD_INSTALL
+#define MADV_GUARD_INSTALL 102 /* Linux 6.13 */
+#define MADV_GUARD_REMOVE 103
+#endif
+
+static struct ibv_mr *(*reg)(struct ibv_pd *, void *, size_t, int);
+static int (*dereg)(struct ibv_mr *);
+
+static void load(const char *path)
+{
+	void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+
+	if (!library)
+		printf("# %s\n", dlerror());
+	must(library);
+	reg = (struct ibv_mr *(*)(struct ibv_pd *, void *, size_t, int))dlsym(library, "ibv_reg_mr_relaxed");
+	dereg = (int (*)(struct ibv_mr *))dlsym(library, "ibv_dereg_mr_relaxed");
+	must(reg && dereg);
+}
+
+static bool is_right(char *page, char value)
+{
+	struct ibv_mr *mr = reg(stub_pd(), page, PAGE, LOCAL_AND_REMOTE);
+	volatile char *memory = page;
+	bool right;
+
+	must(mr);
+	*memory = (char)~value;
+	must(stub_write(mr, (unsigned char)value) == 0);
+	right = *memory == value;
+	must(dereg(mr) == 0);
+	return right;
+}
+
+int main(int argc, char **argv)
+{
+	const char *path = getenv("LOADED"), *why;
+	int said = memfd_create("said", MFD_CLOEXEC), err = dup(STDERR_FILENO), count = 0;
+	static char text[4096];
+	char *memory;
+	Dl_info library;
+	long before;
+
+	(void)argc;
+	if (!path) {
+		must(ibv_reg_mr_relaxed && dladdr((void *)ibv_reg_mr_relaxed, &library));
+		must(setenv("LOADED", library.dli_fname, 1) == 0 && unsetenv("LD_PRELOAD") == 0);
+		must(setenv("RDMAMR_RELAXED_LINGER", FOREVER, 1) == 0);
+		execv("/proc/self/exe", argv);
+		must(!"execv");
+	}
+	must(!ibv_reg_mr_relaxed && said >= 0 && err >= 0);
+	why = stub_open(STUB_PIN);
+	if (why)
+		skip_all(why);
+	load(path);
+	memory = pages(1);
+	must(dup2(said, STDERR_FILENO) == STDERR_FILENO);
+	must(is_right(memory, 1) && is_right(memory, 2));
+	before = stub_registered();
+	ok(is_right(memory, 3) && stub_registered() == before + 1, "no region is reused");
+	is(stub_registered() - stub_deregistered(), 0, "none is kept");
+	if (madvise(memory, PAGE, MADV_GUARD_INSTALL) == 0) {
+		errno = 0;
+		ok(!reg(stub_pd(), memory, PAGE, LOCAL_AND_REMOTE) && errno == EFAULT,
+		   "of guard pages the kernel is asked, and refuses them");
+		must(madvise(memory, PAGE, MADV_GUARD_REMOVE) == 0);
+		ok(is_right(memory, 4), "where they were, data lands in the page of now");
+	} else {
+		skip("guard pages", "this kernel has none");
+	}
+	must(mprotect(memory, PAGE, PROT_READ) == 0);
+	errno = 0;
+	ok(!reg(stub_pd(), memory, PAGE, LOCAL_AND_REMOTE) && errno == EFAULT,
+	   "memory that has become read-only: EFAULT, as the kernel says");
+	must(dup2(err, STDERR_FILENO) == STDERR_FILENO && pread(said, text, sizeof(text) - 1, 0) >= 0);
+	for (const char *at = text; (at = strstr(at, "regions are not reused")); at++)
+		count++;
+	ok(count == 1 && strstr(text, "dlopen") && strstr(text, "LD_PRELOAD"), "it says so once: %.*s",
+	   (int)strcspn(text, "\n"), text);
+	return done_testing();
+}
