@@ -23,7 +23,7 @@ pub use crate::relaxed::foresight;
 pub use deregister::{deregister, unimport_mr};
 pub use owners::{close_device, dealloc_pd, unimport_pd};
 pub use past_us::{close_device_past_us, dealloc_pd_past_us, deregister_past_us};
-pub use register::{register, register_for};
+pub use register::{register, register_for, register_rarely};
 pub use relaxed_calls::{
     flush, hit_relaxed, register_relaxed, relaxed_hits, relaxed_totals, release_relaxed,
 };

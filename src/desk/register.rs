@@ -27,7 +27,21 @@ pub fn register_for(
 /// Registers memory without the pool: the caller gets a region of its own.
 #[inline(always)]
 pub fn register(pd: Pd, request: &Request) -> Result<Registered, Error> {
-    match mr::register(pd, request) {
+    retried(pd, request, mr::register(pd, request))
+}
+
+/// As [`register`], for callers that register rarely: it is not inlined.
+pub fn register_rarely(pd: Pd, request: &Request) -> Result<Registered, Error> {
+    retried(pd, request, mr::register_rarely(pd, request))
+}
+
+#[inline(always)]
+fn retried(
+    pd: Pd,
+    request: &Request,
+    result: Result<Registered, Error>,
+) -> Result<Registered, Error> {
+    match result {
         Err(error) if pool_is_on() && relaxed::is_shortage(error) => register_again(pd, request),
         result => result,
     }
@@ -38,5 +52,5 @@ pub fn register(pd: Pd, request: &Request) -> Result<Registered, Error> {
 #[cold]
 fn register_again(pd: Pd, request: &Request) -> Result<Registered, Error> {
     relaxed::relieve_program();
-    mr::register(pd, request)
+    mr::register_rarely(pd, request)
 }

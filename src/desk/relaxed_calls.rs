@@ -2,7 +2,7 @@
 //! The relaxed calls, ibv_reg_mr_relaxed(3), and the relaxed domains of libfabric's family. The
 //! pool serves them. If it cannot, the caller gets a region of its own.
 
-use super::{Mr, pool_is_on, register, turn_pool_on};
+use super::{Mr, pool_is_on, register_rarely, turn_pool_on};
 use crate::abi::rdma_core::ibv_mr;
 use crate::call::{Access, Error, How, Pd, Registered, Request};
 use crate::relaxed::{self, Miss, Unserved};
@@ -25,7 +25,7 @@ fn register_missed(pd: Pd, request: &Request, miss: Miss<()>) -> Result<Register
         Ok(registered) => Ok(registered),
         Err(Unserved::Because(reason)) => {
             stats::counters().count(reason);
-            register(pd, request)
+            register_rarely(pd, request)
         }
         Err(Unserved::Failed(error)) => Err(error),
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Changing a region of any kind, ibv_rereg_mr(3).
 
-use super::{Mr, pool_is_on, register, reuse};
+use super::{Mr, pool_is_on, register_rarely, reuse};
 use crate::call::{Access, Error, Pd, Request, Reregistration};
 use crate::mr;
 use crate::relaxed;
@@ -54,8 +54,8 @@ unsafe fn changed_copy(
     request: &Request,
     change: &Reregistration,
 ) -> Result<(c_int, Option<Mr>), Error> {
-    let copy = register(pd, request)?.mr;
-    // SAFETY: `register` has just made this region, and nothing has deregistered it.
+    let copy = register_rarely(pd, request)?.mr;
+    // SAFETY: `register_rarely` has just made this region, and nothing has deregistered it.
     let copy = unsafe { Mr::from_c(copy) }.ok_or(Error::Memory)?;
     // SAFETY: this function's caller promises the contract of `mr::rereg` for `change`.
     let changed = unsafe { mr::rereg(copy, change) };

@@ -67,27 +67,38 @@ pub fn register(
 ) -> Result<Registered, Error> {
     turn_pool_on();
     // The kernel refuses a registration of length 0.
-    if request.length == 0 {
-        return plain_register(pd, request);
-    }
-    let reason = match unserved(cache, request, entry, caller) {
-        None => {
-            let hit = relaxed::hit_alone(pd, request.addr.addr(), request.length, request.access);
-            let hit = hit.map(|mr| Registered::by(How::Hit, mr));
-            match hit.or_else(|miss| relaxed::register(pd, request, miss, true)) {
-                Ok(registered) => {
-                    say_so(cache);
-                    return stand_for(pd, request, registered);
-                }
-                Err(Unserved::Because(reason)) => reason,
-                Err(Unserved::Failed(Error::Shortage(_))) => counter!(bypassed_busy),
-                Err(Unserved::Failed(_)) => counter!(bypassed_memory),
-            }
+    if request.length != 0 {
+        match serve(cache, pd, request, entry, caller) {
+            Ok(registered) => return Ok(registered),
+            Err(reason) => stats::counters().count(reason),
         }
-        Some(reason) => reason,
-    };
-    stats::counters().count(reason);
+    }
     plain_register(pd, request)
+}
+
+/// Registers memory by the pool. An error is the reason why the pool does not serve the call.
+#[inline(always)]
+fn serve(
+    cache: Cache,
+    pd: Pd,
+    request: &Request,
+    entry: &'static CStr,
+    caller: Caller,
+) -> Result<Registered, Counter> {
+    if let Some(reason) = unserved(cache, request, entry, caller) {
+        return Err(reason);
+    }
+    let hit = relaxed::hit_alone(pd, request.addr.addr(), request.length, request.access);
+    let hit = hit.map(|mr| Registered::by(How::Hit, mr));
+    match hit.or_else(|miss| relaxed::register(pd, request, miss, true)) {
+        Ok(registered) => {
+            say_so(cache);
+            stand_for(request, registered)
+        }
+        Err(Unserved::Because(reason)) => Err(reason),
+        Err(Unserved::Failed(Error::Shortage(_))) => Err(counter!(bypassed_busy)),
+        Err(Unserved::Failed(_)) => Err(counter!(bypassed_memory)),
+    }
 }
 
 /// Returns the reason why the pool does not serve a registration. `None`: the pool tries to serve
@@ -154,9 +165,9 @@ fn name(cache: Cache) -> &'static str {
 
 /// Makes the program's own object, which stands for one use of the pool's region.
 #[inline(always)]
-fn stand_for(pd: Pd, request: &Request, served: Registered) -> Result<Registered, Error> {
+fn stand_for(request: &Request, served: Registered) -> Result<Registered, Counter> {
     // SAFETY: the pool has just given this region out, so it is live until this use is released.
-    let region = unsafe { Mr::from_c(served.mr) }.ok_or(Error::Memory)?;
+    let region = unsafe { Mr::from_c(served.mr) }.ok_or(counter!(bypassed_limit))?;
     match mr::new_object() {
         Some(object) => {
             object.stand_for(request.access, region);
@@ -164,8 +175,7 @@ fn stand_for(pd: Pd, request: &Request, served: Registered) -> Result<Registered
         }
         None => {
             relaxed::release(region);
-            stats::counters().count(counter!(bypassed_limit));
-            plain_register(pd, request)
+            Err(counter!(bypassed_limit))
         }
     }
 }

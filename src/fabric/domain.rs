@@ -424,9 +424,9 @@ fn try_on_demand(pd: Pd) -> Result<(), Failure> {
     let mut page = Box::new([0u8; 64]);
     let addr = page.as_mut_ptr().cast();
     let request = Request::at_address(addr, page.len(), Access::ON_DEMAND);
-    match desk::register(pd, &request) {
+    match desk::register_rarely(pd, &request) {
         Ok(registered) => {
-            // SAFETY: `register` has just returned this registration.
+            // SAFETY: `register_rarely` has just returned this registration.
             let mr = unsafe { Mr::from_c(registered.mr) };
             let ended = mr.map_or(Ok(How::Kernel), desk::deregister);
             ended.map(|_| ()).map_err(Failure::from)

@@ -8,7 +8,7 @@ use super::errors::{Failure, invalid, refused};
 use super::region::{Piece, Pieces, Plan, Region};
 use super::workers::{self, Job};
 use crate::abi::libfabric::*;
-use crate::call::{Access, How, Registered, Request};
+use crate::call::{Access, Error, How, Registered, Request};
 use crate::desk;
 use crate::report::explain::Subject;
 use crate::sys::pages::page_size;
@@ -313,22 +313,23 @@ fn pin(
         // As near to 0 as the kernel allows: it registers whole pages.
         None => own % page_size(),
     };
-    let all = rights.local | rights.remote;
     // A buffer that peers may not reach needs no address for them.
-    if remote == own || rights.remote.is_empty() {
-        return Ok(Piece::new(pin_at(domain, buffer, all, own, pooled)?, own));
+    let is_own = remote == own || rights.remote.is_empty();
+    let is_pair = !is_own && rights.is_local;
+    let (access, iova) = match (is_own, is_pair) {
+        (true, _) => (rights.local | rights.remote, own),
+        (_, true) => (rights.local, own),
+        _ => (rights.local | rights.remote, remote),
+    };
+    // The one inlined copy of the way to the kernel.
+    let first = pin_at(domain, buffer, access, iova, pooled && iova == own)?;
+    if !is_pair {
+        return Ok(Piece::new(first, iova));
     }
-    if !rights.is_local {
-        return Ok(Piece::new(
-            pin_at(domain, buffer, all, remote, false)?,
-            remote,
-        ));
-    }
-    let local = pin_at(domain, buffer, rights.local, own, pooled)?;
-    match pin_at(domain, buffer, rights.remote, remote, false) {
-        Ok(for_peers) => Ok(Piece::pair(local, for_peers, remote)),
+    match pin_for_peers(domain, buffer, rights.remote, remote) {
+        Ok(for_peers) => Ok(Piece::pair(first, for_peers, remote)),
         Err(failure) => {
-            let piece = Piece::new(local, own);
+            let piece = Piece::new(first, own);
             let before = piece.pinned();
             Pieces::One(piece).end();
             Err(failure.beside(before))
@@ -345,23 +346,42 @@ fn pin_at(
     iova: u64,
     pooled: bool,
 ) -> Result<Registered, Failure> {
-    let mode = domain.mode();
-    let access = if mode.on_demand {
-        access | Access::ON_DEMAND
-    } else {
-        access
-    };
-    let request = Request {
-        iova,
-        ..Request::at_address(buffer.addr, buffer.length, access)
-    };
+    let request = request(domain, buffer, access, iova);
     let registered = if pooled {
         desk::register_relaxed(domain.pd(), &request)
     } else {
         desk::register(domain.pd(), &request)
     };
-    registered.map_err(|error| Failure {
+    registered.map_err(|error| failure(error, request))
+}
+
+/// Makes the second registration of a buffer that has another address for its peers.
+#[inline(never)]
+fn pin_for_peers(
+    domain: &Domain,
+    buffer: &Buffer,
+    access: Access,
+    iova: u64,
+) -> Result<Registered, Failure> {
+    let request = request(domain, buffer, access, iova);
+    desk::register_rarely(domain.pd(), &request).map_err(|error| failure(error, request))
+}
+
+fn request(domain: &Domain, buffer: &Buffer, access: Access, iova: u64) -> Request {
+    let access = if domain.mode().on_demand {
+        access | Access::ON_DEMAND
+    } else {
+        access
+    };
+    Request {
+        iova,
+        ..Request::at_address(buffer.addr, buffer.length, access)
+    }
+}
+
+fn failure(error: Error, request: Request) -> Failure {
+    Failure {
         error,
         subject: Subject::Memory(request),
-    })
+    }
 }

@@ -25,7 +25,7 @@ pub use lifetime::{close_device, dealloc_pd};
 pub use object::Mr;
 pub use object::Object;
 pub use passed_on::reg_dmabuf_mr;
-pub use register::register;
+pub use register::{register, register_rarely};
 pub use register_ex::{plain_memory, reg_other_memory};
 pub use rereg::{CHANGED_BUT_NOT_FOR_CHILDREN, move_region, rereg};
 

@@ -91,9 +91,9 @@ impl Index {
         &self,
         regions: &[PoolRegion],
         range: PageRange,
-        each: impl FnMut(Id, &PoolRegion) -> bool,
+        mut each: impl FnMut(Id, &PoolRegion) -> bool,
     ) -> bool {
-        self.overlapping_of(u64::MAX, regions, range, each)
+        self.overlapping_of(u64::MAX, regions, range, &mut each)
     }
 
     /// The classes of regions that have fewer bytes than `size`, a power of two, as a set of bits.
@@ -101,13 +101,14 @@ impl Index {
         (1 << (size / page_size()).ilog2()) - 1
     }
 
-    /// As [`Index::overlapping`], for the regions of some classes.
+    /// As [`Index::overlapping`], for the regions of some classes. There is one copy of this code,
+    /// not one for each caller.
     pub fn overlapping_of(
         &self,
         classes: u64,
         regions: &[PoolRegion],
         range: PageRange,
-        mut each: impl FnMut(Id, &PoolRegion) -> bool,
+        each: &mut dyn FnMut(Id, &PoolRegion) -> bool,
     ) -> bool {
         let mut some = self.some.load(Relaxed) & classes;
         while some != 0 && range.start < range.end {

@@ -466,9 +466,14 @@ impl Pool {
     /// The index finds small regions by granules of a few pages, of which a large range has too
     /// many. The filter tells in which chunks there are small regions at all.
     fn overlapping(&self, range: PageRange, mut each: impl FnMut(Id, &PoolRegion) -> bool) {
+        self.each_overlapping(range, &mut each);
+    }
+
+    fn each_overlapping(&self, range: PageRange, each: &mut dyn FnMut(Id, &PoolRegion) -> bool) {
         const FEW: u64 = 4 * CHUNK;
         if range.end.saturating_sub(range.start) <= FEW {
-            self.index.overlapping(&*self.slots, range, each);
+            self.index
+                .overlapping_of(u64::MAX, &*self.slots, range, each);
             return;
         }
         if Filter::is_too_large_to_look(range) {
@@ -483,13 +488,13 @@ impl Pool {
         let small = Index::smaller_than(CHUNK);
         let whole = self
             .index
-            .overlapping_of(!small, &*self.slots, range, &mut each);
+            .overlapping_of(!small, &*self.slots, range, &mut *each);
         if !whole {
             return;
         }
         self.filter.each_chunk(range, |part| {
             self.index
-                .overlapping_of(small, &*self.slots, part, |id, region| {
+                .overlapping_of(small, &*self.slots, part, &mut |id, region| {
                     // A region that lies in two chunks belongs to the first of them.
                     let start = region.hull().start.max(range.start);
                     start < part.start || each(id, region)
