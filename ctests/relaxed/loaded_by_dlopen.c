@@ -4,10 +4,17 @@
  * see guard pages, nor protection: so no region is reused, and the library says once why, and what
  * to do.
  *
+ * Usage: loaded_by_dlopen [deepbind | namespace]
+ *
+ * deepbind: the library's own references are bound to itself first. namespace: the library is in a
+ * namespace of its own, with a C library of its own. There only what it says is looked at.
+ *
  * The device is the stand-in, whose pins are real (stub_device.h).
  */
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <signal.h>
+#include <sys/wait.h>
 #include "../lib/device.h"
 #include "../lib/program.h"
 #include "stub_device.h"
@@ -20,10 +27,15 @@
 static struct ibv_mr *(*reg)(struct ibv_pd *, void *, size_t, int);
 static int (*dereg)(struct ibv_mr *);
 
-static void load(const char *path)
+static void load(const char *path, const char *how)
 {
-	void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+	int flags = RTLD_NOW | RTLD_LOCAL;
+	void *library;
 
+	if (how && !strcmp(how, "namespace"))
+		library = dlmopen(LM_ID_NEWLM, path, flags);
+	else
+		library = dlopen(path, flags | (how ? RTLD_DEEPBIND : 0));
 	if (!library)
 		printf("# %s\n", dlerror());
 	must(library);
@@ -46,16 +58,37 @@ static bool is_right(char *page, char value)
 	return right;
 }
 
+static void leave(int number)
+{
+	_exit(number == SIGSEGV ? 0 : 1);
+}
+
+/*
+ * The library's calls do not reach the stand-in here. The kernel then refuses them, and libibverbs
+ * fails at a context that it has not made.
+ */
+static void in_child(void *memory)
+{
+	pid_t pid = fork();
+
+	must(pid >= 0);
+	if (!pid) {
+		signal(SIGSEGV, leave);
+		reg(stub_pd(), memory, PAGE, LOCAL_AND_REMOTE);
+		_exit(0);
+	}
+	must(waitpid(pid, NULL, 0) == pid);
+}
+
 int main(int argc, char **argv)
 {
-	const char *path = getenv("LOADED"), *why;
+	const char *path = getenv("LOADED"), *how = argc > 1 ? argv[1] : NULL, *why;
 	int said = memfd_create("said", MFD_CLOEXEC), err = dup(STDERR_FILENO), count = 0;
 	static char text[4096];
 	char *memory;
 	Dl_info library;
 	long before;
 
-	(void)argc;
 	if (!path) {
 		must(ibv_reg_mr_relaxed && dladdr((void *)ibv_reg_mr_relaxed, &library));
 		must(setenv("LOADED", library.dli_fname, 1) == 0 && unsetenv("LD_PRELOAD") == 0);
@@ -67,9 +100,13 @@ int main(int argc, char **argv)
 	why = stub_open(STUB_PIN);
 	if (why)
 		skip_all(why);
-	load(path);
+	load(path, how);
 	memory = pages(1);
 	must(dup2(said, STDERR_FILENO) == STDERR_FILENO);
+	if (how) {
+		in_child(memory);
+		goto says;
+	}
 	must(is_right(memory, 1) && is_right(memory, 2));
 	before = stub_registered();
 	ok(is_right(memory, 3) && stub_registered() == before + 1, "no region is reused");
@@ -87,6 +124,7 @@ int main(int argc, char **argv)
 	errno = 0;
 	ok(!reg(stub_pd(), memory, PAGE, LOCAL_AND_REMOTE) && errno == EFAULT,
 	   "memory that has become read-only: EFAULT, as the kernel says");
+says:
 	must(dup2(err, STDERR_FILENO) == STDERR_FILENO && pread(said, text, sizeof(text) - 1, 0) >= 0);
 	for (const char *at = text; (at = strstr(at, "regions are not reused")); at++)
 		count++;

@@ -17,9 +17,10 @@ pub use super::watch::number::Touching;
 use super::{Instance, ending, existing};
 use crate::sys::helper_thread;
 use crate::sys::pages::{PageRange, page_size};
-use crate::sys::symbols::{self, Scope};
+use crate::sys::symbols::{self, Library, Scope};
 use crate::sys::{clock, memory, signals, thread};
 use core::ffi::{c_int, c_void};
+use core::num::NonZeroUsize;
 use core::ptr::with_exposed_provenance;
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering::*};
 
@@ -86,7 +87,7 @@ fn pages(addr: usize, length: usize) -> PageRange {
 #[inline(always)]
 pub fn changing(addr: usize, length: usize) -> Changing {
     let Some(relaxed) = existing() else {
-        // The pool is about to start, and asks whether calls come here.
+        // The pool may be about to start, and ask whether calls come here.
         let _ = PROBE.compare_exchange(addr, SEEN, Relaxed, Relaxed);
         return Changing::NOTHING;
     };
@@ -296,6 +297,11 @@ pub fn are_in_place() -> bool {
     KNOWN.load(Relaxed) == IN_PLACE
 }
 
+/// The munmap to which calls of the program are bound.
+fn munmap_of_program() -> Option<NonZeroUsize> {
+    symbols::find(Scope::In(Library::program()?), c"munmap", None)
+}
+
 /// Whether the program's munmap is this library's.
 fn is_first() -> bool {
     let home = |address: *const c_void| {
@@ -306,7 +312,7 @@ fn is_first() -> bool {
         // wrote.
         unsafe { info.assume_init() }.dli_fbase
     };
-    let first = symbols::find(Scope::Program, c"munmap", None);
+    let first = munmap_of_program();
     let own = is_first as fn() -> bool as *const c_void;
     first.is_some_and(|first| home(with_exposed_provenance(first.get())) == home(own))
 }
@@ -315,7 +321,7 @@ fn is_first() -> bool {
 fn probe() -> bool {
     let page = page_size() as usize;
     let (Some(first), Some(memory)) = (
-        symbols::find(Scope::Program, c"munmap", None),
+        munmap_of_program(),
         helper_thread::map(page),
     ) else {
         return false;

@@ -59,6 +59,17 @@ impl Library {
         Library::open(file, libc::RTLD_NODELETE | only_loaded)
     }
 
+    /// The program, with the libraries that it was started with, in their order. `None` in another
+    /// namespace of the linker than the program's (dlmopen(3)).
+    ///
+    /// [`Scope::Program`] is the order in which this library's own references are bound, which
+    /// begins with this library if RTLD_DEEPBIND loaded it.
+    pub fn program() -> Option<Library> {
+        // SAFETY: no name stands for the program, which is always loaded.
+        let program = unsafe { libc::dlopen(core::ptr::null(), libc::RTLD_LAZY) };
+        (!program.is_null()).then_some(Library(program))
+    }
+
     /// Looks a symbol up in the library with that file name, if the library is loaded.
     pub fn find_in(file: &CStr, name: &CStr) -> Option<NonZeroUsize> {
         let library = Library::open(file, libc::RTLD_NOLOAD)?;
