@@ -11,11 +11,16 @@
  * proves nothing. With --expect-stale the library is told that the process has one thread, so that
  * the library does not fence; stale regions must then be seen.
  *
- * Usage: race [ROUNDS] [--remove] [--expect-stale]
+ * Usage: race [ROUNDS] [--remove] [--expect-stale] [--second-libc]
+ *
+ * --second-libc: the other thread is made by the C library of another namespace of the linker. The
+ * first one does not know of it, and still says that the process has one thread.
  *
  * --remove: the pages are dropped by MADV_DONTNEED, and registered all the while. The kernel's word of it comes before the pages go,
  * so a region made in between is one of pages that are going.
  */
+#include <dlfcn.h>
+#include <link.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
@@ -227,15 +232,28 @@ static bool used_again_later(void)
 	return hit;
 }
 
+static void *load_second_libc(void)
+{
+	void *libc = dlmopen(LM_ID_NEWLM, "libc.so.6", RTLD_NOW | RTLD_LOCAL);
+
+	must(libc);
+	/* To name the linker's variable makes a copy of it in this program, which stays 1. */
+	printf("# the program's copy says version %d\n", _r_debug.r_version);
+	return libc;
+}
+
 int main(int argc, char **argv)
 {
+	int (*create)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *) = pthread_create;
+	int (*join)(pthread_t, void **) = pthread_join;
+	bool expect_stale = false, second_libc = false;
 	struct timespec start, end;
-	bool expect_stale = false;
 	pthread_t thread;
 	const char *why;
 
 	for (int n = 1; n < argc; n++) {
 		expect_stale |= !strcmp(argv[n], "--expect-stale");
+		second_libc |= !strcmp(argv[n], "--second-libc");
 		by_madvise |= !strcmp(argv[n], "--remove");
 		if (argv[n][0] != '-')
 			rounds = atol(argv[n]);
@@ -256,14 +274,24 @@ int main(int argc, char **argv)
 	if (stats().bypassed_watch)
 		skip_all("userfaultfd is refused here: nothing is kept that could be stale");
 
-	must(pthread_create(&thread, NULL, dropper, NULL) == 0);
+	if (second_libc) {
+		void *libc = load_second_libc();
+
+		create = (int (*)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *))dlsym(libc, "pthread_create");
+		join = (int (*)(pthread_t, void **))dlsym(libc, "pthread_join");
+		must(create && join);
+	}
+	must(create(&thread, NULL, dropper, NULL) == 0);
 	/* pthread_create has set it to 0. */
-	__libc_single_threaded = expect_stale;
+	if (second_libc)
+		ok(__libc_single_threaded, "the first C library knows of one thread");
+	else
+		__libc_single_threaded = expect_stale;
 	clock_gettime(CLOCK_MONOTONIC, &start);
 	for (long round = 1; round <= rounds; round++)
 		race(round);
 	clock_gettime(CLOCK_MONOTONIC, &end);
-	must(pthread_join(thread, NULL) == 0);
+	must(join(thread, NULL) == 0);
 
 	printf("# %ld rounds in %ld s: %ld hits in the race, %ld stale, %ld by a key that was gone; %ld registered again "
 	       "after EAGAIN; %ld hits when all was quiet\n", rounds, (long)(end.tv_sec - start.tv_sec), hits, stale, dead,

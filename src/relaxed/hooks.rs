@@ -320,10 +320,7 @@ fn is_first() -> bool {
 /// Whether the program's munmap comes to this library.
 fn probe() -> bool {
     let page = page_size() as usize;
-    let (Some(first), Some(memory)) = (
-        munmap_of_program(),
-        helper_thread::map(page),
-    ) else {
+    let (Some(first), Some(memory)) = (munmap_of_program(), helper_thread::map(page)) else {
         return false;
     };
     let munmap = with_exposed_provenance::<c_void>(first.get());

@@ -403,9 +403,10 @@ impl Alone {
         if glibc_version()? < FIRST {
             return None;
         }
-        let find = |name| symbols::find(Scope::Program, name, None);
-        let single_threaded = find(c"__libc_single_threaded")?.get();
-        let version = find(c"_r_debug")?.get();
+        let single_threaded = symbols::find(Scope::Program, c"__libc_single_threaded", None)?.get();
+        // The linker writes its own `_r_debug` only. A program that names it has a copy of it, which
+        // stays as it was at the start. So the symbol is not looked for in the program.
+        let version = symbols::find(Scope::Next, c"_r_debug", None)?.get();
         Some(Alone {
             // SAFETY: the symbol is a `char` of the C library, which lives as long as the process.
             // Only the C library writes it.
