@@ -5,23 +5,25 @@
 use super::{Mr, pool_is_on, register_rarely, turn_pool_on};
 use crate::abi::rdma_core::ibv_mr;
 use crate::call::{Access, Error, How, Pd, Registered, Request};
-use crate::relaxed::{self, Miss, Unserved};
+use crate::relaxed::{self, Answer, Unserved};
 use crate::report::stats;
 
 /// Registers memory.
 #[inline(always)]
 pub fn register_relaxed(pd: Pd, request: &Request) -> Result<Registered, Error> {
-    match relaxed::hit(pd, request.addr.addr(), request.length, request.access) {
-        Ok(mr) => Ok(Registered::by(How::Hit, mr)),
-        Err(miss) => register_missed(pd, request, miss),
+    let addr = request.addr.addr();
+    let answer = relaxed::hit(pd, addr, request.length, request.access, false);
+    match answer.region() {
+        Some(mr) => Ok(Registered::by(How::Hit, mr)),
+        None => register_missed(pd, request, answer),
     }
 }
 
 /// Registers memory after a miss.
 #[cold]
-fn register_missed(pd: Pd, request: &Request, miss: Miss<()>) -> Result<Registered, Error> {
+fn register_missed(pd: Pd, request: &Request, answer: Answer) -> Result<Registered, Error> {
     turn_pool_on();
-    match relaxed::register(pd, request, miss, false) {
+    match relaxed::register(pd, request, answer, false) {
         Ok(registered) => Ok(registered),
         Err(Unserved::Because(reason)) => {
             stats::counters().count(reason);
@@ -35,7 +37,7 @@ fn register_missed(pd: Pd, request: &Request, miss: Miss<()>) -> Result<Register
 /// for a miss.
 #[inline(always)]
 pub fn hit_relaxed(pd: Pd, addr: usize, length: usize, access: Access) -> Option<*mut ibv_mr> {
-    relaxed::hit_here(pd, addr, length, access)
+    relaxed::hit(pd, addr, length, access, false).region()
 }
 
 /// Ends the caller's use of a region of the pool. Returns false if `mr` is no such region, or is

@@ -88,9 +88,10 @@ fn serve(
     if let Some(reason) = unserved(cache, request, entry, caller) {
         return Err(reason);
     }
-    let hit = relaxed::hit_alone(pd, request.addr.addr(), request.length, request.access);
-    let hit = hit.map(|mr| Registered::by(How::Hit, mr));
-    match hit.or_else(|miss| relaxed::register(pd, request, miss, true)) {
+    let addr = request.addr.addr();
+    let answer = relaxed::hit(pd, addr, request.length, request.access, true);
+    let hit = answer.region().map(|mr| Registered::by(How::Hit, mr));
+    match hit.map_or_else(|| relaxed::register(pd, request, answer, true), Ok) {
         Ok(registered) => {
             say_so(cache);
             stand_for(request, registered)

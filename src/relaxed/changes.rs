@@ -236,7 +236,7 @@ impl Changes {
 
     /// Notes the stack frame of the call that makes the change. `frame` is a word in that frame,
     /// which stays there and unchanged until the call returns.
-    pub fn is_made_in(&self, announced: &Announced, frame: &AtomicU64) {
+    pub fn is_made_in(&self, announced: &Announced, frame: &core::sync::atomic::AtomicU64) {
         if let Some(InPlace { number, word }) = announced.0 {
             frame.store(word, Relaxed);
             let address = (&raw const *frame).expose_provenance();

@@ -8,9 +8,10 @@
 //! again.
 
 use super::changes::{Change, Changes, Kind};
-use super::hit::{Miss, Steps, hit};
-use super::word::{Grant, Left, Word};
+use super::hit::{Miss, Steps, in_order};
+use super::word::{Grant, Left, Seen, Word};
 use crate::sys::pages::PageRange;
+use core::cell::Cell;
 use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use loom::sync::{Arc, Mutex};
 use loom::thread;
@@ -92,20 +93,11 @@ impl World {
         });
     }
 
-    fn take(&self) -> Option<Grant> {
-        let seen = self.word.load();
-        if seen.can_be_taken() {
-            self.word.take(seen)
-        } else {
-            None
-        }
-    }
-
     /// Registers as the program does: it must get no translation older than the memory that it saw
     /// mapped before.
     fn register(&self) -> Option<Grant> {
         let mapped = self.mapped.load(Acquire);
-        let got = hit(&self.changes, MEMORY, self);
+        let got = in_order(&self.changes, MEMORY, self);
         match got {
             Ok(grant) => {
                 assert_eq!(mapped, 0, "a stale translation");
@@ -145,7 +137,7 @@ impl Steps for &World {
     type Taken = Grant;
 
     fn take(&self) -> Option<Grant> {
-        World::take(self)
+        self.word.take_if(|_| true)
     }
 
     fn fence(&self) -> bool {
@@ -285,5 +277,44 @@ fn loom_kept_while_its_memory_changes() {
             !world.word.load().can_be_taken(),
             "linked before the change was over"
         );
+    });
+}
+
+/// A slot ends as one region and becomes another's, while other threads look at it.
+#[test]
+fn loom_a_slot_becomes_another_regions() {
+    const GENERATION: u64 = 2;
+    explore(None, || {
+        let slot = Arc::new((Word::new(), AtomicU64::new(1)));
+        let (word, field) = &*slot;
+        let keep = |word: &Word| {
+            word.make();
+            assert!(word.keep());
+            word.admit();
+            assert!(word.release(Grant::Own).is_some());
+        };
+        keep(word);
+        let other = slot.clone();
+        let making = thread::spawn(move || {
+            let (word, field) = &*other;
+            if word.claim() {
+                word.free();
+                word.before_fields();
+                field.store(GENERATION, Relaxed);
+                keep(word);
+            }
+        });
+        let seen = Cell::new(0_u64);
+        let serves = |now: Seen| {
+            seen.set(u64::from(now.generation()));
+            field.load(Relaxed) == GENERATION
+        };
+        if word.would_serve(serves) {
+            assert_eq!(seen.get(), GENERATION, "the fields of a later region");
+        }
+        if word.take_if(serves).is_some() {
+            assert_eq!(seen.get(), GENERATION, "the fields of a later region");
+        }
+        making.join().unwrap();
     });
 }

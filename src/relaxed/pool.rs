@@ -261,15 +261,8 @@ impl Pool {
     #[inline(always)]
     fn take_this(&self, id: Id, purpose: &Purpose) -> Option<(Id, Grant)> {
         let region = self.slots.get(id.0 as usize)?;
-        loop {
-            let seen = region.word.load();
-            if !seen.can_be_taken() || !purpose.may_share(seen) || !region.serves(purpose) {
-                return None;
-            }
-            if let Some(grant) = region.word.take(seen) {
-                return Some((id, grant));
-            }
-        }
+        let serves = |seen| purpose.may_share(seen) && region.serves(purpose);
+        Some((id, region.word.take_if(serves)?))
     }
 
     /// Finds a region that serves and could be taken now, without taking it. The caller knows that
@@ -278,9 +271,8 @@ impl Pool {
     pub fn find(&self, purpose: &Purpose) -> Option<Id> {
         self.table.find(purpose, |id| {
             let region = self.slots.get(id.0 as usize)?;
-            let seen = region.word.load();
-            let found = seen.can_be_taken() && region.serves(purpose) && region.word.load() == seen;
-            found.then_some(id)
+            let serves = |_| region.serves(purpose);
+            region.word.would_serve(serves).then_some(id)
         })
     }
 

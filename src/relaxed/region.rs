@@ -169,6 +169,7 @@ const LOCAL_WRITE: u32 = Access::LOCAL_WRITE.bits();
 impl PoolRegion {
     /// Prepares the slot for a region of this purpose.
     pub fn set(&self, purpose: &Purpose) {
+        self.word.before_fields();
         self.start.store(purpose.hull.start, Relaxed);
         self.pages.store(purpose.hull.pages() as u32, Relaxed);
         self.object[PD].store(purpose.pd, Relaxed);

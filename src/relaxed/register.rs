@@ -6,11 +6,11 @@ use super::changes::UnderWay;
 use super::cleaner::{is_remote, now_ms};
 use super::ending::{self, By};
 use super::flush::relieve;
-use super::hit::Miss;
 use super::pool::{Cause, Locked};
 use super::region::{Id, Purpose};
+use super::watch::Fence;
 use super::watch::Unwatched;
-use super::{Fence, Instance, start};
+use super::{Answer, Instance, start};
 use crate::call::{Access, Error, How, Pd, Registered, Request};
 use crate::config::{config, disabled};
 use crate::mr::Object;
@@ -83,13 +83,13 @@ pub enum Unserved {
     Failed(Error),
 }
 
-/// Registers memory after a miss. If `alone` is set, the caller does not share its region with
+/// Registers memory after a hit had this answer and no region. If `alone` is set, the caller does not share its region with
 /// another user.
 #[cold]
 pub fn register(
     pd: Pd,
     request: &Request,
-    miss: Miss<()>,
+    answer: Answer,
     alone: bool,
 ) -> Result<Registered, Unserved> {
     let hull = check(request).map_err(Unserved::Failed)?;
@@ -116,31 +116,29 @@ pub fn register(
         return because(counter!(bypassed_device));
     };
     let purpose = relaxed.purpose(pd, hull, request.access, alone);
-    let mut missed = miss;
+    let mut answer = answer;
     let mut looks = 0;
     let settled = loop {
-        match missed {
-            Miss::Unsettled(_) if !relaxed.settle(hull) => break false,
-            Miss::Unsettled(_) => {}
+        if answer.is_unsettled() {
+            if !relaxed.settle(hull) {
+                break false;
+            }
+        } else if looks == LOOKS {
             // A hit still finds nothing if another entry of the table has the same place, or if no
             // handle is left.
-            Miss::None if looks < LOOKS => match relaxed.look_closer(&purpose) {
+            break true;
+        } else {
+            match relaxed.look_closer(&purpose) {
                 Look::Again => looks += 1,
                 Look::Nothing => break true,
                 // Another region here would be as uncertain as the one that is there.
                 Look::Uncertain => return because(counter!(bypassed_busy)),
-            },
-            Miss::None => break true,
+            }
         }
         let addr = request.addr.addr();
-        let hit = if alone {
-            super::hit_alone(pd, addr, request.length, request.access)
-        } else {
-            super::hit(pd, addr, request.length, request.access)
-        };
-        match hit {
-            Ok(mr) => return Ok(Registered::by(How::Hit, mr)),
-            Err(miss) => missed = miss,
+        answer = super::hit(pd, addr, request.length, request.access, alone);
+        if let Some(mr) = answer.region() {
+            return Ok(Registered::by(How::Hit, mr));
         }
     };
     let object = relaxed.miss(&own, pd, request, &purpose, settled)?;

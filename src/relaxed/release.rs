@@ -11,7 +11,7 @@ use crate::mr::Mr;
 use crate::sys::thread;
 
 /// Ends one use of a region of the pool. Returns false if `mr` is no such region, or is not in use.
-/// (For the size of this result see `hit_inlined` in `mod.rs`.)
+/// (For the size of this result see `Answer` in `hit.rs`.)
 #[inline(always)]
 pub fn release(mr: Mr) -> bool {
     let Some(relaxed) = existing() else {

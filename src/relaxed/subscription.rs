@@ -313,7 +313,7 @@ impl Instance {
     fn is_valid(&self, purpose: &Purpose) -> bool {
         let mut settled = true;
         while !self.pool.subscriptions.has_lost() {
-            let found = hit::hit(&self.pool.changes, purpose.hull, Find(self, purpose));
+            let found = hit::in_order(&self.pool.changes, purpose.hull, Find(self, purpose));
             match found {
                 Ok(_) => return true,
                 Err(Miss::Unsettled(_)) if settled => {

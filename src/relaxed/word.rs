@@ -16,7 +16,7 @@
 //! that reads the slot's other fields and then changes the word by compare-and-swap knows, if the
 //! swap succeeds, that the fields it read were this region's.
 
-use super::sync::{AtomicU64, Ordering::*};
+use super::sync::{AtomicU64, Ordering::*, fence};
 
 /// How many registrations use the region.
 const USERS: u64 = (1 << 24) - 1;
@@ -181,9 +181,43 @@ impl Word {
         self.0.fetch_and(!NEW, SeqCst);
     }
 
-    /// Takes the region for one more user, if the word still is as seen.
+    /// Takes the region for one more user, if `serves` says so of the region that the word belongs
+    /// to. `serves` may read the slot's other fields. The compare-and-swap succeeds only if the word
+    /// is still the one that preceded these reads. Then the reads were this region's: whoever makes
+    /// the slot another region's writes the fields after it has read what this swap wrote.
     #[inline(always)]
-    pub fn take(&self, seen: Seen) -> Option<Grant> {
+    pub fn take_if(&self, serves: impl Fn(Seen) -> bool) -> Option<Grant> {
+        loop {
+            let seen = self.load();
+            if !seen.can_be_taken() || !serves(seen) {
+                return None;
+            }
+            if let Some(grant) = self.take(seen) {
+                return Some(grant);
+            }
+        }
+    }
+
+    /// Whether `serves` says so of a region that could be taken. Unlike [`Word::take_if`] this writes
+    /// nothing, so two fences order the reads: this one, and the one in [`Word::before_fields`].
+    #[inline(always)]
+    pub fn would_serve(&self, serves: impl Fn(Seen) -> bool) -> bool {
+        let seen = self.load();
+        if !seen.can_be_taken() || !serves(seen) {
+            return false;
+        }
+        fence(Acquire);
+        self.0.load(Relaxed) == seen.0
+    }
+
+    /// Precedes the maker's writes to the slot's other fields. A thread that reads one of them sees
+    /// that the word is no longer the earlier region's.
+    pub fn before_fields(&self) {
+        fence(Release);
+    }
+
+    #[inline(always)]
+    fn take(&self, seen: Seen) -> Option<Grant> {
         let taken = (seen.0 + 1) | OWN;
         self.change(seen.0, taken).ok()?;
         Some(if seen.0 & OWN == 0 {
