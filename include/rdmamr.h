@@ -106,7 +106,7 @@ struct rdmamr_stats {
         uint64_t flushed_linger;
         /**
          * Regions that the pool deregistered because memory was short: a registration had failed with
-         * ENOMEM, or the machine ran out of free memory.
+         * ENOMEM, or the machine ran out of free memory. A fork counts too: it would copy their pages.
          */
         uint64_t flushed_pressure;
         /**

@@ -115,6 +115,12 @@ impl Cleaner {
         self.dormant.load(SeqCst) != 0
     }
 
+    /// Whether no region is idle, as far as that is known without a look at the regions: the cleaner
+    /// is dormant, and no thread has left a region idle since.
+    pub fn nothing_is_idle(&self) -> bool {
+        self.signal.load(SeqCst) == 0 && self.is_dormant()
+    }
+
     /// A region became idle while the cleaner slept without a time limit.
     #[cold]
     pub fn idle(&self, region: &PoolRegion) {
@@ -180,12 +186,13 @@ extern "C" fn run(argument: *mut c_void) -> c_int {
     let mut busy = PATIENCE;
     let (mut awake, mut looked_at) = (None, None);
     loop {
-        cleaner.signal.store(0, SeqCst);
         // The clock has stood still, so the cleaner sets it first. A region that is released from
         // now on does not look as if it had been released long ago.
         let now = cleaner.set_clock();
         let awake_since = *awake.get_or_insert(now);
         cleaner.dormant.store(0, SeqCst);
+        // After `dormant`, for `nothing_is_idle`. All work is looked for after both.
+        cleaner.signal.store(0, SeqCst);
         if pool.changes.is_behind() {
             relaxed.apply(&relaxed.pool.lock(), By::Helper);
         }

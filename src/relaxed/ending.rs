@@ -5,7 +5,7 @@ use super::Instance;
 use super::cleaner::now_ms;
 use super::filter::CHUNK;
 use super::pool::{Cause, Heir, Locked, cause};
-use super::region::{Id, PoolRegion};
+use super::region::{Id, LEFT, PoolRegion};
 use super::watch::Unwatching;
 use crate::mr::bare::{Bare, Uverbs, UverbsOfHelper};
 use crate::report::stats::{Counter, counter};
@@ -52,18 +52,7 @@ fn described(region: &PoolRegion) -> Call {
 pub fn end(relaxed: &Instance, id: Id, by: By) -> Result<(), Errno> {
     let pool = relaxed.pool;
     let region = pool.region(id);
-    let bare = Bare {
-        device: region.device.load(Relaxed),
-        fd: region.fd.load(Relaxed),
-        handle: region.handle.load(Relaxed),
-    };
-    let result = match by {
-        // The kernel has ended the region with its file, or another process owns the region now.
-        _ if region.is_left() => Ok(()),
-        By::Program => bare.deregister(&Uverbs),
-        By::Helper => bare.deregister(&UverbsOfHelper),
-    };
-    if let Err(errno) = result {
+    if let Err(errno) = deregister(region, by) {
         region.refusals.fetch_add(1, Relaxed);
         region.released.store(relaxed.cleaner.now(), Relaxed);
         pool.lock().restore(id);
@@ -83,6 +72,34 @@ pub fn end(relaxed: &Instance, id: Id, by: By) -> Result<(), Errno> {
     counters.add(thread, counter!(hits), region.forget_hits());
     leave(relaxed, &locked, id, by);
     Ok(())
+}
+
+/// Has the kernel deregister a claimed region.
+fn deregister(region: &PoolRegion, by: By) -> Result<(), Errno> {
+    if region.is_left() {
+        // The kernel has ended the region, or another process owns the region now.
+        return Ok(());
+    }
+    let bare = Bare {
+        device: region.device.load(Relaxed),
+        fd: region.fd.load(Relaxed),
+        handle: region.handle.load(Relaxed),
+    };
+    match by {
+        By::Program => bare.deregister(&Uverbs),
+        By::Helper => bare.deregister(&UverbsOfHelper),
+    }
+}
+
+/// Has the kernel deregister a claimed region now, and leaves the rest to the next thread that ends
+/// the doomed regions.
+pub fn unpin(relaxed: &Instance, id: Id) {
+    let region = relaxed.pool.region(id);
+    // After an error, whoever ends the region meets the error anew.
+    if deregister(region, By::Helper).is_ok() {
+        region.fd.store(LEFT, Relaxed);
+    }
+    relaxed.pool.ends_later(id);
 }
 
 /// Frees the slot of a claimed region that the kernel has deregistered. Also stops watching the

@@ -6,7 +6,7 @@ use super::pool::{Batch, Cause};
 use super::region::{Id, PoolRegion};
 use super::{Instance, existing};
 use crate::call::{Error, Pd};
-use crate::sys::thread;
+use crate::sys::{signals, thread};
 use errno::Errno;
 
 /// Deregisters the released regions of a domain. When it returns, every region that was released
@@ -43,22 +43,61 @@ fn end_idle(
     of: &impl Fn(&PoolRegion) -> bool,
 ) -> (usize, Option<Errno>) {
     let (mut ended, mut refused) = (0, None);
+    each_idle(relaxed, cause, of, By::Program, |id| {
+        match ending::end(relaxed, id, By::Program) {
+            Ok(()) => ended += 1,
+            Err(errno) => refused = Some(errno),
+        }
+    });
+    (ended, refused)
+}
+
+/// Claims the idle regions for which `of` is true, and calls `each` for them.
+fn each_idle(
+    relaxed: &Instance,
+    cause: Cause,
+    of: &impl Fn(&PoolRegion) -> bool,
+    by: By,
+    mut each: impl FnMut(Id),
+) {
     let mut from = Some(Id(0));
     while let Some(start) = from {
         let mut batch = Batch::new();
         from = relaxed.pool.find_idle(start, &mut batch, of);
         let locked = relaxed.pool.lock();
-        relaxed.apply(&locked, By::Program);
+        relaxed.apply(&locked, by);
         locked.claim_those(&mut batch, cause, of);
         drop(locked);
-        for &id in batch.ids() {
-            match ending::end(relaxed, id, By::Program) {
-                Ok(()) => ended += 1,
-                Err(errno) => refused = Some(errno),
-            }
-        }
+        batch.ids().iter().copied().for_each(&mut each);
     }
-    (ended, refused)
+}
+
+/// This thread is about to fork: has the kernel deregister the idle regions, unless they are small
+/// together. The kernel would copy their pages for the child, which takes longer than to register
+/// them again, and takes memory.
+///
+/// This function runs like an interposed memory call (`hooks.rs`): fork handlers of the program may
+/// hold locks of its malloc. To stop watching the memory takes four times as long as to deregister
+/// it, and is left to the cleaner.
+pub fn before_fork(relaxed: &Instance) {
+    /// So much is copied in less time than the smallest fork takes.
+    const SMALL: u64 = 128 << 10;
+    if relaxed.cleaner.nothing_is_idle() || thread::is_inside() {
+        return;
+    }
+    let (_, bytes) = relaxed.pool.idle();
+    if bytes <= SMALL {
+        return;
+    }
+    let errno = errno::errno();
+    let signals = signals::block();
+    let inside = thread::enter();
+    each_idle(relaxed, Cause::Pressure, &|_| true, By::Helper, |id| {
+        ending::unpin(relaxed, id);
+    });
+    drop(inside);
+    signals::restore(signals);
+    errno::set_errno(errno);
 }
 
 /// The kernel is short of what regions hold: deregisters every idle region, and waits for those

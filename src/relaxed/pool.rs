@@ -504,6 +504,11 @@ impl Pool {
         self.waiting.fetch_sub(1, SeqCst);
     }
 
+    /// Queues a claimed region: the next thread to call [`Pool::next_doomed`] deregisters it.
+    pub fn ends_later(&self, id: Id) {
+        self.doomed.push(&*self.slots, id);
+    }
+
     /// Takes a claimed region off the list of those that wait. The caller must deregister it.
     pub fn next_doomed(&self) -> Option<Id> {
         self.doomed.pop(&*self.slots)
@@ -909,7 +914,7 @@ impl Locked<'_> {
     pub fn doom(&self, id: Id) -> bool {
         let claimed = self.claim(id);
         if claimed {
-            self.0.doomed.push(&*self.0.slots, id);
+            self.0.ends_later(id);
         }
         claimed
     }

@@ -307,8 +307,8 @@ impl PoolRegion {
         self.pd() == WATCHED_ONLY
     }
 
-    /// Whether the pool has abandoned the region to the kernel, for example because the program
-    /// closed the device while the region was in use.
+    /// Whether the kernel must not be asked to end the region: it has, or the pool has abandoned the
+    /// region, for example because the program closed the device while the region was in use.
     pub fn is_left(&self) -> bool {
         self.fd.load(Relaxed) == LEFT
     }

@@ -8,7 +8,7 @@ use super::limits::Limits;
 use super::lock::Lock;
 use super::pool::Pool;
 use super::watch::Watch;
-use super::{INSTANCE, Instance, existing, hooks};
+use super::{INSTANCE, Instance, existing, flush, hooks};
 use crate::config::config;
 use crate::report::stats;
 use crate::sys::proc;
@@ -22,6 +22,12 @@ static STARTING: PerProcess<Lock> = PerProcess::new();
 unsafe extern "C" fn forget() {
     STARTING.forget();
     INSTANCE.forget();
+}
+
+unsafe extern "C" fn before_fork() {
+    if let Some(relaxed) = existing() {
+        flush::before_fork(relaxed);
+    }
 }
 
 /// The addresses of the pool's objects, in this process or in the process that it was forked from:
@@ -81,6 +87,8 @@ pub fn current() -> Option<&'static Instance> {
     OBJECTS[0].store(objects.start, Relaxed);
     OBJECTS[1].store(objects.end, Relaxed);
     INSTANCE.publish(relaxed, forget);
+    // SAFETY: the handler is a function of this library, which is never unloaded.
+    unsafe { libc::pthread_atfork(Some(before_fork), None, None) };
     if hooks::KEYED.load(SeqCst) {
         pool.changes.distrust();
     }

@@ -59,7 +59,7 @@ pub struct rdmamr_stats {
     /// (RDMAMR_RELAXED_LINGER).
     pub flushed_linger: u64,
     /// Regions that the pool deregistered because memory was short: a registration had failed with
-    /// ENOMEM, or the machine ran out of free memory.
+    /// ENOMEM, or the machine ran out of free memory. A fork counts too: it would copy their pages.
     pub flushed_pressure: u64,
     /// Regions that the pool deregistered because the program changed their memory by a call that
     /// the library interposes (munmap and its kin).
