@@ -78,5 +78,5 @@ pub fn unregistering(argument: usize) -> Option<Changing> {
 /// Whether the memory calls of the process come to this library.
 pub fn are_in_place() -> bool {
     turn_pool_on();
-    hooks::are_in_place()
+    hooks::in_place::are_in_place()
 }

@@ -3,10 +3,10 @@
 
 use super::Instance;
 use super::cleaner::now_ms;
-use super::filter::CHUNK;
 use super::pool::{Cause, Heir, Locked, cause};
 use super::region::{Id, LEFT, PoolRegion};
 use super::watch::Unwatching;
+use super::watch::extent::CHUNK;
 use crate::mr::bare::{Bare, Uverbs, UverbsOfHelper};
 use crate::report::stats::{Counter, counter};
 use crate::sys::pages::PageRange;

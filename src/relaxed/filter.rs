@@ -3,12 +3,9 @@
 //! lie in this range? "No" is certain. The filter counts regions per 2 MiB of address space, and
 //! per 1 GiB for large ranges, hashed, and is read without a lock.
 
+use super::watch::extent::CHUNK;
 use crate::sys::pages::PageRange;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*, fence};
-
-/// The memory that one count covers. It is also the unit in which memory is watched: a huge page
-/// stays whole.
-pub const CHUNK: u64 = 2 << 20;
 
 const COUNTS: usize = if cfg!(test) { 64 } else { 1 << 16 };
 

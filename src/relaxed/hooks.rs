@@ -12,17 +12,13 @@
 //! that no signal handler leaves with the lock.
 
 use super::changes::{Announced, Change, Kind};
+pub use super::watch::in_place;
 use super::watch::number::NUMBER;
 pub use super::watch::number::Touching;
 use super::{Instance, ending, existing};
-use crate::sys::helper_thread;
-use crate::sys::pages::{PageRange, page_size};
-use crate::sys::symbols::{self, Library, Scope};
+use crate::sys::pages::PageRange;
 use crate::sys::{clock, memory, signals, thread};
-use core::ffi::{c_int, c_void};
-use core::num::NonZeroUsize;
-use core::ptr::with_exposed_provenance;
-use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering::*};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 
 /// A change that is about to be made. The change is over when this value is dropped.
 pub struct Changing(Option<UnderWay>);
@@ -88,7 +84,7 @@ fn pages(addr: usize, length: usize) -> PageRange {
 pub fn changing(addr: usize, length: usize) -> Changing {
     let Some(relaxed) = existing() else {
         // The pool may be about to start, and ask whether calls come here.
-        let _ = PROBE.compare_exchange(addr, SEEN, Relaxed, Relaxed);
+        in_place::call_came(addr);
         return Changing::NOTHING;
     };
     Changing(Some(begin(relaxed, pages(addr, length), Neighbours::Stay)))
@@ -273,64 +269,6 @@ pub fn keyed() {
 pub fn unwatch(addr: usize, length: usize) -> bool {
     let range = pages(addr, length);
     existing().is_some_and(|relaxed| end_touched(relaxed, range, Neighbours::Stay))
-}
-
-/// The address that [`are_in_place`] unmaps, and in its place [`SEEN`] once the call has come here.
-static PROBE: AtomicUsize = AtomicUsize::new(0);
-const SEEN: usize = 1;
-
-/// Whether the memory calls of the process come to this library. They do not if dlopen loaded the
-/// library. They do if the program's munmap is this library's, or another library's that calls this
-/// one's (AddressSanitizer's): the first call of this function finds that out by an munmap.
-pub fn are_in_place() -> bool {
-    static KNOWN: AtomicU8 = AtomicU8::new(0);
-    const IN_PLACE: u8 = 1;
-    const PASSED_BY: u8 = 2;
-    if KNOWN.load(Relaxed) == 0 && existing().is_none() {
-        let known = if is_first() || probe() {
-            IN_PLACE
-        } else {
-            PASSED_BY
-        };
-        KNOWN.store(known, Relaxed);
-    }
-    KNOWN.load(Relaxed) == IN_PLACE
-}
-
-/// The munmap to which calls of the program are bound.
-fn munmap_of_program() -> Option<NonZeroUsize> {
-    symbols::find(Scope::In(Library::program()?), c"munmap", None)
-}
-
-/// Whether the program's munmap is this library's.
-fn is_first() -> bool {
-    let home = |address: *const c_void| {
-        let mut info = core::mem::MaybeUninit::<libc::Dl_info>::zeroed();
-        // SAFETY: `info` is a local structure that the call may write.
-        unsafe { libc::dladdr(address, info.as_mut_ptr()) };
-        // SAFETY: `Dl_info` has only pointers: all zeros is a valid value, and so is what dladdr(3)
-        // wrote.
-        unsafe { info.assume_init() }.dli_fbase
-    };
-    let first = munmap_of_program();
-    let own = is_first as fn() -> bool as *const c_void;
-    first.is_some_and(|first| home(with_exposed_provenance(first.get())) == home(own))
-}
-
-/// Whether the program's munmap comes to this library.
-fn probe() -> bool {
-    let page = page_size() as usize;
-    let (Some(first), Some(memory)) = (munmap_of_program(), helper_thread::map(page)) else {
-        return false;
-    };
-    let munmap = with_exposed_provenance::<c_void>(first.get());
-    // SAFETY: the symbol is munmap(2), or a function that stands for it.
-    let munmap: unsafe extern "C" fn(*mut c_void, usize) -> c_int =
-        unsafe { core::mem::transmute(munmap) };
-    PROBE.store(memory.addr(), Relaxed);
-    // SAFETY: this function mapped the page, and nothing else uses it.
-    unsafe { munmap(memory, page) };
-    PROBE.swap(0, Relaxed) == SEEN
 }
 
 /// Whether the pool must hear of changes.

@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 /// Pages of the address space. They span several chunks of the filter, so that the filter has
 /// chunks to tell apart.
 const PAGES: u64 = 40;
-const STRIDE: u64 = super::filter::CHUNK / 4;
+const STRIDE: u64 = super::watch::extent::CHUNK / 4;
 
 fn address(page: u64) -> u64 {
     // Each group of eight pages is contiguous, for the sizes of a few pages; the groups lie chunks

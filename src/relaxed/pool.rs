@@ -50,7 +50,7 @@ use super::account::{Account, Amount};
 use super::admission::Foreign;
 use super::changes::{Change, Changes, Kind};
 use super::dropping::Dropping;
-use super::filter::{CHUNK, Filter};
+use super::filter::Filter;
 use super::index::Index;
 use super::large::Large;
 use super::list::List;
@@ -59,10 +59,11 @@ use super::region::{Id, Link, OBJECT_OFFSET, PoolRegion, Purpose};
 use super::subscriptions::Subscriptions;
 use super::table::Table;
 use super::watch::Unwatching;
+use super::watch::extent::CHUNK;
 use super::word::{Grant, Left};
 use crate::sys::futex;
 use crate::sys::pages::{PageRange, page_size};
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering::*};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
 use core::time::Duration;
 
 /// The largest number of slots: regions and further handles.
@@ -135,8 +136,6 @@ pub struct Pool {
     claims: AtomicU64,
     /// Regions that are claimed and not yet ended.
     ending: AtomicU32,
-    /// The file descriptor of userfaultfd.
-    pub userfaultfd: AtomicI32,
     /// A futex: it grows whenever a region has ended while a thread waits.
     ended: AtomicU32,
     /// Threads that wait on `ended`.

@@ -71,7 +71,7 @@ pub fn current() -> Option<&'static Instance> {
     )));
     let relaxed = Instance {
         pool,
-        watch: Watch::start(pool),
+        watch: Watch::start(&pool.changes),
         admission: Admission::default(),
         cleaner,
         counters: stats::counters(),

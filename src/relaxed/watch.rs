@@ -42,15 +42,14 @@
 //! region whose pages were lately reported as dropped (`dropping.rs`). That is a bound in time and
 //! not a proof, and docs/limits.md says so.
 
-mod extent;
+pub mod extent;
 mod gate;
+pub mod in_place;
 mod monitor;
 pub mod number;
 pub(super) mod userfaultfd;
 
 use super::changes::Changes;
-use super::hooks;
-use super::pool::Pool;
 use crate::report::log::{self, Level};
 use crate::sys::clock;
 use crate::sys::pages::PageRange;
@@ -66,7 +65,7 @@ use userfaultfd::{NO_WRITE_PROTECTION, Userfaultfd};
 
 /// The watch of a process.
 pub struct Watch {
-    pool: &'static Pool,
+    changes: &'static Changes,
     /// When an attempt to start the watch may be made, in ns of the monotonic clock.
     attempt: AtomicU64,
     /// Whether the kernel keeps one file of userfaultfd from unregistering memory that another file
@@ -177,9 +176,9 @@ impl Failure {
 impl Watch {
     /// Opens userfaultfd and starts the monitor for the pool. If something is short, a later miss
     /// tries again.
-    pub fn start(pool: &'static Pool) -> Watch {
+    pub fn start(changes: &'static Changes) -> Watch {
         let watch = Watch {
-            pool,
+            changes,
             attempt: AtomicU64::new(0),
             keeps_apart: AtomicBool::new(false),
             lost: AtomicBool::new(false),
@@ -203,10 +202,10 @@ impl Watch {
         if now < due || !takes(due) {
             return;
         }
-        let passed_by = || (!hooks::are_in_place()).then_some(Failure::PassedBy);
+        let passed_by = || (!in_place::are_in_place()).then_some(Failure::PassedBy);
         let opened = || Userfaultfd::open().map_err(Failure::File);
         let started = passed_by().map_or_else(opened, Err).and_then(|file| {
-            monitor::start(file, self.pool).map_err(|errno| {
+            monitor::start(file, self.changes).map_err(|errno| {
                 file.close();
                 Failure::Thread(errno)
             })?;

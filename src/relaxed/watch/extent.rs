@@ -5,9 +5,12 @@
 //! mapping may fill the gap. This library has not registered such a mapping, and another
 //! userfaultfd of the process may register it.
 
-use super::super::filter::CHUNK;
 use crate::sys::pages::{PageRange, page_size};
 use errno::{errno, set_errno};
+
+/// The unit in which memory is watched: a huge page stays whole. The pool counts its regions by the
+/// same unit.
+pub const CHUNK: u64 = 2 << 20;
 
 /// Returns the pages of a region, extended to its 2 MiB chunks as far as memory is mapped without a
 /// gap.

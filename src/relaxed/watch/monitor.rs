@@ -9,26 +9,28 @@
 //! from the copy to the close. (unshare(2) would do as well, but container runtimes refuse it.)
 
 use super::super::changes::{Change, Changes, Kind};
-use super::super::pool::Pool;
 use super::gate::GATE;
 use super::userfaultfd::{Message, Report, Userfaultfd};
 use crate::sys::futex;
 use crate::sys::helper_thread;
 use crate::sys::pages::PageRange;
 use core::ffi::{c_int, c_void};
-use core::sync::atomic::{AtomicU32, Ordering::*};
+use core::sync::atomic::{AtomicI32, AtomicU32, Ordering::*};
 use core::time::Duration;
 use errno::Errno;
+
+/// The monitor's number of its file.
+static FILE: AtomicI32 = AtomicI32::new(-1);
 
 /// Not 0 once the monitor has a table of descriptors with its file alone.
 static READY: AtomicU32 = AtomicU32::new(0);
 
 /// Starts the monitor, and waits until it is ready. An error is the kernel's, which gives it no
 /// thread.
-pub fn start(file: Userfaultfd, pool: &'static Pool) -> Result<(), Errno> {
-    pool.userfaultfd.store(file.fd(), Relaxed);
-    let argument: *const Pool = pool;
-    // SAFETY: `run` keeps to the rules of `helper_thread.rs`, and a pool is never freed.
+pub fn start(file: Userfaultfd, changes: &'static Changes) -> Result<(), Errno> {
+    FILE.store(file.fd(), Relaxed);
+    let argument: *const Changes = changes;
+    // SAFETY: `run` keeps to the rules of `helper_thread.rs`, and the log is never freed.
     if !unsafe { helper_thread::start_apart(run, argument.cast_mut().cast()) } {
         return Err(errno::errno());
     }
@@ -50,14 +52,13 @@ pub fn is_ready() -> bool {
 }
 
 extern "C" fn run(argument: *mut c_void) -> c_int {
-    // SAFETY: `start` passed a `&'static Pool`, and a pool is never freed.
-    let pool = unsafe { &*argument.cast::<Pool>() };
-    let file = Userfaultfd::of_fd(pool.userfaultfd.load(Relaxed));
+    // SAFETY: `start` passed a `&'static Changes`, and the log is never freed.
+    let changes = unsafe { &*argument.cast::<Changes>() };
+    let file = Userfaultfd::of_fd(FILE.load(Relaxed));
     helper_thread::set_name(c"rdmamr-monitor");
     file.close_others();
     READY.store(1, Release);
     futex::wake(&READY, i32::MAX);
-    let changes = &pool.changes;
     let mut messages = [Message::default(); 32];
     let mut lost = false;
     loop {
