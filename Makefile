@@ -71,6 +71,7 @@ flags_thread       := -fsanitize=thread
 flags_linked_alone := -DALONE
 # Its calls are weak, and libibverbs is to be loaded all the same.
 inputs_stub         = $(built)/lib/stub_device.o -Wl,--no-as-needed -libverbs
+inputs_fuzz         = $(addprefix $(built)/lib/,stub_device.o steps.o calls.o look.o regions.o)
 inputs_exported    := $(built)/lib/cached.o
 inputs_plugin      := $(built)/lib/cached.o
 inputs_address     := $(so)
@@ -79,6 +80,7 @@ inputs_linked      := $(so)
 inputs_linked_alone := $(so)
 with = $(filter $(addprefix $(built)/,$(foreach name,$(patsubst $(built)/%,%,$(tests)),$(if $(filter $(1),$(build_$(name))),$(name)))),$(tests))
 $(call with,stub): $(built)/lib/stub_device.o
+$(call with,fuzz): $(inputs_fuzz)
 $(call with,exported plugin): $(built)/lib/cached.o
 $(call with,address thread linked linked_alone): $(so)
 
@@ -86,7 +88,7 @@ $(call with,address thread linked linked_alone): $(so)
 # ibv_alloc_pd, so a word of BUILD names them.
 objects := $(patsubst ctests/lib/%.c,$(built)/lib/%.o,$(wildcard ctests/lib/*.c))
 compile  = $(CC) -std=gnu11 -D_GNU_SOURCE -Wall -Wextra -Werror -Iinclude -MMD -MP -MF $(built)/lib/$(@F).d $(CFLAGS)
-vpath %.c ctests/lib ctests/relaxed ctests/monitor
+vpath %.c ctests/lib ctests/relaxed ctests/monitor ctests/fuzz
 $(built)/lib/%.o: %.c Makefile
 	@mkdir -p $(@D)
 	$(compile) -fPIC -c $< -o $@
@@ -145,9 +147,10 @@ house: ## print which room of src/ uses which
 	@python3 -B ctests/host/house.py --draw
 
 DURATION ?= 600
-soak: all ctests ## run random relaxed registrations, unmaps, forks and traffic for DURATION seconds (600), and a long race
+soak: all ctests ## run random relaxed registrations, unmaps, forks and traffic for DURATION seconds (600), a long race, and a million steps of the fuzzer
 	vm/run -t $$(($(DURATION) + 120)) -- env LD_PRELOAD=$(abspath $(so)) CHECK_DEVICE=rxe0 CHECK_ADDRESS=10.77.0.1 $(built)/soak $(DURATION)
 	LD_PRELOAD=$(abspath $(so)) $(built)/race 1000000
+	LD_PRELOAD=$(abspath $(so)) $(built)/fuzz_memory 1000000
 
 vm: ## run CMD='...' in the soft-RoCE machine, with KERNEL=6.1 (default) or 6.12
 	@vm/run -- sh -c '$(subst ','\'',$(value CMD))'

@@ -146,6 +146,11 @@ static int register_memory(const struct ib_uverbs_ioctl_hdr *header)
 		return fail(err);
 	if (command.pd_handle != pds[0].handle && command.pd_handle != pds[1].handle)
 		return fail(ENOENT);
+	/* As the kernel: uverbs knows no such rights, and ib_umem_get no such memory. */
+	if (command.length == 0 || command.start + command.length < command.start ||
+	    ((command.access_flags & (IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC)) &&
+	     !(command.access_flags & IBV_ACCESS_LOCAL_WRITE)))
+		return fail(EINVAL);
 	for (uint32_t tries = 0; tries < usable_slots; tries++) {
 		uint32_t slot = atomic_fetch_add_explicit(&next_slot, 1, memory_order_relaxed) % usable_slots;
 		uint32_t word = atomic_load_explicit(&slots[slot], memory_order_relaxed);
@@ -331,17 +336,74 @@ struct ibv_pd *stub_other_pd(void)
 	return &pds[1];
 }
 
-/* Reads the pipe's content into the buffer of that slot: all of it, or an error. */
-static int read_fixed(uint32_t slot, unsigned char *to, unsigned int length)
+struct ibv_mr *stub_register(struct ibv_pd *pd, void *addr, size_t length, int access)
+{
+	struct ib_uverbs_reg_mr command = {
+		.start = (uintptr_t)addr,
+		.length = length,
+		.hca_va = (uintptr_t)addr,
+		.pd_handle = pd->handle,
+		.access_flags = (uint32_t)access,
+	};
+	struct ib_uverbs_reg_mr_resp answer = { 0 };
+	struct {
+		struct ib_uverbs_ioctl_hdr header;
+		struct ib_uverbs_attr attrs[2];
+	} bundle = {
+		.header = { .num_attrs = 2 },
+		.attrs = {
+			{ .attr_id = UVERBS_ATTR_CORE_IN, .len = sizeof(command), .data = (uintptr_t)&command },
+			{ .attr_id = UVERBS_ATTR_CORE_OUT, .len = sizeof(answer), .data = (uintptr_t)&answer },
+		},
+	};
+	struct ibv_mr *mr = malloc(sizeof(*mr));
+
+	if (!mr || register_memory(&bundle.header)) {
+		free(mr);
+		return NULL;
+	}
+	*mr = (struct ibv_mr){
+		.context = pd->context,
+		.pd = pd,
+		.addr = addr,
+		.length = length,
+		.handle = answer.mr_handle,
+		.lkey = answer.lkey,
+		.rkey = answer.rkey,
+	};
+	return mr;
+}
+
+int stub_deregister(struct ibv_mr *mr)
+{
+	struct {
+		struct ib_uverbs_ioctl_hdr header;
+		struct ib_uverbs_attr attrs[1];
+	} bundle = {
+		.header = { .num_attrs = 1 },
+		.attrs = { { .attr_id = UVERBS_ATTR_DESTROY_MR_HANDLE, .data = mr->handle } },
+	};
+
+	if (destroy(&bundle.header))
+		return errno;
+	free(mr);
+	return 0;
+}
+
+/*
+ * Reads the pipe's content into the buffer of that slot, or writes the buffer's content to the
+ * pipe: all of it, or an error.
+ */
+static int transfer(int opcode, uint32_t slot, unsigned char *at, unsigned int length)
 {
 	unsigned int tail = *ring.tail, head = *ring.cq_head;
 	struct io_uring_sqe *sqe = &ring.sqes[tail & ring.mask];
 	int result;
 
 	*sqe = (struct io_uring_sqe){
-		.opcode = IORING_OP_READ_FIXED,
-		.fd = ring.pipe[0],
-		.addr = (uintptr_t)to,
+		.opcode = (uint8_t)opcode,
+		.fd = ring.pipe[opcode == IORING_OP_WRITE_FIXED],
+		.addr = (uintptr_t)at,
 		.len = length,
 		.buf_index = (uint16_t)slot,
 	};
@@ -359,25 +421,83 @@ static int read_fixed(uint32_t slot, unsigned char *to, unsigned int length)
 	return result < 0 ? -result : result == (int)length ? 0 : EIO;
 }
 
-int stub_write(const struct ibv_mr *mr, unsigned char value)
+/* The slot of a region by its lkey; -1 with an errno if the device does not know it. */
+static long slot_of(const struct ibv_mr *mr)
 {
 	uint32_t slot = mr->lkey >> GENERATION_BITS, word = slot < usable_slots ? slots[slot] : 0;
-	int err = 0;
 
 	if (ring.fd < 0 || ring.parts)
-		return EOPNOTSUPP;
+		return fail(EOPNOTSUPP);
 	if ((word & 3) != LIVE || key_of(slot, word) != mr->lkey)
-		return EKEYREJECTED;
+		return fail(EKEYREJECTED);
+	return slot;
+}
+
+/* After an error what was written stays in the pipe. */
+static void empty_pipe(void)
+{
+	while (read(ring.pipe[0], ring.pattern, PATTERN) > 0)
+		;
+}
+
+static int put(uint32_t slot, unsigned char *to, size_t length)
+{
+	int err = write(ring.pipe[1], ring.pattern, length) != (ssize_t)length ?
+		  EIO : transfer(IORING_OP_READ_FIXED, slot, to, (unsigned int)length);
+
+	if (err)
+		empty_pipe();
+	return err;
+}
+
+int stub_write(const struct ibv_mr *mr, unsigned char value)
+{
+	long slot = slot_of(mr);
+	int err = 0;
+
+	if (slot < 0)
+		return errno;
 	pthread_mutex_lock(&ring.lock);
 	memset(ring.pattern, value, mr->length < PATTERN ? mr->length : PATTERN);
 	for (size_t done = 0, now; done < mr->length && !err; done += now) {
 		now = mr->length - done < PATTERN ? mr->length - done : PATTERN;
-		err = write(ring.pipe[1], ring.pattern, now) != (ssize_t)now ?
-		      EIO : read_fixed(slot, (unsigned char *)mr->addr + done, (unsigned int)now);
-		if (err) /* what was written stays in the pipe */
-			while (read(ring.pipe[0], ring.pattern, PATTERN) > 0)
-				;
+		err = put((uint32_t)slot, (unsigned char *)mr->addr + done, now);
 	}
+	pthread_mutex_unlock(&ring.lock);
+	return err;
+}
+
+int stub_put(const struct ibv_mr *mr, size_t at, const void *from, size_t length)
+{
+	long slot = slot_of(mr);
+	int err;
+
+	if (slot < 0)
+		return errno;
+	if (length > PATTERN)
+		return EMSGSIZE;
+	pthread_mutex_lock(&ring.lock);
+	memcpy(ring.pattern, from, length);
+	err = put((uint32_t)slot, (unsigned char *)mr->addr + at, length);
+	pthread_mutex_unlock(&ring.lock);
+	return err;
+}
+
+int stub_get(const struct ibv_mr *mr, size_t at, void *to, size_t length)
+{
+	long slot = slot_of(mr);
+	int err;
+
+	if (slot < 0)
+		return errno;
+	if (length > PATTERN)
+		return EMSGSIZE;
+	pthread_mutex_lock(&ring.lock);
+	err = transfer(IORING_OP_WRITE_FIXED, (uint32_t)slot, (unsigned char *)mr->addr + at, (unsigned int)length);
+	if (!err && read(ring.pipe[0], to, length) != (ssize_t)length)
+		err = EIO;
+	if (err)
+		empty_pipe();
 	pthread_mutex_unlock(&ring.lock);
 	return err;
 }

@@ -57,6 +57,17 @@ bool stub_lands(const struct ibv_mr *mr);
 enum stub_call { STUB_REGISTER, STUB_DEREGISTER };
 void stub_fail(enum stub_call call, int err, long times);
 
+/*
+ * The device writes to a part of the region, or reads it: at most 32 KiB, from the offset `at` on.
+ * 0, or an errno as above.
+ */
+int stub_put(const struct ibv_mr *mr, size_t at, const void *from, size_t length);
+int stub_get(const struct ibv_mr *mr, size_t at, void *to, size_t length);
+
+/* ibv_reg_mr and ibv_dereg_mr of the device alone, for a run without the library. */
+struct ibv_mr *stub_register(struct ibv_pd *pd, void *addr, size_t length, int access);
+int stub_deregister(struct ibv_mr *mr);
+
 /* How often the device was asked to register memory, and to deregister it, successfully. */
 long stub_registered(void);
 long stub_deregistered(void);

@@ -1,0 +1,401 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * Nothing that a program can see of its memory changes under the pool: random sequences of memory
+ * calls, by the C library and bare, with registrations between, run without the library and with
+ * it (RDMAMR_CACHE=all and =local). After each step both write what the call answered and what the
+ * process sees of its memory: contents, faults, mappings. The logs must be equal. After each
+ * registration the device reads and writes by the region, so that a stale one is seen too.
+ *
+ * Usage: fuzz_memory [STEPS]: sequences of so many steps in sum. The seeds are 1, 2, 3, ... FIXED_SEEDS,
+ * so that a check of the same source does the same each time: a difference that a new seed finds
+ * would hit somebody who has changed something else. Steps beyond those are of new seeds.
+ *
+ * The first difference is printed with the shortest sequence found that shows it, and with the
+ * settings that repeat it: CHECK_SEED=N for one seed, CHECK_STEPS=N for the length of a sequence,
+ * CHECK_KEEP=N,N,... for only these of its steps, CHECK_CACHE=all or =local. CHECK_LATER=1 draws
+ * the calls too that are not drawn yet (kinds in calls.c). CHECK_GUARD=N is how many seconds a run
+ * may take.
+ *
+ * The device is CHECK_DEVICE, or the stand-in, whose pins are real (stub_device.h).
+ */
+#include "fuzz.h"
+#include <pthread.h>
+#include <semaphore.h>
+#include <sys/mman.h>
+#include <sys/personality.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { LONGEST = 2000, LOG_FD = 90, NO_DEVICE = 77, FIXED_SEEDS = 160 };
+
+/* What a run is told. */
+struct order {
+	uint64_t seed;
+	int count;
+	bool keep[LONGEST];
+	int show; /* the step of which everything is written; 0 for none */
+};
+
+/* --- A run: the program that is started without and with the library. */
+
+static struct {
+	pthread_t thread;
+	bool is_there;
+	sem_t go, done;
+	const struct step *step;
+} second;
+
+static void *second_thread(void *argument)
+{
+	while (!sem_wait(&second.go)) {
+		run_step(second.step);
+		sem_post(&second.done);
+	}
+	return argument;
+}
+
+/* A second thread takes steps in turn with the first, so that the order is the same in each run. */
+static void take(const struct step *step, bool with_thread)
+{
+	if (!step->thread || !with_thread) {
+		run_step(step);
+		return;
+	}
+	if (!second.is_there) {
+		must(sem_init(&second.go, 0, 0) == 0 && sem_init(&second.done, 0, 0) == 0);
+		must(pthread_create(&second.thread, NULL, second_thread, NULL) == 0);
+		second.is_there = true;
+	}
+	second.step = step;
+	sem_post(&second.go);
+	while (sem_wait(&second.done))
+		;
+}
+
+/* Waits until the first thread has ended, so that what comes is the same in each run. */
+static void wait_for_first(void)
+{
+	char path[64], text[512], state = 0;
+
+	snprintf(path, sizeof(path), "/proc/self/task/%d/stat", (int)getpid());
+	while (state != 'Z') {
+		FILE *file = fopen(path, "r");
+
+		must(file && fgets(text, sizeof(text), file) && strrchr(text, ')'));
+		state = strrchr(text, ')')[2];
+		fclose(file);
+		usleep(100);
+	}
+}
+
+static void *run(void *argument)
+{
+	static struct step steps[LONGEST];
+	const struct order *order = argument;
+	struct draw from = { order->seed };
+	bool with_thread = below(&from, 3) > 0;
+	int every = below(&from, 2) ? 1 : 5;
+
+	calm_sequence = below(&from, 3) > 0;
+	draw_steps(order->seed, steps, order->count);
+	look_open(LOG_FD);
+	regions_open();
+	calls_open();
+	for (int n = 0; n < order->count; n++) {
+		bool shown = order->show == n + 1, flags = n % 64 == 63 || shown;
+
+		if (!order->keep[n])
+			continue;
+		step_number = n + 1;
+		take(&steps[n], with_thread);
+		if (n % every == 0 || shown)
+			note(" | pages %016llx", (unsigned long long)look_pages(false));
+		if (n % 4 == 3 || shown)
+			note(" mappings %016llx", (unsigned long long)look_mappings(false, false));
+		if (flags)
+			note(" flags %016llx", (unsigned long long)look_mappings(true, false));
+		note_end();
+		if (shown) {
+			look_pages(true);
+			look_mappings(true, true);
+		}
+	}
+	regions_close();
+	note("the end");
+	note_end();
+	exit(0);
+}
+
+static void *run_alone(void *argument)
+{
+	wait_for_first();
+	return run(argument);
+}
+
+static int run_order(struct order *order)
+{
+	const char *guard = getenv("CHECK_GUARD");
+	struct draw from = { order->seed + 1 };
+	pthread_t thread;
+
+	/* A guard against calls that never return, far above the time of any sequence. */
+	alarm(guard ? (unsigned int)atoi(guard) : 120);
+	if (below(&from, 6)) {
+		run(order);
+	} else { /* the first thread ends by itself */
+		must(pthread_create(&thread, NULL, run_alone, order) == 0);
+		pthread_exit(NULL);
+	}
+	return 1;
+}
+
+static void read_order(char **argv, struct order *order)
+{
+	order->seed = strtoull(argv[2], NULL, 0);
+	order->count = atoi(argv[3]);
+	order->show = atoi(argv[4]);
+	for (int n = 0; n < order->count; n++)
+		order->keep[n] = argv[5][n] == '1';
+}
+
+/* --- The comparison. */
+
+struct log {
+	char *text;
+	int status;
+};
+static const char *preload;
+
+static pid_t start(const struct order *order, const char *cache, int log)
+{
+	char seed[24], count[12], show[12], keep[LONGEST + 1];
+	pid_t pid;
+
+	snprintf(seed, sizeof(seed), "%llu", (unsigned long long)order->seed);
+	snprintf(count, sizeof(count), "%d", order->count);
+	snprintf(show, sizeof(show), "%d", order->show);
+	for (int n = 0; n < order->count; n++)
+		keep[n] = order->keep[n] ? '1' : '0';
+	keep[order->count] = 0;
+	fflush(stdout);
+	pid = fork();
+	must(pid >= 0);
+	if (pid)
+		return pid;
+	must(dup2(log, LOG_FD) == LOG_FD);
+	if (cache) {
+		setenv("LD_PRELOAD", preload, 1);
+		setenv("RDMAMR_CACHE", cache, 1);
+		setenv("RDMAMR_RELAXED_LINGER", "1000000", 1);
+	} else {
+		unsetenv("LD_PRELOAD");
+	}
+	personality(ADDR_NO_RANDOMIZE);
+	execl("/proc/self/exe", "fuzz_memory", "--run", seed, count, show, keep, NULL);
+	must(!"execl");
+	return -1;
+}
+
+static struct log log_of(int fd, pid_t pid)
+{
+	struct log log;
+	off_t length;
+
+	must(waitpid(pid, &log.status, 0) == pid);
+	length = lseek(fd, 0, SEEK_END);
+	log.text = malloc((size_t)length + 64);
+	must(log.text && pread(fd, log.text, (size_t)length, 0) == length);
+	sprintf(log.text + length, "exit status %#x\n", (unsigned int)log.status);
+	close(fd);
+	return log;
+}
+
+/* A difference: the lines of both runs. */
+struct difference {
+	char without[1 << 13], with[1 << 13];
+	int step;
+};
+
+/* What the runs with the library report of the pool. */
+static unsigned long long hits, withdrawn;
+
+/* The next line that is compared. */
+static char *next_line(char **at)
+{
+	char *line;
+
+	do
+		line = strsep(at, "\n");
+	while (line && *line == '#');
+	return line ? line : "";
+}
+
+static void count_hits(const char *text)
+{
+	unsigned long long more[4];
+
+	text = strstr(text, "# hits");
+	if (text && sscanf(text, "# hits %llu misses %llu bypassed %llu withdrawn %llu", &more[0], &more[1], &more[2],
+			   &more[3]) == 4) {
+		hits += more[0];
+		withdrawn += more[3];
+	}
+}
+
+/* Runs the sequence without and with the library. Whether the logs differ. */
+static bool differs(const struct order *order, const char *cache, struct difference *difference, bool print)
+{
+	int fds[2] = { memfd_create("log", MFD_CLOEXEC), memfd_create("log", MFD_CLOEXEC) };
+	pid_t pids[2];
+	struct log logs[2];
+	char *at[2], *lines[2];
+	bool different = false;
+
+	must(fds[0] >= 0 && fds[1] >= 0);
+	for (int n = 0; n < 2; n++)
+		pids[n] = start(order, n ? cache : NULL, fds[n]);
+	for (int n = 0; n < 2; n++)
+		logs[n] = log_of(fds[n], pids[n]);
+	if (WIFEXITED(logs[0].status) && WEXITSTATUS(logs[0].status) == NO_DEVICE)
+		skip_all("the kernel refuses io_uring, by which the device of this test pins memory");
+	count_hits(logs[1].text);
+	at[0] = logs[0].text;
+	at[1] = logs[1].text;
+	while (!different && (at[0] || at[1])) {
+		for (int n = 0; n < 2; n++)
+			lines[n] = next_line(&at[n]);
+		if (print && strncmp(lines[0], "  ", 2))
+			printf("#   %s\n", lines[0]);
+		different = strcmp(lines[0], lines[1]);
+	}
+	if (different) {
+		snprintf(difference->without, sizeof(difference->without), "%s", lines[0]);
+		snprintf(difference->with, sizeof(difference->with), "%s", lines[1]);
+		difference->step = atoi(lines[0]);
+	}
+	/* The lines that follow a step that is shown. */
+	for (int shown = 0; print && different && shown < 400; shown++) {
+		for (int n = 0; n < 2; n++)
+			lines[n] = next_line(&at[n]);
+		if (strncmp(lines[0], "  ", 2) || strncmp(lines[1], "  ", 2))
+			break;
+		if (strcmp(lines[0], lines[1]))
+			printf("#   without:%s\n#   with:   %s\n", lines[0], lines[1]);
+	}
+	free(logs[0].text);
+	free(logs[1].text);
+	return different;
+}
+
+/* Whether two differences are of one kind: the same call, and a stale region or none. */
+static bool alike(const struct difference *one, const struct difference *two, const struct step *steps)
+{
+	if (!strstr(one->with, "STALE") != !strstr(two->with, "STALE") || !one->step != !two->step)
+		return false;
+	return !one->step || steps[one->step - 1].kind == steps[two->step - 1].kind;
+}
+
+/* Leaves out steps while the difference stays. */
+static void shorten(struct order *order, const char *cache, struct difference *difference)
+{
+	static struct step steps[LONGEST];
+	static struct difference now;
+	/* A run that hangs takes as long as its guard. */
+	int most = strstr(difference->with, "exit status 0xe") ? 30 : 600, tries = 0;
+
+	draw_steps(order->seed, steps, order->count);
+	for (int n = difference->step; difference->step && n < order->count; n++)
+		order->keep[n] = false;
+	for (int size = order->count / 2; size > 0 && tries < most; size /= 2) {
+		for (int from = 0; from < order->count && tries < most; from += size) {
+			struct order fewer = *order;
+			bool any = false;
+
+			for (int n = from; n < from + size && n < order->count; n++) {
+				any |= fewer.keep[n];
+				fewer.keep[n] = false;
+			}
+			if (!any)
+				continue;
+			tries++;
+			if (differs(&fewer, cache, &now, false) && alike(&now, difference, steps)) {
+				*order = fewer;
+				*difference = now;
+			}
+		}
+	}
+}
+
+static void show(struct order *order, const char *cache, struct difference *difference)
+{
+	int steps = 0;
+
+	printf("# seed %llu, RDMAMR_CACHE=%s: the first difference\n#   without: %s\n#   with:    %s\n",
+	       (unsigned long long)order->seed, cache, difference->without, difference->with);
+	fflush(stdout);
+	shorten(order, cache, difference);
+	order->show = difference->step;
+	printf("# the shortest sequence found:\n");
+	if (!differs(order, cache, difference, true))
+		printf("#   (it does not differ each time)\n");
+	printf("#   without: %s\n#   with:    %s\n# to repeat it: CHECK_SEED=%llu CHECK_STEPS=%d CHECK_CACHE=%s CHECK_KEEP=",
+	       difference->without, difference->with, (unsigned long long)order->seed, order->count, cache);
+	for (int n = 0; n < order->count; n++)
+		if (order->keep[n])
+			printf("%s%d", steps++ ? "," : "", n + 1);
+	printf(" LD_PRELOAD=... fuzz_memory\n");
+	fflush(stdout);
+}
+
+/* Compares the runs of one seed. Whether they are equal. */
+static bool equal(uint64_t seed, int count, const char *cache)
+{
+	static struct difference difference;
+	struct order order = { .seed = seed, .count = count };
+	const char *keep = getenv("CHECK_KEEP");
+
+	for (int n = 0; n < count; n++)
+		order.keep[n] = !keep;
+	for (char *at = (char *)keep; at && *at; at += *at == ',') {
+		long n = strtol(at, &at, 10);
+
+		must(n > 0 && n <= count);
+		order.keep[n - 1] = true;
+	}
+	if (!differs(&order, cache, &difference, false))
+		return true;
+	show(&order, cache, &difference);
+	return false;
+}
+
+int main(int argc, char **argv)
+{
+	static struct order order;
+	static const char *const caches[] = { "all", "all", "local" };
+	const char *one = getenv("CHECK_SEED"), *steps = getenv("CHECK_STEPS"), *only = getenv("CHECK_CACHE");
+	int count = steps ? atoi(steps) : 250, wrong = 0;
+	long sum = argc > 1 ? atol(argv[1]) : FIXED_SEEDS * (long)count, done = 0;
+	uint64_t fresh = (uint64_t)time(NULL) % 1000000 * 1000;
+
+	if (argc > 5 && !strcmp(argv[1], "--run")) {
+		read_order(argv, &order);
+		return run_order(&order);
+	}
+	preload = getenv("LD_PRELOAD");
+	must(preload && count > 0 && count <= LONGEST);
+	if (!one && sum > FIXED_SEEDS * (long)count)
+		printf("# seeds 1 to %d, then from %llu on, %d steps each\n", FIXED_SEEDS,
+		       (unsigned long long)fresh + FIXED_SEEDS, count);
+	for (uint64_t n = 0; done < sum && wrong < 5; n++, done += count) {
+		uint64_t seed = one ? strtoull(one, NULL, 0) : n < FIXED_SEEDS ? n + 1 : fresh + n;
+
+		wrong += !equal(seed, count, only ? only : caches[n % 3]);
+		if (one && n == (only ? 0 : 2))
+			break;
+	}
+	is(wrong, 0, "without and with the library: the same answers, contents, faults and mappings in %ld steps", done);
+	ok(one || (hits > (unsigned long long)done / 200 && withdrawn > (unsigned long long)done / 200),
+	   "meanwhile regions were used again, %llu times, and withdrawn, %llu times", hits, withdrawn);
+	return done_testing();
+}
