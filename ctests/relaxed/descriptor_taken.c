@@ -16,6 +16,7 @@
 #include <stdatomic.h>
 #include <sys/epoll.h>
 #include <sys/ioctl.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -149,6 +150,26 @@ static int becomes_a_socket(void)
 	if (read(fd, text, sizeof(text)) != 14 || strcmp(text, "the program's"))
 		return WRONG;
 	return is_right(memory, 1) ? RIGHT : WRONG;
+}
+
+/* As a sandbox does: poll(2) fails from now on, and the monitor must go on. */
+static int no_numbers_left(void)
+{
+	const struct rlimit none = { 0, 0 };
+	char *memory = pages(1), *other = pages(1);
+	long before;
+
+	idle_region(memory);
+	idle_region(other);
+	must(setrlimit(RLIMIT_NOFILE, &none) == 0);
+	raw_remap(memory, PAGE);
+	if (!is_right(memory, 1))
+		return WRONG;
+	before = stub_registered();
+	if (!is_right(other, 2) || stub_registered() != before)
+		return WRONG;
+	raw_remap(other, PAGE);
+	return is_right(other, 3) ? RIGHT : WRONG;
 }
 
 /* A child closes its copy of the pool's file, and no other file. */
@@ -319,6 +340,7 @@ static const struct part {
 	{ closed_from, 20, "closed past the C library: the next registrations are right, and made anew" },
 	{ becomes_a_pipe, 3, "the number becomes a pipe: no munmap waits" },
 	{ becomes_a_socket, 3, "the number becomes a socket: the program's bytes stay there" },
+	{ no_numbers_left, 3, "no number is allowed any more: no munmap waits, and other regions are used again" },
 	{ child_keeps_file, 3, "the number becomes a pipe: a forked child has it" },
 	{ becomes_epoll, 5, "the number becomes an epoll file: no stale region" },
 	{ becomes_epoll_by_dup3, 5, "the same by dup3: no stale region" },

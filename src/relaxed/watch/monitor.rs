@@ -56,7 +56,13 @@ extern "C" fn run(argument: *mut c_void) -> c_int {
     let changes = unsafe { &*argument.cast::<Changes>() };
     let file = Userfaultfd::of_fd(FILE.load(Relaxed));
     helper_thread::set_name(c"rdmamr-monitor");
-    file.close_others();
+    let file = loop {
+        match file.alone() {
+            Some(file) => break file,
+            // The program has lowered RLIMIT_NOFILE meanwhile. Nothing is watched yet.
+            None => pause(Duration::from_secs(1)),
+        };
+    };
     READY.store(1, Release);
     futex::wake(&READY, i32::MAX);
     let mut messages = [Message::default(); 32];
@@ -67,7 +73,7 @@ extern "C" fn run(argument: *mut c_void) -> c_int {
         // thread goes on.
         changes.begin();
         GATE.pass();
-        let drained = ready && drain(file, changes, &mut messages).is_ok();
+        let drained = drain(file, changes, &mut messages).is_ok() && ready;
         if !drained && !lost {
             write(changes, EVERYTHING, Kind::Lost);
             lost = true;
@@ -76,9 +82,13 @@ extern "C" fn run(argument: *mut c_void) -> c_int {
         if !drained {
             // The program's number keeps the file open, so threads would wait for ever if nobody
             // read: try again.
-            futex::wait(&AtomicU32::new(0), 0, Some(Duration::from_millis(10)));
+            pause(Duration::from_millis(10));
         }
     }
+}
+
+fn pause(time: Duration) {
+    futex::wait(&AtomicU32::new(0), 0, Some(time));
 }
 
 const EVERYTHING: PageRange = PageRange {

@@ -268,21 +268,31 @@ impl Userfaultfd {
         }
     }
 
-    /// Waits until an event is there to read. Returns false if the file cannot be waited for.
+    /// Waits until an event is there to read. Returns false if the file cannot be waited for. The
+    /// number is below 64 (`alone`).
+    ///
+    /// poll(2) would fail as soon as the program lowers RLIMIT_NOFILE to 0, as a sandbox does.
     pub fn wait(self) -> bool {
-        let mut poll = libc::pollfd {
-            fd: self.0,
-            events: libc::POLLIN,
-            revents: 0,
+        let mut files = 1u64 << self.0;
+        let (none, no_limit) = (
+            core::ptr::null::<u64>(),
+            core::ptr::null::<libc::timespec>(),
+        );
+        // SAFETY: `files` is one local word, and the kernel reads and writes no bits from the first
+        // argument on, rounded up to a word. The null pointers mean no other files, no time limit
+        // and no mask.
+        let ready = unsafe {
+            libc::syscall(
+                libc::SYS_pselect6,
+                self.0 + 1,
+                &raw mut files,
+                none,
+                none,
+                no_limit,
+                none,
+            )
         };
-        let no_limit = core::ptr::null::<libc::timespec>();
-        let no_mask = core::ptr::null::<u64>();
-        // SAFETY: `poll` is one local `pollfd`, which the call may write. The null pointers mean no
-        // time limit and no mask.
-        let ready =
-            unsafe { libc::syscall(libc::SYS_ppoll, &raw mut poll, 1, no_limit, no_mask, 8) };
-        let broken = libc::POLLERR | libc::POLLHUP | libc::POLLNVAL;
-        (ready >= 0 && poll.revents & broken == 0) || (ready < 0 && errno().0 == libc::EINTR)
+        ready > 0 || (ready < 0 && errno().0 == libc::EINTR)
     }
 
     /// Reads the events that are there, at most as many as fit, without waiting.
@@ -299,14 +309,16 @@ impl Userfaultfd {
         }
     }
 
-    /// Closes every other file of the calling thread's table.
-    pub fn close_others(self) {
+    /// Gives the file the number 0, and closes every other number of the calling thread's table,
+    /// which is the thread's own. `None` if the kernel refuses the number.
+    pub fn alone(self) -> Option<Userfaultfd> {
+        // SAFETY: the calling thread is this library's own, and has a table for itself: nobody else
+        // uses its numbers.
+        if self.0 != 0 && unsafe { libc::syscall(libc::SYS_dup3, self.0, 0, 0) } < 0 {
+            return None;
+        }
         let close = |first: u32, last: u32| {
-            if first > last {
-                return;
-            }
-            // SAFETY: the calling thread is this library's own, and has a table for itself: nobody
-            // else uses its numbers.
+            // SAFETY: as above.
             if unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) } == 0 {
                 return;
             }
@@ -328,11 +340,8 @@ impl Userfaultfd {
                 unsafe { libc::syscall(libc::SYS_close, fd) };
             }
         };
-        let number = self.0 as u32;
-        if number > 0 {
-            close(0, number - 1);
-        }
-        close(number + 1, u32::MAX);
+        close(1, u32::MAX);
+        Some(Userfaultfd(0))
     }
 
     /// Closes the file.
