@@ -28,8 +28,14 @@ pub enum By {
 impl By {
     /// The thread's number.
     pub fn thread(self) -> thread::Number {
+        /// Not inlined: the compiler may look up the address of a thread-local variable before it
+        /// asks who asks, and a helper thread dies of that.
+        #[inline(never)]
+        fn of_program() -> thread::Number {
+            thread::number()
+        }
         match self {
-            By::Program => thread::number(),
+            By::Program => of_program(),
             By::Helper => thread::Number::HELPER,
         }
     }
