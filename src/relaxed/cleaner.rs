@@ -11,7 +11,7 @@ use crate::call::Access;
 use crate::sys::proc;
 use crate::sys::{clock, futex, helper_thread};
 use core::ffi::{c_int, c_void};
-use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::*, fence};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*, fence};
 use core::time::Duration;
 
 /// The cleaner, as the other threads see it.
@@ -30,7 +30,12 @@ pub struct Cleaner {
     local: u32,
     /// Whether the thread exists.
     running: AtomicBool,
+    /// When an attempt to start the thread may be made, in ns of the monotonic clock.
+    attempt: AtomicU64,
 }
+
+/// How long to wait after a failed attempt to start the thread, in ns.
+const ATTEMPTS_APART: u64 = 1_000_000_000;
 
 /// A region's linger time has this many ticks.
 const TICKS: u32 = 8;
@@ -77,6 +82,7 @@ impl Cleaner {
             remote: ticks(remote),
             local: ticks(local),
             running: AtomicBool::new(false),
+            attempt: AtomicU64::new(0),
         }
     }
 
@@ -84,11 +90,6 @@ impl Cleaner {
     #[inline(always)]
     pub fn now(&self) -> u32 {
         self.clock.load(Relaxed)
-    }
-
-    /// Notes that the thread exists.
-    pub fn runs(&self) {
-        self.running.store(true, Relaxed);
     }
 
     /// Whether the pool may keep a region with this access at all: its linger time is not 0, and
@@ -170,11 +171,33 @@ fn idle(released: u32, now: u64, awake: u64) -> i64 {
     i64::from(idle).min((now - awake) as i64)
 }
 
-/// Starts the thread. Returns false if the kernel gives it none.
-pub fn start(relaxed: &'static Instance) -> bool {
+/// Starts the thread, if it does not run and it is time for an attempt.
+#[inline(always)]
+pub fn start(relaxed: &'static Instance) {
+    if !relaxed.cleaner.running.load(Relaxed) {
+        try_to_start(relaxed);
+    }
+}
+
+#[cold]
+fn try_to_start(relaxed: &'static Instance) {
+    let cleaner = relaxed.cleaner;
+    let (due, now) = (cleaner.attempt.load(Relaxed), clock::monotonic());
+    let take = || {
+        cleaner
+            .attempt
+            .compare_exchange(due, u64::MAX, Relaxed, Relaxed)
+    };
+    if now < due || take().is_err() {
+        return;
+    }
     let argument = (&raw const *relaxed).cast_mut();
     // SAFETY: `run` keeps to the rules of `helper_thread.rs`, and `relaxed` is never freed.
-    unsafe { helper_thread::start(run, argument.cast()) }
+    if unsafe { helper_thread::start(run, argument.cast()) } {
+        cleaner.running.store(true, Relaxed);
+    } else {
+        cleaner.attempt.store(now + ATTEMPTS_APART, Relaxed);
+    }
 }
 
 extern "C" fn run(argument: *mut c_void) -> c_int {

@@ -3,7 +3,7 @@
 
 use super::admission::{Memory, NOW, Noted};
 use super::changes::UnderWay;
-use super::cleaner::{is_remote, now_ms};
+use super::cleaner::{self, is_remote, now_ms};
 use super::ending::{self, By};
 use super::flush::relieve;
 use super::pool::{Cause, Locked};
@@ -112,6 +112,7 @@ pub fn register(
         // The process is a child of one that had a pool, or has no memory for a pool of its own.
         return because(counter!(bypassed_fork));
     };
+    cleaner::start(relaxed);
     let Ok(own) = bare::find(pd, request) else {
         return because(counter!(bypassed_device));
     };
@@ -173,7 +174,7 @@ impl Instance {
                     None | Some(Fence::Passed) => return true,
                     Some(Fence::UnderWay) => {}
                     // The watch is lost: no later hit can be certain.
-                    Some(Fence::Lost) => return false,
+                    Some(Fence::Lost(_)) => return false,
                 }
             }
             if round < SPINS {

@@ -80,9 +80,7 @@ pub fn current() -> Option<&'static Instance> {
     };
     let relaxed: &'static Instance = Box::leak(Box::new(relaxed));
     relaxed.read_limits();
-    if cleaner::start(relaxed) {
-        cleaner.runs();
-    }
+    cleaner::start(relaxed);
     let objects = pool.objects();
     OBJECTS[0].store(objects.start, Relaxed);
     OBJECTS[1].store(objects.end, Relaxed);

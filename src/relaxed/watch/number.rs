@@ -74,6 +74,12 @@ impl Number {
         (fd >= 0).then(|| Userfaultfd::of_fd(fd))
     }
 
+    /// Whether this is the number.
+    #[inline(always)]
+    pub fn is(&self, fd: i32) -> bool {
+        fd >= 0 && fd == self.fd.load(Relaxed)
+    }
+
     /// Whether there is a watch.
     pub fn exists(&self) -> bool {
         self.file().is_some()
@@ -89,7 +95,7 @@ impl Number {
     #[inline(always)]
     pub fn fence(&self) -> Fence {
         let Some(file) = self.file() else {
-            return Fence::Lost;
+            return Fence::Lost(NOT_OURS);
         };
         match file.fence() {
             // If the number is replaced after this look at `begun`, it was ours at the fence.
@@ -101,15 +107,22 @@ impl Number {
 
     #[cold]
     fn fence_in_doubt(&self, answer: Fence) -> Fence {
-        if answer == Fence::Lost {
-            // Whatever is seen to be ours from now on must be seen after this.
-            drop(self.beginning());
+        let Fence::Lost(errno) = answer else {
+            return match self.prove() {
+                Ok(()) => answer,
+                Err(errno) => Fence::Lost(errno),
+            };
+        };
+        // Whatever is seen to be ours from now on must be seen after this.
+        drop(self.beginning());
+        if self.prove().is_ok() && !self.said.swap(true, Relaxed) {
+            log::always(format_args!(
+                "the kernel does not let the library ask userfaultfd whether memory is changing ({errno}): threads \
+                 that find it so do not reuse regions. Allow ioctl(2) with UFFDIO_WRITEPROTECT, in a container in \
+                 its seccomp profile"
+            ));
         }
-        if answer == Fence::Passed && self.prove().is_ok() {
-            Fence::Passed
-        } else {
-            Fence::Lost
-        }
+        answer
     }
 
     /// Has the kernel report changes of these pages from now on. The range may have holes.
@@ -187,8 +200,7 @@ impl Number {
 }
 
 /// A call under way that closes or replaces our number. The value is dropped when the call has
-/// returned. (A thread that is cancelled in the call never drops it: from then on each fence is
-/// followed by an fstat.)
+/// returned. (If the call never returns, each fence from then on is followed by an fstat.)
 #[must_use]
 pub struct Touching<'a>(&'a Number);
 
@@ -251,7 +263,7 @@ mod tests {
         let another = Userfaultfd::open().map_or(-1, Userfaultfd::fd);
         for file in [epoll, another] {
             replace(&number, fd, file);
-            assert_eq!(number.fence(), Fence::Lost);
+            assert!(matches!(number.fence(), Fence::Lost(_)));
             assert!(!number.unregister(PageRange {
                 start: 0,
                 end: 4096
@@ -262,10 +274,10 @@ mod tests {
         }
         // A bare system call that leaves a closed number is noticed as well.
         Userfaultfd::of_fd(fd).close();
-        assert_eq!(number.fence(), Fence::Lost);
+        assert!(matches!(number.fence(), Fence::Lost(_)));
         assert!(!number.is_trusted());
         put(fd, epoll);
-        assert_eq!(number.fence(), Fence::Lost);
+        assert!(matches!(number.fence(), Fence::Lost(_)));
         number.close_in_child();
         assert!(identity(fd).is_ok(), "it is not ours");
         for file in [fd, ours, another, epoll] {

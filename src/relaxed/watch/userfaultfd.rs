@@ -121,8 +121,9 @@ pub enum Fence {
     /// An event is in flight: the kernel has changed the address space, or is about to, and the
     /// monitor has not read the event.
     UnderWay,
-    /// The number is no longer our file's.
-    Lost,
+    /// Not an answer of our file: the errno. The number is no longer our file's, or the process may
+    /// not ask.
+    Lost(Errno),
 }
 
 impl Userfaultfd {
@@ -254,6 +255,9 @@ impl Userfaultfd {
     /// Asks whether an event is in flight. The kernel always refuses to protect a range of length
     /// 0, with EAGAIN if an event is in flight (`userfaultfd_writeprotect`, fs/userfaultfd.c:
     /// `mmap_changing`).
+    ///
+    /// An argument at an address of the kernel would give EFAULT, which an epoll file does not. But
+    /// Linux 6.18 takes a fault for that: the call takes 1700 ns in place of 360.
     #[inline(always)]
     pub fn fence(self) -> Fence {
         let mut nothing = WriteProtect {
@@ -264,7 +268,7 @@ impl Userfaultfd {
         match ask(self.0, UFFDIO_WRITEPROTECT, &mut nothing) {
             libc::EINVAL => Fence::Passed,
             libc::EAGAIN => Fence::UnderWay,
-            _ => Fence::Lost,
+            errno => Fence::Lost(Errno(errno)),
         }
     }
 

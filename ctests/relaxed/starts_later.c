@@ -1,0 +1,191 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * What the pool's watch needs is short, or refused: the library says once which call failed and
+ * with which errno. What was short is tried again, and regions are then reused.
+ *
+ * The device is the stand-in (stub_device.h). Each part runs in a child.
+ */
+#include <dlfcn.h>
+#include <linux/audit.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <linux/userfaultfd.h>
+#include <stddef.h>
+#include <sys/ioctl.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include "../lib/device.h"
+#include "../lib/program.h"
+#include "stub_device.h"
+
+enum { UNWATCHED = 77, PATIENCE_S = 20 };
+
+static int said;
+static bool no_threads;
+
+/* The program's function stands before the C library's, so it is the library's as well. */
+int clone(int (*run)(void *), void *stack, int flags, void *argument, ...)
+{
+	int (*next)(int (*)(void *), void *, int, void *, ...) = dlsym(RTLD_NEXT, "clone");
+	void *parent, *tls, *child;
+	va_list args;
+
+	va_start(args, argument);
+	parent = va_arg(args, void *);
+	tls = va_arg(args, void *);
+	child = va_arg(args, void *);
+	va_end(args);
+	if (no_threads) {
+		errno = EAGAIN;
+		return -1;
+	}
+	return next(run, stack, flags, argument, parent, tls, child);
+}
+
+static void register_once(char *memory)
+{
+	struct ibv_mr *mr = ibv_reg_mr_relaxed(stub_pd(), memory, PAGE, LOCAL_AND_REMOTE);
+
+	must(mr && stub_lands(mr));
+	must(ibv_dereg_mr_relaxed(mr) == 0);
+}
+
+static bool is_used_again(char *memory)
+{
+	long before;
+
+	register_once(memory);
+	before = stub_registered();
+	register_once(memory);
+	return stub_registered() == before;
+}
+
+/* How often this is in what the library has said. */
+static int times(const char *words)
+{
+	static char text[8192];
+	int count = 0;
+
+	must(pread(said, text, sizeof(text) - 1, 0) >= 0);
+	for (const char *at = text; (at = strstr(at, words)); at++)
+		count++;
+	return count;
+}
+
+static void comes_later(char *memory, const char *call, const char *errno_words)
+{
+	ok(!is_used_again(memory) && !is_used_again(memory), "no region is used again");
+	is(times("are not reused for now"), 1, "the library says so once");
+	ok(times(call) && times(errno_words), "and what failed, and how: %s, %s", call, errno_words);
+	ok(!times("refused"), "and does not call that a refusal");
+}
+
+static void has_come(char *memory)
+{
+	ok(comes(PATIENCE_S, is_used_again(memory)), "later regions are used again");
+	is(times("regions are reused from now on"), 1, "the library says so");
+}
+
+static void descriptors_run_out(void)
+{
+	char *memory = pages(1);
+	struct rlimit limit, none;
+	int lowest = dup(0);
+
+	must(lowest >= 0 && close(lowest) == 0 && getrlimit(RLIMIT_NOFILE, &limit) == 0);
+	none = limit;
+	none.rlim_cur = (rlim_t)lowest;
+	must(setrlimit(RLIMIT_NOFILE, &none) == 0);
+	comes_later(memory, "userfaultfd(2) failed", "Too many open files");
+	must(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+	has_come(memory);
+}
+
+static void threads_run_out(void)
+{
+	char *memory = pages(1);
+
+	no_threads = true;
+	comes_later(memory, "gives the library no thread", "Resource temporarily unavailable");
+	no_threads = false;
+	has_come(memory);
+}
+
+static void refuse_to_ask(void)
+{
+	struct sock_filter code[] = {
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_ioctl, 0, 3),
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[1])),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, UFFDIO_WRITEPROTECT, 0, 1),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EACCES),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+	};
+	struct sock_fprog program = { sizeof(code) / sizeof(code[0]), code };
+
+	must(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
+	must(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0);
+}
+
+static void *nothing(void *argument)
+{
+	return argument;
+}
+
+static void fence_is_refused(void)
+{
+	char *memory = pages(1);
+
+	in_thread(nothing, NULL);
+	must(is_used_again(memory));
+	refuse_to_ask();
+	ok(!is_used_again(memory) && !is_used_again(memory), "no region is used again");
+	is(times("whether memory is changing (Permission denied"), 1, "the library says once what the kernel answers");
+	ok(!times("closed"), "and does not say that the program has closed a descriptor");
+}
+
+static void part(const char *name, void (*function)(void))
+{
+	int status, err = dup(STDERR_FILENO), counts[2];
+	pid_t pid;
+
+	must(err >= 0 && pipe(counts) == 0 && ftruncate(said, 0) == 0 && lseek(said, 0, SEEK_SET) == 0);
+	must(dup2(said, STDERR_FILENO) >= 0);
+	printf("# %s\n", name);
+	fflush(stdout);
+	pid = fork();
+	must(pid >= 0);
+	if (!pid) {
+		alarm(120);
+		if (stub_open(STUB_PIN))
+			_exit(UNWATCHED);
+		function();
+		fflush(stdout);
+		must(write(counts[1], &tap_count, sizeof(tap_count)) == sizeof(tap_count));
+		_exit(0);
+	}
+	must(waitpid(pid, &status, 0) == pid && dup2(err, STDERR_FILENO) >= 0);
+	if (WIFEXITED(status) && WEXITSTATUS(status) == UNWATCHED) {
+		skip(name, "io_uring is refused here");
+	} else {
+		must(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+		must(read(counts[0], &tap_count, sizeof(tap_count)) == sizeof(tap_count));
+	}
+	close(counts[0]);
+	close(counts[1]);
+	close(err);
+}
+
+int main(int argc, char **argv)
+{
+	(void)argc;
+	with_setting(argv, "RDMAMR_RELAXED_LINGER", FOREVER);
+	said = memfd_create("said", MFD_CLOEXEC);
+	must(said >= 0);
+	part("descriptors run out", descriptors_run_out);
+	part("threads run out", threads_run_out);
+	part("the kernel does not let the library ask", fence_is_refused);
+	return done_testing();
+}
