@@ -312,20 +312,26 @@ static void *closes(void *fd)
 {
 	pthread_cancel(pthread_self());
 	close((int)(uintptr_t)fd);
+	pthread_testcancel();
 	return NULL;
 }
 
-/* close(2) is where a cancelled thread ends, in the call of a number that is the pool's as well. */
+/*
+ * close(2) is where a cancelled thread ends. From the call of the pool's number it returns first:
+ * if it did not, each later hit would look whose the number is.
+ */
 static int cancelled(void)
 {
 	char *memory = pages(1);
 	pthread_t thread;
 	void *answer;
+	int fd;
 
 	idle_region(memory);
-	must(pthread_create(&thread, NULL, closes, (void *)(uintptr_t)number_of_the_watch()) == 0);
+	fd = number_of_the_watch();
+	must(pthread_create(&thread, NULL, closes, (void *)(uintptr_t)fd) == 0);
 	must(pthread_join(thread, &answer) == 0);
-	if (answer != PTHREAD_CANCELED)
+	if (answer != PTHREAD_CANCELED || fcntl(fd, F_GETFD) >= 0)
 		return WRONG;
 	raw_remap(memory, PAGE);
 	return is_right(memory, 1) && is_right(memory, 2) ? RIGHT : WRONG;

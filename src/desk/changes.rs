@@ -70,6 +70,12 @@ pub fn touching(first: u32, last: u32) -> Option<Touching<'static>> {
     hooks::touching(first, last)
 }
 
+/// Whether the number is that of the library's userfaultfd.
+#[inline(always)]
+pub fn is_our_number(fd: i32) -> bool {
+    hooks::is_our_number(fd)
+}
+
 /// A call is about to have a userfaultfd unregister memory. The call's argument lies at `argument`.
 pub fn unregistering(argument: usize) -> Option<Changing> {
     pool_is_on().then(|| hooks::unregistering(argument))?

@@ -284,6 +284,12 @@ pub fn touching(first: u32, last: u32) -> Option<Touching<'static>> {
     NUMBER.touching(first, last)
 }
 
+/// Whether the number is that of the library's userfaultfd.
+#[inline(always)]
+pub fn is_our_number(fd: i32) -> bool {
+    NUMBER.is(fd)
+}
+
 /// A call is about to have a userfaultfd unregister memory. The call's argument, a range, lies at
 /// `argument`. Before Linux 6.16 that also ends another userfaultfd's watch of the memory.
 pub fn unregistering(argument: usize) -> Option<Changing> {
