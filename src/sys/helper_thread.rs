@@ -90,8 +90,8 @@ unsafe fn start_with(
     let thread = Ending { memory, size };
     let running = thread.running().as_ptr().cast::<c_int>();
     let blocked = signals::block();
+    // Without CLONE_FS: setns(2) of a mount namespace refuses a thread that shares its directories.
     let flags = libc::CLONE_VM
-        | libc::CLONE_FS
         | files
         | libc::CLONE_SIGHAND
         | libc::CLONE_THREAD
@@ -181,8 +181,11 @@ pub unsafe fn unmap(memory: *mut c_void, size: usize) {
     unsafe { libc::syscall(libc::SYS_munmap, memory, size) };
 }
 
-/// Names the calling thread, for tools that show the process's threads.
+/// Names the calling thread, for tools that show the process's threads. The thread leaves the
+/// program's working directory, whose file system the program may want to unmount.
 pub fn set_name(name: &core::ffi::CStr) {
+    // SAFETY: the path ends with a NUL. The thread shares its directories with no other.
+    unsafe { libc::syscall(libc::SYS_chdir, c"/".as_ptr()) };
     // SAFETY: the name ends with a NUL.
     unsafe { libc::prctl(libc::PR_SET_NAME, name.as_ptr()) };
 }
