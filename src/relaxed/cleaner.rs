@@ -6,7 +6,7 @@
 use super::ending::{self, By};
 use super::pool::{Batch, Cause};
 use super::region::{Id, PoolRegion};
-use super::{Instance, limits};
+use super::{Instance, existing, limits};
 use crate::call::Access;
 use crate::sys::proc;
 use crate::sys::{clock, futex, helper_thread};
@@ -197,6 +197,16 @@ fn try_to_start(relaxed: &'static Instance) {
         cleaner.running.store(true, Relaxed);
     } else {
         cleaner.attempt.store(now + ATTEMPTS_APART, Relaxed);
+    }
+}
+
+/// The monitor has reported changes: wakes the cleaner if idle regions may be among what changed.
+/// Their pages stay pinned until they end.
+pub fn heard() {
+    if let Some(relaxed) = existing()
+        && !relaxed.cleaner.nothing_is_idle()
+    {
+        relaxed.cleaner.wake();
     }
 }
 

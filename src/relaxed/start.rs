@@ -7,7 +7,7 @@ use super::cleaner::{self, Cleaner};
 use super::limits::Limits;
 use super::lock::Lock;
 use super::pool::Pool;
-use super::watch::Watch;
+use super::watch::{Reader, Watch};
 use super::{INSTANCE, Instance, existing, flush, hooks};
 use crate::config::config;
 use crate::report::stats;
@@ -71,7 +71,10 @@ pub fn current() -> Option<&'static Instance> {
     )));
     let relaxed = Instance {
         pool,
-        watch: Watch::start(&pool.changes),
+        watch: Watch::start(Reader {
+            changes: &pool.changes,
+            heard: cleaner::heard,
+        }),
         admission: Admission::default(),
         cleaner,
         counters: stats::counters(),

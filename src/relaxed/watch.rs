@@ -59,13 +59,14 @@ use core::ffi::{CStr, c_char};
 use core::ptr::with_exposed_provenance;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicU8, AtomicU64, Ordering::*};
 use errno::Errno;
+pub use monitor::Reader;
 use number::{NUMBER, Number};
 pub use userfaultfd::Fence;
 use userfaultfd::{NO_WRITE_PROTECTION, Userfaultfd};
 
 /// The watch of a process.
 pub struct Watch {
-    changes: &'static Changes,
+    reader: Reader,
     /// When an attempt to start the watch may be made, in ns of the monotonic clock.
     attempt: AtomicU64,
     /// Whether the kernel keeps one file of userfaultfd from unregistering memory that another file
@@ -176,9 +177,9 @@ impl Failure {
 impl Watch {
     /// Opens userfaultfd and starts the monitor for the pool. If something is short, a later miss
     /// tries again.
-    pub fn start(changes: &'static Changes) -> Watch {
+    pub fn start(reader: Reader) -> Watch {
         let watch = Watch {
-            changes,
+            reader,
             attempt: AtomicU64::new(0),
             keeps_apart: AtomicBool::new(false),
             lost: AtomicBool::new(false),
@@ -205,7 +206,7 @@ impl Watch {
         let passed_by = || (!in_place::are_in_place()).then_some(Failure::PassedBy);
         let opened = || Userfaultfd::open().map_err(Failure::File);
         let started = passed_by().map_or_else(opened, Err).and_then(|file| {
-            monitor::start(file, self.changes).map_err(|errno| {
+            monitor::start(file, self.reader).map_err(|errno| {
                 file.close();
                 Failure::Thread(errno)
             })?;

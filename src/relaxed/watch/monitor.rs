@@ -25,14 +25,27 @@ static FILE: AtomicI32 = AtomicI32::new(-1);
 /// Not 0 once the monitor has a table of descriptors with its file alone.
 static READY: AtomicU32 = AtomicU32::new(0);
 
+/// Where the monitor's reports go.
+#[derive(Clone, Copy)]
+pub struct Reader {
+    pub changes: &'static Changes,
+    /// The log has new records. The function keeps to the rules of `helper_thread.rs`, and waits
+    /// for no thread.
+    pub heard: fn(),
+}
+
 /// Starts the monitor, and waits until it is ready. An error is the kernel's, which gives it no
 /// thread.
-pub fn start(file: Userfaultfd, changes: &'static Changes) -> Result<(), Errno> {
+pub fn start(file: Userfaultfd, reader: Reader) -> Result<(), Errno> {
     FILE.store(file.fd(), Relaxed);
-    let argument: *const Changes = changes;
-    // SAFETY: `run` keeps to the rules of `helper_thread.rs`, and the log is never freed.
-    if !unsafe { helper_thread::start_apart(run, argument.cast_mut().cast()) } {
-        return Err(errno::errno());
+    let argument = Box::into_raw(Box::new(reader));
+    // SAFETY: `run` keeps to the rules of `helper_thread.rs`, and the box is freed only if there is
+    // no thread.
+    if !unsafe { helper_thread::start_apart(run, argument.cast()) } {
+        let errno = errno::errno();
+        // SAFETY: the box was made above, and nobody else has it.
+        drop(unsafe { Box::from_raw(argument) });
+        return Err(errno);
     }
     // To close a file may wait for a server of the file system. That server may be this process, so
     // this thread does not wait forever: until the monitor is ready, nothing is watched.
@@ -52,8 +65,8 @@ pub fn is_ready() -> bool {
 }
 
 extern "C" fn run(argument: *mut c_void) -> c_int {
-    // SAFETY: `start` passed a `&'static Changes`, and the log is never freed.
-    let changes = unsafe { &*argument.cast::<Changes>() };
+    // SAFETY: `start` passed a `Reader` that is never freed.
+    let Reader { changes, heard } = unsafe { *argument.cast::<Reader>() };
     let file = Userfaultfd::of_fd(FILE.load(Relaxed));
     helper_thread::set_name(c"rdmamr-monitor");
     let file = loop {
@@ -79,6 +92,7 @@ extern "C" fn run(argument: *mut c_void) -> c_int {
             lost = true;
         }
         changes.end();
+        heard();
         if !drained {
             // The program's number keeps the file open, so threads would wait for ever if nobody
             // read: try again.
