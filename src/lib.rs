@@ -12,7 +12,11 @@
 //!      |
 //!   desk/      the one door of every call that registers or ends a region: who serves the call
 //!      |
-//!   relaxed/   the pool of kept regions: find, pin, release, flush; the watch of the address space
+//!   monitor/   another library's registration cache, which asks the pool's watch
+//!      |
+//!   pool/      what is kept: find, pin, release, flush
+//!      |
+//!   watch/     what changes in the address space: the log of changes, userfaultfd, the fence
 //!      |
 //!   mr/        a registered region: access rules, the `ibv_mr` object, the table of regions, fork
 //!      |
@@ -34,9 +38,11 @@ mod capi;
 mod config;
 mod desk;
 mod fabric;
+mod monitor;
 mod mr;
 mod next;
-mod relaxed;
+mod pool;
 mod report;
 mod sys;
 mod trace;
+mod watch;

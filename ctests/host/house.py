@@ -15,7 +15,9 @@ FLOORS = [
     ("what C sees", ["capi"]),
     ("libfabric's objects", ["fabric"]),
     ("the one door for every call", ["desk"]),
-    ("the pool", ["relaxed"]),
+    ("another library's cache", ["monitor"]),
+    ("what is kept", ["pool"]),
+    ("what changes in the address space", ["watch"]),
     ("a registered region", ["mr"]),
     ("the libraries underneath", ["next"]),
     ("the kernel", ["uverbs"]),
@@ -29,7 +31,7 @@ FLOORS = [
 
 
 # The desk is the one door to these rooms.
-BEHIND_THE_DESK = {"relaxed", "mr"}
+BEHIND_THE_DESK = {"monitor", "pool", "watch", "mr"}
 IN_FRONT = ["capi", "fabric"]
 
 # What a function that C calls may consist of: a call of the boundary in capi/ret.rs, of a function or macro that is one, or

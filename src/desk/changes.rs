@@ -3,14 +3,15 @@
 //! the pool is off, each function costs one load.
 
 use super::{pool_is_on, turn_pool_on};
-use crate::relaxed::hooks;
-pub use hooks::{Changing, Made, Touching};
+use crate::pool::life::change;
+use crate::watch::in_place;
+pub use change::{Changing, Made, Touching};
 
 /// A call is about to change memory.
 #[inline(always)]
 pub fn changing(addr: usize, length: usize) -> Changing {
     if pool_is_on() {
-        hooks::changing(addr, length)
+        change::changing(addr, length)
     } else {
         Changing::NOTHING
     }
@@ -20,7 +21,7 @@ pub fn changing(addr: usize, length: usize) -> Changing {
 #[inline(always)]
 pub fn replacing(addr: usize, length: usize) -> Changing {
     if pool_is_on() {
-        hooks::replacing(addr, length)
+        change::replacing(addr, length)
     } else {
         Changing::NOTHING
     }
@@ -30,7 +31,7 @@ pub fn replacing(addr: usize, length: usize) -> Changing {
 #[inline(always)]
 pub fn may_change_any() -> Changing {
     if pool_is_on() {
-        hooks::may_change_any()
+        change::may_change_any()
     } else {
         Changing::NOTHING
     }
@@ -39,14 +40,14 @@ pub fn may_change_any() -> Changing {
 /// A call has given memory a protection key. From then on the pool keeps nothing: a thread may take
 /// the key's rights away without a call.
 pub fn keyed() {
-    hooks::keyed();
+    change::keyed();
 }
 
 /// A call may change memory; [`Changing::changed`] says whether it has, and which.
 #[inline(always)]
 pub fn may_change(addr: usize, length: usize) -> Changing {
     if pool_is_on() {
-        hooks::may_change(addr, length)
+        change::may_change(addr, length)
     } else {
         Changing::NOTHING
     }
@@ -55,34 +56,34 @@ pub fn may_change(addr: usize, length: usize) -> Changing {
 /// Whether the pool must hear of changes.
 #[inline(always)]
 pub fn are_wanted() -> bool {
-    pool_is_on() && hooks::is_in_use()
+    pool_is_on() && change::is_in_use()
 }
 
 /// Stops watching memory whose regions a change under way has just withdrawn. Returns true if any
 /// of the memory was watched.
 pub fn unwatch(addr: usize, length: usize) -> bool {
-    pool_is_on() && hooks::unwatch(addr, length)
+    pool_is_on() && change::unwatch(addr, length)
 }
 
 /// A call is about to close or to replace the numbers from `first` to `last`.
 #[inline(always)]
 pub fn touching(first: u32, last: u32) -> Option<Touching<'static>> {
-    hooks::touching(first, last)
+    change::touching(first, last)
 }
 
 /// Whether the number is that of the library's userfaultfd.
 #[inline(always)]
 pub fn is_our_number(fd: i32) -> bool {
-    hooks::is_our_number(fd)
+    change::is_our_number(fd)
 }
 
 /// A call is about to have a userfaultfd unregister memory. The call's argument lies at `argument`.
 pub fn unregistering(argument: usize) -> Option<Changing> {
-    pool_is_on().then(|| hooks::unregistering(argument))?
+    pool_is_on().then(|| change::unregistering(argument))?
 }
 
 /// Whether the memory calls of the process come to this library.
 pub fn are_in_place() -> bool {
     turn_pool_on();
-    hooks::in_place::are_in_place()
+    in_place::are_in_place()
 }

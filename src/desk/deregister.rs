@@ -6,7 +6,7 @@ use super::{Mr, pool_is_on, reuse};
 use crate::call::{Error, How};
 use crate::mr::{self, Object};
 use crate::next;
-use crate::relaxed;
+use crate::pool;
 
 /// Deregisters a region.
 #[inline(always)]
@@ -14,8 +14,8 @@ pub fn deregister(mr: Mr) -> Result<How, Error> {
     if mr.is_pooled() {
         return reuse::deregister(mr);
     }
-    if pool_is_on() && relaxed::is_region(mr) {
-        return relaxed::deregister(mr);
+    if pool_is_on() && pool::is_region(mr) {
+        return pool::deregister(mr);
     }
     mr::deregister(mr)
 }
@@ -25,9 +25,9 @@ pub fn deregister(mr: Mr) -> Result<How, Error> {
 pub fn unimport_mr(mr: Mr) {
     let region = mr.claim_pooled().map_or(mr.address(), Object::pooled);
     if pool_is_on() {
-        relaxed::forget(region);
+        pool::forget(region);
         reuse::end(region);
-        if relaxed::is_region(mr) {
+        if pool::is_region(mr) {
             // The object is the pool's: a provider must not free it.
             return;
         }

@@ -2,7 +2,7 @@
 //! The one door for every call that registers memory or ends a registration. It decides who serves
 //! the call (the kernel, libibverbs or the pool). Its result says how the call was done.
 //!
-//! `capi/` and `fabric/` stand in front of the door, `relaxed/` (the pool) and `mr/` behind it.
+//! `capi/` and `fabric/` stand in front of the door, `pool/`, `monitor/`, `watch/` and `mr/` behind it.
 //! While the pool is off, no line of the pool runs for a plain call: each function here first asks
 //! [`pool_is_on`]. The relaxed calls, which are the pool's own, turn it on.
 
@@ -19,7 +19,7 @@ pub mod subscription;
 pub use crate::mr::Mr;
 pub use crate::mr::state;
 pub use crate::mr::{plain_memory, reg_dmabuf_mr, reg_other_memory};
-pub use crate::relaxed::foresight;
+pub use crate::pool::foresight;
 pub use deregister::{deregister, unimport_mr};
 pub use owners::{close_device, dealloc_pd, unimport_pd};
 pub use past_us::{close_device_past_us, dealloc_pd_past_us, deregister_past_us};
@@ -53,6 +53,6 @@ fn turn_pool_on() {
 #[cold]
 pub fn distrust_pool() {
     if pool_is_on() {
-        crate::relaxed::distrust();
+        crate::pool::distrust();
     }
 }

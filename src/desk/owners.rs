@@ -6,12 +6,12 @@ use super::pool_is_on;
 use crate::call::{Context, Error, Pd};
 use crate::mr;
 use crate::next;
-use crate::relaxed;
+use crate::pool;
 
 /// Deallocates a protection domain. Returns EBUSY while the domain has relaxed regions in use.
 pub fn dealloc_pd(pd: Pd) -> Result<(), Error> {
     if pool_is_on() {
-        relaxed::before_dealloc_pd(pd)?;
+        pool::before_dealloc_pd(pd)?;
     }
     mr::dealloc_pd(pd)
 }
@@ -20,7 +20,7 @@ pub fn dealloc_pd(pd: Pd) -> Result<(), Error> {
 /// out.
 pub fn close_device(context: Context) -> Result<(), Error> {
     if pool_is_on() {
-        relaxed::around_close_device(context, || mr::close_device(context))
+        pool::around_close_device(context, || mr::close_device(context))
     } else {
         mr::close_device(context)
     }
@@ -30,7 +30,7 @@ pub fn close_device(context: Context) -> Result<(), Error> {
 /// Another domain may get the same address next, so the pool reuses no region of this domain.
 pub fn unimport_pd(pd: Pd) {
     if pool_is_on() {
-        relaxed::before_unimport_pd(pd);
+        pool::before_unimport_pd(pd);
     }
     if let Some(next) = next::UNIMPORT_PD.get() {
         // SAFETY: the program passed this live domain to ibv_unimport_pd(3), and `next` is that

@@ -11,7 +11,7 @@ use super::{Mr, pool_is_on, reuse};
 use crate::abi::rdma_core::{ibv_pd, verbs_mr};
 use crate::call::Pd;
 use crate::next;
-use crate::relaxed;
+use crate::pool;
 use core::ffi::{c_int, c_void};
 
 /// A provider deregisters a region, `ibv_cmd_dereg_mr`. If `RDMAMR_CACHE` serves the region, only
@@ -33,7 +33,7 @@ pub unsafe fn deregister_past_us(vmr: *mut verbs_mr) -> c_int {
     // SAFETY: provider's argument.
     let dereg = || unsafe { next(vmr) };
     match mr {
-        Some(mr) if pool_is_on() => relaxed::around_deregister_past_us(mr, dereg),
+        Some(mr) if pool_is_on() => pool::around_deregister_past_us(mr, dereg),
         _ => dereg(),
     }
 }
@@ -48,7 +48,7 @@ pub unsafe fn dealloc_pd_past_us(pd: *mut ibv_pd) -> c_int {
         // SAFETY: this function's caller promises that `pd` is NULL or exists.
         && let Some(pd) = unsafe { Pd::from_c(pd) }
     {
-        relaxed::flush_quietly(pd);
+        pool::flush_quietly(pd);
     }
     match next::CMD_DEALLOC_PD.get() {
         // SAFETY: provider's argument.
@@ -64,7 +64,7 @@ pub unsafe fn dealloc_pd_past_us(pd: *mut ibv_pd) -> c_int {
 /// `verbs_context` is a device that a provider made.
 pub unsafe fn close_device_past_us(verbs_context: *mut c_void) {
     if pool_is_on() {
-        relaxed::before_close_past_us(verbs_context.expose_provenance());
+        pool::before_close_past_us(verbs_context.expose_provenance());
     }
     if let Some(next) = next::UNINIT_CONTEXT.get() {
         // SAFETY: provider's argument.

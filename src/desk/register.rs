@@ -6,7 +6,7 @@ use super::{pool_is_on, reuse};
 use crate::call::{Error, Pd, Registered, Request};
 use crate::config::{Cache, config};
 use crate::mr;
-use crate::relaxed;
+use crate::pool;
 use crate::sys::caller::Caller;
 use core::ffi::CStr;
 
@@ -42,7 +42,7 @@ fn retried(
     result: Result<Registered, Error>,
 ) -> Result<Registered, Error> {
     match result {
-        Err(error) if pool_is_on() && relaxed::is_shortage(error) => register_again(pd, request),
+        Err(error) if pool_is_on() && pool::is_shortage(error) => register_again(pd, request),
         result => result,
     }
 }
@@ -51,6 +51,6 @@ fn retried(
 /// more.
 #[cold]
 fn register_again(pd: Pd, request: &Request) -> Result<Registered, Error> {
-    relaxed::relieve_program();
+    pool::relieve_program();
     mr::register_rarely(pd, request)
 }

@@ -5,14 +5,14 @@
 use super::{Mr, pool_is_on, register_rarely, turn_pool_on};
 use crate::abi::rdma_core::ibv_mr;
 use crate::call::{Access, Error, How, Pd, Registered, Request};
-use crate::relaxed::{self, Answer, Unserved};
+use crate::pool::{self, Answer, Unserved};
 use crate::report::stats;
 
 /// Registers memory.
 #[inline(always)]
 pub fn register_relaxed(pd: Pd, request: &Request) -> Result<Registered, Error> {
     let addr = request.addr.addr();
-    let answer = relaxed::hit(pd, addr, request.length, request.access, false);
+    let answer = pool::hit(pd, addr, request.length, request.access, false);
     match answer.region() {
         Some(mr) => Ok(Registered::by(How::Hit, mr)),
         None => register_missed(pd, request, answer),
@@ -23,7 +23,7 @@ pub fn register_relaxed(pd: Pd, request: &Request) -> Result<Registered, Error> 
 #[cold]
 fn register_missed(pd: Pd, request: &Request, answer: Answer) -> Result<Registered, Error> {
     turn_pool_on();
-    match relaxed::register(pd, request, answer, false) {
+    match pool::register(pd, request, answer, false) {
         Ok(registered) => Ok(registered),
         Err(Unserved::Because(reason)) => {
             stats::counters().count(reason);
@@ -37,7 +37,7 @@ fn register_missed(pd: Pd, request: &Request, answer: Answer) -> Result<Register
 /// for a miss.
 #[inline(always)]
 pub fn hit_relaxed(pd: Pd, addr: usize, length: usize, access: Access) -> Option<*mut ibv_mr> {
-    relaxed::hit(pd, addr, length, access, false).region()
+    pool::hit(pd, addr, length, access, false).region()
 }
 
 /// Ends the caller's use of a region of the pool. Returns false if `mr` is no such region, or is
@@ -46,13 +46,13 @@ pub fn hit_relaxed(pd: Pd, addr: usize, length: usize, access: Access) -> Option
 pub fn release_relaxed(mr: Mr) -> bool {
     // This is a hot path, so it does not ask whether the pool is on: the pool itself finds that
     // out.
-    relaxed::release(mr)
+    pool::release(mr)
 }
 
 /// Deregisters the released regions of a domain.
 pub fn flush(pd: Pd) -> Result<(), Error> {
     if pool_is_on() {
-        relaxed::flush(pd)
+        pool::flush(pd)
     } else {
         Ok(())
     }
@@ -62,7 +62,7 @@ pub fn flush(pd: Pd) -> Result<(), Error> {
 /// already.
 pub fn relaxed_hits(counted: impl Fn() -> u64) -> u64 {
     if pool_is_on() {
-        relaxed::hits(counted)
+        pool::hits(counted)
     } else {
         counted()
     }
@@ -71,7 +71,7 @@ pub fn relaxed_hits(counted: impl Fn() -> u64) -> u64 {
 /// The idle regions and the sum of their lengths, then the same for the regions in use.
 pub fn relaxed_totals() -> [(u64, u64); 2] {
     if pool_is_on() {
-        relaxed::totals()
+        pool::totals()
     } else {
         Default::default()
     }

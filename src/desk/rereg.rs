@@ -4,7 +4,7 @@
 use super::{Mr, pool_is_on, register_rarely, reuse};
 use crate::call::{Access, Error, Pd, Request, Reregistration};
 use crate::mr;
-use crate::relaxed;
+use crate::pool;
 use core::ffi::c_int;
 
 /// Changes a region. If the pool serves the region, a region of its own over the same memory
@@ -14,7 +14,7 @@ use core::ffi::c_int;
 /// # Safety
 /// As for [`mr::rereg`].
 pub unsafe fn rereg(mr: Mr, change: &Reregistration) -> Result<c_int, Error> {
-    if pool_is_on() && relaxed::is_region(mr) {
+    if pool_is_on() && pool::is_region(mr) {
         return Err(Error::Argument(
             "a relaxed region cannot be changed: others may use it, now or later",
         ));

@@ -15,7 +15,7 @@ use super::{register as plain_register, turn_pool_on};
 use crate::call::{Error, How, Pd, Registered, Request};
 use crate::config::{Cache, config};
 use crate::mr::{self, Mr};
-use crate::relaxed::{self, Unserved};
+use crate::pool::{self, Unserved};
 use crate::report::log::{self, Level};
 use crate::report::stats::{self, Counter, counter};
 use crate::sys::caller::Caller;
@@ -31,7 +31,7 @@ fn say_so(cache: Cache) {
     if SAID.load(Relaxed) || SAID.swap(true, Relaxed) {
         return;
     }
-    if !relaxed::is_watching() {
+    if !pool::is_watching() {
         return;
     }
     let settings = &config().relaxed;
@@ -89,9 +89,9 @@ fn serve(
         return Err(reason);
     }
     let addr = request.addr.addr();
-    let answer = relaxed::hit(pd, addr, request.length, request.access, true);
+    let answer = pool::hit(pd, addr, request.length, request.access, true);
     let hit = answer.region().map(|mr| Registered::by(How::Hit, mr));
-    match hit.map_or_else(|| relaxed::register(pd, request, answer, true), Ok) {
+    match hit.map_or_else(|| pool::register(pd, request, answer, true), Ok) {
         Ok(registered) => {
             say_so(cache);
             stand_for(request, registered)
@@ -113,8 +113,8 @@ fn unserved(
 ) -> Option<Counter> {
     let wanted = match cache {
         Cache::Off => false,
-        Cache::Local => relaxed::LOCAL.contains(request.access),
-        Cache::All => !request.access.intersects(relaxed::OWN_REGION),
+        Cache::Local => pool::LOCAL.contains(request.access),
+        Cache::All => !request.access.intersects(pool::OWN_REGION),
     };
     // If a signal handler interrupts the library, its registration goes as if the pool were off.
     // The same holds in a child of a process that had a pool. There the caller must not even be
@@ -127,7 +127,7 @@ fn unserved(
         Some(counter!(bypassed_address))
     } else if thread::is_inside() {
         Some(counter!(bypassed_busy))
-    } else if relaxed::is_of_parent() {
+    } else if pool::is_of_parent() {
         Some(counter!(bypassed_fork))
     } else if !caller.imports(entry) {
         Some(counter!(bypassed_caller))
@@ -175,7 +175,7 @@ fn stand_for(request: &Request, served: Registered) -> Result<Registered, Counte
             Ok(Registered::by(served.how, object.as_ptr()))
         }
         None => {
-            relaxed::release(region);
+            pool::release(region);
             Err(counter!(bypassed_limit))
         }
     }
@@ -188,7 +188,7 @@ pub fn end(pooled: usize) {
     if let Some(region) = unsafe { Mr::from_c(with_exposed_provenance_mut(pooled)) } {
         // `release` returns false in a child of the process that registered the region: the region
         // is the parent's, and stays.
-        relaxed::release(region);
+        pool::release(region);
     }
 }
 

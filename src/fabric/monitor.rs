@@ -5,7 +5,7 @@
 //!
 //! libfabric accepts a monitor only before it has a cache, so the library imports its monitor at
 //! the program's first `fi_getinfo`. From then on libfabric asks the monitor before each reuse of
-//! an entry. `relaxed/subscription.rs` answers these questions. This file handles the differences
+//! an entry. `src/monitor/` answers these questions. This file handles the differences
 //! between versions of libfabric:
 //!
 //! - Before 1.14, libfabric forgets an imported monitor when it starts. The library imports none

@@ -4,6 +4,7 @@
 //! Not here: anything of RDMA.
 
 pub mod append;
+pub mod atomics;
 pub mod caller;
 pub mod cgroup;
 pub mod clock;

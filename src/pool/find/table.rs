@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The look-up, without a lock, of a region by a registration's protection domain and first page.
+//!
+//! The table is an open hash table with four bytes per entry: the number of a slot and some bits of
+//! the hash. It is small enough to stay in the processor's cache with many regions. Entries are
+//! hints. A reader that finds an entry checks the slot itself, and takes the region only if it
+//! serves. Entries of regions that have ended therefore need not be removed. A reader that meets a
+//! table during its rebuilding at worst misses, and then looks under the lock. All changes are made
+//! under the pool's lock.
+
+use crate::pool::find::large::Large;
+use crate::pool::region::{Id, Link, PoolRegion, Purpose};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
+
+/// The binary logarithm of the largest table's number of entries; below it, of the smallest
+/// table's.
+const LARGEST: u32 = if cfg!(test) { 6 } else { 20 };
+const SMALLEST: u32 = if cfg!(test) { 3 } else { 10 };
+
+/// The logarithm of the largest table in small pages. Larger tables lie elsewhere, so that no small
+/// page occupies the place of their huge pages.
+const SMALL: u32 = if cfg!(test) { 5 } else { 17 };
+
+/// How far an entry may lie behind the place where its search begins.
+const REACH: u64 = 64;
+
+/// An entry: 12 bits of hash, 20 bits of link to the slot. 0 is no entry.
+const ID_BITS: u32 = 20;
+const ID: u32 = (1 << ID_BITS) - 1;
+const HASH: u32 = !ID;
+
+/// Two tables, one of which is in use. Zeroed memory is the smallest table, empty.
+#[repr(C)]
+pub struct Table {
+    /// Bit 0: the table that is in use. The other bits: the logarithm of its size relative to the
+    /// smallest.
+    shape: AtomicU64,
+    /// Entries that are not 0.
+    used: AtomicU64,
+    small: [[AtomicU32; 1 << SMALL]; 2],
+    large: [Large<[AtomicU32; 1 << LARGEST]>; 2],
+}
+
+/// The most entries that a table of this size holds. A small table fits into the first-level cache
+/// anyway, and is sparse: most searches end at the first entry. A large table is dense, to stay in
+/// the second-level cache.
+fn fill(size: u64) -> u64 {
+    if size > 1 << 14 {
+        size / 5 * 4
+    } else {
+        size / 2
+    }
+}
+
+#[inline(always)]
+fn hash(pd: u64, start: u64) -> u64 {
+    // The two arguments differ in different bits: domains in the low ones, pages in those above 12.
+    let mixed = (start ^ pd.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    mixed ^ mixed >> 29
+}
+
+/// The place where the search begins, before it is reduced to the table's size.
+#[inline(always)]
+fn first_place(hash: u64) -> u64 {
+    hash >> 32
+}
+
+#[inline(always)]
+fn entry(hash: u64, id: Id) -> u32 {
+    hash as u32 & HASH | Link::to(id).bits()
+}
+
+impl Table {
+    #[inline(always)]
+    fn table(&self, shape: u64) -> &[AtomicU32] {
+        let log = (SMALLEST + (shape >> 1) as u32).min(LARGEST);
+        let which = (shape & 1) as usize;
+        if log <= SMALL {
+            &self.small[which][..1 << log]
+        } else {
+            &self.large[which][..1 << log]
+        }
+    }
+
+    /// Calls `take` with the regions that the matching entries lead to, until `take` takes one.
+    #[inline(always)]
+    pub fn find<T>(&self, purpose: &Purpose, mut take: impl FnMut(Id) -> Option<T>) -> Option<T> {
+        let table = self.table(self.shape.load(Acquire));
+        let hash = hash(purpose.pd, purpose.hull.start);
+        let mask = table.len() as u64 - 1;
+        for step in 0..REACH {
+            let place = first_place(hash).wrapping_add(step) & mask;
+            let found = table[place as usize].load(Acquire);
+            if found == 0 {
+                return None;
+            }
+            if (found ^ hash as u32) & HASH == 0
+                && let Some(taken) = Link::from_bits(found & ID).id().and_then(&mut take)
+            {
+                return Some(taken);
+            }
+        }
+        None
+    }
+
+    /// Adds an entry that leads to a region from its own first page, or from another page within
+    /// it.
+    pub fn add(&self, regions: &[PoolRegion], pd: u64, start: u64, id: Id) {
+        let size = self.table(self.shape.load(Relaxed)).len() as u64;
+        if self.used.load(Relaxed) >= fill(size) {
+            self.rebuild(regions);
+        }
+        let hash = hash(pd, start);
+        if !self.put(regions, hash, id) {
+            self.rebuild(regions);
+            if !self.put(regions, hash, id) {
+                self.put_over(hash, id);
+            }
+        }
+    }
+
+    fn put(&self, regions: &[PoolRegion], hash: u64, id: Id) -> bool {
+        let table = self.table(self.shape.load(Relaxed));
+        let mask = table.len() as u64 - 1;
+        let new = entry(hash, id);
+        for step in 0..REACH {
+            let place = &table[(first_place(hash).wrapping_add(step) & mask) as usize];
+            let old = place.load(Relaxed);
+            if old == new {
+                return true;
+            }
+            if old == 0 {
+                self.used.store(self.used.load(Relaxed) + 1, Relaxed);
+            } else if of_live(regions, old).is_some() {
+                continue;
+            }
+            place.store(new, Release);
+            return true;
+        }
+        false
+    }
+
+    /// Adds an entry where so many regions begin at one page that every place within reach is
+    /// taken. It overwrites another region's entry. That region is found under the lock, or not at
+    /// all.
+    fn put_over(&self, hash: u64, id: Id) {
+        let table = self.table(self.shape.load(Relaxed));
+        let place =
+            first_place(hash).wrapping_add(u64::from(id.0) % REACH) & (table.len() as u64 - 1);
+        table[place as usize].store(entry(hash, id), Release);
+    }
+
+    /// Fills the other table, in a fitting size, with the regions that are alive, and puts it to
+    /// use.
+    fn rebuild(&self, regions: &[PoolRegion]) {
+        let shape = self.shape.load(Relaxed);
+        let old = self.table(shape);
+        let live = || {
+            old.iter()
+                .filter_map(|entry| of_live(regions, entry.load(Relaxed)))
+        };
+        // If few entries are of live regions, the table was full of ended ones and keeps its size.
+        let full = live().count() as u64 >= fill(old.len() as u64) / 2;
+        let larger = u64::from(full && old.len() < 1 << LARGEST);
+        let next = (shape ^ 1) + 2 * larger;
+        if self.table(next).len() > 1 << SMALL {
+            self.large[(next & 1) as usize].use_huge_pages();
+        }
+        for place in self.table(next) {
+            place.store(0, Relaxed);
+        }
+        self.used.store(0, Relaxed);
+        self.shape.store(next, Release);
+        for (id, hash) in live() {
+            self.put(regions, hash, id);
+        }
+    }
+}
+
+/// The region that an entry leads to, and its hash. `None` if the region has ended, or if the entry
+/// is for another of its pages than the first. Such entries may be overwritten; an entry for
+/// another page is added again when it is next used.
+fn of_live(regions: &[PoolRegion], entry: u32) -> Option<(Id, u64)> {
+    let id = Link::from_bits(entry & ID).id()?;
+    let region = &regions[id.0 as usize];
+    let seen = region.word.load();
+    let hash = hash(region.pd(), region.hull().start);
+    let own = (entry ^ hash as u32) & HASH == 0;
+    (own && seen.is_registered() && !seen.is_stale()).then_some((id, hash))
+}

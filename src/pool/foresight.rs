@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The pool's verdict on a plain registration as if `RDMAMR_CACHE=all` were set. The trace records
+//! the verdict, so that `rdmamr report` promises nothing that the pool would not do. Only a traced
+//! process asks for it.
+
+use crate::call::Request;
+use crate::config::{config, disabled};
+use crate::mr;
+use crate::pool::life::admission;
+use crate::pool::life::limits;
+use crate::pool::start;
+use crate::sys::caller::Caller;
+use crate::sys::clock;
+use crate::sys::process::PerProcess;
+use crate::sys::thread;
+use crate::trace::format::{PoolSettings, call, pool, unserved};
+use crate::watch::userfaultfd::Userfaultfd;
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+
+/// Whether the pool would serve a registration of `call` that has succeeded. Returns a value of
+/// [`unserved`].
+pub fn verdict(call: u8, request: &Request, caller: Caller) -> u32 {
+    let entry = match call {
+        call::REG_MR => c"ibv_reg_mr",
+        call::REG_MR_IOVA => c"ibv_reg_mr_iova",
+        call::REG_MR_IOVA2 => c"ibv_reg_mr_iova2",
+        call::REG_MR_EX if request.length != 0 => c"ibv_reg_mr_ex",
+        call::REG_MR_EX | call::REG_DMABUF_MR => return unserved::DEVICE,
+        _ => return unserved::UNKNOWN,
+    };
+    if disabled() {
+        unserved::DISABLED
+    } else if request
+        .access
+        .intersects(crate::pool::life::miss::OWN_REGION)
+    {
+        unserved::ACCESS
+    } else if request.iova != request.addr.addr() as u64 {
+        unserved::ADDRESS
+    } else if request.length == 0 {
+        unserved::EMPTY
+    } else if thread::is_inside() {
+        unserved::INTERRUPTED
+    } else if is_of_parent() {
+        // The caller is not looked up: a thread of the parent may have had the linker's lock at the
+        // fork.
+        unserved::CHILD
+    } else if !caller.imports(entry) {
+        unserved::CALLER
+    } else if mr::bare::is_fork_protected() {
+        unserved::FORK
+    } else {
+        unserved::NONE
+    }
+}
+
+/// When this process reads its mappings, and what it found.
+struct Reading {
+    /// The time before which the mappings are not read again: CLOCK_MONOTONIC in ns.
+    next: AtomicU64,
+    /// A hash of the ranges that the last reading found.
+    found: AtomicU64,
+}
+
+static READING: PerProcess<Reading> = PerProcess::new();
+/// Whether this process, or one that it was forked from, has registered memory.
+static EVER: AtomicBool = AtomicBool::new(false);
+
+unsafe extern "C" fn forget() {
+    READING.forget();
+}
+
+/// Whether this process is a child of one that would have had a pool.
+fn is_of_parent() -> bool {
+    start::is_of_parent() || (READING.get().is_none() && EVER.load(Relaxed))
+}
+
+/// Tells the pool's settings in this process, and the memory whose regions the pool would not keep,
+/// each in the trace's format and only if it is new. Called after a registration that the pool
+/// would serve.
+pub fn news(mut tell: impl FnMut(u16, &[u8])) {
+    use crate::trace::format::kind;
+    /// The shortest time between two readings of the mappings, in ns. Besides, readings take at
+    /// most a hundredth of the time.
+    const PERIOD: u64 = 10_000_000;
+    if READING.get().is_none() {
+        if is_of_parent() {
+            return;
+        }
+        EVER.store(true, Relaxed);
+        READING.get_or_make(
+            || {
+                Box::new(Reading {
+                    next: AtomicU64::new(0),
+                    found: AtomicU64::new(0),
+                })
+            },
+            forget,
+        );
+        tell(kind::POOL, &facts());
+    }
+    let Some(reading) = READING.get() else {
+        return;
+    };
+    let now = clock::monotonic();
+    let next = reading.next.load(Relaxed);
+    // It is too early, or another thread is reading the mappings already.
+    if now < next
+        || reading
+            .next
+            .compare_exchange(next, u64::MAX, Relaxed, Relaxed)
+            .is_err()
+    {
+        return;
+    }
+    let mut bytes = now.to_le_bytes().to_vec();
+    for range in admission::foreign_memory() {
+        bytes.extend(range.start.to_le_bytes());
+        bytes.extend(range.end.to_le_bytes());
+    }
+    let took = clock::monotonic() - now;
+    reading.next.store(now + PERIOD.max(100 * took), Relaxed);
+    let mixed = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
+    let found = bytes[8..].iter().fold(0xcbf2_9ce4_8422_2325, mixed);
+    if reading.found.swap(found, Relaxed) != found {
+        tell(kind::UNKEPT, &bytes);
+    }
+}
+
+fn facts() -> Vec<u8> {
+    let settings = &config().relaxed;
+    let limit = limits::of_no_pool();
+    let watch = Userfaultfd::open();
+    let flag = |is: bool, flag: u64| if is { flag } else { 0 };
+    let flags = flag(watch.is_err(), pool::CANNOT_WATCH)
+        | flag(start::may_pin().is_none(), pool::PINS_ALL)
+        | flag(settings.fresh_keys, pool::FRESH_KEYS);
+    if let Ok(file) = watch {
+        file.close();
+    }
+    let pool = PoolSettings {
+        flags,
+        linger_local: settings.linger_local,
+        linger_remote: settings.linger_remote,
+        most_regions: limit.regions as u64,
+        most_bytes: limit.bytes as u64,
+    };
+    [
+        pool.flags,
+        pool.linger_local,
+        pool.linger_remote,
+        pool.most_regions,
+        pool.most_bytes,
+    ]
+    .map(u64::to_le_bytes)
+    .concat()
+}

@@ -1,0 +1,302 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What an interposed memory call does for the pool. Before the real call it announces the change,
+//! with its range, writes the range to the log, ends the idle regions that the change touches, and
+//! stops watching their memory: the kernel then has no event for the change, and the call waits for
+//! nobody. After the real call it writes the range once more, for regions that were made meanwhile.
+//! If no region can be near the memory, it does nothing.
+//!
+//! These functions run wherever the program or one of its libraries changes memory: in malloc, in
+//! signal handlers, in forked children. They allocate nothing and look up no symbol. The one lock
+//! that they take is the pool's, which a thread holds for microseconds: while it does, it allocates
+//! nothing, changes no memory, and waits for no other lock. They block all signals meanwhile, so
+//! that no signal handler leaves with the lock.
+
+use crate::pool::Instance;
+use crate::pool::existing;
+use crate::pool::life::ending;
+use crate::sys::pages::PageRange;
+use crate::sys::{clock, memory, signals, thread};
+pub use crate::watch::in_place;
+use crate::watch::log::{Announced, Change, Kind};
+use crate::watch::number::NUMBER;
+pub use crate::watch::number::Touching;
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
+
+/// A change that is about to be made. The change is over when this value is dropped.
+pub struct Changing(Option<UnderWay>);
+
+/// What a memory call holds while the real call runs.
+pub trait Made {
+    /// The value stays at this address until the real call has returned.
+    fn is_in_place(&self);
+}
+
+impl Made for Changing {
+    #[inline(always)]
+    fn is_in_place(&self) {
+        if let Some(under_way) = &self.0 {
+            under_way.is_in_place();
+        }
+    }
+}
+
+impl Made for Touching<'_> {
+    #[inline(always)]
+    fn is_in_place(&self) {}
+}
+
+impl<M: Made> Made for Option<M> {
+    #[inline(always)]
+    fn is_in_place(&self) {
+        if let Some(made) = self {
+            made.is_in_place();
+        }
+    }
+}
+
+struct UnderWay {
+    relaxed: &'static Instance,
+    change: Change,
+    announced: Option<Announced>,
+    /// Whether the call was counted as long.
+    long: bool,
+    /// Tells that this stack frame exists (`Log::is_made_in`).
+    frame: AtomicU64,
+}
+
+impl Changing {
+    /// A change that the pool need not hear of.
+    pub const NOTHING: Changing = Changing(None);
+}
+
+const NOTHING: PageRange = PageRange { start: 0, end: 0 };
+
+/// A call on this many bytes may hold the kernel's lock of the address space for milliseconds.
+const LONG: u64 = 16 << 20;
+
+/// The hull of a range: its whole pages. An empty range, or one that runs past the end of the
+/// address space, gives [`NOTHING`].
+fn pages(addr: usize, length: usize) -> PageRange {
+    PageRange::hull(addr as u64, length as u64).unwrap_or(NOTHING)
+}
+
+/// A call is about to change memory. This costs one load as long as the process has no relaxed
+/// registration.
+#[inline(always)]
+pub fn changing(addr: usize, length: usize) -> Changing {
+    let Some(relaxed) = existing() else {
+        // The pool may be about to start, and ask whether calls come here.
+        in_place::call_came(addr);
+        return Changing::NOTHING;
+    };
+    Changing(Some(begin(relaxed, pages(addr, length), Neighbours::Stay)))
+}
+
+/// A call is about to map memory in place of other memory.
+///
+/// The kernel makes the new mapping one with the old one around it, if that is not watched, and
+/// mremap(2) accepts a single mapping only. So the pool also ends what it watches directly around
+/// memory that it watches.
+#[inline(always)]
+pub fn replacing(addr: usize, length: usize) -> Changing {
+    Changing(existing().map(|relaxed| begin(relaxed, pages(addr, length), Neighbours::End)))
+}
+
+/// A call may change memory. The caller says by [`Changing::changed`] whether the call did, and
+/// which memory.
+#[inline(always)]
+pub fn may_change(addr: usize, length: usize) -> Changing {
+    Changing(existing().map(|relaxed| {
+        let range = pages(addr, length);
+        let may_hold = relaxed.pool.filter.may_hold(range);
+        UnderWay {
+            relaxed,
+            change: change(NOTHING, Kind::Called),
+            // The log has no change yet. The announcement alone keeps every hit in this memory from
+            // succeeding.
+            announced: may_hold.then(|| announce(relaxed, range)),
+            long: false,
+            frame: AtomicU64::new(0),
+        }
+    }))
+}
+
+/// A call may change any memory. The caller says by [`Changing::changed`] whether the call did.
+pub fn may_change_any() -> Changing {
+    may_change(0, usize::MAX / 2)
+}
+
+fn change(range: PageRange, kind: Kind) -> Change {
+    Change {
+        start: range.start,
+        end: range.end,
+        kind,
+    }
+}
+
+fn announce(relaxed: &Instance, range: PageRange) -> Announced {
+    relaxed.pool.changes.begin_at(range, thread::pointer())
+}
+
+/// Whether what is watched around the changed memory ends as well.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Neighbours {
+    Stay,
+    End,
+}
+
+#[cold]
+fn begin(relaxed: &'static Instance, range: PageRange, neighbours: Neighbours) -> UnderWay {
+    let mut under_way = UnderWay {
+        relaxed,
+        change: change(range, Kind::Called),
+        announced: None,
+        long: range.bytes() >= LONG,
+        frame: AtomicU64::new(0),
+    };
+    let changes = &relaxed.pool.changes;
+    if under_way.long {
+        changes.begin_long(now());
+    }
+    if relaxed.pool.filter.may_hold(range) {
+        under_way.announced = Some(announce(relaxed, range));
+        changes.write(under_way.change);
+        end_touched(relaxed, range, neighbours);
+    }
+    under_way
+}
+
+fn now() -> u64 {
+    let errno = errno::errno();
+    let now = clock::monotonic_by_kernel() / 1_000_000;
+    errno::set_errno(errno);
+    now
+}
+
+/// Ends the idle regions that the changes in the log touch, and stops watching a range. Returns
+/// whether some of it was watched.
+#[cold]
+fn end_touched(relaxed: &Instance, range: PageRange, neighbours: Neighbours) -> bool {
+    if thread::is_inside() {
+        // A signal handler has interrupted this thread inside the pool, or the pool itself frees
+        // memory.
+        relaxed.cleaner.wake();
+        return false;
+    }
+    let errno = errno::errno();
+    let signals = signals::block();
+    let inside = thread::enter();
+    let watched = ending::touched(relaxed, range, neighbours == Neighbours::End);
+    drop(inside);
+    signals::restore(signals);
+    errno::set_errno(errno);
+    watched
+}
+
+impl Changing {
+    /// Adds this memory to what the call has changed.
+    pub fn changed(&mut self, addr: usize, length: usize) {
+        if let Some(under_way) = &mut self.0 {
+            under_way.write(change(pages(addr, length), Kind::Called));
+        }
+    }
+}
+
+impl UnderWay {
+    #[cold]
+    fn is_in_place(&self) {
+        if let Some(announced) = &self.announced {
+            self.relaxed.pool.changes.is_made_in(announced, &self.frame);
+        }
+    }
+
+    fn write(&mut self, change: Change) {
+        let pool = self.relaxed.pool;
+        let range = PageRange {
+            start: change.start,
+            end: change.end,
+        };
+        // Another thread may have registered a region there since the check before the call. If the
+        // filter has none, no region was pinned there before the change that has not ended since.
+        if change.kind == Kind::Called && !pool.filter.may_hold(range) {
+            return;
+        }
+        if self.announced.is_none() {
+            self.announced = Some(announce(self.relaxed, range));
+        }
+        pool.changes.write(change);
+    }
+
+    #[cold]
+    fn end(&mut self) {
+        self.write(self.change);
+        let changes = &self.relaxed.pool.changes;
+        if let Some(announced) = self.announced.take() {
+            changes.end_at(announced);
+            if changes.is_behind() {
+                end_touched(self.relaxed, NOTHING, Neighbours::Stay);
+            }
+        }
+        if self.long {
+            changes.end_long();
+        }
+    }
+}
+
+impl Drop for Changing {
+    #[inline(always)]
+    fn drop(&mut self) {
+        if let Some(under_way) = &mut self.0 {
+            under_way.end();
+        }
+    }
+}
+
+/// Whether memory of the process may have a protection key.
+pub static KEYED: AtomicBool = AtomicBool::new(false);
+
+/// A call has given memory a protection key. What a registration may do depends on the calling
+/// thread's rights to the key, which a thread changes without a system call. So the pool keeps
+/// nothing from now on.
+pub fn keyed() {
+    KEYED.store(true, SeqCst);
+    if let Some(relaxed) = existing() {
+        relaxed.pool.changes.distrust();
+    }
+}
+
+/// Stops watching memory whose regions a change under way has just withdrawn. Returns true if any
+/// of the memory was watched.
+#[cold]
+pub fn unwatch(addr: usize, length: usize) -> bool {
+    let range = pages(addr, length);
+    existing().is_some_and(|relaxed| end_touched(relaxed, range, Neighbours::Stay))
+}
+
+/// Whether the pool must hear of changes.
+#[inline(always)]
+pub fn is_in_use() -> bool {
+    existing().is_some()
+}
+
+/// A call is about to close or to replace the numbers from `first` to `last`. If the library's own
+/// is one of them, the value is dropped after the call.
+#[inline(always)]
+pub fn touching(first: u32, last: u32) -> Option<Touching<'static>> {
+    NUMBER.touching(first, last)
+}
+
+/// Whether the number is that of the library's userfaultfd.
+#[inline(always)]
+pub fn is_our_number(fd: i32) -> bool {
+    NUMBER.is(fd)
+}
+
+/// A call is about to have a userfaultfd unregister memory. The call's argument, a range, lies at
+/// `argument`. Before Linux 6.16 that also ends another userfaultfd's watch of the memory.
+pub fn unregistering(argument: usize) -> Option<Changing> {
+    existing().filter(|relaxed| !relaxed.watch.keeps_apart())?;
+    // The address may be wrong, and then the kernel tells the caller.
+    let [start, length] = memory::read(argument as u64).unwrap_or([0, u64::MAX / 2]);
+    Some(changing(start as usize, length as usize))
+}

@@ -1,0 +1,259 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The end of a claimed region: the kernel deregisters it, then its slot is free.
+
+use crate::mr::bare::{Bare, Uverbs, UverbsOfHelper};
+use crate::pool::Instance;
+use crate::pool::extents::Heir;
+use crate::pool::life::cleaner::now_ms;
+use crate::pool::locked::{Locked, cause};
+use crate::pool::region::{Id, LEFT, PoolRegion};
+use crate::pool::state::Cause;
+use crate::report::stats::{Counter, counter};
+use crate::sys::pages::PageRange;
+use crate::sys::thread;
+use crate::trace::{self, format::Call};
+use crate::watch::Unwatching;
+use crate::watch::extent::CHUNK;
+use core::sync::atomic::Ordering::*;
+use core::time::Duration;
+use errno::Errno;
+
+/// Which kind of thread ends a region.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum By {
+    /// A thread of the program.
+    Program,
+    /// A helper thread, which the C library does not know.
+    Helper,
+}
+
+impl By {
+    /// The thread's number.
+    pub fn thread(self) -> thread::Number {
+        /// Not inlined: the compiler may look up the address of a thread-local variable before it
+        /// asks who asks, and a helper thread dies of that.
+        #[inline(never)]
+        fn of_program() -> thread::Number {
+            thread::number()
+        }
+        match self {
+            By::Program => of_program(),
+            By::Helper => thread::Number::HELPER,
+        }
+    }
+}
+
+/// The trace's record of a region.
+fn described(region: &PoolRegion) -> Call {
+    Call {
+        pd: region.pd(),
+        addr: region.hull().start,
+        length: region.hull().bytes(),
+        access: region.access(),
+        lkey: region.lkey(),
+        ..trace::NOTHING
+    }
+}
+
+/// Deregisters a claimed region. After an error the region stays registered, and is never used
+/// again. A flush of its domain or device tries to end it again, and so does the cleaner.
+pub fn end(relaxed: &Instance, id: Id, by: By) -> Result<(), Errno> {
+    let pool = relaxed.pool;
+    let region = pool.region(id);
+    if let Err(errno) = deregister(region, by) {
+        region.refusals.fetch_add(1, Relaxed);
+        region.released.store(relaxed.cleaner.now(), Relaxed);
+        pool.lock().restore(id);
+        if by == By::Program {
+            // The cleaner may sleep. It tries again at its own times.
+            relaxed.cleaner.wake();
+        }
+        return Err(errno);
+    }
+    trace::ended(|| described(region));
+    let (counters, thread) = (relaxed.counters, by.thread());
+    counters.add(thread, counter!(dereg_kernel), 1);
+    if let Some(cause) = cause(region) {
+        counters.add(thread, counter(cause), 1);
+    }
+    let locked = pool.lock();
+    counters.add(thread, counter!(hits), region.forget_hits());
+    leave(relaxed, &locked, id, by);
+    Ok(())
+}
+
+/// Has the kernel deregister a claimed region.
+fn deregister(region: &PoolRegion, by: By) -> Result<(), Errno> {
+    if region.is_left() {
+        // The kernel has ended the region, or another process owns the region now.
+        return Ok(());
+    }
+    let bare = Bare {
+        device: region.device.load(Relaxed),
+        fd: region.fd.load(Relaxed),
+        handle: region.handle.load(Relaxed),
+    };
+    match by {
+        By::Program => bare.deregister(&Uverbs),
+        By::Helper => bare.deregister(&UverbsOfHelper),
+    }
+}
+
+/// Has the kernel deregister a claimed region now, and leaves the rest to the next thread that ends
+/// the doomed regions.
+pub fn unpin(relaxed: &Instance, id: Id) {
+    let region = relaxed.pool.region(id);
+    // After an error, whoever ends the region meets the error anew.
+    if deregister(region, By::Helper).is_ok() {
+        region.fd.store(LEFT, Relaxed);
+    }
+    relaxed.pool.ends_later(id);
+}
+
+/// Frees the slot of a claimed region that the kernel has deregistered. Also stops watching the
+/// region's memory, if that is of use.
+pub fn leave(relaxed: &Instance, locked: &Locked<'_>, id: Id, by: By) {
+    let region = relaxed.pool.region(id);
+    let extent = region
+        .extent()
+        .filter(|_| region.hull().bytes() <= UNWATCH_AT_MOST);
+    let mut from = extent.map_or(0, |extent| extent.start);
+    while extent.is_some_and(|extent| from < extent.end) {
+        let chunk = PageRange {
+            start: from,
+            end: (from + 1).next_multiple_of(CHUNK),
+        };
+        leave_chunk(relaxed, locked, id, by, chunk);
+        from = chunk.end;
+    }
+    locked.end(id);
+}
+
+/// Stops watching the memory that a region leaves in a chunk, unless another region takes the
+/// memory over. A partly watched mapping is split into pieces. Whichever region is the last to
+/// leave, the pieces become one mapping again.
+fn leave_chunk(relaxed: &Instance, locked: &Locked<'_>, id: Id, by: By, chunk: PageRange) {
+    const TRIES: u32 = 16;
+    let (pool, watch) = (relaxed.pool, &relaxed.watch);
+    let region = pool.region(id);
+    // After a change the memory is gone, or is about to be registered anew, so the watch of it need
+    // not end.
+    let in_peace = matches!(
+        cause(region),
+        Some(Cause::Flush | Cause::Linger | Cause::Watermark | Cause::Pressure)
+    );
+    let wanted = in_peace || watch.is_crowded() || region.has_inherited();
+    for _ in 0..TRIES {
+        // Changed memory is no longer the pool's: applying the log takes it off the region's
+        // extent.
+        relaxed.apply(locked, by);
+        let Some(memory) = region.extent().and_then(|extent| extent.common(chunk)) else {
+            return;
+        };
+        match locked.heir(memory, id) {
+            Heir::Region(heir) => return pool.region(heir).inherit(memory),
+            // This runs under the lock, so a region that is linked here meanwhile registers its
+            // watch after this.
+            Heir::None if wanted && !pool.changes.is_long(now_ms) => {
+                if watch.unwatch(memory, &pool.changes) != Unwatching::Unsettled {
+                    return;
+                }
+            }
+            // If a call on much memory holds the lock of the address space, nobody waits for it
+            // here, with the pool's lock.
+            Heir::None | Heir::Unknown => return,
+        }
+        std::thread::yield_now();
+    }
+}
+
+/// The largest region whose watch is ended, in bytes. To stop watching takes 80 ns a page
+/// (measured), under the lock, and large regions split few mappings.
+const UNWATCH_AT_MOST: u64 = 8 << 20;
+
+/// Deregisters the doomed regions: claimed regions that wait for any thread to deregister them.
+pub fn doomed(relaxed: &Instance, by: By) {
+    some_doomed(relaxed, by, usize::MAX);
+}
+
+/// Deregisters at most so many of the doomed regions.
+pub fn some_doomed(relaxed: &Instance, by: By, most: usize) {
+    for _ in 0..most {
+        let Some(id) = relaxed.pool.next_doomed() else {
+            return;
+        };
+        let _ = end(relaxed, id, by);
+    }
+}
+
+/// Ends the idle regions that the changes in the log touch, and stops watching a range of memory.
+/// With `adjoining`, ends and stops watching what adjoins the range as well, if some of the range is
+/// watched. Returns whether some of the memory was watched. Any thread may call this, in an
+/// interposed memory call too.
+pub fn touched(relaxed: &Instance, range: PageRange, adjoining: bool) -> bool {
+    let pool = relaxed.pool;
+    let locked = pool.lock();
+    relaxed.apply(&locked, By::Helper);
+    let memory = if adjoining {
+        locked.withdraw_adjoining(range)
+    } else {
+        range
+    };
+    let watched = locked.unwatch(memory, |part| relaxed.watch.unwatch(part, &pool.changes));
+    drop(locked);
+    doomed(relaxed, By::Helper);
+    // Another thread may be ending a region of this memory.
+    for _ in 0..PATIENCE {
+        if !pool.is_ending() || !pool.lock().is_ending(range) {
+            break;
+        }
+        pool.wait_for_an_end(Duration::from_millis(1));
+    }
+    watched
+}
+
+/// How long an interposed memory call waits for another thread that ends a region of the memory, in
+/// ms.
+const PATIENCE: u32 = 20;
+
+/// Deregisters a region that its last user has released, on the releasing thread of the program. If
+/// that is a signal handler that interrupted its thread inside the pool, the cleaner deregisters
+/// the region.
+pub fn spent(relaxed: &Instance, id: Id) {
+    if thread::is_inside() {
+        relaxed.cleaner.wake();
+        return;
+    }
+    let _inside = thread::enter();
+    let claimed = relaxed.pool.lock().claim(id);
+    if claimed {
+        // A region that the kernel refuses to deregister stays unused. The cleaner tries again.
+        let _ = end(relaxed, id, By::Program);
+    } else {
+        // A change of the region's memory claimed it first, and left it on the list of doomed
+        // regions.
+        doomed(relaxed, By::Program);
+    }
+}
+
+fn counter(cause: Cause) -> Counter {
+    match cause {
+        Cause::Flush => counter!(flushed_flush),
+        Cause::Watermark => counter!(flushed_watermark),
+        Cause::Linger => counter!(flushed_linger),
+        Cause::Pressure => counter!(flushed_pressure),
+        Cause::Hook => counter!(flushed_hook),
+        Cause::Event => counter!(flushed_event),
+        Cause::Fence => counter!(flushed_fence),
+    }
+}
+
+/// Tells whether a region is of this device. `device` is the address of the region's `Device`.
+pub fn of_device(device: usize) -> impl Fn(&PoolRegion) -> bool {
+    move |region| region.device.load(Relaxed) == device
+}
+
+/// Tells whether a region belongs to this protection domain.
+pub fn of_pd(pd: u64) -> impl Fn(&PoolRegion) -> bool {
+    move |region| region.pd() == pd
+}

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Flushing, ibv_flush_relaxed_mr(3): the pool deregisters idle regions now.
+
+use crate::call::{Error, Pd};
+use crate::pool::Instance;
+use crate::pool::existing;
+use crate::pool::life::ending::{self, By};
+use crate::pool::region::{Id, PoolRegion};
+use crate::pool::state::{Batch, Cause};
+use crate::sys::{signals, thread};
+use errno::Errno;
+
+/// Deregisters the released regions of a domain. When it returns, every region that was released
+/// before the call is deregistered. Regions in use are untouched.
+pub fn flush(pd: Pd) -> Result<(), Error> {
+    let Some(relaxed) = existing() else {
+        return Ok(());
+    };
+    flush_those(relaxed, ending::of_pd(pd.address() as u64))
+}
+
+/// Deregisters the released regions for which `of` is true.
+pub fn flush_those(relaxed: &Instance, of: impl Fn(&PoolRegion) -> bool) -> Result<(), Error> {
+    if thread::is_inside() {
+        return Err(Error::Shortage(
+            "a signal handler interrupted this thread in the pool",
+        ));
+    }
+    let _inside = thread::enter();
+    let (_, refused) = end_idle(relaxed, Cause::Flush, &of);
+    // Other threads may have claimed regions before, or left them on the list of doomed regions.
+    let claims = relaxed.pool.lock().claims();
+    ending::doomed(relaxed, By::Program);
+    relaxed.pool.wait_for_claims(claims, of);
+    relaxed.watch.count_anew();
+    refused.map_or(Ok(()), |errno| Err(Error::Kernel(errno)))
+}
+
+/// Deregisters the idle regions for which `of` is true. Returns how many it deregistered, and the
+/// errno of a refusal by the kernel.
+fn end_idle(
+    relaxed: &Instance,
+    cause: Cause,
+    of: &impl Fn(&PoolRegion) -> bool,
+) -> (usize, Option<Errno>) {
+    let (mut ended, mut refused) = (0, None);
+    each_idle(relaxed, cause, of, By::Program, |id| {
+        match ending::end(relaxed, id, By::Program) {
+            Ok(()) => ended += 1,
+            Err(errno) => refused = Some(errno),
+        }
+    });
+    (ended, refused)
+}
+
+/// Claims the idle regions for which `of` is true, and calls `each` for them.
+fn each_idle(
+    relaxed: &Instance,
+    cause: Cause,
+    of: &impl Fn(&PoolRegion) -> bool,
+    by: By,
+    mut each: impl FnMut(Id),
+) {
+    let mut from = Some(Id(0));
+    while let Some(start) = from {
+        let mut batch = Batch::new();
+        from = relaxed.pool.find_idle(start, &mut batch, of);
+        let locked = relaxed.pool.lock();
+        relaxed.apply(&locked, by);
+        locked.claim_those(&mut batch, cause, of);
+        drop(locked);
+        batch.ids().iter().copied().for_each(&mut each);
+    }
+}
+
+/// This thread is about to fork: has the kernel deregister the idle regions, unless they are small
+/// together. The kernel would copy their pages for the child, which takes longer than to register
+/// them again, and takes memory.
+///
+/// This function runs like an interposed memory call (`change.rs`): fork handlers of the program may
+/// hold locks of its malloc. To stop watching the memory takes four times as long as to deregister
+/// it, and is left to the cleaner.
+pub fn before_fork(relaxed: &Instance) {
+    /// So much is copied in less time than the smallest fork takes.
+    const SMALL: u64 = 128 << 10;
+    if relaxed.cleaner.nothing_is_idle() || thread::is_inside() {
+        return;
+    }
+    let (_, bytes) = relaxed.pool.idle();
+    if bytes <= SMALL {
+        return;
+    }
+    let errno = errno::errno();
+    let signals = signals::block();
+    let inside = thread::enter();
+    each_idle(relaxed, Cause::Pressure, &|_| true, By::Helper, |id| {
+        ending::unpin(relaxed, id);
+    });
+    drop(inside);
+    signals::restore(signals);
+    errno::set_errno(errno);
+}
+
+/// The kernel is short of what regions hold: deregisters every idle region, and waits for those
+/// that other threads deregister just now. Returns false if there was none. The caller is inside
+/// the library (`thread::enter`).
+pub fn relieve(relaxed: &Instance) -> bool {
+    let were_ending = relaxed.pool.is_ending();
+    ending::doomed(relaxed, By::Program);
+    let (ended, _) = end_idle(relaxed, Cause::Pressure, &|_| true);
+    let claims = relaxed.pool.lock().claims();
+    relaxed.pool.wait_for_claims(claims, |_| true);
+    ended > 0 || were_ending
+}

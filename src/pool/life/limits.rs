@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! How much of what others need too may be idle: memory, the objects that the rdma cgroup allows,
+//! the regions that a device has.
+//!
+//! The settings are the upper limit. Besides, idle regions hold at most an eighth of the memory
+//! that the machine or the cgroup has, and their number is at most an eighth of what is left to the
+//! cgroup and to the device. What is left changes, also by other processes. So the limits are read
+//! again each second while a region is idle, whenever the number of regions has doubled, and while
+//! the pool is at its limit.
+
+use crate::call::Pd;
+use crate::mr::bare::{self, Own};
+use crate::pool::Instance;
+use crate::pool::life::account::Amount;
+use crate::pool::start;
+use crate::sys::{cgroup, clock, proc};
+use core::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering::*};
+
+/// The part of a resource that idle regions may hold.
+pub const PART: i64 = 8;
+
+/// The most devices whose limits are known. More than that share the limits of these.
+const DEVICES: usize = 16;
+
+/// How old the limits may become while regions are idle, and while the pool is at its limit, in ns.
+pub const SECOND: u64 = 1_000_000_000;
+pub const MOMENT: u64 = 100_000_000;
+
+/// The limits' sources.
+pub struct Limits {
+    settings: Amount,
+    /// The settings limit the bytes.
+    has_bytes: bool,
+    devices: [Known; DEVICES],
+    /// The number of registered regions at which the limits are read again.
+    next: AtomicI64,
+    /// When they were last read: CLOCK_MONOTONIC in ns.
+    read_at: AtomicU64,
+}
+
+/// A device that the pool has registered memory on.
+struct Known {
+    /// The address of the `Device`; 0 if there is none.
+    device: AtomicUsize,
+    /// The most regions that it can have; 0 if that is not known.
+    most: AtomicI64,
+    /// The kernel's name of it.
+    name: [AtomicU64; NAME / 8],
+}
+
+const NAME: usize = 64;
+
+impl Known {
+    const fn nothing() -> Known {
+        Known {
+            device: AtomicUsize::new(0),
+            most: AtomicI64::new(0),
+            name: [const { AtomicU64::new(0) }; NAME / 8],
+        }
+    }
+
+    fn set_name(&self, name: &[u8; NAME]) {
+        for (word, bytes) in self.name.iter().zip(name.as_chunks::<8>().0) {
+            word.store(u64::from_ne_bytes(*bytes), Relaxed);
+        }
+    }
+
+    /// How many more regions the device may get, besides `registered` regions of the pool.
+    fn left(&self, registered: i64) -> Option<i64> {
+        let mut name = [0; NAME];
+        for (word, bytes) in self.name.iter().zip(name.as_chunks_mut::<8>().0) {
+            *bytes = word.load(Relaxed).to_ne_bytes();
+        }
+        let length = name.iter().position(|&byte| byte == 0).unwrap_or(NAME);
+        let objects =
+            cgroup::objects_left(&name[..length]).map(|left| left.min(i64::MAX as u64) as i64);
+        let most = Some(self.most.load(Relaxed)).filter(|&most| most > 0);
+        let regions = most.map(|most| (most - registered).max(0));
+        objects.into_iter().chain(regions).min()
+    }
+}
+
+impl Limits {
+    /// The limits by the settings alone, of [`start::settings`].
+    pub fn new((settings, has_bytes): (Amount, bool)) -> Limits {
+        Limits {
+            settings,
+            has_bytes,
+            devices: [const { Known::nothing() }; DEVICES],
+            next: AtomicI64::new(0),
+            read_at: AtomicU64::new(0),
+        }
+    }
+
+    fn knows(&self, device: usize) -> bool {
+        let devices = self.devices.iter().map(|known| known.device.load(Relaxed));
+        let mut known = devices.take_while(|&known| known != 0);
+        known.any(|known| known == device)
+    }
+
+    fn is_full(&self) -> bool {
+        let mut devices = self.devices.iter();
+        devices.all(|known| !matches!(known.device.load(Relaxed), 0 | usize::MAX))
+    }
+
+    /// How much may be idle, but for what the devices limit.
+    fn without_devices(&self) -> Amount {
+        let mut limit = self.settings;
+        if !self.has_bytes {
+            let (total, _) = proc::memory_kib();
+            let memory = (total * 1024).min(cgroup::memory_limit().unwrap_or(u64::MAX));
+            limit.bytes = limit.bytes.min((memory / PART as u64) as i64);
+        }
+        limit
+    }
+
+    /// A device is about to be closed. Another may get its place and its address.
+    pub fn forget(&self, device: usize) {
+        for known in &self.devices {
+            if known.device.load(Relaxed) == device {
+                // Not 0, where a search ends.
+                known.device.store(usize::MAX, Relaxed);
+            }
+        }
+    }
+}
+
+impl Instance {
+    /// The number of regions is about to grow by one of this device.
+    #[inline]
+    pub fn mind_limits(&self, own: &Own, pd: Pd) {
+        let device = own.address();
+        let registered = self.pool.account.registered().regions;
+        let is_new = !self.limits.knows(device) && self.learn(own, pd);
+        if is_new || registered >= self.limits.next.load(Relaxed) {
+            self.read_limits();
+        }
+    }
+
+    /// Remembers a device. False if too many are known.
+    #[cold]
+    fn learn(&self, own: &Own, pd: Pd) -> bool {
+        if self.limits.is_full() {
+            return false;
+        }
+        let device = own.address();
+        let most = own.most_regions().unwrap_or(0).into();
+        let name = pd.device_name().unwrap_or([0; NAME]);
+        // The pool's lock keeps two threads from taking the same place.
+        let locked = self.pool.lock();
+        let mut free = self.limits.devices.iter();
+        let free = free.find(|known| matches!(known.device.load(Relaxed), 0 | usize::MAX));
+        if let Some(known) = free.filter(|_| !self.limits.knows(device)) {
+            known.most.store(most, Relaxed);
+            known.set_name(&name);
+            known.device.store(device, Relaxed);
+        }
+        drop(locked);
+        true
+    }
+
+    /// Reads the limits, and has the account keep to them.
+    pub fn read_limits(&self) {
+        let limits = &self.limits;
+        limits.read_at.store(clock::monotonic_by_kernel(), Relaxed);
+        let account = &self.pool.account;
+        let mut limit = limits.without_devices();
+        let registered = account.registered().regions;
+        limits.next.store((registered + 1) * 2, Relaxed);
+        for known in &limits.devices {
+            if !matches!(known.device.load(Relaxed), 0 | usize::MAX)
+                && let Some(left) = known.left(registered)
+            {
+                limit.regions = limit.regions.min(left / PART);
+            }
+        }
+        self.set_limit(limit);
+    }
+
+    /// The same, unless they were read less than `age` ns ago.
+    pub fn read_old_limits(&self, age: u64) {
+        let read_at = self.limits.read_at.load(Relaxed);
+        if clock::monotonic_by_kernel().wrapping_sub(read_at) >= age {
+            self.read_limits();
+        }
+    }
+
+    fn set_limit(&self, limit: Amount) {
+        let _locked = self.pool.lock();
+        self.pool.account.set_limit(limit);
+    }
+}
+
+/// Forgets a device that is about to be closed.
+pub fn forget(relaxed: &Instance, context: usize) {
+    if let Some(device) = bare::device_at(context) {
+        relaxed.limits.forget(device);
+    }
+}
+
+/// How much may be idle in a process that has no pool.
+pub fn of_no_pool() -> Amount {
+    Limits::new(start::settings())
+        .without_devices()
+        .min(Amount::MOST)
+}

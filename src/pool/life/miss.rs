@@ -1,0 +1,374 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Registering, ibv_reg_mr_relaxed(3): a hit, or the long way to a new region.
+
+use crate::call::{Access, Error, How, Pd, Registered, Request};
+use crate::config::{config, disabled};
+use crate::mr::Object;
+use crate::mr::bare::{self, Own};
+use crate::pool::Answer;
+use crate::pool::Instance;
+use crate::pool::life::admission::{Memory, NOW, Noted};
+use crate::pool::life::cleaner::{self, is_remote, now_ms};
+use crate::pool::life::ending::{self, By};
+use crate::pool::life::flush::relieve;
+use crate::pool::locked::Locked;
+use crate::pool::region::{Id, Purpose};
+use crate::pool::start;
+use crate::pool::state::Cause;
+use crate::report::stats::{Counter, counter};
+use crate::sys::futex;
+use crate::sys::memory;
+use crate::sys::pages::PageRange;
+use crate::sys::thread;
+use crate::watch::Fence;
+use crate::watch::Unwatched;
+use crate::watch::log::UnderWay;
+use core::ptr::with_exposed_provenance_mut;
+use core::sync::atomic::{AtomicU32, Ordering::*};
+use core::time::Duration;
+use errno::Errno;
+
+/// Access flags that a region of the pool cannot have. A registration with one of them gets a
+/// region of its own. An on-demand region pins nothing. A memory window that is bound to a shared
+/// region would keep the region from ending. The other flags depend on the address or on the kind
+/// of the memory.
+pub const OWN_REGION: Access = Access::ON_DEMAND
+    .union(Access::ZERO_BASED)
+    .union(Access::MW_BIND)
+    .union(Access::HUGETLB);
+
+/// How many times a registration that missed looks closer: once for a new region, once for a region
+/// that begins at another page, and once more if that region was in use in between.
+const LOOKS: u32 = 3;
+
+/// How many times a registration asks the kernel while the kernel is short of something. Each time
+/// idle regions have ended, of which other threads may leave more and more.
+const TRIES: u32 = 4;
+
+/// Whether the kernel may lack what idle regions hold: pinned memory and the device's objects
+/// (ENOMEM), or the objects that the rdma cgroup allows (EAGAIN).
+pub fn is_shortage(error: Error) -> bool {
+    use libc::{EAGAIN, ENOMEM};
+    matches!(
+        error,
+        Error::Kernel(Errno(ENOMEM | EAGAIN)) | Error::Next(Errno(ENOMEM | EAGAIN))
+    )
+}
+
+/// Refuses arguments that no relaxed registration can have. Returns the hull of the memory.
+fn check(request: &Request) -> Result<PageRange, Error> {
+    if let Some(why) = request.access.refusal() {
+        return Err(Error::Argument(why));
+    }
+    if request.length == 0 {
+        return Err(Error::Argument("the length is 0"));
+    }
+    PageRange::hull(request.addr.addr() as u64, request.length as u64).ok_or(Error::Argument(
+        "address and length run past the end of the address space",
+    ))
+}
+
+/// What a closer look for a region found.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Look {
+    /// The next hit finds a region, as a rule.
+    Again,
+    Nothing,
+    /// A region would serve, but the kernel has not said that its memory is the process's own.
+    Uncertain,
+}
+
+/// Why the pool does not serve a registration.
+pub enum Unserved {
+    /// The caller must register a region of its own. The counter tells the reason.
+    Because(Counter),
+    /// The registration failed.
+    Failed(Error),
+}
+
+/// Registers memory after a hit had this answer and no region. If `alone` is set, the caller does not share its region with
+/// another user.
+#[cold]
+pub fn register(
+    pd: Pd,
+    request: &Request,
+    answer: Answer,
+    alone: bool,
+) -> Result<Registered, Unserved> {
+    let hull = check(request).map_err(Unserved::Failed)?;
+    let because = |reason| Err(Unserved::Because(reason));
+    if disabled() {
+        return because(counter!(bypassed_device));
+    }
+    if request.access.intersects(OWN_REGION) {
+        return because(counter!(bypassed_access));
+    }
+    if thread::is_inside() {
+        return because(counter!(bypassed_busy));
+    }
+    if bare::is_fork_protected() {
+        // The memory of each region must be given back to children when the region ends, and the
+        // pool's threads cannot call libibverbs.
+        return because(counter!(bypassed_fork));
+    }
+    let Some(relaxed) = start::current() else {
+        // The process is a child of one that had a pool, or has no memory for a pool of its own.
+        return because(counter!(bypassed_fork));
+    };
+    cleaner::start(relaxed);
+    let Ok(own) = bare::find(pd, request) else {
+        return because(counter!(bypassed_device));
+    };
+    let purpose = relaxed.purpose(pd, hull, request.access, alone);
+    let mut answer = answer;
+    let mut looks = 0;
+    let settled = loop {
+        if answer.is_unsettled() {
+            if !relaxed.settle(hull) {
+                break false;
+            }
+        } else if looks == LOOKS {
+            // A hit still finds nothing if another entry of the table has the same place, or if no
+            // handle is left.
+            break true;
+        } else {
+            match relaxed.look_closer(&purpose) {
+                Look::Again => looks += 1,
+                Look::Nothing => break true,
+                // Another region here would be as uncertain as the one that is there.
+                Look::Uncertain => return because(counter!(bypassed_busy)),
+            }
+        }
+        let addr = request.addr.addr();
+        answer = crate::pool::hit(pd, addr, request.length, request.access, alone);
+        if let Some(mr) = answer.region() {
+            return Ok(Registered::by(How::Hit, mr));
+        }
+    };
+    let object = relaxed.miss(&own, pd, request, &purpose, settled)?;
+    Ok(Registered::by(
+        How::Miss,
+        with_exposed_provenance_mut(object),
+    ))
+}
+
+impl Instance {
+    /// Applies the log, and waits a moment for changes under way in a range. Returns false if such a
+    /// change does not end: the change may be this thread's own, interrupted by the signal handler
+    /// that runs now.
+    pub fn settle(&self, range: PageRange) -> bool {
+        const SPINS: u32 = 64;
+        const YIELDS: u32 = 16;
+        const SLEEPS: u32 = 40;
+        for round in 0..SPINS + YIELDS + SLEEPS {
+            let changes = &self.pool.changes;
+            if changes.is_behind() {
+                let _inside = thread::enter();
+                self.apply(&self.pool.lock(), By::Program);
+            }
+            if changes.under_way(range, thread::pointer()) == UnderWay::Stuck {
+                changes.end_left(range, |frame| memory::read(frame).map(|[word]| word));
+                if changes.under_way(range, thread::pointer()) == UnderWay::Stuck {
+                    return false;
+                }
+            }
+            if changes.is_settled(range) {
+                match self.watch.must_fence().then(|| self.watch.fence()) {
+                    None | Some(Fence::Passed) => return true,
+                    Some(Fence::UnderWay) => {}
+                    // The watch is lost: no later hit can be certain.
+                    Some(Fence::Lost(_)) => return false,
+                }
+            }
+            if round < SPINS {
+                core::hint::spin_loop();
+            } else if round < SPINS + YIELDS {
+                std::thread::yield_now();
+            } else {
+                // The thread sleeps instead of yielding: a thread of real-time priority that only
+                // yields keeps the changing thread off its processor.
+                let never = AtomicU32::new(0);
+                futex::wait(&never, 0, Some(Duration::from_micros(50)));
+            }
+        }
+        self.pool.changes.give_up_waiting(range);
+        false
+    }
+
+    /// Looks for a region that would serve but that a hit does not find.
+    pub fn look_closer(&self, purpose: &Purpose) -> Look {
+        let inside = thread::enter();
+        let locked = self.pool.lock();
+        // A region that begins at another page may serve.
+        if !purpose.exact
+            && let Some((id, grant)) = locked.take(purpose)
+        {
+            drop(locked);
+            drop(inside);
+            self.give_up(id, grant);
+            return Look::Again;
+        }
+        let Some(new) = locked.new_region(purpose) else {
+            return Look::Nothing;
+        };
+        // This is the first reuse of the region.
+        let newest = locked.kept();
+        drop(locked);
+        let memory = self.admission.ask(new.hull, new.kept, newest);
+        let locked = self.pool.lock();
+        match memory {
+            Memory::Own if locked.admit(new) => Look::Again,
+            Memory::Own => Look::Nothing,
+            Memory::Foreign(range) => {
+                locked.foreign().note(range);
+                locked.refuse(new);
+                Look::Nothing
+            }
+            Memory::Unknown => Look::Uncertain,
+        }
+    }
+
+    /// Makes a new region for the caller.
+    fn miss(
+        &self,
+        own: &Own,
+        pd: Pd,
+        request: &Request,
+        purpose: &Purpose,
+        settled: bool,
+    ) -> Result<usize, Unserved> {
+        let inside = thread::enter();
+        self.mind_limits(own, pd);
+        if self.pool.ending() > crate::pool::TOO_MANY {
+            ending::some_doomed(self, By::Program, crate::pool::SHARE);
+        }
+        let mut tries = 0;
+        loop {
+            tries += 1;
+            let locked = self.pool.lock();
+            if purpose.alone && locked.is_crowded(purpose.hull.start) {
+                return Err(Unserved::Because(counter!(bypassed_limit)));
+            }
+            let made = locked.make(purpose);
+            drop(locked);
+            let id = made.ok_or(Unserved::Because(counter!(bypassed_limit)))?;
+            match self.pin(own, pd, request, id, settled) {
+                Ok(watched) => {
+                    self.keep(id, purpose, watched, settled);
+                    drop(inside);
+                    // If few regions wait, they wait for the cleaner's next tick: a cleaner that is
+                    // woken now would be in this thread's way.
+                    if self.pool.has_much_to_end(crate::pool::MANY) {
+                        self.cleaner.wake();
+                    }
+                    return Ok(self.pool.region(id).object());
+                }
+                Err(error) => {
+                    let locked = self.pool.lock();
+                    // As of a region that ends in peace, no mapping stays split.
+                    let region = self.pool.region(id);
+                    region.cause.store(Cause::Flush.in_word(), Relaxed);
+                    ending::leave(self, &locked, id, By::Program);
+                    drop(locked);
+                    if own.is_left_to_libibverbs() {
+                        return Err(Unserved::Because(counter!(bypassed_device)));
+                    }
+                    if !is_shortage(error) || tries == TRIES || !relieve(self) {
+                        return Err(Unserved::Failed(error));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Has userfaultfd watch the memory first. Then pins and registers the memory.
+    ///
+    /// A region that cannot be kept, since the log did not settle, is not watched. Neither is a
+    /// region that is registered while another thread's call changes much memory: that call may
+    /// hold the lock of the address space for long, and only the watch would have to wait for it.
+    fn pin(
+        &self,
+        own: &Own,
+        pd: Pd,
+        request: &Request,
+        id: Id,
+        settled: bool,
+    ) -> Result<Result<(), Unwatched>, Error> {
+        let region = self.pool.region(id);
+        let hull = region.hull();
+        let neighbours = self.pool.filter.has_many_neighbours(hull);
+        let claim = |extent| region.claim_extent(extent);
+        let watched = if settled && !self.pool.changes.is_long(now_ms) {
+            self.watch.watch(hull, neighbours, claim)
+        } else {
+            Err(Unwatched::Busy)
+        };
+        let start = with_exposed_provenance_mut(hull.start as usize);
+        let pages = Request::at_address(start, hull.bytes() as usize, request.access);
+        let watch = match watched {
+            Ok(_) => bare::WatchedBy::Own,
+            Err(_) => bare::WatchedBy::Unknown,
+        };
+        let (bare, answer) = bare::register(own, pd, &pages, watch)?;
+        region.device.store(bare.device, Relaxed);
+        region.fd.store(bare.fd, Relaxed);
+        region.handle.store(bare.handle, Relaxed);
+        if let Some(object) = Object::at(region.object()) {
+            object.fill(pd, request, &answer);
+        }
+        let thread = thread::number();
+        self.counters.add(thread, counter!(reg_kernel), 1);
+        Ok(watched)
+    }
+
+    /// Takes the lock and applies the log. Also tells whether this memory is known to be foreign.
+    pub fn lock_and_look(&self, hull: PageRange) -> (Locked<'_>, bool) {
+        let locked = self.pool.lock();
+        self.apply(&locked, By::Program);
+        match locked.foreign().look(hull) {
+            Noted::Nothing => return (locked, false),
+            Noted::Foreign => return (locked, true),
+            Noted::Ask => {}
+        }
+        let newest = locked.kept();
+        drop(locked);
+        let memory = self.admission.ask(hull, NOW, newest);
+        let locked = self.pool.lock();
+        self.apply(&locked, By::Program);
+        match memory {
+            Memory::Own => locked.foreign().forget(hull),
+            Memory::Foreign(range) => locked.foreign().note(range),
+            Memory::Unknown => {}
+        }
+        (locked, memory != Memory::Own)
+    }
+
+    /// Lets other registrations use the region, now or after its release, as far as that is safe.
+    fn keep(&self, id: Id, purpose: &Purpose, watched: Result<(), Unwatched>, settled: bool) {
+        let count = |reason| self.counters.add(thread::number(), reason, 1);
+        let mut reason = watched.err().map(|why| match why {
+            Unwatched::Refused => counter!(bypassed_watch),
+            Unwatched::Memory => counter!(bypassed_memory),
+            Unwatched::Limit => counter!(bypassed_limit),
+            Unwatched::Busy => counter!(bypassed_busy),
+        });
+        let (locked, foreign) = self.lock_and_look(purpose.hull);
+        if foreign {
+            reason = reason.or(Some(counter!(bypassed_memory)));
+        }
+        // The region stays the caller's own, even while it is in use, if the library would not hear
+        // of a change of its memory, if peers must get fresh keys, or if the pool keeps no such
+        // region.
+        let own = reason.is_some()
+            || (config().relaxed.fresh_keys && is_remote(purpose.access))
+            || !self.cleaner.keeps(purpose.access);
+        let certain = settled && !locked.may_be_dropping(purpose.hull, now_ms);
+        let kept = own || (certain && locked.keep(id));
+        if !kept {
+            locked.withdraw(id, Cause::Fence);
+            reason = reason.or(Some(counter!(bypassed_busy)));
+        }
+        drop(locked);
+        count(reason.unwrap_or(counter!(misses)));
+    }
+}

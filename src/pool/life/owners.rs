@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The owners of a region of the pool besides its users: its protection domain, its device, another
+//! process that imported the region, and a provider that ends the region without passing through
+//! the library.
+
+use crate::call::{Context, Error, Pd};
+use crate::config::{Cache, config};
+use crate::mr::{self, Mr};
+use crate::pool::Instance;
+use crate::pool::existing;
+use crate::pool::life::ending;
+use crate::pool::life::flush::{flush_those, relieve};
+use crate::pool::life::limits;
+use crate::pool::region::{LEFT, PoolRegion};
+use crate::pool::state::Cause;
+use crate::sys::thread;
+use core::ffi::c_int;
+use core::sync::atomic::Ordering::Relaxed;
+
+/// Memory is short for a plain registration of the program: deregisters every idle region.
+#[cold]
+pub fn relieve_program() {
+    if let Some(relaxed) = existing()
+        && !thread::is_inside()
+    {
+        let _inside = thread::enter();
+        relieve(relaxed);
+    }
+}
+
+/// The program is about to deallocate a domain: deregisters the domain's idle regions. Returns
+/// EBUSY if the domain has regions in use.
+pub fn before_dealloc_pd(pd: Pd) -> Result<(), Error> {
+    if let Some(relaxed) = existing() {
+        let of = ending::of_pd(pd.address() as u64);
+        if relaxed.pool.is_used(&of) {
+            return Err(Error::Busy("the domain still has relaxed regions in use"));
+        }
+        // If the kernel refuses to deregister a region, it refuses to deallocate the domain as
+        // well.
+        let _ = flush_those(relaxed, of);
+    }
+    Ok(())
+}
+
+/// Deregisters the device's idle regions, then closes the device by `close`. Returns EBUSY if
+/// relaxed calls have given out regions of the device that are in use.
+pub fn around_close_device(
+    context: Context,
+    close: impl FnOnce() -> Result<(), Error>,
+) -> Result<(), Error> {
+    let Some(relaxed) = existing() else {
+        return close();
+    };
+    limits::forget(relaxed, context.address());
+    let Some(device) = mr::bare::device_at(context.address()) else {
+        return close();
+    };
+    let of = ending::of_device(device);
+    if relaxed.pool.is_used(&of) && config().cache == Cache::Off {
+        return Err(Error::Busy("the device still has relaxed regions in use"));
+    }
+    let _ = flush_those(relaxed, &of);
+    // The kernel ends what is left with the device: regions that it refused to deregister, and
+    // regions in use. As without the pool, a program may close a device that has regions.
+    let fd = context.fd().unwrap_or(LEFT);
+    abandon(relaxed, &of, LEFT);
+    let closed = close();
+    if closed.is_err() {
+        abandon(relaxed, &of, fd);
+    }
+    relaxed.cleaner.wake();
+    closed
+}
+
+/// Deregisters the idle regions of a domain, except those that the kernel refuses to deregister.
+pub fn flush_quietly(pd: Pd) {
+    if let Some(relaxed) = existing() {
+        let _ = flush_those(relaxed, ending::of_pd(pd.address() as u64));
+    }
+}
+
+/// The program is about to forget a domain that lives on in the kernel: withdraws all regions of
+/// the domain from reuse.
+pub fn before_unimport_pd(pd: Pd) {
+    if let Some(relaxed) = existing() {
+        let of = ending::of_pd(pd.address() as u64);
+        // The regions in use are withdrawn as well, so that they are not reused after their
+        // release.
+        withdraw(relaxed, &of);
+        let _ = flush_those(relaxed, of);
+    }
+}
+
+/// A provider ends, by `dereg`, a region whose object is not the pool's. If the pool has the same
+/// region of the kernel, the pool must neither reuse nor deregister that region: its number may by
+/// then be another region's.
+pub fn around_deregister_past_us(mr: Mr, dereg: impl FnOnce() -> c_int) -> c_int {
+    let public = mr.read();
+    let context = public.context.expose_provenance();
+    // A thread that was interrupted inside the pool may hold the pool's lock.
+    let relaxed = existing().filter(|_| !thread::is_inside());
+    let Some((relaxed, device)) = relaxed.zip(mr::bare::device_at(context)) else {
+        return dereg();
+    };
+    let of = |region: &PoolRegion| {
+        region.handle.load(Relaxed) == public.handle
+            && region.lkey() == public.lkey
+            && ending::of_device(device)(region)
+    };
+    // The region is abandoned before the call: as soon as it has ended, another region may get its
+    // number.
+    let had = abandon(relaxed, of, LEFT);
+    let errno = dereg();
+    if errno != 0
+        && let Some(fd) = had
+    {
+        abandon(relaxed, of, fd);
+    }
+    errno
+}
+
+/// The program has given a region of the pool up, but the kernel's region lives on, or another
+/// process that shares it has ended it. The pool neither reuses nor deregisters the region. An
+/// argument that is no region of the pool is ignored.
+pub fn forget(object: usize) {
+    if let Some(relaxed) = existing()
+        && let Some(handle) = relaxed.pool.handle(object)
+    {
+        let region = relaxed.pool.region(handle.region);
+        abandon(relaxed, |other| core::ptr::eq(other, region), LEFT);
+    }
+}
+
+/// A provider is about to close a device's file, perhaps in a call that did not come to the
+/// library. The pool's regions on that file end with the file. The pool must not deregister them in
+/// the next file that gets the same number. The address is that of the `verbs_context`, and the
+/// device is the last part of that structure.
+pub fn before_close_past_us(verbs_context: usize) {
+    /// The farthest that the device may lie behind the start of the structure. The structure grows
+    /// at its start with rdma-core's releases. Today 320 bytes precede the device, and the device
+    /// itself has as many bytes, so no other device is this near.
+    const BEFORE: usize = 600;
+    if let Some(relaxed) = existing()
+        && let Some(device) = (0..=BEFORE)
+            .step_by(size_of::<usize>())
+            .find_map(|before| mr::bare::device_at(verbs_context + before))
+    {
+        relaxed.limits.forget(device);
+        let of = ending::of_device(device);
+        let _ = flush_those(relaxed, &of);
+        abandon(relaxed, &of, LEFT);
+    }
+}
+
+/// Withdraws regions from reuse, and replaces the file by which the kernel is told of their end.
+/// `LEFT` stands for no file, once the number may be another file's. Returns the file that the
+/// regions had, if `of` found any.
+fn abandon(relaxed: &Instance, of: impl Fn(&PoolRegion) -> bool, fd: i32) -> Option<i32> {
+    let mut had = None;
+    withdraw(relaxed, |region| {
+        let meant = of(region);
+        if meant {
+            had = Some(region.fd.swap(fd, Relaxed));
+        }
+        meant
+    });
+    had
+}
+
+fn withdraw(relaxed: &Instance, mut of: impl FnMut(&PoolRegion) -> bool) {
+    let _inside = thread::enter();
+    let locked = relaxed.pool.lock();
+    for (id, region) in relaxed.pool.each() {
+        if region.word.load().is_registered() && !region.is_watched_only() && of(region) {
+            locked.withdraw(id, Cause::Flush);
+        }
+    }
+}

@@ -1,0 +1,320 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The pool's core under every interleaving that the memory model allows, by loom:
+//! `RUSTFLAGS="--cfg loom" cargo test --release --lib loom`.
+//!
+//! A region is reduced to its word, and the kernel to a few variables: which generation of memory
+//! is at the address (generation 0 was pinned), whether an event is in flight, and whether the
+//! region is registered. A thread that has seen new memory at the address must never get the region
+//! again.
+
+use crate::pool::life::hit::{Miss, Steps, in_order};
+use crate::pool::region::word::{Grant, Left, Seen, Word};
+use crate::sys::pages::PageRange;
+use crate::watch::log::{Change, Kind, Log};
+use core::cell::Cell;
+use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
+use loom::sync::{Arc, Mutex};
+use loom::thread;
+
+struct World {
+    changes: Log,
+    word: Word,
+    /// The pool's lock.
+    lock: Mutex<()>,
+    /// The generation of memory that is mapped at the address.
+    mapped: AtomicU64,
+    /// The kernel's `mmap_changing`.
+    in_flight: AtomicBool,
+    registered: AtomicBool,
+}
+
+const CHANGE: Change = Change {
+    start: 0x1000,
+    end: 0x2000,
+    kind: Kind::Called,
+};
+
+const MEMORY: PageRange = PageRange {
+    start: 0x1000,
+    end: 0x2000,
+};
+
+impl World {
+    /// A world with one region, which is kept and idle.
+    fn new() -> Arc<World> {
+        let world = World {
+            changes: Log::new(),
+            word: Word::new(),
+            lock: Mutex::new(()),
+            mapped: AtomicU64::new(0),
+            in_flight: AtomicBool::new(false),
+            registered: AtomicBool::new(true),
+        };
+        world.word.make();
+        assert!(world.word.keep());
+        world.word.admit();
+        assert_eq!(world.word.release(Grant::Own), Some(Left::Idle));
+        Arc::new(world)
+    }
+
+    /// `munmap` through the interposed call.
+    fn unmap_by_call(&self) {
+        let announced = self.changes.begin_at(MEMORY, 0);
+        self.changes.write(CHANGE);
+        self.mapped.store(1, Release);
+        self.changes.write(CHANGE);
+        self.changes.end_at(announced);
+    }
+
+    /// `munmap` by a bare system call. Its event is in flight from before the memory goes until it
+    /// is read.
+    fn unmap_unseen(&self) {
+        self.in_flight.store(true, SeqCst);
+        self.mapped.store(1, Release);
+    }
+
+    /// One round of the monitor, which may find an event.
+    fn monitor(&self) {
+        if self.in_flight.load(SeqCst) {
+            self.changes.begin();
+            self.in_flight.store(false, SeqCst);
+            self.changes.write(Change {
+                kind: Kind::Reported,
+                ..CHANGE
+            });
+            self.changes.end();
+        }
+    }
+
+    fn apply(&self) {
+        let _lock = self.lock.lock().unwrap();
+        self.changes.apply(|_| {
+            self.word.withdraw();
+        });
+    }
+
+    /// Registers as the program does: it must get no translation older than the memory that it saw
+    /// mapped before.
+    fn register(&self) -> Option<Grant> {
+        let mapped = self.mapped.load(Acquire);
+        let got = in_order(&self.changes, MEMORY, self);
+        match got {
+            Ok(grant) => {
+                assert_eq!(mapped, 0, "a stale translation");
+                assert!(self.registered.load(Acquire), "a region that has ended");
+                Some(grant)
+            }
+            Err(Miss::Unsettled(Some(grant))) => {
+                self.release(grant);
+                None
+            }
+            Err(_) => None,
+        }
+    }
+
+    fn release(&self, grant: Grant) {
+        assert!(self.registered.load(Acquire), "it ended while it was used");
+        if self.word.release(grant) == Some(Left::Spent) {
+            self.end_if_unused();
+        }
+    }
+
+    /// What flush, the cleaner, and a thread that releases a spent region do.
+    fn end_if_unused(&self) {
+        let claimed = {
+            let _lock = self.lock.lock().unwrap();
+            self.word.claim()
+        };
+        if claimed {
+            assert!(self.registered.swap(false, AcqRel), "it ended twice");
+            let _lock = self.lock.lock().unwrap();
+            self.word.free();
+        }
+    }
+}
+
+impl Steps for &World {
+    type Taken = Grant;
+
+    fn take(&self) -> Option<Grant> {
+        self.word.take_if(|_| true)
+    }
+
+    fn fence(&self) -> bool {
+        !self.in_flight.load(SeqCst)
+    }
+}
+
+fn explore(bound: Option<usize>, test: impl Fn() + Sync + Send + 'static) {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = bound;
+    model.check(test);
+}
+
+#[test]
+fn loom_a_call_that_changes_memory() {
+    explore(None, || {
+        let world = World::new();
+        let other = world.clone();
+        let unmapping = thread::spawn(move || other.unmap_by_call());
+        world.register();
+        world.apply();
+        world.register();
+        unmapping.join().unwrap();
+        world.apply();
+        assert_eq!(world.register(), None);
+    });
+}
+
+#[test]
+fn loom_a_change_that_only_the_kernel_sees() {
+    explore(Some(3), || {
+        let world = World::new();
+        let (other, monitor) = (world.clone(), world.clone());
+        let unmapping = thread::spawn(move || other.unmap_unseen());
+        let monitoring = thread::spawn(move || monitor.monitor());
+        world.register();
+        world.apply();
+        world.register();
+        unmapping.join().unwrap();
+        monitoring.join().unwrap();
+        world.monitor();
+        world.apply();
+        assert_eq!(world.register(), None);
+    });
+}
+
+#[test]
+fn loom_two_calls_at_once() {
+    explore(Some(2), || {
+        let world = World::new();
+        let (first, second) = (world.clone(), world.clone());
+        let threads = [
+            thread::spawn(move || first.unmap_by_call()),
+            thread::spawn(move || second.unmap_by_call()),
+        ];
+        world.register();
+        world.apply();
+        for thread in threads {
+            thread.join().unwrap();
+        }
+        world.apply();
+        assert!(world.changes.is_settled(MEMORY));
+        assert_eq!(world.register(), None);
+    });
+}
+
+#[test]
+fn loom_hit_release_flush() {
+    explore(Some(3), || {
+        let world = World::new();
+        let (other, flush) = (world.clone(), world.clone());
+        let use_it = |world: &World| {
+            if let Some(grant) = world.register() {
+                world.release(grant);
+            }
+        };
+        let threads = [
+            thread::spawn(move || use_it(&other)),
+            thread::spawn(move || flush.end_if_unused()),
+        ];
+        use_it(&world);
+        for thread in threads {
+            thread.join().unwrap();
+        }
+        // As in dealloc_pd: the region has no user, so a flush ends it.
+        world.end_if_unused();
+        assert!(!world.registered.load(Acquire));
+    });
+}
+
+#[test]
+fn loom_withdrawn_while_used() {
+    explore(Some(3), || {
+        let world = World::new();
+        let (unmap, flush) = (world.clone(), world.clone());
+        let threads = [
+            thread::spawn(move || {
+                unmap.unmap_by_call();
+                unmap.apply();
+                unmap.end_if_unused();
+            }),
+            thread::spawn(move || flush.end_if_unused()),
+        ];
+        if let Some(grant) = world.register() {
+            world.release(grant);
+        }
+        for thread in threads {
+            thread.join().unwrap();
+        }
+        world.apply();
+        world.end_if_unused();
+        assert!(!world.registered.load(Acquire));
+    });
+}
+
+#[test]
+fn loom_kept_while_its_memory_changes() {
+    explore(None, || {
+        let world = World::new();
+        world.end_if_unused();
+        world.mapped.store(0, Release);
+        // A new region is linked, then pinned, then kept, while its memory goes.
+        world.word.make();
+        let other = world.clone();
+        let unmapping = thread::spawn(move || other.unmap_by_call());
+        let pinned = world.mapped.load(Acquire);
+        world.registered.store(true, Release);
+        world.apply();
+        let kept = world.word.keep();
+        world.word.admit();
+        if kept && pinned == 0 {
+            world.register();
+        }
+        unmapping.join().unwrap();
+        world.apply();
+        assert!(
+            !world.word.load().can_be_taken(),
+            "linked before the change was over"
+        );
+    });
+}
+
+/// A slot ends as one region and becomes another's, while other threads look at it.
+#[test]
+fn loom_a_slot_becomes_another_regions() {
+    const GENERATION: u64 = 2;
+    explore(None, || {
+        let slot = Arc::new((Word::new(), AtomicU64::new(1)));
+        let (word, field) = &*slot;
+        let keep = |word: &Word| {
+            word.make();
+            assert!(word.keep());
+            word.admit();
+            assert!(word.release(Grant::Own).is_some());
+        };
+        keep(word);
+        let other = slot.clone();
+        let making = thread::spawn(move || {
+            let (word, field) = &*other;
+            if word.claim() {
+                word.free();
+                word.before_fields();
+                field.store(GENERATION, Relaxed);
+                keep(word);
+            }
+        });
+        let seen = Cell::new(0_u64);
+        let serves = |now: Seen| {
+            seen.set(u64::from(now.generation()));
+            field.load(Relaxed) == GENERATION
+        };
+        if word.would_serve(serves) {
+            assert_eq!(seen.get(), GENERATION, "the fields of a later region");
+        }
+        if word.take_if(serves).is_some() {
+            assert_eq!(seen.get(), GENERATION, "the fields of a later region");
+        }
+        making.join().unwrap();
+    });
+}

@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The pool of kept regions: the meaning of `ibv_reg_mr_relaxed` and its kin on Linux, which has had
+//! no FMR since 5.8.
+//!
+//! A relaxed region is an ordinary kernel region over whole pages. When the program releases the
+//! region, this process's pool keeps it. The pool gives the region out again as long as its
+//! translation is provably unchanged. `docs/proof.md` has the argument, in numbered lemmas, each
+//! with the code that holds it and the test that shows it.
+//!
+//! - `region/`: a slot, its word (the state of a region in one atomic), lists of slots.
+//! - `find/`: the look-up without a lock, the index by address, the filter of memory without regions.
+//! - `life/`: what happens to a region, a file for each: hit, miss, change, release, end.
+//! - `state.rs`: what all threads share, and what they do without the lock. `locked.rs` and
+//!   `extents.rs`: what they do under it.
+
+mod extents;
+mod find;
+pub mod foresight;
+pub mod life;
+mod lock;
+pub mod locked;
+#[cfg(all(test, loom))]
+mod loom_tests;
+#[cfg(all(test, not(loom)))]
+mod model_tests;
+pub mod region;
+pub mod start;
+pub mod state;
+pub mod subscriptions;
+
+pub use life::flush::flush;
+pub use life::hit::{Answer, LOCAL, hit};
+pub use life::miss::{OWN_REGION, Unserved, is_shortage, register};
+pub use life::owners::{
+    around_close_device, around_deregister_past_us, before_close_past_us, before_dealloc_pd,
+    before_unimport_pd, flush_quietly, forget, relieve_program,
+};
+pub use life::release::{deregister, release};
+pub use start::is_of_parent;
+
+use crate::mr::Mr;
+use crate::report::stats::{Counters, counter};
+use crate::sys::process::PerProcess;
+use crate::sys::thread;
+use crate::watch::Watch;
+use life::admission::Admission;
+use life::cleaner::{self, Cleaner};
+use life::ending::By;
+use life::limits::Limits;
+use locked::Locked;
+use state::Pool;
+
+/// If this many regions wait to be deregistered, the cleaner is woken before its next tick.
+const MANY: u32 = 256;
+
+/// If the cleaner is behind by this many regions, each registering thread deregisters a share of
+/// them itself.
+const TOO_MANY: u32 = 512;
+const SHARE: usize = 16;
+
+/// The state of relaxed registration in this process. It exists from the first use on.
+pub struct Instance {
+    pub pool: &'static Pool,
+    pub watch: Watch,
+    admission: Admission,
+    cleaner: &'static Cleaner,
+    counters: &'static Counters,
+    limits: Limits,
+    /// No limit restricts how much memory the process may pin.
+    may_pin_all: bool,
+}
+
+static INSTANCE: PerProcess<Instance> = PerProcess::new();
+
+/// This process's instance, if the process has used relaxed registration. A forked child has none,
+/// and makes none.
+#[inline(always)]
+pub fn existing() -> Option<&'static Instance> {
+    INSTANCE.get()
+}
+
+/// Whether the pool has given out this region.
+#[inline(always)]
+pub fn is_region(mr: Mr) -> bool {
+    start::is_object(mr.address())
+}
+
+/// Whether userfaultfd reports changes of memory to the pool.
+pub fn is_watching() -> bool {
+    existing().is_some_and(|relaxed| relaxed.watch.is_on())
+}
+
+/// Makes every later hit fail: the library itself has failed, perhaps while it wrote a change to
+/// the log.
+pub fn distrust() {
+    if let Some(relaxed) = existing() {
+        relaxed.pool.changes.distrust();
+    }
+}
+
+/// Returns how many registrations were hits. The sum has three parts: the hits that `counted`
+/// returns, the hits that the regions' own handles count in each region that has not ended, and the
+/// overflow of those counts. A region that ends adds its count to `counted` under the lock, so the
+/// sum neither misses a hit nor counts it twice.
+pub fn hits(counted: impl Fn() -> u64) -> u64 {
+    let Some(relaxed) = existing() else {
+        return counted();
+    };
+    // A signal handler may have interrupted the thread that holds the lock, so it does not take the
+    // lock.
+    let inside = (!thread::is_inside()).then(thread::enter);
+    let locked = inside.is_some().then(|| relaxed.pool.lock());
+    let hits = relaxed.pool.each().map(|(_, region)| region.hits());
+    let hits = counted() + relaxed.pool.many_hits() + hits.sum::<u64>();
+    drop(locked);
+    hits
+}
+
+/// The idle regions and the sum of their lengths, then the same for the regions in use.
+pub fn totals() -> [(u64, u64); 2] {
+    existing().map_or_else(Default::default, |relaxed| {
+        [relaxed.pool.idle(), relaxed.pool.in_use()]
+    })
+}
+
+impl Instance {
+    /// Applies the log of changes, and counts the regions that this withdrew.
+    pub fn apply(&self, locked: &Locked<'_>, by: By) {
+        let applied = locked.apply(cleaner::now_ms);
+        let thread = by.thread();
+        if applied.by_hook > 0 {
+            self.counters
+                .add(thread, counter!(stale_avoided_hook), applied.by_hook);
+        }
+        if applied.by_event > 0 {
+            self.counters
+                .add(thread, counter!(stale_avoided_event), applied.by_event);
+        }
+        if applied.lost {
+            self.watch.lose();
+        }
+    }
+}

@@ -1,0 +1,484 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Compares the pool with a naive model: a list of regions that is searched from end to end, and an
+//! address space in which each change gives the changed pages new numbers. Whatever the program
+//! does, the pool must find a region exactly when the model has one that serves. The region that it
+//! finds must have been pinned while its pages had their present numbers.
+
+use crate::pool::life::account::Amount;
+use crate::pool::locked::cause;
+use crate::pool::region::word::Left;
+use crate::pool::region::{Id, PoolRegion, Purpose};
+use crate::pool::state::{Batch, Cause, Handle, Pool};
+use crate::sys::pages::{PageRange, page_size};
+use crate::watch::log::{Change, Kind};
+use proptest::prelude::*;
+use std::alloc::{Layout, alloc_zeroed};
+use std::collections::BTreeMap;
+
+/// Pages of the address space. They span several chunks of the filter, so that the filter has
+/// chunks to tell apart.
+const PAGES: u64 = 40;
+const STRIDE: u64 = crate::watch::extent::CHUNK / 4;
+
+fn address(page: u64) -> u64 {
+    // Each group of eight pages is contiguous, for the sizes of a few pages; the groups lie chunks
+    // apart.
+    0x7000_0000_0000 + (page / 8) * STRIDE * 8 + (page % 8) * page_size()
+}
+
+/// A range within a group of eight contiguous pages.
+fn range(first: u64, count: u64) -> PageRange {
+    let count = count.min(8 - first % 8);
+    PageRange {
+        start: address(first),
+        end: address(first) + count * page_size(),
+    }
+}
+
+fn pages(range: PageRange) -> impl Iterator<Item = u64> {
+    (0..PAGES).filter(move |&page| {
+        let start = address(page);
+        range.overlaps(PageRange {
+            start,
+            end: start + 1,
+        })
+    })
+}
+
+const ALL: PageRange = PageRange {
+    start: 0,
+    end: u64::MAX,
+};
+
+fn new_pool() -> &'static Pool {
+    // SAFETY: `Pool` has a non-zero size.
+    let memory = unsafe { alloc_zeroed(Layout::new::<Pool>()) };
+    // SAFETY: the memory has the layout of a `Pool`, for which all zeros is an empty pool, and the
+    // test never frees it.
+    unsafe { &*memory.cast::<Pool>() }
+}
+
+/// A time of the pool's clock at which nothing is released.
+const NEVER: u32 = 1 << 30;
+
+const LOCAL_WRITE: u32 = 1;
+const ACCESS: [u32; 5] = [0, LOCAL_WRITE, 3, 7, LOCAL_WRITE | 1 << 20];
+
+#[derive(Clone, Debug)]
+enum Step {
+    Register {
+        pd: u64,
+        first: u64,
+        count: u64,
+        access: usize,
+        changed_meanwhile: bool,
+    },
+    /// Releases one of the program's handles, or, with `again`, one that it has released before.
+    Release {
+        which: prop::sample::Index,
+        again: bool,
+    },
+    Change {
+        first: u64,
+        count: u64,
+        kind: u8,
+    },
+    ManyChanges,
+    Apply,
+    Flush {
+        pd: u64,
+    },
+    Trim {
+        regions: i64,
+    },
+    Refuse {
+        pd: u64,
+    },
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        12 => (0..2u64, 0..PAGES, 1..6u64, 0..ACCESS.len(), prop::bool::weighted(0.1))
+            .prop_map(|(pd, first, count, access, changed_meanwhile)| Step::Register {
+                pd, first, count, access, changed_meanwhile
+            }),
+        10 => (any::<prop::sample::Index>(), prop::bool::weighted(0.1))
+            .prop_map(|(which, again)| Step::Release { which, again }),
+        4 => (0..PAGES, 1..8u64, 0..4u8).prop_map(|(first, count, kind)| Step::Change { first, count, kind }),
+        1 => Just(Step::ManyChanges),
+        2 => Just(Step::Apply),
+        1 => (0..2u64).prop_map(|pd| Step::Flush { pd }),
+        1 => (0..8i64).prop_map(|regions| Step::Trim { regions }),
+        1 => (0..2u64).prop_map(|pd| Step::Refuse { pd }),
+    ]
+}
+
+/// A region as the model knows it.
+struct Known {
+    purpose: Purpose,
+    /// The numbers of the pages when they were pinned.
+    pinned: Vec<u64>,
+    users: u32,
+    stale: bool,
+    /// The kernel refused to end the region.
+    refused: bool,
+}
+
+impl Known {
+    fn serves(&self, purpose: &Purpose) -> bool {
+        let same = self.purpose.access == purpose.access;
+        let more = self.purpose.access == purpose.access | LOCAL_WRITE;
+        self.purpose.pd == purpose.pd
+            && !self.stale
+            && if purpose.exact {
+                same && self.purpose.hull == purpose.hull
+            } else {
+                (same || more) && self.purpose.hull.contains(purpose.hull)
+            }
+    }
+}
+
+struct Test {
+    pool: &'static Pool,
+    numbers: Vec<u64>,
+    next_number: u64,
+    known: BTreeMap<Id, Known>,
+    /// The handles that the program holds, with their objects.
+    handles: Vec<(usize, Handle)>,
+    /// The objects of every handle that the program has released.
+    ended: Vec<usize>,
+}
+
+impl Test {
+    fn new() -> Test {
+        Test {
+            pool: new_pool(),
+            numbers: vec![0; PAGES as usize],
+            next_number: 1,
+            known: BTreeMap::new(),
+            handles: Vec::new(),
+            ended: Vec::new(),
+        }
+    }
+
+    fn apply(&self) {
+        self.pool.lock().apply(|| 0);
+    }
+
+    fn pin(&self, range: PageRange) -> Vec<u64> {
+        pages(range)
+            .map(|page| self.numbers[page as usize])
+            .collect()
+    }
+
+    fn change(&mut self, range: PageRange, kind: Kind) {
+        let change = Change {
+            start: range.start,
+            end: range.end,
+            kind,
+        };
+        assert!(
+            !self
+                .known
+                .values()
+                .any(|known| known.purpose.hull.overlaps(range))
+                || self.pool.filter.may_hold(range)
+        );
+        let announced = self.pool.changes.begin_at(range, 0);
+        assert!(!self.pool.changes.is_settled(range));
+        self.pool.changes.write(change);
+        for page in pages(range) {
+            self.numbers[page as usize] = self.next_number;
+            self.next_number += 1;
+        }
+        self.pool.changes.write(change);
+        self.pool.changes.end_at(announced);
+        for known in self.known.values_mut() {
+            known.stale |= known.purpose.hull.overlaps(range);
+        }
+    }
+
+    fn register(&mut self, purpose: Purpose, changed_meanwhile: bool) -> Result<(), TestCaseError> {
+        self.apply();
+        self.end_doomed();
+        let serves = self.known.values().any(|known| known.serves(&purpose));
+        let wider = || {
+            (!purpose.exact)
+                .then(|| self.pool.lock().take(&purpose))
+                .flatten()
+        };
+        let taken = self.pool.take(&purpose).or_else(wider);
+        prop_assert_eq!(taken.is_some(), serves);
+        let (id, grant) = match taken {
+            Some((id, grant)) => {
+                let known = self.known.get_mut(&id).expect("the model has it");
+                prop_assert!(known.serves(&purpose));
+                known.users += 1;
+                (id, grant)
+            }
+            None => {
+                let made = self.pool.lock().make(&purpose);
+                let Some(id) = made else {
+                    return Ok(());
+                };
+                let pinned = self.pin(purpose.hull);
+                self.known.insert(
+                    id,
+                    Known {
+                        purpose,
+                        pinned,
+                        users: 1,
+                        stale: false,
+                        refused: false,
+                    },
+                );
+                if changed_meanwhile {
+                    self.change(purpose.hull, Kind::Reported);
+                }
+                self.apply();
+                let kept = self.pool.lock().keep(id);
+                prop_assert_eq!(kept, !changed_meanwhile);
+                let new = self.pool.lock().new_region(&purpose);
+                let admitted = new.is_some_and(|new| self.pool.lock().admit(new));
+                prop_assert_eq!(admitted, kept);
+                let handle = self.pool.handle(self.pool.region(id).object()).unwrap();
+                self.handles.push((self.pool.region(id).object(), handle));
+                return Ok(());
+            }
+        };
+        let known = &self.known[&id];
+        let inside = pages(known.purpose.hull).zip(&known.pinned);
+        for (page, &number) in inside {
+            if purpose.hull.contains(range(page, 1)) {
+                prop_assert_eq!(number, self.numbers[page as usize], "stale");
+            }
+        }
+        match self.pool.object(id, grant, purpose.hull.start, 1) {
+            Some(object) => {
+                prop_assert!(self.handles.iter().all(|handle| handle.0 != object));
+                let handle = self.pool.handle(object).unwrap();
+                prop_assert_eq!(handle.region, id);
+                self.handles.push((object, handle));
+            }
+            // No slot is free for a further handle.
+            None => {
+                let left = self.pool.give_back(id, grant);
+                self.left(id, left)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Compares the outcome of a release with the model's.
+    fn left(&mut self, id: Id, left: Option<Left>) -> Result<(), TestCaseError> {
+        let known = self.known.get_mut(&id).expect("the model has it");
+        known.users -= 1;
+        // The pool does not know of a change that is written but not applied.
+        let behind = self.pool.changes.is_behind();
+        match left {
+            Some(Left::InUse) => prop_assert!(known.users > 0),
+            Some(Left::Idle) => {
+                prop_assert!(known.users == 0 && (!known.stale || behind));
+                self.pool.account.may_be_idle(|| known.purpose.hull);
+            }
+            Some(Left::Spent) => {
+                prop_assert!(known.users == 0 && known.stale);
+                // The cleaner claims the region before the releasing thread does; its cause is then
+                // not recorded.
+                let spent = self.pool.region(id).object();
+                let which = |other: &PoolRegion| other.object() == spent;
+                let mut batch = Batch::new();
+                self.pool.find_idle(Id(0), &mut batch, which);
+                let locked = self.pool.lock();
+                locked.claim_those(&mut batch, Cause::Linger, which);
+                drop(locked);
+                prop_assert_eq!(batch.ids(), [id]);
+                prop_assert_ne!(cause(self.pool.region(id)), Some(Cause::Linger));
+                self.end(id);
+            }
+            None => prop_assert!(false, "the handle is the program's"),
+        }
+        Ok(())
+    }
+
+    fn end(&mut self, id: Id) {
+        self.pool.lock().end(id);
+        self.known.remove(&id);
+    }
+
+    fn end_doomed(&mut self) {
+        while let Some(id) = self.pool.next_doomed() {
+            let known = &self.known[&id];
+            assert!(known.users == 0 && known.stale);
+            self.end(id);
+        }
+    }
+
+    fn claim(&mut self, cause: Cause, which: impl Fn(Id) -> bool) -> Vec<Id> {
+        let mut claimed = Vec::new();
+        let mut from = Some(Id(0));
+        while let Some(start) = from {
+            let mut batch = Batch::new();
+            let which =
+                |region: &PoolRegion| which(self.pool.handle(region.object()).unwrap().region);
+            from = self.pool.find_idle(start, &mut batch, which);
+            self.pool.lock().claim_those(&mut batch, cause, which);
+            claimed.extend_from_slice(batch.ids());
+        }
+        claimed
+    }
+
+    fn step(&mut self, step: Step) -> Result<(), TestCaseError> {
+        match step {
+            Step::Register {
+                pd,
+                first,
+                count,
+                access,
+                changed_meanwhile,
+            } => {
+                let access = ACCESS[access];
+                let purpose = Purpose {
+                    alone: false,
+                    pd,
+                    hull: range(first, count),
+                    access,
+                    exact: access & 0xe != 0,
+                };
+                self.register(purpose, changed_meanwhile)?;
+            }
+            Step::Release { which, again } => {
+                if again && !self.ended.is_empty() {
+                    let object = *which.get(&self.ended);
+                    if self.handles.iter().all(|handle| handle.0 != object) {
+                        let released = self
+                            .pool
+                            .handle(object)
+                            .and_then(|handle| self.pool.release(handle, 0));
+                        prop_assert_eq!(released, None);
+                    }
+                } else if !self.handles.is_empty() {
+                    let (object, handle) =
+                        self.handles.swap_remove(which.index(self.handles.len()));
+                    self.ended.push(object);
+                    let left = self.pool.release(handle, 0);
+                    self.left(handle.region, left)?;
+                }
+            }
+            Step::Change { first, count, kind } => {
+                let kinds = [Kind::Called, Kind::Reported, Kind::Dropping, Kind::Lost];
+                let everywhere = usize::from(kind) == 3;
+                let changed = if everywhere {
+                    PageRange {
+                        start: 0,
+                        end: u64::MAX,
+                    }
+                } else {
+                    range(first, count)
+                };
+                self.change(changed, kinds[usize::from(kind)]);
+            }
+            Step::ManyChanges => {
+                // More changes than the log holds, in other memory: all regions are withdrawn.
+                let elsewhere = PageRange {
+                    start: 0x1000,
+                    end: 0x2000,
+                };
+                for _ in 0..5000 {
+                    self.change(elsewhere, Kind::Called);
+                }
+                self.known.values_mut().for_each(|known| known.stale = true);
+            }
+            Step::Apply => {
+                self.apply();
+                prop_assert!(self.pool.changes.is_settled(ALL));
+                self.end_doomed();
+                let left = |known: &Known| known.users == 0 && known.stale && !known.refused;
+                prop_assert!(
+                    !self.known.values().any(left),
+                    "nobody will use it, and nobody ends it"
+                );
+            }
+            Step::Flush { pd } => {
+                self.apply();
+                self.end_doomed();
+                let pool = self.pool;
+                for id in self.claim(Cause::Flush, |id| pool.region(id).pd() == pd) {
+                    prop_assert_eq!(self.known[&id].users, 0);
+                    self.end(id);
+                }
+                let idle = |known: &Known| known.users == 0 && known.purpose.pd == pd;
+                prop_assert!(!self.known.values().any(idle));
+            }
+            Step::Trim { regions } => {
+                self.apply();
+                self.end_doomed();
+                let limit = Amount {
+                    regions,
+                    bytes: i64::MAX,
+                };
+                let locked = self.pool.lock();
+                self.pool.account.set_limit(limit);
+                drop(locked);
+                // One count knows how many must go, the next ends them.
+                for _ in 0..2 {
+                    let mut at_end = false;
+                    while !at_end {
+                        let mut batch = Batch::new();
+                        at_end = self.pool.lock().count_idle(5, &mut batch, NEVER);
+                        for &id in batch.ids() {
+                            prop_assert_eq!(self.known[&id].users, 0);
+                            self.end(id);
+                        }
+                    }
+                }
+                prop_assert!(!self.pool.account.is_over());
+            }
+            Step::Refuse { pd } => {
+                self.apply();
+                self.end_doomed();
+                let pool = self.pool;
+                for id in self.claim(Cause::Flush, |id| pool.region(id).pd() == pd) {
+                    // The kernel refuses to end the region: the region stays, and no registration
+                    // gets it.
+                    self.pool.lock().restore(id);
+                    let known = self.known.get_mut(&id).unwrap();
+                    known.stale = true;
+                    known.refused = true;
+                }
+            }
+        }
+        self.compare()
+    }
+
+    fn compare(&self) -> Result<(), TestCaseError> {
+        let idle = self.known.values().filter(|known| known.users == 0);
+        let bytes: u64 = idle.clone().map(|known| known.purpose.hull.bytes()).sum();
+        prop_assert_eq!(self.pool.idle(), (idle.count() as u64, bytes));
+        let used = self.known.values().filter(|known| known.users > 0);
+        prop_assert_eq!(self.pool.in_use().0, used.count() as u64);
+        let idle = self
+            .known
+            .values()
+            .filter(|known| known.users == 0 && !known.stale);
+        let limit = self.pool.account.limit();
+        prop_assert!(idle.count() as i64 <= limit.regions || self.pool.account.is_over());
+        Ok(())
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        cases: if cfg!(miri) { 4 } else { 150 },
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
+
+    #[test]
+    fn the_pool_is_the_naive_one(steps in prop::collection::vec(step(), 1..if cfg!(miri) { 30 } else { 200 })) {
+        let mut test = Test::new();
+        for step in steps {
+            test.step(step)?;
+        }
+    }
+}

@@ -1,0 +1,354 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! A slot of the pool: a region that the kernel has registered, or a further handle of such a
+//! region.
+//!
+//! Slots are never freed, and every field is atomic. A thread that reads a slot while it becomes
+//! another region's reads inconsistent values, which is harmless: the slot's word (`word.rs`) tells
+//! it so.
+
+pub mod list;
+pub mod word;
+
+use crate::abi::rdma_core::ibv_mr;
+use crate::call::Access;
+use crate::pool::region::word::{Seen, Word};
+use crate::sys::pages::{PageRange, page_size};
+use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
+
+/// Words of the `struct ibv_mr` in a slot, including what libibverbs and the providers keep behind
+/// it (`mr/object.rs`).
+const OBJECT: usize = 9;
+/// The indices of `pd`, `addr` and `length` among these words.
+const PD: usize = 1;
+const ADDR: usize = 2;
+const LENGTH: usize = 3;
+const HANDLE_AND_LKEY: usize = 4;
+
+/// The object's offset in its slot. It puts all that a hit touches into one cache line. With 100
+/// 000 regions a hit then has two cache misses, the table's and this one; with two lines it had
+/// three.
+pub const OBJECT_OFFSET: usize = core::mem::offset_of!(PoolRegion, object);
+
+/// A slot. Zeroed memory is a free slot. A slot is three cache lines long: at a power of two, the
+/// slots' first lines, which are all that a hit needs, would compete for a quarter of the cache.
+#[repr(C, align(64))]
+pub struct PoolRegion {
+    pub word: Word,
+    start: AtomicU64,
+    pages: AtomicU32,
+    access: AtomicU32,
+    /// When the last user released the region, by the pool's clock.
+    pub released: AtomicU32,
+    /// Registrations that the slot's own handle has served after the first. The count needs no
+    /// locked instruction, since one thread at a time holds that handle.
+    hits: AtomicU32,
+    /// The `struct ibv_mr` that the program sees.
+    object: [AtomicU64; OBJECT],
+
+    /// In a further handle: the slot of its region.
+    pub owner: AtomicLink,
+    /// While the slot is free or the region is doomed: the next slot in that list.
+    pub next: AtomicLink,
+    /// Why the region was withdrawn from reuse: [`crate::pool::state::Cause::in_word`]; 0 if it was not.
+    pub cause: AtomicU32,
+    /// How often the kernel has refused to deregister the region.
+    pub refusals: AtomicU32,
+    /// The region's device: the address of a `Device`, and the file descriptor of its kernel
+    /// context.
+    pub device: AtomicUsize,
+    pub fd: AtomicI32,
+    /// The kernel's handle of the region.
+    pub handle: AtomicU32,
+    /// The neighbours in the index's list.
+    pub following: AtomicLink,
+    pub preceding: AtomicLink,
+    /// The number of the claim that ends this region.
+    pub claim: AtomicU64,
+    /// The region's number among those that were kept; 0 until it is kept.
+    pub kept: AtomicU64,
+    /// Whether userfaultfd watches the region: `UNWATCHED`, `WATCHED` or `INHERITED`.
+    watched: AtomicU32,
+    /// In a watched region: how many pages directly below and above it are watched for the pool.
+    pages_below: AtomicU32,
+    pages_above: AtomicU32,
+    /// In a subscription: how many entries another library's cache has for the range
+    /// (`src/monitor/`), and how many of its earlier entries will be gone once the cache has
+    /// been notified.
+    pub entries: AtomicU32,
+    pub leaving: AtomicU32,
+}
+#[cfg(not(loom))]
+const _: () = assert!(size_of::<PoolRegion>() == 192 && OBJECT_OFFSET + (LENGTH + 1) * 8 == 64);
+
+/// The number of a slot.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Id(pub u32);
+
+/// The number of a slot, or none. It is stored as the number plus one, so that zeroed memory links
+/// nothing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Link(u32);
+
+impl Link {
+    pub const NONE: Link = Link(0);
+
+    #[inline(always)]
+    pub fn to(id: Id) -> Link {
+        Link(id.0 + 1)
+    }
+
+    #[inline(always)]
+    pub fn id(self) -> Option<Id> {
+        self.0.checked_sub(1).map(Id)
+    }
+
+    /// The link as a bit field of a larger word.
+    #[inline(always)]
+    pub fn bits(self) -> u32 {
+        self.0
+    }
+
+    /// The link that `bits` gave.
+    #[inline(always)]
+    pub fn from_bits(bits: u32) -> Link {
+        Link(bits)
+    }
+}
+
+/// A link that threads share. Its accesses are relaxed: another word orders them.
+#[repr(transparent)]
+pub struct AtomicLink(AtomicU32);
+
+impl AtomicLink {
+    #[inline(always)]
+    pub fn load(&self) -> Link {
+        Link(self.0.load(Relaxed))
+    }
+
+    #[inline(always)]
+    pub fn store(&self, link: Link) {
+        self.0.store(link.0, Relaxed);
+    }
+}
+
+/// What a registration asks for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Purpose {
+    /// The address of the program's protection domain.
+    pub pd: u64,
+    pub hull: PageRange,
+    pub access: u32,
+    /// A region serves only if its hull and access are equal to these; a larger hull or more access
+    /// does not serve.
+    pub exact: bool,
+    /// A region serves only if it has no user.
+    pub alone: bool,
+}
+
+impl Purpose {
+    /// Whether this purpose allows sharing a region with its current users, if it has any.
+    #[inline(always)]
+    pub fn may_share(&self, seen: Seen) -> bool {
+        !self.alone || seen.users() == 0
+    }
+}
+
+/// Stands in `pd` for memory that is only watched, for another library. No protection domain has an
+/// address at the end of the address space.
+pub const WATCHED_ONLY: u64 = u64::MAX;
+
+/// Stands in `fd` once the pool must not end the region in the kernel: the descriptor may be
+/// another file's by then.
+pub const LEFT: i32 = -1;
+
+/// Values of `PoolRegion::watched`. `INHERITED`: another region has ended and left the memory
+/// around it to this one.
+const UNWATCHED: u32 = 0;
+const WATCHED: u32 = 1;
+const INHERITED: u32 = 2;
+
+const LOCAL_WRITE: u32 = Access::LOCAL_WRITE.bits();
+
+impl PoolRegion {
+    /// Prepares the slot for a region of this purpose.
+    pub fn set(&self, purpose: &Purpose) {
+        self.word.before_fields();
+        self.start.store(purpose.hull.start, Relaxed);
+        self.pages.store(purpose.hull.pages() as u32, Relaxed);
+        self.object[PD].store(purpose.pd, Relaxed);
+        self.access.store(purpose.access, Relaxed);
+        // Cleared, since ibv_close_device would find this region by the last region's device.
+        self.device.store(0, Relaxed);
+        self.cause.store(0, Relaxed);
+        self.hits.store(0, Relaxed);
+        self.refusals.store(0, Relaxed);
+        self.kept.store(0, Relaxed);
+        self.claim_extent(None);
+        self.entries.store(0, Relaxed);
+        self.leaving.store(0, Relaxed);
+    }
+
+    /// Counts a registration that the slot's own handle serves. True if the 32-bit count wrapped to
+    /// 0, which takes an hour of hits.
+    #[inline(always)]
+    pub fn count_hit(&self) -> bool {
+        let hits = self.hits.load(Relaxed).wrapping_add(1);
+        self.hits.store(hits, Relaxed);
+        hits == 0
+    }
+
+    /// Returns the count of hits and clears it. The caller counts these hits elsewhere.
+    pub fn forget_hits(&self) -> u64 {
+        self.hits.swap(0, Relaxed).into()
+    }
+
+    /// The count of hits.
+    pub fn hits(&self) -> u64 {
+        self.hits.load(Relaxed).into()
+    }
+
+    /// The pages that the region covers.
+    #[inline(always)]
+    pub fn hull(&self) -> PageRange {
+        let start = self.start.load(Relaxed);
+        let end = start + u64::from(self.pages.load(Relaxed)) * page_size();
+        PageRange { start, end }
+    }
+
+    /// Sets the extent: the memory around the region that userfaultfd watches for the pool from now
+    /// on.
+    pub fn claim_extent(&self, extent: Option<PageRange>) {
+        self.set_extent(extent, WATCHED);
+    }
+
+    fn set_extent(&self, extent: Option<PageRange>, watched: u32) {
+        let hull = self.hull();
+        let extent = extent.filter(|extent| extent.contains(hull));
+        let pages = |bytes: u64| (bytes / page_size()) as u32;
+        let (below, above) = extent.map_or((0, 0), |extent| {
+            (
+                pages(hull.start - extent.start),
+                pages(extent.end - hull.end),
+            )
+        });
+        self.pages_below.store(below, Relaxed);
+        self.pages_above.store(above, Relaxed);
+        let watched = extent.map_or(UNWATCHED, |_| watched);
+        self.watched.store(watched, Relaxed);
+    }
+
+    /// The extent. `None`: the region is not watched, is not watched yet, or its memory has gone.
+    pub fn extent(&self) -> Option<PageRange> {
+        let hull = self.hull();
+        let bytes = |pages: &AtomicU32| u64::from(pages.load(Relaxed)) * page_size();
+        (self.watched.load(Relaxed) != UNWATCHED).then(|| PageRange {
+            start: hull.start - bytes(&self.pages_below),
+            end: hull.end + bytes(&self.pages_above),
+        })
+    }
+
+    /// Whether another region has left memory to this one.
+    pub fn has_inherited(&self) -> bool {
+        self.watched.load(Relaxed) == INHERITED
+    }
+
+    /// Takes over memory that an ending region leaves, if this region is watched. That memory
+    /// touches this region's extent. Under the pool's lock.
+    pub fn inherit(&self, memory: PageRange) {
+        if let Some(extent) = self.extent() {
+            let both = PageRange {
+                start: extent.start.min(memory.start),
+                end: extent.end.max(memory.end),
+            };
+            self.set_extent(Some(both), INHERITED);
+        }
+    }
+
+    /// Removes memory that was unmapped or moved from the extent. Under the pool's lock.
+    pub fn lose_memory(&self, gone: PageRange) {
+        let hull = self.hull();
+        let Some(extent) = self.extent().filter(|extent| extent.overlaps(gone)) else {
+            return;
+        };
+        let left = PageRange {
+            start: if gone.start < hull.start {
+                extent.start.max(gone.end)
+            } else {
+                extent.start
+            },
+            end: if gone.end > hull.end {
+                extent.end.min(gone.start)
+            } else {
+                extent.end
+            },
+        };
+        let watched = self.watched.load(Relaxed);
+        self.set_extent(Some(left).filter(|_| !hull.overlaps(gone)), watched);
+    }
+
+    /// The address of the protection domain.
+    #[inline(always)]
+    pub fn pd(&self) -> u64 {
+        self.object[PD].load(Relaxed)
+    }
+
+    /// The access flags.
+    #[inline(always)]
+    pub fn access(&self) -> u32 {
+        self.access.load(Relaxed)
+    }
+
+    /// The lkey.
+    pub fn lkey(&self) -> u32 {
+        const _: () = assert!(core::mem::offset_of!(ibv_mr, lkey) == HANDLE_AND_LKEY * 8 + 4);
+        let words = self.object[HANDLE_AND_LKEY].load(Relaxed).to_ne_bytes();
+        u32::from_ne_bytes([words[4], words[5], words[6], words[7]])
+    }
+
+    /// Whether the slot is a subscription, for which the kernel has registered no region.
+    pub fn is_watched_only(&self) -> bool {
+        self.pd() == WATCHED_ONLY
+    }
+
+    /// Whether the kernel must not be asked to end the region: it has, or the pool has abandoned the
+    /// region, for example because the program closed the device while the region was in use.
+    pub fn is_left(&self) -> bool {
+        self.fd.load(Relaxed) == LEFT
+    }
+
+    /// Whether the region serves this purpose. Remote access is neither widened nor narrowed: a
+    /// region with remote access serves only a purpose with the same access. A region with local
+    /// access only may have local write where the purpose asks for less.
+    #[inline(always)]
+    pub fn serves(&self, purpose: &Purpose) -> bool {
+        let access = self.access();
+        let hull = self.hull();
+        self.pd() == purpose.pd
+            && if purpose.exact {
+                hull == purpose.hull && access == purpose.access
+            } else {
+                hull.contains(purpose.hull)
+                    && (access == purpose.access || access == purpose.access | LOCAL_WRITE)
+            }
+    }
+
+    /// The address that the program knows the region by.
+    #[inline(always)]
+    pub fn object(&self) -> usize {
+        (&raw const *self).expose_provenance() + OBJECT_OFFSET
+    }
+
+    /// Writes the program's address and length into the object.
+    #[inline(always)]
+    pub fn set_memory(&self, addr: u64, length: u64) {
+        self.object[ADDR].store(addr, Relaxed);
+        self.object[LENGTH].store(length, Relaxed);
+    }
+
+    /// Makes the object a copy of another slot's object.
+    pub fn copy_object(&self, from: &PoolRegion) {
+        for (word, from) in self.object.iter().zip(&from.object) {
+            word.store(from.load(Relaxed), Relaxed);
+        }
+    }
+}

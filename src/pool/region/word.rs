@@ -1,0 +1,376 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The state of a slot of the pool, in one word: each transition is one atomic operation.
+//!
+//! ```text
+//!            make             keep             claim            free
+//!   FREE ----------> MAKING --------> KEPT ----------> ENDING --------> FREE
+//!                      \_____________________________/^   |
+//!                        (used once, never shared)        '-- restore --> KEPT, stale
+//! ```
+//!
+//! A registration can take only a KEPT slot that is admitted and not stale. Only a slot without
+//! users can be claimed, and of two threads that try to claim it one succeeds. A region in use is
+//! therefore never deregistered, and a region that is being deregistered is never handed out.
+//!
+//! The upper half of the word is a generation, which changes each time the slot is made. A thread
+//! that reads the slot's other fields and then changes the word by compare-and-swap knows, if the
+//! swap succeeds, that the fields it read were this region's.
+
+use crate::sys::atomics::{AtomicU64, Ordering::*, fence};
+
+/// How many registrations use the region.
+const USERS: u64 = (1 << 24) - 1;
+/// The program holds the slot's own handle.
+const OWN: u64 = 1 << 24;
+/// The region must not be used again.
+const STALE: u64 = 1 << 25;
+/// The region is not admitted: nobody has checked yet that other processes cannot change its
+/// memory.
+const NEW: u64 = 1 << 27;
+
+const STATE: u64 = 7 << 28;
+const FREE: u64 = 0;
+const MAKING: u64 = 1 << 28;
+const KEPT: u64 = 2 << 28;
+const ENDING: u64 = 3 << 28;
+/// The slot is a further handle of another slot's region.
+const HANDLE: u64 = 4 << 28;
+
+const GENERATION: u32 = 32;
+
+/// The word of a slot. Zeroed memory is a free slot.
+#[repr(transparent)]
+pub struct Word(AtomicU64);
+
+/// The value of the word at one moment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Seen(u64);
+
+/// Which handle a registration gets.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Grant {
+    /// The slot's own handle.
+    Own,
+    /// A further handle, since the slot's own is in use.
+    Another,
+}
+
+/// What a release left behind.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Left {
+    /// The region still has a user.
+    InUse,
+    /// The region has no user and may be used again.
+    Idle,
+    /// The region has no user and will get none: it must be deregistered.
+    Spent,
+}
+
+impl Seen {
+    /// The slot's generation.
+    #[cfg(test)]
+    pub fn generation(self) -> u32 {
+        (self.0 >> GENERATION) as u32
+    }
+
+    /// Whether a registration may take the region.
+    #[inline(always)]
+    pub fn can_be_taken(self) -> bool {
+        self.0 & (STATE | STALE | NEW) == KEPT && self.users() < USERS
+    }
+
+    /// Whether the region is kept but not admitted yet.
+    pub fn is_new(self) -> bool {
+        self.0 & (STATE | STALE | NEW) == KEPT | NEW
+    }
+
+    /// How many registrations use the region.
+    pub fn users(self) -> u64 {
+        self.0 & USERS
+    }
+
+    /// Whether the region has no user and is not being ended.
+    pub fn is_unused(self) -> bool {
+        self.is_registered() && self.users() == 0
+    }
+
+    /// Whether the region must not be used again.
+    pub fn is_stale(self) -> bool {
+        self.0 & STALE != 0
+    }
+
+    /// Whether the slot is a region that is not being ended.
+    pub fn is_registered(self) -> bool {
+        matches!(self.0 & STATE, MAKING | KEPT)
+    }
+
+    /// Whether the slot is a region that is not free, and so is in the index.
+    pub fn is_linked(self) -> bool {
+        matches!(self.0 & STATE, MAKING | KEPT | ENDING)
+    }
+
+    /// Whether the region has no user and will get none.
+    pub fn is_spent(self) -> bool {
+        self.is_unused() && self.0 & (STATE | STALE) != KEPT
+    }
+
+    /// Whether the region is being deregistered.
+    pub fn is_ending(self) -> bool {
+        self.0 & STATE == ENDING
+    }
+
+    /// Whether the slot is a further handle.
+    #[inline(always)]
+    pub fn is_handle(self) -> bool {
+        self.0 & STATE == HANDLE
+    }
+}
+
+impl Word {
+    /// The word of a free slot.
+    #[cfg(test)]
+    pub fn new() -> Word {
+        Word(AtomicU64::new(FREE))
+    }
+
+    /// The current value.
+    #[inline(always)]
+    pub fn load(&self) -> Seen {
+        Seen(self.0.load(Acquire))
+    }
+
+    fn change(&self, from: u64, to: u64) -> Result<(), u64> {
+        // SeqCst, as are the loads that follow elsewhere: a release and the cleaner's going to
+        // sleep must not miss each other. On x86 SeqCst costs nothing here.
+        self.0.compare_exchange(from, to, SeqCst, Acquire).map(drop)
+    }
+
+    /// Makes the slot a region with one user, who has the slot's own handle. The slot must be free
+    /// and owned by the caller.
+    pub fn make(&self) {
+        let generation = (self.0.load(Relaxed) >> GENERATION) + 1;
+        let word = generation << GENERATION | MAKING | OWN | 1;
+        self.0.store(word, Release);
+    }
+
+    /// Makes the slot a further handle. The slot must be free and owned by the caller.
+    pub fn make_handle(&self) {
+        let generation = self.0.load(Relaxed) >> GENERATION;
+        let word = generation << GENERATION | HANDLE | 1;
+        self.0.store(word, Release);
+    }
+
+    /// Keeps the region; false if it became stale while it was made. Other registrations can take
+    /// the region once it is admitted.
+    pub fn keep(&self) -> bool {
+        let mut word = self.0.load(Relaxed);
+        loop {
+            if word & (STATE | STALE) != MAKING {
+                return false;
+            }
+            let kept = word & !STATE | KEPT | NEW;
+            match self.change(word, kept) {
+                Ok(()) => return true,
+                Err(now) => word = now,
+            }
+        }
+    }
+
+    /// Lets other registrations take the region.
+    pub fn admit(&self) {
+        self.0.fetch_and(!NEW, SeqCst);
+    }
+
+    /// Takes the region for one more user, if `serves` says so of the region that the word belongs
+    /// to. `serves` may read the slot's other fields. The compare-and-swap succeeds only if the word
+    /// is still the one that preceded these reads. Then the reads were this region's: whoever makes
+    /// the slot another region's writes the fields after it has read what this swap wrote.
+    #[inline(always)]
+    pub fn take_if(&self, serves: impl Fn(Seen) -> bool) -> Option<Grant> {
+        loop {
+            let seen = self.load();
+            if !seen.can_be_taken() || !serves(seen) {
+                return None;
+            }
+            if let Some(grant) = self.take(seen) {
+                return Some(grant);
+            }
+        }
+    }
+
+    /// Whether `serves` says so of a region that could be taken. Unlike [`Word::take_if`] this writes
+    /// nothing, so two fences order the reads: this one, and the one in [`Word::before_fields`].
+    #[inline(always)]
+    pub fn would_serve(&self, serves: impl Fn(Seen) -> bool) -> bool {
+        let seen = self.load();
+        if !seen.can_be_taken() || !serves(seen) {
+            return false;
+        }
+        fence(Acquire);
+        self.0.load(Relaxed) == seen.0
+    }
+
+    /// Precedes the maker's writes to the slot's other fields. A thread that reads one of them sees
+    /// that the word is no longer the earlier region's.
+    pub fn before_fields(&self) {
+        fence(Release);
+    }
+
+    #[inline(always)]
+    fn take(&self, seen: Seen) -> Option<Grant> {
+        let taken = (seen.0 + 1) | OWN;
+        self.change(seen.0, taken).ok()?;
+        Some(if seen.0 & OWN == 0 {
+            Grant::Own
+        } else {
+            Grant::Another
+        })
+    }
+
+    /// Ends one use. `None` if the region has no use of this kind: the program does not hold the
+    /// handle.
+    #[inline(always)]
+    pub fn release(&self, grant: Grant) -> Option<Left> {
+        let mut word = self.0.load(Relaxed);
+        let released = loop {
+            if !Seen(word).is_registered()
+                || word & USERS == 0
+                || (grant == Grant::Own && word & OWN == 0)
+            {
+                return None;
+            }
+            let mut released = word - 1;
+            if grant == Grant::Own {
+                released &= !OWN;
+            }
+            match self.change(word, released) {
+                Ok(()) => break released,
+                Err(now) => word = now,
+            }
+        };
+        Some(if released & (STATE | STALE | USERS) == KEPT {
+            Left::Idle
+        } else if released & USERS != 0 {
+            Left::InUse
+        } else {
+            Left::Spent
+        })
+    }
+
+    /// Ends a further handle; false if the slot is none, or is one that was released already.
+    pub fn release_handle(&self) -> bool {
+        let word = self.0.load(Relaxed);
+        let ended = word & !STATE & !USERS;
+        word & STATE == HANDLE && self.change(word, ended).is_ok()
+    }
+
+    /// Withdraws the region from reuse. True if the region was not withdrawn before.
+    pub fn withdraw(&self) -> bool {
+        self.0.fetch_or(STALE, SeqCst) & STALE == 0
+    }
+
+    /// Claims the region, to deregister it; false if it has a user, or if another thread claimed it
+    /// first.
+    pub fn claim(&self) -> bool {
+        let mut seen = self.load();
+        while seen.is_unused() {
+            match self.change(seen.0, seen.0 & !STATE | ENDING) {
+                Ok(()) => return true,
+                Err(now) => seen = Seen(now),
+            }
+        }
+        false
+    }
+
+    /// Takes back a claim on a region that could not be deregistered. The region is stale from then
+    /// on.
+    pub fn restore(&self) {
+        let word = self.0.load(Relaxed);
+        self.0.store(word & !STATE | KEPT | STALE, Release);
+    }
+
+    /// Frees the slot: its region is deregistered, or was never registered.
+    pub fn free(&self) {
+        let generation = self.0.load(Relaxed) >> GENERATION;
+        self.0.store(generation << GENERATION | FREE, Release);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    fn kept() -> Word {
+        let word = Word::new();
+        word.make();
+        assert!(word.keep() && word.load().is_new() && !word.load().can_be_taken());
+        word.admit();
+        word
+    }
+
+    #[test]
+    fn a_region_goes_round() {
+        let word = Word::new();
+        assert!(!word.claim() && !word.load().is_registered());
+        word.make();
+        let making = word.load();
+        assert!(making.is_registered() && !making.can_be_taken() && !making.is_unused());
+        assert!(!word.claim(), "it has a user");
+        assert!(word.keep());
+        word.admit();
+        assert_eq!(word.take(word.load()), Some(Grant::Another));
+        assert_eq!(word.release(Grant::Own), Some(Left::InUse));
+        assert_eq!(word.release(Grant::Own), None, "released already");
+        assert_eq!(word.take(word.load()), Some(Grant::Own));
+        assert_eq!(word.release(Grant::Another), Some(Left::InUse));
+        assert_eq!(word.release(Grant::Own), Some(Left::Idle));
+        assert_eq!(word.release(Grant::Another), None);
+        assert!(word.claim() && !word.claim() && word.load().is_ending());
+        assert!(!word.load().can_be_taken());
+        word.free();
+        word.make();
+        assert_eq!(word.load().generation(), making.generation() + 1);
+    }
+
+    #[test]
+    fn what_is_stale_or_not_kept_ends_with_its_last_user() {
+        let word = kept();
+        assert!(word.withdraw() && !word.withdraw());
+        assert!(!word.load().can_be_taken());
+        assert_eq!(word.release(Grant::Own), Some(Left::Spent));
+
+        let word = Word::new();
+        word.make();
+        assert!(!word.load().can_be_taken(), "the maker's own");
+        assert_eq!(word.release(Grant::Own), Some(Left::Spent));
+        assert!(!word.load().can_be_taken() && word.load().is_spent());
+
+        let word = Word::new();
+        word.make();
+        word.withdraw();
+        assert!(!word.keep(), "it went stale while it was made");
+        assert_eq!(word.release(Grant::Own), Some(Left::Spent));
+        assert!(word.claim());
+        word.restore();
+        assert!(word.load().is_unused() && !word.load().can_be_taken());
+    }
+
+    #[test]
+    fn an_old_look_takes_nothing() {
+        let word = kept();
+        let seen = word.load();
+        assert_eq!(word.release(Grant::Own), Some(Left::Idle));
+        assert_eq!(word.take(seen), None);
+        let seen = word.load();
+        assert!(word.claim());
+        assert_eq!(word.take(seen), None);
+    }
+
+    #[test]
+    fn a_further_handle_is_released_once() {
+        let word = Word::new();
+        word.make_handle();
+        assert!(word.load().is_handle() && word.release_handle() && !word.release_handle());
+        assert!(kept().load().is_registered() && !kept().release_handle());
+    }
+}

@@ -1,0 +1,477 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What all threads share of the pool, and what they do with it without the lock.
+//!
+//! Each transition of a region's *word* (`region/word.rs`) has one owner: the thread whose
+//! compare-and-swap succeeds. The maker alone writes the region's other fields, before `keep`
+//! (release); other threads read them after the word (acquire). The holder of the lock owns the
+//! index, the table's entries, the notes of foreign memory and the applying of the log
+//! (`locked.rs`). The thread that claimed a region deregisters it, outside the lock, when it has no
+//! user and nobody can take it any more. The lemmas are in `docs/proof.md`.
+
+use crate::pool::find::filter::Filter;
+use crate::pool::find::index::Index;
+use crate::pool::find::large::Large;
+use crate::pool::find::table::Table;
+use crate::pool::life::account::Account;
+use crate::pool::life::admission::Foreign;
+use crate::pool::lock::Lock;
+use crate::pool::locked::Locked;
+use crate::pool::region::list::List;
+use crate::pool::region::word::{Grant, Left};
+use crate::pool::region::{Id, Link, OBJECT_OFFSET, PoolRegion, Purpose};
+use crate::pool::subscriptions::Subscriptions;
+use crate::sys::futex;
+use crate::sys::pages::PageRange;
+use crate::watch::dropping::Dropping;
+use crate::watch::extent::CHUNK;
+use crate::watch::log::Log;
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
+use core::time::Duration;
+
+/// The largest number of slots: regions and further handles.
+const MOST: usize = if cfg!(test) { 48 } else { 1 << 18 };
+
+/// Slots from this number on are in huge pages.
+const LARGE: u32 = 8192;
+
+/// Why a region is withdrawn from reuse, or deregistered.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u32)]
+pub enum Cause {
+    Flush,
+    Watermark,
+    Linger,
+    Pressure,
+    Hook,
+    Event,
+    Fence,
+}
+
+impl Cause {
+    const ALL: [Cause; 7] = [
+        Cause::Flush,
+        Cause::Watermark,
+        Cause::Linger,
+        Cause::Pressure,
+        Cause::Hook,
+        Cause::Event,
+        Cause::Fence,
+    ];
+
+    /// The cause as [`PoolRegion::cause`] stores it; 0 means no cause.
+    pub fn in_word(self) -> u32 {
+        self as u32 + 1
+    }
+
+    /// The cause that [`PoolRegion::cause`] stores.
+    pub(super) fn from_word(word: u32) -> Option<Cause> {
+        Cause::ALL.get(word.checked_sub(1)? as usize).copied()
+    }
+}
+
+/// The pool. Zeroed memory is an empty pool. The pool is so large that it exists only as a mapping
+/// of its own.
+#[repr(C)]
+pub struct Pool {
+    pub changes: Log,
+    pub(super) lock: Lock,
+    /// Slots that were ever in use.
+    pub(super) grown: AtomicU32,
+    pub(super) free: List,
+    /// Claimed regions that wait to be deregistered.
+    pub(super) doomed: List,
+    /// Regions kept so far.
+    pub(super) kept: AtomicU64,
+    /// The summed length of the regions that were doomed since the cleaner last ended all of them.
+    pub(super) doomed_bytes: AtomicU64,
+    /// The cleaner has been woken because so many regions wait.
+    pub(super) much_waits: AtomicBool,
+    /// Claims so far.
+    pub(super) claims: AtomicU64,
+    /// Regions that are claimed and not yet ended.
+    pub(super) ending: AtomicU32,
+    /// A futex: it grows whenever a region has ended while a thread waits.
+    pub(super) ended: AtomicU32,
+    /// Threads that wait on `ended`.
+    pub(super) waiting: AtomicU32,
+    /// Hits that overflowed the regions' own 32-bit counts.
+    pub(super) many_hits: AtomicU64,
+    pub account: Account,
+    pub(super) foreign: Foreign,
+    pub(super) dropping: Dropping,
+    pub subscriptions: Subscriptions,
+    pub filter: Filter,
+    pub(super) table: Table,
+    pub(super) index: Index,
+    pub(super) slots: Large<[PoolRegion; MOST]>,
+}
+
+/// A fixed-size list of regions.
+pub struct Batch {
+    ids: [Id; Batch::MOST],
+    count: usize,
+}
+
+impl Batch {
+    const MOST: usize = 64;
+
+    /// An empty batch.
+    pub fn new() -> Batch {
+        Batch {
+            ids: [Id(0); Batch::MOST],
+            count: 0,
+        }
+    }
+
+    pub(super) fn is_full(&self) -> bool {
+        self.count == Batch::MOST
+    }
+
+    pub(super) fn push(&mut self, id: Id) {
+        self.ids[self.count] = id;
+        self.count += 1;
+    }
+
+    /// Removes the regions for which `stays` is false.
+    pub(super) fn retain(&mut self, mut stays: impl FnMut(Id) -> bool) {
+        let mut kept = Batch::new();
+        for &id in self.ids() {
+            if stays(id) {
+                kept.push(id);
+            }
+        }
+        *self = kept;
+    }
+
+    /// The regions of the batch.
+    pub fn ids(&self) -> &[Id] {
+        &self.ids[..self.count]
+    }
+}
+
+/// A handle that the program passed in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Handle {
+    /// The slot whose object the program holds.
+    slot: Id,
+    /// The slot of the region: another one in a further handle.
+    pub region: Id,
+    grant: Grant,
+}
+
+impl Pool {
+    /// The slot with this number.
+    #[inline(always)]
+    pub fn region(&self, id: Id) -> &PoolRegion {
+        &self.slots[id.0 as usize]
+    }
+
+    fn slots(&self) -> &[PoolRegion] {
+        let grown = self.grown.load(Acquire) as usize;
+        &self.slots[..grown.min(MOST)]
+    }
+
+    /// Every slot that was ever in use.
+    pub fn each(&self) -> impl Iterator<Item = (Id, &PoolRegion)> {
+        self.each_from(Id(0))
+    }
+
+    /// The same, from a slot on. (To skip the others would call the closure for each of them.)
+    pub(super) fn each_from(&self, first: Id) -> impl Iterator<Item = (Id, &PoolRegion)> {
+        let slots = self.slots().get(first.0 as usize..).unwrap_or_default();
+        let slots = slots.iter().enumerate();
+        slots.map(move |(n, region)| (Id(first.0 + n as u32), region))
+    }
+
+    /// The address range of the objects.
+    pub fn objects(&self) -> core::ops::Range<usize> {
+        let start = (&raw const *self.slots).expose_provenance();
+        start..start + size_of_val(&*self.slots)
+    }
+
+    pub fn lock(&self) -> Locked<'_> {
+        Locked::new(self, self.lock.lock())
+    }
+
+    /// Takes a region that serves, for one more user.
+    #[inline(always)]
+    pub fn take(&self, purpose: &Purpose) -> Option<(Id, Grant)> {
+        self.table.find(purpose, |id| self.take_this(id, purpose))
+    }
+
+    #[inline(always)]
+    pub(super) fn take_this(&self, id: Id, purpose: &Purpose) -> Option<(Id, Grant)> {
+        let region = self.slots.get(id.0 as usize)?;
+        let serves = |seen| purpose.may_share(seen) && region.serves(purpose);
+        Some((id, region.word.take_if(serves)?))
+    }
+
+    /// Finds a region that serves and could be taken now, without taking it. The caller knows that
+    /// the region already has a user, who keeps it from ending.
+    #[inline(always)]
+    pub fn find(&self, purpose: &Purpose) -> Option<Id> {
+        self.table.find(purpose, |id| {
+            let region = self.slots.get(id.0 as usize)?;
+            let serves = |_| region.serves(purpose);
+            region.word.would_serve(serves).then_some(id)
+        })
+    }
+
+    /// The object for a grant, with the program's address and length. `None`: another handle is
+    /// needed and no slot is free.
+    #[inline(always)]
+    pub fn object(&self, id: Id, grant: Grant, addr: u64, length: u64) -> Option<usize> {
+        let region = self.region(id);
+        let object = match grant {
+            Grant::Own => {
+                if region.count_hit() {
+                    self.many_hits.fetch_add(1 << u32::BITS, Relaxed);
+                }
+                region
+            }
+            Grant::Another => self.another(id)?,
+        };
+        object.set_memory(addr, length);
+        Some(object.object())
+    }
+
+    #[cold]
+    fn another(&self, id: Id) -> Option<&PoolRegion> {
+        let slot = self.region(self.pop()?);
+        slot.copy_object(self.region(id));
+        slot.owner.store(Link::to(id));
+        slot.word.make_handle();
+        Some(slot)
+    }
+
+    /// The handle whose object is at this address, if there is one. The handle may be released
+    /// already.
+    #[inline(always)]
+    pub fn handle(&self, object: usize) -> Option<Handle> {
+        let offset = object.checked_sub(self.objects().start)?;
+        let slot = offset / size_of::<PoolRegion>();
+        let within = offset - slot * size_of::<PoolRegion>();
+        if within != OBJECT_OFFSET || slot >= MOST {
+            return None;
+        }
+        let region = &self.slots[slot];
+        let slot = Id(slot as u32);
+        Some(if region.word.load().is_handle() {
+            Handle {
+                slot,
+                region: region.owner.load().id()?,
+                grant: Grant::Another,
+            }
+        } else {
+            Handle {
+                slot,
+                region: slot,
+                grant: Grant::Own,
+            }
+        })
+    }
+
+    /// Ends one use of a region at the time `now` of the pool's clock. `None`: the handle is
+    /// released already.
+    #[inline(always)]
+    pub fn release(&self, handle: Handle, now: u32) -> Option<Left> {
+        let region = self.region(handle.region);
+        if handle.grant == Grant::Another {
+            if !self.region(handle.slot).word.release_handle() {
+                return None;
+            }
+            self.push(handle.slot);
+        }
+        // Stored before the release: after it, the slot may belong to another region.
+        region.released.store(now, Relaxed);
+        region.word.release(handle.grant)
+    }
+
+    /// Ends a use that `take` granted and that has no handle.
+    pub fn give_back(&self, id: Id, grant: Grant) -> Option<Left> {
+        self.region(id).word.release(grant)
+    }
+
+    /// Hits that overflowed the regions' own counts.
+    pub fn many_hits(&self) -> u64 {
+        self.many_hits.load(Relaxed)
+    }
+
+    /// The number of idle regions and their summed length.
+    pub fn idle(&self) -> (u64, u64) {
+        let idle = self.each().filter(|(_, region)| {
+            let seen = region.word.load();
+            seen.is_unused() || seen.is_ending()
+        });
+        idle.fold((0, 0), |(count, bytes), (_, region)| {
+            (count + 1, bytes + region.hull().bytes())
+        })
+    }
+
+    /// Looks for idle regions that `which` selects, from slot `from` on, until the batch is full.
+    /// Returns the slot to continue at, if any are left. This takes no lock: the caller claims the
+    /// regions by [`Locked::claim_those`].
+    pub fn find_idle(
+        &self,
+        from: Id,
+        batch: &mut Batch,
+        mut which: impl FnMut(&PoolRegion) -> bool,
+    ) -> Option<Id> {
+        for (id, region) in self.each_from(from) {
+            if batch.is_full() {
+                return Some(id);
+            }
+            if region.word.load().is_unused() && which(region) {
+                batch.push(id);
+            }
+        }
+        None
+    }
+
+    /// The number of regions in use and their summed length.
+    pub fn in_use(&self) -> (u64, u64) {
+        let used = self.each().filter(|(_, region)| {
+            let seen = region.word.load();
+            let is_there = !region.is_watched_only() && !region.is_left();
+            seen.is_registered() && seen.users() > 0 && is_there
+        });
+        used.fold((0, 0), |(count, bytes), (_, region)| {
+            (count + 1, bytes + region.hull().bytes())
+        })
+    }
+
+    /// Whether a region that `of` selects has a user.
+    pub fn is_used(&self, mut of: impl FnMut(&PoolRegion) -> bool) -> bool {
+        self.each().any(|(_, region)| {
+            let seen = region.word.load();
+            let is_there = !region.is_watched_only() && !region.is_left();
+            seen.is_registered() && seen.users() > 0 && is_there && of(region)
+        })
+    }
+
+    /// Whether a region is claimed and not yet ended.
+    pub fn is_ending(&self) -> bool {
+        self.ending() != 0
+    }
+
+    /// Whether so much waits to be deregistered that the cleaner must wake before its next tick.
+    /// The answer is yes once, until the cleaner has ended what waits ([`Pool::nothing_waits`]).
+    pub fn has_much_to_end(&self, regions: u32) -> bool {
+        let bytes = self.account.limit().bytes as u64 / 16;
+        let doomed_bytes = self.doomed_bytes.load(Relaxed);
+        let much = (doomed_bytes > 0 && doomed_bytes >= bytes) || self.ending() >= regions;
+        much && !self.much_waits.load(Relaxed) && !self.much_waits.swap(true, Relaxed)
+    }
+
+    /// Notes that nothing waits to be deregistered any more.
+    pub fn nothing_waits(&self) {
+        self.doomed_bytes.store(0, Relaxed);
+        self.much_waits.store(false, Relaxed);
+    }
+
+    /// The number of regions that are claimed and not yet ended.
+    pub fn ending(&self) -> u32 {
+        self.ending.load(SeqCst)
+    }
+
+    /// Waits until no claim up to number `until` is left for the regions that `of` selects.
+    pub fn wait_for_claims(&self, until: u64, mut of: impl FnMut(&PoolRegion) -> bool) {
+        self.waiting.fetch_add(1, SeqCst);
+        // A slot that no such claim is left for never gets one: later claims have larger numbers.
+        let mut from = Id(0);
+        while self.is_ending() {
+            let ended = self.ended.load(SeqCst);
+            let waiting = self.each_from(from).find(|(_, region)| {
+                region.word.load().is_ending() && region.claim.load(Relaxed) <= until && of(region)
+            });
+            match waiting {
+                Some((id, _)) => from = id,
+                None => break,
+            }
+            futex::wait(&self.ended, ended, Some(Duration::from_millis(100)));
+        }
+        self.waiting.fetch_sub(1, SeqCst);
+    }
+
+    /// Calls `each` for the regions that overlap a range, until `each` returns false. `each` must
+    /// not change the index. Under the lock.
+    ///
+    /// The index finds small regions by granules of a few pages, of which a large range has too
+    /// many. The filter tells in which chunks there are small regions at all.
+    pub(super) fn overlapping(
+        &self,
+        range: PageRange,
+        mut each: impl FnMut(Id, &PoolRegion) -> bool,
+    ) {
+        self.each_overlapping(range, &mut each);
+    }
+
+    fn each_overlapping(&self, range: PageRange, each: &mut dyn FnMut(Id, &PoolRegion) -> bool) {
+        const FEW: u64 = 4 * CHUNK;
+        if range.end.saturating_sub(range.start) <= FEW {
+            self.index
+                .overlapping_of(u64::MAX, &*self.slots, range, each);
+            return;
+        }
+        if Filter::is_too_large_to_look(range) {
+            let mut all = self.each();
+            all.all(|(id, region)| {
+                !region.word.load().is_linked()
+                    || !region.hull().overlaps(range)
+                    || each(id, region)
+            });
+            return;
+        }
+        let small = Index::smaller_than(CHUNK);
+        let whole = self
+            .index
+            .overlapping_of(!small, &*self.slots, range, &mut *each);
+        if !whole {
+            return;
+        }
+        self.filter.each_chunk(range, |part| {
+            self.index
+                .overlapping_of(small, &*self.slots, part, &mut |id, region| {
+                    // A region that lies in two chunks belongs to the first of them.
+                    let start = region.hull().start.max(range.start);
+                    start < part.start || each(id, region)
+                })
+        });
+    }
+
+    /// Waits until a region has ended, at most so long.
+    pub fn wait_for_an_end(&self, limit: Duration) {
+        self.waiting.fetch_add(1, SeqCst);
+        let ended = self.ended.load(SeqCst);
+        if self.is_ending() {
+            futex::wait(&self.ended, ended, Some(limit));
+        }
+        self.waiting.fetch_sub(1, SeqCst);
+    }
+
+    /// Queues a claimed region: the next thread to call [`Pool::next_doomed`] deregisters it.
+    pub fn ends_later(&self, id: Id) {
+        self.doomed.push(&*self.slots, id);
+    }
+
+    /// Takes a claimed region off the list of those that wait. The caller must deregister it.
+    pub fn next_doomed(&self) -> Option<Id> {
+        self.doomed.pop(&*self.slots)
+    }
+
+    pub(super) fn pop(&self) -> Option<Id> {
+        self.free.pop(&*self.slots).or_else(|| {
+            let grown = self.grown.fetch_update(AcqRel, Relaxed, |grown| {
+                ((grown as usize) < MOST).then_some(grown + 1)
+            });
+            if grown == Ok(LARGE) {
+                self.slots.use_huge_pages();
+            }
+            grown.ok().map(Id)
+        })
+    }
+
+    pub(super) fn push(&self, id: Id) {
+        self.free.push(&*self.slots, id);
+    }
+}

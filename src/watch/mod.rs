@@ -1,0 +1,441 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The watch of the memory of the pool's regions: userfaultfd and its monitor, the fence.
+//!
+//! **Why no change of memory passes unseen.**
+//!
+//! * *The watch comes first.* The pool registers a region's memory with userfaultfd before it pins
+//!   the memory. If the kernel refuses that, the region ends with its last user.
+//! * *The kernel makes the changing thread wait.* From then on a thread may unmap, move or empty
+//!   the memory in any way: by a bare system call, by the C library inside itself, on a kernel
+//!   worker of io_uring. The thread raises `mmap_changing` while it holds the address space for
+//!   writing, before the mapping goes. Then it waits until the monitor has read its event.
+//! * *The monitor announces before it reads.* Only the monitor reads events. It announces in the
+//!   log that a change is under way, reads the event, writes the event to the log, and says that
+//!   the change is over. The memory could come back as another mapping's from some first moment on,
+//!   and the log lacks the change until some last moment. In between, either the fence answers
+//!   EAGAIN or the log has a change under way.
+//! * *Each hit asks the fence*, after it has taken the region and before it reads the log again. A
+//!   process that never had a second thread needs no fence: its own change has returned, and
+//!   returns only after the monitor has read the event. The C library says whether that is so
+//!   (`__libc_single_threaded`); a second C library, of another namespace of the linker
+//!   (dlmopen(3)), could make threads unknown to the first, so another namespace counts as a
+//!   second thread.
+//! * *The monitor waits for no thread* but at the gate (`gate.rs`). It takes no lock, allocates
+//!   nothing, touches no watched memory, has all signals blocked, and is not a thread of the C
+//!   library.
+//! * *The monitor's file is its own.* The monitor has a table of descriptors for itself, with
+//!   nothing in it but the file. Whatever the program does to its own numbers, the monitor hears of
+//!   every change, and no thread waits for a file that nobody reads. So a hit without a fence stays
+//!   right after the program has closed its number: a process with one thread goes on only after
+//!   the monitor has begun to announce the change.
+//! * *The program's number is asked, and not believed* (`number.rs`): the fence, and the
+//!   registration of memory, go by a number that the program can close or replace. An answer counts
+//!   only if the number is seen to be our file's.
+//! * *If the kernel fails the monitor, all reuse ends.* The monitor withdraws every region by the
+//!   log, and reads on as well as it can.
+//! * *The interposed calls report what userfaultfd does not* (`pool/life/change.rs`): guard pages, protection.
+//! * *Only private memory without a file is used again* (`pool/life/admission.rs`): shared memory and files
+//!   change in other ways, and from other processes.
+//!
+//! The kernel reports one change before it happens: a bare madvise that drops pages. A region that
+//! is pinned between the report and the drop would be stale unseen. So the pool does not keep a
+//! region whose pages were lately reported as dropped (`dropping.rs`). That is a bound in time and
+//! not a proof, and docs/limits.md says so.
+
+pub mod dropping;
+pub mod extent;
+mod gate;
+pub mod in_place;
+pub mod log;
+mod monitor;
+pub mod number;
+pub mod userfaultfd;
+
+use crate::report::log::{Level, always, line};
+use crate::sys::clock;
+use crate::sys::pages::PageRange;
+use crate::sys::proc;
+use crate::sys::symbols::{self, Scope};
+use core::ffi::{CStr, c_char};
+use core::ptr::with_exposed_provenance;
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicU8, AtomicU64, Ordering::*};
+use errno::Errno;
+use log::Log;
+pub use monitor::Reader;
+use number::{NUMBER, Number};
+pub use userfaultfd::Fence;
+use userfaultfd::{NO_WRITE_PROTECTION, Userfaultfd};
+
+/// The watch of a process.
+pub struct Watch {
+    reader: Reader,
+    /// When an attempt to start the watch may be made, in ns of the monotonic clock.
+    attempt: AtomicU64,
+    /// Whether the kernel keeps one file of userfaultfd from unregistering memory that another file
+    /// has registered.
+    keeps_apart: AtomicBool,
+    lost: AtomicBool,
+    /// What says whether the process has one thread. As soon as it has had two, every hit passes
+    /// the fence.
+    alone: Option<Alone>,
+    /// How many more splits of mappings the process can afford.
+    room: AtomicI64,
+    /// The value of `room` when the mappings were last counted.
+    room_at_most: AtomicI64,
+}
+
+/// The outcome of an attempt to stop watching.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Unwatching {
+    Done,
+    /// The kernel refuses to stop, for good.
+    Refused,
+    /// A change of the address space is under way. Until the log has been applied, the pool does
+    /// not know which memory is its own.
+    Unsettled,
+}
+
+/// Why memory is not watched.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Unwatched {
+    /// userfaultfd is refused to this process.
+    Refused,
+    /// userfaultfd does not take that memory, or another userfaultfd watches it.
+    Memory,
+    /// The process is short of mappings.
+    Limit,
+    /// Another thread is changing the address space.
+    Busy,
+}
+
+/// A register call may split the first and the last mapping of its range.
+const SPLITS: i64 = 2;
+
+/// The number of misses without a watch before the mappings are counted again.
+const PATIENCE: i64 = 1000;
+
+/// How long to wait after a failed attempt to start the watch, in ns.
+const ATTEMPTS_APART: u64 = 1_000_000_000;
+/// In place of a time: no attempt is to be made.
+const NEVER: u64 = u64::MAX;
+
+/// A forked child closes its copy of the file, since the parent would wait for a child that holds
+/// the file.
+unsafe extern "C" fn close_in_child() {
+    NUMBER.close_in_child();
+}
+
+/// Why the watch has not started.
+enum Failure {
+    /// userfaultfd(2) failed.
+    File(Errno),
+    /// The kernel gave the monitor no thread.
+    Thread(Errno),
+    /// The program's memory calls do not come to the library.
+    PassedBy,
+}
+
+impl Failure {
+    /// Whether another attempt may succeed: something is short.
+    fn is_passing(&self) -> bool {
+        let (Failure::File(errno) | Failure::Thread(errno)) = self else {
+            return false;
+        };
+        matches!(
+            errno.0,
+            libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::EAGAIN
+        )
+    }
+
+    fn say(&self) {
+        match self {
+            Failure::PassedBy => always(format_args!(
+                "regions are not reused once they are released: dlopen loaded the library, so the program's memory \
+                 calls pass it by. Preload the library (LD_PRELOAD), or link the program to it"
+            )),
+            Failure::File(NO_WRITE_PROTECTION) => always(format_args!(
+                "regions are not reused once they are released: userfaultfd(2) of this kernel has no write \
+                 protection, which x86-64 has from Linux 5.7 on, arm64 from 6.10 on"
+            )),
+            Failure::File(errno) if self.is_passing() => always(format_args!(
+                "regions are not reused for now: userfaultfd(2) failed ({errno}). The library tries again later"
+            )),
+            Failure::File(errno) => always(format_args!(
+                "regions are not reused once they are released: userfaultfd(2) is refused ({errno}). \
+                 Allow the system call with UFFD_USER_MODE_ONLY, which needs no privilege from Linux 5.11 on; \
+                 in a container, in its seccomp profile"
+            )),
+            Failure::Thread(errno) if self.is_passing() => always(format_args!(
+                "regions are not reused for now: the kernel gives the library no thread ({errno}): see RLIMIT_NPROC, \
+                 and pids.max of the cgroup. The library tries again later"
+            )),
+            Failure::Thread(errno) => always(format_args!(
+                "regions are not reused once they are released: the kernel gives the library no thread ({errno})"
+            )),
+        }
+    }
+}
+
+impl Watch {
+    /// Opens userfaultfd and starts the monitor for the pool. If something is short, a later miss
+    /// tries again.
+    pub fn start(reader: Reader) -> Watch {
+        let watch = Watch {
+            reader,
+            attempt: AtomicU64::new(0),
+            keeps_apart: AtomicBool::new(false),
+            lost: AtomicBool::new(false),
+            alone: Alone::find(),
+            room: AtomicI64::new(0),
+            room_at_most: AtomicI64::new(0),
+        };
+        watch.try_to_start(true);
+        watch
+    }
+
+    /// Tries to start the watch, if it is time for an attempt.
+    #[cold]
+    fn try_to_start(&self, is_first: bool) {
+        let (due, now) = (self.attempt.load(Relaxed), clock::monotonic());
+        let takes = |due| {
+            self.attempt
+                .compare_exchange(due, NEVER, Relaxed, Relaxed)
+                .is_ok()
+        };
+        if now < due || !takes(due) {
+            return;
+        }
+        let passed_by = || (!in_place::are_in_place()).then_some(Failure::PassedBy);
+        let opened = || Userfaultfd::open().map_err(Failure::File);
+        let started = passed_by().map_or_else(opened, Err).and_then(|file| {
+            monitor::start(file, self.reader).map_err(|errno| {
+                file.close();
+                Failure::Thread(errno)
+            })?;
+            Ok(file)
+        });
+        match started {
+            Ok(file) => {
+                self.keeps_apart
+                    .store(Userfaultfd::are_kept_apart(), Relaxed);
+                NUMBER.set(file);
+                // SAFETY: the handler is a function of this library, which is never unloaded.
+                unsafe { libc::pthread_atfork(None, None, Some(close_in_child)) };
+                line(
+                    Level::Info,
+                    format_args!("relaxed regions: userfaultfd watches anonymous memory"),
+                );
+                if !is_first {
+                    always(format_args!("regions are reused from now on"));
+                }
+            }
+            Err(failure) => {
+                if is_first {
+                    failure.say();
+                }
+                if failure.is_passing() {
+                    self.attempt.store(now + ATTEMPTS_APART, Relaxed);
+                }
+            }
+        }
+    }
+
+    /// Whether userfaultfd watches memory for the pool.
+    pub fn is_on(&self) -> bool {
+        self.number().is_some()
+    }
+
+    /// The program's number of the file, if the watch works.
+    fn number(&self) -> Option<&'static Number> {
+        let works = NUMBER.exists() && monitor::is_ready() && !self.lost.load(Relaxed);
+        works.then_some(&NUMBER)
+    }
+
+    /// Watches a region's memory, and the memory around it. So huge pages stay whole, and
+    /// neighbours need no further mapping. Watches only the region's own pages if many neighbours
+    /// have been watched so, or if the kernel refuses the larger range because of other memory near
+    /// it.
+    ///
+    /// `claim` learns which memory is the pool's from now on. The call of `claim` precedes the
+    /// registration with the kernel: a report of a change that comes right after the registration
+    /// must find the claim.
+    pub fn watch(
+        &self,
+        hull: PageRange,
+        has_many_neighbours: bool,
+        claim: impl Fn(Option<PageRange>),
+    ) -> Result<(), Unwatched> {
+        if !self.is_on() {
+            self.try_to_start(false);
+        }
+        let number = self.number().ok_or(Unwatched::Refused)?;
+        if !self.has_room() {
+            return Err(Unwatched::Limit);
+        }
+        let register = |range: PageRange| {
+            claim(Some(range));
+            number.register(range)
+        };
+        // Each mapping in the range costs time. If there are many, they cost much more than the one
+        // mapping of the region.
+        let around = if has_many_neighbours {
+            hull
+        } else {
+            extent::around(hull)
+        };
+        let mut registered = register(around);
+        if registered.is_err() && around != hull {
+            registered = register(hull);
+        }
+        registered.map_err(|errno| {
+            claim(None);
+            match errno.0 {
+                libc::ENOMEM => Unwatched::Limit,
+                libc::EBADF => Unwatched::Refused,
+                _ => Unwatched::Memory,
+            }
+        })
+    }
+
+    /// Whether the process can afford more mappings. Three quarters of the mappings that the kernel
+    /// allows are the program's own. The mappings are counted when, by a worst-case estimate, the
+    /// rest may be used up.
+    fn has_room(&self) -> bool {
+        // Mappings are short. To count them takes time if there are many, so they are not counted
+        // again at once.
+        if self.room.load(Relaxed) < -PATIENCE {
+            self.room.fetch_add(SPLITS, Relaxed);
+            return false;
+        }
+        if self.room.fetch_sub(SPLITS, Relaxed) > SPLITS {
+            return true;
+        }
+        // If the kernel does not say how many there are, there is no room.
+        let (count, most) = proc::mappings().unwrap_or_default();
+        let room = (most / 4 * 3) as i64 - count as i64;
+        self.room_at_most.store(room.max(0), Relaxed);
+        let enough = room > SPLITS * 16;
+        // The count starts so far below `-PATIENCE` that it takes `PATIENCE` misses to climb back.
+        let short = -PATIENCE - PATIENCE * SPLITS;
+        self.room.store(if enough { room } else { short }, Relaxed);
+        enough
+    }
+
+    /// Has the next miss count the mappings anew: the process may have fewer now.
+    pub fn count_anew(&self) {
+        if self.room.load(Relaxed) < 0 {
+            self.room.store(0, Relaxed);
+        }
+    }
+
+    /// Whether mappings are short, so that the memory of ended regions should not stay watched.
+    pub fn is_crowded(&self) -> bool {
+        self.room.load(Relaxed) * 4 < self.room_at_most.load(Relaxed) * 3
+    }
+
+    /// Stops watching memory that the pool has registered and no region needs. The caller holds the
+    /// pool's lock, and has applied every change of this memory that is in `changes`.
+    pub fn unwatch(&self, range: PageRange, changes: &Log) -> Unwatching {
+        let Some(number) = self.number() else {
+            return Unwatching::Refused;
+        };
+        // On Linux 6.1 and 6.12 (fs/userfaultfd.c, `userfaultfd_unregister`) one file can
+        // unregister what another file has registered. Memory that was the pool's becomes another
+        // file's only after a thread has unmapped it. That thread waits for the monitor, and the
+        // monitor waits at the gate. The fence and the log show that no thread was between the two
+        // before.
+        let closed = (!self.keeps_apart.load(Relaxed)).then(|| gate::GATE.close());
+        let is_settled = || changes.has_heard_all();
+        if closed.is_some() && !(is_settled() && number.fence() == Fence::Passed && is_settled()) {
+            return Unwatching::Unsettled;
+        }
+        if number.unregister(range) {
+            Unwatching::Done
+        } else {
+            Unwatching::Refused
+        }
+    }
+
+    /// Whether a hit needs the fence, because another thread may be changing the address space.
+    #[inline(always)]
+    pub fn must_fence(&self) -> bool {
+        !self.alone.is_some_and(Alone::holds) && NUMBER.exists()
+    }
+
+    /// Whether the kernel keeps one userfaultfd from unregistering what another has registered.
+    pub fn keeps_apart(&self) -> bool {
+        self.keeps_apart.load(Relaxed)
+    }
+
+    /// Asks the kernel whether a change of memory is in flight.
+    #[inline(always)]
+    pub fn fence(&self) -> Fence {
+        let fence = NUMBER.fence();
+        // The caller's later loads must not move before the kernel's answer. (x86 keeps loads in
+        // order.)
+        core::sync::atomic::fence(Acquire);
+        fence
+    }
+
+    /// The monitor reads no events any more. From now on no memory is watched. The monitor has
+    /// withdrawn every region.
+    pub fn lose(&self) {
+        if !self.lost.swap(true, Relaxed) {
+            always(format_args!(
+                "regions are not reused from now on: the kernel does not let the library read events of userfaultfd"
+            ));
+        }
+    }
+}
+
+/// What says whether the process has one thread.
+#[derive(Clone, Copy)]
+struct Alone {
+    /// `__libc_single_threaded` (glibc 2.32): not 0 while the C library has made no thread.
+    single_threaded: &'static AtomicU8,
+    /// `_r_debug.r_version` (glibc 2.35): 1 while the linker has one namespace, and so the process
+    /// one C library. The linker raises it before a new namespace's code runs, and never lowers it.
+    version: &'static AtomicI32,
+}
+
+impl Alone {
+    /// `None` if the process cannot know that it has one thread: before glibc 2.35.
+    fn find() -> Option<Alone> {
+        const FIRST: (u32, u32) = (2, 35);
+        if glibc_version()? < FIRST {
+            return None;
+        }
+        let single_threaded = symbols::find(Scope::Program, c"__libc_single_threaded", None)?.get();
+        // The linker writes its own `_r_debug` only. A program that names it has a copy of it, which
+        // stays as it was at the start. So the symbol is not looked for in the program.
+        let version = symbols::find(Scope::Next, c"_r_debug", None)?.get();
+        Some(Alone {
+            // SAFETY: the symbol is a `char` of the C library, which lives as long as the process.
+            // Only the C library writes it.
+            single_threaded: unsafe {
+                with_exposed_provenance::<AtomicU8>(single_threaded).as_ref()?
+            },
+            // SAFETY: the symbol is the linker's `struct r_debug`, whose first field is an `int`.
+            // It lives as long as the process, and only the linker writes it.
+            version: unsafe { with_exposed_provenance::<AtomicI32>(version).as_ref()? },
+        })
+    }
+
+    #[inline(always)]
+    fn holds(self) -> bool {
+        self.single_threaded.load(Relaxed) != 0 && self.version.load(Relaxed) == 1
+    }
+}
+
+/// The version of the C library that runs; `None` if it is not glibc.
+fn glibc_version() -> Option<(u32, u32)> {
+    let function = symbols::find(Scope::Program, c"gnu_get_libc_version", None)?;
+    let pointer = with_exposed_provenance::<()>(function.get());
+    // SAFETY: the symbol is glibc's function of that type.
+    let function: extern "C" fn() -> *const c_char = unsafe { core::mem::transmute(pointer) };
+    // SAFETY: the function returns a string that lives as long as the process.
+    let text = unsafe { CStr::from_ptr(function()) };
+    let (major, rest) = text.to_str().ok()?.split_once('.')?;
+    let digits = rest.split(|c: char| !c.is_ascii_digit()).next()?;
+    Some((major.parse().ok()?, digits.parse().ok()?))
+}

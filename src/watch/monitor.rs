@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The thread that reads the events of userfaultfd. A thread that changes watched memory waits for
+//! the monitor. So the monitor waits for no thread but at the gate (`gate.rs`), which is closed for
+//! one system call. `helper_thread.rs` says what the monitor must not do.
+//!
+//! The monitor has a table of descriptors of its own, a copy of the program's, in which it closes
+//! all but its file. That is what a fork and the child's closes do: POSIX locks belong to a table,
+//! so the program's stay; pipes, sockets and open files have one holder more for the microseconds
+//! from the copy to the close. (unshare(2) would do as well, but container runtimes refuse it.)
+
+use crate::sys::futex;
+use crate::sys::helper_thread;
+use crate::sys::pages::PageRange;
+use crate::watch::gate::GATE;
+use crate::watch::log::{Change, Kind, Log};
+use crate::watch::userfaultfd::{Message, Report, Userfaultfd};
+use core::ffi::{c_int, c_void};
+use core::sync::atomic::{AtomicI32, AtomicU32, Ordering::*};
+use core::time::Duration;
+use errno::Errno;
+
+/// The monitor's number of its file.
+static FILE: AtomicI32 = AtomicI32::new(-1);
+
+/// Not 0 once the monitor has a table of descriptors with its file alone.
+static READY: AtomicU32 = AtomicU32::new(0);
+
+/// Where the monitor's reports go.
+#[derive(Clone, Copy)]
+pub struct Reader {
+    pub changes: &'static Log,
+    /// The log has new records. The function keeps to the rules of `helper_thread.rs`, and waits
+    /// for no thread.
+    pub heard: fn(),
+}
+
+/// Starts the monitor, and waits until it is ready. An error is the kernel's, which gives it no
+/// thread.
+pub fn start(file: Userfaultfd, reader: Reader) -> Result<(), Errno> {
+    FILE.store(file.fd(), Relaxed);
+    let argument = Box::into_raw(Box::new(reader));
+    // SAFETY: `run` keeps to the rules of `helper_thread.rs`, and the box is freed only if there is
+    // no thread.
+    if !unsafe { helper_thread::start_apart(run, argument.cast()) } {
+        let errno = errno::errno();
+        // SAFETY: the box was made above, and nobody else has it.
+        drop(unsafe { Box::from_raw(argument) });
+        return Err(errno);
+    }
+    // To close a file may wait for a server of the file system. That server may be this process, so
+    // this thread does not wait forever: until the monitor is ready, nothing is watched.
+    const WAITS: u32 = 100;
+    for _ in 0..WAITS {
+        if is_ready() {
+            break;
+        }
+        futex::wait(&READY, 0, Some(Duration::from_millis(10)));
+    }
+    Ok(())
+}
+
+/// Whether the monitor reads events.
+pub fn is_ready() -> bool {
+    READY.load(Acquire) != 0
+}
+
+extern "C" fn run(argument: *mut c_void) -> c_int {
+    // SAFETY: `start` passed a `Reader` that is never freed.
+    let Reader { changes, heard } = unsafe { *argument.cast::<Reader>() };
+    let file = Userfaultfd::of_fd(FILE.load(Relaxed));
+    helper_thread::set_name(c"rdmamr-monitor");
+    let file = loop {
+        match file.alone() {
+            Some(file) => break file,
+            // The program has lowered RLIMIT_NOFILE meanwhile. Nothing is watched yet.
+            None => pause(Duration::from_secs(1)),
+        };
+    };
+    READY.store(1, Release);
+    futex::wake(&READY, i32::MAX);
+    let mut messages = [Message::default(); 32];
+    let mut lost = false;
+    loop {
+        let ready = file.wait();
+        // The announcement precedes the read: as soon as the monitor has read an event, the event's
+        // thread goes on.
+        changes.begin();
+        GATE.pass();
+        let drained = drain(file, changes, &mut messages).is_ok() && ready;
+        if !drained && !lost {
+            write(changes, EVERYTHING, Kind::Lost);
+            lost = true;
+        }
+        changes.end();
+        heard();
+        if !drained {
+            // The program's number keeps the file open, so threads would wait for ever if nobody
+            // read: try again.
+            pause(Duration::from_millis(10));
+        }
+    }
+}
+
+fn pause(time: Duration) {
+    futex::wait(&AtomicU32::new(0), 0, Some(time));
+}
+
+const EVERYTHING: PageRange = PageRange {
+    start: 0,
+    end: u64::MAX,
+};
+
+fn drain(file: Userfaultfd, changes: &Log, messages: &mut [Message]) -> Result<(), Errno> {
+    loop {
+        let count = file.read(messages)?;
+        for message in messages.iter().take(count) {
+            match message.report() {
+                Report::Unmapped(range) => write(changes, range, Kind::Reported),
+                Report::Dropping(range) => write(changes, range, Kind::Dropping),
+                Report::Moved(from, to) => {
+                    write(changes, from, Kind::Reported);
+                    write(changes, to, Kind::Reported);
+                }
+                Report::Other => {}
+            }
+        }
+        if count == 0 {
+            return Ok(());
+        }
+    }
+}
+
+fn write(changes: &Log, range: PageRange, kind: Kind) {
+    changes.write(Change {
+        start: range.start,
+        end: range.end,
+        kind,
+    });
+}

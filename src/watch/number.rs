@@ -1,0 +1,303 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The descriptor by which threads of the program ask the file of userfaultfd: to register memory,
+//! to unregister it, and for the fence.
+//!
+//! The number is in the program's table of descriptors. The program can close it and put another
+//! file there, and a thread can leave the table (unshare(2), CLONE_FILES). So the number is no
+//! proof of anything; the monitor, which has a table of its own, hears of every change whatever
+//! becomes of it. What the number answers counts only if it is *ours*:
+//!
+//! * fstat(2) shows the device and the inode of our file. Each userfaultfd has an inode of its own
+//!   since Linux 5.12, and the monitor keeps the file open, so no other file gets that inode.
+//!   Before Linux 5.12 another userfaultfd of the process looks alike.
+//! * The answer of the fence is one that few other files give: EINVAL or EAGAIN. A closed number,
+//!   a pipe, a socket, a file, a terminal answer otherwise. An epoll file does not, nor does
+//!   another userfaultfd.
+//! * The C library's calls that close or replace a number are interposed (`capi/descriptors.rs`).
+//!   While one of them is under way at our number, and until fstat has shown our file again, each
+//!   fence is followed by an fstat.
+//!
+//! One case is left: a thread replaces our number by a bare system call dup2, directly by a file
+//! that answers EINVAL, and no registration misses between that and a hit (docs/limits.md).
+
+use crate::report::log;
+use crate::sys::pages::PageRange;
+use crate::watch::userfaultfd::{Fence, Userfaultfd};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering::*};
+use errno::{Errno, errno, set_errno};
+
+/// The number of the process's one watch.
+pub static NUMBER: Number = Number::none();
+
+/// A number for the file, and what is known of it.
+pub struct Number {
+    fd: AtomicI32,
+    device: AtomicU64,
+    inode: AtomicU64,
+    /// How many calls that close or replace the number have begun, and how many have returned.
+    begun: AtomicU64,
+    ended: AtomicU64,
+    /// The value of `begun` when the number was last seen to be ours and no call was under way.
+    proven: AtomicU64,
+    said: AtomicBool,
+}
+
+/// The number is another file's, or nobody's.
+const NOT_OURS: Errno = Errno(libc::EBADF);
+
+impl Number {
+    const fn none() -> Number {
+        Number {
+            fd: AtomicI32::new(-1),
+            device: AtomicU64::new(0),
+            inode: AtomicU64::new(0),
+            begun: AtomicU64::new(0),
+            ended: AtomicU64::new(0),
+            proven: AtomicU64::new(u64::MAX),
+            said: AtomicBool::new(false),
+        }
+    }
+
+    /// Takes the number of a file that this thread has just opened.
+    pub fn set(&self, file: Userfaultfd) {
+        if let Ok((device, inode)) = identity(file.fd()) {
+            self.device.store(device, Relaxed);
+            self.inode.store(inode, Relaxed);
+            self.fd.store(file.fd(), Release);
+        }
+    }
+
+    /// The file, as far as the number is its own. `None`: there is no watch.
+    #[inline(always)]
+    fn file(&self) -> Option<Userfaultfd> {
+        let fd = self.fd.load(Acquire);
+        (fd >= 0).then(|| Userfaultfd::of_fd(fd))
+    }
+
+    /// Whether this is the number.
+    #[inline(always)]
+    pub fn is(&self, fd: i32) -> bool {
+        fd >= 0 && fd == self.fd.load(Relaxed)
+    }
+
+    /// Whether there is a watch.
+    pub fn exists(&self) -> bool {
+        self.file().is_some()
+    }
+
+    /// Whether nothing is known to have happened to the number since it was seen to be ours.
+    #[inline(always)]
+    fn is_trusted(&self) -> bool {
+        self.proven.load(SeqCst) == self.begun.load(SeqCst)
+    }
+
+    /// Asks whether a change of memory is in flight.
+    #[inline(always)]
+    pub fn fence(&self) -> Fence {
+        let Some(file) = self.file() else {
+            return Fence::Lost(NOT_OURS);
+        };
+        match file.fence() {
+            // If the number is replaced after this look at `begun`, it was ours at the fence.
+            Fence::Passed if self.is_trusted() => Fence::Passed,
+            Fence::UnderWay => Fence::UnderWay,
+            answer => self.fence_in_doubt(answer),
+        }
+    }
+
+    #[cold]
+    fn fence_in_doubt(&self, answer: Fence) -> Fence {
+        let Fence::Lost(errno) = answer else {
+            return match self.prove() {
+                Ok(()) => answer,
+                Err(errno) => Fence::Lost(errno),
+            };
+        };
+        // Whatever is seen to be ours from now on must be seen after this.
+        drop(self.beginning());
+        if self.prove().is_ok() && !self.said.swap(true, Relaxed) {
+            log::always(format_args!(
+                "the kernel does not let the library ask userfaultfd whether memory is changing ({errno}): threads \
+                 that find it so do not reuse regions. Allow ioctl(2) with UFFDIO_WRITEPROTECT, in a container in \
+                 its seccomp profile"
+            ));
+        }
+        answer
+    }
+
+    /// Has the kernel report changes of these pages from now on. The range may have holes.
+    pub fn register(&self, range: PageRange) -> Result<(), Errno> {
+        let file = self.file().ok_or(NOT_OURS)?;
+        if !self.is_trusted() {
+            self.prove()?;
+        }
+        let registered = file.register(range);
+        // Another userfaultfd would have taken the memory as well.
+        self.prove()?;
+        registered
+    }
+
+    /// Ends the registration. Returns false if part of the range cannot be registered at all.
+    pub fn unregister(&self, range: PageRange) -> bool {
+        let file = self.file().filter(|_| self.prove().is_ok());
+        file.is_some_and(|file| file.unregister(range))
+    }
+
+    /// Looks whether the number is ours in the calling thread's table. If it is not, says so once.
+    fn prove(&self) -> Result<(), Errno> {
+        let before = errno();
+        let (begun, ended) = (self.begun.load(SeqCst), self.ended.load(SeqCst));
+        let fd = self.fd.load(Relaxed);
+        let found = identity(fd);
+        set_errno(before);
+        if found == Ok((self.device.load(Relaxed), self.inode.load(Relaxed))) {
+            if begun == ended {
+                self.proven.store(begun, SeqCst);
+            }
+            return Ok(());
+        }
+        if !self.said.swap(true, Relaxed) {
+            let say = |what| {
+                log::always(format_args!(
+                    "descriptor {fd}, by which the library asks userfaultfd, {what}: threads that find it so do not \
+                     reuse regions. A program should close descriptors that it has not opened before its first \
+                     registration"
+                ));
+            };
+            match found {
+                Err(NOT_OURS) => say(format_args!("was closed")),
+                Err(errno) => say(format_args!("cannot be looked at ({errno})")),
+                Ok(_) => say(format_args!("is another file now")),
+            }
+        }
+        Err(NOT_OURS)
+    }
+
+    #[cold]
+    fn beginning(&self) -> Touching<'_> {
+        self.begun.fetch_add(1, SeqCst);
+        Touching(self)
+    }
+
+    /// A call of the C library is about to close or to replace the numbers from `first` to `last`.
+    #[inline(always)]
+    pub fn touching(&self, first: u32, last: u32) -> Option<Touching<'_>> {
+        let fd = self.fd.load(Relaxed);
+        let is_there = fd >= 0 && first <= fd as u32 && fd as u32 <= last;
+        is_there.then(|| self.beginning())
+    }
+
+    /// Closes a forked child's copy of the file, if the number is still our file's.
+    pub fn close_in_child(&self) {
+        let before = errno();
+        let file = Userfaultfd::of_fd(self.fd.load(Relaxed));
+        let ours = Ok((self.device.load(Relaxed), self.inode.load(Relaxed)));
+        if self.fd.swap(-1, Relaxed) >= 0 && identity(file.fd()) == ours {
+            file.close();
+        }
+        set_errno(before);
+    }
+}
+
+/// A call under way that closes or replaces our number. The value is dropped when the call has
+/// returned. (If the call never returns, each fence from then on is followed by an fstat.)
+#[must_use]
+pub struct Touching<'a>(&'a Number);
+
+impl Drop for Touching<'_> {
+    #[cold]
+    fn drop(&mut self) {
+        self.0.ended.fetch_add(1, SeqCst);
+    }
+}
+
+/// The device and the inode of a file.
+fn identity(fd: i32) -> Result<(u64, u64), Errno> {
+    let mut about = core::mem::MaybeUninit::<libc::stat>::uninit();
+    // The call goes by its number: before glibc 2.33 the function is not the C library's own.
+    // SAFETY: `about` is a local structure that the call may write.
+    if unsafe { libc::syscall(libc::SYS_fstat, fd, about.as_mut_ptr()) } != 0 {
+        return Err(errno());
+    }
+    // SAFETY: fstat(2) succeeded, so it has filled the structure.
+    let about = unsafe { about.assume_init() };
+    Ok((about.st_dev, about.st_ino))
+}
+
+#[cfg(all(test, not(loom), not(miri)))]
+mod tests {
+    use super::*;
+
+    /// The tests close numbers that another test's file could get.
+    static ONE_AT_A_TIME: std::sync::Mutex<()> = std::sync::Mutex::new(());
+
+    fn open() -> Option<(Number, i32)> {
+        let file = Userfaultfd::open().ok()?;
+        let number = Number::none();
+        number.set(file);
+        Some((number, file.fd()))
+    }
+
+    fn put(fd: i32, by: i32) {
+        // SAFETY: `fd` is the test's own.
+        let put = unsafe { libc::syscall(libc::SYS_dup3, by, fd, 0) };
+        assert_eq!(put, fd.into());
+    }
+
+    fn replace(number: &Number, fd: i32, by: i32) {
+        let touching = number.touching(fd as u32, fd as u32);
+        put(fd, by);
+        drop(touching);
+    }
+
+    #[test]
+    fn only_our_file_passes_the_fence() {
+        let _one = ONE_AT_A_TIME.lock();
+        let Some((number, fd)) = open() else {
+            return;
+        };
+        assert_eq!(number.fence(), Fence::Passed);
+        assert!(number.is_trusted());
+        // SAFETY: the call takes no pointers.
+        let (ours, epoll) = (unsafe { libc::dup(fd) }, unsafe { libc::epoll_create1(0) });
+        let another = Userfaultfd::open().map_or(-1, Userfaultfd::fd);
+        for file in [epoll, another] {
+            replace(&number, fd, file);
+            assert!(matches!(number.fence(), Fence::Lost(_)));
+            assert!(!number.unregister(PageRange {
+                start: 0,
+                end: 4096
+            }));
+            replace(&number, fd, ours);
+            assert!(!number.is_trusted());
+            assert_eq!(number.fence(), Fence::Passed);
+        }
+        // A bare system call that leaves a closed number is noticed as well.
+        Userfaultfd::of_fd(fd).close();
+        assert!(matches!(number.fence(), Fence::Lost(_)));
+        assert!(!number.is_trusted());
+        put(fd, epoll);
+        assert!(matches!(number.fence(), Fence::Lost(_)));
+        number.close_in_child();
+        assert!(identity(fd).is_ok(), "it is not ours");
+        for file in [fd, ours, another, epoll] {
+            Userfaultfd::of_fd(file).close();
+        }
+    }
+
+    #[test]
+    fn a_call_under_way_has_each_fence_look() {
+        let _one = ONE_AT_A_TIME.lock();
+        let Some((number, fd)) = open() else {
+            return;
+        };
+        let touching = number.touching(0, u32::MAX).unwrap();
+        assert_eq!(number.fence(), Fence::Passed);
+        assert!(!number.is_trusted());
+        drop(touching);
+        assert_eq!(number.fence(), Fence::Passed);
+        assert!(number.is_trusted() && number.touching(0, fd as u32 - 1).is_none());
+        number.close_in_child();
+        assert!(!number.exists() && number.touching(0, u32::MAX).is_none());
+    }
+}
