@@ -180,9 +180,20 @@ unsafe extern "C" fn mremap(
 ) -> Address {
     const DONTUNMAP: c_int = 4;
     let fixed = flags & libc::MREMAP_FIXED != 0;
-    let before = || Remapping {
-        target: fixed.then(|| changes::changing(new.addr(), new_size)),
-        source: changes::may_change(old.addr(), old_size),
+    let before = || {
+        let target = fixed.then(|| changes::changing(new.addr(), new_size));
+        let mut source = changes::may_change(old.addr(), old_size);
+        let several = fixed && changes::several_can_move();
+        if several {
+            // The kernel moves them one by one, and stops at one that is watched.
+            source.changed(old.addr(), old_size);
+            changes::unwatch(old.addr(), old_size);
+        }
+        Remapping {
+            source,
+            target,
+            several,
+        }
     };
     let mut remapping = ret::always(None, || Some(before()));
     let call = || match MREMAP.get() {
@@ -193,14 +204,16 @@ unsafe extern "C" fn mremap(
             libc::syscall(libc::SYS_mremap, old, old_size, new_size, flags, new)
         } as usize),
     };
-    if let Some(Remapping { target, source }) = &remapping {
+    if let Some(Remapping { target, source, .. }) = &remapping {
         target.is_in_place();
         source.is_in_place();
     }
     let mut moved = call();
-    if is_error(moved) && errno::errno().0 == libc::EFAULT {
+    let once = |remapping: &Option<Remapping>| remapping.as_ref().is_some_and(|all| all.several);
+    if is_error(moved) && errno::errno().0 == libc::EFAULT && !once(&remapping) {
         // mremap accepts a single mapping only, and the watch of a part may have cut the mapping:
-        // join the pieces.
+        // join the pieces. (Of several mappings some may have moved. With MREMAP_DONTUNMAP a second
+        // call would move what the first has left, which is nothing.)
         let joined = ret::always(false, || {
             if let Some(remapping) = &mut remapping {
                 remapping.source.changed(old.addr(), old_size);
@@ -212,7 +225,7 @@ unsafe extern "C" fn mremap(
         }
     }
     ret::always((), || {
-        let Some(Remapping { target, source }) = &mut remapping else {
+        let Some(Remapping { target, source, .. }) = &mut remapping else {
             return;
         };
         if is_error(moved) {
@@ -236,6 +249,8 @@ unsafe extern "C" fn mremap(
 struct Remapping {
     source: changes::Changing,
     target: Option<changes::Changing>,
+    /// Whether the kernel may move several mappings, none of which is watched.
+    several: bool,
 }
 
 /// Whether advice drops pages or forbids access to them. Advice that keeps the content of a pinned

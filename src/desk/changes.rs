@@ -59,10 +59,15 @@ pub fn are_wanted() -> bool {
     pool_is_on() && change::is_in_use()
 }
 
-/// Stops watching memory whose regions a change under way has just withdrawn. Returns true if any
-/// of the memory was watched.
+/// Stops watching memory that a change under way moves, and whose regions it has just withdrawn.
+/// Returns true if some of the memory may have been watched.
 pub fn unwatch(addr: usize, length: usize) -> bool {
     pool_is_on() && change::unwatch(addr, length)
+}
+
+/// Whether the kernel moves several mappings by one mremap(2).
+pub fn several_can_move() -> bool {
+    pool_is_on() && hooks::several_can_move()
 }
 
 /// A call is about to close or to replace the numbers from `first` to `last`.

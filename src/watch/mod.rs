@@ -356,6 +356,32 @@ impl Watch {
         }
     }
 
+    /// Stops watching a range of the program's memory that a call under way moves, whether or not
+    /// regions are there: what a bare system call has left of a region's memory is watched, and no
+    /// region knows. The log has withdrawn every region in the range, and the change under way
+    /// keeps new ones from being used. Returns whether some of it may have been watched.
+    pub fn unwatch_moving(&self, range: PageRange) -> bool {
+        let Some(number) = self.number() else {
+            return false;
+        };
+        if !self.keeps_apart.load(Relaxed) {
+            // Only the file that watches memory can register it again. These kernels move one
+            // mapping at a time, so userfaultfd takes all of the range or none of it.
+            return number.register(range).is_ok() && number.unregister(range);
+        }
+        if number.unregister(range) {
+            return true;
+        }
+        // A mapping that userfaultfd does not take has the kernel refuse the range.
+        let mut any = false;
+        let _ = proc::each_mapping_in(range, |mapping, _| {
+            any |= range
+                .common(mapping)
+                .is_some_and(|part| number.unregister(part));
+        });
+        any
+    }
+
     /// Whether a hit needs the fence, because another thread may be changing the address space.
     #[inline(always)]
     pub fn must_fence(&self) -> bool {

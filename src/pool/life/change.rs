@@ -265,12 +265,25 @@ pub fn keyed() {
     }
 }
 
-/// Stops watching memory whose regions a change under way has just withdrawn. Returns true if any
-/// of the memory was watched.
+/// Stops watching memory that a change under way moves, and whose regions it has just withdrawn.
+/// Returns true if some of the memory may have been watched.
 #[cold]
 pub fn unwatch(addr: usize, length: usize) -> bool {
     let range = pages(addr, length);
-    existing().is_some_and(|relaxed| end_touched(relaxed, range, Neighbours::Stay))
+    let Some(relaxed) = existing().filter(|_| range.start < range.end) else {
+        return false;
+    };
+    let known = end_touched(relaxed, range, Neighbours::Stay);
+    let errno = errno::errno();
+    let unknown = relaxed.watch.unwatch_moving(range);
+    errno::set_errno(errno);
+    known || unknown
+}
+
+/// Whether the kernel moves several mappings by one mremap(2).
+pub fn several_can_move() -> bool {
+    // It does since Linux 6.17, and keeps userfaultfds apart since 6.16.
+    existing().is_some_and(|relaxed| relaxed.watch.keeps_apart())
 }
 
 /// Whether the pool must hear of changes.
