@@ -16,6 +16,7 @@
 #include <sys/shm.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
+#include <sys/utsname.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -33,6 +34,16 @@ int step_number;
 bool calm_sequence;
 static int files[FILES], segments[SEGMENTS], to_parent[2], pidfd, spare[2];
 static int no_files_until;
+/*
+ * Whether mremap takes a page at a time from now on: the library joins mappings that the kernel left
+ * apart when one grew down to another, and joins none without its descriptor (docs/limits.md).
+ */
+static bool page_by_page;
+/*
+ * Whether a bare call has mapped memory. The kernel does not join it with watched memory around it,
+ * and later cannot (docs/limits.md). Since Linux 6.17 such pieces can be moved, but not resized.
+ */
+static bool in_pieces, moves_pieces;
 
 /* Arguments. */
 
@@ -122,8 +133,11 @@ static void map_step(const struct step *step)
 	result = step->bare ? syscall(SYS_mmap, at, length, protection, flags, fd, offset) :
 			      (long)mmap(at, length, protection, flags, fd, (off_t)offset);
 	note_result(result);
-	if (result == (long)at)
+	if (result == (long)at) {
+		page_by_page |= flags & MAP_GROWSDOWN;
+		in_pieces |= step->bare;
 		is_new(at, length);
+	}
 }
 
 static void unmap_step(const struct step *step)
@@ -157,6 +171,12 @@ static bool is_inside(const char *at)
 {
 	return (at >= page_at(0) && at <= page_at(PLACE_PAGES - 1)) ||
 	       (at >= page_at(PLACE_PAGES) && at <= page_at(ALL_PAGES - 1));
+}
+
+/* What Linux 6.17 does with several mappings. */
+static bool is_move(int flags, size_t old_length, size_t new_length)
+{
+	return flags & MREMAP_FIXED && (old_length + PAGE - 1) / PAGE == (new_length + PAGE - 1) / PAGE;
 }
 
 static void remap_step(const struct step *step)
@@ -196,6 +216,8 @@ static void remap_step(const struct step *step)
 	 */
 	if (bare && old_length > PAGE)
 		bare = false;
+	if (old_length > PAGE && (page_by_page || (in_pieces && !(moves_pieces && is_move(flags, old_length, new_length)))))
+		old_length = new_length = PAGE;
 	result = make_remap(bare, old, old_length, new_length, flags, new);
 	if (result != -1 && !is_inside((char *)result)) {
 		note(" = elsewhere, then ");
@@ -211,6 +233,7 @@ static void remap_step(const struct step *step)
 		}
 	}
 	note_result(result);
+	partly_locked |= flags & MREMAP_DONTUNMAP;
 	if (result != -1) {
 		is_new(odd_at(step), old_length);
 		is_new((char *)result, new_length);
@@ -531,6 +554,7 @@ static void no_files_step(const struct step *step)
 static void close_files_step(const struct step *step)
 {
 	(void)step;
+	page_by_page = true;
 	note("close_range(100)");
 	note_result(syscall(SYS_close_range, 100, UINT_MAX, 0));
 }
@@ -542,6 +566,7 @@ static void dup_over_step(const struct step *step)
 	char text[16] = { 0 };
 	int number = 900 + (int)(step->word[1] % 3);
 
+	page_by_page = true;
 	note("dup2(%s, %d)", names[which], number);
 	note_result(dup2(which ? files[MEMFD] : spare[1], number));
 	if (which == 0 && !no_files_until) {
@@ -556,8 +581,7 @@ static void dup_over_step(const struct step *step)
 const struct kind kinds[] = {
 	{ "mmap", 150, map_step, NULL },
 	{ "munmap", 50, unmap_step, NULL },
-	{ "mremap", 110, remap_step,
-	  "to be mended: EFAULT over several mappings, which Linux 6.17 moves" },
+	{ "mremap", 110, remap_step, NULL },
 	{ "mprotect", 50, protect_step, NULL },
 	{ "mprotect down", 5, protect_down_step,
 	  "to be mended: PROT_GROWSDOWN ends where the watch has split the mapping" },
@@ -598,6 +622,11 @@ void calls_open(void)
 	/* Below both windows, out of reach of any length: a segment without a mapping would be gone. */
 	char *keep = (char *)0x1ff000000000;
 	char name[] = "/tmp/fuzz.XXXXXX";
+	int major = 0, minor = 0;
+	struct utsname kernel;
+
+	must(uname(&kernel) == 0 && sscanf(kernel.release, "%d.%d", &major, &minor) == 2);
+	moves_pieces = major > 6 || (major == 6 && minor >= 17);
 
 	/* malloc leaves the break alone from now on. */
 	mallopt(M_TOP_PAD, 64 << 20);

@@ -245,13 +245,16 @@ static uint64_t end_of(const struct mapping *mapping, uint64_t hash, bool show)
  * that a split leaves to one part: guard pages are somewhere in the mapping (gu), and its pages are
  * charged (ac), which mprotect takes back where no page was touched.
  */
+bool partly_locked;
+
 static void take_flags(struct mapping *mapping, char *flags)
 {
 	char *rest;
 
 	mapping->flags[0] = 0;
 	for (char *word = strtok_r(flags, " \n", &rest); word; word = strtok_r(NULL, " \n", &rest))
-		if (strcmp(word, "uw") && strcmp(word, "sd") && strcmp(word, "gu") && strcmp(word, "ac"))
+		if (strcmp(word, "uw") && strcmp(word, "sd") && strcmp(word, "gu") && strcmp(word, "ac") &&
+		    (strcmp(word, "lo") || !partly_locked))
 			strcat(strcat(mapping->flags, " "), word);
 }
 
@@ -269,7 +272,7 @@ static bool in_windows(const struct mapping *mapping)
 	return is_near(mapping, 0, PLACE_PAGES - 1) || is_near(mapping, PLACE_PAGES, ALL_PAGES - 1);
 }
 
-uint64_t look_mappings(bool flags, bool show)
+static uint64_t look_once(bool flags, bool show)
 {
 	struct mapping joined = { 0 }, next = { 0 };
 	uint64_t hash = 0;
@@ -308,6 +311,21 @@ uint64_t look_mappings(bool flags, bool show)
 		}
 	}
 	return end_of(&joined, hash, show);
+}
+
+/*
+ * The kernel shows the mappings piece by piece. What a thread of the library joins meanwhile may be
+ * seen in part.
+ */
+uint64_t look_mappings(bool flags, bool show)
+{
+	uint64_t before, now = look_once(flags, show);
+
+	do {
+		before = now;
+		now = show ? now : look_once(flags, false);
+	} while (now != before);
+	return now;
 }
 
 void look_open(int fd)
