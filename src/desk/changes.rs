@@ -67,7 +67,7 @@ pub fn unwatch(addr: usize, length: usize) -> bool {
 
 /// Whether the kernel moves several mappings by one mremap(2).
 pub fn several_can_move() -> bool {
-    pool_is_on() && hooks::several_can_move()
+    pool_is_on() && crate::watch::XX()
 }
 
 /// A call is about to close or to replace the numbers from `first` to `last`.
