@@ -67,7 +67,7 @@ pub fn unwatch(addr: usize, length: usize) -> bool {
 
 /// Whether the kernel moves several mappings by one mremap(2).
 pub fn several_can_move() -> bool {
-    pool_is_on() && crate::watch::XX()
+    pool_is_on() && change::several_can_move()
 }
 
 /// A call is about to close or to replace the numbers from `first` to `last`.
