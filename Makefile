@@ -23,7 +23,7 @@ cbindgen := target/tools/cbindgen-$(cbindgen_version)/bin/cbindgen
 
 all: $(so) $(release)/rdmamr ## build the shared and the static library, and the program rdmamr
 $(so): FORCE
-	+$(CARGO) build --release
+	+$(if $(for_package),$(remapped)) $(CARGO) build --release
 
 # cbindgen reads one file. A file's own documentation may only stand at its top.
 headers: $(cbindgen) ## make the headers under include/ from the source
@@ -158,10 +158,14 @@ vm: ## run CMD='...' in the soft-RoCE machine, with KERNEL=6.1 (default) or 6.12
 installed_headers := rdmamr.h rdmamr/verbs.h rdmamr/fi_mr.h rdmamr/compat/infiniband/verbs.h
 # "strip_flag=" leaves the symbols to a packager. Of an archive only the debug symbols can go.
 strip_flag := -s
+# The program is built once, also for packages (debian/rules): its crates take two minutes. So no
+# panic message and no line table names the builder's own folders.
 program := $(release)/rdmamr
+cargo_home := $(or $(CARGO_HOME),$(HOME)/.cargo)
+remapped = RUSTFLAGS="$(RUSTFLAGS) --remap-path-prefix=$(CURDIR)=/usr/src/rdmamr --remap-path-prefix=$(cargo_home)=/usr/src/cargo"
 $(program): FORCE
-	+$(CARGO) build --profile tool -p rdmamr-tool
-	ln -f $(release)/../tool/rdmamr $@
+	+CARGO_TARGET_DIR=$(CURDIR)/target $(remapped) $(CARGO) build --profile tool -p rdmamr-tool
+	ln -f target/tool/rdmamr $@
 install: $(so) $(program) ## install under DESTDIR, PREFIX, LIBDIR
 	install -d $(DESTDIR)$(LIBDIR)/pkgconfig $(DESTDIR)$(INCLUDEDIR)/rdmamr/compat/infiniband $(DESTDIR)$(BINDIR)
 	install -m 755 $(strip_flag) $(so) $(DESTDIR)$(LIBDIR)/librdmamr.so.$(version)
