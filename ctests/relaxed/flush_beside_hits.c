@@ -77,6 +77,7 @@ static void beside_hits(void)
 {
 	struct worker workers[2] = { { .memory = pages(1), .moves = 1 }, { .memory = pages(1) } };
 	struct flusher flushers[2] = { { .memory = pages(6) }, { .memory = pages(6) } };
+	uint64_t busy = stats().bypassed_busy;
 
 	for (int n = 0; n < 2; n++)
 		must(pthread_create(&workers[n].thread, NULL, hits, &workers[n]) == 0);
@@ -85,13 +86,21 @@ static void beside_hits(void)
 	for (int n = 0; n < 2; n++)
 		must(pthread_join(flushers[n].thread, NULL) == 0);
 	stop = 1;
-	for (int n = 0; n < 2; n++) {
+	for (int n = 0; n < 2; n++)
 		must(pthread_join(workers[n].thread, NULL) == 0);
+	/*
+	 * On a machine that leaves a changing thread without a processor for milliseconds, a
+	 * registration does not wait for the end of the change: the region is its caller's own.
+	 */
+	busy = stats().bypassed_busy - busy;
+	for (int n = 0; n < 2; n++) {
 		ok(workers[n].rounds > 0 && workers[n].failed == 0,
 		   "thread %d: %d rounds beside the flushes, and no call failed",
 		   n, workers[n].rounds);
 		is(workers[n].gone, 0, "thread %d: the kernel always had the region in use", n);
-		is(workers[n].lost, 0, "thread %d: it was always there to share", n);
+		ok((uint64_t)workers[n].lost <= busy && workers[n].lost <= workers[n].rounds / 1000,
+		   "thread %d: it was there to share, but for %d of the %llu times that a change did not end", n,
+		   workers[n].lost, (unsigned long long)busy);
 		is(workers[n].stale, 0, "thread %d: and data always landed", n);
 		is(flushers[n].failed, 0, "flusher %d: no flush failed", n);
 		is(flushers[n].left, 0, "flusher %d: what was idle before it is not registered after it", n);
