@@ -3,7 +3,8 @@
  * fork(2) copies pinned pages for the child. Idle regions end first, so a fork after registrations shares the memory as
  * it does without the pool. Regions in use stay.
  *
- * The device is the stand-in (stub_device.h). Its counts in the child are those of the moment of the fork.
+ * The device is the stand-in (stub_device.h). Its counts in the child are those of the moment of the fork. On kernels
+ * whose io_uring gives pages back only a second later (6.1), what is shared after a fork says nothing.
  */
 #include <pthread.h>
 #include <sys/wait.h>
@@ -74,6 +75,17 @@ static struct seen seen_by_child(bool again)
 	return seen;
 }
 
+/* Whether the stand-in's pages are pinned no more when a deregistration returns. */
+static bool gives_back_at_once(void)
+{
+	struct ibv_mr *mr = ibv_reg_mr(stub_pd(), memory, BYTES, LOCAL_AND_REMOTE);
+
+	must(mr && ibv_dereg_mr(mr) == 0);
+	return seen_by_child(false).shared_kib == ALL >> 10;
+}
+
+static bool gives_back;
+
 static void idle_ones(bool at_once, bool again)
 {
 	struct seen seen;
@@ -86,7 +98,8 @@ static void idle_ones(bool at_once, bool again)
 	is(stub_registered() - stub_deregistered(), REGIONS, "before the fork all regions are idle");
 	seen = seen_by_child(again);
 	is(seen.registered, 0, "none is registered when the child begins");
-	is(seen.shared_kib, ALL >> 10, "the child shares the memory");
+	if (gives_back)
+		is(seen.shared_kib, ALL >> 10, "the child shares the memory");
 	case_end();
 	leave_idle();
 	is(ibv_flush_relaxed_mr(stub_pd()), 0, "the pool goes on");
@@ -161,6 +174,11 @@ int main(int argc, char **argv)
 	memory = mmap(NULL, ALL, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	must(memory != MAP_FAILED && madvise(memory, ALL, MADV_NOHUGEPAGE) == 0);
 	memset(memory, 1, ALL);
+	case_begin("a plain registration");
+	gives_back = gives_back_at_once();
+	case_end();
+	if (!gives_back)
+		skip("what is shared after a fork", "this kernel's io_uring gives pages back late");
 	for (int n = 0; n < 4; n++)
 		idle_ones(n & 1, n & 2);
 	one_in_use();
