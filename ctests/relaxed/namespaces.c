@@ -2,8 +2,9 @@
 /*
  * What a process with threads may not do, or not alone, and the library's threads must not keep a
  * program with one thread from: entering a mount namespace, unmounting the directory that it was
- * in, and ending by the C library. What docs/limits.md says of the rest: a user namespace is left
- * before the first relaxed registration, or in a child; a bare exit(2) ends a thread.
+ * in, and ending by the C library. What docs/limits.md says of the rest: a user namespace is made
+ * before the first relaxed registration, or in a child; a thread that leaves its table of descriptors
+ * leaves it to the cleaner; a bare exit(2) ends a thread.
  *
  * The device is the stand-in (stub_device.h). Each part runs in a child.
  */
@@ -109,6 +110,21 @@ static int user_namespace(void)
 	return errno == EPERM ? REFUSED : errno == EINVAL && is_used_again() ? RIGHT : WRONG;
 }
 
+static int descriptors(void)
+{
+	int ends[2];
+	char byte;
+
+	must(pipe2(ends, O_NONBLOCK) == 0);
+	begin();
+	if (unshare(CLONE_FILES))
+		return REFUSED;
+	must(close(ends[1]) == 0);
+	if (read(ends[0], &byte, 1) != -1 || errno != EAGAIN)
+		return WRONG;
+	return is_used_again() ? RIGHT : WRONG;
+}
+
 static int last_thread_ends(void)
 {
 	begin();
@@ -158,6 +174,7 @@ static const struct part {
 	{ user_namespace_before, "a user namespace is made before the first registration" },
 	{ user_namespace_in_a_child, "one is made in a child" },
 	{ user_namespace, "after a registration it is refused, and regions are used again" },
+	{ descriptors, "the only thread leaves its descriptors: files stay open, and regions are used again" },
 	{ last_thread_ends, "the only thread ends by pthread_exit: the process ends" },
 	{ first_thread_ends, "the last thread but the library's returns: the process ends" },
 	{ bare_exit, "the only thread ends by a bare exit: the process stays" },
