@@ -200,7 +200,8 @@ static unsigned long nth_file(const struct mapping *mapping)
 	static unsigned long count;
 	unsigned long n = 0;
 
-	if (!mapping->inode)
+	/* The first System V segment of a machine has the inode 0. */
+	if (!mapping->inode && !mapping->major && !mapping->minor)
 		return 0;
 	while (n < count && (files[n].inode != mapping->inode || files[n].major != mapping->major ||
 			     files[n].minor != mapping->minor))
