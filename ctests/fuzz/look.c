@@ -246,16 +246,13 @@ static uint64_t end_of(const struct mapping *mapping, uint64_t hash, bool show)
  * that a split leaves to one part: guard pages are somewhere in the mapping (gu), and its pages are
  * charged (ac), which mprotect takes back where no page was touched.
  */
-bool partly_locked;
-
 static void take_flags(struct mapping *mapping, char *flags)
 {
 	char *rest;
 
 	mapping->flags[0] = 0;
 	for (char *word = strtok_r(flags, " \n", &rest); word; word = strtok_r(NULL, " \n", &rest))
-		if (strcmp(word, "uw") && strcmp(word, "sd") && strcmp(word, "gu") && strcmp(word, "ac") &&
-		    (strcmp(word, "lo") || !partly_locked))
+		if (strcmp(word, "uw") && strcmp(word, "sd") && strcmp(word, "gu") && strcmp(word, "ac"))
 			strcat(strcat(mapping->flags, " "), word);
 }
 
