@@ -146,6 +146,9 @@ picture: ## make examples/report.png again: the report on HPC Challenge, in the 
 house: ## print which room of src/ uses which
 	@python3 -B ctests/host/house.py --draw
 
+mutants: all ctests ## break the code of each lemma of docs/proof.md, and see its test fail
+	@python3 -B ctests/mutants.py
+
 DURATION ?= 600
 soak: all ctests ## run random relaxed registrations, unmaps, forks and traffic for DURATION seconds (600), a long race, and a million steps of the fuzzer
 	vm/run -t $$(($(DURATION) + 120)) -- env LD_PRELOAD=$(abspath $(so)) CHECK_DEVICE=rxe0 CHECK_ADDRESS=10.77.0.1 $(built)/soak $(DURATION)
@@ -207,4 +210,4 @@ help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | awk -F '|' '{ printf "  make %-14s %s\n", $$1, $$2 }'
 
 FORCE:
-.PHONY: house all headers man cbindgen check ctests demo bench bench-relaxed bench-trace bench-prefault bench-fabric bench-cache figures picture soak vm install uninstall deb clean help FORCE
+.PHONY: house all headers man cbindgen check ctests demo bench bench-relaxed bench-trace bench-prefault bench-fabric bench-cache figures picture soak mutants vm install uninstall deb clean help FORCE

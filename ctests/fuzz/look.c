@@ -200,8 +200,7 @@ static unsigned long nth_file(const struct mapping *mapping)
 	static unsigned long count;
 	unsigned long n = 0;
 
-	/* The first System V segment of a machine has the inode 0. */
-	if (!mapping->inode && !mapping->major && !mapping->minor)
+	if (!mapping->inode)
 		return 0;
 	while (n < count && (files[n].inode != mapping->inode || files[n].major != mapping->major ||
 			     files[n].minor != mapping->minor))
@@ -246,13 +245,16 @@ static uint64_t end_of(const struct mapping *mapping, uint64_t hash, bool show)
  * that a split leaves to one part: guard pages are somewhere in the mapping (gu), and its pages are
  * charged (ac), which mprotect takes back where no page was touched.
  */
+bool partly_locked;
+
 static void take_flags(struct mapping *mapping, char *flags)
 {
 	char *rest;
 
 	mapping->flags[0] = 0;
 	for (char *word = strtok_r(flags, " \n", &rest); word; word = strtok_r(NULL, " \n", &rest))
-		if (strcmp(word, "uw") && strcmp(word, "sd") && strcmp(word, "gu") && strcmp(word, "ac"))
+		if (strcmp(word, "uw") && strcmp(word, "sd") && strcmp(word, "gu") && strcmp(word, "ac") &&
+		    (strcmp(word, "lo") || !partly_locked))
 			strcat(strcat(mapping->flags, " "), word);
 }
 

@@ -66,6 +66,15 @@ impl World {
         self.changes.end_at(announced);
     }
 
+    /// A call that does not know before what it will change, as `shmdt`. It announces the range and
+    /// writes its one record after the change.
+    fn change_by_call(&self) {
+        let announced = self.changes.begin_at(MEMORY, 0);
+        self.mapped.store(1, Release);
+        self.changes.write(CHANGE);
+        self.changes.end_at(announced);
+    }
+
     /// `munmap` by a bare system call. Its event is in flight from before the memory goes until it
     /// is read.
     fn unmap_unseen(&self) {
@@ -277,6 +286,28 @@ fn loom_kept_while_its_memory_changes() {
             !world.word.load().can_be_taken(),
             "linked before the change was over"
         );
+    });
+}
+
+/// The place of a change elsewhere becomes the place of a change here.
+#[test]
+fn loom_places_change_hands() {
+    const ELSEWHERE: PageRange = PageRange {
+        start: 0x8000,
+        end: 0x9000,
+    };
+    explore(Some(3), || {
+        let world = World::new();
+        let other = world.clone();
+        let changing = thread::spawn(move || {
+            let announced = other.changes.begin_at(ELSEWHERE, 0);
+            other.changes.end_at(announced);
+            other.change_by_call();
+        });
+        world.register();
+        changing.join().unwrap();
+        world.apply();
+        assert_eq!(world.register(), None);
     });
 }
 

@@ -94,9 +94,7 @@ pub fn current() -> Option<&'static Instance> {
     INSTANCE.publish(relaxed, forget);
     // SAFETY: the handler is a function of this library, which is never unloaded.
     unsafe { libc::pthread_atfork(Some(before_fork), None, None) };
-    if change::KEYED.load(SeqCst) {
-        pool.changes.distrust();
-    }
+    change::mind_keys(&pool.changes);
     Some(relaxed)
 }
 

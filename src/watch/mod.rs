@@ -1,57 +1,15 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The watch of the memory of the pool's regions: userfaultfd and its monitor, the fence.
+//! The watch of the memory of the pool's regions. `docs/proof.md` has the argument that no change
+//! passes unseen; the lemmas in brackets are its.
 //!
-//! **Why no change of memory passes unseen.** Each lemma names the test that fails when its code is
-//! broken. W1 to W6 are those of docs/proof.md.
-//!
-//! * **W1** *The monitor announces before it reads.* Only the monitor reads events. It announces in
-//!   the log that a change is under way, reads the event, writes the event to the log, and says
-//!   that the change is over. The memory could come back as another mapping's from some first
-//!   moment on, and the log lacks the change until some last moment. In between, either the fence
-//!   answers EAGAIN or the log has a change under way. (`monitor::run`; race)
-//! * **W2** *Each hit asks the fence*, after it has taken the region and before it reads the log
-//!   again. (`pool/life/hit.rs`; race)
-//! * **W3** *A process that never had a second thread needs no fence*: its own change has returned,
-//!   and returns only after the monitor has read the event. The C library says whether that is so
-//!   (`__libc_single_threaded`). A second C library, of another namespace of the linker
-//!   (dlmopen(3)), could make threads unknown to the first, so another namespace counts as a second
-//!   thread. A thread of a bare clone(2) is not noticed: the kernel shows it in no memory of the
-//!   process, and any system call costs what the fence costs. ([`Alone`]; race_second_libc)
-//! * **W4** *The program's number is asked, and not believed* (`number.rs`): the fence, and the
-//!   registration of memory, go by a number that the program can close or replace. An answer counts
-//!   only if the number is seen to be our file's. (`Number::is_trusted`, `Number::prove`;
-//!   descriptor_taken)
-//! * **W5** *The interposed calls report what userfaultfd does not* (`pool/life/change.rs`): guard
-//!   pages, protection. (changes_elsewhere)
-//! * **W6** *Where these calls pass the library by, nothing is watched.* (`in_place.rs`;
-//!   loaded_by_dlopen, loaded_by_deepbind, loaded_in_namespace)
-//! * **W7** *The watch comes first, and the kernel makes the changing thread wait.* The pool
-//!   registers a region's memory with userfaultfd before it pins the memory. If the kernel refuses
-//!   that, the region ends with its last user. From then on a thread may unmap, move or empty the
-//!   memory in any way: by a bare system call, by the C library inside itself, on a kernel worker
-//!   of io_uring. The thread raises `mmap_changing` while it holds the address space for writing,
-//!   before the mapping goes. Then it waits until the monitor has read its event.
-//!   (`Number::register`; race, descriptor_taken)
-//! * **W8** *The monitor's file is its own.* The monitor has a table of descriptors for itself,
-//!   with nothing in it but the file. Whatever the program does to its own numbers, the monitor
-//!   hears of every change, and no thread waits for a file that nobody reads. So a hit without a
-//!   fence stays right after the program has closed its number: a process with one thread goes on
-//!   only after the monitor has begun to announce the change. (`monitor::start`,
-//!   `Userfaultfd::alone`; descriptor_taken)
-//! * **W9** *Nobody else ends the watch.* Before Linux 6.16 another userfaultfd of the process can
-//!   unregister our memory; the C library's ioctl is interposed. (`pool/life/change.rs`,
-//!   `unregistering`; other_userfaultfd_unregisters, on Linux 6.1 and 6.12)
-//!
-//! And of the monitor itself: it waits for no thread but at the gate (`gate.rs`). It takes no lock,
-//! allocates nothing, touches no watched memory, has all signals blocked, and is not a thread of
-//! the C library. If the kernel fails it, it withdraws every region by the log, and reads on as
-//! well as it can. Only private memory without a file is used again (`pool/life/admission.rs`):
-//! shared memory and files change in other ways, and from other processes.
-//!
-//! The kernel reports one change before it happens: a bare madvise that drops pages. A region that
-//! is pinned between the report and the drop would be stale unseen. So the pool does not keep a
-//! region whose pages were lately reported as dropped (`dropping.rs`). That is a bound in time and
-//! not a proof, and docs/limits.md says so.
+//! - `log.rs`: the log of changes, and which changes are under way (L1, L2).
+//! - `userfaultfd.rs`: the kernel's interface. `monitor.rs`: the thread that reads the events (W1).
+//! - `number.rs`: the program's number of the file, by which the fence asks (W2, W4).
+//! - this file: the watch as the pool uses it, and whether a hit needs the fence (W3).
+//! - `in_place.rs`: whether the program's memory calls come here (W6). The calls themselves are the
+//!   pool's, since they end its regions (`pool/life/change.rs`, W5).
+//! - `gate.rs`: before Linux 6.16 one file can unregister what another has registered.
+//! - `extent.rs`: how far the watch of a region reaches. `dropping.rs`: the one exception.
 
 pub mod dropping;
 pub mod extent;

@@ -14,10 +14,11 @@
 use crate::pool::Instance;
 use crate::pool::existing;
 use crate::pool::life::ending;
+use crate::report::log;
 use crate::sys::pages::PageRange;
 use crate::sys::{clock, memory, signals, thread};
 pub use crate::watch::in_place;
-use crate::watch::log::{Announced, Change, Kind};
+use crate::watch::log::{Announced, Change, Kind, Log};
 use crate::watch::number::NUMBER;
 pub use crate::watch::number::Touching;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
@@ -253,16 +254,33 @@ impl Drop for Changing {
 }
 
 /// Whether memory of the process may have a protection key.
-pub static KEYED: AtomicBool = AtomicBool::new(false);
+static KEYED: AtomicBool = AtomicBool::new(false);
 
 /// A call has given memory a protection key. What a registration may do depends on the calling
 /// thread's rights to the key, which a thread changes without a system call. So the pool keeps
 /// nothing from now on.
 pub fn keyed() {
-    KEYED.store(true, SeqCst);
-    if let Some(relaxed) = existing() {
-        relaxed.pool.changes.distrust();
+    if !KEYED.swap(true, SeqCst)
+        && let Some(relaxed) = existing()
+    {
+        keep_nothing(&relaxed.pool.changes);
     }
+}
+
+/// Has the pool keep nothing from now on if memory may have a protection key.
+pub fn mind_keys(changes: &Log) {
+    if KEYED.load(SeqCst) {
+        keep_nothing(changes);
+    }
+}
+
+#[cold]
+fn keep_nothing(changes: &Log) {
+    changes.distrust();
+    log::always(format_args!(
+        "regions are not reused from now on: the program has given memory a protection key \
+         (pkey_mprotect), whose rights a thread changes without a system call"
+    ));
 }
 
 /// Stops watching memory that a change under way moves, and whose regions it has just withdrawn.

@@ -12,6 +12,30 @@
 //! users can be claimed, and of two threads that try to claim it one succeeds. A region in use is
 //! therefore never deregistered, and a region that is being deregistered is never handed out.
 //!
+//! The bits of the word:
+//!
+//! ```text
+//!    63         32  31  30   28  27  26  25  24  23       0
+//!   +-------------+---+-------+---+---+---+---+-----------+
+//!   | generation  |   | state |   | N | S | O |   users   |
+//!   +-------------+---+-------+---+---+---+---+-----------+
+//!    state  FREE, MAKING, KEPT, ENDING, or HANDLE: a further handle of another slot's region
+//!    N      NEW: nobody may take it before the kernel has said that its memory is the process's own
+//!    S      STALE: withdrawn; set once, and never cleared while the region lives
+//!    O      OWN: a user has the slot's own handle
+//!    users  how many registrations use the region
+//! ```
+//!
+//! | who | may change | when |
+//! | --- | --- | --- |
+//! | the maker, under the lock | FREE to MAKING, MAKING to KEPT | it makes and keeps the region |
+//! | any thread, under the lock | sets S, clears N | it applies a change, or admits the region |
+//! | any thread | users and O, in KEPT; in MAKING only down | a hit, a release |
+//! | any thread | KEPT or MAKING without users to ENDING | under the lock: it claims the region |
+//! | who claimed it, under the lock | ENDING to FREE, or to KEPT with S | the kernel has answered |
+//! | who took the slot off the free list | FREE to HANDLE | a hit needs a further handle |
+//! | who releases the handle | HANDLE to FREE | a release |
+//!
 //! The upper half of the word is a generation, which changes each time the slot is made. A thread
 //! that reads the slot's other fields and then changes the word by compare-and-swap knows, if the
 //! swap succeeds, that the fields it read were this region's.
@@ -26,7 +50,7 @@ const OWN: u64 = 1 << 24;
 const STALE: u64 = 1 << 25;
 /// The region is not admitted: nobody has checked yet that other processes cannot change its
 /// memory.
-const NEW: u64 = 1 << 27;
+const NEW: u64 = 1 << 26;
 
 const STATE: u64 = 7 << 28;
 const FREE: u64 = 0;

@@ -1,0 +1,133 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""mutants.py [LEMMA...]: breaks the code of each lemma of docs/proof.md, one mutant at a time, and
+sees whether the test that the lemma names fails. Prints TAP.
+
+A mutant is built in target/mutants from a copy of the tree, so the tree itself stays as it is.
+"""
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+WORK = ROOT / "target" / "mutants"
+TREE = WORK / "tree"
+
+# Lemma, file, the code, what replaces it, the kind of test, the test.
+MUTANTS = [
+    ("P1", "pool/region/word.rs", "if word & (STATE | STALE) != MAKING {", "if word & STATE != MAKING {",
+     "loom", "loom_kept_while_its_memory_changes"),
+    ("P1", "pool/locked.rs", "        pool.index.add(&*pool.slots, id);\n", "",
+     "unit", "model"),
+    ("P1", "pool/life/miss.rs", "let own = reason.is_some()\n", "let own = false\n",
+     "suite", "unwatched_not_shared"),
+    ("P2", "pool/region/word.rs", "        self.change(seen.0, taken).ok()?;\n", "        self.0.store(taken, SeqCst);\n",
+     "loom", "loom_hit_release_flush"),
+    ("P2", "pool/region/word.rs", "        fence(Acquire);\n", "",
+     "loom", "loom_a_slot_becomes_another_regions"),
+    ("P2", "pool/region/word.rs", "        fence(Release);\n", "",
+     "loom", "loom_a_slot_becomes_another_regions"),
+    ("P3", "pool/region/word.rs", "self.0 & (STATE | STALE | NEW) == KEPT && ", "self.0 & (STATE | NEW) == KEPT && ",
+     "loom", "loom_a_call_that_changes_memory"),
+    ("P3", "pool/region/word.rs", "        while seen.is_unused() {", "        while seen.is_registered() {",
+     "loom", "loom_hit_release_flush"),
+    ("P4", "watch/log.rs", "(written == self.applied.load(Acquire)).then_some(Settled(written))", "Some(Settled(written))",
+     "loom", "loom_a_call_that_changes_memory"),
+    ("P4", "pool/life/hit.rs", "if steps.fence() && changes.still(settled, memory) {", "if changes.still(settled, memory) && steps.fence() {",
+     "loom", "loom_a_change_that_only_the_kernel_sees"),
+    ("P4", "pool/life/hit.rs", "if steps.fence() && changes.still(settled, memory) {", "if changes.still(settled, memory) {",
+     "loom", "loom_a_change_that_only_the_kernel_sees"),
+    ("P4", "watch/log.rs", "            && self.written.load(Acquire) == settled.0\n", "",
+     "loom", "loom_a_change_that_only_the_kernel_sees"),
+    ("P4", "watch/log.rs", "(self.under_way.load(Acquire) == 0 || !self.touches(range))\n            && ", "",
+     "loom", "loom_a_change_that_only_the_kernel_sees"),
+    ("P5", "pool/life/miss.rs", "            Memory::Unknown => Look::Uncertain,\n", "            Memory::Unknown if locked.admit(new) => Look::Again,\n            Memory::Unknown => Look::Nothing,\n",
+     "suite", "mappings_unknown"),
+    ("L1", "watch/log.rs", "                self.written.fetch_or(LOST, SeqCst);\n", "",
+     "loom", "loom_two_calls_at_once"),
+    ("L2", "watch/log.rs", "            (!unchanged || named.overlaps(range)).then_some((number, word))", "            named.overlaps(range).then_some((number, word))",
+     "loom", "loom_places_change_hands"),
+    ("W1", "watch/monitor.rs", "        changes.begin();\n        GATE.pass();\n        let drained = drain(file, changes, &mut messages).is_ok() && ready;\n",
+     "        GATE.pass();\n        let drained = drain(file, changes, &mut messages).is_ok() && ready;\n        changes.begin();\n",
+     "suite", "race"),
+    ("W2", "pool/life/hit.rs", "!self.watch.must_fence() || self.is_fenced()", "true || self.is_fenced()",
+     "suite", "race"),
+    ("W3", "watch/mod.rs", "self.single_threaded.load(Relaxed) != 0 && self.version.load(Relaxed) == 1", "self.single_threaded.load(Relaxed) != 0",
+     "suite", "race_second_libc"),
+    ("W4", "watch/number.rs", "            Fence::Passed if self.is_trusted() => Fence::Passed,", "            Fence::Passed => Fence::Passed,",
+     "unit", "only_our_file_passes_the_fence"),
+    ("W5", "pool/life/change.rs", "        end_touched(relaxed, range, neighbours);\n", "",
+     "suite", "changes_elsewhere"),
+    ("W5", "pool/life/change.rs", "        changes.write(under_way.change);\n        end_touched(relaxed, range, neighbours);\n", "",
+     "suite", "changes_elsewhere"),
+    ("W6", "watch/in_place.rs", "    KNOWN.load(Relaxed) == IN_PLACE\n", "    true\n",
+     "suite", "loaded_by_dlopen"),
+]
+
+
+def copy():
+    """A fresh copy of what is built; the compiled crates of the last run stay."""
+    shutil.rmtree(TREE, ignore_errors=True)
+    names = subprocess.run(["git", "ls-files", "src", "tool", "Cargo.toml", "Cargo.lock", "build.rs", ".cargo", "include", "cbindgen.toml"],
+                           cwd=ROOT, check=True, capture_output=True, text=True).stdout.split()
+    for name in names:
+        to = TREE / name
+        to.parent.mkdir(parents=True, exist_ok=True)
+        # Not copy2: cargo builds anew what has a new time.
+        shutil.copy(ROOT / name, to)
+
+
+def cargo(loom, *arguments):
+    """Runs cargo on the copy. Returns whether it succeeded, and what it printed."""
+    env = dict(os.environ, CARGO_TARGET_DIR=str(WORK / ("loom" if loom else "cargo")), CARGO_PROFILE_RELEASE_LTO="false",
+               CARGO_PROFILE_RELEASE_CODEGEN_UNITS="16", CARGO_PROFILE_RELEASE_DEBUG="false")
+    if loom:
+        env["RUSTFLAGS"] = "--cfg loom"
+    done = subprocess.run(["cargo", *arguments], cwd=TREE, env=env, capture_output=True, text=True)
+    return done.returncode == 0, done.stdout + done.stderr
+
+
+def fails(kind, test):
+    """Whether the test fails, and how that shows."""
+    if kind != "suite":
+        passed, text = cargo(kind == "loom", "test", "--release", "--lib", "-p", "rdmamr", test)
+        if re.search(r"^test result: ok\. 0 passed", text, re.M) or not re.search(r"^test result:", text, re.M):
+            raise SystemExit(f"mutants: {test} did not run:\n{text[-3000:]}")
+        panic = re.search(r"panicked at [^\n]*\n([^\n]*)", text)
+        return not passed, panic.group(1) if panic else ""
+    built, text = cargo(False, "build", "--release", "-p", "rdmamr")
+    if not built:
+        raise SystemExit(f"mutants: a mutant does not build:\n{text[-3000:]}")
+    results = WORK / "results"
+    results.mkdir(exist_ok=True)
+    env = dict(os.environ, CHECK_LIBRARY=str(WORK / "cargo" / "release" / "librdmamr.so"), RESULTS=str(results))
+    subprocess.run(["ctests/suite", "host", test], cwd=ROOT, env=env, check=True, capture_output=True)
+    tap = (results / f"host.{test}.tap").read_text()
+    bad = re.findall(r"^(?:not ok|Bail out!).*", tap, re.M)
+    return bool(bad), bad[0] if bad else ""
+
+
+def main():
+    wanted = set(sys.argv[1:])
+    mutants = [mutant for mutant in MUTANTS if not wanted or mutant[0] in wanted]
+    print(f"1..{len(mutants)}")
+    survived = 0
+    for n, (lemma, file, code, other, kind, test) in enumerate(mutants, 1):
+        copy()
+        path = TREE / "src" / file
+        text = path.read_text()
+        if text.count(code) < 1:
+            raise SystemExit(f"mutants: {file} no longer has {code!r}")
+        path.write_text(text.replace(code, other))
+        failed, how = fails(kind, test)
+        survived += not failed
+        print(f"{'ok' if failed else 'not ok'} {n} - {lemma}: {test} fails without {code.strip()!r} in {file}")
+        print(f"# {how}", flush=True)
+    return 1 if survived else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
