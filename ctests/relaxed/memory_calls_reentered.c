@@ -153,12 +153,16 @@ static void fork_child(void)
 
 static void in_fork(void)
 {
+	struct ibv_mr *used;
 	int status;
 	pid_t pid;
 
 	forked = pages(2 * FORKED);
 	for (int n = 0; n < FORKED; n++)
 		control(&pair, "before a fork", forked + n * 2 * PAGE, PAGE);
+	/* A fork ends the idle regions, and leaves alone what is in use. */
+	used = register_region(pair.pd, forked + 4 * PAGE, PAGE, LOCAL_AND_REMOTE);
+	must(used);
 	pid = fork();
 	must(pid >= 0);
 	if (!pid) {
@@ -170,6 +174,7 @@ static void in_fork(void)
 	is(status, 0, "a child whose handlers and whose own code unmap ends well");
 	anew(&pair, "mapped in the handler before the fork", forked, PAGE);
 	anew(&pair, "mapped in the parent's handler", forked + 2 * PAGE, PAGE);
+	must(deregister_region(used) == 0);
 	still(&pair, "mapped in the child's handler, which is not this memory", forked + 4 * PAGE, PAGE);
 	forked = NULL;
 }
