@@ -10,6 +10,7 @@
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <linux/userfaultfd.h>
+#include <pthread.h>
 #include <stddef.h>
 #include <sys/ioctl.h>
 #include <sys/prctl.h>
@@ -146,6 +147,44 @@ static void fence_is_refused(void)
 	ok(!times("closed"), "and does not say that the program has closed a descriptor");
 }
 
+/* The monitor's read(2), of up to 32 events, fails from now on. */
+static void refuse_to_read(void)
+{
+	struct sock_filter code[] = {
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_read, 0, 3),
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[2])),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, 32 * sizeof(struct uffd_msg), 0, 1),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EIO),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+	};
+	struct sock_fprog program = { sizeof(code) / sizeof(code[0]), code };
+
+	must(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
+	must(syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &program) == 0);
+}
+
+static void *unmaps(void *memory)
+{
+	/* It waits for a reader, until the process ends. */
+	syscall(SYS_munmap, memory, PAGE);
+	return NULL;
+}
+
+static void monitor_cannot_read(void)
+{
+	char *memory = pages(1), *other = pages(1);
+	pthread_t thread;
+
+	must(is_used_again(memory) && is_used_again(other));
+	refuse_to_read();
+	must(pthread_create(&thread, NULL, unmaps, memory) == 0);
+	ok(comes(PATIENCE_S, !is_used_again(other) && times("does not let the library read events")),
+	   "the library says that it cannot read events");
+	ok(!is_used_again(other) && !is_used_again(other), "no region is used again");
+	is(times("does not let the library read events"), 1, "it has said so once");
+}
+
 static void part(const char *name, void (*function)(void))
 {
 	int status, err = dup(STDERR_FILENO), counts[2];
@@ -187,5 +226,6 @@ int main(int argc, char **argv)
 	part("descriptors run out", descriptors_run_out);
 	part("threads run out", threads_run_out);
 	part("the kernel does not let the library ask", fence_is_refused);
+	part("the kernel does not let the monitor read", monitor_cannot_read);
 	return done_testing();
 }
