@@ -41,9 +41,12 @@ static int no_files_until;
 static bool page_by_page;
 /*
  * Whether a bare call has mapped memory. The kernel does not join it with watched memory around it,
- * and later cannot (docs/limits.md). Since Linux 6.17 such pieces can be moved, but not resized.
+ * and later cannot (docs/limits.md). Since Linux 6.17 such pieces can be moved, but not resized. The
+ * same holds for pieces that crosses_chunk() finds.
  */
 static bool in_pieces, moves_pieces;
+/* MREMAP_DONTUNMAP unlocks the whole mapping of which it moves a part: a split keeps the rest locked. */
+static bool some_locked;
 
 /* Arguments. */
 
@@ -126,6 +129,7 @@ static void map_step(const struct step *step)
 	}
 	flags |= step->word[5] % 8 < 6 ? MAP_FIXED : MAP_FIXED_NOREPLACE;
 	flags |= extra == 1 ? MAP_LOCKED : extra == 2 ? MAP_NORESERVE : extra < 6 ? MAP_POPULATE : 0;
+	some_locked |= flags & MAP_LOCKED;
 	/* Never let the kernel choose an address: it would be another one in each run. */
 	begin("mmap", step->bare, at, length);
 	note(", %#x, %#x, file %d, %#zx)", protection, flags, file, offset);
@@ -179,6 +183,12 @@ static bool is_move(int flags, size_t old_length, size_t new_length)
 	return flags & MREMAP_FIXED && (old_length + PAGE - 1) / PAGE == (new_length + PAGE - 1) / PAGE;
 }
 
+/* What is watched ends at 2 MiB, and the pieces may get their first pages each on its own. */
+static bool crosses_chunk(const char *at, size_t length)
+{
+	return at < page_at(PLACE_PAGES / 2) && at + length > page_at(PLACE_PAGES / 2);
+}
+
 static void remap_step(const struct step *step)
 {
 	size_t old_length = odd_length(step), new_length = old_length;
@@ -194,13 +204,13 @@ static void remap_step(const struct step *step)
 		new_length = step->word[2] % (step->count + 4U) * PAGE;
 	else if (size == 2)
 		new_length -= step->word[2] % PAGE;
-	if (how == 12) {
+	if (how == 12 && !some_locked) {
 		flags |= MREMAP_DONTUNMAP;
 		new_length = old_length;
 	} else if (how == 13) {
 		old_length = 0; /* a second mapping of shared memory */
 	} else if (how == 14) {
-		flags = (int)(step->word[3] % 16);
+		flags = (int)(step->word[3] % 16) & (some_locked ? ~MREMAP_DONTUNMAP : -1);
 	}
 	/* Where the kernel would choose the address of what stays: it is another one in each run. */
 	if (flags & MREMAP_DONTUNMAP)
@@ -216,7 +226,10 @@ static void remap_step(const struct step *step)
 	 */
 	if (bare && old_length > PAGE)
 		bare = false;
-	if (old_length > PAGE && (page_by_page || (in_pieces && !(moves_pieces && is_move(flags, old_length, new_length)))))
+	if (old_length > PAGE && !(moves_pieces && is_move(flags, old_length, new_length)) &&
+	    (in_pieces || crosses_chunk(old, old_length)))
+		old_length = new_length = PAGE;
+	if (old_length > PAGE && page_by_page)
 		old_length = new_length = PAGE;
 	result = make_remap(bare, old, old_length, new_length, flags, new);
 	if (result != -1 && !is_inside((char *)result)) {
@@ -233,7 +246,6 @@ static void remap_step(const struct step *step)
 		}
 	}
 	note_result(result);
-	partly_locked |= flags & MREMAP_DONTUNMAP;
 	if (result != -1) {
 		is_new(odd_at(step), old_length);
 		is_new((char *)result, new_length);
@@ -452,6 +464,7 @@ static void lock_step(const struct step *step)
 	size_t length = odd_length(step);
 	uint32_t how = step->word[0] % 4;
 
+	some_locked |= how >= 2;
 	begin(how < 2 ? "munlock" : how == 2 ? "mlock" : "mlock2", step->bare, at, length);
 	note(")");
 	note_result(how < 2 ? munlock(at, length) : how == 2 ? mlock(at, length) : mlock2(at, length, MLOCK_ONFAULT));

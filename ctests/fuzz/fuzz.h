@@ -79,8 +79,6 @@ void look_windows(void);
 uint64_t look_bytes(const volatile char *at, size_t length, int *fault);
 /* Writes 8 bytes. The value is how the access fails, 0 if it does not. */
 int poke(volatile char *at, uint64_t value);
-/* MREMAP_DONTUNMAP unlocks the whole mapping of which it moves a part: a split keeps the rest locked. */
-extern bool partly_locked;
 /* The content and the faults of all pages as one number; with `show`, each page to the log. */
 uint64_t look_pages(bool show);
 /* The mappings of the windows as one number: neighbours that are alike count as one. */

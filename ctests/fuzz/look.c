@@ -200,7 +200,7 @@ static unsigned long nth_file(const struct mapping *mapping)
 	static unsigned long count;
 	unsigned long n = 0;
 
-	if (!mapping->inode)
+	if (!mapping->inode && !mapping->major)
 		return 0;
 	while (n < count && (files[n].inode != mapping->inode || files[n].major != mapping->major ||
 			     files[n].minor != mapping->minor))
@@ -245,16 +245,13 @@ static uint64_t end_of(const struct mapping *mapping, uint64_t hash, bool show)
  * that a split leaves to one part: guard pages are somewhere in the mapping (gu), and its pages are
  * charged (ac), which mprotect takes back where no page was touched.
  */
-bool partly_locked;
-
 static void take_flags(struct mapping *mapping, char *flags)
 {
 	char *rest;
 
 	mapping->flags[0] = 0;
 	for (char *word = strtok_r(flags, " \n", &rest); word; word = strtok_r(NULL, " \n", &rest))
-		if (strcmp(word, "uw") && strcmp(word, "sd") && strcmp(word, "gu") && strcmp(word, "ac") &&
-		    (strcmp(word, "lo") || !partly_locked))
+		if (strcmp(word, "uw") && strcmp(word, "sd") && strcmp(word, "gu") && strcmp(word, "ac"))
 			strcat(strcat(mapping->flags, " "), word);
 }
 
@@ -285,6 +282,9 @@ static uint64_t look_once(bool flags, bool show)
 
 		if (sscanf(at, "%lx-%lx %4s %lx %x:%x %lu", &found.start, &found.end, found.rights, &found.offset,
 			   &found.major, &found.minor, &found.inode) == 7) {
+			/* Their inodes begin at 0, and other files of the same device have the same. */
+			if (strstr(at, "/SYSV"))
+				found.major |= 1U << 20;
 			inside = in_windows(&found);
 			/* Where the heap began before the window: the same in both runs or not. */
 			if (found.start < (unsigned long)heap && found.end > (unsigned long)heap)

@@ -14,7 +14,7 @@
  * settings that repeat it: CHECK_SEED=N for one seed, CHECK_STEPS=N for the length of a sequence,
  * CHECK_KEEP=N,N,... for only these of its steps, CHECK_CACHE=all or =local. CHECK_LATER=1 draws
  * the calls too that are not drawn yet (kinds in calls.c). CHECK_GUARD=N is how many seconds a run
- * may take.
+ * may take. CHECK_SHOW=N shows the sequence as it is, and all that is seen after step N.
  *
  * The device is CHECK_DEVICE, or the stand-in, whose pins are real (stub_device.h).
  */
@@ -362,6 +362,10 @@ static bool equal(uint64_t seed, int count, const char *cache)
 
 		must(n > 0 && n <= count);
 		order.keep[n - 1] = true;
+	}
+	if (getenv("CHECK_SHOW")) {
+		order.show = atoi(getenv("CHECK_SHOW"));
+		return !differs(&order, cache, &difference, true);
 	}
 	if (!differs(&order, cache, &difference, false))
 		return true;
