@@ -88,7 +88,7 @@ impl Locked<'_> {
             return false;
         }
         pool.table
-            .add(&*pool.slots, region.pd(), region.hull().start, id);
+            .add(pool.slots(), region.pd(), region.hull().start, id);
         true
     }
 
@@ -170,7 +170,7 @@ impl Locked<'_> {
             });
         if let Some((id, _)) = taken {
             pool.table
-                .add(&*pool.slots, purpose.pd, purpose.hull.start, id);
+                .add(pool.slots(), purpose.pd, purpose.hull.start, id);
         }
         taken
     }

@@ -166,7 +166,7 @@ impl Pool {
         &self.slots[id.0 as usize]
     }
 
-    fn slots(&self) -> &[PoolRegion] {
+    pub(super) fn slots(&self) -> &[PoolRegion] {
         let grown = self.grown.load(Acquire) as usize;
         &self.slots[..grown.min(MOST)]
     }

@@ -152,15 +152,22 @@ impl Table {
 
     /// Fills the other table, in a fitting size, with the regions that are alive, and puts it to
     /// use.
+    ///
+    /// The lock is held meanwhile, so the regions are read in the order of their slots: in the order
+    /// of the old table each would be a cache miss. A region that is not kept yet, or withdrawn at
+    /// this moment, gets an entry that is of no use.
     fn rebuild(&self, regions: &[PoolRegion]) {
+        const SAMPLE: usize = 4096;
         let shape = self.shape.load(Relaxed);
         let old = self.table(shape);
-        let live = || {
-            old.iter()
-                .filter_map(|entry| of_live(regions, entry.load(Relaxed)))
-        };
         // If few entries are of live regions, the table was full of ended ones and keeps its size.
-        let full = live().count() as u64 >= fill(old.len() as u64) / 2;
+        // The places of a hash table are a random order.
+        let sample = &old[..old.len().min(SAMPLE)];
+        let live = sample
+            .iter()
+            .filter(|entry| of_live(regions, entry.load(Relaxed)).is_some());
+        let full = live.count() as u64
+            >= fill(old.len() as u64) / 2 * sample.len() as u64 / old.len() as u64;
         let larger = u64::from(full && old.len() < 1 << LARGEST);
         let next = (shape ^ 1) + 2 * larger;
         if self.table(next).len() > 1 << SMALL {
@@ -171,10 +178,19 @@ impl Table {
         }
         self.used.store(0, Relaxed);
         self.shape.store(next, Release);
-        for (id, hash) in live() {
-            self.put(regions, hash, id);
+        for (number, region) in regions.iter().enumerate() {
+            if is_live(region) {
+                let hash = hash(region.pd(), region.hull().start);
+                self.put(regions, hash, Id(number as u32));
+            }
         }
     }
+}
+
+/// Whether an entry for the slot may be of use.
+fn is_live(region: &PoolRegion) -> bool {
+    let seen = region.word.load();
+    seen.is_registered() && !seen.is_stale()
 }
 
 /// The region that an entry leads to, and its hash. `None` if the region has ended, or if the entry
@@ -183,8 +199,7 @@ impl Table {
 fn of_live(regions: &[PoolRegion], entry: u32) -> Option<(Id, u64)> {
     let id = Link::from_bits(entry & ID).id()?;
     let region = &regions[id.0 as usize];
-    let seen = region.word.load();
     let hash = hash(region.pd(), region.hull().start);
     let own = (entry ^ hash as u32) & HASH == 0;
-    (own && seen.is_registered() && !seen.is_stale()).then_some((id, hash))
+    (own && is_live(region)).then_some((id, hash))
 }
