@@ -18,7 +18,9 @@ TREE = WORK / "tree"
 
 # Lemma, file, the code, what replaces it, the kind of test, the test.
 MUTANTS = [
-    ("P1", "pool/region/word.rs", "if word & (STATE | STALE) != MAKING {", "if word & STATE != MAKING {",
+    ("P1", "pool/region/word.rs",
+     "if word & (STATE | STALE) != MAKING {\n                return false;\n            }\n            let kept = word & !STATE | KEPT",
+     "if word & STATE != MAKING {\n                return false;\n            }\n            let kept = word & !(STATE | STALE) | KEPT",
      "loom", "loom_kept_while_its_memory_changes"),
     ("P1", "pool/locked.rs", "        pool.index.add(&*pool.slots, id);\n", "",
      "unit", "model"),

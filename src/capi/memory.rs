@@ -215,10 +215,14 @@ unsafe extern "C" fn mremap(
         // join the pieces. (Of several mappings some may have moved. With MREMAP_DONTUNMAP a second
         // call would move what the first has left, which is nothing.)
         let joined = ret::always(false, || {
-            if let Some(remapping) = &mut remapping {
-                remapping.source.changed(old.addr(), old_size);
-            }
-            changes::unwatch(old.addr(), old_size)
+            let Some(remapping) = &mut remapping else {
+                return false;
+            };
+            remapping.source.changed(old.addr(), old_size);
+            let unwatched = changes::unwatch(old.addr(), old_size);
+            // Another thread may have registered memory there in between. It is not watched now.
+            remapping.source.changed(old.addr(), old_size);
+            unwatched
         });
         if joined {
             moved = call();

@@ -5,8 +5,10 @@
 //! through thread-local variables. While a thread holds the lock, it calls nothing that could wait
 //! for a thread that wants the lock.
 
+use crate::sys::clock;
 use crate::sys::futex::{wait, wake};
 use core::sync::atomic::{AtomicU32, Ordering::*};
+use core::time::Duration;
 
 const FREE: u32 = 0;
 const HELD: u32 = 1;
@@ -38,6 +40,24 @@ impl Lock {
             }
         }
         Held(self)
+    }
+
+    /// As [`Lock::lock`], but waits at most so long. `None`: the lock is still held.
+    pub fn lock_within(&self, limit: Duration) -> Option<Held<'_>> {
+        if self
+            .0
+            .compare_exchange(FREE, HELD, Acquire, Relaxed)
+            .is_ok()
+        {
+            return Some(Held(self));
+        }
+        let now = || Duration::from_nanos(clock::monotonic_by_kernel());
+        let end = now() + limit;
+        while self.0.swap(WANTED, Acquire) != FREE {
+            let left = end.checked_sub(now()).filter(|left| !left.is_zero())?;
+            wait(&self.0, WANTED, Some(left));
+        }
+        Some(Held(self))
     }
 }
 

@@ -39,6 +39,11 @@ pub struct New {
     pub kept: u64,
 }
 
+const EVERYTHING: PageRange = PageRange {
+    start: 0,
+    end: u64::MAX,
+};
+
 /// Adds to a number that changes only under the lock, and so needs no locked instruction.
 fn add(number: &AtomicU64, amount: u64) {
     number.store(number.load(Relaxed).wrapping_add(amount), Relaxed);
@@ -225,10 +230,14 @@ impl Locked<'_> {
                 return;
             }
             last = change;
-            let change = change.unwrap_or(Change {
-                start: 0,
-                end: u64::MAX,
-                kind: Kind::Reported,
+            let change = change.unwrap_or_else(|| {
+                // One of the lost records may have said that pages are about to be dropped.
+                pool.dropping.add(EVERYTHING, now());
+                Change {
+                    start: EVERYTHING.start,
+                    end: EVERYTHING.end,
+                    kind: Kind::Reported,
+                }
             });
             self.apply_one(change, &mut applied, &now);
         });

@@ -2,11 +2,11 @@
 //! What all threads share of the pool, and what they do with it without the lock.
 //!
 //! Each transition of a region's *word* (`region/word.rs`) has one owner: the thread whose
-//! compare-and-swap succeeds. The maker alone writes the region's other fields, before `keep`
-//! (release); other threads read them after the word (acquire). The holder of the lock owns the
+//! compare-and-swap succeeds. The maker alone writes the fields that a look-up reads, before
+//! `keep` (release); other threads read them after the word (acquire). The holder of the lock owns the
 //! index, the table's entries, the notes of foreign memory and the applying of the log
-//! (`locked.rs`). The thread that claimed a region deregisters it, outside the lock, when it has no
-//! user and nobody can take it any more. The lemmas are in `docs/proof.md`.
+//! (`locked.rs`). One thread deregisters a claimed region, outside the lock, when it has no user and
+//! nobody can take it any more. The lemmas are in `docs/proof.md`.
 
 use crate::pool::find::filter::Filter;
 use crate::pool::find::index::Index;
@@ -193,6 +193,12 @@ impl Pool {
         Locked::new(self, self.lock.lock())
     }
 
+    /// As [`Pool::lock`], but `None` if the lock stays held for so long: a signal handler may have
+    /// stopped the thread that holds it, until this thread goes on.
+    pub fn lock_within(&self, limit: Duration) -> Option<Locked<'_>> {
+        Some(Locked::new(self, self.lock.lock_within(limit)?))
+    }
+
     /// Takes a region that serves, for one more user.
     #[inline(always)]
     pub fn take(&self, purpose: &Purpose) -> Option<(Id, Grant)> {
@@ -238,6 +244,7 @@ impl Pool {
     #[cold]
     fn another(&self, id: Id) -> Option<&PoolRegion> {
         let slot = self.region(self.pop()?);
+        slot.word.before_fields();
         slot.copy_object(self.region(id));
         slot.owner.store(Link::to(id));
         slot.word.make_handle();

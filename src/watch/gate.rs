@@ -2,7 +2,7 @@
 //! A gate before the monitor. While the gate is closed, the monitor reads no event, so a thread
 //! that unmaps watched memory stays in its system call.
 //!
-//! The gate is closed for one system call. The thread that closes it blocks its own signals, takes
+//! The gate is closed for a few system calls. The thread that closes it blocks its own signals, takes
 //! no lock until the gate is open, and changes no memory. So the monitor never waits for a thread
 //! that waits for the monitor.
 

@@ -96,9 +96,9 @@ const LOST: u64 = 1 << 63;
 pub struct Log {
     /// The changes under way: [`SOMEWHERE`] and [`ANYWHERE`].
     under_way: AtomicU64,
-    /// Log that are written or just being written, and the flag [`LOST`].
+    /// Records that are written or just being written, and the flag [`LOST`].
     written: AtomicU64,
-    /// Log applied.
+    /// Records applied.
     applied: AtomicU64,
     /// The number of places that were ever used.
     used: AtomicU64,
@@ -383,7 +383,7 @@ impl Log {
         &self.slots[(position % ROOM) as usize]
     }
 
-    /// The state of the log if every record is applied. Log that are under way have their last
+    /// The state of the log if every record is applied. Changes that are under way have their last
     /// record still to come; [`Log::still`] looks for those.
     #[inline(always)]
     pub fn applied(&self) -> Option<Settled> {

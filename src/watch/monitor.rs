@@ -85,7 +85,6 @@ extern "C" fn run(_: *mut c_void) -> c_int {
     READY.store(1, Release);
     futex::wake(&READY, i32::MAX);
     let mut messages = [Message::default(); 32];
-    let mut lost = false;
     loop {
         let ready = file.wait();
         // The announcement precedes the read: as soon as the monitor has read an event, the event's
@@ -93,9 +92,9 @@ extern "C" fn run(_: *mut c_void) -> c_int {
         changes.begin();
         GATE.pass();
         let drained = drain(file, changes, &mut messages).is_ok() && ready;
-        if !drained && !lost {
+        if !drained {
+            // Each time: the log may have been full the last time.
             write(changes, EVERYTHING, Kind::Lost);
-            lost = true;
         }
         changes.end();
         heard();

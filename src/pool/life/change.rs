@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! What an interposed memory call does for the pool. Before the real call it announces the change,
 //! with its range, writes the range to the log, ends the idle regions that the change touches, and
-//! stops watching their memory: the kernel then has no event for the change, and the call waits for
-//! nobody. After the real call it writes the range once more, for regions that were made meanwhile.
-//! If no region can be near the memory, it does nothing.
+//! stops watching their memory: the kernel then has no event for the change, and the call need not
+//! wait for the monitor. After the real call it writes the range once more, for regions that were
+//! made meanwhile. If no region can be near the memory, it does nothing.
 //!
 //! These functions run wherever the program or one of its libraries changes memory: in malloc, in
 //! signal handlers, in forked children. They allocate nothing and look up no symbol. The one lock
-//! that they take is the pool's, which a thread holds for microseconds: while it does, it allocates
-//! nothing, changes no memory, and waits for no other lock. They block all signals meanwhile, so
-//! that no signal handler leaves with the lock.
+//! that they take is the pool's, for which they wait 20 ms at most. They block all signals while they
+//! hold it, so that no signal handler leaves with the lock.
 
 use crate::pool::Instance;
 use crate::pool::existing;

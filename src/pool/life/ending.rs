@@ -192,7 +192,12 @@ pub fn some_doomed(relaxed: &Instance, by: By, most: usize) {
 /// interposed memory call too.
 pub fn touched(relaxed: &Instance, range: PageRange, adjoining: bool) -> bool {
     let pool = relaxed.pool;
-    let locked = pool.lock();
+    // A garbage collector may unmap memory while its signal handler has stopped all other threads.
+    // What this call does not end, the log has withdrawn and the cleaner ends.
+    let Some(locked) = pool.lock_within(LOCK_PATIENCE) else {
+        relaxed.cleaner.wake();
+        return false;
+    };
     relaxed.apply(&locked, By::Helper);
     let memory = if adjoining {
         locked.withdraw_adjoining(range)
@@ -204,13 +209,20 @@ pub fn touched(relaxed: &Instance, range: PageRange, adjoining: bool) -> bool {
     doomed(relaxed, By::Helper);
     // Another thread may be ending a region of this memory.
     for _ in 0..PATIENCE {
-        if !pool.is_ending() || !pool.lock().is_ending(range) {
+        let is_ending = || {
+            let locked = pool.lock_within(LOCK_PATIENCE);
+            locked.is_some_and(|locked| locked.is_ending(range))
+        };
+        if !pool.is_ending() || !is_ending() {
             break;
         }
         pool.wait_for_an_end(Duration::from_millis(1));
     }
     watched
 }
+
+/// How long an interposed memory call waits for the pool's lock. Threads hold it for microseconds.
+const LOCK_PATIENCE: Duration = Duration::from_millis(20);
 
 /// How long an interposed memory call waits for another thread that ends a region of the memory, in
 /// ms.

@@ -41,6 +41,9 @@ pub const OWN_REGION: Access = Access::ON_DEMAND
 /// that begins at another page, and once more if that region was in use in between.
 const LOOKS: u32 = 3;
 
+/// How many times a registration waits for changes of its memory before it goes past the pool.
+const WAITS: u32 = 64;
+
 /// How many times a registration asks the kernel while the kernel is short of something. Each time
 /// idle regions have ended, of which other threads may leave more and more.
 const TRIES: u32 = 4;
@@ -121,10 +124,12 @@ pub fn register(
     };
     let purpose = relaxed.purpose(pd, hull, request.access, alone);
     let mut answer = answer;
-    let mut looks = 0;
+    let (mut looks, mut waits) = (0, 0);
     let settled = loop {
         if answer.is_unsettled() {
-            if !relaxed.settle(hull) {
+            // Others may change this memory again and again.
+            waits += 1;
+            if waits > WAITS || !relaxed.settle(hull) {
                 break false;
             }
         } else if looks == LOOKS {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The state of a slot of the pool, in one word: each transition is one atomic operation.
+//! The state of a slot of the pool, in one word.
 //!
 //! ```text
 //!            make             keep             claim            free
