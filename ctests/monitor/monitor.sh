@@ -24,6 +24,19 @@ says() { # NAME EXPECTED [NAME=VALUE...] COMMAND...
 		fail "$name: said in one line" "expected: $expected" "got: $output"
 	fi
 }
+pingpong() { # PORT: sets client and server to the exit statuses
+	local side=("${monitored[@]}" timeout 60 "${run[@]}" "$pingpong" -p verbs -e msg -d "$CHECK_DEVICE" -I 20 -S 4096 -c)
+	"${side[@]}" -B "$1" >"$work/server" 2>&1 &
+	server=$!
+	until grep -qsi ":$(printf %X "$1") " /proc/net/tcp /proc/net/tcp6 || ! kill -0 $server 2>/dev/null; do sleep 0.1; done
+	"${side[@]}" -P "$1" "$CHECK_ADDRESS" >"$work/client" 2>&1
+	client=$?
+	wait $server
+	server=$?
+}
+ended() { # STATUS FILE
+	[ "$1" = 0 ] || { echo "exit status $1"; cat "$2"; return 1; }
+}
 
 for run in "${libfabrics[@]}"; do
 	read -ra run <<<"$run"
@@ -39,15 +52,14 @@ for run in "${libfabrics[@]}"; do
 
 	pingpong=$(command -v fi_pingpong)
 	[ ${#run[@]} = 0 ] || pingpong=$(dirname "${run[0]}")/../../bin/fi_pingpong
-	"${monitored[@]}" timeout 600 "${run[@]}" "$pingpong" -p verbs -e msg -d "$CHECK_DEVICE" -B 18700 -I 20 -S 4096 -c >"$work/server" 2>&1 &
-	server=$!
-	until grep -qsi ":$(printf %X 18700) " /proc/net/tcp /proc/net/tcp6 || ! kill -0 $server 2>/dev/null; do sleep 0.1; done
-	check "$version, fi_pingpong: the client" "${monitored[@]}" timeout 600 "${run[@]}" "$pingpong" -p verbs -e msg -d "$CHECK_DEVICE" -P 18700 -I 20 -S 4096 -c "$CHECK_ADDRESS"
-	if wait $server; then
-		pass "$version, fi_pingpong: the server"
-	else
-		fail "$version, fi_pingpong: the server" "exit status $?" "$(cat "$work/server")"
-	fi
+	# On a busy machine it may hang once it has printed its results, without the library too.
+	for ((port = 18700; port < 18705; port++)); do
+		pingpong "$port"
+		[ $client = 124 ] || [ $server = 124 ] || break
+		echo "# fi_pingpong: not done after 60 s"
+	done
+	check "$version, fi_pingpong: the client" ended $client "$work/client"
+	check "$version, fi_pingpong: the server" ended $server "$work/server"
 
 	says "$version, imported" "libfabric's registration cache is told of changes of memory" "${run[@]}" "$built/monitor_nodes"
 	says "$version, FI_MR_CACHE_MONITOR=disabled" "no effect: FI_MR_CACHE_MONITOR=disabled" FI_MR_CACHE_MONITOR=disabled "${run[@]}" "$built/monitor_nodes"

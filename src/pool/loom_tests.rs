@@ -97,8 +97,11 @@ impl World {
 
     fn apply(&self) {
         let _lock = self.lock.lock().unwrap();
-        self.changes.apply(|_| {
-            self.word.withdraw();
+        self.changes.apply(|change| {
+            // None stands for any change.
+            if change.is_none_or(|change| change.start == CHANGE.start) {
+                self.word.withdraw();
+            }
         });
     }
 
@@ -286,6 +289,32 @@ fn loom_kept_while_its_memory_changes() {
             !world.word.load().can_be_taken(),
             "linked before the change was over"
         );
+    });
+}
+
+/// The log is full when a change is to be written.
+#[test]
+fn loom_a_full_log() {
+    explore(Some(3), || {
+        let world = World::new();
+        let elsewhere = Change {
+            start: 0x8000,
+            end: 0x9000,
+            kind: Kind::Called,
+        };
+        // The log of the tests has room for two.
+        let announced = world.changes.begin_at(MEMORY, 0);
+        world.changes.write(elsewhere);
+        world.changes.write(elsewhere);
+        world.changes.end_at(announced);
+        let other = world.clone();
+        let changing = thread::spawn(move || other.change_by_call());
+        world.register();
+        world.apply();
+        world.register();
+        changing.join().unwrap();
+        world.apply();
+        assert_eq!(world.register(), None);
     });
 }
 
