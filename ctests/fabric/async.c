@@ -390,7 +390,8 @@ static void under_way(void)
 	}
 	ok(seen > 0, "under way: %d of %d are seen to be", seen, MANY);
 	is(odd, 0, "fi_mr_enable says so, or 0");
-	is(early, 0, "under way: the key is FI_KEY_NOTAVAIL, the descriptor NULL");
+	/* Each of the library's four threads may be at the end of a registration: it writes key and descriptor, then the state. */
+	ok(early <= 4, "under way: the key is FI_KEY_NOTAVAIL, the descriptor NULL, but for %d that end just now", early);
 	is(raw_early, 0, "under way: there is no raw key");
 	while (events < MANY) {
 		struct fi_eq_entry entry;
