@@ -3,6 +3,7 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <linux/userfaultfd.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
@@ -81,6 +82,16 @@ int mappings(void)
 			lines += buffer[n] == '\n';
 	close(fd);
 	return lines;
+}
+
+int most_mappings(void)
+{
+	FILE *file = fopen("/proc/sys/vm/max_map_count", "re");
+	int most = 0;
+
+	must(file && fscanf(file, "%d", &most) == 1);
+	fclose(file);
+	return most;
 }
 
 int raw_munmap(void *memory, size_t length)

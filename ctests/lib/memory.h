@@ -47,6 +47,9 @@ void raw_remap(void *memory, size_t length);
 /* How many mappings the process has, as vm.max_map_count counts them. Allocates nothing. */
 int mappings(void);
 
+/* How many it may have: vm.max_map_count. */
+int most_mappings(void);
+
 /* The features of userfaultfd; 0 if this process may have none. */
 uint64_t uffd_features(void);
 

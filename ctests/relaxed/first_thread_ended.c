@@ -10,6 +10,7 @@
 #include <pthread.h>
 #include <sys/syscall.h>
 #include "../lib/device.h"
+#include "../lib/memory.h"
 #include "../lib/program.h"
 #include "stub_device.h"
 
@@ -70,16 +71,6 @@ static void private_memory(void)
 	before = stats();
 	ok(lands(memory, SIZE) && stats().hits == before.hits + 1, "private memory is used again");
 	must(munmap(memory, SIZE) == 0);
-}
-
-static int most_mappings(void)
-{
-	FILE *file = fopen("/proc/sys/vm/max_map_count", "re");
-	int most = 0;
-
-	must(file && fscanf(file, "%d", &most) == 1);
-	fclose(file);
-	return most;
 }
 
 /* Makes mappings until so many are left: each second page has other rights. */

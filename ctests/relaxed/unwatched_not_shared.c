@@ -8,20 +8,11 @@
  * The device is the stand-in, whose pins are real (stub_device.h).
  */
 #include "../lib/device.h"
+#include "../lib/memory.h"
 #include "../lib/program.h"
 #include "stub_device.h"
 
 enum { ROUNDS = 100 };
-
-static int most_mappings(void)
-{
-	FILE *file = fopen("/proc/sys/vm/max_map_count", "re");
-	int most = 0;
-
-	must(file && fscanf(file, "%d", &most) == 1);
-	fclose(file);
-	return most;
-}
 
 /* Makes mappings until there are so many: each second page has other rights. */
 static void crowd(int wanted)
