@@ -5,6 +5,7 @@
 use super::{pool_is_on, turn_pool_on};
 use crate::pool::life::change;
 use crate::watch::in_place;
+use crate::watch::number::NUMBER;
 pub use change::{Changing, Made, Touching};
 
 /// A call is about to change memory.
@@ -73,13 +74,13 @@ pub fn several_can_move() -> bool {
 /// A call is about to close or to replace the numbers from `first` to `last`.
 #[inline(always)]
 pub fn touching(first: u32, last: u32) -> Option<Touching<'static>> {
-    change::touching(first, last)
+    NUMBER.touching(first, last)
 }
 
 /// Whether the number is that of the library's userfaultfd.
 #[inline(always)]
 pub fn is_our_number(fd: i32) -> bool {
-    change::is_our_number(fd)
+    NUMBER.is(fd)
 }
 
 /// A call is about to have a userfaultfd unregister memory. The call's argument lies at `argument`.

@@ -164,7 +164,7 @@ pub fn notify(mut notify: impl FnMut(PageRange)) {
     };
     if pool.subscriptions.has_lost() {
         locked(&|locked| locked.all_leave());
-        notify(EVERYTHING);
+        notify(PageRange::ALL);
         locked(&|locked| {
             pool.subscriptions().for_each(|(id, _)| left(locked, id));
             // No effect if another subscription was lost meanwhile.
@@ -285,11 +285,6 @@ impl Locked<'_> {
         self.claim(id)
     }
 }
-
-const EVERYTHING: PageRange = PageRange {
-    start: 0,
-    end: u64::MAX,
-};
 
 impl Instance {
     fn subscribe(&self, purpose: &Purpose) {
@@ -477,8 +472,7 @@ mod tests {
             let changes = &self.pool.changes;
             changes.begin();
             changes.write(Change {
-                start: hull.start,
-                end: hull.end,
+                range: hull,
                 kind: Kind::Called,
             });
             changes.end();
@@ -493,7 +487,7 @@ mod tests {
             locked.apply(|| 0);
             self.notification = Some(if pool.subscriptions.has_lost() {
                 locked.all_leave();
-                vec![EVERYTHING]
+                vec![PageRange::ALL]
             } else {
                 let stale = pool.subscriptions();
                 stale.filter_map(|(id, _)| locked.leaves(id)).collect()
@@ -513,12 +507,12 @@ mod tests {
                 }
                 let locked = self.pool.lock();
                 for (id, region) in self.pool.subscriptions() {
-                    let meant = hull == EVERYTHING || region.hull() == hull;
+                    let meant = hull == PageRange::ALL || region.hull() == hull;
                     if meant && locked.has_left(id) {
                         locked.end(id);
                     }
                 }
-                if hull == EVERYTHING {
+                if hull == PageRange::ALL {
                     self.pool.subscriptions.found();
                 }
             }

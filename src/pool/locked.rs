@@ -39,11 +39,6 @@ pub struct New {
     pub kept: u64,
 }
 
-const EVERYTHING: PageRange = PageRange {
-    start: 0,
-    end: u64::MAX,
-};
-
 /// Adds to a number that changes only under the lock, and so needs no locked instruction.
 fn add(number: &AtomicU64, amount: u64) {
     number.store(number.load(Relaxed).wrapping_add(amount), Relaxed);
@@ -232,10 +227,9 @@ impl Locked<'_> {
             last = change;
             let change = change.unwrap_or_else(|| {
                 // One of the lost records may have said that pages are about to be dropped.
-                pool.dropping.add(EVERYTHING, now());
+                pool.dropping.add(PageRange::ALL, now());
                 Change {
-                    start: EVERYTHING.start,
-                    end: EVERYTHING.end,
+                    range: PageRange::ALL,
                     kind: Kind::Reported,
                 }
             });
@@ -246,10 +240,7 @@ impl Locked<'_> {
 
     fn apply_one(&self, change: Change, applied: &mut Applied, now: &impl Fn() -> u64) {
         let pool = self.0;
-        let range = PageRange {
-            start: change.start,
-            end: change.end,
-        };
+        let range = change.range;
         match change.kind {
             Kind::Called | Kind::Reported => {}
             Kind::Dropping => pool.dropping.add(range, now()),

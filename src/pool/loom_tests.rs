@@ -28,15 +28,19 @@ struct World {
     registered: AtomicBool,
 }
 
-const CHANGE: Change = Change {
-    start: 0x1000,
-    end: 0x2000,
-    kind: Kind::Called,
-};
-
 const MEMORY: PageRange = PageRange {
     start: 0x1000,
     end: 0x2000,
+};
+
+const ELSEWHERE: PageRange = PageRange {
+    start: 0x8000,
+    end: 0x9000,
+};
+
+const CHANGE: Change = Change {
+    range: MEMORY,
+    kind: Kind::Called,
 };
 
 impl World {
@@ -99,7 +103,7 @@ impl World {
         let _lock = self.lock.lock().unwrap();
         self.changes.apply(|change| {
             // None stands for any change.
-            if change.is_none_or(|change| change.start == CHANGE.start) {
+            if change.is_none_or(|change| change.range == MEMORY) {
                 self.word.withdraw();
             }
         });
@@ -298,8 +302,7 @@ fn loom_a_full_log() {
     explore(Some(3), || {
         let world = World::new();
         let elsewhere = Change {
-            start: 0x8000,
-            end: 0x9000,
+            range: ELSEWHERE,
             kind: Kind::Called,
         };
         // The log of the tests has room for two.
@@ -321,10 +324,6 @@ fn loom_a_full_log() {
 /// The place of a change elsewhere becomes the place of a change here.
 #[test]
 fn loom_places_change_hands() {
-    const ELSEWHERE: PageRange = PageRange {
-        start: 0x8000,
-        end: 0x9000,
-    };
     explore(Some(3), || {
         let world = World::new();
         let other = world.clone();

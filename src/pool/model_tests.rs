@@ -45,11 +45,6 @@ fn pages(range: PageRange) -> impl Iterator<Item = u64> {
     })
 }
 
-const ALL: PageRange = PageRange {
-    start: 0,
-    end: u64::MAX,
-};
-
 fn new_pool() -> &'static Pool {
     // SAFETY: `Pool` has a non-zero size.
     let memory = unsafe { alloc_zeroed(Layout::new::<Pool>()) };
@@ -172,11 +167,7 @@ impl Test {
     }
 
     fn change(&mut self, range: PageRange, kind: Kind) {
-        let change = Change {
-            start: range.start,
-            end: range.end,
-            kind,
-        };
+        let change = Change { range, kind };
         assert!(
             !self
                 .known
@@ -391,7 +382,7 @@ impl Test {
             }
             Step::Apply => {
                 self.apply();
-                prop_assert!(self.pool.changes.is_settled(ALL));
+                prop_assert!(self.pool.changes.is_settled(PageRange::ALL));
                 self.end_doomed();
                 let left = |known: &Known| known.users == 0 && known.stale && !known.refused;
                 prop_assert!(

@@ -29,6 +29,12 @@ pub struct PageRange {
 }
 
 impl PageRange {
+    /// All addresses.
+    pub const ALL: PageRange = PageRange {
+        start: 0,
+        end: u64::MAX,
+    };
+
     /// The whole pages that hold the memory. `None` if the length is 0 or the memory runs past the
     /// last page.
     #[inline(always)]

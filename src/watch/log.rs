@@ -32,11 +32,10 @@ pub enum Kind {
     Lost,
 }
 
-/// A change of memory, from `start` up to `end`.
+/// A change of memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Change {
-    pub start: u64,
-    pub end: u64,
+    pub range: PageRange,
     pub kind: Kind,
 }
 
@@ -62,6 +61,16 @@ struct Place {
     /// The address of a word in the stack frame of the call that makes the change. The word is the
     /// place's word as long as the frame exists. 0 as long as the frame is not known.
     frame: AtomicU64,
+}
+
+impl Place {
+    /// The range, which another change may be writing meanwhile.
+    fn range(&self) -> PageRange {
+        PageRange {
+            start: self.start.load(Relaxed),
+            end: self.end.load(Relaxed),
+        }
+    }
 }
 
 const STATE: u64 = 3;
@@ -252,8 +261,7 @@ impl Log {
             let place = &self.places[number];
             let frame = place.frame.load(Acquire);
             let change = Change {
-                start: place.start.load(Relaxed),
-                end: place.end.load(Relaxed),
+                range: place.range(),
                 kind: Kind::Called,
             };
             fence(Acquire);
@@ -307,10 +315,7 @@ impl Log {
             if word & STATE != NAMED {
                 return None;
             }
-            let named = PageRange {
-                start: place.start.load(Relaxed),
-                end: place.end.load(Relaxed),
-            };
+            let named = place.range();
             fence(Acquire);
             let unchanged = place.word.load(Relaxed) & !STUCK == word & !STUCK;
             // A range that was read in part is any range.
@@ -369,8 +374,8 @@ impl Log {
                     .compare_exchange(written, written + 1, SeqCst, Relaxed)
                     .is_ok()
             {
-                slot.start.store(change.start, Relaxed);
-                slot.end.store(change.end, Relaxed);
+                slot.start.store(change.range.start, Relaxed);
+                slot.end.store(change.range.end, Relaxed);
                 slot.kind.store(change.kind as u64, Relaxed);
                 slot.turn.store(turn + 1, Release);
                 return;
@@ -428,8 +433,10 @@ impl Log {
                 break;
             }
             each(Some(Change {
-                start: slot.start.load(Relaxed),
-                end: slot.end.load(Relaxed),
+                range: PageRange {
+                    start: slot.start.load(Relaxed),
+                    end: slot.end.load(Relaxed),
+                },
                 kind: kind(slot.kind.load(Relaxed)),
             }));
             slot.turn.store(turn + 2, Release);

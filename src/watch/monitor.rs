@@ -94,7 +94,7 @@ extern "C" fn run(_: *mut c_void) -> c_int {
         let drained = drain(file, changes, &mut messages).is_ok() && ready;
         if !drained {
             // Each time: the log may have been full the last time.
-            write(changes, EVERYTHING, Kind::Lost);
+            write(changes, PageRange::ALL, Kind::Lost);
         }
         changes.end();
         heard();
@@ -109,11 +109,6 @@ extern "C" fn run(_: *mut c_void) -> c_int {
 fn pause(time: Duration) {
     futex::wait(&AtomicU32::new(0), 0, Some(time));
 }
-
-const EVERYTHING: PageRange = PageRange {
-    start: 0,
-    end: u64::MAX,
-};
 
 fn drain(file: Userfaultfd, changes: &Log, messages: &mut [Message]) -> Result<(), Errno> {
     loop {
@@ -136,9 +131,5 @@ fn drain(file: Userfaultfd, changes: &Log, messages: &mut [Message]) -> Result<(
 }
 
 fn write(changes: &Log, range: PageRange, kind: Kind) {
-    changes.write(Change {
-        start: range.start,
-        end: range.end,
-        kind,
-    });
+    changes.write(Change { range, kind });
 }

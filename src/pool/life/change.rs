@@ -18,7 +18,6 @@ use crate::sys::pages::PageRange;
 use crate::sys::{clock, memory, signals, thread};
 pub use crate::watch::in_place;
 use crate::watch::log::{Announced, Change, Kind, Log};
-use crate::watch::number::NUMBER;
 pub use crate::watch::number::Touching;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 
@@ -56,7 +55,8 @@ impl<M: Made> Made for Option<M> {
 
 struct UnderWay {
     relaxed: &'static Instance,
-    change: Change,
+    /// What the call has changed once it ends.
+    range: PageRange,
     announced: Option<Announced>,
     /// Whether the call was counted as long.
     long: bool,
@@ -111,7 +111,7 @@ pub fn may_change(addr: usize, length: usize) -> Changing {
         let may_hold = relaxed.pool.filter.may_hold(range);
         UnderWay {
             relaxed,
-            change: change(NOTHING, Kind::Called),
+            range: NOTHING,
             // The log has no change yet. The announcement alone keeps every hit in this memory from
             // succeeding.
             announced: may_hold.then(|| announce(relaxed, range)),
@@ -126,11 +126,10 @@ pub fn may_change_any() -> Changing {
     may_change(0, usize::MAX / 2)
 }
 
-fn change(range: PageRange, kind: Kind) -> Change {
+fn called(range: PageRange) -> Change {
     Change {
-        start: range.start,
-        end: range.end,
-        kind,
+        range,
+        kind: Kind::Called,
     }
 }
 
@@ -149,7 +148,7 @@ enum Neighbours {
 fn begin(relaxed: &'static Instance, range: PageRange, neighbours: Neighbours) -> UnderWay {
     let mut under_way = UnderWay {
         relaxed,
-        change: change(range, Kind::Called),
+        range,
         announced: None,
         long: range.bytes() >= LONG,
         frame: AtomicU64::new(0),
@@ -160,7 +159,7 @@ fn begin(relaxed: &'static Instance, range: PageRange, neighbours: Neighbours) -
     }
     if relaxed.pool.filter.may_hold(range) {
         under_way.announced = Some(announce(relaxed, range));
-        changes.write(under_way.change);
+        changes.write(called(range));
         end_touched(relaxed, range, neighbours);
     }
     under_way
@@ -197,7 +196,7 @@ impl Changing {
     /// Adds this memory to what the call has changed.
     pub fn changed(&mut self, addr: usize, length: usize) {
         if let Some(under_way) = &mut self.0 {
-            under_way.write(change(pages(addr, length), Kind::Called));
+            under_way.write(pages(addr, length));
         }
     }
 }
@@ -210,26 +209,22 @@ impl UnderWay {
         }
     }
 
-    fn write(&mut self, change: Change) {
+    fn write(&mut self, range: PageRange) {
         let pool = self.relaxed.pool;
-        let range = PageRange {
-            start: change.start,
-            end: change.end,
-        };
         // Another thread may have registered a region there since the check before the call. If the
         // filter has none, no region was pinned there before the change that has not ended since.
-        if change.kind == Kind::Called && !pool.filter.may_hold(range) {
+        if !pool.filter.may_hold(range) {
             return;
         }
         if self.announced.is_none() {
             self.announced = Some(announce(self.relaxed, range));
         }
-        pool.changes.write(change);
+        pool.changes.write(called(range));
     }
 
     #[cold]
     fn end(&mut self) {
-        self.write(self.change);
+        self.write(self.range);
         let changes = &self.relaxed.pool.changes;
         if let Some(announced) = self.announced.take() {
             changes.end_at(announced);
@@ -307,19 +302,6 @@ pub fn several_can_move() -> bool {
 #[inline(always)]
 pub fn is_in_use() -> bool {
     existing().is_some()
-}
-
-/// A call is about to close or to replace the numbers from `first` to `last`. If the library's own
-/// is one of them, the value is dropped after the call.
-#[inline(always)]
-pub fn touching(first: u32, last: u32) -> Option<Touching<'static>> {
-    NUMBER.touching(first, last)
-}
-
-/// Whether the number is that of the library's userfaultfd.
-#[inline(always)]
-pub fn is_our_number(fd: i32) -> bool {
-    NUMBER.is(fd)
 }
 
 /// A call is about to have a userfaultfd unregister memory. The call's argument, a range, lies at
