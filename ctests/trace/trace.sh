@@ -75,7 +75,11 @@ check "with the cache: hits and misses are those of the statistics" bash -c '[ "
 	"$(value all '"{hits} {misses}".format(**report["totals"])')" \
 	"$(value all '(lambda stats: "%d %d" % (sum(s["hits"] for s in stats), sum(s["misses"] for s in stats)))([json.loads(line) for line in open("stats")])')"
 is "with the cache: nearly all are hits" True all 'report["totals"]["hits"] > 1100'
-is "with the cache: each deregistration of the parent leaves the region to the pool" 1200 all 'report["totals"]["kept"]'
+# The pool declines a registration while it cannot be certain of the memory, as beside a thread that
+# maps its stack: that region is its caller's own.
+is "with the cache: the parent's deregistrations leave each region of the pool to the pool" True all \
+	'report["totals"]["kept"] == report["totals"]["hits"] + report["totals"]["misses"]'
+is "with the cache: nearly all of them" True all '1100 < report["totals"]["kept"] <= 1200'
 
 # The records of a killed program up to then. The child ended in order.
 run killed -- kill
