@@ -171,6 +171,8 @@ static int register_memory(const struct ib_uverbs_ioctl_hdr *header)
 	return fail(ENOMEM);
 }
 
+_Atomic int stub_signal;
+
 static int destroy(const struct ib_uverbs_ioctl_hdr *header)
 {
 	const struct ib_uverbs_attr *handle = attribute(header, UVERBS_ATTR_DESTROY_MR_HANDLE);
@@ -191,6 +193,8 @@ static int destroy(const struct ib_uverbs_ioctl_hdr *header)
 	}
 	atomic_store(&slots[slot], word - LIVE + 4);
 	atomic_fetch_add_explicit(&deregistered, 1, memory_order_relaxed);
+	if (stub_signal)
+		syscall(SYS_tgkill, syscall(SYS_getpid), syscall(SYS_gettid), stub_signal);
 	return 0;
 }
 

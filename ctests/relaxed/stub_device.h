@@ -57,6 +57,9 @@ bool stub_lands(const struct ibv_mr *mr);
 enum stub_call { STUB_REGISTER, STUB_DEREGISTER };
 void stub_fail(enum stub_call call, int err, long times);
 
+/* Each deregistration raises this signal at the thread that deregisters, unless it is 0. */
+extern _Atomic int stub_signal;
+
 /*
  * The device writes to a part of the region, or reads it: at most 32 KiB, from the offset `at` on.
  * 0, or an errno as above.

@@ -14,7 +14,7 @@
 
 use super::memory::{around, call_next};
 use super::ret;
-use crate::desk::changes;
+use crate::desk::changes::{self, Frame};
 use crate::sys::symbols::{self, Function, Scope};
 use core::ffi::{c_int, c_uint, c_ulong, c_void};
 
@@ -127,8 +127,9 @@ unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -
 #[cold]
 #[inline(never)]
 fn unregister(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
+    let frame = Frame::new();
     around(
-        || changes::unregistering(argument.addr()),
+        || changes::unregistering(&frame, argument.addr()),
         || -> c_int { call_next!(IOCTL(fd, request, argument), SYS_ioctl) },
         |unregistering, _| drop(unregistering),
     )

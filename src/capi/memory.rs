@@ -16,7 +16,7 @@
 #![cfg_attr(test, allow(dead_code, reason = "unit tests stand in for nothing"))]
 
 use super::ret;
-use crate::desk::changes::{self, Made};
+use crate::desk::changes::{self, Changing, Frame};
 use crate::sys::symbols::{self, Function, Scope};
 use core::ffi::{c_int, c_uint, c_void};
 use core::ptr::without_provenance_mut;
@@ -74,13 +74,12 @@ pub(super) use call_next;
 /// Calls the next function between two reports to the pool, one before and one after the call. The
 /// next function is called exactly once, whether or not a report fails.
 #[inline(always)]
-pub(super) fn around<C: changes::Made, R>(
+pub(super) fn around<C, R>(
     before: impl FnOnce() -> C,
     call: impl FnOnce() -> R,
     after: impl FnOnce(C, &R),
 ) -> R {
     let changing = ret::always(None, || Some(before()));
-    changing.is_in_place();
     let result = call();
     ret::always((), || {
         if let Some(changing) = changing {
@@ -93,7 +92,7 @@ pub(super) fn around<C: changes::Made, R>(
 /// Calls the next function. `changing` reports the change that the call makes; the change is over
 /// when the call has returned.
 #[inline(always)]
-fn changing<C: changes::Made, R>(changing: impl FnOnce() -> C, call: impl FnOnce() -> R) -> R {
+fn changing<C, R>(changing: impl FnOnce() -> C, call: impl FnOnce() -> R) -> R {
     around(changing, call, |changing, _| drop(changing))
 }
 
@@ -103,8 +102,9 @@ fn is_error(address: Address) -> bool {
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn munmap(addr: Address, length: usize) -> c_int {
+    let frame = Frame::new();
     changing(
-        || changes::changing(addr.addr(), length),
+        || changes::changing(&frame, addr.addr(), length),
         || call_next!(MUNMAP(addr, length), SYS_munmap),
     )
 }
@@ -113,8 +113,9 @@ unsafe extern "C" fn munmap(addr: Address, length: usize) -> c_int {
 #[inline(always)]
 fn map((addr, length, flags): (Address, usize, c_int), map: impl FnOnce() -> Address) -> Address {
     let replaces = flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) == libc::MAP_FIXED;
+    let frame = Frame::new();
     changing(
-        || replaces.then(|| changes::replacing(addr.addr(), length)),
+        || replaces.then(|| changes::replacing(&frame, addr.addr(), length)),
         map,
     )
 }
@@ -180,9 +181,10 @@ unsafe extern "C" fn mremap(
 ) -> Address {
     const DONTUNMAP: c_int = 4;
     let fixed = flags & libc::MREMAP_FIXED != 0;
+    let frames = [Frame::new(), Frame::new()];
     let before = || {
-        let target = fixed.then(|| changes::changing(new.addr(), new_size));
-        let mut source = changes::may_change(old.addr(), old_size);
+        let target = fixed.then(|| changes::changing(&frames[0], new.addr(), new_size));
+        let mut source = changes::may_change(&frames[1], old.addr(), old_size);
         let several = fixed && changes::several_can_move();
         if several {
             // The kernel moves them one by one, and stops at one that is watched.
@@ -204,12 +206,9 @@ unsafe extern "C" fn mremap(
             libc::syscall(libc::SYS_mremap, old, old_size, new_size, flags, new)
         } as usize),
     };
-    if let Some(Remapping { target, source, .. }) = &remapping {
-        target.is_in_place();
-        source.is_in_place();
-    }
     let mut moved = call();
-    let once = |remapping: &Option<Remapping>| remapping.as_ref().is_some_and(|all| all.several);
+    let once =
+        |remapping: &Option<Remapping<'_>>| remapping.as_ref().is_some_and(|all| all.several);
     if is_error(moved) && errno::errno().0 == libc::EFAULT && !once(&remapping) {
         // mremap accepts a single mapping only, and the watch of a part may have cut the mapping:
         // join the pieces. (Of several mappings some may have moved. With MREMAP_DONTUNMAP a second
@@ -250,9 +249,9 @@ unsafe extern "C" fn mremap(
 }
 
 /// The two ranges that an mremap changes.
-struct Remapping {
-    source: changes::Changing,
-    target: Option<changes::Changing>,
+struct Remapping<'f> {
+    source: Changing<'f>,
+    target: Option<Changing<'f>>,
     /// Whether the kernel may move several mappings, none of which is watched.
     several: bool,
 }
@@ -278,8 +277,9 @@ fn drops_pages(advice: c_int) -> bool {
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn madvise(addr: Address, length: usize, advice: c_int) -> c_int {
+    let frame = Frame::new();
     changing(
-        || drops_pages(advice).then(|| changes::changing(addr.addr(), length)),
+        || drops_pages(advice).then(|| changes::changing(&frame, addr.addr(), length)),
         || call_next!(MADVISE(addr, length, advice), SYS_madvise),
     )
 }
@@ -300,8 +300,9 @@ unsafe extern "C" fn process_madvise(
             libc::EBADF | libc::EINVAL | libc::EPERM | libc::ESRCH
         )
     };
+    let frame = Frame::new();
     around(
-        || drops_pages(advice).then(changes::may_change_any),
+        || drops_pages(advice).then(|| changes::may_change_any(&frame)),
         || -> isize {
             call_next!(
                 PROCESS_MADVISE(pidfd, ranges, count, advice, flags),
@@ -321,21 +322,27 @@ unsafe extern "C" fn process_madvise(
 /// Reports a change that takes rights away: the pool must not reuse a region that was pinned with
 /// more rights than its pages have now.
 #[inline(always)]
-fn protecting(addr: Address, length: usize, protection: c_int) -> Option<changes::Changing> {
+fn protecting(
+    frame: &Frame,
+    addr: Address,
+    length: usize,
+    protection: c_int,
+) -> Option<Changing<'_>> {
     let all = libc::PROT_READ | libc::PROT_WRITE;
     (protection & all != all).then(|| {
         if protection & libc::PROT_GROWSDOWN != 0 {
             // The kernel protects from the start of the mapping on, wherever that is.
-            return changes::changing(0, addr.addr().saturating_add(length));
+            return changes::changing(frame, 0, addr.addr().saturating_add(length));
         }
-        changes::changing(addr.addr(), length)
+        changes::changing(frame, addr.addr(), length)
     })
 }
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn mprotect(addr: Address, length: usize, protection: c_int) -> c_int {
+    let frame = Frame::new();
     changing(
-        || protecting(addr, length, protection),
+        || protecting(&frame, addr, length, protection),
         || call_next!(MPROTECT(addr, length, protection), SYS_mprotect),
     )
 }
@@ -347,8 +354,9 @@ unsafe extern "C" fn pkey_mprotect(
     protection: c_int,
     key: c_int,
 ) -> c_int {
+    let frame = Frame::new();
     around(
-        || protecting(addr, length, protection),
+        || protecting(&frame, addr, length, protection),
         || {
             call_next!(
                 PKEY_MPROTECT(addr, length, protection, key),
@@ -375,13 +383,14 @@ fn move_break(increment: isize) -> Address {
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn brk(end: Address) -> c_int {
+    let frame = Frame::new();
     let before = || {
         let now = if changes::are_wanted() {
             move_break(0)
         } else {
             end
         };
-        changes::changing(end.addr(), now.addr().saturating_sub(end.addr()))
+        changes::changing(&frame, end.addr(), now.addr().saturating_sub(end.addr()))
     };
     changing(before, || match BRK.get() {
         // SAFETY: same contract: the argument is the caller's, unchanged.
@@ -399,11 +408,12 @@ unsafe extern "C" fn brk(end: Address) -> c_int {
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn sbrk(increment: isize) -> Address {
+    let frame = Frame::new();
     let before = || {
         (increment < 0 && changes::are_wanted()).then(|| {
             let freed = increment.unsigned_abs();
             let end = move_break(0).addr();
-            changes::changing(end.saturating_sub(freed), freed)
+            changes::changing(&frame, end.saturating_sub(freed), freed)
         })
     };
     changing(before, || move_break(increment))
@@ -411,13 +421,14 @@ unsafe extern "C" fn sbrk(increment: isize) -> Address {
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn shmat(id: c_int, addr: *const c_void, flags: c_int) -> Address {
+    let frame = Frame::new();
     let before = || {
         let replaces = flags & libc::SHM_REMAP != 0 && changes::are_wanted();
         replaces.then(|| {
             let errno = errno::errno();
             let size = segment_size(id);
             errno::set_errno(errno);
-            changes::replacing(addr.addr(), size.saturating_add(LARGEST_PAGE))
+            changes::replacing(&frame, addr.addr(), size.saturating_add(LARGEST_PAGE))
         })
     };
     changing(before, || call_next!(SHMAT(id, addr, flags), SYS_shmat))

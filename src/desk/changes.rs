@@ -6,13 +6,13 @@ use super::{pool_is_on, turn_pool_on};
 use crate::pool::life::change;
 use crate::watch::in_place;
 use crate::watch::number::NUMBER;
-pub use change::{Changing, Made, Touching};
+pub use change::{Changing, Frame, Touching};
 
 /// A call is about to change memory.
 #[inline(always)]
-pub fn changing(addr: usize, length: usize) -> Changing {
+pub fn changing(frame: &Frame, addr: usize, length: usize) -> Changing<'_> {
     if pool_is_on() {
-        change::changing(addr, length)
+        change::changing(frame, addr, length)
     } else {
         Changing::NOTHING
     }
@@ -20,9 +20,9 @@ pub fn changing(addr: usize, length: usize) -> Changing {
 
 /// A call is about to map memory in place of other memory.
 #[inline(always)]
-pub fn replacing(addr: usize, length: usize) -> Changing {
+pub fn replacing(frame: &Frame, addr: usize, length: usize) -> Changing<'_> {
     if pool_is_on() {
-        change::replacing(addr, length)
+        change::replacing(frame, addr, length)
     } else {
         Changing::NOTHING
     }
@@ -30,9 +30,9 @@ pub fn replacing(addr: usize, length: usize) -> Changing {
 
 /// A call may change any memory; [`Changing::changed`] says whether it has.
 #[inline(always)]
-pub fn may_change_any() -> Changing {
+pub fn may_change_any(frame: &Frame) -> Changing<'_> {
     if pool_is_on() {
-        change::may_change_any()
+        change::may_change_any(frame)
     } else {
         Changing::NOTHING
     }
@@ -46,9 +46,9 @@ pub fn keyed() {
 
 /// A call may change memory; [`Changing::changed`] says whether it has, and which.
 #[inline(always)]
-pub fn may_change(addr: usize, length: usize) -> Changing {
+pub fn may_change(frame: &Frame, addr: usize, length: usize) -> Changing<'_> {
     if pool_is_on() {
-        change::may_change(addr, length)
+        change::may_change(frame, addr, length)
     } else {
         Changing::NOTHING
     }
@@ -84,8 +84,8 @@ pub fn is_our_number(fd: i32) -> bool {
 }
 
 /// A call is about to have a userfaultfd unregister memory. The call's argument lies at `argument`.
-pub fn unregistering(argument: usize) -> Option<Changing> {
-    pool_is_on().then(|| change::unregistering(argument))?
+pub fn unregistering(frame: &Frame, argument: usize) -> Option<Changing<'_>> {
+    pool_is_on().then(|| change::unregistering(frame, argument))?
 }
 
 /// Whether the memory calls of the process come to this library.

@@ -10,7 +10,7 @@
 use crate::pool::life::hit::{Miss, Steps, in_order};
 use crate::pool::region::word::{Grant, Left, Seen, Word};
 use crate::sys::pages::PageRange;
-use crate::watch::log::{Change, Kind, Log};
+use crate::watch::log::{Change, Frame, Kind, Log};
 use core::cell::Cell;
 use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use loom::sync::{Arc, Mutex};
@@ -63,7 +63,8 @@ impl World {
 
     /// `munmap` through the interposed call.
     fn unmap_by_call(&self) {
-        let announced = self.changes.begin_at(MEMORY, 0);
+        let frame = Frame::new();
+        let announced = self.changes.begin_at(MEMORY, 0, &frame);
         self.changes.write(CHANGE);
         self.mapped.store(1, Release);
         self.changes.write(CHANGE);
@@ -73,7 +74,8 @@ impl World {
     /// A call that does not know before what it will change, as `shmdt`. It announces the range and
     /// writes its one record after the change.
     fn change_by_call(&self) {
-        let announced = self.changes.begin_at(MEMORY, 0);
+        let frame = Frame::new();
+        let announced = self.changes.begin_at(MEMORY, 0, &frame);
         self.mapped.store(1, Release);
         self.changes.write(CHANGE);
         self.changes.end_at(announced);
@@ -306,7 +308,8 @@ fn loom_a_full_log() {
             kind: Kind::Called,
         };
         // The log of the tests has room for two.
-        let announced = world.changes.begin_at(MEMORY, 0);
+        let frame = Frame::new();
+        let announced = world.changes.begin_at(MEMORY, 0, &frame);
         world.changes.write(elsewhere);
         world.changes.write(elsewhere);
         world.changes.end_at(announced);
@@ -328,7 +331,8 @@ fn loom_places_change_hands() {
         let world = World::new();
         let other = world.clone();
         let changing = thread::spawn(move || {
-            let announced = other.changes.begin_at(ELSEWHERE, 0);
+            let frame = Frame::new();
+            let announced = other.changes.begin_at(ELSEWHERE, 0, &frame);
             other.changes.end_at(announced);
             other.change_by_call();
         });

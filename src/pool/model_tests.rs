@@ -10,7 +10,7 @@ use crate::pool::region::word::Left;
 use crate::pool::region::{Id, PoolRegion, Purpose};
 use crate::pool::state::{Batch, Cause, Handle, Pool};
 use crate::sys::pages::{PageRange, page_size};
-use crate::watch::log::{Change, Kind};
+use crate::watch::log::{Change, Frame, Kind};
 use proptest::prelude::*;
 use std::alloc::{Layout, alloc_zeroed};
 use std::collections::BTreeMap;
@@ -175,7 +175,8 @@ impl Test {
                 .any(|known| known.purpose.hull.overlaps(range))
                 || self.pool.filter.may_hold(range)
         );
-        let announced = self.pool.changes.begin_at(range, 0);
+        let frame = Frame::new();
+        let announced = self.pool.changes.begin_at(range, 0, &frame);
         assert!(!self.pool.changes.is_settled(range));
         self.pool.changes.write(change);
         for page in pages(range) {

@@ -15,6 +15,7 @@
 
 use crate::sys::atomics::{AtomicU64, Ordering::*, fence};
 use crate::sys::pages::PageRange;
+use core::marker::PhantomData;
 use errno::Errno;
 
 /// What happened to a range.
@@ -58,8 +59,7 @@ struct Place {
     end: AtomicU64,
     /// The thread pointer of the thread that makes the change.
     thread: AtomicU64,
-    /// The address of a word in the stack frame of the call that makes the change. The word is the
-    /// place's word as long as the frame exists. 0 as long as the frame is not known.
+    /// The address of the call's [`Frame`].
     frame: AtomicU64,
 }
 
@@ -120,9 +120,21 @@ pub struct Log {
     slots: [LogSlot; ROOM as usize],
 }
 
+/// A word in the stack frame of a call that makes a change. It is the word of the change's place as
+/// long as the frame exists: what takes the frame's place on the stack writes something else there.
+pub struct Frame(core::sync::atomic::AtomicU64);
+
+impl Frame {
+    /// A frame of a change that has no place yet.
+    #[inline(always)]
+    pub fn new() -> Frame {
+        Frame(core::sync::atomic::AtomicU64::new(0))
+    }
+}
+
 /// A change that is under way in a range.
 #[must_use = "the change is under way until `end_at`"]
-pub struct Announced(Option<InPlace>);
+pub struct Announced<'f>(Option<InPlace>, PhantomData<&'f Frame>);
 
 /// A change in a place.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -192,8 +204,11 @@ impl Log {
     }
 
     /// Announces a change in a range by the thread with this thread pointer: it is under way from
-    /// now on.
-    pub fn begin_at(&self, range: PageRange, thread: usize) -> Announced {
+    /// now on. The frame lies in the function that makes the call.
+    ///
+    /// A signal handler that leaves this function by siglongjmp(3) can take a place out of use, but
+    /// cannot leave a change under way that nobody ends.
+    pub fn begin_at<'f>(&self, range: PageRange, thread: usize, frame: &'f Frame) -> Announced<'f> {
         for (n, place) in self.places.iter().enumerate() {
             let word = place.word.load(Relaxed);
             if word & STATE != VACANT
@@ -209,21 +224,24 @@ impl Log {
             place.start.store(range.start, Relaxed);
             place.end.store(range.end, Relaxed);
             place.thread.store(thread as u64, Relaxed);
-            place.frame.store(0, Relaxed);
             let word = word | NAMED;
-            place.word.store(word, Release);
+            frame.0.store(word, Relaxed);
+            let address = (&raw const frame.0).expose_provenance();
+            place.frame.store(address as u64, Relaxed);
             self.used.fetch_max(n as u64 + 1, Relaxed);
+            // Whoever ends the change counts it off. So it is counted before it has a name.
+            self.under_way.fetch_add(SOMEWHERE, SeqCst);
             // SeqCst: the caller's next step is a system call, which must not be seen before this
             // announcement.
-            self.under_way.fetch_add(SOMEWHERE, SeqCst);
-            return Announced(Some(InPlace { number: n, word }));
+            place.word.swap(word, SeqCst);
+            return Announced(Some(InPlace { number: n, word }), PhantomData);
         }
         self.begin();
-        Announced(None)
+        Announced(None, PhantomData)
     }
 
     /// Ends what `begin_at` announced. All of its records have been written.
-    pub fn end_at(&self, announced: Announced) {
+    pub fn end_at(&self, announced: Announced<'_>) {
         match announced.0 {
             Some(place) => drop(self.vacate(place)),
             None => self.end(),
@@ -243,23 +261,13 @@ impl Log {
         ended.is_ok()
     }
 
-    /// Notes the stack frame of the call that makes the change. `frame` is a word in that frame,
-    /// which stays there and unchanged until the call returns.
-    pub fn is_made_in(&self, announced: &Announced, frame: &core::sync::atomic::AtomicU64) {
-        if let Some(InPlace { number, word }) = announced.0 {
-            frame.store(word, Relaxed);
-            let address = (&raw const *frame).expose_provenance();
-            self.places[number].frame.store(address as u64, Release);
-        }
-    }
-
     /// Ends the changes in a range whose calls have not returned and never will: a signal handler
     /// left them by siglongjmp(3), or their threads have ended. `read` reads a word of memory that
     /// may be gone.
     pub fn end_left(&self, range: PageRange, read: impl Fn(u64) -> Result<u64, Errno>) {
         for (number, word) in self.touching(range) {
             let place = &self.places[number];
-            let frame = place.frame.load(Acquire);
+            let frame = place.frame.load(Relaxed);
             let change = Change {
                 range: place.range(),
                 kind: Kind::Called,
@@ -269,7 +277,7 @@ impl Log {
                 Ok(there) => there & !STUCK == word & !STUCK,
                 Err(errno) => errno.0 != libc::EFAULT,
             };
-            if frame != 0 && !exists && place.word.load(Relaxed) == word {
+            if !exists && place.word.load(Relaxed) == word {
                 // Whatever the call did, it has done. Its record precedes its end.
                 self.write(change);
                 self.vacate(InPlace { number, word });

@@ -17,56 +17,27 @@ use crate::report::log;
 use crate::sys::pages::PageRange;
 use crate::sys::{clock, memory, signals, thread};
 pub use crate::watch::in_place;
+pub use crate::watch::log::Frame;
 use crate::watch::log::{Announced, Change, Kind, Log};
 pub use crate::watch::number::Touching;
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
+use core::sync::atomic::{AtomicBool, Ordering::*};
 
 /// A change that is about to be made. The change is over when this value is dropped.
-pub struct Changing(Option<UnderWay>);
+pub struct Changing<'f>(Option<UnderWay<'f>>);
 
-/// What a memory call holds while the real call runs.
-pub trait Made {
-    /// The value stays at this address until the real call has returned.
-    fn is_in_place(&self);
-}
-
-impl Made for Changing {
-    #[inline(always)]
-    fn is_in_place(&self) {
-        if let Some(under_way) = &self.0 {
-            under_way.is_in_place();
-        }
-    }
-}
-
-impl Made for Touching<'_> {
-    #[inline(always)]
-    fn is_in_place(&self) {}
-}
-
-impl<M: Made> Made for Option<M> {
-    #[inline(always)]
-    fn is_in_place(&self) {
-        if let Some(made) = self {
-            made.is_in_place();
-        }
-    }
-}
-
-struct UnderWay {
+struct UnderWay<'f> {
     relaxed: &'static Instance,
     /// What the call has changed once it ends.
     range: PageRange,
-    announced: Option<Announced>,
+    announced: Option<Announced<'f>>,
     /// Whether the call was counted as long.
     long: bool,
-    /// Tells that this stack frame exists (`Log::is_made_in`).
-    frame: AtomicU64,
+    frame: &'f Frame,
 }
 
-impl Changing {
+impl Changing<'_> {
     /// A change that the pool need not hear of.
-    pub const NOTHING: Changing = Changing(None);
+    pub const NOTHING: Self = Changing(None);
 }
 
 const NOTHING: PageRange = PageRange { start: 0, end: 0 };
@@ -83,13 +54,14 @@ fn pages(addr: usize, length: usize) -> PageRange {
 /// A call is about to change memory. This costs one load as long as the process has no relaxed
 /// registration.
 #[inline(always)]
-pub fn changing(addr: usize, length: usize) -> Changing {
+pub fn changing(frame: &Frame, addr: usize, length: usize) -> Changing<'_> {
     let Some(relaxed) = existing() else {
         // The pool may be about to start, and ask whether calls come here.
         in_place::call_came(addr);
         return Changing::NOTHING;
     };
-    Changing(Some(begin(relaxed, pages(addr, length), Neighbours::Stay)))
+    let range = pages(addr, length);
+    Changing(Some(begin(relaxed, frame, range, Neighbours::Stay)))
 }
 
 /// A call is about to map memory in place of other memory.
@@ -98,14 +70,15 @@ pub fn changing(addr: usize, length: usize) -> Changing {
 /// mremap(2) accepts a single mapping only. So the pool also ends what it watches directly around
 /// memory that it watches.
 #[inline(always)]
-pub fn replacing(addr: usize, length: usize) -> Changing {
-    Changing(existing().map(|relaxed| begin(relaxed, pages(addr, length), Neighbours::End)))
+pub fn replacing(frame: &Frame, addr: usize, length: usize) -> Changing<'_> {
+    let range = pages(addr, length);
+    Changing(existing().map(|relaxed| begin(relaxed, frame, range, Neighbours::End)))
 }
 
 /// A call may change memory. The caller says by [`Changing::changed`] whether the call did, and
 /// which memory.
 #[inline(always)]
-pub fn may_change(addr: usize, length: usize) -> Changing {
+pub fn may_change(frame: &Frame, addr: usize, length: usize) -> Changing<'_> {
     Changing(existing().map(|relaxed| {
         let range = pages(addr, length);
         let may_hold = relaxed.pool.filter.may_hold(range);
@@ -114,16 +87,16 @@ pub fn may_change(addr: usize, length: usize) -> Changing {
             range: NOTHING,
             // The log has no change yet. The announcement alone keeps every hit in this memory from
             // succeeding.
-            announced: may_hold.then(|| announce(relaxed, range)),
+            announced: may_hold.then(|| announce(relaxed, frame, range)),
             long: false,
-            frame: AtomicU64::new(0),
+            frame,
         }
     }))
 }
 
 /// A call may change any memory. The caller says by [`Changing::changed`] whether the call did.
-pub fn may_change_any() -> Changing {
-    may_change(0, usize::MAX / 2)
+pub fn may_change_any(frame: &Frame) -> Changing<'_> {
+    may_change(frame, 0, usize::MAX / 2)
 }
 
 fn called(range: PageRange) -> Change {
@@ -133,8 +106,9 @@ fn called(range: PageRange) -> Change {
     }
 }
 
-fn announce(relaxed: &Instance, range: PageRange) -> Announced {
-    relaxed.pool.changes.begin_at(range, thread::pointer())
+fn announce<'f>(relaxed: &Instance, frame: &'f Frame, range: PageRange) -> Announced<'f> {
+    let changes = &relaxed.pool.changes;
+    changes.begin_at(range, thread::pointer(), frame)
 }
 
 /// Whether what is watched around the changed memory ends as well.
@@ -145,20 +119,25 @@ enum Neighbours {
 }
 
 #[cold]
-fn begin(relaxed: &'static Instance, range: PageRange, neighbours: Neighbours) -> UnderWay {
+fn begin<'f>(
+    relaxed: &'static Instance,
+    frame: &'f Frame,
+    range: PageRange,
+    neighbours: Neighbours,
+) -> UnderWay<'f> {
     let mut under_way = UnderWay {
         relaxed,
         range,
         announced: None,
         long: range.bytes() >= LONG,
-        frame: AtomicU64::new(0),
+        frame,
     };
     let changes = &relaxed.pool.changes;
     if under_way.long {
         changes.begin_long(now());
     }
     if relaxed.pool.filter.may_hold(range) {
-        under_way.announced = Some(announce(relaxed, range));
+        under_way.announced = Some(announce(relaxed, frame, range));
         changes.write(called(range));
         end_touched(relaxed, range, neighbours);
     }
@@ -192,7 +171,7 @@ fn end_touched(relaxed: &Instance, range: PageRange, neighbours: Neighbours) -> 
     watched
 }
 
-impl Changing {
+impl Changing<'_> {
     /// Adds this memory to what the call has changed.
     pub fn changed(&mut self, addr: usize, length: usize) {
         if let Some(under_way) = &mut self.0 {
@@ -201,14 +180,7 @@ impl Changing {
     }
 }
 
-impl UnderWay {
-    #[cold]
-    fn is_in_place(&self) {
-        if let Some(announced) = &self.announced {
-            self.relaxed.pool.changes.is_made_in(announced, &self.frame);
-        }
-    }
-
+impl UnderWay<'_> {
     fn write(&mut self, range: PageRange) {
         let pool = self.relaxed.pool;
         // Another thread may have registered a region there since the check before the call. If the
@@ -217,7 +189,7 @@ impl UnderWay {
             return;
         }
         if self.announced.is_none() {
-            self.announced = Some(announce(self.relaxed, range));
+            self.announced = Some(announce(self.relaxed, self.frame, range));
         }
         pool.changes.write(called(range));
     }
@@ -238,7 +210,7 @@ impl UnderWay {
     }
 }
 
-impl Drop for Changing {
+impl Drop for Changing<'_> {
     #[inline(always)]
     fn drop(&mut self) {
         if let Some(under_way) = &mut self.0 {
@@ -306,9 +278,9 @@ pub fn is_in_use() -> bool {
 
 /// A call is about to have a userfaultfd unregister memory. The call's argument, a range, lies at
 /// `argument`. Before Linux 6.16 that also ends another userfaultfd's watch of the memory.
-pub fn unregistering(argument: usize) -> Option<Changing> {
+pub fn unregistering(frame: &Frame, argument: usize) -> Option<Changing<'_>> {
     existing().filter(|relaxed| !relaxed.watch.keeps_apart())?;
     // The address may be wrong, and then the kernel tells the caller.
     let [start, length] = memory::read(argument as u64).unwrap_or([0, u64::MAX / 2]);
-    Some(changing(start as usize, length as usize))
+    Some(changing(frame, start as usize, length as usize))
 }
