@@ -246,9 +246,14 @@ static void remap_step(const struct step *step)
 		}
 	}
 	note_result(result);
-	if (result != -1) {
+	if (result == -1)
+		return;
+	/* What stays in its place stays registered. */
+	if ((char *)result != odd_at(step)) {
 		is_new(odd_at(step), old_length);
 		is_new((char *)result, new_length);
+	} else if (new_length < old_length) {
+		is_new((char *)result + new_length, old_length - new_length);
 	}
 }
 

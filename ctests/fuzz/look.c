@@ -175,6 +175,7 @@ uint64_t look_pages(bool show)
 
 struct mapping {
 	unsigned long start, end, offset, inode;
+	bool anonymous; /* of no file, or private of /dev/zero */
 	unsigned int major, minor;
 	char rights[5], flags[200];
 };
@@ -218,7 +219,7 @@ static bool are_one(const struct mapping *one, const struct mapping *next)
 {
 	return one->end == next->start && !strcmp(one->rights, next->rights) && one->inode == next->inode &&
 	       !strcmp(one->flags, next->flags) &&
-	       (!one->inode || one->offset + (one->end - one->start) == next->offset);
+	       (one->anonymous || one->offset + (one->end - one->start) == next->offset);
 }
 
 static uint64_t end_of(const struct mapping *mapping, uint64_t hash, bool show)
@@ -282,6 +283,14 @@ static uint64_t look_once(bool flags, bool show)
 
 		if (sscanf(at, "%lx-%lx %4s %lx %x:%x %lu", &found.start, &found.end, found.rights, &found.offset,
 			   &found.major, &found.minor, &found.inode) == 7) {
+			/*
+			 * The offset of private memory of /dev/zero is what the kernel has made of an address that the memory
+			 * had once: the one of its first page, or of its last move before that. A piece of a mapping has a
+			 * first page of its own.
+			 */
+			found.anonymous = !found.inode || (found.rights[3] == 'p' && strstr(at, " /dev/zero"));
+			if (found.anonymous)
+				found.offset = 0;
 			/* Their inodes begin at 0, and other files of the same device have the same. */
 			if (strstr(at, "/SYSV"))
 				found.major |= 1U << 20;

@@ -8,7 +8,8 @@
  *
  * Usage: fuzz_memory [STEPS]: sequences of so many steps in sum. The seeds are 1, 2, 3, ... FIXED_SEEDS,
  * so that a check of the same source does the same each time: a difference that a new seed finds
- * would hit somebody who has changed something else. Steps beyond those are of new seeds.
+ * would hit somebody who has changed something else. Steps beyond those are of new seeds. With
+ * CHECK_FROM=N the seeds are N, N + 1, ..., so that a long run can be made in parts, and repeated.
  *
  * The first difference is printed with the shortest sequence found that shows it, and with the
  * settings that repeat it: CHECK_SEED=N for one seed, CHECK_STEPS=N for the length of a sequence,
@@ -378,6 +379,7 @@ int main(int argc, char **argv)
 	static struct order order;
 	static const char *const caches[] = { "all", "all", "local" };
 	const char *one = getenv("CHECK_SEED"), *steps = getenv("CHECK_STEPS"), *only = getenv("CHECK_CACHE");
+	const char *from = getenv("CHECK_FROM");
 	int count = steps ? atoi(steps) : 250, wrong = 0;
 	long sum = argc > 1 ? atol(argv[1]) : FIXED_SEEDS * (long)count, done = 0;
 	uint64_t fresh = (uint64_t)time(NULL) % 1000000 * 1000;
@@ -388,11 +390,13 @@ int main(int argc, char **argv)
 	}
 	preload = getenv("LD_PRELOAD");
 	must(preload && count > 0 && count <= LONGEST);
-	if (!one && sum > FIXED_SEEDS * (long)count)
+	if (!one && !from && sum > FIXED_SEEDS * (long)count)
 		printf("# seeds 1 to %d, then from %llu on, %d steps each\n", FIXED_SEEDS,
 		       (unsigned long long)fresh + FIXED_SEEDS, count);
 	for (uint64_t n = 0; done < sum && wrong < 5; n++, done += count) {
-		uint64_t seed = one ? strtoull(one, NULL, 0) : n < FIXED_SEEDS ? n + 1 : fresh + n;
+		uint64_t seed = one  ? strtoull(one, NULL, 0)
+				: from ? strtoull(from, NULL, 0) + n
+				: n < FIXED_SEEDS ? n + 1 : fresh + n;
 
 		wrong += !equal(seed, count, only ? only : caches[n % 3]);
 		if (one && n == (only ? 0 : 2))
