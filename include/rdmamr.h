@@ -157,8 +157,8 @@ struct rdmamr_stats {
          */
         uint64_t bypassed_watch;
         /**
-         * Bypassed because the program called ibv_fork_init, or because the process was forked from a
-         * process that had a pool.
+         * Bypassed because libibverbs keeps registered memory from children (ibv_fork_init), or because
+         * the process was forked from a process that had a pool.
          */
         uint64_t bypassed_fork;
         /**

@@ -140,6 +140,9 @@ next! { LIBIBVERBS:
     UNINIT_CONTEXT = c"verbs_uninit_context": fn(*mut c_void) -> ();
     DEALLOC_PD = c"ibv_dealloc_pd" @ c"IBVERBS_1.1": fn(*mut ibv_pd) -> c_int;
     CLOSE_DEVICE = c"ibv_close_device" @ c"IBVERBS_1.1": fn(*mut ibv_context) -> c_int;
+    FORK_INIT = c"ibv_fork_init" @ c"IBVERBS_1.1": fn() -> c_int;
+    /// Since rdma-core 35.
+    IS_FORK_INITIALIZED = c"ibv_is_fork_initialized" @ c"IBVERBS_1.13": fn() -> c_int;
     DONTFORK_RANGE = c"ibv_dontfork_range" @ c"IBVERBS_1.1": fn(*mut c_void, usize) -> c_int;
     GET_DEVICE_LIST = c"ibv_get_device_list" @ c"IBVERBS_1.1": fn(*mut c_int) -> *mut *mut ibv_device;
     FREE_DEVICE_LIST = c"ibv_free_device_list" @ c"IBVERBS_1.1": fn(*mut *mut ibv_device) -> ();

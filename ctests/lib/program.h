@@ -3,6 +3,8 @@
 #ifndef CTESTS_PROGRAM_H
 #define CTESTS_PROGRAM_H
 
+#include <stdbool.h>
+#include <stdint.h>
 #include <unistd.h>
 
 /* Waits until the condition holds, for `seconds` at most. The value is whether it holds. */
@@ -42,6 +44,13 @@ int once_more(const char *argument, const char *const *settings);
  * threads.
  */
 void in_thread(void *(*function)(void *), void *argument);
+
+/*
+ * From now on a system call fails with `error` where its argument, counted from 0, has this value.
+ * This thread's calls fail, and those of the threads and programs that it starts. False if this
+ * process can have no seccomp filter.
+ */
+bool refuse_calls(long number, int argument, uint32_t value, int error);
 
 double seconds_now(void);
 

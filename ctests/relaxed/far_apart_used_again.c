@@ -6,11 +6,7 @@
  *
  * The device is the stand-in (stub_device.h).
  */
-#include <linux/filter.h>
-#include <linux/seccomp.h>
-#include <stddef.h>
 #include <sys/ioctl.h>
-#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <fcntl.h>
 #include "../lib/device.h"
@@ -29,23 +25,6 @@ static bool kernel_answers(void)
 	err = ioctl(fd, PROCMAP_QUERY, question) ? errno : 0;
 	must(close(fd) == 0);
 	return err != ENOTTY;
-}
-
-/* As a kernel before 6.11. */
-static bool refuse_to_answer(void)
-{
-	struct sock_filter filter[] = {
-		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[1])),
-		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, PROCMAP_QUERY, 0, 3),
-		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_ioctl, 0, 1),
-		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOTTY),
-		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-	};
-	struct sock_fprog program = { .len = sizeof(filter) / sizeof(filter[0]), .filter = filter };
-
-	return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
-	       prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
 }
 
 static void once(char *memory)
@@ -114,7 +93,7 @@ int main(int argc, char **argv)
 	if (why)
 		skip_all(why);
 	if (getenv("NO_ANSWER")) {
-		if (refuse_to_answer())
+		if (refuse_calls(SYS_ioctl, 1, PROCMAP_QUERY, ENOTTY))
 			later(FEW);
 		else
 			skip("all mappings are read", "no seccomp filter can be had");

@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
  * With RDMAV_FORK_SAFE=1 libibverbs keeps registered memory from children, as long as it is
- * registered. The pool serves nothing then: relaxed calls get plain regions, whose memory is the
- * children's again when they are deregistered. Threads use the same memory.
+ * registered, if it cannot ask the kernel whether it copies that memory for them. The pool serves
+ * nothing then: relaxed calls get plain regions, whose memory is the children's again when they are
+ * deregistered. Threads use the same memory.
  */
 #include "../lib/pool.h"
+#include <linux/netlink.h>
 #include <pthread.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 
 enum { COUNT = 4, SECONDS = 4 };
@@ -66,6 +69,7 @@ int main(int argc, char **argv)
 	with_setting(argv, "RDMAV_FORK_SAFE", "1");
 	(void)argc;
 	alarm(100);
+	must(refuse_calls(SYS_socket, 2, NETLINK_RDMA, EACCES));
 	relaxed_open(&pair);
 	memory = pages(COUNT);
 	mr = register_region(pair.pd, memory, COUNT * PAGE, LOCAL_AND_REMOTE);

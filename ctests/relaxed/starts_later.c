@@ -114,22 +114,6 @@ static void threads_run_out(void)
 	has_come(memory);
 }
 
-static void refuse_to_ask(void)
-{
-	struct sock_filter code[] = {
-		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_ioctl, 0, 3),
-		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[1])),
-		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, UFFDIO_WRITEPROTECT, 0, 1),
-		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EACCES),
-		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-	};
-	struct sock_fprog program = { sizeof(code) / sizeof(code[0]), code };
-
-	must(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
-	must(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0);
-}
-
 static void *nothing(void *argument)
 {
 	return argument;
@@ -141,7 +125,7 @@ static void fence_is_refused(void)
 
 	in_thread(nothing, NULL);
 	must(is_used_again(memory));
-	refuse_to_ask();
+	must(refuse_calls(SYS_ioctl, 1, (uint32_t)UFFDIO_WRITEPROTECT, EACCES));
 	ok(!is_used_again(memory) && !is_used_again(memory), "no region is used again");
 	is(times("whether memory is changing (Permission denied"), 1, "the library says once what the kernel answers");
 	ok(!times("closed"), "and does not say that the program has closed a descriptor");

@@ -34,6 +34,9 @@ constants! {
 pub const IBV_ACCESS_FLUSH_GLOBAL: u32 = 1 << 8;
 pub const IBV_ACCESS_FLUSH_PERSISTENT: u32 = 1 << 9;
 
+/// An answer of `ibv_is_fork_initialized`: the kernel copies registered pages for a child.
+pub const IBV_FORK_UNNEEDED: c_int = 2;
+
 /// `ibv_device.transport_type` of iWARP. On iWARP the sink of an RDMA read needs remote write.
 pub const IBV_TRANSPORT_IWARP: c_int = 1;
 

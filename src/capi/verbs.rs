@@ -270,6 +270,12 @@ unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
 }
 interpose!(ibv_close_device, "IBVERBS_1.1");
 
+extern "C" fn ibv_fork_init() -> c_int {
+    let failing = || entry("ibv_fork_init", Subject::Other, None);
+    ret::verbs::<ret::AsErrno<_>>(failing, Nobody, desk::fork_init)
+}
+interpose!(ibv_fork_init, "IBVERBS_1.1");
+
 unsafe extern "C" fn ibv_unimport_pd(pd: *mut ibv_pd) {
     ret::always((), || {
         // SAFETY: live objects: `pd` is NULL or a domain that nobody has deallocated.

@@ -18,7 +18,7 @@ pub mod subscription;
 
 pub use crate::mr::Mr;
 pub use crate::mr::state;
-pub use crate::mr::{plain_memory, reg_dmabuf_mr, reg_other_memory};
+pub use crate::mr::{fork_init, plain_memory, reg_dmabuf_mr, reg_other_memory};
 pub use crate::pool::foresight;
 pub use deregister::{deregister, unimport_mr};
 pub use owners::{close_device, dealloc_pd, unimport_pd};

@@ -149,8 +149,9 @@ fn say_without_effect(cache: Cache) {
     log::line(
         Level::Info,
         format_args!(
-            "RDMAMR_CACHE={} is without effect: the program has called ibv_fork_init, or RDMAV_FORK_SAFE or \
-             IBV_FORK_SAFE is set, so libibverbs keeps registered memory from children and no region is kept",
+            "RDMAMR_CACHE={} is without effect: libibverbs keeps registered memory from children (ibv_fork_init, \
+             RDMAV_FORK_SAFE), since this kernel does not copy it for them, or the program took ibv_fork_init from \
+             libibverbs itself",
             name(cache)
         ),
     );

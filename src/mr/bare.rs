@@ -78,10 +78,11 @@ static FORK_PROTECTED: OnceBool = OnceBool::new();
 ///
 /// The first registration asks once: from then on `ibv_fork_init` comes too late.
 pub fn is_fork_protected() -> bool {
-    // ibv_is_fork_initialized does not tell: before rdma-core 52, and with RDMAV_FORK_SAFE=1,
-    // libibverbs keeps memory from children even if the kernel copies it for them, and the function
-    // answers that protection is not needed. The test is instead to protect an address that no
-    // process has: only a libibverbs that calls madvise finds no memory there.
+    // ibv_is_fork_initialized does not tell: before rdma-core 51, libibverbs keeps memory from
+    // children even if the kernel copies it for them, and the function answers that protection is
+    // not needed. (A program may have taken ibv_fork_init from a handle of libibverbs.) The test is
+    // instead to protect an address that no process has: only a libibverbs that calls madvise finds
+    // no memory there.
     FORK_PROTECTED.get_or_init(|| {
         let nowhere = without_provenance_mut(usize::MAX / 2 + 1 - (64 << 10));
         let errno = errno::errno();

@@ -21,6 +21,7 @@ mod rows;
 pub mod state;
 
 pub use deregister::deregister;
+pub use fork::init as fork_init;
 pub use lifetime::{close_device, dealloc_pd};
 pub use object::Mr;
 pub use object::Object;

@@ -88,8 +88,8 @@ pub struct rdmamr_stats {
     /// Bypassed because the kernel refuses userfaultfd to this process, or because the program has
     /// closed the library's descriptor of it.
     pub bypassed_watch: u64,
-    /// Bypassed because the program called ibv_fork_init, or because the process was forked from a
-    /// process that had a pool.
+    /// Bypassed because libibverbs keeps registered memory from children (ibv_fork_init), or because
+    /// the process was forked from a process that had a pool.
     pub bypassed_fork: u64,
     /// Bypassed because the process is short of mappings (vm.max_map_count), or because the pool is
     /// full.

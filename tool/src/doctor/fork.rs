@@ -42,8 +42,8 @@ pub fn check(verbs: &Result<Verbs, String>) -> Check {
                     "The kernel copies registered pages for a child. {}",
                     match marks {
                         Some(false) => "This libibverbs does nothing then.",
-                        _ => "libibverbs keeps registered memory from children all the same: a registration costs a \
-                              madvise(2) and up to two mappings, and the pool keeps no region.",
+                        _ => "Without the library libibverbs keeps registered memory from children all the same: a \
+                              registration costs a madvise(2) and up to two mappings. Under the library it does not.",
                     }
                 ))
                 .fix(format!("unset {name}"))
@@ -56,11 +56,9 @@ pub fn check(verbs: &Result<Verbs, String>) -> Check {
         ),
         (None, Some(true)) if unneeded => Check::ok(
             SUBJECT,
-            "not needed by this kernel; but a program that calls ibv_fork_init (UCX, NCCL, Open MPI) has its registered \
-             memory kept from children all the same",
-        )
-        .meaning(MEANING)
-        .fix("rdma-core 52 or later (UCX: UCX_IB_FORK_INIT=no)"),
+            "not needed by this kernel; a program that calls ibv_fork_init (UCX, NCCL, Open MPI) has its registered \
+             memory kept from children all the same, unless it runs under the library",
+        ),
         (None, _) if unneeded => Check::ok(
             SUBJECT,
             "not needed: this kernel copies registered pages for a child (the effect of ibv_fork_init is unknown)",
