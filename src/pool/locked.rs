@@ -295,6 +295,13 @@ impl Locked<'_> {
         true
     }
 
+    /// Claims a region, unless the slot is a later region's by now.
+    pub fn claim_generation(&self, id: Id, generation: u32) -> bool {
+        let is_same = self.0.region(id).word.load().generation() == generation;
+        // Slots become regions under the lock.
+        is_same && self.claim(id)
+    }
+
     /// Claims so far.
     pub fn claims(&self) -> u64 {
         self.0.claims.load(Relaxed)

@@ -132,7 +132,7 @@ impl World {
 
     fn release(&self, grant: Grant) {
         assert!(self.registered.load(Acquire), "it ended while it was used");
-        if self.word.release(grant) == Some(Left::Spent) {
+        if matches!(self.word.release(grant), Some(Left::Spent(_))) {
             self.end_if_unused();
         }
     }

@@ -6,7 +6,7 @@
 
 use crate::pool::life::account::Amount;
 use crate::pool::locked::cause;
-use crate::pool::region::word::Left;
+use crate::pool::region::word::{Grant, Left};
 use crate::pool::region::{Id, PoolRegion, Purpose};
 use crate::pool::state::{Batch, Cause, Handle, Pool};
 use crate::sys::pages::{PageRange, page_size};
@@ -273,7 +273,7 @@ impl Test {
                 prop_assert!(known.users == 0 && (!known.stale || behind));
                 self.pool.account.may_be_idle(|| known.purpose.hull);
             }
-            Some(Left::Spent) => {
+            Some(Left::Spent(_)) => {
                 prop_assert!(known.users == 0 && known.stale);
                 // The cleaner claims the region before the releasing thread does; its cause is then
                 // not recorded.
@@ -473,4 +473,31 @@ proptest! {
             test.step(step)?;
         }
     }
+}
+
+/// A thread has released a region that is spent. Before it claims the region, another thread ends
+/// it, and the slot becomes a region that is idle.
+#[test]
+fn a_spent_region_is_told_from_a_later_one() {
+    let pool = new_pool();
+    let purpose = |page| Purpose {
+        pd: 1,
+        hull: range(page, 1),
+        access: 0,
+        exact: false,
+        alone: false,
+    };
+    let released = |id| pool.region(id).word.release(Grant::Own);
+    let id = pool.lock().make(&purpose(0)).unwrap();
+    let Some(Left::Spent(generation)) = released(id) else {
+        panic!("it was never kept");
+    };
+    assert!(pool.lock().claim(id));
+    pool.lock().end(id);
+    assert_eq!(pool.lock().make(&purpose(1)), Some(id));
+    assert!(pool.lock().keep(id));
+    assert_eq!(released(id), Some(Left::Idle));
+    assert!(!pool.lock().claim_generation(id, generation));
+    let later = pool.region(id).word.load();
+    assert!(later.is_unused() && pool.lock().claim_generation(id, later.generation()));
 }

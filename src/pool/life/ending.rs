@@ -230,14 +230,15 @@ const PATIENCE: u32 = 20;
 
 /// Deregisters a region that its last user has released, on the releasing thread of the program. If
 /// that is a signal handler that interrupted its thread inside the pool, the cleaner deregisters
-/// the region.
-pub fn spent(relaxed: &Instance, id: Id) {
+/// the region. Another thread may have ended the region since: then the slot has another generation,
+/// or is free.
+pub fn spent(relaxed: &Instance, id: Id, generation: u32) {
     if thread::is_inside() {
         relaxed.cleaner.wake();
         return;
     }
     let _inside = thread::enter();
-    let claimed = relaxed.pool.lock().claim(id);
+    let claimed = relaxed.pool.lock().claim_generation(id, generation);
     if claimed {
         // A region that the kernel refuses to deregister stays unused. The cleaner tries again.
         let _ = end(relaxed, id, By::Program);

@@ -175,7 +175,7 @@ impl Instance {
     #[cold]
     pub fn give_up(&self, id: Id, grant: Grant) {
         match self.pool.give_back(id, grant) {
-            Some(Left::Spent) => ending::spent(self, id),
+            Some(Left::Spent(generation)) => ending::spent(self, id, generation),
             Some(Left::Idle) if self.cleaner.is_dormant() => {
                 self.cleaner.idle(self.pool.region(id));
             }

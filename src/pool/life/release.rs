@@ -35,8 +35,8 @@ pub fn release(mr: Mr) -> bool {
             }
             true
         }
-        Some(Left::Spent) => {
-            ending::spent(relaxed, id);
+        Some(Left::Spent(generation)) => {
+            ending::spent(relaxed, id, generation);
             true
         }
         None => false,

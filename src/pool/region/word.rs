@@ -86,13 +86,13 @@ pub enum Left {
     InUse,
     /// The region has no user and may be used again.
     Idle,
-    /// The region has no user and will get none: it must be deregistered.
-    Spent,
+    /// The region has no user and will get none: it must be deregistered. The number is the
+    /// generation of the slot, by which the region is told from a later one of the slot.
+    Spent(u32),
 }
 
 impl Seen {
     /// The slot's generation.
-    #[cfg(test)]
     pub fn generation(self) -> u32 {
         (self.0 >> GENERATION) as u32
     }
@@ -277,7 +277,7 @@ impl Word {
         } else if released & USERS != 0 {
             Left::InUse
         } else {
-            Left::Spent
+            Left::Spent(Seen(released).generation())
         })
     }
 
@@ -361,19 +361,19 @@ mod tests {
         let word = kept();
         assert!(word.withdraw() && !word.withdraw());
         assert!(!word.load().can_be_taken());
-        assert_eq!(word.release(Grant::Own), Some(Left::Spent));
+        assert_eq!(word.release(Grant::Own), Some(Left::Spent(1)));
 
         let word = Word::new();
         word.make();
         assert!(!word.load().can_be_taken(), "the maker's own");
-        assert_eq!(word.release(Grant::Own), Some(Left::Spent));
+        assert_eq!(word.release(Grant::Own), Some(Left::Spent(1)));
         assert!(!word.load().can_be_taken() && word.load().is_spent());
 
         let word = Word::new();
         word.make();
         word.withdraw();
         assert!(!word.keep(), "it went stale while it was made");
-        assert_eq!(word.release(Grant::Own), Some(Left::Spent));
+        assert_eq!(word.release(Grant::Own), Some(Left::Spent(1)));
         assert!(word.claim());
         word.restore();
         assert!(word.load().is_unused() && !word.load().can_be_taken());
