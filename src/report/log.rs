@@ -2,8 +2,9 @@
 //! Messages for people on standard error. `RDMAMR_LOG` sets how many.
 
 use super::text::Text;
+use core::cell::UnsafeCell;
 use core::fmt::{self, Write};
-use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
+use core::sync::atomic::{AtomicU8, Ordering::*};
 
 /// How important a line is. Each level includes the levels above it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -41,10 +42,18 @@ pub fn line(level: Level, message: fmt::Arguments<'_>) {
 /// would take a lock, and panics if standard error is not writable.
 pub fn always(message: fmt::Arguments<'_>) {
     let mut text = Text::<LINE>::new();
+    set(&mut text, message);
+    write(text.as_bytes());
+}
+
+fn set(text: &mut Text<LINE>, message: fmt::Arguments<'_>) {
+    text.clear();
     let _ = text.write_str("rdmamr: ");
     let _ = text.write_fmt(message);
     let _ = text.write_str("\n");
-    let bytes = text.as_bytes();
+}
+
+fn write(bytes: &[u8]) {
     let errno = errno::errno();
     // The call goes by its number: the calling thread may be one that the C library does not know.
     // SAFETY: `bytes` is a readable slice of this length. If the descriptor is closed, the call
@@ -58,4 +67,58 @@ pub fn always(message: fmt::Arguments<'_>) {
         )
     };
     errno::set_errno(errno);
+}
+
+/// A line that waits for a thread that may wait.
+struct Waiting {
+    state: AtomicU8,
+    text: UnsafeCell<Text<LINE>>,
+}
+
+const EMPTY: u8 = 0;
+/// One thread has the text.
+const TAKEN: u8 = 1;
+const FULL: u8 = 2;
+
+// SAFETY: only the thread whose compare-and-swap has made the state TAKEN touches the text.
+unsafe impl Sync for Waiting {}
+
+impl Waiting {
+    const fn new() -> Waiting {
+        Waiting {
+            state: AtomicU8::new(EMPTY),
+            text: UnsafeCell::new(Text::new()),
+        }
+    }
+
+    /// Takes the text in one state, and leaves it in another. False if it is not in that state.
+    fn take(&self, from: u8, to: u8, each: impl FnOnce(&mut Text<LINE>)) -> bool {
+        let taken = self.state.compare_exchange(from, TAKEN, Acquire, Relaxed);
+        if taken.is_ok() {
+            // SAFETY: this thread has made the state TAKEN.
+            each(unsafe { &mut *self.text.get() });
+            self.state.store(to, Release);
+        }
+        taken.is_ok()
+    }
+}
+
+/// As many lines as can wait at a time: one that says that the watch is lost, one about its number.
+static WAITING: [Waiting; 2] = [const { Waiting::new() }; 2];
+
+/// Has the next call of [`write_waiting`] write a line. Standard error may be a pipe that nobody
+/// reads: a thread that holds a lock, or runs in a memory call of the program, must not write there.
+pub fn later(message: fmt::Arguments<'_>) {
+    let fill = |waiting: &Waiting| waiting.take(EMPTY, FULL, |text| set(text, message));
+    // A line for which there is no room is dropped: there are not so many.
+    let _ = WAITING.iter().any(fill);
+}
+
+/// Writes the lines that wait. The caller holds no lock.
+pub fn write_waiting() {
+    for waiting in &WAITING {
+        if waiting.state.load(Relaxed) == FULL {
+            waiting.take(FULL, EMPTY, |text| write(text.as_bytes()));
+        }
+    }
 }

@@ -20,7 +20,7 @@ mod monitor;
 pub mod number;
 pub mod userfaultfd;
 
-use crate::report::log::{Level, always, line};
+use crate::report::log::{Level, always, later, line};
 use crate::sys::clock;
 use crate::sys::pages::PageRange;
 use crate::sys::proc;
@@ -376,7 +376,7 @@ impl Watch {
     /// withdrawn every region.
     pub fn lose(&self) {
         if !self.lost.swap(true, Relaxed) {
-            always(format_args!(
+            later(format_args!(
                 "regions are not reused from now on: the kernel does not let the library read events of userfaultfd"
             ));
         }

@@ -116,7 +116,7 @@ impl Number {
         // Whatever is seen to be ours from now on must be seen after this.
         drop(self.beginning());
         if self.prove().is_ok() && !self.said.swap(true, Relaxed) {
-            log::always(format_args!(
+            log::later(format_args!(
                 "the kernel does not let the library ask userfaultfd whether memory is changing ({errno}): threads \
                  that find it so do not reuse regions. Allow ioctl(2) with UFFDIO_WRITEPROTECT, in a container in \
                  its seccomp profile"
@@ -158,7 +158,7 @@ impl Number {
         }
         if !self.said.swap(true, Relaxed) {
             let say = |what| {
-                log::always(format_args!(
+                log::later(format_args!(
                     "descriptor {fd}, by which the library asks userfaultfd, {what}: threads that find it so do not \
                      reuse regions. A program should close descriptors that it has not opened before its first \
                      registration"

@@ -15,6 +15,7 @@ use crate::pool::locked::Locked;
 use crate::pool::region::{Id, Purpose};
 use crate::pool::start;
 use crate::pool::state::Cause;
+use crate::report::log;
 use crate::report::stats::{Counter, counter};
 use crate::sys::futex;
 use crate::sys::memory;
@@ -261,6 +262,7 @@ impl Instance {
                 Ok(watched) => {
                     self.keep(id, purpose, watched, settled);
                     drop(inside);
+                    log::write_waiting();
                     // If few regions wait, they wait for the cleaner's next tick: a cleaner that is
                     // woken now would be in this thread's way.
                     if self.pool.has_much_to_end(crate::pool::MANY) {
