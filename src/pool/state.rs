@@ -315,6 +315,17 @@ impl Pool {
         })
     }
 
+    /// Whether the idle regions have more than so many bytes together.
+    pub fn is_more_idle_than(&self, bytes: u64) -> bool {
+        let mut sum = 0;
+        self.each().any(|(_, region)| {
+            if region.word.load().is_unused() {
+                sum += region.hull().bytes();
+            }
+            sum > bytes
+        })
+    }
+
     /// Looks for idle regions that `which` selects, from slot `from` on, until the batch is full.
     /// Returns the slot to continue at, if any are left. This takes no lock: the caller claims the
     /// regions by [`Locked::claim_those`].

@@ -86,8 +86,8 @@ pub fn before_fork(relaxed: &Instance) {
     if relaxed.cleaner.nothing_is_idle() || thread::is_inside() {
         return;
     }
-    let (_, bytes) = relaxed.pool.idle();
-    if bytes <= SMALL {
+    let all = relaxed.pool.account.registered().bytes as u64;
+    if all <= SMALL || !relaxed.pool.is_more_idle_than(SMALL) {
         return;
     }
     let errno = errno::errno();
