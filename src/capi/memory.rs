@@ -365,7 +365,7 @@ unsafe extern "C" fn pkey_mprotect(
         },
         |changing, &result: &c_int| {
             drop(changing);
-            if key > 0 && result == 0 {
+            if key > 0 && length > 0 && result == 0 {
                 changes::keyed();
             }
         },
