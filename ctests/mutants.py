@@ -65,6 +65,12 @@ MUTANTS = [
      "suite", "changes_elsewhere"),
     ("W5", "pool/life/change.rs", "        changes.write(called(range));\n        end_touched(relaxed, range, neighbours);\n", "",
      "suite", "changes_elsewhere"),
+    ("W8", "watch/number.rs", "            file.close();\n        }\n        set_errno(before);\n", "        }\n        set_errno(before);\n",
+     "suite", "descriptor_taken"),
+    ("the exception", "pool/life/miss.rs", "settled && !locked.may_be_dropping(purpose.hull, now_ms)", "settled",
+     "suite", "changes_elsewhere"),
+    ("P3", "pool/locked.rs", "is_same && self.claim(id)", "self.claim(id)",
+     "unit", "a_spent_region_is_told_from_a_later_one"),
     ("W6", "watch/in_place.rs", "    KNOWN.load(Relaxed) == IN_PLACE\n", "    true\n",
      "suite", "loaded_by_dlopen"),
 ]

@@ -41,8 +41,8 @@ static int no_files_until;
 static bool page_by_page;
 /*
  * Whether a bare call has mapped memory. The kernel does not join it with watched memory around it,
- * and later cannot (docs/limits.md). Since Linux 6.17 such pieces can be moved, but not resized. The
- * same holds for pieces that crosses_chunk() finds.
+ * and later cannot (docs/limits.md). Since Linux 6.17 such pieces can be moved, but not resized, and
+ * not those of /dev/zero. The same holds for pieces that crosses_chunk() finds.
  */
 static bool in_pieces, moves_pieces;
 /* MREMAP_DONTUNMAP unlocks the whole mapping of which it moves a part: a split keeps the rest locked. */
@@ -140,6 +140,7 @@ static void map_step(const struct step *step)
 	if (result == (long)at) {
 		page_by_page |= flags & MAP_GROWSDOWN;
 		in_pieces |= step->bare;
+		moves_pieces &= file != ZERO;
 		is_new(at, length);
 	}
 }

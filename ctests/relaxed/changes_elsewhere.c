@@ -15,6 +15,7 @@
 #include <sys/uio.h>
 #include "../lib/device.h"
 #include "../lib/memory.h"
+#include "../lib/program.h"
 #include "slow_calls.h"
 #include "stub_device.h"
 
@@ -192,6 +193,30 @@ static void failing_advice(void)
 	munmap(memory, SOME);
 }
 
+/*
+ * The event of a bare madvise comes before the kernel drops the pages. So what is registered there within the next
+ * second is not used again. Where this machine takes longer than that, it is tried again.
+ */
+static void just_dropped(void)
+{
+	char *memory = with_region(SOME, SOME);
+	double begun;
+	int hits;
+
+	do {
+		begun = seconds_now();
+		must(syscall(SYS_madvise, memory, SOME, MADV_DONTNEED) == 0);
+		hits = hit(memory, SOME);
+		hits += hit(memory, SOME);
+		hits += hit(memory, SOME);
+	} while (seconds_now() - begun > 0.9);
+	is(hits, 0, "memory of which a bare madvise has just dropped the pages is not used again");
+	for (int tries = 0; !hit(memory, SOME) || !hit(memory, SOME); tries++)
+		must(tries < 500 && usleep(20000) == 0);
+	is(hits_of(memory, SOME), TIMES, "a while later it is");
+	munmap(memory, SOME);
+}
+
 /* The kernel moves one mapping, which old and new memory must be. */
 static void replaced_and_moved(bool bare)
 {
@@ -229,8 +254,11 @@ static void grows_down(void)
 static void keyed(void)
 {
 	char *memory = with_region(SOME, SOME), *elsewhere = with_region(SOME, SOME);
-	int key = pkey_alloc(0, 0);
+	int key;
 
+	must(pkey_mprotect(memory, 0, PROT_READ | PROT_WRITE, 7) == 0);
+	is(hits_of(elsewhere, SOME), TIMES, "pkey_mprotect of nothing changes nothing");
+	key = pkey_alloc(0, 0);
 	if (key < 0) {
 		skip_errno("protection keys", "pkey_alloc");
 		return;
@@ -264,6 +292,7 @@ int main(int argc, char **argv)
 	ends_at_once("madvise", by_madvise);
 	ends_at_once("mprotect", by_mprotect);
 	failing_advice();
+	just_dropped();
 	replaced_and_moved(false);
 	replaced_and_moved(true);
 	grows_down();

@@ -10,6 +10,7 @@
  */
 #include <fcntl.h>
 #include <linux/userfaultfd.h>
+#include <poll.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
@@ -337,6 +338,47 @@ static int cancelled(void)
 	return is_right(memory, 1) && is_right(memory, 2) ? RIGHT : WRONG;
 }
 
+/* The file lives as long as a process has a number of it, and nobody would read its events. */
+static int not_in_child(void)
+{
+	int status;
+	pid_t pid;
+
+	idle_region(pages(1));
+	number_of_the_watch();
+	pid = fork();
+	must(pid >= 0);
+	if (!pid)
+		_exit(userfaultfds(NULL) == 0 ? RIGHT : WRONG);
+	must(waitpid(pid, &status, 0) == pid && WIFEXITED(status));
+	return WEXITSTATUS(status);
+}
+
+/*
+ * Standard error is a pipe that nobody reads. The munmap finds that the number is gone while it holds the
+ * lock of the pool. If it wrote there, no thread could register any more, and each memory call would wait.
+ */
+static int nobody_reads(void)
+{
+	char *memory = pages(1), *other = pages(1), text[4096];
+	int ends[2], line[2];
+	struct pollfd there;
+
+	idle_region(memory);
+	must(pipe(ends) == 0 && pipe(line) == 0 && fcntl(ends[1], F_SETFL, O_NONBLOCK) == 0);
+	while (write(ends[1], text, sizeof(text)) > 0)
+		;
+	must(fcntl(ends[1], F_SETFL, 0) == 0 && dup2(ends[1], STDERR_FILENO) >= 0);
+	must(close(number_of_the_watch()) == 0);
+	/* If it waits, the alarm of run() ends this process. */
+	must(munmap(memory, PAGE) == 0);
+	/* The next registration says so, without a lock. */
+	must(dup2(line[1], STDERR_FILENO) >= 0);
+	must(is_right(other, 1));
+	there = (struct pollfd){ line[0], POLLIN, 0 };
+	return poll(&there, 1, 0) == 1 ? RIGHT : WRONG;
+}
+
 static const struct part {
 	int (*part)(void);
 	int times;
@@ -353,6 +395,8 @@ static const struct part {
 	{ becomes_another_userfaultfd, 5, "the number becomes another userfaultfd: no stale region" },
 	{ thread_leaves_table, 3, "a thread with a table of its own closes it: the others go on" },
 	{ files_end, 3, "a file that the program closes is closed" },
+	{ not_in_child, 3, "a forked child has no number of the file" },
+	{ nobody_reads, 3, "closed while nobody reads standard error: no munmap waits, and the next registration says it" },
 	{ cancelled, 3, "a thread is cancelled in the close: the next registration is right" },
 };
 
