@@ -2,11 +2,10 @@
 //! Memory that the pool watches for another library's registration cache.
 //!
 //! That library registers the memory itself and *subscribes* to it. Before it uses an entry of its
-//! cache again, it asks whether the memory is still the same. A subscription is a region of the
-//! pool that the kernel does not know. It is linked, watched and kept like any other. Its one user
-//! is the subscription itself, so that neither linger nor watermark nor flush end it. The answer
-//! rests on the proof of a hit (`docs/proof.md`): the log is applied, the region is not withdrawn, the
-//! fence passes, the log is unchanged.
+//! cache again, it asks whether the memory is still the same. The subscriptions are a set of their
+//! own (`set.rs`). The pool watches each as a guest. The answer rests on the proof of a hit
+//! (`docs/proof.md`): the log is applied, the guest is not withdrawn, the fence passes, the log is
+//! unchanged.
 //!
 //! Unlike memory of the pool's own regions, this memory is pinned before it is linked here. One
 //! call of the program, its registration, encloses both steps: a change of memory during its
@@ -22,6 +21,8 @@
 //! which ends all entries of the range. If a subscription finds no room, no answer is yes until the
 //! cache has been notified of all memory.
 
+mod set;
+
 use crate::mr::bare;
 use crate::pool::Instance;
 use crate::pool::existing;
@@ -30,18 +31,14 @@ use crate::pool::life::ending::{self, By};
 use crate::pool::life::hit::{self, Miss};
 use crate::pool::life::miss::Look;
 use crate::pool::locked::Locked;
-use crate::pool::region::word::Grant;
-use crate::pool::region::{Id, PoolRegion, Purpose, WATCHED_ONLY};
+use crate::pool::region::Id;
 use crate::pool::start as first_use;
-use crate::pool::state::{Cause, Pool};
+use crate::pool::state::Cause;
 use crate::sys::pages::PageRange;
+use crate::sys::process::PerProcess;
 use crate::sys::thread;
 use core::cell::Cell;
-use core::sync::atomic::Ordering::*;
-
-/// The most subscriptions at a time. A cache that does not say which entries it ends leaves their
-/// subscriptions behind.
-const MOST: u32 = if cfg!(test) { 8 } else { 16_384 };
+use set::{Added, Set};
 
 /// How the pool learns that the cache ends an entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -52,63 +49,70 @@ pub enum Ended {
     ByAnswer,
 }
 
+static SET: PerProcess<Set> = PerProcess::new();
+
+unsafe extern "C" fn forget() {
+    SET.forget();
+}
+
+fn new_set() -> Box<Set> {
+    // SAFETY: all zeros is an empty set.
+    unsafe { Box::<Set>::new_zeroed().assume_init() }
+}
+
+/// The subscriptions of this process, and the pool that watches them.
+#[derive(Clone, Copy)]
+struct Monitor {
+    relaxed: &'static Instance,
+    set: &'static Set,
+}
+
 #[inline(always)]
-fn purpose(addr: usize, length: usize) -> Option<Purpose> {
-    let hull = PageRange::hull(addr as u64, length as u64)?;
-    Some(Purpose {
-        alone: false,
-        pd: WATCHED_ONLY,
-        hull,
-        access: 0,
-        exact: true,
+fn monitor() -> Option<Monitor> {
+    Some(Monitor {
+        relaxed: existing()?,
+        set: SET.get()?,
     })
 }
 
-/// A hit that takes no region.
-struct Find<'a>(&'a Instance, &'a Purpose);
-
-impl hit::Steps for Find<'_> {
-    type Taken = Id;
-
-    #[inline(always)]
-    fn take(&self) -> Option<Id> {
-        self.0.pool.find(self.1)
-    }
-
-    #[inline(always)]
-    fn fence(&self) -> bool {
-        self.0.no_event_in_flight()
-    }
+#[inline(always)]
+fn hull(addr: usize, length: usize) -> Option<PageRange> {
+    PageRange::hull(addr as u64, length as u64)
 }
 
 /// Starts the pool if necessary. False if nothing can be watched: userfaultfd is refused, or this
 /// process is the child of one that had a pool.
 pub fn start() -> bool {
-    first_use::current().is_some_and(|relaxed| relaxed.watch.is_on())
+    let starts = first_use::current().is_some_and(|relaxed| relaxed.watch.is_on());
+    if starts {
+        let _inside = thread::enter();
+        SET.get_or_make(new_set, forget);
+    }
+    starts
 }
 
 /// Counts a new entry of the cache, for which the cache will ask. True if the cache must be
 /// notified of something. This function never waits for the program, allocates no memory per call,
 /// and does not call the cache, since its caller may hold the cache's lock.
 pub fn subscribe(addr: usize, length: usize) -> bool {
-    let (Some(relaxed), Some(purpose)) = (existing(), purpose(addr, length)) else {
+    let (Some(monitor), Some(hull)) = (monitor(), hull(addr, length)) else {
         return false;
     };
     if thread::is_inside() {
-        relaxed.pool.subscriptions.lose();
+        monitor.set.lose();
         return true;
     }
     let _inside = thread::enter();
-    relaxed.subscribe(&purpose);
-    relaxed.pool.subscriptions.is_due()
+    monitor.subscribe(hull);
+    monitor.set.is_due(monitor.relaxed.pool)
 }
 
 /// Whether the memory of an entry is certain to be the same as when the cache subscribed to it.
 pub fn is_valid(addr: usize, length: usize, ended: Ended) -> bool {
-    let (Some(relaxed), Some(purpose)) = (existing(), purpose(addr, length)) else {
+    let (Some(monitor), Some(hull)) = (monitor(), hull(addr, length)) else {
         return false;
     };
-    let valid = !thread::is_inside() && relaxed.is_valid(&purpose);
+    let valid = !thread::is_inside() && monitor.is_valid(hull);
     if !valid && ended == Ended::ByAnswer {
         unsubscribe(addr, length);
     }
@@ -117,70 +121,69 @@ pub fn is_valid(addr: usize, length: usize, ended: Ended) -> bool {
 
 /// Uncounts an entry of the cache.
 pub fn unsubscribe(addr: usize, length: usize) {
-    let (Some(relaxed), Some(purpose)) = (existing(), purpose(addr, length)) else {
+    let (Some(monitor), Some(hull)) = (monitor(), hull(addr, length)) else {
         return;
     };
     if thread::is_inside() {
         return;
     }
     let _inside = thread::enter();
-    let locked = relaxed.pool.lock();
-    if let Some(id) = locked.subscription(purpose.hull)
-        && locked.removes_entry(id)
+    let locked = monitor.relaxed.pool.lock();
+    if let Some(id) = monitor.set.get(&locked, hull)
+        && monitor.set.removes_entry(&locked, id)
     {
-        ending::leave(relaxed, &locked, id, By::Program);
+        monitor.end(&locked, id);
     }
 }
 
 /// Ends all subscriptions: the cache has no entry any more.
 pub fn stop() {
-    let Some(relaxed) = existing().filter(|_| !thread::is_inside()) else {
+    let Some(monitor) = monitor().filter(|_| !thread::is_inside()) else {
         return;
     };
     let _inside = thread::enter();
-    let locked = relaxed.pool.lock();
-    for (id, region) in relaxed.pool.subscriptions() {
-        region.entries.store(0, Relaxed);
-        if locked.has_left(id) {
-            ending::leave(relaxed, &locked, id, By::Program);
-        }
+    let pool = monitor.relaxed.pool;
+    let locked = pool.lock();
+    for (id, _) in set::each(pool) {
+        monitor.set.forget(&locked, id);
+        monitor.end(&locked, id);
     }
-    relaxed.pool.subscriptions.know_all();
+    monitor.set.know_all();
 }
 
 /// Tells the cache, through `notify`, which memory is withdrawn; the cache then ends its entries
 /// there. The cache must not call this function, since `notify` takes its lock.
 pub fn notify(mut notify: impl FnMut(PageRange)) {
-    let Some(relaxed) = existing() else { return };
-    let pool = relaxed.pool;
+    let Some(monitor) = monitor() else { return };
+    let (pool, set) = (monitor.relaxed.pool, monitor.set);
     let locked = |then: &dyn Fn(&Locked<'_>)| {
         let _inside = thread::enter();
         then(&pool.lock());
     };
     let left = |locked: &Locked<'_>, id| {
-        if locked.has_left(id) {
-            ending::leave(relaxed, locked, id, By::Program);
+        if set.has_left(locked, id) {
+            monitor.end(locked, id);
         }
     };
-    if pool.subscriptions.has_lost() {
-        locked(&|locked| locked.all_leave());
+    if set.has_lost() {
+        locked(&|locked| set.all_leave(locked));
         notify(PageRange::ALL);
         locked(&|locked| {
-            pool.subscriptions().for_each(|(id, _)| left(locked, id));
+            set::each(pool).for_each(|(id, _)| left(locked, id));
             // No effect if another subscription was lost meanwhile.
-            pool.subscriptions.found();
+            set.found();
         });
     }
-    for (id, region) in pool.subscriptions() {
+    for (id, region) in set::each(pool) {
         let hull = Cell::new(None);
         if region.word.load().is_stale() {
-            locked(&|locked| hull.set(locked.leaves(id)));
+            locked(&|locked| hull.set(set.entries_leave(locked, id)));
         }
         if let Some(hull) = hull.get() {
             // The cache may unsubscribe meanwhile, in this thread or in another.
             notify(hull);
             locked(&|locked| {
-                if let Some(id) = locked.subscription(hull) {
+                if let Some(id) = set.get(locked, hull) {
                     left(locked, id);
                 }
             });
@@ -188,140 +191,75 @@ pub fn notify(mut notify: impl FnMut(PageRange)) {
     }
 }
 
-impl Pool {
-    fn subscriptions(&self) -> impl Iterator<Item = (Id, &PoolRegion)> {
-        self.each()
-            .filter(|(_, region)| region.is_watched_only() && region.word.load().is_registered())
+/// A hit that takes no region.
+struct Find<'a>(&'a Monitor, PageRange);
+
+impl hit::Steps for Find<'_> {
+    type Taken = Id;
+
+    #[inline(always)]
+    fn take(&self) -> Option<Id> {
+        self.0.set.find(self.0.relaxed.pool, self.1)
+    }
+
+    #[inline(always)]
+    fn fence(&self) -> bool {
+        self.0.relaxed.no_event_in_flight()
     }
 }
 
-/// What became of a new entry of the cache.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Added {
-    /// A subscription exists already.
-    Known,
-    /// A subscription was linked for the entry.
-    Linked(Id),
-    /// No room was left for a subscription.
-    Lost,
-}
-
-/// The account of the cache's entries.
-impl Locked<'_> {
-    fn adds_entry(&self, purpose: &Purpose) -> Added {
-        let pool = self.pool();
-        if let Some(id) = self.subscription(purpose.hull) {
-            let entries = &pool.region(id).entries;
-            entries.store(entries.load(Relaxed) + 1, Relaxed);
-            return Added::Known;
-        }
-        let full = pool.subscriptions.count() >= MOST;
-        let Some(id) = (!full).then(|| self.make(purpose)).flatten() else {
-            pool.subscriptions.lose();
-            return Added::Lost;
-        };
-        pool.subscriptions.counted(1);
-        pool.region(id).entries.store(1, Relaxed);
-        Added::Linked(id)
-    }
-
-    /// Uncounts an entry. True if it was the last one: the subscription is claimed, and the caller
-    /// must end it.
-    fn removes_entry(&self, id: Id) -> bool {
-        let region = self.pool().region(id);
-        // Entries that are about to leave are uncounted first: a count that is too large is safe.
-        let entries = match region.leaving.load(Relaxed) {
-            0 => &region.entries,
-            _ => &region.leaving,
-        };
-        entries.store(entries.load(Relaxed).saturating_sub(1), Relaxed);
-        self.claims_empty(id)
-    }
-
-    /// Marks the present entries of a withdrawn subscription as leaving: they will be gone once the
-    /// cache has been notified of the memory. Returns that memory.
-    fn leaves(&self, id: Id) -> Option<PageRange> {
-        let region = self.pool().region(id);
-        // Checked under the lock: the slot may have become another region's.
-        let withdrawn = region.is_watched_only() && region.word.load().is_stale();
-        withdrawn.then(|| {
-            let both = region.leaving.load(Relaxed) + region.entries.swap(0, Relaxed);
-            region.leaving.store(both, Relaxed);
-            region.hull()
-        })
-    }
-
-    /// Withdraws all subscriptions and marks their entries as leaving.
-    fn all_leave(&self) {
-        let subscriptions = &self.pool().subscriptions;
-        subscriptions.all_leave();
-        for (id, _) in self.pool().subscriptions() {
-            self.withdraw(id, Cause::Pressure);
-            self.leaves(id);
-        }
-    }
-
-    /// Uncounts the leaving entries, since the cache has been notified. True if no entry is left:
-    /// the subscription is claimed, and the caller must end it.
-    fn has_left(&self, id: Id) -> bool {
-        self.pool().region(id).leaving.store(0, Relaxed);
-        self.claims_empty(id)
-    }
-
-    fn claims_empty(&self, id: Id) -> bool {
-        let region = self.pool().region(id);
-        if region.entries.load(Relaxed) + region.leaving.load(Relaxed) > 0 {
-            return false;
-        }
-        let subscriptions = &self.pool().subscriptions;
-        subscriptions.counted(-1);
-        if region.word.load().is_stale() {
-            subscriptions.withdrawn(-1);
-        } else {
-            region.cause.store(Cause::Flush.in_word(), Relaxed);
-        }
-        // The lock is held throughout, so no other thread claims the region between the two steps.
-        region.word.release(Grant::Own);
-        self.claim(id)
-    }
-}
-
-impl Instance {
-    fn subscribe(&self, purpose: &Purpose) {
-        let pool = self.pool;
+impl Monitor {
+    fn subscribe(&self, hull: PageRange) {
+        let (relaxed, pool) = (self.relaxed, self.relaxed.pool);
         let locked = pool.lock();
-        self.apply(&locked, By::Program);
-        let Added::Linked(id) = locked.adds_entry(purpose) else {
+        relaxed.apply(&locked, By::Program);
+        let Added::Linked(id) = self.set.adds_entry(&locked, hull) else {
             return;
         };
         let region = pool.region(id);
         drop(locked);
-        let neighbours = pool.filter.has_many_neighbours(purpose.hull);
+        let neighbours = pool.filter.has_many_neighbours(hull);
         let claim = |extent| region.claim_extent(extent);
-        let watched = self.watch.watch(purpose.hull, neighbours, claim);
+        let watched = relaxed.watch.watch(hull, neighbours, claim);
         let watched = watched.is_ok() && !bare::is_fork_protected();
-        let (locked, foreign) = self.lock_and_look(purpose.hull);
-        let certain = watched && !foreign && !locked.may_be_dropping(purpose.hull, now_ms);
+        let (locked, foreign) = relaxed.lock_and_look(hull);
+        let certain = watched && !foreign && !locked.may_be_dropping(hull, now_ms);
         if !certain || !locked.keep(id) {
             locked.withdraw(id, Cause::Fence);
         }
     }
 
     #[inline(always)]
-    fn is_valid(&self, purpose: &Purpose) -> bool {
+    fn is_valid(&self, hull: PageRange) -> bool {
         let mut settled = true;
-        while !self.pool.subscriptions.has_lost() {
-            let found = hit::in_order(&self.pool.changes, purpose.hull, Find(self, purpose));
-            match found {
+        while !self.set.has_lost() {
+            match hit::in_order(&self.relaxed.pool.changes, hull, Find(self, hull)) {
                 Ok(_) => return true,
                 Err(Miss::Unsettled(_)) if settled => {
-                    settled = self.settle(purpose.hull);
+                    settled = self.relaxed.settle(hull);
                 }
-                Err(Miss::None) if self.look_closer(purpose) == Look::Again => {}
+                Err(Miss::None) if self.look_closer(hull) == Look::Again => {}
                 Err(_) => return false,
             }
         }
         false
+    }
+
+    /// Looks for a subscription that is not admitted yet: this is the first question for it.
+    #[cold]
+    fn look_closer(&self, hull: PageRange) -> Look {
+        let _inside = thread::enter();
+        let locked = self.relaxed.pool.lock();
+        let id = self.set.get(&locked, hull);
+        match id.and_then(|id| locked.unadmitted(id)) {
+            Some(new) => self.relaxed.look_at_memory(locked, new),
+            None => Look::Nothing,
+        }
+    }
+
+    /// Ends a subscription that has left the set.
+    fn end(&self, locked: &Locked<'_>, id: Id) {
+        ending::leave(self.relaxed, locked, id, By::Program);
     }
 }
 
@@ -332,6 +270,7 @@ mod tests {
     //! since the entry was made.
 
     use super::*;
+    use crate::pool::state::Pool;
     use crate::sys::pages::page_size;
     use crate::watch::log::{Change, Kind};
     use proptest::prelude::*;
@@ -391,6 +330,7 @@ mod tests {
 
     struct World {
         pool: &'static Pool,
+        set: Box<Set>,
         ended: Ended,
         memory: [u64; PAGES as usize + 2],
         cache: Vec<CacheEntry>,
@@ -406,10 +346,6 @@ mod tests {
         }
     }
 
-    fn purpose(hull: PageRange) -> Purpose {
-        super::purpose(hull.start as usize, hull.bytes() as usize).unwrap()
-    }
-
     impl World {
         fn memory_of(&self, hull: PageRange) -> Vec<u64> {
             let first = (hull.start / page_size() % 16) as usize;
@@ -417,15 +353,14 @@ mod tests {
         }
 
         fn is_valid(&self, hull: PageRange) -> bool {
-            let pool = self.pool;
-            pool.lock().apply(|| 0);
-            !pool.subscriptions.has_lost() && pool.find(&purpose(hull)).is_some()
+            self.pool.lock().apply(|| 0);
+            !self.set.has_lost() && self.set.find(self.pool, hull).is_some()
         }
 
         fn removes(&self, hull: PageRange) {
             let locked = self.pool.lock();
-            if let Some(id) = locked.subscription(hull)
-                && locked.removes_entry(id)
+            if let Some(id) = self.set.get(&locked, hull)
+                && self.set.removes_entry(&locked, id)
             {
                 locked.end(id);
             }
@@ -460,7 +395,7 @@ mod tests {
             });
             let locked = self.pool.lock();
             locked.apply(|| 0);
-            if let Added::Linked(id) = locked.adds_entry(&purpose(hull)) {
+            if let Added::Linked(id) = self.set.adds_entry(&locked, hull) {
                 assert!(locked.keep(id));
                 self.pool.region(id).word.admit();
             }
@@ -482,15 +417,15 @@ mod tests {
             if self.notification.is_some() {
                 return;
             }
-            let pool = self.pool;
+            let (pool, set) = (self.pool, &self.set);
             let locked = pool.lock();
             locked.apply(|| 0);
-            self.notification = Some(if pool.subscriptions.has_lost() {
-                locked.all_leave();
+            self.notification = Some(if set.has_lost() {
+                set.all_leave(&locked);
                 vec![PageRange::ALL]
             } else {
-                let stale = pool.subscriptions();
-                stale.filter_map(|(id, _)| locked.leaves(id)).collect()
+                let leave = |(id, _)| set.entries_leave(&locked, id);
+                set::each(pool).filter_map(leave).collect()
             });
         }
 
@@ -506,14 +441,14 @@ mod tests {
                     self.ends(n);
                 }
                 let locked = self.pool.lock();
-                for (id, region) in self.pool.subscriptions() {
+                for (id, region) in set::each(self.pool) {
                     let meant = hull == PageRange::ALL || region.hull() == hull;
-                    if meant && locked.has_left(id) {
+                    if meant && self.set.has_left(&locked, id) {
                         locked.end(id);
                     }
                 }
                 if hull == PageRange::ALL {
-                    self.pool.subscriptions.found();
+                    self.set.found();
                 }
             }
         }
@@ -532,19 +467,17 @@ mod tests {
                 Step::Change { page } => self.changes(page),
                 Step::Begin => self.begins(),
                 Step::End => self.is_notified(),
-                Step::Lose => self.pool.subscriptions.lose(),
+                Step::Lose => self.set.lose(),
                 Step::Stop => {
                     while !self.cache.is_empty() {
                         self.ends(0);
                     }
                     let locked = self.pool.lock();
-                    for (id, region) in self.pool.subscriptions() {
-                        region.entries.store(0, Relaxed);
-                        if locked.has_left(id) {
-                            locked.end(id);
-                        }
+                    for (id, _) in set::each(self.pool) {
+                        self.set.forget(&locked, id);
+                        locked.end(id);
                     }
-                    self.pool.subscriptions.know_all();
+                    self.set.know_all();
                 }
             }
         }
@@ -557,6 +490,7 @@ mod tests {
             // SAFETY: the memory has the layout of a `Pool`, for which all zeros is an empty pool,
             // and the test never frees it.
             pool: unsafe { &*memory.cast::<Pool>() },
+            set: new_set(),
             ended,
             memory: [0; PAGES as usize + 2],
             cache: Vec::new(),
@@ -589,8 +523,7 @@ mod tests {
             }
             prop_assert!(world.hits > hits);
             if said {
-                let entries = world.pool.subscriptions().map(|(_, region)| region.entries.load(Relaxed));
-                prop_assert_eq!(entries.sum::<u32>() as usize, world.cache.len());
+                prop_assert_eq!(world.set.entries(world.pool) as usize, world.cache.len());
             }
         }
     }

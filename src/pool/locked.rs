@@ -61,35 +61,47 @@ impl Locked<'_> {
 
     /// Makes a region: links it, with one user. `None`: no slot is free.
     pub fn make(&self, purpose: &Purpose) -> Option<Id> {
-        let pool = self.0;
-        if purpose.hull.pages() > u64::from(u32::MAX) {
-            return None;
-        }
-        let id = pool.pop()?;
-        let region = pool.region(id);
-        region.set(purpose);
-        region.word.make();
-        pool.index.add(&*pool.slots, id);
-        pool.filter.add(purpose.hull);
-        if !region.is_watched_only() {
-            pool.account.add(purpose.hull);
-        }
+        let id = self.link(purpose.hull, |region| {
+            region.set(purpose.hull, purpose.pd, purpose.access);
+            region.word.make();
+        })?;
+        self.0.account.add(purpose.hull);
         Some(id)
     }
 
-    /// Keeps the region; false if its memory has changed since the region was linked. Other
+    /// Links memory that is to be watched and is no region: a guest. `None`: no slot is free.
+    pub fn make_guest(&self, hull: PageRange) -> Option<Id> {
+        self.link(hull, |region| {
+            region.set(hull, 0, 0);
+            region.word.make_guest();
+        })
+    }
+
+    fn link(&self, hull: PageRange, make: impl FnOnce(&PoolRegion)) -> Option<Id> {
+        let pool = self.0;
+        if hull.pages() > u64::from(u32::MAX) {
+            return None;
+        }
+        let id = pool.pop()?;
+        make(pool.region(id));
+        pool.index.add(&*pool.slots, id);
+        pool.filter.add(hull);
+        Some(id)
+    }
+
+    /// Keeps the region, or the guest; false if its memory has changed since it was linked. Other
     /// registrations can take the region once it is admitted.
     pub fn keep(&self, id: Id) -> bool {
         let pool = self.0;
         let region = pool.region(id);
         add(&pool.kept, 1);
         region.kept.store(self.kept(), Relaxed);
-        if !region.word.keep() {
-            return false;
+        let kept = region.word.keep();
+        if kept && !region.word.load().is_guest() {
+            pool.table
+                .add(pool.slots(), region.pd(), region.hull().start, id);
         }
-        pool.table
-            .add(pool.slots(), region.pd(), region.hull().start, id);
-        true
+        kept
     }
 
     /// The number of the region that was kept last.
@@ -119,12 +131,8 @@ impl Locked<'_> {
         pool.index
             .overlapping(&*pool.slots, purpose.hull, |id, region| {
                 let seen = region.word.load();
-                if purpose.may_share(seen) && seen.is_new() && region.serves(purpose) {
-                    found = Some(New {
-                        id,
-                        hull: region.hull(),
-                        kept: region.kept.load(Relaxed),
-                    });
+                if !seen.is_guest() && purpose.may_share(seen) && region.serves(purpose) {
+                    found = self.unadmitted(id);
                 }
                 looked_at += 1;
                 found.is_none() && looked_at < LOOK_AT_MOST
@@ -132,9 +140,18 @@ impl Locked<'_> {
         found
     }
 
+    /// The region or guest in a slot, if it is not admitted yet.
+    pub fn unadmitted(&self, id: Id) -> Option<New> {
+        let region = self.0.region(id);
+        region.word.load().is_new().then(|| New {
+            id,
+            hull: region.hull(),
+            kept: region.kept.load(Relaxed),
+        })
+    }
+
     fn is_new(&self, new: New) -> bool {
-        let region = self.0.region(new.id);
-        region.kept.load(Relaxed) == new.kept && region.word.load().is_new()
+        self.unadmitted(new.id) == Some(new)
     }
 
     /// Lets other registrations take a region whose memory was found to be the process's own after
@@ -185,31 +202,18 @@ impl Locked<'_> {
         found
     }
 
-    /// Withdraws a region from reuse. True if the region was not withdrawn before.
+    /// Withdraws a region from reuse, or a guest. True if it was not withdrawn before.
     pub fn withdraw(&self, id: Id, cause: Cause) -> bool {
         let region = self.0.region(id);
-        if !region.word.load().is_registered() || !region.word.withdraw() {
+        let seen = region.word.load();
+        if !(seen.is_registered() || seen.is_guest()) || !region.word.withdraw() {
             return false;
         }
         region.cause.store(cause.in_word(), Relaxed);
-        if region.is_watched_only() {
-            self.0.subscriptions.withdrawn(1);
+        if seen.is_guest() {
+            add(&self.0.changed_guests, 1);
         }
         true
-    }
-
-    /// The subscription for exactly this range, if there is one.
-    pub fn subscription(&self, hull: PageRange) -> Option<Id> {
-        let mut found = None;
-        self.0
-            .index
-            .overlapping(&*self.0.slots, hull, |id, region| {
-                if region.is_watched_only() && region.hull() == hull {
-                    found = Some(id);
-                }
-                found.is_none()
-            });
-        found
     }
 
     /// Applies the log: withdraws the regions whose memory has changed, and claims the idle ones of
@@ -378,21 +382,23 @@ impl Locked<'_> {
         claimed
     }
 
-    /// Frees the slot of a claimed region that has been deregistered, or of a new region whose
-    /// registration failed.
+    /// Frees the slot of a claimed region that has been deregistered, of a new region whose
+    /// registration failed, or of a guest.
     pub fn end(&self, id: Id) {
         let pool = self.0;
         let region = pool.region(id);
         let hull = region.hull();
         pool.index.remove(&*pool.slots, id);
         pool.filter.remove(hull);
-        if !region.is_watched_only() {
+        let seen = region.word.load();
+        if !seen.is_guest() {
             pool.account.remove(hull);
+        } else if seen.is_stale() {
+            add(&pool.changed_guests, u64::MAX);
         }
-        let claimed = region.word.load().is_ending();
         region.word.free();
         pool.push(id);
-        if claimed {
+        if seen.is_ending() {
             self.claim_ended();
         }
     }

@@ -346,21 +346,46 @@ fn loom_places_change_hands() {
 /// A slot ends as one region and becomes another's, while other threads look at it.
 #[test]
 fn loom_a_slot_becomes_another_regions() {
-    const GENERATION: u64 = 2;
-    explore(None, || {
-        let slot = Arc::new((Word::new(), AtomicU64::new(1)));
-        let (word, field) = &*slot;
-        let keep = |word: &Word| {
+    becomes_another(
+        |word| {
             word.make();
             assert!(word.keep());
             word.admit();
             assert!(word.release(Grant::Own).is_some());
-        };
+        },
+        |word| word.claim(),
+        |word, serves| word.take_if(serves).is_some(),
+    );
+}
+
+/// A slot ends as one guest and becomes another, while another thread looks at it.
+#[test]
+fn loom_a_slot_becomes_another_guest() {
+    becomes_another(
+        |word| {
+            word.make_guest();
+            assert!(word.keep());
+            word.admit();
+        },
+        |word| word.withdraw(),
+        |word, is_it| word.is_guest_that(is_it),
+    );
+}
+
+fn becomes_another(
+    keep: fn(&Word),
+    end: fn(&Word) -> bool,
+    look: fn(&Word, &dyn Fn(Seen) -> bool) -> bool,
+) {
+    const GENERATION: u64 = 2;
+    explore(None, move || {
+        let slot = Arc::new((Word::new(), AtomicU64::new(1)));
+        let (word, field) = &*slot;
         keep(word);
         let other = slot.clone();
         let making = thread::spawn(move || {
             let (word, field) = &*other;
-            if word.claim() {
+            if end(word) {
                 word.free();
                 word.before_fields();
                 field.store(GENERATION, Relaxed);
@@ -368,15 +393,12 @@ fn loom_a_slot_becomes_another_regions() {
             }
         });
         let seen = Cell::new(0_u64);
-        let serves = |now: Seen| {
+        let is_later = |now: Seen| {
             seen.set(u64::from(now.generation()));
             field.load(Relaxed) == GENERATION
         };
-        if word.would_serve(serves) {
-            assert_eq!(seen.get(), GENERATION, "the fields of a later region");
-        }
-        if word.take_if(serves).is_some() {
-            assert_eq!(seen.get(), GENERATION, "the fields of a later region");
+        if look(word, &is_later) {
+            assert_eq!(seen.get(), GENERATION, "the fields of a later one");
         }
         making.join().unwrap();
     });

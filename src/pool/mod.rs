@@ -26,7 +26,6 @@ mod model_tests;
 pub mod region;
 pub mod start;
 pub mod state;
-pub mod subscriptions;
 
 pub use life::flush::flush;
 pub use life::hit::{Answer, LOCAL, hit};

@@ -19,7 +19,6 @@ use crate::pool::locked::Locked;
 use crate::pool::region::list::List;
 use crate::pool::region::word::{Grant, Left};
 use crate::pool::region::{Id, Link, OBJECT_OFFSET, PoolRegion, Purpose};
-use crate::pool::subscriptions::Subscriptions;
 use crate::sys::futex;
 use crate::sys::pages::PageRange;
 use crate::watch::dropping::Dropping;
@@ -29,7 +28,7 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
 use core::time::Duration;
 
 /// The largest number of slots: regions and further handles.
-const MOST: usize = if cfg!(test) { 48 } else { 1 << 18 };
+pub const MOST: usize = if cfg!(test) { 48 } else { 1 << 18 };
 
 /// Slots from this number on are in huge pages.
 const LARGE: u32 = 8192;
@@ -99,7 +98,8 @@ pub struct Pool {
     pub account: Account,
     pub(super) foreign: Foreign,
     pub(super) dropping: Dropping,
-    pub subscriptions: Subscriptions,
+    /// Guests that are withdrawn.
+    pub(super) changed_guests: AtomicU64,
     pub filter: Filter,
     pub(super) table: Table,
     pub(super) index: Index,
@@ -212,15 +212,16 @@ impl Pool {
         Some((id, region.word.take_if(serves)?))
     }
 
-    /// Finds a region that serves and could be taken now, without taking it. The caller knows that
-    /// the region already has a user, who keeps it from ending.
+    /// Whether a slot is a guest of exactly this memory, unchanged as far as the log is applied.
     #[inline(always)]
-    pub fn find(&self, purpose: &Purpose) -> Option<Id> {
-        self.table.find(purpose, |id| {
-            let region = self.slots.get(id.0 as usize)?;
-            let serves = |_| region.serves(purpose);
-            region.word.would_serve(serves).then_some(id)
-        })
+    pub fn is_guest_of(&self, id: Id, hull: PageRange) -> bool {
+        let region = self.region(id);
+        region.word.is_guest_that(|_| region.hull() == hull)
+    }
+
+    /// Whether the memory of a guest has changed that is still linked.
+    pub fn has_changed_guests(&self) -> bool {
+        self.changed_guests.load(Relaxed) > 0
     }
 
     /// The object for a grant, with the program's address and length. `None`: another handle is
@@ -350,8 +351,7 @@ impl Pool {
     pub fn in_use(&self) -> (u64, u64) {
         let used = self.each().filter(|(_, region)| {
             let seen = region.word.load();
-            let is_there = !region.is_watched_only() && !region.is_left();
-            seen.is_registered() && seen.users() > 0 && is_there
+            seen.is_registered() && seen.users() > 0 && !region.is_left()
         });
         used.fold((0, 0), |(count, bytes), (_, region)| {
             (count + 1, bytes + region.hull().bytes())
@@ -362,8 +362,7 @@ impl Pool {
     pub fn is_used(&self, mut of: impl FnMut(&PoolRegion) -> bool) -> bool {
         self.each().any(|(_, region)| {
             let seen = region.word.load();
-            let is_there = !region.is_watched_only() && !region.is_left();
-            seen.is_registered() && seen.users() > 0 && is_there && of(region)
+            seen.is_registered() && seen.users() > 0 && !region.is_left() && of(region)
         })
     }
 

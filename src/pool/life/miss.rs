@@ -11,7 +11,7 @@ use crate::pool::life::admission::{Memory, NOW, Noted};
 use crate::pool::life::cleaner::{self, is_remote, now_ms};
 use crate::pool::life::ending::{self, By};
 use crate::pool::life::flush::relieve;
-use crate::pool::locked::Locked;
+use crate::pool::locked::{Locked, New};
 use crate::pool::region::{Id, Purpose};
 use crate::pool::start;
 use crate::pool::state::Cause;
@@ -214,10 +214,14 @@ impl Instance {
             self.give_up(id, grant);
             return Look::Again;
         }
-        let Some(new) = locked.new_region(purpose) else {
-            return Look::Nothing;
-        };
-        // This is the first reuse of the region.
+        match locked.new_region(purpose) {
+            Some(new) => self.look_at_memory(locked, new),
+            None => Look::Nothing,
+        }
+    }
+
+    /// Asks the kernel what memory a region or guest has, before its first reuse.
+    pub fn look_at_memory(&self, locked: Locked<'_>, new: New) -> Look {
         let newest = locked.kept();
         drop(locked);
         let memory = self.admission.ask(new.hull, new.kept, newest);

@@ -172,7 +172,7 @@ fn withdraw(relaxed: &Instance, mut of: impl FnMut(&PoolRegion) -> bool) {
     let _inside = thread::enter();
     let locked = relaxed.pool.lock();
     for (id, region) in relaxed.pool.each() {
-        if region.word.load().is_registered() && !region.is_watched_only() && of(region) {
+        if region.word.load().is_registered() && of(region) {
             locked.withdraw(id, Cause::Flush);
         }
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A slot of the pool: a region that the kernel has registered, or a further handle of such a
-//! region.
+//! A slot of the pool: a region that the kernel has registered, a further handle of such a region,
+//! or a guest: memory that is only watched.
 //!
 //! Slots are never freed, and every field is atomic. A thread that reads a slot while it becomes
 //! another region's reads inconsistent values, which is harmless: the slot's word (`word.rs`) tells
@@ -71,11 +71,6 @@ pub struct PoolRegion {
     /// In a watched region: how many pages directly below and above it are watched for the pool.
     pages_below: AtomicU32,
     pages_above: AtomicU32,
-    /// In a subscription: how many entries another library's cache has for the range
-    /// (`src/monitor/`), and how many of its earlier entries will be gone once the cache has
-    /// been notified.
-    pub entries: AtomicU32,
-    pub leaving: AtomicU32,
 }
 #[cfg(not(loom))]
 const _: () = assert!(size_of::<PoolRegion>() == 192 && OBJECT_OFFSET + (LENGTH + 1) * 8 == 64);
@@ -153,10 +148,6 @@ impl Purpose {
     }
 }
 
-/// Stands in `pd` for memory that is only watched, for another library. No protection domain has an
-/// address at the end of the address space.
-pub const WATCHED_ONLY: u64 = u64::MAX;
-
 /// Stands in `fd` once the pool must not end the region in the kernel: the descriptor may be
 /// another file's by then.
 pub const LEFT: i32 = -1;
@@ -170,13 +161,13 @@ const INHERITED: u32 = 2;
 const LOCAL_WRITE: u32 = Access::LOCAL_WRITE.bits();
 
 impl PoolRegion {
-    /// Prepares the slot for a region of this purpose.
-    pub fn set(&self, purpose: &Purpose) {
+    /// Prepares the slot for a region, or for a guest, which has no domain and no access.
+    pub fn set(&self, hull: PageRange, pd: u64, access: u32) {
         self.word.before_fields();
-        self.start.store(purpose.hull.start, Relaxed);
-        self.pages.store(purpose.hull.pages() as u32, Relaxed);
-        self.object[PD].store(purpose.pd, Relaxed);
-        self.access.store(purpose.access, Relaxed);
+        self.start.store(hull.start, Relaxed);
+        self.pages.store(hull.pages() as u32, Relaxed);
+        self.object[PD].store(pd, Relaxed);
+        self.access.store(access, Relaxed);
         // Cleared, since ibv_close_device would find this region by the last region's device.
         self.device.store(0, Relaxed);
         self.cause.store(0, Relaxed);
@@ -184,8 +175,6 @@ impl PoolRegion {
         self.refusals.store(0, Relaxed);
         self.kept.store(0, Relaxed);
         self.claim_extent(None);
-        self.entries.store(0, Relaxed);
-        self.leaving.store(0, Relaxed);
     }
 
     /// Counts a registration that the slot's own handle serves. True if the 32-bit count wrapped to
@@ -303,11 +292,6 @@ impl PoolRegion {
         const _: () = assert!(core::mem::offset_of!(ibv_mr, lkey) == HANDLE_AND_LKEY * 8 + 4);
         let words = self.object[HANDLE_AND_LKEY].load(Relaxed).to_ne_bytes();
         u32::from_ne_bytes([words[4], words[5], words[6], words[7]])
-    }
-
-    /// Whether the slot is a subscription, for which the kernel has registered no region.
-    pub fn is_watched_only(&self) -> bool {
-        self.pd() == WATCHED_ONLY
     }
 
     /// Whether the kernel must not be asked to end the region: it has, or the pool has abandoned the

@@ -17,8 +17,10 @@
 //! ```text
 //!    63         32  31  30   28  27  26  25  24  23       0
 //!   +-------------+---+-------+---+---+---+---+-----------+
-//!   | generation  |   | state |   | N | S | O |   users   |
+//!   | generation  | G | state |   | N | S | O |   users   |
 //!   +-------------+---+-------+---+---+---+---+-----------+
+//!    G      GUEST: memory that is watched for `src/monitor/`, and no region. It has no user, and no
+//!           thread takes or claims it: all that is said here of regions excludes it
 //!    state  FREE, MAKING, KEPT, ENDING, or HANDLE: a further handle of another slot's region
 //!    N      NEW: nobody may take it before the kernel has said that its memory is the process's own
 //!    S      STALE: withdrawn; set once, and never cleared while the region lives
@@ -33,6 +35,7 @@
 //! | any thread | users and O, in KEPT; in MAKING only down | a hit, a release |
 //! | any thread | KEPT or MAKING without users to ENDING | under the lock: it claims the region |
 //! | who claimed it, under the lock | ENDING to FREE, or to KEPT with S | the kernel has answered |
+//! | the monitor, under the lock | FREE to MAKING with G, to KEPT, to FREE; sets S | it watches a guest |
 //! | who took the slot off the free list | FREE to HANDLE | a hit needs a further handle |
 //! | who releases the handle | HANDLE to FREE | a release |
 //!
@@ -59,6 +62,9 @@ const KEPT: u64 = 2 << 28;
 const ENDING: u64 = 3 << 28;
 /// The slot is a further handle of another slot's region.
 const HANDLE: u64 = 4 << 28;
+
+/// The slot is a guest: it is watched, and is no region.
+const GUEST: u64 = 1 << 31;
 
 const GENERATION: u32 = 32;
 
@@ -100,10 +106,21 @@ impl Seen {
     /// Whether a registration may take the region.
     #[inline(always)]
     pub fn can_be_taken(self) -> bool {
-        self.0 & (STATE | STALE | NEW) == KEPT && self.users() < USERS
+        self.0 & (GUEST | STATE | STALE | NEW) == KEPT && self.users() < USERS
     }
 
-    /// Whether the region is kept but not admitted yet.
+    /// Whether the slot is a guest whose memory has not changed, as far as the log is applied.
+    #[inline(always)]
+    fn is_unchanged_guest(self) -> bool {
+        self.0 & (GUEST | STATE | STALE | NEW) == GUEST | KEPT
+    }
+
+    /// Whether the slot is a guest.
+    pub fn is_guest(self) -> bool {
+        self.0 & GUEST != 0
+    }
+
+    /// Whether the region, or the guest, is kept but not admitted yet.
     pub fn is_new(self) -> bool {
         self.0 & (STATE | STALE | NEW) == KEPT | NEW
     }
@@ -125,10 +142,10 @@ impl Seen {
 
     /// Whether the slot is a region that is not being ended.
     pub fn is_registered(self) -> bool {
-        matches!(self.0 & STATE, MAKING | KEPT)
+        matches!(self.0 & (GUEST | STATE), MAKING | KEPT)
     }
 
-    /// Whether the slot is a region that is not free, and so is in the index.
+    /// Whether the slot is a region, or a guest, and so is in the index.
     pub fn is_linked(self) -> bool {
         matches!(self.0 & STATE, MAKING | KEPT | ENDING)
     }
@@ -177,6 +194,13 @@ impl Word {
         self.0.store(word, Release);
     }
 
+    /// Makes the slot a guest. The slot must be free and owned by the caller.
+    pub fn make_guest(&self) {
+        let generation = (self.0.load(Relaxed) >> GENERATION) + 1;
+        let word = generation << GENERATION | GUEST | MAKING;
+        self.0.store(word, Release);
+    }
+
     /// Makes the slot a further handle. The slot must be free and owned by the caller.
     pub fn make_handle(&self) {
         let generation = self.0.load(Relaxed) >> GENERATION;
@@ -184,8 +208,8 @@ impl Word {
         self.0.store(word, Release);
     }
 
-    /// Keeps the region; false if it became stale while it was made. Other registrations can take
-    /// the region once it is admitted.
+    /// Keeps the region or the guest; false if it became stale while it was made. Other
+    /// registrations can take the region once it is admitted.
     pub fn keep(&self) -> bool {
         let mut word = self.0.load(Relaxed);
         loop {
@@ -200,7 +224,7 @@ impl Word {
         }
     }
 
-    /// Lets other registrations take the region.
+    /// Lets other registrations take the region, or rely on the guest.
     pub fn admit(&self) {
         self.0.fetch_and(!NEW, SeqCst);
     }
@@ -222,12 +246,13 @@ impl Word {
         }
     }
 
-    /// Whether `serves` says so of a region that could be taken. Unlike [`Word::take_if`] this writes
-    /// nothing, so two fences order the reads: this one, and the one in [`Word::before_fields`].
+    /// Whether the slot is an unchanged guest of which `is_it` says yes. `is_it` may read the slot's
+    /// other fields. Unlike [`Word::take_if`] this writes nothing, so two fences order the reads:
+    /// this one, and the one in [`Word::before_fields`].
     #[inline(always)]
-    pub fn would_serve(&self, serves: impl Fn(Seen) -> bool) -> bool {
+    pub fn is_guest_that(&self, is_it: impl Fn(Seen) -> bool) -> bool {
         let seen = self.load();
-        if !seen.can_be_taken() || !serves(seen) {
+        if !seen.is_unchanged_guest() || !is_it(seen) {
             return false;
         }
         fence(Acquire);
@@ -388,6 +413,32 @@ mod tests {
         let seen = word.load();
         assert!(word.claim());
         assert_eq!(word.take(seen), None);
+    }
+
+    #[test]
+    fn no_thread_takes_or_claims_a_guest() {
+        let word = Word::new();
+        word.make_guest();
+        let is_nothing_else = || {
+            let seen = word.load();
+            assert!(seen.is_guest() && seen.is_linked());
+            assert!(!seen.is_registered() && !seen.is_unused() && !seen.is_spent());
+            assert!(!seen.can_be_taken() && !seen.is_handle() && !seen.is_ending());
+            assert_eq!(word.release(Grant::Own), None);
+            assert!(!word.claim());
+        };
+        let is_it = || word.is_guest_that(|_| true);
+        is_nothing_else();
+        assert!(!is_it() && word.keep() && word.load().is_new());
+        is_nothing_else();
+        assert!(!is_it(), "it is not admitted");
+        word.admit();
+        is_nothing_else();
+        assert!(is_it());
+        assert!(word.withdraw() && !is_it());
+        is_nothing_else();
+        word.free();
+        assert!(!word.load().is_guest() && !kept().is_guest_that(|_| true));
     }
 
     #[test]

@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The ranges of memory that another library's cache has entries for, and how many entries each has.
+//!
+//! A *subscription* is such a range. The pool watches it as a *guest*: a slot that is linked,
+//! watched, kept and withdrawn as a region is, and that is no region (`pool/region/word.rs`). A
+//! subscription has the number of its slot. All of this runs under the pool's lock, but for
+//! [`Set::find`].
+
+use crate::pool::locked::Locked;
+use crate::pool::region::{AtomicLink, Id, Link, PoolRegion};
+use crate::pool::state::{self, Cause, Pool};
+use crate::sys::pages::PageRange;
+use core::sync::atomic::{AtomicU32, Ordering::*};
+
+/// The most subscriptions at a time. A cache that does not say which entries it ends leaves their
+/// subscriptions behind.
+const MOST: u32 = if cfg!(test) { 8 } else { 16_384 };
+
+/// The number of lists by which a subscription is found.
+const LISTS: usize = if cfg!(test) { 2 } else { 1 << 14 };
+
+/// A look-up without the lock gives up after this many subscriptions.
+const LOOK_AT_MOST: usize = 64;
+
+/// Values of [`Set::lost`].
+const NOTHING: u32 = 0;
+const LOST: u32 = 1;
+const LEAVING: u32 = 2;
+
+/// The subscriptions. Zeroed memory has none.
+#[repr(C)]
+pub struct Set {
+    /// The number of subscriptions.
+    count: AtomicU32,
+    /// Whether the cache has an entry without a subscription: `NOTHING`, `LOST`, or `LEAVING` while
+    /// the cache is being notified of all memory.
+    lost: AtomicU32,
+    /// The first subscription of each list.
+    lists: [AtomicLink; LISTS],
+    subscriptions: [Subscription; state::MOST],
+}
+
+#[repr(C)]
+struct Subscription {
+    /// The next one in the list.
+    next: AtomicLink,
+    /// How many entries the cache has for the range, and how many of its earlier entries will be
+    /// gone once the cache has been notified.
+    entries: AtomicU32,
+    leaving: AtomicU32,
+}
+
+/// What became of a new entry of the cache.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Added {
+    /// A subscription exists already.
+    Known,
+    /// A subscription was linked for the entry.
+    Linked(Id),
+    /// No room was left for a subscription.
+    Lost,
+}
+
+/// Every subscription.
+pub fn each(pool: &Pool) -> impl Iterator<Item = (Id, &PoolRegion)> {
+    pool.each()
+        .filter(|(_, region)| region.word.load().is_guest())
+}
+
+impl Set {
+    fn list(&self, hull: PageRange) -> &AtomicLink {
+        let mixed = (hull.start ^ hull.end.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        &self.lists[(mixed >> 40) as usize % LISTS]
+    }
+
+    fn of(&self, id: Id) -> &Subscription {
+        &self.subscriptions[id.0 as usize]
+    }
+
+    fn in_list(&self, hull: PageRange) -> impl Iterator<Item = Id> {
+        let first = self.list(hull).load().id();
+        core::iter::successors(first, |&id| self.of(id).next.load().id())
+    }
+
+    /// The subscription for exactly this memory, if the memory has not changed as far as the log is
+    /// applied. Takes no lock. While other threads change the lists, a link may lead anywhere: the
+    /// slot alone says what it is.
+    #[inline(always)]
+    pub fn find(&self, pool: &Pool, hull: PageRange) -> Option<Id> {
+        self.in_list(hull)
+            .take(LOOK_AT_MOST)
+            .find(|&id| pool.is_guest_of(id, hull))
+    }
+
+    /// The subscription for exactly this memory, changed or not.
+    pub fn get(&self, locked: &Locked<'_>, hull: PageRange) -> Option<Id> {
+        self.in_list(hull)
+            .find(|&id| locked.pool().region(id).hull() == hull)
+    }
+
+    /// Counts a new entry of the cache.
+    pub fn adds_entry(&self, locked: &Locked<'_>, hull: PageRange) -> Added {
+        if let Some(id) = self.get(locked, hull) {
+            add(&self.of(id).entries, 1);
+            return Added::Known;
+        }
+        let full = self.count.load(Relaxed) >= MOST;
+        let Some(id) = (!full).then(|| locked.make_guest(hull)).flatten() else {
+            self.lose();
+            return Added::Lost;
+        };
+        add(&self.count, 1);
+        let (new, list) = (self.of(id), self.list(hull));
+        new.entries.store(1, Relaxed);
+        new.leaving.store(0, Relaxed);
+        new.next.store(list.load());
+        list.store(Link::to(id));
+        Added::Linked(id)
+    }
+
+    /// Uncounts an entry. True if it was the last one: the caller must end the subscription.
+    pub fn removes_entry(&self, locked: &Locked<'_>, id: Id) -> bool {
+        let subscription = self.of(id);
+        // Entries that are about to leave are uncounted first: a count that is too large is safe.
+        let entries = match subscription.leaving.load(Relaxed) {
+            0 => &subscription.entries,
+            _ => &subscription.leaving,
+        };
+        entries.store(entries.load(Relaxed).saturating_sub(1), Relaxed);
+        self.leaves_if_empty(locked, id)
+    }
+
+    /// Marks the present entries of a withdrawn subscription as leaving: they will be gone once the
+    /// cache has been notified of the memory. Returns that memory.
+    pub fn entries_leave(&self, locked: &Locked<'_>, id: Id) -> Option<PageRange> {
+        let region = locked.pool().region(id);
+        // Checked under the lock: the slot may have become another one's.
+        let seen = region.word.load();
+        (seen.is_guest() && seen.is_stale()).then(|| {
+            let subscription = self.of(id);
+            let more = subscription.entries.swap(0, Relaxed);
+            add(&subscription.leaving, more);
+            region.hull()
+        })
+    }
+
+    /// Withdraws all subscriptions and marks their entries as leaving.
+    pub fn all_leave(&self, locked: &Locked<'_>) {
+        self.lost.store(LEAVING, SeqCst);
+        for (id, _) in each(locked.pool()) {
+            locked.withdraw(id, Cause::Pressure);
+            self.entries_leave(locked, id);
+        }
+    }
+
+    /// Uncounts the leaving entries, since the cache has been notified. True if no entry is left:
+    /// the caller must end the subscription.
+    pub fn has_left(&self, locked: &Locked<'_>, id: Id) -> bool {
+        self.of(id).leaving.store(0, Relaxed);
+        self.leaves_if_empty(locked, id)
+    }
+
+    /// Uncounts all entries of a subscription, since the cache has none. The caller must end the
+    /// subscription.
+    pub fn forget(&self, locked: &Locked<'_>, id: Id) {
+        self.of(id).entries.store(0, Relaxed);
+        self.has_left(locked, id);
+    }
+
+    fn leaves_if_empty(&self, locked: &Locked<'_>, id: Id) -> bool {
+        let subscription = self.of(id);
+        if subscription.entries.load(Relaxed) + subscription.leaving.load(Relaxed) > 0 {
+            return false;
+        }
+        let list = self.list(locked.pool().region(id).hull());
+        let before = self.before(list, id);
+        before.store(subscription.next.load());
+        add(&self.count, u32::MAX);
+        // The watch of the memory ends with the subscription: from now on no answer is yes.
+        locked.withdraw(id, Cause::Flush);
+        true
+    }
+
+    /// The link in a list that leads to a subscription.
+    fn before<'a>(&'a self, list: &'a AtomicLink, id: Id) -> &'a AtomicLink {
+        let mut link = list;
+        while let Some(here) = link.load().id().filter(|&here| here != id) {
+            link = &self.of(here).next;
+        }
+        link
+    }
+
+    /// Records that the cache has an entry without a subscription.
+    pub fn lose(&self) {
+        self.lost.store(LOST, SeqCst);
+    }
+
+    /// Whether the cache has an entry without a subscription.
+    pub fn has_lost(&self) -> bool {
+        self.lost.load(SeqCst) != NOTHING
+    }
+
+    /// Records that every entry of the cache has a subscription.
+    pub fn know_all(&self) {
+        self.lost.store(NOTHING, SeqCst);
+    }
+
+    /// Records that the cache was notified of all memory since [`Set::all_leave`], unless another
+    /// entry was left without a subscription meanwhile.
+    pub fn found(&self) {
+        let _ = self.lost.compare_exchange(LEAVING, NOTHING, SeqCst, SeqCst);
+    }
+
+    /// Whether the cache must be notified of something.
+    pub fn is_due(&self, pool: &Pool) -> bool {
+        pool.has_changed_guests() || self.has_lost()
+    }
+}
+
+/// Adds to a number that changes only under the lock, and so needs no locked instruction.
+fn add(number: &AtomicU32, amount: u32) {
+    number.store(number.load(Relaxed).wrapping_add(amount), Relaxed);
+}
+
+#[cfg(all(test, not(loom)))]
+impl Set {
+    /// The sum of the entries.
+    pub fn entries(&self, pool: &Pool) -> u32 {
+        each(pool)
+            .map(|(id, _)| self.of(id).entries.load(Relaxed))
+            .sum()
+    }
+}
