@@ -176,11 +176,6 @@ struct rdmamr_stats {
          * differs from the address of the memory.
          */
         uint64_t bypassed_address;
-        /**
-         * Plain registrations under RDMAMR_CACHE only: bypassed because the caller is not linked to
-         * the function but has looked it up.
-         */
-        uint64_t bypassed_caller;
 };
 
 #ifdef __cplusplus

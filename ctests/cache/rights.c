@@ -196,7 +196,6 @@ struct init_attr {
 	void *dmah;
 };
 enum { MASK_IOVA = 1, MASK_ADDR = 2 };
-/* By linking: a program that takes it by handle has nothing of the cache. */
 struct ibv_mr *reg_mr_ex(struct ibv_pd *, struct init_attr *) __asm__("ibv_reg_mr_ex") __attribute__((weak));
 
 /* The three calls that know an iova: one that is the address is as good as none. */

@@ -173,8 +173,7 @@ int lands_local(struct pair *pair, void *memory, size_t length)
 uint64_t bypassed(const struct rdmamr_stats *now)
 {
 	return now->bypassed_access + now->bypassed_device + now->bypassed_memory + now->bypassed_watch +
-	       now->bypassed_fork + now->bypassed_limit + now->bypassed_busy +
-	       now->bypassed_address + now->bypassed_caller;
+	       now->bypassed_fork + now->bypassed_limit + now->bypassed_busy + now->bypassed_address;
 }
 
 bool reused(struct rdmamr_stats before, struct rdmamr_stats after)
@@ -228,7 +227,6 @@ void show(struct rdmamr_stats before, struct rdmamr_stats after)
 	SHOW(bypassed_limit);
 	SHOW(bypassed_busy);
 	SHOW(bypassed_address);
-	SHOW(bypassed_caller);
 	printf("\n");
 #undef SHOW
 }

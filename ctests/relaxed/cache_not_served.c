@@ -3,7 +3,7 @@
  * Under RDMAMR_CACHE each plain registration that the pool does not serve is counted with the reason. Where the pool can
  * serve none, since the program has called ibv_fork_init, RDMAMR_LOG=info says so once.
  *
- * The device is the stand-in (stub_device.h). A caller that has looked the functions up: ctests/cache/handles.c.
+ * The device is the stand-in (stub_device.h).
  */
 #include <fcntl.h>
 #include "../lib/device.h"

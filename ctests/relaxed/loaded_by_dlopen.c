@@ -25,7 +25,9 @@
 #endif
 
 static struct ibv_mr *(*reg)(struct ibv_pd *, void *, size_t, int);
-static int (*dereg)(struct ibv_mr *);
+static struct ibv_mr *(*plain_reg)(struct ibv_pd *, void *, size_t, int);
+static int (*dereg)(struct ibv_mr *), (*plain_dereg)(struct ibv_mr *);
+static int (*get_stats)(struct rdmamr_stats *, size_t);
 
 static void load(const char *path, const char *how)
 {
@@ -41,7 +43,29 @@ static void load(const char *path, const char *how)
 	must(library);
 	reg = (struct ibv_mr *(*)(struct ibv_pd *, void *, size_t, int))dlsym(library, "ibv_reg_mr_relaxed");
 	dereg = (int (*)(struct ibv_mr *))dlsym(library, "ibv_dereg_mr_relaxed");
-	must(reg && dereg);
+	plain_reg = (struct ibv_mr *(*)(struct ibv_pd *, void *, size_t, int))dlsym(library, "ibv_reg_mr");
+	plain_dereg = (int (*)(struct ibv_mr *))dlsym(library, "ibv_dereg_mr");
+	get_stats = (int (*)(struct rdmamr_stats *, size_t))dlsym(library, "rdmamr_get_stats");
+	must(reg && dereg && plain_reg && plain_dereg && get_stats);
+}
+
+/*
+ * With RDMAMR_CACHE. An ibv_dereg_mr of libibverbs would not come to the library here, and would
+ * end a region of the pool.
+ */
+static void plain_calls(void *memory)
+{
+	struct rdmamr_stats before, after;
+
+	must(get_stats(&before, sizeof(before)) == 0);
+	for (int n = 0; n < 3; n++) {
+		struct ibv_mr *mr = plain_reg(stub_pd(), memory, PAGE, LOCAL_AND_REMOTE);
+
+		must(mr && plain_dereg(mr) == 0);
+	}
+	must(get_stats(&after, sizeof(after)) == 0);
+	ok(after.reg_kernel == before.reg_kernel + 3 && after.misses == before.misses && after.hits == before.hits &&
+	   after.bypassed_watch == before.bypassed_watch + 3, "RDMAMR_CACHE serves no plain call, which is counted");
 }
 
 static bool is_right(char *page, char value)
@@ -92,7 +116,7 @@ int main(int argc, char **argv)
 	if (!path) {
 		must(ibv_reg_mr_relaxed && dladdr((void *)ibv_reg_mr_relaxed, &library));
 		must(setenv("LOADED", library.dli_fname, 1) == 0 && unsetenv("LD_PRELOAD") == 0);
-		must(setenv("RDMAMR_RELAXED_LINGER", FOREVER, 1) == 0);
+		must(setenv("RDMAMR_RELAXED_LINGER", FOREVER, 1) == 0 && setenv("RDMAMR_CACHE", "all", 1) == 0);
 		execv("/proc/self/exe", argv);
 		must(!"execv");
 	}
@@ -111,6 +135,7 @@ int main(int argc, char **argv)
 	before = stub_registered();
 	ok(is_right(memory, 3) && stub_registered() == before + 1, "no region is reused");
 	is(stub_registered() - stub_deregistered(), 0, "none is kept");
+	plain_calls(memory);
 	if (madvise(memory, PAGE, MADV_GUARD_INSTALL) == 0) {
 		errno = 0;
 		ok(!reg(stub_pd(), memory, PAGE, LOCAL_AND_REMOTE) && errno == EFAULT,

@@ -51,7 +51,7 @@ impl Witness<Registered> for TracedRegistration<'_> {
         if let Some(began) = began {
             let mut record = registered(self.call, self.pd, self.request, outcome);
             if outcome.is_ok() {
-                foresee(&mut record, began, self.request, self.caller);
+                foresee(&mut record, began, self.request);
             }
             began.write(record, self.caller, last_as_text);
         }
@@ -61,10 +61,10 @@ impl Witness<Registered> for TracedRegistration<'_> {
 /// Adds to the record of a registration what the pool would have done with it. The record's
 /// duration does not include the time that this function takes.
 #[cold]
-fn foresee(record: &mut Call, began: Began, request: &Request, caller: Caller) {
+fn foresee(record: &mut Call, began: Began, request: &Request) {
     let errno = errno::errno();
     record.duration = began.elapsed();
-    record.reason = foresight::verdict(record.call, request, caller);
+    record.reason = foresight::verdict(record.call, request);
     if record.reason == unserved::NONE {
         foresight::news(trace::tell);
     }

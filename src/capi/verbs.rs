@@ -20,7 +20,7 @@ use crate::report::explain::Subject;
 use crate::report::stats::{Counter, counter};
 use crate::sys::caller::Caller;
 use crate::trace::format::call;
-use core::ffi::{CStr, c_int, c_uint, c_void};
+use core::ffi::{c_int, c_uint, c_void};
 use core::ptr::null_mut;
 
 /// The error of every call that gets a NULL domain.
@@ -39,7 +39,7 @@ fn entry(name: &'static str, subject: Subject, counter: Option<Counter>) -> Entr
 
 /// A registering function: the name of its symbol, and its number in the trace.
 struct Registering {
-    name: &'static CStr,
+    name: &'static str,
     call: u8,
 }
 
@@ -58,18 +58,21 @@ unsafe fn reg(
         caller,
     };
     let failing = || {
-        let name = function.name.to_str().unwrap_or_default();
-        entry(name, Subject::Memory(request), Some(counter!(reg_failed)))
+        entry(
+            function.name,
+            Subject::Memory(request),
+            Some(counter!(reg_failed)),
+        )
     };
     ret::verbs::<ret::AsRegion>(failing, witness, || {
         // SAFETY: live objects: `pd` is NULL or a domain that nobody has deallocated.
         let pd = unsafe { Pd::from_c(pd) }.ok_or(NULL_PD)?;
-        desk::register_for(pd, &request, function.name, caller)
+        desk::register_for(pd, &request)
     })
 }
 
 static REG_MR: Registering = Registering {
-    name: c"ibv_reg_mr",
+    name: "ibv_reg_mr",
     call: call::REG_MR,
 };
 unsafe extern "C" fn ibv_reg_mr(
@@ -86,7 +89,7 @@ unsafe extern "C" fn ibv_reg_mr(
 interpose!(ibv_reg_mr, "IBVERBS_1.1", caller in "r8" "x4" "a4");
 
 static REG_MR_IOVA: Registering = Registering {
-    name: c"ibv_reg_mr_iova",
+    name: "ibv_reg_mr_iova",
     call: call::REG_MR_IOVA,
 };
 unsafe extern "C" fn ibv_reg_mr_iova(
@@ -107,7 +110,7 @@ unsafe extern "C" fn ibv_reg_mr_iova(
 interpose!(ibv_reg_mr_iova, "IBVERBS_1.7", caller in "r9" "x5" "a5");
 
 static REG_MR_IOVA2: Registering = Registering {
-    name: c"ibv_reg_mr_iova2",
+    name: "ibv_reg_mr_iova2",
     call: call::REG_MR_IOVA2,
 };
 unsafe extern "C" fn ibv_reg_mr_iova2(
@@ -128,7 +131,7 @@ unsafe extern "C" fn ibv_reg_mr_iova2(
 interpose!(ibv_reg_mr_iova2, "IBVERBS_1.8", caller in "r9" "x5" "a5");
 
 static REG_MR_EX: Registering = Registering {
-    name: c"ibv_reg_mr_ex",
+    name: "ibv_reg_mr_ex",
     call: call::REG_MR_EX,
 };
 unsafe extern "C" fn ibv_reg_mr_ex(

@@ -7,20 +7,13 @@ use crate::call::{Error, Pd, Registered, Request};
 use crate::config::{Cache, config};
 use crate::mr;
 use crate::pool;
-use crate::sys::caller::Caller;
-use core::ffi::CStr;
 
-/// Registers memory for a program that called the function `entry`.
+/// Registers memory for a plain call of a program.
 #[inline(always)]
-pub fn register_for(
-    pd: Pd,
-    request: &Request,
-    entry: &'static CStr,
-    caller: Caller,
-) -> Result<Registered, Error> {
+pub fn register_for(pd: Pd, request: &Request) -> Result<Registered, Error> {
     match config().cache {
         Cache::Off => register(pd, request),
-        cache => reuse::register(cache, pd, request, entry, caller),
+        cache => reuse::register(cache, pd, request),
     }
 }
 

@@ -4,7 +4,10 @@
 //! The program gets an object of its own. Like the object of any other region of this library it
 //! lies in memory of the C library. The object stands for one use of a region of the pool. So an
 //! `ibv_dereg_mr` that the program looked up in libibverbs by handle finds what it expects. That
-//! call comes to `ibv_cmd_dereg_mr`, which ends the use and not the region.
+//! call comes to `ibv_cmd_dereg_mr`, which ends the use and not the region. So a program whose every
+//! function is libibverbs' is served as well: libibverbs' `ibv_reg_mr` jumps to the library's
+//! `ibv_reg_mr_iova2` as its providers call the library's `ibv_cmd_dereg_mr`, by the same order of
+//! the loaded files.
 //!
 //! A region in use is never shared: two regions of the program have two keys, as without the pool.
 //!
@@ -18,9 +21,8 @@ use crate::mr::{self, Mr};
 use crate::pool::{self, Unserved};
 use crate::report::log::{self, Level};
 use crate::report::stats::{self, Counter, counter};
-use crate::sys::caller::Caller;
 use crate::sys::thread;
-use core::ffi::CStr;
+use crate::watch::in_place;
 use core::ptr::with_exposed_provenance_mut;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
@@ -55,20 +57,13 @@ fn say_so(cache: Cache) {
     );
 }
 
-/// Registers memory, by the pool if the pool can serve. `entry` is the function that the program
-/// called.
+/// Registers memory, by the pool if the pool can serve.
 #[inline(never)]
-pub fn register(
-    cache: Cache,
-    pd: Pd,
-    request: &Request,
-    entry: &'static CStr,
-    caller: Caller,
-) -> Result<Registered, Error> {
+pub fn register(cache: Cache, pd: Pd, request: &Request) -> Result<Registered, Error> {
     turn_pool_on();
     // The kernel refuses a registration of length 0.
     if request.length != 0 {
-        match serve(cache, pd, request, entry, caller) {
+        match serve(cache, pd, request) {
             Ok(registered) => return Ok(registered),
             Err(reason) => stats::counters().count(reason),
         }
@@ -78,14 +73,8 @@ pub fn register(
 
 /// Registers memory by the pool. An error is the reason why the pool does not serve the call.
 #[inline(always)]
-fn serve(
-    cache: Cache,
-    pd: Pd,
-    request: &Request,
-    entry: &'static CStr,
-    caller: Caller,
-) -> Result<Registered, Counter> {
-    if let Some(reason) = unserved(cache, request, entry, caller) {
+fn serve(cache: Cache, pd: Pd, request: &Request) -> Result<Registered, Counter> {
+    if let Some(reason) = unserved(cache, request) {
         return Err(reason);
     }
     let addr = request.addr.addr();
@@ -105,21 +94,15 @@ fn serve(
 /// Returns the reason why the pool does not serve a registration. `None`: the pool tries to serve
 /// it.
 #[inline(always)]
-fn unserved(
-    cache: Cache,
-    request: &Request,
-    entry: &'static CStr,
-    caller: Caller,
-) -> Option<Counter> {
+fn unserved(cache: Cache, request: &Request) -> Option<Counter> {
     let wanted = match cache {
         Cache::Off => false,
         Cache::Local => pool::LOCAL.contains(request.access),
         Cache::All => !request.access.intersects(pool::OWN_REGION),
     };
     // If a signal handler interrupts the library, its registration goes as if the pool were off.
-    // The same holds in a child of a process that had a pool. There the caller must not even be
-    // looked up: a thread of the parent may have had the linker's lock at the fork. If libibverbs
-    // keeps registered memory from children, the pool serves nothing.
+    // The same holds in a child of a process that had a pool. If libibverbs keeps registered memory
+    // from children, the pool serves nothing.
     if !wanted {
         Some(counter!(bypassed_access))
     } else if request.iova != request.addr.addr() as u64 {
@@ -129,8 +112,10 @@ fn unserved(
         Some(counter!(bypassed_busy))
     } else if pool::is_of_parent() {
         Some(counter!(bypassed_fork))
-    } else if !caller.imports(entry) {
-        Some(counter!(bypassed_caller))
+    } else if !in_place::are_in_place() {
+        // Nothing could be kept. And an end that the program takes from libibverbs would not come
+        // here: it would end the pool's region in the kernel.
+        Some(counter!(bypassed_watch))
     } else if mr::bare::is_fork_protected() {
         say_without_effect(cache);
         Some(counter!(bypassed_fork))

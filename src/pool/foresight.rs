@@ -9,7 +9,6 @@ use crate::mr;
 use crate::pool::life::admission;
 use crate::pool::life::limits;
 use crate::pool::start;
-use crate::sys::caller::Caller;
 use crate::sys::clock;
 use crate::sys::process::PerProcess;
 use crate::sys::thread;
@@ -19,15 +18,13 @@ use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 /// Whether the pool would serve a registration of `call` that has succeeded. Returns a value of
 /// [`unserved`].
-pub fn verdict(call: u8, request: &Request, caller: Caller) -> u32 {
-    let entry = match call {
-        call::REG_MR => c"ibv_reg_mr",
-        call::REG_MR_IOVA => c"ibv_reg_mr_iova",
-        call::REG_MR_IOVA2 => c"ibv_reg_mr_iova2",
-        call::REG_MR_EX if request.length != 0 => c"ibv_reg_mr_ex",
+pub fn verdict(call: u8, request: &Request) -> u32 {
+    match call {
+        call::REG_MR | call::REG_MR_IOVA | call::REG_MR_IOVA2 => {}
+        call::REG_MR_EX if request.length != 0 => {}
         call::REG_MR_EX | call::REG_DMABUF_MR => return unserved::DEVICE,
         _ => return unserved::UNKNOWN,
-    };
+    }
     if disabled() {
         unserved::DISABLED
     } else if request
@@ -42,11 +39,7 @@ pub fn verdict(call: u8, request: &Request, caller: Caller) -> u32 {
     } else if thread::is_inside() {
         unserved::INTERRUPTED
     } else if is_of_parent() {
-        // The caller is not looked up: a thread of the parent may have had the linker's lock at the
-        // fork.
         unserved::CHILD
-    } else if !caller.imports(entry) {
-        unserved::CALLER
     } else if mr::bare::is_fork_protected() {
         unserved::FORK
     } else {

@@ -100,9 +100,6 @@ pub struct rdmamr_stats {
     /// Plain registrations under RDMAMR_CACHE only: bypassed because the device's address (iova)
     /// differs from the address of the memory.
     pub bypassed_address: u64,
-    /// Plain registrations under RDMAMR_CACHE only: bypassed because the caller is not linked to
-    /// the function but has looked it up.
-    pub bypassed_caller: u64,
 }
 
 /// The number of fields of [`rdmamr_stats`]. All are `u64`.

@@ -68,10 +68,4 @@ impl LoadedFile<'_> {
             start..start + header.p_memsz
         })
     }
-
-    /// Whether an address is inside the file.
-    pub fn holds(&self, address: u64) -> bool {
-        self.parts(libc::PT_LOAD, 0)
-            .any(|part| part.contains(&address))
-    }
 }

@@ -208,7 +208,7 @@ pub mod how {
 /// Why the pool could not serve a plain registration that succeeded.
 pub mod unserved {
     /// Words that continue "the pool does not serve them:", by number.
-    pub const WORDS: [&str; 11] = [
+    pub const WORDS: [&str; 10] = [
         "",
         "",
         "ibv_fork_init or RDMAV_FORK_SAFE keeps registered memory from children",
@@ -216,7 +216,6 @@ pub mod unserved {
         "peers reach the memory at another address than its own (iova)",
         "the length is 0",
         "the memory is a device's (DMA-BUF), or libibverbs has registered it",
-        "the caller has looked up the function by dlsym",
         "a child has registered whose parent had registered before the fork",
         "a signal handler has registered that had interrupted the library",
         "RDMAMR_DISABLE switches the library off",
@@ -230,8 +229,7 @@ pub mod unserved {
     pub const ADDRESS: u32 = 4;
     pub const EMPTY: u32 = 5;
     pub const DEVICE: u32 = 6;
-    pub const CALLER: u32 = 7;
-    pub const CHILD: u32 = 8;
-    pub const INTERRUPTED: u32 = 9;
-    pub const DISABLED: u32 = 10;
+    pub const CHILD: u32 = 7;
+    pub const INTERRUPTED: u32 = 8;
+    pub const DISABLED: u32 = 9;
 }

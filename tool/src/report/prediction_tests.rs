@@ -74,7 +74,7 @@ fn what_is_served_and_what_is_not_are_counted_apart() {
         .flat_map(|n| pair(n * S, unserved::NONE, |call| call))
         .collect();
     calls.extend((3..5).flat_map(|n| pair(n * S, unserved::ADDRESS, |call| call)));
-    calls.extend((5..6).flat_map(|n| pair(n * S, unserved::CALLER, |call| call)));
+    calls.extend((5..6).flat_map(|n| pair(n * S, unserved::CHILD, |call| call)));
     let report = report(FACTS, &[], &calls);
     assert_eq!(hits(&report), 2);
     let counts: Vec<_> = report
