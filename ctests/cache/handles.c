@@ -68,8 +68,9 @@ int main(int argc, char **argv)
 		}
 	}
 	after = stats();
-	printf("# %lld hits, %lld by the kernel\n", (long long)(after.hits - before.hits),
-	       (long long)(after.reg_kernel - before.reg_kernel));
+	printf("# %lld hits, %lld by the kernel; bypassed: memory %lld, watch %lld, busy %lld\n",
+	       (long long)(after.hits - before.hits), (long long)(after.reg_kernel - before.reg_kernel),
+	       (long long)after.bypassed_memory, (long long)after.bypassed_watch, (long long)after.bypassed_busy);
 	is(failed, 0, "registered and deregistered by handle, %d times", ROUNDS);
 	is(wrong, 0, "data has landed each time");
 	is(more, 0, "the kernel has had one region at most after their end");
