@@ -152,8 +152,8 @@ struct rdmamr_stats {
          */
         uint64_t bypassed_memory;
         /**
-         * Bypassed because the kernel refuses userfaultfd to this process, or because the program has
-         * closed the library's descriptor of it.
+         * Bypassed because the kernel refuses userfaultfd to this process, because the program has
+         * closed the library's descriptor of it, or because dlopen loaded the library.
          */
         uint64_t bypassed_watch;
         /**

@@ -153,6 +153,9 @@ says:
 	must(dup2(err, STDERR_FILENO) == STDERR_FILENO && pread(said, text, sizeof(text) - 1, 0) >= 0);
 	for (const char *at = text; (at = strstr(at, "regions are not reused")); at++)
 		count++;
+	if (!how)
+		ok(strstr(text, "RDMAMR_CACHE=all is without effect: dlopen loaded the library") != NULL,
+		   "it says that RDMAMR_CACHE is without effect");
 	ok(count == 1 && strstr(text, "dlopen") && strstr(text, "LD_PRELOAD"), "it says so once: %.*s",
 	   (int)strcspn(text, "\n"), text);
 	return done_testing();

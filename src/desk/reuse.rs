@@ -23,6 +23,7 @@ use crate::report::log::{self, Level};
 use crate::report::stats::{self, Counter, counter};
 use crate::sys::thread;
 use crate::watch::in_place;
+use core::fmt;
 use core::ptr::with_exposed_provenance_mut;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
@@ -115,31 +116,34 @@ fn unserved(cache: Cache, request: &Request) -> Option<Counter> {
     } else if !in_place::are_in_place() {
         // Nothing could be kept. And an end that the program takes from libibverbs would not come
         // here: it would end the pool's region in the kernel.
+        say_without_effect(cache, log::always, PASSED_BY);
         Some(counter!(bypassed_watch))
     } else if mr::bare::is_fork_protected() {
-        say_without_effect(cache);
+        let say = |message: fmt::Arguments<'_>| log::line(Level::Info, message);
+        say_without_effect(cache, say, KEPT_FROM_CHILDREN);
         Some(counter!(bypassed_fork))
     } else {
         None
     }
 }
 
+const PASSED_BY: &str = "dlopen loaded the library, so the program's memory calls pass it by. \
+    Preload the library (LD_PRELOAD), or link the program to it";
+const KEPT_FROM_CHILDREN: &str = "libibverbs keeps registered memory from children (ibv_fork_init, \
+    RDMAV_FORK_SAFE), since this kernel does not copy it for them, or the program took \
+    ibv_fork_init from libibverbs itself";
+
 /// Says once that the setting has no effect, and why.
 #[cold]
-fn say_without_effect(cache: Cache) {
+fn say_without_effect(cache: Cache, say: fn(fmt::Arguments<'_>), why: &str) {
     static SAID: AtomicBool = AtomicBool::new(false);
     if SAID.load(Relaxed) || SAID.swap(true, Relaxed) {
         return;
     }
-    log::line(
-        Level::Info,
-        format_args!(
-            "RDMAMR_CACHE={} is without effect: libibverbs keeps registered memory from children (ibv_fork_init, \
-             RDMAV_FORK_SAFE), since this kernel does not copy it for them, or the program took ibv_fork_init from \
-             libibverbs itself",
-            name(cache)
-        ),
-    );
+    say(format_args!(
+        "RDMAMR_CACHE={} is without effect: {why}",
+        name(cache)
+    ));
 }
 
 fn name(cache: Cache) -> &'static str {
