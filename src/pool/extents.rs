@@ -24,37 +24,40 @@ impl Locked<'_> {
     /// not watched yet cannot take it over, and may become watched at any moment.
     pub fn heir(&self, memory: PageRange, leaving: Id) -> Heir {
         let mut heir = Heir::None;
-        let chunk = memory.extended(CHUNK);
-        self.pool()
-            .index
-            .overlapping(&*self.pool().slots, chunk, |id, region| {
-                match region.extent() {
-                    _ if id == leaving => {}
-                    Some(extent) if extent.overlaps(memory) => heir = Heir::Region(id),
-                    Some(_) => {}
-                    None => heir = Heir::Unknown,
-                }
-                !matches!(heir, Heir::Region(_))
-            });
+        let hull = self.pool().region(leaving).hull();
+        self.pool().near(memory, hull, |id, region| {
+            match region.extent() {
+                _ if id == leaving => {}
+                Some(extent) if extent.overlaps(memory) => heir = Heir::Region(id),
+                Some(_) => {}
+                None => heir = Heir::Unknown,
+            }
+            !matches!(heir, Heir::Region(_))
+        });
         heir
     }
 
     /// Calls `each` for the regions whose extent overlaps a range, until `each` returns false.
     pub(super) fn watching(&self, range: PageRange, mut each: impl FnMut(Id, PageRange) -> bool) {
         // An extent does not reach beyond the chunks of its region.
-        self.pool()
-            .overlapping(range.extended(CHUNK), |id, region| {
-                match region.extent().filter(|extent| extent.overlaps(range)) {
-                    Some(extent) => each(id, extent),
-                    None => true,
-                }
-            });
+        self.pool().near(range, range, |id, region| {
+            match region.extent().filter(|extent| extent.overlaps(range)) {
+                Some(extent) => each(id, extent),
+                None => true,
+            }
+        });
     }
 
     /// Takes memory off the extents of all regions: the pool does not watch it any more. A region
     /// beyond that memory takes over what is beyond it; `orphan` gets what no region takes over.
-    pub(super) fn lose_memory(&self, gone: PageRange, mut orphan: impl FnMut(PageRange)) {
-        self.pool().overlapping(gone.extended(CHUNK), |_, region| {
+    /// Regions that overlap `first` are looked for first.
+    pub(super) fn lose_memory(
+        &self,
+        gone: PageRange,
+        first: PageRange,
+        mut orphan: impl FnMut(PageRange),
+    ) {
+        self.pool().near(gone, first, |_, region| {
             let Some(before) = region.extent().filter(|extent| extent.overlaps(gone)) else {
                 return true;
             };
@@ -94,7 +97,8 @@ impl Locked<'_> {
     }
 
     /// Stops watching a range, by `unwatch`. The regions in it are withdrawn. Returns whether some
-    /// of the range was watched.
+    /// of the range was watched. The memory around these regions goes with the range, in one call,
+    /// if no other region lies in it.
     pub fn unwatch(
         &self,
         range: PageRange,
@@ -103,23 +107,43 @@ impl Locked<'_> {
         let mut watched = false;
         self.watching(range, |id, _| {
             let region = self.pool().region(id);
-            while let Some(part) = region.extent().and_then(|extent| extent.common(range)) {
+            let touched = || region.extent().filter(|extent| extent.overlaps(range));
+            while let Some(extent) = touched() {
+                let part = match self.may_lie_beyond(range, extent) {
+                    false => extent,
+                    true => extent.common(range).unwrap_or(extent),
+                };
                 if unwatch(part) != Unwatching::Done {
                     return false;
                 }
                 watched = true;
                 let mut orphans = [PageRange { start: 0, end: 0 }; 2];
-                self.lose_memory(part, |orphan| {
+                self.lose_memory(part, region.hull(), |orphan| {
                     orphans[usize::from(orphan.start > part.start)] = orphan;
                 });
                 for orphan in orphans.into_iter().filter(|orphan| orphan.end > 0) {
                     unwatch(orphan);
-                    self.lose_memory(orphan, |_| {});
+                    self.lose_memory(orphan, orphan, |_| {});
                 }
             }
             true
         });
         watched
+    }
+
+    /// Whether regions that do not reach into a range may reach into this extent, which does.
+    fn may_lie_beyond(&self, range: PageRange, extent: PageRange) -> bool {
+        if range.contains(extent) {
+            return false;
+        }
+        let mut found = !range.extended(CHUNK).contains(extent);
+        if !found {
+            self.pool().near(range, range, |_, region| {
+                found = !region.hull().overlaps(range) && region.hull().overlaps(extent);
+                !found
+            });
+        }
+        found
     }
 
     /// If some of a range is watched, withdraws the regions whose watched memory overlaps or adjoins

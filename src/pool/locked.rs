@@ -252,7 +252,7 @@ impl Locked<'_> {
         }
         let event = change.kind != Kind::Called;
         if matches!(change.kind, Kind::Reported | Kind::Lost) {
-            self.lose_memory(range, |_| {});
+            self.lose_memory(range, range, |_| {});
         }
         let cause = if event { Cause::Event } else { Cause::Hook };
         pool.overlapping(range, |id, region| {

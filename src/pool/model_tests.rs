@@ -10,6 +10,7 @@ use crate::pool::region::word::{Grant, Left};
 use crate::pool::region::{Id, PoolRegion, Purpose};
 use crate::pool::state::{Batch, Cause, Handle, Pool};
 use crate::sys::pages::{PageRange, page_size};
+use crate::watch::extent::CHUNK;
 use crate::watch::log::{Change, Frame, Kind};
 use proptest::prelude::*;
 use std::alloc::{Layout, alloc_zeroed};
@@ -18,7 +19,7 @@ use std::collections::BTreeMap;
 /// Pages of the address space. They span several chunks of the filter, so that the filter has
 /// chunks to tell apart.
 const PAGES: u64 = 40;
-const STRIDE: u64 = crate::watch::extent::CHUNK / 4;
+const STRIDE: u64 = CHUNK / 4;
 
 fn address(page: u64) -> u64 {
     // Each group of eight pages is contiguous, for the sizes of a few pages; the groups lie chunks
@@ -455,6 +456,30 @@ impl Test {
             .filter(|known| known.users == 0 && !known.stale);
         let limit = self.pool.account.limit();
         prop_assert!(idle.count() as i64 <= limit.regions || self.pool.account.is_over());
+        self.compare_neighbours()
+    }
+
+    /// What is near a page is what has a page in the same chunk.
+    fn compare_neighbours(&self) -> Result<(), TestCaseError> {
+        let _locked = self.pool.lock();
+        for page in (0..PAGES).step_by(3) {
+            let (page, other) = (range(page, 1), range(page ^ 5, 2));
+            let chunk = page.extended(CHUNK);
+            let reaches = |region: &&PoolRegion| region.hull().overlaps(chunk);
+            let linked = self.known.keys().map(|&id| self.pool.region(id));
+            let expected = linked.filter(reaches).count();
+            for first in [page, other] {
+                let mut found = Vec::new();
+                self.pool.near(page, first, |id, _| {
+                    found.push(id);
+                    true
+                });
+                prop_assert_eq!(found.len(), expected);
+                found.sort();
+                found.dedup();
+                prop_assert_eq!(found.len(), expected, "each once");
+            }
+        }
         Ok(())
     }
 }

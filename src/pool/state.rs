@@ -33,6 +33,9 @@ pub const MOST: usize = if cfg!(test) { 48 } else { 1 << 18 };
 /// Slots from this number on are in huge pages.
 const LARGE: u32 = 8192;
 
+/// A range of at most this many bytes is looked up in the index granule by granule.
+const FEW: u64 = 4 * CHUNK;
+
 /// Why a region is withdrawn from reuse, or deregistered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
@@ -423,8 +426,47 @@ impl Pool {
         self.each_overlapping(range, &mut each);
     }
 
+    /// Calls `each` for the regions that reach into the chunks of a range, until `each` returns
+    /// false: first for those that overlap `first`. `each` must not change the index. Under the lock.
+    ///
+    /// A chunk has hundreds of granules, each a cache miss or two. The filter tells when the regions
+    /// in `first` are all that there are.
+    pub(super) fn near(
+        &self,
+        range: PageRange,
+        first: PageRange,
+        mut each: impl FnMut(Id, &PoolRegion) -> bool,
+    ) {
+        self.each_near(range, first, &mut each);
+    }
+
+    /// There is one copy of this code, not one for each caller.
+    fn each_near(
+        &self,
+        range: PageRange,
+        first: PageRange,
+        each: &mut dyn FnMut(Id, &PoolRegion) -> bool,
+    ) {
+        let chunks = range.extended(CHUNK);
+        if chunks.bytes() > FEW {
+            return self.each_overlapping(chunks, each);
+        }
+        // What is found must be among what the filter has counted.
+        let first = first.common(chunks).unwrap_or(range);
+        let (mut found, mut goes_on) = (0, true);
+        self.overlapping(first, |id, region| {
+            found += 1;
+            goes_on = each(id, region);
+            goes_on
+        });
+        if goes_on && found < self.filter.at_most(chunks) {
+            self.overlapping(chunks, |id, region| {
+                region.hull().overlaps(first) || each(id, region)
+            });
+        }
+    }
+
     fn each_overlapping(&self, range: PageRange, each: &mut dyn FnMut(Id, &PoolRegion) -> bool) {
-        const FEW: u64 = 4 * CHUNK;
         if range.end.saturating_sub(range.start) <= FEW {
             self.index
                 .overlapping_of(u64::MAX, &*self.slots, range, each);

@@ -154,6 +154,14 @@ impl Filter {
                 })
     }
 
+    /// At most this many regions reach into the chunks of a range, which must be few chunks. Under
+    /// the pool's lock.
+    pub fn at_most(&self, range: PageRange) -> u64 {
+        let count = |chunk| u64::from(self.counts[place(chunk, COUNTS)].load(Relaxed));
+        let small: u64 = chunks(range).map(count).sum();
+        small + u64::from(self.large.load(Relaxed))
+    }
+
     /// Whether a range has so many blocks that [`Filter::each_chunk`] takes long.
     pub fn is_too_large_to_look(range: PageRange) -> bool {
         range.bytes() / BLOCK >= TOO_MANY_TO_LOOK
@@ -213,6 +221,10 @@ mod tests {
         assert!(filter.may_hold(range(2, 3)), "the same chunk");
         assert!(filter.may_hold(range(0, 20)));
         assert!(!filter.may_hold(range(4, 6)) && !filter.may_hold(range(3, 3)));
+        assert_eq!(
+            (filter.at_most(range(0, 2)), filter.at_most(range(2, 3))),
+            (0, 1)
+        );
         for start in [100, 200, 300] {
             filter.add(range(start, start + 4 * MANY));
             assert!(filter.may_hold(range(start + 4, start + 6)));
