@@ -262,6 +262,19 @@ static int becomes_another_userfaultfd(void)
 	return races();
 }
 
+/* A bare system call puts it there, and memory is registered for the first time after that. */
+static int becomes_another_unseen(void)
+{
+	struct uffdio_api api = { .api = UFFD_API };
+	int fd = idle_regions(), other = (int)syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK | UFFD_USER_MODE_ONLY);
+	char *memory = pages(1);
+
+	must(other >= 0 && ioctl(other, UFFDIO_API, &api) == 0 && syscall(SYS_dup3, other, fd, O_CLOEXEC) == fd);
+	idle_region(memory);
+	raw_remap(memory, PAGE);
+	return is_right(memory, 1) && races() == RIGHT ? RIGHT : WRONG;
+}
+
 /* With its number in another thread's table closed, the watch goes on for all others. */
 static void *leaves_table(void *memory)
 {
@@ -393,6 +406,7 @@ static const struct part {
 	{ becomes_epoll, 5, "the number becomes an epoll file: no stale region" },
 	{ becomes_epoll_by_dup3, 5, "the same by dup3: no stale region" },
 	{ becomes_another_userfaultfd, 5, "the number becomes another userfaultfd: no stale region" },
+	{ becomes_another_unseen, 2, "the same by a bare system call, then new memory: no stale region" },
 	{ thread_leaves_table, 3, "a thread with a table of its own closes it: the others go on" },
 	{ files_end, 3, "a file that the program closes is closed" },
 	{ not_in_child, 3, "a forked child has no number of the file" },

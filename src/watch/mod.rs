@@ -234,6 +234,18 @@ impl Watch {
         has_many_neighbours: bool,
         claim: impl Fn(Option<PageRange>),
     ) -> Result<(), Unwatched> {
+        self.watch_unproven(hull, has_many_neighbours, claim)?;
+        self.is_ours().then_some(()).ok_or(Unwatched::Refused)
+    }
+
+    /// As [`Watch::watch`]. Before anybody relies on the watch of this memory,
+    /// [`Watch::is_ours`] must have said yes.
+    pub fn watch_unproven(
+        &self,
+        hull: PageRange,
+        has_many_neighbours: bool,
+        claim: impl Fn(Option<PageRange>),
+    ) -> Result<(), Unwatched> {
         if !self.is_on() {
             self.try_to_start(false);
         }
@@ -264,6 +276,11 @@ impl Watch {
                 _ => Unwatched::Memory,
             }
         })
+    }
+
+    /// Whether what this process watches so far, it watches by its own file.
+    pub fn is_ours(&self) -> bool {
+        self.number().is_some_and(|number| number.prove().is_ok())
     }
 
     /// Whether the process can afford more mappings. Three quarters of the mappings that the kernel
@@ -337,6 +354,10 @@ impl Watch {
             // Only the file that watches memory can register it again. These kernels move one
             // mapping at a time, so userfaultfd takes all of the range or none of it.
             return number.register(range).is_ok() && number.unregister(range);
+        }
+        // What is there may be another userfaultfd's.
+        if number.prove().is_err() {
+            return false;
         }
         if number.unregister(range) {
             return true;

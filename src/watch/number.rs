@@ -12,13 +12,16 @@
 //!   Before Linux 5.12 another userfaultfd of the process looks alike.
 //! * The answer of the fence is one that few other files give: EINVAL or EAGAIN. A closed number,
 //!   a pipe, a socket, a file, a terminal answer otherwise. An epoll file does not, nor does
-//!   another userfaultfd.
+//!   another userfaultfd. Only another userfaultfd takes memory.
 //! * The C library's calls that close or replace a number are interposed (`capi/descriptors.rs`).
 //!   While one of them is under way at our number, and until fstat has shown our file again, each
-//!   fence is followed by an fstat.
+//!   fence and each request for memory is followed by an fstat. The same holds once fstat has shown
+//!   another file.
+//! * The first time that a region would be used again, fstat shows our file once more.
 //!
 //! One case is left: a thread replaces our number by a bare system call dup2, directly by a file
-//! that answers EINVAL, and no registration misses between that and a hit (docs/limits.md).
+//! that answers EINVAL, and no region is used again for the first time between that and a hit
+//! (docs/limits.md).
 
 use crate::report::log;
 use crate::sys::pages::PageRange;
@@ -126,25 +129,36 @@ impl Number {
     }
 
     /// Has the kernel report changes of these pages from now on. The range may have holes.
+    ///
+    /// If a bare system call has put another userfaultfd on the number, that one has taken the
+    /// memory. So the answer counts once [`Number::prove`] has shown our file after this call.
     pub fn register(&self, range: PageRange) -> Result<(), Errno> {
         let file = self.file().ok_or(NOT_OURS)?;
         if !self.is_trusted() {
             self.prove()?;
         }
+        let begun = self.proven.load(SeqCst);
         let registered = file.register(range);
-        // Another userfaultfd would have taken the memory as well.
-        self.prove()?;
+        if registered.is_err() || self.begun.load(SeqCst) != begun {
+            self.prove()?;
+        }
         registered
     }
 
-    /// Ends the registration. Returns false if part of the range cannot be registered at all.
+    /// Ends the registration of memory that is registered with our file. Returns false if part of
+    /// the range cannot be registered at all.
+    ///
+    /// No fstat is needed: no other file takes this memory, so another userfaultfd refuses, or
+    /// (before Linux 6.16) ends our registration.
     pub fn unregister(&self, range: PageRange) -> bool {
-        let file = self.file().filter(|_| self.prove().is_ok());
+        let is_ours = |_: &Userfaultfd| self.is_trusted() || self.prove().is_ok();
+        let file = self.file().filter(is_ours);
         file.is_some_and(|file| file.unregister(range))
     }
 
-    /// Looks whether the number is ours in the calling thread's table. If it is not, says so once.
-    fn prove(&self) -> Result<(), Errno> {
+    /// Looks whether the number is ours in the calling thread's table. If it is not, says so once,
+    /// and no answer counts without an fstat from then on.
+    pub fn prove(&self) -> Result<(), Errno> {
         let before = errno();
         let (begun, ended) = (self.begun.load(SeqCst), self.ended.load(SeqCst));
         let fd = self.fd.load(Relaxed);
@@ -156,6 +170,7 @@ impl Number {
             }
             return Ok(());
         }
+        drop(self.beginning());
         if !self.said.swap(true, Relaxed) {
             let say = |what| {
                 log::later(format_args!(
@@ -272,7 +287,13 @@ mod tests {
             assert!(!number.is_trusted());
             assert_eq!(number.fence(), Fence::Passed);
         }
-        // A bare system call that leaves a closed number is noticed as well.
+        // A bare system call is noticed at the next look.
+        put(fd, another);
+        assert_eq!(number.prove(), Err(NOT_OURS));
+        assert!(matches!(number.fence(), Fence::Lost(_)));
+        put(fd, ours);
+        assert_eq!(number.fence(), Fence::Passed);
+        // One that leaves a closed number is noticed at once.
         Userfaultfd::of_fd(fd).close();
         assert!(matches!(number.fence(), Fence::Lost(_)));
         assert!(!number.is_trusted());

@@ -225,6 +225,10 @@ impl Instance {
         let newest = locked.kept();
         drop(locked);
         let memory = self.admission.ask(new.hull, new.kept, newest);
+        // The memory may have been given to another file, by a number that is not ours (W4).
+        if !self.watch.is_ours() {
+            return Look::Uncertain;
+        }
         let locked = self.pool.lock();
         match memory {
             Memory::Own if locked.admit(new) => Look::Again,
@@ -310,7 +314,7 @@ impl Instance {
         let neighbours = self.pool.filter.has_many_neighbours(hull);
         let claim = |extent| region.claim_extent(extent);
         let watched = if settled && !self.pool.changes.is_long(now_ms) {
-            self.watch.watch(hull, neighbours, claim)
+            self.watch.watch_unproven(hull, neighbours, claim)
         } else {
             Err(Unwatched::Busy)
         };
