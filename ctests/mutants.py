@@ -71,6 +71,8 @@ MUTANTS = [
      "unit", "only_our_file_passes_the_fence"),
     ("W4", "pool/life/miss.rs", "        if !self.watch.is_ours() {\n            return Look::Uncertain;\n        }\n", "",
      "suite", "descriptor_taken"),
+    ("W5", "watch/log.rs", "        if self.linked() != linked {\n            self.write(change);\n        }\n", "        let _ = (change, linked);\n",
+     "loom", "loom_kept_while_its_memory_changes"),
     ("W5", "pool/life/change.rs", "        end_touched(relaxed, range, neighbours);\n", "",
      "suite", "changes_elsewhere"),
     ("W5", "pool/life/change.rs", "        changes.write(called(range));\n        end_touched(relaxed, range, neighbours);\n", "",

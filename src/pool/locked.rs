@@ -83,6 +83,7 @@ impl Locked<'_> {
             return None;
         }
         let id = pool.pop()?;
+        pool.changes.link();
         make(pool.region(id));
         pool.index.add(&*pool.slots, id);
         pool.filter.add(hull);

@@ -21,6 +21,8 @@ struct World {
     word: Word,
     /// The pool's lock.
     lock: Mutex<()>,
+    /// The kernel's lock of the address space.
+    kernel: Mutex<()>,
     /// The generation of memory that is mapped at the address.
     mapped: AtomicU64,
     /// The kernel's `mmap_changing`.
@@ -50,6 +52,7 @@ impl World {
             changes: Log::new(),
             word: Word::new(),
             lock: Mutex::new(()),
+            kernel: Mutex::new(()),
             mapped: AtomicU64::new(0),
             in_flight: AtomicBool::new(false),
             registered: AtomicBool::new(true),
@@ -65,9 +68,13 @@ impl World {
     fn unmap_by_call(&self) {
         let frame = Frame::new();
         let announced = self.changes.begin_at(MEMORY, 0, &frame);
+        let linked = self.changes.linked();
         self.changes.write(CHANGE);
-        self.mapped.store(1, Release);
-        self.changes.write(CHANGE);
+        {
+            let _kernel = self.kernel.lock().unwrap();
+            self.mapped.store(1, Release);
+        }
+        self.changes.write_again(CHANGE, linked);
         self.changes.end_at(announced);
     }
 
@@ -278,10 +285,17 @@ fn loom_kept_while_its_memory_changes() {
         world.end_if_unused();
         world.mapped.store(0, Release);
         // A new region is linked, then pinned, then kept, while its memory goes.
-        world.word.make();
         let other = world.clone();
         let unmapping = thread::spawn(move || other.unmap_by_call());
-        let pinned = world.mapped.load(Acquire);
+        {
+            let _lock = world.lock.lock().unwrap();
+            world.changes.link();
+            world.word.make();
+        }
+        let pinned = {
+            let _kernel = world.kernel.lock().unwrap();
+            world.mapped.load(Acquire)
+        };
         world.registered.store(true, Release);
         world.apply();
         let kept = world.word.keep();
@@ -292,8 +306,8 @@ fn loom_kept_while_its_memory_changes() {
         unmapping.join().unwrap();
         world.apply();
         assert!(
-            !world.word.load().can_be_taken(),
-            "linked before the change was over"
+            pinned == 1 || !world.word.load().can_be_taken(),
+            "pinned before the change"
         );
     });
 }

@@ -116,6 +116,9 @@ pub struct Log {
     long: AtomicU64,
     long_until: AtomicU64,
     rest_of_line: [u64; 10],
+    /// How many regions were linked. Hits do not read this line.
+    linked: AtomicU64,
+    rest_of_second_line: [u64; 15],
     places: [Place; PLACES],
     slots: [LogSlot; ROOM as usize],
 }
@@ -170,6 +173,8 @@ impl Log {
             long: AtomicU64::new(0),
             long_until: AtomicU64::new(0),
             rest_of_line: [0; 10],
+            linked: AtomicU64::new(0),
+            rest_of_second_line: [0; 15],
             places: core::array::from_fn(|_| Place {
                 word: AtomicU64::new(0),
                 start: AtomicU64::new(0),
@@ -363,6 +368,28 @@ impl Log {
         }
     }
 
+    /// A region is about to be linked, and pinned after that. Under the pool's lock.
+    pub fn link(&self) {
+        let linked = self.linked.load(Relaxed);
+        self.linked.store(linked.wrapping_add(1), Release);
+    }
+
+    /// How many regions were linked, as [`Log::write_again`] asks for it.
+    pub fn linked(&self) -> u64 {
+        self.linked.load(Acquire)
+    }
+
+    /// Records a change once it is made that was recorded before it was made. `linked` was read
+    /// before that first record. If no region has been linked since, the first record is enough:
+    /// whoever applies it meets every region that was pinned before the change. (A region is watched
+    /// between its link and its pin. So the kernel's lock of the address space orders this look
+    /// after the link of a region that was pinned before the change.)
+    pub fn write_again(&self, change: Change, linked: u64) {
+        if self.linked() != linked {
+            self.write(change);
+        }
+    }
+
     /// Records a change. Called between `begin` and `end`.
     pub fn write(&self, change: Change) {
         let mut written = self.written.load(Relaxed);
@@ -453,10 +480,11 @@ impl Log {
         let written = self.written.load(Acquire);
         if written == position | LOST {
             each(None);
-            // The call above also covers a writer that finds the mark between the two steps. If
-            // that writer's record comes before its real call, it will write a second one. If the
-            // record comes after the real call, only regions that are linked from now on could miss
-            // it, and none of those has been pinned yet: linking takes the lock that is held here.
+            // The call above also covers a writer that finds the mark between the two steps. Only
+            // regions that are linked from now on could miss that writer's record: linking takes the
+            // lock that is held here. If the record comes before the real call, the writer sees that
+            // they were linked, and writes a second one. If it comes after the real call, none of
+            // them was pinned before the change.
             let _ = self
                 .written
                 .compare_exchange(written, position, SeqCst, Relaxed);

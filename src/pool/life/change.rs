@@ -2,8 +2,8 @@
 //! What an interposed memory call does for the pool. Before the real call it announces the change,
 //! with its range, writes the range to the log, ends the idle regions that the change touches, and
 //! stops watching their memory: the kernel then has no event for the change, and the call need not
-//! wait for the monitor. After the real call it writes the range once more, for regions that were
-//! made meanwhile. If no region can be near the memory, it does nothing.
+//! wait for the monitor. If a region was made meanwhile, it writes the range once more after the
+//! real call. If no region can be near the memory, it does nothing.
 //!
 //! These functions run wherever the program or one of its libraries changes memory: in malloc, in
 //! signal handlers, in forked children. They allocate nothing and look up no symbol. The one lock
@@ -30,6 +30,8 @@ struct UnderWay<'f> {
     /// What the call has changed once it ends.
     range: PageRange,
     announced: Option<Announced<'f>>,
+    /// If the range was recorded before the real call: how many regions had been linked then.
+    linked: Option<u64>,
     /// Whether the call was counted as long.
     long: bool,
     frame: &'f Frame,
@@ -88,6 +90,7 @@ pub fn may_change(frame: &Frame, addr: usize, length: usize) -> Changing<'_> {
             // The log has no change yet. The announcement alone keeps every hit in this memory from
             // succeeding.
             announced: may_hold.then(|| announce(relaxed, frame, range)),
+            linked: None,
             long: false,
             frame,
         }
@@ -129,6 +132,7 @@ fn begin<'f>(
         relaxed,
         range,
         announced: None,
+        linked: None,
         long: range.bytes() >= LONG,
         frame,
     };
@@ -138,6 +142,7 @@ fn begin<'f>(
     }
     if relaxed.pool.filter.may_hold(range) {
         under_way.announced = Some(announce(relaxed, frame, range));
+        under_way.linked = Some(changes.linked());
         changes.write(called(range));
         end_touched(relaxed, range, neighbours);
     }
@@ -175,13 +180,14 @@ impl Changing<'_> {
     /// Adds this memory to what the call has changed.
     pub fn changed(&mut self, addr: usize, length: usize) {
         if let Some(under_way) = &mut self.0 {
-            under_way.write(pages(addr, length));
+            under_way.write(pages(addr, length), None);
         }
     }
 }
 
 impl UnderWay<'_> {
-    fn write(&mut self, range: PageRange) {
+    /// Records what the real call has changed. `linked` is there if this was recorded before.
+    fn write(&mut self, range: PageRange, linked: Option<u64>) {
         let pool = self.relaxed.pool;
         // Another thread may have registered a region there since the check before the call. If the
         // filter has none, no region was pinned there before the change that has not ended since.
@@ -191,12 +197,15 @@ impl UnderWay<'_> {
         if self.announced.is_none() {
             self.announced = Some(announce(self.relaxed, self.frame, range));
         }
-        pool.changes.write(called(range));
+        match linked {
+            Some(linked) => pool.changes.write_again(called(range), linked),
+            None => pool.changes.write(called(range)),
+        }
     }
 
     #[cold]
     fn end(&mut self) {
-        self.write(self.range);
+        self.write(self.range, self.linked);
         let changes = &self.relaxed.pool.changes;
         if let Some(announced) = self.announced.take() {
             changes.end_at(announced);
