@@ -33,6 +33,10 @@ pub const MOST: usize = if cfg!(test) { 48 } else { 1 << 18 };
 /// Slots from this number on are in huge pages.
 const LARGE: u32 = 8192;
 
+/// The slots of a huge page, and of a small page at least.
+const IN_HUGE_PAGE: u32 = (2 << 20) / size_of::<PoolRegion>() as u32 + 1;
+const IN_PAGE: usize = 4096 / size_of::<PoolRegion>();
+
 /// A range of at most this many bytes is looked up in the index granule by granule.
 const FEW: u64 = 4 * CHUNK;
 
@@ -79,6 +83,8 @@ pub struct Pool {
     pub(super) lock: Lock,
     /// Slots that were ever in use.
     pub(super) grown: AtomicU32,
+    /// Slots up to this one have been touched.
+    touched: AtomicU32,
     pub(super) free: List,
     /// Claimed regions that wait to be deregistered.
     pub(super) doomed: List,
@@ -516,6 +522,34 @@ impl Pool {
     /// Takes a claimed region off the list of those that wait. The caller must deregister it.
     pub fn next_doomed(&self) -> Option<Id> {
         self.doomed.pop(&*self.slots)
+    }
+
+    /// Whether [`Pool::touch_ahead`] has something to do.
+    pub fn has_to_touch(&self) -> bool {
+        let grown = self.grown.load(Relaxed);
+        let ahead = (grown + IN_HUGE_PAGE / 2).min(MOST as u32);
+        (grown >= LARGE && self.touched.load(Relaxed) < ahead) || self.table.is_to_be_touched()
+    }
+
+    /// Touches memory in huge pages that registrations will need soon. The kernel clears 2 MiB then,
+    /// and in a virtual machine the host finds memory for them: 5 ms, for which no registration
+    /// waits here. Needs no lock.
+    pub fn touch_ahead(&self) {
+        // The exchange writes to the page, and changes nothing.
+        let touch = |word: &AtomicU32| {
+            let _ = word.compare_exchange(0, 0, Relaxed, Relaxed);
+        };
+        let grown = self.grown.load(Relaxed);
+        if grown >= LARGE {
+            let from = self.touched.load(Relaxed).max(grown);
+            let to = (grown + IN_HUGE_PAGE).min(MOST as u32);
+            let slots = self.slots.iter().take(to as usize).skip(from as usize);
+            slots
+                .step_by(IN_PAGE)
+                .for_each(|slot| touch(&slot.refusals));
+            self.touched.store(to, Relaxed);
+        }
+        self.table.each_page_to_fill(touch);
     }
 
     pub(super) fn pop(&self) -> Option<Id> {

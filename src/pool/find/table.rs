@@ -4,9 +4,9 @@
 //! The table is an open hash table with four bytes per entry: the number of a slot and some bits of
 //! the hash. It is small enough to stay in the processor's cache with many regions. Entries are
 //! hints. A reader that finds an entry checks the slot itself, and takes the region only if it
-//! serves. Entries of regions that have ended therefore need not be removed. A reader that meets a
-//! table during its rebuilding at worst misses, and then looks under the lock. All changes are made
-//! under the pool's lock.
+//! serves. Entries of regions that have ended therefore need not be removed. A reader that is late
+//! and meets a table that is filled anew at worst misses, and then looks under the lock. All changes
+//! are made under the pool's lock.
 
 use crate::pool::find::large::Large;
 use crate::pool::region::{Id, Link, PoolRegion, Purpose};
@@ -20,6 +20,15 @@ const SMALLEST: u32 = if cfg!(test) { 3 } else { 10 };
 /// The logarithm of the largest table in small pages. Larger tables lie elsewhere, so that no small
 /// page occupies the place of their huge pages.
 const SMALL: u32 = if cfg!(test) { 5 } else { 17 };
+
+/// The other table is filled while this part of the table's places is free below its [`fill`].
+const EARLY: u64 = if cfg!(test) { 4 } else { 16 };
+
+/// For how many additions a large table is left alone, for the cleaner to touch its huge pages.
+const PAUSE: u64 = if cfg!(test) { 2 } else { 2048 };
+
+/// The entries of a page.
+const PAGE: usize = 1024;
 
 /// How far an entry may lie behind the place where its search begins.
 const REACH: u64 = 64;
@@ -37,6 +46,11 @@ pub struct Table {
     shape: AtomicU64,
     /// Entries that are not 0.
     used: AtomicU64,
+    /// The shape of the table that is being filled, plus 1; 0 if none is. How far that has come, and
+    /// its entries that are not 0.
+    next: AtomicU64,
+    steps: AtomicU64,
+    next_used: AtomicU64,
     small: [[AtomicU32; 1 << SMALL]; 2],
     large: [Large<[AtomicU32; 1 << LARGEST]>; 2],
 }
@@ -107,57 +121,57 @@ impl Table {
     /// it.
     pub fn add(&self, regions: &[PoolRegion], pd: u64, start: u64, id: Id) {
         let size = self.table(self.shape.load(Relaxed)).len() as u64;
-        if self.used.load(Relaxed) >= fill(size) {
-            self.rebuild(regions);
+        let used = self.used.load(Relaxed);
+        if self.filling().is_none() && used >= fill(size) - size / EARLY {
+            self.begin_to_fill(regions);
+        }
+        self.go_on(regions);
+        if used >= fill(size) {
+            self.fill_to_the_end(regions);
         }
         let hash = hash(pd, start);
-        if !self.put(regions, hash, id) {
-            self.rebuild(regions);
-            if !self.put(regions, hash, id) {
+        if !put(self.in_use(), &self.used, regions, hash, id) {
+            self.begin_to_fill(regions);
+            self.fill_to_the_end(regions);
+            if !put(self.in_use(), &self.used, regions, hash, id) {
                 self.put_over(hash, id);
             }
         }
+        if let Some((_, next)) = self.filling()
+            && self.steps.load(Relaxed) > PAUSE + next.len() as u64
+        {
+            put(next, &self.next_used, regions, hash, id);
+        }
     }
 
-    fn put(&self, regions: &[PoolRegion], hash: u64, id: Id) -> bool {
-        let table = self.table(self.shape.load(Relaxed));
-        let mask = table.len() as u64 - 1;
-        let new = entry(hash, id);
-        for step in 0..REACH {
-            let place = &table[(first_place(hash).wrapping_add(step) & mask) as usize];
-            let old = place.load(Relaxed);
-            if old == new {
-                return true;
-            }
-            if old == 0 {
-                self.used.store(self.used.load(Relaxed) + 1, Relaxed);
-            } else if of_live(regions, old).is_some() {
-                continue;
-            }
-            place.store(new, Release);
-            return true;
-        }
-        false
+    fn in_use(&self) -> &[AtomicU32] {
+        self.table(self.shape.load(Relaxed))
     }
 
     /// Adds an entry where so many regions begin at one page that every place within reach is
     /// taken. It overwrites another region's entry. That region is found under the lock, or not at
     /// all.
     fn put_over(&self, hash: u64, id: Id) {
-        let table = self.table(self.shape.load(Relaxed));
+        let table = self.in_use();
         let place =
             first_place(hash).wrapping_add(u64::from(id.0) % REACH) & (table.len() as u64 - 1);
         table[place as usize].store(entry(hash, id), Release);
     }
 
-    /// Fills the other table, in a fitting size, with the regions that are alive, and puts it to
-    /// use.
-    ///
-    /// The lock is held meanwhile, so the regions are read in the order of their slots: in the order
-    /// of the old table each would be a cache miss. A region that is not kept yet, or withdrawn at
-    /// this moment, gets an entry that is of no use.
-    fn rebuild(&self, regions: &[PoolRegion]) {
+    /// The table that is being filled, and its shape.
+    fn filling(&self) -> Option<(u64, &[AtomicU32])> {
+        let next = self.next.load(Relaxed).checked_sub(1)?;
+        Some((next, self.table(next)))
+    }
+
+    /// Begins to fill the other table, in a fitting size, with the regions that are alive. Each
+    /// entry that is added from now on does a part of that, so that no registration waits for all of
+    /// it.
+    fn begin_to_fill(&self, regions: &[PoolRegion]) {
         const SAMPLE: usize = 4096;
+        if self.filling().is_some() {
+            return;
+        }
         let shape = self.shape.load(Relaxed);
         let old = self.table(shape);
         // If few entries are of live regions, the table was full of ended ones and keeps its size.
@@ -173,18 +187,93 @@ impl Table {
         if self.table(next).len() > 1 << SMALL {
             self.large[(next & 1) as usize].use_huge_pages();
         }
-        for place in self.table(next) {
-            place.store(0, Relaxed);
-        }
-        self.used.store(0, Relaxed);
-        self.shape.store(next, Release);
-        for (number, region) in regions.iter().enumerate() {
-            if is_live(region) {
-                let hash = hash(region.pd(), region.hull().start);
-                self.put(regions, hash, Id(number as u32));
+        self.steps.store(0, Relaxed);
+        self.next_used.store(0, Relaxed);
+        self.next.store(next + 1, Relaxed);
+    }
+
+    /// Does a part of the filling: first nothing, while a large table is touched elsewhere, then
+    /// clears the table, then reads the regions, and at last puts the table to use.
+    ///
+    /// The regions are read in the order of their slots: in the order of the old table each would be
+    /// a cache miss. A region that is not kept yet, or withdrawn at this moment, gets an entry that
+    /// is of no use. A region that is kept while the slots are read gets its entry in both tables.
+    fn go_on(&self, regions: &[PoolRegion]) {
+        const CLEARED: u64 = if cfg!(test) { 16 } else { 256 };
+        const READ: u64 = if cfg!(test) { 8 } else { 64 };
+        let Some((shape, next)) = self.filling() else {
+            return;
+        };
+        let steps = self.steps.load(Relaxed);
+        let size = next.len() as u64;
+        if steps < PAUSE {
+            let pause = if size > 1 << SMALL { 1 } else { PAUSE };
+            self.steps.store(steps + pause, Relaxed);
+        } else if steps < PAUSE + size {
+            let from = (steps - PAUSE) as usize;
+            let part = next.iter().skip(from).take(CLEARED as usize);
+            part.for_each(|place| place.store(0, Relaxed));
+            let to = (steps + CLEARED).min(PAUSE + size);
+            self.steps.store(to, Relaxed);
+        } else {
+            let from = steps - PAUSE - size;
+            let part = regions.iter().enumerate().skip(from as usize);
+            for (number, region) in part.take(READ as usize) {
+                if is_live(region) {
+                    let hash = hash(region.pd(), region.hull().start);
+                    put(next, &self.next_used, regions, hash, Id(number as u32));
+                }
+            }
+            self.steps.store(steps + READ, Relaxed);
+            if from + READ >= regions.len() as u64 {
+                self.used.store(self.next_used.load(Relaxed), Relaxed);
+                self.shape.store(shape, Release);
+                self.next.store(0, Relaxed);
             }
         }
     }
+
+    fn fill_to_the_end(&self, regions: &[PoolRegion]) {
+        while self.filling().is_some() {
+            self.go_on(regions);
+        }
+    }
+
+    /// Calls `touch` for each page of a large table that is to be filled.
+    pub fn each_page_to_fill(&self, touch: impl FnMut(&AtomicU32)) {
+        if let Some((_, next)) = self.filling()
+            && next.len() > 1 << SMALL
+        {
+            next.iter().step_by(PAGE).for_each(touch);
+        }
+    }
+
+    /// Whether a large table is to be filled that has not been touched.
+    pub fn is_to_be_touched(&self) -> bool {
+        let large = |(_, next): (u64, &[AtomicU32])| next.len() > 1 << SMALL;
+        self.steps.load(Relaxed) == 1 && self.filling().is_some_and(large)
+    }
+}
+
+/// Puts an entry into a table of which `used` entries are not 0. False if there is no place.
+fn put(table: &[AtomicU32], used: &AtomicU64, regions: &[PoolRegion], hash: u64, id: Id) -> bool {
+    let mask = table.len() as u64 - 1;
+    let new = entry(hash, id);
+    for step in 0..REACH {
+        let place = &table[(first_place(hash).wrapping_add(step) & mask) as usize];
+        let old = place.load(Relaxed);
+        if old == new {
+            return true;
+        }
+        if old == 0 {
+            used.store(used.load(Relaxed) + 1, Relaxed);
+        } else if of_live(regions, old).is_some() {
+            continue;
+        }
+        place.store(new, Release);
+        return true;
+    }
+    false
 }
 
 /// Whether an entry for the slot may be of use.

@@ -230,6 +230,7 @@ extern "C" fn run(argument: *mut c_void) -> c_int {
         if pool.changes.is_behind() {
             relaxed.apply(&relaxed.pool.lock(), By::Helper);
         }
+        pool.touch_ahead();
         ending::doomed(relaxed, By::Helper);
         if pool.ending() < crate::pool::MANY {
             pool.nothing_waits();

@@ -273,7 +273,7 @@ impl Instance {
                     log::write_waiting();
                     // If few regions wait, they wait for the cleaner's next tick: a cleaner that is
                     // woken now would be in this thread's way.
-                    if self.pool.has_much_to_end(crate::pool::MANY) {
+                    if self.pool.has_much_to_end(crate::pool::MANY) || self.pool.has_to_touch() {
                         self.cleaner.wake();
                     }
                     return Ok(self.pool.region(id).object());
