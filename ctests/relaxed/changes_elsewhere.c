@@ -23,7 +23,7 @@
 #pragma weak slow_state
 #pragma weak slow_signal
 
-enum { TIMES = 100, SOME = 16 * PAGE, MANY = 1000, MUNMAPS = 3000 };
+enum { GUARD_INSTALL = 102, TIMES = 100, SOME = 16 * PAGE, MANY = 1000, MUNMAPS = 3000 };
 
 /* Registers and deregisters. Whether the pool served it. */
 static bool hit(void *memory, size_t length)
@@ -193,6 +193,24 @@ static void failing_advice(void)
 	munmap(memory, SOME);
 }
 
+/* The kernel makes guard pages of what lies before the locked page, and then refuses. userfaultfd reports none. */
+static void half_advised(void)
+{
+	char *memory = with_region(SOME + PAGE, SOME);
+	struct iovec range = { memory, SOME + PAGE };
+	int self = (int)syscall(SYS_pidfd_open, getpid(), 0), ends[2];
+
+	must(self >= 0 && mlock(memory + SOME, PAGE) == 0);
+	must(process_madvise(self, &range, 1, GUARD_INSTALL, 0) == -1 && errno == EINVAL);
+	must(pipe(ends) == 0);
+	if (write(ends[1], memory, 1) == 1)
+		skip("a process_madvise that fails half way", "this kernel makes no guard pages by it");
+	else
+		ok(!hit(memory, SOME), "a process_madvise that fails half way, after guard pages: the region is not used again");
+	munmap(memory, SOME + PAGE);
+	must(close(self) == 0 && close(ends[0]) == 0 && close(ends[1]) == 0);
+}
+
 /*
  * The event of a bare madvise comes before the kernel drops the pages. So what is registered there within the next
  * second is not used again. Where this machine takes longer than that, it is tried again.
@@ -292,6 +310,7 @@ int main(int argc, char **argv)
 	ends_at_once("madvise", by_madvise);
 	ends_at_once("mprotect", by_mprotect);
 	failing_advice();
+	half_advised();
 	just_dropped();
 	replaced_and_moved(false);
 	replaced_and_moved(true);

@@ -293,13 +293,9 @@ unsafe extern "C" fn process_madvise(
     flags: c_uint,
 ) -> isize {
     // `pidfd` may name this process, and `ranges` may be unreadable: so report all memory of this
-    // process. With these errors the kernel has not looked at any memory.
-    let untouched = |errno| {
-        matches!(
-            errno,
-            libc::EBADF | libc::EINVAL | libc::EPERM | libc::ESRCH
-        )
-    };
+    // process. With these errors the kernel has not looked at any memory. With others, EINVAL of
+    // locked memory for one, it may have dropped pages before it came to what it refuses.
+    let untouched = |errno| matches!(errno, libc::EBADF | libc::ESRCH);
     let frame = Frame::new();
     around(
         || drops_pages(advice).then(|| changes::may_change_any(&frame)),
