@@ -34,6 +34,7 @@ use crate::pool::locked::Locked;
 use crate::pool::region::Id;
 use crate::pool::start as first_use;
 use crate::pool::state::Cause;
+use crate::report::log;
 use crate::sys::pages::PageRange;
 use crate::sys::process::PerProcess;
 use crate::sys::thread;
@@ -227,6 +228,8 @@ impl Monitor {
         if !certain || !locked.keep(id) {
             locked.withdraw(id, Cause::Fence);
         }
+        drop(locked);
+        log::write_waiting();
     }
 
     #[inline(always)]
