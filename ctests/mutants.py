@@ -19,8 +19,8 @@ TREE = WORK / "tree"
 # Lemma, file, the code, what replaces it, the kind of test, the test.
 MUTANTS = [
     ("P1", "pool/region/word.rs",
-     "if word & (STATE | STALE) != MAKING {\n                return false;\n            }\n            let kept = word & !STATE | KEPT",
-     "if word & STATE != MAKING {\n                return false;\n            }\n            let kept = word & !(STATE | STALE) | KEPT",
+     "if word & (STATE | STALE) != UNKEPT {\n                return false;\n            }\n            let kept = word & !STATE | KEPT",
+     "if word & STATE != UNKEPT {\n                return false;\n            }\n            let kept = word & !(STATE | STALE) | KEPT",
      "loom", "loom_kept_while_its_memory_changes"),
     ("P1", "pool/locked.rs", "        pool.index.add(&*pool.slots, id);\n", "",
      "unit", "model"),
@@ -50,7 +50,7 @@ MUTANTS = [
      "suite", "mappings_unknown"),
     ("P6", "pool/region/word.rs", "self.0 & (GUEST | STATE | STALE | NEW) == GUEST | KEPT", "self.0 & (GUEST | STATE | NEW) == GUEST | KEPT",
      "unit", "no_entry_is_answered_for_that_is_stale"),
-    ("P6", "pool/region/word.rs", "matches!(self.0 & (GUEST | STATE), MAKING | KEPT)", "matches!(self.0 & STATE, MAKING | KEPT)",
+    ("P6", "pool/region/word.rs", "matches!(self.0 & (GUEST | STATE), UNKEPT | KEPT)", "matches!(self.0 & STATE, UNKEPT | KEPT)",
      "unit", "no_thread_takes_or_claims_a_guest"),
     ("P6", "monitor/set.rs", "            .find(|&id| pool.is_guest_of(id, hull))", "            .next()",
      "unit", "no_entry_is_answered_for_that_is_stale"),

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!            make             keep             claim            free
-//!   FREE ----------> MAKING --------> KEPT ----------> ENDING --------> FREE
+//!   FREE ----------> UNKEPT --------> KEPT ----------> ENDING --------> FREE
 //!                      \_____________________________/^   |
 //!                        (used once, never shared)        '-- restore --> KEPT, stale
 //! ```
@@ -21,7 +21,7 @@
 //!   +-------------+---+-------+---+---+---+---+-----------+
 //!    G      GUEST: memory that is watched for `src/monitor/`, and no region. It has no user, and no
 //!           thread takes or claims it: all that is said here of regions excludes it
-//!    state  FREE, MAKING, KEPT, ENDING, or HANDLE: a further handle of another slot's region
+//!    state  FREE, UNKEPT, KEPT, ENDING, or HANDLE: a further handle of another slot's region
 //!    N      NEW: nobody may take it before the kernel has said that its memory is the process's own
 //!    S      STALE: withdrawn; set once, and never cleared while the region lives
 //!    O      OWN: a user has the slot's own handle
@@ -30,12 +30,12 @@
 //!
 //! | who | may change | when |
 //! | --- | --- | --- |
-//! | the maker, under the lock | FREE to MAKING, MAKING to KEPT | it makes and keeps the region |
+//! | the maker, under the lock | FREE to UNKEPT, UNKEPT to KEPT | it makes and keeps the region |
 //! | any thread, under the lock | sets S, clears N | it applies a change, or admits the region |
-//! | any thread | users and O, in KEPT; in MAKING only down | a hit, a release |
-//! | any thread | KEPT or MAKING without users to ENDING | under the lock: it claims the region |
+//! | any thread | users and O, in KEPT; in UNKEPT only down | a hit, a release |
+//! | any thread | KEPT or UNKEPT without users to ENDING | under the lock: it claims the region |
 //! | who claimed it, under the lock | ENDING to FREE, or to KEPT with S | the kernel has answered |
-//! | the monitor, under the lock | FREE to MAKING with G, to KEPT, to FREE; sets S | it watches a guest |
+//! | the monitor, under the lock | FREE to UNKEPT with G, to KEPT, to FREE; sets S | it watches a guest |
 //! | who took the slot off the free list | FREE to HANDLE | a hit needs a further handle |
 //! | who releases the handle | HANDLE to FREE | a release |
 //!
@@ -57,7 +57,7 @@ const NEW: u64 = 1 << 26;
 
 const STATE: u64 = 7 << 28;
 const FREE: u64 = 0;
-const MAKING: u64 = 1 << 28;
+const UNKEPT: u64 = 1 << 28;
 const KEPT: u64 = 2 << 28;
 const ENDING: u64 = 3 << 28;
 /// The slot is a further handle of another slot's region.
@@ -142,12 +142,12 @@ impl Seen {
 
     /// Whether the slot is a region that is not being ended.
     pub fn is_registered(self) -> bool {
-        matches!(self.0 & (GUEST | STATE), MAKING | KEPT)
+        matches!(self.0 & (GUEST | STATE), UNKEPT | KEPT)
     }
 
     /// Whether the slot is a region, or a guest, and so is in the index.
     pub fn is_linked(self) -> bool {
-        matches!(self.0 & STATE, MAKING | KEPT | ENDING)
+        matches!(self.0 & STATE, UNKEPT | KEPT | ENDING)
     }
 
     /// Whether the region has no user and will get none.
@@ -190,14 +190,14 @@ impl Word {
     /// and owned by the caller.
     pub fn make(&self) {
         let generation = (self.0.load(Relaxed) >> GENERATION) + 1;
-        let word = generation << GENERATION | MAKING | OWN | 1;
+        let word = generation << GENERATION | UNKEPT | OWN | 1;
         self.0.store(word, Release);
     }
 
     /// Makes the slot a guest. The slot must be free and owned by the caller.
     pub fn make_guest(&self) {
         let generation = (self.0.load(Relaxed) >> GENERATION) + 1;
-        let word = generation << GENERATION | GUEST | MAKING;
+        let word = generation << GENERATION | GUEST | UNKEPT;
         self.0.store(word, Release);
     }
 
@@ -213,7 +213,7 @@ impl Word {
     pub fn keep(&self) -> bool {
         let mut word = self.0.load(Relaxed);
         loop {
-            if word & (STATE | STALE) != MAKING {
+            if word & (STATE | STALE) != UNKEPT {
                 return false;
             }
             let kept = word & !STATE | KEPT | NEW;
