@@ -159,7 +159,7 @@ pub enum UnderWay {
 
 /// The state of the log when all that was written had been applied.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Settled(u64);
+pub struct Position(u64);
 
 impl Log {
     /// An empty log, for tests. The pool's log lies in zeroed memory.
@@ -426,30 +426,30 @@ impl Log {
     /// The state of the log if every record is applied. Changes that are under way have their last
     /// record still to come; [`Log::still`] looks for those.
     #[inline(always)]
-    pub fn applied(&self) -> Option<Settled> {
+    pub fn applied(&self) -> Option<Position> {
         let written = self.written.load(Acquire);
-        (written == self.applied.load(Acquire)).then_some(Settled(written))
+        (written == self.applied.load(Acquire)).then_some(Position(written))
     }
 
     /// Whether every record is applied and nothing is under way in this range.
     pub fn is_settled(&self, range: PageRange) -> bool {
         self.applied()
-            .is_some_and(|settled| self.still(settled, range))
+            .is_some_and(|position| self.still(position, range))
     }
 
     /// Whether every record is applied and no event is being read. Interposed calls may be under
     /// way.
     pub fn has_heard_all(&self) -> bool {
-        self.applied().is_some_and(|settled| {
-            self.under_way.load(Acquire) < ANYWHERE && self.written.load(Acquire) == settled.0
+        self.applied().is_some_and(|position| {
+            self.under_way.load(Acquire) < ANYWHERE && self.written.load(Acquire) == position.0
         })
     }
 
     /// Whether no record has been written since, and nothing is under way in this range.
     #[inline(always)]
-    pub fn still(&self, settled: Settled, range: PageRange) -> bool {
+    pub fn still(&self, position: Position, range: PageRange) -> bool {
         (self.under_way.load(Acquire) == 0 || !self.touches(range))
-            && self.written.load(Acquire) == settled.0
+            && self.written.load(Acquire) == position.0
     }
 
     /// Whether a record is not applied yet.

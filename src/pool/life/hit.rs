@@ -108,9 +108,9 @@ pub fn in_order<S: Steps>(
     memory: PageRange,
     steps: S,
 ) -> Result<S::Taken, Miss<S::Taken>> {
-    let settled = changes.applied().ok_or(Miss::Unsettled(None))?;
+    let position = changes.applied().ok_or(Miss::Unsettled(None))?;
     let taken = steps.take().ok_or(Miss::None)?;
-    if steps.fence() && changes.still(settled, memory) {
+    if steps.fence() && changes.still(position, memory) {
         Ok(taken)
     } else {
         Err(Miss::Unsettled(Some(taken)))
