@@ -58,7 +58,7 @@ MUTANTS = [
      "loom", "loom_a_full_log"),
     ("L2", "watch/log.rs", "            (!unchanged || named.overlaps(range)).then_some((number, word))", "            (!unchanged).then_some((number, word))",
      "loom", "loom_places_change_hands"),
-    ("W1", "watch/monitor.rs", "        changes.begin();\n        GATE.pass();\n        let drained = drain(file, changes, &mut messages).is_ok() && ready;\n",
+    ("W1", "watch/event_reader.rs", "        changes.begin();\n        GATE.pass();\n        let drained = drain(file, changes, &mut messages).is_ok() && ready;\n",
      "        GATE.pass();\n        let drained = drain(file, changes, &mut messages).is_ok() && ready;\n        changes.begin();\n",
      "suite", "race"),
     ("W2", "pool/life/hit.rs", "!self.watch.must_fence() || self.is_fenced()", "true || self.is_fenced()",

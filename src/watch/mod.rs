@@ -3,7 +3,7 @@
 //! passes unseen; the lemmas in brackets are its.
 //!
 //! - `log.rs`: the log of changes, and which changes are under way (L1, L2).
-//! - `userfaultfd.rs`: the kernel's interface. `monitor.rs`: the thread that reads the events (W1).
+//! - `userfaultfd.rs`: the kernel's interface. `event_reader.rs`: the thread that reads the events (W1).
 //! - `number.rs`: the program's number of the file, by which the fence asks (W2, W4).
 //! - this file: the watch as the pool uses it, and whether a hit needs the fence (W3).
 //! - `in_place.rs`: whether the program's memory calls come here (W6). The calls themselves are the
@@ -12,11 +12,11 @@
 //! - `extent.rs`: how far the watch of a region reaches. `dropping.rs`: the one exception.
 
 pub mod dropping;
+mod event_reader;
 pub mod extent;
 mod gate;
 pub mod in_place;
 pub mod log;
-mod monitor;
 pub mod number;
 pub mod userfaultfd;
 
@@ -29,8 +29,8 @@ use core::ffi::{CStr, c_char};
 use core::ptr::with_exposed_provenance;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicU8, AtomicU64, Ordering::*};
 use errno::Errno;
+pub use event_reader::Reader;
 use log::Log;
-pub use monitor::Reader;
 use number::{NUMBER, Number};
 pub use userfaultfd::Fence;
 use userfaultfd::{NO_WRITE_PROTECTION, Userfaultfd};
@@ -177,7 +177,7 @@ impl Watch {
         let passed_by = || (!in_place::are_in_place()).then_some(Failure::PassedBy);
         let opened = || Userfaultfd::open().map_err(Failure::File);
         let started = passed_by().map_or_else(opened, Err).and_then(|file| {
-            monitor::start(file, self.reader).map_err(|errno| {
+            event_reader::start(file, self.reader).map_err(|errno| {
                 file.close();
                 Failure::Thread(errno)
             })?;
@@ -216,7 +216,7 @@ impl Watch {
 
     /// The program's number of the file, if the watch works.
     fn number(&self) -> Option<&'static Number> {
-        let works = NUMBER.exists() && monitor::is_ready() && !self.lost.load(Relaxed);
+        let works = NUMBER.exists() && event_reader::is_ready() && !self.lost.load(Relaxed);
         works.then_some(&NUMBER)
     }
 
