@@ -76,7 +76,7 @@ extern "C" fn run(_: *mut c_void) -> c_int {
     let file = Userfaultfd::of_fd(FILE.load(Relaxed));
     helper_thread::set_name(c"rdmamr-monitor");
     let file = loop {
-        match file.alone() {
+        match file.as_only_one() {
             Some(file) => break file,
             // The program has lowered RLIMIT_NOFILE meanwhile. Nothing is watched yet.
             None => pause(Duration::from_secs(1)),

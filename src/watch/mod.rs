@@ -46,7 +46,7 @@ pub struct Watch {
     lost: AtomicBool,
     /// What says whether the process has one thread. As soon as it has had two, every hit passes
     /// the fence.
-    alone: Option<Alone>,
+    one_thread: Option<OneThread>,
     /// How many more splits of mappings the process can afford.
     room: AtomicI64,
     /// The value of `room` when the mappings were last counted.
@@ -154,7 +154,7 @@ impl Watch {
             attempt: AtomicU64::new(0),
             keeps_apart: AtomicBool::new(false),
             lost: AtomicBool::new(false),
-            alone: Alone::find(),
+            one_thread: OneThread::find(),
             room: AtomicI64::new(0),
             room_at_most: AtomicI64::new(0),
         };
@@ -375,7 +375,7 @@ impl Watch {
     /// Whether a hit needs the fence, because another thread may be changing the address space.
     #[inline(always)]
     pub fn must_fence(&self) -> bool {
-        !self.alone.is_some_and(Alone::holds) && NUMBER.exists()
+        !self.one_thread.is_some_and(OneThread::holds) && NUMBER.exists()
     }
 
     /// Whether the kernel keeps one userfaultfd from unregistering what another has registered.
@@ -406,7 +406,7 @@ impl Watch {
 
 /// What says whether the process has one thread.
 #[derive(Clone, Copy)]
-struct Alone {
+struct OneThread {
     /// `__libc_single_threaded` (glibc 2.32): not 0 while the C library has made no thread.
     single_threaded: &'static AtomicU8,
     /// `_r_debug.r_version` (glibc 2.35): 1 while the linker has one namespace, and so the process
@@ -414,9 +414,9 @@ struct Alone {
     version: &'static AtomicI32,
 }
 
-impl Alone {
+impl OneThread {
     /// `None` if the process cannot know that it has one thread: before glibc 2.35.
-    fn find() -> Option<Alone> {
+    fn find() -> Option<OneThread> {
         const FIRST: (u32, u32) = (2, 35);
         if glibc_version()? < FIRST {
             return None;
@@ -425,7 +425,7 @@ impl Alone {
         // The linker writes its own `_r_debug` only. A program that names it has a copy of it, which
         // stays as it was at the start. So the symbol is not looked for in the program.
         let version = symbols::find(Scope::Next, c"_r_debug", None)?.get();
-        Some(Alone {
+        Some(OneThread {
             // SAFETY: the symbol is a `char` of the C library, which lives as long as the process.
             // Only the C library writes it.
             single_threaded: unsafe {

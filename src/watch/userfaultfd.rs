@@ -273,7 +273,7 @@ impl Userfaultfd {
     }
 
     /// Waits until an event is there to read. Returns false if the file cannot be waited for. The
-    /// number is below 64 (`alone`).
+    /// number is below 64 (`as_only_one`).
     ///
     /// poll(2) would fail as soon as the program lowers RLIMIT_NOFILE to 0, as a sandbox does.
     pub fn wait(self) -> bool {
@@ -315,7 +315,7 @@ impl Userfaultfd {
 
     /// Gives the file the number 0, and closes every other number of the calling thread's table,
     /// which is the thread's own. `None` if the kernel refuses the number.
-    pub fn alone(self) -> Option<Userfaultfd> {
+    pub fn as_only_one(self) -> Option<Userfaultfd> {
         // SAFETY: the calling thread is this library's own, and has a table for itself: nobody else
         // uses its numbers.
         if self.0 != 0 && unsafe { libc::syscall(libc::SYS_dup3, self.0, 0, 0) } < 0 {
