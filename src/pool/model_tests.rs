@@ -332,7 +332,7 @@ impl Test {
             } => {
                 let access = ACCESS[access];
                 let purpose = Purpose {
-                    alone: false,
+                    unshared: false,
                     pd,
                     hull: range(first, count),
                     access,
@@ -510,7 +510,7 @@ fn a_spent_region_is_told_from_a_later_one() {
         hull: range(page, 1),
         access: 0,
         exact: false,
-        alone: false,
+        unshared: false,
     };
     let released = |id| pool.region(id).word.release(Grant::Own);
     let id = pool.lock().make(&purpose(0)).unwrap();

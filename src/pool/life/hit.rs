@@ -47,10 +47,10 @@ impl Answer {
     }
 }
 
-/// Finds a region of the pool that serves, and takes it for one more user. With `alone`, takes only
+/// Finds a region of the pool that serves, and takes it for one more user. With `unshared`, takes only
 /// a region without users.
 #[inline(always)]
-pub fn hit(pd: Pd, addr: usize, length: usize, access: Access, alone: bool) -> Answer {
+pub fn hit(pd: Pd, addr: usize, length: usize, access: Access, unshared: bool) -> Answer {
     let Some(relaxed) = existing() else {
         return Answer::NONE;
     };
@@ -58,7 +58,7 @@ pub fn hit(pd: Pd, addr: usize, length: usize, access: Access, alone: bool) -> A
     let Some(hull) = PageRange::hull(addr, length) else {
         return Answer::NONE;
     };
-    let purpose = relaxed.purpose(pd, hull, access, alone);
+    let purpose = relaxed.purpose(pd, hull, access, unshared);
     let (id, grant) = match in_order(&relaxed.pool.changes, hull, Take(relaxed, &purpose)) {
         Ok(taken) => taken,
         Err(Miss::None) => return Answer::NONE,
@@ -137,16 +137,16 @@ impl Steps for Take<'_> {
 impl Instance {
     /// What a registration asks of a region.
     #[inline(always)]
-    pub fn purpose(&self, pd: Pd, hull: PageRange, access: Access, alone: bool) -> Purpose {
+    pub fn purpose(&self, pd: Pd, hull: PageRange, access: Access, unshared: bool) -> Purpose {
         // A caller that shares its region with nobody must find as much memory left to pin as
         // without the pool. A larger region would count for more than the caller asked for.
-        let exact = alone && !self.may_pin_all;
+        let exact = unshared && !self.may_pin_all;
         Purpose {
             pd: pd.address() as u64,
             hull,
             access: access.bits(),
             exact: exact || !LOCAL.contains(access),
-            alone,
+            unshared,
         }
     }
 

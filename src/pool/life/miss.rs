@@ -90,14 +90,14 @@ pub enum Unserved {
     Failed(Error),
 }
 
-/// Registers memory after a hit had this answer and no region. If `alone` is set, the caller does not share its region with
+/// Registers memory after a hit had this answer and no region. If `unshared` is set, the caller does not share its region with
 /// another user.
 #[cold]
 pub fn register(
     pd: Pd,
     request: &Request,
     answer: Answer,
-    alone: bool,
+    unshared: bool,
 ) -> Result<Registered, Unserved> {
     let hull = check(request).map_err(Unserved::Failed)?;
     let because = |reason| Err(Unserved::Because(reason));
@@ -123,7 +123,7 @@ pub fn register(
     let Ok(own) = bare::find(pd, request) else {
         return because(counter!(bypassed_device));
     };
-    let purpose = relaxed.purpose(pd, hull, request.access, alone);
+    let purpose = relaxed.purpose(pd, hull, request.access, unshared);
     let mut answer = answer;
     let (mut looks, mut waits) = (0, 0);
     let settled = loop {
@@ -146,7 +146,7 @@ pub fn register(
             }
         }
         let addr = request.addr.addr();
-        answer = crate::pool::hit(pd, addr, request.length, request.access, alone);
+        answer = crate::pool::hit(pd, addr, request.length, request.access, unshared);
         if let Some(mr) = answer.region() {
             return Ok(Registered::by(How::Hit, mr));
         }
@@ -260,7 +260,7 @@ impl Instance {
         loop {
             tries += 1;
             let locked = self.pool.lock();
-            if purpose.alone && locked.is_crowded(purpose.hull.start) {
+            if purpose.unshared && locked.is_crowded(purpose.hull.start) {
                 return Err(Unserved::Because(counter!(bypassed_limit)));
             }
             let made = locked.make(purpose);

@@ -137,14 +137,14 @@ pub struct Purpose {
     /// does not serve.
     pub exact: bool,
     /// A region serves only if it has no user.
-    pub alone: bool,
+    pub unshared: bool,
 }
 
 impl Purpose {
     /// Whether this purpose allows sharing a region with its current users, if it has any.
     #[inline(always)]
     pub fn may_share(&self, seen: Seen) -> bool {
-        !self.alone || seen.users() == 0
+        !self.unshared || seen.users() == 0
     }
 }
 
