@@ -263,16 +263,43 @@ static int becomes_another_userfaultfd(void)
 }
 
 /* A bare system call puts it there, and memory is registered for the first time after that. */
-static int becomes_another_unseen(void)
+/*
+ * Gives the number to another userfaultfd, by a call that the library does not see. That one takes
+ * memory as the library's does, and has no events, for which nobody would wait.
+ */
+static void give_unseen(int fd)
 {
-	struct uffdio_api api = { .api = UFFD_API };
-	int fd = idle_regions(), other = (int)syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK | UFFD_USER_MODE_ONLY);
-	char *memory = pages(1);
+	const uint64_t events = UFFD_FEATURE_EVENT_FORK | UFFD_FEATURE_EVENT_REMAP | UFFD_FEATURE_EVENT_REMOVE |
+				UFFD_FEATURE_EVENT_UNMAP;
+	struct uffdio_api api = { .api = UFFD_API, .features = uffd_features() & ~events };
+	int other = (int)syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK | UFFD_USER_MODE_ONLY);
 
 	must(other >= 0 && ioctl(other, UFFDIO_API, &api) == 0 && syscall(SYS_dup3, other, fd, O_CLOEXEC) == fd);
+}
+
+/* The new memory goes to the other one, which reports nothing. It lies far from what the library watches already. */
+static bool new_memory_is_right(void)
+{
+	char *memory = (char *)0x20000000000;
+
+	fresh_at(memory, PAGE);
 	idle_region(memory);
 	raw_remap(memory, PAGE);
-	return is_right(memory, 1) && races() == RIGHT ? RIGHT : WRONG;
+	return is_right(memory, 1);
+}
+
+static int becomes_another_unseen(void)
+{
+	give_unseen(idle_regions());
+	return new_memory_is_right() && races() == RIGHT ? RIGHT : WRONG;
+}
+
+/* A process with one thread asks no userfaultfd before it uses a region again. */
+static int becomes_another_of_one_thread(void)
+{
+	idle_region(pages(1));
+	give_unseen(number_of_the_watch());
+	return new_memory_is_right() ? RIGHT : WRONG;
 }
 
 /* With its number in another thread's table closed, the watch goes on for all others. */
@@ -407,6 +434,7 @@ static const struct part {
 	{ becomes_epoll_by_dup3, 5, "the same by dup3: no stale region" },
 	{ becomes_another_userfaultfd, 5, "the number becomes another userfaultfd: no stale region" },
 	{ becomes_another_unseen, 2, "the same by a bare system call, then new memory: no stale region" },
+	{ becomes_another_of_one_thread, 2, "the same in a process with one thread: no stale region" },
 	{ thread_leaves_table, 3, "a thread with a table of its own closes it: the others go on" },
 	{ files_end, 3, "a file that the program closes is closed" },
 	{ not_in_child, 3, "a forked child has no number of the file" },

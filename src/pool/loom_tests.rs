@@ -64,12 +64,16 @@ impl World {
         Arc::new(world)
     }
 
-    /// `munmap` through the interposed call.
-    fn unmap_by_call(&self) {
+    /// `munmap` through the interposed call. The call applies its first record at once if it gets
+    /// the pool's lock.
+    fn unmap_by_call(&self, gets_lock: bool) {
         let frame = Frame::new();
         let announced = self.changes.begin_at(MEMORY, 0, &frame);
         let linked = self.changes.linked();
         self.changes.write(CHANGE);
+        if gets_lock {
+            self.apply();
+        }
         {
             let _kernel = self.kernel.lock().unwrap();
             self.mapped.store(1, Release);
@@ -181,7 +185,7 @@ fn loom_a_call_that_changes_memory() {
     explore(None, || {
         let world = World::new();
         let other = world.clone();
-        let unmapping = thread::spawn(move || other.unmap_by_call());
+        let unmapping = thread::spawn(move || other.unmap_by_call(false));
         world.register();
         world.apply();
         world.register();
@@ -215,8 +219,8 @@ fn loom_two_calls_at_once() {
         let world = World::new();
         let (first, second) = (world.clone(), world.clone());
         let threads = [
-            thread::spawn(move || first.unmap_by_call()),
-            thread::spawn(move || second.unmap_by_call()),
+            thread::spawn(move || first.unmap_by_call(false)),
+            thread::spawn(move || second.unmap_by_call(false)),
         ];
         world.register();
         world.apply();
@@ -260,7 +264,7 @@ fn loom_withdrawn_while_used() {
         let (unmap, flush) = (world.clone(), world.clone());
         let threads = [
             thread::spawn(move || {
-                unmap.unmap_by_call();
+                unmap.unmap_by_call(false);
                 unmap.apply();
                 unmap.end_if_unused();
             }),
@@ -280,13 +284,13 @@ fn loom_withdrawn_while_used() {
 
 #[test]
 fn loom_kept_while_its_memory_changes() {
-    explore(None, || {
+    explore(Some(3), || {
         let world = World::new();
         world.end_if_unused();
         world.mapped.store(0, Release);
         // A new region is linked, then pinned, then kept, while its memory goes.
         let other = world.clone();
-        let unmapping = thread::spawn(move || other.unmap_by_call());
+        let unmapping = thread::spawn(move || other.unmap_by_call(true));
         {
             let _lock = world.lock.lock().unwrap();
             world.changes.link();
