@@ -273,7 +273,7 @@ unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
 }
 interpose!(ibv_close_device, "IBVERBS_1.1");
 
-extern "C" fn ibv_fork_init() -> c_int {
+unsafe extern "C" fn ibv_fork_init() -> c_int {
     let failing = || entry("ibv_fork_init", Subject::Other, None);
     ret::verbs::<ret::AsErrno<_>>(failing, Nobody, desk::fork_init)
 }
