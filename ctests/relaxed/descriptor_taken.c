@@ -262,7 +262,6 @@ static int becomes_another_userfaultfd(void)
 	return races();
 }
 
-/* A bare system call puts it there, and memory is registered for the first time after that. */
 /*
  * Gives the number to another userfaultfd, by a call that the library does not see. That one takes
  * memory as the library's does, and has no events, for which nobody would wait.
