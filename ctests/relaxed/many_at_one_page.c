@@ -10,21 +10,38 @@ enum { PAGES = 100 };
 
 static struct pair pair;
 
+/*
+ * Whether the registration used a region that was there. Before Linux 6.11 the library reads all
+ * mappings to learn about one, and does so for a tenth of the time at most: on a busy machine it may
+ * have to wait, and says so.
+ */
+static bool used_again(char *memory, size_t length, int access, int *failed)
+{
+	for (int tries = 1;; tries++) {
+		struct rdmamr_stats before = stats(), after;
+
+		*failed += !lands_with(&pair, memory, length, access);
+		after = stats();
+		if (reused(before, after))
+			return true;
+		show(before, after);
+		if (tries == 10 || after.bypassed_busy != before.bypassed_busy + 1)
+			return false;
+		usleep(tries * 50000);
+	}
+}
+
 static void growing(const char *name, char *memory, int access)
 {
 	int failed = 0, anew = 0;
 
 	for (int n = 1; n <= PAGES; n++) {
-		struct rdmamr_stats before;
-
 		for (int round = 0; round < 2; round++) {
 			struct ibv_mr *mr = register_region(pair.pd, memory, (size_t)n * PAGE, access);
 
 			failed += !mr || deregister_region(mr) != 0;
 		}
-		before = stats();
-		failed += !lands_with(&pair, memory, (size_t)n * PAGE, access);
-		anew += !reused(before, stats());
+		anew += !used_again(memory, (size_t)n * PAGE, access, &failed);
 	}
 	is(failed, 0, "%s: each of 1 to %d pages is registered three times, and data lands", name, PAGES);
 	is(anew, 0, "%s: by a region that was there", name);
@@ -36,7 +53,7 @@ int main(int argc, char **argv)
 
 	(void)argc;
 	with_setting(argv, "RDMAMR_RELAXED_LINGER", FOREVER);
-	alarm(100);
+	alarm(300);
 	relaxed_open(&pair);
 	memory = pages(PAGES);
 	growing("rights of peers", memory, LOCAL_AND_REMOTE);
