@@ -1,12 +1,17 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/* A program that is linked to the library: nothing here needs a device. */
+/*
+ * A program that is linked to the library: nothing here needs a device. With the argument "kill" it
+ * does not end in order, with "chdir" it ends in another directory.
+ */
 #include <errno.h>
 #include <infiniband/verbs.h>
 #include <rdmamr.h>
+#include <signal.h>
 #include <string.h>
+#include <unistd.h>
 #include "../lib/tap.h"
 
-int main(void)
+int main(int argc, char **argv)
 {
 	struct rdmamr_stats stats;
 	struct {
@@ -16,12 +21,8 @@ int main(void)
 	char version[32], memory[64];
 	struct ibv_mr *mr;
 
-	/*
-	 * Something that is libibverbs' alone, so that the program needs it; there may be no
-	 * device.
-	 */
-	if (ibv_fork_init())
-		printf("# no fork support\n");
+	/* Something that is libibverbs' alone, so that the program needs it. */
+	printf("# %s\n", ibv_node_type_str(IBV_NODE_CA));
 
 	snprintf(version, sizeof(version), "%d.%d.%d", RDMAMR_VERSION_MAJOR, RDMAMR_VERSION_MINOR,
 		 RDMAMR_VERSION_PATCH);
@@ -46,5 +47,9 @@ int main(void)
 	ok(!mr && errno == EINVAL, "registering for no domain is EINVAL: the call is ours");
 	ok(strstr(rdmamr_last_reason(), "ibv_reg_mr of 64 bytes") != NULL, "the reason: %s", rdmamr_last_reason());
 	is(ibv_dereg_mr(NULL), EINVAL, "deregistering nothing is EINVAL");
+	if (argc > 1 && !strcmp(argv[1], "kill"))
+		raise(SIGKILL);
+	if (argc > 1 && !strcmp(argv[1], "chdir") && chdir("/"))
+		printf("Bail out! chdir\n");
 	return done_testing();
 }

@@ -56,7 +56,7 @@ tap "it runs" env LD_LIBRARY_PATH="$stage/usr/lib/here" "$consumer"
 
 read -ra flags <<<"$(pkg-config --cflags rdmamr)"
 check "a program links the archive" "$cc" -std=gnu11 -Wall -Wextra -Werror "$here/consumer.c" "$here/../lib/tap.c" -o "$stage/static" "${flags[@]}" \
-	"$stage/usr/lib/here/librdmamr.a" -Wl,--no-as-needed -libverbs -lgcc_s -lpthread -ldl
+	"$stage/usr/lib/here/librdmamr.a" -libverbs -lgcc_s -lpthread -ldl
 check "and needs no librdmamr" bash -c '! readelf -dW "$1" | grep -q "NEEDED.*rdmamr"' - "$stage/static"
 tap "it runs" "$stage/static"
 check "it obeys its settings" grep -q '^{"reg_kernel":0,' <<<"$(RDMAMR_STATS=stderr "$stage/static" 2>&1)"

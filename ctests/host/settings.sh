@@ -11,22 +11,29 @@ cd "$work" || exit 1
 
 says() { env "$@" LD_PRELOAD="$library" true 2>&1; }
 
-# The fields of the header, each 0.
-zeros={$(sed -n 's/^ *uint64_t \(.*\);/"\1":0/p' "$here/../../include/rdmamr.h" | paste -sd,)}
+# A program that calls the library: a registration and a deregistration fail.
+"${CC:-cc}" -I"$here/../../include" "$here/consumer.c" "$here/../lib/tap.c" -o failing "$library" -libverbs
+errors() { env LD_PRELOAD="$library" "$@" 2>&1 >/dev/null; }
+fields=$(sed -n '/^struct rdmamr_stats {/,/^};/s/^ *uint64_t \([a-z_]*\);/\1/p' "$here/../../include/rdmamr.h")
+# What the library says of it: all fields of the header, 0 but for the two.
+line={$(while read -r field; do echo "\"$field\":$([[ $field = *_failed ]] && echo 1 || echo 0)"; done <<<"$fields" | paste -sd,)}
 check "without settings, not a word" [ -z "$(says)" ]
-check "RDMAMR_STATS=stderr: one line of JSON" [ "$(says RDMAMR_STATS=stderr)" = "$zeros" ]
-fields=$(sed -n '/^struct rdmamr_stats {/,/^};/s/^ *uint64_t \([a-z_]*\);/\1/p' "$here/../../include/rdmamr.h" | tr '\n' ' ')
-check "its fields are those of struct rdmamr_stats: $fields" \
-	[ "$(says RDMAMR_STATS=stderr | tr -d '{}"' | tr ',' '\n' | sed 's/:.*//' | tr '\n' ' ')" = "$fields" ]
+check "RDMAMR_STATS=stderr: one line of JSON, with the fields of struct rdmamr_stats: $(xargs <<<"$fields")" \
+	[ "$(errors RDMAMR_STATS=stderr ./failing)" = "$line" ]
 
-says RDMAMR_STATS=file >/dev/null
-check "RDMAMR_STATS=FILE, relative" [ "$(cat "$work/file")" = "$zeros" ]
-env RDMAMR_STATS=file LD_PRELOAD="$library" perl -e 'chdir "/"'
-check "wherever the process has gone" [ "$(grep -cxF "$zeros" "$work/file")" = 2 ]
-env RDMAMR_STATS="$work/file" LD_PRELOAD="$library" perl -e 'system("/bin/true"); if (!fork) { exit 0 } wait; exec "/bin/true"'
-check "each program adds a line, and a child that only forked does not" [ "$(grep -cxF "$zeros" "$work/file")" = 4 ]
-check "a file that cannot be written is said so" grep -q 'RDMAMR_STATS: cannot be written' <<<"$(says RDMAMR_STATS=/nowhere/file)"
-check "a process that is killed writes nothing" [ -z "$(env RDMAMR_STATS=stderr LD_PRELOAD="$library" sh -c 'kill -9 $$' 2>&1 | grep reg_kernel)" ]
+errors RDMAMR_STATS=file ./failing
+check "RDMAMR_STATS=FILE, relative" [ "$(cat "$work/file")" = "$line" ]
+errors RDMAMR_STATS=file ./failing chdir
+check "wherever the process has gone" [ "$(grep -cxF "$line" "$work/file")" = 2 ]
+env RDMAMR_STATS="$work/file" LD_PRELOAD="$library" perl -e 'system("./failing"); if (!fork) { exit 0 } wait; exec "./failing"' >/dev/null
+check "each program that calls the library adds a line, and the others none" bash -c '[ "$(grep -cxF "$1" file) $(wc -l <file)" = "4 4" ]' - "$line"
+for output in stderr table silent; do
+	check "a program that registers nothing says nothing: RDMAMR_STATS=$output" bash -c '[ -z "$1" ] && [ ! -e silent ]' - "$(says RDMAMR_STATS=$output)"
+done
+check "but one line for debugging" \
+	grep -qx 'rdmamr: process [0-9]* has no statistics: it registered nothing' <<<"$(says RDMAMR_STATS=stderr RDMAMR_LOG=debug)"
+check "a file that cannot be written is said so" grep -q 'RDMAMR_STATS: cannot be written' <<<"$(errors RDMAMR_STATS=/nowhere/file ./failing)"
+check "a process that is killed writes nothing" [ -z "$(RDMAMR_STATS=stderr LD_PRELOAD="$library" ./failing kill 2>&1 | grep reg_kernel)" ]
 
 warning() { # NAME SETTING WORDS: one line, with these words
 	local output
@@ -43,7 +50,6 @@ for level in error warn info debug; do
 done
 check "RDMAMR_DISABLE=1 is known" [ -z "$(says RDMAMR_DISABLE=1)" ]
 
-"${CC:-cc}" -I"$here/../../include" "$here/consumer.c" "$here/../lib/tap.c" -o failing "$library" -libverbs
 reasons=$(RDMAMR_LOG=warn LD_PRELOAD=$library ./failing 2>&1 >/dev/null)
 check "RDMAMR_LOG=warn prints why a call failed: $(head -1 <<<"$reasons" | tr -d '#')" \
 	grep -q '^rdmamr: ibv_reg_mr of 64 bytes at .*: EINVAL: the protection domain is NULL$' <<<"$reasons"

@@ -108,12 +108,14 @@ has "--cache all" RDMAMR_CACHE=all run --cache all env
 has "--prefault" RDMAMR_PREFAULT=2 run --prefault 2 env
 has "--monitor" RDMAMR_MONITOR=libfabric run --monitor libfabric env
 has "--log" RDMAMR_LOG=info run --log info env
+"${CC:-cc}" -I"$here/../../include" "$here/../host/consumer.c" "$here/../lib/tap.c" -o failing "$library" -libverbs
 has "--stats" RDMAMR_STATS=table run --stats env
 has "--stats=json" RDMAMR_STATS=stderr run --stats=json env
-check "--stats prints a table of at most 80 columns, and no JSON" bash -c '[ "$(wc -l <<<"$1")" -ge 4 ] && [ "$(wc -L <<<"$1")" -le 80 ] && grep -q "^  registered  *0  *0  *0$" <<<"$1" && ! grep -q "{" <<<"$1"' - "$(run --stats true 2>&1)"
-check "--stats=json prints a line of JSON" grep -q '^{"reg_kernel":0,.*}$' <<<"$(run --stats=json true 2>&1)"
+check "--stats prints a table of at most 80 columns, and no JSON" bash -c '[ "$(wc -l <<<"$1")" -ge 4 ] && [ "$(wc -L <<<"$1")" -le 80 ] && grep -q "^  registered  *0  *0  *1$" <<<"$1" && ! grep -q "{" <<<"$1"' - "$(run --stats ./failing 2>&1 >/dev/null)"
+check "--stats=json prints a line of JSON" grep -q '^{"reg_kernel":0,.*}$' <<<"$(run --stats=json ./failing 2>&1 >/dev/null)"
 check "a program that registers nothing has no trace to report on" [ -z "$(run --trace none true 2>&1)" ]
 has "--stats=FILE is absolute" "RDMAMR_STATS=$work/stats" run --stats=stats env
+run --stats=stats ./failing >/dev/null
 check "and the library has written it" grep -q reg_kernel stats
 has "--trace is absolute" "RDMAMR_TRACE=$work/trace" run --trace trace env
 check "and the file is there" test -f trace

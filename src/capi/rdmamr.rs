@@ -6,6 +6,7 @@ use super::ret;
 use crate::config::{Output, config};
 use crate::desk;
 use crate::report::explain;
+use crate::report::log::{self, Level};
 use crate::report::stats::{self, counter, rdmamr_stats};
 use crate::report::text::Text;
 use crate::sys::append::append;
@@ -124,7 +125,7 @@ fn say_what_was_traced() {
     }
     // SAFETY: `next` is the string that strdup made in `loaded`, and nobody frees that string.
     let next = unsafe { CStr::from_ptr(next) }.to_str().unwrap_or_default();
-    crate::report::log::always(format_args!("{calls} calls are recorded; next: {next}"));
+    log::always(format_args!("{calls} calls are recorded; next: {next}"));
 }
 
 unsafe extern "C" fn loaded() {
@@ -146,8 +147,7 @@ unsafe extern "C" fn loaded() {
 }
 
 /// Writes the end of the trace, and the statistics to the place that RDMAMR_STATS names, when the
-/// process exits normally. A forked child writes the statistics only if it has used the library
-/// itself.
+/// process exits normally.
 unsafe extern "C" fn exiting() {
     ret::always((), || {
         trace::exiting();
@@ -156,22 +156,26 @@ unsafe extern "C" fn exiting() {
     })
 }
 
+/// Writes nothing for a process that has not called the library. Launchers and their helpers, which
+/// inherit the setting, would leave a dozen lines of zeros for each line that tells something.
 fn write_statistics() {
     let Some(output) = &config().stats else {
         return;
     };
     // SAFETY: getpid has no preconditions.
-    if stats::existing().is_none() && unsafe { libc::getpid() } != LOADED_BY.load(Relaxed) {
+    let pid = unsafe { libc::getpid() };
+    let statistics = statistics();
+    if statistics == rdmamr_stats::default() {
+        let message = format_args!("process {pid} has no statistics: it registered nothing");
+        log::line(Level::Debug, message);
         return;
     }
     let mut text = Text::<2048>::new();
     if *output == Output::Table {
-        // SAFETY: getpid has no preconditions.
-        let pid = unsafe { libc::getpid() };
         let _ = writeln!(text, "rdmamr: process {pid}");
-        let _ = statistics().write_table(&mut text);
+        let _ = statistics.write_table(&mut text);
     } else {
-        let _ = statistics().write_json(&mut text);
+        let _ = statistics.write_json(&mut text);
         let _ = text.write_str("\n");
     }
     let bytes = text.as_bytes();
@@ -189,7 +193,7 @@ fn write_statistics() {
         Output::File(path) => append(path, bytes),
     };
     if let Err(why) = written {
-        crate::report::log::always(format_args!("RDMAMR_STATS: cannot be written: {why}"));
+        log::always(format_args!("RDMAMR_STATS: cannot be written: {why}"));
     }
 }
 
