@@ -314,7 +314,7 @@ impl File {
         let flags = libc::O_RDONLY | libc::O_CLOEXEC;
         // SAFETY: the path ends with a NUL.
         let fd = unsafe { libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags) };
-        (fd >= 0).then_some(File(fd))
+        (fd >= 0).then(|| File(fd))
     }
 
     /// Reads bytes and returns how many; 0 at the end of the file.
