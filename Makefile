@@ -143,6 +143,14 @@ figures: ## put the figures of the benchmarks that ran here into README.md and d
 picture: ## make examples/report.png again: the report on HPC Challenge, in the soft-RoCE machine
 	@examples/picture
 
+wall: all ctests target/release/rdmamr ## run programs of other projects without the library, with it and with the pool, and write docs/programs.md
+	vm/packages vm programs picture
+	ctests/programs/mooncake_wheel >/dev/null
+	rm -rf target/wall
+	CHECK_WALL=1 vm/run -k 6.12 -m 6144 -t 3600 -o target/wall -- ctests/on-device rxe-6.12 rxe0 10.77.0.1 1 programs@all
+	! grep '^not ok\|^Bail' target/wall/*.tap
+	python3 -B ctests/programs/table.py target/wall target/release/rdmamr >docs/programs.md
+
 house: ## print which room of src/ uses which
 	@python3 -B ctests/host/house.py --draw
 
@@ -210,4 +218,4 @@ help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | awk -F '|' '{ printf "  make %-14s %s\n", $$1, $$2 }'
 
 FORCE:
-.PHONY: house all headers man cbindgen check ctests demo bench bench-relaxed bench-trace bench-prefault bench-fabric bench-cache figures picture soak mutants vm install uninstall deb clean help FORCE
+.PHONY: house wall all headers man cbindgen check ctests demo bench bench-relaxed bench-trace bench-prefault bench-fabric bench-cache figures picture soak mutants vm install uninstall deb clean help FORCE

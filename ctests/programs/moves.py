@@ -17,6 +17,7 @@ from mooncake.engine import TransferEngine
 LENGTH = 64 << 10
 BUFFERS = 20
 DEVICE, ADDRESS, FOLDER, ROLE = sys.argv[1:]
+os.makedirs(FOLDER, exist_ok=True)
 
 
 def engine(port):
@@ -89,6 +90,7 @@ def initiator():
         del source, back
     print(f"{good} of {BUFFERS} buffers came back as they went")
     write("done", "")
+    sys.exit(good != BUFFERS)
 
 
 {"target": target, "initiator": initiator}[ROLE]()

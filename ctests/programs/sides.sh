@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+# shellcheck shell=bash
+# Runs the two sides of a program and judges how they ended. Source this. `scratch` is a folder for
+# what they print; a side that is not done after `limit` seconds is ended.
+
+port=20000
+
+# What programs say of data that came wrong. Some say it and exit with 0.
+complaint='invalid data|data mismatch|verification failed'
+
+# How to tell that a server is ready: it listens on TCP, or through the RDMA connection manager.
+# Here and below, what bash can do is not left to another program: in an emulated machine, to start
+# one is slow.
+tcp() { # PORT
+	local hex file lines=()
+	printf -v hex %04X "$1"
+	for file in /proc/net/tcp{,6}; do
+		[ ! -e "$file" ] || mapfile -t lines <"$file"
+		[[ ! "${lines[*]}" =~ :$hex\ [0-9A-F]+:0000\ 0A\  ]] || return 0
+	done
+	return 1
+}
+cm() { # PORT
+	[[ $(rdma resource show cm_id) =~ state\ LISTEN\ [^$'\n']*:$1([[:space:]]|$) ]]
+}
+
+# The same goes for a pause.
+mkfifo "$scratch/never"
+exec {never}<>"$scratch/never"
+pause() { read -rt 0.05 -u "$never"; }
+
+# Starts a side of a program, and sets `started` to its process.
+side() { # FILE COMMAND...: what it prints goes to FILE.out and FILE.err
+	local file=$1
+	shift
+	timeout -k 2 "$limit" "$@" >"$file.out" 2>"$file.err" </dev/null &
+	started=$!
+}
+running() { kill -0 "$1" 2>/dev/null; }
+
+# Waits for the processes of both sides, or of the one, and sets ended[PROCESS] to their statuses.
+# One whose other side has failed may wait for it for ever: it has ten more seconds.
+declare -A ended
+unkillable() { # PROCESS...: sides that run on though timeout(1) has killed them: says where
+	local process
+	for process; do
+		for process in "$process" $(cat "/proc/$process/task/$process/children"); do
+			echo "# $process $(tr '\0' ' ' <"/proc/$process/cmdline"): $(grep State "/proc/$process/status"), $(cat "/proc/$process/wchan")"
+			sed 's/^/# /' "/proc/$process/stack"
+		done
+	done 2>/dev/null
+	for process; do ended[$process]=137; done
+}
+await() { # PROCESS [PROCESS]
+	local first=$1 other=${2-} n start=$SECONDS
+	while running "$1" && running "${2-$1}"; do
+		pause
+		if ((SECONDS - start > limit + 60)); then
+			unkillable "$@"
+			return
+		fi
+	done
+	if running "$1"; then first=$2 other=$1; fi
+	wait "$first"
+	ended[$first]=$?
+	[ -n "$other" ] || return
+	if [ "${ended[$first]}" != 0 ]; then
+		for ((n = 0; n < 200; n++)); do
+			running "$other" || break
+			pause
+		done
+		kill "$other" 2>/dev/null
+	fi
+	wait "$other"
+	ended[$other]=$?
+}
+
+# Runs both sides, each after the words of PREFIX, with a port in place of PORT. Sets verdict[RUN]:
+# how they ended, and what they said of the data.
+declare -A verdict
+run() { # RUN READY SAYS SERVER CLIENT PREFIX...
+	local run=$1 out=$scratch/$1 ready=$2 says=$3 server client server_pid='' client_pid='' file
+	# A port of its own for every run: no waiting for the last one to be free again.
+	while "${ready:-false}" $((++port)); do :; done
+	read -ra server <<<"${4//PORT/$port}"
+	read -ra client <<<"${5//PORT/$port}"
+	shift 5
+	for file in "$out".{server,client}.{out,err}; do : >"$file"; done
+	ended=()
+	if [ ${#server[@]} -gt 0 ]; then
+		side "$out.server" "$@" "${server[@]}"
+		server_pid=$started
+		until "$ready" "$port" || ! running "$server_pid"; do pause; done
+	fi
+	# Without its server the client would only add its own complaint.
+	if [ -z "$server_pid" ] || running "$server_pid"; then
+		side "$out.client" "$@" "${client[@]}"
+		client_pid=$started
+	fi
+	# shellcheck disable=SC2086 # either may be none
+	await $server_pid $client_pid
+	verdict[$run]="server ${ended[${server_pid:-none}]-none}, client ${ended[${client_pid:-none}]-none}
+$(grep -ahE "$complaint${says:+|$says}" "$out".{server,client}.{out,err} | tr -d '\0')"
+}
+
+# Questions about a run.
+worked() { [[ ${verdict[$1]} =~ ^server\ (0|none),\ client\ 0$'\n' && ! ${verdict[$1]} =~ $complaint ]]; }
+late() { [[ ${verdict[$1]} =~ ^server\ ((124|137),|[a-z0-9]+,\ client\ (124|137)$'\n') ]]; }
+output() { # the end of what both sides printed
+	local file
+	for file in "$scratch/$1".{server,client}.{out,err}; do
+		tail -n 10 "$file" | tr -d '\0' | sed "s/^/${file##*/}: /"
+	done
+}
+reason() { # why it failed, in the program's own words: of the side that failed by itself
+	local side=client
+	[[ ${verdict[$1]} =~ ^server\ (none|0|143), ]] || side=server
+	cat "$scratch/$1.$side".{out,err} | grep -av '^[[:space:]]*$' | tail -n 1 | tr -d '#\0'
+}
+difference() { # RUN: from the one without the library
+	echo "${verdict[without]}" >"$scratch/verdict.without"
+	echo "${verdict[$1]}" >"$scratch/verdict.$1"
+	diff -a "$scratch/verdict.without" "$scratch/verdict.$1" | sed -n "s/^</without:/p; s/^>/$1:/p"
+}
+
+# rping before rdma-core 59 destroys its event channel while its thread may be about to ask it for an
+# event. If the thread comes late, the process says this, and ends with 255 after all has gone well
+# (rdma-core's commit f3ae6534a, "rping: terminate CM event thread before exiting").
+ended_badly() { # RUN
+	grep -qx 'rdma_get_cm_event: Bad file descriptor' "$scratch/$1".{server,client}.err
+}
+
+attempts() { # RUN...: runs again, up to five times, if only its end went wrong or a message was lost
+	local attempt
+	for attempt in 1 2 3 4 5; do
+		rm -f "$scratch/$1".{stats,trace}
+		run "$@"
+		if ended_badly "$1"; then
+			echo "# $1, attempt $attempt: ${verdict[$1]%%$'\n'*}: the event channel was gone"
+		elif late "$1" && [ "${RELIABLE-yes}" = no ]; then
+			echo "# $1, attempt $attempt: not done after $limit s"
+		else
+			return
+		fi
+	done
+}
