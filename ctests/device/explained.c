@@ -3,8 +3,11 @@
 #include "../lib/device.h"
 #include <linux/capability.h>
 #include <pthread.h>
+#include <sched.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 
 static struct ibv_pd *pd;
 
@@ -23,6 +26,19 @@ static void reasons(const char *name, void *addr, size_t length, uint64_t iova, 
 	ok(strstr(reason, words) != NULL, "%s: %s", name, reason);
 }
 
+/* Gives CAP_IPC_LOCK up, in these sets. */
+static void give_up(bool permitted)
+{
+	struct __user_cap_header_struct header = { .version = _LINUX_CAPABILITY_VERSION_3 };
+	struct __user_cap_data_struct data[2];
+
+	must(syscall(SYS_capget, &header, data) == 0);
+	data[0].effective &= ~(1u << CAP_IPC_LOCK);
+	if (permitted)
+		data[0].permitted &= ~(1u << CAP_IPC_LOCK);
+	must(syscall(SYS_capset, &header, data) == 0);
+}
+
 static void *other_thread(void *argument)
 {
 	(void)argument;
@@ -30,11 +46,38 @@ static void *other_thread(void *argument)
 	return NULL;
 }
 
+static void over_the_limit(const char *name, char *memory, const char *words)
+{
+	reasons(name, memory, 20 * PAGE, (uintptr_t)memory, IBV_ACCESS_LOCAL_WRITE, ENOMEM, words);
+}
+
+/* In a user namespace a program has every capability, and the kernel asks for that of the first one. */
+static void in_user_namespace(char *memory)
+{
+	int status, count[2];
+	pid_t pid;
+
+	must(pipe(count) == 0);
+	fflush(stdout);
+	pid = fork();
+	must(pid >= 0);
+	if (!pid) {
+		bool is_there = unshare(CLONE_NEWUSER) == 0;
+
+		pd = ibv_alloc_pd(open_device());
+		must(pd && is_there);
+		over_the_limit("in a user namespace", memory, "does not count, in a user namespace");
+		fflush(stdout);
+		must(write(count[1], &tap_count, sizeof(tap_count)) == sizeof(tap_count));
+		_exit(0);
+	}
+	must(waitpid(pid, &status, 0) == pid && status == 0);
+	must(read(count[0], &tap_count, sizeof(tap_count)) == sizeof(tap_count));
+}
+
 int main(void)
 {
 	struct rlimit limit = { 16 * PAGE, 16 * PAGE };
-	struct __user_cap_header_struct header = { .version = _LINUX_CAPABILITY_VERSION_3 };
-	struct __user_cap_data_struct data[2];
 	char *memory = pages(64), *hole = pages(64);
 	void *read_only = mmap(NULL, PAGE, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	char expected[128];
@@ -55,12 +98,14 @@ int main(void)
 
 	mr = ibv_reg_mr(pd, memory, 6 * PAGE, IBV_ACCESS_LOCAL_WRITE);
 	must(mr && setrlimit(RLIMIT_MEMLOCK, &limit) == 0);
-	must(syscall(SYS_capget, &header, data) == 0);
-	data[0].effective &= ~(1u << CAP_IPC_LOCK);
-	data[0].permitted &= ~(1u << CAP_IPC_LOCK);
-	must(syscall(SYS_capset, &header, data) == 0);
-	reasons("the limit", memory, 20 * PAGE, (uintptr_t)memory, IBV_ACCESS_LOCAL_WRITE, ENOMEM,
-		"needs 80 KiB, and 24 of 64 KiB are pinned already (VmPin)");
+	give_up(false);
+	over_the_limit("CAP_IPC_LOCK permitted", memory, "here it is permitted, but not effective");
+	give_up(true);
+	over_the_limit("the limit", memory, "needs 80 KiB, and 24 of 64 KiB are pinned already (VmPin)");
+	over_the_limit("in the bounding set", memory, "here it is in the bounding set alone, which helps only root");
+	must(prctl(PR_CAPBSET_DROP, CAP_IPC_LOCK, 0, 0, 0) == 0);
+	over_the_limit("in no set", memory, "here it is not even in the bounding set");
+	in_user_namespace(memory);
 	if (pd->context->device->transport_type == IBV_TRANSPORT_IWARP) {
 		skip("the limit of 0", "siw of Linux 6.1 pins by itself, and calls that ENOMEM too");
 		reasons("the access rule again", memory, PAGE, 0, IBV_ACCESS_REMOTE_WRITE, EINVAL, "need local write");
@@ -72,6 +117,6 @@ int main(void)
 	}
 	err = ibv_dereg_mr(mr);
 	is(err, 0, "a region from before is deregistered");
-	is((long long)stats().reg_failed, 7, "the failures are counted");
+	is((long long)stats().reg_failed, 10, "the failures are counted");
 	return done_testing();
 }

@@ -48,7 +48,7 @@ assert answer["state"] == max((check["state"] for check in answer["checks"]), ke
 ' "$work/json"
 check "text and JSON have the same checks" bash -c '[ "$(grep -c "^ok \|^warning\|^FAILURE" "$1")" = "$(grep -c "\"subject\"" "$2")" ]' - "$work/text" "$work/json"
 check "the text counts them: $(tail -1 "$work/text")" grep -Eqx '[0-9]+ ok, [0-9]+ warnings?, [0-9]+ failures?' "$work/text"
-subjects=(kernel rdma-core libfabric library memlock userfaultfd mappings fork hugepages 'transparent hugepages')
+subjects=(kernel rdma-core libfabric library container memlock userfaultfd mappings fork hugepages 'transparent hugepages')
 for subject in "${subjects[@]}"; do
 	check "it looks at $subject" bash -c '[ "$(grep -c "\"subject\": \"$1\"" "$2")" = 1 ]' - "$subject" "$work/json"
 done
@@ -90,9 +90,25 @@ if [ "$(uname -m)" = x86_64 ]; then
 	[ -n "$device" ] || says "refused by a container's filter" userfaultfd warning "seccomp" filtered 1 "$tool" doctor
 	[ -n "$device" ] || says "in the other way that they refuse" userfaultfd warning "seccomp" filtered 38 "$tool" doctor
 fi
+[ -n "$device" ] || says "a pod" container ok "a container of Kubernetes; this is a job of Slurm" env KUBERNETES_SERVICE_HOST=10.0.0.1 SLURM_JOB_ID=1 "$tool" doctor
 if [ "$(id -u)" = 0 ] && setpriv --reuid=65534 --clear-groups test -x "$tool"; then
 	says "userfaultfd needs no privilege" userfaultfd ok "allowed" as_nobody "$tool" doctor
 	[ -n "$device" ] || says "64 KiB that may be pinned" memlock warning "soft limit 64 KiB" prlimit --memlock=65536 setpriv --reuid=65534 --regid=65534 --clear-groups --inh-caps=-all "$tool" doctor
+	if [ -z "$device" ]; then
+		little() { prlimit --memlock=65536 env -u container "$@" "$tool" doctor; }
+		user=(setpriv --reuid=65534 --regid=65534 --clear-groups --inh-caps=-all)
+		says "a user's bounding set helps nobody" memlock warning "in the bounding set alone" little "${user[@]}"
+		says "nor does a bounding set without it" memlock warning "not even in the bounding set" little setpriv --bounding-set=-ipc_lock "${user[@]}"
+		if unshare -Ur true 2>/dev/null; then
+			says "nor do the rights of a user namespace" memlock warning "one of a user namespace" little unshare -Ur
+		else
+			skip "a user namespace" "this process may not make one"
+		fi
+		says "an ambient capability does" memlock ok "CAP_IPC_LOCK" \
+			prlimit --memlock=65536 setpriv --reuid=65534 --regid=65534 --clear-groups --inh-caps=+ipc_lock --ambient-caps=+ipc_lock "$tool" doctor
+		says "in a pod" memlock warning "systemctl edit containerd" little "${user[@]}" env KUBERNETES_SERVICE_HOST=10.0.0.1
+		says "in a job" memlock warning "PropagateResourceLimitsExcept=MEMLOCK" little "${user[@]}" env SLURM_JOB_ID=1
+	fi
 	[ -n "$device" ] || says "with CAP_IPC_LOCK the limit is no matter" memlock ok "CAP_IPC_LOCK" prlimit --memlock=65536 "$tool" doctor
 	if prlimit --memlock=unlimited true 2>/dev/null; then
 		says "a soft limit that everybody may raise" memlock warning "ulimit -l unlimited" \
@@ -139,6 +155,11 @@ says "fork support is not needed, and what ibv_fork_init does all the same" fork
 says "where it was asked for all the same" fork warning "unset RDMAV_FORK_SAFE" env RDMAV_FORK_SAFE=1 "$tool" doctor
 
 if [ -n "${VM:-}" ]; then
+	for sign in /.dockerenv:Docker /run/.containerenv:Podman; do
+		touch "${sign%:*}"
+		says "a container" container ok "of ${sign#*:}" "$tool" doctor "$device"
+		rm "${sign%:*}"
+	done
 	node=/dev/infiniband/$(basename "$(grep -lx "$device" /sys/class/infiniband_verbs/*/ibdev | head -1 | xargs dirname)")
 	chmod 600 "$node"
 	says "a device that others may not open" uverbs FAILURE "chmod 666 $node" as_nobody "$tool" doctor "$device"

@@ -132,7 +132,8 @@ def service(path, program, library):
         one.modules(program, library)
         one.block(REASON, struct.pack("<I", 1) + b"ibv_reg_mr of 536870912 bytes at 0x7f2ac0000000, access local_write remote_read: "
                   b"ENOMEM from the kernel: RLIMIT_MEMLOCK: this needs 512 MiB, and 402 of 512 MiB are pinned already (VmPin). "
-                  b"Raise it (ulimit -l, LimitMEMLOCK= of a service) or grant CAP_IPC_LOCK")
+                  b"Raise it (ulimit -l, LimitMEMLOCK= of a service), or gain CAP_IPC_LOCK: here it is in the bounding set alone, "
+                  b"which helps only root")
         at, lkey = 150 * ms, 1000
         for n in range(24):  # the index, which stays
             memory = (0x7F1000000000 + n * 16 * MiB, 16 * MiB)

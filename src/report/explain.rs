@@ -9,7 +9,7 @@ use super::text::Text;
 use crate::abi::libfabric;
 use crate::call::{Access, Error, Request};
 use crate::sys::pages::{PageRange, page_size};
-use crate::sys::proc;
+use crate::sys::proc::{self, Capability};
 use core::cell::{Cell, RefCell};
 use core::ffi::CStr;
 use core::fmt::{self, Write};
@@ -215,9 +215,14 @@ fn registration(request: &Request, errno: i32, out: &mut impl Write) -> fmt::Res
         libc::EINVAL => invalid(request, out),
         libc::EFAULT => fault(request, out),
         libc::ENOMEM => no_memory(request, 0, out),
+        libc::EPERM if proc::memlock_limit() == Some(0) => write!(
+            out,
+            "RLIMIT_MEMLOCK is 0, which forbids pinning memory. {}",
+            Raise(proc::Status::read().unwrap_or_default().ipc_lock)
+        ),
         libc::EPERM => write!(
             out,
-            "RLIMIT_MEMLOCK is 0, which forbids pinning memory (ulimit -l, LimitMEMLOCK= of a service)"
+            "RLIMIT_MEMLOCK is not 0, so a filter of system calls (seccomp) or a security module refuses it"
         ),
         libc::EOPNOTSUPP if request.access.on_demand() => {
             write!(out, "the device has no on-demand paging for this")
@@ -313,6 +318,24 @@ impl fmt::Display for Needed {
     }
 }
 
+/// How to come by more memory that may be pinned, for a process that has so much of CAP_IPC_LOCK.
+struct Raise(Capability);
+
+impl fmt::Display for Raise {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "Raise it (ulimit -l, LimitMEMLOCK= of a service), or gain CAP_IPC_LOCK: here it "
+        )?;
+        f.write_str(match self.0 {
+            Capability::Absent => "is not even in the bounding set",
+            Capability::Bounding => "is in the bounding set alone, which helps only root",
+            Capability::Permitted => "is permitted, but not effective",
+            Capability::Effective => "does not count, in a user namespace",
+        })
+    }
+}
+
 fn no_memory(request: &Request, before: u64, out: &mut impl Write) -> fmt::Result {
     let needed = Needed {
         kib: pinned(request.addr.addr() as u64, request.length as u64) / 1024,
@@ -327,9 +350,9 @@ fn no_memory(request: &Request, before: u64, out: &mut impl Write) -> fmt::Resul
         {
             write!(
                 out,
-                "RLIMIT_MEMLOCK: {needed}, and {} of {limit} KiB are pinned already (VmPin). \
-             Raise it (ulimit -l, LimitMEMLOCK= of a service) or grant CAP_IPC_LOCK",
-                status.pinned_kib
+                "RLIMIT_MEMLOCK: {needed}, and {} of {limit} KiB are pinned already (VmPin). {}",
+                status.pinned_kib,
+                Raise(status.ipc_lock)
             )
         }
         _ => {

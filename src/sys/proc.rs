@@ -58,6 +58,19 @@ pub struct Status {
     pub pinned_kib: u64,
     /// CAP_IPC_LOCK is effective, and the process is in the first user namespace, where it counts.
     pub may_lock: bool,
+    pub ipc_lock: Capability,
+}
+
+/// How far a thread has a capability, capabilities(7).
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub enum Capability {
+    /// In no set.
+    #[default]
+    Absent,
+    /// In the bounding set alone: a program gains it by execve(2) as root, or by its file.
+    Bounding,
+    Permitted,
+    Effective,
 }
 
 const CAP_IPC_LOCK: u32 = 14;
@@ -66,11 +79,24 @@ impl Status {
     /// Reads the current values. `None` if they cannot be read.
     pub fn read() -> Option<Status> {
         let mut status = Status::default();
+        let has = |set: &[u8]| hexadecimal(set).0 >> CAP_IPC_LOCK & 1 == 1;
+        // The kernel prints the permitted set before the effective one, and then the bounding set.
         let read = each_line(c"/proc/thread-self/status", |line| {
             if let Some(value) = field(line, b"VmPin:") {
                 status.pinned_kib = decimal(value);
+            } else if let Some(value) = field(line, b"CapPrm:") {
+                if has(value) {
+                    status.ipc_lock = Capability::Permitted;
+                }
             } else if let Some(value) = field(line, b"CapEff:") {
-                status.may_lock = hexadecimal(value).0 >> CAP_IPC_LOCK & 1 == 1;
+                if has(value) {
+                    status.ipc_lock = Capability::Effective;
+                }
+            } else if let Some(value) = field(line, b"CapBnd:")
+                && status.ipc_lock == Capability::Absent
+                && has(value)
+            {
+                status.ipc_lock = Capability::Bounding;
             }
             true
         });
@@ -79,7 +105,7 @@ impl Status {
             first_namespace = line.ends_with(b" 4294967295");
             false
         });
-        status.may_lock &= mapped && first_namespace;
+        status.may_lock = status.ipc_lock == Capability::Effective && mapped && first_namespace;
         read.then_some(status)
     }
 }

@@ -3,6 +3,7 @@
 //! Each subject has its own file.
 
 mod attributes;
+mod container;
 mod devices;
 mod driver;
 mod fork;
@@ -123,6 +124,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     checks.push(rdma_core::check(&verbs));
     checks.push(libfabric::check());
     checks.push(preload::check());
+    checks.push(container::check());
     checks.push(memlock::check());
     checks.push(userfaultfd::check());
     checks.push(mappings::check());

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The amount of memory that this process may pin.
 
-use super::{Check, bytes, field};
-use std::fs;
+use super::{Check, bytes, container, field, read};
 
 const CAP_IPC_LOCK: u32 = 14;
 /// Some systems' default is less than this, and too little for most programs.
@@ -28,7 +27,8 @@ pub fn check() -> Check {
     if limit.rlim_cur == libc::RLIM_INFINITY {
         return Check::ok(SUBJECT, "unlimited");
     }
-    if may_lock() {
+    let right = Right::read();
+    if right == Right::Effective {
         return Check::ok(
             SUBJECT,
             format!("this process may pin any memory (CAP_IPC_LOCK); without that, {soft}"),
@@ -40,22 +40,69 @@ pub fn check() -> Check {
     if limit.rlim_cur >= LITTLE {
         return Check::ok(SUBJECT, found);
     }
-    let check = Check::warning(SUBJECT, found).meaning(
-        "A process that has that much registered gets ENOMEM (EPERM if the limit is 0) for more.",
-    );
+    let check = Check::warning(SUBJECT, found).meaning(format!(
+        "A process that has that much registered gets ENOMEM (EPERM if the limit is 0) for more. CAP_IPC_LOCK \
+         would lift the limit; here it {}.",
+        right.words()
+    ));
     if limit.rlim_max == libc::RLIM_INFINITY {
         return check.fix("ulimit -l unlimited (a service: LimitMEMLOCK=infinity)");
     }
-    check.fix(
+    check.fix(remedy())
+}
+
+/// How the hard limit is raised for this process: by what has set it.
+fn remedy() -> &'static str {
+    if container::is_slurm_job() {
+        return "systemctl edit slurmd: [Service] LimitMEMLOCK=infinity; in slurm.conf: \
+                PropagateResourceLimitsExcept=MEMLOCK";
+    }
+    container::runtime().map_or(
         "echo '* - memlock unlimited' | sudo tee /etc/security/limits.d/rdma.conf, and log in again (a service: \
-         LimitMEMLOCK=infinity; a container: docker run --ulimit memlock=-1)",
+         LimitMEMLOCK=infinity)",
+        |runtime| runtime.memlock,
     )
 }
 
-/// Whether CAP_IPC_LOCK is effective and this is the first user namespace, where it counts.
-fn may_lock() -> bool {
-    let effective = field("/proc/self/status", "CapEff").unwrap_or_default();
-    let effective = u64::from_str_radix(&effective, 16).unwrap_or(0);
-    let map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
-    effective >> CAP_IPC_LOCK & 1 == 1 && map.trim_end().ends_with(" 4294967295")
+/// What this process has of CAP_IPC_LOCK, capabilities(7).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Right {
+    Absent,
+    Bounding,
+    Permitted,
+    OfNamespace,
+    Effective,
+}
+
+impl Right {
+    fn read() -> Right {
+        let has = |set| {
+            let set = field("/proc/thread-self/status", set).unwrap_or_default();
+            u64::from_str_radix(&set, 16).unwrap_or(0) >> CAP_IPC_LOCK & 1 == 1
+        };
+        // The kernel asks for the capability in the machine's first user namespace.
+        let map = read("/proc/self/uid_map").unwrap_or_default();
+        match (has("CapEff"), has("CapPrm"), has("CapBnd")) {
+            (true, ..) if map.ends_with(" 4294967295") => Right::Effective,
+            (true, ..) => Right::OfNamespace,
+            (_, true, _) => Right::Permitted,
+            (.., true) => Right::Bounding,
+            _ => Right::Absent,
+        }
+    }
+
+    fn words(self) -> &'static str {
+        match self {
+            Right::Absent => {
+                "is not even in the bounding set, as in a container without --cap-add=IPC_LOCK"
+            }
+            Right::Bounding => {
+                "is in the bounding set alone, which helps only root (a service of another user needs \
+                 AmbientCapabilities=CAP_IPC_LOCK)"
+            }
+            Right::Permitted => "is permitted, but not effective: capset(2)",
+            Right::OfNamespace => "is one of a user namespace, which does not count",
+            Right::Effective => "is effective",
+        }
+    }
 }
