@@ -80,6 +80,15 @@ static void objects(void)
 			ok(stats().idle <= 1, "%s: of what is left at most an eighth is idle: %d", name, (int)stats().idle);
 		}
 	}
+	for (int n = 0; n < OBJECTS - 1; n++) {
+		regions[n] = ibv_reg_mr(pd, memory + n * PAGE, PAGE, LOCAL_AND_REMOTE);
+		must(regions[n]);
+	}
+	errno = 0;
+	ok(!ibv_reg_mr(pd, memory + (OBJECTS - 1) * PAGE, PAGE, LOCAL_AND_REMOTE) && errno == EAGAIN, "a tenth region: EAGAIN");
+	ok(strstr(rdmamr_last_reason(), "hca_object=10") != NULL, "with the limit: %s", rdmamr_last_reason());
+	for (int n = 0; n < OBJECTS - 1; n++)
+		must(ibv_dereg_mr(regions[n]) == 0);
 	is(ibv_dealloc_pd(pd), 0, "the domain ends");
 	is(ibv_close_device(context), 0, "the device is closed");
 	enter(false);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
  * What the pool's watch needs is short, or refused: the library says once which call failed and
- * with which errno. What was short is tried again, and regions are then reused.
+ * with which errno. What was short is tried again, and regions are then reused. Where a filter refuses
+ * userfaultfd(2), as those of containers do, the device of Linux 6.1 does for it.
  *
  * The device is the stand-in (stub_device.h). Each part runs in a child.
  */
@@ -11,10 +12,14 @@
 #include <linux/seccomp.h>
 #include <linux/userfaultfd.h>
 #include <pthread.h>
+#include <grp.h>
+#include <sched.h>
 #include <stddef.h>
 #include <sys/ioctl.h>
+#include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include "../lib/device.h"
@@ -23,8 +28,11 @@
 
 enum { UNWATCHED = 77, PATIENCE_S = 20 };
 
+static const char DEVICE[] = "/dev/userfaultfd";
 static int said;
 static bool no_threads;
+
+static void *nothing(void *argument);
 
 /* The program's function stands before the C library's, so it is the library's as well. */
 int clone(int (*run)(void *), void *stack, int flags, void *argument, ...)
@@ -112,6 +120,80 @@ static void threads_run_out(void)
 	comes_later(memory, "gives the library no thread", "Resource temporarily unavailable");
 	no_threads = false;
 	has_come(memory);
+}
+
+/* The device, for a user who is not root, in a namespace of this process. False if that is refused. */
+static bool device_with_mode(mode_t mode)
+{
+	struct stat about;
+
+	if (stat(DEVICE, &about) || unshare(CLONE_NEWNS) || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) ||
+	    mount("none", "/mnt", "tmpfs", 0, NULL) || mknod("/mnt/device", S_IFCHR | mode, about.st_rdev) ||
+	    chmod("/mnt/device", mode) || mount("/mnt/device", DEVICE, NULL, MS_BIND, NULL))
+		return false;
+	return setgroups(0, NULL) == 0 && setresgid(65534, 65534, 65534) == 0 && setresuid(65534, 65534, 65534) == 0;
+}
+
+/* As the profile of a container does that does not list the call. */
+static void refuse_userfaultfd(void)
+{
+	must(refuse_calls(SYS_userfaultfd, 0, O_CLOEXEC | O_NONBLOCK | UFFD_USER_MODE_ONLY, EPERM));
+}
+
+/* As with the system call: every change is heard of, also one that a bare system call makes. */
+static void serves(char *memory)
+{
+	ok(is_used_again(memory), "regions are used again");
+	in_thread(nothing, NULL);
+	for (int n = 0; n < 100; n++) {
+		register_once(memory);
+		must(syscall(SYS_mmap, memory, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) ==
+		     (long)memory);
+		/* Its data lands in the page that is there now. */
+		register_once(memory);
+	}
+	ok(comes(PATIENCE_S, is_used_again(memory)), "after 100 changes by bare system calls, none of which it has missed");
+	is(times("are not reused"), 0, "the library complains of nothing");
+}
+
+static void device_serves(void)
+{
+	char *memory = pages(1);
+
+	if (access(DEVICE, R_OK)) {
+		skip("by the device", "there is none (before Linux 6.1), or not for this user");
+		return;
+	}
+	refuse_userfaultfd();
+	serves(memory);
+}
+
+static void device_serves_a_user(void)
+{
+	char *memory = pages(1);
+
+	if (!device_with_mode(0444)) {
+		skip("by the device, for a user", "a device of another mode cannot be made here");
+		return;
+	}
+	refuse_userfaultfd();
+	serves(memory);
+}
+
+static void device_is_roots(void)
+{
+	static const char *const names[] = { "vm.unprivileged_userfaultfd=1", "seccomp profile", "/dev/userfaultfd" };
+	char *memory = pages(1);
+
+	if (!device_with_mode(0600)) {
+		skip("the device is root's", "a device of another mode cannot be made here");
+		return;
+	}
+	refuse_userfaultfd();
+	ok(!is_used_again(memory) && !is_used_again(memory), "no region is used again");
+	is(times("is refused (Operation not permitted)"), 1, "the library says once that the call is refused");
+	for (size_t n = 0; n < sizeof(names) / sizeof(names[0]); n++)
+		is(times(names[n]), 1, "and names %s", names[n]);
 }
 
 static void *nothing(void *argument)
@@ -209,6 +291,9 @@ int main(int argc, char **argv)
 	must(said >= 0);
 	part("descriptors run out", descriptors_run_out);
 	part("threads run out", threads_run_out);
+	part("the call is refused, and the device is there", device_serves);
+	part("the same for a user", device_serves_a_user);
+	part("the call is refused, and the device as well", device_is_roots);
 	part("the kernel does not let the library ask", fence_is_refused);
 	part("the kernel does not let the monitor read", monitor_cannot_read);
 	return done_testing();

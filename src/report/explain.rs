@@ -8,6 +8,7 @@
 use super::text::Text;
 use crate::abi::libfabric;
 use crate::call::{Access, Error, Request};
+use crate::sys::cgroup;
 use crate::sys::pages::{PageRange, page_size};
 use crate::sys::proc::{self, Capability};
 use core::cell::{Cell, RefCell};
@@ -232,10 +233,18 @@ fn registration(request: &Request, errno: i32, out: &mut impl Write) -> fmt::Res
             "the device's driver does not support one of the access flags, or the memory cannot be pinned \
              for long (a file on a DAX file system)"
         ),
-        libc::EAGAIN => write!(
-            out,
-            "the limit of the rdma cgroup (rdma.max, hca_object) is reached"
-        ),
+        libc::EAGAIN => {
+            write!(
+                out,
+                "the limit of the rdma cgroup (rdma.max, hca_object) is reached"
+            )?;
+            let mut written = Ok(());
+            cgroup::each_limit_of_objects(|line| {
+                let line = core::str::from_utf8(line).unwrap_or_default();
+                written = written.and_then(|()| write!(out, "; {line}"));
+            });
+            written
+        }
         libc::EIO => write!(
             out,
             "the device is gone, or its memory mapping (IOMMU) failed"
@@ -365,10 +374,11 @@ fn no_memory(request: &Request, before: u64, out: &mut impl Write) -> fmt::Resul
                 Some(limit) => write!(out, "RLIMIT_MEMLOCK is {limit} KiB")?,
                 None => write!(out, "RLIMIT_MEMLOCK is unlimited")?,
             }
-            write!(
-                out,
-                "; the kernel, the device or the memory cgroup ran out of something else"
-            )
+            if let Some((used, most)) = cgroup::memory_used() {
+                let (used, most) = (used / 1024, most / 1024);
+                write!(out, ", the memory cgroup has {used} of {most} KiB")?;
+            }
+            write!(out, "; the kernel or the device ran out of something else")
         }
     }
 }

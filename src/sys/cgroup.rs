@@ -16,22 +16,63 @@ pub fn memory_limit() -> Option<u64> {
         _ => &[b"memory.max", b"memory.high"],
     };
     let mut least = None;
-    group.each_ancestor(|group| {
+    group.each_ancestor(&mut |group| {
         for name in names {
-            group.each_line(name, |line| smaller(&mut least, number(line)));
+            group.each_line(name, &mut |line| smaller(&mut least, number(line)));
         }
     });
     least
 }
 
+/// How many bytes of memory the fullest group of this process has, and how many it may have.
+pub fn memory_used() -> Option<(u64, u64)> {
+    let group = Group::find(b"memory")?;
+    let names: [&[u8]; 2] = match group.version {
+        1 => [b"memory.usage_in_bytes", b"memory.limit_in_bytes"],
+        _ => [b"memory.current", b"memory.max"],
+    };
+    let mut fullest: Option<(u64, u64)> = None;
+    group.each_ancestor(&mut |group| {
+        let [used, most] = names.map(|name| {
+            let mut value = None;
+            group.each_line(name, &mut |line| value = number(line));
+            value
+        });
+        if let (Some(used), Some(most)) = (used, most)
+            && fullest
+                .is_none_or(|other| most.saturating_sub(used) < other.1.saturating_sub(other.0))
+        {
+            fullest = Some((used, most));
+        }
+    });
+    fullest
+}
+
+/// Calls `each` for the lines of `rdma.max` that limit the objects of a device.
+pub fn each_limit_of_objects(mut each: impl FnMut(&[u8])) {
+    let Some(group) = Group::find(b"rdma") else {
+        return;
+    };
+    group.each_ancestor(&mut |group| {
+        group.each_line(b"rdma.max", &mut |line| {
+            let device = line.split(|&byte| byte == b' ').next();
+            if device.is_some_and(|device| objects(line, device).is_some()) {
+                each(line.trim_ascii_end());
+            }
+        });
+    });
+}
+
 /// How many more objects (`hca_object`) of this device the process may make.
 pub fn objects_left(device: &[u8]) -> Option<u64> {
     let mut least = None;
-    Group::find(b"rdma")?.each_ancestor(|group| {
+    Group::find(b"rdma")?.each_ancestor(&mut |group| {
         let (mut most, mut used) = (None, None);
-        group.each_line(b"rdma.max", |line| most = most.or(objects(line, device)));
+        group.each_line(b"rdma.max", &mut |line| {
+            most = most.or(objects(line, device))
+        });
         if most.is_some() {
-            group.each_line(b"rdma.current", |line| {
+            group.each_line(b"rdma.current", &mut |line| {
                 used = used.or(objects(line, device))
             });
         }
@@ -165,7 +206,7 @@ impl Group {
     }
 
     /// Calls `each` for the group and those that it lies in.
-    fn each_ancestor(mut self, mut each: impl FnMut(&mut Group)) {
+    fn each_ancestor(mut self, each: &mut dyn FnMut(&mut Group)) {
         loop {
             each(&mut self);
             if self.folder.length <= self.mount {
@@ -177,14 +218,14 @@ impl Group {
     }
 
     /// Calls `each` for the lines of a file of the group. A file that cannot be read has none.
-    fn each_line(&mut self, name: &[u8], mut each: impl FnMut(&[u8])) {
+    fn each_line(&mut self, name: &[u8], each: &mut dyn FnMut(&[u8])) {
         let folder = self.folder.length;
         if self.folder.push(b"/")
             && self.folder.push(name)
             && let Some(path) = self.folder.as_c_str()
         {
             let _ = each_line(path, |line| {
-                each(line);
+                each(line.trim_ascii_end());
                 true
             });
         }
@@ -296,7 +337,7 @@ mod tests {
             mount: b"/sys/fs/cgroup".len(),
         };
         let mut folders = Vec::new();
-        group.each_ancestor(|group| folders.push(group.folder.text().to_vec()));
+        group.each_ancestor(&mut |group| folders.push(group.folder.text().to_vec()));
         assert_eq!(
             folders,
             [

@@ -292,6 +292,11 @@ fn hexadecimal(text: &[u8]) -> (u64, &[u8]) {
 /// file cannot be read to its end, or until `each` returned false, and if it has no line at all.
 #[must_use]
 pub(super) fn each_line(path: &CStr, mut each: impl FnMut(&[u8]) -> bool) -> bool {
+    each_line_of(path, &mut each)
+}
+
+/// As [`each_line`], compiled once and not for each caller.
+fn each_line_of(path: &CStr, each: &mut dyn FnMut(&[u8]) -> bool) -> bool {
     let Some(file) = File::open(path) else {
         return false;
     };

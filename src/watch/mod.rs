@@ -130,9 +130,9 @@ impl Failure {
                 "regions are not reused for now: userfaultfd(2) failed ({errno}). The library tries again later"
             )),
             Failure::File(errno) => always(format_args!(
-                "regions are not reused once they are released: userfaultfd(2) is refused ({errno}). \
-                 Allow the system call with UFFD_USER_MODE_ONLY, which needs no privilege from Linux 5.11 on; \
-                 in a container, in its seccomp profile"
+                "regions are not reused once they are released: userfaultfd(2) is refused ({errno}). Before \
+                 Linux 5.11: sysctl vm.unprivileged_userfaultfd=1. In a container: allow it in the seccomp profile, \
+                 or (Linux 6.1) pass the device /dev/userfaultfd, readable for the process"
             )),
             Failure::Thread(errno) if self.is_passing() => always(format_args!(
                 "regions are not reused for now: the kernel gives the library no thread ({errno}): see RLIMIT_NPROC, \

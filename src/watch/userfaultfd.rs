@@ -166,11 +166,41 @@ impl Userfaultfd {
             let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, flags) };
             if fd >= 0 { Ok(fd as i32) } else { Err(errno()) }
         };
-        match open(flags | UFFD_USER_MODE_ONLY) {
+        let opened = match open(flags | UFFD_USER_MODE_ONLY) {
             // Before Linux 5.11.
             Err(Errno(libc::EINVAL)) => open(flags),
             result => result,
+        };
+        match opened {
+            Err(refused @ Errno(libc::EPERM | libc::EACCES | libc::ENOSYS)) => {
+                Self::by_device(flags | UFFD_USER_MODE_ONLY).map_err(|errno| match errno.0 {
+                    libc::EMFILE | libc::ENFILE | libc::ENOMEM => errno,
+                    _ => refused,
+                })
+            }
+            result => result,
         }
+    }
+
+    /// Opens a file by the device of Linux 6.1, which filters of system calls do not know. The file is
+    /// the one of the system call, made by the same function (`new_userfaultfd`, fs/userfaultfd.c),
+    /// with an inode of its own; the mode of the device says who may.
+    fn by_device(flags: i32) -> Result<i32, Errno> {
+        const USERFAULTFD_IOC_NEW: libc::c_ulong = 0xaa00;
+        let device = c"/dev/userfaultfd".as_ptr();
+        let how = libc::O_RDONLY | libc::O_CLOEXEC;
+        // The calls go by their numbers, past those that this and other libraries interpose.
+        // SAFETY: the path ends with a NUL.
+        let device = unsafe { libc::syscall(libc::SYS_openat, libc::AT_FDCWD, device, how) };
+        if device < 0 {
+            return Err(errno());
+        }
+        // SAFETY: the argument of this ioctl is a number.
+        let fd = unsafe { libc::syscall(libc::SYS_ioctl, device, USERFAULTFD_IOC_NEW, flags) };
+        let made = if fd >= 0 { Ok(fd as i32) } else { Err(errno()) };
+        // SAFETY: this function opened the device, and nothing else uses it.
+        unsafe { libc::syscall(libc::SYS_close, device) };
+        made
     }
 
     /// Whether the kernel keeps one file from unregistering what another file has registered. Linux
@@ -402,4 +432,50 @@ fn out_of_the_way(fd: i32) -> i32 {
     // SAFETY: the caller opened `fd` and uses only the returned number from now on.
     unsafe { libc::close(fd) };
     moved
+}
+
+#[cfg(all(test, not(loom), not(miri)))]
+mod tests {
+    use super::*;
+
+    /// What the library relies on holds for a file of the device as for one of the system call.
+    #[test]
+    fn the_device_makes_the_same_file() {
+        let flags = libc::O_CLOEXEC | libc::O_NONBLOCK | UFFD_USER_MODE_ONLY;
+        let (Ok(one), Ok(another), Ok(called)) = (
+            Userfaultfd::by_device(flags),
+            Userfaultfd::by_device(flags),
+            Userfaultfd::open_file(),
+        ) else {
+            return;
+        };
+        let about = |fd: i32| {
+            let mut about = core::mem::MaybeUninit::<libc::stat>::uninit();
+            // SAFETY: `about` is a local structure that the call may write.
+            assert_eq!(unsafe { libc::fstat(fd, about.as_mut_ptr()) }, 0);
+            // SAFETY: the call succeeded.
+            let about = unsafe { about.assume_init() };
+            let name = std::fs::read_link(format!("/proc/self/fd/{fd}")).unwrap();
+            // SAFETY: the call takes no pointers.
+            let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
+            let mut api = Api {
+                api: UFFD_API,
+                features: EVENTS,
+                ioctls: 0,
+            };
+            // SAFETY: local argument.
+            assert_eq!(unsafe { ioctl()(fd, UFFDIO_API, &raw mut api) }, 0);
+            (
+                about.st_ino,
+                (about.st_dev, name, flags, api.features, api.ioctls),
+            )
+        };
+        let (one, another, called) = (about(one), about(another), about(called));
+        assert!(
+            one.0 != another.0 && one.0 != called.0,
+            "an inode of its own"
+        );
+        assert_eq!(one.1, called.1);
+        assert_eq!(another.1, called.1);
+    }
 }

@@ -3,6 +3,7 @@
 //! Each subject has its own file.
 
 mod attributes;
+mod cgroup;
 mod container;
 mod devices;
 mod driver;
@@ -126,6 +127,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     checks.push(preload::check());
     checks.push(container::check());
     checks.push(memlock::check());
+    checks.push(cgroup::check());
     checks.push(userfaultfd::check());
     checks.push(mappings::check());
     checks.push(fork::check(&verbs));

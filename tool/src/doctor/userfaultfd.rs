@@ -2,7 +2,7 @@
 //! Whether this process may watch its memory by userfaultfd(2). The library needs that to keep
 //! regions.
 
-use super::{Check, field, kernel_version, read};
+use super::{Check, container, field, kernel_version, read};
 use errno::{Errno, errno};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
@@ -46,13 +46,39 @@ pub fn check() -> Check {
     }
 }
 
+/// Linux 6.1: the device gives what the system call gives, to whom its file mode lets.
+const DEVICE: &str = "/dev/userfaultfd";
+const USERFAULTFD_IOC_NEW: libc::c_ulong = 0xaa00;
+
+/// How this process could get the device.
+fn device() -> String {
+    let runtime = container::runtime().map(|runtime| runtime.name);
+    match (
+        std::fs::File::open(DEVICE).map_err(|error| error.kind()),
+        runtime,
+    ) {
+        (Err(std::io::ErrorKind::PermissionDenied), _) => format!("chmod 666 {DEVICE}"),
+        (Ok(_), _) => format!("{DEVICE} refuses as well"),
+        (_, _) if kernel_version() < (6, 1) => "Linux 6.1 or later, for /dev/userfaultfd".into(),
+        (_, Some("Docker" | "Podman")) => format!("--device={DEVICE}"),
+        (_, Some("Kubernetes")) => format!("a hostPath volume or a device plugin for {DEVICE}"),
+        _ => format!("pass {DEVICE} into the container"),
+    }
+}
+
 fn refused(error: Errno) -> Check {
     let check = Check::warning(SUBJECT, format!("refused: {error}"));
     let filtered = field("/proc/self/status", "Seccomp").as_deref() == Some("2");
     if filtered && matches!(error.0, libc::EPERM | libc::ENOSYS | libc::EACCES) {
         return check
-            .meaning(format!("A filter of system calls (seccomp) refuses it, as in many containers. {COST}"))
-            .fix("docker run --security-opt seccomp=PROFILE ..., where PROFILE also allows \"userfaultfd\"");
+            .meaning(format!(
+                "A filter of system calls (seccomp) refuses it, as in many containers, and {DEVICE} does not help \
+                 yet. {COST}"
+            ))
+            .fix(format!(
+                "a seccomp profile that also allows \"userfaultfd\" (docker run --security-opt seccomp=PROFILE), or: {}",
+                device()
+            ));
     }
     match error.0 {
         libc::ENOSYS => check.meaning(format!(
@@ -67,9 +93,11 @@ fn refused(error: Errno) -> Check {
                 ))
                 .fix("sysctl -w vm.unprivileged_userfaultfd=1")
         }
-        libc::EPERM => check.meaning(format!(
-            "A security module refuses it (SELinux: the class anon_inode); see the audit log. {COST}"
-        )),
+        libc::EPERM => check
+            .meaning(format!(
+                "A security module refuses it (SELinux: the class anon_inode); see the audit log. {COST}"
+            ))
+            .fix(device()),
         libc::EINVAL => check.meaning(format!(
             "The kernel lacks the events that the library needs (Linux 4.11). {COST}"
         )),
@@ -99,9 +127,16 @@ fn features() -> Result<u64, Errno> {
 
 fn open(flags: i32) -> Result<OwnedFd, Errno> {
     // SAFETY: userfaultfd takes no pointers.
-    let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, flags) };
+    let mut fd = unsafe { libc::syscall(libc::SYS_userfaultfd, flags) };
     if fd < 0 {
-        return Err(errno());
+        let refused = errno();
+        if let Ok(device) = std::fs::File::open(DEVICE) {
+            // SAFETY: the argument of this ioctl is a number.
+            fd = unsafe { libc::ioctl(device.as_raw_fd(), USERFAULTFD_IOC_NEW, flags) }.into();
+        }
+        if fd < 0 {
+            return Err(refused);
+        }
     }
     // SAFETY: the descriptor was opened just now, and nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
