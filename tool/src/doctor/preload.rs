@@ -22,13 +22,14 @@ pub fn check() -> Check {
     let tried = Command::new("/bin/true")
         .env("LD_PRELOAD", &library.path)
         .env("RDMAMR_STATS", "stderr")
+        .env("RDMAMR_LOG", "debug")
         .env_remove("RDMAMR_LIBRARY")
         .output();
     let said = match tried {
         Ok(output) => String::from_utf8_lossy(&output.stderr).into_owned(),
         Err(error) => return Check::failure(SUBJECT, format!("/bin/true cannot be run: {error}")),
     };
-    if said.contains("\"reg_kernel\":") {
+    if said.contains("has no statistics") {
         return Check::ok(SUBJECT, format!("{path} loads"));
     }
     let said = said.lines().next().unwrap_or("nothing").to_owned();
