@@ -142,6 +142,23 @@ else
 	skip "limits of other users" "only root can become one, where the program can be reached"
 fi
 
+# The causes of an errno, from docs/troubleshooting.md, and the checks for them.
+if [ -z "$device" ]; then
+	for errno in ENOMEM EFAULT EPERM EINVAL EAGAIN; do
+		"$tool" explain $errno >"$work/explained"
+		check "explain $errno has causes and what to do" bash -c 'grep -q "^ 1\. " "$1" && grep -q "^ *-> " "$1"' - "$work/explained"
+		check "explain $errno fits 80 columns" [ "$(grep -v '^ *-> ' "$work/explained" | wc -L)" -le 80 ]
+	done
+	"$tool" explain enomem >"$work/explained"
+	check "a number is as good as a name, in capitals or not" diff <("$tool" explain 12) "$work/explained"
+	for runtime in Docker Kubernetes Slurm systemd prlimit; do
+		check "explain ENOMEM says how $runtime raises the limit" grep -q "^  - .*$runtime" <(sed 's/^  - A process that.*prlimit/  - prlimit/' "$work/explained")
+	done
+	[ "$(id -u)" != 0 ] || says "and what the limit is" memlock warning "soft limit 64 KiB" prlimit --memlock=65536 setpriv --reuid=65534 --regid=65534 --clear-groups --inh-caps=-all "$tool" explain ENOMEM
+	check "another errno has a line" grep -q "^EIO: the device is gone" <("$tool" explain EIO)
+	check "an errno of which nothing is known: status 2, and those that are" bash -c '"$1" explain EXDEV 2>"$2"; [ $? = 2 ] && grep -q "ENOMEM, EFAULT" "$2"' - "$tool" "$work/explained"
+fi
+
 if [ -z "$device" ]; then
 	if [ -z "$(ls /sys/class/infiniband 2>/dev/null)" ]; then
 		says "no device is a failure, and it says how to get one" device FAILURE "type rxe" cat "$work/text"

@@ -251,7 +251,7 @@ cp "$library" 'with space/librdmamr.so.1'
 RDMAMR_LIBRARY='with space/librdmamr.so.1' refused "a path that LD_PRELOAD cannot hold" 125 "a space or a colon" true
 
 # Help, colours, completions.
-for command in '' run report doctor bench completions; do
+for command in '' run report doctor explain bench completions; do
 	# shellcheck disable=SC2086 # none, or one word
 	help=$("$tool" $command --help </dev/null)
 	lines=$(wc -l <<<"$help")

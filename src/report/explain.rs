@@ -136,12 +136,28 @@ impl Reason {
             }
             Error::Kernel(errno) => {
                 write!(out, " from the kernel: ")?;
-                self.subject.cause(errno.0, out)
+                self.subject.cause(errno.0, out)?;
+                self.more(out)
             }
             Error::Next(errno) => {
                 write!(out, " from libibverbs: ")?;
-                self.subject.cause(errno.0, out)
+                self.subject.cause(errno.0, out)?;
+                self.more(out)
             }
+        }
+    }
+}
+
+impl Reason {
+    /// Names the command that goes through all causes.
+    fn more(&self, out: &mut impl Write) -> fmt::Result {
+        use libc::{EAGAIN, EFAULT, EINVAL, ENOMEM, EPERM};
+        match (self.subject, self.error.errno()) {
+            (
+                Subject::Memory(_) | Subject::MoreMemory(..),
+                errno @ (ENOMEM | EFAULT | EPERM | EINVAL | EAGAIN),
+            ) => write!(out, " (more: rdmamr explain {})", Name(errno)),
+            _ => Ok(()),
         }
     }
 }

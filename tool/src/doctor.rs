@@ -18,6 +18,13 @@ mod print;
 mod rdma_core;
 mod userfaultfd;
 
+pub use self::cgroup::check as cgroup;
+pub use self::container::check as container;
+pub use self::hugepages::check as hugepages;
+pub use self::mappings::check as mappings;
+pub use self::memlock::check as memlock;
+pub use self::print::{paragraphs, wrap};
+pub use self::userfaultfd::check as userfaultfd;
 use crate::verbs::Verbs;
 use serde::Serialize;
 use std::fs;

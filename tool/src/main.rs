@@ -4,6 +4,7 @@
 mod bench;
 mod doctor;
 mod elf;
+mod explain;
 mod library;
 mod report;
 mod run;
@@ -34,6 +35,7 @@ use std::process::ExitCode;
 #[command(after_help = "\
 Examples:
   rdmamr doctor                               is the machine fit for it?
+  rdmamr explain ENOMEM                       why does a registration fail?
   rdmamr run --trace app.trace -- ./app       record what a program registers
   rdmamr report app.trace                     what that costs, and why
   rdmamr run --cache=local -- ./app           have registrations used again
@@ -50,6 +52,7 @@ enum Command {
     Run(run::Args),
     Report(report::Args),
     Doctor(doctor::Args),
+    Explain(explain::Args),
     Bench(bench::Args),
     /// Print a script that completes this program's arguments in a shell
     #[command(after_help = "\
@@ -94,6 +97,7 @@ fn main() -> ExitCode {
         Command::Run(args) => run::run(args),
         Command::Report(args) => report::run(args),
         Command::Doctor(args) => doctor::run(args),
+        Command::Explain(args) => explain::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Completions { shell } => completions(*shell).map(|()| ExitCode::SUCCESS),
     };

@@ -36,9 +36,7 @@ pub fn print(checks: &[Check], json: bool) -> anyhow::Result<State> {
         writeln!(out, "{}", serde_json::to_string_pretty(&answer)?)?;
         return Ok(worst);
     }
-    for check in checks {
-        out.write_all(paragraph(check).as_bytes())?;
-    }
+    out.write_all(paragraphs(checks).as_bytes())?;
     let count = |state| checks.iter().filter(|check| check.state == state).count();
     let (ok, warnings, failures) = (
         count(State::Ok),
@@ -58,6 +56,11 @@ fn many(count: usize, what: &str) -> String {
     format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
+/// The checks as text.
+pub fn paragraphs(checks: &[Check]) -> String {
+    checks.iter().map(paragraph).collect()
+}
+
 fn paragraph(check: &Check) -> String {
     let (word, style) = match check.state {
         State::Ok => ("ok", style::GOOD),
@@ -70,7 +73,10 @@ fn paragraph(check: &Check) -> String {
         .map(|device| format!(" {device}"))
         .unwrap_or_default();
     let strong = style::STRONG;
-    let first = wrap(&format!("{}{device}: {}", check.subject, check.found));
+    let first = wrap(
+        &format!("{}{device}: {}", check.subject, check.found),
+        INDENT,
+    );
     // The subject is printed bold; no line ends inside it.
     let first = first.replacen(
         check.subject,
@@ -79,7 +85,7 @@ fn paragraph(check: &Check) -> String {
     );
     let mut text = format!("{style}{word:INDENT$}{style:#}{first}\n");
     if let Some(meaning) = &check.meaning {
-        let _ = writeln!(text, "{:INDENT$}{}", "", wrap(meaning));
+        let _ = writeln!(text, "{:INDENT$}{}", "", wrap(meaning, INDENT));
     }
     if let Some(fix) = &check.fix {
         // The command stays on one line, so that people can copy it.
@@ -89,15 +95,15 @@ fn paragraph(check: &Check) -> String {
 }
 
 /// Breaks lines between words, and indents all but the first.
-fn wrap(text: &str) -> String {
+pub fn wrap(text: &str, indent: usize) -> String {
     let mut wrapped = String::new();
-    let mut column = INDENT;
+    let mut column = indent;
     for word in text.split_whitespace() {
         let length = word.chars().count();
-        if column > INDENT && column + 1 + length > WIDTH {
-            let _ = write!(wrapped, "\n{:INDENT$}", "");
-            column = INDENT;
-        } else if column > INDENT {
+        if column > indent && column + 1 + length > WIDTH {
+            let _ = write!(wrapped, "\n{:indent$}", "");
+            column = indent;
+        } else if column > indent {
             wrapped.push(' ');
             column += 1;
         }
@@ -113,7 +119,7 @@ mod tests {
 
     #[test]
     fn long_lines_are_broken_between_words() {
-        let wrapped = wrap(&"word ".repeat(100));
+        let wrapped = wrap(&"word ".repeat(100), INDENT);
         assert!(
             wrapped
                 .lines()

@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! `rdmamr explain`: the causes of an errno in the order in which to look at them, and what the
+//! doctor says of each. The words are those of docs/troubleshooting.md: a rule stands in one place.
+
+use crate::doctor::{self, Check};
+use crate::style;
+use anyhow::bail;
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::process::ExitCode;
+
+const DOCUMENT: &str = include_str!("../../docs/troubleshooting.md");
+const INDENT: usize = 4;
+
+/// Say what an errno of a registration means here, and what to do
+#[derive(clap::Args)]
+#[command(after_help = "\
+Examples:
+  rdmamr explain ENOMEM
+  rdmamr explain 14
+  docker exec CONTAINER rdmamr explain EPERM     limits are those of who asks
+
+Exit status: 0; 2: wrong usage, or an errno of which nothing is known.")]
+pub struct Args {
+    /// ENOMEM, EFAULT, EPERM, EINVAL, EAGAIN or another errno, by name or number
+    #[arg(value_name = "ERRNO")]
+    errno: String,
+}
+
+/// The errnos that have a section, with what the doctor looks at for each.
+#[rustfmt::skip]
+const SECTIONS: &[(&str, i32, &[fn() -> Check])] = &[
+    ("ENOMEM", libc::ENOMEM, &[doctor::container, doctor::memlock, doctor::cgroup, doctor::mappings]),
+    ("EFAULT", libc::EFAULT, &[doctor::cgroup, doctor::hugepages]),
+    ("EPERM", libc::EPERM, &[doctor::container, doctor::memlock, doctor::userfaultfd]),
+    ("EINVAL", libc::EINVAL, &[]),
+    ("EAGAIN", libc::EAGAIN, &[doctor::container, doctor::cgroup]),
+];
+
+/// Prints the section of the errno, or its row, and what the doctor finds.
+pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    let wanted = args.errno.to_uppercase();
+    let of_number = |row: &&(&str, i32, _)| wanted.parse() == Ok(row.1);
+    let section = SECTIONS
+        .iter()
+        .find(|row| row.0 == wanted || of_number(row));
+    let text = match section {
+        Some(row) => explain(row.0).map(|mut text| {
+            let checks: Vec<_> = row.2.iter().map(|check| check()).collect();
+            if !checks.is_empty() {
+                let strong = style::STRONG;
+                let _ = write!(text, "\n{strong}This process, here{strong:#}\n\n");
+                text += &doctor::paragraphs(&checks);
+            }
+            text
+        }),
+        None => other(&wanted),
+    };
+    let Some(text) = text else {
+        let sections = SECTIONS.iter().map(|row| row.0.to_owned());
+        let known: Vec<_> = sections.chain(others()).collect();
+        bail!(
+            "nothing is known of {}; there are: {}",
+            args.errno,
+            known.join(", ")
+        );
+    };
+    anstream::stdout().lock().write_all(text.as_bytes())?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The section whose heading ends in the errno's name: "Bad address (EFAULT)".
+fn explain(errno: &str) -> Option<String> {
+    let mut sections = DOCUMENT.split("\n## ").skip(1);
+    let (heading, body) = sections.find_map(|section| {
+        let (heading, body) = section.split_once('\n')?;
+        Some((heading.strip_suffix(&format!(" ({errno})"))?, body))
+    })?;
+    let strong = style::STRONG;
+    let mut text = format!("{strong}{errno}: {heading}{strong:#}\n");
+    text += "The causes, by what the library's line says (rdmamr run --log=warn -- ./app):\n";
+    let mut number = 0;
+    for block in body.split("\n\n") {
+        let block = block.trim_matches('\n');
+        if block.starts_with('|') {
+            for row in block.lines().skip(2) {
+                number += 1;
+                text += &cause(number, &cells(row));
+            }
+        } else if block.starts_with("- ") {
+            for point in format!("\n{block}").split("\n- ").skip(1) {
+                let _ = write!(text, "\n  - {}\n", doctor::wrap(&plain(point), INDENT));
+            }
+        } else if !block.is_empty() && !block.starts_with("    ") {
+            let _ = write!(
+                text,
+                "\n{:INDENT$}{}\n",
+                "",
+                doctor::wrap(&plain(block), INDENT)
+            );
+        }
+    }
+    Some(text)
+}
+
+/// A row: what the library's line says, the cause if the row has one, and what to do.
+fn cause(number: usize, cells: &[String]) -> String {
+    let strong = style::STRONG;
+    let (says, rest) = cells.split_first().expect("a row has a cell");
+    let mut text = format!(
+        "\n{number:2}. {strong}{}{strong:#}\n",
+        doctor::wrap(says, INDENT)
+    );
+    let (to_do, causes) = rest.split_last().expect("a row has two cells");
+    for cause in causes {
+        let _ = writeln!(text, "{:INDENT$}{}", "", doctor::wrap(cause, INDENT));
+    }
+    let _ = writeln!(text, "{:INDENT$}-> {}", "", doctor::wrap(to_do, INDENT + 3));
+    text
+}
+
+/// The row of an errno that has no section.
+fn other(errno: &str) -> Option<String> {
+    let rows = rows_of_others().filter(|cells| cells[0].split(' ').next() == Some(errno));
+    let text: String = rows
+        .map(|cells| format!("{}: {}\n", cells[0], doctor::wrap(&cells[1], INDENT)))
+        .collect();
+    (!text.is_empty()).then_some(text)
+}
+
+fn others() -> Vec<String> {
+    let name = |cells: Vec<String>| cells[0].split(' ').next().map(str::to_owned);
+    let mut names: Vec<_> = rows_of_others().filter_map(name).collect();
+    names.dedup();
+    names
+}
+
+fn rows_of_others() -> impl Iterator<Item = Vec<String>> {
+    let section = DOCUMENT.split("\n## Other errors\n").nth(1);
+    let section = section.and_then(|rest| rest.split("\n## ").next());
+    let lines = section.unwrap_or_default().lines();
+    lines.filter(|line| line.starts_with("| `")).map(cells)
+}
+
+fn cells(row: &str) -> Vec<String> {
+    let row = row.trim().trim_matches('|');
+    row.split(" | ").map(|cell| plain(cell.trim())).collect()
+}
+
+/// Without the marks of Markdown: backquotes, the targets of links, and the ends of its lines.
+fn plain(text: &str) -> String {
+    let mut plain = String::new();
+    let mut rest = text;
+    while let Some((before, after)) = rest.split_once("](") {
+        let (before, link) = before.rsplit_once('[').unwrap_or((before, ""));
+        plain += before;
+        plain += link;
+        rest = after.split_once(')').map_or("", |(_, rest)| rest);
+    }
+    plain += rest;
+    let plain = plain.replace(['`', '*'], "");
+    plain.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_errno_has_its_causes() {
+        for (errno, ..) in SECTIONS {
+            let text = explain(errno).unwrap_or_else(|| panic!("no section for {errno}"));
+            assert!(text.contains(" 1. ") && text.contains("-> "), "{text}");
+            assert!(!text.contains('`') && !text.contains("]("), "{text}");
+        }
+        assert!(explain("ENOMEM").unwrap().contains("Slurm"));
+        assert!(explain("EXDEV").is_none() && other("EXDEV").is_none());
+        assert!(other("EIO").unwrap().contains("the device is gone"));
+    }
+
+    #[test]
+    fn markdown_becomes_plain() {
+        assert_eq!(
+            plain("see [the\nsection](#x) of `it`, **now**"),
+            "see the section of it, now"
+        );
+    }
+}
