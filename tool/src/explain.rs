@@ -27,9 +27,11 @@ pub struct Args {
     errno: String,
 }
 
+type Checks = &'static [fn() -> Check];
+
 /// The errnos that have a section, with what the doctor looks at for each.
 #[rustfmt::skip]
-const SECTIONS: &[(&str, i32, &[fn() -> Check])] = &[
+const SECTIONS: &[(&str, i32, Checks)] = &[
     ("ENOMEM", libc::ENOMEM, &[doctor::container, doctor::memlock, doctor::cgroup, doctor::mappings]),
     ("EFAULT", libc::EFAULT, &[doctor::cgroup, doctor::hugepages]),
     ("EPERM", libc::EPERM, &[doctor::container, doctor::memlock, doctor::userfaultfd]),
