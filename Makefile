@@ -15,13 +15,14 @@ STRIP      ?= strip
 version  := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1)
 release  := target/release
 so       := $(release)/librdmamr.so
+audit    := $(release)/librdmamr-audit.so
 built    := target/ctests
 
 # cbindgen's output changes between minor versions, so it is this one, under target/.
 cbindgen_version := 0.29.4
 cbindgen := target/tools/cbindgen-$(cbindgen_version)/bin/cbindgen
 
-all: $(so) $(release)/rdmamr ## build the shared and the static library, and the program rdmamr
+all: $(so) $(audit) $(release)/rdmamr ## build the libraries, shared and static, the module for LD_AUDIT, and the program rdmamr
 $(so): FORCE
 	+$(if $(for_package),$(remapped)) $(CARGO) build --release
 
@@ -177,13 +178,21 @@ remapped = RUSTFLAGS="$(RUSTFLAGS) --remap-path-prefix=$(CURDIR)=/usr/src/rdmamr
 $(program): FORCE
 	+CARGO_TARGET_DIR=$(CURDIR)/target $(remapped) $(CARGO) build --profile tool -p rdmamr-tool
 	ln -f target/tool/rdmamr $@
-install: $(so) $(program) ## install under DESTDIR, PREFIX, LIBDIR
+# The module for LD_AUDIT needs no library at all, not the C library either, which each process would load a second time.
+$(audit): FORCE
+	+CARGO_TARGET_DIR=$(CURDIR)/target $(remapped) $(CARGO) rustc --profile audit -p rdmamr-audit --crate-type cdylib -- \
+		-C link-args="-nostdlib -nostartfiles -Wl,-z,defs,-z,now,-z,relro"
+	@mkdir -p $(@D)
+	ln -f target/audit/librdmamr_audit.so $@
+install: $(so) $(audit) $(program) ## install under DESTDIR, PREFIX, LIBDIR
 	install -d $(DESTDIR)$(LIBDIR)/pkgconfig $(DESTDIR)$(INCLUDEDIR)/rdmamr/compat/infiniband $(DESTDIR)$(BINDIR)
 	install -m 755 $(strip_flag) $(so) $(DESTDIR)$(LIBDIR)/librdmamr.so.$(version)
 	ln -sf librdmamr.so.$(version) $(DESTDIR)$(LIBDIR)/librdmamr.so.1
 	ln -sf librdmamr.so.1 $(DESTDIR)$(LIBDIR)/librdmamr.so
 	install -m 644 $(release)/librdmamr.a $(DESTDIR)$(LIBDIR)/
 	$(if $(strip_flag),$(STRIP) --strip-debug $(DESTDIR)$(LIBDIR)/librdmamr.a)
+	install -d $(DESTDIR)$(LIBDIR)/rdmamr
+	install -m 755 $(strip_flag) $(audit) $(DESTDIR)$(LIBDIR)/rdmamr/
 	# Where libfabric looks for providers, if it is installed beside; else FI_PROVIDER_PATH tells it.
 	install -d $(DESTDIR)$(LIBDIR)/libfabric
 	ln -sf ../librdmamr.so.1 $(DESTDIR)$(LIBDIR)/libfabric/librdmamr-fi.so
@@ -202,11 +211,12 @@ install: $(so) $(program) ## install under DESTDIR, PREFIX, LIBDIR
 		else echo ".so $${file%%/*}/$$page" >$(DESTDIR)$(MANDIR)/$$file; fi || exit; done
 
 uninstall: ## remove what install has installed
-	rm -f $(addprefix $(DESTDIR)$(LIBDIR)/,librdmamr.so.$(version) librdmamr.so.1 librdmamr.so librdmamr.a libfabric/librdmamr-fi.so pkgconfig/rdmamr.pc pkgconfig/rdmamr-compat.pc)
+	rm -f $(addprefix $(DESTDIR)$(LIBDIR)/,librdmamr.so.$(version) librdmamr.so.1 librdmamr.so librdmamr.a libfabric/librdmamr-fi.so rdmamr/librdmamr-audit.so pkgconfig/rdmamr.pc pkgconfig/rdmamr-compat.pc)
 	rm -f $(addprefix $(DESTDIR)$(INCLUDEDIR)/,$(installed_headers))
 	rm -f $(addprefix $(DESTDIR),$(BINDIR)/rdmamr $(BASHDIR)/rdmamr $(ZSHDIR)/_rdmamr $(FISHDIR)/rdmamr.fish)
 	man/names | while read -r file page; do rm -f $(DESTDIR)$(MANDIR)/$$file; done
 	-rmdir -p --ignore-fail-on-non-empty $(DESTDIR)$(INCLUDEDIR)/rdmamr/compat/infiniband
+	-rmdir --ignore-fail-on-non-empty $(DESTDIR)$(LIBDIR)/rdmamr
 
 deb: ## build Debian packages into target/deb
 	@debian/build

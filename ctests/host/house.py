@@ -12,6 +12,7 @@ import sys
 
 # From top to bottom. Each room may use every room below it and none above it.
 FLOORS = [
+    ("what the dynamic linker asks", ["audit"]),
     ("what C sees", ["capi"]),
     ("libfabric's objects", ["fabric"]),
     ("the one door for every call", ["desk"]),

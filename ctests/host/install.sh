@@ -24,7 +24,7 @@ install() { make -s --no-print-directory "$@" DESTDIR="$stage" PREFIX=/usr LIBDI
 check "make install" install install
 for file in lib/here/librdmamr.so.1 lib/here/librdmamr.so lib/here/librdmamr.a lib/here/pkgconfig/rdmamr.pc \
 	lib/here/pkgconfig/rdmamr-compat.pc include/rdmamr.h include/rdmamr/verbs.h include/rdmamr/compat/infiniband/verbs.h \
-	include/rdmamr/fi_mr.h lib/here/libfabric/librdmamr-fi.so bin/rdmamr share/bash-completion/completions/rdmamr \
+	include/rdmamr/fi_mr.h lib/here/libfabric/librdmamr-fi.so lib/here/rdmamr/librdmamr-audit.so bin/rdmamr share/bash-completion/completions/rdmamr \
 	share/zsh/site-functions/_rdmamr share/fish/vendor_completions.d/rdmamr.fish; do
 	check "installed: $file" [ -e "$stage/usr/$file" ]
 done

@@ -7,7 +7,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 cd "$here/../.." || exit 1
 
 check "the code is formatted (if not: cargo fmt --all)" cargo fmt --all --check
-members=(-p rdmamr -p rdmamr-abi -p rdmamr-trace-format -p rdmamr-uverbs)
+members=(-p rdmamr -p rdmamr-abi -p rdmamr-audit -p rdmamr-trace-format -p rdmamr-uverbs)
 check "clippy has nothing to say" cargo clippy -q "${members[@]}" --all-targets -- -D warnings
 check "nor of the program rdmamr" cargo clippy -q -p rdmamr-tool --all-targets -- -D warnings
 check "results of pyverbs are judged as they should be" python3 -B -m doctest ctests/programs/pyverbs_compare.py
