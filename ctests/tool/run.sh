@@ -11,7 +11,7 @@ trap 'rm -rf "$work"' EXIT
 chmod 755 "$work"
 cd "$work" || exit 1
 export RDMAMR_LIBRARY=$library
-unset LD_PRELOAD
+unset LD_PRELOAD LD_AUDIT
 
 run() { "$tool" run "$@"; }
 # The output of a command, and the status of its last process.
@@ -102,6 +102,11 @@ has() { # NAME LINE COMMAND...: the program's environment has the line
 }
 has "LD_PRELOAD is the library" "LD_PRELOAD=$library" run env
 has "before what is preloaded already" "LD_PRELOAD=$library:libdl.so.2" env LD_PRELOAD=libdl.so.2 "$tool" run env
+module=${library%/*}/librdmamr-audit.so
+has "LD_AUDIT is the module beside the library" "LD_AUDIT=$module" run env
+has "before another" "LD_AUDIT=$module:/nowhere.so" env LD_AUDIT=/nowhere.so "$tool" run env
+has "--no-audit leaves it out" 0 run --no-audit bash -c 'env | grep -c ^LD_AUDIT'
+has "the linker has loaded the module" "$module" run bash -c 'awk "/rdmamr-audit/ { print \$6 }" /proc/$$/maps'
 has "the library is loaded" "$library" run bash -c 'awk "/librdmamr/ { print \$6 }" /proc/$$/maps'
 has "--cache=local" RDMAMR_CACHE=local run --cache=local env
 has "--cache all" RDMAMR_CACHE=all run --cache all env
@@ -236,6 +241,14 @@ is "nowhere: it says where it looked" "status 125" bash -c 'env -u RDMAMR_LIBRAR
 check "beside itself, and in the linker's cache" bash -c 'grep -q "prefix/lib/librdmamr.so.1$" said && grep -q "ldconfig -p" said'
 cp "$library" prefix/lib/librdmamr.so.1
 has "in its own prefix" "LD_PRELOAD=$work/prefix/lib/librdmamr.so.1" env -u RDMAMR_LIBRARY prefix/bin/rdmamr run env
+is "without the module it says so" "rdmamr: librdmamr-audit.so is not in $work/prefix/lib: what the program takes from libibverbs by dlsym is not the library's (--no-audit: not wanted)
+status 0" env -u RDMAMR_LIBRARY prefix/bin/rdmamr run true
+is "nothing with --no-audit" "status 0" env -u RDMAMR_LIBRARY prefix/bin/rdmamr run --no-audit true
+mkdir prefix/lib/rdmamr
+cp "$module" prefix/lib/rdmamr/
+has "the module is in a folder beside the library" "LD_AUDIT=$work/prefix/lib/rdmamr/librdmamr-audit.so" env -u RDMAMR_LIBRARY prefix/bin/rdmamr run env
+echo none >prefix/lib/rdmamr/librdmamr-audit.so
+has "a file that is no module is none" 0 env -u RDMAMR_LIBRARY prefix/bin/rdmamr run bash -c 'env | grep -c ^LD_AUDIT'
 mv prefix/lib/librdmamr.so.1 prefix/opt/
 has "in LD_LIBRARY_PATH" "LD_PRELOAD=$work/prefix/opt/librdmamr.so.1" env -u RDMAMR_LIBRARY LD_LIBRARY_PATH=prefix/opt prefix/bin/rdmamr run env
 has "RDMAMR_LIBRARY, relative" "LD_PRELOAD=$work/prefix/opt/librdmamr.so.1" env RDMAMR_LIBRARY=prefix/opt/librdmamr.so.1 "$tool" run env

@@ -4,11 +4,14 @@
 use crate::elf::Elf;
 use anyhow::{anyhow, bail};
 use std::env;
+use std::ffi::CStr;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 const SONAME: &str = "librdmamr.so.1";
+/// The module for LD_AUDIT, beside the library or in a folder there.
+const MODULE: [&str; 2] = ["librdmamr-audit.so", "rdmamr/librdmamr-audit.so"];
 /// The name that Cargo gives the library in target/release.
 const BUILT: &str = "librdmamr.so";
 
@@ -50,6 +53,37 @@ pub fn find() -> anyhow::Result<Library> {
          linker's cache (ldconfig -p)\nInstall the library, or say RDMAMR_LIBRARY=/path/to/{SONAME}",
         looked.concat()
     )
+}
+
+impl Library {
+    /// The module for LD_AUDIT that belongs to the library, or why it cannot be used.
+    pub fn module(&self) -> Result<PathBuf, String> {
+        let dir = self.path.parent().unwrap_or(Path::new("/"));
+        let fits = |path: &PathBuf| {
+            let elf = Elf::read(path).ok().flatten();
+            elf.is_some_and(|elf| elf.is_dynamic && elf.machine == self.elf.machine)
+        };
+        let path = MODULE.iter().map(|name| dir.join(name)).find(fits);
+        let path = path.ok_or_else(|| format!("{} is not in {}", MODULE[0], dir.display()))?;
+        match glibc() {
+            Some(version) if version < (2, 35) => Err(format!(
+                "glibc {}.{} does not show all bindings to {}, glibc 2.35 does",
+                version.0, version.1, MODULE[0]
+            )),
+            _ => Ok(path),
+        }
+    }
+}
+
+/// The version of the C library of this program, which is also that of the programs that it runs.
+fn glibc() -> Option<(u32, u32)> {
+    // SAFETY: the function has no preconditions.
+    let version = unsafe { libc::gnu_get_libc_version() };
+    // SAFETY: it returns a constant string.
+    let version = unsafe { CStr::from_ptr(version) };
+    let (major, minor) = version.to_str().ok()?.split_once('.')?;
+    let minor = minor.split('.').next()?;
+    Some((major.parse().ok()?, minor.parse().ok()?))
 }
 
 fn open(path: &Path) -> anyhow::Result<Library> {

@@ -53,6 +53,9 @@ pub struct Args {
     /// Watch memory for another registration cache: libfabric
     #[arg(long, value_name = "WHOSE", hide_possible_values = true)]
     monitor: Option<Monitor>,
+    /// Leave LD_AUDIT alone: functions taken by dlsym from libibverbs stay libibverbs'
+    #[arg(long)]
+    no_audit: bool,
     /// Which messages the library prints: error, warn, info, debug
     #[arg(long, value_name = "LEVEL", hide_possible_values = true)]
     log: Option<Level>,
@@ -109,8 +112,20 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let mut set = |name: &str, value: &OsStr| environment.insert(name.into(), value.to_owned());
     set(
         "LD_PRELOAD",
-        &preload(&library.path, env::var_os("LD_PRELOAD")),
+        &first(&library.path, env::var_os("LD_PRELOAD")),
     );
+    if !args.no_audit {
+        match library.module() {
+            Ok(module) => set("LD_AUDIT", &first(&module, env::var_os("LD_AUDIT"))),
+            Err(why) => {
+                anstream::eprintln!(
+                    "rdmamr: {why}: what the program takes from libibverbs by dlsym is not the \
+                     library's (--no-audit: not wanted)"
+                );
+                None
+            }
+        };
+    }
     if let Some(trace) = &args.trace {
         let trace = std::path::absolute(trace)?;
         empty(&trace).with_context(|| format!("--trace {}", trace.display()))?;
@@ -174,8 +189,8 @@ fn quoted(path: &Path) -> String {
     }
 }
 
-/// Puts the library before the libraries that are to be preloaded already.
-fn preload(library: &Path, before: Option<OsString>) -> OsString {
+/// Puts the library before those that a variable names already.
+fn first(library: &Path, before: Option<OsString>) -> OsString {
     let mut list = library.as_os_str().to_owned();
     if let Some(before) = before.filter(|before| !before.is_empty()) {
         list.push(":");
