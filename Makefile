@@ -65,6 +65,7 @@ ctests: $(tests) ## compile the C tests and benchmarks
 # The words of BUILD: flags for the compiler, and inputs for the linker.
 flags_alone        := -DRDMAMR_NO_LIBFABRIC
 flags_shared       := -shared -fPIC
+flags_gpu          := -shared -fPIC -Wl,-soname,libcuda.so.1
 flags_plugin       := -shared -fPIC
 flags_exported     := -rdynamic
 flags_address      := -fsanitize=address

@@ -11,8 +11,9 @@ use crate::call::{Access, Error, Request};
 use crate::sys::cgroup;
 use crate::sys::pages::{PageRange, page_size};
 use crate::sys::proc::{self, Capability};
+use crate::sys::symbols::{Function, Library};
 use core::cell::{Cell, RefCell};
-use core::ffi::CStr;
+use core::ffi::{CStr, c_int, c_uint};
 use core::fmt::{self, Write};
 
 /// The object of a call that failed.
@@ -94,7 +95,7 @@ impl Reason {
         errno::set_errno(before);
     }
 
-    fn try_write(&self, out: &mut impl Write) -> fmt::Result {
+    fn try_write(&self, out: &mut dyn Write) -> fmt::Result {
         write!(out, "{}", self.call)?;
         if let Subject::Memory(request) | Subject::MoreMemory(request, _) = self.subject {
             let Request {
@@ -150,7 +151,7 @@ impl Reason {
 
 impl Reason {
     /// Names the command that goes through all causes.
-    fn more(&self, out: &mut impl Write) -> fmt::Result {
+    fn more(&self, out: &mut dyn Write) -> fmt::Result {
         use libc::{EAGAIN, EFAULT, EINVAL, ENOMEM, EPERM};
         match (self.subject, self.error.errno()) {
             (
@@ -164,7 +165,7 @@ impl Reason {
 
 impl Subject {
     /// The likely cause of an errno.
-    fn cause(&self, errno: i32, out: &mut impl Write) -> fmt::Result {
+    fn cause(&self, errno: i32, out: &mut dyn Write) -> fmt::Result {
         match (self, errno) {
             (Subject::MoreMemory(request, before), libc::ENOMEM) => {
                 no_memory(request, *before, out)
@@ -227,7 +228,7 @@ impl fmt::Display for Name {
 
 /// The likely cause of a refused registration (drivers/infiniband/core/{uverbs_cmd,umem}.c,
 /// mm/gup.c).
-fn registration(request: &Request, errno: i32, out: &mut impl Write) -> fmt::Result {
+fn registration(request: &Request, errno: i32, out: &mut dyn Write) -> fmt::Result {
     match errno {
         libc::EINVAL => invalid(request, out),
         libc::EFAULT => fault(request, out),
@@ -276,7 +277,7 @@ fn registration(request: &Request, errno: i32, out: &mut impl Write) -> fmt::Res
     }
 }
 
-fn invalid(request: &Request, out: &mut impl Write) -> fmt::Result {
+fn invalid(request: &Request, out: &mut dyn Write) -> fmt::Result {
     let Request {
         addr,
         length,
@@ -361,7 +362,7 @@ impl fmt::Display for Raise {
     }
 }
 
-fn no_memory(request: &Request, before: u64, out: &mut impl Write) -> fmt::Result {
+fn no_memory(request: &Request, before: u64, out: &mut dyn Write) -> fmt::Result {
     let needed = Needed {
         kib: pinned(request.addr.addr() as u64, request.length as u64) / 1024,
         before: before / 1024,
@@ -399,7 +400,7 @@ fn no_memory(request: &Request, before: u64, out: &mut impl Write) -> fmt::Resul
     }
 }
 
-fn fault(request: &Request, out: &mut impl Write) -> fmt::Result {
+fn fault(request: &Request, out: &mut dyn Write) -> fmt::Result {
     let start = request.addr.addr() as u64;
     let end = start.saturating_add(request.length as u64);
     let for_writing = request.access.pins_for_writing();
@@ -431,16 +432,96 @@ fn fault(request: &Request, out: &mut impl Write) -> fmt::Result {
         at = mapping.range.end;
         trouble.is_none() && at < end
     });
-    match trouble {
-        Some((at, what)) => write!(out, "memory at {at:#x} {what}"),
-        None if !read => write!(out, "the mappings cannot be read (/proc)"),
-        None if at < end || start == end => write!(out, "nothing is mapped at {at:#x}"),
-        None => write!(
+    if let Some(runtime) = gpu_that_has(start) {
+        // SAFETY: the path ends with a NUL.
+        let loaded =
+            unsafe { libc::access(c"/sys/module/nvidia_peermem".as_ptr(), libc::F_OK) == 0 };
+        return write!(
             out,
-            "all of it is mapped, so part of it has no pages to pin: beyond the end of its file, device \
+            "it is memory of a GPU, says {}: register it as a dma-buf (ibv_reg_dmabuf_mr), or load nvidia_peermem, \
+             which is {}loaded",
+            runtime.to_str().unwrap_or_default(),
+            if loaded { "" } else { "not " }
+        );
+    }
+    let mut name = Text::<128>::new();
+    let mut kind = Kind::Plain;
+    proc::name_at(trouble.map_or(start, |trouble| trouble.0), &mut |path| {
+        let starts = |with: &[u8]| path.starts_with(with);
+        kind = if starts(b"/anon_hugepage") || starts(b"/dev/hugepages/") {
+            Kind::HugePages
+        } else if (starts(b"/dev/") && !starts(b"/dev/shm/") && !starts(b"/dev/zero"))
+            || starts(b"/sys/")
+        {
+            Kind::Device
+        } else {
+            Kind::Plain
+        };
+        if !path.is_empty() {
+            let path = core::str::from_utf8(path).unwrap_or_default();
+            let _ = write!(name, " ({path})");
+        }
+    });
+    let name = core::str::from_utf8(name.as_bytes()).unwrap_or_default();
+    let is_whole = trouble.is_none() && at >= end && start != end;
+    match (kind, trouble) {
+        _ if !read => write!(out, "the mappings cannot be read (/proc)"),
+        (Kind::Device, Some((at, _))) if at == start => device_file(name, out),
+        (Kind::Device, None) if is_whole => device_file(name, out),
+        (Kind::HugePages, None) if is_whole => write!(
+            out,
+            "all of it is mapped{name}, but the huge pages are not to be had: vm.nr_hugepages, or hugetlb.*.max of \
+             the cgroup"
+        ),
+        (_, Some((at, what))) => write!(out, "memory at {at:#x}{name} {what}"),
+        _ if !is_whole => write!(out, "nothing is mapped at {at:#x}"),
+        _ => write!(
+            out,
+            "all of it is mapped{name}, so part of it has no pages to pin: beyond the end of its file, device \
              memory (register that as a dma-buf), or read-only shared memory on kernels before 6.2"
         ),
     }
+}
+
+/// What a mapping is of, as its name shows it.
+enum Kind {
+    Plain,
+    HugePages,
+    Device,
+}
+
+fn device_file(name: &str, out: &mut dyn Write) -> fmt::Result {
+    write!(
+        out,
+        "it is a mapping of a device file{name}, which has no pages to pin: register a dma-buf of the device"
+    )
+}
+
+/// The runtime of a GPU that says that this address is the GPU's memory. Only a runtime that the
+/// program has loaded is asked.
+fn gpu_that_has(addr: u64) -> Option<&'static CStr> {
+    // CU_POINTER_ATTRIBUTE_MEMORY_TYPE, which HIP calls alike, and the value for a device's memory.
+    const MEMORY_TYPE: c_int = 2;
+    #[rustfmt::skip]
+    const RUNTIMES: [(&CStr, &CStr, c_uint); 4] = [
+        (c"libcuda.so.1", c"cuPointerGetAttribute", 2),
+        (c"libamdhip64.so.7", c"hipPointerGetAttribute", 2),
+        (c"libamdhip64.so.6", c"hipPointerGetAttribute", 2),
+        (c"libamdhip64.so.5", c"hipPointerGetAttribute", 1),
+    ];
+    let says = |&&(file, name, device): &&(&CStr, &CStr, c_uint)| {
+        // SAFETY: the headers of CUDA and HIP declare the function so.
+        let function: Function<unsafe extern "C" fn(*mut c_uint, c_int, u64) -> c_int> =
+            unsafe { Function::new() };
+        function.set(Library::find_in(file, name));
+        let mut kind = 0;
+        // SAFETY: `kind` has room for the attribute. The function reads no memory at the address.
+        let asked = function
+            .get()
+            .is_some_and(|get| unsafe { get(&mut kind, MEMORY_TYPE, addr) } == 0);
+        asked && kind == device
+    };
+    RUNTIMES.iter().find(says).map(|runtime| runtime.0)
 }
 
 #[cfg(test)]

@@ -154,6 +154,18 @@ pub fn each_mapping(mut each: impl FnMut(&Mapping) -> bool) -> bool {
     read && understood
 }
 
+/// Calls `each` with the name of the mapping at this address, if it has one.
+pub fn name_at(addr: u64, each: &mut dyn FnMut(&[u8])) {
+    let _ = each_line(c"/proc/thread-self/maps", |line| {
+        let is_it = parse(line).is_some_and(|mapping| mapping.range.end > addr);
+        if is_it {
+            let name = line.splitn(6, |&byte| byte == b' ').nth(5);
+            each(name.unwrap_or_default().trim_ascii());
+        }
+        !is_it
+    });
+}
+
 /// The structure of PROCMAP_QUERY (include/uapi/linux/fs.h), Linux 6.11.
 #[repr(C)]
 #[derive(Default)]

@@ -1,0 +1,18 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * A stand-in for a GPU's runtime, libcuda.so.1 by its name: the memory at GPU_MEMORY is the GPU's. The
+ * address space there is reserved without access, as CUDA does.
+ */
+#include <errno.h>
+#include <stdint.h>
+
+#define GPU_MEMORY 0x600000000000
+
+int cuPointerGetAttribute(void *data, int attribute, unsigned long long pointer)
+{
+	errno = 99;
+	if (attribute != 2 || pointer < GPU_MEMORY || pointer >= GPU_MEMORY + (1 << 20))
+		return 1;
+	*(unsigned int *)data = 2;
+	return 0;
+}
