@@ -509,6 +509,9 @@ fn gpu_that_has(addr: u64) -> Option<&'static CStr> {
         (c"libamdhip64.so.6", c"hipPointerGetAttribute", 2),
         (c"libamdhip64.so.5", c"hipPointerGetAttribute", 1),
     ];
+    if !proc::maps_file(b"/libcuda.so") && !proc::maps_file(b"/libamdhip64.so") {
+        return None;
+    }
     let says = |&&(file, name, device): &&(&CStr, &CStr, c_uint)| {
         // SAFETY: the headers of CUDA and HIP declare the function so.
         let function: Function<unsafe extern "C" fn(*mut c_uint, c_int, u64) -> c_int> =

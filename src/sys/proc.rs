@@ -166,6 +166,17 @@ pub fn name_at(addr: u64, each: &mut dyn FnMut(&[u8])) {
     });
 }
 
+/// Whether a file is mapped whose path has these words. No lookup of the linker: it would take
+/// locks, which a signal handler may have interrupted.
+pub fn maps_file(words: &[u8]) -> bool {
+    let mut found = false;
+    let _ = each_line(c"/proc/thread-self/maps", |line| {
+        found = line.windows(words.len()).any(|part| part == words);
+        !found
+    });
+    found
+}
+
 /// The structure of PROCMAP_QUERY (include/uapi/linux/fs.h), Linux 6.11.
 #[repr(C)]
 #[derive(Default)]
