@@ -2,40 +2,127 @@
 //! Functions of the libraries underneath, libibverbs and libfabric, looked up by name and version
 //! at first use.
 //!
+//! A process may have several libibverbs: Python wheels bring copies under names of their own. A
+//! call about a device is for the one that opened the device ([`Maker`]).
+//!
 //! There is no lookup at load, since most programs that inherit LD_PRELOAD have neither library.
 //! There is no NEEDED entry either, which would cost every such program 200 us.
 
 use crate::abi::libfabric::fid;
 use crate::abi::libfabric_provider::fi_info;
 use crate::abi::rdma_core::*;
+use crate::call::{Context, Pd};
+use crate::sys::loaded_files;
 use crate::sys::symbols::{self, Function, Load, Scope};
 use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use core::num::NonZeroUsize;
+use core::ops::ControlFlow;
+use core::sync::atomic::{AtomicUsize, Ordering::*};
+use std::ffi::CString;
 
 /// A library.
 struct Underneath {
     file: &'static CStr,
+    /// How a copy under another name begins.
+    stem: &'static [u8],
+    /// A function that tells a copy from another: nobody has a reason to stand in for it.
+    mark: (&'static CStr, &'static CStr),
+    /// The address of that function in the ordinary one, once that one is known: the first found.
+    ordinary: AtomicUsize,
     /// Whether this library loads the other one if nothing else has loaded it.
     load: Load,
 }
 
 static LIBIBVERBS: Underneath = Underneath {
     file: c"libibverbs.so.1",
+    stem: b"libibverbs",
+    mark: (c"ibv_node_type_str", c"IBVERBS_1.1"),
+    ordinary: AtomicUsize::new(0),
     load: Load::IfNeeded,
 };
 
 /// Never loaded by us: a program that calls one of our libfabric functions has loaded libfabric.
 static LIBFABRIC: Underneath = Underneath {
     file: c"libfabric.so.1",
+    stem: b"libfabric",
+    mark: (c"fi_version", c"FABRIC_1.0"),
+    ordinary: AtomicUsize::new(0),
     load: Load::Never,
 };
+
+/// The number of libibverbs that are told apart. Further ones count as the ordinary one.
+pub const MAKERS: usize = 4;
+
+/// The function of each that its contexts have ([`Context::create_cq_ex`]); 0 until one is known.
+static MADE: [AtomicUsize; MAKERS] = [const { AtomicUsize::new(0) }; MAKERS];
+
+/// Which libibverbs opened a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Maker(usize);
+
+impl Maker {
+    /// The libibverbs that a look-up by name finds. Most processes have no other.
+    pub const ORDINARY: Maker = Maker(0);
+
+    #[inline]
+    pub fn of(context: Context) -> Maker {
+        match context.create_cq_ex() {
+            Some(made) if MADE[0].load(Relaxed) != made.get() => Maker::other(made),
+            _ => Maker::ORDINARY,
+        }
+    }
+
+    #[cold]
+    fn other(made: NonZeroUsize) -> Maker {
+        let known = |known: &AtomicUsize| known.load(Relaxed) == made.get();
+        MADE.iter()
+            .position(known)
+            .map_or_else(|| Maker::identify(made), Maker)
+    }
+
+    /// As [`Maker::of`]; the ordinary one for a domain or a region without a device.
+    #[inline]
+    pub fn of_c(context: *mut ibv_context) -> Maker {
+        // SAFETY: the context of a live domain or region stays open as long as that exists.
+        unsafe { Context::from_c(context) }.map_or(Maker::ORDINARY, Maker::of)
+    }
+
+    #[inline]
+    pub fn of_pd(pd: Pd) -> Maker {
+        Maker::of_c(pd.context())
+    }
+
+    /// The number, below [`MAKERS`].
+    pub fn number(self) -> usize {
+        self.0
+    }
+
+    fn identify(made: NonZeroUsize) -> Maker {
+        let errno = errno::errno();
+        let (name, version) = LIBIBVERBS.mark;
+        let own = find_beside(made, name, Some(version));
+        let is_ordinary = own.is_none() || own == LIBIBVERBS.ordinary(Load::Never);
+        errno::set_errno(errno);
+        if is_ordinary {
+            MADE[0].store(made.get(), Relaxed);
+            return Maker::ORDINARY;
+        }
+        let takes = |free: &AtomicUsize| {
+            let taken = free.compare_exchange(0, made.get(), Relaxed, Relaxed);
+            taken.is_ok() || taken == Err(made.get())
+        };
+        let number = MADE[1..].iter().position(takes);
+        number.map_or(Maker::ORDINARY, |number| Maker(number + 1))
+    }
+}
 
 /// A function of such a library, looked up at first use.
 pub struct Next<F> {
     library: &'static Underneath,
     name: &'static CStr,
     version: Option<&'static CStr>,
-    function: Function<F>,
+    /// By [`Maker`].
+    functions: [Function<F>; MAKERS],
 }
 
 impl<F: Copy> Next<F> {
@@ -52,21 +139,29 @@ impl<F: Copy> Next<F> {
             version,
             // SAFETY: this function's contract gives the type of the symbol, and only `look_up`
             // sets the address, to that symbol's.
-            function: unsafe { Function::new() },
+            functions: [const { unsafe { Function::new() } }; MAKERS],
         }
     }
 
     /// The function; `None` if no loaded library has it.
     #[inline]
     pub fn get(&self) -> Option<F> {
-        self.function.get().or_else(|| self.look_up())
+        self.by(Maker::ORDINARY)
+    }
+
+    /// The function of the libibverbs that opened the device; `None` if that one has it not.
+    #[inline]
+    pub fn by(&self, maker: Maker) -> Option<F> {
+        let function = self.functions.get(maker.0).and_then(Function::get);
+        function.or_else(|| self.look_up(maker))
     }
 
     #[cold]
-    fn look_up(&self) -> Option<F> {
-        self.function
-            .set(find(self.library, self.name, self.version));
-        self.function.get()
+    fn look_up(&self, maker: Maker) -> Option<F> {
+        let found = find_by(maker, self.library, self.name, self.version);
+        let function = self.functions.get(maker.0)?;
+        function.set(found);
+        function.get()
     }
 
     /// The function's name.
@@ -75,22 +170,94 @@ impl<F: Copy> Next<F> {
     }
 }
 
-/// The symbol's address in the next library that has the symbol. If there is none, the address in
-/// `library` wherever it is loaded: a plug-in may have loaded it into a scope of its own, which
-/// "next" does not reach.
-fn find(library: &Underneath, name: &CStr, version: Option<&CStr>) -> Option<NonZeroUsize> {
+/// The symbol's address, of the libibverbs that opened a device.
+#[inline(never)]
+fn find_by(
+    maker: Maker,
+    library: &Underneath,
+    name: &CStr,
+    version: Option<&CStr>,
+) -> Option<NonZeroUsize> {
     let errno = errno::errno();
-    let keep = |load| symbols::Library::keep(library.file, load);
-    let find_in = |library| symbols::find(Scope::In(library), name, version);
-    // The library is usually loaded already. Keep it loaded: a plug-in that loaded it may be
-    // unloaded.
-    let found = symbols::find(Scope::Next, name, version).inspect(|_| {
-        keep(Load::Never);
-    });
-    let found = found.or_else(|| find_in(keep(Load::Never)?));
-    let found = found.or_else(|| find_in(keep(library.load)?));
+    let found = match maker {
+        Maker::ORDINARY => library.find(name, version),
+        Maker(number) => MADE
+            .get(number)
+            .and_then(|made| NonZeroUsize::new(made.load(Relaxed)))
+            .and_then(|made| find_beside(made, name, version)),
+    };
     errno::set_errno(errno);
     found
+}
+
+/// The symbol's address in the library that has code at an address, or in one that it needs.
+#[inline(never)]
+fn find_beside(code: NonZeroUsize, name: &CStr, version: Option<&CStr>) -> Option<NonZeroUsize> {
+    symbols::find(Scope::In(symbols::Library::with_code(code)?), name, version)
+}
+
+impl Underneath {
+    /// The symbol's address in the ordinary library, or in one that stands in for it: in the next
+    /// library that has the symbol, if the ordinary one is among the next.
+    fn find(&self, name: &CStr, version: Option<&CStr>) -> Option<NonZeroUsize> {
+        let next = |name, version| symbols::find(Scope::Next, name, version);
+        let Some(ordinary) = self.ordinary(self.load) else {
+            // It lacks the mark.
+            return self.find_first(self.load, name, version);
+        };
+        let is_next = next(self.mark.0, Some(self.mark.1)) == Some(ordinary);
+        let found = is_next.then(|| next(name, version)).flatten();
+        found.or_else(|| find_beside(ordinary, name, version))
+    }
+
+    /// The address of the mark in the ordinary library.
+    fn ordinary(&self, load: Load) -> Option<NonZeroUsize> {
+        let known = || NonZeroUsize::new(self.ordinary.load(Relaxed));
+        known().or_else(|| {
+            let (name, version) = self.mark;
+            let found = self.find_first(load, name, Some(version))?.get();
+            // Of two threads that look at once one decides.
+            let _ = self.ordinary.compare_exchange(0, found, Relaxed, Relaxed);
+            known()
+        })
+    }
+
+    /// The symbol's address in the next library that has the symbol. If there is none, the address
+    /// in the library of that file name wherever it is loaded, and then in a copy of it: a plug-in
+    /// may have loaded it into a scope of its own, which "next" does not reach.
+    fn find_first(&self, load: Load, name: &CStr, version: Option<&CStr>) -> Option<NonZeroUsize> {
+        let find_in = |file: &CStr, load| {
+            let library = symbols::Library::keep(file, load)?;
+            symbols::find(Scope::In(library), name, version)
+        };
+        // The library is usually loaded already. Keep it loaded: a plug-in that loaded it may be
+        // unloaded.
+        let found = symbols::find(Scope::Next, name, version).inspect(|_| {
+            symbols::Library::keep(self.file, Load::Never);
+        });
+        found
+            .or_else(|| find_in(self.file, Load::Never))
+            .or_else(|| find_in(&copy(self.stem)?, Load::Never))
+            .or_else(|| find_in(self.file, load))
+    }
+}
+
+/// The path of the first loaded file whose name begins so.
+fn copy(stem: &[u8]) -> Option<CString> {
+    let mut path = None;
+    loaded_files::each(|file| {
+        let bytes = file.name().to_bytes();
+        let name = bytes
+            .iter()
+            .rposition(|&byte| byte == b'/')
+            .map_or(0, |at| at + 1);
+        if bytes.get(name..).is_some_and(|name| name.starts_with(stem)) {
+            path = Some(file.name().to_owned());
+            return ControlFlow::Break(());
+        }
+        ControlFlow::Continue(())
+    });
+    path
 }
 
 /// Declares functions of a library, with the library's own signatures and version nodes.
@@ -190,8 +357,13 @@ pub static FI_GETINFO: [Next<Getinfo>; 7] = {
 /// Whether libibverbs was told to treat EIO on a deregistration, which means that the device is
 /// gone, as success. libibverbs decides that at start, in a variable whose version node changes
 /// with every release.
-pub fn allows_disassociated_destroy() -> bool {
-    match find(&LIBIBVERBS, c"verbs_allow_disassociate_destroy", None) {
+pub fn allows_disassociated_destroy(maker: Maker) -> bool {
+    match find_by(
+        maker,
+        &LIBIBVERBS,
+        c"verbs_allow_disassociate_destroy",
+        None,
+    ) {
         // SAFETY: rdma-core declares the variable as `bool` and is never unloaded.
         Some(variable) => unsafe {
             core::ptr::with_exposed_provenance::<u8>(variable.get()).read_volatile() != 0

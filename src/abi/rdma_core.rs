@@ -85,6 +85,13 @@ mirror! { "struct ibv_context" =>
     }
 }
 
+/// `struct verbs_context` ends with its `ibv_context`, and grows at its start. Before the
+/// `ibv_context` lies `sz`, the size of the whole.
+pub const SZ_BEFORE_CONTEXT: usize = 8;
+/// How far before the `ibv_context` the pointer `create_cq_ex` lies. `ctests/audit` compares both
+/// numbers with the header.
+pub const CREATE_CQ_EX_BEFORE_CONTEXT: usize = 120;
+
 mirror! { "struct ibv_pd" =>
     /// A protection domain. A parent domain has this structure too, and carries the handle of the
     /// PD from which it was made.

@@ -6,6 +6,9 @@
 //! that the object exists. The caller keeps the object alive while the value is in use.
 
 use crate::abi::rdma_core::*;
+use core::ffi::c_void;
+use core::hint::black_box;
+use core::num::NonZeroUsize;
 use core::ptr::NonNull;
 
 /// An open device.
@@ -19,6 +22,28 @@ impl Context {
     /// A pointer that is not null points to a context that libibverbs made and that is not closed.
     pub unsafe fn from_c(context: *mut ibv_context) -> Option<Context> {
         NonNull::new(context).map(Context)
+    }
+
+    /// The device that is the end of a `verbs_context`, which is as large as it says before that
+    /// end.
+    ///
+    /// # Safety
+    /// The pointer is NULL, or to a `verbs_context` that libibverbs made and that is not closed.
+    #[cold]
+    pub unsafe fn from_verbs_context(start: *mut c_void) -> Option<Context> {
+        const FEWEST: usize = CREATE_CQ_EX_BEFORE_CONTEXT;
+        const MOST: usize = 600;
+        let start = NonNull::new(start)?;
+        // Not unrolled: sixty copies of the step are as much code as a whole module.
+        let mut places = (FEWEST..black_box(MOST)).step_by(size_of::<usize>());
+        let context = places.find(|&before| {
+            let place = start.as_ptr().wrapping_byte_add(before - SZ_BEFORE_CONTEXT);
+            // SAFETY: every `verbs_context` has more than FEWEST bytes before its end, and the
+            // search ends where its own `sz` is.
+            let size = unsafe { place.cast::<usize>().read() };
+            size == before + size_of::<ibv_context>()
+        })?;
+        NonNull::new(start.as_ptr().wrapping_byte_add(context).cast()).map(Context)
     }
 
     /// As C sees it.
@@ -41,6 +66,30 @@ impl Context {
         let context = unsafe { self.0.as_ref() };
         let (fd, abi) = (context.cmd_fd, context.abi_compat);
         (fd >= 0 && abi.addr() == usize::MAX).then_some(fd)
+    }
+
+    /// The address of `create_cq_ex`, a function of the libibverbs that opened the device: unlike
+    /// other operations, libibverbs sets this one in each context after the provider has set its
+    /// own. `None` if libibverbs did not make the context, or had no such function yet.
+    #[inline]
+    pub fn create_cq_ex(self) -> Option<NonZeroUsize> {
+        const LARGEST: usize = 1 << 12;
+        // SAFETY: live handle: the context is open, by `from_c` or because a live domain points to
+        // it.
+        if unsafe { self.0.as_ref() }.abi_compat.addr() != usize::MAX {
+            return None;
+        }
+        let before = |bytes| {
+            let place = self.0.as_ptr().cast::<usize>().wrapping_byte_sub(bytes);
+            // SAFETY: the context is part of a `verbs_context`, by `abi_compat`. What is read lies
+            // before the context in each: `sz`, and the function if the structure is as large.
+            unsafe { place.read() }
+        };
+        let larger = size_of::<ibv_context>() + CREATE_CQ_EX_BEFORE_CONTEXT..LARGEST;
+        if !larger.contains(&before(SZ_BEFORE_CONTEXT)) {
+            return None;
+        }
+        NonZeroUsize::new(before(CREATE_CQ_EX_BEFORE_CONTEXT))
     }
 }
 

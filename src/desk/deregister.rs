@@ -5,7 +5,7 @@
 use super::{Mr, pool_is_on, reuse};
 use crate::call::{Error, How};
 use crate::mr::{self, Object};
-use crate::next;
+use crate::next::{self, Maker};
 use crate::pool;
 
 /// Deregisters a region.
@@ -32,7 +32,7 @@ pub fn unimport_mr(mr: Mr) {
             return;
         }
     }
-    if let Some(next) = next::UNIMPORT_MR.get() {
+    if let Some(next) = next::UNIMPORT_MR.by(Maker::of_c(mr.read().context)) {
         // SAFETY: the program passed this region to ibv_unimport_mr(3), and `next` is that function
         // of libibverbs. The region is live: its caller promised so to `Mr::from_c`.
         unsafe { next(mr.as_ptr()) }

@@ -5,7 +5,7 @@
 use super::pool_is_on;
 use crate::call::{Context, Error, Pd};
 use crate::mr;
-use crate::next;
+use crate::next::{self, Maker};
 use crate::pool;
 
 /// Deallocates a protection domain. Returns EBUSY while the domain has relaxed regions in use.
@@ -32,7 +32,7 @@ pub fn unimport_pd(pd: Pd) {
     if pool_is_on() {
         pool::before_unimport_pd(pd);
     }
-    if let Some(next) = next::UNIMPORT_PD.get() {
+    if let Some(next) = next::UNIMPORT_PD.by(Maker::of_pd(pd)) {
         // SAFETY: the program passed this live domain to ibv_unimport_pd(3), and `next` is that
         // function of libibverbs.
         unsafe { next(pd.as_ptr()) }

@@ -9,8 +9,8 @@
 
 use super::{Mr, pool_is_on, reuse};
 use crate::abi::rdma_core::{ibv_pd, verbs_mr};
-use crate::call::Pd;
-use crate::next;
+use crate::call::{Context, Pd};
+use crate::next::{self, Maker};
 use crate::pool;
 use core::ffi::{c_int, c_void};
 
@@ -27,7 +27,8 @@ pub unsafe fn deregister_past_us(vmr: *mut verbs_mr) -> c_int {
     if mr.is_some_and(reuse::deregister_past_us) {
         return 0;
     }
-    let Some(next) = next::CMD_DEREG_MR.get() else {
+    let maker = mr.map_or(Maker::ORDINARY, |mr| Maker::of_c(mr.read().context));
+    let Some(next) = next::CMD_DEREG_MR.by(maker) else {
         return libc::ENOSYS;
     };
     // SAFETY: provider's argument.
@@ -44,13 +45,14 @@ pub unsafe fn deregister_past_us(vmr: *mut verbs_mr) -> c_int {
 /// # Safety
 /// `pd` is NULL or a domain that exists.
 pub unsafe fn dealloc_pd_past_us(pd: *mut ibv_pd) -> c_int {
+    // SAFETY: this function's caller promises that `pd` is NULL or exists.
+    let named = unsafe { Pd::from_c(pd) };
     if pool_is_on()
-        // SAFETY: this function's caller promises that `pd` is NULL or exists.
-        && let Some(pd) = unsafe { Pd::from_c(pd) }
+        && let Some(pd) = named
     {
         pool::flush_quietly(pd);
     }
-    match next::CMD_DEALLOC_PD.get() {
+    match next::CMD_DEALLOC_PD.by(named.map_or(Maker::ORDINARY, Maker::of_pd)) {
         // SAFETY: provider's argument.
         Some(next) => unsafe { next(pd) },
         None => libc::ENOSYS,
@@ -66,7 +68,9 @@ pub unsafe fn close_device_past_us(verbs_context: *mut c_void) {
     if pool_is_on() {
         pool::before_close_past_us(verbs_context.expose_provenance());
     }
-    if let Some(next) = next::UNINIT_CONTEXT.get() {
+    // SAFETY: this function's caller promises that a provider made the device.
+    let context = unsafe { Context::from_verbs_context(verbs_context) };
+    if let Some(next) = next::UNINIT_CONTEXT.by(context.map_or(Maker::ORDINARY, Maker::of)) {
         // SAFETY: provider's argument.
         unsafe { next(verbs_context) }
     }

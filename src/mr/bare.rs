@@ -9,6 +9,7 @@ use super::state;
 use super::{count_vanished, fork};
 use crate::abi::uapi::ib_uverbs_reg_mr_resp;
 use crate::call::{Error, Pd, Request};
+use crate::next::{MAKERS, Maker};
 use crate::uverbs::context::Facts;
 use crate::uverbs::mr;
 pub use crate::uverbs::{Kernel, Uverbs, UverbsOfHelper};
@@ -71,22 +72,31 @@ impl Bare {
     }
 }
 
-static FORK_PROTECTED: OnceBool = OnceBool::new();
+static FORK_PROTECTED: [OnceBool; MAKERS] = [const { OnceBool::new() }; MAKERS];
 
 /// Whether libibverbs keeps registered memory from children (`ibv_fork_init`). If so, libibverbs
 /// must hear of each registration and of its end, and nothing may be registered here.
 ///
 /// The first registration asks once: from then on `ibv_fork_init` comes too late.
 pub fn is_fork_protected() -> bool {
+    is_protected_by(Maker::ORDINARY)
+}
+
+/// As [`is_fork_protected`], by the libibverbs that opened the domain's device.
+pub fn is_fork_protected_in(pd: Pd) -> bool {
+    is_protected_by(Maker::of_pd(pd))
+}
+
+fn is_protected_by(maker: Maker) -> bool {
     // ibv_is_fork_initialized does not tell: before rdma-core 51, libibverbs keeps memory from
     // children even if the kernel copies it for them, and the function answers that protection is
     // not needed. (A program may have taken ibv_fork_init from a handle of libibverbs.) The test is
     // instead to protect an address that no process has: only a libibverbs that calls madvise finds
     // no memory there.
-    FORK_PROTECTED.get_or_init(|| {
+    FORK_PROTECTED[maker.number()].get_or_init(|| {
         let nowhere = without_provenance_mut(usize::MAX / 2 + 1 - (64 << 10));
         let errno = errno::errno();
-        let is_kept = fork::dontfork(nowhere, 1).is_err();
+        let is_kept = fork::dontfork_by(maker, nowhere, 1).is_err();
         errno::set_errno(errno);
         is_kept
     })

@@ -9,7 +9,7 @@ use super::{count_vanished, fork, put_away, require};
 use crate::abi::rdma_core::ibv_mr;
 use crate::call::{Access, Context, Error, How};
 use crate::config::disabled;
-use crate::next;
+use crate::next::{self, Maker};
 use crate::report::stats::{self, counter};
 use crate::sys::thread;
 use crate::uverbs::context::Facts;
@@ -85,7 +85,7 @@ impl Claimed {
             put_away(self.state, thread, object);
         }
         if !access.on_demand() {
-            fork::dofork(was.addr, was.length);
+            fork::dofork(was.context, was.addr, was.length);
         }
         Ok(How::Kernel)
     }
@@ -101,14 +101,16 @@ impl Claimed {
         }
         match result {
             // The device is gone, and the region with it.
-            Err(Errno(libc::EIO)) if next::allows_disassociated_destroy() => Ok(()),
+            Err(Errno(libc::EIO)) if next::allows_disassociated_destroy(Maker::of(context)) => {
+                Ok(())
+            }
             result => result,
         }
     }
 }
 
 fn pass_on(mr: Mr) -> Result<How, Error> {
-    let next = require(&next::DEREG_MR)?;
+    let next = require(&next::DEREG_MR, Maker::of_c(mr.read().context))?;
     // SAFETY: `mr` is live (`Mr::from_c`), and `next` is libibverbs' `ibv_dereg_mr`.
     match unsafe { next(mr.as_ptr()) } {
         0 => {

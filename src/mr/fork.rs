@@ -7,10 +7,10 @@
 //! without fork support: the call tells libibverbs that a later `ibv_fork_init` comes too late.
 
 use super::require;
-use crate::abi::rdma_core::IBV_FORK_UNNEEDED;
-use crate::call::Error;
+use crate::abi::rdma_core::{IBV_FORK_UNNEEDED, ibv_context};
+use crate::call::{Error, Pd};
 use crate::config::disabled;
-use crate::next;
+use crate::next::{self, Maker};
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use errno::{Errno, errno};
@@ -29,7 +29,7 @@ pub fn init() -> Result<(), Error> {
         return Ok(());
     }
     // SAFETY: ibv_fork_init(3) may be called at any time.
-    match unsafe { require(&next::FORK_INIT)?() } {
+    match unsafe { require(&next::FORK_INIT, Maker::ORDINARY)?() } {
         0 => {
             MARKS.store(true, Relaxed);
             Ok(())
@@ -51,10 +51,17 @@ fn kernel_copies() -> bool {
     copies
 }
 
-/// Keeps the range out of child processes.
+/// Keeps the range out of child processes, by the libibverbs that opened the domain's device. Not
+/// inlined, nor is [`dofork`]: many copies of the callers are.
+#[inline(never)]
+pub fn dontfork(pd: Pd, addr: *mut c_void, length: usize) -> Result<(), Errno> {
+    dontfork_by(Maker::of_pd(pd), addr, length)
+}
+
+/// As [`dontfork`].
 #[inline]
-pub fn dontfork(addr: *mut c_void, length: usize) -> Result<(), Errno> {
-    let Some(dontfork_range) = next::DONTFORK_RANGE.get() else {
+pub fn dontfork_by(maker: Maker, addr: *mut c_void, length: usize) -> Result<(), Errno> {
+    let Some(dontfork_range) = next::DONTFORK_RANGE.by(maker) else {
         return Ok(());
     };
     // SAFETY: libibverbs accepts any range and reports a range that it cannot advise on.
@@ -66,9 +73,9 @@ pub fn dontfork(addr: *mut c_void, length: usize) -> Result<(), Errno> {
 }
 
 /// Lets children have the range again. Like libibverbs, ignores a failure.
-#[inline]
-pub fn dofork(addr: *mut c_void, length: usize) {
-    if let Some(dofork_range) = next::DOFORK_RANGE.get() {
+#[inline(never)]
+pub fn dofork(context: *mut ibv_context, addr: *mut c_void, length: usize) {
+    if let Some(dofork_range) = next::DOFORK_RANGE.by(Maker::of_c(context)) {
         // SAFETY: libibverbs accepts any range and reports a range that it cannot advise on.
         unsafe { dofork_range(addr, length) };
     }

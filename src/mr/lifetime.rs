@@ -6,12 +6,12 @@ use super::state;
 use super::{count_vanished, require};
 use crate::call::{Context, Error, Pd};
 use crate::config::disabled;
-use crate::next;
+use crate::next::{self, Maker};
 use errno::Errno;
 
 /// Deallocates a protection domain.
 pub fn dealloc_pd(pd: Pd) -> Result<(), Error> {
-    let next = require(&next::DEALLOC_PD)?;
+    let next = require(&next::DEALLOC_PD, Maker::of_pd(pd))?;
     let state = state::existing().filter(|_| !disabled());
     let device = state.and_then(|state| state.devices.get(pd.context().expose_provenance()));
     // The kernel refuses (EBUSY) while the domain has regions. If it does not refuse, the regions
@@ -35,7 +35,7 @@ pub fn dealloc_pd(pd: Pd) -> Result<(), Error> {
 
 /// Closes a device.
 pub fn close_device(context: Context) -> Result<(), Error> {
-    let next = require(&next::CLOSE_DEVICE)?;
+    let next = require(&next::CLOSE_DEVICE, Maker::of(context))?;
     let address = context.address();
     let state = state::existing().filter(|_| !disabled());
     // Take the record before the close: while the close returns, a newly opened device may get this

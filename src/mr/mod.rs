@@ -31,7 +31,7 @@ pub use register_ex::{plain_memory, reg_other_memory};
 pub use rereg::{CHANGED_BUT_NOT_FOR_CHILDREN, move_region, rereg};
 
 use crate::call::Error;
-use crate::next::Next;
+use crate::next::{Maker, Next};
 use crate::report::stats::{self, counter};
 use crate::sys::thread;
 use state::State;
@@ -66,9 +66,9 @@ fn put_away(state: &State, thread: thread::Number, object: Object) {
     }
 }
 
-/// The function of the next libibverbs; an error if libibverbs lacks the function.
-fn require<F: Copy>(next: &Next<F>) -> Result<F, Error> {
-    next.get().ok_or_else(|| Error::NoNext(next.name()))
+/// The function of the libibverbs that opened a device; an error if libibverbs lacks the function.
+fn require<F: Copy>(next: &Next<F>, maker: Maker) -> Result<F, Error> {
+    next.by(maker).ok_or_else(|| Error::NoNext(next.name()))
 }
 
 /// Counts regions of ours that were deregistered without a call to this library.

@@ -8,7 +8,7 @@ use super::state;
 use super::{Mr, count_vanished, require};
 use crate::abi::rdma_core::*;
 use crate::call::{Access, Context, Error, How, Pd, Registered, Request};
-use crate::next;
+use crate::next::{self, Maker};
 use crate::report::log::{self, Level};
 use crate::report::stats::{self, counter};
 use errno::errno;
@@ -35,16 +35,17 @@ fn ask_next(pd: Pd, request: &Request) -> Result<Registered, Error> {
     } = *request;
     let access = access.bits();
     let pd_ptr = pd.as_ptr();
-    let mr = if let Some(reg_mr_iova2) = next::REG_MR_IOVA2.get() {
+    let maker = Maker::of_pd(pd);
+    let mr = if let Some(reg_mr_iova2) = next::REG_MR_IOVA2.by(maker) {
         // SAFETY: `pd` is live (`Pd::from_c`), libibverbs accepts any range, and the function is
         // its own.
         unsafe { reg_mr_iova2(pd_ptr, addr, length, iova, access) }
-    } else if let (Some(reg_mr), true) = (next::REG_MR.get(), iova == addr.addr() as u64) {
+    } else if let (Some(reg_mr), true) = (next::REG_MR.by(maker), iova == addr.addr() as u64) {
         // rdma-core before 28.
         // SAFETY: `pd` is live (`Pd::from_c`), libibverbs accepts any range, and the function is
         // its own.
         unsafe { reg_mr(pd_ptr, addr, length, access as i32) }
-    } else if let Some(reg_mr_iova) = next::REG_MR_IOVA.get() {
+    } else if let Some(reg_mr_iova) = next::REG_MR_IOVA.by(maker) {
         // SAFETY: `pd` is live (`Pd::from_c`), libibverbs accepts any range, and the function is
         // its own.
         unsafe { reg_mr_iova(pd_ptr, addr, length, iova, access as i32) }
@@ -64,7 +65,7 @@ pub unsafe fn reg_dmabuf_mr(
     fd: i32,
     access: Access,
 ) -> Result<Registered, Error> {
-    let next = require(&next::REG_DMABUF_MR)?;
+    let next = require(&next::REG_DMABUF_MR, Maker::of_pd(pd))?;
     // SAFETY: `pd` is live (`Pd::from_c`), `fd` is valid by this function's contract, and `next` is
     // libibverbs' `ibv_reg_dmabuf_mr`.
     made_by_next(unsafe { next(pd.as_ptr(), offset, length, iova, fd, access.bits() as i32) })

@@ -93,12 +93,12 @@ impl Own {
             ));
         }
         if !on_demand {
-            fork::dontfork(request.addr, request.length).map_err(Error::Fork)?;
+            fork::dontfork(pd, request.addr, request.length).map_err(Error::Fork)?;
         }
         // The one call for both: what it does is inlined at each call, and has 3 KiB.
         let result = self.register_protected(pd, request);
         if result.is_err() && !on_demand {
-            fork::dofork(request.addr, request.length);
+            fork::dofork(pd.context(), request.addr, request.length);
         }
         result
     }

@@ -59,6 +59,21 @@ impl Library {
         Library::open(file, libc::RTLD_NODELETE | only_loaded)
     }
 
+    /// The library that has the code at this address. From now on nobody can unload it.
+    pub fn with_code(address: NonZeroUsize) -> Option<Library> {
+        let mut found = core::mem::MaybeUninit::<libc::Dl_info>::zeroed();
+        let address = core::ptr::without_provenance(address.get());
+        // SAFETY: dladdr accepts any address, and `found` has room for its answer.
+        let is_found = unsafe { libc::dladdr(address, found.as_mut_ptr()) } != 0;
+        // SAFETY: all zeros are a valid `Dl_info`, and so is what dladdr has written.
+        let found = unsafe { found.assume_init() };
+        if !is_found || found.dli_fname.is_null() {
+            return None;
+        }
+        // SAFETY: a non-null name is a NUL-terminated string, as long as the file is loaded.
+        Library::keep(unsafe { CStr::from_ptr(found.dli_fname) }, Load::Never)
+    }
+
     /// The program, with the libraries that it was started with, in their order. `None` in another
     /// namespace of the linker than the program's (dlmopen(3)).
     ///

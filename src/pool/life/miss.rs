@@ -110,7 +110,7 @@ pub fn register(
     if thread::is_inside() {
         return because(counter!(bypassed_busy));
     }
-    if bare::is_fork_protected() {
+    if bare::is_fork_protected_in(pd) {
         // The memory of each region must be given back to children when the region ends, and the
         // pool's threads cannot call libibverbs.
         return because(counter!(bypassed_fork));
