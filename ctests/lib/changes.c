@@ -395,24 +395,11 @@ static void heap_released(struct place *place)
 		must(brk(place->at) == 0);
 }
 
-/*
- * The heap has so much to spare at its end that nothing else moves the end. A block from a gap in
- * its middle makes no room there.
- */
+/* The heap has so much to spare that nothing else moves its end, as a rule. */
 static void heap(struct place *place)
 {
-	enum { SPARE = 4 << 20, MOST = 16 };
-	char *blocks[MOST];
-	int n = 0;
-
 	must(mallopt(M_TRIM_THRESHOLD, 1 << 30) == 1 && mallopt(M_MMAP_THRESHOLD, 16 << 20) == 1);
-	do {
-		must(n < MOST);
-		blocks[n] = malloc(SPARE);
-		must(blocks[n]);
-	} while (blocks[n++] + SPARE + (1 << 20) < (char *)sbrk(0));
-	while (n > 0)
-		free(blocks[--n]);
+	free(malloc(4 << 20));
 	place->at = (char *)(((uintptr_t)sbrk(0) + PAGE - 1) & ~(uintptr_t)(PAGE - 1));
 	must(brk(place->at + SIZE) == 0);
 	memset(place->at, 1, SIZE);

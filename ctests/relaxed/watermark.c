@@ -44,21 +44,32 @@ static void at_once(const char *name, int count, int length)
 /* Three that have been idle for some seconds, and three that have not. */
 static void older_first(void)
 {
+	struct rdmamr_stats before;
 	uint32_t keys[6];
 	int old = 0, new = 0;
 
-	for (int n = 0; n < 6; n++) {
-		struct ibv_mr *mr = register_region(pair.pd, memory + n * PAGE, PAGE, LOCAL_AND_REMOTE);
+	/* A region of which the pool cannot be certain, on a busy machine, is its caller's own. */
+	for (int tries = 0; tries < 5; tries++) {
+		must(ibv_flush_relaxed_mr(pair.pd) == 0);
+		before = stats();
+		for (int n = 0; n < 6; n++) {
+			struct ibv_mr *mr = register_region(pair.pd, memory + n * PAGE, PAGE, LOCAL_AND_REMOTE);
 
-		must(mr);
-		keys[n] = mr->lkey;
-		must(deregister_region(mr) == 0);
-		if (n == 2)
-			usleep(3000000);
+			must(mr);
+			keys[n] = mr->lkey;
+			must(deregister_region(mr) == 0);
+			if (n == 2)
+				usleep(3000000);
+		}
+		if (stats().bypassed_busy == before.bypassed_busy)
+			break;
+		show(before, stats());
 	}
 	ok(comes(10, stats().idle <= MOST), "of six, no more are idle than allowed");
 	for (int n = 0; n < 6; n++)
 		*(n < 3 ? &old : &new) += kernel_has_key(pair.context, keys[n]);
+	if (new != 3)
+		show(before, stats());
 	is(new, 3, "of six, the three newer ones are kept");
 	ok(old <= 1, "and at most one of the older");
 	must(ibv_flush_relaxed_mr(pair.pd) == 0);
