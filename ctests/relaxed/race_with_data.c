@@ -18,7 +18,7 @@
 
 /*
  * A race takes as many rounds, or on a machine that is busy as many as it can in some seconds; a
- * few in any case.
+ * few in any case, and as many as it takes until memory was once there before the call returned.
  */
 enum { UNMAPS = 1500, DISCARDS = 500, CONTROL = 5000, ENOUGH = 3, SECONDS = 3, AT_LEAST = 50 };
 enum way { LIBC_UNMAP, RAW_UNMAP, LIBC_DISCARD, RAW_DISCARD };
@@ -99,21 +99,21 @@ static struct ibv_mr *registered(void)
 	return mr;
 }
 
-static int goes_on(double until, long round)
-{
-	return seconds_now() < until || round <= AT_LEAST;
-}
-
 struct score {
 	long rounds, in_time, stale, later;
 };
 
-/* `enough`: the race ends when so many were stale. */
+static bool goes_on(double until, long round, const struct score *score)
+{
+	return seconds_now() < until || round <= AT_LEAST || !score->in_time;
+}
+
 /* In place of the C library's, by which the library sees whether the process has ever had two threads: it fences if it
  * has. */
 static bool is_fenced = true;
 char __libc_single_threaded;
 
+/* The race ends when `enough` were stale. One of which that is asked has all its rounds for it. */
 static struct score unmapped(enum way by, long rounds, long enough)
 {
 	double until = seconds_now() + SECONDS;
@@ -126,7 +126,9 @@ static struct score unmapped(enum way by, long rounds, long enough)
 	must(pthread_create(&thread, NULL, takes_away, (void *)rounds) == 0);
 	/* pthread_create has set it to 0. */
 	__libc_single_threaded = !is_fenced;
-	for (long round = 1; round <= rounds && score.stale < enough && goes_on(until, round); round++) {
+	for (long round = 1; round <= rounds && score.stale < enough; round++) {
+		if (enough == rounds && !goes_on(until, round, &score))
+			break;
 		must(deregister_region(registered()) == 0);
 		atomic_store(&begun, round);
 		while (!raw_map_at(spot, PAGE))
@@ -156,7 +158,7 @@ static struct score discarded(enum way by, long rounds)
 	way = by;
 	begun = done = 0;
 	must(pthread_create(&thread, NULL, takes_away, (void *)rounds) == 0);
-	for (long round = 1; round <= rounds && goes_on(until, round); round++) {
+	for (long round = 1; round <= rounds && goes_on(until, round, &score); round++) {
 		*spot = 1;
 		must(deregister_region(registered()) == 0);
 		atomic_store(&begun, round);
@@ -196,7 +198,7 @@ int main(int argc, char **argv)
 	static const char *const unfenced[] = { NULL };
 	struct score score;
 
-	alarm(150);
+	alarm(600);
 	had = all_threads(before, 16);
 	if (argc > 1)
 		return without_fence();
