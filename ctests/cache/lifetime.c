@@ -161,7 +161,7 @@ static void imported(int kind)
 	mr = reg(pair.pd, memory, PAGE, rights[kind]);
 	ok(made_anew(before, stats()) && all_lands(&pair, mr, memory, PAGE, !kind), "nor what was ended twice, %s", rights_names[kind]);
 	must(ibv_dereg_mr(mr) == 0);
-	ok(comes(10, (int)stats().live == live), "none is in use, %s", rights_names[kind]);
+	ok(comes((int)stats().live == live), "none is in use, %s", rights_names[kind]);
 }
 
 /* Objects cost memory until they end, and end all. */
@@ -255,7 +255,7 @@ static void children(int kind)
 		pid = fork();
 		must(pid >= 0);
 		if (!pid) {
-			alarm(30);
+			alarm(DEADLOCK);
 			exit(cases[n].act());
 		}
 		is(status_of(pid), 0, "a child %s, %s", cases[n].name, rights_names[kind]);

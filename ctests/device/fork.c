@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /* A child touches nothing of its parent's, and starts anew with what it opens itself. */
 #include "../lib/pair.h"
+#include "../lib/program.h"
 #include <pthread.h>
 #include <sys/wait.h>
 
@@ -105,7 +106,7 @@ int main(void)
 		pid = fork();
 		must(pid >= 0);
 		if (!pid) {
-			alarm(20);
+			alarm(DEADLOCK);
 			_exit(n % 10 ? 0 : child_registers());
 		}
 		wrong += status_of(pid) != 0;

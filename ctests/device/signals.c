@@ -5,6 +5,7 @@
  * enter, and it is not, since in steady state the library uses objects again.
  */
 #include "../lib/device.h"
+#include "../lib/program.h"
 #include <signal.h>
 #include <sys/time.h>
 
@@ -44,11 +45,12 @@ int main(void)
 	must(pd);
 	memory = pages(2);
 	rounds(WARM);
-	alarm(100); /* a deadlock ends here */
+	alarm(DEADLOCK);
 	must(sigaction(SIGALRM, &action, NULL) == 0);
 	must(sigaction(SIGPROF, &action, NULL) == 0);
 	must(setitimer(ITIMER_PROF, &often, NULL) == 0);
-	rounds(ROUNDS);
+	for (int tries = 0; tries < 10 && handled <= 100; tries++)
+		rounds(ROUNDS);
 	must(setitimer(ITIMER_PROF, &never, NULL) == 0);
 	ok(handled > 100, "the handler ran %d times", handled);
 	is(wrong, 0, "and all its calls succeeded");

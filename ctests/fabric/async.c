@@ -33,7 +33,7 @@ const char *__tsan_default_suppressions(void)
 }
 #endif
 
-enum { THREADS = 4, LARGE = 64 << 20, MANY = 24, PATIENCE = 20000 /* ms */ };
+enum { THREADS = 4, LARGE = 64 << 20, MANY = 24, PATIENCE = 300000 /* ms */ };
 
 static struct pair pair;
 static char *large, *beyond; /* much memory, and none */

@@ -4,6 +4,7 @@
  * and writes nothing to the caller. And calls that look bad, and must not be refused.
  */
 #include "../lib/fabric.h"
+#include "../lib/program.h"
 #include <rdmamr/verbs.h>
 #include <ctype.h>
 #include <linux/capability.h>
@@ -728,7 +729,7 @@ static void forked(void)
 		if (!pid) {
 			int wrong = 0;
 
-			alarm(20);
+			alarm(DEADLOCK);
 			wrong |= (fi_close(&one->fid) != -FI_EINVAL) << 0;
 			wrong |= !names(rdmamr_last_reason(), "fork|parent|process|child") << 1;
 			wrong |= (fi_close(&several->fid) != -FI_EINVAL) << 2;

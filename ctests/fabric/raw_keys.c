@@ -5,6 +5,7 @@
  * says.
  */
 #include "../lib/fabric.h"
+#include "../lib/program.h"
 #include <arpa/inet.h>
 #include <sys/wait.h>
 
@@ -151,7 +152,7 @@ static int peer_main(int orders, int answers)
 	struct order order;
 	char *memory = pages(2 * ARENA / PAGE);
 
-	alarm(190);
+	alarm(DEADLOCK);
 	if (read(orders, &address, sizeof(address)) != sizeof(address))
 		return 0;
 	must(rdma_create_id(NULL, &id, NULL, RDMA_PS_TCP) == 0);

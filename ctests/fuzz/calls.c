@@ -7,6 +7,7 @@
  * registration ends"): the bare calls of bare_is_known_to_differ(), which the library cannot hear
  * of, go by the C library where memory was registered.
  */
+#include "../lib/program.h"
 #include "fuzz.h"
 #include <fcntl.h>
 #include <limits.h>
@@ -534,7 +535,7 @@ static void fork_step(const struct step *step)
 	note("fork, child's word %u %u:", step->word[0] % 2, step->word[1] % 4);
 	pid = fork();
 	if (!pid) {
-		alarm(60);
+		alarm(DEADLOCK);
 		child(step);
 	}
 	if (pid < 0) {

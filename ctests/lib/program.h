@@ -7,12 +7,18 @@
 #include <stdint.h>
 #include <unistd.h>
 
-/* Waits until the condition holds, for `seconds` at most. The value is whether it holds. */
-#define comes(seconds, condition)                                              \
-	({                                                                     \
-		for (int left = (seconds) * 100; !(condition) && left > 0; left--) \
-			usleep(10000);                                         \
-		(condition);                                                   \
+/*
+ * Seconds until a program or a child counts as one that waits for ever. Nothing here takes that
+ * long, however busy the machine is; the clock of an emulated one jumps by minutes then.
+ */
+enum { DEADLOCK = 500 };
+
+/* Waits until the condition holds, for a minute or two at most. The value is whether it holds. */
+#define comes(condition)                                                     \
+	({                                                                   \
+		for (int left = 10000; !(condition) && left > 0; left--)     \
+			usleep(10000);                                       \
+		(condition);                                                 \
 	})
 
 /*

@@ -10,7 +10,7 @@
 #include <sys/syscall.h>
 #include <time.h>
 
-enum { BUFFERS = 12, LENGTH = 2 * PAGE, SECONDS = 5 };
+enum { BUFFERS = 12, LENGTH = 2 * PAGE, SECONDS = 5, PATIENCE = 200 };
 
 static struct fid_domain *domain;
 static struct pair pair;
@@ -92,7 +92,8 @@ int main(void)
 	must(pthread_create(&threads[0], NULL, registers, NULL) == 0);
 	must(pthread_create(&threads[1], NULL, registers, "") == 0);
 	must(pthread_create(&threads[2], NULL, maps_others, NULL) == 0);
-	sleep(SECONDS);
+	for (int n = 0; n < SECONDS || (n < PATIENCE && (hits == 0 || changes <= 20)); n++)
+		sleep(1);
 	stop = true;
 	for (int n = 0; n < 3; n++)
 		must(pthread_join(threads[n], NULL) == 0);

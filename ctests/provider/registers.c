@@ -24,7 +24,7 @@
 #include <sys/uio.h>
 #include "../lib/tap.h"
 
-enum { PAGE = 4096, SIZE = 256 * PAGE, PATIENCE = 20000 /* ms */ };
+enum { PAGE = 4096, SIZE = 256 * PAGE, PATIENCE = 300000 /* ms */ };
 #define LOCAL (FI_SEND | FI_RECV | FI_READ | FI_WRITE)
 #define ALL (LOCAL | FI_REMOTE_READ | FI_REMOTE_WRITE)
 #define UNKNOWN (1ULL << 35)

@@ -61,7 +61,7 @@ int main(int argc, char **argv)
 	(void)argc;
 	with_setting(argv, "RDMAMR_RELAXED_LINGER", FOREVER);
 	with_setting(argv, "RDMAMR_RELAXED_MAX_IDLE_BYTES", "64G");
-	alarm(100);
+	alarm(DEADLOCK);
 	as_root();
 	relaxed_open(&pair);
 	map_all(4608 * MIB);

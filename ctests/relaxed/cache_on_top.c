@@ -222,7 +222,7 @@ int main(int argc, char **argv)
 
 	(void)argc;
 	with_setting(argv, "RDMAMR_RELAXED_LINGER", FOREVER);
-	alarm(100);
+	alarm(DEADLOCK);
 	relaxed_open(&pair);
 	for (int n = 0; n < BUFFERS; n++) {
 		own[n] = pages(BUFFER / PAGE + 1);

@@ -57,7 +57,7 @@ static void end_children(void)
 /* All that would wait for a watch that nobody attends to. */
 static void change(char *memory, const char *when)
 {
-	alarm(60);
+	alarm(DEADLOCK);
 	must(syscall(SYS_madvise, memory, PAGE, MADV_DONTNEED) == 0);
 	must(mmap(memory + PAGE, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1,
 		  0) ==

@@ -83,7 +83,7 @@ static int run(int (*part)(void))
 
 	must(pid >= 0);
 	if (!pid) {
-		alarm(60);
+		alarm(DEADLOCK);
 		if (stub_open(STUB_PIN))
 			_exit(UNWATCHED);
 		_exit(part());

@@ -134,12 +134,12 @@ static int becomes_daemon(int report)
 	struct ibv_mr *mr;
 	int wrong = 0;
 
-	alarm(60);
+	alarm(DEADLOCK);
 	relaxed_open(&pair);
 	memory = pages(4);
 	must(lands(&pair, memory, PAGE) && lands(&pair, memory + 2 * PAGE, PAGE));
 	must(daemon(1, 1) == 0);
-	alarm(60);
+	alarm(DEADLOCK);
 	wrong |= (munmap(memory, PAGE) != 0 || raw_munmap(memory + 2 * PAGE, PAGE) != 0) << 0;
 	wrong |= (stats().idle != 0 || stats().hits != 0) << 1;
 	context = open_device();
@@ -214,7 +214,7 @@ int main(int argc, char **argv)
 		return becomes_daemon(atoi(argv[2]));
 	snprintf(first, sizeof(first), "%llx",
 		 (unsigned long long)(argc > 2 ? strtoull(argv[2], NULL, 16) : descriptors()));
-	alarm(100);
+	alarm(DEADLOCK);
 	if (argc > 2)
 		return replaced();
 	with_setting(argv, "RDMAMR_RELAXED_LINGER", FOREVER);

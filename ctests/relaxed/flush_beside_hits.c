@@ -172,7 +172,7 @@ int main(int argc, char **argv)
 {
 	(void)argc;
 	with_setting(argv, "RDMAMR_RELAXED_LINGER", FOREVER);
-	alarm(100); /* a deadlock ends here */
+	alarm(DEADLOCK);
 	as_root();
 	relaxed_open(&pair);
 	refusals();

@@ -68,7 +68,7 @@ int main(int argc, char **argv)
 
 	with_setting(argv, "RDMAV_FORK_SAFE", "1");
 	(void)argc;
-	alarm(100);
+	alarm(DEADLOCK);
 	must(refuse_calls(SYS_socket, 2, NETLINK_RDMA, EACCES));
 	relaxed_open(&pair);
 	memory = pages(COUNT);

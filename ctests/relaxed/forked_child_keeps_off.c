@@ -35,7 +35,7 @@ static pid_t start_child(void)
 	pid = fork();
 	must(pid >= 0);
 	if (!pid)
-		alarm(60);
+		alarm(DEADLOCK);
 	return pid;
 }
 

@@ -41,11 +41,11 @@ static void at_once(void)
 		must(mr && ibv_dereg_mr_relaxed(mr) == 0);
 	}
 	/* The limit is read when the regions have doubled, and each second. */
-	ok(comes(10, stats().idle <= (REGIONS - COUNT) / 8),
+	ok(comes(stats().idle <= (REGIONS - COUNT) / 8),
 	   "while %d are in use, at most an eighth of the others is idle: %d", COUNT, (int)stats().idle);
 	for (int n = 0; n < COUNT; n++)
 		must(ibv_dereg_mr_relaxed(regions[n]) == 0);
-	ok(comes(10, stats().idle <= REGIONS / 8), "and all at once leave no more than an eighth: %d",
+	ok(comes(stats().idle <= REGIONS / 8), "and all at once leave no more than an eighth: %d",
 	   (int)stats().idle);
 }
 

@@ -32,7 +32,7 @@ static void hold(void)
 	if (!debugger) {
 		bool good = read(go[0], &byte, 1) == 1;
 
-		alarm(30);
+		alarm(DEADLOCK);
 		for (int n = 0; good && n < threads; n++)
 			good = ptrace(PTRACE_SEIZE, library[n], NULL, NULL) == 0 &&
 			       ptrace(PTRACE_INTERRUPT, library[n], NULL, NULL) == 0 &&
@@ -162,7 +162,7 @@ int main(int argc, char **argv)
 
 	(void)argc;
 	with_setting(argv, "RDMAMR_RELAXED_LINGER", FOREVER);
-	alarm(100);
+	alarm(DEADLOCK);
 	had = all_threads(before, MOST);
 	relaxed_open(&pair);
 	spot = pages(3);

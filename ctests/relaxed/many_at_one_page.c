@@ -53,7 +53,7 @@ int main(int argc, char **argv)
 
 	(void)argc;
 	with_setting(argv, "RDMAMR_RELAXED_LINGER", FOREVER);
-	alarm(300);
+	alarm(DEADLOCK);
 	relaxed_open(&pair);
 	memory = pages(PAGES);
 	growing("rights of peers", memory, LOCAL_AND_REMOTE);

@@ -139,7 +139,7 @@ int main(int argc, char **argv)
 		return WIFEXITED(status) ? WEXITSTATUS(status) : 128;
 	}
 	with_setting(argv, "RDMAMR_RELAXED_LINGER", FOREVER);
-	alarm(100);
+	alarm(DEADLOCK);
 	relaxed_open(&pair);
 	if (strstr(when, "under"))
 		must(limit(mappings() + ROOM) > 0);

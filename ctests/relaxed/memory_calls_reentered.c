@@ -166,7 +166,7 @@ static void in_fork(void)
 	pid = fork();
 	must(pid >= 0);
 	if (!pid) {
-		alarm(20);
+		alarm(DEADLOCK);
 		remap(forked, FORKED * 2 * PAGE);
 		_exit(memcmp(forked, forked + PAGE, PAGE) ? 1 : 0);
 	}
@@ -195,7 +195,7 @@ static void last(void)
 
 static int goes_by_exit(void)
 {
-	alarm(30);
+	alarm(DEADLOCK);
 	pair_open(&pair);
 	far_open(&pair);
 	at_exit = pages(4);
@@ -244,7 +244,7 @@ int main(int argc, char **argv)
 	if (argc > 1)
 		return goes_by_exit();
 	with_setting(argv, "RDMAMR_RELAXED_LINGER", FOREVER);
-	alarm(100); /* a deadlock ends here */
+	alarm(DEADLOCK);
 	ok(early_done, "memory calls before any constructor are made");
 	is(early_wrong, 0, "and do what they do");
 	relaxed_open(&pair);

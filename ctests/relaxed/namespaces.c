@@ -73,7 +73,7 @@ static int working_directory(void)
 	begin();
 	must(chdir("/") == 0);
 	/* The library's threads leave it when they start. */
-	result = comes(10, gone = gone || umount(directory) == 0) ? RIGHT : WRONG;
+	result = comes(gone = gone || umount(directory) == 0) ? RIGHT : WRONG;
 	if (result == WRONG)
 		umount2(directory, MNT_DETACH);
 	rmdir(directory);
@@ -190,7 +190,7 @@ int main(int argc, char **argv)
 
 		must(pid >= 0);
 		if (!pid) {
-			alarm(60);
+			alarm(DEADLOCK);
 			if (stub_open(STUB_PIN))
 				_exit(REFUSED);
 			_exit(parts[n].part());

@@ -78,7 +78,7 @@ static void by_change(const char *name, void (*change)(void *, size_t))
 	control_later(&pair, name, memory, PAGE);
 	key = old_key(LOCAL_AND_REMOTE);
 	change(memory, PAGE);
-	ok(comes(10, !kernel_has_key(pair.context, key)), "%s: the region goes, without a flush", name);
+	ok(comes(!kernel_has_key(pair.context, key)), "%s: the region goes, without a flush", name);
 	ok(write_refused(&pair, memory, key), "%s: the old key does not write", name);
 	anew(&pair, name, memory, PAGE);
 }

@@ -47,7 +47,7 @@ int main(int argc, char **argv)
 
 	(void)argc;
 	with_setting(argv, "RDMAMR_RELAXED_LINGER", FOREVER);
-	alarm(60);
+	alarm(DEADLOCK);
 	relaxed_open(&pair);
 	other = (int)syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK | UFFD_USER_MODE_ONLY);
 	must(other >= 0 && ioctl(other, UFFDIO_API, &api) == 0);

@@ -198,7 +198,7 @@ int main(int argc, char **argv)
 	static const char *const unfenced[] = { NULL };
 	struct score score;
 
-	alarm(600);
+	alarm(DEADLOCK);
 	had = all_threads(before, 16);
 	if (argc > 1)
 		return without_fence();

@@ -333,7 +333,7 @@ int main(int argc, char **argv)
 {
 	(void)argc;
 	with_setting(argv, "RDMAMR_RELAXED_LINGER", FOREVER);
-	alarm(100);
+	alarm(DEADLOCK);
 	as_root();
 	relaxed_open(&pair);
 	memory = pages(16);

@@ -93,7 +93,7 @@ static void interrupted(const char *name, void (*handler)(int), int slots)
 		must(lands(&pair, n < slots ? slot(n) : memory + 2 * SLOTS * PAGE, PAGE));
 	must(sigaction(SIGPROF, &action, NULL) == 0);
 	must(setitimer(ITIMER_PROF, &often, NULL) == 0);
-	for (; seconds_now() < until; rounds++) {
+	for (; seconds_now() < until || handled <= AT_LEAST; rounds++) {
 		char *at = slot(rounds % slots);
 		struct ibv_mr *mr = register_region(pair.pd, at, PAGE, LOCAL_AND_REMOTE), *again;
 
@@ -124,7 +124,7 @@ int main(int argc, char **argv)
 {
 	(void)argc;
 	with_setting(argv, "RDMAMR_RELAXED_LINGER", FOREVER);
-	alarm(100); /* a deadlock ends here */
+	alarm(DEADLOCK);
 	relaxed_open(&pair);
 	memory = pages(2 * SLOTS + 1);
 	interrupted("a handler that changes the address space", changes, SLOTS);

@@ -240,7 +240,7 @@ static void fork_one(struct worker *worker)
 	pid = fork();
 	must(pid >= 0);
 	if (!pid) {
-		alarm(30);
+		alarm(DEADLOCK);
 		for (int n = 0; kind && n < SLOTS; n++) {
 			worker->slots[n].memory[0] ^= 1;
 			if (kind == 1 && worker->slots[n].mapped)

@@ -26,7 +26,7 @@
 #include "../lib/program.h"
 #include "stub_device.h"
 
-enum { UNWATCHED = 77, PATIENCE_S = 20 };
+enum { UNWATCHED = 77 };
 
 static const char DEVICE[] = "/dev/userfaultfd";
 static int said;
@@ -93,7 +93,7 @@ static void comes_later(char *memory, const char *call, const char *errno_words)
 
 static void has_come(char *memory)
 {
-	ok(comes(PATIENCE_S, is_used_again(memory)), "later regions are used again");
+	ok(comes(is_used_again(memory)), "later regions are used again");
 	is(times("regions are reused from now on"), 1, "the library says so");
 }
 
@@ -152,7 +152,7 @@ static void serves(char *memory)
 		/* Its data lands in the page that is there now. */
 		register_once(memory);
 	}
-	ok(comes(PATIENCE_S, is_used_again(memory)), "after 100 changes by bare system calls, none of which it has missed");
+	ok(comes(is_used_again(memory)), "after 100 changes by bare system calls, none of which it has missed");
 	is(times("are not reused"), 0, "the library complains of nothing");
 }
 
@@ -245,7 +245,7 @@ static void monitor_cannot_read(void)
 	must(is_used_again(memory) && is_used_again(other));
 	refuse_to_read();
 	must(pthread_create(&thread, NULL, unmaps, memory) == 0);
-	ok(comes(PATIENCE_S, !is_used_again(other) && times("does not let the library read events")),
+	ok(comes(!is_used_again(other) && times("does not let the library read events")),
 	   "the library says that it cannot read events");
 	ok(!is_used_again(other) && !is_used_again(other), "no region is used again");
 	is(times("does not let the library read events"), 1, "it has said so once");
@@ -263,7 +263,7 @@ static void part(const char *name, void (*function)(void))
 	pid = fork();
 	must(pid >= 0);
 	if (!pid) {
-		alarm(120);
+		alarm(DEADLOCK);
 		if (stub_open(STUB_PIN))
 			_exit(UNWATCHED);
 		function();

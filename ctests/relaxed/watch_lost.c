@@ -22,7 +22,7 @@ int main(int argc, char **argv)
 
 	(void)argc;
 	with_setting(argv, "RDMAMR_RELAXED_LINGER", FOREVER);
-	alarm(60);
+	alarm(DEADLOCK);
 	relaxed_open(&pair);
 	memory = pages(4);
 	in_thread(nothing, NULL);

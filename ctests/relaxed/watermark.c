@@ -28,7 +28,7 @@ static void at_once(const char *name, int count, int length)
 	is(kernel_regions(pair.context), far.others + count, "%s: the kernel has all %d", name, count);
 	for (int n = 0; n < count; n++)
 		must(deregister_region(regions[n]) == 0);
-	ok(comes(10, stats().idle <= MOST && stats().idle_bytes <= MOST_PAGES * PAGE),
+	ok(comes(stats().idle <= MOST && stats().idle_bytes <= MOST_PAGES * PAGE),
 	   "%s: no more are idle than allowed", name);
 	idle = (int)stats().idle;
 	is((long long)stats().idle_bytes, (long long)idle * length * PAGE, "%s: %d are idle", name, idle);
@@ -64,7 +64,7 @@ static void older_first(void)
 			if (n == 2)
 				usleep(3000000);
 		}
-		over += !comes(10, stats().idle <= MOST);
+		over += !comes(stats().idle <= MOST);
 		for (int n = 0; n < 6; n++)
 			*(n < 3 ? &old : &new) += kernel_has_key(pair.context, keys[n]);
 		rounds++;
@@ -86,7 +86,7 @@ static void in_turn(const char *name, int length)
 
 	for (int n = 0; n < 30 && over < 3; n++, rounds++) {
 		must(lands(&pair, memory + (long)n * length * PAGE, (size_t)length * PAGE));
-		over += !comes(1, stats().idle <= MOST && stats().idle_bytes <= MOST_PAGES * PAGE);
+		over += !comes(stats().idle <= MOST && stats().idle_bytes <= MOST_PAGES * PAGE);
 		most = (int)stats().idle > most ? (int)stats().idle : most;
 	}
 	is(over, 0, "%s, one after the other: never more than allowed (%d were idle)", name, most);

@@ -76,7 +76,7 @@ int main(int argc, char **argv)
 		struct ibv_mr *mr = ibv_reg_mr_relaxed(stub_pd(), memory, LENGTH, LOCAL_AND_REMOTE);
 
 		must(mr && ibv_dereg_mr_relaxed(mr) == 0);
-		alarm(60);
+		alarm(DEADLOCK);
 		must(pthread_kill(thread, SIGUSR1) == 0);
 		must(sem_wait(&stopped) == 0);
 		must(munmap(memory, LENGTH) == 0);
