@@ -73,12 +73,12 @@ signal_of() { # SIGNAL COMMAND...: by which signal a process that is sent one di
 }
 for signal in TERM INT KILL; do
 	rm -f started
-	found=$(signal_of $signal "$tool" run -- perl -e 'open F, ">started"; $SIG{INT} = "DEFAULT"; sleep 30' 2>/dev/null)
+	found=$(signal_of $signal "$tool" run -- perl -e 'open F, ">started"; $SIG{INT} = "DEFAULT"; sleep 600' 2>/dev/null)
 	check "SIG$signal to the launcher ends the program, and is what it died of: $found" [ "$found" = $signal ]
 done
 rm -f started
 # shellcheck disable=SC2016 # the program's own variables
-"$tool" run -- perl -e '$SIG{TERM} = sub { print "caught\n"; exit 5 }; open F, ">started"; close F; sleep 30' >caught &
+"$tool" run -- perl -e '$SIG{TERM} = sub { print "caught\n"; exit 5 }; open F, ">started"; close F; sleep 600' >caught &
 pid=$!
 for _ in $(seq 2000); do [ -e started ] && break || sleep 0.05; done
 kill -TERM $pid
@@ -132,10 +132,11 @@ run --trace trace true 2>/dev/null
 check "an old trace is not added to" bash -c '! grep -qs "old block" trace'
 rm -f started
 # shellcheck disable=SC2016 # the program's own variable
-"$tool" run --trace trace -- sh -c 'printf "RDMAMRTR and a new block" >>"$RDMAMR_TRACE"; : >started; sleep 2' 2>/dev/null &
+"$tool" run --trace trace -- sh -c 'printf "RDMAMRTR and a new block" >>"$RDMAMR_TRACE"; : >started; until [ -e over ]; do sleep 0.1; done' 2>/dev/null &
 for _ in $(seq 2000); do [ -e started ] && break || sleep 0.05; done
 run --trace trace true 2>/dev/null
 check "one that another program is writing is shared" grep -qs "new block" trace
+: >over
 wait $!
 run --trace trace true 2>/dev/null
 check "until that has ended" bash -c '! grep -qs "new block" trace'
