@@ -219,6 +219,12 @@ uninstall: ## remove what install has installed
 	-rmdir -p --ignore-fail-on-non-empty $(DESTDIR)$(INCLUDEDIR)/rdmamr/compat/infiniband
 	-rmdir --ignore-fail-on-non-empty $(DESTDIR)$(LIBDIR)/rdmamr
 
+dist: ## make the tarball target/dist/librdmamr-VERSION.tar.gz, which builds, checks and installs without git
+	@packaging/dist
+
+dist-check: ## build that tarball where there is no git, run the suites that need no machine, and install it
+	@packaging/dist_check
+
 deb: ## build Debian packages into target/deb
 	@debian/build
 
@@ -229,4 +235,4 @@ help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | awk -F '|' '{ printf "  make %-14s %s\n", $$1, $$2 }'
 
 FORCE:
-.PHONY: house wall all headers man cbindgen check ctests demo bench bench-relaxed bench-trace bench-prefault bench-fabric bench-cache figures picture soak mutants vm install uninstall deb clean help FORCE
+.PHONY: house wall all headers man cbindgen check ctests demo bench bench-relaxed bench-trace bench-prefault bench-fabric bench-cache figures picture soak mutants vm install uninstall dist dist-check deb clean help FORCE

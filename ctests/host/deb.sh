@@ -11,7 +11,7 @@ version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1)
 for tool in dpkg-buildpackage dh lintian; do
 	command -v $tool >/dev/null || { echo "1..0 # SKIP $tool is not installed (vm/packages deb)"; exit; }
 done
-check "make deb" make -s --no-print-directory deb
+check "make deb" env -u MAINTAINER make -s --no-print-directory deb
 packages=(target/deb/librdmamr1_*.deb target/deb/librdmamr-dev_*.deb target/deb/librdmamr-libfabric_*.deb target/deb/rdmamr-tools_*.deb)
 
 said=$(lintian --fail-on error,warning target/deb/*.changes 2>&1)
@@ -38,7 +38,7 @@ check "but recommends it" has librdmamr1 Recommends '^libibverbs1$'
 check "librdmamr-dev needs the library and libibverbs' headers" has librdmamr-dev Depends "^$own, libibverbs-dev$"
 check "rdmamr-tools needs the library" has rdmamr-tools Depends "(^|, )$own"
 check "librdmamr-libfabric needs the library and libfabric" has librdmamr-libfabric Depends "^$own, libfabric1$"
-check "each names a maintainer: $(dpkg-deb -f target/deb/librdmamr1_*.deb Maintainer)" has librdmamr1 Maintainer '^[^@]+ <[^@ ]+@[^@ ]+>$'
+check "each names the project as its maintainer" has librdmamr1 Maintainer '^librdmamr authors <'
 refused() { [[ $(env -u MAINTAINER -u HOMEPAGE UPLOAD=1 debian/build 2>&1) == *'UPLOAD=1 needs MAINTAINER'* ]]; }
 check "for an archive nothing is built without a maintainer and a home" refused
 check "libraries of several architectures can be installed" has librdmamr1 Multi-Arch '^same$'

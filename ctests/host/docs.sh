@@ -11,9 +11,9 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 export LC_ALL=C.UTF-8
 
-listed() { if git ls-files -- "$@" 2>/dev/null | grep .; then :; else find . -path ./target -prune -o \( -name "${1##*/}" \) -print; fi; }
-mapfile -t documents < <(listed '*.md')
-mapfile -t pages < <(listed 'man/*.scd')
+. packaging/tree.sh
+mapfile -t documents < <(tree_files | grep '\.md$')
+mapfile -t pages < <(tree_files | grep '^man/.*\.scd$')
 pages=("${pages[@]%.scd}")
 finds() { ! "$@"; }
 
@@ -72,7 +72,7 @@ if command -v codespell >/dev/null; then
 	echo "a mispel""ling" >"$work/words.md"
 	check "a misspelt word is found" finds spelt "$work/words.md"
 	# The pages under man/ are made from their sources, with commands that look like words.
-	mapfile -t sources < <(listed '*' | grep -vE '^(Cargo\.lock|man/[^.]*\.[1-9][a-z]*|.*\.png|.*\.xz)$')
+	mapfile -t sources < <(tree_files | grep -vE '^(Cargo\.lock|man/[^.]*\.[1-9][a-z]*|.*\.png|.*\.xz)$')
 	check "words are spelt right: ${#sources[@]} files" spelt "${sources[@]}"
 else
 	skip "spelling" "codespell is not installed"

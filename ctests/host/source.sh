@@ -5,6 +5,7 @@ set -u
 here=$(cd "$(dirname "$0")" && pwd)
 . "$here/../tap.sh"
 cd "$here/../.." || exit 1
+. packaging/tree.sh
 
 check "the code is formatted (if not: cargo fmt --all)" cargo fmt --all --check
 members=(-p rdmamr -p rdmamr-abi -p rdmamr-audit -p rdmamr-trace-format -p rdmamr-uverbs)
@@ -17,7 +18,7 @@ while read -r file; do
 	[ -e "$file" ] || continue
 	case $file in Cargo.lock | LICENSE-* | *.md | *.symbols | *.in | *.png | man/*.[1-9] | man/*.3rdmamr | debian/source/format | .gitignore) continue ;; esac
 	head -5 "$file" | grep -q 'SPDX-License-Identifier: MIT OR Apache-2.0' || missing+=("$file")
-done < <(git ls-files)
+done < <(tree_files)
 check "each source file has its licence line: ${missing[*]:-all}" [ ${#missing[@]} = 0 ]
 
 rows() { grep -v '^#' ctests/manifest | grep .; }
