@@ -178,10 +178,13 @@ fn by_size(
             .y_label_formatter(&tick)
             .draw()?;
         for (at, (_, stack)) in bars.iter().enumerate() {
-            let (left, right) = (
-                SegmentValue::Exact(at as u32),
-                SegmentValue::Exact(at as u32 + 1),
-            );
+            let left = SegmentValue::Exact(at as u32);
+            // Of a single bar, `Exact` is the left edge for any number.
+            let right = if at + 1 == bars.len() {
+                SegmentValue::Last
+            } else {
+                SegmentValue::Exact(at as u32 + 1)
+            };
             let mut height = 0.0;
             for (part, colour) in stack
                 .iter()

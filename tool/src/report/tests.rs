@@ -679,3 +679,29 @@ fn a_trace_of_next_to_nothing_has_a_page_and_a_text() {
         assert!(!page.contains("NaN") && !page.contains("inf"), "{page}");
     }
 }
+
+/// The widths of the bars of plain registrations, in an SVG.
+fn widths(svg: &str) -> Vec<u32> {
+    let fill = r##"fill="#0072B2""##;
+    let bars = svg.split("<rect ").skip(1).filter(|bar| bar.contains(fill));
+    bars.map(|bar| {
+        let (_, width) = bar.split_once("width=\"").unwrap();
+        width.split_once('"').unwrap().0.parse().unwrap()
+    })
+    .collect()
+}
+
+#[test]
+fn as_many_bars_as_there_are_sizes_fill_the_plot() {
+    for count in [1, 2, 8] {
+        let calls: Vec<Call> = (0..count)
+            .map(|n| register(n * MS, n as u32 + 1, n << 30, 4096 << n))
+            .collect();
+        let bars = widths(&plots::calls_by_size(&report(&calls).sizes).unwrap());
+        assert_eq!(bars.len() as u64, count);
+        assert!(
+            bars.iter().all(|&width| u64::from(width) * count > 300),
+            "{bars:?}"
+        );
+    }
+}
