@@ -69,6 +69,7 @@ pub fn current() -> Option<&'static Instance> {
     }
     let pool = map_pool()?;
     let linger = &config().relaxed;
+    let may_pin = may_pin();
     let cleaner: &'static Cleaner = Box::leak(Box::new(Cleaner::new(
         linger.linger_remote,
         linger.linger_local,
@@ -82,11 +83,10 @@ pub fn current() -> Option<&'static Instance> {
         admission: Admission::default(),
         cleaner,
         counters: stats::counters(),
-        limits: Limits::new(settings()),
-        may_pin_all: may_pin().is_none(),
+        limits: Limits::new(settings(may_pin)),
+        may_pin_all: may_pin.is_none(),
     };
     let relaxed: &'static Instance = Box::leak(Box::new(relaxed));
-    relaxed.read_limits();
     cleaner::start(relaxed);
     let objects = pool.objects();
     OBJECTS[0].store(objects.start, Relaxed);
@@ -125,11 +125,11 @@ pub fn may_pin() -> Option<u64> {
 }
 
 /// How much may be idle by the settings, and whether they say it in bytes. Without a setting for
-/// bytes, at most half of what the process may pin.
-pub fn settings() -> (Amount, bool) {
+/// bytes, at most half of `may_pin`, what the process may pin.
+pub fn settings(may_pin: Option<u64>) -> (Amount, bool) {
     let relaxed = &config().relaxed;
     let signed = |amount: u64| amount.min(i64::MAX as u64) as i64;
-    let half = || may_pin().map_or(u64::MAX, |limit| limit / 2);
+    let half = || may_pin.map_or(u64::MAX, |limit| limit / 2);
     let settings = Amount {
         regions: signed(relaxed.max_idle),
         bytes: signed(relaxed.max_idle_bytes.unwrap_or_else(half)),

@@ -5,8 +5,8 @@
 //! The settings are the upper limit. Besides, idle regions hold at most an eighth of the memory
 //! that the machine or the cgroup has, and their number is at most an eighth of what is left to the
 //! cgroup and to the device. What is left changes, also by other processes. So the limits are read
-//! again each second while a region is idle, whenever the number of regions has doubled, and while
-//! the pool is at its limit.
+//! before the first region of a device, again each second while a region is idle, whenever the
+//! number of regions has doubled, and while the pool is at its limit.
 
 use crate::call::Pd;
 use crate::mr::bare::{self, Own};
@@ -21,6 +21,10 @@ pub const PART: i64 = 8;
 
 /// The most devices whose limits are known. More than that share the limits of these.
 const DEVICES: usize = 16;
+
+/// The least number of regions at which the limits are read again: to read them takes as long as
+/// a registration.
+const SOME: i64 = 16;
 
 /// How old the limits may become while regions are idle, and while the pool is at its limit, in ns.
 pub const SECOND: u64 = 1_000_000_000;
@@ -166,7 +170,7 @@ impl Instance {
         let account = &self.pool.account;
         let mut limit = limits.without_devices();
         let registered = account.registered().regions;
-        limits.next.store((registered + 1) * 2, Relaxed);
+        limits.next.store((registered * 2).max(SOME), Relaxed);
         for known in &limits.devices {
             if !matches!(known.device.load(Relaxed), 0 | usize::MAX)
                 && let Some(left) = known.left(registered)
@@ -200,7 +204,7 @@ pub fn forget(relaxed: &Instance, context: usize) {
 
 /// How much may be idle in a process that has no pool.
 pub fn of_no_pool() -> Amount {
-    Limits::new(start::settings())
+    Limits::new(start::settings(start::may_pin()))
         .without_devices()
         .min(Amount::MOST)
 }
