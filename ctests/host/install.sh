@@ -37,7 +37,13 @@ missing() { while read -r file _; do [ -s "$stage/usr/share/man/$file" ] || echo
 check "and $(wc -l <<<"$pages") manual pages and links to them" [ -z "$(missing)" ]
 links() { grep -rhs '^\.so ' "$stage/usr/share/man" | sort -u | while read -r _ file; do [ -s "$stage/usr/share/man/$file" ] || echo "$file"; done; }
 check "each link leads to a page" [ -z "$(links)" ]
-check "the program knows its version" [ "$("$stage/usr/bin/rdmamr" --version | awk '{ print $NF }')" = "$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1)" ]
+. packaging/tree.sh
+says=$("$stage/usr/bin/rdmamr" --version)
+check "the program knows its version" grep -qx "rdmamr $tree_version" <<<"$says"
+check "and that of the installed library" grep -q "^librdmamr $tree_version (.*/librdmamr.so" <<<"$(RDMAMR_LIBRARY=$stage/usr/lib/here/librdmamr.so.1 "$stage/usr/bin/rdmamr" -V)"
+check "and rdma-core's: $(sed -n 3p <<<"$says")" grep -qE '^rdma-core [0-9.]+( or later)? \(.*/libibverbs' <<<"$says"
+check "and the kernel's" grep -qx "Linux $(uname -r)" <<<"$says"
+check "without a library it says so" grep -q '^librdmamr not found: .*/nowhere' <<<"$(RDMAMR_LIBRARY=/nowhere "$stage/usr/bin/rdmamr" -V)"
 for file in bash-completion/completions/rdmamr zsh/site-functions/_rdmamr fish/vendor_completions.d/rdmamr.fish; do
 	check "the completions know the subcommands: $file" grep -q doctor "$stage/usr/share/$file"
 done

@@ -9,13 +9,13 @@ mod devices;
 mod driver;
 mod fork;
 mod hugepages;
-mod kernel;
+pub mod kernel;
 mod libfabric;
 mod mappings;
 mod memlock;
 mod preload;
 mod print;
-mod rdma_core;
+pub mod rdma_core;
 mod userfaultfd;
 
 pub use self::cgroup::check as cgroup;
@@ -160,7 +160,7 @@ fn field(path: &str, name: &str) -> Option<String> {
 
 /// The kernel's version, such as (6, 12).
 fn kernel_version() -> (u32, u32) {
-    let release = read("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let release = kernel::release();
     let mut numbers = release
         .split(|it: char| !it.is_ascii_digit())
         .map(|number| number.parse().unwrap_or(0));

@@ -14,11 +14,13 @@ mod signals;
 mod style;
 mod trace;
 mod verbs;
+mod version;
 
 use rdmamr_abi as abi;
 use rdmamr_trace_format as format;
 use rdmamr_uverbs as uverbs;
 
+use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
 use std::io::Write;
@@ -81,7 +83,10 @@ fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {
-            let printed = error.print();
+            let printed = match error.kind() {
+                ErrorKind::DisplayVersion => print(version::lines()),
+                _ => error.print(),
+            };
             return if error.use_stderr() {
                 ExitCode::from(usage)
             } else {
@@ -108,9 +113,13 @@ fn main() -> ExitCode {
 fn completions(shell: Shell) -> anyhow::Result<()> {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut Cli::command(), "rdmamr", &mut script);
+    Ok(print(script)?)
+}
+
+fn print(text: impl AsRef<[u8]>) -> std::io::Result<()> {
     let mut out = std::io::stdout();
-    out.write_all(&script)?;
-    Ok(out.flush()?)
+    out.write_all(text.as_ref())?;
+    out.flush()
 }
 
 fn end(result: anyhow::Result<ExitCode>, status: u8) -> ExitCode {

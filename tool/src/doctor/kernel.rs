@@ -79,10 +79,15 @@ fn node(device: &str) -> Option<String> {
     Some(named.next()?.file_name().to_string_lossy().into_owned())
 }
 
+/// The release of the kernel that runs, such as "6.12.9-amd64".
+pub fn release() -> String {
+    read("/proc/sys/kernel/osrelease").unwrap_or_default()
+}
+
 /// Checks the version, and says what the library does with it.
 pub fn check() -> Check {
     const SUBJECT: &str = "kernel";
-    let release = read("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let release = release();
     let abi = read("/sys/class/infiniband_verbs/abi_version");
     let found = match &abi {
         Some(abi) => format!("Linux {release}, uverbs ABI {abi}"),

@@ -32,6 +32,18 @@ pub fn check(verbs: &Result<Verbs, String>) -> Check {
             .fix("apt-get install libibverbs1 ibverbs-providers");
         }
     };
+    let (found, at_least) = found(verbs);
+    let found = format!("release {found}");
+    if at_least < NEEDED {
+        return Check::warning(SUBJECT, found).meaning(format!(
+            "The library is tested with {NEEDED} and later. To an earlier one it passes registrations on by other calls."
+        ));
+    }
+    Check::ok(SUBJECT, found)
+}
+
+/// The release with the file that it is told by, and the release that its functions need at least.
+pub fn found(verbs: &Verbs) -> (String, u32) {
     let has = |name: &CStr| {
         // SAFETY: nothing follows the pointer.
         unsafe { verbs.library.function::<*const c_void>(name) }.is_some()
@@ -44,18 +56,12 @@ pub fn check(verbs: &Result<Verbs, String>) -> Check {
     let path = path
         .map(|path| path.display().to_string())
         .unwrap_or_default();
-    let release = release(&path);
-    let found = match (&release, at_least) {
-        (Some(release), _) => format!("release {release} ({path})"),
-        (None, 0) => format!("before release 25 ({path})"),
-        (None, at_least) => format!("release {at_least} or later ({path})"),
+    let found = match (release(&path), at_least) {
+        (Some(release), _) => format!("{release} ({path})"),
+        (None, 0) => format!("24 or earlier ({path})"),
+        (None, at_least) => format!("{at_least} or later ({path})"),
     };
-    if at_least < NEEDED {
-        return Check::warning(SUBJECT, found).meaning(format!(
-            "The library is tested with {NEEDED} and later. To an earlier one it passes registrations on by other calls."
-        ));
-    }
-    Check::ok(SUBJECT, found)
+    (found, at_least)
 }
 
 /// "44.0" of ".../libibverbs.so.1.14.44.0", where 1.14 is the latest version node.
