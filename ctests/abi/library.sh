@@ -23,6 +23,25 @@ dynamic=$(readelf -dW "$library")
 check "its name is librdmamr.so.1" grep -q 'SONAME.*\[librdmamr\.so\.1\]' <<<"$dynamic"
 check "it stays loaded (nodelete)" grep -q 'NODELETE' <<<"$dynamic"
 check "it does not need libibverbs" bash -c '! grep -q "NEEDED.*ibverbs" <<<"$1"' - "$dynamic"
+
+# NAME VERSION of each function that another library is to have; the versions are those of the machine that builds.
+needed() { readelf -W --dyn-syms "$library" | awk '$7 == "UND" && $8 ~ /@/ { sub("@", " ", $8); print $8 }' | LC_ALL=C sort; }
+listed() { # PAGE
+	sed -n 's/^| `\(G[A-Z]*_[0-9.]*\)` | \(.*\) |$/\1 \2/p' "$1" | tr -d '`,' |
+		awk '{ for (i = 2; i <= NF; i++) print $i, $1 }' | LC_ALL=C sort
+}
+unlisted() { # PAGE: what is needed and not there, or there in an earlier version only
+	LC_ALL=C join -a 1 <(needed) <(listed "$1") | awk '
+		function number(version, part) { sub(".*_", "", version); split(version, part, "."); return (part[1] * 1000 + part[2]) * 1000 + part[3] }
+		$3 == "" || number($2) > number($3) { print $1 "@" $2 }'
+}
+page=$here/../../docs/use.md
+sed '/^| `GLIBC_/s/`memcpy`//; s/^| `GLIBC_2.2.5`/| `GLIBC_2.2.4`/' "$page" >"$work/use.md"
+check "a function that is not listed is found, and one in a later version" \
+	[ "$(unlisted "$work/use.md" | sed 's/@.*//' | grep -cx -e malloc -e memcpy)" = 2 ]
+check "it needs no function that docs/use.md does not list, and none in a later version: $(unlisted "$page" | xargs)" [ -z "$(unlisted "$page")" ]
+unneeded() { LC_ALL=C join -v 1 <(listed "$page") <(needed); }
+[ "$(uname -m)" != x86_64 ] || check "it needs each of the $(listed "$page" | wc -l): $(unneeded | xargs)" [ -z "$(unneeded)" ]
 strip -o "$work/stripped" "$library"
 size=$(stat -c %s "$work/stripped")
 check "stripped, it has at most 816 KiB ($size bytes)" [ "$size" -le $((816 * 1024)) ]
