@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""moves.py DEVICE ADDRESS FOLDER target | initiator
+"""moves.py DEVICE ADDRESS FOLDER target | initiator [BUFFERS]
 
 Two processes that move data by Mooncake's transfer engine (the Python wheel), as servers of
 language models move their caches. The target offers memory and writes its port to FOLDER/port. The
 initiator writes buffers that come and go to that memory, reads each back into another buffer, and
-compares. It prints what was wrong, and the number of transfers.
+compares, for 20 buffers or as many as is said. It prints what was wrong, and the number of transfers.
 """
 
 import ctypes
@@ -15,8 +15,9 @@ import time
 from mooncake.engine import TransferEngine
 
 LENGTH = 64 << 10
-BUFFERS = 20
-DEVICE, ADDRESS, FOLDER, ROLE = sys.argv[1:]
+PATTERN = bytes(range(251)) * (LENGTH // 251 + 2)
+DEVICE, ADDRESS, FOLDER, ROLE = sys.argv[1:5]
+BUFFERS = int(sys.argv[5]) if len(sys.argv) > 5 else 20
 os.makedirs(FOLDER, exist_ok=True)
 
 
@@ -70,7 +71,7 @@ def initiator():
     peer = f"{ADDRESS}:{port}"
     good = 0
     for number in range(BUFFERS):
-        text = bytes((number + n * 7) % 251 for n in range(LENGTH))
+        text = PATTERN[number % 251 :][:LENGTH]
         # The C library takes the buffers from the same places again and again.
         source = ctypes.create_string_buffer(text, LENGTH)
         back = ctypes.create_string_buffer(LENGTH)
