@@ -10,6 +10,7 @@
 use super::{Mr, pool_is_on, reuse};
 use crate::abi::rdma_core::{ibv_pd, verbs_mr};
 use crate::call::{Context, Pd};
+use crate::mr;
 use crate::next::{self, Maker};
 use crate::pool;
 use core::ffi::{c_int, c_void};
@@ -33,10 +34,16 @@ pub unsafe fn deregister_past_us(vmr: *mut verbs_mr) -> c_int {
     };
     // SAFETY: provider's argument.
     let dereg = || unsafe { next(vmr) };
-    match mr {
-        Some(mr) if pool_is_on() => pool::around_deregister_past_us(mr, dereg),
-        _ => dereg(),
-    }
+    let Some(mr) = mr else {
+        return dereg();
+    };
+    mr::around_deregister_past_us(mr, || {
+        if pool_is_on() {
+            pool::around_deregister_past_us(mr, dereg)
+        } else {
+            dereg()
+        }
+    })
 }
 
 /// A provider deallocates a domain, `ibv_cmd_dealloc_pd`. Idle regions of the pool must not keep

@@ -14,6 +14,7 @@ use crate::report::stats::{self, counter};
 use crate::sys::thread;
 use crate::uverbs::context::Facts;
 use crate::uverbs::{Uverbs, mr};
+use core::ffi::c_int;
 use errno::Errno;
 
 /// Deregisters a region. After an error the region is still registered and still the program's.
@@ -107,6 +108,24 @@ impl Claimed {
             result => result,
         }
     }
+}
+
+/// A provider deregisters a region by `dereg`, which returns 0 or an errno. A region of ours that ends
+/// so has vanished: its row goes before the kernel may give its handle to another region.
+pub fn around_deregister_past_us(mr: Mr, dereg: impl FnOnce() -> c_int) -> c_int {
+    let public = mr.read();
+    let (handle, object) = (public.handle, mr.address());
+    let state = state::existing().filter(|_| !disabled());
+    let device = state.and_then(|state| state.devices.get(public.context.expose_provenance()));
+    let ours = device
+        .filter(|device| device.rows.claim(handle, object, public.lkey, || ()) == Claim::Ours);
+    let errno = dereg();
+    match ours {
+        Some(_) if errno == 0 => count_vanished(1),
+        Some(device) => device.rows.restore(handle, object),
+        None => {}
+    }
+    errno
 }
 
 fn pass_on(mr: Mr) -> Result<How, Error> {

@@ -20,7 +20,7 @@ pub mod retired;
 mod rows;
 pub mod state;
 
-pub use deregister::deregister;
+pub use deregister::{around_deregister_past_us, deregister};
 pub use fork::init as fork_init;
 pub use lifetime::{close_device, dealloc_pd};
 pub use object::Mr;

@@ -9,11 +9,12 @@
 //! deregistration on soft-RoCE 2 % slower.)
 //!
 //! Reused handles also clean the table. A program can deregister a region of ours without calling
-//! us, by an `ibv_dereg_mr` that it took from libibverbs with dlsym (NCCL and brpc do). The
-//! region's row then stays behind; we say that the region has *vanished*. The kernel gives the
-//! handle to the next region, so the very next registration finds the stale row: `insert` finds it
-//! if we register, `forget` if libibverbs registers or deregisters. The number of stale rows never
-//! exceeds the largest number of regions that were live at one time.
+//! us, by an `ibv_dereg_mr` that it took from libibverbs with dlsym (NCCL and brpc do). We say that
+//! the region has *vanished*. Its provider calls our `ibv_cmd_dereg_mr`, unless the provider is
+//! bound to libibverbs' own; then the region's row stays behind. The kernel gives the handle to the
+//! next region, so the very next registration finds the stale row: `insert` finds it if we register,
+//! `forget` if libibverbs registers or deregisters. The number of stale rows never exceeds the
+//! largest number of regions that were live at one time.
 //!
 //! Transitions: `insert` fills a row and stores the address of the object last (release). `claim`
 //! empties the row if it holds the caller's object; of two threads only one succeeds. The claiming
