@@ -11,6 +11,7 @@ FISHDIR    ?= $(PREFIX)/share/fish/vendor_completions.d
 CARGO      ?= cargo
 CFLAGS     ?= -O1 -g
 STRIP      ?= strip
+OBJCOPY    ?= objcopy
 
 version  := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1)
 release  := target/release
@@ -185,12 +186,22 @@ $(audit): FORCE
 		-C link-args="-nostdlib -nostartfiles -Wl,-z,defs,-z,now,-z,relro"
 	@mkdir -p $(@D)
 	ln -f target/audit/librdmamr_audit.so $@
-install: $(so) $(audit) $(program) ## install under DESTDIR, PREFIX, LIBDIR
+# The archive that is installed is one object with the library's own symbols. Cargo's has those of Rust's standard library
+# too, of which a program in Rust has its own.
+archive := $(release)/installed/librdmamr.a
+$(archive): $(so)
+	@mkdir -p $(@D)
+	readelf -W --dyn-syms $(so) | awk '$$1 ~ /^[0-9]+:$$/ && $$5 != "LOCAL" && $$7 != "UND" && $$7 != "ABS" && $$8 { print $$8 }' >$(@D)/exported
+	$(LD) -r --force-group-allocation -u mmap -o $(@D)/librdmamr.o $(release)/librdmamr.a
+	$(OBJCOPY) --keep-global-symbols=$(@D)/exported $(@D)/librdmamr.o
+	rm -f $@
+	$(AR) rcs $@ $(@D)/librdmamr.o
+install: $(so) $(archive) $(audit) $(program) ## install under DESTDIR, PREFIX, LIBDIR
 	install -d $(DESTDIR)$(LIBDIR)/pkgconfig $(DESTDIR)$(INCLUDEDIR)/rdmamr/compat/infiniband $(DESTDIR)$(BINDIR)
 	install -m 755 $(strip_flag) $(so) $(DESTDIR)$(LIBDIR)/librdmamr.so.$(version)
 	ln -sf librdmamr.so.$(version) $(DESTDIR)$(LIBDIR)/librdmamr.so.1
 	ln -sf librdmamr.so.1 $(DESTDIR)$(LIBDIR)/librdmamr.so
-	install -m 644 $(release)/librdmamr.a $(DESTDIR)$(LIBDIR)/
+	install -m 644 $(archive) $(DESTDIR)$(LIBDIR)/
 	$(if $(strip_flag),$(STRIP) --strip-debug $(DESTDIR)$(LIBDIR)/librdmamr.a)
 	install -d $(DESTDIR)$(LIBDIR)/rdmamr
 	install -m 755 $(strip_flag) $(audit) $(DESTDIR)$(LIBDIR)/rdmamr/

@@ -68,6 +68,28 @@ tap "it runs" "$stage/static"
 check "it obeys its settings" grep -q '^{"reg_kernel":0,' <<<"$(RDMAMR_STATS=stderr "$stage/static" 2>&1)"
 check "libibverbs' own calls reach the program's: its symbol is exported" bash -c 'readelf -W --dyn-syms "$1" | grep -q " ibv_reg_mr_iova2@@IBVERBS_1.8"' - "$stage/static"
 
+# A program in Rust has a standard library of its own.
+cat >"$stage/static.rs" <<-END
+	use std::ffi::{CStr, c_char, c_int, c_void};
+	#[link(name = "rdmamr", kind = "static")]
+	unsafe extern "C" {
+	    fn rdmamr_version() -> *const c_char;
+	    fn ibv_reg_mr(pd: *mut c_void, address: *mut c_void, length: usize, access: c_int) -> *mut c_void;
+	}
+	#[link(name = "ibverbs")]
+	unsafe extern "C" {
+	    fn ibv_get_device_list(count: *mut c_int) -> *mut c_void;
+	}
+	fn main() {
+	    let register: [*const c_void; 2] = [ibv_reg_mr as _, ibv_get_device_list as _];
+	    println!("{:?} {}", unsafe { CStr::from_ptr(rdmamr_version()) }, register.len());
+	    assert!(std::panic::catch_unwind(|| std::panic::resume_unwind(Box::new(1))).is_err());
+	}
+END
+check "a program in Rust links it as well" rustc --edition 2024 "$stage/static.rs" -o "$stage/static_rs" -L "$stage/usr/lib/here"
+check "it runs: $("$stage/static_rs" 2>&1)" "$stage/static_rs"
+check "its ibv_reg_mr is the library's" bash -c 'nm "$1" | grep -q " T ibv_reg_mr$"' - "$stage/static_rs"
+
 read -ra flags <<<"$(pkg-config --cflags --libs rdmamr-compat)"
 check "a source for Solaris compiles unchanged and links" "$cc" -std=gnu11 -Wall -Wextra -Werror "$here/solaris.c" -o "$stage/solaris" "${flags[@]}" -libverbs
 check "its ibv_reg_mr_relaxed names the node" bash -c 'readelf -sW --dyn-syms "$1" | grep -q "UND ibv_reg_mr_relaxed@IBVERBS_1.1"' - "$stage/solaris"
