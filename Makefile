@@ -239,6 +239,21 @@ dist-check: ## build that tarball where there is no git, run the suites that nee
 deb: ## build Debian packages into target/deb
 	@debian/build
 
+# Packages are made of what is built beside target/release, without the builder's own folders.
+packaged = CARGO_TARGET_DIR=$(CURDIR)/target/packaged $(MAKE) -s --no-print-directory release=$(CURDIR)/target/packaged/release for_package=yes
+wheel: ## make a Python wheel for glibc 2.28 and later, in target/wheel
+	packaging/wheel tools
+	rm -rf target/wheel/stage
+	+$(packaged) install DESTDIR=$(CURDIR)/target/wheel/stage PREFIX= LIBDIR=/lib
+	packaging/wheel link
+	+CARGO_TARGET_DIR=$(CURDIR)/target $(remapped) $(CARGO) rustc -q --profile tool -p rdmamr-tool --bin rdmamr -- -C linker=$(CURDIR)/target/wheel/cc
+	cp target/tool/rdmamr target/wheel/rdmamr
+	packaging/wheel pack
+wheel-check: wheel ## install the wheel into a fresh environment, and run Mooncake under it in the soft-RoCE machine
+	vm/packages vm programs
+	ctests/programs/mooncake_wheel >/dev/null
+	vm/run -k 6.12 -t 1200 -- ctests/programs/wheel.sh target/wheel/*.whl rxe0 10.77.0.1 1
+
 clean: ## remove everything that was built or downloaded
 	rm -rf target
 
@@ -246,4 +261,4 @@ help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | awk -F '|' '{ printf "  make %-14s %s\n", $$1, $$2 }'
 
 FORCE:
-.PHONY: house wall all headers man cbindgen check ctests demo bench bench-relaxed bench-trace bench-prefault bench-fabric bench-cache figures picture soak mutants vm install uninstall dist dist-check deb clean help FORCE
+.PHONY: house wall all headers man cbindgen check ctests demo bench bench-relaxed bench-trace bench-prefault bench-fabric bench-cache figures picture soak mutants vm install uninstall dist dist-check deb wheel wheel-check clean help FORCE
