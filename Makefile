@@ -254,6 +254,12 @@ wheel-check: wheel ## install the wheel into a fresh environment, and run Moonca
 	ctests/programs/mooncake_wheel >/dev/null
 	vm/run -k 6.12 -t 1200 -- ctests/programs/wheel.sh target/wheel/*.whl rxe0 10.77.0.1 1
 
+rpm: ## build RPM packages into target/rpm
+	vm/packages rpm
+	rm -rf target/rpm/stage
+	+$(packaged) install DESTDIR=$(CURDIR)/target/rpm/stage PREFIX=/usr LIBDIR=/usr/lib64
+	packaging/rpm target/rpm/stage
+
 clean: ## remove everything that was built or downloaded
 	rm -rf target
 
@@ -261,4 +267,4 @@ help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | awk -F '|' '{ printf "  make %-14s %s\n", $$1, $$2 }'
 
 FORCE:
-.PHONY: house wall all headers man cbindgen check ctests demo bench bench-relaxed bench-trace bench-prefault bench-fabric bench-cache figures picture soak mutants vm install uninstall dist dist-check deb wheel wheel-check clean help FORCE
+.PHONY: house wall all headers man cbindgen check ctests demo bench bench-relaxed bench-trace bench-prefault bench-fabric bench-cache figures picture soak mutants vm install uninstall dist dist-check deb wheel wheel-check rpm clean help FORCE
