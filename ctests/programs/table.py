@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""table.py FOLDER RDMAMR: prints docs/programs.md from what "make wall" left in FOLDER: the lines of
-`rows` (name|registrations|hits) and the traces NAME.with.trace and NAME.pool.trace.
+"""table.py FOLDER RDMAMR PAGE: writes docs/programs.md, the PAGE, from what "make wall" left in
+FOLDER: the lines of `rows` (name|registrations|hits) and the traces NAME.with.trace and
+NAME.pool.trace; for the tree of Debian sid `rows.sid`, and `versions`, or else the PAGE keeps that
+part.
 """
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -20,22 +23,41 @@ emulated processor, far slower than a real one. "Each" is the mean of a registra
 deregistration, "each hit" that of a hit. A program that registers its memory once, at its start,
 gains nothing by the pool, and pays for the pool's start: about a hundred system calls and two
 threads.
+"""
 
+COLUMNS = """
 | program | registrations | hits | time, ms | with the pool, ms | each, ms | each hit, ms |
-| --- | ---: | ---: | ---: | ---: | ---: | ---: |"""
+| --- | ---: | ---: | ---: | ---: | ---: | ---: |
+"""
 
-TAIL = """
+HPCC = """
 HPC Challenge runs with two ranks of Open MPI 4.1 over libfabric, with libfabric's own registration
 cache off (`FI_MR_CACHE_MAX_COUNT=0`).
 
-## What does not run on soft-RoCE, without the library either
+"""
+
+SID_TITLE = "## On Debian sid\n"
+
+SID = """
+The same library on Linux {0} with rdma-core {3}, libfabric {1} and Open MPI {2}.
+`make wall` makes a tree of Debian sid for it; `make check` does not run it. Three ranks over
+`verbs;ofi_rxm` pass buffers on in a ring and sum them over all ranks. Each buffer is fresh, from
+`malloc` or `mmap`, and all data is checked (`ctests/programs/ring.c`). The ranks get the library by
+`mpirun -x LD_PRELOAD`, or `rdmamr run` starts `mpirun`. "No other cache" is libfabric's own cache
+off. A buffer from `mmap` is gone after its message, so nothing can be kept of it: the pool serves
+buffers from `malloc`, where libfabric's cache does not serve them before, and the others cost more
+than without it. The number of registrations differs a little from run to run.
+"""
+
+TAIL = """## What does not run on soft-RoCE, without the library either
 
 | program | the step that fails |
 | --- | --- |
 | qperf | RTR is `EINVAL`: it names no GID index |
 | iperf3 by `librspreload.so` | it connects, and stalls |
 | fio, `verb=send` | it hung in the one run that was tried |
-| UCX 1.13 | its wire-up of two peers |"""
+| UCX 1.13 | its wire-up of two peers |
+"""
 
 
 def cells(trace, hits, rdmamr):
@@ -55,16 +77,32 @@ def milliseconds(nanoseconds):
     return f"{nanoseconds / 1e6:.{0 if nanoseconds > 1e8 else 1 if nanoseconds > 1e7 else 2}f}"
 
 
-def main(folder, rdmamr):
-    print(HEAD)
-    with open(os.path.join(folder, "rows"), encoding="utf-8") as rows:
+def table(folder, file, rdmamr):
+    text = COLUMNS
+    with open(os.path.join(folder, file), encoding="utf-8") as rows:
         for row in rows:
             name, registrations, hits = row.rstrip("\n").split("|")
             time, each = cells(os.path.join(folder, f"{name}.with.trace"), 0, rdmamr)
             pool, served = cells(os.path.join(folder, f"{name}.pool.trace"), int(hits), rdmamr)
             served = served if int(hits) else ""
-            print(f"| {name} | {registrations} | {hits} | {time} | {pool} | {each} | {served} |")
-    print(TAIL)
+            text += f"| {name} | {registrations} | {hits} | {time} | {pool} | {each} | {served} |\n"
+    return text
+
+
+def sid(folder, rdmamr, page):
+    if not os.path.exists(os.path.join(folder, "rows.sid")):
+        return SID_TITLE + page.partition(SID_TITLE)[2].partition(TAIL)[0]
+    with open(os.path.join(folder, "versions"), encoding="utf-8") as versions:
+        names = [re.match(r"[\d.]*\d", line)[0] for line in versions]
+    return SID_TITLE + SID.format(*names) + table(folder, "rows.sid", rdmamr) + "\n"
+
+
+def main(folder, rdmamr, path):
+    with open(path, encoding="utf-8") as page:
+        old = page.read()
+    page = HEAD + table(folder, "rows", rdmamr) + HPCC + sid(folder, rdmamr, old) + TAIL
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(page)
 
 
 main(*sys.argv[1:])
