@@ -165,6 +165,16 @@ wall: all ctests target/release/rdmamr ## run programs of other projects without
 	! grep '^not ok\|^Bail' target/wall/*.tap
 	python3 -B ctests/programs/table.py target/wall target/release/rdmamr docs/programs.md
 
+example-rust: ## build the Rust program of examples/rust with a published binding, and run it in the soft-RoCE machine
+	vm/packages vm bindings
+	rm -rf target/examples/rust target/examples/installed
+	mkdir -p target/examples
+	cp -r examples/rust target/examples/
+	+$(MAKE) -s --no-print-directory install DESTDIR=$(CURDIR)/target/examples/installed PREFIX= LIBDIR=/lib
+	+cd target/examples/rust && RDMAMR_LIBDIR=$(CURDIR)/target/examples/installed/lib CARGO_TARGET_DIR=../build $(CARGO) build -q
+	vm/run -k 6.12 -- target/examples/build/debug/register
+	vm/run -k 6.12 -- env RDMAMR_CACHE=all target/examples/build/debug/register
+
 house: ## print which room of src/ uses which
 	@python3 -B ctests/host/house.py --draw
 
@@ -278,4 +288,4 @@ help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | awk -F '|' '{ printf "  make %-14s %s\n", $$1, $$2 }'
 
 FORCE:
-.PHONY: house wall all headers man cbindgen check ctests demo bench bench-relaxed bench-trace bench-prefault bench-fabric bench-cache figures picture soak mutants vm install uninstall dist dist-check deb wheel wheel-check rpm clean help FORCE
+.PHONY: house wall example-rust all headers man cbindgen check ctests demo bench bench-relaxed bench-trace bench-prefault bench-fabric bench-cache figures picture soak mutants vm install uninstall dist dist-check deb wheel wheel-check rpm clean help FORCE
