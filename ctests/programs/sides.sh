@@ -39,40 +39,27 @@ side() { # FILE COMMAND...: what it prints goes to FILE.out and FILE.err
 running() { kill -0 "$1" 2>/dev/null; }
 
 # Waits for the processes of both sides, or of the one, and sets ended[PROCESS] to their statuses.
-# One whose other side has failed may wait for it for ever: it has ten more seconds.
+# One whose other side has failed may wait for it for ever: it has ten more seconds. No pause here:
+# if a process ends during bash's `read -t`, bash 5.2 may leave SIGCHLD and SIGALRM blocked for good,
+# in itself and in what it starts, and then no end is seen, and timeout(1) ends nobody.
 declare -A ended
-unkillable() { # PROCESS...: sides that run on though timeout(1) has killed them: says where
-	local process
-	for process; do
-		for process in "$process" $(cat "/proc/$process/task/$process/children"); do
-			echo "# $process $(tr '\0' ' ' <"/proc/$process/cmdline"): $(grep State "/proc/$process/status"), $(cat "/proc/$process/wchan")"
-			sed 's/^/# /' "/proc/$process/stack"
-		done
-	done 2>/dev/null
-	for process; do ended[$process]=137; done
-}
 await() { # PROCESS [PROCESS]
-	local first=$1 other=${2-} n start=$SECONDS
-	while running "$1" && running "${2-$1}"; do
-		pause
-		if ((SECONDS - start > limit + 60)); then
-			unkillable "$@"
-			return
-		fi
-	done
-	if running "$1"; then first=$2 other=$1; fi
-	wait "$first"
+	local first second='' late
+	wait -n -p first "$@"
 	ended[$first]=$?
-	[ -n "$other" ] || return
+	[ $# = 2 ] || return
+	second=$1
+	[ "$first" != "$1" ] || second=$2
 	if [ "${ended[$first]}" != 0 ]; then
-		for ((n = 0; n < 200; n++)); do
-			running "$other" || break
-			pause
-		done
-		kill "$other" 2>/dev/null
+		sleep 10 &
+		late=$!
+		wait -n -p first "$second" $late
+		ended[$first]=$?
+		kill "$second" $late 2>/dev/null
+		[ "$first" != "$second" ] || return
 	fi
-	wait "$other"
-	ended[$other]=$?
+	wait "$second"
+	ended[$second]=$?
 }
 
 # Runs both sides, each after the words of PREFIX, with a port in place of PORT. Sets verdict[RUN]:
