@@ -41,6 +41,7 @@ check "each link leads to a page" [ -z "$(links)" ]
 says=$("$stage/usr/bin/rdmamr" --version)
 check "the program knows its version" grep -qx "rdmamr $tree_version" <<<"$says"
 check "and that of the installed library" grep -q "^librdmamr $tree_version (.*/librdmamr.so" <<<"$(RDMAMR_LIBRARY=$stage/usr/lib/here/librdmamr.so.1 "$stage/usr/bin/rdmamr" -V)"
+check "which says nothing of its own" [ -z "$(RDMAMR_LIBRARY=$stage/usr/lib/here/librdmamr.so.1 "$stage/usr/bin/rdmamr" -V 2>&1 >/dev/null)" ]
 check "and rdma-core's: $(sed -n 3p <<<"$says")" grep -qE '^rdma-core [0-9.]+( or later)? \(.*/libibverbs' <<<"$says"
 check "and the kernel's" grep -qx "Linux $(uname -r)" <<<"$says"
 check "without a library it says so" grep -q '^librdmamr not found: .*/nowhere' <<<"$(RDMAMR_LIBRARY=/nowhere "$stage/usr/bin/rdmamr" -V)"
