@@ -29,7 +29,8 @@ cp "$1" "$library" || exit 2
 
 # The tests of a program. SAYS is a pattern of lines that are to be the same as well. A program
 # without a server has an empty SERVER. One that registers no memory has REGISTERS=no in front, one
-# over unreliable queue pairs RELIABLE=no.
+# over unreliable queue pairs RELIABLE=no. PRELOAD names a library that each run has behind ours,
+# PROCESSES the number of processes that register (2).
 program() { # NAME READY SAYS SERVER CLIENT
 	local name=$1 run runs=(with) limit=$limit settings
 	[ -z "$table" ] || runs+=(pool)
@@ -40,13 +41,13 @@ program() { # NAME READY SAYS SERVER CLIENT
 	fi
 	# An unreliable queue pair may lose a message, and the program then waits for it for ever.
 	[ "${RELIABLE-yes}" = yes ] || limit=60
-	attempts without "$@" env
+	attempts without "$@" env ${PRELOAD:+LD_PRELOAD="$PRELOAD"}
 	if late without; then
 		fail "$name: the same with the library" "Not done after $limit s even without the library." "$(output without)"
 		return
 	fi
 	for run in "${runs[@]}"; do
-		settings=(LD_PRELOAD="$library" RDMAMR_STATS="$scratch/$run.stats")
+		settings=(LD_PRELOAD="$library${PRELOAD:+ $PRELOAD}" RDMAMR_STATS="$scratch/$run.stats")
 		# Age ends no region: an emulated processor may take seconds from one buffer to the next.
 		[ "$run" = with ] || settings+=(RDMAMR_CACHE=all RDMAMR_RELAXED_LINGER=1000000)
 		[ -z "$wall" ] || settings+=(RDMAMR_TRACE="$scratch/$run.trace")
@@ -77,7 +78,7 @@ judge() { # NAME RUN
 	sum_stats "$scratch/$2.stats"
 	registrations[$2]=$((stats[reg_kernel] + stats[hits])) hits[$2]=${stats[hits]}
 	# Each side is a process, and each must have said what it did.
-	if ((stats[processes] >= 2 && stats[reg_kernel] > 0 && stats[reg_next] == 0 && stats[reg_failed] == 0 &&
+	if ((stats[processes] >= ${PROCESSES-2} && stats[reg_kernel] > 0 && stats[reg_next] == 0 && stats[reg_failed] == 0 &&
 		stats[dereg_next] == 0 && stats[dereg_failed] == 0 && stats[vanished] == 0)); then
 		pass "$1: with the $words, every registration is the library's"
 	else
@@ -158,18 +159,57 @@ for verb in write read; do
 	program "fio, $verb" cm '' "$fio --name=server --rw=read" "$fio --name=client --hostname=$address --verb=$verb --iodepth=4 --rw=write"
 done
 
+# Programs of moves.py, in which buffers come and go. Both sides are this machine's own Python.
+moves() { # NAME BY
+	local command="/usr/bin/python3 $here/moves.py $2 $device $address $scratch/PORT"
+	program "$1" offered 'buffers came back' "$command target" "$command initiator"
+}
+offered() { [ -e "$scratch/$1/offer" ]; } # PORT
+
 # Mooncake's transfer engine moves caches of language models. It calls ibv_fork_init at its start.
-wheel=$here/../../target/mooncake
+wheel=$(realpath "$here/../../target/mooncake")
 if [ -e "$wheel/.ready" ]; then
 	# Few threads, and few words.
 	export PYTHONPATH=$wheel MC_GID_INDEX=$gid MC_WORKERS_PER_CTX=1 MC_LOG_LEVEL=ERROR GLOG_minloglevel=2 HOME=$scratch
-	moves="/usr/bin/python3 $here/moves.py $device $address $scratch/PORT"
-	listens() { [ -e "$scratch/$1/port" ]; } # PORT
-	program Mooncake listens 'buffers came back' "$moves target" "$moves initiator"
+	moves Mooncake engine
 else
 	skip "Mooncake: the same with the library" "its wheel could not be downloaded (ctests/programs/mooncake_wheel)"
 fi
 
-# HPC Challenge takes minutes: "make wall" only.
-[ -z "$wall" ] || limit=1200 program 'HPC Challenge' '' '^Success=' '' "env -C $scratch $here/hpcc"
+# The rest takes longer: "make wall" only.
+if [ -z "$wall" ]; then
+	tap_done
+	exit
+fi
+[ ! -e "$wheel/.ready" ] || program 'Mooncake, transfer_engine_bench' '' 'moved$|ended well' '' \
+	"$here/transfer_engine_bench $wheel/mooncake/transfer_engine_bench $device $address $scratch/PORT"
+if [ -e "$wheel/.store" ]; then
+	LD_LIBRARY_PATH=$wheel/nvidia/cuda_runtime/lib moves 'Mooncake, store' store
+else
+	skip "Mooncake, store: the same with the library" "its wheels could not be downloaded (ctests/programs/mooncake_wheel store)"
+fi
+if [ -e /usr/lib/x86_64-linux-gnu/librpma.so.0 ]; then
+	moves librpma librpma
+else
+	skip "librpma: the same with the library" "librpma0 is not installed"
+fi
+
+# librspreload turns a program's sockets into RDMA sockets.
+rsockets=/usr/lib/x86_64-linux-gnu/rsocket/librspreload.so
+seq 100000 >"$scratch/sent"
+PRELOAD=$rsockets program 'netcat by librspreload' cm 'arrived$' "$here/netcat listen $address PORT $scratch/sent" \
+	"$here/netcat send $address PORT $scratch/sent"
+
+# fio's server has a receive for each of its iodepth only: what comes too early is refused.
+program 'fio, send' cm '' "$fio --name=server --rw=read --iodepth=16" \
+	"$fio --name=client --hostname=$address --verb=send --iodepth=1 --rw=write"
+
+# By default UCX checks the destination of a datagram, and drops all that soft-RoCE delivers.
+UCX_NET_DEVICES=$device:1 UCX_IB_GID_INDEX=$gid UCX_TLS=rc_verbs,ud_verbs UCX_UD_VERBS_ETH_DGID_CHECK=n \
+	both 'ucx_perftest -t tag_bw' tcp 'ucx_perftest -t tag_bw -n 20 -w 2 -s 65536 -p PORT'
+
+# A program in Rust, by a published binding: the binding's own example, which sends to itself.
+PROCESSES=1 program 'ibverbs for Rust, loopback' '' 'sent|received' '' "$here/../../target/rust/bin/loopback"
+
+limit=1200 program 'HPC Challenge' '' '^Success=' '' "env -C $scratch $here/hpcc"
 tap_done

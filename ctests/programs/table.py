@@ -16,7 +16,7 @@ HEAD = """# Programs that people run
 Each of these programs runs unmodified on soft-RoCE (Linux 6.12, rdma-core 44, Debian 12) in the
 machine of `vm/`: without the library, with it, and with the pool (`RDMAMR_CACHE=all`). The results
 are the same, and all registrations are the library's. `make wall` runs them and writes this page.
-`make check` runs all but HPC Challenge and compares the registrations and, roughly, the hits.
+`make check` runs those down to Mooncake and compares the registrations and, roughly, the hits.
 
 The times are those of the calls that register and deregister, of both sides together, on an
 emulated processor, far slower than a real one. "Each" is the mean of a registration with its
@@ -30,9 +30,19 @@ COLUMNS = """
 | --- | ---: | ---: | ---: | ---: | ---: | ---: |
 """
 
-HPCC = """
-HPC Challenge runs with two ranks of Open MPI 4.1 over libfabric, with libfabric's own registration
-cache off (`FI_MR_CACHE_MAX_COUNT=0`).
+NOTES = """
+- Mooncake is release 0.3.13 from PyPI. Its transfer engine and its store move the data of
+  `ctests/programs/moves.py`: 20 buffers that come and go. `transfer_engine_bench` registers its
+  memory once.
+- librpma moves the same buffers through Python's ctypes: Debian packages no program of it, and its
+  fio has no engine for it.
+- netcat is `nc.traditional`; `librspreload.so` turns its sockets into RDMA sockets.
+- fio's server posts one receive for each of its `iodepth`, so `send` needs more of it at the server
+  than at the client.
+- UCX 1.13 runs with `UCX_UD_VERBS_ETH_DGID_CHECK=n`.
+- The loopback is the example of the crate ibverbs 0.9.2, and one process.
+- HPC Challenge runs with two ranks of Open MPI 4.1 over libfabric, with libfabric's own
+  registration cache off (`FI_MR_CACHE_MAX_COUNT=0`).
 
 """
 
@@ -51,12 +61,18 @@ than without it. The number of registrations differs a little from run to run.
 
 TAIL = """## What does not run on soft-RoCE, without the library either
 
+Each was run without the library, on the same machine.
+
 | program | the step that fails |
 | --- | --- |
-| qperf | RTR is `EINVAL`: it names no GID index |
-| iperf3 by `librspreload.so` | it connects, and stalls |
-| fio, `verb=send` | it hung in the one run that was tried |
-| UCX 1.13 | its wire-up of two peers |
+| qperf 0.4.11 | `failed to modify QP to RTR: Invalid argument`: it has no option for the GID index |
+| iperf3 3.12 by `librspreload.so` | it connects; `getsockopt` is `EOPNOTSUPP`, no data arrives |
+| socat 1.7.4 by `librspreload.so` | the client crashes when it connects |
+| nc.openbsd 1.219 by `librspreload.so` | `SO_REUSEPORT` is `EOPNOTSUPP`; `accept` gets no socket |
+| fio, `verb=send`, `iodepth` of the client above the server's | `RNR retry counter exceeded`, and both sides wait for ever |
+| UCX 1.13 by default | `Endpoint timeout`: it checks each datagram's destination, and drops them all |
+| UCX 1.22 (PyPI), 1.23 (Debian sid) | they are built without InfiniBand (no `libuct_ib.so`) |
+| sideway 0.4.3 for Rust, `rc_pingpong` | `post send failed`, `ENOSPC`: its send queue has one entry |
 """
 
 
@@ -91,7 +107,7 @@ def table(folder, file, rdmamr):
 
 def sid(folder, rdmamr, page):
     if not os.path.exists(os.path.join(folder, "rows.sid")):
-        return SID_TITLE + page.partition(SID_TITLE)[2].partition(TAIL)[0]
+        return SID_TITLE + page.partition(SID_TITLE)[2].partition(TAIL.splitlines()[0])[0]
     with open(os.path.join(folder, "versions"), encoding="utf-8") as versions:
         names = [re.match(r"[\d.]*\d", line)[0] for line in versions]
     return SID_TITLE + SID.format(*names) + table(folder, "rows.sid", rdmamr) + "\n"
@@ -100,7 +116,7 @@ def sid(folder, rdmamr, page):
 def main(folder, rdmamr, path):
     with open(path, encoding="utf-8") as page:
         old = page.read()
-    page = HEAD + table(folder, "rows", rdmamr) + HPCC + sid(folder, rdmamr, old) + TAIL
+    page = HEAD + table(folder, "rows", rdmamr) + NOTES + sid(folder, rdmamr, old) + TAIL
     with open(path, "w", encoding="utf-8") as file:
         file.write(page)
 
