@@ -143,7 +143,7 @@ bench-cache: ## time a program that registers per message with RDMAMR_CACHE and 
 figures: ## put the figures of the benchmarks that ran here into README.md and docs/
 	@bench/figures take
 
-picture: ## make examples/report.png again: the report on HPC Challenge, in the soft-RoCE machine
+picture: ## make examples/report.png again: the report on Mooncake, in the soft-RoCE machine
 	@examples/picture
 
 # It runs in the tree of vm/sid, and is linked to that tree's Open MPI.
