@@ -13,8 +13,10 @@ compares, for 20 buffers or as many as is said. It prints what was wrong, and th
 FOLDER's name is a free port (store, librpma).
 """
 
+import atexit
 import ctypes
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -86,6 +88,15 @@ class Store:
             program = os.path.join(os.path.dirname(mooncake.store.__file__), "mooncake_master")
             words = [f"--rpc_port={PORT}", "--rpc_thread_num=2", "--enable_metric_reporting=false"]
             self.master = subprocess.Popen([program, *words])
+            atexit.register(self.master.terminate)
+            # Its clients do not wait for it.
+            while not self.listens():
+                good("mooncake_master", self.master.poll(), None)
+                time.sleep(0.1)
+
+    def listens(self):
+        with socket.socket() as connection:
+            return connection.connect_ex((ADDRESS, int(PORT))) == 0
 
     def setup(self, port, memory):
         words = (f"{ADDRESS}:{port}", "P2PHANDSHAKE", memory, 16 << 20, "rdma", DEVICE)
@@ -98,8 +109,6 @@ class Store:
     def serve(self):
         read("done")
         self.store.close()
-        self.master.terminate()
-        self.master.wait()
 
     def find(self):
         self.setup(14002, 0)
