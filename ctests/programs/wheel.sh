@@ -28,7 +28,7 @@ check "and the module for LD_AUDIT" grep -qF " $venv/lib/rdmamr/librdmamr-audit.
 if [ -n "$device" ]; then
 	export PYTHONPATH=$here/../../target/mooncake MC_GID_INDEX=$gid MC_WORKERS_PER_CTX=1 MC_LOG_LEVEL=ERROR GLOG_minloglevel=2 HOME=$scratch
 	export RDMAMR_STATS=$scratch/stats RDMAMR_RELAXED_LINGER=1000000
-	moves=(timeout 600 rdmamr run --cache=all -- "$python" "$here/moves.py" "$device" "$address" "$scratch/moves")
+	moves=(timeout 600 rdmamr run --cache=all -- "$python" "$here/moves.py" engine "$device" "$address" "$scratch/moves")
 	"${moves[@]}" target >"$scratch/target" 2>&1 &
 	target=$!
 	says=$("${moves[@]}" initiator 2>&1)
