@@ -110,14 +110,12 @@ impl Claimed {
     }
 }
 
-/// A provider deregisters a region by `dereg`, which returns 0 or an errno. A region of ours that ends
-/// so has vanished: its row goes before the kernel may give its handle to another region.
+/// A provider deregisters a region by `dereg`, which returns 0 or an errno. A region of ours that
+/// ends so has vanished: its row goes before the kernel may give its handle to another region.
 pub fn around_deregister_past_us(mr: Mr, dereg: impl FnOnce() -> c_int) -> c_int {
     let public = mr.read();
     let (handle, object) = (public.handle, mr.address());
-    let state = state::existing().filter(|_| !disabled());
-    let device = state.and_then(|state| state.devices.get(public.context.expose_provenance()));
-    let ours = device
+    let ours = state::device(public.context.expose_provenance())
         .filter(|device| device.rows.claim(handle, object, public.lkey, || ()) == Claim::Ours);
     let errno = dereg();
     match ours {

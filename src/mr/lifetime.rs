@@ -12,8 +12,7 @@ use errno::Errno;
 /// Deallocates a protection domain.
 pub fn dealloc_pd(pd: Pd) -> Result<(), Error> {
     let next = require(&next::DEALLOC_PD, Maker::of_pd(pd))?;
-    let state = state::existing().filter(|_| !disabled());
-    let device = state.and_then(|state| state.devices.get(pd.context().expose_provenance()));
+    let device = state::device(pd.context().expose_provenance());
     // The kernel refuses (EBUSY) while the domain has regions. If it does not refuse, the regions
     // listed here had vanished. List them before the call: after the call another thread may have
     // regions in a new domain at the same address.

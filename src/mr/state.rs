@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The state of this process: its devices with their regions, and objects kept for reuse.
 
-use super::devices::Devices;
+use super::devices::{Device, Devices};
 use super::retired::Retired;
+use crate::config::disabled;
 use crate::sys::process::PerProcess;
 
 /// The state. A forked child starts without any.
@@ -17,6 +18,13 @@ static STATE: PerProcess<State> = PerProcess::new();
 #[inline]
 pub fn existing() -> Option<&'static State> {
     STATE.get()
+}
+
+/// The device of the context at this address. `None` if the library registers no memory on it.
+pub fn device(context: usize) -> Option<&'static Device> {
+    existing()
+        .filter(|_| !disabled())
+        .and_then(|state| state.devices.get(context))
 }
 
 /// The state of this process, created at the first use.
