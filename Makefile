@@ -153,8 +153,9 @@ $(built)/ring: ctests/programs/ring.c
 	@mkdir -p $(@D)
 	$(CC) -std=gnu11 -D_GNU_SOURCE -Wall -Wextra -Werror $(CFLAGS) -I$(ring_in)/include $< -o $@ \
 		-L$(ring_in)/lib -lmpi -lopen_mpi -Wl,--unresolved-symbols=ignore-in-shared-libs
+
 wall: all ctests target/release/rdmamr ## run programs of other projects without the library, with it and with the pool, and write docs/programs.md
-	vm/packages vm programs picture wall
+	vm/packages vm programs wall
 	# What cannot be downloaded is skipped, and the run says so.
 	-ctests/programs/mooncake_wheel store >/dev/null
 	-ctests/programs/rust_example >/dev/null

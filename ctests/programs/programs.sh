@@ -169,8 +169,7 @@ offered() { [ -e "$scratch/$1/offer" ]; } # PORT
 # Mooncake's transfer engine moves caches of language models. It calls ibv_fork_init at its start.
 wheel=$(realpath "$here/../../target/mooncake")
 if [ -e "$wheel/.ready" ]; then
-	# Few threads, and few words.
-	export PYTHONPATH=$wheel MC_GID_INDEX=$gid MC_WORKERS_PER_CTX=1 MC_LOG_LEVEL=ERROR GLOG_minloglevel=2 HOME=$scratch
+	. "$here/mooncake.sh"
 	moves Mooncake engine
 else
 	skip "Mooncake: the same with the library" "its wheel could not be downloaded (ctests/programs/mooncake_wheel)"

@@ -26,7 +26,7 @@ check "rdmamr run preloads that library" grep -qF " $venv/lib/librdmamr.so.1" <<
 check "and the module for LD_AUDIT" grep -qF " $venv/lib/rdmamr/librdmamr-audit.so" <<<"$maps"
 
 if [ -n "$device" ]; then
-	export PYTHONPATH=$here/../../target/mooncake MC_GID_INDEX=$gid MC_WORKERS_PER_CTX=1 MC_LOG_LEVEL=ERROR GLOG_minloglevel=2 HOME=$scratch
+	. "$here/mooncake.sh"
 	export RDMAMR_STATS=$scratch/stats RDMAMR_RELAXED_LINGER=1000000
 	moves=(timeout 600 rdmamr run --cache=all -- "$python" "$here/moves.py" engine "$device" "$address" "$scratch/moves")
 	"${moves[@]}" target >"$scratch/target" 2>&1 &
