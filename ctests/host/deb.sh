@@ -7,7 +7,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 . "$here/../tap.sh"
 cd "$here/../.." || exit 1
 
-version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1)
+. packaging/tree.sh
 for tool in dpkg-buildpackage dh lintian; do
 	command -v $tool >/dev/null || { echo "1..0 # SKIP $tool is not installed (vm/packages deb)"; exit; }
 done
@@ -23,7 +23,7 @@ contents() {
 	local package
 	for package in "${packages[@]}"; do
 		dpkg-deb -c "$package" | sed -n "/^d/d; s|^.* \./\(.*\)|$(dpkg-deb -f "$package" Package) /\1|p"
-	done | sed "s|$triplet|TRIPLET|; s|so\.$version|so.VERSION|" | LC_ALL=C sort
+	done | sed "s|$triplet|TRIPLET|; s|so\.$tree_version|so.VERSION|" | LC_ALL=C sort
 }
 check "their files are those of deb.files" diff -u <(grep -v '^#' "$here/deb.files") <(contents)
 telltales() { for package in target/deb/*.deb; do dpkg-deb --fsys-tarfile "$package" | grep -caF -e "$PWD" -e "$HOME/"; done | grep -vx 0; }
@@ -50,7 +50,7 @@ check "programs that use a call need librdmamr1 (>= 0.1.0~)" grep -q '^ rdmamr_g
 if [ -n "${DEVICE:-}" ]; then
 	skip "installed and removed" "that is for the machine of vm/, not for one with DEVICE"
 else
-	output=$(vm/run -t 600 -- ctests/host/deb_installed.sh rxe0 1 "$version" "${packages[@]}" 2>&1)
+	output=$(vm/run -t 600 -- ctests/host/deb_installed.sh rxe0 1 "$tree_version" "${packages[@]}" 2>&1)
 	take_over "installed" $? "$output"
 fi
 tap_done

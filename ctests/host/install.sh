@@ -50,7 +50,7 @@ for file in bash-completion/completions/rdmamr zsh/site-functions/_rdmamr fish/v
 done
 
 export PKG_CONFIG_PATH=$stage/usr/lib/here/pkgconfig PKG_CONFIG_SYSROOT_DIR=$stage
-check "pkg-config knows the version" [ "$(pkg-config --modversion rdmamr)" = "$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1)" ]
+check "pkg-config knows the version" [ "$(pkg-config --modversion rdmamr)" = "$tree_version" ]
 read -ra flags <<<"$(pkg-config --cflags --libs rdmamr)"
 consumer=$stage/consumer
 check "a program compiles and links" "$cc" -std=gnu11 -Wall -Wextra -Werror "$here/consumer.c" "$here/../lib/tap.c" -o "$consumer" "${flags[@]}" -libverbs
