@@ -5,6 +5,7 @@
 //! value that its setting does not accept, costs one line of warning, which suggests the nearest
 //! valid one.
 
+use crate::report::live;
 use crate::report::log::{self, Level};
 use core::ffi::CStr;
 use core::fmt::{self, Write};
@@ -56,12 +57,20 @@ pub struct Config {
     pub cache: Cache,
     /// `RDMAMR_TRACE`.
     pub trace: Option<CString>,
+    /// `RDMAMR_TRACE_LIMIT`: the most bytes of the trace's file.
+    pub trace_limit: Option<u64>,
+    /// The process's number in its job, if a launcher has given one: no setting of ours.
+    pub rank: Option<u32>,
     /// `RDMAMR_RELAXED_...`.
     pub relaxed: RelaxedConfig,
     /// `RDMAMR_PREFAULT`: how many threads populate memory during its registration; 0 for none.
     pub prefault: usize,
+    /// `RDMAMR_PROGRESS`: draw a bar on a terminal while a registration takes long.
+    pub progress: bool,
     /// `RDMAMR_FABRIC_RELAXED`: domains of libfabric's provider register relaxed.
     pub fabric_relaxed: bool,
+    /// `RDMAMR_LIVE`: show the statistics while the process runs.
+    pub live: bool,
     /// `RDMAMR_MONITOR=libfabric`: watch memory for libfabric's registration cache.
     pub monitor_libfabric: bool,
 }
@@ -76,6 +85,8 @@ impl Config {
         stats: None,
         cache: Cache::Off,
         trace: None,
+        trace_limit: None,
+        rank: None,
         relaxed: RelaxedConfig {
             linger_remote: 1000,
             linger_local: 60_000,
@@ -84,7 +95,9 @@ impl Config {
             fresh_keys: false,
         },
         prefault: 0,
+        progress: false,
         fabric_relaxed: false,
+        live: true,
         monitor_libfabric: false,
     };
 }
@@ -142,7 +155,7 @@ const SETTINGS: &[Setting] = &[
             b"" => None,
             b"table" => Some(Output::Table),
             b"stderr" => Some(Output::Stderr),
-            _ => Some(Output::File(absolute(value))),
+            _ => absolute(value).map(Output::File),
         };
         config.stats.is_some()
     } },
@@ -155,8 +168,13 @@ const SETTINGS: &[Setting] = &[
     } },
     // The file in which to record every call.
     Setting { name: c"RDMAMR_TRACE", values: &["a file's path"], set: |config, value| {
-        config.trace = (!value.is_empty()).then(|| absolute(value));
+        config.trace = if value.is_empty() { None } else { absolute(value) };
         config.trace.is_some()
+    } },
+    // How large that file may become; later calls are only counted.
+    Setting { name: c"RDMAMR_TRACE_LIMIT", values: &["256M", "4G", "any number of bytes"], set: |config, value| {
+        config.trace_limit = parse_bytes(value);
+        config.trace_limit.is_some()
     } },
     // How many seconds to keep a released relaxed region: by default 1 if peers can reach it, else
     // 60.
@@ -190,9 +208,18 @@ const SETTINGS: &[Setting] = &[
         config.prefault = threads.unwrap_or(config.prefault);
         threads.is_some()
     } },
+    // Draw a bar on a terminal while a registration takes longer than a second.
+    Setting { name: c"RDMAMR_PROGRESS", values: &["0", "1"], set: |config, value| {
+        set_switch(&mut config.progress, value)
+    } },
     // Register relaxed in domains that are opened through libfabric.
     Setting { name: c"RDMAMR_FABRIC_RELAXED", values: &["0", "1"], set: |config, value| {
         set_switch(&mut config.fabric_relaxed, value)
+    } },
+    // Show the statistics to `rdmamr top` while the process runs.
+    Setting { name: c"RDMAMR_LIVE", values: &["0", "1"], set: |config, value| {
+        config.live = value != c"0";
+        value == c"0" || value == c"1"
     } },
     // Which registration cache to tell of changes of memory.
     Setting { name: c"RDMAMR_MONITOR", values: &["libfabric"], set: |config, value| {
@@ -202,16 +229,27 @@ const SETTINGS: &[Setting] = &[
 ];
 
 /// Makes a path absolute, so that it keeps its meaning after the program changes its directory.
-fn absolute(path: &CStr) -> CString {
+/// `None` in a directory that is deleted.
+fn absolute(path: &CStr) -> Option<CString> {
     if path.to_bytes().starts_with(b"/") {
-        return path.to_owned();
+        return Some(path.to_owned());
     }
-    let here = std::env::current_dir().map(|dir| dir.into_os_string().into_encoded_bytes());
-    let mut whole = here.unwrap_or_default();
+    let here = std::env::current_dir().ok()?;
+    let mut whole = here.into_os_string().into_encoded_bytes();
     whole.push(b'/');
     whole.extend_from_slice(path.to_bytes());
-    CString::new(whole).unwrap_or_else(|_| path.to_owned())
+    CString::new(whole).ok()
 }
+
+/// The variables in which launchers give a process its rank: PMIx, Open MPI, MPICH and its kin,
+/// Slurm, torchrun.
+const RANKS: [&CStr; 5] = [
+    c"PMIX_RANK",
+    c"OMPI_COMM_WORLD_RANK",
+    c"PMI_RANK",
+    c"SLURM_PROCID",
+    c"RANK",
+];
 
 static CONFIG: OnceBox<Config> = OnceBox::new();
 
@@ -256,8 +294,22 @@ fn read() -> Config {
             apply(&mut config, setting, unsafe { CStr::from_ptr(value) }).map(complain);
         }
     }
+    config.rank = RANKS.iter().find_map(|name| {
+        // SAFETY: the name ends with a NUL.
+        let value = unsafe { secure_getenv(name.as_ptr()) };
+        // SAFETY: as above, for a value that is not null.
+        (!value.is_null()).then(|| parse(unsafe { CStr::from_ptr(value) }))?
+    });
     // SAFETY: getauxval takes a number and has no other preconditions.
     if unsafe { libc::getauxval(libc::AT_SECURE) } == 0 {
+        if config.live {
+            // SAFETY: the name ends with a NUL.
+            let runtime = unsafe { secure_getenv(c"XDG_RUNTIME_DIR".as_ptr()) };
+            // SAFETY: what is not NULL is a string, and the program has not begun to change its
+            // environment.
+            let runtime = (!runtime.is_null()).then(|| unsafe { CStr::from_ptr(runtime) });
+            live::turn_on(runtime, config.rank);
+        }
         names().filter_map(unknown).for_each(complain);
     }
     config
@@ -404,6 +456,7 @@ mod tests {
         assert!(applied("RDMAMR_MONITOR", c"libfabric").0.monitor_libfabric);
         assert_eq!(applied("RDMAMR_LOG", c"info").0.log, Level::Info);
         assert_eq!(applied("RDMAMR_PREFAULT", c"2").0.prefault, 2);
+        assert!(applied("RDMAMR_PROGRESS", c"1").0.progress);
         assert_eq!(
             applied("RDMAMR_STATS", c"stderr").0.stats,
             Some(Output::Stderr)
@@ -457,5 +510,29 @@ mod tests {
         assert_eq!(distance("kitten", "sitting"), 3);
         assert_eq!(distance("", "abc"), 3);
         assert_eq!(distance("same", "same"), 0);
+    }
+
+    #[test]
+    fn fuzz_settings() {
+        let samples: Vec<&[u8]> = SETTINGS
+            .iter()
+            .flat_map(|setting| setting.values)
+            .map(|value| value.as_bytes())
+            .chain([&b"RDMAMR_STAT"[..], b"/tmp/%p-%h-%r", b"16E", b"1e308"])
+            .collect();
+        crate::fuzz_inputs::each("fuzz_settings", 2000, &samples, |input, _| {
+            let end = input.iter().position(|&byte| byte == 0);
+            let value = CString::new(&input[..end.unwrap_or(input.len())]).unwrap();
+            let name = value.to_string_lossy();
+            let _ = unknown(&name).map(|complaint| complaint.to_string());
+            for setting in SETTINGS {
+                let mut config = Config::DEFAULT;
+                if let Some(complaint) = apply(&mut config, setting, &value) {
+                    assert_eq!(config, Config::DEFAULT, "{value:?}");
+                    assert!(complaint.to_string().contains("no such value"));
+                }
+                assert!(config.prefault <= PREFAULT_MOST, "{value:?}");
+            }
+        });
     }
 }

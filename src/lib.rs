@@ -38,6 +38,9 @@ mod capi;
 mod config;
 mod desk;
 mod fabric;
+#[cfg(test)]
+#[path = "../ctests/fuzz/inputs.rs"]
+mod fuzz_inputs;
 mod monitor;
 mod mr;
 mod next;

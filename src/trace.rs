@@ -10,6 +10,9 @@
 mod buffers;
 mod file;
 mod modules;
+mod place;
+pub mod switch;
+mod touched;
 
 pub use rdmamr_trace_format as format;
 
@@ -18,15 +21,17 @@ use crate::sys::caller::Caller;
 use crate::sys::process::PerProcess;
 use crate::sys::{clock, thread};
 use buffers::TraceBuffers;
-use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use errno::{errno, set_errno};
 use file::File;
 use format::{Call, call, how};
+use touched::Touched;
 
 /// The recording of this process.
 struct Trace {
     buffers: TraceBuffers,
     file: File,
+    touched: Touched,
 }
 
 static TRACE: PerProcess<Trace> = PerProcess::new();
@@ -35,23 +40,29 @@ unsafe extern "C" fn forget() {
     TRACE.forget();
 }
 
-static ON: AtomicBool = AtomicBool::new(false);
+/// Whether calls are recorded. `LOOK`: the next call looks at a request of another process
+/// (`switch.rs`).
+static ON: AtomicU8 = AtomicU8::new(OFF);
+const OFF: u8 = 0;
+const RECORD: u8 = 1;
+const LOOK: u8 = 2;
 
 /// Turns the recording on.
 pub fn turn_on() {
-    ON.store(true, Relaxed);
+    switch::WANTED.store(true, Relaxed);
+    ON.store(RECORD, Relaxed);
 }
 
-/// Whether this process records its calls.
+/// Whether this process may have to record its calls: [`begin`] knows.
 #[inline(always)]
 pub fn is_on() -> bool {
-    ON.load(Relaxed)
+    ON.load(Relaxed) != OFF
 }
 
 /// Begins a call, if calls are recorded.
 #[inline(always)]
 pub fn begin() -> Option<Began> {
-    is_on().then(Began::now)
+    if is_on() { Began::now() } else { None }
 }
 
 /// A call that has begun.
@@ -94,10 +105,13 @@ pub const fn code(how: How) -> u8 {
 
 impl Began {
     #[inline(never)]
-    fn now() -> Began {
-        Began {
-            time: clock::monotonic(),
+    fn now() -> Option<Began> {
+        if ON.load(Relaxed) == LOOK {
+            switch::follow();
         }
+        (ON.load(Relaxed) == RECORD).then(|| Began {
+            time: clock::monotonic(),
+        })
     }
 
     /// The time since the call began.
@@ -129,6 +143,9 @@ impl Began {
         }
         record.caller = caller.address() as u64;
         record.thread = thread::id((&raw const *trace).addr());
+        if record.errno == 0 && call::registers(record.call) {
+            trace.touched.registered(record.addr, record.length);
+        }
         let file = &trace.file;
         trace.buffers.add(&record, now, ready, |block| {
             file.modules();
@@ -196,6 +213,28 @@ pub fn ended(region: impl FnOnce() -> Call) {
     set_errno(errno);
 }
 
+/// Records that the program is about to change memory that it has registered, so that a reader
+/// knows what a pool would have lost. Any memory call may call it: it takes no lock, allocates
+/// nothing and makes no system call. A later call of the program writes the record.
+#[cold]
+pub fn changing(addr: usize, length: usize) {
+    let Some(trace) = TRACE.get() else {
+        return;
+    };
+    let (addr, length) = (addr as u64, length as u64);
+    if trace.touched.changes(addr, length) {
+        let now = clock::monotonic();
+        let record = Call {
+            time: now,
+            call: call::CHANGE,
+            addr,
+            length,
+            ..NOTHING
+        };
+        trace.buffers.add(&record, now, false, |_| ());
+    }
+}
+
 /// Writes the buffers' records to the file when the process exits.
 pub fn exiting() {
     if let Some(trace) = TRACE.get()
@@ -213,9 +252,15 @@ pub fn exiting() {
 
 impl Trace {
     fn new() -> Box<Trace> {
+        Trace::into(File::new())
+    }
+
+    /// The recording into a file.
+    fn into(file: File) -> Box<Trace> {
         Box::new(Trace {
             buffers: TraceBuffers::new(),
-            file: File::new(),
+            file,
+            touched: Touched::new(),
         })
     }
 }

@@ -406,6 +406,11 @@ struct fid_eq;
 #define FI_EINVAL 22
 
 /**
+ * Too many open files.
+ */
+#define FI_EMFILE 24
+
+/**
  * Not implemented.
  */
 #define FI_ENOSYS 38

@@ -14,6 +14,7 @@ pub mod libfabric;
 pub mod libfabric_monitor;
 pub mod libfabric_provider;
 pub mod rdma_core;
+mod target;
 pub mod uapi;
 
 /// Declares constants of C headers, and records their names for the comparison.

@@ -466,6 +466,7 @@ pub const FABRIC_CONSTANTS: &[(&str, u64)] = &[
     ("FI_EBUSY", FI_EBUSY as u64),
     ("FI_ENODEV", FI_ENODEV as u64),
     ("FI_EINVAL", FI_EINVAL as u64),
+    ("FI_EMFILE", FI_EMFILE as u64),
     ("FI_ENOSYS", FI_ENOSYS as u64),
     ("FI_ENODATA", FI_ENODATA as u64),
     ("FI_EOPNOTSUPP", FI_EOPNOTSUPP as u64),
@@ -658,6 +659,8 @@ pub const FI_EBUSY: i32 = 16;
 pub const FI_ENODEV: i32 = 19;
 /// Invalid argument.
 pub const FI_EINVAL: i32 = 22;
+/// Too many open files.
+pub const FI_EMFILE: i32 = 24;
 /// Not implemented.
 pub const FI_ENOSYS: i32 = 38;
 /// Nothing matches.

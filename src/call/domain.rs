@@ -68,6 +68,18 @@ impl Context {
         (fd >= 0 && abi.addr() == usize::MAX).then_some(fd)
     }
 
+    /// The kernel's name of the device, up to the first 0. Zeros if it has none.
+    pub fn name(self) -> [u8; 64] {
+        // SAFETY: live handle: the context is open, by `from_c` or because a live domain points to
+        // it.
+        let device = unsafe { self.0.as_ref() }.device;
+        // SAFETY: libibverbs keeps the `ibv_device` of an open context until the context is closed.
+        let device = unsafe { device.as_ref() };
+        let name = device.map_or([0; 64], |device| device.name);
+        let length = name.iter().position(|&byte| byte == 0).unwrap_or(0);
+        core::array::from_fn(|n| if n < length { name[n] as u8 } else { 0 })
+    }
+
     /// The address of `create_cq_ex`, a function of the libibverbs that opened the device: unlike
     /// other operations, libibverbs sets this one in each context after the provider has set its
     /// own. `None` if libibverbs did not make the context, or had no such function yet.

@@ -9,7 +9,8 @@ use crate::report::explain;
 use crate::report::log::{self, Level};
 use crate::report::stats::{self, counter, rdmamr_stats};
 use crate::report::text::Text;
-use crate::sys::append::append;
+use crate::sys::append::{Manner, Refused, append};
+use crate::sys::standard_error;
 use crate::trace;
 use core::ffi::{CStr, c_char, c_int};
 use core::fmt::Write;
@@ -19,7 +20,7 @@ use core::sync::atomic::{AtomicI32, AtomicPtr, Ordering::Relaxed};
 /// The major version of this header: 1 in 1.2.3.
 pub const RDMAMR_VERSION_MAJOR: u32 = 0;
 /// The minor version of this header: 2 in 1.2.3.
-pub const RDMAMR_VERSION_MINOR: u32 = 1;
+pub const RDMAMR_VERSION_MINOR: u32 = 2;
 /// The patch version of this header: 3 in 1.2.3.
 pub const RDMAMR_VERSION_PATCH: u32 = 0;
 
@@ -132,6 +133,7 @@ unsafe extern "C" fn loaded() {
     ret::always((), || {
         // SAFETY: getpid has no preconditions.
         LOADED_BY.store(unsafe { libc::getpid() }, Relaxed);
+        standard_error::remember();
         if config().trace.is_some() {
             trace::turn_on();
             // SAFETY: the name is a C string, and no other thread runs yet that could change the
@@ -153,6 +155,7 @@ unsafe extern "C" fn exiting() {
         trace::exiting();
         say_what_was_traced();
         write_statistics();
+        stats::exiting();
     })
 }
 
@@ -180,17 +183,16 @@ fn write_statistics() {
     }
     let bytes = text.as_bytes();
     let written = match output {
-        Output::Table | Output::Stderr => {
-            // SAFETY: `bytes` is readable memory of `bytes.len()` bytes.
-            let written =
-                unsafe { libc::write(libc::STDERR_FILENO, bytes.as_ptr().cast(), bytes.len()) };
-            if written < 0 {
-                Err(errno::errno())
-            } else {
-                Ok(())
-            }
-        }
-        Output::File(path) => append(path, bytes),
+        Output::Table | Output::Stderr => standard_error::write(bytes).map_err(Refused::Kernel),
+        Output::File(path) => append(
+            path,
+            bytes,
+            &Manner {
+                mode: 0o644,
+                limit: None,
+                first: None,
+            },
+        ),
     };
     if let Err(why) = written {
         log::always(format_args!("RDMAMR_STATS: cannot be written: {why}"));

@@ -1,16 +1,26 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The interposed memory calls (`capi/memory.rs`) tell the pool here about changes of memory. While
-//! the pool is off, each function costs one load.
+//! the pool is off, each function costs one load, and another for the trace.
 
 use super::{pool_is_on, turn_pool_on};
 use crate::pool::life::change;
+use crate::trace;
 use crate::watch::in_place;
 use crate::watch::number::NUMBER;
 pub use change::{Changing, Frame, Touching};
 
+/// Tells the trace of a change, so that a reader knows what a pool would have lost.
+#[inline(always)]
+fn traced(addr: usize, length: usize) {
+    if trace::is_on() {
+        trace::changing(addr, length);
+    }
+}
+
 /// A call is about to change memory.
 #[inline(always)]
 pub fn changing(frame: &Frame, addr: usize, length: usize) -> Changing<'_> {
+    traced(addr, length);
     if pool_is_on() {
         change::changing(frame, addr, length)
     } else {
@@ -21,6 +31,7 @@ pub fn changing(frame: &Frame, addr: usize, length: usize) -> Changing<'_> {
 /// A call is about to map memory in place of other memory.
 #[inline(always)]
 pub fn replacing(frame: &Frame, addr: usize, length: usize) -> Changing<'_> {
+    traced(addr, length);
     if pool_is_on() {
         change::replacing(frame, addr, length)
     } else {
@@ -47,6 +58,7 @@ pub fn keyed() {
 /// A call may change memory; [`Changing::changed`] says whether it has, and which.
 #[inline(always)]
 pub fn may_change(frame: &Frame, addr: usize, length: usize) -> Changing<'_> {
+    traced(addr, length);
     if pool_is_on() {
         change::may_change(frame, addr, length)
     } else {

@@ -1,24 +1,55 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The library's own threads that call libfabric, or register memory for it. They are ordinary
-//! threads of the C library.
+//! threads of the C library. Rust's own would end the process if there is no memory for them.
 
+use core::ffi::{CStr, c_void};
 use core::mem::MaybeUninit;
-use std::thread;
+use core::ptr::null_mut;
+use std::panic::catch_unwind;
+
+/// Bytes of a thread's stack.
+const STACK: usize = 256 << 10;
+
+/// What a thread is called, and does.
+pub struct Background {
+    /// At most 15 bytes.
+    pub name: &'static CStr,
+    pub work: fn(),
+}
 
 /// Starts a thread that blocks all signals, because signals are the application's. False if the
 /// thread cannot be started.
-pub fn start(name: &str, work: impl FnOnce() + Send + 'static) -> bool {
+pub fn start(thread: &'static Background) -> bool {
+    extern "C" fn run(thread: *mut c_void) -> *mut c_void {
+        // SAFETY: `start` passed a `&'static Background`.
+        let thread = unsafe { &*thread.cast::<Background>() };
+        // SAFETY: the name ends with a NUL.
+        unsafe { libc::prctl(libc::PR_SET_NAME, thread.name.as_ptr()) };
+        // A panic has said its words, and the thread ends.
+        let _ = catch_unwind(thread.work);
+        null_mut()
+    }
+
+    let mut attr = MaybeUninit::<libc::pthread_attr_t>::uninit();
+    // SAFETY: `attr` is writable.
+    unsafe { libc::pthread_attr_init(attr.as_mut_ptr()) };
+    // SAFETY: pthread_attr_init filled `attr`.
+    unsafe { libc::pthread_attr_setstacksize(attr.as_mut_ptr(), STACK) };
+    // SAFETY: pthread_attr_init filled `attr`.
+    unsafe { libc::pthread_attr_setdetachstate(attr.as_mut_ptr(), libc::PTHREAD_CREATE_DETACHED) };
     let mut all = MaybeUninit::<libc::sigset_t>::uninit();
     // SAFETY: `all` is writable.
     unsafe { libc::sigfillset(all.as_mut_ptr()) };
     let mut before = MaybeUninit::<libc::sigset_t>::uninit();
     // SAFETY: sigfillset filled `all`, and `before` is writable.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr()) };
-    let thread = thread::Builder::new()
-        .name(name.to_owned())
-        .stack_size(256 << 10)
-        .spawn(work);
+    let mut id = MaybeUninit::<libc::pthread_t>::uninit();
+    let argument = (&raw const *thread).cast_mut().cast();
+    // SAFETY: `id` is writable, `attr` is filled, and `run` takes the argument.
+    let ret = unsafe { libc::pthread_create(id.as_mut_ptr(), attr.as_ptr(), run, argument) };
     // SAFETY: the first pthread_sigmask filled `before`; this call returns no old set.
-    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), core::ptr::null_mut()) };
-    thread.is_ok()
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), null_mut()) };
+    // SAFETY: pthread_attr_init filled `attr`, which nobody uses any more.
+    unsafe { libc::pthread_attr_destroy(attr.as_mut_ptr()) };
+    ret == 0
 }

@@ -2,7 +2,7 @@
 //! A domain: a verbs protection domain, as `struct fid_domain`, and the rules that the caller and
 //! the library agreed on when the domain was opened.
 
-use super::errors::{Failure, invalid, refused};
+use super::errors::{Failure, invalid, may_allocate, refused};
 use super::foreign_queue::ForeignQueue;
 use super::keys::Keys;
 use super::raw_key::RawKey;
@@ -142,6 +142,7 @@ impl Domain {
         context: *mut c_void,
         opened: Option<Box<dyn Opened>>,
     ) -> Result<*mut fid_domain, Failure> {
+        may_allocate()?;
         if mode.on_demand {
             try_on_demand(pd)?;
         }
@@ -387,7 +388,8 @@ impl Domain {
         if flags != 0 {
             return Err(refused(FI_EBADFLAGS, "a raw key is mapped without flags"));
         }
-        Ok(self.keys.map(RawKey::read(bytes, base)?))
+        may_allocate()?;
+        self.keys.map(RawKey::read(bytes, base)?)
     }
 
     /// Finds a range of a peer's memory: `rdmamr_resolve`.

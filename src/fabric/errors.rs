@@ -4,6 +4,7 @@
 use crate::abi::libfabric::*;
 use crate::call::Error;
 use crate::report::explain::Subject;
+use crate::sys::allocator::has_memory;
 use core::ffi::CStr;
 
 /// The reason why a call of the libfabric family failed, and the object that it concerned.
@@ -29,6 +30,15 @@ impl Failure {
             other => other,
         };
         Failure { subject, ..self }
+    }
+}
+
+/// Fails with FI_ENOMEM if the call may not allocate. Called before the call changes anything.
+pub fn may_allocate() -> Result<(), Failure> {
+    if has_memory() {
+        Ok(())
+    } else {
+        Err(Failure::from(Error::Memory))
     }
 }
 
@@ -60,6 +70,8 @@ const TABLE: &[(i32, i32, &CStr)] = &[
     (libc::EBUSY, FI_EBUSY, c"Something still depends on it"),
     (libc::ENODEV, FI_ENODEV, c"No such device"),
     (libc::EINVAL, FI_EINVAL, c"Invalid argument"),
+    (libc::ENFILE, FI_EMFILE, c"Too many open files in the system"),
+    (libc::EMFILE, FI_EMFILE, c"Too many open files"),
     (libc::ENOSYS, FI_ENOSYS, c"Not implemented"),
     (libc::ENODATA, FI_ENODATA, c"Nothing that matches"),
     (libc::EOPNOTSUPP, FI_EOPNOTSUPP, c"The device, its driver or the kernel does not support it"),
@@ -105,6 +117,7 @@ mod tests {
             (libc::ENOTTY, 38),
             (libc::EXDEV, 256),
             (libc::ENOMEM, 12),
+            (libc::EMFILE, 24),
         ] {
             assert_eq!(code(Error::Kernel(Errno(errno))), want);
         }

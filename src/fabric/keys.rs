@@ -8,6 +8,7 @@ use super::raw_key::RawKey;
 use super::region::{Piece, Side};
 use super::segment::{Room, locate};
 use crate::abi::libfabric::*;
+use crate::call::Error;
 use core::ptr::with_exposed_provenance;
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
@@ -69,7 +70,9 @@ impl Keys {
 
     /// Gives a key to a region that is not placed.
     pub fn reserve(&self, key: u64, region: &Region) -> Result<(), Failure> {
-        match self.lock().keys.entry(key) {
+        let mut table = self.lock();
+        table.keys.try_reserve(1).map_err(|_| Error::Memory)?;
+        match table.keys.entry(key) {
             Entry::Occupied(_) => Err(IN_USE),
             Entry::Vacant(place) => {
                 place.insert(Meaning::Own(region.address()));
@@ -84,6 +87,7 @@ impl Keys {
         // `register` has refused a region that runs past the end of the addresses.
         let end = new.base + new.length;
         let mut table = self.lock();
+        table.keys.try_reserve(1).map_err(|_| Error::Memory)?;
         // Placed regions do not overlap each other. The scan goes down from the new region's end,
         // and stops at the first region that lies before the new one.
         let below = table.placed.range(..end).rev();
@@ -123,8 +127,9 @@ impl Keys {
     }
 
     /// Maps a peer's raw key to a key that no region has.
-    pub fn map(&self, raw: RawKey) -> u64 {
+    pub fn map(&self, raw: RawKey) -> Result<u64, Failure> {
         let mut table = self.lock();
+        table.keys.try_reserve(1).map_err(|_| Error::Memory)?;
         while table.keys.contains_key(&table.next) {
             table.next += 1;
         }
@@ -132,7 +137,7 @@ impl Keys {
         table.next += 1;
         table.mapped += 1;
         table.keys.insert(key, Meaning::Mapped(raw));
-        key
+        Ok(key)
     }
 
     /// Ends the mapping of a raw key.

@@ -21,7 +21,7 @@
 //! something to notify. In a program of one thread, a second thread would slow down each hit,
 //! because each hit then needs the fence.
 
-use super::background;
+use super::background::{self, Background};
 use crate::abi::libfabric::*;
 use crate::abi::libfabric_monitor::*;
 use crate::config::{config, disabled};
@@ -213,12 +213,17 @@ fn tell() {
     static STARTED: AtomicBool = AtomicBool::new(false);
     if !STARTED.load(Relaxed) && !STARTED.swap(true, Relaxed) {
         // If the thread cannot start now, the next call tries again.
-        STARTED.store(background::start("rdmamr-monitor", run), Relaxed);
+        STARTED.store(background::start(&THREAD), Relaxed);
     }
     if TELL.swap(1, SeqCst) == 0 {
         futex::wake(&TELL, 1);
     }
 }
+
+static THREAD: Background = Background {
+    name: c"rdmamr-monitor",
+    work: run,
+};
 
 fn run() {
     let monitor = MONITOR.0.get();

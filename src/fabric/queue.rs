@@ -2,7 +2,7 @@
 //! An event queue, fi_eq(3). It holds the results of asynchronous registrations, and the events
 //! that the application writes.
 
-use super::errors::{self, Failure, invalid, refused};
+use super::errors::{self, Failure, invalid, may_allocate, refused};
 use super::provider::HeldFabric;
 use super::{Process, Tables};
 use crate::abi::libfabric::*;
@@ -103,6 +103,7 @@ impl Queue {
         context: *mut c_void,
         held: Option<HeldFabric>,
     ) -> Result<*mut fid_eq, Failure> {
+        may_allocate()?;
         // SAFETY: the caller promised that `attr` is NULL or readable.
         let attr = unsafe { attr.as_ref() };
         let (flags, wait) = attr.map_or((0, FI_WAIT_UNSPEC), |attr| (attr.flags, attr.wait_obj));
@@ -437,8 +438,12 @@ impl Queue {
             .waiting
             .try_reserve(room)
             .map_err(|_| Error::Memory)?;
-        let bytes = bytes.to_vec();
-        self.put(&mut events, Event::Written { event, bytes });
+        // The length is the application's.
+        let mut copy = Vec::new();
+        copy.try_reserve_exact(bytes.len())
+            .map_err(|_| Error::Memory)?;
+        copy.extend_from_slice(bytes);
+        self.put(&mut events, Event::Written { event, bytes: copy });
         Ok(())
     }
 

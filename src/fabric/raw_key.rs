@@ -219,4 +219,44 @@ mod tests {
             prop_assert!(RawKey::read(&bytes, base).is_err());
         }
     }
+
+    #[test]
+    fn fuzz_raw_keys() {
+        let piece = |addr| Segment {
+            addr,
+            length: 4096,
+            lkey: 0,
+            rkey: 7,
+        };
+        let mut two = [0; size(2)];
+        write(0x1000, &[piece(0x1000), piece(0x9000)], &mut two).unwrap();
+        crate::fuzz_inputs::each(
+            "fuzz_raw_keys",
+            2000,
+            &[&two[..], &two[..size(1)]],
+            |input, random| {
+                let mut input = input.to_vec();
+                // Most of the time the sum is right, so that what lies behind it is reached.
+                if random.below(4) != 0 && input.len() >= size(1) {
+                    let at = input.len() - SUM;
+                    let right = sum(&input[..at]).to_le_bytes();
+                    input[at..].copy_from_slice(&right);
+                }
+                let base = u64_at(&input, 8).unwrap_or(0);
+                let Ok(key) = RawKey::read(&input, base) else {
+                    return;
+                };
+                assert!((1..=IOV_LIMIT).contains(&key.pieces.len()));
+                let ends = |piece: &Segment| piece.addr.checked_add(piece.length).is_some();
+                assert!(
+                    key.pieces
+                        .iter()
+                        .all(|piece| piece.length > 0 && ends(piece))
+                );
+                let mut again = [0; size(IOV_LIMIT)];
+                let length = write(key.base, &key.pieces, &mut again).unwrap();
+                assert_eq!(&again[..length], &input[..]);
+            },
+        );
+    }
 }

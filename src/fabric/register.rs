@@ -4,7 +4,7 @@
 use super::access::{self, Rights};
 use super::attributes::{Buffer, Buffers, MR_KEY, MR_OFFSET, Wish};
 use super::domain::{Bound, Domain};
-use super::errors::{Failure, invalid, refused};
+use super::errors::{Failure, invalid, may_allocate, refused};
 use super::region::{Piece, Pieces, Plan, Region};
 use super::workers::{self, Job};
 use crate::abi::libfabric::*;
@@ -53,6 +53,7 @@ pub fn register(
     publish: &Publish,
     pending: &mut Option<Pending>,
 ) -> Result<(), Failure> {
+    may_allocate()?;
     let rights = access::map(wish.access, domain.is_iwarp())?;
     let table_key = key(domain, wish)?;
     let length = buffers.length();

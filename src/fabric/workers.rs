@@ -2,8 +2,9 @@
 //! Registrations in the background. A few threads make them. A thread starts when it is needed, and
 //! ends when it has been idle for a while.
 
+use super::background::{self, Background};
 use super::errors::{self, Failure, refused};
-use super::{Queue, Region, background};
+use super::{Queue, Region};
 use crate::abi::libfabric::FI_ECANCELED;
 use crate::call::{Error, How};
 use crate::report::explain::{self, Reason};
@@ -65,12 +66,16 @@ fn workers() -> &'static Workers {
 pub fn submit(job: Job) {
     let workers = workers();
     let mut work = workers.lock();
+    if work.jobs.try_reserve(1).is_err() {
+        drop(workers.run(work, job));
+        return;
+    }
     work.jobs.push_back(job);
     let needed = work.jobs.len() > work.idle && work.threads < MOST;
     work.threads += usize::from(needed);
     drop(work);
     workers.wake.notify_one();
-    if needed && !start(workers) {
+    if needed && !start() {
         let mut work = workers.lock();
         work.threads -= 1;
         // If no thread exists, the caller registers. The registration stays asynchronous to the
@@ -139,9 +144,14 @@ pub fn cancel(region: &Region) {
     }
 }
 
+static THREAD: Background = Background {
+    name: c"rdmamr-register",
+    work: || workers().work(),
+};
+
 /// Starts a thread.
-fn start(workers: &'static Workers) -> bool {
-    let started = background::start("rdmamr-register", move || workers.work());
+fn start() -> bool {
+    let started = background::start(&THREAD);
     if !started {
         log::line(
             Level::Warn,

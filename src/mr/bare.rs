@@ -10,6 +10,7 @@ use super::{count_vanished, fork};
 use crate::abi::uapi::ib_uverbs_reg_mr_resp;
 use crate::call::{Error, Pd, Request};
 use crate::next::{MAKERS, Maker};
+use crate::report::stats;
 use crate::uverbs::context::Facts;
 use crate::uverbs::mr;
 pub use crate::uverbs::{Kernel, Uverbs, UverbsOfHelper};
@@ -100,6 +101,13 @@ fn is_protected_by(maker: Maker) -> bool {
         errno::set_errno(errno);
         is_kept
     })
+}
+
+/// The place in the counters of the device at this address, which [`Bare::device`] has.
+pub fn counted_at(device: usize) -> stats::Device {
+    // SAFETY: `register` stored the address of a device, and devices are never freed.
+    let device = unsafe { with_exposed_provenance::<Device>(device).as_ref() };
+    device.map_or(stats::Device::at(0), |device| device.rows.counted_at())
 }
 
 /// The address of the [`Device`] for the context at `context`, if memory was registered on it.

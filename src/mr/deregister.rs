@@ -11,6 +11,7 @@ use crate::call::{Access, Context, Error, How};
 use crate::config::disabled;
 use crate::next::{self, Maker};
 use crate::report::stats::{self, counter};
+use crate::sys::probe::probe;
 use crate::sys::thread;
 use crate::uverbs::context::Facts;
 use crate::uverbs::{Uverbs, mr};
@@ -81,6 +82,7 @@ impl Claimed {
             return Err(Error::Kernel(errno));
         }
         let thread = thread::number();
+        probe!("dereg", was.addr.addr() as u64, was.length as u64);
         stats::counters().add(thread, counter!(dereg_kernel), 1);
         if let Some(object) = Object::at(self.mr.address()) {
             put_away(self.state, thread, object);

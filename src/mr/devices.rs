@@ -11,6 +11,7 @@
 //! handler's call is passed on.
 
 use super::rows::Rows;
+use crate::report::stats;
 use crate::sys::thread;
 use crate::uverbs::context::Facts;
 use core::hash::{BuildHasherDefault, Hasher};
@@ -131,10 +132,11 @@ impl Devices {
     }
 
     /// Adds a context. `None` inside a signal handler that interrupted this thread in this module.
-    pub fn insert(&self, context: usize, facts: Facts) -> Option<&'static Device> {
+    pub fn insert(&self, context: usize, name: &[u8; 64], facts: Facts) -> Option<&'static Device> {
         if thread::is_inside() {
             return None;
         }
+        let place = stats::counters().enter_device(name);
         let _inside = thread::enter();
         let device = *self.by_context.entry(context).or_insert_with(|| {
             let unused = self.unused.lock().ok().and_then(|mut unused| unused.pop());
@@ -146,6 +148,7 @@ impl Devices {
                 }))
             });
             device.set_facts(facts);
+            device.rows.set_place(place);
             device.context.store(context, Release);
             device
         });
@@ -209,7 +212,7 @@ mod tests {
             for context in contexts() {
                 assert!(devices.get(context).is_none());
                 let facts = Facts::from_bits_retain(context as u32 + round);
-                let device = devices.insert(context, facts).unwrap();
+                let device = devices.insert(context, &[0; 64], facts).unwrap();
                 let region = Known {
                     object: context,
                     pd: 2,
@@ -247,7 +250,7 @@ mod tests {
                     for n in 0..2000usize {
                         let context = 0x1000 + 16 * (thread * 40 + n % 40);
                         let facts = Facts::from_bits_retain(context as u32);
-                        devices.insert(context, facts);
+                        devices.insert(context, &[0; 64], facts);
                         assert_eq!(devices.get(context).unwrap().facts(), facts);
                         devices.end(devices.take(context).unwrap());
                         assert!(devices.get(context).is_none());
@@ -260,9 +263,9 @@ mod tests {
     #[test]
     fn a_handler_that_interrupts_an_operation_is_passed_on() {
         let devices = Devices::new();
-        devices.insert(0x100, Facts::empty());
+        devices.insert(0x100, &[0; 64], Facts::empty());
         let _interrupted = thread::enter();
-        assert!(devices.insert(0x200, Facts::empty()).is_none());
+        assert!(devices.insert(0x200, &[0; 64], Facts::empty()).is_none());
         assert!(devices.take(0x100).is_none() && devices.get(0x200).is_none());
         assert_eq!(devices.total(), (0, 0));
         assert!(

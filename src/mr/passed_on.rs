@@ -11,6 +11,8 @@ use crate::call::{Access, Context, Error, How, Pd, Registered, Request};
 use crate::next::{self, Maker};
 use crate::report::log::{self, Level};
 use crate::report::stats::{self, counter};
+use crate::sys::thread;
+use crate::trace;
 use errno::errno;
 
 /// Registers plain memory by libibverbs, for the given reason.
@@ -79,11 +81,13 @@ pub fn made_by_next(mr: *mut ibv_mr) -> Result<Registered, Error> {
     };
     let state = state::current();
     stats::counters().count(counter!(reg_next));
+    trace::switch::look();
     let public = made.read();
-    if let Some(device) = state.devices.get(public.context.expose_provenance())
-        && device.rows.forget(public.handle)
-    {
-        count_vanished(1);
+    if let Some(device) = state.devices.get(public.context.expose_provenance()) {
+        stats::counters().count_on(thread::number(), device.rows.counted_at());
+        if device.rows.forget(public.handle) {
+            count_vanished(1);
+        }
     }
     Ok(Registered::by(How::PassedOn, mr))
 }

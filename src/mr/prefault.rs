@@ -4,24 +4,29 @@
 //! The kernel pins the pages of a registration one after the other, on one core. A page that was
 //! never touched it must first find and clear: 1 us for 4 KiB. With `RDMAMR_PREFAULT=N` helper
 //! threads join in: while the kernel pins from the start, N - 1 threads populate from the end
-//! (`team.rs`). They populate only pages that the pin would have made (`suitable.rs`), so that only
-//! the time differs afterwards. Every failure is left to the registration itself.
+//! (`team.rs`), on the memory's own node (`nodes.rs`). They populate only pages that the pin would
+//! have made (`suitable.rs`, `kind.rs`), so that only the time differs afterwards. Every failure is
+//! left to the registration itself.
 //!
 //! The helpers run beside the registration, not before it: the registering thread then makes the
 //! pages that it needs next and pins them at once. To populate all of 1 GiB with two threads and
 //! pin it afterwards took a sixth longer.
 
+mod huge;
+mod kind;
+mod nodes;
+mod progress;
 mod suitable;
 mod team;
 
 use crate::call::Request;
 use crate::config::{config, disabled};
 use crate::report::log::{self, Level};
-use crate::sys::clock;
+use crate::sys::pagemap::{Entry, PageMap};
 use crate::sys::pages::{PageRange, page_size};
-use core::fmt;
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use core::time::Duration;
+use kind::Kind;
+use progress::Progress;
 use team::Team;
 
 /// From this many bytes on, the checks and the threads pay off.
@@ -40,61 +45,39 @@ pub fn is_large(length: usize) -> bool {
 /// What the caller knows of userfaultfd on the memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum WatchedBy {
-    /// The pool itself watches all of the memory, so no other userfaultfd does, and none of the
-    /// pages is write-protected.
     Unknown,
     /// All of it is watched by the pool itself, so by no other, and none of its pages is protected.
     Own,
 }
 
-/// The log reports every registration that takes longer.
-const LONG: Duration = Duration::from_secs(1);
-
 /// Runs `register` for large memory, with helper threads and a report where they apply.
 #[cold]
 pub fn around<T>(request: &Request, watch: WatchedBy, register: impl FnOnce() -> T) -> T {
     let threads = config().prefault;
-    let told = log::wants(Level::Info);
+    let told = log::wants(Level::Info) || config().progress;
     if disabled() || (threads < 2 && !told) {
         LARGE.store(usize::MAX, Relaxed);
         return register();
     }
-    let start = now();
     let errno = errno::errno();
-    let pages = Pages::of(request).filter(|_| threads > 1);
-    let pages = pages.filter(|&pages| suitable::is_suitable(request, pages, watch));
-    let team = pages.and_then(|pages| Team::start(pages, threads - 1, start));
+    let pages = Pages::of(request);
+    let found = pages
+        .filter(|_| threads > 1)
+        .and_then(|pages| suitable::find(request, pages, watch));
+    let progress = pages
+        .filter(|_| told)
+        .and_then(|pages| Progress::start(pages, found.map(|found| found.kind)));
+    let both = pages.zip(found);
+    let team = both.and_then(|(pages, found)| Team::start(pages, found, threads - 1));
     errno::set_errno(errno);
     let result = register();
     let errno = errno::errno();
     let threads = 1 + team.map_or(0, Team::stop);
+    if let Some(progress) = progress {
+        progress.stop(threads);
+    }
     errno::set_errno(errno);
-    let took = now().saturating_sub(start);
-    if took >= LONG {
-        let (size, took) = (Bytes(request.length), took.as_secs_f64());
-        log::line(
-            Level::Info,
-            format_args!("registering {size} took {took:.1} s, threads: {threads}"),
-        );
-    }
     result
-}
-
-/// The time of the monotonic clock.
-fn now() -> Duration {
-    Duration::from_nanos(clock::monotonic())
-}
-
-/// A size, printed for people.
-struct Bytes(usize);
-
-impl fmt::Display for Bytes {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 as f64 / f64::from(1 << 20) {
-            mib if mib < 1024.0 => write!(f, "{mib:.0} MiB"),
-            mib => write!(f, "{:.1} GiB", mib / 1024.0),
-        }
-    }
 }
 
 /// The pages that a range of addresses touches.
@@ -132,24 +115,42 @@ impl Pages {
         Pages { start, end, ..self }
     }
 
-    /// Whether all pages are present. False if the kernel does not tell.
-    fn are_present(self) -> bool {
-        let mut there = [0u8; team::PIECE / 4096];
-        let Some(there) = there.get_mut(..self.count()) else {
-            return false;
-        };
+    /// That many pages, one in each of as many parts. The place within the part differs, so that a
+    /// pattern in the memory does not hide from all of them.
+    fn samples(self, count: usize) -> impl Iterator<Item = Pages> {
+        let apart = self.count() / count.max(1);
+        (0..count).map(move |number| {
+            // Multiples of the golden ratio spread evenly, whatever their number.
+            const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
+            let spread = (number as u64 + 1).wrapping_mul(GOLDEN) >> 32;
+            self.page(number * apart + ((spread * apart as u64) >> 32) as usize)
+        })
+    }
+
+    /// Whether the page is in memory, mapped or not. False if the kernel does not tell.
+    fn is_in_memory(self) -> bool {
+        let mut there = 0u8;
         // A bare system call, here and in the threads: this library's own wrappers of the memory
         // calls must not see it.
-        // SAFETY: `there` has a byte for each page.
-        let failed = unsafe {
-            libc::syscall(
-                libc::SYS_mincore,
-                self.start,
-                self.bytes(),
-                there.as_mut_ptr(),
-            )
-        } != 0;
-        !failed && there.iter().all(|page| page & 1 == 1)
+        // SAFETY: one page has one byte.
+        let failed =
+            unsafe { libc::syscall(libc::SYS_mincore, self.start, self.size, &raw mut there) } != 0;
+        !failed && there & 1 == 1
+    }
+
+    /// The percentage of pages that the pin finds as it needs them, estimated from as many samples.
+    /// `None` if the kernel does not tell.
+    fn percent_there(self, kind: Kind) -> Option<usize> {
+        let map = PageMap::open()?;
+        let mut percent = 0;
+        for page in self.samples(100) {
+            let mut entry = [Entry::default()];
+            if !map.read(page.start, &mut entry) {
+                return None;
+            }
+            percent += usize::from(kind.is_there(entry[0]));
+        }
+        Some(percent)
     }
 }
 
@@ -239,11 +240,5 @@ mod tests {
             before
         });
         assert_eq!((result, errno::errno().0), (libc::EXDEV, libc::ENOENT));
-    }
-
-    #[test]
-    fn sizes_for_people() {
-        assert_eq!(Bytes(16 << 20).to_string(), "16 MiB");
-        assert_eq!(Bytes(4 << 30).to_string(), "4.0 GiB");
     }
 }

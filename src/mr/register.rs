@@ -16,7 +16,10 @@ use crate::call::{Context, Error, How, Pd, Registered, Request};
 use crate::config::disabled;
 use crate::report::log::{self, Level};
 use crate::report::stats::{self, counter};
+use crate::sys::allocator::has_memory;
+use crate::sys::probe::probe;
 use crate::sys::thread;
+use crate::trace;
 use crate::uverbs::context::{self, Facts};
 use crate::uverbs::driver::Way;
 use crate::uverbs::{Uverbs, mr};
@@ -151,7 +154,9 @@ impl Own {
         if self.device.rows.insert(answer.mr_handle, region) {
             count_vanished(1);
         }
-        stats::counters().add(thread, counter!(reg_kernel), 1);
+        let counters = stats::counters();
+        counters.add(thread, counter!(reg_kernel), 1);
+        counters.count_on(thread, self.device.rows.counted_at());
         Ok(Registered::by(How::Kernel, object.as_ptr()))
     }
 
@@ -162,10 +167,20 @@ impl Own {
         request: &Request,
         watch: WatchedBy,
     ) -> Result<ib_uverbs_reg_mr_resp, Errno> {
-        if prefault::is_large(request.length) {
-            return prefault::around(request, watch, || self.ask_kernel_now(pd, request));
-        }
-        self.ask_kernel_now(pd, request)
+        let (thread, counters) = (thread::number(), stats::counters());
+        trace::switch::look();
+        let (addr, length) = (request.addr.addr() as u64, request.length as u64);
+        probe!("reg_start", addr, length, u64::from(request.access.bits()));
+        let measuring = counters.start_clock(thread, request.length);
+        let answer = if prefault::is_large(request.length) {
+            prefault::around(request, watch, || self.ask_kernel_now(pd, request))
+        } else {
+            self.ask_kernel_now(pd, request)
+        };
+        counters.stop_clock(thread, measuring);
+        let errno = answer.as_ref().map_or_else(|errno| errno.0 as u64, |_| 0);
+        probe!("reg_done", addr, length, errno);
+        answer
     }
 
     #[inline(always)]
@@ -203,6 +218,9 @@ impl Own {
 /// Asks the kernel about a device and remembers the answer.
 #[cold]
 fn identify(state: &State, context: Context, fd: i32) -> Result<&'static Device, &'static str> {
+    if !has_memory() {
+        return Err("there is no memory to remember the device");
+    }
     let facts =
         context::identify(&Uverbs, fd).map_err(|_| "the kernel does not answer for it now")?;
     match (facts.why_passed_on(), facts.driver()) {
@@ -229,6 +247,6 @@ fn identify(state: &State, context: Context, fd: i32) -> Result<&'static Device,
     let interrupted = "a signal handler interrupted this thread inside the library";
     state
         .devices
-        .insert(context.address(), facts)
+        .insert(context.address(), &context.name(), facts)
         .ok_or(interrupted)
 }

@@ -21,6 +21,8 @@
 //! thread either gives the region up or, if the kernel refused, puts it back with `restore`. During
 //! a claim the kernel still holds the handle, so no other thread fills the row.
 
+use crate::report::stats::{self, Change};
+use crate::sys::thread;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering::*};
 use std::alloc::{Layout, alloc_zeroed, dealloc};
@@ -32,6 +34,14 @@ struct Row {
     pd: AtomicUsize,
     length: AtomicUsize,
     lkey: AtomicU32,
+}
+
+impl Row {
+    /// The change that the end of the row's region is.
+    #[inline(always)]
+    fn ended(&self) -> Change {
+        Change::less(self.length.load(Relaxed) as u64)
+    }
 }
 
 /// The content of a row.
@@ -54,6 +64,8 @@ const CHUNKS: usize = 17;
 /// The rows of one device.
 pub struct Rows {
     chunks: [AtomicPtr<Row>; CHUNKS],
+    /// The place of the device in the counters.
+    place: AtomicU32,
 }
 
 /// What [`Rows::claim`] found.
@@ -72,7 +84,24 @@ impl Rows {
     pub const fn new() -> Self {
         Rows {
             chunks: [const { AtomicPtr::new(null_mut()) }; CHUNKS],
+            place: AtomicU32::new(0),
         }
+    }
+
+    /// From now on the rows' changes are counted in this place.
+    pub fn set_place(&self, place: stats::Device) {
+        self.place.store(place.index(), Relaxed);
+    }
+
+    /// The place of the device in the counters.
+    #[inline(always)]
+    pub fn counted_at(&self) -> stats::Device {
+        stats::Device::at(self.place.load(Relaxed))
+    }
+
+    #[inline(never)]
+    fn count(&self, change: Change) {
+        stats::counters().change(thread::number(), self.counted_at(), change);
     }
 
     /// The chunk of a handle, and the index in that chunk.
@@ -119,6 +148,7 @@ impl Rows {
         let Some(row) = self.row(handle).or_else(|| self.add_chunk(handle)) else {
             return false;
         };
+        let before = row.length.load(Relaxed) as u64;
         row.lkey.store(region.lkey, Relaxed);
         row.pd.store(region.pd, Relaxed);
         row.length.store(region.length, Relaxed);
@@ -126,6 +156,10 @@ impl Rows {
         // row.
         let vanished = row.object.load(Relaxed) != 0;
         row.object.store(region.object, Release);
+        if vanished {
+            self.count(Change::less(before));
+        }
+        self.count(Change::more(region.length as u64));
         vanished
     }
 
@@ -141,7 +175,10 @@ impl Rows {
         }
         mark();
         match row.object.compare_exchange(object, 0, AcqRel, Acquire) {
-            Ok(_) => Claim::Ours,
+            Ok(_) => {
+                self.count(row.ended());
+                Claim::Ours
+            }
             Err(_) => Claim::Gone,
         }
     }
@@ -149,6 +186,7 @@ impl Rows {
     /// Undoes a claim: the kernel refused to deregister the region, which stays usable.
     pub fn restore(&self, handle: u32, object: usize) {
         if let Some(row) = self.row(handle) {
+            self.count(Change::more(row.length.load(Relaxed) as u64));
             row.object.store(object, Release);
         }
     }
@@ -156,8 +194,16 @@ impl Rows {
     /// Empties the row of a handle that belongs to a region of libibverbs. True if the row still
     /// held a region of ours: that region has vanished.
     pub fn forget(&self, handle: u32) -> bool {
-        self.row(handle)
-            .is_some_and(|row| row.object.swap(0, AcqRel) != 0)
+        self.row(handle).is_some_and(|row| self.empty(row))
+    }
+
+    /// Empties a row. True if it held a region.
+    fn empty(&self, row: &Row) -> bool {
+        let had = row.object.swap(0, AcqRel) != 0;
+        if had {
+            self.count(row.ended());
+        }
+        had
     }
 
     fn all(&self) -> impl Iterator<Item = (u32, &Row)> {
@@ -197,17 +243,18 @@ impl Rows {
     pub fn orphan(&self, handle: u32, object: usize) -> bool {
         let row = self.row(handle);
         row.is_some_and(|row| {
-            row.object
-                .compare_exchange(object, 0, AcqRel, Relaxed)
-                .is_ok()
+            let mine = row.object.compare_exchange(object, 0, AcqRel, Relaxed);
+            if mine.is_ok() {
+                self.count(row.ended());
+            }
+            mine.is_ok()
         })
     }
 
     /// Empties all rows. Returns the number of regions that they held.
     pub fn clear(&self) -> u64 {
         let rows = self.all();
-        rows.map(|(_, row)| u64::from(row.object.swap(0, AcqRel) != 0))
-            .sum()
+        rows.map(|(_, row)| u64::from(self.empty(row))).sum()
     }
 }
 

@@ -109,8 +109,7 @@ pub fn hits(counted: impl Fn() -> u64) -> u64 {
     // lock.
     let inside = (!thread::is_inside()).then(thread::enter);
     let locked = inside.is_some().then(|| relaxed.pool.lock());
-    let hits = relaxed.pool.each().map(|(_, region)| region.hits());
-    let hits = counted() + relaxed.pool.many_hits() + hits.sum::<u64>();
+    let hits = counted() + relaxed.pool.hits_of_regions();
     drop(locked);
     hits
 }

@@ -14,6 +14,7 @@ use crate::pool::life::limits::Limits;
 use crate::pool::lock::Lock;
 use crate::pool::state::Pool;
 use crate::report::stats;
+use crate::sys::allocator::has_memory;
 use crate::sys::proc;
 use crate::sys::process::{FAR_AWAY, PerProcess};
 use crate::sys::thread;
@@ -66,6 +67,9 @@ pub fn current() -> Option<&'static Instance> {
         .lock();
     if let Some(relaxed) = existing() {
         return Some(relaxed);
+    }
+    if !has_memory() {
+        return None;
     }
     let pool = map_pool()?;
     let linger = &config().relaxed;

@@ -309,20 +309,36 @@ impl Pool {
         self.region(id).word.release(grant)
     }
 
-    /// Hits that overflowed the regions' own counts.
-    pub fn many_hits(&self) -> u64 {
-        self.many_hits.load(Relaxed)
+    /// The hits that the regions count, of those that have not ended. The lock keeps regions from
+    /// ending. Without it, the hits of those that end meanwhile are missing.
+    pub fn hits_of_regions(&self) -> u64 {
+        let hits = self.each().map(|(_, region)| region.hits());
+        self.many_hits.load(Relaxed) + hits.sum::<u64>()
+    }
+
+    /// Calls `each` for every idle region.
+    pub fn each_idle(&self, mut each: impl FnMut(&PoolRegion)) {
+        for (_, region) in self.each() {
+            let seen = region.word.load();
+            if seen.is_unused() || seen.is_ending() {
+                each(region);
+            }
+        }
+    }
+
+    /// Whether the slots that were ever in use are more than so many.
+    pub fn has_more_slots_than(&self, slots: u32) -> bool {
+        self.grown.load(Relaxed) > slots
     }
 
     /// The number of idle regions and their summed length.
     pub fn idle(&self) -> (u64, u64) {
-        let idle = self.each().filter(|(_, region)| {
-            let seen = region.word.load();
-            seen.is_unused() || seen.is_ending()
+        let (mut count, mut bytes) = (0, 0);
+        self.each_idle(|region| {
+            count += 1;
+            bytes += region.hull().bytes();
         });
-        idle.fold((0, 0), |(count, bytes), (_, region)| {
-            (count + 1, bytes + region.hull().bytes())
-        })
+        (count, bytes)
     }
 
     /// Whether the idle regions have more than so many bytes together.

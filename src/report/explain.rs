@@ -190,6 +190,7 @@ impl Subject {
             ),
             (_, libc::EIO) => write!(out, "the device is gone"),
             (_, libc::EBADF) => write!(out, "the device's file is closed"),
+            (_, libc::EMFILE) => write!(out, "RLIMIT_NOFILE is reached"),
             _ => write!(out, "no likely cause is known"),
         }
     }
@@ -209,7 +210,7 @@ struct Name(i32);
 const ERRNOS: &[(i32, &str)] = &[
     (libc::EPERM, "EPERM"), (libc::ENOENT, "ENOENT"), (libc::EIO, "EIO"), (libc::EBADF, "EBADF"),
     (libc::EAGAIN, "EAGAIN"), (libc::ENOMEM, "ENOMEM"), (libc::EACCES, "EACCES"), (libc::EFAULT, "EFAULT"),
-    (libc::EBUSY, "EBUSY"), (libc::ENODEV, "ENODEV"), (libc::EINVAL, "EINVAL"), (libc::ENOSYS, "ENOSYS"),
+    (libc::EBUSY, "EBUSY"), (libc::ENODEV, "ENODEV"), (libc::EINVAL, "EINVAL"), (libc::EMFILE, "EMFILE"), (libc::ENOSYS, "ENOSYS"),
     (libc::EOPNOTSUPP, "EOPNOTSUPP"), (libc::ENOTTY, "ENOTTY"), (libc::EINTR, "EINTR"),
     (libc::ENODATA, "ENODATA"), (libc::ECANCELED, "ECANCELED"), (libc::EKEYREJECTED, "EKEYREJECTED"),
     (libfabric::FI_EOTHER, "FI_EOTHER"), (libfabric::FI_ETOOSMALL, "FI_ETOOSMALL"),

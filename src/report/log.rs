@@ -2,6 +2,7 @@
 //! Messages for people on standard error. `RDMAMR_LOG` sets how many.
 
 use super::text::Text;
+use crate::sys::standard_error;
 use core::cell::UnsafeCell;
 use core::fmt::{self, Write};
 use core::sync::atomic::{AtomicU8, Ordering::*};
@@ -43,30 +44,48 @@ pub fn line(level: Level, message: fmt::Arguments<'_>) {
 pub fn always(message: fmt::Arguments<'_>) {
     let mut text = Text::<LINE>::new();
     set(&mut text, message);
-    write(text.as_bytes());
+    let _ = standard_error::write(text.as_bytes());
+}
+
+/// Draws on standard error: as [`always`], but what it writes is neither named nor a line.
+pub fn draw(message: fmt::Arguments<'_>) {
+    let mut text = Text::<256>::new();
+    let _ = text.write_fmt(message);
+    let _ = standard_error::write(text.as_bytes());
 }
 
 fn set(text: &mut Text<LINE>, message: fmt::Arguments<'_>) {
     text.clear();
     let _ = text.write_str("rdmamr: ");
-    let _ = text.write_fmt(message);
+    let _ = Printable(text).write_fmt(message);
     let _ = text.write_str("\n");
 }
 
-fn write(bytes: &[u8]) {
-    let errno = errno::errno();
-    // The call goes by its number: the calling thread may be one that the C library does not know.
-    // SAFETY: `bytes` is a readable slice of this length. If the descriptor is closed, the call
-    // only fails.
-    unsafe {
-        libc::syscall(
-            libc::SYS_write,
-            libc::STDERR_FILENO,
-            bytes.as_ptr(),
-            bytes.len(),
-        )
-    };
-    errno::set_errno(errno);
+/// Text without characters that control a terminal or turn the text around them. A line quotes
+/// names and values that the program's environment and other files give.
+struct Printable<'a>(&'a mut Text<LINE>);
+
+impl fmt::Write for Printable<'_> {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        let parts = text.split_inclusive(controls);
+        parts.into_iter().try_for_each(|part| {
+            let plain = part.trim_end_matches(controls);
+            self.0.write_str(plain)?;
+            let rest = if plain.len() < part.len() {
+                "\u{fffd}"
+            } else {
+                ""
+            };
+            self.0.write_str(rest)
+        })
+    }
+}
+
+/// As the program `rdmamr` has it for what a trace says.
+fn controls(c: char) -> bool {
+    c.is_control()
+        || matches!(c, '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}')
+        || matches!(c, '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}')
 }
 
 /// A line that waits for a thread that may wait.
@@ -118,7 +137,25 @@ pub fn later(message: fmt::Arguments<'_>) {
 pub fn write_waiting() {
     for waiting in &WAITING {
         if waiting.state.load(Relaxed) == FULL {
-            waiting.take(FULL, EMPTY, |text| write(text.as_bytes()));
+            waiting.take(FULL, EMPTY, |text| {
+                let _ = standard_error::write(text.as_bytes());
+            });
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_controls_no_terminal() {
+        let mut text = Text::new();
+        set(
+            &mut text,
+            format_args!("a{}b", "\x1b[31m\n\n\u{202e}c\u{85}"),
+        );
+        let shown = "rdmamr: a\u{fffd}[31m\u{fffd}\u{fffd}\u{fffd}c\u{fffd}b\n";
+        assert_eq!(text.as_bytes(), shown.as_bytes());
     }
 }

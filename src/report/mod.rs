@@ -5,6 +5,7 @@
 //! (`capi/rdmamr.rs`).
 
 pub mod explain;
+pub mod live;
 pub mod log;
 pub mod stats;
 pub mod text;

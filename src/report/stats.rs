@@ -4,13 +4,17 @@
 //! generated from the structure.
 //!
 //! Each thread counts on cache lines of its own, without a locked instruction. A reader adds the
-//! counts up.
+//! counts up. The counters lie in the live page (`live.rs`), where other processes can read them
+//! while the program runs, or in the process's own memory if it has no such page.
 
+use super::live;
 use super::text::Text;
 use crate::sys::process::PerProcess;
-use crate::sys::thread;
+use crate::sys::{clock, thread};
 use core::fmt::{self, Write};
 use core::sync::atomic::{AtomicU64, Ordering::*};
+use rdmamr_live_page::{DEVICES, Page, SHARDS, Shard, TraceSwitch};
+use std::ffi::CString;
 
 /// Counts of what the library has done in this process. A forked child starts with all fields 0.
 ///
@@ -103,7 +107,7 @@ pub struct rdmamr_stats {
 }
 
 /// The number of fields of [`rdmamr_stats`]. All are `u64`.
-const FIELDS: usize = size_of::<rdmamr_stats>() / size_of::<u64>();
+pub(super) const FIELDS: usize = size_of::<rdmamr_stats>() / size_of::<u64>();
 
 impl rdmamr_stats {
     /// Writes a JSON object that has the fields by name and in order.
@@ -224,35 +228,156 @@ macro_rules! counter {
 }
 pub(crate) use counter;
 
-/// The first threads have a shard each. All later threads share the last shard.
-const SHARDS: usize = 32;
+/// The counters of a process. The first threads have a shard each. All later threads share the last
+/// shard.
+pub struct Counters(Page);
 
-/// Two cache lines, since processors fetch cache lines in pairs.
-#[repr(align(128))]
-struct Shard([AtomicU64; FIELDS]);
+/// The pool's idle regions of each device, and the sum of their lengths.
+#[derive(Default)]
+pub struct Idle([[u64; 2]; DEVICES]);
 
-/// The counters of a process.
-pub struct Counters([Shard; SHARDS]);
+impl Idle {
+    /// Adds a region.
+    pub fn add(&mut self, device: Device, bytes: u64) {
+        let [regions, sum] = &mut self.0[device.0];
+        *regions += 1;
+        *sum += bytes;
+    }
+}
+
+/// A change of what is registered on a device: the number of regions and the sum of their lengths,
+/// each modulo 2^64.
+#[derive(Clone, Copy)]
+pub struct Change {
+    pub regions: u64,
+    pub bytes: u64,
+}
+
+impl Change {
+    /// A region more.
+    pub fn more(bytes: u64) -> Change {
+        Change { regions: 1, bytes }
+    }
+
+    /// A region less.
+    pub fn less(bytes: u64) -> Change {
+        Change {
+            regions: 1u64.wrapping_neg(),
+            bytes: bytes.wrapping_neg(),
+        }
+    }
+}
 
 impl Counters {
     /// All 0.
     #[cfg(test)]
-    pub const fn new() -> Self {
-        Counters([const { Shard([const { AtomicU64::new(0) }; FIELDS]) }; SHARDS])
+    pub fn new() -> Box<Self> {
+        in_own_memory()
+    }
+
+    /// Adds to a word of this thread's shard.
+    #[inline(always)]
+    fn add_to(&self, thread: thread::Number, amount: u64, word: impl Fn(&Shard) -> &AtomicU64) {
+        if let Some(shard) = self.0.shards[..SHARDS - 1].get(thread.index()) {
+            // Only one thread writes to this shard. On x86, LLVM makes the load and the store one
+            // instruction, which a signal cannot divide. Elsewhere a signal handler's count may be
+            // lost.
+            let word = word(shard);
+            word.store(word.load(Relaxed).wrapping_add(amount), Relaxed);
+        } else {
+            word(&self.0.shards[SHARDS - 1]).fetch_add(amount, Relaxed);
+        }
     }
 
     /// Adds to a counter.
     #[inline]
     pub fn add(&self, thread: thread::Number, counter: Counter, amount: u64) {
-        if let Some(shard) = self.0[..SHARDS - 1].get(thread.index()) {
-            // Only one thread writes to this shard. On x86, LLVM makes the load and the store one
-            // instruction, which a signal cannot divide. Elsewhere a signal handler's count may be
-            // lost.
-            let counter = &shard.0[counter.0];
-            counter.store(counter.load(Relaxed).wrapping_add(amount), Relaxed);
-        } else {
-            self.0[SHARDS - 1].0[counter.0].fetch_add(amount, Relaxed);
+        self.add_to(thread, amount, |shard| &shard.counters[counter.0]);
+    }
+
+    /// The place of a device of that name.
+    #[inline(never)]
+    pub fn enter_device(&self, name: &[u8; 64]) -> Device {
+        Device(self.0.enter(name) % DEVICES)
+    }
+
+    /// Counts a registration on a device.
+    #[inline]
+    pub fn count_on(&self, thread: thread::Number, device: Device) {
+        self.add_to(thread, 1, |shard| &shard.devices[device.0].registrations);
+    }
+
+    /// Counts a change of the program's own regions.
+    #[inline(never)]
+    pub fn change(&self, thread: thread::Number, device: Device, change: Change) {
+        self.add_to(thread, change.regions, |shard| {
+            &shard.devices[device.0].regions
+        });
+        self.add_to(thread, change.bytes, |shard| &shard.devices[device.0].bytes);
+    }
+
+    /// Counts a change of the pool's regions.
+    #[inline(never)]
+    pub fn change_of_pool(&self, thread: thread::Number, device: Device, change: Change) {
+        self.add_to(thread, change.regions, |shard| {
+            &shard.devices[device.0].pool_regions
+        });
+        self.add_to(thread, change.bytes, |shard| {
+            &shard.devices[device.0].pool_bytes
+        });
+    }
+
+    /// Shows what the pool has idle, and how many hits there were. Some of these may be missing, so
+    /// the number shown never falls.
+    pub fn show_idle(&self, idle: &Idle, hits: u64) {
+        for (to, from) in self.0.idle.of_device.iter().zip(&idle.0) {
+            to[0].store(from[0], Relaxed);
+            to[1].store(from[1], Relaxed);
         }
+        self.0.idle.hits.fetch_max(hits, Relaxed);
+    }
+
+    /// Where another process asks this one to record its calls.
+    #[inline]
+    pub fn trace_switch(&self) -> &TraceSwitch {
+        &self.0.trace
+    }
+
+    /// Begins to measure the time of a registration of so many bytes. Two looks at the clock take
+    /// 40 ns, a small part of the time of a large region; of small ones only the first of each
+    /// thread and then one in 16 are measured, and counted for 16.
+    #[inline(never)]
+    pub fn start_clock(&self, thread: thread::Number, bytes: usize) -> Measuring {
+        let shard = &self.0.shards[thread.index().min(SHARDS - 1)];
+        let before = shard.counters[counter!(reg_kernel).0].load(Relaxed);
+        let weight = if bytes >= LARGE || before < FIRST {
+            1
+        } else if before.wrapping_mul(SCATTER) >> (u64::BITS - 4) == 0 {
+            16
+        } else {
+            return Measuring {
+                began: 0,
+                weight: 0,
+            };
+        };
+        Measuring {
+            began: clock::monotonic(),
+            weight,
+        }
+    }
+
+    /// Ends to measure the time of a registration.
+    #[inline]
+    pub fn stop_clock(&self, thread: thread::Number, measuring: Measuring) {
+        if measuring.weight > 0 {
+            self.count_time(thread, measuring);
+        }
+    }
+
+    #[cold]
+    fn count_time(&self, thread: thread::Number, Measuring { began, weight }: Measuring) {
+        let time = clock::monotonic().saturating_sub(began);
+        self.add_to(thread, time * weight, |shard| &shard.nanoseconds);
     }
 
     /// Adds 1 to a counter, for a thread of the program.
@@ -271,35 +396,111 @@ impl Counters {
 
     /// A counter's value.
     pub fn get(&self, counter: Counter) -> u64 {
-        self.0.iter().fold(0, |sum, shard| {
-            sum.wrapping_add(shard.0[counter.0].load(Relaxed))
+        self.0.shards.iter().fold(0, |sum, shard| {
+            sum.wrapping_add(shard.counters[counter.0].load(Relaxed))
         })
+    }
+}
+
+/// A registration whose time may be measured.
+#[derive(Clone, Copy)]
+pub struct Measuring {
+    began: u64,
+    /// For how many registrations this one counts; 0 if it is not measured.
+    weight: u64,
+}
+
+/// A region from this size on is measured.
+const LARGE: usize = 64 << 10;
+/// So many registrations of a thread are measured at the start.
+const FIRST: u64 = 64;
+/// Scatters the numbers of registrations: a program that registers in turn a small region and a
+/// large one must not have always the same kind measured. The upper four bits of the product are 0
+/// for one number in 16.
+const SCATTER: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// The place of a device in the counters.
+#[derive(Clone, Copy)]
+pub struct Device(usize);
+
+impl Device {
+    /// The device at this index.
+    pub fn at(index: u32) -> Device {
+        Device(index as usize % DEVICES)
+    }
+
+    /// The index of the device.
+    pub fn index(self) -> u32 {
+        self.0 as u32
     }
 }
 
 static COUNTERS: PerProcess<Counters> = PerProcess::new();
 
+/// The path of this process's live page.
+static FILE: PerProcess<CString> = PerProcess::new();
+
 unsafe extern "C" fn forget() {
     COUNTERS.forget();
+    FILE.forget();
 }
 
 /// The counters of this process. The first call makes them. A forked child starts with all counters
 /// 0.
 #[inline]
 pub fn counters() -> &'static Counters {
-    COUNTERS.get_or_make(
-        || {
-            let mut counters = Box::<Counters>::new_uninit();
-            // The code fills the box in place: the counters are larger than the stacks of some
-            // threads.
-            // SAFETY: `new_uninit` gave room for one `Counters`, and all zeros is a valid
-            // `Counters`.
-            unsafe { counters.as_mut_ptr().write_bytes(0, 1) };
-            // SAFETY: the line above has initialised every byte.
-            unsafe { counters.assume_init() }
-        },
-        forget,
-    )
+    COUNTERS.get().unwrap_or_else(make)
+}
+
+/// The counters in a live page, or else in the process's own memory.
+#[cold]
+#[inline(never)]
+fn make() -> &'static Counters {
+    // A child has no part of the page, so it must not find the counters in it.
+    let made = COUNTERS
+        .is_wiped_at_fork()
+        .then(|| live::make(|names| write_names(names).is_ok()));
+    let Some(made) = made.flatten() else {
+        return COUNTERS.get_or_make(in_own_memory, forget);
+    };
+    let page: *const Page = made.page;
+    // SAFETY: `Counters` has the one field, and a page is mapped for good.
+    let counters = unsafe { &*page.cast::<Counters>() };
+    let published = COUNTERS.publish(counters, forget);
+    if !core::ptr::eq(published, counters) {
+        made.discard();
+    } else if let Some(path) = made.publish() {
+        FILE.publish(Box::leak(Box::new(path)), forget);
+    }
+    published
+}
+
+fn in_own_memory() -> Box<Counters> {
+    let mut counters = Box::<Counters>::new_uninit();
+    // The code fills the box in place: the counters are larger than the stacks of some threads.
+    // SAFETY: `new_uninit` gave room for one `Counters`, and all zeros is a valid `Counters`.
+    unsafe { counters.as_mut_ptr().write_bytes(0, 1) };
+    // SAFETY: the line above has initialised every byte.
+    unsafe { counters.assume_init() }
+}
+
+/// Writes the names of the counters, each with a newline behind it.
+fn write_names(out: &mut impl Write) -> fmt::Result {
+    let mut json = Text::<2048>::new();
+    rdmamr_stats::default().write_json(&mut json)?;
+    let json = core::str::from_utf8(json.as_bytes()).unwrap_or_default();
+    // Every other part between quotes is a name.
+    for name in json.split('"').skip(1).step_by(2) {
+        writeln!(out, "{name}")?;
+    }
+    Ok(())
+}
+
+/// Removes this process's live page, at its exit.
+pub fn exiting() {
+    if let Some(path) = FILE.get() {
+        live::remove(path);
+    }
 }
 
 /// The counters of this process, if it has counted anything.

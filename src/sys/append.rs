@@ -1,58 +1,194 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Appending to a file that the user has named, without harm to the program, which does not know of
-//! the file. All system calls go through syscall(), which the pool's own threads may use too.
+//! the file, and without help to another user who can write in the file's directory: no link is
+//! followed, and a later block goes into the file of the first. All system calls go through
+//! syscall(), which the pool's own threads may use too.
 
+use super::descriptor;
+use super::words::InWords;
 use core::ffi::{CStr, c_int};
+use core::fmt;
 use core::ptr::null;
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use errno::{Errno, errno};
 use libc::{rlimit64, syscall};
 
+/// How to append to a file.
+pub struct Manner<'a> {
+    /// The permissions of a new file.
+    pub mode: u32,
+    /// The file may not become longer than that; EFBIG says that it would.
+    pub limit: Option<u64>,
+    /// For a file that is secret and is opened several times: it must be the user's own, and the
+    /// same each time.
+    pub first: Option<&'a First>,
+}
+
+/// The file to which a name led at the first time. Zeros: to none yet.
+pub struct First {
+    device: AtomicU64,
+    inode: AtomicU64,
+}
+
+impl First {
+    pub const fn new() -> First {
+        First {
+            device: AtomicU64::new(0),
+            inode: AtomicU64::new(0),
+        }
+    }
+
+    fn is_known(&self) -> bool {
+        self.inode.load(Relaxed) != 0
+    }
+
+    /// Whether this is the file; the first that is asked about is. If two threads ask about two
+    /// files at the first time, neither may be.
+    fn is(&self, (device, inode): (u64, u64)) -> bool {
+        let same = |known: &AtomicU64, asked| {
+            let before = known.compare_exchange(0, asked, Relaxed, Relaxed);
+            before.is_ok() || before == Err(asked)
+        };
+        same(&self.device, device) && same(&self.inode, inode)
+    }
+}
+
+/// Why nothing was written.
+#[derive(PartialEq, Eq, Debug)]
+pub enum Refused {
+    Kernel(Errno),
+    /// The name leads to another file than at the first time.
+    Replaced,
+    /// The file is another user's, who could read what is written.
+    Foreign,
+    /// The file has a second name.
+    Linked,
+}
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Refused::Kernel(Errno(libc::ELOOP)) => f.write_str("a symbolic link is not followed"),
+            Refused::Kernel(errno) => InWords(*errno).fmt(f),
+            Refused::Replaced => f.write_str("another file has taken the name"),
+            Refused::Foreign => f.write_str("the file is another user's"),
+            Refused::Linked => f.write_str("the file has a second name (a hard link)"),
+        }
+    }
+}
+
+impl From<Errno> for Refused {
+    fn from(errno: Errno) -> Refused {
+        Refused::Kernel(errno)
+    }
+}
+
+/// Names of links that the kernel and root make, to descriptors of the process: /dev/stdout.
+const DESCRIPTORS: [&[u8]; 4] = [
+    b"/dev/std",
+    b"/dev/fd/",
+    b"/proc/self/fd/",
+    b"/proc/thread-self/fd/",
+];
+
+fn is_descriptor(path: &CStr) -> bool {
+    let name = |start| path.to_bytes().strip_prefix(start);
+    let name = DESCRIPTORS.into_iter().find_map(name);
+    name.is_some_and(|name| !name.contains(&b'/'))
+}
+
 /// Appends all bytes by one write(), so that the output of several processes does not mix. If the
 /// file system has no room for all bytes, a part of them may be in the file.
-pub fn append(path: &CStr, bytes: &[u8]) -> Result<(), Errno> {
-    // O_NONBLOCK: a pipe without a reader must not block the program. O_NOCTTY: a terminal must not
-    // become the program's controlling terminal.
-    let flags = libc::O_WRONLY
-        | libc::O_CREAT
-        | libc::O_APPEND
-        | libc::O_CLOEXEC
-        | libc::O_NONBLOCK
-        | libc::O_NOCTTY;
-    // SAFETY: the path ends with a NUL.
-    let fd = unsafe {
-        syscall(
-            libc::SYS_openat,
-            libc::AT_FDCWD,
-            path.as_ptr(),
-            flags,
-            0o644,
-        )
-    } as c_int;
-    if fd < 0 {
-        return Err(errno());
-    }
-    let written = write(fd, bytes);
+pub fn append(path: &CStr, bytes: &[u8], manner: &Manner<'_>) -> Result<(), Refused> {
+    let fd = open(path, manner)?;
+    let written = write(fd, bytes, manner);
     // SAFETY: this function opened `fd`.
     unsafe { syscall(libc::SYS_close, fd) };
     written
 }
 
-fn write(fd: c_int, bytes: &[u8]) -> Result<(), Errno> {
-    if !is_within_limit(fd, bytes.len()) {
-        return Err(Errno(libc::EFBIG));
+/// How often another process may remove the file between two steps.
+const ATTEMPTS: u32 = 100;
+
+/// Opens the file, and makes it if it is not there. A file that is there must be acceptable.
+fn open(path: &CStr, manner: &Manner<'_>) -> Result<c_int, Refused> {
+    // O_NONBLOCK: a pipe without a reader must not block the program. O_NOCTTY: a terminal must not
+    // become the program's controlling terminal.
+    let flags =
+        libc::O_WRONLY | libc::O_APPEND | libc::O_CLOEXEC | libc::O_NONBLOCK | libc::O_NOCTTY;
+    let open = |more| {
+        let (here, flags): (c_int, c_int) = (libc::AT_FDCWD, flags | more);
+        // SAFETY: the path ends with a NUL.
+        let fd = unsafe { syscall(libc::SYS_openat, here, path.as_ptr(), flags, manner.mode) };
+        if fd < 0 {
+            Err(errno())
+        } else {
+            Ok(fd as c_int)
+        }
+    };
+    if is_descriptor(path) {
+        return Ok(open(0)?);
     }
-    // SAFETY: the bytes are readable.
-    let written = unsafe { syscall(libc::SYS_write, fd, bytes.as_ptr(), bytes.len()) };
-    match usize::try_from(written) {
-        Err(_) => Err(errno()),
-        Ok(written) if written < bytes.len() => Err(Errno(libc::ENOSPC)),
-        Ok(_) => Ok(()),
+    if manner.first.is_some_and(First::is_known) {
+        return Ok(open(libc::O_NOFOLLOW)?);
     }
+    // Two steps: another user's file is noticed, and a file that this process makes is its own on
+    // any file system.
+    for _ in 0..ATTEMPTS {
+        match open(libc::O_NOFOLLOW | libc::O_CREAT | libc::O_EXCL) {
+            Err(Errno(libc::EEXIST)) => {}
+            made => return Ok(made?),
+        }
+        match open(libc::O_NOFOLLOW) {
+            // Another process has removed it meanwhile.
+            Err(Errno(libc::ENOENT)) => {}
+            found => {
+                let fd = found?;
+                let accepted = accept(fd, manner);
+                if accepted.is_err() {
+                    // SAFETY: this function opened `fd`.
+                    unsafe { syscall(libc::SYS_close, fd) };
+                }
+                return accepted.map(|()| fd);
+            }
+        }
+    }
+    Err(Errno(libc::ENOENT).into())
 }
 
-/// Whether RLIMIT_FSIZE allows the write: a write beyond the limit raises SIGXFSZ, which would kill
-/// the program.
-fn is_within_limit(fd: c_int, more: usize) -> bool {
+/// Whether a file that was there may be written: another user may have put it there.
+fn accept(fd: c_int, manner: &Manner<'_>) -> Result<(), Refused> {
+    let about = descriptor::about(fd)?;
+    let kind = about.st_mode & libc::S_IFMT;
+    if kind == libc::S_IFREG && about.st_nlink > 1 {
+        return Err(Refused::Linked);
+    }
+    // SAFETY: the call takes no arguments.
+    let user = unsafe { syscall(libc::SYS_geteuid) } as libc::uid_t;
+    let keeps = kind == libc::S_IFREG || kind == libc::S_IFIFO;
+    if manner.first.is_some() && keeps && about.st_uid != user {
+        return Err(Refused::Foreign);
+    }
+    Ok(())
+}
+
+fn write(fd: c_int, bytes: &[u8], manner: &Manner<'_>) -> Result<(), Refused> {
+    if let Some(first) = manner.first
+        && !first.is(descriptor::identity(fd)?)
+    {
+        return Err(Refused::Replaced);
+    }
+    if !is_within_limit(fd, bytes.len(), manner.limit) {
+        return Err(Errno(libc::EFBIG).into());
+    }
+    if descriptor::write(fd, bytes)? < bytes.len() {
+        return Err(Errno(libc::ENOSPC).into());
+    }
+    Ok(())
+}
+
+/// Whether the limit and RLIMIT_FSIZE allow the whole write. The kernel would write a part.
+fn is_within_limit(fd: c_int, more: usize, own: Option<u64>) -> bool {
     let mut limit = rlimit64 {
         rlim_cur: libc::RLIM64_INFINITY,
         rlim_max: libc::RLIM64_INFINITY,
@@ -67,12 +203,118 @@ fn is_within_limit(fd: c_int, more: usize) -> bool {
             &raw mut limit,
         )
     };
-    if limit.rlim_cur == libc::RLIM64_INFINITY {
+    let most = limit.rlim_cur.min(own.unwrap_or(u64::MAX));
+    if most == libc::RLIM64_INFINITY {
         return true;
     }
     // SAFETY: lseek takes no pointers.
     let size = unsafe { syscall(libc::SYS_lseek, fd, 0, libc::SEEK_END) };
     // A file without an end, such as a pipe, has no limit either.
-    u64::try_from(size).is_ok_and(|size| size.saturating_add(more as u64) <= limit.rlim_cur)
-        || size < 0
+    u64::try_from(size).is_ok_and(|size| size.saturating_add(more as u64) <= most) || size < 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::ffi::CString;
+    use std::os::unix::ffi::OsStrExt;
+    use std::path::{Path, PathBuf};
+
+    struct Folder(PathBuf);
+
+    impl Folder {
+        fn new(name: &str) -> Folder {
+            let folder = std::env::temp_dir().join(format!("rdmamr.{name}.{}", std::process::id()));
+            std::fs::create_dir(&folder).unwrap();
+            Folder(folder)
+        }
+
+        fn at(&self, name: &str) -> PathBuf {
+            self.0.join(name)
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            std::fs::remove_dir_all(&self.0).unwrap();
+        }
+    }
+
+    fn add(path: &Path, first: Option<&First>) -> Result<(), Refused> {
+        let path = CString::new(path.as_os_str().as_bytes()).unwrap();
+        let manner = Manner {
+            mode: 0o600,
+            limit: None,
+            first,
+        };
+        append(&path, b"x", &manner)
+    }
+
+    fn length(path: &Path) -> u64 {
+        path.metadata().unwrap().len()
+    }
+
+    #[test]
+    fn a_later_block_goes_into_the_file_of_the_first() {
+        let folder = Folder::new("first");
+        let (name, aside) = (folder.at("name"), folder.at("aside"));
+        let first = First::new();
+        assert_eq!(add(&name, Some(&first)), Ok(()));
+        assert_eq!(add(&name, Some(&first)), Ok(()));
+        std::fs::rename(&name, &aside).unwrap();
+        // Nothing is made under the name again.
+        assert_eq!(add(&name, Some(&first)), Err(Errno(libc::ENOENT).into()));
+        assert!(!name.exists());
+        std::fs::write(&name, "").unwrap();
+        assert_eq!(add(&name, Some(&first)), Err(Refused::Replaced));
+        assert_eq!((length(&name), length(&aside)), (0, 2));
+        // Where the first does not matter, a new file is as good.
+        assert_eq!(add(&name, None), Ok(()));
+    }
+
+    #[test]
+    fn no_link_is_followed() {
+        let folder = Folder::new("link");
+        let (name, target) = (folder.at("name"), folder.at("target"));
+        let link = Refused::Kernel(Errno(libc::ELOOP));
+        std::os::unix::fs::symlink(&target, &name).unwrap();
+        // It leads nowhere, then to a file.
+        for first in [None, Some(&First::new())] {
+            assert_eq!(add(&name, first).as_ref(), Err(&link));
+        }
+        assert!(!target.exists());
+        std::fs::write(&target, "").unwrap();
+        for first in [None, Some(&First::new())] {
+            assert_eq!(add(&name, first).as_ref(), Err(&link));
+        }
+        std::fs::remove_file(&name).unwrap();
+        std::fs::hard_link(&target, &name).unwrap();
+        for first in [None, Some(&First::new())] {
+            assert_eq!(add(&name, first), Err(Refused::Linked));
+        }
+        assert_eq!(length(&target), 0);
+    }
+
+    #[test]
+    fn another_users_file_gets_nothing_secret() {
+        let folder = Folder::new("owner");
+        let name = folder.at("name");
+        std::fs::write(&name, "").unwrap();
+        // Only root can give a file away.
+        if std::os::unix::fs::chown(&name, Some(65534), None).is_ok() {
+            assert_eq!(add(&name, Some(&First::new())), Err(Refused::Foreign));
+            assert_eq!(length(&name), 0);
+            assert_eq!(add(&name, None), Ok(()));
+        }
+    }
+
+    #[test]
+    fn a_name_of_a_descriptor_is_a_link_of_the_system() {
+        for name in [c"/dev/stdout", c"/dev/fd/1", c"/proc/self/fd/1"] {
+            assert!(is_descriptor(name), "{name:?}");
+        }
+        for name in [c"/dev/shm/stdout", c"/dev/fd/../shm/x", c"/proc/self/cwd/x"] {
+            assert!(!is_descriptor(name), "{name:?}");
+        }
+    }
 }

@@ -48,6 +48,42 @@ pub fn memory_used() -> Option<(u64, u64)> {
     fullest
 }
 
+/// How many more bytes of memory this process may have, by the group that leaves it least. Pages of
+/// files that the kernel could drop count as free.
+pub fn memory_left() -> Option<u64> {
+    let group = Group::find(b"memory")?;
+    let (used, most, files): (&[u8], &[u8], [&[u8]; 2]) = match group.version {
+        1 => (
+            b"memory.usage_in_bytes",
+            b"memory.limit_in_bytes",
+            [b"total_active_file ", b"total_inactive_file "],
+        ),
+        _ => (
+            b"memory.current",
+            b"memory.max",
+            [b"active_file ", b"inactive_file "],
+        ),
+    };
+    let mut least = None;
+    group.each_ancestor(&mut |group| {
+        let mut limit = None;
+        group.each_line(most, &mut |line| limit = number(line));
+        let Some(limit) = limit else {
+            return;
+        };
+        let mut current = None;
+        group.each_line(used, &mut |line| current = number(line));
+        let mut droppable = 0;
+        group.each_line(b"memory.stat", &mut |line| {
+            let of_files = |name: &&[u8]| line.strip_prefix(*name).and_then(number);
+            droppable += files.iter().find_map(of_files).unwrap_or(0);
+        });
+        let current = current.unwrap_or(u64::MAX).saturating_sub(droppable);
+        smaller(&mut least, Some(limit.saturating_sub(current)));
+    });
+    least
+}
+
 /// Calls `each` for the lines of `rdma.max` that limit the objects of a device.
 pub fn each_limit_of_objects(mut each: impl FnMut(&[u8])) {
     let Some(group) = Group::find(b"rdma") else {
@@ -346,5 +382,32 @@ mod tests {
                 b"/sys/fs/cgroup"
             ]
         );
+    }
+
+    #[test]
+    fn fuzz_cgroup_text() {
+        let samples: [&[u8]; 4] = [
+            b"mlx5_0 hca_handle=2 hca_object=2000",
+            b"rxe0 hca_handle=max hca_object=max",
+            b"30 23 0:26 /user\\040slice /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw",
+            b"31 23 0:27 / /sys/fs/cgroup/rdma rw - cgroup cgroup rw,rdma",
+        ];
+        crate::fuzz_inputs::each("fuzz_cgroup_text", 2000, &samples, |line, random| {
+            let _ = objects(line, b"mlx5_0");
+            let _ = number(line);
+            let _ = has_parent(line);
+            for controller in [None, Some(&b"rdma"[..])] {
+                if let Some((root, place)) = mount(line, controller) {
+                    let _ = strip(place, root);
+                }
+            }
+            let mut path = Path::new();
+            for _ in 0..=random.below(40) {
+                if !push_unescaped(&mut path, line) {
+                    break;
+                }
+            }
+            assert!(path.text().len() < Path::MOST);
+        });
     }
 }

@@ -3,18 +3,24 @@
 //!
 //! Not here: anything of RDMA.
 
+pub mod allocator;
 pub mod append;
 pub mod atomics;
 pub mod caller;
 pub mod cgroup;
 pub mod clock;
+pub mod descriptor;
 pub mod futex;
 pub mod helper_thread;
 pub mod loaded_files;
 pub mod memory;
+pub mod pagemap;
 pub mod pages;
+pub mod probe;
 pub mod proc;
 pub mod process;
 pub mod signals;
+pub mod standard_error;
 pub mod symbols;
 pub mod thread;
+pub mod words;

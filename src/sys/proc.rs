@@ -123,6 +123,12 @@ pub struct Mapping {
     has_file: bool,
     /// The mapping is of huge pages without a name: a file only inside the kernel.
     huge: bool,
+    /// The mapping is of a file in /dev that is no memory: a device's.
+    pub of_device: bool,
+    /// The numbers of the file system that the file is on, (0, 0) without a file.
+    pub file_system: (u32, u32),
+    /// The size of the mapping's pages in bytes; 0 if `smaps` was not asked.
+    pub page_size: u64,
 }
 
 impl Mapping {
@@ -249,9 +255,38 @@ pub fn each_mapping_with_flags(mut each: impl FnMut(&Mapping, &[u8]) -> bool) ->
         if let Some(flags) = field(line, b"VmFlags:") {
             return mapping.take().is_none_or(|mapping| each(&mapping, flags));
         }
+        if let (Some(size), Some(mapping)) = (field(line, b"KernelPageSize:"), &mut mapping) {
+            mapping.page_size = decimal(size) * 1024;
+        }
         mapping = parse(line).or(mapping.take());
         true
     })
+}
+
+/// How many bytes of the mappings in a range are in huge pages, of any kind. `None` if that cannot
+/// be read. It takes as long as [`each_mapping_with_flags`].
+pub fn huge_bytes(range: PageRange) -> Option<u64> {
+    const KINDS: [&[u8]; 5] = [
+        b"AnonHugePages:",
+        b"ShmemPmdMapped:",
+        b"FilePmdMapped:",
+        b"Shared_Hugetlb:",
+        b"Private_Hugetlb:",
+    ];
+    let mut within = false;
+    let mut kib = 0;
+    let read = each_line(c"/proc/thread-self/smaps", |line| {
+        if let Some(mapping) = parse(line) {
+            within = mapping.range.overlaps(range);
+            return mapping.range.start < range.end;
+        }
+        if within {
+            let value = KINDS.iter().find_map(|kind| field(line, kind));
+            kib += value.map_or(0, decimal);
+        }
+        true
+    });
+    read.then_some(kib * 1024)
 }
 
 /// How many pages of this process are resident. `None` if that cannot be read.
@@ -272,16 +307,41 @@ fn parse(line: &[u8]) -> Option<Mapping> {
     let (_offset, device, inode) = (fields.next()?, fields.next()?, fields.next()?);
     let path = fields.next().unwrap_or_default().trim_ascii_start();
     const MEMORY: [&[u8]; 5] = [b"/memfd:", b"/dev/zero", b"/dev/shm/", b"/SYSV", HUGE_PAGES];
+    let is_memory = MEMORY.iter().any(|memory| path.starts_with(memory));
+    let (major, minor) = hexadecimal(device);
+    let minor = hexadecimal(minor.strip_prefix(b":").unwrap_or_default()).0;
     Some(Mapping {
         range: PageRange { start, end },
         readable: permissions[0] == b'r',
         writable: permissions[1] == b'w',
         shared: permissions[3] == b's',
-        file: path.starts_with(b"/") && !MEMORY.iter().any(|memory| path.starts_with(memory)),
+        file: path.starts_with(b"/") && !is_memory,
         // No file system has the device number 0.
         has_file: device != b"00:00" || inode != b"0",
         huge: path == HUGE_PAGES,
+        of_device: path.starts_with(b"/dev/") && !path.starts_with(b"/dev/huge") && !is_memory,
+        file_system: (major as u32, minor as u32),
+        page_size: 0,
     })
+}
+
+/// The kind of the file system with these numbers, if this process has it mounted: `kind` is called
+/// with its name, and with the place where it is mounted, as mountinfo spells it.
+pub fn file_system((major, minor): (u32, u32), kind: &mut dyn FnMut(&[u8], &[u8])) {
+    let _ = each_line(c"/proc/thread-self/mountinfo", |line| {
+        let mut words = line.split(|&byte| byte == b' ');
+        let (Some(device), Some(_root), Some(place)) = (words.nth(2), words.next(), words.next())
+        else {
+            return true;
+        };
+        let mut numbers = device.split(|&byte| byte == b':').map(decimal);
+        let is_it =
+            numbers.next() == Some(u64::from(major)) && numbers.next() == Some(u64::from(minor));
+        if is_it && let Some(name) = words.skip_while(|&word| word != b"-").nth(1) {
+            kind(name, place);
+        }
+        !is_it
+    });
 }
 
 /// The kernel's name of huge pages that have none.
@@ -291,7 +351,7 @@ fn field<'a>(line: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
     Some(line.strip_prefix(name)?.trim_ascii_start())
 }
 
-fn decimal(digits: &[u8]) -> u64 {
+pub fn decimal(digits: &[u8]) -> u64 {
     let digits = digits.iter().take_while(|digit| digit.is_ascii_digit());
     digits.fold(0, |value, digit| {
         value.wrapping_mul(10).wrapping_add(u64::from(digit - b'0'))
@@ -314,7 +374,7 @@ fn hexadecimal(text: &[u8]) -> (u64, &[u8]) {
 /// longer than the buffer is cut; only a path can make a line that long. The answer is false if the
 /// file cannot be read to its end, or until `each` returned false, and if it has no line at all.
 #[must_use]
-pub(super) fn each_line(path: &CStr, mut each: impl FnMut(&[u8]) -> bool) -> bool {
+pub fn each_line(path: &CStr, mut each: impl FnMut(&[u8]) -> bool) -> bool {
     each_line_of(path, &mut each)
 }
 
@@ -361,10 +421,10 @@ fn each_line_of(path: &CStr, each: &mut dyn FnMut(&[u8]) -> bool) -> bool {
 
 /// An open file. Its functions are bare system calls: the caller may be a thread that the C library
 /// does not know, and other libraries replace open and read.
-struct File(libc::c_long);
+pub(super) struct File(libc::c_long);
 
 impl File {
-    fn open(path: &CStr) -> Option<File> {
+    pub(super) fn open(path: &CStr) -> Option<File> {
         let flags = libc::O_RDONLY | libc::O_CLOEXEC;
         // SAFETY: the path ends with a NUL.
         let fd = unsafe { libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags) };
@@ -375,6 +435,14 @@ impl File {
     fn read(&self, to: &mut [u8]) -> Option<usize> {
         // SAFETY: `to` is writable.
         let read = unsafe { libc::syscall(libc::SYS_read, self.0, to.as_mut_ptr(), to.len()) };
+        usize::try_from(read).ok()
+    }
+
+    /// As `read`, from this place of the file on.
+    pub(super) fn read_at(&self, to: &mut [u8], place: u64) -> Option<usize> {
+        // SAFETY: `to` is writable.
+        let read =
+            unsafe { libc::syscall(libc::SYS_pread64, self.0, to.as_mut_ptr(), to.len(), place) };
         usize::try_from(read).ok()
     }
 
@@ -556,5 +624,39 @@ mod tests {
     fn numbers() {
         assert_eq!(hexadecimal(b"ff-"), (255, &b"-"[..]));
         assert_eq!(decimal(b"64 kB"), 64);
+    }
+
+    #[test]
+    fn fuzz_proc_text() {
+        let samples: [&[u8]; 5] = [
+            b"7f00deadb000-7f00deadc000 rw-p 00001000 103:02 4711  /memfd:a b (deleted)",
+            b"ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0          [vsyscall]",
+            b"VmLck:\t    1024 kB",
+            b"Max locked memory         8388608              unlimited            bytes     ",
+            b"36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw,errors=continue",
+        ];
+        crate::fuzz_inputs::each("fuzz_proc_text", 2000, &samples, |line, _| {
+            let _ = parse(line);
+            let _ = decimal(line);
+            let _ = hexadecimal(line);
+            let _ = field(line, b"VmLck:").map(decimal);
+            let _ = rdmamr_live_page::parse_name(line);
+            let _ = rdmamr_live_page::start_of(line);
+        });
+        // Whole files, in which a line may have any length.
+        let path = std::env::temp_dir().join(format!("rdmamr.fuzz.{}", std::process::id()));
+        let name = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
+        crate::fuzz_inputs::each("fuzz_proc_files", 100, &samples, |text, random| {
+            let long = text.repeat(1 + random.below(200));
+            std::fs::write(&path, &long).unwrap();
+            let mut seen = 0;
+            let _ = each_line(&name, |line| {
+                seen += line.len();
+                let _ = parse(line);
+                true
+            });
+            assert!(seen <= long.len());
+        });
+        std::fs::remove_file(&path).unwrap();
     }
 }

@@ -80,9 +80,7 @@ impl<T: Sync> PerProcess<T> {
 
     /// The value of this process; publishes `value` if there is none.
     pub fn publish(&'static self, value: &'static T, forget: unsafe extern "C" fn()) -> &'static T {
-        let page = (&raw const *self).cast_mut().cast();
-        // SAFETY: the page is whole, belongs to this static, and holds nothing else.
-        if unsafe { libc::madvise(page, PAGE_SIZE, libc::MADV_WIPEONFORK) } != 0 {
+        if !self.is_wiped_at_fork() {
             // Linux before 4.14, or larger pages: a fork handler clears the pointer.
             // SAFETY: the handler is a function of this library, which is never unloaded.
             unsafe { libc::pthread_atfork(None, None, Some(forget)) };
@@ -97,6 +95,19 @@ impl<T: Sync> PerProcess<T> {
         };
         // SAFETY: a published value is never freed.
         unsafe { &*published }
+    }
+
+    /// Whether the kernel gives the page to children as zeros.
+    pub fn is_wiped_at_fork(&'static self) -> bool {
+        let page = (&raw const *self).cast_mut().cast();
+        // SAFETY: the page is whole, belongs to this static, and holds nothing else.
+        unsafe { libc::madvise(page, PAGE_SIZE, libc::MADV_WIPEONFORK) == 0 }
+    }
+
+    /// Publishes another value. The one before is not freed: a thread may be using it.
+    pub fn replace(&'static self, value: Box<T>) {
+        self.is_wiped_at_fork();
+        self.value.store(Box::into_raw(value), Release);
     }
 
     /// Drops the pointer, as if no value had been made.

@@ -28,7 +28,44 @@ pub fn block() -> Signals {
     change_mask(libc::SIG_SETMASK, !0)
 }
 
-/// Blocks the signals that [`block`] returned, and no other.
+/// The set of one signal.
+pub const fn only(signal: c_int) -> Signals {
+    1 << (signal - 1)
+}
+
+/// Blocks these signals too. Returns the signals that the thread blocked before.
+pub fn block_also(signals: Signals) -> Signals {
+    change_mask(libc::SIG_BLOCK, signals)
+}
+
+/// The signals that wait for the thread or for the process.
+pub fn pending() -> Signals {
+    let mut pending: Signals = 0;
+    let size = size_of::<Signals>();
+    // SAFETY: the kernel writes a set of that size, a local variable.
+    unsafe { libc::syscall(libc::SYS_rt_sigpending, &raw mut pending, size) };
+    pending
+}
+
+/// Takes a signal of this set that waits, so that nothing comes of it. The thread blocks it.
+pub fn take(set: Signals) {
+    let size = size_of::<Signals>();
+    // SAFETY: zeros are a time of 0.
+    let now: libc::timespec = unsafe { core::mem::zeroed() };
+    let information = core::ptr::null_mut::<libc::siginfo_t>();
+    // SAFETY: the kernel reads a set of that size and a time, both local, and writes nothing.
+    unsafe {
+        libc::syscall(
+            libc::SYS_rt_sigtimedwait,
+            &raw const set,
+            information,
+            &raw const now,
+            size,
+        )
+    };
+}
+
+/// Blocks the signals that [`block`] or [`block_also`] returned, and no other.
 pub fn restore(old: Signals) {
     change_mask(libc::SIG_SETMASK, old);
 }

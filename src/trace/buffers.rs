@@ -7,7 +7,9 @@
 use super::format::{Call, Header};
 use crate::sys::thread;
 use core::cell::UnsafeCell;
+use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
+use std::alloc::{Layout, alloc_zeroed};
 
 /// The number of buffers. More threads than that share them.
 const BUFFERS: usize = 64;
@@ -57,7 +59,7 @@ struct TraceBuffer {
     _apart: [u8; 128],
 }
 
-/// The buffers of a process.
+/// The buffers of a process, or none if there was no memory.
 pub struct TraceBuffers {
     buffers: Box<[TraceBuffer]>,
     dropped: AtomicU64,
@@ -70,11 +72,16 @@ impl TraceBuffers {
     /// Empty buffers, in memory that the system provides as zeros. A program touches only the
     /// buffers that its threads use.
     pub fn new() -> TraceBuffers {
-        // SAFETY: all zeros is a free buffer with a block of no records; the header is written with
-        // the block.
-        let buffers = unsafe { Box::new_zeroed_slice(BUFFERS).assume_init() };
+        let size = Layout::new::<[TraceBuffer; BUFFERS]>();
+        // SAFETY: the size is not 0.
+        let memory = unsafe { alloc_zeroed(size) }.cast::<TraceBuffer>();
+        let number = if memory.is_null() { 0 } else { BUFFERS };
+        let memory = NonNull::new(memory).unwrap_or(NonNull::dangling());
+        let buffers = core::ptr::slice_from_raw_parts_mut(memory.as_ptr(), number);
         TraceBuffers {
-            buffers,
+            // SAFETY: the allocator gave that many buffers, or there is none. All zeros is a free
+            // buffer with a block of no records; the header is written with the block.
+            buffers: unsafe { Box::from_raw(buffers) },
             dropped: AtomicU64::new(0),
         }
     }
@@ -82,8 +89,9 @@ impl TraceBuffers {
     /// Adds a record. If `ready`, calls `write` with each block that is due.
     pub fn add(&self, record: &Call, now: u64, ready: bool, mut write: impl FnMut(&mut Block)) {
         let first = (thread::pointer() >> 12) % BUFFERS;
-        for n in 0..BUFFERS {
-            let Some(mut held) = HeldBuffer::of(&self.buffers[(first + n) % BUFFERS]) else {
+        let (before, from) = self.buffers.split_at(first.min(self.buffers.len()));
+        for buffer in from.iter().chain(before) {
+            let Some(mut held) = HeldBuffer::of(buffer) else {
                 continue;
             };
             let block = held.block();

@@ -1,16 +1,20 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The file of the trace. Each block opens it anew: the program may close a descriptor that the
-//! library keeps, and its number may then name another file. Each block is one write() to the end,
-//! so that the blocks of several processes do not mix.
+//! library keeps, and its number may then name another file. It must be the file of the first block,
+//! also in a forked child: whoever can write in the directory could put another in its place. Each
+//! block is one write() to the end, so that the blocks of several processes do not mix.
 
 use super::buffers::Block;
-use super::format::{Call, Header, Start, kind};
-use super::modules;
+use super::format::{Call, Header, NO_RANK, Start, kind};
+use super::{modules, place};
 use crate::config::config;
 use crate::report::log;
-use crate::sys::append::append;
+use crate::sys::append::{First, Manner, Refused, append};
 use crate::sys::clock;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
+use errno::Errno;
+use once_cell::race::OnceBox;
+use std::ffi::{CStr, CString};
 
 /// The most reasons in a trace; later failures have none. Reasons are long, and a program that
 /// fails again and again usually fails for the same reason.
@@ -18,6 +22,10 @@ const MOST_REASONS: u32 = 4096;
 
 /// The file, as one process writes it.
 pub struct File {
+    /// Its name for this process (`place::expand`).
+    path: Option<CString>,
+    /// The file to which that name leads.
+    first: &'static First,
     pid: u32,
     process: u64,
     sequence: AtomicU64,
@@ -27,6 +35,9 @@ pub struct File {
     /// The progress of the block that identifies the process.
     start: AtomicU32,
     failed: AtomicBool,
+    /// Whether the file has reached `RDMAMR_TRACE_LIMIT`, and the calls left out since.
+    full: AtomicBool,
+    left_out: AtomicU64,
     /// The number of calls in the file.
     written: AtomicU64,
 }
@@ -36,19 +47,51 @@ const NOT_STARTED: u32 = 0;
 const STARTING: u32 = 1;
 const STARTED: u32 = 2;
 
+/// The file of that name: a forked child that shares the name has its parent's.
+fn shared(path: &CStr) -> &'static First {
+    static OLDEST: OnceBox<(CString, First)> = OnceBox::new();
+    let oldest = OLDEST.get_or_init(|| Box::new((path.to_owned(), First::new())));
+    if *oldest.0 == *path {
+        &oldest.1
+    } else {
+        Box::leak(Box::new(First::new()))
+    }
+}
+
 impl File {
     /// The file of this process, with nothing written yet.
     pub fn new() -> File {
+        let (pid, config) = (std::process::id(), config());
+        let pattern = config.trace.as_deref();
+        let path = pattern.map(|pattern| place::expand(pattern, pid, config.rank));
         File {
-            pid: std::process::id(),
+            first: shared(path.as_deref().unwrap_or_default()),
+            path,
+            pid,
             process: clock::real(),
             sequence: AtomicU64::new(0),
             reasons: AtomicU32::new(0),
             loaded: AtomicU64::new(u64::MAX),
             start: AtomicU32::new(NOT_STARTED),
             failed: AtomicBool::new(false),
+            full: AtomicBool::new(false),
+            left_out: AtomicU64::new(0),
             written: AtomicU64::new(0),
         }
+    }
+
+    /// The file that has this path now, with nothing written yet.
+    pub fn at(path: CString) -> File {
+        File {
+            first: Box::leak(Box::new(First::new())),
+            path: Some(path),
+            ..File::new()
+        }
+    }
+
+    /// Whether the file could not be written.
+    pub fn has_failed(&self) -> bool {
+        self.failed.load(Relaxed)
     }
 
     /// Identifies the process in the file, if no thread has done so yet. False while another thread
@@ -75,22 +118,42 @@ impl File {
         let mut bytes: Vec<u8> = start.into_iter().flat_map(u64::to_le_bytes).collect();
         bytes.extend(std::fs::read("/proc/thread-self/cmdline").unwrap_or_default());
         self.block(kind::START, &bytes);
+        let mut place = config().rank.unwrap_or(NO_RANK).to_le_bytes().to_vec();
+        place.extend(place::host().into_bytes());
+        self.block(kind::PLACE, &place);
+        self.say_if_slow();
         self.start.store(STARTED, Release);
         true
+    }
+
+    /// Warns of a file system over which blocks take long.
+    fn say_if_slow(&self) {
+        if let Some(system) = self.path.as_deref().and_then(place::slow_file_system) {
+            log::always(format_args!(
+                "RDMAMR_TRACE: the file is on {system}: calls take longer, and processes that share it may mix \
+                 what they write; a local file system is better"
+            ));
+        }
     }
 
     /// Writes a block of calls.
     pub fn calls(&self, block: &mut Block) {
         let length = block.bytes().len() - size_of::<Header>();
         let calls = (length / size_of::<Call>()) as u64;
-        let dropped = block.header.dropped;
-        block.header = Header {
-            dropped,
-            ..self.header(kind::CALLS, length)
-        };
-        self.write(block.bytes());
-        if !self.failed.load(Relaxed) {
+        if self.full.load(Relaxed) {
+            self.left_out.fetch_add(calls, Relaxed);
+            return;
+        }
+        let mut header = self.header(kind::CALLS, length);
+        header.dropped += block.header.dropped;
+        block.header = header;
+        if self.write(block.bytes(), config().trace_limit) {
             self.written.fetch_add(calls, Relaxed);
+        } else if self.full.load(Relaxed) {
+            // The block that does not fit has taken a number: an empty one has it.
+            self.left_out.fetch_add(calls, Relaxed);
+            header.length = 0;
+            self.write(as_bytes(&header), None);
         }
     }
 
@@ -132,6 +195,7 @@ impl File {
             pid: self.pid,
             process: self.process,
             sequence: self.sequence.fetch_add(1, Relaxed),
+            dropped: self.left_out.load(Relaxed),
             ..Header::NONE
         }
     }
@@ -140,28 +204,45 @@ impl File {
     pub fn block(&self, kind: u16, payload: &[u8]) {
         let header = self.header(kind, payload.len());
         let mut bytes = Vec::with_capacity(size_of::<Header>() + payload.len());
-        // SAFETY: a header consists of numbers, without a gap.
-        bytes.extend(unsafe {
-            core::slice::from_raw_parts((&raw const header).cast::<u8>(), size_of::<Header>())
-        });
+        bytes.extend(as_bytes(&header));
         bytes.extend(payload);
-        self.write(&bytes);
+        self.write(&bytes, None);
     }
 
-    fn write(&self, bytes: &[u8]) {
-        let Some(path) = &config().trace else {
-            return;
+    /// Whether the bytes are in the file.
+    fn write(&self, bytes: &[u8], limit: Option<u64>) -> bool {
+        let Some(path) = &self.path else {
+            return false;
         };
         // After an incomplete block a reader could read nothing more.
         if self.failed.load(Relaxed) {
-            return;
+            return false;
         }
-        if let Err(why) = append(path, bytes)
-            && !self.failed.swap(true, Relaxed)
-        {
+        // The file has addresses of the program, and keys.
+        let manner = Manner {
+            mode: 0o600,
+            limit,
+            first: Some(self.first),
+        };
+        let Err(why) = append(path, bytes, &manner) else {
+            return true;
+        };
+        if limit.is_some() && why == Refused::Kernel(Errno(libc::EFBIG)) {
+            if !self.full.swap(true, Relaxed) {
+                log::always(format_args!(
+                    "RDMAMR_TRACE_LIMIT: the trace is full, and later calls are only counted"
+                ));
+            }
+        } else if !self.failed.swap(true, Relaxed) {
             log::always(format_args!(
                 "RDMAMR_TRACE: cannot be written, and no more is: {why}"
             ));
         }
+        false
     }
+}
+
+fn as_bytes(header: &Header) -> &[u8] {
+    // SAFETY: a header consists of numbers, without a gap.
+    unsafe { core::slice::from_raw_parts((&raw const *header).cast(), size_of::<Header>()) }
 }

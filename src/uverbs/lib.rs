@@ -7,6 +7,9 @@
 pub mod bundle;
 pub mod context;
 pub mod driver;
+#[cfg(test)]
+#[path = "../../ctests/fuzz/inputs.rs"]
+mod fuzz_inputs;
 pub mod kernel;
 pub mod mr;
 #[cfg(test)]

@@ -22,6 +22,7 @@ pub mod userfaultfd;
 
 use crate::report::log::{Level, always, later, line};
 use crate::sys::clock;
+use crate::sys::descriptor::identity;
 use crate::sys::pages::PageRange;
 use crate::sys::proc;
 use crate::sys::symbols::{self, Scope};
@@ -98,6 +99,8 @@ unsafe extern "C" fn close_in_child() {
 enum Failure {
     /// userfaultfd(2) failed.
     File(Errno),
+    /// fstat(2) of the file failed.
+    Unseen(Errno),
     /// The kernel gave the monitor no thread.
     Thread(Errno),
     /// The program's memory calls do not come to the library.
@@ -133,6 +136,9 @@ impl Failure {
                 "regions are not reused once they are released: userfaultfd(2) is refused ({errno}). Before \
                  Linux 5.11: sysctl vm.unprivileged_userfaultfd=1. In a container: allow it in the seccomp profile, \
                  or (Linux 6.1) pass the device /dev/userfaultfd, readable for the process"
+            )),
+            Failure::Unseen(errno) => always(format_args!(
+                "regions are not reused once they are released: fstat(2) of the library's userfaultfd fails ({errno})"
             )),
             Failure::Thread(errno) if self.is_passing() => always(format_args!(
                 "regions are not reused for now: the kernel gives the library no thread ({errno}): see RLIMIT_NPROC, \
@@ -177,17 +183,21 @@ impl Watch {
         let passed_by = || (!in_place::are_in_place()).then_some(Failure::PassedBy);
         let opened = || Userfaultfd::open().map_err(Failure::File);
         let started = passed_by().map_or_else(opened, Err).and_then(|file| {
-            event_reader::start(file, self.reader).map_err(|errno| {
+            let closed = |failure| {
                 file.close();
-                Failure::Thread(errno)
-            })?;
-            Ok(file)
+                failure
+            };
+            // By this every later answer of the number is proven to be the file's.
+            let which = identity(file.fd()).map_err(|errno| closed(Failure::Unseen(errno)))?;
+            event_reader::start(file, self.reader)
+                .map_err(|errno| closed(Failure::Thread(errno)))?;
+            Ok((file, which))
         });
         match started {
-            Ok(file) => {
+            Ok((file, which)) => {
                 self.keeps_apart
                     .store(Userfaultfd::are_kept_apart(), Relaxed);
-                NUMBER.set(file);
+                NUMBER.set(file, which);
                 // SAFETY: the handler is a function of this library, which is never unloaded.
                 unsafe { libc::pthread_atfork(None, None, Some(close_in_child)) };
                 line(

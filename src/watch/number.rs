@@ -24,7 +24,9 @@
 //! (docs/limits.md).
 
 use crate::report::log;
+use crate::sys::descriptor::identity;
 use crate::sys::pages::PageRange;
+use crate::sys::words::InWords;
 use crate::watch::userfaultfd::{Fence, Userfaultfd};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering::*};
 use errno::{Errno, errno, set_errno};
@@ -61,13 +63,11 @@ impl Number {
         }
     }
 
-    /// Takes the number of a file that this thread has just opened.
-    pub fn set(&self, file: Userfaultfd) {
-        if let Ok((device, inode)) = identity(file.fd()) {
-            self.device.store(device, Relaxed);
-            self.inode.store(inode, Relaxed);
-            self.fd.store(file.fd(), Release);
-        }
+    /// Takes the number of a file that this thread has just opened, and what `identity` says of it.
+    pub fn set(&self, file: Userfaultfd, (device, inode): (u64, u64)) {
+        self.device.store(device, Relaxed);
+        self.inode.store(inode, Relaxed);
+        self.fd.store(file.fd(), Release);
     }
 
     /// The file, as far as the number is its own. `None`: there is no watch.
@@ -120,9 +120,10 @@ impl Number {
         drop(self.beginning());
         if self.prove().is_ok() && !self.said.swap(true, Relaxed) {
             log::later(format_args!(
-                "the kernel does not let the library ask userfaultfd whether memory is changing ({errno}): threads \
+                "the kernel does not let the library ask userfaultfd whether memory is changing ({}): threads \
                  that find it so do not reuse regions. Allow ioctl(2) with UFFDIO_WRITEPROTECT, in a container in \
-                 its seccomp profile"
+                 its seccomp profile",
+                InWords(errno)
             ));
         }
         answer
@@ -181,7 +182,7 @@ impl Number {
             };
             match found {
                 Err(NOT_OURS) => say(format_args!("was closed")),
-                Err(errno) => say(format_args!("cannot be looked at ({errno})")),
+                Err(errno) => say(format_args!("cannot be looked at ({})", InWords(errno))),
                 Ok(_) => say(format_args!("is another file now")),
             }
         }
@@ -226,19 +227,6 @@ impl Drop for Touching<'_> {
     }
 }
 
-/// The device and the inode of a file.
-fn identity(fd: i32) -> Result<(u64, u64), Errno> {
-    let mut about = core::mem::MaybeUninit::<libc::stat>::uninit();
-    // The call goes by its number: before glibc 2.33 the function is not the C library's own.
-    // SAFETY: `about` is a local structure that the call may write.
-    if unsafe { libc::syscall(libc::SYS_fstat, fd, about.as_mut_ptr()) } != 0 {
-        return Err(errno());
-    }
-    // SAFETY: fstat(2) succeeded, so it has filled the structure.
-    let about = unsafe { about.assume_init() };
-    Ok((about.st_dev, about.st_ino))
-}
-
 #[cfg(all(test, not(loom), not(miri)))]
 mod tests {
     use super::*;
@@ -249,7 +237,7 @@ mod tests {
     fn open() -> Option<(Number, i32)> {
         let file = Userfaultfd::open().ok()?;
         let number = Number::none();
-        number.set(file);
+        number.set(file, identity(file.fd()).ok()?);
         Some((number, file.fd()))
     }
 

@@ -13,7 +13,7 @@
 
 use crate::abi::libfabric::*;
 use crate::abi::libfabric_provider::Slot;
-use crate::call::How;
+use crate::call::{Error, How};
 use crate::capi::ret;
 use crate::fabric::attributes::{self, Buffers, Wish};
 use crate::fabric::errors::{self, Failure, invalid, refused};
@@ -521,6 +521,10 @@ pub unsafe extern "C" fn queue_write(
         let queue = unsafe { Queue::from_c(eq) }?;
         if buf.is_null() && len > 0 {
             return Err(invalid("the event is NULL"));
+        }
+        if isize::try_from(len).is_err() {
+            // No copy of it can exist, and no slice.
+            return Err(Failure::from(Error::Memory));
         }
         let bytes = if len == 0 {
             &[]

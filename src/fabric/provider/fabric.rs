@@ -7,7 +7,7 @@ use crate::abi::libfabric::*;
 use crate::abi::libfabric_provider::*;
 use crate::config::config;
 use crate::fabric::domain::Mode;
-use crate::fabric::errors::{Failure, invalid, refused};
+use crate::fabric::errors::{Failure, invalid, may_allocate, refused};
 use crate::fabric::{Domain, Process, Queue, Tables};
 use core::ffi::{CStr, c_void};
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering::*};
@@ -55,6 +55,7 @@ impl Fabric {
         attr: *const fi_fabric_attr,
         context: *mut c_void,
     ) -> Result<*mut fid_fabric, Failure> {
+        may_allocate()?;
         // SAFETY: the caller promised that `attr` is NULL or valid.
         let attr = unsafe { attr.as_ref() }.ok_or(invalid("the attributes are NULL"))?;
         // SAFETY: `name` is not NULL here, and libfabric passes a string in it.

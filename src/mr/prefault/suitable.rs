@@ -1,33 +1,50 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Decides which memory may be populated beside its registration: memory where populating makes the
-//! very same pages as the pin, and where it pays.
+//! very same pages as the pin (`kind.rs`), and where it pays.
 //!
-//! Only memory that is entirely anonymous, private and writable qualifies. For each page of such
-//! memory the pin takes a page of its own, even if the device will only read it. (The shared page
-//! of zeros cannot stay pinned: the first write would leave the device with another page.)
-//! MADV_POPULATE_WRITE makes exactly these pages.
-//!
-//! All other memory is left alone: shared memory and files (a write fault changes a file's time,
-//! and a pin for reading causes none), memory that the pin would refuse, and memory for which a
-//! userfaultfd tells the program of missing pages. A registration that the kernel refuses before it
-//! looks at the memory (wrong access, RLIMIT_MEMLOCK) leaves the memory unchanged; so does this
-//! module.
+//! All other memory is left alone: memory that the pin would refuse, memory for which a userfaultfd
+//! tells the program of missing pages, and memory for which there is not room enough. A
+//! registration that the kernel refuses before it looks at the memory leaves the memory unchanged;
+//! so does this module, and so do the threads (`team.rs`).
 
+use super::huge;
+use super::kind::Kind;
 use super::{Pages, WatchedBy};
 use crate::call::Request;
-use crate::sys::proc;
+use crate::sys::pagemap::{Entry, PageMap};
+use crate::sys::{cgroup, proc};
 
-/// Whether populating a registration's memory is allowed and pays.
-pub fn is_suitable(request: &Request, pages: Pages, watch: WatchedBy) -> bool {
-    // On-demand paging pins nothing. The checks run in ascending order of cost:
-    !request.access.on_demand()
-        && !is_refused(request, pages)
-        && pages.lack_some()
-        && can_populate()
-        && is_within_limit(pages)
-        && pages
-            .are_private_memory()
-            .is_some_and(|below| watch == WatchedBy::Own || pages.are_unwatched(below))
+/// What is known of memory that may be populated.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Suitable {
+    pub kind: Kind,
+    /// The size of its largest pages.
+    pub page: usize,
+    /// The threads ask for huge pages.
+    pub huge: bool,
+}
+
+/// How a registration's memory is populated, if that is allowed and pays.
+pub fn find(request: &Request, pages: Pages, watch: WatchedBy) -> Option<Suitable> {
+    // On-demand paging pins nothing. The checks run in ascending order of cost.
+    if request.access.on_demand() || is_refused(request, pages) {
+        return None;
+    }
+    let missing = pages.missing()?;
+    if !can_populate() || !is_within_limit(pages) || !has_room(missing) {
+        return None;
+    }
+    let writing = request.access.pins_for_writing();
+    let below = pages.are_mapped(writing)?;
+    if watch == WatchedBy::Own {
+        // The pool keeps private memory of no file.
+        return below.writable.then_some(Suitable {
+            kind: Kind::Own,
+            page: 0,
+            huge: false,
+        });
+    }
+    pages.of_one_kind(below, writing, missing)
 }
 
 /// Whether the kernel refuses the registration whatever the memory is.
@@ -45,13 +62,6 @@ fn can_populate() -> bool {
     unsafe { libc::syscall(libc::SYS_madvise, NONE, NONE, libc::MADV_POPULATE_WRITE) == 0 }
 }
 
-/// The address space below the pages, which a search of the mappings passes first.
-#[derive(Clone, Copy)]
-struct Below {
-    mappings: u64,
-    bytes: u64,
-}
-
 /// Whether the kernel's limit lets the pages be pinned.
 fn is_within_limit(pages: Pages) -> bool {
     let Some(limit) = proc::memlock_limit() else {
@@ -62,24 +72,63 @@ fn is_within_limit(pages: Pages) -> bool {
     })
 }
 
+/// Whether the machine and the memory cgroup have room for so many bytes, and for what the threads
+/// need themselves. Without, the registration decides alone how it ends.
+fn has_room(bytes: u64) -> bool {
+    const MORE: u64 = 64 << 20;
+    let within = |room: u64| bytes.saturating_add(MORE) <= room;
+    within(proc::memory_kib().1 * 1024) && cgroup::memory_left().is_none_or(within)
+}
+
+/// The address space below the pages, which a search of the mappings passes first.
+#[derive(Clone, Copy)]
+struct Below {
+    mappings: u64,
+    bytes: u64,
+    /// All of the memory itself is writable.
+    writable: bool,
+}
+
 impl Pages {
-    /// Samples a few of the pages and tells whether one is missing. It samples one page in 32 MiB:
-    /// a look costs 0.4 us, and the pin of 32 MiB of present pages 20 us with huge pages, 500 us
-    /// with small ones. Missing pages between the samples are left to the registration, as before.
-    fn lack_some(self) -> bool {
+    /// Estimates from samples how many bytes are missing. `None` if no sample is, or if the kernel
+    /// does not tell. A look costs 0.4 us, and the pin of 32 MiB of present pages 20 us with huge
+    /// pages, 500 us with small ones. Missing pages between the samples are left to the
+    /// registration.
+    fn missing(self) -> Option<u64> {
         const APART: usize = 32 << 20;
-        let looks = self.bytes().div_ceil(APART);
-        let apart = self.count() / looks;
-        (0..looks).any(|look| !self.page(look * apart + apart / 2).are_present())
+        let looks = 1 + self.bytes().div_ceil(APART);
+        let absent = self
+            .samples(looks)
+            .filter(|page| !page.is_in_memory())
+            .count();
+        // mincore(2) does not tell whether a file's page is mapped, nor whether a page is the shared
+        // page of zeros. To ask the table of pages costs 3 us.
+        const WORTH: usize = 256 << 20;
+        if absent == 0 && (self.bytes() < WORTH || !self.lacks_some(looks)) {
+            return None;
+        }
+        let most = self.bytes() as u64;
+        Some(((absent as u64 + 1) * most / looks as u64).min(most))
     }
 
-    /// If all of the memory is certain to be anonymous, private and writable, the address space
-    /// below it.
-    fn are_private_memory(self) -> Option<Below> {
+    fn lacks_some(self, looks: usize) -> bool {
+        let Some(map) = PageMap::open() else {
+            return false;
+        };
+        self.samples(looks).any(|page| {
+            let mut entry = [Entry::default()];
+            // Of a file's page nothing more is known here.
+            map.read(page.start, &mut entry) && !entry[0].is_own() && !entry[0].is_of_file()
+        })
+    }
+
+    /// The address space below the memory, if all of it is mapped with the right that the pin needs.
+    fn are_mapped(self, writing: bool) -> Option<Below> {
         let (mut at, end) = (self.start as u64, self.end as u64);
         let mut below = Below {
             mappings: 0,
             bytes: 0,
+            writable: true,
         };
         let read = proc::each_mapping(|mapping| {
             let range = mapping.range;
@@ -88,39 +137,52 @@ impl Pages {
                 below.bytes += range.bytes();
                 return true;
             }
-            if range.start > at || !mapping.writable || !mapping.is_plain() {
+            let may = if writing {
+                mapping.writable
+            } else {
+                mapping.readable
+            };
+            if range.start > at || !may {
                 return false;
             }
+            below.writable &= mapping.writable;
             at = range.end;
             at < end
         });
         (read && at >= end).then_some(below)
     }
 
-    /// Whether no userfaultfd has any of the memory. False also if the answer would take too long
-    /// or cannot be had: then the registration takes as long as without helpers.
-    fn are_unwatched(self, below: Below) -> bool {
+    /// The kind of the memory, if it is one. `None` also if the answer would take too long or cannot
+    /// be had: then the registration takes as long as without helpers.
+    fn of_one_kind(self, below: Below, writing: bool, missing: u64) -> Option<Suitable> {
         // In ns: see `each_mapping_with_flags`. At most an eighth of the time to pin missing pages.
         let resident = proc::resident_pages().unwrap_or(u64::MAX);
         let there = resident.min(below.bytes / self.size as u64);
         if below.mappings * 1200 + there * 24 > self.count() as u64 * (1200 / 8) {
-            return false;
+            return None;
         }
         let (mut at, end) = (self.start as u64, self.end as u64);
+        let mut found: Option<Suitable> = None;
+        let may_ask = huge::may_ask();
         let read = proc::each_mapping_with_flags(|mapping, flags| {
             if mapping.range.end <= at {
                 return true;
             }
-            // Flags of userfaultfd (missing pages, minor faults, write protection) and of devices.
-            const OTHERS: [&[u8]; 5] = [b"um", b"ui", b"uw", b"io", b"pf"];
-            let mut flags = flags.split(|&byte| byte == b' ');
-            if mapping.range.start > at || flags.any(|flag| OTHERS.contains(&flag)) {
+            let kind = Kind::of(mapping, flags, writing, missing);
+            let other = |found: Suitable| kind != Some(found.kind);
+            if mapping.range.start > at || kind.is_none() || found.is_some_and(other) {
                 return false;
             }
+            let before = found.map_or((0, may_ask), |found| (found.page, found.huge));
+            found = kind.map(|kind| Suitable {
+                kind,
+                page: before.0.max(mapping.page_size as usize),
+                huge: before.1 && mapping.is_plain() && huge::is_undecided(flags),
+            });
             at = mapping.range.end;
             at < end
         });
-        read && at >= end
+        found.filter(|_| read && at >= end)
     }
 }
 
@@ -135,14 +197,18 @@ mod tests {
     fn fresh_memory_is_suitable_and_no_more_once_it_is_there() {
         let memory = Memory::new(SIZE);
         let pages = memory.pages();
-        assert!(pages.lack_some());
-        let below = pages.are_private_memory().unwrap();
+        let missing = pages.missing().unwrap();
+        assert_eq!(missing, SIZE as u64);
+        let below = pages.are_mapped(true).unwrap();
         assert!(below.mappings > 0 && below.bytes > 0);
-        assert!(pages.are_unwatched(below));
+        let suitable = pages.of_one_kind(below, true, missing).unwrap();
+        assert_eq!((suitable.kind, suitable.page), (Kind::Own, pages.size));
+        // The test has decided against huge pages.
+        assert!(!suitable.huge);
         for at in (0..SIZE).step_by(4096) {
             memory.write(at, 1);
         }
-        assert!(!pages.lack_some());
+        assert_eq!(pages.missing(), None);
     }
 
     #[test]
@@ -150,7 +216,11 @@ mod tests {
         for protection in [libc::PROT_NONE, libc::PROT_READ] {
             let memory = Memory::new(SIZE);
             memory.protect(SIZE - 4096, protection);
-            assert!(memory.pages().are_private_memory().is_none());
+            let pages = memory.pages();
+            assert!(pages.are_mapped(true).is_none());
+            // The last page is anonymous and not writable.
+            let reading = pages.are_mapped(false);
+            assert!(reading.is_none_or(|below| pages.of_one_kind(below, false, 0).is_none()));
         }
         let memory = Memory::new(SIZE);
         let pages = memory.pages();
@@ -159,16 +229,34 @@ mod tests {
             ..pages
         };
         memory.guard();
-        assert!(beyond.are_private_memory().is_none());
-        assert!(pages.are_private_memory().is_some());
+        assert!(beyond.are_mapped(true).is_none());
+        assert!(pages.are_mapped(true).is_some());
     }
 
     #[test]
     fn a_long_look_is_not_taken() {
         let memory = Memory::new(SIZE);
+        let below = Below {
+            mappings: 1 << 20,
+            bytes: 0,
+            writable: true,
+        };
+        assert!(memory.pages().of_one_kind(below, true, 0).is_none());
+    }
+
+    #[test]
+    fn samples_are_not_at_the_same_place_of_their_part() {
+        let memory = Memory::new(SIZE);
         let pages = memory.pages();
-        let mappings = 1 << 20;
-        let bytes = 0;
-        assert!(!pages.are_unwatched(Below { mappings, bytes }));
+        let samples: Vec<Pages> = pages.samples(8).collect();
+        assert_eq!(samples.len(), 8);
+        let part = pages.bytes() / 8;
+        for (number, page) in samples.iter().enumerate() {
+            assert_eq!((page.start - pages.start) / part, number);
+        }
+        let odd = samples
+            .iter()
+            .filter(|page| page.start / pages.size % 2 == 1);
+        assert!((2..7).contains(&odd.count()));
     }
 }

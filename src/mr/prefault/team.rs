@@ -7,18 +7,21 @@
 //! another registration. The threads start with the processors, the protection keys and the
 //! credentials of the registering thread, and allocate pages from where that thread would.
 
-use super::{Bytes, LONG, Pages, now};
+use super::nodes::Place;
+use super::suitable::Suitable;
+use super::{Pages, huge};
 use crate::config::PREFAULT_MOST;
-use crate::report::log::{self, Level};
+use crate::sys::clock;
 use crate::sys::helper_thread::{self, Ending};
+use crate::sys::pagemap::{Entry, PageMap};
 use core::ffi::{c_int, c_void};
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::*};
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering::*};
 use core::time::Duration;
 
-/// The unit of work: a huge page, so that no two threads clear the same one. Larger pieces were no
-/// faster.
-pub const PIECE: usize = 2 << 20;
+/// The least unit of work: a huge page, so that no two threads clear the same one. Larger pieces
+/// were no faster.
+const PIECE: usize = 2 << 20;
 
 /// The threads of one registration.
 pub struct Team {
@@ -30,24 +33,23 @@ pub struct Team {
 /// registration by siglongjmp.
 struct Populating {
     pages: Pages,
+    found: Suitable,
     /// The number of pieces taken. Threads take them from the end, since the registration starts at
     /// the start.
     taken: AtomicUsize,
     /// True once the registration has returned, or once a page could not be made: then the
     /// registration will report the error.
     over: AtomicBool,
-    /// The NUMA node from which the caller allocates its pages.
-    node: Option<u32>,
-    progress: Progress,
+    place: Place,
 }
 
 impl Team {
     /// Starts at most `threads` threads if they can help. `None` if none started.
-    pub fn start(pages: Pages, threads: usize, start: Duration) -> Option<Team> {
-        // More threads than processors would only slow each other down.
+    pub fn start(pages: Pages, found: Suitable, threads: usize) -> Option<Team> {
+        let place = Place::of(pages.start, threads);
         let threads = threads
-            .min(pages.bytes() / PIECE)
-            .min(processors().saturating_sub(1));
+            .min(pages.bytes() / PIECE.max(found.page))
+            .min(place.helpers());
         if threads == 0 {
             return None;
         }
@@ -55,10 +57,10 @@ impl Team {
         let work = NonNull::new(memory.cast::<Populating>())?;
         let content = Populating {
             pages,
+            found,
             taken: AtomicUsize::new(0),
             over: AtomicBool::new(false),
-            node: local_node(),
-            progress: Progress::new(pages, start),
+            place,
         };
         // SAFETY: the new mapping is large enough and page-aligned.
         unsafe { work.write(content) };
@@ -93,182 +95,162 @@ extern "C" fn run(argument: *mut c_void) -> c_int {
     helper_thread::set_name(c"rdmamr-prefault");
     // SAFETY: `start` passed the work, and `stop` keeps it mapped until this thread ends.
     let work = unsafe { &*argument.cast::<Populating>() };
-    if let Some(node) = work.node {
-        prefer(node);
-    }
-    while work.populate_next() {
-        work.progress.tell(work.pages);
+    work.place.go();
+    if work.await_pin() {
+        // Each thread asks, so that none is ahead of it.
+        if work.found.huge {
+            huge::ask(work.pages);
+        }
+        while work.populate_next() {}
     }
     0
 }
 
 impl Populating {
+    /// Waits until the kernel pins, which shows by the first page that was missing: the kernel goes
+    /// from the start. So what it refuses before it looks at the memory is not populated. If the
+    /// memory starts with many present pages, a moment must do. False if the registration is over,
+    /// or if the pin does not come.
+    fn await_pin(&self) -> bool {
+        const MOMENT: u64 = 1_000_000;
+        const LONGEST: u64 = 1_000_000_000;
+        let first = self.first_missing();
+        let start = clock::monotonic_by_kernel();
+        loop {
+            if self.over.load(Relaxed) {
+                return false;
+            }
+            let waited = clock::monotonic_by_kernel().saturating_sub(start);
+            let begun = match first {
+                Some(page) => !self.lacks(page),
+                None => waited >= MOMENT,
+            };
+            if begun || waited >= LONGEST {
+                return begun;
+            }
+            sleep(Duration::from_micros(20));
+        }
+    }
+
+    /// The first missing page, if it is among the first pieces.
+    fn first_missing(&self) -> Option<Pages> {
+        const PIECES: usize = 32;
+        let map = PageMap::open()?;
+        let mut entries = [Entry::default(); PIECE / 4096];
+        let pages = self.pages;
+        let parts = pages.bytes().div_ceil(PIECE).min(PIECES);
+        (0..parts).find_map(|part| {
+            let start = pages.start + part * PIECE;
+            let end = pages.end.min(start + PIECE);
+            let entries = entries.get_mut(
+                ..Pages {
+                    start,
+                    end,
+                    ..pages
+                }
+                .count(),
+            )?;
+            if !map.read(start, entries) {
+                return None;
+            }
+            let is_missing = |page: &Entry| !self.found.kind.is_there(*page);
+            let number = entries.iter().position(is_missing)?;
+            Some(Pages { start, ..pages }.page(number))
+        })
+    }
+
     /// Takes the next piece and populates it. False if no piece is left.
     fn populate_next(&self) -> bool {
-        let piece = self.pages.piece(self.taken.fetch_add(1, Relaxed));
+        let number = self.taken.fetch_add(1, Relaxed);
+        let piece = self.pages.piece(number, PIECE.max(self.found.page));
         let Some(piece) = piece.filter(|_| !self.over.load(Relaxed)) else {
             return false;
         };
         // Populating present pages takes twenty times as long as asking whether they are present.
-        if !piece.are_present() && !piece.populate() {
+        if self.lacks(piece) && !self.populate(piece) {
             self.over.store(true, Relaxed);
         }
         true
     }
-}
 
-/// The progress reports of a registration that takes long.
-struct Progress {
-    start: Duration,
-    /// The time of the next report, in ms since the start.
-    due: AtomicU64,
-    /// The percentage of pages present at the start.
-    before: usize,
-}
-
-impl Progress {
-    fn new(pages: Pages, start: Duration) -> Progress {
-        let told = log::wants(Level::Info);
-        Progress {
-            start,
-            due: AtomicU64::new(if told {
-                LONG.as_millis() as u64
-            } else {
-                u64::MAX
-            }),
-            before: if told { pages.percent_present() } else { 0 },
+    /// Whether a page is missing. False if the kernel does not tell. Each look opens the table anew:
+    /// of a descriptor that is kept nobody knows whose it is later.
+    fn lacks(&self, piece: Pages) -> bool {
+        let Some(map) = PageMap::open() else {
+            return false;
+        };
+        let mut entries = [Entry::default(); PIECE / 4096];
+        let mut at = piece.start;
+        while at < piece.end {
+            let most = (piece.end - at) / piece.size;
+            let count = most.min(entries.len());
+            let entries = &mut entries[..count];
+            if !map.read(at, entries) {
+                return false;
+            }
+            if entries.iter().any(|&page| !self.found.kind.is_there(page)) {
+                return true;
+            }
+            at += count * piece.size;
         }
+        false
     }
 
-    /// Reports the progress, once a second.
-    fn tell(&self, pages: Pages) {
-        let due = self.due.load(Relaxed);
-        if due == u64::MAX {
-            return;
-        }
-        let took = now().saturating_sub(self.start);
-        let next = due + LONG.as_millis() as u64;
-        if (took.as_millis() as u64) < due
-            || self
-                .due
-                .compare_exchange(due, next, Relaxed, Relaxed)
-                .is_err()
-        {
-            return;
-        }
-        let percent = pages.percent_present();
-        if percent > self.before {
-            let rate = (percent - self.before) as f64 / took.as_secs_f64();
-            let (size, left) = (Bytes(pages.bytes()), (100 - percent) as f64 / rate);
-            log::line(
-                Level::Info,
-                format_args!(
-                    "registering {size}: {percent} % of it populated, the rest in about {left:.1} s"
-                ),
-            );
-        }
-    }
-}
-
-impl Pages {
-    /// The piece with that index, counted from the end.
-    fn piece(self, number: usize) -> Option<Pages> {
-        let end = self
-            .end
-            .next_multiple_of(PIECE)
-            .checked_sub(number * PIECE)?;
-        (end > self.start).then(|| Pages {
-            start: (end - PIECE).max(self.start),
-            end: end.min(self.end),
-            ..self
-        })
-    }
-
-    /// The percentage of pages present, estimated from as many samples.
-    fn percent_present(self) -> usize {
-        let each = self.count() / 100;
-        (0..100)
-            .filter(|look| self.page(look * each).are_present())
-            .count()
-    }
-
-    fn populate(self) -> bool {
+    fn populate(&self, piece: Pages) -> bool {
+        // A bare system call: this library's own wrapper of madvise must not see it.
         // SAFETY: the advice makes missing pages and changes no present page.
         let result = unsafe {
             libc::syscall(
                 libc::SYS_madvise,
-                self.start,
-                self.bytes(),
-                libc::MADV_POPULATE_WRITE,
+                piece.start,
+                piece.bytes(),
+                self.found.kind.advice(),
             )
         };
         result == 0
     }
 }
 
-/// The kernel's node mask: one bit a node, as many as the largest kernel configuration has.
-type Mask = [u64; 128];
-
-/// How many processors this thread may run on. (The function ignores a limit on their time,
-/// cpu.max.)
-fn processors() -> usize {
-    let mut mask: Mask = [0; 128];
-    let this_thread = 0usize;
-    // SAFETY: the mask is writable.
-    unsafe {
-        libc::syscall(
-            libc::SYS_sched_getaffinity,
-            this_thread,
-            size_of::<Mask>(),
-            mask.as_mut_ptr(),
-        )
+fn sleep(time: Duration) {
+    let time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: time.subsec_nanos().into(),
     };
-    mask.iter().map(|word| word.count_ones() as usize).sum()
+    let rest = core::ptr::null_mut::<libc::timespec>();
+    // SAFETY: the time is readable, and the rest is not wanted.
+    unsafe { libc::syscall(libc::SYS_nanosleep, &raw const time, rest) };
 }
 
-/// The node from which this thread allocates pages, if its policy is the default, the nearest.
-fn local_node() -> Option<u32> {
-    let (mut policy, mut node) = (0 as c_int, 0u32);
-    let nothing = 0usize;
-    // SAFETY: the policy is writable, and the call writes nothing else.
-    let failed = unsafe {
-        libc::syscall(
-            libc::SYS_get_mempolicy,
-            &raw mut policy,
-            nothing,
-            nothing,
-            nothing,
-            nothing,
-        )
-    } != 0
-        // SAFETY: the node is writable, and the call writes nothing else.
-        || unsafe { libc::syscall(libc::SYS_getcpu, nothing, &raw mut node, nothing) } != 0;
-    (!failed && policy == libc::MPOL_DEFAULT).then_some(node)
-}
-
-/// Makes this thread allocate from that node while it has free pages, wherever the thread runs.
-fn prefer(node: u32) {
-    let mut mask: Mask = [0; 128];
-    let Some(word) = mask.get_mut(node as usize / 64) else {
-        return;
-    };
-    *word = 1 << (node % 64);
-    let bits = 8 * size_of::<Mask>();
-    // SAFETY: the mask is readable.
-    unsafe {
-        libc::syscall(
-            libc::SYS_set_mempolicy,
-            libc::MPOL_PREFERRED,
-            mask.as_ptr(),
-            bits,
-        )
-    };
+impl Pages {
+    /// The piece of that size with that index, counted from the end.
+    fn piece(self, number: usize, size: usize) -> Option<Pages> {
+        let end = self
+            .end
+            .next_multiple_of(size)
+            .checked_sub(number.checked_mul(size)?)?;
+        (end > self.start).then(|| Pages {
+            start: end.saturating_sub(size).max(self.start),
+            end: end.min(self.end),
+            ..self
+        })
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::mr::prefault::kind::Kind;
     use crate::mr::prefault::tests::Memory;
+
+    const OWN: Suitable = Suitable {
+        kind: Kind::Own,
+        page: 4096,
+        huge: false,
+    };
+
+    fn helpers() -> usize {
+        Place::of(0, 1).helpers()
+    }
 
     #[test]
     fn pieces_cover_all_of_it_and_no_more() {
@@ -281,7 +263,7 @@ mod tests {
             let size = PAGE;
             let pages = Pages { start, end, size };
             let mut below = end;
-            for piece in (0..).map_while(|number| pages.piece(number)) {
+            for piece in (0..).map_while(|number| pages.piece(number, PIECE)) {
                 assert_eq!(piece.end, below);
                 assert!(piece.start / PIECE == (piece.end - 1) / PIECE);
                 below = piece.start;
@@ -291,15 +273,18 @@ mod tests {
     }
 
     #[test]
-    fn a_team_populates_what_is_missing_and_changes_nothing() {
+    fn a_team_populates_what_is_missing_once_the_first_page_comes() {
         let memory = Memory::new(64 << 20);
+        let pages = memory.pages();
         memory.write(5 << 20, 0x5a);
-        assert_eq!(memory.pages().percent_present(), 0);
-        let Some(team) = Team::start(memory.pages(), 1, now()) else {
-            assert_eq!(processors(), 1);
+        let Some(team) = Team::start(pages, OWN, 1) else {
+            assert_eq!(helpers(), 0);
             return;
         };
-        while memory.pages().percent_present() < 100 {
+        std::thread::sleep(Duration::from_millis(5));
+        assert_eq!(pages.percent_there(Kind::Own), Some(0));
+        memory.write(0, 0);
+        while pages.percent_there(Kind::Own) < Some(100) {
             std::thread::yield_now();
         }
         assert_eq!(team.stop(), 1);
@@ -307,10 +292,18 @@ mod tests {
     }
 
     #[test]
+    fn a_registration_that_never_pins_populates_nothing() {
+        let memory = Memory::new(64 << 20);
+        let team = Team::start(memory.pages(), OWN, PREFAULT_MOST);
+        std::thread::sleep(Duration::from_millis(5));
+        team.map(Team::stop);
+        assert_eq!(memory.pages().percent_there(Kind::Own), Some(0));
+    }
+
+    #[test]
     fn a_team_is_never_larger_than_its_work() {
         let memory = Memory::new(PIECE);
-        let team = Team::start(memory.pages(), PREFAULT_MOST, now());
-        let most = 1.min(processors() - 1);
-        assert_eq!(team.map_or(0, Team::stop), most);
+        let team = Team::start(memory.pages(), OWN, PREFAULT_MOST);
+        assert_eq!(team.map_or(0, Team::stop), 1.min(helpers()));
     }
 }

@@ -103,7 +103,10 @@ impl Admission {
             return Some(Memory::Unknown);
         }
         let mut runs = Vec::new();
-        match proc::each_mapping_in(hull, |range, own| add(&mut runs, range, own)) {
+        let mut whole = true;
+        let add = |range, own| whole = whole && add(&mut runs, range, own);
+        match proc::each_mapping_in(hull, add) {
+            Ok(()) if !whole => Some(Memory::Unknown),
             Ok(()) => Some(memory(&runs, hull)),
             Err(Errno(libc::ENOTTY)) => {
                 self.reads_all.store(true, Relaxed);
@@ -151,36 +154,42 @@ fn memory(runs: &[Run], hull: PageRange) -> Memory {
     Memory::Foreign(foreign.map_or(hull, |run| run.range))
 }
 
-fn add(runs: &mut Vec<Run>, range: PageRange, own: bool) {
+/// False if there is no memory.
+fn add(runs: &mut Vec<Run>, range: PageRange, own: bool) -> bool {
     match runs.last_mut() {
         Some(last) if last.range.end == range.start && last.own == own => {
             last.range.end = range.end;
         }
-        _ => runs.push(Run { range, own }),
+        _ => {
+            if runs.try_reserve(1).is_err() {
+                return false;
+            }
+            runs.push(Run { range, own });
+        }
     }
+    true
 }
 
-/// Reads the mappings. `None` if the kernel does not show all of them.
+/// Reads the mappings. `None` if the kernel does not show all of them, or there is no memory.
 fn read() -> Option<Vec<Run>> {
     let mut runs = Vec::new();
-    let whole = proc::each_mapping(|mapping| {
-        add(&mut runs, mapping.range, mapping.is_own());
-        true
-    });
+    let whole = proc::each_mapping(|mapping| add(&mut runs, mapping.range, mapping.is_own()));
     whole.then_some(runs)
 }
 
-/// The memory of which no region is used again. All memory if the mappings cannot be read.
-pub fn foreign_memory() -> Vec<PageRange> {
-    let everything = PageRange {
-        start: 0,
-        end: u64::MAX,
-    };
-    let foreign = |runs: Vec<Run>| {
-        let foreign = runs.iter().filter(|run| !run.own);
-        foreign.map(|run| run.range).collect()
-    };
-    read().map_or_else(|| vec![everything], foreign)
+/// Calls `each` with the memory of which no region is used again: with all memory if the mappings
+/// cannot be read.
+pub fn each_foreign(mut each: impl FnMut(PageRange)) {
+    match read() {
+        Some(runs) => runs
+            .iter()
+            .filter(|run| !run.own)
+            .for_each(|run| each(run.range)),
+        None => each(PageRange {
+            start: 0,
+            end: u64::MAX,
+        }),
+    }
 }
 
 const NOTES: usize = if cfg!(test) { 4 } else { 64 };
@@ -314,7 +323,9 @@ mod tests {
             panic!("the program's own file is no file");
         };
         assert!(image.contains(code));
-        assert!(foreign_memory().contains(&image));
+        let mut foreign = Vec::new();
+        each_foreign(|range| foreign.push(range));
+        assert!(foreign.contains(&image));
     }
 
     #[test]

@@ -4,13 +4,16 @@
 //! thread sleeps while no region is idle. `helper_thread.rs` says what it must not do.
 
 use crate::call::Access;
+use crate::mr::bare;
 use crate::pool::life::ending::{self, By};
 use crate::pool::life::limits;
 use crate::pool::region::{Id, PoolRegion};
 use crate::pool::state::{Batch, Cause};
 use crate::pool::{Instance, existing};
+use crate::report::stats::{self, counter};
 use crate::sys::proc;
 use crate::sys::{clock, futex, helper_thread};
+use crate::trace;
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*, fence};
 use core::time::Duration;
@@ -43,6 +46,9 @@ const TICKS: u32 = 8;
 
 /// How often the cleaner checks the machine's free memory, in ticks.
 const LOOKS: u32 = 8;
+
+/// If the pool has more slots than this, what is idle is shown every `LOOKS` ticks only.
+const FEW_SLOTS: u32 = 4096;
 
 /// If the kernel refuses to deregister a region, the cleaner waits 2 ticks before it tries again,
 /// then twice as long each time, up to 2 to the power of this number.
@@ -250,6 +256,10 @@ extern "C" fn run(argument: *mut c_void) -> c_int {
             }
             ticks = ticks.wrapping_add(1);
             keep_to_limit(relaxed);
+            if ticks.is_multiple_of(LOOKS) || !pool.has_more_slots_than(FEW_SLOTS) {
+                show_idle(relaxed);
+            }
+            trace::switch::look();
             let is_idle = is_idle || pool.is_ending();
             busy = if is_idle { PATIENCE } else { busy - 1 };
         }
@@ -307,6 +317,20 @@ fn keep_to_limit(relaxed: &Instance) {
             let _ = ending::end(relaxed, id, By::Helper);
         }
     }
+}
+
+/// Shows in the live page what is idle, and the hits. Neither is counted where it happens: a hit
+/// must write to no other cache line than its region's.
+fn show_idle(relaxed: &Instance) {
+    let (pool, counters) = (relaxed.pool, relaxed.counters);
+    let mut idle = stats::Idle::default();
+    pool.each_idle(|region| {
+        let device = bare::counted_at(region.device.load(Relaxed));
+        idle.add(device, region.hull().bytes());
+    });
+    // Without the lock, which a registration would wait for while all slots are read.
+    let hits = counters.get(counter!(hits)) + pool.hits_of_regions();
+    counters.show_idle(&idle, hits);
 }
 
 /// Whether less than a thirty-second of the machine's memory is available.

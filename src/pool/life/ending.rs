@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The end of a claimed region: the kernel deregisters it, then its slot is free.
 
-use crate::mr::bare::{Bare, Uverbs, UverbsOfHelper};
+use crate::mr::bare::{self, Bare, Uverbs, UverbsOfHelper};
 use crate::pool::Instance;
 use crate::pool::extents::Heir;
 use crate::pool::life::cleaner::now_ms;
 use crate::pool::locked::{Locked, cause};
 use crate::pool::region::{Id, LEFT, PoolRegion};
 use crate::pool::state::Cause;
-use crate::report::stats::{Counter, counter};
+use crate::report::stats::{Change, Counter, counter};
 use crate::sys::pages::PageRange;
+use crate::sys::probe::probe;
 use crate::sys::thread;
 use crate::trace::{self, format::Call};
 use crate::watch::Unwatching;
@@ -70,9 +71,14 @@ pub fn end(relaxed: &Instance, id: Id, by: By) -> Result<(), Errno> {
         }
         return Err(errno);
     }
+    let (hull, why) = (region.hull(), region.cause.load(Relaxed));
+    probe!("evict", hull.start, hull.bytes(), u64::from(why));
     trace::ended(|| described(region));
     let (counters, thread) = (relaxed.counters, by.thread());
     counters.add(thread, counter!(dereg_kernel), 1);
+    let device = bare::counted_at(region.device.load(Relaxed));
+    let less = Change::less(region.hull().bytes());
+    counters.change_of_pool(thread, device, less);
     if let Some(cause) = cause(region) {
         counters.add(thread, counter(cause), 1);
     }

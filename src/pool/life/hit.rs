@@ -12,6 +12,7 @@ use crate::pool::region::word::{Grant, Left};
 use crate::pool::region::{Id, Purpose};
 use crate::report::stats::counter;
 use crate::sys::pages::PageRange;
+use crate::sys::probe::probe;
 use crate::sys::thread;
 use crate::watch::Fence;
 use crate::watch::log::Log;
@@ -78,6 +79,7 @@ pub fn hit(pd: Pd, addr: usize, length: usize, access: Access, unshared: bool) -
         relaxed.counters.add(thread, counter!(hits), 1);
         relaxed.counters.add(thread, counter!(shared), 1);
     }
+    probe!("hit", addr, length);
     Answer(object)
 }
 

@@ -16,7 +16,7 @@ use crate::pool::region::{Id, Purpose};
 use crate::pool::start;
 use crate::pool::state::Cause;
 use crate::report::log;
-use crate::report::stats::{Counter, counter};
+use crate::report::stats::{Change, Counter, counter};
 use crate::sys::futex;
 use crate::sys::memory;
 use crate::sys::pages::PageRange;
@@ -332,7 +332,11 @@ impl Instance {
             object.fill(pd, request, &answer);
         }
         let thread = thread::number();
+        let device = bare::counted_at(bare.device);
         self.counters.add(thread, counter!(reg_kernel), 1);
+        self.counters.count_on(thread, device);
+        let more = Change::more(hull.bytes());
+        self.counters.change_of_pool(thread, device, more);
         Ok(watched)
     }
 

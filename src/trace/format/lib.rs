@@ -74,7 +74,13 @@ pub mod kind {
     /// Memory that the pool would not keep: a `u64`, CLOCK_MONOTONIC in ns, then two `u64` for each
     /// range, its start and its end. It replaces the same process's earlier list.
     pub const UNKEPT: u16 = 7;
+    /// Where the process runs: a `u32`, its rank in a job or [`super::NO_RANK`], then the host's
+    /// name.
+    pub const PLACE: u16 = 8;
 }
+
+/// The rank of a process that no launcher has numbered.
+pub const NO_RANK: u32 = u32::MAX;
 
 /// The pool's settings and limits in a process.
 #[repr(C)]
@@ -88,8 +94,11 @@ pub struct PoolSettings {
     /// The most regions that the pool keeps idle, and the most bytes.
     pub most_regions: u64,
     pub most_bytes: u64,
+    /// How long userfaultfd(2) takes here to watch a region, in ns; 0 in traces of earlier
+    /// releases, which end before it.
+    pub watch_ns: u64,
 }
-const _: () = assert!(size_of::<PoolSettings>() == 40);
+const _: () = assert!(size_of::<PoolSettings>() == 48);
 
 /// Bits of [`PoolSettings::flags`].
 pub mod pool {
@@ -151,7 +160,7 @@ const _: () = assert!(size_of::<Call>() == 64);
 /// The function that was called.
 pub mod call {
     /// Names, by number.
-    pub const NAMES: [&str; 15] = [
+    pub const NAMES: [&str; 16] = [
         "",
         "ibv_reg_mr",
         "ibv_reg_mr_iova",
@@ -167,6 +176,7 @@ pub mod call {
         "fi_mr_regattr",
         "fi_close",
         "pool",
+        "change",
     ];
     pub const REG_MR: u8 = 1;
     pub const REG_MR_IOVA: u8 = 2;
@@ -184,6 +194,14 @@ pub mod call {
     /// No call of the program: the pool has deregistered a kept region with the kernel. The memory
     /// is the region's pages.
     pub const POOL: u8 = 14;
+    /// No call of the program's to the library: it is about to unmap, to move, to empty or to
+    /// protect memory that it had registered. Only recorded while the pool is off.
+    pub const CHANGE: u8 = 15;
+
+    /// Whether a call, if it succeeds, yields a region.
+    pub fn registers(call: u8) -> bool {
+        !matches!(call, DEREG_MR | DEREG_MR_RELAXED | FI_CLOSE | POOL | CHANGE)
+    }
 }
 
 /// How the call was served.

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What makes the pages of each kind of memory just as its registration would. docs/large.md has
+//! the table, with the reasons.
+
+use crate::sys::pagemap::Entry;
+use crate::sys::proc::{self, Mapping};
+
+/// How memory is populated.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// As if it was written: private memory, of which the pin takes pages of its own.
+    Own,
+    /// As if it was written: shared memory that is pinned for writing.
+    Written,
+    /// As if it was read: shared memory that is pinned for reading, files.
+    Read,
+}
+
+impl Kind {
+    /// The kind of a mapping, whose flags are those of smaps, if it is pinned for writing or only
+    /// for reading, and so many bytes may be missing. `None` if populating might make other pages
+    /// than the pin, or show, or if that is not certain.
+    pub fn of(mapping: &Mapping, flags: &[u8], writing: bool, missing: u64) -> Option<Kind> {
+        let has = |flag: &[u8]| flags.split(|&byte| byte == b' ').any(|it| it == flag);
+        // Flags of userfaultfd (missing pages, minor faults, write protection) and of devices.
+        let others: [&[u8]; 6] = [b"um", b"ui", b"uw", b"io", b"pf", b"mm"];
+        let refused = if writing {
+            !mapping.writable
+        } else {
+            !mapping.readable
+        };
+        if refused || mapping.of_device || others.iter().any(|flag| has(flag)) {
+            return None;
+        }
+        match (mapping.shared, mapping.writable) {
+            (false, true) => Some(Kind::Own),
+            // No advice makes pages of its own there.
+            (false, false) if mapping.is_plain() => None,
+            (false, false) => Some(Kind::Read),
+            (true, _) if has(b"ht") || is_memory(mapping.file_system, missing) => {
+                Some(if writing { Kind::Written } else { Kind::Read })
+            }
+            // A file system on a block device: reading its pages does not show.
+            (true, _) if !writing && mapping.file && mapping.file_system.0 != 0 => Some(Kind::Read),
+            (true, _) => None,
+        }
+    }
+
+    pub fn advice(self) -> libc::c_int {
+        match self {
+            Kind::Own | Kind::Written => libc::MADV_POPULATE_WRITE,
+            Kind::Read => libc::MADV_POPULATE_READ,
+        }
+    }
+
+    /// Whether the pin finds the page as it needs it.
+    pub fn is_there(self, page: Entry) -> bool {
+        match self {
+            Kind::Own => page.is_own(),
+            Kind::Written | Kind::Read => page.is_present(),
+        }
+    }
+}
+
+/// Whether the file system keeps its files in memory alone: the one that the kernel has for
+/// memfd_create(2), shmget(2) and shared anonymous memory, or a tmpfs that has room.
+fn is_memory(file_system: (u32, u32), missing: u64) -> bool {
+    if kernels_own() == Some(file_system) {
+        return true;
+    }
+    let mut is_memory = false;
+    proc::file_system(file_system, &mut |kind, place| {
+        is_memory = kind == b"hugetlbfs" || kind == b"tmpfs" && has_room(place, missing);
+    });
+    is_memory
+}
+
+/// The numbers of the kernel's own tmpfs, which is mounted nowhere.
+fn kernels_own() -> Option<(u32, u32)> {
+    // SAFETY: the name ends with a NUL.
+    let fd = unsafe { libc::syscall(libc::SYS_memfd_create, c"".as_ptr(), libc::MFD_CLOEXEC) };
+    if fd < 0 {
+        return None;
+    }
+    // SAFETY: a structure of numbers.
+    let mut status: libc::statx = unsafe { core::mem::zeroed() };
+    // SAFETY: the path is empty and the structure is writable.
+    let failed = unsafe {
+        libc::syscall(
+            libc::SYS_statx,
+            fd,
+            c"".as_ptr(),
+            libc::AT_EMPTY_PATH,
+            libc::STATX_INO,
+            &raw mut status,
+        )
+    } != 0;
+    // SAFETY: this function opened the file.
+    unsafe { libc::syscall(libc::SYS_close, fd) };
+    (!failed).then_some((status.stx_dev_major, status.stx_dev_minor))
+}
+
+/// Whether a tmpfs has room for so many bytes and some more. Two threads that make the same page at
+/// once take two for a moment: if these were the last, the registration would fail, where alone it
+/// would not.
+fn has_room(place: &[u8], bytes: u64) -> bool {
+    const MORE: u64 = 64 << 20;
+    let mut path = [0u8; 256];
+    // mountinfo spells odd characters with a backslash.
+    if place.len() >= path.len() || place.contains(&b'\\') {
+        return false;
+    }
+    path[..place.len()].copy_from_slice(place);
+    // SAFETY: a structure of numbers.
+    let mut room: libc::statfs = unsafe { core::mem::zeroed() };
+    // SAFETY: the path ends with a NUL, and the structure is writable.
+    let failed = unsafe { libc::syscall(libc::SYS_statfs, path.as_ptr(), &raw mut room) } != 0;
+    let left = (room.f_bavail as u64).saturating_mul(room.f_bsize as u64);
+    // Without a limit there are 0 blocks.
+    !failed && (room.f_blocks == 0 || left >= bytes + MORE)
+}

@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Where the threads run, and from which NUMA node they allocate: the node from which the
+//! registering thread would.
+//!
+//! A thread starts with the policy of the registering thread, and the policy of a mapping applies
+//! whichever thread makes the page. What remains is "the node of the thread that makes the page",
+//! the default of both: there each thread must run where the registering thread does, or prefer its
+//! node. And memory is cleared faster by a processor of its own node.
+
+use crate::report::text::Text;
+use crate::sys::proc::{decimal, each_line};
+use core::ffi::{CStr, c_int};
+use core::fmt::Write;
+
+/// One bit a processor, or a node: as many as the largest kernel configuration has.
+type Mask = [u64; 128];
+type Nodes = [u64; 16];
+const NODES: usize = 8 * size_of::<Nodes>();
+
+/// set_mempolicy(2); libc names only some.
+const MPOL_F_ADDR: c_int = 1 << 1;
+const MPOL_LOCAL: c_int = 4;
+const MPOL_PREFERRED_MANY: c_int = 5;
+
+/// Where the threads of a registration run.
+pub struct Place {
+    /// The processors that they may use, if not those of the registering thread.
+    processors: Option<Mask>,
+    /// How many threads beside the registering one have a processor of their own.
+    helpers: usize,
+    /// The node to allocate from if the thread runs on another.
+    node: Option<u32>,
+}
+
+impl Place {
+    /// The place for so many threads that populate memory at this address.
+    pub fn of(address: usize, threads: usize) -> Place {
+        let allowed = allowed();
+        let ordinary = Place {
+            processors: None,
+            helpers: count(&allowed).saturating_sub(1),
+            node: None,
+        };
+        let mut nodes: Nodes = [0; 16];
+        let of_memory = policy(&mut nodes, address, MPOL_F_ADDR);
+        let policy = match of_memory {
+            Some(libc::MPOL_DEFAULT) => policy(&mut nodes, 0, 0),
+            other => other,
+        };
+        let local = match policy {
+            Some(libc::MPOL_DEFAULT | MPOL_LOCAL) => true,
+            // Without a node, preferred means local.
+            Some(libc::MPOL_PREFERRED) if count(&nodes) == 0 => true,
+            Some(libc::MPOL_BIND | libc::MPOL_PREFERRED | MPOL_PREFERRED_MANY) => false,
+            _ => return ordinary,
+        };
+        let here = this_node();
+        if local {
+            let Some(here) = here.filter(|&here| (here as usize) < NODES) else {
+                return ordinary;
+            };
+            set(&mut nodes, here as usize);
+        }
+        let Some(near) = processors_of(&nodes, &allowed) else {
+            return Place {
+                node: here.filter(|_| local),
+                ..ordinary
+            };
+        };
+        // The registering thread may have one of them.
+        let spare = count(&near).saturating_sub(usize::from(local));
+        // Only the policy of a mapping leaves no choice: it overrides that of a thread.
+        let must = local && of_memory.is_some_and(|policy| policy != libc::MPOL_DEFAULT);
+        if must || spare >= threads {
+            return Place {
+                processors: Some(near),
+                helpers: spare,
+                node: here.filter(|_| local),
+            };
+        }
+        Place {
+            node: here.filter(|_| local),
+            ..ordinary
+        }
+    }
+
+    /// How many threads beside the registering one find a processor. A limit on their time, cpu.max,
+    /// is not looked at. More threads would only slow each other down.
+    pub fn helpers(&self) -> usize {
+        self.helpers
+    }
+
+    /// Sends this thread there.
+    pub fn go(&self) {
+        if let Some(processors) = &self.processors {
+            let this_thread = 0usize;
+            // SAFETY: the mask is readable.
+            unsafe {
+                libc::syscall(
+                    libc::SYS_sched_setaffinity,
+                    this_thread,
+                    size_of::<Mask>(),
+                    processors.as_ptr(),
+                )
+            };
+        }
+        if let Some(node) = self.node {
+            prefer(node);
+        }
+    }
+}
+
+fn set(mask: &mut [u64], bit: usize) {
+    if let Some(word) = mask.get_mut(bit / 64) {
+        *word |= 1 << (bit % 64);
+    }
+}
+
+fn count(mask: &[u64]) -> usize {
+    mask.iter().map(|word| word.count_ones() as usize).sum()
+}
+
+/// The processors that this thread may use.
+fn allowed() -> Mask {
+    let mut mask: Mask = [0; 128];
+    let this_thread = 0usize;
+    // SAFETY: the mask is writable.
+    unsafe {
+        libc::syscall(
+            libc::SYS_sched_getaffinity,
+            this_thread,
+            size_of::<Mask>(),
+            mask.as_mut_ptr(),
+        )
+    };
+    mask
+}
+
+/// The allowed processors of these nodes; `None` if there are none, or if these are all.
+fn processors_of(nodes: &Nodes, allowed: &Mask) -> Option<Mask> {
+    let mut near: Mask = [0; 128];
+    for node in 0..NODES {
+        if nodes[node / 64] >> (node % 64) & 1 == 1 {
+            let mut path = Text::<64>::new();
+            write!(path, "/sys/devices/system/node/node{node}/cpulist\0").ok()?;
+            let path = CStr::from_bytes_until_nul(path.as_bytes()).ok()?;
+            let _ = each_line(path, |line| {
+                add_list(&mut near, line);
+                false
+            });
+        }
+    }
+    for (word, allowed) in near.iter_mut().zip(allowed) {
+        *word &= allowed;
+    }
+    (count(&near) > 0 && near != *allowed).then_some(near)
+}
+
+/// Adds a list such as "0-3,8,10-11".
+fn add_list(mask: &mut Mask, list: &[u8]) {
+    for range in list.split(|&byte| byte == b',') {
+        let mut ends = range.splitn(2, |&byte| byte == b'-').map(decimal);
+        let (Some(first), last) = (ends.next(), ends.next()) else {
+            continue;
+        };
+        let last = last.unwrap_or(first).min(64 * mask.len() as u64 - 1);
+        for bit in first..=last {
+            set(mask, bit as usize);
+        }
+    }
+}
+
+/// The policy of the memory at an address, or of this thread, with its nodes. `None` without NUMA.
+fn policy(nodes: &mut Nodes, address: usize, flags: c_int) -> Option<c_int> {
+    let mut policy: c_int = 0;
+    // SAFETY: the policy and the mask are writable.
+    let failed = unsafe {
+        libc::syscall(
+            libc::SYS_get_mempolicy,
+            &raw mut policy,
+            nodes.as_mut_ptr(),
+            NODES,
+            address,
+            flags,
+        )
+    } != 0;
+    // The higher bits are flags of the policy.
+    (!failed).then_some(policy & 0xff)
+}
+
+fn this_node() -> Option<u32> {
+    let mut node = 0u32;
+    let nothing = 0usize;
+    // SAFETY: the node is writable, and the call writes nothing else.
+    let failed = unsafe { libc::syscall(libc::SYS_getcpu, nothing, &raw mut node, nothing) } != 0;
+    (!failed).then_some(node)
+}
+
+/// Makes this thread allocate from that node while it has free pages, wherever the thread runs.
+fn prefer(node: u32) {
+    let mut mask: Nodes = [0; 16];
+    set(&mut mask, node as usize);
+    // SAFETY: the mask is readable.
+    unsafe {
+        libc::syscall(
+            libc::SYS_set_mempolicy,
+            libc::MPOL_PREFERRED,
+            mask.as_ptr(),
+            NODES,
+        )
+    };
+}
+
+#[cfg(all(test, not(any(loom, miri))))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_of_processors() {
+        let mut mask: Mask = [0; 128];
+        add_list(&mut mask, b"0-3,8,70-71");
+        assert_eq!((mask[0], mask[1], count(&mask)), (0x10f, 0xc0, 7));
+    }
+
+    #[test]
+    fn a_machine_with_one_node_leaves_the_threads_alone() {
+        let here = 0u8;
+        let place = Place::of((&raw const here).addr(), 1);
+        assert_eq!(place.helpers(), count(&allowed()) - 1);
+    }
+}

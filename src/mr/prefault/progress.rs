@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What people are told of a registration that takes long: once a second how far it has come, and
+//! at its end how long it took; with `RDMAMR_PROGRESS=1`, a bar on a terminal. A thread of its own
+//! tells it, so that a registration without helpers is told of too.
+
+use super::Pages;
+use super::kind::Kind;
+use crate::config::config;
+use crate::report::log::{self, Level};
+use crate::sys::clock;
+use crate::sys::helper_thread::{self, Ending};
+use crate::sys::pages::PageRange;
+use crate::sys::proc;
+use crate::sys::standard_error;
+use core::ffi::{c_int, c_void};
+use core::fmt;
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
+
+/// From this many seconds on, people are told. And again after as many, or a bar is drawn anew
+/// after fewer.
+const LONG: f64 = 1.0;
+const BAR: f64 = 0.2;
+
+/// After as many seconds without progress, people are told no more than the end.
+const STALLED: f64 = 600.0;
+
+/// A registration has a bar. There is one terminal.
+static DRAWN: AtomicBool = AtomicBool::new(false);
+
+/// The report of one registration.
+pub struct Progress {
+    telling: NonNull<Telling>,
+    thread: Option<Ending>,
+}
+
+/// The state that both threads share. It has its own mapping, since a signal handler may leave the
+/// registration by siglongjmp.
+struct Telling {
+    pages: Pages,
+    /// Decides which pages count as populated.
+    kind: Kind,
+    start: u64,
+    /// The percentage of pages that were there at the start.
+    before: usize,
+    /// 1 once the registration has returned. A futex.
+    over: AtomicU32,
+    /// Draw a bar, rather than to write lines.
+    bar: bool,
+}
+
+impl Progress {
+    /// Starts the report of a registration that begins now.
+    pub fn start(pages: Pages, kind: Option<Kind>) -> Option<Progress> {
+        let memory = helper_thread::map(size_of::<Telling>())?;
+        let telling = NonNull::new(memory.cast::<Telling>())?;
+        let kind = kind.unwrap_or(Kind::Read);
+        let content = Telling {
+            pages,
+            kind,
+            start: clock::monotonic_by_kernel(),
+            before: pages.percent_there(kind).unwrap_or(100),
+            over: AtomicU32::new(0),
+            bar: config().progress && standard_error::is_terminal(),
+        };
+        if !content.bar && !log::wants(Level::Info) {
+            // SAFETY: `map` returned the memory just now.
+            unsafe { helper_thread::unmap(memory, size_of::<Telling>()) };
+            return None;
+        }
+        // SAFETY: the new mapping is large enough and page-aligned.
+        unsafe { telling.write(content) };
+        // SAFETY: `run` keeps the rules of `helper_thread`, and `stop` unmaps the state only after
+        // the thread has ended.
+        let thread = unsafe { helper_thread::start_ending(run, memory) };
+        Some(Progress { telling, thread })
+    }
+
+    /// Ends the report of a registration that so many threads have made.
+    pub fn stop(self, threads: usize) {
+        // SAFETY: `start` wrote the state, and only the end of this function unmaps it.
+        let telling = unsafe { self.telling.as_ref() };
+        let took = telling.seconds();
+        telling.over.store(1, Release);
+        // SAFETY: the word is readable; the call only wakes its waiters.
+        unsafe {
+            libc::syscall(
+                libc::SYS_futex,
+                telling.over.as_ptr(),
+                libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG,
+                1,
+            )
+        };
+        if let Some(thread) = self.thread {
+            thread.join();
+        }
+        if took >= LONG {
+            let size = Bytes(telling.pages.bytes());
+            let rate = Rate(telling.pages.bytes() as f64 / took);
+            let huge = telling.percent_huge();
+            log::line(
+                Level::Info,
+                format_args!(
+                    "registering {size} took {took:.1} s, {rate}, threads: {threads}, {huge} % in \
+                     huge pages"
+                ),
+            );
+        }
+        // SAFETY: `start` mapped the state, and the thread has ended.
+        unsafe { helper_thread::unmap(self.telling.as_ptr().cast(), size_of::<Telling>()) };
+    }
+}
+
+extern "C" fn run(argument: *mut c_void) -> c_int {
+    helper_thread::set_name(c"rdmamr-progress");
+    // SAFETY: `start` passed the state, and `stop` keeps it mapped until this thread ends.
+    let telling = unsafe { &*argument.cast::<Telling>() };
+    let drawn = telling.bar && !DRAWN.swap(true, Relaxed);
+    let (mut due, mut last, mut changed) = (LONG, 0, 0.0);
+    // A registration that a signal handler has left by siglongjmp never ends.
+    while telling.over.load(Acquire) == 0 && due - changed < STALLED {
+        if telling.seconds() < due {
+            telling.wait(due);
+            continue;
+        }
+        let percent = telling.pages.percent_there(telling.kind).unwrap_or(0);
+        if percent != last {
+            (last, changed) = (percent, due);
+        }
+        telling.tell(percent, drawn);
+        due += if drawn { BAR } else { LONG };
+    }
+    if drawn {
+        if due > LONG {
+            log::draw(format_args!("\r\x1b[K"));
+        }
+        DRAWN.store(false, Relaxed);
+    }
+    0
+}
+
+impl Telling {
+    /// How long the registration has taken so far.
+    fn seconds(&self) -> f64 {
+        clock::monotonic_by_kernel().saturating_sub(self.start) as f64 * 1e-9
+    }
+
+    /// Waits for the end of the registration, or until so many seconds after its start.
+    fn wait(&self, until: f64) {
+        let left = (until - self.seconds()).max(0.0);
+        let time = libc::timespec {
+            tv_sec: left as libc::time_t,
+            tv_nsec: (left.fract() * 1e9) as libc::c_long,
+        };
+        // SAFETY: the word and the time are readable.
+        unsafe {
+            libc::syscall(
+                libc::SYS_futex,
+                self.over.as_ptr(),
+                libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG,
+                0,
+                &raw const time,
+            )
+        };
+    }
+
+    /// Tells how far the registration has come. Pages that were there before the start do not tell
+    /// whether they are pinned.
+    fn tell(&self, percent: usize, drawn: bool) {
+        let (size, took) = (Bytes(self.pages.bytes()), self.seconds());
+        if percent <= self.before {
+            if drawn {
+                log::draw(format_args!("\rregistering {size}, {took:.0} s\x1b[K"));
+            }
+            return;
+        }
+        let rate = (percent - self.before) as f64 / took;
+        let left = (100 - percent) as f64 / rate;
+        let rate = Rate(rate / 100.0 * self.pages.bytes() as f64);
+        if drawn {
+            const FULL: &str = "####################";
+            let done = percent * FULL.len() / 100;
+            let (bar, width) = (&FULL[..done.min(FULL.len())], FULL.len());
+            log::draw(format_args!(
+                "\rregistering {size} [{bar:-<width$}] {percent:3} %  {rate}  {left:.1} s left\x1b[K"
+            ));
+            return;
+        }
+        log::line(
+            Level::Info,
+            format_args!(
+                "registering {size}: {percent} % of it populated, {rate}, the rest in about {left:.1} s"
+            ),
+        );
+    }
+
+    /// How much of the memory is in huge pages. A mapping that reaches beyond it counts whole.
+    fn percent_huge(&self) -> u64 {
+        let range = PageRange {
+            start: self.pages.start as u64,
+            end: self.pages.end as u64,
+        };
+        let huge = proc::huge_bytes(range).unwrap_or(0);
+        (huge * 100 / range.bytes()).min(100)
+    }
+}
+
+/// A size, printed for people.
+struct Bytes(usize);
+
+impl fmt::Display for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 as f64 / f64::from(1 << 20) {
+            mib if mib < 1024.0 => write!(f, "{mib:.0} MiB"),
+            mib => write!(f, "{:.1} GiB", mib / 1024.0),
+        }
+    }
+}
+
+/// Bytes a second, printed for people.
+struct Rate(f64);
+
+impl fmt::Display for Rate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:.2} GiB/s", self.0 / f64::from(1 << 30))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_for_people() {
+        assert_eq!(Bytes(16 << 20).to_string(), "16 MiB");
+        assert_eq!(Bytes(4 << 30).to_string(), "4.0 GiB");
+        assert_eq!(Rate(1.5 * f64::from(1 << 30)).to_string(), "1.50 GiB/s");
+    }
+}

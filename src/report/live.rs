@@ -1,0 +1,378 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The file of the live page (`page/lib.rs`): made at the process's first count, removed at its
+//! exit.
+//!
+//! The file is an aid to who watches, and no more. Whatever stands in its way (no directory of the
+//! user's own, no tmpfs, no room, no descriptor) means that there is no file, and the counters lie
+//! in the process's own memory. The whole file has memory before it is mapped, since a store to a
+//! full tmpfs would kill the program. The mapping is not passed on to children: a child that
+//! registers memory makes a file of its own. A program that replaces itself (execve) leaves its file,
+//! which the next image replaces. A reader sees which file is stale, since a page says where its
+//! process has mapped it.
+
+use super::text::Text;
+use crate::sys::clock;
+use crate::sys::process::FAR_AWAY;
+use core::ffi::{CStr, c_int, c_long};
+use core::fmt::Write;
+use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use errno::{errno, set_errno};
+use libc::syscall;
+use once_cell::race::OnceBox;
+use rdmamr_live_page::{
+    COUNTERS, DIRECTORY, Head, MAGIC, NAMES, NO_RANK, PARENTS, Page, TMPFS, VERSION, name,
+    parse_name, start_of,
+};
+use std::ffi::CString;
+
+/// Where the mapping goes if the kernel has room there.
+const PLACE: usize = FAR_AWAY + (1 << 23);
+
+/// A path on the stack.
+type Path = Text<512>;
+
+static WANTED: AtomicBool = AtomicBool::new(false);
+/// XDG_RUNTIME_DIR of the start, or an empty string, and the process's rank.
+static START: OnceBox<(CString, u64)> = OnceBox::new();
+
+/// Has the process make a page. `runtime` is XDG_RUNTIME_DIR. A program that runs with another's
+/// rights (set-uid) makes none.
+pub fn turn_on(runtime: Option<&CStr>, rank: Option<u32>) {
+    let runtime = runtime.unwrap_or_default().to_owned();
+    let _ = START.set(Box::new((runtime, rank.map_or(NO_RANK, u64::from))));
+    WANTED.store(true, Relaxed);
+}
+
+/// A page that other processes do not find yet.
+pub struct Made {
+    pub page: &'static Page,
+    directory: Descriptor,
+    /// The path of the directory.
+    path: CString,
+}
+
+/// A descriptor that is closed at the end.
+struct Descriptor(c_int);
+
+impl Descriptor {
+    fn status(&self) -> Option<libc::stat> {
+        // SAFETY: zeros are a `stat`, which consists of numbers.
+        let mut status: libc::stat = unsafe { core::mem::zeroed() };
+        // SAFETY: the structure is writable, and the kernel's own on 64-bit processors.
+        let failed = unsafe { syscall(libc::SYS_fstat, self.0, &raw mut status) } != 0;
+        (!failed).then_some(status)
+    }
+}
+
+impl Drop for Descriptor {
+    fn drop(&mut self) {
+        // SAFETY: the descriptor is this value's own.
+        unsafe { syscall(libc::SYS_close, self.0) };
+    }
+}
+
+fn opened(result: c_long) -> Option<Descriptor> {
+    (result >= 0).then_some(Descriptor(result as c_int))
+}
+
+fn open_at(directory: c_int, path: &CStr, flags: c_int) -> Option<Descriptor> {
+    let flags = flags | libc::O_CLOEXEC;
+    // SAFETY: the path ends with a NUL.
+    opened(unsafe { syscall(libc::SYS_openat, directory, path.as_ptr(), flags, 0o600) })
+}
+
+fn unlink_at(directory: c_int, path: &CStr) {
+    // SAFETY: the path ends with a NUL.
+    unsafe { syscall(libc::SYS_unlinkat, directory, path.as_ptr(), 0) };
+}
+
+fn formatted(path: &mut Path, words: core::fmt::Arguments<'_>) -> Option<()> {
+    path.clear();
+    path.write_fmt(words).ok()?;
+    path.write_str("\0").ok()
+}
+
+fn as_c(path: &Path) -> Option<&CStr> {
+    CStr::from_bytes_with_nul(path.as_bytes()).ok()
+}
+
+/// Makes a page. `None` if none is wanted, or none can be had. `names` writes the names of the
+/// counters, and returns whether they are whole.
+pub fn make(names: impl Fn(&mut Text<2048>) -> bool) -> Option<Made> {
+    if !WANTED.load(Relaxed) {
+        return None;
+    }
+    let errno = errno();
+    let made = make_in_any(&names);
+    set_errno(errno);
+    made
+}
+
+fn make_in_any(names: &dyn Fn(&mut Text<2048>) -> bool) -> Option<Made> {
+    // SAFETY: the call takes no arguments.
+    let user = unsafe { syscall(libc::SYS_geteuid) } as libc::uid_t;
+    // SAFETY: the call takes no arguments.
+    if user != unsafe { syscall(libc::SYS_getuid) } as libc::uid_t
+        || !may_be_as_large(size_of::<Page>() as u64)
+    {
+        return None;
+    }
+    let mut own = Path::new();
+    formatted(&mut own, format_args!("{DIRECTORY}-{user}"))?;
+    let runtime = START.get().and_then(|start| start.0.to_str().ok());
+    let runtime = runtime
+        .filter(|path| path.starts_with('/'))
+        .map(|path| (path, DIRECTORY));
+    let own = as_c(&own)?.to_str().ok()?;
+    let others = PARENTS.into_iter().map(|parent| (parent, own));
+    runtime.into_iter().chain(others).find_map(|(parent, own)| {
+        let (directory, path) = directory(parent, own, user)?;
+        make_in(directory, path, names)
+    })
+}
+
+/// Opens the user's own directory, and makes it if it is not there.
+#[inline(never)]
+fn directory(parent: &str, own: &str, user: libc::uid_t) -> Option<(Descriptor, CString)> {
+    let mut text = Path::new();
+    formatted(&mut text, format_args!("{parent}"))?;
+    let flags = libc::O_DIRECTORY | libc::O_PATH;
+    let above = open_at(libc::AT_FDCWD, as_c(&text)?, flags)?;
+    formatted(&mut text, format_args!("{own}"))?;
+    // SAFETY: the path ends with a NUL. If the directory is there already, the call only fails.
+    unsafe { syscall(libc::SYS_mkdirat, above.0, as_c(&text)?.as_ptr(), 0o700) };
+    let flags = libc::O_DIRECTORY | libc::O_NOFOLLOW | libc::O_RDONLY;
+    let found = open_at(above.0, as_c(&text)?, flags)?;
+    let status = found.status()?;
+    if status.st_uid != user || status.st_mode & 0o7777 != 0o700 {
+        return None;
+    }
+    // SAFETY: zeros are a `statfs`, which consists of numbers.
+    let mut system: libc::statfs = unsafe { core::mem::zeroed() };
+    // SAFETY: the structure is writable.
+    let failed = unsafe { syscall(libc::SYS_fstatfs, found.0, &raw mut system) } != 0;
+    if failed || system.f_type as i64 != TMPFS {
+        return None;
+    }
+    formatted(&mut text, format_args!("{parent}/{own}"))?;
+    Some((found, as_c(&text)?.to_owned()))
+}
+
+fn make_in(
+    directory: Descriptor,
+    path: CString,
+    names: &dyn Fn(&mut Text<2048>) -> bool,
+) -> Option<Made> {
+    let (pid, pid_namespace, start) = identity()?;
+    remove_ended(&directory, pid_namespace);
+    let mut text = Path::new();
+    let unfinished = unfinished(&mut text, pid)?;
+    let flags = libc::O_RDWR | libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW;
+    let file = open_at(directory.0, unfinished, flags).or_else(|| {
+        // A thread of that number was killed while it made a page.
+        unlink_at(directory.0, unfinished);
+        open_at(directory.0, unfinished, flags)
+    })?;
+    let mut listed = Text::<2048>::new();
+    let fits = names(&mut listed) && listed.as_bytes().len() <= NAMES;
+    let Some(address) = fits.then(|| map(&file)).flatten() else {
+        unlink_at(directory.0, unfinished);
+        return None;
+    };
+    let page = core::ptr::with_exposed_provenance_mut::<Page>(address);
+    let listed = listed.as_bytes();
+    // SAFETY: `map` mapped a whole page for this thread alone, and zeros are a page.
+    let contents = unsafe { &mut *page };
+    contents.names[..listed.len()].copy_from_slice(listed);
+    contents.head = Head {
+        magic: MAGIC,
+        version: VERSION,
+        size: size_of::<Page>() as u32,
+        pid,
+        counters: listed.iter().filter(|&&byte| byte == b'\n').count() as u32,
+        pid_namespace,
+        start,
+        address: address as u64,
+        began: clock::monotonic(),
+        rank: START.get().map_or(NO_RANK, |start| start.1),
+    };
+    // SAFETY: from here on all threads only read the head and the names.
+    let page = unsafe { &*page };
+    Some(Made {
+        page,
+        directory,
+        path,
+    })
+}
+
+fn unfinished(text: &mut Path, pid: u32) -> Option<&CStr> {
+    // SAFETY: gettid takes no arguments.
+    let thread = unsafe { syscall(libc::SYS_gettid) };
+    formatted(text, format_args!(".{pid}.{thread}"))?;
+    as_c(text)
+}
+
+/// Gives the file memory, and maps it. Returns the address.
+fn map(file: &Descriptor) -> Option<usize> {
+    let size = size_of::<Page>();
+    // SAFETY: the call takes no pointers. The mode must not depend on the umask.
+    unsafe { syscall(libc::SYS_fchmod, file.0, 0o600) };
+    // SAFETY: the call takes no pointers.
+    if unsafe { syscall(libc::SYS_fallocate, file.0, 0, 0usize, size) } != 0 {
+        return None;
+    }
+    let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
+    // SAFETY: a new mapping at an address that the kernel accepts touches no other memory: the
+    // flags lack MAP_FIXED.
+    let address = unsafe {
+        syscall(
+            libc::SYS_mmap,
+            PLACE,
+            size,
+            protection,
+            flags,
+            file.0,
+            0usize,
+        )
+    };
+    if address == -1 {
+        return None;
+    }
+    let address = address as usize;
+    // SAFETY: the mapping is this thread's own. What a child has of it nobody uses.
+    if unsafe { syscall(libc::SYS_madvise, address, size, libc::MADV_DONTFORK) } != 0 {
+        unmap(address);
+        return None;
+    }
+    Some(address)
+}
+
+fn unmap(address: usize) {
+    // SAFETY: the caller alone knows the mapping, and gives it up.
+    unsafe { syscall(libc::SYS_munmap, address, size_of::<Page>()) };
+}
+
+impl Made {
+    /// Has other processes find the page. Returns its path, to be removed at the exit.
+    pub fn publish(&self) -> Option<CString> {
+        let errno = errno();
+        let path = self.rename();
+        set_errno(errno);
+        path
+    }
+
+    fn rename(&self) -> Option<CString> {
+        let head = &self.page.head;
+        let (mut from, mut to) = (Path::new(), Path::new());
+        let from = unfinished(&mut from, head.pid)?;
+        let name = name(head.pid_namespace, head.pid, head.start);
+        formatted(&mut to, format_args!("{name}"))?;
+        let (here, to) = (self.directory.0, as_c(&to)?.as_ptr());
+        // SAFETY: both paths end with a NUL.
+        if unsafe { syscall(libc::SYS_renameat, here, from.as_ptr(), here, to) } != 0 {
+            return None;
+        }
+        let mut path = Path::new();
+        let directory = self.path.to_str().ok()?;
+        formatted(&mut path, format_args!("{directory}/{name}"))?;
+        as_c(&path).map(CStr::to_owned)
+    }
+
+    /// Gives the page up: another thread was faster.
+    pub fn discard(self) {
+        let errno = errno();
+        let mut text = Path::new();
+        if let Some(unfinished) = unfinished(&mut text, self.page.head.pid) {
+            unlink_at(self.directory.0, unfinished);
+        }
+        unmap(self.page.head.address as usize);
+        set_errno(errno);
+    }
+}
+
+/// Removes the file of a page.
+pub fn remove(path: &CStr) {
+    let errno = errno();
+    unlink_at(libc::AT_FDCWD, path);
+    set_errno(errno);
+}
+
+/// The process's number, its namespace of numbers, and its start.
+fn identity() -> Option<(u32, u64, u64)> {
+    // The first thread's: it is the process's, and stays readable when that thread has ended.
+    let file = open_at(libc::AT_FDCWD, c"/proc/self/stat", libc::O_RDONLY)?;
+    let mut bytes = [0u8; 1024];
+    // SAFETY: the bytes are writable.
+    let count = unsafe { syscall(libc::SYS_read, file.0, bytes.as_mut_ptr(), bytes.len()) };
+    let start = start_of(bytes.get(..usize::try_from(count).ok()?)?)?;
+    let namespace = open_at(libc::AT_FDCWD, c"/proc/self/ns/pid", libc::O_PATH)?;
+    Some((std::process::id(), namespace.status()?.st_ino, start))
+}
+
+/// Whether RLIMIT_FSIZE allows a file of this size: beyond it the kernel raises SIGXFSZ.
+fn may_be_as_large(size: u64) -> bool {
+    let mut limit = libc::rlimit64 {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: the limit is writable.
+    let failed = unsafe {
+        syscall(
+            libc::SYS_prlimit64,
+            0,
+            libc::RLIMIT_FSIZE,
+            core::ptr::null::<libc::rlimit64>(),
+            &raw mut limit,
+        )
+    } != 0;
+    !failed && limit.rlim_cur >= size
+}
+
+/// Removes pages of processes that were killed, so that they do not add up. Looks at the first few
+/// files only. A process of another namespace of numbers cannot be judged here.
+fn remove_ended(directory: &Descriptor, pid_namespace: u64) {
+    #[repr(align(8))]
+    struct Entries([u8; 2048]);
+    let mut entries = Entries([0; 2048]);
+    let bytes = &mut entries.0;
+    // SAFETY: the bytes are writable, and aligned for the kernel's records.
+    let count = unsafe {
+        syscall(
+            libc::SYS_getdents64,
+            directory.0,
+            bytes.as_mut_ptr(),
+            bytes.len(),
+        )
+    };
+    /// Where the length of a record and its name are, getdents64(2).
+    const LENGTH: usize = 16;
+    const NAME: usize = 19;
+    let mut rest = bytes
+        .get(..usize::try_from(count).unwrap_or(0))
+        .unwrap_or_default();
+    while let Some(length) = rest.get(LENGTH..LENGTH + 2) {
+        let length = usize::from(u16::from_ne_bytes([length[0], length[1]]));
+        let Some(name) = rest
+            .get(NAME..length)
+            .and_then(|name| CStr::from_bytes_until_nul(name).ok())
+        else {
+            return;
+        };
+        if let Some((namespace, pid, _)) = parse_name(name.to_bytes())
+            && namespace == pid_namespace
+            && i32::try_from(pid).is_ok_and(|pid| !exists(pid))
+        {
+            unlink_at(directory.0, name);
+        }
+        rest = &rest[length..];
+    }
+}
+
+/// Whether there is a process of this number.
+fn exists(pid: i32) -> bool {
+    // SAFETY: signal 0 is none.
+    unsafe { syscall(libc::SYS_kill, pid, 0) == 0 || errno().0 != libc::ESRCH }
+}
+
+/// The most names fit.
+const _: () = assert!(COUNTERS >= super::stats::FIELDS);

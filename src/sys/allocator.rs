@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The library's allocator: the C library's, and a reserve for the moment when that has no memory.
+//!
+//! Rust ends a process whose allocation fails, and a program that can live with ENOMEM must not end
+//! by the library. An allocation that the C library refuses is therefore served from the reserve. A
+//! call that allocates asks first whether it may: [`has_memory`] is false once half of the reserve is
+//! used and the C library has none either, and the call then fails with ENOMEM. No call allocates as
+//! much as the other half but by `try_reserve`.
+
+use core::alloc::{GlobalAlloc, Layout};
+use core::cell::UnsafeCell;
+use core::sync::atomic::{AtomicU64, Ordering::*};
+use std::alloc::System;
+
+/// The reserve, in bytes. A page of .bss that nobody touches costs nothing.
+const RESERVE: usize = 256 << 10;
+
+struct Reserve {
+    memory: UnsafeCell<[u8; RESERVE]>,
+    state: AtomicU64,
+}
+
+/// How far the reserve is used, and how many pieces of it are in use. A piece that ends leaves a
+/// gap, and the last one that ends leaves the whole reserve free. One word and no lock: the reserve
+/// also serves signal handlers, and children whose parent was in here.
+#[derive(Clone, Copy)]
+struct State {
+    used: u32,
+    pieces: u32,
+}
+
+impl State {
+    fn from_word(word: u64) -> Self {
+        State {
+            used: word as u32,
+            pieces: (word >> 32) as u32,
+        }
+    }
+
+    fn word(self) -> u64 {
+        u64::from(self.pieces) << 32 | u64::from(self.used)
+    }
+}
+
+// SAFETY: the memory is given out in pieces that do not overlap.
+unsafe impl Sync for Reserve {}
+
+static RESERVED: Reserve = Reserve {
+    memory: UnsafeCell::new([0; RESERVE]),
+    state: AtomicU64::new(0),
+};
+
+impl Reserve {
+    /// Whether a pointer is to a piece of the reserve.
+    fn holds(&self, pointer: *mut u8) -> bool {
+        pointer.addr().wrapping_sub(self.memory.get().addr()) < RESERVE
+    }
+
+    fn change(&self, change: impl Fn(State) -> Option<State>) -> Option<State> {
+        let next = |word| change(State::from_word(word)).map(State::word);
+        let before = self.state.fetch_update(AcqRel, Acquire, next);
+        before.ok().map(State::from_word)
+    }
+
+    /// A piece of the reserve. NULL if there is no room.
+    fn alloc(&self, layout: Layout) -> *mut u8 {
+        let start = self.memory.get().addr();
+        let place = |state: State| {
+            let free = start + state.used as usize;
+            let from = free.checked_next_multiple_of(layout.align())? - start;
+            let to = from.checked_add(layout.size())?;
+            (to <= RESERVE).then_some((from, to))
+        };
+        let before = self.change(|state| {
+            Some(State {
+                used: place(state)?.1 as u32,
+                pieces: state.pieces + 1,
+            })
+        });
+        match before.and_then(place) {
+            Some((from, _)) => self.memory.get().cast::<u8>().wrapping_add(from),
+            None => core::ptr::null_mut(),
+        }
+    }
+
+    fn dealloc(&self) {
+        self.change(|state| {
+            let pieces = state.pieces - 1;
+            Some(State {
+                used: if pieces == 0 { 0 } else { state.used },
+                pieces,
+            })
+        });
+    }
+
+    fn is_half_used(&self) -> bool {
+        State::from_word(self.state.load(Relaxed)).used as usize > RESERVE / 2
+    }
+}
+
+/// Whether a call may allocate. If not, the call must fail with ENOMEM before it changes anything.
+pub fn has_memory() -> bool {
+    if !RESERVED.is_half_used() {
+        return true;
+    }
+    // SAFETY: malloc takes no pointers.
+    let some = unsafe { libc::malloc(RESERVE / 2) };
+    // SAFETY: malloc has just returned the pointer, or NULL, which free ignores.
+    unsafe { libc::free(some) };
+    !some.is_null()
+}
+
+struct Allocator;
+
+#[global_allocator]
+static ALLOCATOR: Allocator = Allocator;
+
+// SAFETY: each piece is the C library's, or one of the reserve's, which do not overlap, and goes back
+// to where it came from. Nothing here unwinds.
+unsafe impl GlobalAlloc for Allocator {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: the caller keeps the contract of `alloc`.
+        let memory = unsafe { System.alloc(layout) };
+        if memory.is_null() {
+            return refused(layout);
+        }
+        memory
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: the caller keeps the contract of `alloc_zeroed`.
+        let memory = unsafe { System.alloc_zeroed(layout) };
+        if !memory.is_null() {
+            return memory;
+        }
+        let memory = refused(layout);
+        if !memory.is_null() {
+            // SAFETY: the reserve gave that many bytes, to nobody else.
+            unsafe { memory.write_bytes(0, layout.size()) };
+        }
+        memory
+    }
+
+    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        if RESERVED.holds(memory) {
+            return RESERVED.dealloc();
+        }
+        // SAFETY: `System` allocated the memory, by the caller's promise with this layout.
+        unsafe { System.dealloc(memory, layout) }
+    }
+
+    unsafe fn realloc(&self, memory: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        if !RESERVED.holds(memory) {
+            // SAFETY: `System` allocated the memory, and the caller keeps the contract of `realloc`.
+            let moved = unsafe { System.realloc(memory, layout, size) };
+            if !moved.is_null() {
+                return moved;
+            }
+        }
+        // SAFETY: the caller keeps the contract of `realloc`, which asks the same of `size`.
+        let larger = unsafe { Layout::from_size_align_unchecked(size, layout.align()) };
+        // SAFETY: the caller keeps the contract of `realloc`, which excludes a size of 0.
+        let moved = unsafe { self.alloc(larger) };
+        if !moved.is_null() {
+            let kept = layout.size().min(size);
+            // SAFETY: both are at least that long, and do not overlap: one was just allocated.
+            unsafe { moved.copy_from_nonoverlapping(memory, kept) };
+            // SAFETY: the caller gives the memory up, which has this layout.
+            unsafe { self.dealloc(memory, layout) };
+        }
+        moved
+    }
+}
+
+#[cold]
+fn refused(layout: Layout) -> *mut u8 {
+    RESERVED.alloc(layout)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reserve() -> Box<Reserve> {
+        // SAFETY: zeros are a reserve of which nothing is used.
+        unsafe { Box::new_zeroed().assume_init() }
+    }
+
+    #[test]
+    fn pieces_do_not_overlap_and_are_aligned() {
+        let reserve = reserve();
+        let mut end = 0;
+        for (size, align) in [(1, 1), (24, 8), (3, 1), (4096, 4096), (100, 64)] {
+            let piece = reserve.alloc(Layout::from_size_align(size, align).unwrap());
+            assert!(reserve.holds(piece));
+            assert_eq!(piece.addr() % align, 0);
+            assert!(piece.addr() >= end, "the last piece ends before this one");
+            end = piece.addr() + size;
+        }
+    }
+
+    #[test]
+    fn it_ends_and_begins_anew_with_its_last_piece() {
+        let reserve = reserve();
+        let half = Layout::from_size_align(RESERVE / 2, 1).unwrap();
+        let more = Layout::from_size_align(RESERVE / 2 + 1, 1).unwrap();
+        assert!(!reserve.alloc(half).is_null());
+        assert!(!reserve.is_half_used());
+        assert!(reserve.alloc(more).is_null(), "no room");
+        assert!(!reserve.alloc(half).is_null(), "the rest");
+        assert!(reserve.is_half_used());
+        assert!(
+            reserve.alloc(Layout::new::<u8>()).is_null(),
+            "nothing is left"
+        );
+        reserve.dealloc();
+        assert!(
+            reserve.alloc(Layout::new::<u8>()).is_null(),
+            "one is in use"
+        );
+        reserve.dealloc();
+        assert!(!reserve.alloc(half).is_null(), "all came back");
+    }
+}

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What a descriptor of this process is, and writing to it without harm to the program.
+
+use super::signals::{self, Signals};
+use errno::{Errno, errno};
+
+/// What fstat(2) says of a file.
+pub fn about(fd: i32) -> Result<libc::stat, Errno> {
+    let mut about = core::mem::MaybeUninit::<libc::stat>::uninit();
+    // The call goes by its number: before glibc 2.33 the function is not the C library's own.
+    // SAFETY: `about` is a local structure that the call may write.
+    if unsafe { libc::syscall(libc::SYS_fstat, fd, about.as_mut_ptr()) } != 0 {
+        return Err(errno());
+    }
+    // SAFETY: fstat(2) succeeded, so it has filled the structure.
+    Ok(unsafe { about.assume_init() })
+}
+
+/// The device and the inode of a file.
+pub fn identity(fd: i32) -> Result<(u64, u64), Errno> {
+    about(fd).map(|about| (about.st_dev, about.st_ino))
+}
+
+/// The flags with which a file is open: O_APPEND and others. 0 if the descriptor is closed.
+pub fn flags(fd: i32) -> i32 {
+    // SAFETY: the call takes no pointers.
+    let flags = unsafe { libc::syscall(libc::SYS_fcntl, fd, libc::F_GETFL) };
+    i32::try_from(flags).unwrap_or(0).max(0)
+}
+
+/// Writes bytes by one write(2), and returns how many were written. If nobody reads from a pipe any
+/// more, or if a file is as long as RLIMIT_FSIZE allows, the call raises a signal that would end the
+/// program: that signal is taken back.
+pub fn write(fd: i32, bytes: &[u8]) -> Result<usize, Errno> {
+    const PIPE: Signals = signals::only(libc::SIGPIPE);
+    const LIMIT: Signals = signals::only(libc::SIGXFSZ);
+    let blocked = signals::block_also(PIPE | LIMIT);
+    // The program may have one pending already, which stays.
+    let pending = signals::pending();
+    // SAFETY: the bytes are readable.
+    let written = unsafe { libc::syscall(libc::SYS_write, fd, bytes.as_ptr(), bytes.len()) };
+    let result = usize::try_from(written).map_err(|_| errno());
+    let raised = match result {
+        Err(Errno(libc::EPIPE)) => PIPE,
+        Err(Errno(libc::EFBIG)) => LIMIT,
+        _ => 0,
+    } & !pending;
+    if raised != 0 {
+        signals::take(raised);
+    }
+    signals::restore(blocked);
+    result
+}

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The kernel's table of this process's pages, proc_pid_pagemap(5).
+//!
+//! mincore(2) does not tell the same: for memory of a file it says whether the file's page is in
+//! memory, be it mapped here or not.
+
+use super::pages::page_size;
+use super::proc::File;
+
+/// The open table.
+pub struct PageMap(File);
+
+/// What the table says about a page.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+#[repr(transparent)]
+pub struct Entry(u64);
+
+impl Entry {
+    /// The page is mapped.
+    pub fn is_present(self) -> bool {
+        self.0 >> 63 == 1
+    }
+
+    /// The page is mapped, and is of a file or of shared memory.
+    pub fn is_of_file(self) -> bool {
+        self.is_present() && self.0 >> 61 & 1 == 1
+    }
+
+    /// The page is mapped, is of no file, and no other process has it. The shared page of zeros is
+    /// no such page.
+    pub fn is_own(self) -> bool {
+        self.is_present() && !self.is_of_file() && self.0 >> 56 & 1 == 1
+    }
+}
+
+impl PageMap {
+    /// Opens the table. `None` where the process may not, as without /proc.
+    pub fn open() -> Option<PageMap> {
+        File::open(c"/proc/thread-self/pagemap").map(PageMap)
+    }
+
+    /// Reads the entries of the pages from an address on. False if not all can be read.
+    pub fn read(&self, address: usize, entries: &mut [Entry]) -> bool {
+        // SAFETY: an entry is a number, for which all bytes are valid.
+        let bytes = unsafe {
+            core::slice::from_raw_parts_mut(entries.as_mut_ptr().cast::<u8>(), size_of_val(entries))
+        };
+        let place = (address as u64 / page_size()) * size_of::<Entry>() as u64;
+        let length = bytes.len();
+        self.0.read_at(bytes, place) == Some(length)
+    }
+}
+
+#[cfg(all(test, not(any(loom, miri))))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_is_missing_then_zero_then_own() {
+        let size = page_size() as usize;
+        let (protection, flags) = (
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+        );
+        // SAFETY: the call makes a new mapping and touches no other.
+        let memory = unsafe { libc::mmap(core::ptr::null_mut(), size, protection, flags, -1, 0) };
+        let map = PageMap::open().unwrap();
+        let look = || {
+            let mut entry = [Entry::default()];
+            assert!(map.read(memory.addr(), &mut entry));
+            (entry[0].is_present(), entry[0].is_own())
+        };
+        assert_eq!(look(), (false, false));
+        // SAFETY: the page is readable.
+        unsafe { memory.cast::<u8>().read_volatile() };
+        assert_eq!(look(), (true, false));
+        // SAFETY: the page is writable.
+        unsafe { memory.cast::<u8>().write_volatile(1) };
+        assert_eq!(look(), (true, true));
+        // SAFETY: this test made the mapping.
+        unsafe { libc::munmap(memory, size) };
+    }
+}

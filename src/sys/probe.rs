@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Probes for bpftrace, perf and SystemTap (USDT), without a crate: a probe is a nop, and a note in
+//! the section `.note.stapsdt` that says where the nop is and in which registers its arguments are.
+//! The format is that of SystemTap's `<sys/sdt.h>`. A tool that watches a probe puts a breakpoint in
+//! the nop's place.
+
+/// A probe `rdmamr:NAME` with up to three arguments, each a `u64`.
+macro_rules! probe {
+    ($name:literal, $a:expr, $b:expr) => {
+        $crate::sys::probe::place!(
+            $name,
+            concat!(
+                $crate::sys::probe::at!(),
+                "{a} ",
+                $crate::sys::probe::at!(),
+                "{b}"
+            ),
+            a = $a,
+            b = $b
+        )
+    };
+    ($name:literal, $a:expr, $b:expr, $c:expr) => {
+        $crate::sys::probe::place!(
+            $name,
+            concat!(
+                $crate::sys::probe::at!(),
+                "{a} ",
+                $crate::sys::probe::at!(),
+                "{b} ",
+                $crate::sys::probe::at!(),
+                "{c}"
+            ),
+            a = $a,
+            b = $b,
+            c = $c
+        )
+    };
+}
+
+/// What stands before the name of a register that has an argument of 8 bytes.
+#[cfg(target_arch = "x86_64")]
+macro_rules! at {
+    () => {
+        "8@%"
+    };
+}
+#[cfg(not(target_arch = "x86_64"))]
+macro_rules! at {
+    () => {
+        "8@"
+    };
+}
+
+/// The nop and its note.
+macro_rules! place {
+    ($name:literal, $arguments:expr, $($register:ident = $value:expr),*) => {
+        // SAFETY: a nop changes nothing, and the sections that are pushed are no code.
+        #[cfg(not(miri))]
+        unsafe {
+            core::arch::asm!(
+                "990: nop",
+                ".pushsection .note.stapsdt,\"\",%note",
+                ".balign 4",
+                ".4byte 992f-991f, 994f-993f, 3",
+                "991: .asciz \"stapsdt\"",
+                "992: .balign 4",
+                "993: .8byte 990b",
+                ".8byte _.stapsdt.base",
+                // No semaphore: what a probe tells is at hand anyway.
+                ".8byte 0",
+                ".asciz \"rdmamr\"",
+                concat!(".asciz \"", $name, "\""),
+                concat!(".asciz \"", $arguments, "\""),
+                "994: .balign 4",
+                ".popsection",
+                // Where the linker has put this section tells whether the file was moved later.
+                ".ifndef _.stapsdt.base",
+                ".pushsection .stapsdt.base,\"aGR\",%progbits,.stapsdt.base,comdat",
+                ".weak _.stapsdt.base",
+                ".hidden _.stapsdt.base",
+                "_.stapsdt.base: .space 1",
+                ".size _.stapsdt.base, 1",
+                ".popsection",
+                ".endif",
+                $($register = in(reg) $value,)*
+                options(nomem, nostack, preserves_flags)
+            );
+        }
+    };
+}
+
+pub(crate) use {at, place, probe};

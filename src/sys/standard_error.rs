@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Writing to standard error, without harm to a program that has done something else with it.
+//!
+//! The program may have closed descriptor 2, and another of its files may have the number since. So
+//! bytes go only into the file that was standard error when the library was loaded, or into one to
+//! which the program has sent its messages on purpose: a terminal, a file that is opened to append,
+//! or one that another descriptor has too, as after dup2(2). All system calls go through syscall(),
+//! which the pool's own threads may use too.
+
+use super::descriptor;
+use core::sync::atomic::{AtomicU64, Ordering::*};
+use errno::{Errno, errno, set_errno};
+
+/// The device and the inode of standard error at the start: zeros if it was closed, and no file's
+/// before the library has looked.
+static AT_START: [AtomicU64; 2] = [const { AtomicU64::new(UNSEEN) }; 2];
+const UNSEEN: u64 = u64::MAX;
+
+/// Notes what standard error is. Called when the library is loaded, before any other thread runs.
+pub fn remember() {
+    let (device, inode) = descriptor::identity(libc::STDERR_FILENO).unwrap_or((0, 0));
+    AT_START[0].store(device, Relaxed);
+    AT_START[1].store(inode, Relaxed);
+}
+
+/// Writes all bytes by one write(). Leaves errno as it is.
+pub fn write(bytes: &[u8]) -> Result<(), Errno> {
+    let before = errno();
+    let written = if is_the_programs_own() {
+        Err(Errno(libc::EBADF))
+    } else {
+        descriptor::write(libc::STDERR_FILENO, bytes).map(drop)
+    };
+    set_errno(before);
+    written
+}
+
+/// Whether standard error is a terminal.
+pub fn is_terminal() -> bool {
+    let errno = errno::errno();
+    // SAFETY: a structure of numbers.
+    let mut settings: libc::termios2 = unsafe { core::mem::zeroed() };
+    // SAFETY: the structure is writable, and of the size that this request has.
+    let failed = unsafe {
+        libc::syscall(
+            libc::SYS_ioctl,
+            libc::STDERR_FILENO,
+            libc::TCGETS2,
+            &raw mut settings,
+        )
+    } != 0;
+    errno::set_errno(errno);
+    !failed
+}
+
+/// How many descriptors are looked at for another one of the same file.
+const OTHERS: i32 = 64;
+
+/// Whether descriptor 2 is closed, or a file that is no standard error.
+fn is_the_programs_own() -> bool {
+    let Ok(now) = descriptor::identity(libc::STDERR_FILENO) else {
+        return true;
+    };
+    let start = (AT_START[0].load(Relaxed), AT_START[1].load(Relaxed));
+    if [(UNSEEN, UNSEEN), now].contains(&start) {
+        return false;
+    }
+    let flags = descriptor::flags(libc::STDERR_FILENO);
+    // The two ends of a pipe are one file, with other flags.
+    let same = |fd| descriptor::identity(fd) == Ok(now) && descriptor::flags(fd) == flags;
+    let on_purpose = flags & libc::O_APPEND != 0
+        || is_terminal()
+        || (0..OTHERS).any(|fd| fd != libc::STDERR_FILENO && same(fd));
+    !on_purpose
+}

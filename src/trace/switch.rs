@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Recording that is switched while the program runs, `rdmamr trace --pid`: another process of the
+//! user puts a request into the live page, and the next call of the program follows it. No signal
+//! and no thread is needed, and a hit looks at nothing that it did not look at before.
+
+use super::file::File;
+use super::{LOOK, OFF, ON, RECORD, TRACE, Trace, clock};
+use crate::report::stats;
+use core::sync::atomic::{AtomicBool, Ordering::*};
+use errno::{errno, set_errno};
+use rdmamr_live_page::TraceSwitch;
+use std::ffi::CString;
+
+/// Whether calls are to be recorded, whatever [`ON`] says.
+pub(super) static WANTED: AtomicBool = AtomicBool::new(false);
+
+/// What [`TraceSwitch::state`] may be.
+const NOT_POSSIBLE: u32 = 2;
+
+/// Has the next call look at the request, if there is one. Registrations that have the kernel at
+/// work call it, and the pool's cleaner, which has no thread-local variables.
+#[inline]
+pub fn look() {
+    if stats::existing().is_some_and(|counters| has_request(counters.trace_switch())) {
+        ON.store(LOOK, Relaxed);
+    }
+}
+
+fn has_request(switch: &TraceSwitch) -> bool {
+    switch.number.load(Relaxed) != switch.answered.load(Relaxed)
+}
+
+/// Follows the request. A second thread that comes meanwhile is not recorded.
+#[cold]
+pub(super) fn follow() {
+    static BUSY: AtomicBool = AtomicBool::new(false);
+    if BUSY.swap(true, Acquire) {
+        return;
+    }
+    let errno = errno();
+    if let Some(counters) = stats::existing() {
+        let switch = counters.trace_switch();
+        let number = switch.number.load(Acquire);
+        if number != switch.answered.load(Relaxed) {
+            let state = match switch.wanted.load(Relaxed) {
+                1 => start(switch),
+                _ => stop(),
+            };
+            switch.state.store(state, Relaxed);
+            switch.answered.store(number, Release);
+        }
+    }
+    let wanted = WANTED.load(Relaxed);
+    ON.store(if wanted { RECORD } else { OFF }, Relaxed);
+    BUSY.store(false, Release);
+    set_errno(errno);
+}
+
+/// Begins a trace in the file that the request names. What was recorded before stays in its file.
+/// The memory of that recording is not freed: a thread may be writing there.
+fn start(switch: &TraceSwitch) -> u32 {
+    let bytes = switch.path.iter().map(|byte| byte.load(Relaxed));
+    let path: Vec<u8> = bytes.take_while(|&byte| byte != 0).collect();
+    let whole = path.len() < switch.path.len() && path.starts_with(b"/");
+    let Some(path) = CString::new(path).ok().filter(|_| whole) else {
+        return NOT_POSSIBLE;
+    };
+    super::exiting();
+    let trace = Trace::into(File::at(path));
+    // The pool's threads may record from now on: what identifies the process must stand first.
+    if !trace.file.is_started() || trace.file.has_failed() {
+        return NOT_POSSIBLE;
+    }
+    TRACE.replace(trace);
+    WANTED.store(true, Relaxed);
+    1
+}
+
+/// Writes what is recorded. A record that another thread adds meanwhile is written at the exit.
+fn stop() -> u32 {
+    WANTED.store(false, Relaxed);
+    if let Some(trace) = TRACE.get()
+        && trace.file.is_started()
+    {
+        let file = &trace.file;
+        file.modules();
+        let all = |_: &_| true;
+        trace
+            .buffers
+            .flush(clock::monotonic(), all, |block| file.calls(block));
+    }
+    0
+}
