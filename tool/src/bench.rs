@@ -5,7 +5,10 @@
 //! calls reach it too. The processes take turns, so that other load on the machine affects all of
 //! them.
 
+mod large;
+pub mod large_worker;
 mod plot;
+mod process;
 mod table;
 pub mod worker;
 
@@ -26,6 +29,7 @@ Examples:
   rdmamr bench
   rdmamr bench mlx5_0 --sizes 4K,2M,1G --rounds 100
   rdmamr bench --svg cost.svg
+  rdmamr bench --large --sizes 1G,8G --threads 2,4,8 --kinds memfd,huge
   rdmamr bench --json | jq '.sizes[] | [.bytes, .plain_ratio, .relaxed_ratio]'
 
 Ways: libibverbs alone; plain, ibv_reg_mr with the library in front; relaxed,
@@ -40,12 +44,21 @@ pub struct Args {
     /// Write a plot to FILE
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
-    /// Sizes in bytes, also with K, M or G
-    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = size, default_value = "4K,64K,1M,16M,64M")]
-    sizes: Vec<u64>,
-    /// How often each way has its turn at each size
-    #[arg(long, value_name = "N", default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..))]
-    rounds: u32,
+    /// Sizes in bytes, also with K, M or G: by default 4K,64K,1M,16M,64M, with --large 1G
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = size)]
+    sizes: Option<Vec<u64>>,
+    /// How often each way has its turn at each size: by default 30, with --large 5
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: Option<u32>,
+    /// Measure how fast untouched memory is registered, by kind, beside its floors
+    #[arg(long)]
+    large: bool,
+    /// With --large: numbers of threads (RDMAMR_PREFAULT)
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "2", value_parser = clap::value_parser!(u32).range(1..=64), requires = "large")]
+    threads: Vec<u32>,
+    /// With --large: kinds of memory, by default all
+    #[arg(long, value_name = "LIST", value_delimiter = ',', requires = "large")]
+    kinds: Vec<large_worker::Kind>,
 }
 
 /// All measurements. The fields are those of the JSON.
@@ -97,29 +110,32 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
             names.join(", ")
         );
     }
+    if args.large {
+        return large::run(args, device);
+    }
     let library = library::find()?;
+    let sizes = args.sizes.clone();
+    let sizes = sizes.unwrap_or_else(|| [12, 16, 20, 24, 26].map(|shift| 1 << shift).to_vec());
+    let rounds = args.rounds.unwrap_or(30);
     let mut workers = Vec::new();
     for kind in Kind::ALL {
         workers.push(Worker::start(kind, &device, &library.path)?);
     }
     // Drawn on a terminal only.
-    let bar = ProgressBar::new(args.sizes.len() as u64 * u64::from(args.rounds));
+    let bar = ProgressBar::new(sizes.len() as u64 * u64::from(rounds));
     bar.set_style(ProgressStyle::with_template("{wide_bar} {msg}")?);
     let mut rows = Vec::new();
-    for &bytes in &args.sizes {
+    for &bytes in &sizes {
         bar.set_message(table::size(bytes));
-        rows.push(measure(&mut workers, bytes, args.rounds, &bar)?);
+        rows.push(measure(&mut workers, bytes, rounds, &bar)?);
     }
     bar.finish_and_clear();
     let results = Results {
         schema: 1,
         device,
-        kernel: fs::read_to_string("/proc/sys/kernel/osrelease")
-            .unwrap_or_default()
-            .trim()
-            .to_owned(),
+        kernel: kernel(),
         library: library.path,
-        rounds: args.rounds,
+        rounds,
         sizes: rows,
     };
     if let Some(path) = &args.svg {
@@ -132,6 +148,12 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     }
     let failed = results.sizes.iter().any(|row| row.error.is_some());
     Ok(ExitCode::from(u8::from(failed)))
+}
+
+/// The running kernel's version.
+fn kernel() -> String {
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    release.trim().to_owned()
 }
 
 /// How long a turn takes in ns, unless one pair takes longer.

@@ -3,7 +3,7 @@
 //! Each subject has its own file.
 
 mod attributes;
-mod cgroup;
+pub mod cgroup;
 mod container;
 mod devices;
 mod driver;

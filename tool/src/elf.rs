@@ -108,3 +108,29 @@ impl std::fmt::Display for Machine {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fuzz_elf() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        // Any small program: the headers are what is read first.
+        let whole = std::fs::read("/bin/true").unwrap();
+        let samples: [&[u8]; 2] = [&whole, &whole[..whole.len().min(1024)]];
+        crate::fuzz_inputs::each("fuzz_elf", 200, &samples, |input, random| {
+            let mut input = input.to_vec();
+            // Most changes go to the headers.
+            for _ in 0..random.below(8) {
+                let at = random.below(1024.min(input.len()));
+                if let Some(byte) = input.get_mut(at) {
+                    *byte = random.next() as u8;
+                }
+            }
+            std::fs::write(&path, &input).unwrap();
+            let _ = Elf::read(&path);
+        });
+    }
+}

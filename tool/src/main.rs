@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The program `rdmamr`: runs programs under the library, and says what their registrations cost.
 
+mod attach;
 mod bench;
 mod doctor;
 mod elf;
 mod explain;
+#[cfg(test)]
+#[path = "../../ctests/fuzz/inputs.rs"]
+mod fuzz_inputs;
 mod library;
 mod report;
 mod run;
@@ -12,6 +16,7 @@ mod run;
 mod sample;
 mod signals;
 mod style;
+mod top;
 mod trace;
 mod verbs;
 mod version;
@@ -41,6 +46,8 @@ Examples:
   rdmamr run --trace app.trace -- ./app       record what a program registers
   rdmamr report app.trace                     what that costs, and why
   rdmamr run --cache=local -- ./app           have registrations used again
+  rdmamr top                                  what is registered now, and by whom
+  rdmamr trace --pid 4711 -o app.trace        record a process that runs already
   rdmamr bench mlx5_0                         what a registration costs here
 
 man rdmamr(1) has more, man rdmamr(7) the library's settings.")]
@@ -55,6 +62,8 @@ enum Command {
     Report(report::Args),
     Doctor(doctor::Args),
     Explain(explain::Args),
+    Top(top::Args),
+    Trace(attach::Args),
     Bench(bench::Args),
     /// Print a script that completes this program's arguments in a shell
     #[command(after_help = "\
@@ -72,13 +81,19 @@ Examples:
 fn main() -> ExitCode {
     signals::restore();
     let usage = usage_status();
-    // The processes of "bench" are started by a hidden command, absent from help and completions.
-    if std::env::args_os()
-        .nth(1)
-        .is_some_and(|command| command == bench::worker::COMMAND)
-    {
-        let args = bench::worker::Args::parse_from(std::env::args_os().skip(1));
+    // The processes of "bench" are started by hidden commands, absent from help and completions.
+    let command = std::env::args_os().nth(1);
+    let arguments = || std::env::args_os().skip(1);
+    if command.as_deref() == Some(bench::worker::COMMAND.as_ref()) {
+        let args = bench::worker::Args::parse_from(arguments());
         return end(bench::worker::run(&args).map(|()| ExitCode::SUCCESS), usage);
+    }
+    if command.as_deref() == Some(bench::large_worker::COMMAND.as_ref()) {
+        let args = bench::large_worker::Args::parse_from(arguments());
+        return end(
+            bench::large_worker::run(&args).map(|()| ExitCode::SUCCESS),
+            usage,
+        );
     }
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
@@ -103,6 +118,8 @@ fn main() -> ExitCode {
         Command::Report(args) => report::run(args),
         Command::Doctor(args) => doctor::run(args),
         Command::Explain(args) => explain::run(args),
+        Command::Top(args) => top::run(args),
+        Command::Trace(args) => attach::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Completions { shell } => completions(*shell).map(|()| ExitCode::SUCCESS),
     };

@@ -4,30 +4,35 @@ use crate::trace::Trace;
 use anyhow::{Context, Result, bail};
 use shape::Report;
 use std::io::{self, Write};
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 mod access;
+mod activity;
 mod advice;
 mod callers;
+mod diff;
 mod durations;
 mod errno;
 mod figures;
+mod flame;
 mod html;
 mod json;
+mod output;
+mod perfetto;
 mod plots;
 mod pool;
 #[cfg(test)]
 mod prediction_tests;
 mod ranges;
+mod ranks;
 mod replay;
 mod shape;
 #[cfg(test)]
 mod tests;
 mod text;
 mod timeline;
-mod units;
+pub mod units;
 
 /// Say what the registrations in a trace cost, who makes them, and what would save them
 #[derive(clap::Args)]
@@ -36,18 +41,29 @@ Examples:
   rdmamr run --trace /tmp/trace -- program     make a trace
   rdmamr report /tmp/trace                     write /tmp/trace.html
   rdmamr report --text /tmp/trace | less       the same as text
-  rdmamr report --json /tmp/trace | jq .advice")]
+  rdmamr report --json /tmp/trace | jq .advice
+  rdmamr report traces/                        all traces of a job, as one
+  zstdcat old.zst | rdmamr report --text -     from a pipe
+  rdmamr report --diff before.trace after.trace
+  rdmamr report --perfetto /tmp/trace          for ui.perfetto.dev")]
 pub struct Args {
-    /// The trace: what `rdmamr run --trace FILE` or RDMAMR_TRACE=FILE has written
-    #[arg(value_name = "FILE")]
-    trace: PathBuf,
+    /// The trace: what `rdmamr run --trace FILE` or RDMAMR_TRACE=FILE has written; several of one
+    /// job; a folder of them; - for standard input
+    #[arg(value_name = "FILE", required = true)]
+    traces: Vec<PathBuf>,
     /// Print the report as text
     #[arg(long, conflicts_with = "json")]
     text: bool,
     /// Print the report as JSON, rdmamr_trace(5)
     #[arg(long)]
     json: bool,
-    /// Where to write the page; FILE.html beside the trace if not given
+    /// Compare two runs, each a trace or a folder: what was gained, by size and by caller
+    #[arg(long)]
+    diff: bool,
+    /// Write the calls in Chrome's trace format, for Perfetto, to FILE.json
+    #[arg(long, conflicts_with_all = ["text", "json", "diff"])]
+    perfetto: bool,
+    /// Where to write the page; FILE.html beside the trace if not given, or FOLDER/report.html
     #[arg(short, long, value_name = "PAGE", conflicts_with_all = ["text", "json"])]
     output: Option<PathBuf>,
 }
@@ -65,42 +81,133 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
         Err(error) => {
-            eprintln!("rdmamr report: {error:#}");
+            eprintln!("rdmamr report: {}", units::printable(&format!("{error:#}")));
             Ok(ExitCode::from(2))
         }
     }
 }
 
 fn write(args: &Args) -> Result<()> {
-    let path = &args.trace;
-    let report = Trace::open(path)
-        .and_then(|trace| Report::new(&trace, path))
-        .with_context(|| format!("{} cannot be reported on", path.display()))?;
+    if args.diff {
+        return compare(args);
+    }
+    let (trace, report) = read(&args.traces)?;
     if args.text {
-        io::stdout().write_all(text::render(&report).as_bytes())?;
+        print(&text::render(&report))
     } else if args.json {
-        io::stdout().write_all(json::render(&report)?.as_bytes())?;
+        print(&json::render(&report)?)
+    } else if args.perfetto {
+        let place = place(args, "json");
+        output(&[&trace], &place, |out| {
+            perfetto::write(&trace, &report, out)
+        })
     } else {
-        let page = args.output.clone().unwrap_or_else(|| {
-            let mut page = path.clone().into_os_string();
-            page.push(".html");
-            page.into()
-        });
-        if is_same_file(&page, path) {
-            bail!(
-                "{} is the trace itself, and the page would replace it. Name another file",
-                page.display()
-            );
-        }
-        std::fs::write(&page, html::render(&report)?)
-            .with_context(|| format!("{} cannot be written", page.display()))?;
-        writeln!(io::stdout(), "{}", page.display())?;
+        let page = html::render(&report)?;
+        output(&[&trace], &place(args, "html"), |out| {
+            Ok(out.write_all(page.as_bytes())?)
+        })
+    }
+}
+
+fn compare(args: &Args) -> Result<()> {
+    let [before, after] = &args.traces[..] else {
+        bail!("--diff compares two traces: the one before, and the one after");
+    };
+    let (one, before) = read(std::slice::from_ref(before))?;
+    let (other, after) = read(std::slice::from_ref(after))?;
+    let diff = diff::Diff::new(&before, &after);
+    if args.text {
+        print(&diff.render())
+    } else if args.json {
+        print(&json::render(&diff)?)
+    } else {
+        let page = html::compare(&diff);
+        output(&[&one, &other], &place(args, "diff.html"), |out| {
+            Ok(out.write_all(page.as_bytes())?)
+        })
+    }
+}
+
+fn read(paths: &[PathBuf]) -> Result<(Trace, Report)> {
+    let name = names(paths);
+    let trace = Trace::of(paths).context("no report can be made")?;
+    let report = Report::new(&trace, Path::new(&name))
+        .with_context(|| format!("{name} cannot be reported on"))?;
+    Ok((trace, report))
+}
+
+fn print(text: &str) -> Result<()> {
+    Ok(io::stdout().write_all(text.as_bytes())?)
+}
+
+/// Writes a file, and prints its name.
+fn output(
+    traces: &[&Trace],
+    place: &Path,
+    content: impl FnOnce(&mut dyn Write) -> Result<()>,
+) -> Result<()> {
+    save(traces, place, content)?;
+    if place != Path::new("-") {
+        writeln!(io::stdout(), "{}", place.display())?;
     }
     Ok(())
 }
 
-/// Whether two paths lead to the same file, through whatever links.
-fn is_same_file(one: &Path, other: &Path) -> bool {
-    let identity = |path: &Path| path.metadata().ok().map(|it| (it.dev(), it.ino()));
-    identity(one).is_some_and(|one| identity(other) == Some(one))
+/// Writes a file that is none of the traces.
+fn save(
+    traces: &[&Trace],
+    place: &Path,
+    content: impl FnOnce(&mut dyn Write) -> Result<()>,
+) -> Result<()> {
+    if traces.iter().any(|trace| trace.is_at(place)) {
+        bail!(
+            "{} is the trace itself, and the page would replace it. Name another file",
+            place.display()
+        );
+    }
+    output::write(place, content)
+}
+
+/// Reports on a program that `rdmamr run` has run: writes the page, and prints where it is and what
+/// to do.
+pub fn after_run(traces: &[PathBuf], place: &Path) -> Result<()> {
+    let (trace, report) = read(traces)?;
+    let page = html::render(&report)?;
+    save(&[&trace], place, |out| Ok(out.write_all(page.as_bytes())?))?;
+    let advice = units::printable(&report.advice.sentence);
+    anstream::eprintln!("rdmamr: {}: {advice}", place.display());
+    Ok(())
+}
+
+/// What was asked for, as one name.
+fn names(paths: &[PathBuf]) -> String {
+    let first = paths[0].display();
+    match paths.len() {
+        1 => first.to_string(),
+        all => format!(
+            "{first} and {}",
+            units::plural(all as u64 - 1, "other", "others")
+        ),
+    }
+}
+
+/// Where the output goes: beside the last trace if nobody says it.
+fn place(args: &Args, ending: &str) -> PathBuf {
+    if let Some(place) = &args.output {
+        return place.clone();
+    }
+    let trace = match args.diff {
+        true => &args.traces[args.traces.len() - 1],
+        false => &args.traces[0],
+    };
+    let mut name = if trace.is_dir() {
+        trace.join("report").into_os_string()
+    } else if trace.is_file() {
+        trace.as_os_str().to_owned()
+    } else {
+        "report".into()
+    };
+    name.push(".");
+    name.push(ending);
+    name.into()
 }

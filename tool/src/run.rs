@@ -1,20 +1,21 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `rdmamr run`: replaces itself by the program, with the library preloaded. The process, its
-//! terminal, its signals and its exit status are therefore the program's own.
+//! terminal, its signals and its exit status are therefore the program's own. Only for a report at
+//! the end it stays, as the program's parent.
 
 mod judge;
 mod search;
+mod traces;
+mod wait;
 
-use crate::format;
 use crate::library;
+use crate::report::{self, units};
 use anyhow::{Context, bail};
 use clap::ValueEnum;
 use std::collections::BTreeMap;
 use std::env;
 use std::ffi::{CString, OsStr, OsString, c_char};
-use std::fs::File;
-use std::io::{self, IsTerminal, Read};
-use std::os::fd::AsRawFd;
+use std::io::{self, IsTerminal};
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -30,6 +31,7 @@ const NOT_FOUND: u8 = 127;
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
+  rdmamr run --report -- ./app --its-own options
   rdmamr run --trace app.trace -- ./app --its-own options
   rdmamr run --stats -- ib_write_bw -d mlx5_0 server
   rdmamr run --cache=local -- ./app
@@ -44,12 +46,21 @@ pub struct Args {
     /// Record every registration, for 'rdmamr report FILE'
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
+    /// Let the trace grow to SIZE at most (K, M, G); later calls are only counted
+    #[arg(long, value_name = "SIZE")]
+    trace_limit: Option<OsString>,
+    /// When the program has ended, report on it: write the page to PAGE
+    #[arg(long, value_name = "PAGE", num_args = 0..=1, require_equals = true)]
+    report: Option<Option<PathBuf>>,
     /// When the program ends, print the counters: a table, json, or JSON to FILE
     #[arg(long, value_name = "json|FILE", num_args = 0..=1, require_equals = true, default_missing_value = "table")]
     stats: Option<PathBuf>,
     /// Populate fresh memory with N threads before it is registered
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     prefault: Option<u32>,
+    /// On a terminal, show a bar while a registration takes longer than a second
+    #[arg(long)]
+    progress: bool,
     /// Watch memory for another registration cache: libfabric
     #[arg(long, value_name = "WHOSE", hide_possible_values = true)]
     monitor: Option<Monitor>,
@@ -126,21 +137,37 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
             }
         };
     }
-    if let Some(trace) = &args.trace {
-        let trace = std::path::absolute(trace)?;
-        empty(&trace).with_context(|| format!("--trace {}", trace.display()))?;
+    let page = args.report.as_ref().map(|page| match page {
+        Some(page) => page.clone(),
+        None => page_of(args),
+    });
+    // Of a program that is reported on at once, the trace need not stay.
+    let folder = match (&page, &args.trace) {
+        (Some(_), None) => Some(tempfile::tempdir()?),
+        _ => None,
+    };
+    let trace = folder.as_ref().map(|folder| folder.path().join("trace"));
+    let trace = args.trace.clone().or(trace);
+    let trace = trace.map(std::path::absolute).transpose()?;
+    if let Some(trace) = &trace {
+        traces::prepare(trace).with_context(|| format!("--trace {}", trace.display()))?;
         set("RDMAMR_TRACE", trace.as_os_str());
+        if let Some(limit) = &args.trace_limit {
+            set("RDMAMR_TRACE_LIMIT", limit);
+        }
+    }
+    if let (Some(trace), None) = (&trace, &page) {
+        let report = if traces::is_pattern(trace) {
+            trace.parent().unwrap_or(trace)
+        } else {
+            trace
+        };
         // The library prints the suggestion when the program has ended: this process is the program
         // by then.
-        set(
-            TELL_AT_END,
-            format!("rdmamr report {}", quoted(&trace)).as_ref(),
-        );
+        let next = format!("rdmamr report {}", quoted(report));
+        set(TELL_AT_END, next.as_ref());
         if io::stderr().is_terminal() {
-            eprintln!(
-                "rdmamr: when the program has ended: rdmamr report {}",
-                quoted(&trace)
-            );
+            eprintln!("rdmamr: when the program has ended: {next}");
         }
     }
     if let Some(stats) = &args.stats {
@@ -153,6 +180,9 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     }
     if let Some(threads) = args.prefault {
         set("RDMAMR_PREFAULT", threads.to_string().as_ref());
+    }
+    if args.progress {
+        set("RDMAMR_PROGRESS", "1".as_ref());
     }
     let named = [
         (
@@ -173,20 +203,48 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
             set(name, value.get_name().as_ref());
         }
     }
-    let error = become_program(&program, &args.command, environment);
-    anstream::eprintln!("rdmamr: {}: {error}", program.display());
-    Ok(ExitCode::from(CANNOT_RUN))
+    let become_it = || {
+        let error = become_program(&program, &args.command, environment);
+        anstream::eprintln!("rdmamr: {}: {error}", program.display());
+        ExitCode::from(CANNOT_RUN)
+    };
+    let (Some(page), Some(trace)) = (page, trace) else {
+        return Ok(become_it());
+    };
+    match wait::run(become_it)? {
+        Err(cannot_run) => {
+            // In the child. The parent removes the folder.
+            std::mem::forget(folder);
+            Ok(cannot_run)
+        }
+        Ok(ended) => {
+            if let Err(why) = report::after_run(&traces::existing(&trace), &page) {
+                anstream::eprintln!(
+                    "rdmamr: no report: {}",
+                    units::printable(&format!("{why:#}"))
+                );
+            }
+            drop(folder);
+            Ok(ended.follow())
+        }
+    }
+}
+
+/// Where the page of a report goes if nobody says it: beside the trace, or by the program's name.
+fn page_of(args: &Args) -> PathBuf {
+    let program = Path::new(&args.command[0]).file_name().unwrap_or_default();
+    let mut page = match &args.trace {
+        Some(trace) if traces::is_pattern(trace) => return trace.with_file_name("report.html"),
+        Some(trace) => trace.clone().into_os_string(),
+        None => program.to_owned(),
+    };
+    page.push(".html");
+    page.into()
 }
 
 /// Quotes a path as one word for a shell.
 fn quoted(path: &Path) -> String {
-    let path = path.display().to_string();
-    let is_plain = |c: char| c.is_alphanumeric() || "/._-+=:,@%".contains(c);
-    if path.chars().all(is_plain) {
-        path
-    } else {
-        format!("'{}'", path.replace('\'', r"'\''"))
-    }
+    units::quoted(&path.display().to_string())
 }
 
 /// Puts the library before those that a variable names already.
@@ -197,46 +255,6 @@ fn first(library: &Path, before: Option<OsString>) -> OsString {
         list.push(before);
     }
     list
-}
-
-/// Creates the file of a trace, or empties that of an earlier one, since the library appends. It
-/// does not empty the file while another program that was run with it is alive, as with mpirun(1):
-/// they share the file. A lock that the program inherits tells whether one is alive.
-fn empty(trace: &Path) -> anyhow::Result<()> {
-    if trace.exists() && !trace.metadata()?.is_file() {
-        bail!("it is not a regular file");
-    }
-    let mut file = File::options()
-        .read(true)
-        .append(true)
-        .create(true)
-        .open(trace)?;
-    let mut magic = Vec::new();
-    (&mut file)
-        .take(format::MAGIC.len() as u64)
-        .read_to_end(&mut magic)?;
-    if !magic.is_empty() && magic != format::MAGIC {
-        bail!("it exists and is not a trace, so it is left alone");
-    }
-    // Without close-on-exec, and if the limit allows with a number that is out of the way of
-    // programs that count on the lowest numbers.
-    let kept = [900, 200, 3].into_iter().find_map(|number| {
-        // SAFETY: F_DUPFD takes no pointers.
-        let kept = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_DUPFD, number) };
-        (kept >= 0).then_some(kept)
-    });
-    let kept = kept.ok_or_else(io::Error::last_os_error)?;
-    let lock = |how| {
-        // SAFETY: flock takes no pointers.
-        unsafe { libc::flock(kept, how) == 0 }
-    };
-    if lock(libc::LOCK_EX | libc::LOCK_NB) {
-        file.set_len(0)?;
-    }
-    // Another launcher that empties the file at this point finds it empty: this program has not
-    // begun to write.
-    lock(libc::LOCK_SH);
-    Ok(())
 }
 
 /// execvpe(3). The standard library's own exec would change which signals are blocked and ignored.

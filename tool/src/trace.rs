@@ -5,14 +5,17 @@
 //! A trace may be larger than the memory, so it is read twice: first to find where each run of
 //! calls is, then call by call. The second pass holds only calls that overlap in time: a few
 //! thousand for each thread that was at work.
-use crate::format::{Call, Header, MAGIC, PoolSettings, Start, VERSION, call, how, kind};
+use crate::format::{
+    Call, Header, MAGIC, NO_RANK, PoolSettings, Start, VERSION, call::registers, how, kind,
+};
 use anyhow::{Context, Result, bail, ensure};
 use rustc_hash::FxHashMap;
+use source::Source;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
-use std::fs::File;
-use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+
+mod source;
 
 const HEADER: usize = size_of::<Header>();
 const CALL: usize = size_of::<Call>();
@@ -20,10 +23,21 @@ const CALL: usize = size_of::<Call>();
 const LATEST: u64 = 1 << 62;
 /// How many calls one read takes.
 const RUN: usize = 4096;
+/// How many lists of modules before and after a call's own may name its caller.
+const NEAR: usize = 8;
+/// The most bytes of a block of a kind that is read; a command line, for one, is longer than anybody
+/// reads. Calls have no limit: they are never in memory together.
+const fn most(kind: u16) -> usize {
+    match kind {
+        kind::START => size_of::<Start>() + (1 << 16),
+        kind::REASON => 1 << 12,
+        _ => 1 << 24,
+    }
+}
 
 /// A trace whose blocks are known.
 pub struct Trace {
-    source: Source,
+    sources: Vec<Source>,
     pub processes: Vec<Process>,
     /// Paths of modules; [`Mapping::path`] is an index into them.
     pub paths: Vec<String>,
@@ -38,6 +52,9 @@ pub struct Process {
     /// When the process began to write.
     pub process: u64,
     pub command: Vec<String>,
+    /// Where the process ran, and its number in its job; an earlier release does not tell.
+    pub host: Option<String>,
+    pub rank: Option<u32>,
     pub page: u64,
     /// The earliest and the latest moment that the trace has of the process.
     pub begin: u64,
@@ -53,7 +70,8 @@ pub struct Process {
     last_sequence: u64,
     /// CLOCK_REALTIME minus the process's CLOCK_MONOTONIC, once known.
     realtime: Option<i128>,
-    reasons: FxHashMap<u32, (u64, usize)>,
+    /// The file, the place and the length of each reason.
+    reasons: FxHashMap<u32, (u32, u64, usize)>,
     modules: Vec<Vec<Mapping>>,
 }
 
@@ -68,12 +86,27 @@ struct Mapping {
 
 /// Adjacent calls of one process.
 struct Run {
+    source: u32,
     process: u32,
     /// The number of the module list that was valid for these calls.
     modules: u32,
     at: u64,
     calls: usize,
     first: u64,
+}
+
+/// The content of a block, in a file.
+struct Place {
+    source: u32,
+    at: u64,
+    length: u64,
+}
+
+/// The numbers of the processes and the paths that were seen so far.
+#[derive(Default)]
+struct Known {
+    processes: FxHashMap<(u32, u64), usize>,
+    paths: FxHashMap<String, u32>,
 }
 
 /// A call, with its process and its time.
@@ -85,33 +118,6 @@ pub struct Event {
     /// appear in that order even if they overlap.
     pub effect: u64,
     pub call: Call,
-}
-
-/// The file, and the part of it that was read last.
-struct Source {
-    file: File,
-    size: u64,
-}
-
-impl Source {
-    /// Reads `length` bytes from `at` on, or as many as exist.
-    fn read(&self, at: u64, length: usize, into: &mut Vec<u8>) -> Result<()> {
-        into.resize(length.min(self.size.saturating_sub(at) as usize), 0);
-        self.file.read_exact_at(into, at).context("reading it")
-    }
-
-    /// The first place from `at` on at which a block may begin, or `end`.
-    fn next_magic(&self, mut at: u64, end: u64) -> Result<u64> {
-        let mut bytes = Vec::new();
-        while at + (MAGIC.len() as u64) <= end {
-            self.read(at, ((end - at) as usize).min(1 << 20), &mut bytes)?;
-            if let Some(found) = bytes.windows(MAGIC.len()).position(|bytes| *bytes == MAGIC) {
-                return Ok(at + found as u64);
-            }
-            at += (bytes.len() - (MAGIC.len() - 1)) as u64;
-        }
-        Ok(end)
-    }
 }
 
 /// The fields of a structure, which are numbers without gaps.
@@ -178,20 +184,14 @@ fn parse_call(bytes: &[u8]) -> Call {
     }
 }
 
-/// Whether a call, if it succeeds, yields a region.
-pub fn registers(call: u8) -> bool {
-    !matches!(
-        call,
-        call::DEREG_MR | call::DEREG_MR_RELAXED | call::FI_CLOSE | call::POOL
-    )
-}
-
 impl Process {
     fn new(header: &Header) -> Process {
         Process {
             pid: header.pid,
             process: header.process,
             command: Vec::new(),
+            host: None,
+            rank: None,
             page: 4096,
             begin: header.process,
             end: header.process,
@@ -223,23 +223,24 @@ impl Process {
         })
     }
 
+    /// The lists are sorted when all of them are read.
     fn unkept(&mut self, content: &[u8]) {
         let mut fields = Fields(content);
-        if content.len() < 8 || content.len() % 16 != 8 {
+        if content.len() < 8 {
             return;
         }
         let from = self.wall(fields.u64());
         let mut ranges = Vec::new();
-        while !fields.0.is_empty() {
+        while fields.0.len() >= 16 {
             ranges.push((fields.u64(), fields.u64()));
         }
         ranges.sort_unstable();
-        let at = self.unkept.partition_point(|(other, _)| *other <= from);
-        self.unkept.insert(at, (from, ranges));
+        self.unkept.push((from, ranges));
     }
 
     fn pool(&mut self, content: &[u8]) {
-        if content.len() < size_of::<PoolSettings>() {
+        // The last field is newer.
+        if content.len() < size_of::<PoolSettings>() - size_of::<u64>() {
             return;
         }
         let mut fields = Fields(content);
@@ -249,7 +250,14 @@ impl Process {
             linger_remote: fields.u64(),
             most_regions: fields.u64(),
             most_bytes: fields.u64(),
+            watch_ns: if fields.0.len() < 8 { 0 } else { fields.u64() },
         });
+    }
+
+    fn place(&mut self, content: &[u8]) {
+        let mut fields = Fields(content);
+        self.rank = Some(fields.u32()).filter(|&rank| rank != NO_RANK);
+        self.host = Some(String::from_utf8_lossy(fields.0).into_owned());
     }
 
     fn saw(&mut self, moment: u64) {
@@ -289,41 +297,54 @@ impl Process {
 }
 
 impl Trace {
-    /// Finds the blocks of the file.
+    /// Finds the blocks of a file.
+    #[cfg(test)]
     pub fn open(path: &Path) -> Result<Trace> {
-        let metadata = path.metadata().context("it cannot be opened")?;
-        // Checked before the open, which for a pipe waits for a writer.
-        ensure!(metadata.is_file(), "it is not a regular file");
-        let file = File::open(path).context("it cannot be opened")?;
-        let metadata = file.metadata()?;
-        ensure!(
-            metadata.len() > 0,
-            "it is empty: the program has not registered memory yet, or the library was not loaded"
-        );
-        let source = Source {
-            file,
-            size: metadata.len(),
-        };
+        Trace::of(&[path.to_path_buf()])
+    }
+
+    /// Finds the blocks of several files, folders and pipes, which may be those of several hosts.
+    pub fn of(paths: &[PathBuf]) -> Result<Trace> {
         let mut trace = Trace {
-            source,
+            sources: source::open(paths)?,
             processes: Vec::new(),
             paths: Vec::new(),
             runs: Vec::new(),
             damage: Vec::new(),
         };
-        trace.index()?;
+        let mut known = Known::default();
+        for number in 0..trace.sources.len() {
+            trace
+                .index(number, &mut known)
+                .with_context(|| trace.sources[number].path.display().to_string())?;
+        }
+        for process in &mut trace.processes {
+            process.unkept.sort_by_key(|(from, _)| *from);
+            let missing = (process.last_sequence + 1).saturating_sub(process.blocks);
+            if missing > 0 {
+                trace.damage.push(format!(
+                    "{missing} blocks of process {} are missing in the file.",
+                    process.pid
+                ));
+            }
+        }
         trace.runs.sort_by_key(|run| run.first);
         Ok(trace)
     }
 
-    fn index(&mut self) -> Result<()> {
+    /// Whether one of the trace's files is at that path, through whatever links.
+    pub fn is_at(&self, path: &Path) -> bool {
+        self.sources.iter().any(|source| source.is_at(path))
+    }
+
+    fn index(&mut self, number_of_source: usize, known: &mut Known) -> Result<()> {
         let mut bytes = Vec::new();
-        let mut processes = FxHashMap::default();
-        let mut paths = FxHashMap::default();
-        let (mut garbage, mut cut, mut newer) = (0, 0, 0);
+        let first = self.processes.len();
+        let (mut garbage, mut cut, mut newer, mut whole) = (0, 0, 0, 0u64);
         let mut at = 0;
-        while at < self.source.size {
-            self.source.read(at, HEADER, &mut bytes)?;
+        while at < self.sources[number_of_source].size {
+            let source = &self.sources[number_of_source];
+            source.read(at, HEADER, &mut bytes)?;
             let Some(header) = header(&bytes) else {
                 if at == 0 {
                     ensure!(
@@ -332,7 +353,7 @@ impl Trace {
                         String::from_utf8_lossy(&MAGIC)
                     );
                 }
-                let next = self.source.next_magic(at + 1, self.source.size)?;
+                let next = source.next_magic(at + 1, source.size)?;
                 garbage += next - at;
                 at = next;
                 continue;
@@ -342,19 +363,23 @@ impl Trace {
             // A block without another after it was not written whole: the disk was full, or the
             // file was copied while it grew. The next block may then begin inside the length that
             // this block claims.
-            self.source.read(end, MAGIC.len(), &mut bytes)?;
-            if end != self.source.size && bytes != MAGIC {
-                let next = self
-                    .source
-                    .next_magic(at + HEADER as u64, end.min(self.source.size))?;
+            source.read(end, MAGIC.len(), &mut bytes)?;
+            if end != source.size && bytes != MAGIC {
+                let next = source.next_magic(at + HEADER as u64, end.min(source.size))?;
                 if next < end {
                     cut += 1;
                     end = next;
                 }
             }
+            let begin = at;
             at = end;
+            let hole = source.data_until(begin);
+            if hole < end {
+                cut += 1;
+                end = hole;
+            }
             if header.version != VERSION {
-                if processes.is_empty() {
+                if self.processes.len() == first {
                     bail!(
                         "it is a trace of version {}, and this program reads version {VERSION}",
                         header.version
@@ -363,45 +388,43 @@ impl Trace {
                 newer += 1;
                 continue;
             }
-            let number = *processes
+            let number = *known
+                .processes
                 .entry((header.pid, header.process))
                 .or_insert_with(|| {
                     self.processes.push(Process::new(&header));
                     self.processes.len() - 1
                 });
-            self.block(
-                &header,
-                number,
-                content,
-                end.saturating_sub(content),
-                &mut paths,
-            )?;
+            let place = Place {
+                source: number_of_source as u32,
+                at: content,
+                length: end.saturating_sub(content),
+            };
+            self.block(&header, number, place, &mut known.paths)?;
+            whole += 1;
         }
-        ensure!(!self.processes.is_empty(), "there is no whole block in it");
+        ensure!(whole > 0, "there is no whole block in it");
+        // A report on one file need not name it.
+        let name = match self.sources.len() {
+            1 => String::new(),
+            _ => format!("{}: ", self.sources[number_of_source].path.display()),
+        };
         if cut > 0 {
             self.damage.push(format!(
-                "{} cut off: the program was killed while it wrote, the disk was full, or the file is copied in part. \
+                "{name}{} cut off: the program was killed while it wrote, the disk was full, or the file is copied in part. \
                  The calls up to there are counted.",
                 if cut == 1 { "A block is".to_string() } else { format!("{cut} blocks are") }
             ));
         }
         if garbage > 0 {
             self.damage.push(format!(
-                "{garbage} bytes of the file belong to no block and were skipped."
+                "{name}{garbage} bytes of the file belong to no block and were skipped."
             ));
         }
         if newer > 0 {
-            self.damage
-                .push(format!("{newer} blocks of another version were skipped."));
-        }
-        for process in &self.processes {
-            let missing = (process.last_sequence + 1).saturating_sub(process.blocks);
-            if missing > 0 {
-                self.damage.push(format!(
-                    "{missing} blocks of process {} are missing in the file.",
-                    process.pid
-                ));
-            }
+            self.damage.push(format!(
+                "{name}{newer} blocks of another version were skipped."
+            ));
         }
         Ok(())
     }
@@ -410,22 +433,23 @@ impl Trace {
         &mut self,
         header: &Header,
         number: usize,
-        at: u64,
-        length: u64,
+        Place { source, at, length }: Place,
         paths: &mut FxHashMap<String, u32>,
     ) -> Result<()> {
         let process = &mut self.processes[number];
+        let file = &self.sources[source as usize];
+        let kept = (length as usize).min(most(header.kind));
         process.blocks += 1;
         process.last_sequence = process.last_sequence.max(header.sequence);
         process.dropped = process.dropped.max(header.dropped);
         let mut bytes = Vec::new();
         match header.kind {
             kind::START => {
-                self.source.read(at, length as usize, &mut bytes)?;
+                file.read(at, kept, &mut bytes)?;
                 process.start(&bytes);
             }
             kind::MODULES => {
-                self.source.read(at, length as usize, &mut bytes)?;
+                file.read(at, kept, &mut bytes)?;
                 let mut path = |path: &str| match paths.get(path) {
                     Some(&number) => number,
                     None => {
@@ -450,7 +474,7 @@ impl Trace {
                 let mut at = at;
                 while left > 0 {
                     let calls = left.min(RUN);
-                    self.source.read(at, calls * CALL, &mut bytes)?;
+                    file.read(at, calls * CALL, &mut bytes)?;
                     let mut first = u64::MAX;
                     for call in bytes.chunks_exact(CALL).map(parse_call) {
                         // If the first block is lost, the process counts as begun with this call.
@@ -464,6 +488,7 @@ impl Trace {
                     }
                     let modules = process.modules.len().saturating_sub(1) as u32;
                     self.runs.push(Run {
+                        source,
                         process: number as u32,
                         modules,
                         at,
@@ -475,21 +500,25 @@ impl Trace {
                 }
             }
             kind::REASON if length >= 4 => {
-                self.source.read(at, 4, &mut bytes)?;
+                file.read(at, 4, &mut bytes)?;
                 process
                     .reasons
-                    .insert(Fields(&bytes).u32(), (at + 4, length as usize - 4));
+                    .insert(Fields(&bytes).u32(), (source, at + 4, kept - 4));
+            }
+            kind::PLACE if length >= 4 => {
+                file.read(at, kept, &mut bytes)?;
+                process.place(&bytes);
             }
             kind::POOL => {
-                self.source.read(at, length as usize, &mut bytes)?;
+                file.read(at, kept, &mut bytes)?;
                 process.pool(&bytes);
             }
             kind::UNKEPT => {
-                self.source.read(at, length as usize, &mut bytes)?;
+                file.read(at, kept, &mut bytes)?;
                 process.unkept(&bytes);
             }
             kind::END => {
-                self.source.read(at, 8, &mut bytes)?;
+                file.read(at, 8, &mut bytes)?;
                 if bytes.len() == 8 {
                     process.ended = true;
                     process.saw(process.wall(Fields(&bytes).u64()));
@@ -515,7 +544,7 @@ impl Trace {
             let now = next.peek().map(|&Reverse((order, _))| order);
             if let Some(run) = waiting.next_if(|run| now.is_none_or(|now| run.first << 1 <= now)) {
                 let process = &self.processes[run.process as usize];
-                self.source.read(run.at, run.calls * CALL, &mut bytes)?;
+                self.sources[run.source as usize].read(run.at, run.calls * CALL, &mut bytes)?;
                 let mut calls: Vec<_> = bytes
                     .chunks_exact(CALL)
                     .map(parse_call)
@@ -553,9 +582,10 @@ impl Trace {
 
     /// Why a call failed, in the library's words.
     pub fn reason(&self, process: u32, number: u32) -> Option<String> {
-        let &(at, length) = self.processes[process as usize].reasons.get(&number)?;
+        let &(source, at, length) = self.processes[process as usize].reasons.get(&number)?;
         let mut bytes = Vec::new();
-        self.source.read(at, length, &mut bytes).ok()?;
+        let source = &self.sources[source as usize];
+        source.read(at, length, &mut bytes).ok()?;
         Some(
             String::from_utf8_lossy(&bytes)
                 .trim_end_matches(['\0', '\n'])
@@ -565,11 +595,13 @@ impl Trace {
 
     /// The file that contains an address, by its index in `paths`, and the address in the file's
     /// own terms. If the module list of that time lacks the address, a later list may have it: the
-    /// library writes a list when code has come that the last list lacked.
+    /// library writes a list when code has come that the last list lacked. Lists that are not near
+    /// are those of other code.
     pub fn locate(&self, process: u32, modules: u32, address: u64) -> Option<(u32, u64)> {
         let lists = &self.processes[process as usize].modules;
         let (earlier, later) = lists.split_at((modules as usize).min(lists.len()));
-        later.iter().chain(earlier.iter().rev()).find_map(|list| {
+        let (later, earlier) = (later.iter().take(NEAR), earlier.iter().rev().take(NEAR));
+        later.chain(earlier).find_map(|list| {
             let mapping = &list[list
                 .partition_point(|mapping| mapping.start <= address)
                 .checked_sub(1)?];

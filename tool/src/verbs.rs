@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! libibverbs, loaded at run time: most of this program is useful without it.
 
-use crate::abi::rdma_core::{ibv_context, ibv_device, ibv_mr, ibv_pd};
+use crate::abi::rdma_core::{ibv_context, ibv_device, ibv_device_attr, ibv_mr, ibv_pd};
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::path::PathBuf;
 
@@ -68,6 +68,8 @@ impl Loaded {
 type GetDeviceList = unsafe extern "C" fn(*mut c_int) -> *mut *mut ibv_device;
 type GetDeviceName = unsafe extern "C" fn(*mut ibv_device) -> *const c_char;
 type OpenDevice = unsafe extern "C" fn(*mut ibv_device) -> *mut ibv_context;
+type QueryDevice = unsafe extern "C" fn(*mut ibv_context, *mut c_void) -> c_int;
+type CloseDevice = unsafe extern "C" fn(*mut ibv_context) -> c_int;
 type AllocPd = unsafe extern "C" fn(*mut ibv_context) -> *mut ibv_pd;
 /// `ibv_reg_mr`, and its relaxed counterpart.
 pub type RegMr = unsafe extern "C" fn(*mut ibv_pd, *mut c_void, usize, c_int) -> *mut ibv_mr;
@@ -149,6 +151,25 @@ impl Verbs {
             return Err(std::io::Error::last_os_error().to_string());
         }
         Ok(Context(context))
+    }
+
+    /// The most regions that a device can have. Closes the device again: `rdmamr top` goes on.
+    pub fn most_regions(&self, name: &str) -> Option<u64> {
+        // SAFETY: the function has this type in <infiniband/verbs.h>.
+        let query = unsafe { self.library.function::<QueryDevice>(c"ibv_query_device") }?;
+        // SAFETY: the function has this type in <infiniband/verbs.h>.
+        let close = unsafe { self.library.function::<CloseDevice>(c"ibv_close_device") }?;
+        let context = self.open(name).ok()?;
+        // The structure is longer than what is declared of it.
+        let mut answer = [0u64; 128];
+        // SAFETY: the device is open, and the answer has room.
+        let failed = unsafe { query(context.0, answer.as_mut_ptr().cast()) } != 0;
+        // SAFETY: the device is open, and nobody else has it.
+        unsafe { close(context.0) };
+        // SAFETY: any bytes are such a structure, which begins the answer.
+        let answer = unsafe { answer.as_ptr().cast::<ibv_device_attr>().read() };
+        let most = u64::try_from(answer.max_mr).ok()?;
+        (!failed && most > 0).then_some(most)
     }
 
     /// Allocates a protection domain.

@@ -3,15 +3,13 @@
 //! in, a line of JSON out.
 
 use super::median;
+use super::process::Process;
 use crate::abi::rdma_core::ibv_pd;
 use crate::verbs::{DeregMr, Loaded, RegMr, Verbs};
 use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
-use std::env;
 use std::ffi::{CStr, c_int, c_void};
-use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Instant;
 
 /// The library that registers.
@@ -48,65 +46,23 @@ pub struct Turn {
 /// The process, as its parent sees it.
 pub struct Worker {
     pub kind: Kind,
-    child: Child,
-    questions: ChildStdin,
-    answers: BufReader<ChildStdout>,
+    process: Process,
 }
 
 impl Worker {
     /// Starts a process, with the library preloaded except for the kind that measures libibverbs
     /// alone.
     pub fn start(kind: Kind, device: &str, library: &Path) -> anyhow::Result<Worker> {
-        let mut command = Command::new(env::current_exe()?);
-        // Settings for the library would change the measurement.
-        for (name, _) in
-            env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("RDMAMR_"))
-        {
-            command.env_remove(name);
-        }
-        match kind {
-            Kind::Libibverbs => command.env_remove("LD_PRELOAD"),
-            _ => command.env("LD_PRELOAD", library),
-        };
-        let mut child = command
-            .args([COMMAND, kind.name(), device])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .context("this program cannot be started once more")?;
-        let (Some(questions), Some(answers)) = (child.stdin.take(), child.stdout.take()) else {
-            bail!("a process without its pipes");
-        };
-        Ok(Worker {
-            kind,
-            child,
-            questions,
-            answers: BufReader::new(answers),
-        })
+        let library = (kind != Kind::Libibverbs).then_some(library);
+        let process = Process::start(&[COMMAND, kind.name(), device], library, &[])?;
+        Ok(Worker { kind, process })
     }
 
     /// Makes the process register and deregister `pairs` times. The inner error is a
     /// registration's.
     pub fn turn(&mut self, bytes: u64, pairs: u32) -> anyhow::Result<Result<Turn, String>> {
-        // If the process has ended, the pipe is broken; the read below reports that.
-        let _ = writeln!(self.questions, "{bytes} {pairs}");
-        let mut answer = String::new();
-        self.answers.read_line(&mut answer)?;
-        if answer.is_empty() {
-            let status = self.child.wait()?;
-            bail!(
-                "the process that measures {} has ended ({status})",
-                self.kind.name()
-            );
-        }
-        Ok(serde_json::from_str(&answer)?)
-    }
-}
-
-impl Drop for Worker {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        let turn = self.process.ask(&format!("{bytes} {pairs}"));
+        turn.with_context(|| self.kind.name())
     }
 }
 

@@ -13,7 +13,7 @@ const LITTLE: u64 = 1 << 30;
 /// Looks for a limit in the group of this process and in those around it.
 pub fn check() -> Check {
     let (mut limits, mut tight) = (Vec::new(), Vec::new());
-    for group in groups("memory") {
+    for group in groups("self", "memory") {
         let used = number(&group, &["memory.current", "memory.usage_in_bytes"]).unwrap_or(0);
         // Without a limit version 1 shows the largest multiple of a page.
         let most = number(&group, &["memory.max", "memory.limit_in_bytes"]);
@@ -27,7 +27,7 @@ pub fn check() -> Check {
             }
         }
     }
-    for group in groups("hugetlb") {
+    for group in groups("self", "hugetlb") {
         for (size, most) in huge_limits(&group) {
             let names = ["current", "usage_in_bytes"].map(|end| format!("hugetlb.{size}.{end}"));
             let used = number(&group, &names).unwrap_or(0);
@@ -41,7 +41,7 @@ pub fn check() -> Check {
             }
         }
     }
-    for group in groups("rdma") {
+    for group in groups("self", "rdma") {
         let current = read(group.join("rdma.current")).unwrap_or_default();
         for line in read(group.join("rdma.max")).unwrap_or_default().lines() {
             let Some((device, most)) = objects(line) else {
@@ -76,9 +76,10 @@ pub fn check() -> Check {
     )
 }
 
-/// The folders of this process's group and those around it, as far as they are shown here.
-fn groups(controller: &str) -> Vec<PathBuf> {
-    let mine = read("/proc/self/cgroup").unwrap_or_default();
+/// The folders of a process's group and those around it, as far as they are shown here. The process
+/// is a number, or `self`.
+pub fn groups(process: &str, controller: &str) -> Vec<PathBuf> {
+    let mine = read(format!("/proc/{process}/cgroup")).unwrap_or_default();
     let mounts = read("/proc/self/mountinfo").unwrap_or_default();
     groups_in(&mine, &mounts, controller)
 }
@@ -120,7 +121,7 @@ fn groups_in(mine: &str, mounts: &str, controller: &str) -> Vec<PathBuf> {
 }
 
 /// The number in the first of these files that has one; `None` for "max".
-fn number(group: &Path, names: &[impl AsRef<Path>]) -> Option<u64> {
+pub fn number(group: &Path, names: &[impl AsRef<Path>]) -> Option<u64> {
     let values = names.iter().filter_map(|name| read(group.join(name)));
     values.into_iter().next()?.parse().ok()
 }
@@ -142,7 +143,7 @@ fn huge_limits(group: &Path) -> Vec<(String, u64)> {
 }
 
 /// The device and the number in "mlx5_0 hca_handle=2 hca_object=2000".
-fn objects(line: &str) -> Option<(&str, u64)> {
+pub fn objects(line: &str) -> Option<(&str, u64)> {
     let mut words = line.split(' ');
     let device = words.next()?;
     let objects = words.find_map(|word| word.strip_prefix("hca_object="))?;

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Advice on the trace, in words. Commands stand between backticks.
-use super::access;
 use super::durations::Durations;
-use super::ranges::Ranges;
+use super::pool::{Class, Pool};
+use super::ranges::{Costs, Ranges, Served};
 use super::shape::{Advice, Saving, Totals, Unserved, What};
 use super::units;
+use crate::trace::Process;
 use rustc_hash::FxHashMap;
 use std::cmp::Reverse;
 
@@ -13,14 +14,52 @@ use std::cmp::Reverse;
 const HIT_NS: u64 = 400;
 /// How many hits are enough for a median.
 const ENOUGH_HITS: u64 = 10;
+/// The assumed time in ns that userfaultfd(2) takes to watch a region, for a trace without it.
+const WATCH_NS: u64 = 1_500;
+/// How much longer a miss takes than that watch: the look at the mapping around the region, and the
+/// pool's own work (measured by ctests/tool/predict.py).
+const MISS: u64 = 3;
+/// The same for the end of a region whose memory the program changes, for one that ends since too
+/// many are idle, and for a registration of memory that the pool does not keep.
+const CHANGE: u64 = 5;
+const EVICTION: u64 = 10;
+const REFUSAL: u64 = 6;
+/// The pool's start in ns: in a process that has one thread, and in one that has several, where the
+/// kernel waits 10 ms for all processors before membarrier(2) serves it; two threads wait with it.
+const START_NS: u64 = 300_000;
+const START_THREADS_NS: u64 = 20_000_000;
 
-/// `durations` covers all sizes, by the effect of the call.
-pub fn advice(
-    totals: &Totals,
-    ranges: &Ranges,
-    unserved: &FxHashMap<&'static str, (u64, u64)>,
-    durations: impl Fn(What) -> Durations,
-) -> Advice {
+/// What the replay has found out.
+pub struct Found<'a> {
+    pub totals: &'a Totals,
+    pub ranges: &'a Ranges,
+    pub pool: &'a Pool,
+    /// The number and the time of the plain registrations that the pool would not have served, by
+    /// reason.
+    pub unserved: &'a FxHashMap<&'static str, (u64, u64)>,
+    /// What the pool's start costs in the processes that register.
+    pub start_ns: u64,
+    /// The command line of the process with the most time in calls.
+    pub program: &'a [String],
+}
+
+/// What the pool's start costs in a process with so many threads that register.
+pub fn start(threads: u64) -> u64 {
+    match threads {
+        0 => 0,
+        1 => START_NS,
+        _ => START_THREADS_NS,
+    }
+}
+
+/// The registrations that the pool has served in the trace.
+fn totals_of_pool(totals: &Totals) -> u64 {
+    totals.hits + totals.misses
+}
+
+/// The costs of the pool's own work, and whether the trace has measured that of a hit. `durations`
+/// covers all sizes, by the effect of the call.
+pub fn costs(processes: &[Process], durations: impl Fn(What) -> Durations) -> (Costs, bool) {
     let median = |what| {
         Some(durations(what))
             .filter(|of| of.count >= ENOUGH_HITS)
@@ -29,25 +68,85 @@ pub fn advice(
     let measured = median(What::Hit)
         .zip(median(What::Kept))
         .map(|(hit, kept)| hit + kept);
-    let hit_ns = measured.unwrap_or(HIT_NS);
-    let local = ranges.saving(hit_ns, |key, range| {
-        !access::of_fabric(range.call) && !access::remote(range.call, key.access)
-    });
-    let all = ranges.saving(hit_ns, |_, range| !access::of_fabric(range.call));
-    let fabric = ranges.saving(hit_ns, |_, range| access::of_fabric(range.call));
-    let assumption = format!(
+    let watches = processes.iter().filter_map(|process| process.pool);
+    let watch = watches.map(|pool| pool.watch_ns).filter(|&ns| ns > 0).min();
+    let watch = watch.unwrap_or(WATCH_NS);
+    let costs = Costs {
+        hit: measured.unwrap_or(HIT_NS),
+        miss: watch * MISS,
+        change: watch * CHANGE,
+        eviction: watch * EVICTION,
+        refusal: watch * REFUSAL,
+    };
+    (costs, measured.is_some())
+}
+
+pub fn advice(found: &Found, costs: Costs, hit_measured: bool) -> Advice {
+    let saving = |classes: &[Class]| {
+        let mut saving = Saving::default();
+        for &class in classes {
+            let ends = found.pool.ends[class as usize];
+            let served = Served {
+                changes: ends.changed,
+                evictions: ends.evicted,
+                ..found.ranges.classes[class as usize]
+            };
+            saving.ranges += found.ranges.with_hits(class);
+            saving.hits += u64::from(served.hits);
+            saving.misses += u64::from(served.registrations - served.hits);
+            saving.saved_ns += served.saved(costs);
+            saving.evictions += u64::from(ends.evicted);
+            saving.changes += u64::from(ends.changed);
+            saving.idle_bytes = found.pool.most_idle[class as usize];
+        }
+        // A pool that exists has started, and one that nobody needs does not start.
+        if totals_of_pool(found.totals) == 0 && saving.hits + saving.misses > 0 {
+            saving.saved_ns -= found.start_ns as i64;
+        }
+        saving
+    };
+    let mut advice = Advice {
+        sentence: String::new(),
+        assumption: assumption(costs, hit_measured),
+        hit_ns: costs.hit,
+        hit_measured,
+        miss_ns: costs.miss,
+        change_ns: costs.change,
+        start_ns: found.start_ns,
+        command: None,
+        local: saving(&[Class::Local]),
+        all: saving(&[Class::Local, Class::Remote]),
+        fabric: saving(&[Class::Fabric]),
+        unserved: unserved(found.unserved),
+    };
+    let which = recommended(&advice);
+    advice.command = which.map(|which| command(which, found.program));
+    advice.sentence = sentence(found, &advice, which);
+    advice
+}
+
+fn assumption(costs: Costs, hit_measured: bool) -> String {
+    format!(
         "The pool is replayed with the rules and limits that the process had: a region serves one use at a time, and \
          stays for a while after its deregistration (by default 1 s where peers have rights, 60 s where not). A hit \
-         and its deregistration count as {} ({}). The trace does not show when memory is unmapped: a program that unmaps \
-         between two registrations saves less. Left out: a first registration of pages costs more with the pool than \
-         without, and the pool's start some milliseconds a process.",
-        units::time(hit_ns),
-        match measured {
-            Some(_) => "the median of this trace",
-            None => "assumed: the trace has too few hits",
+         and its deregistration count as {} ({}), a miss as {} more than its registration, a change of a kept \
+         region's memory as {}, the end of a region that no longer fits as {}, and the pool's start as 0.3 ms in a \
+         process with one thread that registers, 20 ms with several. A change that the program does not make by a \
+         call of its own is not seen, such as the C library's free() of a large block.",
+        units::time(costs.hit),
+        if hit_measured {
+            "the median of this trace"
+        } else {
+            "assumed: the trace has too few hits"
         },
-    );
-    let mut unserved: Vec<_> = unserved
+        units::time(costs.miss),
+        units::time(costs.change),
+        units::time(costs.eviction),
+    )
+}
+
+fn unserved(found: &FxHashMap<&'static str, (u64, u64)>) -> Vec<Unserved> {
+    let mut unserved: Vec<_> = found
         .iter()
         .map(|(reason, &(registrations, time_ns))| Unserved {
             reason,
@@ -56,38 +155,49 @@ pub fn advice(
         })
         .collect();
     unserved.sort_by_key(|of| (Reverse(of.time_ns), of.reason));
-    let sentence = sentence(totals, &local, &all, &fabric, &unserved);
-    Advice {
-        sentence,
-        assumption,
-        hit_ns,
-        hit_measured: measured.is_some(),
-        local,
-        all,
-        fabric,
-        unserved,
+    unserved
+}
+
+/// The value of `--cache` that saves time, `local` if it does.
+fn recommended(advice: &Advice) -> Option<&'static str> {
+    let (local, all) = (advice.local.saved_ns, advice.all.saved_ns);
+    if local > 0 {
+        // The sentence has both, and what `all` takes.
+        Some("local")
+    } else {
+        (all > 0).then_some("all")
     }
 }
 
-fn sentence(
-    totals: &Totals,
-    local: &Saving,
-    all: &Saving,
-    fabric: &Saving,
-    unserved: &[Unserved],
-) -> String {
+/// The command line that runs the program with a cache.
+fn command(which: &str, program: &[String]) -> String {
+    let mut command = format!("rdmamr run --cache={which} --");
+    if program.is_empty() {
+        command += " program";
+    }
+    for word in program {
+        command.push(' ');
+        command += &units::quoted(word);
+    }
+    command
+}
+
+fn sentence(found: &Found, advice: &Advice, which: Option<&str>) -> String {
+    let totals = found.totals;
+    let (local, all) = (&advice.local, &advice.all);
+    let time = |ns: i64| units::time(ns.unsigned_abs());
     let shares = |saving: &Saving| {
         format!(
-            "{} of the time in calls, {} of the run time",
-            units::share(saving.saved_ns, totals.time_ns),
-            units::share(saving.saved_ns, totals.run_ns)
+            "{} of the time in calls, {} of the threads' time",
+            units::share(saving.saved_ns.unsigned_abs(), totals.time_ns),
+            units::share(saving.saved_ns.unsigned_abs(), totals.thread_ns)
         )
     };
-    let saved = |saving: &Saving| format!("{} ({})", units::time(saving.saved_ns), shares(saving));
+    let saved = |saving: &Saving| format!("{} ({})", time(saving.saved_ns), shares(saving));
     let saved_of_all = |saving: &Saving| {
         format!(
             "{} of the {} in calls ({})",
-            units::time(saving.saved_ns),
+            time(saving.saved_ns),
             units::time(totals.time_ns),
             shares(saving)
         )
@@ -97,56 +207,97 @@ fn sentence(
         let served = units::share(totals.hits, totals.registrations);
         sentence += &format!("The pool has already served {served} of the registrations. ");
     }
-    sentence += &if all.saved_ns == 0 && totals.hits > 0 {
-        "There is nothing that it could save beyond that.".to_string()
-    } else if all.saved_ns == 0 && !unserved.is_empty() {
-        "`--cache=all` would have saved nothing.".to_string()
-    } else if all.saved_ns == 0 {
-        "No plain region was registered again soon enough for the pool to save time.".to_string()
-    } else if local.saved_ns == 0 {
-        format!(
-            "`rdmamr run --cache=all -- program` would have saved {}; `--cache=local` nothing, since peers have \
-             rights to all that is registered again.",
+    let line = advice.command.as_deref().unwrap_or_default();
+    sentence += &match which {
+        Some("all") => format!(
+            "`{line}` would have saved {}; `--cache=local` nothing, since peers have rights to all that is \
+             registered again.",
             saved_of_all(all)
-        )
-    } else if local.hits == all.hits {
-        format!(
-            "`rdmamr run --cache=local -- program` would have saved {}.",
-            saved_of_all(all)
-        )
-    } else {
-        format!(
-            "`rdmamr run --cache=local -- program` would have saved {}, and `--cache=all`, which also keeps \
-             regions that peers can reach, {}.",
+        ),
+        Some(_) if all.saved_ns > local.saved_ns => format!(
+            "`{line}` would have saved {}, and `--cache=all`, which also keeps regions that peers can reach, {}.",
             saved_of_all(local),
             saved(all)
-        )
+        ),
+        Some(_) => format!("`{line}` would have saved {}.", saved_of_all(local)),
+        None if all.saved_ns < 0 && totals.hits == 0 => format!(
+            "Leave the cache off: `--cache=all` would have cost {} more ({}), by {} and {}.",
+            time(all.saved_ns),
+            shares(all),
+            units::plural(all.hits, "hit", "hits"),
+            units::plural(all.misses, "miss", "misses"),
+        ),
+        None if totals.hits > 0 => "There is nothing that it could save beyond that.".to_string(),
+        None if !advice.unserved.is_empty() => {
+            "`--cache=all` would have saved nothing.".to_string()
+        }
+        None => "No plain region was registered again soon enough for the pool to save time."
+            .to_string(),
     };
-    if fabric.saved_ns > 0 {
+    if let Some(which) = which {
+        sentence += &price(advice, which);
+    }
+    if advice.fabric.saved_ns > 0 {
         sentence += &format!(
             " `RDMAMR_FABRIC_RELAXED=1` would have saved {} of libfabric's calls.",
-            saved(fabric)
+            saved(&advice.fabric)
         );
     }
-    if let [only] = unserved {
-        sentence += &format!(
-            " The pool does not serve {}: {}.",
-            registrations(only.registrations),
-            only.reason
+    sentence + &refusals(&advice.unserved)
+}
+
+/// What a program pays for the cache besides time.
+fn price(advice: &Advice, which: &str) -> String {
+    let with_remote = advice.all.saved_ns > advice.local.saved_ns;
+    let saving = if which == "all" {
+        &advice.all
+    } else {
+        &advice.local
+    };
+    let mut price = format!(
+        " Up to {} would have stayed pinned with nobody using it",
+        units::bytes(saving.idle_bytes)
+    );
+    if which == "local" && with_remote {
+        price += &format!(" (`all`: {})", units::bytes(advice.all.idle_bytes));
+    }
+    price.push('.');
+    if with_remote {
+        price += " With `all` an rkey lives on after ibv_dereg_mr: until the region ends, a peer that kept the \
+                  rkey can use it, so leave `all` to programs that do not revoke access by deregistering.";
+    }
+    let ends = if with_remote { &advice.all } else { saving };
+    if ends.evictions > 0 {
+        price += &format!(
+            " {} would have ended early, since more were idle than may be (RDMAMR_RELAXED_MAX_IDLE, \
+             RDMAMR_RELAXED_MAX_IDLE_BYTES, RLIMIT_MEMLOCK).",
+            units::plural(ends.evictions, "region", "regions")
         );
-    } else if !unserved.is_empty() {
-        let count = unserved.iter().map(|of| of.registrations).sum();
-        let reasons: Vec<_> = unserved
-            .iter()
-            .map(|of| format!("{} because {}", units::count(of.registrations), of.reason))
-            .collect();
-        sentence += &format!(
+    }
+    price
+}
+
+fn refusals(unserved: &[Unserved]) -> String {
+    let count = unserved.iter().map(|of| of.registrations).sum();
+    match unserved {
+        [] => String::new(),
+        [only] => format!(
             " The pool does not serve {}: {}.",
             registrations(count),
-            reasons.join("; ")
-        );
+            only.reason
+        ),
+        _ => {
+            let reasons: Vec<_> = unserved
+                .iter()
+                .map(|of| format!("{} because {}", units::count(of.registrations), of.reason))
+                .collect();
+            format!(
+                " The pool does not serve {}: {}.",
+                registrations(count),
+                reasons.join("; ")
+            )
+        }
     }
-    sentence
 }
 
 fn registrations(count: u64) -> String {

@@ -40,11 +40,35 @@ impl Durations {
         0
     }
 
+    /// The count and the sum of the durations in each step of 1, 2, 5, 10 and so on, by the step's
+    /// beginning; to 3 %, the width of a class.
+    pub fn steps(&self) -> Vec<(u64, u64, u64)> {
+        let mut steps: Vec<(u64, u64, u64)> = Vec::new();
+        for &(count, total) in self.classes.iter().filter(|class| class.0 > 0) {
+            let from = step(total / count);
+            match steps.last_mut().filter(|last| last.0 == from) {
+                Some(last) => (last.1, last.2) = (last.1 + count, last.2 + total),
+                None => steps.push((from, count, total)),
+            }
+        }
+        steps
+    }
+
     pub fn merge(&mut self, other: &Durations) {
         self.count += other.count;
         self.total += other.total;
         for (into, from) in self.classes.iter_mut().zip(&other.classes) {
             *into = (into.0 + from.0, into.1 + from.1);
         }
+    }
+}
+
+/// The largest of 1, 2, 5, 10 and so on that is not above.
+pub fn step(number: u64) -> u64 {
+    let power = 10u64.pow(number.max(1).ilog10());
+    match number / power {
+        5.. => 5 * power,
+        2.. => 2 * power,
+        _ => power,
     }
 }

@@ -5,7 +5,7 @@ use super::callers::{Caller, Resolver};
 use super::durations::Durations;
 use super::replay::{ProcessCounts, Replay};
 use super::shape::*;
-use super::{access, advice, errno, ranges, units};
+use super::{access, advice, errno, pool, ranges, ranks, units};
 use crate::format::call;
 use crate::trace::{Process, Trace};
 use anyhow::Result;
@@ -60,14 +60,35 @@ impl Replay<'_> {
         let failures = self.failed(&mut caller);
         let processes = self.process_totals();
         self.totals.callers = sites.len() as u64;
-        self.totals.run_ns = processes.iter().map(|process| process.run_ns).sum();
+        self.totals.run_ns = total(processes.iter().map(|process| process.run_ns));
         self.totals.threads = processes.iter().map(|process| process.threads).sum();
-        self.totals.dropped = processes.iter().map(|process| process.dropped).sum();
-        let advice = advice::advice(&self.totals, &self.ranges, &self.unserved, |what| {
-            self.durations(what)
-        });
-        let repeated = self.ranges.repeated(advice.hit_ns);
+        self.totals.dropped = total(processes.iter().map(|process| process.dropped));
+        self.totals.thread_ns = total(processes.iter().map(|process| process.thread_ns));
+        let (costs, hit_measured) = advice::costs(&trace.processes, |what| self.durations(what));
+        let busiest = processes.iter().max_by_key(|process| process.time_ns);
+        let found = advice::Found {
+            totals: &self.totals,
+            ranges: &self.ranges,
+            pool: &self.pool,
+            unserved: &self.unserved,
+            start_ns: processes
+                .iter()
+                .map(|process| advice::start(process.threads))
+                .sum(),
+            program: busiest.map_or(&[], |process| &process.command),
+        };
+        let advice = advice::advice(&found, costs, hit_measured);
+        let repeated = self.ranges.repeated(costs);
         self.totals.repeated_ranges = repeated.len() as u64;
+        let again = again(&repeated, costs);
+        self.totals.repeating_callers = again.len() as u64;
+        let again = again.into_iter().take(LISTED);
+        let again = again
+            .map(|(site, again)| Again {
+                caller: caller(site),
+                ..again
+            })
+            .collect();
         let ranges = repeated.into_iter().take(LISTED).map(|(key, range)| Range {
             pid: trace.processes[key.process as usize].pid,
             pd: key.pd,
@@ -75,23 +96,31 @@ impl Replay<'_> {
             bytes: key.bytes,
             access: access::words(range.call, key.access),
             remote: access::remote(range.call, key.access),
-            registrations: range.registrations.into(),
-            hits: range.hits.into(),
+            registrations: range.served.registrations.into(),
+            hits: range.served.hits.into(),
             time_ns: range.time,
-            saved_ns: range.saved(advice.hit_ns),
+            saved_ns: range.served.saved(costs).max(0) as u64,
             caller: caller(range.site),
         });
         let ranges = ranges.collect();
         let notes = self.notes(&processes, &resolver.changed);
+        let ranks = ranks::ranks(&trace.processes, &self.processes);
+        let latencies = self.latencies();
+        let (activity, lanes) = self.activity.finish(&trace.processes);
         Report {
             version: 1,
             trace: path.display().to_string(),
             notes,
             processes,
+            ranks,
             advice,
             pinned: self.timeline.finish(self.totals.span_ns),
+            activity,
+            lanes,
             sizes: sizes(&self.sizes),
+            latencies,
             callers,
+            again,
             ranges,
             leaks,
             failures,
@@ -108,16 +137,38 @@ impl Replay<'_> {
         all
     }
 
+    fn latencies(&self) -> Vec<Latency> {
+        let kinds = [
+            What::Plain,
+            What::Hit,
+            What::Miss,
+            What::Deregister,
+            What::Kept,
+        ];
+        let of_kind = |what| {
+            let steps = self.durations(what).steps().into_iter();
+            steps.map(move |(from_ns, calls, time_ns)| Latency {
+                from_ns,
+                what,
+                calls,
+                time_ns,
+            })
+        };
+        let mut latencies: Vec<_> = kinds.into_iter().flat_map(of_kind).collect();
+        latencies.sort_by_key(|row| (row.from_ns, row.what));
+        latencies
+    }
+
     fn leaks(&mut self, caller: &mut impl FnMut(u32) -> Caller) -> Vec<Leak> {
         let mut by_site: FxHashMap<(u32, bool), (u64, u64)> = FxHashMap::default();
-        for ((process, ..), region) in &self.regions {
+        for ((process, ..), region) in self.regions.iter() {
             let ended = self.trace.processes[*process as usize].ended;
-            for holder in &region.holders {
+            for holder in region.holders() {
                 let (regions, bytes) = by_site.entry((holder.site, ended)).or_default();
                 *regions += 1;
-                *bytes = bytes.saturating_add(holder.length);
+                *bytes = bytes.saturating_add(holder.memory.1);
                 self.totals.leaked_regions += 1;
-                self.totals.leaked_bytes = self.totals.leaked_bytes.saturating_add(holder.length);
+                self.totals.leaked_bytes = self.totals.leaked_bytes.saturating_add(holder.memory.1);
             }
         }
         let mut leaks: Vec<_> = by_site.into_iter().collect();
@@ -156,12 +207,15 @@ impl Replay<'_> {
     fn process_totals(&self) -> Vec<ProcessTotals> {
         let totals = |(process, counts): (&Process, &ProcessCounts)| ProcessTotals {
             pid: process.pid,
+            host: process.host.clone(),
+            rank: process.rank,
             command: process.command.clone(),
             started: humantime::format_rfc3339_seconds(
                 UNIX_EPOCH + Duration::from_nanos(process.begin),
             )
             .to_string(),
             run_ns: process.end - process.begin,
+            thread_ns: thread_time(process, counts),
             calls: counts.calls,
             failed: counts.failed,
             time_ns: counts.time,
@@ -227,6 +281,50 @@ impl Replay<'_> {
     }
 }
 
+/// The time of a process's threads. At least that of the process: its main thread may not register.
+fn thread_time(process: &Process, counts: &ProcessCounts) -> u64 {
+    let run = process.end - process.begin;
+    let threads = counts.threads.iter().map(|(&thread, &(begin, end))| {
+        if thread == process.pid {
+            run
+        } else {
+            end.saturating_sub(begin)
+        }
+    });
+    threads.fold(0u64, u64::saturating_add).max(run)
+}
+
+/// The repeated ranges by their caller and their access, what saves most first.
+fn again(repeated: &[(&pool::Key, &ranges::Totals)], costs: ranges::Costs) -> Vec<(u32, Again)> {
+    let mut by_caller: FxHashMap<(u32, u32), Again> = FxHashMap::default();
+    for (key, range) in repeated {
+        let again = by_caller.entry((range.site, key.access)).or_insert(Again {
+            caller: Caller::default(),
+            access: access::words(range.call, key.access),
+            remote: access::remote(range.call, key.access),
+            ranges: 0,
+            smallest_bytes: u64::MAX,
+            largest_bytes: 0,
+            registrations: 0,
+            hits: 0,
+            time_ns: 0,
+            saved_ns: 0,
+        });
+        again.ranges += 1;
+        again.smallest_bytes = again.smallest_bytes.min(key.bytes);
+        again.largest_bytes = again.largest_bytes.max(key.bytes);
+        again.registrations += u64::from(range.served.registrations);
+        again.hits += u64::from(range.served.hits);
+        again.time_ns += range.time;
+        again.saved_ns += range.served.saved(costs).max(0) as u64;
+    }
+    let mut list: Vec<_> = by_caller.into_iter().collect();
+    list.sort_by_key(|(key, again)| (Reverse(again.saved_ns), Reverse(again.time_ns), *key));
+    list.into_iter()
+        .map(|((site, _), again)| (site, again))
+        .collect()
+}
+
 fn sizes(sizes: &FxHashMap<(u32, What), Durations>) -> Vec<Size> {
     let mut sizes: Vec<_> = sizes.iter().collect();
     sizes.sort_by_key(|(key, _)| **key);
@@ -239,4 +337,9 @@ fn sizes(sizes: &FxHashMap<(u32, What), Durations>) -> Vec<Size> {
         p99_ns: durations.quantile(0.99),
     };
     sizes.into_iter().map(row).collect()
+}
+
+/// A sum of what a trace claims, which may be anything.
+fn total(numbers: impl Iterator<Item = u64>) -> u64 {
+    numbers.fold(0, u64::saturating_add)
 }

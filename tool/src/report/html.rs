@@ -2,15 +2,20 @@
 //! The report as a page: one file that loads nothing, runs nothing, and can be attached to a bug
 //! report. maud escapes all text of the trace.
 use super::callers::Caller;
-use super::plots;
+use super::diff::{self, Cost, Diff, Side};
 use super::shape::{Point, Report, Size, What};
 use super::text::command;
-use super::units::{bytes, count, plural, share, time};
+use super::units::{self, bytes, count, plural, share, time};
+use super::{flame, plots};
 use anyhow::Result;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 /// The most rows of a table.
 const SHOWN: usize = 20;
+/// The most rows of the table of ranks.
+const RANKS: usize = 256;
+/// The most characters of a text of the trace: a page is read by people, and can be attached.
+const LONGEST: usize = 600;
 const STYLE: &str = include_str!("page.css");
 /// Makes the browser itself refuse to load anything.
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'";
@@ -25,17 +30,29 @@ fn headings(names: &[&str]) -> Markup {
 
 fn more(shown: usize, all: u64) -> Markup {
     html! { @if all > shown as u64 {
-        p.aside { (count(all - shown as u64)) " more; " code { "--json" } " has up to 100." }
+        p.aside { (count(all - shown as u64)) " more; " code.word { "--json" } " has up to 100." }
     } }
 }
 
 /// Function, source, and place in the module.
 fn who(caller: &Caller) -> Markup {
     html! { td.who title=(caller.module.as_deref().unwrap_or("in no module of the trace")) {
-        @if let Some(function) = &caller.function { code { (function) } " " }
-        @if let Some(source) = &caller.source { span.source { (source) } " " }
-        span.place { (caller.place()) }
+        @if let Some(function) = &caller.function { code { (cut(function)) } " " }
+        @if let Some(source) = &caller.source { span.source { (cut(source)) } " " }
+        span.place { (cut(&caller.place())) }
     } }
+}
+
+/// Text without its end, if it is too long. A long name may be broken behind its separators only.
+fn cut(text: &str) -> Markup {
+    let shown = match text.char_indices().nth(LONGEST) {
+        None => text,
+        Some((end, _)) => &text[..end],
+    };
+    html! {
+        @for part in shown.split_inclusive(['/', ':', ',', '|', '+', '=', '<', '(', ' ']) { (part) wbr; }
+        @if shown.len() < text.len() { "\u{2026}" }
+    }
 }
 
 fn number(text: String) -> Markup {
@@ -49,7 +66,10 @@ fn tile(name: &str, figure: &str, more: &str) -> Markup {
 /// Shows the text between backticks as code.
 fn with_commands(text: &str) -> Markup {
     html! { @for (n, part) in text.split('`').enumerate() {
-        @if n % 2 == 1 { code { (part) } } @else { (part) }
+        @if n % 2 == 1 { code { @for word in part.split_inclusive(' ') {
+            // A browser would break an option behind its hyphens.
+            span.word[word.len() < 25] { (word.trim_end()) } @if word.ends_with(' ') { " " }
+        } } } @else { (part) }
     } }
 }
 
@@ -67,6 +87,28 @@ pub fn render(report: &Report) -> Result<String> {
         .first()
         .and_then(|process| process.command.first());
     let program = program.map_or("a program", |path| path.rsplit('/').next().unwrap_or(path));
+    let title = format!("Memory registration of {program}");
+    let body = html! {
+        (head(report, program))
+        (ranks(report))
+        (over_time(report))
+        (sizes(report))
+        (latencies(report))
+        (callers(report))
+        (ranges(report))
+        (leaks(report))
+        (failures(report))
+        (foot(&["from the trace "], &report.trace, ". Durations are medians and 99th percentiles to 2 %."))
+    };
+    Ok(document(&title, body))
+}
+
+fn foot(words: &[&str], trace: &str, more: &str) -> Markup {
+    html! { footer { "rdmamr " (env!("CARGO_PKG_VERSION")) ", " @for word in words { (word) } code { (cut(trace)) } (more) } }
+}
+
+/// A page with that title and content.
+fn document(title: &str, body: Markup) -> String {
     let page = html! {
         (DOCTYPE)
         html lang="en" {
@@ -75,22 +117,78 @@ pub fn render(report: &Report) -> Result<String> {
                 meta http-equiv="Content-Security-Policy" content=(POLICY);
                 meta name="viewport" content="width=device-width, initial-scale=1";
                 meta name="color-scheme" content="light dark";
-                title { "Memory registration of " (program) }
+                title { (title) }
                 style { (PreEscaped(STYLE)) }
             }
-            body {
-                (head(report, program))
-                (pinned(report)?)
-                (sizes(report)?)
-                (callers(report))
-                (ranges(report))
-                (leaks(report))
-                (failures(report))
-                footer { "rdmamr " (env!("CARGO_PKG_VERSION")) ", from the trace " code { (report.trace) } ". Durations are medians and 99th percentiles to 2 %." }
-            }
+            body { (body) }
         }
     };
-    Ok(page.into_string())
+    // The page's own text has none of them but the ends of lines and tabs.
+    let printable = |c| match c {
+        '\n' | '\t' => c,
+        c if units::controls(c) => '\u{fffd}',
+        c => c,
+    };
+    page.into_string().chars().map(printable).collect()
+}
+
+/// The page that compares two runs.
+pub fn compare(diff: &Diff) -> String {
+    let (before, after) = (&diff.before, &diff.after);
+    let most = [before, after]
+        .map(|side| side.time_ns)
+        .into_iter()
+        .max()
+        .unwrap_or(0)
+        .max(1);
+    let whole = |name: &str, class: &str, side: &Side| {
+        html! { tr {
+            th.number.axis scope="row" { (name) }
+            td.bar { span class=(class) style=(format!("width:{:.2}%", side.time_ns as f64 * 100.0 / most as f64)) {} }
+            td.number.axis { (time(side.time_ns)) }
+        } }
+    };
+    let cost = |before: Cost, after: Cost| {
+        html! {
+            (number(count(before.calls))) (number(count(after.calls)))
+            (number(time(before.time_ns))) (number(time(after.time_ns)))
+            (number(diff::change(before, after))) (number(diff::times(before, after)))
+        }
+    };
+    let names = [
+        "calls before",
+        "after",
+        "time before",
+        "after",
+        "change",
+        "one call, ratio",
+    ];
+    let body = html! {
+        header { h1 { "What was gained" }
+            p.process { code { (cut(&before.trace)) } " before, " code { (cut(&after.trace)) } " after" } }
+        @if !diff.notes.is_empty() { aside.notes { ul { @for note in &diff.notes { li { (note) } } } } }
+        section.advice { p { (diff.sentence()) } }
+        section id="whole" { h2 { "Time in calls" }
+            table.bars { tbody { (whole("before", "plain", before)) (whole("after", "hit", after)) } } }
+        section id="sizes" { h2 { "By size" }
+            (table(&[&["from"][..], &names].concat(), html! { @for row in &diff.sizes { tr {
+                (number(bytes(row.from_bytes))) (cost(row.before, row.after))
+            } } }))
+            p.aside { "Calls are registrations; times are also those of their deregistrations." }
+        }
+        section id="callers" { h2 { "By caller" }
+            (table(&[&names[..], &["<caller"]].concat(), html! { @for row in diff.callers.iter().take(diff::SHOWN) { tr {
+                (cost(row.before, row.after)) (who(&row.caller))
+            } } }))
+            (more(diff::SHOWN, diff.callers.len() as u64))
+        }
+        (foot(&["a comparison of two traces; the second is "], &after.trace, "."))
+    };
+    document("What was gained", body)
+}
+
+fn table(names: &[&str], rows: Markup) -> Markup {
+    html! { div.scroll role="region" tabindex="0" aria-label="Table" { table { (headings(names)) tbody { (rows) } } } }
 }
 
 fn head(report: &Report, program: &str) -> Markup {
@@ -100,7 +198,7 @@ fn head(report: &Report, program: &str) -> Markup {
             h1 { "Memory registration of " (program) }
             @for process in report.processes.iter().take(SHOWN) {
                 p.process {
-                    code { (command(process)) } " "
+                    code { (cut(&command(process))) } " "
                     span { "pid " (process.pid) ", " (process.started) ", ran " (time(process.run_ns)) @if !process.ended { " at least" } ", "
                         (plural(process.calls, "call", "calls")) ", " (time(process.time_ns)) " in them, "
                         @if process.ended { "ended in order" } @else { strong { "has not ended in order" } } }
@@ -118,7 +216,7 @@ fn head(report: &Report, program: &str) -> Markup {
         }
         dl.tiles {
             (tile("Time in calls", &time(totals.time_ns),
-                &format!("{} of {} run time", share(totals.time_ns, totals.run_ns), time(totals.run_ns))))
+                &format!("{} of {} thread time", share(totals.time_ns, totals.thread_ns), time(totals.thread_ns))))
             (tile("Calls", &count(totals.calls), &format!("{}, {} dropped",
                 plural(totals.threads, "thread", "threads"), count(totals.dropped))))
             (tile("Registrations", &count(totals.registrations),
@@ -131,22 +229,55 @@ fn head(report: &Report, program: &str) -> Markup {
     }
 }
 
-fn pinned(report: &Report) -> Result<Markup> {
+/// The ranks of a job, if the trace has more than one.
+fn ranks(report: &Report) -> Markup {
+    let ranks = &report.ranks;
+    html! { @if ranks.list.len() > 1 { section id="ranks" {
+        h2 { "Ranks" }
+        p { (plural(ranks.list.len() as u64, "rank", "ranks")) " on " (plural(ranks.hosts, "host", "hosts")) ". The slowest spent "
+            strong { (time(ranks.list[0].time_ns)) } " in calls, the mean is " (time(ranks.mean_ns)) ": an imbalance of "
+            strong { (format!("{:.0} %", ranks.imbalance * 100.0)) } "." }
+        div.scroll role="region" tabindex="0" aria-label="Ranks" { table {
+            (headings(&["rank", "<host", "time", "to the mean", "of its run", "calls", "registrations", "hits", "longest", "peak pinned", "pids"]))
+            tbody { @for rank in ranks.list.iter().take(RANKS) { tr {
+                (number(rank.rank.map_or("none".to_string(), |rank| rank.to_string())))
+                td.word { (rank.host.as_deref().unwrap_or("not known")) }
+                (number(time(rank.time_ns)))
+                (number(format!("{:+.0} %", (rank.time_ns as f64 / ranks.mean_ns.max(1) as f64 - 1.0) * 100.0)))
+                (number(share(rank.time_ns, rank.run_ns)))
+                (number(count(rank.calls)))
+                (number(count(rank.registrations)))
+                (number(count(rank.hits)))
+                (number(time(rank.longest_ns)))
+                (number(bytes(rank.peak_bytes)))
+                (number(rank.pids.iter().take(3).map(u32::to_string).collect::<Vec<_>>().join(" ")))
+            } } }
+        } }
+        (more(RANKS, ranks.list.len() as u64))
+    } } }
+}
+
+fn over_time(report: &Report) -> Markup {
     let pinned = &report.pinned;
     let any = |bytes: &dyn Fn(&Point) -> u64| pinned.points.iter().any(|point| bytes(point) > 0);
-    Ok(html! { section id="pinned" {
-        h2 { "Pinned memory" }
-        p { "At most " strong { (bytes(pinned.peak_bytes)) } ", " (time(pinned.peak_at_ns)) " after the start: "
+    let kept = pinned.points.iter().any(plots::is_kept);
+    html! { section id="pinned" {
+        h2 { "Over time" }
+        p { "At most " strong { (bytes(pinned.peak_bytes)) } " pinned, " (time(pinned.peak_at_ns)) " after the start: "
             (bytes(pinned.peak_plain_bytes)) " of plain regions, " (bytes(pinned.peak_pool_bytes))
-            " by the pool. At the end " (bytes(pinned.end_bytes)) "." }
+            " by the pool. At the end " (bytes(pinned.end_bytes)) "."
+            @if kept { " With " code.word { "--cache=all" } " it would be up to " strong { (bytes(pinned.cached_peak_bytes)) } "." } }
         (legend(&[
             ("plain", "plain regions", any(&|point| point.plain_bytes)),
             ("pool", "regions of the pool", any(&|point| point.pool_bytes)),
+            ("kept", "what the cache would keep besides", kept),
         ]))
-        figure { figcaption { "Pinned memory over time" } (PreEscaped(plots::pinned(pinned, report.totals.span_ns)?)) }
+        (plots::over_time(report))
+        (more(plots::LANES, report.lanes.len() as u64))
         p.aside { "Whole pages of all processes. A page that is registered several times counts several times, as the kernel counts it against RLIMIT_MEMLOCK. \
-            A region that a process never deregisters counts until the process ends. Each point is the most of its moment; the dot is the peak." }
-    } })
+            A region that a process never deregisters counts until the process ends. Each point is the most of its moment; the dot is the peak. \
+            The clocks of several hosts are taken to agree." }
+    } }
 }
 
 /// A row of the table of sizes: registrations that were served in one way, and the deregistrations
@@ -191,7 +322,7 @@ fn size_rows(sizes: &[Size]) -> Vec<SizeRow<'_>> {
     rows
 }
 
-fn sizes(report: &Report) -> Result<Markup> {
+fn sizes(report: &Report) -> Markup {
     let (sizes, totals) = (&report.sizes, &report.totals);
     let cells = |size: Option<&Size>| {
         html! { @match size {
@@ -199,7 +330,7 @@ fn sizes(report: &Report) -> Result<Markup> {
             None => { td colspan="4" {} }
         } }
     };
-    Ok(html! { section id="sizes" {
+    html! { section id="sizes" {
         h2 { "Cost by size" }
         (legend(&[
             ("plain", "plain", totals.registrations > totals.hits + totals.misses),
@@ -207,10 +338,10 @@ fn sizes(report: &Report) -> Result<Markup> {
             ("pool", "misses of the pool", totals.misses > 0),
         ]))
         div.pair {
-            figure { figcaption { "Registrations by length" } (PreEscaped(plots::calls_by_size(sizes)?)) }
-            figure { figcaption { "Time in registrations by length" } (PreEscaped(plots::time_by_size(sizes)?)) }
+            (plots::calls_by_size(sizes))
+            (plots::time_by_size(sizes))
         }
-        div.scroll { table {
+        div.scroll role="region" tabindex="0" aria-label="Table" { table {
             thead {
                 tr { td colspan="2" {} th.group colspan="4" { "registered" } th.group colspan="4" { "deregistered, or kept" } }
                 tr { th.number { "from" } th { "how" }
@@ -223,13 +354,24 @@ fn sizes(report: &Report) -> Result<Markup> {
                 (cells(row.deregistrations))
             } } }
         } }
-    } })
+    } }
+}
+
+fn latencies(report: &Report) -> Markup {
+    html! { section id="latencies" {
+        h2 { "Latencies of registrations" }
+        div.pair {
+            (plots::latencies(&report.latencies, "Registrations by latency", false))
+            (plots::latencies(&report.latencies, "Time in registrations by latency", true))
+        }
+    } }
 }
 
 fn callers(report: &Report) -> Markup {
     html! { section id="callers" {
         h2 { "The most expensive callers" }
-        div.scroll { table {
+        (flame::draw(report))
+        div.scroll role="region" tabindex="0" aria-label="Table" { table {
             (headings(&["time", "share", "calls", "mean", "longest", "<calls", "<caller"]))
             tbody { @for row in report.callers.iter().take(SHOWN) { tr {
                 (number(time(row.time_ns)))
@@ -248,25 +390,34 @@ fn callers(report: &Report) -> Markup {
 fn ranges(report: &Report) -> Markup {
     html! { section id="ranges" {
         h2 { "Registered again and again" }
-        @if report.ranges.is_empty() { p { "No range was registered more than once." } } @else {
+        @if report.again.is_empty() { p { "No range was registered more than once." } } @else {
             p { (plural(report.totals.repeated_ranges, "range was", "ranges were")) " registered more than once: the same pages, in the \
-                same protection domain, with the same access." }
-            div.scroll { table {
-                (headings(&["saved", "times", "hits", "time", "bytes", "address", "<access", "<first by"]))
-                tbody { @for range in report.ranges.iter().take(SHOWN) { tr {
+                same protection domain, with the same access. Here they are by their caller." }
+            div.scroll role="region" tabindex="0" aria-label="Table" { table {
+                (headings(&["saved", "times", "hits", "time", "ranges", "bytes", "<access", "<first by"]))
+                tbody { @for range in report.again.iter().take(SHOWN) { tr {
                     (number(time(range.saved_ns)))
                     (number(count(range.registrations)))
                     (number(count(range.hits)))
                     (number(time(range.time_ns)))
-                    (number(bytes(range.bytes)))
-                    (number(format!("{:#x}", range.addr)))
-                    td.access { (range.access) }
+                    (number(count(range.ranges)))
+                    (number(sizes_of(range)))
+                    td.access { (cut(&range.access)) }
                     (who(&range.caller))
                 } } }
             } }
-            (more(SHOWN, report.totals.repeated_ranges))
+            (more(SHOWN, report.totals.repeating_callers))
         }
     } }
+}
+
+/// The lengths of what a caller registers again.
+fn sizes_of(again: &super::shape::Again) -> String {
+    if again.smallest_bytes == again.largest_bytes {
+        return bytes(again.largest_bytes);
+    }
+    let (from, to) = (bytes(again.smallest_bytes), bytes(again.largest_bytes));
+    format!("{from} to {to}")
 }
 
 fn leaks(report: &Report) -> Markup {
@@ -275,7 +426,7 @@ fn leaks(report: &Report) -> Markup {
         @if report.leaks.is_empty() { p { "Every region was deregistered." } } @else {
             p { (plural(report.totals.leaked_regions, "region", "regions")) " of " (bytes(report.totals.leaked_bytes))
                 ". In a process that did not end in order they were in use when it ended." }
-            div.scroll { table {
+            div.scroll role="region" tabindex="0" aria-label="Table" { table {
                 (headings(&["regions", "bytes", "<when the process ended", "<registered by"]))
                 tbody { @for leak in report.leaks.iter().take(SHOWN) { tr {
                     (number(count(leak.regions)))
@@ -292,14 +443,15 @@ fn leaks(report: &Report) -> Markup {
 fn failures(report: &Report) -> Markup {
     html! { section id="failures" {
         h2 { "Failed" }
+        (more(SHOWN, report.failures.len() as u64))
         @if report.failures.is_empty() { p { "No call failed." } } @else {
-            div.scroll { table {
+            div.scroll role="region" tabindex="0" aria-label="Table" { table {
                 (headings(&["times", "<call", "<error", "<for example", "<caller"]))
-                tbody { @for failure in &report.failures { tr {
+                tbody { @for failure in report.failures.iter().take(SHOWN) { tr {
                     (number(count(failure.count)))
                     td { code { (failure.call) } }
                     td { (failure.name) }
-                    td.reason { (failure.example.as_deref().unwrap_or("The trace has no reason.")) }
+                    td.reason { (cut(failure.example.as_deref().unwrap_or("The trace has no reason."))) }
                     (who(&failure.caller))
                 } } }
             } }

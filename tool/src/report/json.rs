@@ -1,8 +1,25 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The report as JSON, in the shape of [`Report`]; rdmamr_trace(5) describes it.
-use super::shape::Report;
+//! A report as JSON, in its own shape; rdmamr_trace(5) describes it.
+use super::units;
 use anyhow::Result;
+use serde::Serialize;
+use std::fmt::Write;
 
-pub fn render(report: &Report) -> Result<String> {
-    Ok(serde_json::to_string_pretty(report)? + "\n")
+pub fn render(report: &impl Serialize) -> Result<String> {
+    Ok(escaped(&serde_json::to_string_pretty(report)?) + "\n")
+}
+
+/// Escapes what JSON allows in a string but a terminal obeys. Such characters stand in strings only,
+/// apart from the ends of lines.
+pub fn escaped(json: &str) -> String {
+    let mut text = String::with_capacity(json.len());
+    for c in json.chars() {
+        if c != '\n' && units::controls(c) {
+            // All of them have 16 bits.
+            let _ = write!(text, "\\u{:04x}", u32::from(c));
+        } else {
+            text.push(c);
+        }
+    }
+    text
 }

@@ -1,39 +1,20 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The plots, as SVG for the page. The page's style refers to their colours (Okabe and Ito's, which
-//! the colour-blind can tell apart) by value, so that it can change them on a dark background.
-use super::shape::{Pinned, Size, What};
+//! The plots of the page: shapes that the browser stretches, and text in HTML beside them, which
+//! keeps its size at any width and at any zoom. Nothing runs: the zoom is a choice that the page's
+//! style obeys.
+use super::durations::step as step_below;
+use super::shape::{Activity, Lane, Latency, Pinned, Point, Report, Size, What};
+use super::timeline::POINTS;
 use super::units;
-use anyhow::{Result, anyhow};
-use plotters::coord::ranged1d::SegmentValue;
-use plotters::prelude::*;
+use maud::{Markup, html};
+use std::fmt::Write;
 
-pub const PLAIN: RGBColor = RGBColor(0x00, 0x72, 0xB2);
-pub const HIT: RGBColor = RGBColor(0x00, 0x9E, 0x73);
-pub const POOL: RGBColor = RGBColor(0xE6, 0x9F, 0x00);
-
-const FONT: (&str, i32) = ("sans-serif", 15);
-
-/// Draws one plot as part of a page. The page names the plot, so the plot names nothing itself.
-fn svg(
-    size: (u32, u32),
-    title: &str,
-    draw: impl FnOnce(
-        &DrawingArea<SVGBackend, plotters::coord::Shift>,
-    ) -> Result<(), Box<dyn std::error::Error>>,
-) -> Result<String> {
-    let mut svg = String::new();
-    {
-        let area = SVGBackend::with_string(&mut svg, size).into_drawing_area();
-        draw(&area).map_err(|error| anyhow!("the plot of {title}: {error}"))?;
-        area.present()
-            .map_err(|error| anyhow!("the plot of {title}: {error}"))?;
-    }
-    Ok(svg.replacen(
-        " xmlns=\"http://www.w3.org/2000/svg\"",
-        &format!(" role=\"img\" aria-label=\"{title}\""),
-        1,
-    ))
-}
+/// The steps in which calls are drawn: narrower ones could not be seen.
+const STEPS: usize = 800;
+/// The height of a plot in its own terms.
+const HEIGHT: f64 = 1000.0;
+/// The most lanes of the page.
+pub const LANES: usize = 32;
 
 /// The divisor and the unit's name for an axis up to `most`.
 fn unit(most: u64, units: &[(u64, &'static str)]) -> (f64, &'static str) {
@@ -57,184 +38,389 @@ const BYTES: &[(u64, &str)] = &[
     (1 << 30, "GiB"),
     (1 << 40, "TiB"),
 ];
+const COUNTS: &[(u64, &str)] = &[(1, ""), (1_000, "thousand "), (1_000_000, "million ")];
 
 /// A number on an axis, without zeros at the end of its decimals.
-fn tick(number: &f64) -> String {
+fn tick(number: f64) -> String {
     let text = format!("{number:.3}");
     text.trim_end_matches('0').trim_end_matches('.').to_string()
 }
 
-/// Plots pinned bytes over time: plain regions, with the pool's stacked on them.
-pub fn pinned(pinned: &Pinned, span_ns: u64) -> Result<String> {
-    let (time_unit, time) = unit(span_ns, TIME);
-    let (bytes_unit, bytes) = unit(pinned.peak_bytes, BYTES);
-    let end = (span_ns as f64 / time_unit).max(f64::MIN_POSITIVE);
-    let top = (pinned.peak_bytes as f64 / bytes_unit * 1.08).max(1.0);
-    // The outline goes in steps, from each point to the next.
-    let outline = |bytes: &dyn Fn(&super::shape::Point) -> u64| {
-        let mut line = vec![(0.0, 0.0)];
-        for (n, point) in pinned.points.iter().enumerate() {
-            let height = bytes(point) as f64 / bytes_unit;
-            let next = pinned
-                .points
-                .get(n + 1)
-                .map_or(end, |next| next.time_ns as f64 / time_unit);
-            if line.last().is_none_or(|last| last.1 != height) {
-                line.push((point.time_ns as f64 / time_unit, height));
-            }
-            // A value that does not change needs no corner.
-            if pinned
-                .points
-                .get(n + 1)
-                .is_none_or(|next| bytes(next) != bytes(point))
-            {
-                line.push((next, height));
-            }
-        }
-        line.push((end, 0.0));
-        line
-    };
-    svg((960, 300), "Pinned memory over time", |area| {
-        let mut chart = ChartBuilder::on(area)
-            .margin(12)
-            .margin_right(24)
-            .x_label_area_size(44)
-            .y_label_area_size(70)
-            .build_cartesian_2d(0.0..end, 0.0..top)?;
-        chart
-            .configure_mesh()
-            .disable_x_mesh()
-            .bold_line_style(BLACK.mix(0.15))
-            .light_line_style(TRANSPARENT)
-            .label_style(FONT)
-            .axis_desc_style(FONT)
-            .x_desc(format!("time since the first moment of the trace, {time}"))
-            .y_desc(format!("pinned, {bytes}"))
-            .x_label_formatter(&tick)
-            .y_label_formatter(&tick)
-            .y_labels(6)
-            .draw()?;
-        chart.draw_series([
-            Polygon::new(
-                outline(&|point| point.plain_bytes + point.pool_bytes),
-                POOL.filled(),
-            ),
-            Polygon::new(outline(&|point| point.plain_bytes), PLAIN.filled()),
-        ])?;
-        let peak = (
-            pinned.peak_at_ns as f64 / time_unit,
-            pinned.peak_bytes as f64 / bytes_unit,
-        );
-        chart.draw_series([Circle::new(peak, 4, BLACK.filled())])?;
-        Ok(())
-    })
-}
-
-/// A bar for each power of two, with plain registrations, hits and misses stacked.
-fn by_size(
-    sizes: &[Size],
-    title: &str,
-    of: impl Fn(&Size) -> u64,
-    units: &[(u64, &'static str)],
-) -> Result<String> {
-    let bars = bars(sizes, of);
-    // There is room for this many labels.
-    let labelled = bars.len().div_ceil(8).max(1) as u32;
-    let most = bars
-        .iter()
-        .map(|(_, stack)| stack.iter().sum())
-        .max()
-        .unwrap_or(0);
-    let (one, name) = unit(most, units);
-    let top = (most as f64 / one * 1.08).max(f64::MIN_POSITIVE);
-    svg((475, 300), title, |area| {
-        let mut chart = ChartBuilder::on(area)
-            .margin(8)
-            .x_label_area_size(44)
-            .y_label_area_size(64)
-            .build_cartesian_2d((0..bars.len().max(1) as u32 - 1).into_segmented(), 0.0..top)?;
-        chart
-            .configure_mesh()
-            .disable_x_mesh()
-            .bold_line_style(BLACK.mix(0.15))
-            .light_line_style(TRANSPARENT)
-            .label_style(FONT)
-            .axis_desc_style(FONT)
-            .x_desc("length, from, up to twice that")
-            .y_desc(
-                format!("{title}, {name}")
-                    .trim_end_matches(", ")
-                    .to_string(),
-            )
-            .x_labels(bars.len() + 1)
-            .x_label_style(("sans-serif", 13))
-            .x_label_formatter(&|at| match at {
-                SegmentValue::CenterOf(at) if at % labelled == 0 => bars
-                    .get(*at as usize)
-                    .map_or(String::new(), |bar| units::bytes(bar.0)),
-                _ => String::new(),
-            })
-            .y_labels(6)
-            .y_label_formatter(&tick)
-            .draw()?;
-        for (at, (_, stack)) in bars.iter().enumerate() {
-            let left = SegmentValue::Exact(at as u32);
-            // Of a single bar, `Exact` is the left edge for any number.
-            let right = if at + 1 == bars.len() {
-                SegmentValue::Last
-            } else {
-                SegmentValue::Exact(at as u32 + 1)
-            };
-            let mut height = 0.0;
-            for (part, colour) in stack
-                .iter()
-                .zip([PLAIN, HIT, POOL])
-                .filter(|(part, _)| **part > 0)
-            {
-                let above = height + *part as f64 / one;
-                let mut bar = Rectangle::new(
-                    [(left.clone(), height), (right.clone(), above)],
-                    colour.filled(),
-                );
-                bar.set_margin(0, 0, 2, 2);
-                chart.draw_series([bar])?;
-                height = above;
-            }
-        }
-        Ok(())
-    })
-}
-
-/// Each power of two with its plain registrations, hits and misses, including empty powers in
-/// between.
-fn bars(sizes: &[Size], of: impl Fn(&Size) -> u64) -> Vec<(u64, [u64; 3])> {
-    let mut bars: Vec<(u64, [u64; 3])> = Vec::new();
-    for size in sizes {
-        let part = match size.what {
-            What::Plain => 0,
-            What::Hit => 1,
-            What::Miss => 2,
-            What::Deregister | What::Kept => continue,
-        };
-        while bars
-            .last()
-            .is_some_and(|bar| bar.0 != 0 && bar.0 < size.from_bytes / 2)
-        {
-            bars.push((bars[bars.len() - 1].0 * 2, [0; 3]));
-        }
-        if bars.last().is_none_or(|bar| bar.0 != size.from_bytes) {
-            bars.push((size.from_bytes, [0; 3]));
-        }
-        bars.last_mut().expect("it has just been made sure").1[part] = of(size);
+/// The least of 1, 2, 5, 10 and so on that is not below.
+fn step_above(number: u64) -> u64 {
+    let below = step_below(number);
+    match number {
+        number if number <= below => below,
+        // 2 and a half times 2 is 5; twice 1 or 5 is 2 or 10.
+        _ if below.to_string().starts_with('2') => below / 2 * 5,
+        _ => below.saturating_mul(2),
     }
-    bars
 }
 
-pub fn calls_by_size(sizes: &[Size]) -> Result<String> {
-    const COUNTS: &[(u64, &str)] = &[(1, ""), (1_000, "thousands"), (1_000_000, "millions")];
-    by_size(sizes, "registrations", |size| size.calls, COUNTS)
+/// A plot, without its frame.
+struct Plot {
+    title: &'static str,
+    /// What the numbers beside it count.
+    unit: String,
+    /// Heights, from 0 to 1, with their numbers.
+    ticks: Vec<(f64, String)>,
+    /// Each shape's class and path.
+    shapes: Vec<(&'static str, String)>,
+    /// A moment to point at, from 0 to 1 in both directions.
+    dot: Option<(f64, f64)>,
 }
 
-pub fn time_by_size(sizes: &[Size]) -> Result<String> {
-    by_size(sizes, "time in registrations", |size| size.time_ns, TIME)
+impl Plot {
+    fn draw(&self) -> Markup {
+        let label = format!("{}, {}", self.title, self.unit);
+        html! { figure.plot {
+            figcaption { (self.title) " " span.unit { (self.unit) } }
+            div.area {
+                svg role="img" aria-label=(label) viewBox=(format!("0 0 {POINTS} {HEIGHT}")) preserveAspectRatio="none" {
+                    @for (height, _) in &self.ticks {
+                        path.grid d=(format!("M0 {y:.0}H{POINTS}", y = HEIGHT * (1.0 - height))) {}
+                    }
+                    @for (class, path) in &self.shapes { path class=(class) d=(path) {} }
+                }
+                @if let Some((x, y)) = self.dot {
+                    span.dots { span.dot style=(format!("left:{:.2}%;bottom:{:.1}%", x * 100.0, y * 100.0)) {} }
+                }
+                div.heights { @for (height, number) in &self.ticks {
+                    span.axis style=(format!("bottom:{:.1}%", height * 100.0)) { (number) }
+                } }
+            }
+        } }
+    }
+}
+
+/// Up to five ticks from 0 to `top`, numbered in a unit of that size.
+fn heights(top: f64, size: f64) -> Vec<(f64, String)> {
+    // In thousandths, so that the steps are whole numbers.
+    let most = (top / size * 1000.0) as u64;
+    let step = step_above(most / 4).max(1);
+    (0..=most / step)
+        .map(|n| {
+            let height = (n * step) as f64 / 1000.0 * size / top;
+            (height, tick((n * step) as f64 / 1000.0))
+        })
+        .collect()
+}
+
+/// The outline of heights from 0 to 1, each from a place of 0 to [`POINTS`] up to the next.
+fn outline(heights: impl Iterator<Item = (f64, f64)>, closed: bool) -> String {
+    let mut path = String::new();
+    let mut last = None;
+    for (x, height) in heights {
+        let y = (HEIGHT * (1.0 - height.clamp(0.0, 1.0))).round();
+        if last == Some(y) {
+            continue;
+        }
+        let x = x.round();
+        let _ = match last {
+            None if closed => write!(path, "M{x} {HEIGHT}V{y}"),
+            None => write!(path, "M{x} {y}"),
+            Some(_) => write!(path, "H{x}V{y}"),
+        };
+        last = Some(y);
+    }
+    if last.is_some() {
+        let _ = write!(path, "H{POINTS}");
+        if closed {
+            let _ = write!(path, "V{HEIGHT}Z");
+        }
+    }
+    path
+}
+
+/// Bars of heights from 0 to 1, each as wide as one of [`STEPS`].
+fn columns(heights: impl Iterator<Item = (usize, f64)>) -> String {
+    let width = POINTS as usize / STEPS;
+    let mut path = String::new();
+    for (step, height) in heights.filter(|(_, height)| *height > 0.0) {
+        // A call is to be seen, however short.
+        let y = (HEIGHT * height.min(1.0)).round().max(8.0);
+        let _ = write!(path, "M{} {HEIGHT}v-{y}h{width}v{y}z", step * width);
+    }
+    path
+}
+
+fn of_points(
+    pinned: &Pinned,
+    span: u64,
+    top: f64,
+    bytes: impl Fn(&Point) -> u64,
+    closed: bool,
+) -> String {
+    let points = pinned.points.iter().map(|point| {
+        let x = point.time_ns as f64 / span.max(1) as f64 * POINTS as f64;
+        (x, bytes(point) as f64 / top)
+    });
+    outline(points, closed)
+}
+
+fn pinned(pinned: &Pinned, span: u64) -> Plot {
+    let (size, name) = unit(pinned.peak_bytes, BYTES);
+    let top = (pinned.peak_bytes as f64 * 1.08).max(1.0);
+    let path = |bytes: fn(&Point) -> u64| of_points(pinned, span, top, bytes, true);
+    Plot {
+        title: "Pinned memory",
+        unit: name.to_string(),
+        ticks: heights(top, size),
+        // Behind the plain one, an equal shape would show at its edges.
+        shapes: match pinned.points.iter().any(|point| point.pool_bytes > 0) {
+            true => vec![
+                ("pool", path(Point::bytes)),
+                ("plain", path(|point| point.plain_bytes)),
+            ],
+            false => vec![("plain", path(|point| point.plain_bytes))],
+        },
+        dot: Some((
+            pinned.peak_at_ns as f64 / span.max(1) as f64,
+            pinned.peak_bytes as f64 / top,
+        )),
+    }
+}
+
+/// Whether the cache would keep regions at that point.
+pub fn is_kept(point: &Point) -> bool {
+    point.cached_bytes > point.bytes()
+}
+
+/// What would be pinned with the cache, if that differs.
+fn cached(pinned: &Pinned, span: u64) -> Option<Plot> {
+    pinned.points.iter().find(|point| is_kept(point))?;
+    let (size, name) = unit(pinned.cached_peak_bytes, BYTES);
+    let top = (pinned.cached_peak_bytes as f64 * 1.08).max(1.0);
+    let all = |point: &Point| point.cached_bytes;
+    Some(Plot {
+        title: "Pinned memory that --cache=all would need",
+        unit: name.to_string(),
+        ticks: heights(top, size),
+        shapes: vec![
+            ("kept", of_points(pinned, span, top, all, true)),
+            ("plain", of_points(pinned, span, top, Point::bytes, true)),
+        ],
+        dot: None,
+    })
+}
+
+fn rate(activity: &Activity) -> Plot {
+    let mut calls = [0u64; STEPS];
+    for moment in &activity.moments {
+        calls[step_of(moment.time_ns, activity.step_ns)] += moment.calls;
+    }
+    let seconds = activity.step_ns as f64 * (POINTS as usize / STEPS) as f64 / 1e9;
+    let most = calls.iter().copied().max().unwrap_or(0) as f64 / seconds;
+    let top = (most * 1.08).max(1.0);
+    let (size, name) = unit(most as u64, COUNTS);
+    let heights_of = calls.iter().map(|&calls| calls as f64 / seconds / top);
+    Plot {
+        title: "Calls a second",
+        unit: name.trim_end().to_string(),
+        ticks: heights(top, size),
+        shapes: vec![("plain", columns(heights_of.enumerate()))],
+        dot: None,
+    }
+}
+
+fn step_of(time_ns: u64, step_ns: u64) -> usize {
+    let step = time_ns / step_ns.max(1) / (POINTS / STEPS as u64);
+    (step as usize).min(STEPS - 1)
+}
+
+/// The latency on a logarithmic axis: the mean of a step, and its longest call behind.
+fn latency(activity: &Activity) -> Plot {
+    let (mut calls, mut time, mut longest) = ([0u64; STEPS], [0u64; STEPS], [0u64; STEPS]);
+    for moment in &activity.moments {
+        let at = step_of(moment.time_ns, activity.step_ns);
+        calls[at] += moment.calls;
+        time[at] += moment.mean_ns * moment.calls;
+        longest[at] = longest[at].max(moment.longest_ns);
+    }
+    let means = activity.moments.iter().map(|moment| moment.mean_ns.max(1));
+    let most = longest.iter().copied().max().unwrap_or(0).max(1);
+    let bottom = means.min().unwrap_or(1).ilog10();
+    let decades = (most.ilog10() + 1).saturating_sub(bottom).max(1);
+    let height = |ns: u64| ((ns.max(1) as f64).log10() - f64::from(bottom)) / f64::from(decades);
+    let shape = |of: &dyn Fn(usize) -> u64| {
+        let steps = (0..STEPS).filter(|&at| calls[at] > 0);
+        columns(steps.map(|at| (at, height(of(at)).max(0.001))))
+    };
+    Plot {
+        title: "Latency of calls",
+        unit: "mean, and the longest behind it".to_string(),
+        ticks: (0..=decades)
+            .map(|n| {
+                let (size, name) = unit(10u64.pow(bottom + n), TIME);
+                let number = 10f64.powi((bottom + n) as i32) / size;
+                (
+                    f64::from(n) / f64::from(decades),
+                    format!("{} {name}", tick(number)),
+                )
+            })
+            .collect(),
+        shapes: vec![
+            ("longest", shape(&|at| longest[at])),
+            ("plain", shape(&|at| time[at] / calls[at].max(1))),
+        ],
+        dot: None,
+    }
+}
+
+fn lane(lane: &Lane, span: u64, most: u64) -> Markup {
+    let name = lane_name(lane);
+    let place = |time: u64| (time as f64 / span.max(1) as f64 * POINTS as f64).round();
+    let (begin, end) = (place(lane.begin_ns), place(lane.end_ns));
+    let busy = lane.busy_ns.iter().enumerate();
+    let busy = busy.map(|(step, &busy)| (step, busy as f64 / most.max(1) as f64));
+    html! { div.area.lane {
+        svg role="img" aria-label=(format!("time in calls of {name}")) viewBox=(format!("0 0 {POINTS} {HEIGHT}")) preserveAspectRatio="none" {
+            path.life d=(format!("M{begin} 0H{end}V{HEIGHT}H{begin}Z")) {}
+            path.plain d=(columns(busy)) {}
+        }
+        div.heights { span.axis { (name) } }
+    } }
+}
+
+fn lane_name(lane: &Lane) -> String {
+    match lane.rank {
+        Some(rank) => format!("rank {rank}"),
+        None => format!("pid {}", lane.pid),
+    }
+}
+
+/// The times under the plots: each with its place from 0 to 1 and the least zoom that has room.
+fn times(span: u64) -> Vec<(f64, u8, String)> {
+    let (size, name) = unit(span, TIME);
+    let whole = step_above(span.max(1) / 5).max(25);
+    let finest = whole / 25;
+    let level = |n: u64| match n {
+        n if n % 25 == 0 => 0,
+        n if n % 5 == 0 => 1,
+        _ => 2,
+    };
+    (0..=span / finest)
+        .map(|n| {
+            let time = n * finest;
+            let label = format!("{} {name}", tick(time as f64 / size));
+            (time as f64 / span.max(1) as f64, level(n), label)
+        })
+        // The last label would stand outside.
+        .filter(|(at, ..)| *at < 0.97)
+        .collect()
+}
+
+/// All plots over time, which are zoomed and moved together.
+pub fn over_time(report: &Report) -> Markup {
+    let span = report.totals.span_ns;
+    let lanes: Vec<&Lane> = report.lanes.iter().take(LANES).collect();
+    let most = lanes.iter().flat_map(|lane| &lane.busy_ns).copied().max();
+    html! { div.over-time {
+        fieldset { legend { "Zoom" } @for (times, name) in [(1, "all"), (5, "5 times"), (25, "25 times")] {
+            label { input type="radio" name="zoom" class=(format!("zoom{times}")) checked[times == 1]; " " (name) } " "
+        } }
+        div.window role="region" tabindex="0" aria-label="Plots over time; zoomed, the arrow keys move them" { div.wide {
+            (pinned(&report.pinned, span).draw())
+            @if let Some(plot) = cached(&report.pinned, span) { (plot.draw()) }
+            (rate(&report.activity).draw())
+            (latency(&report.activity).draw())
+            @if lanes.len() > 1 { figure.plot.lanes {
+                figcaption { "Time in calls " span.unit { "of each process" } }
+                @for one in lanes { (lane(one, span, most.unwrap_or(1))) }
+            } }
+            div.times { @for (at, level, label) in times(span) {
+                span class=(format!("axis level{level}")) style=(format!("left:{:.3}%", at * 100.0)) { (label) }
+            } }
+        } }
+    } }
+}
+
+/// A row of a plot of bars: its label, its parts, each with the class of its colour, and its number.
+struct Bar {
+    label: String,
+    parts: [(&'static str, u64); 3],
+    number: String,
+}
+
+fn bars(title: &str, first: &str, rows: &[Bar]) -> Markup {
+    let whole = |bar: &Bar| bar.parts.iter().map(|part| part.1).sum::<u64>();
+    let most = rows.iter().map(whole).max().unwrap_or(0).max(1);
+    html! { figure {
+        figcaption { (title) }
+        table.bars {
+            thead.unseen { tr { th scope="col" { (first) } th scope="col" { (title) } th {} } }
+            tbody { @for bar in rows { tr {
+                th.number.axis scope="row" { (bar.label) }
+                td.bar { @for (class, part) in bar.parts.iter().filter(|part| part.1 > 0) {
+                    span class=(class) style=(format!("width:{:.2}%", *part as f64 * 100.0 / most as f64)) {}
+                } }
+                td.number.axis { (bar.number) }
+            } } }
+        }
+    } }
+}
+
+fn part_of(what: What) -> Option<usize> {
+    match what {
+        What::Plain => Some(0),
+        What::Hit => Some(1),
+        What::Miss => Some(2),
+        What::Deregister | What::Kept => None,
+    }
+}
+
+/// Adds rows of the same label, which follow each other.
+fn rows<T>(
+    list: &[T],
+    of: impl Fn(&T) -> (String, What, u64),
+    number: impl Fn(u64) -> String,
+) -> Vec<Bar> {
+    let mut rows: Vec<Bar> = Vec::new();
+    for (label, what, amount) in list.iter().map(of) {
+        let Some(part) = part_of(what) else { continue };
+        if rows.last().is_none_or(|row| row.label != label) {
+            rows.push(Bar {
+                label,
+                parts: [("plain", 0), ("hit", 0), ("pool", 0)],
+                number: String::new(),
+            });
+        }
+        let row = rows.last_mut().expect("it has just been made sure");
+        row.parts[part].1 += amount;
+        row.number = number(row.parts.iter().map(|part| part.1).sum());
+    }
+    rows
+}
+
+pub fn calls_by_size(sizes: &[Size]) -> Markup {
+    let of = |size: &Size| (units::bytes(size.from_bytes), size.what, size.calls);
+    bars(
+        "Registrations by length",
+        "from",
+        &rows(sizes, of, units::count),
+    )
+}
+
+pub fn time_by_size(sizes: &[Size]) -> Markup {
+    let of = |size: &Size| (units::bytes(size.from_bytes), size.what, size.time_ns);
+    bars(
+        "Time in registrations by length",
+        "from",
+        &rows(sizes, of, units::time),
+    )
+}
+
+/// A histogram of latencies, of calls or of the time in them.
+pub fn latencies(list: &[Latency], title: &str, of_time: bool) -> Markup {
+    let of = |row: &Latency| {
+        let (size, name) = unit(row.from_ns, TIME);
+        let label = format!("{} {name}", tick(row.from_ns as f64 / size));
+        (
+            label,
+            row.what,
+            if of_time { row.time_ns } else { row.calls },
+        )
+    };
+    let number = if of_time { units::time } else { units::count };
+    bars(title, "from", &rows(list, of, number))
 }

@@ -2,7 +2,7 @@
 //! A model of the pool under `RDMAMR_CACHE=all`: which registrations of a trace the pool would have
 //! served. The rules are the library's. A region serves one use at a time. Pages and access must be
 //! the same if peers have rights or if pinned memory is limited. Idle regions end by age and by
-//! number.
+//! number, and when their memory changes.
 use super::access;
 use crate::format::{Call, PoolSettings as Facts, how, pool, unserved};
 use crate::trace::Process;
@@ -16,8 +16,13 @@ const DEFAULTS: Facts = Facts {
     linger_remote: 1_000,
     most_regions: 16_384,
     most_bytes: u64::MAX,
+    watch_ns: 0,
 };
 const LOCAL_WRITE: u32 = 1;
+/// The refusal that costs time: the library finds it out each time.
+pub const UNKEPT: &str = "the memory is shared, or a file's: it can change unseen";
+/// How many changes of memory the release of a region looks at, which was in use meanwhile.
+const CHANGES: usize = 4096;
 /// How many idle regions a search for one that holds a range looks at.
 const LOOKS: usize = 64;
 
@@ -29,6 +34,19 @@ pub struct Key {
     pub pd: u64,
     pub start: u64,
     pub bytes: u64,
+}
+
+impl Key {
+    /// `hull` is the start and the length of whole pages.
+    pub fn new(process: u32, access: u32, pd: u64, hull: (u64, u64)) -> Key {
+        Key {
+            process,
+            access,
+            pd,
+            start: hull.0,
+            bytes: hull.1,
+        }
+    }
 }
 
 /// Why the pool would not serve such a registration, in words; `None` if it would.
@@ -56,15 +74,49 @@ pub fn refusal(process: &Process, call: &Call, effect: u64, range: &Key) -> Opti
         return Some("RDMAMR_RELAXED_FRESH_KEYS=1 gives each region with remote rights a new key");
     }
     if process.is_unkept(effect, range.start, range.start.saturating_add(range.bytes)) {
-        return Some("the memory is shared, or a file's: it can change unseen");
+        return Some(UNKEPT);
     }
     None
+}
+
+/// Whose registrations a region serves: what `--cache=local` covers, what `--cache=all` adds, and
+/// libfabric's.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Class {
+    Local,
+    Remote,
+    Fabric,
+}
+
+impl Class {
+    pub const COUNT: usize = 3;
+
+    pub fn of(call: u8, access: u32) -> Class {
+        if access::of_fabric(call) {
+            Class::Fabric
+        } else if access::remote(call, access) {
+            Class::Remote
+        } else {
+            Class::Local
+        }
+    }
+}
+
+/// What happens to the regions of a class, besides hits and misses.
+#[derive(Clone, Copy, Default)]
+pub struct Ends {
+    /// Regions that ended since there were too many, and since their memory changed.
+    pub evicted: u32,
+    pub changed: u32,
 }
 
 /// A region of the pool.
 struct Region {
     key: Key,
+    class: Class,
     remote: bool,
+    /// How many changes of memory the process had made when this use began.
+    since: usize,
     /// Since when the region is idle, and the number of this idle time: entries of the queue with
     /// an older number are void.
     idle: Option<u64>,
@@ -76,11 +128,39 @@ struct Region {
 pub struct Pool {
     regions: Vec<Region>,
     free: Vec<u32>,
-    /// The idle regions of each domain of each process, by start address.
-    idle: FxHashMap<(u32, u64), BTreeMap<u64, Vec<u32>>>,
+    /// The idle regions of each domain of each process.
+    idle: BTreeMap<(u32, u64), Idle>,
+    /// The changes of memory of each process, in their order.
+    changes: FxHashMap<u32, Vec<(u64, u64)>>,
+    pub ends: [Ends; Class::COUNT],
+    idle_bytes: [u64; Class::COUNT],
+    /// The most that was idle at once: of the local regions, of these and the remote ones, and of
+    /// libfabric's.
+    pub most_idle: [u64; Class::COUNT],
     /// By process and by whether peers have rights: the pool keeps the two kinds for different
     /// times.
     of_process: FxHashMap<(u32, bool), OfProcess>,
+}
+
+/// Idle regions by the power of two of their length, and by their start: so a search for those
+/// around or in a range looks at few others.
+#[derive(Default)]
+struct Idle {
+    regions: BTreeMap<(u32, u64), VecDeque<u32>>,
+    /// A bit for each power of two that is there.
+    sizes: u64,
+}
+
+impl Idle {
+    fn sizes(&self, from: u32) -> impl Iterator<Item = u32> + use<> {
+        let sizes = self.sizes;
+        (from..u64::BITS).filter(move |size| sizes >> size & 1 == 1)
+    }
+}
+
+/// The power of two of a length.
+fn size(bytes: u64) -> u32 {
+    bytes.checked_ilog2().unwrap_or(0)
 }
 
 #[derive(Default)]
@@ -94,17 +174,28 @@ struct OfProcess {
 impl Pool {
     /// Registers: returns the number of the region that serves the registration, and whether the
     /// pool had it.
-    pub fn register(&mut self, process: &Process, key: Key, remote: bool, now: u64) -> (u32, bool) {
+    pub fn register(
+        &mut self,
+        process: &Process,
+        key: Key,
+        class: Class,
+        remote: bool,
+        now: u64,
+    ) -> (u32, bool) {
         let facts = process.pool.unwrap_or(DEFAULTS);
         self.expire(&facts, key.process, now);
         let exact = remote || facts.flags & pool::PINS_ALL == 0;
+        let since = self.changes.get(&key.process).map_or(0, Vec::len);
         if let Some(found) = self.find(&key, exact) {
             self.take(found);
+            self.regions[found as usize].since = since;
             return (found, true);
         }
         let region = Region {
             key,
+            class,
             remote,
+            since,
             idle: None,
             turn: 0,
         };
@@ -134,27 +225,97 @@ impl Pool {
                     && (of.access == key.access || of.access == key.access | LOCAL_WRITE)
             }
         };
-        let mut starts = idle
-            .range(..=key.start)
-            .rev()
-            .take(if exact { 1 } else { LOOKS });
-        starts.find_map(|(_, regions)| regions.iter().rev().find(serves).copied())
+        if exact {
+            let same = idle.regions.get(&(size(key.bytes), key.start))?;
+            return same.iter().rev().find(serves).copied();
+        }
+        idle.sizes(size(key.bytes)).find_map(|size| {
+            let mut starts = idle.regions.range((size, 0)..=(size, key.start));
+            let starts = std::iter::from_fn(|| starts.next_back()).take(LOOKS);
+            let mut regions = starts.flat_map(|(_, regions)| regions.iter().rev());
+            regions.find(serves).copied()
+        })
+    }
+
+    /// Memory of a process changes: no region of it serves again. Returns those that end.
+    pub fn change(&mut self, process: u32, start: u64, end: u64) -> Vec<Key> {
+        self.changes.entry(process).or_default().push((start, end));
+        let mut found = Vec::new();
+        for (_, idle) in self.idle.range((process, 0)..=(process, u64::MAX)) {
+            for size in idle.sizes(0) {
+                let longest = u64::MAX >> (u64::BITS - 1 - size);
+                let first = (size, start.saturating_sub(longest));
+                for (_, regions) in idle.regions.range(first..(size, end)) {
+                    let touched = |number: &&u32| {
+                        let key = &self.regions[**number as usize].key;
+                        key.start.saturating_add(key.bytes) > start
+                    };
+                    found.extend(regions.iter().filter(touched).copied());
+                }
+            }
+        }
+        let ended = found.into_iter().map(|number| {
+            self.take(number);
+            self.free.push(number);
+            let region = &self.regions[number as usize];
+            self.ends[region.class as usize].changed += 1;
+            region.key
+        });
+        ended.collect()
+    }
+
+    /// Whether the memory of a region has changed during its use. If there were too many changes to
+    /// look at, it counts as changed.
+    fn has_changed(&self, region: &Region) -> bool {
+        let Some(changes) = self.changes.get(&region.key.process) else {
+            return false;
+        };
+        let end = region.key.start.saturating_add(region.key.bytes);
+        let since = &changes[region.since..];
+        since.len() > CHANGES
+            || since
+                .iter()
+                .any(|change| change.0 < end && change.1 > region.key.start)
+    }
+
+    /// The bytes that `--cache=all` would keep idle now.
+    pub fn idle(&self) -> u64 {
+        let [local, remote, _] = self.idle_bytes;
+        local.saturating_add(remote)
     }
 
     /// Ends the use of a region.
     pub fn release(&mut self, process: &Process, number: u32, now: u64) {
         let facts = process.pool.unwrap_or(DEFAULTS);
+        if self.has_changed(&self.regions[number as usize]) {
+            let region = &mut self.regions[number as usize];
+            region.turn += 1;
+            self.ends[region.class as usize].changed += 1;
+            self.free.push(number);
+            return;
+        }
         let region = &mut self.regions[number as usize];
         region.idle = Some(now);
         region.turn += 1;
         let (key, turn, remote) = (region.key, region.turn, region.remote);
+        let class = region.class;
         let idle = self.idle.entry((key.process, key.pd)).or_default();
-        idle.entry(key.start).or_default().push(number);
+        let size = size(key.bytes);
+        idle.sizes |= 1 << size;
+        let same = idle.regions.entry((size, key.start)).or_default();
+        same.push_back(number);
         let of_process = self.of_process.entry((key.process, remote)).or_default();
         of_process.order.push_back((number, turn));
         of_process.count += 1;
         of_process.bytes = of_process.bytes.saturating_add(key.bytes);
+        let bytes = &mut self.idle_bytes[class as usize];
+        *bytes = bytes.saturating_add(key.bytes);
         self.expire(&facts, key.process, now);
+        let [local, remote, fabric] = self.idle_bytes;
+        let now = [local, local.saturating_add(remote), fabric];
+        for (most, now) in self.most_idle.iter_mut().zip(now) {
+            *most = now.max(*most);
+        }
     }
 
     /// Ends idle regions that are too old or too many.
@@ -184,6 +345,7 @@ impl Pool {
             }
             of_process.order.pop_front();
             if idle.is_some() {
+                self.ends[region.class as usize].evicted += u32::from(too_many && !too_old);
                 self.take(number);
                 self.free.push(number);
             }
@@ -195,12 +357,20 @@ impl Pool {
         let region = &mut self.regions[number as usize];
         region.idle = None;
         let (key, remote) = (region.key, region.remote);
+        let bytes = &mut self.idle_bytes[region.class as usize];
+        *bytes = bytes.saturating_sub(key.bytes);
+        let place = (size(key.bytes), key.start);
         if let Some(idle) = self.idle.get_mut(&(key.process, key.pd))
-            && let Some(same) = idle.get_mut(&key.start)
+            && let Some(same) = idle.regions.get_mut(&place)
         {
-            same.retain(|&other| other != number);
+            // A hit takes one of the last, the limits end one of the first.
+            if same.front() == Some(&number) {
+                same.pop_front();
+            } else if let Some(at) = same.iter().rposition(|&other| other == number) {
+                same.remove(at);
+            }
             if same.is_empty() {
-                idle.remove(&key.start);
+                idle.regions.remove(&place);
             }
         }
         if let Some(of_process) = self.of_process.get_mut(&(key.process, remote)) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Predictions: the rules of the pool, one test a rule.
 use super::*;
-use crate::format::{Call, kind, pool, unserved};
+use crate::format::{Call, call, kind, pool, unserved};
 use crate::sample::{BEGAN, Sample, Writer, deregister, file, register};
 
 const S: u64 = 1_000_000_000;
@@ -206,4 +206,96 @@ fn fresh_keys_keep_remote_regions_from_being_served() {
         0
     );
     assert_eq!(hits(&report(FACTS, &[], &calls)), 2);
+}
+
+/// A change of memory, as the library records it.
+fn change(at: u64, addr: u64, length: u64) -> Call {
+    Call {
+        call: call::CHANGE,
+        duration: 0,
+        ..register(at, 0, addr, length)
+    }
+}
+
+#[test]
+fn memory_that_changes_is_not_served_again() {
+    let calls = |changed: Call| -> Vec<Call> {
+        let first = pair(0, unserved::NONE, |call| call);
+        let second = pair(2 * S, unserved::NONE, |call| call);
+        first.into_iter().chain([changed]).chain(second).collect()
+    };
+    let all = |addr, length, at| {
+        let report = report(FACTS, &[], &calls(change(at, addr, length)));
+        (report.advice.all.hits, report.advice.all.changes)
+    };
+    let idle = S;
+    assert_eq!(all(0x13_fff, 1, idle), (0, 1));
+    assert_eq!(all(0, 0x10_001, idle), (0, 1));
+    assert_eq!(all(0, 0x10_000, idle), (1, 0));
+    assert_eq!(all(0x14_000, 0x1000, idle), (1, 0));
+    let in_use = S / 4;
+    assert_eq!(all(0x10_000, 0x1000, in_use), (0, 1));
+    assert_eq!(all(0x14_000, 0x1000, in_use), (1, 0));
+}
+
+#[test]
+fn a_cache_that_costs_more_than_it_saves_is_advised_against() {
+    let calls = |duration| -> Vec<Call> {
+        let with = move |call| Call { duration, ..call };
+        (0..90)
+            .flat_map(|n| pair(n * S, unserved::NONE, with))
+            .collect()
+    };
+    let cheap = report(FACTS, &[], &calls(100)).advice;
+    assert!(cheap.all.saved_ns < 0 && cheap.command.is_none());
+    assert!(
+        cheap
+            .sentence
+            .starts_with("Leave the cache off: `--cache=all` would have cost"),
+        "{}",
+        cheap.sentence
+    );
+    let dear = report(FACTS, &[], &calls(100_000)).advice;
+    assert!(dear.all.saved_ns > 0, "{}", dear.sentence);
+    assert_eq!(
+        dear.command.as_deref(),
+        Some("rdmamr run --cache=local -- program")
+    );
+}
+
+#[test]
+fn what_the_cache_takes_is_said() {
+    let remote = |call: Call| Call {
+        access: 3,
+        duration: 1_000_000,
+        ..call
+    };
+    let calls: Vec<_> = (0..90)
+        .flat_map(|n| pair(n * S, unserved::NONE, remote))
+        .collect();
+    let advice = report(FACTS, &[], &calls).advice;
+    assert_eq!(advice.all.idle_bytes, 0x4000);
+    for words in [
+        "Up to 16 KiB would have stayed pinned",
+        "an rkey lives on after ibv_dereg_mr",
+    ] {
+        assert!(advice.sentence.contains(words), "{}", advice.sentence);
+    }
+}
+
+#[test]
+fn shares_are_of_the_time_of_all_threads() {
+    let calls: Vec<_> = (0..8u32)
+        .flat_map(|thread| {
+            let of_thread = move |call| Call { thread, ..call };
+            let addr = 0x10_000 * u64::from(thread + 1);
+            let first = register(0, thread, addr, 4096);
+            let last = deregister(50 * S, thread, addr, 4096);
+            [of_thread(first), of_thread(last)]
+        })
+        .collect();
+    let totals = report(FACTS, &[], &calls).totals;
+    // The process runs for 100 s; its main thread is 7. The others have calls over 50 s.
+    assert_eq!((totals.run_ns, totals.threads), (100 * S, 8));
+    assert_eq!(totals.thread_ns, 100 * S + 7 * (50 * S + 4_000));
 }

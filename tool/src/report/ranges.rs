@@ -1,44 +1,74 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Ranges that are registered again and again, and how many of their registrations the pool would
 //! have served.
-use super::pool::Key;
-use super::shape::Saving;
+use super::pool::{Class, Key};
 use crate::format::Call;
 use rustc_hash::FxHashMap;
 use std::cmp::Reverse;
 
+/// What a pool's own work costs, in ns.
+#[derive(Clone, Copy)]
+pub struct Costs {
+    /// A hit and its deregistration.
+    pub hit: u64,
+    /// What a miss costs beyond the registration itself.
+    pub miss: u64,
+    /// The end of a region whose memory changes, for the thread that changes it.
+    pub change: u64,
+    /// The end of a region that ends since too many are idle.
+    pub eviction: u64,
+    /// A registration of memory that the pool does not keep.
+    pub refusal: u64,
+}
+
+/// The registrations that a pool would serve, and what it would leave out.
+#[derive(Clone, Copy, Default)]
+pub struct Served {
+    pub registrations: u32,
+    pub hits: u32,
+    /// The time of the registrations that would have been hits, and of their deregistrations.
+    pub left_out: u64,
+    /// Regions that ended since their memory changed.
+    pub changes: u32,
+    /// Regions that ended since too many were idle.
+    pub evictions: u32,
+    /// Registrations that the pool would have to look at before it refuses them.
+    pub refused: u32,
+}
+
+impl Served {
+    /// The time that the pool would have saved: less than 0 if it costs more than it saves.
+    pub fn saved(&self, costs: Costs) -> i64 {
+        let paid = [
+            (self.hits, costs.hit),
+            (self.registrations - self.hits, costs.miss),
+            (self.changes, costs.change),
+            (self.evictions, costs.eviction),
+            (self.refused, costs.refusal),
+        ];
+        let paid: u64 = paid.iter().map(|&(times, ns)| u64::from(times) * ns).sum();
+        self.left_out as i64 - paid as i64
+    }
+}
+
 /// At this many known ranges, those that were registered only once are forgotten.
-pub const LIMIT: usize = 1 << 20;
+pub const LIMIT: usize = 1 << 18;
+
 #[derive(Default)]
 pub struct Totals {
     pub call: u8,
     /// The caller that registered the range first.
     pub site: u32,
-    pub registrations: u32,
-    pub hits: u32,
+    pub served: Served,
     /// The time of registrations and deregistrations.
     pub time: u64,
-    deregistrations: u32,
-    /// The time of the registrations that would have been hits, and of all deregistrations.
-    hit_time: u64,
-    deregister_time: u64,
-}
-
-impl Totals {
-    /// The time that the pool would have saved if a hit and its deregistration cost `hit_ns`.
-    pub fn saved(&self, hit_ns: u64) -> u64 {
-        // Each hit also saves one deregistration, counted at the average time.
-        let left_out = u128::from(self.deregistrations.min(self.hits));
-        let deregistrations =
-            u128::from(self.deregister_time) * left_out / u128::from(self.deregistrations.max(1));
-        (self.hit_time + deregistrations as u64).saturating_sub(u64::from(self.hits) * hit_ns)
-    }
 }
 
 /// All known ranges.
 #[derive(Default)]
 pub struct Ranges {
     known: FxHashMap<Key, Totals>,
+    pub classes: [Served; Class::COUNT],
     limit: usize,
     /// Some ranges had to be forgotten.
     pub forgotten: bool,
@@ -47,7 +77,7 @@ pub struct Ranges {
 impl Ranges {
     pub fn registered(&mut self, key: Key, site: u32, hit: bool, call: &Call) {
         if self.known.len() >= LIMIT.max(self.limit) {
-            self.known.retain(|_, range| range.registrations > 1);
+            self.known.retain(|_, range| range.served.registrations > 1);
             self.limit = 2 * self.known.len();
             self.forgotten = true;
         }
@@ -57,47 +87,60 @@ impl Ranges {
             ..Totals::default()
         };
         let range = self.known.entry(key).or_insert(first);
-        if hit {
-            range.hits += 1;
-            range.hit_time += u64::from(call.duration);
-        }
-        range.registrations += 1;
         range.time += u64::from(call.duration);
+        let class = &mut self.classes[Class::of(call.call, key.access) as usize];
+        for served in [&mut range.served, class] {
+            served.registrations += 1;
+            if hit {
+                served.hits += 1;
+                served.left_out += u64::from(call.duration);
+            }
+        }
     }
 
-    pub fn deregistered(&mut self, key: &Key, duration: u32) {
+    /// A region was deregistered whose registration would have been a hit, or a miss.
+    pub fn deregistered(&mut self, key: &Key, hit: bool, duration: u32) {
+        let duration = u64::from(duration);
+        let Some(range) = self.known.get_mut(key) else {
+            return;
+        };
+        range.time += duration;
+        if hit {
+            range.served.left_out += duration;
+            self.classes[Class::of(range.call, key.access) as usize].left_out += duration;
+        }
+    }
+
+    /// The memory of an idle region has changed.
+    pub fn changed(&mut self, key: &Key) {
         if let Some(range) = self.known.get_mut(key) {
-            range.deregistrations += 1;
-            range.deregister_time += u64::from(duration);
-            range.time += u64::from(duration);
+            range.served.changes += 1;
         }
     }
 
-    /// The saving over the ranges that `counts` selects.
-    pub fn saving(&self, hit_ns: u64, counts: impl Fn(&Key, &Totals) -> bool) -> Saving {
-        let mut saving = Saving::default();
-        for (_, range) in self
-            .known
-            .iter()
-            .filter(|(key, range)| range.hits > 0 && counts(key, range))
-        {
-            saving.ranges += 1;
-            saving.hits += u64::from(range.hits);
-            saving.saved_ns += range.saved(hit_ns);
-        }
-        saving
+    /// The pool would have refused a registration after a look at its memory.
+    pub fn refused(&mut self, class: Class) {
+        self.classes[class as usize].refused += 1;
+    }
+
+    /// How many ranges of a class would have had hits.
+    pub fn with_hits(&self, class: Class) -> u64 {
+        let of_class = |(key, range): &(&Key, &Totals)| {
+            range.served.hits > 0 && Class::of(range.call, key.access) == class
+        };
+        self.known.iter().filter(of_class).count() as u64
     }
 
     /// The ranges that were registered more than once, the most expensive first.
-    pub fn repeated(&self, hit_ns: u64) -> Vec<(&Key, &Totals)> {
+    pub fn repeated(&self, costs: Costs) -> Vec<(&Key, &Totals)> {
         let mut repeated: Vec<_> = self
             .known
             .iter()
-            .filter(|(_, range)| range.registrations > 1)
+            .filter(|(_, range)| range.served.registrations > 1)
             .collect();
-        repeated.sort_by_key(|(key, range)| {
+        repeated.sort_by_cached_key(|(key, range)| {
             (
-                Reverse(range.saved(hit_ns)),
+                Reverse(range.served.saved(costs)),
                 Reverse(range.time),
                 key.process,
                 key.start,

@@ -2,16 +2,23 @@
 //! The replay of a trace, call by call: which regions were registered and pinned when, and by whom.
 //! It counts only; other modules put the counts into words.
 use super::access;
+use super::activity::Counts;
 use super::durations::Durations;
-use super::pool::{self, Pool};
+use super::pool::{self, Class, Pool};
 use super::ranges::Ranges;
 use super::shape::{Totals, What};
 use super::timeline::Timeline;
+use crate::format::call::registers;
 use crate::format::{Call, call, how};
-use crate::trace::{Event, Trace, pooled, registers};
+use crate::trace::{Event, Trace, pooled};
 use anyhow::Result;
-use rustc_hash::{FxHashMap, FxHashSet};
+use rustc_hash::FxHashMap;
 use std::cmp::Reverse;
+use std::collections::BTreeMap;
+
+/// The most call sites that are told apart: a trace with more is no program's, and the memory for
+/// them would have no bound.
+pub const MOST_SITES: usize = 1 << 17;
 
 /// The whole pages around some memory: their start, and their length in bytes.
 fn hull(addr: u64, length: u64, page: u64) -> (u64, u64) {
@@ -30,6 +37,14 @@ pub struct Site {
     pub offset: u64,
 }
 
+impl Site {
+    /// Stands for all sites beyond [`MOST_SITES`].
+    pub const OTHERS: Site = Site {
+        path: None,
+        offset: 0,
+    };
+}
+
 #[derive(Clone, Copy, Default)]
 pub struct SiteTotals {
     pub calls: u64,
@@ -44,20 +59,81 @@ pub struct SiteTotals {
 pub type Key = (u32, u32, u64);
 
 /// A registration that the program has not ended.
+#[derive(Clone, Copy)]
 pub struct Holder {
-    pub addr: u64,
-    pub length: u64,
+    /// The memory's address and length.
+    pub memory: (u64, u64),
     pub site: u32,
+}
+
+/// What the pool would have done with a plain registration: its access, the number of the pool's
+/// region, and whether it was a hit.
+struct Foreseen {
+    access: u32,
+    number: u32,
+    hit: bool,
 }
 
 /// A region that is pinned.
 pub struct Region {
-    /// For a plain region that the pool would have served: its pages, and the number of the pool's
-    /// region.
-    pub range: Option<(pool::Key, u32)>,
-    pub pinned: u64,
+    /// For a plain region that the pool would have served.
+    range: Option<Foreseen>,
     pub pool: bool,
-    pub holders: Vec<Holder>,
+    pub pinned: u64,
+    /// Nearly every region has one holder.
+    holder: Option<Holder>,
+    /// The sites of other holders, by their memory.
+    others: BTreeMap<(u64, u64), Vec<u32>>,
+}
+
+/// The regions that are registered, by their keys. Most of a region's life it is found by its whole
+/// key; the order finds one that a re-registration has moved to another domain.
+#[derive(Default)]
+pub struct Regions {
+    numbers: BTreeMap<Key, u32>,
+    regions: Vec<Option<Region>>,
+    free: Vec<u32>,
+}
+
+impl Regions {
+    pub fn iter(&self) -> impl Iterator<Item = (&Key, &Region)> {
+        let region = |&number: &u32| self.regions[number as usize].as_ref();
+        self.numbers
+            .iter()
+            .filter_map(move |(key, number)| region(number).map(|region| (key, region)))
+    }
+
+    fn get_mut(&mut self, key: &Key) -> Option<&mut Region> {
+        let number = *self.numbers.get(key)?;
+        self.regions[number as usize].as_mut()
+    }
+
+    fn insert(&mut self, key: Key, region: Region) {
+        let number = self.free.pop().unwrap_or_else(|| {
+            self.regions.push(None);
+            self.regions.len() as u32 - 1
+        });
+        self.regions[number as usize] = Some(region);
+        self.numbers.insert(key, number);
+    }
+
+    fn remove(&mut self, key: &Key) -> Option<Region> {
+        let number = self.numbers.remove(key)?;
+        self.free.push(number);
+        self.regions[number as usize].take()
+    }
+
+    /// The key of the region, or of one with that lkey in another domain.
+    fn find(&self, key: &Key) -> Option<Key> {
+        let &(process, lkey, _) = key;
+        if self.numbers.contains_key(key) {
+            return Some(*key);
+        }
+        let mut others = self
+            .numbers
+            .range((process, lkey, 0)..=(process, lkey, u64::MAX));
+        others.next().map(|(key, _)| *key)
+    }
 }
 
 #[derive(Clone, Default)]
@@ -65,9 +141,14 @@ pub struct ProcessCounts {
     pub calls: u64,
     pub failed: u64,
     pub time: u64,
-    pub threads: FxHashSet<u32>,
-    /// Pinned bytes: of plain regions, and of the pool's.
+    /// By thread the begin of its first call, and the end of its last.
+    pub threads: FxHashMap<u32, (u64, u64)>,
+    pub registrations: u64,
+    pub hits: u64,
+    pub longest: u32,
+    /// Pinned bytes: of plain regions, and of the pool's; and the most of both.
     pub pinned: [u64; 2],
+    pub peak: u64,
 }
 
 pub struct FailureCounts {
@@ -87,7 +168,7 @@ pub struct Replay<'a> {
     pub sites: FxHashMap<(u32, u32, u64), u32>,
     pub site_numbers: FxHashMap<Site, u32>,
     pub site_totals: Vec<(Site, u32, SiteTotals)>,
-    pub regions: FxHashMap<Key, Region>,
+    pub regions: Regions,
     /// Regions of the pool whose lkey was given again before the trace told of their end.
     pub ended_before: FxHashMap<Key, u32>,
     pub ranges: Ranges,
@@ -97,6 +178,7 @@ pub struct Replay<'a> {
     pub unserved: FxHashMap<&'static str, (u64, u64)>,
     pub sizes: FxHashMap<(u32, What), Durations>,
     pub timeline: Timeline,
+    pub activity: Counts,
     /// The ends of processes, the latest first.
     pub ends: Vec<(u64, usize)>,
     pub failures: FxHashMap<(u8, u16), FailureCounts>,
@@ -142,13 +224,14 @@ impl Replay<'_> {
             sites: FxHashMap::default(),
             site_numbers: FxHashMap::default(),
             site_totals: Vec::new(),
-            regions: FxHashMap::default(),
+            regions: Regions::default(),
             ended_before: FxHashMap::default(),
             ranges: Ranges::default(),
             pool: Pool::default(),
             unserved: FxHashMap::default(),
             sizes: FxHashMap::default(),
             timeline: Timeline::new(span),
+            activity: Counts::new(begin, span, trace.processes.len()),
             ends,
             failures: FxHashMap::default(),
             unknown: 0,
@@ -173,8 +256,16 @@ impl Replay<'_> {
             self.pool_ended(since, (*process, call.lkey, call.pd));
             return;
         }
+        if call.call == call::CHANGE {
+            let end = call.addr.saturating_add(call.length);
+            for key in self.pool.change(*process, call.addr, end) {
+                self.ranges.changed(&key);
+            }
+            return;
+        }
         let site = self.site(*process, *modules, call.caller);
         self.count(*process, site, call);
+        self.activity.add(*process, since, call);
         if call.errno != 0 {
             self.fail(*process, site, call);
             return;
@@ -206,26 +297,32 @@ impl Replay<'_> {
     }
 
     fn site(&mut self, process: u32, modules: u32, caller: u64) -> u32 {
-        *self
-            .sites
-            .entry((process, modules, caller))
-            .or_insert_with(|| {
-                let site = match self.trace.locate(process, modules, caller) {
-                    Some((path, offset)) => Site {
-                        path: Some(path),
-                        offset,
-                    },
-                    None => Site {
-                        path: None,
-                        offset: caller,
-                    },
-                };
-                *self.site_numbers.entry(site).or_insert_with(|| {
-                    self.site_totals
-                        .push((site, process, SiteTotals::default()));
-                    self.site_totals.len() as u32 - 1
-                })
-            })
+        let address = (process, modules, caller);
+        if let Some(&number) = self.sites.get(&address) {
+            return number;
+        }
+        let mut site = match self.trace.locate(process, modules, caller) {
+            Some((path, offset)) => Site {
+                path: Some(path),
+                offset,
+            },
+            None => Site {
+                path: None,
+                offset: caller,
+            },
+        };
+        if self.site_totals.len() >= MOST_SITES && !self.site_numbers.contains_key(&site) {
+            site = Site::OTHERS;
+        }
+        let number = *self.site_numbers.entry(site).or_insert_with(|| {
+            self.site_totals
+                .push((site, process, SiteTotals::default()));
+            self.site_totals.len() as u32 - 1
+        });
+        if self.sites.len() < MOST_SITES {
+            self.sites.insert(address, number);
+        }
+        number
     }
 
     fn count(&mut self, process: u32, site: u32, call: &Call) {
@@ -238,7 +335,11 @@ impl Replay<'_> {
         of_process.calls += 1;
         of_process.failed += failed;
         of_process.time += time;
-        of_process.threads.insert(call.thread);
+        of_process.longest = of_process.longest.max(call.duration);
+        let span = of_process.threads.entry(call.thread);
+        let span = span.or_insert((call.time, 0));
+        span.0 = span.0.min(call.time);
+        span.1 = span.1.max(call.time.saturating_add(time));
         let of_site = &mut self.site_totals[site as usize].2;
         of_site.calls += 1;
         of_site.failed += failed;
@@ -272,38 +373,31 @@ impl Replay<'_> {
     fn register(&mut self, process: u32, site: u32, since: u64, call: &Call) {
         self.totals.registrations += 1;
         self.totals.hits += u64::from(call.how == how::HIT);
+        let of_process = &mut self.processes[process as usize];
+        of_process.registrations += 1;
+        of_process.hits += u64::from(call.how == how::HIT);
         self.totals.misses += u64::from(call.how == how::MISS);
         let key = (process, call.lkey, call.pd);
         let holder = Holder {
-            addr: call.addr,
-            length: call.length,
+            memory: (call.addr, call.length),
             site,
         };
         let pool = pooled(call.how);
         if call.how == how::HIT {
             if let Some(region) = self.regions.get_mut(&key) {
-                region.holders.push(holder);
+                region.hold(holder);
                 return;
             }
             self.unknown += 1;
         }
-        let (start, bytes) = hull(
-            call.addr,
-            call.length,
-            self.trace.processes[process as usize].page,
-        );
+        let page = self.trace.processes[process as usize].page;
+        let hull = hull(call.addr, call.length, page);
         let pinned = if access::pins(call.call, call.access) {
-            bytes
+            hull.1
         } else {
             0
         };
-        let range = pool::Key {
-            process,
-            access: call.access,
-            pd: call.pd,
-            start,
-            bytes,
-        };
+        let range = pool::Key::new(process, call.access, call.pd, hull);
         if let Some(before) = self.regions.remove(&key) {
             if before.pool {
                 *self.ended_before.entry(key).or_default() += 1;
@@ -320,7 +414,8 @@ impl Replay<'_> {
             range,
             pinned,
             pool,
-            holders: vec![holder],
+            holder: Some(holder),
+            others: BTreeMap::new(),
         };
         self.pin(process, since, &region);
         self.regions.insert(key, region);
@@ -330,14 +425,7 @@ impl Replay<'_> {
     fn reregister(&mut self, process: u32, since: u64, call: &Call) -> bool {
         // The region may have left its domain.
         let key = (process, call.lkey, call.pd);
-        let before = match self.regions.contains_key(&key) {
-            true => Some(key),
-            false => self
-                .regions
-                .keys()
-                .find(|key| (key.0, key.1) == (process, call.lkey))
-                .copied(),
-        };
+        let before = self.regions.find(&key);
         let Some(mut region) = before.and_then(|before| self.regions.remove(&before)) else {
             return false;
         };
@@ -349,9 +437,7 @@ impl Replay<'_> {
                 self.trace.processes[process as usize].page,
             )
             .1;
-            for holder in &mut region.holders {
-                (holder.addr, holder.length) = (call.addr, call.length);
-            }
+            region.moved((call.addr, call.length));
         }
         self.release(process, since, &region);
         region.range = None;
@@ -379,12 +465,17 @@ impl Replay<'_> {
             self.unknown += 1;
             return;
         };
+        let memory = region.holder.map(|holder| holder.memory);
         region.release(call);
-        if !region.holders.is_empty() {
+        if region.is_held() {
             return;
         }
-        if let Some((range, _)) = &region.range {
-            self.ranges.deregistered(range, call.duration);
+        if let (Some(foreseen), Some((addr, length))) = (&region.range, memory) {
+            let page = self.trace.processes[process as usize].page;
+            let pages = hull(addr, length, page);
+            let range = pool::Key::new(process, foreseen.access, call.pd, pages);
+            self.ranges
+                .deregistered(&range, foreseen.hit, call.duration);
         }
         if let Some(region) = self.regions.remove(&key) {
             self.release(process, since, &region);
@@ -392,46 +483,59 @@ impl Replay<'_> {
         }
     }
 
-    /// Foresees what the pool would have done with a plain registration: the number of the region
-    /// that would have served it, or `None`.
+    /// Foresees what the pool would have done with a plain registration: its access and the number
+    /// of the region that would have served it, or `None`.
     fn foresee(
         &mut self,
         range: pool::Key,
         site: u32,
         since: u64,
         call: &Call,
-    ) -> Option<(pool::Key, u32)> {
+    ) -> Option<Foreseen> {
         let process = &self.trace.processes[range.process as usize];
         if let Some(why) = pool::refusal(process, call, since + self.begin, &range) {
             let (count, time) = self.unserved.entry(why).or_default();
             *count += 1;
             *time += u64::from(call.duration);
+            if why == pool::UNKEPT {
+                self.ranges.refused(Class::of(call.call, call.access));
+            }
             return None;
         }
         let remote = access::remote(call.call, call.access);
-        let (number, hit) = self.pool.register(process, range, remote, since);
+        let class = Class::of(call.call, call.access);
+        let (number, hit) = self.pool.register(process, range, class, remote, since);
         self.ranges.registered(range, site, hit, call);
-        Some((range, number))
+        Some(Foreseen {
+            access: range.access,
+            number,
+            hit,
+        })
     }
 
     /// The program has ended its use of a region that the pool would have kept.
     fn release(&mut self, process: u32, since: u64, region: &Region) {
-        if let Some((_, number)) = region.range {
+        if let Some(range) = &region.range {
             let process = &self.trace.processes[process as usize];
-            self.pool.release(process, number, since);
+            self.pool.release(process, range.number, since);
         }
     }
 
     fn pin(&mut self, process: u32, since: u64, region: &Region) {
         let pinned = &mut self.processes[process as usize].pinned[usize::from(region.pool)];
         *pinned = pinned.saturating_add(region.pinned);
-        self.timeline.pin(since, region.pinned, region.pool);
+        let of_process = &mut self.processes[process as usize];
+        let all = of_process.pinned[0].saturating_add(of_process.pinned[1]);
+        of_process.peak = of_process.peak.max(all);
+        self.timeline
+            .pin(since, region.pinned, region.pool, self.pool.idle());
     }
 
     fn unpin(&mut self, process: u32, since: u64, region: &Region) {
         let pinned = &mut self.processes[process as usize].pinned[usize::from(region.pool)];
         *pinned = pinned.saturating_sub(region.pinned);
-        self.timeline.unpin(since, region.pinned, region.pool);
+        self.timeline
+            .unpin(since, region.pinned, region.pool, self.pool.idle());
     }
 
     /// The kernel unpins the regions of each process that ended before `since`. The trace does not
@@ -440,19 +544,73 @@ impl Replay<'_> {
         while let Some((end, process)) = self.ends.pop_if(|(end, _)| *end < since) {
             for pool in [false, true] {
                 let pinned = self.processes[process].pinned[usize::from(pool)];
-                self.timeline.unpin(end, pinned, pool);
+                self.timeline.unpin(end, pinned, pool, self.pool.idle());
             }
         }
     }
 }
 
 impl Region {
+    /// The memory and the site of each holder.
+    pub fn holders(&self) -> impl Iterator<Item = Holder> {
+        let other = |(&memory, sites): (&(u64, u64), &Vec<u32>)| {
+            let sites = sites.clone();
+            sites.into_iter().map(move |site| Holder { memory, site })
+        };
+        self.holder
+            .into_iter()
+            .chain(self.others.iter().flat_map(other))
+    }
+
+    fn is_held(&self) -> bool {
+        self.holder.is_some() || !self.others.is_empty()
+    }
+
+    fn hold(&mut self, holder: Holder) {
+        match self.holder {
+            None => self.holder = Some(holder),
+            Some(_) => self
+                .others
+                .entry(holder.memory)
+                .or_default()
+                .push(holder.site),
+        }
+    }
+
     /// Removes a holder of the region: the holder with that memory, if there are several.
     fn release(&mut self, call: &Call) {
-        let same = |holder: &Holder| (holder.addr, holder.length) == (call.addr, call.length);
-        match self.holders.iter().rposition(same) {
-            Some(at) => drop(self.holders.swap_remove(at)),
-            None => drop(self.holders.pop()),
+        let memory = (call.addr, call.length);
+        if self.holder.is_some_and(|holder| holder.memory == memory) {
+            self.holder = None;
+            return;
+        }
+        let entry = match self.others.contains_key(&memory) {
+            true => Some(memory),
+            false => self.others.keys().next_back().copied(),
+        };
+        let Some(entry) = entry else {
+            self.holder = None;
+            return;
+        };
+        if let Some(sites) = self.others.get_mut(&entry) {
+            sites.pop();
+            if sites.is_empty() {
+                self.others.remove(&entry);
+            }
+        }
+    }
+
+    /// A re-registration has given all holders this memory.
+    fn moved(&mut self, memory: (u64, u64)) {
+        if let Some(holder) = &mut self.holder {
+            holder.memory = memory;
+        }
+        let sites: Vec<u32> = std::mem::take(&mut self.others)
+            .into_values()
+            .flatten()
+            .collect();
+        if !sites.is_empty() {
+            self.others.insert(memory, sites);
         }
     }
 }

@@ -2,8 +2,8 @@
 //! The content of a report. The page, the text and the JSON all show a [`Report`] and count nothing
 //! themselves.
 use super::callers::Caller;
+use crate::format::call::registers;
 use crate::format::{Call, how};
-use crate::trace::registers;
 use serde::Serialize;
 
 /// The figures of a trace. Each field's name ends in its unit. Durations are in ns; points in time
@@ -17,10 +17,15 @@ pub struct Report {
     pub notes: Vec<String>,
     pub totals: Totals,
     pub processes: Vec<ProcessTotals>,
+    pub ranks: Ranks,
     pub advice: Advice,
     pub pinned: Pinned,
+    pub activity: Activity,
+    pub lanes: Vec<Lane>,
     pub sizes: Vec<Size>,
+    pub latencies: Vec<Latency>,
     pub callers: Vec<CallerTotals>,
+    pub again: Vec<Again>,
     pub ranges: Vec<Range>,
     pub leaks: Vec<Leak>,
     pub failures: Vec<Failure>,
@@ -35,6 +40,9 @@ pub struct Totals {
     pub time_ns: u64,
     /// The sum of the processes' run times.
     pub run_ns: u64,
+    /// The sum of the threads' times: the main thread's from the start to the end of its process,
+    /// another's from its first call to the end of its last.
+    pub thread_ns: u64,
     /// From the first moment of the trace to its last.
     pub span_ns: u64,
     pub threads: u64,
@@ -49,6 +57,8 @@ pub struct Totals {
     /// The numbers of callers and of ranges registered more than once, including those not listed.
     pub callers: u64,
     pub repeated_ranges: u64,
+    /// The number of callers, by access, that registered such ranges.
+    pub repeating_callers: u64,
     /// Regions that were registered and never deregistered.
     pub leaked_regions: u64,
     pub leaked_bytes: u64,
@@ -57,10 +67,15 @@ pub struct Totals {
 #[derive(Clone, Serialize)]
 pub struct ProcessTotals {
     pub pid: u32,
+    /// Where it ran, and its number in its job.
+    pub host: Option<String>,
+    pub rank: Option<u32>,
     pub command: Vec<String>,
     /// The time in UTC, as in RFC 3339.
     pub started: String,
     pub run_ns: u64,
+    /// The time of its threads, as in [`Totals::thread_ns`].
+    pub thread_ns: u64,
     pub calls: u64,
     pub failed: u64,
     pub time_ns: u64,
@@ -80,6 +95,13 @@ pub struct Advice {
     /// The cost of a hit and its deregistration, and whether this trace measured it.
     pub hit_ns: u64,
     pub hit_measured: bool,
+    /// What a miss costs beyond its registration, and the end of a region whose memory changes.
+    pub miss_ns: u64,
+    pub change_ns: u64,
+    /// What the pool's start costs in the processes of the trace.
+    pub start_ns: u64,
+    /// The command to run, or nothing if no cache would help.
+    pub command: Option<String>,
     /// The saving with `--cache=local`, with `--cache=all` (which includes the former), and for
     /// regions of libfabric's calls (which neither includes).
     pub local: Saving,
@@ -98,11 +120,19 @@ pub struct Unserved {
     pub time_ns: u64,
 }
 
-#[derive(Default, Serialize)]
+#[derive(Clone, Copy, Default, Serialize)]
 pub struct Saving {
     pub ranges: u64,
     pub hits: u64,
-    pub saved_ns: u64,
+    /// Less than 0 if the pool costs more time than it saves.
+    pub saved_ns: i64,
+    pub misses: u64,
+    /// Regions that the pool would have ended since there were too many, and since their memory
+    /// changed.
+    pub evictions: u64,
+    pub changes: u64,
+    /// The most memory that would have stayed pinned for nobody.
+    pub idle_bytes: u64,
 }
 
 /// Pinned whole pages. Pages that are registered several times count several times, as the kernel
@@ -114,6 +144,8 @@ pub struct Pinned {
     pub peak_pool_bytes: u64,
     pub peak_at_ns: u64,
     pub end_bytes: u64,
+    /// The most that would be pinned with `--cache=all`.
+    pub cached_peak_bytes: u64,
     /// Each point gives the most that was pinned at one moment, from the point up to the next.
     pub points: Vec<Point>,
 }
@@ -123,12 +155,81 @@ pub struct Point {
     pub time_ns: u64,
     pub plain_bytes: u64,
     pub pool_bytes: u64,
+    /// The most that would be pinned at one moment with `--cache=all`, which keeps regions that
+    /// nobody uses.
+    pub cached_bytes: u64,
 }
 
 impl Point {
     pub fn bytes(&self) -> u64 {
         self.plain_bytes.saturating_add(self.pool_bytes)
     }
+}
+
+/// The ranks of a job.
+#[derive(Default, Serialize)]
+pub struct Ranks {
+    pub hosts: u64,
+    /// The mean of the ranks' times in calls, and by how much of it the slowest exceeds it.
+    pub mean_ns: u64,
+    pub imbalance: f64,
+    /// The slowest first: the one with the most time in calls.
+    pub list: Vec<Rank>,
+}
+
+/// The processes of a rank on a host, or a process without a rank.
+#[derive(Default, Serialize)]
+pub struct Rank {
+    pub rank: Option<u32>,
+    pub host: Option<String>,
+    pub pids: Vec<u32>,
+    pub calls: u64,
+    pub failed: u64,
+    pub registrations: u64,
+    pub hits: u64,
+    pub time_ns: u64,
+    pub longest_ns: u64,
+    /// The longest run time of its processes, and their highest peak of pinned memory.
+    pub run_ns: u64,
+    pub peak_bytes: u64,
+}
+
+/// Calls over time.
+#[derive(Serialize)]
+pub struct Activity {
+    pub step_ns: u64,
+    /// The steps that have calls.
+    pub moments: Vec<Moment>,
+}
+
+#[derive(Serialize)]
+pub struct Moment {
+    pub time_ns: u64,
+    pub calls: u64,
+    pub mean_ns: u64,
+    pub longest_ns: u64,
+}
+
+/// A process in the timeline.
+#[derive(Serialize)]
+pub struct Lane {
+    pub rank: Option<u32>,
+    pub host: Option<String>,
+    pub pid: u32,
+    pub begin_ns: u64,
+    pub end_ns: u64,
+    pub step_ns: u64,
+    /// The time in calls of each step.
+    pub busy_ns: Vec<u64>,
+}
+
+/// Calls that took from `from_ns` up to the next row's.
+#[derive(Serialize)]
+pub struct Latency {
+    pub from_ns: u64,
+    pub what: What,
+    pub calls: u64,
+    pub time_ns: u64,
 }
 
 /// The effect of a call in the table of sizes.
@@ -205,6 +306,21 @@ pub struct Range {
     pub saved_ns: u64,
     /// The caller that registered the range first.
     pub caller: Caller,
+}
+
+/// What one caller registers more than once: its [`Range`]s of one access, together.
+#[derive(Serialize)]
+pub struct Again {
+    pub caller: Caller,
+    pub access: String,
+    pub remote: bool,
+    pub ranges: u64,
+    pub smallest_bytes: u64,
+    pub largest_bytes: u64,
+    pub registrations: u64,
+    pub hits: u64,
+    pub time_ns: u64,
+    pub saved_ns: u64,
 }
 
 #[derive(Serialize)]

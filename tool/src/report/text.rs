@@ -10,24 +10,24 @@ const COLUMNS: usize = 80;
 const SHOWN: usize = 10;
 
 /// Rows of cells. If a row is too wide, its last column loses the middle.
-struct Table {
+pub struct Table {
     /// A heading that begins with '<' aligns its column to the left; others align to the right.
     rows: Vec<Vec<String>>,
 }
 
 impl Table {
-    fn new(headings: &[&str]) -> Table {
+    pub fn new(headings: &[&str]) -> Table {
         Table {
             rows: vec![headings.iter().map(|heading| heading.to_string()).collect()],
         }
     }
 
-    fn row(&mut self, cells: impl IntoIterator<Item = String>) {
+    pub fn row(&mut self, cells: impl IntoIterator<Item = String>) {
         self.rows
             .push(cells.into_iter().map(|cell| printable(&cell)).collect());
     }
 
-    fn write(mut self, out: &mut String) {
+    pub fn write(mut self, out: &mut String) {
         let left: Vec<bool> = self.rows[0]
             .iter()
             .map(|heading| heading.starts_with('<'))
@@ -90,7 +90,7 @@ fn shortened(text: &str, columns: usize) -> String {
 }
 
 /// Breaks text into indented lines.
-fn wrapped(out: &mut String, first: &str, indent: &str, text: &str) {
+pub fn wrapped(out: &mut String, first: &str, indent: &str, text: &str) {
     let mut line = first.to_string();
     let mut empty = true;
     for word in printable(text).split(' ') {
@@ -110,7 +110,7 @@ fn wrapped(out: &mut String, first: &str, indent: &str, text: &str) {
     out.push('\n');
 }
 
-fn heading(out: &mut String, text: &str) {
+pub fn heading(out: &mut String, text: &str) {
     let _ = writeln!(out, "\n{text}\n{}", "-".repeat(text.chars().count()));
 }
 
@@ -125,7 +125,7 @@ fn more(out: &mut String, all: u64) {
 }
 
 /// Function, source and place, as far as they are known.
-fn who(caller: &Caller) -> String {
+pub fn who(caller: &Caller) -> String {
     let source = caller
         .source
         .as_ref()
@@ -143,6 +143,50 @@ pub fn command(process: &ProcessTotals) -> String {
     } else {
         process.command.join(" ")
     }
+}
+
+/// The ranks of a job, if the trace has more than one.
+fn ranks(out: &mut String, report: &Report) {
+    let ranks = &report.ranks;
+    if ranks.list.len() < 2 {
+        return;
+    }
+    heading(out, "Ranks");
+    let slowest = &ranks.list[0];
+    let words = format!(
+        "{} on {}. The slowest spent {} in calls, the mean is {}: an imbalance of {:.0} %.",
+        plural(ranks.list.len() as u64, "rank", "ranks"),
+        plural(ranks.hosts, "host", "hosts"),
+        time(slowest.time_ns),
+        time(ranks.mean_ns),
+        ranks.imbalance * 100.0
+    );
+    wrapped(out, "", "", &words);
+    let mut table = Table::new(&[
+        "rank",
+        "<host",
+        "time",
+        "of run",
+        "calls",
+        "regs",
+        "longest",
+        "<peak pinned",
+    ]);
+    for rank in ranks.list.iter().take(SHOWN) {
+        table.row([
+            rank.rank
+                .map_or("none".to_string(), |rank| rank.to_string()),
+            shortened(rank.host.as_deref().unwrap_or("not known"), 20),
+            time(rank.time_ns),
+            share(rank.time_ns, rank.run_ns),
+            count(rank.calls),
+            count(rank.registrations),
+            time(rank.longest_ns),
+            bytes(rank.peak_bytes),
+        ]);
+    }
+    table.write(out);
+    more(out, ranks.list.len() as u64);
 }
 
 pub fn render(report: &Report) -> String {
@@ -195,9 +239,10 @@ pub fn render(report: &Report) -> String {
         &mut out,
         "Time in calls",
         format!(
-            "{}, {} of the run time of {}",
+            "{}, {} of the threads' time of {}; ran {}",
             time(totals.time_ns),
-            share(totals.time_ns, totals.run_ns),
+            share(totals.time_ns, totals.thread_ns),
+            time(totals.thread_ns),
             time(totals.run_ns)
         ),
     );
@@ -232,6 +277,8 @@ pub fn render(report: &Report) -> String {
     wrapped(&mut out, "", "", &report.advice.sentence);
     wrapped(&mut out, "", "", &report.advice.assumption);
 
+    ranks(&mut out, report);
+
     heading(&mut out, "Cost by size");
     let mut table = Table::new(&["from", "<what", "calls", "time", "median", "p99"]);
     for size in &report.sizes {
@@ -261,27 +308,27 @@ pub fn render(report: &Report) -> String {
     more(&mut out, totals.callers);
 
     heading(&mut out, "Registered again and again");
-    if report.ranges.is_empty() {
+    if report.again.is_empty() {
         out.push_str("  No range was registered more than once.\n");
     } else {
         let mut table = Table::new(&[
-            "saved", "times", "time", "bytes", "<address", "<rights", "<caller",
+            "saved", "times", "time", "ranges", "up to", "<rights", "<caller",
         ]);
-        for range in report.ranges.iter().take(SHOWN) {
+        for again in report.again.iter().take(SHOWN) {
             table.row([
-                time(range.saved_ns),
-                count(range.registrations),
-                time(range.time_ns),
-                bytes(range.bytes),
-                format!("{:#x}", range.addr),
+                time(again.saved_ns),
+                count(again.registrations),
+                time(again.time_ns),
+                count(again.ranges),
+                bytes(again.largest_bytes),
                 // All access flags would leave no room for the caller. "--cache" needs only this
                 // difference.
-                if range.remote { "remote" } else { "local" }.to_string(),
-                range.caller.name(),
+                if again.remote { "remote" } else { "local" }.to_string(),
+                again.caller.name(),
             ]);
         }
         table.write(&mut out);
-        more(&mut out, totals.repeated_ranges);
+        more(&mut out, totals.repeating_callers);
     }
 
     heading(&mut out, "Never deregistered");

@@ -2,11 +2,13 @@
 //! Pinned bytes over time, in few enough points to draw, and the exact peak.
 use super::shape::{Pinned, Point};
 
-const POINTS: u64 = 800;
+/// Enough for a plot that is 25 times as wide as its window.
+pub const POINTS: u64 = 3200;
 
 pub struct Timeline {
     /// The length of a point in time.
     step: u64,
+    /// What is pinned now.
     now: Point,
     peak: Point,
     points: Vec<Point>,
@@ -35,6 +37,10 @@ impl Timeline {
         }
     }
 
+    fn keeps(&mut self, bytes: u64) {
+        self.now.cached_bytes = self.now.bytes().saturating_add(bytes);
+    }
+
     fn bytes(&mut self, pool: bool) -> &mut u64 {
         if pool {
             &mut self.now.pool_bytes
@@ -43,11 +49,13 @@ impl Timeline {
         }
     }
 
-    pub fn pin(&mut self, since: u64, bytes: u64, pool: bool) {
+    /// `kept` is what the pool of `--cache=all` would keep besides, after that.
+    pub fn pin(&mut self, since: u64, bytes: u64, pool: bool, kept: u64) {
         self.advance(since);
         // A trace that the library did not write may contain any numbers.
         let pinned = self.bytes(pool);
         *pinned = pinned.saturating_add(bytes);
+        self.keeps(kept);
         if self.now.bytes() > self.peak.bytes() {
             self.peak = Point {
                 time_ns: since,
@@ -55,18 +63,21 @@ impl Timeline {
             };
         }
         let point = self.points.last_mut().expect("there is a first point");
+        let cached_bytes = self.now.cached_bytes.max(point.cached_bytes);
         if self.now.bytes() > point.bytes() {
             *point = Point {
                 time_ns: point.time_ns,
                 ..self.now
             };
         }
+        point.cached_bytes = cached_bytes;
     }
 
-    pub fn unpin(&mut self, since: u64, bytes: u64, pool: bool) {
+    pub fn unpin(&mut self, since: u64, bytes: u64, pool: bool, kept: u64) {
         self.advance(since);
         let pinned = self.bytes(pool);
         *pinned = pinned.saturating_sub(bytes);
+        self.keeps(kept);
     }
 
     pub fn finish(mut self, span: u64) -> Pinned {
@@ -77,6 +88,12 @@ impl Timeline {
             peak_pool_bytes: self.peak.pool_bytes,
             peak_at_ns: self.peak.time_ns,
             end_bytes: self.now.bytes(),
+            cached_peak_bytes: self
+                .points
+                .iter()
+                .map(|point| point.cached_bytes)
+                .max()
+                .unwrap_or(0),
             points: self.points,
         }
     }

@@ -68,10 +68,27 @@ pub fn plural(number: u64, one: &str, many: &str) -> String {
     format!("{} {}", count(number), if number == 1 { one } else { many })
 }
 
+/// Whether a character controls a terminal, or the direction or the lines of text around it.
+pub fn controls(c: char) -> bool {
+    c.is_control()
+        || matches!(c, '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}')
+        || matches!(c, '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}')
+}
+
+/// A word as a shell reads it.
+pub fn quoted(word: &str) -> String {
+    let is_plain = |c: char| c.is_alphanumeric() || "/._-+=:,@%".contains(c);
+    if !word.is_empty() && word.chars().all(is_plain) {
+        word.to_string()
+    } else {
+        format!("'{}'", word.replace('\'', r"'\''"))
+    }
+}
+
 /// Text from a trace, without characters that would control a terminal.
 pub fn printable(text: &str) -> String {
     text.chars()
-        .map(|c| if c.is_control() { '\u{fffd}' } else { c })
+        .map(|c| if controls(c) { '\u{fffd}' } else { c })
         .collect()
 }
 
@@ -110,5 +127,9 @@ mod tests {
             ["1 call", "1 000 calls"]
         );
         assert_eq!(printable("a\x1b[31mb\n"), "a\u{fffd}[31mb\u{fffd}");
+        assert_eq!(
+            printable("\u{9b}2J\u{202e}\u{2066}\u{200b}\u{2028}é"),
+            "\u{fffd}2J\u{fffd}\u{fffd}\u{fffd}\u{fffd}é"
+        );
     }
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 use super::*;
+use crate::format::call;
 use crate::sample::{BEGAN, Sample, Writer, deregister, file, register};
 
 fn open(sample: &Sample) -> Result<Trace> {
@@ -20,6 +21,7 @@ fn refused(sample: &[u8]) -> String {
     open(&Sample(sample.to_vec()))
         .err()
         .expect("it is refused")
+        .root_cause()
         .to_string()
 }
 
@@ -43,6 +45,35 @@ fn a_process_says_who_it_is() {
     assert_eq!(one.command, ["a", "b c", ""]);
     assert_eq!((two.pid, two.ended), (8, false));
     assert!(trace.damage.is_empty());
+}
+
+#[test]
+fn a_process_says_where_it_runs() {
+    let mut sample = Sample::default();
+    for (pid, rank) in [(7u32, 3u32), (8, NO_RANK)] {
+        let mut one = Writer::new(pid);
+        one.start(&mut sample, "a\0");
+        one.block(
+            &mut sample,
+            kind::PLACE,
+            &[&rank.to_le_bytes()[..], b"node1"].concat(),
+        );
+    }
+    Writer::new(9).start(&mut sample, "of an earlier release\0");
+    let trace = open(&sample).unwrap();
+    let places: Vec<_> = trace
+        .processes
+        .iter()
+        .map(|process| (process.host.as_deref(), process.rank))
+        .collect();
+    assert_eq!(
+        places,
+        [
+            (Some("node1"), Some(3)),
+            (Some("node1"), None),
+            (None, None)
+        ]
+    );
 }
 
 #[test]
@@ -199,16 +230,15 @@ fn what_is_no_trace_is_refused_in_words() {
         "it is a trace of version 2, and this program reads version 1"
     );
     let folder = tempfile::tempdir().unwrap();
+    let why = |path: &Path| {
+        let error = Trace::open(path).err().unwrap();
+        error.chain().nth(1).unwrap().to_string()
+    };
+    assert_eq!(why(folder.path()), "there is no trace in this folder");
+    assert_eq!(why(&folder.path().join("none")), "it cannot be opened");
     assert_eq!(
-        Trace::open(folder.path()).err().unwrap().to_string(),
-        "it is not a regular file"
-    );
-    assert_eq!(
-        Trace::open(&folder.path().join("none"))
-            .err()
-            .unwrap()
-            .to_string(),
-        "it cannot be opened"
+        why(Path::new("/dev/null")),
+        "it is neither a regular file, nor a folder, nor a pipe"
     );
 }
 
@@ -240,4 +270,122 @@ fn an_address_is_in_the_list_of_its_time_or_else_in_another() {
     assert_eq!(locate(1, 0x1000), Some(("/with a space", 0)));
     assert_eq!(locate(1, 0x2000), None);
     assert_eq!(locate(0, 0), None);
+}
+
+#[test]
+fn a_list_far_away_names_no_caller() {
+    let mut sample = Sample::default();
+    let mut one = Writer::new(7);
+    one.start(&mut sample, "a\0");
+    for n in 0..40 {
+        let line = format!("{:x} {:x} 0 /{n}\n", (n + 1) << 12, (n + 2) << 12);
+        one.block(&mut sample, kind::MODULES, line.as_bytes());
+    }
+    let trace = open(&sample).unwrap();
+    let found = |list: u32, n: u64| trace.locate(0, list, (n + 1) << 12).is_some();
+    assert!(found(20, 20) && found(20, 27) && found(20, 12));
+    // So the work for an address does not grow with the number of lists.
+    assert!(!found(20, 28) && !found(20, 11));
+}
+
+/// A file that claims more than it has: a block of `kind` over a hole, of a length as on disk.
+fn sparse(kind: u16, length: u32, then: &[u8]) -> Vec<u8> {
+    let mut sample = Sample::default();
+    Writer::new(7).block(&mut sample, kind, b"");
+    sample.0[16..20].copy_from_slice(&length.to_le_bytes());
+    sample.0.extend(then);
+    sample.0
+}
+
+#[test]
+fn a_hole_in_the_file_is_no_content() {
+    for kind in [
+        kind::START,
+        kind::MODULES,
+        kind::CALLS,
+        kind::UNKEPT,
+        kind::REASON,
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("trace");
+        std::fs::write(&path, sparse(kind, u32::MAX - 47, &[0; 64])).unwrap();
+        let file = std::fs::File::options().append(true).open(&path).unwrap();
+        file.set_len(1 << 40).unwrap();
+        let mut sample = Sample::default();
+        let mut one = Writer::new(8);
+        one.start(&mut sample, "a\0");
+        one.calls(&mut sample, &[register(0, 5, 0, 1)]);
+        std::io::Write::write_all(&mut &file, &sample.0).unwrap();
+        let trace = Trace::open(&path).unwrap();
+        assert!(seen(&trace).contains(&(call::REG_MR, 5)));
+        assert!(trace.runs.len() < 10, "calls of a hole were read");
+        assert!(trace.processes[0].command.len() < 8192);
+        assert!(
+            trace.damage.iter().any(|words| words.contains("cut off")),
+            "{:?}",
+            trace.damage
+        );
+    }
+}
+
+#[test]
+fn a_long_command_line_and_a_long_reason_are_read_in_part() {
+    let mut sample = Sample::default();
+    let mut one = Writer::new(7);
+    one.start(&mut sample, &"x".repeat(1 << 20));
+    one.block(
+        &mut sample,
+        kind::REASON,
+        &[&[1, 0, 0, 0][..], &[b'y'; 1 << 20]].concat(),
+    );
+    let trace = open(&sample).unwrap();
+    assert_eq!(trace.processes[0].command[0].len(), 1 << 16);
+    assert!(trace.reason(0, 1).unwrap().len() < 1 << 12);
+}
+
+#[test]
+fn several_files_and_a_folder_are_one_trace() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    for pid in [7, 8] {
+        let mut sample = Sample::default();
+        let mut one = Writer::new(pid);
+        one.start(&mut sample, "a\0");
+        one.calls(
+            &mut sample,
+            &[register(u64::from(9 - pid) * 50_000, pid, 0, 1)],
+        );
+        std::fs::write(at(&format!("{pid}.trace")), &sample.0).unwrap();
+    }
+    std::fs::write(at("report.html"), "no trace").unwrap();
+    std::fs::create_dir(at("folder")).unwrap();
+    std::os::unix::fs::symlink(at("7.trace"), at("a link")).unwrap();
+    let expected = [(call::REG_MR, 8), (call::REG_MR, 7)];
+    let both = [at("7.trace"), at("8.trace"), at("7.trace")];
+    for paths in [&both[..], &[folder.path().to_path_buf()]] {
+        let trace = Trace::of(paths).unwrap();
+        assert_eq!((trace.sources.len(), trace.processes.len()), (2, 2));
+        assert_eq!(seen(&trace), expected);
+        assert!(trace.is_at(&at("8.trace")) && !trace.is_at(&at("report.html")));
+    }
+}
+
+#[test]
+fn a_pipe_is_read_to_its_end() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("pipe");
+    let name = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
+    // SAFETY: the name is a string that ends with a NUL.
+    assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
+    let mut sample = Sample::default();
+    let mut one = Writer::new(7);
+    one.start(&mut sample, "a\0");
+    one.calls(&mut sample, &[register(0, 5, 0, 1)]);
+    let writer = std::thread::spawn({
+        let path = path.clone();
+        move || std::fs::write(path, sample.0).unwrap()
+    });
+    let trace = Trace::open(&path).unwrap();
+    writer.join().unwrap();
+    assert_eq!(seen(&trace), [(call::REG_MR, 5)]);
 }

@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! `rdmamr trace --pid`: has a process under the library record its calls while it runs. The request
+//! lies in the process's live page. Its next registration sees the request: nothing interrupts it.
+
+use crate::format;
+use crate::top::pages::{self, Found};
+use anyhow::{Context, Result, bail};
+use rdmamr_live_page::{PATH, Page, TraceSwitch};
+use std::fs::{self, File};
+use std::io::Read;
+use std::mem::offset_of;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+/// Record the registrations of a process that runs already
+#[derive(clap::Args)]
+#[command(after_help = "\
+Examples:
+  rdmamr trace --pid 4711 -o app.trace           until Ctrl-C
+  rdmamr trace --pid 4711 -o app.trace --for 10  ten seconds
+  rdmamr trace --pid 4711 -o app.trace --on      and leave it on
+  rdmamr trace --pid 4711 --off                  switch it off
+
+The process must be under the library, and have registered something.")]
+pub struct Args {
+    /// The process
+    #[arg(long, value_name = "PID")]
+    pid: u32,
+    /// The file of the trace; PID.trace if not given
+    #[arg(short, long, value_name = "FILE", conflicts_with = "off")]
+    output: Option<PathBuf>,
+    /// Stop after so many seconds
+    #[arg(long = "for", value_name = "SECONDS", conflicts_with_all = ["on", "off"])]
+    seconds: Option<u32>,
+    /// Switch the recording on, and end
+    #[arg(long, conflicts_with = "off")]
+    on: bool,
+    /// Switch the recording off, and end
+    #[arg(long)]
+    off: bool,
+}
+
+/// How long the process may take to answer before that is said.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+
+extern "C" fn interrupt(_: i32) {
+    INTERRUPTED.store(true, Relaxed);
+}
+
+/// The exit status is 2 if the process cannot be asked.
+pub fn run(args: &Args) -> Result<ExitCode> {
+    let Some(found) = pages::of(args.pid) else {
+        bail!("{}", why_not(args.pid));
+    };
+    let handler = interrupt as extern "C" fn(i32);
+    // SAFETY: the handler stores to an atomic, and no more.
+    unsafe { libc::signal(libc::SIGINT, handler as libc::sighandler_t) };
+    if args.off {
+        request(&found, None)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let file = args.output.clone();
+    let file = file.unwrap_or_else(|| format!("{}.trace", args.pid).into());
+    let file = std::path::absolute(file)?;
+    create(&file, &found).with_context(|| file.display().to_string())?;
+    if !request(&found, Some(&file))? {
+        // Nobody has answered: the request is withdrawn.
+        request(&found, None)?;
+        return Ok(ExitCode::from(1));
+    }
+    if !args.on {
+        let end = args.seconds.map(|seconds| {
+            eprintln!("rdmamr: recording for {seconds} s");
+            Instant::now() + Duration::from_secs(seconds.into())
+        });
+        if end.is_none() {
+            eprintln!("rdmamr: recording; Ctrl-C stops it");
+        }
+        while !INTERRUPTED.load(Relaxed)
+            && end.is_none_or(|end| Instant::now() < end)
+            && is_alive(&found)
+        {
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        INTERRUPTED.store(false, Relaxed);
+        if is_alive(&found) {
+            request(&found, None)?;
+        }
+    }
+    eprintln!("rdmamr: next: rdmamr report {}", file.display());
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Why a process cannot be asked, with what shows its registrations all the same.
+fn why_not(pid: u32) -> String {
+    if !Path::new(&format!("/proc/{pid}")).exists() {
+        return format!("there is no process {pid}");
+    }
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps"));
+    match maps {
+        Ok(maps) if maps.contains("librdmamr") => format!(
+            "process {pid} is under the library, and has no live page: it has registered nothing yet, or \
+             RDMAMR_LIVE=0 is set, or no folder could be had for the page (man 7 rdmamr)"
+        ),
+        Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
+            format!("process {pid} is another user's: only root may ask it")
+        }
+        _ => format!(
+            "process {pid} is not under the library (rdmamr run). This counts its uverbs calls:\n\
+             \x20 bpftrace -e 'tracepoint:syscalls:sys_enter_ioctl /pid == {pid} && args->cmd == 0xc0181b01/ \
+             {{ @uverbs = count(); }}'"
+        ),
+    }
+}
+
+/// Makes the file, or empties a trace that is there. No link is followed. Root gives the file to the
+/// process's user, who writes it.
+fn create(path: &Path, found: &Found) -> Result<()> {
+    let file = File::options()
+        .read(true)
+        .append(true)
+        .create(true)
+        .mode(0o600)
+        .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
+        .open(path)?;
+    if !file.metadata()?.is_file() {
+        bail!("it is not a regular file");
+    }
+    let mut magic = Vec::new();
+    (&file)
+        .take(format::MAGIC.len() as u64)
+        .read_to_end(&mut magic)?;
+    if !magic.is_empty() && magic != format::MAGIC {
+        bail!("it exists and is not a trace, so it is left alone");
+    }
+    file.set_len(0)?;
+    let user = pages::user_of(found.pid).context("the process has ended")?;
+    if file.metadata()?.uid() != user {
+        std::os::unix::fs::fchown(&file, Some(user), None)?;
+    }
+    let inside = format!("/proc/{}/root{}", found.pid, path.display());
+    let same = |path: &Path| fs::metadata(path).map(|it| (it.dev(), it.ino())).ok();
+    if same(Path::new(&inside)) != same(path) {
+        bail!(
+            "process {} does not see this file: it has mounts of its own",
+            found.pid
+        );
+    }
+    Ok(())
+}
+
+/// Asks the process to record into a file, or to stop. Waits for the answer: true if it has come.
+fn request(found: &Found, file: Option<&Path>) -> Result<bool> {
+    let mut bytes = [0; PATH];
+    if let Some(file) = file {
+        let path = file.as_os_str().as_bytes();
+        let room = bytes.get_mut(..path.len()).filter(|room| room.len() < PATH);
+        room.context("the path is too long")?.copy_from_slice(path);
+    }
+    let page = found.file.as_ref().context("the page cannot be written")?;
+    let write = |bytes: &[u8], at: usize| {
+        let place = offset_of!(Page, trace) + at;
+        page.write_all_at(bytes, place as u64)
+    };
+    let read = |at: usize| -> Result<u32> {
+        let mut word = [0; 4];
+        page.read_exact_at(&mut word, (offset_of!(Page, trace) + at) as u64)?;
+        Ok(u32::from_ne_bytes(word))
+    };
+    write(&bytes, offset_of!(TraceSwitch, path))?;
+    let wanted = u32::from(file.is_some());
+    write(&wanted.to_ne_bytes(), offset_of!(TraceSwitch, wanted))?;
+    let number = read(offset_of!(TraceSwitch, number))?.wrapping_add(1);
+    write(&number.to_ne_bytes(), offset_of!(TraceSwitch, number))?;
+    let began = Instant::now();
+    let mut said = false;
+    while read(offset_of!(TraceSwitch, answered))? != number {
+        if !is_alive(found) {
+            bail!("process {} has ended", found.pid);
+        }
+        if INTERRUPTED.load(Relaxed) {
+            return Ok(false);
+        }
+        if began.elapsed() > PATIENCE {
+            if file.is_none() {
+                eprintln!("rdmamr: it stops with its next registration");
+                return Ok(false);
+            }
+            if !said {
+                eprintln!("rdmamr: it begins with its next registration; waiting for that");
+                said = true;
+            }
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    if read(offset_of!(TraceSwitch, state))? > 1 {
+        bail!("process {} cannot write the file", found.pid);
+    }
+    Ok(true)
+}
+
+fn is_alive(found: &Found) -> bool {
+    Path::new(&format!("/proc/{}", found.pid)).exists()
+}

@@ -1,0 +1,347 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Two runs of a program beside each other: what was gained, by size and by caller.
+use super::callers::Caller;
+use super::shape::{CallerTotals, Report, Size, What};
+use super::text::{Table, heading, wrapped};
+use super::units::{bytes, count, plural, share, time};
+use serde::Serialize;
+use std::cmp::Reverse;
+
+/// The most rows of a table of text and of a page.
+pub const SHOWN: usize = 20;
+
+#[derive(Serialize)]
+pub struct Diff {
+    pub version: u32,
+    pub before: Side,
+    pub after: Side,
+    /// What makes the comparison less than the whole truth, in sentences.
+    pub notes: Vec<String>,
+    /// By the power of two of the length; registrations and their deregistrations.
+    pub sizes: Vec<OfSize>,
+    /// What gained or lost most comes first.
+    pub callers: Vec<OfCaller>,
+}
+
+/// A run.
+#[derive(Serialize)]
+pub struct Side {
+    pub trace: String,
+    pub calls: u64,
+    pub failed: u64,
+    pub registrations: u64,
+    pub hits: u64,
+    pub time_ns: u64,
+    pub run_ns: u64,
+    pub peak_pinned_bytes: u64,
+}
+
+/// Calls, and the time in them.
+#[derive(Clone, Copy, Default, Serialize)]
+pub struct Cost {
+    pub calls: u64,
+    pub time_ns: u64,
+}
+
+#[derive(Serialize)]
+pub struct OfSize {
+    pub from_bytes: u64,
+    /// The calls are registrations; the time is also that of deregistrations.
+    pub before: Cost,
+    pub after: Cost,
+}
+
+#[derive(Serialize)]
+pub struct OfCaller {
+    #[serde(flatten)]
+    pub caller: Caller,
+    pub before: Cost,
+    pub after: Cost,
+}
+
+impl Cost {
+    fn each(self) -> u64 {
+        self.time_ns / self.calls.max(1)
+    }
+}
+
+/// The difference, with its sign in front: a gain has a minus, since time went.
+pub fn change(before: Cost, after: Cost) -> String {
+    let (before, after) = (before.time_ns, after.time_ns);
+    let sign = if after <= before { "-" } else { "+" };
+    format!("{sign}{}", time(before.abs_diff(after)))
+}
+
+/// How many times as long a call took before, or how much longer it takes now.
+pub fn times(before: Cost, after: Cost) -> String {
+    match (before.each(), after.each()) {
+        (0, _) | (_, 0) => String::new(),
+        (before, after) => format!("{:.2}", after as f64 / before as f64),
+    }
+}
+
+impl Side {
+    fn of(report: &Report) -> Side {
+        let totals = &report.totals;
+        Side {
+            trace: report.trace.clone(),
+            calls: totals.calls,
+            failed: totals.failed,
+            registrations: totals.registrations,
+            hits: totals.hits,
+            time_ns: totals.time_ns,
+            run_ns: totals.run_ns,
+            peak_pinned_bytes: report.pinned.peak_bytes,
+        }
+    }
+
+    fn each(&self) -> u64 {
+        self.time_ns / self.registrations.max(1)
+    }
+}
+
+/// Which rows of two lists are the same caller: an address may have moved where its name is known.
+fn identity(caller: &Caller) -> (Option<&str>, String) {
+    let module = caller.module.as_deref();
+    let module = module.map(|path| path.rsplit('/').next().unwrap_or(path));
+    let source = caller.source.as_deref().unwrap_or_default();
+    (module, format!("{} {source}", caller.name()))
+}
+
+impl Diff {
+    pub fn new(before: &Report, after: &Report) -> Diff {
+        let mut notes: Vec<String> = Vec::new();
+        for (name, report) in [("Before", before), ("After", after)] {
+            notes.extend(report.notes.iter().map(|note| format!("{name}: {note}")));
+        }
+        let (one, other) = (before.totals.registrations, after.totals.registrations);
+        if one.abs_diff(other) > one.max(other) / 50 {
+            notes.push(format!(
+                "The runs registered {} and {} times: compare the time of one call.",
+                count(one),
+                count(other)
+            ));
+        }
+        Diff {
+            version: 1,
+            before: Side::of(before),
+            after: Side::of(after),
+            notes,
+            sizes: sizes(&before.sizes, &after.sizes),
+            callers: callers(&before.callers, &after.callers),
+        }
+    }
+
+    /// What was gained, in words.
+    pub fn sentence(&self) -> String {
+        let (before, after) = (&self.before, &self.after);
+        let gained = before.time_ns >= after.time_ns;
+        let all = before.time_ns.abs_diff(after.time_ns);
+        let mut sentence = format!(
+            "{} {}: {} in calls before, {} after ({}). A registration with its deregistration took {} before, {} after.",
+            time(all),
+            if gained { "gained" } else { "lost" },
+            time(before.time_ns),
+            time(after.time_ns),
+            share(all, before.time_ns),
+            time(before.each()),
+            time(after.each()),
+        );
+        if before.hits + after.hits > 0 {
+            sentence += &format!(
+                " The pool served {} before, {} after.",
+                plural(before.hits, "registration", "registrations"),
+                share(after.hits, after.registrations)
+            );
+        }
+        sentence += &format!(
+            " The run took {} before, {} after; at most {} were pinned before, {} after.",
+            time(before.run_ns),
+            time(after.run_ns),
+            bytes(before.peak_pinned_bytes),
+            bytes(after.peak_pinned_bytes)
+        );
+        sentence
+    }
+
+    pub fn render(&self) -> String {
+        let mut out = String::new();
+        wrapped(&mut out, "Before  ", "        ", &self.before.trace);
+        wrapped(&mut out, "After   ", "        ", &self.after.trace);
+        for note in &self.notes {
+            wrapped(&mut out, "WARNING ", "        ", note);
+        }
+        heading(&mut out, "What was gained");
+        wrapped(&mut out, "", "", &self.sentence());
+        heading(&mut out, "By size");
+        let mut table = Table::new(&[
+            "from",
+            "before",
+            "after",
+            "time before",
+            "after",
+            "change",
+            "<one call, ratio",
+        ]);
+        for row in &self.sizes {
+            table.row([
+                bytes(row.from_bytes),
+                count(row.before.calls),
+                count(row.after.calls),
+                time(row.before.time_ns),
+                time(row.after.time_ns),
+                change(row.before, row.after),
+                times(row.before, row.after),
+            ]);
+        }
+        table.write(&mut out);
+        heading(&mut out, "By caller");
+        let mut table = Table::new(&["time before", "after", "change", "ratio", "<caller"]);
+        for row in self.callers.iter().take(SHOWN) {
+            table.row([
+                time(row.before.time_ns),
+                time(row.after.time_ns),
+                change(row.before, row.after),
+                times(row.before, row.after),
+                super::text::who(&row.caller),
+            ]);
+        }
+        table.write(&mut out);
+        out
+    }
+}
+
+fn sizes(before: &[Size], after: &[Size]) -> Vec<OfSize> {
+    let mut rows: Vec<OfSize> = Vec::new();
+    let mut add = |sizes: &[Size], side: fn(&mut OfSize) -> &mut Cost| {
+        for size in sizes {
+            let at = rows.binary_search_by_key(&size.from_bytes, |row| row.from_bytes);
+            let at = at.unwrap_or_else(|at| {
+                rows.insert(
+                    at,
+                    OfSize {
+                        from_bytes: size.from_bytes,
+                        before: Cost::default(),
+                        after: Cost::default(),
+                    },
+                );
+                at
+            });
+            let cost = side(&mut rows[at]);
+            cost.time_ns += size.time_ns;
+            if matches!(size.what, What::Plain | What::Hit | What::Miss) {
+                cost.calls += size.calls;
+            }
+        }
+    };
+    add(before, |row| &mut row.before);
+    add(after, |row| &mut row.after);
+    rows
+}
+
+fn callers(before: &[CallerTotals], after: &[CallerTotals]) -> Vec<OfCaller> {
+    let mut rows: Vec<OfCaller> = Vec::new();
+    let mut known = rustc_hash::FxHashMap::default();
+    let mut add = |callers: &[CallerTotals], side: fn(&mut OfCaller) -> &mut Cost| {
+        for totals in callers {
+            let caller = &totals.caller;
+            let (module, name) = identity(caller);
+            let identity = (module.map(str::to_string), name);
+            let at = *known.entry(identity).or_insert_with(|| {
+                rows.push(OfCaller {
+                    caller: caller.clone(),
+                    before: Cost::default(),
+                    after: Cost::default(),
+                });
+                rows.len() - 1
+            });
+            let cost = side(&mut rows[at]);
+            cost.calls += totals.calls;
+            cost.time_ns += totals.time_ns;
+        }
+    };
+    add(before, |row| &mut row.before);
+    add(after, |row| &mut row.after);
+    rows.sort_by_key(|row| Reverse(row.before.time_ns.abs_diff(row.after.time_ns)));
+    rows
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::{Call, how};
+    use crate::report::tests::{MS, report};
+    use crate::sample::{deregister, register};
+
+    fn runs() -> (Report, Report) {
+        let pair = |n: u64, caller, length, slow: u32| {
+            [
+                Call {
+                    caller,
+                    duration: 40_000 / slow,
+                    how: if slow > 1 && n > 0 {
+                        how::HIT
+                    } else {
+                        how::KERNEL
+                    },
+                    ..register(n * MS, 1, 0x1000, length)
+                },
+                Call {
+                    caller,
+                    duration: 20_000 / slow,
+                    ..deregister(n * MS + MS / 2, 1, 0x1000, length)
+                },
+            ]
+        };
+        let run = |slow: u32| {
+            let calls: Vec<_> = (0..10)
+                .flat_map(|n| pair(n, 0x1000 + n % 2, 4096 << (n % 2), slow))
+                .collect();
+            report(&calls)
+        };
+        (run(1), run(10))
+    }
+
+    #[test]
+    fn what_was_gained_is_counted_by_size_and_by_caller() {
+        let (before, after) = runs();
+        let diff = Diff::new(&before, &after);
+        assert_eq!((diff.before.time_ns, diff.after.time_ns), (600_000, 60_000));
+        assert_eq!((diff.sizes.len(), diff.callers.len()), (2, 2));
+        assert_eq!(
+            (diff.sizes[1].before.calls, diff.sizes[1].after.time_ns),
+            (5, 30_000)
+        );
+        assert_eq!(
+            change(diff.callers[0].before, diff.callers[0].after),
+            "-270 us"
+        );
+        assert_eq!(times(diff.sizes[0].before, diff.sizes[0].after), "0.10");
+        let sentence = diff.sentence();
+        assert!(
+            sentence.starts_with("540 us gained: 600 us in calls before, 60.0 us after (90.0 %)."),
+            "{sentence}"
+        );
+        assert!(diff.render().lines().all(|line| line.chars().count() <= 80));
+    }
+
+    #[test]
+    fn a_loss_is_one_and_another_number_of_calls_is_said() {
+        let (before, after) = runs();
+        let diff = Diff::new(&after, &before);
+        assert!(
+            diff.sentence().starts_with("540 us lost"),
+            "{}",
+            diff.sentence()
+        );
+        assert_eq!(change(diff.sizes[0].before, diff.sizes[0].after), "+270 us");
+        let fewer = report(&[register(0, 1, 0x1000, 4096)]);
+        let diff = Diff::new(&before, &fewer);
+        let said = diff
+            .notes
+            .iter()
+            .any(|note| note.contains("compare the time of one call"));
+        assert!(said, "{:?}", diff.notes);
+        assert_eq!(diff.sizes[1].after.calls, 0);
+    }
+}

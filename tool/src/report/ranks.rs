@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The ranks of a job: what the processes of each did together, and how far the slowest is from the
+//! others. Processes without a rank stand for themselves.
+use super::replay::ProcessCounts;
+use super::shape::{Rank, Ranks};
+use crate::trace::Process;
+use std::cmp::Reverse;
+
+/// `counts` are those of `processes`.
+pub fn ranks(processes: &[Process], counts: &[ProcessCounts]) -> Ranks {
+    let mut list: Vec<Rank> = Vec::new();
+    let mut known = rustc_hash::FxHashMap::default();
+    for (process, counts) in processes.iter().zip(counts) {
+        // A launcher that preloads the library registers nothing itself.
+        if counts.calls == 0 {
+            continue;
+        }
+        let number = list.len();
+        let number = match process.rank {
+            Some(rank) => *known.entry((process.host.clone(), rank)).or_insert(number),
+            None => number,
+        };
+        if number == list.len() {
+            list.push(Rank {
+                rank: process.rank,
+                host: process.host.clone(),
+                ..Rank::default()
+            });
+        }
+        let rank = &mut list[number];
+        rank.pids.push(process.pid);
+        rank.calls += counts.calls;
+        rank.failed += counts.failed;
+        rank.registrations += counts.registrations;
+        rank.hits += counts.hits;
+        rank.time_ns += counts.time;
+        rank.longest_ns = rank.longest_ns.max(counts.longest.into());
+        rank.peak_bytes = rank.peak_bytes.max(counts.peak);
+        rank.run_ns = rank.run_ns.max(process.end - process.begin);
+    }
+    list.sort_by_key(|rank| (Reverse(rank.time_ns), rank.rank, rank.host.clone()));
+    let mean_ns = list.iter().map(|rank| rank.time_ns).sum::<u64>() / (list.len() as u64).max(1);
+    let mut hosts: Vec<_> = list.iter().filter_map(|rank| rank.host.as_ref()).collect();
+    hosts.sort();
+    hosts.dedup();
+    Ranks {
+        hosts: hosts.len() as u64,
+        mean_ns,
+        imbalance: match (list.first(), mean_ns) {
+            (Some(slowest), 1..) => slowest.time_ns as f64 / mean_ns as f64 - 1.0,
+            _ => 0.0,
+        },
+        list,
+    }
+}

@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The traces of a program: the file that its processes share, or a file for each, whose name has
+//! `%p`, `%h` or `%r` (rdmamr(7), `RDMAMR_TRACE`).
+
+use crate::format;
+use anyhow::{Context, Result, bail};
+use std::ffi::CStr;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+/// How long another program may hold the lock of a trace.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Makes way for new traces of that name.
+pub fn prepare(name: &Path) -> Result<()> {
+    if !is_pattern(name) {
+        return empty(name);
+    }
+    if let Some(folder) = name.parent() {
+        std::fs::create_dir_all(folder).context("its folder cannot be made")?;
+    }
+    // Processes have new numbers: what is there belongs to other runs, and may still be written.
+    if has(name, b'p') {
+        return Ok(());
+    }
+    for old in matching(name).into_iter().filter(|old| is_left(old)) {
+        std::fs::remove_file(&old).with_context(|| format!("{} is in the way", old.display()))?;
+    }
+    Ok(())
+}
+
+/// The traces of that name that exist.
+pub fn existing(name: &Path) -> Vec<PathBuf> {
+    if is_pattern(name) {
+        matching(name)
+    } else {
+        vec![name.to_path_buf()]
+    }
+}
+
+/// Whether the name is that of several files.
+pub fn is_pattern(name: &Path) -> bool {
+    name.as_os_str().as_bytes().contains(&b'%')
+}
+
+fn has(name: &Path, letter: u8) -> bool {
+    let pair = [b'%', letter];
+    name.as_os_str()
+        .as_bytes()
+        .windows(2)
+        .any(|two| two == pair)
+}
+
+/// The traces of this host in the folder of a name.
+fn matching(name: &Path) -> Vec<PathBuf> {
+    let (Some(folder), Some(pattern)) = (name.parent(), name.file_name()) else {
+        return Vec::new();
+    };
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let named =
+        entries.filter(|entry| fits(pattern.as_bytes(), entry.file_name().as_bytes(), &host()));
+    let traces = named.map(|entry| entry.path()).filter(|path| {
+        let header = header(path);
+        header.is_some_and(|header| header.starts_with(&format::MAGIC))
+    });
+    let mut traces: Vec<_> = traces.collect();
+    traces.sort();
+    traces
+}
+
+fn host() -> Vec<u8> {
+    // SAFETY: all zeros is a valid `utsname`.
+    let mut system: libc::utsname = unsafe { std::mem::zeroed() };
+    // SAFETY: the structure is writable.
+    unsafe { libc::uname(&mut system) };
+    // SAFETY: uname ends the name with a NUL, and so do the zeros.
+    let name = unsafe { CStr::from_ptr(system.nodename.as_ptr()) };
+    let name = name.to_bytes().iter();
+    name.map(|&byte| if byte == b'/' { b'_' } else { byte })
+        .collect()
+}
+
+/// Whether a file's name may come from a pattern: of any process and any rank, on that host.
+fn fits(pattern: &[u8], name: &[u8], host: &[u8]) -> bool {
+    match pattern {
+        [] => name.is_empty(),
+        [b'%', letter @ (b'p' | b'r'), rest @ ..] => {
+            let digits = name.iter().take_while(|byte| byte.is_ascii_digit()).count();
+            let none = *letter == b'r' && name.starts_with(b"none");
+            (1..=digits).any(|length| fits(rest, &name[length..], host))
+                || (none && fits(rest, &name[4..], host))
+        }
+        [b'%', b'h', rest @ ..] => name
+            .strip_prefix(host)
+            .is_some_and(|name| fits(rest, name, host)),
+        [b'%', b'%', rest @ ..] | [b'%', rest @ ..] => {
+            name.first() == Some(&b'%') && fits(rest, &name[1..], host)
+        }
+        [byte, rest @ ..] => name.first() == Some(byte) && fits(rest, &name[1..], host),
+    }
+}
+
+fn header(path: &Path) -> Option<Vec<u8>> {
+    let mut header = Vec::new();
+    let file = File::open(path).ok().filter(|_| path.is_file())?;
+    file.take(24).read_to_end(&mut header).ok()?;
+    Some(header)
+}
+
+/// Whether the process that began a trace has ended.
+fn is_left(path: &Path) -> bool {
+    let header = header(path).unwrap_or_default();
+    let Some(pid) = header.get(20..24).and_then(|pid| pid.try_into().ok()) else {
+        return true;
+    };
+    !Path::new("/proc")
+        .join(u32::from_le_bytes(pid).to_string())
+        .exists()
+}
+
+/// Creates the file of a trace, or empties that of an earlier one, since the library appends. It
+/// does not empty the file while another program that was run with it is alive, as with mpirun(1):
+/// they share the file. A lock that the program inherits tells whether one is alive.
+fn empty(trace: &Path) -> Result<()> {
+    if trace.exists() && !trace.metadata()?.is_file() {
+        bail!("it is not a regular file");
+    }
+    let mut file = File::options()
+        .read(true)
+        .append(true)
+        .create(true)
+        // It has addresses of the program, and keys.
+        .mode(0o600)
+        // The library follows no link either.
+        .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
+        .open(trace)?;
+    let mut magic = Vec::new();
+    (&mut file)
+        .take(format::MAGIC.len() as u64)
+        .read_to_end(&mut magic)?;
+    if !magic.is_empty() && magic != format::MAGIC {
+        bail!("it exists and is not a trace, so it is left alone");
+    }
+    // Without close-on-exec, and if the limit allows with a number that is out of the way of
+    // programs that count on the lowest numbers.
+    let kept = [900, 200, 3].into_iter().find_map(|number| {
+        // SAFETY: F_DUPFD takes no pointers.
+        let kept = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_DUPFD, number) };
+        (kept >= 0).then_some(kept)
+    });
+    let kept = kept.ok_or_else(io::Error::last_os_error)?;
+    let lock = |how| {
+        // SAFETY: flock takes no pointers.
+        unsafe { libc::flock(kept, how | libc::LOCK_NB) == 0 }
+    };
+    if lock(libc::LOCK_EX) {
+        file.set_len(0)?;
+    }
+    // Another launcher that empties the file at this point finds it empty: this program has not
+    // begun to write.
+    let until = Instant::now() + PATIENCE;
+    while !lock(libc::LOCK_SH) {
+        if Instant::now() > until {
+            bail!("another program has locked it (flock)");
+        }
+        sleep(Duration::from_millis(10));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_a_pattern() {
+        let fits = |pattern: &str, name: &str| fits(pattern.as_bytes(), name.as_bytes(), b"node");
+        for (pattern, name) in [
+            ("%h-%r.trace", "node-12.trace"),
+            ("%h-%r.trace", "node-none.trace"),
+            ("%p%p", "77"),
+            ("a%%%x", "a%%x"),
+        ] {
+            assert!(fits(pattern, name), "{pattern} {name}");
+        }
+        for (pattern, name) in [
+            ("%h-%r.trace", "other-12.trace"),
+            ("%h-%r.trace", "node-.trace"),
+            ("%h-%r.trace", "node-1.trace.html"),
+            ("%p", "none"),
+            ("%p%p", "7"),
+            ("a%%", "a%%"),
+        ] {
+            assert!(!fits(pattern, name), "{pattern} {name}");
+        }
+    }
+
+    #[test]
+    fn an_old_trace_goes_and_nothing_else() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        let mut header = [0; 24];
+        header[..8].copy_from_slice(&format::MAGIC);
+        header[20..].copy_from_slice(&u32::MAX.to_le_bytes());
+        std::fs::write(path("a-1"), header).unwrap();
+        header[20..].copy_from_slice(&std::process::id().to_le_bytes());
+        std::fs::write(path("a-2"), header).unwrap();
+        std::fs::write(path("a-3"), "a letter").unwrap();
+        prepare(&path("a-%r")).unwrap();
+        assert_eq!(existing(&path("a-%r")), [path("a-2")]);
+        assert!(path("a-3").exists());
+        prepare(&path("new/%p")).unwrap();
+        assert!(path("new").is_dir());
+    }
+}

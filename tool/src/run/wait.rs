@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Running a program as a child, for `rdmamr run --report`: the program gets this process's
+//! signals, and this process ends as the program does.
+
+use std::io;
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
+
+/// The program's process number.
+static PROGRAM: AtomicI32 = AtomicI32::new(0);
+
+/// Signals that somebody sends to this process alone. Those of the keyboard go to the program, too.
+const PASSED: [i32; 4] = [libc::SIGTERM, libc::SIGHUP, libc::SIGUSR1, libc::SIGUSR2];
+const OF_KEYBOARD: [i32; 2] = [libc::SIGINT, libc::SIGQUIT];
+
+/// How the program has ended, as waitpid(2) tells.
+pub struct Ended(i32);
+
+extern "C" fn pass(signal: i32) {
+    let program = PROGRAM.load(Relaxed);
+    if program > 0 {
+        // SAFETY: kill may be called in a signal handler, and takes no pointers.
+        unsafe { libc::kill(program, signal) };
+    }
+}
+
+/// Runs `become_program`, which returns only if it fails, in a child, and waits for its end.
+pub fn run(become_program: impl FnOnce() -> ExitCode) -> io::Result<Result<Ended, ExitCode>> {
+    // SAFETY: this process has one thread, so the child may call what it likes.
+    let child = unsafe { libc::fork() };
+    match child {
+        -1 => return Err(io::Error::last_os_error()),
+        0 => return Ok(Err(become_program())),
+        _ => PROGRAM.store(child, Relaxed),
+    }
+    for signal in PASSED {
+        // SAFETY: the handler calls kill alone.
+        unsafe { libc::signal(signal, pass as *const () as libc::sighandler_t) };
+    }
+    for signal in OF_KEYBOARD {
+        // SAFETY: the call sets no handler.
+        unsafe { libc::signal(signal, libc::SIG_IGN) };
+    }
+    let mut status = 0;
+    // SAFETY: the status is writable.
+    while unsafe { libc::waitpid(child, &mut status, 0) } < 0 {
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::Interrupted {
+            return Err(error);
+        }
+    }
+    PROGRAM.store(0, Relaxed);
+    Ok(Ok(Ended(status)))
+}
+
+impl Ended {
+    /// Ends this process in the same way.
+    pub fn follow(self) -> ExitCode {
+        if !libc::WIFSIGNALED(self.0) {
+            return ExitCode::from(libc::WEXITSTATUS(self.0) as u8);
+        }
+        let signal = libc::WTERMSIG(self.0);
+        let none = libc::rlimit {
+            rlim_cur: 0,
+            rlim_max: 0,
+        };
+        // SAFETY: the limit is readable. The program has written a core file, if one is wanted.
+        unsafe { libc::setrlimit(libc::RLIMIT_CORE, &none) };
+        // SAFETY: the call sets no handler.
+        unsafe { libc::signal(signal, libc::SIG_DFL) };
+        // SAFETY: raise takes no pointers.
+        unsafe { libc::raise(signal) };
+        ExitCode::from(128 + signal as u8)
+    }
+}

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! `rdmamr top`: what is registered now, by which process, on which device. Processes under the
+//! library show their statistics (`pages.rs`); the kernel lists the regions of all (`kernel.rs`).
+
+mod kernel;
+mod limits;
+mod openmetrics;
+pub mod pages;
+mod sample;
+mod screen;
+mod table;
+
+use anyhow::{Context, Result, bail};
+use openmetrics::Format;
+use sample::Sample;
+use std::io::{self, IsTerminal, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+use table::View;
+
+/// Show what is registered now: by process, device and rank
+#[derive(clap::Args)]
+#[command(after_help = "\
+Examples:
+  rdmamr top                                    on a terminal; q ends it, ? helps
+  rdmamr top --once --sort rate                 one table
+  rdmamr top --json | jq '.processes[] | {pid, bytes}'
+  rdmamr top --openmetrics                      for a scraper
+  rdmamr top --textfile /var/lib/node_exporter/rdmamr.prom
+
+Root sees all processes, others their own.")]
+pub struct Args {
+    /// Print one table, and end
+    #[arg(long, conflicts_with_all = ["json", "openmetrics", "textfile"])]
+    once: bool,
+    /// Print JSON, and end; see rdmamr(1)
+    #[arg(long, conflicts_with_all = ["openmetrics", "textfile"])]
+    json: bool,
+    /// Print OpenMetrics, and end
+    #[arg(long, conflicts_with = "textfile")]
+    openmetrics: bool,
+    /// Write a file for node_exporter's textfile collector, and end
+    #[arg(long, value_name = "FILE")]
+    textfile: Option<PathBuf>,
+    /// Sort by: bytes, idle, regions, rate, hits, time, pid
+    #[arg(
+        long,
+        value_name = "COLUMN",
+        default_value = "bytes",
+        hide_possible_values = true
+    )]
+    sort: table::Column,
+    /// Show the processes whose command, device or rank has these words, or with this number
+    #[arg(long, value_name = "WORDS", default_value = "")]
+    filter: String,
+    /// Seconds between two looks
+    #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = seconds)]
+    interval: Duration,
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let number = text.parse().ok().filter(|it| (0.05..=3600.0).contains(it));
+    let number = number.ok_or("it takes a number of seconds, from 0.05 to 3600")?;
+    Ok(Duration::from_secs_f64(number))
+}
+
+/// The exit status is 2 if nothing could be shown.
+pub fn run(args: &Args) -> Result<ExitCode> {
+    let mut devices = limits::Devices::default();
+    let view = View {
+        sort: args.sort,
+        reversed: false,
+        filter: args.filter.clone(),
+    };
+    if args.openmetrics {
+        let mut sample = Sample::take(&mut devices);
+        view.apply(&mut sample.processes);
+        print(&openmetrics::render(&sample, Format::OpenMetrics))?;
+    } else if let Some(file) = &args.textfile {
+        let mut sample = Sample::take(&mut devices);
+        view.apply(&mut sample.processes);
+        let text = openmetrics::render(&sample, Format::Prometheus);
+        replace(file, text.as_bytes()).with_context(|| file.display().to_string())?;
+    } else if args.json || args.once {
+        let before = Sample::take(&mut devices);
+        std::thread::sleep(args.interval);
+        let mut sample = Sample::take(&mut devices);
+        sample.compare(&before);
+        view.apply(&mut sample.processes);
+        print(&if args.json {
+            serde_json::to_string_pretty(&sample)? + "\n"
+        } else {
+            table::text(&sample)
+        })?;
+    } else if io::stdout().is_terminal() && io::stdin().is_terminal() {
+        screen::run(view, args.interval, &mut devices)?;
+    } else {
+        bail!(
+            "this is no terminal: --once prints a table, --json and --openmetrics are for programs"
+        );
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Prints; a reader that has closed the pipe is no error.
+fn print(text: &str) -> Result<()> {
+    let mut out = io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.into()),
+        _ => Ok(()),
+    }
+}
+
+/// Replaces a file at once: a reader sees the old one or the new one. No link is followed. The
+/// collector runs as another user, so the file is for all to read.
+fn replace(file: &Path, bytes: &[u8]) -> Result<()> {
+    use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+    let name = file.file_name().context("it names no file")?;
+    let mut temporary = std::ffi::OsString::from(".");
+    temporary.push(name);
+    temporary.push(format!(".{}", std::process::id()));
+    let temporary = file.with_file_name(temporary);
+    let _ = std::fs::remove_file(&temporary);
+    let written = std::fs::File::options()
+        .write(true)
+        .create_new(true)
+        .mode(0o644)
+        .custom_flags(libc::O_NOFOLLOW)
+        .open(&temporary)
+        .and_then(|mut out| {
+            out.set_permissions(std::fs::Permissions::from_mode(0o644))?;
+            out.write_all(bytes)
+        })
+        .and_then(|()| std::fs::rename(&temporary, file));
+    if written.is_err() {
+        let _ = std::fs::remove_file(&temporary);
+    }
+    Ok(written?)
+}

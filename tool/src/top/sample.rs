@@ -1,0 +1,393 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! A sample: what all processes have registered at one moment. Two samples give rates.
+
+use super::kernel;
+use super::limits::{self, Limit};
+use super::pages::{self, Found, user_of};
+use rdmamr_live_page::{DEVICES, NO_RANK, Page, Shard};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::fs;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+/// What is registered. The fields are those of the JSON, which scripts read, so their names stay.
+#[derive(Serialize)]
+pub struct Sample {
+    /// Seconds since 1970.
+    pub time: f64,
+    pub host: String,
+    pub processes: Vec<Process>,
+    pub devices: Vec<Device>,
+    /// Why the kernel does not list regions, if it does not.
+    pub kernel_error: Option<String>,
+    #[serde(skip)]
+    taken: Instant,
+}
+
+/// A process that has the library, or memory registered.
+#[derive(Serialize, Clone)]
+pub struct Process {
+    pub pid: u32,
+    pub command: String,
+    pub user: Option<u32>,
+    pub rank: Option<u64>,
+    /// Whether the process runs under the library, and shows that.
+    pub library: bool,
+    /// Regions that are registered, the pool's idle ones among them, and the sum of their lengths.
+    pub regions: u64,
+    pub bytes: u64,
+    pub idle_regions: u64,
+    pub idle_bytes: u64,
+    pub in_use_bytes: u64,
+    pub devices: Vec<OfDevice>,
+    /// The rest is known of processes under the library only.
+    pub registrations: Option<u64>,
+    /// A second: between two samples.
+    pub registrations_per_second: Option<f64>,
+    pub hits: Option<u64>,
+    pub hits_per_second: Option<f64>,
+    pub failed: Option<u64>,
+    /// The time that registrations took in the kernel. Of many small ones one in 16 is measured.
+    pub registration_seconds: Option<f64>,
+    /// The part of the time between two samples in which a thread was registering; more than 1 with
+    /// several threads.
+    pub registering: Option<f64>,
+    /// Since the first registration, in seconds.
+    pub age: Option<f64>,
+    /// The counters of rdmamr_get_stats(3), by name.
+    pub counters: BTreeMap<String, u64>,
+    pub limits: Vec<Limit>,
+}
+
+/// What a process has registered on a device.
+#[derive(Serialize, Clone, Default)]
+pub struct OfDevice {
+    pub device: String,
+    pub regions: u64,
+    pub bytes: u64,
+    pub idle_regions: u64,
+    pub idle_bytes: u64,
+    pub registrations: Option<u64>,
+    /// The same by the kernel's list, if it lists the process.
+    pub kernel_regions: Option<u64>,
+    pub kernel_bytes: Option<u64>,
+}
+
+/// A device.
+#[derive(Serialize)]
+pub struct Device {
+    pub name: String,
+    /// Regions of all processes that the kernel lists.
+    pub regions: u64,
+    pub bytes: u64,
+    /// The most regions (max_mr).
+    pub most_regions: Option<u64>,
+}
+
+impl Sample {
+    /// Takes a sample.
+    pub fn take(devices: &mut limits::Devices) -> Sample {
+        let mut processes: Vec<Process> = pages::find().iter().map(under_library).collect();
+        let listed = kernel::regions();
+        let kernel_error = listed.as_ref().err().map(ToString::to_string);
+        let (names, table) = listed.unwrap_or_default();
+        for ((device, pid), held) in &table {
+            if *pid != 0 {
+                add_held(&mut processes, *pid, device, *held);
+            }
+        }
+        for process in &mut processes {
+            process.limits = limits::of(process.pid);
+            let of_devices = process.devices.iter();
+            let used = of_devices.filter_map(|of| Some((of, devices.most(&of.device)?)));
+            let used: Vec<_> = used
+                .map(|(of, most)| Limit {
+                    name: "max_mr",
+                    device: Some(of.device.clone()),
+                    bytes: false,
+                    used: of_device(&table, &of.device).regions.max(of.regions),
+                    most,
+                })
+                .collect();
+            process.limits.extend(used);
+        }
+        let devices = names.into_iter().map(|name| {
+            let held = of_device(&table, &name);
+            Device {
+                regions: held.regions,
+                bytes: held.bytes,
+                most_regions: devices.most(&name),
+                name,
+            }
+        });
+        Sample {
+            time: SystemTime::now()
+                .duration_since(UNIX_EPOCH)
+                .map_or(0.0, |time| time.as_secs_f64()),
+            host: fs::read_to_string("/proc/sys/kernel/hostname")
+                .map_or_else(|_| String::new(), |name| clean(name.trim())),
+            devices: devices.collect(),
+            processes,
+            kernel_error,
+            taken: Instant::now(),
+        }
+    }
+
+    /// Adds the rates since an earlier sample.
+    pub fn compare(&mut self, before: &Sample) {
+        let seconds = self.taken.duration_since(before.taken).as_secs_f64();
+        for process in &mut self.processes {
+            let same = |was: &&Process| was.pid == process.pid && was.library == process.library;
+            let was = before.processes.iter().find(same);
+            let rate =
+                |now: Option<u64>, was: Option<u64>| Some(now?.checked_sub(was?)? as f64 / seconds);
+            process.registrations_per_second =
+                rate(process.registrations, was.and_then(|was| was.registrations));
+            process.hits_per_second = rate(process.hits, was.and_then(|was| was.hits));
+            let time = was.and_then(|was| was.registration_seconds);
+            process.registering = process
+                .registration_seconds
+                .zip(time)
+                .map(|(now, was)| ((now - was) / seconds).max(0.0));
+        }
+    }
+}
+
+/// All regions of a device.
+fn of_device(table: &kernel::Table, device: &str) -> kernel::Held {
+    let of_it = table.iter().filter(|((name, _), _)| name == device);
+    of_it.fold(kernel::Held::default(), |sum, (_, held)| kernel::Held {
+        regions: sum.regions + held.regions,
+        bytes: sum.bytes.saturating_add(held.bytes),
+    })
+}
+
+fn add_held(processes: &mut Vec<Process>, pid: u32, device: &str, held: kernel::Held) {
+    let at = processes
+        .iter()
+        .position(|process| process.pid == pid)
+        .unwrap_or_else(|| {
+            processes.push(unknown(pid));
+            processes.len() - 1
+        });
+    let process = &mut processes[at];
+    let at = process.devices.iter().position(|of| of.device == device);
+    let at = at.unwrap_or_else(|| {
+        process.devices.push(OfDevice {
+            device: device.to_owned(),
+            ..OfDevice::default()
+        });
+        process.devices.len() - 1
+    });
+    let of = &mut process.devices[at];
+    (of.kernel_regions, of.kernel_bytes) = (Some(held.regions), Some(held.bytes));
+    if !process.library {
+        (of.regions, of.bytes) = (held.regions, held.bytes);
+        process.regions += held.regions;
+        process.bytes = process.bytes.saturating_add(held.bytes);
+        process.in_use_bytes = process.bytes;
+    }
+}
+
+/// A process without what only the library knows.
+fn unknown(pid: u32) -> Process {
+    let command = fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
+    Process {
+        pid,
+        command: clean(String::from_utf8_lossy(&command).trim_end()),
+        user: user_of(pid),
+        rank: None,
+        library: false,
+        regions: 0,
+        bytes: 0,
+        idle_regions: 0,
+        idle_bytes: 0,
+        in_use_bytes: 0,
+        devices: Vec::new(),
+        registrations: None,
+        registrations_per_second: None,
+        hits: None,
+        hits_per_second: None,
+        failed: None,
+        registration_seconds: None,
+        registering: None,
+        age: None,
+        counters: BTreeMap::new(),
+        limits: Vec::new(),
+    }
+}
+
+fn under_library(found: &Found) -> Process {
+    let page = &*found.page;
+    let mut counters = BTreeMap::new();
+    let names = String::from_utf8_lossy(&page.names);
+    let names = names.lines().filter(|name| !name.starts_with('\0'));
+    for (n, name) in names.enumerate().take(page.shards[0].counters.len()) {
+        counters.insert(clean(name), sum(page, |shard| &shard.counters[n]));
+    }
+    let counter = |name: &str| counters.get(name).copied().unwrap_or(0);
+    // The counters have the hits of regions that have ended, the page those of all regions, some
+    // milliseconds ago.
+    let hits = counter("hits").max(page.idle.hits.load(Relaxed));
+    let registrations = counter("reg_kernel").saturating_add(counter("reg_next"));
+    let failed = counter("reg_failed");
+    let devices = of_devices(page);
+    let total = |of: fn(&OfDevice) -> u64| devices.iter().map(of).fold(0u64, u64::saturating_add);
+    let (bytes, idle_bytes) = (total(|of| of.bytes), total(|of| of.idle_bytes));
+    counters.insert("hits".into(), hits);
+    // These three are no counters: the library looks them up when it is asked.
+    let (regions, idle_regions) = (total(|of| of.regions), total(|of| of.idle_regions));
+    counters.insert("live".into(), regions - idle_regions);
+    counters.insert("live_bytes".into(), bytes - idle_bytes);
+    counters.insert("idle".into(), idle_regions);
+    counters.insert("idle_bytes".into(), idle_bytes);
+    Process {
+        rank: Some(page.head.rank).filter(|&rank| rank != NO_RANK),
+        library: true,
+        regions,
+        bytes,
+        idle_regions,
+        idle_bytes,
+        in_use_bytes: bytes - idle_bytes,
+        registrations: Some(registrations),
+        hits: Some(hits),
+        failed: Some(failed),
+        registration_seconds: Some(sum(page, |shard| &shard.nanoseconds) as f64 / 1e9),
+        age: Some(monotonic().saturating_sub(page.head.began) as f64 / 1e9),
+        devices,
+        counters,
+        ..unknown(found.pid)
+    }
+}
+
+/// The sum of a word over all threads.
+fn sum<'a>(page: &'a Page, word: impl Fn(&'a Shard) -> &'a AtomicU64) -> u64 {
+    let words = page.shards.iter().map(word);
+    words.fold(0, |sum, word| sum.wrapping_add(word.load(Relaxed)))
+}
+
+/// The devices of a page. One that two threads entered at a time has two places.
+fn of_devices(page: &Page) -> Vec<OfDevice> {
+    let entered = (page.entered.load(Relaxed) as usize).min(DEVICES);
+    let mut devices: Vec<OfDevice> = Vec::new();
+    for place in 0..entered {
+        let name: Vec<u8> = page.devices[place]
+            .iter()
+            .map(|byte| byte.load(Relaxed))
+            .take_while(|&byte| byte != 0)
+            .collect();
+        let name = match clean(&String::from_utf8_lossy(&name)) {
+            name if !name.is_empty() => name,
+            _ if place + 1 == DEVICES => "others".into(),
+            _ => "unnamed".into(),
+        };
+        // While a thread counts, a sum of its parts may be short by a region.
+        let of = |word: fn(&rdmamr_live_page::OfDevice) -> &AtomicU64| {
+            let number = sum(page, |shard| word(&shard.devices[place]));
+            if (number as i64) < 0 { 0 } else { number }
+        };
+        let regions = of(|of| &of.regions);
+        let bytes = of(|of| &of.bytes);
+        let pooled = of(|of| &of.pool_regions);
+        let pooled_bytes = of(|of| &of.pool_bytes);
+        let [idle, idle_bytes] = &page.idle.of_device[place];
+        let new = OfDevice {
+            regions: regions.saturating_add(pooled),
+            bytes: bytes.saturating_add(pooled_bytes),
+            idle_regions: idle.load(Relaxed).min(pooled),
+            idle_bytes: idle_bytes.load(Relaxed).min(pooled_bytes),
+            registrations: Some(of(|of| &of.registrations)),
+            device: name,
+            kernel_regions: None,
+            kernel_bytes: None,
+        };
+        match devices.iter_mut().find(|of| of.device == new.device) {
+            Some(of) => {
+                of.regions = of.regions.saturating_add(new.regions);
+                of.bytes = of.bytes.saturating_add(new.bytes);
+                of.idle_regions = of.idle_regions.saturating_add(new.idle_regions);
+                of.idle_bytes = of.idle_bytes.saturating_add(new.idle_bytes);
+                of.registrations = of
+                    .registrations
+                    .zip(new.registrations)
+                    .map(|(a, b)| a.saturating_add(b));
+            }
+            None => devices.push(new),
+        }
+    }
+    devices
+}
+
+fn monotonic() -> u64 {
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: the structure is writable.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+/// Words of a program or a device, without what would change a terminal: control characters, and
+/// those that turn the direction of writing.
+pub fn clean(text: &str) -> String {
+    let turns = |c| matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{61c}');
+    text.chars()
+        .map(|c| if c.is_control() || turns(c) { '?' } else { c })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rdmamr_live_page::{MAGIC, VERSION};
+    use std::mem::offset_of;
+
+    #[test]
+    fn nothing_that_a_program_is_called_changes_the_terminal() {
+        assert_eq!(clean("a\x1b[31m\u{9b}b\u{202e}c"), "a?[31m?b?c");
+        assert_eq!(clean("größe"), "größe");
+    }
+
+    /// Whatever another process has written to its page.
+    #[test]
+    fn fuzz_live_page() {
+        // The head, names and two counts; the rest is mutated at a place of its own.
+        let mut sample = Vec::new();
+        sample.extend(MAGIC);
+        sample.extend(VERSION.to_le_bytes());
+        sample.extend((size_of::<Page>() as u32).to_le_bytes());
+        sample.resize(offset_of!(Page, names), 1);
+        sample.extend(b"hits\nreg_kernel\nreg_next\nreg_failed\n");
+        let samples: [&[u8]; 2] = [&sample, &[0xff; 256]];
+        crate::fuzz_inputs::each("fuzz_live_page", 200, &samples, |input, random| {
+            // SAFETY: a page consists of numbers, so zeros are one.
+            let mut page = unsafe { Box::<Page>::new_zeroed().assume_init() };
+            let start: *mut Page = &mut *page;
+            // SAFETY: any bytes are a page, and nobody else has this one.
+            let bytes =
+                unsafe { std::slice::from_raw_parts_mut(start.cast::<u8>(), size_of::<Page>()) };
+            let head = input.len().min(bytes.len());
+            bytes[..head].copy_from_slice(&input[..head]);
+            for _ in 0..random.below(64) {
+                let at = random.below(bytes.len() / 8) * 8;
+                let word = match random.below(3) {
+                    0 => random.next(),
+                    1 => random.below(4) as u64,
+                    _ => i64::MAX as u64 - random.below(2) as u64,
+                };
+                bytes[at..at + 8].copy_from_slice(&word.to_le_bytes());
+            }
+            let pid = std::process::id();
+            let file = None;
+            let process = under_library(&Found { pid, page, file });
+            assert!(process.idle_bytes <= process.bytes && process.devices.len() <= DEVICES);
+            let mut shown = process
+                .counters
+                .keys()
+                .chain(process.devices.iter().map(|of| &of.device));
+            assert!(shown.all(|name| clean(name) == *name));
+        });
+    }
+}

@@ -1,0 +1,288 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The terminal: the table of processes, and below it the limits of the selected one as bars.
+
+use super::limits::Devices;
+use super::sample::{Process, Sample};
+use super::table::{self, HEADS, View, cells};
+use anyhow::Result;
+use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
+use ratatui::layout::{Constraint, Layout, Rect};
+use ratatui::style::{Color, Modifier, Style};
+use ratatui::text::{Line, Span};
+use ratatui::widgets::{Block, Clear, LineGauge, Paragraph, Row, Table, TableState};
+use ratatui::{DefaultTerminal, Frame};
+use std::time::{Duration, Instant};
+
+/// What the keys do.
+const HELP: [(&str, &str); 8] = [
+    ("q, Esc", "end"),
+    ("up, down", "select a process"),
+    ("s", "sort by the next column"),
+    ("r", "turn the order"),
+    ("/", "filter; Enter takes it, Esc drops it"),
+    ("p", "pause"),
+    ("+, -", "look more often, less often"),
+    ("?", "this help"),
+];
+
+struct Screen {
+    view: View,
+    interval: Duration,
+    sample: Sample,
+    /// The processes of the sample that are shown.
+    shown: Vec<Process>,
+    selected: TableState,
+    paused: bool,
+    /// The filter is being typed.
+    typing: bool,
+    help: bool,
+}
+
+/// Shows samples until the user ends it.
+pub fn run(view: View, interval: Duration, devices: &mut Devices) -> Result<()> {
+    let mut terminal = ratatui::try_init()?;
+    let shown = show(&mut terminal, view, interval, devices);
+    ratatui::restore();
+    shown
+}
+
+fn show(
+    terminal: &mut DefaultTerminal,
+    view: View,
+    interval: Duration,
+    devices: &mut Devices,
+) -> Result<()> {
+    let mut screen = Screen {
+        view,
+        interval,
+        sample: Sample::take(devices),
+        shown: Vec::new(),
+        selected: TableState::new().with_selected(0),
+        paused: false,
+        typing: false,
+        help: false,
+    };
+    let mut next = Instant::now() + interval.min(Duration::from_millis(300));
+    loop {
+        screen.shown = screen.sample.processes.clone();
+        screen.view.apply(&mut screen.shown);
+        terminal.draw(|frame| screen.draw(frame))?;
+        if event::poll(next.saturating_duration_since(Instant::now()))? {
+            let event = event::read()?;
+            if let Event::Key(key) = event
+                && key.kind != KeyEventKind::Release
+            {
+                let ctrl_c =
+                    key.modifiers.contains(KeyModifiers::CONTROL) && key.code == KeyCode::Char('c');
+                if ctrl_c || screen.key(key.code) {
+                    return Ok(());
+                }
+            }
+        }
+        if Instant::now() >= next {
+            next = Instant::now() + screen.interval;
+            if !screen.paused {
+                let mut sample = Sample::take(devices);
+                sample.compare(&screen.sample);
+                screen.sample = sample;
+            }
+        }
+    }
+}
+
+impl Screen {
+    /// True if the key ends it.
+    fn key(&mut self, key: KeyCode) -> bool {
+        if self.typing {
+            match key {
+                KeyCode::Enter => self.typing = false,
+                KeyCode::Esc => {
+                    self.typing = false;
+                    self.view.filter.clear();
+                }
+                KeyCode::Backspace => drop(self.view.filter.pop()),
+                KeyCode::Char(c) => self.view.filter.push(c),
+                _ => {}
+            }
+            return false;
+        }
+        if self.help {
+            self.help = false;
+            return false;
+        }
+        match key {
+            KeyCode::Char('q') | KeyCode::Esc => return true,
+            KeyCode::Down | KeyCode::Char('j') => self.selected.select_next(),
+            KeyCode::Up | KeyCode::Char('k') => self.selected.select_previous(),
+            KeyCode::Home => self.selected.select_first(),
+            KeyCode::End => self.selected.select_last(),
+            KeyCode::Char('s') => self.view.sort = self.view.sort.next(),
+            KeyCode::Char('r') => self.view.reversed = !self.view.reversed,
+            KeyCode::Char('/') => self.typing = true,
+            KeyCode::Char('p') => self.paused = !self.paused,
+            KeyCode::Char('+') => {
+                self.interval = (self.interval / 2).max(Duration::from_millis(100))
+            }
+            KeyCode::Char('-') => self.interval = (self.interval * 2).min(Duration::from_secs(60)),
+            KeyCode::Char('?') | KeyCode::Char('h') => self.help = true,
+            _ => {}
+        }
+        false
+    }
+
+    fn draw(&mut self, frame: &mut Frame) {
+        let selected = self.selected.selected().unwrap_or(0);
+        let chosen = self
+            .shown
+            .get(selected.min(self.shown.len().saturating_sub(1)));
+        let details = chosen.map_or(0, |process| {
+            process.devices.len() + process.limits.len() + 2
+        });
+        let height = (details as u16).min(frame.area().height / 2);
+        let [top, middle, bottom, foot] = Layout::vertical([
+            Constraint::Length(1),
+            Constraint::Min(3),
+            Constraint::Length(height),
+            Constraint::Length(1),
+        ])
+        .areas(frame.area());
+        frame.render_widget(Line::from(table::summary(&self.sample)), top);
+        if let Some(process) = chosen {
+            details_of(process, frame, bottom);
+        }
+        self.draw_table(frame, middle);
+        frame.render_widget(self.foot(), foot);
+        if self.help {
+            help(frame);
+        }
+    }
+
+    fn draw_table(&mut self, frame: &mut Frame, area: Rect) {
+        if self.shown.is_empty() {
+            let words = if self.sample.processes.is_empty() {
+                "No process has memory registered, as far as this user may see."
+            } else {
+                "No process passes the filter."
+            };
+            frame.render_widget(Paragraph::new(words).block(Block::new()), area);
+            return;
+        }
+        let columns = table::columns(area.width);
+        let cell = |n: usize, text: String| {
+            let is_number = n == 0 || (3..HEADS.len() - 1).contains(&n);
+            let line = Line::from(text);
+            if is_number {
+                line.right_aligned()
+            } else {
+                line
+            }
+        };
+        let rows = self.shown.iter().map(|process| {
+            let mut cells = cells(process);
+            let shown = columns.iter();
+            let row = Row::new(shown.map(|&n| cell(n, std::mem::take(&mut cells[n]))));
+            if process.library {
+                row
+            } else {
+                row.style(Style::new().add_modifier(Modifier::DIM))
+            }
+        });
+        let widths = columns.iter().map(|&n| {
+            if n + 1 == HEADS.len() {
+                Constraint::Fill(1)
+            } else {
+                Constraint::Length(HEADS[n].1)
+            }
+        });
+        let heads = columns.iter().map(|&n| cell(n, HEADS[n].0.to_owned()));
+        let heads = Row::new(heads);
+        let table = Table::new(rows, widths)
+            .header(heads.style(Style::new().add_modifier(Modifier::REVERSED)))
+            .row_highlight_style(Style::new().add_modifier(Modifier::BOLD).fg(Color::Cyan));
+        frame.render_stateful_widget(table, area, &mut self.selected);
+    }
+
+    fn foot(&self) -> Line<'_> {
+        if self.typing {
+            return Line::from(format!("filter: {}_", self.view.filter));
+        }
+        let mut words = format!(
+            "sorted by {}{}, every {:.1} s{}",
+            self.view.sort.name(),
+            if self.view.reversed { " (turned)" } else { "" },
+            self.interval.as_secs_f64(),
+            if self.paused { ", paused" } else { "" },
+        );
+        if !self.view.filter.is_empty() {
+            words += &format!(", filter: {}", self.view.filter);
+        }
+        if let Some(why) = &self.sample.kernel_error {
+            words += &format!("; the kernel lists no regions: {why}");
+        }
+        Line::from(vec![
+            Span::styled(
+                "q end  s sort  / filter  ? help  ",
+                Style::new().fg(Color::Cyan),
+            ),
+            Span::raw(words),
+        ])
+    }
+}
+
+/// The devices of a process, and its limits as bars.
+fn details_of(process: &Process, frame: &mut Frame, area: Rect) {
+    let block = Block::bordered().title(format!(" {} {} ", process.pid, process.command));
+    let inside = block.inner(area);
+    frame.render_widget(block, area);
+    let lines = process.devices.len() + process.limits.len();
+    let places = Layout::vertical(vec![Constraint::Length(1); lines]).split(inside);
+    let mut places = places.iter();
+    for of in &process.devices {
+        let Some(&place) = places.next() else { return };
+        let bytes = crate::report::units::bytes;
+        let mut words = format!(
+            "{}: {} regions, {}; {} idle, {}",
+            of.device,
+            of.regions,
+            bytes(of.bytes),
+            of.idle_regions,
+            bytes(of.idle_bytes)
+        );
+        if let Some(regions) = of.kernel_regions {
+            words += &format!("; the kernel lists {regions}");
+        }
+        frame.render_widget(Line::from(words), place);
+    }
+    for limit in &process.limits {
+        let Some(&place) = places.next() else { return };
+        let share = table::share(limit);
+        let color = match share {
+            share if share >= 0.9 => Color::Red,
+            share if share >= 0.7 => Color::Yellow,
+            _ => Color::Green,
+        };
+        let label = format!("{:<24} {:<26}", table::name(limit), table::words(limit));
+        let gauge = LineGauge::default()
+            .ratio(share)
+            .label(label)
+            .filled_symbol("█")
+            .unfilled_symbol("░")
+            .filled_style(Style::new().fg(color));
+        frame.render_widget(gauge, place);
+    }
+}
+
+fn help(frame: &mut Frame) {
+    let area = frame.area();
+    let (width, height) = (52.min(area.width), (HELP.len() as u16 + 2).min(area.height));
+    let place = Rect::new(
+        (area.width - width) / 2,
+        (area.height - height) / 2,
+        width,
+        height,
+    );
+    let lines = HELP.map(|(key, does)| Line::from(format!(" {key:<10} {does}")));
+    frame.render_widget(Clear, place);
+    let block = Block::bordered().title(" keys ");
+    frame.render_widget(Paragraph::new(lines.to_vec()).block(block), place);
+}

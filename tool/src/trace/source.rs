@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The bytes of a trace: files, what a folder holds, and what comes through a pipe. Holes are no
+//! content: no writer leaves one, so what a block claims of one costs no memory.
+use crate::format::MAGIC;
+use anyhow::{Context, Result, ensure};
+use std::cell::Cell;
+use std::fs::File;
+use std::io::{self, Read, Seek};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+/// A file of a trace.
+pub struct Source {
+    pub path: PathBuf,
+    file: File,
+    pub size: u64,
+    /// Bytes without a hole, from the first number up to the second.
+    data: Cell<(u64, u64)>,
+}
+
+/// The files that the paths name: each file once, and of a folder the traces that lie in it.
+pub fn open(paths: &[PathBuf]) -> Result<Vec<Source>> {
+    let mut sources: Vec<Source> = Vec::new();
+    let mut known = Vec::new();
+    for path in paths {
+        for source in of_path(path).with_context(|| path.display().to_string())? {
+            let metadata = source.file.metadata()?;
+            let identity = (metadata.dev(), metadata.ino());
+            if !known.contains(&identity) {
+                known.push(identity);
+                sources.push(source);
+            }
+        }
+    }
+    Ok(sources)
+}
+
+fn of_path(path: &Path) -> Result<Vec<Source>> {
+    if path == Path::new("-") {
+        return Ok(vec![of_pipe(path, io::stdin().lock())?]);
+    }
+    let kind = path.metadata().context("it cannot be opened")?.file_type();
+    if kind.is_dir() {
+        return of_folder(path);
+    }
+    ensure!(
+        kind.is_file() || kind.is_fifo(),
+        "it is neither a regular file, nor a folder, nor a pipe"
+    );
+    let mut file = File::open(path).context("it cannot be opened")?;
+    if kind.is_fifo() {
+        return Ok(vec![of_pipe(path, &mut file)?]);
+    }
+    Ok(vec![Source::new(path.to_path_buf(), file)?])
+}
+
+/// The traces in a folder, by name. Other files, such as a report, may lie beside them.
+fn of_folder(path: &Path) -> Result<Vec<Source>> {
+    let mut names = Vec::new();
+    for entry in path.read_dir().context("it cannot be opened")? {
+        names.push(entry?.path());
+    }
+    names.sort();
+    let mut sources = Vec::new();
+    for name in names {
+        if !name.metadata().is_ok_and(|metadata| metadata.is_file()) {
+            continue;
+        }
+        let Ok(file) = File::open(&name) else {
+            continue;
+        };
+        let mut magic = [0; MAGIC.len()];
+        if file.read_exact_at(&mut magic, 0).is_ok() && magic == MAGIC {
+            sources.push(Source::new(name, file)?);
+        }
+    }
+    ensure!(!sources.is_empty(), "there is no trace in this folder");
+    Ok(sources)
+}
+
+/// A trace is read twice, so what comes through a pipe goes to a file without a name first.
+fn of_pipe(path: &Path, mut pipe: impl Read) -> Result<Source> {
+    let mut file = tempfile::tempfile().context("a temporary file for the pipe")?;
+    io::copy(&mut pipe, &mut file).context("reading the pipe")?;
+    file.rewind()?;
+    Source::new(path.to_path_buf(), file)
+}
+
+impl Source {
+    fn new(path: PathBuf, file: File) -> Result<Source> {
+        let size = file.metadata()?.len();
+        ensure!(
+            size > 0,
+            "it is empty: the program has not registered memory yet, or the library was not loaded"
+        );
+        Ok(Source {
+            path,
+            file,
+            size,
+            data: Cell::new((0, 0)),
+        })
+    }
+
+    /// Whether the file is the one at that path, through whatever links.
+    pub fn is_at(&self, path: &Path) -> bool {
+        let (one, other) = (self.file.metadata(), path.metadata());
+        matches!((one, other), (Ok(one), Ok(other)) if (one.dev(), one.ino()) == (other.dev(), other.ino()))
+    }
+
+    /// Reads `length` bytes from `at` on, or as many as exist.
+    pub fn read(&self, at: u64, length: usize, into: &mut Vec<u8>) -> Result<()> {
+        into.resize(length.min(self.size.saturating_sub(at) as usize), 0);
+        self.file.read_exact_at(into, at).context("reading it")
+    }
+
+    fn seek(&self, at: u64, whence: i32) -> Option<u64> {
+        let at = i64::try_from(at).ok()?;
+        // SAFETY: lseek takes no pointers. Each read states its own place, so the file's is free.
+        let found = unsafe { libc::lseek(self.file.as_raw_fd(), at, whence) };
+        u64::try_from(found).ok()
+    }
+
+    /// Where the next hole begins, from `at` on: `at` itself in a hole, else at most the file's end.
+    pub fn data_until(&self, at: u64) -> u64 {
+        let (from, to) = self.data.get();
+        if (from..to).contains(&at) {
+            return to;
+        }
+        // A file system that does not tell has no holes.
+        let to = self.seek(at, libc::SEEK_HOLE).unwrap_or(self.size);
+        self.data.set((at, to));
+        to
+    }
+
+    /// The first place from `at` on at which a block may begin, or `end`.
+    pub fn next_magic(&self, mut at: u64, end: u64) -> Result<u64> {
+        let mut bytes = Vec::new();
+        while at + (MAGIC.len() as u64) <= end {
+            if self.data_until(at) == at {
+                // Behind the last data there is none: ENXIO.
+                at = self.seek(at, libc::SEEK_DATA).unwrap_or(end);
+                continue;
+            }
+            self.read(at, ((end - at) as usize).min(1 << 20), &mut bytes)?;
+            if let Some(found) = bytes.windows(MAGIC.len()).position(|bytes| *bytes == MAGIC) {
+                return Ok(at + found as u64);
+            }
+            at += (bytes.len() - (MAGIC.len() - 1)) as u64;
+        }
+        Ok(end)
+    }
+}
