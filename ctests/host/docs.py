@@ -1,12 +1,14 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""docs.py links|columns|messages FILE...: looks for mistakes in documents and prints each with its place.
+"""docs.py links|columns|messages|tests FILE...: looks for mistakes in documents and prints each with its place.
 The exit status is 1 if there is one.
 
 links: a relative link of Markdown leads to a file that exists, and its anchor to a heading of that
 file.
 messages: each message that a table quotes below "the line says" or "line" is in the library's
 source. "..." stands for any words, RDMAMR_X for each setting, y for each value.
+tests: each test that the last column of a table names in code is a suite of ctests/manifest or a unit
+test; words in quotes behind a suite are in one of the suite's files.
 columns: prose of Markdown has at most 100 columns. Tables and code do not count.
 """
 import re
@@ -81,8 +83,37 @@ def messages(path):
                     yield f"{path}:{number}: no source says: {part.strip()}"
 
 
+def suites():
+    """For each suite of the manifest the files that its row names."""
+    found = {}
+    for line in Path("ctests/manifest").read_text().splitlines():
+        if line and not line.startswith("#"):
+            name, _, _, where = line.split()[:4]
+            if where != "-":
+                found[name] = [Path(file) for file in re.findall(r"ctests/[\w/]*\.\w+", line)]
+    return found
+
+
+def tests(path):
+    known = suites()
+    source = " ".join(file.read_text() for top in ("src", "tool") for file in sorted(Path(top).rglob("*.rs")))
+    units = set(re.findall(r"#\[test\]\s+(?:#\[[^]]*\]\s+)*fn (\w+)", source))
+    inside = False
+    for number, line, code in lines(path):
+        inside = not code and line.startswith("|") and (inside or line.rstrip().endswith("| tests |"))
+        cell = line.rstrip().rstrip("|").rpartition(" | ")[2] if inside else ""
+        named = re.findall(r'`(\w+)`(?: "([^"]*)")?', cell)
+        if inside and not named and not re.match(r"\| (-|.*\| tests \|)", line):
+            yield f"{path}:{number}: no test is named"
+        for name, words in named:
+            if name not in known and name not in units:
+                yield f"{path}:{number}: no such test: {name}"
+            elif words and not any(words in file.read_text() for file in known.get(name, ())):
+                yield f"{path}:{number}: {name} does not say: {words}"
+
+
 def main(arguments):
-    checks = {"links": links, "columns": columns, "messages": messages}
+    checks = {"links": links, "columns": columns, "messages": messages, "tests": tests}
     if len(arguments) < 2 or arguments[0] not in checks:
         print(__doc__, end="", file=sys.stderr)
         return 2

@@ -56,6 +56,19 @@ END
 check "a message that the library has not is found" [ "$(ctests/host/docs.py messages "$work/says.md" | wc -l)" = 1 ]
 check "the messages that are explained are the library's" ctests/host/docs.py messages docs/troubleshooting.md
 
+grep -v '^| the clock' docs/faults.md | sed 's/ [0-9]* ok | `gone`/ FAILED | `gone`/' >"$work/faults.md"
+check "a fault that is not there, or not withstood, is found" [ "$(python3 -B ctests/faults/page.py check "$work/faults.md" | wc -l)" = 3 ]
+check "docs/faults.md has each fault, withstood, and its suite" python3 -B ctests/faults/page.py check
+cat >"$work/tests.md" <<-END
+	| what | what happens | tests |
+	| --- | --- | --- |
+	| a | these are there | \`docs\` "README has at most", \`no_link_is_followed\` |
+	| b | none | \`no_such_suite\`, \`docs\` "nothing$((1)) says so" |
+	| c | none | |
+END
+check "a test that does not exist is found" [ "$(ctests/host/docs.py tests "$work/tests.md" | wc -l)" = 3 ]
+check "the tests that SECURITY.md names exist" ctests/host/docs.py tests SECURITY.md
+
 short() { [ "$(wc -l <"$1")" -le 150 ] && [ "$(wc -c <"$1")" -le 10000 ]; }
 for ((n = 0; n < 151; n++)); do echo; done >"$work/long.md"
 printf '%010001d' 0 >"$work/large.md"

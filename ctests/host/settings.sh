@@ -35,6 +35,30 @@ check "but one line for debugging" \
 check "a file that cannot be written is said so" grep -q 'RDMAMR_STATS: cannot be written' <<<"$(errors RDMAMR_STATS=/nowhere/file ./failing)"
 check "a process that is killed writes nothing" [ -z "$(RDMAMR_STATS=stderr LD_PRELOAD="$library" ./failing kill 2>&1 | grep reg_kernel)" ]
 
+# Nobody reads standard error any more: that is a pipe whose reader has gone.
+unread() { # SETTING...: the exit status
+	env "$@" LD_PRELOAD="$library" perl -e 'pipe(my $from, my $to); close $from; open(STDERR, ">&", $to); $SIG{PIPE} = "DEFAULT"; exec "./failing"' >/dev/null 2>&1
+	echo $?
+}
+check "a program lives on where nobody reads its standard error: statistics" [ "$(unread RDMAMR_STATS=stderr)" = 0 ]
+check "a warning before main, and the reasons of failures" [ "$(unread RDMAMR_STAT=1 RDMAMR_LOG=debug)" = 0 ]
+errors RDMAMR_STATS=stderr RDMAMR_LOG=debug ./failing reuse >/dev/null
+check "a file of the program's own that has got the number of standard error stays its own" [ -e own -a ! -s own ]
+for how in redirect append; do
+	rm own
+	RDMAMR_STATS=stderr LD_PRELOAD="$library" ./failing $how >/dev/null 2>&1
+	check "a file to which the program has sent its messages gets the statistics: $how" grep -qxF "$line" own
+done
+closed=$(RDMAMR_STATS=stderr RDMAMR_LOG=debug LD_PRELOAD="$library" bash -c 'exec 2>&-; exec ./failing' >/dev/null 2>&1; echo $?)
+check "standard error that is closed from the start is no error" [ "$closed" = 0 ]
+
+for name in RDMAMR_STATS RDMAMR_TRACE; do
+	closed=$(timeout 60 env $name=/dev/stdout LD_PRELOAD="$library" bash -c 'exec ./failing >&-' 2>&1; echo $?)
+	check "$name=/dev/stdout, which is closed, is said so" grep -qzP "$name: cannot be written.*\n0\n" <<<"$closed"
+done
+full=$(ulimit -f 0; RDMAMR_STATS=stderr LD_PRELOAD="$library" ./failing 2>>full >/dev/null; echo $?)
+check "standard error that is a file as long as RLIMIT_FSIZE allows is no error" [ "$full" = 0 ]
+
 warning() { # NAME SETTING WORDS: one line, with these words
 	local output
 	output=$(says "$2")

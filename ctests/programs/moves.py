@@ -9,7 +9,8 @@ Two processes that move data BY one of
 
 The target offers memory and writes to FOLDER/offer what the initiator needs to find it. The
 initiator writes buffers that come and go to that memory, reads each back into another buffer, and
-compares, for 20 buffers or as many as is said. It prints what was wrong, and the number of buffers.
+compares, for 20 buffers or as many as is said ("30": so many, "30s": as many as 30 seconds take). It
+prints what was wrong, and the number of buffers.
 FOLDER's name is a free port (store, librpma).
 """
 
@@ -24,7 +25,7 @@ import time
 LENGTH = 64 << 10
 PATTERN = bytes(range(251)) * (LENGTH // 251 + 2)
 BY, DEVICE, ADDRESS, FOLDER, ROLE = sys.argv[1:6]
-BUFFERS = int(sys.argv[6]) if len(sys.argv) > 6 else 20
+BUFFERS = sys.argv[6] if len(sys.argv) > 6 else "20"
 PORT = os.path.basename(FOLDER)
 os.makedirs(FOLDER, exist_ok=True)
 
@@ -247,10 +248,20 @@ def target(mine):
     mine.serve()
 
 
+def numbers():
+    """The number of each buffer."""
+    until = time.monotonic() + float(BUFFERS[:-1]) if BUFFERS.endswith("s") else None
+    number = 0
+    while time.monotonic() < until if until else number < int(BUFFERS):
+        yield number
+        number += 1
+
+
 def initiator(mine):
     mine.find(*read("offer").split())
-    came_back = 0
-    for number in range(BUFFERS):
+    came_back = count = 0
+    for number in numbers():
+        count += 1
         text = PATTERN[number % 251 :][:LENGTH]
         # The C library takes the buffers from the same places again and again.
         source = ctypes.create_string_buffer(text, LENGTH)
@@ -265,9 +276,9 @@ def initiator(mine):
         mine.unregister(from_)
         mine.unregister(to)
         del source, back
-    print(f"{came_back} of {BUFFERS} buffers came back as they went")
+    print(f"{came_back} of {count} buffers came back as they went")
     mine.close()
-    sys.exit(came_back != BUFFERS)
+    sys.exit(came_back != count)
 
 
 by = {"engine": Engine, "store": Store, "librpma": Librpma}[BY]()

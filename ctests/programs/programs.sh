@@ -29,10 +29,11 @@ cp "$1" "$library" || exit 2
 
 # The tests of a program. SAYS is a pattern of lines that are to be the same as well. A program
 # without a server has an empty SERVER. One that registers no memory has REGISTERS=no in front, one
-# over unreliable queue pairs RELIABLE=no. PRELOAD names a library that each run has behind ours,
-# PROCESSES the number of processes that register (2).
+# over unreliable queue pairs RELIABLE=no, one that registers more if messages come late VARIES=yes.
+# PRELOAD names a library that each run has behind ours, PROCESSES the number of processes that
+# register (2).
 program() { # NAME READY SAYS SERVER CLIENT
-	local name=$1 run runs=(with) limit=$limit settings
+	local name=$1 run runs=(with) limit=$limit settings began=$SECONDS
 	[ -z "$table" ] || runs+=(pool)
 	shift
 	if ! command -v "${4%% *}" >/dev/null; then
@@ -55,6 +56,7 @@ program() { # NAME READY SAYS SERVER CLIENT
 		judge "$name" "$run" || return
 	done
 	[ -z "$table" ] || row "$name"
+	echo "# $name: $((SECONDS - began)) s"
 }
 
 # Sets registrations[RUN] and hits[RUN]. False if the program does not work here at all.
@@ -101,13 +103,18 @@ row() { # NAME
 	[ -z "${SID-}" ] || return 0
 	read -r wanted least <<<"$(awk -F' *[|] *' -v name="$1" '$2 == name { print $3, $4 }' "$table")"
 	there="${registrations[with]} and ${registrations[pool]} registrations, ${hits[pool]} hits"
-	if [ "${registrations[with]} ${registrations[pool]}" = "$wanted $wanted" ] &&
+	if as_many with && as_many pool &&
 		((hits[pool] * 3 >= least && (hits[pool] > 0) == (least > 0))); then
 		pass "$1: ${registrations[pool]} registrations, ${hits[pool]} of them hits, as ${table##*/} says"
 	else
 		fail "$1: as ${table##*/} says (\"make wall\" writes it)" "with the library and with the pool: $there" \
 			"the table: $wanted registrations, $least hits"
 	fi
+}
+
+as_many() { # RUN: as the table says, or up to half of that more or fewer
+	local number=${registrations[$1]}
+	[ "$number" = "$wanted" ] || { [ -n "${VARIES-}" ] && ((2 * number >= wanted && 2 * number <= 3 * wanted)); }
 }
 
 both() { # NAME READY COMMAND: the client's command is the server's and the address
@@ -158,6 +165,9 @@ fio="fio --ioengine=rdma --port=PORT --bs=64k --size=2m --thread"
 for verb in write read; do
 	program "fio, $verb" cm '' "$fio --name=server --rw=read" "$fio --name=client --hostname=$address --verb=$verb --iodepth=4 --rw=write"
 done
+# fio's server has a receive for each of its iodepth only: what comes too early is refused.
+program 'fio, send' cm '' "$fio --name=server --rw=read --iodepth=16" \
+	"$fio --name=client --hostname=$address --verb=send --iodepth=1 --rw=write"
 
 # Programs of moves.py, in which buffers come and go. Both sides are this machine's own Python.
 moves() { # NAME BY
@@ -171,27 +181,18 @@ wheel=$(realpath "$here/../../target/mooncake")
 if [ -e "$wheel/.ready" ]; then
 	. "$here/mooncake.sh"
 	moves Mooncake engine
+	program 'Mooncake, transfer_engine_bench' '' 'moved$|ended well' '' \
+		"$here/transfer_engine_bench $wheel/mooncake/transfer_engine_bench $device $address $scratch/PORT"
 else
 	skip "Mooncake: the same with the library" "its wheel could not be downloaded (ctests/programs/mooncake_wheel)"
 fi
 
-# The rest takes longer: "make wall" only.
-if [ -z "$wall" ]; then
-	tap_done
-	exit
-fi
-[ ! -e "$wheel/.ready" ] || program 'Mooncake, transfer_engine_bench' '' 'moved$|ended well' '' \
-	"$here/transfer_engine_bench $wheel/mooncake/transfer_engine_bench $device $address $scratch/PORT"
 if [ -e "$wheel/.store" ]; then
 	LD_LIBRARY_PATH=$wheel/nvidia/cuda_runtime/lib moves 'Mooncake, store' store
 else
 	skip "Mooncake, store: the same with the library" "its wheels could not be downloaded (ctests/programs/mooncake_wheel store)"
 fi
-if [ -e /usr/lib/x86_64-linux-gnu/librpma.so.0 ]; then
-	moves librpma librpma
-else
-	skip "librpma: the same with the library" "librpma0 is not installed"
-fi
+moves librpma librpma
 
 # librspreload turns a program's sockets into RDMA sockets.
 rsockets=/usr/lib/x86_64-linux-gnu/rsocket/librspreload.so
@@ -199,14 +200,15 @@ seq 100000 >"$scratch/sent"
 PRELOAD=$rsockets program 'netcat by librspreload' cm 'arrived$' "$here/netcat listen $address PORT $scratch/sent" \
 	"$here/netcat send $address PORT $scratch/sent"
 
-# fio's server has a receive for each of its iodepth only: what comes too early is refused.
-program 'fio, send' cm '' "$fio --name=server --rw=read --iodepth=16" \
-	"$fio --name=client --hostname=$address --verb=send --iodepth=1 --rw=write"
-
 # By default UCX checks the destination of a datagram, and drops all that soft-RoCE delivers.
-UCX_NET_DEVICES=$device:1 UCX_IB_GID_INDEX=$gid UCX_TLS=rc_verbs,ud_verbs UCX_UD_VERBS_ETH_DGID_CHECK=n \
+VARIES=yes UCX_NET_DEVICES=$device:1 UCX_IB_GID_INDEX=$gid UCX_TLS=rc_verbs,ud_verbs UCX_UD_VERBS_ETH_DGID_CHECK=n \
 	both 'ucx_perftest -t tag_bw' tcp 'ucx_perftest -t tag_bw -n 20 -w 2 -s 65536 -p PORT'
 
+# The rest takes longer: "make wall" only.
+if [ -z "$wall" ]; then
+	tap_done
+	exit
+fi
 # A program in Rust, by a published binding: the binding's own example, which sends to itself.
 PROCESSES=1 program 'ibverbs for Rust, loopback' '' 'sent|received' '' "$here/../../target/rust/bin/loopback"
 

@@ -16,7 +16,7 @@ HEAD = """# Programs that people run
 Each of these programs runs unmodified on soft-RoCE (Linux 6.12, rdma-core 44, Debian 12) in the
 machine of `vm/`: without the library, with it, and with the pool (`RDMAMR_CACHE=all`). The results
 are the same, and all registrations are the library's. `make wall` runs them and writes this page.
-`make check` runs those down to Mooncake and compares the registrations and, roughly, the hits.
+`make check` runs those down to ucx_perftest and compares the registrations and, roughly, the hits.
 
 The times are those of the calls that register and deregister, of both sides together, on an
 emulated processor, far slower than a real one. "Each" is the mean of a registration with its
@@ -39,7 +39,8 @@ NOTES = """
 - netcat is `nc.traditional`; `librspreload.so` turns its sockets into RDMA sockets.
 - fio's server posts one receive for each of its `iodepth`, so `send` needs more of it at the server
   than at the client.
-- UCX 1.13 runs with `UCX_UD_VERBS_ETH_DGID_CHECK=n`.
+- UCX 1.13 runs with `UCX_UD_VERBS_ETH_DGID_CHECK=n`. It registers more buffers if messages come
+  late.
 - The loopback is the example of the crate ibverbs 0.9.2, and one process.
 - HPC Challenge runs with two ranks of Open MPI 4.1 over libfabric, with libfabric's own
   registration cache off (`FI_MR_CACHE_MAX_COUNT=0`).

@@ -2,7 +2,8 @@
 /*
  * Idle regions in a cgroup. With nine of ten objects registered and deregistered, the program finds room for other
  * objects of the device. With 300 MiB of memory, buffers of 100 MiB that come and go need hardly more than without the
- * pool.
+ * pool. With as many huge pages as one buffer has, each new buffer gets them. With no thread left, registrations
+ * succeed, and are used again when there is one.
  *
  * Only in the machine of vm/, where the cgroups are ours.
  */
@@ -12,7 +13,7 @@
 
 #define ROOT "/tmp/rdmamr-cgroups"
 #define GROUP ROOT "/limits"
-enum { OBJECTS = 10, BUFFER = 100 << 20, ROUNDS = 10 };
+enum { OBJECTS = 10, BUFFER = 100 << 20, HUGE_BUFFER = 8 << 20, ROUNDS = 10 };
 
 static bool put(const char *path, const char *text)
 {
@@ -130,10 +131,84 @@ static long peak(const char *cache)
 	return (long)(bytes >> 20);
 }
 
+/* Huge pages: a buffer of all that the group may have, mapped anew each round. */
+static void huge_rounds(void)
+{
+	struct ibv_pd *pd = ibv_alloc_pd(open_device());
+
+	must(pd);
+	for (int n = 0; n < ROUNDS; n++) {
+		char *memory = mmap(NULL, HUGE_BUFFER, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB, -1, 0);
+		struct ibv_mr *mr;
+
+		must(memory != MAP_FAILED);
+		memset(memory, n, HUGE_BUFFER);
+		mr = ibv_reg_mr(pd, memory, HUGE_BUFFER, IBV_ACCESS_LOCAL_WRITE);
+		must(mr && ibv_dereg_mr(mr) == 0 && munmap(memory, HUGE_BUFFER) == 0);
+	}
+	_exit(0);
+}
+
+static void huge_pages(void)
+{
+	char limit[32];
+
+	if (!put("/proc/sys/vm/nr_hugepages", "16") || access(GROUP "/hugetlb.2MB.max", W_OK)) {
+		skip("huge pages", "no controller of huge pages");
+		return;
+	}
+	snprintf(limit, sizeof(limit), "%d", HUGE_BUFFER);
+	must(put(GROUP "/hugetlb.2MB.max", limit));
+	enter(true);
+	is(once_more("huge", NULL), 0, "a buffer of all huge pages that the group may have, %d times", ROUNDS);
+	enter(false);
+}
+
+/* Threads: the group may have no more processes than there are. */
+static void few_threads(void)
+{
+	struct ibv_pd *pd = ibv_alloc_pd(open_device());
+	char *memory = pages(1);
+	int again = 0;
+
+	must(pd && put(GROUP "/pids.max", "1"));
+	for (int n = 0; n < ROUNDS; n++) {
+		struct ibv_mr *mr = ibv_reg_mr(pd, memory, PAGE, LOCAL_AND_REMOTE);
+
+		must(mr && ibv_dereg_mr(mr) == 0);
+	}
+	again = (int)stats().hits;
+	must(put(GROUP "/pids.max", "max"));
+	for (int n = 0; n < 300 && stats().hits == 0; n++) {
+		struct ibv_mr *mr = ibv_reg_mr(pd, memory, PAGE, LOCAL_AND_REMOTE);
+
+		must(mr && ibv_dereg_mr(mr) == 0);
+		usleep(100000);
+	}
+	_exit(again == 0 && stats().hits > 0 ? 0 : 1);
+}
+
+static void threads(void)
+{
+	if (access(GROUP "/pids.max", W_OK)) {
+		skip("threads", "no controller of processes");
+		return;
+	}
+	/* The program that is started is the group's one process. */
+	must(put(GROUP "/pids.max", "max"));
+	is(once_more("threads", NULL), 0, "with no thread left registrations succeed and none is used again, until there is one");
+}
+
 int main(int argc, char **argv)
 {
 	long without, with;
 
+	if (argc > 1 && !strcmp(argv[1], "huge"))
+		huge_rounds();
+	if (argc > 1 && !strcmp(argv[1], "threads")) {
+		enter(true);
+		few_threads();
+	}
 	if (argc > 1)
 		rounds();
 	if (!getenv("VM"))
@@ -143,13 +218,16 @@ int main(int argc, char **argv)
 	mkdir(ROOT, 0755);
 	if (mount("none", ROOT, "cgroup2", 0, NULL))
 		skip_all("no cgroup2");
-	if (!put(ROOT "/cgroup.subtree_control", "+rdma +memory"))
-		skip_all("no rdma or memory controller");
+	if (!put(ROOT "/cgroup.subtree_control", "+rdma +memory +hugetlb +pids"))
+		skip_all("no controller of rdma, memory, hugetlb or pids");
 	must(mkdir(GROUP, 0755) == 0);
 	objects();
 	without = peak("RDMAMR_CACHE=off");
 	with = peak("RDMAMR_CACHE=all");
 	ok(with * 10 <= without * 12, "at most 1.2 times the memory: %ld MiB, %ld without", with, without);
+	must(rmdir(GROUP) == 0 && mkdir(GROUP, 0755) == 0);
+	huge_pages();
+	threads();
 	must(rmdir(GROUP) == 0 && umount2(ROOT, MNT_DETACH) == 0);
 	return done_testing();
 }

@@ -213,6 +213,17 @@ static void fence_is_refused(void)
 	ok(!times("closed"), "and does not say that the program has closed a descriptor");
 }
 
+static void file_cannot_be_named(void)
+{
+	char *memory = pages(1);
+
+	/* The number that the library gives its file, if it is free. */
+	must(refuse_calls(SYS_fstat, 0, 900, EACCES));
+	ok(!is_used_again(memory) && !is_used_again(memory), "no region is used again");
+	is(times("fstat(2) of the library's userfaultfd fails (Permission denied)"), 1, "the library says once why");
+	is(userfaultfds(NULL), 0, "and has closed the file");
+}
+
 /* The monitor's read(2), of up to 32 events, fails from now on. */
 static void refuse_to_read(void)
 {
@@ -295,6 +306,7 @@ int main(int argc, char **argv)
 	part("the same for a user", device_serves_a_user);
 	part("the call is refused, and the device as well", device_is_roots);
 	part("the kernel does not let the library ask", fence_is_refused);
+	part("the kernel does not let the library name its file", file_cannot_be_named);
 	part("the kernel does not let the monitor read", monitor_cannot_read);
 	return done_testing();
 }

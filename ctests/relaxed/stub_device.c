@@ -12,10 +12,12 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
+#include <time.h>
 #include <unistd.h>
 
 /*
@@ -24,7 +26,10 @@
  * word is its generation, times four, and one of these.
  */
 enum { FREE, MAKING, LIVE, ENDING };
-enum { SLOTS = 1 << 18, PINNED_SLOTS = 4096, UMEM_SLOTS = 4, GENERATION_BITS = 14, PATTERN = 1 << 15 };
+#ifndef STUB_SLOT_BITS
+#define STUB_SLOT_BITS 18
+#endif
+enum { SLOTS = 1 << STUB_SLOT_BITS, PINNED_SLOTS = 4096, UMEM_SLOTS = 4, GENERATION_BITS = 32 - STUB_SLOT_BITS, PATTERN = 1 << 15 };
 /* How many pages ib_umem_get pins at once, and how many such chunks a region has. */
 enum { UMEM_BYTES = 512 * 4096, UMEM_PARTS = 4096 };
 
@@ -43,6 +48,7 @@ static _Atomic uint32_t slots[SLOTS];
 static _Atomic uint32_t next_slot;
 static _Atomic long registered, deregistered;
 static uint32_t usable_slots;
+static struct stub_costs costs;
 static struct { _Atomic int err; _Atomic long times; } failure[2];
 
 static struct {
@@ -80,6 +86,8 @@ static int set_parts(uint32_t slot, uint64_t start, uint64_t length)
 {
 	struct iovec *parts = ring.parts[slot];
 	struct io_uring_rsrc_update2 update = { .offset = slot * UMEM_PARTS, .data = (uintptr_t)parts };
+	long done;
+	int err;
 
 	if (length > (uint64_t)UMEM_PARTS * UMEM_BYTES)
 		return -1;
@@ -90,10 +98,15 @@ static int set_parts(uint32_t slot, uint64_t start, uint64_t length)
 							      left < UMEM_BYTES ? left : UMEM_BYTES } :
 					      (struct iovec){ 0 };
 	}
-	if (syscall(SYS_io_uring_register, ring.fd, IORING_REGISTER_BUFFERS_UPDATE, &update, sizeof(update)) ==
-	    update.nr)
+	done = syscall(SYS_io_uring_register, ring.fd, IORING_REGISTER_BUFFERS_UPDATE, &update, sizeof(update));
+	if (done == update.nr)
 		return 0;
-	return length ? (set_parts(slot, 0, 0), -1) : -1;
+	/* io_uring has no errno where it could pin the first ones only. */
+	err = done < 0 ? errno : EFAULT;
+	if (length)
+		set_parts(slot, 0, 0);
+	errno = err;
+	return -1;
 }
 
 static int pin(uint32_t slot, uint64_t start, uint64_t length)
@@ -124,11 +137,35 @@ static int fails(enum stub_call call)
 	       failure[call].err : 0;
 }
 
+void stub_take(struct stub_costs wanted)
+{
+	costs = wanted;
+}
+
+/* By number: a helper thread may run nothing else. */
+static long now(void)
+{
+	struct timespec time;
+
+	syscall(SYS_clock_gettime, CLOCK_MONOTONIC, &time);
+	return time.tv_sec * 1000000000L + time.tv_nsec;
+}
+
+static void take(long ns)
+{
+	long until = ns ? now() + ns : 0;
+
+	while (ns && now() < until)
+		continue;
+}
+
 void stub_fail(enum stub_call call, int err, long times)
 {
 	failure[call].err = err;
 	failure[call].times = times;
 }
+
+_Atomic int stub_slow;
 
 static int register_memory(const struct ib_uverbs_ioctl_hdr *header)
 {
@@ -151,6 +188,7 @@ static int register_memory(const struct ib_uverbs_ioctl_hdr *header)
 	    ((command.access_flags & (IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC)) &&
 	     !(command.access_flags & IBV_ACCESS_LOCAL_WRITE)))
 		return fail(EINVAL);
+	take(costs.registration + costs.page * (long)((command.length + 4095) / 4096));
 	for (uint32_t tries = 0; tries < usable_slots; tries++) {
 		uint32_t slot = atomic_fetch_add_explicit(&next_slot, 1, memory_order_relaxed) % usable_slots;
 		uint32_t word = atomic_load_explicit(&slots[slot], memory_order_relaxed);
@@ -160,6 +198,11 @@ static int register_memory(const struct ib_uverbs_ioctl_hdr *header)
 		if (pin(slot, command.start, command.length)) {
 			atomic_store(&slots[slot], word);
 			return -1;
+		}
+		if (stub_slow) {
+			struct timespec time = { stub_slow / 1000, stub_slow % 1000 * 1000000L };
+
+			syscall(SYS_nanosleep, &time, NULL);
 		}
 		answer.mr_handle = slot;
 		answer.lkey = answer.rkey = key_of(slot, word);
@@ -187,6 +230,7 @@ static int destroy(const struct ib_uverbs_ioctl_hdr *header)
 	word = atomic_load(&slots[slot]);
 	if ((word & 3) != LIVE || !atomic_compare_exchange_strong(&slots[slot], &word, word - LIVE + ENDING))
 		return fail(ENOENT);
+	take(costs.deregistration);
 	if (pin(slot, 0, 0)) {
 		atomic_store(&slots[slot], word);
 		return -1;

@@ -33,6 +33,13 @@ const char *stub_open(enum stub_kind kind);
 void stub_have(uint32_t regions);
 
 /*
+ * From now on a registration takes at least so many ns and so many more a page, and a
+ * deregistration so many.
+ */
+struct stub_costs { long registration, page, deregistration; };
+void stub_take(struct stub_costs costs);
+
+/*
  * Its protection domains, of which there are two. They cannot be deallocated: there is no provider
  * behind them.
  */
@@ -56,6 +63,9 @@ bool stub_lands(const struct ibv_mr *mr);
  */
 enum stub_call { STUB_REGISTER, STUB_DEREGISTER };
 void stub_fail(enum stub_call call, int err, long times);
+
+/* Each registration takes so many milliseconds more, once its memory is pinned. */
+extern _Atomic int stub_slow;
 
 /* Each deregistration raises this signal at the thread that deregisters, unless it is 0. */
 extern _Atomic int stub_signal;

@@ -27,6 +27,8 @@ fails() { # NAME STATUS WORDS COMMAND...
 fails "a device that is not there" 2 "there is no" "$tool" bench nosuch
 fails "a size that is none" 2 "64K, 1M or 2G" "$tool" bench --sizes 4K,big
 fails "no rounds" 2 "invalid value '0'" "$tool" bench --rounds 0
+fails "threads without --large" 2 "large" "$tool" bench --threads 2
+fails "a kind of memory that is none" 2 "memfd" "$tool" bench --large --kinds paper
 if [ -z "$device" ]; then
 	tap_done
 	exit
@@ -91,4 +93,17 @@ for _ in $(seq 600); do
 done
 check "its $workers processes end with it, even when it is killed" bash -c '[ "$1" = 3 ] && ! pgrep -f "bench[-]worker"' - "$workers"
 fails "a plot that cannot be written" 2 "nowhere/plot.svg" "$tool" bench "$device" --sizes 4K --rounds 1 --svg /nowhere/plot.svg
+"$tool" bench "$device" --large --sizes 32M --rounds 2 --threads 1,2 --kinds anonymous,memfd,shared,huge >table 2>errors
+check "--large measures" [ $? = 0 ]
+check "with a line for each kind: the floors, leaving, libibverbs and each number of threads" bash -c \
+	'[ "$(grep -Ec "^ *32 MiB  (anonymous|memfd|shared) +small ( +[0-9.]+){5}( +[0-9.]+ x +[0-9.]+){2}$" table)" = 3 ] || { cat table; false; }'
+check "and one for memory that the machine has not, with the reason, or that it has" bash -c \
+	'[ "$(grep -Ec "^ *32 MiB  huge +2 MiB " table)" = 1 ]'
+check "its JSON has the same" bash -c '"$1" bench "$2" --large --sizes 16M --rounds 1 --kinds memfd --json | python3 -c "
+import json, sys
+row, = json.load(sys.stdin)[\"rows\"]
+assert row[\"kind\"] == \"memfd\" and row[\"bytes\"] == 16 << 20 and row[\"error\"] is None, row
+assert all(row[name] > 0 for name in (\"populate\", \"pin\", \"deregister\", \"unmap\", \"libibverbs\"))
+assert len(row[\"rdmamr\"]) == len(row[\"times\"]) == 1 and row[\"times\"][0] > 0
+"' - "$tool" "$device"
 tap_done

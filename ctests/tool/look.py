@@ -1,13 +1,13 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""look.py PICTURE: looks into a screenshot (PNG) of the report on "trace.py known", 1100 pixels wide, whether the plots are
-there and show its numbers. Prints a line for each thing that is wrong, and is 1 then.
+"""look.py PICTURE: looks into a screenshot (PNG) of the report on "trace.py known", 1100 pixels wide, whether the
+plot of pinned memory is there and shows its numbers. Prints a line for each thing that is wrong, and is 1 then.
 """
 import struct
 import sys
 import zlib
 
-PLAIN, HIT, POOL, GROUND = (0x00, 0x72, 0xB2), (0x00, 0x9E, 0x73), (0xE6, 0x9F, 0x00), (0xFF, 0xFF, 0xFF)
+PLAIN, POOL = (0x00, 0x72, 0xB2), (0xE6, 0x9F, 0x00)
 
 
 def pixels(path):
@@ -76,13 +76,16 @@ rows = pixels(sys.argv[1])
 if len(set(pixel for row in rows[::7] for pixel in row[::7])) < 5:
     sys.exit("the picture is blank")
 
-# The plot of pinned memory has plain memory from the first call to the end: its lowest rows are one run of blue.
+# The plot of pinned memory has plain memory from the first call to the end: its lowest rows are one run of blue. It is the first
+# such plot.
 wide = [y for y, row in enumerate(rows) if (lambda r: r[1] - r[0])(run(row, PLAIN)) > 800]
 if not wide:
     sys.exit("no plot of pinned memory: no row of it is blue from side to side")
-bottom = wide[-1] + 1
-left, right = run(rows[wide[-1]], PLAIN)
-top = bottom - 260
+bottom = wide[0] + 1
+while bottom in wide:
+    bottom += 1
+left, right = run(rows[wide[0]], PLAIN)
+top = bottom - 150
 
 
 def pinned(seconds):
@@ -91,28 +94,10 @@ def pinned(seconds):
 
 
 mib = pinned(2.75)[0] / 2.125  # a MiB, in pixels
-expect("pinned at 2.75 s: pixels of a MiB", mib, 70, 8)
+expect("pinned at 2.75 s: pixels of a MiB", mib, 44.5, 3)
 for seconds, plain, pool in ((0.56, 0.125, 0), (1.2, 0.125, 0), (1.75, 0.125, 1), (2.25, 2.125, 1), (2.75, 2.125, 0)):
     found = pinned(seconds)
-    expect(f"plain MiB pinned at {seconds} s", found[0] / mib, plain, 0.04)
-    expect(f"MiB of the pool pinned at {seconds} s", found[1] / mib, pool, 0.04)
-x = left + round((right - left) * 1.2 / 3)
-expect("nothing above 0.125 MiB at 1.2 s", sum(rows[y][x] == GROUND for y in range(top, bottom)) / 260, 0.95, 0.06)
-
-# Below it the two histograms: what is blue, green and orange there, by column.
-middle = (left + right) // 2 - 20
-
-
-def tallest(from_x, to_x, colour):
-    return max(height(rows, x, bottom + 60, min(bottom + 520, len(rows)), colour) for x in range(from_x, to_x))
-
-
-calls, times = (60, middle), (middle + 40, 1060)
-most = tallest(*calls, PLAIN)
-expect("registrations: pixels of the tallest bar", most, 222, 20)
-expect("registrations: hits to the plain ones of 8 KiB", tallest(*calls, HIT) / most, 0.20, 0.02)
-most = tallest(*times, PLAIN)
-expect("times: pixels of the tallest bar", most, 222, 20)
-expect("times: misses to the plain ones of 8 KiB", tallest(*times, POOL) / most, 0.20, 0.02)
+    expect(f"plain MiB pinned at {seconds} s", found[0] / mib, plain, 0.06)
+    expect(f"MiB of the pool pinned at {seconds} s", found[1] / mib, pool, 0.06)
 print("\n".join(wrong))
 sys.exit(1 if wrong else 0)

@@ -26,7 +26,7 @@ says 'Program ./rpc --name <script>alert\(1\)</script>'
 says 'pid 4711, 2025-06-15T15:06:40Z, ran 3.00 s, 269 calls, 12.2 ms in them'
 says 'pid 4712, 2025-06-15T15:06:41Z, ran 1.00 s at least, 1 call, 400 us in them, has NOT'
 says 'Calls 270 by 3 threads: 134 registrations \(113 plain, 20 hits, 1 miss\)'
-says 'Time in calls 12.6 ms, 0.31 % of the run time of 4.00 s'
+says 'Time in calls 12.6 ms, 0.31 % of the threads. time of 4.00 s; ran 4.00 s'
 says 'Peak pinned 3.12 MiB after 2.00 s \(2.12 MiB plain, 1 MiB by the pool\); at the end 2.12 MiB'
 says 'Left registered 3 regions, 2.12 MiB'
 says 'WARNING 7 calls were dropped'
@@ -37,8 +37,8 @@ says '512 KiB register, hit 20 6.00 us 300 ns 300 ns'
 says "send_message callers.c:$(line send_message) callers\+0x"
 says "fetch_rows callers.c:$(line fetch_rows) callers\+0x"
 says 'load_index\+0x[0-9a-f]+ libcallers.so\+0x'
-says '6.88 ms 100 7.00 ms 12 KiB 0x20000000 local '
-says '3.60 ms 10 4.00 ms 1 MiB 0x30000000 remote '
+says '6.88 ms 100 7.00 ms 1 12 KiB local '
+says '3.59 ms 10 4.00 ms 1 1 MiB remote '
 says '2 128 KiB forgotten lib & <gone>.so\+0x1234'
 says '1 2 MiB in use fetch_rows'
 says 'ibv_reg_mr ENOMEM: 3 times, from load_index'
@@ -82,8 +82,8 @@ check "the JSON has the same numbers, exactly" values '
 ["pinned"]["end_bytes"] 2228224
 ["advice"]["hit_ns"] 500
 ["advice"]["hit_measured"] true
-["advice"]["local"] {"ranges": 1, "hits": 99, "saved_ns": 6880500}
-["advice"]["all"] {"ranges": 2, "hits": 108, "saved_ns": 10476000}
+["advice"]["local"] {"ranges": 1, "hits": 99, "saved_ns": 6876000, "misses": 1, "evictions": 0, "changes": 0, "idle_bytes": 12288}
+["advice"]["all"] {"ranges": 2, "hits": 108, "saved_ns": 10462500, "misses": 3, "evictions": 0, "changes": 0, "idle_bytes": 1060864}
 ["callers"][0]["function"] "send_message"
 ["callers"][0]["calls"] 242
 ["callers"][0]["time_ns"] 8010200
@@ -103,40 +103,144 @@ check "the page names nothing to load, and has no script" names_nothing page.htm
 echo "<p><img src=x>" >image.html
 check "a page that does would be seen" fails names_nothing image.html
 
+# Three ranks on two hosts, each with its trace.
+python3 "$here/trace.py" job folder_of_a_job "$work/callers" "$work/libcallers.so"
+"$rdmamr" report --text folder_of_a_job >job
+first_slowest() { grep -A3 '^ *rank' job | awk 'NR > 1 { print $1, $2 }' | xargs | grep -x '2 node2 0 node1 1 node1'; }
+check "ranks are in one report, the slowest first" first_slowest
+check "with their imbalance" grep -q 'imbalance of 50 %' job
+"$rdmamr" report --json folder_of_a_job >json
+check "and in the JSON" values '
+["ranks"]["hosts"] 2
+["ranks"]["mean_ns"] 20000000
+["ranks"]["imbalance"] 0.5
+["ranks"]["list"][0]["rank"] 2
+["ranks"]["list"][0]["host"] "node2"
+["ranks"]["list"][0]["time_ns"] 30000000
+["lanes"][2]["rank"] 2
+["totals"]["calls"] 120'
+
+# Two runs beside each other: the job without, and with half the time.
+python3 "$here/trace.py" job faster "$work/callers" "$work/libcallers.so" 2
+"$rdmamr" report --diff --text folder_of_a_job faster >text_of_diff
+unwrapped=$(tr -s '\n ' ' ' <text_of_diff)
+compared() { grep -qF -- "$1" <<<"$unwrapped"; }
+check "two runs are compared: what was gained" compared '30.0 ms gained: 60.0 ms in calls before, 30.0 ms after (50.0 %).'
+check "by size" compared '256 KiB 20 20 30.0 ms 15.0 ms -15.0 ms 0.50'
+check "and by caller" bash -c 'tr -s " " <text_of_diff | grep -q "^ 45.0 ms 22.5 ms -22.5 ms 0.50 send_message"'
+check "within 80 columns" [ "$(wc -L <text_of_diff)" -le 80 ]
+"$rdmamr" report --diff --json folder_of_a_job faster >json
+check "and as JSON" values '
+["before"]["time_ns"] 60000000
+["after"]["time_ns"] 30000000
+["callers"][0]["function"] "send_message"
+["sizes"][0]["before"] {"calls": 20, "time_ns": 20000000}'
+check "the page of it is beside the second" [ "$("$rdmamr" report --diff folder_of_a_job faster)" = faster/report.diff.html ]
+check "and names nothing to load" names_nothing faster/report.diff.html
+
+# Chrome's trace event format, by its rules: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
+events() {
+	python3 - "$@" <<-'END'
+		import collections, json, sys
+		path, calls, processes = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+		events = json.load(open(path))["traceEvents"]
+		numbers = (int, float)
+		tracks, named = collections.defaultdict(list), set()
+		for event in events:
+		    assert isinstance(event["name"], str) and event["name"], event
+		    assert isinstance(event["pid"], int) and isinstance(event["tid"], int), event
+		    assert event["ph"] in ("X", "i", "C", "M"), event
+		    if event["ph"] == "M":
+		        assert event["name"] in ("process_name", "process_sort_index"), event
+		        named.add(event["pid"])
+		        continue
+		    assert isinstance(event["ts"], numbers) and event["ts"] >= 0, event
+		    assert event["pid"] in named, f"a process without a name: {event}"
+		    if event["ph"] == "X":
+		        assert isinstance(event["dur"], numbers) and event["dur"] >= 0 and isinstance(event["cat"], str), event
+		        tracks[event["pid"], event["tid"]].append((event["ts"], event["dur"]))
+		    elif event["ph"] == "C":
+		        assert all(isinstance(value, numbers) for value in event["args"].values()) and event["args"], event
+		    else:
+		        assert event["s"] in ("g", "p", "t"), event
+		for track, spans in tracks.items():
+		    spans.sort()
+		    for (start, length), (following, _) in zip(spans, spans[1:]):
+		        assert following >= start + length - 0.001 or "apart" not in sys.argv, f"{track}: calls of a thread overlap at {following}"
+		found = sum(map(len, tracks.values()))
+		assert found == calls, f"{found} calls"
+		assert len({track[0] for track in tracks}) == processes, "processes share a track"
+		assert any(event["ph"] == "C" for event in events), "no counter"
+	END
+}
+check "the export for Perfetto is named" [ "$("$rdmamr" report --perfetto folder_of_a_job)" = folder_of_a_job/report.json ]
+check "it is of Chrome's trace event format, two hosts' equal pids apart" events folder_of_a_job/report.json 120 3 apart
+"$rdmamr" report --perfetto -o known.json trace >/dev/null
+# Its first thread makes some calls at once, as no thread can.
+check "so is that of a trace with everything" events known.json 270 2
+check "calls of a thread that overlap are seen" fails events known.json 270 2 apart
+sed 's/"dur"/"duration"/' known.json >spoilt.json
+check "a call without a duration is seen" fails events spoilt.json 270 2
+check "--diff of one trace" bash -c '"$0" report --diff trace 2>&1 | grep -q "compares two traces"' "$rdmamr"
+
 # Without the network if the machine lets us, and without a host in any case.
 browser=(chromium --headless=new --no-sandbox --disable-gpu --hide-scrollbars "--user-data-dir=$work/profile"
 	"--host-resolver-rules=MAP * ~NOTFOUND" "--window-size=1100,1700")
 if unshare -rn true 2>/dev/null; then browser=(unshare -rn "${browser[@]}"); fi
 if ! command -v chromium >/dev/null; then
-	for name in "the page in a browser has the figures" "its plots show them" "a page without plots is seen" \
-		"on a phone nothing is wider than the screen"; do
+	for name in "the page in a browser has the figures" "its plots show them" "the page is legible"; do
 		skip "$name" "chromium is not installed: vm/packages browser"
 	done
 else
 	timeout 600 "${browser[@]}" --dump-dom "file://$work/page.html" >dom 2>browser.log
+	sed -i 's/<wbr>//g' dom
 	shown() {
 		local figure missing=0
 		for figure in "$@"; do grep -qF -- "$figure" dom || { echo "not in the page: $figure"; missing=1; }; done
 		[ -s dom ] || tail -5 browser.log
 		return $missing
 	}
-	check "the page in a browser has the figures" shown '12.6 ms' '0.31 % of 4.00 s run time' '>270<' '3 threads, 7 dropped' \
+	check "the page in a browser has the figures" shown '12.6 ms' '0.31 % of 4.00 s thread time' '>270<' '3 threads, 7 dropped' \
 		'20 hits, 1 miss' '3.12 MiB' '2.12 MiB' '6.88 ms' '10.5 ms' '7 calls were dropped' 'has not ended in order' \
-		'>8.01 ms<' '>63.6 %<' '>242<' '>ibv_dereg_mr_relaxed<' '>0x30000000<' '>128 KiB<' '>forgotten<' '>EFAULT<' '<code>send_message</code>' \
+		'>8.01 ms<' '>63.6 %<' '>242<' '>ibv_dereg_mr_relaxed<' '>128 KiB<' '>forgotten<' '>EFAULT<' '<code>send_message</code>' \
 		'&lt;script&gt;alert(1)' 'lib &amp; &lt;gone&gt;.so+0x1234' 'RLIMIT_MEMLOCK &lt;b&gt;this&lt;/b&gt; &amp; that'
 	picture() { timeout 600 "${browser[@]}" "--screenshot=$work/$1.png" "file://$work/$1.html" >browser.log 2>&1; }
 	picture page
 	check "its plots show them" python3 "$here/look.py" page.png
-	sed -E 's/<(polygon|rect) [^>]*>//' page.html >bare.html
+	sed -E 's/<path class="(plain|pool)" [^>]*>//g' page.html >bare.html
 	picture bare
 	check "a page without plots is seen" fails python3 "$here/look.py" bare.png
 	# Headless windows are no narrower than 500 pixels; a frame in one is.
-	cat >frame.html <<-'END'
-		<iframe src="page.html" width="375" height="1000" style="border: 0"></iframe>
-		<script>onload = () => document.title = `${frames[0].document.documentElement.scrollWidth} wide`</script>
-	END
-	timeout 600 "${browser[@]}" --allow-file-access-from-files --dump-dom "file://$work/frame.html" >dom 2>browser.log
-	check "on a phone nothing is wider than the screen: $(grep -o '<title>[^<]*' dom)" grep -q '<title>375 wide<' dom
+	cp "$here/probe.html" .
+	probe() { # PAGE WIDTH OPTION...: what the probe has measured, after what is wrong
+		local page=$1 width=$2
+		shift 2
+		timeout 600 "${browser[@]}" --allow-file-access-from-files --window-size=1400,2100 "$@" --dump-dom "file://$work/probe.html#$page,$width" >dom 2>browser.log
+		sed -n 's/.*<title>\(.*\)<\/title>.*/\1/p' dom
+		sed -n '/<\/iframe>/,$p' dom | sed 's/<[^>]*>//g'
+	}
+	looks_right() { probe "$@" | tee probed; [ "$(head -1 probed)" = right ]; }
+	"$rdmamr" report -o job.html folder_of_a_job >/dev/null
+	dark=(--blink-settings=preferredColorScheme=0)
+	legible() { # PAGE WIDTH OPTION...
+		check "at $2 pixels the page $1 is legible, by keyboard too${3:+, where the screen is dark}" looks_right "$1.html" "$2" "${@:3}"
+	}
+	legible job 390
+	legible page 390 "${dark[@]}"
+	check "which it is" grep -q 'ground 21,24,27' probed
+	legible job 1280 "${dark[@]}"
+	check "a lane for each rank, and a flame graph" bash -c 'grep -qx "3 lanes" probed && grep -qx "7 frames" probed'
+	legible page 1280
+	check "its bars show the calls" grep -qE '8 KiB:plain9[5-9] .*512 KiB:hit(19|20)\+pool1( |$)' probed
+	check "and the time in them" grep -qE '8 KiB:plain9[5-9] .*512 KiB:.*\+pool(19|20)( |$)' probed
+	probe faster/report.diff.html 390 >probed
+	check "the page that compares is legible at 390 pixels" bash -c 'head -1 probed | grep -x right'
+	sed 's/--dim: #5b6470/--dim: #9aa4af/' page.html >pale.html
+	check "a text that is too pale is seen" fails looks_right pale.html 1280
+	sed 's/overflow-wrap: break-word/word-break: break-all/' job.html >broken.html
+	check "a name that is broken within a word is seen" fails looks_right broken.html 390
+	sed 's/font-size: 13px; line-height: 16px/font-size: 9px; line-height: 10px/' page.html >tiny.html
+	check "an axis that is too small to read is seen" fails looks_right tiny.html 390
 fi
 
 refused() { # STATUS WORDS ARGUMENT...
@@ -152,9 +256,9 @@ echo "#!/bin/sh" >script
 check "a file that is no trace is refused in words, with 2" refused 2 'is not a trace of librdmamr' script
 check "an empty one" refused 2 'it is empty' empty
 check "one that is not there" refused 2 'No such file' none
-check "a folder" refused 2 'is not a regular file' "$work"
-mkfifo pipe
-check "a pipe, without waiting for who writes to it" refused 2 'is not a regular file' pipe
+mkdir none_in_it
+check "a folder without a trace" refused 2 'there is no trace in this folder' none_in_it
+check "a device" refused 2 'is neither a regular file, nor a folder, nor a pipe' /dev/null
 cp trace kept
 ln -s trace symbolic
 ln trace hard
@@ -162,6 +266,31 @@ for page in trace ./trace symbolic hard; do
 	check "the page does not replace the trace, by the name $page" refused 2 'is the trace itself' -o "$page" trace
 done
 check "the trace is as before" cmp trace kept
+echo "as before" >victim
+ln -s victim page_link.html
+"$rdmamr" report -o page_link.html trace >/dev/null
+check "a link in the page's place is replaced, and what it leads to is as before" \
+	bash -c '[ "$(cat victim)" = "as before" ] && [ ! -L page_link.html ] && cmp page.html page_link.html'
+check "a link to a device is refused" refused 2 'is a link to something that is no file' -o /dev/stdout trace
+check "-o - writes the page to standard output" cmp page.html <("$rdmamr" report -o - trace)
+
+# Several files, a folder, a pipe. The line that names the trace differs.
+totals() { sed -n '2,$p' "$1" | grep -v WARNING; }
+same() { diff <(totals text) <(totals "$1"); }
+mkfifo pipe
+cat trace >pipe &
+"$rdmamr" report --text pipe >from_pipe
+check "a trace comes through a named pipe" same from_pipe
+"$rdmamr" report --text - <trace >from_pipe
+check "and through standard input" same from_pipe
+mkdir folder
+cp trace folder/one.trace
+echo "no trace" >folder/notes.txt
+"$rdmamr" report --text folder >from_folder
+check "a folder is reported on, whatever else is in it" same from_folder
+"$rdmamr" report --text trace symbolic hard >from_links
+check "a file that is named three times counts once" same from_links
+check "the page on a folder is in it" [ "$("$rdmamr" report folder)" = folder/report.html ]
 check "a page that cannot be written" refused 2 'cannot be written' -o /nowhere/page.html trace
 check "text and JSON at once" refused 2 'cannot be used with' --text --json trace
 enough() { # by the signal, or by the error that it is where the signal is ignored

@@ -111,6 +111,7 @@ has "the library is loaded" "$library" run bash -c 'awk "/librdmamr/ { print \$6
 has "--cache=local" RDMAMR_CACHE=local run --cache=local env
 has "--cache all" RDMAMR_CACHE=all run --cache all env
 has "--prefault" RDMAMR_PREFAULT=2 run --prefault 2 env
+has "--progress" RDMAMR_PROGRESS=1 run --progress env
 has "--monitor" RDMAMR_MONITOR=libfabric run --monitor libfabric env
 has "--log" RDMAMR_LOG=info run --log info env
 "${CC:-cc}" -I"$here/../../include" "$here/../host/consumer.c" "$here/../lib/tap.c" -o failing "$library" -libverbs
@@ -140,6 +141,44 @@ check "one that another program is writing is shared" grep -qs "new block" trace
 wait $!
 run --trace trace true 2>/dev/null
 check "until that has ended" bash -c '! grep -qs "new block" trace'
+# A report at the end.
+check "--report ends as the program does" [ "$(status_of run --report -- sh -c './failing >/dev/null 2>&1; exit 7' | tail -1)" = "status 7" ]
+check "and has written the page by the program's name" grep -q '<html' sh.html
+check "with the call that failed" grep -q ibv_reg_mr sh.html
+run --report=page.html --trace kept -- ./failing >/dev/null 2>said
+check "--report=PAGE, and the trace stays" test -s page.html -a -s kept
+check "where it is, is said" grep -q '^rdmamr: page.html: ' said
+check "the trace is its user's alone" [ "$(stat -c %a kept)" = 600 ]
+check "a program that registers nothing has no report, which is said" bash -c '[ "$(tail -1 <<<"$1")" = "status 0" ] && grep -q "^rdmamr: no report: " <<<"$1" && [ ! -e true.html ]' - "$(status_of run --report true)"
+died=$(python3 -c '
+import subprocess, sys
+print(subprocess.run([sys.argv[1], "run", "--report", "sh", "-c", "kill -SEGV $$"], stderr=subprocess.DEVNULL).returncode)' "$tool")
+check "and dies of what the program died of: $died" [ "$died" = -11 ]
+rm -f started
+# shellcheck disable=SC2016 # the program's own variables
+"$tool" run --report -- perl -e '$SIG{TERM} = sub { print "caught\n"; exit 5 }; open F, ">started"; close F; sleep 600' >caught 2>/dev/null &
+pid=$!
+for _ in $(seq 2000); do [ -e started ] && break || sleep 0.05; done
+kill -TERM $pid
+wait $pid
+check "SIGTERM goes to the program" bash -c '[ "$1" = 5 ] && [ "$(cat caught)" = caught ]' - $?
+
+# Names of several files.
+RANK=3 "$tool" run --trace of/%h-%r -- ./failing >/dev/null 2>&1
+check "--trace with %h and %r: a file for the rank, in a new folder" test -s "of/$(uname -n)-3"
+printf 'a letter' >"of/$(uname -n)-4"
+run --trace of/%h-%r true
+check "old traces go, and nothing else does" [ "$(ls of)" = "$(uname -n)-4" ]
+check "the next command names the folder" grep -q "next: rdmamr report $work/of$" <<<"$(RANK=1 "$tool" run --trace of/%h-%r -- ./failing 2>&1)"
+has "--trace-limit" RDMAMR_TRACE_LIMIT=1M run --trace trace --trace-limit 1M env
+exec {held}>locked
+flock -x $held
+refused "a trace that another program has locked" 125 "locked" --trace locked echo it ran
+exec {held}>&-
+mkdir gone
+(cd gone && rmdir ../gone && RDMAMR_TRACE=x RDMAMR_STATS=y LD_PRELOAD=$library "$work/failing") >said 2>&1
+check "in a deleted working directory a relative path is refused" [ "$(grep -c 'RDMAMR_.*no such value' said)" = 2 ]
+
 echo "a year's work" >thesis
 refused "a file that is no trace is not overwritten" 125 "not a trace" --trace thesis echo it ran
 check "it is as it was" [ "$(cat thesis)" = "a year's work" ]

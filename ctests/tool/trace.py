@@ -1,9 +1,10 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""trace.py known|service|large FILE PROGRAM LIBRARY: writes a trace, rdmamr_trace(5), for the tests of "rdmamr report".
+"""trace.py known|service|job|SHAPE FILE PROGRAM LIBRARY: writes a trace, rdmamr_trace(5), for the tests of "rdmamr report".
 
-known has a little of everything, and numbers that report.sh expects. service is what a real service might do. large has
-as many calls as the environment's CALLS says. PROGRAM and LIBRARY are callers.c, built as both.
+known has a little of everything, and numbers that report.sh expects. service is what a real service might do. job
+makes a folder with a trace for each of three ranks, in calls that take the FASTER part of the time, the last argument. A SHAPE of
+SHAPES has as many calls as the environment's CALLS says. PROGRAM and LIBRARY are callers.c, built as both.
 It is written from the manual page alone, so that it checks what the library's own source says.
 """
 import os
@@ -12,7 +13,7 @@ import struct
 import subprocess
 import sys
 
-START, MODULES, CALLS, REASON, END = 1, 2, 3, 4, 5
+START, MODULES, CALLS, REASON, END, PLACE = 1, 2, 3, 4, 5, 8
 REG_MR, REREG_MR, DEREG_MR, REG_RELAXED, DEREG_RELAXED, FI_MR_REG, FI_CLOSE, POOL = 1, 6, 7, 8, 9, 10, 13, 14
 KERNEL, PASSED_ON, HIT, MISS, KEPT = 1, 2, 3, 4, 5
 LOCAL_WRITE, REMOTE_WRITE, REMOTE_READ = 1, 2, 4
@@ -172,24 +173,80 @@ def service(path, program, library):
         one.end(12 * s)
 
 
-def large(path, program, library):
-    """Pairs over 100 000 ranges, by four threads whose blocks lie beside one another."""
-    calls = int(os.environ["CALLS"])
+def job(path, program, library, faster=1):
+    """Rank 0 and 1 on node1, rank 2 on node2, which takes three times as long as rank 1."""
+    faster = int(faster)
     send = return_address(program, "send_message", PROGRAM_AT)
+    load = return_address(library, "load_index", LIBRARY_AT)
+    os.mkdir(path)
+    for rank, host, took in ((0, "node1", 20), (1, "node1", 10), (2, "node2", 30)):
+        with open(f"{path}/{host}-{rank}.trace", "wb") as out:
+            one = Process(out, 500 + rank % 2, ["./solver", "--grid", "64"], 1_763_642_400 * s + rank)
+            one.block(PLACE, struct.pack("<I", rank) + host.encode())
+            one.modules(program, library)
+            for n in range(20):
+                memory = (0x20000000 + n % 5 * MiB, 64 * KiB << rank)
+                one.call(n * 50 * ms, took * 30 * us // faster, REG_MR, KERNEL, memory, LOCAL_WRITE, n, send if n % 4 else load)
+                one.call(n * 50 * ms + 20 * ms, took * 20 * us // faster, DEREG_MR, KERNEL, memory, 0, n, send if n % 4 else load)
+            one.flush()
+            one.end(1 * s)
+
+
+def pairs(n):
+    """Over 100 000 ranges."""
+    where = n // 2 * 7919 % 100_000
+    return (REG_MR, DEREG_MR)[n % 2], ((where + 1) << 20, 4096 << n // 2 % 8), where, n // 2 % 64
+
+
+def distinct(n):
+    """Each range is registered once."""
+    return (REG_MR, DEREG_MR)[n % 2], ((n // 2 + 1) << 13, 8192), n // 2, n // 2 % 64
+
+
+def live(n):
+    """Nothing is deregistered."""
+    return REG_MR, ((n + 1) << 13, 8192), n, n % 64
+
+
+def callers(n):
+    """As many places in the program as calls."""
+    return (REG_MR, DEREG_MR)[n % 2], ((n // 2 % 1000 + 1) << 13, 8192), n // 2 % 1000, n
+
+
+def moved(n):
+    """Half of the calls register, the other half registers the same regions again in another domain."""
+    half = int(os.environ["CALLS"]) // 2
+    return (REG_MR, REREG_MR)[n // half], ((n % half + 1) << 13, 8192), n % half, 0
+
+
+def lists(n):
+    """With a new list of modules before each call, none of which has the caller."""
+    return REG_MR, ((n % 1000 + 1) << 13, 8192), n, n - (1 << 32)
+
+
+SHAPES = {shape.__name__: shape for shape in (pairs, distinct, live, callers, moved, lists)}
+
+
+def large(path, program, library, shape):
+    calls = int(os.environ["CALLS"])
     with open(path, "wb") as out:
         one = Process(out, 1, ["./large"], 1_763_642_400 * s)
         one.modules(program, library)
-        for first in range(0, calls // 2, 2048):
-            for thread in range(4):
-                for n in range(first + thread * 512, first + thread * 512 + 512):
-                    where = n * 7919 % 100_000
-                    memory = ((where + 1) << 20, 4096 << n % 8)
-                    at = (first + n % 512 * 4 + thread) * 10 * us
-                    one.call(at, 8000 + n % 997, REG_MR, KERNEL, memory, 1, where, send + n % 64, thread)
-                    one.call(at + 9500, 4000 + n % 101, DEREG_MR, KERNEL, memory, 0, where, send + n % 64, thread)
+        for n in range(calls):
+            call, memory, key, caller = shape(n)
+            one.call(n * 10 * us, 3000 + n % 997, call, KERNEL, memory, 1, key, PROGRAM_AT + caller,
+                     pd=0xABC0 + (call == REREG_MR))
+            if shape is lists:
+                one.block(MODULES, b"%x %x 0 /lib/%d.so\n" % (n << 12, (n + 1) << 12, n % 9))
+            if shape is lists or n % 1024 == 1023:
                 one.flush()
-        one.end(calls * 5 * us)
+        one.flush()
+        one.end(calls * 10 * us)
 
 
 if __name__ == "__main__":
-    {"known": known, "service": service, "large": large}[sys.argv[1]](*sys.argv[2:])
+    kind, *names = sys.argv[1:]
+    if kind in SHAPES:
+        large(*names, SHAPES[kind])
+    else:
+        {"known": known, "service": service, "job": job}[kind](*names)

@@ -1,0 +1,63 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * holds: does what the lines of its standard input say, and answers each with a line: "register N",
+ * N regions of 64 KiB; "again N", one relaxed region N times; "release", all regions; "flush", the
+ * relaxed regions that are kept; "stats", what
+ * rdmamr_get_stats tells, as "NAME=VALUE". The device is the stand-in. ctests/tool/top.sh looks at
+ * it from outside.
+ */
+#include <inttypes.h>
+#include <rdmamr.h>
+#include <stdio.h>
+#include "../lib/device.h"
+#include "../relaxed/stub_device.h"
+
+enum { MOST = 4096, LENGTH = 65536 };
+
+#pragma weak rdmamr_get_stats
+
+int main(void)
+{
+	static struct ibv_mr *held[MOST];
+	static char memory[LENGTH] __attribute__((aligned(4096)));
+	char line[64];
+	int count = 0;
+
+	if (stub_open(STUB_NOTHING) || !rdmamr_get_stats)
+		return 1;
+	while (fgets(line, sizeof(line), stdin)) {
+		int n = 0;
+
+		if (sscanf(line, "register %d", &n) == 1) {
+			for (; n > 0 && count < MOST; n--)
+				if (!(held[count++] = ibv_reg_mr(stub_pd(), memory, LENGTH, IBV_ACCESS_LOCAL_WRITE)))
+					return 2;
+		} else if (sscanf(line, "again %d", &n) == 1) {
+			for (; n > 0; n--) {
+				struct ibv_mr *mr = ibv_reg_mr_relaxed(stub_pd(), memory, LENGTH, IBV_ACCESS_LOCAL_WRITE);
+
+				if (!mr || ibv_dereg_mr_relaxed(mr))
+					return 3;
+			}
+		} else if (!strcmp(line, "release\n")) {
+			while (count > 0)
+				if (ibv_dereg_mr(held[--count]))
+					return 4;
+		} else if (!strcmp(line, "flush\n")) {
+			if (ibv_flush_relaxed_mr(stub_pd()))
+				return 7;
+		} else if (!strcmp(line, "stats\n")) {
+			struct rdmamr_stats stats;
+
+			if (rdmamr_get_stats(&stats, sizeof(stats)))
+				return 5;
+			printf("live=%" PRIu64 " live_bytes=%" PRIu64 " idle=%" PRIu64 " hits=%" PRIu64 " reg_kernel=%" PRIu64 " ",
+			       stats.live, stats.live_bytes, stats.idle, stats.hits, stats.reg_kernel);
+		} else {
+			return 6;
+		}
+		puts("done");
+		fflush(stdout);
+	}
+	return 0;
+}

@@ -1,0 +1,286 @@
+#!/bin/bash
+# SPDX-License-Identifier: MIT OR Apache-2.0
+# top.sh TOOL LIBRARY HOLDS [DEVICE GID_INDEX]: "rdmamr top" on processes that HOLDS (ctests/tool/holds.c) makes: its
+# figures, who sees whom, the terminal, OpenMetrics. With a device, instead, what the kernel lists of processes with
+# the library and without; with CHECK_PICTURE set, what the terminal shows of them goes to top.ansi in $RESULTS.
+set -u
+here=$(cd "$(dirname "$0")" && pwd)
+. "$here/../tap.sh"
+tool=$1 library=$2 holds=$3 device=${4:-} gid=${5:-0}
+work=$(mktemp -d /dev/shm/top.XXXXXX)
+chmod 755 "$work"
+mkdir -m 700 "$work/run"
+# No idle region ends meanwhile.
+export XDG_RUNTIME_DIR=$work/run RDMAMR_RELAXED_LINGER=1000000
+terminal=$work/terminal
+trap 'tmux -S "$terminal" kill-server 2>/dev/null; for pid in ${held[*]:-}; do kill -9 "$pid" 2>/dev/null; done; rm -rf "$work"' EXIT
+held=()
+# A user that no other test is.
+stranger=$((60000 + $$ % 5000))
+
+# Starts a process. It answers each line of "ask".
+start() { # NAME [VARIABLE=VALUE...]
+	local name=$1
+	shift
+	mkfifo "$work/$name.in" "$work/$name.out"
+	env "$@" LD_PRELOAD="$library" "$holds" <>"$work/$name.in" >"$work/$name.out" 3<>"$work/$name.out" &
+	pid=$!
+	held+=("$pid")
+}
+ask() { # NAME LINE: prints the answer
+	echo "$2" >"$work/$1.in"
+	head -1 "$work/$1.out"
+}
+top() { "$tool" top --interval 0.2 "$@"; }
+json() { # PID FIELD
+	top --json | python3 -c 'import json, sys
+found = [p for p in json.load(sys.stdin)["processes"] if p["pid"] == int(sys.argv[1])]
+print(eval("p" + sys.argv[2], {"p": found[0]}) if found else "absent")' "$1" "$2"
+}
+is() { # NAME WANTED FOUND
+	if [ "$2" = "$3" ]; then pass "$1"; else fail "$1" "wanted: $2" "found: $3"; fi
+}
+# Waits until a command prints this; prints what it printed last.
+comes() { # WANTED COMMAND...
+	local wanted=$1 found
+	shift
+	for _ in $(seq 300); do
+		found=$("$@")
+		[ "$found" != "$wanted" ] || break
+		sleep 0.1
+	done
+	echo "$found"
+}
+screen() { tmux -S "$terminal" capture-pane -p "$@"; }
+shows() { # NAME WORDS: the terminal comes to show them
+	local found
+	for _ in $(seq 300); do
+		found=$(screen)
+		if grep -qE -- "$2" <<<"$found"; then pass "$1"; return; fi
+		sleep 0.1
+	done
+	fail "$1" "wanted: $2" "found: $found"
+}
+key() { tmux -S "$terminal" send-keys "$@"; }
+open_terminal() { # WIDTH
+	tmux -S "$terminal" -f /dev/null new-session -d -x "$1" -y 24 "$tool top --interval 0.2"
+}
+
+if [ -n "$device" ]; then
+	# Each waits for a client.
+	(ulimit -l 16384; exec setpriv --bounding-set -ipc_lock --inh-caps -ipc_lock ibv_rc_pingpong -d "$device" -g "$gid" -p 18601 -s 1048576) >/dev/null &
+	without=$!
+	LD_PRELOAD=$library ibv_rc_pingpong -d "$device" -g "$gid" -p 18602 -s 65536 >/dev/null &
+	with=$!
+	held+=("$without" "$with")
+	if [ -n "${CHECK_PICTURE:-}" ]; then
+		"$tool" bench --rounds 100000 "$device" >/dev/null &
+		held+=($!)
+		open_terminal 110
+		sleep 12
+		screen -e >"$RESULTS/top.ansi"
+		pass "the terminal's picture is in $RESULTS"
+		tap_done
+		exit
+	fi
+	is "a process without the library has what the kernel lists" 1 "$(comes 1 json "$without" "['regions']")"
+	is "with its length" "1048576 $device" "$(json "$without" "['bytes'], p['devices'][0]['device']" | tr -d "(),'")"
+	is "and is said to be without" False "$(json "$without" "['library']")"
+	is "one under the library has its own count" 1 "$(comes 1 json "$with" "['regions']")"
+	is "which is the kernel's" "1 65536" \
+		"$(json "$with" "['devices'][0]['kernel_regions'], p['devices'][0]['kernel_bytes']" | tr -d '(),')"
+	is "it has the device's name" "$device" "$(json "$with" "['devices'][0]['device']")"
+	listed=$(rdma resource show mr dev "$device" | grep -c "mrlen 1048576 .*pid $without ")
+	is "rdma(8) lists the same" 1 "$listed"
+	is "the device's limit is shown" True "$(json "$without" "['limits'][-1]['name'] == 'max_mr' and p['limits'][-1]['most'] > 1000")"
+	is "its limit on pinned memory too" "RLIMIT_MEMLOCK 16777216" \
+		"$(json "$without" "['limits'][0]['name'], p['limits'][0]['most']" | tr -d "(),'")"
+	limits() { # PID NAME: what is used and the most
+		json "$1" "['pid'] and [(l['used'], l['most']) for l in p['limits'] if l['name'] == '$2'][0]" | tr -d '(),'
+	}
+	group=$work/groups/top
+	if mkdir "$work/groups" && mount -t cgroup2 none "$work/groups" && echo "+rdma +memory" >"$work/groups/cgroup.subtree_control"; then
+		mkdir "$group"
+		echo "$device hca_object=100" >"$group/rdma.max"
+		echo 300M >"$group/memory.max"
+		(echo 0 >"$group/cgroup.procs"; LD_PRELOAD=$library exec ibv_rc_pingpong -d "$device" -g "$gid" -p 18603 -s 65536) >/dev/null &
+		held+=($!)
+		is "one in a cgroup has its one region" 1 "$(comes 1 json $! "['regions']")"
+		objects=$(grep -oP "^$device .*hca_object=\K[0-9]+" "$group/rdma.current")
+		is "the limit of its objects, with what is used" "$objects 100" "$(limits $! hca_object)"
+		check "which are some" [ "${objects:-0}" -ge 2 ]
+		is "and that of its memory" 314572800 "$(limits $! memory.max | cut -d' ' -f2)"
+		kill $!
+		wait $! 2>/dev/null
+		rmdir "$group"
+		umount "$work/groups"
+	else
+		skip "a cgroup's limits" "no cgroup2 with rdma and memory"
+	fi
+	check "the table says who is without" grep -q "ibv_rc_pingpong (no library)" <<<"$(top --once)"
+	tap_done
+	exit
+fi
+
+start first OMPI_COMM_WORLD_RANK=3
+first=$pid
+start second OMPI_COMM_WORLD_RANK=12
+second=$pid
+
+is "a process that has registered nothing is not there" absent "$(json "$first" "['regions']")"
+ask first "register 100" >/dev/null
+ask first "again 1000" >/dev/null
+ask second "register 2" >/dev/null
+stats=$(ask first stats)
+is "the counts are those of rdmamr_get_stats" "live=100 live_bytes=6553600 idle=1 hits=999 reg_kernel=101 done" "$stats"
+is "hits arrive" 999 "$(comes 999 json "$first" "['hits']")"
+is "regions, bytes, those in use and those idle" "101 6619136 6553600 1 65536" \
+	"$(json "$first" "['regions'], p['bytes'], p['in_use_bytes'], p['idle_regions'], p['idle_bytes']" | tr -d '(),')"
+is "each counter by its name" "100 6553600 101 1" \
+	"$(json "$first" "['counters']['live'], p['counters']['live_bytes'], p['counters']['reg_kernel'], p['counters']['misses']" | tr -d '(),')"
+is "the device, by its name" "stub0 101" "$(json "$first" "['devices'][0]['device'], p['devices'][0]['registrations']" | tr -d "(),'")"
+is "the rank" "3" "$(json "$first" "['rank']")"
+is "the time in registration is counted" True "$(json "$first" "['registration_seconds'] > 0")"
+in_order() { top --once "$@" | awk -v one="$first" -v other="$second" '$1 == one || $1 == other { print $1 }' | xargs; }
+is "the largest comes first" "$first $second" "$(in_order)"
+ask second "again 3000" >/dev/null
+is "another order" "$second $first" "$(comes "$second $first" in_order --filter holds --sort hits)"
+is "a filter by rank" "$second" "$(top --once --filter "rank 12" | awk '$NF == "holds" { print $1 }')"
+(ulimit -l 64; exec env LD_PRELOAD="$library" "$holds" < <(echo "register 1"; exec sleep 1000) >/dev/null) &
+limited=$!
+held+=("$limited")
+if [ "$(comes False json "$limited" "['regions'] != 1")" = False ] && ! capsh --print 2>/dev/null | grep -q "Current:.*=ep"; then
+	is "a limit is shown" 65536 "$(json "$limited" "['limits'][0]['most']")"
+fi
+kill "$limited"
+
+# The end of a process.
+ask second release >/dev/null
+is "regions that end are gone" "0 1" "$(json "$second" "['counters']['live'], p['regions']" | tr -d '(),')"
+files=$(ls "$work/run/rdmamr" | wc -l)
+kill -9 "$second"
+wait "$second" 2>/dev/null
+is "a killed process is not there" absent "$(json "$second" "['regions']")"
+check "and its file is removed" [ "$(ls "$work/run/rdmamr" | wc -l)" -lt "$files" ]
+
+# Who sees whom.
+page=$(ls "$work/run/rdmamr"/*)
+mv "$page" "$work/run/rdmamr/1-2-3"
+is "a file whose name is not its content's is not shown" absent "$(json "$first" "['regions']")"
+mv "$work/run/rdmamr/1-2-3" "$page"
+chmod 644 "$page"
+is "nor one that others may read" absent "$(json "$first" "['regions']")"
+chmod 600 "$page"
+chmod 755 "$work/run/rdmamr"
+is "nor one in such a folder" absent "$(json "$first" "['regions']")"
+chmod 700 "$work/run/rdmamr"
+if [ "$(id -u)" = 0 ] && setpriv --reuid $stranger --clear-groups true 2>/dev/null; then
+	install -m 755 "$tool" "$work/rdmamr"
+	is "another user sees nothing of it" 0 "$(setpriv --reuid $stranger --clear-groups "$work/rdmamr" top --once | grep -c ' holds$')"
+	mkdir -m 755 "$work/other"
+	install -m 755 "$holds" "$work/other/holds"
+	install -m 755 "$library" "$work/other/librdmamr.so"
+	mkfifo "$work/other.in"
+	env -u XDG_RUNTIME_DIR LD_PRELOAD="$work/other/librdmamr.so" setpriv --reuid $stranger --clear-groups "$work/other/holds" \
+		<>"$work/other.in" >/dev/null &
+	other=$!
+	held+=("$other")
+	echo "register 7" >"$work/other.in"
+	is "root sees another user's" 7 "$(comes 7 json "$other" "['regions']")"
+	kill "$other"
+	wait "$other" 2>/dev/null
+	rm -rf /dev/shm/rdmamr-$stranger
+else
+	skip "another user's processes" "needs root, and setpriv"
+fi
+
+# A container: its own mounts and numbers of processes. The page lies in the container's /dev/shm.
+if unshare --mount --pid --fork true 2>/dev/null; then
+	mkfifo "$work/inside.in"
+	unshare --mount --pid --fork --mount-proc --kill-child env -u XDG_RUNTIME_DIR bash -c \
+		'mount -t tmpfs none /dev/shm; LD_PRELOAD=$1 exec "$0" 3>&-' "$holds" "$library" <>"$work/inside.in" >/dev/null &
+	held+=($!)
+	echo "register 9" >"$work/inside.in"
+	inside=$(comes 1 pgrep -cP $! >/dev/null; pgrep -P $!)
+	is "a container's process is seen, by its number outside" 9 "$(comes 9 json "$inside" "['regions']")"
+	check "it has another number inside" grep -qE "^NSpid:.*[[:space:]]$inside[[:space:]]1$" "/proc/$inside/status"
+	check "and its page lies in the container" [ -d "/proc/$inside/root/dev/shm/rdmamr-$(id -u)" -a ! -e "/proc/$inside/root$work" ]
+	kill -9 "$inside"
+else
+	skip "a container's process" "unshare is refused"
+fi
+
+# For Prometheus.
+if /usr/bin/python3 -c 'import prometheus_client' 2>/dev/null; then
+	check "OpenMetrics, as a parser reads it" bash -c '"$1" top --openmetrics | /usr/bin/python3 -B "$2/openmetrics.py" "$3"' - "$tool" "$here" "$first"
+	check "the file for node_exporter, as a parser reads it" bash -c \
+		'"$1" top --textfile "$4/file.prom" && /usr/bin/python3 -B "$2/openmetrics.py" --text "$3" <"$4/file.prom"' - "$tool" "$here" "$first" "$work"
+else
+	skip "OpenMetrics, as a parser reads it" "no python3-prometheus-client (vm/packages top)"
+fi
+echo kept >"$work/target"
+ln -sf "$work/target" "$work/link.prom"
+"$tool" top --textfile "$work/link.prom"
+is "a link is replaced, not followed" kept "$(cat "$work/target")"
+is "no other file is left" "" "$(find "$work" -name '.*.prom*')"
+check "a folder that is not there is an error" bash -c '! "$1" top --textfile "$2/none/file.prom"' - "$tool" "$work"
+check "without a terminal it names --once" bash -c '"$1" top </dev/null 2>&1 | grep -q -- --once' - "$tool"
+
+# The terminal.
+if command -v tmux >/dev/null; then
+	open_terminal 100
+	shows "the terminal shows the process" "$first +3 +stub0 +101 "
+	shows "and its details" "stub0: 101 regions, 6.31 MiB; 1 idle"
+	ask first "register 5" >/dev/null
+	shows "what is registered next" "$first +3 +stub0 +106 "
+	key s
+	shows "s sorts by the next column" "sorted by idle"
+	key / x y z
+	shows "/ filters" "filter: xyz_"
+	shows "what passes it not is gone" "No process passes the filter"
+	key Escape
+	shows "Esc drops the filter" "$first +3 "
+	key '?'
+	shows "? helps" "keys .*"
+	key x p
+	shows "p pauses" paused
+	tmux -S "$terminal" resize-window -x 40 -y 10
+	shows "a small terminal shows the process too" "$first"
+	key q
+	check "q ends it" bash -c 'for _ in $(seq 300); do tmux -S "$1" has-session 2>/dev/null || exit 0; sleep 0.1; done; exit 1' - "$terminal"
+else
+	skip "the terminal" "no tmux (vm/packages top)"
+fi
+# Attaching: the process answers at a call, so it makes some until the tool has its answer.
+attached() { # OPTION...: the tool's status
+	"$tool" trace --pid "$first" "$@" >"$work/attach.out" 2>&1 &
+	local tracer=$!
+	while kill -0 "$tracer" 2>/dev/null; do
+		ask first "again 1" >/dev/null
+		sleep 0.05
+	done
+	wait "$tracer"
+}
+calls() { # FILE: how many registrations are in it
+	"$tool" report --json "$1" | python3 -c 'import json, sys; print(json.load(sys.stdin)["totals"]["registrations"])'
+}
+check "a process is asked to record while it runs" attached --on -o "$work/attach.trace"
+is "the file is for its user alone" 600 "$(stat -c %a "$work/attach.trace")"
+ask first "again 500" >/dev/null
+check "and to stop" attached --off
+recorded=$(calls "$work/attach.trace")
+check "its calls are in the file: $recorded" [ "$recorded" -ge 500 ]
+ask first "again 500" >/dev/null
+is "those after the end are not" "$recorded" "$(calls "$work/attach.trace")"
+check "it can be asked again, for a second" attached --for 1 -o "$work/again.trace"
+check "which is recorded" [ "$(calls "$work/again.trace")" -ge 2 ]
+echo other >"$work/other.trace"
+check "a file that is no trace is left alone" bash -c '! "$1" trace --pid "$2" -o "$3" 2>/dev/null && grep -qx other "$3"' - \
+	"$tool" "$first" "$work/other.trace"
+ln -s "$work/attach.trace" "$work/link.trace"
+check "a link is not followed" bash -c '! "$1" trace --pid "$2" -o "$3" 2>/dev/null' - "$tool" "$first" "$work/link.trace"
+check "of a process without the library it names the line for bpftrace" bash -c \
+	'"$1" trace --pid $$ 2>&1 | grep -q "^  bpftrace .*pid == $$ "' - "$tool"
+check "and of none that there is none" bash -c '"$1" trace --pid 4194304 2>&1 | grep -q "there is no process"' - "$tool"
+
+tap_done
