@@ -21,6 +21,8 @@ built    := target/ctests
 
 # cbindgen's output changes between minor versions, so it is this one, under target/.
 cbindgen_version := 0.29.4
+# Tools of crates.io that "make check" does not need.
+tools := target/tools/audit/bin
 cbindgen := target/tools/cbindgen-$(cbindgen_version)/bin/cbindgen
 
 all: $(so) $(audit) $(release)/rdmamr ## build the libraries, shared and static, the module for LD_AUDIT, and the program rdmamr
@@ -131,6 +133,12 @@ bench-relaxed: ## time relaxed registration beside UCX's registration cache, on 
 bench-trace: ## time what it costs that calls are written down, on this machine's own processor
 	@bench/trace
 
+bench-report: ## time "rdmamr report" on traces of a million and ten million calls, with its memory and the size of its page
+	@bench/report
+
+predict: all $(built)/workload ## run programs with the cache, and judge what "rdmamr report" foretold of them
+	@python3 -B ctests/tool/predict.py $(release)/rdmamr $(so) $(built)/workload
+
 bench-prefault: ## time registration of memory that was never touched, with RDMAMR_PREFAULT=2, on this machine, then as bench
 	@bench/prefault
 
@@ -140,16 +148,27 @@ bench-fabric: ## time libfabric's calls on our domains beside libfabric's verbs 
 bench-cache: ## time a program that registers per message with RDMAMR_CACHE and without, on DEVICE=name or soft-RoCE
 	@bench/cache
 
+bench-scale: ## time and weigh a region among 1 to 1 000 000, with one thread and two, on this machine's own processor
+	@bench/scale
+
 figures: ## put the figures of the benchmarks that ran here into README.md and docs/
 	@bench/figures take
 
 picture: ## make examples/report.png again: the report on Mooncake, in the soft-RoCE machine
 	@examples/picture
 
-# It runs in the tree of vm/sid, and is linked to that tree's Open MPI.
+ranks: ## make target/ranks/ranks.html, the report on three ranks of Open MPI, in the soft-RoCE machine
+	@examples/ranks
+
+top-picture: all $(built)/holds ## make docs/top.svg again: rdmamr top beside a benchmark, in the soft-RoCE machine
+	vm/packages vm programs top
+	CHECK_PICTURE=1 vm/run -k 6.12 -t 300 -o target/top -- ctests/on-device rxe-6.12 rxe0 10.77.0.1 1 tool_top_device
+	ctests/tool/terminal_svg.py 'rdmamr top beside a benchmark and a program without the library' <target/top/top.ansi >docs/top.svg
+
+# It runs in the tree of vm/tree, and is linked to that tree's Open MPI.
 ring_in = target/vm/sid/usr/lib/x86_64-linux-gnu/openmpi
 $(built)/ring: ctests/programs/ring.c
-	vm/sid >/dev/null
+	vm/tree sid >/dev/null
 	@mkdir -p $(@D)
 	$(CC) -std=gnu11 -D_GNU_SOURCE -Wall -Wextra -Werror $(CFLAGS) -I$(ring_in)/include $< -o $@ \
 		-L$(ring_in)/lib -lmpi -lopen_mpi -Wl,--unresolved-symbols=ignore-in-shared-libs
@@ -164,9 +183,15 @@ wall: all ctests target/release/rdmamr ## run programs of other projects without
 	-$(MAKE) -s $(built)/ring
 	if [ -x $(built)/ring ]; then \
 		CHECK_WALL=1 vm/run -k sid -m 6144 -t 3600 -o target/wall -- ctests/on-device rxe-sid rxe0 10.77.0.1 1 fork fork_unneeded programs@sid; \
-	else echo "Skipped: what runs in a tree of Debian sid, which could not be made (vm/sid)"; fi
+	else echo "Skipped: what runs in a tree of Debian sid, which could not be made (vm/tree)"; fi
 	! grep '^not ok\|^Bail' target/wall/*.tap
 	python3 -B ctests/programs/table.py target/wall target/release/rdmamr docs/programs.md
+
+# Everything takes hours on an emulated processor: ONLY='^7.2-.*-rxe' runs a part, what has a result
+# does not run again, and FRESH=1 forgets the results of that part.
+matrix: all ctests ## run the suites of ctests/matrix/rows on each kernel, rdma-core and libfabric, and write docs/matrix.md
+	vm/packages vm siw tree programs fabric
+	ctests/matrix/run
 
 example-rust: ## build the Rust program of examples/rust with a published binding, and run it in the soft-RoCE machine
 	vm/packages vm bindings
@@ -181,12 +206,66 @@ example-rust: ## build the Rust program of examples/rust with a published bindin
 house: ## print which room of src/ uses which
 	@python3 -B ctests/host/house.py --draw
 
+# The release whose ABI is kept: the last tag, or, of a tree without tags, the commit that was 0.1.
+released ?= $(shell git describe --tags --abbrev=0 2>/dev/null || echo e45bab7)
+abi: $(so) ## build the library of the last release, compare the two by abidiff, and run its programs on the library of today
+	vm/packages abi
+	[ -e target/abi/.git ] || git worktree add --detach target/abi $(released)
+	+CARGO_TARGET_DIR=$(CURDIR)/target/abi/target $(CARGO) build -q --release --manifest-path target/abi/Cargo.toml
+	ctests/abi/kept.sh $(so) target/abi/target/release/librdmamr.so
+
+reproducible: ## build the library twice, in two folders, and compare
+	@packaging/reproducible
+
+sbom: ## write what is linked into the library and the program to target/sbom, as CycloneDX
+	@packaging/sbom target/sbom
+
+deny = PATH=$(abspath $(tools)):$$PATH $(CARGO) deny --all-features --config packaging/deny.toml
+audit: $(tools)/cargo-deny ## judge licences, sources, duplicates and known advisories of all crates (packaging/deny.toml)
+	$(deny) check licenses bans sources
+	if $(deny) fetch db; then $(deny) check advisories; \
+	else echo "audit: the list of advisories cannot be fetched, so they were not judged"; fi
+
+# The unit tests judge each mutant. uverbs is a package of its own.
+ROOM ?= desk
+cargo-mutants: $(tools)/cargo-mutants ## change src/ROOM (mr, uverbs, pool, watch, fabric, desk) in every small way, and list what the unit tests do not notice
+	PATH=$(abspath $(tools)):$$PATH $(CARGO) mutants -p $(if $(filter uverbs,$(ROOM)),rdmamr-uverbs,rdmamr) -f 'src/$(ROOM)/**' \
+		-e '**/*tests.rs' --timeout 300 -o target/mutants.$(ROOM) -- --lib
+
+$(tools)/%:
+	+$(CARGO) install --quiet --debug --locked --root $(dir $@).. $*
+
 mutants: all ctests ## break the code of each lemma of docs/proof.md, and see its test fail
 	@python3 -B ctests/mutants.py
 
-DURATION ?= 600
-soak: all ctests ## run random relaxed registrations, unmaps, forks and traffic for DURATION seconds (600), a long race, and a million steps of the fuzzer
-	vm/run -t $$(($(DURATION) + 120)) -- env LD_PRELOAD=$(abspath $(so)) CHECK_DEVICE=rxe0 CHECK_ADDRESS=10.77.0.1 $(built)/soak $(DURATION)
+SECONDS ?= 60
+fuzz: ## feed what reads foreign bytes with random ones, SECONDS for each target (60): settings, /proc, raw keys, the kernel's answers, traces, live pages, ELF files
+	FUZZ_SECONDS=$(SECONDS) $(CARGO) test -q -p rdmamr -p rdmamr-uverbs -p rdmamr-tool fuzz_ -- --nocapture
+
+# Suites that docs/faults.md names run as in "make check", but the sweep each time that a call is made, and 1000 kills.
+faults: all ctests ## have each system call of the library fail, kill, stop and starve programs, and write docs/faults.md
+	vm/packages vm faults
+	rm -rf target/faults && mkdir -p target/faults
+	-RESULTS=$(CURDIR)/target/faults ctests/suite host $$(ctests/faults/page.py suites host)
+	-python3 -B ctests/faults/sweep.py $(so) $(built) --all --rows target/faults/host.tsv >target/faults/host.faults.tap
+	-CHECK_KILLS=1000 vm/run -k 6.12 -t 3600 -o target/faults -- ctests/on-device rxe-6.12 rxe0 10.77.0.1 1 $$(ctests/faults/page.py suites rxe-6.12)
+	-CHECK_DEVICE=rxe0 CHECK_ADDRESS=10.77.0.1 CHECK_GID_INDEX=1 vm/run -k 6.12 -t 3600 -o target/faults -- \
+		sh -c 'python3 -B ctests/faults/sweep.py $(so) $(built) --runs relaxed --only ioctl,read,userfaultfd --rows $$VM_OUT/device.tsv' >target/faults/device.tap
+	python3 -B ctests/faults/page.py write target/faults
+	@ctests/summary target/faults/*.tap
+	@python3 -B ctests/faults/page.py check
+
+HOURS ?= 2
+soak: $(so) $(built)/soak $(built)/fabric_data ## run programs at once for HOURS hours (2) in the soft-RoCE machine, say whether anything grows, and write docs/soak.md
+	vm/packages vm programs
+	ctests/programs/mooncake_wheel >/dev/null
+	rm -rf target/soak
+	vm/run -k 6.12 -m 6144 -t $$(awk 'BEGIN { print int($(HOURS) * 3600 + 7200) }') -o target/soak -- \
+		python3 -B ctests/soak/run.py $(HOURS) $(abspath $(so) $(built)) rxe0 10.77.0.1 1
+	+$(CARGO) run -q --profile tool -p rdmamr-tool --example soak_curve -- target/soak/soak.tsv docs/soak.svg
+	python3 -B ctests/soak/verdict.py target/soak docs/soak.md
+
+long-race: $(so) $(built)/race $(built)/fuzz_memory ## run a million rounds of the two-thread race and a million steps of the fuzzer, on this machine
 	LD_PRELOAD=$(abspath $(so)) $(built)/race 1000000
 	LD_PRELOAD=$(abspath $(so)) $(built)/fuzz_memory 1000000
 
@@ -291,4 +370,4 @@ help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | awk -F '|' '{ printf "  make %-14s %s\n", $$1, $$2 }'
 
 FORCE:
-.PHONY: house wall example-rust all headers man cbindgen check ctests demo bench bench-relaxed bench-trace bench-prefault bench-fabric bench-cache figures picture soak mutants vm install uninstall dist dist-check deb wheel wheel-check rpm clean help FORCE
+.PHONY: abi reproducible sbom audit cargo-mutants house matrix wall faults example-rust all headers man cbindgen check ctests demo bench bench-relaxed bench-trace bench-report bench-prefault bench-fabric bench-cache bench-scale figures picture ranks soak long-race mutants vm install uninstall dist dist-check deb wheel wheel-check rpm clean help top-picture FORCE
