@@ -186,8 +186,9 @@ unsafe extern "C" fn mremap(
         let target = fixed.then(|| changes::changing(&frames[0], new.addr(), new_size));
         let mut source = changes::may_change(&frames[1], old.addr(), old_size);
         let several = fixed && changes::several_can_move();
-        if several {
-            // The kernel moves them one by one, and stops at one that is watched.
+        if several || (fixed && source.is_announced()) {
+            // Of several mappings the kernel moves one by one, and stops at one that is watched.
+            // Where it moves a single one, it unmaps the target before it refuses.
             source.changed(old.addr(), old_size);
             changes::unwatch(old.addr(), old_size);
         }
@@ -198,15 +199,16 @@ unsafe extern "C" fn mremap(
         }
     };
     let mut remapping = ret::always(None, || Some(before()));
-    let call = || match MREMAP.get() {
-        // SAFETY: same contract: the arguments are the caller's, unchanged.
+    let call = |old_size: usize| match MREMAP.get() {
+        // SAFETY: same contract: the arguments are the caller's, or those of a call that does what
+        // is left of the caller's.
         Some(next) => unsafe { next(old, old_size, new_size, flags, new) },
-        // SAFETY: same contract: the arguments are the caller's, unchanged.
+        // SAFETY: as above.
         None => without_provenance_mut(unsafe {
             libc::syscall(libc::SYS_mremap, old, old_size, new_size, flags, new)
         } as usize),
     };
-    let mut moved = call();
+    let mut moved = call(old_size);
     let once =
         |remapping: &Option<Remapping<'_>>| remapping.as_ref().is_some_and(|all| all.several);
     if is_error(moved) && errno::errno().0 == libc::EFAULT && !once(&remapping) {
@@ -223,8 +225,10 @@ unsafe extern "C" fn mremap(
             remapping.source.changed(old.addr(), old_size);
             unwatched
         });
-        if joined {
-            moved = call();
+        if joined && (!fixed || reserve(old, new, new_size)) {
+            // With a fixed address the first call has cut the source's end off, and another thread
+            // may have mapped memory there.
+            moved = call(old_size.min(new_size));
         }
     }
     ret::always((), || {
@@ -246,6 +250,25 @@ unsafe extern "C" fn mremap(
         drop(remapping.take());
     });
     moved
+}
+
+/// Takes the target of an mremap that has failed. The kernel has unmapped it, and by now it may be
+/// another thread's memory, which a second call would replace. If that fails too, the kernel has
+/// unmapped the target again, unless there is nothing at the source: then this takes nothing.
+/// Returns whether the target is taken. Leaves errno.
+fn reserve(source: Address, target: Address, length: usize) -> bool {
+    let errno = errno::errno();
+    let mut page = 0u8;
+    // SAFETY: the kernel writes a byte for the page, or returns an error.
+    let is_mapped = unsafe { libc::syscall(libc::SYS_mincore, source, 1, &raw mut page) } == 0;
+    let none = libc::PROT_NONE;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    let flags = flags | libc::MAP_FIXED_NOREPLACE;
+    // SAFETY: the kernel maps memory where there is none, or returns an error.
+    let map = || unsafe { libc::syscall(libc::SYS_mmap, target, length, none, flags, -1, 0) };
+    let taken = is_mapped && map() as usize == target.addr();
+    errno::set_errno(errno);
+    taken
 }
 
 /// The two ranges that an mremap changes.

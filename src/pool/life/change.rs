@@ -177,6 +177,11 @@ fn end_touched(relaxed: &Instance, range: PageRange, neighbours: Neighbours) -> 
 }
 
 impl Changing<'_> {
+    /// Whether the pool may have a region in the memory of this change.
+    pub fn is_announced(&self) -> bool {
+        self.0.as_ref().is_some_and(|all| all.announced.is_some())
+    }
+
     /// Adds this memory to what the call has changed.
     pub fn changed(&mut self, addr: usize, length: usize) {
         if let Some(under_way) = &mut self.0 {
