@@ -652,7 +652,7 @@ void calls_open(void)
 	mallopt(M_TOP_PAD, 64 << 20);
 	mallopt(M_TRIM_THRESHOLD, INT_MAX);
 	mallopt(M_MMAP_THRESHOLD, 1 << 25);
-	free(malloc(1 << 20));
+	spare_in_heap(1 << 20);
 
 	files[MEMFD] = pattern_file(memfd_create("fuzz", MFD_CLOEXEC), file_pages[MEMFD]);
 	files[SEALED] = pattern_file(memfd_create("sealed", MFD_CLOEXEC | MFD_ALLOW_SEALING), file_pages[SEALED]);

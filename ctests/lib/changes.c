@@ -395,11 +395,11 @@ static void heap_released(struct place *place)
 		must(brk(place->at) == 0);
 }
 
-/* The heap has so much to spare that nothing else moves its end, as a rule. */
+/* The heap has so much to spare that nothing else moves its end, as a rule, and less than BIG. */
 static void heap(struct place *place)
 {
 	must(mallopt(M_TRIM_THRESHOLD, 1 << 30) == 1 && mallopt(M_MMAP_THRESHOLD, 16 << 20) == 1);
-	free(malloc(4 << 20));
+	spare_in_heap(1 << 20);
 	place->at = (char *)(((uintptr_t)sbrk(0) + PAGE - 1) & ~(uintptr_t)(PAGE - 1));
 	must(brk(place->at + SIZE) == 0);
 	memset(place->at, 1, SIZE);

@@ -25,6 +25,15 @@ uint64_t uffd_features(void)
 	return api.features;
 }
 
+void spare_in_heap(size_t length)
+{
+	/* The compiler leaves out an allocation that is only freed, unless it must look at the pointer. */
+	void *volatile spare = malloc(length);
+
+	must(spare);
+	free(spare);
+}
+
 void fresh_at(void *address, size_t length)
 {
 	must(mmap(address, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1,

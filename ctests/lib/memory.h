@@ -19,6 +19,12 @@ enum { PAGE = 4096 };
 /* Anonymous memory of whole pages, touched. */
 char *pages(size_t count);
 
+/*
+ * Gives the heap so much to spare, which a later malloc of this thread then takes without moving the
+ * heap's end. mallopt must forbid that it is trimmed or mapped apart.
+ */
+void spare_in_heap(size_t length);
+
 /* Fresh private memory of zeros at an address that is free. */
 void fresh_at(void *address, size_t length);
 
