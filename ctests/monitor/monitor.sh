@@ -38,6 +38,13 @@ ended() { # STATUS FILE
 	[ "$1" = 0 ] || { echo "exit status $1"; cat "$2"; return 1; }
 }
 
+told() { # STATUS FILE PATTERN
+	grep -q "$3" "$2" || { echo "exit status $1"; tail -n 5 "$2"; return 1; }
+}
+not_stale() { # FILE
+	! grep STALE "$1"
+}
+
 for run in "${libfabrics[@]}"; do
 	read -ra run <<<"$run"
 	version=$(version_of "${run[*]}")
@@ -45,10 +52,10 @@ for run in "${libfabrics[@]}"; do
 	program "$version, threads" timeout 600 "${run[@]}" "$built/monitor_races"
 	program "$version, a process's life" timeout 600 "${run[@]}" "$built/monitor_life"
 
-	output=$("${monitored[@]}" timeout 600 "${run[@]}" "$built/monitor_plugin" "$built/monitor_stale.so" 2>&1)
-	check "$version, a plug-in that brings libfabric: nothing is stale" grep -q '^done|' <<<"$output"
-	check "$version, and with it the cache serves" grep -q '^nothing|hit' <<<"$output"
-	check "$version, and that is told of changes" [ "$(grep -c 'STALE' <<<"$output")" = 0 ]
+	"${monitored[@]}" timeout 600 "${run[@]}" "$built/monitor_plugin" "$built/monitor_stale.so" >"$work/plugin" 2>&1
+	check "$version, a plug-in that brings libfabric: it ran to its end" told $? "$work/plugin" '^done|'
+	check "$version, and with it the cache serves" told 0 "$work/plugin" '^nothing|hit'
+	check "$version, and that is told of changes: nothing is stale" not_stale "$work/plugin"
 
 	pingpong=$(command -v fi_pingpong)
 	[ ${#run[@]} = 0 ] || pingpong=$(dirname "${run[0]}")/../../bin/fi_pingpong
