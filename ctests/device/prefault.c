@@ -6,8 +6,7 @@
  */
 #include "../lib/pair.h"
 #include "../lib/program.h"
-#include <dirent.h>
-#include <dlfcn.h>
+#include "started.h"
 #include <fcntl.h>
 #include <linux/userfaultfd.h>
 #include <pthread.h>
@@ -73,18 +72,6 @@ static long present(const void *memory, size_t length)
 	return count;
 }
 
-static int entries(const char *folder)
-{
-	DIR *directory = opendir(folder);
-	int count = 0;
-
-	must(directory);
-	while (readdir(directory))
-		count++;
-	closedir(directory);
-	return count;
-}
-
 /* Lines of /proc/self/maps with our own mappings: at 0x2d71... and 0x2d72... */
 static int own_mappings(void)
 {
@@ -97,25 +84,6 @@ static int own_mappings(void)
 		count += !strncmp(line, "2d71", 4) || !strncmp(line, "2d72", 4);
 	fclose(maps);
 	return count;
-}
-
-static _Atomic int started;
-
-/* By which the library starts its threads, and nobody else does. */
-int clone(int (*run)(void *), void *stack, int flags, void *argument, ...)
-{
-	static int (*next)(int (*)(void *), void *, int, void *, ...);
-	va_list args;
-	void *more[3];
-
-	if (!next)
-		*(void **)&next = dlsym(RTLD_NEXT, "clone");
-	va_start(args, argument);
-	for (int n = 0; n < 3; n++)
-		more[n] = va_arg(args, void *);
-	va_end(args);
-	started++;
-	return next(run, stack, flags, argument, more[0], more[1], more[2]);
 }
 
 /* The page faults of threads other than this one, since the last call. */

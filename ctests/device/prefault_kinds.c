@@ -7,7 +7,7 @@
 #include "../lib/device.h"
 #include "../lib/program.h"
 #include "../relaxed/stub_device.h"
-#include <dlfcn.h>
+#include "started.h"
 #include <fcntl.h>
 #include <linux/memfd.h>
 #include <linux/mempolicy.h>
@@ -313,25 +313,6 @@ static const struct kind {
 	{ "memory of two kinds", two_kinds, LOCAL_AND_REMOTE, ALONE },
 };
 enum { KINDS = sizeof(kinds) / sizeof(*kinds) };
-
-static int started;
-
-/* By which the library starts its threads, and nobody else does. */
-int clone(int (*run)(void *), void *stack, int flags, void *argument, ...)
-{
-	static int (*next)(int (*)(void *), void *, int, void *, ...);
-	va_list args;
-	void *more[3];
-
-	if (!next)
-		*(void **)&next = dlsym(RTLD_NEXT, "clone");
-	va_start(args, argument);
-	for (int n = 0; n < 3; n++)
-		more[n] = va_arg(args, void *);
-	va_end(args);
-	started++;
-	return next(run, stack, flags, argument, more[0], more[1], more[2]);
-}
 
 static struct ibv_pd *open_pd(void)
 {

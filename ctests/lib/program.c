@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 #include "program.h"
+#include <dirent.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <pthread.h>
@@ -70,6 +71,18 @@ double seconds_now(void)
 
 	must(clock_gettime(CLOCK_MONOTONIC, &now) == 0);
 	return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
+}
+
+int entries(const char *folder)
+{
+	DIR *directory = opendir(folder);
+	int count = 0;
+
+	must(directory);
+	while (readdir(directory))
+		count++;
+	closedir(directory);
+	return count;
 }
 
 int once_more(const char *argument, const char *const *settings)

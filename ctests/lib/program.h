@@ -60,4 +60,7 @@ bool refuse_calls(long number, int argument, uint32_t value, int error);
 
 double seconds_now(void);
 
+/* The entries of a folder, "." and ".." among them: of /proc/self/fd, the open files and one more. */
+int entries(const char *folder);
+
 #endif

@@ -61,18 +61,6 @@ static int mapped(void)
 	return count;
 }
 
-static int descriptors(void)
-{
-	DIR *dir = opendir("/proc/self/fd");
-	int count = 0;
-
-	must(dir);
-	while (readdir(dir))
-		count++;
-	closedir(dir);
-	return count;
-}
-
 static void has_device(void)
 {
 	static bool is_open;
@@ -102,9 +90,9 @@ static int registers(void)
 
 	must(files(NULL) <= 0 && !mapped());
 	has_device();
-	before = descriptors();
+	before = entries("/proc/self/fd");
 	mr = registered();
-	must(files(path) == 1 && mapped() == 1 && descriptors() == before);
+	must(files(path) == 1 && mapped() == 1 && entries("/proc/self/fd") == before);
 	must(stat(folder(), &about) == 0 && (about.st_mode & 07777) == 0700);
 	must(stat(path, &about) == 0 && about.st_mode == (S_IFREG | 0600) && about.st_uid == geteuid());
 	snprintf(name, sizeof(name), "-%d-", getpid());

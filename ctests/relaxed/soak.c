@@ -12,7 +12,6 @@
 #include <sys/wait.h>
 #include <time.h>
 #include "../lib/observe.h"
-#include <dirent.h>
 
 enum { THREADS = 2, SLOTS = 12, COMMON = 4, COMMON_LENGTH = 8 * PAGE, MAX_PAGES = 24 };
 
@@ -324,18 +323,6 @@ static void *work(void *argument)
 		give_back(worker, &worker->slots[n]);
 	}
 	return NULL;
-}
-
-static int entries(const char *folder)
-{
-	DIR *dir = opendir(folder);
-	int count = 0;
-
-	must(dir);
-	while (readdir(dir))
-		count++;
-	closedir(dir);
-	return count;
 }
 
 /* A thread that was joined may still be seen for an instant. */
