@@ -142,6 +142,9 @@ predict: all $(built)/workload ## run programs with the cache, and judge what "r
 bench-prefault: ## time registration of memory that was never touched, with RDMAMR_PREFAULT=2, on this machine, then as bench
 	@bench/prefault
 
+bench-large: ## time registration of 1 and 2 GiB by kind of memory, on DEVICE=name or soft-RoCE
+	@bench/large
+
 bench-fabric: ## time libfabric's calls on our domains beside libfabric's verbs provider, on DEVICE=name or soft-RoCE
 	@bench/fabric
 
@@ -370,4 +373,4 @@ help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | awk -F '|' '{ printf "  make %-14s %s\n", $$1, $$2 }'
 
 FORCE:
-.PHONY: abi reproducible sbom audit cargo-mutants house matrix wall faults example-rust all headers man cbindgen check ctests demo bench bench-relaxed bench-trace bench-report bench-prefault bench-fabric bench-cache bench-scale figures picture ranks soak long-race mutants vm install uninstall dist dist-check deb wheel wheel-check rpm clean help top-picture FORCE
+.PHONY: abi reproducible sbom audit cargo-mutants house matrix wall faults example-rust all headers man cbindgen check ctests demo bench bench-relaxed bench-trace bench-report bench-prefault bench-large bench-fabric bench-cache bench-scale figures picture ranks soak long-race mutants vm install uninstall dist dist-check deb wheel wheel-check rpm clean help top-picture FORCE
