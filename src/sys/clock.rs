@@ -11,6 +11,11 @@ pub fn real() -> u64 {
     read(libc::CLOCK_REALTIME)
 }
 
+/// The processor time of this thread.
+pub fn of_thread() -> u64 {
+    read(libc::CLOCK_THREAD_CPUTIME_ID)
+}
+
 /// The clock of [`monotonic`], for helper threads: another library may replace the C library's
 /// function, and a helper thread must not run code of that library. The system call costs 100 ns
 /// more (measured).

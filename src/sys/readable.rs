@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Reading memory that may not be mapped: the stack of the program, as far as its own description
+//! says that it goes.
+
+use core::ptr::with_exposed_provenance;
+use errno::errno;
+use libc::{EINVAL, SYS_rt_sigprocmask, c_int, syscall};
+
+/// The smallest page of any kernel: what is readable at one address is readable on this much
+/// around it.
+const PAGE: u64 = 4096;
+
+/// Reads words, and asks the kernel about each page that it has not just read from.
+pub struct Reader {
+    page: u64,
+    trusts: bool,
+    /// How often the kernel was asked.
+    pub asked: u32,
+}
+
+impl Reader {
+    /// A reader that knows of no page.
+    pub const fn new() -> Reader {
+        Reader {
+            page: 0,
+            trusts: false,
+            asked: 0,
+        }
+    }
+
+    /// A reader that asks the kernel about nothing.
+    ///
+    /// # Safety
+    /// Each address that it is given is readable, or lies in the first page.
+    pub const unsafe fn trusting() -> Reader {
+        Reader {
+            page: 0,
+            trusts: true,
+            asked: 0,
+        }
+    }
+
+    /// The word at an address. `None` if it is not aligned, or not readable.
+    #[inline(always)]
+    pub fn word(&mut self, address: u64) -> Option<u64> {
+        let page = address & !(PAGE - 1);
+        if !address.is_multiple_of(8) || (page != self.page && !self.learn(page)) {
+            return None;
+        }
+        // SAFETY: the page is readable. It is memory of this thread's own stack, or of an object
+        // that this thread keeps alive, so no other thread unmaps it meanwhile; volatile, since the
+        // program knows nothing of this read.
+        Some(unsafe { with_exposed_provenance::<u64>(address as usize).read_volatile() })
+    }
+
+    #[cold]
+    fn learn(&mut self, page: u64) -> bool {
+        self.asked += u32::from(!self.trusts);
+        let readable = page != 0 && (self.trusts || is_readable(page));
+        if readable {
+            self.page = page;
+        }
+        readable
+    }
+}
+
+/// Whether the eight bytes at an address are readable. The kernel copies a signal mask from there,
+/// and then refuses to use it, since there is no way -1 of using one. Changes errno.
+fn is_readable(address: u64) -> bool {
+    const NO_WAY: c_int = -1;
+    const MASK: usize = 8;
+    let nowhere = core::ptr::null_mut::<u8>();
+    // SAFETY: the kernel checks the address, and changes nothing.
+    let result = unsafe { syscall(SYS_rt_sigprocmask, NO_WAY, address, nowhere, MASK) };
+    result == -1 && errno().0 == EINVAL
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_mapped_is_read_and_what_is_not_is_refused() {
+        let words = [7u64, 8];
+        let address = words.as_ptr().expose_provenance() as u64;
+        let mut reader = Reader::new();
+        assert_eq!(reader.word(address), Some(7));
+        assert_eq!(reader.word(address & !15), reader.word(address & !15));
+        assert_eq!(reader.asked, 1);
+        assert_eq!(reader.word(address + 8), Some(8));
+        assert_eq!(reader.word(address + 1), None);
+        assert_eq!(reader.word(0), None);
+        assert_eq!(reader.word(u64::MAX & !7), None);
+        // SAFETY: a new mapping without rights replaces nothing.
+        let closed = unsafe {
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+            libc::mmap(core::ptr::null_mut(), 4096, libc::PROT_NONE, flags, -1, 0)
+        };
+        assert_eq!(reader.word(closed.addr() as u64), None);
+        // SAFETY: the mapping was just made here.
+        unsafe { libc::munmap(closed, 4096) };
+        assert_eq!(reader.word(closed.addr() as u64), None);
+    }
+}

@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! From a function to its caller: the step that the code's own description of its frames gives
+//! (`.eh_frame`, `cfi.rs`), or the chain of frame pointers where there is none.
+//!
+//! Not libgcc's unwinder: that one trusts what it reads, may take locks, and decodes the
+//! description of a function at each step. A [`Rule`] depends on the address alone, so a caller
+//! can keep it; with known rules a step is three loads. Only x86-64 is known here.
+
+mod cfi;
+
+use super::loaded_files::LoadedFile;
+use super::readable::Reader;
+use core::ops::Range;
+
+/// The registers that the steps need.
+#[derive(Clone, Copy, Debug)]
+pub struct Registers {
+    ip: u64,
+    sp: u64,
+    bp: u64,
+    /// `ip` is the next instruction, not the return address of a call.
+    exact: bool,
+    /// A frame without a description has been left.
+    off_chain: bool,
+}
+
+/// How to get from a frame to its caller's, for one address of code. Never 0.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Rule(u64);
+
+/// The ways of [`Rule`]; the numbers' order has no meaning.
+mod way {
+    /// No frame is outside of this one.
+    pub const END: u64 = 1;
+    /// The frame ends at the stack pointer, or the frame pointer, and so many bytes.
+    pub const BY_SP: u64 = 2;
+    pub const BY_BP: u64 = 3;
+    /// Its end is in memory, below the frame pointer: the function has aligned its frame.
+    pub const ALIGNED: u64 = 4;
+    /// The kernel has put the registers of what a signal interrupted onto the stack.
+    pub const SIGNAL: u64 = 5;
+    /// The code has no description.
+    pub const POINTERS: u64 = 6;
+}
+
+impl Rule {
+    /// The outermost frame.
+    pub const END: Rule = Rule(way::END);
+    const SIGNAL: Rule = Rule(way::SIGNAL);
+    /// A frame of code that nothing describes.
+    pub const POINTERS: Rule = Rule(way::POINTERS);
+    const BITS: u32 = 30;
+    const MASK: u64 = (1 << Rule::BITS) - 1;
+    /// Stands for a frame pointer that the function does not keep.
+    const LOST: i64 = 1;
+
+    /// `None` if a number is too large.
+    fn new(way: u64, end: i64, bp: i64) -> Option<Rule> {
+        let pack = |number: i64| {
+            let packed = number as u64 & Rule::MASK;
+            (unpack(packed) == number).then_some(packed)
+        };
+        Some(Rule(way | pack(end)? << 4 | pack(bp)? << (4 + Rule::BITS)))
+    }
+
+    /// The rule that [`Rule::number`] gave.
+    pub fn of(number: u64) -> Option<Rule> {
+        (number != 0).then_some(Rule(number))
+    }
+
+    /// A number to keep. Never 0.
+    pub fn number(self) -> u64 {
+        self.0
+    }
+
+    fn end(self) -> u64 {
+        unpack(self.0 >> 4 & Rule::MASK) as u64
+    }
+
+    /// Where the caller's frame pointer is, from the end of the frame; 0: in its register.
+    fn bp(self) -> i64 {
+        unpack(self.0 >> (4 + Rule::BITS))
+    }
+
+    /// Whether the frame outside of this one was interrupted by a signal.
+    pub fn is_signal(self) -> bool {
+        self == Rule::SIGNAL
+    }
+}
+
+fn unpack(packed: u64) -> i64 {
+    (packed << (64 - Rule::BITS)) as i64 >> (64 - Rule::BITS)
+}
+
+impl Registers {
+    /// Those of the function that calls this.
+    #[inline(always)]
+    pub fn here() -> Registers {
+        #[allow(unused_mut, reason = "assembly sets them")]
+        let (mut ip, mut sp, mut bp) = (0u64, 0u64, 0u64);
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
+        // SAFETY: the instructions only read registers.
+        unsafe {
+            core::arch::asm!(
+                "lea {ip}, [rip]",
+                "mov {sp}, rsp",
+                "mov {bp}, rbp",
+                ip = out(reg) ip,
+                sp = out(reg) sp,
+                bp = out(reg) bp,
+                options(nomem, nostack, preserves_flags)
+            );
+        }
+        Registers {
+            ip,
+            sp,
+            bp,
+            exact: true,
+            off_chain: false,
+        }
+    }
+
+    /// The address to look the rule up for: a call lies before its return address, which may be
+    /// the next function's.
+    #[inline(always)]
+    pub fn code(&self) -> u64 {
+        self.ip.wrapping_sub(u64::from(!self.exact))
+    }
+
+    /// The address as a return address, also where there was no call.
+    #[inline(always)]
+    pub fn return_address(&self) -> u64 {
+        self.code().wrapping_add(1)
+    }
+
+    /// Goes to the caller. `None` at the outermost frame, and where the way out is not known.
+    /// `is_code` says whether an address is of a known file's code.
+    #[inline(always)]
+    pub fn step(
+        &mut self,
+        rule: Rule,
+        memory: &mut Reader,
+        is_code: impl Fn(u64) -> bool,
+    ) -> Option<()> {
+        let end = match rule.0 & 15 {
+            way::BY_SP => self.sp.wrapping_add(rule.end()),
+            way::BY_BP => self.bp.wrapping_add(rule.end()),
+            way::ALIGNED => memory.word(self.bp.wrapping_add(rule.end()))?,
+            way::SIGNAL => return self.leave_handler(memory),
+            way::POINTERS => return self.follow_pointers(memory, is_code),
+            _ => return None,
+        };
+        // Frames lie above those that they have called.
+        if end <= self.sp {
+            return None;
+        }
+        self.ip = memory.word(end.wrapping_sub(8))?;
+        self.bp = match rule.bp() {
+            0 => self.bp,
+            Rule::LOST => 0,
+            _ if rule.0 & 15 == way::ALIGNED => memory.word(self.bp)?,
+            offset => memory.word(end.wrapping_add_signed(offset))?,
+        };
+        self.sp = end;
+        self.exact = false;
+        (self.ip != 0).then_some(())
+    }
+
+    /// The kernel's `struct ucontext` is at the stack pointer.
+    #[cold]
+    fn leave_handler(&mut self, memory: &mut Reader) -> Option<()> {
+        const BP: u64 = 120;
+        const SP: u64 = 160;
+        const IP: u64 = 168;
+        let context = self.sp;
+        self.ip = memory.word(context.checked_add(IP)?)?;
+        self.bp = memory.word(context.checked_add(BP)?)?;
+        self.sp = memory.word(context.checked_add(SP)?)?;
+        self.exact = true;
+        Some(())
+    }
+
+    /// The frame pointer leads to the caller's and to the return address. Code that another stack
+    /// called, as Go does, leads there once; after that the chain must go up.
+    #[cold]
+    fn follow_pointers(
+        &mut self,
+        memory: &mut Reader,
+        is_code: impl Fn(u64) -> bool,
+    ) -> Option<()> {
+        let frame = self.bp;
+        if self.off_chain && frame < self.sp {
+            return None;
+        }
+        let outer = memory.word(frame)?;
+        let address = memory.word(frame.checked_add(8)?)?;
+        if !is_code(address) {
+            return None;
+        }
+        self.ip = address;
+        self.bp = outer;
+        self.sp = frame.checked_add(16)?;
+        self.exact = false;
+        self.off_chain = true;
+        Some(())
+    }
+}
+
+/// The code of a loaded file, and where its frames are described.
+pub struct FileCode {
+    /// Its instructions.
+    code: Vec<Range<u64>>,
+    /// The table of functions, `.eh_frame_hdr`, and the mapping around it.
+    table: Option<(Range<u64>, Range<u64>)>,
+}
+
+impl FileCode {
+    /// What the linker says of a file.
+    pub fn of(file: &LoadedFile) -> FileCode {
+        let table = file.parts(libc::PT_GNU_EH_FRAME, libc::PF_R).next();
+        let around = |table: Range<u64>| {
+            let mut parts = file.parts(libc::PT_LOAD, libc::PF_R);
+            let whole = parts.find(|part| part.start <= table.start && table.end <= part.end)?;
+            Some((table, whole))
+        };
+        FileCode {
+            code: file.parts(libc::PT_LOAD, libc::PF_X).collect(),
+            table: table.and_then(around),
+        }
+    }
+
+    /// Whether an address is one of an instruction of the file.
+    pub fn has(&self, address: u64) -> bool {
+        self.code.iter().any(|code| code.contains(&address))
+    }
+
+    /// The rule for an address of the file. `None` if its description is one that this library
+    /// does not understand.
+    pub fn rule(&self, address: u64) -> Option<Rule> {
+        let Some((table, whole)) = &self.table else {
+            return Some(Rule::POINTERS);
+        };
+        // SAFETY: the linker has mapped these bytes readable, and a file that has a frame on the
+        // stack is not unloaded.
+        let bytes = unsafe {
+            let start = core::ptr::with_exposed_provenance::<u8>(whole.start as usize);
+            core::slice::from_raw_parts(start, (whole.end - whole.start) as usize)
+        };
+        cfi::rule(bytes, whole.start, table, address)
+    }
+}
+
+#[cfg(test)]
+mod tests;
