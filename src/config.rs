@@ -59,6 +59,8 @@ pub struct Config {
     pub trace: Option<CString>,
     /// `RDMAMR_TRACE_LIMIT`: the most bytes of the trace's file.
     pub trace_limit: Option<u64>,
+    /// `RDMAMR_TRACE_STACKS`: the trace has call stacks.
+    pub trace_stacks: bool,
     /// The process's number in its job, if a launcher has given one: no setting of ours.
     pub rank: Option<u32>,
     /// `RDMAMR_RELAXED_...`.
@@ -86,6 +88,7 @@ impl Config {
         cache: Cache::Off,
         trace: None,
         trace_limit: None,
+        trace_stacks: true,
         rank: None,
         relaxed: RelaxedConfig {
             linger_remote: 1000,
@@ -175,6 +178,11 @@ const SETTINGS: &[Setting] = &[
     Setting { name: c"RDMAMR_TRACE_LIMIT", values: &["256M", "4G", "any number of bytes"], set: |config, value| {
         config.trace_limit = parse_bytes(value);
         config.trace_limit.is_some()
+    } },
+    // Record the call stack of each call.
+    Setting { name: c"RDMAMR_TRACE_STACKS", values: &["0", "1"], set: |config, value| {
+        config.trace_stacks = value != c"0";
+        value == c"0" || value == c"1"
     } },
     // How many seconds to keep a released relaxed region: by default 1 if peers can reach it, else
     // 60.

@@ -11,12 +11,15 @@ mod buffers;
 mod file;
 mod modules;
 mod place;
+mod python;
+mod stacks;
 pub mod switch;
 mod touched;
 
 pub use rdmamr_trace_format as format;
 
 use crate::call::How;
+use crate::config::config;
 use crate::sys::caller::Caller;
 use crate::sys::process::PerProcess;
 use crate::sys::{clock, thread};
@@ -25,12 +28,15 @@ use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use errno::{errno, set_errno};
 use file::File;
 use format::{Call, call, how};
+use stacks::Stacks;
 use touched::Touched;
 
 /// The recording of this process.
 struct Trace {
     buffers: TraceBuffers,
     file: File,
+    /// `None` without `RDMAMR_TRACE_STACKS`.
+    stacks: Option<Stacks>,
     touched: Touched,
 }
 
@@ -147,7 +153,11 @@ impl Began {
             trace.touched.registered(record.addr, record.length);
         }
         let file = &trace.file;
-        trace.buffers.add(&record, now, ready, |block| {
+        let stack = match &trace.stacks {
+            Some(stacks) if ready => stacks.number(caller, file),
+            _ => 0,
+        };
+        trace.buffers.add(&record, stack, now, ready, |block| {
             file.modules();
             file.calls(block);
         });
@@ -209,7 +219,7 @@ pub fn ended(region: impl FnOnce() -> Call) {
     // made the region has written it.
     trace
         .buffers
-        .add(&record, now, true, |block| file.calls(block));
+        .add(&record, 0, now, true, |block| file.calls(block));
     set_errno(errno);
 }
 
@@ -231,7 +241,7 @@ pub fn changing(addr: usize, length: usize) {
             length,
             ..NOTHING
         };
-        trace.buffers.add(&record, now, false, |_| ());
+        trace.buffers.add(&record, 0, now, false, |_| ());
     }
 }
 
@@ -260,6 +270,7 @@ impl Trace {
         Box::new(Trace {
             buffers: TraceBuffers::new(),
             file,
+            stacks: config().trace_stacks.then(Stacks::new).flatten(),
             touched: Touched::new(),
         })
     }

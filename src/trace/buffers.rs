@@ -24,17 +24,24 @@ const OLD: u64 = 10_000_000;
 /// A block of the file while records are added to it.
 #[repr(C)]
 pub struct Block {
-    pub header: Header,
+    /// Room for what precedes the records in the file: the header, and the numbers of their stacks.
+    front: [u8; FRONT],
     calls: [Call; RECORDS],
-    /// The number of records. Not part of the file.
+    /// The number of records. Not part of the file, as nothing of what follows.
     count: usize,
+    /// The stack of each record, and whether one has any.
+    stacks: [u32; RECORDS],
+    has_stacks: bool,
     /// When the buffer's last block was written.
     written: u64,
+    /// The number of calls so far for which no buffer had room.
+    pub dropped: u64,
 }
+const FRONT: usize = size_of::<Header>() + RECORDS * size_of::<u32>();
+const _: () = assert!(FRONT.is_multiple_of(align_of::<Call>()));
 
 impl Block {
     /// The number of records.
-    #[cfg(test)]
     pub fn count(&self) -> usize {
         self.count
     }
@@ -43,11 +50,23 @@ impl Block {
         now.saturating_sub(self.written) >= OLD
     }
 
-    /// The header and the records, as the file has them.
-    pub fn bytes(&self) -> &[u8] {
-        let length = size_of::<Header>() + self.count * size_of::<Call>();
-        // SAFETY: header and records are adjacent without a gap, and consist of numbers.
-        unsafe { core::slice::from_raw_parts((&raw const *self).cast(), length) }
+    /// The header, which gets its lengths, and the records, as the file has them. The numbers of
+    /// stacks lengthen the header, so that a reader of an earlier release skips them.
+    pub fn bytes(&mut self, header: &mut Header) -> &[u8] {
+        let stacks = if self.has_stacks { self.count } else { 0 };
+        let before = size_of::<Header>() + stacks * size_of::<u32>();
+        header.header = before as u32;
+        header.length = (self.count * size_of::<Call>()) as u32;
+        let front = &mut self.front[FRONT - before..];
+        let (of_header, of_stacks) = front.split_at_mut(size_of::<Header>());
+        of_header.copy_from_slice(header.as_bytes());
+        for (bytes, stack) in of_stacks.as_chunks_mut().0.iter_mut().zip(&self.stacks) {
+            *bytes = stack.to_le_bytes();
+        }
+        let length = FRONT + self.count * size_of::<Call>();
+        // SAFETY: the room and the records are adjacent without a gap, and consist of numbers.
+        let whole = unsafe { core::slice::from_raw_parts((&raw const *self).cast(), length) };
+        &whole[FRONT - before..]
     }
 }
 
@@ -80,14 +99,22 @@ impl TraceBuffers {
         let buffers = core::ptr::slice_from_raw_parts_mut(memory.as_ptr(), number);
         TraceBuffers {
             // SAFETY: the allocator gave that many buffers, or there is none. All zeros is a free
-            // buffer with a block of no records; the header is written with the block.
+            // buffer with a block of no records; the header is made when the block is written.
             buffers: unsafe { Box::from_raw(buffers) },
             dropped: AtomicU64::new(0),
         }
     }
 
-    /// Adds a record. If `ready`, calls `write` with each block that is due.
-    pub fn add(&self, record: &Call, now: u64, ready: bool, mut write: impl FnMut(&mut Block)) {
+    /// Adds a record, and the number of its stack. If `ready`, calls `write` with each block that is
+    /// due.
+    pub fn add(
+        &self,
+        record: &Call,
+        stack: u32,
+        now: u64,
+        ready: bool,
+        mut write: impl FnMut(&mut Block),
+    ) {
         let first = (thread::pointer() >> 12) % BUFFERS;
         let (before, from) = self.buffers.split_at(first.min(self.buffers.len()));
         for buffer in from.iter().chain(before) {
@@ -100,6 +127,8 @@ impl TraceBuffers {
                 continue;
             }
             block.calls[block.count] = *record;
+            block.stacks[block.count] = stack;
+            block.has_stacks |= stack != 0;
             block.count += 1;
             let is_old = block.is_old(now);
             if ready && (is_old || block.count == RECORDS) {
@@ -117,9 +146,10 @@ impl TraceBuffers {
 
     fn write(&self, block: &mut Block, now: u64, write: &mut impl FnMut(&mut Block)) {
         block.written = now;
-        block.header.dropped = self.dropped.load(Relaxed);
+        block.dropped = self.dropped.load(Relaxed);
         write(block);
         block.count = 0;
+        block.has_stacks = false;
     }
 
     /// Calls `write` with each block that has records and is `chosen`.
@@ -183,30 +213,54 @@ mod tests {
         let buffers = TraceBuffers::new();
         let mut blocks = Vec::new();
         for n in 0..RECORDS as u64 + 3 {
-            buffers.add(&call(n), n, true, |block| blocks.push(block.count()));
+            buffers.add(&call(n), 0, n, true, |block| blocks.push(block.count()));
         }
         assert_eq!(blocks, [RECORDS]);
         let mut times = Vec::new();
-        buffers.add(&call(7), OLD + RECORDS as u64, true, |block| {
+        buffers.add(&call(7), 0, OLD + RECORDS as u64, true, |block| {
             times = block.calls[..block.count]
                 .iter()
                 .map(|call| call.time)
                 .collect();
             let length = size_of::<Header>() + 4 * size_of::<Call>();
-            assert_eq!(block.bytes().len(), length);
+            assert_eq!(block.bytes(&mut { Header::NONE }).len(), length);
         });
         assert_eq!(times, [1024, 1025, 1026, 7]);
         assert_eq!(rest(&buffers), 0);
     }
 
     #[test]
+    fn the_numbers_of_stacks_lengthen_the_header() {
+        let buffers = TraceBuffers::new();
+        buffers.add(&call(7), 0, 0, true, |_| panic!("it is new"));
+        buffers.add(&call(8), 5, OLD, true, |block| {
+            let mut header = Header::NONE;
+            let bytes = block.bytes(&mut header).to_vec();
+            let before = size_of::<Header>() + 8;
+            assert_eq!((header.header, header.length), (before as u32, 128));
+            assert_eq!(bytes.len(), before + 128);
+            assert_eq!(bytes[..48], *header.as_bytes());
+            assert_eq!(bytes[48..56], [0, 0, 0, 0, 5, 0, 0, 0]);
+            assert_eq!((bytes[56], bytes[56 + 64]), (7, 8));
+        });
+        // The next block of the buffer has no stack.
+        buffers.add(&call(9), 0, 2 * OLD, true, |block| {
+            let mut header = Header::NONE;
+            assert_eq!(block.bytes(&mut header).len(), 48 + 64);
+            assert_eq!(header.header, 48);
+        });
+    }
+
+    #[test]
     fn who_writes_an_old_block_writes_those_of_others() {
         let buffers = TraceBuffers::new();
-        let others = || buffers.add(&call(1), 1, true, |_| panic!("it is new"));
+        let others = || buffers.add(&call(1), 0, 1, true, |_| panic!("it is new"));
         std::thread::scope(|scope| scope.spawn(others).join().unwrap());
         let mut blocks = Vec::new();
-        buffers.add(&call(2), OLD, true, |block| blocks.push(block.count()));
-        buffers.add(&call(3), 2 * OLD, true, |block| blocks.push(block.count()));
+        buffers.add(&call(2), 0, OLD, true, |block| blocks.push(block.count()));
+        buffers.add(&call(3), 0, 2 * OLD, true, |block| {
+            blocks.push(block.count())
+        });
         assert_eq!(blocks.iter().sum::<usize>(), 3);
         assert_eq!(rest(&buffers), 0);
     }
@@ -215,7 +269,7 @@ mod tests {
     fn who_is_not_ready_writes_nothing_and_a_full_buffer_is_left() {
         let buffers = TraceBuffers::new();
         for n in 0..RECORDS as u64 + 1 {
-            buffers.add(&call(n), OLD, false, |_| panic!("not ready"));
+            buffers.add(&call(n), 0, OLD, false, |_| panic!("not ready"));
         }
         assert_eq!(rest(&buffers), RECORDS + 1);
     }
@@ -223,9 +277,9 @@ mod tests {
     #[test]
     fn who_interrupts_a_thread_finds_another_buffer() {
         let buffers = TraceBuffers::new();
-        buffers.add(&call(1), OLD, true, |_| {
+        buffers.add(&call(1), 0, OLD, true, |_| {
             for n in 0..BUFFERS as u64 {
-                buffers.add(&call(n), 0, true, |_| {});
+                buffers.add(&call(n), 0, 0, true, |_| {});
             }
         });
         assert_eq!(
@@ -238,7 +292,7 @@ mod tests {
     fn what_finds_no_buffer_is_counted() {
         let buffers = TraceBuffers::new();
         let _held: Vec<_> = buffers.buffers.iter().map(HeldBuffer::of).collect();
-        buffers.add(&call(1), 0, true, |_| panic!("all are held"));
+        buffers.add(&call(1), 0, 0, true, |_| panic!("all are held"));
         assert_eq!(buffers.dropped.load(Relaxed), 1);
     }
 
@@ -250,7 +304,7 @@ mod tests {
             for _ in 0..8 {
                 scope.spawn(|| {
                     for n in 0..10_000 {
-                        buffers.add(&call(n), n, true, |block| {
+                        buffers.add(&call(n), 0, n, true, |block| {
                             total.fetch_add(block.count() as u64, Relaxed);
                         });
                     }

@@ -5,7 +5,7 @@
 //! block is one write() to the end, so that the blocks of several processes do not mix.
 
 use super::buffers::Block;
-use super::format::{Call, Header, NO_RANK, Start, kind};
+use super::format::{Header, NO_RANK, Start, kind};
 use super::{modules, place};
 use crate::config::config;
 use crate::report::log;
@@ -138,28 +138,32 @@ impl File {
 
     /// Writes a block of calls.
     pub fn calls(&self, block: &mut Block) {
-        let length = block.bytes().len() - size_of::<Header>();
-        let calls = (length / size_of::<Call>()) as u64;
+        let calls = block.count() as u64;
         if self.full.load(Relaxed) {
             self.left_out.fetch_add(calls, Relaxed);
             return;
         }
-        let mut header = self.header(kind::CALLS, length);
-        header.dropped += block.header.dropped;
-        block.header = header;
-        if self.write(block.bytes(), config().trace_limit) {
+        let mut header = self.header(kind::CALLS, 0);
+        header.dropped += block.dropped;
+        if self.write(block.bytes(&mut header), config().trace_limit) {
             self.written.fetch_add(calls, Relaxed);
         } else if self.full.load(Relaxed) {
             // The block that does not fit has taken a number: an empty one has it.
             self.left_out.fetch_add(calls, Relaxed);
+            header.header = size_of::<Header>() as u32;
             header.length = 0;
-            self.write(as_bytes(&header), None);
+            self.write(header.as_bytes(), None);
         }
     }
 
     /// The number of calls in the file.
     pub fn written(&self) -> u64 {
         self.written.load(Relaxed)
+    }
+
+    /// Whether the file takes no more calls.
+    pub fn is_full(&self) -> bool {
+        self.full.load(Relaxed)
     }
 
     /// Writes where code is, if that has changed.
@@ -204,7 +208,7 @@ impl File {
     pub fn block(&self, kind: u16, payload: &[u8]) {
         let header = self.header(kind, payload.len());
         let mut bytes = Vec::with_capacity(size_of::<Header>() + payload.len());
-        bytes.extend(as_bytes(&header));
+        bytes.extend(header.as_bytes());
         bytes.extend(payload);
         self.write(&bytes, None);
     }
@@ -240,9 +244,4 @@ impl File {
         }
         false
     }
-}
-
-fn as_bytes(header: &Header) -> &[u8] {
-    // SAFETY: a header consists of numbers, without a gap.
-    unsafe { core::slice::from_raw_parts((&raw const *header).cast(), size_of::<Header>()) }
 }

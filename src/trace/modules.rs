@@ -1,28 +1,42 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The addresses of code in this process, from which a reader later tells a caller's place in a
-//! file.
+//! file, and the stacks (`stacks.rs`) the way out of a function.
 
+use super::python::Python;
 use crate::sys::loaded_files::{self, LoadedFile};
+use crate::sys::unwind::FileCode;
 use core::fmt::Write;
 use core::ops::ControlFlow;
 use core::ptr::null_mut;
-use core::sync::atomic::{AtomicPtr, Ordering::*};
+use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering::*};
 
 /// A list, and the process that made it. Lists are never freed: a child of that process has the
 /// same code and may not ask the linker, whose lock another thread of the parent may have held at
 /// the fork.
-struct ModuleList {
+pub struct ModuleList {
     pid: u32,
+    /// The number of [`loaded`] before the list was made.
+    loaded: u64,
+    /// The number of the list, from 1.
+    pub number: u64,
     lines: String,
+    files: Vec<FileCode>,
+    /// The interpreter among the files.
+    pub python: Option<Python>,
+}
+
+impl ModuleList {
+    /// The file that has the instruction at an address.
+    pub fn file(&self, address: u64) -> Option<&FileCode> {
+        self.files.iter().find(|file| file.has(address))
+    }
 }
 
 static LAST: AtomicPtr<ModuleList> = AtomicPtr::new(null_mut());
 
 /// The list of this process's parent.
 fn inherited() -> Option<&'static ModuleList> {
-    // SAFETY: the pointer is null or to a list, and lists are never freed.
-    let last = unsafe { LAST.load(Acquire).as_ref() };
-    last.filter(|list| list.pid != std::process::id())
+    last().filter(|list| list.pid != std::process::id())
 }
 
 /// A number that changes with the set of loaded files.
@@ -40,21 +54,49 @@ pub fn loaded() -> u64 {
 
 /// The files and their code, in the trace's lines.
 pub fn list() -> &'static str {
+    &current().lines
+}
+
+/// The last list, of this process or its parent.
+pub fn last() -> Option<&'static ModuleList> {
+    // SAFETY: the pointer is null or to a list, and lists are never freed.
+    unsafe { LAST.load(Acquire).as_ref() }
+}
+
+/// The list of what is loaded now. It asks the linker, except in a child.
+pub fn current() -> &'static ModuleList {
     if let Some(list) = inherited() {
-        return &list.lines;
+        return list;
+    }
+    let loaded = loaded();
+    if let Some(list) = last()
+        && list.loaded == loaded
+    {
+        return list;
     }
     let mut lines = String::new();
+    let mut files = Vec::new();
+    let mut has_python = false;
     loaded_files::each(|file| {
         let (base, path) = (file.base(), path(file));
         for code in file.parts(libc::PT_LOAD, libc::PF_X) {
             let _ = writeln!(lines, "{:x} {:x} {base:x} {path}", code.start, code.end);
         }
+        files.push(FileCode::of(file));
+        has_python |= path.contains("python");
         ControlFlow::Continue(())
     });
-    let pid = std::process::id();
-    let list = Box::leak(Box::new(ModuleList { pid, lines }));
+    static NUMBER: AtomicU64 = AtomicU64::new(1);
+    let list = Box::leak(Box::new(ModuleList {
+        pid: std::process::id(),
+        loaded,
+        number: NUMBER.fetch_add(1, Relaxed),
+        lines,
+        files,
+        python: has_python.then(Python::find).flatten(),
+    }));
     LAST.store(list, Release);
-    &list.lines
+    list
 }
 
 fn path(file: &LoadedFile) -> String {

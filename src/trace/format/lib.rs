@@ -52,6 +52,12 @@ impl Header {
         sequence: 0,
         dropped: 0,
     };
+
+    /// The header as the file has it.
+    pub fn as_bytes(&self) -> &[u8] {
+        // SAFETY: a header consists of numbers, without a gap.
+        unsafe { core::slice::from_raw_parts((&raw const *self).cast(), size_of::<Header>()) }
+    }
 }
 
 /// Kinds of blocks.
@@ -63,7 +69,9 @@ pub mod kind {
     /// `START` and `END` are the addresses of a mapping. An address in it minus `BIAS` is the
     /// address in the file's own terms. A later block replaces an earlier one.
     pub const MODULES: u16 = 2;
-    /// [`super::Call`]s, in the order in which threads found room: sort them by their time.
+    /// [`super::Call`]s, in the order in which threads found room: sort them by their time. If the
+    /// header is longer than [`super::Header`] by a `u32` for each call, these are the numbers of
+    /// their [`STACK`]s, or 0.
     pub const CALLS: u16 = 3;
     /// A `u32`, the number of a reason, then the reason in words.
     pub const REASON: u16 = 4;
@@ -77,6 +85,10 @@ pub mod kind {
     /// Where the process runs: a `u32`, its rank in a job or [`super::NO_RANK`], then the host's
     /// name.
     pub const PLACE: u16 = 8;
+    /// A call stack: a `u32`, its number in the process; a `u32`, the number of its frames; for each
+    /// a `u64`, the return address in it, innermost first. Then the frames of Python, innermost
+    /// first, in lines of text, `LINE FUNCTION PATH`. A process writes each stack once.
+    pub const STACK: u16 = 9;
 }
 
 /// The rank of a process that no launcher has numbered.

@@ -1,0 +1,327 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The call stacks of the trace: who called the caller. A stack is walked at each call, and written
+//! to the file once, under the number that the record then names.
+//!
+//! What costs much is done once for each address of code, and each stack: to learn from the file
+//! how to leave the frame (`sys/unwind.rs`), and to write the stack down. That work, and the rest of
+//! a walk over many pages, has a budget, so that the mean cost of a call stays below 1 us: a process
+//! may spend [`AT_START`], and then [`PER_CALL`] for each call in the file. A call that would need
+//! more has no stack.
+//!
+//! The walk takes no lock, allocates nothing, and calls nothing but the kernel. Learning asks the
+//! linker, as writing a block does; a child of a fork has its parent's list of files (`modules.rs`).
+
+use super::file::File;
+use super::format::kind;
+use super::modules;
+use crate::sys::caller::Caller;
+use crate::sys::clock;
+use crate::sys::readable::Reader;
+use crate::sys::unwind::{Registers, Rule};
+use core::sync::atomic::{AtomicU64, Ordering::*};
+use std::alloc::{Layout, alloc_zeroed};
+
+/// The processor time in ns that a process may spend on new code and new stacks: at its start, and
+/// for each call that it has recorded.
+const AT_START: u64 = 5_000_000;
+const PER_CALL: u64 = 500;
+
+/// The most frames of a stack. The outermost are left out.
+const MOST: usize = 64;
+/// More frames than the library itself has between an exported function and this module.
+const OWN: usize = 24;
+/// On how many pages of a stack the walk is not counted as spending: each costs a system call.
+const PAGES: u32 = 4;
+/// How many addresses of code are known at once, and how many stacks a trace can have, as powers of
+/// two; how many places an entry may have.
+const RULES: u32 = 14;
+const STACKS: u32 = 14;
+const PLACES: usize = 8;
+
+/// The rule for an address of code.
+struct KnownRule {
+    /// The address, and above it the number of the list of files; 0: none, [`BUSY`]: a thread is
+    /// writing the entry.
+    code: AtomicU64,
+    rule: AtomicU64,
+}
+const BUSY: u64 = u64::MAX;
+const ADDRESS_BITS: u32 = 48;
+
+/// All zeros are empty tables.
+struct Tables {
+    rules: [KnownRule; 1 << RULES],
+    /// By its number less 1 the fingerprint of a stack, or 0.
+    stacks: [AtomicU64; 1 << STACKS],
+}
+
+/// What a process knows of its stacks.
+pub struct Stacks {
+    tables: Box<Tables>,
+    /// The processor time in ns spent so far.
+    spent: AtomicU64,
+}
+
+/// A number that two different stacks hardly have in common.
+struct Fingerprint(u64);
+
+impl Fingerprint {
+    #[inline(always)]
+    fn add(&mut self, word: u64) {
+        self.0 = (self.0.rotate_left(5) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+
+    /// Never 0.
+    fn number(self) -> u64 {
+        (self.0 ^ self.0 >> 32).wrapping_mul(0xd6e8_feb8_6659_fd93) | 1
+    }
+}
+
+/// The places of an entry in a table of `1 << bits`.
+#[inline(always)]
+fn places(number: u64, bits: u32) -> impl Iterator<Item = usize> {
+    let first = (number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - bits)) as usize;
+    (0..PLACES).map(move |n| (first + n) & ((1 << bits) - 1))
+}
+
+/// The time that a call spends beyond its walk.
+struct Spending<'a> {
+    stacks: &'a Stacks,
+    file: &'a File,
+    began: Option<u64>,
+}
+
+impl Spending<'_> {
+    /// Whether there is some left.
+    #[cold]
+    fn begin(&mut self) -> bool {
+        if self.began.is_some() {
+            return true;
+        }
+        let budget = AT_START.saturating_add(self.file.written().saturating_mul(PER_CALL));
+        let some_left = self.stacks.spent.load(Relaxed) < budget;
+        if some_left {
+            self.began = Some(clock::of_thread());
+        }
+        some_left
+    }
+
+    /// Finds out how to leave the frame of code that is not known yet.
+    #[cold]
+    fn learn(&mut self, code: u64) -> Option<Rule> {
+        if !self.begin() {
+            return None;
+        }
+        let list = modules::current();
+        let rule = match list.file(code) {
+            // Without an understandable description the stack ends here.
+            Some(file) => file.rule(code).unwrap_or(Rule::END),
+            None => Rule::POINTERS,
+        };
+        self.stacks.keep(code, list.number, rule);
+        Some(rule)
+    }
+}
+
+impl Drop for Spending<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        if let Some(began) = self.began {
+            let spent = clock::of_thread().saturating_sub(began);
+            self.stacks.spent.fetch_add(spent, Relaxed);
+        }
+    }
+}
+
+/// The key of [`KnownRule`]. `None` for what is no address of a program.
+#[inline(always)]
+fn key(code: u64, list: u64) -> Option<u64> {
+    (code >> ADDRESS_BITS == 0).then_some(code | list << ADDRESS_BITS)
+}
+
+impl Stacks {
+    /// Empty tables, in memory that the system provides as zeros. `None` if there is none.
+    pub fn new() -> Option<Stacks> {
+        // SAFETY: the size is not 0.
+        let memory = unsafe { alloc_zeroed(Layout::new::<Tables>()) }.cast::<Tables>();
+        (!memory.is_null()).then(|| Stacks {
+            // SAFETY: the allocator gave the memory for this type, and zeros are empty tables.
+            tables: unsafe { Box::from_raw(memory) },
+            spent: AtomicU64::new(0),
+        })
+    }
+
+    #[inline(always)]
+    fn known(&self, code: u64, list: u64) -> Option<Rule> {
+        let key = key(code, list)?;
+        for place in places(code, RULES) {
+            let known = &self.tables.rules[place];
+            let found = known.code.load(Acquire);
+            if found == key {
+                let rule = known.rule.load(Acquire);
+                // Another thread may have given the entry to other code meanwhile.
+                return Rule::of(rule).filter(|_| known.code.load(Relaxed) == key);
+            }
+            if found == 0 {
+                return None;
+            }
+        }
+        None
+    }
+
+    /// Keeps a rule, in the place of one of earlier files, or else of any other.
+    fn keep(&self, code: u64, list: u64, rule: Rule) {
+        let Some(key) = key(code, list) else {
+            return;
+        };
+        let is_free = |place: &usize| {
+            let found = self.tables.rules[*place].code.load(Relaxed);
+            found == 0 || (found != BUSY && found >> ADDRESS_BITS != key >> ADDRESS_BITS)
+        };
+        let mut own = places(code, RULES);
+        let Some(first) = own.next() else {
+            return;
+        };
+        let place = places(code, RULES).find(is_free).unwrap_or(first);
+        let known = &self.tables.rules[place];
+        let before = known.code.load(Relaxed);
+        let is_ours = before != BUSY
+            && known
+                .code
+                .compare_exchange(before, BUSY, AcqRel, Relaxed)
+                .is_ok();
+        if is_ours {
+            known.rule.store(rule.number(), Release);
+            known.code.store(key, Release);
+        }
+    }
+
+    /// The number of this call's stack in the file, or 0 for none.
+    #[inline(never)]
+    pub fn number(&self, caller: Caller, file: &File) -> u32 {
+        let start = Registers::here();
+        let mut spending = Spending {
+            stacks: self,
+            file,
+            began: None,
+        };
+        let mut fingerprint = Fingerprint(0);
+        let walked = self.walk(start, caller, &mut spending, |address| {
+            fingerprint.add(address)
+        });
+        let Some(walked) = walked else {
+            return 0;
+        };
+        if let Some(python) = walked.python() {
+            python.frames(|frame| {
+                for word in frame.words() {
+                    fingerprint.add(word);
+                }
+            });
+        }
+        let fingerprint = fingerprint.number();
+        let mut free = None;
+        for place in places(fingerprint, STACKS) {
+            match self.tables.stacks[place].load(Relaxed) {
+                0 => {
+                    free = Some(place);
+                    break;
+                }
+                found if found == fingerprint => return place as u32 + 1,
+                _ => {}
+            }
+        }
+        let Some(place) = free else {
+            return 0;
+        };
+        if file.is_full() || !spending.begin() {
+            return 0;
+        }
+        let ours = self.tables.stacks[place].compare_exchange(0, fingerprint, Relaxed, Relaxed);
+        match ours {
+            Ok(_) => {}
+            Err(other) if other == fingerprint => return place as u32 + 1,
+            Err(_) => return 0,
+        }
+        let number = place as u32 + 1;
+        let mut addresses = Vec::with_capacity(MOST);
+        self.walk(start, caller, &mut spending, |address| {
+            addresses.push(address)
+        });
+        let mut bytes = number.to_le_bytes().to_vec();
+        bytes.extend((addresses.len() as u32).to_le_bytes());
+        bytes.extend(addresses.iter().flat_map(|address| address.to_le_bytes()));
+        if let Some(python) = walked.python() {
+            python.frames(|frame| bytes.extend(python.line(&frame).into_bytes()));
+        }
+        file.modules();
+        file.block(kind::STACK, &bytes);
+        number
+    }
+
+    /// Calls `see` with each return address from the program's call outwards. `None` if the call is
+    /// not on this stack, or if there is no time left to find out.
+    #[inline(always)]
+    fn walk(
+        &self,
+        start: Registers,
+        caller: Caller,
+        spending: &mut Spending,
+        mut see: impl FnMut(u64),
+    ) -> Option<Walked> {
+        let caller = caller.address() as u64;
+        let mut walked = Walked { interrupted: false };
+        if !cfg!(target_arch = "x86_64") {
+            see(caller);
+            return Some(walked);
+        }
+        let list = modules::last();
+        let number = list.map_or(0, |list| list.number);
+        let is_code = |address| list.is_some_and(|list| list.file(address).is_some());
+        let mut memory = Reader::new();
+        let mut at = start;
+        let (mut own, mut frames) = (0, 0);
+        loop {
+            let address = at.return_address();
+            if frames > 0 || address == caller {
+                see(address);
+                frames += 1;
+            } else {
+                own += 1;
+            }
+            if frames == MOST || own == OWN {
+                break;
+            }
+            let rule = match self.known(at.code(), number) {
+                Some(rule) => rule,
+                None => spending.learn(at.code())?,
+            };
+            walked.interrupted |= rule.is_signal();
+            if memory.asked > PAGES && !spending.begin() {
+                return None;
+            }
+            if at.step(rule, &mut memory, is_code).is_none() {
+                break;
+            }
+        }
+        (frames > 0).then_some(walked)
+    }
+}
+
+/// A stack whose frames have been seen.
+struct Walked {
+    /// A signal handler made the call.
+    interrupted: bool,
+}
+
+impl Walked {
+    /// The interpreter of this process, if its frames can be read: a signal may have interrupted it
+    /// while it changed them.
+    fn python(&self) -> Option<&'static super::python::Python> {
+        let list = modules::last().filter(|_| !self.interrupted)?;
+        list.python.as_ref()
+    }
+}
+
+#[cfg(test)]
+mod tests;
