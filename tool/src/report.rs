@@ -28,6 +28,7 @@ mod ranges;
 mod ranks;
 mod replay;
 mod shape;
+mod stacks;
 #[cfg(test)]
 mod tests;
 mod text;

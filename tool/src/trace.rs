@@ -16,6 +16,8 @@ use std::collections::BinaryHeap;
 use std::path::{Path, PathBuf};
 
 mod source;
+mod stacks;
+pub use stacks::PythonFrame;
 
 const HEADER: usize = size_of::<Header>();
 const CALL: usize = size_of::<Call>();
@@ -31,6 +33,7 @@ const fn most(kind: u16) -> usize {
     match kind {
         kind::START => size_of::<Start>() + (1 << 16),
         kind::REASON => 1 << 12,
+        kind::STACK => 1 << 16,
         _ => 1 << 24,
     }
 }
@@ -73,6 +76,7 @@ pub struct Process {
     /// The file, the place and the length of each reason.
     reasons: FxHashMap<u32, (u32, u64, usize)>,
     modules: Vec<Vec<Mapping>>,
+    stacks: stacks::Stacks,
 }
 
 /// The addresses of a file's code: [`kind::MODULES`].
@@ -93,6 +97,8 @@ struct Run {
     at: u64,
     calls: usize,
     first: u64,
+    /// Where the numbers of the calls' stacks are, if they have any.
+    stacks: Option<u64>,
 }
 
 /// The content of a block, in a file.
@@ -118,6 +124,8 @@ pub struct Event {
     /// appear in that order even if they overlap.
     pub effect: u64,
     pub call: Call,
+    /// The number of the call's stack in its process, or 0.
+    pub stack: u32,
 }
 
 /// The fields of a structure, which are numbers without gaps.
@@ -204,6 +212,7 @@ impl Process {
             realtime: None,
             reasons: FxHashMap::default(),
             modules: Vec::new(),
+            stacks: stacks::Stacks::default(),
         }
     }
 
@@ -472,6 +481,11 @@ impl Trace {
             kind::CALLS => {
                 let mut left = length as usize / CALL;
                 let mut at = at;
+                // The longer header has a number for each call that was written.
+                let beyond = header.header as usize - HEADER;
+                let written = header.length as usize / CALL;
+                let mut stacks = (written > 0 && beyond >= written * size_of::<u32>())
+                    .then(|| at - beyond as u64);
                 while left > 0 {
                     let calls = left.min(RUN);
                     file.read(at, calls * CALL, &mut bytes)?;
@@ -494,7 +508,9 @@ impl Trace {
                         at,
                         calls,
                         first,
+                        stacks,
                     });
+                    stacks = stacks.map(|at| at + (calls * size_of::<u32>()) as u64);
                     left -= calls;
                     at += (calls * CALL) as u64;
                 }
@@ -504,6 +520,11 @@ impl Trace {
                 process
                     .reasons
                     .insert(Fields(&bytes).u32(), (source, at + 4, kept - 4));
+            }
+            kind::STACK => {
+                file.read(at, 4, &mut bytes)?;
+                let length = kept as u64;
+                process.stack(&bytes, Place { source, at, length });
             }
             kind::PLACE if length >= 4 => {
                 file.read(at, kept, &mut bytes)?;
@@ -532,7 +553,7 @@ impl Trace {
     /// Calls `see` with each call, in the order of [`Event::effect`].
     pub fn calls(&self, mut see: impl FnMut(&Event)) -> Result<()> {
         let mut waiting = self.runs.iter().peekable();
-        let mut open: Vec<std::vec::IntoIter<(u64, Call)>> = Vec::new();
+        let mut open: Vec<std::vec::IntoIter<(u64, Call, u32)>> = Vec::new();
         let mut free = Vec::new();
         // The next call of each open run. If a region ends at the moment of its registration, the
         // registration comes first.
@@ -548,9 +569,17 @@ impl Trace {
                 let mut calls: Vec<_> = bytes
                     .chunks_exact(CALL)
                     .map(parse_call)
-                    .map(|call| (order(process.effect(&call), &call), call))
+                    .map(|call| (order(process.effect(&call), &call), call, 0))
                     .collect();
-                calls.sort_by_key(|&(order, _)| order);
+                if let Some(at) = run.stacks {
+                    let length = run.calls * size_of::<u32>();
+                    self.sources[run.source as usize].read(at, length, &mut bytes)?;
+                    let numbers = bytes.as_chunks().0.iter();
+                    for (call, &number) in calls.iter_mut().zip(numbers) {
+                        call.2 = u32::from_le_bytes(number);
+                    }
+                }
+                calls.sort_by_key(|&(order, ..)| order);
                 let slot = free.pop().unwrap_or(open.len());
                 next.push(Reverse((calls[0].0, slot)));
                 if slot == open.len() {
@@ -566,15 +595,16 @@ impl Trace {
                 return Ok(());
             };
             let run = of_slot[slot];
-            let (order, call) = open[slot].next().expect("what is in the heap has a call");
+            let (order, call, stack) = open[slot].next().expect("what is in the heap has a call");
             see(&Event {
                 process: run.process,
                 modules: run.modules,
                 effect: order >> 1,
                 call,
+                stack,
             });
             match open[slot].as_slice().first() {
-                Some(&(order, _)) => next.push(Reverse((order, slot))),
+                Some(&(order, ..)) => next.push(Reverse((order, slot))),
                 None => free.push(slot),
             }
         }

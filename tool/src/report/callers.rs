@@ -9,9 +9,39 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
+/// The most frames that text shows beyond the caller.
+const SHOWN: usize = 6;
+
 /// The origin of a call.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Caller {
+    #[serde(flatten)]
+    pub place: Frame,
+    /// Who called the caller, and so on outwards, as far as the trace tells.
+    pub stack: Vec<Frame>,
+}
+
+impl std::ops::Deref for Caller {
+    type Target = Frame;
+    fn deref(&self) -> &Frame {
+        &self.place
+    }
+}
+
+impl Caller {
+    /// The nearest frames beyond the caller, in words. `None` without a stack.
+    pub fn beyond(&self) -> Option<String> {
+        let mut names: Vec<String> = self.stack.iter().take(SHOWN).map(Frame::words).collect();
+        if self.stack.len() > SHOWN {
+            names.push("...".to_string());
+        }
+        (!names.is_empty()).then(|| names.join(" < "))
+    }
+}
+
+/// A place in a program: of a call, or of the function around it.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Frame {
     /// The file that contains the code; `None` if the trace has no file for the address.
     pub module: Option<String>,
     /// The call's return address, in the file's own terms.
@@ -22,7 +52,7 @@ pub struct Caller {
     pub source: Option<String>,
 }
 
-impl Caller {
+impl Frame {
     /// `module+0x12`, without the module's folder.
     pub fn place(&self) -> String {
         match &self.module {
@@ -40,6 +70,13 @@ impl Caller {
     pub fn name(&self) -> String {
         self.function.clone().unwrap_or_else(|| self.place())
     }
+
+    /// The name, and for what has a line the line: of another folder's file only its name.
+    pub fn words(&self) -> String {
+        let line = self.source.as_deref();
+        let line = line.map(|source| source.rsplit('/').next().unwrap_or(source));
+        line.map_or(self.name(), |line| format!("{} {line}", self.name()))
+    }
 }
 
 /// The symbols and lines that have been read.
@@ -52,8 +89,8 @@ pub struct Resolver {
 
 impl Resolver {
     /// `began` is when the process began, CLOCK_REALTIME in ns.
-    pub fn resolve(&mut self, module: Option<&str>, offset: u64, began: u64) -> Caller {
-        let mut caller = Caller {
+    pub fn resolve(&mut self, module: Option<&str>, offset: u64, began: u64) -> Frame {
+        let mut caller = Frame {
             module: module.map(str::to_string),
             offset,
             function: None,

@@ -249,7 +249,11 @@ fn callers(before: &[CallerTotals], after: &[CallerTotals]) -> Vec<OfCaller> {
             let identity = (module.map(str::to_string), name);
             let at = *known.entry(identity).or_insert_with(|| {
                 rows.push(OfCaller {
-                    caller: caller.clone(),
+                    // All its stacks together.
+                    caller: Caller {
+                        stack: Vec::new(),
+                        ..caller.clone()
+                    },
                     before: Cost::default(),
                     after: Cost::default(),
                 });

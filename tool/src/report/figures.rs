@@ -29,14 +29,15 @@ impl Replay<'_> {
         let mut resolver = Resolver::default();
         let trace = self.trace;
         let sites = std::mem::take(&mut self.site_totals);
+        let stacks = std::mem::take(&mut self.stacks);
         let mut caller = |site: u32| {
             let (site, process, _) = sites[site as usize];
-            let module = site.path.map(|path| trace.paths[path as usize].as_str());
-            resolver.resolve(
-                module,
-                site.offset,
-                trace.processes[process as usize].process,
-            )
+            let began = trace.processes[process as usize].process;
+            let mut frame = |path: Option<u32>, offset| {
+                let module = path.map(|path| trace.paths[path as usize].as_str());
+                resolver.resolve(module, offset, began)
+            };
+            stacks.caller(frame(site.path, site.offset), site.stack, frame)
         };
 
         let mut by_time: Vec<u32> = (0..sites.len() as u32).collect();

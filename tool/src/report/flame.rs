@@ -55,8 +55,14 @@ impl Frame {
     }
 }
 
-/// The frames from the outermost one to the caller.
+/// The frames from the outermost one to the caller. Without a call stack that is the module.
 fn stack(caller: &CallerTotals) -> Vec<String> {
+    let stack = &caller.caller.stack;
+    if !stack.is_empty() {
+        let mut names: Vec<String> = stack.iter().rev().map(|frame| frame.words()).collect();
+        names.extend([caller.caller.name(), caller.called.join(", ")]);
+        return names;
+    }
     let module = caller.caller.module.as_deref();
     let module = module.map_or("no module", |path| path.rsplit('/').next().unwrap_or(path));
     vec![
@@ -75,7 +81,7 @@ pub fn draw(report: &Report) -> Markup {
         all.add(&stack(caller), caller.time_ns);
     }
     html! { figure {
-        figcaption { "Time in calls by caller " span.unit { "from the module down to the function that it called" } }
+        figcaption { "Time in calls by caller " span.unit { "from the outermost function, or the module, down to the function that was called" } }
         div.window.flame role="region" tabindex="0" aria-label="Flame graph of callers; the table below has its numbers" {
             div.whole { (all.draw(all.time)) }
         }

@@ -40,6 +40,7 @@ fn who(caller: &Caller) -> Markup {
         @if let Some(function) = &caller.function { code { (cut(function)) } " " }
         @if let Some(source) = &caller.source { span.source { (cut(source)) } " " }
         span.place { (cut(&caller.place())) }
+        @if let Some(beyond) = caller.beyond() { " " span.place { "< " (cut(&beyond)) } }
     } }
 }
 
@@ -371,6 +372,9 @@ fn callers(report: &Report) -> Markup {
     html! { section id="callers" {
         h2 { "The most expensive callers" }
         (flame::draw(report))
+        @if report.totals.calls_with_stack > 0 {
+            p.aside { (count(report.totals.calls_with_stack)) " of " (count(report.totals.calls)) " calls have a call stack." }
+        }
         div.scroll role="region" tabindex="0" aria-label="Table" { table {
             (headings(&["time", "share", "calls", "mean", "longest", "<calls", "<caller"]))
             tbody { @for row in report.callers.iter().take(SHOWN) { tr {

@@ -7,6 +7,7 @@ use super::durations::Durations;
 use super::pool::{self, Class, Pool};
 use super::ranges::Ranges;
 use super::shape::{Totals, What};
+use super::stacks::Stacks;
 use super::timeline::Timeline;
 use crate::format::call::registers;
 use crate::format::{Call, call, how};
@@ -35,6 +36,8 @@ fn hull(addr: u64, length: u64, page: u64) -> (u64, u64) {
 pub struct Site {
     pub path: Option<u32>,
     pub offset: u64,
+    /// The call stack beyond it, by its number in [`Stacks`].
+    pub stack: u32,
 }
 
 impl Site {
@@ -42,6 +45,7 @@ impl Site {
     pub const OTHERS: Site = Site {
         path: None,
         offset: 0,
+        stack: Stacks::NONE,
     };
 }
 
@@ -164,8 +168,9 @@ pub struct Replay<'a> {
     pub begin: u64,
     pub totals: Totals,
     pub processes: Vec<ProcessCounts>,
-    /// The sites of addresses, by process, list of modules and address.
-    pub sites: FxHashMap<(u32, u32, u64), u32>,
+    /// The sites of addresses, by process, list of modules, address and number of the stack.
+    pub sites: FxHashMap<(u32, u32, u64, u32), u32>,
+    pub stacks: Stacks,
     pub site_numbers: FxHashMap<Site, u32>,
     pub site_totals: Vec<(Site, u32, SiteTotals)>,
     pub regions: Regions,
@@ -222,6 +227,7 @@ impl Replay<'_> {
             },
             processes: vec![ProcessCounts::default(); trace.processes.len()],
             sites: FxHashMap::default(),
+            stacks: Stacks::default(),
             site_numbers: FxHashMap::default(),
             site_totals: Vec::new(),
             regions: Regions::default(),
@@ -248,6 +254,7 @@ impl Replay<'_> {
             modules,
             effect,
             call,
+            stack,
         } = event;
         let since = effect - self.begin;
         self.end_processes(since);
@@ -263,7 +270,8 @@ impl Replay<'_> {
             }
             return;
         }
-        let site = self.site(*process, *modules, call.caller);
+        self.totals.calls_with_stack += u64::from(*stack != 0);
+        let site = self.site((*process, *modules, call.caller, *stack));
         self.count(*process, site, call);
         self.activity.add(*process, since, call);
         if call.errno != 0 {
@@ -296,20 +304,16 @@ impl Replay<'_> {
         }
     }
 
-    fn site(&mut self, process: u32, modules: u32, caller: u64) -> u32 {
-        let address = (process, modules, caller);
+    fn site(&mut self, address: (u32, u32, u64, u32)) -> u32 {
+        let (process, modules, caller, stack) = address;
         if let Some(&number) = self.sites.get(&address) {
             return number;
         }
-        let mut site = match self.trace.locate(process, modules, caller) {
-            Some((path, offset)) => Site {
-                path: Some(path),
-                offset,
-            },
-            None => Site {
-                path: None,
-                offset: caller,
-            },
+        let place = self.trace.locate(process, modules, caller);
+        let mut site = Site {
+            path: place.map(|(path, _)| path),
+            offset: place.map_or(caller, |(_, offset)| offset),
+            stack: self.stacks.number(self.trace, process, stack),
         };
         if self.site_totals.len() >= MOST_SITES && !self.site_numbers.contains_key(&site) {
             site = Site::OTHERS;

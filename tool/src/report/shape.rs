@@ -36,6 +36,8 @@ pub struct Totals {
     pub calls: u64,
     pub failed: u64,
     pub dropped: u64,
+    /// The calls whose call stack is in the trace.
+    pub calls_with_stack: u64,
     /// Time in calls, of all threads.
     pub time_ns: u64,
     /// The sum of the processes' run times.

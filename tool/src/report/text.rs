@@ -13,12 +13,22 @@ const SHOWN: usize = 10;
 pub struct Table {
     /// A heading that begins with '<' aligns its column to the left; others align to the right.
     rows: Vec<Vec<String>>,
+    /// What stands in lines of its own below a row, by the row.
+    below: Vec<(usize, String)>,
 }
 
 impl Table {
     pub fn new(headings: &[&str]) -> Table {
         Table {
             rows: vec![headings.iter().map(|heading| heading.to_string()).collect()],
+            below: Vec::new(),
+        }
+    }
+
+    /// Adds the frames beyond the caller below the last row.
+    pub fn stack(&mut self, caller: &Caller) {
+        if let Some(beyond) = caller.beyond() {
+            self.below.push((self.rows.len() - 1, beyond));
         }
     }
 
@@ -49,7 +59,8 @@ impl Table {
             .map(|width| width + 2)
             .sum();
         let last = COLUMNS.saturating_sub(2 + before);
-        for row in &self.rows {
+        let mut below = self.below.iter().peekable();
+        for (number, row) in self.rows.iter().enumerate() {
             let mut line = String::from(" ");
             for (column, cell) in row.iter().enumerate() {
                 let cell = if column + 1 == row.len() {
@@ -70,6 +81,9 @@ impl Table {
             }
             out.push_str(line.trim_end());
             out.push('\n');
+            if let Some((_, text)) = below.next_if(|(row, _)| *row == number) {
+                wrapped(out, "      < ", "        ", text);
+            }
         }
     }
 }
@@ -247,6 +261,17 @@ pub fn render(report: &Report) -> String {
         ),
     );
     line(&mut out, "Dropped calls", count(totals.dropped));
+    if totals.calls_with_stack > 0 {
+        line(
+            &mut out,
+            "Call stacks",
+            format!(
+                "{} of {} calls have one",
+                count(totals.calls_with_stack),
+                count(totals.calls)
+            ),
+        );
+    }
     let pinned = &report.pinned;
     line(
         &mut out,
@@ -303,6 +328,7 @@ pub fn render(report: &Report) -> String {
             time(row.longest_ns),
             who(&row.caller),
         ]);
+        table.stack(&row.caller);
     }
     table.write(&mut out);
     more(&mut out, totals.callers);
@@ -326,6 +352,7 @@ pub fn render(report: &Report) -> String {
                 if again.remote { "remote" } else { "local" }.to_string(),
                 again.caller.name(),
             ]);
+            table.stack(&again.caller);
         }
         table.write(&mut out);
         more(&mut out, totals.repeating_callers);
@@ -344,6 +371,7 @@ pub fn render(report: &Report) -> String {
                 when.to_string(),
                 who(&leak.caller),
             ]);
+            table.stack(&leak.caller);
         }
         table.write(&mut out);
         more(&mut out, report.leaks.len() as u64);
@@ -362,6 +390,9 @@ pub fn render(report: &Report) -> String {
             who(&failure.caller)
         );
         wrapped(&mut out, "  ", "    ", &first);
+        if let Some(beyond) = failure.caller.beyond() {
+            wrapped(&mut out, "    < ", "      ", &beyond);
+        }
         if let Some(example) = &failure.example {
             wrapped(&mut out, "    ", "    ", example);
         }

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The call stacks of a trace: [`kind::STACK`](crate::format::kind::STACK).
+use super::{Fields, Place, Process, Trace};
+use rustc_hash::FxHashMap;
+
+/// The most stacks of a process, and the most frames of a stack; no writer has as many.
+const MOST_STACKS: usize = 1 << 16;
+const MOST_FRAMES: usize = 256;
+
+/// The stacks of a process, by their number: where each lies in the file, and the list of modules
+/// that was valid.
+#[derive(Default)]
+pub struct Stacks(FxHashMap<u32, (Place, u32)>);
+
+/// A call stack, innermost frame first.
+#[derive(Default)]
+pub struct Stack {
+    /// The list of modules that was valid when the stack was written.
+    pub modules: u32,
+    /// Return addresses.
+    pub addresses: Vec<u64>,
+    pub python: Vec<PythonFrame>,
+}
+
+/// A frame of Python.
+#[derive(Clone, Debug, Hash, PartialEq, Eq)]
+pub struct PythonFrame {
+    pub line: u32,
+    pub function: String,
+    pub file: String,
+}
+
+impl PythonFrame {
+    fn parse(line: &str) -> Option<PythonFrame> {
+        let mut parts = line.splitn(3, ' ');
+        Some(PythonFrame {
+            line: parts.next()?.parse().ok()?,
+            function: parts.next()?.to_string(),
+            file: parts.next()?.to_string(),
+        })
+    }
+}
+
+impl Stack {
+    fn parse(bytes: &[u8], modules: u32) -> Option<Stack> {
+        // The caller has the number.
+        let mut fields = Fields(bytes.get(4..)?);
+        let frames = (fields.0.len() >= 4).then(|| fields.u32())? as usize;
+        let (addresses, text) = fields.0.split_at_checked(frames.checked_mul(8)?)?;
+        let addresses = addresses.as_chunks().0.iter().take(MOST_FRAMES);
+        let text = String::from_utf8_lossy(text);
+        let python = text.lines().filter_map(PythonFrame::parse);
+        Some(Stack {
+            modules,
+            addresses: addresses.map(|&bytes| u64::from_le_bytes(bytes)).collect(),
+            python: python.take(MOST_FRAMES).collect(),
+        })
+    }
+}
+
+impl Process {
+    /// Notes where a stack is; the first four bytes of its block are `head`.
+    pub(super) fn stack(&mut self, head: &[u8], place: Place) {
+        let modules = self.modules.len().saturating_sub(1) as u32;
+        if head.len() == 4 && self.stacks.0.len() < MOST_STACKS {
+            let number = Fields(head).u32();
+            self.stacks.0.entry(number).or_insert((place, modules));
+        }
+    }
+}
+
+impl Trace {
+    /// The stack of that number. `None` for 0, and if the trace does not have it.
+    pub fn stack(&self, process: u32, number: u32) -> Option<Stack> {
+        let (place, modules) = self.processes[process as usize].stacks.0.get(&number)?;
+        let mut bytes = Vec::new();
+        let source = &self.sources[place.source as usize];
+        source
+            .read(place.at, place.length as usize, &mut bytes)
+            .ok()?;
+        Stack::parse(&bytes, *modules).filter(|_| number != 0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stack_is_read_and_a_damaged_one_is_not() {
+        let mut bytes = [7u32, 2].map(u32::to_le_bytes).concat();
+        bytes.extend([0x10u64, 0x20].map(u64::to_le_bytes).concat());
+        bytes.extend(b"12 Ring.send /a folder/ring.py\nnonsense\n0 <module> run.py\n");
+        let stack = Stack::parse(&bytes, 3).unwrap();
+        assert_eq!((stack.modules, stack.addresses), (3, vec![0x10, 0x20]));
+        let frame = |line, function: &str, file: &str| PythonFrame {
+            line,
+            function: function.to_string(),
+            file: file.to_string(),
+        };
+        let expected = [
+            frame(12, "Ring.send", "/a folder/ring.py"),
+            frame(0, "<module>", "run.py"),
+        ];
+        assert_eq!(stack.python, expected);
+        for length in 0..24 {
+            assert!(Stack::parse(&bytes[..length], 0).is_none(), "{length}");
+        }
+        bytes[4..8].fill(0xff);
+        assert!(Stack::parse(&bytes, 0).is_none());
+    }
+}
