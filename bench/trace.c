@@ -4,7 +4,8 @@
  * and a deregistration, each served by the pool, by one thread or by several, with a device that is a stub
  * (ctests/relaxed/stub_device.h). A hit is the cheapest call that there is, so the cost shows.
  *
- * Usage: trace THREADS. Prints ns for a call: of each thread the median of its batches, and of those the median.
+ * Usage: trace THREADS [DEPTH]. Prints ns for a call: of each thread the median of its batches, and of those the median.
+ * DEPTH: how many functions call each other around the one that registers.
  */
 #include <pthread.h>
 #include <stdio.h>
@@ -31,9 +32,10 @@ static double now(void)
 	return (double)time.tv_sec * 1e9 + (double)time.tv_nsec;
 }
 
-static void *calls(void *argument)
+static int depth;
+
+static void calls(struct thread *thread)
 {
-	struct thread *thread = argument;
 	double times[BATCHES];
 
 	for (int batch = 0; batch < BATCHES; batch++) {
@@ -50,6 +52,21 @@ static void *calls(void *argument)
 		times[batch] = (now() - start) / (2 * PAIRS);
 	}
 	thread->ns = median(times, BATCHES);
+}
+
+/* The empty statement after its call keeps the call from being a jump. */
+static __attribute__((noinline)) void deeper(struct thread *thread, int left)
+{
+	if (left > 0)
+		deeper(thread, left - 1);
+	else
+		calls(thread);
+	__asm__ volatile("");
+}
+
+static void *begin(void *thread)
+{
+	deeper(thread, depth);
 	return NULL;
 }
 
@@ -58,6 +75,8 @@ int main(int argc, char **argv)
 	int count = argc > 1 ? atoi(argv[1]) : 1;
 	struct thread threads[MOST];
 	double times[MOST];
+
+	depth = argc > 2 ? atoi(argv[2]) : 0;
 	const char *why = ibv_reg_mr_relaxed ? stub_open(STUB_NOTHING) : "the library is not loaded";
 
 	if (why || count < 1 || count > MOST) {
@@ -66,7 +85,7 @@ int main(int argc, char **argv)
 	}
 	for (int n = 0; n < count; n++) {
 		threads[n].memory = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
-		if (threads[n].memory == MAP_FAILED || pthread_create(&threads[n].id, NULL, calls, &threads[n])) {
+		if (threads[n].memory == MAP_FAILED || pthread_create(&threads[n].id, NULL, begin, &threads[n])) {
 			perror("trace");
 			return 1;
 		}
