@@ -28,6 +28,15 @@ impl Reader {
         }
     }
 
+    /// A reader that knows the page of a value, such as one on the stack.
+    #[inline(always)]
+    pub fn around<T>(value: &T) -> Reader {
+        Reader {
+            page: (&raw const *value).addr() as u64 & !(PAGE - 1),
+            ..Reader::new()
+        }
+    }
+
     /// A reader that asks the kernel about nothing.
     ///
     /// # Safety
@@ -44,28 +53,28 @@ impl Reader {
     #[inline(always)]
     pub fn word(&mut self, address: u64) -> Option<u64> {
         let page = address & !(PAGE - 1);
-        if !address.is_multiple_of(8) || (page != self.page && !self.learn(page)) {
+        if !address.is_multiple_of(8) {
             return None;
+        }
+        if page != self.page {
+            if !self.trusts {
+                self.asked += 1;
+            }
+            if page == 0 || !(self.trusts || is_readable(page)) {
+                return None;
+            }
+            self.page = page;
         }
         // SAFETY: the page is readable. It is memory of this thread's own stack, or of an object
         // that this thread keeps alive, so no other thread unmaps it meanwhile; volatile, since the
         // program knows nothing of this read.
         Some(unsafe { with_exposed_provenance::<u64>(address as usize).read_volatile() })
     }
-
-    #[cold]
-    fn learn(&mut self, page: u64) -> bool {
-        self.asked += u32::from(!self.trusts);
-        let readable = page != 0 && (self.trusts || is_readable(page));
-        if readable {
-            self.page = page;
-        }
-        readable
-    }
 }
 
 /// Whether the eight bytes at an address are readable. The kernel copies a signal mask from there,
 /// and then refuses to use it, since there is no way -1 of using one. Changes errno.
+#[cold]
 fn is_readable(address: u64) -> bool {
     const NO_WAY: c_int = -1;
     const MASK: usize = 8;
@@ -83,6 +92,8 @@ mod tests {
     fn what_is_mapped_is_read_and_what_is_not_is_refused() {
         let words = [7u64, 8];
         let address = words.as_ptr().expose_provenance() as u64;
+        let mut reader = Reader::around(&words);
+        assert_eq!((reader.word(address), reader.asked), (Some(7), 0));
         let mut reader = Reader::new();
         assert_eq!(reader.word(address), Some(7));
         assert_eq!(reader.word(address & !15), reader.word(address & !15));
@@ -90,7 +101,7 @@ mod tests {
         assert_eq!(reader.word(address + 8), Some(8));
         assert_eq!(reader.word(address + 1), None);
         assert_eq!(reader.word(0), None);
-        assert_eq!(reader.word(u64::MAX & !7), None);
+        assert_eq!(reader.word(!7), None);
         // SAFETY: a new mapping without rights replaces nothing.
         let closed = unsafe {
             let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;

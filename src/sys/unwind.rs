@@ -133,76 +133,85 @@ impl Registers {
         self.code().wrapping_add(1)
     }
 
-    /// Goes to the caller. `None` at the outermost frame, and where the way out is not known.
+    /// Those of the caller. `None` at the outermost frame, and where the way out is not known.
     /// `is_code` says whether an address is of a known file's code.
     #[inline(always)]
     pub fn step(
-        &mut self,
+        self,
         rule: Rule,
         memory: &mut Reader,
         is_code: impl Fn(u64) -> bool,
-    ) -> Option<()> {
-        let end = match rule.0 & 15 {
-            way::BY_SP => self.sp.wrapping_add(rule.end()),
-            way::BY_BP => self.bp.wrapping_add(rule.end()),
-            way::ALIGNED => memory.word(self.bp.wrapping_add(rule.end()))?,
-            way::SIGNAL => return self.leave_handler(memory),
-            way::POINTERS => return self.follow_pointers(memory, is_code),
-            _ => return None,
+    ) -> Option<Registers> {
+        let way = rule.0 & 15;
+        // Nearly all.
+        let end = if way == way::BY_SP {
+            self.sp.wrapping_add(rule.end())
+        } else {
+            match way {
+                way::BY_BP => self.bp.wrapping_add(rule.end()),
+                way::ALIGNED => memory.word(self.bp.wrapping_add(rule.end()))?,
+                way::SIGNAL => return self.leave_handler(memory),
+                way::POINTERS => return self.follow_pointers(memory, is_code),
+                _ => return None,
+            }
         };
         // Frames lie above those that they have called.
         if end <= self.sp {
             return None;
         }
-        self.ip = memory.word(end.wrapping_sub(8))?;
-        self.bp = match rule.bp() {
+        let ip = memory.word(end.wrapping_sub(8))?;
+        let bp = match rule.bp() {
             0 => self.bp,
             Rule::LOST => 0,
-            _ if rule.0 & 15 == way::ALIGNED => memory.word(self.bp)?,
+            _ if way == way::ALIGNED => memory.word(self.bp)?,
             offset => memory.word(end.wrapping_add_signed(offset))?,
         };
-        self.sp = end;
-        self.exact = false;
-        (self.ip != 0).then_some(())
+        (ip != 0).then_some(Registers {
+            ip,
+            sp: end,
+            bp,
+            exact: false,
+            ..self
+        })
     }
 
     /// The kernel's `struct ucontext` is at the stack pointer.
     #[cold]
-    fn leave_handler(&mut self, memory: &mut Reader) -> Option<()> {
+    fn leave_handler(self, memory: &mut Reader) -> Option<Registers> {
         const BP: u64 = 120;
         const SP: u64 = 160;
         const IP: u64 = 168;
         let context = self.sp;
-        self.ip = memory.word(context.checked_add(IP)?)?;
-        self.bp = memory.word(context.checked_add(BP)?)?;
-        self.sp = memory.word(context.checked_add(SP)?)?;
-        self.exact = true;
-        Some(())
+        Some(Registers {
+            ip: memory.word(context.checked_add(IP)?)?,
+            sp: memory.word(context.checked_add(SP)?)?,
+            bp: memory.word(context.checked_add(BP)?)?,
+            exact: true,
+            ..self
+        })
     }
 
     /// The frame pointer leads to the caller's and to the return address. Code that another stack
     /// called, as Go does, leads there once; after that the chain must go up.
     #[cold]
     fn follow_pointers(
-        &mut self,
+        self,
         memory: &mut Reader,
         is_code: impl Fn(u64) -> bool,
-    ) -> Option<()> {
+    ) -> Option<Registers> {
         let frame = self.bp;
         if self.off_chain && frame < self.sp {
             return None;
         }
-        let outer = memory.word(frame)?;
-        let address = memory.word(frame.checked_add(8)?)?;
-        if !is_code(address) {
-            return None;
-        }
-        self.ip = address;
-        self.bp = outer;
-        self.sp = frame.checked_add(16)?;
-        self.exact = false;
-        self.off_chain = true;
-        Some(())
+        let bp = memory.word(frame)?;
+        let ip = memory.word(frame.checked_add(8)?)?;
+        is_code(ip).then_some(Registers {
+            ip,
+            sp: frame.checked_add(16)?,
+            bp,
+            exact: false,
+            off_chain: true,
+        })
     }
 }
 

@@ -11,6 +11,7 @@
 
 use crate::sys::readable::Reader;
 use crate::sys::symbols::{Scope, find};
+use core::fmt::Write;
 use core::num::NonZeroUsize;
 use core::ptr::with_exposed_provenance;
 use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
@@ -152,7 +153,7 @@ impl Python {
     }
 
     /// Calls `see` with each frame of this thread, the innermost first.
-    pub fn frames(&self, mut see: impl FnMut(Frame)) {
+    pub fn frames(&self, see: &mut dyn FnMut(Frame)) {
         let trust = self.trust.load(Relaxed);
         if trust == DOES_NOT || (self.is_ending)() != 0 {
             return;
@@ -212,19 +213,20 @@ impl Python {
         Some((Some(read), previous))
     }
 
-    /// The frame as a line of the trace: `LINE FUNCTION PATH`.
-    pub fn line(&self, frame: &Frame) -> String {
+    /// Adds the frame as a line of the trace: `LINE FUNCTION PATH`.
+    pub fn line(&self, frame: &Frame, into: &mut String) {
         let mut memory = Reader::new();
         let line = self.line_number(&mut memory, frame).unwrap_or(0);
-        let mut words = |string| {
-            let text = self.text(&mut memory, string).unwrap_or_default();
-            text.replace(['\n', '\r'], "?")
-        };
-        let (name, file) = (words(frame.name), words(frame.file));
-        format!("{line} {} {file}\n", name.replace(' ', "_"))
+        let _ = write!(into, "{line} ");
+        self.text(&mut memory, frame.name, '_', into);
+        into.push(' ');
+        self.text(&mut memory, frame.file, ' ', into);
+        into.push('\n');
     }
 
-    fn text(&self, memory: &mut Reader, string: u64) -> Option<String> {
+    /// Adds a string, as far as it can be read, with something else for its blanks.
+    #[inline(never)]
+    fn text(&self, memory: &mut Reader, string: u64, blank: char, into: &mut String) -> Option<()> {
         (memory.word(string + TYPE)? == self.types.string).then_some(())?;
         let length = memory.word(string + LENGTH)?.min(LONGEST);
         let state = memory.word(string + STATE)?;
@@ -232,30 +234,34 @@ impl Python {
         if compact == 0 || !matches!(size, 1 | 2 | 4) {
             return None;
         }
-        let at = match ascii {
+        let mut at = match ascii {
             1 => string + self.layout.ascii,
             _ => string + self.layout.characters,
         };
-        let character = |n: u64| {
-            let at = at + n * size;
+        for _ in 0..length {
             let word = memory.word(at & !7)? >> (8 * (at % 8));
             let number = word & (u64::MAX >> (64 - 8 * size));
-            Some(char::from_u32(number as u32).unwrap_or(char::REPLACEMENT_CHARACTER))
-        };
-        (0..length).map(character).collect()
+            into.push(match char::from_u32(number as u32) {
+                Some(' ') => blank,
+                Some('\n' | '\r') => '?',
+                other => other.unwrap_or(char::REPLACEMENT_CHARACTER),
+            });
+            at += size;
+        }
+        Some(())
     }
 
+    #[inline(never)]
     fn line_number(&self, memory: &mut Reader, frame: &Frame) -> Option<i64> {
         let code = &self.layout.code;
         let first = memory.word(frame.code + code.first_line)? as i32;
         (memory.word(frame.lines + TYPE)? == self.types.bytes).then_some(())?;
         let length = memory.word(frame.lines + LENGTH)?.min(LARGEST);
         let at = frame.lines + BYTES;
-        let table = (0..length).map(|n| {
-            let at = at + n;
-            Some((memory.word(at & !7)? >> (8 * (at % 8))) as u8)
-        });
-        let table: Vec<u8> = table.collect::<Option<_>>()?;
+        let mut table = Vec::with_capacity(length as usize);
+        for at in at..at + length {
+            table.push((memory.word(at & !7)? >> (8 * (at % 8))) as u8);
+        }
         let offset = frame
             .instruction
             .checked_sub(frame.code + code.instructions)?;

@@ -36,7 +36,7 @@ const PAGES: u32 = 4;
 /// two; how many places an entry may have.
 const RULES: u32 = 14;
 const STACKS: u32 = 14;
-const PLACES: usize = 8;
+const PLACES: usize = 4;
 
 /// The rule for an address of code.
 struct KnownRule {
@@ -205,15 +205,15 @@ impl Stacks {
             file,
             began: None,
         };
-        let mut fingerprint = Fingerprint(0);
-        let walked = self.walk(start, caller, &mut spending, |address| {
-            fingerprint.add(address)
-        });
-        let Some(walked) = walked else {
+        let Some(walked) = self.walk(start, caller, &mut spending) else {
             return 0;
         };
+        let mut fingerprint = Fingerprint(0);
+        for &address in walked.addresses() {
+            fingerprint.add(address);
+        }
         if let Some(python) = walked.python() {
-            python.frames(|frame| {
+            python.frames(&mut |frame| {
                 for word in frame.words() {
                     fingerprint.add(word);
                 }
@@ -244,47 +244,54 @@ impl Stacks {
             Err(_) => return 0,
         }
         let number = place as u32 + 1;
-        let mut addresses = Vec::with_capacity(MOST);
-        self.walk(start, caller, &mut spending, |address| {
-            addresses.push(address)
-        });
-        let mut bytes = number.to_le_bytes().to_vec();
-        bytes.extend((addresses.len() as u32).to_le_bytes());
-        bytes.extend(addresses.iter().flat_map(|address| address.to_le_bytes()));
-        if let Some(python) = walked.python() {
-            python.frames(|frame| bytes.extend(python.line(&frame).into_bytes()));
-        }
-        file.modules();
-        file.block(kind::STACK, &bytes);
+        self.write(number, &walked, file);
         number
     }
 
-    /// Calls `see` with each return address from the program's call outwards. `None` if the call is
-    /// not on this stack, or if there is no time left to find out.
+    #[cold]
+    fn write(&self, number: u32, walked: &Walked, file: &File) {
+        let addresses = walked.addresses();
+        let mut bytes = Vec::with_capacity(8 + size_of_val(addresses));
+        bytes.extend(number.to_le_bytes());
+        bytes.extend((addresses.len() as u32).to_le_bytes());
+        for address in addresses {
+            bytes.extend(address.to_le_bytes());
+        }
+        if let Some(python) = walked.python() {
+            let mut lines = String::new();
+            python.frames(&mut |frame| python.line(&frame, &mut lines));
+            bytes.extend(lines.as_bytes());
+        }
+        file.modules();
+        file.block(kind::STACK, &bytes);
+    }
+
+    /// Walks from the program's call outwards. `None` if the call is not on this stack, or if there
+    /// is no time left to find out.
     #[inline(always)]
-    fn walk(
-        &self,
-        start: Registers,
-        caller: Caller,
-        spending: &mut Spending,
-        mut see: impl FnMut(u64),
-    ) -> Option<Walked> {
+    fn walk(&self, start: Registers, caller: Caller, spending: &mut Spending) -> Option<Walked> {
         let caller = caller.address() as u64;
-        let mut walked = Walked { interrupted: false };
+        let mut walked = Walked {
+            addresses: [0; MOST],
+            frames: 0,
+            interrupted: false,
+        };
         if !cfg!(target_arch = "x86_64") {
-            see(caller);
+            walked.addresses[0] = caller;
+            walked.frames = 1;
             return Some(walked);
         }
         let list = modules::last();
         let number = list.map_or(0, |list| list.number);
-        let is_code = |address| list.is_some_and(|list| list.file(address).is_some());
-        let mut memory = Reader::new();
+        let is_code = |address| modules::last().is_some_and(|list| list.file(address).is_some());
+        // The walk begins beyond this function's own frame.
+        let mut memory = Reader::around(&walked.interrupted);
         let mut at = start;
         let (mut own, mut frames) = (0, 0);
         loop {
             let address = at.return_address();
             if frames > 0 || address == caller {
-                see(address);
+                walked.addresses[frames] = address;
                 frames += 1;
             } else {
                 own += 1;
@@ -300,21 +307,31 @@ impl Stacks {
             if memory.asked > PAGES && !spending.begin() {
                 return None;
             }
-            if at.step(rule, &mut memory, is_code).is_none() {
-                break;
+            match at.step(rule, &mut memory, is_code) {
+                Some(next) => at = next,
+                None => break,
             }
         }
-        (frames > 0).then_some(walked)
+        walked.frames = frames;
+        (walked.frames > 0).then_some(walked)
     }
 }
 
-/// A stack whose frames have been seen.
+/// A stack.
 struct Walked {
+    addresses: [u64; MOST],
+    frames: usize,
     /// A signal handler made the call.
     interrupted: bool,
 }
 
 impl Walked {
+    /// The return addresses, the program's call first.
+    #[inline(always)]
+    fn addresses(&self) -> &[u64] {
+        self.addresses.get(..self.frames).unwrap_or_default()
+    }
+
     /// The interpreter of this process, if its frames can be read: a signal may have interrupted it
     /// while it changed them.
     fn python(&self) -> Option<&'static super::python::Python> {

@@ -46,28 +46,27 @@ impl<'a> Bytes<'a> {
         self.at += bytes;
         Some(before)
     }
-    fn unsigned(&mut self) -> Option<u64> {
-        let mut number = 0;
-        for shift in (0..63).step_by(7) {
+    /// A number in groups of seven bits, and how many bits the groups have.
+    #[inline(never)]
+    fn groups(&mut self) -> Option<(u64, u32)> {
+        let (mut number, mut bits) = (0, 0);
+        while bits < 63 {
             let byte = self.u8()?;
-            number |= u64::from(byte & 127) << shift;
+            number |= u64::from(byte & 127) << bits;
+            bits += 7;
             if byte & 128 == 0 {
-                return Some(number);
+                return Some((number, bits));
             }
         }
         None
     }
+    fn unsigned(&mut self) -> Option<u64> {
+        Some(self.groups()?.0)
+    }
     fn signed(&mut self) -> Option<i64> {
-        let mut number = 0;
-        for shift in (0..63).step_by(7) {
-            let byte = self.u8()?;
-            number |= i64::from(byte & 127) << shift;
-            if byte & 128 == 0 {
-                let unused = 64 - 7 - shift;
-                return Some(number << unused >> unused);
-            }
-        }
-        None
+        let (number, bits) = self.groups()?;
+        let unused = 64 - bits;
+        Some((number << unused) as i64 >> unused)
     }
     /// A pointer as `DW_EH_PE_...` encodes it: absolute, or from where it stands.
     fn pointer(&mut self, encoding: u8) -> Option<u64> {
@@ -260,110 +259,131 @@ fn of_bp(mut expression: Bytes, deref: bool) -> Option<i64> {
     (expression.rest == rest).then_some(offset)
 }
 
+/// What follows an instruction's byte.
+#[derive(Clone, Copy, PartialEq)]
+enum Operands {
+    None,
+    Advance(u8),
+    Address,
+    Number,
+    Signed,
+    Block,
+    Register,
+    RegisterNumber,
+    RegisterSigned,
+    RegisterBlock,
+}
+
+/// The operands of the instructions that are numbered from 0.
+const OPERANDS: [Operands; 0x17] = {
+    use Operands::*;
+    [
+        None,
+        Address,
+        Advance(1),
+        Advance(2),
+        Advance(4),
+        RegisterNumber,
+        Register,
+        Register,
+        Register,
+        RegisterNumber,
+        None,
+        None,
+        RegisterNumber,
+        Register,
+        Number,
+        Block,
+        RegisterBlock,
+        RegisterSigned,
+        RegisterSigned,
+        Signed,
+        RegisterNumber,
+        RegisterSigned,
+        RegisterBlock,
+    ]
+};
+const SIZE_OF_ARGUMENTS: u8 = 0x2e;
+
 /// Runs a program from `start` up to the row of `address`.
-fn run(
-    common: &Common,
-    mut program: Bytes,
-    initial: Option<Row>,
-    start: u64,
-    address: u64,
-) -> Option<Row> {
-    let initial_row = initial.unwrap_or(Row::EMPTY);
-    let mut row = initial_row;
+#[inline(never)]
+fn run(common: &Common, mut program: Bytes, initial: Row, start: u64, address: u64) -> Option<Row> {
+    use Operands::*;
+    let mut row = initial;
     let mut remembered = [Row::EMPTY; 8];
     let mut depth = 0usize;
     let mut at = start;
     while !program.rest.is_empty() {
         let code = program.u8()?;
         let low = u64::from(code & 0x3f);
-        let factored = |number: u64| (number as i64).wrapping_mul(common.data_unit);
-        let mut advance = None;
-        match (code & 0xc0, code) {
-            (0x40, _) => advance = Some(low),
-            (0x80, _) => row.set(low, Saved::At(factored(program.unsigned()?))),
-            (0xc0, _) => restore(&mut row, &initial_row, low),
-            (_, 0x00) => {}
-            (_, 0x01) => {
-                at = program.pointer(common.encoding)?;
-                advance = Some(0);
+        // The three instructions with an operand in their own byte, as those that they shorten.
+        let (code, operands, mut register) = match code >> 6 {
+            1 => (0x02, None, 0),
+            2 => (0x05, Number, low),
+            3 => (0x06, None, low),
+            _ if code == SIZE_OF_ARGUMENTS => (code, Number, 0),
+            _ => (code, *OPERANDS.get(usize::from(code))?, 0),
+        };
+        if matches!(
+            operands,
+            Register | RegisterNumber | RegisterSigned | RegisterBlock
+        ) {
+            register = program.unsigned()?;
+        }
+        let number = match operands {
+            Number | RegisterNumber | Block | RegisterBlock => program.unsigned()? as i64,
+            Signed | RegisterSigned => program.signed()?,
+            Address => program.pointer(common.encoding)? as i64,
+            Advance(1) => program.u8()?.into(),
+            Advance(2) => program.u16()? as i64,
+            Advance(_) => program.u32()? as i64,
+            None => low as i64,
+            Register => 0,
+        };
+        let block = match operands {
+            Block | RegisterBlock => program.skip(number as u64)?,
+            _ => Bytes { rest: &[], at: 0 },
+        };
+        let scaled = number.wrapping_mul(common.data_unit);
+        match code {
+            0x01..=0x04 => {
+                at = match code {
+                    0x01 => number as u64,
+                    _ => at.wrapping_add((number as u64).wrapping_mul(common.code_unit)),
+                };
+                if at > address {
+                    break;
+                }
             }
-            (_, 0x02) => advance = Some(program.u8()?.into()),
-            (_, 0x03) => advance = Some(program.u16()?),
-            (_, 0x04) => advance = Some(program.u32()?),
-            (_, 0x05) => {
-                let register = program.unsigned()?;
-                row.set(register, Saved::At(factored(program.unsigned()?)));
-            }
-            (_, 0x06) => restore(&mut row, &initial_row, program.unsigned()?),
-            (_, 0x07) => row.set(program.unsigned()?, Saved::Undefined),
-            (_, 0x08) => row.set(program.unsigned()?, Saved::Kept),
-            (_, 0x09 | 0x14) => {
-                let register = program.unsigned()?;
-                program.unsigned()?;
-                row.set(register, Saved::Unknown);
-            }
-            (_, 0x0a) => {
+            0x05 | 0x11 => row.set(register, Saved::At(scaled)),
+            0x06 => restore(&mut row, &initial, register),
+            0x07 => row.set(register, Saved::Undefined),
+            0x08 => row.set(register, Saved::Kept),
+            0x09 | 0x14..=0x16 => row.set(register, Saved::Unknown),
+            0x0a => {
                 *remembered.get_mut(depth)? = row;
                 depth += 1;
             }
-            (_, 0x0b) => {
+            0x0b => {
                 depth = depth.checked_sub(1)?;
                 row = *remembered.get(depth)?;
             }
-            (_, 0x0c) => {
-                let register = program.unsigned()?;
-                row.end = End::By(register, program.unsigned()? as i64);
-            }
-            (_, 0x0d) => {
-                let register = program.unsigned()?;
+            0x0c => row.end = End::By(register, number),
+            0x0d => {
                 row.end = match row.end {
                     End::By(_, distance) => End::By(register, distance),
-                    _ => return None,
+                    _ => return Option::None,
                 };
             }
-            (_, 0x0e) => row.set_distance(program.unsigned()? as i64),
-            (_, 0x0f) => {
-                let length = program.unsigned()?;
-                let expression = program.skip(length)?;
-                row.end = of_bp(expression, true).map_or(End::Unknown, End::InMemory);
+            0x0e => row.set_distance(number),
+            0x0f => row.end = of_bp(block, true).map_or(End::Unknown, End::InMemory),
+            0x10 => {
+                let at_bp = of_bp(block, false) == Some(0);
+                row.set(register, if at_bp { Saved::AtBp } else { Saved::Unknown });
             }
-            (_, 0x10) => {
-                let register = program.unsigned()?;
-                let length = program.unsigned()?;
-                let at_bp = of_bp(program.skip(length)?, false) == Some(0);
-                let saved = if at_bp { Saved::AtBp } else { Saved::Unknown };
-                row.set(register, saved);
-            }
-            (_, 0x11) => {
-                let register = program.unsigned()?;
-                let offset = program.signed()?.wrapping_mul(common.data_unit);
-                row.set(register, Saved::At(offset));
-            }
-            (_, 0x12) => {
-                let register = program.unsigned()?;
-                let distance = program.signed()?.wrapping_mul(common.data_unit);
-                row.end = End::By(register, distance);
-            }
-            (_, 0x13) => row.set_distance(program.signed()?.wrapping_mul(common.data_unit)),
-            (_, 0x15) => {
-                let register = program.unsigned()?;
-                program.signed()?;
-                row.set(register, Saved::Unknown);
-            }
-            (_, 0x16) => {
-                let register = program.unsigned()?;
-                let length = program.unsigned()?;
-                program.skip(length)?;
-                row.set(register, Saved::Unknown);
-            }
-            (_, 0x2e) => _ = program.unsigned()?,
-            _ => return None,
-        }
-        if let Some(units) = advance {
-            at = at.wrapping_add(units.wrapping_mul(common.code_unit));
-            if at > address {
-                break;
-            }
+            0x12 => row.end = End::By(register, scaled),
+            0x13 => row.set_distance(scaled),
+            _ => {}
         }
     }
     Some(row)
@@ -406,6 +426,6 @@ pub fn rule(mapping: &[u8], start: u64, table: &Range<u64>, address: u64) -> Opt
         let length = content.unsigned()?;
         content.skip(length)?;
     }
-    let initial = run(&common, common.program, None, begin, u64::MAX)?;
-    run(&common, content, Some(initial), begin, address)?.rule()
+    let initial = run(&common, common.program, Row::EMPTY, begin, u64::MAX)?;
+    run(&common, content, initial, begin, address)?.rule()
 }

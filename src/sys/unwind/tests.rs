@@ -25,11 +25,9 @@ fn walk() -> Vec<u64> {
             Some(file) => file.rule(at.code()).unwrap_or(Rule::END),
             None => Rule::POINTERS,
         };
-        if at
-            .step(rule, &mut memory, |address| file(address).is_some())
-            .is_none()
-        {
-            break;
+        match at.step(rule, &mut memory, |address| file(address).is_some()) {
+            Some(next) => at = next,
+            None => break,
         }
         found.push(at.return_address());
     }
@@ -80,9 +78,8 @@ fn a_frame_that_does_not_lie_above_ends_the_walk() {
         off_chain: false,
     };
     let step = |rule| {
-        let mut at = at;
-        at.step(rule, &mut Reader::new(), |_| true)
-            .map(|()| (at.ip, at.sp - sp))
+        let next = at.step(rule, &mut Reader::new(), |_| true)?;
+        Some((next.ip, next.sp - sp))
     };
     let by_sp = |end| Rule::new(way::BY_SP, end, 0).unwrap();
     assert_eq!(step(by_sp(16)), Some((1, 16)));
@@ -98,7 +95,7 @@ fn a_frame_that_does_not_lie_above_ends_the_walk() {
 fn pointers_lead_to_code_only_and_up() {
     let mut words = [0u64; 8];
     let sp = words.as_mut_ptr().expose_provenance() as u64;
-    let mut at = Registers {
+    let at = Registers {
         ip: 1,
         sp: sp + 16,
         bp: sp,
@@ -107,20 +104,14 @@ fn pointers_lead_to_code_only_and_up() {
     };
     words[..4].copy_from_slice(&[sp + 16, 77, sp, 78]);
     std::hint::black_box(&words);
-    let mut memory = Reader::new();
-    assert!(at.step(Rule::POINTERS, &mut memory, |_| false).is_none());
+    let step = |at: Registers, code| at.step(Rule::POINTERS, &mut Reader::new(), |at| at == code);
+    assert!(step(at, 0).is_none());
     // The first may lie elsewhere: another stack called.
-    assert!(
-        at.step(Rule::POINTERS, &mut memory, |at| at == 77)
-            .is_some()
-    );
+    let at = step(at, 77).unwrap();
     assert_eq!((at.ip, at.bp, at.sp), (77, sp + 16, sp + 16));
-    assert!(
-        at.step(Rule::POINTERS, &mut memory, |at| at == 78)
-            .is_some()
-    );
+    let at = step(at, 78).unwrap();
     assert_eq!((at.ip, at.bp), (78, sp));
-    assert!(at.step(Rule::POINTERS, &mut memory, |_| true).is_none());
+    assert!(step(at, 77).is_none());
 }
 
 #[test]
