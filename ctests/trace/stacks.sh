@@ -119,6 +119,8 @@ else
 	lines "Python's lines, of a thread that holds the interpreter's lock" holds_the_lock "$(line send)" "$(line holds)" "$(line main)"
 	lines "and of one that has released it" has_released_it "$(line send)" "$(line released)" "$(line main)"
 	lines "and of functions with other letters" größe "$(line größe)" "$(line größe)" "$(line main)"
+	"$rdmamr" report --text python >text
+	check "the text shows Python's lines" grep -q "< Ring.send stacks.py:$(line send) < holds_the_lock stacks.py:$(line holds) < <module> stacks.py:$(line main)" <(tr -s '\n ' ' ' <text)
 	is "Python's frames stand where the interpreter's would" "library_call Ring.send holds_the_lock <module>" python \
 		'" ".join(name for stack in stacks if "holds_the_lock" in names(stack) for name in names(stack).split() if not name.startswith(("register_wrapper", "ffi_", "?", "_c", "Py")))'
 fi

@@ -56,6 +56,19 @@ impl Writer {
         self.block(into, kind::CALLS, &bytes);
     }
 
+    /// Calls, each with the number of its stack.
+    pub fn calls_with_stacks(&mut self, into: &mut Sample, calls: &[Call], stacks: &[u32]) {
+        let numbers: Vec<u8> = stacks
+            .iter()
+            .flat_map(|number| number.to_le_bytes())
+            .collect();
+        let at = into.0.len() + 48;
+        self.longer = numbers.len();
+        self.calls(into, calls);
+        self.longer = 0;
+        into.0[at..at + numbers.len()].copy_from_slice(&numbers);
+    }
+
     pub fn end(&mut self, into: &mut Sample, at: u64) {
         self.block(into, kind::END, &(BEGAN + at).to_le_bytes());
     }

@@ -29,13 +29,17 @@ impl std::ops::Deref for Caller {
 }
 
 impl Caller {
-    /// The nearest frames beyond the caller, in words. `None` without a stack.
+    /// The nearest frames beyond the caller, in words: if some have a line, only these, since the
+    /// others are of code that nobody at hand has written. `None` without a stack.
     pub fn beyond(&self) -> Option<String> {
-        let mut names: Vec<String> = self.stack.iter().take(SHOWN).map(Frame::words).collect();
-        if self.stack.len() > SHOWN {
-            names.push("...".to_string());
+        let has_lines = self.stack.iter().any(|frame| frame.source.is_some());
+        let chosen = |frame: &&Frame| frame.source.is_some() || !has_lines;
+        let mut names = self.stack.iter().filter(chosen).map(Frame::words);
+        let mut shown: Vec<String> = names.by_ref().take(SHOWN).collect();
+        if names.next().is_some() {
+            shown.push("...".to_string());
         }
-        (!names.is_empty()).then(|| names.join(" < "))
+        (!shown.is_empty()).then(|| shown.join(" < "))
     }
 }
 
@@ -250,6 +254,23 @@ mod tests {
             resolver.resolve(Some("linux-vdso.so.1"), 5, 0).place(),
             "linux-vdso.so.1+0x5"
         );
+    }
+
+    #[test]
+    fn the_text_prefers_frames_with_a_line() {
+        let frame = |name: &str, source: Option<&str>| Frame {
+            function: Some(name.to_string()),
+            source: source.map(str::to_string),
+            ..Frame::default()
+        };
+        let mut caller = Caller::default();
+        assert_eq!(caller.beyond(), None);
+        caller.stack = vec![frame("ffi_call+0x5", None), frame("start+0x1", None)];
+        assert_eq!(caller.beyond().unwrap(), "ffi_call+0x5 < start+0x1");
+        caller.stack.push(frame("send", Some("/folder/ring.py:5")));
+        assert_eq!(caller.beyond().unwrap(), "send ring.py:5");
+        caller.stack = vec![frame("f", None); SHOWN + 1];
+        assert!(caller.beyond().unwrap().ends_with("f < ..."));
     }
 
     #[test]

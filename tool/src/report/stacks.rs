@@ -111,3 +111,100 @@ fn of_python(frame: &PythonFrame) -> Frame {
         source: Some(format!("{}:{}", frame.file, frame.line)),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::kind;
+    use crate::report::shape::Report;
+    use crate::sample::{Sample, Writer, file, register};
+
+    fn named(name: &str) -> Frame {
+        Frame {
+            function: Some(name.to_string()),
+            ..Frame::default()
+        }
+    }
+
+    fn stacks(python: Vec<PythonFrame>) -> Stacks {
+        let native = [3, 2, 1, 0].map(|offset| (None, offset)).to_vec();
+        Stacks {
+            list: vec![std::rc::Rc::new(Places { native, python })],
+            ..Stacks::default()
+        }
+    }
+
+    fn names(stacks: &Stacks, number: u32, functions: [&str; 4]) -> Vec<String> {
+        let frame = |_, offset: u64| named(functions[offset as usize]);
+        let caller = stacks.caller(named("wrapper"), number, frame);
+        caller.stack.iter().map(|frame| frame.words()).collect()
+    }
+
+    #[test]
+    fn frames_of_python_take_the_place_of_the_interpreter() {
+        let functions = ["main", "run", "_PyEval_EvalFrameDefault+0x7", "call_c"];
+        let send = PythonFrame {
+            line: 5,
+            function: "send".to_string(),
+            file: "/folder/ring.py".to_string(),
+        };
+        let python = stacks(vec![send]);
+        assert_eq!(names(&python, 1, functions), ["call_c", "send ring.py:5"]);
+        let native = stacks(Vec::new());
+        let all = ["call_c", functions[2], "run", "main"];
+        assert_eq!(names(&native, 1, functions), all);
+        assert!(names(&native, 0, functions).is_empty());
+        assert!(names(&native, 2, functions).is_empty());
+        // Where the function has no name, the file tells.
+        let frame = |_, offset| Frame {
+            module: Some(
+                [
+                    "/lib/app",
+                    "/lib/app",
+                    "/lib/libpython3.11.so.1",
+                    "/lib/ffi.so",
+                ][offset as usize]
+                    .to_string(),
+            ),
+            ..Frame::default()
+        };
+        assert_eq!(python.caller(named("wrapper"), 1, frame).stack.len(), 2);
+    }
+
+    #[test]
+    fn callers_are_told_apart_by_their_stacks() {
+        let stack = |number: u32, addresses: &[u64]| {
+            let head = [number, addresses.len() as u32]
+                .map(u32::to_le_bytes)
+                .concat();
+            let addresses: Vec<u8> = addresses.iter().flat_map(|at| at.to_le_bytes()).collect();
+            [head, addresses].concat()
+        };
+        let mut sample = Sample::default();
+        let mut writer = Writer::new(7);
+        writer.start(&mut sample, "./app");
+        writer.block(&mut sample, kind::STACK, &stack(9, &[0x1000, 0x2000]));
+        writer.block(&mut sample, kind::STACK, &stack(4, &[0x1000, 0x3000]));
+        // The same as the first.
+        writer.block(&mut sample, kind::STACK, &stack(5, &[0x1000, 0x2000]));
+        let calls: Vec<_> = (1..=4)
+            .map(|n| register(n * 100_000, n as u32, n << 16, 4096))
+            .collect();
+        writer.calls_with_stacks(&mut sample, &calls, &[9, 4, 5, 0]);
+        writer.end(&mut sample, 1_000_000);
+        let (_folder, path) = file(&sample);
+        let report = Report::new(&Trace::open(&path).unwrap(), &path).unwrap();
+        assert_eq!(report.totals.calls_with_stack, 3);
+        let mut found: Vec<_> = report
+            .callers
+            .iter()
+            .map(|row| (row.calls, row.caller.beyond()))
+            .collect();
+        found.sort();
+        let beyond = |name: &str| Some(name.to_string());
+        assert_eq!(
+            found,
+            [(1, None), (1, beyond("0x3000")), (2, beyond("0x2000"))]
+        );
+    }
+}
