@@ -89,11 +89,11 @@ run deep
 same_program "a stack of 1000 frames"
 is "is cut after 64" "64 deep" deep '"{} {}".format(len(stacks[0]), name(stacks[0][-1]))'
 
-# 8192 stacks, each once.
+# 16384 stacks, each once. Without the budget 13000 would find room in the table of stacks.
 run many
 same_program "more stacks than there is time for"
 is "each call is in the trace" 16384 many 'report["totals"]["calls"]'
-is "some have a stack, and not all" True many '100 < report["totals"]["calls_with_stack"] < 16384'
+is "some have a stack, and not two of three" True many '100 < report["totals"]["calls_with_stack"] < 11000'
 is "what has none is told by its caller alone" True many 'any(not caller["stack"] for caller in callers)'
 
 known_python() { python3 -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11) or sys.implementation.name != "cpython")'; }
