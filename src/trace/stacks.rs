@@ -24,7 +24,7 @@ use std::alloc::{Layout, alloc_zeroed};
 /// The processor time in ns that a process may spend on new code and new stacks: at its start, and
 /// for each call that it has recorded.
 const AT_START: u64 = 5_000_000;
-const PER_CALL: u64 = 500;
+const PER_CALL: u64 = 150;
 
 /// The most frames of a stack. The outermost are left out.
 const MOST: usize = 64;
