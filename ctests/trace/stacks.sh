@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
 # stacks.sh LIBRARY BUILT PROGRAM: the call stacks of a trace, of programs whose functions are known (stacks.c,
-# stacks.py), as PROGRAM, "rdmamr", reports them. Prints TAP.
+# stacks.py, stacks.go), as PROGRAM, "rdmamr", reports them. Prints TAP.
 set -u
 here=$(realpath "$(dirname "$0")")
 . "$here/../tap.sh"
@@ -96,13 +96,27 @@ is "each call is in the trace" 16384 many 'report["totals"]["calls"]'
 is "some have a stack, and not two of three" True many '100 < report["totals"]["calls_with_stack"] < 11000'
 is "what has none is told by its caller alone" True many 'any(not caller["stack"] for caller in callers)'
 
-known_python() { python3 -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11) or sys.implementation.name != "cpython")'; }
-if ! command -v "${CC:-cc}" >/dev/null || ! known_python; then
-	skip "the lines of a program in Python" "it needs a C compiler and CPython 3.11, and this is $(python3 --version)"
+# shellcheck disable=SC2086
+${CC:-cc} -std=gnu11 -D_GNU_SOURCE -I"$here/../../include" ${CFLAGS:--O2 -g} -DLIBRARY -shared -fPIC "$here/stacks.c" \
+	"$here/../relaxed/stub_device.c" -o libstacks.so -Wl,--no-as-needed -libverbs -lpthread -ldl
+if ! command -v go >/dev/null; then
+	skip "the functions of a program in Go" "Go is not installed"
 else
-	# shellcheck disable=SC2086
-	${CC:-cc} -std=gnu11 -D_GNU_SOURCE -I"$here/../../include" ${CFLAGS:--O2 -g} -DLIBRARY -shared -fPIC "$here/stacks.c" \
-		"$here/../relaxed/stub_device.c" -o libstacks.so -Wl,--no-as-needed -libverbs -lpthread -ldl
+	go=$(dirname "$stacks")/go
+	GO111MODULE=off GOFLAGS='' GOPROXY=off GOTOOLCHAIN=local GOCACHE=$go/cache GOPATH=$go/path CGO_ENABLED=1 \
+		CGO_LDFLAGS=$work/libstacks.so go build -o in_go "$here/stacks.go"
+	RDMAMR_TRACE="$work/go" LD_PRELOAD="$library" timeout 500 ./in_go >go.said 2>&1
+	status=$?
+	cat go.said
+	"$rdmamr" report --json go >go.json
+	same_program "a program in Go"
+	is "its functions are named, beyond those of cgo" "main.send main.phase main.main" go \
+		'" ".join(name for name in names(stacks[0]).split() if name in ("main.send", "main.phase", "main.main"))'
+fi
+known_python() { python3 -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11) or sys.implementation.name != "cpython")'; }
+if ! known_python; then
+	skip "the lines of a program in Python" "it needs CPython 3.11, and this is $(python3 --version)"
+else
 	RDMAMR_TRACE="$work/python" LD_PRELOAD="$library $work/libstacks.so" timeout 500 python3 "$here/stacks.py" \
 		"$work/libstacks.so" >python.said 2>&1
 	status=$?
