@@ -3,20 +3,21 @@
 //! Both versions of the interface are read. A limit that cannot be read is not known, and counts as
 //! none: a container may hide the groups around its own.
 //!
-//! The functions allocate nothing, and the threads of `helper_thread.rs` may call them.
+//! The functions allocate nothing, and the threads of `helper_thread.rs` may call them. They also
+//! run on the smallest stack of a thread (`ctests/relaxed/smallest_stack.c`): paths are short, and
+//! no frame has two at once.
 
 use super::proc::each_line;
 use core::ffi::CStr;
 
 /// The smallest limit of memory that applies to this process, in bytes.
 pub fn memory_limit() -> Option<u64> {
-    let group = Group::find(b"memory")?;
-    let names: &[&[u8]] = match group.version {
-        1 => &[b"memory.limit_in_bytes"],
-        _ => &[b"memory.max", b"memory.high"],
-    };
     let mut least = None;
-    group.each_ancestor(&mut |group| {
+    each_group(b"memory", &mut |group| {
+        let names: &[&[u8]] = match group.version {
+            1 => &[b"memory.limit_in_bytes"],
+            _ => &[b"memory.max", b"memory.high"],
+        };
         for name in names {
             group.each_line(name, &mut |line| smaller(&mut least, number(line)));
         }
@@ -26,13 +27,12 @@ pub fn memory_limit() -> Option<u64> {
 
 /// How many bytes of memory the fullest group of this process has, and how many it may have.
 pub fn memory_used() -> Option<(u64, u64)> {
-    let group = Group::find(b"memory")?;
-    let names: [&[u8]; 2] = match group.version {
-        1 => [b"memory.usage_in_bytes", b"memory.limit_in_bytes"],
-        _ => [b"memory.current", b"memory.max"],
-    };
     let mut fullest: Option<(u64, u64)> = None;
-    group.each_ancestor(&mut |group| {
+    each_group(b"memory", &mut |group| {
+        let names: [&[u8]; 2] = match group.version {
+            1 => [b"memory.usage_in_bytes", b"memory.limit_in_bytes"],
+            _ => [b"memory.current", b"memory.max"],
+        };
         let [used, most] = names.map(|name| {
             let mut value = None;
             group.each_line(name, &mut |line| value = number(line));
@@ -51,21 +51,20 @@ pub fn memory_used() -> Option<(u64, u64)> {
 /// How many more bytes of memory this process may have, by the group that leaves it least. Pages of
 /// files that the kernel could drop count as free.
 pub fn memory_left() -> Option<u64> {
-    let group = Group::find(b"memory")?;
-    let (used, most, files): (&[u8], &[u8], [&[u8]; 2]) = match group.version {
-        1 => (
-            b"memory.usage_in_bytes",
-            b"memory.limit_in_bytes",
-            [b"total_active_file ", b"total_inactive_file "],
-        ),
-        _ => (
-            b"memory.current",
-            b"memory.max",
-            [b"active_file ", b"inactive_file "],
-        ),
-    };
     let mut least = None;
-    group.each_ancestor(&mut |group| {
+    each_group(b"memory", &mut |group| {
+        let (used, most, files): (&[u8], &[u8], [&[u8]; 2]) = match group.version {
+            1 => (
+                b"memory.usage_in_bytes",
+                b"memory.limit_in_bytes",
+                [b"total_active_file ", b"total_inactive_file "],
+            ),
+            _ => (
+                b"memory.current",
+                b"memory.max",
+                [b"active_file ", b"inactive_file "],
+            ),
+        };
         let mut limit = None;
         group.each_line(most, &mut |line| limit = number(line));
         let Some(limit) = limit else {
@@ -86,10 +85,7 @@ pub fn memory_left() -> Option<u64> {
 
 /// Calls `each` for the lines of `rdma.max` that limit the objects of a device.
 pub fn each_limit_of_objects(mut each: impl FnMut(&[u8])) {
-    let Some(group) = Group::find(b"rdma") else {
-        return;
-    };
-    group.each_ancestor(&mut |group| {
+    each_group(b"rdma", &mut |group| {
         group.each_line(b"rdma.max", &mut |line| {
             let device = line.split(|&byte| byte == b' ').next();
             if device.is_some_and(|device| objects(line, device).is_some()) {
@@ -102,7 +98,7 @@ pub fn each_limit_of_objects(mut each: impl FnMut(&[u8])) {
 /// How many more objects (`hca_object`) of this device the process may make.
 pub fn objects_left(device: &[u8]) -> Option<u64> {
     let mut least = None;
-    Group::find(b"rdma")?.each_ancestor(&mut |group| {
+    each_group(b"rdma", &mut |group| {
         let (mut most, mut used) = (None, None);
         group.each_line(b"rdma.max", &mut |line| {
             most = most.or(objects(line, device))
@@ -149,7 +145,7 @@ struct Path {
 }
 
 impl Path {
-    const MOST: usize = 2048;
+    const MOST: usize = 1024;
 
     const fn new() -> Path {
         Path {
@@ -191,10 +187,24 @@ struct Group {
     mount: usize,
 }
 
+/// Calls `each` for the group of this process in the hierarchy that has this controller, and for
+/// those that it lies in.
+#[inline(never)]
+fn each_group(controller: &[u8], each: &mut dyn FnMut(&mut Group)) {
+    let mut group = Group {
+        version: 0,
+        folder: Path::new(),
+        mount: 0,
+    };
+    if group.find(controller) {
+        group.each_ancestor(each);
+    }
+}
+
 impl Group {
-    /// The group of this process in the hierarchy that has this controller.
-    fn find(controller: &[u8]) -> Option<Group> {
-        let mut version = 0;
+    /// Becomes the group of this process in the hierarchy that has this controller.
+    #[inline(never)]
+    fn find(&mut self, controller: &[u8]) -> bool {
         let mut path = Path::new();
         // Only the first thread may have ended, and its folder then tells nothing.
         let _ = each_line(c"/proc/thread-self/cgroup", |line| {
@@ -205,46 +215,41 @@ impl Group {
             let is_old = controllers
                 .split(|&byte| byte == b',')
                 .any(|word| word == controller);
-            if is_old || controllers.is_empty() && version == 0 {
-                version = if is_old { 1 } else { 2 };
+            if is_old || controllers.is_empty() && self.version == 0 {
+                self.version = if is_old { 1 } else { 2 };
                 path.cut(0);
                 if !path.push(its_path) {
-                    version = 0;
+                    self.version = 0;
                 }
             }
             true
         });
-        if version == 0 {
-            return None;
+        if self.version == 0 {
+            return false;
         }
-        let mut group = Group {
-            version,
-            folder: Path::new(),
-            mount: 0,
-        };
         let _ = each_line(c"/proc/thread-self/mountinfo", |line| {
-            let wanted = (version == 1).then_some(controller);
+            let wanted = (self.version == 1).then_some(controller);
             let Some((root, place)) = mount(line, wanted) else {
                 return true;
             };
             // The mount may show a part of the hierarchy in which this group does not lie. It then
             // shows at most groups around it.
             let below = strip(path.text(), root).filter(|below| !has_parent(below));
-            group.folder.cut(0);
-            if !push_unescaped(&mut group.folder, place) {
+            self.folder.cut(0);
+            if !push_unescaped(&mut self.folder, place) {
                 return true;
             }
-            group.mount = group.folder.length;
-            let found = below.is_some_and(|below| below.is_empty() || group.folder.push(below));
+            self.mount = self.folder.length;
+            let found = below.is_some_and(|below| below.is_empty() || self.folder.push(below));
             !found
         });
-        (group.mount > 0).then_some(group)
+        self.mount > 0
     }
 
     /// Calls `each` for the group and those that it lies in.
-    fn each_ancestor(mut self, each: &mut dyn FnMut(&mut Group)) {
+    fn each_ancestor(&mut self, each: &mut dyn FnMut(&mut Group)) {
         loop {
-            each(&mut self);
+            each(self);
             if self.folder.length <= self.mount {
                 return;
             }
@@ -367,7 +372,7 @@ mod tests {
     fn ancestors_end_at_the_mount() {
         let mut folder = Path::new();
         assert!(folder.push(b"/sys/fs/cgroup/a/b"));
-        let group = Group {
+        let mut group = Group {
             version: 2,
             folder,
             mount: b"/sys/fs/cgroup".len(),

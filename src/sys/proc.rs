@@ -378,7 +378,8 @@ pub fn each_line(path: &CStr, mut each: impl FnMut(&[u8]) -> bool) -> bool {
     each_line_of(path, &mut each)
 }
 
-/// As [`each_line`], compiled once and not for each caller.
+/// As [`each_line`], compiled once and not for each caller, whose frame would have the buffer twice.
+#[inline(never)]
 fn each_line_of(path: &CStr, each: &mut dyn FnMut(&[u8]) -> bool) -> bool {
     let Some(file) = File::open(path) else {
         return false;

@@ -24,13 +24,17 @@ use core::time::Duration;
 const PIECE: usize = 2 << 20;
 
 /// The threads of one registration.
-pub struct Team {
-    work: NonNull<Populating>,
+pub struct Team(NonNull<Work>);
+
+/// It has its own mapping, since a signal handler may leave the registration by siglongjmp, and the
+/// stack of the registering thread may be small.
+struct Work {
+    populating: Populating,
+    /// Only the registering thread looks at them.
     threads: [Option<Ending>; PREFAULT_MOST],
 }
 
-/// The state that the threads share. It has its own mapping, since a signal handler may leave the
-/// registration by siglongjmp.
+/// The state that the threads share.
 struct Populating {
     pages: Pages,
     found: Suitable,
@@ -44,7 +48,9 @@ struct Populating {
 }
 
 impl Team {
-    /// Starts at most `threads` threads if they can help. `None` if none started.
+    /// Starts at most `threads` threads if they can help. `None` if none started. Not inlined: its
+    /// frame is gone when the registration begins.
+    #[inline(never)]
     pub fn start(pages: Pages, found: Suitable, threads: usize) -> Option<Team> {
         let place = Place::of(pages.start, threads);
         let threads = threads
@@ -53,40 +59,46 @@ impl Team {
         if threads == 0 {
             return None;
         }
-        let memory = helper_thread::map(size_of::<Populating>())?;
-        let work = NonNull::new(memory.cast::<Populating>())?;
-        let content = Populating {
-            pages,
-            found,
-            taken: AtomicUsize::new(0),
-            over: AtomicBool::new(false),
-            place,
+        let memory = helper_thread::map(size_of::<Work>())?;
+        let work = NonNull::new(memory.cast::<Work>())?;
+        let content = Work {
+            populating: Populating {
+                pages,
+                found,
+                taken: AtomicUsize::new(0),
+                over: AtomicBool::new(false),
+                place,
+            },
+            threads: [const { None }; PREFAULT_MOST],
         };
         // SAFETY: the new mapping is large enough and page-aligned.
         unsafe { work.write(content) };
-        let mut team = Team {
-            work,
-            threads: [const { None }; PREFAULT_MOST],
-        };
-        for thread in &mut team.threads[..threads] {
+        // SAFETY: the work was just written.
+        let populating = unsafe { &raw mut (*work.as_ptr()).populating };
+        // SAFETY: as above, and the threads use the other field alone.
+        let ending = unsafe { &mut (*work.as_ptr()).threads };
+        for thread in &mut ending[..threads] {
             // SAFETY: `run` keeps the rules of `helper_thread`, and `stop` unmaps the work only
             // after the thread has ended.
-            *thread = unsafe { helper_thread::start_ending(run, memory) };
+            *thread = unsafe { helper_thread::start_ending(run, populating.cast()) };
             if thread.is_none() {
                 break;
             }
         }
-        Some(team)
+        Some(Team(work))
     }
 
     /// Waits for each thread to finish its current piece and end. Returns how many threads ran.
     pub fn stop(self) -> usize {
+        let work = self.0.as_ptr();
         // SAFETY: `start` wrote the work, and only the end of this function unmaps it.
-        unsafe { self.work.as_ref() }.over.store(true, Relaxed);
-        let threads = self.threads.into_iter().flatten();
+        unsafe { &(*work).populating }.over.store(true, Relaxed);
+        // SAFETY: as above, and the threads use the other field alone.
+        let threads = unsafe { &mut (*work).threads };
+        let threads = threads.iter_mut().filter_map(Option::take);
         let count = threads.map(Ending::join).count();
         // SAFETY: `start` mapped the work, and the threads have ended.
-        unsafe { helper_thread::unmap(self.work.as_ptr().cast(), size_of::<Populating>()) };
+        unsafe { helper_thread::unmap(work.cast(), size_of::<Work>()) };
         count
     }
 }
