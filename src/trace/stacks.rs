@@ -5,8 +5,9 @@
 //! What costs much is done once for each address of code, and each stack: to learn from the file
 //! how to leave the frame (`sys/unwind.rs`), and to write the stack down. That work, and the rest of
 //! a walk over many pages, has a budget, so that the mean cost of a call stays below 1 us: a process
-//! may spend [`AT_START`], and then [`PER_CALL`] for each call in the file. A call that would need
-//! more has no stack.
+//! may spend [`AT_START`], and then [`PER_CALL`] for each call in the file. A program that calls
+//! seldom may spend a [`PART`] of its time besides: 200 calls of pyverbs, each of another stack, paid
+//! for one stack otherwise. A call that would need more has no stack.
 //!
 //! The walk takes no lock, allocates nothing, and calls nothing but the kernel. Learning asks the
 //! linker, as writing a block does; a child of a fork has its parent's list of files (`modules.rs`).
@@ -25,6 +26,8 @@ use std::alloc::{Layout, alloc_zeroed};
 /// for each call that it has recorded.
 const AT_START: u64 = 5_000_000;
 const PER_CALL: u64 = 150;
+/// And of the time since its first call: 1 %.
+const PART: u64 = 100;
 
 /// The most frames of a stack. The outermost are left out.
 const MOST: usize = 64;
@@ -60,6 +63,8 @@ pub struct Stacks {
     tables: Box<Tables>,
     /// The processor time in ns spent so far.
     spent: AtomicU64,
+    /// The time of the first call.
+    began: u64,
 }
 
 /// A number that two different stacks hardly have in common.
@@ -98,7 +103,9 @@ impl Spending<'_> {
         if self.began.is_some() {
             return true;
         }
-        let budget = AT_START.saturating_add(self.file.written().saturating_mul(PER_CALL));
+        let ran = clock::monotonic().saturating_sub(self.stacks.began);
+        let budget = (AT_START + ran / PART)
+            .saturating_add(self.file.written().saturating_mul(PER_CALL));
         let some_left = self.stacks.spent.load(Relaxed) < budget;
         if some_left {
             self.began = Some(clock::of_thread());
@@ -148,6 +155,7 @@ impl Stacks {
             // SAFETY: the allocator gave the memory for this type, and zeros are empty tables.
             tables: unsafe { Box::from_raw(memory) },
             spent: AtomicU64::new(0),
+            began: clock::monotonic(),
         })
     }
 
