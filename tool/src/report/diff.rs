@@ -27,6 +27,7 @@ pub struct Diff {
 #[derive(Serialize)]
 pub struct Side {
     pub trace: String,
+    pub processes: usize,
     pub calls: u64,
     pub failed: u64,
     pub registrations: u64,
@@ -85,6 +86,7 @@ impl Side {
         let totals = &report.totals;
         Side {
             trace: report.trace.clone(),
+            processes: report.processes.len(),
             calls: totals.calls,
             failed: totals.failed,
             registrations: totals.registrations,
@@ -154,8 +156,12 @@ impl Diff {
                 share(after.hits, after.registrations)
             );
         }
+        let ran = match before.processes.max(after.processes) {
+            0 | 1 => "The run",
+            _ => "All processes together",
+        };
         sentence += &format!(
-            " The run took {} before, {} after; at most {} were pinned before, {} after.",
+            " {ran} took {} before, {} after; at most {} were pinned before, {} after.",
             time(before.run_ns),
             time(after.run_ns),
             bytes(before.peak_pinned_bytes),
@@ -326,7 +332,20 @@ mod tests {
             sentence.starts_with("540 us gained: 600 us in calls before, 60.0 us after (90.0 %)."),
             "{sentence}"
         );
+        assert!(sentence.contains(" The run took "), "{sentence}");
         assert!(diff.render().lines().all(|line| line.chars().count() <= 80));
+    }
+
+    #[test]
+    fn the_times_of_several_processes_are_added_up_and_said_to_be() {
+        let (before, after) = runs();
+        let mut diff = Diff::new(&before, &after);
+        diff.after.processes = 3;
+        let sentence = diff.sentence();
+        assert!(
+            sentence.contains(" All processes together took "),
+            "{sentence}"
+        );
     }
 
     #[test]

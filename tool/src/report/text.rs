@@ -249,11 +249,15 @@ pub fn render(report: &Report) -> String {
             count(totals.failed)
         ),
     );
+    let together = match report.processes.len() {
+        0 | 1 => String::new(),
+        processes => format!(", {processes} processes together"),
+    };
     line(
         &mut out,
         "Time in calls",
         format!(
-            "{}, {} of the threads' time of {}; ran {}",
+            "{}, {} of the threads' time of {}; ran {}{together}",
             time(totals.time_ns),
             share(totals.time_ns, totals.thread_ns),
             time(totals.thread_ns),
