@@ -1,11 +1,17 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Inputs for the fuzz targets in Rust, unit tests whose names begin with `fuzz_`: samples that are
 //! changed at random. The number of an input determines it, so each run has the same ones. A plain
-//! run tries a few; `make fuzz SECONDS=n` goes on for n seconds.
+//! run tries a few, or goes on for FUZZ_SECONDS. FUZZ_FROM is the number of the first input: a
+//! failure prints the number. `make fuzz` has libFuzzer choose the inputs instead.
 //!
-//! FUZZ_FROM is the number of the first input: a failure prints the number.
+//! The samples are those of the target and those of `ctests/fuzz/corpus`, which libFuzzer found.
 
+use std::path::Path;
 use std::time::{Duration, Instant};
+
+#[cfg(fuzzing)]
+#[path = "guided.rs"]
+mod guided;
 
 fn setting(name: &str) -> Option<u64> {
     std::env::var(name).ok()?.parse().ok()
@@ -44,16 +50,43 @@ impl Drop for Tried {
 
 /// Calls the target with `few` inputs made of the samples, or for FUZZ_SECONDS.
 pub fn each(name: &str, few: u64, samples: &[&[u8]], mut target: impl FnMut(&[u8], &mut Random)) {
+    #[cfg(fuzzing)]
+    guided::run(name, samples, &mut target);
+    let found = corpus(name);
+    let samples: Vec<&[u8]> = found
+        .iter()
+        .map(Vec::as_slice)
+        .chain(samples.iter().copied())
+        .collect();
     let end = setting("FUZZ_SECONDS").map(|some| Instant::now() + Duration::from_secs(some));
     let from = setting("FUZZ_FROM").unwrap_or(0);
     let mut tried = Tried(from);
     while end.map_or(tried.0 < from + few, |end| Instant::now() < end) {
         let mut random = Random::new(tried.0);
-        let input = changed(samples, &mut random);
+        let input = changed(&samples, &mut random);
         target(&input, &mut random);
         tried.0 += 1;
     }
     println!("{name}: {} executions", tried.0 - from);
+}
+
+/// The inputs in the tree that reach more of the target than its samples, each in a file.
+fn corpus(name: &str) -> Vec<Vec<u8>> {
+    // Three packages include this file, and lie at different depths.
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .ancestors()
+        .map(|above| above.join("ctests/fuzz/corpus").join(name))
+        .find(|folder| folder.is_dir());
+    let mut files: Vec<_> = folder
+        .into_iter()
+        .flat_map(|folder| std::fs::read_dir(folder).unwrap())
+        .map(|file| file.unwrap().path())
+        .collect();
+    files.sort();
+    files
+        .iter()
+        .map(|file| std::fs::read(file).unwrap())
+        .collect()
 }
 
 /// A sample with up to eight changes.

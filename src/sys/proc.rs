@@ -627,16 +627,17 @@ mod tests {
         assert_eq!(decimal(b"64 kB"), 64);
     }
 
+    const LINES: [&[u8]; 5] = [
+        b"7f00deadb000-7f00deadc000 rw-p 00001000 103:02 4711  /memfd:a b (deleted)",
+        b"ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0          [vsyscall]",
+        b"VmLck:\t    1024 kB",
+        b"Max locked memory         8388608              unlimited            bytes     ",
+        b"36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw,errors=continue",
+    ];
+
     #[test]
     fn fuzz_proc_text() {
-        let samples: [&[u8]; 5] = [
-            b"7f00deadb000-7f00deadc000 rw-p 00001000 103:02 4711  /memfd:a b (deleted)",
-            b"ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0          [vsyscall]",
-            b"VmLck:\t    1024 kB",
-            b"Max locked memory         8388608              unlimited            bytes     ",
-            b"36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw,errors=continue",
-        ];
-        crate::fuzz_inputs::each("fuzz_proc_text", 2000, &samples, |line, _| {
+        crate::fuzz_inputs::each("fuzz_proc_text", 2000, &LINES, |line, _| {
             let _ = parse(line);
             let _ = decimal(line);
             let _ = hexadecimal(line);
@@ -644,10 +645,14 @@ mod tests {
             let _ = rdmamr_live_page::parse_name(line);
             let _ = rdmamr_live_page::start_of(line);
         });
-        // Whole files, in which a line may have any length.
+    }
+
+    /// Whole files, in which a line may have any length.
+    #[test]
+    fn fuzz_proc_files() {
         let path = std::env::temp_dir().join(format!("rdmamr.fuzz.{}", std::process::id()));
         let name = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
-        crate::fuzz_inputs::each("fuzz_proc_files", 100, &samples, |text, random| {
+        crate::fuzz_inputs::each("fuzz_proc_files", 100, &LINES, |text, random| {
             let long = text.repeat(1 + random.below(200));
             std::fs::write(&path, &long).unwrap();
             let mut seen = 0;

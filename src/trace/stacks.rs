@@ -104,8 +104,8 @@ impl Spending<'_> {
             return true;
         }
         let ran = clock::monotonic().saturating_sub(self.stacks.began);
-        let budget = (AT_START + ran / PART)
-            .saturating_add(self.file.written().saturating_mul(PER_CALL));
+        let budget =
+            (AT_START + ran / PART).saturating_add(self.file.written().saturating_mul(PER_CALL));
         let some_left = self.stacks.spent.load(Relaxed) < budget;
         if some_left {
             self.began = Some(clock::of_thread());

@@ -304,36 +304,43 @@ mod tests {
             i32::MAX,
             i32::MIN,
         ];
-        each("fuzz_kernel_replies", 2000, &[&b"?"[..]], |_, random| {
-            let random = Mutex::new(Random::new(random.next()));
-            let kernel = Scripted::new(move |call| {
-                let mut random = random.lock().unwrap();
-                if let ScriptedCall::Ioctl(_, attrs) = call {
-                    const OUTPUTS: [u16; 2] = [UVERBS_ATTR_CORE_OUT, UVERBS_ATTR_UHW_OUT];
-                    let is_output = |attr: &&ib_uverbs_attr| OUTPUTS.contains(&attr.attr_id);
-                    for attr in attrs.iter().filter(is_output) {
-                        for n in 0..u64::from(attr.len) {
-                            // SAFETY: the bundle's output address is valid for the size that it
-                            // states.
-                            unsafe { ((attr.data + n) as *mut u8).write(random.next() as u8) };
+        each(
+            "fuzz_kernel_replies",
+            2000,
+            &[&b"?"[..]],
+            |input, random| {
+                // The bytes of the input first, then random ones.
+                let said = Mutex::new((input.to_vec().into_iter(), Random::new(random.next())));
+                let kernel = Scripted::new(move |call| {
+                    let (given, random) = &mut *said.lock().unwrap();
+                    let mut next = || given.next().unwrap_or_else(|| random.next() as u8);
+                    if let ScriptedCall::Ioctl(_, attrs) = call {
+                        const OUTPUTS: [u16; 2] = [UVERBS_ATTR_CORE_OUT, UVERBS_ATTR_UHW_OUT];
+                        let is_output = |attr: &&ib_uverbs_attr| OUTPUTS.contains(&attr.attr_id);
+                        for attr in attrs.iter().filter(is_output) {
+                            for n in 0..u64::from(attr.len) {
+                                // SAFETY: the bundle's output address is valid for the size that it
+                                // states.
+                                unsafe { ((attr.data + n) as *mut u8).write(next()) };
+                            }
                         }
                     }
-                }
-                match ERRNOS[random.below(ERRNOS.len())] {
-                    0 => Ok(()),
-                    errno => Err(Errno(errno)),
-                }
-            });
-            let Ok(facts) = identify(&kernel, 3) else {
-                return;
-            };
-            // What a device is said to be stays one of the known things.
-            assert!(facts.driver().is_some() || facts.why_passed_on().is_some());
-            let registered = register(&kernel, 3, facts, &REGISTRATION);
-            assert!(facts.driver().is_some() || registered.is_err());
-            let handle = registered.map_or(7, |answer| answer.mr_handle);
-            let _ = deregister(&kernel, 3, facts, handle);
-            let _ = most_regions(&kernel, 3, facts);
-        });
+                    match ERRNOS[usize::from(next()) % ERRNOS.len()] {
+                        0 => Ok(()),
+                        errno => Err(Errno(errno)),
+                    }
+                });
+                let Ok(facts) = identify(&kernel, 3) else {
+                    return;
+                };
+                // What a device is said to be stays one of the known things.
+                assert!(facts.driver().is_some() || facts.why_passed_on().is_some());
+                let registered = register(&kernel, 3, facts, &REGISTRATION);
+                assert!(facts.driver().is_some() || registered.is_err());
+                let handle = registered.map_or(7, |answer| answer.mr_handle);
+                let _ = deregister(&kernel, 3, facts, handle);
+                let _ = most_regions(&kernel, 3, facts);
+            },
+        );
     }
 }

@@ -936,7 +936,7 @@ fn fuzz_trace() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("trace");
     let samples: [&[u8]; 2] = [&hostile().0, &plain.0];
-    crate::fuzz_inputs::each("fuzz_trace", 30, &samples, |input, _| {
+    crate::fuzz_inputs::each("fuzz_trace", 100, &samples, |input, random| {
         std::fs::write(&path, input).unwrap();
         let Ok(trace) = Trace::open(&path) else {
             return;
@@ -946,12 +946,16 @@ fn fuzz_trace() {
         };
         let text = text::render(&report);
         assert!(!text.chars().any(|c| c != '\n' && units::controls(c)));
+        perfetto::write(&trace, &report, &mut std::io::sink()).unwrap();
+        // What takes a hundred times as long as the rest.
+        if random.below(16) != 0 {
+            return;
+        }
         let json = json::render(&report).unwrap();
         serde_json::from_str::<serde_json::Value>(&json).unwrap();
         let page = html::render(&report).unwrap();
         for tag in ["<b>", "<script", "<img", "<iframe"] {
             assert!(!page.contains(tag), "{tag}");
         }
-        perfetto::write(&trace, &report, &mut std::io::sink()).unwrap();
     });
 }
