@@ -16,7 +16,7 @@ import sys
 
 HERE = os.path.dirname(__file__)
 DEVICES = {"rxe": "soft-RoCE (rxe)", "siw": "soft-iWARP (siw)"}
-DEBIAN = {"bookworm": "12", "trixie": "13", "sid": "sid"}
+DEBIAN = {"bookworm": "12", "trixie": "13", "sid": "sid", "arm64": "13"}
 
 HEAD = """# The systems on which the library is tested
 
@@ -24,7 +24,15 @@ HEAD = """# The systems on which the library is tested
 kernels in the machine of `vm/`, each with the user space of a Debian suite, on soft-RoCE and on
 soft-iWARP. The library and the programs of the tests are the same files everywhere, built on Debian
 12. `make check` runs three of the systems anew, and fails if a suite fails there that is listed
-here, or has fewer cases.
+here, or has fewer cases. [arm64.md](arm64.md) is the page of arm64.
+
+"""
+
+HEAD_ARM64 = """# The tests on arm64
+
+`make arm64` compiles the library and the programs of the tests for arm64, runs the suites below in a
+machine that emulates this processor, with a stock Debian kernel, and writes this page. `make check`
+does not run it. [matrix.md](matrix.md) has the other systems.
 
 """
 
@@ -127,7 +135,8 @@ def write(folder, page):
         kernel, core, fabric = (re.match(r"\d+\.?\d*", version)[0] for version in versions[system])
         return kernel, core.split(".")[0], fabric
 
-    text = HEAD + "| system | Linux | Debian | rdma-core | libfabric | device |\n| --- | --- | --- | --- | --- | --- |\n"
+    head = HEAD_ARM64 if all("-arm64-" in system for system in systems) else HEAD
+    text = head + "| system | Linux | Debian | rdma-core | libfabric | device |\n| --- | --- | --- | --- | --- | --- |\n"
     for system in systems:
         kernel, core, fabric = (re.match(r"[\d.]+", version)[0] for version in versions[system])
         _, tree, device = system.split("-")

@@ -7,6 +7,7 @@
  * The device is the stand-in (stub_device.h). Each part runs in a child.
  */
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <linux/audit.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
