@@ -30,9 +30,9 @@ here, or has fewer cases. [arm64.md](arm64.md) is the page of arm64.
 
 HEAD_ARM64 = """# The tests on arm64
 
-`make arm64` compiles the library and the programs of the tests for arm64, runs the suites below in a
-machine that emulates this processor, with a stock Debian kernel, and writes this page. `make check`
-does not run it. [matrix.md](matrix.md) has the other systems.
+`make arm64` compiles the library and the programs of the tests for arm64, runs the suites below in
+a machine that emulates this processor, with a stock Debian kernel, and writes this page. `make
+check` does not run it. [matrix.md](matrix.md) has the other systems.
 
 """
 
