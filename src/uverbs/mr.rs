@@ -310,7 +310,8 @@ mod tests {
             &[&b"?"[..]],
             |input, random| {
                 // The bytes of the input first, then random ones.
-                let said = Mutex::new((input.to_vec().into_iter(), Random::new(random.next())));
+                let given = input.to_vec();
+                let said = Mutex::new((given.into_iter(), Random::new(random.next())));
                 let kernel = Scripted::new(move |call| {
                     let (given, random) = &mut *said.lock().unwrap();
                     let mut next = || given.next().unwrap_or_else(|| random.next() as u8);
