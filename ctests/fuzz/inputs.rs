@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Inputs for the fuzz targets in Rust, unit tests whose names begin with `fuzz_`: samples that are
-//! changed at random. The number of an input determines it, so each run has the same ones. A plain
-//! run tries a few, or goes on for FUZZ_SECONDS. FUZZ_FROM is the number of the first input: a
-//! failure prints the number. `make fuzz` has libFuzzer choose the inputs instead.
+//! changed at random, after each has been tried as it is. The number of an input determines it, so
+//! each run has the same ones. A plain run tries a few, or goes on for FUZZ_SECONDS. FUZZ_FROM is
+//! the number of the first input: a failure prints the number. `make fuzz` has libFuzzer choose the
+//! inputs instead.
 //!
 //! The samples are those of the target and those of `ctests/fuzz/corpus`, which libFuzzer found.
 
@@ -48,7 +49,7 @@ impl Drop for Tried {
     }
 }
 
-/// Calls the target with `few` inputs made of the samples, or for FUZZ_SECONDS.
+/// Calls the target with the samples and `few` inputs made of them, or for FUZZ_SECONDS.
 pub fn each(name: &str, few: u64, samples: &[&[u8]], mut target: impl FnMut(&[u8], &mut Random)) {
     #[cfg(fuzzing)]
     guided::run(name, samples, &mut target);
@@ -59,11 +60,15 @@ pub fn each(name: &str, few: u64, samples: &[&[u8]], mut target: impl FnMut(&[u8
         .chain(samples.iter().copied())
         .collect();
     let end = setting("FUZZ_SECONDS").map(|some| Instant::now() + Duration::from_secs(some));
+    let few = samples.len() as u64 + few;
     let from = setting("FUZZ_FROM").unwrap_or(0);
     let mut tried = Tried(from);
     while end.map_or(tried.0 < from + few, |end| Instant::now() < end) {
         let mut random = Random::new(tried.0);
-        let input = changed(&samples, &mut random);
+        let input = match samples.get(tried.0 as usize) {
+            Some(sample) => sample.to_vec(),
+            None => changed(&samples, &mut random),
+        };
         target(&input, &mut random);
         tried.0 += 1;
     }

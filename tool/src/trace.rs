@@ -329,7 +329,8 @@ impl Trace {
         }
         for process in &mut trace.processes {
             process.unkept.sort_by_key(|(from, _)| *from);
-            let missing = (process.last_sequence + 1).saturating_sub(process.blocks);
+            let last = process.last_sequence.saturating_add(1);
+            let missing = last.saturating_sub(process.blocks);
             if missing > 0 {
                 trace.damage.push(format!(
                     "{missing} blocks of process {} are missing in the file.",
