@@ -209,12 +209,45 @@ mod tests {
         let no_ioctl = Scripted::new(|_| Err(Errno(libc::ENOTTY)));
         assert_eq!(identify(&no_ioctl, 3), Ok(Facts::NO_IOCTL));
         assert_eq!(identify(&no_ioctl, -1), Ok(Facts::NO_KERNEL_FILE));
-        for facts in [
-            Facts::UNKNOWN_DRIVER,
-            Facts::NO_IOCTL,
-            Facts::NO_KERNEL_FILE,
+        // Descriptor 0 is one.
+        assert_eq!(identify(&no_ioctl, 0), Ok(Facts::NO_IOCTL));
+        for (facts, words) in [
+            (Facts::UNKNOWN_DRIVER, "no driver"),
+            (Facts::NO_IOCTL, "before 4.16"),
+            (Facts::NO_KERNEL_FILE, "no kernel file"),
         ] {
-            assert!(facts.driver().is_none() && facts.why_passed_on().is_some());
+            assert!(facts.driver().is_none());
+            // What else is known of the device does not change the reason.
+            for facts in [facts, facts | Facts::OPTIONAL_ACCESS] {
+                let why = facts.why_passed_on().unwrap();
+                assert!(why.contains(words), "{why}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_most_regions_are_those_of_the_kernels_answer() {
+        let facts = Facts::of_row(row("rxe"));
+        let kernel = Scripted::new(|call| {
+            let out = call.attr(UVERBS_ATTR_CORE_OUT).unwrap();
+            assert_eq!(
+                usize::from(out.len),
+                size_of::<ib_uverbs_query_device_resp>()
+            );
+            // SAFETY: the bundle's output address is valid for the size that it states.
+            unsafe {
+                let answer = &mut *(out.data as *mut ib_uverbs_query_device_resp);
+                answer.max_mr = 4711;
+            }
+            Ok(())
+        });
+        assert_eq!(most_regions(&kernel, 3, facts), Ok(4711));
+        let refuses = Scripted::new(|_| Err(Errno(libc::EIO)));
+        assert_eq!(most_regions(&refuses, 3, facts), Err(Errno(libc::EIO)));
+        for facts in [facts | Facts::REG_BY_WRITE, Facts::NO_IOCTL] {
+            let unasked = Scripted::new(|_| unreachable!());
+            let answer = most_regions(&unasked, 3, facts);
+            assert_eq!(answer, Err(Errno(libc::EOPNOTSUPP)));
         }
     }
 

@@ -86,6 +86,16 @@ mod tests {
     }
 
     #[test]
+    fn rdma_core_registers_where_it_has_no_provider_and_where_hns_is_asked_for_nothing() {
+        let by = |way: Way| -> Vec<&str> {
+            let of_way = DRIVERS.iter().filter(|driver| driver.way == way);
+            of_way.map(|driver| driver.name).collect()
+        };
+        assert_eq!(by(Way::PassOn), ["cxgb3", "nes", "usnic"]);
+        assert_eq!(by(Way::OwnUnlessEmpty), ["hns"]);
+    }
+
+    #[test]
     fn private_bytes_fit_into_the_attribute() {
         for driver in DRIVERS {
             assert!(
