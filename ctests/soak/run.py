@@ -32,6 +32,8 @@ LINE = min(60, max(SECONDS / 12, 2 * SAMPLE))
 # Against a program that hangs: a busy machine is a hundred times as slow.
 LIMIT = 3600
 COLUMNS = ["rss_kib", "mappings", "descriptors", "threads", "pinned_kib"]
+# Where a program says why it ends. Its last line may be another: two streams go into one file.
+REASON = re.compile(r"^.*(?:fail|error|unable).*$", re.I | re.M)
 COMPLAINT = re.compile(rb"invalid data|data mismatch|verification failed|differs|^not ok.*", re.I | re.M)
 
 began = time.monotonic()
@@ -94,8 +96,9 @@ class Load:
             if wrong:
                 self.wrong.append(f"{words}: {wrong[0].decode(errors='replace')}")
             if process.returncode:
-                last = said.decode(errors="replace").strip().splitlines()[-1:]
-                self.failures.append(f"{words}: status {process.returncode}: {' '.join(last)}")
+                text = said.decode(errors="replace").strip()
+                why = [found.strip() for found in REASON.findall(text)] or text.splitlines()[-1:]
+                self.failures.append(f"{words}: status {process.returncode}: {'; '.join(why)}")
                 shutil.copy(process.out, f"{FOLDER}/{self.name}.{self.rounds}.{process.pid}")
             else:
                 self.ended_well(said)

@@ -159,6 +159,7 @@ def main(folder, page):
     for words in wrong:
         print(f"WRONG: {words}")
     print(f"{said['hours']:g} hours: {verdict}")
+    notes = [f"**Wrong**: {words}." for words in wrong] + notes
     of = lambda column: f"{SLACK[column] // 1024} MiB" if column.endswith("_kib") else SLACK[column]
     slack = f"The slack is {PART:.0%} and " + ", ".join(f"{of(column)} ({name.split(',')[0]})" for column, name in NAMES.items()) + "."
     with open(page, "w", encoding="ascii") as file:
