@@ -60,7 +60,9 @@ pub fn run(name: &str, samples: &[&[u8]], target: &mut Target) {
         std::fs::write(folder.join(format!("sample{number}")), sample).unwrap();
     }
     let arguments = std::env::var("FUZZ_ARGUMENTS").unwrap_or_default();
-    let arguments: Vec<CString> = [name, folder.to_str().unwrap()]
+    // What libFuzzer runs when it starts itself again.
+    let itself = std::env::var("FUZZ_SELF").unwrap_or_else(|_| name.to_string());
+    let arguments: Vec<CString> = [itself.as_str(), folder.to_str().unwrap()]
         .into_iter()
         .chain(arguments.split_whitespace())
         .map(|argument| CString::new(argument).unwrap())
