@@ -234,17 +234,17 @@ audit: $(tools)/cargo-deny ## judge licences, sources, duplicates and known advi
 	if $(deny) fetch db; then $(deny) check advisories; \
 	else echo "audit: the list of advisories cannot be fetched, so they were not judged"; fi
 
-# The unit tests judge each mutant. uverbs is a package of its own.
+# The unit tests judge each mutant, and suites of this machine. uverbs is a package of its own, with unit tests alone.
 ROOM ?= desk
-cargo-mutants: $(tools)/cargo-mutants ## change src/ROOM (mr, uverbs, pool, watch, fabric, desk) in every small way, and list what the unit tests do not notice
-	PATH=$(abspath $(tools)):$$PATH $(CARGO) mutants -p $(if $(filter uverbs,$(ROOM)),rdmamr-uverbs,rdmamr) -f 'src/$(ROOM)/**' \
-		-e '**/*tests.rs' --timeout 300 -o target/mutants.$(ROOM) -- --lib
+cargo-mutants: all ctests $(tools)/cargo-mutants ## change src/ROOM (mr, uverbs, pool, watch, fabric, desk) in every small way (PART=0/25: a part of them), and list what no test here notices
+	CHECK_TREE=$(CURDIR) PATH=$(abspath $(tools)):$$PATH $(CARGO) mutants -p $(if $(filter uverbs,$(ROOM)),rdmamr-uverbs,rdmamr) -f 'src/$(ROOM)/**' \
+		-e '**/*tests.rs' --timeout 300 $(if $(PART),--shard $(PART) --sharding round-robin) -o target/mutants.$(ROOM) -- --lib $(if $(filter uverbs,$(ROOM)),,--test suites)
 
 $(tools)/%:
 	+$(CARGO) install --quiet --debug --locked --root $(dir $@).. $*
 
 mutants: all ctests ## break the code of each lemma of docs/proof.md, and see its test fail
-	@python3 -B ctests/mutants.py
+	@python3 -B ctests/mutants/lemmas.py
 
 SECONDS ?= 60
 fuzz: ## feed what reads foreign bytes with inputs of libFuzzer, SECONDS for all targets at once (60): settings, /proc, raw keys, the kernel's answers, traces, live pages, ELF files

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""mutants.py [LEMMA...]: breaks the code of each lemma of docs/proof.md, one mutant at a time, and
+"""lemmas.py [LEMMA...]: breaks the code of each lemma of docs/proof.md, one mutant at a time, and
 sees whether the test that the lemma names fails. Prints TAP.
 
 A mutant is built in target/mutants from a copy of the tree, so the tree itself stays as it is.
@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 WORK = ROOT / "target" / "mutants"
 TREE = WORK / "tree"
 
