@@ -85,7 +85,8 @@ static void tried_again(int err, const char *name)
 	stub_fail(STUB_DEREGISTER, err, 1);
 	is(ibv_flush_relaxed_mr(stub_pd()), err, "%s: refused again", name);
 	ok(comes(stub_registered() == stub_deregistered()), "%s: the cleaner ends the region soon", name);
-	is((long long)stats().idle, 0, "%s: nothing is idle", name);
+	/* What the pool counts follows on what the kernel did. */
+	ok(comes(stats().idle == 0), "%s: nothing is idle", name);
 }
 
 int main(int argc, char **argv)

@@ -95,7 +95,7 @@ static void comes_later(char *memory, const char *call, const char *errno_words)
 static void has_come(char *memory)
 {
 	ok(comes(is_used_again(memory)), "later regions are used again");
-	is(times("regions are reused from now on"), 1, "the library says so");
+	ok(comes(times("regions are reused from now on") == 1), "the library says so");
 }
 
 static void descriptors_run_out(void)
