@@ -354,8 +354,9 @@ impl Watch {
 
     /// Stops watching a range of the program's memory that a call under way moves, whether or not
     /// regions are there: what a bare system call has left of a region's memory is watched, and no
-    /// region knows. The log has withdrawn every region in the range, and the caller
-    /// writes the range to the log once more, for the regions that were made meanwhile. Returns whether some of it may have been watched.
+    /// region knows. The log has withdrawn every region in the range, and the caller writes the
+    /// range to the log once more, for the regions that were made meanwhile. Returns whether some of
+    /// it may have been watched.
     pub fn unwatch_moving(&self, range: PageRange) -> bool {
         let Some(number) = self.number() else {
             return false;
