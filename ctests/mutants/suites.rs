@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! For "make cargo-mutants": suites of `ctests/manifest` over the library of this build, so that
 //! they judge a changed source as the unit tests do. They are those that run on this machine, take
-//! a second or two, and do without an optimised library. `make check` runs all suites, over the
+//! a few seconds, and do without an optimised library. `make check` runs all suites, over the
 //! final library.
 //!
 //! CHECK_TREE is the folder of the project in which `make all ctests` has run; the changed source is
@@ -9,7 +9,7 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-const SUITES: [&str; 22] = [
+const SUITES: [&str; 23] = [
     "another_watches_fresh_memory",
     "unwatched_not_shared",
     "first_thread_ended",
@@ -32,6 +32,7 @@ const SUITES: [&str; 22] = [
     "protected_in_part",
     "settings",
     "live_page",
+    "prefault_kinds",
 ];
 
 #[test]
