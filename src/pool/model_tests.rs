@@ -500,29 +500,55 @@ proptest! {
     }
 }
 
-/// A thread has released a region that is spent. Before it claims the region, another thread ends
-/// it, and the slot becomes a region that is idle.
-#[test]
-fn a_spent_region_is_told_from_a_later_one() {
-    let pool = new_pool();
-    let purpose = |page| Purpose {
+fn of_page(page: u64) -> Purpose {
+    Purpose {
         pd: 1,
         hull: range(page, 1),
         access: 0,
         exact: false,
         unshared: false,
-    };
+    }
+}
+
+/// A thread has released a region that is spent. Before it claims the region, another thread ends
+/// it, and the slot becomes a region that is idle.
+#[test]
+fn a_spent_region_is_told_from_a_later_one() {
+    let pool = new_pool();
     let released = |id| pool.region(id).word.release(Grant::Own);
-    let id = pool.lock().make(&purpose(0)).unwrap();
+    let id = pool.lock().make(&of_page(0)).unwrap();
     let Some(Left::Spent(generation)) = released(id) else {
         panic!("it was never kept");
     };
     assert!(pool.lock().claim(id));
     pool.lock().end(id);
-    assert_eq!(pool.lock().make(&purpose(1)), Some(id));
+    assert_eq!(pool.lock().make(&of_page(1)), Some(id));
     assert!(pool.lock().keep(id));
     assert_eq!(released(id), Some(Left::Idle));
     assert!(!pool.lock().claim_generation(id, generation));
     let later = pool.region(id).word.load();
     assert!(later.is_unused() && pool.lock().claim_generation(id, later.generation()));
+}
+
+/// A thread asks the kernel about the memory of a region that is kept. Meanwhile another thread ends
+/// the region, and the slot becomes another region of the same memory.
+#[test]
+fn an_answer_is_of_the_region_that_was_asked_about() {
+    let pool = new_pool();
+    let kept = || {
+        let id = pool.lock().make(&of_page(0)).unwrap();
+        assert!(pool.lock().keep(id));
+        (id, pool.lock().unadmitted(id).unwrap())
+    };
+    let (id, asked_about) = kept();
+    pool.region(id).word.release(Grant::Own);
+    assert!(pool.lock().claim(id));
+    pool.lock().end(id);
+    let (slot, later) = kept();
+    assert_eq!(slot, id);
+    assert!(!pool.lock().admit(asked_about));
+    pool.lock().refuse(asked_about);
+    assert_eq!(pool.lock().unadmitted(id), Some(later));
+    assert!(pool.lock().admit(later));
+    assert_eq!(pool.lock().unadmitted(id), None);
 }
