@@ -444,3 +444,19 @@ fn try_on_demand(pd: Pd) -> Result<(), Failure> {
         Err(error) => Err(Failure::from(error)),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_have_the_bytes_that_were_agreed() {
+        let mode = Mode::agreed(0, FI_MR_SCALABLE).unwrap();
+        let last_key = |bytes| mode.with_key_size(bytes).map(|mode| mode.last_key).ok();
+        assert_eq!(last_key(1), Some(0xff));
+        assert_eq!(last_key(4), Some(0xffff_ffff));
+        // The value above is FI_KEY_NOTAVAIL.
+        assert_eq!(last_key(8), Some(u64::MAX - 1));
+        assert_eq!((last_key(0), last_key(9)), (None, None));
+    }
+}

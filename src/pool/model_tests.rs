@@ -530,6 +530,21 @@ fn a_spent_region_is_told_from_a_later_one() {
     assert!(later.is_unused() && pool.lock().claim_generation(id, later.generation()));
 }
 
+#[test]
+fn the_cleaner_is_woken_once_for_much() {
+    let pool = new_pool();
+    let wakes = || pool.has_much_to_end(1);
+    assert!(!wakes());
+    let id = pool.lock().make(&of_page(0)).unwrap();
+    pool.region(id).word.release(Grant::Own);
+    assert!(pool.lock().claim(id) && wakes() && !wakes());
+    pool.nothing_waits();
+    assert!(wakes());
+    pool.lock().end(id);
+    pool.nothing_waits();
+    assert!(!wakes());
+}
+
 /// A thread asks the kernel about the memory of a region that is kept. Meanwhile another thread ends
 /// the region, and the slot becomes another region of the same memory.
 #[test]

@@ -174,9 +174,9 @@ impl Telling {
             }
             return;
         }
-        let rate = (percent - self.before) as f64 / took;
-        let left = (100 - percent) as f64 / rate;
-        let rate = Rate(rate / 100.0 * self.pages.bytes() as f64);
+        let bytes = self.pages.bytes() as f64 / 100.0;
+        let populated = bytes * (percent - self.before) as f64;
+        let (rate, left) = pace(populated, bytes * (100 - percent) as f64, took);
         if drawn {
             const FULL: &str = "####################";
             let done = percent * FULL.len() / 100;
@@ -205,6 +205,12 @@ impl Telling {
     }
 }
 
+/// The rate of what has been populated in so many seconds, and the seconds that the rest will take.
+fn pace(populated: f64, missing: f64, took: f64) -> (Rate, f64) {
+    let rate = populated / took;
+    (Rate(rate), missing / rate)
+}
+
 /// A size, printed for people.
 struct Bytes(usize);
 
@@ -229,6 +235,12 @@ impl fmt::Display for Rate {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_rest_takes_as_long_in_proportion() {
+        let (rate, left) = pace(1e9, 3e9, 0.5);
+        assert_eq!((rate.0, left), (2e9, 1.5));
+    }
 
     #[test]
     fn sizes_for_people() {
