@@ -530,6 +530,23 @@ fn a_spent_region_is_told_from_a_later_one() {
     assert!(later.is_unused() && pool.lock().claim_generation(id, later.generation()));
 }
 
+/// A table that does not grow loses entries. Then a search under the lock finds the region.
+#[test]
+fn the_table_grows_with_the_regions() {
+    let pool = new_pool();
+    let is_found = |page| {
+        let wanted = of_page(page);
+        let same = |id| (pool.region(id).hull() == wanted.hull).then_some(());
+        pool.table.find(&wanted, same).is_some()
+    };
+    for page in 0..24 {
+        let id = pool.lock().make(&of_page(page)).unwrap();
+        assert!(pool.lock().keep(id));
+        let lost = (0..=page).filter(|&page| !is_found(page)).count();
+        assert_eq!(lost, 0, "of {} regions", page + 1);
+    }
+}
+
 #[test]
 fn the_cleaner_is_woken_once_for_much() {
     let pool = new_pool();
