@@ -158,7 +158,7 @@ class Perftest(Pair):
     def __init__(self):
         # Not ib_send_bw: its server ends with 17 if no message has come for a while. "-u 20": a QP waits 4 s before it
         # sends again, not 67 ms, which a busy machine takes. What rxe sends again may end a write with status 9, invalid
-        # request: without the library 3 of 24 runs, where a QP waits 1 or 4 ms (Linux 6.12).
+        # request: without the library, beside a build, 3 of 24 runs where a QP waits 1 or 4 ms (Linux 6.12).
         commands = [f"{name} -d {{device}} -x {{gid}} -p {{port}} -s 65536 -n 400 -F -u 20" for name in ("ib_write_bw", "ib_read_bw")]
         commands.append("ibv_rc_pingpong -d {device} -g {gid} -p {port} -n 200 -c")
         super().__init__("perftest", 20000, [(command, command + " {address}") for command in commands])
