@@ -12,6 +12,18 @@
 #include <unistd.h>
 #include "tap.h"
 
+int open_userfaultfd(uint64_t features)
+{
+	struct uffdio_api api = { .api = UFFD_API, .features = features };
+	int fd = (int)syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK | UFFD_USER_MODE_ONLY);
+
+	if (fd >= 0 && ioctl(fd, UFFDIO_API, &api)) {
+		close(fd);
+		return -1;
+	}
+	return fd;
+}
+
 uint64_t uffd_features(void)
 {
 	struct uffdio_api api = { .api = UFFD_API };

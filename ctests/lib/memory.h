@@ -16,6 +16,9 @@ enum { PAGE = 4096 };
 #define UFFD_USER_MODE_ONLY 1
 #endif
 
+/* A userfaultfd with these features. -1 if the kernel gives none. */
+int open_userfaultfd(uint64_t features);
+
 /* Anonymous memory of whole pages, touched. */
 char *pages(size_t count);
 

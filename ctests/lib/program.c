@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
 #include "tap.h"
@@ -49,7 +50,7 @@ void in_thread(void *(*function)(void *), void *argument)
 	must(pthread_join(thread, NULL) == 0);
 }
 
-bool refuse_calls(long number, int argument, uint32_t value, int error)
+int filter_calls(long number, int argument, uint32_t value, uint32_t action, unsigned flags)
 {
 	const uint32_t offset = (uint32_t)(offsetof(struct seccomp_data, args) + (size_t)argument * sizeof(uint64_t));
 	struct sock_filter filter[] = {
@@ -57,12 +58,19 @@ bool refuse_calls(long number, int argument, uint32_t value, int error)
 		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (uint32_t)number, 0, 3),
 		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offset),
 		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, value, 0, 1),
-		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | (uint32_t)error),
+		BPF_STMT(BPF_RET | BPF_K, action),
 		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
 	};
 	struct sock_fprog program = { sizeof(filter) / sizeof(filter[0]), filter };
 
-	return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
+	if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+		return -1;
+	return (int)syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, flags, &program);
+}
+
+bool refuse_calls(long number, int argument, uint32_t value, int error)
+{
+	return filter_calls(number, argument, value, SECCOMP_RET_ERRNO | (uint32_t)error, 0) == 0;
 }
 
 double seconds_now(void)

@@ -52,10 +52,14 @@ int once_more(const char *argument, const char *const *settings);
 void in_thread(void *(*function)(void *), void *argument);
 
 /*
- * From now on a system call fails with `error` where its argument, counted from 0, has this value.
- * This thread's calls fail, and those of the threads and programs that it starts. False if this
- * process can have no seccomp filter.
+ * From now on a seccomp filter answers a system call by `action` (SECCOMP_RET_...) where its
+ * argument, counted from 0, has this value: this thread's calls, and those of the threads and
+ * programs that it starts. `flags` and the result are those of seccomp(2); -1 if this process can
+ * have no filter.
  */
+int filter_calls(long number, int argument, uint32_t value, uint32_t action, unsigned flags);
+
+/* Has such a call fail with `error`. False if this process can have no seccomp filter. */
 bool refuse_calls(long number, int argument, uint32_t value, int error);
 
 double seconds_now(void);

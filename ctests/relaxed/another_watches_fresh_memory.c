@@ -26,14 +26,6 @@ static int own;
 static _Atomic long rounds_done, busy, events;
 static _Atomic bool stop;
 
-static int open_own(void)
-{
-	struct uffdio_api api = { .api = UFFD_API, .features = UFFD_FEATURE_EVENT_UNMAP };
-	int fd = (int)syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK | UFFD_USER_MODE_ONLY);
-
-	return fd >= 0 && ioctl(fd, UFFDIO_API, &api) == 0 ? fd : -1;
-}
-
 static void *reader(void *argument)
 {
 	while (!stop) {
@@ -181,7 +173,7 @@ int main(int argc, char **argv)
 	if (why)
 		skip_all(why);
 	pool_uses(fresh(place - CHUNK, PAGE), PAGE);
-	own = open_own();
+	own = open_userfaultfd(UFFD_FEATURE_EVENT_UNMAP);
 	if (own < 0 || stats().bypassed_watch)
 		skip_all("userfaultfd is refused here");
 	must(pthread_create(&thread, NULL, reader, NULL) == 0);

@@ -134,11 +134,8 @@ static void cache_put(struct cached *entry)
 
 static void cache_open(bool watch_first)
 {
-	struct uffdio_api api = { .api = UFFD_API, .features = UFFD_FEATURE_EVENT_UNMAP | UFFD_FEATURE_EVENT_REMAP |
-								UFFD_FEATURE_EVENT_REMOVE };
-
-	cache.fd = (int)syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK | UFFD_USER_MODE_ONLY);
-	must(cache.fd >= 0 && ioctl(cache.fd, UFFDIO_API, &api) == 0);
+	cache.fd = open_userfaultfd(UFFD_FEATURE_EVENT_UNMAP | UFFD_FEATURE_EVENT_REMAP | UFFD_FEATURE_EVENT_REMOVE);
+	must(cache.fd >= 0);
 	cache.watch_first = watch_first;
 	cache.stop = cache.hits = cache.misses = cache.unwatched = cache.invalidated = 0;
 	must(pthread_create(&cache.monitor, NULL, cache_monitor, NULL) == 0);

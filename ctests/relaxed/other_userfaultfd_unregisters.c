@@ -42,15 +42,14 @@ static void in_use(char *memory)
 
 int main(int argc, char **argv)
 {
-	struct uffdio_api api = { .api = UFFD_API };
 	char *memory;
 
 	(void)argc;
 	with_setting(argv, "RDMAMR_RELAXED_LINGER", FOREVER);
 	alarm(DEADLOCK);
 	relaxed_open(&pair);
-	other = (int)syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK | UFFD_USER_MODE_ONLY);
-	must(other >= 0 && ioctl(other, UFFDIO_API, &api) == 0);
+	other = open_userfaultfd(0);
+	must(other >= 0);
 	memory = pages(16);
 	idle("its very pages", memory, 2 * PAGE, memory, 2 * PAGE);
 	idle("one of its pages", memory + 4 * PAGE, 2 * PAGE, memory + 5 * PAGE, PAGE);

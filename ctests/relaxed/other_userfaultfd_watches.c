@@ -12,15 +12,6 @@
 static struct pair pair;
 static int other = -1;
 
-static void other_open(void)
-{
-	struct uffdio_api api = { .api = UFFD_API, .features = UFFD_FEATURE_EVENT_UNMAP | UFFD_FEATURE_EVENT_REMAP |
-								UFFD_FEATURE_EVENT_REMOVE };
-
-	other = (int)syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK | UFFD_USER_MODE_ONLY);
-	must(other >= 0 && ioctl(other, UFFDIO_API, &api) == 0);
-}
-
 static int other_takes(void *memory, size_t length, uint64_t mode)
 {
 	struct uffdio_register registration = {
@@ -121,7 +112,8 @@ int main(int argc, char **argv)
 	with_setting(argv, "RDMAMR_RELAXED_LINGER", FOREVER);
 	alarm(DEADLOCK);
 	relaxed_open(&pair);
-	other_open();
+	other = open_userfaultfd(UFFD_FEATURE_EVENT_UNMAP | UFFD_FEATURE_EVENT_REMAP | UFFD_FEATURE_EVENT_REMOVE);
+	must(other >= 0);
 	must(pthread_create(&reader, NULL, other_reads, NULL) == 0);
 	watched_first("missing pages", UFFDIO_REGISTER_MODE_MISSING);
 	if (uffd_features() & UFFD_FEATURE_PAGEFAULT_FLAG_WP)

@@ -6,38 +6,21 @@
  * keep its memory all the same. A seccomp filter holds the pool's system call meanwhile.
  */
 #include "../lib/observe.h"
-#include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <poll.h>
 #include <pthread.h>
 #include <stdatomic.h>
-#include <sys/prctl.h>
 
 static struct pair pair;
 static int other;
 static char *memory;
 static _Atomic int listener = -1, may_take, has_taken;
 
-/* Has the calls of this thread that unregister memory wait for an answer. */
-static int hold_unregistering(void)
-{
-	struct sock_filter filter[] = {
-		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_ioctl, 0, 3),
-		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[1])),
-		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (uint32_t)UFFDIO_UNREGISTER, 0, 1),
-		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_USER_NOTIF),
-		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-	};
-	struct sock_fprog program = { sizeof(filter) / sizeof(filter[0]), filter };
-
-	must(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
-	return (int)syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_NEW_LISTENER, &program);
-}
-
 static void *flushes(void *argument)
 {
-	listener = hold_unregistering();
+	/* This thread's calls that unregister memory wait for an answer. */
+	listener = filter_calls(SYS_ioctl, 1, (uint32_t)UFFDIO_UNREGISTER, SECCOMP_RET_USER_NOTIF,
+				SECCOMP_FILTER_FLAG_NEW_LISTENER);
 	must(listener >= 0);
 	must(ibv_flush_relaxed_mr(pair.pd) == 0);
 	return argument;
@@ -81,7 +64,6 @@ static bool other_watches(void)
 
 int main(int argc, char **argv)
 {
-	struct uffdio_api api = { .api = UFFD_API, .features = UFFD_FEATURE_PAGEFAULT_FLAG_WP };
 	struct pollfd held = { .events = POLLIN };
 	pthread_t flusher, taker;
 	int calls = 0;
@@ -90,8 +72,8 @@ int main(int argc, char **argv)
 	with_setting(argv, "RDMAMR_RELAXED_LINGER", FOREVER);
 	alarm(DEADLOCK);
 	relaxed_open(&pair);
-	other = (int)syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK | UFFD_USER_MODE_ONLY);
-	must(other >= 0 && ioctl(other, UFFDIO_API, &api) == 0);
+	other = open_userfaultfd(UFFD_FEATURE_PAGEFAULT_FLAG_WP);
+	must(other >= 0);
 	memory = pages(1);
 	control(&pair, "memory that the pool watches", memory, PAGE);
 	must(pthread_create(&taker, NULL, takes, NULL) == 0 && pthread_create(&flusher, NULL, flushes, NULL) == 0);
