@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+#ifndef BEHIND_H
+#define BEHIND_H
+
+/* The calls that the library takes over, without those of libibverbs and libfabric. */
+#define CALLS(call)                                                                      \
+	call(munmap) call(mmap) call(mmap64) call(mremap) call(madvise)                  \
+	call(process_madvise) call(mprotect) call(pkey_mprotect) call(brk) call(sbrk)    \
+	call(shmat) call(close) call(closefrom) call(close_range) call(dup2) call(dup3) \
+	call(ioctl)
+
+#define NUMBER_OF(name) BEHIND_##name,
+enum behind { CALLS(NUMBER_OF) BEHIND_CALLS };
+#undef NUMBER_OF
+
+/* How often each call has come to the library behind ours. */
+extern _Atomic int behind_came[BEHIND_CALLS];
+
+#endif
