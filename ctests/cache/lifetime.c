@@ -127,7 +127,7 @@ static void imported(int kind)
 	struct ibv_pd *pds[2] = { ibv_alloc_pd(pair.context), ibv_alloc_pd(pair.context) }, *pd;
 	int live = (int)stats().live;
 	struct rdmamr_stats before;
-	struct ibv_mr *mr, *in_use;
+	struct ibv_mr *mr, *in_use, *other;
 
 	must(pds[0] && pds[1]);
 	pd = import_pd(pds[0]);
@@ -147,6 +147,15 @@ static void imported(int kind)
 	is(ibv_dealloc_pd(pds[0]), 0, "nothing of it is left, %s", rights_names[kind]);
 	is(ibv_dealloc_pd(pds[1]), 0, "nor of the other, %s", rights_names[kind]);
 
+	mr = reg(pair.pd, memory, PAGE, rights[kind]);
+	other = import_mr(mr);
+	ibv_unimport_mr(mr);
+	is((int)stats().live - live, !is_cached(rights[kind]), "what is unimported, and was cached, is not in use here, %s", rights_names[kind]);
+	before = stats();
+	mr = reg(pair.pd, memory, PAGE, rights[kind]);
+	ok(made_anew(before, stats()), "what is left to who has imported it does not serve again, %s", rights_names[kind]);
+	must(ibv_dereg_mr(mr) == 0 && ibv_flush_relaxed_mr(pair.pd) == 0);
+	is(ibv_dereg_mr(other), 0, "nor is it deregistered here, %s", rights_names[kind]);
 	mr = reg(pair.pd, memory, PAGE, rights[kind]);
 	must(ibv_dereg_mr(import_mr(mr)) == 0);
 	ibv_unimport_mr(mr);
