@@ -4,7 +4,8 @@
 
 Runs the pyverbs tests in the working directory, loaded and with the options as their own run_tests.py has
 it, and writes a line of JSON to RESULTS when a test starts and when it has ended: its id, its outcome, and
-of a skip or a failure what it said.
+of a skip or a failure what it said. What RESULTS has already does not run again: a test may have killed the
+process before.
 """
 
 import json
@@ -17,6 +18,8 @@ from importlib.machinery import SourceFileLoader
 class Results(unittest.TestResult):
     def __init__(self, path):
         super().__init__()
+        with open(path) as earlier:
+            self.ran = {json.loads(line)['test'] for line in earlier}
         # Each line is written at once: a test that kills the process is then the one that only started,
         # and a forked child has nothing in a buffer to write a second time.
         self.file = open(path, 'ab', buffering=0)
@@ -68,6 +71,14 @@ class Results(unittest.TestResult):
         return f'{kind.__name__}: {value}'
 
 
+def each(suite):
+    for test in suite:
+        if isinstance(test, unittest.TestSuite):
+            yield from each(test)
+        else:
+            yield test
+
+
 def main():
     results = Results(sys.argv.pop(1))
     # From here on as run_tests.py: the tests import each other from their own folder, as "tests".
@@ -75,7 +86,8 @@ def main():
     from args_parser import parser
     tests = SourceFileLoader('tests', os.path.join(os.getcwd(), '__init__.py')).load_module()
     parser.parse_args()
-    unittest.defaultTestLoader.loadTestsFromModule(tests).run(results)
+    left = [test for test in each(unittest.defaultTestLoader.loadTestsFromModule(tests)) if test.id() not in results.ran]
+    unittest.TestSuite(left).run(results)
 
 
 main()
