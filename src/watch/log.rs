@@ -163,7 +163,7 @@ pub struct Position(u64);
 
 impl Log {
     /// An empty log, for tests. The pool's log lies in zeroed memory.
-    #[cfg(all(test, loom))]
+    #[cfg(test)]
     pub fn new() -> Log {
         Log {
             under_way: AtomicU64::new(0),

@@ -17,6 +17,8 @@ pub mod extent;
 mod gate;
 pub mod in_place;
 pub mod log;
+#[cfg(all(test, not(loom)))]
+mod log_tests;
 pub mod number;
 pub mod userfaultfd;
 

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Changes under way in the log: who ends one whose call never returns, and who must not.
+
+use super::log::{Change, Frame, Kind, Log, UnderWay};
+use crate::sys::memory;
+use crate::sys::pages::PageRange;
+use errno::Errno;
+
+const RANGE: PageRange = PageRange {
+    start: 0x7000_0000_0000,
+    end: 0x7000_0001_0000,
+};
+const MAKES: usize = 1;
+const WAITS: usize = 2;
+
+fn word_at(frame: u64) -> Result<u64, Errno> {
+    memory::read(frame).map(|[word]| word)
+}
+
+fn records(log: &Log) -> usize {
+    let mut count = 0;
+    log.apply(|_| count += 1);
+    count
+}
+
+#[test]
+fn a_call_that_goes_on_is_not_ended() {
+    let (log, frame) = (Log::new(), Frame::new());
+    let change = log.begin_at(RANGE, MAKES, &frame);
+    assert_eq!(log.under_way(RANGE, WAITS), UnderWay::Change);
+    log.give_up_waiting(RANGE);
+    assert_eq!(log.under_way(RANGE, WAITS), UnderWay::Stuck);
+    for refused in [libc::EPERM, libc::ENOSYS] {
+        log.end_left(RANGE, |_| Err(Errno(refused)));
+        assert_eq!(log.under_way(RANGE, WAITS), UnderWay::Stuck);
+    }
+    log.end_left(RANGE, word_at);
+    assert_eq!(log.under_way(RANGE, WAITS), UnderWay::Stuck);
+    assert!(!log.is_settled(RANGE));
+    assert_eq!(records(&log), 0);
+    log.end_at(change);
+    assert_eq!(log.under_way(RANGE, WAITS), UnderWay::Nothing);
+    assert!(log.is_settled(RANGE));
+}
+
+#[test]
+fn a_call_that_was_left_is_ended_with_a_record() {
+    let another_there: fn(u64) -> Result<u64, Errno> = |frame| word_at(frame).map(|word| !word);
+    let nothing_there: fn(u64) -> Result<u64, Errno> = |_| Err(Errno(libc::EFAULT));
+    for read in [another_there, nothing_there] {
+        let (log, frame) = (Log::new(), Frame::new());
+        let left = log.begin_at(RANGE, MAKES, &frame);
+        log.give_up_waiting(RANGE);
+        log.end_left(RANGE, read);
+        assert_eq!(log.under_way(RANGE, WAITS), UnderWay::Nothing);
+        assert_eq!(records(&log), 1);
+        // The call returns after all.
+        log.end_at(left);
+        assert!(log.is_settled(RANGE));
+        log.write(Change {
+            range: RANGE,
+            kind: Kind::Called,
+        });
+        assert!(!log.is_settled(RANGE));
+    }
+}
+
+#[test]
+fn a_long_call_counts_until_it_ends_but_not_for_ever() {
+    let log = Log::new();
+    assert!(!log.is_long(|| 1000));
+    log.begin_long(1000);
+    assert!(log.is_long(|| 1001));
+    assert!(!log.is_long(|| 1000 + 60_000));
+    log.begin_long(2000);
+    log.end_long();
+    assert!(log.is_long(|| 2001));
+    log.end_long();
+    assert!(!log.is_long(|| 2002));
+}
+
+#[test]
+fn all_is_heard_unless_an_event_is_being_read() {
+    let (log, frame) = (Log::new(), Frame::new());
+    assert!(log.has_heard_all());
+    let change = log.begin_at(RANGE, MAKES, &frame);
+    assert!(log.has_heard_all());
+    log.begin();
+    assert!(!log.has_heard_all());
+    log.end();
+    assert!(log.has_heard_all());
+    log.write(Change {
+        range: RANGE,
+        kind: Kind::Called,
+    });
+    assert!(!log.has_heard_all());
+    log.end_at(change);
+}
