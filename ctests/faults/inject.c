@@ -170,20 +170,27 @@ static struct site *counted(int thread, long number, long site)
 
 /*
  * Has the call fail. A close that fails has closed the number all the same, as Linux says, so that
- * one is made, and its answer replaced.
+ * one is made, and its answer replaced. A brk that fails has no errno: it answers where the memory
+ * ends, as one does that asks for nothing.
  */
 static void fail(pid_t tid, struct user_regs_struct *registers)
 {
 	int status;
 
-	if (registers->orig_rax == SYS_close) {
+	switch (registers->orig_rax) {
+	case SYS_brk:
+		registers->rdi = 0;
+		break;
+	case SYS_close:
 		if (ptrace(PTRACE_SYSCALL, tid, 0, 0) || waitpid(tid, &status, __WALL) != tid || !WIFSTOPPED(status) ||
 		    ptrace(PTRACE_GETREGS, tid, 0, registers))
 			die("PTRACE_SYSCALL");
-	} else {
+		registers->rax = (unsigned long long)(long long)-error;
+		break;
+	default:
 		registers->orig_rax = (unsigned long long)-1;
+		registers->rax = (unsigned long long)(long long)-error;
 	}
-	registers->rax = (unsigned long long)(long long)-error;
 	if (ptrace(PTRACE_SETREGS, tid, 0, registers))
 		die("PTRACE_SETREGS");
 }
