@@ -124,5 +124,7 @@ mod tests {
         dropping.add(range(1000), 5001 + LONGEST);
         assert!(!dropping.is_at(range(0), || 5001 + LONGEST));
         assert!(dropping.is_at(range(1000), || 5001 + LONGEST));
+        // It has the place of one whose time is over, and does not join that.
+        assert!(!dropping.is_at(range(500), || 5001 + LONGEST));
     }
 }
