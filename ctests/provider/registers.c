@@ -98,6 +98,29 @@ static int ask(int mr_mode)
 	return ret;
 }
 
+/* Before libfabric 1.5 fi_info.mode said whether local memory needs a registration. */
+static void old_application(void)
+{
+	const uint64_t takes[] = { FI_LOCAL_MR | FI_CONTEXT, FI_CONTEXT };
+
+	for (int n = 0; n < 2; n++) {
+		struct fi_info *hints = fi_allocinfo();
+
+		must(hints);
+		hints->fabric_attr->prov_name = strdup("rdmamr");
+		hints->domain_attr->name = strdup(device);
+		hints->mode = takes[n];
+		is(fi_getinfo(FI_VERSION(1, 4), NULL, NULL, 0, hints, &info), 0, "an application of 1.4");
+		if (info) {
+			is(info->domain_attr->mr_mode, FI_MR_BASIC, "has one kind of memory");
+			is((long long)info->mode, (long long)(takes[n] & FI_LOCAL_MR), "and registers local memory if it says so");
+		}
+		fi_freeinfo(info);
+		fi_freeinfo(hints);
+		info = NULL;
+	}
+}
+
 static void open_device(void)
 {
 	/* Each domain asks for itself. */
@@ -124,6 +147,7 @@ static void open_domain(bool provider_keys)
 	ok(!strcmp(info->fabric_attr->prov_name, "rdmamr"), "the provider is ours alone: %s", info->fabric_attr->prov_name);
 	ok(!strcmp(info->fabric_attr->name, "rdmamr") && !strcmp(info->domain_attr->name, device),
 	   "its fabric is rdmamr, its domain the device: %s", info->domain_attr->name);
+	is((long long)info->mode, 0, "it wants no mode of the application");
 	ok(info->next == NULL, "there is one such domain");
 	is(info->ep_attr->type, FI_EP_RDM, "its endpoints would be of the kind that is not built upon");
 	is(info->domain_attr->mr_mode, FI_MR_LOCAL | FI_MR_ALLOCATED |
@@ -429,6 +453,7 @@ int main(int argc, char **argv)
 		is(info->domain_attr->mr_mode & (FI_MR_VIRT_ADDR | FI_MR_PROV_KEY), FI_MR_VIRT_ADDR, "are offered");
 	fi_freeinfo(info);
 	info = NULL;
+	old_application();
 #endif
 	open_device();
 	open_domain(false);
