@@ -79,6 +79,13 @@ static void open_queue(void)
 
 	must(rdmamr_eq_open(version, &attr, &queue, &version) == 0 && queue);
 }
+
+static void trywait(int answer, const char *when)
+{
+	/* A call of the fabric. */
+	(void)answer;
+	(void)when;
+}
 #else
 static struct fi_info *info;
 static struct fid_fabric *fabric;
@@ -168,6 +175,15 @@ static void open_queue(void)
 	struct fi_eq_attr attr = { .wait_obj = FI_WAIT_FD };
 
 	must(fi_eq_open(fabric, &attr, &queue, &version) == 0 && queue);
+}
+
+static void trywait(int answer, const char *when)
+{
+	struct fid *queues[] = { &queue->fid, &queue->fid }, *other = &domain->fid;
+
+	is(fi_trywait(fabric, queues, 2), answer, "%s: fi_trywait", when);
+	is(fi_trywait(fabric, &other, 1), -FI_EINVAL, "%s: fi_trywait of a domain", when);
+	is(fi_trywait(fabric, queues, 0), 0, "%s: fi_trywait of nothing", when);
 }
 #endif
 
@@ -386,6 +402,7 @@ static void asynchronous(void)
 	int wrong = 0, seen = 0;
 
 	must(hole != MAP_FAILED);
+	trywait(0, "later: no events");
 	is(fi_domain_bind(domain, &queue->fid, FI_REG_MR), 0, "later: the domain is bound");
 	is(fi_domain_bind(domain, &queue->fid, FI_REG_MR), -FI_EBUSY, "later: once");
 	for (int n = 0; n < COUNT; n++)
@@ -414,11 +431,13 @@ static void asynchronous(void)
 
 	is(reg(hole, PAGE, ALL, 77, &mr), 0, "later: memory that is not there");
 	is(next(&event, &entry), -FI_EAVAIL, "later: is an error");
+	trywait(-FI_EAGAIN, "later: an error to be read");
 	is(fi_eq_readerr(queue, &error, 0), sizeof(error), "later: which is read");
 	ok(error.fid == &mr->fid && error.context == &mr, "later: of its object and context");
 	ok(error.err == FI_EFAULT && error.prov_errno == EFAULT, "later: EFAULT");
 	said = fi_eq_strerror(queue, error.prov_errno, error.err_data, words, sizeof(words));
 	ok(said && strlen(said) > 5, "later: in words: %s", said ? said : "NULL");
+	trywait(0, "later: the error was read");
 	is(fi_close(&mr->fid), 0, "later: it is closed");
 
 	for (int n = 0; n < COUNT; n++)
