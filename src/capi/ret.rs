@@ -183,3 +183,49 @@ fn failed(entry: Entry, error: Error) -> Error {
     }
     error
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::super::traced::Nobody;
+    use super::*;
+    use crate::config::disabled;
+    use errno::errno;
+
+    #[test]
+    #[cfg_attr(miri, ignore = "forks")]
+    fn a_panic_becomes_an_error_and_disables_the_library() {
+        // In a child: the other tests need the library.
+        // SAFETY: the child calls what follows, and leaves.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let failed = c_int::from(!every_panic_is_stopped());
+            // SAFETY: the call does not return.
+            unsafe { libc::_exit(failed) };
+        }
+        assert!(child > 0);
+        let mut status = -1;
+        // SAFETY: local argument.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0);
+    }
+
+    fn every_panic_is_stopped() -> bool {
+        std::panic::set_hook(Box::new(|_| {}));
+        let entry = || Entry {
+            name: "call",
+            subject: Subject::Other,
+            counter: None,
+        };
+        let was_enabled = !disabled();
+        set_errno(Errno(0));
+        let region = verbs::<AsRegion>(entry, Nobody, || panic!());
+        let no_region = region.is_null() && errno().0 == libc::ENOMEM;
+        was_enabled
+            && no_region
+            && disabled()
+            && verbs::<AsErrno<()>>(entry, Nobody, || panic!()) == libc::ENOMEM
+            && verbs::<AsReregCode>(entry, Nobody, || panic!()) == -1
+            && code::<c_int>("call", None, || panic!()) == -libc::ENOMEM
+            && always(7, || panic!()) == 7
+    }
+}

@@ -96,3 +96,13 @@ fn all_is_heard_unless_an_event_is_being_read() {
     assert!(!log.has_heard_all());
     log.end_at(change);
 }
+
+#[test]
+fn nothing_is_settled_in_a_log_that_is_not_trusted() {
+    let log = Log::new();
+    log.distrust();
+    assert_eq!(log.under_way(RANGE, WAITS), UnderWay::Stuck);
+    log.end_left(RANGE, word_at);
+    assert_eq!(log.under_way(RANGE, WAITS), UnderWay::Stuck);
+    assert!(!log.is_settled(RANGE) && !log.has_heard_all());
+}
