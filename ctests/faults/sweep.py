@@ -199,7 +199,7 @@ def check(sweep, pool):
             (site, time, error, pool.submit(sweep.fails, site, time, error))
             for site, times in (members if every else members[:1])
             for time in (range(times) if every else [0])
-            for error in (errnos if every else errnos[:1])
+            for error in (errnos if sweep.options.all else errnos[:1])
         ]
     rows = []
     for (name, function, file), faults in sorted(jobs.items()):
