@@ -174,9 +174,7 @@ impl Telling {
             }
             return;
         }
-        let bytes = self.pages.bytes() as f64 / 100.0;
-        let populated = bytes * (percent - self.before) as f64;
-        let (rate, left) = pace(populated, bytes * (100 - percent) as f64, took);
+        let (rate, left) = pace(self.pages.bytes(), self.before, percent, took);
         if drawn {
             const FULL: &str = "####################";
             let done = percent * FULL.len() / 100;
@@ -206,9 +204,11 @@ impl Telling {
 }
 
 /// The rate of what has been populated in so many seconds, and the seconds that the rest will take.
-fn pace(populated: f64, missing: f64, took: f64) -> (Rate, f64) {
-    let rate = populated / took;
-    (Rate(rate), missing / rate)
+/// `before` and `now` are per cent of the memory.
+fn pace(bytes: usize, before: usize, now: usize, took: f64) -> (Rate, f64) {
+    let part = |percent: usize| bytes as f64 / 100.0 * percent as f64;
+    let rate = part(now - before) / took;
+    (Rate(rate), part(100 - now) / rate)
 }
 
 /// A size, printed for people.
@@ -238,8 +238,9 @@ mod tests {
 
     #[test]
     fn the_rest_takes_as_long_in_proportion() {
-        let (rate, left) = pace(1e9, 3e9, 0.5);
-        assert_eq!((rate.0, left), (2e9, 1.5));
+        let (rate, left) = pace(10_000_000, 10, 40, 0.5);
+        assert_eq!((rate.0, left), (6e6, 1.0));
+        assert_eq!(pace(10_000_000, 0, 100, 2.0).1, 0.0);
     }
 
     #[test]
