@@ -336,3 +336,30 @@ impl PoolRegion {
         }
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_extent_is_what_was_claimed() {
+        // SAFETY: all zeros is a slot that was never used.
+        let region: PoolRegion = unsafe { core::mem::zeroed() };
+        let at = |page: u64| 0x7000_0000_0000 + page * page_size();
+        let range = |from: u64, to: u64| PageRange {
+            start: at(from),
+            end: at(to),
+        };
+        region.start.store(at(10), Relaxed);
+        region.pages.store(4, Relaxed);
+        region.claim_extent(Some(range(7, 19)));
+        assert_eq!(region.extent(), Some(range(7, 19)));
+        // Not around the region.
+        region.claim_extent(Some(range(11, 19)));
+        assert_eq!(region.extent(), None);
+        region.claim_extent(Some(range(10, 14)));
+        assert_eq!(region.extent(), Some(region.hull()));
+        region.claim_extent(None);
+        assert_eq!(region.extent(), None);
+    }
+}
