@@ -30,6 +30,8 @@ fn a_call_that_goes_on_is_not_ended() {
     assert_eq!(log.under_way(RANGE, WAITS), UnderWay::Change);
     log.give_up_waiting(RANGE);
     assert_eq!(log.under_way(RANGE, WAITS), UnderWay::Stuck);
+    log.give_up_waiting(RANGE);
+    assert_eq!(log.under_way(RANGE, WAITS), UnderWay::Stuck);
     for refused in [libc::EPERM, libc::ENOSYS] {
         log.end_left(RANGE, |_| Err(Errno(refused)));
         assert_eq!(log.under_way(RANGE, WAITS), UnderWay::Stuck);
@@ -83,11 +85,10 @@ fn a_long_call_counts_until_it_ends_but_not_for_ever() {
 fn all_is_heard_unless_an_event_is_being_read() {
     let (log, frame) = (Log::new(), Frame::new());
     assert!(log.has_heard_all());
-    let change = log.begin_at(RANGE, MAKES, &frame);
-    assert!(log.has_heard_all());
     log.begin();
     assert!(!log.has_heard_all());
     log.end();
+    let change = log.begin_at(RANGE, MAKES, &frame);
     assert!(log.has_heard_all());
     log.write(Change {
         range: RANGE,
