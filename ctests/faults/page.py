@@ -72,11 +72,11 @@ SITES = """
 ## System calls that fail
 
 Each system call that the library itself makes failed, one at a time (`ctests/faults/sweep.py`): on
-this machine each time that it is made, with each errno that the kernel may give; on the device each
-time with ioctl and userfaultfd, and once for each site with the others, with one errno. A first run
-lists the sites, so none is forgotten. After each fault the next calls work, data lands in the
-memory that the program sees, and no region, pin, descriptor or mapping is left; of the heap the
-check sees what is more than 48 KiB. "nothing" says that no call of the program failed.
+this machine each time that it is made, with each errno that the kernel may give; on the device once
+for each site. A first run lists the sites, so none is forgotten. After each fault the next calls
+work, data lands in the memory that the program sees, and no region, pin, descriptor or mapping is
+left; of the heap the check sees what is more than 48 KiB. "nothing" says that no call of the
+program failed.
 """
 
 

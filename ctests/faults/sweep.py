@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""sweep.py LIBRARY BUILT [--all] [--every CALL,...] [--rows FILE] [--runs RUN,...]: each system call of the library fails.
+"""sweep.py LIBRARY BUILT [--all] [--rows FILE] [--runs RUN,...]: each system call of the library fails.
 
 A first run of each of RUNS lists the system calls that the library makes, with their sites. Then each run has one
 of them fail (inject.c): each site once. With --all a site fails each time that it is reached, in each of RUNS, once for
@@ -191,15 +191,15 @@ def check(sweep, pool):
     groups = collections.defaultdict(list)
     for site, times in sweep.sites.items():
         groups[(sweep.names[site.number], *where[site.address])].append((site, times))
+    every = sweep.options.all
     jobs = {}
     for group, members in groups.items():
-        every = sweep.options.all or group[0] in sweep.options.every.split(",")
         errnos = ERRNOS.get(group[0], ANY)
         jobs[group] = [
             (site, time, error, pool.submit(sweep.fails, site, time, error))
             for site, times in (members if every else members[:1])
             for time in (range(times) if every else [0])
-            for error in (errnos if sweep.options.all else errnos[:1])
+            for error in (errnos if every else errnos[:1])
         ]
     rows = []
     for (name, function, file), faults in sorted(jobs.items()):
@@ -226,7 +226,6 @@ def main():
     parser.add_argument("--all", action="store_true")
     parser.add_argument("--rows")
     parser.add_argument("--runs")
-    parser.add_argument("--every", default="")
     parser.add_argument("--guard", type=int, default=120)
     options = parser.parse_args()
     options.library, options.built = os.path.abspath(options.library), os.path.abspath(options.built)
