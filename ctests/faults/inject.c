@@ -168,6 +168,16 @@ static struct site *counted(int thread, long number, long site)
 	return &sites[site_count++];
 }
 
+/* Lets the call that has just begun run to its end. */
+static void make_it(pid_t tid, struct user_regs_struct *registers)
+{
+	int status;
+
+	if (ptrace(PTRACE_SYSCALL, tid, 0, 0) || waitpid(tid, &status, __WALL) != tid || !WIFSTOPPED(status) ||
+	    ptrace(PTRACE_GETREGS, tid, 0, registers))
+		die("PTRACE_SYSCALL");
+}
+
 /*
  * Has the call fail. A close that fails has closed the number all the same, as Linux says, so that
  * one is made, and its answer replaced. A brk that fails has no errno: it answers where the memory
@@ -175,16 +185,18 @@ static struct site *counted(int thread, long number, long site)
  */
 static void fail(pid_t tid, struct user_regs_struct *registers)
 {
-	int status;
+	unsigned long long first = registers->rdi;
 
 	switch (registers->orig_rax) {
 	case SYS_brk:
 		registers->rdi = 0;
+		if (ptrace(PTRACE_SETREGS, tid, 0, registers))
+			die("PTRACE_SETREGS");
+		make_it(tid, registers);
+		registers->rdi = first;
 		break;
 	case SYS_close:
-		if (ptrace(PTRACE_SYSCALL, tid, 0, 0) || waitpid(tid, &status, __WALL) != tid || !WIFSTOPPED(status) ||
-		    ptrace(PTRACE_GETREGS, tid, 0, registers))
-			die("PTRACE_SYSCALL");
+		make_it(tid, registers);
 		registers->rax = (unsigned long long)(long long)-error;
 		break;
 	default:
