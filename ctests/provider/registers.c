@@ -90,7 +90,7 @@ static void trywait(int answer, const char *when)
 static struct fi_info *info;
 static struct fid_fabric *fabric;
 
-static int ask(int mr_mode)
+static int ask(uint32_t asked_for, int mr_mode, uint64_t mode)
 {
 	struct fi_info *hints = fi_allocinfo();
 	int ret;
@@ -99,8 +99,8 @@ static int ask(int mr_mode)
 	hints->fabric_attr->prov_name = strdup("rdmamr");
 	hints->domain_attr->name = strdup(device);
 	hints->domain_attr->mr_mode = mr_mode;
-	hints->mode = ~0ULL;
-	ret = fi_getinfo(version, NULL, NULL, 0, hints, &info);
+	hints->mode = mode;
+	ret = fi_getinfo(asked_for, NULL, NULL, 0, hints, &info);
 	fi_freeinfo(hints);
 	return ret;
 }
@@ -111,19 +111,12 @@ static void old_application(void)
 	const uint64_t takes[] = { FI_LOCAL_MR | FI_CONTEXT, FI_CONTEXT };
 
 	for (int n = 0; n < 2; n++) {
-		struct fi_info *hints = fi_allocinfo();
-
-		must(hints);
-		hints->fabric_attr->prov_name = strdup("rdmamr");
-		hints->domain_attr->name = strdup(device);
-		hints->mode = takes[n];
-		is(fi_getinfo(FI_VERSION(1, 4), NULL, NULL, 0, hints, &info), 0, "an application of 1.4");
+		is(ask(FI_VERSION(1, 4), FI_MR_UNSPEC, takes[n]), 0, "an application of 1.4");
 		if (info) {
 			is(info->domain_attr->mr_mode, FI_MR_BASIC, "has one kind of memory");
 			is((long long)info->mode, (long long)(takes[n] & FI_LOCAL_MR), "and registers local memory if it says so");
 		}
 		fi_freeinfo(info);
-		fi_freeinfo(hints);
 		info = NULL;
 	}
 }
@@ -146,7 +139,7 @@ static void close_fabric(void)
 
 static void open_domain(bool provider_keys)
 {
-	int ret = ask(FI_MR_LOCAL | FI_MR_ALLOCATED | (provider_keys ? FI_MR_VIRT_ADDR | FI_MR_PROV_KEY : 0));
+	int ret = ask(version, FI_MR_LOCAL | FI_MR_ALLOCATED | (provider_keys ? FI_MR_VIRT_ADDR | FI_MR_PROV_KEY : 0), ~0ULL);
 
 	if (ret)
 		printf("# fi_getinfo: %d (%s)\n", ret, fi_strerror(-ret));
@@ -463,11 +456,11 @@ int main(int argc, char **argv)
 	must(memory != MAP_FAILED);
 #ifndef ALONE
 	if (version > fi_version()) {
-		is(ask(FI_MR_LOCAL | FI_MR_ALLOCATED), -FI_ENOSYS, "libfabric refuses what is newer than it is");
+		is(ask(version, FI_MR_LOCAL | FI_MR_ALLOCATED, ~0ULL), -FI_ENOSYS, "libfabric refuses what is newer than it is");
 		ok(info == NULL, "and offers nothing");
 		return done_testing();
 	}
-	is(ask(FI_MR_LOCAL | FI_MR_ALLOCATED | FI_MR_VIRT_ADDR), 0, "application's keys, virtual addresses");
+	is(ask(version, FI_MR_LOCAL | FI_MR_ALLOCATED | FI_MR_VIRT_ADDR, ~0ULL), 0, "application's keys, virtual addresses");
 	if (info)
 		is(info->domain_attr->mr_mode & (FI_MR_VIRT_ADDR | FI_MR_PROV_KEY), FI_MR_VIRT_ADDR, "are offered");
 	fi_freeinfo(info);
