@@ -176,6 +176,12 @@ struct rdmamr_stats {
          * differs from the address of the memory.
          */
         uint64_t bypassed_address;
+        /**
+         * Plain registrations under RDMAMR_CACHE only: bypassed because the range comes for the first
+         * time, or for the first time since its memory has changed. The pool keeps a region from the
+         * second registration of its range on: same protection domain, same pages, same access.
+         */
+        uint64_t bypassed_first;
 };
 
 #ifdef __cplusplus

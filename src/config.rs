@@ -11,6 +11,7 @@ use core::ffi::CStr;
 use core::fmt::{self, Write};
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use once_cell::race::OnceBox;
+pub use rdmamr_policy::Cache;
 use std::ffi::CString;
 
 /// Where to write the statistics when the process exits.
@@ -20,15 +21,6 @@ pub enum Output {
     Table,
     Stderr,
     File(CString),
-}
-
-/// Which plain registrations the pool serves.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Cache {
-    Off,
-    /// Registrations that peers cannot reach.
-    Local,
-    All,
 }
 
 /// The settings of relaxed registration.

@@ -2,7 +2,7 @@
 //! The interposed memory calls (`capi/memory.rs`) tell the pool here about changes of memory. While
 //! the pool is off, each function costs one load, and another for the trace.
 
-use super::{pool_is_on, turn_pool_on};
+use super::{POOL, RANGES, listens, pool_is_on, reuse, turn_pool_on};
 use crate::pool::life::change;
 use crate::trace;
 use crate::watch::in_place;
@@ -21,6 +21,12 @@ fn traced(addr: usize, length: usize) {
 #[inline(always)]
 pub fn changing(frame: &Frame, addr: usize, length: usize) -> Changing<'_> {
     traced(addr, length);
+    if !listens(POOL | RANGES) {
+        return Changing::NOTHING;
+    }
+    if listens(RANGES) {
+        reuse::memory_changes(addr, length);
+    }
     if pool_is_on() {
         change::changing(frame, addr, length)
     } else {
@@ -32,6 +38,12 @@ pub fn changing(frame: &Frame, addr: usize, length: usize) -> Changing<'_> {
 #[inline(always)]
 pub fn replacing(frame: &Frame, addr: usize, length: usize) -> Changing<'_> {
     traced(addr, length);
+    if !listens(POOL | RANGES) {
+        return Changing::NOTHING;
+    }
+    if listens(RANGES) {
+        reuse::memory_changes(addr, length);
+    }
     if pool_is_on() {
         change::replacing(frame, addr, length)
     } else {

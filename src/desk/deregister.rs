@@ -4,6 +4,7 @@
 
 use super::{Mr, pool_is_on, reuse};
 use crate::call::{Error, How};
+use crate::config::{Cache, config};
 use crate::mr::{self, Object};
 use crate::next::{self, Maker};
 use crate::pool;
@@ -17,7 +18,10 @@ pub fn deregister(mr: Mr) -> Result<How, Error> {
     if pool_is_on() && pool::is_region(mr) {
         return pool::deregister(mr);
     }
-    mr::deregister(mr)
+    match config().cache {
+        Cache::Off => mr::deregister(mr),
+        cache => reuse::deregister_plain(cache, mr),
+    }
 }
 
 /// Forgets an imported region, ibv_unimport_mr(3). The kernel may keep the region for another

@@ -29,24 +29,46 @@ pub use relaxed_calls::{
 };
 pub use rereg::rereg;
 
-use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
-static POOL_IS_ON: AtomicBool = AtomicBool::new(false);
+/// Who wants to hear of changes of memory: a sum of the bits below.
+static LISTENERS: AtomicU8 = AtomicU8::new(0);
+/// The pool: it, or the memory monitor, has served a call of this process, or of the process that it
+/// was forked from.
+const POOL: u8 = 1;
+/// The ranges that were released, under `RDMAMR_CACHE`.
+const RANGES: u8 = 2;
 
-/// Whether the pool or the memory monitor has served a call of this process, or of the process that
-/// it was forked from.
 #[inline(always)]
-fn pool_is_on() -> bool {
-    POOL_IS_ON.load(Relaxed)
+fn listens(who: u8) -> bool {
+    LISTENERS.load(Relaxed) & who != 0
 }
 
-/// Turns the pool on: a call is about to use it. Only the first call writes, because a store of
-/// each call would move the cache line from processor to processor.
+/// Only the first call writes, because a store of each call would move the cache line from processor
+/// to processor.
+#[inline(always)]
+fn listen(who: u8) {
+    if !listens(who) {
+        LISTENERS.fetch_or(who, Relaxed);
+    }
+}
+
+/// Whether the pool is on.
+#[inline(always)]
+fn pool_is_on() -> bool {
+    listens(POOL)
+}
+
+/// Turns the pool on: a call is about to use it.
 #[inline(always)]
 fn turn_pool_on() {
-    if !pool_is_on() {
-        POOL_IS_ON.store(true, Relaxed);
-    }
+    listen(POOL);
+}
+
+/// A range was released that may come back.
+#[inline(always)]
+fn listen_for_ranges() {
+    listen(RANGES);
 }
 
 /// The library itself has failed: no region that the pool keeps is used again.

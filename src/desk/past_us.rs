@@ -37,12 +37,14 @@ pub unsafe fn deregister_past_us(vmr: *mut verbs_mr) -> c_int {
     let Some(mr) = mr else {
         return dereg();
     };
-    mr::around_deregister_past_us(mr, || {
-        if pool_is_on() {
-            pool::around_deregister_past_us(mr, dereg)
-        } else {
-            dereg()
-        }
+    reuse::around_deregister_past_us(mr, || {
+        mr::around_deregister_past_us(mr, || {
+            if pool_is_on() {
+                pool::around_deregister_past_us(mr, dereg)
+            } else {
+                dereg()
+            }
+        })
     })
 }
 

@@ -11,6 +11,9 @@
 //!
 //! A region in use is never shared: two regions of the program have two keys, as without the pool.
 //!
+//! Most programs register their memory once. So a range that comes for the first time is registered
+//! plainly, and remembered when it is released (`pool/released.rs`).
+//!
 //! If the pool cannot serve a registration, the registration goes the way that it would go without
 //! the pool. Its errors are then the kernel's, about the memory that the program named.
 
@@ -18,14 +21,18 @@ use super::{register as plain_register, turn_pool_on};
 use crate::call::{Error, How, Pd, Registered, Request};
 use crate::config::{Cache, config};
 use crate::mr::{self, Mr};
-use crate::pool::{self, Unserved};
+use crate::pool::foresight::{self, Present};
+use crate::pool::released::RELEASED;
+use crate::pool::{self, Answer, Unserved};
 use crate::report::log::{self, Level};
 use crate::report::stats::{self, Counter, counter};
-use crate::sys::thread;
+use crate::sys::pages::PageRange;
 use crate::watch::in_place;
+use core::ffi::c_int;
 use core::fmt;
 use core::ptr::with_exposed_provenance_mut;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use rdmamr_policy::{Range, unserved};
 
 /// Says once what the program gives up, when a region of the pool first serves it. If no memory can
 /// be watched, the program gives nothing up, and the watch has said so.
@@ -58,33 +65,65 @@ fn say_so(cache: Cache) {
     );
 }
 
-/// Registers memory, by the pool if the pool can serve.
+/// Registers memory, by the pool if the pool can serve. A range that comes for the first time is
+/// registered plainly, and until a range has come back there is no pool.
 #[inline(never)]
 pub fn register(cache: Cache, pd: Pd, request: &Request) -> Result<Registered, Error> {
-    turn_pool_on();
-    // The kernel refuses a registration of length 0.
-    if request.length != 0 {
-        match serve(cache, pd, request) {
-            Ok(registered) => return Ok(registered),
-            Err(reason) => stats::counters().count(reason),
-        }
+    match serve(cache, pd, request) {
+        Ok(registered) => return Ok(registered),
+        Err(Some(reason)) => stats::counters().count(reason),
+        Err(None) => {}
     }
     plain_register(pd, request)
 }
 
 /// Registers memory by the pool. An error is the reason why the pool does not serve the call.
 #[inline(always)]
-fn serve(cache: Cache, pd: Pd, request: &Request) -> Result<Registered, Counter> {
-    if let Some(reason) = unserved(cache, request) {
-        return Err(reason);
+fn serve(cache: Cache, pd: Pd, request: &Request) -> Result<Registered, Option<Counter>> {
+    match rdmamr_policy::refusal(cache, foresight::asked(request), Present) {
+        unserved::NONE => {}
+        reason => return Err(refused(reason)),
     }
-    let addr = request.addr.addr();
-    let answer = pool::hit(pd, addr, request.length, request.access, true);
-    let hit = answer.region().map(|mr| Registered::by(How::Hit, mr));
-    match hit.map_or_else(|| pool::register(pd, request, answer, true), Ok) {
+    let (addr, length) = (request.addr.addr(), request.length);
+    let Some(hull) = PageRange::hull(addr as u64, length as u64) else {
+        return Err(None);
+    };
+    let answer = pool::hit(pd, addr, length, request.access, true);
+    if let Some(mr) = answer.region() {
+        return stand_for(request, Registered::by(How::Hit, mr));
+    }
+    let range = pool::range(pd.address() as u64, hull, request.access.bits());
+    if !RELEASED.comes_back(&range) {
+        return Err(Some(counter!(bypassed_first)));
+    }
+    serve_again(cache, pd, request, answer).map_err(|reason| {
+        if reason != counter!(bypassed_busy) {
+            RELEASED.give_up(&range);
+        }
+        Some(reason)
+    })
+}
+
+/// Registers memory whose range has come back: makes a region that the pool keeps. The first call
+/// starts the pool.
+#[cold]
+fn serve_again(
+    cache: Cache,
+    pd: Pd,
+    request: &Request,
+    answer: Answer,
+) -> Result<Registered, Counter> {
+    if !in_place::are_in_place() {
+        // Nothing could be kept. And an end that the program takes from libibverbs would not come
+        // here: it would end the pool's region in the kernel.
+        say_without_effect(cache, log::always, PASSED_BY);
+        return Err(counter!(bypassed_watch));
+    }
+    turn_pool_on();
+    match pool::register(pd, request, answer, true) {
         Ok(registered) => {
             say_so(cache);
-            stand_for(request, registered)
+            stand_for(request, registered).map_err(|_| counter!(bypassed_limit))
         }
         Err(Unserved::Because(reason)) => Err(reason),
         Err(Unserved::Failed(Error::Shortage(_))) => Err(counter!(bypassed_busy)),
@@ -92,38 +131,73 @@ fn serve(cache: Cache, pd: Pd, request: &Request) -> Result<Registered, Counter>
     }
 }
 
-/// Returns the reason why the pool does not serve a registration. `None`: the pool tries to serve
-/// it.
+/// The counter of a reason why the rule refuses a registration. A registration of length 0, which
+/// the kernel refuses too, is not counted.
+#[cold]
+fn refused(reason: u32) -> Option<Counter> {
+    Some(match reason {
+        unserved::ACCESS => counter!(bypassed_access),
+        unserved::ADDRESS => counter!(bypassed_address),
+        unserved::INTERRUPTED => counter!(bypassed_busy),
+        unserved::CHILD => counter!(bypassed_fork),
+        unserved::FORK => {
+            let say = |message: fmt::Arguments<'_>| log::line(Level::Info, message);
+            say_without_effect(config().cache, say, KEPT_FROM_CHILDREN);
+            counter!(bypassed_fork)
+        }
+        unserved::DISABLED | unserved::DEVICE => counter!(bypassed_device),
+        _ => return None,
+    })
+}
+
+/// Deregisters a region that the pool does not serve, and remembers its range: the next
+/// registration of that is served.
+#[inline(never)]
+pub fn deregister_plain(cache: Cache, mr: Mr) -> Result<How, Error> {
+    let range = range_of(cache, mr);
+    let how = mr::deregister(mr)?;
+    remember(range);
+    Ok(how)
+}
+
+/// The range of a plain region, if the pool could serve its next registration.
 #[inline(always)]
-fn unserved(cache: Cache, request: &Request) -> Option<Counter> {
+fn range_of(cache: Cache, mr: Mr) -> Option<Range> {
+    let (public, access) = (mr.read(), mr.access());
     let wanted = match cache {
         Cache::Off => false,
-        Cache::Local => pool::LOCAL.contains(request.access),
-        Cache::All => !request.access.intersects(pool::OWN_REGION),
+        Cache::Local => rdmamr_policy::is_local(access),
+        Cache::All => rdmamr_policy::may_be_kept(access),
     };
-    // If a signal handler interrupts the library, its registration goes as if the pool were off.
-    // The same holds in a child of a process that had a pool. If libibverbs keeps registered memory
-    // from children, the pool serves nothing.
-    if !wanted {
-        Some(counter!(bypassed_access))
-    } else if request.iova != request.addr.addr() as u64 {
-        // A region has one address for all its users.
-        Some(counter!(bypassed_address))
-    } else if thread::is_inside() {
-        Some(counter!(bypassed_busy))
-    } else if pool::is_of_parent() {
-        Some(counter!(bypassed_fork))
-    } else if !in_place::are_in_place() {
-        // Nothing could be kept. And an end that the program takes from libibverbs would not come
-        // here: it would end the pool's region in the kernel.
-        say_without_effect(cache, log::always, PASSED_BY);
-        Some(counter!(bypassed_watch))
-    } else if mr::bare::is_fork_protected() {
-        let say = |message: fmt::Arguments<'_>| log::line(Level::Info, message);
-        say_without_effect(cache, say, KEPT_FROM_CHILDREN);
-        Some(counter!(bypassed_fork))
-    } else {
-        None
+    let hull = PageRange::hull(public.addr.addr() as u64, public.length as u64);
+    let hull = hull.filter(|_| wanted)?;
+    Some(pool::range(public.pd.addr() as u64, hull, access))
+}
+
+#[inline(always)]
+fn remember(range: Option<Range>) {
+    if let Some(range) = range {
+        RELEASED.add(&range);
+        super::listen_for_ranges();
+    }
+}
+
+/// Runs `dereg`, by which a provider deregisters a region that the pool does not serve, and
+/// remembers the region's range.
+pub fn around_deregister_past_us(mr: Mr, dereg: impl FnOnce() -> c_int) -> c_int {
+    let range = range_of(config().cache, mr);
+    let errno = dereg();
+    if errno == 0 {
+        remember(range);
+    }
+    errno
+}
+
+/// The memory of this range changes: what is registered there later comes for the first time.
+#[inline(never)]
+pub fn memory_changes(addr: usize, length: usize) {
+    if let Some(hull) = PageRange::hull(addr as u64, length as u64) {
+        RELEASED.forget(hull.start, hull.end);
     }
 }
 
@@ -156,9 +230,9 @@ fn name(cache: Cache) -> &'static str {
 
 /// Makes the program's own object, which stands for one use of the pool's region.
 #[inline(always)]
-fn stand_for(request: &Request, served: Registered) -> Result<Registered, Counter> {
+fn stand_for(request: &Request, served: Registered) -> Result<Registered, Option<Counter>> {
     // SAFETY: the pool has just given this region out, so it is live until this use is released.
-    let region = unsafe { Mr::from_c(served.mr) }.ok_or(counter!(bypassed_limit))?;
+    let region = unsafe { Mr::from_c(served.mr) }.ok_or(Some(counter!(bypassed_limit)))?;
     match mr::new_object() {
         Some(object) => {
             object.stand_for(request.access, region);
@@ -166,7 +240,7 @@ fn stand_for(request: &Request, served: Registered) -> Result<Registered, Counte
         }
         None => {
             pool::release(region);
-            Err(counter!(bypassed_limit))
+            Err(Some(counter!(bypassed_limit)))
         }
     }
 }

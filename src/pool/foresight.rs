@@ -4,7 +4,7 @@
 //! process asks for it.
 
 use crate::call::Request;
-use crate::config::{config, disabled};
+use crate::config::{Cache, config, disabled};
 use crate::mr;
 use crate::pool::life::admission;
 use crate::pool::life::limits;
@@ -17,6 +17,7 @@ use crate::sys::thread;
 use crate::trace::format::{PoolSettings, call, pool, unserved};
 use crate::watch::userfaultfd::Userfaultfd;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use rdmamr_policy::{Asked, Process};
 
 /// Whether the pool would serve a registration of `call` that has succeeded. Returns a value of
 /// [`unserved`].
@@ -27,25 +28,56 @@ pub fn verdict(call: u8, request: &Request) -> u32 {
         call::REG_MR_EX | call::REG_DMABUF_MR => return unserved::DEVICE,
         _ => return unserved::UNKNOWN,
     }
-    if disabled() {
-        unserved::DISABLED
-    } else if request
-        .access
-        .intersects(crate::pool::life::miss::OWN_REGION)
-    {
-        unserved::ACCESS
-    } else if request.iova != request.addr.addr() as u64 {
-        unserved::ADDRESS
-    } else if request.length == 0 {
-        unserved::EMPTY
-    } else if thread::is_inside() {
-        unserved::INTERRUPTED
-    } else if is_of_parent() {
-        unserved::CHILD
-    } else if mr::bare::is_fork_protected() {
-        unserved::FORK
-    } else {
-        unserved::NONE
+    rdmamr_policy::refusal(Cache::All, asked(request), Foreseen)
+}
+
+/// What the rule by which the pool serves looks at in a registration.
+#[inline(always)]
+pub fn asked(request: &Request) -> Asked {
+    Asked {
+        access: request.access.bits(),
+        at_own_address: request.iova == request.addr.addr() as u64,
+        is_empty: request.length == 0,
+    }
+}
+
+/// This process as it would be with the pool.
+struct Foreseen;
+
+impl Process for Foreseen {
+    fn is_disabled(&self) -> bool {
+        disabled()
+    }
+    fn is_interrupted(&self) -> bool {
+        thread::is_inside()
+    }
+    fn is_child(&self) -> bool {
+        is_of_parent()
+    }
+    fn is_fork_protected(&self) -> bool {
+        mr::bare::is_fork_protected()
+    }
+}
+
+/// This process as the pool finds it.
+pub struct Present;
+
+impl Process for Present {
+    #[inline(always)]
+    fn is_disabled(&self) -> bool {
+        disabled()
+    }
+    #[inline(always)]
+    fn is_interrupted(&self) -> bool {
+        thread::is_inside()
+    }
+    #[inline(always)]
+    fn is_child(&self) -> bool {
+        start::is_of_parent()
+    }
+    #[inline(always)]
+    fn is_fork_protected(&self) -> bool {
+        mr::bare::is_fork_protected()
     }
 }
 

@@ -10,6 +10,7 @@
 //! - `region/`: a slot, its word (the state of a region in one atomic), lists of slots.
 //! - `find/`: the look-up without a lock, the index by address, the filter of memory without regions.
 //! - `life/`: what happens to a region, a file for each: hit, miss, change, release, end.
+//! - `released.rs`: the ranges that were registered plainly and released, and so may come back.
 //! - `state.rs`: what all threads share, and what they do without the lock. `locked.rs` and
 //!   `extents.rs`: what they do under it.
 
@@ -24,18 +25,19 @@ mod loom_tests;
 #[cfg(all(test, not(loom)))]
 mod model_tests;
 pub mod region;
+pub mod released;
 pub mod start;
 pub mod state;
 
 pub use life::flush::flush;
-pub use life::hit::{Answer, LOCAL, hit};
-pub use life::miss::{OWN_REGION, Unserved, is_shortage, register};
+pub use life::hit::{Answer, hit};
+pub use life::miss::{Unserved, is_shortage, register};
 pub use life::owners::{
     around_close_device, around_deregister_past_us, before_close_past_us, before_dealloc_pd,
     before_unimport_pd, flush_quietly, forget, relieve_program,
 };
 pub use life::release::{deregister, release};
-pub use start::is_of_parent;
+pub use region::range;
 
 use crate::mr::Mr;
 use crate::report::stats::{Counters, counter};

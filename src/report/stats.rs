@@ -104,6 +104,10 @@ pub struct rdmamr_stats {
     /// Plain registrations under RDMAMR_CACHE only: bypassed because the device's address (iova)
     /// differs from the address of the memory.
     pub bypassed_address: u64,
+    /// Plain registrations under RDMAMR_CACHE only: bypassed because the range comes for the first
+    /// time, or for the first time since its memory has changed. The pool keeps a region from the
+    /// second registration of its range on: same protection domain, same pages, same access.
+    pub bypassed_first: u64,
 }
 
 /// The number of fields of [`rdmamr_stats`]. All are `u64`.

@@ -3,7 +3,6 @@
 //! that have been idle for long enough, and idle regions while the machine is short of memory. The
 //! thread sleeps while no region is idle. `helper_thread.rs` says what it must not do.
 
-use crate::call::Access;
 use crate::mr::bare;
 use crate::pool::life::ending::{self, By};
 use crate::pool::life::limits;
@@ -17,6 +16,7 @@ use crate::trace;
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*, fence};
 use core::time::Duration;
+use rdmamr_policy::is_remote;
 
 /// The cleaner, as the other threads see it.
 pub struct Cleaner {
@@ -58,18 +58,6 @@ const LONGEST_WAIT: u32 = 6;
 /// limit. If the program takes and releases a region all the time, the cleaner finds the region in
 /// use now and then.
 const PATIENCE: u32 = 8;
-
-/// Access flags that give peers access.
-const REMOTE: Access = Access::REMOTE_WRITE
-    .union(Access::REMOTE_READ)
-    .union(Access::REMOTE_ATOMIC)
-    .union(Access::FLUSH_GLOBAL)
-    .union(Access::FLUSH_PERSISTENT);
-
-/// Whether peers can reach a region with this access.
-pub fn is_remote(access: u32) -> bool {
-    Access::from_bits_retain(access).intersects(REMOTE)
-}
 
 /// Milliseconds of the monotonic clock.
 pub fn now_ms() -> u64 {

@@ -7,6 +7,7 @@ use crate::pool::extents::Heir;
 use crate::pool::life::cleaner::now_ms;
 use crate::pool::locked::{Locked, cause};
 use crate::pool::region::{Id, LEFT, PoolRegion};
+use crate::pool::released;
 use crate::pool::state::Cause;
 use crate::report::stats::{Change, Counter, counter};
 use crate::sys::pages::PageRange;
@@ -82,6 +83,7 @@ pub fn end(relaxed: &Instance, id: Id, by: By) -> Result<(), Errno> {
     if let Some(cause) = cause(region) {
         counters.add(thread, counter(cause), 1);
     }
+    released::ended(region, cause(region), region.hits());
     let locked = pool.lock();
     counters.add(thread, counter!(hits), region.forget_hits());
     leave(relaxed, &locked, id, by);

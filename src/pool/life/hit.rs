@@ -18,10 +18,6 @@ use crate::watch::Fence;
 use crate::watch::log::Log;
 use core::ptr::with_exposed_provenance_mut;
 
-/// Access flags for which a region with more of them serves as well: local write, and the flags
-/// that a device may ignore.
-pub const LOCAL: Access = Access::LOCAL_WRITE.union(Access::OPTIONAL_RANGE);
-
 /// The answer of [`hit()`]: the address of a region's object, or why there is none.
 ///
 /// It fits into a register. A `Result` with an error in it went through memory, and the load
@@ -140,14 +136,11 @@ impl Instance {
     /// What a registration asks of a region.
     #[inline(always)]
     pub fn purpose(&self, pd: Pd, hull: PageRange, access: Access, unshared: bool) -> Purpose {
-        // A caller that shares its region with nobody must find as much memory left to pin as
-        // without the pool. A larger region would count for more than the caller asked for.
-        let exact = unshared && !self.may_pin_all;
         Purpose {
             pd: pd.address() as u64,
             hull,
             access: access.bits(),
-            exact: exact || !LOCAL.contains(access),
+            exact: rdmamr_policy::is_exact(access.bits(), unshared, self.may_pin_all),
             unshared,
         }
     }

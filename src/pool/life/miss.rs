@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Registering, ibv_reg_mr_relaxed(3): a hit, or the long way to a new region.
 
-use crate::call::{Access, Error, How, Pd, Registered, Request};
+use crate::call::{Error, How, Pd, Registered, Request};
 use crate::config::{config, disabled};
 use crate::mr::Object;
 use crate::mr::bare::{self, Own};
 use crate::pool::Answer;
 use crate::pool::Instance;
 use crate::pool::life::admission::{Memory, NOW, Noted};
-use crate::pool::life::cleaner::{self, is_remote, now_ms};
+use crate::pool::life::cleaner::{self, now_ms};
 use crate::pool::life::ending::{self, By};
 use crate::pool::life::flush::relieve;
 use crate::pool::locked::{Locked, New};
 use crate::pool::region::{Id, Purpose};
+use crate::pool::released::RELEASED;
 use crate::pool::start;
 use crate::pool::state::Cause;
 use crate::report::log;
@@ -28,15 +29,7 @@ use core::ptr::with_exposed_provenance_mut;
 use core::sync::atomic::{AtomicU32, Ordering::*};
 use core::time::Duration;
 use errno::Errno;
-
-/// Access flags that a region of the pool cannot have. A registration with one of them gets a
-/// region of its own. An on-demand region pins nothing. A memory window that is bound to a shared
-/// region would keep the region from ending. The other flags depend on the address or on the kind
-/// of the memory.
-pub const OWN_REGION: Access = Access::ON_DEMAND
-    .union(Access::ZERO_BASED)
-    .union(Access::MW_BIND)
-    .union(Access::HUGETLB);
+use rdmamr_policy::is_remote;
 
 /// How many times a registration that missed looks closer: once for a new region, once for a region
 /// that begins at another page, and once more if that region was in use in between.
@@ -104,7 +97,7 @@ pub fn register(
     if disabled() {
         return because(counter!(bypassed_device));
     }
-    if request.access.intersects(OWN_REGION) {
+    if !rdmamr_policy::may_be_kept(request.access.bits()) {
         return because(counter!(bypassed_access));
     }
     if thread::is_inside() {
@@ -115,14 +108,15 @@ pub fn register(
         // pool's threads cannot call libibverbs.
         return because(counter!(bypassed_fork));
     }
+    // Before the pool starts: a device that libibverbs serves needs none.
+    let Ok(own) = bare::find(pd, request) else {
+        return because(counter!(bypassed_device));
+    };
     let Some(relaxed) = start::current() else {
         // The process is a child of one that had a pool, or has no memory for a pool of its own.
         return because(counter!(bypassed_fork));
     };
     cleaner::start(relaxed);
-    let Ok(own) = bare::find(pd, request) else {
-        return because(counter!(bypassed_device));
-    };
     let purpose = relaxed.purpose(pd, hull, request.access, unshared);
     let mut answer = answer;
     let (mut looks, mut waits) = (0, 0);
@@ -383,6 +377,9 @@ impl Instance {
             || !self.cleaner.keeps(purpose.access);
         let certain = settled && !locked.may_be_dropping(purpose.hull, now_ms);
         let kept = own || (certain && locked.keep(id));
+        if own && reason != Some(counter!(bypassed_busy)) {
+            RELEASED.give_up(&self.pool.region(id).range());
+        }
         if !kept {
             locked.withdraw(id, Cause::Fence);
             reason = reason.or(Some(counter!(bypassed_busy)));

@@ -10,10 +10,10 @@ pub mod list;
 pub mod word;
 
 use crate::abi::rdma_core::ibv_mr;
-use crate::call::Access;
 use crate::pool::region::word::{Seen, Word};
 use crate::sys::pages::{PageRange, page_size};
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
+use rdmamr_policy::{Range, Wanted};
 
 /// Words of the `struct ibv_mr` in a slot, including what libibverbs and the providers keep behind
 /// it (`mr/object.rs`).
@@ -158,7 +158,16 @@ const UNWATCHED: u32 = 0;
 const WATCHED: u32 = 1;
 const INHERITED: u32 = 2;
 
-const LOCAL_WRITE: u32 = Access::LOCAL_WRITE.bits();
+/// A range as the rule has it by which the cache serves.
+#[inline(always)]
+pub fn range(pd: u64, hull: PageRange, access: u32) -> Range {
+    Range {
+        pd,
+        start: hull.start,
+        end: hull.end,
+        access,
+    }
+}
 
 impl PoolRegion {
     /// Prepares the slot for a region, or for a guest, which has no domain and no access.
@@ -300,20 +309,20 @@ impl PoolRegion {
         self.fd.load(Relaxed) == LEFT
     }
 
-    /// Whether the region serves this purpose. Remote access is neither widened nor narrowed: a
-    /// region with remote access serves only a purpose with the same access. A region with local
-    /// access only may have local write where the purpose asks for less.
+    /// Whether the region serves this purpose.
     #[inline(always)]
     pub fn serves(&self, purpose: &Purpose) -> bool {
-        let access = self.access();
-        let hull = self.hull();
-        self.pd() == purpose.pd
-            && if purpose.exact {
-                hull == purpose.hull && access == purpose.access
-            } else {
-                hull.contains(purpose.hull)
-                    && (access == purpose.access || access == purpose.access | LOCAL_WRITE)
-            }
+        let wanted = Wanted {
+            range: range(purpose.pd, purpose.hull, purpose.access),
+            exact: purpose.exact,
+        };
+        wanted.fits(self.range())
+    }
+
+    /// The region's domain, pages and access.
+    #[inline(always)]
+    pub fn range(&self) -> Range {
+        range(self.pd(), self.hull(), self.access())
     }
 
     /// The address that the program knows the region by.

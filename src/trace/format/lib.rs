@@ -235,31 +235,5 @@ pub mod how {
     pub const KEPT: u8 = 5;
 }
 
-/// Why the pool could not serve a plain registration that succeeded.
-pub mod unserved {
-    /// Words that continue "the pool does not serve them:", by number.
-    pub const WORDS: [&str; 10] = [
-        "",
-        "",
-        "ibv_fork_init or RDMAV_FORK_SAFE keeps registered memory from children",
-        "the access flags ask for paging on demand, a zero base, memory windows or huge pages",
-        "peers reach the memory at another address than its own (iova)",
-        "the length is 0",
-        "the memory is a device's (DMA-BUF), or libibverbs has registered it",
-        "a child has registered whose parent had registered before the fork",
-        "a signal handler has registered that had interrupted the library",
-        "RDMAMR_DISABLE switches the library off",
-    ];
-    /// Not stated: an earlier release wrote the trace, or the call was no plain registration.
-    pub const UNKNOWN: u32 = 0;
-    /// The pool could serve the registration.
-    pub const NONE: u32 = 1;
-    pub const FORK: u32 = 2;
-    pub const ACCESS: u32 = 3;
-    pub const ADDRESS: u32 = 4;
-    pub const EMPTY: u32 = 5;
-    pub const DEVICE: u32 = 6;
-    pub const CHILD: u32 = 7;
-    pub const INTERRUPTED: u32 = 8;
-    pub const DISABLED: u32 = 9;
-}
+/// Why the pool could not serve a plain registration that succeeded: [`Call::reason`].
+pub use rdmamr_policy::unserved;

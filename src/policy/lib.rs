@@ -1,0 +1,298 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Would the cache serve this registration? The one rule, which the library obeys and by which
+//! `rdmamr report` foretells. A plain registration is served if
+//!
+//! 1. its access, its address and its process allow that ([`refusal`]), and
+//! 2. an idle region fits it ([`Wanted::fits`]), or its range has been registered and released before
+//!    ([`Released`]): then a new region is made and kept.
+//!
+//! Every other registration is plain, as without the cache.
+//!
+//! Not here: whether the kernel lets the library watch the memory, and what the memory is. Only a
+//! look at the process tells that.
+#![no_std]
+
+mod released;
+
+pub use released::Released;
+
+use rdmamr_abi::rdma_core::*;
+
+/// The access flags with which peers reach a region.
+const REMOTE: u32 = IBV_ACCESS_REMOTE_WRITE
+    | IBV_ACCESS_REMOTE_READ
+    | IBV_ACCESS_REMOTE_ATOMIC
+    | IBV_ACCESS_FLUSH_GLOBAL
+    | IBV_ACCESS_FLUSH_PERSISTENT;
+
+/// The access flags for which a region with local write serves as well: local write itself, and the
+/// flags that a device may ignore.
+const LOCAL: u32 = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_OPTIONAL_RANGE;
+
+/// The access flags that no kept region can have. An on-demand region pins nothing. A memory window
+/// that is bound to a kept region would keep the region from ending. The other flags depend on the
+/// address or on the kind of the memory.
+const NEVER_KEPT: u32 =
+    IBV_ACCESS_ON_DEMAND | IBV_ACCESS_ZERO_BASED | IBV_ACCESS_MW_BIND | IBV_ACCESS_HUGETLB;
+
+/// Whether peers can reach a region with this access.
+#[inline(always)]
+pub const fn is_remote(access: u32) -> bool {
+    access & REMOTE != 0
+}
+
+/// Whether a region with this access serves its owner alone.
+#[inline(always)]
+pub const fn is_local(access: u32) -> bool {
+    access & !LOCAL == 0
+}
+
+/// Whether a region with this access may be kept at all.
+#[inline(always)]
+pub const fn may_be_kept(access: u32) -> bool {
+    access & NEVER_KEPT == 0
+}
+
+/// Which registrations the user wants to be served: the values of `RDMAMR_CACHE`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Cache {
+    /// None.
+    Off,
+    /// Those that peers cannot reach.
+    Local,
+    /// The others as well.
+    All,
+}
+
+/// Why the cache does not serve a plain registration. The numbers are those of the trace's format
+/// (rdmamr_trace(5)), which earlier releases have written too.
+pub mod unserved {
+    /// Words that continue "the pool does not serve them:", by number.
+    pub const WORDS: [&str; 10] = [
+        "",
+        "",
+        "ibv_fork_init or RDMAV_FORK_SAFE keeps registered memory from children",
+        "the access flags ask for paging on demand, a zero base, memory windows or huge pages",
+        "peers reach the memory at another address than its own (iova)",
+        "the length is 0",
+        "the memory is a device's (DMA-BUF), or libibverbs has registered it",
+        "a child has registered whose parent had registered before the fork",
+        "a signal handler has registered that had interrupted the library",
+        "RDMAMR_DISABLE switches the library off",
+    ];
+    /// Not stated: an earlier release wrote the trace, or the call was no plain registration.
+    pub const UNKNOWN: u32 = 0;
+    /// The cache could serve the registration.
+    pub const NONE: u32 = 1;
+    /// libibverbs keeps registered memory from children.
+    pub const FORK: u32 = 2;
+    /// The access flags exclude it.
+    pub const ACCESS: u32 = 3;
+    /// A region has one address for all its users.
+    pub const ADDRESS: u32 = 4;
+    /// The kernel refuses a registration of length 0.
+    pub const EMPTY: u32 = 5;
+    /// libibverbs registers.
+    pub const DEVICE: u32 = 6;
+    /// The process is a child of one that had kept regions.
+    pub const CHILD: u32 = 7;
+    /// The caller is a signal handler that interrupted the library.
+    pub const INTERRUPTED: u32 = 8;
+    /// The library is switched off.
+    pub const DISABLED: u32 = 9;
+}
+
+/// A plain registration, as far as the rule looks at it.
+#[derive(Clone, Copy, Debug)]
+pub struct Asked {
+    /// The access flags.
+    pub access: u32,
+    /// Whether peers reach the memory at its own address.
+    pub at_own_address: bool,
+    /// Whether the length is 0.
+    pub is_empty: bool,
+}
+
+/// What the rule asks of the process. Each answer is asked for only if the registration gets that
+/// far.
+pub trait Process {
+    /// Whether the library is switched off.
+    fn is_disabled(&self) -> bool;
+    /// Whether the caller is a signal handler that interrupted the library.
+    fn is_interrupted(&self) -> bool;
+    /// Whether the process is a child of one that had kept regions.
+    fn is_child(&self) -> bool;
+    /// Whether libibverbs keeps registered memory from children.
+    fn is_fork_protected(&self) -> bool;
+}
+
+/// Why the cache does not serve a registration: a value of [`unserved`], which is
+/// [`unserved::NONE`] if it may serve it.
+#[inline(always)]
+pub fn refusal(cache: Cache, asked: Asked, process: impl Process) -> u32 {
+    let wanted = match cache {
+        Cache::Off => false,
+        Cache::Local => is_local(asked.access),
+        Cache::All => may_be_kept(asked.access),
+    };
+    if process.is_disabled() {
+        unserved::DISABLED
+    } else if !wanted {
+        unserved::ACCESS
+    } else if !asked.at_own_address {
+        unserved::ADDRESS
+    } else if asked.is_empty {
+        unserved::EMPTY
+    } else if process.is_interrupted() {
+        unserved::INTERRUPTED
+    } else if process.is_child() {
+        unserved::CHILD
+    } else if process.is_fork_protected() {
+        unserved::FORK
+    } else {
+        unserved::NONE
+    }
+}
+
+/// The whole pages of a registration, in a protection domain, and the access to them.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Range {
+    /// The address of the program's protection domain.
+    pub pd: u64,
+    /// The first byte, and the byte after the last.
+    pub start: u64,
+    #[allow(missing_docs, reason = "with `start`")]
+    pub end: u64,
+    /// The access flags.
+    pub access: u32,
+}
+
+/// Whether only a region of the very same pages and access serves a registration. Peers' rights are
+/// neither widened nor narrowed. And where pinned memory is limited, a registration under
+/// `RDMAMR_CACHE` (`unshared`) must leave as much to pin as without the cache.
+#[inline(always)]
+pub const fn is_exact(access: u32, unshared: bool, may_pin_all: bool) -> bool {
+    (unshared && !may_pin_all) || !is_local(access)
+}
+
+/// What a registration wants of a region.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Wanted {
+    /// The memory, the domain and the access.
+    pub range: Range,
+    /// Whether only the very same pages and access serve: [`is_exact`].
+    pub exact: bool,
+}
+
+impl Wanted {
+    /// Whether a region serves. A region with local access only may have more pages, and local
+    /// write where the registration asks for less.
+    #[inline(always)]
+    pub fn fits(&self, region: Range) -> bool {
+        let Range {
+            pd,
+            start,
+            end,
+            access,
+        } = self.range;
+        region.pd == pd
+            && if self.exact {
+                region.start == start && region.end == end && region.access == access
+            } else {
+                region.start <= start
+                    && end <= region.end
+                    && (region.access == access || region.access == access | IBV_ACCESS_LOCAL_WRITE)
+            }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a process answers: disabled, interrupted, child, fork-protected.
+    struct Is([bool; 4]);
+
+    impl Process for Is {
+        fn is_disabled(&self) -> bool {
+            self.0[0]
+        }
+        fn is_interrupted(&self) -> bool {
+            self.0[1]
+        }
+        fn is_child(&self) -> bool {
+            self.0[2]
+        }
+        fn is_fork_protected(&self) -> bool {
+            self.0[3]
+        }
+    }
+
+    #[test]
+    fn each_reason_refuses_alone() {
+        let plain = Asked {
+            access: 1,
+            at_own_address: true,
+            is_empty: false,
+        };
+        let none = || Is([false; 4]);
+        assert_eq!(refusal(Cache::All, plain, none()), unserved::NONE);
+        assert_eq!(refusal(Cache::Local, plain, none()), unserved::NONE);
+        assert_eq!(refusal(Cache::Off, plain, none()), unserved::ACCESS);
+        let remote = Asked { access: 3, ..plain };
+        assert_eq!(refusal(Cache::All, remote, none()), unserved::NONE);
+        assert_eq!(refusal(Cache::Local, remote, none()), unserved::ACCESS);
+        for access in [16, 32, 64, 128] {
+            let asked = Asked { access, ..plain };
+            assert_eq!(refusal(Cache::All, asked, none()), unserved::ACCESS);
+        }
+        let moved = Asked {
+            at_own_address: false,
+            ..plain
+        };
+        assert_eq!(refusal(Cache::All, moved, none()), unserved::ADDRESS);
+        let empty = Asked {
+            is_empty: true,
+            ..plain
+        };
+        assert_eq!(refusal(Cache::All, empty, none()), unserved::EMPTY);
+        let reasons = [
+            unserved::DISABLED,
+            unserved::INTERRUPTED,
+            unserved::CHILD,
+            unserved::FORK,
+        ];
+        for (n, reason) in reasons.into_iter().enumerate() {
+            let process = Is(core::array::from_fn(|i| i == n));
+            assert_eq!(refusal(Cache::All, plain, process), reason);
+        }
+    }
+
+    #[test]
+    fn remote_rights_are_neither_widened_nor_narrowed() {
+        let range = |start, end, access| Range {
+            pd: 7,
+            start,
+            end,
+            access,
+        };
+        let wants = |range: Range, may_pin_all| Wanted {
+            range,
+            exact: is_exact(range.access, true, may_pin_all),
+        };
+        let local = wants(range(10, 20, 0), true);
+        assert!(local.fits(range(10, 20, 0)) && local.fits(range(5, 20, 1)));
+        assert!(!local.fits(range(5, 19, 1)) && !local.fits(range(10, 20, 3)));
+        let limited = wants(range(10, 20, 1), false);
+        assert!(limited.fits(range(10, 20, 1)) && !limited.fits(range(5, 20, 1)));
+        let remote = wants(range(10, 20, 3), true);
+        assert!(remote.fits(range(10, 20, 3)));
+        assert!(!remote.fits(range(10, 21, 3)) && !remote.fits(range(10, 20, 7)));
+        let elsewhere = Range {
+            pd: 8,
+            ..range(10, 20, 3)
+        };
+        assert!(!remote.fits(elsewhere));
+        assert!(is_remote(2) && is_remote(1 << 9) && !is_remote(1 | 1 << 20));
+    }
+}

@@ -1,0 +1,284 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The ranges that were registered and released, and so may come back. A range that comes for the
+//! first time is registered plainly: most programs register their memory once, and must not pay for
+//! a cache that they gain nothing by.
+//!
+//! The table is a hint, and nothing is proved by it: an entry that is lost, or that two ranges
+//! share, costs time and never truth. So it takes no lock, allocates nothing, and may be used in a
+//! signal handler. It has 8192 entries of 8 bytes, in sets of one cache line: a look touches one
+//! line. A registration and its release cost 10 ns more by it (measured, bench/relaxed.c).
+//!
+//! "The same range" means the same domain, pages and access. Neither a part of an earlier range nor
+//! other access counts. Of the programs of docs/programs.md none would get more hits by that.
+
+use crate::Range;
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// The sets, and the entries of a set.
+const SETS: usize = 1024;
+const WAYS: usize = 8;
+
+/// Whether ranges were released there: a bit for each 2 MiB of memory, hashed. A bit is never
+/// cleared.
+const CHUNK: u64 = 2 << 20;
+const CHUNKS: u64 = 4096;
+
+/// Changes of more chunks than this, and of more pages than this, look at all entries.
+const MANY_CHUNKS: u64 = 256;
+const MANY_PAGES: u64 = 512;
+
+/// The kernel's smallest page. Where pages are larger, the numbers are just less dense.
+const PAGE: u64 = 4096;
+
+// An entry: the number of the first page, a hash of the rest, and how many more registrations of
+// the range are plain. 0 is no entry: no range begins at page 0.
+const PAGE_BITS: u32 = 40;
+const REST_BITS: u32 = 4;
+const REST: u64 = (1 << REST_BITS) - 1;
+
+/// After the cache could not keep a range, so many of its registrations are plain before the cache
+/// tries again.
+const PATIENCE: u64 = REST;
+
+#[repr(C, align(64))]
+struct Set([AtomicU64; WAYS]);
+
+/// The ranges that were registered and released. Zeroed memory is an empty table.
+#[repr(C)]
+pub struct Released {
+    chunks: [AtomicU64; (CHUNKS / 64) as usize],
+    sets: [Set; SETS],
+}
+
+const fn mixed(number: u64) -> u64 {
+    number.wrapping_mul(0x9e37_79b9_7f4a_7c15)
+}
+
+/// The number of a page, as an entry has it.
+const fn page(address: u64) -> u64 {
+    address / PAGE & ((1 << PAGE_BITS) - 1)
+}
+
+/// The entry of a range, but for its last bits.
+#[inline(always)]
+fn entry(range: &Range) -> u64 {
+    let length = range.end.wrapping_sub(range.start);
+    let others = mixed(range.pd ^ length.rotate_left(20) ^ u64::from(range.access).rotate_left(52));
+    // The upper bits of the product depend on all bits of its factor.
+    page(range.start) << (64 - PAGE_BITS) | others >> PAGE_BITS & !REST
+}
+
+/// The word and the bit of a chunk.
+const fn bit(chunk: u64) -> (usize, u64) {
+    let hashed = mixed(chunk) >> 40 & (CHUNKS - 1);
+    ((hashed / 64) as usize, 1 << (hashed % 64))
+}
+
+impl Released {
+    /// An empty table.
+    #[allow(clippy::new_without_default, reason = "a static needs a const fn")]
+    pub const fn new() -> Released {
+        Released {
+            chunks: [const { AtomicU64::new(0) }; (CHUNKS / 64) as usize],
+            sets: [const { Set([const { AtomicU64::new(0) }; WAYS]) }; SETS],
+        }
+    }
+
+    #[inline(always)]
+    fn set(&self, page: u64) -> &[AtomicU64; WAYS] {
+        &self.sets[(mixed(page) >> 32) as usize % SETS].0
+    }
+
+    #[inline(always)]
+    fn find(&self, range: &Range) -> (&[AtomicU64; WAYS], u64, Option<&AtomicU64>) {
+        let entry = entry(range);
+        let set = self.set(entry >> (64 - PAGE_BITS));
+        let is_same = |place: &&AtomicU64| place.load(Relaxed) & !REST == entry;
+        (set, entry, set.iter().find(is_same))
+    }
+
+    /// Whether this registration is of a range that was released before, so that a region for it
+    /// should be kept.
+    #[inline(always)]
+    pub fn comes_back(&self, range: &Range) -> bool {
+        let (_, _, Some(place)) = self.find(range) else {
+            return false;
+        };
+        let found = place.load(Relaxed);
+        if found & REST == 0 {
+            return true;
+        }
+        // Another thread's change at this moment may be lost.
+        place.store(found - 1, Relaxed);
+        false
+    }
+
+    /// A plain registration of this range has been released.
+    #[inline(always)]
+    pub fn add(&self, range: &Range) {
+        let (set, entry, place) = self.find(range);
+        if place.is_some() {
+            return;
+        }
+        let (word, bit) = bit(range.start / CHUNK);
+        if self.chunks[word].load(Relaxed) & bit == 0 {
+            self.chunks[word].fetch_or(bit, Relaxed);
+        }
+        let free = set.iter().find(|place| place.load(Relaxed) == 0);
+        // In a full set each entry has its place. So a program that goes through more ranges than
+        // the table holds, always in the same order, still finds some of them.
+        let place = free.unwrap_or(&set[(entry >> REST_BITS) as usize % WAYS]);
+        place.store(entry, Relaxed);
+    }
+
+    /// The cache could not keep this range, or kept it for nothing: its next registrations are
+    /// plain.
+    #[cold]
+    pub fn give_up(&self, range: &Range) {
+        if let (_, entry, Some(place)) = self.find(range) {
+            place.store(entry | PATIENCE, Relaxed);
+        }
+    }
+
+    /// A kept region of this range has ended by age, and nothing had used it again.
+    #[cold]
+    pub fn remove(&self, range: &Range) {
+        if let (_, _, Some(place)) = self.find(range) {
+            place.store(0, Relaxed);
+        }
+    }
+
+    /// The memory from `start` to `end` changes: what is registered there later comes for the first
+    /// time. Ranges that begin before `start` are not found.
+    #[inline(always)]
+    pub fn forget(&self, start: u64, end: u64) {
+        if start < end && self.may_hold(start, end) {
+            self.forget_there(start, end);
+        }
+    }
+
+    #[inline(always)]
+    fn may_hold(&self, start: u64, end: u64) -> bool {
+        let (first, last) = (start / CHUNK, (end - 1) / CHUNK);
+        last - first >= MANY_CHUNKS
+            || (first..=last).any(|chunk| {
+                let (word, bit) = bit(chunk);
+                self.chunks[word].load(Relaxed) & bit != 0
+            })
+    }
+
+    #[cold]
+    fn forget_there(&self, start: u64, end: u64) {
+        let pages = (end - start).div_ceil(PAGE);
+        let first = page(start);
+        let forget = |set: &[AtomicU64; WAYS]| {
+            for place in set {
+                let found = place.load(Relaxed);
+                let behind = (found >> (64 - PAGE_BITS)).wrapping_sub(first);
+                if found != 0 && behind & ((1 << PAGE_BITS) - 1) < pages {
+                    place.store(0, Relaxed);
+                }
+            }
+        };
+        if pages <= MANY_PAGES {
+            (0..pages).for_each(|n| forget(self.set(page(start + n * PAGE))));
+        } else {
+            self.sets.iter().for_each(|set| forget(&set.0));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn range(start: u64, length: u64) -> Range {
+        Range {
+            pd: 0x7000,
+            start,
+            end: start + length,
+            access: 1,
+        }
+    }
+
+    #[test]
+    fn a_range_comes_back_once_it_was_released() {
+        static TABLE: Released = Released::new();
+        let one = range(0x7f12_3456_7000, 8192);
+        assert!(!TABLE.comes_back(&one));
+        TABLE.add(&one);
+        assert!(TABLE.comes_back(&one) && TABLE.comes_back(&one));
+        let others = [
+            Range { pd: 0x7040, ..one },
+            Range { access: 3, ..one },
+            Range {
+                end: one.end + PAGE,
+                ..one
+            },
+            range(one.start + PAGE, 8192),
+        ];
+        assert!(others.iter().all(|other| !TABLE.comes_back(other)));
+        TABLE.remove(&one);
+        assert!(!TABLE.comes_back(&one));
+    }
+
+    #[test]
+    fn a_change_of_memory_makes_it_new() {
+        static TABLE: Released = Released::new();
+        let at = 0x7f00_0000_0000;
+        for (start, end) in [
+            (at, at + PAGE),
+            (at - MIB, at + MIB),
+            (at - 64 * MIB, at + 64 * MIB),
+            (0, u64::MAX / 2),
+        ] {
+            let one = range(at, 4 * MIB);
+            let behind = range(at + 4096 * MIB, PAGE);
+            TABLE.add(&one);
+            TABLE.add(&behind);
+            TABLE.forget(at + PAGE, at + 4 * MIB);
+            TABLE.forget(at - PAGE, at);
+            TABLE.forget(at, at);
+            assert!(TABLE.comes_back(&one), "the change lies beside its start");
+            TABLE.forget(start, end);
+            assert!(!TABLE.comes_back(&one), "{start:x} to {end:x}");
+            assert_eq!(TABLE.comes_back(&behind), end != u64::MAX / 2);
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_kept_is_tried_again_later() {
+        static TABLE: Released = Released::new();
+        let one = range(0x7f00_0000_0000, PAGE);
+        TABLE.give_up(&one);
+        assert!(!TABLE.comes_back(&one), "it was never there");
+        TABLE.add(&one);
+        TABLE.give_up(&one);
+        for _ in 0..PATIENCE {
+            assert!(!TABLE.comes_back(&one));
+            TABLE.add(&one);
+        }
+        assert!(TABLE.comes_back(&one));
+    }
+
+    #[test]
+    fn thousands_of_ranges_are_known() {
+        static TABLE: Released = Released::new();
+        let all = |n: u64| range(0x7f00_0000_0000 + n * 3 * PAGE, 2 * PAGE);
+        (0..4096).for_each(|n| TABLE.add(&all(n)));
+        let known = (0..4096).filter(|&n| TABLE.comes_back(&all(n))).count();
+        assert!(known > 4000, "{known}");
+        // Twice as many as there are places, again and again in the same order.
+        let mut known = 0;
+        for _ in 0..4 {
+            known = 0;
+            for n in 0..16384 {
+                known += u32::from(TABLE.comes_back(&all(n)));
+                TABLE.add(&all(n));
+            }
+        }
+        assert!(known > 1000, "{known}");
+    }
+}

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The ranges of this process that were registered plainly and released. Under `RDMAMR_CACHE` the
+//! pool keeps a region once its range comes back; until then a registration is the plain one.
+//!
+//! The table is part of this library's zeroed memory, so it costs nothing in a process without a
+//! cache. A forked child has its parent's ranges, which are memory of the child too.
+
+use crate::pool::region::PoolRegion;
+use crate::pool::state::Cause;
+use rdmamr_policy::Released;
+
+/// The ranges.
+pub static RELEASED: Released = Released::new();
+
+/// A region has ended that served `hits` further registrations. If there were none, it was kept in
+/// vain.
+pub fn ended(region: &PoolRegion, cause: Option<Cause>, hits: u64) {
+    if hits > 0 {
+        return;
+    }
+    match cause {
+        Some(Cause::Hook | Cause::Event | Cause::Fence) => RELEASED.give_up(&region.range()),
+        Some(Cause::Flush | Cause::Watermark | Cause::Linger | Cause::Pressure) => {
+            RELEASED.remove(&region.range());
+        }
+        None => {}
+    }
+}
