@@ -15,10 +15,7 @@ const VERBS: &[(u32, &str)] = &[
     (512, "flush_persistent"),
     (1 << 20, "relaxed_ordering"),
 ];
-const VERBS_REMOTE: u32 = 2 | 4 | 8;
 const ON_DEMAND: u32 = 64;
-/// Flags with which the pool keeps no region: window binding, zero-based, on demand, huge pages.
-const NOT_KEPT: u32 = 16 | 32 | 64 | 128;
 const FABRIC: &[(u32, &str)] = &[
     (1 << 8, "FI_READ"),
     (1 << 9, "FI_WRITE"),
@@ -38,13 +35,11 @@ pub fn of_fabric(call: u8) -> bool {
 
 /// Whether peers have access rights.
 pub fn remote(call: u8, access: u32) -> bool {
-    access
-        & if of_fabric(call) {
-            FABRIC_REMOTE
-        } else {
-            VERBS_REMOTE
-        }
-        != 0
+    if of_fabric(call) {
+        access & FABRIC_REMOTE != 0
+    } else {
+        rdmamr_policy::is_remote(access)
+    }
 }
 
 pub fn words(call: u8, access: u32) -> String {
@@ -70,9 +65,4 @@ pub fn words(call: u8, access: u32) -> String {
 /// Whether such memory is pinned: device memory and memory paged on demand are not.
 pub fn pins(call: u8, access: u32) -> bool {
     call != call::REG_DMABUF_MR && (of_fabric(call) || access & ON_DEMAND == 0)
-}
-
-/// Whether the pool keeps such regions.
-pub fn kept(call: u8, access: u32) -> bool {
-    call != call::REG_DMABUF_MR && (of_fabric(call) || access & NOT_KEPT == 0)
 }

@@ -93,7 +93,7 @@ pub fn advice(found: &Found, costs: Costs, hit_measured: bool) -> Advice {
             };
             saving.ranges += found.ranges.with_hits(class);
             saving.hits += u64::from(served.hits);
-            saving.misses += u64::from(served.registrations - served.hits);
+            saving.misses += u64::from(served.made);
             saving.saved_ns += served.saved(costs);
             saving.evictions += u64::from(ends.evicted);
             saving.changes += u64::from(ends.changed);
@@ -127,7 +127,8 @@ pub fn advice(found: &Found, costs: Costs, hit_measured: bool) -> Advice {
 
 fn assumption(costs: Costs, hit_measured: bool) -> String {
     format!(
-        "The pool is replayed with the rules and limits that the process had: a region serves one use at a time, and \
+        "The pool is replayed with the rules and limits that the process had: a range is kept once it comes \
+         back, a region serves one use at a time, and \
          stays for a while after its deregistration (by default 1 s where peers have rights, 60 s where not). A hit \
          and its deregistration count as {} ({}), a miss as {} more than its registration, a change of a kept \
          region's memory as {}, the end of a region that no longer fits as {}, and the pool's start as 0.3 ms in a \

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! A model of the pool under `RDMAMR_CACHE=all`: which registrations of a trace the pool would have
-//! served. The rules are the library's. A region serves one use at a time. Pages and access must be
-//! the same if peers have rights or if pinned memory is limited. Idle regions end by age and by
-//! number, and when their memory changes.
+//! served. What it serves is decided by the library's own rule, `rdmamr-policy`. The rest is
+//! modelled: a region serves one use at a time; idle regions end by age and by number, and when their
+//! memory changes.
 use super::access;
-use crate::format::{Call, PoolSettings as Facts, how, pool, unserved};
+use crate::format::{Call, PoolSettings as Facts, call, how, pool, unserved};
 use crate::trace::Process;
+use rdmamr_policy::{Asked, Cache, Range, Released, Wanted, is_exact};
 use rustc_hash::FxHashMap;
 use std::collections::{BTreeMap, VecDeque};
 
@@ -18,7 +19,6 @@ const DEFAULTS: Facts = Facts {
     most_bytes: u64::MAX,
     watch_ns: 0,
 };
-const LOCAL_WRITE: u32 = 1;
 /// The refusal that costs time: the library finds it out each time.
 pub const UNKEPT: &str = "the memory is shared, or a file's: it can change unseen";
 /// How many changes of memory the release of a region looks at, which was in use meanwhile.
@@ -47,6 +47,34 @@ impl Key {
             bytes: hull.1,
         }
     }
+
+    /// The range as the rule has it.
+    fn range(&self) -> Range {
+        Range {
+            pd: self.pd,
+            start: self.start,
+            end: self.start.saturating_add(self.bytes),
+            access: self.access,
+        }
+    }
+}
+
+/// What the rule asks of a process, which an old trace does not tell.
+struct Unknown;
+
+impl rdmamr_policy::Process for Unknown {
+    fn is_disabled(&self) -> bool {
+        false
+    }
+    fn is_interrupted(&self) -> bool {
+        false
+    }
+    fn is_child(&self) -> bool {
+        false
+    }
+    fn is_fork_protected(&self) -> bool {
+        false
+    }
 }
 
 /// Why the pool would not serve such a registration, in words; `None` if it would.
@@ -58,10 +86,18 @@ pub fn refusal(process: &Process, call: &Call, effect: u64, range: &Key) -> Opti
     if call.how == how::PASSED_ON {
         return Some(unserved::WORDS[unserved::DEVICE as usize]);
     }
-    match call.reason {
+    let asked = Asked {
+        access: call.access,
+        at_own_address: true,
+        is_empty: call.length == 0,
+    };
+    let reason = match call.reason {
+        unserved::UNKNOWN if call.call == call::REG_DMABUF_MR => unserved::DEVICE,
+        unserved::UNKNOWN => rdmamr_policy::refusal(Cache::All, asked, Unknown),
+        reason => reason,
+    };
+    match reason {
         unserved::NONE => {}
-        unserved::UNKNOWN if access::kept(call.call, call.access) => {}
-        unserved::UNKNOWN => return Some(unserved::WORDS[unserved::ACCESS as usize]),
         reason => {
             let words = unserved::WORDS.get(reason as usize);
             return Some(words.unwrap_or(&"a reason that this program does not know"));
@@ -115,6 +151,8 @@ struct Region {
     key: Key,
     class: Class,
     remote: bool,
+    /// How many registrations it has served after the first.
+    hits: u32,
     /// How many changes of memory the process had made when this use began.
     since: usize,
     /// Since when the region is idle, and the number of this idle time: entries of the queue with
@@ -132,6 +170,8 @@ pub struct Pool {
     idle: BTreeMap<(u32, u64), Idle>,
     /// The changes of memory of each process, in their order.
     changes: FxHashMap<u32, Vec<(u64, u64)>>,
+    /// The ranges that each process has registered plainly and released.
+    released: FxHashMap<u32, Box<Released>>,
     pub ends: [Ends; Class::COUNT],
     idle_bytes: [u64; Class::COUNT],
     /// The most that was idle at once: of the local regions, of these and the remote ones, and of
@@ -171,9 +211,19 @@ struct OfProcess {
     bytes: u64,
 }
 
+/// How the pool would have done a registration, with the number of its region.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Done {
+    /// By a region that it had.
+    Hit(u32),
+    /// By a new region that it keeps.
+    Made(u32),
+    /// Not at all: the range comes for the first time.
+    First,
+}
+
 impl Pool {
-    /// Registers: returns the number of the region that serves the registration, and whether the
-    /// pool had it.
+    /// Registers.
     pub fn register(
         &mut self,
         process: &Process,
@@ -181,20 +231,34 @@ impl Pool {
         class: Class,
         remote: bool,
         now: u64,
-    ) -> (u32, bool) {
+    ) -> Done {
         let facts = process.pool.unwrap_or(DEFAULTS);
         self.expire(&facts, key.process, now);
-        let exact = remote || facts.flags & pool::PINS_ALL == 0;
+        let wanted = Wanted {
+            range: key.range(),
+            exact: match class {
+                // The relaxed calls share regions.
+                Class::Fabric => remote || facts.flags & pool::PINS_ALL == 0,
+                _ => is_exact(key.access, true, facts.flags & pool::PINS_ALL != 0),
+            },
+        };
         let since = self.changes.get(&key.process).map_or(0, Vec::len);
-        if let Some(found) = self.find(&key, exact) {
+        if let Some(found) = self.find(&key, wanted) {
             self.take(found);
-            self.regions[found as usize].since = since;
-            return (found, true);
+            let region = &mut self.regions[found as usize];
+            region.since = since;
+            region.hits += 1;
+            return Done::Hit(found);
+        }
+        // Relaxed calls say themselves that their memory comes back.
+        if class != Class::Fabric && !self.comes_back(&key) {
+            return Done::First;
         }
         let region = Region {
             key,
             class,
             remote,
+            hits: 0,
             since,
             idle: None,
             turn: 0,
@@ -210,22 +274,39 @@ impl Pool {
                 self.regions.len() as u32 - 1
             }
         };
-        (number, false)
+        Done::Made(number)
     }
 
-    fn find(&self, key: &Key, exact: bool) -> Option<u32> {
-        let idle = self.idle.get(&(key.process, key.pd))?;
-        let end = key.start.saturating_add(key.bytes);
-        let serves = |number: &&u32| {
-            let of = &self.regions[**number as usize].key;
-            if exact {
-                of == key
-            } else {
-                of.start.saturating_add(of.bytes) >= end
-                    && (of.access == key.access || of.access == key.access | LOCAL_WRITE)
-            }
+    fn comes_back(&self, key: &Key) -> bool {
+        let released = self.released.get(&key.process);
+        released.is_some_and(|released| released.comes_back(&key.range()))
+    }
+
+    /// A plain registration has ended.
+    pub fn released_plainly(&mut self, key: &Key) {
+        let released = self.released.entry(key.process);
+        let released = released.or_insert_with(|| Box::new(Released::new()));
+        released.add(&key.range());
+    }
+
+    /// A region has ended that nothing had used again: its range is no longer worth keeping, or not
+    /// for a while.
+    fn ended(&self, number: u32, changed: bool) {
+        let region = &self.regions[number as usize];
+        let Some(released) = self.released.get(&region.key.process) else {
+            return;
         };
-        if exact {
+        match (region.hits, changed) {
+            (0, true) => released.give_up(&region.key.range()),
+            (0, false) => released.remove(&region.key.range()),
+            _ => {}
+        }
+    }
+
+    fn find(&self, key: &Key, wanted: Wanted) -> Option<u32> {
+        let idle = self.idle.get(&(key.process, key.pd))?;
+        let serves = |number: &&u32| wanted.fits(self.regions[**number as usize].key.range());
+        if wanted.exact {
             let same = idle.regions.get(&(size(key.bytes), key.start))?;
             return same.iter().rev().find(serves).copied();
         }
@@ -239,6 +320,9 @@ impl Pool {
 
     /// Memory of a process changes: no region of it serves again. Returns those that end.
     pub fn change(&mut self, process: u32, start: u64, end: u64) -> Vec<Key> {
+        if let Some(released) = self.released.get(&process) {
+            released.forget(start, end);
+        }
         self.changes.entry(process).or_default().push((start, end));
         let mut found = Vec::new();
         for (_, idle) in self.idle.range((process, 0)..=(process, u64::MAX)) {
@@ -257,6 +341,7 @@ impl Pool {
         let ended = found.into_iter().map(|number| {
             self.take(number);
             self.free.push(number);
+            self.ended(number, true);
             let region = &self.regions[number as usize];
             self.ends[region.class as usize].changed += 1;
             region.key
@@ -291,6 +376,7 @@ impl Pool {
             let region = &mut self.regions[number as usize];
             region.turn += 1;
             self.ends[region.class as usize].changed += 1;
+            self.ended(number, true);
             self.free.push(number);
             return;
         }
@@ -347,6 +433,7 @@ impl Pool {
             if idle.is_some() {
                 self.ends[region.class as usize].evicted += u32::from(too_many && !too_old);
                 self.take(number);
+                self.ended(number, false);
                 self.free.push(number);
             }
         }

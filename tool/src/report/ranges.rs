@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Ranges that are registered again and again, and how many of their registrations the pool would
 //! have served.
-use super::pool::{Class, Key};
+use super::pool::{Class, Done, Key};
 use crate::format::Call;
 use rustc_hash::FxHashMap;
 use std::cmp::Reverse;
@@ -26,6 +26,8 @@ pub struct Costs {
 pub struct Served {
     pub registrations: u32,
     pub hits: u32,
+    /// Regions that the pool would have made, to keep them. All other registrations are plain.
+    pub made: u32,
     /// The time of the registrations that would have been hits, and of their deregistrations.
     pub left_out: u64,
     /// Regions that ended since their memory changed.
@@ -41,7 +43,7 @@ impl Served {
     pub fn saved(&self, costs: Costs) -> i64 {
         let paid = [
             (self.hits, costs.hit),
-            (self.registrations - self.hits, costs.miss),
+            (self.made, costs.miss),
             (self.changes, costs.change),
             (self.evictions, costs.eviction),
             (self.refused, costs.refusal),
@@ -75,7 +77,7 @@ pub struct Ranges {
 }
 
 impl Ranges {
-    pub fn registered(&mut self, key: Key, site: u32, hit: bool, call: &Call) {
+    pub fn registered(&mut self, key: Key, site: u32, done: Done, call: &Call) {
         if self.known.len() >= LIMIT.max(self.limit) {
             self.known.retain(|_, range| range.served.registrations > 1);
             self.limit = 2 * self.known.len();
@@ -91,9 +93,13 @@ impl Ranges {
         let class = &mut self.classes[Class::of(call.call, key.access) as usize];
         for served in [&mut range.served, class] {
             served.registrations += 1;
-            if hit {
-                served.hits += 1;
-                served.left_out += u64::from(call.duration);
+            match done {
+                Done::Hit(_) => {
+                    served.hits += 1;
+                    served.left_out += u64::from(call.duration);
+                }
+                Done::Made(_) => served.made += 1,
+                Done::First => {}
             }
         }
     }

@@ -4,7 +4,7 @@
 use super::access;
 use super::activity::Counts;
 use super::durations::Durations;
-use super::pool::{self, Class, Pool};
+use super::pool::{self, Class, Done, Pool};
 use super::ranges::Ranges;
 use super::shape::{Totals, What};
 use super::stacks::Stacks;
@@ -70,12 +70,11 @@ pub struct Holder {
     pub site: u32,
 }
 
-/// What the pool would have done with a plain registration: its access, the number of the pool's
-/// region, and whether it was a hit.
+/// What the pool would have done with a plain registration.
+#[derive(Clone, Copy)]
 struct Foreseen {
-    access: u32,
-    number: u32,
-    hit: bool,
+    key: pool::Key,
+    done: Done,
 }
 
 /// A region that is pinned.
@@ -477,9 +476,9 @@ impl Replay<'_> {
         if let (Some(foreseen), Some((addr, length))) = (&region.range, memory) {
             let page = self.trace.processes[process as usize].page;
             let pages = hull(addr, length, page);
-            let range = pool::Key::new(process, foreseen.access, call.pd, pages);
-            self.ranges
-                .deregistered(&range, foreseen.hit, call.duration);
+            let range = pool::Key::new(process, foreseen.key.access, call.pd, pages);
+            let hit = matches!(foreseen.done, Done::Hit(_));
+            self.ranges.deregistered(&range, hit, call.duration);
         }
         if let Some(region) = self.regions.remove(&key) {
             self.release(process, since, &region);
@@ -487,8 +486,8 @@ impl Replay<'_> {
         }
     }
 
-    /// Foresees what the pool would have done with a plain registration: its access and the number
-    /// of the region that would have served it, or `None`.
+    /// Foresees what the pool would have done with a plain registration. `None`: it does not serve
+    /// it, whether it comes back or not.
     fn foresee(
         &mut self,
         range: pool::Key,
@@ -508,20 +507,22 @@ impl Replay<'_> {
         }
         let remote = access::remote(call.call, call.access);
         let class = Class::of(call.call, call.access);
-        let (number, hit) = self.pool.register(process, range, class, remote, since);
-        self.ranges.registered(range, site, hit, call);
-        Some(Foreseen {
-            access: range.access,
-            number,
-            hit,
-        })
+        let done = self.pool.register(process, range, class, remote, since);
+        self.ranges.registered(range, site, done, call);
+        Some(Foreseen { key: range, done })
     }
 
     /// The program has ended its use of a region that the pool would have kept.
     fn release(&mut self, process: u32, since: u64, region: &Region) {
-        if let Some(range) = &region.range {
-            let process = &self.trace.processes[process as usize];
-            self.pool.release(process, range.number, since);
+        let Some(Foreseen { key, done }) = region.range else {
+            return;
+        };
+        match done {
+            Done::Hit(number) | Done::Made(number) => {
+                let process = &self.trace.processes[process as usize];
+                self.pool.release(process, number, since);
+            }
+            Done::First => self.pool.released_plainly(&key),
         }
     }
 
