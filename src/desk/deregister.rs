@@ -19,9 +19,10 @@ pub fn deregister(mr: Mr) -> Result<How, Error> {
         return pool::deregister(mr);
     }
     match config().cache {
-        Cache::Off => mr::deregister(mr),
-        cache => reuse::deregister_plain(cache, mr),
+        Cache::Off => {}
+        cache => reuse::remember(cache, mr),
     }
+    mr::deregister(mr)
 }
 
 /// Forgets an imported region, ibv_unimport_mr(3). The kernel may keep the region for another

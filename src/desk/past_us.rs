@@ -10,6 +10,7 @@
 use super::{Mr, pool_is_on, reuse};
 use crate::abi::rdma_core::{ibv_pd, verbs_mr};
 use crate::call::{Context, Pd};
+use crate::config::{Cache, config};
 use crate::mr;
 use crate::next::{self, Maker};
 use crate::pool;
@@ -37,14 +38,15 @@ pub unsafe fn deregister_past_us(vmr: *mut verbs_mr) -> c_int {
     let Some(mr) = mr else {
         return dereg();
     };
-    reuse::around_deregister_past_us(mr, || {
-        mr::around_deregister_past_us(mr, || {
-            if pool_is_on() {
-                pool::around_deregister_past_us(mr, dereg)
-            } else {
-                dereg()
-            }
-        })
+    if config().cache != Cache::Off {
+        reuse::remember(config().cache, mr);
+    }
+    mr::around_deregister_past_us(mr, || {
+        if pool_is_on() {
+            pool::around_deregister_past_us(mr, dereg)
+        } else {
+            dereg()
+        }
     })
 }
 

@@ -2,7 +2,8 @@
 //! Registering, ibv_reg_mr(3). The pool serves the call if the user wants that and the pool can.
 //! Otherwise the call gets a region of its own.
 
-use super::{pool_is_on, reuse};
+use super::pool_is_on;
+use super::reuse::{self, Served};
 use crate::call::{Error, Pd, Registered, Request};
 use crate::config::{Cache, config};
 use crate::mr;
@@ -11,16 +12,20 @@ use crate::pool;
 /// Registers memory for a plain call of a program.
 #[inline(always)]
 pub fn register_for(pd: Pd, request: &Request) -> Result<Registered, Error> {
-    match config().cache {
-        Cache::Off => register(pd, request),
-        cache => reuse::register(cache, pd, request),
-    }
+    let counter = match config().cache {
+        Cache::Off => None,
+        cache => match reuse::serve(cache, pd, request) {
+            Served::Pool(registered) => return Ok(registered),
+            Served::Plain(counter) => counter,
+        },
+    };
+    retried(pd, request, mr::register(pd, request, counter))
 }
 
 /// Registers memory without the pool: the caller gets a region of its own.
 #[inline(always)]
 pub fn register(pd: Pd, request: &Request) -> Result<Registered, Error> {
-    retried(pd, request, mr::register(pd, request))
+    retried(pd, request, mr::register(pd, request, None))
 }
 
 /// As [`register`], for callers that register rarely: it is not inlined.

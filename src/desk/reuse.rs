@@ -17,7 +17,7 @@
 //! If the pool cannot serve a registration, the registration goes the way that it would go without
 //! the pool. Its errors are then the kernel's, about the memory that the program named.
 
-use super::{register as plain_register, turn_pool_on};
+use super::turn_pool_on;
 use crate::call::{Error, How, Pd, Registered, Request};
 use crate::config::{Cache, config};
 use crate::mr::{self, Mr};
@@ -28,7 +28,6 @@ use crate::report::log::{self, Level};
 use crate::report::stats::{self, Counter, counter};
 use crate::sys::pages::PageRange;
 use crate::watch::in_place;
-use core::ffi::c_int;
 use core::fmt;
 use core::ptr::with_exposed_provenance_mut;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -65,42 +64,71 @@ fn say_so(cache: Cache) {
     );
 }
 
-/// Registers memory, by the pool if the pool can serve. A range that comes for the first time is
-/// registered plainly, and until a range has come back there is no pool.
-#[inline(never)]
-pub fn register(cache: Cache, pd: Pd, request: &Request) -> Result<Registered, Error> {
-    match serve(cache, pd, request) {
-        Ok(registered) => return Ok(registered),
-        Err(Some(reason)) => stats::counters().count(reason),
-        Err(None) => {}
+/// What becomes of a registration under `RDMAMR_CACHE`.
+pub enum Served {
+    /// The pool serves it.
+    Pool(Registered),
+    /// It is plain. The counter, if there is one, counts it once it has succeeded.
+    Plain(Option<Counter>),
+}
+
+/// Registers memory by the pool if its range has come back and the pool can serve it.
+///
+/// A range that comes for the first time is known by the table of released ranges alone, as long as
+/// there is no pool: a program that gains nothing by the cache pays for no more than that look.
+#[inline(always)]
+pub fn serve(cache: Cache, pd: Pd, request: &Request) -> Served {
+    match rdmamr_policy::refusal_of(cache, foresight::asked(request)) {
+        unserved::NONE => {}
+        reason => return Served::Plain(refused(reason)),
     }
-    plain_register(pd, request)
+    let Some(hull) = PageRange::hull(request.addr.addr() as u64, request.length as u64) else {
+        return Served::Plain(None);
+    };
+    let range = pool::range(pd.address() as u64, hull, request.access.bits());
+    if !super::pool_is_on() && !RELEASED.comes_back(&range) {
+        return Served::Plain(Some(counter!(bypassed_first)));
+    }
+    match serve_by_pool(cache, pd, request, &range) {
+        Ok(registered) => Served::Pool(registered),
+        Err(reason) => {
+            stats::counters().count(reason);
+            Served::Plain(None)
+        }
+    }
 }
 
 /// Registers memory by the pool. An error is the reason why the pool does not serve the call.
-#[inline(always)]
-fn serve(cache: Cache, pd: Pd, request: &Request) -> Result<Registered, Option<Counter>> {
-    match rdmamr_policy::refusal(cache, foresight::asked(request), Present) {
+#[inline(never)]
+fn serve_by_pool(
+    cache: Cache,
+    pd: Pd,
+    request: &Request,
+    range: &Range,
+) -> Result<Registered, Counter> {
+    match rdmamr_policy::refusal_in(&Present) {
         unserved::NONE => {}
-        reason => return Err(refused(reason)),
+        reason => return Err(refused(reason).unwrap_or(counter!(bypassed_busy))),
     }
-    let (addr, length) = (request.addr.addr(), request.length);
-    let Some(hull) = PageRange::hull(addr as u64, length as u64) else {
-        return Err(None);
-    };
-    let answer = pool::hit(pd, addr, length, request.access, true);
+    let was_on = super::pool_is_on();
+    let answer = pool::hit(
+        pd,
+        request.addr.addr(),
+        request.length,
+        request.access,
+        true,
+    );
     if let Some(mr) = answer.region() {
         return stand_for(request, Registered::by(How::Hit, mr));
     }
-    let range = pool::range(pd.address() as u64, hull, request.access.bits());
-    if !RELEASED.comes_back(&range) {
-        return Err(Some(counter!(bypassed_first)));
+    // Without a pool the caller has looked.
+    if was_on && !RELEASED.comes_back(range) {
+        return Err(counter!(bypassed_first));
     }
-    serve_again(cache, pd, request, answer).map_err(|reason| {
+    serve_again(cache, pd, request, answer).inspect_err(|&reason| {
         if reason != counter!(bypassed_busy) {
-            RELEASED.give_up(&range);
+            RELEASED.give_up(range);
         }
-        Some(reason)
     })
 }
 
@@ -123,7 +151,7 @@ fn serve_again(
     match pool::register(pd, request, answer, true) {
         Ok(registered) => {
             say_so(cache);
-            stand_for(request, registered).map_err(|_| counter!(bypassed_limit))
+            stand_for(request, registered)
         }
         Err(Unserved::Because(reason)) => Err(reason),
         Err(Unserved::Failed(Error::Shortage(_))) => Err(counter!(bypassed_busy)),
@@ -150,47 +178,16 @@ fn refused(reason: u32) -> Option<Counter> {
     })
 }
 
-/// Deregisters a region that the pool does not serve, and remembers its range: the next
-/// registration of that is served.
+/// Remembers the range of a plain region that is about to be deregistered: the next registration of
+/// the range has come back. (If the deregistration fails, that is too early, and does no harm.)
 #[inline(never)]
-pub fn deregister_plain(cache: Cache, mr: Mr) -> Result<How, Error> {
-    let range = range_of(cache, mr);
-    let how = mr::deregister(mr)?;
-    remember(range);
-    Ok(how)
-}
-
-/// The range of a plain region, if the pool could serve its next registration.
-#[inline(always)]
-fn range_of(cache: Cache, mr: Mr) -> Option<Range> {
+pub fn remember(cache: Cache, mr: Mr) {
     let (public, access) = (mr.read(), mr.access());
-    let wanted = match cache {
-        Cache::Off => false,
-        Cache::Local => rdmamr_policy::is_local(access),
-        Cache::All => rdmamr_policy::may_be_kept(access),
-    };
     let hull = PageRange::hull(public.addr.addr() as u64, public.length as u64);
-    let hull = hull.filter(|_| wanted)?;
-    Some(pool::range(public.pd.addr() as u64, hull, access))
-}
-
-#[inline(always)]
-fn remember(range: Option<Range>) {
-    if let Some(range) = range {
-        RELEASED.add(&range);
+    if let Some(hull) = hull.filter(|_| cache.wants(access)) {
+        RELEASED.add(&pool::range(public.pd.addr() as u64, hull, access));
         super::listen_for_ranges();
     }
-}
-
-/// Runs `dereg`, by which a provider deregisters a region that the pool does not serve, and
-/// remembers the region's range.
-pub fn around_deregister_past_us(mr: Mr, dereg: impl FnOnce() -> c_int) -> c_int {
-    let range = range_of(config().cache, mr);
-    let errno = dereg();
-    if errno == 0 {
-        remember(range);
-    }
-    errno
 }
 
 /// The memory of this range changes: what is registered there later comes for the first time.
@@ -230,9 +227,9 @@ fn name(cache: Cache) -> &'static str {
 
 /// Makes the program's own object, which stands for one use of the pool's region.
 #[inline(always)]
-fn stand_for(request: &Request, served: Registered) -> Result<Registered, Option<Counter>> {
+fn stand_for(request: &Request, served: Registered) -> Result<Registered, Counter> {
     // SAFETY: the pool has just given this region out, so it is live until this use is released.
-    let region = unsafe { Mr::from_c(served.mr) }.ok_or(Some(counter!(bypassed_limit)))?;
+    let region = unsafe { Mr::from_c(served.mr) }.ok_or(counter!(bypassed_limit))?;
     match mr::new_object() {
         Some(object) => {
             object.stand_for(request.access, region);
@@ -240,7 +237,7 @@ fn stand_for(request: &Request, served: Registered) -> Result<Registered, Option
         }
         None => {
             pool::release(region);
-            Err(Some(counter!(bypassed_limit)))
+            Err(counter!(bypassed_limit))
         }
     }
 }

@@ -15,7 +15,7 @@ use crate::abi::uapi::ib_uverbs_reg_mr_resp;
 use crate::call::{Context, Error, How, Pd, Registered, Request};
 use crate::config::disabled;
 use crate::report::log::{self, Level};
-use crate::report::stats::{self, counter};
+use crate::report::stats::{self, Counter, counter};
 use crate::sys::allocator::has_memory;
 use crate::sys::probe::probe;
 use crate::sys::thread;
@@ -25,14 +25,15 @@ use crate::uverbs::driver::Way;
 use crate::uverbs::{Uverbs, mr};
 use errno::Errno;
 
-/// Registers memory by our own kernel call if the device and the request allow that.
+/// Registers memory by our own kernel call if the device and the request allow that. `counter`, if
+/// there is one, counts the registration too.
 #[inline(always)]
-pub fn register(pd: Pd, request: &Request) -> Result<Registered, Error> {
+pub fn register(pd: Pd, request: &Request, counter: Option<Counter>) -> Result<Registered, Error> {
     let own = match Own::find(pd, request) {
         Ok(own) => own,
         Err(why) => return passed_on::register(pd, request, why),
     };
-    match own.register(pd, request) {
+    match own.register(pd, request, counter) {
         Err(error) => match own.device.facts().why_passed_on() {
             // The refusal led to a new look at the device: a device that was closed without a call
             // to us has left its address to another device, and libibverbs serves that device.
@@ -46,7 +47,7 @@ pub fn register(pd: Pd, request: &Request) -> Result<Registered, Error> {
 /// As [`register`], for callers that register rarely: they share this copy of 4 KiB.
 #[inline(never)]
 pub fn register_rarely(pd: Pd, request: &Request) -> Result<Registered, Error> {
-    register(pd, request)
+    register(pd, request, None)
 }
 
 /// What a registration by our own kernel call needs.
@@ -87,7 +88,12 @@ impl Own {
     }
 
     #[inline(always)]
-    fn register(&self, pd: Pd, request: &Request) -> Result<Registered, Error> {
+    fn register(
+        &self,
+        pd: Pd,
+        request: &Request,
+        counter: Option<Counter>,
+    ) -> Result<Registered, Error> {
         let on_demand = request.access.on_demand();
         // ibv_cmd_reg_mr does the same: 2^64 - 1 bytes from address 0 are the whole address space.
         if on_demand && request.length == usize::MAX && !request.addr.is_null() {
@@ -99,7 +105,7 @@ impl Own {
             fork::dontfork(pd, request.addr, request.length).map_err(Error::Fork)?;
         }
         // The one call for both: what it does is inlined at each call, and has 3 KiB.
-        let result = self.register_protected(pd, request);
+        let result = self.register_protected(pd, request, counter);
         if result.is_err() && !on_demand {
             fork::dofork(pd.context(), request.addr, request.length);
         }
@@ -134,7 +140,12 @@ impl Own {
     }
 
     #[inline(always)]
-    fn register_protected(&self, pd: Pd, request: &Request) -> Result<Registered, Error> {
+    fn register_protected(
+        &self,
+        pd: Pd,
+        request: &Request,
+        counter: Option<Counter>,
+    ) -> Result<Registered, Error> {
         let thread = thread::number();
         let object = super::object(self.state, thread).ok_or(Error::Memory)?;
         let answer = match self.ask_kernel(pd, request, WatchedBy::Unknown) {
@@ -156,6 +167,9 @@ impl Own {
         }
         let counters = stats::counters();
         counters.add(thread, counter!(reg_kernel), 1);
+        if let Some(counter) = counter {
+            counters.add(thread, counter, 1);
+        }
         counters.count_on(thread, self.device.rows.counted_at());
         Ok(Registered::by(How::Kernel, object.as_ptr()))
     }

@@ -2,7 +2,7 @@
 //! Would the cache serve this registration? The one rule, which the library obeys and by which
 //! `rdmamr report` foretells. A plain registration is served if
 //!
-//! 1. its access, its address and its process allow that ([`refusal`]), and
+//! 1. its access, its address and its process allow that ([`refusal_of`], [`refusal_in`]), and
 //! 2. an idle region fits it ([`Wanted::fits`]), or its range has been registered and released before
 //!    ([`Released`]): then a new region is made and kept.
 //!
@@ -126,23 +126,38 @@ pub trait Process {
     fn is_fork_protected(&self) -> bool;
 }
 
-/// Why the cache does not serve a registration: a value of [`unserved`], which is
+impl Cache {
+    /// Whether the user wants registrations with this access to be served.
+    #[inline(always)]
+    pub const fn wants(self, access: u32) -> bool {
+        match self {
+            Cache::Off => false,
+            Cache::Local => is_local(access),
+            Cache::All => may_be_kept(access),
+        }
+    }
+}
+
+/// Why the cache serves no such registration in any process: a value of [`unserved`], which is
 /// [`unserved::NONE`] if it may serve it.
 #[inline(always)]
-pub fn refusal(cache: Cache, asked: Asked, process: impl Process) -> u32 {
-    let wanted = match cache {
-        Cache::Off => false,
-        Cache::Local => is_local(asked.access),
-        Cache::All => may_be_kept(asked.access),
-    };
-    if process.is_disabled() {
-        unserved::DISABLED
-    } else if !wanted {
+pub const fn refusal_of(cache: Cache, asked: Asked) -> u32 {
+    if !cache.wants(asked.access) {
         unserved::ACCESS
     } else if !asked.at_own_address {
         unserved::ADDRESS
     } else if asked.is_empty {
         unserved::EMPTY
+    } else {
+        unserved::NONE
+    }
+}
+
+/// Why the cache serves no registration of this process now.
+#[inline(always)]
+pub fn refusal_in(process: &impl Process) -> u32 {
+    if process.is_disabled() {
+        unserved::DISABLED
     } else if process.is_interrupted() {
         unserved::INTERRUPTED
     } else if process.is_child() {
@@ -151,6 +166,14 @@ pub fn refusal(cache: Cache, asked: Asked, process: impl Process) -> u32 {
         unserved::FORK
     } else {
         unserved::NONE
+    }
+}
+
+/// Why the cache does not serve a registration: both of the above.
+pub fn refusal(cache: Cache, asked: Asked, process: &impl Process) -> u32 {
+    match refusal_of(cache, asked) {
+        unserved::NONE => refusal_in(process),
+        reason => reason,
     }
 }
 
@@ -236,26 +259,26 @@ mod tests {
             is_empty: false,
         };
         let none = || Is([false; 4]);
-        assert_eq!(refusal(Cache::All, plain, none()), unserved::NONE);
-        assert_eq!(refusal(Cache::Local, plain, none()), unserved::NONE);
-        assert_eq!(refusal(Cache::Off, plain, none()), unserved::ACCESS);
+        assert_eq!(refusal(Cache::All, plain, &none()), unserved::NONE);
+        assert_eq!(refusal(Cache::Local, plain, &none()), unserved::NONE);
+        assert_eq!(refusal(Cache::Off, plain, &none()), unserved::ACCESS);
         let remote = Asked { access: 3, ..plain };
-        assert_eq!(refusal(Cache::All, remote, none()), unserved::NONE);
-        assert_eq!(refusal(Cache::Local, remote, none()), unserved::ACCESS);
+        assert_eq!(refusal(Cache::All, remote, &none()), unserved::NONE);
+        assert_eq!(refusal(Cache::Local, remote, &none()), unserved::ACCESS);
         for access in [16, 32, 64, 128] {
             let asked = Asked { access, ..plain };
-            assert_eq!(refusal(Cache::All, asked, none()), unserved::ACCESS);
+            assert_eq!(refusal(Cache::All, asked, &none()), unserved::ACCESS);
         }
         let moved = Asked {
             at_own_address: false,
             ..plain
         };
-        assert_eq!(refusal(Cache::All, moved, none()), unserved::ADDRESS);
+        assert_eq!(refusal(Cache::All, moved, &none()), unserved::ADDRESS);
         let empty = Asked {
             is_empty: true,
             ..plain
         };
-        assert_eq!(refusal(Cache::All, empty, none()), unserved::EMPTY);
+        assert_eq!(refusal(Cache::All, empty, &none()), unserved::EMPTY);
         let reasons = [
             unserved::DISABLED,
             unserved::INTERRUPTED,
@@ -264,7 +287,7 @@ mod tests {
         ];
         for (n, reason) in reasons.into_iter().enumerate() {
             let process = Is(core::array::from_fn(|i| i == n));
-            assert_eq!(refusal(Cache::All, plain, process), reason);
+            assert_eq!(refusal(Cache::All, plain, &process), reason);
         }
     }
 

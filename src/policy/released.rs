@@ -5,18 +5,22 @@
 //!
 //! The table is a hint, and nothing is proved by it: an entry that is lost, or that two ranges
 //! share, costs time and never truth. So it takes no lock, allocates nothing, and may be used in a
-//! signal handler. It has 8192 entries of 8 bytes, in sets of one cache line: a look touches one
-//! line. A registration and its release cost 10 ns more by it (measured, bench/relaxed.c).
+//! signal handler. It has 8192 entries of 8 bytes, in sets of half a cache line: a look touches one
+//! line. As long as few ranges were released, the sets lie in three pages.
 //!
 //! "The same range" means the same domain, pages and access. Neither a part of an earlier range nor
 //! other access counts. Of the programs of docs/programs.md none would get more hits by that.
 
 use crate::Range;
-use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
-/// The sets, and the entries of a set.
-const SETS: usize = 1024;
-const WAYS: usize = 8;
+/// The sets in the end and at first, and the entries of a set.
+const SETS: usize = 2048;
+const FEW_SETS: usize = 256;
+const WAYS: usize = 4;
+
+/// All sets are used once so many entries had no free place.
+const FULL: u32 = 64;
 
 /// Whether ranges were released there: a bit for each 2 MiB of memory, hashed. A bit is never
 /// cleared.
@@ -40,12 +44,16 @@ const REST: u64 = (1 << REST_BITS) - 1;
 /// tries again.
 const PATIENCE: u64 = REST;
 
-#[repr(C, align(64))]
+#[repr(C, align(32))]
 struct Set([AtomicU64; WAYS]);
 
 /// The ranges that were registered and released. Zeroed memory is an empty table.
-#[repr(C)]
+#[repr(C, align(4096))]
 pub struct Released {
+    /// The entries that had no free place.
+    overflow: AtomicU32,
+    /// The bits of a set's number beyond those of the first sets: 0 at first.
+    more_sets: AtomicU32,
     chunks: [AtomicU64; (CHUNKS / 64) as usize],
     sets: [Set; SETS],
 }
@@ -79,6 +87,8 @@ impl Released {
     #[allow(clippy::new_without_default, reason = "a static needs a const fn")]
     pub const fn new() -> Released {
         Released {
+            overflow: AtomicU32::new(0),
+            more_sets: AtomicU32::new(0),
             chunks: [const { AtomicU64::new(0) }; (CHUNKS / 64) as usize],
             sets: [const { Set([const { AtomicU64::new(0) }; WAYS]) }; SETS],
         }
@@ -86,7 +96,8 @@ impl Released {
 
     #[inline(always)]
     fn set(&self, page: u64) -> &[AtomicU64; WAYS] {
-        &self.sets[(mixed(page) >> 32) as usize % SETS].0
+        let mask = (FEW_SETS - 1) | self.more_sets.load(Relaxed) as usize;
+        &self.sets[(mixed(page) >> 32) as usize & mask & (SETS - 1)].0
     }
 
     #[inline(always)]
@@ -116,19 +127,39 @@ impl Released {
     /// A plain registration of this range has been released.
     #[inline(always)]
     pub fn add(&self, range: &Range) {
-        let (set, entry, place) = self.find(range);
-        if place.is_some() {
-            return;
+        if let (set, entry, None) = self.find(range) {
+            self.put(range, set, entry);
         }
+    }
+
+    #[inline(always)]
+    fn put(&self, range: &Range, set: &[AtomicU64; WAYS], entry: u64) {
         let (word, bit) = bit(range.start / CHUNK);
         if self.chunks[word].load(Relaxed) & bit == 0 {
             self.chunks[word].fetch_or(bit, Relaxed);
         }
-        let free = set.iter().find(|place| place.load(Relaxed) == 0);
+        match set.iter().find(|place| place.load(Relaxed) == 0) {
+            Some(free) => free.store(entry, Relaxed),
+            None => self.put_over(set, entry),
+        }
+    }
+
+    #[cold]
+    fn put_over(&self, set: &[AtomicU64; WAYS], entry: u64) {
         // In a full set each entry has its place. So a program that goes through more ranges than
         // the table holds, always in the same order, still finds some of them.
-        let place = free.unwrap_or(&set[(entry >> REST_BITS) as usize % WAYS]);
-        place.store(entry, Relaxed);
+        set[(entry >> REST_BITS) as usize % WAYS].store(entry, Relaxed);
+        if self.overflow.load(Relaxed) < FULL && self.overflow.fetch_add(1, Relaxed) + 1 == FULL {
+            self.more_sets.store((SETS - 1) as u32, Relaxed);
+            for place in self.sets[..FEW_SETS].iter().flat_map(|set| &set.0) {
+                let entry = place.swap(0, Relaxed);
+                if entry != 0 {
+                    let set = self.set(entry >> (64 - PAGE_BITS));
+                    let free = set.iter().find(|place| place.load(Relaxed) == 0);
+                    free.unwrap_or(&set[0]).store(entry, Relaxed);
+                }
+            }
+        }
     }
 
     /// The cache could not keep this range, or kept it for nothing: its next registrations are

@@ -28,7 +28,7 @@ pub fn verdict(call: u8, request: &Request) -> u32 {
         call::REG_MR_EX | call::REG_DMABUF_MR => return unserved::DEVICE,
         _ => return unserved::UNKNOWN,
     }
-    rdmamr_policy::refusal(Cache::All, asked(request), Foreseen)
+    rdmamr_policy::refusal(Cache::All, asked(request), &Foreseen)
 }
 
 /// What the rule by which the pool serves looks at in a registration.

@@ -28,7 +28,7 @@ pub struct Answer(usize);
 
 impl Answer {
     /// No region of the pool serves.
-    const NONE: Answer = Answer(0);
+    pub const NONE: Answer = Answer(0);
     /// A change of the memory is under way, or has not been applied.
     const UNSETTLED: Answer = Answer(1);
 

@@ -93,7 +93,7 @@ pub fn refusal(process: &Process, call: &Call, effect: u64, range: &Key) -> Opti
     };
     let reason = match call.reason {
         unserved::UNKNOWN if call.call == call::REG_DMABUF_MR => unserved::DEVICE,
-        unserved::UNKNOWN => rdmamr_policy::refusal(Cache::All, asked, Unknown),
+        unserved::UNKNOWN => rdmamr_policy::refusal(Cache::All, asked, &Unknown),
         reason => reason,
     };
     match reason {

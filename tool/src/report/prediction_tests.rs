@@ -322,7 +322,11 @@ fn memory_that_is_mapped_anew_each_time_comes_for_the_first_time() {
     let calls: Vec<_> = (0..50)
         .flat_map(|n| {
             let [begin, end] = pair(n * S, unserved::NONE, |call| call);
-            [begin, end, change(n * S + S / 2 + 100_000, 0x10_000, 0x4000)]
+            [
+                begin,
+                end,
+                change(n * S + S / 2 + 100_000, 0x10_000, 0x4000),
+            ]
         })
         .collect();
     let all = report(FACTS, &[], &calls).advice.all;
