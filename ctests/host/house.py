@@ -25,6 +25,7 @@ FLOORS = [
     ("every call, written down", ["trace"]),
     ("settings", ["config"]),
     ("what people are told", ["report"]),
+    ("what the cache would serve", ["policy"]),
     ("what a call is made of", ["call"]),
     ("the process and its kernel", ["sys"]),
     ("other people's structures", ["abi"]),
@@ -106,7 +107,7 @@ def first_names(group):
 
 def uses(text, in_package):
     """The rooms that a file names: by `crate::`, alone or in braces, or as a package of the workspace."""
-    found = {name.split("_")[0] for name in re.findall(r"\brdmamr_(abi|uverbs|trace_format)\b", text)}
+    found = {name.split("_")[0] for name in re.findall(r"\brdmamr_(abi|policy|uverbs|trace_format)\b", text)}
     if in_package:
         # There `crate` is the package, and so this room.
         return found

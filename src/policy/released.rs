@@ -9,7 +9,7 @@
 //! line. As long as few ranges were released, the sets lie in three pages.
 //!
 //! "The same range" means the same domain, pages and access. Neither a part of an earlier range nor
-//! other access counts. Of the programs of docs/programs.md none would get more hits by that.
+//! other access counts: peers' rights are exact anyway, and an entry is found by its first page.
 
 use crate::Range;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
@@ -64,7 +64,7 @@ const fn mixed(number: u64) -> u64 {
 
 /// The number of a page, as an entry has it.
 const fn page(address: u64) -> u64 {
-    address / PAGE & ((1 << PAGE_BITS) - 1)
+    (address / PAGE) & ((1 << PAGE_BITS) - 1)
 }
 
 /// The entry of a range, but for its last bits.
