@@ -12,6 +12,7 @@ use crate::abi::libfabric::fid;
 use crate::abi::libfabric_provider::fi_info;
 use crate::abi::rdma_core::*;
 use crate::call::{Context, Pd};
+use crate::sys::aside;
 use crate::sys::loaded_files;
 use crate::sys::symbols::{self, Function, Load, Scope};
 use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
@@ -158,7 +159,9 @@ impl<F: Copy> Next<F> {
 
     #[cold]
     fn look_up(&self, maker: Maker) -> Option<F> {
-        let found = find_by(maker, self.library, self.name, self.version);
+        // The dynamic linker needs several KiB.
+        let find = || find_by(maker, self.library, self.name, self.version);
+        let found = aside::run(find).unwrap_or_else(find);
         let function = self.functions.get(maker.0)?;
         function.set(found);
         function.get()

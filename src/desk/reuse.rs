@@ -26,6 +26,7 @@ use crate::pool::released::RELEASED;
 use crate::pool::{self, Answer, Unserved};
 use crate::report::log::{self, Level};
 use crate::report::stats::{self, Counter, counter};
+use crate::sys::aside;
 use crate::sys::pages::PageRange;
 use crate::watch::in_place;
 use core::fmt;
@@ -40,9 +41,13 @@ fn say_so(cache: Cache) {
     if SAID.load(Relaxed) || SAID.swap(true, Relaxed) {
         return;
     }
-    if !pool::is_watching() {
-        return;
+    if pool::is_watching() {
+        // Its messages need 2 KiB of the stack.
+        aside::run(|| say(cache));
     }
+}
+
+fn say(cache: Cache) {
     let settings = &config().relaxed;
     let which = name(cache);
     let (remote, linger) = match cache {

@@ -9,6 +9,7 @@ use super::region::{Piece, Side};
 use super::segment::{Room, locate};
 use crate::abi::libfabric::*;
 use crate::call::Error;
+use crate::sys::thread;
 use core::ptr::with_exposed_provenance;
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
@@ -38,6 +39,8 @@ pub struct KeyTable {
 
 impl Default for KeyTable {
     fn default() -> KeyTable {
+        // The keys of a thread's first HashMap come from getrandom(2), where a cancelled thread ends.
+        let _uncancelled = thread::uncancelled();
         KeyTable {
             keys: HashMap::new(),
             placed: BTreeMap::new(),

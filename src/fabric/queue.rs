@@ -9,6 +9,7 @@ use crate::abi::libfabric::*;
 use crate::abi::libfabric_provider::{FI_VERSION_1_5, FI_WAIT_FD, FI_WAIT_NONE, FI_WAIT_UNSPEC};
 use crate::call::Error;
 use crate::report::explain::Reason;
+use crate::sys::thread;
 use core::ffi::c_void;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering::*};
@@ -246,6 +247,7 @@ impl Queue {
         let Some(fd) = &self.fd else { return };
         let mut count = 1u64;
         let bytes = (&raw mut count).cast();
+        let _uncancelled = thread::uncancelled();
         if readable {
             // SAFETY: `bytes` points to the eight bytes of `count`, which outlive the call.
             unsafe { libc::write(fd.as_raw_fd(), bytes, 8) };

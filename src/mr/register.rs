@@ -17,6 +17,7 @@ use crate::config::disabled;
 use crate::report::log::{self, Level};
 use crate::report::stats::{self, Counter, counter};
 use crate::sys::allocator::has_memory;
+use crate::sys::aside;
 use crate::sys::probe::probe;
 use crate::sys::thread;
 use crate::trace;
@@ -71,7 +72,8 @@ impl Own {
         let state = state::current();
         let device = match state.devices.get(context.address()) {
             Some(device) => device,
-            None => identify(state, context, fd)?,
+            None => aside::run(|| identify(state, context, fd))
+                .unwrap_or(Err("there is no memory to remember the device"))?,
         };
         let facts = device.facts();
         let driver = match facts.driver() {

@@ -15,6 +15,7 @@ use crate::pool::lock::Lock;
 use crate::pool::state::Pool;
 use crate::report::stats;
 use crate::sys::allocator::has_memory;
+use crate::sys::aside;
 use crate::sys::proc;
 use crate::sys::process::{FAR_AWAY, PerProcess};
 use crate::sys::thread;
@@ -61,6 +62,10 @@ pub fn current() -> Option<&'static Instance> {
     if is_of_parent() || thread::is_inside() {
         return None;
     }
+    aside::run(make).flatten()
+}
+
+fn make() -> Option<&'static Instance> {
     let _inside = thread::enter();
     let _starting = STARTING
         .get_or_make(|| Box::new(Lock::new()), forget)

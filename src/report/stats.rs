@@ -10,7 +10,7 @@
 use super::live;
 use super::text::Text;
 use crate::sys::process::PerProcess;
-use crate::sys::{clock, thread};
+use crate::sys::{aside, clock, thread};
 use core::fmt::{self, Write};
 use core::sync::atomic::{AtomicU64, Ordering::*};
 use rdmamr_live_page::{DEVICES, Page, SHARDS, Shard, TraceSwitch};
@@ -453,7 +453,9 @@ unsafe extern "C" fn forget() {
 /// 0.
 #[inline]
 pub fn counters() -> &'static Counters {
-    COUNTERS.get().unwrap_or_else(make)
+    COUNTERS
+        .get()
+        .unwrap_or_else(|| aside::run(make).unwrap_or_else(make))
 }
 
 /// The counters in a live page, or else in the process's own memory.

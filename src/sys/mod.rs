@@ -5,6 +5,7 @@
 
 pub mod allocator;
 pub mod append;
+pub mod aside;
 pub mod atomics;
 pub mod caller;
 pub mod cgroup;

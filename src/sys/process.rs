@@ -8,6 +8,7 @@
 //! 4.14). The child starts anew at its first use. The cost is one load, and nothing runs at the
 //! fork.
 
+use super::aside;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, Ordering::*};
 
@@ -68,7 +69,7 @@ impl<T: Sync> PerProcess<T> {
     #[cold]
     #[inline(never)]
     fn make(&'static self, make: fn() -> Box<T>, forget: unsafe extern "C" fn()) -> &'static T {
-        let new = Box::into_raw(make());
+        let new = Box::into_raw(aside::run(make).unwrap_or_else(make));
         // SAFETY: the box was just leaked.
         let published = self.publish(unsafe { &*new }, forget);
         if !core::ptr::eq(published, new) {

@@ -6,6 +6,7 @@
 //! run.
 
 use core::cell::Cell;
+use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::*, compiler_fence};
 
 struct Thread {
@@ -53,6 +54,32 @@ impl Drop for Inside {
 #[inline]
 pub fn is_inside() -> bool {
     THREAD.with(|thread| thread.inside.load(Relaxed))
+}
+
+unsafe extern "C" {
+    /// pthread_setcancelstate(3), which works in a signal handler.
+    fn pthread_setcancelstate(new: c_int, old: *mut c_int) -> c_int;
+}
+
+/// While this value exists, the thread is not cancelled. A function of the C library that is a
+/// cancellation point (open, close, read, write) would unwind the library's frames. libibverbs'
+/// calls have no such point.
+pub struct Uncancelled(c_int);
+
+/// Puts off the cancellation of this thread, which must be one that the C library knows.
+pub fn uncancelled() -> Uncancelled {
+    const DISABLE: c_int = 1;
+    let mut before = 0;
+    // SAFETY: the integer is writable.
+    unsafe { pthread_setcancelstate(DISABLE, &mut before) };
+    Uncancelled(before)
+}
+
+impl Drop for Uncancelled {
+    fn drop(&mut self) {
+        // SAFETY: a null pointer asks for no answer.
+        unsafe { pthread_setcancelstate(self.0, core::ptr::null_mut()) };
+    }
 }
 
 /// This thread's number in the kernel. Each process asks for it once: `process` is a number unique

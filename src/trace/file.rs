@@ -10,7 +10,7 @@ use super::{modules, place};
 use crate::config::config;
 use crate::report::log;
 use crate::sys::append::{First, Manner, Refused, append};
-use crate::sys::clock;
+use crate::sys::{clock, thread};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
 use errno::Errno;
 use once_cell::race::OnceBox;
@@ -109,6 +109,8 @@ impl File {
         if mine.is_err() {
             return false;
         }
+        // std::fs ends a cancelled thread.
+        let _uncancelled = thread::uncancelled();
         let start = [
             clock::monotonic(),
             clock::real(),

@@ -82,6 +82,10 @@ pub fn ioctl() -> Ioctl {
     unsafe { core::mem::transmute(address) }
 }
 
+unsafe extern "C" {
+    fn pthread_setcancelstate(new: c_int, old: *mut c_int) -> c_int;
+}
+
 /// The kernel itself, by the C library's functions.
 pub struct Uverbs;
 
@@ -100,9 +104,16 @@ impl Kernel for Uverbs {
 
     #[inline]
     unsafe fn write(&self, fd: i32, command: &[u8]) -> Result<(), Errno> {
+        const DISABLE: c_int = 1;
+        let mut cancelled = 0;
+        // write(2) is where a cancelled thread ends, and would unwind this library's frames.
+        // SAFETY: the integer is writable.
+        unsafe { pthread_setcancelstate(DISABLE, &mut cancelled) };
         // SAFETY: the slice is readable, and its address is valid by the contract of
         // `Kernel::write`.
         let written = unsafe { libc::write(fd, command.as_ptr().cast(), command.len()) };
+        // SAFETY: a null pointer asks for no answer.
+        unsafe { pthread_setcancelstate(cancelled, core::ptr::null_mut()) };
         if usize::try_from(written) == Ok(command.len()) {
             Ok(())
         } else {

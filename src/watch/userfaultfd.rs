@@ -150,8 +150,7 @@ impl Userfaultfd {
                 0 => NO_WRITE_PROTECTION,
                 _ => errno(),
             };
-            // SAFETY: `open_file` opened `fd` above, and nothing else uses it.
-            unsafe { libc::close(fd) };
+            Userfaultfd(fd).close();
             if features == EVENTS {
                 return Err(refused);
             }
@@ -425,13 +424,14 @@ fn ask(fd: i32, request: libc::c_ulong, argument: &mut WriteProtect) -> i32 {
 fn out_of_the_way(fd: i32) -> i32 {
     const NUMBER: i32 = 900;
     // SAFETY: the call takes no pointers.
-    let moved = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, NUMBER) };
+    let moved = unsafe { libc::syscall(libc::SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, NUMBER) };
     if moved < 0 {
         return fd;
     }
-    // SAFETY: the caller opened `fd` and uses only the returned number from now on.
-    unsafe { libc::close(fd) };
-    moved
+    // The caller opened `fd` and uses only the returned number from now on. The C library's close
+    // is where a cancelled thread ends.
+    Userfaultfd(fd).close();
+    moved as i32
 }
 
 #[cfg(all(test, not(loom), not(miri)))]

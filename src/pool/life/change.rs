@@ -14,6 +14,7 @@ use crate::pool::Instance;
 use crate::pool::existing;
 use crate::pool::life::ending;
 use crate::report::log;
+use crate::sys::aside;
 use crate::sys::pages::PageRange;
 use crate::sys::{clock, memory, signals, thread};
 pub use crate::watch::in_place;
@@ -169,7 +170,12 @@ fn end_touched(relaxed: &Instance, range: PageRange, neighbours: Neighbours) -> 
     let errno = errno::errno();
     let signals = signals::block();
     let inside = thread::enter();
-    let watched = ending::touched(relaxed, range, neighbours == Neighbours::End);
+    let touched = || ending::touched(relaxed, range, neighbours == Neighbours::End);
+    let watched = aside::run_if_little(touched).unwrap_or_else(|| {
+        // What the log has withdrawn, the cleaner ends.
+        relaxed.cleaner.wake();
+        false
+    });
     drop(inside);
     signals::restore(signals);
     errno::set_errno(errno);

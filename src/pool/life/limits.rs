@@ -13,7 +13,7 @@ use crate::mr::bare::{self, Own};
 use crate::pool::Instance;
 use crate::pool::life::account::Amount;
 use crate::pool::start;
-use crate::sys::{cgroup, clock, proc};
+use crate::sys::{aside, cgroup, clock, proc};
 use core::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering::*};
 
 /// The part of a resource that idle regions may hold.
@@ -133,16 +133,23 @@ impl Instance {
     /// The number of regions is about to grow by one of this device.
     #[inline]
     pub fn mind_limits(&self, own: &Own, pd: Pd) {
-        let device = own.address();
         let registered = self.pool.account.registered().regions;
-        let is_new = !self.limits.knows(device) && self.learn(own, pd);
-        if is_new || registered >= self.limits.next.load(Relaxed) {
-            self.read_limits();
+        let is_known = self.limits.knows(own.address());
+        if !is_known || registered >= self.limits.next.load(Relaxed) {
+            // Without memory for a stack the limits stay as they are.
+            let _ = aside::run(|| {
+                if (!is_known && self.learn(own, pd))
+                    || registered >= self.limits.next.load(Relaxed)
+                {
+                    self.read_limits();
+                }
+            });
         }
     }
 
     /// Remembers a device. False if too many are known.
     #[cold]
+    #[inline(never)]
     fn learn(&self, own: &Own, pd: Pd) -> bool {
         if self.limits.is_full() {
             return false;
@@ -183,10 +190,15 @@ impl Instance {
 
     /// The same, unless they were read less than `age` ns ago.
     pub fn read_old_limits(&self, age: u64) {
-        let read_at = self.limits.read_at.load(Relaxed);
-        if clock::monotonic_by_kernel().wrapping_sub(read_at) >= age {
+        if self.has_limits_of(age) {
             self.read_limits();
         }
+    }
+
+    /// Whether the limits were read at least `age` ns ago.
+    pub fn has_limits_of(&self, age: u64) -> bool {
+        let read_at = self.limits.read_at.load(Relaxed);
+        clock::monotonic_by_kernel().wrapping_sub(read_at) >= age
     }
 
     fn set_limit(&self, limit: Amount) {

@@ -18,6 +18,7 @@ use crate::pool::start;
 use crate::pool::state::Cause;
 use crate::report::log;
 use crate::report::stats::{Change, Counter, counter};
+use crate::sys::aside;
 use crate::sys::futex;
 use crate::sys::memory;
 use crate::sys::pages::PageRange;
@@ -85,8 +86,23 @@ pub enum Unserved {
 
 /// Registers memory after a hit had this answer and no region. If `unshared` is set, the caller does not share its region with
 /// another user.
+///
+/// Leaves errno as it was: a registration that succeeds, here or by the caller after this, does.
 #[cold]
 pub fn register(
+    pd: Pd,
+    request: &Request,
+    answer: Answer,
+    unshared: bool,
+) -> Result<Registered, Unserved> {
+    let errno = errno::errno();
+    let registered = aside::run_if_little(|| register_now(pd, request, answer, unshared));
+    errno::set_errno(errno);
+    registered.unwrap_or(Err(Unserved::Because(counter!(bypassed_limit))))
+}
+
+#[inline(never)]
+fn register_now(
     pd: Pd,
     request: &Request,
     answer: Answer,

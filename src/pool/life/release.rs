@@ -10,7 +10,7 @@ use crate::pool::life::limits;
 use crate::pool::region::Id;
 use crate::pool::region::word::Left;
 use crate::pool::state::Batch;
-use crate::sys::thread;
+use crate::sys::{aside, thread};
 
 /// Ends one use of a region of the pool. Returns false if `mr` is no such region, or is not in use.
 /// (For the size of this result see `Answer` in `hit.rs`.)
@@ -36,7 +36,9 @@ pub fn release(mr: Mr) -> bool {
             true
         }
         Some(Left::Spent(generation)) => {
+            let errno = errno::errno();
             ending::spent(relaxed, id, generation);
+            errno::set_errno(errno);
             true
         }
         None => false,
@@ -67,10 +69,11 @@ fn trim(relaxed: &Instance, released: Id) {
         relaxed.cleaner.wake();
         return;
     }
+    let errno = errno::errno();
     let _inside = thread::enter();
     let (pool, account) = (relaxed.pool, &relaxed.pool.account);
-    if account.is_over() {
-        relaxed.read_old_limits(limits::MOMENT);
+    if account.is_over() && relaxed.has_limits_of(limits::MOMENT) {
+        let _ = aside::run(|| relaxed.read_limits());
     }
     let mut batch = Batch::new();
     let locked = pool.lock();
@@ -87,4 +90,5 @@ fn trim(relaxed: &Instance, released: Id) {
         // A region that the kernel refuses to deregister stays unused. The cleaner tries again.
         let _ = ending::end(relaxed, id, By::Program);
     }
+    errno::set_errno(errno);
 }

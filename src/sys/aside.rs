@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Work that needs more of a stack than the calling thread may have left: a stack of its own.
+//!
+//! A signal handler may run on 8 KiB, and the kernel's frame takes half of that. What a process does
+//! once (it asks the device for its driver, starts the pool) or now and then (it reads files of
+//! /proc) needs more. So this work runs on memory that is mapped for it ([`run`]). What a call does
+//! beyond a hit needs 3 KiB, of which any thread has enough; on a signal stack that work runs aside
+//! too ([`run_if_little`]).
+//!
+//! If the thread is on its signal stack, all signals are blocked meanwhile. The kernel takes a thread
+//! that is on another stack for one that has left its signal stack: a further signal would begin at
+//! that stack's top, over the frames of the handler that waits here. Other threads' signals are not
+//! blocked: the work may wait for a lock of the C library, whose holder a signal handler may have
+//! stopped until this thread's handler answers too. Thread-local variables are those of the thread.
+
+use super::{helper_thread, signals, thread};
+use core::ffi::c_void;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// The stack's size. What runs there formats messages, and reads files line by line.
+const STACK: usize = 64 << 10;
+
+/// Whether the thread is on its signal stack.
+fn is_on_signal_stack() -> bool {
+    let mut about = core::mem::MaybeUninit::<libc::stack_t>::zeroed();
+    // SAFETY: the kernel writes to the local structure only. All zeros is a valid one.
+    let about = unsafe {
+        let none = core::ptr::null::<libc::stack_t>();
+        libc::syscall(libc::SYS_sigaltstack, none, about.as_mut_ptr());
+        about.assume_init()
+    };
+    about.ss_flags & libc::SS_ONSTACK != 0
+}
+
+/// Runs `work`: on a stack of its own if the thread is on its signal stack. `None` as for [`run`].
+#[inline(always)]
+pub fn run_if_little<R>(work: impl FnOnce() -> R) -> Option<R> {
+    if is_on_signal_stack() {
+        run(work)
+    } else {
+        Some(work())
+    }
+}
+
+/// Runs `work` on a stack of its own, without cancellation. `None` if no
+/// memory could be mapped, or if the work has panicked. Leaves errno as it was.
+#[inline(never)]
+pub fn run<R>(work: impl FnOnce() -> R) -> Option<R> {
+    let errno = errno::errno();
+    let Some(memory) = helper_thread::map(STACK) else {
+        errno::set_errno(errno);
+        return None;
+    };
+    let mut job = Job {
+        work: Some(work),
+        result: None,
+    };
+    let blocked = is_on_signal_stack().then(signals::block);
+    let uncancelled = thread::uncancelled();
+    // SAFETY: the stack is mapped and nobody else uses it. `Job::run` does not unwind, and the job
+    // outlives the call.
+    unsafe {
+        on_stack(
+            (&raw mut job).cast(),
+            Job::<_, R>::of(&job),
+            memory.wrapping_byte_add(STACK),
+        );
+    }
+    drop(uncancelled);
+    if let Some(blocked) = blocked {
+        signals::restore(blocked);
+    }
+    // SAFETY: the memory was mapped above, and the call on it has returned.
+    unsafe { helper_thread::unmap(memory, STACK) };
+    errno::set_errno(errno);
+    job.result
+}
+
+struct Job<W, R> {
+    work: Option<W>,
+    result: Option<R>,
+}
+
+impl<W: FnOnce() -> R, R> Job<W, R> {
+    fn of(_: &Self) -> extern "C" fn(*mut c_void) {
+        Self::run
+    }
+
+    extern "C" fn run(job: *mut c_void) {
+        // SAFETY: the argument is the job of `run`, which waits for this function.
+        let job = unsafe { &mut *job.cast::<Self>() };
+        if let Some(work) = job.work.take() {
+            // A panic ends here, as at the edge to C: an unwinder finds no way down from here.
+            job.result = catch_unwind(AssertUnwindSafe(work)).ok();
+        }
+    }
+}
+
+/// Calls `run` with `argument` on the stack whose end is `stack`, a multiple of 16. A debugger finds
+/// the caller by the frame pointer.
+///
+/// # Safety
+/// The memory below `stack` suffices for `run`, which must not unwind.
+#[cfg(target_arch = "x86_64")]
+#[unsafe(naked)]
+unsafe extern "C" fn on_stack(
+    argument: *mut c_void,
+    run: extern "C" fn(*mut c_void),
+    stack: *mut c_void,
+) {
+    core::arch::naked_asm!(
+        ".cfi_startproc",
+        "push rbp",
+        ".cfi_def_cfa_offset 16",
+        ".cfi_offset rbp, -16",
+        "mov rbp, rsp",
+        ".cfi_def_cfa_register rbp",
+        "mov rsp, rdx",
+        "call rsi",
+        "leave",
+        ".cfi_def_cfa rsp, 8",
+        "ret",
+        ".cfi_endproc",
+    )
+}
+
+/// As above.
+///
+/// # Safety
+/// As above.
+#[cfg(target_arch = "aarch64")]
+#[unsafe(naked)]
+unsafe extern "C" fn on_stack(
+    argument: *mut c_void,
+    run: extern "C" fn(*mut c_void),
+    stack: *mut c_void,
+) {
+    core::arch::naked_asm!(
+        ".cfi_startproc",
+        "stp x29, x30, [sp, #-16]!",
+        ".cfi_def_cfa_offset 16",
+        ".cfi_offset x29, -16",
+        ".cfi_offset x30, -8",
+        "mov x29, sp",
+        ".cfi_def_cfa_register x29",
+        "mov sp, x2",
+        "blr x1",
+        "mov sp, x29",
+        ".cfi_def_cfa_register sp",
+        "ldp x29, x30, [sp], #16",
+        ".cfi_restore x29",
+        ".cfi_restore x30",
+        ".cfi_def_cfa_offset 0",
+        "ret",
+        ".cfi_endproc",
+    )
+}
+
+/// As above.
+///
+/// # Safety
+/// As above.
+#[cfg(target_arch = "riscv64")]
+#[unsafe(naked)]
+unsafe extern "C" fn on_stack(
+    argument: *mut c_void,
+    run: extern "C" fn(*mut c_void),
+    stack: *mut c_void,
+) {
+    core::arch::naked_asm!(
+        ".cfi_startproc",
+        "addi sp, sp, -16",
+        ".cfi_def_cfa_offset 16",
+        "sd ra, 8(sp)",
+        "sd s0, 0(sp)",
+        ".cfi_offset ra, -8",
+        ".cfi_offset s0, -16",
+        "addi s0, sp, 16",
+        ".cfi_def_cfa s0, 0",
+        "mv sp, a2",
+        "jalr a1",
+        "addi sp, s0, -16",
+        "ld ra, 8(sp)",
+        "ld s0, 0(sp)",
+        ".cfi_restore ra",
+        ".cfi_restore s0",
+        "addi sp, sp, 16",
+        ".cfi_def_cfa sp, 0",
+        "ret",
+        ".cfi_endproc",
+    )
+}
+
+#[cfg(all(test, not(any(loom, miri))))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_work_has_a_stack_of_its_own_and_the_threads_variables() {
+        let here = 0u8;
+        let number = thread::number().index();
+        let (there, same) = run(|| {
+            let there = 0u8;
+            let address = (&raw const there).addr();
+            (address, thread::number().index() == number)
+        })
+        .unwrap();
+        assert!(same && there.abs_diff((&raw const here).addr()) > STACK);
+    }
+
+    #[test]
+    fn a_panic_ends_on_that_stack() {
+        assert_eq!(run(|| std::panic::resume_unwind(Box::new(()))), None::<()>);
+        assert_eq!(run(|| "goes on"), Some("goes on"));
+    }
+}
