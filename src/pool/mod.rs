@@ -24,6 +24,7 @@ pub mod locked;
 mod loom_tests;
 #[cfg(all(test, not(loom)))]
 mod model_tests;
+mod place;
 pub mod region;
 pub mod released;
 pub mod start;
@@ -83,7 +84,7 @@ pub fn existing() -> Option<&'static Instance> {
 /// Whether the pool has given out this region.
 #[inline(always)]
 pub fn is_region(mr: Mr) -> bool {
-    start::is_object(mr.address())
+    place::is_object(mr.address())
 }
 
 /// Whether userfaultfd reports changes of memory to the pool.

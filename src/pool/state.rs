@@ -21,6 +21,7 @@ use crate::pool::region::word::{Grant, Left};
 use crate::pool::region::{Id, Link, OBJECT_OFFSET, PoolRegion, Purpose};
 use crate::sys::futex;
 use crate::sys::pages::PageRange;
+use crate::sys::process::PAGE_SIZE;
 use crate::watch::dropping::Dropping;
 use crate::watch::extent::CHUNK;
 use crate::watch::log::Log;
@@ -75,8 +76,9 @@ impl Cause {
     }
 }
 
-/// The pool. Zeroed memory is an empty pool. The pool is so large that it exists only as a mapping
-/// of its own.
+/// The pool. Zeroed memory is an empty pool. The pool is so large that it exists only as a place in
+/// the address space, of which a part is mapped (`place.rs`): what precedes the table at first, and of
+/// the arrays behind it what is in use.
 #[repr(C)]
 pub struct Pool {
     pub changes: Log,
@@ -102,6 +104,8 @@ pub struct Pool {
     pub(super) ended: AtomicU32,
     /// Threads that wait on `ended`.
     pub(super) waiting: AtomicU32,
+    /// The slots that are mapped. Beside the account, which each release reads.
+    ready: AtomicU32,
     /// Hits that overflowed the regions' own 32-bit counts.
     pub(super) many_hits: AtomicU64,
     pub account: Account,
@@ -110,8 +114,8 @@ pub struct Pool {
     /// Guests that are withdrawn.
     pub(super) changed_guests: AtomicU64,
     pub filter: Filter,
-    pub(super) table: Table,
     pub(super) index: Index,
+    pub(super) table: Table,
     pub(super) slots: Large<[PoolRegion; MOST]>,
 }
 
@@ -192,10 +196,80 @@ impl Pool {
         slots.map(move |(n, region)| (Id(first.0 + n as u32), region))
     }
 
-    /// The address range of the objects.
+    /// What an empty pool needs: where each part begins, and how many bytes it has. The first part is
+    /// all that precedes the table.
+    pub const FIRST: [(usize, usize); 3] = {
+        let to_index = core::mem::offset_of!(Pool, index) + Index::FIRST;
+        [
+            (0, to_index.next_multiple_of(PAGE_SIZE)),
+            (
+                core::mem::offset_of!(Pool, table),
+                Table::FIRST.next_multiple_of(PAGE_SIZE),
+            ),
+            (
+                core::mem::offset_of!(Pool, slots),
+                Large::<[PoolRegion; MOST]>::next_size(0),
+            ),
+        ]
+    };
+
+    /// What [`Pool::FIRST`] names is mapped.
+    pub fn has_first(&self) {
+        self.table.has_first();
+        let slots = Pool::FIRST[2].1 / size_of::<PoolRegion>();
+        self.ready.store(slots.min(MOST) as u32, Release);
+    }
+
+    /// The bytes of so many slots, as they are mapped.
+    fn bytes_of(slots: u32) -> usize {
+        (slots as usize * size_of::<PoolRegion>()).next_multiple_of(PAGE_SIZE)
+    }
+
+    /// Maps more slots after the first `ready`. False if there is no room. Also false if another
+    /// thread maps them at this moment: it may be stopped, so nobody waits for it.
+    #[cold]
+    fn map_slots(&self, ready: u32) -> bool {
+        let from = Pool::bytes_of(ready);
+        let to = Large::<[PoolRegion; MOST]>::next_size(from);
+        if from >= to || !self.slots.map(from, to) {
+            return false;
+        }
+        let slots = (to / size_of::<PoolRegion>()).min(MOST) as u32;
+        // Before the first of them is handed out.
+        #[cfg(not(test))]
+        crate::pool::place::take(self.objects_to(slots));
+        // The thread that has mapped them is the only one here.
+        self.ready.store(slots, Release);
+        true
+    }
+
+    /// Whether a slot is mapped, or has been mapped now.
+    #[inline]
+    fn has_slot(&self, slot: u32) -> bool {
+        loop {
+            let ready = self.ready.load(Acquire);
+            if slot < ready {
+                return true;
+            }
+            if !self.map_slots(ready) && self.ready.load(Acquire) == ready {
+                return false;
+            }
+        }
+    }
+
+    /// The addresses of the objects that are mapped.
     pub fn objects(&self) -> core::ops::Range<usize> {
-        let start = (&raw const *self.slots).expose_provenance();
-        start..start + size_of_val(&*self.slots)
+        self.objects_to(self.ready.load(Acquire))
+    }
+
+    fn objects_to(&self, slots: u32) -> core::ops::Range<usize> {
+        let start = self.first_object();
+        start..start + slots as usize * size_of::<PoolRegion>()
+    }
+
+    #[inline(always)]
+    fn first_object(&self) -> usize {
+        (&raw const *self.slots).expose_provenance()
     }
 
     pub fn lock(&self) -> Locked<'_> {
@@ -265,10 +339,10 @@ impl Pool {
     /// already.
     #[inline(always)]
     pub fn handle(&self, object: usize) -> Option<Handle> {
-        let offset = object.checked_sub(self.objects().start)?;
+        let offset = object.checked_sub(self.first_object())?;
         let slot = offset / size_of::<PoolRegion>();
         let within = offset - slot * size_of::<PoolRegion>();
-        if within != OBJECT_OFFSET || slot >= MOST {
+        if within != OBJECT_OFFSET || slot >= self.ready.load(Relaxed) as usize {
             return None;
         }
         let region = &self.slots[slot];
@@ -559,10 +633,13 @@ impl Pool {
         if grown >= LARGE {
             let from = self.touched.load(Relaxed).max(grown);
             let to = (grown + IN_HUGE_PAGE).min(MOST as u32);
+            let there = to == 0 || self.has_slot(to - 1);
             let slots = self.slots.iter().take(to as usize).skip(from as usize);
-            slots
-                .step_by(IN_PAGE)
-                .for_each(|slot| touch(&slot.refusals));
+            if there {
+                slots
+                    .step_by(IN_PAGE)
+                    .for_each(|slot| touch(&slot.refusals));
+            }
             self.touched.store(to, Relaxed);
         }
         self.table.each_page_to_fill(touch);
@@ -571,11 +648,8 @@ impl Pool {
     pub(super) fn pop(&self) -> Option<Id> {
         self.free.pop(&*self.slots).or_else(|| {
             let grown = self.grown.fetch_update(AcqRel, Relaxed, |grown| {
-                ((grown as usize) < MOST).then_some(grown + 1)
+                ((grown as usize) < MOST && self.has_slot(grown)).then_some(grown + 1)
             });
-            if grown == Ok(LARGE) {
-                self.slots.use_huge_pages();
-            }
             grown.ok().map(Id)
         })
     }

@@ -14,14 +14,14 @@
 //! credentials that the process had at their start if the process changes its user later (see
 //! docs/limits.md).
 
-use super::process::FAR_AWAY;
+use super::process::{FAR_AWAY, PAGE_SIZE};
 use super::{signals, thread};
 use core::ffi::{c_int, c_void};
 use core::ptr::{null_mut, with_exposed_provenance_mut};
 use core::sync::atomic::{AtomicU32, Ordering::*};
 
 const STACK: usize = 64 << 10;
-const GUARD: usize = 64 << 10;
+const GUARD: usize = PAGE_SIZE;
 
 /// More than glibc keeps about a thread, on either side of the thread pointer.
 const ABOUT: usize = 16 << 10;

@@ -5,7 +5,6 @@
 //! here takes a missing answer for an empty one. The files are those of the calling thread
 //! (`thread-self`): once the first thread has ended by pthread_exit(3), those of `self` are empty.
 
-use super::helper_thread;
 use super::pages::{PageRange, page_size};
 use core::ffi::CStr;
 use errno::{Errno, errno};
@@ -391,11 +390,7 @@ fn each_line_of(path: &CStr, each: &mut dyn FnMut(&[u8]) -> bool) -> bool {
         each(line)
     };
     let mut whole = true;
-    // Not on the stack, of which a signal handler has little.
-    let Some(mut buffer) = Buffer::new() else {
-        return false;
-    };
-    let buffer = buffer.bytes();
+    let mut buffer = [0u8; 4096];
     let mut used = 0;
     let mut rest_of_long_line = false;
     'file: loop {
@@ -414,7 +409,7 @@ fn each_line_of(path: &CStr, each: &mut dyn FnMut(&[u8]) -> bool) -> bool {
             start += length + 1;
         }
         if start == 0 && used == buffer.len() {
-            if !core::mem::replace(&mut rest_of_long_line, true) && !each(buffer) {
+            if !core::mem::replace(&mut rest_of_long_line, true) && !each(&buffer) {
                 break;
             }
             start = used;
@@ -423,29 +418,6 @@ fn each_line_of(path: &CStr, each: &mut dyn FnMut(&[u8]) -> bool) -> bool {
         used -= start;
     }
     whole && any
-}
-
-/// Memory for a part of a file.
-struct Buffer(*mut core::ffi::c_void);
-
-impl Buffer {
-    const SIZE: usize = 4096;
-
-    fn new() -> Option<Buffer> {
-        helper_thread::map(Buffer::SIZE).map(Buffer)
-    }
-
-    fn bytes(&mut self) -> &mut [u8] {
-        // SAFETY: `new` mapped that many bytes, all zeros, and the borrow of `self` is the only one.
-        unsafe { core::slice::from_raw_parts_mut(self.0.cast(), Buffer::SIZE) }
-    }
-}
-
-impl Drop for Buffer {
-    fn drop(&mut self) {
-        // SAFETY: `new` mapped the memory, and `bytes` lends it for no longer than `self` lives.
-        unsafe { helper_thread::unmap(self.0, Buffer::SIZE) };
-    }
 }
 
 /// An open file. Its functions are bare system calls: the caller may be a thread that the C library

@@ -8,8 +8,10 @@
 //! and meets a table that is filled anew at worst misses, and then looks under the lock. All changes
 //! are made under the pool's lock.
 
-use crate::pool::find::large::Large;
+use crate::pool::find::large::{HUGE_PAGE, Large};
+use crate::pool::place::{self, Paged};
 use crate::pool::region::{Id, Link, PoolRegion, Purpose};
+use crate::sys::process::PAGE_SIZE;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 
 /// The binary logarithm of the largest table's number of entries; below it, of the smallest
@@ -38,7 +40,11 @@ const ID_BITS: u32 = 20;
 const ID: u32 = (1 << ID_BITS) - 1;
 const HASH: u32 = !ID;
 
-/// Two tables, one of which is in use. Zeroed memory is the smallest table, empty.
+/// For how many additions no larger table is tried once memory for one was refused.
+const REFUSED: u64 = 1024;
+
+/// Two tables, one of which is in use. Zeroed memory is the smallest table, empty. Of each array the
+/// first part is mapped, as far as its table has needed it.
 #[repr(C)]
 pub struct Table {
     /// Bit 0: the table that is in use. The other bits: the logarithm of its size relative to the
@@ -51,7 +57,11 @@ pub struct Table {
     next: AtomicU64,
     steps: AtomicU64,
     next_used: AtomicU64,
-    small: [[AtomicU32; 1 << SMALL]; 2],
+    /// How many bytes are mapped of the arrays below, in their order.
+    mapped: [AtomicU64; 4],
+    /// For how many additions no table is begun.
+    refused: AtomicU64,
+    small: Paged<[[AtomicU32; 1 << SMALL]; 2]>,
     large: [Large<[AtomicU32; 1 << LARGEST]>; 2],
 }
 
@@ -85,6 +95,37 @@ fn entry(hash: u64, id: Id) -> u32 {
 }
 
 impl Table {
+    /// What an empty table needs: how many bytes from its start on.
+    pub const FIRST: usize = core::mem::offset_of!(Table, small) + Table::SMALLEST;
+    const SMALLEST: usize = (4usize << SMALLEST).next_multiple_of(PAGE_SIZE);
+
+    /// The smallest table is mapped.
+    pub fn has_first(&self) {
+        self.mapped[0].store(Table::SMALLEST as u64, Relaxed);
+    }
+
+    /// Maps the memory of a table. False if there is no room.
+    fn map(&self, shape: u64) -> bool {
+        let log = (SMALLEST + (shape >> 1) as u32).min(LARGEST);
+        let (which, is_large) = ((shape & 1) as usize, log > SMALL);
+        let mapped = &self.mapped[which + 2 * usize::from(is_large)];
+        let (from, to) = (mapped.load(Relaxed), 4u64 << log);
+        let unit = if is_large { HUGE_PAGE } else { PAGE_SIZE };
+        let to = to.next_multiple_of(unit as u64);
+        let map = || {
+            if is_large {
+                self.large[which].map(from as usize, to as usize)
+            } else {
+                place::map(&self.small[which], from as usize, to as usize, false)
+            }
+        };
+        let there = from >= to || map();
+        if there && from < to {
+            mapped.store(to, Relaxed);
+        }
+        there
+    }
+
     #[inline(always)]
     fn table(&self, shape: u64) -> &[AtomicU32] {
         let log = (SMALLEST + (shape >> 1) as u32).min(LARGEST);
@@ -172,6 +213,10 @@ impl Table {
         if self.filling().is_some() {
             return;
         }
+        if let Some(left) = self.refused.load(Relaxed).checked_sub(1) {
+            self.refused.store(left, Relaxed);
+            return;
+        }
         let shape = self.shape.load(Relaxed);
         let old = self.table(shape);
         // If few entries are of live regions, the table was full of ended ones and keeps its size.
@@ -183,10 +228,13 @@ impl Table {
         let full = live.count() as u64
             >= fill(old.len() as u64) / 2 * sample.len() as u64 / old.len() as u64;
         let larger = u64::from(full && old.len() < 1 << LARGEST);
-        let next = (shape ^ 1) + 2 * larger;
-        if self.table(next).len() > 1 << SMALL {
-            self.large[(next & 1) as usize].use_huge_pages();
-        }
+        // A table of the same size has room for the live regions, as long as they are not more.
+        let other = shape ^ 1;
+        let mut sizes = [other + 2 * larger, other].into_iter();
+        let Some(next) = sizes.find(|&shape| self.map(shape)) else {
+            self.refused.store(REFUSED, Relaxed);
+            return;
+        };
         self.steps.store(0, Relaxed);
         self.next_used.store(0, Relaxed);
         self.next.store(next + 1, Relaxed);
