@@ -290,6 +290,8 @@ int ioctl(int fd, unsigned long request, ...)
 	return (int)syscall(SYS_ioctl, fd, request, argument);
 }
 
+void (*_Atomic stub_before)(long, const long *);
+
 /*
  * The library's own threads call it by number. It reads six arguments, whether they were given or
  * not.
@@ -297,6 +299,7 @@ int ioctl(int fd, unsigned long request, ...)
 __attribute__((no_sanitize_address)) long syscall(long number, ...)
 {
 	static long (*next)(long, ...);
+	void (*before)(long, const long *);
 	va_list args;
 	long argument[6];
 
@@ -312,6 +315,9 @@ __attribute__((no_sanitize_address)) long syscall(long number, ...)
 	 */
 	if (!next)
 		*(void **)&next = dlsym(RTLD_NEXT, "syscall");
+	before = stub_before;
+	if (before)
+		before(number, argument);
 	return next(number, argument[0], argument[1], argument[2], argument[3], argument[4], argument[5]);
 }
 

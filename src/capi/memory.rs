@@ -472,6 +472,7 @@ fn segment_size(id: c_int) -> usize {
 unsafe extern "C" fn load() {
     find_all();
     super::descriptors::find_all();
+    super::tasks::find_all();
 }
 
 #[cfg(not(test))]

@@ -12,5 +12,6 @@ mod memory;
 mod rdmamr;
 mod relaxed;
 mod ret;
+mod tasks;
 mod traced;
 mod verbs;

@@ -3,7 +3,7 @@
 //! the pool is off, each function costs one load, and another for the trace.
 
 use super::{POOL, RANGES, listens, pool_is_on, reuse, turn_pool_on};
-use crate::pool::life::change;
+use crate::pool::life::{change, tasks};
 use crate::trace;
 use crate::watch::in_place;
 use crate::watch::number::NUMBER;
@@ -110,6 +110,13 @@ pub fn is_our_number(fd: i32) -> bool {
 /// A call is about to have a userfaultfd unregister memory. The call's argument lies at `argument`.
 pub fn unregistering(frame: &Frame, argument: usize) -> Option<Changing<'_>> {
     pool_is_on().then(|| change::unregistering(frame, argument))?
+}
+
+/// The program is about to make a task by clone(2) with these flags.
+#[inline]
+pub fn making_task(flags: core::ffi::c_int) {
+    // Also while the pool is off: it may be turned on later.
+    tasks::making(flags);
 }
 
 /// Whether the memory calls of the process come to this library.

@@ -129,7 +129,10 @@ pub fn unsubscribe(addr: usize, length: usize) {
         return;
     }
     let _inside = thread::enter();
-    let locked = monitor.relaxed.pool.lock();
+    // An entry that stays counted only makes an answer no. It never makes one yes.
+    let Some(locked) = monitor.relaxed.pool.lock_of_program() else {
+        return;
+    };
     if let Some(id) = monitor.set.get(&locked, hull)
         && monitor.set.removes_entry(&locked, id)
     {
@@ -144,7 +147,10 @@ pub fn stop() {
     };
     let _inside = thread::enter();
     let pool = monitor.relaxed.pool;
-    let locked = pool.lock();
+    let Some(locked) = pool.lock_patiently() else {
+        monitor.set.lose();
+        return;
+    };
     for (id, _) in set::each(pool) {
         monitor.set.forget(&locked, id);
         monitor.end(&locked, id);
@@ -159,7 +165,11 @@ pub fn notify(mut notify: impl FnMut(PageRange)) {
     let (pool, set) = (monitor.relaxed.pool, monitor.set);
     let locked = |then: &dyn Fn(&Locked<'_>)| {
         let _inside = thread::enter();
-        then(&pool.lock());
+        let locked = pool.lock_patiently();
+        if let Some(locked) = &locked {
+            then(locked);
+        }
+        locked.is_some()
     };
     let left = |locked: &Locked<'_>, id| {
         if set.has_left(locked, id) {
@@ -167,7 +177,9 @@ pub fn notify(mut notify: impl FnMut(PageRange)) {
         }
     };
     if set.has_lost() {
-        locked(&|locked| set.all_leave(locked));
+        if !locked(&|locked| set.all_leave(locked)) {
+            return;
+        }
         notify(PageRange::ALL);
         locked(&|locked| {
             set::each(pool).for_each(|(id, _)| left(locked, id));
@@ -212,7 +224,10 @@ impl hit::Steps for Find<'_> {
 impl Monitor {
     fn subscribe(&self, hull: PageRange) {
         let (relaxed, pool) = (self.relaxed, self.relaxed.pool);
-        let locked = pool.lock();
+        let Some(locked) = pool.lock_of_program() else {
+            self.set.lose();
+            return;
+        };
         relaxed.apply(&locked, By::Program);
         let Added::Linked(id) = self.set.adds_entry(&locked, hull) else {
             return;
@@ -223,7 +238,11 @@ impl Monitor {
         let claim = |extent| region.claim_extent(extent);
         let watched = relaxed.watch.watch(hull, neighbours, claim);
         let watched = watched.is_ok() && !bare::is_fork_protected();
-        let (locked, foreign) = relaxed.lock_and_look(hull);
+        let Some((locked, foreign)) = relaxed.lock_and_look(hull) else {
+            // It is not kept, so no answer for it is yes; and the cache is told to end it.
+            self.set.lose();
+            return;
+        };
         let certain = watched && !foreign && !locked.may_be_dropping(hull, now_ms);
         if !certain || !locked.keep(id) {
             locked.withdraw(id, Cause::Fence);
@@ -252,7 +271,9 @@ impl Monitor {
     #[cold]
     fn look_closer(&self, hull: PageRange) -> Look {
         let _inside = thread::enter();
-        let locked = self.relaxed.pool.lock();
+        let Some(locked) = self.relaxed.pool.lock_of_program() else {
+            return Look::Uncertain;
+        };
         let id = self.set.get(&locked, hull);
         match id.and_then(|id| locked.unadmitted(id)) {
             Some(new) => self.relaxed.look_at_memory(locked, new),

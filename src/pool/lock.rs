@@ -4,16 +4,34 @@
 //! Such a thread cannot use std's mutex, which reports contention through errno, and a panic
 //! through thread-local variables. While a thread holds the lock, it calls nothing that could wait
 //! for a thread that wants the lock.
+//!
+//! No thread waits for the lock without a limit. A garbage collector stops the thread that holds
+//! it by a signal, and a task that shares the memory may be killed while it holds it. So the word
+//! of the lock names its owner. A thread that has waited in vain marks the word: until the owner
+//! frees the lock, nobody else waits as long. An owner that no longer exists never frees it.
 
 use crate::sys::clock;
 use crate::sys::futex::{wait, wake};
+use crate::sys::thread;
 use core::sync::atomic::{AtomicU32, Ordering::*};
 use core::time::Duration;
 
 const FREE: u32 = 0;
-const HELD: u32 = 1;
-/// The lock is held, and a thread waits for it.
-const WANTED: u32 = 2;
+/// The number of the task that holds the lock. (The kernel numbers no task higher than 2^22.)
+const OWNER: u32 = (1 << 29) - 1;
+/// A thread waits for the lock.
+const WANTED: u32 = 1 << 31;
+/// A thread has waited in vain for the owner that has the lock now: for [`MOMENT`], for [`LONG`].
+const IN_VAIN: u32 = 1 << 30;
+const LONG_IN_VAIN: u32 = 1 << 29;
+
+/// How long a registration, a release or an interposed call waits for the lock. Threads hold it
+/// for microseconds.
+const MOMENT: Duration = Duration::from_millis(20);
+
+/// How long a call waits that cannot do without the lock: a flush, the end of a domain. A thread
+/// that holds the lock and merely has no processor gets one by then.
+const LONG: Duration = Duration::from_secs(1);
 
 /// A lock. Zeroed memory is a free lock.
 #[repr(transparent)]
@@ -22,48 +40,126 @@ pub struct Lock(AtomicU32);
 /// The lock is held until this guard is dropped.
 pub struct Held<'a>(&'a Lock);
 
+/// Who takes a lock: the number of a task.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Owner(u32);
+
+impl Owner {
+    /// The calling thread of the program. It asks the kernel for its number once. `process` is a
+    /// number that only this process has.
+    #[inline]
+    pub fn of_program(process: usize) -> Owner {
+        Owner(thread::id(process) & OWNER)
+    }
+
+    /// The calling task, which may have no thread-local variables, or those of the thread that made
+    /// it.
+    pub fn ask() -> Owner {
+        Owner(thread::id_by_kernel() & OWNER)
+    }
+
+    /// Whether the owner has ended. Another task may have its number since: then the answer is no.
+    pub fn has_ended(self) -> bool {
+        !thread::exists(self.0)
+    }
+}
+
+/// How long to wait for a lock.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Patience {
+    Moment,
+    Long,
+}
+
+impl Patience {
+    fn limit(self) -> Duration {
+        match self {
+            Patience::Moment => MOMENT,
+            Patience::Long => LONG,
+        }
+    }
+
+    /// The mark of a wait in vain, and of a longer one.
+    fn marks(self) -> u32 {
+        match self {
+            Patience::Moment => IN_VAIN,
+            Patience::Long => IN_VAIN | LONG_IN_VAIN,
+        }
+    }
+
+    /// The mark that says that nobody need wait.
+    fn own_mark(self) -> u32 {
+        match self {
+            Patience::Moment => IN_VAIN,
+            Patience::Long => LONG_IN_VAIN,
+        }
+    }
+}
+
 impl Lock {
     /// A free lock.
     pub fn new() -> Lock {
         Lock(AtomicU32::new(FREE))
     }
 
-    /// Waits for the lock and takes it.
-    pub fn lock(&self) -> Held<'_> {
-        if self
-            .0
-            .compare_exchange(FREE, HELD, Acquire, Relaxed)
-            .is_err()
-        {
-            while self.0.swap(WANTED, Acquire) != FREE {
-                wait(&self.0, WANTED, None);
-            }
+    /// Takes the lock. An error is the owner that still has it.
+    #[inline]
+    pub fn lock(&self, by: Owner, patience: Patience) -> Result<Held<'_>, Owner> {
+        match self.0.compare_exchange(FREE, by.0, Acquire, Relaxed) {
+            Ok(_) => Ok(Held(self)),
+            Err(word) => self.wait(by, patience, word),
         }
-        Held(self)
     }
 
-    /// As [`Lock::lock`], but waits at most so long. `None`: the lock is still held.
-    pub fn lock_within(&self, limit: Duration) -> Option<Held<'_>> {
-        if self
-            .0
-            .compare_exchange(FREE, HELD, Acquire, Relaxed)
-            .is_ok()
-        {
-            return Some(Held(self));
-        }
+    #[cold]
+    fn wait(&self, by: Owner, patience: Patience, mut word: u32) -> Result<Held<'_>, Owner> {
         let now = || Duration::from_nanos(clock::monotonic_by_kernel());
-        let end = now() + limit;
-        while self.0.swap(WANTED, Acquire) != FREE {
-            let left = end.checked_sub(now()).filter(|left| !left.is_zero())?;
-            wait(&self.0, WANTED, Some(left));
+        let (first, end) = (word & OWNER, now() + patience.limit());
+        loop {
+            let exchange = |new| self.0.compare_exchange(word, new, Acquire, Relaxed);
+            if word == FREE {
+                // Others may wait as well.
+                match exchange(by.0 | WANTED) {
+                    Ok(_) => return Ok(Held(self)),
+                    Err(other) => word = other,
+                }
+                continue;
+            }
+            let owner = Owner(word & OWNER);
+            if word & patience.own_mark() != 0 {
+                return Err(owner);
+            }
+            let Some(left) = end.checked_sub(now()).filter(|left| !left.is_zero()) else {
+                // Several owners may have had the lock in turn.
+                if owner.0 != first {
+                    return Err(owner);
+                }
+                match exchange(word | patience.marks()) {
+                    Ok(_) => return Err(owner),
+                    Err(other) => word = other,
+                }
+                continue;
+            };
+            if word & WANTED == 0
+                && let Err(other) = exchange(word | WANTED)
+            {
+                word = other;
+                continue;
+            }
+            wait(&self.0, word | WANTED, Some(left));
+            word = self.0.load(Relaxed);
         }
-        Some(Held(self))
+    }
+
+    /// Whether a thread has waited in vain for the one that has the lock.
+    pub fn is_in_vain(&self) -> bool {
+        self.0.load(Relaxed) & IN_VAIN != 0
     }
 }
 
 impl Drop for Held<'_> {
     fn drop(&mut self) {
-        if self.0.0.swap(FREE, Release) == WANTED {
+        if self.0.0.swap(FREE, Release) & WANTED != 0 {
             wake(&self.0.0, 1);
         }
     }
@@ -83,7 +179,13 @@ mod tests {
 
     impl Guarded {
         fn add(&self) {
-            let _held = self.lock.lock();
+            let by = Owner::of_program(1);
+            let _held = loop {
+                // A busy machine may keep the owner waiting for longer.
+                if let Ok(held) = self.lock.lock(by, Patience::Long) {
+                    break held;
+                }
+            };
             // SAFETY: `_held` keeps the lock, so no other thread has a reference to the number.
             unsafe { *self.number.get() += 1 };
         }
@@ -102,5 +204,44 @@ mod tests {
             }
         });
         assert_eq!(guarded.number.into_inner(), 4 * rounds);
+    }
+
+    #[test]
+    fn nobody_waits_twice_for_an_owner_that_stays() {
+        let lock = Lock::new();
+        let by = Owner::of_program(1);
+        let held = lock.lock(by, Patience::Moment).ok();
+        assert!(held.is_some() && !lock.is_in_vain());
+        for patience in [Patience::Moment, Patience::Moment, Patience::Long] {
+            std::thread::scope(|scope| {
+                let other = scope.spawn(|| lock.lock(Owner::of_program(1), patience).err());
+                assert_eq!(other.join().unwrap(), Some(by));
+            });
+            assert!(lock.is_in_vain());
+        }
+        assert!(!by.has_ended());
+        drop(held);
+        assert!(!lock.is_in_vain() && lock.lock(by, Patience::Moment).is_ok());
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "asks the kernel for tasks")]
+    fn an_owner_that_has_ended_is_told_from_one_that_lives() {
+        let lock = Lock::new();
+        let owner = std::thread::scope(|scope| {
+            let ends = scope.spawn(|| {
+                let owner = Owner::ask();
+                assert_eq!(owner, Owner::of_program(1));
+                core::mem::forget(lock.lock(owner, Patience::Moment));
+                owner
+            });
+            ends.join().unwrap()
+        });
+        let by = Owner::of_program(1);
+        assert_eq!(lock.lock(by, Patience::Moment).err(), Some(owner));
+        // The kernel frees the number a moment after the join.
+        while !owner.has_ended() {
+            std::thread::yield_now();
+        }
     }
 }

@@ -8,7 +8,6 @@ use super::lock::Held;
 use super::region::word::Grant;
 use super::region::{Id, PoolRegion, Purpose};
 use super::state::{Batch, Cause, Pool};
-use crate::sys::futex;
 use crate::sys::pages::PageRange;
 use crate::watch::log::{Change, Kind};
 use core::sync::atomic::{AtomicU64, Ordering::*};
@@ -286,18 +285,7 @@ impl Locked<'_> {
 
     /// Claims a region if it has no user. The caller must deregister it.
     pub fn claim(&self, id: Id) -> bool {
-        let pool = self.0;
-        let region = pool.region(id);
-        // Counted before the claim: a waiting thread must not find the region ending while `ending`
-        // is 0.
-        pool.ending.fetch_add(1, SeqCst);
-        if !region.word.claim() {
-            pool.ending.fetch_sub(1, SeqCst);
-            return false;
-        }
-        let claim = pool.claims.fetch_add(1, Relaxed) + 1;
-        region.claim.store(claim, Relaxed);
-        true
+        self.0.claim(id)
     }
 
     /// Claims a region, unless the slot is a later region's by now.
@@ -305,11 +293,6 @@ impl Locked<'_> {
         let is_same = self.0.region(id).word.load().generation() == generation;
         // Slots become regions under the lock.
         is_same && self.claim(id)
-    }
-
-    /// Claims so far.
-    pub fn claims(&self) -> u64 {
-        self.0.claims.load(Relaxed)
     }
 
     /// Claims the regions of the batch that are still idle and that `which` selects, for the given
@@ -400,7 +383,7 @@ impl Locked<'_> {
         region.word.free();
         pool.push(id);
         if seen.is_ending() {
-            self.claim_ended();
+            self.0.claim_ended();
         }
     }
 
@@ -408,16 +391,7 @@ impl Locked<'_> {
     /// again.
     pub fn restore(&self, id: Id) {
         self.0.region(id).word.restore();
-        self.claim_ended();
-    }
-
-    fn claim_ended(&self) {
-        let pool = self.0;
-        pool.ending.fetch_sub(1, SeqCst);
-        if pool.waiting.load(SeqCst) != 0 {
-            pool.ended.fetch_add(1, SeqCst);
-            futex::wake(&pool.ended, i32::MAX);
-        }
+        self.0.claim_ended();
     }
 
     /// What is known of memory that can change unseen.

@@ -111,7 +111,7 @@ pub fn hits(counted: impl Fn() -> u64) -> u64 {
     // A signal handler may have interrupted the thread that holds the lock, so it does not take the
     // lock.
     let inside = (!thread::is_inside()).then(thread::enter);
-    let locked = inside.is_some().then(|| relaxed.pool.lock());
+    let locked = inside.as_ref().and_then(|_| relaxed.pool.lock_of_program());
     let hits = counted() + relaxed.pool.hits_of_regions();
     drop(locked);
     hits

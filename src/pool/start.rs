@@ -11,7 +11,8 @@ use crate::pool::life::change;
 use crate::pool::life::cleaner::{self, Cleaner};
 use crate::pool::life::flush;
 use crate::pool::life::limits::Limits;
-use crate::pool::lock::Lock;
+use crate::pool::life::tasks;
+use crate::pool::lock::{Lock, Owner, Patience};
 use crate::pool::place;
 use crate::report::stats;
 use crate::sys::allocator::has_memory;
@@ -56,11 +57,18 @@ pub fn current() -> Option<&'static Instance> {
 
 fn make() -> Option<&'static Instance> {
     let _inside = thread::enter();
+    // The thread that starts the pool may be stopped until this one goes on. Then this one
+    // registers without the pool.
     let _starting = STARTING
         .get_or_make(|| Box::new(Lock::new()), forget)
-        .lock();
+        .lock(Owner::ask(), Patience::Long)
+        .ok()?;
     if let Some(relaxed) = existing() {
         return Some(relaxed);
+    }
+    if tasks::were_made() {
+        tasks::say();
+        return None;
     }
     if !has_memory() {
         return None;
@@ -91,7 +99,21 @@ fn make() -> Option<&'static Instance> {
     // SAFETY: the handler is a function of this library, which is never unloaded.
     unsafe { libc::pthread_atfork(Some(before_fork), None, None) };
     change::mind_keys(&pool.changes);
+    if tasks::were_made() {
+        tasks::give_up(relaxed);
+    }
     Some(relaxed)
+}
+
+/// Waits a moment for a thread that is starting the pool.
+pub fn wait_for_start() {
+    if existing().is_none()
+        && !thread::is_inside()
+        && let Some(starting) = STARTING.get()
+    {
+        let _inside = thread::enter();
+        drop(starting.lock(Owner::ask(), Patience::Moment));
+    }
 }
 
 /// How many bytes the process may pin. `None` if no limit applies.

@@ -14,11 +14,13 @@ use crate::pool::find::large::Large;
 use crate::pool::find::table::Table;
 use crate::pool::life::account::Account;
 use crate::pool::life::admission::Foreign;
-use crate::pool::lock::Lock;
+use crate::pool::lock::{Lock, Owner, Patience};
 use crate::pool::locked::Locked;
 use crate::pool::region::list::List;
 use crate::pool::region::word::{Grant, Left};
 use crate::pool::region::{Id, Link, OBJECT_OFFSET, PoolRegion, Purpose};
+use crate::report::log;
+use crate::sys::clock;
 use crate::sys::futex;
 use crate::sys::pages::PageRange;
 use crate::sys::process::PAGE_SIZE;
@@ -83,6 +85,8 @@ impl Cause {
 pub struct Pool {
     pub changes: Log,
     pub(super) lock: Lock,
+    /// A task has died that held the lock.
+    orphaned: AtomicBool,
     /// Slots that were ever in use.
     pub(super) grown: AtomicU32,
     /// Slots up to this one have been touched.
@@ -272,14 +276,69 @@ impl Pool {
         (&raw const *self.slots).expose_provenance()
     }
 
-    pub fn lock(&self) -> Locked<'_> {
-        Locked::new(self, self.lock.lock())
+    /// Takes the lock for a thread of the program, which waits a moment at most. `None`: the lock
+    /// stays held. The thread that holds it may be stopped until this one goes on, or be dead.
+    pub fn lock_of_program(&self) -> Option<Locked<'_>> {
+        self.lock_for(Owner::of_program(self.process()), Patience::Moment)
     }
 
-    /// As [`Pool::lock`], but `None` if the lock stays held for so long: a signal handler may have
-    /// stopped the thread that holds it, until this thread goes on.
-    pub fn lock_within(&self, limit: Duration) -> Option<Locked<'_>> {
-        Some(Locked::new(self, self.lock.lock_within(limit)?))
+    /// The same, for a call that cannot do without the lock: it waits longer.
+    pub fn lock_patiently(&self) -> Option<Locked<'_>> {
+        self.lock_for(Owner::of_program(self.process()), Patience::Long)
+    }
+
+    /// The same, in an interposed call, in a task that may have another thread's thread-local
+    /// variables, or in a helper thread.
+    pub fn lock_in_call(&self) -> Option<Locked<'_>> {
+        self.lock_for(Owner::ask(), Patience::Moment)
+    }
+
+    /// For tests, in which nobody keeps the lock.
+    #[cfg(test)]
+    pub fn lock(&self) -> Locked<'_> {
+        self.lock_patiently().expect("somebody keeps the lock")
+    }
+
+    /// A number that only this process has: a forked child has no pool.
+    fn process(&self) -> usize {
+        (&raw const *self).addr()
+    }
+
+    fn lock_for(&self, by: Owner, patience: Patience) -> Option<Locked<'_>> {
+        if self.is_orphaned() {
+            return None;
+        }
+        match self.lock.lock(by, patience) {
+            Ok(held) => Some(Locked::new(self, held)),
+            Err(owner) => {
+                self.look_after(owner);
+                None
+            }
+        }
+    }
+
+    /// This owner keeps the lock. If it is dead, what the lock guards may be half changed.
+    #[cold]
+    fn look_after(&self, owner: Owner) {
+        if owner.has_ended() && !self.orphaned.swap(true, SeqCst) {
+            self.changes.distrust();
+            log::later(format_args!(
+                "regions are not reused from now on: a task that shares this process's memory was \
+                 killed while it worked on them"
+            ));
+        }
+    }
+
+    /// Whether a task has died that held the lock. Then nobody takes the lock any more, no region
+    /// is used again, and each thread ends by itself what it finds to end.
+    #[inline]
+    pub fn is_orphaned(&self) -> bool {
+        self.orphaned.load(Relaxed)
+    }
+
+    /// Whether it is of no use to try to take the lock now: a thread has just done so in vain.
+    pub fn is_locked_in_vain(&self) -> bool {
+        self.is_orphaned() || self.lock.is_in_vain()
     }
 
     /// Takes a region that serves, for one more user.
@@ -435,11 +494,23 @@ impl Pool {
         batch: &mut Batch,
         mut which: impl FnMut(&PoolRegion) -> bool,
     ) -> Option<Id> {
+        self.find(from, batch, |region| {
+            region.word.load().is_unused() && which(region)
+        })
+    }
+
+    /// The same, for slots in any state.
+    pub fn find(
+        &self,
+        from: Id,
+        batch: &mut Batch,
+        mut which: impl FnMut(&PoolRegion) -> bool,
+    ) -> Option<Id> {
         for (id, region) in self.each_from(from) {
             if batch.is_full() {
                 return Some(id);
             }
-            if region.word.load().is_unused() && which(region) {
+            if which(region) {
                 batch.push(id);
             }
         }
@@ -490,8 +561,13 @@ impl Pool {
         self.ending.load(SeqCst)
     }
 
-    /// Waits until no claim up to number `until` is left for the regions that `of` selects.
-    pub fn wait_for_claims(&self, until: u64, mut of: impl FnMut(&PoolRegion) -> bool) {
+    /// Waits until no claim up to number `until` is left for the regions that `of` selects. False
+    /// if no region has ended for so long that the threads that end them must be stopped.
+    pub fn wait_for_claims(&self, until: u64, mut of: impl FnMut(&PoolRegion) -> bool) -> bool {
+        /// The kernel may take seconds to unpin a region.
+        const PATIENCE: Duration = Duration::from_secs(10);
+        let now = || Duration::from_nanos(clock::monotonic_by_kernel());
+        let (mut seen, mut since, mut all) = (self.ended.load(SeqCst), now(), true);
         self.waiting.fetch_add(1, SeqCst);
         // A slot that no such claim is left for never gets one: later claims have larger numbers.
         let mut from = Id(0);
@@ -504,9 +580,16 @@ impl Pool {
                 Some((id, _)) => from = id,
                 None => break,
             }
+            if ended != seen {
+                (seen, since) = (ended, now());
+            } else if now() - since > PATIENCE {
+                all = false;
+                break;
+            }
             futex::wait(&self.ended, ended, Some(Duration::from_millis(100)));
         }
         self.waiting.fetch_sub(1, SeqCst);
+        all
     }
 
     /// Calls `each` for the regions that overlap a range, until `each` returns false. `each` must
@@ -602,6 +685,36 @@ impl Pool {
             futex::wait(&self.ended, ended, Some(limit));
         }
         self.waiting.fetch_sub(1, SeqCst);
+    }
+
+    /// Claims a region if it has no user. The caller must deregister it. Under the lock, or once a
+    /// dead task has the lock: then no slot becomes another region's any more.
+    pub(super) fn claim(&self, id: Id) -> bool {
+        let region = self.region(id);
+        // Counted before the claim: a waiting thread must not find the region ending while `ending`
+        // is 0.
+        self.ending.fetch_add(1, SeqCst);
+        if !region.word.claim() {
+            self.ending.fetch_sub(1, SeqCst);
+            return false;
+        }
+        let claim = self.claims.fetch_add(1, Relaxed) + 1;
+        region.claim.store(claim, Relaxed);
+        true
+    }
+
+    /// A claimed region has ended, or the claim is taken back.
+    pub(super) fn claim_ended(&self) {
+        self.ending.fetch_sub(1, SeqCst);
+        if self.waiting.load(SeqCst) != 0 {
+            self.ended.fetch_add(1, SeqCst);
+            futex::wake(&self.ended, i32::MAX);
+        }
+    }
+
+    /// Claims so far.
+    pub fn claims(&self) -> u64 {
+        self.claims.load(Relaxed)
     }
 
     /// Queues a claimed region: the next thread to call [`Pool::next_doomed`] deregisters it.

@@ -87,12 +87,26 @@ impl Drop for Uncancelled {
 pub fn id(process: usize) -> u32 {
     THREAD.with(|thread| {
         if thread.id.get().0 != process {
-            // SAFETY: gettid takes no arguments.
-            let id = unsafe { libc::syscall(libc::SYS_gettid) } as u32;
-            thread.id.set((process, id));
+            thread.id.set((process, id_by_kernel()));
         }
         thread.id.get().1
     })
+}
+
+/// The calling task's number in the kernel. It needs no thread-local variable.
+pub fn id_by_kernel() -> u32 {
+    // SAFETY: gettid takes no arguments.
+    (unsafe { libc::syscall(libc::SYS_gettid) }) as u32
+}
+
+/// Whether there is a task with this number, of this process or of another. Leaves errno.
+pub fn exists(id: u32) -> bool {
+    let before = errno::errno();
+    // SAFETY: signal 0 is none: the kernel only looks for the task.
+    let found = unsafe { libc::syscall(libc::SYS_tkill, id, 0) } == 0;
+    let gone = !found && errno::errno().0 == libc::ESRCH;
+    errno::set_errno(before);
+    !gone
 }
 
 /// The thread pointer, which identifies this thread as long as it runs. A later thread may have the

@@ -208,6 +208,11 @@ impl Log {
         self.under_way.fetch_or(NEVER_SETTLED, SeqCst);
     }
 
+    /// Whether no hit may succeed any more.
+    pub fn is_distrusted(&self) -> bool {
+        self.under_way.load(Acquire) & NEVER_SETTLED != 0
+    }
+
     /// Announces a change in a range by the thread with this thread pointer: it is under way from
     /// now on. The frame lies in the function that makes the call.
     ///

@@ -179,7 +179,7 @@ impl Watch {
                 .compare_exchange(due, NEVER, Relaxed, Relaxed)
                 .is_ok()
         };
-        if now < due || !takes(due) {
+        if now < due || self.lost.load(Relaxed) || !takes(due) {
             return;
         }
         let passed_by = || (!in_place::are_in_place()).then_some(Failure::PassedBy);
@@ -279,6 +279,12 @@ impl Watch {
         let mut registered = register(around);
         if registered.is_err() && around != hull {
             registered = register(hull);
+        }
+        // The watch may have been given up meanwhile, and this memory passed over.
+        core::sync::atomic::fence(SeqCst);
+        if registered.is_ok() && self.lost.load(SeqCst) {
+            number.unregister(around);
+            registered = Err(Errno(libc::EBADF));
         }
         registered.map_err(|errno| {
             claim(None);
@@ -413,6 +419,44 @@ impl Watch {
             later(format_args!(
                 "regions are not reused from now on: the kernel does not let the library read events of userfaultfd"
             ));
+        }
+    }
+}
+
+impl Watch {
+    /// From now on no memory is watched, so that nobody waits for the monitor: not even once this
+    /// process has ended and another task goes on with its memory. No hit succeeds any more.
+    ///
+    /// What a bare system call has left of a region's memory is watched, and no region knows. So
+    /// all mappings are looked at.
+    pub fn give_up(&self) {
+        let number = self.number();
+        self.lost.store(true, SeqCst);
+        core::sync::atomic::fence(SeqCst);
+        let Some(number) = number else { return };
+        if self.keeps_apart.load(Relaxed) {
+            // The kernel passes over what our file does not watch.
+            let _ = proc::each_mapping(|mapping| {
+                number.unregister(mapping.range);
+                true
+            });
+            return;
+        }
+        // The memory may be another file's. Only the file that watches memory can register it again.
+        let let_go = |range| number.register(range).is_ok() && number.unregister(range);
+        let mut flagged = false;
+        let read = proc::each_mapping_with_flags(|mapping, flags| {
+            flagged = true;
+            if flags.split(|&byte| byte == b' ').any(|flag| flag == b"uw") {
+                let_go(mapping.range);
+            }
+            true
+        });
+        if !(read && flagged) {
+            let _ = proc::each_mapping(|mapping| {
+                let_go(mapping.range);
+                true
+            });
         }
     }
 }

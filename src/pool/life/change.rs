@@ -13,6 +13,7 @@
 use crate::pool::Instance;
 use crate::pool::existing;
 use crate::pool::life::ending;
+use crate::pool::life::tasks;
 use crate::report::log;
 use crate::sys::aside;
 use crate::sys::pages::PageRange;
@@ -54,11 +55,17 @@ fn pages(addr: usize, length: usize) -> PageRange {
     PageRange::hull(addr as u64, length as u64).unwrap_or(NOTHING)
 }
 
+/// This process's instance, if it has to hear of changes.
+#[inline(always)]
+fn heeding() -> Option<&'static Instance> {
+    existing().filter(|_| !tasks::pool_gave_up())
+}
+
 /// A call is about to change memory. This costs one load as long as the process has no relaxed
 /// registration.
 #[inline(always)]
 pub fn changing(frame: &Frame, addr: usize, length: usize) -> Changing<'_> {
-    let Some(relaxed) = existing() else {
+    let Some(relaxed) = heeding() else {
         // The pool may be about to start, and ask whether calls come here.
         in_place::call_came(addr);
         return Changing::NOTHING;
@@ -75,14 +82,14 @@ pub fn changing(frame: &Frame, addr: usize, length: usize) -> Changing<'_> {
 #[inline(always)]
 pub fn replacing(frame: &Frame, addr: usize, length: usize) -> Changing<'_> {
     let range = pages(addr, length);
-    Changing(existing().map(|relaxed| begin(relaxed, frame, range, Neighbours::End)))
+    Changing(heeding().map(|relaxed| begin(relaxed, frame, range, Neighbours::End)))
 }
 
 /// A call may change memory. The caller says by [`Changing::changed`] whether the call did, and
 /// which memory.
 #[inline(always)]
 pub fn may_change(frame: &Frame, addr: usize, length: usize) -> Changing<'_> {
-    Changing(existing().map(|relaxed| {
+    Changing(heeding().map(|relaxed| {
         let range = pages(addr, length);
         let may_hold = relaxed.pool.filter.may_hold(range);
         UnderWay {
@@ -274,7 +281,7 @@ fn keep_nothing(changes: &Log) {
 #[cold]
 pub fn unwatch(addr: usize, length: usize) -> bool {
     let range = pages(addr, length);
-    let Some(relaxed) = existing().filter(|_| range.start < range.end) else {
+    let Some(relaxed) = heeding().filter(|_| range.start < range.end) else {
         return false;
     };
     let known = end_touched(relaxed, range, Neighbours::Stay);
@@ -287,19 +294,19 @@ pub fn unwatch(addr: usize, length: usize) -> bool {
 /// Whether the kernel moves several mappings by one mremap(2).
 pub fn several_can_move() -> bool {
     // It does since Linux 6.17, and keeps userfaultfds apart since 6.16.
-    existing().is_some_and(|relaxed| relaxed.watch.keeps_apart())
+    heeding().is_some_and(|relaxed| relaxed.watch.keeps_apart())
 }
 
 /// Whether the pool must hear of changes.
 #[inline(always)]
 pub fn is_in_use() -> bool {
-    existing().is_some()
+    heeding().is_some()
 }
 
 /// A call is about to have a userfaultfd unregister memory. The call's argument, a range, lies at
 /// `argument`. Before Linux 6.16 that also ends another userfaultfd's watch of the memory.
 pub fn unregistering(frame: &Frame, argument: usize) -> Option<Changing<'_>> {
-    existing().filter(|relaxed| !relaxed.watch.keeps_apart())?;
+    heeding().filter(|relaxed| !relaxed.watch.keeps_apart())?;
     // The address may be wrong, and then the kernel tells the caller.
     let [start, length] = memory::read(argument as u64).unwrap_or([0, u64::MAX / 2]);
     Some(changing(frame, start as usize, length as usize))

@@ -222,7 +222,9 @@ extern "C" fn run(argument: *mut c_void) -> c_int {
         // After `dormant`, for `nothing_is_idle`. All work is looked for after both.
         cleaner.signal.store(0, SeqCst);
         if pool.changes.is_behind() {
-            relaxed.apply(&relaxed.pool.lock(), By::Helper);
+            if let Some(locked) = relaxed.pool.lock_in_call() {
+                relaxed.apply(&locked, By::Helper);
+            }
         }
         pool.touch_ahead();
         ending::doomed(relaxed, By::Helper);
@@ -279,8 +281,12 @@ fn end_all(relaxed: &Instance, cause: Cause, mut which: impl FnMut(&PoolRegion) 
         let mut batch = Batch::new();
         from = relaxed.pool.find_idle(start, &mut batch, &mut which);
         if !batch.ids().is_empty() {
-            let locked = relaxed.pool.lock();
-            locked.claim_those(&mut batch, cause, &mut which);
+            match relaxed.pool.lock_in_call() {
+                Some(locked) => locked.claim_those(&mut batch, cause, &mut which),
+                None if relaxed.pool.is_orphaned() => batch.retain(|id| relaxed.pool.claim(id)),
+                // The next tick comes.
+                None => return,
+            }
         }
         for &id in batch.ids() {
             // If the kernel refuses to deregister a region, the cleaner tries again at the next
@@ -298,7 +304,9 @@ fn keep_to_limit(relaxed: &Instance) {
     let mut at_end = pool.account.all_fits();
     while !at_end {
         let mut batch = Batch::new();
-        let locked = pool.lock();
+        let Some(locked) = pool.lock_in_call() else {
+            return;
+        };
         at_end = locked.count_idle(SLOTS, &mut batch, relaxed.cleaner.now());
         drop(locked);
         for &id in batch.ids() {

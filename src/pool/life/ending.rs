@@ -8,7 +8,7 @@ use crate::pool::life::cleaner::now_ms;
 use crate::pool::locked::{Locked, cause};
 use crate::pool::region::{Id, LEFT, PoolRegion};
 use crate::pool::released;
-use crate::pool::state::Cause;
+use crate::pool::state::{Cause, Pool};
 use crate::report::stats::{Change, Counter, counter};
 use crate::sys::pages::PageRange;
 use crate::sys::probe::probe;
@@ -30,6 +30,14 @@ pub enum By {
 }
 
 impl By {
+    /// Takes the pool's lock, unless another task keeps it.
+    pub fn lock(self, pool: &Pool) -> Option<Locked<'_>> {
+        match self {
+            By::Program => pool.lock_of_program(),
+            By::Helper => pool.lock_in_call(),
+        }
+    }
+
     /// The thread's number.
     pub fn thread(self) -> thread::Number {
         /// Not inlined: the compiler may look up the address of a thread-local variable before it
@@ -65,13 +73,28 @@ pub fn end(relaxed: &Instance, id: Id, by: By) -> Result<(), Errno> {
     if let Err(errno) = deregister(region, by) {
         region.refusals.fetch_add(1, Relaxed);
         region.released.store(relaxed.cleaner.now(), Relaxed);
-        pool.lock().restore(id);
+        match by.lock(pool) {
+            Some(locked) => locked.restore(id),
+            // Whoever ends the doomed regions meets the error anew.
+            None if !pool.is_orphaned() => pool.ends_later(id),
+            None => pool.claim_ended(),
+        }
         if by == By::Program {
             // The cleaner may sleep. It tries again at its own times.
             relaxed.cleaner.wake();
         }
         return Err(errno);
     }
+    let Some(locked) = by.lock(pool) else {
+        // The region is unpinned. Its slot waits for a thread that gets the lock.
+        region.fd.store(LEFT, Relaxed);
+        if pool.is_orphaned() {
+            pool.claim_ended();
+        } else {
+            pool.ends_later(id);
+        }
+        return Ok(());
+    };
     let (hull, why) = (region.hull(), region.cause.load(Relaxed));
     probe!("evict", hull.start, hull.bytes(), u64::from(why));
     trace::ended(|| described(region));
@@ -84,7 +107,6 @@ pub fn end(relaxed: &Instance, id: Id, by: By) -> Result<(), Errno> {
         counters.add(thread, counter(cause), 1);
     }
     released::ended(region, cause(region), region.hits());
-    let locked = pool.lock();
     counters.add(thread, counter!(hits), region.forget_hits());
     leave(relaxed, &locked, id, by);
     Ok(())
@@ -187,6 +209,10 @@ pub fn doomed(relaxed: &Instance, by: By) {
 /// Deregisters at most so many of the doomed regions.
 pub fn some_doomed(relaxed: &Instance, by: By, most: usize) {
     for _ in 0..most {
+        if relaxed.pool.is_locked_in_vain() && !relaxed.pool.is_orphaned() {
+            relaxed.cleaner.wake();
+            return;
+        }
         let Some(id) = relaxed.pool.next_doomed() else {
             return;
         };
@@ -202,7 +228,7 @@ pub fn touched(relaxed: &Instance, range: PageRange, adjoining: bool) -> bool {
     let pool = relaxed.pool;
     // A garbage collector may unmap memory while its signal handler has stopped all other threads.
     // What this call does not end, the log has withdrawn and the cleaner ends.
-    let Some(locked) = pool.lock_within(LOCK_PATIENCE) else {
+    let Some(locked) = pool.lock_in_call() else {
         relaxed.cleaner.wake();
         return false;
     };
@@ -218,7 +244,7 @@ pub fn touched(relaxed: &Instance, range: PageRange, adjoining: bool) -> bool {
     // Another thread may be ending a region of this memory.
     for _ in 0..PATIENCE {
         let is_ending = || {
-            let locked = pool.lock_within(LOCK_PATIENCE);
+            let locked = pool.lock_in_call();
             locked.is_some_and(|locked| locked.is_ending(range))
         };
         if !pool.is_ending() || !is_ending() {
@@ -228,9 +254,6 @@ pub fn touched(relaxed: &Instance, range: PageRange, adjoining: bool) -> bool {
     }
     watched
 }
-
-/// How long an interposed memory call waits for the pool's lock. Threads hold it for microseconds.
-const LOCK_PATIENCE: Duration = Duration::from_millis(20);
 
 /// How long an interposed memory call waits for another thread that ends a region of the memory, in
 /// ms.
@@ -246,7 +269,15 @@ pub fn spent(relaxed: &Instance, id: Id, generation: u32) {
         return;
     }
     let _inside = thread::enter();
-    let claimed = relaxed.pool.lock().claim_generation(id, generation);
+    let claimed = match relaxed.pool.lock_of_program() {
+        Some(locked) => locked.claim_generation(id, generation),
+        None if relaxed.pool.is_orphaned() => relaxed.pool.claim(id),
+        None => {
+            // The cleaner ends what has no user and will get none.
+            relaxed.cleaner.wake();
+            return;
+        }
+    };
     if claimed {
         // A region that the kernel refuses to deregister stays unused. The cleaner tries again.
         let _ = end(relaxed, id, By::Program);

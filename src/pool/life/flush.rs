@@ -5,6 +5,7 @@ use crate::call::{Error, Pd};
 use crate::pool::Instance;
 use crate::pool::existing;
 use crate::pool::life::ending::{self, By};
+use crate::pool::life::tasks;
 use crate::pool::region::{Id, PoolRegion};
 use crate::pool::state::{Batch, Cause};
 use crate::sys::{signals, thread};
@@ -27,50 +28,67 @@ pub fn flush_those(relaxed: &Instance, of: impl Fn(&PoolRegion) -> bool) -> Resu
         ));
     }
     let _inside = thread::enter();
-    let (_, refused) = end_idle(relaxed, Cause::Flush, &of);
+    let (_, refused, looked) = end_idle(relaxed, Cause::Flush, &of);
     // Other threads may have claimed regions before, or left them on the list of doomed regions.
-    let claims = relaxed.pool.lock().claims();
+    let claims = relaxed.pool.claims();
     ending::doomed(relaxed, By::Program);
-    relaxed.pool.wait_for_claims(claims, of);
+    let ended = relaxed.pool.wait_for_claims(claims, of);
     relaxed.watch.count_anew();
-    refused.map_or(Ok(()), |errno| Err(Error::Kernel(errno)))
+    match refused {
+        Some(errno) => Err(Error::Kernel(errno)),
+        None if looked && ended => Ok(()),
+        None => Err(Error::Shortage(
+            "a thread that works on the regions is stopped",
+        )),
+    }
 }
 
-/// Deregisters the idle regions for which `of` is true. Returns how many it deregistered, and the
-/// errno of a refusal by the kernel.
+/// Deregisters the idle regions for which `of` is true. Returns how many it deregistered, the errno
+/// of a refusal by the kernel, and whether it could look at all of them.
 fn end_idle(
     relaxed: &Instance,
     cause: Cause,
     of: &impl Fn(&PoolRegion) -> bool,
-) -> (usize, Option<Errno>) {
+) -> (usize, Option<Errno>, bool) {
     let (mut ended, mut refused) = (0, None);
-    each_idle(relaxed, cause, of, By::Program, |id| {
+    let looked = each_idle(relaxed, cause, of, By::Program, |id| {
         match ending::end(relaxed, id, By::Program) {
             Ok(()) => ended += 1,
             Err(errno) => refused = Some(errno),
         }
     });
-    (ended, refused)
+    (ended, refused, looked)
 }
 
-/// Claims the idle regions for which `of` is true, and calls `each` for them.
+/// Claims the idle regions for which `of` is true, and calls `each` for them. False if a task that
+/// keeps the lock kept this thread from it.
 fn each_idle(
     relaxed: &Instance,
     cause: Cause,
     of: &impl Fn(&PoolRegion) -> bool,
     by: By,
     mut each: impl FnMut(Id),
-) {
+) -> bool {
+    let pool = relaxed.pool;
     let mut from = Some(Id(0));
     while let Some(start) = from {
         let mut batch = Batch::new();
-        from = relaxed.pool.find_idle(start, &mut batch, of);
-        let locked = relaxed.pool.lock();
-        relaxed.apply(&locked, by);
-        locked.claim_those(&mut batch, cause, of);
-        drop(locked);
+        from = pool.find_idle(start, &mut batch, of);
+        let locked = match by {
+            By::Program => pool.lock_patiently(),
+            By::Helper => pool.lock_in_call(),
+        };
+        match locked {
+            Some(locked) => {
+                relaxed.apply(&locked, by);
+                locked.claim_those(&mut batch, cause, of);
+            }
+            None if pool.is_orphaned() => batch.retain(|id| pool.claim(id)),
+            None => return false,
+        }
         batch.ids().iter().copied().for_each(&mut each);
     }
+    true
 }
 
 /// This thread is about to fork: has the kernel deregister the idle regions, unless they are small
@@ -83,13 +101,19 @@ fn each_idle(
 pub fn before_fork(relaxed: &Instance) {
     /// So much is copied in less time than the smallest fork takes.
     const SMALL: u64 = 128 << 10;
-    if relaxed.cleaner.nothing_is_idle() || thread::is_inside() {
+    if tasks::pool_gave_up() || relaxed.cleaner.nothing_is_idle() || thread::is_inside() {
         return;
     }
     let all = relaxed.pool.account.registered().bytes as u64;
     if all <= SMALL || !relaxed.pool.is_more_idle_than(SMALL) {
         return;
     }
+    unpin_idle(relaxed);
+}
+
+/// Has the kernel deregister the idle regions. The cleaner does the rest. Any thread may call this
+/// that is not inside the library.
+pub fn unpin_idle(relaxed: &Instance) {
     let errno = errno::errno();
     let signals = signals::block();
     let inside = thread::enter();
@@ -107,8 +131,8 @@ pub fn before_fork(relaxed: &Instance) {
 pub fn relieve(relaxed: &Instance) -> bool {
     let were_ending = relaxed.pool.is_ending();
     ending::doomed(relaxed, By::Program);
-    let (ended, _) = end_idle(relaxed, Cause::Pressure, &|_| true);
-    let claims = relaxed.pool.lock().claims();
+    let (ended, ..) = end_idle(relaxed, Cause::Pressure, &|_| true);
+    let claims = relaxed.pool.claims();
     relaxed.pool.wait_for_claims(claims, |_| true);
     ended > 0 || were_ending
 }

@@ -158,7 +158,9 @@ impl Instance {
         let most = own.most_regions().unwrap_or(0).into();
         let name = pd.device_name().unwrap_or([0; NAME]);
         // The pool's lock keeps two threads from taking the same place.
-        let locked = self.pool.lock();
+        let Some(locked) = self.pool.lock_of_program() else {
+            return false;
+        };
         let mut free = self.limits.devices.iter();
         let free = free.find(|known| matches!(known.device.load(Relaxed), 0 | usize::MAX));
         if let Some(known) = free.filter(|_| !self.limits.knows(device)) {
@@ -202,8 +204,10 @@ impl Instance {
     }
 
     fn set_limit(&self, limit: Amount) {
-        let _locked = self.pool.lock();
-        self.pool.account.set_limit(limit);
+        // The limits are read by threads of the program and by the cleaner.
+        if let Some(_locked) = self.pool.lock_in_call() {
+            self.pool.account.set_limit(limit);
+        }
     }
 }
 

@@ -7,12 +7,14 @@ use crate::mr::Object;
 use crate::mr::bare::{self, Own};
 use crate::pool::Answer;
 use crate::pool::Instance;
+use crate::pool::existing;
 use crate::pool::life::admission::{Memory, NOW, Noted};
 use crate::pool::life::cleaner::{self, now_ms};
 use crate::pool::life::ending::{self, By};
 use crate::pool::life::flush::relieve;
 use crate::pool::locked::{Locked, New};
-use crate::pool::region::{Id, Purpose};
+use crate::pool::region::word::Grant;
+use crate::pool::region::{Id, LEFT, Purpose};
 use crate::pool::released::RELEASED;
 use crate::pool::start;
 use crate::pool::state::Cause;
@@ -116,7 +118,9 @@ fn register_now(
     if !rdmamr_policy::may_be_kept(request.access.bits()) {
         return because(counter!(bypassed_access));
     }
-    if thread::is_inside() {
+    // Once no hit can succeed any more, no region is made that nobody uses again.
+    let distrusted = existing().is_some_and(|relaxed| relaxed.pool.changes.is_distrusted());
+    if thread::is_inside() || distrusted {
         return because(counter!(bypassed_busy));
     }
     if bare::is_fork_protected_in(pd) {
@@ -180,7 +184,10 @@ impl Instance {
             let changes = &self.pool.changes;
             if changes.is_behind() {
                 let _inside = thread::enter();
-                self.apply(&self.pool.lock(), By::Program);
+                match self.pool.lock_of_program() {
+                    Some(locked) => self.apply(&locked, By::Program),
+                    None => return false,
+                }
             }
             if changes.under_way(range, thread::pointer()) == UnderWay::Stuck {
                 changes.end_left(range, |frame| memory::read(frame).map(|[word]| word));
@@ -214,7 +221,9 @@ impl Instance {
     /// Looks for a region that would serve but that a hit does not find.
     pub fn look_closer(&self, purpose: &Purpose) -> Look {
         let inside = thread::enter();
-        let locked = self.pool.lock();
+        let Some(locked) = self.pool.lock_of_program() else {
+            return Look::Uncertain;
+        };
         // A region that begins at another page may serve.
         if !purpose.exact
             && let Some((id, grant)) = locked.take(purpose)
@@ -239,7 +248,9 @@ impl Instance {
         if !self.watch.is_ours() {
             return Look::Uncertain;
         }
-        let locked = self.pool.lock();
+        let Some(locked) = self.pool.lock_of_program() else {
+            return Look::Uncertain;
+        };
         match memory {
             Memory::Own if locked.admit(new) => Look::Again,
             Memory::Own => Look::Nothing,
@@ -269,7 +280,9 @@ impl Instance {
         let mut tries = 0;
         loop {
             tries += 1;
-            let locked = self.pool.lock();
+            let Some(locked) = self.pool.lock_of_program() else {
+                return Err(Unserved::Because(counter!(bypassed_busy)));
+            };
             if purpose.unshared && locked.is_crowded(purpose.hull.start) {
                 return Err(Unserved::Because(counter!(bypassed_limit)));
             }
@@ -289,12 +302,18 @@ impl Instance {
                     return Ok(self.pool.region(id).object());
                 }
                 Err(error) => {
-                    let locked = self.pool.lock();
                     // As of a region that ends in peace, no mapping stays split.
                     let region = self.pool.region(id);
                     region.cause.store(Cause::Flush.in_word(), Relaxed);
-                    ending::leave(self, &locked, id, By::Program);
-                    drop(locked);
+                    match self.pool.lock_of_program() {
+                        Some(locked) => ending::leave(self, &locked, id, By::Program),
+                        // The cleaner ends a region without a user, of which the kernel has none.
+                        None => {
+                            region.fd.store(LEFT, Relaxed);
+                            let _ = self.pool.give_back(id, Grant::Own);
+                            self.cleaner.wake();
+                        }
+                    }
                     if own.is_left_to_libibverbs() {
                         return Err(Unserved::Because(counter!(bypassed_device)));
                     }
@@ -351,25 +370,26 @@ impl Instance {
     }
 
     /// Takes the lock and applies the log. Also tells whether this memory is known to be foreign.
-    pub fn lock_and_look(&self, hull: PageRange) -> (Locked<'_>, bool) {
-        let locked = self.pool.lock();
+    /// `None` if another task keeps the lock.
+    pub fn lock_and_look(&self, hull: PageRange) -> Option<(Locked<'_>, bool)> {
+        let locked = self.pool.lock_of_program()?;
         self.apply(&locked, By::Program);
         match locked.foreign().look(hull) {
-            Noted::Nothing => return (locked, false),
-            Noted::Foreign => return (locked, true),
+            Noted::Nothing => return Some((locked, false)),
+            Noted::Foreign => return Some((locked, true)),
             Noted::Ask => {}
         }
         let newest = locked.kept();
         drop(locked);
         let memory = self.admission.ask(hull, NOW, newest);
-        let locked = self.pool.lock();
+        let locked = self.pool.lock_of_program()?;
         self.apply(&locked, By::Program);
         match memory {
             Memory::Own => locked.foreign().forget(hull),
             Memory::Foreign(range) => locked.foreign().note(range),
             Memory::Unknown => {}
         }
-        (locked, memory != Memory::Own)
+        Some((locked, memory != Memory::Own))
     }
 
     /// Lets other registrations use the region, now or after its release, as far as that is safe.
@@ -381,7 +401,11 @@ impl Instance {
             Unwatched::Limit => counter!(bypassed_limit),
             Unwatched::Busy => counter!(bypassed_busy),
         });
-        let (locked, foreign) = self.lock_and_look(purpose.hull);
+        let Some((locked, foreign)) = self.lock_and_look(purpose.hull) else {
+            // The region was not kept, so only its caller uses it. Its word says so without a lock.
+            self.pool.region(id).word.withdraw();
+            return count(counter!(bypassed_busy));
+        };
         if foreign {
             reason = reason.or(Some(counter!(bypassed_memory)));
         }
@@ -392,7 +416,8 @@ impl Instance {
             || (config().relaxed.fresh_keys && is_remote(purpose.access))
             || !self.cleaner.keeps(purpose.access);
         let certain = settled && !locked.may_be_dropping(purpose.hull, now_ms);
-        let kept = own || (certain && locked.keep(id));
+        let trusted = !self.pool.changes.is_distrusted();
+        let kept = own || (certain && trusted && locked.keep(id));
         if own && reason != Some(counter!(bypassed_busy)) {
             RELEASED.give_up(&self.pool.region(id).range());
         }

@@ -14,3 +14,4 @@ pub mod limits;
 pub mod miss;
 pub mod owners;
 pub mod release;
+pub mod tasks;

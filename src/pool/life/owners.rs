@@ -11,8 +11,8 @@ use crate::pool::existing;
 use crate::pool::life::ending;
 use crate::pool::life::flush::{flush_those, relieve};
 use crate::pool::life::limits;
-use crate::pool::region::{LEFT, PoolRegion};
-use crate::pool::state::Cause;
+use crate::pool::region::{Id, LEFT, PoolRegion};
+use crate::pool::state::{Batch, Cause};
 use crate::sys::thread;
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::Relaxed;
@@ -158,22 +158,46 @@ pub fn before_close_past_us(verbs_context: usize) {
 /// regions had, if `of` found any.
 fn abandon(relaxed: &Instance, of: impl Fn(&PoolRegion) -> bool, fd: i32) -> Option<i32> {
     let mut had = None;
-    withdraw(relaxed, |region| {
-        let meant = of(region);
-        if meant {
-            had = Some(region.fd.swap(fd, Relaxed));
-        }
-        meant
+    withdraw_those(relaxed, of, |region| {
+        had = Some(region.fd.swap(fd, Relaxed));
     });
     had
 }
 
-fn withdraw(relaxed: &Instance, mut of: impl FnMut(&PoolRegion) -> bool) {
+/// Withdraws the regions that `is_it` selects and of which `withdrawn` then says yes, once for each.
+/// To look at all slots takes a millisecond, so that is done without the lock, which registrations
+/// wait for. A region that is made meanwhile is none of those that are meant.
+fn withdraw_those(
+    relaxed: &Instance,
+    is_it: impl Fn(&PoolRegion) -> bool,
+    mut withdrawn: impl FnMut(&PoolRegion),
+) {
+    let pool = relaxed.pool;
     let _inside = thread::enter();
-    let locked = relaxed.pool.lock();
-    for (id, region) in relaxed.pool.each() {
-        if region.word.load().is_registered() && of(region) {
-            locked.withdraw(id, Cause::Flush);
+    let meant = |region: &PoolRegion| region.word.load().is_registered() && is_it(region);
+    let mut from = Some(Id(0));
+    while let Some(start) = from {
+        let mut batch = Batch::new();
+        from = pool.find(start, &mut batch, meant);
+        if batch.ids().is_empty() {
+            continue;
+        }
+        let locked = pool.lock_patiently();
+        for &id in batch.ids() {
+            let region = pool.region(id);
+            if !meant(region) {
+                continue;
+            }
+            withdrawn(region);
+            match &locked {
+                Some(locked) => drop(locked.withdraw(id, Cause::Flush)),
+                // The mark needs no lock. Without it nobody counts the cause.
+                None => drop(region.word.withdraw()),
+            }
         }
     }
+}
+
+fn withdraw(relaxed: &Instance, of: impl Fn(&PoolRegion) -> bool) {
+    withdraw_those(relaxed, of, |_| {});
 }

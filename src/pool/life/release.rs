@@ -76,7 +76,10 @@ fn trim(relaxed: &Instance, released: Id) {
         let _ = aside::run(|| relaxed.read_limits());
     }
     let mut batch = Batch::new();
-    let locked = pool.lock();
+    let Some(locked) = pool.lock_of_program() else {
+        relaxed.cleaner.wake();
+        return;
+    };
     relaxed.apply(&locked, By::Program);
     let too_large = pool.region(released).hull().bytes() as i64 > account.limit().bytes;
     let ends = too_large && locked.claim_released(released);

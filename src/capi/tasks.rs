@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! `clone` of the C library, by which a program makes a task that shares its memory and is a process
+//! of its own. The pool must learn of it before there is such a task (`pool/life/tasks.rs`).
+//!
+//! As in `memory.rs`, the symbol has no version node, and the next function is looked up when the
+//! library is loaded. The C library itself makes its threads, and the children of posix_spawn(3),
+//! past this symbol.
+//!
+//! # Safety
+//! **Same contract**: the function has the contract of clone(2), and passes its arguments on
+//! unchanged to a function with that same contract. The new task runs on a stack of its own, so it
+//! never returns into this function.
+
+#![cfg_attr(test, allow(dead_code, reason = "unit tests stand in for nothing"))]
+
+use super::ret;
+use crate::desk::changes;
+use crate::sys::symbols::{self, Function, Scope};
+use core::ffi::{c_int, c_void};
+
+type Task = unsafe extern "C" fn(*mut c_void) -> c_int;
+
+/// Variadic here as in C, since some ABIs pass variadic arguments differently.
+static CLONE: Function<
+    unsafe extern "C" fn(Option<Task>, *mut c_void, c_int, *mut c_void, ...) -> c_int,
+> =
+    // SAFETY: the signature is that of clone(2).
+    unsafe { Function::new() };
+
+unsafe extern "C" {
+    /// The C library's other name for clone, for a call that comes before the look-up.
+    fn __clone(
+        function: Option<Task>,
+        stack: *mut c_void,
+        flags: c_int,
+        argument: *mut c_void,
+        ...
+    ) -> c_int;
+}
+
+/// Looks up the next function.
+pub fn find_all() {
+    CLONE.set(symbols::find(Scope::Next, c"clone", None));
+}
+
+/// In C the last three arguments are present only with some flags. In the ABIs of Linux they lie
+/// where fixed arguments would lie. If they are absent, the function passes on whatever lies there,
+/// as the C library does, and does not look at it.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C" fn clone(
+    function: Option<Task>,
+    stack: *mut c_void,
+    flags: c_int,
+    argument: *mut c_void,
+    parent: *mut c_void,
+    tls: *mut c_void,
+    child: *mut c_void,
+) -> c_int {
+    ret::always((), || changes::making_task(flags));
+    match CLONE.get() {
+        // SAFETY: same contract: the arguments are the caller's, unchanged.
+        Some(next) => unsafe { next(function, stack, flags, argument, parent, tls, child) },
+        // SAFETY: same contract: the arguments are the caller's, unchanged.
+        None => unsafe { __clone(function, stack, flags, argument, parent, tls, child) },
+    }
+}
