@@ -291,6 +291,7 @@ int ioctl(int fd, unsigned long request, ...)
 }
 
 void (*_Atomic stub_before)(long, const long *);
+long (*stub_syscall)(long, ...);
 
 /*
  * The library's own threads call it by number. It reads six arguments, whether they were given or
@@ -298,7 +299,6 @@ void (*_Atomic stub_before)(long, const long *);
  */
 __attribute__((no_sanitize_address)) long syscall(long number, ...)
 {
-	static long (*next)(long, ...);
 	void (*before)(long, const long *);
 	va_list args;
 	long argument[6];
@@ -313,12 +313,12 @@ __attribute__((no_sanitize_address)) long syscall(long number, ...)
 	 * First by the program itself, when it opens the device: a thread of the library's must not
 	 * look it up.
 	 */
-	if (!next)
-		*(void **)&next = dlsym(RTLD_NEXT, "syscall");
+	if (!stub_syscall)
+		*(void **)&stub_syscall = dlsym(RTLD_NEXT, "syscall");
 	before = stub_before;
 	if (before)
 		before(number, argument);
-	return next(number, argument[0], argument[1], argument[2], argument[3], argument[4], argument[5]);
+	return stub_syscall(number, argument[0], argument[1], argument[2], argument[3], argument[4], argument[5]);
 }
 
 static const char *open_ring(enum stub_kind kind)

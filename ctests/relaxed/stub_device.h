@@ -73,9 +73,10 @@ extern _Atomic int stub_signal;
 /*
  * Called, unless it is NULL, before each system call that the library makes by number, other than
  * those for this device: so a test stops or kills a thread at a place of its choice. It may run in
- * a thread that has no more than an errno of its own.
+ * a thread that has no more than an errno of its own, and makes its own calls by stub_syscall().
  */
 extern void (*_Atomic stub_before)(long number, const long argument[6]);
+extern long (*stub_syscall)(long number, ...);
 
 /*
  * The device writes to a part of the region, or reads it: at most 32 KiB, from the offset `at` on.

@@ -102,6 +102,8 @@ pub struct Pool {
     pub(super) much_waits: AtomicBool,
     /// Claims so far.
     pub(super) claims: AtomicU64,
+    /// Up to this number a thread has waited in vain for the ends of the claimed regions.
+    claims_in_vain: AtomicU64,
     /// Regions that are claimed and not yet ended.
     pub(super) ending: AtomicU32,
     /// A futex: it grows whenever a region has ended while a thread waits.
@@ -565,7 +567,7 @@ impl Pool {
     /// if no region has ended for so long that the threads that end them must be stopped.
     pub fn wait_for_claims(&self, until: u64, mut of: impl FnMut(&PoolRegion) -> bool) -> bool {
         /// The kernel may take seconds to unpin a region.
-        const PATIENCE: Duration = Duration::from_secs(10);
+        const PATIENCE: Duration = Duration::from_secs(5);
         let now = || Duration::from_nanos(clock::monotonic_by_kernel());
         let (mut seen, mut since, mut all) = (self.ended.load(SeqCst), now(), true);
         self.waiting.fetch_add(1, SeqCst);
@@ -577,12 +579,20 @@ impl Pool {
                 region.word.load().is_ending() && region.claim.load(Relaxed) <= until && of(region)
             });
             match waiting {
+                // A thread has waited for this one before.
+                Some((_, region))
+                    if region.claim.load(Relaxed) <= self.claims_in_vain.load(Relaxed) =>
+                {
+                    all = false;
+                    break;
+                }
                 Some((id, _)) => from = id,
                 None => break,
             }
             if ended != seen {
                 (seen, since) = (ended, now());
             } else if now() - since > PATIENCE {
+                self.claims_in_vain.fetch_max(until, Relaxed);
                 all = false;
                 break;
             }

@@ -120,7 +120,11 @@ fn register_now(
     }
     // Once no hit can succeed any more, no region is made that nobody uses again.
     let distrusted = existing().is_some_and(|relaxed| relaxed.pool.changes.is_distrusted());
-    if thread::is_inside() || distrusted {
+    if thread::is_inside() {
+        return because(counter!(bypassed_busy));
+    }
+    if distrusted {
+        log::write_waiting();
         return because(counter!(bypassed_busy));
     }
     if bare::is_fork_protected_in(pd) {
