@@ -15,6 +15,7 @@ pub mod futex;
 pub mod helper_thread;
 pub mod loaded_files;
 pub mod memory;
+pub mod mounts;
 pub mod pagemap;
 pub mod pages;
 pub mod probe;

@@ -5,6 +5,7 @@
 //! here takes a missing answer for an empty one. The files are those of the calling thread
 //! (`thread-self`): once the first thread has ended by pthread_exit(3), those of `self` are empty.
 
+use super::mounts;
 use super::pages::{PageRange, page_size};
 use core::ffi::CStr;
 use errno::{Errno, errno};
@@ -121,8 +122,8 @@ pub struct Mapping {
     pub file: bool,
     /// The mapping is of a file, be it one without a name that only the kernel knows.
     has_file: bool,
-    /// The mapping is of huge pages without a name: a file only inside the kernel.
-    huge: bool,
+    /// The mapping has the name of huge pages without a name. A file may be called the same.
+    named_huge: bool,
     /// The mapping is of a file in /dev that is no memory: a device's.
     pub of_device: bool,
     /// The numbers of the file system that the file is on, (0, 0) without a file.
@@ -138,9 +139,11 @@ impl Mapping {
     }
 
     /// Whether nobody but this process can change the mapping's memory: it is private, and its pages
-    /// come from no file. Huge pages without a name are such memory too.
+    /// come from no file. Huge pages without a name are such memory too: the kernel makes a file for
+    /// them, on a file system of its own.
     pub fn is_own(&self) -> bool {
-        self.is_plain() || (!self.shared && self.huge)
+        let is_huge = || self.named_huge && mounts::has_huge_pages(self.file_system);
+        !self.shared && (!self.has_file || is_huge())
     }
 }
 
@@ -236,8 +239,12 @@ pub fn each_mapping_in(
             break;
         }
         let has_file = query.inode != 0 || query.dev_major != 0 || query.dev_minor != 0;
-        let huge = || query.vma_page_size > page_size() && file.has_name(mapping.start, HUGE_PAGES);
-        let own = query.vma_flags & VMA_SHARED == 0 && (!has_file || huge());
+        let is_huge = || {
+            query.vma_page_size > page_size()
+                && mounts::has_huge_pages((query.dev_major, query.dev_minor))
+                && file.has_name(mapping.start, HUGE_PAGES)
+        };
+        let own = query.vma_flags & VMA_SHARED == 0 && (!has_file || is_huge());
         each(mapping, own);
         at = mapping.end;
     }
@@ -318,7 +325,7 @@ fn parse(line: &[u8]) -> Option<Mapping> {
         file: path.starts_with(b"/") && !is_memory,
         // No file system has the device number 0.
         has_file: device != b"00:00" || inode != b"0",
-        huge: path == HUGE_PAGES,
+        named_huge: path == HUGE_PAGES,
         of_device: path.starts_with(b"/dev/") && !path.starts_with(b"/dev/huge") && !is_memory,
         file_system: (major as u32, minor as u32),
         page_size: 0,
@@ -344,7 +351,8 @@ pub fn file_system((major, minor): (u32, u32), kind: &mut dyn FnMut(&[u8], &[u8]
     });
 }
 
-/// The kernel's name of huge pages that have none.
+/// The kernel's name of huge pages that have none. Files on its file system have other names if a
+/// program made them: memfd_create(2) and shmget(2) put theirs before them.
 const HUGE_PAGES: &[u8] = b"/anon_hugepage (deleted)";
 
 fn field<'a>(line: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
@@ -505,8 +513,8 @@ mod tests {
             "rw-p 00000000 00:00 0                          [stack]"
         ));
         assert!(own("rw-p 00000000 00:00 0   [anon:/memfd:x]"));
-        assert!(own("rw-p 00000000 00:0f 9   /anon_hugepage (deleted)"));
-        assert!(!own("rw-s 00000000 00:0f 9   /anon_hugepage (deleted)"));
+        // On a file system that is not the kernel's own.
+        assert!(!own("rw-p 00000000 00:00 9   /anon_hugepage (deleted)"));
         assert!(!own(
             "rw-p 00000000 00:01 9   [anon_shmem:/anon_hugepage (deleted)]"
         ));
@@ -516,6 +524,36 @@ mod tests {
         assert!(!own(
             "rw-p 00003000 00:21 0   /a file with the inode number 0"
         ));
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "no /proc")]
+    fn huge_pages_without_a_name_are_own() {
+        const LENGTH: usize = 2 << 20;
+        let none = core::ptr::null_mut::<core::ffi::c_void>();
+        let huge = libc::MAP_HUGETLB | libc::MAP_HUGE_2MB | libc::MAP_NORESERVE;
+        for (kind, is_own) in [(libc::MAP_PRIVATE, true), (libc::MAP_SHARED, false)] {
+            let flags = kind | libc::MAP_ANONYMOUS | huge;
+            // Without reserved pages the call takes none.
+            // SAFETY: the call makes a new mapping and touches no other.
+            let memory = unsafe { libc::mmap(none, LENGTH, libc::PROT_NONE, flags, -1, 0) };
+            if memory == libc::MAP_FAILED {
+                return; // no huge pages of this size
+            }
+            let range = PageRange::hull(memory.addr() as u64, LENGTH as u64).unwrap();
+            let mut answers = Vec::new();
+            let read = each_mapping(|mapping| {
+                if mapping.range.contains(range) {
+                    answers.push(mapping.is_own());
+                }
+                true
+            });
+            assert!(read);
+            let asked = each_mapping_in(range, |_, own| answers.push(own));
+            assert_eq!(answers, vec![is_own; 1 + usize::from(asked.is_ok())]);
+            // SAFETY: this test made the mapping.
+            unsafe { libc::munmap(memory, LENGTH) };
+        }
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //! What makes the pages of each kind of memory just as its registration would. docs/large.md has
 //! the table, with the reasons.
 
+use crate::sys::mounts;
 use crate::sys::pagemap::Entry;
 use crate::sys::proc::{self, Mapping};
 
@@ -65,7 +66,7 @@ impl Kind {
 /// Whether the file system keeps its files in memory alone: the one that the kernel has for
 /// memfd_create(2), shmget(2) and shared anonymous memory, or a tmpfs that has room.
 fn is_memory(file_system: (u32, u32), missing: u64) -> bool {
-    if kernels_own() == Some(file_system) {
+    if mounts::shared_memory() == Some(file_system) {
         return true;
     }
     let mut is_memory = false;
@@ -73,31 +74,6 @@ fn is_memory(file_system: (u32, u32), missing: u64) -> bool {
         is_memory = kind == b"hugetlbfs" || kind == b"tmpfs" && has_room(place, missing);
     });
     is_memory
-}
-
-/// The numbers of the kernel's own tmpfs, which is mounted nowhere.
-fn kernels_own() -> Option<(u32, u32)> {
-    // SAFETY: the name ends with a NUL.
-    let fd = unsafe { libc::syscall(libc::SYS_memfd_create, c"".as_ptr(), libc::MFD_CLOEXEC) };
-    if fd < 0 {
-        return None;
-    }
-    // SAFETY: a structure of numbers.
-    let mut status: libc::statx = unsafe { core::mem::zeroed() };
-    // SAFETY: the path is empty and the structure is writable.
-    let failed = unsafe {
-        libc::syscall(
-            libc::SYS_statx,
-            fd,
-            c"".as_ptr(),
-            libc::AT_EMPTY_PATH,
-            libc::STATX_INO,
-            &raw mut status,
-        )
-    } != 0;
-    // SAFETY: this function opened the file.
-    unsafe { libc::syscall(libc::SYS_close, fd) };
-    (!failed).then_some((status.stx_dev_major, status.stx_dev_minor))
 }
 
 /// Whether a tmpfs has room for so many bytes and some more. Two threads that make the same page at
