@@ -238,7 +238,7 @@ impl Monitor {
         let claim = |extent| region.claim_extent(extent);
         let watched = relaxed.watch.watch(hull, neighbours, claim);
         let watched = watched.is_ok() && !bare::is_fork_protected();
-        let Some((locked, foreign)) = relaxed.lock_and_look(hull) else {
+        let Some((locked, foreign)) = relaxed.lock_and_look(hull, false) else {
             // It is not kept, so no answer for it is yes; and the cache is told to end it.
             self.set.lose();
             return;

@@ -180,7 +180,7 @@ fn watch_time(file: Userfaultfd) -> u64 {
         };
         let began = clock::monotonic();
         let watched = file.register(range);
-        watched.map_or(u64::MAX, |()| clock::monotonic() - began)
+        watched.map_or(u64::MAX, |_| clock::monotonic() - began)
     });
     let shortest = times.min().unwrap_or(0);
     // Before the memory goes: nobody would read the event, for which the kernel would wait.

@@ -35,7 +35,7 @@ use errno::Errno;
 pub use event_reader::Reader;
 use log::Log;
 use number::{NUMBER, Number};
-pub use userfaultfd::Fence;
+pub use userfaultfd::{Fence, Watched};
 use userfaultfd::{NO_WRITE_PROTECTION, Userfaultfd};
 
 /// The watch of a process.
@@ -257,7 +257,7 @@ impl Watch {
         hull: PageRange,
         has_many_neighbours: bool,
         claim: impl Fn(Option<PageRange>),
-    ) -> Result<(), Unwatched> {
+    ) -> Result<Watched, Unwatched> {
         if !self.is_on() {
             self.try_to_start(false);
         }

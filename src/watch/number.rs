@@ -27,7 +27,7 @@ use crate::report::log;
 use crate::sys::descriptor::identity;
 use crate::sys::pages::PageRange;
 use crate::sys::words::InWords;
-use crate::watch::userfaultfd::{Fence, Userfaultfd};
+use crate::watch::userfaultfd::{Fence, Userfaultfd, Watched};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering::*};
 use errno::{Errno, errno, set_errno};
 
@@ -133,7 +133,7 @@ impl Number {
     ///
     /// If a bare system call has put another userfaultfd on the number, that one has taken the
     /// memory. So the answer counts once [`Number::prove`] has shown our file after this call.
-    pub fn register(&self, range: PageRange) -> Result<(), Errno> {
+    pub fn register(&self, range: PageRange) -> Result<Watched, Errno> {
         let file = self.file().ok_or(NOT_OURS)?;
         if !self.is_trusted() {
             self.prove()?;

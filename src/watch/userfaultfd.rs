@@ -50,6 +50,8 @@ struct Register {
     ioctls: u64,
 }
 const UFFDIO_REGISTER: libc::c_ulong = ioc(READ_WRITE, 0x00, size_of::<Register>());
+/// Of `Register::ioctls`: UFFDIO_ZEROPAGE.
+const CAN_ZERO: u64 = 1 << 0x04;
 const UFFDIO_UNREGISTER: libc::c_ulong = ioc(READ, 0x01, 16);
 
 #[repr(C)]
@@ -112,6 +114,13 @@ impl Message {
 /// A file of userfaultfd.
 #[derive(Clone, Copy)]
 pub struct Userfaultfd(i32);
+
+/// What the kernel says of memory that it watches from now on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Watched {
+    /// Some of it is huge pages by name, hugetlb: private ones, or ones of a file.
+    pub huge_pages: bool,
+}
 
 /// The answer of the fence.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -260,7 +269,10 @@ impl Userfaultfd {
     }
 
     /// Has the kernel report changes of these pages from now on. The range may have holes.
-    pub fn register(self, range: PageRange) -> Result<(), Errno> {
+    ///
+    /// The kernel answers which requests it takes for all of the range. Those of huge pages by name
+    /// (hugetlb) are not the ones of other memory: no huge page of zeros can be made.
+    pub fn register(self, range: PageRange) -> Result<Watched, Errno> {
         let mut register = Register {
             start: range.start,
             len: range.bytes(),
@@ -270,7 +282,12 @@ impl Userfaultfd {
         // SAFETY: local argument. Registering changes no memory of the process.
         let result =
             unsafe { libc::syscall(libc::SYS_ioctl, self.0, UFFDIO_REGISTER, &raw mut register) };
-        if result == 0 { Ok(()) } else { Err(errno()) }
+        if result != 0 {
+            return Err(errno());
+        }
+        Ok(Watched {
+            huge_pages: register.ioctls & CAN_ZERO == 0,
+        })
     }
 
     /// Ends the registration. Returns false if part of the range cannot be registered at all.

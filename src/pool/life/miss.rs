@@ -26,8 +26,8 @@ use crate::sys::memory;
 use crate::sys::pages::PageRange;
 use crate::sys::thread;
 use crate::watch::Fence;
-use crate::watch::Unwatched;
 use crate::watch::log::UnderWay;
+use crate::watch::{Unwatched, Watched};
 use core::ptr::with_exposed_provenance_mut;
 use core::sync::atomic::{AtomicU32, Ordering::*};
 use core::time::Duration;
@@ -341,7 +341,7 @@ impl Instance {
         request: &Request,
         id: Id,
         settled: bool,
-    ) -> Result<Result<(), Unwatched>, Error> {
+    ) -> Result<Result<Watched, Unwatched>, Error> {
         let region = self.pool.region(id);
         let hull = region.hull();
         let neighbours = self.pool.filter.has_many_neighbours(hull);
@@ -374,14 +374,15 @@ impl Instance {
     }
 
     /// Takes the lock and applies the log. Also tells whether this memory is known to be foreign.
-    /// `None` if another task keeps the lock.
-    pub fn lock_and_look(&self, hull: PageRange) -> Option<(Locked<'_>, bool)> {
+    /// `None` if another task keeps the lock. With `ask`, it counts as foreign unless the kernel says
+    /// now that it is not.
+    pub fn lock_and_look(&self, hull: PageRange, ask: bool) -> Option<(Locked<'_>, bool)> {
         let locked = self.pool.lock_of_program()?;
         self.apply(&locked, By::Program);
         match locked.foreign().look(hull) {
-            Noted::Nothing => return Some((locked, false)),
+            Noted::Nothing if !ask => return Some((locked, false)),
             Noted::Foreign => return Some((locked, true)),
-            Noted::Ask => {}
+            Noted::Nothing | Noted::Ask => {}
         }
         let newest = locked.kept();
         drop(locked);
@@ -397,15 +398,20 @@ impl Instance {
     }
 
     /// Lets other registrations use the region, now or after its release, as far as that is safe.
-    fn keep(&self, id: Id, purpose: &Purpose, watched: Result<(), Unwatched>, settled: bool) {
+    ///
+    /// A machine has few huge pages by name, and a program that maps one notices if an idle region
+    /// still has it. So the kernel is asked about them now, and those that cannot be used again are
+    /// not kept until then.
+    fn keep(&self, id: Id, purpose: &Purpose, watched: Result<Watched, Unwatched>, settled: bool) {
         let count = |reason| self.counters.add(thread::number(), reason, 1);
+        let huge_pages = watched.is_ok_and(|watched| watched.huge_pages);
         let mut reason = watched.err().map(|why| match why {
             Unwatched::Refused => counter!(bypassed_watch),
             Unwatched::Memory => counter!(bypassed_memory),
             Unwatched::Limit => counter!(bypassed_limit),
             Unwatched::Busy => counter!(bypassed_busy),
         });
-        let Some((locked, foreign)) = self.lock_and_look(purpose.hull) else {
+        let Some((locked, foreign)) = self.lock_and_look(purpose.hull, huge_pages) else {
             // The region was not kept, so only its caller uses it. Its word says so without a lock.
             self.pool.region(id).word.withdraw();
             return count(counter!(bypassed_busy));
