@@ -125,6 +125,8 @@ int main(int argc, char **argv)
 	why = stub_open(STUB_PIN);
 	if (why)
 		skip_all(why);
+	if (getenv("VM"))
+		must(system("[ $(cat /proc/sys/vm/nr_hugepages) -ge 2 ] || echo 8 >/proc/sys/vm/nr_hugepages") == 0);
 	all = free_pages();
 	if (all == 0)
 		skip_all("there is no free huge page (vm.nr_hugepages)");

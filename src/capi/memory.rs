@@ -17,6 +17,7 @@
 
 use super::ret;
 use crate::desk::changes::{self, Changing, Frame};
+use crate::sys::memory;
 use crate::sys::symbols::{self, Function, Scope};
 use core::ffi::{c_int, c_uint, c_void};
 use core::ptr::without_provenance_mut;
@@ -298,11 +299,19 @@ fn drops_pages(advice: c_int) -> bool {
     )
 }
 
+/// Whether advice fails for pages that a device has pinned, be it for an idle region, which the
+/// program has deregistered. (Other advice about such pages succeeds, or is about them no promise.)
+fn minds_pins(advice: c_int) -> bool {
+    const COLLAPSE: c_int = 25;
+    advice == COLLAPSE
+}
+
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn madvise(addr: Address, length: usize, advice: c_int) -> c_int {
+    let matters = drops_pages(advice) || minds_pins(advice);
     let frame = Frame::new();
     changing(
-        || drops_pages(advice).then(|| changes::changing(&frame, addr.addr(), length)),
+        || matters.then(|| changes::changing(&frame, addr.addr(), length)),
         || call_next!(MADVISE(addr, length, advice), SYS_madvise),
     )
 }
@@ -319,9 +328,15 @@ unsafe extern "C" fn process_madvise(
     // process. With these errors the kernel has not looked at any memory. With others, EINVAL of
     // locked memory for one, it may have dropped pages before it came to what it refuses.
     let untouched = |errno| matches!(errno, libc::EBADF | libc::ESRCH);
+    let (drops, minds) = (drops_pages(advice), minds_pins(advice));
     let frame = Frame::new();
     around(
-        || drops_pages(advice).then(|| changes::may_change_any(&frame)),
+        || {
+            if minds && changes::are_wanted() {
+                let_go_of(ranges.addr(), count);
+            }
+            drops.then(|| changes::may_change_any(&frame))
+        },
         || -> isize {
             call_next!(
                 PROCESS_MADVISE(pidfd, ranges, count, advice, flags),
@@ -336,6 +351,17 @@ unsafe extern "C" fn process_madvise(
             }
         },
     )
+}
+
+/// Ends the idle regions in these ranges. The list may be unreadable: then the kernel says so.
+fn let_go_of(list: usize, count: usize) {
+    for n in 0..count.min(libc::UIO_MAXIOV as usize) {
+        let place = list + n * size_of::<libc::iovec>();
+        let Ok([start, length]) = memory::read(place as u64) else {
+            return;
+        };
+        changes::let_go(start as usize, length as usize);
+    }
 }
 
 /// Reports a change that takes rights away: the pool must not reuse a region that was pinned with
@@ -473,6 +499,7 @@ unsafe extern "C" fn load() {
     find_all();
     super::descriptors::find_all();
     super::tasks::find_all();
+    super::migration::find_all();
 }
 
 #[cfg(not(test))]

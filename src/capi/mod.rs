@@ -9,6 +9,7 @@ mod descriptors;
 mod export;
 mod fabric;
 mod memory;
+mod migration;
 mod rdmamr;
 mod relaxed;
 mod ret;

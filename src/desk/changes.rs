@@ -61,6 +61,13 @@ pub fn may_change_any(frame: &Frame) -> Changing<'_> {
     }
 }
 
+/// A call needs pages that no device has pinned: the idle regions of this memory end. They count as
+/// changed, though their pages have not. (What another thread registers during the call is in the
+/// call's way without the library, too.)
+pub fn let_go(addr: usize, length: usize) {
+    drop(changing(&Frame::new(), addr, length));
+}
+
 /// A call has given memory a protection key. From then on the pool keeps nothing: a thread may take
 /// the key's rights away without a call.
 pub fn keyed() {
@@ -117,6 +124,12 @@ pub fn unregistering(frame: &Frame, argument: usize) -> Option<Changing<'_>> {
 pub fn making_task(flags: core::ffi::c_int) {
     // Also while the pool is off: it may be turned on later.
     tasks::making(flags);
+}
+
+/// A call is about to have a userfaultfd move pages to another address. The call's argument lies at
+/// `argument`.
+pub fn moving_pages(frame: &Frame, argument: usize) -> Option<Changing<'_>> {
+    pool_is_on().then(|| change::moving_pages(frame, argument))?
 }
 
 /// Whether the memory calls of the process come to this library.

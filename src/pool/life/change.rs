@@ -311,3 +311,13 @@ pub fn unregistering(frame: &Frame, argument: usize) -> Option<Changing<'_>> {
     let [start, length] = memory::read(argument as u64).unwrap_or([0, u64::MAX / 2]);
     Some(changing(frame, start as usize, length as usize))
 }
+
+/// A call is about to have a userfaultfd move pages to another address. The call's argument, with
+/// target, source and length, lies at `argument`. The kernel refuses to move pinned pages. (Those of
+/// the target are absent, or the kernel refuses too.)
+pub fn moving_pages(frame: &Frame, argument: usize) -> Option<Changing<'_>> {
+    existing()?;
+    // The address may be wrong, and then the kernel tells the caller.
+    let [_target, source, length] = memory::read(argument as u64).ok()?;
+    Some(changing(frame, source as usize, length as usize))
+}
