@@ -16,7 +16,7 @@
 #![cfg_attr(test, allow(dead_code, reason = "unit tests stand in for nothing"))]
 
 use super::ret;
-use crate::desk::changes::{self, Changing, Frame};
+use crate::desk::changes::{self, Changing, Frame, Unreported};
 use crate::sys::memory;
 use crate::sys::symbols::{self, Function, Scope};
 use core::ffi::{c_int, c_uint, c_void};
@@ -280,10 +280,11 @@ struct Remapping<'f> {
     several: bool,
 }
 
+const DONTNEED_LOCKED: c_int = 24;
+
 /// Whether advice drops pages or forbids access to them. Advice that keeps the content of a pinned
 /// page does not matter.
 fn drops_pages(advice: c_int) -> bool {
-    const DONTNEED_LOCKED: c_int = 24;
     const GUARD_INSTALL: c_int = 102;
     const GUARD_REMOVE: c_int = 103;
     matches!(
@@ -299,6 +300,15 @@ fn drops_pages(advice: c_int) -> bool {
     )
 }
 
+/// Whether advice changes memory without a report of userfaultfd.
+fn is_unreported(advice: c_int) -> bool {
+    drops_pages(advice)
+        && !matches!(
+            advice,
+            libc::MADV_DONTNEED | libc::MADV_FREE | libc::MADV_REMOVE | DONTNEED_LOCKED
+        )
+}
+
 /// Whether advice fails for pages that a device has pinned, be it for an idle region, which the
 /// program has deregistered. (Other advice about such pages succeeds, or is about them no promise.)
 fn minds_pins(advice: c_int) -> bool {
@@ -308,10 +318,16 @@ fn minds_pins(advice: c_int) -> bool {
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn madvise(addr: Address, length: usize, advice: c_int) -> c_int {
-    let matters = drops_pages(advice) || minds_pins(advice);
+    let unreported = is_unreported(advice);
+    let reported = !unreported && (drops_pages(advice) || minds_pins(advice));
     let frame = Frame::new();
     changing(
-        || matters.then(|| changes::changing(&frame, addr.addr(), length)),
+        || {
+            (
+                reported.then(|| changes::changing(&frame, addr.addr(), length)),
+                unreported.then(|| changes::unreported(&frame, addr.addr(), length)),
+            )
+        },
         || call_next!(MADVISE(addr, length, advice), SYS_madvise),
     )
 }
@@ -372,14 +388,14 @@ fn protecting(
     addr: Address,
     length: usize,
     protection: c_int,
-) -> Option<Changing<'_>> {
+) -> Option<Unreported<'_>> {
     let all = libc::PROT_READ | libc::PROT_WRITE;
     (protection & all != all).then(|| {
         if protection & libc::PROT_GROWSDOWN != 0 {
             // The kernel protects from the start of the mapping on, wherever that is.
-            return changes::changing(frame, 0, addr.addr().saturating_add(length));
+            return changes::unreported(frame, 0, addr.addr().saturating_add(length));
         }
-        changes::changing(frame, addr.addr(), length)
+        changes::unreported(frame, addr.addr(), length)
     })
 }
 
@@ -468,12 +484,12 @@ unsafe extern "C" fn sbrk(increment: isize) -> Address {
 unsafe extern "C" fn shmat(id: c_int, addr: *const c_void, flags: c_int) -> Address {
     let frame = Frame::new();
     let before = || {
-        let replaces = flags & libc::SHM_REMAP != 0 && changes::are_wanted();
+        let replaces = flags & libc::SHM_REMAP != 0;
         replaces.then(|| {
             let errno = errno::errno();
             let size = segment_size(id);
             errno::set_errno(errno);
-            changes::replacing(&frame, addr.addr(), size.saturating_add(LARGEST_PAGE))
+            changes::replacing_unreported(&frame, addr.addr(), size.saturating_add(LARGEST_PAGE))
         })
     };
     changing(before, || call_next!(SHMAT(id, addr, flags), SYS_shmat))

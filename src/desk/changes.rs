@@ -7,7 +7,7 @@ use crate::pool::life::{change, tasks};
 use crate::trace;
 use crate::watch::in_place;
 use crate::watch::number::NUMBER;
-pub use change::{Changing, Frame, Touching};
+pub use change::{Changing, Frame, Touching, Unreported};
 
 /// Tells the trace of a change, so that a reader knows what a pool would have lost.
 #[inline(always)]
@@ -49,6 +49,19 @@ pub fn replacing(frame: &Frame, addr: usize, length: usize) -> Changing<'_> {
     } else {
         Changing::NOTHING
     }
+}
+
+/// A call is about to change memory in a way that userfaultfd does not report. Such a change is
+/// counted while the pool is off, too: the pool may start before the change takes effect.
+pub fn unreported(frame: &Frame, addr: usize, length: usize) -> Unreported<'_> {
+    traced(addr, length);
+    change::unreported(frame, addr, length)
+}
+
+/// As [`unreported`], of a call that maps memory in place of other memory.
+pub fn replacing_unreported(frame: &Frame, addr: usize, length: usize) -> Unreported<'_> {
+    traced(addr, length);
+    change::replacing_unreported(frame, addr, length)
 }
 
 /// A call may change any memory; [`Changing::changed`] says whether it has.
@@ -115,7 +128,7 @@ pub fn is_our_number(fd: i32) -> bool {
 }
 
 /// A call is about to have a userfaultfd unregister memory. The call's argument lies at `argument`.
-pub fn unregistering(frame: &Frame, argument: usize) -> Option<Changing<'_>> {
+pub fn unregistering(frame: &Frame, argument: usize) -> Option<Unreported<'_>> {
     pool_is_on().then(|| change::unregistering(frame, argument))?
 }
 

@@ -26,6 +26,7 @@ mod set;
 use crate::mr::bare;
 use crate::pool::Instance;
 use crate::pool::existing;
+use crate::pool::life::change;
 use crate::pool::life::cleaner::now_ms;
 use crate::pool::life::ending::{self, By};
 use crate::pool::life::hit::{self, Miss};
@@ -243,7 +244,8 @@ impl Monitor {
             self.set.lose();
             return;
         };
-        let certain = watched && !foreign && !locked.may_be_dropping(hull, now_ms);
+        let announced = !change::is_unannounced();
+        let certain = watched && announced && !foreign && !locked.may_be_dropping(hull, now_ms);
         if !certain || !locked.keep(id) {
             locked.withdraw(id, Cause::Fence);
         }

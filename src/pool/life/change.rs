@@ -22,7 +22,7 @@ pub use crate::watch::in_place;
 pub use crate::watch::log::Frame;
 use crate::watch::log::{Announced, Change, Kind, Log};
 pub use crate::watch::number::Touching;
-use core::sync::atomic::{AtomicBool, Ordering::*};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::*, fence};
 
 /// A change that is about to be made. The change is over when this value is dropped.
 pub struct Changing<'f>(Option<UnderWay<'f>>);
@@ -83,6 +83,92 @@ pub fn changing(frame: &Frame, addr: usize, length: usize) -> Changing<'_> {
 pub fn replacing(frame: &Frame, addr: usize, length: usize) -> Changing<'_> {
     let range = pages(addr, length);
     Changing(heeding().map(|relaxed| begin(relaxed, frame, range, Neighbours::End)))
+}
+
+/// A change of which userfaultfd reports nothing: protection, guard pages. The change is over when
+/// this value is dropped.
+///
+/// A region may come to this memory after the look at the filter and before the call takes effect,
+/// and be used again before the call returns. So the change is announced even if the filter has no
+/// region. If there is no pool to announce it to, it is counted, and nothing is kept until it is
+/// over.
+pub struct Unreported<'f> {
+    /// What is recorded after the call if there is a pool by then.
+    unannounced: Option<PageRange>,
+    _changing: Changing<'f>,
+}
+
+/// The unreported changes under way that began when there was no pool. (A signal handler that leaves
+/// such a call by siglongjmp(3) leaves its count, and the pool keeps nothing.)
+static UNANNOUNCED: AtomicU64 = AtomicU64::new(0);
+
+/// Whether a change is under way that could not be announced. Asked once a region is pinned, before
+/// it is kept: a change that takes effect after the pin counts here, or has found the pool.
+pub fn is_unannounced() -> bool {
+    fence(SeqCst);
+    UNANNOUNCED.load(Acquire) != 0
+}
+
+/// A call is about to change memory in a way that userfaultfd does not report.
+pub fn unreported(frame: &Frame, addr: usize, length: usize) -> Unreported<'_> {
+    begin_unreported(frame, addr, length, Neighbours::Stay)
+}
+
+/// As [`unreported`], of a call that maps memory in place of other memory ([`replacing`]).
+pub fn replacing_unreported(frame: &Frame, addr: usize, length: usize) -> Unreported<'_> {
+    begin_unreported(frame, addr, length, Neighbours::End)
+}
+
+fn begin_unreported(
+    frame: &Frame,
+    addr: usize,
+    length: usize,
+    neighbours: Neighbours,
+) -> Unreported<'_> {
+    let range = pages(addr, length);
+    let begun = |relaxed| {
+        let mut under_way = begin(relaxed, frame, range, neighbours);
+        if under_way.announced.is_none() && range.start < range.end {
+            under_way.announced = Some(announce(relaxed, frame, range));
+        }
+        Unreported {
+            unannounced: None,
+            _changing: Changing(Some(under_way)),
+        }
+    };
+    if let Some(relaxed) = heeding() {
+        return begun(relaxed);
+    }
+    UNANNOUNCED.fetch_add(1, SeqCst);
+    // Either this thread finds the pool, or who keeps a region finds the count.
+    fence(SeqCst);
+    if let Some(relaxed) = heeding() {
+        UNANNOUNCED.fetch_sub(1, Release);
+        return begun(relaxed);
+    }
+    Unreported {
+        unannounced: Some(range),
+        _changing: Changing::NOTHING,
+    }
+}
+
+impl Drop for Unreported<'_> {
+    fn drop(&mut self) {
+        let Some(range) = self.unannounced else {
+            return;
+        };
+        if let Some(relaxed) = heeding() {
+            let frame = Frame::new();
+            drop(Changing(Some(begin(
+                relaxed,
+                &frame,
+                range,
+                Neighbours::Stay,
+            ))));
+        }
+        // The record of the change precedes this.
+        UNANNOUNCED.fetch_sub(1, Release);
+    }
 }
 
 /// A call may change memory. The caller says by [`Changing::changed`] whether the call did, and
@@ -305,11 +391,11 @@ pub fn is_in_use() -> bool {
 
 /// A call is about to have a userfaultfd unregister memory. The call's argument, a range, lies at
 /// `argument`. Before Linux 6.16 that also ends another userfaultfd's watch of the memory.
-pub fn unregistering(frame: &Frame, argument: usize) -> Option<Changing<'_>> {
+pub fn unregistering(frame: &Frame, argument: usize) -> Option<Unreported<'_>> {
     heeding().filter(|relaxed| !relaxed.watch.keeps_apart())?;
     // The address may be wrong, and then the kernel tells the caller.
     let [start, length] = memory::read(argument as u64).unwrap_or([0, u64::MAX / 2]);
-    Some(changing(frame, start as usize, length as usize))
+    Some(unreported(frame, start as usize, length as usize))
 }
 
 /// A call is about to have a userfaultfd move pages to another address. The call's argument, with

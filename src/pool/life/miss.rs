@@ -9,6 +9,7 @@ use crate::pool::Answer;
 use crate::pool::Instance;
 use crate::pool::existing;
 use crate::pool::life::admission::{Memory, NOW, Noted};
+use crate::pool::life::change;
 use crate::pool::life::cleaner::{self, now_ms};
 use crate::pool::life::ending::{self, By};
 use crate::pool::life::flush::relieve;
@@ -425,7 +426,8 @@ impl Instance {
         let own = reason.is_some()
             || (config().relaxed.fresh_keys && is_remote(purpose.access))
             || !self.cleaner.keeps(purpose.access);
-        let certain = settled && !locked.may_be_dropping(purpose.hull, now_ms);
+        let announced = !change::is_unannounced();
+        let certain = settled && announced && !locked.may_be_dropping(purpose.hull, now_ms);
         let trusted = !self.pool.changes.is_distrusted();
         let kept = own || (certain && trusted && locked.keep(id));
         if own && reason != Some(counter!(bypassed_busy)) {
