@@ -7,6 +7,7 @@ pub mod allocator;
 pub mod append;
 pub mod aside;
 pub mod atomics;
+pub mod budget;
 pub mod caller;
 pub mod cgroup;
 pub mod clock;

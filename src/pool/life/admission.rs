@@ -16,6 +16,7 @@
 //!
 //! An answer that the kernel does not give leaves the region new.
 
+use crate::sys::budget::Budget;
 use crate::sys::clock;
 use crate::sys::pages::PageRange;
 use crate::sys::proc;
@@ -43,29 +44,8 @@ pub struct Admission {
     /// The kernel answers no questions about a single mapping (Linux 6.11): all are read.
     reads_all: AtomicBool,
     last: Mutex<Reading>,
-    budget: Budget,
-}
-
-/// To read all mappings takes about 1 us for each. It may take a tenth of the time, and at first, or
-/// after a pause, a tenth of a second at once. So may questions without an answer.
-#[derive(Default)]
-struct Budget {
-    /// The time from which on the mappings may be read: CLOCK_MONOTONIC in ns.
-    next: AtomicU64,
-}
-
-impl Budget {
-    const PART: u64 = 10;
-    const PAUSE: u64 = 1_000_000_000;
-
-    fn allows(&self, now: u64) -> bool {
-        now >= self.next.load(Relaxed)
-    }
-
-    fn spend(&self, start: u64, end: u64) {
-        let next = self.next.load(Relaxed).max(end.saturating_sub(Self::PAUSE));
-        self.next.store(next + Self::PART * (end - start), Relaxed);
-    }
+    /// For reading all mappings, and for questions without an answer: a tenth of a second at once.
+    budget: Budget<100_000_000>,
 }
 
 /// The mappings as they once were, in ascending order. Adjoining ones of a kind are one.
@@ -311,10 +291,10 @@ mod tests {
         assert_eq!(admission.ask(hull, 1, 5), Memory::Own);
         assert_eq!(admission.ask(hull, 5, 9), Memory::Own);
         assert_eq!(admission.last.lock().unwrap().newest, 5, "not read again");
-        admission.budget.next.store(u64::MAX, Relaxed);
+        admission.budget.wait_until(u64::MAX);
         assert_eq!(admission.ask(hull, 6, 9), Memory::Unknown);
         assert_eq!(admission.ask(hull, NOW, 9), Memory::Unknown);
-        admission.budget.next.store(0, Relaxed);
+        admission.budget.wait_until(0);
         assert_eq!(admission.ask(hull, NOW, 9), Memory::Own);
         assert_eq!(admission.last.lock().unwrap().newest, 9);
         let code = range as fn(u64, u64) -> PageRange as usize as u64;
@@ -326,23 +306,6 @@ mod tests {
         let mut foreign = Vec::new();
         each_foreign(|range| foreign.push(range));
         assert!(foreign.contains(&image));
-    }
-
-    #[test]
-    fn reading_takes_a_tenth_of_the_time() {
-        let budget = Budget::default();
-        let (read, mut now, mut reads) = (1_000_000, 5 * Budget::PAUSE, 0);
-        let end = now + 3 * Budget::PAUSE;
-        while now < end {
-            if budget.allows(now) {
-                budget.spend(now, now + read);
-                reads += 1;
-                now += read;
-            }
-            now += read / 10;
-        }
-        // 100 ms at once, and 100 ms of each second after that.
-        assert!((350..450).contains(&reads), "{reads}");
     }
 
     #[test]

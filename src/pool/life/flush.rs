@@ -33,7 +33,6 @@ pub fn flush_those(relaxed: &Instance, of: impl Fn(&PoolRegion) -> bool) -> Resu
     let claims = relaxed.pool.claims();
     ending::doomed(relaxed, By::Program);
     let ended = relaxed.pool.wait_for_claims(claims, of);
-    relaxed.watch.count_anew();
     match refused {
         Some(errno) => Err(Error::Kernel(errno)),
         None if looked && ended => Ok(()),

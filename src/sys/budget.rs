@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! A budget of time for work whose length the library does not control, such as reading all
+//! mappings (about 0.3 us for each): the work may take a tenth of the time.
+
+use core::sync::atomic::{AtomicU64, Ordering::*};
+
+/// The budget. After a pause the work may take `AT_ONCE` ns before it must wait.
+#[derive(Default)]
+pub struct Budget<const AT_ONCE: u64> {
+    /// The time from which on the work may be done: CLOCK_MONOTONIC in ns.
+    next: AtomicU64,
+}
+
+impl<const AT_ONCE: u64> Budget<AT_ONCE> {
+    const PART: u64 = 10;
+
+    /// How long a thread keeps the others from the work if it never comes back from it, in ns.
+    const LONGEST: u64 = 1_000_000_000;
+
+    /// Whether the work may be done now.
+    pub fn allows(&self, now: u64) -> bool {
+        now >= self.next.load(Relaxed)
+    }
+
+    /// The work took from `start` to `end`.
+    pub fn spend(&self, start: u64, end: u64) {
+        self.spend_from(self.next.load(Relaxed), start, end);
+    }
+
+    fn spend_from(&self, next: u64, start: u64, end: u64) {
+        let next = next.max(end.saturating_sub(AT_ONCE * Self::PART));
+        let spent = Self::PART * end.saturating_sub(start);
+        self.next.store(next + spent, Relaxed);
+    }
+
+    /// Does the work, if it may be done now and no other thread is doing it.
+    pub fn within<R>(&self, now: impl Fn() -> u64, work: impl FnOnce() -> R) -> Option<R> {
+        let (start, next) = (now(), self.next.load(Relaxed));
+        let taken = start + Self::LONGEST;
+        if start < next
+            || self
+                .next
+                .compare_exchange(next, taken, Relaxed, Relaxed)
+                .is_err()
+        {
+            return None;
+        }
+        let result = work();
+        self.spend_from(next, start, now());
+        Some(result)
+    }
+
+    /// Has the next work wait until this time.
+    #[cfg(test)]
+    pub fn wait_until(&self, next: u64) {
+        self.next.store(next, Relaxed);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use core::cell::Cell;
+
+    const SECOND: u64 = 1_000_000_000;
+
+    #[test]
+    fn work_takes_a_tenth_of_the_time() {
+        let budget = Budget::<{ SECOND / 10 }>::default();
+        let (read, mut now, mut reads) = (1_000_000, 5 * SECOND, 0);
+        let end = now + 3 * SECOND;
+        while now < end {
+            if budget.allows(now) {
+                budget.spend(now, now + read);
+                reads += 1;
+                now += read;
+            }
+            now += read / 10;
+        }
+        // 100 ms at once, and 100 ms of each second after that.
+        assert!((350..450).contains(&reads), "{reads}");
+    }
+
+    #[test]
+    fn one_at_a_time_and_nothing_at_once() {
+        let budget = Budget::<0>::default();
+        let time = Cell::new(5 * SECOND);
+        let now = || time.get();
+        let work = || {
+            assert!(budget.within(now, || ()).is_none(), "another does it");
+            time.set(time.get() + 100);
+        };
+        assert!(budget.within(now, work).is_some());
+        // From its end on, ten times as long.
+        time.set(time.get() + 999);
+        assert!(budget.within(now, || ()).is_none());
+        time.set(time.get() + 1);
+        assert!(budget.within(now, work).is_some());
+    }
+}
