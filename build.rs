@@ -3,14 +3,18 @@
 use std::{env, path::PathBuf, process::Command};
 
 const MAP: &str = "src/capi/librdmamr.map";
+/// Symbols without a node that rustc does not know of.
+const WEAK: &str = "src/capi/weak.map";
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rerun-if-changed={MAP}");
+    println!("cargo::rerun-if-changed={WEAK}");
     let root = env::var("CARGO_MANIFEST_DIR").expect("cargo sets it");
     for arg in [
         "-Wl,-soname,librdmamr.so.1".to_owned(),
         format!("-Wl,--version-script={root}/{MAP}"),
+        format!("-Wl,--version-script={root}/{WEAK}"),
         // nodelete: after a dlclose, programs still have addresses of this library's functions, and
         // threads may still run in it.
         "-Wl,-z,relro,-z,now,-z,defs,-z,nodelete".to_owned(),

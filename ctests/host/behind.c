@@ -85,6 +85,14 @@ void *sbrk(intptr_t increment)
 	return end;
 }
 
+void *__libc_realloc(void *block, size_t size);
+
+void *realloc(void *block, size_t size)
+{
+	CAME(realloc);
+	return __libc_realloc(block, size);
+}
+
 void *shmat(int id, const void *memory, int flags)
 {
 	CAME(shmat);

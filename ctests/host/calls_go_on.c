@@ -84,6 +84,9 @@ static void memory_calls(void)
 	comes_once(move_pages, fails_with(move_pages(0, 1, (void *)8, &node, &status, MPOL_MF_MOVE), EFAULT));
 	comes_once(migrate_pages, migrate_pages(0, 8 * sizeof(nodes), &nodes, &nodes) == 0);
 	comes_once(migrate_pages, fails_with(migrate_pages(0, 8 * sizeof(nodes), (void *)8, &nodes), EFAULT));
+	must((other = malloc(100)) != NULL);
+	comes_once(realloc, (other = realloc(other, 1 << 20)) != NULL);
+	free(other);
 	comes_once(shmat, shmat(-1, NULL, 0) == (void *)-1 && errno == EINVAL);
 	comes_once(munmap, munmap(memory, 4 * PAGE) == 0);
 	comes_once(munmap, fails_with(munmap(memory + 1, PAGE), EINVAL));

@@ -18,9 +18,11 @@
 use super::ret;
 use crate::desk::changes::{self, Changing, Frame, Unreported};
 use crate::sys::memory;
+use crate::sys::pages::page_size;
 use crate::sys::symbols::{self, Function, Scope};
 use core::ffi::{c_int, c_uint, c_void};
 use core::ptr::without_provenance_mut;
+use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 type Address = *mut c_void;
 
@@ -33,6 +35,7 @@ macro_rules! next {
         fn find_all() {
             $( $name.set(symbols::find(Scope::Next, $symbol, None)); )*
             MREMAP.set(symbols::find(Scope::Next, c"mremap", None));
+            find_realloc();
         }
     };
 }
@@ -57,6 +60,22 @@ static MREMAP: Function<unsafe extern "C" fn(Address, usize, usize, c_int, ...) 
 unsafe extern "C" {
     /// glibc's internal name for sbrk. Other C libraries do not have this name.
     fn __sbrk(increment: isize) -> Address;
+}
+
+/// The next realloc.
+static REALLOC: Function<unsafe extern "C" fn(Address, usize) -> Address> =
+    // SAFETY: the signature is that of realloc(3).
+    unsafe { Function::new() };
+
+/// Whether the next realloc is glibc's own, so that its blocks look as [`mapping_that_grows`] reads
+/// them.
+static IS_GLIBCS: AtomicBool = AtomicBool::new(false);
+
+fn find_realloc() {
+    let next = symbols::find(Scope::Next, c"realloc", None);
+    let glibcs = symbols::find(Scope::Program, c"__libc_realloc", None);
+    IS_GLIBCS.store(next.is_some() && next == glibcs, Relaxed);
+    REALLOC.set(next);
 }
 
 /// Calls the next function if it is known, else makes the system call with the same arguments.
@@ -271,6 +290,76 @@ fn reserve(source: Address, target: Address, length: usize) -> bool {
     errno::set_errno(errno);
     taken
 }
+
+/// A block of glibc's that is a mapping of its own, and that realloc(3) would make larger: the
+/// mapping's address and length. realloc then calls mremap(2) inside the C library.
+fn mapping_that_grows(block: Address, size: usize) -> Option<(usize, usize)> {
+    const IS_MAPPED: usize = 2;
+    const FLAGS: usize = 7;
+    const HEADER: usize = 16;
+    if block.is_null() || !IS_GLIBCS.load(Relaxed) {
+        return None;
+    }
+    let header = block.cast::<[usize; 2]>().wrapping_sub(1);
+    // SAFETY: same contract: the block is glibc's. It has two words before it, the second of which
+    // the C library wrote when it made the block. The first belongs to the block if it is a mapping.
+    let [before, length] = unsafe { header.read_unaligned() };
+    if length & IS_MAPPED == 0 {
+        return None;
+    }
+    let start = block.addr().wrapping_sub(HEADER).wrapping_sub(before);
+    let length = before.wrapping_add(length & !FLAGS);
+    // As glibc checks it: otherwise this is no such block.
+    let page = page_size() as usize;
+    let is_block = start.is_multiple_of(page) && length.is_multiple_of(page);
+    (is_block && size > length - before - HEADER).then_some((start, length))
+}
+
+/// mremap(2) accepts a single mapping only. Where the pool watches a part of a block, the C library's
+/// own mremap would fail, and realloc would copy the block: 400 times as long, and twice the memory.
+unsafe extern "C" fn reallocate(block: Address, size: usize) -> Address {
+    if changes::are_wanted() {
+        ret::always((), || {
+            if let Some((start, length)) = mapping_that_grows(block, size) {
+                changes::growing(start, length);
+            }
+        });
+    }
+    if REALLOC.get().is_none() {
+        // A constructor that runs before this library's. realloc is called in no signal handler and
+        // under no lock of the allocator, so a lookup is safe here.
+        find_realloc();
+    }
+    match REALLOC.get() {
+        // SAFETY: same contract: the arguments are the caller's, unchanged.
+        Some(next) => unsafe { next(block, size) },
+        None => {
+            errno::set_errno(errno::Errno(libc::ENOMEM));
+            core::ptr::null_mut()
+        }
+    }
+}
+
+// The symbol is weak. In a static program the C library has malloc and realloc in one object, and
+// the linker would refuse a second realloc that is not weak.
+#[cfg(not(test))]
+core::arch::global_asm!(
+    ".pushsection .text.rdmamr_realloc,\"ax\",@progbits",
+    ".p2align 4",
+    ".weak realloc",
+    ".type realloc,@function",
+    "realloc:",
+    ".cfi_startproc",
+    super::export::go_on!(),
+    ".cfi_endproc",
+    ".size realloc, . - realloc",
+    ".popsection",
+    f = sym reallocate,
+);
+#[cfg(test)]
+const _: () = {
+    let _ = reallocate;
+};
 
 /// The two ranges that an mremap changes.
 struct Remapping<'f> {

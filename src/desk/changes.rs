@@ -110,6 +110,11 @@ pub fn unwatch(addr: usize, length: usize) -> bool {
     pool_is_on() && change::unwatch(addr, length)
 }
 
+/// The C library is about to make a mapping larger by an mremap(2) of its own.
+pub fn growing(addr: usize, length: usize) {
+    change::growing(addr, length);
+}
+
 /// Whether the kernel moves several mappings by one mremap(2).
 pub fn several_can_move() -> bool {
     pool_is_on() && change::several_can_move()

@@ -48,6 +48,16 @@ impl Locked<'_> {
         });
     }
 
+    /// Whether one extent has all of a range, or none has any of it.
+    pub fn is_whole(&self, range: PageRange) -> bool {
+        let mut whole = true;
+        self.watching(range, |_, extent| {
+            whole = extent.contains(range);
+            !whole
+        });
+        whole
+    }
+
     /// Takes memory off the extents of all regions: the pool does not watch it any more. A region
     /// beyond that memory takes over what is beyond it; `orphan` gets what no region takes over.
     /// Regions that overlap `first` are looked for first.

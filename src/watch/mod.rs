@@ -55,6 +55,8 @@ pub struct Watch {
     room: AtomicI64,
     /// The value of `room` when the mappings were last counted.
     room_at_most: AtomicI64,
+    /// Whether memory may be watched that belongs to no region.
+    left_some: AtomicBool,
     /// For counting the mappings, which takes 15 ms if there are 50 000.
     counting: Budget<0>,
 }
@@ -165,6 +167,7 @@ impl Watch {
             one_thread: OneThread::find(),
             room: AtomicI64::new(0),
             room_at_most: AtomicI64::new(0),
+            left_some: AtomicBool::new(false),
             counting: Budget::default(),
         };
         watch.try_to_start(true);
@@ -378,6 +381,16 @@ impl Watch {
                 .is_some_and(|part| number.unregister(part));
         });
         any
+    }
+
+    /// Some memory stays watched that no region needs.
+    pub fn leave_some(&self) {
+        self.left_some.store(true, Relaxed);
+    }
+
+    /// Whether memory may be watched that belongs to no region.
+    pub fn has_left_some(&self) -> bool {
+        self.left_some.load(Relaxed)
     }
 
     /// Whether a hit needs the fence, because another thread may be changing the address space.

@@ -254,25 +254,29 @@ fn now() -> u64 {
 /// whether some of it was watched.
 #[cold]
 fn end_touched(relaxed: &Instance, range: PageRange, neighbours: Neighbours) -> bool {
-    if thread::is_inside() {
+    inside(|| ending::touched(relaxed, range, neighbours == Neighbours::End)).unwrap_or_else(|| {
         // A signal handler has interrupted this thread inside the pool, or the pool itself frees
-        // memory.
+        // memory. What the log has withdrawn, the cleaner ends.
         relaxed.cleaner.wake();
-        return false;
+        false
+    })
+}
+
+/// Runs what takes the pool's lock, without signals. Leaves errno. `None` if this thread is inside
+/// already, or has no stack for it.
+fn inside<T>(body: impl FnOnce() -> T) -> Option<T> {
+    if thread::is_inside() {
+        return None;
     }
     let errno = errno::errno();
     let signals = signals::block();
     let inside = thread::enter();
-    let touched = || ending::touched(relaxed, range, neighbours == Neighbours::End);
-    let watched = aside::run_if_little(touched).unwrap_or_else(|| {
-        // What the log has withdrawn, the cleaner ends.
-        relaxed.cleaner.wake();
-        false
-    });
+    // `None`: there is no stack for it.
+    let value = aside::run_if_little(body);
     drop(inside);
     signals::restore(signals);
     errno::set_errno(errno);
-    watched
+    value
 }
 
 impl Changing<'_> {
@@ -375,6 +379,36 @@ pub fn unwatch(addr: usize, length: usize) -> bool {
     let unknown = relaxed.watch.unwatch_moving(range);
     errno::set_errno(errno);
     known || unknown
+}
+
+/// The C library is about to make a mapping larger, by an mremap(2) of its own, which accepts a single
+/// mapping only. If the watch of a part has cut the mapping, joins the pieces. The kernel reports
+/// what becomes of a mapping that is watched as a whole, and of one that is watched anew.
+#[cold]
+pub fn growing(addr: usize, length: usize) {
+    let range = pages(addr, length);
+    let Some(relaxed) = heeding().filter(|_| range.start < range.end) else {
+        return;
+    };
+    let watch = &relaxed.watch;
+    let near = relaxed.pool.filter.may_hold(range);
+    if near {
+        if inside(|| ending::is_whole(relaxed, range)).unwrap_or(true) {
+            // It keeps the watch where it moves to, of which no region knows.
+            return watch.leave_some();
+        }
+        let frame = Frame::new();
+        let announced = announce(relaxed, &frame, range);
+        relaxed.pool.changes.write(called(range));
+        end_touched(relaxed, range, Neighbours::Stay);
+        relaxed.pool.changes.end_at(announced);
+    }
+    // Where userfaultfds are not kept apart, this looks at each page.
+    if watch.has_left_some() && (near || watch.keeps_apart()) {
+        let errno = errno::errno();
+        watch.unwatch_moving(range);
+        errno::set_errno(errno);
+    }
 }
 
 /// Whether the kernel moves several mappings by one mremap(2).

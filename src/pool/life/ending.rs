@@ -147,6 +147,9 @@ pub fn leave(relaxed: &Instance, locked: &Locked<'_>, id: Id, by: By) {
     let extent = region
         .extent()
         .filter(|_| region.hull().bytes() <= UNWATCH_AT_MOST);
+    if extent.is_none() {
+        relaxed.watch.leave_some();
+    }
     let mut from = extent.map_or(0, |extent| extent.start);
     while extent.is_some_and(|extent| from < extent.end) {
         let chunk = PageRange {
@@ -191,7 +194,7 @@ fn leave_chunk(relaxed: &Instance, locked: &Locked<'_>, id: Id, by: By, chunk: P
             }
             // If a call on much memory holds the lock of the address space, nobody waits for it
             // here, with the pool's lock.
-            Heir::None | Heir::Unknown => return,
+            Heir::None | Heir::Unknown => return watch.leave_some(),
         }
         std::thread::yield_now();
     }
@@ -253,6 +256,16 @@ pub fn touched(relaxed: &Instance, range: PageRange, adjoining: bool) -> bool {
         pool.wait_for_an_end(Duration::from_millis(1));
     }
     watched
+}
+
+/// Whether the watch does not cut the mapping of a range: all of it is watched for one region, or
+/// none of it for any. Also true if the lock stays held.
+pub fn is_whole(relaxed: &Instance, range: PageRange) -> bool {
+    let locked = relaxed.pool.lock_in_call();
+    locked.is_none_or(|locked| {
+        relaxed.apply(&locked, By::Helper);
+        locked.is_whole(range)
+    })
 }
 
 /// How long an interposed memory call waits for another thread that ends a region of the memory, in
