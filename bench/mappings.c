@@ -375,7 +375,7 @@ int main(int argc, char **argv)
 		in_turn("the same by a bare system call", rounds ? rounds : 1000, unmaps, false);
 	}
 	if (!row || !strcmp(row, "drop"))
-		for (int n = threads ? threads : 8; n <= (threads ? threads : 500); n = n == 8 ? 64 : n == 64 ? 500 : n + 1) {
+		for (int n = threads ? threads : 8; n <= (threads ? threads : 500); n = n == 8 ? 64 : n == 64 ? 500 : n + 10000) {
 			drops(rounds ? rounds : 20, n, false);
 			drops(rounds ? rounds : 20, n, true);
 		}

@@ -48,6 +48,33 @@ impl Locked<'_> {
         });
     }
 
+    /// Notes the part of a chunk around a range in which no region lies and none is watched, so that
+    /// the next call that changes memory there need not take the lock. If a region has no extent, it
+    /// may be watched at any moment.
+    pub fn note_clear(&self, range: PageRange) {
+        let mut part = PageRange {
+            start: range.start - range.start % CHUNK,
+            end: range.start - range.start % CHUNK + CHUNK,
+        };
+        if !part.contains(range) || range.start >= range.end {
+            return;
+        }
+        let mut clear = true;
+        self.pool().near(range, range, |_, region| {
+            match region.extent() {
+                Some(extent) if extent.end <= range.start => {
+                    part.start = part.start.max(extent.end)
+                }
+                Some(extent) if extent.start >= range.end => part.end = part.end.min(extent.start),
+                _ => clear = false,
+            }
+            clear
+        });
+        if clear {
+            self.pool().filter.note_clear(part);
+        }
+    }
+
     /// Whether one extent has all of a range, or none has any of it.
     pub fn is_whole(&self, range: PageRange) -> bool {
         let mut whole = true;

@@ -174,7 +174,7 @@ impl Test {
                 .known
                 .values()
                 .any(|known| known.purpose.hull.overlaps(range))
-                || self.pool.filter.may_hold(range)
+                || self.pool.filter.may_touch(range)
         );
         let frame = Frame::new();
         let announced = self.pool.changes.begin_at(range, 0, &frame);
@@ -189,6 +189,7 @@ impl Test {
         for known in self.known.values_mut() {
             known.stale |= known.purpose.hull.overlaps(range);
         }
+        self.pool.lock().note_clear(range);
     }
 
     fn register(&mut self, purpose: Purpose, changed_meanwhile: bool) -> Result<(), TestCaseError> {
@@ -214,6 +215,7 @@ impl Test {
                 let Some(id) = made else {
                     return Ok(());
                 };
+                self.pool.region(id).claim_extent(Some(purpose.hull));
                 let pinned = self.pin(purpose.hull);
                 self.known.insert(
                     id,

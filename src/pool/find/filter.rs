@@ -24,16 +24,22 @@ const LARGE: usize = if cfg!(test) { 2 } else { 64 };
 /// A range of more blocks than this is assumed to hold a region.
 const TOO_MANY_TO_LOOK: u64 = 256;
 
-/// The range of a large region. An empty range is no region.
+/// How many chunks can have a clear part that is noted.
+const CLEAR: usize = if cfg!(test) { 4 } else { 256 };
+
+/// A range of more chunks than this is not looked up among the clear parts.
+const FEW_CHUNKS: u64 = 4;
+
+/// A noted range: of a large region, or a clear part of a chunk. An empty range notes nothing.
 #[repr(C)]
-struct LargeRange {
+struct NotedRange {
     /// Grows before and after each change of the range.
     turn: AtomicU64,
     start: AtomicU64,
     end: AtomicU64,
 }
 
-impl LargeRange {
+impl NotedRange {
     /// The range, or `None` if it is just changing.
     fn get(&self) -> Option<PageRange> {
         let turn = self.turn.load(Acquire);
@@ -64,9 +70,11 @@ pub struct Filter {
     /// The number of large regions, and of those for which no range was free.
     large: AtomicU32,
     unnoted: AtomicU32,
-    ranges: [LargeRange; LARGE],
+    ranges: [NotedRange; LARGE],
     blocks: [AtomicU32; BLOCK_COUNTS],
     counts: [AtomicU32; COUNTS],
+    /// For some chunks in which regions lie: a part in which no region lies and none is watched.
+    clear: [NotedRange; CLEAR],
 }
 
 fn chunks(range: PageRange) -> core::ops::RangeInclusive<u64> {
@@ -105,8 +113,18 @@ impl Filter {
                 None => add(&self.unnoted, 1),
             }
             add(&self.large, 1);
+            self.clear
+                .iter()
+                .filter(|part| part.get() != Some(EMPTY))
+                .for_each(|part| part.set(EMPTY));
         } else {
             self.each(range, 1);
+            for chunk in chunks(range) {
+                let part = self.clear_part(chunk);
+                if part.get() != Some(EMPTY) {
+                    part.set(EMPTY);
+                }
+            }
         }
     }
 
@@ -136,6 +154,32 @@ impl Filter {
     /// Whether a region in this range may have many neighbours in its first chunk.
     pub fn has_many_neighbours(&self, range: PageRange) -> bool {
         self.counts[place(range.start / CHUNK, COUNTS)].load(Relaxed) > 16
+    }
+
+    fn clear_part(&self, chunk: u64) -> &NotedRange {
+        &self.clear[place(chunk, CLEAR)]
+    }
+
+    /// Notes that no region lies in a part of a chunk and none is watched there, until a region is
+    /// added in the chunk. Under the pool's lock.
+    pub fn note_clear(&self, part: PageRange) {
+        self.clear_part(part.start / CHUNK).set(part);
+    }
+
+    /// Whether a range is known to lie in clear parts: the pool has nothing there.
+    fn is_clear(&self, range: PageRange) -> bool {
+        let chunks = chunks(range);
+        count_of(&chunks) <= FEW_CHUNKS
+            && chunks.into_iter().all(|chunk| {
+                let noted = self.clear_part(chunk).get();
+                noted.is_some_and(|noted| noted.contains(part(range, chunk, CHUNK)))
+            })
+    }
+
+    /// Whether a change of a range may touch a region, or watched memory around one. As
+    /// [`Filter::may_hold`], a "no" is certain.
+    pub fn may_touch(&self, range: PageRange) -> bool {
+        self.may_hold(range) && !self.is_clear(range)
     }
 
     /// Whether a region may have an address in one of the chunks of this range.
@@ -207,6 +251,36 @@ fn add(count: &AtomicU32, amount: u32) {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_clear_part_stays_clear_until_a_region_is_added() {
+        // SAFETY: all zeros is an empty filter.
+        let filter: Filter = unsafe { core::mem::zeroed() };
+        let page = 4096;
+        let in_chunk = |chunk: u64, from: u64, to: u64| PageRange {
+            start: chunk * CHUNK + from * page,
+            end: chunk * CHUNK + to * page,
+        };
+        filter.add(in_chunk(7, 0, 1));
+        assert!(filter.may_touch(in_chunk(7, 20, 30)));
+        filter.note_clear(in_chunk(7, 10, 512));
+        assert!(!filter.may_touch(in_chunk(7, 20, 30)) && !filter.may_touch(in_chunk(7, 10, 512)));
+        assert!(filter.may_touch(in_chunk(7, 9, 30)) && filter.may_hold(in_chunk(7, 20, 30)));
+        let over_the_end = PageRange {
+            start: 7 * CHUNK + 20 * page,
+            end: 8 * CHUNK + page,
+        };
+        assert!(filter.may_touch(over_the_end));
+        filter.note_clear(in_chunk(8, 0, 512));
+        assert!(!filter.may_touch(over_the_end));
+        filter.add(in_chunk(8, 511, 513));
+        assert!(filter.may_touch(over_the_end) && !filter.may_touch(in_chunk(7, 20, 30)));
+        filter.add(in_chunk(7, 40, 41));
+        assert!(filter.may_touch(in_chunk(7, 20, 30)));
+        filter.note_clear(in_chunk(7, 10, 40));
+        filter.add(in_chunk(2, 0, 512 * MANY + 1));
+        assert!(filter.may_touch(in_chunk(7, 20, 30)), "a large one");
+    }
 
     #[test]
     fn what_is_there_may_be_there() {

@@ -3,7 +3,7 @@
 //! with its range, writes the range to the log, ends the idle regions that the change touches, and
 //! stops watching their memory: the kernel then has no event for the change, and the call need not
 //! wait for the monitor. If a region was made meanwhile, it writes the range once more after the
-//! real call. If no region can be near the memory, it does nothing.
+//! real call. If the pool has no region there and watches nothing there, it does nothing.
 //!
 //! These functions run wherever the program or one of its libraries changes memory: in malloc, in
 //! signal handlers, in forked children. They allocate nothing and look up no symbol. The one lock
@@ -177,7 +177,7 @@ impl Drop for Unreported<'_> {
 pub fn may_change(frame: &Frame, addr: usize, length: usize) -> Changing<'_> {
     Changing(heeding().map(|relaxed| {
         let range = pages(addr, length);
-        let may_hold = relaxed.pool.filter.may_hold(range);
+        let may_hold = relaxed.pool.filter.may_touch(range);
         UnderWay {
             relaxed,
             range: NOTHING,
@@ -234,7 +234,7 @@ fn begin<'f>(
     if under_way.long {
         changes.begin_long(now());
     }
-    if relaxed.pool.filter.may_hold(range) {
+    if relaxed.pool.filter.may_touch(range) {
         under_way.announced = Some(announce(relaxed, frame, range));
         under_way.linked = Some(changes.linked());
         changes.write(called(range));
@@ -299,7 +299,7 @@ impl UnderWay<'_> {
         let pool = self.relaxed.pool;
         // Another thread may have registered a region there since the check before the call. If the
         // filter has none, no region was pinned there before the change that has not ended since.
-        if !pool.filter.may_hold(range) {
+        if !pool.filter.may_touch(range) {
             return;
         }
         if self.announced.is_none() {

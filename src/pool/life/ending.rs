@@ -242,6 +242,7 @@ pub fn touched(relaxed: &Instance, range: PageRange, adjoining: bool) -> bool {
         range
     };
     let watched = locked.unwatch(memory, |part| relaxed.watch.unwatch(part, &pool.changes));
+    locked.note_clear(range);
     drop(locked);
     doomed(relaxed, By::Helper);
     // Another thread may be ending a region of this memory.
