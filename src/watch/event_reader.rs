@@ -124,7 +124,8 @@ fn drain(file: Userfaultfd, changes: &Log, messages: &mut [Message]) -> Result<(
                 Report::Other => {}
             }
         }
-        if count == 0 {
+        // Fewer than there is room for: these were all.
+        if count < messages.len() {
             return Ok(());
         }
     }
