@@ -190,6 +190,45 @@ pub fn set_name(name: &core::ffi::CStr) {
     unsafe { libc::prctl(libc::PR_SET_NAME, name.as_ptr()) };
 }
 
+/// Frees the calling thread of what it has inherited from the thread that started it: a processor
+/// that the starter is bound to, and perhaps polls on, a class for work that can wait, a nice value.
+/// The program's threads wait for this thread. What the kernel refuses stays as it was.
+///
+/// A real-time class stays, and so does a nice value below 0: a thread of such a class may wait for
+/// this one, which would otherwise come after all others.
+pub fn run_anywhere() {
+    /// A bit for each processor. The kernel leaves out those that there are not, and those that the
+    /// process's cpuset does not have.
+    const PROCESSORS: [u64; 128] = [u64::MAX; 128];
+    let this_thread = 0;
+    let (size, all) = (size_of_val(&PROCESSORS), PROCESSORS.as_ptr());
+    // SAFETY: the kernel reads `size` bytes of the mask.
+    unsafe { libc::syscall(libc::SYS_sched_setaffinity, this_thread, size, all) };
+    // SAFETY: the call takes no pointers.
+    let class = unsafe { libc::syscall(libc::SYS_sched_getscheduler, this_thread) };
+    let class = class & !libc::c_long::from(libc::SCHED_RESET_ON_FORK);
+    if class == libc::SCHED_BATCH.into() || class == libc::SCHED_IDLE.into() {
+        let priority = 0;
+        // SAFETY: the parameter is one readable int (`struct sched_param`).
+        unsafe {
+            libc::syscall(
+                libc::SYS_sched_setscheduler,
+                this_thread,
+                libc::SCHED_OTHER,
+                &raw const priority,
+            )
+        };
+    }
+    // The system call answers 20 less the nice value.
+    const NO_NICE: libc::c_long = 20;
+    // SAFETY: the call takes no pointers.
+    let nice = unsafe { libc::syscall(libc::SYS_getpriority, libc::PRIO_PROCESS, this_thread) };
+    if (0..NO_NICE).contains(&nice) {
+        // SAFETY: the call takes no pointers.
+        unsafe { libc::syscall(libc::SYS_setpriority, libc::PRIO_PROCESS, this_thread, 0) };
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

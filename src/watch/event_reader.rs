@@ -75,6 +75,7 @@ extern "C" fn run(_: *mut c_void) -> c_int {
     let Reader { changes, heard } = unsafe { *READER.load(Relaxed) };
     let file = Userfaultfd::of_fd(FILE.load(Relaxed));
     helper_thread::set_name(c"rdmamr-monitor");
+    helper_thread::run_anywhere();
     let file = loop {
         match file.as_only_one() {
             Some(file) => break file,

@@ -209,6 +209,7 @@ extern "C" fn run(argument: *mut c_void) -> c_int {
     // SAFETY: `start` passed a `&'static Instance`.
     let relaxed = unsafe { &*argument.cast::<Instance>() };
     helper_thread::set_name(c"rdmamr-cleaner");
+    helper_thread::run_anywhere();
     let (pool, cleaner) = (relaxed.pool, relaxed.cleaner);
     let mut ticks = 0u32;
     let mut busy = PATIENCE;
