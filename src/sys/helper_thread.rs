@@ -190,6 +190,20 @@ pub fn set_name(name: &core::ffi::CStr) {
     unsafe { libc::prctl(libc::PR_SET_NAME, name.as_ptr()) };
 }
 
+/// How the kernel runs a thread, sched_setattr(2).
+#[repr(C)]
+#[derive(Default)]
+struct Scheduling {
+    size: u32,
+    policy: u32,
+    flags: u64,
+    nice: i32,
+    priority: u32,
+    runtime: u64,
+    deadline: u64,
+    period: u64,
+}
+
 /// Frees the calling thread of what it has inherited from the thread that started it: a processor
 /// that the starter is bound to, and perhaps polls on, a class for work that can wait, a nice value.
 /// The program's threads wait for this thread. What the kernel refuses stays as it was.
@@ -200,32 +214,51 @@ pub fn run_anywhere() {
     /// A bit for each processor. The kernel leaves out those that there are not, and those that the
     /// process's cpuset does not have.
     const PROCESSORS: [u64; 128] = [u64::MAX; 128];
+    /// By this slice, in ns, the kernel (Linux 6.12) runs the thread before others that have run for
+    /// long. It is more than the thread needs at once. Older kernels ignore it.
+    const SLICE: u64 = 100_000;
     let this_thread = 0;
     let (size, all) = (size_of_val(&PROCESSORS), PROCESSORS.as_ptr());
     // SAFETY: the kernel reads `size` bytes of the mask.
     unsafe { libc::syscall(libc::SYS_sched_setaffinity, this_thread, size, all) };
-    // SAFETY: the call takes no pointers.
-    let class = unsafe { libc::syscall(libc::SYS_sched_getscheduler, this_thread) };
-    let class = class & !libc::c_long::from(libc::SCHED_RESET_ON_FORK);
-    if class == libc::SCHED_BATCH.into() || class == libc::SCHED_IDLE.into() {
-        let priority = 0;
-        // SAFETY: the parameter is one readable int (`struct sched_param`).
+    let mut now = Scheduling::default();
+    let (size, flags) = (size_of::<Scheduling>(), 0);
+    // SAFETY: the kernel writes at most `size` bytes.
+    let got = unsafe {
+        libc::syscall(
+            libc::SYS_sched_getattr,
+            this_thread,
+            &raw mut now,
+            size,
+            flags,
+        )
+    };
+    let is = |policy: c_int| now.policy == policy as u32;
+    if got != 0 || !(is(libc::SCHED_OTHER) || is(libc::SCHED_BATCH) || is(libc::SCHED_IDLE)) {
+        return;
+    }
+    let set = |nice: i32| {
+        let wanted = Scheduling {
+            size: size as u32,
+            policy: libc::SCHED_OTHER as u32,
+            flags: now.flags,
+            nice,
+            runtime: SLICE,
+            ..Scheduling::default()
+        };
+        // SAFETY: the kernel reads `size` bytes.
         unsafe {
             libc::syscall(
-                libc::SYS_sched_setscheduler,
+                libc::SYS_sched_setattr,
                 this_thread,
-                libc::SCHED_OTHER,
-                &raw const priority,
-            )
-        };
-    }
-    // The system call answers 20 less the nice value.
-    const NO_NICE: libc::c_long = 20;
-    // SAFETY: the call takes no pointers.
-    let nice = unsafe { libc::syscall(libc::SYS_getpriority, libc::PRIO_PROCESS, this_thread) };
-    if (0..NO_NICE).contains(&nice) {
-        // SAFETY: the call takes no pointers.
-        unsafe { libc::syscall(libc::SYS_setpriority, libc::PRIO_PROCESS, this_thread, 0) };
+                &raw const wanted,
+                flags,
+            ) == 0
+        }
+    };
+    // To become less nice may take a privilege.
+    if !set(now.nice.min(0)) {
+        set(now.nice);
     }
 }
 
