@@ -79,6 +79,13 @@ extern void (*_Atomic stub_before)(long number, const long argument[6]);
 extern long (*stub_syscall)(long number, ...);
 
 /*
+ * In a thread with a table of descriptors of its own the device's number is another device's: it
+ * knows no region, and counts how often it was asked.
+ */
+extern _Thread_local bool stub_is_another;
+long stub_misled(void);
+
+/*
  * The device writes to a part of the region, or reads it: at most 32 KiB, from the offset `at` on.
  * 0, or an errno as above.
  */

@@ -35,6 +35,7 @@ next! {
     CLOSE_RANGE = c"close_range": unsafe extern "C" fn(c_uint, c_uint, c_int) -> c_int;
     DUP2 = c"dup2": unsafe extern "C" fn(c_int, c_int) -> c_int;
     DUP3 = c"dup3": unsafe extern "C" fn(c_int, c_int, c_int) -> c_int;
+    UNSHARE = c"unshare": unsafe extern "C" fn(c_int) -> c_int;
     IOCTL = c"ioctl": unsafe extern "C" fn(c_int, c_ulong, ...) -> c_int;
 }
 
@@ -76,9 +77,24 @@ unsafe extern "C" fn closefrom(first: c_int) {
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+    /// CLOSE_RANGE_UNSHARE of <linux/close_range.h>.
+    const UNSHARE: c_int = 2;
     touching(first, last, || {
-        call_next!(CLOSE_RANGE(first, last, flags), SYS_close_range)
+        let closed = call_next!(CLOSE_RANGE(first, last, flags), SYS_close_range);
+        if flags & UNSHARE != 0 {
+            ret::always((), changes::left_table);
+        }
+        closed
     })
+}
+
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C" fn unshare(flags: c_int) -> c_int {
+    let left = call_next!(UNSHARE(flags), SYS_unshare);
+    if flags & libc::CLONE_FILES != 0 {
+        ret::always((), changes::left_table);
+    }
+    left
 }
 
 /// The system call, which not every architecture has.

@@ -6,7 +6,7 @@ use super::{POOL, RANGES, listens, pool_is_on, reuse, turn_pool_on};
 use crate::pool::life::{change, tasks};
 use crate::trace;
 use crate::watch::in_place;
-use crate::watch::number::NUMBER;
+use crate::watch::number::{NUMBER, TABLE};
 pub use change::{Changing, Frame, Touching, Unreported};
 
 /// Tells the trace of a change, so that a reader knows what a pool would have lost.
@@ -124,6 +124,11 @@ pub fn several_can_move() -> bool {
 #[inline(always)]
 pub fn touching(first: u32, last: u32) -> Option<Touching<'static>> {
     NUMBER.touching(first, last)
+}
+
+/// The calling thread may have left its table of descriptors.
+pub fn left_table() {
+    TABLE.left();
 }
 
 /// Whether the number is that of the library's userfaultfd.

@@ -18,7 +18,7 @@ use super::process::{FAR_AWAY, PAGE_SIZE};
 use super::{signals, thread};
 use core::ffi::{c_int, c_void};
 use core::ptr::{null_mut, with_exposed_provenance_mut};
-use core::sync::atomic::{AtomicU32, Ordering::*};
+use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::*};
 
 const STACK: usize = 64 << 10;
 const GUARD: usize = PAGE_SIZE;
@@ -26,13 +26,27 @@ const GUARD: usize = PAGE_SIZE;
 /// More than glibc keeps about a thread, on either side of the thread pointer.
 const ABOUT: usize = 16 << 10;
 
-/// Starts a thread that runs `run` with `argument` forever. False if no thread could be made.
+/// The thread pointers of the threads that run forever.
+static POINTERS: [AtomicUsize; 4] = [const { AtomicUsize::new(0) }; 4];
+
+/// Whether the calling thread is one that runs forever, and so has no thread-local variables.
+pub fn is_current() -> bool {
+    let pointer = thread::pointer();
+    POINTERS.iter().any(|one| one.load(Relaxed) == pointer)
+}
+
+/// Starts a thread that runs `run` with `argument` forever, and that shares the table of descriptors
+/// with the calling thread. Returns the thread's number, `None` if no thread could be made.
 ///
 /// # Safety
 /// `run` keeps the module's rules, and the target of `argument` is never freed.
-pub unsafe fn start(run: extern "C" fn(*mut c_void) -> c_int, argument: *mut c_void) -> bool {
+pub unsafe fn start(
+    run: extern "C" fn(*mut c_void) -> c_int,
+    argument: *mut c_void,
+) -> Option<i32> {
     // SAFETY: `run` keeps the module's rules, and the target of `argument` is never freed.
-    unsafe { start_with(run, argument, libc::CLONE_FILES) }.is_some()
+    let thread = unsafe { start_with(run, argument, libc::CLONE_FILES, true) }?;
+    Some(thread.running().load(Relaxed) as i32)
 }
 
 /// As [`start`], but the thread has a table of descriptors of its own, a copy of the program's. If
@@ -42,7 +56,7 @@ pub unsafe fn start(run: extern "C" fn(*mut c_void) -> c_int, argument: *mut c_v
 /// As for [`start`].
 pub unsafe fn start_apart(run: extern "C" fn(*mut c_void) -> c_int, argument: *mut c_void) -> bool {
     // SAFETY: `run` keeps the module's rules, and the target of `argument` is never freed.
-    unsafe { start_with(run, argument, 0) }.is_some()
+    unsafe { start_with(run, argument, 0, true) }.is_some()
 }
 
 /// A thread that ends. If nobody joins it, its memory stays mapped.
@@ -61,7 +75,7 @@ pub unsafe fn start_ending(
     argument: *mut c_void,
 ) -> Option<Ending> {
     // SAFETY: the same contract.
-    unsafe { start_with(run, argument, libc::CLONE_FILES) }
+    unsafe { start_with(run, argument, libc::CLONE_FILES, false) }
 }
 
 /// `files` is CLONE_FILES or 0.
@@ -69,6 +83,7 @@ unsafe fn start_with(
     run: extern "C" fn(*mut c_void) -> c_int,
     argument: *mut c_void,
     files: c_int,
+    forever: bool,
 ) -> Option<Ending> {
     // SAFETY: __errno_location has no preconditions.
     let errno = unsafe { libc::__errno_location() }.addr();
@@ -87,6 +102,11 @@ unsafe fn start_with(
         // SAFETY: `above` bytes follow the pointer.
         unsafe { tls.cast::<*mut c_void>().wrapping_add(word).write(tls) };
     }
+    let mine = |one: &&AtomicUsize| {
+        let free = one.compare_exchange(0, tls.addr(), Relaxed, Relaxed);
+        free.is_ok()
+    };
+    let noted = forever.then(|| POINTERS.iter().find(mine)).flatten();
     let thread = Ending { memory, size };
     let running = thread.running().as_ptr().cast::<c_int>();
     let blocked = signals::block();
@@ -103,6 +123,9 @@ unsafe fn start_with(
     let number = unsafe { libc::clone(run, stack, flags, argument, running, tls, running) };
     signals::restore(blocked);
     if number < 0 {
+        if let Some(noted) = noted {
+            noted.store(0, Relaxed);
+        }
         thread.unmap();
         return None;
     }

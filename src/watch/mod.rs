@@ -342,7 +342,9 @@ impl Watch {
         // before.
         let closed = (!self.keeps_apart.load(Relaxed)).then(|| gate::GATE.close());
         let is_settled = || changes.has_heard_all();
-        if closed.is_some() && !(is_settled() && number.fence() == Fence::Passed && is_settled()) {
+        if closed.is_some()
+            && !(is_settled() && number.fence_of_any() == Fence::Passed && is_settled())
+        {
             return Unwatching::Unsettled;
         }
         if number.unregister(range) {

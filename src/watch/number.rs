@@ -7,6 +7,9 @@
 //! proof of anything; the monitor, which has a table of its own, hears of every change whatever
 //! becomes of it. What the number answers counts only if it is *ours*:
 //!
+//! * Each thread looks for itself before it first asks: a proof belongs to a table. kcmp(2) says
+//!   whether the thread has the pool's table, that of the cleaner. A thread in another table neither
+//!   hits nor watches, and deregisters nothing of the pool's: its numbers are other files'.
 //! * fstat(2) shows the device and the inode of our file. Each userfaultfd has an inode of its own
 //!   since Linux 5.12, and the monitor keeps the file open, so no other file gets that inode.
 //!   Before Linux 5.12 another userfaultfd of the process looks alike.
@@ -14,20 +17,25 @@
 //!   a pipe, a socket, a file, a terminal answer otherwise. An epoll file does not, nor does
 //!   another userfaultfd. Only another userfaultfd takes memory.
 //! * The C library's calls that close or replace a number are interposed (`capi/descriptors.rs`).
-//!   While one of them is under way at our number, and until fstat has shown our file again, each
-//!   fence and each request for memory is followed by an fstat. The same holds once fstat has shown
-//!   another file.
+//!   While one of them is under way at our number, in whichever table, and until a thread has seen
+//!   our file again by fstat, each fence and each request for memory of that thread is followed by
+//!   an fstat. The same holds once fstat has shown another file. `unshare` and `close_range` are
+//!   interposed too: a thread that may have left the table looks anew.
 //! * The first time that a region would be used again, fstat shows our file once more.
 //!
-//! One case is left: a thread replaces our number by a bare system call dup2, directly by a file
-//! that answers EINVAL, and no region is used again for the first time between that and a hit
-//! (docs/limits.md).
+//! Two cases are left (docs/limits.md). A thread replaces our number by a bare system call dup2,
+//! directly by a file that answers EINVAL, and no region is used again for the first time between
+//! that and a hit. And a thread that has already asked leaves the table by a bare system call.
+//! (No ioctl tells our file from another userfaultfd at the fence's price: of those that answer
+//! without the lock of the address space none looks whose the memory is.)
 
 use crate::report::log;
 use crate::sys::descriptor::identity;
+use crate::sys::helper_thread;
 use crate::sys::pages::PageRange;
 use crate::sys::words::InWords;
 use crate::watch::userfaultfd::{Fence, Userfaultfd, Watched};
+use core::cell::Cell;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering::*};
 use errno::{Errno, errno, set_errno};
 
@@ -42,9 +50,107 @@ pub struct Number {
     /// How many calls that close or replace the number have begun, and how many have returned.
     begun: AtomicU64,
     ended: AtomicU64,
-    /// The value of `begun` when the number was last seen to be ours and no call was under way.
-    proven: AtomicU64,
     said: AtomicBool,
+}
+
+/// In place of a value of `begun`: the thread has not seen the number to be ours.
+const NOTHING: u64 = u64::MAX;
+
+thread_local! {
+    /// The value of `begun` when this thread last saw the number to be ours, and no call was under
+    /// way. Other threads may have other tables, so each looks for itself.
+    static PROVEN: Cell<u64> = const { Cell::new(NOTHING) };
+    /// What this thread knows of its table.
+    static KNOWN: Cell<Known> = const { Cell::new(Known::Nothing) };
+}
+
+/// `PROVEN` of the library's own threads, which have no such variables. Those that ask share a
+/// table.
+static OF_HELPER: AtomicU64 = AtomicU64::new(NOTHING);
+
+/// Not inlined: the compiler may look up the address of a thread-local variable before it asks who
+/// asks, and a helper thread dies of that. The same holds for the other functions that say so.
+#[inline(never)]
+fn of_program() -> u64 {
+    PROVEN.get()
+}
+
+fn set_proof(proof: u64) {
+    /// Not inlined, as [`of_program`].
+    #[inline(never)]
+    fn of_program(proof: u64) {
+        PROVEN.set(proof);
+    }
+    if helper_thread::is_current() {
+        OF_HELPER.store(proof, SeqCst);
+    } else {
+        of_program(proof);
+    }
+}
+
+/// What a thread knows of its table of descriptors.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Known {
+    Nothing,
+    /// It was the pool's, and the thread has left it, or may have.
+    Left,
+    Here,
+    Elsewhere,
+}
+
+/// The table of descriptors that the pool's numbers are in: that of our file, and those of devices.
+/// It is the table of the thread that made the cleaner, which shares it.
+pub static TABLE: Table = Table(AtomicI32::new(0));
+
+/// The number of a thread that shares the table; 0 if there is none.
+pub struct Table(AtomicI32);
+
+impl Table {
+    /// A thread of the library's shares the table from now on, for ever.
+    pub fn set(&self, thread: i32) {
+        self.0.store(thread, Release);
+    }
+
+    /// Whether the calling thread has this table. If the kernel may not be asked (kcmp(2)), a thread
+    /// that has not left a table by a call of the C library has.
+    pub fn is_here(&self) -> bool {
+        /// Not inlined, as [`of_program`].
+        #[inline(never)]
+        fn of_program(table: &Table) -> bool {
+            match KNOWN.get() {
+                Known::Here => true,
+                Known::Elsewhere => false,
+                known => table.look(known),
+            }
+        }
+        helper_thread::is_current() || of_program(self)
+    }
+
+    #[cold]
+    fn look(&self, known: Known) -> bool {
+        const KCMP_FILES: i32 = 2;
+        let thread = self.0.load(Acquire);
+        if thread == 0 {
+            return known == Known::Nothing;
+        }
+        let before = errno();
+        // SAFETY: the calls take no pointers.
+        let same = unsafe {
+            let this = libc::syscall(libc::SYS_gettid);
+            libc::syscall(libc::SYS_kcmp, thread, this, KCMP_FILES, 0, 0)
+        };
+        let refused = same < 0 && matches!(errno().0, libc::EPERM | libc::EACCES | libc::ENOSYS);
+        set_errno(before);
+        let here = same == 0 || (refused && known == Known::Nothing);
+        KNOWN.set(if here { Known::Here } else { Known::Elsewhere });
+        here
+    }
+
+    /// The calling thread may have another table from now on.
+    pub fn left(&self) {
+        KNOWN.set(Known::Left);
+        PROVEN.set(NOTHING);
+    }
 }
 
 /// The number is another file's, or nobody's.
@@ -58,7 +164,6 @@ impl Number {
             inode: AtomicU64::new(0),
             begun: AtomicU64::new(0),
             ended: AtomicU64::new(0),
-            proven: AtomicU64::new(u64::MAX),
             said: AtomicBool::new(false),
         }
     }
@@ -88,13 +193,19 @@ impl Number {
         self.file().is_some()
     }
 
-    /// Whether nothing is known to have happened to the number since it was seen to be ours.
-    #[inline(always)]
+    /// Whether nothing is known to have happened to the number since the calling thread saw it to be
+    /// ours.
+    #[inline(never)]
     fn is_trusted(&self) -> bool {
-        self.proven.load(SeqCst) == self.begun.load(SeqCst)
+        let proven = if helper_thread::is_current() {
+            OF_HELPER.load(SeqCst)
+        } else {
+            of_program()
+        };
+        proven == self.begun.load(SeqCst)
     }
 
-    /// Asks whether a change of memory is in flight.
+    /// Asks whether a change of memory is in flight. A thread of the program asks.
     #[inline(always)]
     pub fn fence(&self) -> Fence {
         let Some(file) = self.file() else {
@@ -102,6 +213,18 @@ impl Number {
         };
         match file.fence() {
             // If the number is replaced after this look at `begun`, it was ours at the fence.
+            Fence::Passed if PROVEN.get() == self.begun.load(SeqCst) => Fence::Passed,
+            Fence::UnderWay => Fence::UnderWay,
+            answer => self.fence_in_doubt(answer),
+        }
+    }
+
+    /// As [`Number::fence`], for a thread that may be the library's own.
+    pub fn fence_of_any(&self) -> Fence {
+        let Some(file) = self.file() else {
+            return Fence::Lost(NOT_OURS);
+        };
+        match file.fence() {
             Fence::Passed if self.is_trusted() => Fence::Passed,
             Fence::UnderWay => Fence::UnderWay,
             answer => self.fence_in_doubt(answer),
@@ -138,9 +261,8 @@ impl Number {
         if !self.is_trusted() {
             self.prove()?;
         }
-        let begun = self.proven.load(SeqCst);
         let registered = file.register(range);
-        if registered.is_err() || self.begun.load(SeqCst) != begun {
+        if registered.is_err() || !self.is_trusted() {
             self.prove()?;
         }
         registered
@@ -157,9 +279,12 @@ impl Number {
         file.is_some_and(|file| file.unregister(range))
     }
 
-    /// Looks whether the number is ours in the calling thread's table. If it is not, says so once,
-    /// and no answer counts without an fstat from then on.
+    /// Looks whether the number is ours in the calling thread's table, and whether that table is the
+    /// pool's. If it is not ours, says so once, and no answer counts without an fstat from then on.
     pub fn prove(&self) -> Result<(), Errno> {
+        if !TABLE.is_here() {
+            return Err(NOT_OURS);
+        }
         let before = errno();
         let (begun, ended) = (self.begun.load(SeqCst), self.ended.load(SeqCst));
         let fd = self.fd.load(Relaxed);
@@ -167,10 +292,11 @@ impl Number {
         set_errno(before);
         if found == Ok((self.device.load(Relaxed), self.inode.load(Relaxed))) {
             if begun == ended {
-                self.proven.store(begun, SeqCst);
+                set_proof(begun);
             }
             return Ok(());
         }
+        set_proof(NOTHING);
         drop(self.beginning());
         if !self.said.swap(true, Relaxed) {
             let say = |what| {

@@ -13,6 +13,7 @@ use crate::report::stats::{self, counter};
 use crate::sys::proc;
 use crate::sys::{clock, futex, helper_thread};
 use crate::trace;
+use crate::watch::number::TABLE;
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*, fence};
 use core::time::Duration;
@@ -188,7 +189,8 @@ fn try_to_start(relaxed: &'static Instance) {
     }
     let argument = (&raw const *relaxed).cast_mut();
     // SAFETY: `run` keeps to the rules of `helper_thread.rs`, and `relaxed` is never freed.
-    if unsafe { helper_thread::start(run, argument.cast()) } {
+    if let Some(number) = unsafe { helper_thread::start(run, argument.cast()) } {
+        TABLE.set(number);
         cleaner.running.store(true, Relaxed);
     } else {
         cleaner.attempt.store(now + ATTEMPTS_APART, Relaxed);

@@ -16,6 +16,7 @@ use crate::sys::thread;
 use crate::trace::{self, format::Call};
 use crate::watch::Unwatching;
 use crate::watch::extent::CHUNK;
+use crate::watch::number::TABLE;
 use core::sync::atomic::Ordering::*;
 use core::time::Duration;
 use errno::Errno;
@@ -67,8 +68,16 @@ fn described(region: &PoolRegion) -> Call {
 
 /// Deregisters a claimed region. After an error the region stays registered, and is never used
 /// again. A flush of its domain or device tries to end it again, and so does the cleaner.
+///
+/// A thread in another table of descriptors than the pool's has other files at the regions' numbers:
+/// it leaves the region to the cleaner.
 pub fn end(relaxed: &Instance, id: Id, by: By) -> Result<(), Errno> {
     let pool = relaxed.pool;
+    if !TABLE.is_here() {
+        pool.ends_later(id);
+        relaxed.cleaner.wake();
+        return Ok(());
+    }
     let region = pool.region(id);
     if let Err(errno) = deregister(region, by) {
         region.refusals.fetch_add(1, Relaxed);
@@ -134,7 +143,7 @@ fn deregister(region: &PoolRegion, by: By) -> Result<(), Errno> {
 pub fn unpin(relaxed: &Instance, id: Id) {
     let region = relaxed.pool.region(id);
     // After an error, whoever ends the region meets the error anew.
-    if deregister(region, By::Helper).is_ok() {
+    if TABLE.is_here() && deregister(region, By::Helper).is_ok() {
         region.fd.store(LEFT, Relaxed);
     }
     relaxed.pool.ends_later(id);
@@ -211,6 +220,10 @@ pub fn doomed(relaxed: &Instance, by: By) {
 
 /// Deregisters at most so many of the doomed regions.
 pub fn some_doomed(relaxed: &Instance, by: By, most: usize) {
+    if !TABLE.is_here() {
+        relaxed.cleaner.wake();
+        return;
+    }
     for _ in 0..most {
         if relaxed.pool.is_locked_in_vain() && !relaxed.pool.is_orphaned() {
             relaxed.cleaner.wake();

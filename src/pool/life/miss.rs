@@ -28,6 +28,7 @@ use crate::sys::pages::PageRange;
 use crate::sys::thread;
 use crate::watch::Fence;
 use crate::watch::log::UnderWay;
+use crate::watch::number::TABLE;
 use crate::watch::{Unwatched, Watched};
 use core::ptr::with_exposed_provenance_mut;
 use core::sync::atomic::{AtomicU32, Ordering::*};
@@ -142,6 +143,10 @@ fn register_now(
         return because(counter!(bypassed_fork));
     };
     cleaner::start(relaxed);
+    if !TABLE.is_here() {
+        // The numbers of this thread are not the pool's: neither the device's nor the watch's.
+        return because(counter!(bypassed_watch));
+    }
     let purpose = relaxed.purpose(pd, hull, request.access, unshared);
     let mut answer = answer;
     let (mut looks, mut waits) = (0, 0);
