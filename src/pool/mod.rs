@@ -49,6 +49,7 @@ use life::admission::Admission;
 use life::cleaner::{self, Cleaner};
 use life::ending::By;
 use life::limits::Limits;
+use life::reader::Reader;
 use locked::Locked;
 use state::Pool;
 
@@ -68,6 +69,7 @@ pub struct Instance {
     cleaner: &'static Cleaner,
     counters: &'static Counters,
     limits: Limits,
+    reader: Reader,
     /// No limit restricts how much memory the process may pin.
     may_pin_all: bool,
 }

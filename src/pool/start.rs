@@ -11,6 +11,7 @@ use crate::pool::life::change;
 use crate::pool::life::cleaner::{self, Cleaner};
 use crate::pool::life::flush;
 use crate::pool::life::limits::Limits;
+use crate::pool::life::reader::Reader as PoolReader;
 use crate::pool::life::tasks;
 use crate::pool::lock::{Lock, Owner, Patience};
 use crate::pool::place;
@@ -90,6 +91,7 @@ fn make() -> Option<&'static Instance> {
         cleaner,
         counters: stats::counters(),
         limits: Limits::new(settings(may_pin)),
+        reader: PoolReader::new(),
         may_pin_all: may_pin.is_none(),
     };
     let relaxed: &'static Instance = Box::leak(Box::new(relaxed));

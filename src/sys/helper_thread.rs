@@ -204,6 +204,32 @@ pub unsafe fn unmap(memory: *mut c_void, size: usize) {
     unsafe { libc::syscall(libc::SYS_munmap, memory, size) };
 }
 
+/// Closes every number from `first` on of the calling thread's table, which is the thread's own.
+pub fn close_from(first: u32) {
+    // SAFETY: the calling thread is this library's own, and has a table for itself: nobody else
+    // uses its numbers.
+    if unsafe { libc::syscall(libc::SYS_close_range, first, u32::MAX, 0) } == 0 {
+        return;
+    }
+    // Before Linux 5.9, or refused: one by one.
+    let mut limit = [0u64; 2];
+    // SAFETY: `limit` has room for the soft and the hard limit.
+    let asked = unsafe {
+        libc::syscall(
+            libc::SYS_prlimit64,
+            0,
+            libc::RLIMIT_NOFILE,
+            0usize,
+            &raw mut limit,
+        )
+    };
+    let most = if asked == 0 { limit[0] } else { 0 };
+    for fd in first..=u32::try_from(most).unwrap_or(u32::MAX) {
+        // SAFETY: as above.
+        unsafe { libc::syscall(libc::SYS_close, fd) };
+    }
+}
+
 /// Names the calling thread, for tools that show the process's threads. The thread leaves the
 /// program's working directory, whose file system the program may want to unmount.
 pub fn set_name(name: &core::ffi::CStr) {

@@ -12,6 +12,7 @@
 //! **Local argument:** the pointer of an ioctl points to a local structure with the layout of that
 //! ioctl in the kernel's header.
 
+use crate::sys::helper_thread;
 use crate::sys::pages::{PageRange, page_size};
 use crate::uverbs::ioctl;
 use errno::{Errno, errno};
@@ -367,30 +368,7 @@ impl Userfaultfd {
         if self.0 != 0 && unsafe { libc::syscall(libc::SYS_dup3, self.0, 0, 0) } < 0 {
             return None;
         }
-        let close = |first: u32, last: u32| {
-            // SAFETY: as above.
-            if unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) } == 0 {
-                return;
-            }
-            // Before Linux 5.9, or refused: one by one.
-            let mut limit = [0u64; 2];
-            // SAFETY: `limit` has room for the soft and the hard limit.
-            let asked = unsafe {
-                libc::syscall(
-                    libc::SYS_prlimit64,
-                    0,
-                    libc::RLIMIT_NOFILE,
-                    0usize,
-                    &raw mut limit,
-                )
-            };
-            let most = if asked == 0 { limit[0] } else { 0 };
-            for fd in first..=last.min(u32::try_from(most).unwrap_or(u32::MAX)) {
-                // SAFETY: as above.
-                unsafe { libc::syscall(libc::SYS_close, fd) };
-            }
-        };
-        close(1, u32::MAX);
+        helper_thread::close_from(1);
         Some(Userfaultfd(0))
     }
 

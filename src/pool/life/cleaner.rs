@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The thread that deregisters regions without a future: regions whose memory has changed, regions
 //! that have been idle for long enough, and idle regions while the machine is short of memory. The
-//! thread sleeps while no region is idle. `helper_thread.rs` says what it must not do.
+//! thread sleeps while no region is idle. It has the program's table of descriptors, by which it
+//! reaches the devices, and opens no file: the reader (`reader.rs`) does. `helper_thread.rs` says
+//! what it must not do.
 
 use crate::mr::bare;
 use crate::pool::life::ending::{self, By};
 use crate::pool::life::limits;
+use crate::pool::life::reader;
 use crate::pool::region::{Id, PoolRegion};
 use crate::pool::state::{Batch, Cause};
 use crate::pool::{Instance, existing};
 use crate::report::stats::{self, counter};
-use crate::sys::proc;
 use crate::sys::{clock, futex, helper_thread};
 use crate::trace;
 use crate::watch::number::TABLE;
@@ -187,6 +189,10 @@ fn try_to_start(relaxed: &'static Instance) {
     if now < due || take().is_err() {
         return;
     }
+    if !reader::start(relaxed) {
+        cleaner.attempt.store(now + ATTEMPTS_APART, Relaxed);
+        return;
+    }
     let argument = (&raw const *relaxed).cast_mut();
     // SAFETY: `run` keeps to the rules of `helper_thread.rs`, and `relaxed` is never freed.
     if let Some(number) = unsafe { helper_thread::start(run, argument.cast()) } {
@@ -243,9 +249,13 @@ extern "C" fn run(argument: *mut c_void) -> c_int {
                 is_idle |= !due;
                 due
             });
-            relaxed.read_old_limits(limits::SECOND);
-            if ticks.is_multiple_of(LOOKS) && is_short_of_memory() {
-                end_all(relaxed, Cause::Pressure, |_| true);
+            if ticks.is_multiple_of(LOOKS) {
+                relaxed.reader.ask_and_wait();
+                if relaxed.reader.is_short_of_memory() {
+                    end_all(relaxed, Cause::Pressure, |_| true);
+                }
+            } else {
+                relaxed.read_old_limits(limits::SECOND);
             }
             ticks = ticks.wrapping_add(1);
             keep_to_limit(relaxed);
@@ -330,12 +340,6 @@ fn show_idle(relaxed: &Instance) {
     // Without the lock, which a registration would wait for while all slots are read.
     let hits = counters.get(counter!(hits)) + pool.hits_of_regions();
     counters.show_idle(&idle, hits);
-}
-
-/// Whether less than a thirty-second of the machine's memory is available.
-fn is_short_of_memory() -> bool {
-    let (total, available) = proc::memory_kib();
-    available < total / 32
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ use crate::mr::bare::{self, Own};
 use crate::pool::Instance;
 use crate::pool::life::account::Amount;
 use crate::pool::start;
-use crate::sys::{aside, cgroup, clock, proc};
+use crate::sys::{cgroup, clock, proc};
 use core::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering::*};
 
 /// The part of a resource that idle regions may hold.
@@ -134,16 +134,9 @@ impl Instance {
     #[inline]
     pub fn mind_limits(&self, own: &Own, pd: Pd) {
         let registered = self.pool.account.registered().regions;
-        let is_known = self.limits.knows(own.address());
-        if !is_known || registered >= self.limits.next.load(Relaxed) {
-            // Without memory for a stack the limits stay as they are.
-            let _ = aside::run(|| {
-                if (!is_known && self.learn(own, pd))
-                    || registered >= self.limits.next.load(Relaxed)
-                {
-                    self.read_limits();
-                }
-            });
+        let is_new = !self.limits.knows(own.address()) && self.learn(own, pd);
+        if is_new || registered >= self.limits.next.load(Relaxed) {
+            self.reader.ask_and_wait();
         }
     }
 
@@ -172,7 +165,7 @@ impl Instance {
         true
     }
 
-    /// Reads the limits, and has the account keep to them.
+    /// Reads the limits, and has the account keep to them. The reader calls this, which opens files.
     pub fn read_limits(&self) {
         let limits = &self.limits;
         limits.read_at.store(clock::monotonic_by_kernel(), Relaxed);
@@ -190,10 +183,12 @@ impl Instance {
         self.set_limit(limit);
     }
 
-    /// The same, unless they were read less than `age` ns ago.
+    /// Has the limits read soon, unless that was asked for less than `age` ns ago.
     pub fn read_old_limits(&self, age: u64) {
         if self.has_limits_of(age) {
-            self.read_limits();
+            let now = clock::monotonic_by_kernel();
+            self.limits.read_at.store(now, Relaxed);
+            self.reader.ask();
         }
     }
 

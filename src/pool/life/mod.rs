@@ -13,5 +13,6 @@ pub mod hit;
 pub mod limits;
 pub mod miss;
 pub mod owners;
+pub mod reader;
 pub mod release;
 pub mod tasks;

@@ -72,8 +72,8 @@ fn trim(relaxed: &Instance, released: Id) {
     let errno = errno::errno();
     let _inside = thread::enter();
     let (pool, account) = (relaxed.pool, &relaxed.pool.account);
-    if account.is_over() && relaxed.has_limits_of(limits::MOMENT) {
-        let _ = aside::run(|| relaxed.read_limits());
+    if account.is_over() {
+        relaxed.read_old_limits(limits::MOMENT);
     }
     let mut batch = Batch::new();
     let Some(locked) = pool.lock_of_program() else {

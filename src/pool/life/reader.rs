@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The thread that reads files for the pool: how much memory the machine has, what the control groups
+//! allow. It has a table of descriptors of its own, with nothing in it. A file that is open in the
+//! program's table, if only for a moment, has the lowest free number, which a program may count on:
+//! `close(0); open(...)` is 0.
+//!
+//! Nobody waits for the thread for long. What it has not read in time is not known: until the limits
+//! were read once, nothing is kept idle. `helper_thread.rs` says what the thread must not do.
+
+use crate::pool::Instance;
+use crate::sys::{clock, futex, helper_thread, proc};
+use core::ffi::{c_int, c_void};
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
+use core::time::Duration;
+
+/// The reader, as the other threads see it.
+pub struct Reader {
+    /// The number of the last question. A futex.
+    asked: AtomicU32,
+    /// The number of the last question that has been answered. A futex.
+    answered: AtomicU32,
+    /// Whether the machine was short of memory at the last answer.
+    is_short: AtomicBool,
+    /// Whether the thread exists.
+    running: AtomicBool,
+}
+
+/// How long a thread waits for an answer.
+const PATIENCE: Duration = Duration::from_millis(20);
+
+impl Reader {
+    pub fn new() -> Reader {
+        Reader {
+            asked: AtomicU32::new(0),
+            answered: AtomicU32::new(0),
+            is_short: AtomicBool::new(false),
+            running: AtomicBool::new(false),
+        }
+    }
+
+    /// Has the reader read everything anew. Returns the question's number.
+    pub fn ask(&self) -> u32 {
+        let number = self.asked.fetch_add(1, SeqCst).wrapping_add(1);
+        futex::wake(&self.asked, 1);
+        number
+    }
+
+    /// As [`Reader::ask`], and waits a moment for the answer.
+    pub fn ask_and_wait(&self) {
+        let number = self.ask();
+        let now = || Duration::from_nanos(clock::monotonic_by_kernel());
+        let end = now() + PATIENCE;
+        loop {
+            let answered = self.answered.load(SeqCst);
+            let is_answered = number.wrapping_sub(answered) as i32 <= 0;
+            let left = end.checked_sub(now()).filter(|left| !left.is_zero());
+            let Some(left) = left.filter(|_| !is_answered && self.running.load(Relaxed)) else {
+                return;
+            };
+            futex::wait(&self.answered, answered, Some(left));
+        }
+    }
+
+    /// Whether the machine was short of memory when that was last read.
+    pub fn is_short_of_memory(&self) -> bool {
+        self.is_short.load(Relaxed)
+    }
+}
+
+/// Starts the thread, if it does not run. False if it does not.
+pub fn start(relaxed: &'static Instance) -> bool {
+    let reader = &relaxed.reader;
+    if reader.running.load(Relaxed) {
+        return true;
+    }
+    let argument = (&raw const *relaxed).cast_mut();
+    // SAFETY: `run` keeps to the rules of `helper_thread.rs`, and `relaxed` is never freed.
+    let started = unsafe { helper_thread::start_apart(run, argument.cast()) };
+    reader.running.store(started, Relaxed);
+    started
+}
+
+extern "C" fn run(argument: *mut c_void) -> c_int {
+    // SAFETY: `start` passed a `&'static Instance`.
+    let relaxed = unsafe { &*argument.cast::<Instance>() };
+    helper_thread::close_from(0);
+    helper_thread::set_name(c"rdmamr-reader");
+    helper_thread::run_anywhere();
+    let reader = &relaxed.reader;
+    loop {
+        let asked = reader.asked.load(SeqCst);
+        if asked == reader.answered.load(Relaxed) {
+            futex::wait(&reader.asked, asked, None);
+            continue;
+        }
+        relaxed.read_limits();
+        reader.is_short.store(is_short_of_memory(), Relaxed);
+        reader.answered.store(asked, SeqCst);
+        futex::wake(&reader.answered, i32::MAX);
+    }
+}
+
+/// Whether less than a thirty-second of the machine's memory is available.
+fn is_short_of_memory() -> bool {
+    let (total, available) = proc::memory_kib();
+    available < total / 32
+}
