@@ -139,10 +139,11 @@ static void keeps_nothing(bool starts_before)
 		task = start_task(BY_CLONE, nothing, NULL, 0);
 		must(waitpid(task, &status, 0) == task);
 		before = stub_registered();
-		must(stub_deregistered() == before);
+		/* Regions that the cleaner was ending take their time. */
+		must(comes(stub_deregistered() == before));
 		for (int time = 0; time < 2 * TIMES; time++)
 			must(ibv_dereg_mr(registered(memory)) == 0);
-		must(stub_deregistered() == stub_registered());
+		must(comes(stub_deregistered() == stub_registered()));
 		_exit(stub_registered() - before == 2 * TIMES ? 0 : 1);
 	}
 	must(waitpid(child, &status, 0) == child);

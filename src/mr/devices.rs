@@ -8,16 +8,22 @@
 //!
 //! The map has locks. If a signal handler interrupted a thread that holds one and called us, the
 //! handler would wait forever. [`thread::enter`] marks the time in which the lock is held, and the
-//! handler's call is passed on.
+//! handler's call is passed on. The handler may also keep the thread until another thread's call has
+//! returned, as a garbage collector does. So no thread waits for longer than a moment: its call is
+//! passed on as well.
 
 use super::rows::Rows;
 use crate::report::stats;
+use crate::sys::futex;
 use crate::sys::thread;
 use crate::uverbs::context::Facts;
 use core::hash::{BuildHasherDefault, Hasher};
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering::*};
+use core::time::Duration;
 use dashmap::DashMap;
+use dashmap::mapref::entry::Entry;
+use dashmap::try_result::TryResult;
 use std::sync::Mutex;
 
 /// The context address of a device that waits for reuse. No context has this address.
@@ -75,6 +81,30 @@ const PLACES: usize = 16;
 /// Shards of the map. The number is fixed, since asking for the number of processors reads files.
 const SHARDS: usize = 4;
 
+/// How many times to try, 0.2 ms apart: a call that can be passed on, and the end of a device, whose
+/// address another device may get.
+const MOMENT: u32 = 100;
+const LONG: u32 = 10_000;
+
+/// Tries until there is a result, or so many times. Threads hold the locks for microseconds, but one
+/// that holds a lock may be stopped.
+#[cold]
+fn patiently<T>(sleeps: u32, mut attempt: impl FnMut() -> Option<T>) -> Option<T> {
+    const YIELDS: u32 = 16;
+    for tries in 0..YIELDS + sleeps {
+        if let Some(result) = attempt() {
+            return Some(result);
+        }
+        if tries < YIELDS {
+            std::thread::yield_now();
+        } else {
+            let never = AtomicU32::new(0);
+            futex::wait(&never, 0, Some(Duration::from_micros(200)));
+        }
+    }
+    None
+}
+
 /// All devices.
 pub struct Devices {
     last_found: [AtomicPtr<Device>; PLACES],
@@ -121,7 +151,11 @@ impl Devices {
             return None;
         }
         let _inside = thread::enter();
-        let device = *self.by_context.get(&context)?;
+        let device = patiently(MOMENT, || match self.by_context.try_get(&context) {
+            TryResult::Present(device) => Some(Some(*device)),
+            TryResult::Absent => Some(None),
+            TryResult::Locked => None,
+        })??;
         self.remember(context, device);
         Some(device)
     }
@@ -138,8 +172,10 @@ impl Devices {
         }
         let place = stats::counters().enter_device(name);
         let _inside = thread::enter();
-        let device = *self.by_context.entry(context).or_insert_with(|| {
-            let unused = self.unused.lock().ok().and_then(|mut unused| unused.pop());
+        let entry = patiently(MOMENT, || self.by_context.try_entry(context))?;
+        let device = *entry.or_insert_with(|| {
+            let unused = self.unused.try_lock().ok();
+            let unused = unused.and_then(|mut unused| unused.pop());
             let device = unused.unwrap_or_else(|| {
                 Box::leak(Box::new(Device {
                     context: AtomicUsize::new(UNUSED),
@@ -163,7 +199,10 @@ impl Devices {
             return None;
         }
         let _inside = thread::enter();
-        let device = self.by_context.remove(&context)?.1;
+        let device = match patiently(LONG, || self.by_context.try_entry(context))? {
+            Entry::Occupied(entry) => entry.remove(),
+            Entry::Vacant(_) => return None,
+        };
         device.context.store(UNUSED, Release);
         Some(device)
     }
@@ -172,7 +211,8 @@ impl Devices {
     pub fn end(&self, device: &'static Device) -> u64 {
         let ended = device.rows.clear();
         let _inside = thread::enter();
-        if let Ok(mut unused) = self.unused.lock() {
+        // A device that is not put there is not used again.
+        if let Some(mut unused) = patiently(MOMENT, || self.unused.try_lock().ok()) {
             unused.push(device);
         }
         ended
@@ -182,7 +222,9 @@ impl Devices {
     pub fn put_back(&self, context: usize, device: &'static Device) {
         let _inside = thread::enter();
         device.context.store(context, Release);
-        self.by_context.insert(context, device);
+        if let Some(entry) = patiently(LONG, || self.by_context.try_entry(context)) {
+            entry.insert(device);
+        }
     }
 
     /// The number of our regions on all devices, and the sum of their lengths. Zeros inside a

@@ -94,6 +94,16 @@ const NEVER_SETTLED: u64 = 1 << 63;
 /// For how many ms a call on much memory counts.
 const LONGEST: u64 = 2000;
 
+/// How many calls on much memory count at a time.
+const LONG_CALLS: usize = 4;
+
+/// A call on much memory that is under way.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Long {
+    number: usize,
+    until: u64,
+}
+
 /// How many changes the log holds before one is applied.
 const ROOM: u64 = if cfg!(any(loom, miri)) { 2 } else { 4096 };
 
@@ -111,11 +121,11 @@ pub struct Log {
     applied: AtomicU64,
     /// The number of places that were ever used.
     used: AtomicU64,
-    /// The interposed calls under way on much memory, and until when, by the kernel's clock in ms,
-    /// they count. (A signal handler may leave a call by siglongjmp(3).)
-    long: AtomicU64,
-    long_until: AtomicU64,
-    rest_of_line: [u64; 10],
+    /// For each interposed call under way on much memory until when it counts, by the kernel's clock
+    /// in ms; 0 if there is none. (A signal handler may leave a call by siglongjmp(3): that one
+    /// counts for no longer, and no other for it.)
+    long: [AtomicU64; LONG_CALLS],
+    rest_of_line: [u64; 12 - LONG_CALLS],
     /// How many regions were linked. Hits do not read this line.
     linked: AtomicU64,
     rest_of_second_line: [u64; 15],
@@ -170,9 +180,8 @@ impl Log {
             written: AtomicU64::new(0),
             applied: AtomicU64::new(0),
             used: AtomicU64::new(0),
-            long: AtomicU64::new(0),
-            long_until: AtomicU64::new(0),
-            rest_of_line: [0; 10],
+            long: core::array::from_fn(|_| AtomicU64::new(0)),
+            rest_of_line: [0; 12 - LONG_CALLS],
             linked: AtomicU64::new(0),
             rest_of_second_line: [0; 15],
             places: core::array::from_fn(|_| Place {
@@ -296,22 +305,26 @@ impl Log {
     }
 
     /// A call on much memory begins: it may hold the kernel's lock of the address space for long.
-    pub fn begin_long(&self, now: u64) {
-        self.long.fetch_add(1, Relaxed);
-        self.long_until.fetch_max(now + LONGEST, Relaxed);
+    /// `None` if so many are under way that this one does not matter.
+    pub fn begin_long(&self, now: u64) -> Option<Long> {
+        let until = now + LONGEST;
+        self.long.iter().enumerate().find_map(|(number, place)| {
+            let was = place.load(Relaxed);
+            let taken = was <= now && place.compare_exchange(was, until, Relaxed, Relaxed).is_ok();
+            taken.then_some(Long { number, until })
+        })
     }
 
     /// A call on much memory has ended.
-    pub fn end_long(&self) {
-        if self.long.fetch_sub(1, Relaxed) == 1 {
-            self.long_until.store(0, Relaxed);
-        }
+    pub fn end_long(&self, Long { number, until }: Long) {
+        // If it took longer than it counts, the place may be another's.
+        let _ = self.long[number].compare_exchange(until, 0, Relaxed, Relaxed);
     }
 
     /// Whether a call on much memory is under way.
     pub fn is_long(&self, now: impl Fn() -> u64) -> bool {
-        let until = self.long_until.load(Relaxed);
-        until != 0 && now() < until
+        let latest = self.long.iter().map(|place| place.load(Relaxed)).max();
+        latest.is_some_and(|until| until != 0 && now() < until)
     }
 
     /// Whether a change under way may change a range.

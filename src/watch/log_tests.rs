@@ -71,14 +71,26 @@ fn a_call_that_was_left_is_ended_with_a_record() {
 fn a_long_call_counts_until_it_ends_but_not_for_ever() {
     let log = Log::new();
     assert!(!log.is_long(|| 1000));
-    log.begin_long(1000);
-    assert!(log.is_long(|| 1001));
+    let left = log.begin_long(1000);
+    assert!(left.is_some() && log.is_long(|| 1001));
     assert!(!log.is_long(|| 1000 + 60_000));
-    log.begin_long(2000);
-    log.end_long();
-    assert!(log.is_long(|| 2001));
-    log.end_long();
-    assert!(!log.is_long(|| 2002));
+    let long = log.begin_long(2000);
+    log.end_long(long.unwrap());
+    assert!(log.is_long(|| 2001), "the first one");
+    // A signal handler has left the first one, and no other counts for longer than it takes.
+    let long = log.begin_long(90_000);
+    assert!(log.is_long(|| 90_001));
+    log.end_long(long.unwrap());
+    assert!(!log.is_long(|| 90_002));
+    // The end of the one that was left is none of the one that has its place.
+    let long = log.begin_long(100_000);
+    log.end_long(left.unwrap());
+    assert!(log.is_long(|| 100_001));
+    let more: Vec<_> = core::iter::from_fn(|| log.begin_long(100_000)).collect();
+    more.into_iter()
+        .chain(long)
+        .for_each(|long| log.end_long(long));
+    assert!(!log.is_long(|| 100_001));
 }
 
 #[test]

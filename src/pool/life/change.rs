@@ -20,7 +20,7 @@ use crate::sys::pages::PageRange;
 use crate::sys::{clock, memory, signals, thread};
 pub use crate::watch::in_place;
 pub use crate::watch::log::Frame;
-use crate::watch::log::{Announced, Change, Kind, Log};
+use crate::watch::log::{Announced, Change, Kind, Log, Long};
 pub use crate::watch::number::Touching;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::*, fence};
 
@@ -34,8 +34,8 @@ struct UnderWay<'f> {
     announced: Option<Announced<'f>>,
     /// If the range was recorded before the real call: how many regions had been linked then.
     linked: Option<u64>,
-    /// Whether the call was counted as long.
-    long: bool,
+    /// If the call is on much memory, and counts as such.
+    long: Option<Long>,
     frame: &'f Frame,
 }
 
@@ -185,7 +185,7 @@ pub fn may_change(frame: &Frame, addr: usize, length: usize) -> Changing<'_> {
             // succeeding.
             announced: may_hold.then(|| announce(relaxed, frame, range)),
             linked: None,
-            long: false,
+            long: None,
             frame,
         }
     }))
@@ -227,12 +227,12 @@ fn begin<'f>(
         range,
         announced: None,
         linked: None,
-        long: range.bytes() >= LONG,
+        long: None,
         frame,
     };
     let changes = &relaxed.pool.changes;
-    if under_way.long {
-        changes.begin_long(now());
+    if range.bytes() >= LONG {
+        under_way.long = changes.begin_long(now());
     }
     if relaxed.pool.filter.may_touch(range) {
         under_way.announced = Some(announce(relaxed, frame, range));
@@ -321,8 +321,8 @@ impl UnderWay<'_> {
                 end_touched(self.relaxed, NOTHING, Neighbours::Stay);
             }
         }
-        if self.long {
-            changes.end_long();
+        if let Some(long) = self.long.take() {
+            changes.end_long(long);
         }
     }
 }

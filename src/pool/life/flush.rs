@@ -107,18 +107,26 @@ pub fn before_fork(relaxed: &Instance) {
     if all <= SMALL || !relaxed.pool.is_more_idle_than(SMALL) {
         return;
     }
-    unpin_idle(relaxed);
-}
-
-/// Has the kernel deregister the idle regions. The cleaner does the rest. Any thread may call this
-/// that is not inside the library.
-pub fn unpin_idle(relaxed: &Instance) {
     let errno = errno::errno();
     let signals = signals::block();
     let inside = thread::enter();
     each_idle(relaxed, Cause::Pressure, &|_| true, By::Helper, |id| {
         ending::unpin(relaxed, id);
     });
+    drop(inside);
+    signals::restore(signals);
+    errno::set_errno(errno);
+}
+
+/// Ends all idle regions, those that wait for it too. It runs like an interposed memory call.
+pub fn end_all(relaxed: &Instance) {
+    let errno = errno::errno();
+    let signals = signals::block();
+    let inside = thread::enter();
+    each_idle(relaxed, Cause::Pressure, &|_| true, By::Helper, |id| {
+        let _ = ending::end(relaxed, id, By::Helper);
+    });
+    ending::doomed(relaxed, By::Helper);
     drop(inside);
     signals::restore(signals);
     errno::set_errno(errno);

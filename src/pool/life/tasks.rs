@@ -89,12 +89,9 @@ pub fn give_up(relaxed: &Instance) {
         range: PageRange::ALL,
         kind: Kind::Called,
     });
-    if thread::is_inside() {
-        // A signal handler interrupted this thread in the pool. What the cleaner does not end and
-        // the watch keeps does no harm while this process lives.
-        relaxed.cleaner.wake();
-    } else {
-        flush::unpin_idle(relaxed);
+    // If a signal handler has interrupted this thread in the pool, the cleaner does it.
+    if !thread::is_inside() {
+        flush::end_all(relaxed);
     }
     relaxed.watch.give_up();
     if !GAVE_UP.swap(true, SeqCst) {
