@@ -2,7 +2,7 @@
 /*
  * Nothing that a program can see of its memory changes under the pool: random sequences of memory
  * calls, by the C library and bare, with registrations between, run without the library and with
- * it (RDMAMR_CACHE=all and =local). After each step both write what the call answered and what the
+ * it (RDMAMR_CACHE=all and =local). In some sequences tasks of clone(CLONE_VM) make some of the calls. After each step both write what the call answered and what the
  * process sees of its memory: contents, faults, mappings. The logs must be equal. After each
  * registration the device reads and writes by the region, so that a stale one is seen too.
  *
@@ -21,8 +21,11 @@
  */
 #include "fuzz.h"
 #include <pthread.h>
+#include <sched.h>
 #include <semaphore.h>
+#include <signal.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <sys/personality.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -74,6 +77,25 @@ static void take(const struct step *step, bool with_thread)
 		;
 }
 
+static int in_task(void *step)
+{
+	run_step(step);
+	syscall(SYS_exit, 0);
+	return 0;
+}
+
+/* A task that shares the memory and is no thread of this process takes the step, and ends. */
+static void take_in_task(const struct step *step)
+{
+	static _Alignas(16) char stack[1 << 20];
+	int flags = CLONE_VM | CLONE_FILES | CLONE_FS | CLONE_SIGHAND | SIGCHLD;
+	pid_t task = clone(in_task, stack + sizeof(stack), flags, (void *)step);
+
+	must(task > 0);
+	while (waitpid(task, NULL, 0) != task)
+		must(errno == EINTR);
+}
+
 /* Waits until the first thread has ended, so that what comes is the same in each run. */
 static void wait_for_first(void)
 {
@@ -96,9 +118,10 @@ static void *run(void *argument)
 	const struct order *order = argument;
 	struct draw from = { order->seed };
 	bool with_thread = below(&from, 3) > 0;
-	int every = below(&from, 2) ? 1 : 5;
+	int every = below(&from, 2) ? 1 : 5, tasks_from;
 
 	calm_sequence = below(&from, 3) > 0;
+	tasks_from = below(&from, 8) ? order->count : (int)below(&from, (uint32_t)order->count);
 	draw_steps(order->seed, steps, order->count);
 	look_open(LOG_FD);
 	regions_open();
@@ -109,7 +132,10 @@ static void *run(void *argument)
 		if (!order->keep[n])
 			continue;
 		step_number = n + 1;
-		take(&steps[n], with_thread);
+		if (n >= tasks_from && n % 4 == 0)
+			take_in_task(&steps[n]);
+		else
+			take(&steps[n], with_thread);
 		if (n % every == 0 || shown)
 			note(" | pages %016llx", (unsigned long long)look_pages(false));
 		if (n % 4 == 3 || shown)

@@ -65,6 +65,8 @@ MUTANTS = [
     ("W1", "watch/event_reader.rs", "        changes.begin();\n        GATE.pass();\n        let drained = drain(file, changes, &mut messages).is_ok() && ready;\n",
      "        GATE.pass();\n        let drained = drain(file, changes, &mut messages).is_ok() && ready;\n        changes.begin();\n",
      "suite", "race"),
+    ("W1", "pool/life/tasks.rs", "        sharing_memory();\n", "",
+     "suite", "cloned_task_killed"),
     ("W2", "pool/life/hit.rs", "!self.watch.must_fence() || self.is_fenced()", "true || self.is_fenced()",
      "suite", "race"),
     ("W3", "watch/mod.rs", "self.single_threaded.load(Relaxed) != 0 && self.version.load(Relaxed) == 1", "self.single_threaded.load(Relaxed) != 0",

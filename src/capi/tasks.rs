@@ -15,6 +15,7 @@
 
 use super::ret;
 use crate::desk::changes;
+use crate::sys::helper_thread;
 use crate::sys::symbols::{self, Function, Scope};
 use core::ffi::{c_int, c_void};
 
@@ -38,9 +39,10 @@ unsafe extern "C" {
     ) -> c_int;
 }
 
-/// Looks up the next function.
+/// Looks up the next function, and the first one for the library's own threads.
 pub fn find_all() {
     CLONE.set(symbols::find(Scope::Next, c"clone", None));
+    helper_thread::find_clone();
 }
 
 /// In C the last three arguments are present only with some flags. In the ABIs of Linux they lie

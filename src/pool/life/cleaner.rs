@@ -230,10 +230,10 @@ extern "C" fn run(argument: *mut c_void) -> c_int {
         cleaner.dormant.store(0, SeqCst);
         // After `dormant`, for `nothing_is_idle`. All work is looked for after both.
         cleaner.signal.store(0, SeqCst);
-        if pool.changes.is_behind() {
-            if let Some(locked) = relaxed.pool.lock_in_call() {
-                relaxed.apply(&locked, By::Helper);
-            }
+        if pool.changes.is_behind()
+            && let Some(locked) = pool.lock_in_call()
+        {
+            relaxed.apply(&locked, By::Helper);
         }
         pool.touch_ahead();
         ending::doomed(relaxed, By::Helper);

@@ -10,7 +10,7 @@ use crate::pool::life::limits;
 use crate::pool::region::Id;
 use crate::pool::region::word::Left;
 use crate::pool::state::Batch;
-use crate::sys::{aside, thread};
+use crate::sys::thread;
 
 /// Ends one use of a region of the pool. Returns false if `mr` is no such region, or is not in use.
 /// (For the size of this result see `Answer` in `hit.rs`.)
