@@ -303,6 +303,29 @@ mod tests {
     }
 
     #[test]
+    fn nobody_waits_for_a_thread_that_stays_in_the_map() {
+        let devices = Devices::new();
+        let contexts = || (1..=64usize).map(|n| n * 0x150);
+        for context in contexts() {
+            devices.insert(context, &[0; 64], Facts::empty());
+        }
+        for place in &devices.last_found {
+            place.store(null_mut(), Release);
+        }
+        let stays = devices.by_context.entry(0x150);
+        std::thread::scope(|scope| {
+            let other = scope.spawn(|| {
+                let missing = contexts().find(|&context| devices.get(context).is_none());
+                let refused = devices.insert(0x150, &[0; 64], Facts::empty()).is_none();
+                (missing, refused)
+            });
+            assert_eq!(other.join().unwrap(), (Some(0x150), true));
+        });
+        drop(stays);
+        assert!(contexts().all(|context| devices.get(context).is_some()));
+    }
+
+    #[test]
     fn a_handler_that_interrupts_an_operation_is_passed_on() {
         let devices = Devices::new();
         devices.insert(0x100, &[0; 64], Facts::empty());

@@ -320,6 +320,11 @@ impl Instance {
                         // The cleaner ends a region without a user, of which the kernel has none.
                         None => {
                             region.fd.store(LEFT, Relaxed);
+                            region.device.store(own.address(), Relaxed);
+                            let device = bare::counted_at(own.address());
+                            // Whoever ends it counts it off.
+                            let more = Change::more(region.hull().bytes());
+                            self.counters.change_of_pool(thread::number(), device, more);
                             let _ = self.pool.give_back(id, Grant::Own);
                             self.cleaner.wake();
                         }
