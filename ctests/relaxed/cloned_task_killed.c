@@ -151,6 +151,35 @@ static void keeps_nothing(bool starts_before)
 	   starts_before ? "after" : "before");
 }
 
+/* A forked child shares its memory with nobody, whatever its parent has made. */
+static void child_reuses(void)
+{
+	pid_t child = fork();
+	int status;
+
+	must(child >= 0);
+	if (child == 0) {
+		pid_t task, grandchild;
+
+		must(!stub_open(STUB_NOTHING));
+		task = start_task(BY_CLONE, nothing, NULL, 0);
+		must(waitpid(task, &status, 0) == task);
+		grandchild = fork();
+		must(grandchild >= 0);
+		if (grandchild == 0) {
+			char *memory = pages(1);
+
+			for (int time = 0; time < 2 * TIMES; time++)
+				must(ibv_dereg_mr(registered(memory)) == 0);
+			_exit(stub_registered() < 2 * TIMES ? 0 : 1);
+		}
+		must(waitpid(grandchild, &status, 0) == grandchild);
+		_exit(status ? 1 : 0);
+	}
+	must(waitpid(child, &status, 0) == child);
+	is(status, 0, "a child of fork reuses regions, though its parent has made a task");
+}
+
 int main(int argc, char **argv)
 {
 	const char *why;
@@ -176,5 +205,6 @@ int main(int argc, char **argv)
 	killed_in(REPLACES, "replaced");
 	keeps_nothing(true);
 	keeps_nothing(false);
+	child_reuses();
 	return done_testing();
 }
