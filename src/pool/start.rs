@@ -120,8 +120,7 @@ pub fn wait_for_start() {
 
 /// How many bytes the process may pin. `None` if no limit applies.
 pub fn may_pin() -> Option<u64> {
-    let may_lock = || proc::Status::read().is_some_and(|status| status.may_lock);
-    proc::memlock_limit().filter(|_| !may_lock())
+    proc::memlock_limit().filter(|_| !proc::may_lock())
 }
 
 /// How much may be idle by the settings, and whether they say it in bytes. Without a setting for

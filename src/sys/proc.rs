@@ -76,6 +76,28 @@ pub enum Capability {
 
 const CAP_IPC_LOCK: u32 = 14;
 
+/// Whether the process is in the first user namespace, where capabilities over memory count.
+fn is_in_first_namespace() -> bool {
+    let mut first_namespace = false;
+    let mapped = each_line(c"/proc/thread-self/uid_map", |line| {
+        first_namespace = line.ends_with(b" 4294967295");
+        false
+    });
+    mapped && first_namespace
+}
+
+/// [`Status::may_lock`] alone. Most processes lack the capability, and then this reads no file.
+pub fn may_lock() -> bool {
+    const VERSION_3: u32 = 0x2008_0522;
+    let header = [VERSION_3, 0];
+    // Two times the effective, the permitted and the inheritable set, of 32 bits each.
+    let mut sets = [[0u32; 3]; 2];
+    // SAFETY: the structures are those of version 3, and local.
+    let failed =
+        unsafe { libc::syscall(libc::SYS_capget, header.as_ptr(), sets.as_mut_ptr()) } != 0;
+    !failed && sets[0][0] >> CAP_IPC_LOCK & 1 == 1 && is_in_first_namespace()
+}
+
 impl Status {
     /// Reads the current values. `None` if they cannot be read.
     pub fn read() -> Option<Status> {
@@ -101,12 +123,7 @@ impl Status {
             }
             true
         });
-        let mut first_namespace = false;
-        let mapped = each_line(c"/proc/thread-self/uid_map", |line| {
-            first_namespace = line.ends_with(b" 4294967295");
-            false
-        });
-        status.may_lock = status.ipc_lock == Capability::Effective && mapped && first_namespace;
+        status.may_lock = status.ipc_lock == Capability::Effective && is_in_first_namespace();
         read.then_some(status)
     }
 }

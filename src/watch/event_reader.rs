@@ -16,7 +16,7 @@ use crate::watch::log::{Change, Kind, Log};
 use crate::watch::userfaultfd::{Message, Report, Userfaultfd};
 use core::ffi::{c_int, c_void};
 use core::ptr::null_mut;
-use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, Ordering::*};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering::*};
 use core::time::Duration;
 use errno::Errno;
 
@@ -25,6 +25,10 @@ static FILE: AtomicI32 = AtomicI32::new(-1);
 
 /// Not 0 once the monitor has a table of descriptors with its file alone.
 static READY: AtomicU32 = AtomicU32::new(0);
+
+/// Whether the kernel keeps one file of userfaultfd from unregistering memory that another file has
+/// registered. False until the monitor is ready.
+static KEEPS_APART: AtomicBool = AtomicBool::new(false);
 
 /// What the monitor is given. Leak checkers do not look at its stack, so the pointer lies here.
 static READER: AtomicPtr<Reader> = AtomicPtr::new(null_mut());
@@ -38,8 +42,7 @@ pub struct Reader {
     pub heard: fn(),
 }
 
-/// Starts the monitor, and waits until it is ready. An error is the kernel's, which gives it no
-/// thread.
+/// Starts the monitor. An error is the kernel's, which gives it no thread.
 pub fn start(file: Userfaultfd, reader: Reader) -> Result<(), Errno> {
     FILE.store(file.fd(), Relaxed);
     let argument = Box::into_raw(Box::new(reader));
@@ -53,16 +56,29 @@ pub fn start(file: Userfaultfd, reader: Reader) -> Result<(), Errno> {
         drop(unsafe { Box::from_raw(argument) });
         return Err(errno);
     }
+    Ok(())
+}
+
+/// Waits until the monitor that has been started is ready, once.
+#[cold]
+pub fn wait_until_ready() {
+    static WAITED: AtomicBool = AtomicBool::new(false);
     // To close a file may wait for a server of the file system. That server may be this process, so
     // this thread does not wait forever: until the monitor is ready, nothing is watched.
     const WAITS: u32 = 100;
     for _ in 0..WAITS {
-        if is_ready() {
-            break;
+        if is_ready() || WAITED.load(Relaxed) {
+            return;
         }
         futex::wait(&READY, 0, Some(Duration::from_millis(10)));
     }
-    Ok(())
+    WAITED.store(true, Relaxed);
+}
+
+/// Whether the kernel keeps one file of userfaultfd from unregistering memory that another file has
+/// registered. Nothing is watched before this is known.
+pub fn keeps_apart() -> bool {
+    KEEPS_APART.load(Relaxed)
 }
 
 /// Whether the monitor reads events.
@@ -83,6 +99,8 @@ extern "C" fn run(_: *mut c_void) -> c_int {
             None => pause(Duration::from_secs(1)),
         };
     };
+    // Beside the start, and in a table of its own: the program never sees these files.
+    KEEPS_APART.store(Userfaultfd::are_kept_apart(), Relaxed);
     READY.store(1, Release);
     futex::wake(&READY, i32::MAX);
     let mut messages = [Message::default(); 32];

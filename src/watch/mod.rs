@@ -44,9 +44,6 @@ pub struct Watch {
     reader: Reader,
     /// When an attempt to start the watch may be made, in ns of the monotonic clock.
     attempt: AtomicU64,
-    /// Whether the kernel keeps one file of userfaultfd from unregistering memory that another file
-    /// has registered.
-    keeps_apart: AtomicBool,
     lost: AtomicBool,
     /// What says whether the process has one thread. As soon as it has had two, every hit passes
     /// the fence.
@@ -162,7 +159,6 @@ impl Watch {
         let watch = Watch {
             reader,
             attempt: AtomicU64::new(0),
-            keeps_apart: AtomicBool::new(false),
             lost: AtomicBool::new(false),
             one_thread: OneThread::find(),
             room: AtomicI64::new(0),
@@ -201,8 +197,6 @@ impl Watch {
         });
         match started {
             Ok((file, which)) => {
-                self.keeps_apart
-                    .store(Userfaultfd::are_kept_apart(), Relaxed);
                 NUMBER.set(file, which);
                 // SAFETY: the handler is a function of this library, which is never unloaded.
                 unsafe { libc::pthread_atfork(None, None, Some(close_in_child)) };
@@ -225,8 +219,12 @@ impl Watch {
         }
     }
 
-    /// Whether userfaultfd watches memory for the pool.
+    /// Whether userfaultfd watches memory for the pool. Waits for a monitor that has just been
+    /// started, beside which the start goes on.
     pub fn is_on(&self) -> bool {
+        if !event_reader::is_ready() && NUMBER.exists() {
+            event_reader::wait_until_ready();
+        }
         self.number().is_some()
     }
 
@@ -340,7 +338,7 @@ impl Watch {
         // file's only after a thread has unmapped it. That thread waits for the monitor, and the
         // monitor waits at the gate. The fence and the log show that no thread was between the two
         // before.
-        let closed = (!self.keeps_apart.load(Relaxed)).then(|| gate::GATE.close());
+        let closed = (!event_reader::keeps_apart()).then(|| gate::GATE.close());
         let is_settled = || changes.has_heard_all();
         if closed.is_some()
             && !(is_settled() && number.fence_of_any() == Fence::Passed && is_settled())
@@ -363,7 +361,7 @@ impl Watch {
         let Some(number) = self.number() else {
             return false;
         };
-        if !self.keeps_apart.load(Relaxed) {
+        if !event_reader::keeps_apart() {
             // Only the file that watches memory can register it again. These kernels move one
             // mapping at a time, so userfaultfd takes all of the range or none of it.
             return number.register(range).is_ok() && number.unregister(range);
@@ -403,7 +401,7 @@ impl Watch {
 
     /// Whether the kernel keeps one userfaultfd from unregistering what another has registered.
     pub fn keeps_apart(&self) -> bool {
-        self.keeps_apart.load(Relaxed)
+        event_reader::keeps_apart()
     }
 
     /// Asks the kernel whether a change of memory is in flight.
@@ -438,7 +436,7 @@ impl Watch {
         self.lost.store(true, SeqCst);
         core::sync::atomic::fence(SeqCst);
         let Some(number) = number else { return };
-        if self.keeps_apart.load(Relaxed) {
+        if event_reader::keeps_apart() {
             // The kernel passes over what our file does not watch.
             let _ = proc::each_mapping(|mapping| {
                 number.unregister(mapping.range);

@@ -214,6 +214,9 @@ impl Userfaultfd {
 
     /// Whether the kernel keeps one file from unregistering what another file has registered. Linux
     /// does from 6.16 on. Returns false if this cannot be found out.
+    ///
+    /// The caller is the monitor, a thread that the C library does not know, so these are system
+    /// calls.
     pub fn are_kept_apart() -> bool {
         // These files ask for no events, so no thread waits for a reader.
         let open = || {
@@ -224,29 +227,21 @@ impl Userfaultfd {
                 ioctls: 0,
             };
             // SAFETY: local argument.
-            let answer = unsafe { ioctl()(file.0, UFFDIO_API, &raw mut api) };
+            let answer =
+                unsafe { libc::syscall(libc::SYS_ioctl, file.0, UFFDIO_API, &raw mut api) };
             if answer != 0 {
                 file.close();
             }
             (answer == 0).then_some(file)
         };
         let page = page_size() as usize;
-        let (read_write, private) = (
-            libc::PROT_READ | libc::PROT_WRITE,
-            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-        );
-        let anywhere = core::ptr::null_mut::<core::ffi::c_void>();
-        // The call goes by its number: this library interposes the C library's function, and would
-        // look for the pool that is just starting.
-        // SAFETY: a new mapping at an address that the kernel chooses touches no other memory.
-        let memory =
-            unsafe { libc::syscall(libc::SYS_mmap, anywhere, page, read_write, private, -1, 0) };
-        if memory < 0 {
+        let Some(memory) = helper_thread::map(page) else {
             return false;
-        }
+        };
+        let start = memory.addr() as u64;
         let range = PageRange {
-            start: memory as u64,
-            end: memory as u64 + page as u64,
+            start,
+            end: start + page as u64,
         };
         let (one, another) = (open(), open());
         let kept_apart = match (one, another) {
@@ -255,7 +250,7 @@ impl Userfaultfd {
         };
         one.into_iter().chain(another).for_each(Userfaultfd::close);
         // SAFETY: this function mapped the page, and nothing else uses it.
-        unsafe { libc::syscall(libc::SYS_munmap, memory, page) };
+        unsafe { helper_thread::unmap(memory, page) };
         kept_apart
     }
 

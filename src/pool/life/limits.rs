@@ -5,8 +5,8 @@
 //! The settings are the upper limit. Besides, idle regions hold at most an eighth of the memory
 //! that the machine or the cgroup has, and their number is at most an eighth of what is left to the
 //! cgroup and to the device. What is left changes, also by other processes. So the limits are read
-//! before the first region of a device, again each second while a region is idle, whenever the
-//! number of regions has doubled, and while the pool is at its limit.
+//! after the first region of a device, again each second while a region is idle, whenever the number
+//! of regions has doubled (at 16 for the first time), and while the pool is at its limit.
 
 use crate::call::Pd;
 use crate::mr::bare::{self, Own};
@@ -133,36 +133,56 @@ impl Instance {
     /// The number of regions is about to grow by one of this device.
     #[inline]
     pub fn mind_limits(&self, own: &Own, pd: Pd) {
+        if !self.limits.knows(own.address()) {
+            self.learn(own, pd);
+        }
         let registered = self.pool.account.registered().regions;
-        let is_new = !self.limits.knows(own.address()) && self.learn(own, pd);
-        if is_new || registered >= self.limits.next.load(Relaxed) {
+        if registered >= self.limits.next.load(Relaxed) {
             self.reader.ask_and_wait();
         }
     }
 
-    /// Remembers a device. False if too many are known.
+    /// Remembers a device, unless too many are known, and has the reader read the limits. To wait
+    /// for that would take as long as several registrations. Until then the limits are those of
+    /// before, at first the settings, and what the device itself says.
     #[cold]
     #[inline(never)]
-    fn learn(&self, own: &Own, pd: Pd) -> bool {
+    fn learn(&self, own: &Own, pd: Pd) {
         if self.limits.is_full() {
-            return false;
+            return;
         }
         let device = own.address();
-        let most = own.most_regions().unwrap_or(0).into();
+        let most = own.most_regions().unwrap_or(0);
         let name = pd.device_name().unwrap_or([0; NAME]);
         // The pool's lock keeps two threads from taking the same place.
         let Some(locked) = self.pool.lock_of_program() else {
-            return false;
+            return;
         };
         let mut free = self.limits.devices.iter();
         let free = free.find(|known| matches!(known.device.load(Relaxed), 0 | usize::MAX));
         if let Some(known) = free.filter(|_| !self.limits.knows(device)) {
-            known.most.store(most, Relaxed);
+            known.most.store(most.into(), Relaxed);
             known.set_name(&name);
             known.device.store(device, Relaxed);
         }
+        let limits = &self.limits;
+        let account = &self.pool.account;
+        let is_first = limits.next.load(Relaxed) == 0;
+        let mut limit = if is_first {
+            limits.next.store(SOME, Relaxed);
+            limits.settings
+        } else {
+            account.limit()
+        };
+        let most = i64::from(most);
+        if most > 0 {
+            limit.regions = limit.regions.min(most / PART);
+        }
+        account.set_limit(limit);
         drop(locked);
-        true
+        // After the device is known: a reading that did not know it is too old.
+        limits.read_at.store(0, Release);
+        self.reader.ask();
     }
 
     /// Reads the limits, and has the account keep to them. The reader calls this, which opens files.

@@ -4,8 +4,8 @@
 //! program's table, if only for a moment, has the lowest free number, which a program may count on:
 //! `close(0); open(...)` is 0.
 //!
-//! Nobody waits for the thread for long. What it has not read in time is not known: until the limits
-//! were read once, nothing is kept idle. `helper_thread.rs` says what the thread must not do.
+//! Nobody waits for the thread for long. Until it has read the limits for the first time, the settings
+//! and the device's own number hold, for at most 15 regions (`limits.rs`). `helper_thread.rs` says what the thread must not do.
 
 use crate::pool::Instance;
 use crate::sys::{clock, futex, helper_thread, proc};
