@@ -93,8 +93,8 @@ static void combination(int reg, int end, char *at, size_t length, int access)
 	int refused = 0, wrong = 0, others = 0, missed = 0, shared = 0;
 
 	for (int round = 0; round < 4; round++) {
-		struct ibv_mr *bystander = ibv_reg_mr(pair.pd, at, length, access), *mr, *again;
 		struct rdmamr_stats before;
+		struct ibv_mr *bystander = register_by_pool(pair.pd, at, length, access, &before), *mr, *again;
 
 		must(bystander);
 		mr = regs[reg].call(pair.pd, at, length, access);
@@ -163,7 +163,8 @@ static void changed(char *memory, int what, const char *name)
 	printf("# ibv_rereg_mr, %s: %d %s\n", name, want.code, want.code ? strerrorname_np(want.err) : "");
 	for (int reg = 0; reg < REGS; reg++)
 		for (int end = 0; end < DEREGS; end++) {
-			struct ibv_mr *bystander = ibv_reg_mr(pair.pd, memory, PAGE, IBV_ACCESS_LOCAL_WRITE);
+			struct rdmamr_stats before;
+			struct ibv_mr *bystander = register_by_pool(pair.pd, memory, PAGE, IBV_ACCESS_LOCAL_WRITE, &before);
 			struct ibv_mr *mr = regs[reg].call(pair.pd, memory, PAGE, IBV_ACCESS_LOCAL_WRITE);
 			struct outcome got;
 			bool refused;
@@ -333,7 +334,7 @@ static void owners_by_handle(char *memory)
 
 	pd = ibv_alloc_pd(pair.context);
 	must(pd);
-	mr = ibv_reg_mr(pd, memory, PAGE, IBV_ACCESS_LOCAL_WRITE);
+	mr = register_by_pool(pd, memory, PAGE, IBV_ACCESS_LOCAL_WRITE, &before);
 	must(mr && ibv_dereg_mr(mr) == 0);
 	is(handle_dealloc_pd(pd), 0, "a domain without regions in use is deallocated by handle");
 
@@ -343,8 +344,7 @@ static void owners_by_handle(char *memory)
 		must(pd);
 		returned += context == closed;
 		closed = context;
-		before = stats();
-		mr = ibv_reg_mr(pd, memory, PAGE, IBV_ACCESS_LOCAL_WRITE);
+		mr = register_by_pool(pd, memory, PAGE, IBV_ACCESS_LOCAL_WRITE, &before);
 		must(mr);
 		dead += stats().hits != before.hits || !kernel_has_key(context, mr->lkey);
 		wrong += ibv_dereg_mr(mr) != 0;

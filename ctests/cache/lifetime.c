@@ -20,11 +20,22 @@ static struct ibv_mr *reg(struct ibv_pd *pd, char *at, size_t length, int access
 	return mr;
 }
 
+/* The same by the pool, if that serves such access; `before` is as it was before. */
+static struct ibv_mr *reg_by_pool(struct ibv_pd *pd, char *at, size_t length, int access, struct rdmamr_stats *before)
+{
+	struct ibv_mr *mr = register_by_pool(pd, at, length, access, before);
+
+	must(mr && mr->addr == at && mr->length == length && mr->pd == pd && mr->context == pd->context);
+	return mr;
+}
+
 /* The same buffer, registered twice at once, ended in either order. */
 static void twice(int kind)
 {
 	for (int order = 0; order < 2; order++) {
-		struct ibv_mr *mrs[2] = { reg(pair.pd, memory, PAGE, rights[kind]), reg(pair.pd, memory, PAGE, rights[kind]) };
+		struct rdmamr_stats before;
+		struct ibv_mr *first = reg_by_pool(pair.pd, memory, PAGE, rights[kind], &before);
+		struct ibv_mr *mrs[2] = { first, reg(pair.pd, memory, PAGE, rights[kind]) };
 		struct ibv_mr copy = *mrs[!order];
 
 		ok(mrs[0] != mrs[1] && mrs[0]->lkey != mrs[1]->lkey && mrs[0]->handle != mrs[1]->handle,
@@ -47,7 +58,7 @@ static void domains(int kind)
 
 	must(pd && ibv_flush_relaxed_mr(pair.pd) == 0);
 	regions = kernel_regions(pair.context);
-	one = reg(pd, memory, PAGE, rights[kind]);
+	one = reg_by_pool(pd, memory, PAGE, rights[kind], &before);
 	other = reg(pd, memory, PAGE, rights[kind]);
 	is(ibv_dealloc_pd(pd), EBUSY, "a domain with two regions, %s", rights_names[kind]);
 	is(ibv_dereg_mr(one), 0, "one ends, %s", rights_names[kind]);
@@ -59,8 +70,7 @@ static void domains(int kind)
 	is(kernel_regions(pair.context), regions, "has taken them along, %s", rights_names[kind]);
 	again = ibv_alloc_pd(pair.context);
 	must(again);
-	before = stats();
-	one = reg(again, memory, PAGE, rights[kind]);
+	one = reg_by_pool(again, memory, PAGE, rights[kind], &before);
 	ok(made_anew(before, stats()), "the next domain has nothing of it, %s", rights_names[kind]);
 	must(ibv_dereg_mr(one) == 0 && ibv_dealloc_pd(again) == 0);
 }
@@ -71,17 +81,15 @@ static void devices(int kind)
 	struct ibv_pd *pd;
 	struct ibv_mr *mr;
 	int wrong = 0, hits = 0, live = (int)stats().live, idle;
+	struct rdmamr_stats before;
 
 	must(ibv_flush_relaxed_mr(pair.pd) == 0);
 	idle = (int)stats().idle;
 	for (int round = 0; round < 20; round++) {
-		struct rdmamr_stats before;
-
 		context = open_device();
 		pd = ibv_alloc_pd(context);
 		must(pd);
-		before = stats();
-		mr = reg(pd, memory, PAGE, rights[kind]);
+		mr = reg_by_pool(pd, memory, PAGE, rights[kind], &before);
 		hits += !made_anew(before, stats());
 		wrong += ibv_dereg_mr(mr) != 0;
 		wrong += round % 2 && ibv_dealloc_pd(pd) != 0;
@@ -94,11 +102,11 @@ static void devices(int kind)
 	context = open_device();
 	pd = ibv_alloc_pd(context);
 	must(pd);
-	mr = reg(pd, memory, PAGE, rights[kind]);
+	mr = reg_by_pool(pd, memory, PAGE, rights[kind], &before);
 	is(ibv_close_device(context), 0, "a device is closed with a region in use, %s", rights_names[kind]);
 	is((long long)stats().live, live, "which is not live any more, %s", rights_names[kind]);
 	is((long long)stats().idle, idle, "nor idle, %s", rights_names[kind]);
-	mr = reg(pair.pd, memory, PAGE, rights[kind]);
+	mr = reg_by_pool(pair.pd, memory, PAGE, rights[kind], &before);
 	ok(all_lands(&pair, mr, memory, PAGE, !kind), "the same memory goes on in another, %s", rights_names[kind]);
 	must(ibv_dereg_mr(mr) == 0);
 }
@@ -131,15 +139,14 @@ static void imported(int kind)
 
 	must(pds[0] && pds[1]);
 	pd = import_pd(pds[0]);
-	mr = reg(pd, memory, PAGE, rights[kind]);
+	mr = reg_by_pool(pd, memory, PAGE, rights[kind], &before);
 	in_use = reg(pd, memory, PAGE, rights[kind]);
 	must(ibv_dereg_mr(mr) == 0);
 	ibv_unimport_pd(pd);
 	/* As if the next had got its address. */
 	*pd = *pds[1];
 	must(ibv_dereg_mr(in_use) == 0);
-	before = stats();
-	mr = reg(pd, memory, PAGE, rights[kind]);
+	mr = reg_by_pool(pd, memory, PAGE, rights[kind], &before);
 	ok(made_anew(before, stats()), "at the address of an imported domain another has nothing of it, %s", rights_names[kind]);
 	must(ibv_dereg_mr(mr) == 0);
 	ibv_unimport_pd(pd);
@@ -147,27 +154,24 @@ static void imported(int kind)
 	is(ibv_dealloc_pd(pds[0]), 0, "nothing of it is left, %s", rights_names[kind]);
 	is(ibv_dealloc_pd(pds[1]), 0, "nor of the other, %s", rights_names[kind]);
 
-	mr = reg(pair.pd, memory, PAGE, rights[kind]);
+	mr = reg_by_pool(pair.pd, memory, PAGE, rights[kind], &before);
 	other = import_mr(mr);
 	ibv_unimport_mr(mr);
 	is((int)stats().live - live, !is_cached(rights[kind]), "what is unimported, and was cached, is not in use here, %s", rights_names[kind]);
-	before = stats();
-	mr = reg(pair.pd, memory, PAGE, rights[kind]);
+	mr = reg_by_pool(pair.pd, memory, PAGE, rights[kind], &before);
 	ok(made_anew(before, stats()), "what is left to who has imported it does not serve again, %s", rights_names[kind]);
 	must(ibv_dereg_mr(mr) == 0 && ibv_flush_relaxed_mr(pair.pd) == 0);
 	is(ibv_dereg_mr(other), 0, "nor is it deregistered here, %s", rights_names[kind]);
-	mr = reg(pair.pd, memory, PAGE, rights[kind]);
+	mr = reg_by_pool(pair.pd, memory, PAGE, rights[kind], &before);
 	must(ibv_dereg_mr(import_mr(mr)) == 0);
 	ibv_unimport_mr(mr);
-	before = stats();
-	mr = reg(pair.pd, memory, PAGE, rights[kind]);
+	mr = reg_by_pool(pair.pd, memory, PAGE, rights[kind], &before);
 	ok(made_anew(before, stats()), "what was ended by who has imported it does not serve again, %s", rights_names[kind]);
 	ok(all_lands(&pair, mr, memory, PAGE, !kind), "what is registered then works, %s", rights_names[kind]);
 	must(ibv_dereg_mr(import_mr(mr)) == 0);
 	/* Without the cache that fails, with ENOENT. */
 	ibv_dereg_mr(mr);
-	before = stats();
-	mr = reg(pair.pd, memory, PAGE, rights[kind]);
+	mr = reg_by_pool(pair.pd, memory, PAGE, rights[kind], &before);
 	ok(made_anew(before, stats()) && all_lands(&pair, mr, memory, PAGE, !kind), "nor what was ended twice, %s", rights_names[kind]);
 	must(ibv_dereg_mr(mr) == 0);
 	ok(comes((int)stats().live == live), "none is in use, %s", rights_names[kind]);
@@ -178,13 +182,16 @@ static void many(int kind)
 {
 	static struct ibv_mr *mrs[MANY];
 	struct mallinfo2 heap = { 0 };
+	struct rdmamr_stats before;
 	int wrong = 0, alike = 0, regions;
 
 	must(ibv_flush_relaxed_mr(pair.pd) == 0);
 	regions = kernel_regions(pair.context);
 	for (int round = 0; round < 3; round++) {
 		for (int n = 0; n < MANY; n++) {
-			mrs[n] = reg(pair.pd, memory + n % PAGE, 8, rights[kind]);
+			/* What the pool serves once it serves then. */
+			mrs[n] = n ? reg(pair.pd, memory + n % PAGE, 8, rights[kind]) :
+				     reg_by_pool(pair.pd, memory, 8, rights[kind], &before);
 			alike += n && mrs[n] == mrs[n - 1];
 		}
 		wrong += kernel_regions(pair.context) != regions + MANY;
@@ -251,13 +258,14 @@ static void children(int kind)
 	};
 
 	for (size_t n = 0; n < sizeof(cases) / sizeof(cases[0]); n++) {
+		struct rdmamr_stats before;
 		struct ibv_mr *idle;
 		uint64_t counted;
 		pid_t pid;
 
-		in_use = reg(pair.pd, memory, PAGE, rights[kind]);
+		in_use = reg_by_pool(pair.pd, memory, PAGE, rights[kind], &before);
 		second = reg(pair.pd, memory, PAGE, rights[kind]);
-		idle = reg(pair.pd, memory + 2 * PAGE, PAGE, rights[kind]);
+		idle = reg_by_pool(pair.pd, memory + 2 * PAGE, PAGE, rights[kind], &before);
 		must(ibv_dereg_mr(idle) == 0);
 		counted = stats().idle;
 		fflush(stdout);

@@ -49,6 +49,14 @@ bool plain_calls(void);
 struct ibv_mr *register_region(struct ibv_pd *pd, void *addr, size_t length, int access);
 int deregister_region(struct ibv_mr *mr);
 
+/*
+ * The same, by the pool. A plain call whose range is new is not the pool's, nor is one whose range
+ * the pool has given up for a while: such a region is deregistered, and the call repeated. `before`
+ * is as it was before the registration that counts.
+ */
+struct ibv_mr *register_by_pool(struct ibv_pd *pd, void *addr, size_t length, int access,
+				struct rdmamr_stats *before);
+
 /* Registers the far end in the domain of the pair. Do not repeat it after pair_reconnect(). */
 void far_open(struct pair *pair);
 
@@ -86,7 +94,14 @@ int lands(struct pair *pair, void *memory, size_t length);
 /* The same with local rights only. */
 int lands_local(struct pair *pair, void *memory, size_t length);
 
-/* How many registrations went past the pool. */
+/*
+ * The same, by a registration of the pool's (see register_by_pool). `before` and `after` are around
+ * it.
+ */
+int lands_by_pool(struct pair *pair, void *memory, size_t length, int access, struct rdmamr_stats *before,
+		  struct rdmamr_stats *after);
+
+/* How many registrations went past the pool, those of new ranges too. */
 uint64_t bypassed(const struct rdmamr_stats *now);
 
 /* Whether the one registration between the two was a hit. */
@@ -105,8 +120,8 @@ void show(struct rdmamr_stats before, struct rdmamr_stats after);
 void settle(void);
 
 /*
- * Checks that a second registration of unchanged memory is a hit, which leaves an idle region
- * behind. A change of before may not have reached the pool yet, and where pages were just dropped
+ * Checks that the pool's second registration of unchanged memory is a hit, which leaves an idle
+ * region behind. A change of before may not have reached the pool yet, and where pages were just dropped
  * the pool keeps nothing for a second: so the check tries for two seconds.
  */
 int control_with(struct pair *pair, const char *name, void *memory, size_t length, int access);

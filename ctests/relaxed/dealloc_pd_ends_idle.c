@@ -11,8 +11,8 @@ static char *memory;
 /* The one registration: whether the pool served it. */
 static struct ibv_mr *registered(struct ibv_pd *pd, char *at, bool *hit)
 {
-	struct rdmamr_stats before = stats();
-	struct ibv_mr *mr = register_region(pd, at, PAGE, LOCAL_AND_REMOTE);
+	struct rdmamr_stats before;
+	struct ibv_mr *mr = register_by_pool(pd, at, PAGE, LOCAL_AND_REMOTE, &before);
 
 	must(mr);
 	*hit = reused(before, stats());

@@ -34,11 +34,11 @@ static void as_plain(const char *name, void *memory, size_t length, int access)
 	int verdict = plain_verdict(memory, length, access), regions = kernel_regions(pair.context), got;
 
 	for (int round = 0; round < 2; round++) {
-		struct rdmamr_stats before = stats(), after;
+		struct rdmamr_stats before, after;
 		struct ibv_mr *mr;
 
 		errno = 0;
-		mr = register_region(pair.pd, memory, length, access);
+		mr = register_by_pool(pair.pd, memory, length, access, &before);
 		got = mr ? 0 : errno;
 		after = stats();
 		is(got, verdict, "%s: the verdict of a plain registration (%s)", name,

@@ -193,7 +193,7 @@ static void child_acts(size_t act, bool destructors)
 	snprintf(name, sizeof(name), "a child that %s%s", acts[act].name,
 		 destructors ? " and calls exit" : "");
 	control(&pair, name, memory, SIZE);
-	live = register_region(pair.pd, other, SIZE, LOCAL_AND_REMOTE);
+	live = register_by_pool(pair.pd, other, SIZE, LOCAL_AND_REMOTE, &before);
 	must(live);
 	settle();
 	regions = kernel_regions(pair.context);

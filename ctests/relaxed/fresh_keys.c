@@ -18,8 +18,7 @@ static void remote_rights(const char *name, int access)
 	int served = 0, seen = 0, failed = 0;
 
 	for (int round = 0; round < ROUNDS; round++) {
-		before = stats();
-		mr = register_region(pair.pd, memory, PAGE, access);
+		mr = register_by_pool(pair.pd, memory, PAGE, access, &before);
 		must(mr);
 		served += !made_anew(before, stats());
 		for (int n = 0; n < round; n++)
@@ -33,9 +32,8 @@ static void remote_rights(const char *name, int access)
 	is(seen, 0, "%s: and no key came again", name);
 	is(failed, 0, "%s: data landed each time", name);
 
-	mr = register_region(pair.pd, memory, PAGE, access);
-	before = stats();
-	other = register_region(pair.pd, memory, PAGE, access);
+	mr = register_by_pool(pair.pd, memory, PAGE, access, &before);
+	other = register_by_pool(pair.pd, memory, PAGE, access, &before);
 	must(mr && other);
 	ok(made_anew(before, stats()) && other->rkey != mr->rkey, "%s: in use at once, two have two keys", name);
 	must(deregister_region(mr) == 0);

@@ -56,16 +56,20 @@ static void load(const char *path, const char *how)
 static void plain_calls(void *memory)
 {
 	struct rdmamr_stats before, after;
+	uint64_t times = 0;
 
 	must(get_stats(&before, sizeof(before)) == 0);
-	for (int n = 0; n < 3; n++) {
+	/* The pool looks at a range when it comes back, and then again after some plain registrations. */
+	do {
 		struct ibv_mr *mr = plain_reg(stub_pd(), memory, PAGE, LOCAL_AND_REMOTE);
 
 		must(mr && plain_dereg(mr) == 0);
-	}
-	must(get_stats(&after, sizeof(after)) == 0);
-	ok(after.reg_kernel == before.reg_kernel + 3 && after.misses == before.misses && after.hits == before.hits &&
-	   after.bypassed_watch == before.bypassed_watch + 3, "RDMAMR_CACHE serves no plain call, which is counted");
+		must(get_stats(&after, sizeof(after)) == 0);
+	} while (++times < 100 && after.bypassed_watch - before.bypassed_watch < 3);
+	ok(after.reg_kernel == before.reg_kernel + times && after.misses == before.misses && after.hits == before.hits &&
+	   after.bypassed_watch == before.bypassed_watch + 3 &&
+	   after.bypassed_watch - before.bypassed_watch + after.bypassed_first - before.bypassed_first == times,
+	   "RDMAMR_CACHE serves no plain call, which is counted");
 }
 
 static bool is_right(char *page, char value)

@@ -29,7 +29,7 @@ int main(int argc, char **argv)
 	allow_pins(LIMIT);
 
 	for (int n = 0; n < IDLE; n++) {
-		regions[n] = register_region(pair.pd, memory + n * 2 * PAGE, PAGE, LOCAL_AND_REMOTE);
+		regions[n] = register_by_pool(pair.pd, memory + n * 2 * PAGE, PAGE, LOCAL_AND_REMOTE, &before);
 		must(regions[n]);
 	}
 	for (int n = 0; n < IDLE; n++)

@@ -48,15 +48,16 @@ static void *other_reads(void *argument)
 static void watched_first(const char *name, uint64_t mode)
 {
 	char *memory = pages(8), *page = memory + 4 * PAGE;
-	struct rdmamr_stats before;
+	struct rdmamr_stats before, after;
 	int seen;
 
 	is(other_takes(page, PAGE, mode), 0, "%s: another userfaultfd has a page", name);
 	before = stats();
 	not_kept(&pair, name, page, PAGE);
 	is((long long)(stats().bypassed_memory - before.bypassed_memory), 2, "%s: which is counted", name);
-	ok(lands(&pair, page - PAGE, 3 * PAGE), "%s: data lands in memory that only partly is the other's", name);
-	ok(lands_local(&pair, page, PAGE), "%s: by local rights too", name);
+	ok(lands_by_pool(&pair, page - PAGE, 3 * PAGE, LOCAL_AND_REMOTE, &before, &after),
+	   "%s: data lands in memory that only partly is the other's", name);
+	ok(lands_by_pool(&pair, page, PAGE, IBV_ACCESS_LOCAL_WRITE, &before, &after), "%s: by local rights too", name);
 	either(&pair, "memory beside it", memory, PAGE);
 	either(&pair, "memory beside it, again", memory, PAGE);
 
@@ -68,7 +69,8 @@ static void watched_first(const char *name, uint64_t mode)
 	seen = events;
 	raw_remap(page, PAGE);
 	ok(comes(events > seen), "%s: the other has heard of an unmap", name);
-	ok(lands(&pair, page, PAGE), "%s: data lands in a page that was mapped anew", name);
+	ok(lands_by_pool(&pair, page, PAGE, LOCAL_AND_REMOTE, &before, &after),
+	   "%s: data lands in a page that was mapped anew", name);
 
 	/* That was in nobody's hands any more; once more, and then the other lets go. */
 	must(ibv_flush_relaxed_mr(pair.pd) == 0);

@@ -46,10 +46,11 @@ static const struct {
 static void idle_ones(struct ibv_pd *other)
 {
 	struct ibv_mr *regions[IDLE];
+	struct rdmamr_stats before;
 
 	for (int n = 0; n < IDLE; n++) {
-		regions[n] = register_region(n % 2 ? other : pair.pd, memory + n * 2 * PAGE, PAGE,
-						n % 3 ? LOCAL_AND_REMOTE : IBV_ACCESS_LOCAL_WRITE);
+		regions[n] = register_by_pool(n % 2 ? other : pair.pd, memory + n * 2 * PAGE, PAGE,
+					      n % 3 ? LOCAL_AND_REMOTE : IBV_ACCESS_LOCAL_WRITE, &before);
 		must(regions[n]);
 	}
 	for (int n = 0; n < IDLE; n++)
@@ -93,7 +94,7 @@ int main(int argc, char **argv)
 
 	/* A region in use is the program's own, whichever way it was registered. */
 	must(ibv_flush_relaxed_mr(pair.pd) == 0 && ibv_flush_relaxed_mr(other) == 0);
-	held = register_region(other, memory, (LIMIT - WANTED + 1) * PAGE, LOCAL_AND_REMOTE);
+	held = register_by_pool(other, memory, (LIMIT - WANTED + 1) * PAGE, LOCAL_AND_REMOTE, &before);
 	must(held);
 	errno = 0;
 	mr = by_reg_mr(LOCAL_AND_REMOTE);

@@ -35,9 +35,10 @@ static int reads(const struct ibv_mr *mr, char *memory, int access)
 	return status_is_good(status, "the device reads") && !memcmp(far.in, memory, SIZE);
 }
 
-static int reads_anew(char *memory, int access)
+/* By a registration of its own, and `before` is as it was before that. */
+static int reads_anew(char *memory, int access, struct rdmamr_stats *before)
 {
-	struct ibv_mr *mr = register_region(pair.pd, memory, SIZE, access);
+	struct ibv_mr *mr = register_by_pool(pair.pd, memory, SIZE, access, before);
 	int good;
 
 	must(mr);
@@ -55,18 +56,16 @@ static void upgraded(const char *name, int fd, int first, int second, bool touch
 
 	if (touched)
 		must(memory[0] + memory[SIZE - 1] < 1000); /* read only: pages that are shared */
-	ok(reads_anew(memory, first), "%s: the device reads what the program sees", name);
-	before = stats();
-	ok(reads_anew(memory, first), "%s: a second time", name);
+	ok(reads_anew(memory, first, &before), "%s: the device reads what the program sees", name);
+	ok(reads_anew(memory, first, &before), "%s: a second time", name);
 	ok(kept ? reused(before, stats()) : made_anew(before, stats()), "%s: %s", name,
 	   kept ? "by the same region" : "by a region of its own");
 	fill(memory, SIZE);
-	ok(reads_anew(memory, first), "%s: what the program wrote since, the device reads", name);
+	ok(reads_anew(memory, first, &before), "%s: what the program wrote since, the device reads", name);
 
 	mr = register_region(pair.pd, memory, SIZE, first);
 	must(mr);
-	before = stats();
-	writes = register_region(pair.pd, memory, SIZE, second);
+	writes = register_by_pool(pair.pd, memory, SIZE, second, &before);
 	must(writes);
 	ok(made_anew(before, stats()) && writes->lkey != mr->lkey,
 	   "%s: the right to write takes another region", name);
@@ -78,7 +77,7 @@ static void upgraded(const char *name, int fd, int first, int second, bool touch
 	ok(reads(mr, memory, first), "%s: and what the program writes after it", name);
 	is(deregister_region(mr), 0, "%s: the first is deregistered", name);
 	is(deregister_region(writes), 0, "%s: and the second", name);
-	ok(reads_anew(memory, first), "%s: without the right to write again", name);
+	ok(reads_anew(memory, first, &before), "%s: without the right to write again", name);
 	ok(lands_with(&pair, memory, SIZE, second), "%s: with it again", name);
 	must(munmap(memory, SIZE) == 0);
 }
@@ -90,8 +89,7 @@ static void downgraded(void)
 	struct rdmamr_stats before;
 
 	control_with(&pair, "local rights", memory, SIZE, IBV_ACCESS_LOCAL_WRITE);
-	before = stats();
-	ok(reads_anew(memory, 0), "a right less: the device reads what the program sees");
+	ok(reads_anew(memory, 0, &before), "a right less: the device reads what the program sees");
 	ok(reused(before, stats()), "a right less: by the region that has it");
 	must(munmap(memory, SIZE) == 0);
 }
