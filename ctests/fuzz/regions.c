@@ -213,6 +213,25 @@ static void find_mapped(int *first, int *count)
 	*count = more;
 }
 
+/*
+ * RDMAMR_CACHE serves a range from its second registration on, and gives one up for a while whose
+ * region nothing had used again. So a program registers it again before, and then the region of the
+ * step is the pool's, or behind, and then the pool has an idle one. Those that do neither are plain.
+ */
+enum { NEVER_AGAIN, BEFORE, BEHIND, AGAIN };
+
+static void register_again(int times, struct ibv_pd *pd, void *at, size_t length, int access)
+{
+	for (int n = 0; n < times; n++) {
+		struct ibv_mr *mr = make(pd, at, length, access, false);
+
+		if (!mr || unmake(mr, false)) {
+			note(" again: failed");
+			return;
+		}
+	}
+}
+
 void register_step(const struct step *step)
 {
 	static const int rights[] = {
@@ -227,6 +246,7 @@ void register_step(const struct step *step)
 	int access = rights[step->word[2] % (sizeof(rights) / sizeof(*rights))];
 	int domain = step->word[3] % 8 == 0;
 	bool relaxed = step->word[4] % 3 == 0, briefly = step->word[4] / 3 % 2;
+	int again = relaxed ? NEVER_AGAIN : (int)(step->word[4] / 6 % AGAIN);
 
 	if (step->word[7] / PAGE % 8)
 		find_mapped(&first, &count);
@@ -255,6 +275,8 @@ void register_step(const struct step *step)
 	if (held[n].mr)
 		end_region(n);
 	mark(at, length, true);
+	if (again == BEFORE)
+		register_again(1, domains[domain], at, length, access);
 	held[n].mr = make(domains[domain], at, length, access, relaxed);
 	if (!held[n].mr) {
 		note_result(-1);
@@ -270,6 +292,8 @@ void register_step(const struct step *step)
 		if (access & IBV_ACCESS_LOCAL_WRITE)
 			device_writes(held[n].mr, true);
 	}
+	if (again == BEHIND)
+		register_again(3, domains[domain], at, length, access);
 	if (briefly)
 		end_region(n);
 }
