@@ -85,7 +85,10 @@ int all_lands(struct pair *pair, const struct ibv_mr *mr, char *memory, size_t l
 /* Whether a transfer succeeded. Prints its status if not. */
 int status_is_good(int status, const char *what);
 
-/* Registers the memory, moves data both ways, deregisters. 1 if all was right. */
+/*
+ * Registers the memory, moves data both ways, deregisters. 1 if all was right. Plain calls are
+ * repeated until one was the pool's.
+ */
 int lands_with(struct pair *pair, void *memory, size_t length, int access);
 
 /* The same with all remote rights. */
@@ -141,7 +144,11 @@ int control_later(struct pair *pair, const char *name, void *memory, size_t leng
 int not_kept_with(struct pair *pair, const char *name, void *memory, size_t length, int access);
 int not_kept(struct pair *pair, const char *name, void *memory, size_t length);
 
-/* Checks, after a change, that data lands in the page of now, by a region that was made now. */
+/*
+ * Checks, after a change, that data lands in the page of now, by a region that was made now. What
+ * was past the pool is registered again, so that the pool has a region of it, as after a relaxed
+ * call; either() does the same.
+ */
 int anew_with(struct pair *pair, const char *name, void *memory, size_t length, int access);
 int anew(struct pair *pair, const char *name, void *memory, size_t length);
 

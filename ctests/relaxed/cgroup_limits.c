@@ -64,6 +64,10 @@ static void objects(void)
 			int failed = 0;
 
 			for (int n = 0; n < OBJECTS - 1; n++) {
+				/* RDMAMR_CACHE serves a range that comes back. */
+				regions[n] = relaxed ? NULL : ibv_reg_mr(pd, memory + n * PAGE, PAGE, LOCAL_AND_REMOTE);
+				failed += !relaxed && !regions[n];
+				must(!regions[n] || ibv_dereg_mr(regions[n]) == 0);
 				regions[n] = relaxed ? ibv_reg_mr_relaxed(pd, memory + n * PAGE, PAGE, LOCAL_AND_REMOTE) :
 						       ibv_reg_mr(pd, memory + n * PAGE, PAGE, LOCAL_AND_REMOTE);
 				failed += !regions[n];

@@ -32,7 +32,8 @@ struct run {
 
 static void in_other_domain(void *at, size_t length)
 {
-	struct ibv_mr *mr = register_region(other_pd, at, length, LOCAL_AND_REMOTE);
+	struct rdmamr_stats before;
+	struct ibv_mr *mr = register_by_pool(other_pd, at, length, LOCAL_AND_REMOTE, &before);
 
 	must(mr && deregister_region(mr) == 0);
 }
@@ -174,9 +175,10 @@ static bool old_is_good(enum expected expected)
 static void before(struct run *run)
 {
 	const struct range *first = &run->place.ranges[0];
+	struct rdmamr_stats since;
 
 	if (run->situation == IN_USE) {
-		run->old = register_region(pair.pd, first->at, first->length, run->access);
+		run->old = register_by_pool(pair.pd, first->at, first->length, run->access, &since);
 		must(run->old);
 		return;
 	}
@@ -330,6 +332,8 @@ static void beside_workers(int way)
 		must(lands_local(&pair, memory + 4 * PAGE, PAGE));
 		must(deregister_region(register_region(pair.pd, memory, 2 * PAGE, LOCAL_AND_REMOTE)) == 0);
 		must(ring_result() == 0);
+		/* Used again before it is withdrawn, so that the pool tries again at once. */
+		stale += !lands(&pair, memory, 2 * PAGE);
 		stale += !lands(&pair, memory, 2 * PAGE);
 	}
 	is(stale, 0, "data landed 200 times");

@@ -81,7 +81,8 @@ int main(int argc, char **argv)
 	/* Registered all the time that it goes and comes. */
 	memory = load(&object);
 	{
-		struct ibv_mr *old = register_region(pair.pd, memory, PAGE, LOCAL_AND_REMOTE);
+		struct rdmamr_stats since;
+		struct ibv_mr *old = register_by_pool(pair.pd, memory, PAGE, LOCAL_AND_REMOTE, &since);
 
 		must(old);
 		unload(object, memory);

@@ -35,12 +35,20 @@ static void dereg(struct ibv_mr *mr)
 	must((plain ? ibv_dereg_mr(mr) : ibv_dereg_mr_relaxed(mr)) == 0);
 }
 
+/* A plain registration that the pool did not look at, since its range was new, does not count. */
 static bool lands(void *memory, size_t length)
 {
-	struct ibv_mr *mr = reg(memory, length);
-	bool good = stub_lands(mr);
+	struct rdmamr_stats before;
+	bool good = true;
 
-	dereg(mr);
+	do {
+		struct ibv_mr *mr;
+
+		before = stats();
+		mr = reg(memory, length);
+		good = stub_lands(mr) && good;
+		dereg(mr);
+	} while (good && stats().bypassed_first != before.bypassed_first);
 	return good;
 }
 

@@ -99,6 +99,7 @@ static void part_of_a_huge_page(void)
 static void neighbours(void)
 {
 	char *memory = aligned(1);
+	struct rdmamr_stats since;
 	struct ibv_mr *old;
 	long before;
 
@@ -113,7 +114,7 @@ static void neighbours(void)
 	for (int n = 0; n < 4; n++)
 		control(&pair, "parts of a huge page", memory + n * 3 * PART, PART);
 	is(huge_kib(memory, HUGE), before, "the huge page is whole after four parts were registered");
-	old = register_region(pair.pd, memory, PART, LOCAL_AND_REMOTE);
+	old = register_by_pool(pair.pd, memory, PART, LOCAL_AND_REMOTE, &since);
 	must(old);
 	must(syscall(SYS_munmap, memory, HUGE) == 0);
 	fresh_at(memory, HUGE);

@@ -32,14 +32,21 @@ static struct ibv_mr *reg(void *memory)
 		       ibv_reg_mr_relaxed(stub_pd(), memory, SIZE, LOCAL_AND_REMOTE);
 }
 
+/* A plain registration that the pool did not look at, since its range was new, does not count. */
 static bool lands(void *memory)
 {
-	struct ibv_mr *mr = reg(memory);
-	bool good;
+	struct rdmamr_stats before;
+	bool good = true;
 
-	must(mr);
-	good = stub_lands(mr);
-	must((plain ? ibv_dereg_mr(mr) : ibv_dereg_mr_relaxed(mr)) == 0);
+	do {
+		struct ibv_mr *mr;
+
+		before = stats();
+		mr = reg(memory);
+		must(mr);
+		good = stub_lands(mr) && good;
+		must((plain ? ibv_dereg_mr(mr) : ibv_dereg_mr_relaxed(mr)) == 0);
+	} while (good && stats().bypassed_first != before.bypassed_first);
 	return good;
 }
 

@@ -65,6 +65,7 @@ static void in_malloc(void)
 	struct ibv_pd *pd = ibv_alloc_pd(pair.context);
 	char *memory = pages(2 * VICTIMS);
 	struct ibv_mr *regions[VICTIMS];
+	struct rdmamr_stats before;
 	int failed = 0, stale = 0;
 
 	must(pd);
@@ -73,7 +74,7 @@ static void in_malloc(void)
 		must(lands(&pair, victims + n * 2 * PAGE, PAGE));
 	armed = 1;
 	for (int n = 0; n < VICTIMS; n++)
-		regions[n] = register_region(pd, memory + n * 2 * PAGE, PAGE, LOCAL_AND_REMOTE);
+		regions[n] = register_by_pool(pd, memory + n * 2 * PAGE, PAGE, LOCAL_AND_REMOTE, &before);
 	for (int n = 0; n < VICTIMS; n++)
 		failed += !regions[n] || deregister_region(regions[n]) != 0;
 	failed += ibv_flush_relaxed_mr(pd) != 0;
@@ -93,11 +94,12 @@ static int late_runs, late_wrong;
 
 static void late(void *memory)
 {
-	struct ibv_mr *mr = register_region(pair.pd, memory, PAGE, LOCAL_AND_REMOTE);
+	struct rdmamr_stats before;
+	struct ibv_mr *mr = register_by_pool(pair.pd, memory, PAGE, LOCAL_AND_REMOTE, &before);
 
 	late_wrong += !mr || deregister_region(mr) != 0;
 	remap(memory, PAGE);
-	mr = register_region(pair.pd, memory, PAGE, LOCAL_AND_REMOTE);
+	mr = register_by_pool(pair.pd, memory, PAGE, LOCAL_AND_REMOTE, &before);
 	late_wrong += !mr || deregister_region(mr) != 0;
 	raw_remap(memory, PAGE);
 	if (++late_runs % 3)

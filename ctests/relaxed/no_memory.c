@@ -85,19 +85,23 @@ static int find(struct dl_phdr_info *info, size_t size, void *inside)
 
 static char *memory;
 
-/* Both kinds of registration. False if one fails in another way than by ENOMEM. */
+/*
+ * Both kinds of registration, in turns, and then plain ones of other rights, of which RDMAMR_CACHE
+ * serves the second by a new region. False if one fails in another way than by ENOMEM.
+ */
 static bool registers(bool must_succeed)
 {
 	struct ibv_mr *(*const calls[])(struct ibv_pd *, void *, size_t, int) = { ibv_reg_mr_relaxed, (ibv_reg_mr) };
 
-	for (int n = 0; n < 4; n++) {
+	for (int n = 0; n < 7; n++) {
+		int plain = n % 2 || n >= 4;
 		struct ibv_mr *mr;
 
 		errno = 0;
-		mr = calls[n % 2](stub_pd(), memory, PAGE, LOCAL_AND_REMOTE);
+		mr = calls[plain](stub_pd(), memory, PAGE, n < 4 ? LOCAL_AND_REMOTE : IBV_ACCESS_REMOTE_READ);
 		if (!mr && (errno != ENOMEM || must_succeed))
 			return false;
-		if (mr && (n % 2 ? ibv_dereg_mr(mr) : ibv_dereg_mr_relaxed(mr)) != 0)
+		if (mr && (plain ? ibv_dereg_mr(mr) : ibv_dereg_mr_relaxed(mr)) != 0)
 			return false;
 	}
 	return true;

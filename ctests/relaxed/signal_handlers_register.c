@@ -83,6 +83,7 @@ static void interrupted(const char *name, void (*handler)(int), int slots)
 	struct itimerval often = { { 0, 200 }, { 0, 200 } }, never = { 0 };
 	struct sigaction action = { .sa_handler = handler, .sa_flags = SA_RESTART };
 	int rounds = 0, failed = 0, stale = 0;
+	struct rdmamr_stats before;
 	double until = seconds_now() + SECONDS;
 	sigset_t timer;
 
@@ -91,6 +92,7 @@ static void interrupted(const char *name, void (*handler)(int), int slots)
 	handled = wrong = 0;
 	for (int n = 0; n < slots + 1; n++)
 		must(lands(&pair, n < slots ? slot(n) : memory + 2 * SLOTS * PAGE, PAGE));
+	before = stats();
 	must(sigaction(SIGPROF, &action, NULL) == 0);
 	must(setitimer(ITIMER_PROF, &often, NULL) == 0);
 	for (; seconds_now() < until || handled <= AT_LEAST; rounds++) {
@@ -110,6 +112,7 @@ static void interrupted(const char *name, void (*handler)(int), int slots)
 	}
 	must(setitimer(ITIMER_PROF, &never, NULL) == 0);
 	must(signal(SIGPROF, SIG_IGN) != SIG_ERR);
+	show(before, stats());
 	ok(handled > AT_LEAST, "%s: the handler ran %d times in %d rounds", name, handled, rounds);
 	is(wrong, 0, "%s: all its calls succeeded", name);
 	is(failed, 0, "%s: and all of the thread that it interrupted", name);

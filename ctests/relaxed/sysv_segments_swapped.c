@@ -82,10 +82,11 @@ static void onto_private(const struct way *way)
 static void in_use(const struct way *way)
 {
 	char *memory = shmat(segments[0], NULL, 0);
+	struct rdmamr_stats since;
 	struct ibv_mr *old;
 
 	must(memory != (void *)-1);
-	old = register_region(pair.pd, memory, SIZE, LOCAL_AND_REMOTE);
+	old = register_by_pool(pair.pd, memory, SIZE, LOCAL_AND_REMOTE, &since);
 	must(old);
 	must(way->attach(segments[1], memory, SHM_REMAP) == memory);
 	anew(&pair, named("swapped below a region in use", way), memory, SIZE);
