@@ -202,7 +202,7 @@ static void by_installed(struct ibv_pd *pd, bool first)
 		ok(mr && !is_kept(page), "the installed libibverbs keeps nothing from children");
 		ok(mr && dereg_mr(mr) == 0, "deregistered");
 	}
-	/* The range has come back and has a region from the second registration on. The first libibverbs decides for all hits. */
+	/* The second registration makes a region. The first libibverbs decides for all hits. */
 	ok(stats().hits == before.hits + (first ? 2 : 0), "and the pool serves its device if it was the first");
 	must(munmap(page, PAGE) == 0);
 }

@@ -53,7 +53,8 @@ static void without_fork(int file)
 	registers(LOCAL_AND_REMOTE | IBV_ACCESS_MW_BIND, (uintptr_t)memory);
 	is((long long)(stats().bypassed_access - before.bypassed_access), TIMES, "counted: access for windows");
 	after = stats();
-	ok(after.hits - before.hits == TIMES - 2 && after.bypassed_first - before.bypassed_first == 1 && after.bypassed_fork == before.bypassed_fork, "and nothing else");
+	ok(after.hits - before.hits == TIMES - 2 && after.bypassed_first - before.bypassed_first == 1 &&
+	   after.bypassed_fork == before.bypassed_fork, "and nothing else");
 	is(said(file, without_effect), 0, "and not that RDMAMR_CACHE is without effect");
 }
 

@@ -19,7 +19,7 @@ RUNS, MOST_RUNS = 5, 25
 FREE, FAST = (0, 0, 0), (20_000, 100, 5_000)
 PROGRAMS = [
     ("ring", FREE), ("ring", FAST), ("remote_ring", FAST), ("once", FREE), ("once", FAST),
-    ("twice", FREE), ("too_many", FREE), ("too_many", FAST), ("mixed", FREE), ("emptied", FAST),
+    ("twice", FREE), ("thrice", FAST), ("too_many", FREE), ("too_many", FAST), ("mixed", FREE), ("emptied", FAST),
     ("unmapped", FAST), ("two_threads", FAST), ("at_once", FAST), ("parts", FAST), ("late", FREE),
 ]
 SETTINGS = {"RDMAMR_RELAXED_MAX_IDLE": "128", "RDMAMR_RELAXED_LINGER": "0.1"}

@@ -70,6 +70,8 @@ static long remote_ring(void) { return around(16, 250, REMOTE, MAP_PRIVATE); }
 static long shared(void) { return around(16, 250, LOCAL, MAP_SHARED); }
 static long once(void) { return around(2000, 1, LOCAL, MAP_PRIVATE); }
 static long twice(void) { return around(1000, 2, LOCAL, MAP_PRIVATE); }
+/* The third time is the first that the cache can gain by. */
+static long thrice(void) { return around(100, 3, LOCAL, MAP_PRIVATE); }
 /* More than RDMAMR_RELAXED_MAX_IDLE of them. */
 static long too_many(void) { return around(256, 12, LOCAL, MAP_PRIVATE); }
 
@@ -198,7 +200,7 @@ int main(int count, char **arguments)
 		long (*run)(void);
 	} patterns[] = {
 		{ "ring", ring }, { "remote_ring", remote_ring }, { "shared", shared }, { "once", once },
-		{ "twice", twice }, { "too_many", too_many }, { "mixed", mixed }, { "unmapped", unmapped },
+		{ "twice", twice }, { "thrice", thrice }, { "too_many", too_many }, { "mixed", mixed }, { "unmapped", unmapped },
 		{ "emptied", emptied }, { "late", late }, { "two_threads", two_threads },
 		{ "at_once", at_once }, { "parts", parts }, { "freed", freed },
 	};
