@@ -14,15 +14,34 @@ pub const CHUNK: u64 = 2 << 20;
 
 /// Returns the pages of a region, extended to its 2 MiB chunks as far as memory is mapped without a
 /// gap.
+///
+/// Most regions are a mapping of their own, with gaps right beside them, or lie in chunks without a
+/// gap. msync(2) says so in half the time of mincore(2), which needs a page for its answer.
 pub fn around(hull: PageRange) -> PageRange {
-    let chunks = hull.extended(CHUNK);
+    let (chunks, page) = (hull.extended(CHUNK), page_size());
     let before = errno();
-    let extent = PageRange {
-        start: down(chunks.start, hull.start),
-        end: up(hull.end, chunks.end),
+    let below = chunks.start < hull.start && is_mapped(hull.start - page, hull.start);
+    let above = hull.end < chunks.end && is_mapped(hull.end, hull.end + page);
+    let most = PageRange {
+        start: if below { chunks.start } else { hull.start },
+        end: if above { chunks.end } else { hull.end },
+    };
+    let extent = if most == hull || is_mapped(most.start, most.end) {
+        most
+    } else {
+        PageRange {
+            start: down(most.start, hull.start),
+            end: up(hull.end, most.end),
+        }
     };
     set_errno(before);
     extent
+}
+
+/// Whether memory is mapped without a gap. An error of any kind means that it may not be.
+fn is_mapped(start: u64, end: u64) -> bool {
+    // SAFETY: without a flag the call changes and writes nothing. It looks at mappings only.
+    unsafe { libc::syscall(libc::SYS_msync, start, end - start, 0) == 0 }
 }
 
 /// The largest number of pages of a chunk that lie beside a region.
