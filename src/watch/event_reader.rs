@@ -143,8 +143,7 @@ fn drain(file: Userfaultfd, changes: &Log, messages: &mut [Message]) -> Result<(
                 Report::Other => {}
             }
         }
-        // Fewer than there is room for: these were all.
-        if count < messages.len() {
+        if count == 0 {
             return Ok(());
         }
     }
