@@ -5,9 +5,10 @@
  * registration cache, ucs_rcache_get and ucs_rcache_region_put, in the same process, on the same addresses and
  * in turn, so that whatever else the machine does falls on both.
  *
- * Usage: relaxed unfenced|fenced [--json|--quick]
- * unfenced: the library is told that the process has one thread, so that it asks no fence: a pair of registration and deregistration that hits, beside UCX.
- * fenced:   as the library runs by itself: hits beside a system call, misses, and what an unmap costs.
+ * Usage: relaxed fenced|unfenced [--json|--quick]
+ * fenced:   as the library runs by itself in a process that has threads: hits beside a system call and beside UCX, with warm caches and after
+ *           other work, misses, and what an unmap costs.
+ * unfenced: the library is told that the process never had a second thread, so that it asks no fence: hits beside UCX.
  */
 #include <dlfcn.h>
 #include <errno.h>
@@ -27,6 +28,7 @@
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <time.h>
+#include <ucp/api/ucp_version.h>
 #include <ucs/memory/rcache.h>
 #include <unistd.h>
 #include "../ctests/relaxed/stub_device.h"
@@ -39,6 +41,11 @@ char __libc_single_threaded = 1;
 
 enum { PAGE = 4096, STRIDE = 2 * PAGE, REGIONS = 100000, THREADS = 2, ACCESS = IBV_ACCESS_LOCAL_WRITE };
 enum { OURS, PEER, WAYS };
+
+#define WORDS_OF(number) #number
+#define WORDS(number) WORDS_OF(number)
+/* The UCX that this is compiled for. */
+#define UCX "UCX " WORDS(UCP_API_MAJOR) "." WORDS(UCP_API_MINOR)
 
 static enum { TABLE, JSON } format;
 static int less = 1; /* by which the number of rounds is divided */
@@ -114,22 +121,48 @@ static void relaxed_remote_pairs(struct job *job)
 	relaxed_pairs_with(job, ACCESS | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ);
 }
 
+static ucs_status_t ucx_get(char *addr, ucs_rcache_region_t **region)
+{
+	return ucs_rcache_get(rcache, addr, PAGE,
+#if UCP_API_VERSION >= UCP_VERSION(1, 14)
+			      UCS_RCACHE_MIN_ALIGNMENT,
+#endif
+			      PROT_READ | PROT_WRITE, NULL, region);
+}
+
 static void ucx_pairs(struct job *job)
 {
 	for (long n = 0; n < job->count; n++) {
 		ucs_rcache_region_t *region;
 
-		if (ucs_rcache_get(rcache, memory + (size_t)next(job) * STRIDE, PAGE, PROT_READ | PROT_WRITE, NULL,
-				   &region) != UCS_OK)
+		if (ucx_get(memory + (size_t)next(job) * STRIDE, &region) != UCS_OK)
 			die("ucs_rcache_get");
 		ucs_rcache_region_put(rcache, region);
 	}
+}
+
+static void nothing(struct job *job)
+{
+	(void)job;
 }
 
 static void system_calls(struct job *job)
 {
 	for (long n = 0; n < job->count; n++)
 		syscall(SYS_getppid);
+}
+
+static int uffd = -1;
+
+/* What the library asks the kernel at each hit, of a file of its own. */
+static void fences(struct job *job)
+{
+	for (long n = 0; n < job->count; n++) {
+		struct uffdio_writeprotect none = { 0 };
+
+		if (!ioctl(uffd, UFFDIO_WRITEPROTECT, &none) || errno != EINVAL)
+			die("UFFDIO_WRITEPROTECT");
+	}
 }
 
 /* What two threads cost each other that share nothing: their processors may be two halves of one. */
@@ -375,12 +408,14 @@ static void open_ucx(void)
 	};
 	ucs_rcache_params_t params = {
 		.region_struct_size = sizeof(ucs_rcache_region_t) + 64, /* what a transport keeps of a region */
+#if UCP_API_VERSION < UCP_VERSION(1, 14)
 		.alignment = UCS_RCACHE_MIN_ALIGNMENT,
 		.max_alignment = PAGE,
+#endif
 		.ucm_events = 0, /* the lookup alone, without its watch */
 		.ops = &ops,
 		.flags = UCS_RCACHE_FLAG_NO_PFN_CHECK,
-		.max_regions = ~0UL,
+		.max_regions = ~0UL, /* without limits, as by default, UCX keeps no list of what was used last */
 		.max_size = ~0UL,
 		.max_unreleased = ~0UL,
 	};
@@ -437,31 +472,31 @@ static void unfenced(void)
 	make_regions(relaxed_pairs);
 	make_regions(ucx_pairs);
 
-	head("reg + dereg that hits, no fence, ns", "UCX");
+	head("hits, process that never had a second thread, ns", UCX);
 	for (int threads = 1; threads <= THREADS; threads++) {
-		double target = threads == 1 ? 0.5 : 0.4;
 		const char *names[] = { "1 thread, 1 region", "1 thread, 1000 regions in random order",
 					"1 thread, 100000 regions in random order", "2 threads, the same region",
 					"2 threads, the same 1000 regions", "2 threads, the same 100000 regions",
 					"1 thread, 1 region, remote rights", "2 threads, a region each" };
 		const char **name = &names[threads == 1 ? 0 : 3];
+		const double targets[] = { 0.6, 0.7, 0.9, 0, 0, 0 }, *target = &targets[threads == 1 ? 0 : 3];
 
-		compare(name[0], "UCX", (struct side[]){ side(relaxed_pairs, threads, first, first, 1, few),
-							  side(ucx_pairs, threads, first, first, 1, few) }, rounds, target);
-		compare(name[1], "UCX", (struct side[]){ side(relaxed_pairs, threads, some[0], some[1], 1000, few),
-							  side(ucx_pairs, threads, some[0], some[1], 1000, few) }, rounds,
-			target);
-		compare(name[2], "UCX", (struct side[]){ side(relaxed_pairs, threads, all[0], all[1], REGIONS, REGIONS),
-							  side(ucx_pairs, threads, all[0], all[1], REGIONS, REGIONS) },
-			long_rounds, target);
+		if (threads == 2)
+			head("the pool alone: 2 threads, told that it is 1, ns", UCX);
+		compare(name[0], UCX, (struct side[]){ side(relaxed_pairs, threads, first, first, 1, few),
+							side(ucx_pairs, threads, first, first, 1, few) }, rounds, target[0]);
+		compare(name[1], UCX, (struct side[]){ side(relaxed_pairs, threads, some[0], some[1], 1000, few),
+							side(ucx_pairs, threads, some[0], some[1], 1000, few) }, rounds,
+			target[1]);
+		compare(name[2], UCX, (struct side[]){ side(relaxed_pairs, threads, all[0], all[1], REGIONS, REGIONS),
+							side(ucx_pairs, threads, all[0], all[1], REGIONS, REGIONS) },
+			long_rounds, target[2]);
 		if (threads == 1)
-			compare(names[6], "UCX", (struct side[]){ side(relaxed_remote_pairs, 1, first, first, 1, few),
-								   side(ucx_pairs, 1, first, first, 1, few) }, rounds,
-				target);
+			compare(names[6], UCX, (struct side[]){ side(relaxed_remote_pairs, 1, first, first, 1, few),
+								 side(ucx_pairs, 1, first, first, 1, few) }, rounds, 0.6);
 		else
-			compare(names[7], "UCX", (struct side[]){ side(relaxed_pairs, 2, first, other, 1, few),
-								   side(ucx_pairs, 2, first, other, 1, few) }, rounds,
-				target);
+			compare(names[7], UCX, (struct side[]){ side(relaxed_pairs, 2, first, other, 1, few),
+								 side(ucx_pairs, 2, first, other, 1, few) }, rounds, 0);
 	}
 	head("2 threads on different regions beside 1 thread, ns", "1 thread");
 	compare("2 threads, a region each", "1 thread",
@@ -470,6 +505,60 @@ static void unfenced(void)
 	compare("2 threads that add, each to memory of its own", "1 thread",
 		(struct side[]){ side(additions, 2, first, other, 1, few),
 				 side(additions, 1, first, first, 1, few) }, rounds, 0);
+}
+
+/* ---- Cold: what a hit takes after other work, which has taken the caches. ---- */
+
+/* One operation's time after as much other work; the clock itself is warm. */
+static double cold_once(void (*work)(struct job *), struct job *job, char *other, size_t size)
+{
+	double start;
+
+	for (size_t at = 0; at < size; at += 64)
+		other[at]++;
+	now();
+	start = now();
+	work(job);
+	return now() - start;
+}
+
+static void cold(const char *names[2], uint32_t *order, size_t size, int rounds)
+{
+	enum { HIT, UCX_HIT, CALL, NOTHING, OPERATIONS };
+	void (*const works[OPERATIONS])(struct job *) = { relaxed_pairs, ucx_pairs, system_calls, nothing };
+	char *other = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+	double *times[OPERATIONS], *less_call[WAYS], *hit[WAYS], middle[OPERATIONS];
+	struct job jobs[OPERATIONS];
+
+	if (other == MAP_FAILED)
+		die("mmap");
+	for (int n = 0; n < OPERATIONS; n++) {
+		if (!(times[n] = calloc((size_t)rounds, sizeof(double))))
+			die("calloc");
+		jobs[n] = (struct job){ .order = order, .size = 1000, .count = 1 };
+	}
+	allocate(less_call, rounds);
+	allocate(hit, rounds);
+	for (int round = 0; round < rounds; round++)
+		for (int turn = 0; turn < OPERATIONS; turn++) {
+			int n = (round + turn) % OPERATIONS;
+
+			times[n][round] = cold_once(works[n], &jobs[n], other, size);
+		}
+	munmap(other, size);
+	/* Single times are far apart, and a difference of two of them says nothing: a difference of medians does. */
+	for (int n = 0; n < OPERATIONS; n++)
+		middle[n] = median(times[n], rounds);
+	less_call[OURS][0] = middle[HIT] - middle[CALL];
+	less_call[PEER][0] = middle[UCX_HIT] - middle[NOTHING];
+	report(names[0], UCX, less_call, 1, 1);
+	hit[OURS][0] = middle[HIT] - middle[NOTHING];
+	hit[PEER][0] = middle[CALL] - middle[NOTHING];
+	report(names[1], "getppid", hit, 1, 0);
+	release(less_call);
+	release(hit);
+	for (int n = 0; n < OPERATIONS; n++)
+		free(times[n]);
 }
 
 /* Small mappings far apart, so that no two of them share anything that a watch might take as a whole. */
@@ -504,25 +593,24 @@ static void settle(void)
 		die("ibv_flush_relaxed_mr");
 }
 
-static int our_watch(void)
+static void open_watch(void)
 {
 	struct uffdio_api api = { .api = UFFD_API, .features = (uint64_t)1 << 15 /* UFFD_FEATURE_WP_ASYNC */ };
-	int fd = (int)syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK | UFFD_USER_MODE_ONLY);
 
-	if (fd >= 0 && ioctl(fd, UFFDIO_API, &api)) {
-		close(fd);
-		fd = (int)syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK | UFFD_USER_MODE_ONLY);
+	uffd = (int)syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK | UFFD_USER_MODE_ONLY);
+	if (uffd >= 0 && ioctl(uffd, UFFDIO_API, &api)) {
+		close(uffd);
+		uffd = (int)syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK | UFFD_USER_MODE_ONLY);
 		api = (struct uffdio_api){ .api = UFFD_API };
-		if (fd >= 0 && ioctl(fd, UFFDIO_API, &api))
+		if (uffd >= 0 && ioctl(uffd, UFFDIO_API, &api))
 			die("UFFDIO_API");
 	}
-	if (fd < 0)
+	if (uffd < 0)
 		die("userfaultfd");
-	return fd;
 }
 
 /* Registers all areas; by the pool, which has none of them, or plainly and with one word to userfaultfd each. */
-static double misses_once(int way, int uffd)
+static double misses_once(int way)
 {
 	struct ibv_mr *mrs[AREAS];
 	double start, took;
@@ -558,19 +646,18 @@ static double misses_once(int way, int uffd)
 static void misses(void)
 {
 	struct rdmamr_stats before = stats(), after;
-	int rounds = 1000 / less, uffd = our_watch();
+	int rounds = 1000 / less;
 	double *times[WAYS];
 
 	allocate(times, rounds);
 	for (int round = -20; round < rounds; round++)
 		for (int turn = 0; turn < WAYS; turn++) {
-			double time = misses_once((turn + round) & 1, uffd);
+			double time = misses_once((turn + round) & 1);
 
 			if (round >= 0)
 				times[(turn + round) & 1][round] = time;
 		}
 	after = stats();
-	close(uffd);
 	if (after.misses - before.misses < (uint64_t)rounds * AREAS) {
 		fprintf(stderr, "relaxed: %llu misses where %d were to be: what was measured was not misses\n",
 			(unsigned long long)(after.misses - before.misses), rounds * AREAS);
@@ -638,27 +725,52 @@ static void unmaps(void)
 
 static void fenced(void)
 {
-	static const uint32_t first[] = { 0 };
-	uint32_t *some = random_order(1000, 3), *all = random_order(REGIONS, 1);
-	int rounds = 1000 / less;
+	static const uint32_t first[] = { 0 }, other[] = { 500 };
+	uint32_t *some[THREADS] = { random_order(1000, 3), random_order(1000, 4) };
+	uint32_t *all[THREADS] = { random_order(REGIONS, 1), random_order(REGIONS, 2) };
+	int rounds = 1000 / less, long_rounds = 60 / less;
 	const long few = 2000;
 
 	map_regions();
-	make_regions(relaxed_pairs);
-	head("reg + dereg that hits, ns", "getppid");
-	compare("1 region, no other thread in the process", "getppid",
-		(struct side[]){ side(relaxed_pairs, 1, first, first, 1, few),
-				 side(system_calls, 1, first, first, 1, few) }, rounds, 0);
 	start_second_thread();
+	make_regions(relaxed_pairs);
+	open_ucx();
+	make_regions(ucx_pairs);
+	open_watch();
+	head("reg + dereg that hits, fenced, ns", "getppid");
 	compare("1 region, another thread (asleep): fenced", "getppid",
 		(struct side[]){ side(relaxed_pairs, 1, first, first, 1, few),
-				 side(system_calls, 1, first, first, 1, few) }, rounds, 1.7);
+				 side(system_calls, 1, first, first, 1, few) }, rounds, 1.65);
 	compare("1000 regions in random order: fenced", "getppid",
-		(struct side[]){ side(relaxed_pairs, 1, some, some, 1000, few),
-				 side(system_calls, 1, first, first, 1, few) }, rounds, 1.7);
+		(struct side[]){ side(relaxed_pairs, 1, some[0], some[0], 1000, few),
+				 side(system_calls, 1, first, first, 1, few) }, rounds, 1.8);
 	compare("100000 regions in random order: fenced", "getppid",
-		(struct side[]){ side(relaxed_pairs, 1, all, all, REGIONS, REGIONS),
-				 side(system_calls, 1, first, first, 1, few) }, 60 / less, 0);
+		(struct side[]){ side(relaxed_pairs, 1, all[0], all[0], REGIONS, REGIONS),
+				 side(system_calls, 1, first, first, 1, REGIONS) }, long_rounds, 2.3);
+	compare("the fence's system call alone", "getppid",
+		(struct side[]){ side(fences, 1, first, first, 1, few),
+				 side(system_calls, 1, first, first, 1, few) }, rounds, 0);
+	head("2 threads at once, fenced, ns", UCX);
+	compare("2 threads, the same region: fenced", UCX,
+		(struct side[]){ side(relaxed_pairs, 2, first, first, 1, few),
+				 side(ucx_pairs, 2, first, first, 1, few) }, rounds, 1.3);
+	compare("2 threads, a region each: fenced", UCX,
+		(struct side[]){ side(relaxed_pairs, 2, first, other, 1, few),
+				 side(ucx_pairs, 2, first, other, 1, few) }, rounds, 1.3);
+	compare("2 threads, the same 1000 regions: fenced", UCX,
+		(struct side[]){ side(relaxed_pairs, 2, some[0], some[1], 1000, few),
+				 side(ucx_pairs, 2, some[0], some[1], 1000, few) }, rounds, 1.3);
+	compare("2 threads, the same 100000 regions: fenced", UCX,
+		(struct side[]){ side(relaxed_pairs, 2, all[0], all[1], REGIONS, REGIONS),
+				 side(ucx_pairs, 2, all[0], all[1], REGIONS, REGIONS) }, long_rounds, 1.3);
+	compare("2 threads, the fence's system call alone", "1 thread",
+		(struct side[]){ side(fences, 2, first, other, 1, few),
+				 side(fences, 1, first, first, 1, few) }, rounds, 0);
+	head("cold, 1000 regions, fenced, ns", "peer");
+	cold((const char *[]){ "1 MiB of work between: a hit less getppid", "1 MiB of work between: a hit" }, some[0],
+	     (size_t)1 << 20, 20000 / less);
+	cold((const char *[]){ "8 MiB of work between: a hit less getppid", "8 MiB of work between: a hit" }, some[0],
+	     (size_t)8 << 20, 4000 / less);
 	misses();
 	unmaps();
 }
@@ -673,7 +785,7 @@ int main(int argc, char **argv)
 		less = !strcmp(argv[n], "--quick") ? 10 : less;
 	}
 	if (argc < 2 || (!fence && strcmp(argv[1], "unfenced")) || !rdmamr_get_stats || !ibv_reg_mr_relaxed) {
-		fprintf(stderr, "usage: LD_PRELOAD=librdmamr.so.1 relaxed unfenced|fenced [--json|--quick]\n");
+		fprintf(stderr, "usage: LD_PRELOAD=librdmamr.so.1 relaxed fenced|unfenced [--json|--quick]\n");
 		return 2;
 	}
 	if (!getenv("RDMAMR_RELAXED_MAX_IDLE")) {
