@@ -522,10 +522,10 @@ static double cold_once(void (*work)(struct job *), struct job *job, char *other
 	return now() - start;
 }
 
-static void cold(const char *names[2], uint32_t *order, size_t size, int rounds)
+static void cold(const char *names[3], uint32_t *order, size_t size, int rounds)
 {
-	enum { HIT, UCX_HIT, CALL, NOTHING, OPERATIONS };
-	void (*const works[OPERATIONS])(struct job *) = { relaxed_pairs, ucx_pairs, system_calls, nothing };
+	enum { HIT, UCX_HIT, CALL, FENCE, NOTHING, OPERATIONS };
+	void (*const works[OPERATIONS])(struct job *) = { relaxed_pairs, ucx_pairs, system_calls, fences, nothing };
 	char *other = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
 	double *times[OPERATIONS], *less_call[WAYS], *hit[WAYS], middle[OPERATIONS];
 	struct job jobs[OPERATIONS];
@@ -555,6 +555,8 @@ static void cold(const char *names[2], uint32_t *order, size_t size, int rounds)
 	hit[OURS][0] = middle[HIT] - middle[NOTHING];
 	hit[PEER][0] = middle[CALL] - middle[NOTHING];
 	report(names[1], "getppid", hit, 1, 0);
+	hit[OURS][0] = middle[FENCE] - middle[NOTHING];
+	report(names[2], "getppid", hit, 1, 0);
 	release(less_call);
 	release(hit);
 	for (int n = 0; n < OPERATIONS; n++)
@@ -767,10 +769,12 @@ static void fenced(void)
 		(struct side[]){ side(fences, 2, first, other, 1, few),
 				 side(fences, 1, first, first, 1, few) }, rounds, 0);
 	head("cold, 1000 regions, fenced, ns", "peer");
-	cold((const char *[]){ "1 MiB of work between: a hit less getppid", "1 MiB of work between: a hit" }, some[0],
-	     (size_t)1 << 20, 20000 / less);
-	cold((const char *[]){ "8 MiB of work between: a hit less getppid", "8 MiB of work between: a hit" }, some[0],
-	     (size_t)8 << 20, 4000 / less);
+	cold((const char *[]){ "1 MiB of work between: a hit less getppid", "1 MiB of work between: a hit",
+			       "1 MiB of work between: the fence's system call" },
+	     some[0], (size_t)1 << 20, 20000 / less);
+	cold((const char *[]){ "8 MiB of work between: a hit less getppid", "8 MiB of work between: a hit",
+			       "8 MiB of work between: the fence's system call" },
+	     some[0], (size_t)8 << 20, 4000 / less);
 	misses();
 	unmaps();
 }
