@@ -48,6 +48,7 @@ unsafe extern "C" fn forget() {
 
 /// Whether calls are recorded. `LOOK`: the next call looks at a request of another process
 /// (`switch.rs`).
+#[unsafe(link_section = ".data.rdmamr_hits")]
 static ON: AtomicU8 = AtomicU8::new(OFF);
 const OFF: u8 = 0;
 const RECORD: u8 = 1;

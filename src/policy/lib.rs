@@ -212,20 +212,22 @@ impl Wanted {
     /// write where the registration asks for less.
     #[inline(always)]
     pub fn fits(&self, region: Range) -> bool {
-        let Range {
-            pd,
-            start,
-            end,
-            access,
-        } = self.range;
-        region.pd == pd
-            && if self.exact {
-                region.start == start && region.end == end && region.access == access
-            } else {
-                region.start <= start
-                    && end <= region.end
-                    && (region.access == access || region.access == access | IBV_ACCESS_LOCAL_WRITE)
-            }
+        // How much larger the region may be, and what more its access. One comparison each, for both
+        // kinds: with a branch for each kind the compiler made two loops of a look-up, and a hit
+        // needs little code.
+        let (room, more) = if self.exact {
+            (0, 0)
+        } else {
+            (
+                i64::MAX as u64,
+                IBV_ACCESS_LOCAL_WRITE & !self.range.access,
+            )
+        };
+        let below = self.range.start.wrapping_sub(region.start);
+        let above = region.end.wrapping_sub(self.range.end);
+        region.pd == self.range.pd
+            && below | above <= room
+            && (region.access ^ self.range.access) & !more == 0
     }
 }
 

@@ -98,10 +98,17 @@ impl Locked<'_> {
         region.kept.store(self.kept(), Relaxed);
         let kept = region.word.keep();
         if kept && !region.word.load().is_guest() {
-            pool.table
-                .add(pool.slots(), region.pd(), region.hull().start, id);
+            self.add_entry(region.pd(), region.hull().start, id);
         }
         kept
+    }
+
+    /// Adds an entry to the table. A hit that still has the shape of the table before this looks
+    /// there: that table is filled anew at the next call at the earliest.
+    fn add_entry(&self, pd: u64, start: u64, id: Id) {
+        let pool = self.0;
+        pool.table.add(pool.slots(), pd, start, id);
+        pool.shape.store(pool.table.shape(), Release);
     }
 
     /// The number of the region that was kept last.
@@ -186,8 +193,7 @@ impl Locked<'_> {
                 taken.is_none() && looked_at < LOOK_AT_MOST
             });
         if let Some((id, _)) = taken {
-            pool.table
-                .add(pool.slots(), purpose.pd, purpose.hull.start, id);
+            self.add_entry(purpose.pd, purpose.hull.start, id);
         }
         taken
     }

@@ -62,17 +62,21 @@ const TOO_MANY: u32 = 512;
 const SHARE: usize = 16;
 
 /// The state of relaxed registration in this process. It exists from the first use on.
+///
+/// What a hit and a release read lies in the first line of the processor's cache (`life/hit.rs`).
+#[repr(C, align(64))]
 pub struct Instance {
     pub pool: &'static Pool,
-    pub watch: Watch,
-    admission: Admission,
-    cleaner: &'static Cleaner,
-    counters: &'static Counters,
-    limits: Limits,
-    reader: Reader,
+    cleaner: Cleaner,
     /// No limit restricts how much memory the process may pin.
     may_pin_all: bool,
+    pub watch: Watch,
+    counters: &'static Counters,
+    admission: Admission,
+    limits: Limits,
+    reader: Reader,
 }
+const _: () = assert!(core::mem::offset_of!(Instance, watch) + Watch::READ_BY_HITS <= 64);
 
 static INSTANCE: PerProcess<Instance> = PerProcess::new();
 

@@ -539,7 +539,7 @@ fn the_table_grows_with_the_regions() {
     let is_found = |page| {
         let wanted = of_page(page);
         let same = |id| (pool.region(id).hull() == wanted.hull).then_some(());
-        pool.table.find(&wanted, same).is_some()
+        pool.table.find(pool.table.shape(), &wanted, same).is_some()
     };
     for page in 0..24 {
         let id = pool.lock().make(&of_page(page)).unwrap();

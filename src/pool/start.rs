@@ -77,10 +77,6 @@ fn make() -> Option<&'static Instance> {
     let pool = place::find()?;
     let linger = &config().relaxed;
     let may_pin = may_pin();
-    let cleaner: &'static Cleaner = Box::leak(Box::new(Cleaner::new(
-        linger.linger_remote,
-        linger.linger_local,
-    )));
     let relaxed = Instance {
         pool,
         watch: Watch::start(Reader {
@@ -88,7 +84,7 @@ fn make() -> Option<&'static Instance> {
             heard: cleaner::heard,
         }),
         admission: Admission::default(),
-        cleaner,
+        cleaner: Cleaner::new(linger.linger_remote, linger.linger_local),
         counters: stats::counters(),
         limits: Limits::new(settings(may_pin)),
         reader: PoolReader::new(),

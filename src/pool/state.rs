@@ -83,6 +83,15 @@ impl Cause {
 /// the arrays behind it what is in use.
 #[repr(C)]
 pub struct Pool {
+    /// What a hit or a release reads of the pool, apart from its entry in the table and its region,
+    /// is one line of the processor's cache: the end of the account, the table's shape, and the
+    /// beginning of the log. A registration that misses writes to that line, and so does a change of
+    /// memory; no hit does.
+    pub account: Account,
+    /// A copy of the shape of the table ([`Locked::add_entry`]).
+    pub(super) shape: AtomicU32,
+    /// The slots that are mapped.
+    ready: AtomicU32,
     pub changes: Log,
     pub(super) lock: Lock,
     /// A task has died that held the lock.
@@ -110,11 +119,8 @@ pub struct Pool {
     pub(super) ended: AtomicU32,
     /// Threads that wait on `ended`.
     pub(super) waiting: AtomicU32,
-    /// The slots that are mapped. Beside the account, which each release reads.
-    ready: AtomicU32,
     /// Hits that overflowed the regions' own 32-bit counts.
     pub(super) many_hits: AtomicU64,
-    pub account: Account,
     pub(super) foreign: Foreign,
     pub(super) dropping: Dropping,
     /// Guests that are withdrawn.
@@ -124,6 +130,13 @@ pub struct Pool {
     pub(super) table: Table,
     pub(super) slots: Large<[PoolRegion; MOST]>,
 }
+
+#[cfg(not(loom))]
+const _: () = {
+    const START: usize = Account::LINE;
+    const END: usize = core::mem::offset_of!(Pool, changes) + Log::READ_BY_HITS;
+    assert!(START.is_multiple_of(64) && END == START + 64);
+};
 
 /// A fixed-size list of regions.
 pub struct Batch {
@@ -346,7 +359,9 @@ impl Pool {
     /// Takes a region that serves, for one more user.
     #[inline(always)]
     pub fn take(&self, purpose: &Purpose) -> Option<(Id, Grant)> {
-        self.table.find(purpose, |id| self.take_this(id, purpose))
+        let shape = self.shape.load(Acquire);
+        self.table
+            .find(shape, purpose, |id| self.take_this(id, purpose))
     }
 
     #[inline(always)]
@@ -387,6 +402,7 @@ impl Pool {
     }
 
     #[cold]
+    #[inline(never)]
     fn another(&self, id: Id) -> Option<&PoolRegion> {
         let slot = self.region(self.pop()?);
         slot.word.before_fields();
@@ -396,18 +412,21 @@ impl Pool {
         Some(slot)
     }
 
-    /// The handle whose object is at this address, if there is one. The handle may be released
-    /// already.
+    /// The slot whose object is at this address, if there is one.
     #[inline(always)]
-    pub fn handle(&self, object: usize) -> Option<Handle> {
+    fn slot_of(&self, object: usize) -> Option<Id> {
         let offset = object.checked_sub(self.first_object())?;
         let slot = offset / size_of::<PoolRegion>();
         let within = offset - slot * size_of::<PoolRegion>();
-        if within != OBJECT_OFFSET || slot >= self.ready.load(Relaxed) as usize {
-            return None;
-        }
-        let region = &self.slots[slot];
-        let slot = Id(slot as u32);
+        let is_there = within == OBJECT_OFFSET && slot < self.ready.load(Relaxed) as usize;
+        is_there.then_some(Id(slot as u32))
+    }
+
+    /// The handle whose object is at this address, if there is one. The handle may be released
+    /// already.
+    pub fn handle(&self, object: usize) -> Option<Handle> {
+        let slot = self.slot_of(object)?;
+        let region = self.region(slot);
         Some(if region.word.load().is_handle() {
             Handle {
                 slot,
@@ -425,7 +444,6 @@ impl Pool {
 
     /// Ends one use of a region at the time `now` of the pool's clock. `None`: the handle is
     /// released already.
-    #[inline(always)]
     pub fn release(&self, handle: Handle, now: u32) -> Option<Left> {
         let region = self.region(handle.region);
         if handle.grant == Grant::Another {
@@ -437,6 +455,17 @@ impl Pool {
         // Stored before the release: after it, the slot may belong to another region.
         region.released.store(now, Relaxed);
         region.word.release(handle.grant)
+    }
+
+    /// Ends the only use of the region whose own handle is this object, and leaves the region idle.
+    /// `None` if this is not so; then nothing has changed.
+    #[inline(always)]
+    pub fn release_last(&self, object: usize, now: u32) -> Option<Id> {
+        let id = self.slot_of(object)?;
+        let region = self.region(id);
+        // Stored before the release, as above.
+        let store = || region.released.store(now, Relaxed);
+        region.word.release_last(store).then_some(id)
     }
 
     /// Ends a use that `take` granted and that has no handle.

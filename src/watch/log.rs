@@ -110,8 +110,9 @@ const ROOM: u64 = if cfg!(any(loom, miri)) { 2 } else { 4096 };
 /// A flag in `written`: a change did not fit.
 const LOST: u64 = 1 << 63;
 
-/// The log. Zeroed memory is an empty log.
-#[repr(C, align(128))]
+/// The log. Zeroed memory is an empty log. A hit reads the first three words, with which a line of
+/// the processor's cache ends ([`crate::pool::state::Pool`]).
+#[repr(C)]
 pub struct Log {
     /// The changes under way: [`SOMEWHERE`] and [`ANYWHERE`].
     under_way: AtomicU64,
@@ -125,10 +126,9 @@ pub struct Log {
     /// in ms; 0 if there is none. (A signal handler may leave a call by siglongjmp(3): that one
     /// counts for no longer, and no other for it.)
     long: [AtomicU64; LONG_CALLS],
-    rest_of_line: [u64; 12 - LONG_CALLS],
-    /// How many regions were linked. Hits do not read this line.
+    /// How many regions were linked.
     linked: AtomicU64,
-    rest_of_second_line: [u64; 15],
+    rest_of_lines: [u64; 14 - LONG_CALLS],
     places: [Place; PLACES],
     slots: [LogSlot; ROOM as usize],
 }
@@ -172,6 +172,10 @@ pub enum UnderWay {
 pub struct Position(u64);
 
 impl Log {
+    /// How many of its first bytes each hit reads.
+    #[cfg(not(loom))]
+    pub const READ_BY_HITS: usize = 3 * size_of::<AtomicU64>();
+
     /// An empty log, for tests. The pool's log lies in zeroed memory.
     #[cfg(test)]
     pub fn new() -> Log {
@@ -181,9 +185,8 @@ impl Log {
             applied: AtomicU64::new(0),
             used: AtomicU64::new(0),
             long: core::array::from_fn(|_| AtomicU64::new(0)),
-            rest_of_line: [0; 12 - LONG_CALLS],
             linked: AtomicU64::new(0),
-            rest_of_second_line: [0; 15],
+            rest_of_lines: [0; 14 - LONG_CALLS],
             places: core::array::from_fn(|_| Place {
                 word: AtomicU64::new(0),
                 start: AtomicU64::new(0),

@@ -40,11 +40,15 @@ pub use userfaultfd::{Fence, Watched};
 use userfaultfd::{NO_WRITE_PROTECTION, Userfaultfd};
 
 /// The watch of a process.
+#[repr(C)]
 pub struct Watch {
-    reader: Reader,
+    /// The process has had two threads. From then on a hit need not look at `one_thread`, whose
+    /// words are the C library's, in other lines of the processor's cache.
+    threads: AtomicBool,
     /// When an attempt to start the watch may be made, in ns of the monotonic clock.
     attempt: AtomicU64,
     lost: AtomicBool,
+    reader: Reader,
     /// What says whether the process has one thread. As soon as it has had two, every hit passes
     /// the fence.
     one_thread: Option<OneThread>,
@@ -153,13 +157,17 @@ impl Failure {
 }
 
 impl Watch {
+    /// How many of its first bytes each hit reads.
+    pub const READ_BY_HITS: usize = size_of::<AtomicBool>();
+
     /// Opens userfaultfd and starts the monitor for the pool. If something is short, a later miss
     /// tries again.
     pub fn start(reader: Reader) -> Watch {
         let watch = Watch {
-            reader,
+            threads: AtomicBool::new(false),
             attempt: AtomicU64::new(0),
             lost: AtomicBool::new(false),
+            reader,
             one_thread: OneThread::find(),
             room: AtomicI64::new(0),
             room_at_most: AtomicI64::new(0),
@@ -396,7 +404,16 @@ impl Watch {
     /// Whether a hit needs the fence, because another thread may be changing the address space.
     #[inline(always)]
     pub fn must_fence(&self) -> bool {
-        !self.one_thread.is_some_and(OneThread::holds) && NUMBER.exists()
+        (self.threads.load(Relaxed) || !self.has_one_thread()) && NUMBER.exists()
+    }
+
+    #[inline(always)]
+    fn has_one_thread(&self) -> bool {
+        let one = self.one_thread.is_some_and(OneThread::holds);
+        if !one {
+            self.threads.store(true, Relaxed);
+        }
+        one
     }
 
     /// Whether the kernel keeps one userfaultfd from unregistering what another has registered.

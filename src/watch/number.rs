@@ -40,9 +40,12 @@ use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering::*};
 use errno::{Errno, errno, set_errno};
 
 /// The number of the process's one watch.
+#[unsafe(link_section = ".data.rdmamr_hits")]
 pub static NUMBER: Number = Number::none();
 
-/// A number for the file, and what is known of it.
+/// A number for the file, and what is known of it. Each hit reads some of it: one line of the
+/// processor's cache.
+#[repr(align(64))]
 pub struct Number {
     fd: AtomicI32,
     device: AtomicU64,
@@ -232,6 +235,7 @@ impl Number {
     }
 
     #[cold]
+    #[inline(never)]
     fn fence_in_doubt(&self, answer: Fence) -> Fence {
         let Fence::Lost(errno) = answer else {
             return match self.prove() {

@@ -137,10 +137,21 @@ impl Table {
         }
     }
 
-    /// Calls `take` with the regions that the matching entries lead to, until `take` takes one.
+    /// The table that is in use, for [`Table::find`].
+    pub fn shape(&self) -> u32 {
+        self.shape.load(Relaxed) as u32
+    }
+
+    /// Calls `take` with the regions that the matching entries lead to, until `take` takes one. The
+    /// shape is a copy of this table's, or of an earlier one.
     #[inline(always)]
-    pub fn find<T>(&self, purpose: &Purpose, mut take: impl FnMut(Id) -> Option<T>) -> Option<T> {
-        let table = self.table(self.shape.load(Acquire));
+    pub fn find<T>(
+        &self,
+        shape: u32,
+        purpose: &Purpose,
+        mut take: impl FnMut(Id) -> Option<T>,
+    ) -> Option<T> {
+        let table = self.table(shape.into());
         let hash = hash(purpose.pd, purpose.hull.start);
         let mask = table.len() as u64 - 1;
         for step in 0..REACH {

@@ -109,11 +109,11 @@ impl SharedAmount {
 }
 
 /// The account. Zeroed memory is the account of an empty pool that may keep nothing.
+///
+/// Each release reads the last two fields, which lie in one line of the processor's cache with what
+/// else is read so often ([`crate::pool::state::Pool`]), and apart from what is written.
 #[repr(C)]
 pub struct Account {
-    registered: SharedAmount,
-    /// How much may be idle.
-    limit: SharedAmount,
     /// How much more may become idle; negative if too much is idle. Meaningless while everything
     /// registered is within the limit.
     spare: SharedAmount,
@@ -126,6 +126,16 @@ pub struct Account {
     at_start: SharedAmount,
     /// What was given back since then.
     given_back: SharedAmount,
+    rest_of_line: [u64; 7],
+    registered: SharedAmount,
+    /// How much may be idle.
+    limit: SharedAmount,
+}
+
+#[cfg(not(loom))]
+impl Account {
+    /// Where that line begins.
+    pub const LINE: usize = core::mem::offset_of!(Account, registered);
 }
 
 impl Account {
@@ -264,6 +274,7 @@ mod tests {
             counted: shared(),
             at_start: shared(),
             given_back: shared(),
+            rest_of_line: [0; 7],
         };
         account.set_limit(Amount { regions, bytes });
         account

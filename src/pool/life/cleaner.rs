@@ -21,14 +21,14 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*, fence};
 use core::time::Duration;
 use rdmamr_policy::is_remote;
 
-/// The cleaner, as the other threads see it.
+/// The cleaner, as the other threads see it. Each release reads `dormant` and `clock`.
 pub struct Cleaner {
-    /// 1 while the cleaner has work. A futex.
-    signal: AtomicU32,
     /// 1 while the cleaner sleeps without a time limit, since no region is idle.
     dormant: AtomicU32,
     /// The pool's clock in ticks. It shows the present time, or a time shortly before.
     clock: AtomicU32,
+    /// 1 while the cleaner has work. A futex.
+    signal: AtomicU32,
     /// The length of a tick in ms.
     tick: u32,
     /// For how many ticks a region stays idle: with access for peers (`remote`), and without
@@ -179,7 +179,7 @@ pub fn start(relaxed: &'static Instance) {
 
 #[cold]
 fn try_to_start(relaxed: &'static Instance) {
-    let cleaner = relaxed.cleaner;
+    let cleaner = &relaxed.cleaner;
     let (due, now) = (cleaner.attempt.load(Relaxed), clock::monotonic());
     let take = || {
         cleaner
@@ -218,7 +218,7 @@ extern "C" fn run(argument: *mut c_void) -> c_int {
     let relaxed = unsafe { &*argument.cast::<Instance>() };
     helper_thread::set_name(c"rdmamr-cleaner");
     helper_thread::run_anywhere();
-    let (pool, cleaner) = (relaxed.pool, relaxed.cleaner);
+    let (pool, cleaner) = (relaxed.pool, &relaxed.cleaner);
     let mut ticks = 0u32;
     let mut busy = PATIENCE;
     let (mut awake, mut looked_at) = (None, None);

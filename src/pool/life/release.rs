@@ -14,25 +14,35 @@ use crate::sys::thread;
 
 /// Ends one use of a region of the pool. Returns false if `mr` is no such region, or is not in use.
 /// (For the size of this result see `Answer` in `hit.rs`.)
+///
+/// Most releases end a region's only use, by its own handle. All others are apart, so that this one
+/// needs little code (`hit.rs`).
 #[inline(always)]
 pub fn release(mr: Mr) -> bool {
     let Some(relaxed) = existing() else {
         return false;
     };
+    let (pool, object) = (relaxed.pool, mr.address());
+    let Some(id) = pool.release_last(object, relaxed.cleaner.now()) else {
+        return release_otherwise(relaxed, object);
+    };
+    if relaxed.cleaner.is_dormant() || !pool.account.all_fits() {
+        left_idle(relaxed, id);
+    }
+    true
+}
+
+#[inline(never)]
+fn release_otherwise(relaxed: &Instance, object: usize) -> bool {
     let pool = relaxed.pool;
-    let Some(handle) = pool.handle(mr.address()) else {
+    let Some(handle) = pool.handle(object) else {
         return false;
     };
     let id = handle.region;
     match pool.release(handle, relaxed.cleaner.now()) {
         Some(Left::InUse) => true,
         Some(Left::Idle) => {
-            if relaxed.cleaner.is_dormant() {
-                relaxed.cleaner.idle(pool.region(id));
-            }
-            if !pool.account.may_be_idle(|| pool.region(id).hull()) {
-                trim(relaxed, id);
-            }
+            left_idle(relaxed, id);
             true
         }
         Some(Left::Spent(generation)) => {
@@ -42,6 +52,18 @@ pub fn release(mr: Mr) -> bool {
             true
         }
         None => false,
+    }
+}
+
+/// A region has become idle: wakes the cleaner if it sleeps, and counts what is idle if need be.
+#[inline(never)]
+fn left_idle(relaxed: &Instance, id: Id) {
+    let pool = relaxed.pool;
+    if relaxed.cleaner.is_dormant() {
+        relaxed.cleaner.idle(pool.region(id));
+    }
+    if !pool.account.may_be_idle(|| pool.region(id).hull()) {
+        trim(relaxed, id);
     }
 }
 

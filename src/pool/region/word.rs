@@ -278,7 +278,6 @@ impl Word {
 
     /// Ends one use. `None` if the region has no use of this kind: the program does not hold the
     /// handle.
-    #[inline(always)]
     pub fn release(&self, grant: Grant) -> Option<Left> {
         let mut word = self.0.load(Relaxed);
         let released = loop {
@@ -304,6 +303,19 @@ impl Word {
         } else {
             Left::Spent(Seen(released).generation())
         })
+    }
+
+    /// Ends the region's only use, if that is by its own handle and leaves the region idle: what
+    /// [`Word::release`] would do. Runs `before` first. False if it is not so, or if another thread
+    /// changes the word at this moment; then the word is as it was.
+    #[inline(always)]
+    pub fn release_last(&self, before: impl FnOnce()) -> bool {
+        let word = self.0.load(Relaxed);
+        if word & (GUEST | STATE | STALE | OWN | USERS) != KEPT | OWN | 1 {
+            return false;
+        }
+        before();
+        self.change(word, word & !(OWN | USERS)).is_ok()
     }
 
     /// Ends a further handle; false if the slot is none, or is one that was released already.
@@ -379,6 +391,29 @@ mod tests {
         word.free();
         word.make();
         assert_eq!(word.load().generation(), making.generation() + 1);
+    }
+
+    #[test]
+    fn the_last_use_ends_as_any_other() {
+        let word = Word::new();
+        assert!(!word.release_last(|| ()));
+        word.make();
+        assert!(!word.release_last(|| ()), "not kept");
+        assert!(word.keep() && word.release_last(|| ()));
+        assert!(word.load().is_unused() && word.load().is_new());
+        assert!(!word.release_last(|| ()), "released already");
+        word.admit();
+        assert_eq!(word.take(word.load()), Some(Grant::Own));
+        assert_eq!(word.take(word.load()), Some(Grant::Another));
+        assert!(!word.release_last(|| ()), "there is another use");
+        assert_eq!(word.release(Grant::Own), Some(Left::InUse));
+        assert!(!word.release_last(|| ()), "it is not by the own handle");
+        assert_eq!(word.release(Grant::Another), Some(Left::Idle));
+        assert_eq!(word.take(word.load()), Some(Grant::Own));
+        assert!(word.withdraw() && !word.release_last(|| ()));
+        assert_eq!(word.release(Grant::Own), Some(Left::Spent(1)));
+        word.make_handle();
+        assert!(!word.release_last(|| ()));
     }
 
     #[test]
