@@ -4,6 +4,8 @@
  * (ctests/relaxed/stub_device.h): each row beside the same without registered memory near, in one process and
  * in turn.
  *
+ * Compiled as the suites that have the stand-in (ctests/manifest: stub), run with the library preloaded.
+ *
  * Usage: mappings [ROW [ROUNDS [THREADS]]]   ROW is miss, unmap, drop, realloc or limit.
  */
 #include <errno.h>
