@@ -166,7 +166,10 @@ impl Released {
     /// plain.
     #[cold]
     pub fn give_up(&self, range: &Range) {
-        if let (_, entry, Some(place)) = self.find(range) {
+        if let (_, entry, Some(place)) = self.find(range)
+            // A region that ends late must not begin the count anew.
+            && place.load(Relaxed) & REST == 0
+        {
             place.store(entry | PATIENCE, Relaxed);
         }
     }

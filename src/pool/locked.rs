@@ -53,6 +53,13 @@ pub struct Applied {
     pub lost: bool,
 }
 
+impl New {
+    /// Its slot.
+    pub fn id(&self) -> Id {
+        self.id
+    }
+}
+
 impl Locked<'_> {
     pub fn pool(&self) -> &Pool {
         self.0

@@ -13,16 +13,16 @@ use rdmamr_policy::Released;
 pub static RELEASED: Released = Released::new();
 
 /// A region has ended that served `hits` further registrations. If there were none, it was kept in
-/// vain.
+/// vain. (One that could not be kept has not shown that.)
 pub fn ended(region: &PoolRegion, cause: Option<Cause>, hits: u64) {
     if hits > 0 {
         return;
     }
     match cause {
-        Some(Cause::Hook | Cause::Event | Cause::Fence) => RELEASED.give_up(&region.range()),
+        Some(Cause::Hook | Cause::Event) => RELEASED.give_up(&region.range()),
         Some(Cause::Flush | Cause::Watermark | Cause::Linger | Cause::Pressure) => {
             RELEASED.remove(&region.range());
         }
-        None => {}
+        Some(Cause::Fence) | None => {}
     }
 }

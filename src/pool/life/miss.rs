@@ -265,6 +265,7 @@ impl Instance {
             Memory::Own if locked.admit(new) => Look::Again,
             Memory::Own => Look::Nothing,
             Memory::Foreign(range) => {
+                RELEASED.give_up(&self.pool.region(new.id()).range());
                 locked.foreign().note(range);
                 locked.refuse(new);
                 Look::Nothing
