@@ -407,18 +407,27 @@ fn minds_pins(advice: c_int) -> bool {
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn madvise(addr: Address, length: usize, advice: c_int) -> c_int {
-    let unreported = is_unreported(advice);
-    let reported = !unreported && (drops_pages(advice) || minds_pins(advice));
+    let call = || call_next!(MADVISE(addr, length, advice), SYS_madvise);
+    // Each kind in a function of its own: together they would need 1 KiB of the stack.
+    if is_unreported(advice) {
+        advising_unreported(addr, length, call)
+    } else if drops_pages(advice) || minds_pins(advice) {
+        advising(addr, length, call)
+    } else {
+        call()
+    }
+}
+
+#[inline(never)]
+fn advising(addr: Address, length: usize, advise: impl FnOnce() -> c_int) -> c_int {
     let frame = Frame::new();
-    changing(
-        || {
-            (
-                reported.then(|| changes::changing(&frame, addr.addr(), length)),
-                unreported.then(|| changes::unreported(&frame, addr.addr(), length)),
-            )
-        },
-        || call_next!(MADVISE(addr, length, advice), SYS_madvise),
-    )
+    changing(|| changes::changing(&frame, addr.addr(), length), advise)
+}
+
+#[inline(never)]
+fn advising_unreported(addr: Address, length: usize, advise: impl FnOnce() -> c_int) -> c_int {
+    let frame = Frame::new();
+    changing(|| changes::unreported(&frame, addr.addr(), length), advise)
 }
 
 #[cfg_attr(not(test), unsafe(no_mangle))]

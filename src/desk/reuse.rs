@@ -87,14 +87,16 @@ pub fn serve(cache: Cache, pd: Pd, request: &Request) -> Served {
         unserved::NONE => {}
         reason => return Served::Plain(refused(reason)),
     }
-    let Some(hull) = PageRange::hull(request.addr.addr() as u64, request.length as u64) else {
-        return Served::Plain(None);
-    };
-    let range = pool::range(pd.address() as u64, hull, request.access.bits());
-    if !super::pool_is_on() && !RELEASED.comes_back(&range) {
-        return Served::Plain(Some(counter!(bypassed_first)));
+    if !super::pool_is_on() {
+        match range(pd, request) {
+            None => return Served::Plain(None),
+            Some(range) if !RELEASED.comes_back(&range) => {
+                return Served::Plain(Some(counter!(bypassed_first)));
+            }
+            Some(_) => {}
+        }
     }
-    match serve_by_pool(cache, pd, request, &range) {
+    match serve_by_pool(cache, pd, request) {
         Ok(registered) => Served::Pool(registered),
         Err(reason) => {
             stats::counters().count(reason);
@@ -103,14 +105,19 @@ pub fn serve(cache: Cache, pd: Pd, request: &Request) -> Served {
     }
 }
 
+#[inline(always)]
+fn range(pd: Pd, request: &Request) -> Option<Range> {
+    let hull = PageRange::hull(request.addr.addr() as u64, request.length as u64)?;
+    Some(pool::range(
+        pd.address() as u64,
+        hull,
+        request.access.bits(),
+    ))
+}
+
 /// Registers memory by the pool. An error is the reason why the pool does not serve the call.
 #[inline(never)]
-fn serve_by_pool(
-    cache: Cache,
-    pd: Pd,
-    request: &Request,
-    range: &Range,
-) -> Result<Registered, Counter> {
+fn serve_by_pool(cache: Cache, pd: Pd, request: &Request) -> Result<Registered, Counter> {
     match rdmamr_policy::refusal_in(&Present) {
         unserved::NONE => {}
         reason => return Err(refused(reason).unwrap_or(counter!(bypassed_busy))),
@@ -126,13 +133,29 @@ fn serve_by_pool(
     if let Some(mr) = answer.region() {
         return stand_for(request, Registered::by(How::Hit, mr));
     }
-    // Without a pool the caller has looked.
-    if was_on && !RELEASED.comes_back(range) {
+    let answer = was_on.then_some(answer);
+    // A signal handler may have little stack.
+    aside::run_if_little(|| missed(cache, pd, request, answer))
+        .unwrap_or(Err(counter!(bypassed_limit)))
+}
+
+/// Registers memory for which the pool has no region. Without an `answer` there was no pool, and the
+/// range is known to have come back.
+#[inline(never)]
+fn missed(
+    cache: Cache,
+    pd: Pd,
+    request: &Request,
+    answer: Option<Answer>,
+) -> Result<Registered, Counter> {
+    let range = range(pd, request).ok_or(counter!(bypassed_memory))?;
+    if answer.is_some() && !RELEASED.comes_back(&range) {
         return Err(counter!(bypassed_first));
     }
+    let answer = answer.unwrap_or(Answer::NONE);
     serve_again(cache, pd, request, answer).inspect_err(|&reason| {
         if reason != counter!(bypassed_busy) {
-            RELEASED.give_up(range);
+            RELEASED.give_up(&range);
         }
     })
 }

@@ -189,7 +189,7 @@ impl Own {
         probe!("reg_start", addr, length, u64::from(request.access.bits()));
         let measuring = counters.start_clock(thread, request.length);
         let answer = if prefault::is_large(request.length) {
-            prefault::around(request, watch, || self.ask_kernel_now(pd, request))
+            self.ask_kernel_for_large(pd, request, watch)
         } else {
             self.ask_kernel_now(pd, request)
         };
@@ -197,6 +197,19 @@ impl Own {
         let errno = answer.as_ref().map_or_else(|errno| errno.0 as u64, |_| 0);
         probe!("reg_done", addr, length, errno);
         answer
+    }
+
+    /// The start of prefault's threads needs more of the stack than the smallest has.
+    #[cold]
+    #[inline(never)]
+    fn ask_kernel_for_large(
+        &self,
+        pd: Pd,
+        request: &Request,
+        watch: WatchedBy,
+    ) -> Result<ib_uverbs_reg_mr_resp, Errno> {
+        let large = || prefault::around(request, watch, || self.ask_kernel_now(pd, request));
+        aside::run(large).unwrap_or_else(|| self.ask_kernel_now(pd, request))
     }
 
     #[inline(always)]

@@ -218,10 +218,7 @@ impl Wanted {
         let (room, more) = if self.exact {
             (0, 0)
         } else {
-            (
-                i64::MAX as u64,
-                IBV_ACCESS_LOCAL_WRITE & !self.range.access,
-            )
+            (i64::MAX as u64, IBV_ACCESS_LOCAL_WRITE & !self.range.access)
         };
         let below = self.range.start.wrapping_sub(region.start);
         let above = region.end.wrapping_sub(self.range.end);

@@ -162,8 +162,7 @@ impl Released {
         }
     }
 
-    /// The cache could not keep this range, or kept it for nothing: its next registrations are
-    /// plain.
+    /// The cache could not keep this range: its next registrations are plain.
     #[cold]
     pub fn give_up(&self, range: &Range) {
         if let (_, entry, Some(place)) = self.find(range)
@@ -174,11 +173,24 @@ impl Released {
         }
     }
 
-    /// A kept region of this range has ended by age, and nothing had used it again.
-    #[cold]
-    pub fn remove(&self, range: &Range) {
+    /// A region of this range is kept, and hits find it. Its place is free for other ranges until the
+    /// region ends.
+    pub fn kept(&self, range: &Range) {
         if let (_, _, Some(place)) = self.find(range) {
             place.store(0, Relaxed);
+        }
+    }
+
+    /// A kept region of this range has ended, because its memory changed or for another reason. If
+    /// nothing `was_used` again, it was kept in vain: after a change the range is plain for a while,
+    /// and one that grew too old, or was one too many, must come twice again.
+    #[cold]
+    pub fn ended(&self, range: &Range, was_used: bool, has_changed: bool) {
+        if was_used || has_changed {
+            self.add(range);
+        }
+        if has_changed && !was_used {
+            self.give_up(range);
         }
     }
 
@@ -224,6 +236,7 @@ impl Released {
 
 #[cfg(test)]
 mod tests {
+    extern crate std;
     use super::*;
 
     const MIB: u64 = 1 << 20;
@@ -254,8 +267,15 @@ mod tests {
             range(one.start + PAGE, 8192),
         ];
         assert!(others.iter().all(|other| !TABLE.comes_back(other)));
-        TABLE.remove(&one);
+        TABLE.kept(&one);
         assert!(!TABLE.comes_back(&one));
+        TABLE.ended(&one, false, false);
+        assert!(!TABLE.comes_back(&one), "kept in vain");
+        TABLE.ended(&one, true, true);
+        assert!(TABLE.comes_back(&one));
+        TABLE.kept(&one);
+        TABLE.ended(&one, false, true);
+        assert!(!TABLE.comes_back(&one), "not for a while");
     }
 
     #[test]
@@ -304,15 +324,23 @@ mod tests {
         (0..4096).for_each(|n| TABLE.add(&all(n)));
         let known = (0..4096).filter(|&n| TABLE.comes_back(&all(n))).count();
         assert!(known > 4000, "{known}");
-        // Twice as many as there are places, again and again in the same order.
-        let mut known = 0;
-        for _ in 0..4 {
-            known = 0;
+        // More than there are places, again and again in the same order. Those that are kept leave
+        // their places to the others.
+        let mut kept = std::collections::HashSet::new();
+        for _ in 0..12 {
             for n in 0..16384 {
-                known += u32::from(TABLE.comes_back(&all(n)));
-                TABLE.add(&all(n));
+                let range = all(n);
+                if kept.contains(&n) {
+                    continue;
+                }
+                if TABLE.comes_back(&range) {
+                    TABLE.kept(&range);
+                    kept.insert(n);
+                } else {
+                    TABLE.add(&range);
+                }
             }
         }
-        assert!(known > 1000, "{known}");
+        assert!(kept.len() > 16000, "{}", kept.len());
     }
 }

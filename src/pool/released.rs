@@ -12,17 +12,13 @@ use rdmamr_policy::Released;
 /// The ranges.
 pub static RELEASED: Released = Released::new();
 
-/// A region has ended that served `hits` further registrations. If there were none, it was kept in
-/// vain. (One that could not be kept has not shown that.)
+/// A region has ended that served `hits` further registrations. (Of one that could not be kept the
+/// range is still there.)
 pub fn ended(region: &PoolRegion, cause: Option<Cause>, hits: u64) {
-    if hits > 0 {
-        return;
-    }
-    match cause {
-        Some(Cause::Hook | Cause::Event) => RELEASED.give_up(&region.range()),
-        Some(Cause::Flush | Cause::Watermark | Cause::Linger | Cause::Pressure) => {
-            RELEASED.remove(&region.range());
-        }
-        Some(Cause::Fence) | None => {}
-    }
+    let has_changed = match cause {
+        Some(Cause::Fence) | None => return,
+        Some(Cause::Hook | Cause::Event) => true,
+        Some(Cause::Flush | Cause::Watermark | Cause::Linger | Cause::Pressure) => false,
+    };
+    RELEASED.ended(&region.range(), hits > 0, has_changed);
 }

@@ -23,12 +23,16 @@ const STACK: usize = 64 << 10;
 /// Whether the thread is on its signal stack.
 fn is_on_signal_stack() -> bool {
     let mut about = core::mem::MaybeUninit::<libc::stack_t>::zeroed();
-    // SAFETY: the kernel writes to the local structure only. All zeros is a valid one.
-    let about = unsafe {
-        let none = core::ptr::null::<libc::stack_t>();
-        libc::syscall(libc::SYS_sigaltstack, none, about.as_mut_ptr());
-        about.assume_init()
+    // SAFETY: the kernel writes to the local structure only.
+    unsafe {
+        libc::syscall(
+            libc::SYS_sigaltstack,
+            core::ptr::null::<libc::stack_t>(),
+            about.as_mut_ptr(),
+        )
     };
+    // SAFETY: all zeros is a valid one, and so is what the kernel wrote.
+    let about = unsafe { about.assume_init() };
     about.ss_flags & libc::SS_ONSTACK != 0
 }
 

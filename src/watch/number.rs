@@ -137,11 +137,10 @@ impl Table {
             return known == Known::Nothing;
         }
         let before = errno();
-        // SAFETY: the calls take no pointers.
-        let same = unsafe {
-            let this = libc::syscall(libc::SYS_gettid);
-            libc::syscall(libc::SYS_kcmp, thread, this, KCMP_FILES, 0, 0)
-        };
+        // SAFETY: the call takes no arguments.
+        let this = unsafe { libc::syscall(libc::SYS_gettid) };
+        // SAFETY: the call takes no pointers.
+        let same = unsafe { libc::syscall(libc::SYS_kcmp, thread, this, KCMP_FILES, 0, 0) };
         let refused = same < 0 && matches!(errno().0, libc::EPERM | libc::EACCES | libc::ENOSYS);
         set_errno(before);
         let here = same == 0 || (refused && known == Known::Nothing);

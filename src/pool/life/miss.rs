@@ -100,7 +100,13 @@ pub fn register(
     unshared: bool,
 ) -> Result<Registered, Unserved> {
     let errno = errno::errno();
-    let registered = aside::run_if_little(|| register_now(pd, request, answer, unshared));
+    let now = || register_now(pd, request, answer, unshared);
+    // A plain call is there already (`desk/reuse.rs`).
+    let registered = if unshared {
+        Some(now())
+    } else {
+        aside::run_if_little(now)
+    };
     errno::set_errno(errno);
     registered.unwrap_or(Err(Unserved::Because(counter!(bypassed_limit))))
 }
@@ -261,12 +267,17 @@ impl Instance {
         let Some(locked) = self.pool.lock_of_program() else {
             return Look::Uncertain;
         };
+        let range = self.pool.region(new.id()).range();
         match memory {
-            Memory::Own if locked.admit(new) => Look::Again,
+            Memory::Own if locked.admit(new) => {
+                // From now on a hit finds the region without a look there.
+                RELEASED.kept(&range);
+                Look::Again
+            }
             Memory::Own => Look::Nothing,
-            Memory::Foreign(range) => {
-                RELEASED.give_up(&self.pool.region(new.id()).range());
-                locked.foreign().note(range);
+            Memory::Foreign(foreign) => {
+                RELEASED.give_up(&range);
+                locked.foreign().note(foreign);
                 locked.refuse(new);
                 Look::Nothing
             }

@@ -254,6 +254,9 @@ impl Pool {
         if class != Class::Fabric && !self.comes_back(&key) {
             return Done::First;
         }
+        if let Some(released) = self.released.get(&key.process) {
+            released.kept(&key.range());
+        }
         let region = Region {
             key,
             class,
@@ -289,17 +292,11 @@ impl Pool {
         released.add(&key.range());
     }
 
-    /// A region has ended that nothing had used again: its range is no longer worth keeping, or not
-    /// for a while.
+    /// A region has ended.
     fn ended(&self, number: u32, changed: bool) {
         let region = &self.regions[number as usize];
-        let Some(released) = self.released.get(&region.key.process) else {
-            return;
-        };
-        match (region.hits, changed) {
-            (0, true) => released.give_up(&region.key.range()),
-            (0, false) => released.remove(&region.key.range()),
-            _ => {}
+        if let Some(released) = self.released.get(&region.key.process) {
+            released.ended(&region.key.range(), region.hits > 0, changed);
         }
     }
 
