@@ -53,8 +53,8 @@ static void refuse_userfaultfd(void)
 	};
 	struct sock_fprog program = { sizeof(code) / sizeof(code[0]), code };
 
-	must(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
-	must(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0);
+	must(syscall(SYS_prctl, PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
+	must(syscall(SYS_prctl, PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0);
 	must(syscall(SYS_userfaultfd, UFFD_USER_MODE_ONLY) == -1 && errno == EPERM);
 }
 static const char *const what = "seccomp";

@@ -36,6 +36,7 @@ next! {
     DUP2 = c"dup2": unsafe extern "C" fn(c_int, c_int) -> c_int;
     DUP3 = c"dup3": unsafe extern "C" fn(c_int, c_int, c_int) -> c_int;
     UNSHARE = c"unshare": unsafe extern "C" fn(c_int) -> c_int;
+    PRCTL = c"prctl": unsafe extern "C" fn(c_int, c_ulong, c_ulong, c_ulong, c_ulong) -> c_int;
     IOCTL = c"ioctl": unsafe extern "C" fn(c_int, c_ulong, ...) -> c_int;
 }
 
@@ -123,6 +124,25 @@ unsafe extern "C" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
     touching(new as c_uint, new as c_uint, || {
         call_next!(DUP3(old, new, flags), SYS_dup3)
     })
+}
+
+/// A filter of system calls may kill a program that makes one which it does not use itself, and the
+/// pool makes such ones: the pool ends before the filter is set. libseccomp sets its filter by a bare
+/// system call, and by prctl(2) before that what the kernel wants of it, PR_SET_NO_NEW_PRIVS.
+///
+/// In C the arguments but the first are variadic, and may be absent, as that of [`ioctl`].
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C" fn prctl(
+    option: c_int,
+    second: c_ulong,
+    third: c_ulong,
+    fourth: c_ulong,
+    fifth: c_ulong,
+) -> c_int {
+    if matches!(option, libc::PR_SET_SECCOMP | libc::PR_SET_NO_NEW_PRIVS) {
+        ret::always((), changes::filtering);
+    }
+    call_next!(PRCTL(option, second, third, fourth, fifth), SYS_prctl)
 }
 
 /// UFFDIO_UNREGISTER of <linux/userfaultfd.h>.

@@ -3,6 +3,7 @@
 //! the pool is off, each function costs one load, and another for the trace.
 
 use super::{POOL, RANGES, listens, pool_is_on, reuse, turn_pool_on};
+use crate::pool::life::retire::retire;
 use crate::pool::life::{change, tasks};
 use crate::trace;
 use crate::watch::in_place;
@@ -153,6 +154,12 @@ pub fn making_task(flags: core::ffi::c_int) {
 /// `argument`.
 pub fn moving_pages(frame: &Frame, argument: usize) -> Option<Changing<'_>> {
     pool_is_on().then(|| change::moving_pages(frame, argument))?
+}
+
+/// The program is about to filter its system calls, seccomp(2), or to give up what keeps it from
+/// that.
+pub fn filtering() {
+    retire("the program filters its system calls (seccomp)");
 }
 
 /// Whether the memory calls of the process come to this library.

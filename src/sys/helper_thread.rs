@@ -258,7 +258,7 @@ pub fn set_name(name: &core::ffi::CStr) {
     // SAFETY: the path ends with a NUL. The thread shares its directories with no other.
     unsafe { libc::syscall(libc::SYS_chdir, c"/".as_ptr()) };
     // SAFETY: the name ends with a NUL.
-    unsafe { libc::prctl(libc::PR_SET_NAME, name.as_ptr()) };
+    unsafe { libc::syscall(libc::SYS_prctl, libc::PR_SET_NAME, name.as_ptr()) };
 }
 
 /// How the kernel runs a thread, sched_setattr(2).

@@ -62,6 +62,21 @@ pub struct Watch {
     counting: Budget<0>,
 }
 
+/// Whether the pool has ended, or never starts.
+static RETIRED: AtomicBool = AtomicBool::new(false);
+
+/// From now on no watch starts, and no thread asks the kernel for the pool. False if that was said
+/// before.
+pub fn retire() -> bool {
+    !RETIRED.swap(true, SeqCst)
+}
+
+/// Whether [`retire`] was called.
+#[inline(always)]
+pub fn is_retired() -> bool {
+    RETIRED.load(Relaxed)
+}
+
 /// The outcome of an attempt to stop watching.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Unwatching {
@@ -187,7 +202,7 @@ impl Watch {
                 .compare_exchange(due, NEVER, Relaxed, Relaxed)
                 .is_ok()
         };
-        if now < due || self.lost.load(Relaxed) || !takes(due) {
+        if is_retired() || now < due || self.lost.load(Relaxed) || !takes(due) {
             return;
         }
         let passed_by = || (!in_place::are_in_place()).then_some(Failure::PassedBy);
@@ -414,6 +429,12 @@ impl Watch {
             self.threads.store(true, Relaxed);
         }
         one
+    }
+
+    /// The pool has ended: gives the program its number back. The monitor goes on: memory that no
+    /// region knows may still be watched.
+    pub fn close(&self) {
+        NUMBER.close();
     }
 
     /// Whether the kernel keeps one userfaultfd from unregistering what another has registered.

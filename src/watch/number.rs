@@ -133,7 +133,7 @@ impl Table {
     fn look(&self, known: Known) -> bool {
         const KCMP_FILES: i32 = 2;
         let thread = self.0.load(Acquire);
-        if thread == 0 {
+        if thread == 0 || super::is_retired() {
             return known == Known::Nothing;
         }
         let before = errno();
@@ -330,6 +330,15 @@ impl Number {
         let fd = self.fd.load(Relaxed);
         let is_there = fd >= 0 && first <= fd as u32 && fd as u32 <= last;
         is_there.then(|| self.beginning())
+    }
+
+    /// Closes the number for good, if it is ours in the calling thread's table.
+    pub fn close(&self) {
+        // The message would say what the program has not done.
+        self.said.store(true, Relaxed);
+        let touching = self.beginning();
+        self.close_in_child();
+        drop(touching);
     }
 
     /// Closes a forked child's copy of the file, if the number is still our file's.

@@ -11,18 +11,24 @@
 //! hold it, so that no signal handler leaves with the lock.
 
 use crate::pool::Instance;
-use crate::pool::existing;
 use crate::pool::life::ending;
 use crate::pool::life::tasks;
 use crate::report::log;
 use crate::sys::aside;
 use crate::sys::pages::PageRange;
 use crate::sys::{clock, memory, signals, thread};
+use crate::watch;
 pub use crate::watch::in_place;
 pub use crate::watch::log::Frame;
 use crate::watch::log::{Announced, Change, Kind, Log, Long};
 pub use crate::watch::number::Touching;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::*, fence};
+
+/// The pool, if it must hear of changes.
+#[inline(always)]
+fn existing() -> Option<&'static Instance> {
+    crate::pool::existing().filter(|_| !watch::is_retired())
+}
 
 /// A change that is about to be made. The change is over when this value is dropped.
 pub struct Changing<'f>(Option<UnderWay<'f>>);

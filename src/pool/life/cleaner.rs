@@ -15,6 +15,7 @@ use crate::pool::{Instance, existing};
 use crate::report::stats::{self, counter};
 use crate::sys::{clock, futex, helper_thread};
 use crate::trace;
+use crate::watch;
 use crate::watch::number::TABLE;
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*, fence};
@@ -129,7 +130,7 @@ impl Cleaner {
 
     /// Wakes the cleaner: it has work.
     pub fn wake(&self) {
-        if self.signal.swap(1, SeqCst) == 0 {
+        if self.signal.swap(1, SeqCst) == 0 && !watch::is_retired() {
             futex::wake(&self.signal, 1);
         }
     }

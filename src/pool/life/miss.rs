@@ -26,6 +26,7 @@ use crate::sys::futex;
 use crate::sys::memory;
 use crate::sys::pages::PageRange;
 use crate::sys::thread;
+use crate::watch;
 use crate::watch::Fence;
 use crate::watch::log::UnderWay;
 use crate::watch::number::TABLE;
@@ -144,6 +145,9 @@ fn register_now(
     let Ok(own) = bare::find(pd, request) else {
         return because(counter!(bypassed_device));
     };
+    if watch::is_retired() {
+        return because(counter!(bypassed_watch));
+    }
     let Some(relaxed) = start::current() else {
         // The process is a child of one that had a pool, or has no memory for a pool of its own.
         return because(counter!(bypassed_fork));

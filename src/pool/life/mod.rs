@@ -15,4 +15,5 @@ pub mod miss;
 pub mod owners;
 pub mod reader;
 pub mod release;
+pub mod retire;
 pub mod tasks;

@@ -77,10 +77,17 @@ fn sharing_memory() {
     errno::set_errno(errno);
 }
 
-/// The pool gives up. More than one thread may come here.
+/// The pool gives up, and says so. More than one thread may come here.
 pub fn give_up(relaxed: &Instance) {
+    if give_up_quietly(relaxed) {
+        say();
+    }
+}
+
+/// The pool gives up. True for the one thread that has ended it.
+pub fn give_up_quietly(relaxed: &Instance) -> bool {
     if pool_gave_up() {
-        return;
+        return false;
     }
     let changes = &relaxed.pool.changes;
     changes.distrust();
@@ -94,10 +101,9 @@ pub fn give_up(relaxed: &Instance) {
         flush::end_all(relaxed);
     }
     relaxed.watch.give_up();
-    if !GAVE_UP.swap(true, SeqCst) {
-        say();
-    }
+    let is_first = !GAVE_UP.swap(true, SeqCst);
     relaxed.cleaner.wake();
+    is_first
 }
 
 /// Says once why no region is reused.

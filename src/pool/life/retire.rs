@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The end of the pool before the program filters its system calls, seccomp(2). Such a program allows
+//! the calls that it makes itself; the pool's may kill it. So the pool gives up (`tasks.rs`), and from
+//! then on no thread of the program makes a system call for it.
+
+use crate::pool::existing;
+use crate::pool::life::tasks;
+use crate::report::log::{self, Level};
+use crate::watch;
+
+/// Ends the pool, or keeps it from starting. Idle regions are deregistered; regions in use are ended
+/// by their last user's release, as plain ones. `why` stands in the message. Leaves errno.
+pub fn retire(why: &str) {
+    if !watch::retire() {
+        return;
+    }
+    let Some(relaxed) = existing() else {
+        return;
+    };
+    let errno = errno::errno();
+    tasks::give_up_quietly(relaxed);
+    relaxed.watch.close();
+    relaxed.reader.wait();
+    log::line(
+        Level::Info,
+        format_args!("regions are not reused from now on: {why}"),
+    );
+    errno::set_errno(errno);
+}
