@@ -49,6 +49,24 @@ static void comes_back(size_t all)
 	must(comes(free_pages() >= all));
 }
 
+/*
+ * Whether the stand-in lets go of pages as soon as it has deregistered them, as a device does. The io_uring of Linux 6.1
+ * does so later.
+ */
+static bool lets_go(size_t all)
+{
+	char *memory = mmap(NULL, all * HUGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB, -1, 0);
+	struct ibv_mr *mr;
+	bool free;
+
+	must(memory != MAP_FAILED);
+	mr = stub_register(stub_pd(), memory, all * HUGE, LOCAL_AND_REMOTE);
+	must(mr && stub_deregister(mr) == 0 && munmap(memory, all * HUGE) == 0);
+	free = free_pages() == all;
+	comes_back(all);
+	return free;
+}
+
 /* The kernel goes on reserving pages for a private mapping whose file was cut. */
 static void of_a_file(const char *kind, int flags, size_t all)
 {
@@ -73,8 +91,12 @@ static void of_a_file(const char *kind, int flags, size_t all)
 		comes_back(all);
 	}
 	is(kept, 0, "a %s mapping of a file: after none of %d releases are its huge pages pinned", kind, ROUNDS);
-	if (flags == MAP_SHARED)
+	if (flags != MAP_SHARED)
+		;
+	else if (lets_go(all))
 		is(refused, 0, "and none of %d mmaps fails after the file was cut", ROUNDS);
+	else
+		skip("mmap after the file was cut", "this kernel unpins later than a device would");
 	must(close(file) == 0);
 }
 
