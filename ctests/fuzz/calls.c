@@ -11,6 +11,7 @@
 #include "fuzz.h"
 #include <fcntl.h>
 #include <limits.h>
+#include <linux/mempolicy.h>
 #include <malloc.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -357,6 +358,43 @@ static void process_advise_step(const struct step *step)
 			   process_madvise(fd, ranges, count, advice, 0));
 }
 
+/* libnuma's, which are there if the library is: by them it ends idle regions. */
+long mbind(void *, unsigned long, int, const unsigned long *, unsigned long, unsigned);
+long move_pages(int, unsigned long, void **, const int *, int *, int);
+#pragma weak mbind
+#pragma weak move_pages
+
+static void bind_step(const struct step *step)
+{
+	static const unsigned list[] = { 0, MPOL_MF_MOVE, MPOL_MF_MOVE | MPOL_MF_STRICT, MPOL_MF_MOVE, 1 << 9 };
+	unsigned flags = list[step->word[0] % (sizeof(list) / sizeof(*list))];
+	char *at = odd_at(step);
+	size_t length = advised_length(step);
+	bool bare = step->bare || !mbind;
+
+	begin("mbind", step->bare, at, length);
+	note(", %#x)", flags);
+	note_result(bare ? syscall(SYS_mbind, at, length, MPOL_DEFAULT, NULL, 0L, flags) :
+			   mbind(at, length, MPOL_DEFAULT, NULL, 0, flags));
+}
+
+/* To the node where they are, if the machine has one. */
+static void move_pages_step(const struct step *step)
+{
+	enum { MOST = 40 };
+	unsigned long count = step->count < MOST ? (unsigned long)step->count : MOST;
+	bool bare = step->bare || !move_pages, readable = step->word[0] % 16;
+	int nodes[MOST] = { 0 }, status[MOST];
+	void *list[MOST], **pages = readable ? list : (void *)8;
+
+	for (unsigned long n = 0; n < count; n++)
+		list[n] = at_of(step) + n * PAGE + (step->word[1] >> n % 8) % 4 * 1000;
+	begin("move_pages", step->bare, list[0], count * PAGE);
+	note(", %d)", readable);
+	note_result(bare ? syscall(SYS_move_pages, 0, count, pages, nodes, status, MPOL_MF_MOVE) :
+			   move_pages(0, count, pages, nodes, status, MPOL_MF_MOVE));
+}
+
 static void break_step(const struct step *step)
 {
 	char *end = page_at(PLACE_PAGES) + step->word[0] % (HEAP_PAGES * PAGE);
@@ -607,6 +645,8 @@ const struct kind kinds[] = {
 	  "docs/limits.md: PROT_GROWSDOWN reaches further where the library has joined what a stack left apart" },
 	{ "madvise", 120, advise_step, NULL },
 	{ "process_madvise", 30, process_advise_step, NULL },
+	{ "mbind", 10, bind_step, NULL },
+	{ "move_pages", 10, move_pages_step, NULL },
 	{ "brk", 40, break_step, NULL },
 	{ "shmat", 40, attach_step, NULL },
 	{ "shmdt", 30, detach_step, NULL },
