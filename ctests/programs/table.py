@@ -21,8 +21,7 @@ are the same, and all registrations are the library's. `make wall` runs them and
 The times are those of the calls that register and deregister, of both sides together, on an
 emulated processor, far slower than a real one. "Each" is the mean of a registration with its
 deregistration, "each hit" that of a hit. A program that registers its memory once, at its start,
-gains nothing by the pool, and pays for the pool's start: about a hundred system calls and two
-threads.
+gains nothing by the pool, and pays nothing for it: the pool starts when a range comes back.
 """
 
 COLUMNS = """
