@@ -181,9 +181,12 @@ impl Released {
         }
     }
 
-    /// A kept region of this range has ended, because its memory changed or for another reason. If
-    /// nothing `was_used` again, it was kept in vain: after a change the range is plain for a while,
-    /// and one that grew too old, or was one too many, must come twice again.
+    /// A kept region of this range has ended, because its memory changed by a call that [`forget`]
+    /// has not seen, or for another reason. If nothing `was_used` again, it was kept in vain: after a
+    /// change the range is plain for a while, and one that grew too old, or was one too many, must
+    /// come twice again.
+    ///
+    /// [`forget`]: Released::forget
     #[cold]
     pub fn ended(&self, range: &Range, was_used: bool, has_changed: bool) {
         if was_used || has_changed {

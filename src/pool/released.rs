@@ -13,11 +13,11 @@ use rdmamr_policy::Released;
 pub static RELEASED: Released = Released::new();
 
 /// A region has ended that served `hits` further registrations. (Of one that could not be kept the
-/// range is still there.)
+/// range is still there. An interposed call has made the range new.)
 pub fn ended(region: &PoolRegion, cause: Option<Cause>, hits: u64) {
     let has_changed = match cause {
-        Some(Cause::Fence) | None => return,
-        Some(Cause::Hook | Cause::Event) => true,
+        Some(Cause::Fence | Cause::Hook) | None => return,
+        Some(Cause::Event) => true,
         Some(Cause::Flush | Cause::Watermark | Cause::Linger | Cause::Pressure) => false,
     };
     RELEASED.ended(&region.range(), hits > 0, has_changed);

@@ -292,11 +292,11 @@ impl Pool {
         released.add(&key.range());
     }
 
-    /// A region has ended.
-    fn ended(&self, number: u32, changed: bool) {
+    /// A region has ended though its memory has not changed.
+    fn ended(&self, number: u32) {
         let region = &self.regions[number as usize];
         if let Some(released) = self.released.get(&region.key.process) {
-            released.ended(&region.key.range(), region.hits > 0, changed);
+            released.ended(&region.key.range(), region.hits > 0, false);
         }
     }
 
@@ -338,7 +338,6 @@ impl Pool {
         let ended = found.into_iter().map(|number| {
             self.take(number);
             self.free.push(number);
-            self.ended(number, true);
             let region = &self.regions[number as usize];
             self.ends[region.class as usize].changed += 1;
             region.key
@@ -373,7 +372,6 @@ impl Pool {
             let region = &mut self.regions[number as usize];
             region.turn += 1;
             self.ends[region.class as usize].changed += 1;
-            self.ended(number, true);
             self.free.push(number);
             return;
         }
@@ -430,7 +428,7 @@ impl Pool {
             if idle.is_some() {
                 self.ends[region.class as usize].evicted += u32::from(too_many && !too_old);
                 self.take(number);
-                self.ended(number, false);
+                self.ended(number);
                 self.free.push(number);
             }
         }
