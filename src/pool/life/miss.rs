@@ -141,10 +141,12 @@ fn register_now(
         // pool's threads cannot call libibverbs.
         return because(counter!(bypassed_fork));
     }
-    // Before the pool starts: a device that libibverbs serves needs none.
-    let Ok(own) = bare::find(pd, request) else {
+    // Before the pool starts: under `RDMAMR_CACHE` a device that libibverbs serves needs none. (The
+    // start says what keeps regions from being reused, which relaxed calls should hear.)
+    let own = bare::find(pd, request);
+    if unshared && own.is_err() {
         return because(counter!(bypassed_device));
-    };
+    }
     if watch::is_retired() {
         return because(counter!(bypassed_watch));
     }
@@ -153,6 +155,9 @@ fn register_now(
         return because(counter!(bypassed_fork));
     };
     cleaner::start(relaxed);
+    let Ok(own) = own else {
+        return because(counter!(bypassed_device));
+    };
     if !TABLE.is_here() {
         // The numbers of this thread are not the pool's: neither the device's nor the watch's.
         return because(counter!(bypassed_watch));
