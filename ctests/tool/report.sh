@@ -37,8 +37,8 @@ says '512 KiB register, hit 20 6.00 us 300 ns 300 ns'
 says "send_message callers.c:$(line send_message) callers\+0x"
 says "fetch_rows callers.c:$(line fetch_rows) callers\+0x"
 says 'load_index\+0x[0-9a-f]+ libcallers.so\+0x'
-says '6.88 ms 100 7.00 ms 1 12 KiB local '
-says '3.59 ms 10 4.00 ms 1 1 MiB remote '
+says '6.81 ms 100 7.00 ms 1 12 KiB local '
+says '3.19 ms 10 4.00 ms 1 1 MiB remote '
 says '2 128 KiB forgotten lib & <gone>.so\+0x1234'
 says '1 2 MiB in use fetch_rows'
 says 'ibv_reg_mr ENOMEM: 3 times, from load_index'
@@ -82,8 +82,8 @@ check "the JSON has the same numbers, exactly" values '
 ["pinned"]["end_bytes"] 2228224
 ["advice"]["hit_ns"] 500
 ["advice"]["hit_measured"] true
-["advice"]["local"] {"ranges": 1, "hits": 99, "saved_ns": 6876000, "misses": 1, "evictions": 0, "changes": 0, "idle_bytes": 12288}
-["advice"]["all"] {"ranges": 2, "hits": 108, "saved_ns": 10462500, "misses": 3, "evictions": 0, "changes": 0, "idle_bytes": 1060864}
+["advice"]["local"] {"ranges": 1, "hits": 98, "saved_ns": 6806500, "misses": 1, "evictions": 0, "changes": 0, "idle_bytes": 12288}
+["advice"]["all"] {"ranges": 2, "hits": 106, "saved_ns": 9998000, "misses": 2, "evictions": 0, "changes": 0, "idle_bytes": 1060864}
 ["callers"][0]["function"] "send_message"
 ["callers"][0]["calls"] 242
 ["callers"][0]["time_ns"] 8010200
@@ -201,7 +201,7 @@ else
 		return $missing
 	}
 	check "the page in a browser has the figures" shown '12.6 ms' '0.31 % of 4.00 s thread time' '>270<' '3 threads, 7 dropped' \
-		'20 hits, 1 miss' '3.12 MiB' '2.12 MiB' '6.88 ms' '10.5 ms' '7 calls were dropped' 'has not ended in order' \
+		'20 hits, 1 miss' '3.12 MiB' '2.12 MiB' '6.81 ms' '10.0 ms' '7 calls were dropped' 'has not ended in order' \
 		'>8.01 ms<' '>63.6 %<' '>242<' '>ibv_dereg_mr_relaxed<' '>128 KiB<' '>forgotten<' '>EFAULT<' '<code>send_message</code>' \
 		'&lt;script&gt;alert(1)' 'lib &amp; &lt;gone&gt;.so+0x1234' 'RLIMIT_MEMLOCK &lt;b&gt;this&lt;/b&gt; &amp; that'
 	picture() { timeout 600 "${browser[@]}" "--screenshot=$work/$1.png" "file://$work/$1.html" >browser.log 2>&1; }

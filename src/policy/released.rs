@@ -146,10 +146,11 @@ impl Released {
 
     #[cold]
     fn put_over(&self, set: &[AtomicU64; WAYS], entry: u64) {
-        // In a full set each entry has its place. So a program that goes through more ranges than
-        // the table holds, always in the same order, still finds some of them.
-        set[(entry >> REST_BITS) as usize % WAYS].store(entry, Relaxed);
-        if self.overflow.load(Relaxed) < FULL && self.overflow.fetch_add(1, Relaxed) + 1 == FULL {
+        // In a full set an entry takes any place. So a program that goes through more ranges than the
+        // table holds, always in the same order, still finds some of them each time.
+        let overflow = self.overflow.fetch_add(1, Relaxed);
+        set[overflow as usize % WAYS].store(entry, Relaxed);
+        if overflow.wrapping_add(1) == FULL {
             self.more_sets.store((SETS - 1) as u32, Relaxed);
             for place in self.sets[..FEW_SETS].iter().flat_map(|set| &set.0) {
                 let entry = place.swap(0, Relaxed);
@@ -173,14 +174,6 @@ impl Released {
         }
     }
 
-    /// A region of this range is kept, and hits find it. Its place is free for other ranges until the
-    /// region ends.
-    pub fn kept(&self, range: &Range) {
-        if let (_, _, Some(place)) = self.find(range) {
-            place.store(0, Relaxed);
-        }
-    }
-
     /// A kept region of this range has ended, because its memory changed by a call that [`forget`]
     /// has not seen, or for another reason. If nothing `was_used` again, it was kept in vain: after a
     /// change the range is plain for a while, and one that grew too old, or was one too many, must
@@ -189,11 +182,13 @@ impl Released {
     /// [`forget`]: Released::forget
     #[cold]
     pub fn ended(&self, range: &Range, was_used: bool, has_changed: bool) {
-        if was_used || has_changed {
+        if was_used {
             self.add(range);
-        }
-        if has_changed && !was_used {
+        } else if has_changed {
+            self.add(range);
             self.give_up(range);
+        } else if let (_, _, Some(place)) = self.find(range) {
+            place.store(0, Relaxed);
         }
     }
 
@@ -270,13 +265,10 @@ mod tests {
             range(one.start + PAGE, 8192),
         ];
         assert!(others.iter().all(|other| !TABLE.comes_back(other)));
-        TABLE.kept(&one);
-        assert!(!TABLE.comes_back(&one));
         TABLE.ended(&one, false, false);
         assert!(!TABLE.comes_back(&one), "kept in vain");
         TABLE.ended(&one, true, true);
         assert!(TABLE.comes_back(&one));
-        TABLE.kept(&one);
         TABLE.ended(&one, false, true);
         assert!(!TABLE.comes_back(&one), "not for a while");
     }
@@ -327,17 +319,16 @@ mod tests {
         (0..4096).for_each(|n| TABLE.add(&all(n)));
         let known = (0..4096).filter(|&n| TABLE.comes_back(&all(n))).count();
         assert!(known > 4000, "{known}");
-        // More than there are places, again and again in the same order. Those that are kept leave
-        // their places to the others.
+        // More than there are places, again and again in the same order. Those that are kept need
+        // their places no more.
         let mut kept = std::collections::HashSet::new();
-        for _ in 0..12 {
+        for _ in 0..40 {
             for n in 0..16384 {
                 let range = all(n);
                 if kept.contains(&n) {
                     continue;
                 }
                 if TABLE.comes_back(&range) {
-                    TABLE.kept(&range);
                     kept.insert(n);
                 } else {
                     TABLE.add(&range);

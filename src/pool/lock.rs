@@ -25,9 +25,12 @@ const WANTED: u32 = 1 << 31;
 const IN_VAIN: u32 = 1 << 30;
 const LONG_IN_VAIN: u32 = 1 << 29;
 
-/// How long a registration, a release or an interposed call waits for the lock. Threads hold it
-/// for microseconds.
+/// How long an interposed call waits for the lock. Threads hold it for microseconds.
 const MOMENT: Duration = Duration::from_millis(20);
+
+/// How long a registration or a release waits for the lock: a region that is not kept costs it more
+/// than an interposed call.
+const WHILE: Duration = Duration::from_millis(200);
 
 /// How long a call waits that cannot do without the lock: a flush, the end of a domain. A thread
 /// that holds the lock and merely has no processor gets one by then.
@@ -68,6 +71,7 @@ impl Owner {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Patience {
     Moment,
+    While,
     Long,
 }
 
@@ -75,6 +79,7 @@ impl Patience {
     fn limit(self) -> Duration {
         match self {
             Patience::Moment => MOMENT,
+            Patience::While => WHILE,
             Patience::Long => LONG,
         }
     }
@@ -82,7 +87,7 @@ impl Patience {
     /// The mark of a wait in vain, and of a longer one.
     fn marks(self) -> u32 {
         match self {
-            Patience::Moment => IN_VAIN,
+            Patience::Moment | Patience::While => IN_VAIN,
             Patience::Long => IN_VAIN | LONG_IN_VAIN,
         }
     }
@@ -90,7 +95,7 @@ impl Patience {
     /// The mark that says that nobody need wait.
     fn own_mark(self) -> u32 {
         match self {
-            Patience::Moment => IN_VAIN,
+            Patience::Moment | Patience::While => IN_VAIN,
             Patience::Long => LONG_IN_VAIN,
         }
     }

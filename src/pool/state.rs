@@ -294,7 +294,7 @@ impl Pool {
     /// Takes the lock for a thread of the program, which waits a moment at most. `None`: the lock
     /// stays held. The thread that holds it may be stopped until this one goes on, or be dead.
     pub fn lock_of_program(&self) -> Option<Locked<'_>> {
-        self.lock_for(Owner::of_program(self.process()), Patience::Moment)
+        self.lock_for(Owner::of_program(self.process()), Patience::While)
     }
 
     /// The same, for a call that cannot do without the lock: it waits longer.

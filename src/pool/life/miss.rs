@@ -276,16 +276,11 @@ impl Instance {
         let Some(locked) = self.pool.lock_of_program() else {
             return Look::Uncertain;
         };
-        let range = self.pool.region(new.id()).range();
         match memory {
-            Memory::Own if locked.admit(new) => {
-                // From now on a hit finds the region without a look there.
-                RELEASED.kept(&range);
-                Look::Again
-            }
+            Memory::Own if locked.admit(new) => Look::Again,
             Memory::Own => Look::Nothing,
             Memory::Foreign(foreign) => {
-                RELEASED.give_up(&range);
+                RELEASED.give_up(&self.pool.region(new.id()).range());
                 locked.foreign().note(foreign);
                 locked.refuse(new);
                 Look::Nothing

@@ -254,9 +254,6 @@ impl Pool {
         if class != Class::Fabric && !self.comes_back(&key) {
             return Done::First;
         }
-        if let Some(released) = self.released.get(&key.process) {
-            released.kept(&key.range());
-        }
         let region = Region {
             key,
             class,
