@@ -93,7 +93,8 @@ int main(void)
 			must(mr);
 			memory[0] = (char)n;
 			failed += pair_write(&pair, source, memory, 8, (uintptr_t)target, mr->rkey) != 0;
-			failed += target[0] != (char)n;
+			/* On iWARP a write is complete when it is sent, and may arrive later. */
+			failed += !comes(*(volatile char *)target == (char)n);
 			failed += (n % 3 ? ibv_dereg_mr : handle_dereg_mr)(mr) != 0;
 		}
 		is(failed, 0, "mixed with intercepted calls, data moves");
