@@ -5,6 +5,7 @@
  * provider, which frees our object.
  */
 #include "../lib/pair.h"
+#include "../lib/program.h"
 #include <dlfcn.h>
 #include <malloc.h>
 
