@@ -32,6 +32,9 @@ const MOMENT: Duration = Duration::from_millis(20);
 /// than an interposed call.
 const WHILE: Duration = Duration::from_millis(200);
 
+/// The same, for an owner for whom somebody has waited in vain.
+const BRIEFLY: Duration = Duration::from_millis(2);
+
 /// How long a call waits that cannot do without the lock: a flush, the end of a domain. A thread
 /// that holds the lock and merely has no processor gets one by then.
 const LONG: Duration = Duration::from_secs(1);
@@ -119,7 +122,7 @@ impl Lock {
     #[cold]
     fn wait(&self, by: Owner, patience: Patience, mut word: u32) -> Result<Held<'_>, Owner> {
         let now = || Duration::from_nanos(clock::monotonic_by_kernel());
-        let (first, end) = (word & OWNER, now() + patience.limit());
+        let (first, mut end) = (word & OWNER, now() + patience.limit());
         loop {
             let exchange = |new| self.0.compare_exchange(word, new, Acquire, Relaxed);
             if word == FREE {
@@ -132,7 +135,12 @@ impl Lock {
             }
             let owner = Owner(word & OWNER);
             if word & patience.own_mark() != 0 {
-                return Err(owner);
+                if !matches!(patience, Patience::While) {
+                    return Err(owner);
+                }
+                // An owner that merely has no processor gets this thread's. Else the thread would go
+                // on without the lock thousands of times meanwhile.
+                end = end.min(now() + BRIEFLY);
             }
             let Some(left) = end.checked_sub(now()).filter(|left| !left.is_zero()) else {
                 // Several owners may have had the lock in turn.
