@@ -212,11 +212,6 @@ impl hit::Steps for Find<'_> {
     type Taken = Id;
 
     #[inline(always)]
-    fn look(&self) -> bool {
-        self.take().is_some()
-    }
-
-    #[inline(always)]
     fn take(&self) -> Option<Id> {
         self.0.set.find(self.0.relaxed.pool, self.1)
     }
