@@ -150,9 +150,6 @@ fn register_now(
     if watch::is_retired() {
         return because(counter!(bypassed_watch));
     }
-    if start::would_keep_files() {
-        return because(counter!(bypassed_watch));
-    }
     let Some(relaxed) = start::current() else {
         // The process is a child of one that had a pool, or has no memory for a pool of its own.
         return because(counter!(bypassed_fork));
