@@ -23,7 +23,6 @@ pub mod number;
 pub mod userfaultfd;
 
 use crate::report::log::{Level, always, later, line};
-use crate::sys::aside;
 use crate::sys::budget::Budget;
 use crate::sys::clock;
 use crate::sys::descriptor::identity;
@@ -336,8 +335,7 @@ impl Watch {
         }
         let counted = self.counting.within(clock::monotonic, || {
             // If the kernel does not say how many there are, there is no room.
-            // A coroutine may have little stack, and no signal stack.
-            let (count, most) = aside::run(proc::mappings).flatten().unwrap_or_default();
+            let (count, most) = proc::mappings().unwrap_or_default();
             let room = (most / 4 * 3) as i64 - count as i64;
             self.room_at_most.store(room.max(0), Relaxed);
             let enough = room > SPLITS * 16;

@@ -16,7 +16,6 @@
 //!
 //! An answer that the kernel does not give leaves the region new.
 
-use crate::sys::aside;
 use crate::sys::budget::Budget;
 use crate::sys::clock;
 use crate::sys::pages::PageRange;
@@ -110,7 +109,7 @@ impl Admission {
             if !self.budget.allows(start) {
                 return Memory::Unknown;
             }
-            let read = aside::run(read).flatten();
+            let read = read();
             self.budget.spend(start, clock::monotonic());
             let Some(runs) = read else {
                 return Memory::Unknown;
