@@ -56,6 +56,8 @@ pub struct Watch {
     room: AtomicI64,
     /// The value of `room` when the mappings were last counted.
     room_at_most: AtomicI64,
+    /// Whether the mappings must be counted, for the first time or since much of `room` is used up.
+    uncounted: AtomicBool,
     /// Whether memory may be watched that belongs to no region.
     left_some: AtomicBool,
     /// For counting the mappings, which takes 15 ms if there are 50 000.
@@ -103,6 +105,10 @@ pub enum Unwatched {
 
 /// A register call may split the first and the last mapping of its range.
 const SPLITS: i64 = 2;
+
+/// How many splits a process can always afford, before its mappings are counted for the first time:
+/// the kernel allows 65 530 mappings by default.
+const UNCOUNTED: i64 = 128;
 
 /// How long to wait after a failed attempt to start the watch, in ns.
 const ATTEMPTS_APART: u64 = 1_000_000_000;
@@ -184,8 +190,9 @@ impl Watch {
             lost: AtomicBool::new(false),
             reader,
             one_thread: OneThread::find(),
-            room: AtomicI64::new(0),
-            room_at_most: AtomicI64::new(0),
+            room: AtomicI64::new(UNCOUNTED),
+            room_at_most: AtomicI64::new(UNCOUNTED),
+            uncounted: AtomicBool::new(true),
             left_some: AtomicBool::new(false),
             counting: Budget::default(),
         };
@@ -327,22 +334,35 @@ impl Watch {
     }
 
     /// Whether the process can afford more mappings. Three quarters of the mappings that the kernel
-    /// allows are the program's own. The mappings are counted when, by a worst-case estimate, the
-    /// rest may be used up. While they must not be counted, there is no room.
+    /// allows are the program's own. The mappings are to be counted when, by a worst-case estimate,
+    /// half of the rest is used up.
     fn has_room(&self) -> bool {
-        if self.room.load(Relaxed) > SPLITS && self.room.fetch_sub(SPLITS, Relaxed) > SPLITS {
-            return true;
+        let room = self.room.load(Relaxed);
+        if room < self.room_at_most.load(Relaxed) / 2 && !self.uncounted.load(Relaxed) {
+            self.uncounted.store(true, Relaxed);
         }
-        let counted = self.counting.within(clock::monotonic, || {
+        room > SPLITS && self.room.fetch_sub(SPLITS, Relaxed) > SPLITS
+    }
+
+    /// Whether it is time to count the mappings.
+    pub fn should_count(&self) -> bool {
+        self.uncounted.load(Relaxed) && self.counting.allows(clock::monotonic())
+    }
+
+    /// Counts the mappings if it is time for that. The caller has a table of descriptors of its own.
+    pub fn count_mappings(&self) {
+        if !self.uncounted.load(Relaxed) {
+            return;
+        }
+        self.counting.within(clock::monotonic_by_kernel, || {
             // If the kernel does not say how many there are, there is no room.
             let (count, most) = proc::mappings().unwrap_or_default();
             let room = (most / 4 * 3) as i64 - count as i64;
-            self.room_at_most.store(room.max(0), Relaxed);
             let enough = room > SPLITS * 16;
+            self.room_at_most.store(room.max(0), Relaxed);
             self.room.store(if enough { room } else { -1 }, Relaxed);
-            enough
+            self.uncounted.store(!enough, Relaxed);
         });
-        counted == Some(true)
     }
 
     /// Whether mappings are short, so that the memory of ended regions should not stay watched.

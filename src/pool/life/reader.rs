@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The thread that reads files for the pool: how much memory the machine has, what the control groups
-//! allow. It has a table of descriptors of its own, with nothing in it. A file that is open in the
+//! allow, how many mappings the process has. It has a table of descriptors of its own, with nothing in it. A file that is open in the
 //! program's table, if only for a moment, has the lowest free number, which a program may count on:
 //! `close(0); open(...)` is 0.
 //!
@@ -107,6 +107,7 @@ extern "C" fn run(argument: *mut c_void) -> c_int {
             continue;
         }
         relaxed.read_limits();
+        relaxed.watch.count_mappings();
         reader.is_short.store(is_short_of_memory(), Relaxed);
         reader.answered.store(asked, SeqCst);
         futex::wake(&reader.answered, i32::MAX);
