@@ -168,7 +168,8 @@ struct rdmamr_stats {
         uint64_t bypassed_limit;
         /**
          * Bypassed because a change of the memory was under way, because the kernel has not said yet
-         * what memory it is, or because a signal handler interrupted the library.
+         * what memory it is, because another thread was starting the pool, or because a signal handler
+         * interrupted the library.
          */
         uint64_t bypassed_busy;
         /**

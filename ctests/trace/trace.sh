@@ -79,15 +79,21 @@ is "pinned at the end is what was left" 12288 plain 'report["pinned"]["end_bytes
 run all RDMAMR_CACHE=all RDMAMR_STATS="$work/stats"
 check "with the cache: the program runs as without" [ "$status" = 0 ]
 is "with the cache: each call is there once" 2503 all 'report["totals"]["calls"]'
-check "with the cache: hits and misses are those of the statistics" bash -c '[ "$1" = "$2" ]' - \
-	"$(value all '"{hits} {misses}".format(**report["totals"])')" \
-	"$(value all '(lambda stats: "%d %d" % (sum(s["hits"] for s in stats), sum(s["misses"] for s in stats)))([json.loads(line) for line in open("stats")])')"
-is "with the cache: nearly all are hits" True all 'report["totals"]["hits"] > 1100'
-# The pool declines a registration while it cannot be certain of the memory, as beside a thread that
-# maps its stack: that region is its caller's own. The statistics count it.
+# The pool declines a registration while it cannot be certain of the memory, as beside a thread that maps its stack or
+# (Linux 6.1) while another thread reads all mappings. Such a region is its caller's own, and the statistics count it as
+# declined. If the pool had made it before, it is a miss in the trace.
+said() { # EXPRESSION: of the statistics, "s" being those of a process
+	value all 'sum('"$1"' for s in map(json.loads, open("stats")))'
+}
+declined=$(said 's["bypassed_busy"] + s["bypassed_limit"]')
+echo "# $(value all '"{hits} hits, {misses} misses".format(**report["totals"])'), $declined declined"
+is "with the cache: the hits are those of the statistics" "$(said 's["hits"]')" all 'report["totals"]["hits"]'
+is "with the cache: the misses are those of the statistics, and what the pool made and did not keep" True all \
+	"0 <= report['totals']['misses'] - $(said 's["misses"]') <= $declined"
+is "with the cache: most are hits" True all 'report["totals"]["hits"] > 600'
 # Two registrations fail, of ranges that come for the first time.
-is "with the cache: each of the parent's 1200 pairs and 2 failures is a hit, a miss, declined, or of a new range" 1202 all \
-	'report["totals"]["hits"] + report["totals"]["misses"] + sum(stats["bypassed_first"] + stats["bypassed_busy"] for stats in map(json.loads, open("stats")))'
+check "with the cache: each of the parent's 1200 pairs and 2 failures is a hit, a miss, declined, or of a new range" \
+	[ "$(said 's["hits"] + s["misses"] + s["bypassed_first"]')" -eq $((1202 - declined)) ]
 is "with the cache: the parent's deregistrations leave each region of the pool to the pool" True all \
 	'report["totals"]["kept"] == report["totals"]["hits"] + report["totals"]["misses"]'
 

@@ -99,7 +99,8 @@ pub struct rdmamr_stats {
     /// full.
     pub bypassed_limit: u64,
     /// Bypassed because a change of the memory was under way, because the kernel has not said yet
-    /// what memory it is, or because a signal handler interrupted the library.
+    /// what memory it is, because another thread was starting the pool, or because a signal handler
+    /// interrupted the library.
     pub bypassed_busy: u64,
     /// Plain registrations under RDMAMR_CACHE only: bypassed because the device's address (iova)
     /// differs from the address of the memory.

@@ -151,8 +151,12 @@ fn register_now(
         return because(counter!(bypassed_watch));
     }
     let Some(relaxed) = start::current() else {
-        // The process is a child of one that had a pool, or has no memory for a pool of its own.
-        return because(counter!(bypassed_fork));
+        // Another thread is starting the pool, or there is no memory for it.
+        return because(if start::is_of_parent() {
+            counter!(bypassed_fork)
+        } else {
+            counter!(bypassed_busy)
+        });
     };
     cleaner::start(relaxed);
     let Ok(own) = own else {
