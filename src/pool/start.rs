@@ -21,6 +21,7 @@ use crate::sys::aside;
 use crate::sys::proc;
 use crate::sys::process::PerProcess;
 use crate::sys::thread;
+use crate::watch::number::TABLE;
 use crate::watch::{Reader, Watch};
 
 /// The thread that makes the instance holds this lock.
@@ -42,6 +43,13 @@ unsafe extern "C" fn before_fork() {
 #[inline(always)]
 pub fn is_of_parent() -> bool {
     existing().is_none() && place::was_taken()
+}
+
+/// Whether a start of the pool by this thread would keep files open that the program closes: the
+/// cleaner shares the starter's table of descriptors for ever. A thread that has left the program's
+/// table may end, and its files are closed then. (The first thread's table is the process's.)
+pub fn would_keep_files() -> bool {
+    existing().is_none() && !TABLE.is_here() && thread::id_by_kernel() != std::process::id()
 }
 
 /// This process's instance. The first call makes it. `None` in a child whose parent had one, in a

@@ -150,6 +150,9 @@ fn register_now(
     if watch::is_retired() {
         return because(counter!(bypassed_watch));
     }
+    if start::would_keep_files() {
+        return because(counter!(bypassed_watch));
+    }
     let Some(relaxed) = start::current() else {
         // Another thread is starting the pool, or there is no memory for it.
         return because(if start::is_of_parent() {
