@@ -31,7 +31,9 @@ use crate::sys::proc;
 use crate::sys::symbols::{self, Scope};
 use core::ffi::{CStr, c_char};
 use core::ptr::with_exposed_provenance;
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicU8, AtomicU64, Ordering::*};
+use core::sync::atomic::{
+    AtomicBool, AtomicI32, AtomicI64, AtomicU8, AtomicU32, AtomicU64, Ordering::*,
+};
 use errno::Errno;
 pub use event_reader::Reader;
 use log::Log;
@@ -56,8 +58,8 @@ pub struct Watch {
     room: AtomicI64,
     /// The value of `room` when the mappings were last counted.
     room_at_most: AtomicI64,
-    /// Whether the mappings must be counted, for the first time or since much of `room` is used up.
-    uncounted: AtomicBool,
+    /// How far the mappings are counted: [`COUNTED`] and its kin.
+    count: AtomicU32,
     /// Whether memory may be watched that belongs to no region.
     left_some: AtomicBool,
     /// For counting the mappings, which takes 15 ms if there are 50 000.
@@ -109,6 +111,13 @@ const SPLITS: i64 = 2;
 /// How many splits a process can always afford, before its mappings are counted for the first time:
 /// the kernel allows 65 530 mappings by default.
 const UNCOUNTED: i64 = 128;
+
+/// The mappings are counted.
+const COUNTED: u32 = 0;
+/// Much of the room is used up: the mappings are to be counted again.
+const DUE: u32 = 1;
+/// The reader has been asked to count them.
+const ASKED: u32 = 2;
 
 /// How long to wait after a failed attempt to start the watch, in ns.
 const ATTEMPTS_APART: u64 = 1_000_000_000;
@@ -192,7 +201,8 @@ impl Watch {
             one_thread: OneThread::find(),
             room: AtomicI64::new(UNCOUNTED),
             room_at_most: AtomicI64::new(UNCOUNTED),
-            uncounted: AtomicBool::new(true),
+            // The pool's first question to the reader.
+            count: AtomicU32::new(ASKED),
             left_some: AtomicBool::new(false),
             counting: Budget::default(),
         };
@@ -337,21 +347,28 @@ impl Watch {
     /// allows are the program's own. The mappings are to be counted when, by a worst-case estimate,
     /// half of the rest is used up.
     fn has_room(&self) -> bool {
-        let room = self.room.load(Relaxed);
-        if room < self.room_at_most.load(Relaxed) / 2 && !self.uncounted.load(Relaxed) {
-            self.uncounted.store(true, Relaxed);
-        }
-        room > SPLITS && self.room.fetch_sub(SPLITS, Relaxed) > SPLITS
+        !self.is_full() && self.room.fetch_sub(SPLITS, Relaxed) > SPLITS
     }
 
-    /// Whether it is time to count the mappings.
+    /// Whether by a worst-case estimate the process can afford no more mappings.
+    pub fn is_full(&self) -> bool {
+        self.room.load(Relaxed) <= SPLITS
+    }
+
+    /// Whether it is time to have the reader count the mappings. The caller asks the reader.
     pub fn should_count(&self) -> bool {
-        self.uncounted.load(Relaxed) && self.counting.allows(clock::monotonic())
+        let is_due = match self.count.load(Relaxed) {
+            COUNTED => self.room.load(Relaxed) < self.room_at_most.load(Relaxed) / 2,
+            due => due == DUE,
+        };
+        is_due
+            && self.counting.allows(clock::monotonic())
+            && self.count.swap(ASKED, Relaxed) != ASKED
     }
 
-    /// Counts the mappings if it is time for that. The caller has a table of descriptors of its own.
+    /// Counts the mappings if that was asked. The caller has a table of descriptors of its own.
     pub fn count_mappings(&self) {
-        if !self.uncounted.load(Relaxed) {
+        if self.count.load(Relaxed) != ASKED {
             return;
         }
         self.counting.within(clock::monotonic_by_kernel, || {
@@ -361,7 +378,8 @@ impl Watch {
             let enough = room > SPLITS * 16;
             self.room_at_most.store(room.max(0), Relaxed);
             self.room.store(if enough { room } else { -1 }, Relaxed);
-            self.uncounted.store(!enough, Relaxed);
+            self.count
+                .store(if enough { COUNTED } else { DUE }, Relaxed);
         });
     }
 

@@ -140,6 +140,12 @@ impl Instance {
         if registered >= self.limits.next.load(Relaxed) {
             self.reader.ask_and_wait();
         }
+        if self.watch.should_count() {
+            self.reader.ask();
+        }
+        if self.watch.is_full() {
+            self.reader.wait();
+        }
     }
 
     /// Remembers a device, unless too many are known, and has the reader read the limits. To wait

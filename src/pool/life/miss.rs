@@ -332,9 +332,6 @@ impl Instance {
                     if self.pool.has_much_to_end(crate::pool::MANY) || self.pool.has_to_touch() {
                         self.cleaner.wake();
                     }
-                    if self.watch.should_count() {
-                        self.reader.ask();
-                    }
                     return Ok(self.pool.region(id).object());
                 }
                 Err(error) => {
