@@ -39,6 +39,7 @@ use crate::report::log;
 use crate::sys::pages::PageRange;
 use crate::sys::process::PerProcess;
 use crate::sys::thread;
+use crate::watch::Fence;
 use core::cell::Cell;
 use set::{Added, Set};
 
@@ -212,13 +213,27 @@ impl hit::Steps for Find<'_> {
     type Taken = Id;
 
     #[inline(always)]
+    fn must_fence(&self) -> bool {
+        self.0.relaxed.watch.must_fence()
+    }
+
+    #[inline(always)]
+    fn look(&self) -> bool {
+        self.take().is_some()
+    }
+
+    #[inline(always)]
     fn take(&self) -> Option<Id> {
         self.0.set.find(self.0.relaxed.pool, self.1)
     }
 
     #[inline(always)]
     fn fence(&self) -> bool {
-        self.0.relaxed.no_event_in_flight()
+        self.0.relaxed.watch.fence() == Fence::Passed
+    }
+
+    fn refused(&self) {
+        self.0.relaxed.refused_by_fence();
     }
 }
 

@@ -165,6 +165,14 @@ impl World {
 impl Steps for &World {
     type Taken = Grant;
 
+    fn must_fence(&self) -> bool {
+        true
+    }
+
+    fn look(&self) -> bool {
+        true
+    }
+
     fn take(&self) -> Option<Grant> {
         self.word.take_if(|_| true)
     }
@@ -172,6 +180,8 @@ impl Steps for &World {
     fn fence(&self) -> bool {
         !self.in_flight.load(SeqCst)
     }
+
+    fn refused(&self) {}
 }
 
 fn explore(bound: Option<usize>, test: impl Fn() + Sync + Send + 'static) {

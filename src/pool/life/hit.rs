@@ -113,13 +113,23 @@ pub enum Miss<T> {
 /// cannot: calling closures took 40 of the 470 instructions of an fi_mr_reg() and fi_close() pair.
 pub trait Steps {
     type Taken;
+    /// Whether the kernel must be asked.
+    fn must_fence(&self) -> bool;
+    /// Whether a region may serve: without one nobody need ask the kernel. Has the processor fetch
+    /// the region meanwhile.
+    fn look(&self) -> bool;
     /// Takes a region that serves.
     fn take(&self) -> Option<Self::Taken>;
     /// Whether no event is in flight.
     fn fence(&self) -> bool;
+    /// The fence kept the caller from a region that it had taken.
+    fn refused(&self);
 }
 
 /// Takes a region for this memory and verifies that its translation holds.
+///
+/// The fence comes before the region is taken: with 100 000 regions the region's slot comes from
+/// memory, which takes as long as the system call, and meanwhile. A hit took 350 ns instead of 590.
 #[inline(always)]
 pub fn in_order<S: Steps>(
     changes: &Log,
@@ -127,12 +137,19 @@ pub fn in_order<S: Steps>(
     steps: S,
 ) -> Result<S::Taken, Miss<S::Taken>> {
     let position = changes.applied().ok_or(Miss::Unsettled(None))?;
-    let taken = steps.take().ok_or(Miss::None)?;
-    if steps.fence() && changes.still(position, memory) {
-        Ok(taken)
-    } else {
-        Err(Miss::Unsettled(Some(taken)))
+    let fenced = steps.must_fence();
+    if fenced && !steps.look() {
+        return Err(Miss::None);
     }
+    let passed = !fenced || steps.fence();
+    let taken = steps.take().ok_or(Miss::None)?;
+    if passed && changes.still(position, memory) {
+        return Ok(taken);
+    }
+    if !passed {
+        steps.refused();
+    }
+    Err(Miss::Unsettled(Some(taken)))
 }
 
 /// The steps of a hit that takes its region.
@@ -142,13 +159,27 @@ impl Steps for Take<'_> {
     type Taken = (Id, Grant);
 
     #[inline(always)]
+    fn must_fence(&self) -> bool {
+        self.0.watch.must_fence()
+    }
+
+    #[inline(always)]
+    fn look(&self) -> bool {
+        self.0.pool.fetch(self.1)
+    }
+
+    #[inline(always)]
     fn take(&self) -> Option<(Id, Grant)> {
         self.0.pool.take(self.1)
     }
 
     #[inline(always)]
     fn fence(&self) -> bool {
-        self.0.no_event_in_flight()
+        self.0.watch.fence() == Fence::Passed
+    }
+
+    fn refused(&self) {
+        self.0.refused_by_fence();
     }
 }
 
@@ -165,24 +196,9 @@ impl Instance {
         }
     }
 
-    /// Whether no event is in flight. Without need for the fence the answer is yes.
-    #[inline(always)]
-    pub fn no_event_in_flight(&self) -> bool {
-        !self.watch.must_fence() || self.is_fenced()
-    }
-
-    #[inline(always)]
-    fn is_fenced(&self) -> bool {
-        let fence = self.watch.fence();
-        if fence != Fence::Passed {
-            self.refused_by_fence();
-        }
-        fence == Fence::Passed
-    }
-
     #[cold]
     #[inline(never)]
-    fn refused_by_fence(&self) {
+    pub fn refused_by_fence(&self) {
         let thread = thread::number();
         self.counters.add(thread, counter!(stale_avoided_fence), 1);
     }
