@@ -389,6 +389,7 @@ impl Locked<'_> {
         pool.filter.remove(hull);
         let seen = region.word.load();
         if !seen.is_guest() {
+            pool.table.remove(region.pd(), hull.start, id);
             pool.account.remove(hull);
         } else if seen.is_stale() {
             add(&pool.changed_guests, u64::MAX);

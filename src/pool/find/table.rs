@@ -4,9 +4,9 @@
 //! The table is an open hash table with four bytes per entry: the number of a slot and some bits of
 //! the hash. It is small enough to stay in the processor's cache with many regions. Entries are
 //! hints. A reader that finds an entry checks the slot itself, and takes the region only if it
-//! serves. Entries of regions that have ended therefore need not be removed. A reader that is late
-//! and meets a table that is filled anew at worst misses, and then looks under the lock. All changes
-//! are made under the pool's lock.
+//! serves. So an entry may outlive its region; but a hit that finds one asks the fence in vain, and a
+//! region that ends takes its entry along. A reader that is late and meets a table that is filled
+//! anew at worst misses, and then looks under the lock. All changes are made under the pool's lock.
 
 use crate::pool::find::large::{HUGE_PAGE, Large};
 use crate::pool::place::{self, Paged};
@@ -39,6 +39,9 @@ const REACH: u64 = 64;
 const ID_BITS: u32 = 20;
 const ID: u32 = (1 << ID_BITS) - 1;
 const HASH: u32 = !ID;
+
+/// In place of an entry that was removed: a search goes on behind it.
+const REMOVED: u32 = HASH;
 
 /// For how many additions no larger table is tried once memory for one was refused.
 const REFUSED: u64 = 1024;
@@ -193,6 +196,24 @@ impl Table {
             && self.steps.load(Relaxed) > PAUSE + next.len() as u64
         {
             put(next, &self.next_used, regions, hash, id);
+        }
+    }
+
+    /// Removes the entry that leads to a region from its own first page.
+    pub fn remove(&self, pd: u64, start: u64, id: Id) {
+        let hash = hash(pd, start);
+        let (found, first) = (entry(hash, id), first_place(hash));
+        let filling = self.filling().map(|(_, next)| next);
+        for table in [Some(self.in_use()), filling].into_iter().flatten() {
+            let mask = table.len() as u64 - 1;
+            for step in 0..REACH {
+                let place = &table[(first.wrapping_add(step) & mask) as usize];
+                match place.load(Relaxed) {
+                    0 => break,
+                    old if old == found => place.store(REMOVED, Release),
+                    _ => {}
+                }
+            }
         }
     }
 
