@@ -97,7 +97,7 @@ MUTANTS = [
 def copy():
     """A fresh copy of what is built; the compiled crates of the last run stay."""
     shutil.rmtree(TREE, ignore_errors=True)
-    names = subprocess.run(["bash", "-c", ". packaging/tree.sh; tree_files | grep -E '^(src|tool|include|Cargo|build.rs|cbindgen)'"],
+    names = subprocess.run(["bash", "-c", ". packaging/tree.sh; tree_files | grep -E '^(src|tool|include|Cargo|build.rs|cbindgen|ctests/fuzz/inputs)'"],
                            cwd=ROOT, check=True, capture_output=True, text=True).stdout.split()
     for name in names:
         to = TREE / name
