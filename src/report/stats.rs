@@ -107,7 +107,8 @@ pub struct rdmamr_stats {
     pub bypassed_address: u64,
     /// Plain registrations under RDMAMR_CACHE only: bypassed because the range comes for the first
     /// time, or for the first time since its memory has changed. The pool keeps a region from the
-    /// second registration of its range on: same protection domain, same pages, same access.
+    /// second registration of its range on: same protection domain, first page and access, and no
+    /// longer.
     pub bypassed_first: u64,
 }
 
