@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Memory of this process that may not be mapped.
 
+use super::thread;
 use core::ffi::c_void;
 use core::ptr::with_exposed_provenance_mut;
 use errno::{Errno, errno, set_errno};
@@ -17,8 +18,8 @@ pub fn read<const WORDS: usize>(address: u64) -> Result<[u64; WORDS], Errno> {
         iov_base: with_exposed_provenance_mut::<c_void>(address as usize),
         iov_len: size_of_val(&words),
     };
-    // SAFETY: the call takes no arguments.
-    let this = unsafe { libc::getpid() };
+    // By its process's number the kernel finds no memory once the first thread has ended.
+    let this = thread::id_by_kernel() as libc::pid_t;
     // SAFETY: the kernel writes to `words` only, and checks the other address.
     let read =
         unsafe { libc::process_vm_readv(this, &raw const local, 1, &raw const remote, 1, 0) };
