@@ -76,7 +76,7 @@ flags_thread       := -fsanitize=thread
 flags_linked_alone := -DALONE
 # Its calls are weak, and libibverbs is to be loaded all the same.
 inputs_stub         = $(built)/lib/stub_device.o -Wl,--no-as-needed -libverbs
-inputs_fuzz         = $(addprefix $(built)/lib/,stub_device.o steps.o calls.o look.o regions.o)
+inputs_fuzz         = $(addprefix $(built)/lib/,stub_device.o steps.o calls.o limits.o beyond.o look.o regions.o)
 inputs_exported    := $(built)/lib/cached.o
 inputs_plugin      := $(built)/lib/cached.o
 inputs_address     := $(so)

@@ -13,8 +13,9 @@
 #include <limits.h>
 #include <linux/mempolicy.h>
 #include <malloc.h>
+#include <sched.h>
+#include <signal.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <sys/shm.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
@@ -35,12 +36,12 @@ static const size_t segment_sizes[SEGMENTS] = { 4 * PAGE, 9 * PAGE - 100, 20 * P
 int step_number;
 bool calm_sequence;
 static int files[FILES], segments[SEGMENTS], to_parent[2], pidfd, spare[2];
-static int no_files_until;
 /*
  * Whether mremap takes a page at a time from now on: the library joins mappings that the kernel left
  * apart when one grew down to another, and joins none without its descriptor (docs/limits.md).
  */
 static bool page_by_page;
+bool library_lost_its_file;
 /*
  * Whether a bare call has mapped memory. The kernel does not join it with watched memory around it,
  * and later cannot (docs/limits.md). Since Linux 6.17 such pieces can be moved, but not resized, and
@@ -586,33 +587,87 @@ static void fork_step(const struct step *step)
 	note(" status %#x, sees %016llx", (unsigned int)status, (unsigned long long)sum);
 }
 
-/* No new file can be opened for some steps. */
-static void limit_files(bool none)
-{
-	static struct rlimit before;
-	struct rlimit limit;
+/*
+ * A task that shares the memory and is no thread of this process changes memory, and ends, or is
+ * killed: by itself, or by this process as soon as the change is seen. Then the kernel may not have
+ * told the library of it.
+ */
+enum { EXITS, KILLS_ITSELF, IS_KILLED };
 
-	if (none)
-		must(getrlimit(RLIMIT_NOFILE, &before) == 0);
-	limit = before;
-	if (none)
-		limit.rlim_cur = 0;
-	must(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+static struct {
+	const struct step *step;
+	int how;
+} task;
+
+static int in_task(void *argument)
+{
+	char *at = at_of(task.step);
+	size_t length = length_of(task.step);
+	long result;
+
+	if (task.how == IS_KILLED || task.step->word[1] % 3 == 0)
+		result = task.step->bare ? syscall(SYS_munmap, at, length) : munmap(at, length);
+	else if (task.step->word[1] % 3 == 1)
+		result = syscall(SYS_madvise, at, length, MADV_DONTNEED);
+	else
+		result = syscall(SYS_mmap, at, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) ==
+			 (long)at ? 0 : -1;
+	if (task.how != IS_KILLED)
+		note_result(result);
+	if (task.how == KILLS_ITSELF)
+		syscall(SYS_kill, syscall(SYS_getpid), SIGKILL);
+	syscall(SYS_exit, 0);
+	(void)argument;
+	return 0;
 }
 
-static void no_files_step(const struct step *step)
+static void clone_step(const struct step *step)
 {
-	note("setrlimit(RLIMIT_NOFILE, 0)");
-	if (!no_files_until)
-		limit_files(true);
-	no_files_until = step_number + (int)(step->word[0] % 20);
+	static _Alignas(16) char stack[1 << 20];
+	int flags = CLONE_VM | SIGCHLD | (step->word[0] % 2 ? CLONE_FILES | CLONE_FS | CLONE_SIGHAND : 0);
+	char *at = at_of(step);
+	size_t length = length_of(step);
+	bool is_place = step->first < PLACE_PAGES, seen = false;
+	pid_t pid, ended = 0;
+
+	task.step = step;
+	task.how = (int)(step->word[2] % 3);
+	begin("clone(CLONE_VM), a task changes", step->bare, at, length);
+	note(") and %s:", task.how == EXITS ? "ends" : task.how == KILLS_ITSELF ? "kills itself" : "is killed");
+	use_memory(at, length, 5 + step->word[3] % 2);
+	pid = clone(in_task, stack + sizeof(stack), flags, NULL);
+	if (pid < 0) {
+		note_result(-1);
+		return;
+	}
+	while (!ended && !seen) {
+		unsigned char there;
+
+		ended = waitpid(pid, NULL, task.how == IS_KILLED ? WNOHANG : 0);
+		must(ended >= 0 || errno == EINTR);
+		ended = ended < 0 ? 0 : ended;
+		seen = task.how == IS_KILLED && syscall(SYS_mincore, at, PAGE, &there) != 0;
+	}
+	if (!ended) {
+		must(kill(pid, SIGKILL) == 0);
+		while (waitpid(pid, NULL, 0) != pid)
+			must(errno == EINTR);
+	}
+	happened(task.how == EXITS ? TASK_ENDED : TASK_KILLED);
+	is_new(at, length);
+	in_pieces = true;
+	/* Where the program has new memory now, a region of before would be stale. */
+	if (is_place && step->word[4] % 4) {
+		note_result(syscall(SYS_mmap, at, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0));
+		use_memory(at, length, 2 + step->word[3] % 2);
+	}
 }
 
 /* As a daemon does, and as a program that uses its descriptors' numbers as it likes. */
 static void close_files_step(const struct step *step)
 {
 	(void)step;
-	page_by_page = true;
+	page_by_page = library_lost_its_file = true;
 	note("close_range(100)");
 	note_result(syscall(SYS_close_range, 100, UINT_MAX, 0));
 }
@@ -624,10 +679,10 @@ static void dup_over_step(const struct step *step)
 	char text[16] = { 0 };
 	int number = 900 + (int)(step->word[1] % 3);
 
-	page_by_page = true;
+	page_by_page = library_lost_its_file = true;
 	note("dup2(%s, %d)", names[which], number);
 	note_result(dup2(which ? files[MEMFD] : spare[1], number));
-	if (which == 0 && !no_files_until) {
+	if (which == 0 && !are_files_refused()) {
 		note(" write");
 		note_result(write(number, "of the program", 14));
 		note(" read");
@@ -661,6 +716,11 @@ const struct kind kinds[] = {
 	{ "write", 110, write_step, NULL },
 	{ "fork", 20, fork_step, NULL },
 	{ "no files", 2, no_files_step, NULL },
+	{ "limit", 8, limit_step, NULL },
+	{ "clone", 1, clone_step, NULL },
+	{ "realloc", 10, realloc_step, NULL },
+	{ "collapse", 8, collapse_step, NULL },
+	{ "move by userfaultfd", 8, move_step, NULL },
 	{ "close files", 1, close_files_step, NULL },
 	{ "dup over", 2, dup_over_step, NULL },
 	{ "register", 330, register_step, NULL },
@@ -708,15 +768,50 @@ void calls_open(void)
 		must(segments[n] >= 0 && shmat(segments[n], keep + n * (64L << 20), 0) != (void *)-1);
 		must(shmctl(segments[n], IPC_RMID, NULL) == 0);
 	}
+	beyond_open();
 	look_windows();
+}
+
+const char *const events[EVENTS] = {
+	[GROWN] = "a block grows in place or by its pages",
+	[COLLAPSED] = "memory becomes a huge page",
+	[MOVED] = "a userfaultfd moves pages",
+	[TASK_ENDED] = "a task of clone ends",
+	[TASK_KILLED] = "a task of clone is killed",
+	[NO_ADDRESSES] = "RLIMIT_AS refuses",
+	[NO_DATA] = "RLIMIT_DATA refuses",
+	[NO_PINS] = "RLIMIT_MEMLOCK refuses",
+	[NO_PROCESSES] = "RLIMIT_NPROC refuses",
+	[NO_FILES] = "RLIMIT_NOFILE refuses",
+};
+static int times[sizeof(kinds) / sizeof(*kinds)], event_times[EVENTS];
+
+void happened(enum event event)
+{
+	event_times[event]++;
+}
+
+void cannot_happen(enum event event)
+{
+	event_times[event] = -1;
+}
+
+void note_counts(void)
+{
+	for (int n = 0; n < kinds_count; n++) {
+		note("# kind %d %d", n, times[n]);
+		note_end();
+	}
+	for (int n = 0; n < EVENTS; n++) {
+		note("# event %d %d", n, event_times[n]);
+		note_end();
+	}
 }
 
 void run_step(const struct step *step)
 {
-	if (no_files_until && step_number > no_files_until) {
-		limit_files(false);
-		no_files_until = 0;
-	}
+	raise_old_limits();
 	note("%d %s", step_number, step->thread ? "[second] " : "");
+	times[step->kind]++;
 	kinds[step->kind].run(step);
 }

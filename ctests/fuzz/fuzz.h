@@ -2,9 +2,10 @@
 /*
  * The differential fuzzer of memory calls. memory.c compares the runs of a sequence, steps.c draws
  * the sequences, calls.c makes the calls, look.c writes what a program sees of its memory, and
- * regions.c registers memory and asks the device what it sees.
+ * regions.c registers memory and asks the device what it sees. limits.c lowers the process's limits,
+ * and beyond.c makes calls that want memory of their own.
  *
- * All memory is in two windows. A page has a number: the first PLACE_PAGES are the place, at a
+ * Most memory is in two windows. A page has a number: the first PLACE_PAGES are the place, at a
  * fixed address around a boundary of 2 MiB; the rest are the heap, above the break of the start.
  */
 #ifndef FUZZ_H
@@ -17,6 +18,9 @@
 #include "../lib/tap.h"
 
 enum { PLACE_PAGES = 96, HEAP_PAGES = 24, ALL_PAGES = PLACE_PAGES + HEAP_PAGES, REGIONS = 6, WORDS = 8 };
+
+/* The number of the first user that a run may be (memory.c). */
+enum { FIRST_USER = 0x100000 };
 
 /* A step of a sequence: a kind of call, where, and drawn words that the kind makes arguments of. */
 struct step {
@@ -55,10 +59,21 @@ void calls_open(void);
 /* Makes the call of a step, and writes its answer to the log. */
 void run_step(const struct step *step);
 
+/* What must have happened in some sequence, so that a kind of step whose calls all fail is noticed. */
+enum event { GROWN, COLLAPSED, MOVED, TASK_ENDED, TASK_KILLED, NO_ADDRESSES, NO_DATA, NO_PINS, NO_PROCESSES, NO_FILES, EVENTS };
+extern const char *const events[EVENTS];
+void happened(enum event event);
+/* The kernel has no such call. */
+void cannot_happen(enum event event);
+/* Writes how often each kind and each event has come, as comments, which are not compared. */
+void note_counts(void);
+
 /* The number of the step that runs; it is also what the step writes to memory. */
 extern int step_number;
 /* Whether the sequence drops no pages by bare calls. */
 extern bool calm_sequence;
+/* Whether the library's userfaultfd may be closed, so that realloc copies (docs/limits.md). */
+extern bool library_lost_its_file;
 
 /* --- look.c */
 
@@ -91,9 +106,36 @@ void register_step(const struct step *step);
 void deregister_step(const struct step *step);
 void device_step(const struct step *step);
 void regions_close(void);
+/* Registers memory some times in turn; each time the device reads and writes, and the program looks. */
+void use_memory(char *at, size_t length, uint32_t how);
+/* A region of this memory, NULL if it cannot be registered. Whoever takes one ends it in the same step. */
+struct ibv_mr *hold_memory(char *at, size_t length);
+void device_writes_held(const struct ibv_mr *mr);
+void let_go_memory(struct ibv_mr *mr);
+/* Ends the regions, also those that the pool keeps. */
+void end_regions(void);
+/* Registers so much memory. 0, or -1 with an errno. */
+long pins_too_much(size_t length);
 /* Whether any of these pages was registered since it was mapped. */
 bool was_registered(const void *at, size_t length);
 /* These pages are new ones. */
 void is_new(const void *at, size_t length);
+
+/* --- limits.c */
+
+void limit_step(const struct step *step);
+void no_files_step(const struct step *step);
+void raise_old_limits(void);
+/* Whether a limit refuses files now. */
+bool are_files_refused(void);
+/* Whether less memory than usual can be pinned: then no region is held beyond its step. */
+bool are_pins_limited(void);
+
+/* --- beyond.c */
+
+void beyond_open(void);
+void realloc_step(const struct step *step);
+void collapse_step(const struct step *step);
+void move_step(const struct step *step);
 
 #endif

@@ -2,7 +2,8 @@
 /*
  * Nothing that a program can see of its memory changes under the pool: random sequences of memory
  * calls, by the C library and bare, with registrations between, run without the library and with
- * it (RDMAMR_CACHE=all and =local). In some sequences tasks of clone(CLONE_VM) make some of the calls. After each step both write what the call answered and what the
+ * it (RDMAMR_CACHE=all and =local). In some sequences tasks of clone(CLONE_VM) make some of the
+ * calls, and in some the process has no rights, so that its limits bind. After each step both write what the call answered and what the
  * process sees of its memory: contents, faults, mappings. The logs must be equal. After each
  * registration the device reads and writes by the region, so that a stale one is seen too.
  *
@@ -20,6 +21,7 @@
  * The device is CHECK_DEVICE, or the stand-in, whose pins are real (stub_device.h).
  */
 #include "fuzz.h"
+#include <limits.h>
 #include <pthread.h>
 #include <sched.h>
 #include <semaphore.h>
@@ -27,6 +29,7 @@
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <sys/personality.h>
+#include <sys/utsname.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -67,8 +70,18 @@ static void take(const struct step *step, bool with_thread)
 		return;
 	}
 	if (!second.is_there) {
+		pthread_attr_t attributes;
+		int err;
+
 		must(sem_init(&second.go, 0, 0) == 0 && sem_init(&second.done, 0, 0) == 0);
-		must(pthread_create(&second.thread, NULL, second_thread, NULL) == 0);
+		/* Little enough for a limit that leaves some (limits.c). */
+		must(pthread_attr_init(&attributes) == 0 && pthread_attr_setstacksize(&attributes, 1 << 18) == 0);
+		err = pthread_create(&second.thread, &attributes, second_thread, NULL);
+		if (err) {
+			note("no thread: %s, ", strerrorname_np(err));
+			run_step(step);
+			return;
+		}
 		second.is_there = true;
 	}
 	second.step = step;
@@ -91,7 +104,11 @@ static void take_in_task(const struct step *step)
 	int flags = CLONE_VM | CLONE_FILES | CLONE_FS | CLONE_SIGHAND | SIGCHLD;
 	pid_t task = clone(in_task, stack + sizeof(stack), flags, (void *)step);
 
-	must(task > 0);
+	if (task < 0) {
+		note("no task: %s, ", strerrorname_np(errno));
+		run_step(step);
+		return;
+	}
 	while (waitpid(task, NULL, 0) != task)
 		must(errno == EINTR);
 }
@@ -149,6 +166,7 @@ static void *run(void *argument)
 		}
 	}
 	regions_close();
+	note_counts();
 	note("the end");
 	note_end();
 	exit(0);
@@ -194,6 +212,63 @@ struct log {
 };
 static const char *preload;
 
+/*
+ * Some sequences run as a user without rights, whom the limits of pinned memory and of processes
+ * bind. The kernel counts both by user, so each run is a user of its own.
+ */
+static bool may_be_user;
+
+static bool is_linux(int major, int minor)
+{
+	struct utsname kernel;
+	int has[2] = { 0 };
+
+	must(uname(&kernel) == 0 && sscanf(kernel.release, "%d.%d", &has[0], &has[1]) == 2);
+	return has[0] > major || (has[0] == major && has[1] >= minor);
+}
+
+static bool become_user(void)
+{
+	uid_t user = FIRST_USER + (uid_t)getpid();
+
+	return setresgid(user, user, user) == 0 && setresuid(user, user, user) == 0;
+}
+
+static bool is_user(uint64_t seed)
+{
+	struct draw from = { seed + 2 };
+
+	return may_be_user && below(&from, 3) == 0;
+}
+
+/* Whether such a user can start this program and the library. */
+static bool can_be_user(void)
+{
+	const char *device = getenv("CHECK_DEVICE");
+	char path[PATH_MAX] = { 0 };
+	int status;
+	pid_t pid;
+
+	/* A device's file may be another user's. Before Linux 6.13 io_uring counts pins of before for a while. */
+	if ((device && *device) || !is_linux(6, 13) || geteuid() || readlink("/proc/self/exe", path, sizeof(path) - 1) <= 0)
+		return false;
+	fflush(stdout);
+	pid = fork();
+	must(pid >= 0);
+	if (pid == 0) {
+		char *files = strdup(preload);
+
+		if (!become_user() || access(path, X_OK))
+			_exit(1);
+		for (char *file = strtok(files, ": "); file; file = strtok(NULL, ": "))
+			if (access(file, R_OK))
+				_exit(1);
+		_exit(0);
+	}
+	must(waitpid(pid, &status, 0) == pid);
+	return status == 0;
+}
+
 static pid_t start(const struct order *order, const char *cache, int log)
 {
 	char seed[24], count[12], show[12], keep[LONGEST + 1];
@@ -219,6 +294,7 @@ static pid_t start(const struct order *order, const char *cache, int log)
 		unsetenv("LD_PRELOAD");
 	}
 	personality(ADDR_NO_RANDOMIZE);
+	must(!is_user(order->seed) || become_user());
 	execl("/proc/self/exe", "fuzz_memory", "--run", seed, count, show, keep, NULL);
 	must(!"execl");
 	return -1;
@@ -270,6 +346,48 @@ static void count_hits(const char *text)
 	}
 }
 
+/* How often each kind of step, and what must happen by them, has come in the runs without the library. */
+static long *kind_times, event_times[EVENTS];
+static bool event_missing[EVENTS];
+
+static void count_steps(const char *text)
+{
+	int n, times;
+
+	if (!kind_times)
+		kind_times = calloc((size_t)kinds_count, sizeof(*kind_times));
+	must(kind_times);
+	for (text = strstr(text, "\n# "); text; text = strstr(text + 1, "\n# ")) {
+		if (sscanf(text, "\n# kind %d %d", &n, &times) == 2 && n >= 0 && n < kinds_count) {
+			kind_times[n] += times;
+		} else if (sscanf(text, "\n# event %d %d", &n, &times) == 2 && n >= 0 && n < EVENTS) {
+			event_missing[n] |= times < 0;
+			event_times[n] += times > 0 ? times : 0;
+		}
+	}
+}
+
+/* A kind of step that never comes, or whose calls never do what they are for, would compare nothing. */
+static void each_has_come(bool judged)
+{
+	int missing = 0;
+
+	printf("# steps:");
+	for (int n = 0; n < kinds_count; n++) {
+		printf(" %s %ld%s", kinds[n].name, kind_times[n], n < kinds_count - 1 ? "," : "\n");
+		missing += !kind_times[n] && (!kinds[n].later || getenv("CHECK_LATER"));
+	}
+	printf("# of these:");
+	for (int n = 0; n < EVENTS; n++) {
+		bool possible = !event_missing[n] && (may_be_user || (n != NO_PINS && n != NO_PROCESSES));
+
+		printf(" %s %ld%s%s", events[n], event_times[n], possible ? "" : " (not here)", n < EVENTS - 1 ? "," : "\n");
+		missing += possible && !event_times[n];
+	}
+	if (judged)
+		is(missing, 0, "each kind of step has come, and has done what it is for");
+}
+
 /* Runs the sequence without and with the library. Whether the logs differ. */
 static bool differs(const struct order *order, const char *cache, struct difference *difference, bool print)
 {
@@ -287,6 +405,7 @@ static bool differs(const struct order *order, const char *cache, struct differe
 	if (WIFEXITED(logs[0].status) && WEXITSTATUS(logs[0].status) == NO_DEVICE)
 		skip_all("the kernel refuses io_uring, by which the device of this test pins memory");
 	count_hits(logs[1].text);
+	count_steps(logs[0].text);
 	at[0] = logs[0].text;
 	at[1] = logs[1].text;
 	while (!different && (at[0] || at[1])) {
@@ -416,6 +535,7 @@ int main(int argc, char **argv)
 	}
 	preload = getenv("LD_PRELOAD");
 	must(preload && count > 0 && count <= LONGEST);
+	may_be_user = can_be_user();
 	if (!one && !from && sum > FIXED_SEEDS * (long)count)
 		printf("# seeds 1 to %d, then from %llu on, %d steps each\n", FIXED_SEEDS,
 		       (unsigned long long)fresh + FIXED_SEEDS, count);
@@ -431,5 +551,6 @@ int main(int argc, char **argv)
 	is(wrong, 0, "without and with the library: the same answers, contents, faults and mappings in %ld steps", done);
 	ok(one || (hits > (unsigned long long)done / 200 && withdrawn > (unsigned long long)done / 200),
 	   "meanwhile regions were used again, %llu times, and withdrawn, %llu times", hits, withdrawn);
+	each_has_come(!one && !getenv("CHECK_KEEP") && done >= FIXED_SEEDS * 250L);
 	return done_testing();
 }

@@ -1,0 +1,159 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * Limits of the process, which steps lower for a while. A limit that is reached refuses the same
+ * calls with the library and without: the library's own need is never the program's failure.
+ *
+ * What is not compared: how much fits just below a limit of the address space, of which the library
+ * takes some itself (docs/limits.md). So such a limit leaves nothing, or more than the steps need, of
+ * which the library may take half. A limit of pinned memory is exact: idle regions go for it. While it
+ * is low no region is held beyond its step, since the pool pins memory once for several.
+ */
+#include "fuzz.h"
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { AS, DATA, MEMLOCK, NPROC, NOFILE, LIMITS };
+static const struct {
+	const char *name;
+	int resource;
+	enum event refused;
+} limits[LIMITS] = {
+	{ "RLIMIT_AS", RLIMIT_AS, NO_ADDRESSES },
+	{ "RLIMIT_DATA", RLIMIT_DATA, NO_DATA },
+	{ "RLIMIT_MEMLOCK", RLIMIT_MEMLOCK, NO_PINS },
+	{ "RLIMIT_NPROC", RLIMIT_NPROC, NO_PROCESSES },
+	{ "RLIMIT_NOFILE", RLIMIT_NOFILE, NO_FILES },
+};
+
+static struct {
+	int until; /* the last step with the lower limit; 0 if it is not lower */
+	struct rlimit before;
+} lowered[LIMITS];
+
+bool are_files_refused(void)
+{
+	return lowered[NOFILE].until;
+}
+
+bool are_pins_limited(void)
+{
+	return lowered[MEMLOCK].until;
+}
+
+static void raise_limit(int n)
+{
+	must(setrlimit(limits[n].resource, &lowered[n].before) == 0);
+	lowered[n].until = 0;
+}
+
+void raise_old_limits(void)
+{
+	for (int n = 0; n < LIMITS; n++)
+		if (lowered[n].until && step_number > lowered[n].until)
+			raise_limit(n);
+}
+
+/* Pages of address space (0) or of private writable memory (5) that the process has. */
+static rlim_t pages_now(int nth)
+{
+	unsigned long pages[6] = { 0 };
+	FILE *file = fopen("/proc/self/statm", "re");
+
+	must(file && fscanf(file, "%lu %lu %lu %lu %lu %lu", &pages[0], &pages[1], &pages[2], &pages[3], &pages[4],
+			    &pages[5]) == 6);
+	fclose(file);
+	return pages[nth];
+}
+
+/* A call that the limit refuses. 0, or -1 with an errno. */
+static long asks_for_it(int n, size_t length)
+{
+	pid_t pid;
+	void *memory;
+	int fd;
+
+	switch (n) {
+	case AS:
+	case DATA:
+		memory = mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+		return memory == MAP_FAILED ? -1 : munmap(memory, length);
+	case MEMLOCK:
+		return pins_too_much(length);
+	case NPROC:
+		pid = fork();
+		if (pid == 0)
+			_exit(0);
+		return pid < 0 ? -1 : waitpid(pid, NULL, 0) == pid ? 0 : -1;
+	default:
+		fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+		return fd < 0 ? -1 : close(fd);
+	}
+}
+
+static void lower(int n, bool to_nothing, uint32_t word)
+{
+	enum { ENOUGH = 4 << 20, HALF = ENOUGH / 2 };
+	struct rlimit limit;
+	size_t length = PAGE;
+	long result;
+
+	note("setrlimit(%s, %s)", limits[n].name, to_nothing ? "nothing" : "some");
+	if (n == MEMLOCK && geteuid() < FIRST_USER) {
+		note(" not for a user whose pins others count, too");
+		return;
+	}
+	if (n == MEMLOCK) /* what is held and what is idle counts alike, and only the idle can go */
+		end_regions();
+	if (!lowered[n].until)
+		must(getrlimit(limits[n].resource, &lowered[n].before) == 0);
+	limit = lowered[n].before;
+	if (n == AS || n == DATA) {
+		rlim_t now;
+
+		if (are_files_refused()) {
+			note(" not while no file can be opened");
+			return;
+		}
+		now = pages_now(n == AS ? 0 : 5) * PAGE;
+		limit.rlim_cur = to_nothing ? PAGE : now + ENOUGH;
+		length = to_nothing ? PAGE : HALF;
+	} else if (n == MEMLOCK) {
+		rlim_t pages = to_nothing ? 0 : 2 + word % 16;
+
+		limit.rlim_cur = pages * PAGE;
+		length = (pages + 1) * PAGE;
+		to_nothing = true;
+	} else {
+		limit.rlim_cur = 0;
+		to_nothing = true;
+	}
+	if (limit.rlim_cur > limit.rlim_max)
+		limit.rlim_cur = limit.rlim_max;
+	must(setrlimit(limits[n].resource, &limit) == 0);
+	lowered[n].until = step_number + (int)(word / 16 % 20);
+	errno = 0;
+	result = asks_for_it(n, length);
+	note_result(result);
+	if (result)
+		happened(limits[n].refused);
+}
+
+void limit_step(const struct step *step)
+{
+	int n = (int)(step->word[0] % LIMITS);
+
+	if (lowered[n].until && step->word[1] % 2) {
+		note("setrlimit(%s) as before", limits[n].name);
+		raise_limit(n);
+	} else {
+		lower(n, step->word[2] % 3 > 0, step->word[3]);
+	}
+}
+
+void no_files_step(const struct step *step)
+{
+	lower(NOFILE, true, step->word[0]);
+}
