@@ -399,7 +399,8 @@ fn is_unreported(advice: c_int) -> bool {
 }
 
 /// Whether advice fails for pages that a device has pinned, be it for an idle region, which the
-/// program has deregistered. (Other advice about such pages succeeds, or is about them no promise.)
+/// program has deregistered, and for absent pages of watched memory. (Other advice about such pages
+/// succeeds, or is about them no promise.)
 fn minds_pins(advice: c_int) -> bool {
     const COLLAPSE: c_int = 25;
     advice == COLLAPSE
@@ -411,8 +412,10 @@ unsafe extern "C" fn madvise(addr: Address, length: usize, advice: c_int) -> c_i
     // Each kind in a function of its own: together they would need 1 KiB of the stack.
     if is_unreported(advice) {
         advising_unreported(addr, length, call)
-    } else if drops_pages(advice) || minds_pins(advice) {
+    } else if drops_pages(advice) {
         advising(addr, length, call)
+    } else if minds_pins(advice) {
+        advising_unwatched(addr, length, call)
     } else {
         call()
     }
@@ -422,6 +425,13 @@ unsafe extern "C" fn madvise(addr: Address, length: usize, advice: c_int) -> c_i
 fn advising(addr: Address, length: usize, advise: impl FnOnce() -> c_int) -> c_int {
     let frame = Frame::new();
     changing(|| changes::changing(&frame, addr.addr(), length), advise)
+}
+
+#[inline(never)]
+fn advising_unwatched(addr: Address, length: usize, advise: impl FnOnce() -> c_int) -> c_int {
+    let frame = Frame::new();
+    let begin = || changes::changing_unwatched(&frame, addr.addr(), length);
+    changing(begin, advise)
 }
 
 #[inline(never)]
@@ -474,7 +484,12 @@ fn let_go_of(list: usize, count: usize) {
         let Ok([start, length]) = memory::read(place as u64) else {
             return;
         };
-        changes::let_go(start as usize, length as usize);
+        let frame = Frame::new();
+        drop(changes::changing_unwatched(
+            &frame,
+            start as usize,
+            length as usize,
+        ));
     }
 }
 

@@ -82,6 +82,20 @@ pub fn let_go(addr: usize, length: usize) {
     drop(changing(&Frame::new(), addr, length));
 }
 
+/// As [`changing`], of a call that needs pages that no device has pinned, and that the kernel may refuse
+/// where memory is watched.
+pub fn changing_unwatched(frame: &Frame, addr: usize, length: usize) -> Changing<'_> {
+    traced(addr, length);
+    if listens(RANGES) {
+        reuse::memory_changes(addr, length);
+    }
+    if pool_is_on() {
+        change::changing_unwatched(frame, addr, length)
+    } else {
+        Changing::NOTHING
+    }
+}
+
 /// A call has given memory a protection key. From then on the pool keeps nothing: a thread may take
 /// the key's rights away without a call.
 pub fn keyed() {

@@ -80,6 +80,29 @@ pub fn changing(frame: &Frame, addr: usize, length: usize) -> Changing<'_> {
     Changing(Some(begin(relaxed, frame, range, Neighbours::Stay)))
 }
 
+/// A call is about to change memory, and the kernel may refuse it where the memory is watched: also
+/// what regions have left watched that have ended is watched no more.
+#[cold]
+pub fn changing_unwatched(frame: &Frame, addr: usize, length: usize) -> Changing<'_> {
+    let Some(relaxed) = heeding() else {
+        in_place::call_came(addr);
+        return Changing::NOTHING;
+    };
+    let range = pages(addr, length);
+    let mut under_way = begin(relaxed, frame, range, Neighbours::Stay);
+    if range.start < range.end && relaxed.watch.has_left_some() {
+        // Another thread may link a region there in between, whose watch ends here. It is no hit
+        // while this is announced, and the record after the call withdraws it.
+        under_way
+            .announced
+            .get_or_insert_with(|| announce(relaxed, frame, range));
+        let errno = errno::errno();
+        relaxed.watch.unwatch_moving(range);
+        errno::set_errno(errno);
+    }
+    Changing(Some(under_way))
+}
+
 /// A call is about to map memory in place of other memory.
 ///
 /// The kernel makes the new mapping one with the old one around it, if that is not watched, and
@@ -445,5 +468,5 @@ pub fn moving_pages(frame: &Frame, argument: usize) -> Option<Changing<'_>> {
     existing()?;
     // The address may be wrong, and then the kernel tells the caller.
     let [_target, source, length] = memory::read(argument as u64).ok()?;
-    Some(changing(frame, source as usize, length as usize))
+    Some(changing_unwatched(frame, source as usize, length as usize))
 }
