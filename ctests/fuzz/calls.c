@@ -750,6 +750,8 @@ void calls_open(void)
 
 	/* malloc leaves the break alone from now on. */
 	mallopt(M_TOP_PAD, 64 << 20);
+	/* Nor does a thread want a heap of its own, which a limit would refuse to whoever wants it first. */
+	mallopt(M_ARENA_MAX, 1);
 	mallopt(M_TRIM_THRESHOLD, INT_MAX);
 	mallopt(M_MMAP_THRESHOLD, 1 << 25);
 	spare_in_heap(1 << 20);

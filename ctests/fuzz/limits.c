@@ -30,6 +30,7 @@ static const struct {
 
 static struct {
 	int until; /* the last step with the lower limit; 0 if it is not lower */
+	size_t left; /* what a limit of address space or data left when it was set */
 	struct rlimit before;
 } lowered[LIMITS];
 
@@ -41,19 +42,6 @@ bool are_files_refused(void)
 bool are_pins_limited(void)
 {
 	return lowered[MEMLOCK].until;
-}
-
-static void raise_limit(int n)
-{
-	must(setrlimit(limits[n].resource, &lowered[n].before) == 0);
-	lowered[n].until = 0;
-}
-
-void raise_old_limits(void)
-{
-	for (int n = 0; n < LIMITS; n++)
-		if (lowered[n].until && step_number > lowered[n].until)
-			raise_limit(n);
 }
 
 /* Pages of address space (0) or of private writable memory (5) that the process has. */
@@ -93,9 +81,29 @@ static long asks_for_it(int n, size_t length)
 	}
 }
 
+static void raise_limit(int n)
+{
+	if (lowered[n].left) { /* half of it is the program's, whatever the library took since */
+		errno = 0;
+		note("%s leaves", limits[n].name);
+		note_result(asks_for_it(n, lowered[n].left / 2));
+		note(" ");
+	}
+	must(setrlimit(limits[n].resource, &lowered[n].before) == 0);
+	lowered[n].until = 0;
+}
+
+void raise_old_limits(void)
+{
+	for (int n = 0; n < LIMITS; n++)
+		if (lowered[n].until && step_number > lowered[n].until)
+			raise_limit(n);
+}
+
 static void lower(int n, bool to_nothing, uint32_t word)
 {
-	enum { ENOUGH = 4 << 20, HALF = ENOUGH / 2 };
+	/* Twice what all steps want that may succeed. */
+	enum { ENOUGH = 24 << 20 };
 	struct rlimit limit;
 	size_t length = PAGE;
 	long result;
@@ -119,16 +127,15 @@ static void lower(int n, bool to_nothing, uint32_t word)
 		}
 		now = pages_now(n == AS ? 0 : 5) * PAGE;
 		limit.rlim_cur = to_nothing ? PAGE : now + ENOUGH;
-		length = to_nothing ? PAGE : HALF;
+		length = to_nothing ? PAGE : ENOUGH / 2;
+		lowered[n].left = to_nothing ? 0 : ENOUGH;
 	} else if (n == MEMLOCK) {
 		rlim_t pages = to_nothing ? 0 : 2 + word % 16;
 
 		limit.rlim_cur = pages * PAGE;
 		length = (pages + 1) * PAGE;
-		to_nothing = true;
 	} else {
 		limit.rlim_cur = 0;
-		to_nothing = true;
 	}
 	if (limit.rlim_cur > limit.rlim_max)
 		limit.rlim_cur = limit.rlim_max;
