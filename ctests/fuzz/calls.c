@@ -42,6 +42,7 @@ static int files[FILES], segments[SEGMENTS], to_parent[2], pidfd, spare[2];
  */
 static bool page_by_page;
 bool library_lost_its_file;
+int forks;
 /*
  * Whether a bare call has mapped memory. The kernel does not join it with watched memory around it,
  * and later cannot (docs/limits.md). Since Linux 6.17 such pieces can be moved, but not resized, and
@@ -584,82 +585,129 @@ static void fork_step(const struct step *step)
 	must(waitpid(pid, &status, 0) == pid);
 	if (!status)
 		must(read(to_parent[0], &sum, sizeof(sum)) == sizeof(sum));
+	forks++;
 	note(" status %#x, sees %016llx", (unsigned int)status, (unsigned long long)sum);
 }
 
 /*
  * A task that shares the memory and is no thread of this process changes memory, and ends, or is
- * killed: by itself, or by this process as soon as the change is seen. Then the kernel may not have
- * told the library of it.
+ * killed: by itself, or by this process in the call. Then the kernel tells the library nothing of the
+ * change. For the signal to come in the call, the call is on much memory.
  */
 enum { EXITS, KILLS_ITSELF, IS_KILLED };
+enum { LARGE = 64 << 20 };
 
 static struct {
 	const struct step *step;
+	char *at;
+	size_t length;
 	int how;
 } task;
 
 static int in_task(void *argument)
 {
-	char *at = at_of(task.step);
-	size_t length = length_of(task.step);
+	uint32_t change = task.how == IS_KILLED ? 0 : task.step->word[1] % 3;
+	bool bare = task.how == IS_KILLED || task.step->bare;
 	long result;
 
-	if (task.how == IS_KILLED || task.step->word[1] % 3 == 0)
-		result = task.step->bare ? syscall(SYS_munmap, at, length) : munmap(at, length);
-	else if (task.step->word[1] % 3 == 1)
-		result = syscall(SYS_madvise, at, length, MADV_DONTNEED);
+	if (change == 0)
+		result = bare ? syscall(SYS_munmap, task.at, task.length) : munmap(task.at, task.length);
+	else if (change == 1)
+		result = syscall(SYS_madvise, task.at, task.length, MADV_DONTNEED);
 	else
-		result = syscall(SYS_mmap, at, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) ==
-			 (long)at ? 0 : -1;
+		result = syscall(SYS_mmap, task.at, task.length, PROT_READ | PROT_WRITE,
+				 MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == (long)task.at ? 0 : -1;
 	if (task.how != IS_KILLED)
 		note_result(result);
 	if (task.how == KILLS_ITSELF)
 		syscall(SYS_kill, syscall(SYS_getpid), SIGKILL);
 	syscall(SYS_exit, 0);
-	(void)argument;
-	return 0;
+	return argument != NULL;
+}
+
+static bool is_gone(char *at)
+{
+	unsigned char there;
+
+	return syscall(SYS_mincore, at, PAGE, &there) != 0;
+}
+
+/* Runs the task. False if the kernel makes none. */
+static bool run_task(const struct step *step)
+{
+	static _Alignas(16) char stack[1 << 20];
+	int flags = CLONE_VM | SIGCHLD | (step->word[0] % 2 ? CLONE_FILES | CLONE_FS | CLONE_SIGHAND : 0);
+	pid_t pid = clone(in_task, stack + sizeof(stack), flags, NULL), ended = 0;
+
+	if (pid < 0) {
+		note_result(-1);
+		return false;
+	}
+	while (task.how == IS_KILLED && !ended && !is_gone(task.at)) {
+		ended = waitpid(pid, NULL, WNOHANG);
+		must(ended >= 0);
+	}
+	if (task.how == IS_KILLED && !ended)
+		must(kill(pid, SIGKILL) == 0);
+	while (!ended) {
+		ended = waitpid(pid, NULL, 0);
+		must(ended == pid || errno == EINTR);
+		ended = ended == pid ? pid : 0;
+	}
+	happened(task.how == EXITS ? TASK_ENDED : TASK_KILLED);
+	return true;
+}
+
+/* Where the program has new memory after the change, a region of before would be stale. */
+static void killed_in_call(const struct step *step)
+{
+	char *at = (char *)0x200100000000;
+	size_t length = step->count * (size_t)PAGE;
+
+	note("clone(CLONE_VM), a task is killed in munmap: mmap");
+	if (mmap(at, LARGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != at) {
+		note_result(-1);
+		return;
+	}
+	must(madvise(at, LARGE, MADV_NOHUGEPAGE) == 0);
+	for (size_t page = 0; page < LARGE; page += PAGE)
+		at[page] = 1;
+	use_memory(at, length, 4);
+	task.at = at;
+	task.length = LARGE;
+	if (run_task(step)) {
+		must(is_gone(at));
+		note_result(syscall(SYS_mmap, at, length, PROT_READ | PROT_WRITE,
+				    MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == (long)at ? 0 : -1);
+		use_memory(at, length, 4);
+	}
+	note(" munmap");
+	note_result(munmap(at, LARGE));
 }
 
 static void clone_step(const struct step *step)
 {
-	static _Alignas(16) char stack[1 << 20];
-	int flags = CLONE_VM | SIGCHLD | (step->word[0] % 2 ? CLONE_FILES | CLONE_FS | CLONE_SIGHAND : 0);
-	char *at = at_of(step);
-	size_t length = length_of(step);
-	bool is_place = step->first < PLACE_PAGES, seen = false;
-	pid_t pid, ended = 0;
-
+	/* Then the pool cannot stop watching memory (docs/limits.md). */
+	library_lost_its_file |= are_files_refused();
 	task.step = step;
 	task.how = (int)(step->word[2] % 3);
-	begin("clone(CLONE_VM), a task changes", step->bare, at, length);
-	note(") and %s:", task.how == EXITS ? "ends" : task.how == KILLS_ITSELF ? "kills itself" : "is killed");
-	use_memory(at, length, 5 + step->word[3] % 2);
-	pid = clone(in_task, stack + sizeof(stack), flags, NULL);
-	if (pid < 0) {
-		note_result(-1);
+	if (task.how == IS_KILLED) {
+		killed_in_call(step);
 		return;
 	}
-	while (!ended && !seen) {
-		unsigned char there;
-
-		ended = waitpid(pid, NULL, task.how == IS_KILLED ? WNOHANG : 0);
-		must(ended >= 0 || errno == EINTR);
-		ended = ended < 0 ? 0 : ended;
-		seen = task.how == IS_KILLED && syscall(SYS_mincore, at, PAGE, &there) != 0;
-	}
-	if (!ended) {
-		must(kill(pid, SIGKILL) == 0);
-		while (waitpid(pid, NULL, 0) != pid)
-			must(errno == EINTR);
-	}
-	happened(task.how == EXITS ? TASK_ENDED : TASK_KILLED);
-	is_new(at, length);
+	task.at = at_of(step);
+	task.length = length_of(step);
+	begin("clone(CLONE_VM), a task changes", step->bare, task.at, task.length);
+	note(") and %s:", task.how == EXITS ? "ends" : "kills itself");
+	use_memory(task.at, task.length, 4);
+	if (!run_task(step))
+		return;
+	is_new(task.at, task.length);
 	in_pieces = true;
-	/* Where the program has new memory now, a region of before would be stale. */
-	if (is_place && step->word[4] % 4) {
-		note_result(syscall(SYS_mmap, at, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0));
-		use_memory(at, length, 2 + step->word[3] % 2);
+	if (step->first < PLACE_PAGES && step->word[4] % 4) {
+		note_result(syscall(SYS_mmap, task.at, task.length, PROT_READ | PROT_WRITE,
+				    MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0));
+		use_memory(task.at, task.length, 4);
 	}
 }
 
@@ -717,7 +765,7 @@ const struct kind kinds[] = {
 	{ "fork", 20, fork_step, NULL },
 	{ "no files", 2, no_files_step, NULL },
 	{ "limit", 8, limit_step, NULL },
-	{ "clone", 1, clone_step, NULL },
+	{ "clone", 2, clone_step, NULL },
 	{ "realloc", 10, realloc_step, NULL },
 	{ "collapse", 8, collapse_step, NULL },
 	{ "move by userfaultfd", 8, move_step, NULL },
@@ -810,9 +858,13 @@ void note_counts(void)
 	}
 }
 
+bool lowers_limits(const struct step *step)
+{
+	return kinds[step->kind].run == limit_step || kinds[step->kind].run == no_files_step;
+}
+
 void run_step(const struct step *step)
 {
-	raise_old_limits();
 	note("%d %s", step_number, step->thread ? "[second] " : "");
 	times[step->kind]++;
 	kinds[step->kind].run(step);

@@ -59,6 +59,9 @@ void calls_open(void);
 /* Makes the call of a step, and writes its answer to the log. */
 void run_step(const struct step *step);
 
+/* Whether the step changes limits of the process. */
+bool lowers_limits(const struct step *step);
+
 /* What must have happened in some sequence, so that a kind of step whose calls all fail is noticed. */
 enum event { GROWN, COLLAPSED, MOVED, TASK_ENDED, TASK_KILLED, NO_ADDRESSES, NO_DATA, NO_PINS, NO_PROCESSES, NO_FILES, EVENTS };
 extern const char *const events[EVENTS];
@@ -72,8 +75,10 @@ void note_counts(void);
 extern int step_number;
 /* Whether the sequence drops no pages by bare calls. */
 extern bool calm_sequence;
-/* Whether the library's userfaultfd may be closed, so that realloc copies (docs/limits.md). */
+/* Whether the library may be unable to stop watching memory, so that realloc copies (docs/limits.md). */
 extern bool library_lost_its_file;
+/* How often the program has forked. */
+extern int forks;
 
 /* --- look.c */
 

@@ -149,7 +149,9 @@ static void *run(void *argument)
 		if (!order->keep[n])
 			continue;
 		step_number = n + 1;
-		if (n >= tasks_from && n % 4 == 0)
+		raise_old_limits();
+		/* A task has limits of its own. */
+		if (n >= tasks_from && n % 4 == 0 && !lowers_limits(&steps[n]))
 			take_in_task(&steps[n]);
 		else
 			take(&steps[n], with_thread);
