@@ -112,8 +112,7 @@ static int closed_from(void)
 
 	idle_region(memory);
 	idle_region(other);
-	number_of_the_watch();
-	must(syscall(SYS_close_range, 700, ~0U, 0) == 0);
+	must(syscall(SYS_close_range, number_of_the_watch(), ~0U, 0) == 0);
 	in_thread(nothing, NULL);
 	raw_remap(memory, PAGE);
 	right = is_right(memory, 1);

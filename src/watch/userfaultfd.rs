@@ -411,10 +411,18 @@ fn ask(fd: i32, request: libc::c_ulong, argument: &mut WriteProtect) -> i32 {
 
 /// Moves a file to a number that programs do not count on: some programs close or reuse the lowest
 /// numbers.
+///
+/// The number lies near the end of the table that the program has (64 entries at first, then powers
+/// of 2). A larger number has the kernel make the table larger, and in a process with threads wait
+/// for an RCU grace period: some 10 ms.
 fn out_of_the_way(fd: i32) -> i32 {
-    const NUMBER: i32 = 900;
+    const ENTRIES: u32 = 64;
+    const FROM_END: u32 = 4;
+    const APART: u32 = 16;
+    let entries = (fd as u32 + APART).next_power_of_two().max(ENTRIES);
+    let number = entries - FROM_END;
     // SAFETY: the call takes no pointers.
-    let moved = unsafe { libc::syscall(libc::SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, NUMBER) };
+    let moved = unsafe { libc::syscall(libc::SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, number) };
     if moved < 0 {
         return fd;
     }
