@@ -15,10 +15,33 @@
 
 use super::{helper_thread, signals, thread};
 use core::ffi::c_void;
+use core::ptr::null_mut;
+use core::sync::atomic::{AtomicPtr, Ordering::*};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// The stack's size. What runs there formats messages, and reads files line by line.
 const STACK: usize = 64 << 10;
+
+/// A stack that nobody uses. It stays mapped: to unmap it interrupts the processors of all threads,
+/// which costs 20 us, and a new one has a page fault for each page.
+static SPARE: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
+
+fn take() -> Option<*mut c_void> {
+    let spare = SPARE.swap(null_mut(), Acquire);
+    if spare.is_null() {
+        helper_thread::map(STACK)
+    } else {
+        Some(spare)
+    }
+}
+
+fn put(memory: *mut c_void) {
+    let is_kept = SPARE.compare_exchange(null_mut(), memory, Release, Relaxed);
+    if is_kept.is_err() {
+        // SAFETY: `take` returned the memory, and the call on it has returned.
+        unsafe { helper_thread::unmap(memory, STACK) };
+    }
+}
 
 /// Whether the thread is on its signal stack.
 fn is_on_signal_stack() -> bool {
@@ -51,7 +74,7 @@ pub fn run_if_little<R>(work: impl FnOnce() -> R) -> Option<R> {
 #[inline(never)]
 pub fn run<R>(work: impl FnOnce() -> R) -> Option<R> {
     let errno = errno::errno();
-    let Some(memory) = helper_thread::map(STACK) else {
+    let Some(memory) = take() else {
         errno::set_errno(errno);
         return None;
     };
@@ -74,8 +97,7 @@ pub fn run<R>(work: impl FnOnce() -> R) -> Option<R> {
     if let Some(blocked) = blocked {
         signals::restore(blocked);
     }
-    // SAFETY: the memory was mapped above, and the call on it has returned.
-    unsafe { helper_thread::unmap(memory, STACK) };
+    put(memory);
     errno::set_errno(errno);
     job.result
 }

@@ -69,7 +69,12 @@ impl<T: Sync> PerProcess<T> {
     #[cold]
     #[inline(never)]
     fn make(&'static self, make: fn() -> Box<T>, forget: unsafe extern "C" fn()) -> &'static T {
-        let new = Box::into_raw(aside::run(make).unwrap_or_else(make));
+        const LITTLE: usize = 256;
+        let new = Box::into_raw(if size_of::<T>() <= LITTLE {
+            make()
+        } else {
+            aside::run(make).unwrap_or_else(make)
+        });
         // SAFETY: the box was just leaked.
         let published = self.publish(unsafe { &*new }, forget);
         if !core::ptr::eq(published, new) {
