@@ -24,6 +24,9 @@ use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::*};
 const STACK: usize = 64 << 10;
 const GUARD: usize = PAGE_SIZE;
 
+/// What lies above the stack, in its first page: a word.
+const TOP: usize = 64;
+
 /// More than glibc keeps about a thread, on either side of the thread pointer.
 const ABOUT: usize = 16 << 10;
 
@@ -115,8 +118,8 @@ unsafe fn start_with(
     let memory = map(size)?;
     // SAFETY: the page is the start of the new mapping, below the stack.
     unsafe { libc::syscall(libc::SYS_mprotect, memory, GUARD, libc::PROT_NONE) };
-    let stack = memory.wrapping_byte_add(GUARD + STACK);
-    let tls = stack.wrapping_byte_add(below);
+    let stack = memory.wrapping_byte_add(GUARD + STACK - TOP);
+    let tls = memory.wrapping_byte_add(GUARD + STACK + below);
     // x86-64 reads the thread pointer itself from its first and third word; other architectures
     // ignore these words.
     for word in [0, 2] {
@@ -156,12 +159,11 @@ unsafe fn start_with(
 
 impl Ending {
     /// The thread's number while it runs. When the thread has left its stack for good, the kernel
-    /// sets the word to 0 and wakes the waiters. The word is in the last bytes of the memory, which
-    /// the thread does not use.
+    /// sets the word to 0 and wakes the waiters. The word lies right above the stack, whose first
+    /// page is in use anyway.
     fn running(&self) -> &AtomicU32 {
-        let last = self.size - size_of::<AtomicU32>();
         // SAFETY: the word is inside the mapping, aligned, and only ever used as an atomic.
-        unsafe { &*self.memory.wrapping_byte_add(last).cast() }
+        unsafe { &*self.memory.wrapping_byte_add(GUARD + STACK - TOP).cast() }
     }
 
     /// Waits for the thread's end.
