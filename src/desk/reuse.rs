@@ -41,7 +41,7 @@ fn say_so(cache: Cache) {
     if SAID.load(Relaxed) || SAID.swap(true, Relaxed) {
         return;
     }
-    if pool::is_watching() {
+    if log::wants(Level::Info) && pool::is_watching() {
         // Its messages need 2 KiB of the stack.
         aside::run(|| say(cache));
     }

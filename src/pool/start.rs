@@ -84,13 +84,15 @@ fn make() -> Option<&'static Instance> {
     }
     let pool = place::find()?;
     let linger = &config().relaxed;
+    // The monitor comes first: the rest of the start goes on beside its own.
+    let watch = Watch::start(Reader {
+        changes: &pool.changes,
+        heard: cleaner::heard,
+    });
     let may_pin = may_pin();
     let relaxed = Instance {
         pool,
-        watch: Watch::start(Reader {
-            changes: &pool.changes,
-            heard: cleaner::heard,
-        }),
+        watch,
         admission: Admission::default(),
         cleaner: Cleaner::new(linger.linger_remote, linger.linger_local),
         counters: stats::counters(),

@@ -37,8 +37,10 @@ pub struct Cleaner {
     remote: u32,
     local: u32,
     /// Whether the thread exists.
+    exists: AtomicBool,
+    /// Whether the pool may count on the thread, and on the reader.
     running: AtomicBool,
-    /// When an attempt to start the thread may be made, in ns of the monotonic clock.
+    /// When an attempt to start the threads may be made, in ns of the monotonic clock.
     attempt: AtomicU64,
 }
 
@@ -80,6 +82,7 @@ impl Cleaner {
             tick,
             remote: ticks(remote),
             local: ticks(local),
+            exists: AtomicBool::new(false),
             running: AtomicBool::new(false),
             attempt: AtomicU64::new(0),
         }
@@ -92,7 +95,7 @@ impl Cleaner {
     }
 
     /// Whether the pool may keep a region with this access at all: its linger time is not 0, and
-    /// the cleaner's thread exists.
+    /// the cleaner's thread exists, and no attempt to start the reader has failed.
     pub fn keeps(&self, access: u32) -> bool {
         let linger = if is_remote(access) {
             self.remote
@@ -190,17 +193,48 @@ fn try_to_start(relaxed: &'static Instance) {
     if now < due || take().is_err() {
         return;
     }
-    if !reader::start(relaxed) {
-        cleaner.attempt.store(now + ATTEMPTS_APART, Relaxed);
-        return;
-    }
-    let argument = (&raw const *relaxed).cast_mut();
-    // SAFETY: `run` keeps to the rules of `helper_thread.rs`, and `relaxed` is never freed.
-    if let Some(number) = unsafe { helper_thread::start(run, argument.cast()) } {
-        TABLE.set(number);
+    let exists = cleaner.exists.load(Relaxed);
+    // The reader comes after the first region (`start_reader`).
+    let started = if exists {
+        reader::start(relaxed)
+    } else {
+        start_thread(relaxed)
+    };
+    if started {
         cleaner.running.store(true, Relaxed);
     } else {
         cleaner.attempt.store(now + ATTEMPTS_APART, Relaxed);
+    }
+}
+
+fn start_thread(relaxed: &'static Instance) -> bool {
+    let argument = (&raw const *relaxed).cast_mut();
+    // SAFETY: `run` keeps to the rules of `helper_thread.rs`, and `relaxed` is never freed.
+    let Some(number) = (unsafe { helper_thread::start(run, argument.cast()) }) else {
+        return false;
+    };
+    TABLE.set(number);
+    relaxed.cleaner.exists.store(true, Relaxed);
+    true
+}
+
+/// A region is kept. Starts the reader, if it does not run: not before, since the thread that makes
+/// the first region waits for the monitor, and the reader would take its processor. If the kernel
+/// gives no thread, no further region is kept until a later attempt succeeds.
+#[inline(always)]
+pub fn start_reader(relaxed: &'static Instance) {
+    if !relaxed.reader.is_running() {
+        try_to_start_reader(relaxed);
+    }
+}
+
+#[cold]
+fn try_to_start_reader(relaxed: &'static Instance) {
+    let cleaner = &relaxed.cleaner;
+    if cleaner.running.load(Relaxed) && !reader::start(relaxed) {
+        let next = clock::monotonic() + ATTEMPTS_APART;
+        cleaner.attempt.store(next, Relaxed);
+        cleaner.running.store(false, Relaxed);
     }
 }
 

@@ -198,6 +198,7 @@ fn register_now(
         }
     };
     let object = relaxed.miss(&own, pd, request, &purpose, settled)?;
+    cleaner::start_reader(relaxed);
     Ok(Registered::by(
         How::Miss,
         with_exposed_provenance_mut(object),

@@ -11,7 +11,7 @@ use crate::pool::Instance;
 use crate::sys::{clock, futex, helper_thread, proc};
 use crate::watch;
 use core::ffi::{c_int, c_void};
-use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::*, fence};
 use core::time::Duration;
 
 /// The reader, as the other threads see it.
@@ -67,11 +67,17 @@ impl Reader {
             let answered = self.answered.load(SeqCst);
             let is_answered = number.wrapping_sub(answered) as i32 <= 0;
             let left = end.checked_sub(now()).filter(|left| !left.is_zero());
-            let Some(left) = left.filter(|_| !is_answered && self.running.load(Relaxed)) else {
+            let Some(left) = left.filter(|_| !is_answered && self.running.load(SeqCst)) else {
                 return;
             };
             futex::wait(&self.answered, answered, Some(left));
         }
+    }
+
+    /// Whether the thread exists, or is being started.
+    #[inline(always)]
+    pub fn is_running(&self) -> bool {
+        self.running.load(Relaxed)
     }
 
     /// Whether the machine was short of memory when that was last read.
@@ -83,13 +89,23 @@ impl Reader {
 /// Starts the thread, if it does not run. False if it does not.
 pub fn start(relaxed: &'static Instance) -> bool {
     let reader = &relaxed.reader;
-    if reader.running.load(Relaxed) {
+    // More than one thread may come here.
+    if reader.running.swap(true, SeqCst) {
+        return true;
+    }
+    // Either this look finds that the pool has ended, or the thread that ends it waits for the reader's
+    // first answer (`retire.rs`).
+    fence(SeqCst);
+    if watch::is_retired() {
+        reader.running.store(false, Relaxed);
         return true;
     }
     let argument = (&raw const *relaxed).cast_mut();
     // SAFETY: `run` keeps to the rules of `helper_thread.rs`, and `relaxed` is never freed.
     let started = unsafe { helper_thread::start_apart(run, argument.cast()) };
-    reader.running.store(started, Relaxed);
+    if !started {
+        reader.running.store(false, Relaxed);
+    }
     started
 }
 
