@@ -9,14 +9,14 @@
 static _Atomic int started;
 
 /* By which the library starts its threads, and nobody else does. */
-int clone(int (*run)(void *), void *stack, int flags, void *argument, ...)
+int __clone(int (*run)(void *), void *stack, int flags, void *argument, ...)
 {
 	static int (*next)(int (*)(void *), void *, int, void *, ...);
 	va_list args;
 	void *more[3];
 
 	if (!next)
-		*(void **)&next = dlsym(RTLD_NEXT, "clone");
+		*(void **)&next = dlsym(RTLD_NEXT, "__clone");
 	va_start(args, argument);
 	for (int n = 0; n < 3; n++)
 		more[n] = va_arg(args, void *);

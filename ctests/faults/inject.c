@@ -12,7 +12,7 @@
  * program's, 128 and more for a signal.
  *
  * A call is the library's if the innermost function on the stack that is neither the C library's
- * nor the linker's is: the stack is unwound by elfutils. `syscall`, `ioctl` and `clone` of a test
+ * nor the linker's is: the stack is unwound by elfutils. `syscall`, `ioctl` and `__clone` of a test
  * program (stub_device.c) only pass on.
  */
 #include <elfutils/libdwfl.h>
@@ -138,7 +138,7 @@ static int frame(Dwfl_Frame *state, void *found)
 	    !strncmp(file, "libpthread", 10))
 		return DWARF_CB_OK;
 	symbol = dwfl_module_addrname(module, pc - !activation);
-	if (symbol && (!strcmp(symbol, "syscall") || !strcmp(symbol, "ioctl") || !strcmp(symbol, "clone")))
+	if (symbol && (!strcmp(symbol, "syscall") || !strcmp(symbol, "ioctl") || !strcmp(symbol, "__clone")))
 		return DWARF_CB_OK;
 	return DWARF_CB_ABORT;
 }

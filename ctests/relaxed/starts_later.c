@@ -33,9 +33,9 @@ static bool no_threads;
 static void *nothing(void *argument);
 
 /* The program's function stands before the C library's, so it is the library's as well. */
-int clone(int (*run)(void *), void *stack, int flags, void *argument, ...)
+int __clone(int (*run)(void *), void *stack, int flags, void *argument, ...)
 {
-	int (*next)(int (*)(void *), void *, int, void *, ...) = dlsym(RTLD_NEXT, "clone");
+	int (*next)(int (*)(void *), void *, int, void *, ...) = dlsym(RTLD_NEXT, "__clone");
 	void *parent, *tls, *child;
 	va_list args;
 

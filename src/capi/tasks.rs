@@ -15,11 +15,9 @@
 
 use super::ret;
 use crate::desk::changes;
-use crate::sys::helper_thread;
+use crate::sys::helper_thread::{__clone, Task};
 use crate::sys::symbols::{self, Function, Scope};
 use core::ffi::{c_int, c_void};
-
-type Task = unsafe extern "C" fn(*mut c_void) -> c_int;
 
 /// Variadic here as in C, since some ABIs pass variadic arguments differently.
 static CLONE: Function<
@@ -28,21 +26,9 @@ static CLONE: Function<
     // SAFETY: the signature is that of clone(2).
     unsafe { Function::new() };
 
-unsafe extern "C" {
-    /// The C library's other name for clone, for a call that comes before the look-up.
-    fn __clone(
-        function: Option<Task>,
-        stack: *mut c_void,
-        flags: c_int,
-        argument: *mut c_void,
-        ...
-    ) -> c_int;
-}
-
-/// Looks up the next function, and the first one for the library's own threads.
+/// Looks up the next function.
 pub fn find_all() {
     CLONE.set(symbols::find(Scope::Next, c"clone", None));
-    helper_thread::find_clone();
 }
 
 /// In C the last three arguments are present only with some flags. In the ABIs of Linux they lie
@@ -62,6 +48,7 @@ unsafe extern "C" fn clone(
     match CLONE.get() {
         // SAFETY: same contract: the arguments are the caller's, unchanged.
         Some(next) => unsafe { next(function, stack, flags, argument, parent, tls, child) },
+        // The call comes before the look-up.
         // SAFETY: same contract: the arguments are the caller's, unchanged.
         None => unsafe { __clone(function, stack, flags, argument, parent, tls, child) },
     }

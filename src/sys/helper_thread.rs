@@ -15,7 +15,6 @@
 //! docs/limits.md).
 
 use super::process::{FAR_AWAY, PAGE_SIZE};
-use super::symbols::{self, Function, Scope};
 use super::{signals, thread};
 use core::ffi::{c_int, c_void};
 use core::ptr::{null_mut, with_exposed_provenance_mut};
@@ -30,24 +29,19 @@ const TOP: usize = 64;
 /// More than glibc keeps about a thread, on either side of the thread pointer.
 const ABOUT: usize = 16 << 10;
 
-/// The `clone` to which calls of the program are bound, which may be a function of its own. (A call of
-/// `libc::clone` would be bound to this library's, in `capi/tasks.rs`.)
-#[allow(clippy::type_complexity, reason = "the signature of clone(2)")]
-static CLONE: Function<
-    unsafe extern "C" fn(
-        extern "C" fn(*mut c_void) -> c_int,
-        *mut c_void,
-        c_int,
-        *mut c_void,
-        ...
-    ) -> c_int,
-> =
-    // SAFETY: the signature is that of clone(2).
-    unsafe { Function::new() };
+/// What clone(2) runs in the new task.
+pub type Task = unsafe extern "C" fn(*mut c_void) -> c_int;
 
-/// Looks up the function that makes threads. A registration in a signal handler must not.
-pub fn find_clone() {
-    CLONE.set(symbols::find(Scope::Program, c"clone", None));
+unsafe extern "C" {
+    /// The C library's other name for clone(2). A call by the plain name is bound to a function of the
+    /// program, if that has one of this name, or else to this library's (`capi/tasks.rs`).
+    pub fn __clone(
+        run: Option<Task>,
+        stack: *mut c_void,
+        flags: c_int,
+        argument: *mut c_void,
+        ...
+    ) -> c_int;
 }
 
 /// The thread pointers of the threads that run forever.
@@ -143,9 +137,8 @@ unsafe fn start_with(
         | libc::CLONE_SETTLS
         | libc::CLONE_PARENT_SETTID
         | libc::CLONE_CHILD_CLEARTID;
-    let clone = CLONE.get().unwrap_or(libc::clone);
     // SAFETY: the stack belongs to the new thread alone, and `run` keeps the module's rules.
-    let number = unsafe { clone(run, stack, flags, argument, running, tls, running) };
+    let number = unsafe { __clone(Some(run), stack, flags, argument, running, tls, running) };
     signals::restore(blocked);
     if number < 0 {
         if let Some(noted) = noted {
