@@ -42,7 +42,7 @@ pub use region::range;
 
 use crate::mr::Mr;
 use crate::report::stats::{Counters, counter};
-use crate::sys::process::PerProcess;
+use crate::sys::process::{self, PerProcess};
 use crate::sys::thread;
 use crate::watch::Watch;
 use life::admission::Admission;
@@ -75,6 +75,8 @@ pub struct Instance {
     admission: Admission,
     limits: Limits,
     reader: Reader,
+    /// The process that has started the pool.
+    process: u32,
 }
 const _: () = assert!(core::mem::offset_of!(Instance, watch) + Watch::READ_BY_HITS <= 64);
 
@@ -131,6 +133,12 @@ pub fn totals() -> [(u64, u64); 2] {
 }
 
 impl Instance {
+    /// Whether the calling process is the one that has started the pool. A child of vfork(2), which
+    /// has its parent's memory until it execs, is not. Needs no lock and no thread-local variable.
+    pub fn is_of_this_process(&self) -> bool {
+        process::id() == self.process
+    }
+
     /// Applies the log of changes, and counts the regions that this withdrew.
     pub fn apply(&self, locked: &Locked<'_>, by: By) {
         let applied = locked.apply(cleaner::now_ms);

@@ -19,7 +19,7 @@ use crate::report::stats;
 use crate::sys::allocator::has_memory;
 use crate::sys::aside;
 use crate::sys::proc;
-use crate::sys::process::PerProcess;
+use crate::sys::process::{self, PerProcess};
 use crate::sys::thread;
 use crate::watch::number::TABLE;
 use crate::watch::{Reader, Watch};
@@ -99,6 +99,7 @@ fn make() -> Option<&'static Instance> {
         limits: Limits::new(settings(may_pin)),
         reader: PoolReader::new(),
         may_pin_all: may_pin.is_none(),
+        process: process::id(),
     };
     let relaxed: &'static Instance = Box::leak(Box::new(relaxed));
     cleaner::start(relaxed);

@@ -23,6 +23,12 @@ pub const PAGE_SIZE: usize = if cfg!(target_arch = "aarch64") {
     4096
 };
 
+/// The process's number, by the system call itself.
+pub fn id() -> u32 {
+    // SAFETY: getpid takes no arguments.
+    (unsafe { libc::syscall(libc::SYS_getpid) }) as u32
+}
+
 /// A value of each process, as a static. The static fills a page of .bss. A mapping made when
 /// needed could fill a hole that the program has just made, and change what a later call finds
 /// there.

@@ -10,8 +10,11 @@ use crate::watch;
 
 /// Ends the pool, or keeps it from starting. Idle regions are deregistered; regions in use are ended
 /// by their last user's release, as plain ones. `why` stands in the message. Leaves errno.
+///
+/// A child of vfork(2) that filters its own calls finds the pool of its parent, and leaves it alone.
 pub fn retire(why: &str) {
-    if !watch::retire() {
+    let of_another = || existing().is_some_and(|relaxed| !relaxed.is_of_this_process());
+    if watch::is_retired() || of_another() || !watch::retire() {
         return;
     }
     let Some(relaxed) = existing() else {
