@@ -6,7 +6,7 @@ use super::life::account::Amount;
 use super::life::admission::Foreign;
 use super::lock::Held;
 use super::region::word::Grant;
-use super::region::{Id, PoolRegion, Purpose};
+use super::region::{Domain, Id, PoolRegion, Purpose};
 use super::state::{Batch, Cause, Pool};
 use crate::sys::pages::PageRange;
 use crate::watch::log::{Change, Kind};
@@ -68,7 +68,7 @@ impl Locked<'_> {
     /// Makes a region: links it, with one user. `None`: no slot is free.
     pub fn make(&self, purpose: &Purpose) -> Option<Id> {
         let id = self.link(purpose.hull, |region| {
-            region.set(purpose.hull, purpose.pd, purpose.access);
+            region.set(purpose.hull, purpose.domain, purpose.access);
             region.word.make();
         })?;
         self.0.account.add(purpose.hull);
@@ -78,7 +78,7 @@ impl Locked<'_> {
     /// Links memory that is to be watched and is no region: a guest. `None`: no slot is free.
     pub fn make_guest(&self, hull: PageRange) -> Option<Id> {
         self.link(hull, |region| {
-            region.set(hull, 0, 0);
+            region.set(hull, Domain::NONE, 0);
             region.word.make_guest();
         })
     }
@@ -200,7 +200,7 @@ impl Locked<'_> {
                 taken.is_none() && looked_at < LOOK_AT_MOST
             });
         if let Some((id, _)) = taken {
-            self.add_entry(purpose.pd, purpose.hull.start, id);
+            self.add_entry(purpose.domain.pd, purpose.hull.start, id);
         }
         taken
     }

@@ -7,7 +7,7 @@
 use crate::pool::life::account::Amount;
 use crate::pool::locked::cause;
 use crate::pool::region::word::{Grant, Left};
-use crate::pool::region::{Id, PoolRegion, Purpose};
+use crate::pool::region::{Domain, Id, PoolRegion, Purpose};
 use crate::pool::state::{Batch, Cause, Handle, Pool};
 use crate::sys::pages::{PageRange, page_size};
 use crate::watch::extent::CHUNK;
@@ -124,7 +124,7 @@ impl Known {
     fn serves(&self, purpose: &Purpose) -> bool {
         let same = self.purpose.access == purpose.access;
         let more = self.purpose.access == purpose.access | LOCAL_WRITE;
-        self.purpose.pd == purpose.pd
+        self.purpose.domain == purpose.domain
             && !self.stale
             && if purpose.exact {
                 same && self.purpose.hull == purpose.hull
@@ -335,7 +335,7 @@ impl Test {
                 let access = ACCESS[access];
                 let purpose = Purpose {
                     unshared: false,
-                    pd,
+                    domain: Domain::new(pd as usize, 0, 0),
                     hull: range(first, count),
                     access,
                     exact: access & 0xe != 0,
@@ -402,7 +402,7 @@ impl Test {
                     prop_assert_eq!(self.known[&id].users, 0);
                     self.end(id);
                 }
-                let idle = |known: &Known| known.users == 0 && known.purpose.pd == pd;
+                let idle = |known: &Known| known.users == 0 && known.purpose.domain.pd == pd;
                 prop_assert!(!self.known.values().any(idle));
             }
             Step::Trim { regions } => {
@@ -504,7 +504,7 @@ proptest! {
 
 fn of_page(page: u64) -> Purpose {
     Purpose {
-        pd: 1,
+        domain: Domain::new(1, 0, 0),
         hull: range(page, 1),
         access: 0,
         exact: false,

@@ -155,7 +155,7 @@ impl Table {
         mut take: impl FnMut(Id) -> Option<T>,
     ) -> Option<T> {
         let table = self.table(shape.into());
-        let hash = hash(purpose.pd, purpose.hull.start);
+        let hash = hash(purpose.domain.pd, purpose.hull.start);
         let mask = table.len() as u64 - 1;
         for step in 0..REACH {
             let place = first_place(hash).wrapping_add(step) & mask;

@@ -17,6 +17,8 @@
 //!    idle, the table's shape, the log's counts.
 //! 6. The entry in the table.
 //! 7. The region's slot. This is the one that is written.
+//! 8. The program's protection domain, of which a hit reads the device and the kernel's number. That
+//!    costs 0.4 ns of 18.
 //!
 //! Nothing in lines 1 to 5 is written by a hit or a release, so threads share them. To these come
 //! three or four lines of the stack, 21 of code, which is on one page, and two by which the program
@@ -31,7 +33,7 @@ use crate::pool::Instance;
 use crate::pool::existing;
 use crate::pool::life::ending;
 use crate::pool::region::word::{Grant, Left};
-use crate::pool::region::{Id, Purpose};
+use crate::pool::region::{Domain, Id, Purpose};
 use crate::report::stats::counter;
 use crate::sys::pages::PageRange;
 use crate::sys::probe::probe;
@@ -188,7 +190,7 @@ impl Instance {
     #[inline(always)]
     pub fn purpose(&self, pd: Pd, hull: PageRange, access: Access, unshared: bool) -> Purpose {
         Purpose {
-            pd: pd.address() as u64,
+            domain: Domain::new(pd.address(), pd.context().addr(), pd.handle()),
             hull,
             access: access.bits(),
             exact: rdmamr_policy::is_exact(access.bits(), unshared, self.may_pin_all),

@@ -170,6 +170,9 @@ fn register_now(
         return because(counter!(bypassed_watch));
     }
     let purpose = relaxed.purpose(pd, hull, request.access, unshared);
+    if !purpose.can_be_kept() {
+        return because(counter!(bypassed_limit));
+    }
     let mut answer = answer;
     let (mut looks, mut waits) = (0, 0);
     let settled = loop {

@@ -18,7 +18,8 @@ use rdmamr_policy::{Range, Wanted};
 /// Words of the `struct ibv_mr` in a slot, including what libibverbs and the providers keep behind
 /// it (`mr/object.rs`).
 const OBJECT: usize = 9;
-/// The indices of `pd`, `addr` and `length` among these words.
+/// The indices of `context`, `pd`, `addr` and `length` among these words.
+const CONTEXT: usize = 0;
 const PD: usize = 1;
 const ADDR: usize = 2;
 const LENGTH: usize = 3;
@@ -34,6 +35,7 @@ pub const OBJECT_OFFSET: usize = core::mem::offset_of!(PoolRegion, object);
 #[repr(C, align(64))]
 pub struct PoolRegion {
     pub word: Word,
+    /// The first page, and in the bits that no such address has the number of the domain.
     start: AtomicU64,
     pages: AtomicU32,
     access: AtomicU32,
@@ -126,11 +128,50 @@ impl AtomicLink {
     }
 }
 
+/// The bits of a region's first page. No address of user space has those above, and a page has none
+/// below.
+const START: u64 = (1 << (u64::BITS - ABOVE)) - (1 << 12);
+const ABOVE: u32 = 8;
+
+/// The largest number of a domain that those bits hold, and that stands for all larger ones: no region
+/// of such a domain is kept. A kernel gives a domain the smallest number that is free in its file.
+const LARGE: u32 = (1 << (ABOVE + 12)) - 1;
+
+/// A protection domain, as a region knows it. Its address alone may be another domain's by now: a
+/// provider frees a parent domain without a call that comes to the library.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Domain {
+    /// The address of the program's object.
+    pub pd: u64,
+    /// The address of its device's object.
+    context: u64,
+    /// The kernel's number of the domain in its device's file, as it stands in a region's `start`.
+    number: u64,
+}
+
+impl Domain {
+    /// No domain, as of a guest.
+    pub const NONE: Domain = Domain {
+        pd: 0,
+        context: 0,
+        number: 0,
+    };
+
+    /// The domain at an address, with its device's address and the kernel's number.
+    #[inline(always)]
+    pub fn new(pd: usize, context: usize, handle: u32) -> Domain {
+        Domain {
+            pd: pd as u64,
+            context: context as u64,
+            number: u64::from(handle.min(LARGE)).rotate_right(ABOVE),
+        }
+    }
+}
+
 /// What a registration asks for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Purpose {
-    /// The address of the program's protection domain.
-    pub pd: u64,
+    pub domain: Domain,
     pub hull: PageRange,
     pub access: u32,
     /// A region serves only if its hull and access are equal to these; a larger hull or more access
@@ -141,6 +182,11 @@ pub struct Purpose {
 }
 
 impl Purpose {
+    /// Whether a region can hold the memory's address and the domain's number.
+    pub fn can_be_kept(&self) -> bool {
+        self.hull.start & !START == 0 && self.domain.number != !START
+    }
+
     /// Whether this purpose allows sharing a region with its current users, if it has any.
     #[inline(always)]
     pub fn may_share(&self, seen: Seen) -> bool {
@@ -171,11 +217,13 @@ pub fn range(pd: u64, hull: PageRange, access: u32) -> Range {
 
 impl PoolRegion {
     /// Prepares the slot for a region, or for a guest, which has no domain and no access.
-    pub fn set(&self, hull: PageRange, pd: u64, access: u32) {
+    pub fn set(&self, hull: PageRange, domain: Domain, access: u32) {
         self.word.before_fields();
-        self.start.store(hull.start, Relaxed);
+        self.start
+            .store(hull.start & START | domain.number, Relaxed);
         self.pages.store(hull.pages() as u32, Relaxed);
-        self.object[PD].store(pd, Relaxed);
+        self.object[CONTEXT].store(domain.context, Relaxed);
+        self.object[PD].store(domain.pd, Relaxed);
         self.access.store(access, Relaxed);
         // Cleared, since ibv_close_device would find this region by the last region's device.
         self.device.store(0, Relaxed);
@@ -208,7 +256,7 @@ impl PoolRegion {
     /// The pages that the region covers.
     #[inline(always)]
     pub fn hull(&self) -> PageRange {
-        let start = self.start.load(Relaxed);
+        let start = self.start.load(Relaxed) & START;
         let end = start + u64::from(self.pages.load(Relaxed)) * page_size();
         PageRange { start, end }
     }
@@ -290,6 +338,14 @@ impl PoolRegion {
         self.object[PD].load(Relaxed)
     }
 
+    /// Whether the region is of this domain, and not of one that was at its address before.
+    #[inline(always)]
+    fn is_of(&self, domain: Domain) -> bool {
+        let number = (self.start.load(Relaxed) ^ domain.number) & !START;
+        let context = self.object[CONTEXT].load(Relaxed) ^ domain.context;
+        number | context == 0
+    }
+
     /// The access flags.
     #[inline(always)]
     pub fn access(&self) -> u32 {
@@ -313,10 +369,10 @@ impl PoolRegion {
     #[inline(always)]
     pub fn serves(&self, purpose: &Purpose) -> bool {
         let wanted = Wanted {
-            range: range(purpose.pd, purpose.hull, purpose.access),
+            range: range(purpose.domain.pd, purpose.hull, purpose.access),
             exact: purpose.exact,
         };
-        wanted.fits(self.range())
+        wanted.fits(self.range()) && self.is_of(purpose.domain)
     }
 
     /// The region's domain, pages and access.
@@ -349,6 +405,51 @@ impl PoolRegion {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_domain_is_its_address_its_device_and_its_number() {
+        // SAFETY: all zeros is a slot that was never used.
+        let region: PoolRegion = unsafe { core::mem::zeroed() };
+        let hull = PageRange {
+            start: START & !(page_size() - 1),
+            end: (START & !(page_size() - 1)) + page_size(),
+        };
+        let numbers = [
+            0,
+            1,
+            0xff,
+            0x100,
+            0xfff,
+            0x1000,
+            LARGE - 1,
+            LARGE,
+            1 << 20,
+            u32::MAX,
+        ];
+        let purpose = |pd, context, number, exact| Purpose {
+            domain: Domain::new(pd, context, number),
+            hull,
+            access: 1,
+            exact,
+            unshared: false,
+        };
+        for (had, asked, exact) in numbers
+            .into_iter()
+            .flat_map(|had| numbers.map(|asked| (had, asked)))
+            .flat_map(|(had, asked)| [(had, asked, false), (had, asked, true)])
+        {
+            let makes = purpose(8, 16, had, exact);
+            assert_eq!(makes.can_be_kept(), had < LARGE);
+            if !makes.can_be_kept() {
+                continue;
+            }
+            region.set(hull, makes.domain, 1);
+            assert_eq!(region.hull(), hull);
+            assert_eq!(region.serves(&purpose(8, 16, asked, exact)), had == asked);
+            assert!(!region.serves(&purpose(8, 24, had, exact)));
+            assert!(!region.serves(&purpose(24, 16, had, exact)));
+        }
+    }
 
     #[test]
     fn an_extent_is_what_was_claimed() {

@@ -1,0 +1,98 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * A provider frees a parent domain without a call that comes to the library, and another domain gets
+ * its address. A registration in the new domain is none of the regions of the old one: their kernel
+ * domain is another, and a queue pair of the new one would refuse their keys.
+ *
+ * The device is the stand-in (stub_device.h).
+ */
+#include <stdlib.h>
+#include "../lib/device.h"
+#include "../lib/program.h"
+#include "stub_device.h"
+
+enum { ROUNDS = 20, SIZE = 8 * PAGE };
+
+/* A hit has the access that the idle region has, or less. */
+static const int accesses[] = { IBV_ACCESS_LOCAL_WRITE, LOCAL_AND_REMOTE };
+
+static struct ibv_pd *domain;
+
+/* Whether a region of the same pages, or of some of them, is used again. */
+static bool is_used_again(char *memory, size_t length, int access)
+{
+	long before = stub_registered();
+	struct ibv_mr *mr = ibv_reg_mr_relaxed(domain, memory, length, access);
+
+	must(mr && mr->pd == domain && stub_lands(mr));
+	must(ibv_dereg_mr_relaxed(mr) == 0);
+	return stub_registered() == before;
+}
+
+static void each(int access, bool several_threads)
+{
+	static const char *const names[] = { "one thread", "threads" };
+	char *memory = pages(SIZE / PAGE);
+	int stale = 0, missed = 0;
+
+	*domain = *stub_pd();
+	is_used_again(memory, SIZE, access);
+	missed += !is_used_again(memory, SIZE, access);
+	for (int round = 0; round < ROUNDS; round++) {
+		char *fresh = pages(SIZE / PAGE);
+
+		*domain = *stub_pd();
+		is_used_again(fresh, SIZE, access);
+		/* It is freed, and the next domain has its address. */
+		*domain = *stub_other_pd();
+		stale += is_used_again(fresh, round % 2 ? PAGE : SIZE, access);
+		missed += !is_used_again(fresh, round % 2 ? PAGE : SIZE, access);
+	}
+	is(stale, 0, "access 0x%x, %s: no registration in the new domain is a region of the old one", access,
+	   names[several_threads]);
+	is(missed, 0, "access 0x%x, %s: those of the new domain are used again", access, names[several_threads]);
+}
+
+/* A number that needs all bits, as a file with very many objects has it. */
+static void large_number(int access)
+{
+	char *memory = pages(1);
+
+	*domain = *stub_pd();
+	is_used_again(memory, PAGE, access);
+	domain->handle += 1 << 20;
+	/* The stand-in has no such domain: the registration fails there, and is no hit. */
+	ok(!ibv_reg_mr_relaxed(domain, memory, PAGE, access), "access 0x%x: nor where the number is large", access);
+}
+
+static void *nothing(void *argument)
+{
+	return argument;
+}
+
+int main(int argc, char **argv)
+{
+	const char *why;
+
+	(void)argc;
+	with_setting(argv, "RDMAMR_RELAXED_LINGER", FOREVER);
+	alarm(DEADLOCK);
+	why = stub_open(STUB_PIN);
+	domain = malloc(sizeof(*domain));
+	must(domain);
+	*domain = *stub_pd();
+	if (!why)
+		is_used_again(pages(1), PAGE, LOCAL_AND_REMOTE);
+	if (why || userfaultfds(NULL) != 1) {
+		skip("another domain at the same address", why ? why : "userfaultfd is refused here");
+		return done_testing();
+	}
+	for (int threads = 0; threads < 2; threads++) {
+		for (size_t n = 0; n < sizeof(accesses) / sizeof(*accesses); n++) {
+			each(accesses[n], threads);
+			large_number(accesses[n]);
+		}
+		in_thread(nothing, NULL);
+	}
+	return done_testing();
+}
