@@ -190,7 +190,7 @@ impl Instance {
     #[inline(always)]
     pub fn purpose(&self, pd: Pd, hull: PageRange, access: Access, unshared: bool) -> Purpose {
         Purpose {
-            domain: Domain::new(pd.address(), pd.context().addr(), pd.handle()),
+            domain: Domain::of(pd),
             hull,
             access: access.bits(),
             exact: rdmamr_policy::is_exact(access.bits(), unshared, self.may_pin_all),

@@ -11,7 +11,7 @@ use crate::pool::existing;
 use crate::pool::life::ending;
 use crate::pool::life::flush::{flush_those, relieve};
 use crate::pool::life::limits;
-use crate::pool::region::{Id, LEFT, PoolRegion};
+use crate::pool::region::{Domain, Id, LEFT, PoolRegion};
 use crate::pool::state::{Batch, Cause};
 use crate::sys::thread;
 use core::ffi::c_int;
@@ -73,10 +73,12 @@ pub fn around_close_device(
     closed
 }
 
-/// Deregisters the idle regions of a domain, except those that the kernel refuses to deregister.
+/// A domain of the kernel is about to end: deregisters its idle regions, except those that the kernel
+/// refuses to deregister. Regions of a parent domain are among them, which may have been freed.
 pub fn flush_quietly(pd: Pd) {
     if let Some(relaxed) = existing() {
-        let _ = flush_those(relaxed, ending::of_pd(pd.address() as u64));
+        let domain = Domain::of(pd);
+        let _ = flush_those(relaxed, |region: &PoolRegion| region.is_of(domain));
     }
 }
 

@@ -10,6 +10,7 @@ pub mod list;
 pub mod word;
 
 use crate::abi::rdma_core::ibv_mr;
+use crate::call::Pd;
 use crate::pool::region::word::{Seen, Word};
 use crate::sys::pages::{PageRange, page_size};
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
@@ -156,6 +157,12 @@ impl Domain {
         context: 0,
         number: 0,
     };
+
+    /// The program's domain.
+    #[inline(always)]
+    pub fn of(pd: Pd) -> Domain {
+        Domain::new(pd.address(), pd.context().addr(), pd.handle())
+    }
 
     /// The domain at an address, with its device's address and the kernel's number.
     #[inline(always)]
@@ -338,9 +345,9 @@ impl PoolRegion {
         self.object[PD].load(Relaxed)
     }
 
-    /// Whether the region is of this domain, and not of one that was at its address before.
+    /// Whether the region is of this domain of the kernel, under whichever address.
     #[inline(always)]
-    fn is_of(&self, domain: Domain) -> bool {
+    pub fn is_of(&self, domain: Domain) -> bool {
         let number = (self.start.load(Relaxed) ^ domain.number) & !START;
         let context = self.object[CONTEXT].load(Relaxed) ^ domain.context;
         number | context == 0
