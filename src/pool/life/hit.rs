@@ -18,7 +18,7 @@
 //! 6. The entry in the table.
 //! 7. The region's slot. This is the one that is written.
 //! 8. The program's protection domain, of which a hit reads the device and the kernel's number. That
-//!    costs 0.4 ns of 18.
+//!    costs about half a ns of 18.
 //!
 //! Nothing in lines 1 to 5 is written by a hit or a release, so threads share them. To these come
 //! three or four lines of the stack, 21 of code, which is on one page, and two by which the program
