@@ -12,7 +12,8 @@
 #include "../lib/program.h"
 #include "stub_device.h"
 
-enum { ROUNDS = 100 };
+/* The library counts the mappings after its first region, and by the 64th at the latest. */
+enum { ROUNDS = 100, UNCOUNTED = 64 };
 
 /* Makes mappings until there are so many: each second page has other rights. */
 static void crowd(int wanted)
@@ -69,12 +70,17 @@ int main(int argc, char **argv)
 	if (most_mappings() > 1 << 20)
 		skip_all("vm.max_map_count is very high here");
 	crowd(most_mappings() / 100 * 85);
+	for (int n = 0; n < UNCOUNTED && !stats().bypassed_limit; n++) {
+		struct ibv_mr *mr = ibv_reg_mr_relaxed(stub_pd(), pages(1), PAGE, LOCAL_AND_REMOTE);
+
+		must(mr && ibv_dereg_mr_relaxed(mr) == 0);
+	}
 	before = stats();
 	under_a_region_in_use(LOCAL_AND_REMOTE, "remote rights");
 	under_a_region_in_use(IBV_ACCESS_LOCAL_WRITE, "local rights");
 	ok(stats().bypassed_limit + stats().bypassed_watch >= before.bypassed_limit + 4 * ROUNDS,
 	   "no memory was watched");
-	is((long long)stats().idle, 0, "nothing is kept");
-	is(stub_registered() - stub_deregistered(), 0, "the device has no region left, of %ld", stub_registered());
+	is((long long)stats().idle, (long long)before.idle, "nothing is kept");
+	is(stub_registered() - stub_deregistered(), (long)before.idle, "the device has no other region left, of %ld", stub_registered());
 	return done_testing();
 }
