@@ -716,8 +716,8 @@ static void close_files_step(const struct step *step)
 {
 	(void)step;
 	page_by_page = library_lost_its_file = true;
-	note("close_range(100)");
-	note_result(syscall(SYS_close_range, 100, UINT_MAX, 0));
+	note("close_range(50)");
+	note_result(syscall(SYS_close_range, 50, UINT_MAX, 0));
 }
 
 static void dup_over_step(const struct step *step)
@@ -725,7 +725,7 @@ static void dup_over_step(const struct step *step)
 	static const char *const names[] = { "a pipe", "a memfd" };
 	uint32_t which = step->word[0] % 2;
 	char text[16] = { 0 };
-	int number = 900 + (int)(step->word[1] % 3);
+	int number = 60 + (int)(step->word[1] % 3);
 
 	page_by_page = library_lost_its_file = true;
 	note("dup2(%s, %d)", names[which], number);

@@ -32,7 +32,7 @@ long migrate_pages(int, unsigned long, const unsigned long *, const unsigned lon
 #define MADV_COLLAPSE 25
 #endif
 
-/* Numbers that are free. The library's own begin at 900. */
+/* Numbers that are free. The library's own begin at 60. */
 enum { FREE = 700 };
 
 /* The call comes to the library behind ours once. The value is whether its answer fits. */

@@ -81,7 +81,11 @@ const fn page(address: u64) -> u64 {
 const fn length(range: &Range) -> u64 {
     let pages = range.end.wrapping_sub(range.start) / PAGE;
     let power = if pages == 0 { 0 } else { pages.ilog2() };
-    let steps = if power < 2 { pages } else { pages >> (power - 2) & 3 };
+    let steps = if power < 2 {
+        pages
+    } else {
+        pages >> (power - 2) & 3
+    };
     ((power as u64) << 2 | steps) << PLAIN_BITS
 }
 
