@@ -282,7 +282,7 @@ void move_step(const struct step *step)
 	int tries = 0;
 
 	note("move by userfaultfd:");
-	if (uffd < 0)
+	if (uffd < 0 || library_lost_its_file) /* what was watched stays watched (docs/limits.md) */
 		return;
 	if (!moves_there || step->word[0] % 4 == 0) {
 		errno = 0;

@@ -764,7 +764,7 @@ const struct kind kinds[] = {
 	{ "write", 110, write_step, NULL },
 	{ "fork", 20, fork_step, NULL },
 	{ "no files", 2, no_files_step, NULL },
-	{ "limit", 8, limit_step, NULL },
+	{ "limit", 12, limit_step, NULL },
 	{ "clone", 2, clone_step, NULL },
 	{ "realloc", 10, realloc_step, NULL },
 	{ "collapse", 8, collapse_step, NULL },

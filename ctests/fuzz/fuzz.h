@@ -121,6 +121,10 @@ void let_go_memory(struct ibv_mr *mr);
 void end_regions(void);
 /* Registers so much memory. 0, or -1 with an errno. */
 long pins_too_much(size_t length);
+/* Whether the stand-in pins a page, past the library. */
+bool can_pin_page(void);
+/* Registers so much memory and so much other memory in turn, of which the pool keeps some. */
+void pins_in_turn(size_t length, uint32_t how);
 /* Whether any of these pages was registered since it was mapped. */
 bool was_registered(const void *at, size_t length);
 /* These pages are new ones. */

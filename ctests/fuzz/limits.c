@@ -100,6 +100,25 @@ void raise_old_limits(void)
 			raise_limit(n);
 }
 
+/* How many pages the user has pinned, by the lowest limit that allows one more. The limit is any then. */
+static rlim_t pinned_now(const struct rlimit *before)
+{
+	struct rlimit limit = *before;
+	rlim_t least = 0, most = before->rlim_cur / PAGE;
+
+	while (least < most) {
+		rlim_t middle = (least + most) / 2;
+
+		limit.rlim_cur = (middle + 1) * PAGE;
+		must(setrlimit(RLIMIT_MEMLOCK, &limit) == 0);
+		if (can_pin_page())
+			most = middle;
+		else
+			least = middle + 1;
+	}
+	return least;
+}
+
 static void lower(int n, bool to_nothing, uint32_t word)
 {
 	/* Twice what all steps want that may succeed. */
@@ -130,9 +149,12 @@ static void lower(int n, bool to_nothing, uint32_t word)
 		length = to_nothing ? PAGE : ENOUGH / 2;
 		lowered[n].left = to_nothing ? 0 : ENOUGH;
 	} else if (n == MEMLOCK) {
-		rlim_t pages = to_nothing ? 0 : 2 + word % 16;
+		rlim_t pages = word % 4 ? 2 + word / 4 % 16 : 0;
 
-		limit.rlim_cur = pages * PAGE;
+		rlim_t pinned = pinned_now(&lowered[n].before);
+
+		note(", %llu pinned, %llu more", (unsigned long long)pinned, (unsigned long long)pages);
+		limit.rlim_cur = (pinned + pages) * PAGE;
 		length = (pages + 1) * PAGE;
 	} else {
 		limit.rlim_cur = 0;
@@ -146,6 +168,9 @@ static void lower(int n, bool to_nothing, uint32_t word)
 	note_result(result);
 	if (result)
 		happened(limits[n].refused);
+	/* All that the limit allows: what is idle goes for it. */
+	if (n == MEMLOCK && length > PAGE)
+		pins_in_turn(length - PAGE, word / 512);
 }
 
 void limit_step(const struct step *step)

@@ -357,13 +357,29 @@ void end_regions(void)
 		ibv_flush_relaxed_mr(domains[n]);
 }
 
+enum { OWN = 32 * PAGE };
+static _Alignas(PAGE) char own_memory[2][OWN];
+
+bool can_pin_page(void)
+{
+	struct ibv_mr *mr = stub_register(domains[0], own_memory[0], PAGE, LOCAL_AND_REMOTE);
+
+	return mr && stub_deregister(mr) == 0;
+}
+
+void pins_in_turn(size_t length, uint32_t how)
+{
+	must(length <= OWN);
+	for (int n = 0; n < 4; n++)
+		use_memory(own_memory[n % 2], length, how + (uint32_t)n);
+}
+
 long pins_too_much(size_t length)
 {
-	static _Alignas(PAGE) char memory[32 * PAGE];
 	struct ibv_mr *mr;
 
-	must(length <= sizeof(memory));
-	mr = make(domains[0], memory, length, LOCAL_AND_REMOTE, false);
+	must(length <= OWN);
+	mr = make(domains[0], own_memory[0], length, LOCAL_AND_REMOTE, false);
 	return mr ? unmake(mr, false) : -1;
 }
 
