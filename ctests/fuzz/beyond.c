@@ -122,7 +122,7 @@ static void resize(size_t pages, struct ibv_mr *mr)
 	}
 	must(getrusage(RUSAGE_THREAD, &after) == 0);
 	if (after.ru_minflt - before.ru_minflt > LEAST / 4)
-		note(library_lost_its_file ? "" : " COPIED");
+		note(" COPIED");
 	else if (pages > block_pages)
 		happened(GROWN);
 	block = now;
@@ -140,6 +140,8 @@ void realloc_step(const struct step *step)
 	size_t pages;
 
 	note("realloc");
+	if (library_lost_its_file) /* it copies (docs/limits.md) */
+		return;
 	if (block && (step->word[0] % 6 == 0 || block_pages > LEAST + MORE)) {
 		free(block);
 		block = NULL;
@@ -156,7 +158,7 @@ void realloc_step(const struct step *step)
 	write_pages(first_page(), TOUCHED, 0xb000000000000000);
 	write_pages(first_page() + (block_pages - TOUCHED) * PAGE, TOUCHED - 2, 0xb100000000000000);
 	use_parts(first_page(), block_pages - 2, step->word[2], step->word[3]);
-	if (step->word[5] % 4 == 0 && !library_lost_its_file)
+	if (step->word[5] % 4 == 0)
 		mr = hold_memory(first_page() + step->word[5] / 4 % TOUCHED * PAGE, 3 * PAGE);
 	pages = step->word[4] % 8 ? block_pages + 1 + step->word[4] / 8 % 512 : block_pages - step->word[4] / 8 % 256;
 	resize(pages < LEAST ? LEAST : pages, mr);
@@ -204,7 +206,7 @@ void collapse_step(const struct step *step)
 			chunk_state[n].is_there = true;
 			chunk_state[n].registered = false;
 			chunk_state[n].forks = forks;
-			/* Small pages first; and one page before any part is watched, so that the parts can be joined again. */
+			/* Small pages first; and one before any part is watched, so that the parts can be joined again. */
 			note_result(madvise(at, HUGE, MADV_NOHUGEPAGE));
 			write_pages(at, 1, 0x6000000000000000);
 		}
@@ -220,7 +222,10 @@ void collapse_step(const struct step *step)
 		chunk_state[n].registered = true;
 		use_parts(at, HUGE_PAGES, step->word[4] / 8, step->word[5]);
 	}
-	/* fork splits a huge page of which an idle region pins a part (docs/limits.md), and then what is held is in the way. */
+	/*
+	 * fork splits a huge page of which an idle region pins a part (docs/limits.md), and then what is held is
+	 * in the way.
+	 */
 	if (step->word[6] % 8 == 0 && chunk_state[n].forks == forks) {
 		chunk_state[n].registered = true;
 		mr = hold_memory(at + step->word[6] / 8 % (HUGE_PAGES - 4) * PAGE, 3 * PAGE);
@@ -263,7 +268,10 @@ static int (*next_ioctl)(int, unsigned long, ...);
 
 static bool map_for_move(char *at, bool watched)
 {
-	struct uffdio_register range = { .range = { (uintptr_t)at, MOVED_PAGES * PAGE }, .mode = UFFDIO_REGISTER_MODE_MISSING };
+	struct uffdio_register range = {
+		.range = { (uintptr_t)at, MOVED_PAGES * PAGE },
+		.mode = UFFDIO_REGISTER_MODE_MISSING,
+	};
 
 	if (mmap(at, MOVED_PAGES * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != at)
 		return false;
@@ -304,8 +312,11 @@ void move_step(const struct step *step)
 	do {
 		size_t done = move.move > 0 ? (size_t)move.move : 0;
 
-		move = (struct uffdio_move){ .dst = (uintptr_t)target + first * PAGE + done, .src = (uintptr_t)source + first * PAGE + done,
-					     .len = count * PAGE - done };
+		move = (struct uffdio_move){
+			.dst = (uintptr_t)target + first * PAGE + done,
+			.src = (uintptr_t)source + first * PAGE + done,
+			.len = count * PAGE - done,
+		};
 		errno = 0;
 		result = next_ioctl(uffd, UFFDIO_MOVE, &move);
 	} while (!mr && result && is_short(errno) && ++tries < TRIES && usleep(1000) == 0);

@@ -63,7 +63,10 @@ void run_step(const struct step *step);
 bool lowers_limits(const struct step *step);
 
 /* What must have happened in some sequence, so that a kind of step whose calls all fail is noticed. */
-enum event { GROWN, COLLAPSED, MOVED, TASK_ENDED, TASK_KILLED, NO_ADDRESSES, NO_DATA, NO_PINS, NO_PROCESSES, NO_FILES, EVENTS };
+enum event {
+	GROWN, COLLAPSED, MOVED, TASK_ENDED, TASK_KILLED,
+	NO_ADDRESSES, NO_DATA, NO_PINS, NO_PROCESSES, NO_FILES, EVENTS
+};
 extern const char *const events[EVENTS];
 void happened(enum event event);
 /* The kernel has no such call. */

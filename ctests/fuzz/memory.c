@@ -3,9 +3,10 @@
  * Nothing that a program can see of its memory changes under the pool: random sequences of memory
  * calls, by the C library and bare, with registrations between, run without the library and with
  * it (RDMAMR_CACHE=all and =local). In some sequences tasks of clone(CLONE_VM) make some of the
- * calls, and in some the process has no rights, so that its limits bind. After each step both write what the call answered and what the
- * process sees of its memory: contents, faults, mappings. The logs must be equal. After each
- * registration the device reads and writes by the region, so that a stale one is seen too.
+ * calls, and in some the process has no rights, so that its limits bind. After each step both write
+ * what the call answered and what the process sees of its memory: contents, faults, mappings. The
+ * logs must be equal. After each registration the device reads and writes by the region, so that a
+ * stale one is seen too.
  *
  * Usage: fuzz_memory [STEPS]: sequences of so many steps in sum. The seeds are 1, 2, 3, ... FIXED_SEEDS,
  * so that a check of the same source does the same each time: a difference that a new seed finds
