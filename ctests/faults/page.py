@@ -61,7 +61,7 @@ HEAD = """# What faults do to a program
 library. A line holds for the kernel that it names: this machine's, with the stand-in for a device,
 or Linux 6.12 with soft-RoCE.
 
-CRIU 3.17 refuses to dump a process that has a userfaultfd ("Can't dump file 900 ... anon_inode:
+CRIU 3.17 refuses to dump a process that has a userfaultfd ("Can't dump file 60 ... anon_inode:
 [userfaultfd]"); the process goes on, and its regions with it. The pool has one from the first
 relaxed registration on, or the first with `RDMAMR_CACHE`, until the process ends. Before that, and
 without the pool, CRIU dumps a process under the library as it does without. It cannot dump an open
