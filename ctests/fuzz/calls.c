@@ -234,7 +234,7 @@ static void remap_step(const struct step *step)
 	if (old_length > PAGE && !(moves_pieces && is_move(flags, old_length, new_length)) &&
 	    (in_pieces || crosses_chunk(old, old_length)))
 		old_length = new_length = PAGE;
-	if (old_length > PAGE && page_by_page)
+	if (old_length > PAGE && (page_by_page || library_lost_its_file))
 		old_length = new_length = PAGE;
 	result = make_remap(bare, old, old_length, new_length, flags, new);
 	if (result != -1 && !is_inside((char *)result)) {

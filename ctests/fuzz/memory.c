@@ -105,6 +105,8 @@ static void take_in_task(const struct step *step)
 	int flags = CLONE_VM | CLONE_FILES | CLONE_FS | CLONE_SIGHAND | SIGCHLD;
 	pid_t task = clone(in_task, stack + sizeof(stack), flags, (void *)step);
 
+	/* Then the pool cannot stop watching memory (docs/limits.md). */
+	library_lost_its_file |= are_files_refused();
 	if (task < 0) {
 		note("no task: %s, ", strerrorname_np(errno));
 		run_step(step);
