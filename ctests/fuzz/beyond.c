@@ -231,8 +231,8 @@ void collapse_step(const struct step *step)
 		mr = hold_memory(at + step->word[6] / 8 % (HUGE_PAGES - 4) * PAGE, 3 * PAGE);
 	}
 	note_result(madvise(at, HUGE, MADV_HUGEPAGE));
-	if (chunk_state[n].registered && library_lost_its_file) {
-		note(" no call: what was watched stays watched (docs/limits.md)");
+	if (chunk_state[n].registered && (library_lost_its_file || !is_linux(6, 2))) {
+		note(" no call: what was watched stays watched, or its pages stay read-only (docs/limits.md)");
 		if (mr)
 			let_go_memory(mr);
 		return;

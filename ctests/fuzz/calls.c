@@ -19,7 +19,6 @@
 #include <sys/shm.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
-#include <sys/utsname.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -790,11 +789,8 @@ void calls_open(void)
 	/* Below both windows, out of reach of any length: a segment without a mapping would be gone. */
 	char *keep = (char *)0x1ff000000000;
 	char name[] = "/tmp/fuzz.XXXXXX";
-	int major = 0, minor = 0;
-	struct utsname kernel;
 
-	must(uname(&kernel) == 0 && sscanf(kernel.release, "%d.%d", &major, &minor) == 2);
-	moves_pieces = major > 6 || (major == 6 && minor >= 17);
+	moves_pieces = is_linux(6, 17);
 
 	/* malloc leaves the break alone from now on. */
 	mallopt(M_TOP_PAD, 64 << 20);

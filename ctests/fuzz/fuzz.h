@@ -80,6 +80,9 @@ extern int step_number;
 extern bool calm_sequence;
 /* Whether the library may be unable to stop watching memory, so that realloc copies (docs/limits.md). */
 extern bool library_lost_its_file;
+
+/* Whether the kernel is this one or a later one. */
+bool is_linux(int major, int minor);
 /* How often the program has forked. */
 extern int forks;
 

@@ -35,7 +35,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { LONGEST = 2000, LOG_FD = 90, NO_DEVICE = 77, FIXED_SEEDS = 160 };
+enum { LONGEST = 2000, LOG_FD = 45, NO_DEVICE = 77, FIXED_SEEDS = 160 };
 
 /* What a run is told. */
 struct order {
@@ -223,7 +223,7 @@ static const char *preload;
  */
 static bool may_be_user;
 
-static bool is_linux(int major, int minor)
+bool is_linux(int major, int minor)
 {
 	struct utsname kernel;
 	int has[2] = { 0 };
