@@ -26,6 +26,10 @@ const DEVICES: usize = 16;
 /// a registration.
 const SOME: i64 = 16;
 
+/// The number of regions that need no limit but the settings: whoever makes more waits a moment for
+/// the reader's first answer. A control group may allow ten objects.
+const FEW: i64 = 3;
+
 /// How old the limits may become while regions are idle, and while the pool is at its limit, in ns.
 pub const SECOND: u64 = 1_000_000_000;
 pub const MOMENT: u64 = 100_000_000;
@@ -139,6 +143,8 @@ impl Instance {
         let registered = self.pool.account.registered().regions;
         if registered >= self.limits.next.load(Relaxed) {
             self.reader.ask_and_wait();
+        } else if registered >= FEW && !self.reader.has_answered() {
+            self.reader.wait();
         }
         if self.watch.should_count() {
             self.reader.ask();

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The thread that reads files for the pool: how much memory the machine has, what the control groups
-//! allow, how many mappings the process has. It has a table of descriptors of its own, with nothing in it. A file that is open in the
-//! program's table, if only for a moment, has the lowest free number, which a program may count on:
-//! `close(0); open(...)` is 0.
+//! allow, how many mappings the process has. It has a table of descriptors of its own, with nothing
+//! in it. A file that is open in the program's table, if only for a moment, has the lowest free
+//! number, which a program may count on: `close(0); open(...)` is 0.
 //!
 //! Nobody waits for the thread for long. Until it has read the limits for the first time, the settings
-//! and the device's own number hold, for at most 15 regions (`limits.rs`). `helper_thread.rs` says what the thread must not do.
+//! and the device's own number hold; from the fourth region on a registration waits a moment for
+//! that (`limits.rs`). `helper_thread.rs` says what the thread must not do.
 
 use crate::pool::Instance;
 use crate::sys::{clock, futex, helper_thread, proc};
@@ -72,6 +73,11 @@ impl Reader {
             };
             futex::wait(&self.answered, answered, Some(left));
         }
+    }
+
+    /// Whether the reader has read everything once.
+    pub fn has_answered(&self) -> bool {
+        self.answered.load(Relaxed) != 0
     }
 
     /// Whether the thread exists, or is being started.
