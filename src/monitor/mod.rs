@@ -27,7 +27,7 @@ use crate::mr::bare;
 use crate::pool::Instance;
 use crate::pool::existing;
 use crate::pool::life::change;
-use crate::pool::life::cleaner::now_ms;
+use crate::pool::life::cleaner::{self, now_ms};
 use crate::pool::life::ending::{self, By};
 use crate::pool::life::hit::{self, Miss};
 use crate::pool::life::miss::Look;
@@ -250,6 +250,8 @@ impl Monitor {
         };
         let region = pool.region(id);
         drop(locked);
+        cleaner::start_reader(relaxed);
+        relaxed.mind_mappings();
         let neighbours = pool.filter.has_many_neighbours(hull);
         let claim = |extent| region.claim_extent(extent);
         let watched = relaxed.watch.watch(hull, neighbours, claim);

@@ -49,7 +49,12 @@ pub fn is_of_parent() -> bool {
 /// cleaner shares the starter's table of descriptors for ever. A thread that has left the program's
 /// table may end, and its files are closed then. (The first thread's table is the process's.)
 pub fn would_keep_files() -> bool {
-    existing().is_none() && !TABLE.is_here() && thread::id_by_kernel() != std::process::id()
+    existing().is_none() && has_left_table()
+}
+
+/// Whether this thread has left the table of descriptors of the program.
+pub fn has_left_table() -> bool {
+    !TABLE.is_here() && thread::id_by_kernel() != std::process::id()
 }
 
 /// This process's instance. The first call makes it. `None` in a child whose parent had one, in a

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Work that needs more of a stack than the calling thread may have left: a stack of its own.
 //!
-//! A signal handler may run on 8 KiB, and the kernel's frame takes half of that. What a process does
-//! once (it asks the device for its driver, starts the pool) or now and then (it reads files of
-//! /proc) needs more. So this work runs on memory that is mapped for it ([`run`]). What a call does
-//! beyond a hit needs 3 KiB, of which any thread has enough; on a signal stack that work runs aside
-//! too ([`run_if_little`]).
+//! A signal handler may run on 8 KiB, and the kernel's frame takes half of that; a coroutine may have
+//! no more. What a process does once (it asks the device for its driver, starts the pool) or now and
+//! then (it reads files of /proc) needs more. So this work runs on memory that is mapped for it
+//! ([`run`]), unless the thread is known to have enough: a signal handler that comes meanwhile needs
+//! stack too, and a garbage collector looks for the stack pointer in the thread's own stack. What a
+//! call does beyond a hit needs 3 KiB, of which any thread has enough; on a signal stack that work
+//! runs aside too ([`run_if_little`]).
 //!
 //! If the thread is on its signal stack, all signals are blocked meanwhile. The kernel takes a thread
 //! that is on another stack for one that has left its signal stack: a further signal would begin at
@@ -59,6 +61,15 @@ fn is_on_signal_stack() -> bool {
     about.ss_flags & libc::SS_ONSTACK != 0
 }
 
+/// Whether the thread is on the stack that it began with, and has much of that left.
+fn has_much_left() -> bool {
+    const MUCH: usize = 128 << 10;
+    let here = 0u8;
+    let here = (&raw const here).addr();
+    !is_on_signal_stack()
+        && thread::own_stack().is_some_and(|own| own.contains(&here) && here - own.start >= MUCH)
+}
+
 /// Runs `work`: on a stack of its own if the thread is on its signal stack. `None` as for [`run`].
 #[inline(always)]
 pub fn run_if_little<R>(work: impl FnOnce() -> R) -> Option<R> {
@@ -69,11 +80,17 @@ pub fn run_if_little<R>(work: impl FnOnce() -> R) -> Option<R> {
     }
 }
 
-/// Runs `work` on a stack of its own, without cancellation. `None` if no
-/// memory could be mapped, or if the work has panicked. Leaves errno as it was.
+/// Runs `work` on a stack of its own, unless much is left of the thread's, and without cancellation.
+/// `None` if no memory could be mapped, or if the work has panicked. Leaves errno as it was.
 #[inline(never)]
 pub fn run<R>(work: impl FnOnce() -> R) -> Option<R> {
     let errno = errno::errno();
+    if has_much_left() {
+        let _uncancelled = thread::uncancelled();
+        let result = catch_unwind(AssertUnwindSafe(work)).ok();
+        errno::set_errno(errno);
+        return result;
+    }
     let Some(memory) = take() else {
         errno::set_errno(errno);
         return None;

@@ -12,13 +12,40 @@ use errno::{Errno, errno};
 
 /// RLIMIT_MEMLOCK in bytes; `None` if unlimited.
 pub fn memlock_limit() -> Option<u64> {
+    limit(libc::RLIMIT_MEMLOCK)
+}
+
+/// RLIMIT_NOFILE; `None` if unlimited.
+pub fn descriptor_limit() -> Option<u64> {
+    limit(libc::RLIMIT_NOFILE)
+}
+
+/// RLIMIT_STACK in bytes; `None` if unlimited.
+pub fn stack_limit() -> Option<u64> {
+    limit(libc::RLIMIT_STACK)
+}
+
+fn limit(resource: libc::__rlimit_resource_t) -> Option<u64> {
     let mut limit = libc::rlimit {
         rlim_cur: 0,
         rlim_max: 0,
     };
     // SAFETY: the structure is writable.
-    let failed = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &mut limit) } != 0;
+    let failed = unsafe { libc::getrlimit(resource, &mut limit) } != 0;
     (!failed && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
+}
+
+/// Whether the kernel shows the process's mappings. Opens no file.
+pub fn has_maps() -> bool {
+    // SAFETY: the path ends in 0.
+    unsafe {
+        libc::syscall(
+            libc::SYS_faccessat,
+            libc::AT_FDCWD,
+            c"/proc/thread-self/maps".as_ptr(),
+            libc::R_OK,
+        ) == 0
+    }
 }
 
 /// The number of mappings that this process has, and the most that it may have (vm.max_map_count).

@@ -5,8 +5,12 @@
 //! constructor of another library, in a signal handler, after the thread's own destructors have
 //! run.
 
+use super::{proc, process};
 use core::cell::Cell;
 use core::ffi::c_int;
+use core::mem::MaybeUninit;
+use core::ops::Range;
+use core::ptr::null_mut;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::*, compiler_fence};
 
 struct Thread {
@@ -97,6 +101,30 @@ pub fn id(process: usize) -> u32 {
 pub fn id_by_kernel() -> u32 {
     // SAFETY: gettid takes no arguments.
     (unsafe { libc::syscall(libc::SYS_gettid) }) as u32
+}
+
+/// The memory of the stack that the calling thread began with: the kernel's for the first thread, the
+/// C library's for others. `None` if it is not known.
+pub fn own_stack() -> Option<Range<usize>> {
+    if id_by_kernel() == process::id() {
+        const MOST: u64 = 8 << 20;
+        // SAFETY: getauxval has no preconditions. The kernel put these bytes at the stack's top.
+        let top = unsafe { libc::getauxval(libc::AT_RANDOM) } as usize;
+        let size = proc::stack_limit().unwrap_or(MOST).min(MOST) as usize;
+        return Some(top.checked_sub(size)?..top);
+    }
+    let mut attributes = MaybeUninit::<libc::pthread_attr_t>::uninit();
+    let (mut start, mut size) = (null_mut(), 0);
+    // SAFETY: the C library made this thread, or the one whose thread-local storage this one shares.
+    // The attributes are destroyed if they were made.
+    unsafe {
+        if libc::pthread_getattr_np(libc::pthread_self(), attributes.as_mut_ptr()) != 0 {
+            return None;
+        }
+        let failed = libc::pthread_attr_getstack(attributes.as_ptr(), &mut start, &mut size);
+        libc::pthread_attr_destroy(attributes.as_mut_ptr());
+        (failed == 0).then(|| start.addr()..start.addr() + size)
+    }
 }
 
 /// Whether there is a task with this number, of this process or of another. Leaves errno.

@@ -108,9 +108,8 @@ pub enum Unwatched {
 /// A register call may split the first and the last mapping of its range.
 const SPLITS: i64 = 2;
 
-/// How many splits a process can always afford, before its mappings are counted for the first time:
-/// the kernel allows 65 530 mappings by default.
-const UNCOUNTED: i64 = 128;
+/// How many splits are made before the mappings are counted for the first time, where they can be.
+const UNCOUNTED: i64 = 4 * SPLITS;
 
 /// The mappings are counted.
 const COUNTED: u32 = 0;
@@ -199,10 +198,9 @@ impl Watch {
             lost: AtomicBool::new(false),
             reader,
             one_thread: OneThread::find(),
-            room: AtomicI64::new(UNCOUNTED),
+            room: AtomicI64::new(if proc::has_maps() { UNCOUNTED } else { 0 }),
             room_at_most: AtomicI64::new(UNCOUNTED),
-            // The pool's first question to the reader.
-            count: AtomicU32::new(ASKED),
+            count: AtomicU32::new(DUE),
             left_some: AtomicBool::new(false),
             counting: Budget::default(),
         };

@@ -14,6 +14,7 @@
 
 use crate::sys::helper_thread;
 use crate::sys::pages::{PageRange, page_size};
+use crate::sys::proc;
 use crate::uverbs::ioctl;
 use errno::{Errno, errno};
 
@@ -417,10 +418,14 @@ fn ask(fd: i32, request: libc::c_ulong, argument: &mut WriteProtect) -> i32 {
 /// for an RCU grace period: some 10 ms.
 fn out_of_the_way(fd: i32) -> i32 {
     const ENTRIES: u32 = 64;
-    const FROM_END: u32 = 4;
+    const FROM_END: u64 = 4;
     const APART: u32 = 16;
     let entries = (fd as u32 + APART).next_power_of_two().max(ENTRIES);
-    let number = entries - FROM_END;
+    let most = proc::descriptor_limit().unwrap_or(u64::MAX);
+    let number = u64::from(entries).min(most).saturating_sub(FROM_END);
+    if number <= fd as u64 {
+        return fd;
+    }
     // SAFETY: the call takes no pointers.
     let moved = unsafe { libc::syscall(libc::SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, number) };
     if moved < 0 {

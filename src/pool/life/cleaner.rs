@@ -10,6 +10,7 @@ use crate::pool::life::ending::{self, By};
 use crate::pool::life::limits;
 use crate::pool::life::reader;
 use crate::pool::region::{Id, PoolRegion};
+use crate::pool::start;
 use crate::pool::state::{Batch, Cause};
 use crate::pool::{Instance, existing};
 use crate::report::stats::{self, counter};
@@ -190,7 +191,7 @@ fn try_to_start(relaxed: &'static Instance) {
             .attempt
             .compare_exchange(due, u64::MAX, Relaxed, Relaxed)
     };
-    if now < due || take().is_err() {
+    if now < due || start::has_left_table() || take().is_err() {
         return;
     }
     let exists = cleaner.exists.load(Relaxed);

@@ -146,6 +146,13 @@ impl Instance {
         } else if registered >= FEW && !self.reader.has_answered() {
             self.reader.wait();
         }
+        self.mind_mappings();
+    }
+
+    /// Memory is about to be watched: has the reader count the mappings if it is time for that, and
+    /// waits a moment for the count if there is no room otherwise.
+    #[inline]
+    pub fn mind_mappings(&self) {
         if self.watch.should_count() {
             self.reader.ask();
         }

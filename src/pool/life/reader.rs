@@ -30,6 +30,9 @@ pub struct Reader {
 /// How long a thread waits for an answer.
 const PATIENCE: Duration = Duration::from_millis(20);
 
+/// How long a thread that is about to filter system calls waits for the reader.
+const TO_REST: Duration = Duration::from_secs(1);
+
 impl Reader {
     pub fn new() -> Reader {
         Reader {
@@ -53,17 +56,22 @@ impl Reader {
 
     /// As [`Reader::ask`], and waits a moment for the answer.
     pub fn ask_and_wait(&self) {
-        self.wait_for(self.ask());
+        self.wait_for(self.ask(), PATIENCE);
     }
 
     /// Waits a moment until the reader has answered all that it was asked.
     pub fn wait(&self) {
-        self.wait_for(self.asked.load(SeqCst));
+        self.wait_for(self.asked.load(SeqCst), PATIENCE);
     }
 
-    fn wait_for(&self, number: u32) {
+    /// Waits until the reader makes no system call that a filter would not allow. The pool has ended.
+    pub fn wait_to_rest(&self) {
+        self.wait_for(self.asked.load(SeqCst), TO_REST);
+    }
+
+    fn wait_for(&self, number: u32, patience: Duration) {
         let now = || Duration::from_nanos(clock::monotonic_by_kernel());
-        let end = now() + PATIENCE;
+        let end = now() + patience;
         loop {
             let answered = self.answered.load(SeqCst);
             let is_answered = number.wrapping_sub(answered) as i32 <= 0;
@@ -106,6 +114,8 @@ pub fn start(relaxed: &'static Instance) -> bool {
         reader.running.store(false, Relaxed);
         return true;
     }
+    // Who waits for the reader to rest waits for its start, too.
+    reader.asked.fetch_add(1, SeqCst);
     let argument = (&raw const *relaxed).cast_mut();
     // SAFETY: `run` keeps to the rules of `helper_thread.rs`, and `relaxed` is never freed.
     let started = unsafe { helper_thread::start_apart(run, argument.cast()) };
@@ -126,6 +136,11 @@ extern "C" fn run(argument: *mut c_void) -> c_int {
         let asked = reader.asked.load(SeqCst);
         if asked == reader.answered.load(Relaxed) {
             futex::wait(&reader.asked, asked, None);
+            continue;
+        }
+        if watch::is_retired() {
+            reader.answered.store(asked, SeqCst);
+            futex::wake(&reader.answered, i32::MAX);
             continue;
         }
         relaxed.read_limits();

@@ -23,7 +23,7 @@ pub fn retire(why: &str) {
     let errno = errno::errno();
     tasks::give_up_quietly(relaxed);
     relaxed.watch.close();
-    relaxed.reader.wait();
+    relaxed.reader.wait_to_rest();
     log::line(
         Level::Info,
         format_args!("regions are not reused from now on: {why}"),
