@@ -115,16 +115,17 @@ pub fn own_stack() -> Option<Range<usize>> {
     }
     let mut attributes = MaybeUninit::<libc::pthread_attr_t>::uninit();
     let (mut start, mut size) = (null_mut(), 0);
+    // SAFETY: pthread_self has no preconditions.
+    let this = unsafe { libc::pthread_self() };
     // SAFETY: the C library made this thread, or the one whose thread-local storage this one shares.
-    // The attributes are destroyed if they were made.
-    unsafe {
-        if libc::pthread_getattr_np(libc::pthread_self(), attributes.as_mut_ptr()) != 0 {
-            return None;
-        }
-        let failed = libc::pthread_attr_getstack(attributes.as_ptr(), &mut start, &mut size);
-        libc::pthread_attr_destroy(attributes.as_mut_ptr());
-        (failed == 0).then(|| start.addr()..start.addr() + size)
+    if unsafe { libc::pthread_getattr_np(this, attributes.as_mut_ptr()) } != 0 {
+        return None;
     }
+    // SAFETY: the attributes were made above.
+    let failed = unsafe { libc::pthread_attr_getstack(attributes.as_ptr(), &mut start, &mut size) };
+    // SAFETY: they are used no more.
+    unsafe { libc::pthread_attr_destroy(attributes.as_mut_ptr()) };
+    (failed == 0).then(|| start.addr()..start.addr() + size)
 }
 
 /// Whether there is a task with this number, of this process or of another. Leaves errno.
