@@ -238,22 +238,43 @@ unsafe extern "C" fn on_stack(
 mod tests {
     use super::*;
 
-    #[test]
-    fn the_work_has_a_stack_of_its_own_and_the_threads_variables() {
+    /// A thread with less than the library takes for much.
+    fn on_little_stack(test: impl FnOnce() + Send + 'static) {
+        let thread = std::thread::Builder::new().stack_size(STACK);
+        thread.spawn(test).unwrap().join().unwrap();
+    }
+
+    fn distance() -> usize {
         let here = 0u8;
-        let number = thread::number().index();
-        let (there, same) = run(|| {
+        let address = run(|| {
             let there = 0u8;
-            let address = (&raw const there).addr();
-            (address, thread::number().index() == number)
-        })
-        .unwrap();
-        assert!(same && there.abs_diff((&raw const here).addr()) > STACK);
+            (&raw const there).addr()
+        });
+        address.unwrap().abs_diff((&raw const here).addr())
     }
 
     #[test]
-    fn a_panic_ends_on_that_stack() {
-        assert_eq!(run(|| std::panic::resume_unwind(Box::new(()))), None::<()>);
-        assert_eq!(run(|| "goes on"), Some("goes on"));
+    fn the_work_has_a_stack_of_its_own_and_the_threads_variables() {
+        on_little_stack(|| {
+            let number = thread::number().index();
+            assert_eq!(run(|| thread::number().index()), Some(number));
+            assert!(distance() > STACK);
+        });
+    }
+
+    #[test]
+    fn where_much_is_left_the_work_stays() {
+        let thread = std::thread::Builder::new().stack_size(64 * STACK);
+        assert!(thread.spawn(distance).unwrap().join().unwrap() < STACK);
+    }
+
+    #[test]
+    fn a_panic_ends_there() {
+        let panics = || {
+            assert_eq!(run(|| std::panic::resume_unwind(Box::new(()))), None::<()>);
+            assert_eq!(run(|| "goes on"), Some("goes on"));
+        };
+        on_little_stack(panics);
+        panics();
     }
 }

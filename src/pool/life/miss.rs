@@ -200,12 +200,10 @@ fn register_now(
             return Ok(Registered::by(How::Hit, mr));
         }
     };
-    let object = relaxed.miss(&own, pd, request, &purpose, settled)?;
+    let made = relaxed.miss(&own, pd, request, &purpose, settled);
+    // Also if the kernel has refused the region: its watch counts.
     cleaner::start_reader(relaxed);
-    Ok(Registered::by(
-        How::Miss,
-        with_exposed_provenance_mut(object),
-    ))
+    made.map(|object| Registered::by(How::Miss, with_exposed_provenance_mut(object)))
 }
 
 impl Instance {
