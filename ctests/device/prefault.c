@@ -467,13 +467,12 @@ static void progress(void)
 		printf("# %s\n", at);
 	line = strstr(said, "it took ");
 	must(line && sscanf(line, "it took %lf s", &took) == 1);
-	if (took < 1.1) {
-		skip("progress", "512 MiB are registered in little more than a second");
-		return;
-	}
 	line = strstr(said, "registering 512 MiB took ");
-	ok(line && sscanf(line, "registering 512 MiB took %lf s", &of_line) == 1 && of_line > 0 &&
-	   of_line < took + 0.1, "the end of a long registration is told: %.1f s", took);
+	if (took < 1.1)
+		skip("the end of a long registration", "512 MiB are registered in little more than a second");
+	else
+		ok(line && sscanf(line, "registering 512 MiB took %lf s", &of_line) == 1 && of_line > 0 &&
+		   of_line < took + 0.1, "the end of a long registration is told: %.1f s", took);
 	if (took < 2.5)
 		skip("progress", "512 MiB are populated in little more than a second");
 	else
