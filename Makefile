@@ -178,7 +178,7 @@ $(built)/ring: ctests/programs/ring.c
 	$(CC) -std=gnu11 -D_GNU_SOURCE -Wall -Wextra -Werror $(CFLAGS) -I$(ring_in)/include $< -o $@ \
 		-L$(ring_in)/lib -lmpi -lopen_mpi -Wl,--unresolved-symbols=ignore-in-shared-libs
 
-wall: all ctests target/release/rdmamr ## run programs of other projects without the library, with it and with the pool, and write docs/programs.md
+wall: all ctests target/release/rdmamr ## run programs of other projects without the library, with it and with the cache, and write docs/programs.md
 	vm/packages vm programs wall
 	# What cannot be downloaded is skipped, and the run says so.
 	-ctests/programs/mooncake_wheel store >/dev/null
@@ -235,8 +235,8 @@ audit: $(tools)/cargo-deny ## judge licences, sources, duplicates and known advi
 	else echo "audit: the list of advisories cannot be fetched, so they were not judged"; fi
 
 # The unit tests judge each mutant, and suites of this machine. uverbs is a package of its own, with unit tests alone.
-ROOM ?= desk
-cargo-mutants: all ctests $(tools)/cargo-mutants ## change src/ROOM (mr, uverbs, pool, watch, fabric, desk) in every small way (PART=0/25: a part of them), and list what no test here notices
+ROOM ?= dispatch
+cargo-mutants: all ctests $(tools)/cargo-mutants ## change src/ROOM (mr, uverbs, cache, watch, fabric, dispatch) in every small way (PART=0/25: a part of them), and list what no test here notices
 	CHECK_TREE=$(CURDIR) PATH=$(abspath $(tools)):$$PATH $(CARGO) mutants -p $(if $(filter uverbs,$(ROOM)),rdmamr-uverbs,rdmamr) -f 'src/$(ROOM)/**' \
 		-e '**/*tests.rs' --timeout 300 $(if $(PART),--shard $(PART) --sharding round-robin) -o target/mutants.$(ROOM) -- --lib $(if $(filter uverbs,$(ROOM)),,--test suites)
 

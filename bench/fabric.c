@@ -47,7 +47,7 @@ enum { VERBS_OFF, VERBS_MEMHOOKS, VERBS_USERFAULTFD, PLAIN, RELAXED, RELAXED_THR
  * none. */
 #define VERBS(monitor) { "FI_PROVIDER=verbs", "FI_FORK_UNSAFE=1", "FI_MR_CACHE_MAX_SIZE=68719476736", \
 			 "FI_MR_CACHE_MONITOR=" monitor }
-#define OURS { "RDMAMR_RELAXED_LINGER=3600", "RDMAMR_RELAXED_MAX_IDLE_BYTES=64G" }
+#define OURS { "RDMAMR_CACHE_LINGER=3600", "RDMAMR_CACHE_MAX_IDLE_BYTES=64G" }
 static const struct way {
 	const char *name, *title;
 	bool ours, hits; /* served by a cache, without a call of the kernel */
@@ -290,7 +290,7 @@ static int serve(int number, const char *device, const char *address)
 	who = way->name;
 	if (way->ours != !!rdmamr_get_stats || way->ours != !!rdmamr_domain_open)
 		die("the library", way->ours ? "it is not there" : "it is there, and would register for the provider");
-	job.domain = way->ours ? our_domain(device, number == PLAIN ? 0 : RDMAMR_DOMAIN_RELAXED) :
+	job.domain = way->ours ? our_domain(device, number == PLAIN ? 0 : RDMAMR_DOMAIN_CACHE) :
 				 verbs_domain(device, address);
 	if (number == RELAXED_THREADS && pthread_create(&thread, NULL, sleeper, NULL))
 		die("pthread_create", "no thread");
@@ -485,7 +485,7 @@ static void report(int number, int rounds)
 static void report_counts(void)
 {
 	printf("\nWhat was counted: pairs with the rkey that the same memory had before, so that a cache served them;\n"
-	       "by rdmamr_get_stats, the pool's hits and the kernel's registrations. No process of verbs had the library.\n"
+	       "by rdmamr_get_stats, the cache's hits and the kernel's registrations. No process of verbs had the library.\n"
 	       "%-30s %12s %12s %12s %14s\n", "", "pairs", "same rkey", "hits", "reg_kernel");
 	for (int way = 0; way < WAYS; way++) {
 		unsigned long long all = 0, same_key = 0, hits = 0, reg_kernel = 0;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * What the pool's watch costs a program's own memory calls, on this machine's processor, without a device
+ * What the cache's watch costs a program's own memory calls, on this machine's processor, without a device
  * (ctests/relaxed/stub_device.h): each row beside the same without registered memory near, in one process and
  * in turn.
  *
@@ -317,7 +317,7 @@ static int mappings(void)
 	return count;
 }
 
-/* With so many mappings that the pool has room for `room` more. */
+/* With so many mappings that the cache has room for `room` more. */
 static void limit(int misses, int room)
 {
 	FILE *file = fopen("/proc/sys/vm/max_map_count", "re");
@@ -373,8 +373,8 @@ int main(int argc, char **argv)
 	if (!row || !strcmp(row, "miss"))
 		in_turn("a miss, beside ibv_reg_mr and UFFDIO_REGISTER", rounds ? rounds : 1000, misses_once, watch());
 	if (!row || !strcmp(row, "unmap")) {
-		in_turn("munmap of memory of an idle region, beside the bare call", rounds ? rounds : 1000, unmaps, true);
-		in_turn("the same by a bare system call", rounds ? rounds : 1000, unmaps, false);
+		in_turn("munmap of memory of an idle region, beside the raw system call", rounds ? rounds : 1000, unmaps, true);
+		in_turn("the same by a raw system call", rounds ? rounds : 1000, unmaps, false);
 	}
 	if (!row || !strcmp(row, "drop"))
 		for (int n = threads ? threads : 8; n <= (threads ? threads : 500); n = n == 8 ? 64 : n == 64 ? 500 : n + 10000) {

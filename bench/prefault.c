@@ -4,7 +4,7 @@
  * this library and as it is without, in one process and in turn. On a device the other side is libibverbs' own
  * registration. Without a device the kernel is a stub that pins the memory as fixed buffers of io_uring
  * (ctests/relaxed/stub_device.h), by the same function of the kernel as RDMA does and in the same steps; there the other side is the
- * bare call that libibverbs would make.
+ * raw system call that libibverbs would make.
  *
  * Usage: prefault DEVICE|stub ROUNDS MIB...
  */

@@ -316,7 +316,7 @@ struct side {
 	struct job jobs[THREADS];
 };
 
-/* Two sides in turn, in short rounds. What should be hits of the pool must have been. */
+/* Two sides in turn, in short rounds. What should be hits of the cache must have been. */
 static void compare(const char *what, const char *peer, struct side sides[WAYS], int rounds, double target)
 {
 	int warm_up = 2 + rounds / 10, tries = 5 * rounds, done = -warm_up;
@@ -482,7 +482,7 @@ static void unfenced(void)
 		const double targets[] = { 0.6, 0.7, 0.9, 0, 0, 0 }, *target = &targets[threads == 1 ? 0 : 3];
 
 		if (threads == 2)
-			head("the pool alone: 2 threads, told that it is 1, ns", UCX);
+			head("the cache alone: 2 threads, told that it is 1, ns", UCX);
 		compare(name[0], UCX, (struct side[]){ side(relaxed_pairs, threads, first, first, 1, few),
 							side(ucx_pairs, threads, first, first, 1, few) }, rounds, target[0]);
 		compare(name[1], UCX, (struct side[]){ side(relaxed_pairs, threads, some[0], some[1], 1000, few),
@@ -611,7 +611,7 @@ static void open_watch(void)
 		die("userfaultfd");
 }
 
-/* Registers all areas; by the pool, which has none of them, or plainly and with one word to userfaultfd each. */
+/* Registers all areas; by the cache, which has none of them, or plainly and with one word to userfaultfd each. */
 static double misses_once(int way)
 {
 	struct ibv_mr *mrs[AREAS];
@@ -703,12 +703,12 @@ static void unmaps(void)
 	} kinds[] = {
 		{ "munmap of memory that is not watched", true, false, 1.05 },
 		{ "munmap of memory of an idle region", true, true, 0 },
-		{ "the same by a bare system call", false, true, 0 },
+		{ "the same by a raw system call", false, true, 0 },
 	};
 	int rounds = 1000 / less;
 	double *times[WAYS];
 
-	head("munmap, 4 KiB, ns", "bare call");
+	head("munmap, 4 KiB, ns", "raw system call");
 	for (size_t kind = 0; kind < sizeof(kinds) / sizeof(*kinds); kind++) {
 		allocate(times, rounds);
 		for (int round = -20; round < rounds; round++)
@@ -792,7 +792,7 @@ int main(int argc, char **argv)
 		fprintf(stderr, "usage: LD_PRELOAD=librdmamr.so.1 relaxed fenced|unfenced [--json|--quick]\n");
 		return 2;
 	}
-	if (!getenv("RDMAMR_RELAXED_MAX_IDLE")) {
+	if (!getenv("RDMAMR_CACHE_MAX_IDLE")) {
 		fprintf(stderr, "relaxed: this needs the settings of bench/relaxed\n");
 		return 2;
 	}

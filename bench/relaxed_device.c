@@ -162,7 +162,7 @@ static int our_watch(void)
 	return fd;
 }
 
-/* Registers fresh memory, whose mapping is watched by nobody; by the pool, or plainly and with one word to
+/* Registers fresh memory, whose mapping is watched by nobody; by the cache, or plainly and with one word to
  * userfaultfd. The mapping lies alone, so that its watch is its own. Less than 0: the memory is another's. */
 static double miss_once(int way, size_t length, int uffd)
 {
@@ -257,8 +257,8 @@ int main(int argc, char **argv)
 		return 2;
 	}
 	/* Nothing of what is measured may end by age or size: the library reads its settings when it is loaded. */
-	if (!getenv("RDMAMR_RELAXED_LINGER")) {
-		if (!setenv("RDMAMR_RELAXED_LINGER", "3600", 1) && !setenv("RDMAMR_RELAXED_MAX_IDLE_BYTES", "1G", 1))
+	if (!getenv("RDMAMR_CACHE_LINGER")) {
+		if (!setenv("RDMAMR_CACHE_LINGER", "3600", 1) && !setenv("RDMAMR_CACHE_MAX_IDLE_BYTES", "1G", 1))
 			execv("/proc/self/exe", argv);
 		die("execv");
 	}

@@ -6,8 +6,8 @@
  * Usage: scale plain|kept REGIONS THREADS
  * Prints REGIONS, THREADS, ns of a first registration, of a hit (plain: of a deregistration with
  * the registration after it) and of the last deregistration, bytes of memory a region, us of
- * rdmamr_get_stats while all regions are idle, which looks at each slot of the pool three times, and
- * the regions that the pool has not kept.
+ * rdmamr_get_stats while all regions are idle, which looks at each slot of the cache three times, and
+ * the regions that the cache has not kept.
  */
 #include <pthread.h>
 #include <rdmamr.h>
@@ -91,7 +91,7 @@ static void *work(void *argument)
 	}
 	took[thread][1] = (clock_of(CLOCK_THREAD_CPUTIME_ID) - start) / (double)(end - first) / (double)again;
 	pthread_barrier_wait(&barrier);
-	/* The main thread looks at the pool. */
+	/* The main thread looks at the cache. */
 	pthread_barrier_wait(&barrier);
 	start = clock_of(CLOCK_THREAD_CPUTIME_ID);
 	if (!kept)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
  * What it costs that calls are written down (RDMAMR_TRACE), on this machine's processor: pairs of a registration
- * and a deregistration, each served by the pool, by one thread or by several, with a device that is a stub
+ * and a deregistration, each served by the cache, by one thread or by several, with a device that is a stub
  * (ctests/relaxed/stub_device.h). A hit is the cheapest call that there is, so the cost shows.
  *
  * Usage: trace THREADS [DEPTH]. Prints ns for a call: of each thread the median of its batches, and of those the median.

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
  * The changes of an address space, one list (lib/changes.c). A row names a change, the ways to make
- * it, and what a pool of registrations must do about it. Three drivers go through the list:
+ * it, and what a cache of registrations must do about it. Three drivers go through the list:
  * relaxed/changes.c by the relaxed calls and by the plain calls under RDMAMR_CACHE, monitor/stale.c
  * by libfabric's registration cache with RDMAMR_MONITOR.
  *
@@ -17,8 +17,8 @@
 /* The ways to make a change: sets of memory calls. */
 enum {
 	LIBRARY, /* the functions of the C library, or whatever the row does */
-	BARE,    /* bare system calls, which only the kernel's events tell of */
-	MIXED,   /* munmap as a bare system call, all others by the C library */
+	BARE,    /* raw system calls, which only the kernel's events tell of */
+	MIXED,   /* munmap as a raw system call, all others by the C library */
 	SIBLING, /* a second function of the C library, which the row names */
 	SELF,    /* process_madvise on the process itself */
 	RING,    /* an io_uring, in the thread that submits */
@@ -71,7 +71,7 @@ struct place {
 	size_t length;
 	char *other; /* a second mapping, where the change needs one */
 	int fd;      /* of a file that is mapped here; -1 if none is */
-	bool unkept; /* memory that the pool keeps no region of, by its kind */
+	bool unkept; /* memory that the cache keeps no region of, by its kind */
 	struct range ranges[3];
 	int count;
 	char *emptied; /* a byte that must be 0 after the change */

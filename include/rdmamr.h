@@ -35,7 +35,7 @@ struct rdmamr_stats {
          */
         uint64_t reg_kernel;
         /**
-         * Registrations that libibverbs made because the library passed them on: dma-bufs, devices and
+         * Registrations that libibverbs made because the library forwarded them: dma-bufs, devices and
          * kernels that the library does not serve, and RDMAMR_DISABLE=1.
          */
         uint64_t reg_next;
@@ -67,13 +67,13 @@ struct rdmamr_stats {
          * Regions of the library that ended without its ibv_dereg_mr: the program deregistered the
          * region by a function that it had looked up in libibverbs, or closed the region's device.
          */
-        uint64_t vanished;
+        uint64_t ended_elsewhere;
         /**
-         * Relaxed registrations that a region of the pool served without a call of the kernel (hits).
+         * Relaxed registrations that a region of the cache served without a call of the kernel (hits).
          */
         uint64_t hits;
         /**
-         * Relaxed registrations for which the pool made a new region that it may keep (misses).
+         * Relaxed registrations for which the cache made a new region that it may keep (misses).
          */
         uint64_t misses;
         /**
@@ -81,7 +81,7 @@ struct rdmamr_stats {
          */
         uint64_t shared;
         /**
-         * Idle regions now: the pool keeps them registered, and no registration uses them.
+         * Idle regions now: the cache keeps them registered, and no registration uses them.
          */
         uint64_t idle;
         /**
@@ -90,54 +90,54 @@ struct rdmamr_stats {
          */
         uint64_t idle_bytes;
         /**
-         * Regions that the pool deregistered because of ibv_flush_relaxed_mr, ibv_dealloc_pd or
+         * Regions that the cache deregistered because of ibv_flush_relaxed_mr, ibv_dealloc_pd or
          * ibv_close_device.
          */
         uint64_t flushed_flush;
         /**
-         * Regions that the pool deregistered because more were idle than RDMAMR_RELAXED_MAX_IDLE or
-         * RDMAMR_RELAXED_MAX_IDLE_BYTES allows.
+         * Regions that the cache deregistered because more were idle than RDMAMR_CACHE_MAX_IDLE or
+         * RDMAMR_CACHE_MAX_IDLE_BYTES allows.
          */
         uint64_t flushed_watermark;
         /**
-         * Regions that the pool deregistered because they had been idle for the linger time
-         * (RDMAMR_RELAXED_LINGER).
+         * Regions that the cache deregistered because they had been idle for the linger time
+         * (RDMAMR_CACHE_LINGER).
          */
         uint64_t flushed_linger;
         /**
-         * Regions that the pool deregistered because memory was short: a registration had failed with
+         * Regions that the cache deregistered because memory was short: a registration had failed with
          * ENOMEM, or the machine ran out of free memory. A fork counts too: it would copy their pages.
          */
         uint64_t flushed_pressure;
         /**
-         * Regions that the pool deregistered because the program changed their memory by a call that
+         * Regions that the cache deregistered because the program changed their memory by a call that
          * the library interposes (munmap and its kin).
          */
         uint64_t flushed_hook;
         /**
-         * Regions that the pool deregistered because userfaultfd reported a change of their memory.
+         * Regions that the cache deregistered because userfaultfd reported a change of their memory.
          */
         uint64_t flushed_event;
         /**
-         * Regions that the pool could not keep, and deregistered, because a change of memory was under
+         * Regions that the cache could not keep, and deregistered, because a change of memory was under
          * way when they were registered, or because other processes can change their memory.
          */
         uint64_t flushed_fence;
         /**
-         * Regions that the pool withdrew from reuse because of an interposed memory call.
+         * Regions that the cache withdrew from reuse because of an interposed memory call.
          */
         uint64_t stale_avoided_hook;
         /**
-         * Regions that the pool withdrew from reuse because of an event of userfaultfd.
+         * Regions that the cache withdrew from reuse because of an event of userfaultfd.
          */
         uint64_t stale_avoided_event;
         /**
-         * Hits that the pool gave up because the kernel said that a change of memory was under way.
+         * Hits that the cache gave up because the kernel said that a change of memory was under way.
          */
         uint64_t stale_avoided_fence;
         /**
-         * The bypassed_ fields count relaxed registrations that the pool does not keep, and plain
-         * registrations that the pool does not serve although RDMAMR_CACHE is set. This field:
+         * The bypassed_ fields count relaxed registrations that the cache does not keep, and plain
+         * registrations that the cache does not serve although RDMAMR_CACHE is set. This field:
          * bypassed because of the access flags (on-demand paging, zero-based, memory windows, huge
          * pages; with RDMAMR_CACHE=local also remote access).
          */
@@ -158,17 +158,17 @@ struct rdmamr_stats {
         uint64_t bypassed_watch;
         /**
          * Bypassed because libibverbs keeps registered memory from children (ibv_fork_init), or because
-         * the process was forked from a process that had a pool.
+         * the process was forked from a process that had a cache.
          */
         uint64_t bypassed_fork;
         /**
-         * Bypassed because the process is short of mappings (vm.max_map_count), or because the pool is
+         * Bypassed because the process is short of mappings (vm.max_map_count), or because the cache is
          * full.
          */
         uint64_t bypassed_limit;
         /**
          * Bypassed because a change of the memory was under way, because the kernel has not said yet
-         * what memory it is, because another thread was starting the pool, or because a signal handler
+         * what memory it is, because another thread was starting the cache, or because a signal handler
          * interrupted the library.
          */
         uint64_t bypassed_busy;
@@ -179,7 +179,7 @@ struct rdmamr_stats {
         uint64_t bypassed_address;
         /**
          * Plain registrations under RDMAMR_CACHE only: bypassed because the range comes for the first
-         * time, or for the first time since its memory has changed. The pool keeps a region from the
+         * time, or for the first time since its memory has changed. The cache keeps a region from the
          * second registration of its range on: same protection domain, first page and access, and no
          * longer.
          */

@@ -11,7 +11,7 @@ use core::ffi::CStr;
 use core::fmt::{self, Write};
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use once_cell::race::OnceBox;
-pub use rdmamr_policy::Cache;
+pub use rdmamr_policy::CacheMode;
 use std::ffi::CString;
 
 /// Where to write the statistics when the process exits.
@@ -25,28 +25,28 @@ pub enum Output {
 
 /// The settings of relaxed registration.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct RelaxedConfig {
-    /// How long the pool keeps a released region, in ms: a region that peers can reach, and others.
+pub struct CacheConfig {
+    /// How long the cache keeps a released region, in ms: a remotely accessible region, and others.
     pub linger_remote: u64,
     pub linger_local: u64,
-    /// The most regions, and bytes, that the pool keeps; `None` means as the machine allows.
+    /// The most regions, and bytes, that the cache keeps; `None` means as the machine allows.
     pub max_idle: u64,
     pub max_idle_bytes: Option<u64>,
-    /// Never reuse a region that peers can reach.
+    /// Never reuse a remotely accessible region.
     pub fresh_keys: bool,
 }
 
 /// The settings.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Config {
-    /// `RDMAMR_DISABLE`: pass everything on.
+    /// `RDMAMR_DISABLE`: forward everything.
     pub disable: bool,
     /// `RDMAMR_LOG`.
     pub log: Level,
     /// `RDMAMR_STATS`.
     pub stats: Option<Output>,
     /// `RDMAMR_CACHE`.
-    pub cache: Cache,
+    pub cache_mode: CacheMode,
     /// `RDMAMR_TRACE`.
     pub trace: Option<CString>,
     /// `RDMAMR_TRACE_LIMIT`: the most bytes of the trace's file.
@@ -55,14 +55,14 @@ pub struct Config {
     pub trace_stacks: bool,
     /// The process's number in its job, if a launcher has given one: no setting of ours.
     pub rank: Option<u32>,
-    /// `RDMAMR_RELAXED_...`.
-    pub relaxed: RelaxedConfig,
+    /// `RDMAMR_CACHE_...`.
+    pub cache: CacheConfig,
     /// `RDMAMR_PREFAULT`: how many threads populate memory during its registration; 0 for none.
     pub prefault: usize,
     /// `RDMAMR_PROGRESS`: draw a bar on a terminal while a registration takes long.
     pub progress: bool,
-    /// `RDMAMR_FABRIC_RELAXED`: domains of libfabric's provider register relaxed.
-    pub fabric_relaxed: bool,
+    /// `RDMAMR_FABRIC_CACHE`: domains of libfabric's provider register relaxed.
+    pub fabric_cache: bool,
     /// `RDMAMR_LIVE`: show the statistics while the process runs.
     pub live: bool,
     /// `RDMAMR_MONITOR=libfabric`: watch memory for libfabric's registration cache.
@@ -77,12 +77,12 @@ impl Config {
         disable: false,
         log: Level::Error,
         stats: None,
-        cache: Cache::Off,
+        cache_mode: CacheMode::Off,
         trace: None,
         trace_limit: None,
         trace_stacks: true,
         rank: None,
-        relaxed: RelaxedConfig {
+        cache: CacheConfig {
             linger_remote: 1000,
             linger_local: 60_000,
             max_idle: 16_384,
@@ -91,7 +91,7 @@ impl Config {
         },
         prefault: 0,
         progress: false,
-        fabric_relaxed: false,
+        fabric_cache: false,
         live: true,
         monitor_libfabric: false,
     };
@@ -154,12 +154,12 @@ const SETTINGS: &[Setting] = &[
         };
         config.stats.is_some()
     } },
-    // Which plain registrations the pool serves by regions that are registered already.
+    // Which plain registrations the cache serves by regions that are registered already.
     Setting { name: c"RDMAMR_CACHE", values: &["off", "local", "all"], set: |config, value| {
-        const CACHES: [(&CStr, Cache); 3] = [(c"off", Cache::Off), (c"local", Cache::Local), (c"all", Cache::All)];
-        let cache = CACHES.into_iter().find(|cache| cache.0 == value);
-        config.cache = cache.map_or(config.cache, |cache| cache.1);
-        cache.is_some()
+        const CACHES: [(&CStr, CacheMode); 3] = [(c"off", CacheMode::Off), (c"local", CacheMode::Local), (c"all", CacheMode::All)];
+        let mode = CACHES.into_iter().find(|mode| mode.0 == value);
+        config.cache_mode = mode.map_or(config.cache_mode, |mode| mode.1);
+        mode.is_some()
     } },
     // The file in which to record every call.
     Setting { name: c"RDMAMR_TRACE", values: &["a file's path"], set: |config, value| {
@@ -178,29 +178,29 @@ const SETTINGS: &[Setting] = &[
     } },
     // How many seconds to keep a released relaxed region: by default 1 if peers can reach it, else
     // 60.
-    Setting { name: c"RDMAMR_RELAXED_LINGER", values: &["1", "0.5", "any number of seconds"], set: |config, value| {
+    Setting { name: c"RDMAMR_CACHE_LINGER", values: &["1", "0.5", "any number of seconds"], set: |config, value| {
         let seconds = parse::<f64>(value).filter(|seconds| (0.0..1e9).contains(seconds));
         if let Some(seconds) = seconds {
-            config.relaxed.linger_remote = (seconds * 1e3) as u64;
-            config.relaxed.linger_local = (seconds * 1e3) as u64;
+            config.cache.linger_remote = (seconds * 1e3) as u64;
+            config.cache.linger_local = (seconds * 1e3) as u64;
         }
         seconds.is_some()
     } },
     // How many released regions to keep.
-    Setting { name: c"RDMAMR_RELAXED_MAX_IDLE", values: &["16384", "0", "any number"], set: |config, value| {
+    Setting { name: c"RDMAMR_CACHE_MAX_IDLE", values: &["16384", "0", "any number"], set: |config, value| {
         let count = parse(value);
-        config.relaxed.max_idle = count.unwrap_or(config.relaxed.max_idle);
+        config.cache.max_idle = count.unwrap_or(config.cache.max_idle);
         count.is_some()
     } },
     // How many bytes of released regions to keep.
-    Setting { name: c"RDMAMR_RELAXED_MAX_IDLE_BYTES", values: &["256M", "4G", "0", "any number of bytes"], set: |config, value| {
+    Setting { name: c"RDMAMR_CACHE_MAX_IDLE_BYTES", values: &["256M", "4G", "0", "any number of bytes"], set: |config, value| {
         let bytes = parse_bytes(value);
-        config.relaxed.max_idle_bytes = bytes.or(config.relaxed.max_idle_bytes);
+        config.cache.max_idle_bytes = bytes.or(config.cache.max_idle_bytes);
         bytes.is_some()
     } },
-    // Register a region that peers can reach anew each time.
-    Setting { name: c"RDMAMR_RELAXED_FRESH_KEYS", values: &["0", "1"], set: |config, value| {
-        set_switch(&mut config.relaxed.fresh_keys, value)
+    // Register a remotely accessible region anew each time.
+    Setting { name: c"RDMAMR_CACHE_FRESH_KEYS", values: &["0", "1"], set: |config, value| {
+        set_switch(&mut config.cache.fresh_keys, value)
     } },
     // How many threads populate memory during its registration.
     Setting { name: c"RDMAMR_PREFAULT", values: &["0", "2", "any number up to 64"], set: |config, value| {
@@ -213,8 +213,8 @@ const SETTINGS: &[Setting] = &[
         set_switch(&mut config.progress, value)
     } },
     // Register relaxed in domains that are opened through libfabric.
-    Setting { name: c"RDMAMR_FABRIC_RELAXED", values: &["0", "1"], set: |config, value| {
-        set_switch(&mut config.fabric_relaxed, value)
+    Setting { name: c"RDMAMR_FABRIC_CACHE", values: &["0", "1"], set: |config, value| {
+        set_switch(&mut config.fabric_cache, value)
     } },
     // Show the statistics to `rdmamr top` while the process runs.
     Setting { name: c"RDMAMR_LIVE", values: &["0", "1"], set: |config, value| {
@@ -266,7 +266,7 @@ pub fn config() -> &'static Config {
 /// True once the library has failed internally: its tables may be half changed.
 static BROKEN: AtomicBool = AtomicBool::new(false);
 
-/// Whether everything is passed on, because the user wants it or because the library has failed.
+/// Whether everything is forwarded, because the user wants it or because the library has failed.
 #[inline]
 pub fn disabled() -> bool {
     config().disable || BROKEN.load(Relaxed)

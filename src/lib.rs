@@ -10,11 +10,11 @@
 //!      |
 //!   fabric/    libfabric's objects over a protection domain: domain, region, key, queue, provider
 //!      |
-//!   desk/      the one door of every call that registers or ends a region: who serves the call
+//!   dispatch/      the one door of every call that registers or ends a region: who serves the call
 //!      |
-//!   monitor/   another library's registration cache, which asks the pool's watch
+//!   monitor/   another library's registration cache, which asks the cache's watch
 //!      |
-//!   pool/      what is kept: find, pin, release, flush
+//!   cache/      what is kept: find, pin, release, flush
 //!      |
 //!   watch/     what changes in the address space: the log of changes, userfaultfd, the fence
 //!      |
@@ -26,17 +26,18 @@
 //! ```
 //!
 //! Under all floors is [`sys`], this process and its kernel. Beside the floors are [`call`] (the
-//! types that every floor passes on), [`config`] (settings), [`next`] (the libibverbs and libfabric
+//! types that every floor forwards), [`config`] (settings), [`next`] (the libibverbs and libfabric
 //! underneath), [`report`] (messages and statistics for people) and [`trace`] (the record of every
 //! call).
 
 use rdmamr_abi as abi;
 use rdmamr_uverbs as uverbs;
 
+mod cache;
 mod call;
 mod capi;
 mod config;
-mod desk;
+mod dispatch;
 mod fabric;
 #[cfg(test)]
 #[path = "../ctests/fuzz/inputs.rs"]
@@ -44,7 +45,6 @@ mod fuzz_inputs;
 mod monitor;
 mod mr;
 mod next;
-mod pool;
 mod report;
 mod sys;
 mod trace;

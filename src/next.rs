@@ -3,7 +3,7 @@
 //! at first use.
 //!
 //! A process may have several libibverbs: Python wheels bring copies under names of their own. A
-//! call about a device is for the one that opened the device ([`Maker`]).
+//! call about a device is for the one that opened the device ([`Provider`]).
 //!
 //! There is no lookup at load, since most programs that inherit LD_PRELOAD have neither library.
 //! There is no NEEDED entry either, which would cost every such program 200 us.
@@ -52,53 +52,53 @@ static LIBFABRIC: Underneath = Underneath {
 };
 
 /// The number of libibverbs that are told apart. Further ones count as the ordinary one.
-pub const MAKERS: usize = 4;
+pub const PROVIDERS: usize = 4;
 
 /// The function of each that its contexts have ([`Context::create_cq_ex`]); 0 until one is known.
-static MADE: [AtomicUsize; MAKERS] = [const { AtomicUsize::new(0) }; MAKERS];
+static MADE: [AtomicUsize; PROVIDERS] = [const { AtomicUsize::new(0) }; PROVIDERS];
 
 /// Which libibverbs opened a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Maker(usize);
+pub struct Provider(usize);
 
-impl Maker {
+impl Provider {
     /// The libibverbs that a look-up by name finds. Most processes have no other.
-    pub const ORDINARY: Maker = Maker(0);
+    pub const ORDINARY: Provider = Provider(0);
 
     #[inline]
-    pub fn of(context: Context) -> Maker {
+    pub fn of(context: Context) -> Provider {
         match context.create_cq_ex() {
-            Some(made) if MADE[0].load(Relaxed) != made.get() => Maker::other(made),
-            _ => Maker::ORDINARY,
+            Some(made) if MADE[0].load(Relaxed) != made.get() => Provider::other(made),
+            _ => Provider::ORDINARY,
         }
     }
 
     #[cold]
-    fn other(made: NonZeroUsize) -> Maker {
+    fn other(made: NonZeroUsize) -> Provider {
         let known = |known: &AtomicUsize| known.load(Relaxed) == made.get();
         MADE.iter()
             .position(known)
-            .map_or_else(|| Maker::identify(made), Maker)
+            .map_or_else(|| Provider::identify(made), Provider)
     }
 
-    /// As [`Maker::of`]; the ordinary one for a domain or a region without a device.
+    /// As [`Provider::of`]; the ordinary one for a domain or a region without a device.
     #[inline]
-    pub fn of_c(context: *mut ibv_context) -> Maker {
+    pub fn of_c(context: *mut ibv_context) -> Provider {
         // SAFETY: the context of a live domain or region stays open as long as that exists.
-        unsafe { Context::from_c(context) }.map_or(Maker::ORDINARY, Maker::of)
+        unsafe { Context::from_c(context) }.map_or(Provider::ORDINARY, Provider::of)
     }
 
     #[inline]
-    pub fn of_pd(pd: Pd) -> Maker {
-        Maker::of_c(pd.context())
+    pub fn of_pd(pd: Pd) -> Provider {
+        Provider::of_c(pd.context())
     }
 
-    /// The number, below [`MAKERS`].
+    /// The number, below [`PROVIDERS`].
     pub fn number(self) -> usize {
         self.0
     }
 
-    fn identify(made: NonZeroUsize) -> Maker {
+    fn identify(made: NonZeroUsize) -> Provider {
         let errno = errno::errno();
         let (name, version) = LIBIBVERBS.mark;
         let own = find_beside(made, name, Some(version));
@@ -106,14 +106,14 @@ impl Maker {
         errno::set_errno(errno);
         if is_ordinary {
             MADE[0].store(made.get(), Relaxed);
-            return Maker::ORDINARY;
+            return Provider::ORDINARY;
         }
         let takes = |free: &AtomicUsize| {
             let taken = free.compare_exchange(0, made.get(), Relaxed, Relaxed);
             taken.is_ok() || taken == Err(made.get())
         };
         let number = MADE[1..].iter().position(takes);
-        number.map_or(Maker::ORDINARY, |number| Maker(number + 1))
+        number.map_or(Provider::ORDINARY, |number| Provider(number + 1))
     }
 }
 
@@ -122,8 +122,8 @@ pub struct Next<F> {
     library: &'static Underneath,
     name: &'static CStr,
     version: Option<&'static CStr>,
-    /// By [`Maker`].
-    functions: [Function<F>; MAKERS],
+    /// By [`Provider`].
+    functions: [Function<F>; PROVIDERS],
 }
 
 impl<F: Copy> Next<F> {
@@ -140,29 +140,29 @@ impl<F: Copy> Next<F> {
             version,
             // SAFETY: this function's contract gives the type of the symbol, and only `look_up`
             // sets the address, to that symbol's.
-            functions: [const { unsafe { Function::new() } }; MAKERS],
+            functions: [const { unsafe { Function::new() } }; PROVIDERS],
         }
     }
 
     /// The function; `None` if no loaded library has it.
     #[inline]
     pub fn get(&self) -> Option<F> {
-        self.by(Maker::ORDINARY)
+        self.by(Provider::ORDINARY)
     }
 
     /// The function of the libibverbs that opened the device; `None` if that one has it not.
     #[inline]
-    pub fn by(&self, maker: Maker) -> Option<F> {
-        let function = self.functions.get(maker.0).and_then(Function::get);
-        function.or_else(|| self.look_up(maker))
+    pub fn by(&self, provider: Provider) -> Option<F> {
+        let function = self.functions.get(provider.0).and_then(Function::get);
+        function.or_else(|| self.look_up(provider))
     }
 
     #[cold]
-    fn look_up(&self, maker: Maker) -> Option<F> {
+    fn look_up(&self, provider: Provider) -> Option<F> {
         // The dynamic linker needs several KiB.
-        let find = || find_by(maker, self.library, self.name, self.version);
+        let find = || find_by(provider, self.library, self.name, self.version);
         let found = aside::run(find).unwrap_or_else(find);
-        let function = self.functions.get(maker.0)?;
+        let function = self.functions.get(provider.0)?;
         function.set(found);
         function.get()
     }
@@ -176,15 +176,15 @@ impl<F: Copy> Next<F> {
 /// The symbol's address, of the libibverbs that opened a device.
 #[inline(never)]
 fn find_by(
-    maker: Maker,
+    provider: Provider,
     library: &Underneath,
     name: &CStr,
     version: Option<&CStr>,
 ) -> Option<NonZeroUsize> {
     let errno = errno::errno();
-    let found = match maker {
-        Maker::ORDINARY => library.find(name, version),
-        Maker(number) => MADE
+    let found = match provider {
+        Provider::ORDINARY => library.find(name, version),
+        Provider(number) => MADE
             .get(number)
             .and_then(|made| NonZeroUsize::new(made.load(Relaxed)))
             .and_then(|made| find_beside(made, name, version)),
@@ -360,9 +360,9 @@ pub static FI_GETINFO: [Next<Getinfo>; 7] = {
 /// Whether libibverbs was told to treat EIO on a deregistration, which means that the device is
 /// gone, as success. libibverbs decides that at start, in a variable whose version node changes
 /// with every release.
-pub fn allows_disassociated_destroy(maker: Maker) -> bool {
+pub fn allows_disassociated_destroy(provider: Provider) -> bool {
     match find_by(
-        maker,
+        provider,
         &LIBIBVERBS,
         c"verbs_allow_disassociate_destroy",
         None,

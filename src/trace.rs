@@ -196,14 +196,14 @@ pub const NOTHING: Call = Call {
     reason: 0,
 };
 
-/// Records that the pool has deregistered a region with the kernel. The pool's own threads call it
-/// too: they have no thread-local variables and must not call functions that another library may
+/// Records that the cache has deregistered a region with the kernel. The cache's own threads call
+/// it too: they have no thread-local variables and must not call functions that another library may
 /// replace.
 pub fn ended(region: impl FnOnce() -> Call) {
     if !is_on() {
         return;
     }
-    // The pool exists, so the process has registered memory and has a trace; a child has no pool.
+    // The cache exists, so the process has registered memory and has a trace; a child has no cache.
     let Some(trace) = TRACE.get() else {
         return;
     };
@@ -211,7 +211,7 @@ pub fn ended(region: impl FnOnce() -> Call) {
     let now = clock::monotonic_by_kernel();
     let record = Call {
         time: now,
-        call: call::POOL,
+        call: call::CACHE,
         how: how::KERNEL,
         ..region()
     };
@@ -225,7 +225,7 @@ pub fn ended(region: impl FnOnce() -> Call) {
 }
 
 /// Records that the program is about to change memory that it has registered, so that a reader
-/// knows what a pool would have lost. Any memory call may call it: it takes no lock, allocates
+/// knows what a cache would have lost. Any memory call may call it: it takes no lock, allocates
 /// nothing and makes no system call. A later call of the program writes the record.
 #[cold]
 pub fn changing(addr: usize, length: usize) {

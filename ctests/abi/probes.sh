@@ -62,7 +62,7 @@ while read -r event; do
 done <"$work/wanted" 2>/dev/null
 check "the kernel takes a uprobe at each place" cmp "$work/events" "$work/wanted"
 echo 1 >"$instance/events/$group/enable"
-printf 'register 3\nagain 10\nrelease\nflush\n' | RDMAMR_RELAXED_LINGER=1000000 LD_PRELOAD=$work/librdmamr.so "$holds" >/dev/null
+printf 'register 3\nagain 10\nrelease\nflush\n' | RDMAMR_CACHE_LINGER=1000000 LD_PRELOAD=$work/librdmamr.so "$holds" >/dev/null
 echo 0 >"$instance/events/$group/enable"
 seen() { grep -cE " ${1}_[0-9]+: .*length=65536" "$instance/trace"; }
 for wanted in reg_start=4 reg_done=4 hit=9 dereg=3 evict=1; do

@@ -55,14 +55,14 @@ static void registers(const char *way, reg_call reg, dereg_call dereg)
 
 	if (!audited)
 		return;
-	/* The pool serves a range that comes back. */
+	/* The cache serves a range that comes back. */
 	mr = reg(stub_pd(), memory, PAGE, (uintptr_t)memory, LOCAL_AND_REMOTE);
 	must(mr && dereg(mr) == 0);
 	before = stats();
 	mr = reg(stub_pd(), memory, PAGE, (uintptr_t)memory, LOCAL_AND_REMOTE);
 	ok(mr && stub_lands(mr), "%s: registered, data lands", way);
 	ok(mr && dereg(mr) == 0 && stats().misses + stats().hits == before.misses + before.hits + 1 &&
-	   stats().vanished == before.vanished, "%s: the pool has served it, and nothing has vanished", way);
+	   stats().ended_elsewhere == before.ended_elsewhere, "%s: the cache has served it, and nothing has ended_elsewhere", way);
 	must(munmap(memory, PAGE) == 0);
 }
 
@@ -142,7 +142,7 @@ static void plugin(const char *path, int mode, const char *way)
 	ok(is_ours(dereg) == audited, "%s: its calls are %s", way, audited ? "the library's" : "libibverbs'");
 	registers(way, reg, dereg);
 
-	/* userfaultfd does not see protection: a call past the library leaves the region in the pool. */
+	/* userfaultfd does not see protection: a call past the library leaves the region in the cache. */
 	mr = ibv_reg_mr_relaxed(stub_pd(), memory, PAGE, LOCAL_AND_REMOTE);
 	must(mr && ibv_dereg_mr_relaxed(mr) == 0);
 	before = stats();
@@ -215,7 +215,7 @@ int main(int argc, char **argv)
 	int length;
 
 	if (!getenv("RDMAMR_CACHE")) {
-		must(setenv("RDMAMR_CACHE", "all", 1) == 0 && setenv("RDMAMR_RELAXED_LINGER", FOREVER, 1) == 0);
+		must(setenv("RDMAMR_CACHE", "all", 1) == 0 && setenv("RDMAMR_CACHE_LINGER", FOREVER, 1) == 0);
 		execv("/proc/self/exe", argv);
 		must(!"execv");
 	}

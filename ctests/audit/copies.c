@@ -180,12 +180,12 @@ static void by_copy(struct ibv_pd *pd, const char *when)
 	struct ibv_mr *mr = reg_mr(pd, page, PAGE, LOCAL);
 	struct rdmamr_stats before;
 
-	/* The pool looks at a range that comes back. */
+	/* The cache looks at a range that comes back. */
 	must(mr && dereg_mr(mr) == 0);
 	before = stats();
 	mr = reg_mr(pd, page, PAGE, LOCAL);
 	ok(mr && stats().reg_kernel == before.reg_kernel + 1 && stats().bypassed_fork > before.bypassed_fork,
-	   "%s: the library registers, and the pool leaves it alone", when);
+	   "%s: the library registers, and the cache leaves it alone", when);
 	ok(is_kept(page), "%s: the copy is asked to keep the memory from children", when);
 	ok(mr && dereg_mr(mr) == 0 && !is_kept(page), "%s: and to give it back", when);
 	/* An address of its own for peers, which is libibverbs' to serve where the library does not. */
@@ -207,7 +207,7 @@ static void by_installed(struct ibv_pd *pd, bool first)
 		ok(mr && dereg_mr(mr) == 0, "deregistered");
 	}
 	/* The second registration makes a region. The first libibverbs decides for all hits. */
-	ok(stats().hits == before.hits + (first ? 2 : 0), "and the pool serves its device if it was the first");
+	ok(stats().hits == before.hits + (first ? 2 : 0), "and the cache serves its device if it was the first");
 	must(munmap(page, PAGE) == 0);
 }
 
@@ -257,7 +257,7 @@ int main(int argc, char **argv)
 	if (!getenv("CHECK_DEVICE") || strncmp(getenv("CHECK_DEVICE"), "rxe", 3))
 		skip_all("the copy is of soft-RoCE's provider");
 	if (!getenv("RDMAMR_CACHE")) {
-		must(setenv("RDMAMR_CACHE", "all", 1) == 0 && setenv("RDMAMR_RELAXED_LINGER", "1000000", 1) == 0);
+		must(setenv("RDMAMR_CACHE", "all", 1) == 0 && setenv("RDMAMR_CACHE_LINGER", "1000000", 1) == 0);
 		execv("/proc/self/exe", argv);
 		must(!"execv");
 	}

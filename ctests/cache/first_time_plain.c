@@ -127,7 +127,7 @@ static bool were(int first, int made, int hits)
 	return as_said;
 }
 
-static bool no_pool(void)
+static bool no_cache(void)
 {
 	return userfaultfds(NULL) == 0 && entries("/proc/self/task") == 3;
 }
@@ -138,13 +138,13 @@ static void comes_back(void)
 	struct ibv_mr *held;
 
 	before = stats();
-	ok(put_lands(stub_pd(), memory, PAGE, LOCAL_AND_REMOTE) && were(1, 0, 0) && no_pool(), "the first registration is plain");
+	ok(put_lands(stub_pd(), memory, PAGE, LOCAL_AND_REMOTE) && were(1, 0, 0) && no_cache(), "the first registration is plain");
 	ok(put_lands(stub_other_pd(), memory, PAGE, LOCAL_AND_REMOTE) && were(1, 0, 0), "another domain is another range");
 	ok(put_lands(stub_pd(), memory, PAGE, IBV_ACCESS_LOCAL_WRITE) && were(1, 0, 0), "other access is another range");
 	ok(put_lands(stub_pd(), memory, 2 * PAGE, LOCAL_AND_REMOTE) && were(1, 0, 0), "another length is another range");
-	ok(put_lands(stub_pd(), memory + PAGE, PAGE, LOCAL_AND_REMOTE) && were(1, 0, 0) && no_pool(), "another page is another range");
+	ok(put_lands(stub_pd(), memory + PAGE, PAGE, LOCAL_AND_REMOTE) && were(1, 0, 0) && no_cache(), "another page is another range");
 	held = ibv_reg_mr(stub_pd(), memory + 4 * PAGE, PAGE, LOCAL_AND_REMOTE);
-	ok(held && put_lands(stub_pd(), memory + 4 * PAGE, PAGE, LOCAL_AND_REMOTE) && were(2, 0, 0) && no_pool(),
+	ok(held && put_lands(stub_pd(), memory + 4 * PAGE, PAGE, LOCAL_AND_REMOTE) && were(2, 0, 0) && no_cache(),
 	   "a range that was never released has not come back");
 	must(ibv_dereg_mr(held) == 0);
 	ok(put_lands(stub_pd(), memory + 100, PAGE - 200, LOCAL_AND_REMOTE) && were(0, 1, 0), "the second, of the same page: kept");
@@ -167,7 +167,7 @@ static void mapped_anew(void)
 		all = put_lands(stub_pd(), buffer, BUFFER, LOCAL_AND_REMOTE) && all;
 		must(munmap(buffer, BUFFER) == 0);
 	}
-	ok(all && again && were(100, 0, 0) && no_pool(), "memory that is mapped anew comes for the first time each time");
+	ok(all && again && were(100, 0, 0) && no_cache(), "memory that is mapped anew comes for the first time each time");
 }
 
 /* Memory that cannot be watched is not tried each time. */
@@ -209,7 +209,7 @@ int main(int argc, char **argv)
 
 	if (argc > 1)
 		return once();
-	with_setting(argv, "RDMAMR_RELAXED_LINGER", FOREVER);
+	with_setting(argv, "RDMAMR_CACHE_LINGER", FOREVER);
 	if (!getenv("RDMAMR_CACHE"))
 		costs_nothing();
 	else

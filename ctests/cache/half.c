@@ -2,7 +2,7 @@
 /*
  * A program that takes some of its functions from libibverbs by handle, and has others by linking,
  * with the cache on. However a registration ends, it is the end of that one alone, and what the
- * pool hands out next is good. Every combination, mixed in two threads, with data that must land.
+ * cache hands out next is good. Every combination, mixed in two threads, with data that must land.
  * (handles.c takes all of them by handle.)
  */
 #include "../lib/cache.h"
@@ -85,7 +85,7 @@ static bool works(const struct ibv_mr *mr, char *at, size_t length, int access)
 
 /*
  * One buffer, registered in the one way and ended in the other, while another registration of it
- * goes on; and once more afterwards, by whatever the pool has kept.
+ * goes on; and once more afterwards, by whatever the cache has kept.
  */
 static void combination(int reg, int end, char *at, size_t length, int access)
 {
@@ -94,7 +94,7 @@ static void combination(int reg, int end, char *at, size_t length, int access)
 
 	for (int round = 0; round < 4; round++) {
 		struct rdmamr_stats before;
-		struct ibv_mr *bystander = register_by_pool(pair.pd, at, length, access, &before), *mr, *again;
+		struct ibv_mr *bystander = register_by_cache(pair.pd, at, length, access, &before), *mr, *again;
 
 		must(bystander);
 		mr = regs[reg].call(pair.pd, at, length, access);
@@ -148,7 +148,7 @@ static struct outcome change(rereg_call call, struct ibv_mr *mr, int what, char 
 
 /*
  * A change of one registration is none of others of the same memory. By handle, libibverbs does not
- * know a region of the pool for one that can be changed.
+ * know a region of the cache for one that can be changed.
  */
 static void changed(char *memory, int what, const char *name)
 {
@@ -164,7 +164,7 @@ static void changed(char *memory, int what, const char *name)
 	for (int reg = 0; reg < REGS; reg++)
 		for (int end = 0; end < DEREGS; end++) {
 			struct rdmamr_stats before;
-			struct ibv_mr *bystander = register_by_pool(pair.pd, memory, PAGE, IBV_ACCESS_LOCAL_WRITE, &before);
+			struct ibv_mr *bystander = register_by_cache(pair.pd, memory, PAGE, IBV_ACCESS_LOCAL_WRITE, &before);
 			struct ibv_mr *mr = regs[reg].call(pair.pd, memory, PAGE, IBV_ACCESS_LOCAL_WRITE);
 			struct outcome got;
 			bool refused;
@@ -334,7 +334,7 @@ static void owners_by_handle(char *memory)
 
 	pd = ibv_alloc_pd(pair.context);
 	must(pd);
-	mr = register_by_pool(pd, memory, PAGE, IBV_ACCESS_LOCAL_WRITE, &before);
+	mr = register_by_cache(pd, memory, PAGE, IBV_ACCESS_LOCAL_WRITE, &before);
 	must(mr && ibv_dereg_mr(mr) == 0);
 	is(handle_dealloc_pd(pd), 0, "a domain without regions in use is deallocated by handle");
 
@@ -344,7 +344,7 @@ static void owners_by_handle(char *memory)
 		must(pd);
 		returned += context == closed;
 		closed = context;
-		mr = register_by_pool(pd, memory, PAGE, IBV_ACCESS_LOCAL_WRITE, &before);
+		mr = register_by_cache(pd, memory, PAGE, IBV_ACCESS_LOCAL_WRITE, &before);
 		must(mr);
 		dead += stats().hits != before.hits || !kernel_has_key(context, mr->lkey);
 		wrong += ibv_dereg_mr(mr) != 0;

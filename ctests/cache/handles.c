@@ -3,7 +3,7 @@
  * A program that takes every function from libibverbs by handle, as NCCL does, and is linked to
  * none of them. Its registrations come to the library all the same, since libibverbs' own
  * ibv_reg_mr jumps through its PLT, and so do their ends, since the provider calls ibv_cmd_dereg_mr
- * through its own. The pool serves them, and each end is the end of one use.
+ * through its own. The cache serves them, and each end is the end of one use.
  */
 #include "../lib/pair.h"
 #include <dlfcn.h>
@@ -61,7 +61,7 @@ int main(int argc, char **argv)
 			 memcmp(from, to, 64) != 0;
 		failed += dereg_mr(mr) != 0;
 		more += kernel_regions(pair.context) > others + 1;
-		/* New pages, of which a kept region does not know. */
+		/* New pages, of which a cached region does not know. */
 		if (round % 10 == 9) {
 			must(munmap(to, PAGE) == 0);
 			must(mmap(to, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == to);
@@ -74,7 +74,7 @@ int main(int argc, char **argv)
 	is(failed, 0, "registered and deregistered by handle, %d times", ROUNDS);
 	is(wrong, 0, "data has landed each time");
 	is(more, 0, "the kernel has had one region at most after their end");
-	ok(after.hits > before.hits, "the pool has served");
+	ok(after.hits > before.hits, "the cache has served");
 	is((long long)(after.hits - before.hits + after.reg_kernel - before.reg_kernel), ROUNDS,
 	   "each registration was a hit or the kernel's");
 	must(dereg_mr(source) == 0 && flush(pair.pd) == 0);

@@ -20,10 +20,10 @@ static struct ibv_mr *reg(struct ibv_pd *pd, char *at, size_t length, int access
 	return mr;
 }
 
-/* The same by the pool, if that serves such access; `before` is as it was before. */
-static struct ibv_mr *reg_by_pool(struct ibv_pd *pd, char *at, size_t length, int access, struct rdmamr_stats *before)
+/* The same by the cache, if that serves such access; `before` is as it was before. */
+static struct ibv_mr *reg_by_cache(struct ibv_pd *pd, char *at, size_t length, int access, struct rdmamr_stats *before)
 {
-	struct ibv_mr *mr = register_by_pool(pd, at, length, access, before);
+	struct ibv_mr *mr = register_by_cache(pd, at, length, access, before);
 
 	must(mr && mr->addr == at && mr->length == length && mr->pd == pd && mr->context == pd->context);
 	return mr;
@@ -34,7 +34,7 @@ static void twice(int kind)
 {
 	for (int order = 0; order < 2; order++) {
 		struct rdmamr_stats before;
-		struct ibv_mr *first = reg_by_pool(pair.pd, memory, PAGE, rights[kind], &before);
+		struct ibv_mr *first = reg_by_cache(pair.pd, memory, PAGE, rights[kind], &before);
 		struct ibv_mr *mrs[2] = { first, reg(pair.pd, memory, PAGE, rights[kind]) };
 		struct ibv_mr copy = *mrs[!order];
 
@@ -58,7 +58,7 @@ static void domains(int kind)
 
 	must(pd && ibv_flush_relaxed_mr(pair.pd) == 0);
 	regions = kernel_regions(pair.context);
-	one = reg_by_pool(pd, memory, PAGE, rights[kind], &before);
+	one = reg_by_cache(pd, memory, PAGE, rights[kind], &before);
 	other = reg(pd, memory, PAGE, rights[kind]);
 	is(ibv_dealloc_pd(pd), EBUSY, "a domain with two regions, %s", rights_names[kind]);
 	is(ibv_dereg_mr(one), 0, "one ends, %s", rights_names[kind]);
@@ -70,7 +70,7 @@ static void domains(int kind)
 	is(kernel_regions(pair.context), regions, "has taken them along, %s", rights_names[kind]);
 	again = ibv_alloc_pd(pair.context);
 	must(again);
-	one = reg_by_pool(again, memory, PAGE, rights[kind], &before);
+	one = reg_by_cache(again, memory, PAGE, rights[kind], &before);
 	ok(made_anew(before, stats()), "the next domain has nothing of it, %s", rights_names[kind]);
 	must(ibv_dereg_mr(one) == 0 && ibv_dealloc_pd(again) == 0);
 }
@@ -89,7 +89,7 @@ static void devices(int kind)
 		context = open_device();
 		pd = ibv_alloc_pd(context);
 		must(pd);
-		mr = reg_by_pool(pd, memory, PAGE, rights[kind], &before);
+		mr = reg_by_cache(pd, memory, PAGE, rights[kind], &before);
 		hits += !made_anew(before, stats());
 		wrong += ibv_dereg_mr(mr) != 0;
 		wrong += round % 2 && ibv_dealloc_pd(pd) != 0;
@@ -102,11 +102,11 @@ static void devices(int kind)
 	context = open_device();
 	pd = ibv_alloc_pd(context);
 	must(pd);
-	mr = reg_by_pool(pd, memory, PAGE, rights[kind], &before);
+	mr = reg_by_cache(pd, memory, PAGE, rights[kind], &before);
 	is(ibv_close_device(context), 0, "a device is closed with a region in use, %s", rights_names[kind]);
 	is((long long)stats().live, live, "which is not live any more, %s", rights_names[kind]);
 	is((long long)stats().idle, idle, "nor idle, %s", rights_names[kind]);
-	mr = reg_by_pool(pair.pd, memory, PAGE, rights[kind], &before);
+	mr = reg_by_cache(pair.pd, memory, PAGE, rights[kind], &before);
 	ok(all_lands(&pair, mr, memory, PAGE, !kind), "the same memory goes on in another, %s", rights_names[kind]);
 	must(ibv_dereg_mr(mr) == 0);
 }
@@ -139,14 +139,14 @@ static void imported(int kind)
 
 	must(pds[0] && pds[1]);
 	pd = import_pd(pds[0]);
-	mr = reg_by_pool(pd, memory, PAGE, rights[kind], &before);
+	mr = reg_by_cache(pd, memory, PAGE, rights[kind], &before);
 	in_use = reg(pd, memory, PAGE, rights[kind]);
 	must(ibv_dereg_mr(mr) == 0);
 	ibv_unimport_pd(pd);
 	/* As if the next had got its address. */
 	*pd = *pds[1];
 	must(ibv_dereg_mr(in_use) == 0);
-	mr = reg_by_pool(pd, memory, PAGE, rights[kind], &before);
+	mr = reg_by_cache(pd, memory, PAGE, rights[kind], &before);
 	ok(made_anew(before, stats()), "at the address of an imported domain another has nothing of it, %s", rights_names[kind]);
 	must(ibv_dereg_mr(mr) == 0);
 	ibv_unimport_pd(pd);
@@ -154,24 +154,24 @@ static void imported(int kind)
 	is(ibv_dealloc_pd(pds[0]), 0, "nothing of it is left, %s", rights_names[kind]);
 	is(ibv_dealloc_pd(pds[1]), 0, "nor of the other, %s", rights_names[kind]);
 
-	mr = reg_by_pool(pair.pd, memory, PAGE, rights[kind], &before);
+	mr = reg_by_cache(pair.pd, memory, PAGE, rights[kind], &before);
 	other = import_mr(mr);
 	ibv_unimport_mr(mr);
 	is((int)stats().live - live, !is_cached(rights[kind]), "what is unimported, and was cached, is not in use here, %s", rights_names[kind]);
-	mr = reg_by_pool(pair.pd, memory, PAGE, rights[kind], &before);
+	mr = reg_by_cache(pair.pd, memory, PAGE, rights[kind], &before);
 	ok(made_anew(before, stats()), "what is left to who has imported it does not serve again, %s", rights_names[kind]);
 	must(ibv_dereg_mr(mr) == 0 && ibv_flush_relaxed_mr(pair.pd) == 0);
 	is(ibv_dereg_mr(other), 0, "nor is it deregistered here, %s", rights_names[kind]);
-	mr = reg_by_pool(pair.pd, memory, PAGE, rights[kind], &before);
+	mr = reg_by_cache(pair.pd, memory, PAGE, rights[kind], &before);
 	must(ibv_dereg_mr(import_mr(mr)) == 0);
 	ibv_unimport_mr(mr);
-	mr = reg_by_pool(pair.pd, memory, PAGE, rights[kind], &before);
+	mr = reg_by_cache(pair.pd, memory, PAGE, rights[kind], &before);
 	ok(made_anew(before, stats()), "what was ended by who has imported it does not serve again, %s", rights_names[kind]);
 	ok(all_lands(&pair, mr, memory, PAGE, !kind), "what is registered then works, %s", rights_names[kind]);
 	must(ibv_dereg_mr(import_mr(mr)) == 0);
 	/* Without the cache that fails, with ENOENT. */
 	ibv_dereg_mr(mr);
-	mr = reg_by_pool(pair.pd, memory, PAGE, rights[kind], &before);
+	mr = reg_by_cache(pair.pd, memory, PAGE, rights[kind], &before);
 	ok(made_anew(before, stats()) && all_lands(&pair, mr, memory, PAGE, !kind), "nor what was ended twice, %s", rights_names[kind]);
 	must(ibv_dereg_mr(mr) == 0);
 	ok(comes((int)stats().live == live), "none is in use, %s", rights_names[kind]);
@@ -189,9 +189,9 @@ static void many(int kind)
 	regions = kernel_regions(pair.context);
 	for (int round = 0; round < 3; round++) {
 		for (int n = 0; n < MANY; n++) {
-			/* What the pool serves once it serves then. */
+			/* What the cache serves once it serves then. */
 			mrs[n] = n ? reg(pair.pd, memory + n % PAGE, 8, rights[kind]) :
-				     reg_by_pool(pair.pd, memory, 8, rights[kind], &before);
+				     reg_by_cache(pair.pd, memory, 8, rights[kind], &before);
 			alike += n && mrs[n] == mrs[n - 1];
 		}
 		wrong += kernel_regions(pair.context) != regions + MANY;
@@ -239,7 +239,7 @@ static int registers(void)
 	return wrong | (ibv_dealloc_pd(pd) != 0 || ibv_close_device(context) != 0) << 1;
 }
 
-/* A child has the parent's file, and can end its regions: but not those of the pool. */
+/* A child has the parent's file, and can end its regions: but not those of the cache. */
 static int ends_one(void)
 {
 	ibv_dereg_mr(second);
@@ -263,9 +263,9 @@ static void children(int kind)
 		uint64_t counted;
 		pid_t pid;
 
-		in_use = reg_by_pool(pair.pd, memory, PAGE, rights[kind], &before);
+		in_use = reg_by_cache(pair.pd, memory, PAGE, rights[kind], &before);
 		second = reg(pair.pd, memory, PAGE, rights[kind]);
-		idle = reg_by_pool(pair.pd, memory + 2 * PAGE, PAGE, rights[kind], &before);
+		idle = reg_by_cache(pair.pd, memory + 2 * PAGE, PAGE, rights[kind], &before);
 		must(ibv_dereg_mr(idle) == 0);
 		counted = stats().idle;
 		fflush(stdout);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * The rights that the cache gives away. On "local" memory that peers can reach is as without the
+ * The rights that the cache gives away. On "local" remotely accessible memory is as without the
  * cache: a region of its own for each registration, to the byte, and gone with its end. On "all"
  * such a region serves again for the same pages and the same access, the whole of its pages, and
- * its key until it is really deregistered. Registrations that the pool cannot keep are never
+ * its key until it is really deregistered. Registrations that the cache cannot keep are never
  * shared.
  */
 #include "../lib/cache.h"
@@ -28,11 +28,11 @@ static const struct {
 };
 enum { REMOTE = sizeof(remote) / sizeof(remote[0]) };
 
-/* One registration and its end: whether the pool served it. */
+/* One registration and its end: whether the cache served it. */
 static bool served(char *at, size_t length, int access, uint32_t *rkey)
 {
 	struct rdmamr_stats before, after;
-	struct ibv_mr *mr = register_by_pool(pair.pd, at, length, access, &before);
+	struct ibv_mr *mr = register_by_cache(pair.pd, at, length, access, &before);
 
 	after = stats();
 	must(mr);
@@ -69,8 +69,8 @@ static void local_ones(void)
 		ok(!served(memory, 5 * PAGE, access[n], NULL), "%s: what is more is registered", name);
 
 		must(ibv_flush_relaxed_mr(pair.pd) == 0);
-		whole = register_by_pool(pair.pd, memory, 4 * PAGE, LW, &before);
-		part = register_by_pool(pair.pd, memory + 2 * PAGE, 100, access[n], &before);
+		whole = register_by_cache(pair.pd, memory, 4 * PAGE, LW, &before);
+		part = register_by_cache(pair.pd, memory + 2 * PAGE, 100, access[n], &before);
 		must(whole && part);
 		ok(made_anew(before, stats()) && whole->lkey != part->lkey, "%s: a part of what is in use has a key of its own",
 		   name);
@@ -123,7 +123,7 @@ static void remote_ones(void)
 static void reach(void)
 {
 	struct rdmamr_stats before;
-	struct ibv_mr *mr = register_by_pool(pair.pd, memory + PAGE + 1000, 100, LOCAL_AND_REMOTE, &before);
+	struct ibv_mr *mr = register_by_cache(pair.pd, memory + PAGE + 1000, 100, LOCAL_AND_REMOTE, &before);
 	bool pages_of_it = cache() == ALL;
 
 	must(mr);
@@ -142,7 +142,7 @@ static void reach(void)
 static void old_keys(void)
 {
 	struct rdmamr_stats before;
-	struct ibv_mr *mr = register_by_pool(pair.pd, memory, PAGE, LOCAL_AND_REMOTE, &before), *again;
+	struct ibv_mr *mr = register_by_cache(pair.pd, memory, PAGE, LOCAL_AND_REMOTE, &before), *again;
 	uint32_t key, first;
 
 	must(mr);
@@ -155,7 +155,7 @@ static void old_keys(void)
 		must(ibv_flush_relaxed_mr(pair.pd) == 0);
 	}
 	ok(write_refused(&pair, memory, key), "%s: its key is refused", cache() == ALL ? "flushed" : "at once");
-	again = register_by_pool(pair.pd, memory, PAGE, LOCAL_AND_REMOTE, &before);
+	again = register_by_cache(pair.pd, memory, PAGE, LOCAL_AND_REMOTE, &before);
 	must(again);
 	ok(again->rkey != first && write_refused(&pair, memory, first), "registered again: the old key is refused still");
 	key = again->rkey;
@@ -212,7 +212,7 @@ static struct ibv_mr *at_iova(int call, uint64_t iova, int access)
 	return reg_mr_ex(pair.pd, &attr);
 }
 
-/* A call of the address, by the pool. */
+/* A call of the address, by the cache. */
 static struct ibv_mr *at_address(int call, int access, struct rdmamr_stats *before)
 {
 	struct ibv_mr *mr;

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
  * ibv_fork_init where the kernel copies registered pages for a child: as with rdma-core 52 and
- * later it returns 0 at any time and marks no memory, so that no mapping is split and the pool
+ * later it returns 0 at any time and marks no memory, so that no mapping is split and the cache
  * serves the program. A child has what its parent registered, and the device reaches the parent's
  * pages only.
  */
-#include "../lib/pool.h"
+#include "../lib/reuse.h"
 #include <sys/wait.h>
 
 enum { MANY = 10000, LENGTH = 4 * PAGE };
@@ -101,7 +101,7 @@ int main(int argc, char **argv)
 	splits_nothing();
 	child_has_memory();
 	relaxed_end(&pair);
-	is(once_more("calls", (const char *[]){ "RDMAMR_CACHE=all", NULL }), 0, "the pool serves a program that calls it");
+	is(once_more("calls", (const char *[]){ "RDMAMR_CACHE=all", NULL }), 0, "the cache serves a program that calls it");
 	is(once_more("sets", (const char *[]){ "RDMAMR_CACHE=all", "RDMAV_FORK_SAFE=1", NULL }), 0,
 	   "and one with RDMAV_FORK_SAFE set, for which libibverbs calls it");
 	return done_testing();

@@ -48,7 +48,7 @@ int main(void)
 	now = stats();
 	is((long long)now.reg_kernel, MANY, "each registration was ours");
 	is((long long)now.live, 0, "none is taken for live");
-	is((long long)now.vanished, MANY, "they are known to have vanished");
+	is((long long)now.ended_elsewhere, MANY, "they are known to have ended_elsewhere");
 	is(kernel_regions(pair.context), 0, "the kernel has none");
 
 	/* Many at once. */
@@ -68,7 +68,7 @@ int main(void)
 	   (ssize_t)(mallinfo2().uordblks - heap.uordblks));
 	is((long long)stats().live, 0, "the table has none");
 
-	/* Foreign regions now lie where our vanished ones were: none may be taken for ours. */
+	/* Foreign regions now lie where our ended_elsewhere ones were: none may be taken for ours. */
 	before = stats();
 	for (int n = 0; n < MANY; n++) {
 		foreign = regions[n] = handle_reg_mr_iova2(pair.pd, memory + PAGE, PAGE,

@@ -56,6 +56,6 @@ int main(void)
 	is(wrong, 0, "and all its calls succeeded");
 	is((long long)stats().live, 0, "no region is left");
 	is(kernel_regions(context), 0, "nor in the kernel");
-	printf("# inside the library, and passed on: %llu\n", (unsigned long long)stats().reg_next);
+	printf("# inside the library, and forwarded: %llu\n", (unsigned long long)stats().reg_next);
 	return done_testing();
 }

@@ -113,7 +113,7 @@ static void close_both(const char *name, struct fid_domain *domain, struct fid_e
 	is(fi_close(&domain->fid), 0, "%s: then the domain is closed", name);
 	is(fi_close(&queue->fid), 0, "%s: and the queue", name);
 	is((long long)stats().live, 0, "%s: no region is live", name);
-	/* Of a relaxed domain some are kept. */
+	/* Of a domain with the cache some are kept. */
 	must(ibv_flush_relaxed_mr(pair.pd) == 0);
 	is(kernel_regions(pair.context), 0, "%s: and the kernel has none", name);
 }
@@ -702,7 +702,7 @@ static int peer_writes(struct fid_domain *domain, uint64_t key, uint64_t at, str
 }
 
 /* The event of a hit is like any other. */
-static void served_by_the_pool(void)
+static void served_by_the_cache(void)
 {
 	struct fid_eq *queue = queue_with(FI_WAIT_UNSPEC);
 	struct fid_domain *domain = bound_to(queue, &kinds[3]);
@@ -715,7 +715,7 @@ static void served_by_the_pool(void)
 
 		is(fi_mr_reg(domain, memory, PAGE, FI_ALL, 0, 0, 0, &mr, &mr), 0, "registered, time %d", n + 1);
 		completes(queue, &mr, "and reported");
-		ok(n < 2 || stats().hits > hits, "by the pool, as soon as it has it");
+		ok(n < 2 || stats().hits > hits, "by the cache, as soon as it has it");
 		is(fi_close(&mr->fid), 0, "closed");
 	}
 	is(read_now(queue), -FI_EAGAIN, "no more events");
@@ -922,7 +922,7 @@ int main(int argc, char **argv)
 		for (int n = 0; n < KINDS; n++)
 			as_case(data(&kinds[n]), "data, %s", kinds[n].name);
 		as_case(with_offset(), "an offset");
-		as_case(served_by_the_pool(), "registrations that the pool serves");
+		as_case(served_by_the_cache(), "registrations that the cache serves");
 #ifndef RDMAMR_NO_LIBFABRIC
 		as_case(foreign_queue(), "a queue of libfabric");
 #endif

@@ -45,7 +45,7 @@ static void about_to_fail(void)
 	made = UNTOUCHED;
 	queue = UNTOUCHED;
 	/*
-	 * A relaxed domain may end its idle regions at any time: only regions in use are counted.
+	 * A domain with the cache may end its idle regions at any time: only regions in use are counted.
 	 */
 	must(ibv_flush_relaxed_mr(pd) == 0);
 	before.live = stats().live;

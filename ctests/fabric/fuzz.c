@@ -152,7 +152,7 @@ static void domains(struct ibv_pd *pd, long rounds)
 			given.attr.mr_mode &= FI_MR_PROV_KEY | FI_MR_VIRT_ADDR | FI_MR_LOCAL | FI_MR_RAW;
 		given.attr.mode = any() % 2 ? 0 : some_bits(RDMAMR_PROV_MR_ATTR | RDMAMR_LOCAL_MR);
 		given.attr.caps = any() % 4 ? 0 : some_bits(RDMAMR_DYNAMIC_MR);
-		given.attr.flags = any() % 2 ? 0 : some_bits(RDMAMR_DOMAIN_RELAXED);
+		given.attr.flags = any() % 2 ? 0 : some_bits(RDMAMR_DOMAIN_CACHE);
 		given.attr.mr_key_size = any() % 2 ? 0 : any() % 12;
 		if (!(any() % 4))
 			given.words[sizeof(given.attr) / 8 + any() % 64] = any();

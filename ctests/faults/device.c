@@ -314,7 +314,7 @@ int main(int argc, char **argv)
 {
 	(void)argc;
 	with_setting(argv, "RDMAMR_CACHE", "all");
-	with_setting(argv, "RDMAMR_RELAXED_LINGER", FOREVER);
+	with_setting(argv, "RDMAMR_CACHE_LINGER", FOREVER);
 	if (!getenv("VM"))
 		skip_all("only in the machine of vm/: the clock and the devices are changed");
 	if (getenv("CHECK_KILLS"))

@@ -13,7 +13,7 @@
  *
  * A call is the library's if the innermost function on the stack that is neither the C library's
  * nor the linker's is: the stack is unwound by elfutils. `syscall`, `ioctl` and `__clone` of a test
- * program (stub_device.c) only pass on.
+ * program (stub_device.c) only forward.
  */
 #include <elfutils/libdwfl.h>
 #include <errno.h>

@@ -28,7 +28,7 @@ FAULTS = [
     ("userfaultfd dies: reading it fails", "nothing is kept from then on", HOST, "starts_later", "read events"),
     ("userfaultfd is closed, or replaced by another file", "no stale region; nothing waits", HOST, "descriptor_taken", ""),
     ("all descriptors are closed", "nothing is kept from then on", DEVICE, "watch_lost", ""),
-    ("userfaultfd is slow: a debugger or a real-time thread holds the library's threads", "a bare unmap waits; no stale region", DEVICE, "library_threads_starved", ""),
+    ("userfaultfd is slow: a debugger or a real-time thread holds the library's threads", "a raw unmap waits; no stale region", DEVICE, "library_threads_starved", ""),
     ("the device is unplugged under traffic (`rdma link delete`, `ip link delete`)", "the program goes on and ends in order; the device goes", DEVICE, "faults_device", "under traffic|device goes|it is gone|was stale"),
     ("the device has gone (EIO)", "libibverbs' answer", DEVICE, "gone", ""),
     ("the device is closed with idle regions", "they go with it", DEVICE, "close_device_ends_idle", ""),
@@ -62,9 +62,9 @@ library. A line holds for the kernel that it names: this machine's, with the sta
 or Linux 6.12 with soft-RoCE.
 
 CRIU 3.17 refuses to dump a process that has a userfaultfd ("Can't dump file 60 ... anon_inode:
-[userfaultfd]"); the process goes on, and its regions with it. The pool has one from the first
+[userfaultfd]"); the process goes on, and its regions with it. The cache has one from the first
 relaxed registration on, or the first with `RDMAMR_CACHE`, until the process ends. Before that, and
-without the pool, CRIU dumps a process under the library as it does without. It cannot dump an open
+without the cache, CRIU dumps a process under the library as it does without. It cannot dump an open
 RDMA device either way. Tried by hand on Linux 6.12, with the stand-in.
 
 """

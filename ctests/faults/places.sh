@@ -15,7 +15,7 @@ unshare -m true 2>/dev/null || { echo "1..0 # SKIP no namespace of mounts for th
 
 # The program's last words, and what went wrong.
 program() { # [ARGUMENT...]
-	env -u RDMAMR_CACHE RDMAMR_CACHE=all RDMAMR_RELAXED_LINGER=1000000 RDMAMR_STATS="$work/stats" RDMAMR_TRACE="$work/trace" \
+	env -u RDMAMR_CACHE RDMAMR_CACHE=all RDMAMR_CACHE_LINGER=1000000 RDMAMR_STATS="$work/stats" RDMAMR_TRACE="$work/trace" \
 		LD_PRELOAD="$library" timeout 300 "$built/faults_scenario" calls "$@"
 	echo "status $?"
 }

@@ -103,7 +103,7 @@ static void changes(void)
 
 	registers("nothing", at, 2 * PAGE);
 	raw_remap(at, PAGE);
-	registers("a bare munmap", at, 2 * PAGE);
+	registers("a raw munmap", at, 2 * PAGE);
 	succeed("munmap", munmap(at, PAGE));
 	attempt("mmap", mmap(at, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0));
 	registers("munmap", at, 2 * PAGE);
@@ -197,7 +197,7 @@ static void calls(void)
 	child();
 	must(pthread_create(&thread, NULL, other_thread, NULL) == 0 && pthread_join(thread, NULL) == 0);
 	raw_remap(place + 8 * PAGE, PAGE);
-	registers("a bare munmap beside threads", place + 8 * PAGE, PAGE);
+	registers("a raw munmap beside threads", place + 8 * PAGE, PAGE);
 	succeed("flush", ibv_flush_relaxed_mr(pd));
 }
 

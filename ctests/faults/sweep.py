@@ -23,7 +23,7 @@ RUNS = {
     "relaxed": ("calls", {}),
     "cache": ("calls", {"RDMAMR_CACHE": "all", "RDMAMR_PREFAULT": "2", "RDMAMR_STATS": "stats", "RDMAMR_LOG": "info"}),
     "trace": ("calls", {"RDMAMR_CACHE": "all", "RDMAMR_TRACE": "trace", "RDMAMR_LIVE": "1", "RDMAMR_STATS": "stderr"}),
-    "fabric": ("fabric", {"RDMAMR_FABRIC_RELAXED": "1"}),
+    "fabric": ("fabric", {"RDMAMR_FABRIC_CACHE": "1"}),
 }
 
 # What the kernel may answer; other calls get ANY. The first of each is the one of a quick sweep.
@@ -57,7 +57,7 @@ ERRNOS = {
     "fallocate": ["ENOSPC", "EOPNOTSUPP"],
 }
 
-# Calls that a program makes and the library passes on: the answer is the program's.
+# Calls that a program makes and the library forwards: the answer is the program's.
 PASSED_ON = {"mmap", "munmap", "mremap", "madvise", "mprotect", "shmat", "shmdt"}
 # The calls of the scenario that may fail with a system call, and its errno is then theirs.
 SERVED = {"ioctl": {"register", "deregister", "flush", "rereg", "domain", "refused", "event"}, "eventfd2": {"queue"}}
@@ -98,7 +98,7 @@ class Sweep:
         with tempfile.TemporaryDirectory() as folder:
             environment = {k: v for k, v in os.environ.items() if not k.startswith("RDMAMR_")}
             environment |= settings
-            environment["RDMAMR_RELAXED_LINGER"] = "1000000"
+            environment["RDMAMR_CACHE_LINGER"] = "1000000"
             out = pathlib.Path(folder, "out")
             command = [self.options.inject, os.path.basename(self.options.library), out, *map(str, fault), "--", "env",
                        f"LD_PRELOAD={self.options.library}", self.options.scenario, argument]
@@ -185,7 +185,7 @@ class Sweep:
         return result
 
 
-def check(sweep, pool):
+def check(sweep, cache):
     """Has each call fail. Prints the results, and returns the rows of the table."""
     where = sweep.functions({s.address for s in sweep.sites})
     groups = collections.defaultdict(list)
@@ -196,7 +196,7 @@ def check(sweep, pool):
     for group, members in groups.items():
         errnos = ERRNOS.get(group[0], ANY)
         jobs[group] = [
-            (site, time, error, pool.submit(sweep.fails, site, time, error))
+            (site, time, error, cache.submit(sweep.fails, site, time, error))
             for site, times in (members if every else members[:1])
             for time in (range(times) if every else [0])
             for error in (errnos if every else errnos[:1])
@@ -243,8 +243,8 @@ def main():
     if broken:
         print(f"Bail out! the run {broken[0]} does not work without a fault: {broken[2]}, {broken[1][-3:]}")
         return 1
-    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        rows = check(sweep, pool)
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as cache:
+        rows = check(sweep, cache)
     faults = sum(row[3] for row in rows)
     print(f"# {faults} faults at {len(rows)} sites\n1..{len(rows)}")
     if options.rows:

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * The trace cannot be written any more while a thread of the pool's writes to it: the library says
+ * The trace cannot be written any more while a thread of the cache's writes to it: the library says
  * so, and the program goes on.
  *
  * The device is the stand-in (stub_device.h).
@@ -14,7 +14,7 @@
 
 static const char TRACE[] = "/proc/self/fd/90";
 
-/* As much is idle after that as the pool keeps: the cleaner ends the regions. */
+/* As much is idle after that as the cache keeps: the cleaner ends the regions. */
 static void registers(char *memory)
 {
 	for (int n = 0; n < 4; n++) {
@@ -35,7 +35,7 @@ int main(int argc, char **argv)
 	(void)argc;
 	if (fcntl(90, F_GETFD) < 0)
 		must(dup2(memfd_create("trace", 0), 90) == 90);
-	with_setting(argv, "RDMAMR_RELAXED_LINGER", "0.05");
+	with_setting(argv, "RDMAMR_CACHE_LINGER", "0.05");
 	with_setting(argv, "RDMAMR_TRACE", TRACE);
 	why = stub_open(STUB_NOTHING);
 	if (why)

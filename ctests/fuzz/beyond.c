@@ -3,9 +3,9 @@
  * Steps on memory of their own, beyond the windows, since their calls want more of it: blocks of the
  * C library that realloc makes larger by mremap, memory that the kernel collapses to a huge page,
  * and pages that a userfaultfd moves. Each step uses parts of the memory as regions before its call,
- * so that the pool has idle ones there, and after it.
+ * so that the cache has idle ones there, and after it.
  *
- * Bare calls that fail for pinned pages are known to differ where memory was registered
+ * Raw system calls that fail for pinned pages are known to differ where memory was registered
  * (docs/limits.md, "Pages that idle regions pin").
  */
 #include "fuzz.h"

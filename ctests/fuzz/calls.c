@@ -4,7 +4,7 @@
  * library or by its number, and writes the answer to the log.
  *
  * What is known to differ, and is not drawn (docs/limits.md, "Where the proof of relaxed
- * registration ends"): the bare calls of bare_is_known_to_differ(), which the library cannot hear
+ * registration ends"): the raw system calls of bare_is_known_to_differ(), which the library cannot hear
  * of, go by the C library where memory was registered.
  */
 #include "../lib/program.h"
@@ -43,7 +43,7 @@ static bool page_by_page;
 bool library_lost_its_file;
 int forks;
 /*
- * Whether a bare call has mapped memory. The kernel does not join it with watched memory around it,
+ * Whether a raw system call has mapped memory. The kernel does not join it with watched memory around it,
  * and later cannot (docs/limits.md). Since Linux 6.17 such pieces can be moved, but not resized, and
  * not those of /dev/zero. The same holds for pieces that crosses_chunk() finds.
  */
@@ -297,7 +297,7 @@ static void protect_down_step(const struct step *step)
 }
 
 /*
- * After a bare drop of pages the pool keeps nothing there for a second, which is longer than a
+ * After a bare drop of pages the cache keeps nothing there for a second, which is longer than a
  * sequence: some sequences have none.
  */
 static bool drops(int advice)
@@ -404,7 +404,7 @@ static void break_step(const struct step *step)
 
 	if (step->word[2] % 2)
 		end = (char *)((uintptr_t)end & ~(uintptr_t)(PAGE - 1));
-	note("%s(", how == 0 ? "brk" : how == 1 ? "sbrk to" : "bare brk");
+	note("%s(", how == 0 ? "brk" : how == 1 ? "sbrk to" : "raw brk");
 	note_address(end);
 	note(")");
 	if (how == 0)
@@ -686,7 +686,7 @@ static void killed_in_call(const struct step *step)
 
 static void clone_step(const struct step *step)
 {
-	/* Then the pool cannot stop watching memory (docs/limits.md). */
+	/* Then the cache cannot stop watching memory (docs/limits.md). */
 	library_lost_its_file |= are_files_refused();
 	task.step = step;
 	task.how = (int)(step->word[2] % 3);

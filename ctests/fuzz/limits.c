@@ -6,7 +6,7 @@
  * What is not compared: how much fits just below a limit of the address space, of which the library
  * takes some itself (docs/limits.md). So such a limit leaves nothing, or more than the steps need, of
  * which the library may take half. A limit of pinned memory is exact: idle regions go for it. While it
- * is low no region is held beyond its step, since the pool pins memory once for several.
+ * is low no region is held beyond its step, since the cache pins memory once for several.
  */
 #include "fuzz.h"
 #include <fcntl.h>

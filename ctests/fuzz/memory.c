@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Nothing that a program can see of its memory changes under the pool: random sequences of memory
+ * Nothing that a program can see of its memory changes under the cache: random sequences of memory
  * calls, by the C library and bare, with registrations between, run without the library and with
  * it (RDMAMR_CACHE=all and =local). In some sequences tasks of clone(CLONE_VM) make some of the
  * calls, and in some the process has no rights, so that its limits bind. After each step both write
@@ -105,7 +105,7 @@ static void take_in_task(const struct step *step)
 	int flags = CLONE_VM | CLONE_FILES | CLONE_FS | CLONE_SIGHAND | SIGCHLD;
 	pid_t task = clone(in_task, stack + sizeof(stack), flags, (void *)step);
 
-	/* Then the pool cannot stop watching memory (docs/limits.md). */
+	/* Then the cache cannot stop watching memory (docs/limits.md). */
 	library_lost_its_file |= are_files_refused();
 	if (task < 0) {
 		note("no task: %s, ", strerrorname_np(errno));
@@ -294,7 +294,7 @@ static pid_t start(const struct order *order, const char *cache, int log)
 	if (cache) {
 		setenv("LD_PRELOAD", preload, 1);
 		setenv("RDMAMR_CACHE", cache, 1);
-		setenv("RDMAMR_RELAXED_LINGER", "1000000", 1);
+		setenv("RDMAMR_CACHE_LINGER", "1000000", 1);
 	} else {
 		unsetenv("LD_PRELOAD");
 	}
@@ -325,8 +325,8 @@ struct difference {
 	int step;
 };
 
-/* What the runs with the library report of the pool. */
-static unsigned long long hits, withdrawn;
+/* What the runs with the library report of the cache. */
+static unsigned long long hits, invalidated;
 
 /* The next line that is compared. */
 static char *next_line(char **at)
@@ -344,10 +344,10 @@ static void count_hits(const char *text)
 	unsigned long long more[4];
 
 	text = strstr(text, "# hits");
-	if (text && sscanf(text, "# hits %llu misses %llu bypassed %llu withdrawn %llu", &more[0], &more[1], &more[2],
+	if (text && sscanf(text, "# hits %llu misses %llu bypassed %llu invalidated %llu", &more[0], &more[1], &more[2],
 			   &more[3]) == 4) {
 		hits += more[0];
-		withdrawn += more[3];
+		invalidated += more[3];
 	}
 }
 
@@ -554,8 +554,8 @@ int main(int argc, char **argv)
 			break;
 	}
 	is(wrong, 0, "without and with the library: the same answers, contents, faults and mappings in %ld steps", done);
-	ok(one || (hits > (unsigned long long)done / 200 && withdrawn > (unsigned long long)done / 200),
-	   "meanwhile regions were used again, %llu times, and withdrawn, %llu times", hits, withdrawn);
+	ok(one || (hits > (unsigned long long)done / 200 && invalidated > (unsigned long long)done / 200),
+	   "meanwhile regions were used again, %llu times, and invalidated, %llu times", hits, invalidated);
 	each_has_come(!one && !getenv("CHECK_KEEP") && done >= FIXED_SEEDS * 250L);
 	return done_testing();
 }

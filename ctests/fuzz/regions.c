@@ -221,7 +221,7 @@ static void find_mapped(int *first, int *count)
 /*
  * RDMAMR_CACHE serves a range from its second registration on, and gives one up for a while whose
  * region nothing had used again. So a program registers it again before, and then the region of the
- * step is the pool's, or behind, and then the pool has an idle one. Those that do neither are plain.
+ * step is the cache's, or behind, and then the cache has an idle one. Those that do neither are plain.
  */
 enum { NEVER_AGAIN, BEFORE, BEHIND, AGAIN };
 
@@ -416,7 +416,7 @@ void regions_close(void)
 		note_end();
 	}
 	/* Not compared: a comment. */
-	note("# hits %llu misses %llu bypassed %llu withdrawn %llu", (unsigned long long)now.hits,
+	note("# hits %llu misses %llu bypassed %llu invalidated %llu", (unsigned long long)now.hits,
 	     (unsigned long long)now.misses, (unsigned long long)bypassed(&now),
 	     (unsigned long long)(now.flushed_hook + now.flushed_event));
 	note_end();

@@ -2,7 +2,7 @@
 /*
  * Each memory and descriptor call that the library takes over comes to the next library that has
  * it, once, and the program sees the answer and the errno of that library: memory trackers and
- * socket libraries go on working. The same holds before and after the pool is in use.
+ * socket libraries go on working. The same holds before and after the cache is in use.
  */
 #include <dlfcn.h>
 #include <errno.h>
@@ -123,10 +123,10 @@ int main(void)
 	char *memory;
 
 	must(behind_came && ibv_reg_mr_relaxed);
-	as_case(memory_calls(), "memory calls before the pool is in use");
-	as_case(descriptor_calls(), "descriptor calls before the pool is in use");
+	as_case(memory_calls(), "memory calls before the cache is in use");
+	as_case(descriptor_calls(), "descriptor calls before the cache is in use");
 	if (why) {
-		skip("the same beside the pool", why);
+		skip("the same beside the cache", why);
 		return done_testing();
 	}
 	memory = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -137,8 +137,8 @@ int main(void)
 		must(mr && ibv_dereg_mr_relaxed(mr) == 0);
 	}
 	if (!stats().hits)
-		skip("the same beside the pool", "no memory can be watched here");
-	as_case(memory_calls(), "memory calls beside the pool");
-	as_case(descriptor_calls(), "descriptor calls beside the pool");
+		skip("the same beside the cache", "no memory can be watched here");
+	as_case(memory_calls(), "memory calls beside the cache");
+	as_case(descriptor_calls(), "descriptor calls beside the cache");
 	return done_testing();
 }

@@ -33,7 +33,7 @@ int main(int argc, char **argv)
 
 	memset(&stats, 0xff, sizeof(stats));
 	is(rdmamr_get_stats(&stats, sizeof(stats)), 0, "statistics");
-	is((long long)(stats.reg_kernel + stats.reg_next + stats.live + stats.vanished), 0, "of nothing done");
+	is((long long)(stats.reg_kernel + stats.reg_next + stats.live + stats.ended_elsewhere), 0, "of nothing done");
 	memset(&larger, 0xff, sizeof(larger));
 	is(rdmamr_get_stats(&larger.known, sizeof(larger)), 0, "for a program that knows more fields");
 	is((long long)larger.later, 0, "those are 0");

@@ -153,8 +153,8 @@ else
 	skip "set-uid programs and programs with capabilities" "needs root and setcap"
 fi
 
-# What the environment says is not passed on to a terminal.
+# What the environment says is not forwarded to a terminal.
 escape=$'\e]0;title\a\e[31m'
 output=$(env "RDMAMR_LOG=$escape" "RDMAMR_$escape=1" LD_PRELOAD="$library" true 2>&1)
-check "a warning passes on no control character" bash -c 'grep -q RDMAMR_LOG <<<"$1" && ! grep -q "[[:cntrl:]]" <<<"$1"' - "$output"
+check "a warning forwards no control character" bash -c 'grep -q RDMAMR_LOG <<<"$1" && ! grep -q "[[:cntrl:]]" <<<"$1"' - "$output"
 tap_done

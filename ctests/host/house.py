@@ -15,9 +15,9 @@ FLOORS = [
     ("what the dynamic linker asks", ["audit"]),
     ("what C sees", ["capi"]),
     ("libfabric's objects", ["fabric"]),
-    ("the one door for every call", ["desk"]),
+    ("the one door for every call", ["dispatch"]),
     ("another library's cache", ["monitor"]),
-    ("what is kept", ["pool"]),
+    ("what is kept", ["cache"]),
     ("what changes in the address space", ["watch"]),
     ("a registered region", ["mr"]),
     ("the libraries underneath", ["next"]),
@@ -32,8 +32,8 @@ FLOORS = [
 ]
 
 
-# The desk is the one door to these rooms.
-BEHIND_THE_DESK = {"monitor", "pool", "watch", "mr"}
+# The dispatcher is the one door to these rooms.
+BEHIND_THE_DESK = {"monitor", "cache", "watch", "mr"}
 IN_FRONT = ["capi", "fabric"]
 
 # What a function that C calls may consist of: a call of the boundary in capi/ret.rs, of a function or macro that is one, or
@@ -166,7 +166,7 @@ def main():
         check(not up, f"{room} uses only rooms below it", up)
     past = [f"{where}: crate::{target}" for room in IN_FRONT for target in BEHIND_THE_DESK
             for where in arrows[room].get(target, [])]
-    check(not past, "capi and fabric reach the pool and the regions through the desk", past)
+    check(not past, "capi and fabric reach the cache and the regions through the dispatcher", past)
     unguarded, found = [], 0
     for file in sorted((src / "capi").rglob("*.rs")):
         for name, body in c_functions(without_tests(file.read_text())):

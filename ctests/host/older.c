@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Calls passed on to a libibverbs that lacks the newer functions. The device has no kernel file, so
- * each call is passed on. Usage: older HAVE_IOVA
+ * Calls forwarded to a libibverbs that lacks the newer functions. The device has no kernel file, so
+ * each call is forwarded. Usage: older HAVE_IOVA
  */
 #include <dlfcn.h>
 #include <errno.h>
@@ -40,6 +40,6 @@ int main(int argc, char **argv)
 	   errno == EOPNOTSUPP, "ibv_rereg_mr is EOPNOTSUPP, and nothing was changed");
 	must(rdmamr_get_stats(&stats, sizeof(stats)) == 0);
 	is((long long)stats.reg_kernel, 0, "nothing was ours");
-	is((long long)stats.reg_next, 1 + have_iova, "what was passed on is counted");
+	is((long long)stats.reg_next, 1 + have_iova, "what was forwarded is counted");
 	return done_testing();
 }

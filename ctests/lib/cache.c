@@ -22,7 +22,7 @@ void cache_open(char **argv, struct pair *pair)
 {
 	/* A slow machine must not end a region that the test means to find. */
 	must(setenv("CHECK_CALLS", "plain", 1) == 0);
-	must(setenv("RDMAMR_RELAXED_LINGER", FOREVER, 1) == 0);
+	must(setenv("RDMAMR_CACHE_LINGER", FOREVER, 1) == 0);
 	if (!getenv("RDMAMR_CACHE"))
 		with_setting(argv, "RDMAMR_CACHE", cache_names[OFF]);
 	as_root();

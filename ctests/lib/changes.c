@@ -934,8 +934,8 @@ const char *change_name(const struct change *change, int way)
 {
 	static const char *const suffixes[WAYS] = {
 		[LIBRARY] = "",
-		[BARE] = " by bare system calls",
-		[MIXED] = ", the `munmap` by a bare system call",
+		[BARE] = " by raw system calls",
+		[MIXED] = ", the `munmap` by a raw system call",
 		[SELF] = " by `process_madvise`",
 		[RING] = " by an io_uring",
 		[WORKER] = " by a worker of an io_uring",

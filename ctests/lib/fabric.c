@@ -5,9 +5,9 @@ const struct kind kinds[KINDS] = {
 	{ "provider keys", FI_MR_PROV_KEY | FI_MR_VIRT_ADDR, 0, true, true, false },
 	{ "own keys and offsets", 0, 0, false, false, false },
 	{ "own keys and virtual addresses", FI_MR_VIRT_ADDR, 0, false, true, false },
-	{ "relaxed, provider keys", FI_MR_PROV_KEY | FI_MR_VIRT_ADDR, RDMAMR_DOMAIN_RELAXED, true, true, true },
-	{ "relaxed, own keys and offsets", 0, RDMAMR_DOMAIN_RELAXED, false, false, true },
-	{ "relaxed, own keys and virtual addresses", FI_MR_VIRT_ADDR, RDMAMR_DOMAIN_RELAXED, false, true, true },
+	{ "relaxed, provider keys", FI_MR_PROV_KEY | FI_MR_VIRT_ADDR, RDMAMR_DOMAIN_CACHE, true, true, true },
+	{ "relaxed, own keys and offsets", 0, RDMAMR_DOMAIN_CACHE, false, false, true },
+	{ "relaxed, own keys and virtual addresses", FI_MR_VIRT_ADDR, RDMAMR_DOMAIN_CACHE, false, true, true },
 };
 
 void *exported(const char *name)

@@ -31,7 +31,7 @@ void spare_in_heap(size_t length);
 /* Fresh private memory of zeros at an address that is free. */
 void fresh_at(void *address, size_t length);
 
-/* An address range that this process has never mapped, so that the pool has no history of it. */
+/* An address range that this process has never mapped, so that the cache has no history of it. */
 char *new_place(size_t length);
 
 /* `length` bytes that end at an unreadable page. */
@@ -41,16 +41,16 @@ char *at_the_edge(size_t length);
 void fill(char *memory, size_t length);
 bool all_zero(const char *memory, size_t length);
 
-/* munmap as a bare system call: the library learns of it from the kernel's events alone. */
+/* munmap as a raw system call: the library learns of it from the kernel's events alone. */
 int raw_munmap(void *memory, size_t length);
 
-/* Maps new pages at a free address as a bare system call; NULL if the address is in use. */
+/* Maps new pages at a free address as a raw system call; NULL if the address is in use. */
 char *raw_map_at(void *memory, size_t length);
 
 /* Puts new pages at the same address, by calls that the library stands in for. */
 void remap(void *memory, size_t length);
 
-/* The same by bare system calls. */
+/* The same by raw system calls. */
 void raw_remap(void *memory, size_t length);
 
 /* How many mappings the process has, as vm.max_map_count counts them. Allocates nothing. */

@@ -9,7 +9,7 @@
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <time.h>
-#include "pool.h"
+#include "reuse.h"
 
 enum { MOST_REGIONS = 4096 };
 

@@ -23,7 +23,7 @@ enum { DEADLOCK = 500 };
 
 /*
  * Starts the program anew with a setting, unless it has this setting: the library reads its
- * settings when it is loaded. Call it first in main. Most tests set RDMAMR_RELAXED_LINGER to
+ * settings when it is loaded. Call it first in main. Most tests set RDMAMR_CACHE_LINGER to
  * FOREVER, so that age ends no region: on a busy host the clock of an emulated machine jumps by
  * minutes.
  */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
  * Two threads register and close buffers through libfabric's cache while a third maps others in
- * their places by bare system calls, unseen by whoever stands in for the C library's. A change that
+ * their places by raw system calls, unseen by whoever stands in for the C library's. A change that
  * has ended before a registration must never be missed: the device reads what the thread has just
  * written.
  */

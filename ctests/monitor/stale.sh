@@ -38,7 +38,7 @@ answer() { # MONITOR CHANGE [COLUMN]
 }
 
 # shellcheck disable=SC2016 # Markdown, as the program prints it
-unchanged=('`munmap`, `mmap`' '`munmap`, `mmap` by bare system calls' '`mremap` with `MREMAP_FIXED` onto it')
+unchanged=('`munmap`, `mmap`' '`munmap`, `mmap` by raw system calls' '`mremap` with `MREMAP_FIXED` onto it')
 served_less() { # none is stale, but what has not changed was not served: the monitor was late
 	! grep -q STALE "$work/ours" || return
 	! grep -q 'not served' "$work/ours" || return 0

@@ -5,7 +5,7 @@
 # Programs that others wrote behave the same with the library in front, and it makes all their
 # registrations. Each runs server and client on this machine, first without the library, then with
 # it on both sides. ADDRESS is the IP address of DEVICE, GID_INDEX the RoCE GID that goes with it.
-# With TABLE, docs/programs.md, each runs with the pool too (RDMAMR_CACHE=all), and what the table
+# With TABLE, docs/programs.md, each runs with the cache too (RDMAMR_CACHE=all), and what the table
 # says of its registrations is compared. If $CHECK_WALL is set ("make wall"), rows and traces for
 # that table go to $VM_OUT instead. Prints TAP.
 set -u
@@ -34,7 +34,7 @@ cp "$1" "$library" || exit 2
 # register (2).
 program() { # NAME READY SAYS SERVER CLIENT
 	local name=$1 run runs=(with) limit=$limit settings began=$SECONDS
-	[ -z "$table" ] || runs+=(pool)
+	[ -z "$table" ] || runs+=(cache)
 	shift
 	if ! command -v "${4%% *}" >/dev/null; then
 		skip "$name: the same with the library" "${4%% *} is not installed"
@@ -50,7 +50,7 @@ program() { # NAME READY SAYS SERVER CLIENT
 	for run in "${runs[@]}"; do
 		settings=(LD_PRELOAD="$library${PRELOAD:+ $PRELOAD}" RDMAMR_STATS="$scratch/$run.stats")
 		# Age ends no region: an emulated processor may take seconds from one buffer to the next.
-		[ "$run" = with ] || settings+=(RDMAMR_CACHE=all RDMAMR_RELAXED_LINGER=1000000)
+		[ "$run" = with ] || settings+=(RDMAMR_CACHE=all RDMAMR_CACHE_LINGER=1000000)
 		[ -z "$wall" ] || settings+=(RDMAMR_TRACE="$scratch/$run.trace")
 		attempts "$run" "$@" env "${settings[@]}"
 		judge "$name" "$run" || return
@@ -63,7 +63,7 @@ program() { # NAME READY SAYS SERVER CLIENT
 declare -A registrations hits
 judge() { # NAME RUN
 	local words=library
-	[ "$2" = with ] || words=pool
+	[ "$2" = with ] || words=cache
 	if late "$2"; then
 		fail "$1: the same with the $words" "Not done after $limit s." "$(output "$2")"
 	elif [ "${verdict[without]}" != "${verdict[$2]}" ]; then
@@ -81,7 +81,7 @@ judge() { # NAME RUN
 	registrations[$2]=$((stats[reg_kernel] + stats[hits])) hits[$2]=${stats[hits]}
 	# Each side is a process, and each must have said what it did.
 	if ((stats[processes] >= ${PROCESSES-2} && stats[reg_kernel] > 0 && stats[reg_next] == 0 && stats[reg_failed] == 0 &&
-		stats[dereg_next] == 0 && stats[dereg_failed] == 0 && stats[vanished] == 0)); then
+		stats[dereg_next] == 0 && stats[dereg_failed] == 0 && stats[ended_elsewhere] == 0)); then
 		pass "$1: with the $words, every registration is the library's"
 	else
 		fail "$1: with the $words, every registration is the library's" "$(show_stats)"
@@ -94,20 +94,20 @@ judge() { # NAME RUN
 row() { # NAME
 	local run there wanted least
 	if [ -n "$wall" ]; then
-		echo "$1|${registrations[with]}|${hits[pool]}" >>"$wall/rows${SID:+.sid}"
-		for run in with pool; do
+		echo "$1|${registrations[with]}|${hits[cache]}" >>"$wall/rows${SID:+.sid}"
+		for run in with cache; do
 			[ ! -e "$scratch/$run.trace" ] || cp "$scratch/$run.trace" "$wall/$1.$run.trace"
 		done
 		return
 	fi
 	[ -z "${SID-}" ] || return 0
 	read -r wanted least <<<"$(awk -F' *[|] *' -v name="$1" '$2 == name { print $3, $4 }' "$table")"
-	there="${registrations[with]} and ${registrations[pool]} registrations, ${hits[pool]} hits"
-	if as_many with && as_many pool &&
-		((hits[pool] * 3 >= least && (hits[pool] > 0) == (least > 0))); then
-		pass "$1: ${registrations[pool]} registrations, ${hits[pool]} of them hits, as ${table##*/} says"
+	there="${registrations[with]} and ${registrations[cache]} registrations, ${hits[cache]} hits"
+	if as_many with && as_many cache &&
+		((hits[cache] * 3 >= least && (hits[cache] > 0) == (least > 0))); then
+		pass "$1: ${registrations[cache]} registrations, ${hits[cache]} of them hits, as ${table##*/} says"
 	else
-		fail "$1: as ${table##*/} says (\"make wall\" writes it)" "with the library and with the pool: $there" \
+		fail "$1: as ${table##*/} says (\"make wall\" writes it)" "with the library and with the cache: $there" \
 			"the table: $wanted registrations, $least hits"
 	fi
 }
@@ -156,7 +156,7 @@ both ib_atomic_bw tcp "ib_atomic_bw -d $device -x $gid -p PORT -n 5 -F"
 RELIABLE=no program 'fi_pingpong -c' tcp '' "fi_pingpong -p verbs -e msg -d $device -B PORT -I 5 -S 4096 -c" \
 	"fi_pingpong -p verbs -e msg -d $device -P PORT -I 5 -S 4096 -c $address"
 
-# From here on with the pool only: programs that register while they run.
+# From here on with the cache only: programs that register while they run.
 if [ -z "$table" ]; then
 	tap_done
 	exit

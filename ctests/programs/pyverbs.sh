@@ -83,7 +83,7 @@ else
 fi
 while IFS=$'\t' read -ra judgement; do "${judgement[@]}"; done <"$scratch/judgement"
 
-# A dma-buf is not memory of the process: its registrations are passed on by design.
+# A dma-buf is not memory of the process: its registrations are forwarded by design.
 passed_on=0
 ! grep -qiE $'^pass\t.*dmabuf' "$scratch/judgement" || passed_on=any
 sum_stats "$scratch/stats"

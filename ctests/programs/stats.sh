@@ -9,7 +9,7 @@ declare -A stats
 sum_stats() { # FILE
 	local field line
 	stats=([processes]=0)
-	for field in hits reg_kernel reg_next reg_failed dereg_kernel dereg_next dereg_failed live vanished; do
+	for field in hits reg_kernel reg_next reg_failed dereg_kernel dereg_next dereg_failed live ended_elsewhere; do
 		stats[$field]=0
 	done
 	[ -e "$1" ] || return 0
@@ -23,7 +23,7 @@ sum_stats() { # FILE
 
 show_stats() { # one line
 	local field line=
-	for field in processes hits reg_kernel reg_next reg_failed dereg_kernel dereg_next dereg_failed live vanished; do
+	for field in processes hits reg_kernel reg_next reg_failed dereg_kernel dereg_next dereg_failed live ended_elsewhere; do
 		line+=", $field ${stats[$field]}"
 	done
 	echo "${line#, }"

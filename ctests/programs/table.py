@@ -14,18 +14,18 @@ import sys
 HEAD = """# Programs that people run
 
 Each of these programs runs unmodified on soft-RoCE (Linux 6.12, rdma-core 44, Debian 12) in the
-machine of `vm/`: without the library, with it, and with the pool (`RDMAMR_CACHE=all`). The results
+machine of `vm/`: without the library, with it, and with the cache (`RDMAMR_CACHE=all`). The results
 are the same, and all registrations are the library's. `make wall` runs them and writes this page.
 `make check` runs those down to ucx_perftest and compares the registrations and, roughly, the hits.
 
 The times are those of the calls that register and deregister, of both sides together, on an
 emulated processor, far slower than a real one. "Each" is the mean of a registration with its
 deregistration, "each hit" that of a hit. A program that registers its memory once, at its start,
-gains nothing by the pool, and pays nothing for it: the pool starts when a range comes back.
+gains nothing by the cache, and pays nothing for it: the cache starts when a range comes back.
 """
 
 COLUMNS = """
-| program | registrations | hits | time, ms | with the pool, ms | each, ms | each hit, ms |
+| program | registrations | hits | time, ms | with the cache, ms | each, ms | each hit, ms |
 | --- | ---: | ---: | ---: | ---: | ---: | ---: |
 """
 
@@ -54,7 +54,7 @@ The same library on Linux {0} with rdma-core {3}, libfabric {1} and Open MPI {2}
 `verbs;ofi_rxm` pass buffers on in a ring and sum them over all ranks. Each buffer is fresh, from
 `malloc` or `mmap`, and all data is checked (`ctests/programs/ring.c`). The ranks get the library by
 `mpirun -x LD_PRELOAD`, or `rdmamr run` starts `mpirun`. "No other cache" is libfabric's own cache
-off. A buffer from `mmap` is gone after its message, so nothing can be kept of it: the pool serves
+off. A buffer from `mmap` is gone after its message, so nothing can be kept of it: the cache serves
 buffers from `malloc`, where libfabric's cache does not serve them before, and the others cost more
 than without it. The number of registrations differs a little from run to run.
 """
@@ -99,9 +99,9 @@ def table(folder, file, rdmamr):
         for row in rows:
             name, registrations, hits = row.rstrip("\n").split("|")
             time, each = cells(os.path.join(folder, f"{name}.with.trace"), 0, rdmamr)
-            pool, served = cells(os.path.join(folder, f"{name}.pool.trace"), int(hits), rdmamr)
+            cache, served = cells(os.path.join(folder, f"{name}.pool.trace"), int(hits), rdmamr)
             served = served if int(hits) else ""
-            text += f"| {name} | {registrations} | {hits} | {time} | {pool} | {each} | {served} |\n"
+            text += f"| {name} | {registrations} | {hits} | {time} | {cache} | {each} | {served} |\n"
     return text
 
 

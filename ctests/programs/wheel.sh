@@ -27,7 +27,7 @@ check "and the module for LD_AUDIT" grep -qF " $venv/lib/rdmamr/librdmamr-audit.
 
 if [ -n "$device" ]; then
 	. "$here/mooncake.sh"
-	export RDMAMR_STATS=$scratch/stats RDMAMR_RELAXED_LINGER=1000000
+	export RDMAMR_STATS=$scratch/stats RDMAMR_CACHE_LINGER=1000000
 	moves=(timeout 600 rdmamr run --cache=all -- "$python" "$here/moves.py" engine "$device" "$address" "$scratch/moves")
 	"${moves[@]}" target >"$scratch/target" 2>&1 &
 	target=$!

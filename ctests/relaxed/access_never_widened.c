@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
  * A region serves what has fewer local rights than it, and no more: nobody gets a remote right that
- * was not asked for, nor a region that was registered by other rules. What the pool cannot share
+ * was not asked for, nor a region that was registered by other rules. What the cache cannot share
  * has a region of its own, which goes with it.
  */
-#include "../lib/pool.h"
+#include "../lib/reuse.h"
 
 #define FLUSH_GLOBAL (1 << 8) /* IBV_ACCESS_FLUSH_GLOBAL, younger than some headers */
 
@@ -116,7 +116,7 @@ static void no_read(const char *name, uint32_t rkey, char *at)
 	pair_reconnect(&pair);
 }
 
-/* The rights are those that were asked for, in the device as well, whatever the pool has beside. */
+/* The rights are those that were asked for, in the device as well, whatever the cache has beside. */
 static void as_asked_for(void)
 {
 	struct ibv_mr *all, *read, *local, *less;
@@ -184,9 +184,9 @@ static void other_rules(const char *name, int flag)
 }
 
 /*
- * Flags that the pool has no regions for: one of its own each, which goes when it is deregistered.
+ * Flags that the cache has no regions for: one of its own each, which goes when it is deregistered.
  */
-static void not_pooled(const char *name, int flag)
+static void not_cacheed(const char *name, int flag)
 {
 	struct ibv_mr *plain = ibv_reg_mr(pair.pd, memory, SIZE, LOCAL_AND_REMOTE | flag), *mr;
 	int err = errno, regions;
@@ -209,13 +209,13 @@ static void not_pooled(const char *name, int flag)
 			return;
 		after = stats();
 		ok(made_anew(before, after) && after.bypassed_access == before.bypassed_access + 1,
-		   "%s: past the pool, for its access flags", name);
+		   "%s: past the cache, for its access flags", name);
 		is(kernel_regions(pair.context), regions + 1, "%s: by a region of its own", name);
 		ok(mr->addr == memory && mr->length == SIZE, "%s: which is what was asked for", name);
 		is(ibv_dereg_mr_relaxed(mr), 0, "%s: deregistered", name);
 		is(kernel_regions(pair.context), regions, "%s: at once", name);
 	}
-	still(&pair, "and the pool is as it was", memory, SIZE);
+	still(&pair, "and the cache is as it was", memory, SIZE);
 }
 
 static void invalid(const char *name, int access)
@@ -230,17 +230,17 @@ static void invalid(const char *name, int access)
 int main(int argc, char **argv)
 {
 	(void)argc;
-	with_setting(argv, "RDMAMR_RELAXED_LINGER", FOREVER);
+	with_setting(argv, "RDMAMR_CACHE_LINGER", FOREVER);
 	relaxed_open(&pair);
 	memory = pages(COUNT);
 	as_case(who_serves_whom(), "which rights serve which");
 	as_case(as_asked_for(), "the rights that were asked for");
 	other_rules("RELAXED_ORDERING", IBV_ACCESS_RELAXED_ORDERING);
 	other_rules("FLUSH_GLOBAL", FLUSH_GLOBAL);
-	not_pooled("ZERO_BASED", IBV_ACCESS_ZERO_BASED);
-	not_pooled("ON_DEMAND", IBV_ACCESS_ON_DEMAND);
-	not_pooled("MW_BIND", IBV_ACCESS_MW_BIND);
-	not_pooled("HUGETLB", IBV_ACCESS_HUGETLB);
+	not_cacheed("ZERO_BASED", IBV_ACCESS_ZERO_BASED);
+	not_cacheed("ON_DEMAND", IBV_ACCESS_ON_DEMAND);
+	not_cacheed("MW_BIND", IBV_ACCESS_MW_BIND);
+	not_cacheed("HUGETLB", IBV_ACCESS_HUGETLB);
 	/* With an idle region of the same memory, which must not be what answers. */
 	control(&pair, "before invalid flags", memory, SIZE);
 	invalid("remote write without local write", IBV_ACCESS_REMOTE_WRITE);

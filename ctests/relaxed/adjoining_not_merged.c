@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Overlapping and adjoining registrations, gigabytes long: the pool never makes one region of them
+ * Overlapping and adjoining registrations, gigabytes long: the cache never makes one region of them
  * that is longer than what was asked for, let alone past 4 GiB, where some devices slow down. A
  * program that itself asks for more than 4 GiB has it, and data lands past the fourth. The memory
  * is a sealed file of 64 MiB, mapped over and over.
@@ -59,8 +59,8 @@ int main(int argc, char **argv)
 	int err;
 
 	(void)argc;
-	with_setting(argv, "RDMAMR_RELAXED_LINGER", FOREVER);
-	with_setting(argv, "RDMAMR_RELAXED_MAX_IDLE_BYTES", "64G");
+	with_setting(argv, "RDMAMR_CACHE_LINGER", FOREVER);
+	with_setting(argv, "RDMAMR_CACHE_MAX_IDLE_BYTES", "64G");
 	alarm(DEADLOCK);
 	as_root();
 	relaxed_open(&pair);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * A program with a userfaultfd of its own takes fresh memory, where regions of the pool were until just now and beside
- * such as are just ending. The kernel gives memory to one userfaultfd: the program is never told EBUSY, since the pool
- * takes no memory but that of regions; and its watch stays, since the pool ends no watch but its own, on kernels too
+ * A program with a userfaultfd of its own takes fresh memory, where regions of the cache were until just now and beside
+ * such as are just ending. The kernel gives memory to one userfaultfd: the program is never told EBUSY, since the cache
+ * takes no memory but that of regions; and its watch stays, since the cache ends no watch but its own, on kernels too
  * that let one file end another's (before 6.16).
  *
  * The device is the stand-in (stub_device.h).
@@ -47,7 +47,7 @@ static char *fresh(char *at, size_t length)
 	return memory;
 }
 
-static void pool_uses(char *memory, size_t length)
+static void cache_uses(char *memory, size_t length)
 {
 	struct ibv_mr *mr = ibv_reg_mr_relaxed(stub_pd(), memory, length, LOCAL_AND_REMOTE);
 
@@ -79,13 +79,13 @@ static bool hears(long heard)
 	return events != heard;
 }
 
-/* The pool and the program's own userfaultfd have the same place in turn. */
+/* The cache and the program's own userfaultfd have the same place in turn. */
 static void in_turn(long rounds)
 {
 	long heard, lost = 0, taken = 0;
 
 	for (long round = 0; round < rounds; round++) {
-		pool_uses(fresh(place, LENGTH), LENGTH);
+		cache_uses(fresh(place, LENGTH), LENGTH);
 		must(munmap(place, LENGTH) == 0);
 		heard = events;
 		if (own_takes(fresh(place, LENGTH), LENGTH)) {
@@ -131,7 +131,7 @@ static void flushed_beside(long rounds)
 	must(pthread_create(&thread, NULL, beside, &lost) == 0);
 	fresh(place, LENGTH);
 	while (rounds_done < rounds) {
-		pool_uses(place, LENGTH);
+		cache_uses(place, LENGTH);
 		must(ibv_flush_relaxed_mr(stub_pd()) == 0);
 	}
 	stop = true;
@@ -163,8 +163,8 @@ int main(int argc, char **argv)
 	const char *why;
 	pthread_t thread;
 
-	if (!getenv("RDMAMR_RELAXED_LINGER")) {
-		must(setenv("RDMAMR_RELAXED_LINGER", "3600", 1) == 0);
+	if (!getenv("RDMAMR_CACHE_LINGER")) {
+		must(setenv("RDMAMR_CACHE_LINGER", "3600", 1) == 0);
 		execv("/proc/self/exe", argv);
 		must(!"execv");
 	}
@@ -172,7 +172,7 @@ int main(int argc, char **argv)
 	why = stub_open(STUB_NOTHING);
 	if (why)
 		skip_all(why);
-	pool_uses(fresh(place - CHUNK, PAGE), PAGE);
+	cache_uses(fresh(place - CHUNK, PAGE), PAGE);
 	own = open_userfaultfd(UFFD_FEATURE_EVENT_UNMAP);
 	if (own < 0 || stats().bypassed_watch)
 		skip_all("userfaultfd is refused here");

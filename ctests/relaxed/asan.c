@@ -2,7 +2,7 @@
 /*
  * Compiled with -fsanitize=address: AddressSanitizer stands in for memory calls too, and has an
  * allocator of its own that maps and unmaps past everybody. Both must go on working, above and
- * below each other: the pool sees what the program does to its memory, and AddressSanitizer has
+ * below each other: the cache sees what the program does to its memory, and AddressSanitizer has
  * nothing to report. The device is the stand-in of stub_device.h; sanitizer.sh runs this in each
  * order of loading.
  *
@@ -94,7 +94,7 @@ static void each_call(void)
 	must(munmap(memory, SIZE) == 0 && map(memory, SIZE, MAP_FIXED_NOREPLACE) == memory);
 	changed("munmap and mmap", memory, SIZE);
 	must(syscall(SYS_munmap, memory, SIZE) == 0 && map(memory, SIZE, MAP_FIXED_NOREPLACE) == memory);
-	changed("the same, munmap by a bare system call", memory, SIZE);
+	changed("the same, munmap by a raw system call", memory, SIZE);
 	must(map(memory + PAGE, PAGE, MAP_FIXED) == memory + PAGE);
 	changed("mmap with MAP_FIXED over a page", memory, SIZE);
 	must(madvise(memory, PAGE, MADV_DONTNEED) == 0);

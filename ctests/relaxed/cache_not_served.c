@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Under RDMAMR_CACHE each plain registration that the pool does not serve is counted with the reason. Where the pool can
+ * Under RDMAMR_CACHE each plain registration that the cache does not serve is counted with the reason. Where the cache can
  * serve none, since the program has called ibv_fork_init, RDMAMR_LOG=info says so once, and where it serves, what the
  * program gives up.
  *
@@ -44,9 +44,9 @@ static void without_fork(int file)
 	registers(LOCAL_AND_REMOTE, (uintptr_t)memory);
 	after = stats();
 	ok(after.hits - before.hits == TIMES - 2 && after.misses - before.misses == 1,
-	   "the pool serves a plain registration whose range has come back");
+	   "the cache serves a plain registration whose range has come back");
 	is((long long)(after.bypassed_first - before.bypassed_first), 1, "counted: a range that comes for the first time");
-	is(said(file, "the pool keeps and reuses regions, also those that peers can reach: a key stays valid after ibv_dereg_mr for 600 s"),
+	is(said(file, "the cache keeps and reuses regions, also those that peers can reach: a key stays valid after ibv_dereg_mr for 600 s"),
 	   1, "RDMAMR_LOG=info says once what the program gives up");
 	registers(LOCAL_AND_REMOTE, (uintptr_t)memory + PAGE);
 	is((long long)(stats().bypassed_address - before.bypassed_address), TIMES, "counted: an address of its own");
@@ -62,7 +62,7 @@ static void with_fork(int file)
 {
 	registers(LOCAL_AND_REMOTE, (uintptr_t)memory);
 	is((long long)stats().bypassed_fork, TIMES - 1, "counted: ibv_fork_init was called, as soon as the range has come back");
-	is((long long)(stats().hits + stats().misses), 0, "the pool serves nothing");
+	is((long long)(stats().hits + stats().misses), 0, "the cache serves nothing");
 	is(said(file, without_effect), 1, "RDMAMR_LOG=info says once that RDMAMR_CACHE is without effect");
 	for (int n = 0; n < TIMES; n++) {
 		struct ibv_mr *mr = ibv_reg_mr_relaxed(stub_pd(), memory, PAGE, LOCAL_AND_REMOTE);
@@ -70,9 +70,9 @@ static void with_fork(int file)
 		must(mr && ibv_dereg_mr_relaxed(mr) == 0);
 	}
 	is((long long)stats().bypassed_fork, 2 * TIMES - 1, "counted: relaxed calls get regions of their own");
-	is((long long)(stats().hits + stats().misses), 0, "the pool serves no relaxed call");
+	is((long long)(stats().hits + stats().misses), 0, "the cache serves no relaxed call");
 	is(stub_registered(), stub_deregistered(), "each region has ended with its user");
-	is(userfaultfds(NULL), 0, "and the pool has not started");
+	is(userfaultfds(NULL), 0, "and the cache has not started");
 }
 
 int main(int argc, char **argv)
@@ -82,7 +82,7 @@ int main(int argc, char **argv)
 
 	if (!getenv("RDMAMR_CACHE")) {
 		must(setenv("RDMAMR_CACHE", "all", 1) == 0 && setenv("RDMAMR_LOG", "info", 1) == 0);
-		must(setenv("RDMAMR_RELAXED_LINGER", "600", 1) == 0);
+		must(setenv("RDMAMR_CACHE_LINGER", "600", 1) == 0);
 		execv("/proc/self/exe", argv);
 		must(!"execv");
 	}

@@ -199,7 +199,7 @@ static void both_caches(const char *name, bool watch_first, char *const *buffers
 	       cache.unwatched, cache.invalidated);
 	show(before, after);
 	is((long long)((after.hits - before.hits) + (after.reg_kernel - before.reg_kernel)), cache.misses,
-	   "%s: what the one on top has missed came to the pool", name);
+	   "%s: what the one on top has missed came to the cache", name);
 	ok(cache.hits > 0 || cache.unwatched == cache.misses, "%s: the one on top hits, unless it may watch nothing",
 	   name);
 	is((long long)after.live, 1 + cache_holds(),
@@ -218,7 +218,7 @@ int main(int argc, char **argv)
 	char *own[BUFFERS], *adjoining[BUFFERS], *area;
 
 	(void)argc;
-	with_setting(argv, "RDMAMR_RELAXED_LINGER", FOREVER);
+	with_setting(argv, "RDMAMR_CACHE_LINGER", FOREVER);
 	alarm(DEADLOCK);
 	relaxed_open(&pair);
 	for (int n = 0; n < BUFFERS; n++) {
@@ -229,9 +229,9 @@ int main(int argc, char **argv)
 	for (int n = 0; n < BUFFERS; n++)
 		adjoining[n] = area + n * BUFFER;
 	both_caches("the one on top watches first, buffers apart", true, own);
-	both_caches("the pool watches first, buffers apart", false, own);
+	both_caches("the cache watches first, buffers apart", false, own);
 	both_caches("the one on top watches first, buffers in a row", true, adjoining);
-	both_caches("the pool watches first, buffers in a row", false, adjoining);
-	control_later(&pair, "the pool alone", area, PAGE);
+	both_caches("the cache watches first, buffers in a row", false, adjoining);
+	control_later(&pair, "the cache alone", area, PAGE);
 	return relaxed_close(&pair);
 }

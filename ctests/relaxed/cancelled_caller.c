@@ -3,7 +3,7 @@
  * A thread that pthread_cancel has asked to end registers, deregisters and changes memory. None of
  * these calls is where a thread ends, with the library or without: it ends at its own
  * pthread_testcancel, and each call has done its work. In each process these are the first calls,
- * so the pool starts in that thread.
+ * so the cache starts in that thread.
  *
  * The device is the stand-in (stub_device.h).
  */

@@ -2,7 +2,7 @@
 /*
  * Idle regions in a cgroup. With nine of ten objects registered and deregistered, the program finds room for other
  * objects of the device. With 300 MiB of memory, buffers of 100 MiB that come and go need hardly more than without the
- * pool. With as many huge pages as one buffer has, each new buffer gets them. With no thread left, registrations
+ * cache. With as many huge pages as one buffer has, each new buffer gets them. With no thread left, registrations
  * succeed, and are used again when there is one.
  *
  * Only in the machine of vm/, where the cgroups are ours.
@@ -82,7 +82,7 @@ static void objects(void)
 			other = ibv_alloc_pd(context);
 			ok(!!other, "%s: and a protection domain", name);
 			must((!cq || ibv_destroy_cq(cq) == 0) && (!other || ibv_dealloc_pd(other) == 0));
-			/* The pool's threads may be waiting for a processor. */
+			/* The cache's threads may be waiting for a processor. */
 			for (int wait = 0; wait < 500 && stats().idle > 1; wait++)
 				usleep(10000);
 			ok(stats().idle <= 1, "%s: of what is left at most an eighth is idle: %d", name, (int)stats().idle);
@@ -221,7 +221,7 @@ int main(int argc, char **argv)
 	if (!getenv("VM"))
 		skip_all("only in the machine of vm/: the cgroups are changed");
 	with_setting(argv, "RDMAMR_CACHE", "all");
-	with_setting(argv, "RDMAMR_RELAXED_LINGER", FOREVER);
+	with_setting(argv, "RDMAMR_CACHE_LINGER", FOREVER);
 	mkdir(ROOT, 0755);
 	if (mount("none", ROOT, "cgroup2", 0, NULL))
 		skip_all("no cgroup2");

@@ -33,7 +33,7 @@ struct run {
 static void in_other_domain(void *at, size_t length)
 {
 	struct rdmamr_stats before;
-	struct ibv_mr *mr = register_by_pool(other_pd, at, length, LOCAL_AND_REMOTE, &before);
+	struct ibv_mr *mr = register_by_cache(other_pd, at, length, LOCAL_AND_REMOTE, &before);
 
 	must(mr && deregister_region(mr) == 0);
 }
@@ -178,7 +178,7 @@ static void before(struct run *run)
 	struct rdmamr_stats since;
 
 	if (run->situation == IN_USE) {
-		run->old = register_by_pool(pair.pd, first->at, first->length, run->access, &since);
+		run->old = register_by_cache(pair.pd, first->at, first->length, run->access, &since);
 		must(run->old);
 		return;
 	}
@@ -332,7 +332,7 @@ static void beside_workers(int way)
 		must(lands_local(&pair, memory + 4 * PAGE, PAGE));
 		must(deregister_region(register_region(pair.pd, memory, 2 * PAGE, LOCAL_AND_REMOTE)) == 0);
 		must(ring_result() == 0);
-		/* Used again before it is withdrawn, so that the pool tries again at once. */
+		/* Used again before it is invalidated, so that the cache tries again at once. */
 		stale += !lands(&pair, memory, 2 * PAGE);
 		stale += !lands(&pair, memory, 2 * PAGE);
 	}
@@ -348,7 +348,7 @@ static void layers(void)
 	struct rdmamr_stats now = stats();
 
 	case_begin("the layers that saw the changes");
-	printf("# withdrawn: by calls %llu, by events %llu, by the fence %llu\n",
+	printf("# invalidated: by calls %llu, by events %llu, by the fence %llu\n",
 	       (unsigned long long)now.stale_avoided_hook,
 	       (unsigned long long)now.stale_avoided_event, (unsigned long long)now.stale_avoided_fence);
 	ok(now.stale_avoided_hook > 0, "calls of the C library were seen as such");
@@ -359,7 +359,7 @@ static void layers(void)
 
 int main(int argc, char **argv)
 {
-	with_setting(argv, "RDMAMR_RELAXED_LINGER", FOREVER);
+	with_setting(argv, "RDMAMR_CACHE_LINGER", FOREVER);
 	relaxed_open(&pair);
 	other_pd = ibv_alloc_pd(pair.context);
 	must(other_pd);

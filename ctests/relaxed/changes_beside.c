@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * A program changes memory beside registered memory, again and again: the pool notes that it has nothing
- * there, and the calls take no lock. Memory that is registered there later is the pool's from then on: what
+ * A program changes memory beside registered memory, again and again: the cache notes that it has nothing
+ * there, and the calls take no lock. Memory that is registered there later is the cache's from then on: what
  * then drops, replaces or protects it ends the region.
  *
  * The device is the stand-in (stub_device.h).
@@ -137,21 +137,21 @@ int main(int argc, char **argv)
 	char *room;
 
 	(void)argc;
-	with_setting(argv, "RDMAMR_RELAXED_LINGER", FOREVER);
+	with_setting(argv, "RDMAMR_CACHE_LINGER", FOREVER);
 	why = stub_open(STUB_PIN);
 	if (why)
 		skip_all(why);
 	room = pages(4 * CHUNK / PAGE);
 	chunk = (char *)(((uintptr_t)room + CHUNK - 1) & ~((uintptr_t)CHUNK - 1));
-	/* A region in use and an idle one, so that the chunk is the pool's. */
+	/* A region in use and an idle one, so that the chunk is the cache's. */
 	mr = registered(chunk, PAGE);
 	must(lands(chunk + 4 * PAGE, PAGE) && lands(chunk + CHUNK + 4 * PAGE, PAGE));
 	protection();
 	beside("madvise", drop);
 	beside("mmap", put_anew);
 	beside("mremap", move_over);
-	/* Where a bare call has dropped pages, nothing is kept for a second. */
-	beside("a bare madvise", drop_bare);
+	/* Where a raw system call has dropped pages, nothing is kept for a second. */
+	beside("a raw madvise", drop_bare);
 	for (int n = 0; n < 2; n++)
 		must(pthread_create(&threads[n], NULL, both, chunk + AT + (size_t)n * LENGTH) == 0);
 	for (int n = 0; n < 2; n++) {

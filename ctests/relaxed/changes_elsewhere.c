@@ -25,7 +25,7 @@
 
 enum { GUARD_INSTALL = 102, TIMES = 100, SOME = 16 * PAGE, MANY = 1000, MUNMAPS = 3000 };
 
-/* Registers and deregisters. Whether the pool served it. */
+/* Registers and deregisters. Whether the cache served it. */
 static bool hit(void *memory, size_t length)
 {
 	uint64_t hits = stats().hits;
@@ -177,7 +177,7 @@ static void large_region(void)
 	for (long n = 0; n < MANY; n++)
 		hits += hit(small + n * ROOM * PAGE, PAGE);
 	is(hits, MANY, "%d munmaps beside a region of 8 GiB: %d other regions are all used again", MUNMAPS, MANY);
-	is((long long)(stats().stale_avoided_hook - before.stale_avoided_hook), 0, "and none was withdrawn");
+	is((long long)(stats().stale_avoided_hook - before.stale_avoided_hook), 0, "and none was invalidated");
 	must(ibv_dereg_mr_relaxed(mr) == 0 && munmap(huge, large) == 0);
 	must(munmap(small, (size_t)MANY * ROOM * PAGE) == 0);
 }
@@ -212,7 +212,7 @@ static void half_advised(void)
 }
 
 /*
- * The event of a bare madvise comes before the kernel drops the pages. So what is registered there within the next
+ * The event of a raw madvise comes before the kernel drops the pages. So what is registered there within the next
  * second is not used again. Where this machine takes longer than that, it is tried again.
  */
 static void just_dropped(void)
@@ -228,7 +228,7 @@ static void just_dropped(void)
 		hits += hit(memory, SOME);
 		hits += hit(memory, SOME);
 	} while (seconds_now() - begun > 0.9);
-	is(hits, 0, "memory of which a bare madvise has just dropped the pages is not used again");
+	is(hits, 0, "memory of which a raw madvise has just dropped the pages is not used again");
 	for (int tries = 0; !hit(memory, SOME) || !hit(memory, SOME); tries++)
 		must(tries < 500 && usleep(20000) == 0);
 	is(hits_of(memory, SOME), TIMES, "a while later it is");
@@ -247,7 +247,7 @@ static void replaced_and_moved(bool bare)
 	moved = bare ? (void *)syscall(SYS_mremap, memory, ALL, 2 * ALL, MREMAP_MAYMOVE | MREMAP_FIXED, place) :
 		       mremap(memory, ALL, 2 * ALL, MREMAP_MAYMOVE | MREMAP_FIXED, place);
 	ok(moved == place && place[ALL - 1] == 7, "%s moves memory of which MAP_FIXED has replaced a part",
-	   bare ? "a bare mremap" : "mremap");
+	   bare ? "a raw mremap" : "mremap");
 	if (moved == place)
 		munmap(place, 2 * ALL);
 }
@@ -292,8 +292,8 @@ int main(int argc, char **argv)
 	const char *why;
 
 	(void)argc;
-	if (!getenv("RDMAMR_RELAXED_LINGER")) {
-		must(setenv("RDMAMR_RELAXED_LINGER", "600", 1) == 0);
+	if (!getenv("RDMAMR_CACHE_LINGER")) {
+		must(setenv("RDMAMR_CACHE_LINGER", "600", 1) == 0);
 		execv("/proc/self/exe", argv);
 		must(!"execv");
 	}

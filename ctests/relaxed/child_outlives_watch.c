@@ -6,7 +6,7 @@
  * finishes, and is ended by its alarm. The parent closes its device; and in a second run, without
  * LD_PRELOAD, loads the library, uses it, and unloads it.
  */
-#include "../lib/pool.h"
+#include "../lib/reuse.h"
 #include <dlfcn.h>
 #include <sched.h>
 #include <sys/wait.h>
@@ -81,7 +81,7 @@ static void use(struct ibv_pd *pd, char *memory, const char *when)
 {
 	bool hit = false;
 
-	/* The pool keeps nothing for a second where pages were just dropped. */
+	/* The cache keeps nothing for a second where pages were just dropped. */
 	for (int round = 0; round < 10 && !hit; round++) {
 		struct rdmamr_stats before = now();
 		struct ibv_mr *mr = reg(pd, memory, SIZE, LOCAL_AND_REMOTE);
@@ -212,7 +212,7 @@ int main(int argc, char **argv)
 	Dl_info library;
 
 	(void)argc;
-	with_setting(argv, "RDMAMR_RELAXED_LINGER", FOREVER);
+	with_setting(argv, "RDMAMR_CACHE_LINGER", FOREVER);
 	if (getenv("TAP_COUNT"))
 		tap_count = atoi(getenv("TAP_COUNT"));
 	if (!uffd_features())

@@ -13,7 +13,7 @@
 #include "../lib/program.h"
 #include "../lib/tap.h"
 
-/* How a task is made: by the C library's clone, or past the library, as by a bare system call. */
+/* How a task is made: by the C library's clone, or past the library, as by a raw system call. */
 enum made { BY_CLONE, PAST_THE_LIBRARY };
 
 static const char *const made_in_words[] = { "the C library's clone", "a clone past the library" };

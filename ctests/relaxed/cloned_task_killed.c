@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
  * A task that shares the memory and is a process of its own (clone with CLONE_VM, without
- * CLONE_THREAD) changes memory by a bare system call, and is killed in that call: the kernel then
- * drops the event that the library's monitor has not read. No stale region is handed out: the pool
- * keeps nothing from the moment on that the program makes such a task, also if the pool starts
+ * CLONE_THREAD) changes memory by a raw system call, and is killed in that call: the kernel then
+ * drops the event that the library's monitor has not read. No stale region is handed out: the cache
+ * keeps nothing from the moment on that the program makes such a task, also if the cache starts
  * later.
  *
  * The device is the stand-in, whose pins are real (stub_device.h).
@@ -119,7 +119,7 @@ static int nothing(void *unused)
 	return 0;
 }
 
-/* Whether memory is registered anew each time once such a task was made, also by a later start of the pool. */
+/* Whether memory is registered anew each time once such a task was made, also by a later start of the cache. */
 static void keeps_nothing(bool starts_before)
 {
 	pid_t child = fork();
@@ -147,7 +147,7 @@ static void keeps_nothing(bool starts_before)
 		_exit(stub_registered() - before == 2 * TIMES ? 0 : 1);
 	}
 	must(waitpid(child, &status, 0) == child);
-	is(status, 0, "nothing stays registered and nothing is reused after a task was made %s the pool started",
+	is(status, 0, "nothing stays registered and nothing is reused after a task was made %s the cache started",
 	   starts_before ? "after" : "before");
 }
 
@@ -187,7 +187,7 @@ int main(int argc, char **argv)
 	int status;
 
 	(void)argc;
-	with_setting(argv, "RDMAMR_RELAXED_LINGER", FOREVER);
+	with_setting(argv, "RDMAMR_CACHE_LINGER", FOREVER);
 	with_setting(argv, "RDMAMR_CACHE", "all");
 	fflush(stdout);
 	child = fork();

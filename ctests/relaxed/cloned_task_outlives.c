@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
  * The process that registered memory ends, and with it the library's threads. A task that shares
- * the memory (clone with CLONE_VM, without CLONE_THREAD) goes on: it unmaps and frees what the pool
- * watched, by the C library and by a bare system call, and registers memory. It waits for nobody.
+ * the memory (clone with CLONE_VM, without CLONE_THREAD) goes on: it unmaps and frees what the cache
+ * watched, by the C library and by a raw system call, and registers memory. It waits for nobody.
  *
  * The device is the stand-in, whose pins are real (stub_device.h).
  */
@@ -103,7 +103,7 @@ int main(int argc, char **argv)
 	const char *why;
 
 	(void)argc;
-	with_setting(argv, "RDMAMR_RELAXED_LINGER", FOREVER);
+	with_setting(argv, "RDMAMR_CACHE_LINGER", FOREVER);
 	shared = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	must(shared != MAP_FAILED);
 	why = stub_open(STUB_PIN);

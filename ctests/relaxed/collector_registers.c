@@ -2,7 +2,7 @@
 /*
  * A garbage collector stops a thread by a signal whose handler waits, and registers memory itself,
  * deregisters and flushes it, unmaps it and forks. The stopped thread may be anywhere in the
- * library: it starts the pool, it holds the pool's lock, or it registers or deregisters a region.
+ * library: it starts the cache, it holds the cache's lock, or it registers or deregisters a region.
  * Each call of the collector returns, with the result that it has without the library, and no stale
  * region is handed out. When the thread goes on, it finds all in order.
  *
@@ -26,7 +26,7 @@ enum { COUNT = 8, LENGTH = COUNT * PAGE, TIMES = 3, COLLECTIONS = 3, RIGHT = 42 
 enum place { IN_THE_START, WITH_THE_LOCK, IN_A_REGISTRATION, IN_A_DEREGISTRATION, PLACES };
 
 static const char *const in_words[] = {
-	"while it starts the pool", "while it holds the pool's lock", "in a registration", "in a deregistration",
+	"while it starts the cache", "while it holds the cache's lock", "in a registration", "in a deregistration",
 };
 
 static enum place place;
@@ -189,7 +189,7 @@ int main(int argc, char **argv)
 	const char *why;
 
 	(void)argc;
-	with_setting(argv, "RDMAMR_RELAXED_LINGER", FOREVER);
+	with_setting(argv, "RDMAMR_CACHE_LINGER", FOREVER);
 	with_setting(argv, "RDMAMR_CACHE", "all");
 	why = stub_open(STUB_PIN);
 	if (why)

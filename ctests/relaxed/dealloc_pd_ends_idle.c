@@ -8,11 +8,11 @@
 static struct pair pair;
 static char *memory;
 
-/* The one registration: whether the pool served it. */
+/* The one registration: whether the cache served it. */
 static struct ibv_mr *registered(struct ibv_pd *pd, char *at, bool *hit)
 {
 	struct rdmamr_stats before;
-	struct ibv_mr *mr = register_by_pool(pd, at, PAGE, LOCAL_AND_REMOTE, &before);
+	struct ibv_mr *mr = register_by_cache(pd, at, PAGE, LOCAL_AND_REMOTE, &before);
 
 	must(mr);
 	*hit = reused(before, stats());
@@ -132,7 +132,7 @@ static void another(void)
 int main(int argc, char **argv)
 {
 	(void)argc;
-	with_setting(argv, "RDMAMR_RELAXED_LINGER", FOREVER);
+	with_setting(argv, "RDMAMR_CACHE_LINGER", FOREVER);
 	as_root();
 	relaxed_open(&pair);
 	memory = pages(16);

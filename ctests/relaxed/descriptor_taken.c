@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * The number of the pool's userfaultfd is in the program's table of descriptors: a program closes
+ * The number of the cache's userfaultfd is in the program's table of descriptors: a program closes
  * all numbers that it has not opened, or puts files of its own there. Whatever it does, no stale
  * region is handed out, nobody waits for a file that nobody reads, the program's file is left
  * alone, and a file that the program closes is closed.
@@ -66,7 +66,7 @@ static bool is_right(char *memory, char value)
 	return right;
 }
 
-/* The number of the pool's file, in a process that has a watch. */
+/* The number of the cache's file, in a process that has a watch. */
 static int number_of_the_watch(void)
 {
 	int fd = -1;
@@ -172,7 +172,7 @@ static int no_numbers_left(void)
 	return is_right(other, 3) ? RIGHT : WRONG;
 }
 
-/* A child closes its copy of the pool's file, and no other file. */
+/* A child closes its copy of the cache's file, and no other file. */
 static int child_keeps_file(void)
 {
 	int ends[2], fd, status;
@@ -356,7 +356,7 @@ static void *closes(void *fd)
 }
 
 /*
- * close(2) is where a cancelled thread ends. From the call of the pool's number it returns first:
+ * close(2) is where a cancelled thread ends. From the call of the cache's number it returns first:
  * if it did not, each later hit would look whose the number is.
  */
 static int cancelled(void)
@@ -394,7 +394,7 @@ static int not_in_child(void)
 
 /*
  * Standard error is a pipe that nobody reads. The munmap finds that the number is gone while it holds the
- * lock of the pool. If it wrote there, no thread could register any more, and each memory call would wait.
+ * lock of the cache. If it wrote there, no thread could register any more, and each memory call would wait.
  */
 static int nobody_reads(void)
 {
@@ -431,7 +431,7 @@ static const struct part {
 	{ becomes_epoll, 5, "the number becomes an epoll file: no stale region" },
 	{ becomes_epoll_by_dup3, 5, "the same by dup3: no stale region" },
 	{ becomes_another_userfaultfd, 5, "the number becomes another userfaultfd: no stale region" },
-	{ becomes_another_unseen, 2, "the same by a bare system call, then new memory: no stale region" },
+	{ becomes_another_unseen, 2, "the same by a raw system call, then new memory: no stale region" },
 	{ becomes_another_of_one_thread, 2, "the same in a process with one thread: no stale region" },
 	{ thread_leaves_table, 3, "a thread with a table of its own closes it: the others go on" },
 	{ files_end, 3, "a file that the program closes is closed" },
@@ -445,7 +445,7 @@ int main(int argc, char **argv)
 	int null = open("/dev/null", O_WRONLY | O_CLOEXEC), err = dup(STDERR_FILENO);
 
 	(void)argc;
-	with_setting(argv, "RDMAMR_RELAXED_LINGER", FOREVER);
+	with_setting(argv, "RDMAMR_CACHE_LINGER", FOREVER);
 	must(null >= 0 && err >= 0);
 	for (size_t n = 0; n < sizeof(parts) / sizeof(*parts); n++) {
 		int wrong = 0, status = RIGHT;

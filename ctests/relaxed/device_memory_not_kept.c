@@ -38,7 +38,7 @@ static void as_plain(const char *name, void *memory, size_t length, int access)
 		struct ibv_mr *mr;
 
 		errno = 0;
-		mr = register_by_pool(pair.pd, memory, length, access, &before);
+		mr = register_by_cache(pair.pd, memory, length, access, &before);
 		got = mr ? 0 : errno;
 		after = stats();
 		is(got, verdict, "%s: the verdict of a plain registration (%s)", name,
@@ -134,7 +134,7 @@ static void dmabuf(void)
 	before = stats();
 	mr = ibv_reg_dmabuf_mr(pair.pd, 0, 4 * PAGE, 0, buffer, IBV_ACCESS_LOCAL_WRITE);
 	ok(stats().hits == before.hits && stats().misses == before.misses && stats().idle == before.idle,
-	   "a dma-buf by its descriptor (%s) is none of the pool's", mr ? "registered" : strerrorname_np(errno));
+	   "a dma-buf by its descriptor (%s) is none of the cache's", mr ? "registered" : strerrorname_np(errno));
 	must(!mr || ibv_dereg_mr(mr) == 0);
 	must(munmap(memory, 4 * PAGE) == 0);
 	close(buffer);
@@ -214,7 +214,7 @@ int main(int argc, char **argv)
 	char *memory = pages(1);
 
 	(void)argc;
-	with_setting(argv, "RDMAMR_RELAXED_LINGER", FOREVER);
+	with_setting(argv, "RDMAMR_CACHE_LINGER", FOREVER);
 	relaxed_open(&pair);
 	control(&pair, "memory of the program's own", memory, PAGE);
 	packet_ring();

@@ -4,7 +4,7 @@
  * or the same object, comes to lie there. They are a private mapping of its file, and nothing is
  * kept of those.
  */
-#include "../lib/pool.h"
+#include "../lib/reuse.h"
 #include <dlfcn.h>
 
 #define OBJECT "libresolv.so.2" /* of libc, not used here, and small */
@@ -57,7 +57,7 @@ int main(int argc, char **argv)
 	void *object;
 
 	(void)argc;
-	with_setting(argv, "RDMAMR_RELAXED_LINGER", FOREVER);
+	with_setting(argv, "RDMAMR_CACHE_LINGER", FOREVER);
 	relaxed_open(&pair);
 
 	memory = load(&object);
@@ -82,7 +82,7 @@ int main(int argc, char **argv)
 	memory = load(&object);
 	{
 		struct rdmamr_stats since;
-		struct ibv_mr *old = register_by_pool(pair.pd, memory, PAGE, LOCAL_AND_REMOTE, &since);
+		struct ibv_mr *old = register_by_cache(pair.pd, memory, PAGE, LOCAL_AND_REMOTE, &since);
 
 		must(old);
 		unload(object, memory);

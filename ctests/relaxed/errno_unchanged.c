@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
  * A registration or deregistration that succeeds leaves errno as it was, as libibverbs' does: the
- * first one of a process, in which the library asks the device for its driver and starts the pool,
+ * first one of a process, in which the library asks the device for its driver and starts the cache,
  * one that misses, one that hits, and the memory calls between.
  *
  * The device is the stand-in (stub_device.h).
@@ -21,7 +21,7 @@ static const char *const settings[][4] = {
 	{ "RDMAMR_LOG=debug" },
 	{ "RDMAMR_CACHE=all" },
 	{ "RDMAMR_CACHE=all", "RDMAMR_LOG=debug" },
-	{ "RDMAMR_CACHE=all", "RDMAMR_RELAXED_MAX_IDLE=8" },
+	{ "RDMAMR_CACHE=all", "RDMAMR_CACHE_MAX_IDLE=8" },
 	{ "RDMAMR_TRACE=/dev/null", "RDMAMR_CACHE=all" },
 };
 enum { SETTINGS = sizeof(settings) / sizeof(*settings) };

@@ -3,7 +3,7 @@
  * exec in all its forms: by a child of fork, of vfork, of posix_spawn, by a daemon's parent, and by
  * the process itself with regions idle. No descriptor of the library's is handed down, nobody
  * hangs, nothing stays registered; and a child of vfork, which is another process in this very
- * address space, does not take the pool for dead.
+ * address space, does not take the cache for dead.
  */
 #include "../lib/observe.h"
 #include <signal.h>
@@ -126,7 +126,7 @@ static void by_vfork(void)
 	control_later(&pair, "after that", memory, PAGE);
 }
 
-/* A daemon: the process that had the pool is gone, its child registers on a device of its own. */
+/* A daemon: the process that had the cache is gone, its child registers on a device of its own. */
 static int becomes_daemon(int report)
 {
 	struct ibv_context *context;
@@ -217,7 +217,7 @@ int main(int argc, char **argv)
 	alarm(DEADLOCK);
 	if (argc > 2)
 		return replaced();
-	with_setting(argv, "RDMAMR_RELAXED_LINGER", FOREVER);
+	with_setting(argv, "RDMAMR_CACHE_LINGER", FOREVER);
 	as_root();
 	relaxed_open(&pair);
 	memory = pages(1);

@@ -85,9 +85,9 @@ int main(int argc, char **argv)
 	const char *why;
 
 	(void)argc;
-	with_setting(argv, "RDMAMR_RELAXED_LINGER", FOREVER);
-	with_setting(argv, "RDMAMR_RELAXED_MAX_IDLE", "100000");
-	with_setting(argv, "RDMAMR_RELAXED_MAX_IDLE_BYTES", "1G");
+	with_setting(argv, "RDMAMR_CACHE_LINGER", FOREVER);
+	with_setting(argv, "RDMAMR_CACHE_MAX_IDLE", "100000");
+	with_setting(argv, "RDMAMR_CACHE_MAX_IDLE_BYTES", "1G");
 	continue_report();
 	why = stub_open(STUB_NOTHING);
 	if (why)

@@ -2,10 +2,10 @@
 /*
  * Any process that has a file open can take its pages out of every mapping, and no event tells of
  * it: by ftruncate, by punching holes, by opening it with O_TRUNC, from this process or another. So
- * the pool keeps no region of a shared mapping, be the file sealed against all that or not. Private
+ * the cache keeps no region of a shared mapping, be the file sealed against all that or not. Private
  * mappings lose their own copies to a truncation as well.
  */
-#include "../lib/pool.h"
+#include "../lib/reuse.h"
 #include <linux/falloc.h>
 #include <sys/wait.h>
 
@@ -182,7 +182,7 @@ static void grown(int fd)
 	must(munmap(room, 2 * SIZE) == 0 && close(fd) == 0);
 }
 
-/* The pool asks what memory it is when it is registered again, and takes note. */
+/* The cache asks what memory it is when it is registered again, and takes note. */
 static void counted(void)
 {
 	char *memory = mmap(NULL, SIZE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -190,9 +190,9 @@ static void counted(void)
 
 	must(memory != MAP_FAILED);
 	for (int n = 0; n < 3; n++)
-		must(lands_by_pool(&pair, memory, SIZE, LOCAL_AND_REMOTE, &before, &after));
+		must(lands_by_cache(&pair, memory, SIZE, LOCAL_AND_REMOTE, &before, &after));
 	is((long long)(after.bypassed_memory - before.bypassed_memory), 1,
-	   "shared memory is counted as past the pool");
+	   "shared memory is counted as past the cache");
 	is((long long)(after.hits + after.misses - before.hits - before.misses), 0,
 	   "and as neither hit nor miss");
 	must(munmap(memory, SIZE) == 0);
@@ -217,7 +217,7 @@ static void private(const char *what, int fd)
 	must(munmap(memory, SIZE) == 0 && close(fd) == 0);
 }
 
-/* What the seals forbid is out of the world, but the pool does not look at seals. */
+/* What the seals forbid is out of the world, but the cache does not look at seals. */
 static void sealed(void)
 {
 	int fd = make_memfd();
@@ -243,7 +243,7 @@ int main(int argc, char **argv)
 	char *earlier = map(early, MAP_SHARED);
 
 	(void)argc;
-	with_setting(argv, "RDMAMR_RELAXED_LINGER", FOREVER);
+	with_setting(argv, "RDMAMR_CACHE_LINGER", FOREVER);
 	relaxed_open(&pair);
 	shared("a memfd mapped before the first relaxed call", early, earlier);
 	fd = make_memfd();

@@ -90,7 +90,7 @@ static void cut(const char *kind, int flags)
 		must(syscall(SYS_ftruncate, fd, 0L) == 0 && syscall(SYS_ftruncate, fd, (long)SIZE) == 0);
 		stale += !lands(memory);
 	}
-	is(stale, 0, "a %s mapping of a memfd, cut by bare system calls: data lands in the page of now", kind);
+	is(stale, 0, "a %s mapping of a memfd, cut by raw system calls: data lands in the page of now", kind);
 	must(munmap(memory, SIZE) == 0 && close(fd) == 0);
 }
 
@@ -120,7 +120,7 @@ int main(int argc, char **argv)
 	const char *why;
 
 	(void)argc;
-	with_setting(argv, "RDMAMR_RELAXED_LINGER", FOREVER);
+	with_setting(argv, "RDMAMR_CACHE_LINGER", FOREVER);
 	why = stub_open(STUB_PIN);
 	if (why)
 		skip_all(why);

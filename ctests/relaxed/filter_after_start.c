@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
  * A program that has registered memory filters its system calls, and the filter kills it where it
- * makes one that it does not use itself. The pool's are such ones: those of userfaultfd, mincore,
- * kcmp, opening files. So the pool ends before the filter is set: nothing is used again, what is
+ * makes one that it does not use itself. The cache's are such ones: those of userfaultfd, mincore,
+ * kcmp, opening files. So the cache ends before the filter is set: nothing is used again, what is
  * registered works, and what was idle is deregistered.
  *
  * The device is the stand-in, whose pins are real (stub_device.h). Each part runs in a child.
@@ -122,7 +122,7 @@ static int filtered(void)
 }
 
 /*
- * The pool does not start any more. The library has started: with its first region it opens the
+ * The cache does not start any more. The library has started: with its first region it opens the
  * page that shows its counters.
  */
 static int filtered_first(void)
@@ -138,7 +138,7 @@ static int filtered_first(void)
 	return stub_registered() == ROUNDS + 1 && stub_deregistered() == ROUNDS + 1 ? RIGHT : WRONG;
 }
 
-/* Other calls of prctl do nothing to the pool. */
+/* Other calls of prctl do nothing to the cache. */
 static int named(void)
 {
 	char *memory = pages(1), name[16];
@@ -176,10 +176,10 @@ static void part(int (*part)(void), const char *name)
 int main(int argc, char **argv)
 {
 	(void)argc;
-	with_setting(argv, "RDMAMR_RELAXED_LINGER", FOREVER);
+	with_setting(argv, "RDMAMR_CACHE_LINGER", FOREVER);
 	set_filter = by_prctl;
 	part(filtered, "a filter by prctl, with threads: the program goes on, and its data is right");
-	part(filtered_first, "a filter by prctl before the first relaxed registration: the pool does not start");
+	part(filtered_first, "a filter by prctl before the first relaxed registration: the cache does not start");
 	one_thread = true;
 	part(filtered, "a filter by prctl, with one thread");
 	one_thread = false;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
  * The first thread of a program has ended by pthread_exit: from then on /proc/self/maps, which is that thread's, opens
- * and is empty. What the other threads register in shared memory is not used again all the same, and the pool sees how
+ * and is empty. What the other threads register in shared memory is not used again all the same, and the cache sees how
  * many mappings the process has: it does not use up those that the program needs.
  *
  * The device is the stand-in, whose pins are real (stub_device.h).
@@ -35,7 +35,7 @@ static void dereg(struct ibv_mr *mr)
 	must((plain ? ibv_dereg_mr(mr) : ibv_dereg_mr_relaxed(mr)) == 0);
 }
 
-/* A plain registration that the pool did not look at, since its range was new, does not count. */
+/* A plain registration that the cache did not look at, since its range was new, does not count. */
 static bool lands(void *memory, size_t length)
 {
 	struct rdmamr_stats before;
@@ -125,7 +125,7 @@ static void *other(void *argv)
 	char *memory;
 
 	must(pthread_join(first, NULL) == 0);
-	/* The pool counts the mappings when it starts. */
+	/* The cache counts the mappings when it starts. */
 	if (!getenv("MAPPINGS")) {
 		few_mappings_left();
 		go_on_with(argv, "MAPPINGS", "many");
@@ -147,7 +147,7 @@ int main(int argc, char **argv)
 	pthread_t thread;
 
 	(void)argc;
-	with_setting(argv, "RDMAMR_RELAXED_LINGER", FOREVER);
+	with_setting(argv, "RDMAMR_CACHE_LINGER", FOREVER);
 	continue_report();
 	plain = getenv("RDMAMR_CACHE") != NULL;
 	why = stub_open(STUB_PIN);

@@ -171,7 +171,7 @@ static void refusals(void)
 int main(int argc, char **argv)
 {
 	(void)argc;
-	with_setting(argv, "RDMAMR_RELAXED_LINGER", FOREVER);
+	with_setting(argv, "RDMAMR_CACHE_LINGER", FOREVER);
 	alarm(DEADLOCK);
 	as_root();
 	relaxed_open(&pair);

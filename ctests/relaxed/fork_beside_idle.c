@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
  * fork(2) copies pinned pages for the child. Idle regions end first, so a fork after registrations shares the memory as
- * it does without the pool. Regions in use stay.
+ * it does without the cache. Regions in use stay.
  *
  * The device is the stand-in (stub_device.h). Its counts in the child are those of the moment of the fork. On kernels
  * whose io_uring gives pages back only a second later (6.1), what is shared after a fork says nothing.
@@ -49,7 +49,7 @@ struct seen {
 	long registered, shared_kib;
 };
 
-/* What a child sees. With `again` it is a child of the child, whose parent has no pool. */
+/* What a child sees. With `again` it is a child of the child, whose parent has no cache. */
 static struct seen seen_by_child(bool again)
 {
 	struct seen seen = { -1, -1 };
@@ -102,7 +102,7 @@ static void idle_ones(bool at_once, bool again)
 		is(seen.shared_kib, ALL >> 10, "the child shares the memory");
 	case_end();
 	leave_idle();
-	is(ibv_flush_relaxed_mr(stub_pd()), 0, "the pool goes on");
+	is(ibv_flush_relaxed_mr(stub_pd()), 0, "the cache goes on");
 }
 
 static void one_in_use(void)
@@ -167,7 +167,7 @@ int main(int argc, char **argv)
 	const char *why;
 
 	(void)argc;
-	with_setting(argv, "RDMAMR_RELAXED_LINGER", FOREVER);
+	with_setting(argv, "RDMAMR_CACHE_LINGER", FOREVER);
 	why = stub_open(STUB_PIN);
 	if (why)
 		skip_all(why);

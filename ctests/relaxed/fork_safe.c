@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
  * With RDMAV_FORK_SAFE=1 libibverbs keeps registered memory from children, as long as it is
- * registered, if it cannot ask the kernel whether it copies that memory for them. The pool serves
+ * registered, if it cannot ask the kernel whether it copies that memory for them. The cache serves
  * nothing then: relaxed calls get plain regions, whose memory is the children's again when they are
  * deregistered. Threads use the same memory.
  */
-#include "../lib/pool.h"
+#include "../lib/reuse.h"
 #include <linux/netlink.h>
 #include <pthread.h>
 #include <sys/syscall.h>
@@ -77,7 +77,7 @@ int main(int argc, char **argv)
 	is(kept_from_children(), COUNT, "registered memory is kept from children");
 	must(deregister_region(mr) == 0);
 	is(kept_from_children(), 0, "and is theirs when it is deregistered");
-	ok(stats().bypassed_fork > 0 && stats().misses == 0, "the pool serves no relaxed call");
+	ok(stats().bypassed_fork > 0 && stats().misses == 0, "the cache serves no relaxed call");
 	deadline = time(NULL) + SECONDS;
 	for (int n = 0; n < 3; n++)
 		must(pthread_create(&threads[n], NULL, use, &seeds[n]) == 0);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
  * After a fork both sides see the same pages until one of them writes, and the device must keep
- * those of the parent. The child has a copy of the pool, of the watch and of the regions' objects,
+ * those of the parent. The child has a copy of the cache, of the watch and of the regions' objects,
  * and may touch nothing of it: not by registering, deregistering or flushing, not by unmapping, not
  * by its exit.
  */
@@ -193,7 +193,7 @@ static void child_acts(size_t act, bool destructors)
 	snprintf(name, sizeof(name), "a child that %s%s", acts[act].name,
 		 destructors ? " and calls exit" : "");
 	control(&pair, name, memory, SIZE);
-	live = register_by_pool(pair.pd, other, SIZE, LOCAL_AND_REMOTE, &before);
+	live = register_by_cache(pair.pd, other, SIZE, LOCAL_AND_REMOTE, &before);
 	must(live);
 	settle();
 	regions = kernel_regions(pair.context);
@@ -281,7 +281,7 @@ static void busy_parent(void)
 int main(int argc, char **argv)
 {
 	(void)argc;
-	with_setting(argv, "RDMAMR_RELAXED_LINGER", FOREVER);
+	with_setting(argv, "RDMAMR_CACHE_LINGER", FOREVER);
 	relaxed_open(&pair);
 	must(pipe(to_child) == 0 && pipe(to_parent) == 0);
 	memory = pages(COUNT);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * RDMAMR_RELAXED_FRESH_KEYS=1: a region with remote rights never serves twice, so each registration
+ * RDMAMR_CACHE_FRESH_KEYS=1: a region with remote rights never serves twice, so each registration
  * has a key that no peer has seen; local ones are used again as ever.
  */
 #include "../lib/observe.h"
@@ -18,7 +18,7 @@ static void remote_rights(const char *name, int access)
 	int served = 0, seen = 0, failed = 0;
 
 	for (int round = 0; round < ROUNDS; round++) {
-		mr = register_by_pool(pair.pd, memory, PAGE, access, &before);
+		mr = register_by_cache(pair.pd, memory, PAGE, access, &before);
 		must(mr);
 		served += !made_anew(before, stats());
 		for (int n = 0; n < round; n++)
@@ -32,8 +32,8 @@ static void remote_rights(const char *name, int access)
 	is(seen, 0, "%s: and no key came again", name);
 	is(failed, 0, "%s: data landed each time", name);
 
-	mr = register_by_pool(pair.pd, memory, PAGE, access, &before);
-	other = register_by_pool(pair.pd, memory, PAGE, access, &before);
+	mr = register_by_cache(pair.pd, memory, PAGE, access, &before);
+	other = register_by_cache(pair.pd, memory, PAGE, access, &before);
 	must(mr && other);
 	ok(made_anew(before, stats()) && other->rkey != mr->rkey, "%s: in use at once, two have two keys", name);
 	must(deregister_region(mr) == 0);
@@ -48,8 +48,8 @@ static void remote_rights(const char *name, int access)
 int main(int argc, char **argv)
 {
 	(void)argc;
-	with_setting(argv, "RDMAMR_RELAXED_FRESH_KEYS", "1");
-	with_setting(argv, "RDMAMR_RELAXED_LINGER", FOREVER);
+	with_setting(argv, "RDMAMR_CACHE_FRESH_KEYS", "1");
+	with_setting(argv, "RDMAMR_CACHE_LINGER", FOREVER);
 	relaxed_open(&pair);
 	memory = pages(1);
 	remote_rights("remote read and write", LOCAL_AND_REMOTE);

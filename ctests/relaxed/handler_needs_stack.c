@@ -86,7 +86,7 @@ int main(int argc, char **argv)
 		{ "tp", "another thread, plain registrations" },
 		{ "tr", "another thread, relaxed ones" },
 	};
-	static const char *const settings[] = { "RDMAMR_CACHE=all", "RDMAMR_RELAXED_LINGER=" FOREVER, NULL };
+	static const char *const settings[] = { "RDMAMR_CACHE=all", "RDMAMR_CACHE_LINGER=" FOREVER, NULL };
 	const char *why = stub_open(STUB_PIN);
 
 	if (why)

@@ -142,8 +142,8 @@ int main(int argc, char **argv)
 	size_t all;
 
 	(void)argc;
-	with_setting(argv, "RDMAMR_RELAXED_LINGER", FOREVER);
-	with_setting(argv, "RDMAMR_RELAXED_MAX_IDLE_BYTES", "1G");
+	with_setting(argv, "RDMAMR_CACHE_LINGER", FOREVER);
+	with_setting(argv, "RDMAMR_CACHE_MAX_IDLE_BYTES", "1G");
 	why = stub_open(STUB_PIN);
 	if (why)
 		skip_all(why);

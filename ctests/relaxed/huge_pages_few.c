@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
  * The machine has eight huge pages of 2 MiB, and the program maps all of them anew each round, by calls of the C
- * library. No idle region keeps one of them: each mmap succeeds, as it does without the pool.
+ * library. No idle region keeps one of them: each mmap succeeds, as it does without the cache.
  *
  * Only in the machine of vm/, where the number of huge pages is ours.
  */
@@ -93,8 +93,8 @@ int main(int argc, char **argv)
 	(void)argc;
 	if (!getenv("VM"))
 		skip_all("only in the machine of vm/: the number of huge pages is changed");
-	with_setting(argv, "RDMAMR_RELAXED_LINGER", FOREVER);
-	with_setting(argv, "RDMAMR_RELAXED_MAX_IDLE_BYTES", "1G");
+	with_setting(argv, "RDMAMR_CACHE_LINGER", FOREVER);
+	with_setting(argv, "RDMAMR_CACHE_MAX_IDLE_BYTES", "1G");
 	context = open_device();
 	pd = ibv_alloc_pd(context);
 	must(pd);

@@ -4,7 +4,7 @@
  * pinned: idle regions stay good through all of it, and are not thrown away for nothing. And
  * registering a part of a transparent huge page must not break it up.
  */
-#include "../lib/pool.h"
+#include "../lib/reuse.h"
 #include <sys/mman.h>
 
 enum { HUGE = 2 << 20, PART = 64 << 10, COUNT = 8, SIZE = COUNT * PAGE };
@@ -114,7 +114,7 @@ static void neighbours(void)
 	for (int n = 0; n < 4; n++)
 		control(&pair, "parts of a huge page", memory + n * 3 * PART, PART);
 	is(huge_kib(memory, HUGE), before, "the huge page is whole after four parts were registered");
-	old = register_by_pool(pair.pd, memory, PART, LOCAL_AND_REMOTE, &since);
+	old = register_by_cache(pair.pd, memory, PART, LOCAL_AND_REMOTE, &since);
 	must(old);
 	must(syscall(SYS_munmap, memory, HUGE) == 0);
 	fresh_at(memory, HUGE);
@@ -245,7 +245,7 @@ static void hugetlb(void)
 int main(int argc, char **argv)
 {
 	(void)argc;
-	with_setting(argv, "RDMAMR_RELAXED_LINGER", FOREVER);
+	with_setting(argv, "RDMAMR_CACHE_LINGER", FOREVER);
 	relaxed_open(&pair);
 	part_of_a_huge_page();
 	neighbours();

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * A device has a number of regions for all processes. Idle regions of the pool are at most an eighth of those that are
+ * A device has a number of regions for all processes. Idle regions of the cache are at most an eighth of those that are
  * left, so that a program beside this one finds most of them free.
  *
  * The device is the stand-in (stub_device.h).
@@ -54,7 +54,7 @@ int main(int argc, char **argv)
 	const char *why;
 
 	(void)argc;
-	with_setting(argv, "RDMAMR_RELAXED_LINGER", FOREVER);
+	with_setting(argv, "RDMAMR_CACHE_LINGER", FOREVER);
 	why = stub_open(STUB_NOTHING);
 	if (why)
 		skip_all(why);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * What the kernel refuses to the pool. A refused registration says what the kernel said, and leaves nothing behind, not
+ * What the kernel refuses to the cache. A refused registration says what the kernel said, and leaves nothing behind, not
  * even split mappings. A refused deregistration is tried again: by the cleaner, and by a flush of the domain.
  *
  * The device is the stand-in (stub_device.h).
@@ -42,7 +42,7 @@ static void relieved(int err, const char *name)
 
 static void nothing_is_left(void)
 {
-	/* The pool watches up to 2 MiB around a region: none of these is near another. */
+	/* The cache watches up to 2 MiB around a region: none of these is near another. */
 	char *scattered = mmap(NULL, REFUSED * APART, PROT_READ | PROT_WRITE,
 			       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 	int before = mappings(), refused = 0;
@@ -64,7 +64,7 @@ static void nothing_is_left(void)
 
 		must(mr && ibv_dereg_mr_relaxed(mr) == 0);
 	}
-	is((long long)(stats().hits - then.hits), 1, "and the pool still keeps a region");
+	is((long long)(stats().hits - then.hits), 1, "and the cache still keeps a region");
 	must(munmap(scattered, REFUSED * APART) == 0);
 }
 
@@ -87,7 +87,7 @@ static void tried_again(int err, const char *name)
 	stub_fail(STUB_DEREGISTER, err, 1);
 	is(ibv_flush_relaxed_mr(stub_pd()), err, "%s: refused again", name);
 	ok(comes(stub_registered() == stub_deregistered()), "%s: the cleaner ends the region soon", name);
-	/* What the pool counts follows on what the kernel did. */
+	/* What the cache counts follows on what the kernel did. */
 	ok(comes(stats().idle == 0), "%s: nothing is idle", name);
 }
 
@@ -96,7 +96,7 @@ int main(int argc, char **argv)
 	const char *why;
 
 	(void)argc;
-	with_setting(argv, "RDMAMR_RELAXED_LINGER", FOREVER);
+	with_setting(argv, "RDMAMR_CACHE_LINGER", FOREVER);
 	why = stub_open(STUB_NOTHING);
 	if (why)
 		skip_all(why);

@@ -161,7 +161,7 @@ int main(int argc, char **argv)
 	cpu_set_t zero, all;
 
 	(void)argc;
-	with_setting(argv, "RDMAMR_RELAXED_LINGER", FOREVER);
+	with_setting(argv, "RDMAMR_CACHE_LINGER", FOREVER);
 	alarm(DEADLOCK);
 	had = all_threads(before, MOST);
 	relaxed_open(&pair);

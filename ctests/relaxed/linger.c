@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * RDMAMR_RELAXED_LINGER: what nobody has used for that long is deregistered, with no call of the
+ * RDMAMR_CACHE_LINGER: what nobody has used for that long is deregistered, with no call of the
  * program's; what is in use is not, however long. With 0 nothing is kept. Without a setting, what
  * peers can reach goes within a second or so, and what they cannot stays for longer.
  */
@@ -86,8 +86,8 @@ static int by_default(void)
 
 int main(int argc, char **argv)
 {
-	static const char *const none[] = { "RDMAMR_RELAXED_LINGER=0", NULL };
-	static const char *const unset[] = { "RDMAMR_RELAXED_LINGER", NULL };
+	static const char *const none[] = { "RDMAMR_CACHE_LINGER=0", NULL };
+	static const char *const unset[] = { "RDMAMR_CACHE_LINGER", NULL };
 
 	alarm(DEADLOCK);
 	if (argc > 1) {
@@ -96,7 +96,7 @@ int main(int argc, char **argv)
 		memory = pages(4);
 		return strcmp(argv[1], "none") ? by_default() : with_none();
 	}
-	with_setting(argv, "RDMAMR_RELAXED_LINGER", "0.5");
+	with_setting(argv, "RDMAMR_CACHE_LINGER", "0.5");
 	as_root();
 	is(once_more("none", none), 0, "with 0 nothing is kept, and what is in use is not shared");
 	is(once_more("default", unset), 0, "by default what peers can reach goes first");

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
  * A process with little room: RLIMIT_AS or RLIMIT_DATA leaves a few MiB, or mlockall(MCL_FUTURE)
- * makes each mapping resident. The pool starts small, in less than a MiB, and serves; it grows with
+ * makes each mapping resident. The cache starts small, in less than a MiB, and serves; it grows with
  * the regions as far as the limit allows, and a registration that it has no room for is a plain
  * one.
  *
@@ -183,8 +183,8 @@ static int run(const char *part)
 
 int main(int argc, char **argv)
 {
-	static const char *const cached[] = { "RDMAMR_CACHE=all", "RDMAMR_RELAXED_LINGER=1000000", NULL };
-	static const char *const alone[] = { "RDMAMR_RELAXED_LINGER=1000000", NULL };
+	static const char *const cached[] = { "RDMAMR_CACHE=all", "RDMAMR_CACHE_LINGER=1000000", NULL };
+	static const char *const alone[] = { "RDMAMR_CACHE_LINGER=1000000", NULL };
 	const char *why = stub_open(STUB_NOTHING);
 
 	if (why)

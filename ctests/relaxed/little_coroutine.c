@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * A coroutine on a stack of 8 KiB, of which its own frames take 2.5 KiB, makes the registrations that start the pool, and
+ * A coroutine on a stack of 8 KiB, of which its own frames take 2.5 KiB, makes the registrations that start the cache, and
  * later ones. It is on no signal stack, so only the calls themselves can know that the stack is little.
  *
  * The device is the stand-in (stub_device.h).

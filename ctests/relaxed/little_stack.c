@@ -115,7 +115,7 @@ static void measures(void)
 {
 	void (*const changes[])(void) = { drops, protects, maps_over, unmaps };
 
-	/* The first calls start the pool. */
+	/* The first calls start the cache. */
 	for (int round = 0; round < 2; round++) {
 		memory = pages(1);
 		for (int time = 0; time < 3; time++) {

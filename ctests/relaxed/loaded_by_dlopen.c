@@ -51,7 +51,7 @@ static void load(const char *path, const char *how)
 
 /*
  * With RDMAMR_CACHE. An ibv_dereg_mr of libibverbs would not come to the library here, and would
- * end a region of the pool.
+ * end a region of the cache.
  */
 static void plain_calls(void *memory)
 {
@@ -59,7 +59,7 @@ static void plain_calls(void *memory)
 	uint64_t times = 0;
 
 	must(get_stats(&before, sizeof(before)) == 0);
-	/* The pool looks at a range when it comes back, and then again after some plain registrations. */
+	/* The cache looks at a range when it comes back, and then again after some plain registrations. */
 	do {
 		struct ibv_mr *mr = plain_reg(stub_pd(), memory, PAGE, LOCAL_AND_REMOTE);
 
@@ -120,7 +120,7 @@ int main(int argc, char **argv)
 	if (!path) {
 		must(ibv_reg_mr_relaxed && dladdr((void *)ibv_reg_mr_relaxed, &library));
 		must(setenv("LOADED", library.dli_fname, 1) == 0 && unsetenv("LD_PRELOAD") == 0);
-		must(setenv("RDMAMR_RELAXED_LINGER", FOREVER, 1) == 0 && setenv("RDMAMR_CACHE", "all", 1) == 0);
+		must(setenv("RDMAMR_CACHE_LINGER", FOREVER, 1) == 0 && setenv("RDMAMR_CACHE", "all", 1) == 0);
 		execv("/proc/self/exe", argv);
 		must(!"execv");
 	}

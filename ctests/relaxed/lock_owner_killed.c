@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
  * A task that shares the memory and is no thread of the process is killed inside an interposed
- * munmap, while it holds the pool's lock. Every call of the process returns, with the result that
+ * munmap, while it holds the cache's lock. Every call of the process returns, with the result that
  * it has without the library, and no stale region is handed out.
  *
- * Made by the C library's clone, such a task never comes to the lock: the pool has given up before.
+ * Made by the C library's clone, such a task never comes to the lock: the cache has given up before.
  * Made past the library, it does. The device is the stand-in, whose pins are real (stub_device.h).
  */
 #include <linux/userfaultfd.h>
@@ -152,7 +152,7 @@ int main(int argc, char **argv)
 	const char *why;
 
 	(void)argc;
-	with_setting(argv, "RDMAMR_RELAXED_LINGER", FOREVER);
+	with_setting(argv, "RDMAMR_CACHE_LINGER", FOREVER);
 	why = stub_open(STUB_PIN);
 	if (why)
 		skip_all(why);

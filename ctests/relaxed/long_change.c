@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * A call that changes memory can take long. While one is under way nothing of the pool is used: a
- * registration waits a moment, and then goes past the pool. Whether it waited too short or long
+ * A call that changes memory can take long. While one is under way nothing of the cache is used: a
+ * registration waits a moment, and then goes past the cache. Whether it waited too short or long
  * enough, the program gets one region, and nobody keeps another for it.
  *
  * The call is an mremap(2) that gives up the memory behind the region. Another userfaultfd watches
@@ -67,7 +67,7 @@ static void wait_until_gone(char *memory)
 	must(errno == ENOMEM);
 }
 
-/* Brings the pool up to date soon after the call is over, as the other threads of a program do. */
+/* Brings the cache up to date soon after the call is over, as the other threads of a program do. */
 static void *use_other_memory(void *argument)
 {
 	atomic_bool *ends = argument;
@@ -82,7 +82,7 @@ static void *use_other_memory(void *argument)
 }
 
 /*
- * The key of the region that the pool has for the memory. By its second use the pool knows what
+ * The key of the region that the cache has for the memory. By its second use the cache knows what
  * memory it is.
  */
 static uint32_t key_of_kept(char *memory)
@@ -102,7 +102,7 @@ static uint32_t key_of_kept(char *memory)
 }
 
 /*
- * Registers while a call is under way for so many seconds more. Whether the pool served it, and how
+ * Registers while a call is under way for so many seconds more. Whether the cache served it, and how
  * long it took.
  */
 static bool register_beside(char *memory, double seconds, double *took)
@@ -142,7 +142,7 @@ int main(void)
 	fresh_at(memory, LENGTH);
 	open_watch();
 
-	is(register_beside(memory, -1, &patience), false, "beside what does not end a registration goes past the pool");
+	is(register_beside(memory, -1, &patience), false, "beside what does not end a registration goes past the cache");
 	patience = patience > 0.5 ? 0.5 : patience;
 	must(pthread_create(&other, NULL, use_other_memory, &ends) == 0);
 	/* What just ends in time is made to take longer, and what does not, less long. */
@@ -155,7 +155,7 @@ int main(void)
 	}
 	ends = true;
 	must(pthread_join(other, NULL) == 0);
-	ok(hits > 0 && hits < ROUNDS, "around the end of its patience: %d hits, %d past the pool", hits, ROUNDS - hits);
+	ok(hits > 0 && hits < ROUNDS, "around the end of its patience: %d hits, %d past the cache", hits, ROUNDS - hits);
 	must(close(watch) == 0);
 	return relaxed_close(&pair);
 }

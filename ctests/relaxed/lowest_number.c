@@ -22,7 +22,7 @@ int main(int argc, char **argv)
 	long looked = 0, taken = 0;
 
 	(void)argc;
-	with_setting(argv, "RDMAMR_RELAXED_LINGER", FOREVER);
+	with_setting(argv, "RDMAMR_CACHE_LINGER", FOREVER);
 	alarm(DEADLOCK);
 	why = stub_open(STUB_NOTHING);
 	if (why)

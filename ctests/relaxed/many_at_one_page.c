@@ -4,7 +4,7 @@
  * first page than there are places for the way to them. Each registration ends, and what was
  * registered last is used again.
  */
-#include "../lib/pool.h"
+#include "../lib/reuse.h"
 
 enum { PAGES = 100 };
 
@@ -52,7 +52,7 @@ int main(int argc, char **argv)
 	char *memory;
 
 	(void)argc;
-	with_setting(argv, "RDMAMR_RELAXED_LINGER", FOREVER);
+	with_setting(argv, "RDMAMR_CACHE_LINGER", FOREVER);
 	alarm(DEADLOCK);
 	relaxed_open(&pair);
 	memory = pages(PAGES);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * The pool leaves the last quarter of the mappings that a process may have (vm.max_map_count) to the program, and
+ * The cache leaves the last quarter of the mappings that a process may have (vm.max_map_count) to the program, and
  * counts them when it may have come near that. To count them is to read all of them, 15 ms for 50 000: near
  * the limit that must not happen for every few registrations. The kernel says how much the process has read.
  *
@@ -51,7 +51,7 @@ int main(int argc, char **argv)
 	const char *why;
 
 	(void)argc;
-	with_setting(argv, "RDMAMR_RELAXED_LINGER", FOREVER);
+	with_setting(argv, "RDMAMR_CACHE_LINGER", FOREVER);
 	why = stub_open(STUB_NOTHING);
 	if (why)
 		skip_all(why);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Watched memory is cut into mappings, of which a process may have vm.max_map_count. The pool must
+ * Watched memory is cut into mappings, of which a process may have vm.max_map_count. The cache must
  * not use them up: all registrations succeed, the program can still map memory, and a flush gives
  * back what was used. With the limit low when the library is loaded, and lowered under it; in one
  * big mapping, and in one that the program has cut up by itself nearly as far as it may be.
@@ -138,7 +138,7 @@ int main(int argc, char **argv)
 		must(waitpid(pid, &status, 0) == pid && limit(usual) > 0);
 		return WIFEXITED(status) ? WEXITSTATUS(status) : 128;
 	}
-	with_setting(argv, "RDMAMR_RELAXED_LINGER", FOREVER);
+	with_setting(argv, "RDMAMR_CACHE_LINGER", FOREVER);
 	alarm(DEADLOCK);
 	relaxed_open(&pair);
 	if (strstr(when, "under"))

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * The pool uses a region again once the kernel has shown that its memory is private and of no file. What cannot be seen
+ * The cache uses a region again once the kernel has shown that its memory is private and of no file. What cannot be seen
  * counts as neither: no descriptor is left for a moment, /proc is not there after a chroot, a seccomp filter refuses to
  * open or, halfway through, to read. Registrations succeed all the same, and data lands in the page of now.
  *
@@ -32,7 +32,7 @@ static struct ibv_mr *reg(void *memory)
 		       ibv_reg_mr_relaxed(stub_pd(), memory, SIZE, LOCAL_AND_REMOTE);
 }
 
-/* A plain registration that the pool did not look at, since its range was new, does not count. */
+/* A plain registration that the cache did not look at, since its range was new, does not count. */
 static bool lands(void *memory)
 {
 	struct rdmamr_stats before;
@@ -211,7 +211,7 @@ static int process(const struct way *way)
 
 static void examine(int way, bool cache)
 {
-	const char *settings[] = { "RDMAMR_RELAXED_LINGER=" FOREVER, cache ? "RDMAMR_CACHE=all" : NULL, NULL };
+	const char *settings[] = { "RDMAMR_CACHE_LINGER=" FOREVER, cache ? "RDMAMR_CACHE=all" : NULL, NULL };
 	const char *calls = cache ? "plain calls" : "relaxed calls";
 	char number[4];
 	int result;

@@ -17,8 +17,8 @@ int main(int argc, char **argv)
 	struct rdmamr_stats before;
 
 	(void)argc;
-	with_setting(argv, "RDMAMR_RELAXED_LINGER", FOREVER);
-	with_setting(argv, "RDMAMR_RELAXED_MAX_IDLE_BYTES", "1G");
+	with_setting(argv, "RDMAMR_CACHE_LINGER", FOREVER);
+	with_setting(argv, "RDMAMR_CACHE_MAX_IDLE_BYTES", "1G");
 	drop_memlock_right();
 	relaxed_open(&pair);
 	if (pair.iwarp)
@@ -29,7 +29,7 @@ int main(int argc, char **argv)
 	allow_pins(LIMIT);
 
 	for (int n = 0; n < IDLE; n++) {
-		regions[n] = register_by_pool(pair.pd, memory + n * 2 * PAGE, PAGE, LOCAL_AND_REMOTE, &before);
+		regions[n] = register_by_cache(pair.pd, memory + n * 2 * PAGE, PAGE, LOCAL_AND_REMOTE, &before);
 		must(regions[n]);
 	}
 	for (int n = 0; n < IDLE; n++)

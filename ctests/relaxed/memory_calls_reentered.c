@@ -3,7 +3,7 @@
  * The memory calls that the library stands in for, at moments when it is not ready for them: before
  * its constructor, after its destructor, inside its own calls of malloc and free, in handlers of
  * fork between its own, and in a thread whose storage is being taken down. They must do what they
- * do, and the pool must learn of it where it lives.
+ * do, and the cache must learn of it where it lives.
  */
 #include "../lib/observe.h"
 #include <pthread.h>
@@ -74,7 +74,7 @@ static void in_malloc(void)
 		must(lands(&pair, victims + n * 2 * PAGE, PAGE));
 	armed = 1;
 	for (int n = 0; n < VICTIMS; n++)
-		regions[n] = register_by_pool(pd, memory + n * 2 * PAGE, PAGE, LOCAL_AND_REMOTE, &before);
+		regions[n] = register_by_cache(pd, memory + n * 2 * PAGE, PAGE, LOCAL_AND_REMOTE, &before);
 	for (int n = 0; n < VICTIMS; n++)
 		failed += !regions[n] || deregister_region(regions[n]) != 0;
 	failed += ibv_flush_relaxed_mr(pd) != 0;
@@ -95,11 +95,11 @@ static int late_runs, late_wrong;
 static void late(void *memory)
 {
 	struct rdmamr_stats before;
-	struct ibv_mr *mr = register_by_pool(pair.pd, memory, PAGE, LOCAL_AND_REMOTE, &before);
+	struct ibv_mr *mr = register_by_cache(pair.pd, memory, PAGE, LOCAL_AND_REMOTE, &before);
 
 	late_wrong += !mr || deregister_region(mr) != 0;
 	remap(memory, PAGE);
-	mr = register_by_pool(pair.pd, memory, PAGE, LOCAL_AND_REMOTE, &before);
+	mr = register_by_cache(pair.pd, memory, PAGE, LOCAL_AND_REMOTE, &before);
 	late_wrong += !mr || deregister_region(mr) != 0;
 	raw_remap(memory, PAGE);
 	if (++late_runs % 3)
@@ -245,7 +245,7 @@ int main(int argc, char **argv)
 {
 	if (argc > 1)
 		return goes_by_exit();
-	with_setting(argv, "RDMAMR_RELAXED_LINGER", FOREVER);
+	with_setting(argv, "RDMAMR_CACHE_LINGER", FOREVER);
 	alarm(DEADLOCK);
 	ok(early_done, "memory calls before any constructor are made");
 	is(early_wrong, 0, "and do what they do");

@@ -105,7 +105,7 @@ static const struct {
 	{ "the registered memory is in the middle", in_the_middle, 0 },
 	{ "its registration was refused", refused, 0 },
 	{ "a part was replaced", replaced, 0 },
-	{ "a part was replaced by a bare call", replaced_past_library, 0 },
+	{ "a part was replaced by a raw system call", replaced_past_library, 0 },
 	{ "the old mappings are to stay", others_follow, MREMAP_DONTUNMAP },
 	{ "the old mappings are to stay, and the first is not registered", behind_a_hole, MREMAP_DONTUNMAP },
 };
@@ -136,7 +136,7 @@ int main(int argc, char **argv)
 	char *places;
 
 	(void)argc;
-	with_setting(argv, "RDMAMR_RELAXED_LINGER", FOREVER);
+	with_setting(argv, "RDMAMR_CACHE_LINGER", FOREVER);
 	why = stub_open(STUB_PIN);
 	if (why)
 		skip_all(why);

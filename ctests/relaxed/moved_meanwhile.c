@@ -3,7 +3,7 @@
  * One thread moves registered memory by mremap. Another sees its data at the new address and registers the old one, all
  * before mremap has returned: no region of the pages that moved may serve it.
  *
- * Of a bare system call this does not hold (docs/limits.md): the kernel moves the pages before it marks the change as in
+ * Of a raw system call this does not hold (docs/limits.md): the kernel moves the pages before it marks the change as in
  * flight. How often the race is lost is shown and not judged.
  *
  * The device is the stand-in, whose pins are real (stub_device.h).
@@ -139,8 +139,8 @@ int main(int argc, char **argv)
 	const char *why;
 
 	(void)argc;
-	with_setting(argv, "RDMAMR_RELAXED_LINGER", FOREVER);
-	with_setting(argv, "RDMAMR_RELAXED_MAX_IDLE_BYTES", "1G");
+	with_setting(argv, "RDMAMR_CACHE_LINGER", FOREVER);
+	with_setting(argv, "RDMAMR_CACHE_MAX_IDLE_BYTES", "1G");
 	why = stub_open(STUB_PIN);
 	if (why)
 		skip_all(why);
@@ -152,7 +152,7 @@ int main(int argc, char **argv)
 	is(counts.stale, 0, "mremap: of %d registrations of the old address, none gets a region of the pages that moved", counts.seen);
 	bare = true;
 	counts = race();
-	printf("# a bare mremap: of %d registrations of the old address %d got a region, and %d one of the pages that moved\n",
+	printf("# a raw mremap: of %d registrations of the old address %d got a region, and %d one of the pages that moved\n",
 	       counts.seen, counts.hits, counts.stale);
 	must(ibv_flush_relaxed_mr(stub_pd()) == 0);
 	is(stub_registered() - stub_deregistered(), 0, "the device has no region left");

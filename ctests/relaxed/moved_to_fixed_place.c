@@ -9,7 +9,7 @@
 #include <sys/mman.h>
 #include <sys/uio.h>
 
-/* Of so much memory the pool watches a part. */
+/* Of so much memory the cache watches a part. */
 enum { LENGTH = 6 << 20, ROUNDS = 100, MARK = 0x5a, MOVED = 7 };
 
 static struct pair pair;
@@ -61,7 +61,7 @@ static void move(const char *name, bool one_mapping)
 		memset(source, MOVED, LENGTH);
 		if (!one_mapping)
 			must(mprotect(source + (5 << 20), PAGE, PROT_READ) == 0);
-		/* The pool keeps what comes again. */
+		/* The cache keeps what comes again. */
 		for (int time = 0; time < 2; time++) {
 			mr = register_region(pair.pd, source + (3 << 20), PAGE, LOCAL_AND_REMOTE);
 			must(mr && deregister_region(mr) == 0);
@@ -103,7 +103,7 @@ int main(int argc, char **argv)
 	pthread_t thread;
 
 	(void)argc;
-	with_setting(argv, "RDMAMR_RELAXED_LINGER", FOREVER);
+	with_setting(argv, "RDMAMR_CACHE_LINGER", FOREVER);
 	relaxed_open(&pair);
 	target = new_place(LENGTH);
 	must(pthread_create(&thread, NULL, take, NULL) == 0);

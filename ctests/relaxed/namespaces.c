@@ -122,7 +122,7 @@ static int descriptors(void)
 	must(close(ends[1]) == 0);
 	if (read(ends[0], &byte, 1) != -1 || errno != EAGAIN)
 		return WRONG;
-	/* Its numbers are not the cleaner's any more, so the pool serves it no more. is_used_again() looks at its data. */
+	/* Its numbers are not the cleaner's any more, so the cache serves it no more. is_used_again() looks at its data. */
 	return is_used_again() ? WRONG : RIGHT;
 }
 
@@ -184,7 +184,7 @@ static const struct part {
 int main(int argc, char **argv)
 {
 	(void)argc;
-	with_setting(argv, "RDMAMR_RELAXED_LINGER", FOREVER);
+	with_setting(argv, "RDMAMR_CACHE_LINGER", FOREVER);
 	for (size_t n = 0; n < sizeof(parts) / sizeof(*parts); n++) {
 		int status;
 		pid_t pid = fork();

@@ -237,7 +237,7 @@ int main(int argc, char **argv)
 
 	(void)argc;
 	continue_report();
-	with_setting(argv, "RDMAMR_RELAXED_LINGER", FOREVER);
+	with_setting(argv, "RDMAMR_CACHE_LINGER", FOREVER);
 	why = stub_open(STUB_NOTHING);
 	if (why)
 		skip_all(why);

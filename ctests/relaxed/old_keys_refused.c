@@ -114,7 +114,7 @@ static void by_halves(void)
 int main(int argc, char **argv)
 {
 	(void)argc;
-	with_setting(argv, "RDMAMR_RELAXED_LINGER", FOREVER);
+	with_setting(argv, "RDMAMR_CACHE_LINGER", FOREVER);
 	as_root();
 	relaxed_open(&pair);
 	memory = pages(3);

@@ -4,7 +4,7 @@
  * whatever region serves it; and the region goes on until the last of them is deregistered, in
  * whatever order.
  */
-#include "../lib/pool.h"
+#include "../lib/reuse.h"
 
 enum { COUNT = 16, SIZE = COUNT * PAGE, MANY = 200 };
 
@@ -173,7 +173,7 @@ static void many(int kind, bool forwards)
 int main(int argc, char **argv)
 {
 	(void)argc;
-	with_setting(argv, "RDMAMR_RELAXED_LINGER", FOREVER);
+	with_setting(argv, "RDMAMR_CACHE_LINGER", FOREVER);
 	relaxed_open(&pair);
 	memory = pages(COUNT);
 	as_case(parts(false), "parts of an idle region");

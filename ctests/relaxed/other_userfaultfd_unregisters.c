@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Another userfaultfd of the process unregisters memory that the pool watches. Before Linux 6.16
- * the kernel lets it, and the pool hears nothing of that memory any more: what is mapped anew there
- * by bare system calls must not be taken for what was registered. From 6.16 on the kernel refuses.
+ * Another userfaultfd of the process unregisters memory that the cache watches. Before Linux 6.16
+ * the kernel lets it, and the cache hears nothing of that memory any more: what is mapped anew there
+ * by raw system calls must not be taken for what was registered. From 6.16 on the kernel refuses.
  */
 #include "../lib/observe.h"
 
@@ -45,7 +45,7 @@ int main(int argc, char **argv)
 	char *memory;
 
 	(void)argc;
-	with_setting(argv, "RDMAMR_RELAXED_LINGER", FOREVER);
+	with_setting(argv, "RDMAMR_CACHE_LINGER", FOREVER);
 	alarm(DEADLOCK);
 	relaxed_open(&pair);
 	other = open_userfaultfd(0);

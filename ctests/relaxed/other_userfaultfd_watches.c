@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
  * Memory that another userfaultfd of the process watches, as libfabric's monitor does: the kernel
- * gives the pool none of the events, so nothing of it is kept; the program is not told, its
- * registrations just succeed. When the other lets go the pool keeps such memory again; memory
+ * gives the cache none of the events, so nothing of it is kept; the program is not told, its
+ * registrations just succeed. When the other lets go the cache keeps such memory again; memory
  * beside it, in the same mapping before, was never the worse for it.
  */
 #include "../lib/observe.h"
@@ -55,21 +55,21 @@ static void watched_first(const char *name, uint64_t mode)
 	before = stats();
 	not_kept(&pair, name, page, PAGE);
 	is((long long)(stats().bypassed_memory - before.bypassed_memory), 2, "%s: which is counted", name);
-	ok(lands_by_pool(&pair, page - PAGE, 3 * PAGE, LOCAL_AND_REMOTE, &before, &after),
+	ok(lands_by_cache(&pair, page - PAGE, 3 * PAGE, LOCAL_AND_REMOTE, &before, &after),
 	   "%s: data lands in memory that only partly is the other's", name);
-	ok(lands_by_pool(&pair, page, PAGE, IBV_ACCESS_LOCAL_WRITE, &before, &after), "%s: by local rights too", name);
+	ok(lands_by_cache(&pair, page, PAGE, IBV_ACCESS_LOCAL_WRITE, &before, &after), "%s: by local rights too", name);
 	either(&pair, "memory beside it", memory, PAGE);
 	either(&pair, "memory beside it, again", memory, PAGE);
 
 	/*
-	 * The other's events are its own, also when the pool lets go of all that is near; and the
-	 * page is a new one for the pool.
+	 * The other's events are its own, also when the cache lets go of all that is near; and the
+	 * page is a new one for the cache.
 	 */
 	must(ibv_flush_relaxed_mr(pair.pd) == 0);
 	seen = events;
 	raw_remap(page, PAGE);
 	ok(comes(events > seen), "%s: the other has heard of an unmap", name);
-	ok(lands_by_pool(&pair, page, PAGE, LOCAL_AND_REMOTE, &before, &after),
+	ok(lands_by_cache(&pair, page, PAGE, LOCAL_AND_REMOTE, &before, &after),
 	   "%s: data lands in a page that was mapped anew", name);
 
 	/* That was in nobody's hands any more; once more, and then the other lets go. */
@@ -93,9 +93,9 @@ static void watched_second(void)
 	struct ibv_mr *mr;
 	int err;
 
-	control(&pair, "memory that the pool watches", memory, PAGE);
+	control(&pair, "memory that the cache watches", memory, PAGE);
 	err = other_takes(memory, PAGE, UFFDIO_REGISTER_MODE_MISSING);
-	printf("# NOTE: another userfaultfd that wants what the pool watches is told %s\n",
+	printf("# NOTE: another userfaultfd that wants what the cache watches is told %s\n",
 	       err ? strerrorname_np(err) : "yes");
 	mr = register_region(pair.pd, memory, PAGE, LOCAL_AND_REMOTE);
 	must(mr);
@@ -111,7 +111,7 @@ int main(int argc, char **argv)
 	pthread_t reader;
 
 	(void)argc;
-	with_setting(argv, "RDMAMR_RELAXED_LINGER", FOREVER);
+	with_setting(argv, "RDMAMR_CACHE_LINGER", FOREVER);
 	alarm(DEADLOCK);
 	relaxed_open(&pair);
 	other = open_userfaultfd(UFFD_FEATURE_EVENT_UNMAP | UFFD_FEATURE_EVENT_REMAP | UFFD_FEATURE_EVENT_REMOVE);

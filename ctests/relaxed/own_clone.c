@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
  * A program has a function `clone` of its own that copies an object, and the linker shows it to the
- * libraries. The pool's threads are not made by it.
+ * libraries. The cache's threads are not made by it.
  *
  * The device is the stand-in (stub_device.h).
  */
@@ -38,7 +38,7 @@ int main(int argc, char **argv)
 	long before;
 
 	(void)argc;
-	with_setting(argv, "RDMAMR_RELAXED_LINGER", FOREVER);
+	with_setting(argv, "RDMAMR_CACHE_LINGER", FOREVER);
 	alarm(DEADLOCK);
 	why = stub_open(STUB_PIN);
 	if (why) {

@@ -3,7 +3,7 @@
  * A region covers whole pages: buffers of one page share it, the registered pages are those that
  * the key is good for, not one more and not one less, and sums that wrap around are refused.
  */
-#include "../lib/pool.h"
+#include "../lib/reuse.h"
 
 static struct pair pair;
 static char *memory;
@@ -151,7 +151,7 @@ static void invalid(const char *name, uintptr_t at, size_t length)
 int main(int argc, char **argv)
 {
 	(void)argc;
-	with_setting(argv, "RDMAMR_RELAXED_LINGER", FOREVER);
+	with_setting(argv, "RDMAMR_CACHE_LINGER", FOREVER);
 	relaxed_open(&pair);
 	/* A page before and two behind what the tests use, for writes that must miss. */
 	memory = pages(6);

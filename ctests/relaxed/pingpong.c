@@ -7,7 +7,7 @@
  *
  * Usage: pingpong [ROUNDS]
  */
-#include "../lib/pool.h"
+#include "../lib/reuse.h"
 
 /* Slots share pages with their neighbours, as they come from one piece of memory. */
 enum { SLOTS = 500, LENGTH = PAGE + 512, BATCH = 8, SIDES = 2 };

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
  * A plain registration that would fail with ENOMEM for what idle relaxed regions have pinned
- * succeeds: a program must not lose pinnable memory to a pool that it does not see. By each of the
+ * succeeds: a program must not lose pinnable memory to a cache that it does not see. By each of the
  * calls that register.
  */
 #include "../lib/observe.h"
@@ -49,7 +49,7 @@ static void idle_ones(struct ibv_pd *other)
 	struct rdmamr_stats before;
 
 	for (int n = 0; n < IDLE; n++) {
-		regions[n] = register_by_pool(n % 2 ? other : pair.pd, memory + n * 2 * PAGE, PAGE,
+		regions[n] = register_by_cache(n % 2 ? other : pair.pd, memory + n * 2 * PAGE, PAGE,
 					      n % 3 ? LOCAL_AND_REMOTE : IBV_ACCESS_LOCAL_WRITE, &before);
 		must(regions[n]);
 	}
@@ -64,8 +64,8 @@ int main(int argc, char **argv)
 	struct rdmamr_stats before;
 
 	(void)argc;
-	with_setting(argv, "RDMAMR_RELAXED_LINGER", FOREVER);
-	with_setting(argv, "RDMAMR_RELAXED_MAX_IDLE_BYTES", "1G");
+	with_setting(argv, "RDMAMR_CACHE_LINGER", FOREVER);
+	with_setting(argv, "RDMAMR_CACHE_MAX_IDLE_BYTES", "1G");
 	as_root();
 	drop_memlock_right();
 	relaxed_open(&pair);
@@ -94,7 +94,7 @@ int main(int argc, char **argv)
 
 	/* A region in use is the program's own, whichever way it was registered. */
 	must(ibv_flush_relaxed_mr(pair.pd) == 0 && ibv_flush_relaxed_mr(other) == 0);
-	held = register_by_pool(other, memory, (LIMIT - WANTED + 1) * PAGE, LOCAL_AND_REMOTE, &before);
+	held = register_by_cache(other, memory, (LIMIT - WANTED + 1) * PAGE, LOCAL_AND_REMOTE, &before);
 	must(held);
 	errno = 0;
 	mr = by_reg_mr(LOCAL_AND_REMOTE);

@@ -2,7 +2,7 @@
 /*
  * protected_in_part [ROUNDS]: the program takes the right to write from a page of a region that is idle, or that other
  * threads register and deregister meanwhile. No region of that memory stays registered with the kernel: it ends at once,
- * or a moment later if another thread has the pool's lock or is ending it.
+ * or a moment later if another thread has the cache's lock or is ending it.
  *
  * The device is the one that CHECK_DEVICE names, else the stand-in (stub_device.h).
  */
@@ -103,7 +103,7 @@ int main(int argc, char **argv)
 	const char *device = getenv("CHECK_DEVICE");
 	const char *why;
 
-	with_setting(argv, "RDMAMR_RELAXED_LINGER", FOREVER);
+	with_setting(argv, "RDMAMR_CACHE_LINGER", FOREVER);
 	rounds = argc > 1 ? atol(argv[1]) : 200;
 	if (device && *device) {
 		context = open_device();
@@ -125,7 +125,7 @@ int main(int argc, char **argv)
 		must(mprotect(memory, SIZE, PROT_READ | PROT_WRITE) == 0 && register_once(memory, SIZE));
 		must(syscall(SYS_mprotect, memory + PAGE, PAGE, PROT_READ) == 0);
 	}
-	ok(registered() > 0, "a bare system call is not heard of (docs/limits.md)");
+	ok(registered() > 0, "a raw system call is not heard of (docs/limits.md)");
 	must(ibv_flush_relaxed_mr(pd) == 0);
 	is(registered(), 0, "and a flush ends what it leaves");
 	beside("other threads register the same memory", same_memory);

@@ -2,12 +2,12 @@
 /*
  * The race that makes userfaultfd alone unsafe: one thread unmaps memory, and before the kernel's
  * word of it is read by anyone another thread has mapped new memory at the same address and
- * registers it. A pool that has a region of that address idle must not hand it out: its pages are
+ * registers it. A cache that has a region of that address idle must not hand it out: its pages are
  * those that are gone.
  *
  * The device is the stand-in, whose pins are real (stub_device.h): the device writes to the pages
  * that were pinned, and the program looks at the page that it sees. Each round also registers the
- * same memory again when all is quiet, which must be a hit: a pool that never reuses anything
+ * same memory again when all is quiet, which must be a hit: a cache that never reuses anything
  * proves nothing. With --expect-stale the library is told that the process has one thread, so that
  * the library does not fence; stale regions must then be seen.
  *
@@ -219,7 +219,7 @@ static void race(long round)
 }
 
 /*
- * The pool keeps nothing while pages are dropped all the time: it cannot know when they are gone.
+ * The cache keeps nothing while pages are dropped all the time: it cannot know when they are gone.
  */
 static bool used_again_later(void)
 {
@@ -260,8 +260,8 @@ int main(int argc, char **argv)
 	}
 	must(rounds > 0 && ibv_reg_mr_relaxed && ibv_dereg_mr_relaxed && ibv_flush_relaxed_mr);
 	/* The library reads its settings when it is loaded. */
-	if (!getenv("RDMAMR_RELAXED_LINGER")) {
-		must(setenv("RDMAMR_RELAXED_LINGER", "3600", 1) == 0);
+	if (!getenv("RDMAMR_CACHE_LINGER")) {
+		must(setenv("RDMAMR_CACHE_LINGER", "3600", 1) == 0);
 		execv("/proc/self/exe", argv);
 		must(!"execv");
 	}

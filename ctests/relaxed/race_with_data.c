@@ -202,7 +202,7 @@ int main(int argc, char **argv)
 	had = all_threads(before, 16);
 	if (argc > 1)
 		return without_fence();
-	with_setting(argv, "RDMAMR_RELAXED_LINGER", FOREVER);
+	with_setting(argv, "RDMAMR_CACHE_LINGER", FOREVER);
 	relaxed_open(&pair);
 	spot = pages(3);
 	spot += PAGE;

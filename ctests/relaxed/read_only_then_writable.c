@@ -5,7 +5,7 @@
  * The first region must not serve the second, and what it still serves must be what the program
  * sees.
  */
-#include "../lib/pool.h"
+#include "../lib/reuse.h"
 
 enum { COUNT = 8, SIZE = COUNT * PAGE };
 
@@ -38,7 +38,7 @@ static int reads(const struct ibv_mr *mr, char *memory, int access)
 /* By a registration of its own, and `before` is as it was before that. */
 static int reads_anew(char *memory, int access, struct rdmamr_stats *before)
 {
-	struct ibv_mr *mr = register_by_pool(pair.pd, memory, SIZE, access, before);
+	struct ibv_mr *mr = register_by_cache(pair.pd, memory, SIZE, access, before);
 	int good;
 
 	must(mr);
@@ -65,7 +65,7 @@ static void upgraded(const char *name, int fd, int first, int second, bool touch
 
 	mr = register_region(pair.pd, memory, SIZE, first);
 	must(mr);
-	writes = register_by_pool(pair.pd, memory, SIZE, second, &before);
+	writes = register_by_cache(pair.pd, memory, SIZE, second, &before);
 	must(writes);
 	ok(made_anew(before, stats()) && writes->lkey != mr->lkey,
 	   "%s: the right to write takes another region", name);
@@ -100,7 +100,7 @@ int main(int argc, char **argv)
 	const int remote = IBV_ACCESS_REMOTE_READ;
 
 	(void)argc;
-	with_setting(argv, "RDMAMR_RELAXED_LINGER", FOREVER);
+	with_setting(argv, "RDMAMR_CACHE_LINGER", FOREVER);
 	must(exe >= 0);
 	relaxed_open(&pair);
 	upgraded("untouched memory, local", -1, 0, IBV_ACCESS_LOCAL_WRITE, false, true);

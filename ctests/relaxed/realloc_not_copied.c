@@ -174,7 +174,7 @@ int main(int argc, char **argv)
 	char *memory;
 
 	(void)argc;
-	with_setting(argv, "RDMAMR_RELAXED_LINGER", FOREVER);
+	with_setting(argv, "RDMAMR_CACHE_LINGER", FOREVER);
 	why = stub_open(STUB_PIN);
 	if (why)
 		skip_all(why);

@@ -119,7 +119,7 @@ static void changed_in_use(void)
 	old = ibv_reg_mr_relaxed(pair.pd, memory, PAGE, LOCAL_AND_REMOTE);
 	must(old);
 	raw_remap(memory, PAGE);
-	anew(&pair, "mapped anew by bare system calls under a region in use", memory, PAGE);
+	anew(&pair, "mapped anew by raw system calls under a region in use", memory, PAGE);
 	is(ibv_dereg_mr_relaxed(old), 0, "the old one ends");
 }
 
@@ -161,7 +161,7 @@ int main(int argc, char **argv)
 	(void)argc;
 	if (getenv("RDMAMR_CACHE"))
 		return cached();
-	with_setting(argv, "RDMAMR_RELAXED_LINGER", FOREVER);
+	with_setting(argv, "RDMAMR_CACHE_LINGER", FOREVER);
 	relaxed_open(&pair);
 	memory = pages(3);
 	memory += PAGE;

@@ -76,7 +76,7 @@ int main(int argc, char **argv)
 	const char *why;
 
 	(void)argc;
-	with_setting(argv, "RDMAMR_RELAXED_LINGER", FOREVER);
+	with_setting(argv, "RDMAMR_CACHE_LINGER", FOREVER);
 	must(&slow_address && ibv_reg_mr_relaxed);
 	why = stub_open(STUB_PIN);
 	if (why)

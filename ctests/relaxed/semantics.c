@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
  * The meaning of the three relaxed calls, sentence by sentence: names, arguments and errors, the
- * page hull, a handle of one's own for each call, both ways to deregister, what bypasses the pool,
+ * page page range, a handle of one's own for each call, both ways to deregister, what bypasses the cache,
  * which rights serve which, flush, the end of a domain and of a device. (Linger, watermark,
  * pressure, fresh keys, and life without userfaultfd, are programs of their own.)
  */
@@ -122,9 +122,9 @@ static void arguments(void)
 	judged_as_plain("on demand", LOCAL_AND_REMOTE | IBV_ACCESS_ON_DEMAND, false);
 }
 
-/* 2. The page hull, and a handle of one's own. */
+/* 2. The page page range, and a handle of one's own. */
 
-static void hull(void)
+static void page range(void)
 {
 	struct ibv_mr *mr = relaxed(2 * PAGE + 100, 50, LOCAL_AND_REMOTE), *other, *across;
 	uint32_t key = mr->rkey;
@@ -163,7 +163,7 @@ static void other_calls(void)
 	mr = relaxed(0, PAGE, LOCAL_AND_REMOTE);
 	err = ibv_dereg_mr(mr);
 	is(err, 0, "ibv_dereg_mr of a relaxed region");
-	is(kernel_regions(pair.context), regions + 1, "the pool keeps it");
+	is(kernel_regions(pair.context), regions + 1, "the cache keeps it");
 	plain = ibv_reg_mr(pair.pd, memory + PAGE, PAGE, LOCAL_AND_REMOTE);
 	must(plain);
 	is(ibv_dereg_mr_relaxed(plain), 0, "ibv_dereg_mr_relaxed of a plain region");
@@ -186,9 +186,9 @@ static void other_calls(void)
 	is(ibv_dereg_mr_relaxed(mr), 0, "it is deregistered");
 	still(&pair, "and used again", memory, PAGE);
 	must(ibv_flush_relaxed_mr(pair.pd) == 0);
-	/* One that bypassed the pool is a relaxed region as well. */
+	/* One that bypassed the cache is a relaxed region as well. */
 	mr = relaxed(0, PAGE, LOCAL_AND_REMOTE | IBV_ACCESS_MW_BIND);
-	is(ibv_dereg_mr(mr), 0, "ibv_dereg_mr of one that bypassed the pool");
+	is(ibv_dereg_mr(mr), 0, "ibv_dereg_mr of one that bypassed the cache");
 	is(kernel_regions(pair.context), regions, "it is gone at once");
 }
 
@@ -323,7 +323,7 @@ static void figures(void)
 	is((long long)(after.hits - before.hits), 8, "%d calls: those that found a region", calls);
 	is((long long)(after.misses - before.misses), 16, "and those that made one");
 	is((long long)(after.reg_kernel - before.reg_kernel), 16, "in the kernel");
-	is((long long)(bypassed(&after) - bypassed(&before)), 0, "past the pool, none");
+	is((long long)(bypassed(&after) - bypassed(&before)), 0, "past the cache, none");
 	is((long long)after.idle, 16, "all are idle");
 	is((long long)after.idle_bytes, 16 * PAGE, "with as many pages");
 	is(kernel_regions(pair.context), far.others + 16, "the kernel has as many");
@@ -332,14 +332,14 @@ static void figures(void)
 int main(int argc, char **argv)
 {
 	(void)argc;
-	with_setting(argv, "RDMAMR_RELAXED_LINGER", FOREVER);
+	with_setting(argv, "RDMAMR_CACHE_LINGER", FOREVER);
 	alarm(DEADLOCK);
 	as_root();
 	relaxed_open(&pair);
 	memory = pages(16);
 	as_case(names(), "the names of the calls");
 	as_case(arguments(), "bad arguments");
-	as_case(hull(), "the pages around a buffer");
+	as_case(page range(), "the pages around a buffer");
 	as_case(other_calls(), "other calls on a region");
 	as_case(as_asked_for(), "the rights that were asked for");
 	as_case(flush(), "a flush");

@@ -126,7 +126,7 @@ static void interrupted(const char *name, void (*handler)(int), int slots)
 int main(int argc, char **argv)
 {
 	(void)argc;
-	with_setting(argv, "RDMAMR_RELAXED_LINGER", FOREVER);
+	with_setting(argv, "RDMAMR_CACHE_LINGER", FOREVER);
 	alarm(DEADLOCK);
 	relaxed_open(&pair);
 	memory = pages(2 * SLOTS + 1);

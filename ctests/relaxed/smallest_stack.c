@@ -7,7 +7,7 @@
 #include <pthread.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
-#include "../lib/pool.h"
+#include "../lib/reuse.h"
 #include "stub_device.h"
 
 static const char *const settings[][4] = {

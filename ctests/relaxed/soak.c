@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
  * Endurance: two threads register, use, release, unmap, remap, fork and flush at random, in one
- * protection domain, for a while. All traffic is checked both ways; what was changed under the pool
- * is registered again and checked like everything else. At the end the pool must have cleaned up:
+ * protection domain, for a while. All traffic is checked both ways; what was changed under the cache
+ * is registered again and checked like everything else. At the end the cache must have cleaned up:
  * no region in the kernel, no pinned memory, no thread and no file that was not there before.
  *
  * Usage: soak [SECONDS [SEED]]: 30 s by default. The seed is printed.
@@ -228,7 +228,7 @@ static void use_common(struct worker *worker)
 	}
 }
 
-/* A child of which the pool must know nothing, and the other way round. */
+/* A child of which the cache must know nothing, and the other way round. */
 static void fork_one(struct worker *worker)
 {
 	unsigned int kind = chance(worker, 3);
@@ -383,7 +383,7 @@ int main(int argc, char **argv)
 	printf("# %ld steps: %ld registrations (%ld again after EAGAIN), %ld checks of data, %ld changes of memory (%ld under a "
 	       "region), %ld flushes, %ld children, %ld refused\n", sum.steps, sum.registered, sum.again, sum.checked,
 	       sum.changed, sum.under, sum.flushed, sum.forked, sum.refused);
-	printf("# pool: %llu hits (%llu shared), %llu misses, %llu bypassed; ended by flush %llu, watermark %llu, linger %llu, "
+	printf("# cache: %llu hits (%llu shared), %llu misses, %llu bypassed; ended by flush %llu, watermark %llu, linger %llu, "
 	       "pressure %llu, hook %llu, event %llu, fence %llu\n", (unsigned long long)now_stats.hits,
 	       (unsigned long long)now_stats.shared, (unsigned long long)now_stats.misses,
 	       (unsigned long long)bypassed(&now_stats), (unsigned long long)now_stats.flushed_flush,
@@ -405,7 +405,7 @@ int main(int argc, char **argv)
 	is((long long)now_stats.idle_bytes, 0, "not a byte");
 	is(kernel_regions(pair.context), far.others, "the kernel has no relaxed region");
 	is(ibv_dereg_mr(far.mr), 0, "the far end is deregistered");
-	/* With RDMAMR_CACHE the pool has kept it. */
+	/* With RDMAMR_CACHE the cache has kept it. */
 	is(ibv_flush_relaxed_mr(pair.pd), 0, "flushed");
 	is((long long)stats().live, 0, "no region is left");
 	if (pinned_kib() < 0)

@@ -6,7 +6,7 @@
  * been.
  */
 #include <malloc.h>
-#include "../lib/pool.h"
+#include "../lib/reuse.h"
 
 enum { BUFFER = 16 * PAGE, SMALL = 1 << 20, LARGE = 64 << 20 };
 
@@ -166,7 +166,7 @@ static void grows_down(void)
 int main(int argc, char **argv)
 {
 	(void)argc;
-	with_setting(argv, "RDMAMR_RELAXED_LINGER", FOREVER);
+	with_setting(argv, "RDMAMR_CACHE_LINGER", FOREVER);
 	/* A thread's first malloc would map an arena, perhaps where its old stack was. */
 	must(mallopt(M_ARENA_MAX, 1) == 1);
 	relaxed_open(&pair);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * What the pool's watch needs is short, or refused: the library says once which call failed and
+ * What the cache's watch needs is short, or refused: the library says once which call failed and
  * with which errno. What was short is tried again, and regions are then reused. Where a filter refuses
  * userfaultfd(2), as those of containers do, the device of Linux 6.1 does for it.
  *
@@ -138,7 +138,7 @@ static void refuse_userfaultfd(void)
 	must(refuse_calls(SYS_userfaultfd, 0, O_CLOEXEC | O_NONBLOCK | UFFD_USER_MODE_ONLY, EPERM));
 }
 
-/* As with the system call: every change is heard of, also one that a bare system call makes. */
+/* As with the system call: every change is heard of, also one that a raw system call makes. */
 static void serves(char *memory)
 {
 	ok(is_used_again(memory), "regions are used again");
@@ -150,7 +150,7 @@ static void serves(char *memory)
 		/* Its data lands in the page that is there now. */
 		register_once(memory);
 	}
-	ok(comes(is_used_again(memory)), "after 100 changes by bare system calls, none of which it has missed");
+	ok(comes(is_used_again(memory)), "after 100 changes by raw system calls, none of which it has missed");
 	is(times("are not reused"), 0, "the library complains of nothing");
 }
 
@@ -286,7 +286,7 @@ static void part(const char *name, void (*function)(void))
 int main(int argc, char **argv)
 {
 	(void)argc;
-	with_setting(argv, "RDMAMR_RELAXED_LINGER", FOREVER);
+	with_setting(argv, "RDMAMR_CACHE_LINGER", FOREVER);
 	said = memfd_create("said", MFD_CLOEXEC);
 	must(said >= 0);
 	part("descriptors run out", descriptors_run_out);

@@ -245,7 +245,7 @@ static int destroy(const struct ib_uverbs_ioctl_hdr *header)
 static int query(const struct ib_uverbs_ioctl_hdr *header)
 {
 	const struct ib_uverbs_attr *out = attribute(header, UVERBS_ATTR_CORE_OUT);
-	/* Devices have millions, of which the pool leaves most to others. */
+	/* Devices have millions, of which the cache leaves most to others. */
 	struct ib_uverbs_query_device_resp answer = { .max_mr = usable_slots < SLOTS ? usable_slots : 1 << 24 };
 
 	if (!out || out->len < sizeof(answer))

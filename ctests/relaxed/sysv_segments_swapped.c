@@ -2,9 +2,9 @@
 /*
  * System V segments are swapped at an address by shmdt and shmat, of which userfaultfd says
  * nothing. So nothing is kept of them. Segments that land on other memory (SHM_REMAP) are seen by
- * the call; a bare system call is not seen, and that is a limit.
+ * the call; a raw system call is not seen, and that is a limit.
  */
-#include "../lib/pool.h"
+#include "../lib/reuse.h"
 #include <sys/shm.h>
 
 enum { COUNT = 8, SIZE = COUNT * PAGE };
@@ -86,7 +86,7 @@ static void in_use(const struct way *way)
 	struct ibv_mr *old;
 
 	must(memory != (void *)-1);
-	old = register_by_pool(pair.pd, memory, SIZE, LOCAL_AND_REMOTE, &since);
+	old = register_by_cache(pair.pd, memory, SIZE, LOCAL_AND_REMOTE, &since);
 	must(old);
 	must(way->attach(segments[1], memory, SHM_REMAP) == memory);
 	anew(&pair, named("swapped below a region in use", way), memory, SIZE);
@@ -97,7 +97,7 @@ static void in_use(const struct way *way)
 int main(int argc, char **argv)
 {
 	(void)argc;
-	with_setting(argv, "RDMAMR_RELAXED_LINGER", FOREVER);
+	with_setting(argv, "RDMAMR_CACHE_LINGER", FOREVER);
 	relaxed_open(&pair);
 	for (int n = 0; n < 2; n++) {
 		segments[n] = shmget(IPC_PRIVATE, SIZE, 0600);
@@ -111,7 +111,7 @@ int main(int argc, char **argv)
 	}
 	for (int n = 0; n < 2; n++)
 		must(shmctl(segments[n], IPC_RMID, NULL) == 0);
-	ok(stats().bypassed_memory > 0, "it went past the pool for its kind of memory");
+	ok(stats().bypassed_memory > 0, "it went past the cache for its kind of memory");
 	is((long long)stats().flushed_linger, 0, "no region went for its age");
 	return relaxed_close(&pair);
 }

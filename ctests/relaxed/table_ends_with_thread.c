@@ -76,7 +76,7 @@ static int part(bool relaxed)
 
 int main(int argc, char **argv)
 {
-	static const char *const settings[] = { "RDMAMR_CACHE=all", "RDMAMR_RELAXED_LINGER=" FOREVER, NULL };
+	static const char *const settings[] = { "RDMAMR_CACHE=all", "RDMAMR_CACHE_LINGER=" FOREVER, NULL };
 	const char *why = stub_open(STUB_PIN);
 
 	if (why)

@@ -269,7 +269,7 @@ static void part(int (*part)(void), const char *name)
 int main(int argc, char **argv)
 {
 	(void)argc;
-	with_setting(argv, "RDMAMR_RELAXED_LINGER", FOREVER);
+	with_setting(argv, "RDMAMR_CACHE_LINGER", FOREVER);
 	for (int another = 0; another < 2; another++) {
 		how.file = another ? another_userfaultfd : epoll_file;
 		how.asked_before = true;
@@ -280,8 +280,8 @@ int main(int argc, char **argv)
 					   "close_range that unshares, then an epoll file: no stale region");
 		how.by_close_range = how.asked_before = false;
 		how.bare = true;
-		part(with_table, another ? "bare system calls, by a thread that has not registered: no stale region" :
-					   "bare system calls and an epoll file, likewise: no stale region");
+		part(with_table, another ? "raw system calls, by a thread that has not registered: no stale region" :
+					   "raw system calls and an epoll file, likewise: no stale region");
 		how.early = true;
 		part(with_table, another ? "a table from before the library's start, and another userfaultfd" :
 					   "a table from before the library's start, and an epoll file");

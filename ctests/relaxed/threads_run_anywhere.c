@@ -172,7 +172,7 @@ static const struct part {
 int main(int argc, char **argv)
 {
 	(void)argc;
-	with_setting(argv, "RDMAMR_RELAXED_LINGER", FOREVER);
+	with_setting(argv, "RDMAMR_CACHE_LINGER", FOREVER);
 	for (size_t n = 0; n < sizeof(parts) / sizeof(*parts); n++) {
 		int status = run(parts[n].part);
 

@@ -3,7 +3,7 @@
  * UCX watches memory too, for its own cache: it overwrites the first instructions of libc's memory
  * calls, or of whoever stands in for them ("bistro"), or the tables by which they are called
  * ("reloc"). In one process with it, and whoever comes first, UCX must be told of every change as
- * without the library, and the pool must never hand out what is gone, even where UCX has taken its
+ * without the library, and the cache must never hand out what is gone, even where UCX has taken its
  * stand-ins out of the way.
  *
  * The program starts itself anew for each mode and order of loading, with the library preloaded
@@ -30,7 +30,7 @@ typedef signed char (*ucm_set_handler)(int events, int priority, ucm_callback ca
 enum { SIZE = 8 * PAGE };
 static const char *const modes[] = { "bistro", "reloc" };
 static const char *const orders[] = {
-	"preloaded in front", "preloaded behind", "loaded before the pool's first region", "loaded after it",
+	"preloaded in front", "preloaded behind", "loaded before the cache's first region", "loaded after it",
 };
 
 static bool pins;
@@ -84,7 +84,7 @@ static bool used_again(char *memory)
 {
 	bool anew = true;
 
-	/* The pool keeps nothing for a while where pages were dropped. */
+	/* The cache keeps nothing for a while where pages were dropped. */
 	for (int tries = 0; tries < 50 && anew; tries++) {
 		if (tries > 5)
 			usleep(100000);
@@ -157,7 +157,7 @@ static int in_order(int order)
 {
 	static const char *const names[] = {
 		"munmap and mmap", "mmap with MAP_FIXED over a page", "madvise", "mremap away and mmap",
-		"munmap by a bare system call",
+		"munmap by a raw system call",
 	};
 	char *memory = map(NULL, SIZE + PAGE, 0);
 	bool landed, anew;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * The program unmaps memory of an idle region by a bare system call. Its pages are free as soon as the library has heard
- * of it, and not only at the next tick of the pool's thread, of which there are eight in a second.
+ * The program unmaps memory of an idle region by a raw system call. Its pages are free as soon as the library has heard
+ * of it, and not only at the next tick of the cache's thread, of which there are eight in a second.
  *
  * A round begins when the region of the round before has ended. If regions ended at ticks alone, the next tick would be
  * nearly 125 ms away then. Half of the rounds may be slow, on a busy machine.
@@ -48,7 +48,7 @@ int main(int argc, char **argv)
 	int quick = 0;
 
 	(void)argc;
-	with_setting(argv, "RDMAMR_RELAXED_LINGER", FOREVER);
+	with_setting(argv, "RDMAMR_CACHE_LINGER", FOREVER);
 	why = stub_open(STUB_PIN);
 	if (why)
 		skip_all(why);

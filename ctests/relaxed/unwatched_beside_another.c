@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * The pool stops watching memory. Between its decision and its system call another thread unmaps
- * the memory by bare system calls, and another userfaultfd watches what is mapped there. Before
+ * The cache stops watching memory. Between its decision and its system call another thread unmaps
+ * the memory by raw system calls, and another userfaultfd watches what is mapped there. Before
  * Linux 6.16 the kernel lets one userfaultfd unregister what another has registered; the other must
- * keep its memory all the same. A seccomp filter holds the pool's system call meanwhile.
+ * keep its memory all the same. A seccomp filter holds the cache's system call meanwhile.
  */
 #include "../lib/observe.h"
 #include <linux/seccomp.h>
@@ -69,20 +69,20 @@ int main(int argc, char **argv)
 	int calls = 0;
 
 	(void)argc;
-	with_setting(argv, "RDMAMR_RELAXED_LINGER", FOREVER);
+	with_setting(argv, "RDMAMR_CACHE_LINGER", FOREVER);
 	alarm(DEADLOCK);
 	relaxed_open(&pair);
 	other = open_userfaultfd(UFFD_FEATURE_PAGEFAULT_FLAG_WP);
 	must(other >= 0);
 	memory = pages(1);
-	control(&pair, "memory that the pool watches", memory, PAGE);
+	control(&pair, "memory that the cache watches", memory, PAGE);
 	must(pthread_create(&taker, NULL, takes, NULL) == 0 && pthread_create(&flusher, NULL, flushes, NULL) == 0);
 	must(comes(listener >= 0));
 	/* The filter goes with the thread. */
 	for (held.fd = listener; poll(&held, 1, -1) == 1 && held.revents & POLLIN; calls++)
 		let_go_on();
 	must(pthread_join(flusher, NULL) == 0);
-	is(calls, 1, "the pool stops watching the memory");
+	is(calls, 1, "the cache stops watching the memory");
 	may_take = 1;
 	must(pthread_join(taker, NULL) == 0);
 	ok(other_watches(), "and the other userfaultfd keeps what it has taken meanwhile");

@@ -2,7 +2,7 @@
 /*
  * A process with nearly as many mappings as the kernel allows (vm.max_map_count) has no room for
  * the watch, which splits mappings. A region of memory that is not watched is its caller's own,
- * while it is in use too: the memory may be another mapping's by now, by a bare system call, and
+ * while it is in use too: the memory may be another mapping's by now, by a raw system call, and
  * the next registration must get the page of now.
  *
  * The device is the stand-in, whose pins are real (stub_device.h).
@@ -53,7 +53,7 @@ static void under_a_region_in_use(int access, const char *rights)
 		must(ibv_dereg_mr_relaxed(second) == 0 && ibv_dereg_mr_relaxed(first) == 0);
 		must(munmap(memory, PAGE) == 0);
 	}
-	is(stale, 0, "%s: mapped anew by bare system calls under a region in use, data lands in the page of now", rights);
+	is(stale, 0, "%s: mapped anew by raw system calls under a region in use, data lands in the page of now", rights);
 	is(alike, 0, "%s: the regions are two", rights);
 }
 
@@ -63,7 +63,7 @@ int main(int argc, char **argv)
 	const char *why;
 
 	(void)argc;
-	with_setting(argv, "RDMAMR_RELAXED_LINGER", FOREVER);
+	with_setting(argv, "RDMAMR_CACHE_LINGER", FOREVER);
 	why = stub_open(STUB_PIN);
 	if (why)
 		skip_all(why);

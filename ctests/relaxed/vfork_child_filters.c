@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
  * A child of vfork gives up privileges, and filters its system calls, before it execs. The child has
- * its parent's memory, and so the parent's pool: it must not end that pool, whose process is not
+ * its parent's memory, and so the parent's cache: it must not end that cache, whose process is not
  * filtered.
  *
  * The device is the stand-in (stub_device.h). Each part runs in a child.
@@ -70,7 +70,7 @@ static bool is_used_again(char *memory)
 
 static int (*does)(void);
 
-static int with_pool(void)
+static int with_cache(void)
 {
 	char *idle = pages(1), *later = pages(1);
 
@@ -85,7 +85,7 @@ static int with_pool(void)
 	return is_used_again(later) ? RIGHT : WRONG;
 }
 
-/* The process itself still ends its pool. */
+/* The process itself still ends its cache. */
 static int both(void)
 {
 	char *memory = pages(1);
@@ -120,11 +120,11 @@ static void part(int (*part)(void), const char *name)
 int main(int argc, char **argv)
 {
 	(void)argc;
-	with_setting(argv, "RDMAMR_RELAXED_LINGER", FOREVER);
+	with_setting(argv, "RDMAMR_CACHE_LINGER", FOREVER);
 	does = gives_up_privileges;
-	part(with_pool, "a vfork child gives up privileges: its parent uses regions again");
-	part(both, "the process does the same afterwards: its pool ends");
+	part(with_cache, "a vfork child gives up privileges: its parent uses regions again");
+	part(both, "the process does the same afterwards: its cache ends");
 	does = filters;
-	part(with_pool, "a vfork child filters its calls: its parent uses regions again");
+	part(with_cache, "a vfork child filters its calls: its parent uses regions again");
 	return done_testing();
 }

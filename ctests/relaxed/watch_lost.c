@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * A program that closes all descriptors that it does not know closes the pool's userfaultfd too.
+ * A program that closes all descriptors that it does not know closes the cache's userfaultfd too.
  * Nothing is kept from then on, nothing that was kept is used, and registrations go on as plain
  * ones.
  */
@@ -21,12 +21,12 @@ int main(int argc, char **argv)
 	int fd;
 
 	(void)argc;
-	with_setting(argv, "RDMAMR_RELAXED_LINGER", FOREVER);
+	with_setting(argv, "RDMAMR_CACHE_LINGER", FOREVER);
 	alarm(DEADLOCK);
 	relaxed_open(&pair);
 	memory = pages(4);
 	in_thread(nothing, NULL);
-	control(&pair, "while the pool watches", memory, PAGE);
+	control(&pair, "while the cache watches", memory, PAGE);
 	ok(userfaultfds(&fd) == 1 && close(fd) == 0, "its userfaultfd is closed");
 	must(syscall(SYS_madvise, memory, PAGE, MADV_DONTNEED) == 0);
 	ok(lands(&pair, memory, PAGE), "data lands in the page of now");

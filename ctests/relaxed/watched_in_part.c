@@ -63,7 +63,7 @@ static void one_changed(void)
 int main(int argc, char **argv)
 {
 	(void)argc;
-	with_setting(argv, "RDMAMR_RELAXED_LINGER", FOREVER);
+	with_setting(argv, "RDMAMR_CACHE_LINGER", FOREVER);
 	relaxed_open(&pair);
 	moves("its first page was registered", 0, 2 * LARGE);
 	moves("a page inside", 3 << 20, 2 * LARGE);

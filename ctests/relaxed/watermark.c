@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * RDMAMR_RELAXED_MAX_IDLE and RDMAMR_RELAXED_MAX_IDLE_BYTES: more regions, or more bytes, are never
+ * RDMAMR_CACHE_MAX_IDLE and RDMAMR_CACHE_MAX_IDLE_BYTES: more regions, or more bytes, are never
  * idle for long; those that have been idle for longer, by seconds, go first, and what is in use
  * does not count.
  */
@@ -98,9 +98,9 @@ static void in_turn(const char *name, int length)
 int main(int argc, char **argv)
 {
 	(void)argc;
-	with_setting(argv, "RDMAMR_RELAXED_MAX_IDLE", "4");
-	with_setting(argv, "RDMAMR_RELAXED_MAX_IDLE_BYTES", "1M");
-	with_setting(argv, "RDMAMR_RELAXED_LINGER", FOREVER);
+	with_setting(argv, "RDMAMR_CACHE_MAX_IDLE", "4");
+	with_setting(argv, "RDMAMR_CACHE_MAX_IDLE_BYTES", "1M");
+	with_setting(argv, "RDMAMR_CACHE_LINGER", FOREVER);
 	as_root();
 	relaxed_open(&pair);
 	memory = pages(4096);

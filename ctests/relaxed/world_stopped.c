@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
  * A garbage collector stops all other threads by a signal whose handler waits, and then unmaps
- * memory. A thread that was stopped inside the pool holds the pool's lock. The unmapping thread
+ * memory. A thread that was stopped inside the cache holds the cache's lock. The unmapping thread
  * does not wait for it, and what it unmapped is not used again.
  *
  * The device is the stand-in, whose pins are real (stub_device.h).
@@ -63,7 +63,7 @@ int main(int argc, char **argv)
 	int wrong = 0;
 
 	(void)argc;
-	with_setting(argv, "RDMAMR_RELAXED_LINGER", FOREVER);
+	with_setting(argv, "RDMAMR_CACHE_LINGER", FOREVER);
 	why = stub_open(STUB_PIN);
 	if (why)
 		skip_all(why);

@@ -181,7 +181,7 @@ class Fabric(Load):
     checks = "every transfer's data, in every kind of domain"
 
     def round(self):
-        relaxed = {"RDMAMR_FABRIC_RELAXED": str(self.rounds % 2)}
+        relaxed = {"RDMAMR_FABRIC_CACHE": str(self.rounds % 2)}
         self.judge([self.start([FABRIC], f"{scratch}/fabric", relaxed)], LIMIT)
 
 
@@ -313,7 +313,7 @@ def main():
         sums = {}
         if os.path.exists(load.stats):
             for line in read(load.stats).decode().splitlines():
-                for field, value in re.findall(r'"(hits|reg_kernel|reg_next|reg_failed|live|vanished)":(\d+)', line):
+                for field, value in re.findall(r'"(hits|reg_kernel|reg_next|reg_failed|live|ended_elsewhere)":(\d+)', line):
                     sums[field] = sums.get(field, 0) + int(value)
         said["loads"][load.name] = {
             "rounds": load.rounds, "failures": load.failures, "tolerated": load.tolerated, "wrong": load.wrong, "stats": sums,

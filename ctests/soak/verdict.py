@@ -136,8 +136,8 @@ def main(folder, page):
         # What is ended by force says nothing.
         if not stats.get("reg_kernel") and "was cut" not in load["counted"]:
             wrong.append(f"{program}: the library made no registration")
-        for field in ("vanished", "reg_next"):
-            # pyverbs registers dma-bufs too, which are passed on by design.
+        for field in ("ended_elsewhere", "reg_next"):
+            # pyverbs registers dma-bufs too, which are forwarded by design.
             if stats.get(field) and program != "pyverbs":
                 wrong.append(f"{program}: {field} is {stats[field]}")
         rounds = load["passed"]

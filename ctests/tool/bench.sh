@@ -67,7 +67,7 @@ for row in answer["sizes"]:
     assert row["plain_reg_us"] < row["plain_us"], row'
 json() { "$@" bench "$device" --sizes 4K,1M --rounds 2 --json; }
 check "JSON of the documented shape: ours by our own call, relaxed ones kept" python3 -c "$shape" <<<"$(json "$tool")"
-check "what is set for the library is left out" python3 -c "$shape" <<<"$(RDMAMR_DISABLE=1 RDMAMR_RELAXED_LINGER=0 json "$tool")"
+check "what is set for the library is left out" python3 -c "$shape" <<<"$(RDMAMR_DISABLE=1 RDMAMR_CACHE_LINGER=0 json "$tool")"
 check "nor does a library that is preloaded get into libibverbs' process" python3 -c "$shape" <<<"$(LD_PRELOAD=$library json "$tool" 2>/dev/null)"
 if [ "$(id -u)" = 0 ] && setpriv --reuid=65534 --clear-groups test -x "$tool"; then
 	fails "a limit that is too low: the rest is measured, and it says why" 1 "RLIMIT_MEMLOCK" \

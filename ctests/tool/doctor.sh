@@ -54,7 +54,7 @@ for subject in "${subjects[@]}"; do
 done
 says "the library loads" library ok "$library" cat "$work/text"
 says "the release of rdma-core" rdma-core ok "$(dpkg-query -W -f '${Version}' libibverbs1 | cut -d- -f1)" cat "$work/text"
-# With a device these have passed on the host, whose libraries, limits and filters decide: a start of the program takes
+# With a device these have forwarded the host, whose libraries, limits and filters decide: a start of the program takes
 # seconds in the machine.
 if [ -z "$device" ]; then
 	says "a library that cannot be preloaded" library FAILURE "cannot be preloaded" env RDMAMR_LIBRARY="$(

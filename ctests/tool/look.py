@@ -7,7 +7,7 @@ import struct
 import sys
 import zlib
 
-PLAIN, POOL = (0x00, 0x72, 0xB2), (0xE6, 0x9F, 0x00)
+PLAIN, CACHE = (0x00, 0x72, 0xB2), (0xE6, 0x9F, 0x00)
 
 
 def pixels(path):
@@ -90,14 +90,14 @@ top = bottom - 150
 
 def pinned(seconds):
     x = left + round((right - left) * seconds / 3)
-    return height(rows, x, top, bottom, PLAIN), height(rows, x, top, bottom, POOL)
+    return height(rows, x, top, bottom, PLAIN), height(rows, x, top, bottom, CACHE)
 
 
 mib = pinned(2.75)[0] / 2.125  # a MiB, in pixels
 expect("pinned at 2.75 s: pixels of a MiB", mib, 44.5, 3)
-for seconds, plain, pool in ((0.56, 0.125, 0), (1.2, 0.125, 0), (1.75, 0.125, 1), (2.25, 2.125, 1), (2.75, 2.125, 0)):
+for seconds, plain, cache in ((0.56, 0.125, 0), (1.2, 0.125, 0), (1.75, 0.125, 1), (2.25, 2.125, 1), (2.75, 2.125, 0)):
     found = pinned(seconds)
     expect(f"plain MiB pinned at {seconds} s", found[0] / mib, plain, 0.06)
-    expect(f"MiB of the pool pinned at {seconds} s", found[1] / mib, pool, 0.06)
+    expect(f"MiB of the cache pinned at {seconds} s", found[1] / mib, cache, 0.06)
 print("\n".join(wrong))
 sys.exit(1 if wrong else 0)

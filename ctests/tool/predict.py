@@ -22,7 +22,7 @@ PROGRAMS = [
     ("twice", FREE), ("thrice", FAST), ("too_many", FREE), ("too_many", FAST), ("mixed", FREE), ("emptied", FAST),
     ("unmapped", FAST), ("two_threads", FAST), ("at_once", FAST), ("parts", FAST), ("late", FREE),
 ]
-SETTINGS = {"RDMAMR_RELAXED_MAX_IDLE": "128", "RDMAMR_RELAXED_LINGER": "0.1"}
+SETTINGS = {"RDMAMR_CACHE_MAX_IDLE": "128", "RDMAMR_CACHE_LINGER": "0.1"}
 
 
 def run(library, workload, program, costs, **settings):

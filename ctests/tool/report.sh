@@ -27,7 +27,7 @@ says 'pid 4711, 2025-06-15T15:06:40Z, ran 3.00 s, 269 calls, 12.2 ms in them'
 says 'pid 4712, 2025-06-15T15:06:41Z, ran 1.00 s at least, 1 call, 400 us in them, has NOT'
 says 'Calls 270 by 3 threads: 134 registrations \(113 plain, 20 hits, 1 miss\)'
 says 'Time in calls 12.6 ms, 0.31 % of the threads. time of 4.00 s; ran 4.00 s, 2 processes together'
-says 'Peak pinned 3.12 MiB after 2.00 s \(2.12 MiB plain, 1 MiB by the pool\); at the end 2.12 MiB'
+says 'Peak pinned 3.12 MiB after 2.00 s \(2.12 MiB plain, 1 MiB by the cache\); at the end 2.12 MiB'
 says 'Left registered 3 regions, 2.12 MiB'
 says 'WARNING 7 calls were dropped'
 says 'WARNING Process 4712 has not ended in order'
@@ -73,7 +73,7 @@ check "the JSON has the same numbers, exactly" values '
 ["totals"]["misses"] 1
 ["totals"]["deregistrations"] 131
 ["totals"]["kept"] 21
-["totals"]["pool_deregistrations"] 1
+["totals"]["cache_deregistrations"] 1
 ["totals"]["leaked_regions"] 3
 ["totals"]["leaked_bytes"] 2228224
 ["processes"][1]["ended"] false
@@ -207,7 +207,7 @@ else
 	picture() { timeout 600 "${browser[@]}" "--screenshot=$work/$1.png" "file://$work/$1.html" >browser.log 2>&1; }
 	picture page
 	check "its plots show them" python3 "$here/look.py" page.png
-	sed -E 's/<path class="(plain|pool)" [^>]*>//g' page.html >bare.html
+	sed -E 's/<path class="(plain|cache)" [^>]*>//g' page.html >bare.html
 	picture bare
 	check "a page without plots is seen" fails python3 "$here/look.py" bare.png
 	# Headless windows are no narrower than 500 pixels; a frame in one is.
@@ -232,7 +232,7 @@ else
 	check "a lane for each rank, and a flame graph" bash -c 'grep -qx "3 lanes" probed && grep -qx "7 frames" probed'
 	legible page 1280
 	check "its bars show the calls" grep -qE '8 KiB:plain9[5-9] .*512 KiB:hit(19|20)\+pool1( |$)' probed
-	check "and the time in them" grep -qE '8 KiB:plain9[5-9] .*512 KiB:.*\+pool(19|20)( |$)' probed
+	check "and the time in them" grep -qE '8 KiB:plain9[5-9] .*512 KiB:.*\+cache(19|20)( |$)' probed
 	probe faster/report.diff.html 390 >probed
 	check "the page that compares is legible at 390 pixels" bash -c 'head -1 probed | grep -x right'
 	sed 's/--dim: #5b6470/--dim: #9aa4af/' page.html >pale.html

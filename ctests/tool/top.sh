@@ -11,7 +11,7 @@ work=$(mktemp -d /dev/shm/top.XXXXXX)
 chmod 755 "$work"
 mkdir -m 700 "$work/run"
 # No idle region ends meanwhile.
-export XDG_RUNTIME_DIR=$work/run RDMAMR_RELAXED_LINGER=1000000
+export XDG_RUNTIME_DIR=$work/run RDMAMR_CACHE_LINGER=1000000
 terminal=$work/terminal
 trap 'tmux -S "$terminal" kill-server 2>/dev/null; for pid in ${held[*]:-}; do kill -9 "$pid" 2>/dev/null; done; rm -rf "$work"' EXIT
 held=()

@@ -14,7 +14,7 @@ import subprocess
 import sys
 
 START, MODULES, CALLS, REASON, END, PLACE = 1, 2, 3, 4, 5, 8
-REG_MR, REREG_MR, DEREG_MR, REG_RELAXED, DEREG_RELAXED, FI_MR_REG, FI_CLOSE, POOL = 1, 6, 7, 8, 9, 10, 13, 14
+REG_MR, REREG_MR, DEREG_MR, REG_RELAXED, DEREG_RELAXED, FI_MR_REG, FI_CLOSE, CACHE = 1, 6, 7, 8, 9, 10, 13, 14
 KERNEL, PASSED_ON, HIT, MISS, KEPT = 1, 2, 3, 4, 5
 LOCAL_WRITE, REMOTE_WRITE, REMOTE_READ = 1, 2, 4
 EFAULT, ENOMEM = 14, 12
@@ -98,13 +98,13 @@ def known(path, program, library):
         for n in range(2):
             one.call((1100 + n) * ms, 4 * us, REG_MR, 0, (0, 4096), 1, 0, load, 1, EFAULT)
         one.flush()
-        pooled = (0x60000010, MiB - 0x20)  # 256 pages
-        one.call(1500 * ms, 1 * ms, REG_RELAXED, MISS, pooled, 1, 0x40, send, 1)
-        one.call(1501 * ms, 200, DEREG_RELAXED, KEPT, pooled, 0, 0x40, send, 1)
+        cached = (0x60000010, MiB - 0x20)  # 256 pages
+        one.call(1500 * ms, 1 * ms, REG_RELAXED, MISS, cached, 1, 0x40, send, 1)
+        one.call(1501 * ms, 200, DEREG_RELAXED, KEPT, cached, 0, 0x40, send, 1)
         for n in range(20):
-            one.call((1510 + n) * ms, 300, REG_RELAXED, HIT, pooled, 1, 0x40, send, 1)
-            one.call((1510 + n) * ms + us, 200, DEREG_RELAXED, KEPT, pooled, 0, 0x40, send, 1)
-        one.call(2500 * ms, 15 * us, POOL, KERNEL, (0x60000000, MiB), 0, 0x40, 0, 3)
+            one.call((1510 + n) * ms, 300, REG_RELAXED, HIT, cached, 1, 0x40, send, 1)
+            one.call((1510 + n) * ms + us, 200, DEREG_RELAXED, KEPT, cached, 0, 0x40, send, 1)
+        one.call(2500 * ms, 15 * us, CACHE, KERNEL, (0x60000000, MiB), 0, 0x40, 0, 3)
         one.block(CALLS, b"".join(one.pending), longer=b"of later")
         one.dropped = 7
         one.end(3000 * ms)

@@ -72,7 +72,7 @@ static long once(void) { return around(2000, 1, LOCAL, MAP_PRIVATE); }
 static long twice(void) { return around(1000, 2, LOCAL, MAP_PRIVATE); }
 /* The third time is the first that the cache can gain by. */
 static long thrice(void) { return around(100, 3, LOCAL, MAP_PRIVATE); }
-/* More than RDMAMR_RELAXED_MAX_IDLE of them. */
+/* More than RDMAMR_CACHE_MAX_IDLE of them. */
 static long too_many(void) { return around(256, 12, LOCAL, MAP_PRIVATE); }
 
 /* One of four is registered again. */
@@ -112,7 +112,7 @@ static long emptied(void)
 	return now() - began;
 }
 
-/* Later than RDMAMR_RELAXED_LINGER. */
+/* Later than RDMAMR_CACHE_LINGER. */
 static long late(void)
 {
 	char *memory = map(64 * BUFFER, MAP_PRIVATE);

@@ -136,7 +136,7 @@ static void in_thread(void)
 	pthread_attr_t small;
 	pthread_t thread;
 
-	/* The first call of a process needs more stack than that (the pool's limits). */
+	/* The first call of a process needs more stack than that (the cache's limits). */
 	first_phase();
 	pthread_attr_init(&small);
 	must(!pthread_attr_setstacksize(&small, PTHREAD_STACK_MIN), "pthread_attr_setstacksize");

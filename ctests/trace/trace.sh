@@ -75,26 +75,26 @@ is "what was left, and by whom" "[(1, 12288, 'forget')]" plain '[(leak["regions"
 is "the time of the calls is less than that of the threads" True plain '0 < report["totals"]["time_ns"] < 4 * report["totals"]["run_ns"]'
 is "pinned at the end is what was left" 12288 plain 'report["pinned"]["end_bytes"]'
 
-# Plain are registrations with another address for peers, and those of a child whose parent had a pool.
+# Plain are registrations with another address for peers, and those of a child whose parent had a cache.
 run all RDMAMR_CACHE=all RDMAMR_STATS="$work/stats"
 check "with the cache: the program runs as without" [ "$status" = 0 ]
 is "with the cache: each call is there once" 2503 all 'report["totals"]["calls"]'
-# The pool declines a registration while it cannot be certain of the memory, as beside a thread that maps its stack or
+# The cache declines a registration while it cannot be certain of the memory, as beside a thread that maps its stack or
 # (Linux 6.1) while another thread reads all mappings. Such a region is its caller's own, and the statistics count it as
-# declined. If the pool had made it before, it is a miss in the trace.
+# declined. If the cache had made it before, it is a miss in the trace.
 said() { # EXPRESSION: of the statistics, "s" being those of a process
 	value all 'sum('"$1"' for s in map(json.loads, open("stats")))'
 }
 declined=$(said 's["bypassed_busy"] + s["bypassed_limit"]')
 echo "# $(value all '"{hits} hits, {misses} misses".format(**report["totals"])'), $declined declined"
 is "with the cache: the hits are those of the statistics" "$(said 's["hits"]')" all 'report["totals"]["hits"]'
-is "with the cache: the misses are those of the statistics, and what the pool made and did not keep" True all \
+is "with the cache: the misses are those of the statistics, and what the cache made and did not keep" True all \
 	"0 <= report['totals']['misses'] - $(said 's["misses"]') <= $declined"
 is "with the cache: most are hits" True all 'report["totals"]["hits"] > 600'
 # Two registrations fail, of ranges that come for the first time.
 check "with the cache: each of the parent's 1200 pairs and 2 failures is a hit, a miss, declined, or of a new range" \
 	[ "$(said 's["hits"] + s["misses"] + s["bypassed_first"]')" -eq $((1202 - declined)) ]
-is "with the cache: the parent's deregistrations leave each region of the pool to the pool" True all \
+is "with the cache: the parent's deregistrations leave each region of the cache to the cache" True all \
 	'report["totals"]["kept"] == report["totals"]["hits"] + report["totals"]["misses"]'
 
 # The records of a killed program up to then. The child ended in order.
@@ -154,7 +154,7 @@ wait "${both[@]}"
 is "two programs at once: all calls of both" 5006 both 'report["totals"]["calls"]'
 is "in four processes" 4 both 'len(report["processes"])'
 
-# Predictions beside what happens: a program that registers per message (bench/rpc.c), without the pool and with it.
+# Predictions beside what happens: a program that registers per message (bench/rpc.c), without the cache and with it.
 without_netlink=
 rpc() { # FILE [NAME=VALUE...]
 	local file=$1
@@ -165,9 +165,9 @@ rpc() { # FILE [NAME=VALUE...]
 	"$rdmamr" report --json "$file" >"$file.json" 2>"$file.error" || cat "$file.error"
 }
 rpc rpc_off
-check "rpc: it runs without the pool" [ "$status" = 0 ]
+check "rpc: it runs without the cache" [ "$status" = 0 ]
 predicted=$(value rpc_off 'report["advice"]["all"]["hits"]')
-# Of the hits, as below: without what misses and the pool's start cost.
+# Of the hits, as below: without what misses and the cache's start cost.
 promised=$(value rpc_off '(lambda advice: advice["all"]["saved_ns"] + advice["all"]["misses"] * advice["miss_ns"] + advice["start_ns"])(report["advice"])')
 pairs=$(value rpc_off 'report["totals"]["time_ns"] // report["totals"]["registrations"]')
 predicted_well() { [ $((predicted * 10)) -ge $((happened * 9)) -a $((predicted * 9)) -le $((happened * 10)) ]; }
@@ -180,16 +180,16 @@ for _ in 1 2 3 4 5; do
 	really=$((happened * pairs - $(value rpc_all 'sum(size["time_ns"] for size in report["sizes"] if size["what"] in ("hit", "kept"))')))
 	[ "$status" = 0 ] && predicted_well && promised_well && break
 done
-check "rpc: it runs with the pool" [ "$status" = 0 ]
+check "rpc: it runs with the cache" [ "$status" = 0 ]
 check "rpc: of $happened hits $predicted were predicted: a tenth off at most" predicted_well
 check "rpc: ${promised} ns are promised, and the hits saved $really: a factor of 2 at most" promised_well
-is "rpc: the pool would serve all" "[]" rpc_off 'report["advice"]["unserved"]'
+is "rpc: the cache would serve all" "[]" rpc_off 'report["advice"]["unserved"]'
 rpc rpc_safe RDMAV_FORK_SAFE=1 RDMAMR_CACHE=all
-is "rpc, fork protection wanted: the kernel gives it, and the pool serves all the same" True rpc_safe 'report["totals"]["hits"] > 0'
+is "rpc, fork protection wanted: the kernel gives it, and the cache serves all the same" True rpc_safe 'report["totals"]["hits"] > 0'
 # Where the kernel is not asked, libibverbs keeps registered memory from children.
 without_netlink=$built/trace_without_netlink
 rpc rpc_fork_all RDMAV_FORK_SAFE=1 RDMAMR_CACHE=all
-is "rpc, fork protected: the pool serves nothing" 0 rpc_fork_all 'report["totals"]["hits"]'
+is "rpc, fork protected: the cache serves nothing" 0 rpc_fork_all 'report["totals"]["hits"]'
 rpc rpc_fork RDMAV_FORK_SAFE=1
 is "and nothing is promised" "(0, 0)" rpc_fork '(report["advice"]["all"]["hits"], report["advice"]["all"]["saved_ns"])'
 is "but the reason is given" True rpc_fork '"ibv_fork_init" in report["advice"]["sentence"] and "would have saved nothing" in report["advice"]["sentence"]'
@@ -197,7 +197,7 @@ without_netlink=
 
 # Calls whose arguments fill the registers, and those through tables of functions, have callers like all others. Of
 # libfabric's: one that fails and 3 that do not, on 4 domains; then on a plain domain and a relaxed one 400 in the
-# background, 400 that are placed (of which none is the pool's), one that fails later, 3 composites and 3 that are
+# background, 400 that are placed (of which none is the cache's), one that fails later, 3 composites and 3 that are
 # replaced.
 for way in callers callers_alone; do
 	calls=$built/trace_$way
@@ -213,7 +213,7 @@ for way in callers callers_alone; do
 		$way '[(failure["count"], "nothing is mapped" in failure["example"]) for failure in report["failures"] if failure["caller"]["function"] == "fails_later"]'
 	is "$way: nothing is left" "[]" $way 'report["leaks"]'
 	is "$way: each deregistration is of a region that is known" "[]" $way '[note for note in report["notes"] if "whose registration" in note or "made past" in note]'
-	is "$way: of the relaxed domain's all are the pool's but those that are placed" True \
+	is "$way: of the domain with the cache's all are the cache's but those that are placed" True \
 		$way '405 <= report["totals"]["hits"] + report["totals"]["misses"] <= 425 and report["totals"]["misses"] >= 2'
 done
 tap_done

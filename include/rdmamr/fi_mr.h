@@ -832,7 +832,7 @@ int fi_mr_regattr(struct fid_domain *domain,
 /**
  * Closes a region, a domain, an event queue, or any other object of libfabric.
  *
- * Closing a region deregisters it, or returns it to the pool if its domain is relaxed. If the
+ * Closing a region deregisters it, or returns it to the cache if its domain is relaxed. If the
  * region is being registered in the background, the function stops that registration or waits for
  * it; the program reads no event of the region afterwards.
  *
@@ -1085,7 +1085,7 @@ const char *fi_eq_strerror(struct fid_eq *eq,
 /**
  * Bit of `flags`: the domain registers its regions as ibv_reg_mr_relaxed() does.
  */
-#define RDMAMR_DOMAIN_RELAXED (1ull << 0)
+#define RDMAMR_DOMAIN_CACHE (1ull << 0)
 
 /**
  * The attributes of a domain. Set the fields that are not used to 0.
@@ -1120,7 +1120,7 @@ struct rdmamr_domain_attr {
          */
         uint64_t caps;
         /**
-         * 0 or RDMAMR_DOMAIN_RELAXED.
+         * 0 or RDMAMR_DOMAIN_CACHE.
          */
         uint64_t flags;
         /**

@@ -63,8 +63,8 @@ struct ibv_mr *ibv_reg_mr_relaxed(struct ibv_pd *pd,
  * `mr` is invalid when this function returns 0. The device may keep the registration, and a peer
  * that has the rkey may still reach the memory, until one of these events flushes the
  * registration: a call of ibv_flush_relaxed_mr(), ibv_dealloc_pd() or ibv_close_device(); the end
- * of the time RDMAMR_RELAXED_LINGER (by default one second if peers can reach the memory, else one
- * minute); more kept registrations than RDMAMR_RELAXED_MAX_IDLE and RDMAMR_RELAXED_MAX_IDLE_BYTES
+ * of the time RDMAMR_CACHE_LINGER (by default one second if peers can reach the memory, else one
+ * minute); more kept registrations than RDMAMR_CACHE_MAX_IDLE and RDMAMR_CACHE_MAX_IDLE_BYTES
  * allow; a shortage of memory; a change of the mapping of the pages by the process.
  * ibv_dereg_mr_relaxed() and ibv_dereg_mr() both take regions of either kind.
  *

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Access flags of a region, ibv_reg_mr(3), and the kernel's rules for them. The kernel decides:
-//! this file passes flags on unchanged and puts refusals in words.
+//! this file forwards flags unchanged and puts refusals in words.
 
 use crate::abi::rdma_core::*;
 use bitflags::bitflags;

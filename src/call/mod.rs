@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The parts of a call, as types: the device and the domain that it names, what it asks for, why it
-//! failed, and how it was done. The floors above pass these on.
+//! failed, and how it was done. The floors above forward these.
 //!
 //! Not here: what any call does.
 

@@ -8,13 +8,13 @@ use crate::abi::rdma_core::ibv_mr;
 pub enum How {
     /// The library did it by its own call of the kernel.
     Kernel,
-    /// libibverbs did it, because the library passed the call on.
+    /// libibverbs did it, because the library forwarded the call.
     PassedOn,
-    /// The pool had a region that serves, and gave it out.
+    /// The cache had a region that serves, and gave it out.
     Hit,
-    /// The pool made a new region, which it may keep.
+    /// The cache made a new region, which it may keep.
     Miss,
-    /// The pool keeps the region that the program deregistered.
+    /// The cache keeps the region that the program deregistered.
     Kept,
 }
 

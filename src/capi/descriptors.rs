@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The calls of the C library on descriptors that the pool must learn of (`desk/changes.rs`): those
-//! that close or replace a number, which may be the number of the library's own file of
+//! The calls of the C library on descriptors that the cache must learn of (`dispatch/changes.rs`):
+//! those that close or replace a number, which may be the number of the library's own file of
 //! userfaultfd, and `ioctl`, by which another userfaultfd may end the watch of memory.
 //!
 //! As in `memory.rs`, the symbols have no version node, and the next functions are looked up when
@@ -14,7 +14,7 @@
 
 use super::memory::{around, call_next};
 use super::ret;
-use crate::desk::changes::{self, Frame};
+use crate::dispatch::changes::{self, Frame};
 use crate::sys::symbols::{self, Function, Scope};
 use core::ffi::{c_int, c_uint, c_ulong, c_void};
 
@@ -127,8 +127,8 @@ unsafe extern "C" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
 }
 
 /// A filter of system calls may kill a program that makes one which it does not use itself, and the
-/// pool makes such ones: the pool ends before the filter is set. libseccomp sets its filter by a bare
-/// system call, and by prctl(2) before that what the kernel wants of it, PR_SET_NO_NEW_PRIVS.
+/// cache makes such ones: the cache ends before the filter is set. libseccomp sets its filter by a
+/// bare system call, and by prctl(2) before that what the kernel wants of it, PR_SET_NO_NEW_PRIVS.
 ///
 /// In C the arguments but the first are variadic, and may be absent, as that of [`ioctl`].
 #[cfg_attr(not(test), unsafe(no_mangle))]
@@ -151,7 +151,7 @@ const UNREGISTER: u32 = 0x8010_aa01;
 const MOVE: u32 = 0xc028_aa05;
 
 /// In C the third argument is variadic, and absent with some requests. In the ABIs of Linux it lies
-/// where a fixed argument would lie. If it is absent, the function passes on whatever lies there,
+/// where a fixed argument would lie. If it is absent, the function forwards whatever lies there,
 /// and does not look at it.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The memory calls of the C library that change mappings: the pool of relaxed regions must learn
-//! of each such change (`desk/changes.rs`).
+//! The memory calls of the C library that change mappings: the cache of relaxed regions must learn
+//! of each such change (`dispatch/changes.rs`).
 //!
 //! The symbols here have no version node: a symbol under a node of this library would not replace
 //! `munmap@GLIBC_2.2.5`. Each function calls the next library's function of the same name, so that
@@ -16,7 +16,7 @@
 #![cfg_attr(test, allow(dead_code, reason = "unit tests stand in for nothing"))]
 
 use super::ret;
-use crate::desk::changes::{self, Changing, Frame, Unreported};
+use crate::dispatch::changes::{self, Changing, Frame, Unreported};
 use crate::sys::memory;
 use crate::sys::pages::page_size;
 use crate::sys::symbols::{self, Function, Scope};
@@ -91,7 +91,7 @@ macro_rules! call_next {
 }
 pub(super) use call_next;
 
-/// Calls the next function between two reports to the pool, one before and one after the call. The
+/// Calls the next function between two reports to the cache, one before and one after the call. The
 /// next function is called exactly once, whether or not a report fails.
 #[inline(always)]
 pub(super) fn around<C, R>(
@@ -189,7 +189,7 @@ unsafe fn map_by_kernel(
 }
 
 /// In C the last argument is present only with some flags. In the ABIs of Linux it lies where a
-/// fixed argument would lie. If it is absent, the function passes on whatever lies there, and does
+/// fixed argument would lie. If it is absent, the function forwards whatever lies there, and does
 /// not look at it.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn mremap(
@@ -302,7 +302,8 @@ fn mapping_that_grows(block: Address, size: usize) -> Option<(usize, usize)> {
     }
     let header = block.cast::<[usize; 2]>().wrapping_sub(1);
     // SAFETY: same contract: the block is glibc's. It has two words before it, the second of which
-    // the C library wrote when it made the block. The first belongs to the block if it is a mapping.
+    // the C library wrote when it made the block. The first belongs to the block if it is a
+    // mapping.
     let [before, length] = unsafe { header.read_unaligned() };
     if length & IS_MAPPED == 0 {
         return None;
@@ -315,8 +316,9 @@ fn mapping_that_grows(block: Address, size: usize) -> Option<(usize, usize)> {
     (is_block && size > length - before - HEADER).then_some((start, length))
 }
 
-/// mremap(2) accepts a single mapping only. Where the pool watches a part of a block, the C library's
-/// own mremap would fail, and realloc would copy the block: 400 times as long, and twice the memory.
+/// mremap(2) accepts a single mapping only. Where the cache watches a part of a block, the C
+/// library's own mremap would fail, and realloc would copy the block: 400 times as long, and twice
+/// the memory.
 unsafe extern "C" fn reallocate(block: Address, size: usize) -> Address {
     if changes::are_wanted() {
         ret::always((), || {
@@ -493,7 +495,7 @@ fn let_go_of(list: usize, count: usize) {
     }
 }
 
-/// Reports a change that takes rights away: the pool must not reuse a region that was pinned with
+/// Reports a change that takes rights away: the cache must not reuse a region that was pinned with
 /// more rights than its pages have now.
 #[inline(always)]
 fn protecting(

@@ -13,7 +13,7 @@
 #![cfg_attr(test, allow(dead_code, reason = "unit tests stand in for nothing"))]
 
 use super::memory::{around, call_next};
-use crate::desk::changes::{self, Frame};
+use crate::dispatch::changes::{self, Frame};
 use crate::sys::memory;
 use crate::sys::pages::page_size;
 use crate::sys::symbols::{self, Function, Scope};
@@ -80,8 +80,8 @@ unsafe extern "C" fn move_pages(
 ) -> c_long {
     around(
         || {
-            // Without nodes the call only asks where the pages are. `process` may be another one, whose
-            // addresses are none of this one's: then too much ends here.
+            // Without nodes the call only asks where the pages are. `process` may be another one,
+            // whose addresses are none of this one's: then too much ends here.
             if !nodes.is_null() && changes::are_wanted() {
                 let_go_of(pages.addr(), count as usize);
             }

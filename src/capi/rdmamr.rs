@@ -4,7 +4,7 @@
 use super::export::versioned;
 use super::ret;
 use crate::config::{Output, config};
-use crate::desk;
+use crate::dispatch;
 use crate::report::explain;
 use crate::report::log::{self, Level};
 use crate::report::stats::{self, counter, rdmamr_stats};
@@ -42,12 +42,13 @@ fn statistics() -> rdmamr_stats {
     let Some(counters) = stats::existing() else {
         return rdmamr_stats::default();
     };
-    let (live, live_bytes) = desk::state::existing().map_or((0, 0), |state| state.devices.total());
-    let [(idle, idle_bytes), (used, used_bytes)] = desk::relaxed_totals();
+    let (live, live_bytes) =
+        dispatch::state::existing().map_or((0, 0), |state| state.devices.total());
+    let [(idle, idle_bytes), (used, used_bytes)] = dispatch::relaxed_totals();
     rdmamr_stats {
         live: live + used,
         live_bytes: live_bytes.wrapping_add(used_bytes),
-        hits: desk::relaxed_hits(|| counters.get(counter!(hits))),
+        hits: dispatch::relaxed_hits(|| counters.get(counter!(hits))),
         idle,
         idle_bytes,
         ..counters.sums()

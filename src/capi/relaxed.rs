@@ -13,7 +13,7 @@ use super::traced::{Nobody, TracedDeregistration, TracedRegistration};
 use super::verbs::{NULL_MR, NULL_PD};
 use crate::abi::rdma_core::*;
 use crate::call::{Access, Pd, Request};
-use crate::desk::{self, Mr};
+use crate::dispatch::{self, Mr};
 use crate::report::explain::Subject;
 use crate::report::stats::counter;
 use crate::sys::caller::Caller;
@@ -49,13 +49,11 @@ use core::ffi::{c_int, c_void};
 /// Returns the region, or NULL with errno set; rdmamr_last_reason() then has the reason in words:
 /// EINVAL: `pd` is NULL, `length` is 0, the range goes past the end of the address space, `access`
 /// has remote write or remote atomic without local write, or `access` has a flag that no kernel
-/// knows.
-/// EFAULT: part of the pages is not mapped, or is not writable although the access flags need that.
-/// ENOMEM: the process cannot pin more memory (RLIMIT_MEMLOCK), or the device or the kernel ran out
-/// of a resource. The library gave up the kept registrations that were not in use before it
-/// reported this.
-/// EAGAIN: the limit of the rdma cgroup is reached. As for ENOMEM, the library has given up its own.
-/// Other errnos are those of ibv_reg_mr().
+/// knows. EFAULT: part of the pages is not mapped, or is not writable although the access flags
+/// need that. ENOMEM: the process cannot pin more memory (RLIMIT_MEMLOCK), or the device or the
+/// kernel ran out of a resource. The library gave up the kept registrations that were not in use
+/// before it reported this. EAGAIN: the limit of the rdma cgroup is reached. As for ENOMEM, the
+/// library has given up its own. Other errnos are those of ibv_reg_mr().
 ///
 /// Sources: ibv_reg_mr_relaxed(3) of Oracle Solaris; drivers/infiniband/core/uverbs_cmd.c of
 /// Oracle's kernel.
@@ -82,12 +80,12 @@ unsafe extern "C" fn reg_mr_relaxed(
     caller: Caller,
 ) -> *mut ibv_mr {
     let access = Access::from_bits_retain(access as u32);
-    // A hit returns its region in a register. Through the outcome that the witness records, a hit
+    // A hit returns its region in a register. Through the outcome that the tracer records, a hit
     // took 1 to 5 ns more (of 21 ns).
     if !trace::is_on()
         // SAFETY: live objects: `pd` is NULL or a domain that nobody has deallocated.
         && let Some(pd) = unsafe { Pd::from_c(pd) }
-        && let Some(mr) = ret::always(None, || desk::hit_relaxed(pd, addr.addr(), length, access))
+        && let Some(mr) = ret::always(None, || dispatch::hit_relaxed(pd, addr.addr(), length, access))
     {
         return mr;
     }
@@ -107,7 +105,7 @@ unsafe fn reg_mr_relaxed_missed(
     caller: Caller,
 ) -> *mut ibv_mr {
     let request = Request::at_address(addr, length, access);
-    let witness = TracedRegistration {
+    let tracer = TracedRegistration {
         call: call::REG_MR_RELAXED,
         pd,
         request: &request,
@@ -118,10 +116,10 @@ unsafe fn reg_mr_relaxed_missed(
         subject: Subject::Memory(request),
         counter: Some(counter!(reg_failed)),
     };
-    ret::verbs::<ret::AsRegion>(failing, witness, || {
+    ret::verbs::<ret::AsRegion>(failing, tracer, || {
         // SAFETY: live objects: `pd` is NULL or a domain that nobody has deallocated.
         let pd = unsafe { Pd::from_c(pd) }.ok_or(NULL_PD)?;
-        desk::register_relaxed(pd, &request)
+        dispatch::register_relaxed(pd, &request)
     })
 }
 
@@ -130,8 +128,8 @@ unsafe fn reg_mr_relaxed_missed(
 /// `mr` is invalid when this function returns 0. The device may keep the registration, and a peer
 /// that has the rkey may still reach the memory, until one of these events flushes the
 /// registration: a call of ibv_flush_relaxed_mr(), ibv_dealloc_pd() or ibv_close_device(); the end
-/// of the time RDMAMR_RELAXED_LINGER (by default one second if peers can reach the memory, else one
-/// minute); more kept registrations than RDMAMR_RELAXED_MAX_IDLE and RDMAMR_RELAXED_MAX_IDLE_BYTES
+/// of the time RDMAMR_CACHE_LINGER (by default one second if peers can reach the memory, else one
+/// minute); more kept registrations than RDMAMR_CACHE_MAX_IDLE and RDMAMR_CACHE_MAX_IDLE_BYTES
 /// allow; a shortage of memory; a change of the mapping of the pages by the process.
 /// ibv_dereg_mr_relaxed() and ibv_dereg_mr() both take regions of either kind.
 ///
@@ -156,18 +154,18 @@ unsafe extern "C" fn dereg_mr_relaxed(mr: *mut ibv_mr, caller: Caller) -> c_int 
     let mr = unsafe { Mr::from_c(mr) };
     if !trace::is_on()
         && let Some(mr) = mr
-        && ret::always(false, || desk::release_relaxed(mr))
+        && ret::always(false, || dispatch::release_relaxed(mr))
     {
         return 0;
     }
     dereg_mr_unreleased(mr, caller)
 }
 
-/// All but the release of a region of the pool (see [`reg_mr_relaxed_missed`]).
+/// All but the release of a region of the cache (see [`reg_mr_relaxed_missed`]).
 #[cold]
 #[inline(never)]
 fn dereg_mr_unreleased(mr: Option<Mr>, caller: Caller) -> c_int {
-    let witness = TracedDeregistration {
+    let tracer = TracedDeregistration {
         call: call::DEREG_MR_RELAXED,
         mr,
         caller,
@@ -177,7 +175,7 @@ fn dereg_mr_unreleased(mr: Option<Mr>, caller: Caller) -> c_int {
         subject: Subject::Region,
         counter: Some(counter!(dereg_failed)),
     };
-    ret::verbs::<ret::AsErrno<_>>(failing, witness, || desk::deregister(mr.ok_or(NULL_MR)?))
+    ret::verbs::<ret::AsErrno<_>>(failing, tracer, || dispatch::deregister(mr.ok_or(NULL_MR)?))
 }
 
 /// Deregisters the regions of a protection domain that ibv_dereg_mr_relaxed() has left registered.
@@ -202,7 +200,7 @@ pub unsafe extern "C" fn ibv_flush_relaxed_mr(pd: *mut ibv_pd) -> c_int {
     ret::verbs::<ret::AsErrno<_>>(failing, Nobody, || {
         // SAFETY: live objects: `pd` is NULL or a domain that nobody has deallocated.
         let pd = unsafe { Pd::from_c(pd) }.ok_or(NULL_PD)?;
-        desk::flush(pd)
+        dispatch::flush(pd)
     })
 }
 versioned!(ibv_flush_relaxed_mr, "IBVERBS_1.1");

@@ -4,13 +4,13 @@
 //!
 //! Each `extern "C"` body under `capi/` is one call of a function in this file
 //! (`ctests/host/house.py` checks this rule). A panic disables the library for good: from then on
-//! the library passes every call on, and the pool hands out no region again.
+//! the library forwards every call, and the cache hands out no region again.
 
-use super::traced::Witness;
+use super::traced::Tracer;
 use crate::abi::rdma_core::ibv_mr;
 use crate::call::{Error, Registered};
 use crate::config::disable_for_good;
-use crate::desk;
+use crate::dispatch;
 use crate::fabric::errors::{self, Failure};
 use crate::report::explain::{self, Reason, Subject};
 use crate::report::log::{self, Level};
@@ -94,17 +94,17 @@ impl Convention for AsReregCode {
     }
 }
 
-/// Runs the body of a function of libibverbs' family. The witness sees the outcome after the reason
+/// Runs the body of a function of libibverbs' family. The tracer sees the outcome after the reason
 /// of a failure has been stored.
 #[inline(always)]
 pub fn verbs<K: Convention>(
     entry: impl FnOnce() -> Entry,
-    witness: impl Witness<K::Value>,
+    tracer: impl Tracer<K::Value>,
     body: impl FnOnce() -> Result<K::Value, Error>,
 ) -> K::C {
-    let began = witness.begin();
+    let began = tracer.begin();
     let outcome = run(entry, body);
-    witness.end(began, &outcome);
+    tracer.end(began, &outcome);
     K::to_c(outcome)
 }
 
@@ -159,10 +159,10 @@ fn guard<T>(body: impl FnOnce() -> T) -> Result<T, Error> {
 #[cold]
 fn panicked() -> Error {
     disable_for_good();
-    desk::distrust_pool();
+    dispatch::distrust_cache();
     log::line(
         Level::Error,
-        format_args!("the library has failed in itself; from now on it passes everything on"),
+        format_args!("the library has failed in itself; from now on it forwards everything"),
     );
     Error::Panic
 }

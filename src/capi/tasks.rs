@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `clone` of the C library, by which a program makes a task that shares its memory and is a process
-//! of its own. The pool must learn of it before there is such a task (`pool/life/tasks.rs`).
+//! `clone` of the C library, by which a program makes a task that shares its memory and is a
+//! process of its own. The cache must learn of it before there is such a task
+//! (`cache/life/tasks.rs`).
 //!
 //! As in `memory.rs`, the symbol has no version node, and the next function is looked up when the
 //! library is loaded. The C library itself makes its threads, and the children of posix_spawn(3),
@@ -14,7 +15,7 @@
 #![cfg_attr(test, allow(dead_code, reason = "unit tests stand in for nothing"))]
 
 use super::ret;
-use crate::desk::changes;
+use crate::dispatch::changes;
 use crate::sys::helper_thread::{__clone, Task};
 use crate::sys::symbols::{self, Function, Scope};
 use core::ffi::{c_int, c_void};
@@ -32,7 +33,7 @@ pub fn find_all() {
 }
 
 /// In C the last three arguments are present only with some flags. In the ABIs of Linux they lie
-/// where fixed arguments would lie. If they are absent, the function passes on whatever lies there,
+/// where fixed arguments would lie. If they are absent, the function forwards whatever lies there,
 /// as the C library does, and does not look at it.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn clone(

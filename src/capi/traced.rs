@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The witnesses that record calls of libibverbs' family in the trace, if `RDMAMR_TRACE` is set.
+//! The tracers that record calls of libibverbs' family in the trace, if `RDMAMR_TRACE` is set.
 
 use crate::abi::rdma_core::ibv_pd;
 use crate::call::{Error, How, Registered, Request, Reregistration};
-use crate::desk::{Mr, foresight};
+use crate::dispatch::{Mr, foresight};
 use crate::report::explain::last_as_text;
 use crate::sys::caller::Caller;
 use crate::trace::format::{Call, call, unserved};
@@ -12,17 +12,17 @@ use core::ffi::c_int;
 use core::ptr::null_mut;
 
 /// Observes a call from its begin to its outcome. `T` is the value of a call that succeeds.
-pub trait Witness<T> {
+pub trait Tracer<T> {
     /// The observations from before the call.
     type Before;
     fn begin(&self) -> Self::Before;
     fn end(self, before: Self::Before, outcome: &Result<T, Error>);
 }
 
-/// The witness of a call that the trace does not record.
+/// The tracer of a call that the trace does not record.
 pub struct Nobody;
 
-impl<T> Witness<T> for Nobody {
+impl<T> Tracer<T> for Nobody {
     type Before = ();
     #[inline(always)]
     fn begin(&self) {}
@@ -30,7 +30,7 @@ impl<T> Witness<T> for Nobody {
     fn end(self, (): (), _: &Result<T, Error>) {}
 }
 
-/// The witness of a registration. `call` is one of the numbers in `trace::format::call`.
+/// The tracer of a registration. `call` is one of the numbers in `trace::format::call`.
 pub struct TracedRegistration<'a> {
     pub call: u8,
     pub pd: *mut ibv_pd,
@@ -38,7 +38,7 @@ pub struct TracedRegistration<'a> {
     pub caller: Caller,
 }
 
-impl Witness<Registered> for TracedRegistration<'_> {
+impl Tracer<Registered> for TracedRegistration<'_> {
     type Before = Option<Began>;
 
     #[inline(always)]
@@ -58,7 +58,7 @@ impl Witness<Registered> for TracedRegistration<'_> {
     }
 }
 
-/// Adds to the record of a registration what the pool would have done with it. The record's
+/// Adds to the record of a registration what the cache would have done with it. The record's
 /// duration does not include the time that this function takes.
 #[cold]
 fn foresee(record: &mut Call, began: Began, request: &Request) {
@@ -98,14 +98,14 @@ fn registered(
     }
 }
 
-/// The witness of a deregistration.
+/// The tracer of a deregistration.
 pub struct TracedDeregistration {
     pub call: u8,
     pub mr: Option<Mr>,
     pub caller: Caller,
 }
 
-impl Witness<How> for TracedDeregistration {
+impl Tracer<How> for TracedDeregistration {
     /// The region cannot be read after the call, so the record is made before the call.
     type Before = Option<(Began, Call)>;
 
@@ -147,7 +147,7 @@ fn to_be_deregistered(call: u8, mr: Option<Mr>) -> Call {
     }
 }
 
-/// The witness of a change of a region, `ibv_rereg_mr`. The trace records the change as a
+/// The tracer of a change of a region, `ibv_rereg_mr`. The trace records the change as a
 /// registration of the region's new state.
 pub struct TracedChange<'a> {
     pub mr: Option<Mr>,
@@ -155,7 +155,7 @@ pub struct TracedChange<'a> {
     pub caller: Caller,
 }
 
-impl Witness<c_int> for TracedChange<'_> {
+impl Tracer<c_int> for TracedChange<'_> {
     type Before = Option<Began>;
 
     #[inline(always)]

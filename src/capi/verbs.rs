@@ -15,7 +15,7 @@ use super::ret::{self, Entry};
 use super::traced::{self, Nobody, TracedDeregistration, TracedRegistration};
 use crate::abi::rdma_core::*;
 use crate::call::{Access, Context, Error, Pd, Request, Reregistration};
-use crate::desk::{self, Mr};
+use crate::dispatch::{self, Mr};
 use crate::report::explain::Subject;
 use crate::report::stats::{Counter, counter};
 use crate::sys::caller::Caller;
@@ -51,7 +51,7 @@ unsafe fn reg(
     request: Request,
     caller: Caller,
 ) -> *mut ibv_mr {
-    let witness = TracedRegistration {
+    let tracer = TracedRegistration {
         call: function.call,
         pd,
         request: &request,
@@ -64,10 +64,10 @@ unsafe fn reg(
             Some(counter!(reg_failed)),
         )
     };
-    ret::verbs::<ret::AsRegion>(failing, witness, || {
+    ret::verbs::<ret::AsRegion>(failing, tracer, || {
         // SAFETY: live objects: `pd` is NULL or a domain that nobody has deallocated.
         let pd = unsafe { Pd::from_c(pd) }.ok_or(NULL_PD)?;
-        desk::register_for(pd, &request)
+        dispatch::register_for(pd, &request)
     })
 }
 
@@ -141,14 +141,14 @@ unsafe extern "C" fn ibv_reg_mr_ex(
 ) -> *mut ibv_mr {
     // SAFETY: set attributes: `mr_init_attr` is NULL, or the fields that its `comp_mask` names are
     // set.
-    if let Some(request) = unsafe { desk::plain_memory(mr_init_attr) } {
+    if let Some(request) = unsafe { dispatch::plain_memory(mr_init_attr) } {
         // SAFETY: live objects: `pd` is NULL or a domain that nobody has deallocated.
         return unsafe { reg(&REG_MR_EX, pd, request, caller) };
     }
-    // The witness records no address: only libibverbs knows all the ways in which attributes name
+    // The tracer records no address: only libibverbs knows all the ways in which attributes name
     // memory.
     let unknown = Request::at_address(null_mut(), 0, Access::empty());
-    let witness = TracedRegistration {
+    let tracer = TracedRegistration {
         call: call::REG_MR_EX,
         pd,
         request: &unknown,
@@ -158,7 +158,7 @@ unsafe extern "C" fn ibv_reg_mr_ex(
         let failed = Some(counter!(reg_failed));
         entry("ibv_reg_mr_ex", Subject::OtherMemory, failed)
     };
-    ret::verbs::<ret::AsRegion>(failing, witness, || {
+    ret::verbs::<ret::AsRegion>(failing, tracer, || {
         // SAFETY: live objects: `pd` is NULL or a domain that nobody has deallocated.
         let pd = unsafe { Pd::from_c(pd) }.ok_or(NULL_PD)?;
         if mr_init_attr.is_null() {
@@ -166,7 +166,7 @@ unsafe extern "C" fn ibv_reg_mr_ex(
         }
         // SAFETY: set attributes: `mr_init_attr` is not NULL, so the fields that its `comp_mask`
         // names are set.
-        unsafe { desk::reg_other_memory(pd, mr_init_attr) }
+        unsafe { dispatch::reg_other_memory(pd, mr_init_attr) }
     })
 }
 interpose!(ibv_reg_mr_ex, "IBVERBS_1.15", caller in "rdx" "x2" "a2");
@@ -182,7 +182,7 @@ unsafe extern "C" fn ibv_reg_dmabuf_mr(
 ) -> *mut ibv_mr {
     let access = Access::from_bits_retain(access as u32);
     let request = Request::at_address(null_mut(), length, access);
-    let witness = TracedRegistration {
+    let tracer = TracedRegistration {
         call: call::REG_DMABUF_MR,
         pd,
         request: &request,
@@ -192,11 +192,11 @@ unsafe extern "C" fn ibv_reg_dmabuf_mr(
         let failed = Some(counter!(reg_failed));
         entry("ibv_reg_dmabuf_mr", Subject::OtherMemory, failed)
     };
-    ret::verbs::<ret::AsRegion>(failing, witness, || {
+    ret::verbs::<ret::AsRegion>(failing, tracer, || {
         // SAFETY: live objects: `pd` is NULL or a domain that nobody has deallocated.
         let pd = unsafe { Pd::from_c(pd) }.ok_or(NULL_PD)?;
-        // SAFETY: `fd` is the program's own file descriptor, and the call passes it on unchanged.
-        unsafe { desk::reg_dmabuf_mr(pd, (offset, length, iova), fd, access) }
+        // SAFETY: `fd` is the program's own file descriptor, and the call forwards it unchanged.
+        unsafe { dispatch::reg_dmabuf_mr(pd, (offset, length, iova), fd, access) }
     })
 }
 interpose!(ibv_reg_dmabuf_mr, "IBVERBS_1.12", caller seventh);
@@ -220,16 +220,16 @@ unsafe extern "C" fn ibv_rereg_mr(
         length,
         access,
     };
-    let witness = traced::TracedChange {
+    let tracer = traced::TracedChange {
         mr,
         change: &change,
         caller,
     };
     let failing = || entry("ibv_rereg_mr", Subject::Region, None);
-    ret::verbs::<ret::AsReregCode>(failing, witness, || {
+    ret::verbs::<ret::AsReregCode>(failing, tracer, || {
         // SAFETY: live objects: `mr` is a live region, and `change.pd` is NULL or a domain that
         // exists.
-        unsafe { desk::rereg(mr.ok_or(NULL_MR)?, &change) }
+        unsafe { dispatch::rereg(mr.ok_or(NULL_MR)?, &change) }
     })
 }
 interpose!(ibv_rereg_mr, "IBVERBS_1.1", caller seventh);
@@ -237,7 +237,7 @@ interpose!(ibv_rereg_mr, "IBVERBS_1.1", caller seventh);
 unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr, caller: Caller) -> c_int {
     // SAFETY: live objects: `mr` is NULL, a live region, or an ended region of this library.
     let mr = unsafe { Mr::from_c(mr) };
-    let witness = TracedDeregistration {
+    let tracer = TracedDeregistration {
         call: call::DEREG_MR,
         mr,
         caller,
@@ -249,7 +249,7 @@ unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr, caller: Caller) -> c_int {
             Some(counter!(dereg_failed)),
         )
     };
-    ret::verbs::<ret::AsErrno<_>>(failing, witness, || desk::deregister(mr.ok_or(NULL_MR)?))
+    ret::verbs::<ret::AsErrno<_>>(failing, tracer, || dispatch::deregister(mr.ok_or(NULL_MR)?))
 }
 interpose!(ibv_dereg_mr, "IBVERBS_1.1", caller in "rsi" "x1" "a1");
 
@@ -258,7 +258,7 @@ unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
     ret::verbs::<ret::AsErrno<_>>(failing, Nobody, || {
         // SAFETY: live objects: `pd` is NULL or a domain that nobody has deallocated.
         let pd = unsafe { Pd::from_c(pd) }.ok_or(NULL_PD)?;
-        desk::dealloc_pd(pd)
+        dispatch::dealloc_pd(pd)
     })
 }
 interpose!(ibv_dealloc_pd, "IBVERBS_1.1");
@@ -268,14 +268,14 @@ unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
     ret::verbs::<ret::AsErrno<_>>(failing, Nobody, || {
         // SAFETY: live objects: `context` is NULL or an open device.
         let context = unsafe { Context::from_c(context) };
-        desk::close_device(context.ok_or(Error::Argument("the device is NULL"))?)
+        dispatch::close_device(context.ok_or(Error::Argument("the device is NULL"))?)
     })
 }
 interpose!(ibv_close_device, "IBVERBS_1.1");
 
 unsafe extern "C" fn ibv_fork_init() -> c_int {
     let failing = || entry("ibv_fork_init", Subject::Other, None);
-    ret::verbs::<ret::AsErrno<_>>(failing, Nobody, desk::fork_init)
+    ret::verbs::<ret::AsErrno<_>>(failing, Nobody, dispatch::fork_init)
 }
 interpose!(ibv_fork_init, "IBVERBS_1.1");
 
@@ -283,7 +283,7 @@ unsafe extern "C" fn ibv_unimport_pd(pd: *mut ibv_pd) {
     ret::always((), || {
         // SAFETY: live objects: `pd` is NULL or a domain that nobody has deallocated.
         if let Some(pd) = unsafe { Pd::from_c(pd) } {
-            desk::unimport_pd(pd);
+            dispatch::unimport_pd(pd);
         }
     })
 }
@@ -293,7 +293,7 @@ unsafe extern "C" fn ibv_unimport_mr(mr: *mut ibv_mr) {
     ret::always((), || {
         // SAFETY: live objects: `mr` is NULL, a live region, or an ended region of this library.
         if let Some(mr) = unsafe { Mr::from_c(mr) } {
-            desk::unimport_mr(mr);
+            dispatch::unimport_mr(mr);
         }
     })
 }
@@ -307,20 +307,26 @@ mod private {
     #[cfg_attr(not(test), unsafe(no_mangle))]
     pub unsafe extern "C" fn ibv_cmd_dereg_mr(vmr: *mut verbs_mr) -> c_int {
         // SAFETY: the provider passes NULL, an object of its own, or an object of this library.
-        ret::always(libc::ENOMEM, || unsafe { desk::deregister_past_us(vmr) })
+        ret::always(libc::ENOMEM, || unsafe {
+            dispatch::deregister_bypassed(vmr)
+        })
     }
 
     #[cfg_attr(not(test), unsafe(no_mangle))]
     pub unsafe extern "C" fn ibv_cmd_dealloc_pd(pd: *mut ibv_pd) -> c_int {
         // SAFETY: the provider passes a domain that it is about to deallocate and that still
         // exists.
-        ret::always(libc::ENOMEM, || unsafe { desk::dealloc_pd_past_us(pd) })
+        ret::always(libc::ENOMEM, || unsafe {
+            dispatch::dealloc_pd_bypassed(pd)
+        })
     }
 
     #[cfg_attr(not(test), unsafe(no_mangle))]
     pub unsafe extern "C" fn verbs_uninit_context(verbs_context: *mut c_void) {
         // SAFETY: the provider passes a device that it made and is about to close.
-        ret::always((), || unsafe { desk::close_device_past_us(verbs_context) })
+        ret::always((), || unsafe {
+            dispatch::close_device_bypassed(verbs_context)
+        })
     }
 }
 #[cfg(test)]

@@ -18,7 +18,7 @@ pub fn settle(region: &Region) {
 }
 
 /// Closes a region. When this call returns, the device does not know the region any more (or the
-/// pool keeps its registration), no event of the region can be read, and its key is free. Returns
+/// cache keeps its registration), no event of the region can be read, and its key is free. Returns
 /// the way in which the last of its registrations ended.
 #[inline(always)]
 pub fn close(region: &Region) -> Result<How, Failure> {

@@ -14,7 +14,7 @@ use crate::abi::libfabric::*;
 use crate::abi::libfabric_provider::domain_slots;
 use crate::abi::rdma_core::IBV_TRANSPORT_IWARP;
 use crate::call::{Access, Error, How, Pd, Request};
-use crate::desk::{self, Mr};
+use crate::dispatch::{self, Mr};
 use crate::report::log::{self, Level};
 use core::ffi::c_void;
 use core::ptr::with_exposed_provenance;
@@ -35,8 +35,8 @@ pub struct Mode {
     pub raw: bool,
     /// The device pages memory on demand.
     pub on_demand: bool,
-    /// The pool may serve regions.
-    pub relaxed: bool,
+    /// The cache may serve regions.
+    pub cached: bool,
     /// The largest key that the application may choose.
     pub last_key: u64,
 }
@@ -69,7 +69,7 @@ impl Mode {
             virtual_addresses,
             raw: bits & FI_MR_RAW != 0,
             on_demand: false,
-            relaxed: false,
+            cached: false,
             // The value above is FI_KEY_NOTAVAIL, which is no key.
             last_key: FI_KEY_NOTAVAIL - 1,
         })
@@ -147,13 +147,13 @@ impl Domain {
             try_on_demand(pd)?;
         }
         let mut mode = mode;
-        if mode.relaxed && !desk::changes::are_in_place() {
-            mode.relaxed = false;
+        if mode.cached && !dispatch::changes::are_in_place() {
+            mode.cached = false;
             log::line(
                 Level::Info,
                 format_args!(
                     "the library does not stand before the C library's memory calls (it was loaded by \
-                     dlopen): a relaxed domain registers plainly"
+                     dlopen): a domain with the cache registers plainly"
                 ),
             );
         }
@@ -170,7 +170,7 @@ impl Domain {
             mode,
             iwarp,
             fast: AtomicBool::new(
-                mode.relaxed && mode.provider_keys && !mode.raw && !mode.on_demand && !iwarp,
+                mode.cached && mode.provider_keys && !mode.raw && !mode.on_demand && !iwarp,
             ),
             rest: Rest::new(),
             keys: Keys::default(),
@@ -426,11 +426,11 @@ fn try_on_demand(pd: Pd) -> Result<(), Failure> {
     let mut page = Box::new([0u8; 64]);
     let addr = page.as_mut_ptr().cast();
     let request = Request::at_address(addr, page.len(), Access::ON_DEMAND);
-    match desk::register_rarely(pd, &request) {
+    match dispatch::register_rarely(pd, &request) {
         Ok(registered) => {
             // SAFETY: `register_rarely` has just returned this registration.
             let mr = unsafe { Mr::from_c(registered.mr) };
-            let ended = mr.map_or(Ok(How::Kernel), desk::deregister);
+            let ended = mr.map_or(Ok(How::Kernel), dispatch::deregister);
             ended.map(|_| ()).map_err(Failure::from)
         }
         Err(Error::Kernel(Errno(errno)) | Error::Next(Errno(errno)))

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The fast path of a registration that the pool serves, and of its close. These functions do what
-//! `register.rs` and `close.rs` do, for the one case in which nanoseconds count: a relaxed domain,
-//! the provider's keys, no queue, no flags. In every other case they return `None` or false, and
-//! the caller takes the long path.
+//! The fast path of a registration that the cache serves, and of its close. These functions do what
+//! `register.rs` and `close.rs` do, for the one case in which nanoseconds count: a domain with the
+//! cache, the provider's keys, no queue, no flags. In every other case they return `None` or false,
+//! and the caller takes the long path.
 //!
 //! The arguments and results here fit into registers. A `Result` with a `Failure` would pass
 //! through memory.
@@ -10,10 +10,10 @@
 use super::access;
 use super::domain::Domain;
 use super::region::{Plan, Region};
-use crate::desk::{self, Mr};
+use crate::dispatch::{self, Mr};
 use core::ffi::c_void;
 
-/// Registers memory that the pool already has.
+/// Registers memory that the cache already has.
 #[inline(always)]
 pub fn register(
     domain: &'static Domain,
@@ -26,7 +26,7 @@ pub fn register(
         return None;
     }
     let access = access::known(access)?;
-    let mr = desk::hit_relaxed(domain.pd(), addr, length, access)?;
+    let mr = dispatch::hit_relaxed(domain.pd(), addr, length, access)?;
     // SAFETY: `hit_relaxed` has just returned this registration.
     let served = unsafe { Mr::from_c(mr) }?;
     let Some(rested) = domain.rested() else {
@@ -49,14 +49,14 @@ fn long_way(domain: &'static Domain, served: Mr, context: *mut c_void) -> Option
     let Ok(region) = domain.new_region(&plan) else {
         // No memory is left for the region. The caller takes the long path, which reports the
         // error.
-        desk::release_relaxed(served);
+        dispatch::release_relaxed(served);
         return None;
     };
     // SAFETY: `new_region` has just made the region, and no other thread has seen it.
     Some(unsafe { Region::serve(region.address(), served.as_ptr(), &public, context) })
 }
 
-/// Closes a region whose registration goes back to the pool. False if the region needs the long
+/// Closes a region whose registration goes back to the cache. False if the region needs the long
 /// path, or was closed already.
 #[inline(always)]
 pub fn close(region: &Region) -> bool {
@@ -65,8 +65,8 @@ pub fn close(region: &Region) -> bool {
     };
     // The domain is read only now: a closed region may have outlived its domain.
     let domain = Domain::of(region);
-    // The pool releases a region once, so of two threads that close it, one fails here.
-    if !domain.is_fast() || !desk::release_relaxed(mr) {
+    // The cache releases a region once, so of two threads that close it, one fails here.
+    if !domain.is_fast() || !dispatch::release_relaxed(mr) {
         return false;
     }
     domain.close_region(region);

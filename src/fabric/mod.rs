@@ -39,7 +39,7 @@ pub use register::{Publish, register};
 
 use crate::abi::libfabric::*;
 use crate::abi::libfabric_provider::domain_slots;
-use crate::desk::state::{self, State};
+use crate::dispatch::state::{self, State};
 use errors::{Failure, invalid};
 
 /// The tables of functions of all objects.

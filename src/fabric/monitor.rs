@@ -25,7 +25,7 @@ use super::background::{self, Background};
 use crate::abi::libfabric::*;
 use crate::abi::libfabric_monitor::*;
 use crate::config::{config, disabled};
-use crate::desk::subscription::{self, Ended};
+use crate::dispatch::subscription::{self, Ended};
 use crate::next;
 use crate::report::log::{self, Level};
 use crate::sys::futex;
@@ -207,7 +207,7 @@ static TELL: AtomicU32 = AtomicU32::new(0);
 /// The shortest time between two notifications. Each one takes libfabric's lock.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Has the monitor's thread notify libfabric of withdrawn memory.
+/// Has the monitor's thread notify libfabric of invalidated memory.
 #[cold]
 fn tell() {
     static STARTED: AtomicBool = AtomicBool::new(false);

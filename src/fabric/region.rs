@@ -15,7 +15,7 @@ use super::segment::{Room, Segment};
 use crate::abi::libfabric::*;
 use crate::abi::rdma_core::ibv_mr;
 use crate::call::{Error, How, Registered};
-use crate::desk::{self, Mr};
+use crate::dispatch::{self, Mr};
 use crate::report::explain::{self, Subject};
 use crate::trace::format::{Call, how};
 use crate::trace::{self, Pending};
@@ -91,10 +91,10 @@ impl Piece {
     /// Ends the registrations. After an error the rest of them is still registered.
     pub fn end(&mut self) -> Result<How, Error> {
         if self.for_peers != 0 {
-            self.peers().map_or(Ok(How::Kernel), desk::deregister)?;
+            self.peers().map_or(Ok(How::Kernel), dispatch::deregister)?;
             self.for_peers = 0;
         }
-        self.local().map_or(Ok(How::Kernel), desk::deregister)
+        self.local().map_or(Ok(How::Kernel), dispatch::deregister)
     }
 
     fn segment(&self, side: Side) -> Option<Segment> {
@@ -211,7 +211,7 @@ impl Region {
         *region.fclass.get_mut() = FI_CLASS_MR;
         *region.context.get_mut() = plan.context;
         *region.state.get_mut() = Phase::UnderWay as u32;
-        // The pool's and replaced regions leave old values in these fields.
+        // The cache's and replaced regions leave old values in these fields.
         *region.single.get_mut() = 0;
         *region.replaced_lkey.get_mut() = 0;
         region.table_key = plan.table_key;
@@ -533,7 +533,7 @@ impl Region {
         unsafe { libc::free(memory) };
     }
 
-    /// Makes a region of a registration that the pool has just served, for `fast.rs`.
+    /// Makes a region of a registration that the cache has just served, for `fast.rs`.
     ///
     /// # Safety
     /// `rested` is memory of a region that no other thread uses.
@@ -562,7 +562,7 @@ impl Region {
         region
     }
 
-    /// The registration of a region that may go back to the pool unchanged: the region has one
+    /// The registration of a region that may go back to the cache unchanged: the region has one
     /// registration, and no table holds the region.
     #[inline(always)]
     pub fn served(&self) -> Option<Mr> {

@@ -9,7 +9,7 @@ use super::region::{Piece, Pieces, Plan, Region};
 use super::workers::{self, Job};
 use crate::abi::libfabric::*;
 use crate::call::{Access, Error, How, Registered, Request};
-use crate::desk;
+use crate::dispatch;
 use crate::report::explain::Subject;
 use crate::sys::pages::page_size;
 use crate::trace::Pending;
@@ -235,16 +235,16 @@ impl Terms {
 /// Returns the way in which the last registration was done.
 fn complete(domain: &Domain, region: &Region, registration: &Terms) -> Result<How, Failure> {
     let rights = &registration.rights;
-    // The pool does not serve placed regions: a region that replaces a placed one must end the old
-    // registration at once, and the pool ends registrations in its own time.
-    let pooled = domain.mode().relaxed && registration.placed.is_none();
+    // The cache does not serve placed regions: a region that replaces a placed one must end the old
+    // registration at once, and the cache ends registrations in its own time.
+    let cached = domain.mode().cached && registration.placed.is_none();
     let pieces = match &registration.buffers {
         Buffers::One(buffer) => {
             let at = registration.placed;
             let at = at.filter(|&at| in_step(buffer, at) && !domain.is_iwarp());
-            Pieces::One(pin(domain, buffer, rights, at, pooled)?)
+            Pieces::One(pin(domain, buffer, rights, at, cached)?)
         }
-        Buffers::Many(buffers) => Pieces::Many(pin_all(domain, buffers, rights, pooled)?),
+        Buffers::Many(buffers) => Pieces::Many(pin_all(domain, buffers, rights, cached)?),
     };
     let how = pieces.how();
     region.fill(pieces);
@@ -268,11 +268,11 @@ fn pin_all(
     domain: &Domain,
     buffers: &[Buffer],
     rights: &Rights,
-    pooled: bool,
+    cached: bool,
 ) -> Result<Vec<Piece>, Failure> {
     let mut pieces = Vec::with_capacity(buffers.len());
     for buffer in buffers {
-        match pin_one_of_many(domain, buffer, rights, pooled) {
+        match pin_one_of_many(domain, buffer, rights, cached) {
             Ok(piece) => pieces.push(piece),
             Err(failure) => {
                 let before = pieces.iter().map(Piece::pinned).sum();
@@ -289,28 +289,28 @@ fn pin_one_of_many(
     domain: &Domain,
     buffer: &Buffer,
     rights: &Rights,
-    pooled: bool,
+    cached: bool,
 ) -> Result<Piece, Failure> {
-    pin(domain, buffer, rights, None, pooled)
+    pin(domain, buffer, rights, None, cached)
 }
 
 /// Registers a buffer. `at` is the device's address for peers, if the caller needs a certain one.
-/// `pooled` says whether the pool may serve the buffer.
+/// `cached` says whether the cache may serve the buffer.
 #[inline(always)]
 fn pin(
     domain: &Domain,
     buffer: &Buffer,
     rights: &Rights,
     at: Option<u64>,
-    pooled: bool,
+    cached: bool,
 ) -> Result<Piece, Failure> {
     let own = buffer.addr.addr() as u64;
     let mode = domain.mode();
     let remote = match at {
         Some(at) => at,
-        // The pool's registrations have the buffer's own address, and siw gives every registration
+        // The cache's registrations have the buffer's own address, and siw gives every registration
         // the buffer's own address. A table translates the addresses that peers use.
-        None if mode.virtual_addresses || mode.relaxed || domain.is_iwarp() => own,
+        None if mode.virtual_addresses || mode.cached || domain.is_iwarp() => own,
         // As near to 0 as the kernel allows: it registers whole pages.
         None => own % page_size(),
     };
@@ -323,7 +323,7 @@ fn pin(
         _ => (rights.local | rights.remote, remote),
     };
     // The one inlined copy of the way to the kernel.
-    let first = pin_at(domain, buffer, access, iova, pooled && iova == own)?;
+    let first = pin_at(domain, buffer, access, iova, cached && iova == own)?;
     if !is_pair {
         return Ok(Piece::new(first, iova));
     }
@@ -345,13 +345,13 @@ fn pin_at(
     buffer: &Buffer,
     access: Access,
     iova: u64,
-    pooled: bool,
+    cached: bool,
 ) -> Result<Registered, Failure> {
     let request = request(domain, buffer, access, iova);
-    let registered = if pooled {
-        desk::register_relaxed(domain.pd(), &request)
+    let registered = if cached {
+        dispatch::register_relaxed(domain.pd(), &request)
     } else {
-        desk::register(domain.pd(), &request)
+        dispatch::register(domain.pd(), &request)
     };
     registered.map_err(|error| failure(error, request))
 }
@@ -365,7 +365,7 @@ fn pin_for_peers(
     iova: u64,
 ) -> Result<Registered, Failure> {
     let request = request(domain, buffer, access, iova);
-    desk::register_rarely(domain.pd(), &request).map_err(|error| failure(error, request))
+    dispatch::register_rarely(domain.pd(), &request).map_err(|error| failure(error, request))
 }
 
 fn request(domain: &Domain, buffer: &Buffer, access: Access, iova: u64) -> Request {

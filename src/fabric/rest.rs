@@ -5,7 +5,7 @@
 //!
 //! Each thread has a place of its own, which needs no atomic read-modify-write. With such
 //! operations (a shared count, one queue for all threads), a pair of fi_mr_reg() and fi_close()
-//! that the pool serves took 60 ns more than without libfabric's objects. Most of these 60 ns were
+//! that the cache serves took 60 ns more than without libfabric's objects. Most of these 60 ns were
 //! the atomic operations.
 
 use crate::sys::thread;

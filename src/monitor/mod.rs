@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Memory that the pool watches for another library's registration cache.
+//! Memory that the cache watches for another library's registration cache.
 //!
 //! That library registers the memory itself and *subscribes* to it. Before it uses an entry of its
 //! cache again, it asks whether the memory is still the same. The subscriptions are a set of their
-//! own (`set.rs`). The pool watches each as a guest. The answer rests on the proof of a hit
-//! (`docs/proof.md`): the log is applied, the guest is not withdrawn, the fence passes, the log is
-//! unchanged.
+//! own (`set.rs`). The cache watches each as a monitored range. The answer rests on the proof of a
+//! hit (`docs/proof.md`): the log is applied, the monitored range is not invalidated, the fence
+//! passes, the log is unchanged.
 //!
-//! Unlike memory of the pool's own regions, this memory is pinned before it is linked here. One
+//! Unlike memory of the cache's own regions, this memory is pinned before it is linked here. One
 //! call of the program, its registration, encloses both steps: a change of memory during its
 //! registration is concurrent with it.
 //!
 //! # Why the answer holds for each entry
 //!
 //! The cache asks by range, and each of its domains may have an entry for the same range. A
-//! withdrawn range therefore stays withdrawn until *every* entry that it had is gone. The pool
+//! invalidated range therefore stays invalidated until *every* entry that it had is gone. The cache
 //! counts the entries: one more with each subscription; one less when the cache says that it has
 //! ended an entry, or must have ended one because the answer was no ([`Ended`]). An entry that ends
 //! unseen leaves the count too large. Such a range waits until the cache has been notified of it,
@@ -23,18 +23,18 @@
 
 mod set;
 
+use crate::cache::Cache;
+use crate::cache::existing;
+use crate::cache::life::change;
+use crate::cache::life::cleaner::{self, now_ms};
+use crate::cache::life::ending::{self, By};
+use crate::cache::life::hit::{self, Miss};
+use crate::cache::life::miss::Look;
+use crate::cache::locked::Locked;
+use crate::cache::region::Id;
+use crate::cache::start as first_use;
+use crate::cache::state::Cause;
 use crate::mr::bare;
-use crate::pool::Instance;
-use crate::pool::existing;
-use crate::pool::life::change;
-use crate::pool::life::cleaner::{self, now_ms};
-use crate::pool::life::ending::{self, By};
-use crate::pool::life::hit::{self, Miss};
-use crate::pool::life::miss::Look;
-use crate::pool::locked::Locked;
-use crate::pool::region::Id;
-use crate::pool::start as first_use;
-use crate::pool::state::Cause;
 use crate::report::log;
 use crate::sys::pages::PageRange;
 use crate::sys::process::PerProcess;
@@ -43,7 +43,7 @@ use crate::watch::Fence;
 use core::cell::Cell;
 use set::{Added, Set};
 
-/// How the pool learns that the cache ends an entry.
+/// How the cache learns that the cache ends an entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Ended {
     /// The cache unsubscribes each time.
@@ -63,30 +63,30 @@ fn new_set() -> Box<Set> {
     unsafe { Box::<Set>::new_zeroed().assume_init() }
 }
 
-/// The subscriptions of this process, and the pool that watches them.
+/// The subscriptions of this process, and the cache that watches them.
 #[derive(Clone, Copy)]
 struct Monitor {
-    relaxed: &'static Instance,
+    cache: &'static Cache,
     set: &'static Set,
 }
 
 #[inline(always)]
 fn monitor() -> Option<Monitor> {
     Some(Monitor {
-        relaxed: existing()?,
+        cache: existing()?,
         set: SET.get()?,
     })
 }
 
 #[inline(always)]
-fn hull(addr: usize, length: usize) -> Option<PageRange> {
-    PageRange::hull(addr as u64, length as u64)
+fn page_range(addr: usize, length: usize) -> Option<PageRange> {
+    PageRange::around(addr as u64, length as u64)
 }
 
-/// Starts the pool if necessary. False if nothing can be watched: userfaultfd is refused, or this
-/// process is the child of one that had a pool.
+/// Starts the cache if necessary. False if nothing can be watched: userfaultfd is refused, or this
+/// process is the child of one that had a cache.
 pub fn start() -> bool {
-    let starts = first_use::current().is_some_and(|relaxed| relaxed.watch.is_on());
+    let starts = first_use::current().is_some_and(|cache| cache.watch.is_on());
     if starts {
         let _inside = thread::enter();
         SET.get_or_make(new_set, forget);
@@ -98,7 +98,7 @@ pub fn start() -> bool {
 /// notified of something. This function never waits for the program, allocates no memory per call,
 /// and does not call the cache, since its caller may hold the cache's lock.
 pub fn subscribe(addr: usize, length: usize) -> bool {
-    let (Some(monitor), Some(hull)) = (monitor(), hull(addr, length)) else {
+    let (Some(monitor), Some(page_range)) = (monitor(), page_range(addr, length)) else {
         return false;
     };
     if thread::is_inside() {
@@ -106,16 +106,16 @@ pub fn subscribe(addr: usize, length: usize) -> bool {
         return true;
     }
     let _inside = thread::enter();
-    monitor.subscribe(hull);
-    monitor.set.is_due(monitor.relaxed.pool)
+    monitor.subscribe(page_range);
+    monitor.set.is_due(monitor.cache.regions)
 }
 
 /// Whether the memory of an entry is certain to be the same as when the cache subscribed to it.
 pub fn is_valid(addr: usize, length: usize, ended: Ended) -> bool {
-    let (Some(monitor), Some(hull)) = (monitor(), hull(addr, length)) else {
+    let (Some(monitor), Some(page_range)) = (monitor(), page_range(addr, length)) else {
         return false;
     };
-    let valid = !thread::is_inside() && monitor.is_valid(hull);
+    let valid = !thread::is_inside() && monitor.is_valid(page_range);
     if !valid && ended == Ended::ByAnswer {
         unsubscribe(addr, length);
     }
@@ -124,7 +124,7 @@ pub fn is_valid(addr: usize, length: usize, ended: Ended) -> bool {
 
 /// Uncounts an entry of the cache.
 pub fn unsubscribe(addr: usize, length: usize) {
-    let (Some(monitor), Some(hull)) = (monitor(), hull(addr, length)) else {
+    let (Some(monitor), Some(page_range)) = (monitor(), page_range(addr, length)) else {
         return;
     };
     if thread::is_inside() {
@@ -132,10 +132,10 @@ pub fn unsubscribe(addr: usize, length: usize) {
     }
     let _inside = thread::enter();
     // An entry that stays counted only makes an answer no. It never makes one yes.
-    let Some(locked) = monitor.relaxed.pool.lock_of_program() else {
+    let Some(locked) = monitor.cache.regions.lock_of_program() else {
         return;
     };
-    if let Some(id) = monitor.set.get(&locked, hull)
+    if let Some(id) = monitor.set.get(&locked, page_range)
         && monitor.set.removes_entry(&locked, id)
     {
         monitor.end(&locked, id);
@@ -148,26 +148,26 @@ pub fn stop() {
         return;
     };
     let _inside = thread::enter();
-    let pool = monitor.relaxed.pool;
-    let Some(locked) = pool.lock_patiently() else {
+    let regions = monitor.cache.regions;
+    let Some(locked) = regions.lock_patiently() else {
         monitor.set.lose();
         return;
     };
-    for (id, _) in set::each(pool) {
+    for (id, _) in set::each(regions) {
         monitor.set.forget(&locked, id);
         monitor.end(&locked, id);
     }
     monitor.set.know_all();
 }
 
-/// Tells the cache, through `notify`, which memory is withdrawn; the cache then ends its entries
+/// Tells the cache, through `notify`, which memory is invalidated; the cache then ends its entries
 /// there. The cache must not call this function, since `notify` takes its lock.
 pub fn notify(mut notify: impl FnMut(PageRange)) {
     let Some(monitor) = monitor() else { return };
-    let (pool, set) = (monitor.relaxed.pool, monitor.set);
+    let (regions, set) = (monitor.cache.regions, monitor.set);
     let locked = |then: &dyn Fn(&Locked<'_>)| {
         let _inside = thread::enter();
-        let locked = pool.lock_patiently();
+        let locked = regions.lock_patiently();
         if let Some(locked) = &locked {
             then(locked);
         }
@@ -184,21 +184,21 @@ pub fn notify(mut notify: impl FnMut(PageRange)) {
         }
         notify(PageRange::ALL);
         locked(&|locked| {
-            set::each(pool).for_each(|(id, _)| left(locked, id));
+            set::each(regions).for_each(|(id, _)| left(locked, id));
             // No effect if another subscription was lost meanwhile.
             set.found();
         });
     }
-    for (id, region) in set::each(pool) {
-        let hull = Cell::new(None);
-        if region.word.load().is_stale() {
-            locked(&|locked| hull.set(set.entries_leave(locked, id)));
+    for (id, region) in set::each(regions) {
+        let page_range = Cell::new(None);
+        if region.state.load().is_stale() {
+            locked(&|locked| page_range.set(set.entries_leave(locked, id)));
         }
-        if let Some(hull) = hull.get() {
+        if let Some(page_range) = page_range.get() {
             // The cache may unsubscribe meanwhile, in this thread or in another.
-            notify(hull);
+            notify(page_range);
             locked(&|locked| {
-                if let Some(id) = set.get(locked, hull) {
+                if let Some(id) = set.get(locked, page_range) {
                     left(locked, id);
                 }
             });
@@ -214,7 +214,7 @@ impl hit::Steps for Find<'_> {
 
     #[inline(always)]
     fn must_fence(&self) -> bool {
-        self.0.relaxed.watch.must_fence()
+        self.0.cache.watch.must_fence()
     }
 
     #[inline(always)]
@@ -224,62 +224,67 @@ impl hit::Steps for Find<'_> {
 
     #[inline(always)]
     fn take(&self) -> Option<Id> {
-        self.0.set.find(self.0.relaxed.pool, self.1)
+        self.0.set.find(self.0.cache.regions, self.1)
     }
 
     #[inline(always)]
     fn fence(&self) -> bool {
-        self.0.relaxed.watch.fence() == Fence::Passed
+        self.0.cache.watch.fence() == Fence::Passed
     }
 
     fn refused(&self) {
-        self.0.relaxed.refused_by_fence();
+        self.0.cache.refused_by_fence();
     }
 }
 
 impl Monitor {
-    fn subscribe(&self, hull: PageRange) {
-        let (relaxed, pool) = (self.relaxed, self.relaxed.pool);
-        let Some(locked) = pool.lock_of_program() else {
+    fn subscribe(&self, page_range: PageRange) {
+        let (cache, regions) = (self.cache, self.cache.regions);
+        let Some(locked) = regions.lock_of_program() else {
             self.set.lose();
             return;
         };
-        relaxed.apply(&locked, By::Program);
-        let Added::Linked(id) = self.set.adds_entry(&locked, hull) else {
+        cache.apply(&locked, By::Program);
+        let Added::Linked(id) = self.set.adds_entry(&locked, page_range) else {
             return;
         };
-        let region = pool.region(id);
+        let region = regions.region(id);
         drop(locked);
-        cleaner::start_reader(relaxed);
-        relaxed.mind_mappings();
-        let neighbours = pool.filter.has_many_neighbours(hull);
+        cleaner::start_reader(cache);
+        cache.mind_mappings();
+        let neighbours = regions.filter.has_many_neighbours(page_range);
         let claim = |extent| region.claim_extent(extent);
-        let watched = relaxed.watch.watch(hull, neighbours, claim);
+        let watched = cache.watch.watch(page_range, neighbours, claim);
         let watched = watched.is_ok() && !bare::is_fork_protected();
-        let Some((locked, foreign)) = relaxed.lock_and_look(hull, false) else {
+        let Some((locked, foreign)) = cache.lock_and_look(page_range, false) else {
             // It is not kept, so no answer for it is yes; and the cache is told to end it.
             self.set.lose();
             return;
         };
         let announced = !change::is_unannounced();
-        let certain = watched && announced && !foreign && !locked.may_be_dropping(hull, now_ms);
+        let certain =
+            watched && announced && !foreign && !locked.may_be_dropping(page_range, now_ms);
         if !certain || !locked.keep(id) {
-            locked.withdraw(id, Cause::Fence);
+            locked.invalidate(id, Cause::Fence);
         }
         drop(locked);
         log::write_waiting();
     }
 
     #[inline(always)]
-    fn is_valid(&self, hull: PageRange) -> bool {
+    fn is_valid(&self, page_range: PageRange) -> bool {
         let mut settled = true;
         while !self.set.has_lost() {
-            match hit::in_order(&self.relaxed.pool.changes, hull, Find(self, hull)) {
+            match hit::in_order(
+                &self.cache.regions.changes,
+                page_range,
+                Find(self, page_range),
+            ) {
                 Ok(_) => return true,
                 Err(Miss::Unsettled(_)) if settled => {
-                    settled = self.relaxed.settle(hull);
+                    settled = self.cache.settle(page_range);
                 }
-                Err(Miss::None) if self.look_closer(hull) == Look::Again => {}
+                Err(Miss::None) if self.look_closer(page_range) == Look::Again => {}
                 Err(_) => return false,
             }
         }
@@ -288,32 +293,32 @@ impl Monitor {
 
     /// Looks for a subscription that is not admitted yet: this is the first question for it.
     #[cold]
-    fn look_closer(&self, hull: PageRange) -> Look {
+    fn look_closer(&self, page_range: PageRange) -> Look {
         let _inside = thread::enter();
-        let Some(locked) = self.relaxed.pool.lock_of_program() else {
+        let Some(locked) = self.cache.regions.lock_of_program() else {
             return Look::Uncertain;
         };
-        let id = self.set.get(&locked, hull);
+        let id = self.set.get(&locked, page_range);
         match id.and_then(|id| locked.unadmitted(id)) {
-            Some(new) => self.relaxed.look_at_memory(locked, new),
+            Some(new) => self.cache.look_at_memory(locked, new),
             None => Look::Nothing,
         }
     }
 
     /// Ends a subscription that has left the set.
     fn end(&self, locked: &Locked<'_>, id: Id) {
-        ending::leave(self.relaxed, locked, id, By::Program);
+        ending::leave(self.cache, locked, id, By::Program);
     }
 }
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    //! Compares the pool with a naive cache of several domains, which says when it ends entries, or
-    //! does not. Whatever happens, the answer is never yes for an entry whose memory has changed
+    //! Compares the cache with a naive cache of several domains, which says when it ends entries,
+    //! or does not. Whatever happens, the answer is never yes for an entry whose memory has changed
     //! since the entry was made.
 
     use super::*;
-    use crate::pool::state::Pool;
+    use crate::cache::state::Regions;
     use crate::sys::pages::page_size;
     use crate::watch::log::{Change, Kind};
     use proptest::prelude::*;
@@ -338,7 +343,7 @@ mod tests {
         Change {
             page: u64,
         },
-        /// The notification begins, with the ranges that are withdrawn now, and ends.
+        /// The notification begins, with the ranges that are invalidated now, and ends.
         Begin,
         End,
         /// A subscription is refused.
@@ -366,17 +371,17 @@ mod tests {
 
     struct CacheEntry {
         domain: usize,
-        hull: PageRange,
+        page_range: PageRange,
         /// The page numbers when the entry was made.
         memory: Vec<u64>,
     }
 
     struct World {
-        pool: &'static Pool,
+        regions: &'static Regions,
         set: Box<Set>,
         ended: Ended,
         memory: [u64; PAGES as usize + 2],
-        cache: Vec<CacheEntry>,
+        entries_of_cache: Vec<CacheEntry>,
         notification: Option<Vec<PageRange>>,
         hits: usize,
     }
@@ -390,19 +395,19 @@ mod tests {
     }
 
     impl World {
-        fn memory_of(&self, hull: PageRange) -> Vec<u64> {
-            let first = (hull.start / page_size() % 16) as usize;
-            self.memory[first..first + hull.pages() as usize].to_vec()
+        fn memory_of(&self, page_range: PageRange) -> Vec<u64> {
+            let first = (page_range.start / page_size() % 16) as usize;
+            self.memory[first..first + page_range.pages() as usize].to_vec()
         }
 
-        fn is_valid(&self, hull: PageRange) -> bool {
-            self.pool.lock().apply(|| 0);
-            !self.set.has_lost() && self.set.find(self.pool, hull).is_some()
+        fn is_valid(&self, page_range: PageRange) -> bool {
+            self.regions.lock().apply(|| 0);
+            !self.set.has_lost() && self.set.find(self.regions, page_range).is_some()
         }
 
-        fn removes(&self, hull: PageRange) {
-            let locked = self.pool.lock();
-            if let Some(id) = self.set.get(&locked, hull)
+        fn removes(&self, page_range: PageRange) {
+            let locked = self.regions.lock();
+            if let Some(id) = self.set.get(&locked, page_range)
                 && self.set.removes_entry(&locked, id)
             {
                 locked.end(id);
@@ -411,46 +416,50 @@ mod tests {
 
         /// The cache ends an entry.
         fn ends(&mut self, n: usize) {
-            let entry = self.cache.remove(n);
+            let entry = self.entries_of_cache.remove(n);
             if self.ended == Ended::Said {
-                self.removes(entry.hull);
+                self.removes(entry.page_range);
             }
         }
 
-        fn registers(&mut self, domain: usize, hull: PageRange) {
-            let of = |entry: &CacheEntry| entry.domain == domain && entry.hull == hull;
-            if let Some(n) = self.cache.iter().position(of) {
-                if self.is_valid(hull) {
-                    assert_eq!(self.cache[n].memory, self.memory_of(hull), "stale");
+        fn registers(&mut self, domain: usize, page_range: PageRange) {
+            let of = |entry: &CacheEntry| entry.domain == domain && entry.page_range == page_range;
+            if let Some(n) = self.entries_of_cache.iter().position(of) {
+                if self.is_valid(page_range) {
+                    assert_eq!(
+                        self.entries_of_cache[n].memory,
+                        self.memory_of(page_range),
+                        "stale"
+                    );
                     self.hits += 1;
                     return;
                 }
                 if self.ended == Ended::ByAnswer {
-                    self.removes(hull);
+                    self.removes(page_range);
                 }
                 self.ends(n);
             }
-            let memory = self.memory_of(hull);
-            self.cache.push(CacheEntry {
+            let memory = self.memory_of(page_range);
+            self.entries_of_cache.push(CacheEntry {
                 domain,
-                hull,
+                page_range,
                 memory,
             });
-            let locked = self.pool.lock();
+            let locked = self.regions.lock();
             locked.apply(|| 0);
-            if let Added::Linked(id) = self.set.adds_entry(&locked, hull) {
+            if let Added::Linked(id) = self.set.adds_entry(&locked, page_range) {
                 assert!(locked.keep(id));
-                self.pool.region(id).word.admit();
+                self.regions.region(id).state.admit();
             }
         }
 
         fn changes(&mut self, page: u64) {
             self.memory[page as usize] += 1;
-            let hull = range(page, 1);
-            let changes = &self.pool.changes;
+            let page_range = range(page, 1);
+            let changes = &self.regions.changes;
             changes.begin();
             changes.write(Change {
-                range: hull,
+                range: page_range,
                 kind: Kind::Called,
             });
             changes.end();
@@ -460,37 +469,37 @@ mod tests {
             if self.notification.is_some() {
                 return;
             }
-            let (pool, set) = (self.pool, &self.set);
-            let locked = pool.lock();
+            let (regions, set) = (self.regions, &self.set);
+            let locked = regions.lock();
             locked.apply(|| 0);
             self.notification = Some(if set.has_lost() {
                 set.all_leave(&locked);
                 vec![PageRange::ALL]
             } else {
                 let leave = |(id, _)| set.entries_leave(&locked, id);
-                set::each(pool).filter_map(leave).collect()
+                set::each(regions).filter_map(leave).collect()
             });
         }
 
-        /// The cache ends the entries that it is notified of, and the pool then ends their
+        /// The cache ends the entries that it is notified of, and the cache then ends their
         /// subscriptions.
         fn is_notified(&mut self) {
-            for hull in self.notification.take().unwrap_or_default() {
+            for page_range in self.notification.take().unwrap_or_default() {
                 while let Some(n) = self
-                    .cache
+                    .entries_of_cache
                     .iter()
-                    .position(|entry| entry.hull.overlaps(hull))
+                    .position(|entry| entry.page_range.overlaps(page_range))
                 {
                     self.ends(n);
                 }
-                let locked = self.pool.lock();
-                for (id, region) in set::each(self.pool) {
-                    let meant = hull == PageRange::ALL || region.hull() == hull;
+                let locked = self.regions.lock();
+                for (id, region) in set::each(self.regions) {
+                    let meant = page_range == PageRange::ALL || region.page_range() == page_range;
                     if meant && self.set.has_left(&locked, id) {
                         locked.end(id);
                     }
                 }
-                if hull == PageRange::ALL {
+                if page_range == PageRange::ALL {
                     self.set.found();
                 }
             }
@@ -503,8 +512,8 @@ mod tests {
                     first,
                     count,
                 } => self.registers(domain, range(first, count)),
-                Step::Evict { ref which } if !self.cache.is_empty() => {
-                    self.ends(which.index(self.cache.len()));
+                Step::Evict { ref which } if !self.entries_of_cache.is_empty() => {
+                    self.ends(which.index(self.entries_of_cache.len()));
                 }
                 Step::Evict { .. } => {}
                 Step::Change { page } => self.changes(page),
@@ -512,11 +521,11 @@ mod tests {
                 Step::End => self.is_notified(),
                 Step::Lose => self.set.lose(),
                 Step::Stop => {
-                    while !self.cache.is_empty() {
+                    while !self.entries_of_cache.is_empty() {
                         self.ends(0);
                     }
-                    let locked = self.pool.lock();
-                    for (id, _) in set::each(self.pool) {
+                    let locked = self.regions.lock();
+                    for (id, _) in set::each(self.regions) {
                         self.set.forget(&locked, id);
                         locked.end(id);
                     }
@@ -527,16 +536,16 @@ mod tests {
     }
 
     fn world(ended: Ended) -> World {
-        // SAFETY: `Pool` has a non-zero size.
-        let memory = unsafe { alloc_zeroed(Layout::new::<Pool>()) };
+        // SAFETY: `Regions` has a non-zero size.
+        let memory = unsafe { alloc_zeroed(Layout::new::<Regions>()) };
         World {
-            // SAFETY: the memory has the layout of a `Pool`, for which all zeros is an empty pool,
-            // and the test never frees it.
-            pool: unsafe { &*memory.cast::<Pool>() },
+            // SAFETY: the memory has the layout of a `Regions`, for which all zeros is an empty
+            // cache, and the test never frees it.
+            regions: unsafe { &*memory.cast::<Regions>() },
             set: new_set(),
             ended,
             memory: [0; PAGES as usize + 2],
-            cache: Vec::new(),
+            entries_of_cache: Vec::new(),
             notification: None,
             hits: 0,
         }
@@ -553,7 +562,7 @@ mod tests {
                 world.goes(step);
             }
             // After it has been notified of all memory the cache is served again: nothing stays
-            // withdrawn for good.
+            // invalidated for good.
             for _ in 0..3 {
                 world.begins();
                 world.is_notified();
@@ -566,7 +575,7 @@ mod tests {
             }
             prop_assert!(world.hits > hits);
             if said {
-                prop_assert_eq!(world.set.entries(world.pool) as usize, world.cache.len());
+                prop_assert_eq!(world.set.entries(world.regions) as usize, world.entries_of_cache.len());
             }
         }
     }

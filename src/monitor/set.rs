@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The ranges of memory that another library's cache has entries for, and how many entries each has.
+//! The ranges of memory that another library's cache has entries for, and how many entries each
+//! has.
 //!
-//! A *subscription* is such a range. The pool watches it as a *guest*: a slot that is linked,
-//! watched, kept and withdrawn as a region is, and that is no region (`pool/region/word.rs`). A
-//! subscription has the number of its slot. All of this runs under the pool's lock, but for
+//! A *subscription* is such a range. The cache watches it as a *monitored range*: a slot that is
+//! linked, watched, kept and invalidated as a region is, and that is no region
+//! (`cache/region/state.rs`). A subscription has the number of its slot. All of this runs under the
+//! cache's lock, but for
 //! [`Set::find`].
 
-use crate::pool::locked::Locked;
-use crate::pool::region::{AtomicLink, Id, Link, PoolRegion};
-use crate::pool::state::{self, Cause, Pool};
+use crate::cache::locked::Locked;
+use crate::cache::region::{AtomicLink, CachedRegion, Id, Link};
+use crate::cache::state::{self, Cause, Regions};
 use crate::sys::pages::PageRange;
 use core::sync::atomic::{AtomicU32, Ordering::*};
 
@@ -62,14 +64,16 @@ pub enum Added {
 }
 
 /// Every subscription.
-pub fn each(pool: &Pool) -> impl Iterator<Item = (Id, &PoolRegion)> {
-    pool.each()
-        .filter(|(_, region)| region.word.load().is_guest())
+pub fn each(regions: &Regions) -> impl Iterator<Item = (Id, &CachedRegion)> {
+    regions
+        .each()
+        .filter(|(_, region)| region.state.load().is_monitored())
 }
 
 impl Set {
-    fn list(&self, hull: PageRange) -> &AtomicLink {
-        let mixed = (hull.start ^ hull.end.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    fn list(&self, page_range: PageRange) -> &AtomicLink {
+        let mixed =
+            (page_range.start ^ page_range.end.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         &self.lists[(mixed >> 40) as usize % LISTS]
     }
 
@@ -77,8 +81,8 @@ impl Set {
         &self.subscriptions[id.0 as usize]
     }
 
-    fn in_list(&self, hull: PageRange) -> impl Iterator<Item = Id> {
-        let first = self.list(hull).load().id();
+    fn in_list(&self, page_range: PageRange) -> impl Iterator<Item = Id> {
+        let first = self.list(page_range).load().id();
         core::iter::successors(first, |&id| self.of(id).next.load().id())
     }
 
@@ -86,31 +90,31 @@ impl Set {
     /// applied. Takes no lock. While other threads change the lists, a link may lead anywhere: the
     /// slot alone says what it is.
     #[inline(always)]
-    pub fn find(&self, pool: &Pool, hull: PageRange) -> Option<Id> {
-        self.in_list(hull)
+    pub fn find(&self, regions: &Regions, page_range: PageRange) -> Option<Id> {
+        self.in_list(page_range)
             .take(LOOK_AT_MOST)
-            .find(|&id| pool.is_guest_of(id, hull))
+            .find(|&id| regions.is_monitored_of(id, page_range))
     }
 
     /// The subscription for exactly this memory, changed or not.
-    pub fn get(&self, locked: &Locked<'_>, hull: PageRange) -> Option<Id> {
-        self.in_list(hull)
-            .find(|&id| locked.pool().region(id).hull() == hull)
+    pub fn get(&self, locked: &Locked<'_>, page_range: PageRange) -> Option<Id> {
+        self.in_list(page_range)
+            .find(|&id| locked.regions().region(id).page_range() == page_range)
     }
 
     /// Counts a new entry of the cache.
-    pub fn adds_entry(&self, locked: &Locked<'_>, hull: PageRange) -> Added {
-        if let Some(id) = self.get(locked, hull) {
+    pub fn adds_entry(&self, locked: &Locked<'_>, page_range: PageRange) -> Added {
+        if let Some(id) = self.get(locked, page_range) {
             add(&self.of(id).entries, 1);
             return Added::Known;
         }
         let full = self.count.load(Relaxed) >= MOST;
-        let Some(id) = (!full).then(|| locked.make_guest(hull)).flatten() else {
+        let Some(id) = (!full).then(|| locked.make_monitored(page_range)).flatten() else {
             self.lose();
             return Added::Lost;
         };
         add(&self.count, 1);
-        let (new, list) = (self.of(id), self.list(hull));
+        let (new, list) = (self.of(id), self.list(page_range));
         new.entries.store(1, Relaxed);
         new.leaving.store(0, Relaxed);
         new.next.store(list.load());
@@ -130,25 +134,25 @@ impl Set {
         self.leaves_if_empty(locked, id)
     }
 
-    /// Marks the present entries of a withdrawn subscription as leaving: they will be gone once the
-    /// cache has been notified of the memory. Returns that memory.
+    /// Marks the present entries of a invalidated subscription as leaving: they will be gone once
+    /// the cache has been notified of the memory. Returns that memory.
     pub fn entries_leave(&self, locked: &Locked<'_>, id: Id) -> Option<PageRange> {
-        let region = locked.pool().region(id);
+        let region = locked.regions().region(id);
         // Checked under the lock: the slot may have become another one's.
-        let seen = region.word.load();
-        (seen.is_guest() && seen.is_stale()).then(|| {
+        let seen = region.state.load();
+        (seen.is_monitored() && seen.is_stale()).then(|| {
             let subscription = self.of(id);
             let more = subscription.entries.swap(0, Relaxed);
             add(&subscription.leaving, more);
-            region.hull()
+            region.page_range()
         })
     }
 
-    /// Withdraws all subscriptions and marks their entries as leaving.
+    /// Invalidates all subscriptions and marks their entries as leaving.
     pub fn all_leave(&self, locked: &Locked<'_>) {
         self.lost.store(LEAVING, SeqCst);
-        for (id, _) in each(locked.pool()) {
-            locked.withdraw(id, Cause::Pressure);
+        for (id, _) in each(locked.regions()) {
+            locked.invalidate(id, Cause::Pressure);
             self.entries_leave(locked, id);
         }
     }
@@ -172,12 +176,12 @@ impl Set {
         if subscription.entries.load(Relaxed) + subscription.leaving.load(Relaxed) > 0 {
             return false;
         }
-        let list = self.list(locked.pool().region(id).hull());
+        let list = self.list(locked.regions().region(id).page_range());
         let before = self.before(list, id);
         before.store(subscription.next.load());
         add(&self.count, u32::MAX);
         // The watch of the memory ends with the subscription: from now on no answer is yes.
-        locked.withdraw(id, Cause::Flush);
+        locked.invalidate(id, Cause::Flush);
         true
     }
 
@@ -212,8 +216,8 @@ impl Set {
     }
 
     /// Whether the cache must be notified of something.
-    pub fn is_due(&self, pool: &Pool) -> bool {
-        pool.has_changed_guests() || self.has_lost()
+    pub fn is_due(&self, regions: &Regions) -> bool {
+        regions.has_changed_monitoreds() || self.has_lost()
     }
 }
 
@@ -225,8 +229,8 @@ fn add(number: &AtomicU32, amount: u32) {
 #[cfg(all(test, not(loom)))]
 impl Set {
     /// The sum of the entries.
-    pub fn entries(&self, pool: &Pool) -> u32 {
-        each(pool)
+    pub fn entries(&self, regions: &Regions) -> u32 {
+        each(regions)
             .map(|(id, _)| self.of(id).entries.load(Relaxed))
             .sum()
     }

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Regions without an object, as the kernel has registered them, for a pool that keeps its own
+//! Regions without an object, as the kernel has registered them, for a cache that keeps its own
 //! objects.
 
 use super::devices::Device;
 pub use super::prefault::WatchedBy;
 pub use super::register::Own;
 use super::state;
-use super::{count_vanished, fork};
+use super::{count_ended_elsewhere, fork};
 use crate::abi::uapi::ib_uverbs_reg_mr_resp;
 use crate::call::{Error, Pd, Request};
-use crate::next::{MAKERS, Maker};
+use crate::next::{PROVIDERS, Provider};
 use crate::report::stats;
 use crate::uverbs::context::Facts;
 use crate::uverbs::mr;
@@ -43,9 +43,9 @@ pub fn register(
     watch: WatchedBy,
 ) -> Result<(Bare, ib_uverbs_reg_mr_resp), Error> {
     let answer = own.register_bare(pd, request, watch)?;
-    // A region of ours with the same handle has vanished.
+    // A region of ours with the same handle has ended elsewhere.
     if own.device.rows.forget(answer.mr_handle) {
-        count_vanished(1);
+        count_ended_elsewhere(1);
     }
     let bare = Bare {
         device: own.address(),
@@ -73,31 +73,31 @@ impl Bare {
     }
 }
 
-static FORK_PROTECTED: [OnceBool; MAKERS] = [const { OnceBool::new() }; MAKERS];
+static FORK_PROTECTED: [OnceBool; PROVIDERS] = [const { OnceBool::new() }; PROVIDERS];
 
 /// Whether libibverbs keeps registered memory from children (`ibv_fork_init`). If so, libibverbs
 /// must hear of each registration and of its end, and nothing may be registered here.
 ///
 /// The first registration asks once: from then on `ibv_fork_init` comes too late.
 pub fn is_fork_protected() -> bool {
-    is_protected_by(Maker::ORDINARY)
+    is_protected_by(Provider::ORDINARY)
 }
 
 /// As [`is_fork_protected`], by the libibverbs that opened the domain's device.
 pub fn is_fork_protected_in(pd: Pd) -> bool {
-    is_protected_by(Maker::of_pd(pd))
+    is_protected_by(Provider::of_pd(pd))
 }
 
-fn is_protected_by(maker: Maker) -> bool {
+fn is_protected_by(provider: Provider) -> bool {
     // ibv_is_fork_initialized does not tell: before rdma-core 51, libibverbs keeps memory from
     // children even if the kernel copies it for them, and the function answers that protection is
     // not needed. (A program may have taken ibv_fork_init from a handle of libibverbs.) The test is
     // instead to protect an address that no process has: only a libibverbs that calls madvise finds
     // no memory there.
-    FORK_PROTECTED[maker.number()].get_or_init(|| {
+    FORK_PROTECTED[provider.number()].get_or_init(|| {
         let nowhere = without_provenance_mut(usize::MAX / 2 + 1 - (64 << 10));
         let errno = errno::errno();
-        let is_kept = fork::dontfork_by(maker, nowhere, 1).is_err();
+        let is_kept = fork::dontfork_by(provider, nowhere, 1).is_err();
         errno::set_errno(errno);
         is_kept
     })

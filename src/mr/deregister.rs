@@ -5,11 +5,11 @@ use super::devices::Device;
 use super::object::{Mr, Object};
 use super::rows::Claim;
 use super::state::{self, State};
-use super::{count_vanished, fork, put_away, require};
+use super::{count_ended_elsewhere, fork, put_away, require};
 use crate::abi::rdma_core::ibv_mr;
 use crate::call::{Access, Context, Error, How};
 use crate::config::disabled;
-use crate::next::{self, Maker};
+use crate::next::{self, Provider};
 use crate::report::stats::{self, counter};
 use crate::sys::probe::probe;
 use crate::sys::thread;
@@ -55,7 +55,7 @@ pub fn claim(mr: Mr) -> Result<Option<Claimed>, Error> {
             Claim::Gone => return Err(Error::Gone),
             Claim::NotOurs if mr.is_retired() => return Err(Error::Gone),
             // The handle now belongs to a foreign region.
-            Claim::NotOurs if device.rows.forget(handle) => count_vanished(1),
+            Claim::NotOurs if device.rows.forget(handle) => count_ended_elsewhere(1),
             Claim::NotOurs => {}
         }
     }
@@ -104,7 +104,7 @@ impl Claimed {
         }
         match result {
             // The device is gone, and the region with it.
-            Err(Errno(libc::EIO)) if next::allows_disassociated_destroy(Maker::of(context)) => {
+            Err(Errno(libc::EIO)) if next::allows_disassociated_destroy(Provider::of(context)) => {
                 Ok(())
             }
             result => result,
@@ -113,15 +113,16 @@ impl Claimed {
 }
 
 /// A provider deregisters a region by `dereg`, which returns 0 or an errno. A region of ours that
-/// ends so has vanished: its row goes before the kernel may give its handle to another region.
-pub fn around_deregister_past_us(mr: Mr, dereg: impl FnOnce() -> c_int) -> c_int {
+/// ends so has ended elsewhere: its row goes before the kernel may give its handle to another
+/// region.
+pub fn around_deregister_bypassed(mr: Mr, dereg: impl FnOnce() -> c_int) -> c_int {
     let public = mr.read();
     let (handle, object) = (public.handle, mr.address());
     let ours = state::device(public.context.expose_provenance())
         .filter(|device| device.rows.claim(handle, object, public.lkey, || ()) == Claim::Ours);
     let errno = dereg();
     match ours {
-        Some(_) if errno == 0 => count_vanished(1),
+        Some(_) if errno == 0 => count_ended_elsewhere(1),
         Some(device) => device.rows.restore(handle, object),
         None => {}
     }
@@ -129,7 +130,7 @@ pub fn around_deregister_past_us(mr: Mr, dereg: impl FnOnce() -> c_int) -> c_int
 }
 
 fn pass_on(mr: Mr) -> Result<How, Error> {
-    let next = require(&next::DEREG_MR, Maker::of_c(mr.read().context))?;
+    let next = require(&next::DEREG_MR, Provider::of_c(mr.read().context))?;
     // SAFETY: `mr` is live (`Mr::from_c`), and `next` is libibverbs' `ibv_dereg_mr`.
     match unsafe { next(mr.as_ptr()) } {
         0 => {

@@ -8,9 +8,9 @@
 //!
 //! The map has locks. If a signal handler interrupted a thread that holds one and called us, the
 //! handler would wait forever. [`thread::enter`] marks the time in which the lock is held, and the
-//! handler's call is passed on. The handler may also keep the thread until another thread's call has
-//! returned, as a garbage collector does. So no thread waits for longer than a moment: its call is
-//! passed on as well.
+//! handler's call is forwarded. The handler may also keep the thread until another thread's call
+//! has returned, as a garbage collector does. So no thread waits for longer than a moment: its call
+//! is forwarded as well.
 
 use super::rows::Rows;
 use crate::report::stats;
@@ -81,13 +81,13 @@ const PLACES: usize = 16;
 /// Shards of the map. The number is fixed, since asking for the number of processors reads files.
 const SHARDS: usize = 4;
 
-/// How many times to try, 0.2 ms apart: a call that can be passed on, and the end of a device, whose
-/// address another device may get.
+/// How many times to try, 0.2 ms apart: a call that can be forwarded, and the end of a device,
+/// whose address another device may get.
 const MOMENT: u32 = 100;
 const LONG: u32 = 10_000;
 
-/// Tries until there is a result, or so many times. Threads hold the locks for microseconds, but one
-/// that holds a lock may be stopped.
+/// Tries until there is a result, or so many times. Threads hold the locks for microseconds, but
+/// one that holds a lock may be stopped.
 #[cold]
 fn patiently<T>(sleeps: u32, mut attempt: impl FnMut() -> Option<T>) -> Option<T> {
     const YIELDS: u32 = 16;
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn a_handler_that_interrupts_an_operation_is_passed_on() {
+    fn a_handler_that_interrupts_an_operation_is_forwarded() {
         let devices = Devices::new();
         devices.insert(0x100, &[0; 64], Facts::empty());
         let _interrupted = thread::enter();

@@ -10,14 +10,14 @@ use super::require;
 use crate::abi::rdma_core::{IBV_FORK_UNNEEDED, ibv_context};
 use crate::call::{Error, Pd};
 use crate::config::disabled;
-use crate::next::{self, Maker};
+use crate::next::{self, Provider};
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use errno::{Errno, errno};
 
 /// Has libibverbs keep registered memory from children if the kernel does not copy that memory for
 /// them, as rdma-core 51 and later do. Before, libibverbs marks the memory on any kernel: each
-/// registration then takes a madvise(2) and splits mappings, and the pool can keep no region.
+/// registration then takes a madvise(2) and splits mappings, and the cache can keep no region.
 ///
 /// libibverbs calls its own `ibv_fork_init` through its PLT, for `RDMAV_FORK_SAFE`, and so reaches
 /// this library as well.
@@ -29,7 +29,7 @@ pub fn init() -> Result<(), Error> {
         return Ok(());
     }
     // SAFETY: ibv_fork_init(3) may be called at any time.
-    match unsafe { require(&next::FORK_INIT, Maker::ORDINARY)?() } {
+    match unsafe { require(&next::FORK_INIT, Provider::ORDINARY)?() } {
         0 => {
             MARKS.store(true, Relaxed);
             Ok(())
@@ -55,13 +55,13 @@ fn kernel_copies() -> bool {
 /// inlined, nor is [`dofork`]: many copies of the callers are.
 #[inline(never)]
 pub fn dontfork(pd: Pd, addr: *mut c_void, length: usize) -> Result<(), Errno> {
-    dontfork_by(Maker::of_pd(pd), addr, length)
+    dontfork_by(Provider::of_pd(pd), addr, length)
 }
 
 /// As [`dontfork`].
 #[inline]
-pub fn dontfork_by(maker: Maker, addr: *mut c_void, length: usize) -> Result<(), Errno> {
-    let Some(dontfork_range) = next::DONTFORK_RANGE.by(maker) else {
+pub fn dontfork_by(provider: Provider, addr: *mut c_void, length: usize) -> Result<(), Errno> {
+    let Some(dontfork_range) = next::DONTFORK_RANGE.by(provider) else {
         return Ok(());
     };
     // SAFETY: libibverbs accepts any range and reports a range that it cannot advise on.
@@ -75,7 +75,7 @@ pub fn dontfork_by(maker: Maker, addr: *mut c_void, length: usize) -> Result<(),
 /// Lets children have the range again. Like libibverbs, ignores a failure.
 #[inline(never)]
 pub fn dofork(context: *mut ibv_context, addr: *mut c_void, length: usize) {
-    if let Some(dofork_range) = next::DOFORK_RANGE.by(Maker::of_c(context)) {
+    if let Some(dofork_range) = next::DOFORK_RANGE.by(Provider::of_c(context)) {
         // SAFETY: libibverbs accepts any range and reports a range that it cannot advise on.
         unsafe { dofork_range(addr, length) };
     }

@@ -3,19 +3,19 @@
 //! a later domain or device at the same address counts as new.
 
 use super::state;
-use super::{count_vanished, require};
+use super::{count_ended_elsewhere, require};
 use crate::call::{Context, Error, Pd};
 use crate::config::disabled;
-use crate::next::{self, Maker};
+use crate::next::{self, Provider};
 use errno::Errno;
 
 /// Deallocates a protection domain.
 pub fn dealloc_pd(pd: Pd) -> Result<(), Error> {
-    let next = require(&next::DEALLOC_PD, Maker::of_pd(pd))?;
+    let next = require(&next::DEALLOC_PD, Provider::of_pd(pd))?;
     let device = state::device(pd.context().expose_provenance());
     // The kernel refuses (EBUSY) while the domain has regions. If it does not refuse, the regions
-    // listed here had vanished. List them before the call: after the call another thread may have
-    // regions in a new domain at the same address.
+    // listed here had ended elsewhere. List them before the call: after the call another thread may
+    // have regions in a new domain at the same address.
     let orphans = device.map(|device| device.rows.of_pd(pd.address()));
     // SAFETY: `Pd::from_c` was promised a live domain, and `next` is libibverbs' `ibv_dealloc_pd`.
     match unsafe { next(pd.as_ptr()) } {
@@ -24,7 +24,7 @@ pub fn dealloc_pd(pd: Pd) -> Result<(), Error> {
                 let orphans = orphans.into_iter().flatten();
                 let forgotten =
                     orphans.filter(|&(handle, object)| device.rows.orphan(handle, object));
-                count_vanished(forgotten.count() as u64);
+                count_ended_elsewhere(forgotten.count() as u64);
             }
             Ok(())
         }
@@ -34,7 +34,7 @@ pub fn dealloc_pd(pd: Pd) -> Result<(), Error> {
 
 /// Closes a device.
 pub fn close_device(context: Context) -> Result<(), Error> {
-    let next = require(&next::CLOSE_DEVICE, Maker::of(context))?;
+    let next = require(&next::CLOSE_DEVICE, Provider::of(context))?;
     let address = context.address();
     let state = state::existing().filter(|_| !disabled());
     // Take the record before the close: while the close returns, a newly opened device may get this
@@ -46,7 +46,7 @@ pub fn close_device(context: Context) -> Result<(), Error> {
         if result == 0 {
             // The kernel has ended all regions of the device. Like libibverbs, this library leaks
             // their objects: the program may still read them.
-            count_vanished(state.devices.end(device));
+            count_ended_elsewhere(state.devices.end(device));
         } else {
             state.devices.put_back(address, device);
         }

@@ -9,9 +9,9 @@ pub mod bare;
 mod deregister;
 pub mod devices;
 mod fork;
+mod forwarded;
 mod lifetime;
 mod object;
-mod passed_on;
 mod prefault;
 mod register;
 mod register_ex;
@@ -20,18 +20,18 @@ pub mod retired;
 mod rows;
 pub mod state;
 
-pub use deregister::{around_deregister_past_us, deregister};
+pub use deregister::{around_deregister_bypassed, deregister};
 pub use fork::init as fork_init;
+pub use forwarded::reg_dmabuf_mr;
 pub use lifetime::{close_device, dealloc_pd};
 pub use object::Mr;
 pub use object::Object;
-pub use passed_on::reg_dmabuf_mr;
 pub use register::{register, register_rarely};
 pub use register_ex::{plain_memory, reg_other_memory};
 pub use rereg::{CHANGED_BUT_NOT_FOR_CHILDREN, move_region, rereg};
 
 use crate::call::Error;
-use crate::next::{Maker, Next};
+use crate::next::{Next, Provider};
 use crate::report::stats::{self, counter};
 use crate::sys::thread;
 use state::State;
@@ -43,7 +43,7 @@ fn object(state: &State, thread: thread::Number) -> Option<Object> {
     object.or_else(Object::allocate)
 }
 
-/// An object for one use of a region of the pool.
+/// An object for one use of a region of the cache.
 #[inline(always)]
 pub fn new_object() -> Option<Object> {
     object(state::current(), thread::number())
@@ -67,11 +67,11 @@ fn put_away(state: &State, thread: thread::Number, object: Object) {
 }
 
 /// The function of the libibverbs that opened a device; an error if libibverbs lacks the function.
-fn require<F: Copy>(next: &Next<F>, maker: Maker) -> Result<F, Error> {
-    next.by(maker).ok_or_else(|| Error::NoNext(next.name()))
+fn require<F: Copy>(next: &Next<F>, provider: Provider) -> Result<F, Error> {
+    next.by(provider).ok_or_else(|| Error::NoNext(next.name()))
 }
 
 /// Counts regions of ours that were deregistered without a call to this library.
-fn count_vanished(regions: u64) {
-    stats::counters().add(thread::number(), counter!(vanished), regions);
+fn count_ended_elsewhere(regions: u64) {
+    stats::counters().add(thread::number(), counter!(ended_elsewhere), regions);
 }

@@ -24,8 +24,8 @@ struct Layout {
     /// Extends the object to the size of the largest provider object: cxgb4 has 16 bytes here, from
     /// the access flags on. Nothing reads them.
     provider: u32,
-    /// For an object that stands for a region of the pool: the address of the pool's own object.
-    pooled: usize,
+    /// For an object that stands for a region of the cache: the address of the cache's own object.
+    cached: usize,
 }
 const _: () =
     assert!(size_of::<Layout>() == 72 && core::mem::offset_of!(Layout, provider_access) == 56);
@@ -35,10 +35,10 @@ const _: () =
 /// memory that libibverbs had freed would.
 const RETIRED: u32 = 0x5245_5449;
 
-/// `verbs_mr.mr_type` of an object that stands for one use of a region of the pool. libibverbs has
+/// `verbs_mr.mr_type` of an object that stands for one use of a region of the cache. libibverbs has
 /// no such type, so its own `ibv_dereg_mr`, called on such an object through a dlsym pointer, does
-/// not give the memory back to children. The pool does that when the region ends.
-const POOLED: u32 = 0x504f_4f4c;
+/// not give the memory back to children. The cache does that when the region ends.
+const CACHED: u32 = 0x504f_4f4c;
 
 /// An object of ours, with or without a region.
 #[derive(Clone, Copy)]
@@ -87,34 +87,34 @@ impl Object {
             },
             provider_access: access,
             provider: 0,
-            pooled: 0,
+            cached: 0,
         };
         // SAFETY: `allocate` made this memory, and no region uses it: the program either has not
         // got the object yet or has deregistered it.
         unsafe { self.0.write(layout) };
     }
 
-    /// Makes the object stand for one use of a region of the pool.
+    /// Makes the object stand for one use of a region of the cache.
     pub fn stand_for(self, access: Access, region: Mr) {
         let access = access.bits();
         let layout = Layout {
             verbs: verbs_mr {
                 ibv_mr: region.read(),
-                mr_type: POOLED,
+                mr_type: CACHED,
                 access,
             },
             provider_access: access,
             provider: 0,
-            pooled: region.address(),
+            cached: region.address(),
         };
         // SAFETY: `allocate` made this memory, and the program has not got the object yet.
         unsafe { self.0.write(layout) };
     }
 
-    /// The pool's own object for this use.
-    pub fn pooled(self) -> usize {
-        // SAFETY: `Mr::claim_pooled` returned this object, so `stand_for` has filled it.
-        unsafe { (*self.0.as_ptr()).pooled }
+    /// The cache's own object for this use.
+    pub fn cached(self) -> usize {
+        // SAFETY: `Mr::claim_cached` returned this object, so `stand_for` has filled it.
+        unsafe { (*self.0.as_ptr()).cached }
     }
 
     /// Takes over the region of `other`. Afterwards `other` has no region.
@@ -193,23 +193,23 @@ impl Mr {
         self.mr_type().store(IBV_MR_TYPE_MR, Relaxed);
     }
 
-    /// Whether the object stands for one use of a region of the pool.
+    /// Whether the object stands for one use of a region of the cache.
     #[inline(always)]
-    pub fn is_pooled(self) -> bool {
-        self.mr_type().load(Relaxed) == POOLED
+    pub fn is_cached(self) -> bool {
+        self.mr_type().load(Relaxed) == CACHED
     }
 
-    /// Claims the object if it stands for a use of a region of the pool. Of two threads only one
+    /// Claims the object if it stands for a use of a region of the cache. Of two threads only one
     /// succeeds.
-    pub fn claim_pooled(self) -> Option<Object> {
+    pub fn claim_cached(self) -> Option<Object> {
         self.mr_type()
-            .compare_exchange(POOLED, RETIRED, AcqRel, Relaxed)
+            .compare_exchange(CACHED, RETIRED, AcqRel, Relaxed)
             .ok()?;
         Object::at(self.address())
     }
 
-    /// Undoes [`Mr::claim_pooled`].
-    pub fn restore_pooled(self) {
-        self.mr_type().store(POOLED, Release);
+    /// Undoes [`Mr::claim_cached`].
+    pub fn restore_cached(self) {
+        self.mr_type().store(CACHED, Release);
     }
 }

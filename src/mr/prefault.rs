@@ -46,7 +46,8 @@ pub fn is_large(length: usize) -> bool {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum WatchedBy {
     Unknown,
-    /// All of it is watched by the pool itself, so by no other, and none of its pages is protected.
+    /// All of it is watched by the cache itself, so by no other, and none of its pages is
+    /// protected.
     Own,
 }
 
@@ -92,10 +93,10 @@ struct Pages {
 impl Pages {
     /// `None` if the range is empty or runs past the end of the address space.
     fn of(request: &Request) -> Option<Pages> {
-        let hull = PageRange::hull(request.addr.addr() as u64, request.length as u64)?;
+        let page_range = PageRange::around(request.addr.addr() as u64, request.length as u64)?;
         Some(Pages {
-            start: hull.start as usize,
-            end: hull.end as usize,
+            start: page_range.start as usize,
+            end: page_range.end as usize,
             size: page_size() as usize,
         })
     }
@@ -130,7 +131,7 @@ impl Pages {
     /// Whether the page is in memory, mapped or not. False if the kernel does not tell.
     fn is_in_memory(self) -> bool {
         let mut there = 0u8;
-        // A bare system call, here and in the threads: this library's own wrappers of the memory
+        // A raw system call, here and in the threads: this library's own wrappers of the memory
         // calls must not see it.
         // SAFETY: one page has one byte.
         let failed =

@@ -10,7 +10,7 @@ use super::devices::Device;
 use super::prefault::{self, WatchedBy};
 use super::rows::Known;
 use super::state::{self, State};
-use super::{count_vanished, fork, passed_on, put_away};
+use super::{count_ended_elsewhere, fork, forwarded, put_away};
 use crate::abi::uapi::ib_uverbs_reg_mr_resp;
 use crate::call::{Context, Error, How, Pd, Registered, Request};
 use crate::config::disabled;
@@ -32,13 +32,13 @@ use errno::Errno;
 pub fn register(pd: Pd, request: &Request, counter: Option<Counter>) -> Result<Registered, Error> {
     let own = match Own::find(pd, request) {
         Ok(own) => own,
-        Err(why) => return passed_on::register(pd, request, why),
+        Err(why) => return forwarded::register(pd, request, why),
     };
     match own.register(pd, request, counter) {
-        Err(error) => match own.device.facts().why_passed_on() {
+        Err(error) => match own.device.facts().why_forwarded() {
             // The refusal led to a new look at the device: a device that was closed without a call
             // to us has left its address to another device, and libibverbs serves that device.
-            Some(why) => passed_on::register(pd, request, why),
+            Some(why) => forwarded::register(pd, request, why),
             None => Err(error),
         },
         registered => registered,
@@ -67,7 +67,7 @@ impl Own {
         }
         // SAFETY: the context of a live protection domain stays open as long as the domain exists.
         let context = unsafe { Context::from_c(pd.context()) }.ok_or("the domain has no device")?;
-        let why = |facts: Facts| facts.why_passed_on().unwrap_or_default();
+        let why = |facts: Facts| facts.why_forwarded().unwrap_or_default();
         let fd = context.fd().ok_or_else(|| why(Facts::NO_KERNEL_FILE))?;
         let state = state::current();
         let device = match state.devices.get(context.address()) {
@@ -77,7 +77,7 @@ impl Own {
         };
         let facts = device.facts();
         let driver = match facts.driver() {
-            Some(driver) if driver.way != Way::PassOn => driver,
+            Some(driver) if driver.way != Way::Forward => driver,
             _ => return Err(why(facts)),
         };
         if driver.way == Way::OwnUnlessEmpty && (request.addr.is_null() || request.length == 0) {
@@ -128,7 +128,7 @@ impl Own {
 
     /// Whether a refused call revealed another device, one that libibverbs serves.
     pub fn is_left_to_libibverbs(&self) -> bool {
-        self.device.facts().why_passed_on().is_some()
+        self.device.facts().why_forwarded().is_some()
     }
 
     /// Registers pinned memory without an object, in a process whose children get all memory.
@@ -165,7 +165,7 @@ impl Own {
             lkey: answer.lkey,
         };
         if self.device.rows.insert(answer.mr_handle, region) {
-            count_vanished(1);
+            count_ended_elsewhere(1);
         }
         let counters = stats::counters();
         counters.add(thread, counter!(reg_kernel), 1);
@@ -237,7 +237,7 @@ impl Own {
         }
         let facts = context::identify(&Uverbs, self.fd).map_err(|_| REFUSED)?;
         self.device.set_facts(facts);
-        if facts.why_passed_on().is_some() {
+        if facts.why_forwarded().is_some() {
             return Err(REFUSED);
         }
         mr::register(&Uverbs, self.fd, facts, registration)
@@ -252,7 +252,7 @@ fn identify(state: &State, context: Context, fd: i32) -> Result<&'static Device,
     }
     let facts =
         context::identify(&Uverbs, fd).map_err(|_| "the kernel does not answer for it now")?;
-    match (facts.why_passed_on(), facts.driver()) {
+    match (facts.why_forwarded(), facts.driver()) {
         (None, Some(driver)) => {
             let by = if facts.contains(Facts::REG_BY_WRITE) {
                 "write()"

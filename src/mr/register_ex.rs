@@ -2,12 +2,12 @@
 //! The extensible call, `ibv_reg_mr_ex` of rdma-core 59. Over plain memory it is a registration
 //! like any other; libibverbs serves the rest.
 
-use super::passed_on::made_by_next;
+use super::forwarded::made_by_next;
 use super::require;
 use crate::abi::rdma_core::*;
 use crate::call::{Access, Error, Pd, Registered, Request};
 use crate::config::disabled;
-use crate::next::{self, Maker};
+use crate::next::{self, Provider};
 
 /// The plain memory that the attributes ask for. `None` if they ask for more, if they are NULL, or
 /// if the library is disabled.
@@ -43,7 +43,7 @@ pub unsafe fn plain_memory(attr: *const ibv_mr_init_attr) -> Option<Request> {
 /// # Safety
 /// The same as for [`plain_memory`], and `attr` is not NULL.
 pub unsafe fn reg_other_memory(pd: Pd, attr: *mut ibv_mr_init_attr) -> Result<Registered, Error> {
-    let next = require(&next::REG_MR_EX, Maker::of_pd(pd))?;
+    let next = require(&next::REG_MR_EX, Provider::of_pd(pd))?;
     // SAFETY: `pd` is live, `attr` is valid by this function's contract, and `next` is libibverbs'
     // `ibv_reg_mr_ex`.
     made_by_next(unsafe { next(pd.as_ptr(), attr) })

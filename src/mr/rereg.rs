@@ -7,7 +7,7 @@ use super::object::{Mr, Object};
 use super::rows::Known;
 use super::{put_away, require};
 use crate::call::{Error, Reregistration};
-use crate::next::{self, Maker};
+use crate::next::{self, Provider};
 use crate::sys::thread;
 use core::ffi::c_int;
 
@@ -21,7 +21,7 @@ pub const CHANGED_BUT_NOT_FOR_CHILDREN: c_int = -3;
 /// # Safety
 /// `change` holds arguments that are valid for `ibv_rereg_mr`.
 pub unsafe fn rereg(mr: Mr, change: &Reregistration) -> Result<c_int, Error> {
-    let next = require(&next::REREG_MR, Maker::of_c(mr.read().context))?;
+    let next = require(&next::REREG_MR, Provider::of_c(mr.read().context))?;
     // The claim keeps other threads from deregistering the region. libibverbs, however, must take
     // the object for an ordinary region.
     let claimed = claim(mr)?;

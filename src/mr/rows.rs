@@ -10,11 +10,11 @@
 //!
 //! Reused handles also clean the table. A program can deregister a region of ours without calling
 //! us, by an `ibv_dereg_mr` that it took from libibverbs with dlsym (NCCL and brpc do). We say that
-//! the region has *vanished*. Its provider calls our `ibv_cmd_dereg_mr`, unless the provider is
-//! bound to libibverbs' own; then the region's row stays behind. The kernel gives the handle to the
-//! next region, so the very next registration finds the stale row: `insert` finds it if we register,
-//! `forget` if libibverbs registers or deregisters. The number of stale rows never exceeds the
-//! largest number of regions that were live at one time.
+//! the region has ended elsewhere. Its provider calls our `ibv_cmd_dereg_mr`, unless the provider
+//! is bound to libibverbs' own; then the region's row stays behind. The kernel gives the handle to
+//! the next region, so the very next registration finds the stale row: `insert` finds it if we
+//! register, `forget` if libibverbs registers or deregisters. The number of stale rows never
+//! exceeds the largest number of regions that were live at one time.
 //!
 //! Transitions: `insert` fills a row and stores the address of the object last (release). `claim`
 //! empties the row if it holds the caller's object; of two threads only one succeeds. The claiming
@@ -142,7 +142,7 @@ impl Rows {
     }
 
     /// Adds a region that the kernel has just made. True if the row still held a region of ours
-    /// with the same handle: that region has vanished.
+    /// with the same handle: that region has ended elsewhere.
     #[inline(always)]
     pub fn insert(&self, handle: u32, region: Known) -> bool {
         let Some(row) = self.row(handle).or_else(|| self.add_chunk(handle)) else {
@@ -154,13 +154,13 @@ impl Rows {
         row.length.store(region.length, Relaxed);
         // No swap is needed: the kernel has just given us the handle, so no other thread fills this
         // row.
-        let vanished = row.object.load(Relaxed) != 0;
+        let ended_elsewhere = row.object.load(Relaxed) != 0;
         row.object.store(region.object, Release);
-        if vanished {
+        if ended_elsewhere {
             self.count(Change::less(before));
         }
         self.count(Change::more(region.length as u64));
-        vanished
+        ended_elsewhere
     }
 
     /// Removes a region if the row holds `object`. Calls `mark` before any other thread can find
@@ -192,7 +192,7 @@ impl Rows {
     }
 
     /// Empties the row of a handle that belongs to a region of libibverbs. True if the row still
-    /// held a region of ours: that region has vanished.
+    /// held a region of ours: that region has ended elsewhere.
     pub fn forget(&self, handle: u32) -> bool {
         self.row(handle).is_some_and(|row| self.empty(row))
     }

@@ -29,9 +29,9 @@ const REMOTE: u32 = IBV_ACCESS_REMOTE_WRITE
 /// flags that a device may ignore.
 const LOCAL: u32 = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_OPTIONAL_RANGE;
 
-/// The access flags that no kept region can have. An on-demand region pins nothing. A memory window
-/// that is bound to a kept region would keep the region from ending. The other flags depend on the
-/// address or on the kind of the memory.
+/// The access flags that no cached region can have. An on-demand region pins nothing. A memory
+/// window that is bound to a cached region would keep the region from ending. The other flags
+/// depend on the address or on the kind of the memory.
 const NEVER_KEPT: u32 =
     IBV_ACCESS_ON_DEMAND | IBV_ACCESS_ZERO_BASED | IBV_ACCESS_MW_BIND | IBV_ACCESS_HUGETLB;
 
@@ -55,7 +55,7 @@ pub const fn may_be_kept(access: u32) -> bool {
 
 /// Which registrations the user wants to be served: the values of `RDMAMR_CACHE`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Cache {
+pub enum CacheMode {
     /// None.
     Off,
     /// Those that peers cannot reach.
@@ -67,7 +67,7 @@ pub enum Cache {
 /// Why the cache does not serve a plain registration. The numbers are those of the trace's format
 /// (rdmamr_trace(5)), which earlier releases have written too.
 pub mod unserved {
-    /// Words that continue "the pool does not serve them:", by number.
+    /// Words that continue "the cache does not serve them:", by number.
     pub const WORDS: [&str; 10] = [
         "",
         "",
@@ -94,7 +94,7 @@ pub mod unserved {
     pub const EMPTY: u32 = 5;
     /// libibverbs registers.
     pub const DEVICE: u32 = 6;
-    /// The process is a child of one that had kept regions.
+    /// The process is a child of one that had cached regions.
     pub const CHILD: u32 = 7;
     /// The caller is a signal handler that interrupted the library.
     pub const INTERRUPTED: u32 = 8;
@@ -120,20 +120,20 @@ pub trait Process {
     fn is_disabled(&self) -> bool;
     /// Whether the caller is a signal handler that interrupted the library.
     fn is_interrupted(&self) -> bool;
-    /// Whether the process is a child of one that had kept regions.
+    /// Whether the process is a child of one that had cached regions.
     fn is_child(&self) -> bool;
     /// Whether libibverbs keeps registered memory from children.
     fn is_fork_protected(&self) -> bool;
 }
 
-impl Cache {
+impl CacheMode {
     /// Whether the user wants registrations with this access to be served.
     #[inline(always)]
     pub const fn wants(self, access: u32) -> bool {
         match self {
-            Cache::Off => false,
-            Cache::Local => is_local(access),
-            Cache::All => may_be_kept(access),
+            CacheMode::Off => false,
+            CacheMode::Local => is_local(access),
+            CacheMode::All => may_be_kept(access),
         }
     }
 }
@@ -141,8 +141,8 @@ impl Cache {
 /// Why the cache serves no such registration in any process: a value of [`unserved`], which is
 /// [`unserved::NONE`] if it may serve it.
 #[inline(always)]
-pub const fn refusal_of(cache: Cache, asked: Asked) -> u32 {
-    if !cache.wants(asked.access) {
+pub const fn refusal_of(mode: CacheMode, asked: Asked) -> u32 {
+    if !mode.wants(asked.access) {
         unserved::ACCESS
     } else if !asked.at_own_address {
         unserved::ADDRESS
@@ -170,8 +170,8 @@ pub fn refusal_in(process: &impl Process) -> u32 {
 }
 
 /// Why the cache does not serve a registration: both of the above.
-pub fn refusal(cache: Cache, asked: Asked, process: &impl Process) -> u32 {
-    match refusal_of(cache, asked) {
+pub fn refusal(mode: CacheMode, asked: Asked, process: &impl Process) -> u32 {
+    match refusal_of(mode, asked) {
         unserved::NONE => refusal_in(process),
         reason => reason,
     }
@@ -212,9 +212,9 @@ impl Wanted {
     /// write where the registration asks for less.
     #[inline(always)]
     pub fn fits(&self, region: Range) -> bool {
-        // How much larger the region may be, and what more its access. One comparison each, for both
-        // kinds: with a branch for each kind the compiler made two loops of a look-up, and a hit
-        // needs little code.
+        // How much larger the region may be, and what more its access. One comparison each, for
+        // both kinds: with a branch for each kind the compiler made two loops of a look-up, and a
+        // hit needs little code.
         let (room, more) = if self.exact {
             (0, 0)
         } else {
@@ -258,26 +258,26 @@ mod tests {
             is_empty: false,
         };
         let none = || Is([false; 4]);
-        assert_eq!(refusal(Cache::All, plain, &none()), unserved::NONE);
-        assert_eq!(refusal(Cache::Local, plain, &none()), unserved::NONE);
-        assert_eq!(refusal(Cache::Off, plain, &none()), unserved::ACCESS);
+        assert_eq!(refusal(CacheMode::All, plain, &none()), unserved::NONE);
+        assert_eq!(refusal(CacheMode::Local, plain, &none()), unserved::NONE);
+        assert_eq!(refusal(CacheMode::Off, plain, &none()), unserved::ACCESS);
         let remote = Asked { access: 3, ..plain };
-        assert_eq!(refusal(Cache::All, remote, &none()), unserved::NONE);
-        assert_eq!(refusal(Cache::Local, remote, &none()), unserved::ACCESS);
+        assert_eq!(refusal(CacheMode::All, remote, &none()), unserved::NONE);
+        assert_eq!(refusal(CacheMode::Local, remote, &none()), unserved::ACCESS);
         for access in [16, 32, 64, 128] {
             let asked = Asked { access, ..plain };
-            assert_eq!(refusal(Cache::All, asked, &none()), unserved::ACCESS);
+            assert_eq!(refusal(CacheMode::All, asked, &none()), unserved::ACCESS);
         }
         let moved = Asked {
             at_own_address: false,
             ..plain
         };
-        assert_eq!(refusal(Cache::All, moved, &none()), unserved::ADDRESS);
+        assert_eq!(refusal(CacheMode::All, moved, &none()), unserved::ADDRESS);
         let empty = Asked {
             is_empty: true,
             ..plain
         };
-        assert_eq!(refusal(Cache::All, empty, &none()), unserved::EMPTY);
+        assert_eq!(refusal(CacheMode::All, empty, &none()), unserved::EMPTY);
         let reasons = [
             unserved::DISABLED,
             unserved::INTERRUPTED,
@@ -286,7 +286,7 @@ mod tests {
         ];
         for (n, reason) in reasons.into_iter().enumerate() {
             let process = Is(core::array::from_fn(|i| i == n));
-            assert_eq!(refusal(Cache::All, plain, &process), reason);
+            assert_eq!(refusal(CacheMode::All, plain, &process), reason);
         }
     }
 

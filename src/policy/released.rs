@@ -11,9 +11,9 @@
 //! A range comes back if one of the same domain and access was released that begins at the same
 //! page and is as long or longer. malloc gives buffers of many lengths from the same page: of 2 100
 //! registrations by `bench/rpc.c` 350 would be the first of their pages, and 200 are the first of
-//! their start. Neither other access counts, nor a range that begins elsewhere in an earlier one: an
-//! entry is found by its first page. (Where the earlier one was longer by less than a fourth, that
-//! does not show in the entry.)
+//! their start. Neither other access counts, nor a range that begins elsewhere in an earlier one:
+//! an entry is found by its first page. (Where the earlier one was longer by less than a fourth,
+//! that does not show in the entry.)
 
 use crate::Range;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
@@ -176,8 +176,8 @@ impl Released {
 
     #[cold]
     fn put_over(&self, set: &[AtomicU64; WAYS], entry: u64) {
-        // In a full set an entry takes any place. So a program that goes through more ranges than the
-        // table holds, always in the same order, still finds some of them each time.
+        // In a full set an entry takes any place. So a program that goes through more ranges than
+        // the table holds, always in the same order, still finds some of them each time.
         let overflow = self.overflow.fetch_add(1, Relaxed);
         set[overflow as usize % WAYS].store(entry, Relaxed);
         if overflow.wrapping_add(1) == FULL {
@@ -205,10 +205,10 @@ impl Released {
         }
     }
 
-    /// A kept region of this range has ended, because its memory changed by a call that [`forget`]
-    /// has not seen, or for another reason. If nothing `was_used` again, it was kept in vain: after a
-    /// change the range is plain for a while, and one that grew too old, or was one too many, must
-    /// come twice again.
+    /// A cached region of this range has ended, because its memory changed by a call that
+    /// [`forget`] has not seen, or for another reason. If nothing `was_used` again, it was kept in
+    /// vain: after a change the range is plain for a while, and one that grew too old, or was one
+    /// too many, must come twice again.
     ///
     /// [`forget`]: Released::forget
     #[cold]

@@ -121,10 +121,7 @@ impl Reason {
             Error::Gone => write!(out, ": the region is deregistered already"),
             Error::Memory => write!(out, ": no memory for the region's object"),
             Error::NoNext(symbol) => write!(out, ": no loaded libibverbs has {symbol}"),
-            Error::Panic => write!(
-                out,
-                ": librdmamr itself failed; it now passes everything on"
-            ),
+            Error::Panic => write!(out, ": librdmamr itself failed; it now forwards everything"),
             Error::Fork(_) => {
                 write!(
                     out,
@@ -324,9 +321,9 @@ fn invalid(request: &Request, out: &mut dyn Write) -> fmt::Result {
     )
 }
 
-/// The size of the memory's hull (its whole pages), in bytes.
+/// The size of the memory's page range (its whole pages), in bytes.
 pub fn pinned(start: u64, length: u64) -> u64 {
-    PageRange::hull(start, length).map_or(0, PageRange::bytes)
+    PageRange::around(start, length).map_or(0, PageRange::bytes)
 }
 
 /// What a call must pin, and what it had pinned before.

@@ -24,7 +24,7 @@ use std::ffi::CString;
 pub struct rdmamr_stats {
     /// Registrations that the library made by its own call of the kernel.
     pub reg_kernel: u64,
-    /// Registrations that libibverbs made because the library passed them on: dma-bufs, devices and
+    /// Registrations that libibverbs made because the library forwarded them: dma-bufs, devices and
     /// kernels that the library does not serve, and RDMAMR_DISABLE=1.
     pub reg_next: u64,
     /// Registrations that failed, in the library or in libibverbs.
@@ -41,46 +41,46 @@ pub struct rdmamr_stats {
     pub live_bytes: u64,
     /// Regions of the library that ended without its ibv_dereg_mr: the program deregistered the
     /// region by a function that it had looked up in libibverbs, or closed the region's device.
-    pub vanished: u64,
-    /// Relaxed registrations that a region of the pool served without a call of the kernel (hits).
+    pub ended_elsewhere: u64,
+    /// Relaxed registrations that a region of the cache served without a call of the kernel (hits).
     pub hits: u64,
-    /// Relaxed registrations for which the pool made a new region that it may keep (misses).
+    /// Relaxed registrations for which the cache made a new region that it may keep (misses).
     pub misses: u64,
     /// Hits on a region that another relaxed registration was using at that moment.
     pub shared: u64,
-    /// Idle regions now: the pool keeps them registered, and no registration uses them.
+    /// Idle regions now: the cache keeps them registered, and no registration uses them.
     pub idle: u64,
     /// The sum of the lengths of the idle regions, in bytes; each length is a whole number of
     /// pages.
     pub idle_bytes: u64,
-    /// Regions that the pool deregistered because of ibv_flush_relaxed_mr, ibv_dealloc_pd or
+    /// Regions that the cache deregistered because of ibv_flush_relaxed_mr, ibv_dealloc_pd or
     /// ibv_close_device.
     pub flushed_flush: u64,
-    /// Regions that the pool deregistered because more were idle than RDMAMR_RELAXED_MAX_IDLE or
-    /// RDMAMR_RELAXED_MAX_IDLE_BYTES allows.
+    /// Regions that the cache deregistered because more were idle than RDMAMR_CACHE_MAX_IDLE or
+    /// RDMAMR_CACHE_MAX_IDLE_BYTES allows.
     pub flushed_watermark: u64,
-    /// Regions that the pool deregistered because they had been idle for the linger time
-    /// (RDMAMR_RELAXED_LINGER).
+    /// Regions that the cache deregistered because they had been idle for the linger time
+    /// (RDMAMR_CACHE_LINGER).
     pub flushed_linger: u64,
-    /// Regions that the pool deregistered because memory was short: a registration had failed with
+    /// Regions that the cache deregistered because memory was short: a registration had failed with
     /// ENOMEM, or the machine ran out of free memory. A fork counts too: it would copy their pages.
     pub flushed_pressure: u64,
-    /// Regions that the pool deregistered because the program changed their memory by a call that
+    /// Regions that the cache deregistered because the program changed their memory by a call that
     /// the library interposes (munmap and its kin).
     pub flushed_hook: u64,
-    /// Regions that the pool deregistered because userfaultfd reported a change of their memory.
+    /// Regions that the cache deregistered because userfaultfd reported a change of their memory.
     pub flushed_event: u64,
-    /// Regions that the pool could not keep, and deregistered, because a change of memory was under
-    /// way when they were registered, or because other processes can change their memory.
+    /// Regions that the cache could not keep, and deregistered, because a change of memory was
+    /// under way when they were registered, or because other processes can change their memory.
     pub flushed_fence: u64,
-    /// Regions that the pool withdrew from reuse because of an interposed memory call.
+    /// Regions that the cache withdrew from reuse because of an interposed memory call.
     pub stale_avoided_hook: u64,
-    /// Regions that the pool withdrew from reuse because of an event of userfaultfd.
+    /// Regions that the cache withdrew from reuse because of an event of userfaultfd.
     pub stale_avoided_event: u64,
-    /// Hits that the pool gave up because the kernel said that a change of memory was under way.
+    /// Hits that the cache gave up because the kernel said that a change of memory was under way.
     pub stale_avoided_fence: u64,
-    /// The bypassed_ fields count relaxed registrations that the pool does not keep, and plain
-    /// registrations that the pool does not serve although RDMAMR_CACHE is set. This field:
+    /// The bypassed_ fields count relaxed registrations that the cache does not keep, and plain
+    /// registrations that the cache does not serve although RDMAMR_CACHE is set. This field:
     /// bypassed because of the access flags (on-demand paging, zero-based, memory windows, huge
     /// pages; with RDMAMR_CACHE=local also remote access).
     pub bypassed_access: u64,
@@ -92,21 +92,21 @@ pub struct rdmamr_stats {
     /// Bypassed because the kernel refuses userfaultfd to this process, because the program has
     /// closed the library's descriptor of it, or because dlopen loaded the library.
     pub bypassed_watch: u64,
-    /// Bypassed because libibverbs keeps registered memory from children (ibv_fork_init), or because
-    /// the process was forked from a process that had a pool.
+    /// Bypassed because libibverbs keeps registered memory from children (ibv_fork_init), or
+    /// because the process was forked from a process that had a cache.
     pub bypassed_fork: u64,
-    /// Bypassed because the process is short of mappings (vm.max_map_count), or because the pool is
-    /// full.
+    /// Bypassed because the process is short of mappings (vm.max_map_count), or because the cache
+    /// is full.
     pub bypassed_limit: u64,
     /// Bypassed because a change of the memory was under way, because the kernel has not said yet
-    /// what memory it is, because another thread was starting the pool, or because a signal handler
-    /// interrupted the library.
+    /// what memory it is, because another thread was starting the cache, or because a signal
+    /// handler interrupted the library.
     pub bypassed_busy: u64,
     /// Plain registrations under RDMAMR_CACHE only: bypassed because the device's address (iova)
     /// differs from the address of the memory.
     pub bypassed_address: u64,
     /// Plain registrations under RDMAMR_CACHE only: bypassed because the range comes for the first
-    /// time, or for the first time since its memory has changed. The pool keeps a region from the
+    /// time, or for the first time since its memory has changed. The cache keeps a region from the
     /// second registration of its range on: same protection domain, first page and access, and no
     /// longer.
     pub bypassed_first: u64,
@@ -150,7 +150,7 @@ impl rdmamr_stats {
         if self.hits + self.misses > 0 {
             writeln!(
                 out,
-                "  the pool: {} hits, {} misses, {} idle regions with {} bytes",
+                "  the cache: {} hits, {} misses, {} idle regions with {} bytes",
                 self.hits, self.misses, self.idle, self.idle_bytes
             )?;
         }
@@ -238,7 +238,7 @@ pub(crate) use counter;
 /// shard.
 pub struct Counters(Page);
 
-/// The pool's idle regions of each device, and the sum of their lengths.
+/// The cache's idle regions of each device, and the sum of their lengths.
 #[derive(Default)]
 pub struct Idle([[u64; 2]; DEVICES]);
 
@@ -322,19 +322,19 @@ impl Counters {
         self.add_to(thread, change.bytes, |shard| &shard.devices[device.0].bytes);
     }
 
-    /// Counts a change of the pool's regions.
+    /// Counts a change of the cache's regions.
     #[inline(never)]
-    pub fn change_of_pool(&self, thread: thread::Number, device: Device, change: Change) {
+    pub fn change_of_cache(&self, thread: thread::Number, device: Device, change: Change) {
         self.add_to(thread, change.regions, |shard| {
-            &shard.devices[device.0].pool_regions
+            &shard.devices[device.0].cache_regions
         });
         self.add_to(thread, change.bytes, |shard| {
-            &shard.devices[device.0].pool_bytes
+            &shard.devices[device.0].cache_bytes
         });
     }
 
-    /// Shows what the pool has idle, and how many hits there were. Some of these may be missing, so
-    /// the number shown never falls.
+    /// Shows what the cache has idle, and how many hits there were. Some of these may be missing,
+    /// so the number shown never falls.
     pub fn show_idle(&self, idle: &Idle, hits: u64) {
         for (to, from) in self.0.idle.of_device.iter().zip(&idle.0) {
             to[0].store(from[0], Relaxed);

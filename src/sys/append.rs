@@ -2,7 +2,7 @@
 //! Appending to a file that the user has named, without harm to the program, which does not know of
 //! the file, and without help to another user who can write in the file's directory: no link is
 //! followed, and a later block goes into the file of the first. All system calls go through
-//! syscall(), which the pool's own threads may use too.
+//! syscall(), which the cache's own threads may use too.
 
 use super::descriptor;
 use super::words::InWords;

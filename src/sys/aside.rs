@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Work that needs more of a stack than the calling thread may have left: a stack of its own.
 //!
-//! A signal handler may run on 8 KiB, and the kernel's frame takes half of that; a coroutine may have
-//! no more. What a process does once (it asks the device for its driver, starts the pool) or now and
-//! then (it reads files of /proc) needs more. So this work runs on memory that is mapped for it
-//! ([`run`]), unless the thread is known to have enough: a signal handler that comes meanwhile needs
-//! stack too, and a garbage collector looks for the stack pointer in the thread's own stack. What a
-//! call does beyond a hit needs 3 KiB, of which any thread has enough; on a signal stack that work
-//! runs aside too ([`run_if_little`]).
+//! A signal handler may run on 8 KiB, and the kernel's frame takes half of that; a coroutine may
+//! have no more. What a process does once (it asks the device for its driver, starts the cache) or
+//! now and then (it reads files of /proc) needs more. So this work runs on memory that is mapped
+//! for it ([`run`]), unless the thread is known to have enough: a signal handler that comes
+//! meanwhile needs stack too, and a garbage collector looks for the stack pointer in the thread's
+//! own stack. What a call does beyond a hit needs 3 KiB, of which any thread has enough; on a
+//! signal stack that work runs aside too ([`run_if_little`]).
 //!
-//! If the thread is on its signal stack, all signals are blocked meanwhile. The kernel takes a thread
-//! that is on another stack for one that has left its signal stack: a further signal would begin at
-//! that stack's top, over the frames of the handler that waits here. Other threads' signals are not
-//! blocked: the work may wait for a lock of the C library, whose holder a signal handler may have
-//! stopped until this thread's handler answers too. Thread-local variables are those of the thread.
+//! If the thread is on its signal stack, all signals are blocked meanwhile. The kernel takes a
+//! thread that is on another stack for one that has left its signal stack: a further signal would
+//! begin at that stack's top, over the frames of the handler that waits here. Other threads'
+//! signals are not blocked: the work may wait for a lock of the C library, whose holder a signal
+//! handler may have stopped until this thread's handler answers too. Thread-local variables are
+//! those of the thread.
 
 use super::{helper_thread, signals, thread};
 use core::ffi::c_void;
@@ -80,8 +81,9 @@ pub fn run_if_little<R>(work: impl FnOnce() -> R) -> Option<R> {
     }
 }
 
-/// Runs `work` on a stack of its own, unless much is left of the thread's, and without cancellation.
-/// `None` if no memory could be mapped, or if the work has panicked. Leaves errno as it was.
+/// Runs `work` on a stack of its own, unless much is left of the thread's, and without
+/// cancellation. `None` if no memory could be mapped, or if the work has panicked. Leaves errno as
+/// it was.
 #[inline(never)]
 pub fn run<R>(work: impl FnOnce() -> R) -> Option<R> {
     let errno = errno::errno();
@@ -139,8 +141,8 @@ impl<W: FnOnce() -> R, R> Job<W, R> {
     }
 }
 
-/// Calls `run` with `argument` on the stack whose end is `stack`, a multiple of 16. A debugger finds
-/// the caller by the frame pointer.
+/// Calls `run` with `argument` on the stack whose end is `stack`, a multiple of 16. A debugger
+/// finds the caller by the frame pointer.
 ///
 /// # Safety
 /// The memory below `stack` suffices for `run`, which must not unwind.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The atomics of the pool's core: those of `core`, or loom's, with which a test tries every
+//! The atomics of the cache's core: those of `core`, or loom's, with which a test tries every
 //! interleaving.
 
 #[cfg(not(loom))]

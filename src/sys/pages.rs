@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Whole pages: the unit that the kernel pins, and so the unit that a region of the pool covers.
+//! Whole pages: the unit that the kernel pins, and so the unit that a region of the cache covers.
 
 use core::num::NonZeroUsize;
 use once_cell::race::OnceNonZeroUsize;
@@ -38,7 +38,7 @@ impl PageRange {
     /// The whole pages that hold the memory. `None` if the length is 0 or the memory runs past the
     /// last page.
     #[inline(always)]
-    pub fn hull(addr: u64, length: u64) -> Option<PageRange> {
+    pub fn around(addr: u64, length: u64) -> Option<PageRange> {
         let page = page_size();
         let end = addr.checked_add(length)?.checked_add(page - 1)? & !(page - 1);
         let start = addr & !(page - 1);
@@ -89,17 +89,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hulls() {
+    fn page_ranges() {
         let page = page_size();
-        let hull = |addr, length| PageRange::hull(addr, length).map(|hull| (hull.start, hull.end));
-        assert_eq!(hull(page + 1, 1), Some((page, 2 * page)));
-        assert_eq!(hull(page, page), Some((page, 2 * page)));
-        assert_eq!(hull(2 * page - 1, 2), Some((page, 3 * page)));
-        assert_eq!(hull(page, 0), None);
-        assert_eq!(hull(u64::MAX - 10, 11), None);
-        assert_eq!(hull(u64::MAX - 10, 12), None);
+        let page_range = |addr, length| {
+            PageRange::around(addr, length).map(|page_range| (page_range.start, page_range.end))
+        };
+        assert_eq!(page_range(page + 1, 1), Some((page, 2 * page)));
+        assert_eq!(page_range(page, page), Some((page, 2 * page)));
+        assert_eq!(page_range(2 * page - 1, 2), Some((page, 3 * page)));
+        assert_eq!(page_range(page, 0), None);
+        assert_eq!(page_range(u64::MAX - 10, 11), None);
+        assert_eq!(page_range(u64::MAX - 10, 12), None);
         assert_eq!(
-            hull(u64::MAX - 2 * page, 5),
+            page_range(u64::MAX - 2 * page, 5),
             Some((0u64.wrapping_sub(3 * page), !(page - 1)))
         );
     }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! What the kernel says about this process: limits, pinned memory, mappings, proc(5).
 //!
-//! Any answer can be missing: no /proc in a chroot, no descriptor left, a seccomp filter. No function
-//! here takes a missing answer for an empty one. The files are those of the calling thread
+//! Any answer can be missing: no /proc in a chroot, no descriptor left, a seccomp filter. No
+//! function here takes a missing answer for an empty one. The files are those of the calling thread
 //! (`thread-self`): once the first thread has ended by pthread_exit(3), those of `self` are empty.
 
 use super::mounts;
@@ -182,9 +182,9 @@ impl Mapping {
         !self.shared && !self.has_file
     }
 
-    /// Whether nobody but this process can change the mapping's memory: it is private, and its pages
-    /// come from no file. Huge pages without a name are such memory too: the kernel makes a file for
-    /// them, on a file system of its own.
+    /// Whether nobody but this process can change the mapping's memory: it is private, and its
+    /// pages come from no file. Huge pages without a name are such memory too: the kernel makes a
+    /// file for them, on a file system of its own.
     pub fn is_own(&self) -> bool {
         let is_huge = || self.named_huge && mounts::has_huge_pages(self.file_system);
         !self.shared && (!self.has_file || is_huge())
@@ -430,7 +430,8 @@ pub fn each_line(path: &CStr, mut each: impl FnMut(&[u8]) -> bool) -> bool {
     each_line_of(path, &mut each)
 }
 
-/// As [`each_line`], compiled once and not for each caller, whose frame would have the buffer twice.
+/// As [`each_line`], compiled once and not for each caller, whose frame would have the buffer
+/// twice.
 #[inline(never)]
 fn each_line_of(path: &CStr, each: &mut dyn FnMut(&[u8]) -> bool) -> bool {
     let Some(file) = File::open(path) else {
@@ -472,7 +473,7 @@ fn each_line_of(path: &CStr, each: &mut dyn FnMut(&[u8]) -> bool) -> bool {
     whole && any
 }
 
-/// An open file. Its functions are bare system calls: the caller may be a thread that the C library
+/// An open file. Its functions are raw system calls: the caller may be a thread that the C library
 /// does not know, and other libraries replace open and read.
 pub(super) struct File(libc::c_long);
 
@@ -584,7 +585,7 @@ mod tests {
             if memory == libc::MAP_FAILED {
                 return; // no huge pages of this size
             }
-            let range = PageRange::hull(memory.addr() as u64, LENGTH as u64).unwrap();
+            let range = PageRange::around(memory.addr() as u64, LENGTH as u64).unwrap();
             let mut answers = Vec::new();
             let read = each_mapping(|mapping| {
                 if mapping.range.contains(range) {

@@ -5,7 +5,7 @@
 //! bytes go only into the file that was standard error when the library was loaded, or into one to
 //! which the program has sent its messages on purpose: a terminal, a file that is opened to append,
 //! or one that another descriptor has too, as after dup2(2). All system calls go through syscall(),
-//! which the pool's own threads may use too.
+//! which the cache's own threads may use too.
 
 use super::descriptor;
 use core::sync::atomic::{AtomicU64, Ordering::*};

@@ -34,7 +34,7 @@ thread_local! {
 
 /// Held while this thread holds a lock of the map of devices. A signal handler that interrupts the
 /// thread and calls us would wait forever for the thread's own lock; it finds [`is_inside`] true
-/// and passes the call on.
+/// and forwards the call.
 pub struct Inside(());
 
 /// Marks this thread as inside until the value is dropped.
@@ -103,8 +103,8 @@ pub fn id_by_kernel() -> u32 {
     (unsafe { libc::syscall(libc::SYS_gettid) }) as u32
 }
 
-/// The memory of the stack that the calling thread began with: the kernel's for the first thread, the
-/// C library's for others. `None` if it is not known.
+/// The memory of the stack that the calling thread began with: the kernel's for the first thread,
+/// the C library's for others. `None` if it is not known.
 pub fn own_stack() -> Option<Range<usize>> {
     if id_by_kernel() == process::id() {
         const MOST: u64 = 8 << 20;
@@ -117,7 +117,8 @@ pub fn own_stack() -> Option<Range<usize>> {
     let (mut start, mut size) = (null_mut(), 0);
     // SAFETY: pthread_self has no preconditions.
     let this = unsafe { libc::pthread_self() };
-    // SAFETY: the C library made this thread, or the one whose thread-local storage this one shares.
+    // SAFETY: the C library made this thread, or the one whose thread-local storage this one
+    // shares.
     if unsafe { libc::pthread_getattr_np(this, attributes.as_mut_ptr()) } != 0 {
         return None;
     }
@@ -167,7 +168,7 @@ pub fn pointer() -> usize {
 pub struct Number(u32);
 
 impl Number {
-    /// The number of the pool's helper threads, which have no thread-local variables to keep a
+    /// The number of the cache's helper threads, which have no thread-local variables to keep a
     /// number in. It shares its counters with threads that came late.
     pub const HELPER: Number = Number(NO_NUMBER >> 1);
 

@@ -18,7 +18,7 @@ pub(super) static WANTED: AtomicBool = AtomicBool::new(false);
 const NOT_POSSIBLE: u32 = 2;
 
 /// Has the next call look at the request, if there is one. Registrations that have the kernel at
-/// work call it, and the pool's cleaner, which has no thread-local variables.
+/// work call it, and the cache's cleaner, which has no thread-local variables.
 #[inline]
 pub fn look() {
     if stats::existing().is_some_and(|counters| has_request(counters.trace_switch())) {
@@ -67,7 +67,7 @@ fn start(switch: &TraceSwitch) -> u32 {
     };
     super::exiting();
     let trace = Trace::into(File::at(path));
-    // The pool's threads may record from now on: what identifies the process must stand first.
+    // The cache's threads may record from now on: what identifies the process must stand first.
     if !trace.file.is_started() || trace.file.has_failed() {
         return NOT_POSSIBLE;
     }

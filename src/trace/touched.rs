@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The memory that the program has registered so far, roughly: which changes of memory may matter
-//! to a pool. A change that touches none of it is not recorded, nor one that repeats another.
+//! to a cache. A change that touches none of it is not recorded, nor one that repeats another.
 //!
 //! A bit stands for 64 KiB of addresses; addresses 4 GiB apart share their bits, so the filter may
 //! say yes too often, never no.

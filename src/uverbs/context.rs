@@ -61,9 +61,9 @@ impl Facts {
     }
 
     /// Why rdma-core registers memory on this device; `None` if we do.
-    pub fn why_passed_on(self) -> Option<&'static str> {
+    pub fn why_forwarded(self) -> Option<&'static str> {
         match self.driver() {
-            Some(driver) => (driver.way == Way::PassOn).then_some(driver.why),
+            Some(driver) => (driver.way == Way::Forward).then_some(driver.why),
             None => NO_ROW
                 .iter()
                 .find(|row| row.0 == self.bits() & Facts::ROW.bits())
@@ -186,7 +186,7 @@ mod tests {
             let facts = identify(&kernel, 3).unwrap();
             assert_eq!(facts.driver(), Some(driver));
             assert!(facts.contains(Facts::OPTIONAL_ACCESS) && !facts.contains(Facts::REG_BY_WRITE));
-            assert_eq!(facts.why_passed_on().is_some(), driver.way == Way::PassOn);
+            assert_eq!(facts.why_forwarded().is_some(), driver.way == Way::Forward);
         }
     }
 
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_asked_is_passed_on_with_a_reason() {
+    fn what_cannot_be_asked_is_forwarded_with_a_reason() {
         let unknown = device_of(99, libc::ENOSPC, libc::EINVAL);
         assert_eq!(identify(&unknown, 3), Ok(Facts::UNKNOWN_DRIVER));
         assert_eq!(unknown.calls(), DRIVERS.len());
@@ -219,7 +219,7 @@ mod tests {
             assert!(facts.driver().is_none());
             // What else is known of the device does not change the reason.
             for facts in [facts, facts | Facts::OPTIONAL_ACCESS] {
-                let why = facts.why_passed_on().unwrap();
+                let why = facts.why_forwarded().unwrap();
                 assert!(why.contains(words), "{why}");
             }
         }

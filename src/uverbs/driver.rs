@@ -13,7 +13,7 @@ pub enum Way {
     /// answers by itself.
     OwnUnlessEmpty,
     /// rdma-core.
-    PassOn,
+    Forward,
 }
 
 /// A row of the table.
@@ -66,9 +66,9 @@ pub const DRIVERS: &[Driver] = &[
     own(RDMA_DRIVER_VMW_PVRDMA, "vmw_pvrdma", "the provider adds nothing to the core's command"),
     own(RDMA_DRIVER_OCRDMA, "ocrdma", "the provider adds nothing to the core's command"),
     Driver { private_in: 8, ..own(RDMA_DRIVER_MTHCA, "mthca", "mthca_reg_mr, no attributes; the kernel logs a warning without it") },
-    Driver { way: Way::PassOn, ..own(RDMA_DRIVER_CXGB3, "cxgb3", "rdma-core has dropped its provider: nothing to be equal to") },
-    Driver { way: Way::PassOn, ..own(RDMA_DRIVER_NES, "nes", "rdma-core has dropped its provider: nothing to be equal to") },
-    Driver { way: Way::PassOn, ..own(RDMA_DRIVER_USNIC, "usnic", "rdma-core has no provider for it") },
+    Driver { way: Way::Forward, ..own(RDMA_DRIVER_CXGB3, "cxgb3", "rdma-core has dropped its provider: nothing to be equal to") },
+    Driver { way: Way::Forward, ..own(RDMA_DRIVER_NES, "nes", "rdma-core has dropped its provider: nothing to be equal to") },
+    Driver { way: Way::Forward, ..own(RDMA_DRIVER_USNIC, "usnic", "rdma-core has no provider for it") },
 ];
 
 #[cfg(test)]
@@ -91,7 +91,7 @@ mod tests {
             let of_way = DRIVERS.iter().filter(|driver| driver.way == way);
             of_way.map(|driver| driver.name).collect()
         };
-        assert_eq!(by(Way::PassOn), ["cxgb3", "nes", "usnic"]);
+        assert_eq!(by(Way::Forward), ["cxgb3", "nes", "usnic"]);
         assert_eq!(by(Way::OwnUnlessEmpty), ["hns"]);
     }
 

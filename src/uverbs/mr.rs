@@ -335,7 +335,7 @@ mod tests {
                     return;
                 };
                 // What a device is said to be stays one of the known things.
-                assert!(facts.driver().is_some() || facts.why_passed_on().is_some());
+                assert!(facts.driver().is_some() || facts.why_forwarded().is_some());
                 let registered = register(&kernel, 3, facts, &REGISTRATION);
                 assert!(facts.driver().is_some() || registered.is_err());
                 let handle = registered.map_or(7, |answer| answer.mr_handle);

@@ -3,7 +3,7 @@
 //! this one comes before the change. A region that is pinned between the event and the drop is
 //! stale, and no event says so. Such a region is therefore not kept for a while, which is a bound
 //! in time and not a proof. (An interposed madvise has no such event: its hook stops watching the
-//! memory first.) Everything here runs under the pool's lock.
+//! memory first.) Everything here runs under the cache's lock.
 
 use crate::sys::pages::PageRange;
 use core::sync::atomic::{AtomicU64, Ordering::*};

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The thread that reads the events of userfaultfd. A thread that changes watched memory waits for
-//! the monitor. So the monitor waits for no thread but at the gate (`gate.rs`), which is closed for
-//! one system call. `helper_thread.rs` says what the monitor must not do.
+//! the reader. So the reader waits for no thread but at the gate (`gate.rs`), which is closed for
+//! one system call. `helper_thread.rs` says what the reader must not do.
 //!
-//! The monitor has a table of descriptors of its own, a copy of the program's, in which it closes
+//! The reader has a table of descriptors of its own, a copy of the program's, in which it closes
 //! all but its file. That is what a fork and the child's closes do: POSIX locks belong to a table,
 //! so the program's stay; pipes, sockets and open files have one holder more for the microseconds
 //! from the copy to the close. (unshare(2) would do as well, but container runtimes refuse it.)
@@ -20,20 +20,20 @@ use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering::
 use core::time::Duration;
 use errno::Errno;
 
-/// The monitor's number of its file.
+/// The reader's number of its file.
 static FILE: AtomicI32 = AtomicI32::new(-1);
 
-/// Not 0 once the monitor has a table of descriptors with its file alone.
+/// Not 0 once the reader has a table of descriptors with its file alone.
 static READY: AtomicU32 = AtomicU32::new(0);
 
 /// Whether the kernel keeps one file of userfaultfd from unregistering memory that another file has
-/// registered. False until the monitor is ready.
+/// registered. False until the reader is ready.
 static KEEPS_APART: AtomicBool = AtomicBool::new(false);
 
-/// What the monitor is given. Leak checkers do not look at its stack, so the pointer lies here.
+/// What the reader is given. Leak checkers do not look at its stack, so the pointer lies here.
 static READER: AtomicPtr<Reader> = AtomicPtr::new(null_mut());
 
-/// Where the monitor's reports go.
+/// Where the reader's reports go.
 #[derive(Clone, Copy)]
 pub struct Reader {
     pub changes: &'static Log,
@@ -42,7 +42,7 @@ pub struct Reader {
     pub heard: fn(),
 }
 
-/// Starts the monitor. An error is the kernel's, which gives it no thread.
+/// Starts the reader. An error is the kernel's, which gives it no thread.
 pub fn start(file: Userfaultfd, reader: Reader) -> Result<(), Errno> {
     FILE.store(file.fd(), Relaxed);
     let argument = Box::into_raw(Box::new(reader));
@@ -59,12 +59,12 @@ pub fn start(file: Userfaultfd, reader: Reader) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Waits until the monitor that has been started is ready, once.
+/// Waits until the reader that has been started is ready, once.
 #[cold]
 pub fn wait_until_ready() {
     static WAITED: AtomicBool = AtomicBool::new(false);
     // To close a file may wait for a server of the file system. That server may be this process, so
-    // this thread does not wait forever: until the monitor is ready, nothing is watched.
+    // this thread does not wait forever: until the reader is ready, nothing is watched.
     const WAITS: u32 = 100;
     for _ in 0..WAITS {
         if is_ready() || WAITED.load(Relaxed) {
@@ -81,16 +81,16 @@ pub fn keeps_apart() -> bool {
     KEEPS_APART.load(Relaxed)
 }
 
-/// Whether the monitor reads events.
+/// Whether the reader reads events.
 pub fn is_ready() -> bool {
     READY.load(Acquire) != 0
 }
 
 extern "C" fn run(_: *mut c_void) -> c_int {
-    // SAFETY: `start` left a `Reader` there that is never freed while the monitor runs.
+    // SAFETY: `start` left a `Reader` there that is never freed while the reader runs.
     let Reader { changes, heard } = unsafe { *READER.load(Relaxed) };
     let file = Userfaultfd::of_fd(FILE.load(Relaxed));
-    helper_thread::set_name(c"rdmamr-monitor");
+    helper_thread::set_name(c"rdmamr-uffd");
     helper_thread::run_anywhere();
     let file = loop {
         match file.as_only_one() {
@@ -106,7 +106,7 @@ extern "C" fn run(_: *mut c_void) -> c_int {
     let mut messages = [Message::default(); 32];
     loop {
         let ready = file.wait();
-        // The announcement precedes the read: as soon as the monitor has read an event, the event's
+        // The announcement precedes the read: as soon as the reader has read an event, the event's
         // thread goes on.
         changes.begin();
         GATE.pass();

@@ -8,8 +8,8 @@
 use crate::sys::pages::{PageRange, page_size};
 use errno::{errno, set_errno};
 
-/// The unit in which memory is watched: a huge page stays whole. The pool counts its regions by the
-/// same unit.
+/// The unit in which memory is watched: a huge page stays whole. The cache counts its regions by
+/// the same unit.
 pub const CHUNK: u64 = 2 << 20;
 
 /// Returns the pages of a region, extended to its 2 MiB chunks as far as memory is mapped without a
@@ -17,21 +17,26 @@ pub const CHUNK: u64 = 2 << 20;
 ///
 /// Most regions are a mapping of their own, with gaps right beside them, or lie in chunks without a
 /// gap. msync(2) says so in half the time of mincore(2), which needs a page for its answer.
-pub fn around(hull: PageRange) -> PageRange {
-    let (chunks, page) = (hull.extended(CHUNK), page_size());
+pub fn around(page_range: PageRange) -> PageRange {
+    let (chunks, page) = (page_range.extended(CHUNK), page_size());
     let before = errno();
-    let below = chunks.start < hull.start && is_mapped(hull.start - page, hull.start);
-    let above = hull.end < chunks.end && is_mapped(hull.end, hull.end + page);
+    let below =
+        chunks.start < page_range.start && is_mapped(page_range.start - page, page_range.start);
+    let above = page_range.end < chunks.end && is_mapped(page_range.end, page_range.end + page);
     let most = PageRange {
-        start: if below { chunks.start } else { hull.start },
-        end: if above { chunks.end } else { hull.end },
+        start: if below {
+            chunks.start
+        } else {
+            page_range.start
+        },
+        end: if above { chunks.end } else { page_range.end },
     };
-    let extent = if most == hull || is_mapped(most.start, most.end) {
+    let extent = if most == page_range || is_mapped(most.start, most.end) {
         most
     } else {
         PageRange {
-            start: down(most.start, hull.start),
-            end: up(hull.end, most.end),
+            start: down(most.start, page_range.start),
+            end: up(page_range.end, most.end),
         }
     };
     set_errno(before);

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A gate before the monitor. While the gate is closed, the monitor reads no event, so a thread
+//! A gate before the reader. While the gate is closed, the reader reads no event, so a thread
 //! that unmaps watched memory stays in its system call.
 //!
-//! The gate is closed for a few system calls. The thread that closes it blocks its own signals, takes
-//! no lock until the gate is open, and changes no memory. So the monitor never waits for a thread
-//! that waits for the monitor.
+//! The gate is closed for a few system calls. The thread that closes it blocks its own signals,
+//! takes no lock until the gate is open, and changes no memory. So the reader never waits for a
+//! thread that waits for the reader.
 //!
-//! A task that shares the memory may be killed while it has the gate closed, and a debugger may stop
-//! a thread there. So the gate says who closed it, and the monitor opens it if that task is dead, or
-//! does not come to its end. (Of a dead one, nothing comes after the gate. A stopped one may end
-//! another userfaultfd's watch, if that takes the very memory meanwhile.)
+//! A task that shares the memory may be killed while it has the gate closed, and a debugger may
+//! stop a thread there. So the gate says who closed it, and the reader opens it if that task is
+//! dead, or does not come to its end. (Of a dead one, nothing comes after the gate. A stopped one
+//! may end another userfaultfd's watch, if that takes the very memory meanwhile.)
 
 use crate::sys::futex;
 use crate::sys::signals::{self, Signals};
@@ -19,12 +19,13 @@ use core::time::Duration;
 
 const OPEN: u32 = 0;
 
-/// How often the monitor looks again whether the gate is open, 10 ms apart: for a minute. The closer
-/// blocks its signals and waits for nobody, but may have no processor; only a debugger stops it alone.
+/// How often the reader looks again whether the gate is open, 10 ms apart: for a minute. The closer
+/// blocks its signals and waits for nobody, but may have no processor; only a debugger stops it
+/// alone.
 const LOOKS: u32 = if cfg!(test) { 100 } else { 6000 };
 
 /// The gate: [`OPEN`], or the number of the task that has closed it. Only a thread that holds the
-/// pool's lock closes it, so one thread at a time does.
+/// cache's lock closes it, so one thread at a time does.
 pub struct Gate(AtomicU32);
 
 /// The gate of this process's one monitor.
@@ -42,7 +43,7 @@ impl Gate {
     pub fn close(&self) -> Closed<'_> {
         let signals = signals::block();
         let by = thread::id_by_kernel();
-        // SeqCst: either the monitor sees the closed gate, or this thread sees that the monitor has
+        // SeqCst: either the reader sees the closed gate, or this thread sees that the reader has
         // announced a change under way.
         self.0.store(by, SeqCst);
         core::sync::atomic::fence(SeqCst);
@@ -53,7 +54,7 @@ impl Gate {
         }
     }
 
-    /// Waits until the gate is open. The monitor has announced a change under way before this call.
+    /// Waits until the gate is open. The reader has announced a change under way before this call.
     pub fn pass(&self) {
         core::sync::atomic::fence(SeqCst);
         let mut looks = 0;
@@ -74,7 +75,7 @@ impl Gate {
 
 impl Drop for Closed<'_> {
     fn drop(&mut self) {
-        // The monitor may have opened it, and another task closed it.
+        // The reader may have opened it, and another task closed it.
         let _ = (self.gate.0).compare_exchange(self.by, OPEN, SeqCst, SeqCst);
         futex::wake(&self.gate.0, 1);
         signals::restore(self.signals);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Whether the program's memory calls come to this library. userfaultfd does not see guard pages nor
-//! protection, so without these calls nothing is watched.
+//! Whether the program's memory calls come to this library. userfaultfd does not see guard pages
+//! nor protection, so without these calls nothing is watched.
 
 use crate::sys::helper_thread;
 use crate::sys::pages::page_size;
@@ -14,7 +14,7 @@ use core::sync::atomic::{AtomicU8, AtomicUsize, Ordering::*};
 static PROBE: AtomicUsize = AtomicUsize::new(0);
 const SEEN: usize = 1;
 
-/// A memory call of the program came to this library, while there is no pool yet.
+/// A memory call of the program came to this library, while there is no cache yet.
 #[inline(always)]
 pub fn call_came(addr: usize) {
     let _ = PROBE.compare_exchange(addr, SEEN, Relaxed, Relaxed);
@@ -22,8 +22,8 @@ pub fn call_came(addr: usize) {
 
 /// Whether the memory calls of the process come to this library. They do not if dlopen loaded the
 /// library. They do if the program's munmap is this library's, or another library's that calls this
-/// one's (AddressSanitizer's): the first call of this function, which comes before there is a pool,
-/// finds that out by an munmap.
+/// one's (AddressSanitizer's): the first call of this function, which comes before there is a
+/// cache, finds that out by an munmap.
 pub fn are_in_place() -> bool {
     static KNOWN: AtomicU8 = AtomicU8::new(0);
     const IN_PLACE: u8 = 1;

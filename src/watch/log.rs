@@ -3,9 +3,10 @@
 //! hear of. Before a registration uses a region again, it makes sure that every recorded change has
 //! been applied.
 //!
-//! Writers are the interposed memory calls, in any thread and any signal handler, and the monitor
-//! of userfaultfd. They take no lock and never wait: a writer that finds the log full marks it as
-//! lost, which withdraws every region. Readers apply the log one at a time, under the pool's lock.
+//! Writers are the interposed memory calls, in any thread and any signal handler, and the reader of
+//! userfaultfd. They take no lock and never wait: a writer that finds the log full marks it as
+//! lost, which invalidates every region. Readers apply the log one at a time, under the cache's
+//! lock.
 //!
 //! A change is *under way* from before its first record is written until after its last. An
 //! interposed call is under way around the real call, and names the range that it may change. The
@@ -111,7 +112,7 @@ const ROOM: u64 = if cfg!(any(loom, miri)) { 2 } else { 4096 };
 const LOST: u64 = 1 << 63;
 
 /// The log. Zeroed memory is an empty log. A hit reads the first three words, with which a line of
-/// the processor's cache ends ([`crate::pool::state::Pool`]).
+/// the processor's cache ends ([`crate::cache::state::Cache`]).
 #[repr(C)]
 pub struct Log {
     /// The changes under way: [`SOMEWHERE`] and [`ANYWHERE`].
@@ -122,9 +123,9 @@ pub struct Log {
     applied: AtomicU64,
     /// The number of places that were ever used.
     used: AtomicU64,
-    /// For each interposed call under way on much memory until when it counts, by the kernel's clock
-    /// in ms; 0 if there is none. (A signal handler may leave a call by siglongjmp(3): that one
-    /// counts for no longer, and no other for it.)
+    /// For each interposed call under way on much memory until when it counts, by the kernel's
+    /// clock in ms; 0 if there is none. (A signal handler may leave a call by siglongjmp(3): that
+    /// one counts for no longer, and no other for it.)
     long: [AtomicU64; LONG_CALLS],
     /// How many regions were linked.
     linked: AtomicU64,
@@ -176,7 +177,7 @@ impl Log {
     #[cfg(not(loom))]
     pub const READ_BY_HITS: usize = 3 * size_of::<AtomicU64>();
 
-    /// An empty log, for tests. The pool's log lies in zeroed memory.
+    /// An empty log, for tests. The cache's log lies in zeroed memory.
     #[cfg(test)]
     pub fn new() -> Log {
         Log {
@@ -389,7 +390,7 @@ impl Log {
         }
     }
 
-    /// A region is about to be linked, and pinned after that. Under the pool's lock.
+    /// A region is about to be linked, and pinned after that. Under the cache's lock.
     pub fn link(&self) {
         let linked = self.linked.load(Relaxed);
         self.linked.store(linked.wrapping_add(1), Release);
@@ -402,9 +403,9 @@ impl Log {
 
     /// Records a change once it is made that was recorded before it was made. `linked` was read
     /// before that first record. If no region has been linked since, the first record is enough:
-    /// whoever applies it meets every region that was pinned before the change. (A region is watched
-    /// between its link and its pin. So the kernel's lock of the address space orders this look
-    /// after the link of a region that was pinned before the change.)
+    /// whoever applies it meets every region that was pinned before the change. (A region is
+    /// watched between its link and its pin. So the kernel's lock of the address space orders this
+    /// look after the link of a region that was pinned before the change.)
     pub fn write_again(&self, change: Change, linked: u64) {
         if self.linked() != linked {
             self.write(change);
@@ -480,7 +481,7 @@ impl Log {
 
     /// Applies the records: calls `each` with every change, or with `None` if some were lost, which
     /// stands for any change. Stops at a record that is just being written. The caller holds the
-    /// pool's lock.
+    /// cache's lock.
     pub fn apply(&self, mut each: impl FnMut(Option<Change>)) {
         let mut position = self.applied.load(Relaxed);
         loop {
@@ -502,10 +503,10 @@ impl Log {
         if written == position | LOST {
             each(None);
             // The call above also covers a writer that finds the mark between the two steps. Only
-            // regions that are linked from now on could miss that writer's record: linking takes the
-            // lock that is held here. If the record comes before the real call, the writer sees that
-            // they were linked, and writes a second one. If it comes after the real call, none of
-            // them was pinned before the change.
+            // regions that are linked from now on could miss that writer's record: linking takes
+            // the lock that is held here. If the record comes before the real call, the writer sees
+            // that they were linked, and writes a second one. If it comes after the real call, none
+            // of them was pinned before the change.
             let _ = self
                 .written
                 .compare_exchange(written, position, SeqCst, Relaxed);

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The watch of the memory of the pool's regions. `docs/proof.md` has the argument that no change
+//! The watch of the memory of the cache's regions. `docs/proof.md` has the argument that no change
 //! passes unseen; the lemmas in brackets are its.
 //!
 //! - `log.rs`: the log of changes, and which changes are under way (L1, L2).
-//! - `userfaultfd.rs`: the kernel's interface. `event_reader.rs`: the thread that reads the events (W1).
+//! - `userfaultfd.rs`: the kernel's interface. `event_reader.rs`: the thread that reads the events
+//!   (W1).
 //! - `number.rs`: the program's number of the file, by which the fence asks (W2, W4).
-//! - this file: the watch as the pool uses it, and whether a hit needs the fence (W3).
+//! - this file: the watch as the cache uses it, and whether a hit needs the fence (W3).
 //! - `in_place.rs`: whether the program's memory calls come here (W6). The calls themselves are the
-//!   pool's, since they end its regions (`pool/life/change.rs`, W5).
+//!   cache's, since they end its regions (`cache/life/change.rs`, W5).
 //! - `gate.rs`: before Linux 6.16 one file can unregister what another has registered.
 //! - `extent.rs`: how far the watch of a region reaches. `dropping.rs`: the one exception.
 
@@ -19,8 +20,8 @@ pub mod in_place;
 pub mod log;
 #[cfg(all(test, not(loom)))]
 mod log_tests;
-pub mod number;
 pub mod userfaultfd;
+pub mod watch_fd;
 
 use crate::report::log::{Level, always, later, line};
 use crate::sys::budget::Budget;
@@ -37,9 +38,9 @@ use core::sync::atomic::{
 use errno::Errno;
 pub use event_reader::Reader;
 use log::Log;
-use number::{NUMBER, Number};
 pub use userfaultfd::{Fence, Watched};
 use userfaultfd::{NO_WRITE_PROTECTION, Userfaultfd};
+use watch_fd::{WATCH_FD, WatchFd};
 
 /// The watch of a process.
 #[repr(C)]
@@ -66,10 +67,10 @@ pub struct Watch {
     counting: Budget<0>,
 }
 
-/// Whether the pool has ended, or never starts.
+/// Whether the cache has ended, or never starts.
 static RETIRED: AtomicBool = AtomicBool::new(false);
 
-/// From now on no watch starts, and no thread asks the kernel for the pool. False if that was said
+/// From now on no watch starts, and no thread asks the kernel for the cache. False if that was said
 /// before.
 pub fn retire() -> bool {
     !RETIRED.swap(true, SeqCst)
@@ -87,7 +88,7 @@ pub enum Unwatching {
     Done,
     /// The kernel refuses to stop, for good.
     Refused,
-    /// A change of the address space is under way. Until the log has been applied, the pool does
+    /// A change of the address space is under way. Until the log has been applied, the cache does
     /// not know which memory is its own.
     Unsettled,
 }
@@ -115,7 +116,7 @@ const UNCOUNTED: i64 = 4 * SPLITS;
 const COUNTED: u32 = 0;
 /// Much of the room is used up: the mappings are to be counted again.
 const DUE: u32 = 1;
-/// The reader has been asked to count them.
+/// The limits reader has been asked to count them.
 const ASKED: u32 = 2;
 
 /// How long to wait after a failed attempt to start the watch, in ns.
@@ -126,7 +127,7 @@ const NEVER: u64 = u64::MAX;
 /// A forked child closes its copy of the file, since the parent would wait for a child that holds
 /// the file.
 unsafe extern "C" fn close_in_child() {
-    NUMBER.close_in_child();
+    WATCH_FD.close_in_child();
 }
 
 /// Why the watch has not started.
@@ -135,7 +136,7 @@ enum Failure {
     File(Errno),
     /// fstat(2) of the file failed.
     Unseen(Errno),
-    /// The kernel gave the monitor no thread.
+    /// The kernel gave the reader no thread.
     Thread(Errno),
     /// The program's memory calls do not come to the library.
     PassedBy,
@@ -189,7 +190,7 @@ impl Watch {
     /// How many of its first bytes each hit reads.
     pub const READ_BY_HITS: usize = size_of::<AtomicBool>();
 
-    /// Opens userfaultfd and starts the monitor for the pool. If something is short, a later miss
+    /// Opens userfaultfd and starts the reader for the cache. If something is short, a later miss
     /// tries again.
     pub fn start(reader: Reader) -> Watch {
         let watch = Watch {
@@ -235,7 +236,7 @@ impl Watch {
         });
         match started {
             Ok((file, which)) => {
-                NUMBER.set(file, which);
+                WATCH_FD.set(file, which);
                 // SAFETY: the handler is a function of this library, which is never unloaded.
                 unsafe { libc::pthread_atfork(None, None, Some(close_in_child)) };
                 line(
@@ -257,19 +258,19 @@ impl Watch {
         }
     }
 
-    /// Whether userfaultfd watches memory for the pool. Waits for a monitor that has just been
+    /// Whether userfaultfd watches memory for the cache. Waits for a reader that has just been
     /// started, beside which the start goes on.
     pub fn is_on(&self) -> bool {
-        if !event_reader::is_ready() && NUMBER.exists() {
+        if !event_reader::is_ready() && WATCH_FD.exists() {
             event_reader::wait_until_ready();
         }
-        self.number().is_some()
+        self.watch_fd().is_some()
     }
 
     /// The program's number of the file, if the watch works.
-    fn number(&self) -> Option<&'static Number> {
-        let works = NUMBER.exists() && event_reader::is_ready() && !self.lost.load(Relaxed);
-        works.then_some(&NUMBER)
+    fn watch_fd(&self) -> Option<&'static WatchFd> {
+        let works = WATCH_FD.exists() && event_reader::is_ready() && !self.lost.load(Relaxed);
+        works.then_some(&WATCH_FD)
     }
 
     /// Watches a region's memory, and the memory around it. So huge pages stay whole, and
@@ -277,16 +278,16 @@ impl Watch {
     /// have been watched so, or if the kernel refuses the larger range because of other memory near
     /// it.
     ///
-    /// `claim` learns which memory is the pool's from now on. The call of `claim` precedes the
+    /// `claim` learns which memory is the cache's from now on. The call of `claim` precedes the
     /// registration with the kernel: a report of a change that comes right after the registration
     /// must find the claim.
     pub fn watch(
         &self,
-        hull: PageRange,
+        page_range: PageRange,
         has_many_neighbours: bool,
         claim: impl Fn(Option<PageRange>),
     ) -> Result<(), Unwatched> {
-        self.watch_unproven(hull, has_many_neighbours, claim)?;
+        self.watch_unproven(page_range, has_many_neighbours, claim)?;
         self.is_ours().then_some(()).ok_or(Unwatched::Refused)
     }
 
@@ -294,14 +295,14 @@ impl Watch {
     /// [`Watch::is_ours`] must have said yes.
     pub fn watch_unproven(
         &self,
-        hull: PageRange,
+        page_range: PageRange,
         has_many_neighbours: bool,
         claim: impl Fn(Option<PageRange>),
     ) -> Result<Watched, Unwatched> {
         if !self.is_on() {
             self.try_to_start(false);
         }
-        let number = self.number().ok_or(Unwatched::Refused)?;
+        let number = self.watch_fd().ok_or(Unwatched::Refused)?;
         if !self.has_room() {
             return Err(Unwatched::Limit);
         }
@@ -312,13 +313,13 @@ impl Watch {
         // Each mapping in the range costs time. If there are many, they cost much more than the one
         // mapping of the region.
         let around = if has_many_neighbours {
-            hull
+            page_range
         } else {
-            extent::around(hull)
+            extent::around(page_range)
         };
         let mut registered = register(around);
-        if registered.is_err() && around != hull {
-            registered = register(hull);
+        if registered.is_err() && around != page_range {
+            registered = register(page_range);
         }
         // The watch may have been given up meanwhile, and this memory passed over.
         core::sync::atomic::fence(SeqCst);
@@ -338,7 +339,7 @@ impl Watch {
 
     /// Whether what this process watches so far, it watches by its own file.
     pub fn is_ours(&self) -> bool {
-        self.number().is_some_and(|number| number.prove().is_ok())
+        self.watch_fd().is_some_and(|number| number.prove().is_ok())
     }
 
     /// Whether the process can afford more mappings. Three quarters of the mappings that the kernel
@@ -353,7 +354,8 @@ impl Watch {
         self.room.load(Relaxed) <= SPLITS
     }
 
-    /// Whether it is time to have the reader count the mappings. The caller asks the reader.
+    /// Whether it is time to have the limits reader count the mappings. The caller asks the limits
+    /// reader.
     pub fn should_count(&self) -> bool {
         let is_due = match self.count.load(Relaxed) {
             COUNTED => self.room.load(Relaxed) < self.room_at_most.load(Relaxed) / 2,
@@ -386,15 +388,15 @@ impl Watch {
         self.room.load(Relaxed) * 4 < self.room_at_most.load(Relaxed) * 3
     }
 
-    /// Stops watching memory that the pool has registered and no region needs. The caller holds the
-    /// pool's lock, and has applied every change of this memory that is in `changes`.
+    /// Stops watching memory that the cache has registered and no region needs. The caller holds
+    /// the cache's lock, and has applied every change of this memory that is in `changes`.
     pub fn unwatch(&self, range: PageRange, changes: &Log) -> Unwatching {
-        let Some(number) = self.number() else {
+        let Some(number) = self.watch_fd() else {
             return Unwatching::Refused;
         };
         // On Linux 6.1 and 6.12 (fs/userfaultfd.c, `userfaultfd_unregister`) one file can
-        // unregister what another file has registered. Memory that was the pool's becomes another
-        // file's only after a thread has unmapped it. That thread waits for the monitor, and the
+        // unregister what another file has registered. Memory that was the cache's becomes another
+        // file's only after a thread has unmapped it. That thread waits for the reader, and the
         // monitor waits at the gate. The fence and the log show that no thread was between the two
         // before.
         let closed = (!event_reader::keeps_apart()).then(|| gate::GATE.close());
@@ -412,12 +414,12 @@ impl Watch {
     }
 
     /// Stops watching a range of the program's memory that a call under way moves, whether or not
-    /// regions are there: what a bare system call has left of a region's memory is watched, and no
-    /// region knows. The log has withdrawn every region in the range, and the caller writes the
-    /// range to the log once more, for the regions that were made meanwhile. Returns whether some of
-    /// it may have been watched.
+    /// regions are there: what a raw system call has left of a region's memory is watched, and no
+    /// region knows. The log has invalidated every region in the range, and the caller writes the
+    /// range to the log once more, for the regions that were made meanwhile. Returns whether some
+    /// of it may have been watched.
     pub fn unwatch_moving(&self, range: PageRange) -> bool {
-        let Some(number) = self.number() else {
+        let Some(number) = self.watch_fd() else {
             return false;
         };
         if !event_reader::keeps_apart() {
@@ -455,7 +457,7 @@ impl Watch {
     /// Whether a hit needs the fence, because another thread may be changing the address space.
     #[inline(always)]
     pub fn must_fence(&self) -> bool {
-        (self.threads.load(Relaxed) || !self.has_one_thread()) && NUMBER.exists()
+        (self.threads.load(Relaxed) || !self.has_one_thread()) && WATCH_FD.exists()
     }
 
     #[inline(always)]
@@ -467,10 +469,10 @@ impl Watch {
         one
     }
 
-    /// The pool has ended: gives the program its number back. The monitor goes on: memory that no
+    /// The cache has ended: gives the program its number back. The reader goes on: memory that no
     /// region knows may still be watched.
     pub fn close(&self) {
-        NUMBER.close();
+        WATCH_FD.close();
     }
 
     /// Whether the kernel keeps one userfaultfd from unregistering what another has registered.
@@ -481,15 +483,15 @@ impl Watch {
     /// Asks the kernel whether a change of memory is in flight.
     #[inline(always)]
     pub fn fence(&self) -> Fence {
-        let fence = NUMBER.fence();
+        let fence = WATCH_FD.fence();
         // The caller's later loads must not move before the kernel's answer. (x86 keeps loads in
         // order.)
         core::sync::atomic::fence(Acquire);
         fence
     }
 
-    /// The monitor reads no events any more. From now on no memory is watched. The monitor has
-    /// withdrawn every region.
+    /// The reader reads no events any more. From now on no memory is watched. The reader has
+    /// invalidated every region.
     pub fn lose(&self) {
         if !self.lost.swap(true, Relaxed) {
             later(format_args!(
@@ -500,13 +502,13 @@ impl Watch {
 }
 
 impl Watch {
-    /// From now on no memory is watched, so that nobody waits for the monitor: not even once this
+    /// From now on no memory is watched, so that nobody waits for the reader: not even once this
     /// process has ended and another task goes on with its memory. No hit succeeds any more.
     ///
-    /// What a bare system call has left of a region's memory is watched, and no region knows. So
+    /// What a raw system call has left of a region's memory is watched, and no region knows. So
     /// all mappings are looked at.
     pub fn give_up(&self) {
-        let number = self.number();
+        let number = self.watch_fd();
         self.lost.store(true, SeqCst);
         core::sync::atomic::fence(SeqCst);
         let Some(number) = number else { return };
@@ -518,7 +520,8 @@ impl Watch {
             });
             return;
         }
-        // The memory may be another file's. Only the file that watches memory can register it again.
+        // The memory may be another file's. Only the file that watches memory can register it
+        // again.
         let let_go = |range| number.register(range).is_ok() && number.unregister(range);
         let mut flagged = false;
         let read = proc::each_mapping_with_flags(|mapping, flags| {
@@ -555,8 +558,8 @@ impl OneThread {
             return None;
         }
         let single_threaded = symbols::find(Scope::Program, c"__libc_single_threaded", None)?.get();
-        // The linker writes its own `_r_debug` only. A program that names it has a copy of it, which
-        // stays as it was at the start. So the symbol is not looked for in the program.
+        // The linker writes its own `_r_debug` only. A program that names it has a copy of it,
+        // which stays as it was at the start. So the symbol is not looked for in the program.
         let version = symbols::find(Scope::Next, c"_r_debug", None)?.get();
         Some(OneThread {
             // SAFETY: the symbol is a `char` of the C library, which lives as long as the process.

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! userfaultfd(2), as far as it reports changes of memory (include/uapi/linux/userfaultfd.h).
 //!
-//! The pool registers memory for write protection and never protects it. That raises no fault, and
+//! The cache registers memory for write protection and never protects it. That raises no fault, and
 //! the kernel reports when the memory is unmapped, moved or emptied.
 //!
-//! The pool never registers memory for missing pages: the kernel's own access to an absent page
+//! The cache never registers memory for missing pages: the kernel's own access to an absent page
 //! would fail, and so would the pinning for a registration. It never asks for fork events: they
 //! need a privilege, and the parent would wait for the reader of the child's events.
 //!
@@ -84,7 +84,7 @@ pub enum Report {
     Unmapped(PageRange),
     /// Memory moved, and the memory that was at its new place is gone.
     Moved(PageRange, PageRange),
-    /// The pages are about to be dropped. The drop may happen after the monitor has read the
+    /// The pages are about to be dropped. The drop may happen after the reader has read the
     /// report.
     Dropping(PageRange),
     Other,
@@ -192,9 +192,9 @@ impl Userfaultfd {
         }
     }
 
-    /// Opens a file by the device of Linux 6.1, which filters of system calls do not know. The file is
-    /// the one of the system call, made by the same function (`new_userfaultfd`, fs/userfaultfd.c),
-    /// with an inode of its own; the mode of the device says who may.
+    /// Opens a file by the device of Linux 6.1, which filters of system calls do not know. The file
+    /// is the one of the system call, made by the same function (`new_userfaultfd`,
+    /// fs/userfaultfd.c), with an inode of its own; the mode of the device says who may.
     fn by_device(flags: i32) -> Result<i32, Errno> {
         const USERFAULTFD_IOC_NEW: libc::c_ulong = 0xaa00;
         let device = c"/dev/userfaultfd".as_ptr();
@@ -216,7 +216,7 @@ impl Userfaultfd {
     /// Whether the kernel keeps one file from unregistering what another file has registered. Linux
     /// does from 6.16 on. Returns false if this cannot be found out.
     ///
-    /// The caller is the monitor, a thread that the C library does not know, so these are system
+    /// The caller is the reader, a thread that the C library does not know, so these are system
     /// calls.
     pub fn are_kept_apart() -> bool {
         // These files ask for no events, so no thread waits for a reader.

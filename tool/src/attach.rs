@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `rdmamr trace --pid`: has a process under the library record its calls while it runs. The request
-//! lies in the process's live page. Its next registration sees the request: nothing interrupts it.
+//! `rdmamr trace --pid`: has a process under the library record its calls while it runs. The
+//! request lies in the process's live page. Its next registration sees the request: nothing
+//! interrupts it.
 
 use crate::format;
 use crate::top::pages::{self, Found};
@@ -70,7 +71,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let file = std::path::absolute(file)?;
     create(&file, &found).with_context(|| file.display().to_string())?;
     if !request(&found, Some(&file))? {
-        // Nobody has answered: the request is withdrawn.
+        // Nobody has answered: the request is invalidated.
         request(&found, None)?;
         return Ok(ExitCode::from(1));
     }
@@ -119,8 +120,8 @@ fn why_not(pid: u32) -> String {
     }
 }
 
-/// Makes the file, or empties a trace that is there. No link is followed. Root gives the file to the
-/// process's user, who writes it.
+/// Makes the file, or empties a trace that is there. No link is followed. Root gives the file to
+/// the process's user, who writes it.
 fn create(path: &Path, found: &Found) -> Result<()> {
     let file = File::options()
         .read(true)

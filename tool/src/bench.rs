@@ -86,9 +86,9 @@ pub struct Row {
     plain_reg_us: Option<f64>,
     plain_ratio: Option<f64>,
     relaxed_ratio: Option<f64>,
-    /// The library made the plain registrations by its own call and did not pass them on.
+    /// The library made the plain registrations by its own call and did not forward them.
     plain_own: bool,
-    /// The library served the relaxed registrations by kept regions.
+    /// The library served the relaxed registrations by cached regions.
     relaxed_kept: bool,
     /// Why a figure is missing.
     error: Option<String>,
@@ -170,7 +170,7 @@ fn measure(
     let mut pairs = Vec::new();
     let mut error = None;
     for worker in workers.iter_mut() {
-        // The first turn warms up memory, caches and the pool. The second determines the length of
+        // The first turn warms up memory, caches and the cache. The second determines the length of
         // the other turns.
         let _ = worker.turn(bytes, 3)?;
         match worker.turn(bytes, 3)? {

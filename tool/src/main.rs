@@ -146,7 +146,7 @@ fn end(result: anyhow::Result<ExitCode>, status: u8) -> ExitCode {
     })
 }
 
-/// The exit status if this program itself refuses: 2, but 125 for `run`, which otherwise passes on
+/// The exit status if this program itself refuses: 2, but 125 for `run`, which otherwise forwards
 /// the status of the program that it runs.
 fn usage_status() -> u8 {
     match std::env::args_os().nth(1) {

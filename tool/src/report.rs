@@ -10,6 +10,7 @@ use std::process::ExitCode;
 mod access;
 mod activity;
 mod advice;
+mod cache;
 mod callers;
 mod diff;
 mod durations;
@@ -21,7 +22,6 @@ mod json;
 mod output;
 mod perfetto;
 mod plots;
-mod pool;
 #[cfg(test)]
 mod prediction_tests;
 mod ranges;

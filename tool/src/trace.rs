@@ -6,7 +6,7 @@
 //! calls is, then call by call. The second pass holds only calls that overlap in time: a few
 //! thousand for each thread that was at work.
 use crate::format::{
-    Call, Header, MAGIC, NO_RANK, PoolSettings, Start, VERSION, call::registers, how, kind,
+    CacheSettings, Call, Header, MAGIC, NO_RANK, Start, VERSION, call::registers, how, kind,
 };
 use anyhow::{Context, Result, bail, ensure};
 use rustc_hash::FxHashMap;
@@ -27,8 +27,8 @@ const LATEST: u64 = 1 << 62;
 const RUN: usize = 4096;
 /// How many lists of modules before and after a call's own may name its caller.
 const NEAR: usize = 8;
-/// The most bytes of a block of a kind that is read; a command line, for one, is longer than anybody
-/// reads. Calls have no limit: they are never in memory together.
+/// The most bytes of a block of a kind that is read; a command line, for one, is longer than
+/// anybody reads. Calls have no limit: they are never in memory together.
 const fn most(kind: u16) -> usize {
     match kind {
         kind::START => size_of::<Start>() + (1 << 16),
@@ -65,9 +65,9 @@ pub struct Process {
     /// The process wrote that it ends.
     pub ended: bool,
     pub dropped: u64,
-    /// The pool's settings and limits in this process, if the trace has them.
-    pub pool: Option<PoolSettings>,
-    /// Lists of memory that the pool would not keep, each with the time from which it holds.
+    /// The cache's settings and limits in this process, if the trace has them.
+    pub cache: Option<CacheSettings>,
+    /// Lists of memory that the cache would not keep, each with the time from which it holds.
     unkept: Vec<(u64, Vec<(u64, u64)>)>,
     blocks: u64,
     last_sequence: u64,
@@ -205,7 +205,7 @@ impl Process {
             end: header.process,
             ended: false,
             dropped: 0,
-            pool: None,
+            cache: None,
             unkept: Vec::new(),
             blocks: 0,
             last_sequence: 0,
@@ -221,7 +221,7 @@ impl Process {
         (i128::from(monotonic) + self.realtime.unwrap_or(0)).clamp(0, i128::from(LATEST)) as u64
     }
 
-    /// Whether the pool would not keep a range that is registered at that time. If a mapping is
+    /// Whether the cache would not keep a range that is registered at that time. If a mapping is
     /// made before the registration, only the next list may contain the mapping.
     pub fn is_unkept(&self, at: u64, start: u64, end: u64) -> bool {
         let next = self.unkept.partition_point(|(from, _)| *from <= at);
@@ -247,13 +247,13 @@ impl Process {
         self.unkept.push((from, ranges));
     }
 
-    fn pool(&mut self, content: &[u8]) {
+    fn cache(&mut self, content: &[u8]) {
         // The last field is newer.
-        if content.len() < size_of::<PoolSettings>() - size_of::<u64>() {
+        if content.len() < size_of::<CacheSettings>() - size_of::<u64>() {
             return;
         }
         let mut fields = Fields(content);
-        self.pool = Some(PoolSettings {
+        self.cache = Some(CacheSettings {
             flags: fields.u64(),
             linger_local: fields.u64(),
             linger_remote: fields.u64(),
@@ -531,9 +531,9 @@ impl Trace {
                 file.read(at, kept, &mut bytes)?;
                 process.place(&bytes);
             }
-            kind::POOL => {
+            kind::CACHE => {
                 file.read(at, kept, &mut bytes)?;
-                process.pool(&bytes);
+                process.cache(&bytes);
             }
             kind::UNKEPT => {
                 file.read(at, kept, &mut bytes)?;
@@ -653,8 +653,8 @@ fn parse_mapping(line: &str, path_number: &mut impl FnMut(&str) -> u32) -> Optio
     })
 }
 
-/// Whether the pool served a registration.
-pub fn pooled(how: u8) -> bool {
+/// Whether the cache served a registration.
+pub fn cached(how: u8) -> bool {
     matches!(how, how::HIT | how::MISS)
 }
 

@@ -160,8 +160,8 @@ unsafe fn register_in(
     })
 }
 
-/// Registers memory by the short path, `fast.rs`: a region of a relaxed domain that the pool
-/// serves.
+/// Registers memory by the short path, `fast.rs`: a region of a domain with the cache that the
+/// cache serves.
 #[inline(always)]
 unsafe fn reg_quickly(
     fid: *mut fid,

@@ -70,7 +70,7 @@ unsafe fn queue<'a>(eq: *mut fid_eq) -> Result<&'a fi_ops_eq, Failure> {
 /// failure's code, as a failure of the call `$name`.
 macro_rules! slot {
     ($name:literal, $table:expr, $slot:ident) => {
-        // SAFETY: open objects: the macro's caller passes on the pointer of its own C caller.
+        // SAFETY: open objects: the macro's caller forwards the pointer of its own C caller.
         match unsafe { $table }.and_then(|table| table.$slot.ok_or(NO_SLOT)) {
             Ok(function) => function,
             Err(failure) => return ret::code($name, None, || Err(failure)),
@@ -198,7 +198,7 @@ versioned!(fi_mr_regattr, "RDMAMR_1.0");
 
 /// Closes a region, a domain, an event queue, or any other object of libfabric.
 ///
-/// Closing a region deregisters it, or returns it to the pool if its domain is relaxed. If the
+/// Closing a region deregisters it, or returns it to the cache if its domain is relaxed. If the
 /// region is being registered in the background, the function stops that registration or waits for
 /// it; the program reads no event of the region afterwards.
 ///

@@ -16,7 +16,7 @@ use crate::abi::libfabric_monitor::*;
 use crate::abi::libfabric_provider::fi_info;
 use crate::capi::export::interpose;
 use crate::capi::ret;
-use crate::desk::subscription;
+use crate::dispatch::subscription;
 use crate::fabric::monitor;
 use crate::next;
 use core::ffi::{c_char, c_int, c_void};

@@ -49,7 +49,7 @@ const _: () = assert!(RDMAMR_LOCAL_MR == FI_LOCAL_MR);
 /// 1.0 called the bit FI_DYNAMIC_MR.
 pub const RDMAMR_DYNAMIC_MR: u64 = 1u64 << 57;
 /// Bit of `flags`: the domain registers its regions as ibv_reg_mr_relaxed() does.
-pub const RDMAMR_DOMAIN_RELAXED: u64 = 1u64 << 0;
+pub const RDMAMR_DOMAIN_CACHE: u64 = 1u64 << 0;
 
 /// The attributes of a domain. Set the fields that are not used to 0.
 #[repr(C)]
@@ -73,7 +73,7 @@ pub struct rdmamr_domain_attr {
     pub mode: u64,
     /// 0 or RDMAMR_DYNAMIC_MR.
     pub caps: u64,
-    /// 0 or RDMAMR_DOMAIN_RELAXED.
+    /// 0 or RDMAMR_DOMAIN_CACHE.
     pub flags: u64,
     /// The size of a key that the application chooses, in bytes: 1 to 8; 0 means 8.
     pub mr_key_size: usize,
@@ -144,7 +144,7 @@ fn mode(attr: Option<rdmamr_domain_attr>) -> Result<Mode, Failure> {
             "the capabilities have a bit that the library does not serve",
         ));
     }
-    if attr.flags & !RDMAMR_DOMAIN_RELAXED != 0 {
+    if attr.flags & !RDMAMR_DOMAIN_CACHE != 0 {
         return Err(invalid(
             "the flags have a bit that the library does not serve",
         ));
@@ -167,7 +167,7 @@ fn mode(attr: Option<rdmamr_domain_attr>) -> Result<Mode, Failure> {
     };
     Ok(Mode {
         on_demand: attr.caps & RDMAMR_DYNAMIC_MR != 0,
-        relaxed: attr.flags & RDMAMR_DOMAIN_RELAXED != 0,
+        cached: attr.flags & RDMAMR_DOMAIN_CACHE != 0,
         ..Mode::agreed(version, mr_mode)?.with_key_size(bytes)?
     })
 }

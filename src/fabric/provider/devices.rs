@@ -3,7 +3,7 @@
 
 use crate::abi::rdma_core::*;
 use crate::call::{Context, Error, Pd};
-use crate::desk;
+use crate::dispatch;
 use crate::fabric::domain::Opened;
 use crate::fabric::errors::{Failure, refused};
 use crate::next;
@@ -100,7 +100,7 @@ impl OpenDevice {
 
     /// Closes the device.
     pub fn close(&self) -> Result<(), Error> {
-        desk::close_device(self.0)
+        dispatch::close_device(self.0)
     }
 }
 
@@ -115,7 +115,7 @@ pub struct DomainsOwn<Held> {
 impl<Held: Send + Sync> Opened for DomainsOwn<Held> {
     fn close(&self, pd: Pd) -> Result<(), Error> {
         if !self.without_pd.load(Acquire) {
-            desk::dealloc_pd(pd)?;
+            dispatch::dealloc_pd(pd)?;
             self.without_pd.store(true, Release);
         }
         self.device.close()

@@ -130,7 +130,7 @@ impl Fabric {
             ));
         }
         let mode = Mode {
-            relaxed: config().fabric_relaxed,
+            cached: config().fabric_cache,
             ..Mode::agreed(self.api_version.load(Relaxed), attr.mr_mode)?
         };
         // SAFETY: `name` is not NULL, and a valid info has a string in it.

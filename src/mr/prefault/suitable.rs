@@ -37,7 +37,7 @@ pub fn find(request: &Request, pages: Pages, watch: WatchedBy) -> Option<Suitabl
     let writing = request.access.pins_for_writing();
     let below = pages.are_mapped(writing)?;
     if watch == WatchedBy::Own {
-        // The pool keeps private memory of no file.
+        // The cache keeps private memory of no file.
         return below.writable.then_some(Suitable {
             kind: Kind::Own,
             page: 0,
@@ -101,8 +101,8 @@ impl Pages {
             .samples(looks)
             .filter(|page| !page.is_in_memory())
             .count();
-        // mincore(2) does not tell whether a file's page is mapped, nor whether a page is the shared
-        // page of zeros. To ask the table of pages costs 3 us.
+        // mincore(2) does not tell whether a file's page is mapped, nor whether a page is the
+        // shared page of zeros. To ask the table of pages costs 3 us.
         const WORTH: usize = 256 << 20;
         if absent == 0 && (self.bytes() < WORTH || !self.lacks_some(looks)) {
             return None;
@@ -122,7 +122,8 @@ impl Pages {
         })
     }
 
-    /// The address space below the memory, if all of it is mapped with the right that the pin needs.
+    /// The address space below the memory, if all of it is mapped with the right that the pin
+    /// needs.
     fn are_mapped(self, writing: bool) -> Option<Below> {
         let (mut at, end) = (self.start as u64, self.end as u64);
         let mut below = Below {
@@ -152,8 +153,8 @@ impl Pages {
         (read && at >= end).then_some(below)
     }
 
-    /// The kind of the memory, if it is one. `None` also if the answer would take too long or cannot
-    /// be had: then the registration takes as long as without helpers.
+    /// The kind of the memory, if it is one. `None` also if the answer would take too long or
+    /// cannot be had: then the registration takes as long as without helpers.
     fn of_one_kind(self, below: Below, writing: bool, missing: u64) -> Option<Suitable> {
         // In ns: see `each_mapping_with_flags`. At most an eighth of the time to pin missing pages.
         let resident = proc::resident_pages().unwrap_or(u64::MAX);

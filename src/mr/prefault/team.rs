@@ -185,8 +185,8 @@ impl Populating {
         true
     }
 
-    /// Whether a page is missing. False if the kernel does not tell. Each look opens the table anew:
-    /// of a descriptor that is kept nobody knows whose it is later.
+    /// Whether a page is missing. False if the kernel does not tell. Each look opens the table
+    /// anew: of a descriptor that is kept nobody knows whose it is later.
     fn lacks(&self, piece: Pages) -> bool {
         let Some(map) = PageMap::open() else {
             return false;
@@ -209,7 +209,7 @@ impl Populating {
     }
 
     fn populate(&self, piece: Pages) -> bool {
-        // A bare system call: this library's own wrapper of madvise must not see it.
+        // A raw system call: this library's own wrapper of madvise must not see it.
         // SAFETY: the advice makes missing pages and changes no present page.
         let result = unsafe {
             libc::syscall(

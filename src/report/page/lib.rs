@@ -75,7 +75,7 @@ pub struct Head {
     pub rank: u64,
 }
 
-/// What the pool knows of its idle regions, looked up by its own thread several times a second.
+/// What the cache knows of its idle regions, looked up by its own thread several times a second.
 #[repr(C)]
 pub struct Idle {
     /// All hits of the process up to then.
@@ -117,9 +117,9 @@ pub struct OfDevice {
     /// Regions of the library that are registered for the program, and the sum of their lengths.
     pub regions: AtomicU64,
     pub bytes: AtomicU64,
-    /// The same of the pool's regions, idle or in use.
-    pub pool_regions: AtomicU64,
-    pub pool_bytes: AtomicU64,
+    /// The same of the cache's regions, idle or in use.
+    pub cache_regions: AtomicU64,
+    pub cache_bytes: AtomicU64,
 }
 
 impl Page {

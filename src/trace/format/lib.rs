@@ -77,48 +77,48 @@ pub mod kind {
     pub const REASON: u16 = 4;
     /// The last block of a process that ended in order: a `u64`, CLOCK_MONOTONIC in ns.
     pub const END: u16 = 5;
-    /// A [`super::PoolSettings`], written at the first registration that succeeds.
-    pub const POOL: u16 = 6;
-    /// Memory that the pool would not keep: a `u64`, CLOCK_MONOTONIC in ns, then two `u64` for each
-    /// range, its start and its end. It replaces the same process's earlier list.
+    /// A [`super::CacheSettings`], written at the first registration that succeeds.
+    pub const CACHE: u16 = 6;
+    /// Memory that the cache would not keep: a `u64`, CLOCK_MONOTONIC in ns, then two `u64` for
+    /// each range, its start and its end. It replaces the same process's earlier list.
     pub const UNKEPT: u16 = 7;
     /// Where the process runs: a `u32`, its rank in a job or [`super::NO_RANK`], then the host's
     /// name.
     pub const PLACE: u16 = 8;
-    /// A call stack: a `u32`, its number in the process; a `u32`, the number of its frames; for each
-    /// a `u64`, the return address in it, innermost first. Then the frames of Python, innermost
-    /// first, in lines of text, `LINE FUNCTION PATH`. A process writes each stack once.
+    /// A call stack: a `u32`, its number in the process; a `u32`, the number of its frames; for
+    /// each a `u64`, the return address in it, innermost first. Then the frames of Python,
+    /// innermost first, in lines of text, `LINE FUNCTION PATH`. A process writes each stack once.
     pub const STACK: u16 = 9;
 }
 
 /// The rank of a process that no launcher has numbered.
 pub const NO_RANK: u32 = u32::MAX;
 
-/// The pool's settings and limits in a process.
+/// The cache's settings and limits in a process.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub struct PoolSettings {
-    /// The sum of some values of [`pool`].
+pub struct CacheSettings {
+    /// The sum of some values of [`cache`].
     pub flags: u64,
-    /// How long the pool keeps an idle region, in ms: without remote rights, and with them.
+    /// How long the cache keeps an idle region, in ms: without remote rights, and with them.
     pub linger_local: u64,
     pub linger_remote: u64,
-    /// The most regions that the pool keeps idle, and the most bytes.
+    /// The most regions that the cache keeps idle, and the most bytes.
     pub most_regions: u64,
     pub most_bytes: u64,
     /// How long userfaultfd(2) takes here to watch a region, in ns; 0 in traces of earlier
     /// releases, which end before it.
     pub watch_ns: u64,
 }
-const _: () = assert!(size_of::<PoolSettings>() == 48);
+const _: () = assert!(size_of::<CacheSettings>() == 48);
 
-/// Bits of [`PoolSettings::flags`].
-pub mod pool {
-    /// userfaultfd(2) is refused, so the pool keeps no idle region.
+/// Bits of [`CacheSettings::flags`].
+pub mod cache {
+    /// userfaultfd(2) is refused, so the cache keeps no idle region.
     pub const CANNOT_WATCH: u64 = 1;
     /// No limit on pinned memory applies, so a region may serve a part of its pages.
     pub const PINS_ALL: u64 = 2;
-    /// Each registration with remote rights gets a new key, so the pool serves none of them.
+    /// Each registration with remote rights gets a new key, so the cache serves none of them.
     pub const FRESH_KEYS: u64 = 4;
 }
 
@@ -187,7 +187,7 @@ pub mod call {
         "fi_mr_regv",
         "fi_mr_regattr",
         "fi_close",
-        "pool",
+        "cache",
         "change",
     ];
     pub const REG_MR: u8 = 1;
@@ -203,37 +203,40 @@ pub mod call {
     pub const FI_MR_REGV: u8 = 11;
     pub const FI_MR_REGATTR: u8 = 12;
     pub const FI_CLOSE: u8 = 13;
-    /// No call of the program: the pool has deregistered a kept region with the kernel. The memory
-    /// is the region's pages.
-    pub const POOL: u8 = 14;
+    /// No call of the program: the cache has deregistered a cached region with the kernel. The
+    /// memory is the region's pages.
+    pub const CACHE: u8 = 14;
     /// No call of the program's to the library: it is about to unmap, to move, to empty or to
-    /// protect memory that it had registered. Only recorded while the pool is off.
+    /// protect memory that it had registered. Only recorded while the cache is off.
     pub const CHANGE: u8 = 15;
 
     /// Whether a call, if it succeeds, yields a region.
     pub fn registers(call: u8) -> bool {
-        !matches!(call, DEREG_MR | DEREG_MR_RELAXED | FI_CLOSE | POOL | CHANGE)
+        !matches!(
+            call,
+            DEREG_MR | DEREG_MR_RELAXED | FI_CLOSE | CACHE | CHANGE
+        )
     }
 }
 
 /// How the call was served.
 pub mod how {
     /// Names, by number.
-    pub const NAMES: [&str; 6] = ["", "kernel", "passed on", "hit", "miss", "kept"];
+    pub const NAMES: [&str; 6] = ["", "kernel", "forwarded", "hit", "miss", "kept"];
     /// Not stated: the call failed, or it ended a region that was no longer registered.
     pub const NONE: u8 = 0;
     /// By a system call of ours, which pinned or released the memory.
     pub const KERNEL: u8 = 1;
     /// By the next libibverbs.
     pub const PASSED_ON: u8 = 2;
-    /// By a region that the pool had.
+    /// By a region that the cache had.
     pub const HIT: u8 = 3;
-    /// By a new region of the pool, which covers whole pages until a [`call::POOL`] with the same
+    /// By a new region of the cache, which covers whole pages until a [`call::CACHE`] with the same
     /// domain and lkey.
     pub const MISS: u8 = 4;
-    /// A deregistration that left the region to the pool.
+    /// A deregistration that left the region to the cache.
     pub const KEPT: u8 = 5;
 }
 
-/// Why the pool could not serve a plain registration that succeeded: [`Call::reason`].
+/// Why the cache could not serve a plain registration that succeeded: [`Call::reason`].
 pub use rdmamr_policy::unserved;

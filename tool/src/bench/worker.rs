@@ -39,7 +39,7 @@ pub struct Turn {
     pub pair: f64,
     /// The registration alone. Not measured for the relaxed kind, which is too fast for that.
     pub register: f64,
-    /// The library served the registrations: by its own call, or by a kept region.
+    /// The library served the registrations: by its own call, or by a cached region.
     pub served: bool,
 }
 

@@ -19,7 +19,7 @@ pub fn check(device: &str, context: &Context) -> Check {
         }
     };
     let name = facts.driver().map_or("unknown", |driver| driver.name);
-    let check = match (facts.why_passed_on(), facts.driver()) {
+    let check = match (facts.why_forwarded(), facts.driver()) {
         (None, Some(driver)) => {
             let way = if facts.contains(Facts::REG_BY_WRITE) {
                 "write()"

@@ -13,7 +13,7 @@ const UNNEEDED: i32 = 2;
 /// libibverbs checks whether these are set and ignores their values.
 const VARIABLES: [&str; 3] = ["RDMAV_FORK_SAFE", "IBV_FORK_SAFE", "RDMAV_HUGEPAGES_SAFE"];
 
-const MEANING: &str = "Such a registration costs a madvise(2) and up to two mappings, and the pool (--cache, relaxed calls) \
+const MEANING: &str = "Such a registration costs a madvise(2) and up to two mappings, and the cache (--cache, relaxed calls) \
                        keeps no region: `rdmamr report` counts these registrations as not served.";
 
 /// Asks libibverbs, which asks the kernel.

@@ -15,7 +15,7 @@ const SINCE: &[(&CStr, u32)] = &[
     (c"ibv_reg_mr_iova2", 28),
     (c"ibv_reg_mr_iova", 25),
 ];
-/// The first release with the function to which the library passes registrations on.
+/// The first release with the function to which the library forwards registrations.
 const NEEDED: u32 = 28;
 
 /// Checks the release, told by the file's name or else by its functions.
@@ -36,7 +36,7 @@ pub fn check(verbs: &Result<Verbs, String>) -> Check {
     let found = format!("release {found}");
     if at_least < NEEDED {
         return Check::warning(SUBJECT, found).meaning(format!(
-            "The library is tested with {NEEDED} and later. To an earlier one it passes registrations on by other calls."
+            "The library is tested with {NEEDED} and later. To an earlier one it forwards registrations by other calls."
         ));
     }
     Check::ok(SUBJECT, found)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Advice on the trace, in words. Commands stand between backticks.
+use super::cache::{Cache, Class};
 use super::durations::Durations;
-use super::pool::{Class, Pool};
 use super::ranges::{Costs, Ranges, Served};
 use super::shape::{Advice, Saving, Totals, Unserved, What};
 use super::units;
@@ -17,15 +17,16 @@ const ENOUGH_HITS: u64 = 10;
 /// The assumed time in ns that userfaultfd(2) takes to watch a region, for a trace without it.
 const WATCH_NS: u64 = 1_500;
 /// How much longer a miss takes than that watch: the look at the mapping around the region, and the
-/// pool's own work (measured by ctests/tool/predict.py).
+/// cache's own work (measured by ctests/tool/predict.py).
 const MISS: u64 = 3;
 /// The same for the end of a region whose memory the program changes, for one that ends since too
-/// many are idle, and for a registration of memory that the pool does not keep.
+/// many are idle, and for a registration of memory that the cache does not keep.
 const CHANGE: u64 = 5;
 const EVICTION: u64 = 10;
 const REFUSAL: u64 = 6;
-/// The pool's start in ns: in a process that has one thread, and in one that has several, where the
-/// kernel waits 10 ms for all processors before membarrier(2) serves it; two threads wait with it.
+/// The cache's start in ns: in a process that has one thread, and in one that has several, where
+/// the kernel waits 10 ms for all processors before membarrier(2) serves it; two threads wait with
+/// it.
 const START_NS: u64 = 300_000;
 const START_THREADS_NS: u64 = 20_000_000;
 
@@ -33,17 +34,17 @@ const START_THREADS_NS: u64 = 20_000_000;
 pub struct Found<'a> {
     pub totals: &'a Totals,
     pub ranges: &'a Ranges,
-    pub pool: &'a Pool,
-    /// The number and the time of the plain registrations that the pool would not have served, by
+    pub cache: &'a Cache,
+    /// The number and the time of the plain registrations that the cache would not have served, by
     /// reason.
     pub unserved: &'a FxHashMap<&'static str, (u64, u64)>,
-    /// What the pool's start costs in the processes that register.
+    /// What the cache's start costs in the processes that register.
     pub start_ns: u64,
     /// The command line of the process with the most time in calls.
     pub program: &'a [String],
 }
 
-/// What the pool's start costs in a process with so many threads that register.
+/// What the cache's start costs in a process with so many threads that register.
 pub fn start(threads: u64) -> u64 {
     match threads {
         0 => 0,
@@ -52,12 +53,12 @@ pub fn start(threads: u64) -> u64 {
     }
 }
 
-/// The registrations that the pool has served in the trace.
-fn totals_of_pool(totals: &Totals) -> u64 {
+/// The registrations that the cache has served in the trace.
+fn totals_of_cache(totals: &Totals) -> u64 {
     totals.hits + totals.misses
 }
 
-/// The costs of the pool's own work, and whether the trace has measured that of a hit. `durations`
+/// The costs of the cache's own work, and whether the trace has measured that of a hit. `durations`
 /// covers all sizes, by the effect of the call.
 pub fn costs(processes: &[Process], durations: impl Fn(What) -> Durations) -> (Costs, bool) {
     let median = |what| {
@@ -68,8 +69,11 @@ pub fn costs(processes: &[Process], durations: impl Fn(What) -> Durations) -> (C
     let measured = median(What::Hit)
         .zip(median(What::Kept))
         .map(|(hit, kept)| hit + kept);
-    let watches = processes.iter().filter_map(|process| process.pool);
-    let watch = watches.map(|pool| pool.watch_ns).filter(|&ns| ns > 0).min();
+    let watches = processes.iter().filter_map(|process| process.cache);
+    let watch = watches
+        .map(|cache| cache.watch_ns)
+        .filter(|&ns| ns > 0)
+        .min();
     let watch = watch.unwrap_or(WATCH_NS);
     let costs = Costs {
         hit: measured.unwrap_or(HIT_NS),
@@ -85,7 +89,7 @@ pub fn advice(found: &Found, costs: Costs, hit_measured: bool) -> Advice {
     let saving = |classes: &[Class]| {
         let mut saving = Saving::default();
         for &class in classes {
-            let ends = found.pool.ends[class as usize];
+            let ends = found.cache.ends[class as usize];
             let served = Served {
                 changes: ends.changed,
                 evictions: ends.evicted,
@@ -97,10 +101,10 @@ pub fn advice(found: &Found, costs: Costs, hit_measured: bool) -> Advice {
             saving.saved_ns += served.saved(costs);
             saving.evictions += u64::from(ends.evicted);
             saving.changes += u64::from(ends.changed);
-            saving.idle_bytes = found.pool.most_idle[class as usize];
+            saving.idle_bytes = found.cache.most_idle[class as usize];
         }
-        // A pool that exists has started, and one that nobody needs does not start.
-        if totals_of_pool(found.totals) == 0 && saving.hits + saving.misses > 0 {
+        // A cache that exists has started, and one that nobody needs does not start.
+        if totals_of_cache(found.totals) == 0 && saving.hits + saving.misses > 0 {
             saving.saved_ns -= found.start_ns as i64;
         }
         saving
@@ -127,11 +131,11 @@ pub fn advice(found: &Found, costs: Costs, hit_measured: bool) -> Advice {
 
 fn assumption(costs: Costs, hit_measured: bool) -> String {
     format!(
-        "The pool is replayed with the rules and limits that the process had: a range is kept once it comes \
+        "The cache is replayed with the rules and limits that the process had: a range is kept once it comes \
          back, a region serves one use at a time, and \
          stays for a while after its deregistration (by default 1 s where peers have rights, 60 s where not). A hit \
          and its deregistration count as {} ({}), a miss as {} more than its registration, a change of a kept \
-         region's memory as {}, the end of a region that no longer fits as {}, and the pool's start as 0.3 ms in a \
+         region's memory as {}, the end of a region that no longer fits as {}, and the cache's start as 0.3 ms in a \
          process with one thread that registers, 20 ms with several. A change that the program does not make by a \
          call of its own is not seen, such as the C library's free() of a large block.",
         units::time(costs.hit),
@@ -206,7 +210,7 @@ fn sentence(found: &Found, advice: &Advice, which: Option<&str>) -> String {
     let mut sentence = String::new();
     if totals.hits > 0 {
         let served = units::share(totals.hits, totals.registrations);
-        sentence += &format!("The pool has already served {served} of the registrations. ");
+        sentence += &format!("The cache has already served {served} of the registrations. ");
     }
     let line = advice.command.as_deref().unwrap_or_default();
     sentence += &match which {
@@ -216,7 +220,7 @@ fn sentence(found: &Found, advice: &Advice, which: Option<&str>) -> String {
             saved_of_all(all)
         ),
         Some(_) if all.saved_ns > local.saved_ns => format!(
-            "`{line}` would have saved {}, and `--cache=all`, which also keeps regions that peers can reach, {}.",
+            "`{line}` would have saved {}, and `--cache=all`, which also keeps remotely accessible regions, {}.",
             saved_of_all(local),
             saved(all)
         ),
@@ -232,7 +236,7 @@ fn sentence(found: &Found, advice: &Advice, which: Option<&str>) -> String {
         None if !advice.unserved.is_empty() => {
             "`--cache=all` would have saved nothing.".to_string()
         }
-        None => "No plain region was registered again soon enough for the pool to save time."
+        None => "No plain region was registered again soon enough for the cache to save time."
             .to_string(),
     };
     if let Some(which) = which {
@@ -240,7 +244,7 @@ fn sentence(found: &Found, advice: &Advice, which: Option<&str>) -> String {
     }
     if advice.fabric.saved_ns > 0 {
         sentence += &format!(
-            " `RDMAMR_FABRIC_RELAXED=1` would have saved {} of libfabric's calls.",
+            " `RDMAMR_FABRIC_CACHE=1` would have saved {} of libfabric's calls.",
             saved(&advice.fabric)
         );
     }
@@ -270,8 +274,8 @@ fn price(advice: &Advice, which: &str) -> String {
     let ends = if with_remote { &advice.all } else { saving };
     if ends.evictions > 0 {
         price += &format!(
-            " {} would have ended early, since more were idle than may be (RDMAMR_RELAXED_MAX_IDLE, \
-             RDMAMR_RELAXED_MAX_IDLE_BYTES, RLIMIT_MEMLOCK).",
+            " {} would have ended early, since more were idle than may be (RDMAMR_CACHE_MAX_IDLE, \
+             RDMAMR_CACHE_MAX_IDLE_BYTES, RLIMIT_MEMLOCK).",
             units::plural(ends.evictions, "region", "regions")
         );
     }
@@ -283,7 +287,7 @@ fn refusals(unserved: &[Unserved]) -> String {
     match unserved {
         [] => String::new(),
         [only] => format!(
-            " The pool does not serve {}: {}.",
+            " The cache does not serve {}: {}.",
             registrations(count),
             only.reason
         ),
@@ -293,7 +297,7 @@ fn refusals(unserved: &[Unserved]) -> String {
                 .map(|of| format!("{} because {}", units::count(of.registrations), of.reason))
                 .collect();
             format!(
-                " The pool does not serve {}: {}.",
+                " The cache does not serve {}: {}.",
                 registrations(count),
                 reasons.join("; ")
             )

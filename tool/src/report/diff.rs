@@ -151,7 +151,7 @@ impl Diff {
         );
         if before.hits + after.hits > 0 {
             sentence += &format!(
-                " The pool served {} before, {} after.",
+                " The cache served {} before, {} after.",
                 plural(before.hits, "registration", "registrations"),
                 share(after.hits, after.registrations)
             );

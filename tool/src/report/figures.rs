@@ -5,7 +5,7 @@ use super::callers::{Caller, Resolver};
 use super::durations::Durations;
 use super::replay::{ProcessCounts, Replay};
 use super::shape::*;
-use super::{access, advice, errno, pool, ranges, ranks, units};
+use super::{access, advice, cache, errno, ranges, ranks, units};
 use crate::format::call;
 use crate::trace::{Process, Trace};
 use anyhow::Result;
@@ -70,7 +70,7 @@ impl Replay<'_> {
         let found = advice::Found {
             totals: &self.totals,
             ranges: &self.ranges,
-            pool: &self.pool,
+            cache: &self.cache,
             unserved: &self.unserved,
             start_ns: processes
                 .iter()
@@ -296,7 +296,7 @@ fn thread_time(process: &Process, counts: &ProcessCounts) -> u64 {
 }
 
 /// The repeated ranges by their caller and their access, what saves most first.
-fn again(repeated: &[(&pool::Key, &ranges::Totals)], costs: ranges::Costs) -> Vec<(u32, Again)> {
+fn again(repeated: &[(&cache::Key, &ranges::Totals)], costs: ranges::Costs) -> Vec<(u32, Again)> {
     let mut by_caller: FxHashMap<(u32, u32), Again> = FxHashMap::default();
     for (key, range) in repeated {
         let again = by_caller.entry((range.site, key.access)).or_insert(Again {

@@ -265,12 +265,12 @@ fn over_time(report: &Report) -> Markup {
     html! { section id="pinned" {
         h2 { "Over time" }
         p { "At most " strong { (bytes(pinned.peak_bytes)) } " pinned, " (time(pinned.peak_at_ns)) " after the start: "
-            (bytes(pinned.peak_plain_bytes)) " of plain regions, " (bytes(pinned.peak_pool_bytes))
-            " by the pool. At the end " (bytes(pinned.end_bytes)) "."
+            (bytes(pinned.peak_plain_bytes)) " of plain regions, " (bytes(pinned.peak_cache_bytes))
+            " by the cache. At the end " (bytes(pinned.end_bytes)) "."
             @if kept { " With " code.word { "--cache=all" } " it would be up to " strong { (bytes(pinned.cached_peak_bytes)) } "." } }
         (legend(&[
             ("plain", "plain regions", any(&|point| point.plain_bytes)),
-            ("pool", "regions of the pool", any(&|point| point.pool_bytes)),
+            ("cache", "regions of the cache", any(&|point| point.cache_bytes)),
             ("kept", "what the cache would keep besides", kept),
         ]))
         (plots::over_time(report))
@@ -300,7 +300,7 @@ fn size_rows(sizes: &[Size]) -> Vec<SizeRow<'_>> {
             What::Deregister => ("plain", false),
             What::Kept => ("kept", false),
         };
-        // The registration of a kept region was a hit or a miss; the record does not tell which.
+        // The registration of a cached region was a hit or a miss; the record does not tell which.
         let its = |row: &SizeRow| {
             row.from_bytes == size.from_bytes
                 && (row.how == how || how == "kept" && row.how != "plain")
@@ -335,8 +335,8 @@ fn sizes(report: &Report) -> Markup {
         h2 { "Cost by size" }
         (legend(&[
             ("plain", "plain", totals.registrations > totals.hits + totals.misses),
-            ("hit", "hits of the pool", totals.hits > 0),
-            ("pool", "misses of the pool", totals.misses > 0),
+            ("hit", "hits of the cache", totals.hits > 0),
+            ("cache", "misses of the cache", totals.misses > 0),
         ]))
         div.pair {
             (plots::calls_by_size(sizes))

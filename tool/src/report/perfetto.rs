@@ -36,7 +36,7 @@ pub fn write(trace: &Trace, report: &Report, out: &mut dyn Write) -> Result<()> 
     for point in &report.pinned.points {
         put(
             json!({"ph": "C", "name": "pinned bytes", "pid": ALL, "tid": 0, "ts": us(point.time_ns),
-            "args": {"plain": point.plain_bytes, "pool": point.pool_bytes}}),
+            "args": {"plain": point.plain_bytes, "cache": point.cache_bytes}}),
         )?;
     }
     let mut resolver = Resolver::default();
@@ -121,7 +121,7 @@ fn of_call(event: &Event, pid: u64, begin: u64, caller: &str) -> Value {
         },
     });
     // What is no call of the program has a moment, and no place among the thread's calls.
-    if of.call >= call::POOL {
+    if of.call >= call::CACHE {
         value["ph"] = "i".into();
         value["s"] = "p".into();
     } else {

@@ -167,9 +167,9 @@ fn pinned(pinned: &Pinned, span: u64) -> Plot {
         unit: name.to_string(),
         ticks: heights(top, size),
         // Behind the plain one, an equal shape would show at its edges.
-        shapes: match pinned.points.iter().any(|point| point.pool_bytes > 0) {
+        shapes: match pinned.points.iter().any(|point| point.cache_bytes > 0) {
             true => vec![
-                ("pool", path(Point::bytes)),
+                ("cache", path(Point::bytes)),
                 ("plain", path(|point| point.plain_bytes)),
             ],
             false => vec![("plain", path(|point| point.plain_bytes))],
@@ -335,7 +335,8 @@ pub fn over_time(report: &Report) -> Markup {
     } }
 }
 
-/// A row of a plot of bars: its label, its parts, each with the class of its colour, and its number.
+/// A row of a plot of bars: its label, its parts, each with the class of its colour, and its
+/// number.
 struct Bar {
     label: String,
     parts: [(&'static str, u64); 3],
@@ -381,7 +382,7 @@ fn rows<T>(
         if rows.last().is_none_or(|row| row.label != label) {
             rows.push(Bar {
                 label,
-                parts: [("plain", 0), ("hit", 0), ("pool", 0)],
+                parts: [("plain", 0), ("hit", 0), ("cache", 0)],
                 number: String::new(),
             });
         }

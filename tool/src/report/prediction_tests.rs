@@ -1,25 +1,25 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Predictions: the rules of the pool, one test a rule.
+//! Predictions: the rules of the cache, one test a rule.
 use super::*;
-use crate::format::{Call, call, kind, pool, unserved};
+use crate::format::{Call, cache, call, kind, unserved};
 use crate::sample::{BEGAN, Sample, Writer, deregister, file, register};
 
 const S: u64 = 1_000_000_000;
 const LOCAL: u64 = 60_000;
 const REMOTE: u64 = 1_000;
 
-/// The pool's settings: flags, times, most regions, most bytes.
+/// The cache's settings: flags, times, most regions, most bytes.
 type Facts = [u64; 5];
 const FACTS: Facts = [0, LOCAL, REMOTE, 16_384, 1 << 40];
 
-/// The report of a process with those settings, and with memory that the pool does not keep.
+/// The report of a process with those settings, and with memory that the cache does not keep.
 fn report(facts: Facts, unkept: &[(u64, u64)], calls: &[Call]) -> Report {
     let mut sample = Sample::default();
     let mut one = Writer::new(7);
     one.start(&mut sample, "program\0");
     one.block(
         &mut sample,
-        kind::POOL,
+        kind::CACHE,
         &facts.map(u64::to_le_bytes).concat(),
     );
     let mut list = BEGAN.to_le_bytes().to_vec();
@@ -63,7 +63,7 @@ fn a_program_with_fork_protection_is_promised_nothing() {
     assert_eq!((unserved.registrations, unserved.time_ns), (5, 50_000));
     let sentence = &report.advice.sentence;
     assert!(
-        sentence.starts_with("`--cache=all` would have saved nothing. The pool does not serve 5 plain registrations: ibv_fork_init"),
+        sentence.starts_with("`--cache=all` would have saved nothing. The cache does not serve 5 plain registrations: ibv_fork_init"),
         "{sentence}"
     );
 }
@@ -97,7 +97,7 @@ fn without_a_watch_nothing_is_served() {
         .flat_map(|n| pair(n * S, unserved::NONE, |call| call))
         .collect();
     let refused = report(
-        [pool::CANNOT_WATCH, LOCAL, REMOTE, 10, 1 << 30],
+        [cache::CANNOT_WATCH, LOCAL, REMOTE, 10, 1 << 30],
         &[],
         &calls,
     );
@@ -156,7 +156,7 @@ fn a_larger_region_serves_only_local_access_without_a_limit_on_pinned_memory() {
             .chain(pair(2 * S, unserved::NONE, move |call| part(with(call))))
             .collect()
     };
-    let all = [pool::PINS_ALL, LOCAL, REMOTE, 16_384, 1 << 40];
+    let all = [cache::PINS_ALL, LOCAL, REMOTE, 16_384, 1 << 40];
     assert_eq!(hits(&report(all, &[], &calls(1))), 1);
     assert_eq!(hits(&report(FACTS, &[], &calls(1))), 0);
     assert_eq!(hits(&report(all, &[], &calls(3))), 0);
@@ -199,7 +199,7 @@ fn fresh_keys_keep_remote_regions_from_being_served() {
         .collect();
     assert_eq!(
         hits(&report(
-            [pool::FRESH_KEYS, LOCAL, REMOTE, 10, 1 << 30],
+            [cache::FRESH_KEYS, LOCAL, REMOTE, 10, 1 << 30],
             &[],
             &calls
         )),

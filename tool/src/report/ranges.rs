@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Ranges that are registered again and again, and how many of their registrations the pool would
+//! Ranges that are registered again and again, and how many of their registrations the cache would
 //! have served.
-use super::pool::{Class, Done, Key};
+use super::cache::{Class, Done, Key};
 use crate::format::Call;
 use rustc_hash::FxHashMap;
 use std::cmp::Reverse;
 
-/// What a pool's own work costs, in ns.
+/// What a cache's own work costs, in ns.
 #[derive(Clone, Copy)]
 pub struct Costs {
     /// A hit and its deregistration.
@@ -17,16 +17,16 @@ pub struct Costs {
     pub change: u64,
     /// The end of a region that ends since too many are idle.
     pub eviction: u64,
-    /// A registration of memory that the pool does not keep.
+    /// A registration of memory that the cache does not keep.
     pub refusal: u64,
 }
 
-/// The registrations that a pool would serve, and what it would leave out.
+/// The registrations that a cache would serve, and what it would leave out.
 #[derive(Clone, Copy, Default)]
 pub struct Served {
     pub registrations: u32,
     pub hits: u32,
-    /// Regions that the pool would have made, to keep them. All other registrations are plain.
+    /// Regions that the cache would have made, to keep them. All other registrations are plain.
     pub made: u32,
     /// The time of the registrations that would have been hits, and of their deregistrations.
     pub left_out: u64,
@@ -34,12 +34,12 @@ pub struct Served {
     pub changes: u32,
     /// Regions that ended since too many were idle.
     pub evictions: u32,
-    /// Registrations that the pool would have to look at before it refuses them.
+    /// Registrations that the cache would have to look at before it refuses them.
     pub refused: u32,
 }
 
 impl Served {
-    /// The time that the pool would have saved: less than 0 if it costs more than it saves.
+    /// The time that the cache would have saved: less than 0 if it costs more than it saves.
     pub fn saved(&self, costs: Costs) -> i64 {
         let paid = [
             (self.hits, costs.hit),
@@ -124,7 +124,7 @@ impl Ranges {
         }
     }
 
-    /// The pool would have refused a registration after a look at its memory.
+    /// The cache would have refused a registration after a look at its memory.
     pub fn refused(&mut self, class: Class) {
         self.classes[class as usize].refused += 1;
     }

@@ -3,15 +3,15 @@
 //! It counts only; other modules put the counts into words.
 use super::access;
 use super::activity::Counts;
+use super::cache::{self, Cache, Class, Done};
 use super::durations::Durations;
-use super::pool::{self, Class, Done, Pool};
 use super::ranges::Ranges;
 use super::shape::{Totals, What};
 use super::stacks::Stacks;
 use super::timeline::Timeline;
 use crate::format::call::registers;
 use crate::format::{Call, call, how};
-use crate::trace::{Event, Trace, pooled};
+use crate::trace::{Event, Trace, cached};
 use anyhow::Result;
 use rustc_hash::FxHashMap;
 use std::cmp::Reverse;
@@ -22,7 +22,7 @@ use std::collections::BTreeMap;
 pub const MOST_SITES: usize = 1 << 17;
 
 /// The whole pages around some memory: their start, and their length in bytes.
-fn hull(addr: u64, length: u64, page: u64) -> (u64, u64) {
+fn page_range(addr: u64, length: u64, page: u64) -> (u64, u64) {
     let start = addr & !(page - 1);
     let end = addr
         .saturating_add(length)
@@ -70,18 +70,18 @@ pub struct Holder {
     pub site: u32,
 }
 
-/// What the pool would have done with a plain registration.
+/// What the cache would have done with a plain registration.
 #[derive(Clone, Copy)]
 struct Foreseen {
-    key: pool::Key,
+    key: cache::Key,
     done: Done,
 }
 
 /// A region that is pinned.
 pub struct Region {
-    /// For a plain region that the pool would have served.
+    /// For a plain region that the cache would have served.
     range: Option<Foreseen>,
-    pub pool: bool,
+    pub cache: bool,
     pub pinned: u64,
     /// Nearly every region has one holder.
     holder: Option<Holder>,
@@ -149,7 +149,7 @@ pub struct ProcessCounts {
     pub registrations: u64,
     pub hits: u64,
     pub longest: u32,
-    /// Pinned bytes: of plain regions, and of the pool's; and the most of both.
+    /// Pinned bytes: of plain regions, and of the cache's; and the most of both.
     pub pinned: [u64; 2],
     pub peak: u64,
 }
@@ -173,11 +173,11 @@ pub struct Replay<'a> {
     pub site_numbers: FxHashMap<Site, u32>,
     pub site_totals: Vec<(Site, u32, SiteTotals)>,
     pub regions: Regions,
-    /// Regions of the pool whose lkey was given again before the trace told of their end.
+    /// Regions of the cache whose lkey was given again before the trace told of their end.
     pub ended_before: FxHashMap<Key, u32>,
     pub ranges: Ranges,
-    pub pool: Pool,
-    /// The number and the time of the plain registrations that the pool would not have served, by
+    pub cache: Cache,
+    /// The number and the time of the plain registrations that the cache would not have served, by
     /// reason.
     pub unserved: FxHashMap<&'static str, (u64, u64)>,
     pub sizes: FxHashMap<(u32, What), Durations>,
@@ -232,7 +232,7 @@ impl Replay<'_> {
             regions: Regions::default(),
             ended_before: FxHashMap::default(),
             ranges: Ranges::default(),
-            pool: Pool::default(),
+            cache: Cache::default(),
             unserved: FxHashMap::default(),
             sizes: FxHashMap::default(),
             timeline: Timeline::new(span),
@@ -257,14 +257,14 @@ impl Replay<'_> {
         } = event;
         let since = effect - self.begin;
         self.end_processes(since);
-        if call.call == call::POOL {
-            self.totals.pool_deregistrations += 1;
-            self.pool_ended(since, (*process, call.lkey, call.pd));
+        if call.call == call::CACHE {
+            self.totals.cache_deregistrations += 1;
+            self.cache_ended(since, (*process, call.lkey, call.pd));
             return;
         }
         if call.call == call::CHANGE {
             let end = call.addr.saturating_add(call.length);
-            for key in self.pool.change(*process, call.addr, end) {
+            for key in self.cache.change(*process, call.addr, end) {
                 self.ranges.changed(&key);
             }
             return;
@@ -290,8 +290,8 @@ impl Replay<'_> {
         }
     }
 
-    fn pool_ended(&mut self, since: u64, key: Key) {
-        // The pool reports the end afterwards, and the kernel may have given the lkey again by
+    fn cache_ended(&mut self, since: u64, key: Key) {
+        // The cache reports the end afterwards, and the kernel may have given the lkey again by
         // then. register() has counted such a key.
         if let Some(times) = self.ended_before.get_mut(&key) {
             *times -= 1;
@@ -385,7 +385,7 @@ impl Replay<'_> {
             memory: (call.addr, call.length),
             site,
         };
-        let pool = pooled(call.how);
+        let cache = cached(call.how);
         if call.how == how::HIT {
             if let Some(region) = self.regions.get_mut(&key) {
                 region.hold(holder);
@@ -394,15 +394,15 @@ impl Replay<'_> {
             self.unknown += 1;
         }
         let page = self.trace.processes[process as usize].page;
-        let hull = hull(call.addr, call.length, page);
+        let page_range = page_range(call.addr, call.length, page);
         let pinned = if access::pins(call.call, call.access) {
-            hull.1
+            page_range.1
         } else {
             0
         };
-        let range = pool::Key::new(process, call.access, call.pd, hull);
+        let range = cache::Key::new(process, call.access, call.pd, page_range);
         if let Some(before) = self.regions.remove(&key) {
-            if before.pool {
+            if before.cache {
                 *self.ended_before.entry(key).or_default() += 1;
             } else {
                 self.taken += 1;
@@ -410,13 +410,13 @@ impl Replay<'_> {
             self.release(process, since, &before);
             self.unpin(process, since, &before);
         }
-        let range = (!pool)
+        let range = (!cache)
             .then(|| self.foresee(range, site, since, call))
             .flatten();
         let region = Region {
             range,
             pinned,
-            pool,
+            cache,
             holder: Some(holder),
             others: BTreeMap::new(),
         };
@@ -434,7 +434,7 @@ impl Replay<'_> {
         };
         self.unpin(process, since, &region);
         if call.length != 0 {
-            region.pinned = hull(
+            region.pinned = page_range(
                 call.addr,
                 call.length,
                 self.trace.processes[process as usize].page,
@@ -475,8 +475,8 @@ impl Replay<'_> {
         }
         if let (Some(foreseen), Some((addr, length))) = (&region.range, memory) {
             let page = self.trace.processes[process as usize].page;
-            let pages = hull(addr, length, page);
-            let range = pool::Key::new(process, foreseen.key.access, call.pd, pages);
+            let pages = page_range(addr, length, page);
+            let range = cache::Key::new(process, foreseen.key.access, call.pd, pages);
             let hit = matches!(foreseen.done, Done::Hit(_));
             self.ranges.deregistered(&range, hit, call.duration);
         }
@@ -486,33 +486,33 @@ impl Replay<'_> {
         }
     }
 
-    /// Foresees what the pool would have done with a plain registration. `None`: it does not serve
+    /// Foresees what the cache would have done with a plain registration. `None`: it does not serve
     /// it, whether it comes back or not.
     fn foresee(
         &mut self,
-        range: pool::Key,
+        range: cache::Key,
         site: u32,
         since: u64,
         call: &Call,
     ) -> Option<Foreseen> {
         let process = &self.trace.processes[range.process as usize];
-        if let Some(why) = pool::refusal(process, call, since + self.begin, &range) {
+        if let Some(why) = cache::refusal(process, call, since + self.begin, &range) {
             let (count, time) = self.unserved.entry(why).or_default();
             *count += 1;
             *time += u64::from(call.duration);
-            if why == pool::UNKEPT {
+            if why == cache::UNKEPT {
                 self.ranges.refused(Class::of(call.call, call.access));
             }
             return None;
         }
         let remote = access::remote(call.call, call.access);
         let class = Class::of(call.call, call.access);
-        let done = self.pool.register(process, range, class, remote, since);
+        let done = self.cache.register(process, range, class, remote, since);
         self.ranges.registered(range, site, done, call);
         Some(Foreseen { key: range, done })
     }
 
-    /// The program has ended its use of a region that the pool would have kept.
+    /// The program has ended its use of a region that the cache would have kept.
     fn release(&mut self, process: u32, since: u64, region: &Region) {
         let Some(Foreseen { key, done }) = region.range else {
             return;
@@ -520,36 +520,36 @@ impl Replay<'_> {
         match done {
             Done::Hit(number) | Done::Made(number) => {
                 let process = &self.trace.processes[process as usize];
-                self.pool.release(process, number, since);
+                self.cache.release(process, number, since);
             }
-            Done::First => self.pool.released_plainly(&key),
+            Done::First => self.cache.released_plainly(&key),
         }
     }
 
     fn pin(&mut self, process: u32, since: u64, region: &Region) {
-        let pinned = &mut self.processes[process as usize].pinned[usize::from(region.pool)];
+        let pinned = &mut self.processes[process as usize].pinned[usize::from(region.cache)];
         *pinned = pinned.saturating_add(region.pinned);
         let of_process = &mut self.processes[process as usize];
         let all = of_process.pinned[0].saturating_add(of_process.pinned[1]);
         of_process.peak = of_process.peak.max(all);
         self.timeline
-            .pin(since, region.pinned, region.pool, self.pool.idle());
+            .pin(since, region.pinned, region.cache, self.cache.idle());
     }
 
     fn unpin(&mut self, process: u32, since: u64, region: &Region) {
-        let pinned = &mut self.processes[process as usize].pinned[usize::from(region.pool)];
+        let pinned = &mut self.processes[process as usize].pinned[usize::from(region.cache)];
         *pinned = pinned.saturating_sub(region.pinned);
         self.timeline
-            .unpin(since, region.pinned, region.pool, self.pool.idle());
+            .unpin(since, region.pinned, region.cache, self.cache.idle());
     }
 
     /// The kernel unpins the regions of each process that ended before `since`. The trace does not
     /// contain the end of a killed process.
     fn end_processes(&mut self, since: u64) {
         while let Some((end, process)) = self.ends.pop_if(|(end, _)| *end < since) {
-            for pool in [false, true] {
-                let pinned = self.processes[process].pinned[usize::from(pool)];
-                self.timeline.unpin(end, pinned, pool, self.pool.idle());
+            for cache in [false, true] {
+                let pinned = self.processes[process].pinned[usize::from(cache)];
+                self.timeline.unpin(end, pinned, cache, self.cache.idle());
             }
         }
     }

@@ -52,10 +52,10 @@ pub struct Totals {
     pub hits: u64,
     pub misses: u64,
     pub deregistrations: u64,
-    /// Deregistrations that left the region to the pool.
+    /// Deregistrations that left the region to the cache.
     pub kept: u64,
-    /// Regions that the pool deregistered by itself.
-    pub pool_deregistrations: u64,
+    /// Regions that the cache deregistered by itself.
+    pub cache_deregistrations: u64,
     /// The numbers of callers and of ranges registered more than once, including those not listed.
     pub callers: u64,
     pub repeated_ranges: u64,
@@ -87,7 +87,7 @@ pub struct ProcessTotals {
     pub ended: bool,
 }
 
-/// The time that the pool would have saved in this trace.
+/// The time that the cache would have saved in this trace.
 #[derive(Default, Serialize)]
 pub struct Advice {
     /// The advice.
@@ -100,7 +100,7 @@ pub struct Advice {
     /// What a miss costs beyond its registration, and the end of a region whose memory changes.
     pub miss_ns: u64,
     pub change_ns: u64,
-    /// What the pool's start costs in the processes of the trace.
+    /// What the cache's start costs in the processes of the trace.
     pub start_ns: u64,
     /// The command to run, or nothing if no cache would help.
     pub command: Option<String>,
@@ -109,12 +109,12 @@ pub struct Advice {
     pub local: Saving,
     pub all: Saving,
     pub fabric: Saving,
-    /// Plain registrations that the pool would not serve; the reason with the most time comes
+    /// Plain registrations that the cache would not serve; the reason with the most time comes
     /// first.
     pub unserved: Vec<Unserved>,
 }
 
-/// Plain registrations that the pool would not serve for one reason.
+/// Plain registrations that the cache would not serve for one reason.
 #[derive(Serialize)]
 pub struct Unserved {
     pub reason: &'static str,
@@ -126,10 +126,10 @@ pub struct Unserved {
 pub struct Saving {
     pub ranges: u64,
     pub hits: u64,
-    /// Less than 0 if the pool costs more time than it saves.
+    /// Less than 0 if the cache costs more time than it saves.
     pub saved_ns: i64,
     pub misses: u64,
-    /// Regions that the pool would have ended since there were too many, and since their memory
+    /// Regions that the cache would have ended since there were too many, and since their memory
     /// changed.
     pub evictions: u64,
     pub changes: u64,
@@ -143,7 +143,7 @@ pub struct Saving {
 pub struct Pinned {
     pub peak_bytes: u64,
     pub peak_plain_bytes: u64,
-    pub peak_pool_bytes: u64,
+    pub peak_cache_bytes: u64,
     pub peak_at_ns: u64,
     pub end_bytes: u64,
     /// The most that would be pinned with `--cache=all`.
@@ -156,7 +156,7 @@ pub struct Pinned {
 pub struct Point {
     pub time_ns: u64,
     pub plain_bytes: u64,
-    pub pool_bytes: u64,
+    pub cache_bytes: u64,
     /// The most that would be pinned at one moment with `--cache=all`, which keeps regions that
     /// nobody uses.
     pub cached_bytes: u64,
@@ -164,7 +164,7 @@ pub struct Point {
 
 impl Point {
     pub fn bytes(&self) -> u64 {
-        self.plain_bytes.saturating_add(self.pool_bytes)
+        self.plain_bytes.saturating_add(self.cache_bytes)
     }
 }
 

@@ -46,7 +46,7 @@ fn pinned_memory_is_whole_pages_each_time() {
 }
 
 #[test]
-fn the_pool_pins_until_it_says_otherwise() {
+fn the_cache_pins_until_it_says_otherwise() {
     let relaxed = |at, how, duration| Call {
         call: call::REG_MR_RELAXED,
         how,
@@ -64,7 +64,7 @@ fn the_pool_pins_until_it_says_otherwise() {
         kept(2 * MS),
         kept(3 * MS),
         Call {
-            call: call::POOL,
+            call: call::CACHE,
             ..deregister(5 * S, 1, 0x1000, 4096)
         },
     ]);
@@ -75,13 +75,13 @@ fn the_pool_pins_until_it_says_otherwise() {
             .iter()
             .rfind(|point| point.time_ns <= time)
             .unwrap()
-            .pool_bytes
+            .cache_bytes
     };
     assert_eq!(
         (at(4 * S), at(6 * S), report.pinned.end_bytes),
         (4096, 0, 0)
     );
-    assert_eq!(report.pinned.peak_pool_bytes, 4096);
+    assert_eq!(report.pinned.peak_cache_bytes, 4096);
     let totals = &report.totals;
     assert_eq!(
         (
@@ -96,7 +96,7 @@ fn the_pool_pins_until_it_says_otherwise() {
         (
             totals.deregistrations,
             totals.kept,
-            totals.pool_deregistrations
+            totals.cache_deregistrations
         ),
         (2, 2, 1)
     );
@@ -104,7 +104,7 @@ fn the_pool_pins_until_it_says_otherwise() {
 }
 
 #[test]
-fn an_lkey_may_come_back_before_the_pool_has_said_so() {
+fn an_lkey_may_come_back_before_the_cache_has_said_so() {
     let miss = |at| Call {
         call: call::REG_MR_RELAXED,
         how: how::MISS,
@@ -115,17 +115,17 @@ fn an_lkey_may_come_back_before_the_pool_has_said_so() {
         how: how::KEPT,
         ..deregister(at, 1, 0x1000, 4096)
     };
-    let pool = |at| Call {
-        call: call::POOL,
+    let cache = |at| Call {
+        call: call::CACHE,
         ..deregister(at, 1, 0x1000, 4096)
     };
     let calls = [
         miss(0),
         kept(MS),
         miss(2 * MS),
-        pool(3 * MS),
+        cache(3 * MS),
         kept(4 * MS),
-        pool(5 * MS),
+        cache(5 * MS),
     ];
     let held = report(&calls[..4]);
     assert_eq!(
@@ -281,7 +281,7 @@ fn slow(calls: Vec<Call>) -> Vec<Call> {
 }
 
 #[test]
-fn the_pool_would_have_saved_all_but_the_first_two() {
+fn the_cache_would_have_saved_all_but_the_first_two() {
     let report = report(&slow(pairs(1)));
     let [range] = &report.ranges[..] else {
         panic!("one range")
@@ -302,7 +302,7 @@ fn the_pool_would_have_saved_all_but_the_first_two() {
             advice.local.saved_ns,
             advice.all.saved_ns
         ),
-        // Minus the pool's start.
+        // Minus the cache's start.
         (3, 3_894_300, 3_894_300)
     );
     assert!(
@@ -361,7 +361,7 @@ fn what_peers_can_reach_is_kept_by_all_and_for_a_second_only() {
 }
 
 #[test]
-fn another_domain_access_or_hull_is_another_range() {
+fn another_domain_access_or_page_range_is_another_range() {
     let base = register(0, 1, 0x1000, 4096);
     let others = [
         base,
@@ -440,7 +440,7 @@ fn libfabric_has_flags_and_advice_of_its_own() {
     assert_eq!(report.advice.all.hits, 0);
     assert!(report.advice.fabric.hits > 0);
     assert!(
-        report.advice.sentence.contains("RDMAMR_FABRIC_RELAXED=1"),
+        report.advice.sentence.contains("RDMAMR_FABRIC_CACHE=1"),
         "{}",
         report.advice.sentence
     );

@@ -281,11 +281,11 @@ pub fn render(report: &Report) -> String {
         &mut out,
         "Peak pinned",
         format!(
-            "{} after {} ({} plain, {} by the pool); at the end {}",
+            "{} after {} ({} plain, {} by the cache); at the end {}",
             bytes(pinned.peak_bytes),
             time(pinned.peak_at_ns),
             bytes(pinned.peak_plain_bytes),
-            bytes(pinned.peak_pool_bytes),
+            bytes(pinned.peak_cache_bytes),
             bytes(pinned.end_bytes)
         ),
     );

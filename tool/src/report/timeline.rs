@@ -41,19 +41,19 @@ impl Timeline {
         self.now.cached_bytes = self.now.bytes().saturating_add(bytes);
     }
 
-    fn bytes(&mut self, pool: bool) -> &mut u64 {
-        if pool {
-            &mut self.now.pool_bytes
+    fn bytes(&mut self, cache: bool) -> &mut u64 {
+        if cache {
+            &mut self.now.cache_bytes
         } else {
             &mut self.now.plain_bytes
         }
     }
 
-    /// `kept` is what the pool of `--cache=all` would keep besides, after that.
-    pub fn pin(&mut self, since: u64, bytes: u64, pool: bool, kept: u64) {
+    /// `kept` is what the cache of `--cache=all` would keep besides, after that.
+    pub fn pin(&mut self, since: u64, bytes: u64, cache: bool, kept: u64) {
         self.advance(since);
         // A trace that the library did not write may contain any numbers.
-        let pinned = self.bytes(pool);
+        let pinned = self.bytes(cache);
         *pinned = pinned.saturating_add(bytes);
         self.keeps(kept);
         if self.now.bytes() > self.peak.bytes() {
@@ -73,9 +73,9 @@ impl Timeline {
         point.cached_bytes = cached_bytes;
     }
 
-    pub fn unpin(&mut self, since: u64, bytes: u64, pool: bool, kept: u64) {
+    pub fn unpin(&mut self, since: u64, bytes: u64, cache: bool, kept: u64) {
         self.advance(since);
-        let pinned = self.bytes(pool);
+        let pinned = self.bytes(cache);
         *pinned = pinned.saturating_sub(bytes);
         self.keeps(kept);
     }
@@ -85,7 +85,7 @@ impl Timeline {
         Pinned {
             peak_bytes: self.peak.bytes(),
             peak_plain_bytes: self.peak.plain_bytes,
-            peak_pool_bytes: self.peak.pool_bytes,
+            peak_cache_bytes: self.peak.cache_bytes,
             peak_at_ns: self.peak.time_ns,
             end_bytes: self.now.bytes(),
             cached_peak_bytes: self

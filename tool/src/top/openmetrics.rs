@@ -82,7 +82,7 @@ pub fn render(sample: &Sample, format: Format) -> String {
         "rdmamr_hits",
         "counter",
         "",
-        "Registrations that a kept region served.",
+        "Registrations that a cached region served.",
         sample,
         counter("hits"),
     );

@@ -34,7 +34,7 @@ pub struct Process {
     pub rank: Option<u64>,
     /// Whether the process runs under the library, and shows that.
     pub library: bool,
-    /// Regions that are registered, the pool's idle ones among them, and the sum of their lengths.
+    /// Regions that are registered, the cache's idle ones among them, and the sum of their lengths.
     pub regions: u64,
     pub bytes: u64,
     pub idle_regions: u64,
@@ -289,14 +289,14 @@ fn of_devices(page: &Page) -> Vec<OfDevice> {
         };
         let regions = of(|of| &of.regions);
         let bytes = of(|of| &of.bytes);
-        let pooled = of(|of| &of.pool_regions);
-        let pooled_bytes = of(|of| &of.pool_bytes);
+        let cached = of(|of| &of.cache_regions);
+        let cached_bytes = of(|of| &of.cache_bytes);
         let [idle, idle_bytes] = &page.idle.of_device[place];
         let new = OfDevice {
-            regions: regions.saturating_add(pooled),
-            bytes: bytes.saturating_add(pooled_bytes),
-            idle_regions: idle.load(Relaxed).min(pooled),
-            idle_bytes: idle_bytes.load(Relaxed).min(pooled_bytes),
+            regions: regions.saturating_add(cached),
+            bytes: bytes.saturating_add(cached_bytes),
+            idle_regions: idle.load(Relaxed).min(cached),
+            idle_bytes: idle_bytes.load(Relaxed).min(cached_bytes),
             registrations: Some(of(|of| &of.registrations)),
             device: name,
             kernel_regions: None,

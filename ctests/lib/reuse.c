@@ -1,0 +1,423 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+#include "reuse.h"
+
+struct far far;
+const int rights[2] = { LOCAL_AND_REMOTE, IBV_ACCESS_LOCAL_WRITE };
+const char *const rights_names[2] = { "remote rights", "local rights" };
+
+bool plain_calls(void)
+{
+	const char *calls = getenv("CHECK_CALLS");
+
+	return calls && !strcmp(calls, "plain");
+}
+
+struct ibv_mr *register_region(struct ibv_pd *pd, void *addr, size_t length, int access)
+{
+	static unsigned int turn;
+
+	if (!plain_calls())
+		return ibv_reg_mr_relaxed(pd, addr, length, access);
+	/* The parentheses keep the macro of verbs.h away, which would choose the call. */
+	return __atomic_fetch_add(&turn, 1, __ATOMIC_RELAXED) % 2 ?
+		ibv_reg_mr_iova2(pd, addr, length, (uintptr_t)addr, (unsigned int)access) :
+		(ibv_reg_mr)(pd, addr, length, access);
+}
+
+int deregister_region(struct ibv_mr *mr)
+{
+	return plain_calls() ? ibv_dereg_mr(mr) : ibv_dereg_mr_relaxed(mr);
+}
+
+/*
+ * The cache gives a range up for fewer registrations than this, also if regions of it that end later
+ * make it do so again.
+ */
+enum { PAST_THE_CACHE = 100 };
+
+struct ibv_mr *register_by_cache(struct ibv_pd *pd, void *addr, size_t length, int access,
+				struct rdmamr_stats *before)
+{
+	for (int n = 0; n < PAST_THE_CACHE; n++) {
+		struct ibv_mr *mr;
+
+		*before = stats();
+		mr = register_region(pd, addr, length, access);
+		if (!mr || stats().bypassed_first == before->bypassed_first)
+			return mr;
+		must(deregister_region(mr) == 0);
+	}
+	must(!"the cache never looked at the range");
+	return NULL;
+}
+
+void far_open(struct pair *pair)
+{
+	far.out = pages(2 * WINDOW / PAGE);
+	far.in = far.out + WINDOW;
+	far.mr = ibv_reg_mr(pair->pd, far.out, 2 * WINDOW, LOCAL_AND_REMOTE);
+	must(far.mr);
+	far.others = kernel_regions(pair->context);
+}
+
+void relaxed_open(struct pair *pair)
+{
+	continue_report();
+	must(ibv_reg_mr_relaxed && ibv_dereg_mr_relaxed && ibv_flush_relaxed_mr);
+	if (!uffd_features())
+		skip_all("userfaultfd is refused here: nothing is kept that could be used again");
+	/* Without the cache the kernel serves the plain calls, and the tests would show nothing. */
+	must(!plain_calls() || getenv("RDMAMR_CACHE"));
+	pair_open(pair);
+	far_open(pair);
+}
+
+void relaxed_end(struct pair *pair)
+{
+	is(ibv_flush_relaxed_mr(pair->pd), 0, "at the end: flushed");
+	is(stats().idle, 0, "at the end: nothing is idle");
+	is(kernel_regions(pair->context), far.others, "at the end: the kernel has no relaxed region");
+	must(ibv_dereg_mr(far.mr) == 0);
+	must(munmap(far.out, 2 * WINDOW) == 0);
+	pair_close(pair);
+	is(stats().live, 0, "at the end: no region is left");
+}
+
+int relaxed_close(struct pair *pair)
+{
+	relaxed_end(pair);
+	return done_testing();
+}
+
+int status_is_good(int status, const char *what)
+{
+	if (status != IBV_WC_SUCCESS)
+		printf("# %s: %s\n", what,
+		       status < 0 ? "not taken, or not answered" : ibv_wc_status_str(status));
+	return status == IBV_WC_SUCCESS;
+}
+
+/*
+ * One transfer each way: with `remote` by the region's rkey from the far end, else by its lkey to
+ * the far end.
+ */
+static int piece_lands(struct pair *pair, const struct ibv_mr *mr, char *memory, size_t length, bool remote)
+{
+	uint64_t there = (uintptr_t)memory, in = (uintptr_t)far.in, out = (uintptr_t)far.out;
+
+	fill(far.out, length);
+	if (!status_is_good(remote ? pair_write(pair, far.mr, far.out, length, there, mr->rkey) :
+				     pair_read(pair, mr, memory, length, out,
+					       far.mr->rkey), "the device writes"))
+		return 0;
+	/*
+	 * Reading back tells a write to another page from no write; on iWARP it is answered after
+	 * the write.
+	 */
+	memset(far.in, 0, length);
+	if (remote &&
+	    !status_is_good(pair_read(pair, far.mr, far.in, length, there, mr->rkey), "it reads back"))
+		return 0;
+	if (memcmp(memory, far.out, length)) {
+		printf("# STALE: what the device wrote is not in the program's page%s\n",
+		       remote && !memcmp(far.in, far.out, length) ? ", but in another" : "");
+		return 0;
+	}
+	fill(memory, length);
+	memset(far.in, 0, length);
+	if (!status_is_good(remote ? pair_read(pair, far.mr, far.in, length, there, mr->rkey) :
+				     pair_write(pair, mr, memory, length, in,
+						far.mr->rkey), "the device reads"))
+		return 0;
+	/*
+	 * On iWARP a write is complete when it is sent; the answer to a read behind it comes later.
+	 */
+	if (!remote && pair->iwarp)
+		pair_read(pair, far.mr, far.out, 8, in, far.mr->rkey);
+	if (memcmp(memory, far.in, length)) {
+		printf("# STALE: what the device reads is not what the program wrote\n");
+		return 0;
+	}
+	return 1;
+}
+
+int all_lands(struct pair *pair, const struct ibv_mr *mr, char *memory, size_t length, bool remote)
+{
+	size_t piece = length <= 4 * WINDOW ? WINDOW : PAGE;
+	size_t step = length <= 4 * WINDOW ? WINDOW : length / 16;
+
+	for (size_t at = 0; at < length; at += step) {
+		if (!piece_lands(pair, mr, memory + at, piece < length - at ? piece : length - at, remote))
+			return 0;
+	}
+	return length <= 4 * WINDOW || piece_lands(pair, mr, memory + length - piece, piece, remote);
+}
+
+int lands_in(struct pair *pair, const struct ibv_mr *mr, void *memory, size_t length)
+{
+	return all_lands(pair, mr, memory, length, true);
+}
+
+int lands_by_lkey(struct pair *pair, const struct ibv_mr *mr, void *memory, size_t length)
+{
+	return all_lands(pair, mr, memory, length, false);
+}
+
+/* One registration. */
+static int lands_once(struct pair *pair, void *memory, size_t length, int access)
+{
+	struct ibv_mr *mr = register_region(pair->pd, memory, length, access);
+	int good, err;
+
+	if (!mr) {
+		printf("# registration: %s\n", strerror(errno));
+		return 0;
+	}
+	good = mr->addr == memory && mr->length == length && mr->pd == pair->pd;
+	if (!good)
+		printf("# the region does not describe what was asked for\n");
+	good = all_lands(pair, mr, memory, length, access & IBV_ACCESS_REMOTE_WRITE) && good;
+	err = deregister_region(mr);
+	if (err)
+		printf("# deregistration: %s\n", strerror(err));
+	return good && !err;
+}
+
+int lands_by_cache(struct pair *pair, void *memory, size_t length, int access, struct rdmamr_stats *before,
+		  struct rdmamr_stats *after)
+{
+	struct rdmamr_stats first = stats();
+
+	for (int n = 0; n < PAST_THE_CACHE; n++) {
+		int good;
+
+		*before = stats();
+		good = lands_once(pair, memory, length, access);
+		*after = stats();
+		if (!good || after->bypassed_first == before->bypassed_first)
+			return good;
+	}
+	show(first, *after);
+	must(!"the cache never looked at the range");
+	return 0;
+}
+
+int lands_with(struct pair *pair, void *memory, size_t length, int access)
+{
+	struct rdmamr_stats before, after;
+
+	return plain_calls() ? lands_by_cache(pair, memory, length, access, &before, &after) :
+			       lands_once(pair, memory, length, access);
+}
+
+/*
+ * One registration, and what the cache did with it. If it was past the cache, the cache then gets the
+ * next one: as after a relaxed call it has a region that a later change must invalidate.
+ */
+static int lands_once_and_stays(struct pair *pair, void *memory, size_t length, int access,
+				struct rdmamr_stats *before, struct rdmamr_stats *after)
+{
+	struct rdmamr_stats next[2];
+	int good;
+
+	*before = stats();
+	good = lands_once(pair, memory, length, access);
+	*after = stats();
+	if (good && after->bypassed_first != before->bypassed_first)
+		good = lands_by_cache(pair, memory, length, access, &next[0], &next[1]);
+	return good;
+}
+
+int lands(struct pair *pair, void *memory, size_t length)
+{
+	return lands_with(pair, memory, length, LOCAL_AND_REMOTE);
+}
+
+int lands_local(struct pair *pair, void *memory, size_t length)
+{
+	return lands_with(pair, memory, length, IBV_ACCESS_LOCAL_WRITE);
+}
+
+uint64_t bypassed(const struct rdmamr_stats *now)
+{
+	return now->bypassed_access + now->bypassed_device + now->bypassed_memory + now->bypassed_watch +
+	       now->bypassed_fork + now->bypassed_limit + now->bypassed_busy + now->bypassed_address +
+	       now->bypassed_first;
+}
+
+bool reused(struct rdmamr_stats before, struct rdmamr_stats after)
+{
+	return after.hits == before.hits + 1 && after.reg_kernel == before.reg_kernel &&
+	       after.misses == before.misses && bypassed(&after) == bypassed(&before);
+}
+
+bool made_anew(struct rdmamr_stats before, struct rdmamr_stats after)
+{
+	return after.hits == before.hits && after.reg_kernel == before.reg_kernel + 1;
+}
+
+void settle(void)
+{
+	unsigned long long ended;
+
+	do {
+		ended = stats().dereg_kernel;
+		usleep(500000);
+	} while (stats().dereg_kernel != ended);
+}
+
+void show(struct rdmamr_stats before, struct rdmamr_stats after)
+{
+#define SHOW(field)                                                            \
+	if (after.field != before.field)                                       \
+	printf(", %s %+lld", #field, (long long)(after.field - before.field))
+	printf("# statistics");
+	SHOW(hits);
+	SHOW(misses);
+	SHOW(shared);
+	SHOW(idle);
+	SHOW(reg_kernel);
+	SHOW(reg_failed);
+	SHOW(dereg_kernel);
+	SHOW(flushed_watermark);
+	SHOW(flushed_linger);
+	SHOW(flushed_pressure);
+	SHOW(flushed_hook);
+	SHOW(flushed_event);
+	SHOW(flushed_fence);
+	SHOW(stale_avoided_hook);
+	SHOW(stale_avoided_event);
+	SHOW(stale_avoided_fence);
+	SHOW(bypassed_access);
+	SHOW(bypassed_device);
+	SHOW(bypassed_memory);
+	SHOW(bypassed_watch);
+	SHOW(bypassed_fork);
+	SHOW(bypassed_limit);
+	SHOW(bypassed_busy);
+	SHOW(bypassed_address);
+	SHOW(bypassed_first);
+	printf("\n");
+#undef SHOW
+}
+
+/*
+ * On a kernel before 6.11 the library reads all mappings to learn about one, and then none for ten
+ * times as long: on a busy machine a reading takes a second now and then.
+ */
+enum { TRIES = 30, NAP_AT_MOST = 1000000 /* us */ };
+
+int control_with(struct pair *pair, const char *name, void *memory, size_t length, int access)
+{
+	struct rdmamr_stats before, after;
+	int good = 1, tries;
+
+	for (tries = 0; tries < TRIES; tries++) {
+		good = lands_by_cache(pair, memory, length, access, &before, &after) && good;
+		if (tries && (!good || reused(before, after)))
+			break;
+		if (tries)
+			usleep(tries * 50000 < NAP_AT_MOST ? tries * 50000 : NAP_AT_MOST);
+	}
+	if (tries == TRIES)
+		show(before, after);
+	return ok(good && tries < TRIES, "%s: unchanged, the region is used again", name);
+}
+
+int control(struct pair *pair, const char *name, void *memory, size_t length)
+{
+	return control_with(pair, name, memory, length, LOCAL_AND_REMOTE);
+}
+
+int not_kept_with(struct pair *pair, const char *name, void *memory, size_t length, int access)
+{
+	struct rdmamr_stats before, after;
+	int good = 1, idle = (int)stats().idle, made = 1;
+
+	for (int round = 0; round < 2 || (round < 200 && good && made && (int)stats().idle > idle); round++) {
+		good = lands_by_cache(pair, memory, length, access, &before, &after) && good;
+		made = made_anew(before, after) && made;
+		for (int tries = 0; tries < 10 && round && (int)stats().idle > idle; tries++)
+			usleep(10000);
+	}
+	if (!made)
+		show(before, after);
+	return ok(good && made && (int)stats().idle <= idle, "%s: nothing is kept of such memory", name);
+}
+
+int not_kept(struct pair *pair, const char *name, void *memory, size_t length)
+{
+	return not_kept_with(pair, name, memory, length, LOCAL_AND_REMOTE);
+}
+
+int anew_with(struct pair *pair, const char *name, void *memory, size_t length, int access)
+{
+	struct rdmamr_stats before, after;
+	int good = lands_once_and_stays(pair, memory, length, access, &before, &after), made;
+
+	made = made_anew(before, after);
+	if (!made)
+		show(before, after);
+	return ok(good && made, "%s: registered anew, and data lands in the page of now", name);
+}
+
+int anew(struct pair *pair, const char *name, void *memory, size_t length)
+{
+	return anew_with(pair, name, memory, length, LOCAL_AND_REMOTE);
+}
+
+int either_with(struct pair *pair, const char *name, void *memory, size_t length, int access)
+{
+	struct rdmamr_stats before, after;
+	int good = lands_once_and_stays(pair, memory, length, access, &before, &after);
+
+	return ok(good && (reused(before, after) || made_anew(before, after)),
+		  "%s: data lands in the page of now (%s)",
+		  name, reused(before, after) ? "used again" : "registered anew");
+}
+
+int either(struct pair *pair, const char *name, void *memory, size_t length)
+{
+	return either_with(pair, name, memory, length, LOCAL_AND_REMOTE);
+}
+
+int still_with(struct pair *pair, const char *name, void *memory, size_t length, int access)
+{
+	struct rdmamr_stats before = stats(), after;
+	int good = lands_once(pair, memory, length, access), hit;
+
+	after = stats();
+	hit = reused(before, after);
+	if (!hit)
+		show(before, after);
+	return ok(good && hit, "%s: the region is used again, and data lands in the page of now", name);
+}
+
+int still(struct pair *pair, const char *name, void *memory, size_t length)
+{
+	return still_with(pair, name, memory, length, LOCAL_AND_REMOTE);
+}
+
+int write_refused(struct pair *pair, char *memory, uint32_t rkey)
+{
+	char old = *memory;
+	int status, good;
+
+	memset(far.out, ~old, 8);
+	status = pair_write(pair, far.mr, far.out, 8, (uintptr_t)memory, rkey);
+	/* An iWARP write completes when it is sent, and a refusal ends the connection. */
+	if (pair->iwarp && status == IBV_WC_SUCCESS)
+		status = pair_read(pair, far.mr, far.in, 8, (uintptr_t)far.out, far.mr->rkey);
+	good = (pair->iwarp ? status != IBV_WC_SUCCESS : status == IBV_WC_REM_ACCESS_ERR) && *memory == old;
+	if (!good)
+		printf("# %s, and the byte was %s\n", status < 0 ? "no answer" : ibv_wc_status_str(status),
+		       *memory == old ? "left alone" : "changed");
+	pair_reconnect(pair);
+	return good;
+}
+
+int control_later(struct pair *pair, const char *name, void *memory, size_t length)
+{
+	usleep(1200000);
+	return control(pair, name, memory, length);
+}

@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The cache's verdict on a plain registration as if `RDMAMR_CACHE=all` were set. The trace records
+//! the verdict, so that `rdmamr report` promises nothing that the cache would not do. Only a traced
+//! process asks for it.
+
+use crate::cache::life::admission;
+use crate::cache::life::limits;
+use crate::cache::start;
+use crate::call::Request;
+use crate::config::{CacheMode, config, disabled};
+use crate::mr;
+use crate::sys::clock;
+use crate::sys::helper_thread;
+use crate::sys::pages::PageRange;
+use crate::sys::process::PerProcess;
+use crate::sys::thread;
+use crate::trace::format::{CacheSettings, cache, call, unserved};
+use crate::watch::userfaultfd::Userfaultfd;
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use rdmamr_policy::{Asked, Process};
+
+/// Whether the cache would serve a registration of `call` that has succeeded. Returns a value of
+/// [`unserved`].
+pub fn verdict(call: u8, request: &Request) -> u32 {
+    match call {
+        call::REG_MR | call::REG_MR_IOVA | call::REG_MR_IOVA2 => {}
+        call::REG_MR_EX if request.length != 0 => {}
+        call::REG_MR_EX | call::REG_DMABUF_MR => return unserved::DEVICE,
+        _ => return unserved::UNKNOWN,
+    }
+    rdmamr_policy::refusal(CacheMode::All, asked(request), &Foreseen)
+}
+
+/// What the rule by which the cache serves looks at in a registration.
+#[inline(always)]
+pub fn asked(request: &Request) -> Asked {
+    Asked {
+        access: request.access.bits(),
+        at_own_address: request.iova == request.addr.addr() as u64,
+        is_empty: request.length == 0,
+    }
+}
+
+/// This process as it would be with the cache.
+struct Foreseen;
+
+impl Process for Foreseen {
+    fn is_disabled(&self) -> bool {
+        disabled()
+    }
+    fn is_interrupted(&self) -> bool {
+        thread::is_inside()
+    }
+    fn is_child(&self) -> bool {
+        is_of_parent()
+    }
+    fn is_fork_protected(&self) -> bool {
+        mr::bare::is_fork_protected()
+    }
+}
+
+/// This process as the cache finds it.
+pub struct Present;
+
+impl Process for Present {
+    #[inline(always)]
+    fn is_disabled(&self) -> bool {
+        disabled()
+    }
+    #[inline(always)]
+    fn is_interrupted(&self) -> bool {
+        thread::is_inside()
+    }
+    #[inline(always)]
+    fn is_child(&self) -> bool {
+        start::is_of_parent()
+    }
+    #[inline(always)]
+    fn is_fork_protected(&self) -> bool {
+        mr::bare::is_fork_protected()
+    }
+}
+
+/// When this process reads its mappings, and what it found.
+struct Reading {
+    /// The time before which the mappings are not read again: CLOCK_MONOTONIC in ns.
+    next: AtomicU64,
+    /// A hash of the ranges that the last reading found.
+    found: AtomicU64,
+}
+
+static READING: PerProcess<Reading> = PerProcess::new();
+/// Whether this process, or one that it was forked from, has registered memory.
+static EVER: AtomicBool = AtomicBool::new(false);
+
+unsafe extern "C" fn forget() {
+    READING.forget();
+}
+
+/// Whether this process is a child of one that would have had a cache.
+fn is_of_parent() -> bool {
+    start::is_of_parent() || (READING.get().is_none() && EVER.load(Relaxed))
+}
+
+/// Tells the cache's settings in this process, and the memory whose regions the cache would not
+/// keep, each in the trace's format and only if it is new. Called after a registration that the
+/// cache would serve.
+pub fn news(mut tell: impl FnMut(u16, &[u8])) {
+    use crate::trace::format::kind;
+    /// The shortest time between two readings of the mappings, in ns. Besides, readings take at
+    /// most a hundredth of the time.
+    const PERIOD: u64 = 10_000_000;
+    if READING.get().is_none() {
+        if is_of_parent() {
+            return;
+        }
+        EVER.store(true, Relaxed);
+        READING.get_or_make(
+            || {
+                Box::new(Reading {
+                    next: AtomicU64::new(0),
+                    found: AtomicU64::new(0),
+                })
+            },
+            forget,
+        );
+        tell(kind::CACHE, &facts());
+    }
+    let Some(reading) = READING.get() else {
+        return;
+    };
+    let now = clock::monotonic();
+    let next = reading.next.load(Relaxed);
+    // It is too early, or another thread is reading the mappings already.
+    if now < next
+        || reading
+            .next
+            .compare_exchange(next, u64::MAX, Relaxed, Relaxed)
+            .is_err()
+    {
+        return;
+    }
+    let mut bytes = now.to_le_bytes().to_vec();
+    let mut has_room = true;
+    admission::each_foreign(|range| {
+        has_room &= bytes.try_reserve(2 * size_of::<u64>()).is_ok();
+        if has_room {
+            bytes.extend(range.start.to_le_bytes());
+            bytes.extend(range.end.to_le_bytes());
+        }
+    });
+    let took = clock::monotonic() - now;
+    reading.next.store(now + PERIOD.max(100 * took), Relaxed);
+    if !has_room {
+        return;
+    }
+    let mixed = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
+    let found = bytes[8..].iter().fold(0xcbf2_9ce4_8422_2325, mixed);
+    if reading.found.swap(found, Relaxed) != found {
+        tell(kind::UNKEPT, &bytes);
+    }
+}
+
+/// The shortest time in ns that userfaultfd takes to watch a region, of some in memory of the
+/// library's own. Closes the file.
+fn watch_time(file: Userfaultfd) -> u64 {
+    const REGION: u64 = 1 << 16;
+    const REGIONS: u64 = 16;
+    let size = (REGION * REGIONS) as usize;
+    let Some(memory) = helper_thread::map(size) else {
+        file.close();
+        return 0;
+    };
+    let start = memory.addr() as u64;
+    // Every other region: adjacent ones become one mapping, which takes longer.
+    let times = (0..REGIONS).step_by(2).map(|n| {
+        let range = PageRange {
+            start: start + n * REGION,
+            end: start + (n + 1) * REGION,
+        };
+        let began = clock::monotonic();
+        let watched = file.register(range);
+        watched.map_or(u64::MAX, |_| clock::monotonic() - began)
+    });
+    let shortest = times.min().unwrap_or(0);
+    // Before the memory goes: nobody would read the event, for which the kernel would wait.
+    file.close();
+    // SAFETY: `map` returned the memory for that size, and this function alone knows it.
+    unsafe { helper_thread::unmap(memory, size) };
+    if shortest == u64::MAX { 0 } else { shortest }
+}
+
+fn facts() -> Vec<u8> {
+    let settings = &config().cache;
+    let limit = limits::of_no_cache();
+    let watch = Userfaultfd::open();
+    let flag = |is: bool, flag: u64| if is { flag } else { 0 };
+    let flags = flag(watch.is_err(), cache::CANNOT_WATCH)
+        | flag(start::may_pin().is_none(), cache::PINS_ALL)
+        | flag(settings.fresh_keys, cache::FRESH_KEYS);
+    let watch_ns = watch.map_or(0, watch_time);
+    let regions = CacheSettings {
+        flags,
+        linger_local: settings.linger_local,
+        linger_remote: settings.linger_remote,
+        most_regions: limit.regions as u64,
+        most_bytes: limit.bytes as u64,
+        watch_ns,
+    };
+    [
+        regions.flags,
+        regions.linger_local,
+        regions.linger_remote,
+        regions.most_regions,
+        regions.most_bytes,
+        regions.watch_ns,
+    ]
+    .map(u64::to_le_bytes)
+    .concat()
+}

@@ -1,0 +1,472 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What an interposed memory call does for the cache. Before the real call it announces the change,
+//! with its range, writes the range to the log, ends the idle regions that the change touches, and
+//! stops watching their memory: the kernel then has no event for the change, and the call need not
+//! wait for the reader. If a region was made meanwhile, it writes the range once more after the
+//! real call. If the cache has no region there and watches nothing there, it does nothing.
+//!
+//! These functions run wherever the program or one of its libraries changes memory: in malloc, in
+//! signal handlers, in forked children. They allocate nothing and look up no symbol. The one lock
+//! that they take is the cache's, for which they wait 20 ms at most. They block all signals while
+//! they hold it, so that no signal handler leaves with the lock.
+
+use crate::cache::Cache;
+use crate::cache::life::ending;
+use crate::cache::life::tasks;
+use crate::report::log;
+use crate::sys::aside;
+use crate::sys::pages::PageRange;
+use crate::sys::{clock, memory, signals, thread};
+use crate::watch;
+pub use crate::watch::in_place;
+pub use crate::watch::log::Frame;
+use crate::watch::log::{Announced, Change, Kind, Log, Long};
+pub use crate::watch::watch_fd::Touching;
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::*, fence};
+
+/// The cache, if it must hear of changes.
+#[inline(always)]
+fn existing() -> Option<&'static Cache> {
+    crate::cache::existing().filter(|_| !watch::is_retired())
+}
+
+/// A change that is about to be made. The change is over when this value is dropped.
+pub struct Changing<'f>(Option<UnderWay<'f>>);
+
+struct UnderWay<'f> {
+    cache: &'static Cache,
+    /// What the call has changed once it ends.
+    range: PageRange,
+    announced: Option<Announced<'f>>,
+    /// If the range was recorded before the real call: how many regions had been linked then.
+    linked: Option<u64>,
+    /// If the call is on much memory, and counts as such.
+    long: Option<Long>,
+    frame: &'f Frame,
+}
+
+impl Changing<'_> {
+    /// A change that the cache need not hear of.
+    pub const NOTHING: Self = Changing(None);
+}
+
+const NOTHING: PageRange = PageRange { start: 0, end: 0 };
+
+/// A call on this many bytes may hold the kernel's lock of the address space for milliseconds.
+const LONG: u64 = 16 << 20;
+
+/// The page range of a range: its whole pages. An empty range, or one that runs past the end of the
+/// address space, gives [`NOTHING`].
+fn pages(addr: usize, length: usize) -> PageRange {
+    PageRange::around(addr as u64, length as u64).unwrap_or(NOTHING)
+}
+
+/// This process's instance, if it has to hear of changes.
+#[inline(always)]
+fn heeding() -> Option<&'static Cache> {
+    existing().filter(|_| !tasks::cache_gave_up())
+}
+
+/// A call is about to change memory. This costs one load as long as the process has no relaxed
+/// registration.
+#[inline(always)]
+pub fn changing(frame: &Frame, addr: usize, length: usize) -> Changing<'_> {
+    let Some(cache) = heeding() else {
+        // The cache may be about to start, and ask whether calls come here.
+        in_place::call_came(addr);
+        return Changing::NOTHING;
+    };
+    let range = pages(addr, length);
+    Changing(Some(begin(cache, frame, range, Neighbours::Stay)))
+}
+
+/// A call is about to change memory, and the kernel may refuse it where the memory is watched: also
+/// what regions have left watched that have ended is watched no more.
+#[cold]
+pub fn changing_unwatched(frame: &Frame, addr: usize, length: usize) -> Changing<'_> {
+    let Some(cache) = heeding() else {
+        in_place::call_came(addr);
+        return Changing::NOTHING;
+    };
+    let range = pages(addr, length);
+    let mut under_way = begin(cache, frame, range, Neighbours::Stay);
+    if range.start < range.end && cache.watch.has_left_some() {
+        // Another thread may link a region there in between, whose watch ends here. It is no hit
+        // while this is announced, and the record after the call invalidates it.
+        under_way
+            .announced
+            .get_or_insert_with(|| announce(cache, frame, range));
+        let errno = errno::errno();
+        cache.watch.unwatch_moving(range);
+        errno::set_errno(errno);
+    }
+    Changing(Some(under_way))
+}
+
+/// A call is about to map memory in place of other memory.
+///
+/// The kernel makes the new mapping one with the old one around it, if that is not watched, and
+/// mremap(2) accepts a single mapping only. So the cache also ends what it watches directly around
+/// memory that it watches.
+#[inline(always)]
+pub fn replacing(frame: &Frame, addr: usize, length: usize) -> Changing<'_> {
+    let range = pages(addr, length);
+    Changing(heeding().map(|cache| begin(cache, frame, range, Neighbours::End)))
+}
+
+/// A change of which userfaultfd reports nothing: protection, guard pages. The change is over when
+/// this value is dropped.
+///
+/// A region may come to this memory after the look at the filter and before the call takes effect,
+/// and be used again before the call returns. So the change is announced even if the filter has no
+/// region. If there is no cache to announce it to, it is counted, and nothing is kept until it is
+/// over.
+pub struct Unreported<'f> {
+    /// What is recorded after the call if there is a cache by then.
+    unannounced: Option<PageRange>,
+    _changing: Changing<'f>,
+}
+
+/// The unreported changes under way that began when there was no cache. (A signal handler that
+/// leaves such a call by siglongjmp(3) leaves its count, and the cache keeps nothing.)
+static UNANNOUNCED: AtomicU64 = AtomicU64::new(0);
+
+/// Whether a change is under way that could not be announced. Asked once a region is pinned, before
+/// it is kept: a change that takes effect after the pin counts here, or has found the cache.
+pub fn is_unannounced() -> bool {
+    fence(SeqCst);
+    UNANNOUNCED.load(Acquire) != 0
+}
+
+/// A call is about to change memory in a way that userfaultfd does not report.
+pub fn unreported(frame: &Frame, addr: usize, length: usize) -> Unreported<'_> {
+    begin_unreported(frame, addr, length, Neighbours::Stay)
+}
+
+/// As [`unreported`], of a call that maps memory in place of other memory ([`replacing`]).
+pub fn replacing_unreported(frame: &Frame, addr: usize, length: usize) -> Unreported<'_> {
+    begin_unreported(frame, addr, length, Neighbours::End)
+}
+
+fn begin_unreported(
+    frame: &Frame,
+    addr: usize,
+    length: usize,
+    neighbours: Neighbours,
+) -> Unreported<'_> {
+    let range = pages(addr, length);
+    let begun = |cache| {
+        let mut under_way = begin(cache, frame, range, neighbours);
+        if under_way.announced.is_none() && range.start < range.end {
+            under_way.announced = Some(announce(cache, frame, range));
+        }
+        Unreported {
+            unannounced: None,
+            _changing: Changing(Some(under_way)),
+        }
+    };
+    if let Some(cache) = heeding() {
+        return begun(cache);
+    }
+    UNANNOUNCED.fetch_add(1, SeqCst);
+    // Either this thread finds the cache, or who keeps a region finds the count.
+    fence(SeqCst);
+    if let Some(cache) = heeding() {
+        UNANNOUNCED.fetch_sub(1, Release);
+        return begun(cache);
+    }
+    Unreported {
+        unannounced: Some(range),
+        _changing: Changing::NOTHING,
+    }
+}
+
+impl Drop for Unreported<'_> {
+    fn drop(&mut self) {
+        let Some(range) = self.unannounced else {
+            return;
+        };
+        if let Some(cache) = heeding() {
+            let frame = Frame::new();
+            drop(Changing(Some(begin(
+                cache,
+                &frame,
+                range,
+                Neighbours::Stay,
+            ))));
+        }
+        // The record of the change precedes this.
+        UNANNOUNCED.fetch_sub(1, Release);
+    }
+}
+
+/// A call may change memory. The caller says by [`Changing::changed`] whether the call did, and
+/// which memory.
+#[inline(always)]
+pub fn may_change(frame: &Frame, addr: usize, length: usize) -> Changing<'_> {
+    Changing(heeding().map(|cache| {
+        let range = pages(addr, length);
+        let may_hold = cache.regions.filter.may_touch(range);
+        UnderWay {
+            cache,
+            range: NOTHING,
+            // The log has no change yet. The announcement alone keeps every hit in this memory from
+            // succeeding.
+            announced: may_hold.then(|| announce(cache, frame, range)),
+            linked: None,
+            long: None,
+            frame,
+        }
+    }))
+}
+
+/// A call may change any memory. The caller says by [`Changing::changed`] whether the call did.
+pub fn may_change_any(frame: &Frame) -> Changing<'_> {
+    may_change(frame, 0, usize::MAX / 2)
+}
+
+fn called(range: PageRange) -> Change {
+    Change {
+        range,
+        kind: Kind::Called,
+    }
+}
+
+fn announce<'f>(cache: &Cache, frame: &'f Frame, range: PageRange) -> Announced<'f> {
+    let changes = &cache.regions.changes;
+    changes.begin_at(range, thread::pointer(), frame)
+}
+
+/// Whether what is watched around the changed memory ends as well.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Neighbours {
+    Stay,
+    End,
+}
+
+#[cold]
+fn begin<'f>(
+    cache: &'static Cache,
+    frame: &'f Frame,
+    range: PageRange,
+    neighbours: Neighbours,
+) -> UnderWay<'f> {
+    let mut under_way = UnderWay {
+        cache,
+        range,
+        announced: None,
+        linked: None,
+        long: None,
+        frame,
+    };
+    let changes = &cache.regions.changes;
+    if range.bytes() >= LONG {
+        under_way.long = changes.begin_long(now());
+    }
+    if cache.regions.filter.may_touch(range) {
+        under_way.announced = Some(announce(cache, frame, range));
+        under_way.linked = Some(changes.linked());
+        changes.write(called(range));
+        end_touched(cache, range, neighbours);
+    }
+    under_way
+}
+
+fn now() -> u64 {
+    let errno = errno::errno();
+    let now = clock::monotonic_by_kernel() / 1_000_000;
+    errno::set_errno(errno);
+    now
+}
+
+/// Ends the idle regions that the changes in the log touch, and stops watching a range. Returns
+/// whether some of it was watched.
+#[cold]
+fn end_touched(cache: &Cache, range: PageRange, neighbours: Neighbours) -> bool {
+    inside(|| ending::touched(cache, range, neighbours == Neighbours::End)).unwrap_or_else(|| {
+        // A signal handler has interrupted this thread inside the cache, or the cache itself frees
+        // memory. What the log has invalidated, the cleaner ends.
+        cache.cleaner.wake();
+        false
+    })
+}
+
+/// Runs what takes the cache's lock, without signals. Leaves errno. `None` if this thread is inside
+/// already, or has no stack for it.
+fn inside<T>(body: impl FnOnce() -> T) -> Option<T> {
+    if thread::is_inside() {
+        return None;
+    }
+    let errno = errno::errno();
+    let signals = signals::block();
+    let inside = thread::enter();
+    // `None`: there is no stack for it.
+    let value = aside::run_if_little(body);
+    drop(inside);
+    signals::restore(signals);
+    errno::set_errno(errno);
+    value
+}
+
+impl Changing<'_> {
+    /// Whether the cache may have a region in the memory of this change.
+    pub fn is_announced(&self) -> bool {
+        self.0.as_ref().is_some_and(|all| all.announced.is_some())
+    }
+
+    /// Adds this memory to what the call has changed.
+    pub fn changed(&mut self, addr: usize, length: usize) {
+        if let Some(under_way) = &mut self.0 {
+            under_way.write(pages(addr, length), None);
+        }
+    }
+}
+
+impl UnderWay<'_> {
+    /// Records what the real call has changed. `linked` is there if this was recorded before.
+    fn write(&mut self, range: PageRange, linked: Option<u64>) {
+        let regions = self.cache.regions;
+        // Another thread may have registered a region there since the check before the call. If the
+        // filter has none, no region was pinned there before the change that has not ended since.
+        if !regions.filter.may_touch(range) {
+            return;
+        }
+        if self.announced.is_none() {
+            self.announced = Some(announce(self.cache, self.frame, range));
+        }
+        match linked {
+            Some(linked) => regions.changes.write_again(called(range), linked),
+            None => regions.changes.write(called(range)),
+        }
+    }
+
+    #[cold]
+    fn end(&mut self) {
+        self.write(self.range, self.linked);
+        let changes = &self.cache.regions.changes;
+        if let Some(announced) = self.announced.take() {
+            changes.end_at(announced);
+            if changes.is_behind() {
+                end_touched(self.cache, NOTHING, Neighbours::Stay);
+            }
+        }
+        if let Some(long) = self.long.take() {
+            changes.end_long(long);
+        }
+    }
+}
+
+impl Drop for Changing<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        if let Some(under_way) = &mut self.0 {
+            under_way.end();
+        }
+    }
+}
+
+/// Whether memory of the process may have a protection key.
+static KEYED: AtomicBool = AtomicBool::new(false);
+
+/// A call has given memory a protection key. What a registration may do depends on the calling
+/// thread's rights to the key, which a thread changes without a system call. So the cache keeps
+/// nothing from now on.
+pub fn keyed() {
+    if !KEYED.swap(true, SeqCst)
+        && let Some(cache) = existing()
+    {
+        keep_nothing(&cache.regions.changes);
+    }
+}
+
+/// Has the cache keep nothing from now on if memory may have a protection key.
+pub fn mind_keys(changes: &Log) {
+    if KEYED.load(SeqCst) {
+        keep_nothing(changes);
+    }
+}
+
+#[cold]
+fn keep_nothing(changes: &Log) {
+    changes.distrust();
+    log::always(format_args!(
+        "regions are not reused from now on: the program has given memory a protection key \
+         (pkey_mprotect), whose rights a thread changes without a system call"
+    ));
+}
+
+/// Stops watching memory that a change under way moves, and whose regions it has just invalidated.
+/// Returns true if some of the memory may have been watched.
+#[cold]
+pub fn unwatch(addr: usize, length: usize) -> bool {
+    let range = pages(addr, length);
+    let Some(cache) = heeding().filter(|_| range.start < range.end) else {
+        return false;
+    };
+    let known = end_touched(cache, range, Neighbours::Stay);
+    let errno = errno::errno();
+    let unknown = cache.watch.unwatch_moving(range);
+    errno::set_errno(errno);
+    known || unknown
+}
+
+/// The C library is about to make a mapping larger, by an mremap(2) of its own, which accepts a
+/// single mapping only. If the watch of a part has cut the mapping, joins the pieces. The kernel
+/// reports what becomes of a mapping that is watched as a whole, and of one that is watched anew.
+#[cold]
+pub fn growing(addr: usize, length: usize) {
+    let range = pages(addr, length);
+    let Some(cache) = heeding().filter(|_| range.start < range.end) else {
+        return;
+    };
+    let watch = &cache.watch;
+    let near = cache.regions.filter.may_hold(range);
+    if near {
+        if inside(|| ending::is_whole(cache, range)).unwrap_or(true) {
+            // It keeps the watch where it moves to, of which no region knows.
+            return watch.leave_some();
+        }
+        let frame = Frame::new();
+        let announced = announce(cache, &frame, range);
+        cache.regions.changes.write(called(range));
+        end_touched(cache, range, Neighbours::Stay);
+        cache.regions.changes.end_at(announced);
+    }
+    // Where userfaultfds are not kept apart, this looks at each page.
+    if watch.has_left_some() && (near || watch.keeps_apart()) {
+        let errno = errno::errno();
+        watch.unwatch_moving(range);
+        errno::set_errno(errno);
+    }
+}
+
+/// Whether the kernel moves several mappings by one mremap(2).
+pub fn several_can_move() -> bool {
+    // It does since Linux 6.17, and keeps userfaultfds apart since 6.16.
+    heeding().is_some_and(|cache| cache.watch.keeps_apart())
+}
+
+/// Whether the cache must hear of changes.
+#[inline(always)]
+pub fn is_in_use() -> bool {
+    heeding().is_some()
+}
+
+/// A call is about to have a userfaultfd unregister memory. The call's argument, a range, lies at
+/// `argument`. Before Linux 6.16 that also ends another userfaultfd's watch of the memory.
+pub fn unregistering(frame: &Frame, argument: usize) -> Option<Unreported<'_>> {
+    heeding().filter(|cache| !cache.watch.keeps_apart())?;
+    // The address may be wrong, and then the kernel tells the caller.
+    let [start, length] = memory::read(argument as u64).unwrap_or([0, u64::MAX / 2]);
+    Some(unreported(frame, start as usize, length as usize))
+}
+
+/// A call is about to have a userfaultfd move pages to another address. The call's argument, with
+/// target, source and length, lies at `argument`. The kernel refuses to move pinned pages. (Those
+/// of the target are absent, or the kernel refuses too.)
+pub fn moving_pages(frame: &Frame, argument: usize) -> Option<Changing<'_>> {
+    existing()?;
+    // The address may be wrong, and then the kernel tells the caller.
+    let [_target, source, length] = memory::read(argument as u64).ok()?;
+    Some(changing_unwatched(frame, source as usize, length as usize))
+}

@@ -1,0 +1,347 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The end of a claimed region: the kernel deregisters it, then its slot is free.
+
+use crate::cache::Cache;
+use crate::cache::extents::Heir;
+use crate::cache::life::cleaner::now_ms;
+use crate::cache::locked::{Locked, cause};
+use crate::cache::region::{CachedRegion, Id, LEFT};
+use crate::cache::released;
+use crate::cache::state::{Cause, Regions};
+use crate::mr::bare::{self, Bare, Uverbs, UverbsOfHelper};
+use crate::report::stats::{Change, Counter, counter};
+use crate::sys::pages::PageRange;
+use crate::sys::probe::probe;
+use crate::sys::thread;
+use crate::trace::{self, format::Call};
+use crate::watch::Unwatching;
+use crate::watch::extent::CHUNK;
+use crate::watch::watch_fd::TABLE;
+use core::sync::atomic::Ordering::*;
+use core::time::Duration;
+use errno::Errno;
+
+/// Which kind of thread ends a region.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum By {
+    /// A thread of the program.
+    Program,
+    /// A helper thread, which the C library does not know.
+    Helper,
+}
+
+impl By {
+    /// Takes the cache's lock, unless another task keeps it.
+    pub fn lock(self, regions: &Regions) -> Option<Locked<'_>> {
+        match self {
+            By::Program => regions.lock_of_program(),
+            By::Helper => regions.lock_in_call(),
+        }
+    }
+
+    /// The thread's number.
+    pub fn thread(self) -> thread::Number {
+        /// Not inlined: the compiler may look up the address of a thread-local variable before it
+        /// asks who asks, and a helper thread dies of that.
+        #[inline(never)]
+        fn of_program() -> thread::Number {
+            thread::number()
+        }
+        match self {
+            By::Program => of_program(),
+            By::Helper => thread::Number::HELPER,
+        }
+    }
+}
+
+/// The trace's record of a region.
+fn described(region: &CachedRegion) -> Call {
+    Call {
+        pd: region.pd(),
+        addr: region.page_range().start,
+        length: region.page_range().bytes(),
+        access: region.access(),
+        lkey: region.lkey(),
+        ..trace::NOTHING
+    }
+}
+
+/// Deregisters a claimed region. After an error the region stays registered, and is never used
+/// again. A flush of its domain or device tries to end it again, and so does the cleaner.
+///
+/// A thread in another table of descriptors than the cache's has other files at the regions'
+/// numbers: it leaves the region to the cleaner.
+pub fn end(cache: &Cache, id: Id, by: By) -> Result<(), Errno> {
+    let regions = cache.regions;
+    if !TABLE.is_here() {
+        regions.ends_later(id);
+        cache.cleaner.wake();
+        return Ok(());
+    }
+    let region = regions.region(id);
+    if let Err(errno) = deregister(region, by) {
+        region.refusals.fetch_add(1, Relaxed);
+        region.released.store(cache.cleaner.now(), Relaxed);
+        match by.lock(regions) {
+            Some(locked) => locked.restore(id),
+            // Whoever ends the evicted regions meets the error anew.
+            None if !regions.is_orphaned() => regions.ends_later(id),
+            None => regions.claim_ended(),
+        }
+        if by == By::Program {
+            // The cleaner may sleep. It tries again at its own times.
+            cache.cleaner.wake();
+        }
+        return Err(errno);
+    }
+    let Some(locked) = by.lock(regions) else {
+        // The region is unpinned. Its slot waits for a thread that gets the lock.
+        region.fd.store(LEFT, Relaxed);
+        if regions.is_orphaned() {
+            regions.claim_ended();
+        } else {
+            regions.ends_later(id);
+        }
+        return Ok(());
+    };
+    let (page_range, why) = (region.page_range(), region.cause.load(Relaxed));
+    probe!(
+        "evict",
+        page_range.start,
+        page_range.bytes(),
+        u64::from(why)
+    );
+    trace::ended(|| described(region));
+    let (counters, thread) = (cache.counters, by.thread());
+    counters.add(thread, counter!(dereg_kernel), 1);
+    let device = bare::counted_at(region.device.load(Relaxed));
+    let less = Change::less(region.page_range().bytes());
+    counters.change_of_cache(thread, device, less);
+    if let Some(cause) = cause(region) {
+        counters.add(thread, counter(cause), 1);
+    }
+    released::ended(region, cause(region), region.hits());
+    counters.add(thread, counter!(hits), region.forget_hits());
+    leave(cache, &locked, id, by);
+    Ok(())
+}
+
+/// Has the kernel deregister a claimed region.
+fn deregister(region: &CachedRegion, by: By) -> Result<(), Errno> {
+    if region.is_left() {
+        // The kernel has ended the region, or another process owns the region now.
+        return Ok(());
+    }
+    let bare = Bare {
+        device: region.device.load(Relaxed),
+        fd: region.fd.load(Relaxed),
+        handle: region.handle.load(Relaxed),
+    };
+    match by {
+        By::Program => bare.deregister(&Uverbs),
+        By::Helper => bare.deregister(&UverbsOfHelper),
+    }
+}
+
+/// Has the kernel deregister a claimed region now, and leaves the rest to the next thread that ends
+/// the evicted regions.
+pub fn unpin(cache: &Cache, id: Id) {
+    let region = cache.regions.region(id);
+    // After an error, whoever ends the region meets the error anew.
+    if TABLE.is_here() && deregister(region, By::Helper).is_ok() {
+        region.fd.store(LEFT, Relaxed);
+    }
+    cache.regions.ends_later(id);
+}
+
+/// Frees the slot of a claimed region that the kernel has deregistered. Also stops watching the
+/// region's memory, if that is of use.
+pub fn leave(cache: &Cache, locked: &Locked<'_>, id: Id, by: By) {
+    let region = cache.regions.region(id);
+    let extent = region
+        .extent()
+        .filter(|_| region.page_range().bytes() <= UNWATCH_AT_MOST);
+    if extent.is_none() {
+        cache.watch.leave_some();
+    }
+    let mut from = extent.map_or(0, |extent| extent.start);
+    while extent.is_some_and(|extent| from < extent.end) {
+        let chunk = PageRange {
+            start: from,
+            end: (from + 1).next_multiple_of(CHUNK),
+        };
+        leave_chunk(cache, locked, id, by, chunk);
+        from = chunk.end;
+    }
+    locked.end(id);
+}
+
+/// Stops watching the memory that a region leaves in a chunk, unless another region takes the
+/// memory over. A partly watched mapping is split into pieces. Whichever region is the last to
+/// leave, the pieces become one mapping again.
+fn leave_chunk(cache: &Cache, locked: &Locked<'_>, id: Id, by: By, chunk: PageRange) {
+    const TRIES: u32 = 16;
+    let (regions, watch) = (cache.regions, &cache.watch);
+    let region = regions.region(id);
+    // After a change the memory is gone, or is about to be registered anew, so the watch of it need
+    // not end.
+    let in_peace = matches!(
+        cause(region),
+        Some(Cause::Flush | Cause::Linger | Cause::Watermark | Cause::Pressure)
+    );
+    let wanted = in_peace || watch.is_crowded() || region.has_inherited();
+    for _ in 0..TRIES {
+        // Changed memory is no longer the cache's: applying the log takes it off the region's
+        // extent.
+        cache.apply(locked, by);
+        let Some(memory) = region.extent().and_then(|extent| extent.common(chunk)) else {
+            return;
+        };
+        match locked.heir(memory, id) {
+            Heir::Region(heir) => return regions.region(heir).inherit(memory),
+            // This runs under the lock, so a region that is linked here meanwhile registers its
+            // watch after this.
+            Heir::None if wanted && !regions.changes.is_long(now_ms) => {
+                if watch.unwatch(memory, &regions.changes) != Unwatching::Unsettled {
+                    return;
+                }
+            }
+            // If a call on much memory holds the lock of the address space, nobody waits for it
+            // here, with the cache's lock.
+            Heir::None | Heir::Unknown => return watch.leave_some(),
+        }
+        std::thread::yield_now();
+    }
+}
+
+/// The largest region whose watch is ended, in bytes. To stop watching takes 80 ns a page
+/// (measured), under the lock, and large regions split few mappings.
+const UNWATCH_AT_MOST: u64 = 8 << 20;
+
+/// Deregisters the evicted regions: claimed regions that wait for any thread to deregister them.
+pub fn evicted(cache: &Cache, by: By) {
+    some_evicted(cache, by, usize::MAX);
+}
+
+/// Deregisters at most so many of the evicted regions.
+pub fn some_evicted(cache: &Cache, by: By, most: usize) {
+    if !TABLE.is_here() {
+        cache.cleaner.wake();
+        return;
+    }
+    for _ in 0..most {
+        if cache.regions.is_locked_in_vain() && !cache.regions.is_orphaned() {
+            cache.cleaner.wake();
+            return;
+        }
+        let Some(id) = cache.regions.next_evicted() else {
+            return;
+        };
+        let _ = end(cache, id, by);
+    }
+}
+
+/// Ends the idle regions that the changes in the log touch, and stops watching a range of memory.
+/// With `adjoining`, ends and stops watching what adjoins the range as well, if some of the range
+/// is watched. Returns whether some of the memory was watched. Any thread may call this, in an
+/// interposed memory call too.
+pub fn touched(cache: &Cache, range: PageRange, adjoining: bool) -> bool {
+    let regions = cache.regions;
+    // A garbage collector may unmap memory while its signal handler has stopped all other threads.
+    // What this call does not end, the log has invalidated and the cleaner ends.
+    let Some(locked) = regions.lock_in_call() else {
+        cache.cleaner.wake();
+        return false;
+    };
+    cache.apply(&locked, By::Helper);
+    let memory = if adjoining {
+        locked.invalidate_adjoining(range)
+    } else {
+        range
+    };
+    let watched = locked.unwatch(memory, |part| cache.watch.unwatch(part, &regions.changes));
+    // Before Linux 6.16 a call that is not announced can wait for the reader while another thread
+    // stops watching memory, and a test with two such threads hung there (Linux 6.12).
+    if cache.watch.keeps_apart() {
+        locked.note_clear(range);
+    }
+    drop(locked);
+    evicted(cache, By::Helper);
+    // Another thread may be ending a region of this memory.
+    for _ in 0..PATIENCE {
+        let is_ending = || {
+            let locked = regions.lock_in_call();
+            locked.is_some_and(|locked| locked.is_ending(range))
+        };
+        if !regions.is_ending() || !is_ending() {
+            break;
+        }
+        regions.wait_for_an_end(Duration::from_millis(1));
+    }
+    watched
+}
+
+/// Whether the watch does not cut the mapping of a range: all of it is watched for one region, or
+/// none of it for any. Also true if the lock stays held.
+pub fn is_whole(cache: &Cache, range: PageRange) -> bool {
+    let locked = cache.regions.lock_in_call();
+    locked.is_none_or(|locked| {
+        cache.apply(&locked, By::Helper);
+        locked.is_whole(range)
+    })
+}
+
+/// How long an interposed memory call waits for another thread that ends a region of the memory, in
+/// ms.
+const PATIENCE: u32 = 20;
+
+/// Deregisters a region that its last user has released, on the releasing thread of the program. If
+/// that is a signal handler that interrupted its thread inside the cache, the cleaner deregisters
+/// the region. Another thread may have ended the region since: then the slot has another
+/// generation, or is free.
+pub fn spent(cache: &Cache, id: Id, generation: u32) {
+    if thread::is_inside() {
+        cache.cleaner.wake();
+        return;
+    }
+    let _inside = thread::enter();
+    let claimed = match cache.regions.lock_of_program() {
+        Some(locked) => locked.claim_generation(id, generation),
+        None if cache.regions.is_orphaned() => cache.regions.claim(id),
+        None => {
+            // The cleaner ends what has no user and will get none.
+            cache.cleaner.wake();
+            return;
+        }
+    };
+    if claimed {
+        // A region that the kernel refuses to deregister stays unused. The cleaner tries again.
+        let _ = end(cache, id, By::Program);
+    } else {
+        // A change of the region's memory claimed it first, and left it on the list of evicted
+        // regions.
+        evicted(cache, By::Program);
+    }
+}
+
+fn counter(cause: Cause) -> Counter {
+    match cause {
+        Cause::Flush => counter!(flushed_flush),
+        Cause::Watermark => counter!(flushed_watermark),
+        Cause::Linger => counter!(flushed_linger),
+        Cause::Pressure => counter!(flushed_pressure),
+        Cause::Hook => counter!(flushed_hook),
+        Cause::Event => counter!(flushed_event),
+        Cause::Fence => counter!(flushed_fence),
+    }
+}
+
+/// Tells whether a region is of this device. `device` is the address of the region's `Device`.
+pub fn of_device(device: usize) -> impl Fn(&CachedRegion) -> bool {
+    move |region| region.device.load(Relaxed) == device
+}
+
+/// Tells whether a region belongs to this protection domain.
+pub fn of_pd(pd: u64) -> impl Fn(&CachedRegion) -> bool {
+    move |region| region.pd() == pd
+}

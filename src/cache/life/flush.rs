@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Flushing, ibv_flush_relaxed_mr(3): the cache deregisters idle regions now.
+
+use crate::cache::Cache;
+use crate::cache::existing;
+use crate::cache::life::ending::{self, By};
+use crate::cache::life::tasks;
+use crate::cache::region::{CachedRegion, Id};
+use crate::cache::state::{Batch, Cause};
+use crate::call::{Error, Pd};
+use crate::sys::{signals, thread};
+use errno::Errno;
+
+/// Deregisters the released regions of a domain. When it returns, every region that was released
+/// before the call is deregistered. Regions in use are untouched.
+pub fn flush(pd: Pd) -> Result<(), Error> {
+    let Some(cache) = existing() else {
+        return Ok(());
+    };
+    flush_those(cache, ending::of_pd(pd.address() as u64))
+}
+
+/// Deregisters the released regions for which `of` is true.
+pub fn flush_those(cache: &Cache, of: impl Fn(&CachedRegion) -> bool) -> Result<(), Error> {
+    if thread::is_inside() {
+        return Err(Error::Shortage(
+            "a signal handler interrupted this thread in the cache",
+        ));
+    }
+    let _inside = thread::enter();
+    let (_, refused, looked) = end_idle(cache, Cause::Flush, &of);
+    // Other threads may have claimed regions before, or left them on the list of evicted regions.
+    let claims = cache.regions.claims();
+    ending::evicted(cache, By::Program);
+    let ended = cache.regions.wait_for_claims(claims, of);
+    match refused {
+        Some(errno) => Err(Error::Kernel(errno)),
+        None if looked && ended => Ok(()),
+        None => Err(Error::Shortage(
+            "a thread that works on the regions is stopped",
+        )),
+    }
+}
+
+/// Deregisters the idle regions for which `of` is true. Returns how many it deregistered, the errno
+/// of a refusal by the kernel, and whether it could look at all of them.
+fn end_idle(
+    cache: &Cache,
+    cause: Cause,
+    of: &impl Fn(&CachedRegion) -> bool,
+) -> (usize, Option<Errno>, bool) {
+    let (mut ended, mut refused) = (0, None);
+    let looked = each_idle(cache, cause, of, By::Program, |id| {
+        match ending::end(cache, id, By::Program) {
+            Ok(()) => ended += 1,
+            Err(errno) => refused = Some(errno),
+        }
+    });
+    (ended, refused, looked)
+}
+
+/// Claims the idle regions for which `of` is true, and calls `each` for them. False if a task that
+/// keeps the lock kept this thread from it.
+fn each_idle(
+    cache: &Cache,
+    cause: Cause,
+    of: &impl Fn(&CachedRegion) -> bool,
+    by: By,
+    mut each: impl FnMut(Id),
+) -> bool {
+    let regions = cache.regions;
+    let mut from = Some(Id(0));
+    while let Some(start) = from {
+        let mut batch = Batch::new();
+        from = regions.find_idle(start, &mut batch, of);
+        let locked = match by {
+            By::Program => regions.lock_patiently(),
+            By::Helper => regions.lock_in_call(),
+        };
+        match locked {
+            Some(locked) => {
+                cache.apply(&locked, by);
+                locked.claim_those(&mut batch, cause, of);
+            }
+            None if regions.is_orphaned() => batch.retain(|id| regions.claim(id)),
+            None => return false,
+        }
+        batch.ids().iter().copied().for_each(&mut each);
+    }
+    true
+}
+
+/// This thread is about to fork: has the kernel deregister the idle regions, unless they are small
+/// together. The kernel would copy their pages for the child, which takes longer than to register
+/// them again, and takes memory.
+///
+/// This function runs like an interposed memory call (`change.rs`): fork handlers of the program
+/// may hold locks of its malloc. To stop watching the memory takes four times as long as to
+/// deregister it, and is left to the cleaner.
+pub fn before_fork(cache: &Cache) {
+    /// So much is copied in less time than the smallest fork takes.
+    const SMALL: u64 = 128 << 10;
+    if tasks::cache_gave_up() || cache.cleaner.nothing_is_idle() || thread::is_inside() {
+        return;
+    }
+    let all = cache.regions.account.registered().bytes as u64;
+    if all <= SMALL || !cache.regions.is_more_idle_than(SMALL) {
+        return;
+    }
+    let errno = errno::errno();
+    let signals = signals::block();
+    let inside = thread::enter();
+    each_idle(cache, Cause::Pressure, &|_| true, By::Helper, |id| {
+        ending::unpin(cache, id);
+    });
+    drop(inside);
+    signals::restore(signals);
+    errno::set_errno(errno);
+}
+
+/// Ends all idle regions, those that wait for it too. It runs like an interposed memory call.
+pub fn end_all(cache: &Cache) {
+    let errno = errno::errno();
+    let signals = signals::block();
+    let inside = thread::enter();
+    each_idle(cache, Cause::Pressure, &|_| true, By::Helper, |id| {
+        let _ = ending::end(cache, id, By::Helper);
+    });
+    ending::evicted(cache, By::Helper);
+    drop(inside);
+    signals::restore(signals);
+    errno::set_errno(errno);
+}
+
+/// The kernel is short of what regions hold: deregisters every idle region, and waits for those
+/// that other threads deregister just now. Returns false if there was none. The caller is inside
+/// the library (`thread::enter`).
+pub fn relieve(cache: &Cache) -> bool {
+    let were_ending = cache.regions.is_ending();
+    ending::evicted(cache, By::Program);
+    let (ended, ..) = end_idle(cache, Cause::Pressure, &|_| true);
+    let claims = cache.regions.claims();
+    cache.regions.wait_for_claims(claims, |_| true);
+    ended > 0 || were_ending
+}

@@ -1,0 +1,262 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! How much of what others need too may be idle: memory, the objects that the rdma cgroup allows,
+//! the regions that a device has.
+//!
+//! The settings are the upper limit. Besides, idle regions hold at most an eighth of the memory
+//! that the machine or the cgroup has, and their number is at most an eighth of what is left to the
+//! cgroup and to the device. What is left changes, also by other processes. So the limits are read
+//! after the first region of a device, again each second while a region is idle, whenever the
+//! number of regions has doubled (at 16 for the first time), and while the cache is at its limit.
+
+use crate::cache::Cache;
+use crate::cache::life::account::Amount;
+use crate::cache::start;
+use crate::call::Pd;
+use crate::mr::bare::{self, Own};
+use crate::sys::{cgroup, clock, proc};
+use core::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering::*};
+
+/// The part of a resource that idle regions may hold.
+pub const PART: i64 = 8;
+
+/// The most devices whose limits are known. More than that share the limits of these.
+const DEVICES: usize = 16;
+
+/// The least number of regions at which the limits are read again: to read them takes as long as
+/// a registration.
+const SOME: i64 = 16;
+
+/// The number of regions that need no limit but the settings: whoever makes more waits a moment for
+/// the limits reader's first answer. A control group may allow ten objects.
+const FEW: i64 = 3;
+
+/// How old the limits may become while regions are idle, and while the cache is at its limit, in
+/// ns.
+pub const SECOND: u64 = 1_000_000_000;
+pub const MOMENT: u64 = 100_000_000;
+
+/// The limits' sources.
+pub struct Limits {
+    settings: Amount,
+    /// The settings limit the bytes.
+    has_bytes: bool,
+    devices: [Known; DEVICES],
+    /// The number of registered regions at which the limits are read again.
+    next: AtomicI64,
+    /// When they were last read: CLOCK_MONOTONIC in ns.
+    read_at: AtomicU64,
+}
+
+/// A device that the cache has registered memory on.
+struct Known {
+    /// The address of the `Device`; 0 if there is none.
+    device: AtomicUsize,
+    /// The most regions that it can have; 0 if that is not known.
+    most: AtomicI64,
+    /// The kernel's name of it.
+    name: [AtomicU64; NAME / 8],
+}
+
+const NAME: usize = 64;
+
+impl Known {
+    const fn nothing() -> Known {
+        Known {
+            device: AtomicUsize::new(0),
+            most: AtomicI64::new(0),
+            name: [const { AtomicU64::new(0) }; NAME / 8],
+        }
+    }
+
+    fn set_name(&self, name: &[u8; NAME]) {
+        for (word, bytes) in self.name.iter().zip(name.as_chunks::<8>().0) {
+            word.store(u64::from_ne_bytes(*bytes), Relaxed);
+        }
+    }
+
+    /// How many more regions the device may get, besides `registered` regions of the cache.
+    fn left(&self, registered: i64) -> Option<i64> {
+        let mut name = [0; NAME];
+        for (word, bytes) in self.name.iter().zip(name.as_chunks_mut::<8>().0) {
+            *bytes = word.load(Relaxed).to_ne_bytes();
+        }
+        let length = name.iter().position(|&byte| byte == 0).unwrap_or(NAME);
+        let objects =
+            cgroup::objects_left(&name[..length]).map(|left| left.min(i64::MAX as u64) as i64);
+        let most = Some(self.most.load(Relaxed)).filter(|&most| most > 0);
+        let regions = most.map(|most| (most - registered).max(0));
+        objects.into_iter().chain(regions).min()
+    }
+}
+
+impl Limits {
+    /// The limits by the settings alone, of [`start::settings`].
+    pub fn new((settings, has_bytes): (Amount, bool)) -> Limits {
+        Limits {
+            settings,
+            has_bytes,
+            devices: [const { Known::nothing() }; DEVICES],
+            next: AtomicI64::new(0),
+            read_at: AtomicU64::new(0),
+        }
+    }
+
+    fn knows(&self, device: usize) -> bool {
+        let devices = self.devices.iter().map(|known| known.device.load(Relaxed));
+        let mut known = devices.take_while(|&known| known != 0);
+        known.any(|known| known == device)
+    }
+
+    fn is_full(&self) -> bool {
+        let mut devices = self.devices.iter();
+        devices.all(|known| !matches!(known.device.load(Relaxed), 0 | usize::MAX))
+    }
+
+    /// How much may be idle, but for what the devices limit.
+    fn without_devices(&self) -> Amount {
+        let mut limit = self.settings;
+        if !self.has_bytes {
+            let (total, _) = proc::memory_kib();
+            let memory = (total * 1024).min(cgroup::memory_limit().unwrap_or(u64::MAX));
+            limit.bytes = limit.bytes.min((memory / PART as u64) as i64);
+        }
+        limit
+    }
+
+    /// A device is about to be closed. Another may get its place and its address.
+    pub fn forget(&self, device: usize) {
+        for known in &self.devices {
+            if known.device.load(Relaxed) == device {
+                // Not 0, where a search ends.
+                known.device.store(usize::MAX, Relaxed);
+            }
+        }
+    }
+}
+
+impl Cache {
+    /// The number of regions is about to grow by one of this device.
+    #[inline]
+    pub fn mind_limits(&self, own: &Own, pd: Pd) {
+        if !self.limits.knows(own.address()) {
+            self.learn(own, pd);
+        }
+        let registered = self.regions.account.registered().regions;
+        if registered >= self.limits.next.load(Relaxed) {
+            self.limits_reader.ask_and_wait();
+        } else if registered >= FEW && !self.limits_reader.has_answered() {
+            self.limits_reader.wait();
+        }
+        self.mind_mappings();
+    }
+
+    /// Memory is about to be watched: has the limits reader count the mappings if it is time for
+    /// that, and waits a moment for the count if there is no room otherwise.
+    #[inline]
+    pub fn mind_mappings(&self) {
+        if self.watch.should_count() {
+            self.limits_reader.ask();
+        }
+        if self.watch.is_full() {
+            self.limits_reader.wait();
+        }
+    }
+
+    /// Remembers a device, unless too many are known, and has the limits reader read the limits. To
+    /// wait for that would take as long as several registrations. Until then the limits are those
+    /// of before, at first the settings, and what the device itself says.
+    #[cold]
+    #[inline(never)]
+    fn learn(&self, own: &Own, pd: Pd) {
+        if self.limits.is_full() {
+            return;
+        }
+        let device = own.address();
+        let most = own.most_regions().unwrap_or(0);
+        let name = pd.device_name().unwrap_or([0; NAME]);
+        // The cache's lock keeps two threads from taking the same place.
+        let Some(locked) = self.regions.lock_of_program() else {
+            return;
+        };
+        let mut free = self.limits.devices.iter();
+        let free = free.find(|known| matches!(known.device.load(Relaxed), 0 | usize::MAX));
+        if let Some(known) = free.filter(|_| !self.limits.knows(device)) {
+            known.most.store(most.into(), Relaxed);
+            known.set_name(&name);
+            known.device.store(device, Relaxed);
+        }
+        let limits = &self.limits;
+        let account = &self.regions.account;
+        let is_first = limits.next.load(Relaxed) == 0;
+        let mut limit = if is_first {
+            limits.next.store(SOME, Relaxed);
+            limits.settings
+        } else {
+            account.limit()
+        };
+        let most = i64::from(most);
+        if most > 0 {
+            limit.regions = limit.regions.min(most / PART);
+        }
+        account.set_limit(limit);
+        drop(locked);
+        // After the device is known: a reading that did not know it is too old.
+        limits.read_at.store(0, Release);
+        self.limits_reader.ask();
+    }
+
+    /// Reads the limits, and has the account keep to them. The limits reader calls this, which
+    /// opens files.
+    pub fn read_limits(&self) {
+        let limits = &self.limits;
+        limits.read_at.store(clock::monotonic_by_kernel(), Relaxed);
+        let account = &self.regions.account;
+        let mut limit = limits.without_devices();
+        let registered = account.registered().regions;
+        limits.next.store((registered * 2).max(SOME), Relaxed);
+        for known in &limits.devices {
+            if !matches!(known.device.load(Relaxed), 0 | usize::MAX)
+                && let Some(left) = known.left(registered)
+            {
+                limit.regions = limit.regions.min(left / PART);
+            }
+        }
+        self.set_limit(limit);
+    }
+
+    /// Has the limits read soon, unless that was asked for less than `age` ns ago.
+    pub fn read_old_limits(&self, age: u64) {
+        if self.has_limits_of(age) {
+            let now = clock::monotonic_by_kernel();
+            self.limits.read_at.store(now, Relaxed);
+            self.limits_reader.ask();
+        }
+    }
+
+    /// Whether the limits were read at least `age` ns ago.
+    pub fn has_limits_of(&self, age: u64) -> bool {
+        let read_at = self.limits.read_at.load(Relaxed);
+        clock::monotonic_by_kernel().wrapping_sub(read_at) >= age
+    }
+
+    fn set_limit(&self, limit: Amount) {
+        // The limits are read by threads of the program and by the cleaner.
+        if let Some(_locked) = self.regions.lock_in_call() {
+            self.regions.account.set_limit(limit);
+        }
+    }
+}
+
+/// Forgets a device that is about to be closed.
+pub fn forget(cache: &Cache, context: usize) {
+    if let Some(device) = bare::device_at(context) {
+        cache.limits.forget(device);
+    }
+}
+
+/// How much may be idle in a process that has no cache.
+pub fn of_no_cache() -> Amount {
+    Limits::new(start::settings(start::may_pin()))
+        .without_devices()
+        .min(Amount::MOST)
+}

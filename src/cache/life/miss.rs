@@ -1,0 +1,489 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Registering, ibv_reg_mr_relaxed(3): a hit, or the long way to a new region.
+
+use crate::cache::Answer;
+use crate::cache::Cache;
+use crate::cache::existing;
+use crate::cache::life::admission::{Memory, NOW, Noted};
+use crate::cache::life::change;
+use crate::cache::life::cleaner::{self, now_ms};
+use crate::cache::life::ending::{self, By};
+use crate::cache::life::flush::relieve;
+use crate::cache::locked::{Locked, New};
+use crate::cache::region::state::Grant;
+use crate::cache::region::{Id, LEFT, LookupKey};
+use crate::cache::released::RELEASED;
+use crate::cache::start;
+use crate::cache::state::Cause;
+use crate::call::{Error, How, Pd, Registered, Request};
+use crate::config::{config, disabled};
+use crate::mr::Object;
+use crate::mr::bare::{self, Own};
+use crate::report::log;
+use crate::report::stats::{Change, Counter, counter};
+use crate::sys::aside;
+use crate::sys::futex;
+use crate::sys::memory;
+use crate::sys::pages::PageRange;
+use crate::sys::thread;
+use crate::watch;
+use crate::watch::Fence;
+use crate::watch::log::UnderWay;
+use crate::watch::watch_fd::TABLE;
+use crate::watch::{Unwatched, Watched};
+use core::ptr::with_exposed_provenance_mut;
+use core::sync::atomic::{AtomicU32, Ordering::*};
+use core::time::Duration;
+use errno::Errno;
+use rdmamr_policy::is_remote;
+
+/// How many times a registration that missed looks closer: once for a new region, once for a region
+/// that begins at another page, and once more if that region was in use in between.
+const LOOKS: u32 = 3;
+
+/// How many times a registration waits for changes of its memory before it goes past the cache.
+const WAITS: u32 = 64;
+
+/// How many times a registration asks the kernel while the kernel is short of something. Each time
+/// idle regions have ended, of which other threads may leave more and more.
+const TRIES: u32 = 4;
+
+/// Whether the kernel may lack what idle regions hold: pinned memory and the device's objects
+/// (ENOMEM), or the objects that the rdma cgroup allows (EAGAIN).
+pub fn is_shortage(error: Error) -> bool {
+    use libc::{EAGAIN, ENOMEM};
+    matches!(
+        error,
+        Error::Kernel(Errno(ENOMEM | EAGAIN)) | Error::Next(Errno(ENOMEM | EAGAIN))
+    )
+}
+
+/// Refuses arguments that no relaxed registration can have. Returns the page range of the memory.
+fn check(request: &Request) -> Result<PageRange, Error> {
+    if let Some(why) = request.access.refusal() {
+        return Err(Error::Argument(why));
+    }
+    if request.length == 0 {
+        return Err(Error::Argument("the length is 0"));
+    }
+    PageRange::around(request.addr.addr() as u64, request.length as u64).ok_or(Error::Argument(
+        "address and length run past the end of the address space",
+    ))
+}
+
+/// What a closer look for a region found.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Look {
+    /// The next hit finds a region, as a rule.
+    Again,
+    Nothing,
+    /// A region would serve, but the kernel has not said that its memory is the process's own.
+    Uncertain,
+}
+
+/// Why the cache does not serve a registration.
+pub enum Unserved {
+    /// The caller must register a region of its own. The counter tells the reason.
+    Because(Counter),
+    /// The registration failed.
+    Failed(Error),
+}
+
+/// Registers memory after a hit had this answer and no region. If `unshared` is set, the caller
+/// does not share its region with another user.
+///
+/// Leaves errno as it was: a registration that succeeds, here or by the caller after this, does.
+#[cold]
+pub fn register(
+    pd: Pd,
+    request: &Request,
+    answer: Answer,
+    unshared: bool,
+) -> Result<Registered, Unserved> {
+    let errno = errno::errno();
+    let now = || register_now(pd, request, answer, unshared);
+    // A plain call is there already (`dispatch/reuse.rs`).
+    let registered = if unshared {
+        Some(now())
+    } else {
+        aside::run_if_little(now)
+    };
+    errno::set_errno(errno);
+    registered.unwrap_or(Err(Unserved::Because(counter!(bypassed_limit))))
+}
+
+#[inline(never)]
+fn register_now(
+    pd: Pd,
+    request: &Request,
+    answer: Answer,
+    unshared: bool,
+) -> Result<Registered, Unserved> {
+    let page_range = check(request).map_err(Unserved::Failed)?;
+    let because = |reason| Err(Unserved::Because(reason));
+    if disabled() {
+        return because(counter!(bypassed_device));
+    }
+    if !rdmamr_policy::may_be_kept(request.access.bits()) {
+        return because(counter!(bypassed_access));
+    }
+    // Once no hit can succeed any more, no region is made that nobody uses again.
+    let distrusted = existing().is_some_and(|cache| cache.regions.changes.is_distrusted());
+    if thread::is_inside() {
+        return because(counter!(bypassed_busy));
+    }
+    if distrusted {
+        log::write_waiting();
+        return because(counter!(bypassed_busy));
+    }
+    if bare::is_fork_protected_in(pd) {
+        // The memory of each region must be given back to children when the region ends, and the
+        // cache's threads cannot call libibverbs.
+        return because(counter!(bypassed_fork));
+    }
+    // Before the cache starts: under `RDMAMR_CACHE` a device that libibverbs serves needs none.
+    // (The start says what keeps regions from being reused, which relaxed calls should hear.)
+    let own = bare::find(pd, request);
+    if unshared && own.is_err() {
+        return because(counter!(bypassed_device));
+    }
+    if watch::is_retired() {
+        return because(counter!(bypassed_watch));
+    }
+    if start::would_keep_files() {
+        return because(counter!(bypassed_watch));
+    }
+    let Some(cache) = start::current() else {
+        // Another thread is starting the cache, or there is no memory for it.
+        return because(if start::is_of_parent() {
+            counter!(bypassed_fork)
+        } else {
+            counter!(bypassed_busy)
+        });
+    };
+    cleaner::start(cache);
+    let Ok(own) = own else {
+        return because(counter!(bypassed_device));
+    };
+    if !TABLE.is_here() {
+        // The numbers of this thread are not the cache's: neither the device's nor the watch's.
+        return because(counter!(bypassed_watch));
+    }
+    let lookup_key = cache.lookup_key(pd, page_range, request.access, unshared);
+    if !lookup_key.can_be_kept() {
+        return because(counter!(bypassed_limit));
+    }
+    let mut answer = answer;
+    let (mut looks, mut waits) = (0, 0);
+    let settled = loop {
+        if answer.is_unsettled() {
+            // Others may change this memory again and again.
+            waits += 1;
+            if waits > WAITS || !cache.settle(page_range) {
+                break false;
+            }
+        } else if looks == LOOKS {
+            // A hit still finds nothing if another entry of the table has the same place, or if no
+            // handle is left.
+            break true;
+        } else {
+            match cache.look_closer(&lookup_key) {
+                Look::Again => looks += 1,
+                Look::Nothing => break true,
+                // Another region here would be as uncertain as the one that is there.
+                Look::Uncertain => return because(counter!(bypassed_busy)),
+            }
+        }
+        let addr = request.addr.addr();
+        answer = crate::cache::hit(pd, addr, request.length, request.access, unshared);
+        if let Some(mr) = answer.region() {
+            return Ok(Registered::by(How::Hit, mr));
+        }
+    };
+    let made = cache.miss(&own, pd, request, &lookup_key, settled);
+    // Also if the kernel has refused the region: its watch counts.
+    cleaner::start_reader(cache);
+    made.map(|object| Registered::by(How::Miss, with_exposed_provenance_mut(object)))
+}
+
+impl Cache {
+    /// Applies the log, and waits a moment for changes under way in a range. Returns false if such
+    /// a change does not end: the change may be this thread's own, interrupted by the signal
+    /// handler that runs now.
+    pub fn settle(&self, range: PageRange) -> bool {
+        const SPINS: u32 = 64;
+        const YIELDS: u32 = 16;
+        const SLEEPS: u32 = 40;
+        for round in 0..SPINS + YIELDS + SLEEPS {
+            let changes = &self.regions.changes;
+            if changes.is_behind() {
+                let _inside = thread::enter();
+                match self.regions.lock_of_program() {
+                    Some(locked) => self.apply(&locked, By::Program),
+                    None => return false,
+                }
+            }
+            if changes.under_way(range, thread::pointer()) == UnderWay::Stuck {
+                changes.end_left(range, |frame| memory::read(frame).map(|[state]| state));
+                if changes.under_way(range, thread::pointer()) == UnderWay::Stuck {
+                    return false;
+                }
+            }
+            if changes.is_settled(range) {
+                match self.watch.must_fence().then(|| self.watch.fence()) {
+                    None | Some(Fence::Passed) => return true,
+                    Some(Fence::UnderWay) => {}
+                    // The watch is lost: no later hit can be certain.
+                    Some(Fence::Lost(_)) => return false,
+                }
+            }
+            if round < SPINS {
+                core::hint::spin_loop();
+            } else if round < SPINS + YIELDS {
+                std::thread::yield_now();
+            } else {
+                // The thread sleeps instead of yielding: a thread of real-time priority that only
+                // yields keeps the changing thread off its processor.
+                let never = AtomicU32::new(0);
+                futex::wait(&never, 0, Some(Duration::from_micros(50)));
+            }
+        }
+        self.regions.changes.give_up_waiting(range);
+        false
+    }
+
+    /// Looks for a region that would serve but that a hit does not find.
+    pub fn look_closer(&self, lookup_key: &LookupKey) -> Look {
+        let inside = thread::enter();
+        let Some(locked) = self.regions.lock_of_program() else {
+            return Look::Uncertain;
+        };
+        // A region that begins at another page may serve.
+        if !lookup_key.exact
+            && let Some((id, grant)) = locked.take(lookup_key)
+        {
+            drop(locked);
+            drop(inside);
+            self.give_up(id, grant);
+            return Look::Again;
+        }
+        match locked.new_region(lookup_key) {
+            Some(new) => self.look_at_memory(locked, new),
+            None => Look::Nothing,
+        }
+    }
+
+    /// Asks the kernel what memory a region or monitored range has, before its first reuse.
+    pub fn look_at_memory(&self, locked: Locked<'_>, new: New) -> Look {
+        let newest = locked.kept();
+        drop(locked);
+        let memory = self.admission.ask(new.page_range, new.kept, newest);
+        // The memory may have been given to another file, by a number that is not ours (W4).
+        if !self.watch.is_ours() {
+            return Look::Uncertain;
+        }
+        let Some(locked) = self.regions.lock_of_program() else {
+            return Look::Uncertain;
+        };
+        match memory {
+            Memory::Own if locked.admit(new) => Look::Again,
+            Memory::Own => Look::Nothing,
+            Memory::Foreign(foreign) => {
+                RELEASED.give_up(&self.regions.region(new.id()).range());
+                locked.foreign().note(foreign);
+                locked.refuse(new);
+                Look::Nothing
+            }
+            Memory::Unknown => Look::Uncertain,
+        }
+    }
+
+    /// Makes a new region for the caller.
+    fn miss(
+        &self,
+        own: &Own,
+        pd: Pd,
+        request: &Request,
+        lookup_key: &LookupKey,
+        settled: bool,
+    ) -> Result<usize, Unserved> {
+        let inside = thread::enter();
+        self.mind_limits(own, pd);
+        if self.regions.ending() > crate::cache::TOO_MANY {
+            ending::some_evicted(self, By::Program, crate::cache::SHARE);
+        }
+        let mut tries = 0;
+        loop {
+            tries += 1;
+            let Some(locked) = self.regions.lock_of_program() else {
+                return Err(Unserved::Because(counter!(bypassed_busy)));
+            };
+            if lookup_key.unshared && locked.is_crowded(lookup_key.page_range.start) {
+                return Err(Unserved::Because(counter!(bypassed_limit)));
+            }
+            let made = locked.make(lookup_key);
+            drop(locked);
+            let id = made.ok_or(Unserved::Because(counter!(bypassed_limit)))?;
+            match self.pin(own, pd, request, id, settled) {
+                Ok(watched) => {
+                    self.keep(id, lookup_key, watched, settled);
+                    drop(inside);
+                    log::write_waiting();
+                    // If few regions wait, they wait for the cleaner's next tick: a cleaner that is
+                    // woken now would be in this thread's way.
+                    if self.regions.has_much_to_end(crate::cache::MANY)
+                        || self.regions.has_to_touch()
+                    {
+                        self.cleaner.wake();
+                    }
+                    return Ok(self.regions.region(id).object());
+                }
+                Err(error) => {
+                    // As of a region that ends in peace, no mapping stays split.
+                    let region = self.regions.region(id);
+                    region.cause.store(Cause::Flush.in_word(), Relaxed);
+                    match self.regions.lock_of_program() {
+                        Some(locked) => ending::leave(self, &locked, id, By::Program),
+                        // The cleaner ends a region without a user, of which the kernel has none.
+                        None => {
+                            region.fd.store(LEFT, Relaxed);
+                            region.device.store(own.address(), Relaxed);
+                            let device = bare::counted_at(own.address());
+                            // Whoever ends it counts it off.
+                            let more = Change::more(region.page_range().bytes());
+                            self.counters
+                                .change_of_cache(thread::number(), device, more);
+                            let _ = self.regions.give_back(id, Grant::Own);
+                            self.cleaner.wake();
+                        }
+                    }
+                    if own.is_left_to_libibverbs() {
+                        return Err(Unserved::Because(counter!(bypassed_device)));
+                    }
+                    if !is_shortage(error) || tries == TRIES || !relieve(self) {
+                        return Err(Unserved::Failed(error));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Has userfaultfd watch the memory first. Then pins and registers the memory.
+    ///
+    /// A region that cannot be kept, since the log did not settle, is not watched. Neither is a
+    /// region that is registered while another thread's call changes much memory: that call may
+    /// hold the lock of the address space for long, and only the watch would have to wait for it.
+    fn pin(
+        &self,
+        own: &Own,
+        pd: Pd,
+        request: &Request,
+        id: Id,
+        settled: bool,
+    ) -> Result<Result<Watched, Unwatched>, Error> {
+        let region = self.regions.region(id);
+        let page_range = region.page_range();
+        let neighbours = self.regions.filter.has_many_neighbours(page_range);
+        let claim = |extent| region.claim_extent(extent);
+        let watched = if settled && !self.regions.changes.is_long(now_ms) {
+            self.watch.watch_unproven(page_range, neighbours, claim)
+        } else {
+            Err(Unwatched::Busy)
+        };
+        let start = with_exposed_provenance_mut(page_range.start as usize);
+        let pages = Request::at_address(start, page_range.bytes() as usize, request.access);
+        let watch = match watched {
+            Ok(_) => bare::WatchedBy::Own,
+            Err(_) => bare::WatchedBy::Unknown,
+        };
+        let (bare, answer) = bare::register(own, pd, &pages, watch)?;
+        region.device.store(bare.device, Relaxed);
+        region.fd.store(bare.fd, Relaxed);
+        region.handle.store(bare.handle, Relaxed);
+        if let Some(object) = Object::at(region.object()) {
+            object.fill(pd, request, &answer);
+        }
+        let thread = thread::number();
+        let device = bare::counted_at(bare.device);
+        self.counters.add(thread, counter!(reg_kernel), 1);
+        self.counters.count_on(thread, device);
+        let more = Change::more(page_range.bytes());
+        self.counters.change_of_cache(thread, device, more);
+        Ok(watched)
+    }
+
+    /// Takes the lock and applies the log. Also tells whether this memory is known to be foreign.
+    /// `None` if another task keeps the lock. With `ask`, it counts as foreign unless the kernel
+    /// says now that it is not.
+    pub fn lock_and_look(&self, page_range: PageRange, ask: bool) -> Option<(Locked<'_>, bool)> {
+        let locked = self.regions.lock_of_program()?;
+        self.apply(&locked, By::Program);
+        match locked.foreign().look(page_range) {
+            Noted::Nothing if !ask => return Some((locked, false)),
+            Noted::Foreign => return Some((locked, true)),
+            Noted::Nothing | Noted::Ask => {}
+        }
+        let newest = locked.kept();
+        drop(locked);
+        let memory = self.admission.ask(page_range, NOW, newest);
+        let locked = self.regions.lock_of_program()?;
+        self.apply(&locked, By::Program);
+        match memory {
+            Memory::Own => locked.foreign().forget(page_range),
+            Memory::Foreign(range) => locked.foreign().note(range),
+            Memory::Unknown => {}
+        }
+        Some((locked, memory != Memory::Own))
+    }
+
+    /// Lets other registrations use the region, now or after its release, as far as that is safe.
+    ///
+    /// A machine has few huge pages by name, and a program that maps one notices if an idle region
+    /// still has it. So the kernel is asked about them now, and those that cannot be used again are
+    /// not kept until then.
+    fn keep(
+        &self,
+        id: Id,
+        lookup_key: &LookupKey,
+        watched: Result<Watched, Unwatched>,
+        settled: bool,
+    ) {
+        let count = |reason| self.counters.add(thread::number(), reason, 1);
+        let huge_pages = watched.is_ok_and(|watched| watched.huge_pages);
+        let mut reason = watched.err().map(|why| match why {
+            Unwatched::Refused => counter!(bypassed_watch),
+            Unwatched::Memory => counter!(bypassed_memory),
+            Unwatched::Limit => counter!(bypassed_limit),
+            Unwatched::Busy => counter!(bypassed_busy),
+        });
+        let Some((locked, foreign)) = self.lock_and_look(lookup_key.page_range, huge_pages) else {
+            // The region was not kept, so only its caller uses it. Its state says so without a
+            // lock.
+            self.regions.region(id).state.invalidate();
+            return count(counter!(bypassed_busy));
+        };
+        if foreign {
+            reason = reason.or(Some(counter!(bypassed_memory)));
+        }
+        // The region stays the caller's own, even while it is in use, if the library would not hear
+        // of a change of its memory, if peers must get fresh keys, or if the cache keeps no such
+        // region.
+        let own = reason.is_some()
+            || (config().cache.fresh_keys && is_remote(lookup_key.access))
+            || !self.cleaner.keeps(lookup_key.access);
+        let announced = !change::is_unannounced();
+        let certain =
+            settled && announced && !locked.may_be_dropping(lookup_key.page_range, now_ms);
+        let trusted = !self.regions.changes.is_distrusted();
+        let kept = own || (certain && trusted && locked.keep(id));
+        if own && reason != Some(counter!(bypassed_busy)) {
+            RELEASED.give_up(&self.regions.region(id).range());
+        }
+        if !kept {
+            locked.invalidate(id, Cause::Fence);
+            reason = reason.or(Some(counter!(bypassed_busy)));
+        }
+        drop(locked);
+        count(reason.unwrap_or(counter!(misses)));
+    }
+}

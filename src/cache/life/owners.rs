@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The owners of a region of the cache besides its users: its protection domain, its device,
+//! another process that imported the region, and a provider that ends the region without passing
+//! through the library.
+
+use crate::cache::Cache;
+use crate::cache::existing;
+use crate::cache::life::ending;
+use crate::cache::life::flush::{flush_those, relieve};
+use crate::cache::life::limits;
+use crate::cache::region::{CachedRegion, Domain, Id, LEFT};
+use crate::cache::state::{Batch, Cause};
+use crate::call::{Context, Error, Pd};
+use crate::config::{CacheMode, config};
+use crate::mr::{self, Mr};
+use crate::sys::thread;
+use core::ffi::c_int;
+use core::sync::atomic::Ordering::Relaxed;
+
+/// Memory is short for a plain registration of the program: deregisters every idle region.
+#[cold]
+pub fn relieve_program() {
+    if let Some(cache) = existing()
+        && !thread::is_inside()
+    {
+        let _inside = thread::enter();
+        relieve(cache);
+    }
+}
+
+/// The program is about to deallocate a domain: deregisters the domain's idle regions. Returns
+/// EBUSY if the domain has regions in use.
+pub fn before_dealloc_pd(pd: Pd) -> Result<(), Error> {
+    if let Some(cache) = existing() {
+        let of = ending::of_pd(pd.address() as u64);
+        if cache.regions.is_used(&of) {
+            return Err(Error::Busy("the domain still has relaxed regions in use"));
+        }
+        // If the kernel refuses to deregister a region, it refuses to deallocate the domain as
+        // well.
+        let _ = flush_those(cache, of);
+    }
+    Ok(())
+}
+
+/// Deregisters the device's idle regions, then closes the device by `close`. Returns EBUSY if
+/// relaxed calls have given out regions of the device that are in use.
+pub fn around_close_device(
+    context: Context,
+    close: impl FnOnce() -> Result<(), Error>,
+) -> Result<(), Error> {
+    let Some(cache) = existing() else {
+        return close();
+    };
+    limits::forget(cache, context.address());
+    let Some(device) = mr::bare::device_at(context.address()) else {
+        return close();
+    };
+    let of = ending::of_device(device);
+    if cache.regions.is_used(&of) && config().cache_mode == CacheMode::Off {
+        return Err(Error::Busy("the device still has relaxed regions in use"));
+    }
+    let _ = flush_those(cache, &of);
+    // The kernel ends what is left with the device: regions that it refused to deregister, and
+    // regions in use. As without the cache, a program may close a device that has regions.
+    let fd = context.fd().unwrap_or(LEFT);
+    abandon(cache, &of, LEFT);
+    let closed = close();
+    if closed.is_err() {
+        abandon(cache, &of, fd);
+    }
+    cache.cleaner.wake();
+    closed
+}
+
+/// A domain of the kernel is about to end: deregisters its idle regions, except those that the
+/// kernel refuses to deregister. Regions of a parent domain are among them, which may have been
+/// freed.
+pub fn flush_quietly(pd: Pd) {
+    if let Some(cache) = existing() {
+        let domain = Domain::of(pd);
+        let _ = flush_those(cache, |region: &CachedRegion| region.is_of(domain));
+    }
+}
+
+/// The program is about to forget a domain that lives on in the kernel: invalidates all regions of
+/// the domain from reuse.
+pub fn before_unimport_pd(pd: Pd) {
+    if let Some(cache) = existing() {
+        let of = ending::of_pd(pd.address() as u64);
+        // The regions in use are invalidated as well, so that they are not reused after their
+        // release.
+        invalidate(cache, &of);
+        let _ = flush_those(cache, of);
+    }
+}
+
+/// A provider ends, by `dereg`, a region whose object is not the cache's. If the cache has the same
+/// region of the kernel, the cache must neither reuse nor deregister that region: its number may by
+/// then be another region's.
+pub fn around_deregister_bypassed(mr: Mr, dereg: impl FnOnce() -> c_int) -> c_int {
+    let public = mr.read();
+    let context = public.context.expose_provenance();
+    // A thread that was interrupted inside the cache may hold the cache's lock.
+    let cache = existing().filter(|_| !thread::is_inside());
+    let Some((cache, device)) = cache.zip(mr::bare::device_at(context)) else {
+        return dereg();
+    };
+    let of = |region: &CachedRegion| {
+        region.handle.load(Relaxed) == public.handle
+            && region.lkey() == public.lkey
+            && ending::of_device(device)(region)
+    };
+    // The region is abandoned before the call: as soon as it has ended, another region may get its
+    // number.
+    let had = abandon(cache, of, LEFT);
+    let errno = dereg();
+    if errno != 0
+        && let Some(fd) = had
+    {
+        abandon(cache, of, fd);
+    }
+    errno
+}
+
+/// The program has given a region of the cache up, but the kernel's region lives on, or another
+/// process that shares it has ended it. The cache neither reuses nor deregisters the region. An
+/// argument that is no region of the cache is ignored.
+pub fn forget(object: usize) {
+    if let Some(cache) = existing()
+        && let Some(handle) = cache.regions.handle(object)
+    {
+        let region = cache.regions.region(handle.region);
+        abandon(cache, |other| core::ptr::eq(other, region), LEFT);
+    }
+}
+
+/// A provider is about to close a device's file, perhaps in a call that did not come to the
+/// library. The cache's regions on that file end with the file. The cache must not deregister them
+/// in the next file that gets the same number. The address is that of the `verbs_context`, and the
+/// device is the last part of that structure.
+pub fn before_close_bypassed(verbs_context: usize) {
+    /// The farthest that the device may lie behind the start of the structure. The structure grows
+    /// at its start with rdma-core's releases. Today 320 bytes precede the device, and the device
+    /// itself has as many bytes, so no other device is this near.
+    const BEFORE: usize = 600;
+    if let Some(cache) = existing()
+        && let Some(device) = (0..=BEFORE)
+            .step_by(size_of::<usize>())
+            .find_map(|before| mr::bare::device_at(verbs_context + before))
+    {
+        cache.limits.forget(device);
+        let of = ending::of_device(device);
+        let _ = flush_those(cache, &of);
+        abandon(cache, &of, LEFT);
+    }
+}
+
+/// Invalidates regions from reuse, and replaces the file by which the kernel is told of their end.
+/// `LEFT` stands for no file, once the number may be another file's. Returns the file that the
+/// regions had, if `of` found any.
+fn abandon(cache: &Cache, of: impl Fn(&CachedRegion) -> bool, fd: i32) -> Option<i32> {
+    let mut had = None;
+    invalidate_those(cache, of, |region| {
+        had = Some(region.fd.swap(fd, Relaxed));
+    });
+    had
+}
+
+/// Invalidates the regions that `is_it` selects and of which `invalidated` then says yes, once for
+/// each. To look at all slots takes a millisecond, so that is done without the lock, which
+/// registrations wait for. A region that is made meanwhile is none of those that are meant.
+fn invalidate_those(
+    cache: &Cache,
+    is_it: impl Fn(&CachedRegion) -> bool,
+    mut invalidated: impl FnMut(&CachedRegion),
+) {
+    let regions = cache.regions;
+    let _inside = thread::enter();
+    let meant = |region: &CachedRegion| region.state.load().is_registered() && is_it(region);
+    let mut from = Some(Id(0));
+    while let Some(start) = from {
+        let mut batch = Batch::new();
+        from = regions.find(start, &mut batch, meant);
+        if batch.ids().is_empty() {
+            continue;
+        }
+        let locked = regions.lock_patiently();
+        for &id in batch.ids() {
+            let region = regions.region(id);
+            if !meant(region) {
+                continue;
+            }
+            invalidated(region);
+            match &locked {
+                Some(locked) => drop(locked.invalidate(id, Cause::Flush)),
+                // The mark needs no lock. Without it nobody counts the cause.
+                None => drop(region.state.invalidate()),
+            }
+        }
+    }
+}
+
+fn invalidate(cache: &Cache, of: impl Fn(&CachedRegion) -> bool) {
+    invalidate_those(cache, of, |_| {});
+}

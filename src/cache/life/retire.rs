@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The end of the cache before the program filters its system calls, seccomp(2). Such a program
+//! allows the calls that it makes itself; the cache's may kill it. So the cache gives up
+//! (`tasks.rs`), and from then on no thread of the program makes a system call for it.
+
+use crate::cache::existing;
+use crate::cache::life::tasks;
+use crate::report::log::{self, Level};
+use crate::watch;
+
+/// Ends the cache, or keeps it from starting. Idle regions are deregistered; regions in use are
+/// ended by their last user's release, as plain ones. `why` stands in the message. Leaves errno.
+///
+/// A child of vfork(2) that filters its own calls finds the cache of its parent, and leaves it
+/// alone.
+pub fn retire(why: &str) {
+    let of_another = || existing().is_some_and(|cache| !cache.is_of_this_process());
+    if watch::is_retired() || of_another() || !watch::retire() {
+        return;
+    }
+    let Some(cache) = existing() else {
+        return;
+    };
+    let errno = errno::errno();
+    tasks::give_up_quietly(cache);
+    cache.watch.close();
+    cache.limits_reader.wait_to_rest();
+    log::line(
+        Level::Info,
+        format_args!("regions are not reused from now on: {why}"),
+    );
+    errno::set_errno(errno);
+}

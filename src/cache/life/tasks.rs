@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Tasks that share this process's memory and are no threads of it: clone(2) with CLONE_VM and
+//! without CLONE_THREAD.
+//!
+//! The proof needs that a task that changes memory lives until the reader has read the event, and
+//! that the reader lives as long as any task that may change memory (`docs/proof.md`, W1). Threads
+//! of one process die together. Such a task does not:
+//!
+//! - It may be killed by itself. A fatal signal ends its wait for the reader, and the kernel drops
+//!   the event with the wait.
+//! - It may go on when this process, and the reader with it, has ended. Then it would wait for
+//!   ever for a reader of the event.
+//! - It may be killed while it holds the cache's lock.
+//!
+//! So before there is such a task, the cache *gives up*: no hit succeeds any more, no region is
+//! made or kept, the idle regions end, and nothing stays watched. From then on the interposed calls
+//! have nothing to do, so that the task never comes near what the cache's threads work on.
+//!
+//! A task of CLONE_VFORK is no exception. It runs any function of the program, on a stack of its
+//! own, while the other threads go on, and can be killed, or outlive the caller, as any other. A
+//! child of vfork(2), which the library cannot see, may do nothing but exec or end.
+
+use crate::cache::Cache;
+use crate::cache::existing;
+use crate::cache::life::flush;
+use crate::cache::start;
+use crate::report::log;
+use crate::sys::pages::PageRange;
+use crate::sys::process::PerProcess;
+use crate::sys::thread;
+use crate::watch::log::{Change, Kind};
+use core::ffi::c_int;
+use core::sync::atomic::{AtomicBool, Ordering::*, fence};
+
+/// Whether this process has made such a task. A forked child shares its memory with nobody.
+static MADE: PerProcess<()> = PerProcess::new();
+
+/// Whether the cache of this process has given up.
+static GAVE_UP: AtomicBool = AtomicBool::new(false);
+
+unsafe extern "C" fn forget() {
+    MADE.forget();
+}
+
+/// Whether a task shares, or has shared, this process's memory.
+pub fn were_made() -> bool {
+    fence(SeqCst);
+    MADE.get().is_some()
+}
+
+/// Whether the cache has given up, so that no call need tell it of a change.
+#[inline(always)]
+pub fn cache_gave_up() -> bool {
+    GAVE_UP.load(Relaxed)
+}
+
+/// The program is about to make a task by clone(2) with these flags. Leaves errno.
+#[inline]
+pub fn making(flags: c_int) {
+    if flags & (libc::CLONE_VM | libc::CLONE_THREAD) == libc::CLONE_VM {
+        sharing_memory();
+    }
+}
+
+#[cold]
+fn sharing_memory() {
+    let errno = errno::errno();
+    if MADE.get().is_none() {
+        MADE.publish(&(), forget);
+    }
+    // Either this thread finds the cache, or the thread that starts it finds the mark.
+    fence(SeqCst);
+    start::wait_for_start();
+    if let Some(cache) = existing() {
+        give_up(cache);
+    }
+    errno::set_errno(errno);
+}
+
+/// The cache gives up, and says so. More than one thread may come here.
+pub fn give_up(cache: &Cache) {
+    if give_up_quietly(cache) {
+        say();
+    }
+}
+
+/// The cache gives up. True for the one thread that has ended it.
+pub fn give_up_quietly(cache: &Cache) -> bool {
+    if cache_gave_up() {
+        return false;
+    }
+    let changes = &cache.regions.changes;
+    changes.distrust();
+    // What other threads are registering or using now is not kept after its release.
+    changes.write(Change {
+        range: PageRange::ALL,
+        kind: Kind::Called,
+    });
+    // If a signal handler has interrupted this thread in the cache, the cleaner does it.
+    if !thread::is_inside() {
+        flush::end_all(cache);
+    }
+    cache.watch.give_up();
+    let is_first = !GAVE_UP.swap(true, SeqCst);
+    cache.cleaner.wake();
+    is_first
+}
+
+/// Says once why no region is reused.
+pub fn say() {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    if !SAID.swap(true, Relaxed) {
+        log::always(format_args!(
+            "regions are not reused from now on: the program has made a task that shares its memory \
+             and is no thread of it (clone with CLONE_VM, without CLONE_THREAD). Such a task may \
+             change memory and be killed before the library hears of the change"
+        ));
+    }
+}

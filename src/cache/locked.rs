@@ -1,0 +1,426 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What a thread does to the cache's regions while it holds the lock: it makes them, keeps them,
+//! applies the log to them, claims and ends them.
+
+use super::life::account::Amount;
+use super::life::admission::Foreign;
+use super::lock::Held;
+use super::region::state::Grant;
+use super::region::{CachedRegion, Domain, Id, LookupKey};
+use super::state::{Batch, Cause, Regions};
+use crate::sys::pages::PageRange;
+use crate::watch::log::{Change, Kind};
+use core::sync::atomic::{AtomicU64, Ordering::*};
+
+/// The cache while its lock is held.
+pub struct Locked<'a>(&'a Regions, #[allow(dead_code)] Held<'a>);
+
+impl<'a> Locked<'a> {
+    pub(super) fn new(regions: &'a Regions, held: Held<'a>) -> Locked<'a> {
+        Locked(regions, held)
+    }
+}
+
+/// A search in the index gives up after this many regions.
+const LOOK_AT_MOST: u32 = 64;
+
+/// At most this many regions begin at one page, of those that only one registration may use at a
+/// time. A program may register the same page 100 000 times, and each such region would lengthen
+/// the search for an idle one.
+const CROWD: u32 = 32;
+
+/// A region that is kept and not admitted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct New {
+    id: Id,
+    pub page_range: PageRange,
+    /// Its number among those that were kept.
+    pub kept: u64,
+}
+
+/// Adds to a number that changes only under the lock, and so needs no locked instruction.
+fn add(number: &AtomicU64, amount: u64) {
+    number.store(number.load(Relaxed).wrapping_add(amount), Relaxed);
+}
+
+/// What applying the log did.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub struct Applied {
+    /// Regions invalidated from reuse, by an interposed call and by an event.
+    pub by_hook: u64,
+    pub by_event: u64,
+    /// userfaultfd reports nothing any more.
+    pub lost: bool,
+}
+
+impl New {
+    /// Its slot.
+    pub fn id(&self) -> Id {
+        self.id
+    }
+}
+
+impl Locked<'_> {
+    pub fn regions(&self) -> &Regions {
+        self.0
+    }
+
+    /// Makes a region: links it, with one user. `None`: no slot is free.
+    pub fn make(&self, lookup_key: &LookupKey) -> Option<Id> {
+        let id = self.link(lookup_key.page_range, |region| {
+            region.set(lookup_key.page_range, lookup_key.domain, lookup_key.access);
+            region.state.make();
+        })?;
+        self.0.account.add(lookup_key.page_range);
+        Some(id)
+    }
+
+    /// Links memory that is to be watched and is no region: a monitored range. `None`: no slot is
+    /// free.
+    pub fn make_monitored(&self, page_range: PageRange) -> Option<Id> {
+        self.link(page_range, |region| {
+            region.set(page_range, Domain::NONE, 0);
+            region.state.make_monitored();
+        })
+    }
+
+    fn link(&self, page_range: PageRange, make: impl FnOnce(&CachedRegion)) -> Option<Id> {
+        let regions = self.0;
+        if page_range.pages() > u64::from(u32::MAX) {
+            return None;
+        }
+        let id = regions.pop()?;
+        regions.changes.link();
+        make(regions.region(id));
+        regions.index.add(&*regions.slots, id);
+        regions.filter.add(page_range);
+        Some(id)
+    }
+
+    /// Keeps the region, or the monitored range; false if its memory has changed since it was
+    /// linked. Other registrations can take the region once it is admitted.
+    pub fn keep(&self, id: Id) -> bool {
+        let regions = self.0;
+        let region = regions.region(id);
+        add(&regions.kept, 1);
+        region.kept.store(self.kept(), Relaxed);
+        let kept = region.state.keep();
+        if kept && !region.state.load().is_monitored() {
+            self.add_entry(region.pd(), region.page_range().start, id);
+        }
+        kept
+    }
+
+    /// Adds an entry to the table. A hit that still has the shape of the table before this looks
+    /// there: that table is filled anew at the next call at the earliest.
+    fn add_entry(&self, pd: u64, start: u64, id: Id) {
+        let regions = self.0;
+        regions.table.add(regions.slots(), pd, start, id);
+        regions.shape.store(regions.table.shape(), Release);
+    }
+
+    /// The number of the region that was kept last.
+    pub fn kept(&self) -> u64 {
+        self.0.kept.load(Relaxed)
+    }
+
+    /// Whether [`CROWD`] regions begin at this page, so that no further one should be made.
+    pub fn is_crowded(&self, start: u64) -> bool {
+        let regions = self.0;
+        let page = PageRange {
+            start,
+            end: start + 1,
+        };
+        let mut count = 0;
+        regions
+            .index
+            .overlapping(&*regions.slots, page, |_, region| {
+                count += u32::from(region.page_range().start == start);
+                count < CROWD
+            });
+        count == CROWD
+    }
+
+    /// A region that would serve if it were admitted.
+    pub fn new_region(&self, lookup_key: &LookupKey) -> Option<New> {
+        let regions = self.0;
+        let (mut found, mut looked_at) = (None, 0);
+        regions
+            .index
+            .overlapping(&*regions.slots, lookup_key.page_range, |id, region| {
+                let seen = region.state.load();
+                if !seen.is_monitored() && lookup_key.may_share(seen) && region.serves(lookup_key) {
+                    found = self.unadmitted(id);
+                }
+                looked_at += 1;
+                found.is_none() && looked_at < LOOK_AT_MOST
+            });
+        found
+    }
+
+    /// The region or monitored range in a slot, if it is not admitted yet.
+    pub fn unadmitted(&self, id: Id) -> Option<New> {
+        let region = self.0.region(id);
+        region.state.load().is_new().then(|| New {
+            id,
+            page_range: region.page_range(),
+            kept: region.kept.load(Relaxed),
+        })
+    }
+
+    fn is_new(&self, new: New) -> bool {
+        self.unadmitted(new.id) == Some(new)
+    }
+
+    /// Lets other registrations take a region whose memory was found to be the process's own after
+    /// the region was kept (`admission.rs`). False if the region has gone meanwhile.
+    pub fn admit(&self, new: New) -> bool {
+        let admitted = self.is_new(new);
+        if admitted {
+            self.0.region(new.id).state.admit();
+        }
+        admitted
+    }
+
+    /// Invalidates a region whose memory can change unseen.
+    pub fn refuse(&self, new: New) {
+        if self.is_new(new) {
+            self.invalidate(new.id, Cause::Fence);
+            self.evict(new.id);
+        }
+    }
+
+    /// Takes, for one more user, a region that serves though it begins at another page. The table
+    /// remembers the region for that first page.
+    pub fn take(&self, lookup_key: &LookupKey) -> Option<(Id, Grant)> {
+        let regions = self.0;
+        let (mut taken, mut looked_at) = (None, 0);
+        regions
+            .index
+            .overlapping(&*regions.slots, lookup_key.page_range, |id, region| {
+                if region.serves(lookup_key) {
+                    taken = regions.take_this(id, lookup_key);
+                }
+                looked_at += 1;
+                taken.is_none() && looked_at < LOOK_AT_MOST
+            });
+        if let Some((id, _)) = taken {
+            self.add_entry(lookup_key.domain.pd, lookup_key.page_range.start, id);
+        }
+        taken
+    }
+
+    /// Whether a region that overlaps a range is being ended.
+    pub fn is_ending(&self, range: PageRange) -> bool {
+        let mut found = false;
+        self.0.overlapping(range, |_, region| {
+            found = region.state.load().is_ending();
+            !found
+        });
+        found
+    }
+
+    /// Invalidates a region from reuse, or a monitored range. True if it was not invalidated
+    /// before.
+    pub fn invalidate(&self, id: Id, cause: Cause) -> bool {
+        let region = self.0.region(id);
+        let seen = region.state.load();
+        if !(seen.is_registered() || seen.is_monitored()) || !region.state.invalidate() {
+            return false;
+        }
+        region.cause.store(cause.in_word(), Relaxed);
+        if seen.is_monitored() {
+            add(&self.0.changed_monitored, 1);
+        }
+        true
+    }
+
+    /// Applies the log: invalidates the regions whose memory has changed, and claims the idle ones
+    /// of them.
+    pub fn apply(&self, now: impl Fn() -> u64) -> Applied {
+        let regions = self.0;
+        let mut applied = Applied::default();
+        let mut last = None;
+        regions.changes.apply(|change| {
+            // A call records its change before and after. Under the lock nothing can have happened
+            // between two equal records.
+            if change == last && change.is_some() {
+                return;
+            }
+            last = change;
+            let change = change.unwrap_or_else(|| {
+                // One of the lost records may have said that pages are about to be dropped.
+                regions.dropping.add(PageRange::ALL, now());
+                Change {
+                    range: PageRange::ALL,
+                    kind: Kind::Reported,
+                }
+            });
+            self.apply_one(change, &mut applied, &now);
+        });
+        applied
+    }
+
+    fn apply_one(&self, change: Change, applied: &mut Applied, now: &impl Fn() -> u64) {
+        let regions = self.0;
+        let range = change.range;
+        match change.kind {
+            Kind::Called | Kind::Reported => {}
+            Kind::Dropping => regions.dropping.add(range, now()),
+            Kind::Lost => applied.lost = true,
+        }
+        let event = change.kind != Kind::Called;
+        if matches!(change.kind, Kind::Reported | Kind::Lost) {
+            self.lose_memory(range, range, |_| {});
+        }
+        let cause = if event { Cause::Event } else { Cause::Hook };
+        regions.overlapping(range, |id, region| {
+            if self.invalidate(id, cause) {
+                applied.by_event += u64::from(event);
+                applied.by_hook += u64::from(!event);
+            }
+            if self.evict(id) {
+                add(&regions.evicted_bytes, region.page_range().bytes());
+            }
+            true
+        });
+    }
+
+    /// Whether userfaultfd reported, so recently that it may not have happened yet, that pages of
+    /// this range are about to be dropped.
+    pub fn may_be_dropping(&self, range: PageRange, now: impl Fn() -> u64) -> bool {
+        self.0.dropping.is_at(range, now)
+    }
+
+    /// Claims a region if it has no user, and queues it: the next thread to call
+    /// [`Regions::next_evicted`] deregisters it.
+    pub fn evict(&self, id: Id) -> bool {
+        let claimed = self.claim(id);
+        if claimed {
+            self.0.ends_later(id);
+        }
+        claimed
+    }
+
+    /// Claims a region if it has no user. The caller must deregister it.
+    pub fn claim(&self, id: Id) -> bool {
+        self.0.claim(id)
+    }
+
+    /// Claims a region, unless the slot is a later region's by now.
+    pub fn claim_generation(&self, id: Id, generation: u32) -> bool {
+        let is_same = self.0.region(id).state.load().generation() == generation;
+        // Slots become regions under the lock.
+        is_same && self.claim(id)
+    }
+
+    /// Claims the regions of the batch that are still idle and that `which` selects, for the given
+    /// cause. The others leave the batch.
+    pub fn claim_those(
+        &self,
+        batch: &mut Batch,
+        cause: Cause,
+        mut which: impl FnMut(&CachedRegion) -> bool,
+    ) {
+        batch.retain(|id| self.claim_idle(id, cause, &mut which));
+    }
+
+    /// Claims a region for the given cause if it is idle and `which` selects it.
+    fn claim_idle(&self, id: Id, cause: Cause, which: impl FnOnce(&CachedRegion) -> bool) -> bool {
+        let region = self.0.region(id);
+        let seen = region.state.load();
+        if !(seen.is_unused() && which(region) && self.claim(id)) {
+            return false;
+        }
+        // A spent region would have ended anyway, by the thread that has just released it.
+        if !seen.is_spent() {
+            let _ = region
+                .cause
+                .compare_exchange(0, cause.in_word(), Relaxed, Relaxed);
+            self.0.account.give_back(region.page_range());
+        }
+        true
+    }
+
+    /// Goes on with the count of the idle regions, by `slots` slots. If more is idle than the limit
+    /// allows, claims idle regions that were not released at the time `now` of the cache's clock,
+    /// until the batch is full. Returns true if the count has come to its end.
+    pub fn count_idle(&self, slots: u32, batch: &mut Batch, now: u32) -> bool {
+        let account = &self.0.account;
+        let first = account.next();
+        let mut idle = Amount::default();
+        let mut looked_at = 0;
+        for (id, region) in self.0.each_from(Id(first)).take(slots as usize) {
+            looked_at += 1;
+            let seen = region.state.load();
+            if !seen.is_unused() || seen.is_spent() {
+                continue;
+            }
+            let old = |region: &CachedRegion| region.released.load(Relaxed) != now;
+            if account.is_over() && !batch.is_full() && self.claim_idle(id, Cause::Watermark, old) {
+                batch.push(id);
+            } else {
+                idle = idle + Amount::of(region.page_range());
+            }
+        }
+        account.go_on_at(first + looked_at, idle);
+        let at_end = looked_at < slots;
+        if at_end {
+            account.end_count();
+        }
+        at_end
+    }
+
+    /// Claims a region that was just released, since too much is idle, if it is still idle.
+    pub fn claim_released(&self, id: Id) -> bool {
+        let region = self.0.region(id);
+        let seen = region.state.load();
+        let claimed = seen.is_unused() && !seen.is_spent() && self.claim(id);
+        if claimed {
+            let _ = region
+                .cause
+                .compare_exchange(0, Cause::Watermark.in_word(), Relaxed, Relaxed);
+            self.0.account.take_back(region.page_range());
+        }
+        claimed
+    }
+
+    /// Frees the slot of a claimed region that has been deregistered, of a new region whose
+    /// registration failed, or of a monitored range.
+    pub fn end(&self, id: Id) {
+        let regions = self.0;
+        let region = regions.region(id);
+        let page_range = region.page_range();
+        regions.index.remove(&*regions.slots, id);
+        regions.filter.remove(page_range);
+        let seen = region.state.load();
+        if !seen.is_monitored() {
+            regions.table.remove(region.pd(), page_range.start, id);
+            regions.account.remove(page_range);
+        } else if seen.is_stale() {
+            add(&regions.changed_monitored, u64::MAX);
+        }
+        region.state.free();
+        regions.push(id);
+        if seen.is_ending() {
+            self.0.claim_ended();
+        }
+    }
+
+    /// Takes back the claim on a region that could not be deregistered. The region is not used
+    /// again.
+    pub fn restore(&self, id: Id) {
+        self.0.region(id).state.restore();
+        self.0.claim_ended();
+    }
+
+    /// What is known of memory that can change unseen.
+    pub fn foreign(&self) -> &Foreign {
+        &self.0.foreign
+    }
+}
+
+/// Why a region of the cache ends, if the cause is known.
+pub fn cause(region: &CachedRegion) -> Option<Cause> {
+    Cause::from_word(region.cause.load(Relaxed))
+}

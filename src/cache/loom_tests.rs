@@ -1,0 +1,433 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The cache's core under every interleaving that the memory model allows, by loom:
+//! `RUSTFLAGS="--cfg loom" cargo test --release --lib loom`.
+//!
+//! A region is reduced to its state, and the kernel to a few variables: which generation of memory
+//! is at the address (generation 0 was pinned), whether an event is in flight, and whether the
+//! region is registered. A thread that has seen new memory at the address must never get the region
+//! again.
+
+use crate::cache::life::hit::{Miss, Steps, in_order};
+use crate::cache::region::state::{Grant, Left, Seen, State};
+use crate::sys::pages::PageRange;
+use crate::watch::log::{Change, Frame, Kind, Log};
+use core::cell::Cell;
+use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
+use loom::sync::{Arc, Mutex};
+use loom::thread;
+
+struct World {
+    changes: Log,
+    state: State,
+    /// The cache's lock.
+    lock: Mutex<()>,
+    /// The kernel's lock of the address space.
+    kernel: Mutex<()>,
+    /// The generation of memory that is mapped at the address.
+    mapped: AtomicU64,
+    /// The kernel's `mmap_changing`.
+    in_flight: AtomicBool,
+    registered: AtomicBool,
+}
+
+const MEMORY: PageRange = PageRange {
+    start: 0x1000,
+    end: 0x2000,
+};
+
+const ELSEWHERE: PageRange = PageRange {
+    start: 0x8000,
+    end: 0x9000,
+};
+
+const CHANGE: Change = Change {
+    range: MEMORY,
+    kind: Kind::Called,
+};
+
+impl World {
+    /// A world with one region, which is kept and idle.
+    fn new() -> Arc<World> {
+        let world = World {
+            changes: Log::new(),
+            state: State::new(),
+            lock: Mutex::new(()),
+            kernel: Mutex::new(()),
+            mapped: AtomicU64::new(0),
+            in_flight: AtomicBool::new(false),
+            registered: AtomicBool::new(true),
+        };
+        world.state.make();
+        assert!(world.state.keep());
+        world.state.admit();
+        assert_eq!(world.state.release(Grant::Own), Some(Left::Idle));
+        Arc::new(world)
+    }
+
+    /// `munmap` through the interposed call. The call applies its first record at once if it gets
+    /// the cache's lock.
+    fn unmap_by_call(&self, gets_lock: bool) {
+        let frame = Frame::new();
+        let announced = self.changes.begin_at(MEMORY, 0, &frame);
+        let linked = self.changes.linked();
+        self.changes.write(CHANGE);
+        if gets_lock {
+            self.apply();
+        }
+        {
+            let _kernel = self.kernel.lock().unwrap();
+            self.mapped.store(1, Release);
+        }
+        self.changes.write_again(CHANGE, linked);
+        self.changes.end_at(announced);
+    }
+
+    /// A call that does not know before what it will change, as `shmdt`. It announces the range and
+    /// writes its one record after the change.
+    fn change_by_call(&self) {
+        let frame = Frame::new();
+        let announced = self.changes.begin_at(MEMORY, 0, &frame);
+        self.mapped.store(1, Release);
+        self.changes.write(CHANGE);
+        self.changes.end_at(announced);
+    }
+
+    /// `munmap` by a raw system call. Its event is in flight from before the memory goes until it
+    /// is read.
+    fn unmap_unseen(&self) {
+        self.in_flight.store(true, SeqCst);
+        self.mapped.store(1, Release);
+    }
+
+    /// One round of the reader, which may find an event.
+    fn monitor(&self) {
+        if self.in_flight.load(SeqCst) {
+            self.changes.begin();
+            self.in_flight.store(false, SeqCst);
+            self.changes.write(Change {
+                kind: Kind::Reported,
+                ..CHANGE
+            });
+            self.changes.end();
+        }
+    }
+
+    fn apply(&self) {
+        let _lock = self.lock.lock().unwrap();
+        self.changes.apply(|change| {
+            // None stands for any change.
+            if change.is_none_or(|change| change.range == MEMORY) {
+                self.state.invalidate();
+            }
+        });
+    }
+
+    /// Registers as the program does: it must get no translation older than the memory that it saw
+    /// mapped before.
+    fn register(&self) -> Option<Grant> {
+        let mapped = self.mapped.load(Acquire);
+        let got = in_order(&self.changes, MEMORY, self);
+        match got {
+            Ok(grant) => {
+                assert_eq!(mapped, 0, "a stale translation");
+                assert!(self.registered.load(Acquire), "a region that has ended");
+                Some(grant)
+            }
+            Err(Miss::Unsettled(Some(grant))) => {
+                self.release(grant);
+                None
+            }
+            Err(_) => None,
+        }
+    }
+
+    fn release(&self, grant: Grant) {
+        assert!(self.registered.load(Acquire), "it ended while it was used");
+        if matches!(self.state.release(grant), Some(Left::Spent(_))) {
+            self.end_if_unused();
+        }
+    }
+
+    /// What flush, the cleaner, and a thread that releases a spent region do.
+    fn end_if_unused(&self) {
+        let claimed = {
+            let _lock = self.lock.lock().unwrap();
+            self.state.claim()
+        };
+        if claimed {
+            assert!(self.registered.swap(false, AcqRel), "it ended twice");
+            let _lock = self.lock.lock().unwrap();
+            self.state.free();
+        }
+    }
+}
+
+impl Steps for &World {
+    type Taken = Grant;
+
+    fn must_fence(&self) -> bool {
+        true
+    }
+
+    fn look(&self) -> bool {
+        true
+    }
+
+    fn take(&self) -> Option<Grant> {
+        self.state.take_if(|_| true)
+    }
+
+    fn fence(&self) -> bool {
+        !self.in_flight.load(SeqCst)
+    }
+
+    fn refused(&self) {}
+}
+
+fn explore(bound: Option<usize>, test: impl Fn() + Sync + Send + 'static) {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = bound;
+    model.check(test);
+}
+
+#[test]
+fn loom_a_call_that_changes_memory() {
+    explore(None, || {
+        let world = World::new();
+        let other = world.clone();
+        let unmapping = thread::spawn(move || other.unmap_by_call(false));
+        world.register();
+        world.apply();
+        world.register();
+        unmapping.join().unwrap();
+        world.apply();
+        assert_eq!(world.register(), None);
+    });
+}
+
+#[test]
+fn loom_a_change_that_only_the_kernel_sees() {
+    explore(Some(3), || {
+        let world = World::new();
+        let (other, monitor) = (world.clone(), world.clone());
+        let unmapping = thread::spawn(move || other.unmap_unseen());
+        let monitoring = thread::spawn(move || monitor.monitor());
+        world.register();
+        world.apply();
+        world.register();
+        unmapping.join().unwrap();
+        monitoring.join().unwrap();
+        world.monitor();
+        world.apply();
+        assert_eq!(world.register(), None);
+    });
+}
+
+#[test]
+fn loom_two_calls_at_once() {
+    explore(Some(2), || {
+        let world = World::new();
+        let (first, second) = (world.clone(), world.clone());
+        let threads = [
+            thread::spawn(move || first.unmap_by_call(false)),
+            thread::spawn(move || second.unmap_by_call(false)),
+        ];
+        world.register();
+        world.apply();
+        for thread in threads {
+            thread.join().unwrap();
+        }
+        world.apply();
+        assert!(world.changes.is_settled(MEMORY));
+        assert_eq!(world.register(), None);
+    });
+}
+
+#[test]
+fn loom_hit_release_flush() {
+    explore(Some(3), || {
+        let world = World::new();
+        let (other, flush) = (world.clone(), world.clone());
+        let use_it = |world: &World| {
+            if let Some(grant) = world.register() {
+                world.release(grant);
+            }
+        };
+        let threads = [
+            thread::spawn(move || use_it(&other)),
+            thread::spawn(move || flush.end_if_unused()),
+        ];
+        use_it(&world);
+        for thread in threads {
+            thread.join().unwrap();
+        }
+        // As in dealloc_pd: the region has no user, so a flush ends it.
+        world.end_if_unused();
+        assert!(!world.registered.load(Acquire));
+    });
+}
+
+#[test]
+fn loom_invalidated_while_used() {
+    explore(Some(3), || {
+        let world = World::new();
+        let (unmap, flush) = (world.clone(), world.clone());
+        let threads = [
+            thread::spawn(move || {
+                unmap.unmap_by_call(false);
+                unmap.apply();
+                unmap.end_if_unused();
+            }),
+            thread::spawn(move || flush.end_if_unused()),
+        ];
+        if let Some(grant) = world.register() {
+            world.release(grant);
+        }
+        for thread in threads {
+            thread.join().unwrap();
+        }
+        world.apply();
+        world.end_if_unused();
+        assert!(!world.registered.load(Acquire));
+    });
+}
+
+#[test]
+fn loom_kept_while_its_memory_changes() {
+    explore(Some(3), || {
+        let world = World::new();
+        world.end_if_unused();
+        world.mapped.store(0, Release);
+        // A new region is linked, then pinned, then kept, while its memory goes.
+        let other = world.clone();
+        let unmapping = thread::spawn(move || other.unmap_by_call(true));
+        {
+            let _lock = world.lock.lock().unwrap();
+            world.changes.link();
+            world.state.make();
+        }
+        let pinned = {
+            let _kernel = world.kernel.lock().unwrap();
+            world.mapped.load(Acquire)
+        };
+        world.registered.store(true, Release);
+        world.apply();
+        let kept = world.state.keep();
+        world.state.admit();
+        if kept && pinned == 0 {
+            world.register();
+        }
+        unmapping.join().unwrap();
+        world.apply();
+        assert!(
+            pinned == 1 || !world.state.load().can_be_taken(),
+            "pinned before the change"
+        );
+    });
+}
+
+/// The log is full when a change is to be written.
+#[test]
+fn loom_a_full_log() {
+    explore(Some(3), || {
+        let world = World::new();
+        let elsewhere = Change {
+            range: ELSEWHERE,
+            kind: Kind::Called,
+        };
+        // The log of the tests has room for two.
+        let frame = Frame::new();
+        let announced = world.changes.begin_at(MEMORY, 0, &frame);
+        world.changes.write(elsewhere);
+        world.changes.write(elsewhere);
+        world.changes.end_at(announced);
+        let other = world.clone();
+        let changing = thread::spawn(move || other.change_by_call());
+        world.register();
+        world.apply();
+        world.register();
+        changing.join().unwrap();
+        world.apply();
+        assert_eq!(world.register(), None);
+    });
+}
+
+/// The place of a change elsewhere becomes the place of a change here.
+#[test]
+fn loom_places_change_hands() {
+    explore(Some(3), || {
+        let world = World::new();
+        let other = world.clone();
+        let changing = thread::spawn(move || {
+            let frame = Frame::new();
+            let announced = other.changes.begin_at(ELSEWHERE, 0, &frame);
+            other.changes.end_at(announced);
+            other.change_by_call();
+        });
+        world.register();
+        changing.join().unwrap();
+        world.apply();
+        assert_eq!(world.register(), None);
+    });
+}
+
+/// A slot ends as one region and becomes another's, while other threads look at it.
+#[test]
+fn loom_a_slot_becomes_another_regions() {
+    becomes_another(
+        |state| {
+            state.make();
+            assert!(state.keep());
+            state.admit();
+            assert!(state.release(Grant::Own).is_some());
+        },
+        |state| state.claim(),
+        |state, serves| state.take_if(serves).is_some(),
+    );
+}
+
+/// A slot ends as one monitored range and becomes another, while another thread looks at it.
+#[test]
+fn loom_a_slot_becomes_another_monitored() {
+    becomes_another(
+        |state| {
+            state.make_monitored();
+            assert!(state.keep());
+            state.admit();
+        },
+        |state| state.invalidate(),
+        |state, is_it| state.is_monitored_that(is_it),
+    );
+}
+
+fn becomes_another(
+    keep: fn(&State),
+    end: fn(&State) -> bool,
+    look: fn(&State, &dyn Fn(Seen) -> bool) -> bool,
+) {
+    const GENERATION: u64 = 2;
+    explore(None, move || {
+        let slot = Arc::new((State::new(), AtomicU64::new(1)));
+        let (state, field) = &*slot;
+        keep(state);
+        let other = slot.clone();
+        let making = thread::spawn(move || {
+            let (state, field) = &*other;
+            if end(state) {
+                state.free();
+                state.before_fields();
+                field.store(GENERATION, Relaxed);
+                keep(state);
+            }
+        });
+        let seen = Cell::new(0_u64);
+        let is_later = |now: Seen| {
+            seen.set(u64::from(now.generation()));
+            field.load(Relaxed) == GENERATION
+        };
+        if look(state, &is_later) {
+            assert_eq!(seen.get(), GENERATION, "the fields of a later one");
+        }
+        making.join().unwrap();
+    });
+}

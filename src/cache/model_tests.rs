@@ -1,0 +1,609 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Compares the cache with a naive model: a list of regions that is searched from end to end, and
+//! an address space in which each change gives the changed pages new numbers. Whatever the program
+//! does, the cache must find a region exactly when the model has one that serves. The region that
+//! it finds must have been pinned while its pages had their present numbers.
+
+use crate::cache::life::account::Amount;
+use crate::cache::locked::cause;
+use crate::cache::region::state::{Grant, Left};
+use crate::cache::region::{CachedRegion, Domain, Id, LookupKey};
+use crate::cache::state::{Batch, Cause, Handle, Regions};
+use crate::sys::pages::{PageRange, page_size};
+use crate::watch::extent::CHUNK;
+use crate::watch::log::{Change, Frame, Kind};
+use proptest::prelude::*;
+use std::alloc::{Layout, alloc_zeroed};
+use std::collections::BTreeMap;
+
+/// Pages of the address space. They span several chunks of the filter, so that the filter has
+/// chunks to tell apart.
+const PAGES: u64 = 40;
+const STRIDE: u64 = CHUNK / 4;
+
+fn address(page: u64) -> u64 {
+    // Each group of eight pages is contiguous, for the sizes of a few pages; the groups lie chunks
+    // apart.
+    0x7000_0000_0000 + (page / 8) * STRIDE * 8 + (page % 8) * page_size()
+}
+
+/// A range within a group of eight contiguous pages.
+fn range(first: u64, count: u64) -> PageRange {
+    let count = count.min(8 - first % 8);
+    PageRange {
+        start: address(first),
+        end: address(first) + count * page_size(),
+    }
+}
+
+fn pages(range: PageRange) -> impl Iterator<Item = u64> {
+    (0..PAGES).filter(move |&page| {
+        let start = address(page);
+        range.overlaps(PageRange {
+            start,
+            end: start + 1,
+        })
+    })
+}
+
+fn new_cache() -> &'static Regions {
+    // SAFETY: `Regions` has a non-zero size.
+    let memory = unsafe { alloc_zeroed(Layout::new::<Regions>()) };
+    // SAFETY: the memory has the layout of a `Regions`, for which all zeros is an empty cache, and
+    // the test never frees it.
+    unsafe { &*memory.cast::<Regions>() }
+}
+
+/// A time of the cache's clock at which nothing is released.
+const NEVER: u32 = 1 << 30;
+
+const LOCAL_WRITE: u32 = 1;
+const ACCESS: [u32; 5] = [0, LOCAL_WRITE, 3, 7, LOCAL_WRITE | 1 << 20];
+
+#[derive(Clone, Debug)]
+enum Step {
+    Register {
+        pd: u64,
+        first: u64,
+        count: u64,
+        access: usize,
+        changed_meanwhile: bool,
+    },
+    /// Releases one of the program's handles, or, with `again`, one that it has released before.
+    Release {
+        which: prop::sample::Index,
+        again: bool,
+    },
+    Change {
+        first: u64,
+        count: u64,
+        kind: u8,
+    },
+    ManyChanges,
+    Apply,
+    Flush {
+        pd: u64,
+    },
+    Trim {
+        regions: i64,
+    },
+    Refuse {
+        pd: u64,
+    },
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        12 => (0..2u64, 0..PAGES, 1..6u64, 0..ACCESS.len(), prop::bool::weighted(0.1))
+            .prop_map(|(pd, first, count, access, changed_meanwhile)| Step::Register {
+                pd, first, count, access, changed_meanwhile
+            }),
+        10 => (any::<prop::sample::Index>(), prop::bool::weighted(0.1))
+            .prop_map(|(which, again)| Step::Release { which, again }),
+        4 => (0..PAGES, 1..8u64, 0..4u8).prop_map(|(first, count, kind)| Step::Change { first, count, kind }),
+        1 => Just(Step::ManyChanges),
+        2 => Just(Step::Apply),
+        1 => (0..2u64).prop_map(|pd| Step::Flush { pd }),
+        1 => (0..8i64).prop_map(|regions| Step::Trim { regions }),
+        1 => (0..2u64).prop_map(|pd| Step::Refuse { pd }),
+    ]
+}
+
+/// A region as the model knows it.
+struct Known {
+    lookup_key: LookupKey,
+    /// The numbers of the pages when they were pinned.
+    pinned: Vec<u64>,
+    users: u32,
+    stale: bool,
+    /// The kernel refused to end the region.
+    refused: bool,
+}
+
+impl Known {
+    fn serves(&self, lookup_key: &LookupKey) -> bool {
+        let same = self.lookup_key.access == lookup_key.access;
+        let more = self.lookup_key.access == lookup_key.access | LOCAL_WRITE;
+        self.lookup_key.domain == lookup_key.domain
+            && !self.stale
+            && if lookup_key.exact {
+                same && self.lookup_key.page_range == lookup_key.page_range
+            } else {
+                (same || more) && self.lookup_key.page_range.contains(lookup_key.page_range)
+            }
+    }
+}
+
+struct Test {
+    regions: &'static Regions,
+    numbers: Vec<u64>,
+    next_number: u64,
+    known: BTreeMap<Id, Known>,
+    /// The handles that the program holds, with their objects.
+    handles: Vec<(usize, Handle)>,
+    /// The objects of every handle that the program has released.
+    ended: Vec<usize>,
+}
+
+impl Test {
+    fn new() -> Test {
+        Test {
+            regions: new_cache(),
+            numbers: vec![0; PAGES as usize],
+            next_number: 1,
+            known: BTreeMap::new(),
+            handles: Vec::new(),
+            ended: Vec::new(),
+        }
+    }
+
+    fn apply(&self) {
+        self.regions.lock().apply(|| 0);
+    }
+
+    fn pin(&self, range: PageRange) -> Vec<u64> {
+        pages(range)
+            .map(|page| self.numbers[page as usize])
+            .collect()
+    }
+
+    fn change(&mut self, range: PageRange, kind: Kind) {
+        let change = Change { range, kind };
+        assert!(
+            !self
+                .known
+                .values()
+                .any(|known| known.lookup_key.page_range.overlaps(range))
+                || self.regions.filter.may_touch(range)
+        );
+        let frame = Frame::new();
+        let announced = self.regions.changes.begin_at(range, 0, &frame);
+        assert!(!self.regions.changes.is_settled(range));
+        self.regions.changes.write(change);
+        for page in pages(range) {
+            self.numbers[page as usize] = self.next_number;
+            self.next_number += 1;
+        }
+        self.regions.changes.write(change);
+        self.regions.changes.end_at(announced);
+        for known in self.known.values_mut() {
+            known.stale |= known.lookup_key.page_range.overlaps(range);
+        }
+        self.regions.lock().note_clear(range);
+    }
+
+    fn register(
+        &mut self,
+        lookup_key: LookupKey,
+        changed_meanwhile: bool,
+    ) -> Result<(), TestCaseError> {
+        self.apply();
+        self.end_evicted();
+        let serves = self.known.values().any(|known| known.serves(&lookup_key));
+        let wider = || {
+            (!lookup_key.exact)
+                .then(|| self.regions.lock().take(&lookup_key))
+                .flatten()
+        };
+        let taken = self.regions.take(&lookup_key).or_else(wider);
+        prop_assert_eq!(taken.is_some(), serves);
+        let (id, grant) = match taken {
+            Some((id, grant)) => {
+                let known = self.known.get_mut(&id).expect("the model has it");
+                prop_assert!(known.serves(&lookup_key));
+                known.users += 1;
+                (id, grant)
+            }
+            None => {
+                let made = self.regions.lock().make(&lookup_key);
+                let Some(id) = made else {
+                    return Ok(());
+                };
+                self.regions
+                    .region(id)
+                    .claim_extent(Some(lookup_key.page_range));
+                let pinned = self.pin(lookup_key.page_range);
+                self.known.insert(
+                    id,
+                    Known {
+                        lookup_key,
+                        pinned,
+                        users: 1,
+                        stale: false,
+                        refused: false,
+                    },
+                );
+                if changed_meanwhile {
+                    self.change(lookup_key.page_range, Kind::Reported);
+                }
+                self.apply();
+                let kept = self.regions.lock().keep(id);
+                prop_assert_eq!(kept, !changed_meanwhile);
+                let new = self.regions.lock().new_region(&lookup_key);
+                let admitted = new.is_some_and(|new| self.regions.lock().admit(new));
+                prop_assert_eq!(admitted, kept);
+                let handle = self
+                    .regions
+                    .handle(self.regions.region(id).object())
+                    .unwrap();
+                self.handles
+                    .push((self.regions.region(id).object(), handle));
+                return Ok(());
+            }
+        };
+        let known = &self.known[&id];
+        let inside = pages(known.lookup_key.page_range).zip(&known.pinned);
+        for (page, &number) in inside {
+            if lookup_key.page_range.contains(range(page, 1)) {
+                prop_assert_eq!(number, self.numbers[page as usize], "stale");
+            }
+        }
+        match self
+            .regions
+            .object(id, grant, lookup_key.page_range.start, 1)
+        {
+            Some(object) => {
+                prop_assert!(self.handles.iter().all(|handle| handle.0 != object));
+                let handle = self.regions.handle(object).unwrap();
+                prop_assert_eq!(handle.region, id);
+                self.handles.push((object, handle));
+            }
+            // No slot is free for a further handle.
+            None => {
+                let left = self.regions.give_back(id, grant);
+                self.left(id, left)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Compares the outcome of a release with the model's.
+    fn left(&mut self, id: Id, left: Option<Left>) -> Result<(), TestCaseError> {
+        let known = self.known.get_mut(&id).expect("the model has it");
+        known.users -= 1;
+        // The cache does not know of a change that is written but not applied.
+        let behind = self.regions.changes.is_behind();
+        match left {
+            Some(Left::InUse) => prop_assert!(known.users > 0),
+            Some(Left::Idle) => {
+                prop_assert!(known.users == 0 && (!known.stale || behind));
+                self.regions
+                    .account
+                    .may_be_idle(|| known.lookup_key.page_range);
+            }
+            Some(Left::Spent(_)) => {
+                prop_assert!(known.users == 0 && known.stale);
+                // The cleaner claims the region before the releasing thread does; its cause is then
+                // not recorded.
+                let spent = self.regions.region(id).object();
+                let which = |other: &CachedRegion| other.object() == spent;
+                let mut batch = Batch::new();
+                self.regions.find_idle(Id(0), &mut batch, which);
+                let locked = self.regions.lock();
+                locked.claim_those(&mut batch, Cause::Linger, which);
+                drop(locked);
+                prop_assert_eq!(batch.ids(), [id]);
+                prop_assert_ne!(cause(self.regions.region(id)), Some(Cause::Linger));
+                self.end(id);
+            }
+            None => prop_assert!(false, "the handle is the program's"),
+        }
+        Ok(())
+    }
+
+    fn end(&mut self, id: Id) {
+        self.regions.lock().end(id);
+        self.known.remove(&id);
+    }
+
+    fn end_evicted(&mut self) {
+        while let Some(id) = self.regions.next_evicted() {
+            let known = &self.known[&id];
+            assert!(known.users == 0 && known.stale);
+            self.end(id);
+        }
+    }
+
+    fn claim(&mut self, cause: Cause, which: impl Fn(Id) -> bool) -> Vec<Id> {
+        let mut claimed = Vec::new();
+        let mut from = Some(Id(0));
+        while let Some(start) = from {
+            let mut batch = Batch::new();
+            let which =
+                |region: &CachedRegion| which(self.regions.handle(region.object()).unwrap().region);
+            from = self.regions.find_idle(start, &mut batch, which);
+            self.regions.lock().claim_those(&mut batch, cause, which);
+            claimed.extend_from_slice(batch.ids());
+        }
+        claimed
+    }
+
+    fn step(&mut self, step: Step) -> Result<(), TestCaseError> {
+        match step {
+            Step::Register {
+                pd,
+                first,
+                count,
+                access,
+                changed_meanwhile,
+            } => {
+                let access = ACCESS[access];
+                let lookup_key = LookupKey {
+                    unshared: false,
+                    domain: Domain::new(pd as usize, 0, 0),
+                    page_range: range(first, count),
+                    access,
+                    exact: access & 0xe != 0,
+                };
+                self.register(lookup_key, changed_meanwhile)?;
+            }
+            Step::Release { which, again } => {
+                if again && !self.ended.is_empty() {
+                    let object = *which.get(&self.ended);
+                    if self.handles.iter().all(|handle| handle.0 != object) {
+                        let released = self
+                            .regions
+                            .handle(object)
+                            .and_then(|handle| self.regions.release(handle, 0));
+                        prop_assert_eq!(released, None);
+                    }
+                } else if !self.handles.is_empty() {
+                    let (object, handle) =
+                        self.handles.swap_remove(which.index(self.handles.len()));
+                    self.ended.push(object);
+                    let left = self.regions.release(handle, 0);
+                    self.left(handle.region, left)?;
+                }
+            }
+            Step::Change { first, count, kind } => {
+                let kinds = [Kind::Called, Kind::Reported, Kind::Dropping, Kind::Lost];
+                let everywhere = usize::from(kind) == 3;
+                let changed = if everywhere {
+                    PageRange {
+                        start: 0,
+                        end: u64::MAX,
+                    }
+                } else {
+                    range(first, count)
+                };
+                self.change(changed, kinds[usize::from(kind)]);
+            }
+            Step::ManyChanges => {
+                // More changes than the log holds, in other memory: all regions are invalidated.
+                let elsewhere = PageRange {
+                    start: 0x1000,
+                    end: 0x2000,
+                };
+                for _ in 0..5000 {
+                    self.change(elsewhere, Kind::Called);
+                }
+                self.known.values_mut().for_each(|known| known.stale = true);
+            }
+            Step::Apply => {
+                self.apply();
+                prop_assert!(self.regions.changes.is_settled(PageRange::ALL));
+                self.end_evicted();
+                let left = |known: &Known| known.users == 0 && known.stale && !known.refused;
+                prop_assert!(
+                    !self.known.values().any(left),
+                    "nobody will use it, and nobody ends it"
+                );
+            }
+            Step::Flush { pd } => {
+                self.apply();
+                self.end_evicted();
+                let regions = self.regions;
+                for id in self.claim(Cause::Flush, |id| regions.region(id).pd() == pd) {
+                    prop_assert_eq!(self.known[&id].users, 0);
+                    self.end(id);
+                }
+                let idle = |known: &Known| known.users == 0 && known.lookup_key.domain.pd == pd;
+                prop_assert!(!self.known.values().any(idle));
+            }
+            Step::Trim { regions } => {
+                self.apply();
+                self.end_evicted();
+                let limit = Amount {
+                    regions,
+                    bytes: i64::MAX,
+                };
+                let locked = self.regions.lock();
+                self.regions.account.set_limit(limit);
+                drop(locked);
+                // One count knows how many must go, the next ends them.
+                for _ in 0..2 {
+                    let mut at_end = false;
+                    while !at_end {
+                        let mut batch = Batch::new();
+                        at_end = self.regions.lock().count_idle(5, &mut batch, NEVER);
+                        for &id in batch.ids() {
+                            prop_assert_eq!(self.known[&id].users, 0);
+                            self.end(id);
+                        }
+                    }
+                }
+                prop_assert!(!self.regions.account.is_over());
+            }
+            Step::Refuse { pd } => {
+                self.apply();
+                self.end_evicted();
+                let regions = self.regions;
+                for id in self.claim(Cause::Flush, |id| regions.region(id).pd() == pd) {
+                    // The kernel refuses to end the region: the region stays, and no registration
+                    // gets it.
+                    self.regions.lock().restore(id);
+                    let known = self.known.get_mut(&id).unwrap();
+                    known.stale = true;
+                    known.refused = true;
+                }
+            }
+        }
+        self.compare()
+    }
+
+    fn compare(&self) -> Result<(), TestCaseError> {
+        let idle = self.known.values().filter(|known| known.users == 0);
+        let bytes: u64 = idle
+            .clone()
+            .map(|known| known.lookup_key.page_range.bytes())
+            .sum();
+        prop_assert_eq!(self.regions.idle(), (idle.count() as u64, bytes));
+        let used = self.known.values().filter(|known| known.users > 0);
+        prop_assert_eq!(self.regions.in_use().0, used.count() as u64);
+        let idle = self
+            .known
+            .values()
+            .filter(|known| known.users == 0 && !known.stale);
+        let limit = self.regions.account.limit();
+        prop_assert!(idle.count() as i64 <= limit.regions || self.regions.account.is_over());
+        self.compare_neighbours()
+    }
+
+    /// What is near a page is what has a page in the same chunk.
+    fn compare_neighbours(&self) -> Result<(), TestCaseError> {
+        let _locked = self.regions.lock();
+        for page in (0..PAGES).step_by(3) {
+            let (page, other) = (range(page, 1), range(page ^ 5, 2));
+            let chunk = page.extended(CHUNK);
+            let reaches = |region: &&CachedRegion| region.page_range().overlaps(chunk);
+            let linked = self.known.keys().map(|&id| self.regions.region(id));
+            let expected = linked.filter(reaches).count();
+            for first in [page, other] {
+                let mut found = Vec::new();
+                self.regions.near(page, first, |id, _| {
+                    found.push(id);
+                    true
+                });
+                prop_assert_eq!(found.len(), expected);
+                found.sort();
+                found.dedup();
+                prop_assert_eq!(found.len(), expected, "each once");
+            }
+        }
+        Ok(())
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        cases: if cfg!(miri) { 4 } else { 150 },
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
+
+    #[test]
+    fn the_cache_is_the_naive_one(steps in prop::collection::vec(step(), 1..if cfg!(miri) { 30 } else { 200 })) {
+        let mut test = Test::new();
+        for step in steps {
+            test.step(step)?;
+        }
+    }
+}
+
+fn of_page(page: u64) -> LookupKey {
+    LookupKey {
+        domain: Domain::new(1, 0, 0),
+        page_range: range(page, 1),
+        access: 0,
+        exact: false,
+        unshared: false,
+    }
+}
+
+/// A thread has released a region that is spent. Before it claims the region, another thread ends
+/// it, and the slot becomes a region that is idle.
+#[test]
+fn a_spent_region_is_told_from_a_later_one() {
+    let regions = new_cache();
+    let released = |id| regions.region(id).state.release(Grant::Own);
+    let id = regions.lock().make(&of_page(0)).unwrap();
+    let Some(Left::Spent(generation)) = released(id) else {
+        panic!("it was never kept");
+    };
+    assert!(regions.lock().claim(id));
+    regions.lock().end(id);
+    assert_eq!(regions.lock().make(&of_page(1)), Some(id));
+    assert!(regions.lock().keep(id));
+    assert_eq!(released(id), Some(Left::Idle));
+    assert!(!regions.lock().claim_generation(id, generation));
+    let later = regions.region(id).state.load();
+    assert!(later.is_unused() && regions.lock().claim_generation(id, later.generation()));
+}
+
+/// A table that does not grow loses entries. Then a search under the lock finds the region.
+#[test]
+fn the_table_grows_with_the_regions() {
+    let regions = new_cache();
+    let is_found = |page| {
+        let wanted = of_page(page);
+        let same = |id| (regions.region(id).page_range() == wanted.page_range).then_some(());
+        regions
+            .table
+            .find(regions.table.shape(), &wanted, same)
+            .is_some()
+    };
+    for page in 0..24 {
+        let id = regions.lock().make(&of_page(page)).unwrap();
+        assert!(regions.lock().keep(id));
+        let lost = (0..=page).filter(|&page| !is_found(page)).count();
+        assert_eq!(lost, 0, "of {} regions", page + 1);
+    }
+}
+
+#[test]
+fn the_cleaner_is_woken_once_for_much() {
+    let regions = new_cache();
+    let wakes = || regions.has_much_to_end(1);
+    assert!(!wakes());
+    let id = regions.lock().make(&of_page(0)).unwrap();
+    regions.region(id).state.release(Grant::Own);
+    assert!(regions.lock().claim(id) && wakes() && !wakes());
+    regions.nothing_waits();
+    assert!(wakes());
+    regions.lock().end(id);
+    regions.nothing_waits();
+    assert!(!wakes());
+}
+
+/// A thread asks the kernel about the memory of a region that is kept. Meanwhile another thread
+/// ends the region, and the slot becomes another region of the same memory.
+#[test]
+fn an_answer_is_of_the_region_that_was_asked_about() {
+    let regions = new_cache();
+    let kept = || {
+        let id = regions.lock().make(&of_page(0)).unwrap();
+        assert!(regions.lock().keep(id));
+        (id, regions.lock().unadmitted(id).unwrap())
+    };
+    let (id, asked_about) = kept();
+    regions.region(id).state.release(Grant::Own);
+    assert!(regions.lock().claim(id));
+    regions.lock().end(id);
+    let (slot, later) = kept();
+    assert_eq!(slot, id);
+    assert!(!regions.lock().admit(asked_about));
+    regions.lock().refuse(asked_about);
+    assert_eq!(regions.lock().unadmitted(id), Some(later));
+    assert!(regions.lock().admit(later));
+    assert_eq!(regions.lock().unadmitted(id), None);
+}

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The ranges of this process that were registered plainly and released. Under `RDMAMR_CACHE` the
+//! cache keeps a region once its range comes back; until then a registration is the plain one.
+//!
+//! The table is part of this library's zeroed memory, so it costs nothing in a process without a
+//! cache. A forked child has its parent's ranges, which are memory of the child too.
+
+use crate::cache::region::CachedRegion;
+use crate::cache::state::Cause;
+use rdmamr_policy::Released;
+
+/// The ranges.
+pub static RELEASED: Released = Released::new();
+
+/// A region has ended that served `hits` further registrations. (Of one that could not be kept the
+/// range is still there. An interposed call has made the range new.)
+pub fn ended(region: &CachedRegion, cause: Option<Cause>, hits: u64) {
+    let has_changed = match cause {
+        Some(Cause::Fence | Cause::Hook) | None => return,
+        Some(Cause::Event) => true,
+        Some(Cause::Flush | Cause::Watermark | Cause::Linger | Cause::Pressure) => false,
+    };
+    RELEASED.ended(&region.range(), hits > 0, has_changed);
+}

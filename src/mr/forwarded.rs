@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Registrations that libibverbs makes: other than plain memory, and plain memory if a device, a
+//! kernel or the moment keeps us from doing exactly what libibverbs does. Such a region is not
+//! ours.
+
+use super::prefault::{self, WatchedBy};
+use super::state;
+use super::{Mr, count_ended_elsewhere, require};
+use crate::abi::rdma_core::*;
+use crate::call::{Access, Context, Error, How, Pd, Registered, Request};
+use crate::next::{self, Provider};
+use crate::report::log::{self, Level};
+use crate::report::stats::{self, counter};
+use crate::sys::thread;
+use crate::trace;
+use errno::errno;
+
+/// Registers plain memory by libibverbs, for the given reason.
+#[cold]
+pub fn register(pd: Pd, request: &Request, why: &str) -> Result<Registered, Error> {
+    log::line(Level::Debug, format_args!("registration forwarded: {why}"));
+    // A device without a kernel file may pin nothing.
+    // SAFETY: the context of a live protection domain stays open as long as the domain exists.
+    let context = unsafe { Context::from_c(pd.context()) };
+    if prefault::is_large(request.length) && context.and_then(Context::fd).is_some() {
+        return prefault::around(request, WatchedBy::Unknown, || ask_next(pd, request));
+    }
+    ask_next(pd, request)
+}
+
+fn ask_next(pd: Pd, request: &Request) -> Result<Registered, Error> {
+    let Request {
+        addr,
+        length,
+        iova,
+        access,
+    } = *request;
+    let access = access.bits();
+    let pd_ptr = pd.as_ptr();
+    let provider = Provider::of_pd(pd);
+    let mr = if let Some(reg_mr_iova2) = next::REG_MR_IOVA2.by(provider) {
+        // SAFETY: `pd` is live (`Pd::from_c`), libibverbs accepts any range, and the function is
+        // its own.
+        unsafe { reg_mr_iova2(pd_ptr, addr, length, iova, access) }
+    } else if let (Some(reg_mr), true) = (next::REG_MR.by(provider), iova == addr.addr() as u64) {
+        // rdma-core before 28.
+        // SAFETY: `pd` is live (`Pd::from_c`), libibverbs accepts any range, and the function is
+        // its own.
+        unsafe { reg_mr(pd_ptr, addr, length, access as i32) }
+    } else if let Some(reg_mr_iova) = next::REG_MR_IOVA.by(provider) {
+        // SAFETY: `pd` is live (`Pd::from_c`), libibverbs accepts any range, and the function is
+        // its own.
+        unsafe { reg_mr_iova(pd_ptr, addr, length, iova, access as i32) }
+    } else {
+        return Err(Error::NoNext(next::REG_MR_IOVA2.name()));
+    };
+    made_by_next(mr)
+}
+
+/// Registers memory of a dma-buf.
+///
+/// # Safety
+/// `fd` is a file descriptor of the program, valid for `ibv_reg_dmabuf_mr`.
+pub unsafe fn reg_dmabuf_mr(
+    pd: Pd,
+    (offset, length, iova): (u64, usize, u64),
+    fd: i32,
+    access: Access,
+) -> Result<Registered, Error> {
+    let next = require(&next::REG_DMABUF_MR, Provider::of_pd(pd))?;
+    // SAFETY: `pd` is live (`Pd::from_c`), `fd` is valid by this function's contract, and `next` is
+    // libibverbs' `ibv_reg_dmabuf_mr`.
+    made_by_next(unsafe { next(pd.as_ptr(), offset, length, iova, fd, access.bits() as i32) })
+}
+
+/// Records a region that libibverbs made. A region of ours with the same handle has ended
+/// elsewhere.
+pub fn made_by_next(mr: *mut ibv_mr) -> Result<Registered, Error> {
+    // SAFETY: `mr` is null or a region that libibverbs has just made.
+    let Some(made) = (unsafe { Mr::from_c(mr) }) else {
+        return Err(Error::Next(errno()));
+    };
+    let state = state::current();
+    stats::counters().count(counter!(reg_next));
+    trace::switch::look();
+    let public = made.read();
+    if let Some(device) = state.devices.get(public.context.expose_provenance()) {
+        stats::counters().count_on(thread::number(), device.rows.counted_at());
+        if device.rows.forget(public.handle) {
+            count_ended_elsewhere(1);
+        }
+    }
+    Ok(Registered::by(How::PassedOn, mr))
+}
