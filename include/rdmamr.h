@@ -124,11 +124,11 @@ struct rdmamr_stats {
          */
         uint64_t flushed_fence;
         /**
-         * Regions that the cache withdrew from reuse because of an interposed memory call.
+         * Regions that the cache invalidated because of an interposed memory call.
          */
         uint64_t stale_avoided_hook;
         /**
-         * Regions that the cache withdrew from reuse because of an event of userfaultfd.
+         * Regions that the cache invalidated because of an event of userfaultfd.
          */
         uint64_t stale_avoided_event;
         /**

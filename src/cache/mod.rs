@@ -143,7 +143,7 @@ impl Cache {
         process::id() == self.process
     }
 
-    /// Applies the log of changes, and counts the regions that this withdrew.
+    /// Applies the log of changes, and counts the regions that this invalidated.
     pub fn apply(&self, locked: &Locked<'_>, by: By) {
         let applied = locked.apply(cleaner::now_ms);
         let thread = by.thread();

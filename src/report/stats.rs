@@ -73,9 +73,9 @@ pub struct rdmamr_stats {
     /// Regions that the cache could not keep, and deregistered, because a change of memory was
     /// under way when they were registered, or because other processes can change their memory.
     pub flushed_fence: u64,
-    /// Regions that the cache withdrew from reuse because of an interposed memory call.
+    /// Regions that the cache invalidated because of an interposed memory call.
     pub stale_avoided_hook: u64,
-    /// Regions that the cache withdrew from reuse because of an event of userfaultfd.
+    /// Regions that the cache invalidated because of an event of userfaultfd.
     pub stale_avoided_event: u64,
     /// Hits that the cache gave up because the kernel said that a change of memory was under way.
     pub stale_avoided_fence: u64,
