@@ -20,6 +20,8 @@
 //!      |
 //!   mr/        a registered region: access rules, the `ibv_mr` object, the table of regions, fork
 //!      |
+//!   prefault/  the pages of a registration, populated while the kernel pins
+//!      |
 //!   uverbs/    the kernel: which call, in which bytes, on which driver
 //!      |
 //!   abi/       the structures of rdma-core, libfabric and the kernel, without logic
@@ -45,6 +47,7 @@ mod fuzz_inputs;
 mod monitor;
 mod mr;
 mod next;
+mod prefault;
 mod report;
 mod sys;
 mod trace;

@@ -24,6 +24,7 @@ FLOORS = [
     ("the kernel", ["uverbs"]),
     ("every call, written down", ["trace"]),
     ("settings", ["config"]),
+    ("the pages of a registration", ["prefault"]),
     ("what people are told", ["report"]),
     ("what the cache would serve", ["policy"]),
     ("what a call is made of", ["call"]),

@@ -3,7 +3,6 @@
 //! objects.
 
 use super::devices::Device;
-pub use super::prefault::WatchedBy;
 pub use super::register::Own;
 use super::state;
 use super::{count_ended_elsewhere, fork};
@@ -40,9 +39,9 @@ pub fn register(
     own: &Own,
     pd: Pd,
     request: &Request,
-    watch: WatchedBy,
+    is_watched: bool,
 ) -> Result<(Bare, ib_uverbs_reg_mr_resp), Error> {
-    let answer = own.register_bare(pd, request, watch)?;
+    let answer = own.register_bare(pd, request, is_watched)?;
     // A region of ours with the same handle has ended elsewhere.
     if own.device.rows.forget(answer.mr_handle) {
         count_ended_elsewhere(1);

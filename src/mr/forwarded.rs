@@ -3,7 +3,7 @@
 //! kernel or the moment keeps us from doing exactly what libibverbs does. Such a region is not
 //! ours.
 
-use super::prefault::{self, WatchedBy};
+use super::large;
 use super::state;
 use super::{Mr, count_ended_elsewhere, require};
 use crate::abi::rdma_core::*;
@@ -22,8 +22,8 @@ pub fn register(pd: Pd, request: &Request, why: &str) -> Result<Registered, Erro
     // A device without a kernel file may pin nothing.
     // SAFETY: the context of a live protection domain stays open as long as the domain exists.
     let context = unsafe { Context::from_c(pd.context()) };
-    if prefault::is_large(request.length) && context.and_then(Context::fd).is_some() {
-        return prefault::around(request, WatchedBy::Unknown, || ask_next(pd, request));
+    if large::is_large(request.length) && context.and_then(Context::fd).is_some() {
+        return large::around(request, false, || ask_next(pd, request));
     }
     ask_next(pd, request)
 }

@@ -7,7 +7,7 @@
 //! nothing natively (45 ns).
 
 use super::devices::Device;
-use super::prefault::{self, WatchedBy};
+use super::large;
 use super::rows::Known;
 use super::state::{self, State};
 use super::{count_ended_elsewhere, fork, forwarded, put_away};
@@ -136,9 +136,10 @@ impl Own {
         &self,
         pd: Pd,
         request: &Request,
-        watch: WatchedBy,
+        is_watched: bool,
     ) -> Result<ib_uverbs_reg_mr_resp, Error> {
-        self.ask_kernel(pd, request, watch).map_err(Error::Kernel)
+        self.ask_kernel(pd, request, is_watched)
+            .map_err(Error::Kernel)
     }
 
     #[inline(always)]
@@ -150,7 +151,7 @@ impl Own {
     ) -> Result<Registered, Error> {
         let thread = thread::number();
         let object = super::object(self.state, thread).ok_or(Error::Memory)?;
-        let answer = match self.ask_kernel(pd, request, WatchedBy::Unknown) {
+        let answer = match self.ask_kernel(pd, request, false) {
             Ok(answer) => answer,
             Err(errno) => {
                 put_away(self.state, thread, object);
@@ -181,15 +182,15 @@ impl Own {
         &self,
         pd: Pd,
         request: &Request,
-        watch: WatchedBy,
+        is_watched: bool,
     ) -> Result<ib_uverbs_reg_mr_resp, Errno> {
         let (thread, counters) = (thread::number(), stats::counters());
         trace::switch::look();
         let (addr, length) = (request.addr.addr() as u64, request.length as u64);
         probe!("reg_start", addr, length, u64::from(request.access.bits()));
         let measuring = counters.start_clock(thread, request.length);
-        let answer = if prefault::is_large(request.length) {
-            self.ask_kernel_for_large(pd, request, watch)
+        let answer = if large::is_large(request.length) {
+            self.ask_kernel_for_large(pd, request, is_watched)
         } else {
             self.ask_kernel_now(pd, request)
         };
@@ -206,9 +207,9 @@ impl Own {
         &self,
         pd: Pd,
         request: &Request,
-        watch: WatchedBy,
+        is_watched: bool,
     ) -> Result<ib_uverbs_reg_mr_resp, Errno> {
-        let large = || prefault::around(request, watch, || self.ask_kernel_now(pd, request));
+        let large = || large::around(request, is_watched, || self.ask_kernel_now(pd, request));
         aside::run(large).unwrap_or_else(|| self.ask_kernel_now(pd, request))
     }
 

@@ -392,11 +392,7 @@ impl Cache {
         };
         let start = with_exposed_provenance_mut(page_range.start as usize);
         let pages = Request::at_address(start, page_range.bytes() as usize, request.access);
-        let watch = match watched {
-            Ok(_) => bare::WatchedBy::Own,
-            Err(_) => bare::WatchedBy::Unknown,
-        };
-        let (bare, answer) = bare::register(own, pd, &pages, watch)?;
+        let (bare, answer) = bare::register(own, pd, &pages, watched.is_ok())?;
         region.device.store(bare.device, Relaxed);
         region.fd.store(bare.fd, Relaxed);
         region.handle.store(bare.handle, Relaxed);
