@@ -55,7 +55,7 @@ impl Process for Foreseen {
         is_of_parent()
     }
     fn is_fork_protected(&self) -> bool {
-        mr::bare::is_fork_protected()
+        mr::kernel_mr::is_fork_protected()
     }
 }
 
@@ -77,7 +77,7 @@ impl Process for Present {
     }
     #[inline(always)]
     fn is_fork_protected(&self) -> bool {
-        mr::bare::is_fork_protected()
+        mr::kernel_mr::is_fork_protected()
     }
 }
 

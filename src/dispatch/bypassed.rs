@@ -41,7 +41,7 @@ pub unsafe fn deregister_bypassed(vmr: *mut verbs_mr) -> c_int {
     if config().cache_mode != CacheMode::Off {
         reuse::remember(config().cache_mode, mr);
     }
-    mr::around_deregister_bypassed(mr, || {
+    mr::around_bypassed_deregister(mr, || {
         if cache_is_on() {
             cache::around_deregister_bypassed(mr, dereg)
         } else {

@@ -126,7 +126,7 @@ impl Object {
     /// Frees the object.
     ///
     /// # Safety
-    /// The object's region is deregistered, and the object is in no queue of [`super::retired`].
+    /// The object's region is deregistered, and the object is in no queue of `retired.rs`.
     pub unsafe fn free(self) {
         // SAFETY: `allocate` made this memory, and the caller gives up its last use.
         unsafe { libc::free(self.0.as_ptr().cast()) };

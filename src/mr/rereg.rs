@@ -4,8 +4,8 @@
 
 use super::deregister::{Claimed, claim, deregister};
 use super::object::{Mr, Object};
+use super::require::require;
 use super::rows::Known;
-use super::{put_away, require};
 use crate::call::{Error, Reregistration};
 use crate::next::{self, Provider};
 use crate::sys::thread;
@@ -68,7 +68,7 @@ pub fn move_region(mr: Mr, to: Object) -> Result<(), Error> {
         mr: moved,
     }
     .follow();
-    put_away(state, thread::number(), object);
+    state.put_away(thread::number(), object);
     Ok(())
 }
 

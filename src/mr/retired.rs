@@ -4,8 +4,9 @@
 //! The delay lets us tell a second `ibv_dereg_mr` of an object from the first: while an object is
 //! in a queue, its memory belongs to this library. Reuse also saves the calls of malloc and free.
 //!
-//! The queues follow Dmitry Vyukov's bounded queue and have no lock. If an operation is interrupted
-//! midway, other threads find the queue full or empty; they never wait.
+//! The queues have no lock, and no thread waits: each slot changes hands by one exchange. If a thread
+//! is interrupted between its number and its exchange, it finds the slot empty or with another
+//! object, which is then the one that it owns.
 
 use crate::sys::thread;
 use core::sync::atomic::{AtomicUsize, Ordering::*};
@@ -21,146 +22,66 @@ const LEAST: usize = 16;
 const QUEUES: usize = 8;
 
 /// The objects kept for reuse.
-pub struct Retired([Lane; QUEUES]);
+pub struct Retired([Queue; QUEUES]);
 
 impl Retired {
     /// Empty queues.
     pub const fn new() -> Self {
-        Retired([const { Lane::new() }; QUEUES])
+        Retired([const { Queue::new() }; QUEUES])
     }
 
-    fn queue(&self, thread: thread::Number) -> &Lane {
+    /// The queue of a thread.
+    #[inline(always)]
+    pub fn of(&self, thread: thread::Number) -> &Queue {
         &self.0[thread.index() % QUEUES]
     }
+}
 
-    /// Keeps an object. Returns the objects, usually none, that the caller must free because the
-    /// queue is full.
+/// A queue of addresses, first in first out. The object with number `n` lies in slot `n % MOST`.
+#[repr(align(128))]
+pub struct Queue {
+    slots: [AtomicUsize; MOST],
+    /// How many objects were taken.
+    taken: AtomicUsize,
+    /// How many objects were put.
+    put: AtomicUsize,
+}
+
+impl Queue {
+    const fn new() -> Self {
+        Queue {
+            slots: [const { AtomicUsize::new(0) }; MOST],
+            taken: AtomicUsize::new(0),
+            put: AtomicUsize::new(0),
+        }
+    }
+
+    /// Keeps an object. If the queue is full, returns the oldest one, which the caller must free.
     #[inline(always)]
-    pub fn put(
-        &self,
-        thread: thread::Number,
-        object: usize,
-    ) -> impl Iterator<Item = usize> + use<> {
-        self.queue(thread).put(object)
+    pub fn put(&self, object: usize) -> Option<usize> {
+        let number = self.put.fetch_add(1, Relaxed);
+        let displaced = self.slots[number % MOST].swap(object, AcqRel);
+        (displaced != 0).then_some(displaced)
     }
 
     /// Takes the oldest object if enough newer objects wait behind it.
     #[inline(always)]
-    pub fn take(&self, thread: thread::Number) -> Option<usize> {
-        self.queue(thread).take()
-    }
-}
-
-struct RetiredPlace {
-    /// The position for which this slot is empty and ready; that position plus one once the slot is
-    /// full.
-    turn: AtomicUsize,
-    object: AtomicUsize,
-}
-
-/// A queue of addresses, first in first out.
-#[repr(align(128))]
-struct Lane {
-    slots: [RetiredPlace; MOST],
-    head: AtomicUsize,
-    tail: AtomicUsize,
-}
-
-impl Lane {
-    const fn new() -> Self {
-        let mut slots = [const {
-            RetiredPlace {
-                turn: AtomicUsize::new(0),
-                object: AtomicUsize::new(0),
-            }
-        }; MOST];
-        let mut n = 0;
-        while n < MOST {
-            slots[n].turn = AtomicUsize::new(n);
-            n += 1;
+    pub fn take(&self) -> Option<usize> {
+        let (taken, put) = (self.taken.load(Relaxed), self.put.load(Relaxed));
+        let waiting = put.wrapping_sub(taken);
+        if waiting <= LEAST {
+            return None;
         }
-        Lane {
-            slots,
-            head: AtomicUsize::new(0),
-            tail: AtomicUsize::new(0),
-        }
-    }
-
-    #[inline(always)]
-    fn put(&self, object: usize) -> impl Iterator<Item = usize> + use<> {
-        let mut given_back = [None, None];
-        if !self.push(object) {
-            // The oldest object gives way. If another thread fills that slot first, both objects
-            // go.
-            given_back[0] = self.pop();
-            given_back[1] = (!self.push(object)).then_some(object);
-        }
-        given_back.into_iter().flatten()
-    }
-
-    /// Appends an object. False if the queue is full.
-    fn push(&self, object: usize) -> bool {
-        let mut tail = self.tail.load(Relaxed);
-        loop {
-            let slot = &self.slots[tail % MOST];
-            let turn = slot.turn.load(Acquire);
-            if turn == tail {
-                match self
-                    .tail
-                    .compare_exchange_weak(tail, tail.wrapping_add(1), Relaxed, Relaxed)
-                {
-                    Ok(_) => {
-                        slot.object.store(object, Relaxed);
-                        slot.turn.store(tail.wrapping_add(1), Release);
-                        return true;
-                    }
-                    Err(now) => tail = now,
-                }
-            } else if (turn.wrapping_sub(tail) as isize) < 0 {
-                return false;
-            } else {
-                tail = self.tail.load(Relaxed);
-            }
-        }
-    }
-
-    /// Removes the oldest object.
-    fn pop(&self) -> Option<usize> {
-        let mut head = self.head.load(Relaxed);
-        loop {
-            let slot = &self.slots[head % MOST];
-            let turn = slot.turn.load(Acquire);
-            if turn == head.wrapping_add(1) {
-                match self
-                    .head
-                    .compare_exchange_weak(head, head.wrapping_add(1), Relaxed, Relaxed)
-                {
-                    Ok(_) => {
-                        let object = slot.object.load(Relaxed);
-                        slot.turn.store(head.wrapping_add(MOST), Release);
-                        return Some(object);
-                    }
-                    Err(now) => head = now,
-                }
-            } else if (turn.wrapping_sub(head.wrapping_add(1)) as isize) < 0 {
-                return None;
-            } else {
-                head = self.head.load(Relaxed);
-            }
-        }
-    }
-
-    #[inline(always)]
-    fn take(&self) -> Option<usize> {
-        let waiting = self
-            .tail
-            .load(Relaxed)
-            .wrapping_sub(self.head.load(Relaxed));
-        if waiting > LEAST && waiting <= MOST {
-            self.pop()
+        // Of a full queue, newer objects have displaced those before.
+        let number = if waiting > MOST {
+            put.wrapping_sub(MOST)
         } else {
-            None
-        }
+            taken
+        };
+        // Two threads may take the same number. The exchange gives the object to one of them.
+        self.taken.store(number.wrapping_add(1), Relaxed);
+        let object = self.slots[number % MOST].swap(0, AcqRel);
+        (object != 0).then_some(object)
     }
 }
 
@@ -170,46 +91,40 @@ mod tests {
 
     #[test]
     fn first_in_first_out_within_bounds() {
-        let queue = Lane::new();
-        assert_eq!(queue.pop(), None);
-        for round in 0..3 {
-            for n in 1..=LEAST + 1 {
-                assert_eq!(queue.take(), None, "too few wait");
-                assert!(queue.push(round * MOST + n));
-            }
-            assert_eq!(queue.take(), Some(round * MOST + 1));
+        let queue = Queue::new();
+        assert_eq!(queue.take(), None);
+        for n in 1..=LEAST {
+            assert_eq!(queue.put(n), None);
+            assert_eq!(queue.take(), None, "too few wait");
+        }
+        for n in LEAST + 1..10 * MOST {
+            assert_eq!(queue.put(n), None);
+            assert_eq!(queue.take(), Some(n - LEAST));
             assert_eq!(queue.take(), None, "the rest still rest");
-            while queue.pop().is_some() {}
         }
+        let queue = Queue::new();
         for n in 1..=MOST {
-            assert!(queue.push(n));
+            assert_eq!(queue.put(n), None);
         }
-        assert!(!queue.push(0), "there is no room");
-        assert_eq!(
-            queue.put(0).collect::<Vec<_>>(),
-            [1],
-            "the oldest gives way"
-        );
-        for n in 2..=MOST {
-            assert_eq!(queue.pop(), Some(n));
+        assert_eq!(queue.put(MOST + 1), Some(1), "the oldest gives way");
+        for n in 2..=MOST + 1 - LEAST {
+            assert_eq!(queue.take(), Some(n));
         }
-        assert_eq!(queue.pop(), Some(0));
+        assert_eq!(queue.take(), None);
     }
 
     #[test]
     fn no_object_is_lost_or_doubled_among_threads() {
-        let queue = Lane::new();
+        let queue = Queue::new();
         let sum: usize = std::thread::scope(|scope| {
             let threads: Vec<_> = (0..4usize)
                 .map(|thread| {
                     let queue = &queue;
                     scope.spawn(move || {
                         let mut sum = 0usize;
-                        for n in 0..5000usize {
-                            if !queue.push(thread * 5000 + n) {
-                                sum += thread * 5000 + n;
-                            }
-                            sum += queue.pop().unwrap_or(0);
+                        for n in 1..=5000usize {
+                            sum += queue.put(thread * 5000 + n).unwrap_or(0);
+                            sum += queue.take().unwrap_or(0);
                         }
                         sum
                     })
@@ -220,7 +135,7 @@ mod tests {
                 .map(|thread| thread.join().unwrap())
                 .sum()
         });
-        let rest: usize = core::iter::from_fn(|| queue.pop()).sum();
-        assert_eq!(sum + rest, (0..20_000).sum());
+        let rest: usize = queue.slots.iter().map(|slot| slot.load(Relaxed)).sum();
+        assert_eq!(sum + rest, (1..=20_000).sum());
     }
 }

@@ -53,7 +53,7 @@ pub fn around_close_device(
         return close();
     };
     limits::forget(cache, context.address());
-    let Some(device) = mr::bare::device_at(context.address()) else {
+    let Some(device) = mr::kernel_mr::device_at(context.address()) else {
         return close();
     };
     let of = ending::of_device(device);
@@ -103,7 +103,7 @@ pub fn around_deregister_bypassed(mr: Mr, dereg: impl FnOnce() -> c_int) -> c_in
     let context = public.context.expose_provenance();
     // A thread that was interrupted inside the cache may hold the cache's lock.
     let cache = existing().filter(|_| !thread::is_inside());
-    let Some((cache, device)) = cache.zip(mr::bare::device_at(context)) else {
+    let Some((cache, device)) = cache.zip(mr::kernel_mr::device_at(context)) else {
         return dereg();
     };
     let of = |region: &CachedRegion| {
@@ -147,7 +147,7 @@ pub fn before_close_bypassed(verbs_context: usize) {
     if let Some(cache) = existing()
         && let Some(device) = (0..=BEFORE)
             .step_by(size_of::<usize>())
-            .find_map(|before| mr::bare::device_at(verbs_context + before))
+            .find_map(|before| mr::kernel_mr::device_at(verbs_context + before))
     {
         cache.limits.forget(device);
         let of = ending::of_device(device);
