@@ -2,7 +2,7 @@
 //! The end of a protection domain or a device, ibv_alloc_pd(3), ibv_open_device(3). The cache first
 //! deregisters its idle regions there.
 
-use super::cache_is_on;
+use super::listeners::cache_is_on;
 use crate::cache;
 use crate::call::{Context, Error, Pd};
 use crate::mr;
