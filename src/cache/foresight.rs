@@ -6,9 +6,8 @@
 use crate::cache::life::admission;
 use crate::cache::life::limits;
 use crate::cache::start;
-use crate::call::Request;
 use crate::config::{CacheMode, config, disabled};
-use crate::mr;
+use crate::mr::{self, Request};
 use crate::sys::clock;
 use crate::sys::helper_thread;
 use crate::sys::pages::PageRange;

@@ -11,10 +11,9 @@ use super::listeners::cache_is_on;
 use super::reuse;
 use crate::abi::rdma_core::{ibv_pd, verbs_mr};
 use crate::cache;
-use crate::call::{Context, Pd};
 use crate::config::{CacheMode, config};
 use crate::mr::{self, Mr};
-use crate::next::{self, Provider};
+use crate::next::{self, Context, Pd, Provider};
 use core::ffi::{c_int, c_void};
 
 /// A provider deregisters a region, `ibv_cmd_dereg_mr`. If `RDMAMR_CACHE` serves the region, only

@@ -5,9 +5,8 @@
 use super::listeners::cache_is_on;
 use super::reuse;
 use crate::cache;
-use crate::call::{Error, How};
 use crate::config::{CacheMode, config};
-use crate::mr::{self, Mr, Object};
+use crate::mr::{self, Error, How, Mr, Object};
 use crate::next::{self, Provider};
 
 /// Deregisters a region.

@@ -4,9 +4,8 @@
 
 use super::listeners::cache_is_on;
 use crate::cache;
-use crate::call::{Context, Error, Pd};
-use crate::mr;
-use crate::next::{self, Provider};
+use crate::mr::{self, Error};
+use crate::next::{self, Context, Pd, Provider};
 
 /// Deallocates a protection domain. Returns EBUSY while the domain has relaxed regions in use.
 pub fn dealloc_pd(pd: Pd) -> Result<(), Error> {

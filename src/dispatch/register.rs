@@ -5,9 +5,9 @@
 use super::listeners::cache_is_on;
 use super::reuse::{self, Served};
 use crate::cache;
-use crate::call::{Error, Pd, Registered, Request};
 use crate::config::{CacheMode, config};
-use crate::mr;
+use crate::mr::{self, Error, Registered, Request};
+use crate::next::Pd;
 
 /// Registers memory for a plain call of a program.
 #[inline(always)]

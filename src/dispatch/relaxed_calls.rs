@@ -6,8 +6,8 @@ use super::listeners::{cache_is_on, turn_cache_on};
 use super::register::register_rarely;
 use crate::abi::rdma_core::ibv_mr;
 use crate::cache::{self, Answer, Unserved};
-use crate::call::{Access, Error, How, Pd, Registered, Request};
-use crate::mr::Mr;
+use crate::mr::{Access, Error, How, Mr, Registered, Request};
+use crate::next::Pd;
 use crate::report::stats;
 
 /// Registers memory.

@@ -5,8 +5,8 @@ use super::listeners::cache_is_on;
 use super::register::register_rarely;
 use super::reuse;
 use crate::cache;
-use crate::call::{Access, Error, Pd, Request, Reregistration};
-use crate::mr::{self, Mr};
+use crate::mr::{self, Access, Error, Mr, Request, Reregistration};
+use crate::next::Pd;
 use core::ffi::c_int;
 
 /// Changes a region. If the cache serves the region, a region of its own over the same memory

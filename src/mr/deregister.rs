@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Deregistering, ibv_dereg_mr(3): our regions by our own kernel call, all others by libibverbs.
 
+use super::access::Access;
 use super::devices::Device;
 use super::fork;
 use super::object::{Mr, Object};
+use super::outcome::{Error, How};
 use super::require::require;
 use super::rows::Claim;
 use super::state::{self, State};
-use crate::call::{Access, Context, Error, How};
 use crate::config::disabled;
-use crate::next::{self, Provider};
+use crate::next::{self, Context, Provider};
 use crate::report::stats::{self, counter};
 use crate::sys::probe::probe;
 use crate::sys::thread;

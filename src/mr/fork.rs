@@ -6,11 +6,11 @@
 //! call them: before registering and after deregistering, for all pinned memory. It calls them even
 //! without fork support: the call tells libibverbs that a later `ibv_fork_init` comes too late.
 
+use super::outcome::Error;
 use super::require::require;
 use crate::abi::rdma_core::IBV_FORK_UNNEEDED;
-use crate::call::{Context, Error, Pd};
 use crate::config::disabled;
-use crate::next::{self, PROVIDERS, Provider};
+use crate::next::{self, Context, PROVIDERS, Pd, Provider};
 use core::ffi::c_void;
 use core::ptr::without_provenance_mut;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};

@@ -3,14 +3,16 @@
 //! kernel or the moment keeps us from doing exactly what libibverbs does. Such a region is not
 //! ours.
 
+use super::access::Access;
 use super::large;
 use super::object::Mr;
+use super::outcome::{Error, How, Registered};
+use super::request::Request;
 use super::require::require;
 use super::state;
 use crate::abi::rdma_core::*;
-use crate::call::{Access, Context, Error, How, Pd, Registered, Request};
 use crate::config::disabled;
-use crate::next::{self, Provider};
+use crate::next::{self, Context, Pd, Provider};
 use crate::report::log::{self, Level};
 use crate::report::stats::{self, counter};
 use crate::sys::thread;

@@ -3,9 +3,11 @@
 //! its own objects.
 
 use super::devices::Device;
+use super::outcome::Error;
+use super::request::Request;
 use super::state;
 use crate::abi::uapi::ib_uverbs_reg_mr_resp;
-use crate::call::{Error, Pd, Request};
+use crate::next::Pd;
 use crate::report::stats;
 use crate::uverbs::mr;
 use core::ptr::with_exposed_provenance;

@@ -2,7 +2,7 @@
 //! Registrations of much memory: helper threads may populate it while the kernel pins
 //! (`prefault/`).
 
-use crate::call::Request;
+use super::request::Request;
 use crate::config::{config, disabled};
 use crate::prefault::{self, Pin, Settings};
 use crate::sys::pages::page_size;

@@ -2,11 +2,11 @@
 //! The end of a domain or a device. libibverbs ends it, and this library drops its records, so that
 //! a later domain or device at the same address counts as new.
 
+use super::outcome::Error;
 use super::require::require;
 use super::state;
-use crate::call::{Context, Error, Pd};
 use crate::config::disabled;
-use crate::next::{self, Provider};
+use crate::next::{self, Context, Pd, Provider};
 use errno::Errno;
 
 /// Deallocates a protection domain.

@@ -5,26 +5,33 @@
 //! Not here: C's pointers and return conventions (`capi/`), the bytes that the kernel gets
 //! (`uverbs/`).
 
+mod access;
 mod deregister;
 mod devices;
+pub mod explain;
 mod fork;
 mod forwarded;
 pub mod kernel_mr;
 mod large;
 mod lifetime;
 mod object;
+mod outcome;
 mod register;
+mod request;
 mod require;
 mod rereg;
 mod retired;
 mod rows;
 pub mod state;
 
+pub use access::Access;
 pub use deregister::{around_bypassed_deregister, deregister};
 pub use fork::init as fork_init;
 pub use forwarded::{plain_memory, reg_dmabuf_mr, reg_other_memory};
 pub use lifetime::{close_device, dealloc_pd};
 pub use object::{Mr, Object};
+pub use outcome::{Error, How, Registered};
 pub use register::{register, register_rarely};
+pub use request::{Request, Reregistration};
 pub use rereg::{CHANGED_BUT_NOT_FOR_CHILDREN, move_region, rereg};
 pub use state::{new_object, put_object_away};

@@ -7,12 +7,14 @@
 //! nothing natively (45 ns).
 
 use super::devices::Device;
+use super::outcome::{Error, How, Registered};
+use super::request::Request;
 use super::rows::Known;
 use super::state::{self, State};
 use super::{fork, forwarded, large};
 use crate::abi::uapi::ib_uverbs_reg_mr_resp;
-use crate::call::{Context, Error, How, Pd, Registered, Request};
 use crate::config::disabled;
+use crate::next::{Context, Pd};
 use crate::report::log::{self, Level};
 use crate::report::stats::{self, Counter, counter};
 use crate::sys::allocator::has_memory;

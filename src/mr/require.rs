@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The function of libibverbs that a call cannot do without.
 
-use crate::call::Error;
+use super::outcome::Error;
 use crate::next::{Next, Provider};
 
 /// The function of the libibverbs that opened a device; an error if libibverbs lacks the function.

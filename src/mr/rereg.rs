@@ -4,9 +4,10 @@
 
 use super::deregister::{Claimed, claim, deregister};
 use super::object::{Mr, Object};
+use super::outcome::Error;
+use super::request::Reregistration;
 use super::require::require;
 use super::rows::Known;
-use crate::call::{Error, Reregistration};
 use crate::next::{self, Provider};
 use crate::sys::thread;
 use core::ffi::c_int;

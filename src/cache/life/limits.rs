@@ -11,8 +11,8 @@
 use crate::cache::Cache;
 use crate::cache::life::account::Amount;
 use crate::cache::start;
-use crate::call::Pd;
 use crate::mr::kernel_mr::{self, Direct};
+use crate::next::Pd;
 use crate::sys::{cgroup, clock, proc};
 use core::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering::*};
 
