@@ -4,12 +4,11 @@
 //! The delay lets us tell a second `ibv_dereg_mr` of an object from the first: while an object is
 //! in a queue, its memory belongs to this library. Reuse also saves the calls of malloc and free.
 //!
-//! The queues have no lock, and no thread waits: each slot changes hands by one exchange. If a thread
-//! is interrupted between its number and its exchange, it finds the slot empty or with another
-//! object, which is then the one that it owns.
+//! A thread has a queue to itself for as long as an operation takes, and never waits for one: if
+//! another thread has the queue, or a thread that was interrupted midway, it takes the next.
 
 use crate::sys::thread;
-use core::sync::atomic::{AtomicUsize, Ordering::*};
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering::*};
 
 /// The capacity of a queue. A full queue gives objects back to the C library.
 const MOST: usize = 128;
@@ -30,58 +29,77 @@ impl Retired {
         Retired([const { Queue::new() }; QUEUES])
     }
 
-    /// The queue of a thread.
+    /// Keeps an object. Returns the object, usually none, that the caller must free instead: the
+    /// oldest of a full queue, or this one if other threads have all queues.
     #[inline(always)]
-    pub fn of(&self, thread: thread::Number) -> &Queue {
-        &self.0[thread.index() % QUEUES]
+    pub fn put(&self, thread: thread::Number, object: usize) -> Option<usize> {
+        self.alone(thread, |queue| queue.put(object))
+            .unwrap_or(Some(object))
+    }
+
+    /// Takes the oldest object if enough newer objects wait behind it.
+    #[inline(always)]
+    pub fn take(&self, thread: thread::Number) -> Option<usize> {
+        self.alone(thread, Queue::take).flatten()
+    }
+
+    /// Runs an operation on a queue that no other thread has.
+    #[inline(always)]
+    fn alone<T>(&self, thread: thread::Number, operate: impl FnOnce(&Queue) -> T) -> Option<T> {
+        let mut queues = (0..QUEUES).map(|n| &self.0[(thread.index() + n) % QUEUES]);
+        let queue = queues.find(|queue| !queue.busy.swap(true, Acquire))?;
+        let result = operate(queue);
+        queue.busy.store(false, Release);
+        Some(result)
     }
 }
 
 /// A queue of addresses, first in first out. The object with number `n` lies in slot `n % MOST`.
+/// Only the thread that has set `busy` uses the rest.
 #[repr(align(128))]
-pub struct Queue {
-    slots: [AtomicUsize; MOST],
-    /// How many objects were taken.
+struct Queue {
+    busy: AtomicBool,
+    /// How many objects were taken, and how many were put.
     taken: AtomicUsize,
-    /// How many objects were put.
     put: AtomicUsize,
+    slots: [AtomicUsize; MOST],
 }
 
 impl Queue {
     const fn new() -> Self {
         Queue {
-            slots: [const { AtomicUsize::new(0) }; MOST],
+            busy: AtomicBool::new(false),
             taken: AtomicUsize::new(0),
             put: AtomicUsize::new(0),
+            slots: [const { AtomicUsize::new(0) }; MOST],
         }
     }
 
-    /// Keeps an object. If the queue is full, returns the oldest one, which the caller must free.
-    #[inline(always)]
-    pub fn put(&self, object: usize) -> Option<usize> {
-        let number = self.put.fetch_add(1, Relaxed);
-        let displaced = self.slots[number % MOST].swap(object, AcqRel);
-        (displaced != 0).then_some(displaced)
+    fn waiting(&self) -> usize {
+        let (put, taken) = (self.put.load(Relaxed), self.taken.load(Relaxed));
+        put.wrapping_sub(taken)
     }
 
-    /// Takes the oldest object if enough newer objects wait behind it.
     #[inline(always)]
-    pub fn take(&self) -> Option<usize> {
-        let (taken, put) = (self.taken.load(Relaxed), self.put.load(Relaxed));
-        let waiting = put.wrapping_sub(taken);
-        if waiting <= LEAST {
-            return None;
-        }
-        // Of a full queue, newer objects have displaced those before.
-        let number = if waiting > MOST {
-            put.wrapping_sub(MOST)
-        } else {
-            taken
-        };
-        // Two threads may take the same number. The exchange gives the object to one of them.
+    fn put(&self, object: usize) -> Option<usize> {
+        let displaced = (self.waiting() == MOST).then(|| self.oldest());
+        let number = self.put.load(Relaxed);
+        self.slots[number % MOST].store(object, Relaxed);
+        self.put.store(number.wrapping_add(1), Relaxed);
+        displaced
+    }
+
+    #[inline(always)]
+    fn take(&self) -> Option<usize> {
+        (self.waiting() > LEAST).then(|| self.oldest())
+    }
+
+    /// Removes the oldest of the objects, of which there are some.
+    #[inline(always)]
+    fn oldest(&self) -> usize {
+        let number = self.taken.load(Relaxed);
         self.taken.store(number.wrapping_add(1), Relaxed);
-        let object = self.slots[number % MOST].swap(0, AcqRel);
-        (object != 0).then_some(object)
+        self.slots[number % MOST].load(Relaxed)
     }
 }
 
@@ -115,16 +133,17 @@ mod tests {
 
     #[test]
     fn no_object_is_lost_or_doubled_among_threads() {
-        let queue = Queue::new();
+        let retired = Retired::new();
         let sum: usize = std::thread::scope(|scope| {
             let threads: Vec<_> = (0..4usize)
                 .map(|thread| {
-                    let queue = &queue;
+                    let retired = &retired;
                     scope.spawn(move || {
+                        let number = thread::Number::HELPER;
                         let mut sum = 0usize;
                         for n in 1..=5000usize {
-                            sum += queue.put(thread * 5000 + n).unwrap_or(0);
-                            sum += queue.take().unwrap_or(0);
+                            sum += retired.put(number, thread * 5000 + n).unwrap_or(0);
+                            sum += retired.take(number).unwrap_or(0);
                         }
                         sum
                     })
@@ -135,7 +154,24 @@ mod tests {
                 .map(|thread| thread.join().unwrap())
                 .sum()
         });
-        let rest: usize = queue.slots.iter().map(|slot| slot.load(Relaxed)).sum();
+        let rest = |queue: &Queue| (0..queue.waiting()).map(|_| queue.oldest()).sum::<usize>();
+        let rest: usize = retired.0.iter().map(rest).sum();
         assert_eq!(sum + rest, (1..=20_000).sum());
+    }
+
+    #[test]
+    fn nobody_waits_for_a_thread_that_stays_in_a_queue() {
+        let retired = Retired::new();
+        let number = thread::number();
+        for n in 1..=QUEUES {
+            assert_eq!(retired.put(number, n), None);
+            retired.alone(number, |_| {
+                assert_eq!(retired.put(number, n), None);
+            });
+        }
+        let stays = |queue: &Queue| queue.busy.store(true, Release);
+        retired.0.iter().for_each(stays);
+        assert_eq!(retired.put(number, 7), Some(7));
+        assert_eq!(retired.take(number), None);
     }
 }

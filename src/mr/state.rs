@@ -51,14 +51,14 @@ impl State {
     /// An object for a new region. `None` if memory is exhausted.
     #[inline(always)]
     pub fn new_object(&self, thread: thread::Number) -> Option<Object> {
-        let retired = self.retired.of(thread).take().and_then(Object::at);
+        let retired = self.retired.take(thread).and_then(Object::at);
         retired.or_else(Object::allocate)
     }
 
     /// Keeps the object of a deregistered region, or of a failed registration, for reuse.
     #[inline(always)]
     pub fn put_away(&self, thread: thread::Number, object: Object) {
-        let displaced = self.retired.of(thread).put(object.address());
+        let displaced = self.retired.put(thread, object.address());
         if let Some(displaced) = displaced.and_then(Object::at) {
             // SAFETY: `put` returned this object, so the object is in no queue and its region has
             // ended.
