@@ -101,8 +101,8 @@ impl Provider {
     fn identify(made: NonZeroUsize) -> Provider {
         let errno = errno::errno();
         let (name, version) = LIBIBVERBS.mark;
-        let own = find_beside(made, name, Some(version));
-        let is_ordinary = own.is_none() || own == LIBIBVERBS.ordinary(Load::Never);
+        let mark = find_beside(made, name, Some(version));
+        let is_ordinary = mark.is_none() || mark == LIBIBVERBS.ordinary(Load::Never);
         errno::set_errno(errno);
         if is_ordinary {
             MADE[0].store(made.get(), Relaxed);
