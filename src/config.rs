@@ -5,6 +5,7 @@
 //! value that its setting does not accept, costs one line of warning, which suggests the nearest
 //! valid one.
 
+use crate::prefault;
 use crate::report::live;
 use crate::report::log::{self, Level};
 use core::ffi::CStr;
@@ -68,9 +69,6 @@ pub struct Config {
     /// `RDMAMR_MONITOR=libfabric`: watch memory for libfabric's registration cache.
     pub monitor_libfabric: bool,
 }
-
-/// The most threads that `RDMAMR_PREFAULT` accepts.
-pub const PREFAULT_MOST: usize = 64;
 
 impl Config {
     const DEFAULT: Config = Config {
@@ -204,7 +202,7 @@ const SETTINGS: &[Setting] = &[
     } },
     // How many threads populate memory during its registration.
     Setting { name: c"RDMAMR_PREFAULT", values: &["0", "2", "any number up to 64"], set: |config, value| {
-        let threads = parse(value).filter(|&threads| threads <= PREFAULT_MOST);
+        let threads = parse(value).filter(|&threads| threads <= prefault::MOST_THREADS);
         config.prefault = threads.unwrap_or(config.prefault);
         threads.is_some()
     } },
@@ -531,7 +529,7 @@ mod tests {
                     assert_eq!(config, Config::DEFAULT, "{value:?}");
                     assert!(complaint.to_string().contains("no such value"));
                 }
-                assert!(config.prefault <= PREFAULT_MOST, "{value:?}");
+                assert!(config.prefault <= prefault::MOST_THREADS, "{value:?}");
             }
         });
     }

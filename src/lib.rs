@@ -18,23 +18,25 @@
 //!      |
 //!   watch/     what changes in the address space: the log of changes, userfaultfd, the fence
 //!      |
-//!   mr/        a registered region: access rules, the `ibv_mr` object, the table of regions, fork
+//!   mr/        a registered region: request, access rules and errors, the `ibv_mr` object, the table
+//!      |       of regions, fork
+//!      |
+//!   prefault/  the pages of a registration, populated while the kernel pins
 //!      |
 //!   uverbs/    the kernel: which call, in which bytes, on which driver
 //!      |
 //!   abi/       the structures of rdma-core, libfabric and the kernel, without logic
 //! ```
 //!
-//! Under all floors is [`sys`], this process and its kernel. Beside the floors are [`call`] (the
-//! types that every floor forwards), [`config`] (settings), [`next`] (the libibverbs and libfabric
-//! underneath), [`report`] (messages and statistics for people) and [`trace`] (the record of every
-//! call).
+//! Under all floors is [`sys`], this process and its kernel. Beside the floors are [`config`]
+//! (settings), [`next`] (the libibverbs and libfabric underneath, with the device and the domain
+//! that a call names), [`report`] (messages and statistics for people) and [`trace`] (the record of
+//! every call).
 
 use rdmamr_abi as abi;
 use rdmamr_uverbs as uverbs;
 
 mod cache;
-mod call;
 mod capi;
 mod config;
 mod dispatch;
@@ -45,6 +47,7 @@ mod fuzz_inputs;
 mod monitor;
 mod mr;
 mod next;
+mod prefault;
 mod report;
 mod sys;
 mod trace;

@@ -18,7 +18,6 @@ mod touched;
 
 pub use rdmamr_trace_format as format;
 
-use crate::call::How;
 use crate::config::config;
 use crate::sys::caller::Caller;
 use crate::sys::process::PerProcess;
@@ -96,17 +95,6 @@ impl Pending {
     /// Records the call.
     pub fn write(self, reason: fn() -> &'static str) {
         self.began.write(self.record, self.caller, reason);
-    }
-}
-
-/// The trace format's number for a way of serving a call.
-pub const fn code(how: How) -> u8 {
-    match how {
-        How::Kernel => how::KERNEL,
-        How::PassedOn => how::PASSED_ON,
-        How::Hit => how::HIT,
-        How::Miss => how::MISS,
-        How::Kept => how::KEPT,
     }
 }
 

@@ -24,9 +24,9 @@ FLOORS = [
     ("the kernel", ["uverbs"]),
     ("every call, written down", ["trace"]),
     ("settings", ["config"]),
+    ("the pages of a registration", ["prefault"]),
     ("what people are told", ["report"]),
     ("what the cache would serve", ["policy"]),
-    ("what a call is made of", ["call"]),
     ("the process and its kernel", ["sys"]),
     ("other people's structures", ["abi"]),
 ]
@@ -34,6 +34,9 @@ FLOORS = [
 
 # The dispatcher is the one door to these rooms.
 BEHIND_THE_DESK = {"monitor", "cache", "watch", "mr"}
+# What every room forwards: the parts of a call, and why it failed.
+PASSED = r"(?:Access|Error|How|Registered|Request|Reregistration)"
+OF_A_CALL = re.compile(rf"\bcrate::mr::(?:explain\b|{PASSED}\b|\{{{PASSED}(?:, {PASSED})*\}})")
 IN_FRONT = ["capi", "fabric"]
 
 # What a function that C calls may consist of: a call of the boundary in capi/ret.rs, of a function or macro that is one, or
@@ -111,6 +114,7 @@ def uses(text, in_package):
     if in_package:
         # There `crate` is the package, and so this room.
         return found
+    text = OF_A_CALL.sub("", text)
     for path in re.finditer(r"\bcrate::(\w+|\{)", text):
         if path.group(1) != "{":
             found.add(path.group(1))

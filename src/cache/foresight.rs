@@ -6,9 +6,8 @@
 use crate::cache::life::admission;
 use crate::cache::life::limits;
 use crate::cache::start;
-use crate::call::Request;
 use crate::config::{CacheMode, config, disabled};
-use crate::mr;
+use crate::mr::{self, Request};
 use crate::sys::clock;
 use crate::sys::helper_thread;
 use crate::sys::pages::PageRange;
@@ -55,7 +54,7 @@ impl Process for Foreseen {
         is_of_parent()
     }
     fn is_fork_protected(&self) -> bool {
-        mr::bare::is_fork_protected()
+        mr::kernel_mr::is_fork_protected()
     }
 }
 
@@ -77,7 +76,7 @@ impl Process for Present {
     }
     #[inline(always)]
     fn is_fork_protected(&self) -> bool {
-        mr::bare::is_fork_protected()
+        mr::kernel_mr::is_fork_protected()
     }
 }
 

@@ -5,7 +5,7 @@ use super::export::versioned;
 use super::ret;
 use crate::config::{Output, config};
 use crate::dispatch;
-use crate::report::explain;
+use crate::mr::explain;
 use crate::report::log::{self, Level};
 use crate::report::stats::{self, counter, rdmamr_stats};
 use crate::report::text::Text;

@@ -8,11 +8,11 @@
 
 use super::traced::Tracer;
 use crate::abi::rdma_core::ibv_mr;
-use crate::call::{Error, Registered};
 use crate::config::disable_for_good;
 use crate::dispatch;
 use crate::fabric::errors::{self, Failure};
-use crate::report::explain::{self, Reason, Subject};
+use crate::mr::explain::{self, Reason, Subject};
+use crate::mr::{Error, Registered};
 use crate::report::log::{self, Level};
 use crate::report::stats::{self, Counter};
 use core::cell::Cell;

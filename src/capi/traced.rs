@@ -2,9 +2,9 @@
 //! The tracers that record calls of libibverbs' family in the trace, if `RDMAMR_TRACE` is set.
 
 use crate::abi::rdma_core::ibv_pd;
-use crate::call::{Error, How, Registered, Request, Reregistration};
 use crate::dispatch::{Mr, foresight};
-use crate::report::explain::last_as_text;
+use crate::mr::explain::last_as_text;
+use crate::mr::{Error, How, Registered, Request, Reregistration};
 use crate::sys::caller::Caller;
 use crate::trace::format::{Call, call, unserved};
 use crate::trace::{self, Began};
@@ -80,7 +80,7 @@ fn registered(
     outcome: &Result<Registered, Error>,
 ) -> Call {
     let (mr, how, errno) = match outcome {
-        Ok(registered) => (registered.mr, trace::code(registered.how), 0),
+        Ok(registered) => (registered.mr, registered.how.code(), 0),
         Err(error) => (null_mut(), trace::NOTHING.how, error.errno() as u16),
     };
     // SAFETY: `mr` is the region that the call has just registered, or NULL.
@@ -119,7 +119,7 @@ impl Tracer<How> for TracedDeregistration {
     fn end(self, before: Self::Before, outcome: &Result<How, Error>) {
         if let Some((began, mut record)) = before {
             match outcome {
-                Ok(how) => record.how = trace::code(*how),
+                Ok(how) => record.how = how.code(),
                 Err(error) => record.errno = error.errno() as u16,
             }
             began.write(record, self.caller, last_as_text);

@@ -14,9 +14,10 @@ use super::export::interpose;
 use super::ret::{self, Entry};
 use super::traced::{self, Nobody, TracedDeregistration, TracedRegistration};
 use crate::abi::rdma_core::*;
-use crate::call::{Access, Context, Error, Pd, Request, Reregistration};
 use crate::dispatch::{self, Mr};
-use crate::report::explain::Subject;
+use crate::mr::explain::Subject;
+use crate::mr::{Access, Error, Request, Reregistration};
+use crate::next::{Context, Pd};
 use crate::report::stats::{Counter, counter};
 use crate::sys::caller::Caller;
 use crate::trace::format::call;
@@ -308,7 +309,7 @@ mod private {
     pub unsafe extern "C" fn ibv_cmd_dereg_mr(vmr: *mut verbs_mr) -> c_int {
         // SAFETY: the provider passes NULL, an object of its own, or an object of this library.
         ret::always(libc::ENOMEM, || unsafe {
-            dispatch::deregister_bypassed(vmr)
+            dispatch::bypassed::deregister(vmr)
         })
     }
 
@@ -317,7 +318,7 @@ mod private {
         // SAFETY: the provider passes a domain that it is about to deallocate and that still
         // exists.
         ret::always(libc::ENOMEM, || unsafe {
-            dispatch::dealloc_pd_bypassed(pd)
+            dispatch::bypassed::dealloc_pd(pd)
         })
     }
 
@@ -325,7 +326,7 @@ mod private {
     pub unsafe extern "C" fn verbs_uninit_context(verbs_context: *mut c_void) {
         // SAFETY: the provider passes a device that it made and is about to close.
         ret::always((), || unsafe {
-            dispatch::close_device_bypassed(verbs_context)
+            dispatch::bypassed::close_device(verbs_context)
         })
     }
 }

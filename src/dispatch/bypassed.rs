@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Calls of providers to libibverbs' private interface. If a program has looked a call up in
-//! libibverbs by handle, the call passes this library's own functions and comes here.
+//! libibverbs by handle, the call bypasses this library's own functions and comes here.
 //!
 //! # Safety
 //! **Provider's argument:** each `next` is the libibverbs function of the same name. It gets the
 //! argument that the provider passed to that function, unchanged. The provider keeps the function's
 //! contract.
 
-use super::{Mr, cache_is_on, reuse};
+use super::listeners::cache_is_on;
+use super::reuse;
 use crate::abi::rdma_core::{ibv_pd, verbs_mr};
 use crate::cache;
-use crate::call::{Context, Pd};
 use crate::config::{CacheMode, config};
-use crate::mr;
-use crate::next::{self, Provider};
+use crate::mr::{self, Mr};
+use crate::next::{self, Context, Pd, Provider};
 use core::ffi::{c_int, c_void};
 
 /// A provider deregisters a region, `ibv_cmd_dereg_mr`. If `RDMAMR_CACHE` serves the region, only
@@ -23,7 +23,7 @@ use core::ffi::{c_int, c_void};
 ///
 /// # Safety
 /// `vmr` is NULL, a provider's own object, or an object of this library.
-pub unsafe fn deregister_bypassed(vmr: *mut verbs_mr) -> c_int {
+pub unsafe fn deregister(vmr: *mut verbs_mr) -> c_int {
     // SAFETY: this function's caller promises that `vmr` is NULL or an object.
     let mr = unsafe { Mr::from_c(vmr.cast()) };
     if mr.is_some_and(reuse::deregister_bypassed) {
@@ -41,7 +41,7 @@ pub unsafe fn deregister_bypassed(vmr: *mut verbs_mr) -> c_int {
     if config().cache_mode != CacheMode::Off {
         reuse::remember(config().cache_mode, mr);
     }
-    mr::around_deregister_bypassed(mr, || {
+    mr::around_bypassed_deregister(mr, || {
         if cache_is_on() {
             cache::around_deregister_bypassed(mr, dereg)
         } else {
@@ -55,7 +55,7 @@ pub unsafe fn deregister_bypassed(vmr: *mut verbs_mr) -> c_int {
 ///
 /// # Safety
 /// `pd` is NULL or a domain that exists.
-pub unsafe fn dealloc_pd_bypassed(pd: *mut ibv_pd) -> c_int {
+pub unsafe fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
     // SAFETY: this function's caller promises that `pd` is NULL or exists.
     let named = unsafe { Pd::from_c(pd) };
     if cache_is_on()
@@ -75,7 +75,7 @@ pub unsafe fn dealloc_pd_bypassed(pd: *mut ibv_pd) -> c_int {
 ///
 /// # Safety
 /// `verbs_context` is a device that a provider made.
-pub unsafe fn close_device_bypassed(verbs_context: *mut c_void) {
+pub unsafe fn close_device(verbs_context: *mut c_void) {
     if cache_is_on() {
         cache::before_close_bypassed(verbs_context.expose_provenance());
     }

@@ -2,7 +2,8 @@
 //! The interposed memory calls (`capi/memory.rs`) tell the cache here about changes of memory.
 //! While the cache is off, each function costs one load, and another for the trace.
 
-use super::{CACHE, RANGES, cache_is_on, listens, reuse, turn_cache_on};
+use super::listeners::{CACHE, RANGES, cache_is_on, listens, turn_cache_on};
+use super::reuse;
 use crate::cache::life::retire::retire;
 use crate::cache::life::{change, tasks};
 use crate::trace;

@@ -2,11 +2,11 @@
 //! Deregistering, ibv_dereg_mr(3), a region of any kind: a region that `RDMAMR_CACHE` serves, a
 //! relaxed region, or a plain one.
 
-use super::{Mr, cache_is_on, reuse};
+use super::listeners::cache_is_on;
+use super::reuse;
 use crate::cache;
-use crate::call::{Error, How};
 use crate::config::{CacheMode, config};
-use crate::mr::{self, Object};
+use crate::mr::{self, Error, How, Mr, Object};
 use crate::next::{self, Provider};
 
 /// Deregisters a region.

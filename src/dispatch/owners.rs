@@ -2,11 +2,10 @@
 //! The end of a protection domain or a device, ibv_alloc_pd(3), ibv_open_device(3). The cache first
 //! deregisters its idle regions there.
 
-use super::cache_is_on;
+use super::listeners::cache_is_on;
 use crate::cache;
-use crate::call::{Context, Error, Pd};
-use crate::mr;
-use crate::next::{self, Provider};
+use crate::mr::{self, Error};
+use crate::next::{self, Context, Pd, Provider};
 
 /// Deallocates a protection domain. Returns EBUSY while the domain has relaxed regions in use.
 pub fn dealloc_pd(pd: Pd) -> Result<(), Error> {

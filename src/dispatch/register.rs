@@ -2,12 +2,12 @@
 //! Registering, ibv_reg_mr(3). The cache serves the call if the user wants that and the cache can.
 //! Otherwise the call gets a region of its own.
 
-use super::cache_is_on;
+use super::listeners::cache_is_on;
 use super::reuse::{self, Served};
 use crate::cache;
-use crate::call::{Error, Pd, Registered, Request};
 use crate::config::{CacheMode, config};
-use crate::mr;
+use crate::mr::{self, Error, Registered, Request};
+use crate::next::Pd;
 
 /// Registers memory for a plain call of a program.
 #[inline(always)]

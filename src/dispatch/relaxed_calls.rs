@@ -2,10 +2,12 @@
 //! The relaxed calls, ibv_reg_mr_relaxed(3), and the domains with the cache of libfabric's family.
 //! The cache serves them. If it cannot, the caller gets a region of its own.
 
-use super::{Mr, cache_is_on, register_rarely, turn_cache_on};
+use super::listeners::{cache_is_on, turn_cache_on};
+use super::register::register_rarely;
 use crate::abi::rdma_core::ibv_mr;
 use crate::cache::{self, Answer, Unserved};
-use crate::call::{Access, Error, How, Pd, Registered, Request};
+use crate::mr::{Access, Error, How, Mr, Registered, Request};
+use crate::next::Pd;
 use crate::report::stats;
 
 /// Registers memory.

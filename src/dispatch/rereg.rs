@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Changing a region of any kind, ibv_rereg_mr(3).
 
-use super::{Mr, cache_is_on, register_rarely, reuse};
+use super::listeners::cache_is_on;
+use super::register::register_rarely;
+use super::reuse;
 use crate::cache;
-use crate::call::{Access, Error, Pd, Request, Reregistration};
-use crate::mr;
+use crate::mr::{self, Access, Error, Mr, Request, Reregistration};
+use crate::next::Pd;
 use core::ffi::c_int;
 
 /// Changes a region. If the cache serves the region, a region of its own over the same memory

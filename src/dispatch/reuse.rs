@@ -17,13 +17,13 @@
 //! If the cache cannot serve a registration, the registration goes the way that it would go without
 //! the cache. Its errors are then the kernel's, about the memory that the program named.
 
-use super::turn_cache_on;
+use super::listeners::{cache_is_on, listen_for_ranges, turn_cache_on};
 use crate::cache::foresight::{self, Present};
 use crate::cache::released::RELEASED;
 use crate::cache::{self, Answer, Unserved};
-use crate::call::{Error, How, Pd, Registered, Request};
 use crate::config::{CacheMode, config};
-use crate::mr::{self, Mr};
+use crate::mr::{self, Error, How, Mr, Registered, Request};
+use crate::next::Pd;
 use crate::report::log::{self, Level};
 use crate::report::stats::{self, Counter, counter};
 use crate::sys::aside;
@@ -87,7 +87,7 @@ pub fn serve(mode: CacheMode, pd: Pd, request: &Request) -> Served {
         unserved::NONE => {}
         reason => return Served::Plain(refused(reason)),
     }
-    if !super::cache_is_on() {
+    if !cache_is_on() {
         match range(pd, request) {
             None => return Served::Plain(None),
             Some(range) if !RELEASED.comes_back(&range) => {
@@ -122,7 +122,7 @@ fn serve_by_cache(mode: CacheMode, pd: Pd, request: &Request) -> Result<Register
         unserved::NONE => {}
         reason => return Err(refused(reason).unwrap_or(counter!(bypassed_busy))),
     }
-    let was_on = super::cache_is_on();
+    let was_on = cache_is_on();
     let answer = cache::hit(
         pd,
         request.addr.addr(),
@@ -214,7 +214,7 @@ pub fn remember(mode: CacheMode, mr: Mr) {
     let page_range = PageRange::around(public.addr.addr() as u64, public.length as u64);
     if let Some(page_range) = page_range.filter(|_| mode.wants(access)) {
         RELEASED.add(&cache::range(public.pd.addr() as u64, page_range, access));
-        super::listen_for_ranges();
+        listen_for_ranges();
     }
 }
 

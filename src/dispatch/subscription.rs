@@ -6,6 +6,6 @@ pub use crate::monitor::{Ended, is_valid, notify, stop, subscribe, unsubscribe};
 /// Starts the watch. Returns false if no memory can be watched: userfaultfd is refused, or this is
 /// a child of a process that had a cache.
 pub fn start() -> bool {
-    super::turn_cache_on();
+    super::listeners::turn_cache_on();
     crate::monitor::start()
 }

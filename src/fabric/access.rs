@@ -3,7 +3,7 @@
 
 use super::errors::{Failure, invalid};
 use crate::abi::libfabric::*;
-use crate::call::Access;
+use crate::mr::Access;
 
 const LOCAL: u64 = FI_SEND | FI_RECV | FI_READ | FI_WRITE;
 const KNOWN: u64 = LOCAL | FI_REMOTE_READ | FI_REMOTE_WRITE;

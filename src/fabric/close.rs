@@ -5,7 +5,7 @@ use super::domain::{Bound, Domain};
 use super::errors::Failure;
 use super::region::Region;
 use super::workers;
-use crate::call::How;
+use crate::mr::How;
 
 /// Waits for a registration in the background, or cancels it before it has begun. After this call
 /// the region's state stays the same until its close.

@@ -13,8 +13,9 @@ use super::{Process, Queue, Region, Tables};
 use crate::abi::libfabric::*;
 use crate::abi::libfabric_provider::domain_slots;
 use crate::abi::rdma_core::IBV_TRANSPORT_IWARP;
-use crate::call::{Access, Error, How, Pd, Request};
 use crate::dispatch::{self, Mr};
+use crate::mr::{Access, Error, How, Request};
+use crate::next::Pd;
 use crate::report::log::{self, Level};
 use core::ffi::c_void;
 use core::ptr::with_exposed_provenance;
@@ -124,7 +125,7 @@ const _: () =
 /// The device that the provider opened for a domain.
 pub trait Opened: Send + Sync {
     /// Closes the device. After an error the device is still open.
-    fn close(&self, pd: Pd) -> Result<(), crate::call::Error>;
+    fn close(&self, pd: Pd) -> Result<(), crate::mr::Error>;
 }
 
 /// The queue that reports registrations.

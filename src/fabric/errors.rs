@@ -2,8 +2,8 @@
 //! The error codes of this family, `<rdma/fi_errno.h>`, and their relation to the kernel's errnos.
 
 use crate::abi::libfabric::*;
-use crate::call::Error;
-use crate::report::explain::Subject;
+use crate::mr::Error;
+use crate::mr::explain::Subject;
 use crate::sys::allocator::has_memory;
 use core::ffi::CStr;
 

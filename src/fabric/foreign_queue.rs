@@ -6,7 +6,7 @@
 
 use super::errors::{Failure, invalid, refused};
 use crate::abi::libfabric::*;
-use crate::call::Error;
+use crate::mr::Error;
 use core::ffi::c_void;
 use core::ptr::{null_mut, with_exposed_provenance_mut};
 use errno::Errno;

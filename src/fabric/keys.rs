@@ -8,7 +8,7 @@ use super::raw_key::RawKey;
 use super::region::{Piece, Side};
 use super::segment::{Room, locate};
 use crate::abi::libfabric::*;
-use crate::call::Error;
+use crate::mr::Error;
 use crate::sys::thread;
 use core::ptr::with_exposed_provenance;
 use std::collections::hash_map::Entry;

@@ -14,11 +14,11 @@ use super::raw_key;
 use super::segment::{Room, Segment};
 use crate::abi::libfabric::*;
 use crate::abi::rdma_core::ibv_mr;
-use crate::call::{Error, How, Registered};
 use crate::dispatch::{self, Mr};
-use crate::report::explain::{self, Subject};
+use crate::mr::explain::{self, Subject};
+use crate::mr::{Error, How, Registered};
+use crate::trace::Pending;
 use crate::trace::format::{Call, how};
-use crate::trace::{self, Pending};
 use core::ffi::c_void;
 use core::ptr::{NonNull, null_mut, with_exposed_provenance_mut};
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
@@ -426,7 +426,7 @@ impl Region {
         if record.addr == 0 {
             record.addr = public.addr.addr() as u64;
         }
-        record.how = trace::code(how);
+        record.how = how.code();
     }
 
     /// Writes the region's raw key, fi_mr_raw_attr(3). Returns the size of a raw key in any case.

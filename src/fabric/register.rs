@@ -8,9 +8,9 @@ use super::errors::{Failure, invalid, may_allocate, refused};
 use super::region::{Piece, Pieces, Plan, Region};
 use super::workers::{self, Job};
 use crate::abi::libfabric::*;
-use crate::call::{Access, Error, How, Registered, Request};
 use crate::dispatch;
-use crate::report::explain::Subject;
+use crate::mr::explain::Subject;
+use crate::mr::{Access, Error, How, Registered, Request};
 use crate::sys::pages::page_size;
 use crate::trace::Pending;
 

@@ -34,7 +34,7 @@ use crate::cache::locked::Locked;
 use crate::cache::region::Id;
 use crate::cache::start as first_use;
 use crate::cache::state::Cause;
-use crate::mr::bare;
+use crate::mr::kernel_mr;
 use crate::report::log;
 use crate::sys::pages::PageRange;
 use crate::sys::process::PerProcess;
@@ -255,7 +255,7 @@ impl Monitor {
         let neighbours = regions.filter.has_many_neighbours(page_range);
         let claim = |extent| region.claim_extent(extent);
         let watched = cache.watch.watch(page_range, neighbours, claim);
-        let watched = watched.is_ok() && !bare::is_fork_protected();
+        let watched = watched.is_ok() && !kernel_mr::is_fork_protected();
         let Some((locked, foreign)) = cache.lock_and_look(page_range, false) else {
             // It is not kept, so no answer for it is yes; and the cache is told to end it.
             self.set.lose();

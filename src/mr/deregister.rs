@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Deregistering, ibv_dereg_mr(3): our regions by our own kernel call, all others by libibverbs.
 
+use super::access::Access;
 use super::devices::Device;
+use super::fork;
 use super::object::{Mr, Object};
+use super::outcome::{Error, How};
+use super::require::require;
 use super::rows::Claim;
 use super::state::{self, State};
-use super::{count_ended_elsewhere, fork, put_away, require};
-use crate::abi::rdma_core::ibv_mr;
-use crate::call::{Access, Context, Error, How};
 use crate::config::disabled;
-use crate::next::{self, Provider};
+use crate::next::{self, Context, Provider};
 use crate::report::stats::{self, counter};
 use crate::sys::probe::probe;
 use crate::sys::thread;
-use crate::uverbs::context::Facts;
 use crate::uverbs::{Uverbs, mr};
 use core::ffi::c_int;
 use errno::Errno;
@@ -22,7 +22,7 @@ use errno::Errno;
 pub fn deregister(mr: Mr) -> Result<How, Error> {
     match claim(mr)? {
         Some(claimed) => claimed.deregister(),
-        None => pass_on(mr),
+        None => forward(mr),
     }
 }
 
@@ -55,8 +55,9 @@ pub fn claim(mr: Mr) -> Result<Option<Claimed>, Error> {
             Claim::Gone => return Err(Error::Gone),
             Claim::NotOurs if mr.is_retired() => return Err(Error::Gone),
             // The handle now belongs to a foreign region.
-            Claim::NotOurs if device.rows.forget(handle) => count_ended_elsewhere(1),
-            Claim::NotOurs => {}
+            Claim::NotOurs => {
+                device.rows.forget(handle);
+            }
         }
     }
     if mr.is_retired() {
@@ -77,7 +78,9 @@ impl Claimed {
         // Read the range now: ibv_rereg_mr may have moved the region since its registration.
         let was = self.mr.read();
         let access = Access::from_bits_retain(self.mr.access());
-        if let Err(errno) = self.ask_kernel(&was) {
+        // SAFETY: the region is live, so its device is open.
+        let context = unsafe { Context::from_c(was.context) };
+        if let Err(errno) = self.ask_kernel(context, was.handle) {
             self.restore();
             return Err(Error::Kernel(errno));
         }
@@ -85,24 +88,19 @@ impl Claimed {
         probe!("dereg", was.addr.addr() as u64, was.length as u64);
         stats::counters().add(thread, counter!(dereg_kernel), 1);
         if let Some(object) = Object::at(self.mr.address()) {
-            put_away(self.state, thread, object);
+            self.state.put_away(thread, object);
         }
-        if !access.on_demand() {
-            fork::dofork(was.context, was.addr, was.length);
+        if let Some(context) = context.filter(|_| !access.on_demand()) {
+            fork::dofork(context, was.addr, was.length);
         }
         Ok(How::Kernel)
     }
 
     #[inline(always)]
-    fn ask_kernel(&self, was: &ibv_mr) -> Result<(), Errno> {
-        // SAFETY: the region is live, so its device is open.
-        let context = unsafe { Context::from_c(was.context) }.ok_or(Errno(libc::EINVAL))?;
+    fn ask_kernel(&self, context: Option<Context>, handle: u32) -> Result<(), Errno> {
+        let context = context.ok_or(Errno(libc::EINVAL))?;
         let fd = context.fd().ok_or(Errno(libc::EBADF))?;
-        let (result, learned) = mr::deregister(&Uverbs, fd, self.device.facts(), was.handle);
-        if learned != Facts::empty() {
-            self.device.add_facts(learned);
-        }
-        match result {
+        match mr::deregister(&Uverbs, fd, &self.device.facts, handle) {
             // The device is gone, and the region with it.
             Err(Errno(libc::EIO)) if next::allows_disassociated_destroy(Provider::of(context)) => {
                 Ok(())
@@ -115,21 +113,21 @@ impl Claimed {
 /// A provider deregisters a region by `dereg`, which returns 0 or an errno. A region of ours that
 /// ends so has ended elsewhere: its row goes before the kernel may give its handle to another
 /// region.
-pub fn around_deregister_bypassed(mr: Mr, dereg: impl FnOnce() -> c_int) -> c_int {
+pub fn around_bypassed_deregister(mr: Mr, dereg: impl FnOnce() -> c_int) -> c_int {
     let public = mr.read();
     let (handle, object) = (public.handle, mr.address());
     let ours = state::device(public.context.expose_provenance())
         .filter(|device| device.rows.claim(handle, object, public.lkey, || ()) == Claim::Ours);
     let errno = dereg();
     match ours {
-        Some(_) if errno == 0 => count_ended_elsewhere(1),
+        Some(device) if errno == 0 => device.rows.count_ended_elsewhere(),
         Some(device) => device.rows.restore(handle, object),
         None => {}
     }
     errno
 }
 
-fn pass_on(mr: Mr) -> Result<How, Error> {
+fn forward(mr: Mr) -> Result<How, Error> {
     let next = require(&next::DEREG_MR, Provider::of_c(mr.read().context))?;
     // SAFETY: `mr` is live (`Mr::from_c`), and `next` is libibverbs' `ibv_dereg_mr`.
     match unsafe { next(mr.as_ptr()) } {

@@ -6,14 +6,16 @@
 //! call them: before registering and after deregistering, for all pinned memory. It calls them even
 //! without fork support: the call tells libibverbs that a later `ibv_fork_init` comes too late.
 
-use super::require;
-use crate::abi::rdma_core::{IBV_FORK_UNNEEDED, ibv_context};
-use crate::call::{Error, Pd};
+use super::outcome::Error;
+use super::require::require;
+use crate::abi::rdma_core::IBV_FORK_UNNEEDED;
 use crate::config::disabled;
-use crate::next::{self, Provider};
+use crate::next::{self, Context, PROVIDERS, Pd, Provider};
 use core::ffi::c_void;
+use core::ptr::without_provenance_mut;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use errno::{Errno, errno};
+use once_cell::race::OnceBool;
 
 /// Has libibverbs keep registered memory from children if the kernel does not copy that memory for
 /// them, as rdma-core 51 and later do. Before, libibverbs marks the memory on any kernel: each
@@ -51,16 +53,15 @@ fn kernel_copies() -> bool {
     copies
 }
 
-/// Keeps the range out of child processes, by the libibverbs that opened the domain's device. Not
-/// inlined, nor is [`dofork`]: many copies of the callers are.
+/// Keeps the range out of child processes, by the libibverbs that opened the device. Not inlined,
+/// nor is [`dofork`]: many copies of the callers are.
 #[inline(never)]
-pub fn dontfork(pd: Pd, addr: *mut c_void, length: usize) -> Result<(), Errno> {
-    dontfork_by(Provider::of_pd(pd), addr, length)
+pub fn dontfork(context: Context, addr: *mut c_void, length: usize) -> Result<(), Errno> {
+    dontfork_by(Provider::of(context), addr, length)
 }
 
-/// As [`dontfork`].
 #[inline]
-pub fn dontfork_by(provider: Provider, addr: *mut c_void, length: usize) -> Result<(), Errno> {
+fn dontfork_by(provider: Provider, addr: *mut c_void, length: usize) -> Result<(), Errno> {
     let Some(dontfork_range) = next::DONTFORK_RANGE.by(provider) else {
         return Ok(());
     };
@@ -74,9 +75,39 @@ pub fn dontfork_by(provider: Provider, addr: *mut c_void, length: usize) -> Resu
 
 /// Lets children have the range again. Like libibverbs, ignores a failure.
 #[inline(never)]
-pub fn dofork(context: *mut ibv_context, addr: *mut c_void, length: usize) {
-    if let Some(dofork_range) = next::DOFORK_RANGE.by(Provider::of_c(context)) {
+pub fn dofork(context: Context, addr: *mut c_void, length: usize) {
+    if let Some(dofork_range) = next::DOFORK_RANGE.by(Provider::of(context)) {
         // SAFETY: libibverbs accepts any range and reports a range that it cannot advise on.
         unsafe { dofork_range(addr, length) };
     }
+}
+
+static FORK_PROTECTED: [OnceBool; PROVIDERS] = [const { OnceBool::new() }; PROVIDERS];
+
+/// Whether libibverbs keeps registered memory from children (`ibv_fork_init`). If so, libibverbs
+/// must hear of each registration and of its end, and nothing may be registered here.
+///
+/// The first registration asks once: from then on `ibv_fork_init` comes too late.
+pub fn is_fork_protected() -> bool {
+    is_protected_by(Provider::ORDINARY)
+}
+
+/// As [`is_fork_protected`], by the libibverbs that opened the domain's device.
+pub fn is_fork_protected_in(pd: Pd) -> bool {
+    is_protected_by(Provider::of_pd(pd))
+}
+
+fn is_protected_by(provider: Provider) -> bool {
+    // ibv_is_fork_initialized does not tell: before rdma-core 51, libibverbs keeps memory from
+    // children even if the kernel copies it for them, and the function answers that protection is
+    // not needed. (A program may have taken ibv_fork_init from a handle of libibverbs.) The test is
+    // instead to protect an address that no process has: only a libibverbs that calls madvise finds
+    // no memory there.
+    FORK_PROTECTED[provider.number()].get_or_init(|| {
+        let nowhere = without_provenance_mut(usize::MAX / 2 + 1 - (64 << 10));
+        let errno = errno::errno();
+        let is_kept = dontfork_by(provider, nowhere, 1).is_err();
+        errno::set_errno(errno);
+        is_kept
+    })
 }

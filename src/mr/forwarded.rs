@@ -3,12 +3,16 @@
 //! kernel or the moment keeps us from doing exactly what libibverbs does. Such a region is not
 //! ours.
 
-use super::prefault::{self, WatchedBy};
+use super::access::Access;
+use super::large;
+use super::object::Mr;
+use super::outcome::{Error, How, Registered};
+use super::request::Request;
+use super::require::require;
 use super::state;
-use super::{Mr, count_ended_elsewhere, require};
 use crate::abi::rdma_core::*;
-use crate::call::{Access, Context, Error, How, Pd, Registered, Request};
-use crate::next::{self, Provider};
+use crate::config::disabled;
+use crate::next::{self, Context, Pd, Provider};
 use crate::report::log::{self, Level};
 use crate::report::stats::{self, counter};
 use crate::sys::thread;
@@ -22,8 +26,8 @@ pub fn register(pd: Pd, request: &Request, why: &str) -> Result<Registered, Erro
     // A device without a kernel file may pin nothing.
     // SAFETY: the context of a live protection domain stays open as long as the domain exists.
     let context = unsafe { Context::from_c(pd.context()) };
-    if prefault::is_large(request.length) && context.and_then(Context::fd).is_some() {
-        return prefault::around(request, WatchedBy::Unknown, || ask_next(pd, request));
+    if large::is_large(request.length) && context.and_then(Context::fd).is_some() {
+        return large::around(request, false, || ask_next(pd, request));
     }
     ask_next(pd, request)
 }
@@ -73,9 +77,49 @@ pub unsafe fn reg_dmabuf_mr(
     made_by_next(unsafe { next(pd.as_ptr(), offset, length, iova, fd, access.bits() as i32) })
 }
 
+/// The plain memory that the attributes ask for. `None` if they ask for more, if they are NULL, or
+/// if the library is disabled.
+///
+/// # Safety
+/// `attr` is NULL or points to attributes. The caller has set the fields that `comp_mask` names,
+/// and the fields before `comp_mask`.
+pub unsafe fn plain_memory(attr: *const ibv_mr_init_attr) -> Option<Request> {
+    if attr.is_null() || disabled() {
+        return None;
+    }
+    // SAFETY: `length`, `access` and `comp_mask` exist in every version. The code makes no
+    // reference to the whole structure: the program's may come from an older rdma-core and be
+    // shorter.
+    let mask = unsafe { (*attr).comp_mask };
+    if mask & !IBV_REG_MR_MASK_IOVA != IBV_REG_MR_MASK_ADDR {
+        return None;
+    }
+    // SAFETY: `length` and `access` exist in every version of the structure.
+    let (length, access) = (unsafe { (*attr).length }, unsafe { (*attr).access });
+    // SAFETY: `comp_mask` names `addr`, so the caller has set it.
+    let addr = unsafe { (*attr).addr };
+    let mut request = Request::at_address(addr, length, Access::from_bits_retain(access as u32));
+    if mask & IBV_REG_MR_MASK_IOVA != 0 {
+        // SAFETY: `comp_mask` names `iova`, so the caller has set it.
+        request.iova = unsafe { (*attr).iova };
+    }
+    Some(request)
+}
+
+/// Registers other than plain memory.
+///
+/// # Safety
+/// The same as for [`plain_memory`], and `attr` is not NULL.
+pub unsafe fn reg_other_memory(pd: Pd, attr: *mut ibv_mr_init_attr) -> Result<Registered, Error> {
+    let next = require(&next::REG_MR_EX, Provider::of_pd(pd))?;
+    // SAFETY: `pd` is live, `attr` is valid by this function's contract, and `next` is libibverbs'
+    // `ibv_reg_mr_ex`.
+    made_by_next(unsafe { next(pd.as_ptr(), attr) })
+}
+
 /// Records a region that libibverbs made. A region of ours with the same handle has ended
 /// elsewhere.
-pub fn made_by_next(mr: *mut ibv_mr) -> Result<Registered, Error> {
+fn made_by_next(mr: *mut ibv_mr) -> Result<Registered, Error> {
     // SAFETY: `mr` is null or a region that libibverbs has just made.
     let Some(made) = (unsafe { Mr::from_c(mr) }) else {
         return Err(Error::Next(errno()));
@@ -86,9 +130,7 @@ pub fn made_by_next(mr: *mut ibv_mr) -> Result<Registered, Error> {
     let public = made.read();
     if let Some(device) = state.devices.get(public.context.expose_provenance()) {
         stats::counters().count_on(thread::number(), device.rows.counted_at());
-        if device.rows.forget(public.handle) {
-            count_ended_elsewhere(1);
-        }
+        device.rows.forget(public.handle);
     }
     Ok(Registered::by(How::PassedOn, mr))
 }

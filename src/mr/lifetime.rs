@@ -2,11 +2,11 @@
 //! The end of a domain or a device. libibverbs ends it, and this library drops its records, so that
 //! a later domain or device at the same address counts as new.
 
+use super::outcome::Error;
+use super::require::require;
 use super::state;
-use super::{count_ended_elsewhere, require};
-use crate::call::{Context, Error, Pd};
 use crate::config::disabled;
-use crate::next::{self, Provider};
+use crate::next::{self, Context, Pd, Provider};
 use errno::Errno;
 
 /// Deallocates a protection domain.
@@ -20,11 +20,8 @@ pub fn dealloc_pd(pd: Pd) -> Result<(), Error> {
     // SAFETY: `Pd::from_c` was promised a live domain, and `next` is libibverbs' `ibv_dealloc_pd`.
     match unsafe { next(pd.as_ptr()) } {
         0 => {
-            if let Some(device) = device {
-                let orphans = orphans.into_iter().flatten();
-                let forgotten =
-                    orphans.filter(|&(handle, object)| device.rows.orphan(handle, object));
-                count_ended_elsewhere(forgotten.count() as u64);
+            if let (Some(device), Some(orphans)) = (device, orphans) {
+                device.rows.forget_those(&orphans);
             }
             Ok(())
         }
@@ -46,7 +43,7 @@ pub fn close_device(context: Context) -> Result<(), Error> {
         if result == 0 {
             // The kernel has ended all regions of the device. Like libibverbs, this library leaks
             // their objects: the program may still read them.
-            count_ended_elsewhere(state.devices.end(device));
+            state.devices.end(device);
         } else {
             state.devices.put_back(address, device);
         }

@@ -5,73 +5,33 @@
 //! Not here: C's pointers and return conventions (`capi/`), the bytes that the kernel gets
 //! (`uverbs/`).
 
-pub mod bare;
+mod access;
 mod deregister;
-pub mod devices;
+mod devices;
+pub mod explain;
 mod fork;
 mod forwarded;
+pub mod kernel_mr;
+mod large;
 mod lifetime;
 mod object;
-mod prefault;
+mod outcome;
 mod register;
-mod register_ex;
+mod request;
+mod require;
 mod rereg;
-pub mod retired;
+mod retired;
 mod rows;
 pub mod state;
 
-pub use deregister::{around_deregister_bypassed, deregister};
+pub use access::Access;
+pub use deregister::{around_bypassed_deregister, deregister};
 pub use fork::init as fork_init;
-pub use forwarded::reg_dmabuf_mr;
+pub use forwarded::{plain_memory, reg_dmabuf_mr, reg_other_memory};
 pub use lifetime::{close_device, dealloc_pd};
-pub use object::Mr;
-pub use object::Object;
+pub use object::{Mr, Object};
+pub use outcome::{Error, How, Registered};
 pub use register::{register, register_rarely};
-pub use register_ex::{plain_memory, reg_other_memory};
+pub use request::{Request, Reregistration};
 pub use rereg::{CHANGED_BUT_NOT_FOR_CHILDREN, move_region, rereg};
-
-use crate::call::Error;
-use crate::next::{Next, Provider};
-use crate::report::stats::{self, counter};
-use crate::sys::thread;
-use state::State;
-
-/// An object for a new region. `None` if memory is exhausted.
-#[inline(always)]
-fn object(state: &State, thread: thread::Number) -> Option<Object> {
-    let object = state.retired.take(thread).and_then(Object::at);
-    object.or_else(Object::allocate)
-}
-
-/// An object for one use of a region of the cache.
-#[inline(always)]
-pub fn new_object() -> Option<Object> {
-    object(state::current(), thread::number())
-}
-
-/// Keeps the object of an ended use for reuse.
-#[inline(always)]
-pub fn put_object_away(object: Object) {
-    put_away(state::current(), thread::number(), object);
-}
-
-/// Keeps the object of a deregistered region, or of a failed registration, for reuse.
-#[inline(always)]
-fn put_away(state: &State, thread: thread::Number, object: Object) {
-    let unneeded = state.retired.put(thread, object.address());
-    for unneeded in unneeded.filter_map(Object::at) {
-        // SAFETY: `put` returned this object, so the object is in no queue and its region has
-        // ended.
-        unsafe { unneeded.free() };
-    }
-}
-
-/// The function of the libibverbs that opened a device; an error if libibverbs lacks the function.
-fn require<F: Copy>(next: &Next<F>, provider: Provider) -> Result<F, Error> {
-    next.by(provider).ok_or_else(|| Error::NoNext(next.name()))
-}
-
-/// Counts regions of ours that were deregistered without a call to this library.
-fn count_ended_elsewhere(regions: u64) {
-    stats::counters().add(thread::number(), counter!(ended_elsewhere), regions);
-}
+pub use state::{new_object, put_object_away};

@@ -7,9 +7,11 @@
 //! frees the object. Each object is therefore memory of the C library, holds a real handle of the
 //! kernel, and has a layout that is valid for every provider at once.
 
+use super::access::Access;
+use super::request::Request;
 use crate::abi::rdma_core::*;
 use crate::abi::uapi::ib_uverbs_reg_mr_resp;
-use crate::call::{Access, Pd, Request};
+use crate::next::Pd;
 use core::ptr::{NonNull, with_exposed_provenance_mut};
 use core::sync::atomic::{AtomicU32, Ordering::*};
 
@@ -126,7 +128,7 @@ impl Object {
     /// Frees the object.
     ///
     /// # Safety
-    /// The object's region is deregistered, and the object is in no queue of [`super::retired`].
+    /// The object's region is deregistered, and the object is in no queue of `retired.rs`.
     pub unsafe fn free(self) {
         // SAFETY: `allocate` made this memory, and the caller gives up its last use.
         unsafe { libc::free(self.0.as_ptr().cast()) };

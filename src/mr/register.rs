@@ -7,13 +7,14 @@
 //! nothing natively (45 ns).
 
 use super::devices::Device;
-use super::prefault::{self, WatchedBy};
+use super::outcome::{Error, How, Registered};
+use super::request::Request;
 use super::rows::Known;
 use super::state::{self, State};
-use super::{count_ended_elsewhere, fork, forwarded, put_away};
+use super::{fork, forwarded, large};
 use crate::abi::uapi::ib_uverbs_reg_mr_resp;
-use crate::call::{Context, Error, How, Pd, Registered, Request};
 use crate::config::disabled;
+use crate::next::{Context, Pd};
 use crate::report::log::{self, Level};
 use crate::report::stats::{self, Counter, counter};
 use crate::sys::allocator::has_memory;
@@ -30,12 +31,12 @@ use errno::Errno;
 /// there is one, counts the registration too.
 #[inline(always)]
 pub fn register(pd: Pd, request: &Request, counter: Option<Counter>) -> Result<Registered, Error> {
-    let own = match Own::find(pd, request) {
-        Ok(own) => own,
+    let direct = match Direct::find(pd, request) {
+        Ok(direct) => direct,
         Err(why) => return forwarded::register(pd, request, why),
     };
-    match own.register(pd, request, counter) {
-        Err(error) => match own.device.facts().why_forwarded() {
+    match direct.register(pd, request, counter) {
+        Err(error) => match direct.device.facts.get().why_forwarded() {
             // The refusal led to a new look at the device: a device that was closed without a call
             // to us has left its address to another device, and libibverbs serves that device.
             Some(why) => forwarded::register(pd, request, why),
@@ -52,16 +53,17 @@ pub fn register_rarely(pd: Pd, request: &Request) -> Result<Registered, Error> {
 }
 
 /// What a registration by our own kernel call needs.
-pub struct Own {
+pub struct Direct {
     state: &'static State,
     pub device: &'static Device,
+    context: Context,
     pub fd: i32,
 }
 
-impl Own {
+impl Direct {
     /// The means for our own kernel call. An error says why libibverbs must register instead.
     #[inline(always)]
-    pub fn find(pd: Pd, request: &Request) -> Result<Own, &'static str> {
+    pub fn find(pd: Pd, request: &Request) -> Result<Direct, &'static str> {
         if disabled() {
             return Err("RDMAMR_DISABLE=1, or the library has failed in itself");
         }
@@ -75,18 +77,23 @@ impl Own {
             None => aside::run(|| identify(state, context, fd))
                 .unwrap_or(Err("there is no memory to remember the device"))?,
         };
-        let facts = device.facts();
+        let facts = device.facts.get();
         let driver = match facts.driver() {
             Some(driver) if driver.way != Way::Forward => driver,
             _ => return Err(why(facts)),
         };
-        if driver.way == Way::OwnUnlessEmpty && (request.addr.is_null() || request.length == 0) {
+        if driver.way == Way::DirectUnlessEmpty && (request.addr.is_null() || request.length == 0) {
             return Err(driver.why);
         }
         if request.access.has_optional() && !facts.contains(Facts::OPTIONAL_ACCESS) {
             return Err("optional access flags, and the kernel may not know them (before 5.9)");
         }
-        Ok(Own { state, device, fd })
+        Ok(Direct {
+            state,
+            device,
+            context,
+            fd,
+        })
     }
 
     #[inline(always)]
@@ -104,12 +111,12 @@ impl Own {
             ));
         }
         if !on_demand {
-            fork::dontfork(pd, request.addr, request.length).map_err(Error::Fork)?;
+            fork::dontfork(self.context, request.addr, request.length).map_err(Error::Fork)?;
         }
         // The one call for both: what it does is inlined at each call, and has 3 KiB.
         let result = self.register_protected(pd, request, counter);
         if result.is_err() && !on_demand {
-            fork::dofork(pd.context(), request.addr, request.length);
+            fork::dofork(self.context, request.addr, request.length);
         }
         result
     }
@@ -123,22 +130,12 @@ impl Own {
 
     /// How many regions the device can have. `None` if the kernel does not tell.
     pub fn most_regions(&self) -> Option<u32> {
-        context::most_regions(&Uverbs, self.fd, self.device.facts()).ok()
+        context::most_regions(&Uverbs, self.fd, self.device.facts.get()).ok()
     }
 
     /// Whether a refused call revealed another device, one that libibverbs serves.
-    pub fn is_left_to_libibverbs(&self) -> bool {
-        self.device.facts().why_forwarded().is_some()
-    }
-
-    /// Registers pinned memory without an object, in a process whose children get all memory.
-    pub fn register_bare(
-        &self,
-        pd: Pd,
-        request: &Request,
-        watch: WatchedBy,
-    ) -> Result<ib_uverbs_reg_mr_resp, Error> {
-        self.ask_kernel(pd, request, watch).map_err(Error::Kernel)
+    pub fn must_forward(&self) -> bool {
+        self.device.facts.get().why_forwarded().is_some()
     }
 
     #[inline(always)]
@@ -149,11 +146,11 @@ impl Own {
         counter: Option<Counter>,
     ) -> Result<Registered, Error> {
         let thread = thread::number();
-        let object = super::object(self.state, thread).ok_or(Error::Memory)?;
-        let answer = match self.ask_kernel(pd, request, WatchedBy::Unknown) {
+        let object = self.state.new_object(thread).ok_or(Error::Memory)?;
+        let answer = match self.ask_kernel(pd, request, false) {
             Ok(answer) => answer,
             Err(errno) => {
-                put_away(self.state, thread, object);
+                self.state.put_away(thread, object);
                 return Err(Error::Kernel(errno));
             }
         };
@@ -164,9 +161,7 @@ impl Own {
             length: request.length,
             lkey: answer.lkey,
         };
-        if self.device.rows.insert(answer.mr_handle, region) {
-            count_ended_elsewhere(1);
-        }
+        self.device.rows.insert(answer.mr_handle, region);
         let counters = stats::counters();
         counters.add(thread, counter!(reg_kernel), 1);
         if let Some(counter) = counter {
@@ -176,20 +171,21 @@ impl Own {
         Ok(Registered::by(How::Kernel, object.as_ptr()))
     }
 
+    /// Has the kernel register memory, and no more.
     #[inline(always)]
-    fn ask_kernel(
+    pub fn ask_kernel(
         &self,
         pd: Pd,
         request: &Request,
-        watch: WatchedBy,
+        is_watched: bool,
     ) -> Result<ib_uverbs_reg_mr_resp, Errno> {
         let (thread, counters) = (thread::number(), stats::counters());
         trace::switch::look();
         let (addr, length) = (request.addr.addr() as u64, request.length as u64);
         probe!("reg_start", addr, length, u64::from(request.access.bits()));
         let measuring = counters.start_clock(thread, request.length);
-        let answer = if prefault::is_large(request.length) {
-            self.ask_kernel_for_large(pd, request, watch)
+        let answer = if large::is_large(request.length) {
+            self.ask_kernel_for_large(pd, request, is_watched)
         } else {
             self.ask_kernel_now(pd, request)
         };
@@ -206,9 +202,9 @@ impl Own {
         &self,
         pd: Pd,
         request: &Request,
-        watch: WatchedBy,
+        is_watched: bool,
     ) -> Result<ib_uverbs_reg_mr_resp, Errno> {
-        let large = || prefault::around(request, watch, || self.ask_kernel_now(pd, request));
+        let large = || large::around(request, is_watched, || self.ask_kernel_now(pd, request));
         aside::run(large).unwrap_or_else(|| self.ask_kernel_now(pd, request))
     }
 
@@ -221,7 +217,7 @@ impl Own {
             pd_handle: pd.handle(),
             access: request.access.bits(),
         };
-        match mr::register(&Uverbs, self.fd, self.device.facts(), &registration) {
+        match mr::register(&Uverbs, self.fd, self.device.facts.get(), &registration) {
             Err(errno) if errno.0 == libc::EINVAL => self.ask_again(&registration),
             result => result,
         }
@@ -232,11 +228,11 @@ impl Own {
     #[cold]
     fn ask_again(&self, registration: &mr::Registration) -> Result<ib_uverbs_reg_mr_resp, Errno> {
         const REFUSED: Errno = Errno(libc::EINVAL);
-        if context::still_holds(&Uverbs, self.fd, self.device.facts()) {
+        if context::still_holds(&Uverbs, self.fd, self.device.facts.get()) {
             return Err(REFUSED);
         }
         let facts = context::identify(&Uverbs, self.fd).map_err(|_| REFUSED)?;
-        self.device.set_facts(facts);
+        self.device.facts.set(facts);
         if facts.why_forwarded().is_some() {
             return Err(REFUSED);
         }

@@ -4,9 +4,10 @@
 
 use super::deregister::{Claimed, claim, deregister};
 use super::object::{Mr, Object};
+use super::outcome::Error;
+use super::request::Reregistration;
+use super::require::require;
 use super::rows::Known;
-use super::{put_away, require};
-use crate::call::{Error, Reregistration};
 use crate::next::{self, Provider};
 use crate::sys::thread;
 use core::ffi::c_int;
@@ -68,7 +69,7 @@ pub fn move_region(mr: Mr, to: Object) -> Result<(), Error> {
         mr: moved,
     }
     .follow();
-    put_away(state, thread::number(), object);
+    state.put_away(thread::number(), object);
     Ok(())
 }
 

@@ -4,11 +4,11 @@
 //! The delay lets us tell a second `ibv_dereg_mr` of an object from the first: while an object is
 //! in a queue, its memory belongs to this library. Reuse also saves the calls of malloc and free.
 //!
-//! The queues follow Dmitry Vyukov's bounded queue and have no lock. If an operation is interrupted
-//! midway, other threads find the queue full or empty; they never wait.
+//! A thread has a queue to itself for as long as an operation takes, and never waits for one: if
+//! another thread has the queue, or a thread that was interrupted midway, it takes the next.
 
 use crate::sys::thread;
-use core::sync::atomic::{AtomicUsize, Ordering::*};
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering::*};
 
 /// The capacity of a queue. A full queue gives objects back to the C library.
 const MOST: usize = 128;
@@ -21,146 +21,85 @@ const LEAST: usize = 16;
 const QUEUES: usize = 8;
 
 /// The objects kept for reuse.
-pub struct Retired([Lane; QUEUES]);
+pub struct Retired([Queue; QUEUES]);
 
 impl Retired {
     /// Empty queues.
     pub const fn new() -> Self {
-        Retired([const { Lane::new() }; QUEUES])
+        Retired([const { Queue::new() }; QUEUES])
     }
 
-    fn queue(&self, thread: thread::Number) -> &Lane {
-        &self.0[thread.index() % QUEUES]
-    }
-
-    /// Keeps an object. Returns the objects, usually none, that the caller must free because the
-    /// queue is full.
+    /// Keeps an object. Returns the object, usually none, that the caller must free instead: the
+    /// oldest of a full queue, or this one if other threads have all queues.
     #[inline(always)]
-    pub fn put(
-        &self,
-        thread: thread::Number,
-        object: usize,
-    ) -> impl Iterator<Item = usize> + use<> {
-        self.queue(thread).put(object)
+    pub fn put(&self, thread: thread::Number, object: usize) -> Option<usize> {
+        self.alone(thread, |queue| queue.put(object))
+            .unwrap_or(Some(object))
     }
 
     /// Takes the oldest object if enough newer objects wait behind it.
     #[inline(always)]
     pub fn take(&self, thread: thread::Number) -> Option<usize> {
-        self.queue(thread).take()
+        self.alone(thread, Queue::take).flatten()
+    }
+
+    /// Runs an operation on a queue that no other thread has.
+    #[inline(always)]
+    fn alone<T>(&self, thread: thread::Number, operate: impl FnOnce(&Queue) -> T) -> Option<T> {
+        let mut queues = (0..QUEUES).map(|n| &self.0[(thread.index() + n) % QUEUES]);
+        let queue = queues.find(|queue| !queue.busy.swap(true, Acquire))?;
+        let result = operate(queue);
+        queue.busy.store(false, Release);
+        Some(result)
     }
 }
 
-struct RetiredPlace {
-    /// The position for which this slot is empty and ready; that position plus one once the slot is
-    /// full.
-    turn: AtomicUsize,
-    object: AtomicUsize,
-}
-
-/// A queue of addresses, first in first out.
+/// A queue of addresses, first in first out. The object with number `n` lies in slot `n % MOST`.
+/// Only the thread that has set `busy` uses the rest.
 #[repr(align(128))]
-struct Lane {
-    slots: [RetiredPlace; MOST],
-    head: AtomicUsize,
-    tail: AtomicUsize,
+struct Queue {
+    busy: AtomicBool,
+    /// How many objects were taken, and how many were put.
+    taken: AtomicUsize,
+    put: AtomicUsize,
+    slots: [AtomicUsize; MOST],
 }
 
-impl Lane {
+impl Queue {
     const fn new() -> Self {
-        let mut slots = [const {
-            RetiredPlace {
-                turn: AtomicUsize::new(0),
-                object: AtomicUsize::new(0),
-            }
-        }; MOST];
-        let mut n = 0;
-        while n < MOST {
-            slots[n].turn = AtomicUsize::new(n);
-            n += 1;
+        Queue {
+            busy: AtomicBool::new(false),
+            taken: AtomicUsize::new(0),
+            put: AtomicUsize::new(0),
+            slots: [const { AtomicUsize::new(0) }; MOST],
         }
-        Lane {
-            slots,
-            head: AtomicUsize::new(0),
-            tail: AtomicUsize::new(0),
-        }
+    }
+
+    fn waiting(&self) -> usize {
+        let (put, taken) = (self.put.load(Relaxed), self.taken.load(Relaxed));
+        put.wrapping_sub(taken)
     }
 
     #[inline(always)]
-    fn put(&self, object: usize) -> impl Iterator<Item = usize> + use<> {
-        let mut given_back = [None, None];
-        if !self.push(object) {
-            // The oldest object gives way. If another thread fills that slot first, both objects
-            // go.
-            given_back[0] = self.pop();
-            given_back[1] = (!self.push(object)).then_some(object);
-        }
-        given_back.into_iter().flatten()
-    }
-
-    /// Appends an object. False if the queue is full.
-    fn push(&self, object: usize) -> bool {
-        let mut tail = self.tail.load(Relaxed);
-        loop {
-            let slot = &self.slots[tail % MOST];
-            let turn = slot.turn.load(Acquire);
-            if turn == tail {
-                match self
-                    .tail
-                    .compare_exchange_weak(tail, tail.wrapping_add(1), Relaxed, Relaxed)
-                {
-                    Ok(_) => {
-                        slot.object.store(object, Relaxed);
-                        slot.turn.store(tail.wrapping_add(1), Release);
-                        return true;
-                    }
-                    Err(now) => tail = now,
-                }
-            } else if (turn.wrapping_sub(tail) as isize) < 0 {
-                return false;
-            } else {
-                tail = self.tail.load(Relaxed);
-            }
-        }
-    }
-
-    /// Removes the oldest object.
-    fn pop(&self) -> Option<usize> {
-        let mut head = self.head.load(Relaxed);
-        loop {
-            let slot = &self.slots[head % MOST];
-            let turn = slot.turn.load(Acquire);
-            if turn == head.wrapping_add(1) {
-                match self
-                    .head
-                    .compare_exchange_weak(head, head.wrapping_add(1), Relaxed, Relaxed)
-                {
-                    Ok(_) => {
-                        let object = slot.object.load(Relaxed);
-                        slot.turn.store(head.wrapping_add(MOST), Release);
-                        return Some(object);
-                    }
-                    Err(now) => head = now,
-                }
-            } else if (turn.wrapping_sub(head.wrapping_add(1)) as isize) < 0 {
-                return None;
-            } else {
-                head = self.head.load(Relaxed);
-            }
-        }
+    fn put(&self, object: usize) -> Option<usize> {
+        let displaced = (self.waiting() == MOST).then(|| self.oldest());
+        let number = self.put.load(Relaxed);
+        self.slots[number % MOST].store(object, Relaxed);
+        self.put.store(number.wrapping_add(1), Relaxed);
+        displaced
     }
 
     #[inline(always)]
     fn take(&self) -> Option<usize> {
-        let waiting = self
-            .tail
-            .load(Relaxed)
-            .wrapping_sub(self.head.load(Relaxed));
-        if waiting > LEAST && waiting <= MOST {
-            self.pop()
-        } else {
-            None
-        }
+        (self.waiting() > LEAST).then(|| self.oldest())
+    }
+
+    /// Removes the oldest of the objects, of which there are some.
+    #[inline(always)]
+    fn oldest(&self) -> usize {
+        let number = self.taken.load(Relaxed);
+        self.taken.store(number.wrapping_add(1), Relaxed);
+        self.slots[number % MOST].load(Relaxed)
     }
 }
 
@@ -170,46 +109,41 @@ mod tests {
 
     #[test]
     fn first_in_first_out_within_bounds() {
-        let queue = Lane::new();
-        assert_eq!(queue.pop(), None);
-        for round in 0..3 {
-            for n in 1..=LEAST + 1 {
-                assert_eq!(queue.take(), None, "too few wait");
-                assert!(queue.push(round * MOST + n));
-            }
-            assert_eq!(queue.take(), Some(round * MOST + 1));
+        let queue = Queue::new();
+        assert_eq!(queue.take(), None);
+        for n in 1..=LEAST {
+            assert_eq!(queue.put(n), None);
+            assert_eq!(queue.take(), None, "too few wait");
+        }
+        for n in LEAST + 1..10 * MOST {
+            assert_eq!(queue.put(n), None);
+            assert_eq!(queue.take(), Some(n - LEAST));
             assert_eq!(queue.take(), None, "the rest still rest");
-            while queue.pop().is_some() {}
         }
+        let queue = Queue::new();
         for n in 1..=MOST {
-            assert!(queue.push(n));
+            assert_eq!(queue.put(n), None);
         }
-        assert!(!queue.push(0), "there is no room");
-        assert_eq!(
-            queue.put(0).collect::<Vec<_>>(),
-            [1],
-            "the oldest gives way"
-        );
-        for n in 2..=MOST {
-            assert_eq!(queue.pop(), Some(n));
+        assert_eq!(queue.put(MOST + 1), Some(1), "the oldest gives way");
+        for n in 2..=MOST + 1 - LEAST {
+            assert_eq!(queue.take(), Some(n));
         }
-        assert_eq!(queue.pop(), Some(0));
+        assert_eq!(queue.take(), None);
     }
 
     #[test]
     fn no_object_is_lost_or_doubled_among_threads() {
-        let queue = Lane::new();
+        let retired = Retired::new();
         let sum: usize = std::thread::scope(|scope| {
             let threads: Vec<_> = (0..4usize)
                 .map(|thread| {
-                    let queue = &queue;
+                    let retired = &retired;
                     scope.spawn(move || {
+                        let number = thread::Number::HELPER;
                         let mut sum = 0usize;
-                        for n in 0..5000usize {
-                            if !queue.push(thread * 5000 + n) {
-                                sum += thread * 5000 + n;
-                            }
-                            sum += queue.pop().unwrap_or(0);
+                        for n in 1..=5000usize {
+                            sum += retired.put(number, thread * 5000 + n).unwrap_or(0);
+                            sum += retired.take(number).unwrap_or(0);
                         }
                         sum
                     })
@@ -220,7 +154,24 @@ mod tests {
                 .map(|thread| thread.join().unwrap())
                 .sum()
         });
-        let rest: usize = core::iter::from_fn(|| queue.pop()).sum();
-        assert_eq!(sum + rest, (0..20_000).sum());
+        let rest = |queue: &Queue| (0..queue.waiting()).map(|_| queue.oldest()).sum::<usize>();
+        let rest: usize = retired.0.iter().map(rest).sum();
+        assert_eq!(sum + rest, (1..=20_000).sum());
+    }
+
+    #[test]
+    fn nobody_waits_for_a_thread_that_stays_in_a_queue() {
+        let retired = Retired::new();
+        let number = thread::number();
+        for n in 1..=QUEUES {
+            assert_eq!(retired.put(number, n), None);
+            retired.alone(number, |_| {
+                assert_eq!(retired.put(number, n), None);
+            });
+        }
+        let stays = |queue: &Queue| queue.busy.store(true, Release);
+        retired.0.iter().for_each(stays);
+        assert_eq!(retired.put(number, 7), Some(7));
+        assert_eq!(retired.take(number), None);
     }
 }

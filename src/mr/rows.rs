@@ -10,7 +10,7 @@
 //!
 //! Reused handles also clean the table. A program can deregister a region of ours without calling
 //! us, by an `ibv_dereg_mr` that it took from libibverbs with dlsym (NCCL and brpc do). We say that
-//! the region has ended elsewhere. Its provider calls our `ibv_cmd_dereg_mr`, unless the provider
+//! the region has *ended elsewhere*. Its provider calls our `ibv_cmd_dereg_mr`, unless the provider
 //! is bound to libibverbs' own; then the region's row stays behind. The kernel gives the handle to
 //! the next region, so the very next registration finds the stale row: `insert` finds it if we
 //! register, `forget` if libibverbs registers or deregisters. The number of stale rows never
@@ -21,7 +21,7 @@
 //! thread either gives the region up or, if the kernel refused, puts it back with `restore`. During
 //! a claim the kernel still holds the handle, so no other thread fills the row.
 
-use crate::report::stats::{self, Change};
+use crate::report::stats::{self, Change, counter};
 use crate::sys::thread;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering::*};
@@ -154,13 +154,14 @@ impl Rows {
         row.length.store(region.length, Relaxed);
         // No swap is needed: the kernel has just given us the handle, so no other thread fills this
         // row.
-        let ended_elsewhere = row.object.load(Relaxed) != 0;
+        let is_stale = row.object.load(Relaxed) != 0;
         row.object.store(region.object, Release);
-        if ended_elsewhere {
+        if is_stale {
             self.count(Change::less(before));
+            self.count_ended_elsewhere();
         }
         self.count(Change::more(region.length as u64));
-        ended_elsewhere
+        is_stale
     }
 
     /// Removes a region if the row holds `object`. Calls `mark` before any other thread can find
@@ -191,19 +192,29 @@ impl Rows {
         }
     }
 
-    /// Empties the row of a handle that belongs to a region of libibverbs. True if the row still
-    /// held a region of ours: that region has ended elsewhere.
+    /// Empties the row of a handle that belongs to another region. True if the row still held a
+    /// region of ours: that region has ended elsewhere.
     pub fn forget(&self, handle: u32) -> bool {
-        self.row(handle).is_some_and(|row| self.empty(row))
+        self.row(handle).is_some_and(|row| {
+            let object = row.object.load(Relaxed);
+            object != 0 && self.empty(row, object)
+        })
     }
 
-    /// Empties a row. True if it held a region.
-    fn empty(&self, row: &Row) -> bool {
-        let had = row.object.swap(0, AcqRel) != 0;
-        if had {
+    /// Empties a row if it still holds `object`, whose region has ended elsewhere.
+    fn empty(&self, row: &Row, object: usize) -> bool {
+        let emptied = row.object.compare_exchange(object, 0, AcqRel, Relaxed);
+        if emptied.is_ok() {
             self.count(row.ended());
+            self.count_ended_elsewhere();
         }
-        had
+        emptied.is_ok()
+    }
+
+    /// Counts a region of ours that was deregistered without a call to this library.
+    #[cold]
+    pub fn count_ended_elsewhere(&self) {
+        stats::counters().add(thread::number(), counter!(ended_elsewhere), 1);
     }
 
     fn all(&self) -> impl Iterator<Item = (u32, &Row)> {
@@ -239,25 +250,25 @@ impl Rows {
             .collect()
     }
 
-    /// Empties a row if it still holds `object`.
-    pub fn orphan(&self, handle: u32, object: usize) -> bool {
-        let row = self.row(handle);
-        row.is_some_and(|row| {
-            let mine = row.object.compare_exchange(object, 0, AcqRel, Relaxed);
-            if mine.is_ok() {
-                self.count(row.ended());
+    /// Empties rows that still hold these objects, of [`Rows::of_pd`].
+    pub fn forget_those(&self, regions: &[(u32, usize)]) {
+        for &(handle, object) in regions {
+            if let Some(row) = self.row(handle) {
+                self.empty(row, object);
             }
-            mine.is_ok()
-        })
+        }
     }
 
-    /// Empties all rows. Returns the number of regions that they held.
-    pub fn clear(&self) -> u64 {
-        let rows = self.all();
-        rows.map(|(_, row)| u64::from(self.empty(row))).sum()
+    /// Empties all rows.
+    pub fn clear(&self) {
+        for (handle, _) in self.all() {
+            self.forget(handle);
+        }
     }
 }
 
+/// A device keeps its rows forever. Only tests drop rows.
+#[cfg(test)]
 impl Drop for Rows {
     fn drop(&mut self) {
         for (chunk, start) in self.chunks.iter_mut().enumerate() {
@@ -323,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn a_vanished_region_is_found_out_by_its_successor() {
+    fn a_region_that_ended_elsewhere_is_found_out_by_its_successor() {
         let rows = Rows::new();
         insert(&rows, 7, 0x100);
         assert!(insert(&rows, 7, 0x200));
@@ -360,12 +371,9 @@ mod tests {
         let orphans = rows.of_pd(1);
         assert_eq!(orphans.len(), 500);
         rows.insert(1, region(0x9999, 1, 10));
-        let forgotten = orphans
-            .iter()
-            .filter(|(handle, object)| rows.orphan(*handle, *object));
-        assert_eq!(forgotten.count(), 499, "one has a successor");
-        assert_eq!(rows.total(), (501, 5010));
-        assert_eq!(rows.clear(), 501);
+        rows.forget_those(&orphans);
+        assert_eq!(rows.total(), (501, 5010), "one has a successor");
+        rows.clear();
         assert_eq!(rows.total(), (0, 0));
     }
 

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The library's output for people: lines on standard error, counters, and failures in words.
+//! The library's output for people: lines on standard error, and counters.
 //!
-//! Not here: the trace of every call (`trace`), and the C functions that return all this
+//! Not here: the trace of every call (`trace`), failures in words (`mr/explain.rs`), and the C functions that return all this
 //! (`capi/rdmamr.rs`).
 
-pub mod explain;
 pub mod live;
 pub mod log;
 pub mod stats;

@@ -13,6 +13,7 @@ use super::bundle::Bundle;
 use super::driver::{DRIVERS, Driver, Way};
 use super::kernel::Kernel;
 use bitflags::bitflags;
+use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use errno::Errno;
 use rdmamr_abi::uapi::*;
 
@@ -69,6 +70,33 @@ impl Facts {
                 .find(|row| row.0 == self.bits() & Facts::ROW.bits())
                 .map(|row| row.1),
         }
+    }
+}
+
+/// The facts of an open device, for all threads.
+pub struct KnownFacts(AtomicU32);
+
+impl KnownFacts {
+    /// Nothing is known.
+    #[allow(clippy::new_without_default, reason = "a static needs a const fn")]
+    pub const fn new() -> KnownFacts {
+        KnownFacts(AtomicU32::new(0))
+    }
+
+    /// The facts.
+    #[inline(always)]
+    pub fn get(&self) -> Facts {
+        Facts::from_bits_retain(self.0.load(Relaxed))
+    }
+
+    /// Replaces the facts after a new probe.
+    pub fn set(&self, facts: Facts) {
+        self.0.store(facts.bits(), Relaxed);
+    }
+
+    /// Adds facts.
+    pub fn add(&self, facts: Facts) {
+        self.0.fetch_or(facts.bits(), Relaxed);
     }
 }
 

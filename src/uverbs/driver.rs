@@ -8,10 +8,10 @@ use rdmamr_abi::uapi::*;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Way {
     /// This library, by the core's own command.
-    Own,
+    Direct,
     /// This library, unless the address is null or the length is 0: then rdma-core's provider
     /// answers by itself.
-    OwnUnlessEmpty,
+    DirectUnlessEmpty,
     /// rdma-core.
     Forward,
 }
@@ -34,13 +34,13 @@ pub struct Driver {
     pub why: &'static str,
 }
 
-const fn own(id: u32, name: &'static str, why: &'static str) -> Driver {
+const fn direct(id: u32, name: &'static str, why: &'static str) -> Driver {
     Driver {
         id,
         name,
         private_in: 0,
         private_out: 0,
-        way: Way::Own,
+        way: Way::Direct,
         why,
     }
 }
@@ -48,27 +48,27 @@ const fn own(id: u32, name: &'static str, why: &'static str) -> Driver {
 /// All drivers, the most common first: each context's device is probed once, in this order.
 #[rustfmt::skip]
 pub const DRIVERS: &[Driver] = &[
-    own(RDMA_DRIVER_MLX5, "mlx5", "the provider adds nothing to the core's command"),
-    own(RDMA_DRIVER_RXE, "rxe", "the provider adds nothing to the core's command"),
-    own(RDMA_DRIVER_EFA, "efa", "the provider adds nothing, and the kernel refuses private bytes"),
-    Driver { private_in: 8, ..own(RDMA_DRIVER_IRDMA, "irdma", "irdma_mem_reg_req, type 0: user memory; EINVAL without it") },
-    own(RDMA_DRIVER_BNXT_RE, "bnxt_re", "the provider adds nothing to the core's command"),
-    own(RDMA_DRIVER_MLX4, "mlx4", "the provider adds nothing to the core's command"),
-    Driver { way: Way::OwnUnlessEmpty, ..own(RDMA_DRIVER_HNS, "hns", "the provider refuses a null address and a length of 0 without asking the kernel") },
-    own(RDMA_DRIVER_ERDMA, "erdma", "the provider adds nothing to the core's command"),
-    own(RDMA_DRIVER_MANA, "mana", "the provider adds nothing to the core's command"),
-    own(RDMA_DRIVER_IONIC, "ionic", "the provider adds nothing to the core's command"),
-    Driver { private_in: 8, private_out: 8, ..own(RDMA_DRIVER_SIW, "siw", "siw_ureq_reg_mr and siw_uresp_reg_mr; EINVAL without them") },
-    own(RDMA_DRIVER_QEDR, "qedr", "the provider adds nothing to the core's command"),
-    own(RDMA_DRIVER_CXGB4, "cxgb4", "the provider adds nothing; its own table of regions is never read"),
-    own(RDMA_DRIVER_HFI1, "hfi1", "the provider adds nothing to the core's command"),
-    own(RDMA_DRIVER_QIB, "qib", "the provider adds nothing to the core's command"),
-    own(RDMA_DRIVER_VMW_PVRDMA, "vmw_pvrdma", "the provider adds nothing to the core's command"),
-    own(RDMA_DRIVER_OCRDMA, "ocrdma", "the provider adds nothing to the core's command"),
-    Driver { private_in: 8, ..own(RDMA_DRIVER_MTHCA, "mthca", "mthca_reg_mr, no attributes; the kernel logs a warning without it") },
-    Driver { way: Way::Forward, ..own(RDMA_DRIVER_CXGB3, "cxgb3", "rdma-core has dropped its provider: nothing to be equal to") },
-    Driver { way: Way::Forward, ..own(RDMA_DRIVER_NES, "nes", "rdma-core has dropped its provider: nothing to be equal to") },
-    Driver { way: Way::Forward, ..own(RDMA_DRIVER_USNIC, "usnic", "rdma-core has no provider for it") },
+    direct(RDMA_DRIVER_MLX5, "mlx5", "the provider adds nothing to the core's command"),
+    direct(RDMA_DRIVER_RXE, "rxe", "the provider adds nothing to the core's command"),
+    direct(RDMA_DRIVER_EFA, "efa", "the provider adds nothing, and the kernel refuses private bytes"),
+    Driver { private_in: 8, ..direct(RDMA_DRIVER_IRDMA, "irdma", "irdma_mem_reg_req, type 0: user memory; EINVAL without it") },
+    direct(RDMA_DRIVER_BNXT_RE, "bnxt_re", "the provider adds nothing to the core's command"),
+    direct(RDMA_DRIVER_MLX4, "mlx4", "the provider adds nothing to the core's command"),
+    Driver { way: Way::DirectUnlessEmpty, ..direct(RDMA_DRIVER_HNS, "hns", "the provider refuses a null address and a length of 0 without asking the kernel") },
+    direct(RDMA_DRIVER_ERDMA, "erdma", "the provider adds nothing to the core's command"),
+    direct(RDMA_DRIVER_MANA, "mana", "the provider adds nothing to the core's command"),
+    direct(RDMA_DRIVER_IONIC, "ionic", "the provider adds nothing to the core's command"),
+    Driver { private_in: 8, private_out: 8, ..direct(RDMA_DRIVER_SIW, "siw", "siw_ureq_reg_mr and siw_uresp_reg_mr; EINVAL without them") },
+    direct(RDMA_DRIVER_QEDR, "qedr", "the provider adds nothing to the core's command"),
+    direct(RDMA_DRIVER_CXGB4, "cxgb4", "the provider adds nothing; its own table of regions is never read"),
+    direct(RDMA_DRIVER_HFI1, "hfi1", "the provider adds nothing to the core's command"),
+    direct(RDMA_DRIVER_QIB, "qib", "the provider adds nothing to the core's command"),
+    direct(RDMA_DRIVER_VMW_PVRDMA, "vmw_pvrdma", "the provider adds nothing to the core's command"),
+    direct(RDMA_DRIVER_OCRDMA, "ocrdma", "the provider adds nothing to the core's command"),
+    Driver { private_in: 8, ..direct(RDMA_DRIVER_MTHCA, "mthca", "mthca_reg_mr, no attributes; the kernel logs a warning without it") },
+    Driver { way: Way::Forward, ..direct(RDMA_DRIVER_CXGB3, "cxgb3", "rdma-core has dropped its provider: nothing to be equal to") },
+    Driver { way: Way::Forward, ..direct(RDMA_DRIVER_NES, "nes", "rdma-core has dropped its provider: nothing to be equal to") },
+    Driver { way: Way::Forward, ..direct(RDMA_DRIVER_USNIC, "usnic", "rdma-core has no provider for it") },
 ];
 
 #[cfg(test)]
@@ -92,7 +92,7 @@ mod tests {
             of_way.map(|driver| driver.name).collect()
         };
         assert_eq!(by(Way::Forward), ["cxgb3", "nes", "usnic"]);
-        assert_eq!(by(Way::OwnUnlessEmpty), ["hns"]);
+        assert_eq!(by(Way::DirectUnlessEmpty), ["hns"]);
     }
 
     #[test]

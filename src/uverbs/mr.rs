@@ -5,7 +5,7 @@
 //! `UVERBS_METHOD_REG_MR`. As first released, the newer method passes the driver no private bytes,
 //! which crashes irdma, and never tells rxe the address, so that every access to the region fails.
 
-use super::context::Facts;
+use super::context::{Facts, KnownFacts};
 use super::{bundle::Bundle, kernel::Kernel};
 use errno::Errno;
 use rdmamr_abi::uapi::*;
@@ -83,30 +83,30 @@ pub fn register(
     Ok(answer.core)
 }
 
-/// Deregisters a region. Returns the result, and any new facts about the kernel.
+/// Deregisters a region. Remembers what this tells of the kernel.
 #[inline(always)]
 pub fn deregister(
     kernel: &impl Kernel,
     fd: i32,
-    facts: Facts,
+    known: &KnownFacts,
     handle: u32,
-) -> (Result<(), Errno>, Facts) {
+) -> Result<(), Errno> {
+    let facts = known.get();
     let driver_id = facts.driver().map_or(0, |driver| driver.id);
-    let mut learned = Facts::empty();
     if !facts.contains(Facts::DEREG_BY_WRITE) {
         let mut bundle = Bundle::<1>::new(driver_id, UVERBS_OBJECT_MR, UVERBS_METHOD_MR_DESTROY);
         bundle.handle(UVERBS_ATTR_DESTROY_MR_HANDLE, handle);
         // SAFETY: the bundle holds no address.
         match unsafe { kernel.ioctl(fd, bundle.as_mut_ptr()) } {
             // These two errors mean that the kernel has no such call, never that the call failed.
-            Err(Errno(libc::ENOTTY | libc::EPROTONOSUPPORT)) => learned = Facts::DEREG_BY_WRITE,
-            result => return (result, learned),
+            Err(Errno(libc::ENOTTY | libc::EPROTONOSUPPORT)) => known.add(Facts::DEREG_BY_WRITE),
+            result => return result,
         }
     }
     let command = ib_uverbs_dereg_mr { mr_handle: handle };
     let bytes = WriteCommand::new(IB_USER_VERBS_CMD_DEREG_MR, command, 0, 0);
     // SAFETY: the command holds no address.
-    (unsafe { kernel.write(fd, bytes.as_bytes()) }, learned)
+    unsafe { kernel.write(fd, bytes.as_bytes()) }
 }
 
 /// A command of the write() interface: header, the core's structure, the driver's private bytes.
@@ -167,6 +167,12 @@ mod tests {
             }))
         });
         identify(&kernel, 3).unwrap()
+    }
+
+    fn known(facts: Facts) -> KnownFacts {
+        let known = KnownFacts::new();
+        known.set(facts);
+        known
     }
 
     /// Answers a registration as the kernel would.
@@ -254,13 +260,12 @@ mod tests {
             ScriptedCall::Ioctl(..) => Err(Errno(libc::EPROTONOSUPPORT)),
             ScriptedCall::Write(_) => Ok(()),
         });
-        let facts = facts(RDMA_DRIVER_MLX4);
-        let (result, learned) = deregister(&kernel, 3, facts, 0x0102);
-        assert_eq!((result, learned), (Ok(()), Facts::DEREG_BY_WRITE));
-        assert_eq!(
-            deregister(&kernel, 3, facts | learned, 0x0102),
-            (Ok(()), Facts::empty())
-        );
+        let known = known(facts(RDMA_DRIVER_MLX4));
+        assert_eq!(deregister(&kernel, 3, &known, 0x0102), Ok(()));
+        let learned = facts(RDMA_DRIVER_MLX4) | Facts::DEREG_BY_WRITE;
+        assert_eq!(known.get(), learned);
+        assert_eq!(deregister(&kernel, 3, &known, 0x0102), Ok(()));
+        assert_eq!(known.get(), learned);
         let calls = kernel.take();
         assert_eq!(calls.len(), 3, "ioctl, write, write");
         for call in &calls[1..] {
@@ -276,10 +281,9 @@ mod tests {
         for errno in [libc::EINVAL, libc::EBUSY, libc::EIO, libc::ENOENT] {
             let kernel = Scripted::new(move |_| Err(Errno(errno)));
             let facts = facts(RDMA_DRIVER_RXE);
-            assert_eq!(
-                deregister(&kernel, 3, facts, 1),
-                (Err(Errno(errno)), Facts::empty())
-            );
+            let known = known(facts);
+            assert_eq!(deregister(&kernel, 3, &known, 1), Err(Errno(errno)));
+            assert_eq!(known.get(), facts);
             assert_eq!(
                 register(&kernel, 3, facts, &REGISTRATION).err(),
                 Some(Errno(errno))
@@ -339,7 +343,7 @@ mod tests {
                 let registered = register(&kernel, 3, facts, &REGISTRATION);
                 assert!(facts.driver().is_some() || registered.is_err());
                 let handle = registered.map_or(7, |answer| answer.mr_handle);
-                let _ = deregister(&kernel, 3, facts, handle);
+                let _ = deregister(&kernel, 3, &known(facts), handle);
                 let _ = most_regions(&kernel, 3, facts);
             },
         );

@@ -12,7 +12,7 @@ use crate::cache::region::{CachedRegion, Id};
 use crate::cache::start;
 use crate::cache::state::{Batch, Cause};
 use crate::cache::{Cache, existing};
-use crate::mr::bare;
+use crate::mr::kernel_mr;
 use crate::report::stats::{self, counter};
 use crate::sys::{clock, futex, helper_thread};
 use crate::trace;
@@ -371,7 +371,7 @@ fn show_idle(cache: &Cache) {
     let (regions, counters) = (cache.regions, cache.counters);
     let mut idle = stats::Idle::default();
     regions.each_idle(|region| {
-        let device = bare::counted_at(region.device.load(Relaxed));
+        let device = kernel_mr::counted_at(region.device.load(Relaxed));
         idle.add(device, region.page_range().bytes());
     });
     // Without the lock, which a registration would wait for while all slots are read.

@@ -8,7 +8,7 @@ use crate::cache::locked::{Locked, cause};
 use crate::cache::region::{CachedRegion, Id, LEFT};
 use crate::cache::released;
 use crate::cache::state::{Cause, Regions};
-use crate::mr::bare::{self, Bare, Uverbs, UverbsOfHelper};
+use crate::mr::kernel_mr::{self, KernelMr, Uverbs, UverbsOfHelper};
 use crate::report::stats::{Change, Counter, counter};
 use crate::sys::pages::PageRange;
 use crate::sys::probe::probe;
@@ -114,7 +114,7 @@ pub fn end(cache: &Cache, id: Id, by: By) -> Result<(), Errno> {
     trace::ended(|| described(region));
     let (counters, thread) = (cache.counters, by.thread());
     counters.add(thread, counter!(dereg_kernel), 1);
-    let device = bare::counted_at(region.device.load(Relaxed));
+    let device = kernel_mr::counted_at(region.device.load(Relaxed));
     let less = Change::less(region.page_range().bytes());
     counters.change_of_cache(thread, device, less);
     if let Some(cause) = cause(region) {
@@ -132,14 +132,14 @@ fn deregister(region: &CachedRegion, by: By) -> Result<(), Errno> {
         // The kernel has ended the region, or another process owns the region now.
         return Ok(());
     }
-    let bare = Bare {
+    let ended = KernelMr {
         device: region.device.load(Relaxed),
         fd: region.fd.load(Relaxed),
         handle: region.handle.load(Relaxed),
     };
     match by {
-        By::Program => bare.deregister(&Uverbs),
-        By::Helper => bare.deregister(&UverbsOfHelper),
+        By::Program => ended.deregister(&Uverbs),
+        By::Helper => ended.deregister(&UverbsOfHelper),
     }
 }
 

@@ -7,7 +7,8 @@ use crate::cache::life::ending::{self, By};
 use crate::cache::life::tasks;
 use crate::cache::region::{CachedRegion, Id};
 use crate::cache::state::{Batch, Cause};
-use crate::call::{Error, Pd};
+use crate::mr::Error;
+use crate::next::Pd;
 use crate::sys::{signals, thread};
 use errno::Errno;
 

@@ -11,8 +11,8 @@
 use crate::cache::Cache;
 use crate::cache::life::account::Amount;
 use crate::cache::start;
-use crate::call::Pd;
-use crate::mr::bare::{self, Own};
+use crate::mr::kernel_mr::{self, Direct};
+use crate::next::Pd;
 use crate::sys::{cgroup, clock, proc};
 use core::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering::*};
 
@@ -137,9 +137,9 @@ impl Limits {
 impl Cache {
     /// The number of regions is about to grow by one of this device.
     #[inline]
-    pub fn mind_limits(&self, own: &Own, pd: Pd) {
-        if !self.limits.knows(own.address()) {
-            self.learn(own, pd);
+    pub fn mind_limits(&self, direct: &Direct, pd: Pd) {
+        if !self.limits.knows(direct.address()) {
+            self.learn(direct, pd);
         }
         let registered = self.regions.account.registered().regions;
         if registered >= self.limits.next.load(Relaxed) {
@@ -167,12 +167,12 @@ impl Cache {
     /// of before, at first the settings, and what the device itself says.
     #[cold]
     #[inline(never)]
-    fn learn(&self, own: &Own, pd: Pd) {
+    fn learn(&self, direct: &Direct, pd: Pd) {
         if self.limits.is_full() {
             return;
         }
-        let device = own.address();
-        let most = own.most_regions().unwrap_or(0);
+        let device = direct.address();
+        let most = direct.most_regions().unwrap_or(0);
         let name = pd.device_name().unwrap_or([0; NAME]);
         // The cache's lock keeps two threads from taking the same place.
         let Some(locked) = self.regions.lock_of_program() else {
@@ -249,7 +249,7 @@ impl Cache {
 
 /// Forgets a device that is about to be closed.
 pub fn forget(cache: &Cache, context: usize) {
-    if let Some(device) = bare::device_at(context) {
+    if let Some(device) = kernel_mr::device_at(context) {
         cache.limits.forget(device);
     }
 }

@@ -15,10 +15,10 @@ use crate::cache::region::{Id, LEFT, LookupKey};
 use crate::cache::released::RELEASED;
 use crate::cache::start;
 use crate::cache::state::Cause;
-use crate::call::{Error, How, Pd, Registered, Request};
 use crate::config::{config, disabled};
-use crate::mr::Object;
-use crate::mr::bare::{self, Own};
+use crate::mr::kernel_mr::{self, Direct};
+use crate::mr::{Error, How, Object, Registered, Request};
+use crate::next::Pd;
 use crate::report::log;
 use crate::report::stats::{Change, Counter, counter};
 use crate::sys::aside;
@@ -136,15 +136,15 @@ fn register_now(
         log::write_waiting();
         return because(counter!(bypassed_busy));
     }
-    if bare::is_fork_protected_in(pd) {
+    if kernel_mr::is_fork_protected_in(pd) {
         // The memory of each region must be given back to children when the region ends, and the
         // cache's threads cannot call libibverbs.
         return because(counter!(bypassed_fork));
     }
     // Before the cache starts: under `RDMAMR_CACHE` a device that libibverbs serves needs none.
     // (The start says what keeps regions from being reused, which relaxed calls should hear.)
-    let own = bare::find(pd, request);
-    if unshared && own.is_err() {
+    let direct = Direct::find(pd, request);
+    if unshared && direct.is_err() {
         return because(counter!(bypassed_device));
     }
     if watch::is_retired() {
@@ -162,7 +162,7 @@ fn register_now(
         });
     };
     cleaner::start(cache);
-    let Ok(own) = own else {
+    let Ok(direct) = direct else {
         return because(counter!(bypassed_device));
     };
     if !TABLE.is_here() {
@@ -200,7 +200,7 @@ fn register_now(
             return Ok(Registered::by(How::Hit, mr));
         }
     };
-    let made = cache.miss(&own, pd, request, &lookup_key, settled);
+    let made = cache.miss(&direct, pd, request, &lookup_key, settled);
     // Also if the kernel has refused the region: its watch counts.
     cleaner::start_reader(cache);
     made.map(|object| Registered::by(How::Miss, with_exposed_provenance_mut(object)))
@@ -301,14 +301,14 @@ impl Cache {
     /// Makes a new region for the caller.
     fn miss(
         &self,
-        own: &Own,
+        direct: &Direct,
         pd: Pd,
         request: &Request,
         lookup_key: &LookupKey,
         settled: bool,
     ) -> Result<usize, Unserved> {
         let inside = thread::enter();
-        self.mind_limits(own, pd);
+        self.mind_limits(direct, pd);
         if self.regions.ending() > crate::cache::TOO_MANY {
             ending::some_evicted(self, By::Program, crate::cache::SHARE);
         }
@@ -324,7 +324,7 @@ impl Cache {
             let made = locked.make(lookup_key);
             drop(locked);
             let id = made.ok_or(Unserved::Because(counter!(bypassed_limit)))?;
-            match self.pin(own, pd, request, id, settled) {
+            match self.pin(direct, pd, request, id, settled) {
                 Ok(watched) => {
                     self.keep(id, lookup_key, watched, settled);
                     drop(inside);
@@ -347,8 +347,8 @@ impl Cache {
                         // The cleaner ends a region without a user, of which the kernel has none.
                         None => {
                             region.fd.store(LEFT, Relaxed);
-                            region.device.store(own.address(), Relaxed);
-                            let device = bare::counted_at(own.address());
+                            region.device.store(direct.address(), Relaxed);
+                            let device = kernel_mr::counted_at(direct.address());
                             // Whoever ends it counts it off.
                             let more = Change::more(region.page_range().bytes());
                             self.counters
@@ -357,7 +357,7 @@ impl Cache {
                             self.cleaner.wake();
                         }
                     }
-                    if own.is_left_to_libibverbs() {
+                    if direct.must_forward() {
                         return Err(Unserved::Because(counter!(bypassed_device)));
                     }
                     if !is_shortage(error) || tries == TRIES || !relieve(self) {
@@ -375,7 +375,7 @@ impl Cache {
     /// hold the lock of the address space for long, and only the watch would have to wait for it.
     fn pin(
         &self,
-        own: &Own,
+        direct: &Direct,
         pd: Pd,
         request: &Request,
         id: Id,
@@ -392,19 +392,15 @@ impl Cache {
         };
         let start = with_exposed_provenance_mut(page_range.start as usize);
         let pages = Request::at_address(start, page_range.bytes() as usize, request.access);
-        let watch = match watched {
-            Ok(_) => bare::WatchedBy::Own,
-            Err(_) => bare::WatchedBy::Unknown,
-        };
-        let (bare, answer) = bare::register(own, pd, &pages, watch)?;
-        region.device.store(bare.device, Relaxed);
-        region.fd.store(bare.fd, Relaxed);
-        region.handle.store(bare.handle, Relaxed);
+        let (made, answer) = kernel_mr::register(direct, pd, &pages, watched.is_ok())?;
+        region.device.store(made.device, Relaxed);
+        region.fd.store(made.fd, Relaxed);
+        region.handle.store(made.handle, Relaxed);
         if let Some(object) = Object::at(region.object()) {
             object.fill(pd, request, &answer);
         }
         let thread = thread::number();
-        let device = bare::counted_at(bare.device);
+        let device = kernel_mr::counted_at(made.device);
         self.counters.add(thread, counter!(reg_kernel), 1);
         self.counters.count_on(thread, device);
         let more = Change::more(page_range.bytes());

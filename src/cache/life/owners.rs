@@ -10,9 +10,9 @@ use crate::cache::life::flush::{flush_those, relieve};
 use crate::cache::life::limits;
 use crate::cache::region::{CachedRegion, Domain, Id, LEFT};
 use crate::cache::state::{Batch, Cause};
-use crate::call::{Context, Error, Pd};
 use crate::config::{CacheMode, config};
-use crate::mr::{self, Mr};
+use crate::mr::{self, Error, Mr};
+use crate::next::{Context, Pd};
 use crate::sys::thread;
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::Relaxed;
@@ -53,7 +53,7 @@ pub fn around_close_device(
         return close();
     };
     limits::forget(cache, context.address());
-    let Some(device) = mr::bare::device_at(context.address()) else {
+    let Some(device) = mr::kernel_mr::device_at(context.address()) else {
         return close();
     };
     let of = ending::of_device(device);
@@ -103,7 +103,7 @@ pub fn around_deregister_bypassed(mr: Mr, dereg: impl FnOnce() -> c_int) -> c_in
     let context = public.context.expose_provenance();
     // A thread that was interrupted inside the cache may hold the cache's lock.
     let cache = existing().filter(|_| !thread::is_inside());
-    let Some((cache, device)) = cache.zip(mr::bare::device_at(context)) else {
+    let Some((cache, device)) = cache.zip(mr::kernel_mr::device_at(context)) else {
         return dereg();
     };
     let of = |region: &CachedRegion| {
@@ -147,7 +147,7 @@ pub fn before_close_bypassed(verbs_context: usize) {
     if let Some(cache) = existing()
         && let Some(device) = (0..=BEFORE)
             .step_by(size_of::<usize>())
-            .find_map(|before| mr::bare::device_at(verbs_context + before))
+            .find_map(|before| mr::kernel_mr::device_at(verbs_context + before))
     {
         cache.limits.forget(device);
         let of = ending::of_device(device);

@@ -8,8 +8,7 @@ use crate::cache::life::limits;
 use crate::cache::region::Id;
 use crate::cache::region::state::Left;
 use crate::cache::state::Batch;
-use crate::call::{Error, How};
-use crate::mr::Mr;
+use crate::mr::{Error, How, Mr};
 use crate::sys::thread;
 
 /// Ends one use of a region of the cache. Returns false if `mr` is no such region, or is not in

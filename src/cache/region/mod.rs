@@ -11,7 +11,7 @@ pub mod state;
 
 use crate::abi::rdma_core::ibv_mr;
 use crate::cache::region::state::{Seen, State};
-use crate::call::Pd;
+use crate::next::Pd;
 use crate::sys::pages::{PageRange, page_size};
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 use rdmamr_policy::{Range, Wanted};

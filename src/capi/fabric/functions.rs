@@ -13,11 +13,11 @@
 
 use crate::abi::libfabric::*;
 use crate::abi::libfabric_provider::Slot;
-use crate::call::{Error, How};
 use crate::capi::ret;
 use crate::fabric::attributes::{self, Buffers, Wish};
 use crate::fabric::errors::{self, Failure, invalid, refused};
 use crate::fabric::{Domain, Publish, Queue, Region, close, fast, raw_key, register};
+use crate::mr::{Error, How};
 use crate::report::stats::counter;
 use crate::trace::Pending;
 use core::ffi::{c_char, c_int, c_void};

@@ -12,7 +12,6 @@ use super::tables::tables;
 use crate::abi::libfabric::*;
 use crate::abi::libfabric_provider::{FI_LOCAL_MR, FI_VERSION_1_0};
 use crate::abi::rdma_core::ibv_pd;
-use crate::call::Pd;
 use crate::capi::export::versioned;
 use crate::capi::ret;
 use crate::capi::verbs::NULL_PD;
@@ -22,6 +21,7 @@ use crate::fabric::errors::{Failure, invalid};
 use crate::fabric::raw_key::IOV_LIMIT;
 use crate::fabric::segment::{Room, Segment};
 use crate::fabric::{Domain, Queue, Region};
+use crate::next::Pd;
 use core::ffi::{c_int, c_void};
 use core::slice;
 

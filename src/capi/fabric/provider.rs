@@ -14,12 +14,12 @@ use super::functions::{no_bind, no_control, no_ops_open, no_ops_set, no_tostr, n
 use super::tables::tables;
 use crate::abi::libfabric::*;
 use crate::abi::libfabric_provider::*;
-use crate::call::Error;
 use crate::capi::export::versioned;
 use crate::capi::ret;
 use crate::fabric::Queue;
 use crate::fabric::errors::{Failure, invalid, refused};
 use crate::fabric::provider::{self, Fabric};
+use crate::mr::Error;
 use core::ffi::{c_char, c_int, c_void};
 use core::ptr::null_mut;
 use std::sync::Mutex;

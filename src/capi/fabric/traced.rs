@@ -10,12 +10,12 @@
 
 use super::functions::{close_noting, reg_wished, regattr_wished, regv_wished};
 use crate::abi::libfabric::{fi_mr_attr, fid, fid_mr};
-use crate::call::How;
 use crate::capi::export::with_caller;
 use crate::capi::ret;
 use crate::fabric::attributes::Wish;
 use crate::fabric::{Domain, Region, settle};
-use crate::report::explain::last_as_text;
+use crate::mr::How;
+use crate::mr::explain::last_as_text;
 use crate::sys::caller::Caller;
 use crate::trace::format::{Call, call};
 use crate::trace::{self, Pending};
@@ -158,7 +158,7 @@ unsafe extern "C" fn region_close_of(fid: *mut fid, caller: Caller) -> c_int {
         if let Some(pending) = &mut pending
             && pending.record.how != trace::NOTHING.how
         {
-            pending.record.how = trace::code(how);
+            pending.record.how = how.code();
         }
     });
     write(pending, result);

@@ -2,11 +2,11 @@
 //! The verbs devices of this machine, as the underlying libibverbs lists them.
 
 use crate::abi::rdma_core::*;
-use crate::call::{Context, Error, Pd};
 use crate::dispatch;
 use crate::fabric::domain::Opened;
 use crate::fabric::errors::{Failure, refused};
-use crate::next;
+use crate::mr::Error;
+use crate::next::{self, Context, Pd};
 use core::ffi::{CStr, c_int};
 use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicBool, Ordering::*};

@@ -31,7 +31,7 @@ pub fn check(device: &str, context: &Context) -> Check {
                 bytes => format!(", with {bytes} private bytes"),
             };
             let empty = match driver.way {
-                Way::OwnUnlessEmpty => "; empty ranges are left to libibverbs",
+                Way::DirectUnlessEmpty => "; empty ranges are left to libibverbs",
                 _ => "",
             };
             Check::ok(

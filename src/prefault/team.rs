@@ -7,17 +7,21 @@
 //! another registration. The threads start with the processors, the protection keys and the
 //! credentials of the registering thread, and allocate pages from where that thread would.
 
+use super::huge;
 use super::nodes::Place;
+use super::pages::Pages;
 use super::suitable::Suitable;
-use super::{Pages, huge};
-use crate::config::PREFAULT_MOST;
 use crate::sys::clock;
+use crate::sys::futex;
 use crate::sys::helper_thread::{self, Ending};
 use crate::sys::pagemap::{Entry, PageMap};
 use core::ffi::{c_int, c_void};
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering::*};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::*};
 use core::time::Duration;
+
+/// The most threads of one registration.
+pub const MOST: usize = 64;
 
 /// The least unit of work: a huge page, so that no two threads clear the same one. Larger pieces
 /// were no faster.
@@ -31,7 +35,7 @@ pub struct Team(NonNull<Work>);
 struct Work {
     populating: Populating,
     /// Only the registering thread looks at them.
-    threads: [Option<Ending>; PREFAULT_MOST],
+    threads: [Option<Ending>; MOST],
 }
 
 /// The state that the threads share.
@@ -69,7 +73,7 @@ impl Team {
                 over: AtomicBool::new(false),
                 place,
             },
-            threads: [const { None }; PREFAULT_MOST],
+            threads: [const { None }; MOST],
         };
         // SAFETY: the new mapping is large enough and page-aligned.
         unsafe { work.write(content) };
@@ -140,7 +144,7 @@ impl Populating {
             if begun || waited >= LONGEST {
                 return begun;
             }
-            sleep(Duration::from_micros(20));
+            futex::wait(&AtomicU32::new(0), 0, Some(Duration::from_micros(20)));
         }
     }
 
@@ -185,8 +189,8 @@ impl Populating {
         true
     }
 
-    /// Whether a page is missing. False if the kernel does not tell. Each look opens the table
-    /// anew: of a descriptor that is kept nobody knows whose it is later.
+    /// Whether a page is missing. False if the kernel does not tell. Each look opens the table anew:
+    /// of a descriptor that is kept nobody knows whose it is later.
     fn lacks(&self, piece: Pages) -> bool {
         let Some(map) = PageMap::open() else {
             return false;
@@ -223,16 +227,6 @@ impl Populating {
     }
 }
 
-fn sleep(time: Duration) {
-    let time = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: time.subsec_nanos().into(),
-    };
-    let rest = core::ptr::null_mut::<libc::timespec>();
-    // SAFETY: the time is readable, and the rest is not wanted.
-    unsafe { libc::syscall(libc::SYS_nanosleep, &raw const time, rest) };
-}
-
 impl Pages {
     /// The piece of that size with that index, counted from the end.
     fn piece(self, number: usize, size: usize) -> Option<Pages> {
@@ -250,12 +244,12 @@ impl Pages {
 
 #[cfg(test)]
 mod tests {
+    use super::super::kind::Kind;
+    use super::super::pages::tests::Memory;
     use super::*;
-    use crate::mr::prefault::kind::Kind;
-    use crate::mr::prefault::tests::Memory;
 
-    const OWN: Suitable = Suitable {
-        kind: Kind::Own,
+    const PRIVATE: Suitable = Suitable {
+        kind: Kind::Private,
         page: 4096,
         huge: false,
     };
@@ -286,36 +280,44 @@ mod tests {
 
     #[test]
     fn a_team_populates_what_is_missing_once_the_first_page_comes() {
+        // A thread that waits for its processor may see the first page too late.
+        while !populates_once_the_first_page_comes() {}
+    }
+
+    fn populates_once_the_first_page_comes() -> bool {
         let memory = Memory::new(64 << 20);
         let pages = memory.pages();
         memory.write(5 << 20, 0x5a);
-        let Some(team) = Team::start(pages, OWN, 1) else {
+        let Some(team) = Team::start(pages, PRIVATE, 1) else {
             assert_eq!(helpers(), 0);
-            return;
+            return true;
         };
         std::thread::sleep(Duration::from_millis(5));
-        assert_eq!(pages.percent_there(Kind::Own), Some(0));
+        assert_eq!(pages.percent_there(Kind::Private), Some(0));
         memory.write(0, 0);
-        while pages.percent_there(Kind::Own) < Some(100) {
+        let start = std::time::Instant::now();
+        let is_late = || start.elapsed() > Duration::from_secs(10);
+        while pages.percent_there(Kind::Private) < Some(100) && !is_late() {
             std::thread::yield_now();
         }
         assert_eq!(team.stop(), 1);
         assert_eq!((memory.read(5 << 20), memory.read(6 << 20)), (0x5a, 0));
+        !is_late()
     }
 
     #[test]
     fn a_registration_that_never_pins_populates_nothing() {
         let memory = Memory::new(64 << 20);
-        let team = Team::start(memory.pages(), OWN, PREFAULT_MOST);
+        let team = Team::start(memory.pages(), PRIVATE, MOST);
         std::thread::sleep(Duration::from_millis(5));
         team.map(Team::stop);
-        assert_eq!(memory.pages().percent_there(Kind::Own), Some(0));
+        assert_eq!(memory.pages().percent_there(Kind::Private), Some(0));
     }
 
     #[test]
     fn a_team_is_never_larger_than_its_work() {
         let memory = Memory::new(PIECE);
-        let team = Team::start(memory.pages(), OWN, PREFAULT_MOST);
+        let team = Team::start(memory.pages(), PRIVATE, MOST);
         assert_eq!(team.map_or(0, Team::stop), 1.min(helpers()));
     }
 }

@@ -8,10 +8,10 @@
 //! There is no lookup at load, since most programs that inherit LD_PRELOAD have neither library.
 //! There is no NEEDED entry either, which would cost every such program 200 us.
 
+use super::domain::{Context, Pd};
 use crate::abi::libfabric::fid;
 use crate::abi::libfabric_provider::fi_info;
 use crate::abi::rdma_core::*;
-use crate::call::{Context, Pd};
 use crate::sys::aside;
 use crate::sys::loaded_files;
 use crate::sys::symbols::{self, Function, Load, Scope};
@@ -101,8 +101,8 @@ impl Provider {
     fn identify(made: NonZeroUsize) -> Provider {
         let errno = errno::errno();
         let (name, version) = LIBIBVERBS.mark;
-        let own = find_beside(made, name, Some(version));
-        let is_ordinary = own.is_none() || own == LIBIBVERBS.ordinary(Load::Never);
+        let mark = find_beside(made, name, Some(version));
+        let is_ordinary = mark.is_none() || mark == LIBIBVERBS.ordinary(Load::Never);
         errno::set_errno(errno);
         if is_ordinary {
             MADE[0].store(made.get(), Relaxed);
@@ -152,17 +152,17 @@ impl<F: Copy> Next<F> {
 
     /// The function of the libibverbs that opened the device; `None` if that one has it not.
     #[inline]
-    pub fn by(&self, provider: Provider) -> Option<F> {
-        let function = self.functions.get(provider.0).and_then(Function::get);
-        function.or_else(|| self.look_up(provider))
+    pub fn by(&self, maker: Provider) -> Option<F> {
+        let function = self.functions.get(maker.0).and_then(Function::get);
+        function.or_else(|| self.look_up(maker))
     }
 
     #[cold]
-    fn look_up(&self, provider: Provider) -> Option<F> {
+    fn look_up(&self, maker: Provider) -> Option<F> {
         // The dynamic linker needs several KiB.
-        let find = || find_by(provider, self.library, self.name, self.version);
+        let find = || find_by(maker, self.library, self.name, self.version);
         let found = aside::run(find).unwrap_or_else(find);
-        let function = self.functions.get(provider.0)?;
+        let function = self.functions.get(maker.0)?;
         function.set(found);
         function.get()
     }
@@ -176,13 +176,13 @@ impl<F: Copy> Next<F> {
 /// The symbol's address, of the libibverbs that opened a device.
 #[inline(never)]
 fn find_by(
-    provider: Provider,
+    maker: Provider,
     library: &Underneath,
     name: &CStr,
     version: Option<&CStr>,
 ) -> Option<NonZeroUsize> {
     let errno = errno::errno();
-    let found = match provider {
+    let found = match maker {
         Provider::ORDINARY => library.find(name, version),
         Provider(number) => MADE
             .get(number)
@@ -360,9 +360,9 @@ pub static FI_GETINFO: [Next<Getinfo>; 7] = {
 /// Whether libibverbs was told to treat EIO on a deregistration, which means that the device is
 /// gone, as success. libibverbs decides that at start, in a variable whose version node changes
 /// with every release.
-pub fn allows_disassociated_destroy(provider: Provider) -> bool {
+pub fn allows_disassociated_destroy(maker: Provider) -> bool {
     match find_by(
-        provider,
+        maker,
         &LIBIBVERBS,
         c"verbs_allow_disassociate_destroy",
         None,

@@ -1,8 +1,53 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Why a call failed, as a value. The errno, libfabric's code and the message for people all come
-//! from it.
+//! How a call ended: how it was done, or why it failed. The errno, libfabric's code and the message
+//! for people all come from these values.
 
+use crate::abi::rdma_core::ibv_mr;
+use crate::trace::format::how;
 use errno::Errno;
+
+/// Which part did the work of a successful call.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum How {
+    /// The library did it by its own call of the kernel.
+    Kernel,
+    /// libibverbs did it, because the library forwarded the call.
+    PassedOn,
+    /// The cache had a region that serves, and gave it out.
+    Hit,
+    /// The cache made a new region, which it may keep.
+    Miss,
+    /// The cache keeps the region that the program deregistered.
+    Kept,
+}
+
+impl How {
+    /// The number in the trace.
+    pub const fn code(self) -> u8 {
+        match self {
+            How::Kernel => how::KERNEL,
+            How::PassedOn => how::PASSED_ON,
+            How::Hit => how::HIT,
+            How::Miss => how::MISS,
+            How::Kept => how::KEPT,
+        }
+    }
+}
+
+/// A region that a call has registered.
+#[derive(Clone, Copy, Debug)]
+pub struct Registered {
+    pub mr: *mut ibv_mr,
+    pub how: How,
+}
+
+impl Registered {
+    /// A region that was registered in this way.
+    #[inline(always)]
+    pub fn by(how: How, mr: *mut ibv_mr) -> Registered {
+        Registered { mr, how }
+    }
+}
 
 /// Why a call failed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -3,11 +3,11 @@
 //! at its end how long it took; with `RDMAMR_PROGRESS=1`, a bar on a terminal. A thread of its own
 //! tells it, so that a registration without helpers is told of too.
 
-use super::Pages;
 use super::kind::Kind;
-use crate::config::config;
+use super::pages::Pages;
 use crate::report::log::{self, Level};
 use crate::sys::clock;
+use crate::sys::futex;
 use crate::sys::helper_thread::{self, Ending};
 use crate::sys::pages::PageRange;
 use crate::sys::proc;
@@ -16,6 +16,7 @@ use core::ffi::{c_int, c_void};
 use core::fmt;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
+use core::time::Duration;
 
 /// From this many seconds on, people are told. And again after as many, or a bar is drawn anew
 /// after fewer.
@@ -50,8 +51,13 @@ struct Telling {
 }
 
 impl Progress {
-    /// Starts the report of a registration that begins now.
-    pub fn start(pages: Pages, kind: Option<Kind>) -> Option<Progress> {
+    /// Starts the report of a registration that begins now, with a bar if one is wanted and there is
+    /// a terminal.
+    pub fn start(pages: Pages, kind: Option<Kind>, bar: bool) -> Option<Progress> {
+        let bar = bar && standard_error::is_terminal();
+        if !bar && !log::wants(Level::Info) {
+            return None;
+        }
         let memory = helper_thread::map(size_of::<Telling>())?;
         let telling = NonNull::new(memory.cast::<Telling>())?;
         let kind = kind.unwrap_or(Kind::Read);
@@ -61,13 +67,8 @@ impl Progress {
             start: clock::monotonic_by_kernel(),
             before: pages.percent_there(kind).unwrap_or(100),
             over: AtomicU32::new(0),
-            bar: config().progress && standard_error::is_terminal(),
+            bar,
         };
-        if !content.bar && !log::wants(Level::Info) {
-            // SAFETY: `map` returned the memory just now.
-            unsafe { helper_thread::unmap(memory, size_of::<Telling>()) };
-            return None;
-        }
         // SAFETY: the new mapping is large enough and page-aligned.
         unsafe { telling.write(content) };
         // SAFETY: `run` keeps the rules of `helper_thread`, and `stop` unmaps the state only after
@@ -82,15 +83,7 @@ impl Progress {
         let telling = unsafe { self.telling.as_ref() };
         let took = telling.seconds();
         telling.over.store(1, Release);
-        // SAFETY: the word is readable; the call only wakes its waiters.
-        unsafe {
-            libc::syscall(
-                libc::SYS_futex,
-                telling.over.as_ptr(),
-                libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG,
-                1,
-            )
-        };
+        futex::wake(&telling.over, 1);
         if let Some(thread) = self.thread {
             thread.join();
         }
@@ -147,21 +140,12 @@ impl Telling {
 
     /// Waits for the end of the registration, or until so many seconds after its start.
     fn wait(&self, until: f64) {
-        let left = (until - self.seconds()).max(0.0);
-        let time = libc::timespec {
-            tv_sec: left as libc::time_t,
-            tv_nsec: (left.fract() * 1e9) as libc::c_long,
-        };
-        // SAFETY: the word and the time are readable.
-        unsafe {
-            libc::syscall(
-                libc::SYS_futex,
-                self.over.as_ptr(),
-                libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG,
-                0,
-                &raw const time,
-            )
-        };
+        let nanoseconds = (until - self.seconds()).max(0.0) * 1e9;
+        futex::wait(
+            &self.over,
+            0,
+            Some(Duration::from_nanos(nanoseconds as u64)),
+        );
     }
 
     /// Tells how far the registration has come. Pages that were there before the start do not tell

@@ -5,7 +5,7 @@
 //! A huge page is cleared, pinned and described to the device at once: memory in small pages costs
 //! a device 512 times the entries.
 
-use super::Pages;
+use super::pages::Pages;
 use crate::sys::proc::{decimal, each_line};
 
 /// Whether the machine gives huge pages to those who ask, and the process has not refused them.

@@ -5,9 +5,11 @@
 //! This file allocates nothing: it reads the limits, the maps and the process status through
 //! buffers on the stack.
 
-use super::text::Text;
+use super::access::Access;
+use super::outcome::Error;
+use super::request::Request;
 use crate::abi::libfabric;
-use crate::call::{Access, Error, Request};
+use crate::report::text::Text;
 use crate::sys::cgroup;
 use crate::sys::pages::{PageRange, page_size};
 use crate::sys::proc::{self, Capability};

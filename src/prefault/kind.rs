@@ -9,8 +9,8 @@ use crate::sys::proc::{self, Mapping};
 /// How memory is populated.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
-    /// As if it was written: private memory, of which the pin takes pages of its own.
-    Own,
+    /// As if it was written: private memory, of which the pin needs anonymous pages.
+    Private,
     /// As if it was written: shared memory that is pinned for writing.
     Written,
     /// As if it was read: shared memory that is pinned for reading, files.
@@ -34,7 +34,7 @@ impl Kind {
             return None;
         }
         match (mapping.shared, mapping.writable) {
-            (false, true) => Some(Kind::Own),
+            (false, true) => Some(Kind::Private),
             // No advice makes pages of its own there.
             (false, false) if mapping.is_plain() => None,
             (false, false) => Some(Kind::Read),
@@ -49,7 +49,7 @@ impl Kind {
 
     pub fn advice(self) -> libc::c_int {
         match self {
-            Kind::Own | Kind::Written => libc::MADV_POPULATE_WRITE,
+            Kind::Private | Kind::Written => libc::MADV_POPULATE_WRITE,
             Kind::Read => libc::MADV_POPULATE_READ,
         }
     }
@@ -57,7 +57,7 @@ impl Kind {
     /// Whether the pin finds the page as it needs it.
     pub fn is_there(self, page: Entry) -> bool {
         match self {
-            Kind::Own => page.is_own(),
+            Kind::Private => page.is_own(),
             Kind::Written | Kind::Read => page.is_present(),
         }
     }

@@ -9,8 +9,7 @@
 
 use super::huge;
 use super::kind::Kind;
-use super::{Pages, WatchedBy};
-use crate::call::Request;
+use super::pages::{Pages, Pin};
 use crate::sys::pagemap::{Entry, PageMap};
 use crate::sys::{cgroup, proc};
 
@@ -25,33 +24,25 @@ pub struct Suitable {
 }
 
 /// How a registration's memory is populated, if that is allowed and pays.
-pub fn find(request: &Request, pages: Pages, watch: WatchedBy) -> Option<Suitable> {
-    // On-demand paging pins nothing. The checks run in ascending order of cost.
-    if request.access.on_demand() || is_refused(request, pages) {
+pub fn find(pin: &Pin, pages: Pages) -> Option<Suitable> {
+    // The checks run in ascending order of cost.
+    if !pin.pins {
         return None;
     }
     let missing = pages.missing()?;
     if !can_populate() || !is_within_limit(pages) || !has_room(missing) {
         return None;
     }
-    let writing = request.access.pins_for_writing();
-    let below = pages.are_mapped(writing)?;
-    if watch == WatchedBy::Own {
+    let below = pages.are_mapped(pin.writing)?;
+    if pin.is_watched {
         // The cache keeps private memory of no file.
         return below.writable.then_some(Suitable {
-            kind: Kind::Own,
+            kind: Kind::Private,
             page: 0,
             huge: false,
         });
     }
-    pages.of_one_kind(below, writing, missing)
-}
-
-/// Whether the kernel refuses the registration whatever the memory is.
-fn is_refused(request: &Request, pages: Pages) -> bool {
-    let page = pages.size as u64;
-    request.access.refusal().is_some()
-        || !(request.addr.addr() as u64 ^ request.iova).is_multiple_of(page)
+    pages.of_one_kind(below, pin.writing, missing)
 }
 
 /// Whether this kernel can populate memory (Linux 5.14): it then accepts the advice for an empty
@@ -101,8 +92,8 @@ impl Pages {
             .samples(looks)
             .filter(|page| !page.is_in_memory())
             .count();
-        // mincore(2) does not tell whether a file's page is mapped, nor whether a page is the
-        // shared page of zeros. To ask the table of pages costs 3 us.
+        // mincore(2) does not tell whether a file's page is mapped, nor whether a page is the shared
+        // page of zeros. To ask the table of pages costs 3 us.
         const WORTH: usize = 256 << 20;
         if absent == 0 && (self.bytes() < WORTH || !self.lacks_some(looks)) {
             return None;
@@ -122,8 +113,7 @@ impl Pages {
         })
     }
 
-    /// The address space below the memory, if all of it is mapped with the right that the pin
-    /// needs.
+    /// The address space below the memory, if all of it is mapped with the right that the pin needs.
     fn are_mapped(self, writing: bool) -> Option<Below> {
         let (mut at, end) = (self.start as u64, self.end as u64);
         let mut below = Below {
@@ -153,8 +143,8 @@ impl Pages {
         (read && at >= end).then_some(below)
     }
 
-    /// The kind of the memory, if it is one. `None` also if the answer would take too long or
-    /// cannot be had: then the registration takes as long as without helpers.
+    /// The kind of the memory, if it is one. `None` also if the answer would take too long or cannot
+    /// be had: then the registration takes as long as without helpers.
     fn of_one_kind(self, below: Below, writing: bool, missing: u64) -> Option<Suitable> {
         // In ns: see `each_mapping_with_flags`. At most an eighth of the time to pin missing pages.
         let resident = proc::resident_pages().unwrap_or(u64::MAX);
@@ -189,8 +179,8 @@ impl Pages {
 
 #[cfg(test)]
 mod tests {
+    use super::super::pages::tests::Memory;
     use super::*;
-    use crate::mr::prefault::tests::Memory;
 
     const SIZE: usize = 64 << 20;
 
@@ -203,7 +193,7 @@ mod tests {
         let below = pages.are_mapped(true).unwrap();
         assert!(below.mappings > 0 && below.bytes > 0);
         let suitable = pages.of_one_kind(below, true, missing).unwrap();
-        assert_eq!((suitable.kind, suitable.page), (Kind::Own, pages.size));
+        assert_eq!((suitable.kind, suitable.page), (Kind::Private, pages.size));
         // The test has decided against huge pages.
         assert!(!suitable.huge);
         for at in (0..SIZE).step_by(4096) {

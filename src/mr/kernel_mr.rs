@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Regions of the kernel without an `ibv_mr` and without a row in the table, for a cache that keeps
+//! its own objects.
+
+use super::devices::Device;
+use super::outcome::Error;
+use super::request::Request;
+use super::state;
+use crate::abi::uapi::ib_uverbs_reg_mr_resp;
+use crate::next::Pd;
+use crate::report::stats;
+use crate::uverbs::mr;
+use core::ptr::with_exposed_provenance;
+use errno::Errno;
+
+pub use super::fork::{is_fork_protected, is_fork_protected_in};
+pub use super::register::Direct;
+pub use crate::uverbs::{Kernel, Uverbs, UverbsOfHelper};
+
+/// What a deregistration needs.
+pub struct KernelMr {
+    /// The address of the region's [`Device`].
+    pub device: usize,
+    /// The file descriptor of the device.
+    pub fd: i32,
+    /// The kernel's name for the region.
+    pub handle: u32,
+}
+
+/// Registers pinned memory, in a process whose children get all memory. libibverbs does not hear of
+/// it: see [`is_fork_protected`].
+pub fn register(
+    direct: &Direct,
+    pd: Pd,
+    request: &Request,
+    is_watched: bool,
+) -> Result<(KernelMr, ib_uverbs_reg_mr_resp), Error> {
+    let answer = direct
+        .ask_kernel(pd, request, is_watched)
+        .map_err(Error::Kernel)?;
+    // A region of ours with the same handle has ended elsewhere.
+    direct.device.rows.forget(answer.mr_handle);
+    let registered = KernelMr {
+        device: direct.address(),
+        fd: direct.fd,
+        handle: answer.mr_handle,
+    };
+    Ok((registered, answer))
+}
+
+impl KernelMr {
+    /// Deregisters the region. If the kernel no longer knows it (a call that bypassed this library
+    /// deregistered it), that counts as success.
+    pub fn deregister(&self, kernel: &impl Kernel) -> Result<(), Errno> {
+        let device = device(self.device).ok_or(Errno(libc::EINVAL))?;
+        match mr::deregister(kernel, self.fd, &device.facts, self.handle) {
+            Err(Errno(libc::ENOENT)) => Ok(()),
+            result => result,
+        }
+    }
+}
+
+/// The device at this address, which [`KernelMr::device`] has.
+fn device(address: usize) -> Option<&'static Device> {
+    // SAFETY: `Direct::address` returned the address of a device, and devices are never freed.
+    unsafe { with_exposed_provenance::<Device>(address).as_ref() }
+}
+
+/// The place in the counters of the device at this address, which [`KernelMr::device`] has.
+pub fn counted_at(address: usize) -> stats::Device {
+    device(address).map_or(stats::Device::at(0), |device| device.rows.counted_at())
+}
+
+/// The address of the [`Device`] for the context at `context`, if memory was registered on it.
+pub fn device_at(context: usize) -> Option<usize> {
+    let device: *const Device = state::existing()?.devices.get(context)?;
+    Some(device.expose_provenance())
+}

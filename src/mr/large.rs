@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Registrations of much memory: helper threads may populate it while the kernel pins
+//! (`prefault/`).
+
+use super::request::Request;
+use crate::config::{config, disabled};
+use crate::prefault::{self, Pin, Settings};
+use crate::sys::pages::page_size;
+
+pub use crate::prefault::is_large;
+
+/// Runs `register`, which registers this memory, beside what `prefault/` does.
+#[cold]
+pub fn around<T>(request: &Request, is_watched: bool, register: impl FnOnce() -> T) -> T {
+    if disabled() {
+        return register();
+    }
+    let Request { addr, access, .. } = *request;
+    let is_refused = access.refusal().is_some()
+        || !(addr.addr() as u64 ^ request.iova).is_multiple_of(page_size());
+    let pin = Pin {
+        addr: addr.addr(),
+        length: request.length,
+        pins: !access.on_demand() && !is_refused,
+        writing: access.pins_for_writing(),
+        is_watched,
+    };
+    let settings = Settings {
+        threads: config().prefault,
+        progress: config().progress,
+    };
+    prefault::around(pin, settings, register)
+}
