@@ -35,11 +35,7 @@ impl Failure {
 
 /// Fails with FI_ENOMEM if the call may not allocate. Called before the call changes anything.
 pub fn may_allocate() -> Result<(), Failure> {
-    if has_memory() {
-        Ok(())
-    } else {
-        Err(Failure::from(Error::Memory))
-    }
+    ensure(has_memory(), Failure::from(Error::Memory))
 }
 
 /// A failure that the library decides without the kernel: the code, and the reason.
@@ -50,9 +46,10 @@ pub const fn refused(code: i32, why: &'static str) -> Failure {
     }
 }
 
-/// A wrong argument.
-pub const fn invalid(why: &'static str) -> Failure {
-    refused(FI_EINVAL, why)
+/// Fails unless a condition holds.
+#[inline(always)]
+pub fn ensure(holds: bool, failure: Failure) -> Result<(), Failure> {
+    if holds { Ok(()) } else { Err(failure) }
 }
 
 /// An errno, its code, and its meaning for memory regions. An errno outside this table becomes

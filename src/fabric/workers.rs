@@ -3,9 +3,10 @@
 //! ends when it has been idle for a while.
 
 use super::background::{self, Background};
-use super::errors::{self, Failure, refused};
-use super::{Queue, Region};
-use crate::abi::libfabric::FI_ECANCELED;
+use super::errors::{self, Failure};
+use super::queue::Queue;
+use super::refusals::CANCELLED;
+use super::region::Region;
 use crate::call::{Error, How};
 use crate::report::explain::{self, Reason};
 use crate::report::log::{self, Level};
@@ -87,8 +88,6 @@ pub fn submit(job: Job) {
         }
     }
 }
-
-const CANCELLED: Failure = refused(FI_ECANCELED, "fi_close() came before it was begun");
 
 impl Job {
     fn reason(&self, failure: &Failure) -> Reason {

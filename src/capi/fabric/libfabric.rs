@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! libfabric's calls for memory and event queues, as symbols. libfabric itself has these calls only
-//! as `static inline` functions. Each call goes through the object's own table of functions, so it
+//! as `static inline` functions. Each call goes through the object's table of functions, so it
 //! serves the objects of any provider.
 //!
 //! # Safety
@@ -11,24 +11,21 @@
 use crate::abi::libfabric::*;
 use crate::capi::export::versioned;
 use crate::capi::ret;
-use crate::fabric::errors::{Failure, invalid, refused};
+use crate::fabric::errors::{Failure, ensure};
+use crate::fabric::refusals::*;
 use core::ffi::{c_char, c_int, c_void};
 use core::ptr::{null, null_mut};
 use libc::{iovec, ssize_t};
-
-const NO_SLOT: Failure = refused(
-    FI_ENOSYS,
-    "the object's provider has not implemented the call",
-);
 
 /// The table of functions of an object, if the object has the class.
 #[inline(always)]
 unsafe fn ops<'a>(object: *mut fid, class: Option<usize>) -> Result<&'a fi_ops, Failure> {
     // SAFETY: open objects: `object` is NULL or an open object.
-    let object = unsafe { object.as_ref() }.ok_or(invalid("the object is NULL"))?;
-    if class.is_some_and(|class| class != object.fclass) {
-        return Err(invalid("the object is of another class, or closed"));
-    }
+    let object = unsafe { object.as_ref() }.ok_or(NULL_OBJECT)?;
+    ensure(
+        class.is_none_or(|class| class == object.fclass),
+        OTHER_CLASS,
+    )?;
     // SAFETY: open objects: the table is NULL or the provider's.
     unsafe { object.ops.as_ref() }.ok_or(NO_SLOT)
 }
@@ -66,14 +63,16 @@ unsafe fn queue<'a>(eq: *mut fid_eq) -> Result<&'a fi_ops_eq, Failure> {
     unsafe { table.as_ref() }.ok_or(NO_SLOT)
 }
 
-/// The function in a slot of a table. If there is none, the caller of this macro returns the
-/// failure's code, as a failure of the call `$name`.
+/// Calls the function in a slot of a table with these arguments. If there is none, fails as the
+/// call `$name`.
 macro_rules! slot {
-    ($name:literal, $table:expr, $slot:ident) => {
-        // SAFETY: open objects: the macro's caller forwards the pointer of its own C caller.
+    ($name:literal, $table:expr, $slot:ident($($argument:expr),*)) => {
+        // SAFETY: open objects: the macro's caller forwards the pointer of its C caller.
         match unsafe { $table }.and_then(|table| table.$slot.ok_or(NO_SLOT)) {
-            Ok(function) => function,
-            Err(failure) => return ret::code($name, None, || Err(failure)),
+            // SAFETY: the function comes from the table of this open object, and gets the C
+            // caller's arguments unchanged, or the argument that its command takes.
+            Ok(function) => unsafe { function($($argument),*) },
+            Err(failure) => ret::code($name, None, || Err(failure)),
         }
     };
 }
@@ -114,21 +113,9 @@ pub unsafe extern "C" fn fi_mr_reg(
     mr: *mut *mut fid_mr,
     context: *mut c_void,
 ) -> c_int {
-    let reg = slot!("fi_mr_reg", memory(domain), reg);
-    // SAFETY: the function comes from the table of this open object, and gets the C caller's
-    // arguments unchanged.
-    unsafe {
-        reg(
-            domain.cast(),
-            buf,
-            len,
-            acs,
-            offset,
-            requested_key,
-            flags,
-            mr,
-            context,
-        )
+    slot! {
+        "fi_mr_reg", memory(domain),
+        reg(domain.cast(), buf, len, acs, offset, requested_key, flags, mr, context)
     }
 }
 versioned!(fi_mr_reg, "RDMAMR_1.0");
@@ -155,21 +142,9 @@ pub unsafe extern "C" fn fi_mr_regv(
     mr: *mut *mut fid_mr,
     context: *mut c_void,
 ) -> c_int {
-    let regv = slot!("fi_mr_regv", memory(domain), regv);
-    // SAFETY: the function comes from the table of this open object, and gets the C caller's
-    // arguments unchanged.
-    unsafe {
-        regv(
-            domain.cast(),
-            iov,
-            count,
-            acs,
-            offset,
-            requested_key,
-            flags,
-            mr,
-            context,
-        )
+    slot! {
+        "fi_mr_regv", memory(domain),
+        regv(domain.cast(), iov, count, acs, offset, requested_key, flags, mr, context)
     }
 }
 versioned!(fi_mr_regv, "RDMAMR_1.0");
@@ -189,10 +164,11 @@ pub unsafe extern "C" fn fi_mr_regattr(
     flags: u64,
     mr: *mut *mut fid_mr,
 ) -> c_int {
-    let regattr = slot!("fi_mr_regattr", memory(domain), regattr);
-    // SAFETY: the function comes from the table of this open object, and gets the C caller's
-    // arguments unchanged.
-    unsafe { regattr(domain.cast(), attr, flags, mr) }
+    slot!(
+        "fi_mr_regattr",
+        memory(domain),
+        regattr(domain.cast(), attr, flags, mr)
+    )
 }
 versioned!(fi_mr_regattr, "RDMAMR_1.0");
 
@@ -208,9 +184,7 @@ versioned!(fi_mr_regattr, "RDMAMR_1.0");
 /// library can tell.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fi_close(fid: *mut fid) -> c_int {
-    let close = slot!("fi_close", ops(fid, None), close);
-    // SAFETY: the function comes from the table of this open object.
-    unsafe { close(fid) }
+    slot!("fi_close", ops(fid, None), close(fid))
 }
 versioned!(fi_close, "RDMAMR_1.0");
 
@@ -247,21 +221,23 @@ versioned!(fi_mr_key, "RDMAMR_1.0");
 /// -FI_EINVAL: a pointer is NULL, or an object has another class.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fi_mr_bind(mr: *mut fid_mr, bfid: *mut fid, flags: u64) -> c_int {
-    let bind = slot!("fi_mr_bind", ops(mr.cast(), Some(FI_CLASS_MR)), bind);
-    // SAFETY: the function comes from the table of this open object, and gets the C caller's
-    // arguments unchanged.
-    unsafe { bind(mr.cast(), bfid, flags) }
+    slot!(
+        "fi_mr_bind",
+        ops(mr.cast(), Some(FI_CLASS_MR)),
+        bind(mr.cast(), bfid, flags)
+    )
 }
 versioned!(fi_mr_bind, "RDMAMR_1.0");
 
 /// The body of a call that gives an object a command.
 macro_rules! command {
-    ($name:literal, $mr:expr, $class:expr, $command:expr, $arg:expr) => {{
-        let control = slot!($name, ops($mr.cast(), Some($class)), control);
-        // SAFETY: the function comes from the table of this open object, and `$arg` has the type
-        // that the command takes.
-        unsafe { control($mr.cast(), $command, $arg) }
-    }};
+    ($name:literal, $mr:expr, $class:expr, $command:expr, $arg:expr) => {
+        slot!(
+            $name,
+            ops($mr.cast(), Some($class)),
+            control($mr.cast(), $command, $arg)
+        )
+    };
 }
 
 /// Enables a region. Regions of this library are enabled from the start.
@@ -399,14 +375,10 @@ pub unsafe extern "C" fn fi_domain_bind(
     fid: *mut fid,
     flags: u64,
 ) -> c_int {
-    let bind = slot!(
-        "fi_domain_bind",
-        ops(domain.cast(), Some(FI_CLASS_DOMAIN)),
-        bind
-    );
-    // SAFETY: the function comes from the table of this open object, and gets the C caller's
-    // arguments unchanged.
-    unsafe { bind(domain.cast(), fid, flags) }
+    slot! {
+        "fi_domain_bind", ops(domain.cast(), Some(FI_CLASS_DOMAIN)),
+        bind(domain.cast(), fid, flags)
+    }
 }
 versioned!(fi_domain_bind, "RDMAMR_1.0");
 
@@ -420,10 +392,7 @@ versioned!(fi_domain_bind, "RDMAMR_1.0");
 /// Other codes are those of the call that the command stands for, such as fi_mr_enable().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fi_control(fid: *mut fid, command: c_int, arg: *mut c_void) -> c_int {
-    let control = slot!("fi_control", ops(fid, None), control);
-    // SAFETY: the function comes from the table of this open object, and gets the C caller's
-    // arguments unchanged.
-    unsafe { control(fid, command, arg) }
+    slot!("fi_control", ops(fid, None), control(fid, command, arg))
 }
 versioned!(fi_control, "RDMAMR_1.0");
 
@@ -445,10 +414,7 @@ pub unsafe extern "C" fn fi_eq_read(
     len: usize,
     flags: u64,
 ) -> ssize_t {
-    let read = slot!("fi_eq_read", queue(eq), read);
-    // SAFETY: the function comes from the table of this open object, and gets the C caller's
-    // arguments unchanged.
-    unsafe { read(eq, event, buf, len, flags) }
+    slot!("fi_eq_read", queue(eq), read(eq, event, buf, len, flags))
 }
 versioned!(fi_eq_read, "RDMAMR_1.0");
 
@@ -469,10 +435,7 @@ pub unsafe extern "C" fn fi_eq_readerr(
     buf: *mut fi_eq_err_entry,
     flags: u64,
 ) -> ssize_t {
-    let readerr = slot!("fi_eq_readerr", queue(eq), readerr);
-    // SAFETY: the function comes from the table of this open object, and gets the C caller's
-    // arguments unchanged.
-    unsafe { readerr(eq, buf, flags) }
+    slot!("fi_eq_readerr", queue(eq), readerr(eq, buf, flags))
 }
 versioned!(fi_eq_readerr, "RDMAMR_1.0");
 
@@ -491,10 +454,7 @@ pub unsafe extern "C" fn fi_eq_write(
     len: usize,
     flags: u64,
 ) -> ssize_t {
-    let write = slot!("fi_eq_write", queue(eq), write);
-    // SAFETY: the function comes from the table of this open object, and gets the C caller's
-    // arguments unchanged.
-    unsafe { write(eq, event, buf, len, flags) }
+    slot!("fi_eq_write", queue(eq), write(eq, event, buf, len, flags))
 }
 versioned!(fi_eq_write, "RDMAMR_1.0");
 
@@ -512,10 +472,11 @@ pub unsafe extern "C" fn fi_eq_sread(
     timeout: c_int,
     flags: u64,
 ) -> ssize_t {
-    let sread = slot!("fi_eq_sread", queue(eq), sread);
-    // SAFETY: the function comes from the table of this open object, and gets the C caller's
-    // arguments unchanged.
-    unsafe { sread(eq, event, buf, len, timeout, flags) }
+    slot!(
+        "fi_eq_sread",
+        queue(eq),
+        sread(eq, event, buf, len, timeout, flags)
+    )
 }
 versioned!(fi_eq_sread, "RDMAMR_1.0");
 

@@ -6,7 +6,7 @@ use super::functions::*;
 use super::traced;
 use crate::abi::libfabric::{fi_ops, fi_ops_eq, fi_ops_mr, fid};
 use crate::abi::libfabric_provider::domain_slots;
-use crate::fabric::Tables;
+use crate::fabric::object::Tables;
 use crate::trace;
 use core::ffi::c_int;
 

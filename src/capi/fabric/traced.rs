@@ -8,13 +8,15 @@
 //! passes its arguments on unchanged, so the C caller's promise to it holds for the function that
 //! it calls.
 
-use super::functions::{close_noting, reg_wished, regattr_wished, regv_wished};
+use super::functions::{close_noting, open_domain, reg_wished, regattr_wished, regv_wished};
 use crate::abi::libfabric::{fi_mr_attr, fid, fid_mr};
 use crate::call::How;
 use crate::capi::export::with_caller;
 use crate::capi::ret;
 use crate::fabric::attributes::Wish;
-use crate::fabric::{Domain, Region, settle};
+use crate::fabric::close::settle;
+use crate::fabric::domain::Domain;
+use crate::fabric::region::Region;
 use crate::report::explain::last_as_text;
 use crate::sys::caller::Caller;
 use crate::trace::format::{Call, call};
@@ -149,7 +151,7 @@ unsafe extern "C" fn region_close_of(fid: *mut fid, caller: Caller) -> c_int {
             && region.check().is_ok()
         {
             settle(region);
-            pending.record.pd = Domain::of(region).pd().address() as u64;
+            pending.record.pd = Domain::of(region).pd.address() as u64;
             region.describe_record(&mut pending.record, How::Kernel);
         }
     });
@@ -205,7 +207,7 @@ unsafe fn registration(
     let mut pending = pending(call, caller);
     if let Some(Pending { record, .. }) = &mut pending {
         // SAFETY: the caller promises that `fid` is an open domain of this library.
-        record.pd = unsafe { Domain::look(fid) }.pd().address() as u64;
+        record.pd = unsafe { open_domain(fid) }.pd.address() as u64;
         record.addr = addr as u64;
         record.length = length as u64;
         record.access = access as u32;

@@ -2,18 +2,19 @@
 //! The provider's offer, fi_getinfo(3): one entry for each verbs device.
 
 use super::devices::{self, OpenDevice};
-use super::{NAME, libfabric};
+use super::libfabric;
+use super::name::NAME;
 use crate::abi::libfabric::*;
 use crate::abi::libfabric_provider::*;
 use crate::call::Error;
-use crate::fabric::errors::{Failure, refused};
+use crate::fabric::errors::{Failure, ensure, refused};
 use crate::fabric::raw_key::{self, IOV_LIMIT};
 use crate::report::log::{self, Level};
 use core::ffi::{CStr, c_char};
 use core::ptr::null_mut;
 
-/// libfabric's own flag: a utility provider looks for a provider to stack on. Ours has no endpoints
-/// that a utility provider could use.
+/// libfabric's internal flag: a utility provider looks for a provider to stack on. This one has no
+/// endpoints that a utility provider could use.
 const CORE_PROV_ONLY: u64 = 1 << 59;
 
 /// The purposes that the provider's regions serve.
@@ -41,12 +42,16 @@ struct Wanted<'a> {
     mode: u64,
 }
 
-fn nothing(why: &'static str) -> Failure {
-    log::line(
-        Level::Info,
-        format_args!("fi_getinfo: {}: {why}", NAME.to_string_lossy()),
-    );
-    refused(FI_ENODATA, why)
+/// Refuses wishes that the provider does not fulfil. The log has the reason, since libfabric keeps
+/// none.
+fn offered(holds: bool, why: &'static str) -> Result<(), Failure> {
+    if !holds {
+        log::line(
+            Level::Info,
+            format_args!("fi_getinfo: {}: {why}", NAME.to_string_lossy()),
+        );
+    }
+    ensure(holds, refused(FI_ENODATA, why))
 }
 
 /// # Safety
@@ -66,16 +71,14 @@ pub unsafe fn getinfo(
     flags: u64,
     hints: *const fi_info,
 ) -> Result<*mut fi_info, Failure> {
-    if flags & CORE_PROV_ONLY != 0 {
-        return Err(nothing(
-            "no provider can be stacked on it: it has no endpoints",
-        ));
-    }
+    let stacks = flags & CORE_PROV_ONLY != 0;
+    offered(
+        !stacks,
+        "no provider can be stacked on it: it has no endpoints",
+    )?;
     // SAFETY: the caller promised that `hints` is NULL or a `struct fi_info` of `version`.
     let wanted = unsafe { read(version, hints) }?;
-    if has_address && !wanted.by_name {
-        return Err(nothing("it has no addresses"));
-    }
+    offered(!has_address || wanted.by_name, "it has no addresses")?;
     let mr_mode = wanted.agree()?;
     let (mut first, mut last): (*mut fi_info, *mut fi_info) = (null_mut(), null_mut());
     devices::find(|name, device| {
@@ -96,9 +99,10 @@ pub unsafe fn getinfo(
         }
         None::<()>
     })?;
-    if first.is_null() {
-        return Err(nothing("there is no verbs device that it could open"));
-    }
+    offered(
+        !first.is_null(),
+        "there is no verbs device that it could open",
+    )?;
     Ok(first)
 }
 
@@ -120,17 +124,18 @@ unsafe fn read<'a>(version: u32, hints: *const fi_info) -> Result<Wanted<'a>, Fa
     wanted.caps = hints.caps;
     wanted.mode = hints.mode;
     // SAFETY: `ep_attr` of valid hints is NULL or valid.
-    if let Some(endpoint) = unsafe { hints.ep_attr.as_ref() }
-        && ![0, FI_EP_RDM].contains(&endpoint.r#type)
-    {
-        return Err(nothing("it has no such endpoints"));
+    if let Some(endpoint) = unsafe { hints.ep_attr.as_ref() } {
+        let known = [0, FI_EP_RDM].contains(&endpoint.r#type);
+        offered(known, "it has no such endpoints")?;
     }
     // SAFETY: `fabric_attr` of valid hints is NULL or valid.
     if let Some(fabric) = unsafe { hints.fabric_attr.as_ref() } {
         // SAFETY: `name` of valid hints is NULL or a string.
-        if unsafe { string(fabric.name) }.is_some_and(|name| name != NAME) {
-            return Err(nothing("its fabric has another name"));
-        }
+        let name = unsafe { string(fabric.name) };
+        offered(
+            name.is_none_or(|name| name == NAME),
+            "its fabric has another name",
+        )?;
         // SAFETY: `prov_name` of valid hints is NULL or a string.
         if let Some(name) = unsafe { string(fabric.prov_name) } {
             wanted.by_name |= names_us(name.to_bytes());
@@ -142,9 +147,8 @@ unsafe fn read<'a>(version: u32, hints: *const fi_info) -> Result<Wanted<'a>, Fa
         wanted.domain = unsafe { string(domain.name) };
         wanted.mr_mode = domain.mr_mode;
         // The structure has `mr_iov_limit` since version 1.5.
-        if version >= FI_VERSION_1_5 && domain.mr_iov_limit > IOV_LIMIT {
-            return Err(nothing("a region has at most 16 buffers"));
-        }
+        let too_many = version >= FI_VERSION_1_5 && domain.mr_iov_limit > IOV_LIMIT;
+        offered(!too_many, "a region has at most 16 buffers")?;
     }
     Ok(wanted)
 }
@@ -165,31 +169,31 @@ fn is_in_environment() -> bool {
 impl Wanted<'_> {
     /// The mr_mode that application and provider can agree on.
     fn agree(&self) -> Result<i32, Failure> {
-        if self.caps & !CAPS != 0 {
-            return Err(nothing(
-                "it does not have all the capabilities that are asked for",
-            ));
-        }
+        let known = self.caps & !CAPS == 0;
+        offered(
+            known,
+            "it does not have all the capabilities that are asked for",
+        )?;
         // An application that wants to send messages would otherwise find a provider without
         // endpoints.
-        if !self.by_name && self.caps & (FI_MSG | FI_ATOMIC) != 0 {
-            return Err(nothing(
-                "it only registers memory, so it must be asked for by name",
-            ));
-        }
+        let sends = self.caps & (FI_MSG | FI_ATOMIC) != 0;
+        offered(
+            self.by_name || !sends,
+            "it only registers memory, so it must be asked for by name",
+        )?;
         if self.version < FI_VERSION_1_5 || self.mr_mode == FI_MR_BASIC {
-            return match self.mr_mode {
-                0 | FI_MR_BASIC => Ok(FI_MR_BASIC),
-                _ => Err(nothing(
-                    "memory must be mapped when it is registered: FI_MR_BASIC",
-                )),
-            };
+            let basic = [0, FI_MR_BASIC].contains(&self.mr_mode);
+            offered(
+                basic,
+                "memory must be mapped when it is registered: FI_MR_BASIC",
+            )?;
+            return Ok(FI_MR_BASIC);
         }
-        if self.mr_mode & FI_MR_ALLOCATED == 0 {
-            return Err(nothing(
-                "memory must be mapped when it is registered: FI_MR_ALLOCATED",
-            ));
-        }
+        let allocated = self.mr_mode & FI_MR_ALLOCATED != 0;
+        offered(
+            allocated,
+            "memory must be mapped when it is registered: FI_MR_ALLOCATED",
+        )?;
         let mut agreed =
             self.mr_mode & (FI_MR_LOCAL | FI_MR_ALLOCATED | FI_MR_VIRT_ADDR | FI_MR_RAW);
         if self.mr_mode & FI_MR_VIRT_ADDR != 0 {
