@@ -147,6 +147,7 @@ impl Domain {
     }
 
     #[cold]
+    #[inline(never)]
     fn new_region_memory(&self) -> Option<usize> {
         let domain = (&raw const *self).expose_provenance();
         let new = Region::allocate(&self.tables.region, domain, self.process, self.mode.raw);
@@ -212,7 +213,7 @@ impl Domain {
         // while a domain is bound to it.
         let bound = unsafe { Bound::to(queue.cast(), self.tables) }?;
         self.fast.store(false, Relaxed);
-        self.bound.set(bound).map_err(|_| BOUND_ALREADY)
+        self.bound.set(bound).map_err(|_| BOUND_ALREADY.into())
     }
 
     /// Maps a raw key that a remote peer has sent: fi_mr_map_raw(3).
@@ -263,7 +264,7 @@ fn try_on_demand(pd: Pd) -> Result<(), Failure> {
         Err(Error::Kernel(Errno(errno)) | Error::Next(Errno(errno)))
             if errno == libc::EOPNOTSUPP || errno == libc::EINVAL =>
         {
-            Err(NO_ON_DEMAND)
+            Err(NO_ON_DEMAND.into())
         }
         Err(error) => Err(Failure::from(error)),
     }

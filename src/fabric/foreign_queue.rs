@@ -42,7 +42,7 @@ impl ForeignQueue {
         // open.
         let ops = unsafe { (*self.eq()).ops };
         // SAFETY: an open queue's table is valid or NULL.
-        unsafe { ops.as_ref() }.ok_or(FOREIGN_NO_TABLE)
+        unsafe { ops.as_ref() }.ok_or(FOREIGN_NO_TABLE.into())
     }
 
     /// Reads the next event as the event of a registration. `None` if the queue is empty. For an
@@ -56,7 +56,7 @@ impl ForeignQueue {
         let got = unsafe { read(self.eq(), &mut event, out, size, flags) };
         match i32::try_from(got).unwrap_or(0) {
             code if code == -FI_EAGAIN => Ok(None),
-            code if code == -FI_EAVAIL => Err(FOREIGN_ERROR),
+            code if code == -FI_EAVAIL => Err(FOREIGN_ERROR.into()),
             code if code < 0 => Err(failed(code)),
             _ => Ok(Some(fi_eq_entry {
                 fid: with_exposed_provenance_mut(room[0] as usize),
@@ -78,7 +78,7 @@ impl ForeignQueue {
         match unsafe { write(self.eq(), event, (&raw const entry).cast(), size, 0) } {
             wrote if wrote == size as isize => Ok(()),
             wrote if wrote < 0 => Err(failed(i32::try_from(wrote).unwrap_or(-FI_EOTHER))),
-            _ => Err(FOREIGN_PARTLY),
+            _ => Err(FOREIGN_PARTLY.into()),
         }
     }
 
@@ -91,8 +91,8 @@ impl ForeignQueue {
 /// Translates another provider's error code.
 fn failed(code: i32) -> Failure {
     match -code {
-        FI_EINVAL => FOREIGN_TAKES_NONE,
-        FI_ENOSYS => FOREIGN_NO_FUNCTION,
+        FI_EINVAL => FOREIGN_TAKES_NONE.into(),
+        FI_ENOSYS => FOREIGN_NO_FUNCTION.into(),
         other => Failure::from(Error::Next(Errno(other))),
     }
 }

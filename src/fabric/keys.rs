@@ -73,7 +73,7 @@ impl Keys {
         let mut table = self.lock();
         table.keys.try_reserve(1).map_err(|_| Error::Memory)?;
         match table.keys.entry(key) {
-            Entry::Occupied(_) => Err(KEY_IN_USE),
+            Entry::Occupied(_) => Err(KEY_IN_USE.into()),
             Entry::Vacant(entry) => {
                 entry.insert(Meaning::Region(region.address()));
                 Ok(())

@@ -55,7 +55,7 @@ impl Mode {
         let last_key = match bytes {
             8 => FI_KEY_NOTAVAIL - 1,
             1..8 => (1 << (8 * bytes)) - 1,
-            _ => return Err(KEY_SIZE),
+            _ => return Err(KEY_SIZE.into()),
         };
         Ok(Mode { last_key, ..self })
     }

@@ -113,7 +113,7 @@ impl Queue {
         let fd = match wait {
             FI_WAIT_NONE => None,
             FI_WAIT_UNSPEC | FI_WAIT_FD => Some(event_fd()?),
-            _ => return Err(QUEUE_WAIT_OBJECT),
+            _ => return Err(QUEUE_WAIT_OBJECT.into()),
         };
         let queue = Box::new(Queue {
             fclass: AtomicUsize::new(FI_CLASS_EQ),
@@ -271,7 +271,7 @@ impl Queue {
         ensure(flags & !FI_PEEK == 0, READ_FLAGS)?;
         let completed;
         let (event, bytes): (u32, &[u8]) = match events.waiting.front().ok_or(QUEUE_EMPTY)? {
-            Event::Failed { .. } => return Err(ERROR_FIRST),
+            Event::Failed { .. } => return Err(ERROR_FIRST.into()),
             Event::Completed { region, context } => {
                 completed = entry(*region, *context);
                 (FI_MR_COMPLETE, &completed)
@@ -333,7 +333,7 @@ impl Queue {
             words,
         }) = events.waiting.front()
         else {
-            return Err(NO_ERROR_FIRST);
+            return Err(NO_ERROR_FIRST.into());
         };
         let mut error = fi_eq_err_entry {
             fid: core::ptr::with_exposed_provenance_mut(*region),
@@ -388,7 +388,7 @@ impl Queue {
     /// The descriptor that is readable while the queue is not empty.
     pub fn fd(&self) -> Result<i32, Failure> {
         let fd = self.fd.as_ref().map(AsRawFd::as_raw_fd);
-        fd.ok_or(NO_DESCRIPTOR)
+        fd.ok_or(NO_DESCRIPTOR.into())
     }
 
     /// The FI_WAIT_... value of the queue.

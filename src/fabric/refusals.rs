@@ -2,13 +2,13 @@
 //! What this family refuses without asking the kernel: the code of each refusal, and the reason in
 //! words. A failure that the kernel or libibverbs decides is not here.
 
-use super::errors::{Failure, refused};
 use crate::abi::libfabric::*;
+use crate::call::Error;
 
 /// One row for each refusal: its name, its code, the reason.
 macro_rules! refusals {
     ($($name:ident $code:path, $why:literal;)*) => {
-        $(pub const $name: Failure = refused($code, $why);)*
+        $(pub const $name: Error = Error::Refused($code, $why);)*
     };
 }
 

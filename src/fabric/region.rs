@@ -245,13 +245,14 @@ impl Region {
     /// Refuses the same regions as `check`, and a region that is not registered.
     pub fn check_registered(&self) -> Result<(), Failure> {
         self.check()?;
-        Err(match self.state() {
+        let refusal = match self.state() {
             Phase::Registered => return Ok(()),
             Phase::UnderWay => UNDER_WAY,
             Phase::Failed => HAS_FAILED,
             Phase::Replaced => REPLACED,
             Phase::Closed | Phase::Closing => CLOSING,
-        })
+        };
+        Err(refusal.into())
     }
 
     /// Hands the region its registrations.

@@ -131,7 +131,7 @@ pub fn cancel(region: &Region) {
         if let Some(job) = job {
             region.has_failed();
             job.queue.release();
-            job.write_down(trace::begin(), Err(CANCELLED));
+            job.write_down(trace::begin(), Err(CANCELLED.into()));
         }
         return;
     }

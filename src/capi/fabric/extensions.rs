@@ -138,7 +138,7 @@ fn mode(attr: Option<rdmamr_domain_attr>) -> Result<Mode, Failure> {
     let version = attr.api_version.max(FI_VERSION_1_0);
     let mr_mode = match (attr.mode & RDMAMR_PROV_MR_ATTR, attr.mr_mode) {
         (0, mr_mode) => mr_mode,
-        (_, FI_MR_SCALABLE) => return Err(MODES_EXCLUDE),
+        (_, FI_MR_SCALABLE) => return Err(MODES_EXCLUDE.into()),
         (_, FI_MR_BASIC) => FI_MR_BASIC,
         (_, mr_mode) => mr_mode | FI_MR_PROV_KEY | FI_MR_VIRT_ADDR,
     };

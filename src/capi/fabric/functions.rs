@@ -31,7 +31,7 @@ use core::slice;
 use libc::{iovec, ssize_t};
 
 fn not_there(call: &'static str) -> c_int {
-    ret::done(call, || Err(UNSUPPORTED))
+    ret::done(call, || Err(UNSUPPORTED.into()))
 }
 
 /// The domain that C names. It may belong to the parent process.
@@ -350,7 +350,7 @@ pub unsafe extern "C" fn region_bind(fid: *mut fid, with: *mut fid, flags: u64) 
         // libfabric before 1.0 called the flag FI_WRITE.
         let known = flags != 0 && flags & !(FI_REMOTE_WRITE | FI_WRITE) == 0;
         ensure(known, REGION_BIND_FLAGS)?;
-        Err(NO_REMOTE_EVENTS)
+        Err(NO_REMOTE_EVENTS.into())
     })
 }
 
@@ -362,7 +362,7 @@ pub unsafe extern "C" fn region_control(fid: *mut fid, command: c_int, arg: *mut
         FI_ENABLE => ret::done("fi_mr_enable", || region.check_registered()),
         FI_REFRESH => ret::done("fi_mr_refresh", || {
             region.check()?;
-            Err(NO_REFRESH)
+            Err(NO_REFRESH.into())
         }),
         // SAFETY: caller's memory: this command takes `arg` of that type.
         FI_GET_RAW_MR => ret::done("fi_mr_raw_attr", || unsafe { raw_attr(region, arg.cast()) }),
@@ -494,7 +494,7 @@ pub unsafe extern "C" fn queue_write(
         let queue = unsafe { Queue::from_c(eq) }?;
         ensure(!buf.is_null() || len == 0, NULL_EVENT)?;
         // No copy of a longer event can exist, and no slice.
-        ensure(isize::try_from(len).is_ok(), Failure::from(Error::Memory))?;
+        ensure(isize::try_from(len).is_ok(), Error::Memory)?;
         let bytes = if len == 0 {
             &[]
         } else {

@@ -9,9 +9,9 @@
 //! states its type, and its tables are NULL or its provider's.
 
 use crate::abi::libfabric::*;
+use crate::call::Error;
 use crate::capi::export::versioned;
 use crate::capi::ret;
-use crate::fabric::errors::{Failure, ensure};
 use crate::fabric::refusals::*;
 use core::ffi::{c_char, c_int, c_void};
 use core::ptr::{null, null_mut};
@@ -19,20 +19,19 @@ use libc::{iovec, ssize_t};
 
 /// The table of functions of an object, if the object has the class.
 #[inline(always)]
-unsafe fn ops<'a>(object: *mut fid, class: Option<usize>) -> Result<&'a fi_ops, Failure> {
+unsafe fn ops<'a>(object: *mut fid, class: Option<usize>) -> Result<&'a fi_ops, Error> {
     // SAFETY: open objects: `object` is NULL or an open object.
     let object = unsafe { object.as_ref() }.ok_or(NULL_OBJECT)?;
-    ensure(
-        class.is_none_or(|class| class == object.fclass),
-        OTHER_CLASS,
-    )?;
+    if class.is_some_and(|class| class != object.fclass) {
+        return Err(OTHER_CLASS);
+    }
     // SAFETY: open objects: the table is NULL or the provider's.
     unsafe { object.ops.as_ref() }.ok_or(NO_SLOT)
 }
 
 /// The table of a domain's functions for memory.
 #[inline(always)]
-unsafe fn memory<'a>(domain: *mut fid_domain) -> Result<&'a fi_ops_mr, Failure> {
+unsafe fn memory<'a>(domain: *mut fid_domain) -> Result<&'a fi_ops_mr, Error> {
     // SAFETY: open objects: `domain` is NULL or an open object.
     unsafe { ops(domain.cast(), Some(FI_CLASS_DOMAIN)) }?;
     // SAFETY: open objects: the class, which `ops` has checked, says that this object is a domain.
@@ -54,7 +53,7 @@ unsafe fn region<'a>(mr: *mut fid_mr) -> Option<&'a fid_mr> {
 }
 
 /// The table of a queue's functions.
-unsafe fn queue<'a>(eq: *mut fid_eq) -> Result<&'a fi_ops_eq, Failure> {
+unsafe fn queue<'a>(eq: *mut fid_eq) -> Result<&'a fi_ops_eq, Error> {
     // SAFETY: open objects: `eq` is NULL or an open object.
     unsafe { ops(eq.cast(), Some(FI_CLASS_EQ)) }?;
     // SAFETY: open objects: the class, which `ops` has checked, says that this object is a queue.
@@ -72,7 +71,7 @@ macro_rules! slot {
             // SAFETY: the function comes from the table of this open object, and gets the C
             // caller's arguments unchanged, or the argument that its command takes.
             Ok(function) => unsafe { function($($argument),*) },
-            Err(failure) => ret::code($name, None, || Err(failure)),
+            Err(refusal) => ret::code($name, None, || Err(refusal.into())),
         }
     };
 }

@@ -73,7 +73,7 @@ impl OpenDevice {
     /// Opens the device of that name.
     pub fn open_by_name(wanted: &CStr) -> Result<OpenDevice, Failure> {
         find(|name, device| (name == wanted).then(|| OpenDevice::open(device)))?
-            .unwrap_or(Err(NO_DEVICE))
+            .unwrap_or(Err(NO_DEVICE.into()))
     }
 
     /// The number of regions that the device can have.

@@ -7,7 +7,7 @@ use super::name::NAME;
 use crate::abi::libfabric::*;
 use crate::abi::libfabric_provider::*;
 use crate::call::Error;
-use crate::fabric::errors::{Failure, ensure, refused};
+use crate::fabric::errors::{Failure, ensure};
 use crate::fabric::raw_key::{self, IOV_LIMIT};
 use crate::report::log::{self, Level};
 use core::ffi::{CStr, c_char};
@@ -51,7 +51,7 @@ fn offered(holds: bool, why: &'static str) -> Result<(), Failure> {
             format_args!("fi_getinfo: {}: {why}", NAME.to_string_lossy()),
         );
     }
-    ensure(holds, refused(FI_ENODATA, why))
+    ensure(holds, Error::Refused(FI_ENODATA, why))
 }
 
 /// # Safety
