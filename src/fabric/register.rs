@@ -58,12 +58,18 @@ pub fn hit(
     // SAFETY: `hit_relaxed` has just returned this registration.
     let served = unsafe { Mr::from_c(mr) }?;
     let Some(memory) = domain.region_memory() else {
-        // The long path reports that no memory is left for the region.
-        dispatch::release_relaxed(served);
-        return None;
+        return without_memory(served);
     };
     // SAFETY: `region_memory` has returned this memory to this thread only.
     Some(unsafe { Region::serve(memory, mr, &served.read(), context) })
+}
+
+/// Gives the registration back. The long path reports that no memory is left for the region.
+#[cold]
+#[inline(never)]
+fn without_memory(served: Mr) -> Option<&'static Region> {
+    dispatch::release_relaxed(served);
+    None
 }
 
 /// Registers memory. `pending` is the trace's record of the call, if the trace is on; a
