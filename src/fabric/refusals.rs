@@ -35,6 +35,18 @@ refusals! {
     OTHER_QUEUE FI_EINVAL, "an object is no event queue of this provider";
     QUEUE_NOT_EMPTY FI_EAGAIN, "a queue has events to be read";
 
+    // What the provider offers, fi_getinfo(3).
+    OFFER_NO_STACKING FI_ENODATA, "no provider can be stacked on it: it has no endpoints";
+    OFFER_NO_ADDRESS FI_ENODATA, "it has no addresses";
+    OFFER_NO_DEVICE FI_ENODATA, "there is no verbs device that it could open";
+    OFFER_NO_ENDPOINT FI_ENODATA, "it has no such endpoints";
+    OFFER_OTHER_FABRIC FI_ENODATA, "its fabric has another name";
+    OFFER_IOV_LIMIT FI_ENODATA, "a region has at most 16 buffers";
+    OFFER_CAPS FI_ENODATA, "it does not have all the capabilities that are asked for";
+    OFFER_BY_NAME FI_ENODATA, "it only registers memory, so it must be asked for by name";
+    OFFER_BASIC FI_ENODATA, "memory must be mapped when it is registered: FI_MR_BASIC";
+    OFFER_ALLOCATED FI_ENODATA, "memory must be mapped when it is registered: FI_MR_ALLOCATED";
+
     // A domain.
     NULL_DOMAIN FI_EINVAL, "the domain is NULL";
     NULL_DOMAIN_PLACE FI_EINVAL, "the place for the domain is NULL";

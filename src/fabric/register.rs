@@ -20,23 +20,6 @@ use crate::sys::pages::page_size;
 use crate::trace::Pending;
 use core::ffi::c_void;
 
-/// The application's variable for the new region. It must hold the region before an event can
-/// report the registration.
-pub struct Publish(*mut *mut fid_mr);
-
-impl Publish {
-    /// # Safety
-    /// `place` stays writable until the registration has completed.
-    pub unsafe fn to(place: *mut *mut fid_mr) -> Publish {
-        Publish(place)
-    }
-
-    fn region(&self, region: &Region) {
-        // SAFETY: the caller of `to` promised that the variable stays writable.
-        unsafe { self.0.write(region.as_ptr()) };
-    }
-}
-
 /// Registers memory that the cache already has, on a domain that is fast, without flags. In every
 /// other case it returns `None`, and the caller takes the long path, [`register`].
 ///
@@ -72,8 +55,9 @@ fn without_memory(served: Mr) -> Option<&'static Region> {
     None
 }
 
-/// Registers memory. `pending` is the trace's record of the call, if the trace is on; a
-/// registration in the background takes the record.
+/// Registers memory. `publish` writes the region to the application's variable, which must hold the
+/// region before an event can report the registration. `pending` is the trace's record of the call,
+/// if the trace is on; a registration in the background takes the record.
 ///
 /// This function is not inlined, but every function that it calls is inlined into it, once. Three
 /// inlined copies, one for each of C's calls, were 47 KiB of code.
@@ -82,7 +66,7 @@ pub fn register(
     call: &'static str,
     domain: &'static Domain,
     (buffers, wish): (Buffers, Wish),
-    publish: &Publish,
+    publish: &dyn Fn(*mut fid_mr),
     pending: &mut Option<Pending>,
 ) -> Result<(), Failure> {
     may_allocate()?;
@@ -157,7 +141,7 @@ fn complete_or_submit(
     domain: &'static Domain,
     region: &'static Region,
     memory: (Buffers, Rights),
-    publish: &Publish,
+    publish: &dyn Fn(*mut fid_mr),
     pending: &mut Option<Pending>,
 ) -> Result<(), Failure> {
     if let (Some(key), false) = (region.table_key, region.is_placed) {
@@ -168,7 +152,7 @@ fn complete_or_submit(
         queue.promise()?;
         // A placed region replaces others, so it must be registered when the call returns.
         if !region.is_placed {
-            publish.region(region);
+            publish(region.as_ptr());
             workers::submit(Job {
                 call,
                 region,
@@ -184,7 +168,7 @@ fn complete_or_submit(
             queue.release();
         }
     })?;
-    publish.region(region);
+    publish(region.as_ptr());
     // A thread that reads the event may close the region, so the record is written first.
     region.describe(pending, how);
     let Some(bound) = domain.bound.get() else {

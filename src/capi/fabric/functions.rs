@@ -23,7 +23,7 @@ use crate::fabric::queue::Queue;
 use crate::fabric::raw_key;
 use crate::fabric::refusals::*;
 use crate::fabric::region::Region;
-use crate::fabric::register::{Publish, hit, register};
+use crate::fabric::register::{hit, register};
 use crate::report::stats::counter;
 use crate::trace::Pending;
 use core::ffi::{c_char, c_int, c_void};
@@ -162,12 +162,9 @@ unsafe fn register_in(
         // pointer.
         let before = unsafe { mr.read() };
         // SAFETY: caller's memory: `mr` points to a writable pointer, as for the read above.
-        let publish = unsafe { Publish::to(mr) };
-        register(call, domain, what, &publish, pending).inspect_err(|_| {
-            // SAFETY: caller's memory: `mr` points to a writable pointer. The write takes back a
-            // region that the failed registration had published.
-            unsafe { mr.write(before) };
-        })?;
+        let publish = |region: *mut fid_mr| unsafe { mr.write(region) };
+        // A failed registration may have published its region.
+        register(call, domain, what, &publish, pending).inspect_err(|_| publish(before))?;
         Ok(0)
     })
 }

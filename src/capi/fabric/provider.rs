@@ -10,8 +10,8 @@
 //! - **Caller's memory**: any other pointer is NULL or points to a valid value of its type; a
 //!   pointer for a result points to writable memory.
 
-use super::functions::{no_bind, no_control, no_ops_open, no_ops_set, no_tostr, nothing};
-use super::tables::tables;
+use super::functions::{no_bind, no_control, nothing};
+use super::tables::{object, tables};
 use crate::abi::libfabric::*;
 use crate::abi::libfabric_provider::*;
 use crate::call::Error;
@@ -26,15 +26,7 @@ use core::ffi::{c_char, c_int, c_void};
 use core::ptr::null_mut;
 use std::sync::Mutex;
 
-static FABRIC: fi_ops = fi_ops {
-    size: size_of::<fi_ops>(),
-    close: Some(fabric_close),
-    bind: Some(no_bind),
-    control: Some(no_control),
-    ops_open: Some(no_ops_open),
-    tostr: Some(no_tostr),
-    ops_set: Some(no_ops_set),
-};
+static FABRIC: fi_ops = object(fabric_close, no_bind, no_control);
 
 static FABRIC_REST: fi_ops_fabric = fi_ops_fabric {
     size: size_of::<fi_ops_fabric>(),

@@ -24,86 +24,55 @@ use crate::trace::{self, Pending};
 use core::ffi::{c_int, c_void};
 use libc::iovec;
 
-#[unsafe(naked)]
-pub unsafe extern "C" fn reg(
-    fid: *mut fid,
-    buf: *const c_void,
-    len: usize,
-    access: u64,
-    offset: u64,
-    requested_key: u64,
-    flags: u64,
-    mr: *mut *mut fid_mr,
-    context: *mut c_void,
-) -> c_int {
-    with_caller!(reg_of, tenth)
-}
+/// The traced function of a call with nine arguments, and the function that it continues at. The
+/// first two name the memory: as `$call` takes it, and as address and length for the record.
+macro_rules! of_nine_arguments {
+    ($name:ident, $of:ident, $call:expr, $wished:ident, ($memory:ident: $type:ty, $count:ident), $range:expr) => {
+        #[unsafe(naked)]
+        pub unsafe extern "C" fn $name(
+            fid: *mut fid,
+            $memory: $type,
+            $count: usize,
+            access: u64,
+            offset: u64,
+            requested_key: u64,
+            flags: u64,
+            mr: *mut *mut fid_mr,
+            context: *mut c_void,
+        ) -> c_int {
+            with_caller!($of, tenth)
+        }
 
-unsafe extern "C" fn reg_of(
-    fid: *mut fid,
-    buf: *const c_void,
-    len: usize,
-    access: u64,
-    offset: u64,
-    requested_key: u64,
-    flags: u64,
-    mr: *mut *mut fid_mr,
-    context: *mut c_void,
-    caller: Caller,
-) -> c_int {
-    let memory = (buf.addr(), len, access);
-    let wish = Wish {
-        access,
-        offset,
-        requested_key,
-        flags,
-        context,
+        unsafe extern "C" fn $of(
+            fid: *mut fid,
+            $memory: $type,
+            $count: usize,
+            access: u64,
+            offset: u64,
+            requested_key: u64,
+            flags: u64,
+            mr: *mut *mut fid_mr,
+            context: *mut c_void,
+            caller: Caller,
+        ) -> c_int {
+            let wish = Wish {
+                access,
+                offset,
+                requested_key,
+                flags,
+                context,
+            };
+            let memory = ($memory, $count);
+            // SAFETY: our object, caller's memory: the arguments are the C caller's, unchanged.
+            let body = |pending: &mut _| unsafe { $wished(fid, memory, wish, mr, pending) };
+            let (addr, length): (usize, usize) = $range;
+            // SAFETY: our object: `fid` is an open domain of this library.
+            unsafe { registration($call, fid, (addr, length, access), caller, body) }
+        }
     };
-    // SAFETY: our object, caller's memory: the arguments are the C caller's, unchanged.
-    let body = |pending: &mut _| unsafe { reg_wished(fid, (buf, len), wish, mr, pending) };
-    // SAFETY: our object: `fid` is an open domain of this library.
-    unsafe { registration(call::FI_MR_REG, fid, memory, caller, body) }
 }
-
-#[unsafe(naked)]
-pub unsafe extern "C" fn regv(
-    fid: *mut fid,
-    iov: *const iovec,
-    count: usize,
-    access: u64,
-    offset: u64,
-    requested_key: u64,
-    flags: u64,
-    mr: *mut *mut fid_mr,
-    context: *mut c_void,
-) -> c_int {
-    with_caller!(regv_of, tenth)
-}
-
-unsafe extern "C" fn regv_of(
-    fid: *mut fid,
-    iov: *const iovec,
-    count: usize,
-    access: u64,
-    offset: u64,
-    requested_key: u64,
-    flags: u64,
-    mr: *mut *mut fid_mr,
-    context: *mut c_void,
-    caller: Caller,
-) -> c_int {
-    let wish = Wish {
-        access,
-        offset,
-        requested_key,
-        flags,
-        context,
-    };
-    // SAFETY: our object, caller's memory: the arguments are the C caller's, unchanged.
-    let body = |pending: &mut _| unsafe { regv_wished(fid, (iov, count), wish, mr, pending) };
-    // SAFETY: our object: `fid` is an open domain of this library.
-    unsafe { registration(call::FI_MR_REGV, fid, (0, 0, access), caller, body) }
-}
+of_nine_arguments!(reg, reg_of, call::FI_MR_REG, reg_wished, (buf: *const c_void, len), (buf.addr(), len));
+of_nine_arguments!(regv, regv_of, call::FI_MR_REGV, regv_wished, (iov: *const iovec, count), (0, 0));
 
 #[unsafe(naked)]
 pub unsafe extern "C" fn regattr(
