@@ -3,7 +3,7 @@
 //!
 //! `struct fi_mr_attr` has grown from 48 to 112 bytes and does not carry its size. The version of
 //! the interface for which the application was written decides which fields the library reads.
-//! libfabric 1.17's own `ofi_mr_regattr` reads past the end of an old application's structure.
+//! libfabric 1.17's `ofi_mr_regattr` reads past the end of an old application's structure.
 
 use super::errors::{Failure, ensure};
 use super::raw_key::IOV_LIMIT;

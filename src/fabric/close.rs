@@ -7,6 +7,7 @@ use super::region::Region;
 use super::workers;
 use crate::call::How;
 use crate::dispatch;
+use core::sync::atomic::Ordering::Relaxed;
 
 /// Waits for a registration in the background, or cancels it before it has begun. After this call
 /// the region's state stays the same until its close.
@@ -29,7 +30,7 @@ pub fn release(region: &Region) -> bool {
     // The domain is read only now: a closed region may have outlived its domain.
     let domain = Domain::of(region);
     // The cache releases a region once, so of two threads that close it, one fails here.
-    if !domain.is_fast() || !dispatch::release_relaxed(mr) {
+    if !domain.fast.load(Relaxed) || !dispatch::release_relaxed(mr) {
         return false;
     }
     domain.close_region(region);

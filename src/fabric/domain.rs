@@ -6,11 +6,12 @@ use super::errors::{Failure, ensure, may_allocate};
 use super::keys::Keys;
 use super::mode::Mode;
 use super::object::{Process, Tables};
+use super::quarantine::Quarantine;
 use super::queue::Queue;
 use super::raw_key::RawKey;
 use super::refusals::*;
 use super::region::{Plan, Region};
-use super::rest::Rest;
+
 use super::segment::{Found, Segment};
 use crate::abi::libfabric::*;
 use crate::abi::libfabric_provider::domain_slots;
@@ -43,8 +44,8 @@ pub struct Domain {
     /// Whether a registration without flags may be a hit of the cache and nothing more: the domain
     /// is relaxed, its keys are the provider's and not raw, it does not page on demand, it is not
     /// iWARP, and no queue is bound to it.
-    fast: AtomicBool,
-    rest: Rest,
+    pub fast: AtomicBool,
+    quarantine: Quarantine,
     pub keys: Keys,
     /// The queue that reports registrations, if one is bound.
     pub bound: OnceLock<Bound>,
@@ -102,7 +103,7 @@ impl Domain {
             fast: AtomicBool::new(
                 mode.cached && mode.provider_keys && !mode.raw && !mode.on_demand && !iwarp,
             ),
-            rest: Rest::new(),
+            quarantine: Quarantine::new(),
             keys: Keys::default(),
             bound: OnceLock::new(),
             opened,
@@ -133,17 +134,11 @@ impl Domain {
         self.bound.get().and_then(Bound::queue)
     }
 
-    /// Whether a registration without flags may be a hit of the cache and nothing more.
-    #[inline(always)]
-    pub fn is_fast(&self) -> bool {
-        self.fast.load(Relaxed)
-    }
-
     /// Counts a region, and returns memory for it that no other thread uses: of an older region if
-    /// that memory has rested long enough. `None` if no memory is left.
+    /// that memory has been in quarantine long enough. `None` if there is no memory.
     #[inline(always)]
     pub fn region_memory(&self) -> Option<usize> {
-        self.rest.open().or_else(|| self.new_region_memory())
+        self.quarantine.open().or_else(|| self.new_region_memory())
     }
 
     #[cold]
@@ -152,7 +147,7 @@ impl Domain {
         let domain = (&raw const *self).expose_provenance();
         let new = Region::allocate(&self.tables.region, domain, self.process, self.mode.raw);
         if new.is_none() {
-            self.rest.count_off();
+            self.quarantine.count_off();
         }
         new
     }
@@ -169,9 +164,8 @@ impl Domain {
     #[inline(always)]
     pub fn close_region(&self, region: &Region) {
         region.die();
-        if let Some(oldest) = self.rest.close(region.address()) {
-            // SAFETY: the region is closed, and its memory has left `Rest`, which holds it no
-            // longer.
+        if let Some(oldest) = self.quarantine.close(region.address()) {
+            // SAFETY: the region is closed, and its memory has left the quarantine.
             unsafe { Region::free(oldest) };
         }
     }
@@ -184,12 +178,12 @@ impl Domain {
         // SAFETY: the caller promised an open domain of this library.
         let domain = unsafe { &*fid.cast::<Domain>() };
         domain.process.check()?;
-        ensure(domain.rest.open_now() == 0, HAS_REGIONS)?;
+        ensure(domain.quarantine.open_now() == 0, HAS_REGIONS)?;
         ensure(!domain.keys.has_mapped(), HAS_RAW_KEYS)?;
         if let Some(opened) = &domain.opened {
             opened.close(domain.pd)?;
         }
-        for region in domain.rest.drain() {
+        for region in domain.quarantine.drain() {
             // SAFETY: the region is closed, and the domain that held its memory ends here.
             unsafe { Region::free(region) };
         }
@@ -208,7 +202,7 @@ impl Domain {
         ensure(class == FI_CLASS_EQ, NOT_A_QUEUE)?;
         ensure(flags == FI_REG_MR, BIND_FLAGS)?;
         ensure(self.bound.get().is_none(), BOUND_ALREADY)?;
-        ensure(self.rest.open_now() == 0, BOUND_TOO_LATE)?;
+        ensure(self.quarantine.open_now() == 0, BOUND_TOO_LATE)?;
         // SAFETY: the class says that the object is an event queue. The application keeps it open
         // while a domain is bound to it.
         let bound = unsafe { Bound::to(queue.cast(), self.tables) }?;

@@ -57,7 +57,7 @@ pub struct Keys(RwLock<KeyTable>);
 /// # Safety
 /// The table is locked, or the caller knows that the region is not closed.
 unsafe fn region<'a>(address: usize) -> &'a Region {
-    // SAFETY: a region leaves the table before its memory rests, and the caller promised a locked
+    // SAFETY: a region leaves the table before its memory is used again, and the caller promised a locked
     // table or an open region.
     unsafe { &*with_exposed_provenance::<Region>(address) }
 }
@@ -155,7 +155,7 @@ impl Keys {
     }
 
     /// Finds the memory behind a range of a key's addresses. With the provider's keys, a key
-    /// outside this table is the device's own, and so is the address: `Domain::resolve` handles
+    /// outside this table is the device's, and so is the address: `Domain::resolve` handles
     /// that case.
     pub fn resolve(
         &self,

@@ -52,13 +52,15 @@ refusals! {
     NULL_DOMAIN_PLACE FI_EINVAL, "the place for the domain is NULL";
     OTHER_DOMAIN FI_EINVAL, "the object is no domain of this library";
     ATTRIBUTES_SIZE FI_EINVAL, "the attributes' size is not sizeof(struct rdmamr_domain_attr)";
-    ATTRIBUTES_UNKNOWN FI_EINVAL, "the attributes ask for what this version of the library does not know";
+    ATTRIBUTES_UNKNOWN FI_EINVAL,
+        "the attributes ask for what this version of the library does not know";
     UNKNOWN_MODE FI_EINVAL, "the mode has a bit that the library does not serve";
     UNKNOWN_CAPS FI_EINVAL, "the capabilities have a bit that the library does not serve";
     UNKNOWN_FLAGS FI_EINVAL, "the flags have a bit that the library does not serve";
     UNKNOWN_MR_MODE FI_EINVAL, "the mr_mode has a bit that the library does not serve";
     MODES_EXCLUDE FI_EINVAL, "FI_PROV_MR_ATTR and FI_MR_SCALABLE exclude each other";
-    KEYS_NEED_ADDRESSES FI_EINVAL, "FI_MR_PROV_KEY needs FI_MR_VIRT_ADDR: a device cannot have each buffer begin at 0";
+    KEYS_NEED_ADDRESSES FI_EINVAL,
+        "FI_MR_PROV_KEY needs FI_MR_VIRT_ADDR: a device cannot have each buffer begin at 0";
     KEY_SIZE FI_EINVAL, "the size of the application's keys must be 1 to 8 bytes";
     NO_ON_DEMAND FI_ENOSYS, "FI_DYNAMIC_MR: the device has no on-demand paging";
     HAS_REGIONS FI_EBUSY, "the domain still has regions that are not closed";
@@ -67,7 +69,8 @@ refusals! {
     NOT_A_QUEUE FI_EINVAL, "a domain can be bound to an event queue only";
     BIND_FLAGS FI_EBADFLAGS, "a domain is bound with FI_REG_MR and no other flag";
     BOUND_ALREADY FI_EBUSY, "the domain is bound to a queue already";
-    BOUND_TOO_LATE FI_EOPBADSTATE, "the domain has regions: bind the queue before the first registration";
+    BOUND_TOO_LATE FI_EOPBADSTATE,
+        "the domain has regions: bind the queue before the first registration";
 
     // A registration.
     NULL_REGION_PLACE FI_EINVAL, "the place for the region is NULL";
@@ -79,14 +82,18 @@ refusals! {
     SUM_OF_LENGTHS FI_EINVAL, "the sum of the lengths is more than there are addresses";
     AUTHORIZATION FI_ENOSYS, "verbs have no authorization keys";
     SUB_REGION FI_ENOSYS, "there are no sub-regions (base_mr)";
-    REGISTER_FLAGS FI_EBADFLAGS, "a flag that is not supported: of fi_mr_reg's there are RDMAMR_MR_KEY and RDMAMR_MR_OFFSET";
+    REGISTER_FLAGS FI_EBADFLAGS,
+        "a flag that is not supported: of fi_mr_reg's there are RDMAMR_MR_KEY and RDMAMR_MR_OFFSET";
     NOT_YOUR_KEYS FI_EBADFLAGS, "FI_MR_KEY on a domain whose keys are the provider's";
     KEY_TOO_LARGE FI_EKEYREJECTED, "the requested key is larger than the domain's keys can be";
     KEY_IN_USE FI_ENOKEY, "the requested key is in use in this domain";
     OFFSET_WITHOUT_FLAG FI_EINVAL, "the offset must be 0 without FI_MR_OFFSET";
     OFFSET_PAST_END FI_EINVAL, "the offset and the length run past the end of the addresses";
-    OFFSET_IN_PAGE FI_EINVAL, "FI_MR_OFFSET with the provider's keys: the offset and the buffer must lie alike in their pages";
-    OFFSET_IWARP FI_ENOSYS, "FI_MR_OFFSET with the provider's keys: an iWARP device has a buffer at its own address";
+    OFFSET_IN_PAGE FI_EINVAL,
+        "FI_MR_OFFSET with the provider's keys: the offset and the buffer must lie alike in their \
+        pages";
+    OFFSET_IWARP FI_ENOSYS,
+        "FI_MR_OFFSET with the provider's keys: an iWARP device has a buffer at its own address";
     REGION_PAST_END FI_EINVAL, "the region's addresses run past the end of the address space";
     CANCELLED FI_ECANCELED, "fi_close() came before it was begun";
 
@@ -103,7 +110,8 @@ refusals! {
     NOT_BINDABLE FI_EINVAL, "a region is bound to an event queue or a counter";
     REGION_BIND_FLAGS FI_EBADFLAGS, "a region is bound with FI_REMOTE_WRITE and no other flag";
     NO_REMOTE_EVENTS FI_ENOSYS, "a verbs device does not say when a peer has written to a region";
-    NO_REFRESH FI_ENOSYS, "a region's pages are pinned when it is registered: close it and register anew";
+    NO_REFRESH FI_ENOSYS,
+        "a region's pages are pinned when it is registered: close it and register anew";
     EMPTY_RANGE FI_EINVAL, "the range is empty, or runs past the end of the addresses";
     OUTSIDE_REGION FI_EINVAL, "the range is not within the region";
     SEGMENTS_TOO_SMALL FI_ETOOSMALL, "there are more segments than there is room for";
@@ -129,7 +137,8 @@ refusals! {
     // A queue of this library.
     NULL_QUEUE_PLACE FI_EINVAL, "the place for the queue is NULL";
     QUEUE_FLAGS FI_EBADFLAGS, "an event queue has no flag but FI_WRITE";
-    QUEUE_WAIT_OBJECT FI_ENOSYS, "an event queue can be waited for by FI_WAIT_FD only, or not at all";
+    QUEUE_WAIT_OBJECT FI_ENOSYS,
+        "an event queue can be waited for by FI_WAIT_FD only, or not at all";
     QUEUE_IN_USE FI_EBUSY, "a domain is still bound to the queue";
     QUEUE_EMPTY FI_EAGAIN, "the queue is empty";
     ERROR_FIRST FI_EAVAIL, "the next event is an error: fi_eq_readerr() reads it";
@@ -145,11 +154,15 @@ refusals! {
     WRITE_FLAGS FI_EBADFLAGS, "an event is written without flags";
 
     // Another provider's queue.
-    FOREIGN_NOT_EMPTY FI_EBUSY, "the other provider's queue has events that nobody has read: bind it before";
-    FOREIGN_ONE_WAY FI_EOPNOTSUPP, "the other provider's queue takes an event and does not give it back";
+    FOREIGN_NOT_EMPTY FI_EBUSY,
+        "the other provider's queue has events that nobody has read: bind it before";
+    FOREIGN_ONE_WAY FI_EOPNOTSUPP,
+        "the other provider's queue takes an event and does not give it back";
     FOREIGN_NO_TABLE FI_EINVAL, "the queue has no functions";
     FOREIGN_NO_FUNCTION FI_ENOSYS, "the queue has no such function";
     FOREIGN_ERROR FI_EBUSY, "the other provider's queue has an error that nobody has read";
     FOREIGN_PARTLY FI_EOTHER, "the other provider's queue took part of an event";
-    FOREIGN_TAKES_NONE FI_EINVAL, "the other provider's queue takes no events; the verbs and the sockets provider's must be opened with FI_WRITE";
+    FOREIGN_TAKES_NONE FI_EINVAL,
+        "the other provider's queue takes no events; the verbs and the sockets provider's must be \
+        opened with FI_WRITE";
 }

@@ -442,8 +442,8 @@ impl Region {
         })
     }
 
-    /// Ends the region's life. As long as the memory rests, a call can tell that the region is
-    /// closed.
+    /// Ends the region's life. As long as the memory is in quarantine, a call can tell that the
+    /// region is closed.
     #[inline(always)]
     pub fn die(&self) {
         self.key.store(FI_KEY_NOTAVAIL, Relaxed);

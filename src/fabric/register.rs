@@ -5,6 +5,7 @@
 
 use super::access::{self, Rights};
 use super::attributes::{Buffer, Buffers, MR_KEY, MR_OFFSET, Wish};
+use super::bound::Bound;
 use super::domain::Domain;
 use super::errors::{Failure, ensure, may_allocate};
 use super::mode::Mode;
@@ -19,6 +20,7 @@ use crate::report::explain::Subject;
 use crate::sys::pages::page_size;
 use crate::trace::Pending;
 use core::ffi::c_void;
+use core::sync::atomic::Ordering::Relaxed;
 
 /// Registers memory that the cache already has, on a domain that is fast, without flags. In every
 /// other case it returns `None`, and the caller takes the long path, [`register`].
@@ -33,7 +35,7 @@ pub fn hit(
     access: u64,
     context: *mut c_void,
 ) -> Option<&'static Region> {
-    if !domain.is_fast() || domain.process.check().is_err() {
+    if !domain.fast.load(Relaxed) || domain.process.check().is_err() {
         return None;
     }
     let access = access::known(access)?;
@@ -147,7 +149,8 @@ fn complete_or_submit(
     if let (Some(key), false) = (region.table_key, region.is_placed) {
         domain.keys.reserve(key, region)?;
     }
-    let queue = domain.queue();
+    let bound = domain.bound.get();
+    let queue = bound.and_then(Bound::queue);
     if let Some(queue) = queue {
         queue.promise()?;
         // A placed region replaces others, so it must be registered when the call returns.
@@ -171,7 +174,7 @@ fn complete_or_submit(
     publish(region.as_ptr());
     // A thread that reads the event may close the region, so the record is written first.
     region.describe(pending, how);
-    let Some(bound) = domain.bound.get() else {
+    let Some(bound) = bound else {
         return Ok(());
     };
     bound.completed(region).inspect_err(|_| {

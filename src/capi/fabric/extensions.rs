@@ -69,8 +69,8 @@ pub struct rdmamr_domain_attr {
     /// addresses are virtual.
     /// FI_MR_VIRT_ADDR: the application chooses the keys, and addresses are virtual.
     /// FI_MR_SCALABLE, or 0: the application chooses the keys, and addresses begin at 0. With
-    /// FI_MR_RAW peers get raw keys. FI_MR_LOCAL and FI_MR_ALLOCATED say what the program does,
-    /// and change nothing.
+    /// FI_MR_RAW remote peers get raw keys. FI_MR_LOCAL and FI_MR_ALLOCATED say what the program
+    /// does, and change nothing.
     pub mr_mode: i32,
     /// RDMAMR_PROV_MR_ATTR means FI_MR_PROV_KEY | FI_MR_VIRT_ADDR; RDMAMR_LOCAL_MR means
     /// FI_MR_LOCAL.
@@ -87,12 +87,12 @@ pub struct rdmamr_domain_attr {
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct rdmamr_segment {
-    /// The address of the first byte: for the peer's device from rdmamr_resolve(), in this
+    /// The address of the first byte: for the remote device from rdmamr_resolve(), in this
     /// process from rdmamr_mr_segments().
     pub addr: u64,
     /// The length in bytes.
     pub length: u64,
-    /// The local key; 0 for memory of a peer.
+    /// The local key; 0 for memory of a remote peer.
     pub lkey: u32,
     /// The remote key.
     pub rkey: u32,
@@ -251,11 +251,11 @@ unsafe fn domain_of_this_library(domain: *mut fid_domain) -> Result<&'static Dom
     unsafe { domain_of_this_process(domain.cast()) }
 }
 
-/// Finds where a peer's memory lies, for the work requests of an RDMA operation.
+/// Finds where a remote peer's memory lies, for the work requests of an RDMA operation.
 ///
 /// `key` is a key that fi_mr_map_raw() returned, or the key of a region of `domain`, or, on a
 /// domain whose provider chooses the keys, any rkey. `offset` addresses the first byte as the
-/// peer's domain addresses memory, and `length` is in bytes. The range becomes one segment for each
+/// remote domain addresses memory, and `length` is in bytes. The range becomes one segment for each
 /// registration in which a part of it lies: at most 16. On entry `count` is the number of elements
 /// of `segments`; on return it is the number of segments of the range. Any thread may call this
 /// function at any time.

@@ -62,7 +62,7 @@ unsafe fn queue<'a>(eq: *mut fid_eq) -> Result<&'a fi_ops_eq, Error> {
     unsafe { table.as_ref() }.ok_or(NO_SLOT)
 }
 
-/// Calls the function in a slot of a table with these arguments. If there is none, fails as the
+/// Calls the function in a slot of a table with these arguments. If the slot is empty, fails as the
 /// call `$name`.
 macro_rules! slot {
     ($name:literal, $table:expr, $slot:ident($($argument:expr),*)) => {
@@ -122,8 +122,8 @@ versioned!(fi_mr_reg, "RDMAMR_1.0");
 /// Registers up to 16 buffers as one region, fi_mr_reg(3).
 ///
 /// `count` is the number of elements of `iov`. Buffers that touch in their order become one buffer.
-/// If more than one buffer is left, the region is a composite: the addresses that peers use run
-/// from the base through all the buffers, end to end, and a peer needs rdmamr_resolve() to use
+/// If more than one buffer is left, the region is a composite: the addresses of remote peers run
+/// from the base through all the buffers, end to end; remote peers need rdmamr_resolve() to use
 /// them. fi_mr_desc() of a composite is NULL, and rdmamr_mr_segments() has what each buffer needs
 /// for local use.
 ///
@@ -198,7 +198,7 @@ pub unsafe extern "C" fn fi_mr_desc(mr: *mut fid_mr) -> *mut c_void {
 }
 versioned!(fi_mr_desc, "RDMAMR_1.0");
 
-/// Returns the key by which peers reach a region: the rkey, or the key that the application
+/// Returns the key by which remote peers reach a region: the rkey, or the key that the application
 /// requested.
 ///
 /// Returns FI_KEY_NOTAVAIL if `mr` is NULL or another object, if the region is not registered yet
@@ -214,7 +214,7 @@ versioned!(fi_mr_key, "RDMAMR_1.0");
 /// Binds a region to a counter or a queue, fi_mr(3). No region of this library can be bound.
 ///
 /// Returns for a region of this library:
-/// -FI_ENOSYS: `flags` is FI_REMOTE_WRITE or FI_WRITE; a device does not say when a peer has
+/// -FI_ENOSYS: `flags` is FI_REMOTE_WRITE or FI_WRITE; a device does not say when a remote peer has
 /// written.
 /// -FI_EBADFLAGS: `flags` has other flags.
 /// -FI_EINVAL: a pointer is NULL, or an object has another class.
@@ -284,7 +284,8 @@ pub unsafe extern "C" fn fi_mr_refresh(
 }
 versioned!(fi_mr_refresh, "RDMAMR_1.0");
 
-/// Writes what a peer needs to reach a region: its base address, and a raw key for fi_mr_map_raw().
+/// Writes what a remote peer needs to reach a region: its base address, and a raw key for
+/// fi_mr_map_raw().
 ///
 /// On entry `key_size` is the size of `raw_key` in bytes; on return it is the size that the raw key
 /// needs: 48 bytes for one buffer, and 24 more for each further buffer of a composite. A NULL
@@ -314,10 +315,11 @@ pub unsafe extern "C" fn fi_mr_raw_attr(
 }
 versioned!(fi_mr_raw_attr, "RDMAMR_1.0");
 
-/// Maps a raw key that a peer has sent to a key for rdmamr_resolve(), and writes that key to `key`.
+/// Maps a raw key that a remote peer has sent to a key for rdmamr_resolve(), and writes that key to
+/// `key`.
 ///
-/// `base_addr` and `raw_key` are what fi_mr_raw_attr() wrote in the peer; `key_size` is the size of
-/// `raw_key` in bytes. fi_mr_unmap_key() ends the mapping.
+/// `base_addr` and `raw_key` are what fi_mr_raw_attr() wrote in the remote peer; `key_size` is the
+/// size of `raw_key` in bytes. fi_mr_unmap_key() ends the mapping.
 ///
 /// Returns 0, or a negative code.
 /// -FI_EINVAL: a byte of the raw key is wrong, `base_addr` is not the raw key's, or a pointer is

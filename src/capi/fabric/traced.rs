@@ -160,7 +160,7 @@ fn write(pending: Option<Pending>, result: c_int) {
 }
 
 /// Runs and records a registration. `call` is one of the numbers in `trace::format::call`. The
-/// memory is what the call's own arguments say: address, length and access. A reader of the event
+/// memory is what the call's arguments say: address, length and access. A reader of the event
 /// may close the region and the domain before this function returns. So the body, not this
 /// function, describes the region in the record, or takes the record along into the background.
 ///
