@@ -42,8 +42,8 @@ IN_FRONT = ["capi", "fabric"]
 # What a function that C calls may consist of: a call of the boundary in capi/ret.rs, of a function or macro that is one, or
 # a jump to a function that is looked at as well.
 BOUNDARY = re.compile(
-    r"\bret::(verbs|code|always)\b|\bnot_there\(|\bsilent\(|\breg(v|attr)?_wished\(|\bclose_slowly\(|\bclose_noting\("
-    r"|\breg\(|\bregister_in\(|\b(changing|around|touching|unregister|map|advising(_unreported)?)\(|\bwith_caller!|\b(slot|command)!"
+    r"\bret::(verbs|code|done|always)\b|\bnot_there\(|\bsilent\(|\breg(v|attr)?_wished\(|\bclose_slowly\(|\bclose_noting\("
+    r"|\bregister_in\(|\bread_event\(|\$wished\(|\breg\(|\b(changing|around|touching|unregister|map|advising(_unreported)?)\(|\bwith_caller!|\b(slot|command)!"
 )
 # These neither allocate nor index, and call nothing that could panic.
 BARE = {"rdmamr_version", "cleanup", "fi_eq_strerror", "queue_strerror", "fi_mr_desc", "fi_mr_key", "forget", "load"}

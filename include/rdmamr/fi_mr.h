@@ -796,8 +796,8 @@ int fi_mr_reg(struct fid_domain *domain,
  * Registers up to 16 buffers as one region, fi_mr_reg(3).
  *
  * `count` is the number of elements of `iov`. Buffers that touch in their order become one buffer.
- * If more than one buffer is left, the region is a composite: the addresses that peers use run
- * from the base through all the buffers, end to end, and a peer needs rdmamr_resolve() to use
+ * If more than one buffer is left, the region is a composite: the addresses of remote peers run
+ * from the base through all the buffers, end to end; remote peers need rdmamr_resolve() to use
  * them. fi_mr_desc() of a composite is NULL, and rdmamr_mr_segments() has what each buffer needs
  * for local use.
  *
@@ -852,7 +852,7 @@ int fi_close(struct fid *fid);
 void *fi_mr_desc(struct fid_mr *mr);
 
 /**
- * Returns the key by which peers reach a region: the rkey, or the key that the application
+ * Returns the key by which remote peers reach a region: the rkey, or the key that the application
  * requested.
  *
  * Returns FI_KEY_NOTAVAIL if `mr` is NULL or another object, if the region is not registered yet
@@ -865,7 +865,7 @@ uint64_t fi_mr_key(struct fid_mr *mr);
  * Binds a region to a counter or a queue, fi_mr(3). No region of this library can be bound.
  *
  * Returns for a region of this library:
- * -FI_ENOSYS: `flags` is FI_REMOTE_WRITE or FI_WRITE; a device does not say when a peer has
+ * -FI_ENOSYS: `flags` is FI_REMOTE_WRITE or FI_WRITE; a device does not say when a remote peer has
  * written.
  * -FI_EBADFLAGS: `flags` has other flags.
  * -FI_EINVAL: a pointer is NULL, or an object has another class.
@@ -894,7 +894,8 @@ int fi_mr_refresh(struct fid_mr *mr,
                   uint64_t flags);
 
 /**
- * Writes what a peer needs to reach a region: its base address, and a raw key for fi_mr_map_raw().
+ * Writes what a remote peer needs to reach a region: its base address, and a raw key for
+ * fi_mr_map_raw().
  *
  * On entry `key_size` is the size of `raw_key` in bytes; on return it is the size that the raw key
  * needs: 48 bytes for one buffer, and 24 more for each further buffer of a composite. A NULL
@@ -913,10 +914,11 @@ int fi_mr_raw_attr(struct fid_mr *mr,
                    uint64_t flags);
 
 /**
- * Maps a raw key that a peer has sent to a key for rdmamr_resolve(), and writes that key to `key`.
+ * Maps a raw key that a remote peer has sent to a key for rdmamr_resolve(), and writes that key to
+ * `key`.
  *
- * `base_addr` and `raw_key` are what fi_mr_raw_attr() wrote in the peer; `key_size` is the size of
- * `raw_key` in bytes. fi_mr_unmap_key() ends the mapping.
+ * `base_addr` and `raw_key` are what fi_mr_raw_attr() wrote in the remote peer; `key_size` is the
+ * size of `raw_key` in bytes. fi_mr_unmap_key() ends the mapping.
  *
  * Returns 0, or a negative code.
  * -FI_EINVAL: a byte of the raw key is wrong, `base_addr` is not the raw key's, or a pointer is
@@ -1106,8 +1108,8 @@ struct rdmamr_domain_attr {
          * addresses are virtual.
          * FI_MR_VIRT_ADDR: the application chooses the keys, and addresses are virtual.
          * FI_MR_SCALABLE, or 0: the application chooses the keys, and addresses begin at 0. With
-         * FI_MR_RAW peers get raw keys. FI_MR_LOCAL and FI_MR_ALLOCATED say what the program does,
-         * and change nothing.
+         * FI_MR_RAW remote peers get raw keys. FI_MR_LOCAL and FI_MR_ALLOCATED say what the program
+         * does, and change nothing.
          */
         int32_t mr_mode;
         /**
@@ -1134,7 +1136,7 @@ struct rdmamr_domain_attr {
  */
 struct rdmamr_segment {
         /**
-         * The address of the first byte: for the peer's device from rdmamr_resolve(), in this
+         * The address of the first byte: for the remote device from rdmamr_resolve(), in this
          * process from rdmamr_mr_segments().
          */
         uint64_t addr;
@@ -1143,7 +1145,7 @@ struct rdmamr_segment {
          */
         uint64_t length;
         /**
-         * The local key; 0 for memory of a peer.
+         * The local key; 0 for memory of a remote peer.
          */
         uint32_t lkey;
         /**
@@ -1194,11 +1196,11 @@ int rdmamr_eq_open(uint32_t api_version,
                    void *context);
 
 /**
- * Finds where a peer's memory lies, for the work requests of an RDMA operation.
+ * Finds where a remote peer's memory lies, for the work requests of an RDMA operation.
  *
  * `key` is a key that fi_mr_map_raw() returned, or the key of a region of `domain`, or, on a
  * domain whose provider chooses the keys, any rkey. `offset` addresses the first byte as the
- * peer's domain addresses memory, and `length` is in bytes. The range becomes one segment for each
+ * remote domain addresses memory, and `length` is in bytes. The range becomes one segment for each
  * registration in which a part of it lies: at most 16. On entry `count` is the number of elements
  * of `segments`; on return it is the number of segments of the range. Any thread may call this
  * function at any time.

@@ -132,6 +132,12 @@ pub fn code<T: From<i8> + TryFrom<i32>>(
     outcome.unwrap_or_else(|error| T::try_from(-errors::code(error)).unwrap_or(T::from(-1)))
 }
 
+/// Runs the body of a function of the libfabric family, which returns 0 or a negative FI_E... code.
+#[inline(always)]
+pub fn done(name: &'static str, body: impl FnOnce() -> Result<(), Failure>) -> c_int {
+    code(name, None, || body().map(|()| 0))
+}
+
 /// Runs the body of a function that cannot report a failure. After a panic C gets `otherwise`.
 #[inline(always)]
 pub fn always<T>(otherwise: T, body: impl FnOnce() -> T) -> T {

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Translates the access bits of fi_mr_reg(3) into a device's access flags.
 
-use super::errors::{Failure, invalid};
+use super::errors::{Failure, ensure};
+use super::refusals::UNKNOWN_ACCESS;
 use crate::abi::libfabric::*;
 use crate::mr::Access;
 
 const LOCAL: u64 = FI_SEND | FI_RECV | FI_READ | FI_WRITE;
 const KNOWN: u64 = LOCAL | FI_REMOTE_READ | FI_REMOTE_WRITE;
 
-/// The device's access flags, for the process itself and for its peers.
+/// The device's access flags, for local and for remote access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rights {
     /// Whether the process itself uses the memory.
@@ -20,15 +21,11 @@ pub struct Rights {
 /// The rights that a registration asks for.
 ///
 /// Access that only reads the memory (FI_SEND, FI_WRITE) needs no flag, because a device may always
-/// read registered memory. Read-only memory can therefore be registered, and no peer can write to
-/// it. By contrast, libfabric's verbs provider with its cache gives every region every right. An
+/// read registered memory. Read-only memory can therefore be registered, and no remote peer can write
+/// to it. By contrast, libfabric's verbs provider with its cache gives every region every right. An
 /// access of 0, which the verbs provider accepts too, means that only the owner reads the region.
 pub fn map(access: u64, iwarp: bool) -> Result<Rights, Failure> {
-    if access & !KNOWN != 0 {
-        return Err(invalid(
-            "the access holds a bit that fi_mr(3) does not know",
-        ));
-    }
+    ensure(access & !KNOWN == 0, UNKNOWN_ACCESS)?;
     let (local, remote) = flags_of(access, iwarp);
     Ok(Rights {
         is_local: access & LOCAL != 0 || access == 0,
@@ -37,7 +34,7 @@ pub fn map(access: u64, iwarp: bool) -> Result<Rights, Failure> {
     })
 }
 
-/// The flags for the process itself, and the flags for its peers.
+/// The flags for local access, and the flags for remote access.
 const fn flags_of(access: u64, iwarp: bool) -> (Access, Access) {
     let (mut local, mut remote) = (Access::empty(), Access::empty());
     if access & (FI_RECV | FI_READ) != 0 {

@@ -3,10 +3,11 @@
 //!
 //! `struct fi_mr_attr` has grown from 48 to 112 bytes and does not carry its size. The version of
 //! the interface for which the application was written decides which fields the library reads.
-//! libfabric 1.17's own `ofi_mr_regattr` reads past the end of an old application's structure.
+//! libfabric 1.17's `ofi_mr_regattr` reads past the end of an old application's structure.
 
-use super::errors::{Failure, invalid, refused};
+use super::errors::{Failure, ensure};
 use super::raw_key::IOV_LIMIT;
+use super::refusals::*;
 use crate::abi::libfabric::*;
 use crate::abi::libfabric_provider::*;
 use core::ffi::c_void;
@@ -14,7 +15,7 @@ use libc::iovec;
 
 /// The region takes the requested key. The flag stems from libfabric before 1.0.
 pub const MR_KEY: u64 = 1 << 58;
-/// For its peers, the region begins at the given offset. The flag stems from libfabric before 1.0.
+/// Remote peers see the region begin at the given offset. The flag stems from libfabric before 1.0.
 pub const MR_OFFSET: u64 = 1 << 59;
 
 /// A buffer.
@@ -34,6 +35,14 @@ pub enum Buffers {
 }
 
 impl Buffers {
+    /// The address of the first buffer.
+    pub fn start(&self) -> u64 {
+        match self {
+            Buffers::One(buffer) => buffer.addr.addr() as u64,
+            Buffers::Many(buffers) => buffers.first().map_or(0, |first| first.addr.addr() as u64),
+        }
+    }
+
     /// The sum of the lengths.
     pub fn length(&self) -> u64 {
         match self {
@@ -56,14 +65,8 @@ pub struct Wish {
 /// The buffer of fi_mr_reg().
 #[inline(always)]
 pub fn one(addr: *mut c_void, length: usize) -> Result<Buffers, Failure> {
-    if length == 0 {
-        return Err(invalid("the length is 0"));
-    }
-    if addr.addr().checked_add(length).is_none() {
-        return Err(invalid(
-            "address and length run past the end of the address space",
-        ));
-    }
+    ensure(length != 0, NO_LENGTH)?;
+    ensure(addr.addr().checked_add(length).is_some(), BUFFER_PAST_END)?;
     Ok(Buffers::One(Buffer { addr, length }))
 }
 
@@ -72,21 +75,15 @@ pub fn one(addr: *mut c_void, length: usize) -> Result<Buffers, Failure> {
 /// # Safety
 /// `iov` is NULL or points to `count` elements.
 pub unsafe fn several(iov: *const iovec, count: usize) -> Result<Buffers, Failure> {
-    if iov.is_null() {
-        return Err(invalid("the vector of buffers is NULL"));
-    }
-    if count == 0 || count > IOV_LIMIT {
-        return Err(invalid("the number of buffers must be 1 to 16"));
-    }
+    ensure(!iov.is_null(), NULL_BUFFERS)?;
+    ensure((1..=IOV_LIMIT).contains(&count), BUFFER_COUNT)?;
     // SAFETY: `iov` is not NULL, and the caller promised that it points to `count` elements.
     let given = unsafe { core::slice::from_raw_parts(iov, count) };
     let mut buffers: Vec<Buffer> = Vec::with_capacity(count);
     let mut sum = 0usize;
     for next in given {
         one(next.iov_base, next.iov_len)?;
-        sum = sum.checked_add(next.iov_len).ok_or(invalid(
-            "the sum of the lengths is more than there are addresses",
-        ))?;
+        sum = sum.checked_add(next.iov_len).ok_or(SUM_OF_LENGTHS)?;
         match buffers.last_mut() {
             Some(last) if last.addr.addr() + last.length == next.iov_base.addr() => {
                 last.length += next.iov_len;
@@ -113,9 +110,7 @@ pub unsafe fn read(
     flags: u64,
     api_version: u32,
 ) -> Result<(Buffers, Wish), Failure> {
-    if attr.is_null() {
-        return Err(invalid("the attributes are NULL"));
-    }
+    ensure(!attr.is_null(), NULL_ATTRIBUTES)?;
     macro_rules! field {
         ($field:ident) => {
             // SAFETY: every version has the field, or `api_version` says that this application's
@@ -123,14 +118,12 @@ pub unsafe fn read(
             unsafe { (&raw const (*attr).$field).read() }
         };
     }
-    if api_version >= FI_VERSION_1_5 && field!(auth_key_size) != 0 {
-        return Err(refused(FI_ENOSYS, "verbs have no authorization keys"));
-    }
+    let authorization = api_version >= FI_VERSION_1_5 && field!(auth_key_size) != 0;
+    ensure(!authorization, AUTHORIZATION)?;
     // `iface` and `device` count only on a domain with FI_HMEM, which this library does not offer.
     // `page_size` is a hint.
-    if api_version >= FI_VERSION_2_0 && !field!(base_mr).is_null() {
-        return Err(refused(FI_ENOSYS, "there are no sub-regions (base_mr)"));
-    }
+    let sub_region = api_version >= FI_VERSION_2_0 && !field!(base_mr).is_null();
+    ensure(!sub_region, SUB_REGION)?;
     let wish = Wish {
         access: field!(access),
         offset: field!(offset),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The library's own threads that call libfabric, or register memory for it. They are ordinary
-//! threads of the C library. Rust's own would end the process if there is no memory for them.
+//! The library's threads that call libfabric, or register memory for it. They are ordinary threads
+//! of the C library. Rust's would end the process if there is no memory for them.
 
 use core::ffi::{CStr, c_void};
 use core::mem::MaybeUninit;

@@ -1,20 +1,40 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Closing a region, fi_close(3).
 
-use super::domain::{Bound, Domain};
+use super::domain::Domain;
 use super::errors::Failure;
 use super::region::Region;
 use super::workers;
+use crate::dispatch;
 use crate::mr::How;
+use core::sync::atomic::Ordering::Relaxed;
 
 /// Waits for a registration in the background, or cancels it before it has begun. After this call
 /// the region's state stays the same until its close.
 #[inline(always)]
 pub fn settle(region: &Region) {
-    if let Some(Bound::Own(_)) = Domain::of(region).queue() {
+    if Domain::of(region).queue().is_some() {
         // This also concerns a registered region: its event may be on its way into the queue.
         workers::cancel(region);
     }
+}
+
+/// Closes a region whose only registration goes back to the cache: the short path, beside
+/// [`register::hit`](super::register::hit). False if the region needs `close`, or was closed
+/// already.
+#[inline(always)]
+pub fn release(region: &Region) -> bool {
+    let Some(mr) = region.served() else {
+        return false;
+    };
+    // The domain is read only now: a closed region may have outlived its domain.
+    let domain = Domain::of(region);
+    // The cache releases a region once, so of two threads that close it, one fails here.
+    if !domain.fast.load(Relaxed) || !dispatch::release_relaxed(mr) {
+        return false;
+    }
+    domain.close_region(region);
+    true
 }
 
 /// Closes a region. When this call returns, the device does not know the region any more (or the
@@ -33,7 +53,7 @@ pub fn close(region: &Region) -> Result<How, Failure> {
     }
     let how = region.end()?;
     domain.keys.remove(region);
-    if let Some(Bound::Own(queue)) = domain.queue() {
+    if let Some(queue) = domain.queue() {
         queue.forget(region.address());
     }
     domain.close_region(region);

@@ -1,15 +1,18 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A domain: a verbs protection domain, as `struct fid_domain`, and the rules that the caller and
-//! the library agreed on when the domain was opened.
+//! A domain: a verbs protection domain, as `struct fid_domain`, with the rules of its regions.
 
-use super::errors::{Failure, invalid, may_allocate, refused};
-use super::foreign_queue::ForeignQueue;
+use super::bound::Bound;
+use super::errors::{Failure, ensure, may_allocate};
 use super::keys::Keys;
+use super::mode::Mode;
+use super::object::{Process, Tables};
+use super::quarantine::Quarantine;
+use super::queue::Queue;
 use super::raw_key::RawKey;
-use super::region::Plan;
-use super::rest::Rest;
-use super::segment::{Room, Segment};
-use super::{Process, Queue, Region, Tables};
+use super::refusals::*;
+use super::region::{Plan, Region};
+
+use super::segment::{Found, Segment};
 use crate::abi::libfabric::*;
 use crate::abi::libfabric_provider::domain_slots;
 use crate::abi::rdma_core::IBV_TRANSPORT_IWARP;
@@ -23,74 +26,6 @@ use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering::*};
 use errno::Errno;
 use std::sync::OnceLock;
 
-/// The rules of a domain.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Mode {
-    /// The version of the interface for which the application was written.
-    pub api_version: u32,
-    /// The device chooses the keys; else the application does.
-    pub provider_keys: bool,
-    /// Peers name a byte by its virtual address; else by its offset.
-    pub virtual_addresses: bool,
-    /// Peers receive raw keys.
-    pub raw: bool,
-    /// The device pages memory on demand.
-    pub on_demand: bool,
-    /// The cache may serve regions.
-    pub cached: bool,
-    /// The largest key that the application may choose.
-    pub last_key: u64,
-}
-
-impl Mode {
-    /// Translates libfabric's `mr_mode`.
-    pub fn agreed(api_version: u32, mr_mode: i32) -> Result<Mode, Failure> {
-        const KNOWN: i32 =
-            FI_MR_LOCAL | FI_MR_RAW | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY;
-        let bits = match mr_mode {
-            FI_MR_BASIC => FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY,
-            FI_MR_SCALABLE => 0,
-            bits => bits,
-        };
-        if bits & !KNOWN != 0 {
-            return Err(invalid(
-                "the mr_mode has a bit that the library does not serve",
-            ));
-        }
-        let (provider_keys, virtual_addresses) =
-            (bits & FI_MR_PROV_KEY != 0, bits & FI_MR_VIRT_ADDR != 0);
-        if provider_keys && !virtual_addresses {
-            return Err(invalid(
-                "FI_MR_PROV_KEY needs FI_MR_VIRT_ADDR: a device cannot have each buffer begin at 0",
-            ));
-        }
-        Ok(Mode {
-            api_version,
-            provider_keys,
-            virtual_addresses,
-            raw: bits & FI_MR_RAW != 0,
-            on_demand: false,
-            cached: false,
-            // The value above is FI_KEY_NOTAVAIL, which is no key.
-            last_key: FI_KEY_NOTAVAIL - 1,
-        })
-    }
-
-    /// Limits the application's keys to a number of bytes, 1 to 8.
-    pub fn with_key_size(self, bytes: usize) -> Result<Mode, Failure> {
-        let last_key = match bytes {
-            8 => FI_KEY_NOTAVAIL - 1,
-            1..8 => (1 << (8 * bytes)) - 1,
-            _ => {
-                return Err(invalid(
-                    "the size of the application's keys must be 1 to 8 bytes",
-                ));
-            }
-        };
-        Ok(Mode { last_key, ..self })
-    }
-}
-
 /// A domain.
 #[repr(C)]
 pub struct Domain {
@@ -102,17 +37,19 @@ pub struct Domain {
     memory: &'static fi_ops_mr,
     // The private fields.
     tables: &'static Tables,
-    process: Process,
-    pd: Pd,
-    mode: Mode,
-    iwarp: bool,
-    /// Whether `fast.rs` may serve registrations: the domain is relaxed, its keys are the
-    /// provider's and not raw, it does not page on demand, it is not iWARP, and no queue is bound
-    /// to it.
-    fast: AtomicBool,
-    rest: Rest,
+    pub process: Process,
+    pub pd: Pd,
+    pub mode: Mode,
+    /// Whether the device is an iWARP device.
+    pub iwarp: bool,
+    /// Whether a registration without flags may be a hit of the cache and nothing more: the domain
+    /// is relaxed, its keys are the provider's and not raw, it does not page on demand, it is not
+    /// iWARP, and no queue is bound to it.
+    pub fast: AtomicBool,
+    quarantine: Quarantine,
     pub keys: Keys,
-    bound: OnceLock<Bound>,
+    /// The queue that reports registrations, if one is bound.
+    pub bound: OnceLock<Bound>,
     /// The device, if the domain opened it. It is closed with the domain.
     opened: Option<Box<dyn Opened>>,
 }
@@ -125,13 +62,7 @@ const _: () =
 /// The device that the provider opened for a domain.
 pub trait Opened: Send + Sync {
     /// Closes the device. After an error the device is still open.
-    fn close(&self, pd: Pd) -> Result<(), crate::mr::Error>;
-}
-
-/// The queue that reports registrations.
-pub enum Bound {
-    Own(&'static Queue),
-    Foreign(ForeignQueue),
+    fn close(&self, pd: Pd) -> Result<(), Error>;
 }
 
 impl Domain {
@@ -173,7 +104,7 @@ impl Domain {
             fast: AtomicBool::new(
                 mode.cached && mode.provider_keys && !mode.raw && !mode.on_demand && !iwarp,
             ),
-            rest: Rest::new(),
+            quarantine: Quarantine::new(),
             keys: Keys::default(),
             bound: OnceLock::new(),
             opened,
@@ -181,39 +112,11 @@ impl Domain {
         Ok(Box::into_raw(domain).cast())
     }
 
-    /// The domain that C names. It may belong to the parent process.
-    ///
-    /// # Safety
-    /// `fid` is an open domain of this library.
-    #[inline(always)]
-    pub unsafe fn look(fid: *mut fid) -> &'static Domain {
-        // SAFETY: the caller promised an open domain: only domains have the table that led here.
-        unsafe { &*fid.cast::<Domain>() }
-    }
-
-    /// The domain that C names. A domain that the parent process made is refused.
-    ///
-    /// # Safety
-    /// `fid` is an open domain of this library. The objects that are made of it keep it open by
-    /// counting.
-    #[inline(always)]
-    pub unsafe fn from_c(fid: *mut fid) -> Result<&'static Domain, Failure> {
-        // SAFETY: the caller promised an open domain of this library.
-        let domain = unsafe { Domain::look(fid) };
-        domain.check()?;
-        Ok(domain)
-    }
-
     /// The domain of a region.
     #[inline(always)]
     pub fn of(region: &Region) -> &'static Domain {
         // SAFETY: a domain counts its regions, so it exists as long as `region` does.
         unsafe { &*with_exposed_provenance::<Domain>(region.domain) }
-    }
-
-    /// The address by which regions remember their domain.
-    pub fn address(&self) -> usize {
-        (&raw const *self).expose_provenance()
     }
 
     /// Whether this library made the domain.
@@ -226,78 +129,44 @@ impl Domain {
         core::ptr::eq(memory, &tables.memory)
     }
 
+    /// The queue of this library that reports registrations, if one is bound.
     #[inline(always)]
-    pub fn check(&self) -> Result<(), Failure> {
-        self.process.check()
+    pub fn queue(&self) -> Option<&'static Queue> {
+        self.bound.get().and_then(Bound::queue)
     }
 
-    pub fn mode(&self) -> &Mode {
-        &self.mode
-    }
-
-    pub fn pd(&self) -> Pd {
-        self.pd
-    }
-
-    pub fn is_iwarp(&self) -> bool {
-        self.iwarp
-    }
-
-    /// The queue that reports registrations, if one is bound.
+    /// Counts a region, and returns memory for it that no other thread uses: of an older region if
+    /// that memory has been in quarantine long enough. `None` if there is no memory.
     #[inline(always)]
-    pub fn queue(&self) -> Option<&Bound> {
-        self.bound.get()
+    pub fn region_memory(&self) -> Option<usize> {
+        self.quarantine.open().or_else(|| self.new_region_memory())
     }
 
-    /// Whether `fast.rs` may serve a registration.
-    #[inline(always)]
-    pub fn is_fast(&self) -> bool {
-        self.fast.load(Relaxed)
-    }
-
-    /// The properties that all regions of the domain share.
-    pub fn plan(&self) -> Plan {
-        Plan {
-            ops: &self.tables.region,
-            domain: self.address(),
-            process: self.process,
-            raw: self.mode.raw,
-            context: core::ptr::null_mut(),
-            table_key: None,
-            is_placed: false,
-            base: 0,
-            length: 0,
+    #[cold]
+    #[inline(never)]
+    fn new_region_memory(&self) -> Option<usize> {
+        let domain = (&raw const *self).expose_provenance();
+        let new = Region::allocate(&self.tables.region, domain, self.process, self.mode.raw);
+        if new.is_none() {
+            self.quarantine.count_off();
         }
-    }
-
-    /// Counts a region, and returns memory of an older region if that memory has rested long
-    /// enough. If not, the caller makes the region by `new_region`.
-    #[inline(always)]
-    pub fn rested(&self) -> Option<usize> {
-        self.rest.open()
-    }
-
-    /// Makes a region in new memory. `rested` has counted the region already.
-    pub fn new_region(&self, plan: &Plan) -> Result<&'static Region, Failure> {
-        Region::make_new(plan).inspect_err(|_| self.rest.count_off())
+        new
     }
 
     /// Makes a region in the state `UnderWay`.
     #[inline(always)]
     pub fn open_region(&self, plan: &Plan) -> Result<&'static Region, Failure> {
-        match self.rested() {
-            Some(rested) => Ok(Region::make(plan, rested)),
-            None => self.new_region(plan),
-        }
+        let memory = self.region_memory().ok_or(Error::Memory)?;
+        // SAFETY: `region_memory` has returned this memory to this thread only.
+        Ok(unsafe { Region::open(memory, plan) })
     }
 
     /// Gives up a region that has no registration. After this call the domain may be gone.
     #[inline(always)]
     pub fn close_region(&self, region: &Region) {
         region.die();
-        if let Some(oldest) = self.rest.close(region.address()) {
-            // SAFETY: the region is closed, and its memory has left `Rest`, which holds it no
-            // longer.
+        if let Some(oldest) = self.quarantine.close(region.address()) {
+            // SAFETY: the region is closed, and its memory has left the quarantine.
             unsafe { Region::free(oldest) };
         }
     }
@@ -308,26 +177,14 @@ impl Domain {
     /// `fid` is an open domain of this library. After success the caller does not use it again.
     pub unsafe fn close(fid: *mut fid) -> Result<(), Failure> {
         // SAFETY: the caller promised an open domain of this library.
-        let domain = unsafe { Domain::from_c(fid) }?;
-        if domain.rest.open_now() > 0 {
-            return Err(refused(
-                FI_EBUSY,
-                "the domain still has regions that are not closed",
-            ));
-        }
-        if domain.keys.has_mapped() {
-            return Err(refused(
-                FI_EBUSY,
-                "the domain still has raw keys that are mapped",
-            ));
-        }
+        let domain = unsafe { &*fid.cast::<Domain>() };
+        domain.process.check()?;
+        ensure(domain.quarantine.open_now() == 0, HAS_REGIONS)?;
+        ensure(!domain.keys.has_mapped(), HAS_RAW_KEYS)?;
         if let Some(opened) = &domain.opened {
             opened.close(domain.pd)?;
         }
-        if let Some(Bound::Own(queue)) = domain.queue() {
-            queue.unbind();
-        }
-        for region in domain.rest.drain() {
+        for region in domain.quarantine.drain() {
             // SAFETY: the region is closed, and the domain that held its memory ends here.
             unsafe { Region::free(region) };
         }
@@ -341,84 +198,49 @@ impl Domain {
     /// # Safety
     /// `queue` is NULL or an open object.
     pub unsafe fn bind(&self, queue: *mut fid, flags: u64) -> Result<(), Failure> {
-        if queue.is_null() {
-            return Err(invalid("the queue is NULL"));
-        }
-        // SAFETY: the caller promised an open object, and `queue` is not NULL.
-        if unsafe { (*queue).fclass } != FI_CLASS_EQ {
-            return Err(invalid("a domain can be bound to an event queue only"));
-        }
-        if flags != FI_REG_MR {
-            return Err(refused(
-                FI_EBADFLAGS,
-                "a domain is bound with FI_REG_MR and no other flag",
-            ));
-        }
-        if self.bound.get().is_some() {
-            return Err(refused(FI_EBUSY, "the domain is bound to a queue already"));
-        }
-        if self.rest.open_now() > 0 {
-            return Err(refused(
-                FI_EOPBADSTATE,
-                "the domain has regions: bind the queue before the first registration",
-            ));
-        }
-        let eq = queue.cast::<fid_eq>();
-        // SAFETY: the class says that the object is an event queue.
-        let bound = if unsafe { Queue::is_ours(eq, self.tables) } {
-            // SAFETY: `is_ours` found our table; the count of `bind` keeps the queue open.
-            let queue = unsafe { Queue::from_c(eq) }?;
-            queue.bind();
-            Bound::Own(queue)
-        } else {
-            // SAFETY: the queue is open, and the application keeps it open while a domain is bound
-            // to it.
-            Bound::Foreign(unsafe { ForeignQueue::try_out(eq) }?)
-        };
+        // SAFETY: the caller promised NULL or an open object.
+        let class = unsafe { queue.as_ref() }.ok_or(NULL_QUEUE)?.fclass;
+        ensure(class == FI_CLASS_EQ, NOT_A_QUEUE)?;
+        ensure(flags == FI_REG_MR, BIND_FLAGS)?;
+        ensure(self.bound.get().is_none(), BOUND_ALREADY)?;
+        ensure(self.quarantine.open_now() == 0, BOUND_TOO_LATE)?;
+        // SAFETY: the class says that the object is an event queue. The application keeps it open
+        // while a domain is bound to it.
+        let bound = unsafe { Bound::to(queue.cast(), self.tables) }?;
         self.fast.store(false, Relaxed);
-        self.bound.set(bound).map_err(|bound| {
-            if let Bound::Own(queue) = bound {
-                queue.unbind();
-            }
-            refused(FI_EBUSY, "the domain is bound to a queue already")
-        })
+        self.bound.set(bound).map_err(|_| BOUND_ALREADY.into())
     }
 
-    /// Maps a raw key that a peer has sent: fi_mr_map_raw(3).
+    /// Maps a raw key that a remote peer has sent: fi_mr_map_raw(3).
     pub fn map(&self, bytes: &[u8], base: u64, flags: u64) -> Result<u64, Failure> {
-        if flags != 0 {
-            return Err(refused(FI_EBADFLAGS, "a raw key is mapped without flags"));
-        }
+        ensure(flags == 0, MAP_FLAGS)?;
         may_allocate()?;
         self.keys.map(RawKey::read(bytes, base)?)
     }
 
-    /// Finds a range of a peer's memory: `rdmamr_resolve`.
+    /// Finds a range of a remote peer's memory: `rdmamr_resolve`.
     pub fn resolve(
         &self,
         key: u64,
         start: u64,
         length: u64,
-        room: &mut Room,
+        found: &mut Found,
     ) -> Result<(), Failure> {
         match u32::try_from(key) {
-            // The device's own key. The keys of mapped raw keys are larger.
+            // The device's key. The keys of mapped raw keys are larger.
             Ok(rkey) if self.mode.provider_keys => {
-                if length == 0 || start.checked_add(length).is_none() {
-                    return Err(invalid(
-                        "the range is empty, or runs past the end of the addresses",
-                    ));
-                }
-                room.push(Segment {
+                let has_end = start.checked_add(length).is_some();
+                ensure(length != 0 && has_end, EMPTY_RANGE)?;
+                found.push(Segment {
                     addr: start,
                     length,
                     lkey: 0,
                     rkey,
                 });
             }
-            _ => self.keys.resolve(key, start, length, room)?,
+            _ => self.keys.resolve(key, start, length, found)?,
         }
-        room.check()
+        found.check()
     }
 }
 
@@ -437,27 +259,8 @@ fn try_on_demand(pd: Pd) -> Result<(), Failure> {
         Err(Error::Kernel(Errno(errno)) | Error::Next(Errno(errno)))
             if errno == libc::EOPNOTSUPP || errno == libc::EINVAL =>
         {
-            Err(refused(
-                FI_ENOSYS,
-                "FI_DYNAMIC_MR: the device has no on-demand paging",
-            ))
+            Err(NO_ON_DEMAND.into())
         }
         Err(error) => Err(Failure::from(error)),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn keys_have_the_bytes_that_were_agreed() {
-        let mode = Mode::agreed(0, FI_MR_SCALABLE).unwrap();
-        let last_key = |bytes| mode.with_key_size(bytes).map(|mode| mode.last_key).ok();
-        assert_eq!(last_key(1), Some(0xff));
-        assert_eq!(last_key(4), Some(0xffff_ffff));
-        // The value above is FI_KEY_NOTAVAIL.
-        assert_eq!(last_key(8), Some(u64::MAX - 1));
-        assert_eq!((last_key(0), last_key(9)), (None, None));
     }
 }

@@ -35,24 +35,13 @@ impl Failure {
 
 /// Fails with FI_ENOMEM if the call may not allocate. Called before the call changes anything.
 pub fn may_allocate() -> Result<(), Failure> {
-    if has_memory() {
-        Ok(())
-    } else {
-        Err(Failure::from(Error::Memory))
-    }
+    ensure(has_memory(), Error::Memory)
 }
 
-/// A failure that the library decides without the kernel: the code, and the reason.
-pub const fn refused(code: i32, why: &'static str) -> Failure {
-    Failure {
-        error: Error::Refused(code, why),
-        subject: Subject::Other,
-    }
-}
-
-/// A wrong argument.
-pub const fn invalid(why: &'static str) -> Failure {
-    refused(FI_EINVAL, why)
+/// Fails unless a condition holds.
+#[inline(always)]
+pub fn ensure(holds: bool, failure: impl Into<Failure>) -> Result<(), Failure> {
+    if holds { Ok(()) } else { Err(failure.into()) }
 }
 
 /// An errno, its code, and its meaning for memory regions. An errno outside this table becomes

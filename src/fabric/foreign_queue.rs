@@ -4,7 +4,8 @@
 //! queue therefore registers in the calling thread, and writes an event only if the registration
 //! succeeded.
 
-use super::errors::{Failure, invalid, refused};
+use super::errors::{Failure, ensure};
+use super::refusals::*;
 use crate::abi::libfabric::*;
 use crate::mr::Error;
 use core::ffi::c_void;
@@ -23,21 +24,13 @@ impl ForeignQueue {
     /// `eq` is an open queue, and stays open as long as a domain is bound to it.
     pub unsafe fn try_out(eq: *mut fid_eq) -> Result<ForeignQueue, Failure> {
         let queue = ForeignQueue(eq.expose_provenance());
-        let own = eq.cast::<fid>();
-        if queue.peek()?.is_some() {
-            return Err(refused(
-                FI_EBUSY,
-                "the other provider's queue has events that nobody has read: bind it before",
-            ));
-        }
-        queue.write(FI_NOTIFY, own, null_mut())?;
-        match queue.peek()? {
-            Some(event) if event.fid == own => queue.read(0).map(|_| queue),
-            _ => Err(refused(
-                FI_EOPNOTSUPP,
-                "the other provider's queue takes an event and does not give it back",
-            )),
-        }
+        let probe = eq.cast::<fid>();
+        ensure(queue.read(FI_PEEK)?.is_none(), FOREIGN_NOT_EMPTY)?;
+        queue.write(FI_NOTIFY, probe, null_mut())?;
+        let event = queue.read(FI_PEEK)?;
+        let same = event.is_some_and(|event| event.fid == probe);
+        ensure(same, FOREIGN_ONE_WAY)?;
+        queue.read(0).map(|_| queue)
     }
 
     fn eq(&self) -> *mut fid_eq {
@@ -49,29 +42,21 @@ impl ForeignQueue {
         // open.
         let ops = unsafe { (*self.eq()).ops };
         // SAFETY: an open queue's table is valid or NULL.
-        let ops = unsafe { ops.as_ref() };
-        ops.ok_or(invalid("the queue has no functions"))
-    }
-
-    fn peek(&self) -> Result<Option<fi_eq_entry>, Failure> {
-        self.read(FI_PEEK)
+        unsafe { ops.as_ref() }.ok_or(FOREIGN_NO_TABLE.into())
     }
 
     /// Reads the next event as the event of a registration. `None` if the queue is empty. For an
     /// event of another kind, the entry proves only that the event is not the expected one.
     fn read(&self, flags: u64) -> Result<Option<fi_eq_entry>, Failure> {
-        let read = self.ops()?.read.ok_or(NO_FUNCTION)?;
+        let read = self.ops()?.read.ok_or(FOREIGN_NO_FUNCTION)?;
         let mut event = 0;
         let mut room = [0u64; 512 / 8];
         let (out, size) = (room.as_mut_ptr().cast(), size_of_val(&room));
-        // SAFETY: `read` is the open queue's own function, and `room` has `size` bytes.
+        // SAFETY: `read` is the open queue's function, and `room` has `size` bytes.
         let got = unsafe { read(self.eq(), &mut event, out, size, flags) };
         match i32::try_from(got).unwrap_or(0) {
             code if code == -FI_EAGAIN => Ok(None),
-            code if code == -FI_EAVAIL => Err(refused(
-                FI_EBUSY,
-                "the other provider's queue has an error that nobody has read",
-            )),
+            code if code == -FI_EAVAIL => Err(FOREIGN_ERROR.into()),
             code if code < 0 => Err(failed(code)),
             _ => Ok(Some(fi_eq_entry {
                 fid: with_exposed_provenance_mut(room[0] as usize),
@@ -82,21 +67,18 @@ impl ForeignQueue {
     }
 
     fn write(&self, event: u32, fid: *mut fid, context: *mut c_void) -> Result<(), Failure> {
-        let write = self.ops()?.write.ok_or(NO_FUNCTION)?;
+        let write = self.ops()?.write.ok_or(FOREIGN_NO_FUNCTION)?;
         let entry = fi_eq_entry {
             fid,
             context,
             data: 0,
         };
         let size = size_of::<fi_eq_entry>();
-        // SAFETY: `write` is the open queue's own function, and `entry` has `size` bytes.
+        // SAFETY: `write` is the open queue's function, and `entry` has `size` bytes.
         match unsafe { write(self.eq(), event, (&raw const entry).cast(), size, 0) } {
             wrote if wrote == size as isize => Ok(()),
             wrote if wrote < 0 => Err(failed(i32::try_from(wrote).unwrap_or(-FI_EOTHER))),
-            _ => Err(refused(
-                FI_EOTHER,
-                "the other provider's queue took part of an event",
-            )),
+            _ => Err(FOREIGN_PARTLY.into()),
         }
     }
 
@@ -106,16 +88,11 @@ impl ForeignQueue {
     }
 }
 
-const NO_FUNCTION: Failure = refused(FI_ENOSYS, "the queue has no such function");
-
 /// Translates another provider's error code.
 fn failed(code: i32) -> Failure {
     match -code {
-        FI_EINVAL => invalid(
-            "the other provider's queue takes no events; the verbs and the sockets provider's must be \
-             opened with FI_WRITE",
-        ),
-        FI_ENOSYS => NO_FUNCTION,
+        FI_EINVAL => FOREIGN_TAKES_NONE.into(),
+        FI_ENOSYS => FOREIGN_NO_FUNCTION.into(),
         other => Failure::from(Error::Next(Errno(other))),
     }
 }

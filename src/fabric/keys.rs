@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The keys of a domain: the keys that the application chose for its own regions, the keys that
-//! stand for peers' raw keys, and the addresses of the regions that the application has placed.
+//! The keys of a domain: the keys that the application chose for its regions, the keys that stand
+//! for raw keys of remote peers, and the addresses of the regions that the application has placed.
 
-use super::Region;
-use super::errors::{Failure, refused};
+use super::errors::{Failure, ensure};
+use super::piece::{Piece, Side};
 use super::raw_key::RawKey;
-use super::region::{Piece, Side};
-use super::segment::{Room, locate};
-use crate::abi::libfabric::*;
+use super::refusals::*;
+use super::region::Region;
+use super::segment::{Found, locate};
 use crate::mr::Error;
 use crate::sys::thread;
 use core::ptr::with_exposed_provenance;
@@ -15,14 +15,11 @@ use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{PoisonError, RwLock, RwLockWriteGuard};
 
-const IN_USE: Failure = refused(FI_ENOKEY, "the requested key is in use in this domain");
-const UNKNOWN: Failure = refused(FI_ENOKEY, "there is no such key in this domain");
-
 /// The meaning of a key.
 enum Meaning {
     /// A region of this domain, by address. The region leaves the table before it is closed.
-    Own(usize),
-    /// A peer's region.
+    Region(usize),
+    /// A remote peer's region.
     Mapped(RawKey),
 }
 
@@ -60,7 +57,7 @@ pub struct Keys(RwLock<KeyTable>);
 /// # Safety
 /// The table is locked, or the caller knows that the region is not closed.
 unsafe fn region<'a>(address: usize) -> &'a Region {
-    // SAFETY: a region leaves the table before its memory rests, and the caller promised a locked
+    // SAFETY: a region leaves the table before its memory is used again, and the caller promised a locked
     // table or an open region.
     unsafe { &*with_exposed_provenance::<Region>(address) }
 }
@@ -76,9 +73,9 @@ impl Keys {
         let mut table = self.lock();
         table.keys.try_reserve(1).map_err(|_| Error::Memory)?;
         match table.keys.entry(key) {
-            Entry::Occupied(_) => Err(IN_USE),
-            Entry::Vacant(place) => {
-                place.insert(Meaning::Own(region.address()));
+            Entry::Occupied(_) => Err(KEY_IN_USE.into()),
+            Entry::Vacant(entry) => {
+                entry.insert(Meaning::Region(region.address()));
                 Ok(())
             }
         }
@@ -102,10 +99,9 @@ impl Keys {
         if let Some(key) = new.table_key
             && let Some(meaning) = table.keys.get(&key)
         {
-            let goes = |old: &&Region| matches!(meaning, Meaning::Own(at) if *at == old.address());
-            if !overlapping.iter().any(goes) {
-                return Err(IN_USE);
-            }
+            let goes =
+                |old: &&Region| matches!(meaning, Meaning::Region(at) if *at == old.address());
+            ensure(overlapping.iter().any(goes), KEY_IN_USE)?;
         }
         let mut pieces = Vec::new();
         for old in overlapping {
@@ -115,7 +111,7 @@ impl Keys {
         }
         table.placed.insert(new.base, new.address());
         if let Some(key) = new.table_key {
-            table.keys.insert(key, Meaning::Own(new.address()));
+            table.keys.insert(key, Meaning::Region(new.address()));
         }
         new.is_now_registered();
         Ok(pieces)
@@ -129,7 +125,7 @@ impl Keys {
         }
     }
 
-    /// Maps a peer's raw key to a key that no region has.
+    /// Maps a remote peer's raw key to a key that no region has.
     pub fn map(&self, raw: RawKey) -> Result<u64, Failure> {
         let mut table = self.lock();
         table.keys.try_reserve(1).map_err(|_| Error::Memory)?;
@@ -146,9 +142,8 @@ impl Keys {
     /// Ends the mapping of a raw key.
     pub fn unmap(&self, key: u64) -> Result<(), Failure> {
         let mut table = self.lock();
-        if !matches!(table.keys.get(&key), Some(Meaning::Mapped(_))) {
-            return Err(refused(FI_ENOKEY, "the key is not one of fi_mr_map_raw()"));
-        }
+        let mapped = matches!(table.keys.get(&key), Some(Meaning::Mapped(_)));
+        ensure(mapped, NOT_MAPPED)?;
         table.keys.remove(&key);
         table.mapped -= 1;
         Ok(())
@@ -160,34 +155,25 @@ impl Keys {
     }
 
     /// Finds the memory behind a range of a key's addresses. With the provider's keys, a key
-    /// outside this table is the device's own, and so is the address: `Domain::resolve` handles
+    /// outside this table is the device's, and so is the address: `Domain::resolve` handles
     /// that case.
     pub fn resolve(
         &self,
         key: u64,
         start: u64,
         length: u64,
-        room: &mut Room,
+        found: &mut Found,
     ) -> Result<(), Failure> {
         let table = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        match table.keys.get(&key).ok_or(UNKNOWN)? {
-            Meaning::Mapped(raw) => locate(raw.base, &raw.pieces, start, length, |segment| {
-                room.push(segment)
-            }),
-            Meaning::Own(address) => {
+        let mut locate =
+            |base, pieces: &[_]| locate(base, pieces, start, length, |segment| found.push(segment));
+        match table.keys.get(&key).ok_or(NO_SUCH_KEY)? {
+            Meaning::Mapped(raw) => locate(raw.base, &raw.pieces),
+            Meaning::Region(address) => {
                 // SAFETY: the table is locked.
                 let region = unsafe { region(*address) };
-                if !region.is_registered() {
-                    return Err(refused(
-                        FI_ENOKEY,
-                        "the key's region is not registered yet, or not any more",
-                    ));
-                }
-                region.with_segments(Side::Remote, |segments| {
-                    locate(region.base, segments, start, length, |segment| {
-                        room.push(segment)
-                    })
-                })
+                ensure(region.is_registered(), KEY_WITHOUT_REGION)?;
+                region.with_segments(Side::Remote, |segments| locate(region.base, segments))
             }
         }
     }
@@ -197,7 +183,7 @@ impl KeyTable {
     fn take_out(&mut self, region: &Region) {
         let address = region.address();
         if let Some(key) = region.table_key
-            && matches!(self.keys.get(&key), Some(Meaning::Own(at)) if *at == address)
+            && matches!(self.keys.get(&key), Some(Meaning::Region(at)) if *at == address)
         {
             self.keys.remove(&key);
         }

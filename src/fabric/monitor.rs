@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A memory monitor for libfabric's own registration cache, `RDMAMR_MONITOR=libfabric`. Some
-//! providers, among them the verbs provider, register through that cache. libfabric's own monitors
-//! do not see all changes of memory.
+//! A memory monitor for libfabric's registration cache, `RDMAMR_MONITOR=libfabric`. Some
+//! providers, among them the verbs provider, register through that cache. libfabric's
+//! monitors do not see all changes of memory.
 //!
 //! libfabric accepts a monitor only before it has a cache, so the library imports its monitor at
 //! the program's first `fi_getinfo`. From then on libfabric asks the monitor before each reuse of
@@ -10,7 +10,7 @@
 //!
 //! - Before 1.14, libfabric forgets an imported monitor when it starts. The library imports none
 //!   there.
-//! - Before 2.1, libfabric does not unsubscribe. The monitor's own answer tells that an entry has
+//! - Before 2.1, libfabric does not unsubscribe. The monitor's answer tells that an entry has
 //!   ended.
 //! - Since 2.1, libfabric unsubscribes at the end of each entry. It crashes there if its imported
 //!   monitor has been closed meanwhile. The library therefore never closes its monitor, and never
@@ -24,7 +24,6 @@
 use super::background::{self, Background};
 use crate::abi::libfabric::*;
 use crate::abi::libfabric_monitor::*;
-use crate::config::{config, disabled};
 use crate::dispatch::subscription::{self, Ended};
 use crate::next;
 use crate::report::log::{self, Level};
@@ -72,35 +71,34 @@ const DONE: u8 = 2;
 /// Whether this libfabric unsubscribes when it ends an entry.
 static UNSUBSCRIBED: AtomicBool = AtomicBool::new(false);
 
-/// Imports the monitor into libfabric just before the first use of libfabric, if the user wants it.
+/// Imports the monitor into libfabric just before the first use of libfabric. `disabled` says
+/// whether the library is disabled.
 #[inline]
-pub fn import_once(functions: &'static fi_ops_mem_monitor) {
-    if config().monitor_libfabric && TRIED.load(Acquire) != DONE {
-        import_now(functions);
+pub fn import_once(functions: &'static fi_ops_mem_monitor, disabled: fn() -> bool) {
+    if TRIED.load(Acquire) != DONE {
+        import_now(functions, disabled);
     }
 }
 
 #[cold]
-fn import_now(functions: &'static fi_ops_mem_monitor) {
+fn import_now(functions: &'static fi_ops_mem_monitor, disabled: fn() -> bool) {
     match TRIED.compare_exchange(NOT_YET, NOW, AcqRel, Acquire) {
         Ok(_) => {
-            match import(functions) {
+            let without_effect = |level, reason| {
+                let effect = format_args!("RDMAMR_MONITOR=libfabric has no effect: {reason}");
+                log::line(level, effect);
+            };
+            match import(functions, disabled()) {
                 Ok(()) => log::line(
                     Level::Info,
                     format_args!("libfabric's registration cache is told of changes of memory"),
                 ),
-                Err(Refused::ByUser(reason)) => log::line(
-                    Level::Info,
-                    format_args!("RDMAMR_MONITOR=libfabric has no effect: {reason}"),
-                ),
-                Err(Refused::ByLibfabric(reason)) => log::line(
-                    Level::Warn,
-                    format_args!("RDMAMR_MONITOR=libfabric has no effect: {reason}"),
-                ),
+                Err(Refused::ByUser(reason)) => without_effect(Level::Info, reason),
+                Err(Refused::ByLibfabric(reason)) => without_effect(Level::Warn, reason),
             }
             TRIED.store(DONE, Release);
         }
-        // Another thread imports the monitor. A cache opened before that would keep its own
+        // Another thread imports the monitor. A cache opened before that would keep libfabric's
         // monitor.
         Err(NOW) => {
             for _ in 0..1000 {
@@ -120,9 +118,9 @@ enum Refused {
     ByLibfabric(&'static str),
 }
 
-fn import(functions: &'static fi_ops_mem_monitor) -> Result<(), Refused> {
+fn import(functions: &'static fi_ops_mem_monitor, disabled: bool) -> Result<(), Refused> {
     use Refused::*;
-    if disabled() {
+    if disabled {
         return Err(ByUser("RDMAMR_DISABLE=1"));
     }
     // SAFETY: the name ends with a NUL; `chosen` is read before anything can change it.
@@ -134,14 +132,14 @@ fn import(functions: &'static fi_ops_mem_monitor) -> Result<(), Refused> {
             false => ByLibfabric("FI_MR_CACHE_MONITOR chooses one of libfabric's own monitors"),
         });
     }
-    // SAFETY: `fi_version` is libfabric's own function, and may be called at any time.
+    // SAFETY: `fi_version` is libfabric's function, and may be called at any time.
     let version = next::FI_VERSION.get().map_or(0, |ask| unsafe { ask() });
     let open = next::FI_OPEN.get().filter(|_| version >= OLDEST);
     let open = open.ok_or(ByLibfabric("libfabric is older than 1.14"))?;
     UNSUBSCRIBED.store(version >= UNSUBSCRIBES, Relaxed);
     let mut cache: *mut fid = null_mut();
     let name = c"mr_cache".as_ptr();
-    // SAFETY: `fi_open` is libfabric's own function. It takes no attributes here, and `cache` has
+    // SAFETY: `fi_open` is libfabric's function. It takes no attributes here, and `cache` has
     // room for the result.
     let opened = unsafe { open(MR_CACHE, name, null_mut(), 0, 0, &mut cache, null_mut()) };
     // SAFETY: `cache` is null, or the object that `fi_open` has just opened.
@@ -152,7 +150,7 @@ fn import(functions: &'static fi_ops_mem_monitor) -> Result<(), Refused> {
     let monitor = MONITOR.0.get();
     // SAFETY: until the monitor is bound, only this thread uses it.
     unsafe { (*monitor).export_ops = functions };
-    // SAFETY: `bind` is the cache's own function, and the static monitor lives for ever.
+    // SAFETY: `bind` is the cache's function, and the static monitor lives for ever.
     let bound = ops
         .bind
         .map_or(-FI_ENOSYS, |bind| unsafe { bind(cache, monitor.cast(), 0) });
@@ -238,7 +236,7 @@ fn run() {
         TELL.store(0, SeqCst);
         subscription::notify(|range| {
             let (start, length) = (range.start as usize, range.bytes() as usize);
-            // SAFETY: `notify` is libfabric's own function, and libfabric has imported this
+            // SAFETY: `notify` is libfabric's function, and libfabric has imported this
             // monitor.
             unsafe { notify(monitor, without_provenance(start), length) };
         });

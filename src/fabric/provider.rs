@@ -5,12 +5,9 @@ mod devices;
 mod fabric;
 mod info;
 mod libfabric;
+mod name;
 
-pub use fabric::{Fabric, HeldFabric};
+pub use fabric::Fabric;
 pub use info::getinfo;
 pub use libfabric::serves;
-
-use core::ffi::CStr;
-
-/// The name of the provider and of its fabric.
-pub const NAME: &CStr = c"rdmamr";
+pub use name::NAME;

@@ -2,9 +2,9 @@
 //! An event queue, fi_eq(3). It holds the results of asynchronous registrations, and the events
 //! that the application writes.
 
-use super::errors::{self, Failure, invalid, may_allocate, refused};
-use super::provider::HeldFabric;
-use super::{Process, Tables};
+use super::errors::{self, Failure, ensure, may_allocate};
+use super::object::{Hold, Process, Tables};
+use super::refusals::*;
 use crate::abi::libfabric::*;
 use crate::abi::libfabric_provider::{FI_VERSION_1_5, FI_WAIT_FD, FI_WAIT_NONE, FI_WAIT_UNSPEC};
 use crate::mr::Error;
@@ -18,13 +18,6 @@ use errno::{Errno, errno};
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
-
-const EMPTY: Failure = refused(FI_EAGAIN, "the queue is empty");
-const ERROR_FIRST: Failure = refused(
-    FI_EAVAIL,
-    "the next event is an error: fi_eq_readerr() reads it",
-);
 
 /// An event queue.
 #[repr(C)]
@@ -41,11 +34,11 @@ pub struct Queue {
     /// An eventfd that is readable while the queue is not empty. Without it no thread can wait.
     fd: Option<OwnedFd>,
     /// The number of domains that are bound to the queue.
-    domains: AtomicUsize,
+    holds: AtomicUsize,
     events: Mutex<Events>,
     filled: Condvar,
-    /// The fabric that opened the queue, if a fabric did.
-    _held: Option<HeldFabric>,
+    /// Keeps the fabric open that opened the queue, if a fabric did.
+    _fabric: Option<Hold>,
 }
 const _: () = assert!(core::mem::offset_of!(Queue, process) >= size_of::<fid_eq>());
 const _: () = assert!(core::mem::offset_of!(Queue, rest) == core::mem::offset_of!(fid_eq, ops));
@@ -58,6 +51,14 @@ struct Events {
     promised: usize,
     /// The text of the error that was read last.
     words: Vec<u8>,
+}
+
+impl Events {
+    /// Makes room for one more event than those that are promised.
+    fn reserve(&mut self) -> Result<(), Error> {
+        let events = self.promised + 1;
+        self.waiting.try_reserve(events).map_err(|_| Error::Memory)
+    }
 }
 
 enum Event {
@@ -102,27 +103,17 @@ impl Queue {
         api_version: u32,
         attr: *const fi_eq_attr,
         context: *mut c_void,
-        held: Option<HeldFabric>,
+        fabric: Option<Hold>,
     ) -> Result<*mut fid_eq, Failure> {
         may_allocate()?;
         // SAFETY: the caller promised that `attr` is NULL or readable.
         let attr = unsafe { attr.as_ref() };
         let (flags, wait) = attr.map_or((0, FI_WAIT_UNSPEC), |attr| (attr.flags, attr.wait_obj));
-        if flags & !FI_WRITE != 0 {
-            return Err(refused(
-                FI_EBADFLAGS,
-                "an event queue has no flag but FI_WRITE",
-            ));
-        }
+        ensure(flags & !FI_WRITE == 0, QUEUE_FLAGS)?;
         let fd = match wait {
             FI_WAIT_NONE => None,
             FI_WAIT_UNSPEC | FI_WAIT_FD => Some(event_fd()?),
-            _ => {
-                return Err(refused(
-                    FI_ENOSYS,
-                    "an event queue can be waited for by FI_WAIT_FD only, or not at all",
-                ));
-            }
+            _ => return Err(QUEUE_WAIT_OBJECT.into()),
         };
         let queue = Box::new(Queue {
             fclass: AtomicUsize::new(FI_CLASS_EQ),
@@ -133,10 +124,10 @@ impl Queue {
             api_version,
             may_write: flags & FI_WRITE != 0,
             fd,
-            domains: AtomicUsize::new(0),
+            holds: AtomicUsize::new(0),
             events: Mutex::new(Events::default()),
             filled: Condvar::new(),
-            _held: held,
+            _fabric: fabric,
         });
         Ok(Box::into_raw(queue).cast())
     }
@@ -169,22 +160,15 @@ impl Queue {
     pub unsafe fn close(eq: *mut fid_eq) -> Result<(), Failure> {
         // SAFETY: the caller promised an open queue of this library.
         let queue = unsafe { Queue::from_c(eq) }?;
-        if queue.domains.load(Acquire) > 0 {
-            return Err(refused(FI_EBUSY, "a domain is still bound to the queue"));
-        }
+        ensure(queue.holds.load(Acquire) == 0, QUEUE_IN_USE)?;
         // SAFETY: `open` made the box, and the caller promised not to use the queue again.
         drop(unsafe { Box::from_raw(eq.cast::<Queue>()) });
         Ok(())
     }
 
-    /// Counts a domain that is bound to the queue.
-    pub fn bind(&self) {
-        self.domains.fetch_add(1, AcqRel);
-    }
-
-    /// Counts a domain off again.
-    pub fn unbind(&self) {
-        self.domains.fetch_sub(1, AcqRel);
+    /// Keeps the queue open for a domain that is bound to it.
+    pub fn hold(&'static self) -> Hold {
+        Hold::on(&self.holds)
     }
 
     fn lock(&self) -> MutexGuard<'_, Events> {
@@ -194,12 +178,8 @@ impl Queue {
     /// Reserves room for the event of one more registration. The event then cannot be lost.
     pub fn promise(&self) -> Result<(), Failure> {
         let mut events = self.lock();
-        let promised = events.promised + 1;
-        events
-            .waiting
-            .try_reserve(promised)
-            .map_err(|_| Error::Memory)?;
-        events.promised = promised;
+        events.reserve()?;
+        events.promised += 1;
         Ok(())
     }
 
@@ -268,13 +248,11 @@ impl Queue {
     /// Removes the events of a region that is being closed.
     pub fn forget(&self, region: usize) {
         let mut events = self.lock();
-        if events.waiting.is_empty() {
-            return;
-        }
+        let had_any = !events.waiting.is_empty();
         events
             .waiting
             .retain(|event| event.region() != Some(region));
-        if events.waiting.is_empty() {
+        if had_any && events.waiting.is_empty() {
             self.signal(false);
         }
     }
@@ -290,15 +268,10 @@ impl Queue {
         out: &mut [u8],
         flags: u64,
     ) -> Result<(u32, usize), Failure> {
-        if flags & !FI_PEEK != 0 {
-            return Err(refused(
-                FI_EBADFLAGS,
-                "an event is read with no flag but FI_PEEK",
-            ));
-        }
+        ensure(flags & !FI_PEEK == 0, READ_FLAGS)?;
         let completed;
-        let (event, bytes): (u32, &[u8]) = match events.waiting.front().ok_or(EMPTY)? {
-            Event::Failed { .. } => return Err(ERROR_FIRST),
+        let (event, bytes): (u32, &[u8]) = match events.waiting.front().ok_or(QUEUE_EMPTY)? {
+            Event::Failed { .. } => return Err(ERROR_FIRST.into()),
             Event::Completed { region, context } => {
                 completed = entry(*region, *context);
                 (FI_MR_COMPLETE, &completed)
@@ -306,10 +279,7 @@ impl Queue {
             Event::Written { event, bytes } => (*event, bytes),
         };
         let size = bytes.len();
-        let out = out.get_mut(..size).ok_or(refused(
-            FI_ETOOSMALL,
-            "the event does not fit into the buffer",
-        ))?;
+        let out = out.get_mut(..size).ok_or(EVENT_TOO_LARGE)?;
         out.copy_from_slice(bytes);
         if flags & FI_PEEK == 0 {
             self.take(events);
@@ -325,31 +295,20 @@ impl Queue {
         timeout: i32,
         flags: u64,
     ) -> Result<(u32, usize), Failure> {
-        if self.fd.is_none() {
-            return Err(invalid(
-                "the queue was opened with FI_WAIT_NONE: nobody can wait for it",
-            ));
-        }
-        let until = u64::try_from(timeout)
-            .ok()
-            .map(|ms| Instant::now() + Duration::from_millis(ms));
-        let mut events = self.lock();
-        while events.waiting.is_empty() {
-            events = match until {
-                None => self
-                    .filled
-                    .wait(events)
-                    .unwrap_or_else(PoisonError::into_inner),
-                Some(until) => {
-                    let left = until.saturating_duration_since(Instant::now());
-                    if left.is_zero() {
-                        return Err(EMPTY);
-                    }
-                    let waited = self.filled.wait_timeout(events, left);
-                    waited.unwrap_or_else(PoisonError::into_inner).0
-                }
-            };
-        }
+        ensure(self.fd.is_some(), NO_WAITING)?;
+        let empty = |events: &mut Events| events.waiting.is_empty();
+        let mut events = match u64::try_from(timeout) {
+            Err(_) => {
+                let waited = self.filled.wait_while(self.lock(), empty);
+                waited.unwrap_or_else(PoisonError::into_inner)
+            }
+            Ok(ms) => {
+                let limit = Duration::from_millis(ms);
+                let waited = self.filled.wait_timeout_while(self.lock(), limit, empty);
+                waited.unwrap_or_else(PoisonError::into_inner).0
+            }
+        };
+        ensure(!empty(&mut events), QUEUE_EMPTY)?;
         self.read_locked(&mut events, out, flags)
     }
 
@@ -363,15 +322,8 @@ impl Queue {
         out: *mut fi_eq_err_entry,
         flags: u64,
     ) -> Result<usize, Failure> {
-        if out.is_null() {
-            return Err(invalid("the buffer is NULL"));
-        }
-        if flags & !FI_PEEK != 0 {
-            return Err(refused(
-                FI_EBADFLAGS,
-                "an error is read with no flag but FI_PEEK",
-            ));
-        }
+        ensure(!out.is_null(), NULL_BUFFER)?;
+        ensure(flags & !FI_PEEK == 0, READ_ERROR_FLAGS)?;
         let mut events = self.lock();
         let Some(Event::Failed {
             region,
@@ -381,7 +333,7 @@ impl Queue {
             words,
         }) = events.waiting.front()
         else {
-            return Err(refused(FI_EAGAIN, "the next event is no error"));
+            return Err(NO_ERROR_FIRST.into());
         };
         let mut error = fi_eq_err_entry {
             fid: core::ptr::with_exposed_provenance_mut(*region),
@@ -393,30 +345,22 @@ impl Queue {
             err_data_size: 0,
         };
         let words = words.clone();
-        // Before 1.5 the queue only returned these two fields, and the caller did not set them.
-        let theirs = if self.api_version >= FI_VERSION_1_5 {
+        if self.api_version >= FI_VERSION_1_5 {
             // SAFETY: the caller promised that `out` is valid, and since version 1.5 that it is
-            // set.
+            // set. Before 1.5 the queue only returned these two fields.
             let given = unsafe { out.read() };
-            let (data, size) = (given.err_data, given.err_data_size);
-            (!data.is_null() && size > 0).then_some((data, size))
-        } else {
-            None
-        };
-        if let Some((data, room)) = theirs {
-            let size = words.len().min(room);
-            // SAFETY: the application set `err_data` to room for `err_data_size` bytes; `size` is
-            // no more.
-            unsafe {
-                data.cast::<u8>()
-                    .copy_from_nonoverlapping(words.as_ptr(), size)
-            };
-            error.err_data = data;
-            error.err_data_size = size;
-        } else {
+            (error.err_data, error.err_data_size) = (given.err_data, given.err_data_size);
+        }
+        if error.err_data.is_null() || error.err_data_size == 0 {
             events.words = words;
             error.err_data = events.words.as_mut_ptr().cast();
             error.err_data_size = events.words.len();
+        } else {
+            error.err_data_size = words.len().min(error.err_data_size);
+            let (data, size) = (error.err_data.cast::<u8>(), error.err_data_size);
+            // SAFETY: the application set `err_data` to room for `err_data_size` bytes; `size` is
+            // no more.
+            unsafe { data.copy_from_nonoverlapping(words.as_ptr(), size) };
         }
         // SAFETY: the caller promised that `out` is writable.
         unsafe { out.write(error) };
@@ -428,18 +372,10 @@ impl Queue {
 
     /// Puts in an event of the application.
     pub fn write(&self, event: u32, bytes: &[u8], flags: u64) -> Result<(), Failure> {
-        if !self.may_write {
-            return Err(invalid("the queue was opened without FI_WRITE"));
-        }
-        if flags != 0 {
-            return Err(refused(FI_EBADFLAGS, "an event is written without flags"));
-        }
+        ensure(self.may_write, NOT_WRITABLE)?;
+        ensure(flags == 0, WRITE_FLAGS)?;
         let mut events = self.lock();
-        let room = events.promised + 1;
-        events
-            .waiting
-            .try_reserve(room)
-            .map_err(|_| Error::Memory)?;
+        events.reserve()?;
         // The length is the application's.
         let mut copy = Vec::new();
         copy.try_reserve_exact(bytes.len())
@@ -452,10 +388,7 @@ impl Queue {
     /// The descriptor that is readable while the queue is not empty.
     pub fn fd(&self) -> Result<i32, Failure> {
         let fd = self.fd.as_ref().map(AsRawFd::as_raw_fd);
-        fd.ok_or(refused(
-            FI_ENODATA,
-            "the queue was opened with FI_WAIT_NONE",
-        ))
+        fd.ok_or(NO_DESCRIPTOR.into())
     }
 
     /// The FI_WAIT_... value of the queue.

@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Raw keys, fi_mr_raw_attr(3): the facts that a peer must know about a region, in bytes that
-//! travel.
+//! Raw keys, fi_mr_raw_attr(3): the facts that a remote peer must know about a region, in
+//! bytes that travel.
 //!
 //! | bytes | content, little-endian |
 //! | --- | --- |
 //! | 4 | `RMK1` |
 //! | 4 | the number of pieces, 1 to 16 |
-//! | 8 | the first address of the region for its peers |
+//! | 8 | the first address by which remote peers name the region |
 //! | 24 each | a piece: its device address, its length, its rkey, 0 |
 //! | 8 | a check sum (FNV-1a, 64 bits) of all bytes before it |
 //!
 //! Raw keys come from strangers: [`RawKey::read`] checks each byte before it trusts any. (The check
-//! sum finds damage, not malice. A peer that lies about its own rkeys reaches nothing that it could
-//! not reach anyway.)
+//! sum finds damage, not malice. A remote peer that lies about its rkeys reaches nothing that it
+//! could not reach anyway.)
 
-use super::errors::{Failure, invalid, refused};
+use super::errors::{Failure, ensure};
+use super::refusals::*;
 use super::segment::Segment;
-use crate::abi::libfabric::FI_ETOOSMALL;
 
 const MAGIC: [u8; 4] = *b"RMK1";
 const HEADER: usize = 16;
@@ -31,7 +31,7 @@ pub const fn size(pieces: usize) -> usize {
     HEADER + pieces * PIECE + SUM
 }
 
-/// A peer's region, as described by its raw key.
+/// A remote peer's region, as described by its raw key.
 #[derive(Debug, PartialEq, Eq)]
 pub struct RawKey {
     pub base: u64,
@@ -48,10 +48,7 @@ fn sum(bytes: &[u8]) -> u64 {
 /// is written.
 pub fn write(base: u64, pieces: &[Segment], out: &mut [u8]) -> Result<usize, Failure> {
     let size = size(pieces.len());
-    let out = out.get_mut(..size).ok_or(refused(
-        FI_ETOOSMALL,
-        "the raw key does not fit into the buffer",
-    ))?;
+    let out = out.get_mut(..size).ok_or(RAW_KEY_TOO_SMALL)?;
     let (body, check) = out.split_at_mut(size - SUM);
     let (header, rest) = body.split_at_mut(HEADER);
     header[..4].copy_from_slice(&MAGIC);
@@ -76,58 +73,39 @@ fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
 }
 
 impl RawKey {
-    /// Reads a raw key that a peer has sent, and compares its base address with `base`, which came
-    /// with it.
+    /// Reads a raw key that a remote peer has sent, and compares its base address with `base`, which
+    /// came with it.
     pub fn read(bytes: &[u8], base: u64) -> Result<RawKey, Failure> {
-        Self::parse(bytes).and_then(|key| {
-            if key.base == base {
-                Ok(key)
-            } else {
-                Err(invalid("the base address is not that of the raw key"))
-            }
-        })
+        let key = Self::parse(bytes)?;
+        ensure(key.base == base, RAW_KEY_BASE)?;
+        Ok(key)
     }
 
     fn parse(bytes: &[u8]) -> Result<RawKey, Failure> {
-        const CUT: Failure = invalid("the raw key's size is not that of a raw key of this library");
-        if bytes.get(..4) != Some(&MAGIC) {
-            return Err(invalid("the raw key was not made by this library"));
-        }
-        let count = u32_at(bytes, 4).ok_or(CUT)? as usize;
-        if !(1..=IOV_LIMIT).contains(&count) || bytes.len() != size(count) {
-            return Err(CUT);
-        }
+        ensure(bytes.get(..4) == Some(&MAGIC), RAW_KEY_FOREIGN)?;
+        let count = u32_at(bytes, 4).ok_or(RAW_KEY_SIZE)? as usize;
+        let whole = (1..=IOV_LIMIT).contains(&count) && bytes.len() == size(count);
+        ensure(whole, RAW_KEY_SIZE)?;
         let (body, check) = bytes.split_at(size(count) - SUM);
-        if u64_at(check, 0) != Some(sum(body)) {
-            return Err(invalid("the raw key is damaged: its check sum is wrong"));
-        }
-        let base = u64_at(bytes, 8).ok_or(CUT)?;
+        ensure(u64_at(check, 0) == Some(sum(body)), RAW_KEY_DAMAGED)?;
+        let base = u64_at(bytes, 8).ok_or(RAW_KEY_SIZE)?;
         let mut pieces = Vec::with_capacity(count);
         for piece in body[HEADER..].chunks_exact(PIECE) {
-            if u32_at(piece, 20) != Some(0) {
-                return Err(invalid("the raw key is of a later version"));
-            }
+            ensure(u32_at(piece, 20) == Some(0), RAW_KEY_LATER)?;
             pieces.push(Segment {
-                addr: u64_at(piece, 0).ok_or(CUT)?,
-                length: u64_at(piece, 8).ok_or(CUT)?,
+                addr: u64_at(piece, 0).ok_or(RAW_KEY_SIZE)?,
+                length: u64_at(piece, 8).ok_or(RAW_KEY_SIZE)?,
                 lkey: 0,
-                rkey: u32_at(piece, 16).ok_or(CUT)?,
+                rkey: u32_at(piece, 16).ok_or(RAW_KEY_SIZE)?,
             });
         }
         let mut end = Some(base);
         for piece in &pieces {
-            if piece.length == 0 || piece.addr.checked_add(piece.length).is_none() {
-                return Err(invalid(
-                    "the raw key has a piece that is empty or has no end",
-                ));
-            }
+            let has_end = piece.addr.checked_add(piece.length).is_some();
+            ensure(piece.length != 0 && has_end, RAW_KEY_PIECE)?;
             end = end.and_then(|end| end.checked_add(piece.length));
         }
-        if end.is_none() {
-            return Err(invalid(
-                "the raw key's pieces run past the end of the address space",
-            ));
-        }
+        ensure(end.is_some(), RAW_KEY_PAST_END)?;
         Ok(RawKey { base, pieces })
     }
 }

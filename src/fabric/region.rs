@@ -1,124 +1,23 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! A memory region: `struct fid_mr`, and the library's private fields behind it.
-//!
-//! # Safety
-//!
-//! Owner: a `Piece` holds the addresses of its `ibv_mr`s from the registration to its end, so they
-//! name live registrations.
-//! Sole use: `Rest` hands the memory of a closed region to one caller only, so no other thread uses
-//! that memory until the caller publishes the new region.
 
-use super::Process;
-use super::errors::{Failure, invalid, refused};
+use super::errors::{Failure, ensure};
+use super::object::Process;
+use super::piece::{Piece, Pieces, Side};
 use super::raw_key;
-use super::segment::{Room, Segment};
+use super::refusals::*;
+use super::segment::{Found, Segment};
 use crate::abi::libfabric::*;
 use crate::abi::rdma_core::ibv_mr;
-use crate::dispatch::{self, Mr};
-use crate::mr::explain::{self, Subject};
-use crate::mr::{Error, How, Registered};
+use crate::dispatch::Mr;
+use crate::mr::explain::Subject;
+use crate::mr::{Error, How};
 use crate::trace::Pending;
 use crate::trace::format::{Call, how};
 use core::ffi::c_void;
-use core::ptr::{NonNull, null_mut, with_exposed_provenance_mut};
+use core::ptr::{NonNull, null_mut, with_exposed_provenance_mut, without_provenance_mut};
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
-use std::sync::{Mutex, PoisonError};
-
-/// A buffer and its kernel registrations, as a rule one. A device names a byte of a registration by
-/// one address for all users. A buffer therefore takes two registrations if its own process uses it
-/// and its peers reach it at another address than its virtual address.
-#[derive(Clone, Copy)]
-pub struct Piece {
-    /// The `ibv_mr`, by address. If there are two, the one for local use.
-    mr: usize,
-    /// The `ibv_mr` for peers, by address, if there are two; else 0.
-    for_peers: usize,
-    /// The device's address, for peers, of the first byte.
-    remote: u64,
-    /// The way in which the buffer was registered.
-    how: How,
-}
-
-/// # Safety
-/// `address` is that of an `ibv_mr` that is still registered.
-unsafe fn mr(address: usize) -> Option<Mr> {
-    // SAFETY: the caller promised that `address` names a live registration.
-    unsafe { Mr::from_c(with_exposed_provenance_mut(address)) }
-}
-
-impl Piece {
-    /// A buffer with one registration, which peers reach at the device's address `remote`.
-    pub fn new(registered: Registered, remote: u64) -> Piece {
-        Piece {
-            mr: registered.mr.expose_provenance(),
-            for_peers: 0,
-            remote,
-            how: registered.how,
-        }
-    }
-
-    /// A buffer with two registrations: `local` at the buffer's own address, `for_peers` at
-    /// `remote`.
-    pub fn pair(local: Registered, for_peers: Registered, remote: u64) -> Piece {
-        Piece {
-            for_peers: for_peers.mr.expose_provenance(),
-            ..Piece::new(local, remote)
-        }
-    }
-
-    fn local(&self) -> Option<Mr> {
-        // SAFETY: Owner, for `self.mr`.
-        unsafe { mr(self.mr) }
-    }
-
-    fn peers(&self) -> Option<Mr> {
-        match self.for_peers {
-            0 => self.local(),
-            // SAFETY: Owner, for `self.for_peers`.
-            other => unsafe { mr(other) },
-        }
-    }
-
-    /// The number of bytes that the registrations have pinned.
-    pub fn pinned(&self) -> u64 {
-        let times = if self.for_peers == 0 { 1 } else { 2 };
-        self.local().map_or(0, |mr| {
-            let mr = mr.read();
-            times * explain::pinned(mr.addr.addr() as u64, mr.length as u64)
-        })
-    }
-
-    /// Ends the registrations. After an error the rest of them is still registered.
-    pub fn end(&mut self) -> Result<How, Error> {
-        if self.for_peers != 0 {
-            self.peers().map_or(Ok(How::Kernel), dispatch::deregister)?;
-            self.for_peers = 0;
-        }
-        self.local().map_or(Ok(How::Kernel), dispatch::deregister)
-    }
-
-    fn segment(&self, side: Side) -> Option<Segment> {
-        let mr = self.local()?.read();
-        let rkey = self.peers()?.read().rkey;
-        let (addr, lkey) = match side {
-            Side::Local => (mr.addr.addr() as u64, mr.lkey),
-            Side::Remote => (self.remote, 0),
-        };
-        Some(Segment {
-            addr,
-            length: mr.length as u64,
-            lkey,
-            rkey,
-        })
-    }
-}
-
-/// The user of the addresses: this process, or its peers.
-#[derive(Clone, Copy)]
-pub enum Side {
-    Local,
-    Remote,
-}
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The state of a region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -163,13 +62,13 @@ pub struct Region {
     process: Process,
     /// The domain, by address. The domain exists as long as it has regions.
     pub domain: usize,
-    /// Whether peers need a raw key.
+    /// Whether remote peers need a raw key.
     raw: bool,
     /// The region's key in [`Keys`](super::keys::Keys), if it has one there.
     pub table_key: Option<u64>,
     /// Whether the application chose the base address.
     pub is_placed: bool,
-    /// The first address that peers use.
+    /// The first address that remote peers use.
     pub base: u64,
     pub length: u64,
     /// The address of the region's only `ibv_mr`; 0 if `many` holds the registrations. (Most
@@ -187,12 +86,8 @@ const _: () =
     assert!(core::mem::offset_of!(Region, desc) == core::mem::offset_of!(fid_mr, mem_desc));
 const _: () = assert!(core::mem::offset_of!(Region, key) == core::mem::offset_of!(fid_mr, key));
 
-/// The properties of a region to be made.
+/// What a registration decides about its region.
 pub struct Plan {
-    pub ops: &'static fi_ops,
-    pub domain: usize,
-    pub process: Process,
-    pub raw: bool,
     pub context: *mut c_void,
     pub table_key: Option<u64>,
     pub is_placed: bool,
@@ -201,19 +96,53 @@ pub struct Plan {
 }
 
 impl Region {
-    /// Makes a region in the state `UnderWay`, in the rested memory of another region of the
-    /// domain.
+    /// Makes new memory for regions: a closed region, with the fields that all regions of a domain
+    /// share. `None` if no memory is left.
+    #[cold]
+    pub fn allocate(
+        ops: &'static fi_ops,
+        domain: usize,
+        process: Process,
+        raw: bool,
+    ) -> Option<usize> {
+        // SAFETY: the size is not 0.
+        let memory: *mut Region = unsafe { libc::malloc(size_of::<Region>()) }.cast();
+        let memory = NonNull::new(memory)?;
+        let region = Region {
+            fclass: AtomicUsize::new(FI_CLASS_UNSPEC),
+            context: AtomicPtr::new(null_mut()),
+            ops,
+            desc: AtomicPtr::new(null_mut()),
+            key: AtomicU64::new(FI_KEY_NOTAVAIL),
+            state: AtomicU32::new(Phase::Closed as u32),
+            replaced_lkey: AtomicU32::new(0),
+            process,
+            domain,
+            raw,
+            table_key: None,
+            is_placed: false,
+            base: 0,
+            length: 0,
+            single: AtomicUsize::new(0),
+            remote: AtomicU64::new(0),
+            many: Mutex::new(Vec::new()),
+        };
+        // SAFETY: malloc returned this memory, of the right size, to this thread only.
+        unsafe { memory.write(region) };
+        Some(memory.as_ptr().expose_provenance())
+    }
+
+    /// Begins a region in memory of `allocate`.
+    ///
+    /// # Safety
+    /// No other thread uses the memory until the caller publishes the region.
     #[inline(always)]
-    pub fn make(plan: &Plan, rested: usize) -> &'static Region {
-        let memory: *mut Region = with_exposed_provenance_mut(rested);
-        // SAFETY: Sole use, for `rested`.
+    unsafe fn begin(memory: usize, plan: &Plan) -> &'static mut Region {
+        let memory: *mut Region = with_exposed_provenance_mut(memory);
+        // SAFETY: `allocate` wrote a region there, and the caller promised to be the only user.
         let region = unsafe { &mut *memory };
         *region.fclass.get_mut() = FI_CLASS_MR;
         *region.context.get_mut() = plan.context;
-        *region.state.get_mut() = Phase::UnderWay as u32;
-        // The cache's and replaced regions leave old values in these fields.
-        *region.single.get_mut() = 0;
-        *region.replaced_lkey.get_mut() = 0;
         region.table_key = plan.table_key;
         region.is_placed = plan.is_placed;
         region.base = plan.base;
@@ -222,36 +151,48 @@ impl Region {
         region
     }
 
-    /// Makes a region in the state `UnderWay`, in new memory.
-    #[cold]
-    pub fn make_new(plan: &Plan) -> Result<&'static Region, Failure> {
-        // SAFETY: the size is not 0.
-        let memory: *mut Region = unsafe { libc::malloc(size_of::<Region>()) }.cast();
-        let memory = NonNull::new(memory).ok_or(Error::Memory)?;
-        let region = Region {
-            fclass: AtomicUsize::new(FI_CLASS_MR),
-            context: AtomicPtr::new(plan.context),
-            ops: plan.ops,
-            desc: AtomicPtr::new(null_mut()),
-            key: AtomicU64::new(FI_KEY_NOTAVAIL),
-            state: AtomicU32::new(Phase::UnderWay as u32),
-            replaced_lkey: AtomicU32::new(0),
-            process: plan.process,
-            domain: plan.domain,
-            raw: plan.raw,
-            table_key: plan.table_key,
-            is_placed: plan.is_placed,
-            base: plan.base,
-            length: plan.length,
-            single: AtomicUsize::new(0),
-            remote: AtomicU64::new(0),
-            many: Mutex::new(Vec::new()),
+    /// Makes a region in the state `UnderWay`.
+    ///
+    /// # Safety
+    /// `memory` is as for `begin`.
+    #[inline(always)]
+    pub unsafe fn open(memory: usize, plan: &Plan) -> &'static Region {
+        // SAFETY: the caller promised what `begin` demands.
+        let region = unsafe { Region::begin(memory, plan) };
+        *region.state.get_mut() = Phase::UnderWay as u32;
+        // The cache's and replaced regions leave old values in these fields.
+        *region.single.get_mut() = 0;
+        *region.replaced_lkey.get_mut() = 0;
+        region
+    }
+
+    /// Makes a region of a registration that the cache has just served.
+    ///
+    /// # Safety
+    /// `memory` is as for `begin`.
+    #[inline(always)]
+    pub unsafe fn serve(
+        memory: usize,
+        mr: *mut ibv_mr,
+        public: &ibv_mr,
+        context: *mut c_void,
+    ) -> &'static Region {
+        let addr = public.addr.addr() as u64;
+        let plan = Plan {
+            context,
+            table_key: None,
+            is_placed: false,
+            base: addr,
+            length: public.length as u64,
         };
-        // SAFETY: malloc returned this memory, of the right size, to this thread only.
-        unsafe { memory.write(region) };
-        // SAFETY: the line above wrote the region; `free` gives the memory back only after its
-        // close.
-        Ok(unsafe { memory.as_ref() })
+        // SAFETY: the caller promised what `begin` demands.
+        let region = unsafe { Region::begin(memory, &plan) };
+        *region.desc.get_mut() = without_provenance_mut(public.lkey as usize);
+        *region.key.get_mut() = public.rkey.into();
+        *region.remote.get_mut() = addr;
+        *region.single.get_mut() = mr.expose_provenance();
+        *region.state.get_mut() = Phase::Registered as u32;
+        region
     }
 
     /// The region that C names.
@@ -297,41 +238,38 @@ impl Region {
 
     /// Refuses a region that is closed, and a region that the parent process made before fork.
     pub fn check(&self) -> Result<(), Failure> {
-        if self.state() == Phase::Closed {
-            return Err(invalid("the region is closed already"));
-        }
+        ensure(self.state() != Phase::Closed, CLOSED)?;
         self.process.check()
     }
 
     /// Refuses the same regions as `check`, and a region that is not registered.
     pub fn check_registered(&self) -> Result<(), Failure> {
         self.check()?;
-        match self.state() {
-            Phase::Registered => Ok(()),
-            Phase::UnderWay => Err(refused(
-                FI_EOPBADSTATE,
-                "the registration has not completed yet",
-            )),
-            Phase::Failed => Err(refused(FI_EOPBADSTATE, "the registration has failed")),
-            Phase::Replaced => Err(refused(FI_EOPBADSTATE, "another region has replaced it")),
-            _ => Err(invalid("the region is being closed")),
-        }
+        let refusal = match self.state() {
+            Phase::Registered => return Ok(()),
+            Phase::UnderWay => UNDER_WAY,
+            Phase::Failed => HAS_FAILED,
+            Phase::Replaced => REPLACED,
+            Phase::Closed | Phase::Closing => CLOSING,
+        };
+        Err(refusal.into())
     }
 
     /// Hands the region its registrations.
     #[inline(always)]
     pub fn fill(&self, pieces: Pieces) {
-        if let Some(piece) = pieces.only() {
-            let lkey = piece.local().map_or(0, |mr| mr.read().lkey);
-            let desc = core::ptr::without_provenance_mut(lkey as usize);
-            self.desc.store(desc, Relaxed);
-        }
         match pieces {
-            Pieces::One(piece) if piece.for_peers == 0 => {
-                self.remote.store(piece.remote, Relaxed);
-                self.single.store(piece.mr, Release);
+            Pieces::One(piece) => {
+                let lkey = piece.lkey().unwrap_or(0);
+                let desc = without_provenance_mut(lkey as usize);
+                self.desc.store(desc, Relaxed);
+                if piece.for_remote == 0 {
+                    self.remote.store(piece.remote, Relaxed);
+                    self.single.store(piece.mr, Release);
+                } else {
+                    *self.lock() = vec![piece];
+                }
             }
-            Pieces::One(piece) => *self.lock() = vec![piece],
             Pieces::Many(pieces) => *self.lock() = pieces,
         }
     }
@@ -340,19 +278,17 @@ impl Region {
     /// stores.
     #[inline(always)]
     pub fn is_now_registered(&self) {
-        let key = if self.raw {
-            FI_KEY_NOTAVAIL
-        } else if let Some(key) = self.table_key {
-            key
-        } else {
-            let only = self.single().or_else(|| match self.lock()[..] {
-                [only] => Some(only),
-                _ => None,
-            });
-            let rkey = only
-                .and_then(|piece| piece.peers())
-                .map(|mr| mr.read().rkey);
-            rkey.map_or(FI_KEY_NOTAVAIL, u64::from)
+        let key = match self.table_key {
+            _ if self.raw => FI_KEY_NOTAVAIL,
+            Some(key) => key,
+            None => {
+                let only = self.single().or_else(|| match self.lock()[..] {
+                    [only] => Some(only),
+                    _ => None,
+                });
+                let rkey = only.and_then(|piece| piece.rkey());
+                rkey.map_or(FI_KEY_NOTAVAIL, u64::from)
+            }
         };
         self.key.store(key, Release);
         self.state.store(Phase::Registered as u32, Release);
@@ -368,13 +304,13 @@ impl Region {
         let remote = self.remote.load(Relaxed);
         (mr != 0).then_some(Piece {
             mr,
-            for_peers: 0,
+            for_remote: 0,
             remote,
             how: How::Kernel,
         })
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Piece>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<Piece>> {
         self.many.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -383,17 +319,16 @@ impl Region {
         if let Some(segment) = self.single().and_then(|piece| piece.segment(side)) {
             return with(&[segment]);
         }
-        let pieces = self.lock();
-        let segments: Vec<_> = pieces.iter().filter_map(|p| p.segment(side)).collect();
-        drop(pieces);
+        let segments: Vec<_> = self.lock().iter().filter_map(|p| p.segment(side)).collect();
         with(&segments)
     }
 
-    /// Copies the pieces into `room`, at the addresses that this process uses.
-    pub fn segments(&self, room: &mut Room) {
+    /// Writes the pieces to `found`, at the addresses that this process uses.
+    pub fn segments(&self, found: &mut Found) -> Result<(), Failure> {
         self.with_segments(Side::Local, |segments| {
-            segments.iter().for_each(|&segment| room.push(segment));
+            segments.iter().for_each(|&segment| found.push(segment));
         });
+        found.check()
     }
 
     /// Writes into the pending trace record, if there is one, which region the call concerns and
@@ -439,12 +374,12 @@ impl Region {
 
     #[inline(always)]
     fn end_pieces(&self) -> Result<How, Error> {
-        let mut how = How::Kernel;
         if let Some(mut piece) = self.single() {
-            how = piece.end()?;
+            let how = piece.end()?;
             self.single.store(0, Relaxed);
             return Ok(how);
         }
+        let mut how = How::Kernel;
         let mut pieces = self.lock();
         while let Some(piece) = pieces.last_mut() {
             how = piece.end()?;
@@ -474,9 +409,8 @@ impl Region {
             return None;
         }
         let pieces = self.take();
-        let first = pieces.first().and_then(Piece::local);
-        let lkey = first.map_or(0, |mr| mr.read().lkey);
-        self.replaced_lkey.store(lkey, Relaxed);
+        let lkey = pieces.first().and_then(Piece::lkey);
+        self.replaced_lkey.store(lkey.unwrap_or(0), Relaxed);
         self.key.store(FI_KEY_NOTAVAIL, Relaxed);
         self.state.store(Phase::Replaced as u32, Release);
         Some(pieces)
@@ -486,35 +420,30 @@ impl Region {
     /// close it. (For a placed region the caller has locked the table of keys.)
     #[inline(always)]
     pub fn begin_to_close(&self) -> Result<(), Failure> {
-        for from in [Phase::Registered, Phase::Failed, Phase::Replaced] {
-            if self.change(from, Phase::Closing) {
-                return Ok(());
-            }
-        }
-        Err(invalid("the region is closed already, or just being"))
+        let from = [Phase::Registered, Phase::Failed, Phase::Replaced];
+        let claimed = from.iter().any(|&from| self.change(from, Phase::Closing));
+        ensure(claimed, CLOSED_OR_CLOSING)
     }
 
     /// Ends the registrations of a claimed region. After an error the region is as it was before.
     /// If some registrations are gone, the region can only be closed again.
     #[inline(always)]
     pub fn end(&self) -> Result<How, Failure> {
-        let error = match self.end_pieces() {
-            Ok(how) => return Ok(how),
-            Err(error) => error,
-        };
-        let whole = self.single.load(Relaxed) != 0;
-        let now = if whole {
-            Phase::Registered
-        } else {
-            Phase::Failed
-        };
-        self.state.store(now as u32, Release);
-        let subject = Subject::Region;
-        Err(Failure { error, subject })
+        self.end_pieces().map_err(|error| {
+            let whole = self.single.load(Relaxed) != 0;
+            let now = if whole {
+                Phase::Registered
+            } else {
+                Phase::Failed
+            };
+            self.state.store(now as u32, Release);
+            let subject = Subject::Region;
+            Failure { error, subject }
+        })
     }
 
-    /// Ends the region's life. As long as the memory rests, a call can tell that the region is
-    /// closed.
+    /// Ends the region's life. As long as the memory is in quarantine, a call can tell that the
+    /// region is closed.
     #[inline(always)]
     pub fn die(&self) {
         self.key.store(FI_KEY_NOTAVAIL, Relaxed);
@@ -529,37 +458,8 @@ impl Region {
     /// The region is dead, and no thread uses it again.
     pub unsafe fn free(region: usize) {
         let memory: *mut c_void = with_exposed_provenance_mut(region);
-        // SAFETY: `make_new` got this memory from malloc; a dead region holds no value to drop.
+        // SAFETY: `allocate` got this memory from malloc; a dead region holds no value to drop.
         unsafe { libc::free(memory) };
-    }
-
-    /// Makes a region of a registration that the cache has just served, for `fast.rs`.
-    ///
-    /// # Safety
-    /// `rested` is memory of a region that no other thread uses.
-    #[inline(always)]
-    pub unsafe fn serve(
-        rested: usize,
-        mr: *mut ibv_mr,
-        public: &ibv_mr,
-        context: *mut c_void,
-    ) -> &'static Region {
-        let memory: *mut Region = with_exposed_provenance_mut(rested);
-        // SAFETY: the caller promised that no other thread uses `rested`.
-        let region = unsafe { &mut *memory };
-        let addr = public.addr.addr() as u64;
-        *region.fclass.get_mut() = FI_CLASS_MR;
-        *region.context.get_mut() = context;
-        *region.desc.get_mut() = core::ptr::without_provenance_mut(public.lkey as usize);
-        *region.key.get_mut() = public.rkey.into();
-        region.table_key = None;
-        region.is_placed = false;
-        region.base = addr;
-        region.length = public.length as u64;
-        *region.remote.get_mut() = addr;
-        *region.single.get_mut() = mr.expose_provenance();
-        *region.state.get_mut() = Phase::Registered as u32;
-        region
     }
 
     /// The registration of a region that may go back to the cache unchanged: the region has one
@@ -574,42 +474,5 @@ impl Region {
             return None;
         }
         self.single().and_then(|piece| piece.local())
-    }
-}
-
-/// The registrations of a region.
-pub enum Pieces {
-    One(Piece),
-    Many(Vec<Piece>),
-}
-
-impl Pieces {
-    /// The way in which the last piece was registered.
-    pub fn how(&self) -> How {
-        match self {
-            Pieces::One(piece) => piece.how,
-            Pieces::Many(pieces) => pieces.last().map_or(How::Kernel, |piece| piece.how),
-        }
-    }
-
-    /// The only piece, if there is one.
-    fn only(&self) -> Option<Piece> {
-        match self {
-            Pieces::One(piece) => Some(*piece),
-            Pieces::Many(_) => None,
-        }
-    }
-
-    /// Ends all registrations.
-    pub fn end(self) {
-        let end = |piece: &mut Piece| {
-            // If the kernel refuses to end a registration, the domain keeps it and cannot be
-            // deallocated.
-            let _ = piece.end();
-        };
-        match self {
-            Pieces::One(mut piece) => end(&mut piece),
-            Pieces::Many(mut pieces) => pieces.iter_mut().rev().for_each(end),
-        }
     }
 }

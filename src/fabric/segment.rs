@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! A piece of a region, and the search for a range of a region's addresses.
 
-use super::errors::{Failure, invalid, refused};
-use crate::abi::libfabric::FI_ETOOSMALL;
+use super::errors::{Failure, ensure};
+use super::refusals::*;
 
 /// A piece of memory as a work request names it: `struct rdmamr_segment`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// The address of the first byte: the virtual address for the region's own process, the
-    /// device's address for peers.
+    /// The address of the first byte: the virtual address for local use, the device's address
+    /// for remote use.
     pub addr: u64,
     pub length: u64,
-    /// 0 in a peer's segment.
+    /// 0 in a segment of a remote peer.
     pub lkey: u32,
     pub rkey: u32,
 }
@@ -25,47 +25,42 @@ pub fn locate(
     length: u64,
     mut found: impl FnMut(Segment),
 ) -> Result<(), Failure> {
-    const OUTSIDE: Failure = invalid("the range is not within the region");
-    if length == 0 {
-        return Err(invalid("the length is 0"));
-    }
-    let mut skip = start.checked_sub(base).ok_or(OUTSIDE)?;
-    let mut left = length;
-    let end = skip.checked_add(length).ok_or(OUTSIDE)?;
+    ensure(length != 0, NO_LENGTH)?;
+    let mut skip = start.checked_sub(base).ok_or(OUTSIDE_REGION)?;
+    let mut remaining = length;
+    let end = skip.checked_add(length).ok_or(OUTSIDE_REGION)?;
     let whole = pieces
         .iter()
         .try_fold(0u64, |sum, piece| sum.checked_add(piece.length));
-    if whole.is_none_or(|whole| end > whole) {
-        return Err(OUTSIDE);
-    }
+    ensure(whole.is_some_and(|whole| end <= whole), OUTSIDE_REGION)?;
     for piece in pieces {
         if skip >= piece.length {
             skip -= piece.length;
             continue;
         }
-        let length = left.min(piece.length - skip);
+        let length = remaining.min(piece.length - skip);
         found(Segment {
             addr: piece.addr + skip,
             length,
             ..*piece
         });
         skip = 0;
-        left -= length;
-        if left == 0 {
+        remaining -= length;
+        if remaining == 0 {
             break;
         }
     }
     Ok(())
 }
 
-/// The caller's room for segments, and the number of segments that it needs.
-pub struct Room<'a> {
+/// The caller's array for segments, and the number of segments that it needs.
+pub struct Found<'a> {
     pub segments: &'a mut [Segment],
-    /// The number of segments, even if the room is too small for all of them.
+    /// The number of segments, even if the array is too small for all of them.
     pub count: usize,
 }
 
-impl Room<'_> {
+impl Found<'_> {
     /// Adds a segment.
     pub fn push(&mut self, segment: Segment) {
         if let Some(place) = self.segments.get_mut(self.count) {
@@ -74,16 +69,9 @@ impl Room<'_> {
         self.count += 1;
     }
 
-    /// Fails if the room is too small for all segments.
+    /// Fails if the array is too small for all segments.
     pub fn check(&self) -> Result<(), Failure> {
-        if self.count <= self.segments.len() {
-            Ok(())
-        } else {
-            Err(refused(
-                FI_ETOOSMALL,
-                "there are more segments than there is room for",
-            ))
-        }
+        ensure(self.count <= self.segments.len(), SEGMENTS_TOO_SMALL)
     }
 }
 

@@ -3,9 +3,10 @@
 //! ends when it has been idle for a while.
 
 use super::background::{self, Background};
-use super::errors::{self, Failure, refused};
-use super::{Queue, Region};
-use crate::abi::libfabric::FI_ECANCELED;
+use super::errors::{self, Failure};
+use super::queue::Queue;
+use super::refusals::CANCELLED;
+use super::region::Region;
 use crate::mr::explain::{self, Reason};
 use crate::mr::{Error, How};
 use crate::report::log::{self, Level};
@@ -88,8 +89,6 @@ pub fn submit(job: Job) {
     }
 }
 
-const CANCELLED: Failure = refused(FI_ECANCELED, "fi_close() came before it was begun");
-
 impl Job {
     fn reason(&self, failure: &Failure) -> Reason {
         Reason {
@@ -122,25 +121,18 @@ pub fn cancel(region: &Region) {
     let workers = workers();
     let address = region.address();
     let mut work = workers.lock();
-    let waiting = work.jobs.iter();
-    if let Some(at) = waiting
-        .map(|job| job.region.address())
-        .position(|at| at == address)
-    {
-        let job = work.jobs.remove(at);
+    let mut waiting = work.jobs.iter().map(|job| job.region.address());
+    let waiting = waiting.position(|at| at == address);
+    if let Some(job) = waiting.and_then(|at| work.jobs.remove(at)) {
         drop(work);
-        if let Some(job) = job {
-            region.has_failed();
-            job.queue.release();
-            job.write_down(trace::begin(), Err(CANCELLED));
-        }
+        region.has_failed();
+        job.queue.release();
+        job.write_down(trace::begin(), Err(CANCELLED.into()));
         return;
     }
     while work.running.contains(&address) {
-        work = workers
-            .done
-            .wait(work)
-            .unwrap_or_else(PoisonError::into_inner);
+        let waited = workers.done.wait(work);
+        work = waited.unwrap_or_else(PoisonError::into_inner);
     }
 }
 

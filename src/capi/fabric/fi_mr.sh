@@ -85,7 +85,7 @@ cat <<'OURS'
 #endif  /* without libfabric's headers */
 
 OURS
-part src/capi/fabric/own.rs
+part src/capi/fabric/extensions.rs
 cat <<'END'
 
 #ifdef RDMAMR_OLD_NAMES

@@ -15,8 +15,14 @@ use crate::abi::libfabric::*;
 use crate::abi::libfabric_provider::Slot;
 use crate::capi::ret;
 use crate::fabric::attributes::{self, Buffers, Wish};
-use crate::fabric::errors::{self, Failure, invalid, refused};
-use crate::fabric::{Domain, Publish, Queue, Region, close, fast, raw_key, register};
+use crate::fabric::close::{close, release};
+use crate::fabric::domain::Domain;
+use crate::fabric::errors::{self, Failure, ensure};
+use crate::fabric::queue::Queue;
+use crate::fabric::raw_key;
+use crate::fabric::refusals::*;
+use crate::fabric::region::Region;
+use crate::fabric::register::{hit, register};
 use crate::mr::{Error, How};
 use crate::report::stats::counter;
 use crate::trace::Pending;
@@ -24,13 +30,31 @@ use core::ffi::{c_char, c_int, c_void};
 use core::slice;
 use libc::{iovec, ssize_t};
 
-const NOT_THERE: Failure = refused(
-    FI_ENOSYS,
-    "this object registers memory or reports it, and can do nothing else",
-);
-
 fn not_there(call: &'static str) -> c_int {
-    ret::code(call, None, || Err(NOT_THERE))
+    ret::done(call, || Err(UNSUPPORTED.into()))
+}
+
+/// The domain that C names. It may belong to the parent process.
+///
+/// # Safety
+/// `fid` is an open domain of this library. The objects that are made of it keep it open by
+/// counting.
+#[inline(always)]
+pub unsafe fn open_domain(fid: *mut fid) -> &'static Domain {
+    // SAFETY: the caller promised an open domain: only domains have the table that led here.
+    unsafe { &*fid.cast::<Domain>() }
+}
+
+/// The domain that C names. A domain that the parent process made is refused.
+///
+/// # Safety
+/// As for `open_domain`.
+#[inline(always)]
+pub unsafe fn domain_of_this_process(fid: *mut fid) -> Result<&'static Domain, Failure> {
+    // SAFETY: the caller promised an open domain of this library.
+    let domain = unsafe { open_domain(fid) };
+    domain.process.check()?;
+    Ok(domain)
 }
 
 /// The function for a slot that no object of this library supports. [`Slot`] says why it has no
@@ -73,20 +97,16 @@ pub unsafe extern "C" fn no_ops_set(
 }
 
 pub unsafe extern "C" fn domain_close(fid: *mut fid) -> c_int {
-    ret::code("fi_close", None, || {
-        // SAFETY: our object: `fid` is an open domain of this library.
-        unsafe { Domain::close(fid) }?;
-        Ok(0)
-    })
+    // SAFETY: our object: `fid` is an open domain of this library.
+    ret::done("fi_close", || unsafe { Domain::close(fid) })
 }
 
 pub unsafe extern "C" fn domain_bind(fid: *mut fid, queue: *mut fid, flags: u64) -> c_int {
-    ret::code("fi_domain_bind", None, || {
+    ret::done("fi_domain_bind", || {
         // SAFETY: our object: `fid` is an open domain of this library.
-        let domain = unsafe { Domain::from_c(fid) }?;
+        let domain = unsafe { domain_of_this_process(fid) }?;
         // SAFETY: our object: `queue` is NULL or an open object.
-        unsafe { domain.bind(queue, flags) }?;
-        Ok(0)
+        unsafe { domain.bind(queue, flags) }
     })
 }
 
@@ -94,40 +114,34 @@ pub unsafe extern "C" fn domain_control(fid: *mut fid, command: c_int, arg: *mut
     match command {
         // SAFETY: our object, caller's memory: both arguments go on unchanged, and this command
         // takes `arg` of that type.
-        FI_MAP_RAW_MR => ret::code("fi_mr_map_raw", None, || unsafe {
-            map_raw(fid, arg.cast())
-        }),
-        FI_UNMAP_KEY => ret::code("fi_mr_unmap_key", None, || {
+        FI_MAP_RAW_MR => ret::done("fi_mr_map_raw", || unsafe { map_raw(fid, arg.cast()) }),
+        FI_UNMAP_KEY => ret::done("fi_mr_unmap_key", || {
             // SAFETY: our object: `fid` is an open domain of this library.
-            let domain = unsafe { Domain::from_c(fid) }?;
+            let domain = unsafe { domain_of_this_process(fid) }?;
             // SAFETY: caller's memory: the argument of FI_UNMAP_KEY is NULL or points to a key.
-            let key = unsafe { arg.cast::<u64>().as_ref() }.ok_or(invalid("the key is NULL"))?;
-            domain.keys.unmap(*key)?;
-            Ok(0)
+            let key = unsafe { arg.cast::<u64>().as_ref() }.ok_or(NULL_KEY)?;
+            domain.keys.unmap(*key)
         }),
         _ => not_there("fi_control"),
     }
 }
 
-unsafe fn map_raw(fid: *mut fid, arg: *const fi_mr_map_raw) -> Result<c_int, Failure> {
+unsafe fn map_raw(fid: *mut fid, arg: *const fi_mr_map_raw) -> Result<(), Failure> {
     // SAFETY: our object: `fid` is an open domain of this library.
-    let domain = unsafe { Domain::from_c(fid) }?;
+    let domain = unsafe { domain_of_this_process(fid) }?;
     // SAFETY: caller's memory: `arg` is NULL or points to the argument of this command.
-    let arg = unsafe { arg.as_ref() }.ok_or(invalid("the argument is NULL"))?;
-    if arg.raw_key.is_null() || arg.key.is_null() {
-        return Err(invalid("the raw key or the place for the key is NULL"));
-    }
-    if arg.key_size > raw_key::size(raw_key::IOV_LIMIT) {
-        return Err(invalid(
-            "the raw key's size is not that of a raw key of this library",
-        ));
-    }
+    let arg = unsafe { arg.as_ref() }.ok_or(NULL_ARGUMENT)?;
+    ensure(!arg.raw_key.is_null() && !arg.key.is_null(), MAP_PLACES)?;
+    ensure(
+        arg.key_size <= raw_key::size(raw_key::IOV_LIMIT),
+        RAW_KEY_SIZE,
+    )?;
     // SAFETY: caller's memory: `raw_key` is not NULL and has `key_size` bytes.
     let bytes = unsafe { slice::from_raw_parts(arg.raw_key, arg.key_size) };
     let key = domain.map(bytes, arg.base_addr, arg.flags)?;
     // SAFETY: caller's memory: `key` is not NULL, so it points to a writable key.
     unsafe { arg.key.write(key) };
-    Ok(0)
+    Ok(())
 }
 
 /// The common body of the three registering calls.
@@ -141,27 +155,21 @@ unsafe fn register_in(
 ) -> c_int {
     ret::code(call, Some(counter!(reg_failed)), || {
         // SAFETY: our object: `fid` is an open domain of this library.
-        let domain = unsafe { Domain::from_c(fid) }?;
-        if mr.is_null() {
-            return Err(invalid("the place for the region is NULL"));
-        }
-        let (buffers, wish) = what(domain)?;
+        let domain = unsafe { domain_of_this_process(fid) }?;
+        ensure(!mr.is_null(), NULL_REGION_PLACE)?;
+        let what = what(domain)?;
         // SAFETY: caller's memory: `mr` is not NULL, so it points to a readable and writable
         // pointer.
         let before = unsafe { mr.read() };
         // SAFETY: caller's memory: `mr` points to a writable pointer, as for the read above.
-        let publish = unsafe { Publish::to(mr) };
-        register(call, domain, buffers, &wish, &publish, pending).inspect_err(|_| {
-            // SAFETY: caller's memory: `mr` points to a writable pointer. The write takes back a
-            // region that the failed registration had published.
-            unsafe { mr.write(before) };
-        })?;
+        let publish = |region: *mut fid_mr| unsafe { mr.write(region) };
+        // A failed registration may have published its region.
+        register(call, domain, what, &publish, pending).inspect_err(|_| publish(before))?;
         Ok(0)
     })
 }
 
-/// Registers memory by the short path, `fast.rs`: a region of a domain with the cache that the
-/// cache serves.
+/// Registers memory by the short path: a region of a domain with the cache that the cache serves.
 #[inline(always)]
 unsafe fn reg_quickly(
     fid: *mut fid,
@@ -172,8 +180,8 @@ unsafe fn reg_quickly(
     context: *mut c_void,
 ) -> Option<&'static Region> {
     // SAFETY: our object: `fid` is an open domain of this library.
-    let domain = unsafe { Domain::look(fid) };
-    let region = fast::register(domain, buf.addr(), len, access, context)?;
+    let domain = unsafe { open_domain(fid) };
+    let region = hit(domain, buf.addr(), len, access, context)?;
     // SAFETY: caller's memory: `mr` is not NULL, as the caller of this function checked.
     unsafe { mr.write(region.as_ptr()) };
     Some(region)
@@ -300,7 +308,7 @@ pub unsafe fn regattr_wished(
 ) -> c_int {
     let what = |domain: &Domain| {
         // SAFETY: caller's memory: `attr` is NULL or points to attributes of the domain's version.
-        unsafe { attributes::read(attr, flags, domain.mode().api_version) }
+        unsafe { attributes::read(attr, flags, domain.mode.api_version) }
     };
     // SAFETY: our object, caller's memory: the arguments are the C caller's, unchanged.
     unsafe { register_in("fi_mr_regattr", fid, mr, pending, what) }
@@ -309,7 +317,7 @@ pub unsafe fn regattr_wished(
 pub unsafe extern "C" fn region_close(fid: *mut fid) -> c_int {
     // SAFETY: our object: `fid` is a region of this library.
     let region = unsafe { Region::from_c(fid) };
-    if ret::always(false, || fast::close(region)) {
+    if ret::always(false, || release(region)) {
         return 0;
     }
     close_slowly(region)
@@ -330,106 +338,68 @@ pub fn close_noting(region: &'static Region, note: impl FnOnce(How)) -> c_int {
 }
 
 pub unsafe extern "C" fn region_bind(fid: *mut fid, with: *mut fid, flags: u64) -> c_int {
-    ret::code("fi_mr_bind", None, || {
+    ret::done("fi_mr_bind", || {
         // SAFETY: our object: `fid` is a region of this library.
         unsafe { Region::from_c(fid) }.check()?;
         // SAFETY: our object: `with` is NULL or an open object.
-        let with = unsafe { with.as_ref() };
-        let with = with.ok_or(invalid("the queue or counter is NULL"))?;
-        if ![FI_CLASS_EQ, FI_CLASS_CNTR].contains(&with.fclass) {
-            return Err(invalid("a region is bound to an event queue or a counter"));
-        }
+        let class = unsafe { with.as_ref() }.ok_or(NULL_BOUND)?.fclass;
+        ensure([FI_CLASS_EQ, FI_CLASS_CNTR].contains(&class), NOT_BINDABLE)?;
         // libfabric before 1.0 called the flag FI_WRITE.
-        if flags == 0 || flags & !(FI_REMOTE_WRITE | FI_WRITE) != 0 {
-            return Err(refused(
-                FI_EBADFLAGS,
-                "a region is bound with FI_REMOTE_WRITE and no other flag",
-            ));
-        }
-        Err(refused(
-            FI_ENOSYS,
-            "a verbs device does not say when a peer has written to a region",
-        ))
+        let known = flags != 0 && flags & !(FI_REMOTE_WRITE | FI_WRITE) == 0;
+        ensure(known, REGION_BIND_FLAGS)?;
+        Err(NO_REMOTE_EVENTS.into())
     })
 }
 
 pub unsafe extern "C" fn region_control(fid: *mut fid, command: c_int, arg: *mut c_void) -> c_int {
+    // SAFETY: our object: `fid` is a region of this library.
+    let region = unsafe { Region::from_c(fid) };
     match command {
-        FI_ENABLE => ret::code("fi_mr_enable", None, || {
-            // SAFETY: our object: `fid` is a region of this library. Every region is enabled from
-            // the start.
-            unsafe { Region::from_c(fid) }.check_registered()?;
-            Ok(0)
+        // Every region is enabled from the start.
+        FI_ENABLE => ret::done("fi_mr_enable", || region.check_registered()),
+        FI_REFRESH => ret::done("fi_mr_refresh", || {
+            region.check()?;
+            Err(NO_REFRESH.into())
         }),
-        FI_REFRESH => ret::code("fi_mr_refresh", None, || {
-            // SAFETY: our object: `fid` is a region of this library.
-            unsafe { Region::from_c(fid) }.check()?;
-            Err(refused(
-                FI_ENOSYS,
-                "a region's pages are pinned when it is registered: close it and register anew",
-            ))
-        }),
-        // SAFETY: our object, caller's memory: both arguments go on unchanged, and this command
-        // takes `arg` of that type.
-        FI_GET_RAW_MR => ret::code("fi_mr_raw_attr", None, || unsafe {
-            raw_attr(fid, arg.cast())
-        }),
+        // SAFETY: caller's memory: this command takes `arg` of that type.
+        FI_GET_RAW_MR => ret::done("fi_mr_raw_attr", || unsafe { raw_attr(region, arg.cast()) }),
         _ => not_there("fi_control"),
     }
 }
 
-unsafe fn raw_attr(fid: *mut fid, arg: *const fi_mr_raw_attr) -> Result<c_int, Failure> {
-    // SAFETY: our object: `fid` is a region of this library.
-    let region = unsafe { Region::from_c(fid) };
+unsafe fn raw_attr(region: &Region, arg: *const fi_mr_raw_attr) -> Result<(), Failure> {
     region.check_registered()?;
     // SAFETY: caller's memory: `arg` is NULL or points to the argument of this command.
-    let arg = unsafe { arg.as_ref() }.ok_or(invalid("the argument is NULL"))?;
-    if arg.flags != 0 {
-        return Err(refused(FI_EBADFLAGS, "a raw key is got without flags"));
-    }
-    if arg.base_addr.is_null() || arg.key_size.is_null() {
-        return Err(invalid(
-            "the place for the base address or for the size is NULL",
-        ));
-    }
+    let arg = unsafe { arg.as_ref() }.ok_or(NULL_ARGUMENT)?;
+    ensure(arg.flags == 0, RAW_KEY_FLAGS)?;
+    let places = !arg.base_addr.is_null() && !arg.key_size.is_null();
+    ensure(places, RAW_KEY_PLACES)?;
     // SAFETY: caller's memory: `key_size` is not NULL, so it points to a readable size.
-    let room = unsafe { arg.key_size.read() };
-    let mut none = [];
-    let out = if arg.raw_key.is_null() {
-        &mut none[..]
-    } else {
-        // SAFETY: caller's memory: `raw_key` is not NULL and has `room` bytes.
-        unsafe {
-            slice::from_raw_parts_mut(arg.raw_key, room.min(raw_key::size(raw_key::IOV_LIMIT)))
-        }
-    };
-    let (size, written) = region.write_raw_key(out);
+    let given = unsafe { arg.key_size.read() };
+    let most = given.min(raw_key::size(raw_key::IOV_LIMIT));
+    // SAFETY: caller's memory: `raw_key` is NULL or has `given` bytes.
+    let (size, written) = region.write_raw_key(unsafe { bytes(arg.raw_key, most) });
     // SAFETY: caller's memory: `key_size` is not NULL, so it points to a writable size.
     unsafe { arg.key_size.write(size) };
     written?;
     // SAFETY: caller's memory: `base_addr` is not NULL, so it points to a writable address.
     unsafe { arg.base_addr.write(region.base) };
-    Ok(0)
+    Ok(())
 }
 
 pub unsafe extern "C" fn queue_close(fid: *mut fid) -> c_int {
-    ret::code("fi_close", None, || {
-        // SAFETY: our object: `fid` is an open queue of this library.
-        unsafe { Queue::close(fid.cast()) }?;
-        Ok(0)
-    })
+    // SAFETY: our object: `fid` is an open queue of this library.
+    ret::done("fi_close", || unsafe { Queue::close(fid.cast()) })
 }
 
 pub unsafe extern "C" fn queue_control(fid: *mut fid, command: c_int, arg: *mut c_void) -> c_int {
     if command != FI_GETWAIT && command != FI_GETWAITOBJ {
         return not_there("fi_control");
     }
-    ret::code("fi_control", None, || {
+    ret::done("fi_control", || {
         // SAFETY: our object: `fid` is an open queue of this library.
         let queue = unsafe { Queue::from_c(fid.cast()) }?;
-        if arg.is_null() {
-            return Err(invalid("the argument is NULL"));
-        }
+        ensure(!arg.is_null(), NULL_ARGUMENT)?;
         let answer = if command == FI_GETWAIT {
             queue.fd()?
         } else {
@@ -437,27 +407,38 @@ pub unsafe extern "C" fn queue_control(fid: *mut fid, command: c_int, arg: *mut 
         };
         // SAFETY: caller's memory: `arg` is not NULL, and both commands take a pointer to an int.
         unsafe { arg.cast::<c_int>().write(answer) };
-        Ok(0)
+        Ok(())
     })
 }
 
-/// The caller's room for an event.
-unsafe fn room<'a>(buf: *mut c_void, len: usize) -> &'a mut [u8] {
+/// The caller's bytes for a result.
+unsafe fn bytes<'a>(buf: *mut u8, len: usize) -> &'a mut [u8] {
     if buf.is_null() {
         return &mut [];
     }
     // SAFETY: caller's memory: `buf` is not NULL and has `len` bytes.
-    unsafe { slice::from_raw_parts_mut(buf.cast(), len) }
+    unsafe { slice::from_raw_parts_mut(buf, len) }
 }
 
-/// Hands an event that was read to the caller.
-unsafe fn event(out: *mut u32, read: Result<(u32, usize), Failure>) -> Result<ssize_t, Failure> {
-    let (event, size) = read?;
-    if !out.is_null() {
-        // SAFETY: caller's memory: `out` is not NULL, so it points to a writable number.
-        unsafe { out.write(event) };
-    }
-    Ok(size as ssize_t)
+/// Reads an event of a queue into the caller's memory.
+unsafe fn read_event(
+    call: &'static str,
+    eq: *mut fid_eq,
+    out: *mut u32,
+    (buf, len): (*mut c_void, usize),
+    read: impl FnOnce(&Queue, &mut [u8]) -> Result<(u32, usize), Failure>,
+) -> ssize_t {
+    silent(call, || {
+        // SAFETY: our object: `eq` is an open queue of this library.
+        let queue = unsafe { Queue::from_c(eq) }?;
+        // SAFETY: caller's memory: `buf` is NULL or has `len` bytes.
+        let (event, size) = read(queue, unsafe { bytes(buf.cast(), len) })?;
+        if !out.is_null() {
+            // SAFETY: caller's memory: `out` is not NULL, so it points to a writable number.
+            unsafe { out.write(event) };
+        }
+        Ok(size)
+    })
 }
 
 pub unsafe extern "C" fn queue_read(
@@ -467,14 +448,9 @@ pub unsafe extern "C" fn queue_read(
     len: usize,
     flags: u64,
 ) -> ssize_t {
-    silent("fi_eq_read", || {
-        // SAFETY: our object: `eq` is an open queue of this library.
-        let queue = unsafe { Queue::from_c(eq) }?;
-        // SAFETY: caller's memory: `buf` is NULL or has `len` bytes.
-        let room = unsafe { room(buf, len) };
-        // SAFETY: caller's memory: `out` is NULL or points to a writable number.
-        unsafe { event(out, queue.read(room, flags)) }
-    })
+    let read = |queue: &Queue, room: &mut [u8]| queue.read(room, flags);
+    // SAFETY: our object, caller's memory: the arguments are the C caller's, unchanged.
+    unsafe { read_event("fi_eq_read", eq, out, (buf, len), read) }
 }
 
 pub unsafe extern "C" fn queue_sread(
@@ -485,14 +461,9 @@ pub unsafe extern "C" fn queue_sread(
     timeout: c_int,
     flags: u64,
 ) -> ssize_t {
-    silent("fi_eq_sread", || {
-        // SAFETY: our object: `eq` is an open queue of this library.
-        let queue = unsafe { Queue::from_c(eq) }?;
-        // SAFETY: caller's memory: `buf` is NULL or has `len` bytes.
-        let room = unsafe { room(buf, len) };
-        // SAFETY: caller's memory: `out` is NULL or points to a writable number.
-        unsafe { event(out, queue.read_waiting(room, timeout, flags)) }
-    })
+    let read = |queue: &Queue, room: &mut [u8]| queue.read_waiting(room, timeout, flags);
+    // SAFETY: our object, caller's memory: the arguments are the C caller's, unchanged.
+    unsafe { read_event("fi_eq_sread", eq, out, (buf, len), read) }
 }
 
 pub unsafe extern "C" fn queue_readerr(
@@ -504,8 +475,7 @@ pub unsafe extern "C" fn queue_readerr(
         // SAFETY: our object: `eq` is an open queue of this library.
         let queue = unsafe { Queue::from_c(eq) }?;
         // SAFETY: caller's memory: `out` is NULL or points to a writable error entry.
-        let size = unsafe { queue.read_error(out, flags) }?;
-        Ok(size as ssize_t)
+        unsafe { queue.read_error(out, flags) }
     })
 }
 
@@ -519,13 +489,9 @@ pub unsafe extern "C" fn queue_write(
     ret::code("fi_eq_write", None, || {
         // SAFETY: our object: `eq` is an open queue of this library.
         let queue = unsafe { Queue::from_c(eq) }?;
-        if buf.is_null() && len > 0 {
-            return Err(invalid("the event is NULL"));
-        }
-        if isize::try_from(len).is_err() {
-            // No copy of it can exist, and no slice.
-            return Err(Failure::from(Error::Memory));
-        }
+        ensure(!buf.is_null() || len == 0, NULL_EVENT)?;
+        // No copy of a longer event can exist, and no slice.
+        ensure(isize::try_from(len).is_ok(), Error::Memory)?;
         let bytes = if len == 0 {
             &[]
         } else {
@@ -539,12 +505,12 @@ pub unsafe extern "C" fn queue_write(
 
 /// The body of a call that reads a queue. An empty queue, or an error as the next event, is an
 /// answer and not a failure: the thread's last reason stays.
-fn silent(call: &'static str, body: impl FnOnce() -> Result<ssize_t, Failure>) -> ssize_t {
+fn silent(call: &'static str, body: impl FnOnce() -> Result<usize, Failure>) -> ssize_t {
     ret::code(call, None, || match body() {
         Err(failure) if [FI_EAGAIN, FI_EAVAIL].contains(&errors::code(failure.error)) => {
             Ok(-errors::code(failure.error) as ssize_t)
         }
-        result => result,
+        result => result.map(|size| size as ssize_t),
     })
 }
 

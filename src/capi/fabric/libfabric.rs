@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! libfabric's calls for memory and event queues, as symbols. libfabric itself has these calls only
-//! as `static inline` functions. Each call goes through the object's own table of functions, so it
+//! as `static inline` functions. Each call goes through the object's table of functions, so it
 //! serves the objects of any provider.
 //!
 //! # Safety
@@ -11,23 +11,19 @@
 use crate::abi::libfabric::*;
 use crate::capi::export::versioned;
 use crate::capi::ret;
-use crate::fabric::errors::{Failure, invalid, refused};
+use crate::fabric::refusals::*;
+use crate::mr::Error;
 use core::ffi::{c_char, c_int, c_void};
 use core::ptr::{null, null_mut};
 use libc::{iovec, ssize_t};
 
-const NO_SLOT: Failure = refused(
-    FI_ENOSYS,
-    "the object's provider has not implemented the call",
-);
-
 /// The table of functions of an object, if the object has the class.
 #[inline(always)]
-unsafe fn ops<'a>(object: *mut fid, class: Option<usize>) -> Result<&'a fi_ops, Failure> {
+unsafe fn ops<'a>(object: *mut fid, class: Option<usize>) -> Result<&'a fi_ops, Error> {
     // SAFETY: open objects: `object` is NULL or an open object.
-    let object = unsafe { object.as_ref() }.ok_or(invalid("the object is NULL"))?;
+    let object = unsafe { object.as_ref() }.ok_or(NULL_OBJECT)?;
     if class.is_some_and(|class| class != object.fclass) {
-        return Err(invalid("the object is of another class, or closed"));
+        return Err(OTHER_CLASS);
     }
     // SAFETY: open objects: the table is NULL or the provider's.
     unsafe { object.ops.as_ref() }.ok_or(NO_SLOT)
@@ -35,7 +31,7 @@ unsafe fn ops<'a>(object: *mut fid, class: Option<usize>) -> Result<&'a fi_ops, 
 
 /// The table of a domain's functions for memory.
 #[inline(always)]
-unsafe fn memory<'a>(domain: *mut fid_domain) -> Result<&'a fi_ops_mr, Failure> {
+unsafe fn memory<'a>(domain: *mut fid_domain) -> Result<&'a fi_ops_mr, Error> {
     // SAFETY: open objects: `domain` is NULL or an open object.
     unsafe { ops(domain.cast(), Some(FI_CLASS_DOMAIN)) }?;
     // SAFETY: open objects: the class, which `ops` has checked, says that this object is a domain.
@@ -57,7 +53,7 @@ unsafe fn region<'a>(mr: *mut fid_mr) -> Option<&'a fid_mr> {
 }
 
 /// The table of a queue's functions.
-unsafe fn queue<'a>(eq: *mut fid_eq) -> Result<&'a fi_ops_eq, Failure> {
+unsafe fn queue<'a>(eq: *mut fid_eq) -> Result<&'a fi_ops_eq, Error> {
     // SAFETY: open objects: `eq` is NULL or an open object.
     unsafe { ops(eq.cast(), Some(FI_CLASS_EQ)) }?;
     // SAFETY: open objects: the class, which `ops` has checked, says that this object is a queue.
@@ -66,14 +62,16 @@ unsafe fn queue<'a>(eq: *mut fid_eq) -> Result<&'a fi_ops_eq, Failure> {
     unsafe { table.as_ref() }.ok_or(NO_SLOT)
 }
 
-/// The function in a slot of a table. If there is none, the caller of this macro returns the
-/// failure's code, as a failure of the call `$name`.
+/// Calls the function in a slot of a table with these arguments. If the slot is empty, fails as the
+/// call `$name`.
 macro_rules! slot {
-    ($name:literal, $table:expr, $slot:ident) => {
-        // SAFETY: open objects: the macro's caller forwards the pointer of its own C caller.
+    ($name:literal, $table:expr, $slot:ident($($argument:expr),*)) => {
+        // SAFETY: open objects: the macro's caller forwards the pointer of its C caller.
         match unsafe { $table }.and_then(|table| table.$slot.ok_or(NO_SLOT)) {
-            Ok(function) => function,
-            Err(failure) => return ret::code($name, None, || Err(failure)),
+            // SAFETY: the function comes from the table of this open object, and gets the C
+            // caller's arguments unchanged, or the argument that its command takes.
+            Ok(function) => unsafe { function($($argument),*) },
+            Err(refusal) => ret::code($name, None, || Err(refusal.into())),
         }
     };
 }
@@ -114,21 +112,9 @@ pub unsafe extern "C" fn fi_mr_reg(
     mr: *mut *mut fid_mr,
     context: *mut c_void,
 ) -> c_int {
-    let reg = slot!("fi_mr_reg", memory(domain), reg);
-    // SAFETY: the function comes from the table of this open object, and gets the C caller's
-    // arguments unchanged.
-    unsafe {
-        reg(
-            domain.cast(),
-            buf,
-            len,
-            acs,
-            offset,
-            requested_key,
-            flags,
-            mr,
-            context,
-        )
+    slot! {
+        "fi_mr_reg", memory(domain),
+        reg(domain.cast(), buf, len, acs, offset, requested_key, flags, mr, context)
     }
 }
 versioned!(fi_mr_reg, "RDMAMR_1.0");
@@ -136,8 +122,8 @@ versioned!(fi_mr_reg, "RDMAMR_1.0");
 /// Registers up to 16 buffers as one region, fi_mr_reg(3).
 ///
 /// `count` is the number of elements of `iov`. Buffers that touch in their order become one buffer.
-/// If more than one buffer is left, the region is a composite: the addresses that peers use run
-/// from the base through all the buffers, end to end, and a peer needs rdmamr_resolve() to use
+/// If more than one buffer is left, the region is a composite: the addresses of remote peers run
+/// from the base through all the buffers, end to end; remote peers need rdmamr_resolve() to use
 /// them. fi_mr_desc() of a composite is NULL, and rdmamr_mr_segments() has what each buffer needs
 /// for local use.
 ///
@@ -155,21 +141,9 @@ pub unsafe extern "C" fn fi_mr_regv(
     mr: *mut *mut fid_mr,
     context: *mut c_void,
 ) -> c_int {
-    let regv = slot!("fi_mr_regv", memory(domain), regv);
-    // SAFETY: the function comes from the table of this open object, and gets the C caller's
-    // arguments unchanged.
-    unsafe {
-        regv(
-            domain.cast(),
-            iov,
-            count,
-            acs,
-            offset,
-            requested_key,
-            flags,
-            mr,
-            context,
-        )
+    slot! {
+        "fi_mr_regv", memory(domain),
+        regv(domain.cast(), iov, count, acs, offset, requested_key, flags, mr, context)
     }
 }
 versioned!(fi_mr_regv, "RDMAMR_1.0");
@@ -189,16 +163,17 @@ pub unsafe extern "C" fn fi_mr_regattr(
     flags: u64,
     mr: *mut *mut fid_mr,
 ) -> c_int {
-    let regattr = slot!("fi_mr_regattr", memory(domain), regattr);
-    // SAFETY: the function comes from the table of this open object, and gets the C caller's
-    // arguments unchanged.
-    unsafe { regattr(domain.cast(), attr, flags, mr) }
+    slot!(
+        "fi_mr_regattr",
+        memory(domain),
+        regattr(domain.cast(), attr, flags, mr)
+    )
 }
 versioned!(fi_mr_regattr, "RDMAMR_1.0");
 
 /// Closes a region, a domain, an event queue, or any other object of libfabric.
 ///
-/// Closing a region deregisters it, or returns it to the cache if its domain is relaxed. If the
+/// Closing a region deregisters it, or returns it to the cache if its domain uses the cache. If the
 /// region is being registered in the background, the function stops that registration or waits for
 /// it; the program reads no event of the region afterwards.
 ///
@@ -208,9 +183,7 @@ versioned!(fi_mr_regattr, "RDMAMR_1.0");
 /// library can tell.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fi_close(fid: *mut fid) -> c_int {
-    let close = slot!("fi_close", ops(fid, None), close);
-    // SAFETY: the function comes from the table of this open object.
-    unsafe { close(fid) }
+    slot!("fi_close", ops(fid, None), close(fid))
 }
 versioned!(fi_close, "RDMAMR_1.0");
 
@@ -225,7 +198,7 @@ pub unsafe extern "C" fn fi_mr_desc(mr: *mut fid_mr) -> *mut c_void {
 }
 versioned!(fi_mr_desc, "RDMAMR_1.0");
 
-/// Returns the key by which peers reach a region: the rkey, or the key that the application
+/// Returns the key by which remote peers reach a region: the rkey, or the key that the application
 /// requested.
 ///
 /// Returns FI_KEY_NOTAVAIL if `mr` is NULL or another object, if the region is not registered yet
@@ -241,27 +214,29 @@ versioned!(fi_mr_key, "RDMAMR_1.0");
 /// Binds a region to a counter or a queue, fi_mr(3). No region of this library can be bound.
 ///
 /// Returns for a region of this library:
-/// -FI_ENOSYS: `flags` is FI_REMOTE_WRITE or FI_WRITE; a device does not say when a peer has
+/// -FI_ENOSYS: `flags` is FI_REMOTE_WRITE or FI_WRITE; a device does not say when a remote peer has
 /// written.
 /// -FI_EBADFLAGS: `flags` has other flags.
 /// -FI_EINVAL: a pointer is NULL, or an object has another class.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fi_mr_bind(mr: *mut fid_mr, bfid: *mut fid, flags: u64) -> c_int {
-    let bind = slot!("fi_mr_bind", ops(mr.cast(), Some(FI_CLASS_MR)), bind);
-    // SAFETY: the function comes from the table of this open object, and gets the C caller's
-    // arguments unchanged.
-    unsafe { bind(mr.cast(), bfid, flags) }
+    slot!(
+        "fi_mr_bind",
+        ops(mr.cast(), Some(FI_CLASS_MR)),
+        bind(mr.cast(), bfid, flags)
+    )
 }
 versioned!(fi_mr_bind, "RDMAMR_1.0");
 
 /// The body of a call that gives an object a command.
 macro_rules! command {
-    ($name:literal, $mr:expr, $class:expr, $command:expr, $arg:expr) => {{
-        let control = slot!($name, ops($mr.cast(), Some($class)), control);
-        // SAFETY: the function comes from the table of this open object, and `$arg` has the type
-        // that the command takes.
-        unsafe { control($mr.cast(), $command, $arg) }
-    }};
+    ($name:literal, $mr:expr, $class:expr, $command:expr, $arg:expr) => {
+        slot!(
+            $name,
+            ops($mr.cast(), Some($class)),
+            control($mr.cast(), $command, $arg)
+        )
+    };
 }
 
 /// Enables a region. Regions of this library are enabled from the start.
@@ -309,7 +284,8 @@ pub unsafe extern "C" fn fi_mr_refresh(
 }
 versioned!(fi_mr_refresh, "RDMAMR_1.0");
 
-/// Writes what a peer needs to reach a region: its base address, and a raw key for fi_mr_map_raw().
+/// Writes what a remote peer needs to reach a region: its base address, and a raw key for
+/// fi_mr_map_raw().
 ///
 /// On entry `key_size` is the size of `raw_key` in bytes; on return it is the size that the raw key
 /// needs: 48 bytes for one buffer, and 24 more for each further buffer of a composite. A NULL
@@ -339,10 +315,11 @@ pub unsafe extern "C" fn fi_mr_raw_attr(
 }
 versioned!(fi_mr_raw_attr, "RDMAMR_1.0");
 
-/// Maps a raw key that a peer has sent to a key for rdmamr_resolve(), and writes that key to `key`.
+/// Maps a raw key that a remote peer has sent to a key for rdmamr_resolve(), and writes that key to
+/// `key`.
 ///
-/// `base_addr` and `raw_key` are what fi_mr_raw_attr() wrote in the peer; `key_size` is the size of
-/// `raw_key` in bytes. fi_mr_unmap_key() ends the mapping.
+/// `base_addr` and `raw_key` are what fi_mr_raw_attr() wrote in the remote peer; `key_size` is the
+/// size of `raw_key` in bytes. fi_mr_unmap_key() ends the mapping.
 ///
 /// Returns 0, or a negative code.
 /// -FI_EINVAL: a byte of the raw key is wrong, `base_addr` is not the raw key's, or a pointer is
@@ -399,14 +376,10 @@ pub unsafe extern "C" fn fi_domain_bind(
     fid: *mut fid,
     flags: u64,
 ) -> c_int {
-    let bind = slot!(
-        "fi_domain_bind",
-        ops(domain.cast(), Some(FI_CLASS_DOMAIN)),
-        bind
-    );
-    // SAFETY: the function comes from the table of this open object, and gets the C caller's
-    // arguments unchanged.
-    unsafe { bind(domain.cast(), fid, flags) }
+    slot! {
+        "fi_domain_bind", ops(domain.cast(), Some(FI_CLASS_DOMAIN)),
+        bind(domain.cast(), fid, flags)
+    }
 }
 versioned!(fi_domain_bind, "RDMAMR_1.0");
 
@@ -420,10 +393,7 @@ versioned!(fi_domain_bind, "RDMAMR_1.0");
 /// Other codes are those of the call that the command stands for, such as fi_mr_enable().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fi_control(fid: *mut fid, command: c_int, arg: *mut c_void) -> c_int {
-    let control = slot!("fi_control", ops(fid, None), control);
-    // SAFETY: the function comes from the table of this open object, and gets the C caller's
-    // arguments unchanged.
-    unsafe { control(fid, command, arg) }
+    slot!("fi_control", ops(fid, None), control(fid, command, arg))
 }
 versioned!(fi_control, "RDMAMR_1.0");
 
@@ -445,10 +415,7 @@ pub unsafe extern "C" fn fi_eq_read(
     len: usize,
     flags: u64,
 ) -> ssize_t {
-    let read = slot!("fi_eq_read", queue(eq), read);
-    // SAFETY: the function comes from the table of this open object, and gets the C caller's
-    // arguments unchanged.
-    unsafe { read(eq, event, buf, len, flags) }
+    slot!("fi_eq_read", queue(eq), read(eq, event, buf, len, flags))
 }
 versioned!(fi_eq_read, "RDMAMR_1.0");
 
@@ -469,10 +436,7 @@ pub unsafe extern "C" fn fi_eq_readerr(
     buf: *mut fi_eq_err_entry,
     flags: u64,
 ) -> ssize_t {
-    let readerr = slot!("fi_eq_readerr", queue(eq), readerr);
-    // SAFETY: the function comes from the table of this open object, and gets the C caller's
-    // arguments unchanged.
-    unsafe { readerr(eq, buf, flags) }
+    slot!("fi_eq_readerr", queue(eq), readerr(eq, buf, flags))
 }
 versioned!(fi_eq_readerr, "RDMAMR_1.0");
 
@@ -491,10 +455,7 @@ pub unsafe extern "C" fn fi_eq_write(
     len: usize,
     flags: u64,
 ) -> ssize_t {
-    let write = slot!("fi_eq_write", queue(eq), write);
-    // SAFETY: the function comes from the table of this open object, and gets the C caller's
-    // arguments unchanged.
-    unsafe { write(eq, event, buf, len, flags) }
+    slot!("fi_eq_write", queue(eq), write(eq, event, buf, len, flags))
 }
 versioned!(fi_eq_write, "RDMAMR_1.0");
 
@@ -512,10 +473,11 @@ pub unsafe extern "C" fn fi_eq_sread(
     timeout: c_int,
     flags: u64,
 ) -> ssize_t {
-    let sread = slot!("fi_eq_sread", queue(eq), sread);
-    // SAFETY: the function comes from the table of this open object, and gets the C caller's
-    // arguments unchanged.
-    unsafe { sread(eq, event, buf, len, timeout, flags) }
+    slot!(
+        "fi_eq_sread",
+        queue(eq),
+        sread(eq, event, buf, len, timeout, flags)
+    )
 }
 versioned!(fi_eq_sread, "RDMAMR_1.0");
 

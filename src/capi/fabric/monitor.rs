@@ -16,6 +16,7 @@ use crate::abi::libfabric_monitor::*;
 use crate::abi::libfabric_provider::fi_info;
 use crate::capi::export::interpose;
 use crate::capi::ret;
+use crate::config::{config, disabled};
 use crate::dispatch::subscription;
 use crate::fabric::monitor;
 use crate::next;
@@ -64,7 +65,11 @@ macro_rules! getinfo {
             hints: *const fi_info,
             info: *mut *mut fi_info,
         ) -> c_int {
-            ret::always((), || monitor::import_once(&FUNCTIONS));
+            ret::always((), || {
+                if config().monitor_libfabric {
+                    monitor::import_once(&FUNCTIONS, disabled);
+                }
+            });
             match next::FI_GETINFO[$place].get() {
                 // SAFETY: `next` is libfabric's function of the same contract, and gets the
                 // arguments unchanged.

@@ -10,29 +10,23 @@
 //! - **Caller's memory**: any other pointer is NULL or points to a valid value of its type; a
 //!   pointer for a result points to writable memory.
 
-use super::functions::{no_bind, no_control, no_ops_open, no_ops_set, no_tostr, nothing};
-use super::tables::tables;
+use super::functions::{no_bind, no_control, nothing};
+use super::tables::{object, tables};
 use crate::abi::libfabric::*;
 use crate::abi::libfabric_provider::*;
 use crate::capi::export::versioned;
 use crate::capi::ret;
-use crate::fabric::Queue;
-use crate::fabric::errors::{Failure, invalid, refused};
+use crate::config::config;
+use crate::fabric::errors::{Failure, ensure};
 use crate::fabric::provider::{self, Fabric};
+use crate::fabric::queue::Queue;
+use crate::fabric::refusals::*;
 use crate::mr::Error;
 use core::ffi::{c_char, c_int, c_void};
 use core::ptr::null_mut;
 use std::sync::Mutex;
 
-static FABRIC: fi_ops = fi_ops {
-    size: size_of::<fi_ops>(),
-    close: Some(fabric_close),
-    bind: Some(no_bind),
-    control: Some(no_control),
-    ops_open: Some(no_ops_open),
-    tostr: Some(no_tostr),
-    ops_set: Some(no_ops_set),
-};
+static FABRIC: fi_ops = object(fabric_close, no_bind, no_control);
 
 static FABRIC_REST: fi_ops_fabric = fi_ops_fabric {
     size: size_of::<fi_ops_fabric>(),
@@ -53,9 +47,7 @@ unsafe extern "C" fn getinfo(
     info: *mut *mut fi_info,
 ) -> c_int {
     ret::code("fi_getinfo", None, || {
-        if info.is_null() {
-            return Err(invalid("the place for the info is NULL"));
-        }
+        ensure(!info.is_null(), NULL_INFO_PLACE)?;
         let has_address = !node.is_null() || !service.is_null();
         // SAFETY: caller's memory: `hints` is NULL or points to a valid info.
         let list = match unsafe { provider::getinfo(version, has_address, flags, hints) } {
@@ -78,23 +70,22 @@ unsafe extern "C" fn fabric(
     fabric: *mut *mut fid_fabric,
     context: *mut c_void,
 ) -> c_int {
-    ret::code("fi_fabric", None, || {
+    ret::done("fi_fabric", || {
+        let cached = config().fabric_cache;
         // SAFETY: caller's memory: `attr` is NULL or points to valid fabric attributes.
-        let opened = unsafe { Fabric::open(tables(), &FABRIC, &FABRIC_REST, attr, context) }?;
+        let opened =
+            unsafe { Fabric::open(tables(), &FABRIC, &FABRIC_REST, cached, attr, context) }?;
         // SAFETY: caller's memory: libfabric's core passes a writable place for the fabric.
         unsafe { fabric.write(opened) };
-        Ok(0)
+        Ok(())
     })
 }
 
 unsafe extern "C" fn cleanup() {}
 
 unsafe extern "C" fn fabric_close(fid: *mut fid) -> c_int {
-    ret::code("fi_close", None, || {
-        // SAFETY: open objects: libfabric passes a fabric that this library made.
-        unsafe { Fabric::close(fid) }?;
-        Ok(0)
-    })
+    // SAFETY: open objects: libfabric passes a fabric that this library made.
+    ret::done("fi_close", || unsafe { Fabric::close(fid) })
 }
 
 unsafe extern "C" fn domain(
@@ -103,17 +94,15 @@ unsafe extern "C" fn domain(
     domain: *mut *mut fid_domain,
     context: *mut c_void,
 ) -> c_int {
-    ret::code("fi_domain", None, || {
+    ret::done("fi_domain", || {
         // SAFETY: open objects: libfabric passes a fabric that this library made.
         let fabric = unsafe { Fabric::from_c(fabric) }?;
-        if domain.is_null() {
-            return Err(invalid("the place for the domain is NULL"));
-        }
+        ensure(!domain.is_null(), NULL_DOMAIN_PLACE)?;
         // SAFETY: caller's memory: `info` is NULL or points to a valid info of the application.
         let opened = unsafe { fabric.open_domain(info, context) }?;
         // SAFETY: caller's memory: `domain` is not NULL, so it points to a writable pointer.
         unsafe { domain.write(opened) };
-        Ok(0)
+        Ok(())
     })
 }
 
@@ -123,42 +112,37 @@ unsafe extern "C" fn eq_open(
     eq: *mut *mut fid_eq,
     context: *mut c_void,
 ) -> c_int {
-    ret::code("fi_eq_open", None, || {
+    ret::done("fi_eq_open", || {
         // SAFETY: open objects: libfabric passes a fabric that this library made.
         let fabric = unsafe { Fabric::from_c(fabric) }?;
-        if eq.is_null() {
-            return Err(invalid("the place for the queue is NULL"));
-        }
+        ensure(!eq.is_null(), NULL_QUEUE_PLACE)?;
         // SAFETY: caller's memory: `attr` is NULL or points to queue attributes.
         let opened = unsafe { fabric.open_queue(attr, context) }?;
         // SAFETY: caller's memory: `eq` is not NULL, so it points to a writable pointer.
         unsafe { eq.write(opened) };
-        Ok(0)
+        Ok(())
     })
 }
 
 unsafe extern "C" fn trywait(_: *mut fid_fabric, fids: *mut *mut fid, count: c_int) -> c_int {
-    ret::code("fi_trywait", None, || {
+    ret::done("fi_trywait", || {
         let count = usize::try_from(count).unwrap_or(0);
-        if fids.is_null() && count > 0 {
-            return Err(invalid("the objects are NULL"));
-        }
+        ensure(!fids.is_null() || count == 0, NULL_OBJECTS)?;
         for n in 0..count {
             // SAFETY: caller's memory: `fids` has `count` elements.
             let object = unsafe { fids.wrapping_add(n).read() };
             // SAFETY: open objects: `object` is NULL or an open object.
             let class = unsafe { object.as_ref() }.map(|object| object.fclass);
-            // SAFETY: the class of this open object says that it is an event queue.
-            if class != Some(FI_CLASS_EQ) || !unsafe { Queue::is_ours(object.cast(), tables()) } {
-                return Err(invalid("an object is no event queue of this provider"));
-            }
+            let ours = class == Some(FI_CLASS_EQ)
+                // SAFETY: the class of this open object says that it is an event queue.
+                && unsafe { Queue::is_ours(object.cast(), tables()) };
+            ensure(ours, OTHER_QUEUE)?;
             // SAFETY: `is_ours` has just found that this library made the queue, and the caller
             // keeps it open.
-            if !unsafe { Queue::from_c(object.cast()) }?.is_empty() {
-                return Err(refused(FI_EAGAIN, "a queue has events to be read"));
-            }
+            let queue = unsafe { Queue::from_c(object.cast()) }?;
+            ensure(queue.is_empty(), QUEUE_NOT_EMPTY)?;
         }
-        Ok(0)
+        Ok(())
     })
 }
 

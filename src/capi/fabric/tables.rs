@@ -6,9 +6,9 @@ use super::functions::*;
 use super::traced;
 use crate::abi::libfabric::{fi_ops, fi_ops_eq, fi_ops_mr, fid};
 use crate::abi::libfabric_provider::domain_slots;
-use crate::fabric::Tables;
+use crate::fabric::object::Tables;
 use crate::trace;
-use core::ffi::c_int;
+use core::ffi::{c_int, c_void};
 
 /// The tables while the trace is off.
 static PLAIN: Tables = with(
@@ -37,17 +37,26 @@ pub fn tables() -> &'static Tables {
     if trace::is_on() { &TRACED } else { &PLAIN }
 }
 
+/// The table that every object has.
+pub const fn object(
+    close: unsafe extern "C" fn(*mut fid) -> c_int,
+    bind: unsafe extern "C" fn(*mut fid, *mut fid, u64) -> c_int,
+    control: unsafe extern "C" fn(*mut fid, c_int, *mut c_void) -> c_int,
+) -> fi_ops {
+    fi_ops {
+        size: size_of::<fi_ops>(),
+        close: Some(close),
+        bind: Some(bind),
+        control: Some(control),
+        ops_open: Some(no_ops_open),
+        tostr: Some(no_tostr),
+        ops_set: Some(no_ops_set),
+    }
+}
+
 const fn with(memory: fi_ops_mr, region_close: unsafe extern "C" fn(*mut fid) -> c_int) -> Tables {
     Tables {
-        domain: fi_ops {
-            size: size_of::<fi_ops>(),
-            close: Some(domain_close),
-            bind: Some(domain_bind),
-            control: Some(domain_control),
-            ops_open: Some(no_ops_open),
-            tostr: Some(no_tostr),
-            ops_set: Some(no_ops_set),
-        },
+        domain: object(domain_close, domain_bind, domain_control),
         domain_rest: domain_slots {
             size: size_of::<domain_slots>(),
             av_open: nothing,
@@ -63,24 +72,8 @@ const fn with(memory: fi_ops_mr, region_close: unsafe extern "C" fn(*mut fid) ->
             endpoint2: nothing,
         },
         memory,
-        region: fi_ops {
-            size: size_of::<fi_ops>(),
-            close: Some(region_close),
-            bind: Some(region_bind),
-            control: Some(region_control),
-            ops_open: Some(no_ops_open),
-            tostr: Some(no_tostr),
-            ops_set: Some(no_ops_set),
-        },
-        queue: fi_ops {
-            size: size_of::<fi_ops>(),
-            close: Some(queue_close),
-            bind: Some(no_bind),
-            control: Some(queue_control),
-            ops_open: Some(no_ops_open),
-            tostr: Some(no_tostr),
-            ops_set: Some(no_ops_set),
-        },
+        region: object(region_close, region_bind, region_control),
+        queue: object(queue_close, no_bind, queue_control),
         queue_rest: fi_ops_eq {
             size: size_of::<fi_ops_eq>(),
             read: Some(queue_read),

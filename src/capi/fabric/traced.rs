@@ -8,12 +8,14 @@
 //! passes its arguments on unchanged, so the C caller's promise to it holds for the function that
 //! it calls.
 
-use super::functions::{close_noting, reg_wished, regattr_wished, regv_wished};
+use super::functions::{close_noting, open_domain, reg_wished, regattr_wished, regv_wished};
 use crate::abi::libfabric::{fi_mr_attr, fid, fid_mr};
 use crate::capi::export::with_caller;
 use crate::capi::ret;
 use crate::fabric::attributes::Wish;
-use crate::fabric::{Domain, Region, settle};
+use crate::fabric::close::settle;
+use crate::fabric::domain::Domain;
+use crate::fabric::region::Region;
 use crate::mr::How;
 use crate::mr::explain::last_as_text;
 use crate::sys::caller::Caller;
@@ -22,86 +24,55 @@ use crate::trace::{self, Pending};
 use core::ffi::{c_int, c_void};
 use libc::iovec;
 
-#[unsafe(naked)]
-pub unsafe extern "C" fn reg(
-    fid: *mut fid,
-    buf: *const c_void,
-    len: usize,
-    access: u64,
-    offset: u64,
-    requested_key: u64,
-    flags: u64,
-    mr: *mut *mut fid_mr,
-    context: *mut c_void,
-) -> c_int {
-    with_caller!(reg_of, tenth)
-}
+/// The traced function of a call with nine arguments, and the function that it continues at. The
+/// first two name the memory: as `$call` takes it, and as address and length for the record.
+macro_rules! of_nine_arguments {
+    ($name:ident, $of:ident, $call:expr, $wished:ident, ($memory:ident: $type:ty, $count:ident), $range:expr) => {
+        #[unsafe(naked)]
+        pub unsafe extern "C" fn $name(
+            fid: *mut fid,
+            $memory: $type,
+            $count: usize,
+            access: u64,
+            offset: u64,
+            requested_key: u64,
+            flags: u64,
+            mr: *mut *mut fid_mr,
+            context: *mut c_void,
+        ) -> c_int {
+            with_caller!($of, tenth)
+        }
 
-unsafe extern "C" fn reg_of(
-    fid: *mut fid,
-    buf: *const c_void,
-    len: usize,
-    access: u64,
-    offset: u64,
-    requested_key: u64,
-    flags: u64,
-    mr: *mut *mut fid_mr,
-    context: *mut c_void,
-    caller: Caller,
-) -> c_int {
-    let memory = (buf.addr(), len, access);
-    let wish = Wish {
-        access,
-        offset,
-        requested_key,
-        flags,
-        context,
+        unsafe extern "C" fn $of(
+            fid: *mut fid,
+            $memory: $type,
+            $count: usize,
+            access: u64,
+            offset: u64,
+            requested_key: u64,
+            flags: u64,
+            mr: *mut *mut fid_mr,
+            context: *mut c_void,
+            caller: Caller,
+        ) -> c_int {
+            let wish = Wish {
+                access,
+                offset,
+                requested_key,
+                flags,
+                context,
+            };
+            let memory = ($memory, $count);
+            // SAFETY: our object, caller's memory: the arguments are the C caller's, unchanged.
+            let body = |pending: &mut _| unsafe { $wished(fid, memory, wish, mr, pending) };
+            let (addr, length): (usize, usize) = $range;
+            // SAFETY: our object: `fid` is an open domain of this library.
+            unsafe { registration($call, fid, (addr, length, access), caller, body) }
+        }
     };
-    // SAFETY: our object, caller's memory: the arguments are the C caller's, unchanged.
-    let body = |pending: &mut _| unsafe { reg_wished(fid, (buf, len), wish, mr, pending) };
-    // SAFETY: our object: `fid` is an open domain of this library.
-    unsafe { registration(call::FI_MR_REG, fid, memory, caller, body) }
 }
-
-#[unsafe(naked)]
-pub unsafe extern "C" fn regv(
-    fid: *mut fid,
-    iov: *const iovec,
-    count: usize,
-    access: u64,
-    offset: u64,
-    requested_key: u64,
-    flags: u64,
-    mr: *mut *mut fid_mr,
-    context: *mut c_void,
-) -> c_int {
-    with_caller!(regv_of, tenth)
-}
-
-unsafe extern "C" fn regv_of(
-    fid: *mut fid,
-    iov: *const iovec,
-    count: usize,
-    access: u64,
-    offset: u64,
-    requested_key: u64,
-    flags: u64,
-    mr: *mut *mut fid_mr,
-    context: *mut c_void,
-    caller: Caller,
-) -> c_int {
-    let wish = Wish {
-        access,
-        offset,
-        requested_key,
-        flags,
-        context,
-    };
-    // SAFETY: our object, caller's memory: the arguments are the C caller's, unchanged.
-    let body = |pending: &mut _| unsafe { regv_wished(fid, (iov, count), wish, mr, pending) };
-    // SAFETY: our object: `fid` is an open domain of this library.
-    unsafe { registration(call::FI_MR_REGV, fid, (0, 0, access), caller, body) }
-}
+of_nine_arguments!(reg, reg_of, call::FI_MR_REG, reg_wished, (buf: *const c_void, len), (buf.addr(), len));
+of_nine_arguments!(regv, regv_of, call::FI_MR_REGV, regv_wished, (iov: *const iovec, count), (0, 0));
 
 #[unsafe(naked)]
 pub unsafe extern "C" fn regattr(
@@ -149,7 +120,7 @@ unsafe extern "C" fn region_close_of(fid: *mut fid, caller: Caller) -> c_int {
             && region.check().is_ok()
         {
             settle(region);
-            pending.record.pd = Domain::of(region).pd().address() as u64;
+            pending.record.pd = Domain::of(region).pd.address() as u64;
             region.describe_record(&mut pending.record, How::Kernel);
         }
     });
@@ -189,7 +160,7 @@ fn write(pending: Option<Pending>, result: c_int) {
 }
 
 /// Runs and records a registration. `call` is one of the numbers in `trace::format::call`. The
-/// memory is what the call's own arguments say: address, length and access. A reader of the event
+/// memory is what the call's arguments say: address, length and access. A reader of the event
 /// may close the region and the domain before this function returns. So the body, not this
 /// function, describes the region in the record, or takes the record along into the background.
 ///
@@ -205,7 +176,7 @@ unsafe fn registration(
     let mut pending = pending(call, caller);
     if let Some(Pending { record, .. }) = &mut pending {
         // SAFETY: the caller promises that `fid` is an open domain of this library.
-        record.pd = unsafe { Domain::look(fid) }.pd().address() as u64;
+        record.pd = unsafe { open_domain(fid) }.pd.address() as u64;
         record.addr = addr as u64;
         record.length = length as u64;
         record.access = access as u32;

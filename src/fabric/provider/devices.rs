@@ -4,9 +4,11 @@
 use crate::abi::rdma_core::*;
 use crate::dispatch;
 use crate::fabric::domain::Opened;
-use crate::fabric::errors::{Failure, refused};
+use crate::fabric::errors::Failure;
+use crate::fabric::object::Hold;
+use crate::fabric::refusals::NO_DEVICE;
 use crate::mr::Error;
-use crate::next::{self, Context, Pd};
+use crate::next::{self, Context, Next, Pd};
 use core::ffi::{CStr, c_int};
 use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicBool, Ordering::*};
@@ -20,29 +22,31 @@ unsafe impl Send for OpenDevice {}
 // SAFETY: libibverbs lets several threads use a context at once.
 unsafe impl Sync for OpenDevice {}
 
-fn missing(name: &'static str) -> Failure {
-    Failure::from(Error::NoNext(name))
+/// A function of libibverbs.
+fn function<F: Copy>(next: &Next<F>) -> Result<F, Failure> {
+    next.get().ok_or(Failure::from(Error::NoNext(next.name())))
+}
+
+/// The failure of the call of libibverbs that has just returned.
+fn failed() -> Failure {
+    Failure::from(Error::Next(errno()))
 }
 
 /// Calls `look` for each device, until `look` returns a result.
 pub fn find<R>(
     mut look: impl FnMut(&CStr, *mut ibv_device) -> Option<R>,
 ) -> Result<Option<R>, Failure> {
-    let list = next::GET_DEVICE_LIST
-        .get()
-        .ok_or(missing("ibv_get_device_list"))?;
-    let free = next::FREE_DEVICE_LIST
-        .get()
-        .ok_or(missing("ibv_free_device_list"))?;
+    let list = function(&next::GET_DEVICE_LIST)?;
+    let free = function(&next::FREE_DEVICE_LIST)?;
     let mut count: c_int = 0;
     // SAFETY: `count` is writable.
     let devices = unsafe { list(&mut count) };
     if devices.is_null() {
-        return Err(Failure::from(Error::Next(errno())));
+        return Err(failed());
     }
+    let count = usize::try_from(count).unwrap_or(0);
     // SAFETY: libibverbs returned a list of `count` devices.
-    let slice =
-        unsafe { core::slice::from_raw_parts(devices, usize::try_from(count).unwrap_or(0)) };
+    let slice = unsafe { core::slice::from_raw_parts(devices, count) };
     let found = slice.iter().find_map(|&device| {
         // SAFETY: `device` is in the list, which is not freed yet.
         let name = unsafe { &raw const (*device).name };
@@ -58,20 +62,18 @@ pub fn find<R>(
 impl OpenDevice {
     /// Opens a device.
     pub fn open(device: *mut ibv_device) -> Result<OpenDevice, Failure> {
-        let open = next::OPEN_DEVICE.get().ok_or(missing("ibv_open_device"))?;
+        let open = function(&next::OPEN_DEVICE)?;
         // SAFETY: `device` is in a list that is not freed yet.
         let context = unsafe { open(device) };
         // SAFETY: `context` is NULL, or libibverbs has just opened it.
         let context = unsafe { Context::from_c(context) };
-        let context = context.ok_or_else(|| Failure::from(Error::Next(errno())))?;
-        Ok(OpenDevice(context))
+        context.map(OpenDevice).ok_or_else(failed)
     }
 
     /// Opens the device of that name.
     pub fn open_by_name(wanted: &CStr) -> Result<OpenDevice, Failure> {
-        find(|name, device| (name == wanted).then(|| OpenDevice::open(device)))?.unwrap_or(Err(
-            refused(libc::ENODEV, "there is no verbs device of that name"),
-        ))
+        find(|name, device| (name == wanted).then(|| OpenDevice::open(device)))?
+            .unwrap_or(Err(NO_DEVICE.into()))
     }
 
     /// The number of regions that the device can have.
@@ -90,12 +92,11 @@ impl OpenDevice {
 
     /// Allocates a protection domain.
     pub fn allocate_pd(&self) -> Result<Pd, Failure> {
-        let allocate = next::ALLOC_PD.get().ok_or(missing("ibv_alloc_pd"))?;
+        let allocate = function(&next::ALLOC_PD)?;
         // SAFETY: the device is open.
         let pd = unsafe { allocate(self.0.as_ptr()) };
         // SAFETY: `pd` is NULL, or libibverbs has just made it.
-        let pd = unsafe { Pd::from_c(pd) };
-        pd.ok_or_else(|| Failure::from(Error::Next(errno())))
+        unsafe { Pd::from_c(pd) }.ok_or_else(failed)
     }
 
     /// Closes the device.
@@ -105,14 +106,15 @@ impl OpenDevice {
 }
 
 /// A device that was opened for one domain.
-pub struct DomainsOwn<Held> {
+pub struct DeviceOfDomain {
     pub device: OpenDevice,
     /// Whether an earlier attempt to close has deallocated the protection domain.
     pub without_pd: AtomicBool,
-    pub _held: Held,
+    /// Keeps the fabric open that opened the device.
+    pub _fabric: Hold,
 }
 
-impl<Held: Send + Sync> Opened for DomainsOwn<Held> {
+impl Opened for DeviceOfDomain {
     fn close(&self, pd: Pd) -> Result<(), Error> {
         if !self.without_pd.load(Acquire) {
             dispatch::dealloc_pd(pd)?;

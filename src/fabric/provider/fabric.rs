@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The provider's fabric. Through it, libfabric opens domains and queues.
 
-use super::NAME;
-use super::devices::{DomainsOwn, OpenDevice};
+use super::devices::{DeviceOfDomain, OpenDevice};
+use super::name::NAME;
 use crate::abi::libfabric::*;
 use crate::abi::libfabric_provider::*;
-use crate::config::config;
-use crate::fabric::domain::Mode;
-use crate::fabric::errors::{Failure, invalid, may_allocate, refused};
-use crate::fabric::{Domain, Process, Queue, Tables};
+use crate::fabric::domain::Domain;
+use crate::fabric::errors::{Failure, ensure, may_allocate};
+use crate::fabric::mode::Mode;
+use crate::fabric::object::{Hold, Process, Tables};
+use crate::fabric::queue::Queue;
+use crate::fabric::refusals::*;
 use core::ffi::{CStr, c_void};
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering::*};
 
@@ -24,8 +26,10 @@ pub struct Fabric {
     // The private fields.
     process: Process,
     tables: &'static Tables,
+    /// Whether the domains use the cache.
+    cached: bool,
     /// The number of open domains and queues.
-    opened: AtomicUsize,
+    holds: AtomicUsize,
 }
 const _: () = assert!(core::mem::offset_of!(Fabric, process) >= size_of::<fid_fabric>());
 const _: () =
@@ -34,17 +38,8 @@ const _: () = assert!(
     core::mem::offset_of!(Fabric, api_version) == core::mem::offset_of!(fid_fabric, api_version)
 );
 
-/// The hold of an open domain or queue on its fabric.
-pub struct HeldFabric(&'static Fabric);
-
-impl Drop for HeldFabric {
-    fn drop(&mut self) {
-        self.0.opened.fetch_sub(1, AcqRel);
-    }
-}
-
 impl Fabric {
-    /// Opens the fabric.
+    /// Opens the fabric. `cached` says whether its domains use the cache.
     ///
     /// # Safety
     /// `attr` is NULL or valid, as libfabric passes it to a provider.
@@ -52,19 +47,16 @@ impl Fabric {
         tables: &'static Tables,
         ops: &'static fi_ops,
         rest: &'static fi_ops_fabric,
+        cached: bool,
         attr: *const fi_fabric_attr,
         context: *mut c_void,
     ) -> Result<*mut fid_fabric, Failure> {
         may_allocate()?;
         // SAFETY: the caller promised that `attr` is NULL or valid.
-        let attr = unsafe { attr.as_ref() }.ok_or(invalid("the attributes are NULL"))?;
+        let attr = unsafe { attr.as_ref() }.ok_or(NULL_ATTRIBUTES)?;
         // SAFETY: `name` is not NULL here, and libfabric passes a string in it.
-        if attr.name.is_null() || unsafe { CStr::from_ptr(attr.name) } != NAME {
-            return Err(refused(
-                FI_ENODATA,
-                "the provider has no fabric of that name",
-            ));
-        }
+        let ours = !attr.name.is_null() && unsafe { CStr::from_ptr(attr.name) } == NAME;
+        ensure(ours, NO_FABRIC)?;
         let fabric = Box::new(Fabric {
             fclass: AtomicUsize::new(FI_CLASS_FABRIC),
             context: AtomicPtr::new(context),
@@ -73,7 +65,8 @@ impl Fabric {
             api_version: AtomicU32::new(attr.api_version),
             process: Process::this(),
             tables,
-            opened: AtomicUsize::new(0),
+            cached,
+            holds: AtomicUsize::new(0),
         });
         Ok(Box::into_raw(fabric).cast())
     }
@@ -97,17 +90,10 @@ impl Fabric {
     pub unsafe fn close(fid: *mut fid) -> Result<(), Failure> {
         // SAFETY: the caller promised an open fabric of this library.
         let fabric = unsafe { Fabric::from_c(fid.cast()) }?;
-        if fabric.opened.load(Acquire) > 0 {
-            return Err(refused(FI_EBUSY, "the fabric still has domains or queues"));
-        }
+        ensure(fabric.holds.load(Acquire) == 0, FABRIC_IN_USE)?;
         // SAFETY: `open` made the box, and the caller promised not to use the fabric again.
         drop(unsafe { Box::from_raw(fid.cast::<Fabric>()) });
         Ok(())
-    }
-
-    fn hold(&'static self) -> HeldFabric {
-        self.opened.fetch_add(1, AcqRel);
-        HeldFabric(self)
     }
 
     /// Opens a domain on the device that `info` names.
@@ -120,35 +106,27 @@ impl Fabric {
         context: *mut c_void,
     ) -> Result<*mut fid_domain, Failure> {
         // SAFETY: the caller promised that `info` is NULL or valid.
-        let info = unsafe { info.as_ref() }.ok_or(invalid("the info is NULL"))?;
+        let info = unsafe { info.as_ref() }.ok_or(NULL_INFO)?;
         // SAFETY: `domain_attr` of a valid info is NULL or valid.
         let attr = unsafe { info.domain_attr.as_ref() };
-        let attr = attr.ok_or(invalid("the info has no domain attributes"))?;
-        if attr.name.is_null() {
-            return Err(invalid(
-                "the info names no domain: take one of fi_getinfo()'s",
-            ));
-        }
+        let attr = attr.ok_or(NO_DOMAIN_ATTRIBUTES)?;
+        ensure(!attr.name.is_null(), NO_DOMAIN_NAME)?;
         let mode = Mode {
-            cached: config().fabric_cache,
+            cached: self.cached,
             ..Mode::agreed(self.api_version.load(Relaxed), attr.mr_mode)?
         };
         // SAFETY: `name` is not NULL, and a valid info has a string in it.
         let device = OpenDevice::open_by_name(unsafe { CStr::from_ptr(attr.name) })?;
-        let pd = match device.allocate_pd() {
-            Ok(pd) => pd,
-            Err(failure) => {
-                // The caller gets the first failure.
-                let _ = device.close();
-                return Err(failure);
-            }
-        };
-        let own = DomainsOwn {
+        let pd = device.allocate_pd().inspect_err(|_| {
+            // The caller gets the first failure.
+            let _ = device.close();
+        })?;
+        let opened = DeviceOfDomain {
             device,
             without_pd: AtomicBool::new(false),
-            _held: self.hold(),
+            _fabric: Hold::on(&self.holds),
         };
-        Domain::open(self.tables, pd, mode, context, Some(Box::new(own)))
+        Domain::open(self.tables, pd, mode, context, Some(Box::new(opened)))
     }
 
     /// Opens an event queue.
@@ -162,6 +140,14 @@ impl Fabric {
     ) -> Result<*mut fid_eq, Failure> {
         let version = self.api_version.load(Relaxed);
         // SAFETY: the caller promised what `Queue::open` demands: `attr` is NULL or readable.
-        unsafe { Queue::open(self.tables, version, attr, context, Some(self.hold())) }
+        unsafe {
+            Queue::open(
+                self.tables,
+                version,
+                attr,
+                context,
+                Some(Hold::on(&self.holds)),
+            )
+        }
     }
 }

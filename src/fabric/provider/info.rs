@@ -2,18 +2,20 @@
 //! The provider's offer, fi_getinfo(3): one entry for each verbs device.
 
 use super::devices::{self, OpenDevice};
-use super::{NAME, libfabric};
+use super::libfabric;
+use super::name::NAME;
 use crate::abi::libfabric::*;
 use crate::abi::libfabric_provider::*;
-use crate::fabric::errors::{Failure, refused};
+use crate::fabric::errors::{Failure, ensure};
 use crate::fabric::raw_key::{self, IOV_LIMIT};
+use crate::fabric::refusals::*;
 use crate::mr::Error;
 use crate::report::log::{self, Level};
 use core::ffi::{CStr, c_char};
 use core::ptr::null_mut;
 
-/// libfabric's own flag: a utility provider looks for a provider to stack on. Ours has no endpoints
-/// that a utility provider could use.
+/// libfabric's internal flag: a utility provider looks for a provider to stack on. This one has no
+/// endpoints that a utility provider could use.
 const CORE_PROV_ONLY: u64 = 1 << 59;
 
 /// The purposes that the provider's regions serve.
@@ -41,14 +43,6 @@ struct Wanted<'a> {
     mode: u64,
 }
 
-fn nothing(why: &'static str) -> Failure {
-    log::line(
-        Level::Info,
-        format_args!("fi_getinfo: {}: {why}", NAME.to_string_lossy()),
-    );
-    refused(FI_ENODATA, why)
-}
-
 /// # Safety
 /// `text` is NULL or a string that lives for `'a`.
 unsafe fn string<'a>(text: *const c_char) -> Option<&'a CStr> {
@@ -66,16 +60,30 @@ pub unsafe fn getinfo(
     flags: u64,
     hints: *const fi_info,
 ) -> Result<*mut fi_info, Failure> {
-    if flags & CORE_PROV_ONLY != 0 {
-        return Err(nothing(
-            "no provider can be stacked on it: it has no endpoints",
-        ));
-    }
+    // SAFETY: the caller keeps the promise of `offer`.
+    unsafe { offer(version, has_address, flags, hints) }.inspect_err(|failure| {
+        // libfabric keeps no reason for an offer that an application does not get.
+        if let Error::Refused(FI_ENODATA, why) = failure.error {
+            log::line(
+                Level::Info,
+                format_args!("fi_getinfo: {}: {why}", NAME.to_string_lossy()),
+            );
+        }
+    })
+}
+
+/// # Safety
+/// As for `getinfo`.
+unsafe fn offer(
+    version: u32,
+    has_address: bool,
+    flags: u64,
+    hints: *const fi_info,
+) -> Result<*mut fi_info, Failure> {
+    ensure(flags & CORE_PROV_ONLY == 0, OFFER_NO_STACKING)?;
     // SAFETY: the caller promised that `hints` is NULL or a `struct fi_info` of `version`.
     let wanted = unsafe { read(version, hints) }?;
-    if has_address && !wanted.by_name {
-        return Err(nothing("it has no addresses"));
-    }
+    ensure(!has_address || wanted.by_name, OFFER_NO_ADDRESS)?;
     let mr_mode = wanted.agree()?;
     let (mut first, mut last): (*mut fi_info, *mut fi_info) = (null_mut(), null_mut());
     devices::find(|name, device| {
@@ -96,9 +104,7 @@ pub unsafe fn getinfo(
         }
         None::<()>
     })?;
-    if first.is_null() {
-        return Err(nothing("there is no verbs device that it could open"));
-    }
+    ensure(!first.is_null(), OFFER_NO_DEVICE)?;
     Ok(first)
 }
 
@@ -120,17 +126,15 @@ unsafe fn read<'a>(version: u32, hints: *const fi_info) -> Result<Wanted<'a>, Fa
     wanted.caps = hints.caps;
     wanted.mode = hints.mode;
     // SAFETY: `ep_attr` of valid hints is NULL or valid.
-    if let Some(endpoint) = unsafe { hints.ep_attr.as_ref() }
-        && ![0, FI_EP_RDM].contains(&endpoint.r#type)
-    {
-        return Err(nothing("it has no such endpoints"));
+    if let Some(endpoint) = unsafe { hints.ep_attr.as_ref() } {
+        let known = [0, FI_EP_RDM].contains(&endpoint.r#type);
+        ensure(known, OFFER_NO_ENDPOINT)?;
     }
     // SAFETY: `fabric_attr` of valid hints is NULL or valid.
     if let Some(fabric) = unsafe { hints.fabric_attr.as_ref() } {
         // SAFETY: `name` of valid hints is NULL or a string.
-        if unsafe { string(fabric.name) }.is_some_and(|name| name != NAME) {
-            return Err(nothing("its fabric has another name"));
-        }
+        let name = unsafe { string(fabric.name) };
+        ensure(name.is_none_or(|name| name == NAME), OFFER_OTHER_FABRIC)?;
         // SAFETY: `prov_name` of valid hints is NULL or a string.
         if let Some(name) = unsafe { string(fabric.prov_name) } {
             wanted.by_name |= names_us(name.to_bytes());
@@ -142,9 +146,8 @@ unsafe fn read<'a>(version: u32, hints: *const fi_info) -> Result<Wanted<'a>, Fa
         wanted.domain = unsafe { string(domain.name) };
         wanted.mr_mode = domain.mr_mode;
         // The structure has `mr_iov_limit` since version 1.5.
-        if version >= FI_VERSION_1_5 && domain.mr_iov_limit > IOV_LIMIT {
-            return Err(nothing("a region has at most 16 buffers"));
-        }
+        let too_many = version >= FI_VERSION_1_5 && domain.mr_iov_limit > IOV_LIMIT;
+        ensure(!too_many, OFFER_IOV_LIMIT)?;
     }
     Ok(wanted)
 }
@@ -165,31 +168,17 @@ fn is_in_environment() -> bool {
 impl Wanted<'_> {
     /// The mr_mode that application and provider can agree on.
     fn agree(&self) -> Result<i32, Failure> {
-        if self.caps & !CAPS != 0 {
-            return Err(nothing(
-                "it does not have all the capabilities that are asked for",
-            ));
-        }
+        ensure(self.caps & !CAPS == 0, OFFER_CAPS)?;
         // An application that wants to send messages would otherwise find a provider without
         // endpoints.
-        if !self.by_name && self.caps & (FI_MSG | FI_ATOMIC) != 0 {
-            return Err(nothing(
-                "it only registers memory, so it must be asked for by name",
-            ));
-        }
+        let sends = self.caps & (FI_MSG | FI_ATOMIC) != 0;
+        ensure(self.by_name || !sends, OFFER_BY_NAME)?;
         if self.version < FI_VERSION_1_5 || self.mr_mode == FI_MR_BASIC {
-            return match self.mr_mode {
-                0 | FI_MR_BASIC => Ok(FI_MR_BASIC),
-                _ => Err(nothing(
-                    "memory must be mapped when it is registered: FI_MR_BASIC",
-                )),
-            };
+            let basic = [0, FI_MR_BASIC].contains(&self.mr_mode);
+            ensure(basic, OFFER_BASIC)?;
+            return Ok(FI_MR_BASIC);
         }
-        if self.mr_mode & FI_MR_ALLOCATED == 0 {
-            return Err(nothing(
-                "memory must be mapped when it is registered: FI_MR_ALLOCATED",
-            ));
-        }
+        ensure(self.mr_mode & FI_MR_ALLOCATED != 0, OFFER_ALLOCATED)?;
         let mut agreed =
             self.mr_mode & (FI_MR_LOCAL | FI_MR_ALLOCATED | FI_MR_VIRT_ADDR | FI_MR_RAW);
         if self.mr_mode & FI_MR_VIRT_ADDR != 0 {
@@ -211,11 +200,9 @@ impl Wanted<'_> {
         max_regions: Option<usize>,
     ) -> Option<*mut fi_info> {
         let entry = libfabric::allocate()?;
-        let result = self.fill_in(entry, device, mr_mode, max_regions);
-        if result.is_err() {
-            libfabric::free(entry);
-        }
-        result.ok().map(|()| entry)
+        let filled = self.fill_in(entry, device, mr_mode, max_regions);
+        let filled = filled.inspect_err(|_| libfabric::free(entry));
+        filled.ok().map(|()| entry)
     }
 
     fn fill_in(
@@ -228,12 +215,10 @@ impl Wanted<'_> {
         // SAFETY: libfabric has just allocated the entry, with all its parts.
         let info = unsafe { &mut *entry };
         let caps = if self.caps == 0 { CAPS } else { self.caps };
-        let old_local = self.version < FI_VERSION_1_5;
         info.caps = caps;
-        info.mode = if old_local {
-            self.mode & FI_LOCAL_MR
-        } else {
-            0
+        info.mode = match self.version < FI_VERSION_1_5 {
+            true => self.mode & FI_LOCAL_MR,
+            false => 0,
         };
         macro_rules! part {
             ($part:ident) => {
@@ -270,11 +255,7 @@ impl Wanted<'_> {
 fn duplicate(text: &CStr) -> Result<*mut c_char, Error> {
     // SAFETY: a `CStr` ends with a NUL.
     let copy = unsafe { libc::strdup(text.as_ptr()) };
-    if copy.is_null() {
-        Err(Error::Memory)
-    } else {
-        Ok(copy)
-    }
+    (!copy.is_null()).then_some(copy).ok_or(Error::Memory)
 }
 
 #[cfg(test)]

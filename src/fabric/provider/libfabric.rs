@@ -16,7 +16,7 @@ const OLDEST: u32 = 1 << 16 | 5;
 /// later interface than `NEWEST`, libfabric itself does not offer the provider.
 pub fn serves() -> Option<u32> {
     let version: unsafe extern "C" fn() -> u32 = function(c"fi_version")?;
-    // SAFETY: `fi_version` is libfabric's own function, and has this signature.
+    // SAFETY: `fi_version` is libfabric's function, and has this signature.
     let version = unsafe { version() };
     (version >= OLDEST && version >> 16 <= NEWEST >> 16).then_some(version.min(NEWEST))
 }
@@ -26,7 +26,7 @@ fn function<F: Copy>(name: &CStr) -> Option<F> {
     const { assert!(size_of::<F>() == size_of::<usize>()) };
     let address = Library::find_in(c"libfabric.so.1", name)?;
     let pointer = core::ptr::with_exposed_provenance::<u8>(address.get());
-    // SAFETY: `F` has the size of a pointer; each caller names the function's own type.
+    // SAFETY: `F` has the size of a pointer; each caller names the function's type.
     Some(unsafe { core::mem::transmute_copy(&pointer) })
 }
 
@@ -34,7 +34,7 @@ fn function<F: Copy>(name: &CStr) -> Option<F> {
 /// come from malloc. libfabric frees it.
 pub fn allocate() -> Option<*mut fi_info> {
     let duplicate: unsafe extern "C" fn(*const fi_info) -> *mut fi_info = function(c"fi_dupinfo")?;
-    // SAFETY: `fi_dupinfo` is libfabric's own function. It makes an empty info from NULL.
+    // SAFETY: `fi_dupinfo` is libfabric's function. It makes an empty info from NULL.
     let info = unsafe { duplicate(core::ptr::null()) };
     (!info.is_null()).then_some(info)
 }
@@ -42,7 +42,7 @@ pub fn allocate() -> Option<*mut fi_info> {
 /// Frees a list that `allocate` made.
 pub fn free(info: *mut fi_info) {
     if let Some(free) = function::<unsafe extern "C" fn(*mut fi_info)>(c"fi_freeinfo") {
-        // SAFETY: `fi_freeinfo` is libfabric's own function; `info` is NULL or came from
+        // SAFETY: `fi_freeinfo` is libfabric's function; `info` is NULL or came from
         // `allocate`.
         unsafe { free(info) };
     }

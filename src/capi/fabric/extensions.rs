@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! This library's own calls beside libfabric's calls.
+//! This library's extensions: calls of its family that libfabric does not have.
 //!
 //! # Safety
 //! The C caller keeps these two contracts.
@@ -8,6 +8,7 @@
 //! - **Caller's memory**: any other pointer is NULL, or points to readable (for results: writable)
 //!   memory of the size of its type, or of the size that another argument states.
 
+use super::functions::domain_of_this_process;
 use super::tables::tables;
 use crate::abi::libfabric::*;
 use crate::abi::libfabric_provider::{FI_LOCAL_MR, FI_VERSION_1_0};
@@ -16,11 +17,14 @@ use crate::capi::export::versioned;
 use crate::capi::ret;
 use crate::capi::verbs::NULL_PD;
 use crate::fabric::attributes::{MR_KEY, MR_OFFSET};
-use crate::fabric::domain::Mode;
-use crate::fabric::errors::{Failure, invalid};
+use crate::fabric::domain::Domain;
+use crate::fabric::errors::{Failure, ensure};
+use crate::fabric::mode::Mode;
+use crate::fabric::queue::Queue;
 use crate::fabric::raw_key::IOV_LIMIT;
-use crate::fabric::segment::{Room, Segment};
-use crate::fabric::{Domain, Queue, Region};
+use crate::fabric::refusals::*;
+use crate::fabric::region::Region;
+use crate::fabric::segment::{Found, Segment};
 use crate::next::Pd;
 use core::ffi::{c_int, c_void};
 use core::slice;
@@ -65,8 +69,8 @@ pub struct rdmamr_domain_attr {
     /// addresses are virtual.
     /// FI_MR_VIRT_ADDR: the application chooses the keys, and addresses are virtual.
     /// FI_MR_SCALABLE, or 0: the application chooses the keys, and addresses begin at 0. With
-    /// FI_MR_RAW peers get raw keys. FI_MR_LOCAL and FI_MR_ALLOCATED say what the program does,
-    /// and change nothing.
+    /// FI_MR_RAW remote peers get raw keys. FI_MR_LOCAL and FI_MR_ALLOCATED say what the program
+    /// does, and change nothing.
     pub mr_mode: i32,
     /// RDMAMR_PROV_MR_ATTR means FI_MR_PROV_KEY | FI_MR_VIRT_ADDR; RDMAMR_LOCAL_MR means
     /// FI_MR_LOCAL.
@@ -83,12 +87,12 @@ pub struct rdmamr_domain_attr {
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct rdmamr_segment {
-    /// The address of the first byte: for the peer's device from rdmamr_resolve(), in this
+    /// The address of the first byte: for the remote device from rdmamr_resolve(), in this
     /// process from rdmamr_mr_segments().
     pub addr: u64,
     /// The length in bytes.
     pub length: u64,
-    /// The local key; 0 for memory of a peer.
+    /// The local key; 0 for memory of a remote peer.
     pub lkey: u32,
     /// The remote key.
     pub rkey: u32,
@@ -109,19 +113,12 @@ unsafe fn read(attr: *const rdmamr_domain_attr) -> Result<Option<rdmamr_domain_a
     let size = unsafe { (*attr).size };
     /// A larger size is a mistake of the program, not a later version of the structure.
     const MOST: usize = 4096;
-    if !(LEAST..MOST).contains(&size) {
-        return Err(invalid(
-            "the attributes' size is not sizeof(struct rdmamr_domain_attr)",
-        ));
-    }
+    ensure((LEAST..MOST).contains(&size), ATTRIBUTES_SIZE)?;
     // SAFETY: caller's memory: `attr` points to `size` bytes, as its first field says.
     let bytes = unsafe { slice::from_raw_parts(attr.cast::<u8>(), size) };
     let known = size.min(size_of::<rdmamr_domain_attr>());
-    if bytes[known..].iter().any(|&byte| byte != 0) {
-        return Err(invalid(
-            "the attributes ask for what this version of the library does not know",
-        ));
-    }
+    let asks_for_more = bytes[known..].iter().any(|&byte| byte != 0);
+    ensure(!asks_for_more, ATTRIBUTES_UNKNOWN)?;
     // SAFETY: the structure has integers only, for which all zeros is a valid value.
     let mut whole: rdmamr_domain_attr = unsafe { core::mem::zeroed() };
     let to: *mut u8 = (&raw mut whole).cast();
@@ -134,36 +131,20 @@ fn mode(attr: Option<rdmamr_domain_attr>) -> Result<Mode, Failure> {
     let Some(attr) = attr else {
         return Mode::agreed(FI_VERSION_1_0, FI_MR_PROV_KEY | FI_MR_VIRT_ADDR);
     };
-    if attr.mode & !(RDMAMR_PROV_MR_ATTR | RDMAMR_LOCAL_MR) != 0 {
-        return Err(invalid(
-            "the mode has a bit that the library does not serve",
-        ));
-    }
-    if attr.caps & !RDMAMR_DYNAMIC_MR != 0 {
-        return Err(invalid(
-            "the capabilities have a bit that the library does not serve",
-        ));
-    }
-    if attr.flags & !RDMAMR_DOMAIN_CACHE != 0 {
-        return Err(invalid(
-            "the flags have a bit that the library does not serve",
-        ));
-    }
+    let known_mode = RDMAMR_PROV_MR_ATTR | RDMAMR_LOCAL_MR;
+    ensure(attr.mode & !known_mode == 0, UNKNOWN_MODE)?;
+    ensure(attr.caps & !RDMAMR_DYNAMIC_MR == 0, UNKNOWN_CAPS)?;
+    ensure(attr.flags & !RDMAMR_DOMAIN_CACHE == 0, UNKNOWN_FLAGS)?;
     let version = attr.api_version.max(FI_VERSION_1_0);
-    let mr_mode = match attr.mode & RDMAMR_PROV_MR_ATTR {
-        0 => attr.mr_mode,
-        _ if attr.mr_mode == FI_MR_SCALABLE => {
-            return Err(invalid(
-                "FI_PROV_MR_ATTR and FI_MR_SCALABLE exclude each other",
-            ));
-        }
-        _ if attr.mr_mode == FI_MR_BASIC => FI_MR_BASIC,
-        _ => attr.mr_mode | FI_MR_PROV_KEY | FI_MR_VIRT_ADDR,
+    let mr_mode = match (attr.mode & RDMAMR_PROV_MR_ATTR, attr.mr_mode) {
+        (0, mr_mode) => mr_mode,
+        (_, FI_MR_SCALABLE) => return Err(MODES_EXCLUDE.into()),
+        (_, FI_MR_BASIC) => FI_MR_BASIC,
+        (_, mr_mode) => mr_mode | FI_MR_PROV_KEY | FI_MR_VIRT_ADDR,
     };
-    let bytes = if attr.mr_key_size == 0 {
-        8
-    } else {
-        attr.mr_key_size
+    let bytes = match attr.mr_key_size {
+        0 => 8,
+        bytes => bytes,
     };
     Ok(Mode {
         on_demand: attr.caps & RDMAMR_DYNAMIC_MR != 0,
@@ -175,7 +156,7 @@ fn mode(attr: Option<rdmamr_domain_attr>) -> Result<Mode, Failure> {
 /// Opens a libfabric domain over a verbs protection domain.
 ///
 /// The program keeps `pd`, and must not deallocate `pd` before the domain is closed. If `attr` is
-/// NULL, the provider chooses keys and addresses, and registration is plain (not relaxed).
+/// NULL, the provider chooses keys and addresses, and registration is plain (without the cache).
 /// `context` becomes the context of the object. The function writes the domain to `domain`; the
 /// caller owns the domain and closes it by fi_close(). Any thread may use the domain.
 ///
@@ -189,18 +170,16 @@ pub unsafe extern "C" fn rdmamr_domain_open(
     domain: *mut *mut fid_domain,
     context: *mut c_void,
 ) -> c_int {
-    ret::code("rdmamr_domain_open", None, || {
+    ret::done("rdmamr_domain_open", || {
         // SAFETY: open objects: `pd` is NULL or a domain that nobody has deallocated.
         let pd = unsafe { Pd::from_c(pd) }.ok_or(NULL_PD)?;
-        if domain.is_null() {
-            return Err(invalid("the place for the domain is NULL"));
-        }
+        ensure(!domain.is_null(), NULL_DOMAIN_PLACE)?;
         // SAFETY: caller's memory: `attr` is NULL or points to the size that its first field says.
         let mode = mode(unsafe { read(attr) }?)?;
         let opened = Domain::open(tables(), pd, mode, context, None)?;
         // SAFETY: caller's memory: `domain` is not NULL, so it points to a writable pointer.
         unsafe { domain.write(opened) };
-        Ok(0)
+        Ok(())
     })
 }
 versioned!(rdmamr_domain_open, "RDMAMR_1.0");
@@ -225,28 +204,26 @@ pub unsafe extern "C" fn rdmamr_eq_open(
     eq: *mut *mut fid_eq,
     context: *mut c_void,
 ) -> c_int {
-    ret::code("rdmamr_eq_open", None, || {
-        if eq.is_null() {
-            return Err(invalid("the place for the queue is NULL"));
-        }
+    ret::done("rdmamr_eq_open", || {
+        ensure(!eq.is_null(), NULL_QUEUE_PLACE)?;
         // SAFETY: caller's memory: `attr` is NULL or points to queue attributes.
         let opened = unsafe { Queue::open(tables(), api_version, attr, context, None) }?;
         // SAFETY: caller's memory: `eq` is not NULL, so it points to a writable pointer.
         unsafe { eq.write(opened) };
-        Ok(0)
+        Ok(())
     })
 }
 versioned!(rdmamr_eq_open, "RDMAMR_1.0");
 
 /// Lets `fill` write to the caller's array of segments, and tells the caller how many segments
 /// there are.
-unsafe fn with_room(
+unsafe fn with_segments(
     segments: *mut rdmamr_segment,
     count: *mut usize,
-    fill: impl FnOnce(&mut Room) -> Result<(), Failure>,
-) -> Result<c_int, Failure> {
+    fill: impl FnOnce(&mut Found) -> Result<(), Failure>,
+) -> Result<(), Failure> {
     // SAFETY: caller's memory: `count` is NULL or points to a writable number.
-    let count = unsafe { count.as_mut() }.ok_or(invalid("the count is NULL"))?;
+    let count = unsafe { count.as_mut() }.ok_or(NULL_COUNT)?;
     let segments = if segments.is_null() || *count == 0 {
         &mut []
     } else {
@@ -254,35 +231,31 @@ unsafe fn with_room(
         // above prove that both types have one layout.
         unsafe { slice::from_raw_parts_mut(segments.cast::<Segment>(), *count) }
     };
-    let mut room = Room { segments, count: 0 };
-    let filled = fill(&mut room);
-    if room.count > 0 {
-        *count = room.count;
+    let mut found = Found { segments, count: 0 };
+    let filled = fill(&mut found);
+    if found.count > 0 {
+        *count = found.count;
     }
-    filled?;
-    Ok(0)
+    filled
 }
 
-/// The domain, if this library made it.
-unsafe fn own(domain: *mut fid_domain) -> Result<&'static Domain, Failure> {
+/// The domain, if this library made it in this process.
+unsafe fn domain_of_this_library(domain: *mut fid_domain) -> Result<&'static Domain, Failure> {
     // SAFETY: open objects: `domain` is NULL or an open object, which begins with a `struct fid`.
-    let fid = unsafe { domain.as_ref() }
-        .ok_or(invalid("the domain is NULL"))?
-        .fid;
+    let class = unsafe { domain.as_ref() }.ok_or(NULL_DOMAIN)?.fid.fclass;
     // SAFETY: the class of this open object says that it is a domain.
-    if fid.fclass != FI_CLASS_DOMAIN || !unsafe { Domain::is_ours(domain, tables()) } {
-        return Err(invalid("the object is no domain of this library"));
-    }
+    let ours = class == FI_CLASS_DOMAIN && unsafe { Domain::is_ours(domain, tables()) };
+    ensure(ours, OTHER_DOMAIN)?;
     // SAFETY: `is_ours` has just found that this library made the domain, and the caller keeps it
     // open.
-    unsafe { Domain::from_c(domain.cast()) }
+    unsafe { domain_of_this_process(domain.cast()) }
 }
 
-/// Finds where a peer's memory lies, for the work requests of an RDMA operation.
+/// Finds where a remote peer's memory lies, for the work requests of an RDMA operation.
 ///
 /// `key` is a key that fi_mr_map_raw() returned, or the key of a region of `domain`, or, on a
 /// domain whose provider chooses the keys, any rkey. `offset` addresses the first byte as the
-/// peer's domain addresses memory, and `length` is in bytes. The range becomes one segment for each
+/// remote domain addresses memory, and `length` is in bytes. The range becomes one segment for each
 /// registration in which a part of it lies: at most 16. On entry `count` is the number of elements
 /// of `segments`; on return it is the number of segments of the range. Any thread may call this
 /// function at any time.
@@ -300,12 +273,12 @@ pub unsafe extern "C" fn rdmamr_resolve(
     segments: *mut rdmamr_segment,
     count: *mut usize,
 ) -> c_int {
-    ret::code("rdmamr_resolve", None, || {
+    ret::done("rdmamr_resolve", || {
         // SAFETY: open objects: `domain` is NULL or an open object.
-        let domain = unsafe { own(domain) }?;
-        let resolve = |room: &mut Room| domain.resolve(key, offset, length as u64, room);
+        let domain = unsafe { domain_of_this_library(domain) }?;
+        let resolve = |found: &mut Found| domain.resolve(key, offset, length as u64, found);
         // SAFETY: caller's memory: `segments` is NULL or has `count` elements.
-        unsafe { with_room(segments, count, resolve) }
+        unsafe { with_segments(segments, count, resolve) }
     })
 }
 versioned!(rdmamr_resolve, "RDMAMR_1.0");
@@ -326,27 +299,17 @@ pub unsafe extern "C" fn rdmamr_mr_segments(
     segments: *mut rdmamr_segment,
     count: *mut usize,
 ) -> c_int {
-    ret::code("rdmamr_mr_segments", None, || {
+    ret::done("rdmamr_mr_segments", || {
         // SAFETY: open objects: `mr` is NULL or an open object, which begins with a `struct fid`.
-        let fid = unsafe { mr.as_ref() }
-            .ok_or(invalid("the region is NULL"))?
-            .fid;
-        if fid.fclass != FI_CLASS_MR || !core::ptr::eq(fid.ops, &tables().region) {
-            return Err(invalid(
-                "the object is no region of this library, or closed",
-            ));
-        }
+        let fid = unsafe { mr.as_ref() }.ok_or(NULL_REGION)?.fid;
+        let ours = fid.fclass == FI_CLASS_MR && core::ptr::eq(fid.ops, &tables().region);
+        ensure(ours, OTHER_REGION)?;
         // SAFETY: the class and the table of this open object say that this library made the
         // region.
         let region = unsafe { Region::from_c(mr.cast()) };
         region.check_registered()?;
         // SAFETY: caller's memory: `segments` is NULL or has `count` elements.
-        unsafe {
-            with_room(segments, count, |room| {
-                region.segments(room);
-                room.check()
-            })
-        }
+        unsafe { with_segments(segments, count, |found| region.segments(found)) }
     })
 }
 versioned!(rdmamr_mr_segments, "RDMAMR_1.0");

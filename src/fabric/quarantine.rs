@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The memory of a domain's regions. Memory of a closed region rests before it is used again, so
-//! that the library can tell a second fi_close() of a region from the first. This file also counts
-//! the open regions, because a domain that has any cannot be closed.
+//! The memory of a domain's regions. Memory of a closed region is in quarantine before it is used
+//! again, so that the library can tell a second fi_close() of a region from the first. This file
+//! also counts the open regions, because a domain that has any cannot be closed.
 //!
-//! Each thread has a place of its own, which needs no atomic read-modify-write. With such
+//! Each thread has its private list, which needs no atomic read-modify-write. With such
 //! operations (a shared count, one queue for all threads), a pair of fi_mr_reg() and fi_close()
 //! that the cache serves took 60 ns more than without libfabric's objects. Most of these 60 ns were
 //! the atomic operations.
@@ -12,21 +12,21 @@ use crate::sys::thread;
 use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering::*};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// The number of closed regions that a thread lets rest before it uses the oldest again.
+/// The number of closed regions that a thread keeps in quarantine before it uses the oldest again.
 const LEAST: usize = 16;
 
 /// The largest number of closed regions that a thread keeps. More go back to the C library.
 const MOST: usize = 32;
 
-/// The number of threads that get a place of their own. Later threads share one place, with a lock.
+/// The number of threads that get a private list. Later threads share one list, with a lock.
 const THREADS: usize = 64;
 const _: () = assert!(THREADS.is_power_of_two());
 
 /// A thread's closed regions, by address, first in first out. Only the owning thread changes them.
 #[derive(Default)]
 #[repr(align(64))]
-struct Place {
-    resting: [AtomicUsize; MOST],
+struct List {
+    waiting: [AtomicUsize; MOST],
     put: AtomicUsize,
     taken: AtomicUsize,
     /// `new` counts the regions made in new memory, `freed` the regions whose memory was given
@@ -37,7 +37,7 @@ struct Place {
 
 /// Adds 1 to a number that only this thread changes. The store is a release: a thread that reads
 /// the new number with acquire sees the earlier writes. It thus sees a region's opening before its
-/// close by another thread, and the memory that was put to rest.
+/// close by another thread, and the memory that was put into quarantine.
 #[inline(always)]
 fn count(number: &AtomicUsize) -> usize {
     let before = number.load(Relaxed);
@@ -45,7 +45,7 @@ fn count(number: &AtomicUsize) -> usize {
     before
 }
 
-impl Place {
+impl List {
     #[inline(always)]
     fn open(&self) -> Option<usize> {
         let taken = self.taken.load(Relaxed);
@@ -54,20 +54,21 @@ impl Place {
             return None;
         }
         count(&self.taken);
-        Some(self.resting[taken % MOST].load(Relaxed))
+        Some(self.waiting[taken % MOST].load(Relaxed))
     }
 
-    /// Lets the memory of a region rest. Returns the oldest resting region, if there are too many.
+    /// Puts the memory of a region into quarantine. Returns the oldest there, if there are too
+    /// many.
     #[inline(always)]
     fn close(&self, region: usize) -> Option<usize> {
         let (put, taken) = (self.put.load(Relaxed), self.taken.load(Relaxed));
-        let place = &self.resting[put % MOST];
+        let entry = &self.waiting[put % MOST];
         let oldest = (put.wrapping_sub(taken) == MOST).then(|| {
             count(&self.taken);
             count(&self.freed);
-            place.load(Relaxed)
+            entry.load(Relaxed)
         });
-        place.store(region, Relaxed);
+        entry.store(region, Relaxed);
         count(&self.put);
         oldest
     }
@@ -75,39 +76,39 @@ impl Place {
     fn drain(&self) -> impl Iterator<Item = usize> {
         let (put, taken) = (self.put.load(Relaxed), self.taken.load(Relaxed));
         (0..put.wrapping_sub(taken))
-            .map(move |n| self.resting[taken.wrapping_add(n) % MOST].load(Relaxed))
+            .map(move |n| self.waiting[taken.wrapping_add(n) % MOST].load(Relaxed))
     }
 
-    /// The number of regions that this place's thread has closed.
+    /// The number of regions that this list's thread has closed.
     fn closed(&self) -> usize {
         let (put, freed) = (self.put.load(Acquire), self.freed.load(Acquire));
         put.wrapping_add(freed)
     }
 
-    /// The number of regions that this place's thread has opened.
+    /// The number of regions that this list's thread has opened.
     fn opened(&self) -> usize {
         let (taken, new) = (self.taken.load(Acquire), self.new.load(Acquire));
         taken.wrapping_add(new)
     }
 }
 
-/// A thread and its place, if it has one.
+/// A thread and its list, if it has one.
 #[derive(Default)]
 struct Seat {
     /// The thread pointer of the owner, [`thread::pointer`].
     owner: AtomicUsize,
-    place: AtomicPtr<Place>,
+    list: AtomicPtr<List>,
 }
 
 /// The memory of a domain's regions.
-pub struct Rest {
+pub struct Quarantine {
     seats: [Seat; THREADS],
-    late: Mutex<Place>,
+    late: Mutex<List>,
 }
 
-impl Rest {
-    pub fn new() -> Rest {
-        Rest {
+impl Quarantine {
+    pub fn new() -> Quarantine {
+        Quarantine {
             seats: core::array::from_fn(|_| Seat::default()),
             late: Mutex::default(),
         }
@@ -121,45 +122,45 @@ impl Rest {
             as usize
     }
 
-    /// This thread's place.
+    /// This thread's list.
     #[inline(always)]
-    fn place(&self) -> Option<&Place> {
+    fn list(&self) -> Option<&List> {
         let thread = thread::pointer();
         let seat = &self.seats[Self::first_seat(thread)];
         if seat.owner.load(Relaxed) == thread {
-            // SAFETY: the pointer is null or a box of `look_for_place`, which only `drop` frees.
-            let place = unsafe { seat.place.load(Relaxed).as_ref() };
-            if place.is_some() {
-                return place;
+            // SAFETY: the pointer is null or a box of `look_for_list`, which only `drop` frees.
+            let list = unsafe { seat.list.load(Relaxed).as_ref() };
+            if list.is_some() {
+                return list;
             }
         }
-        self.look_for_place(thread)
+        self.look_for_list(thread)
     }
 
     #[cold]
-    fn look_for_place(&self, thread: usize) -> Option<&Place> {
+    fn look_for_list(&self, thread: usize) -> Option<&List> {
         let first = Self::first_seat(thread);
         let mut seats = (0..THREADS).map(|n| &self.seats[(first + n) % THREADS]);
         let seat = seats.find(|seat| {
             let taken = seat.owner.compare_exchange(0, thread, Relaxed, Relaxed);
             taken.is_ok() || taken == Err(thread)
         })?;
-        let mut place = seat.place.load(Relaxed);
-        if place.is_null() {
-            place = Box::into_raw(Box::<Place>::default());
-            // Only the owner makes its place. The thread that closes the domain reads the pointer
+        let mut list = seat.list.load(Relaxed);
+        if list.is_null() {
+            list = Box::into_raw(Box::<List>::default());
+            // Only the owner makes its list. The thread that closes the domain reads the pointer
             // later.
-            seat.place.store(place, Release);
+            seat.list.store(list, Release);
         }
-        // SAFETY: `look_for_place` made the box, and only `drop` frees it.
-        unsafe { place.as_ref() }
+        // SAFETY: `look_for_list` made the box, and only `drop` frees it.
+        unsafe { list.as_ref() }
     }
 
-    /// Counts a region, and returns memory for it if a region has rested long enough.
+    /// Counts a region, and returns memory for it if a region has been in quarantine long enough.
     #[inline(always)]
     pub fn open(&self) -> Option<usize> {
-        match self.place() {
-            Some(place) => place.open(),
+        match self.list() {
+            Some(list) => list.open(),
             None => self.late().open(),
         }
     }
@@ -167,30 +168,31 @@ impl Rest {
     /// Counts off a region for which no memory was left.
     #[cold]
     pub fn count_off(&self) {
-        match self.place() {
-            Some(place) => count(&place.freed),
+        match self.list() {
+            Some(list) => count(&list.freed),
             None => count(&self.late().freed),
         };
     }
 
-    /// Counts a region off, and lets its memory rest. Returns the memory that the caller must free.
+    /// Counts a region off, and puts its memory into quarantine. Returns memory that the caller
+    /// must free.
     #[inline(always)]
     pub fn close(&self, region: usize) -> Option<usize> {
-        match self.place() {
-            Some(place) => place.close(region),
+        match self.list() {
+            Some(list) => list.close(region),
             None => self.late().close(region),
         }
     }
 
     #[cold]
-    fn late(&self) -> MutexGuard<'_, Place> {
+    fn late(&self) -> MutexGuard<'_, List> {
         self.late.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn each_place(&self) -> impl Iterator<Item = &Place> {
+    fn each_list(&self) -> impl Iterator<Item = &List> {
         self.seats.iter().filter_map(|seat| {
-            // SAFETY: the pointer is null or a box of `look_for_place`, which only `drop` frees.
-            unsafe { seat.place.load(Acquire).as_ref() }
+            // SAFETY: the pointer is null or a box of `look_for_list`, which only `drop` frees.
+            unsafe { seat.list.load(Acquire).as_ref() }
         })
     }
 
@@ -199,32 +201,32 @@ impl Rest {
     /// counts the opening.
     pub fn open_now(&self) -> usize {
         let late = self.late();
-        let sum = |late: usize, of: fn(&Place) -> usize| {
-            self.each_place()
-                .fold(late, |sum, place| sum.wrapping_add(of(place)))
+        let sum = |late: usize, of: fn(&List) -> usize| {
+            self.each_list()
+                .fold(late, |sum, list| sum.wrapping_add(of(list)))
         };
-        let closed = sum(late.closed(), Place::closed);
-        sum(late.opened(), Place::opened).wrapping_sub(closed)
+        let closed = sum(late.closed(), List::closed);
+        sum(late.opened(), List::opened).wrapping_sub(closed)
     }
 
-    /// All resting memory. The caller must free it.
+    /// All waiting memory. The caller must free it.
     pub fn drain(&self) -> Vec<usize> {
         let late = self.late();
-        self.each_place()
-            .flat_map(Place::drain)
+        self.each_list()
+            .flat_map(List::drain)
             .chain(late.drain())
             .collect()
     }
 }
 
-impl Drop for Rest {
+impl Drop for Quarantine {
     fn drop(&mut self) {
         for seat in &self.seats {
-            let place = seat.place.load(Acquire);
-            if !place.is_null() {
-                // SAFETY: `look_for_place` made the box, and `&mut self` proves that no thread uses
+            let list = seat.list.load(Acquire);
+            if !list.is_null() {
+                // SAFETY: `look_for_list` made the box, and `&mut self` proves that no thread uses
                 // it.
-                drop(unsafe { Box::from_raw(place) });
+                drop(unsafe { Box::from_raw(list) });
             }
         }
     }
@@ -236,48 +238,48 @@ mod tests {
 
     #[test]
     fn the_oldest_is_used_again() {
-        let rest = Rest::new();
+        let quarantine = Quarantine::new();
         for n in 1..=LEAST {
-            assert_eq!(rest.open(), None);
-            assert_eq!(rest.close(n), None);
+            assert_eq!(quarantine.open(), None);
+            assert_eq!(quarantine.close(n), None);
         }
         for n in 1..100 {
-            assert_eq!(rest.open(), Some((n - 1) % LEAST + 1));
-            assert_eq!(rest.open_now(), 1);
-            assert_eq!(rest.close((n - 1) % LEAST + 1), None);
+            assert_eq!(quarantine.open(), Some((n - 1) % LEAST + 1));
+            assert_eq!(quarantine.open_now(), 1);
+            assert_eq!(quarantine.close((n - 1) % LEAST + 1), None);
         }
-        assert_eq!(rest.open_now(), 0);
-        assert_eq!(rest.drain().len(), LEAST);
+        assert_eq!(quarantine.open_now(), 0);
+        assert_eq!(quarantine.drain().len(), LEAST);
     }
 
     #[test]
     fn too_many_go() {
-        let rest = Rest::new();
-        let freed: Vec<_> = (1..=MOST + 3).filter_map(|n| rest.close(n)).collect();
+        let quarantine = Quarantine::new();
+        let freed: Vec<_> = (1..=MOST + 3).filter_map(|n| quarantine.close(n)).collect();
         assert_eq!(freed, [1, 2, 3]);
-        let mut drained = rest.drain();
+        let mut drained = quarantine.drain();
         drained.sort();
         assert_eq!(drained, (4..=MOST + 3).collect::<Vec<_>>());
     }
 
     #[test]
     fn what_one_thread_opens_another_closes() {
-        let rest = Rest::new();
+        let quarantine = Quarantine::new();
         let all_there = std::sync::Barrier::new(THREADS + 3);
         std::thread::scope(|scope| {
             for _ in 0..THREADS + 3 {
                 scope.spawn(|| {
-                    rest.open();
+                    quarantine.open();
                     all_there.wait();
                 });
             }
         });
-        assert_eq!(rest.each_place().count(), THREADS);
-        assert_eq!(rest.late().new.load(Relaxed), 3);
-        assert_eq!(rest.open_now(), THREADS + 3);
+        assert_eq!(quarantine.each_list().count(), THREADS);
+        assert_eq!(quarantine.late().new.load(Relaxed), 3);
+        assert_eq!(quarantine.open_now(), THREADS + 3);
         for n in 0..THREADS + 3 {
-            rest.close(n + 1);
+            quarantine.close(n + 1);
         }
-        assert_eq!(rest.open_now(), 0);
+        assert_eq!(quarantine.open_now(), 0);
     }
 }

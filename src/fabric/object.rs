@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What every object of this family has: the tables of functions, the process that made it, and the
+//! count of the objects that keep it open.
+
+use super::errors::{Failure, ensure};
+use super::refusals::OTHER_PROCESS;
+use crate::abi::libfabric::*;
+use crate::abi::libfabric_provider::domain_slots;
+use crate::dispatch::state::{self, State};
+use core::sync::atomic::{AtomicUsize, Ordering::*};
+
+/// The tables of functions of all objects.
+pub struct Tables {
+    pub domain: fi_ops,
+    pub domain_rest: domain_slots,
+    pub memory: fi_ops_mr,
+    pub region: fi_ops,
+    pub queue: fi_ops,
+    pub queue_rest: fi_ops_eq,
+}
+
+/// The process in which an object was made.
+#[derive(Clone, Copy)]
+pub struct Process(&'static State);
+
+impl Process {
+    /// The calling process.
+    pub fn this() -> Process {
+        Process(state::current())
+    }
+
+    /// Refuses an object that the parent process made before fork: the object's registrations
+    /// concern the parent's memory, and a thread that does not exist in the child may hold its
+    /// locks.
+    #[inline(always)]
+    pub fn check(self) -> Result<(), Failure> {
+        let same = state::existing().is_some_and(|state| core::ptr::eq(state, self.0));
+        ensure(same, OTHER_PROCESS)
+    }
+}
+
+/// Keeps an object open: the object cannot be closed while it counts a hold.
+pub struct Hold(&'static AtomicUsize);
+
+impl Hold {
+    pub fn on(holds: &'static AtomicUsize) -> Hold {
+        holds.fetch_add(1, AcqRel);
+        Hold(holds)
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, AcqRel);
+    }
+}
