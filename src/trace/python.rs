@@ -137,8 +137,11 @@ struct Frame<'a> {
 impl Frame<'_> {
     /// Reads `  File "PATH", line LINE in FUNCTION`; the line is `???` if there is none.
     fn parse(text: &str) -> Option<Frame<'_>> {
-        let (path, rest) = text.strip_prefix("  File \"")?.rsplit_once("\", line ")?;
-        let (line, function) = rest.split_once(" in ")?;
+        let text = text.strip_prefix("  File \"")?;
+        // The last: a path may have a quote.
+        let quote = text.rfind('"')?;
+        let (line, function) = text[quote..].strip_prefix("\", line ")?.split_once(' ')?;
+        let (path, function) = (&text[..quote], function.strip_prefix("in ")?);
         Some(Frame {
             path,
             line: line.parse().unwrap_or(0),

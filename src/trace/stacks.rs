@@ -15,13 +15,13 @@
 //! linker, as writing a block does; a child of a fork has its parent's list of files (`modules.rs`).
 
 use super::file::File;
-use super::format::kind;
 use super::modules;
 use crate::sys::caller::Caller;
 use crate::sys::clock;
 use crate::sys::readable::Reader;
 use crate::sys::unwind::{Registers, Rule};
 use core::sync::atomic::{AtomicU64, Ordering::*};
+use rdmamr_trace_format::kind;
 use std::alloc::{Layout, alloc_zeroed};
 
 /// The processor time in ns that a process may spend on new code and new stacks: at its start, and
