@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The request of a call: memory to be registered, or a change of a region.
 
-use super::Access;
+use super::access::Access;
 use crate::abi::rdma_core::ibv_pd;
 use core::ffi::{c_int, c_void};
 
