@@ -18,7 +18,7 @@
 //!      |
 //!   watch/     what changes in the address space: the log of changes, userfaultfd, the fence
 //!      |
-//!   mr/        a registered region: access rules, the `ibv_mr` object, the table of regions, fork
+//!   mr/        a registered region: the `ibv_mr` object, the table of regions, fork
 //!      |
 //!   uverbs/    the kernel: which call, in which bytes, on which driver
 //!      |
@@ -26,9 +26,9 @@
 //! ```
 //!
 //! Under all floors is [`sys`], this process and its kernel. Beside the floors are [`call`] (the
-//! types that every floor forwards), [`config`] (settings), [`next`] (the libibverbs and libfabric
-//! underneath), [`report`] (messages and statistics for people) and [`trace`] (the record of every
-//! call).
+//! types that every floor forwards, with the rules of access), [`config`] (settings), [`next`] (the
+//! libibverbs and libfabric underneath), [`report`] (messages and statistics for people) and
+//! [`trace`] (the record of every call).
 
 use rdmamr_abi as abi;
 use rdmamr_uverbs as uverbs;

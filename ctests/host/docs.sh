@@ -56,6 +56,15 @@ END
 check "a message that the library has not is found" [ "$(ctests/host/docs.py messages "$work/says.md" | wc -l)" = 1 ]
 check "the messages that are explained are the library's" ctests/host/docs.py messages docs/troubleshooting.md
 
+sed -e 's/^| `bitflags` .*/| `no-such-crate` | none |/' -e 's/`ratatui`/`libc`/' CONTRIBUTING.md >"$work/crates.md"
+check "a crate that a table lacks is found, and one that nothing needs" [ "$(ctests/host/docs.py crates "$work/crates.md" | wc -l)" = 3 ]
+check "the tables of crates are those of each Cargo.toml" ctests/host/docs.py crates CONTRIBUTING.md
+
+mapfile -t present < <(tree_files | grep '\.md$' | grep -v '^CHANGELOG')
+printf 'The rules are in `src/nowhere/rules.rs`, `src/call/` and `src/call/nothing.rs`.\n' >"$work/paths.md"
+check "a path that leads nowhere is found" [ "$(ctests/host/docs.py paths "$work/paths.md" | wc -l)" = 2 ]
+check "the paths that documents name are in the tree: ${#present[@]} documents" ctests/host/docs.py paths "${present[@]}"
+
 grep -v '^| the clock' docs/results/faults.md | sed 's/ [0-9]* ok | `gone`/ FAILED | `gone`/' >"$work/faults.md"
 check "a fault that is not there, or not withstood, is found" [ "$(python3 -B ctests/faults/page.py check "$work/faults.md" | wc -l)" = 3 ]
 check "docs/results/faults.md has each fault, withstood, and its suite" python3 -B ctests/faults/page.py check

@@ -12,6 +12,6 @@ mod request;
 
 pub use access::Access;
 pub use domain::{Context, Pd};
-pub use error::Error;
+pub use error::{Error, PANICKED};
 pub use outcome::{How, Registered};
 pub use request::{Request, Reregistration};

@@ -8,7 +8,7 @@
 
 use super::traced::Tracer;
 use crate::abi::rdma_core::ibv_mr;
-use crate::call::{Error, Registered};
+use crate::call::{Error, PANICKED, Registered};
 use crate::config::disable_for_good;
 use crate::dispatch;
 use crate::fabric::errors::{self, Failure};
@@ -160,10 +160,7 @@ fn guard<T>(body: impl FnOnce() -> T) -> Result<T, Error> {
 fn panicked() -> Error {
     disable_for_good();
     dispatch::distrust_cache();
-    log::line(
-        Level::Error,
-        format_args!("the library has failed in itself; from now on it forwards everything"),
-    );
+    log::line(Level::Error, format_args!("{PANICKED}"));
     Error::Panic
 }
 

@@ -7,7 +7,7 @@
 
 use super::text::Text;
 use crate::abi::libfabric;
-use crate::call::{Access, Error, Request};
+use crate::call::{Access, Error, PANICKED, Request};
 use crate::sys::cgroup;
 use crate::sys::pages::{PageRange, page_size};
 use crate::sys::proc::{self, Capability};
@@ -121,7 +121,7 @@ impl Reason {
             Error::Gone => write!(out, ": the region is deregistered already"),
             Error::Memory => write!(out, ": no memory for the region's object"),
             Error::NoNext(symbol) => write!(out, ": no loaded libibverbs has {symbol}"),
-            Error::Panic => write!(out, ": librdmamr itself failed; it now forwards everything"),
+            Error::Panic => write!(out, ": {PANICKED}"),
             Error::Fork(_) => {
                 write!(
                     out,
