@@ -3,17 +3,16 @@
 //! writes them, which its module faulthandler uses.
 //!
 //! The dump takes no lock, the interpreter's (the GIL) included, and allocates nothing. So it also
-//! serves a thread that has released the GIL: only the thread itself changes its frames. CPython
-//! 3.6 to 3.8, 3.11 and 3.12 export it, and later than 3.14 under another name; 3.9, 3.10, 3.13 and
+//! serves a thread that has released the GIL: only the thread itself changes its frames. CPython 3.6
+//! to 3.8, 3.11 and 3.12 export it, and later than 3.14 under another name; 3.9, 3.10, 3.13 and
 //! 3.14 keep it to themselves. It writes to a descriptor, some ten times for each frame.
 
 use crate::report::log::{self, Level};
-use crate::sys::symbols::{Scope, find};
+use crate::sys::symbols::{Function, Scope, find};
 use crate::sys::thread;
-use core::ffi::c_int;
+use core::ffi::{CStr, c_int};
 use core::fmt::Write;
 use core::num::NonZeroUsize;
-use core::ptr::with_exposed_provenance;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use libc::syscall;
 
@@ -29,16 +28,30 @@ pub struct Python {
     dump: unsafe extern "C" fn(c_int, usize),
 }
 
+/// The function that has one of these names.
+///
+/// # Safety
+/// `F` is the type of each function that may have one of these names.
+unsafe fn function<F: Copy>(names: &[&CStr]) -> Option<F> {
+    // SAFETY: this function's contract.
+    let function = unsafe { Function::new() };
+    function.set(
+        names
+            .iter()
+            .find_map(|name| find(Scope::Program, name, None)),
+    );
+    function.get()
+}
+
 impl Python {
     /// Looks for the interpreter. Not where a fork or an interposed memory call can reach.
     pub fn find() -> Option<Python> {
-        let symbol = |name| {
-            let address = find(Scope::Program, name, None).map(NonZeroUsize::get);
-            address.map(with_exposed_provenance::<()>)
-        };
-        let this_thread = symbol(c"PyGILState_GetThisThreadState")?;
-        let is_ending = symbol(c"Py_IsFinalizing").or_else(|| symbol(c"_Py_IsFinalizing"))?;
-        let dump = symbol(c"PyUnstable_DumpTraceback").or_else(|| symbol(c"_Py_DumpTraceback"));
+        // SAFETY: it takes nothing and returns a pointer, here a number.
+        let this_thread = unsafe { function(&[c"PyGILState_GetThisThreadState"]) }?;
+        // SAFETY: both names' functions take nothing and return an int.
+        let is_ending = unsafe { function(&[c"Py_IsFinalizing", c"_Py_IsFinalizing"]) }?;
+        // SAFETY: both names' functions take a descriptor and that pointer, and return nothing.
+        let dump = unsafe { function(&[c"PyUnstable_DumpTraceback", c"_Py_DumpTraceback"]) };
         static SAID: AtomicBool = AtomicBool::new(false);
         if dump.is_none() && !SAID.swap(true, Relaxed) {
             log::line(
@@ -49,19 +62,11 @@ impl Python {
                 ),
             );
         }
-        // SAFETY: these have been the functions' types since Python 3.6: nothing or a descriptor
-        // and the pointer that the first returns, which is forwarded as a number.
-        unsafe {
-            Some(Python {
-                this_thread: core::mem::transmute::<*const (), unsafe extern "C" fn() -> usize>(
-                    this_thread,
-                ),
-                is_ending: core::mem::transmute::<*const (), unsafe extern "C" fn() -> c_int>(
-                    is_ending,
-                ),
-                dump: core::mem::transmute::<*const (), unsafe extern "C" fn(c_int, usize)>(dump?),
-            })
-        }
+        Some(Python {
+            this_thread,
+            is_ending,
+            dump: dump?,
+        })
     }
 
     /// The state that the interpreter has of this thread, if any.
@@ -87,8 +92,8 @@ impl Thread<'_> {
     /// The frames, the innermost first, as lines of the trace: `LINE FUNCTION PATH`. None if there
     /// is no descriptor left.
     ///
-    /// The pipe exists for this call alone, as the descriptor of `sys/append.rs`: a program may
-    /// close what the library keeps. It does not block: CPython leaves out what finds it full.
+    /// The pipe exists for this call alone, as the descriptor of `sys/append.rs`: a program may close
+    /// what the library keeps. It does not block: CPython leaves out what finds it full.
     pub fn lines(&self) -> String {
         let mut lines = String::new();
         let mut pipe: [c_int; 2] = [-1; 2];
@@ -99,18 +104,21 @@ impl Thread<'_> {
         }
         let [from, to] = pipe;
         let mut text = vec![0; TEXT];
-        // SAFETY: this function opened both descriptors, and nobody else knows of them. The state
-        // is this thread's, so no other thread ends it, and the interpreter is not ending.
-        // write(2), by which the dump writes, would be a point of cancellation.
-        let (room, length) = unsafe {
+        {
+            // write(2), by which the dump writes, is a point of cancellation.
             let _uncancelled = thread::uncancelled();
-            (self.of.dump)(to, self.state.get());
-            let room = syscall(libc::SYS_fcntl, from, libc::F_GETPIPE_SZ);
-            let length = syscall(libc::SYS_read, from, text.as_mut_ptr(), TEXT);
-            syscall(libc::SYS_close, from);
-            syscall(libc::SYS_close, to);
-            (room, length)
-        };
+            // SAFETY: the state is this thread's, so no other thread ends it, and the interpreter is
+            // not ending. The descriptor was just opened here.
+            unsafe { (self.of.dump)(to, self.state.get()) };
+        }
+        // SAFETY: the call takes no pointer.
+        let room = unsafe { syscall(libc::SYS_fcntl, from, libc::F_GETPIPE_SZ) };
+        // SAFETY: the buffer has room for as many bytes.
+        let length = unsafe { syscall(libc::SYS_read, from, text.as_mut_ptr(), TEXT) };
+        for fd in pipe {
+            // SAFETY: this function opened it, and nobody else knows of it.
+            unsafe { syscall(libc::SYS_close, fd) };
+        }
         // Half of the pipe: no write of at most 500 bytes has found it full before that.
         let whole = length.min(room / 2).max(0) as usize;
         let Ok(text) = core::str::from_utf8(&text[..whole]) else {
