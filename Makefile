@@ -165,10 +165,10 @@ picture: ## make examples/report.png again: the report on Mooncake, in the soft-
 ranks: ## make target/ranks/ranks.html, the report on three ranks of Open MPI, in the soft-RoCE machine
 	@examples/ranks
 
-top-picture: all $(built)/holds ## make docs/top.svg again: rdmamr top beside a benchmark, in the soft-RoCE machine
+top-picture: all $(built)/holds ## make docs/results/top.svg again: rdmamr top beside a benchmark, in the soft-RoCE machine
 	vm/packages vm programs top
 	CHECK_PICTURE=1 vm/run -k 6.12 -t 300 -o target/top -- ctests/on-device rxe-6.12 rxe0 10.77.0.1 1 tool_top_device
-	ctests/tool/terminal_svg.py 'rdmamr top beside a benchmark and a program without the library' <target/top/top.ansi >docs/top.svg
+	ctests/tool/terminal_svg.py 'rdmamr top beside a benchmark and a program without the library' <target/top/top.ansi >docs/results/top.svg
 
 # It runs in the tree of vm/tree, and is linked to that tree's Open MPI.
 ring_in = target/vm/sid/usr/lib/x86_64-linux-gnu/openmpi
@@ -178,7 +178,7 @@ $(built)/ring: ctests/programs/ring.c
 	$(CC) -std=gnu11 -D_GNU_SOURCE -Wall -Wextra -Werror $(CFLAGS) -I$(ring_in)/include $< -o $@ \
 		-L$(ring_in)/lib -lmpi -lopen_mpi -Wl,--unresolved-symbols=ignore-in-shared-libs
 
-wall: all ctests target/release/rdmamr ## run programs of other projects without the library, with it and with the cache, and write docs/programs.md
+wall: all ctests target/release/rdmamr ## run programs of other projects without the library, with it and with the cache, and write docs/results/programs.md
 	vm/packages vm programs wall
 	# What cannot be downloaded is skipped, and the run says so.
 	-ctests/programs/mooncake_wheel store >/dev/null
@@ -190,15 +190,15 @@ wall: all ctests target/release/rdmamr ## run programs of other projects without
 		CHECK_WALL=1 vm/run -k sid -m 6144 -t 3600 -o target/wall -- ctests/on-device rxe-sid rxe0 10.77.0.1 1 fork fork_unneeded programs@sid; \
 	else echo "Skipped: what runs in a tree of Debian sid, which could not be made (vm/tree)"; fi
 	! grep '^not ok\|^Bail' target/wall/*.tap
-	python3 -B ctests/programs/table.py target/wall target/release/rdmamr docs/programs.md
+	python3 -B ctests/programs/table.py target/wall target/release/rdmamr docs/results/programs.md
 
 # Everything takes hours on an emulated processor: ONLY='^7.2-.*-rxe' runs a part, what has a result
 # does not run again, and FRESH=1 forgets the results of that part.
-matrix: all ctests ## run the suites of ctests/matrix/rows on each kernel, rdma-core and libfabric, and write docs/matrix.md
+matrix: all ctests ## run the suites of ctests/matrix/rows on each kernel, rdma-core and libfabric, and write docs/results/matrix.md
 	vm/packages vm siw tree programs fabric
 	ctests/matrix/run
 
-arm64: ## run those suites on arm64, emulated, and write docs/arm64.md
+arm64: ## run those suites on arm64, emulated, and write docs/results/arm64.md
 	+ctests/matrix/arm64
 
 example-rust: ## build the Rust program of examples/rust with a published binding, and run it in the soft-RoCE machine
@@ -250,8 +250,8 @@ SECONDS ?= 60
 fuzz: ## feed what reads foreign bytes with inputs of libFuzzer, SECONDS for all targets at once (60): settings, /proc, raw keys, the kernel's answers, traces, live pages, ELF files
 	@ctests/fuzz/targets --guided $(SECONDS)
 
-# Suites that docs/faults.md names run as in "make check", but the sweep each time that a call is made, and 1000 kills.
-faults: all ctests ## have each system call of the library fail, kill, stop and starve programs, and write docs/faults.md
+# Suites that docs/results/faults.md names run as in "make check", but the sweep each time that a call is made, and 1000 kills.
+faults: all ctests ## have each system call of the library fail, kill, stop and starve programs, and write docs/results/faults.md
 	vm/packages vm faults
 	rm -rf target/faults && mkdir -p target/faults
 	-RESULTS=$(CURDIR)/target/faults ctests/suite host $$(ctests/faults/page.py suites host)
@@ -264,14 +264,14 @@ faults: all ctests ## have each system call of the library fail, kill, stop and 
 	@python3 -B ctests/faults/page.py check
 
 HOURS ?= 2
-soak: $(so) $(built)/soak $(built)/fabric_data ## run programs at once for HOURS hours (2) in the soft-RoCE machine, say whether anything grows, and write docs/soak.md
+soak: $(so) $(built)/soak $(built)/fabric_data ## run programs at once for HOURS hours (2) in the soft-RoCE machine, say whether anything grows, and write docs/results/soak.md
 	vm/packages vm programs
 	ctests/programs/mooncake_wheel >/dev/null
 	rm -rf target/soak
 	vm/run -k 6.12 -m 6144 -t $$(awk 'BEGIN { print int($(HOURS) * 3600 + 7200) }') -o target/soak -- \
 		python3 -B ctests/soak/run.py $(HOURS) $(abspath $(so) $(built)) rxe0 10.77.0.1 1
-	+$(CARGO) run -q --profile tool -p rdmamr-tool --example soak_curve -- target/soak/soak.tsv docs/soak.svg
-	python3 -B ctests/soak/verdict.py target/soak docs/soak.md
+	+$(CARGO) run -q --profile tool -p rdmamr-tool --example soak_curve -- target/soak/soak.tsv docs/results/soak.svg
+	python3 -B ctests/soak/verdict.py target/soak docs/results/soak.md
 
 long-race: $(so) $(built)/race $(built)/fuzz_memory ## run a million rounds of the two-thread race and a million steps of the fuzzer, on this machine
 	LD_PRELOAD=$(abspath $(so)) $(built)/race 1000000

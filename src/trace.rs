@@ -12,50 +12,24 @@ mod file;
 mod modules;
 mod place;
 mod python;
+mod recording;
 mod stacks;
 pub mod switch;
 mod touched;
 
 pub use rdmamr_trace_format as format;
+pub use recording::exiting;
 
-use crate::config::config;
 use crate::sys::caller::Caller;
-use crate::sys::process::PerProcess;
 use crate::sys::{clock, thread};
-use buffers::TraceBuffers;
-use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
+use core::sync::atomic::Ordering::Relaxed;
 use errno::{errno, set_errno};
-use file::File;
 use format::{Call, call, how};
-use stacks::Stacks;
-use touched::Touched;
-
-/// The recording of this process.
-struct Trace {
-    buffers: TraceBuffers,
-    file: File,
-    /// `None` without `RDMAMR_TRACE_STACKS`.
-    stacks: Option<Stacks>,
-    touched: Touched,
-}
-
-static TRACE: PerProcess<Trace> = PerProcess::new();
-
-unsafe extern "C" fn forget() {
-    TRACE.forget();
-}
-
-/// Whether calls are recorded. `LOOK`: the next call looks at a request of another process
-/// (`switch.rs`).
-#[unsafe(link_section = ".data.rdmamr_hits")]
-static ON: AtomicU8 = AtomicU8::new(OFF);
-const OFF: u8 = 0;
-const RECORD: u8 = 1;
-const LOOK: u8 = 2;
+use recording::{LOOK, OFF, ON, RECORD, TRACE, Trace, WANTED, forget};
 
 /// Turns the recording on.
 pub fn turn_on() {
-    switch::WANTED.store(true, Relaxed);
+    WANTED.store(true, Relaxed);
     ON.store(RECORD, Relaxed);
 }
 
@@ -231,36 +205,5 @@ pub fn changing(addr: usize, length: usize) {
             ..NOTHING
         };
         trace.buffers.add(&record, 0, now, false, |_| ());
-    }
-}
-
-/// Writes the buffers' records to the file when the process exits.
-pub fn exiting() {
-    if let Some(trace) = TRACE.get()
-        && trace.file.is_started()
-    {
-        let file = &trace.file;
-        let now = clock::monotonic();
-        file.modules();
-        trace
-            .buffers
-            .flush(now, |_| true, |block| file.calls(block));
-        file.end(now);
-    }
-}
-
-impl Trace {
-    fn new() -> Box<Trace> {
-        Trace::into(File::new())
-    }
-
-    /// The recording into a file.
-    fn into(file: File) -> Box<Trace> {
-        Box::new(Trace {
-            buffers: TraceBuffers::new(),
-            file,
-            stacks: config().trace_stacks.then(Stacks::new).flatten(),
-            touched: Touched::new(),
-        })
     }
 }

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""page.py write RESULTS | suites PLACE | check [PAGE]: docs/faults.md, what faults do to a program.
+"""page.py write RESULTS | suites PLACE | check [PAGE]: docs/results/faults.md, what faults do to a program.
 
 "write" makes the page from the results of "make faults": each of FAULTS with its outcome, if the results of its suite
 say so, and each system call that failed. "suites" lists the suites of FAULTS that run in that place. "check" looks
@@ -11,7 +11,7 @@ import pathlib
 import re
 import sys
 
-PAGE = pathlib.Path("docs/faults.md")
+PAGE = pathlib.Path("docs/results/faults.md")
 HOST, DEVICE = "host", "rxe-6.12"
 
 # The fault; the outcome; the place, the suite, and which of its results show it (all, if there are no words).

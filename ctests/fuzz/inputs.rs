@@ -5,7 +5,8 @@
 //! the number of the first input: a failure prints the number. `make fuzz` has libFuzzer choose the
 //! inputs instead.
 //!
-//! The samples are those of the target and those of `ctests/fuzz/corpus`, which libFuzzer found.
+//! The samples are those of the target and those of `ctests/fuzz/corpus`, which libFuzzer found:
+//! an archive for each target (`ctests/fuzz/archive`).
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -75,23 +76,36 @@ pub fn each(name: &str, few: u64, samples: &[&[u8]], mut target: impl FnMut(&[u8
     println!("{name}: {} executions", tried.0 - from);
 }
 
-/// The inputs in the tree that reach more of the target than its samples, each in a file.
+/// The inputs in the tree that reach more of the target than its samples.
 fn corpus(name: &str) -> Vec<Vec<u8>> {
     // Three packages include this file, and lie at different depths.
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
+    let archive = Path::new(env!("CARGO_MANIFEST_DIR"))
         .ancestors()
-        .map(|above| above.join("ctests/fuzz/corpus").join(name))
-        .find(|folder| folder.is_dir());
-    let mut files: Vec<_> = folder
-        .into_iter()
-        .flat_map(|folder| std::fs::read_dir(folder).unwrap())
-        .map(|file| file.unwrap().path())
-        .collect();
-    files.sort();
+        .map(|above| {
+            above
+                .join("ctests/fuzz/corpus")
+                .join(name)
+                .with_extension("tar")
+        })
+        .find(|archive| archive.is_file());
+    archive.map_or(Vec::new(), |archive| {
+        files(&std::fs::read(archive).unwrap())
+    })
+}
+
+/// The contents of the files of a tar archive: each follows a block with its name and, in octal, its
+/// length, and fills whole blocks. An empty block is the end.
+fn files(archive: &[u8]) -> Vec<Vec<u8>> {
+    const BLOCK: usize = 512;
+    let (mut rest, mut files) = (archive, Vec::new());
+    while rest[0] != 0 {
+        let (header, content) = rest.split_at(BLOCK);
+        let length = str::from_utf8(&header[124..135]).unwrap();
+        let length = usize::from_str_radix(length, 8).unwrap();
+        files.push(content[..length].to_vec());
+        rest = &content[length.next_multiple_of(BLOCK)..];
+    }
     files
-        .iter()
-        .map(|file| std::fs::read(file).unwrap())
-        .collect()
 }
 
 /// A sample with up to eight changes.

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""docs.py links|columns|messages|tests FILE...: looks for mistakes in documents and prints each with its place.
+"""docs.py links|columns|messages|tests|paths|crates FILE...: looks for mistakes in documents and prints each with its place.
 The exit status is 1 if there is one.
 
 links: a relative link of Markdown leads to a file that exists, and its anchor to a heading of that
@@ -9,10 +9,14 @@ messages: each message that a table quotes below "the line says" or "line" is in
 source. "..." stands for any words, RDMAMR_X for each setting, y for each value.
 tests: each test that the last column of a table names in code is a suite of ctests/manifest or a unit
 test; words in quotes behind a suite are in one of the suite's files.
+paths: a path of the tree that stands in code leads to a file or folder. NAME stands for any.
+crates: the tables below "crate" name the crates of the library's packages, those of its tests included, and
+then those of tool/Cargo.toml with the packages that it shares with the library, and no others.
 columns: prose of Markdown has at most 100 columns. Tables and code do not count.
 """
 import re
 import sys
+import tomllib
 from pathlib import Path
 
 
@@ -112,8 +116,46 @@ def tests(path):
                 yield f"{path}:{number}: {name} does not say: {words}"
 
 
+def paths(path):
+    for number, line, code in lines(path):
+        for named in () if code else re.findall(r"`((?:src|tool|ctests|docs|bench|vm|packaging|include|man|examples)/[\w./-]*)`", line):
+            if "NAME" not in named and not Path(named).exists():
+                yield f"{path}:{number}: no such file: {named}"
+
+
+def dependencies(file, tests):
+    """The crates that a package names, and the folders of the packages of this tree that it names."""
+    package = tomllib.loads(file.read_text())
+    tables = [package, *package.get("target", {}).values()]
+    named = {}
+    for kind in ("dependencies", "dev-dependencies") if tests else ("dependencies",):
+        for table in tables:
+            named |= table.get(kind, {})
+    folder = lambda value: value.get("path") if isinstance(value, dict) else None
+    inside = {str((file.parent / folder(value)).resolve().relative_to(Path.cwd())) for value in named.values() if folder(value)}
+    return {name for name, value in named.items() if not folder(value)}, inside
+
+
+def crates(path):
+    tool = Path("tool/Cargo.toml")
+    library = [file for file in [Path("Cargo.toml"), *Path("src").rglob("Cargo.toml"), tool]]
+    of_library = set().union(*(dependencies(file, True)[0] - (dependencies(file, False)[0] if file == tool else set()) for file in library))
+    of_tool = set().union(*dependencies(tool, False))
+    tables = re.findall(r"^\| crate \| role \|\n.*\n((?:\|.*\n)+)", path.read_text(), re.M)
+    if len(tables) != 2:
+        yield f"{path}: two tables of crates, not {len(tables)}"
+        return
+    for table, wanted in zip(tables, (of_library, of_tool)):
+        found = set()
+        for row in table.splitlines():
+            first, _, role = row[1:].partition(" | ")
+            found |= set(re.findall(r"`([\w-]+)`", first)) | (set(re.findall(r"`(src/[\w/]+)`", role)) if wanted is of_tool else set())
+        for name in sorted(found ^ wanted):
+            yield f"{path}: {name} {'is in no Cargo.toml' if name in found else 'is in no table of crates'}"
+
+
 def main(arguments):
-    checks = {"links": links, "columns": columns, "messages": messages, "tests": tests}
+    checks = {"links": links, "columns": columns, "messages": messages, "tests": tests, "paths": paths, "crates": crates}
     if len(arguments) < 2 or arguments[0] not in checks:
         print(__doc__, end="", file=sys.stderr)
         return 2

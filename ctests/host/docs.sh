@@ -56,9 +56,18 @@ END
 check "a message that the library has not is found" [ "$(ctests/host/docs.py messages "$work/says.md" | wc -l)" = 1 ]
 check "the messages that are explained are the library's" ctests/host/docs.py messages docs/troubleshooting.md
 
-grep -v '^| the clock' docs/faults.md | sed 's/ [0-9]* ok | `gone`/ FAILED | `gone`/' >"$work/faults.md"
+sed -e 's/^| `bitflags` .*/| `no-such-crate` | none |/' -e 's/`ratatui`/`libc`/' CONTRIBUTING.md >"$work/crates.md"
+check "a crate that a table lacks is found, and one that nothing needs" [ "$(ctests/host/docs.py crates "$work/crates.md" | wc -l)" = 3 ]
+check "the tables of crates are those of each Cargo.toml" ctests/host/docs.py crates CONTRIBUTING.md
+
+mapfile -t present < <(tree_files | grep '\.md$' | grep -v '^CHANGELOG')
+printf 'The rules are in `src/nowhere/rules.rs`, `src/call/` and `src/call/nothing.rs`.\n' >"$work/paths.md"
+check "a path that leads nowhere is found" [ "$(ctests/host/docs.py paths "$work/paths.md" | wc -l)" = 2 ]
+check "the paths that documents name are in the tree: ${#present[@]} documents" ctests/host/docs.py paths "${present[@]}"
+
+grep -v '^| the clock' docs/results/faults.md | sed 's/ [0-9]* ok | `gone`/ FAILED | `gone`/' >"$work/faults.md"
 check "a fault that is not there, or not withstood, is found" [ "$(python3 -B ctests/faults/page.py check "$work/faults.md" | wc -l)" = 3 ]
-check "docs/faults.md has each fault, withstood, and its suite" python3 -B ctests/faults/page.py check
+check "docs/results/faults.md has each fault, withstood, and its suite" python3 -B ctests/faults/page.py check
 cat >"$work/tests.md" <<-END
 	| what | what happens | tests |
 	| --- | --- | --- |
@@ -92,14 +101,18 @@ else
 fi
 
 # A copy, in which a figure is another.
-mkdir -p "$work/copy/bench" "$work/copy/docs"
-cp README.md Makefile "$work/copy"
-cp docs/*.md docs/figures.tsv "$work/copy/docs"
+mkdir -p "$work/copy/bench"
+cp -r README.md Makefile docs "$work/copy"
 cp bench/figures "$work/copy/bench"
 check "the copy's figures are right" "$work/copy/bench/figures" check
-sed -i '0,/-->\([0-9.]*\) us<!/s//-->9\1 us<!/' "$work/copy/README.md"
+sed -i -e '/^| a message to 512 B/s/| \([0-9.]* us\)/| 9\1/' -e 's/^| the same region again/| the same region/' "$work/copy/README.md"
+sed -i '0,/-->\([0-9.]*\) us<!/s//-->9\1 us<!/' "$work/copy/docs/results/figures.md"
 echo "It takes 5 ms." >>"$work/copy/docs/use.md"
-check "a figure that differs is found, and one without a source" \
-	[ "$("$work/copy/bench/figures" check | grep -cE '^README.md:.* here$|^docs/use.md:.* has no source$')" = 2 ]
-check "figures are those of docs/figures.tsv (if not: bench/figures write)" bench/figures check
+wrong() { "$work/copy/bench/figures" check | grep -cE "$1"; }
+check "a figure that differs is found in README and in docs/" [ "$(wrong '^(README|docs/results/figures).md:.* in docs/results/figures.tsv, and .* here$')" = 2 ]
+check "a row of README without a name of a figure is found, and the name without a row" [ "$(wrong '^README.md:.*: no row and no figures of this name')" = 2 ]
+check "a figure without a source is found" [ "$(wrong '^docs/use.md:.* has no source$')" = 1 ]
+"$work/copy/bench/figures" write >/dev/null
+check "a figure that differs is written anew" [ "$(wrong 'in docs/results/figures.tsv, and .* here$')" = 0 ]
+check "figures are those of docs/results/figures.tsv (if not: bench/figures write)" bench/figures check
 tap_done

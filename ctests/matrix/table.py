@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""table.py write RESULTS PAGE: writes docs/matrix.md, the PAGE, from what "make matrix" left in
+"""table.py write RESULTS PAGE: writes docs/results/matrix.md, the PAGE, from what "make matrix" left in
 RESULTS; false if a suite failed, or if a case was skipped for a reason that ctests/matrix/reasons
 does not explain.
 

@@ -5,7 +5,7 @@
 # Programs that others wrote behave the same with the library in front, and it makes all their
 # registrations. Each runs server and client on this machine, first without the library, then with
 # it on both sides. ADDRESS is the IP address of DEVICE, GID_INDEX the RoCE GID that goes with it.
-# With TABLE, docs/programs.md, each runs with the cache too (RDMAMR_CACHE=all), and what the table
+# With TABLE, docs/results/programs.md, each runs with the cache too (RDMAMR_CACHE=all), and what the table
 # says of its registrations is compared. If $CHECK_WALL is set ("make wall"), rows and traces for
 # that table go to $VM_OUT instead. Prints TAP.
 set -u

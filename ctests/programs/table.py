@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""table.py FOLDER RDMAMR PAGE: writes docs/programs.md, the PAGE, from what "make wall" left in
+"""table.py FOLDER RDMAMR PAGE: writes docs/results/programs.md, the PAGE, from what "make wall" left in
 FOLDER: the lines of `rows` (name|registrations|hits) and the traces NAME.with.trace and
 NAME.pool.trace; for the tree of Debian sid `rows.sid`, and `versions`, or else the PAGE keeps that
 part.

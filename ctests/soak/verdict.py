@@ -1,7 +1,7 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """verdict.py FOLDER PAGE: judges what run.py left in FOLDER, prints the verdict, and writes PAGE,
-docs/soak.md. The exit status is 1 if something grows, a program failed or data was wrong.
+docs/results/soak.md. The exit status is 1 if something grows, a program failed or data was wrong.
 
 A column grows if its median over the last third of the run exceeds that over the first third by
 more than SLACK, and its values rise (Mann and Kendall's test, z above RISES). Warm-up, a tenth of

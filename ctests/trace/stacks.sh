@@ -118,29 +118,50 @@ else
 	is "its functions are named, beyond those of cgo" "main.send main.phase main.main" go \
 		'" ".join(name for name in names(stacks[0]).split() if name in ("main.send", "main.phase", "main.main"))'
 fi
-known_python() { python3 -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11) or sys.implementation.name != "cpython")'; }
-if ! known_python; then
-	skip "the lines of a program in Python" "it needs CPython 3.11, and this is $(python3 --version)"
-else
-	RDMAMR_TRACE="$work/python" LD_PRELOAD="$library $work/libstacks.so" timeout 500 python3 "$here/stacks.py" \
-		"$work/libstacks.so" >python.said 2>&1
+# Each CPython from 3.7 on that this machine has: VERSION, whether it exports its dump of a stack, EXECUTABLE.
+pythons() {
+	local python
+	for python in python3 /usr/bin/python3 python3.{7..20} "${PYENV_ROOT:-$HOME/.pyenv}"/versions/3.*/bin/python3; do
+		"$python" -c 'import ctypes, os, sys
+dumps = any(hasattr(ctypes.pythonapi, name) for name in ("PyUnstable_DumpTraceback", "_Py_DumpTraceback"))
+if sys.implementation.name == "cpython" and sys.version_info >= (3, 7):
+    print("%d.%d" % sys.version_info[:2], "dumps" if dumps else "silent", os.path.realpath(sys.executable))' 2>/dev/null
+	done | sort -u -V
+}
+line() { grep -n "# $1\$" "$here/stacks.py" | cut -d: -f1; }
+in_python() { # VERSION EXECUTABLE
+	local version=$1
+	rm -f "python$version"
+	RDMAMR_LOG=warn RDMAMR_TRACE="$work/python$version" LD_PRELOAD="$library $work/libstacks.so" timeout 500 "$2" \
+		"$here/stacks.py" "$work/libstacks.so" >python.said 2>&1
 	status=$?
 	cat python.said
-	"$rdmamr" report --json python >python.json
-	same_program "a program in Python"
-	line() { grep -n "# $1\$" "$here/stacks.py" | cut -d: -f1; }
-	lines() { # NAME FUNCTION EXPECTED...
-		local name=$1 function=$2 expected
-		shift 2
-		expected=$(printf 'stacks.py:%s ' "$@")
-		is "$name" "${expected% }" python '" ".join(frame["source"].split("/")[-1] for stack in stacks for frame in stack if "stacks.py:" in (frame["source"] or "") and "'"$function"'" in names(stack))'
-	}
-	lines "Python's lines, of a thread that holds the interpreter's lock" holds_the_lock "$(line send)" "$(line holds)" "$(line main)"
+	"$rdmamr" report --json "python$version" >"python$version.json"
+	same_program "a program in Python $version"
+}
+lines() { # NAME FUNCTION EXPECTED...
+	local name=$1 function=$2 expected
+	shift 2
+	expected=$(printf 'stacks.py:%s ' "$@")
+	is "$name" "${expected% }" "python$version" '" ".join(frame["source"].split("/")[-1] for stack in stacks for frame in stack if "stacks.py:" in (frame["source"] or "") and "'"$function"'" in names(stack))'
+}
+mapfile -t found < <(pythons)
+[[ " ${found[*]} " == *" dumps "* ]] || skip "the lines of a program in Python" "no CPython of this machine exports its dump of a stack"
+for one in "${found[@]}"; do
+	read -r version dumps executable <<<"$one"
+	in_python "$version" "$executable"
+	if [ "$dumps" = silent ]; then
+		is "Python $version does not export its dump: no frame is of Python" False "python$version" \
+			'any("stacks.py" in (frame["source"] or "") for stack in stacks for frame in stack)'
+		check "and the library says so, once" [ "$(grep -c "^rdmamr: .*call stacks have no frames of Python" python.said)" = 1 ]
+		continue
+	fi
+	lines "Python $version: the lines of a thread that holds the interpreter's lock" holds_the_lock "$(line send)" "$(line holds)" "$(line main)"
 	lines "and of one that has released it" has_released_it "$(line send)" "$(line released)" "$(line main)"
 	lines "and of functions with other letters" größe "$(line größe)" "$(line größe)" "$(line main)"
-	"$rdmamr" report --text python >text
-	check "the text shows Python's lines" grep -q "< Ring.send stacks.py:$(line send) < holds_the_lock stacks.py:$(line holds) < <module> stacks.py:$(line main)" <(tr -s '\n ' ' ' <text)
-	is "Python's frames stand where the interpreter's would" "library_call Ring.send holds_the_lock <module>" python \
+	"$rdmamr" report --text "python$version" >text
+	check "the text shows Python's lines" grep -q "< send stacks.py:$(line send) < holds_the_lock stacks.py:$(line holds) < <module> stacks.py:$(line main)" <(tr -s '\n ' ' ' <text)
+	is "Python's frames stand where the interpreter's would" "library_call send holds_the_lock <module>" "python$version" \
 		'" ".join(name for stack in stacks if "holds_the_lock" in names(stack) for name in names(stack).split() if not name.startswith(("register_wrapper", "ffi_", "?", "_c", "Py")))'
-fi
+done
 tap_done

@@ -12,23 +12,11 @@
 
 #![cfg_attr(test, allow(dead_code, reason = "unit tests stand in for nothing"))]
 
-use super::memory::{around, call_next};
+use super::forward::{around, call_next, next};
 use super::ret;
 use crate::dispatch::changes::{self, Frame};
-use crate::sys::symbols::{self, Function, Scope};
 use core::ffi::{c_int, c_uint, c_ulong, c_void};
 
-macro_rules! next {
-    ($( $name:ident = $symbol:literal: $type:ty; )*) => {
-        $( static $name: Function<$type> =
-            // SAFETY: the signature is that of the manual page.
-            unsafe { Function::new() }; )*
-        /// Looks up the next functions.
-        pub fn find_all() {
-            $( $name.set(symbols::find(Scope::Next, $symbol, None)); )*
-        }
-    };
-}
 next! {
     CLOSE = c"close": unsafe extern "C" fn(c_int) -> c_int;
     CLOSEFROM = c"closefrom": unsafe extern "C" fn(c_int);

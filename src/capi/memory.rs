@@ -15,6 +15,7 @@
 
 #![cfg_attr(test, allow(dead_code, reason = "unit tests stand in for nothing"))]
 
+use super::forward::{around, call_next, next};
 use super::ret;
 use crate::dispatch::changes::{self, Changing, Frame, Unreported};
 use crate::sys::memory;
@@ -26,36 +27,24 @@ use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 type Address = *mut c_void;
 
-/// Declares the next functions, and `find_all`, which looks up all of them.
-macro_rules! next {
-    ($( $name:ident = $symbol:literal: fn($($arg:ty),*) -> $ret:ty; )*) => {
-        $( static $name: Function<unsafe extern "C" fn($($arg),*) -> $ret> =
-            // SAFETY: the signature is that of the manual page.
-            unsafe { Function::new() }; )*
-        fn find_all() {
-            $( $name.set(symbols::find(Scope::Next, $symbol, None)); )*
-            MREMAP.set(symbols::find(Scope::Next, c"mremap", None));
-            find_realloc();
-        }
-    };
-}
 next! {
-    MUNMAP = c"munmap": fn(Address, usize) -> c_int;
-    MMAP = c"mmap": fn(Address, usize, c_int, c_int, c_int, libc::off_t) -> Address;
-    MMAP64 = c"mmap64": fn(Address, usize, c_int, c_int, c_int, libc::off64_t) -> Address;
-    MADVISE = c"madvise": fn(Address, usize, c_int) -> c_int;
+    MUNMAP = c"munmap": unsafe extern "C" fn(Address, usize) -> c_int;
+    MMAP = c"mmap":
+        unsafe extern "C" fn(Address, usize, c_int, c_int, c_int, libc::off_t) -> Address;
+    MMAP64 = c"mmap64":
+        unsafe extern "C" fn(Address, usize, c_int, c_int, c_int, libc::off64_t) -> Address;
+    // Variadic here as in C, since some ABIs pass variadic arguments differently.
+    MREMAP = c"mremap": unsafe extern "C" fn(Address, usize, usize, c_int, ...) -> Address;
+    MADVISE = c"madvise": unsafe extern "C" fn(Address, usize, c_int) -> c_int;
     PROCESS_MADVISE = c"process_madvise":
-        fn(c_int, *const libc::iovec, usize, c_int, c_uint) -> isize;
-    MPROTECT = c"mprotect": fn(Address, usize, c_int) -> c_int;
-    PKEY_MPROTECT = c"pkey_mprotect": fn(Address, usize, c_int, c_int) -> c_int;
-    BRK = c"brk": fn(Address) -> c_int;
-    SBRK = c"sbrk": fn(isize) -> Address;
-    SHMAT = c"shmat": fn(c_int, *const c_void, c_int) -> Address;
+        unsafe extern "C" fn(c_int, *const libc::iovec, usize, c_int, c_uint) -> isize;
+    MPROTECT = c"mprotect": unsafe extern "C" fn(Address, usize, c_int) -> c_int;
+    PKEY_MPROTECT = c"pkey_mprotect":
+        unsafe extern "C" fn(Address, usize, c_int, c_int) -> c_int;
+    BRK = c"brk": unsafe extern "C" fn(Address) -> c_int;
+    SBRK = c"sbrk": unsafe extern "C" fn(isize) -> Address;
+    SHMAT = c"shmat": unsafe extern "C" fn(c_int, *const c_void, c_int) -> Address;
 }
-/// Variadic here as in C, since some ABIs pass variadic arguments differently.
-static MREMAP: Function<unsafe extern "C" fn(Address, usize, usize, c_int, ...) -> Address> =
-    // SAFETY: the signature is that of mremap(2).
-    unsafe { Function::new() };
 
 unsafe extern "C" {
     /// glibc's internal name for sbrk. Other C libraries do not have this name.
@@ -78,35 +67,10 @@ fn find_realloc() {
     REALLOC.set(next);
 }
 
-/// Calls the next function if it is known, else makes the system call with the same arguments.
-macro_rules! call_next {
-    ($next:ident($($arg:expr),*), $number:ident) => {
-        match $next.get() {
-            // SAFETY: same contract: the arguments are the caller's, unchanged.
-            Some(next) => unsafe { next($($arg),*) },
-            // SAFETY: same contract: the arguments are the caller's, unchanged.
-            None => (unsafe { libc::syscall(libc::$number, $($arg),*) }) as _,
-        }
-    };
-}
-pub(super) use call_next;
-
-/// Calls the next function between two reports to the cache, one before and one after the call. The
-/// next function is called exactly once, whether or not a report fails.
-#[inline(always)]
-pub(super) fn around<C, R>(
-    before: impl FnOnce() -> C,
-    call: impl FnOnce() -> R,
-    after: impl FnOnce(C, &R),
-) -> R {
-    let changing = ret::always(None, || Some(before()));
-    let result = call();
-    ret::always((), || {
-        if let Some(changing) = changing {
-            after(changing, &result);
-        }
-    });
-    result
+/// Looks up the next functions.
+pub fn find_all() {
+    find_next();
+    find_realloc();
 }
 
 /// Calls the next function. `changing` reports the change that the call makes; the change is over
@@ -624,16 +588,3 @@ fn segment_size(id: c_int) -> usize {
     // SAFETY: shmctl returned 0, so it has filled the structure.
     unsafe { about.assume_init() }.shm_segsz
 }
-
-/// Looks up the next functions when the library is loaded.
-unsafe extern "C" fn load() {
-    find_all();
-    super::descriptors::find_all();
-    super::tasks::find_all();
-    super::migration::find_all();
-}
-
-#[cfg(not(test))]
-#[used]
-#[unsafe(link_section = ".init_array")]
-static LOAD: unsafe extern "C" fn() = load;

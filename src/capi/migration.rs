@@ -12,24 +12,12 @@
 
 #![cfg_attr(test, allow(dead_code, reason = "unit tests stand in for nothing"))]
 
-use super::memory::{around, call_next};
+use super::forward::{around, call_next, next};
 use crate::dispatch::changes::{self, Frame};
 use crate::sys::memory;
 use crate::sys::pages::page_size;
-use crate::sys::symbols::{self, Function, Scope};
 use core::ffi::{c_int, c_long, c_uint, c_ulong, c_void};
 
-macro_rules! next {
-    ($( $name:ident = $symbol:literal: $type:ty; )*) => {
-        $( static $name: Function<$type> =
-            // SAFETY: the signature is that of the manual page.
-            unsafe { Function::new() }; )*
-        /// Looks up the next functions.
-        pub fn find_all() {
-            $( $name.set(symbols::find(Scope::Next, $symbol, None)); )*
-        }
-    };
-}
 type Nodes = *const c_ulong;
 type Mbind = unsafe extern "C" fn(*mut c_void, c_ulong, c_int, Nodes, c_ulong, c_uint) -> c_long;
 type MovePages = unsafe extern "C" fn(

@@ -8,6 +8,8 @@
 mod descriptors;
 mod export;
 mod fabric;
+mod forward;
+mod load;
 mod memory;
 mod migration;
 mod rdmamr;

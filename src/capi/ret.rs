@@ -12,7 +12,7 @@ use crate::config::disable_for_good;
 use crate::dispatch;
 use crate::fabric::errors::{self, Failure};
 use crate::mr::explain::{self, Reason, Subject};
-use crate::mr::{Error, Registered};
+use crate::mr::{Error, PANICKED, Registered};
 use crate::report::log::{self, Level};
 use crate::report::stats::{self, Counter};
 use core::cell::Cell;
@@ -166,10 +166,7 @@ fn guard<T>(body: impl FnOnce() -> T) -> Result<T, Error> {
 fn panicked() -> Error {
     disable_for_good();
     dispatch::distrust_cache();
-    log::line(
-        Level::Error,
-        format_args!("the library has failed in itself; from now on it forwards everything"),
-    );
+    log::line(Level::Error, format_args!("{PANICKED}"));
     Error::Panic
 }
 

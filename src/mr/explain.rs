@@ -6,7 +6,7 @@
 //! buffers on the stack.
 
 use super::access::Access;
-use super::outcome::Error;
+use super::outcome::{Error, PANICKED};
 use super::request::Request;
 use crate::abi::libfabric;
 use crate::report::text::Text;
@@ -123,7 +123,7 @@ impl Reason {
             Error::Gone => write!(out, ": the region is deregistered already"),
             Error::Memory => write!(out, ": no memory for the region's object"),
             Error::NoNext(symbol) => write!(out, ": no loaded libibverbs has {symbol}"),
-            Error::Panic => write!(out, ": librdmamr itself failed; it now forwards everything"),
+            Error::Panic => write!(out, ": {PANICKED}"),
             Error::Fork(_) => {
                 write!(
                     out,

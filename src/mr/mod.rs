@@ -30,7 +30,7 @@ pub use fork::init as fork_init;
 pub use forwarded::{plain_memory, reg_dmabuf_mr, reg_other_memory};
 pub use lifetime::{close_device, dealloc_pd};
 pub use object::{Mr, Object};
-pub use outcome::{Error, How, Registered};
+pub use outcome::{Error, How, PANICKED, Registered};
 pub use register::{register, register_rarely};
 pub use request::{Request, Reregistration};
 pub use rereg::{CHANGED_BUT_NOT_FOR_CHILDREN, move_region, rereg};

@@ -78,6 +78,9 @@ pub enum Error {
     Panic,
 }
 
+/// What a panic means, for people. It stands in docs/troubleshooting.md.
+pub const PANICKED: &str = "librdmamr itself failed; it now forwards everything";
+
 impl Error {
     /// The errno for C.
     pub fn errno(self) -> i32 {

@@ -65,7 +65,7 @@ impl Direct {
     #[inline(always)]
     pub fn find(pd: Pd, request: &Request) -> Result<Direct, &'static str> {
         if disabled() {
-            return Err("RDMAMR_DISABLE=1, or the library has failed in itself");
+            return Err("RDMAMR_DISABLE=1, or librdmamr itself failed");
         }
         // SAFETY: the context of a live protection domain stays open as long as the domain exists.
         let context = unsafe { Context::from_c(pd.context()) }.ok_or("the domain has no device")?;

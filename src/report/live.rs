@@ -20,8 +20,8 @@ use errno::{errno, set_errno};
 use libc::syscall;
 use once_cell::race::OnceBox;
 use rdmamr_live_page::{
-    COUNTERS, DIRECTORY, Head, MAGIC, NAMES, NO_RANK, PARENTS, Page, TMPFS, VERSION, name,
-    parse_name, start_of,
+    DIRECTORY, Head, MAGIC, NAMES, NO_RANK, PARENTS, Page, TMPFS, VERSION, name, parse_name,
+    start_of,
 };
 use std::ffi::CString;
 
@@ -373,6 +373,3 @@ fn exists(pid: i32) -> bool {
     // SAFETY: signal 0 is none.
     unsafe { syscall(libc::SYS_kill, pid, 0) == 0 || errno().0 != libc::ESRCH }
 }
-
-/// The most names fit.
-const _: () = assert!(COUNTERS >= super::stats::FIELDS);

@@ -113,7 +113,9 @@ pub struct rdmamr_stats {
 }
 
 /// The number of fields of [`rdmamr_stats`]. All are `u64`.
-pub(super) const FIELDS: usize = size_of::<rdmamr_stats>() / size_of::<u64>();
+const FIELDS: usize = size_of::<rdmamr_stats>() / size_of::<u64>();
+/// The live page has room for as many names.
+const _: () = assert!(rdmamr_live_page::COUNTERS >= FIELDS);
 
 impl rdmamr_stats {
     /// Writes a JSON object that has the fields by name and in order.

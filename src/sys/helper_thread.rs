@@ -14,7 +14,7 @@
 //! credentials that the process had at their start if the process changes its user later (see
 //! docs/limits.md).
 
-use super::process::{FAR_AWAY, PAGE_SIZE};
+use super::pages::{FAR_AWAY, PAGE_SIZE};
 use super::{signals, thread};
 use core::ffi::{c_int, c_void};
 use core::ptr::{null_mut, with_exposed_provenance_mut};

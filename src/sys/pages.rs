@@ -4,6 +4,17 @@
 use core::num::NonZeroUsize;
 use once_cell::race::OnceNonZeroUsize;
 
+/// The address for our own mappings if the kernel has room there. It is far from the program's
+/// mappings, so that none of ours fills a hole that the program has just made.
+pub const FAR_AWAY: usize = 0x2d72_0000_0000;
+
+/// The largest page size that a kernel of this architecture may have.
+pub const PAGE_SIZE: usize = if cfg!(target_arch = "aarch64") {
+    65536
+} else {
+    4096
+};
+
 /// The size of a page in bytes. The kernel is asked once.
 #[inline(always)]
 pub fn page_size() -> u64 {

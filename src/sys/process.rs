@@ -9,25 +9,10 @@
 //! fork.
 
 use super::aside;
+pub use super::pages::{FAR_AWAY, PAGE_SIZE};
+pub use super::thread::process_id as id;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, Ordering::*};
-
-/// The address for our own mappings if the kernel has room there. It is far from the program's
-/// mappings, so that none of ours fills a hole that the program has just made.
-pub const FAR_AWAY: usize = 0x2d72_0000_0000;
-
-/// The largest page size that a kernel of this architecture may have.
-pub const PAGE_SIZE: usize = if cfg!(target_arch = "aarch64") {
-    65536
-} else {
-    4096
-};
-
-/// The process's number, by the system call itself.
-pub fn id() -> u32 {
-    // SAFETY: getpid takes no arguments.
-    (unsafe { libc::syscall(libc::SYS_getpid) }) as u32
-}
 
 /// A value of each process, as a static. The static fills a page of .bss. A mapping made when
 /// needed could fill a hole that the program has just made, and change what a later call finds

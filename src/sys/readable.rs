@@ -13,7 +13,6 @@ const PAGE: u64 = 4096;
 /// Reads words, and asks the kernel about each page that it has not just read from.
 pub struct Reader {
     page: u64,
-    trusts: bool,
     /// How often the kernel was asked.
     pub asked: u32,
 }
@@ -21,11 +20,7 @@ pub struct Reader {
 impl Reader {
     /// A reader that knows of no page.
     pub const fn new() -> Reader {
-        Reader {
-            page: 0,
-            trusts: false,
-            asked: 0,
-        }
+        Reader { page: 0, asked: 0 }
     }
 
     /// A reader that knows the page of a value, such as one on the stack.
@@ -37,18 +32,6 @@ impl Reader {
         }
     }
 
-    /// A reader that asks the kernel about nothing.
-    ///
-    /// # Safety
-    /// Each address that it is given is readable, or lies in the first page.
-    pub const unsafe fn trusting() -> Reader {
-        Reader {
-            page: 0,
-            trusts: true,
-            asked: 0,
-        }
-    }
-
     /// The word at an address. `None` if it is not aligned, or not readable.
     #[inline(always)]
     pub fn word(&mut self, address: u64) -> Option<u64> {
@@ -57,17 +40,14 @@ impl Reader {
             return None;
         }
         if page != self.page {
-            if !self.trusts {
-                self.asked += 1;
-            }
-            if page == 0 || !(self.trusts || is_readable(page)) {
+            self.asked += 1;
+            if page == 0 || !is_readable(page) {
                 return None;
             }
             self.page = page;
         }
-        // SAFETY: the page is readable. It is memory of this thread's own stack, or of an object
-        // that this thread keeps alive, so no other thread unmaps it meanwhile; volatile, since the
-        // program knows nothing of this read.
+        // SAFETY: the page is readable. It is memory of this thread's own stack, so no other thread
+        // unmaps it meanwhile; volatile, since the program knows nothing of this read.
         Some(unsafe { with_exposed_provenance::<u64>(address as usize).read_volatile() })
     }
 }

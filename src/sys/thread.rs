@@ -5,7 +5,7 @@
 //! constructor of another library, in a signal handler, after the thread's own destructors have
 //! run.
 
-use super::{proc, process};
+use super::proc;
 use core::cell::Cell;
 use core::ffi::c_int;
 use core::mem::MaybeUninit;
@@ -103,10 +103,16 @@ pub fn id_by_kernel() -> u32 {
     (unsafe { libc::syscall(libc::SYS_gettid) }) as u32
 }
 
+/// The process's number, by the system call itself.
+pub fn process_id() -> u32 {
+    // SAFETY: getpid takes no arguments.
+    (unsafe { libc::syscall(libc::SYS_getpid) }) as u32
+}
+
 /// The memory of the stack that the calling thread began with: the kernel's for the first thread,
 /// the C library's for others. `None` if it is not known.
 pub fn own_stack() -> Option<Range<usize>> {
-    if id_by_kernel() == process::id() {
+    if id_by_kernel() == process_id() {
         const MOST: u64 = 8 << 20;
         // SAFETY: getauxval has no preconditions. The kernel put these bytes at the stack's top.
         let top = unsafe { libc::getauxval(libc::AT_RANDOM) } as usize;

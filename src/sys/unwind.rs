@@ -7,10 +7,14 @@
 //! can keep it; with known rules a step is three loads. Only x86-64 is known here.
 
 mod cfi;
+mod rule;
+
+pub use rule::Rule;
 
 use super::loaded_files::LoadedFile;
 use super::readable::Reader;
 use core::ops::Range;
+use rule::way;
 
 /// The registers that the steps need.
 #[derive(Clone, Copy, Debug)]
@@ -22,74 +26,6 @@ pub struct Registers {
     exact: bool,
     /// A frame without a description has been left.
     off_chain: bool,
-}
-
-/// How to get from a frame to its caller's, for one address of code. Never 0.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Rule(u64);
-
-/// The ways of [`Rule`]; the numbers' order has no meaning.
-mod way {
-    /// No frame is outside of this one.
-    pub const END: u64 = 1;
-    /// The frame ends at the stack pointer, or the frame pointer, and so many bytes.
-    pub const BY_SP: u64 = 2;
-    pub const BY_BP: u64 = 3;
-    /// Its end is in memory, below the frame pointer: the function has aligned its frame.
-    pub const ALIGNED: u64 = 4;
-    /// The kernel has put the registers of what a signal interrupted onto the stack.
-    pub const SIGNAL: u64 = 5;
-    /// The code has no description.
-    pub const POINTERS: u64 = 6;
-}
-
-impl Rule {
-    /// The outermost frame.
-    pub const END: Rule = Rule(way::END);
-    const SIGNAL: Rule = Rule(way::SIGNAL);
-    /// A frame of code that nothing describes.
-    pub const POINTERS: Rule = Rule(way::POINTERS);
-    const BITS: u32 = 30;
-    const MASK: u64 = (1 << Rule::BITS) - 1;
-    /// Stands for a frame pointer that the function does not keep.
-    const LOST: i64 = 1;
-
-    /// `None` if a number is too large.
-    fn new(way: u64, end: i64, bp: i64) -> Option<Rule> {
-        let pack = |number: i64| {
-            let packed = number as u64 & Rule::MASK;
-            (unpack(packed) == number).then_some(packed)
-        };
-        Some(Rule(way | pack(end)? << 4 | pack(bp)? << (4 + Rule::BITS)))
-    }
-
-    /// The rule that [`Rule::number`] gave.
-    pub fn of(number: u64) -> Option<Rule> {
-        (number != 0).then_some(Rule(number))
-    }
-
-    /// A number to keep. Never 0.
-    pub fn number(self) -> u64 {
-        self.0
-    }
-
-    fn end(self) -> u64 {
-        unpack(self.0 >> 4 & Rule::MASK) as u64
-    }
-
-    /// Where the caller's frame pointer is, from the end of the frame; 0: in its register.
-    fn bp(self) -> i64 {
-        unpack(self.0 >> (4 + Rule::BITS))
-    }
-
-    /// Whether the frame outside of this one was interrupted by a signal.
-    pub fn is_signal(self) -> bool {
-        self == Rule::SIGNAL
-    }
-}
-
-fn unpack(packed: u64) -> i64 {
-    (packed << (64 - Rule::BITS)) as i64 >> (64 - Rule::BITS)
 }
 
 impl Registers {
@@ -142,7 +78,7 @@ impl Registers {
         memory: &mut Reader,
         is_code: impl Fn(u64) -> bool,
     ) -> Option<Registers> {
-        let way = rule.0 & 15;
+        let way = rule.way();
         // Nearly all.
         let end = if way == way::BY_SP {
             self.sp.wrapping_add(rule.end())

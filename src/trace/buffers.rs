@@ -4,11 +4,11 @@
 //! finds that one in use. No thread waits. If all buffers are in use, the call is not recorded,
 //! only counted.
 
-use super::format::{Call, Header};
 use crate::sys::thread;
 use core::cell::UnsafeCell;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
+use rdmamr_trace_format::{Call, Header};
 use std::alloc::{Layout, alloc_zeroed};
 
 /// The number of buffers. More threads than that share them.

@@ -5,7 +5,6 @@
 //! block is one write() to the end, so that the blocks of several processes do not mix.
 
 use super::buffers::Block;
-use super::format::{Header, NO_RANK, Start, kind};
 use super::{modules, place};
 use crate::config::config;
 use crate::report::log;
@@ -14,6 +13,7 @@ use crate::sys::{clock, thread};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
 use errno::Errno;
 use once_cell::race::OnceBox;
+use rdmamr_trace_format::{Header, NO_RANK, Start, kind};
 use std::ffi::{CStr, CString};
 
 /// The most reasons in a trace; later failures have none. Reasons are long, and a program that

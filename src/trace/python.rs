@@ -1,305 +1,199 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The frames of Python of this thread: file, line and function.
+//! The frames of Python of this thread: file, line and function, as CPython's own dump of a stack
+//! writes them, which its module faulthandler uses.
 //!
-//! They are read where the interpreter keeps them, not asked for by its functions: those need the
-//! interpreter's lock (the GIL), which a thread inside a C function often has given up, and which
-//! this library must not wait for, since its owner may be waiting for a mutex that this thread
-//! holds. Without that lock a thread's own frames stay as they are, since only the thread itself
-//! changes them. Their layout does not change within a version of Python; [`LAYOUTS`] has those
-//! that are known. The first walk checks each address, and that what should be code is of that
-//! type. If it is not, no frame is read in this process.
+//! The dump takes no lock, the interpreter's (the GIL) included, and allocates nothing. So it also
+//! serves a thread that has released the GIL: only the thread itself changes its frames. CPython 3.6
+//! to 3.8, 3.11 and 3.12 export it, and later than 3.14 under another name; 3.9, 3.10, 3.13 and
+//! 3.14 keep it to themselves. It writes to a descriptor, some ten times for each frame.
 
-use crate::sys::readable::Reader;
-use crate::sys::symbols::{Scope, find};
+use crate::report::log::{self, Level};
+use crate::sys::symbols::{Function, Scope, find};
+use crate::sys::thread;
+use core::ffi::{CStr, c_int};
 use core::fmt::Write;
 use core::num::NonZeroUsize;
-use core::ptr::with_exposed_provenance;
-use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
+use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use libc::syscall;
 
 /// The most frames; the outermost are left out.
 const MOST: usize = 32;
-/// The most characters of a name.
-const LONGEST: u64 = 1024;
-/// The most bytes of a table of lines.
-const LARGEST: u64 = 1 << 16;
-
-/// Where the fields lie in a version of Python, in bytes.
-struct Layout {
-    /// The version's first two numbers, as in `Py_Version`.
-    version: u32,
-    /// From the state of a thread to its frame: the fields that lead there.
-    to_frame: &'static [u64],
-    frame: Fields,
-    code: CodeFields,
-    /// From a string to its characters: if all are ASCII, and otherwise.
-    ascii: u64,
-    characters: u64,
-}
-
-struct Fields {
-    code: u64,
-    previous: u64,
-    instruction: u64,
-    /// The byte that says who owns the frame, and the values of frames that are none of Python.
-    owner: u64,
-    first_foreign_owner: u64,
-}
-
-struct CodeFields {
-    first_line: u64,
-    file: u64,
-    name: u64,
-    lines: u64,
-    instructions: u64,
-}
-
-const LAYOUTS: &[Layout] = &[Layout {
-    version: 0x030b,
-    to_frame: &[56, 8],
-    frame: Fields {
-        code: 32,
-        previous: 48,
-        instruction: 56,
-        owner: 69,
-        first_foreign_owner: 3,
-    },
-    code: CodeFields {
-        first_line: 72,
-        file: 112,
-        name: 128,
-        lines: 136,
-        instructions: 184,
-    },
-    ascii: 48,
-    characters: 72,
-}];
-
-/// Fields of all objects: their type; of strings and bytes: their length, and the bytes.
-const TYPE: u64 = 8;
-const LENGTH: u64 = 16;
-const STATE: u64 = 32;
-const BYTES: u64 = 32;
+/// As much of the text is read: with usual names more than that many frames.
+const TEXT: usize = 16 << 10;
 
 /// The interpreter of this process.
 pub struct Python {
-    layout: &'static Layout,
-    this_thread: extern "C" fn() -> usize,
-    is_ending: extern "C" fn() -> i32,
-    types: Types,
-    trust: AtomicU8,
+    this_thread: unsafe extern "C" fn() -> usize,
+    is_ending: unsafe extern "C" fn() -> c_int,
+    dump: unsafe extern "C" fn(c_int, usize),
 }
 
-struct Types {
-    code: u64,
-    string: u64,
-    bytes: u64,
-}
-
-/// Values of `Python::trust`.
-const NOT_TRIED: u8 = 0;
-const WORKS: u8 = 1;
-const DOES_NOT: u8 = 2;
-
-/// A frame: what tells it from any other, also if its code has been freed and other code has taken
-/// its place.
-#[derive(Clone, Copy)]
-pub struct Frame {
-    code: u64,
-    instruction: u64,
-    file: u64,
-    name: u64,
-    lines: u64,
-}
-
-impl Frame {
-    pub fn words(&self) -> [u64; 5] {
-        [
-            self.code,
-            self.instruction,
-            self.file,
-            self.name,
-            self.lines,
-        ]
-    }
+/// The function that has one of these names.
+///
+/// # Safety
+/// `F` is the type of each function that may have one of these names.
+unsafe fn function<F: Copy>(names: &[&CStr]) -> Option<F> {
+    // SAFETY: this function's contract.
+    let function = unsafe { Function::new() };
+    function.set(
+        names
+            .iter()
+            .find_map(|name| find(Scope::Program, name, None)),
+    );
+    function.get()
 }
 
 impl Python {
     /// Looks for the interpreter. Not where a fork or an interposed memory call can reach.
     pub fn find() -> Option<Python> {
-        let symbol = |name| find(Scope::Program, name, None).map(NonZeroUsize::get);
-        let version = with_exposed_provenance::<u32>(symbol(c"Py_Version")?);
-        // SAFETY: `Py_Version` is a constant of this type since Python 3.11, and was none before.
-        let version = unsafe { version.read() } >> 16;
-        let layout = LAYOUTS.iter().find(|layout| layout.version == version)?;
-        let this_thread = with_exposed_provenance::<()>(symbol(c"PyGILState_GetThisThreadState")?);
-        let is_ending = with_exposed_provenance::<()>(symbol(c"_Py_IsFinalizing")?);
+        // SAFETY: it takes nothing and returns a pointer, here a number.
+        let this_thread = unsafe { function(&[c"PyGILState_GetThisThreadState"]) }?;
+        // SAFETY: both names' functions take nothing and return an int.
+        let is_ending = unsafe { function(&[c"Py_IsFinalizing", c"_Py_IsFinalizing"]) }?;
+        // SAFETY: both names' functions take a descriptor and that pointer, and return nothing.
+        let dump = unsafe { function(&[c"PyUnstable_DumpTraceback", c"_Py_DumpTraceback"]) };
+        static SAID: AtomicBool = AtomicBool::new(false);
+        if dump.is_none() && !SAID.swap(true, Relaxed) {
+            log::line(
+                Level::Warn,
+                format_args!(
+                    "RDMAMR_TRACE: call stacks have no frames of Python: this version does not export its dump of a \
+                     stack (3.9, 3.10, 3.13 and 3.14 do not)"
+                ),
+            );
+        }
         Some(Python {
-            layout,
-            // SAFETY: the function takes nothing, returns a pointer, and needs no lock.
-            this_thread: unsafe {
-                core::mem::transmute::<*const (), extern "C" fn() -> usize>(this_thread)
-            },
-            // SAFETY: the function takes nothing, returns an int, and needs no lock.
-            is_ending: unsafe {
-                core::mem::transmute::<*const (), extern "C" fn() -> i32>(is_ending)
-            },
-            types: Types {
-                code: symbol(c"PyCode_Type")? as u64,
-                string: symbol(c"PyUnicode_Type")? as u64,
-                bytes: symbol(c"PyBytes_Type")? as u64,
-            },
-            trust: AtomicU8::new(NOT_TRIED),
+            this_thread,
+            is_ending,
+            dump: dump?,
         })
     }
 
-    /// Calls `see` with each frame of this thread, the innermost first.
-    pub fn frames(&self, see: &mut dyn FnMut(Frame)) {
-        let trust = self.trust.load(Relaxed);
-        if trust == DOES_NOT || (self.is_ending)() != 0 {
-            return;
-        }
-        let mut at = (self.this_thread)() as u64;
-        if at == 0 {
-            return;
-        }
-        let mut memory = match trust {
-            // SAFETY: the first walk has found that these fields are where the layout says, and
-            // what they point to is this thread's and stays while the thread is here.
-            WORKS => unsafe { Reader::trusting() },
-            _ => Reader::new(),
-        };
-        for &field in self.layout.to_frame {
-            match memory.word(at + field) {
-                Some(next) => at = next,
-                None => return self.trust.store(DOES_NOT, Relaxed),
-            }
-        }
-        for n in 0..MOST {
-            if at == 0 {
-                return;
-            }
-            let Some((frame, previous)) = self.read(&mut memory, at) else {
-                return self.trust.store(DOES_NOT, Relaxed);
-            };
-            if let Some(frame) = frame {
-                see(frame);
-            }
-            if n == 0 && trust == NOT_TRIED {
-                self.trust.store(WORKS, Relaxed);
-            }
-            at = previous;
-        }
-    }
-
-    /// A frame, unless it is none of Python's, and the address of the one outside of it.
+    /// The state that the interpreter has of this thread, if any.
     #[inline(always)]
-    fn read(&self, memory: &mut Reader, at: u64) -> Option<(Option<Frame>, u64)> {
-        let Layout { frame, code, .. } = self.layout;
-        let previous = memory.word(at + frame.previous)?;
-        let owner = memory.word((at + frame.owner) & !7)? >> (8 * (frame.owner % 8)) & 0xff;
-        if owner >= frame.first_foreign_owner {
-            return Some((None, previous));
-        }
-        let instruction = memory.word(at + frame.instruction)?;
-        let of = memory.word(at + frame.code)?;
-        (memory.word(of + TYPE)? == self.types.code).then_some(())?;
-        let read = Frame {
-            code: of,
-            instruction,
-            file: memory.word(of + code.file)?,
-            name: memory.word(of + code.name)?,
-            lines: memory.word(of + code.lines)?,
-        };
-        Some((Some(read), previous))
-    }
-
-    /// Adds the frame as a line of the trace: `LINE FUNCTION PATH`.
-    pub fn line(&self, frame: &Frame, into: &mut String) {
-        let mut memory = Reader::new();
-        let line = self.line_number(&mut memory, frame).unwrap_or(0);
-        let _ = write!(into, "{line} ");
-        self.text(&mut memory, frame.name, '_', into);
-        into.push(' ');
-        self.text(&mut memory, frame.file, ' ', into);
-        into.push('\n');
-    }
-
-    /// Adds a string, as far as it can be read, with something else for its blanks.
-    #[inline(never)]
-    fn text(&self, memory: &mut Reader, string: u64, blank: char, into: &mut String) -> Option<()> {
-        (memory.word(string + TYPE)? == self.types.string).then_some(())?;
-        let length = memory.word(string + LENGTH)?.min(LONGEST);
-        let state = memory.word(string + STATE)?;
-        let (size, compact, ascii) = (state >> 2 & 7, state >> 5 & 1, state >> 6 & 1);
-        if compact == 0 || !matches!(size, 1 | 2 | 4) {
+    pub fn thread(&self) -> Option<Thread<'_>> {
+        // SAFETY: the function takes nothing and needs no lock.
+        if unsafe { (self.is_ending)() } != 0 {
             return None;
         }
-        let mut at = match ascii {
-            1 => string + self.layout.ascii,
-            _ => string + self.layout.characters,
-        };
-        for _ in 0..length {
-            let word = memory.word(at & !7)? >> (8 * (at % 8));
-            let number = word & (u64::MAX >> (64 - 8 * size));
-            into.push(match char::from_u32(number as u32) {
-                Some(' ') => blank,
-                Some('\n' | '\r') => '?',
-                other => other.unwrap_or(char::REPLACEMENT_CHARACTER),
-            });
-            at += size;
-        }
-        Some(())
-    }
-
-    #[inline(never)]
-    fn line_number(&self, memory: &mut Reader, frame: &Frame) -> Option<i64> {
-        let code = &self.layout.code;
-        let first = memory.word(frame.code + code.first_line)? as i32;
-        (memory.word(frame.lines + TYPE)? == self.types.bytes).then_some(())?;
-        let length = memory.word(frame.lines + LENGTH)?.min(LARGEST);
-        let at = frame.lines + BYTES;
-        let mut table = Vec::with_capacity(length as usize);
-        for at in at..at + length {
-            table.push((memory.word(at & !7)? >> (8 * (at % 8))) as u8);
-        }
-        let offset = frame
-            .instruction
-            .checked_sub(frame.code + code.instructions)?;
-        line_at(&table, first.into(), offset / 2)
+        // SAFETY: as above.
+        let state = NonZeroUsize::new(unsafe { (self.this_thread)() })?;
+        Some(Thread { of: self, state })
     }
 }
 
-/// The line of an instruction, counted in units of two bytes, by the table of Python 3.11 and later:
-/// CPython's Objects/locations.md.
-fn line_at(table: &[u8], first: i64, unit: u64) -> Option<i64> {
-    let mut bytes = table.iter().copied().peekable();
-    let (mut line, mut end) = (first, 0);
-    loop {
-        let head = bytes.next()?;
-        let kind = head >> 3 & 15;
-        end += u64::from(head & 7) + 1;
-        let signed = |bytes: &mut dyn Iterator<Item = u8>| {
-            let mut number = 0u64;
-            for shift in (0..60).step_by(6) {
-                let byte = bytes.next()?;
-                number |= u64::from(byte & 63) << shift;
-                if byte & 64 == 0 {
-                    break;
-                }
-            }
-            let size = (number >> 1) as i64;
-            Some(if number & 1 == 1 { -size } else { size })
+/// A thread of which the interpreter knows: the calling one.
+pub struct Thread<'a> {
+    of: &'a Python,
+    state: NonZeroUsize,
+}
+
+impl Thread<'_> {
+    /// The frames, the innermost first, as lines of the trace: `LINE FUNCTION PATH`. None if there
+    /// is no descriptor left.
+    ///
+    /// The pipe exists for this call alone, as the descriptor of `sys/append.rs`: a program may close
+    /// what the library keeps. It does not block: CPython leaves out what finds it full.
+    pub fn lines(&self) -> String {
+        let mut lines = String::new();
+        let mut pipe: [c_int; 2] = [-1; 2];
+        let flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
+        // SAFETY: the array has room for both descriptors.
+        if unsafe { syscall(libc::SYS_pipe2, pipe.as_mut_ptr(), flags) } != 0 {
+            return lines;
+        }
+        let [from, to] = pipe;
+        let mut text = vec![0; TEXT];
+        {
+            // write(2), by which the dump writes, is a point of cancellation.
+            let _uncancelled = thread::uncancelled();
+            // SAFETY: the state is this thread's, so no other thread ends it, and the interpreter is
+            // not ending. The descriptor was just opened here.
+            unsafe { (self.of.dump)(to, self.state.get()) };
+        }
+        // SAFETY: the call takes no pointer.
+        let room = unsafe { syscall(libc::SYS_fcntl, from, libc::F_GETPIPE_SZ) };
+        // SAFETY: the buffer has room for as many bytes.
+        let length = unsafe { syscall(libc::SYS_read, from, text.as_mut_ptr(), TEXT) };
+        for fd in pipe {
+            // SAFETY: this function opened it, and nobody else knows of it.
+            unsafe { syscall(libc::SYS_close, fd) };
+        }
+        // Half of the pipe: no write of at most 500 bytes has found it full before that.
+        let whole = length.min(room / 2).max(0) as usize;
+        let Ok(text) = core::str::from_utf8(&text[..whole]) else {
+            return lines;
         };
-        line += match kind {
-            13 | 14 => signed(&mut bytes)?,
-            10..=12 => i64::from(kind) - 10,
+        let complete = text
+            .split_inclusive('\n')
+            .filter_map(|line| line.strip_suffix('\n'));
+        for frame in complete.filter_map(Frame::parse).take(MOST) {
+            frame.line(&mut lines);
+        }
+        lines
+    }
+}
+
+/// A frame as the dump has it.
+#[derive(PartialEq, Debug)]
+struct Frame<'a> {
+    path: &'a str,
+    line: u32,
+    function: &'a str,
+}
+
+impl Frame<'_> {
+    /// Reads `  File "PATH", line LINE in FUNCTION`; the line is `???` if there is none.
+    fn parse(text: &str) -> Option<Frame<'_>> {
+        let text = text.strip_prefix("  File \"")?;
+        // The last: a path may have a quote.
+        let quote = text.rfind('"')?;
+        let (line, function) = text[quote..].strip_prefix("\", line ")?.split_once(' ')?;
+        let (path, function) = (&text[..quote], function.strip_prefix("in ")?);
+        Some(Frame {
+            path,
+            line: line.parse().unwrap_or(0),
+            function,
+        })
+    }
+
+    fn line(&self, into: &mut String) {
+        let _ = write!(into, "{} ", self.line);
+        unescape(self.function, '_', into);
+        into.push(' ');
+        unescape(self.path, ' ', into);
+        into.push('\n');
+    }
+}
+
+/// Adds a name of the dump: characters beyond ASCII are `\xNN`, `\uNNNN` or `\UNNNNNNNN` there. It
+/// has another character for blanks, and no end of a line.
+fn unescape(name: &str, blank: char, into: &mut String) {
+    let mut rest = name;
+    while let Some(c) = rest.chars().next() {
+        let digits = match rest.as_bytes() {
+            [b'\\', b'x', ..] => 2,
+            [b'\\', b'u', ..] => 4,
+            [b'\\', b'U', ..] => 8,
             _ => 0,
         };
-        if unit < end {
-            return (kind != 15).then_some(line);
-        }
-        // The rest of the entry: only the first byte of an entry has the highest bit.
-        while bytes.next_if(|byte| byte & 128 == 0).is_some() {}
+        let number = rest.get(2..2 + digits).filter(|_| digits > 0);
+        let escaped = number.and_then(|number| u32::from_str_radix(number, 16).ok());
+        let read = match escaped {
+            Some(number) => char::from_u32(number).unwrap_or(char::REPLACEMENT_CHARACTER),
+            None => c,
+        };
+        into.push(match read {
+            ' ' => blank,
+            '\n' | '\r' => '?',
+            other => other,
+        });
+        let length = if escaped.is_some() {
+            2 + digits
+        } else {
+            c.len_utf8()
+        };
+        rest = &rest[length..];
     }
 }
 
@@ -307,37 +201,36 @@ fn line_at(table: &[u8], first: i64, unit: u64) -> Option<i64> {
 mod tests {
     use super::*;
 
+    fn line(text: &str) -> Option<String> {
+        let mut line = String::new();
+        Frame::parse(text)?.line(&mut line);
+        Some(line)
+    }
+
     #[test]
-    fn lines_are_read_as_python_writes_them() {
-        // Of two units on the first line, one without a line, one two lines below (kind 12), two
-        // back by three lines (kind 13), one far below (kind 14).
-        let table = [
-            0x80 | 1,
-            0x11,           //
-            0x80 | 15 << 3, //
-            0x80 | 12 << 3,
-            1,
-            2, //
-            0x80 | 13 << 3 | 1,
-            7, //
-            0x80 | 14 << 3,
-            64 | 8,
-            3,
-            0,
-            1,
-            1,
-        ];
-        let lines: Vec<_> = (0..8).map(|unit| line_at(&table, 10, unit)).collect();
-        let expected = [
-            Some(10),
-            Some(10),
-            None,
-            Some(12),
-            Some(9),
-            Some(9),
-            Some(109),
-            None,
-        ];
-        assert_eq!(lines, expected);
+    fn frames_are_read_as_python_writes_them() {
+        let same = |text, expected: &str| assert_eq!(line(text).as_deref(), Some(expected));
+        same(
+            "  File \"/a b/c.py\", line 12 in send",
+            "12 send /a b/c.py\n",
+        );
+        same("  File \"a\", line ??? in <module>", "0 <module> a\n");
+        same(
+            "  File \"a\", line 3 in gr\\xf6\\xdfe\\u20ac",
+            "3 größe€ a\n",
+        );
+        same(
+            "  File \"\\U0001f600\\x0a\", line 3 in two words",
+            "3 two_words 😀?\n",
+        );
+        same("  File \"a\\xg\\u12\", line 3 in \\", "3 \\ a\\xg\\u12\n");
+        same("  File \"a\\ud800\", line 3 in f", "3 f a\u{fffd}\n");
+        for other in [
+            "Stack (most recent call first):",
+            "  ...",
+            "  File ???, line 3 in f",
+        ] {
+            assert_eq!(line(other), None);
+        }
     }
 }

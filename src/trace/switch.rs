@@ -4,15 +4,13 @@
 //! and no thread is needed, and a hit looks at nothing that it did not look at before.
 
 use super::file::File;
-use super::{LOOK, OFF, ON, RECORD, TRACE, Trace, clock};
+use super::recording::{LOOK, OFF, ON, RECORD, TRACE, Trace, WANTED, exiting};
 use crate::report::stats;
+use crate::sys::clock;
 use core::sync::atomic::{AtomicBool, Ordering::*};
 use errno::{errno, set_errno};
 use rdmamr_live_page::TraceSwitch;
 use std::ffi::CString;
-
-/// Whether calls are to be recorded, whatever [`ON`] says.
-pub(super) static WANTED: AtomicBool = AtomicBool::new(false);
 
 /// What [`TraceSwitch::state`] may be.
 const NOT_POSSIBLE: u32 = 2;
@@ -65,7 +63,7 @@ fn start(switch: &TraceSwitch) -> u32 {
     let Some(path) = CString::new(path).ok().filter(|_| whole) else {
         return NOT_POSSIBLE;
     };
-    super::exiting();
+    exiting();
     let trace = Trace::into(File::at(path));
     // The cache's threads may record from now on: what identifies the process must stand first.
     if !trace.file.is_started() || trace.file.has_failed() {

@@ -2,7 +2,7 @@
 //! The description of frames in a file, `.eh_frame` of the Linux Standard Base, chapter 10.6, and
 //! DWARF 4, chapter 6.4: as much of it as compilers use for the registers that a step needs.
 
-use super::{Rule, way};
+use super::rule::{Rule, way};
 use core::ops::Range;
 
 /// The processor's numbers in DWARF.

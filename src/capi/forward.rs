@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The calls of the C library that this library stands in front of: how the next function of the
+//! same name is found and called.
+
+use super::ret;
+
+/// Declares the next functions, and `find_next`, which looks up all of them when the library is
+/// loaded.
+macro_rules! next {
+    ($( $name:ident = $symbol:literal: $type:ty; )*) => {
+        $( static $name: $crate::sys::symbols::Function<$type> =
+            // SAFETY: the signature is that of the manual page.
+            unsafe { $crate::sys::symbols::Function::new() }; )*
+        pub fn find_next() {
+            use $crate::sys::symbols::{Scope, find};
+            $( $name.set(find(Scope::Next, $symbol, None)); )*
+        }
+    };
+}
+
+/// Calls the next function if it is known, else makes the system call with the same arguments.
+macro_rules! call_next {
+    ($next:ident($($arg:expr),*), $number:ident) => {
+        match $next.get() {
+            // SAFETY: same contract: the arguments are the caller's, unchanged.
+            Some(next) => unsafe { next($($arg),*) },
+            // SAFETY: same contract: the arguments are the caller's, unchanged.
+            None => (unsafe { libc::syscall(libc::$number, $($arg),*) }) as _,
+        }
+    };
+}
+
+/// Calls the next function between two reports to the cache, one before and one after the call. The
+/// next function is called exactly once, whether or not a report fails.
+#[inline(always)]
+pub fn around<C, R>(
+    before: impl FnOnce() -> C,
+    call: impl FnOnce() -> R,
+    after: impl FnOnce(C, &R),
+) -> R {
+    let changing = ret::always(None, || Some(before()));
+    let result = call();
+    ret::always((), || {
+        if let Some(changing) = changing {
+            after(changing, &result);
+        }
+    });
+    result
+}
+
+pub(super) use {call_next, next};

@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Looks up the next functions when the library is loaded.
+
+#![cfg_attr(test, allow(dead_code, reason = "unit tests stand in for nothing"))]
+
+use super::{descriptors, memory, migration, tasks};
+
+unsafe extern "C" fn load() {
+    memory::find_all();
+    descriptors::find_next();
+    tasks::find_all();
+    migration::find_next();
+}
+
+#[cfg(not(test))]
+#[used]
+#[unsafe(link_section = ".init_array")]
+static LOAD: unsafe extern "C" fn() = load;

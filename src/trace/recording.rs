@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What a process records into: its buffers, its file and its stacks, and whether it records.
+
+use super::buffers::TraceBuffers;
+use super::file::File;
+use super::stacks::Stacks;
+use super::touched::Touched;
+use crate::config::config;
+use crate::sys::clock;
+use crate::sys::process::PerProcess;
+use core::sync::atomic::{AtomicBool, AtomicU8};
+
+/// The recording of this process.
+pub struct Trace {
+    pub buffers: TraceBuffers,
+    pub file: File,
+    /// `None` without `RDMAMR_TRACE_STACKS`.
+    pub stacks: Option<Stacks>,
+    pub touched: Touched,
+}
+
+pub static TRACE: PerProcess<Trace> = PerProcess::new();
+
+pub unsafe extern "C" fn forget() {
+    TRACE.forget();
+}
+
+/// Whether calls are recorded. `LOOK`: the next call looks at a request of another process
+/// (`switch.rs`).
+#[unsafe(link_section = ".data.rdmamr_hits")]
+pub static ON: AtomicU8 = AtomicU8::new(OFF);
+pub const OFF: u8 = 0;
+pub const RECORD: u8 = 1;
+pub const LOOK: u8 = 2;
+
+/// Whether calls are to be recorded, whatever [`ON`] says.
+pub static WANTED: AtomicBool = AtomicBool::new(false);
+
+/// Writes the buffers' records to the file when the process exits.
+pub fn exiting() {
+    if let Some(trace) = TRACE.get()
+        && trace.file.is_started()
+    {
+        let file = &trace.file;
+        let now = clock::monotonic();
+        file.modules();
+        trace
+            .buffers
+            .flush(now, |_| true, |block| file.calls(block));
+        file.end(now);
+    }
+}
+
+impl Trace {
+    pub fn new() -> Box<Trace> {
+        Trace::into(File::new())
+    }
+
+    /// The recording into a file.
+    pub fn into(file: File) -> Box<Trace> {
+        Box::new(Trace {
+            buffers: TraceBuffers::new(),
+            file,
+            stacks: config().trace_stacks.then(Stacks::new).flatten(),
+            touched: Touched::new(),
+        })
+    }
+}
