@@ -248,26 +248,20 @@ fn identify(state: &State, context: Context, fd: i32) -> Result<&'static Device,
     }
     let facts =
         context::identify(&Uverbs, fd).map_err(|_| "the kernel does not answer for it now")?;
-    match (facts.why_forwarded(), facts.driver()) {
-        (None, Some(driver)) => {
-            let by = if facts.contains(Facts::REG_BY_WRITE) {
-                "write()"
-            } else {
-                "ioctl"
-            };
-            let name = driver.name;
+    match facts.why_forwarded() {
+        None => {
+            let name = facts.driver().map_or("", |driver| driver.name);
+            let by_write = facts.contains(Facts::REG_BY_WRITE);
+            let by = if by_write { "write()" } else { "ioctl" };
             log::line(
                 Level::Info,
                 format_args!("device on fd {fd}: driver {name}, registered by {by}"),
             );
         }
-        (why, _) => {
-            let why = why.unwrap_or_default();
-            log::line(
-                Level::Info,
-                format_args!("device on fd {fd} is left to libibverbs: {why}"),
-            );
-        }
+        Some(why) => log::line(
+            Level::Info,
+            format_args!("device on fd {fd} is left to libibverbs: {why}"),
+        ),
     }
     let interrupted = "a signal handler interrupted this thread inside the library";
     state
