@@ -207,7 +207,8 @@ fn prefer(node: u32) {
     };
 }
 
-#[cfg(all(test, not(any(loom, miri))))]
+#[cfg(test)]
+#[cfg(not(any(loom, miri)))]
 mod tests {
     use super::*;
 
