@@ -7,7 +7,6 @@ use super::outcome::Error;
 use super::request::Request;
 use super::state;
 use crate::abi::uapi::ib_uverbs_reg_mr_resp;
-use crate::next::Pd;
 use crate::report::stats;
 use crate::uverbs::mr;
 use core::ptr::with_exposed_provenance;
@@ -31,12 +30,11 @@ pub struct KernelMr {
 /// it: see [`is_fork_protected`].
 pub fn register(
     direct: &Direct,
-    pd: Pd,
     request: &Request,
     is_watched: bool,
 ) -> Result<(KernelMr, ib_uverbs_reg_mr_resp), Error> {
     let answer = direct
-        .ask_kernel(pd, request, is_watched)
+        .ask_kernel(request, is_watched)
         .map_err(Error::Kernel)?;
     // A region of ours with the same handle has ended elsewhere.
     direct.device.rows.forget(answer.mr_handle);

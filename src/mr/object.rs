@@ -70,46 +70,39 @@ impl Object {
 
     /// Describes the region that the kernel has just registered.
     pub fn fill(self, pd: Pd, request: &Request, answer: &ib_uverbs_reg_mr_resp) {
-        let access = request.access.bits();
-        let layout = Layout {
-            verbs: verbs_mr {
-                ibv_mr: ibv_mr {
-                    context: pd.context(),
-                    // The program's own pointer, even if it names a parent domain: ibv_bind_mw
-                    // compares it.
-                    pd: pd.as_ptr(),
-                    addr: request.addr,
-                    length: request.length,
-                    handle: answer.mr_handle,
-                    lkey: answer.lkey,
-                    rkey: answer.rkey,
-                },
-                mr_type: IBV_MR_TYPE_MR,
-                access,
-            },
-            provider_access: access,
-            provider: 0,
-            cached: 0,
+        let public = ibv_mr {
+            context: pd.context(),
+            // The program's own pointer, even if it names a parent domain: ibv_bind_mw compares it.
+            pd: pd.as_ptr(),
+            addr: request.addr,
+            length: request.length,
+            handle: answer.mr_handle,
+            lkey: answer.lkey,
+            rkey: answer.rkey,
         };
-        // SAFETY: `allocate` made this memory, and no region uses it: the program either has not
-        // got the object yet or has deregistered it.
-        unsafe { self.0.write(layout) };
+        self.write(public, IBV_MR_TYPE_MR, request.access, 0);
     }
 
     /// Makes the object stand for one use of a region of the cache.
     pub fn stand_for(self, access: Access, region: Mr) {
+        self.write(region.read(), CACHED, access, region.address());
+    }
+
+    #[inline(always)]
+    fn write(self, ibv_mr: ibv_mr, mr_type: u32, access: Access, cached: usize) {
         let access = access.bits();
         let layout = Layout {
             verbs: verbs_mr {
-                ibv_mr: region.read(),
-                mr_type: CACHED,
+                ibv_mr,
+                mr_type,
                 access,
             },
             provider_access: access,
             provider: 0,
-            cached: region.address(),
+            cached,
         };
-        // SAFETY: `allocate` made this memory, and the program has not got the object yet.
+        // SAFETY: `allocate` made this memory, and no region uses it: the program either has not
+        // got the object yet or has deregistered it.
         unsafe { self.0.write(layout) };
     }
 

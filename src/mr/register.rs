@@ -35,7 +35,7 @@ pub fn register(pd: Pd, request: &Request, counter: Option<Counter>) -> Result<R
         Ok(direct) => direct,
         Err(why) => return forwarded::register(pd, request, why),
     };
-    match direct.register(pd, request, counter) {
+    match direct.register(request, counter) {
         Err(error) => match direct.device.facts.get().why_forwarded() {
             // The refusal led to a new look at the device: a device that was closed without a call
             // to us has left its address to another device, and libibverbs serves that device.
@@ -54,6 +54,7 @@ pub fn register_rarely(pd: Pd, request: &Request) -> Result<Registered, Error> {
 
 /// What a registration by our own kernel call needs.
 pub struct Direct {
+    pd: Pd,
     state: &'static State,
     pub device: &'static Device,
     context: Context,
@@ -89,6 +90,7 @@ impl Direct {
             return Err("optional access flags, and the kernel may not know them (before 5.9)");
         }
         Ok(Direct {
+            pd,
             state,
             device,
             context,
@@ -97,12 +99,7 @@ impl Direct {
     }
 
     #[inline(always)]
-    fn register(
-        &self,
-        pd: Pd,
-        request: &Request,
-        counter: Option<Counter>,
-    ) -> Result<Registered, Error> {
+    fn register(&self, request: &Request, counter: Option<Counter>) -> Result<Registered, Error> {
         let on_demand = request.access.on_demand();
         // ibv_cmd_reg_mr does the same: 2^64 - 1 bytes from address 0 are the whole address space.
         if on_demand && request.length == usize::MAX && !request.addr.is_null() {
@@ -114,7 +111,7 @@ impl Direct {
             fork::dontfork(self.context, request.addr, request.length).map_err(Error::Fork)?;
         }
         // The one call for both: what it does is inlined at each call, and has 3 KiB.
-        let result = self.register_protected(pd, request, counter);
+        let result = self.register_protected(request, counter);
         if result.is_err() && !on_demand {
             fork::dofork(self.context, request.addr, request.length);
         }
@@ -141,23 +138,22 @@ impl Direct {
     #[inline(always)]
     fn register_protected(
         &self,
-        pd: Pd,
         request: &Request,
         counter: Option<Counter>,
     ) -> Result<Registered, Error> {
         let thread = thread::number();
         let object = self.state.new_object(thread).ok_or(Error::Memory)?;
-        let answer = match self.ask_kernel(pd, request, false) {
+        let answer = match self.ask_kernel(request, false) {
             Ok(answer) => answer,
             Err(errno) => {
                 self.state.put_away(thread, object);
                 return Err(Error::Kernel(errno));
             }
         };
-        object.fill(pd, request, &answer);
+        object.fill(self.pd, request, &answer);
         let region = Known {
             object: object.address(),
-            pd: pd.address(),
+            pd: self.pd.address(),
             length: request.length,
             lkey: answer.lkey,
         };
@@ -175,7 +171,6 @@ impl Direct {
     #[inline(always)]
     pub fn ask_kernel(
         &self,
-        pd: Pd,
         request: &Request,
         is_watched: bool,
     ) -> Result<ib_uverbs_reg_mr_resp, Errno> {
@@ -185,9 +180,9 @@ impl Direct {
         probe!("reg_start", addr, length, u64::from(request.access.bits()));
         let measuring = counters.start_clock(thread, request.length);
         let answer = if large::is_large(request.length) {
-            self.ask_kernel_for_large(pd, request, is_watched)
+            self.ask_kernel_for_large(request, is_watched)
         } else {
-            self.ask_kernel_now(pd, request)
+            self.ask_kernel_now(request)
         };
         counters.stop_clock(thread, measuring);
         let errno = answer.as_ref().map_or_else(|errno| errno.0 as u64, |_| 0);
@@ -200,21 +195,20 @@ impl Direct {
     #[inline(never)]
     fn ask_kernel_for_large(
         &self,
-        pd: Pd,
         request: &Request,
         is_watched: bool,
     ) -> Result<ib_uverbs_reg_mr_resp, Errno> {
-        let large = || large::around(request, is_watched, || self.ask_kernel_now(pd, request));
-        aside::run(large).unwrap_or_else(|| self.ask_kernel_now(pd, request))
+        let large = || large::around(request, is_watched, || self.ask_kernel_now(request));
+        aside::run(large).unwrap_or_else(|| self.ask_kernel_now(request))
     }
 
     #[inline(always)]
-    fn ask_kernel_now(&self, pd: Pd, request: &Request) -> Result<ib_uverbs_reg_mr_resp, Errno> {
+    fn ask_kernel_now(&self, request: &Request) -> Result<ib_uverbs_reg_mr_resp, Errno> {
         let registration = mr::Registration {
             start: request.addr.addr() as u64,
             length: request.length as u64,
             hca_va: request.iova,
-            pd_handle: pd.handle(),
+            pd_handle: self.pd.handle(),
             access: request.access.bits(),
         };
         match mr::register(&Uverbs, self.fd, self.device.facts.get(), &registration) {
@@ -248,26 +242,20 @@ fn identify(state: &State, context: Context, fd: i32) -> Result<&'static Device,
     }
     let facts =
         context::identify(&Uverbs, fd).map_err(|_| "the kernel does not answer for it now")?;
-    match (facts.why_forwarded(), facts.driver()) {
-        (None, Some(driver)) => {
-            let by = if facts.contains(Facts::REG_BY_WRITE) {
-                "write()"
-            } else {
-                "ioctl"
-            };
-            let name = driver.name;
+    match facts.why_forwarded() {
+        None => {
+            let name = facts.driver().map_or("", |driver| driver.name);
+            let by_write = facts.contains(Facts::REG_BY_WRITE);
+            let by = if by_write { "write()" } else { "ioctl" };
             log::line(
                 Level::Info,
                 format_args!("device on fd {fd}: driver {name}, registered by {by}"),
             );
         }
-        (why, _) => {
-            let why = why.unwrap_or_default();
-            log::line(
-                Level::Info,
-                format_args!("device on fd {fd} is left to libibverbs: {why}"),
-            );
-        }
+        Some(why) => log::line(
+            Level::Info,
+            format_args!("device on fd {fd} is left to libibverbs: {why}"),
+        ),
     }
     let interrupted = "a signal handler interrupted this thread inside the library";
     state

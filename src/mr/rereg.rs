@@ -2,7 +2,8 @@
 //! Changing a region, ibv_rereg_mr(3). libibverbs changes our objects like its own; our table
 //! follows.
 
-use super::deregister::{Claimed, claim, deregister};
+use super::deregister::{claim, deregister};
+use super::devices::Device;
 use super::object::{Mr, Object};
 use super::outcome::Error;
 use super::request::Reregistration;
@@ -40,7 +41,7 @@ pub unsafe fn rereg(mr: Mr, change: &Reregistration) -> Result<c_int, Error> {
     // contract, and `next` is libibverbs' `ibv_rereg_mr`.
     let code = unsafe { next(mr.as_ptr(), flags, pd, addr, length, access.bits() as c_int) };
     if let Some(claimed) = claimed {
-        claimed.follow();
+        follow(claimed.device, mr);
     }
     Ok(code)
 }
@@ -62,28 +63,20 @@ pub fn move_region(mr: Mr, to: Object) -> Result<(), Error> {
     mr.retire();
     // SAFETY: `to` is an object of ours that has just become a live region.
     let moved = unsafe { Mr::from_c(to.as_ptr()) }.ok_or(Error::Memory)?;
-    let Claimed { state, device, .. } = claimed;
-    Claimed {
-        state,
-        device,
-        mr: moved,
-    }
-    .follow();
-    state.put_away(thread::number(), object);
+    follow(claimed.device, moved);
+    claimed.state.put_away(thread::number(), object);
     Ok(())
 }
 
-impl Claimed {
-    /// Puts the region back with the fields that the object has now: even a failure may have
-    /// changed the keys. The kernel's handle never changes.
-    fn follow(&self) {
-        let mr = self.mr.read();
-        let region = Known {
-            object: self.mr.address(),
-            pd: mr.pd.expose_provenance(),
-            length: mr.length,
-            lkey: mr.lkey,
-        };
-        self.device.rows.insert(mr.handle, region);
-    }
+/// Puts a claimed region back with the fields that its object has now: even a failed change may
+/// have changed the keys. The kernel's handle never changes.
+fn follow(device: &Device, mr: Mr) {
+    let public = mr.read();
+    let region = Known {
+        object: mr.address(),
+        pd: public.pd.expose_provenance(),
+        length: public.length,
+        lkey: public.lkey,
+    };
+    device.rows.insert(public.handle, region);
 }

@@ -46,11 +46,20 @@ impl Retired {
     /// Runs an operation on a queue that no other thread has.
     #[inline(always)]
     fn alone<T>(&self, thread: thread::Number, operate: impl FnOnce(&Queue) -> T) -> Option<T> {
-        let mut queues = (0..QUEUES).map(|n| &self.0[(thread.index() + n) % QUEUES]);
-        let queue = queues.find(|queue| !queue.busy.swap(true, Acquire))?;
+        let first = &self.0[thread.index() % QUEUES];
+        let queue = if first.enter() {
+            first
+        } else {
+            self.enter_any()?
+        };
         let result = operate(queue);
         queue.busy.store(false, Release);
         Some(result)
+    }
+
+    #[cold]
+    fn enter_any(&self) -> Option<&Queue> {
+        self.0.iter().find(|queue| queue.enter())
     }
 }
 
@@ -73,6 +82,12 @@ impl Queue {
             put: AtomicUsize::new(0),
             slots: [const { AtomicUsize::new(0) }; MOST],
         }
+    }
+
+    /// Whether no other thread has the queue, which this one then has.
+    #[inline(always)]
+    fn enter(&self) -> bool {
+        !self.busy.swap(true, Acquire)
     }
 
     fn waiting(&self) -> usize {

@@ -69,11 +69,13 @@ impl State {
     /// A constant is written in place. The state has 9 KiB, and the first registering thread may
     /// have a stack of only 16 KiB.
     fn new() -> Box<State> {
-        const NEW: State = State {
-            devices: Devices::new(),
-            retired: Retired::new(),
+        let new = const {
+            State {
+                devices: Devices::new(),
+                retired: Retired::new(),
+            }
         };
-        Box::write(Box::new_uninit(), NEW)
+        Box::write(Box::new_uninit(), new)
     }
 }
 

@@ -61,26 +61,22 @@ impl Place {
             };
             set(&mut nodes, here as usize);
         }
+        let node = here.filter(|_| local);
+        let anywhere = Place { node, ..ordinary };
         let Some(near) = processors_of(&nodes, &allowed) else {
-            return Place {
-                node: here.filter(|_| local),
-                ..ordinary
-            };
+            return anywhere;
         };
         // The registering thread may have one of them.
         let spare = count(&near).saturating_sub(usize::from(local));
         // Only the policy of a mapping leaves no choice: it overrides that of a thread.
         let must = local && of_memory.is_some_and(|policy| policy != libc::MPOL_DEFAULT);
-        if must || spare >= threads {
-            return Place {
-                processors: Some(near),
-                helpers: spare,
-                node: here.filter(|_| local),
-            };
+        if !must && spare < threads {
+            return anywhere;
         }
         Place {
-            node: here.filter(|_| local),
-            ..ordinary
+            processors: Some(near),
+            helpers: spare,
+            node,
         }
     }
 
@@ -211,7 +207,8 @@ fn prefer(node: u32) {
     };
 }
 
-#[cfg(all(test, not(any(loom, miri))))]
+#[cfg(test)]
+#[cfg(not(any(loom, miri)))]
 mod tests {
     use super::*;
 

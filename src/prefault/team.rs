@@ -151,28 +151,33 @@ impl Populating {
     /// The first missing page, if it is among the first pieces.
     fn first_missing(&self) -> Option<Pages> {
         const PIECES: usize = 32;
+        let end = self.pages.end.min(self.pages.start + PIECES * PIECE);
+        self.first_missing_in(Pages { end, ..self.pages })
+    }
+
+    /// The first missing page of these. `None` also if the kernel does not tell. Each look opens the
+    /// table anew: of a descriptor that is kept nobody knows whose it is later.
+    fn first_missing_in(&self, pages: Pages) -> Option<Pages> {
         let map = PageMap::open()?;
         let mut entries = [Entry::default(); PIECE / 4096];
-        let pages = self.pages;
-        let parts = pages.bytes().div_ceil(PIECE).min(PIECES);
-        (0..parts).find_map(|part| {
-            let start = pages.start + part * PIECE;
-            let end = pages.end.min(start + PIECE);
-            let entries = entries.get_mut(
-                ..Pages {
-                    start,
-                    end,
-                    ..pages
-                }
-                .count(),
-            )?;
-            if !map.read(start, entries) {
+        let mut at = pages;
+        while at.start < at.end {
+            let count = at.count().min(entries.len());
+            let entries = entries.get_mut(..count)?;
+            if !map.read(at.start, entries) {
                 return None;
             }
             let is_missing = |page: &Entry| !self.found.kind.is_there(*page);
-            let number = entries.iter().position(is_missing)?;
-            Some(Pages { start, ..pages }.page(number))
-        })
+            if let Some(number) = entries.iter().position(is_missing) {
+                return Some(at.page(number));
+            }
+            at.start += count * at.size;
+        }
+        None
+    }
+
+    fn lacks(&self, piece: Pages) -> bool {
+        self.first_missing_in(piece).is_some()
     }
 
     /// Takes the next piece and populates it. False if no piece is left.
@@ -187,29 +192,6 @@ impl Populating {
             self.over.store(true, Relaxed);
         }
         true
-    }
-
-    /// Whether a page is missing. False if the kernel does not tell. Each look opens the table anew:
-    /// of a descriptor that is kept nobody knows whose it is later.
-    fn lacks(&self, piece: Pages) -> bool {
-        let Some(map) = PageMap::open() else {
-            return false;
-        };
-        let mut entries = [Entry::default(); PIECE / 4096];
-        let mut at = piece.start;
-        while at < piece.end {
-            let most = (piece.end - at) / piece.size;
-            let count = most.min(entries.len());
-            let entries = &mut entries[..count];
-            if !map.read(at, entries) {
-                return false;
-            }
-            if entries.iter().any(|&page| !self.found.kind.is_there(page)) {
-                return true;
-            }
-            at += count * piece.size;
-        }
-        false
     }
 
     fn populate(&self, piece: Pages) -> bool {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The state of the calling thread: its number, and whether it is inside the map of devices.
+//! The state of the calling thread: its number, and whether it is inside the library, where it may
+//! hold a lock.
 //!
 //! All of it is constant-initialised and has no destructor, so it works at any time: in a
 //! constructor of another library, in a signal handler, after the thread's own destructors have
@@ -32,7 +33,7 @@ thread_local! {
     };
 }
 
-/// Held while this thread holds a lock of the map of devices. A signal handler that interrupts the
+/// Held while this thread holds a lock of the library. A signal handler that interrupts the
 /// thread and calls us would wait forever for the thread's own lock; it finds [`is_inside`] true
 /// and forwards the call.
 pub struct Inside(());

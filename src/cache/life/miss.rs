@@ -392,7 +392,7 @@ impl Cache {
         };
         let start = with_exposed_provenance_mut(page_range.start as usize);
         let pages = Request::at_address(start, page_range.bytes() as usize, request.access);
-        let (made, answer) = kernel_mr::register(direct, pd, &pages, watched.is_ok())?;
+        let (made, answer) = kernel_mr::register(direct, &pages, watched.is_ok())?;
         region.device.store(made.device, Relaxed);
         region.fd.store(made.fd, Relaxed);
         region.handle.store(made.handle, Relaxed);
