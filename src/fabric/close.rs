@@ -10,13 +10,15 @@ use crate::mr::How;
 use core::sync::atomic::Ordering::Relaxed;
 
 /// Waits for a registration in the background, or cancels it before it has begun. After this call
-/// the region's state stays the same until its close.
+/// the region's state stays the same until its close. Returns the region's domain.
 #[inline(always)]
-pub fn settle(region: &Region) {
-    if Domain::of(region).queue().is_some() {
+pub fn settle(region: &Region) -> &'static Domain {
+    let domain = Domain::of(region);
+    if domain.queue().is_some() {
         // This also concerns a registered region: its event may be on its way into the queue.
         workers::cancel(region);
     }
+    domain
 }
 
 /// Closes a region whose only registration goes back to the cache: the short path, beside
@@ -43,8 +45,7 @@ pub fn release(region: &Region) -> bool {
 #[inline(always)]
 pub fn close(region: &Region) -> Result<How, Failure> {
     region.check()?;
-    let domain = Domain::of(region);
-    settle(region);
+    let domain = settle(region);
     {
         // Other threads replace a placed region and look up a key with the table locked.
         let in_table = region.is_placed || region.table_key.is_some();

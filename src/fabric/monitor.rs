@@ -84,17 +84,15 @@ pub fn import_once(functions: &'static fi_ops_mem_monitor, disabled: fn() -> boo
 fn import_now(functions: &'static fi_ops_mem_monitor, disabled: fn() -> bool) {
     match TRIED.compare_exchange(NOT_YET, NOW, AcqRel, Acquire) {
         Ok(_) => {
-            let without_effect = |level, reason| {
-                let effect = format_args!("RDMAMR_MONITOR=libfabric has no effect: {reason}");
-                log::line(level, effect);
-            };
             match import(functions, disabled()) {
                 Ok(()) => log::line(
                     Level::Info,
                     format_args!("libfabric's registration cache is told of changes of memory"),
                 ),
-                Err(Refused::ByUser(reason)) => without_effect(Level::Info, reason),
-                Err(Refused::ByLibfabric(reason)) => without_effect(Level::Warn, reason),
+                Err((level, reason)) => log::line(
+                    level,
+                    format_args!("RDMAMR_MONITOR=libfabric has no effect: {reason}"),
+                ),
             }
             TRIED.store(DONE, Release);
         }
@@ -112,30 +110,29 @@ fn import_now(functions: &'static fi_ops_mem_monitor, disabled: fn() -> bool) {
     }
 }
 
-/// The reason why the monitor is not imported, and the side that caused it.
-enum Refused {
-    ByUser(&'static str),
-    ByLibfabric(&'static str),
-}
+/// The reason why the monitor is not imported, and the level of the message: what the user chose is
+/// information, what libfabric refuses is a warning.
+type NotImported = (Level, &'static str);
 
-fn import(functions: &'static fi_ops_mem_monitor, disabled: bool) -> Result<(), Refused> {
-    use Refused::*;
+fn import(functions: &'static fi_ops_mem_monitor, disabled: bool) -> Result<(), NotImported> {
+    let by_user = |reason| (Level::Info, reason);
+    let by_libfabric = |reason| (Level::Warn, reason);
     if disabled {
-        return Err(ByUser("RDMAMR_DISABLE=1"));
+        return Err(by_user("RDMAMR_DISABLE=1"));
     }
     // SAFETY: the name ends with a NUL; `chosen` is read before anything can change it.
     let chosen = unsafe { libc::getenv(c"FI_MR_CACHE_MONITOR".as_ptr()) };
     if !chosen.is_null() {
         // SAFETY: a non-null result of getenv is a string.
         return Err(match unsafe { CStr::from_ptr(chosen) } == c"disabled" {
-            true => ByUser("FI_MR_CACHE_MONITOR=disabled: libfabric has no registration cache"),
-            false => ByLibfabric("FI_MR_CACHE_MONITOR chooses one of libfabric's own monitors"),
+            true => by_user("FI_MR_CACHE_MONITOR=disabled: libfabric has no registration cache"),
+            false => by_libfabric("FI_MR_CACHE_MONITOR chooses one of libfabric's own monitors"),
         });
     }
     // SAFETY: `fi_version` is libfabric's function, and may be called at any time.
     let version = next::FI_VERSION.get().map_or(0, |ask| unsafe { ask() });
     let open = next::FI_OPEN.get().filter(|_| version >= OLDEST);
-    let open = open.ok_or(ByLibfabric("libfabric is older than 1.14"))?;
+    let open = open.ok_or(by_libfabric("libfabric is older than 1.14"))?;
     UNSUBSCRIBED.store(version >= UNSUBSCRIBES, Relaxed);
     let mut cache: *mut fid = null_mut();
     let name = c"mr_cache".as_ptr();
@@ -146,7 +143,7 @@ fn import(functions: &'static fi_ops_mem_monitor, disabled: bool) -> Result<(), 
     let opened = unsafe { cache.as_ref() }.filter(|_| opened == 0);
     // SAFETY: an open object has a valid table or NULL.
     let ops = opened.and_then(|cache| unsafe { cache.ops.as_ref() });
-    let ops = ops.ok_or(ByLibfabric("libfabric does not open its cache"))?;
+    let ops = ops.ok_or(by_libfabric("libfabric does not open its cache"))?;
     let monitor = MONITOR.0.get();
     // SAFETY: until the monitor is bound, only this thread uses it.
     unsafe { (*monitor).export_ops = functions };
@@ -161,10 +158,10 @@ fn import(functions: &'static fi_ops_mem_monitor, disabled: bool) -> Result<(), 
     }
     match -bound {
         0 => Ok(()),
-        FI_EBUSY => Err(ByLibfabric(
+        FI_EBUSY => Err(by_libfabric(
             "libfabric has another imported monitor, or a cache already",
         )),
-        _ => Err(ByLibfabric("libfabric refuses the monitor")),
+        _ => Err(by_libfabric("libfabric refuses the monitor")),
     }
 }
 

@@ -169,24 +169,6 @@ unsafe fn register_in(
     })
 }
 
-/// Registers memory by the short path: a region of a domain with the cache that the cache serves.
-#[inline(always)]
-unsafe fn reg_quickly(
-    fid: *mut fid,
-    buf: *const c_void,
-    len: usize,
-    access: u64,
-    mr: *mut *mut fid_mr,
-    context: *mut c_void,
-) -> Option<&'static Region> {
-    // SAFETY: our object: `fid` is an open domain of this library.
-    let domain = unsafe { open_domain(fid) };
-    let region = hit(domain, buf.addr(), len, access, context)?;
-    // SAFETY: caller's memory: `mr` is not NULL, as the caller of this function checked.
-    unsafe { mr.write(region.as_ptr()) };
-    Some(region)
-}
-
 pub unsafe extern "C" fn reg(
     fid: *mut fid,
     buf: *const c_void,
@@ -198,12 +180,15 @@ pub unsafe extern "C" fn reg(
     mr: *mut *mut fid_mr,
     context: *mut c_void,
 ) -> c_int {
-    if flags | offset == 0
-        && !mr.is_null()
-        // SAFETY: our object, caller's memory: the arguments are the C caller's, unchanged, and
-        // `mr` is not NULL.
-        && ret::always(false, || unsafe { reg_quickly(fid, buf, len, access, mr, context) }.is_some())
-    {
+    // The short path: the cache serves a region of a domain with the cache.
+    let hits = || {
+        // SAFETY: our object: `fid` is an open domain of this library.
+        let domain = unsafe { open_domain(fid) };
+        let region = hit(domain, buf.addr(), len, access, context);
+        // SAFETY: caller's memory: `mr` is not NULL, as the line below checks first.
+        region.map(|region| unsafe { mr.write(region.as_ptr()) })
+    };
+    if flags | offset == 0 && !mr.is_null() && ret::always(None, hits).is_some() {
         return 0;
     }
     let wish = Wish {

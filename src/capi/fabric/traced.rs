@@ -14,7 +14,6 @@ use crate::capi::export::with_caller;
 use crate::capi::ret;
 use crate::fabric::attributes::Wish;
 use crate::fabric::close::settle;
-use crate::fabric::domain::Domain;
 use crate::fabric::region::Region;
 use crate::mr::How;
 use crate::mr::explain::last_as_text;
@@ -119,8 +118,7 @@ unsafe extern "C" fn region_close_of(fid: *mut fid, caller: Caller) -> c_int {
             // outlived its domain.
             && region.check().is_ok()
         {
-            settle(region);
-            pending.record.pd = Domain::of(region).pd.address() as u64;
+            pending.record.pd = settle(region).pd.address() as u64;
             region.describe_record(&mut pending.record, How::Kernel);
         }
     });
