@@ -12,8 +12,10 @@
 
 use super::text::Text;
 use crate::sys::clock;
+use crate::sys::descriptor::{Descriptor, about};
+use crate::sys::proc;
 use crate::sys::process::FAR_AWAY;
-use core::ffi::{CStr, c_int, c_long};
+use core::ffi::{CStr, c_int};
 use core::fmt::Write;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use errno::{errno, set_errno};
@@ -51,34 +53,8 @@ pub struct Made {
     path: CString,
 }
 
-/// A descriptor that is closed at the end.
-struct Descriptor(c_int);
-
-impl Descriptor {
-    fn status(&self) -> Option<libc::stat> {
-        // SAFETY: zeros are a `stat`, which consists of numbers.
-        let mut status: libc::stat = unsafe { core::mem::zeroed() };
-        // SAFETY: the structure is writable, and the kernel's own on 64-bit processors.
-        let failed = unsafe { syscall(libc::SYS_fstat, self.0, &raw mut status) } != 0;
-        (!failed).then_some(status)
-    }
-}
-
-impl Drop for Descriptor {
-    fn drop(&mut self) {
-        // SAFETY: the descriptor is this value's own.
-        unsafe { syscall(libc::SYS_close, self.0) };
-    }
-}
-
-fn opened(result: c_long) -> Option<Descriptor> {
-    (result >= 0).then_some(Descriptor(result as c_int))
-}
-
 fn open_at(directory: c_int, path: &CStr, flags: c_int) -> Option<Descriptor> {
-    let flags = flags | libc::O_CLOEXEC;
-    // SAFETY: the path ends with a NUL.
-    opened(unsafe { syscall(libc::SYS_openat, directory, path.as_ptr(), flags, 0o600) })
+    Descriptor::open(directory, path, flags, 0o600).ok()
 }
 
 fn unlink_at(directory: c_int, path: &CStr) {
@@ -113,7 +89,8 @@ fn make_in_any(names: &dyn Fn(&mut Text<2048>) -> bool) -> Option<Made> {
     let user = unsafe { syscall(libc::SYS_geteuid) } as libc::uid_t;
     // SAFETY: the call takes no arguments.
     if user != unsafe { syscall(libc::SYS_getuid) } as libc::uid_t
-        || !may_be_as_large(size_of::<Page>() as u64)
+        // A file beyond RLIMIT_FSIZE raises SIGXFSZ.
+        || proc::limit(libc::RLIMIT_FSIZE).is_none_or(|most| most < size_of::<Page>() as u64)
     {
         return None;
     }
@@ -140,17 +117,24 @@ fn directory(parent: &str, own: &str, user: libc::uid_t) -> Option<(Descriptor, 
     let above = open_at(libc::AT_FDCWD, as_c(&text)?, flags)?;
     formatted(&mut text, format_args!("{own}"))?;
     // SAFETY: the path ends with a NUL. If the directory is there already, the call only fails.
-    unsafe { syscall(libc::SYS_mkdirat, above.0, as_c(&text)?.as_ptr(), 0o700) };
+    unsafe {
+        syscall(
+            libc::SYS_mkdirat,
+            above.number(),
+            as_c(&text)?.as_ptr(),
+            0o700,
+        )
+    };
     let flags = libc::O_DIRECTORY | libc::O_NOFOLLOW | libc::O_RDONLY;
-    let found = open_at(above.0, as_c(&text)?, flags)?;
-    let status = found.status()?;
+    let found = open_at(above.number(), as_c(&text)?, flags)?;
+    let status = about(found.number()).ok()?;
     if status.st_uid != user || status.st_mode & 0o7777 != 0o700 {
         return None;
     }
     // SAFETY: zeros are a `statfs`, which consists of numbers.
     let mut system: libc::statfs = unsafe { core::mem::zeroed() };
     // SAFETY: the structure is writable.
-    let failed = unsafe { syscall(libc::SYS_fstatfs, found.0, &raw mut system) } != 0;
+    let failed = unsafe { syscall(libc::SYS_fstatfs, found.number(), &raw mut system) } != 0;
     if failed || system.f_type as i64 != TMPFS {
         return None;
     }
@@ -168,15 +152,15 @@ fn make_in(
     let mut text = Path::new();
     let unfinished = unfinished(&mut text, pid)?;
     let flags = libc::O_RDWR | libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW;
-    let file = open_at(directory.0, unfinished, flags).or_else(|| {
+    let file = open_at(directory.number(), unfinished, flags).or_else(|| {
         // A thread of that number was killed while it made a page.
-        unlink_at(directory.0, unfinished);
-        open_at(directory.0, unfinished, flags)
+        unlink_at(directory.number(), unfinished);
+        open_at(directory.number(), unfinished, flags)
     })?;
     let mut listed = Text::<2048>::new();
     let fits = names(&mut listed) && listed.as_bytes().len() <= NAMES;
     let Some(address) = fits.then(|| map(&file)).flatten() else {
-        unlink_at(directory.0, unfinished);
+        unlink_at(directory.number(), unfinished);
         return None;
     };
     let page = core::ptr::with_exposed_provenance_mut::<Page>(address);
@@ -216,9 +200,9 @@ fn unfinished(text: &mut Path, pid: u32) -> Option<&CStr> {
 fn map(file: &Descriptor) -> Option<usize> {
     let size = size_of::<Page>();
     // SAFETY: the call takes no pointers. The mode must not depend on the umask.
-    unsafe { syscall(libc::SYS_fchmod, file.0, 0o600) };
+    unsafe { syscall(libc::SYS_fchmod, file.number(), 0o600) };
     // SAFETY: the call takes no pointers.
-    if unsafe { syscall(libc::SYS_fallocate, file.0, 0, 0usize, size) } != 0 {
+    if unsafe { syscall(libc::SYS_fallocate, file.number(), 0, 0usize, size) } != 0 {
         return None;
     }
     let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
@@ -231,7 +215,7 @@ fn map(file: &Descriptor) -> Option<usize> {
             size,
             protection,
             flags,
-            file.0,
+            file.number(),
             0usize,
         )
     };
@@ -267,7 +251,7 @@ impl Made {
         let from = unfinished(&mut from, head.pid)?;
         let name = name(head.pid_namespace, head.pid, head.start);
         formatted(&mut to, format_args!("{name}"))?;
-        let (here, to) = (self.directory.0, as_c(&to)?.as_ptr());
+        let (here, to) = (self.directory.number(), as_c(&to)?.as_ptr());
         // SAFETY: both paths end with a NUL.
         if unsafe { syscall(libc::SYS_renameat, here, from.as_ptr(), here, to) } != 0 {
             return None;
@@ -283,7 +267,7 @@ impl Made {
         let errno = errno();
         let mut text = Path::new();
         if let Some(unfinished) = unfinished(&mut text, self.page.head.pid) {
-            unlink_at(self.directory.0, unfinished);
+            unlink_at(self.directory.number(), unfinished);
         }
         unmap(self.page.head.address as usize);
         set_errno(errno);
@@ -302,30 +286,14 @@ fn identity() -> Option<(u32, u64, u64)> {
     // The first thread's: it is the process's, and stays readable when that thread has ended.
     let file = open_at(libc::AT_FDCWD, c"/proc/self/stat", libc::O_RDONLY)?;
     let mut bytes = [0u8; 1024];
-    // SAFETY: the bytes are writable.
-    let count = unsafe { syscall(libc::SYS_read, file.0, bytes.as_mut_ptr(), bytes.len()) };
-    let start = start_of(bytes.get(..usize::try_from(count).ok()?)?)?;
+    let count = file.read(&mut bytes)?;
+    let start = start_of(bytes.get(..count)?)?;
     let namespace = open_at(libc::AT_FDCWD, c"/proc/self/ns/pid", libc::O_PATH)?;
-    Some((std::process::id(), namespace.status()?.st_ino, start))
-}
-
-/// Whether RLIMIT_FSIZE allows a file of this size: beyond it the kernel raises SIGXFSZ.
-fn may_be_as_large(size: u64) -> bool {
-    let mut limit = libc::rlimit64 {
-        rlim_cur: 0,
-        rlim_max: 0,
-    };
-    // SAFETY: the limit is writable.
-    let failed = unsafe {
-        syscall(
-            libc::SYS_prlimit64,
-            0,
-            libc::RLIMIT_FSIZE,
-            core::ptr::null::<libc::rlimit64>(),
-            &raw mut limit,
-        )
-    } != 0;
-    !failed && limit.rlim_cur >= size
+    Some((
+        std::process::id(),
+        about(namespace.number()).ok()?.st_ino,
+        start,
+    ))
 }
 
 /// Removes pages of processes that were killed, so that they do not add up. Looks at the first few
@@ -339,7 +307,7 @@ fn remove_ended(directory: &Descriptor, pid_namespace: u64) {
     let count = unsafe {
         syscall(
             libc::SYS_getdents64,
-            directory.0,
+            directory.number(),
             bytes.as_mut_ptr(),
             bytes.len(),
         )
@@ -362,7 +330,7 @@ fn remove_ended(directory: &Descriptor, pid_namespace: u64) {
             && namespace == pid_namespace
             && i32::try_from(pid).is_ok_and(|pid| !exists(pid))
         {
-            unlink_at(directory.0, name);
+            unlink_at(directory.number(), name);
         }
         rest = &rest[length..];
     }

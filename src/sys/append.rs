@@ -4,14 +4,14 @@
 //! followed, and a later block goes into the file of the first. All system calls go through
 //! syscall(), which the cache's own threads may use too.
 
-use super::descriptor;
+use super::descriptor::{self, Descriptor};
+use super::proc::{self, UNLIMITED};
 use super::words::InWords;
 use core::ffi::{CStr, c_int};
 use core::fmt;
-use core::ptr::null;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use errno::{Errno, errno};
-use libc::{rlimit64, syscall};
+use errno::Errno;
+use libc::syscall;
 
 /// How to append to a file.
 pub struct Manner<'a> {
@@ -100,32 +100,19 @@ fn is_descriptor(path: &CStr) -> bool {
 /// Appends all bytes by one write(), so that the output of several processes does not mix. If the
 /// file system has no room for all bytes, a part of them may be in the file.
 pub fn append(path: &CStr, bytes: &[u8], manner: &Manner<'_>) -> Result<(), Refused> {
-    let fd = open(path, manner)?;
-    let written = write(fd, bytes, manner);
-    // SAFETY: this function opened `fd`.
-    unsafe { syscall(libc::SYS_close, fd) };
-    written
+    let file = open(path, manner)?;
+    write(file.number(), bytes, manner)
 }
 
 /// How often another process may remove the file between two steps.
 const ATTEMPTS: u32 = 100;
 
 /// Opens the file, and makes it if it is not there. A file that is there must be acceptable.
-fn open(path: &CStr, manner: &Manner<'_>) -> Result<c_int, Refused> {
+fn open(path: &CStr, manner: &Manner<'_>) -> Result<Descriptor, Refused> {
     // O_NONBLOCK: a pipe without a reader must not block the program. O_NOCTTY: a terminal must not
     // become the program's controlling terminal.
-    let flags =
-        libc::O_WRONLY | libc::O_APPEND | libc::O_CLOEXEC | libc::O_NONBLOCK | libc::O_NOCTTY;
-    let open = |more| {
-        let (here, flags): (c_int, c_int) = (libc::AT_FDCWD, flags | more);
-        // SAFETY: the path ends with a NUL.
-        let fd = unsafe { syscall(libc::SYS_openat, here, path.as_ptr(), flags, manner.mode) };
-        if fd < 0 {
-            Err(errno())
-        } else {
-            Ok(fd as c_int)
-        }
-    };
+    let flags = libc::O_WRONLY | libc::O_APPEND | libc::O_NONBLOCK | libc::O_NOCTTY;
+    let open = |more| Descriptor::open(libc::AT_FDCWD, path, flags | more, manner.mode);
     if is_descriptor(path) {
         return Ok(open(0)?);
     }
@@ -143,13 +130,8 @@ fn open(path: &CStr, manner: &Manner<'_>) -> Result<c_int, Refused> {
             // Another process has removed it meanwhile.
             Err(Errno(libc::ENOENT)) => {}
             found => {
-                let fd = found?;
-                let accepted = accept(fd, manner);
-                if accepted.is_err() {
-                    // SAFETY: this function opened `fd`.
-                    unsafe { syscall(libc::SYS_close, fd) };
-                }
-                return accepted.map(|()| fd);
+                let file = found?;
+                return accept(file.number(), manner).map(|()| file);
             }
         }
     }
@@ -189,22 +171,9 @@ fn write(fd: c_int, bytes: &[u8], manner: &Manner<'_>) -> Result<(), Refused> {
 
 /// Whether the limit and RLIMIT_FSIZE allow the whole write. The kernel would write a part.
 fn is_within_limit(fd: c_int, more: usize, own: Option<u64>) -> bool {
-    let mut limit = rlimit64 {
-        rlim_cur: libc::RLIM64_INFINITY,
-        rlim_max: libc::RLIM64_INFINITY,
-    };
-    // SAFETY: the limit is writable, and the call sets none.
-    unsafe {
-        syscall(
-            libc::SYS_prlimit64,
-            0,
-            libc::RLIMIT_FSIZE,
-            null::<rlimit64>(),
-            &raw mut limit,
-        )
-    };
-    let most = limit.rlim_cur.min(own.unwrap_or(u64::MAX));
-    if most == libc::RLIM64_INFINITY {
+    let limit = proc::limit(libc::RLIMIT_FSIZE).unwrap_or(UNLIMITED);
+    let most = limit.min(own.unwrap_or(UNLIMITED));
+    if most == UNLIMITED {
         return true;
     }
     // SAFETY: lseek takes no pointers.

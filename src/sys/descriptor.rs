@@ -2,7 +2,49 @@
 //! What a descriptor of this process is, and writing to it without harm to the program.
 
 use super::signals::{self, Signals};
+use core::ffi::{CStr, c_int, c_long};
 use errno::{Errno, errno};
+use libc::syscall;
+
+/// A descriptor that this library has opened for itself, and closes. Its functions are system calls:
+/// the caller may be a thread that the C library does not know, and other libraries replace open and
+/// read.
+pub struct Descriptor(c_int);
+
+impl Descriptor {
+    /// What a system call has returned that makes a descriptor.
+    pub fn made(result: c_long) -> Result<Descriptor, Errno> {
+        match c_int::try_from(result) {
+            Ok(fd) if fd >= 0 => Ok(Descriptor(fd)),
+            _ => Err(errno()),
+        }
+    }
+
+    /// openat(2), with O_CLOEXEC. `mode` is that of a new file.
+    pub fn open(directory: c_int, path: &CStr, flags: c_int, mode: u32) -> Result<Self, Errno> {
+        let flags = flags | libc::O_CLOEXEC;
+        // SAFETY: the path ends with a NUL.
+        Self::made(unsafe { syscall(libc::SYS_openat, directory, path.as_ptr(), flags, mode) })
+    }
+
+    pub fn number(&self) -> c_int {
+        self.0
+    }
+
+    /// Reads bytes and returns how many; 0 at the end of the file.
+    pub fn read(&self, to: &mut [u8]) -> Option<usize> {
+        // SAFETY: `to` is writable.
+        let read = unsafe { syscall(libc::SYS_read, self.0, to.as_mut_ptr(), to.len()) };
+        usize::try_from(read).ok()
+    }
+}
+
+impl Drop for Descriptor {
+    fn drop(&mut self) {
+        // SAFETY: the descriptor is this value's own.
+        unsafe { syscall(libc::SYS_close, self.0) };
+    }
+}
 
 /// What fstat(2) says of a file.
 pub fn about(fd: i32) -> Result<libc::stat, Errno> {

@@ -15,7 +15,7 @@
 //! docs/limits.md).
 
 use super::pages::{FAR_AWAY, PAGE_SIZE};
-use super::{signals, thread};
+use super::{proc, signals, thread};
 use core::ffi::{c_int, c_void};
 use core::ptr::{null_mut, with_exposed_provenance_mut};
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::*};
@@ -229,18 +229,7 @@ pub fn close_from(first: u32) {
         return;
     }
     // Before Linux 5.9, or refused: one by one.
-    let mut limit = [0u64; 2];
-    // SAFETY: `limit` has room for the soft and the hard limit.
-    let asked = unsafe {
-        libc::syscall(
-            libc::SYS_prlimit64,
-            0,
-            libc::RLIMIT_NOFILE,
-            0usize,
-            &raw mut limit,
-        )
-    };
-    let most = if asked == 0 { limit[0] } else { 0 };
+    let most = proc::limit(libc::RLIMIT_NOFILE).unwrap_or(0);
     for fd in first..=u32::try_from(most).unwrap_or(u32::MAX) {
         // SAFETY: as above.
         unsafe { libc::syscall(libc::SYS_close, fd) };

@@ -6,7 +6,7 @@
 //!
 //! memfd_create(2) makes a file there, and fstat(2) says where that is.
 
-use super::descriptor::identity;
+use super::descriptor::{Descriptor, identity};
 use super::pages::page_size;
 use core::sync::atomic::{AtomicU64, Ordering::*};
 use errno::{Errno, errno, set_errno};
@@ -77,14 +77,9 @@ fn of_huge_pages(size: u32) -> Result<u64, Errno> {
 fn of_new_file(flags: u32) -> Result<u64, Errno> {
     let flags = libc::MFD_CLOEXEC | flags;
     // SAFETY: the name ends with a NUL.
-    let fd = unsafe { libc::syscall(libc::SYS_memfd_create, c"".as_ptr(), flags) };
-    if fd < 0 {
-        return Err(errno());
-    }
-    let about = identity(fd as i32);
-    // SAFETY: this function opened the file, and nothing else uses it.
-    unsafe { libc::syscall(libc::SYS_close, fd) };
-    about.map(|(device, _inode)| device)
+    let made = unsafe { libc::syscall(libc::SYS_memfd_create, c"".as_ptr(), flags) };
+    let file = Descriptor::made(made)?;
+    identity(file.number()).map(|(device, _inode)| device)
 }
 
 fn numbers(device: u64) -> Numbers {

@@ -5,34 +5,42 @@
 //! function here takes a missing answer for an empty one. The files are those of the calling thread
 //! (`thread-self`): once the first thread has ended by pthread_exit(3), those of `self` are empty.
 
+use super::descriptor::Descriptor;
 use super::mounts;
 use super::pages::{PageRange, page_size};
 use core::ffi::CStr;
+use core::ptr::null;
 use errno::{Errno, errno};
 
 /// RLIMIT_MEMLOCK in bytes; `None` if unlimited.
 pub fn memlock_limit() -> Option<u64> {
-    limit(libc::RLIMIT_MEMLOCK)
+    limit(libc::RLIMIT_MEMLOCK).filter(|&most| most != UNLIMITED)
 }
 
 /// RLIMIT_NOFILE; `None` if unlimited.
 pub fn descriptor_limit() -> Option<u64> {
-    limit(libc::RLIMIT_NOFILE)
+    limit(libc::RLIMIT_NOFILE).filter(|&most| most != UNLIMITED)
 }
 
 /// RLIMIT_STACK in bytes; `None` if unlimited.
 pub fn stack_limit() -> Option<u64> {
-    limit(libc::RLIMIT_STACK)
+    limit(libc::RLIMIT_STACK).filter(|&most| most != UNLIMITED)
 }
 
-fn limit(resource: libc::__rlimit_resource_t) -> Option<u64> {
-    let mut limit = libc::rlimit {
+/// What [`limit`] says of a resource without one.
+pub const UNLIMITED: u64 = libc::RLIM64_INFINITY;
+
+/// The process's limit of a resource, by the system call itself.
+pub fn limit(resource: libc::__rlimit_resource_t) -> Option<u64> {
+    let (own, none) = (0, null::<libc::rlimit64>());
+    let mut limit = libc::rlimit64 {
         rlim_cur: 0,
         rlim_max: 0,
     };
-    // SAFETY: the structure is writable.
-    let failed = unsafe { libc::getrlimit(resource, &mut limit) } != 0;
-    (!failed && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
+    // SAFETY: the structure is writable, and the call sets no limit.
+    let failed =
+        unsafe { libc::syscall(libc::SYS_prlimit64, own, resource, none, &raw mut limit) } != 0;
+    (!failed).then_some(limit.rlim_cur)
 }
 
 /// Whether the kernel shows the process's mappings. Opens no file.
@@ -473,30 +481,26 @@ fn each_line_of(path: &CStr, each: &mut dyn FnMut(&[u8]) -> bool) -> bool {
     whole && any
 }
 
-/// An open file. Its functions are raw system calls: the caller may be a thread that the C library
-/// does not know, and other libraries replace open and read.
-pub(super) struct File(libc::c_long);
+/// An open file of /proc.
+pub(super) struct File(Descriptor);
 
 impl File {
     pub(super) fn open(path: &CStr) -> Option<File> {
-        let flags = libc::O_RDONLY | libc::O_CLOEXEC;
-        // SAFETY: the path ends with a NUL.
-        let fd = unsafe { libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags) };
-        (fd >= 0).then(|| File(fd))
+        Descriptor::open(libc::AT_FDCWD, path, libc::O_RDONLY, 0)
+            .ok()
+            .map(File)
     }
 
     /// Reads bytes and returns how many; 0 at the end of the file.
     fn read(&self, to: &mut [u8]) -> Option<usize> {
-        // SAFETY: `to` is writable.
-        let read = unsafe { libc::syscall(libc::SYS_read, self.0, to.as_mut_ptr(), to.len()) };
-        usize::try_from(read).ok()
+        self.0.read(to)
     }
 
     /// As `read`, from this place of the file on.
     pub(super) fn read_at(&self, to: &mut [u8], place: u64) -> Option<usize> {
+        let (number, address) = (self.0.number(), to.as_mut_ptr());
         // SAFETY: `to` is writable.
-        let read =
-            unsafe { libc::syscall(libc::SYS_pread64, self.0, to.as_mut_ptr(), to.len(), place) };
+        let read = unsafe { libc::syscall(libc::SYS_pread64, number, address, to.len(), place) };
         usize::try_from(read).ok()
     }
 
@@ -504,8 +508,14 @@ impl File {
         query.size = size_of::<Query>() as u64;
         // SAFETY: `query` has the layout of the kernel's structure, and its name, if it asks for
         // one, has a buffer of that size.
-        let result =
-            unsafe { libc::syscall(libc::SYS_ioctl, self.0, PROCMAP_QUERY, &raw mut *query) };
+        let result = unsafe {
+            libc::syscall(
+                libc::SYS_ioctl,
+                self.0.number(),
+                PROCMAP_QUERY,
+                &raw mut *query,
+            )
+        };
         if result == 0 { Ok(()) } else { Err(errno()) }
     }
 
@@ -522,13 +532,6 @@ impl File {
         let asked = self.query(&mut query);
         let length = (query.vma_name_size as usize).checked_sub(1);
         asked.is_ok() && length.and_then(|length| buffer.get(..length)) == Some(name)
-    }
-}
-
-impl Drop for File {
-    fn drop(&mut self) {
-        // SAFETY: `open` opened the file, and nothing else closes it.
-        unsafe { libc::syscall(libc::SYS_close, self.0) };
     }
 }
 

@@ -89,8 +89,8 @@ pub struct Thread<'a> {
 }
 
 impl Thread<'_> {
-    /// The frames, the innermost first, as lines of the trace: `LINE FUNCTION PATH`. None if there
-    /// is no descriptor left.
+    /// The frames, the innermost first, as lines of the trace: `LINE FUNCTION PATH`. Empty if
+    /// there is no descriptor left.
     ///
     /// The pipe exists for this call alone, as the descriptor of `sys/append.rs`: a program may close
     /// what the library keeps. It does not block: CPython leaves out what finds it full.
