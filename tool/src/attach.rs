@@ -3,15 +3,14 @@
 //! request lies in the process's live page. Its next registration sees the request: nothing
 //! interrupts it.
 
-use crate::format;
 use crate::top::pages::{self, Found};
+use crate::trace::to_append;
 use anyhow::{Context, Result, bail};
 use rdmamr_live_page::{PATH, Page, TraceSwitch};
-use std::fs::{self, File};
-use std::io::Read;
+use std::fs;
 use std::mem::offset_of;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -123,23 +122,7 @@ fn why_not(pid: u32) -> String {
 /// Makes the file, or empties a trace that is there. No link is followed. Root gives the file to
 /// the process's user, who writes it.
 fn create(path: &Path, found: &Found) -> Result<()> {
-    let file = File::options()
-        .read(true)
-        .append(true)
-        .create(true)
-        .mode(0o600)
-        .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
-        .open(path)?;
-    if !file.metadata()?.is_file() {
-        bail!("it is not a regular file");
-    }
-    let mut magic = Vec::new();
-    (&file)
-        .take(format::MAGIC.len() as u64)
-        .read_to_end(&mut magic)?;
-    if !magic.is_empty() && magic != format::MAGIC {
-        bail!("it exists and is not a trace, so it is left alone");
-    }
+    let file = to_append(path)?;
     file.set_len(0)?;
     let user = pages::user_of(found.pid).context("the process has ended")?;
     if file.metadata()?.uid() != user {

@@ -2,7 +2,8 @@
 //! `rdmamr explain`: the causes of an errno in the order in which to look at them, and what the
 //! doctor says of each. The words are those of docs/troubleshooting.md: a rule stands in one place.
 
-use crate::doctor::{self, Check};
+use crate::doctor;
+use crate::doctor::check::Check;
 use crate::style;
 use anyhow::bail;
 use std::fmt::Write as _;

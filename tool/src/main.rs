@@ -3,9 +3,11 @@
 
 mod attach;
 mod bench;
+mod choices;
 mod doctor;
 mod elf;
 mod explain;
+mod files;
 #[cfg(test)]
 #[path = "../../ctests/fuzz/inputs.rs"]
 mod fuzz_inputs;
@@ -20,10 +22,6 @@ mod top;
 mod trace;
 mod verbs;
 mod version;
-
-use rdmamr_abi as abi;
-use rdmamr_trace_format as format;
-use rdmamr_uverbs as uverbs;
 
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand};
@@ -81,19 +79,8 @@ Examples:
 fn main() -> ExitCode {
     signals::restore();
     let usage = usage_status();
-    // The processes of "bench" are started by hidden commands, absent from help and completions.
-    let command = std::env::args_os().nth(1);
-    let arguments = || std::env::args_os().skip(1);
-    if command.as_deref() == Some(bench::worker::COMMAND.as_ref()) {
-        let args = bench::worker::Args::parse_from(arguments());
-        return end(bench::worker::run(&args).map(|()| ExitCode::SUCCESS), usage);
-    }
-    if command.as_deref() == Some(bench::large_worker::COMMAND.as_ref()) {
-        let args = bench::large_worker::Args::parse_from(arguments());
-        return end(
-            bench::large_worker::run(&args).map(|()| ExitCode::SUCCESS),
-            usage,
-        );
+    if let Some(measured) = bench::as_worker() {
+        return end(measured.map(|()| ExitCode::SUCCESS), usage);
     }
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,

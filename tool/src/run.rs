@@ -8,6 +8,7 @@ mod search;
 mod traces;
 mod wait;
 
+use crate::choices::name;
 use crate::library;
 use crate::report::{self, units};
 use anyhow::{Context, bail};
@@ -97,11 +98,11 @@ enum Level {
 
 /// Returns only if the program cannot run.
 pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    let name = &args.command[0];
-    let program = match search::find(name) {
+    let called = &args.command[0];
+    let program = match search::find(called) {
         Ok(program) => program,
         Err(refused) => {
-            anstream::eprintln!("rdmamr: {}: {}", name.display(), refused.why);
+            anstream::eprintln!("rdmamr: {}: {}", called.display(), refused.why);
             return Ok(ExitCode::from(if refused.exists {
                 CANNOT_RUN
             } else {
@@ -184,23 +185,13 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     if args.progress {
         set("RDMAMR_PROGRESS", "1".as_ref());
     }
-    let named = [
-        (
-            "RDMAMR_CACHE",
-            args.cache.and_then(|cache| cache.to_possible_value()),
-        ),
-        (
-            "RDMAMR_MONITOR",
-            args.monitor.and_then(|monitor| monitor.to_possible_value()),
-        ),
-        (
-            "RDMAMR_LOG",
-            args.log.and_then(|level| level.to_possible_value()),
-        ),
-    ];
-    for (name, value) in named {
-        if let Some(value) = value {
-            set(name, value.get_name().as_ref());
+    for (setting, choice) in [
+        ("RDMAMR_CACHE", args.cache.map(name)),
+        ("RDMAMR_MONITOR", args.monitor.map(name)),
+        ("RDMAMR_LOG", args.log.map(name)),
+    ] {
+        if let Some(choice) = choice {
+            set(setting, choice.as_ref());
         }
     }
     let become_it = || {

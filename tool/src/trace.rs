@@ -5,10 +5,10 @@
 //! A trace may be larger than the memory, so it is read twice: first to find where each run of
 //! calls is, then call by call. The second pass holds only calls that overlap in time: a few
 //! thousand for each thread that was at work.
-use crate::format::{
+use anyhow::{Context, Result, bail, ensure};
+use rdmamr_trace_format::{
     CacheSettings, Call, Header, MAGIC, NO_RANK, Start, VERSION, call::registers, how, kind,
 };
-use anyhow::{Context, Result, bail, ensure};
 use rustc_hash::FxHashMap;
 use source::Source;
 use std::cmp::Reverse;
@@ -17,6 +17,7 @@ use std::path::{Path, PathBuf};
 
 mod source;
 mod stacks;
+pub use source::to_append;
 pub use stacks::PythonFrame;
 
 const HEADER: usize = size_of::<Header>();

@@ -2,12 +2,12 @@
 //! The limits of a device, as the kernel gives them: the providers do not change the fields that
 //! are read here.
 
-use super::{Check, bytes};
-use crate::abi::uapi::*;
-use crate::uverbs::bundle::Bundle;
-use crate::uverbs::context::identify;
-use crate::uverbs::kernel::{Kernel, Uverbs};
+use super::check::{Check, bytes};
 use crate::verbs::Context;
+use rdmamr_abi::uapi::*;
+use rdmamr_uverbs::bundle::Bundle;
+use rdmamr_uverbs::context::identify;
+use rdmamr_uverbs::kernel::{Kernel, Uverbs};
 
 /// IB_USER_VERBS_EX_CMD_QUERY_DEVICE, with the flag of the extended commands.
 const QUERY_DEVICE_EX: u64 = 0x8000_0001;

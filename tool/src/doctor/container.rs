@@ -2,7 +2,8 @@
 //! Whether this process runs in a container, and under a batch system: whose limits those are, and
 //! so who can change them.
 
-use super::{Check, read};
+use super::check::Check;
+use crate::files::read;
 use std::env;
 use std::path::Path;
 

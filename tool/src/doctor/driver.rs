@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! How the library registers on a device, by the library's own probe and its own table.
 
-use super::Check;
-use crate::uverbs::context::{Facts, identify};
-use crate::uverbs::driver::Way;
-use crate::uverbs::kernel::Uverbs;
+use super::check::Check;
 use crate::verbs::Context;
+use rdmamr_uverbs::context::{Facts, identify};
+use rdmamr_uverbs::driver::Way;
+use rdmamr_uverbs::kernel::Uverbs;
 
 /// Probes as the library does.
 pub fn check(device: &str, context: &Context) -> Check {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The effect of ibv_fork_init(3) on registrations. Many programs call it at their start.
 
-use super::{Check, kernel_version};
+use super::check::Check;
+use crate::files::kernel_version;
 use crate::verbs::{Loaded, Verbs};
 use std::env;
 use std::ffi::{c_int, c_void};

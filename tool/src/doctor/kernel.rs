@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The kernel's side of verbs: its version, its interface, and whether this process may use it.
 
-use super::{Check, kernel_version, read};
+use super::check::Check;
+use crate::files::{kernel_release, kernel_version, names, read};
 use crate::verbs::{Context, Verbs};
-use std::fs::{self, OpenOptions};
+use std::fs::OpenOptions;
 use std::io::ErrorKind;
 
 /// The version of the uverbs interface that libibverbs speaks, the same since 2005.
 const ABI: &str = "6";
+const NODES: &str = "/sys/class/infiniband_verbs";
 
 /// Opens a device by its file, then by libibverbs, and adds a check for each obstacle.
 pub fn open(
@@ -74,21 +76,15 @@ pub fn open(
 
 /// The name of a device's file, such as "uverbs0".
 fn node(device: &str) -> Option<String> {
-    let nodes = fs::read_dir("/sys/class/infiniband_verbs").ok()?.flatten();
-    let mut named = nodes.filter(|node| read(node.path().join("ibdev")).as_deref() == Some(device));
-    Some(named.next()?.file_name().to_string_lossy().into_owned())
-}
-
-/// The release of the kernel that runs, such as "6.12.9-amd64".
-pub fn release() -> String {
-    read("/proc/sys/kernel/osrelease").unwrap_or_default()
+    let is_its = |node: &String| read(format!("{NODES}/{node}/ibdev")).as_deref() == Some(device);
+    names(NODES).into_iter().find(is_its)
 }
 
 /// Checks the version, and says what the library does with it.
 pub fn check() -> Check {
     const SUBJECT: &str = "kernel";
-    let release = release();
-    let abi = read("/sys/class/infiniband_verbs/abi_version");
+    let release = kernel_release();
+    let abi = read(format!("{NODES}/abi_version"));
     let found = match &abi {
         Some(abi) => format!("Linux {release}, uverbs ABI {abi}"),
         None => format!("Linux {release}, without uverbs"),

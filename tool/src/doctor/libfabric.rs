@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The libfabric that programs use, if it is installed.
 
-use super::Check;
+use super::check::Check;
 use crate::verbs::Loaded;
 
 /// Checks the version of libfabric.

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The number of mappings that a process may have.
 
-use super::{Check, read};
+use super::check::Check;
+use crate::files::read;
 
 /// The kernel's default.
 const DEFAULT: u64 = 65530;

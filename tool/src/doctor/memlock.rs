@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The amount of memory that this process may pin.
 
-use super::{Check, bytes, container, field, read};
+use super::check::{Check, bytes};
+use super::container;
+use crate::files::{field, read};
 
 const CAP_IPC_LOCK: u32 = 14;
 /// Some systems' default is less than this, and too little for most programs.

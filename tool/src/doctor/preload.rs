@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Whether the library itself can be preloaded.
 
-use super::Check;
+use super::check::Check;
 use crate::library;
 use std::process::Command;
 

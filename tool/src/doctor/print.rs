@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The answer, for people and for programs.
 
-use super::{Check, State};
+use super::check::{Check, State};
 use crate::style;
 use serde::Serialize;
 use std::fmt::Write as _;

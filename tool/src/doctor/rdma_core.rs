@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The libibverbs that programs use.
 
-use super::Check;
+use super::check::Check;
 use crate::verbs::Verbs;
 use std::ffi::{CStr, c_void};
 

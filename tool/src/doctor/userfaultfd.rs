@@ -2,7 +2,9 @@
 //! Whether this process may watch its memory by userfaultfd(2). The library needs that to keep
 //! regions.
 
-use super::{Check, container, field, kernel_version, read};
+use super::check::Check;
+use super::container;
+use crate::files::{field, kernel_version, read};
 use errno::{Errno, errno};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 

@@ -4,9 +4,9 @@
 //! modelled: a region serves one use at a time; idle regions end by age and by number, and when
 //! their memory changes.
 use super::access;
-use crate::format::{CacheSettings as Facts, Call, cache, call, how, unserved};
 use crate::trace::Process;
 use rdmamr_policy::{Asked, CacheMode, Range, Released, Wanted, is_exact};
+use rdmamr_trace_format::{CacheSettings as Facts, Call, cache, call, how, unserved};
 use rustc_hash::FxHashMap;
 use std::collections::{BTreeMap, VecDeque};
 

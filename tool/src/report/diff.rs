@@ -279,9 +279,9 @@ fn callers(before: &[CallerTotals], after: &[CallerTotals]) -> Vec<OfCaller> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::format::{Call, how};
     use crate::report::tests::{MS, report};
     use crate::sample::{deregister, register};
+    use rdmamr_trace_format::{Call, how};
 
     fn runs() -> (Report, Report) {
         let pair = |n: u64, caller, length, slow: u32| {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Predictions: the rules of the cache, one test a rule.
 use super::*;
-use crate::format::{Call, cache, call, kind, unserved};
 use crate::sample::{BEGAN, Sample, Writer, deregister, file, register};
+use rdmamr_trace_format::{Call, cache, call, kind, unserved};
 
 const S: u64 = 1_000_000_000;
 const LOCAL: u64 = 60_000;

@@ -2,7 +2,7 @@
 //! Ranges that are registered again and again, and how many of their registrations the cache would
 //! have served.
 use super::cache::{Class, Done, Key};
-use crate::format::Call;
+use rdmamr_trace_format::Call;
 use rustc_hash::FxHashMap;
 use std::cmp::Reverse;
 

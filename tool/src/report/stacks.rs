@@ -115,9 +115,9 @@ fn of_python(frame: &PythonFrame) -> Frame {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::format::kind;
     use crate::report::shape::Report;
     use crate::sample::{Sample, Writer, file, register};
+    use rdmamr_trace_format::kind;
 
     fn named(name: &str) -> Frame {
         Frame {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 use super::*;
-use crate::format::{Call, call, how, kind};
 use crate::sample::{Sample, Writer, deregister, file, register};
+use rdmamr_trace_format::{Call, call, how, kind};
 
 pub const MS: u64 = 1_000_000;
 const S: u64 = 1_000_000_000;

@@ -4,6 +4,7 @@
 use super::limits::Devices;
 use super::sample::{Process, Sample};
 use super::table::{self, HEADS, View, cells};
+use crate::choices::name;
 use anyhow::Result;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
 use ratatui::layout::{Constraint, Layout, Rect};
@@ -208,7 +209,7 @@ impl Screen {
         }
         let mut words = format!(
             "sorted by {}{}, every {:.1} s{}",
-            self.view.sort.name(),
+            name(self.view.sort),
             if self.view.reversed { " (turned)" } else { "" },
             self.interval.as_secs_f64(),
             if self.paused { ", paused" } else { "" },

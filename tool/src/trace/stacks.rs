@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The call stacks of a trace: [`kind::STACK`](crate::format::kind::STACK).
+//! The call stacks of a trace: [`kind::STACK`](rdmamr_trace_format::kind::STACK).
 use super::{Fields, Place, Process, Trace};
 use rustc_hash::FxHashMap;
 
