@@ -53,6 +53,14 @@ pub const fn may_be_kept(access: u32) -> bool {
     access & NEVER_KEPT == 0
 }
 
+/// How long an idle region is kept, in ms: the defaults of `RDMAMR_CACHE_LINGER`, without remote
+/// rights and with them.
+pub const LINGER_LOCAL: u64 = 60_000;
+#[allow(missing_docs, reason = "with `LINGER_LOCAL`")]
+pub const LINGER_REMOTE: u64 = 1_000;
+/// The most regions that are kept idle: the default of `RDMAMR_CACHE_MAX_IDLE`.
+pub const MAX_IDLE: u64 = 16_384;
+
 /// Which registrations the user wants to be served: the values of `RDMAMR_CACHE`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CacheMode {

@@ -311,7 +311,7 @@ pub struct Range {
 }
 
 /// What one caller registers more than once: its [`Range`]s of one access, together.
-#[derive(Serialize)]
+#[derive(Default, Serialize)]
 pub struct Again {
     pub caller: Caller,
     pub access: String,

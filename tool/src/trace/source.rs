@@ -19,6 +19,13 @@ pub struct Source {
     data: Cell<(u64, u64)>,
 }
 
+/// The content of a block, in a file.
+pub struct Place {
+    pub source: u32,
+    pub at: u64,
+    pub length: u64,
+}
+
 /// The files that the paths name: each file once, and of a folder the traces that lie in it.
 pub fn open(paths: &[PathBuf]) -> Result<Vec<Source>> {
     let mut sources: Vec<Source> = Vec::new();
