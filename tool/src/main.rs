@@ -15,6 +15,7 @@ mod library;
 mod report;
 mod run;
 #[cfg(test)]
+#[path = "sample_tests.rs"]
 mod sample;
 mod signals;
 mod style;

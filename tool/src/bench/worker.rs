@@ -91,14 +91,16 @@ pub fn run(kind: &str, device: &str) -> anyhow::Result<()> {
         calls,
         get_stats,
     };
-    let mut memory = Memory::map(0)?;
+    let mut mapped: Option<Memory> = None;
     answer_each(|line| {
         let (bytes, pairs) = line.split_once(' ').context("BYTES PAIRS")?;
         let bytes = bytes.parse()?;
-        if memory.length != bytes {
-            memory = Memory::map(bytes)?;
-        }
-        Ok(way.turn(&memory, pairs.parse()?))
+        // The memory of another size goes first.
+        let memory = match mapped.take().filter(|memory| memory.length == bytes) {
+            Some(memory) => memory,
+            None => Memory::map(bytes)?,
+        };
+        Ok(way.turn(mapped.insert(memory), pairs.parse()?))
     })
 }
 
@@ -110,12 +112,6 @@ struct Memory {
 
 impl Memory {
     fn map(length: usize) -> anyhow::Result<Memory> {
-        if length == 0 {
-            return Ok(Memory {
-                address: std::ptr::null_mut(),
-                length,
-            });
-        }
         let address = map(memory::Kind::Anonymous, length).context("mmap")?;
         // SAFETY: the memory is writable and has that length.
         unsafe { std::ptr::write_bytes(address.cast::<u8>(), 1, length) };
@@ -125,8 +121,7 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: this type mapped the memory, which is no longer registered. With a length of 0
-        // the call unmaps nothing.
+        // SAFETY: this type mapped the memory, which is no longer registered.
         unsafe { libc::munmap(self.address, self.length) };
     }
 }

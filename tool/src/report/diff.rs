@@ -3,7 +3,7 @@
 use super::callers::Caller;
 use super::shape::{CallerTotals, Report, Size, What};
 use super::text::{Table, heading, wrapped};
-use super::units::{bytes, count, plural, share, time};
+use super::units::{bytes, count, name_of, plural, share, time};
 use serde::Serialize;
 use std::cmp::Reverse;
 
@@ -104,8 +104,7 @@ impl Side {
 
 /// Which rows of two lists are the same caller: an address may have moved where its name is known.
 fn identity(caller: &Caller) -> (Option<&str>, String) {
-    let module = caller.module.as_deref();
-    let module = module.map(|path| path.rsplit('/').next().unwrap_or(path));
+    let module = caller.module.as_deref().map(name_of);
     let source = caller.source.as_deref().unwrap_or_default();
     (module, format!("{} {source}", caller.name()))
 }
@@ -180,15 +179,7 @@ impl Diff {
         heading(&mut out, "What was gained");
         wrapped(&mut out, "", "", &self.sentence());
         heading(&mut out, "By size");
-        let mut table = Table::new(&[
-            "from",
-            "before",
-            "after",
-            "time before",
-            "after",
-            "change",
-            "<one call, ratio",
-        ]);
+        let mut table = Table::new("from|before|after|time before|after|change|<one call, ratio");
         for row in &self.sizes {
             table.row([
                 bytes(row.from_bytes),
@@ -202,7 +193,7 @@ impl Diff {
         }
         table.write(&mut out);
         heading(&mut out, "By caller");
-        let mut table = Table::new(&["time before", "after", "change", "ratio", "<caller"]);
+        let mut table = Table::new("time before|after|change|ratio|<caller");
         for row in self.callers.iter().take(SHOWN) {
             table.row([
                 time(row.before.time_ns),

@@ -5,6 +5,7 @@ use super::access;
 use super::callers::Resolver;
 use super::json::escaped;
 use super::shape::Report;
+use super::units::name_of;
 use crate::trace::{Event, Process, Trace};
 use anyhow::Result;
 use rdmamr_trace_format::{call, how};
@@ -78,8 +79,7 @@ fn numbers(processes: &[Process]) -> Vec<u64> {
 }
 
 fn title(process: &Process) -> String {
-    let program = process.command.first().map_or("", String::as_str);
-    let program = program.rsplit('/').next().unwrap_or(program);
+    let program = process.command.first().map_or("", |path| name_of(path));
     match (process.rank, &process.host) {
         (Some(rank), Some(host)) => format!("rank {rank} on {host}: {program}"),
         (_, Some(host)) => format!("{program} on {host}"),
