@@ -16,16 +16,16 @@ use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-/// Record the registrations of a process that runs already
+/// Record the registrations of a running process
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
   rdmamr trace --pid 4711 -o app.trace           until Ctrl-C
   rdmamr trace --pid 4711 -o app.trace --for 10  ten seconds
-  rdmamr trace --pid 4711 -o app.trace --on      and leave it on
-  rdmamr trace --pid 4711 --off                  switch it off
+  rdmamr trace --pid 4711 -o app.trace --on      and keep recording
+  rdmamr trace --pid 4711 --off                  stop recording
 
-The process must be under the library, and have registered something.")]
+The process must run under the library and have registered memory.")]
 pub struct Args {
     /// The process
     #[arg(long, value_name = "PID")]
@@ -36,10 +36,10 @@ pub struct Args {
     /// Stop after so many seconds
     #[arg(long = "for", value_name = "SECONDS", conflicts_with_all = ["on", "off"])]
     seconds: Option<u32>,
-    /// Switch the recording on, and end
+    /// Start recording, and exit
     #[arg(long, conflicts_with = "off")]
     on: bool,
-    /// Switch the recording off, and end
+    /// Stop recording, and exit
     #[arg(long)]
     off: bool,
 }
@@ -105,14 +105,14 @@ fn why_not(pid: u32) -> String {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps"));
     match maps {
         Ok(maps) if maps.contains("librdmamr") => format!(
-            "process {pid} is under the library, and has no live page: it has registered nothing yet, or \
-             RDMAMR_LIVE=0 is set, or no folder could be had for the page (man 7 rdmamr)"
+            "process {pid} runs under the library, but has no live page: it has registered nothing yet, \
+             RDMAMR_LIVE=0 is set, or there is no directory for the page (man 7 rdmamr)"
         ),
         Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
-            format!("process {pid} is another user's: only root may ask it")
+            format!("process {pid} belongs to another user: only root can trace it")
         }
         _ => format!(
-            "process {pid} is not under the library (rdmamr run). This counts its uverbs calls:\n\
+            "process {pid} does not run under the library (rdmamr run). This counts its uverbs calls:\n\
              \x20 bpftrace -e 'tracepoint:syscalls:sys_enter_ioctl /pid == {pid} && args->cmd == 0xc0181b01/ \
              {{ @uverbs = count(); }}'"
         ),
@@ -173,11 +173,11 @@ fn request(found: &Found, file: Option<&Path>) -> Result<bool> {
         }
         if began.elapsed() > PATIENCE {
             if file.is_none() {
-                eprintln!("rdmamr: it stops with its next registration");
+                eprintln!("rdmamr: recording stops with the process's next registration");
                 return Ok(false);
             }
             if !said {
-                eprintln!("rdmamr: it begins with its next registration; waiting for that");
+                eprintln!("rdmamr: waiting: recording begins with the process's next registration");
                 said = true;
             }
         }

@@ -30,14 +30,14 @@ use crate::verbs::Verbs;
 use check::State;
 use std::process::ExitCode;
 
-/// Look for what hinders memory registration, and say how to change it
+/// Check what hinders memory registration, and how to fix it
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
   rdmamr doctor
   rdmamr doctor mlx5_0 mlx5_1
   rdmamr doctor --json | jq '.checks[] | select(.state != \"ok\")'
-  sudo -u service rdmamr doctor        limits and rights are those of who asks
+  sudo -u service rdmamr doctor        limits and rights are the caller's
 
 Exit status: 0: no failure, 1: at least one failure, 2: wrong usage.
 Warnings do not change it.")]

@@ -13,15 +13,15 @@ use std::process::ExitCode;
 const DOCUMENT: &str = include_str!("../../docs/troubleshooting.md");
 const INDENT: usize = 4;
 
-/// Say what an errno of a registration means here, and what to do
+/// Explain an errno of a registration, with this machine's limits
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
   rdmamr explain ENOMEM
   rdmamr explain 14
-  docker exec CONTAINER rdmamr explain EPERM     limits are those of who asks
+  docker exec CONTAINER rdmamr explain EPERM     limits are the caller's
 
-Exit status: 0; 2: wrong usage, or an errno of which nothing is known.")]
+Exit status: 0; 2: wrong usage, or an errno without an explanation.")]
 pub struct Args {
     /// ENOMEM, EFAULT, EPERM, EINVAL, EAGAIN or another errno, by name or number
     #[arg(value_name = "ERRNO")]
@@ -63,7 +63,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
         let sections = SECTIONS.iter().map(|row| row.0.to_owned());
         let known: Vec<_> = sections.chain(others()).collect();
         bail!(
-            "nothing is known of {}; there are: {}",
+            "there is no explanation of {}; there are: {}",
             args.errno,
             known.join(", ")
         );

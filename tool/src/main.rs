@@ -30,7 +30,7 @@ use clap_complete::Shell;
 use std::io::Write;
 use std::process::ExitCode;
 
-/// What RDMA memory registration costs a program, and how to be rid of it
+/// What RDMA memory registration costs a program, and how to avoid it
 #[derive(Parser)]
 #[command(
     name = "rdmamr",
@@ -40,13 +40,13 @@ use std::process::ExitCode;
 )]
 #[command(after_help = "\
 Examples:
-  rdmamr doctor                               is the machine fit for it?
-  rdmamr explain ENOMEM                       why does a registration fail?
+  rdmamr doctor                               check this machine
+  rdmamr explain ENOMEM                       why a registration fails
   rdmamr run --trace app.trace -- ./app       record what a program registers
   rdmamr report app.trace                     what that costs, and why
-  rdmamr run --cache=local -- ./app           have registrations used again
-  rdmamr top                                  what is registered now, and by whom
-  rdmamr trace --pid 4711 -o app.trace        record a process that runs already
+  rdmamr run --cache=local -- ./app           reuse registrations
+  rdmamr top                                  what is registered now, by process
+  rdmamr trace --pid 4711 -o app.trace        record a running process
   rdmamr bench mlx5_0                         what a registration costs here
 
 man rdmamr(1) has more, man rdmamr(7) the library's settings.")]

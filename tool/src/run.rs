@@ -38,34 +38,34 @@ Examples:
   rdmamr run --cache=local -- ./app
   mpirun -np 4 rdmamr run --cache=local -- ./app
 
-Exit status: the program's. 125: preloading cannot work, the reason is printed;
+Exit status: the program's. 125: the library cannot be preloaded, for the printed reason;
 126: the program cannot be run; 127: it is not found.")]
 pub struct Args {
-    /// Use registrations again: off, local (those without remote rights), all
+    /// Reuse registrations: off, local (without remote access), all
     #[arg(long, value_name = "WHICH", hide_possible_values = true)]
     cache: Option<Cache>,
     /// Record every registration, for 'rdmamr report FILE'
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
-    /// Let the trace grow to SIZE at most (K, M, G); later calls are only counted
+    /// Limit the trace to SIZE (K, M, G); later calls are only counted
     #[arg(long, value_name = "SIZE")]
     trace_limit: Option<OsString>,
-    /// When the program has ended, report on it: write the page to PAGE
+    /// When the program ends, write a report on it to PAGE
     #[arg(long, value_name = "PAGE", num_args = 0..=1, require_equals = true)]
     report: Option<Option<PathBuf>>,
     /// When the program ends, print the counters: a table, json, or JSON to FILE
     #[arg(long, value_name = "json|FILE", num_args = 0..=1, require_equals = true, default_missing_value = "table")]
     stats: Option<PathBuf>,
-    /// Populate fresh memory with N threads before it is registered
+    /// Populate untouched memory with N threads before registering it
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     prefault: Option<u32>,
-    /// On a terminal, show a bar while a registration takes longer than a second
+    /// On a terminal, show progress while a registration takes longer than a second
     #[arg(long)]
     progress: bool,
-    /// Watch memory for another registration cache: libfabric
+    /// Monitor memory for another registration cache: libfabric
     #[arg(long, value_name = "WHOSE", hide_possible_values = true)]
     monitor: Option<Monitor>,
-    /// Leave LD_AUDIT alone: functions taken by dlsym from libibverbs stay libibverbs'
+    /// Do not set LD_AUDIT: functions that dlsym finds in libibverbs stay libibverbs'
     #[arg(long)]
     no_audit: bool,
     /// Which messages the library prints: error, warn, info, debug
@@ -131,8 +131,8 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
             Ok(module) => set("LD_AUDIT", &first(&module, env::var_os("LD_AUDIT"))),
             Err(why) => {
                 anstream::eprintln!(
-                    "rdmamr: {why}: what the program takes from libibverbs by dlsym is not the \
-                     library's (--no-audit: not wanted)"
+                    "rdmamr: {why}: functions that the program looks up in libibverbs by dlsym bypass the \
+                     library (--no-audit: accept that)"
                 );
                 None
             }

@@ -53,10 +53,10 @@ pub struct Args {
         hide_possible_values = true
     )]
     sort: table::Column,
-    /// Show the processes whose command, device or rank has these words, or with this number
+    /// Show the processes whose command, device, rank or number contains WORDS
     #[arg(long, value_name = "WORDS", default_value = "")]
     filter: String,
-    /// Seconds between two looks
+    /// Seconds between two samples
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = seconds)]
     interval: Duration,
 }
@@ -75,14 +75,15 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         reversed: false,
         filter: args.filter.clone(),
     };
+    let mut metrics = |format| {
+        let mut sample = Sample::take(&mut devices);
+        view.apply(&mut sample.processes);
+        openmetrics::render(&sample, format)
+    };
     if args.openmetrics {
-        let mut sample = Sample::take(&mut devices);
-        view.apply(&mut sample.processes);
-        print(&openmetrics::render(&sample, Format::OpenMetrics))?;
+        print(&metrics(Format::OpenMetrics))?;
     } else if let Some(file) = &args.textfile {
-        let mut sample = Sample::take(&mut devices);
-        view.apply(&mut sample.processes);
-        let text = openmetrics::render(&sample, Format::Prometheus);
+        let text = metrics(Format::Prometheus);
         replace(file, text.as_bytes()).with_context(|| file.display().to_string())?;
     } else if args.json || args.once {
         let before = Sample::take(&mut devices);
@@ -99,7 +100,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         screen::run(view, args.interval, &mut devices)?;
     } else {
         bail!(
-            "this is no terminal: --once prints a table, --json and --openmetrics are for programs"
+            "not on a terminal: --once prints a table, --json and --openmetrics are for programs"
         );
     }
     Ok(ExitCode::SUCCESS)

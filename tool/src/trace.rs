@@ -343,7 +343,8 @@ impl Trace {
         };
         if cut > 0 {
             self.damage.push(format!(
-                "{name}{} cut off: the program was killed while it wrote, the disk was full, or the file is copied in part. \
+                "{name}{} cut off: the program was killed while it wrote, the disk was full, or the file was \
+                 copied in part. \
                  The calls up to there are counted.",
                 if cut == 1 { "A block is".to_string() } else { format!("{cut} blocks are") }
             ));

@@ -29,10 +29,10 @@ pub struct Args {
     /// Sizes in bytes, also with K, M or G: by default 4K,64K,1M,16M,64M, with --large 1G
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = size)]
     pub sizes: Option<Vec<u64>>,
-    /// How often each way has its turn at each size: by default 30, with --large 5
+    /// Rounds of each way at each size: by default 30, with --large 5
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub rounds: Option<u32>,
-    /// Measure how fast untouched memory is registered, by kind, beside its floors
+    /// Measure how fast untouched memory is registered, by kind, and its lower bounds
     #[arg(long)]
     pub large: bool,
     /// With --large: numbers of threads (RDMAMR_PREFAULT)

@@ -44,7 +44,7 @@ pub fn print(results: &Results) {
         .any(|row| measured(row.plain_us) && !row.plain_own)
     {
         anstream::println!(
-            "\nThe library has passed plain registrations on to libibverbs: 'rdmamr doctor' says why."
+            "\nThe library forwarded plain registrations to libibverbs: 'rdmamr doctor' says why."
         );
     }
     if results
@@ -53,7 +53,7 @@ pub fn print(results: &Results) {
         .any(|row| measured(row.relaxed_us) && !row.relaxed_kept)
     {
         anstream::println!(
-            "\nNot all relaxed regions were kept, so some were registered anew: 'rdmamr doctor' says why."
+            "\nSome relaxed regions were not kept and were registered anew: 'rdmamr doctor' says why."
         );
     }
 }

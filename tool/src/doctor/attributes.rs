@@ -30,9 +30,11 @@ pub fn check(device: &str, context: &Context) -> Vec<Check> {
         Err(why) => {
             let check = Check::warning(
                 "regions",
-                format!("the device does not tell its limits: {why}"),
+                format!("the device's limits cannot be queried: {why}"),
             )
-            .meaning("Whether on-demand paging (IBV_ACCESS_ON_DEMAND) works can only be tried.");
+            .meaning(
+                "Only a registration shows whether on-demand paging (IBV_ACCESS_ON_DEMAND) works.",
+            );
             return vec![check.of(device)];
         }
     };

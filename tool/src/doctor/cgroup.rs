@@ -17,8 +17,8 @@ pub fn check() -> Check {
         limits.push(format!("memory.max {}, {} used", bytes(most), bytes(used)));
         if most.saturating_sub(used) < LITTLE {
             tight.push(
-                "Registered memory counts: at memory.max the kernel kills the process (SIGKILL), without an \
-                 errno.",
+                "Registered memory is charged to the group: at memory.max the kernel kills the process \
+                 (SIGKILL), without an errno.",
             );
         }
     }
@@ -32,21 +32,19 @@ pub fn check() -> Check {
                 bytes(used)
             ));
             if used >= most {
-                tight.push("Huge pages that nobody has touched yet are refused with EFAULT.");
+                tight.push("Registering huge pages that are not populated yet fails with EFAULT.");
             }
         }
     }
     for (device, used, most) in rdma("self") {
         limits.push(format!("rdma.max of {device}: {used} of {most} objects"));
         if used >= most {
-            tight.push("No further region, queue or domain can be made on that device: EAGAIN.");
+            tight
+                .push("Creating another region, queue or domain on that device fails with EAGAIN.");
         }
     }
     if limits.is_empty() {
-        return Check::ok(
-            SUBJECT,
-            "no limit of memory, huge pages or objects of devices",
-        );
+        return Check::ok(SUBJECT, "no limit on memory, huge pages or device objects");
     }
     tight.dedup();
     let found = limits.join("; ");

@@ -113,7 +113,7 @@ pub fn check() -> Check {
         return check;
     }
     check.meaning(
-        "Its limits and filters are what starts it sets: RLIMIT_MEMLOCK, cgroups, the seccomp profile, the devices.",
+        "Its launcher sets the limits and filters: RLIMIT_MEMLOCK, cgroups, the seccomp profile, the devices.",
     )
 }
 

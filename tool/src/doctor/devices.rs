@@ -14,8 +14,8 @@ pub fn check(wanted: &[String]) -> (Vec<Check>, Vec<String>) {
     if present.is_empty() && wanted.is_empty() {
         let check = Check::failure(SUBJECT, "this machine has no RDMA device")
             .meaning(
-                "Nothing can be registered. Hardware needs its driver (mlx5_ib, irdma, bnxt_re, efa and so on). \
-                 Any network interface can have soft-RoCE:",
+                "No memory can be registered. Hardware needs its driver (mlx5_ib, irdma, bnxt_re, efa and so \
+                 on). Soft-RoCE runs on any network interface:",
             )
             .fix(format!(
                 "modprobe rdma_rxe && rdma link add rxe0 type rxe netdev {}",
@@ -27,7 +27,7 @@ pub fn check(wanted: &[String]) -> (Vec<Check>, Vec<String>) {
     let (mut checks, mut devices) = (Vec::new(), Vec::new());
     for name in wanted {
         if !present.contains(name) {
-            let found = format!("there is none of that name; there are: {}", list(&present));
+            let found = format!("there is no such device; there are: {}", list(&present));
             checks.push(Check::failure(SUBJECT, found).of(name));
             continue;
         }

@@ -13,8 +13,8 @@ pub fn check(device: &str, context: &Context) -> Check {
     let facts = match identify(&Uverbs, context.fd()) {
         Ok(facts) => facts,
         Err(error) => {
-            let check = Check::failure(SUBJECT, format!("the kernel refuses to say which: {error}"))
-                .meaning("A filter of system calls (seccomp) refuses ioctl(2) on the device, or the device is gone.");
+            let check = Check::failure(SUBJECT, format!("the driver cannot be queried: {error}"))
+                .meaning("A seccomp filter refuses ioctl(2) on the device, or the device is gone.");
             return check.of(device);
         }
     };

@@ -21,7 +21,7 @@ pub fn open(
     let Some(node) = node(device) else {
         let check = Check::failure(
             SUBJECT,
-            "the device has no uverbs file, through which programs reach it",
+            "the device has no uverbs file in /sys/class/infiniband_verbs",
         )
         .meaning("The module ib_uverbs is not loaded.")
         .fix("modprobe ib_uverbs");
@@ -33,10 +33,10 @@ pub fn open(
         let check = Check::failure(SUBJECT, format!("{path} cannot be opened: {error}"));
         let check = match error.kind() {
             ErrorKind::NotFound => check
-                .meaning("The kernel has the device, but /dev does not: a container must be given the device.")
+                .meaning("The kernel has the device, but /dev does not: pass the device into the container.")
                 .fix("docker run --device=/dev/infiniband ... (outside of containers: udevadm trigger)"),
             ErrorKind::PermissionDenied => check
-                .meaning("The rights of the file, or the devices that this container or service may use, forbid it.")
+                .meaning("The file's mode, or the device cgroup of this container or service, forbids it.")
                 .fix(format!("chmod 666 {path} (a service: DeviceAllow=char-infiniband_verbs rw)")),
             _ => check.meaning("The device is gone, or its driver has failed: see dmesg."),
         };
@@ -67,7 +67,7 @@ pub fn open(
                 SUBJECT,
                 format!("{path} opens, but the device does not: {error}"),
             )
-            .meaning("No program can use it; the reason is libibverbs', or that of its provider.");
+            .meaning("No program can use it; the error comes from libibverbs or its provider.");
             checks.push(check.of(device));
             None
         }
@@ -93,7 +93,7 @@ pub fn check() -> Check {
         _ if abi.as_ref().is_some_and(|abi| abi != ABI) => Check::failure(SUBJECT, found)
             .meaning(format!("libibverbs speaks ABI {ABI}.")),
         version if version < (4, 16) => Check::warning(SUBJECT, found)
-            .meaning("Before Linux 4.16 the kernel does not tell the driver, so libibverbs registers all memory."),
+            .meaning("Before Linux 4.16 the kernel does not name the driver, so libibverbs registers all memory."),
         version if version < (5, 11) => Check::warning(SUBJECT, found).meaning(
             "Before Linux 5.11 userfaultfd(2), by which relaxed regions are kept, needs a privilege or a sysctl.",
         ),

@@ -10,7 +10,7 @@ pub fn check() -> Check {
     let Ok(library) = Loaded::open(c"libfabric.so.1") else {
         return Check::ok(
             SUBJECT,
-            "not installed; only programs that are written for it need it",
+            "not installed; only programs written for it need it",
         );
     };
     // SAFETY: <rdma/fabric.h> gives this type.

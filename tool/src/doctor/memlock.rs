@@ -43,7 +43,7 @@ pub fn check() -> Check {
         return Check::ok(SUBJECT, found);
     }
     let check = Check::warning(SUBJECT, found).meaning(format!(
-        "A process that has that much registered gets ENOMEM (EPERM if the limit is 0) for more. CAP_IPC_LOCK \
+        "A registration beyond the limit fails with ENOMEM (EPERM if the limit is 0). CAP_IPC_LOCK \
          would lift the limit; here it {}.",
         right.words()
     ));

@@ -37,6 +37,6 @@ pub fn check() -> Check {
         SUBJECT,
         format!("{path} cannot be preloaded; the linker says: {said}"),
     )
-    .meaning("It is made for another system, or it is damaged.")
+    .meaning("It was built for another system, or it is damaged.")
     .fix("make && make install PREFIX=/usr")
 }

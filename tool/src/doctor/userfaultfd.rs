@@ -26,18 +26,18 @@ struct Api {
 }
 
 const SUBJECT: &str = "userfaultfd";
-const COST: &str = "Each registration makes a region of its own: relaxed registration and RDMAMR_CACHE cost \
-                    what plain registration costs.";
+const COST: &str = "Every registration makes a new region: relaxed registration and RDMAMR_CACHE cost as much as \
+                    plain registration.";
 
 /// Tries the calls that the library makes.
 pub fn check() -> Check {
     match features() {
         Ok(features) if features & WRITE_PROTECTION == 0 => Check::warning(
             SUBJECT,
-            "this kernel's has no write protection",
+            "this kernel's userfaultfd has no write protection",
         )
         .meaning(format!(
-            "The library watches memory by it; x86-64 has it since Linux 5.7, arm64 since 6.10. {COST}"
+            "The library needs it to watch memory; x86-64 has it since Linux 5.7, arm64 since 6.10. {COST}"
         )),
         Ok(features) if features & MORE_MAPPINGS != 0 => Check::ok(
             SUBJECT,
@@ -74,7 +74,7 @@ fn refused(error: Errno) -> Check {
     if filtered && matches!(error.0, libc::EPERM | libc::ENOSYS | libc::EACCES) {
         return check
             .meaning(format!(
-                "A filter of system calls (seccomp) refuses it, as in many containers, and {DEVICE} does not help \
+                "A seccomp filter refuses it, as in many containers, and {DEVICE} does not help \
                  yet. {COST}"
             ))
             .fix(format!(

@@ -20,7 +20,7 @@ const DEFAULTS: Facts = Facts {
     watch_ns: 0,
 };
 /// The refusal that costs time: the library finds it out each time.
-pub const UNKEPT: &str = "the memory is shared, or a file's: it can change unseen";
+pub const UNKEPT: &str = "the memory is shared or belongs to a file: it can change without notice";
 /// How many changes of memory the release of a region looks at, which was in use meanwhile.
 const CHANGES: usize = 4096;
 /// How many idle regions a search for one that holds a range looks at.
@@ -84,7 +84,7 @@ pub fn refusal(process: &Process, call: &Call, effect: u64, key: &Key) -> Option
         return Some("userfaultfd(2) is refused (rdmamr doctor says how to allow it)");
     }
     if facts.flags & cache::FRESH_KEYS != 0 && access::remote(call.call, call.access) {
-        return Some("RDMAMR_CACHE_FRESH_KEYS=1 gives each region with remote rights a new key");
+        return Some("RDMAMR_CACHE_FRESH_KEYS=1 gives each remotely accessible region a new key");
     }
     if process.is_unkept(effect, key.range.start, key.range.end) {
         return Some(UNKEPT);

@@ -44,7 +44,7 @@ pub struct Cost {
     pub time_ns: u64,
 }
 
-#[derive(Serialize)]
+#[derive(Default, Serialize)]
 pub struct OfSize {
     pub from_bytes: u64,
     /// The calls are registrations; the time is also that of deregistrations.
@@ -52,7 +52,7 @@ pub struct OfSize {
     pub after: Cost,
 }
 
-#[derive(Serialize)]
+#[derive(Default, Serialize)]
 pub struct OfCaller {
     #[serde(flatten)]
     pub caller: Caller,
@@ -214,14 +214,11 @@ fn sizes(before: &[Size], after: &[Size]) -> Vec<OfSize> {
         for size in sizes {
             let at = rows.binary_search_by_key(&size.from_bytes, |row| row.from_bytes);
             let at = at.unwrap_or_else(|at| {
-                rows.insert(
-                    at,
-                    OfSize {
-                        from_bytes: size.from_bytes,
-                        before: Cost::default(),
-                        after: Cost::default(),
-                    },
-                );
+                let row = OfSize {
+                    from_bytes: size.from_bytes,
+                    ..OfSize::default()
+                };
+                rows.insert(at, row);
                 at
             });
             let cost = side(&mut rows[at]);
@@ -245,15 +242,13 @@ fn callers(before: &[CallerTotals], after: &[CallerTotals]) -> Vec<OfCaller> {
             let (module, name) = identity(caller);
             let identity = (module.map(str::to_string), name);
             let at = *known.entry(identity).or_insert_with(|| {
-                rows.push(OfCaller {
-                    // All its stacks together.
-                    caller: Caller {
-                        stack: Vec::new(),
-                        ..caller.clone()
-                    },
-                    before: Cost::default(),
-                    after: Cost::default(),
-                });
+                let mut row = OfCaller {
+                    caller: caller.clone(),
+                    ..OfCaller::default()
+                };
+                // All its stacks together.
+                row.caller.stack.clear();
+                rows.push(row);
                 rows.len() - 1
             });
             let cost = side(&mut rows[at]);

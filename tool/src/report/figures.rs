@@ -231,7 +231,7 @@ impl Replay<'_> {
         let mut notes = Vec::new();
         if self.totals.dropped > 0 {
             notes.push(format!(
-                "{} were dropped, since there was no room for them: every figure here is too low.",
+                "{} were dropped because no buffer had room for them: every figure here is too low.",
                 units::plural(self.totals.dropped, "call", "calls")
             ));
         }
@@ -263,7 +263,8 @@ impl Replay<'_> {
         }
         if self.taken > 0 {
             notes.push(format!(
-                "The lkeys of {} came back without a deregistration in the trace: it was made past the library.",
+                "The lkeys of {} were given again without a deregistration in the trace: it bypassed the \
+                 library.",
                 units::plural(self.taken, "region", "regions")
             ));
         }

@@ -273,8 +273,9 @@ fn over_time(report: &Report) -> Markup {
         (plots::over_time(report))
         (more(plots::LANES, report.lanes.len() as u64))
         p.aside { "Whole pages of all processes. A page that is registered several times counts several times, as the kernel counts it against RLIMIT_MEMLOCK. \
-            A region that a process never deregisters counts until the process ends. Each point is the most of its moment; the dot is the peak. \
-            The clocks of several hosts are taken to agree." }
+            A region that a process never deregisters counts until the process ends. Each point is the maximum \
+            of its interval; the dot is the peak. \
+            The clocks of all hosts are assumed to agree." }
     } }
 }
 
@@ -336,8 +337,8 @@ fn sizes(report: &Report) -> Markup {
             ("cache", "misses of the cache", totals.misses > 0),
         ]))
         div.pair {
-            (plots::calls_by_size(sizes))
-            (plots::time_by_size(sizes))
+            (plots::by_size(sizes, "Registrations by length", false))
+            (plots::by_size(sizes, "Time in registrations by length", true))
         }
         div.scroll role="region" tabindex="0" aria-label="Table" { table {
             thead {

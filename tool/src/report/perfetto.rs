@@ -88,13 +88,11 @@ fn title(process: &Process) -> String {
 }
 
 fn caller(trace: &Trace, resolver: &mut Resolver, event: &Event) -> String {
-    let address = event.call.caller;
-    let place = trace.locate(event.process, event.modules, address);
-    let began = trace.processes[event.process as usize].process;
-    let caller = match place {
-        Some((path, offset)) => resolver.resolve(Some(&trace.paths[path as usize]), offset, began),
-        None => resolver.resolve(None, address, began),
-    };
+    let (process, address) = (event.process, event.call.caller);
+    let place = trace.locate(process, event.modules, address);
+    let (path, offset) = place.map_or((None, address), |(path, offset)| (Some(path), offset));
+    let module = path.map(|path| trace.paths[path as usize].as_str());
+    let caller = resolver.resolve(module, offset, trace.processes[process as usize].process);
     caller.name()
 }
 

@@ -357,7 +357,11 @@ fn what_peers_can_reach_is_kept_by_all_and_for_a_second_only() {
     calls.push(later(soon[0], S));
     let soon = report(&calls);
     assert_eq!((soon.advice.local.hits, soon.advice.all.hits), (0, 1));
-    assert!(soon.advice.sentence.contains("`--cache=local` nothing"));
+    assert!(
+        soon.advice
+            .sentence
+            .contains("`--cache=local` would have saved nothing")
+    );
 }
 
 #[test]
