@@ -4,7 +4,7 @@
 //! finds that one in use. No thread waits. If all buffers are in use, the call is not recorded,
 //! only counted.
 
-use super::format::{Call, Header};
+use super::format::{Call, Header, Numbers};
 use crate::sys::thread;
 use core::cell::UnsafeCell;
 use core::ptr::NonNull;

@@ -5,7 +5,7 @@
 //! block is one write() to the end, so that the blocks of several processes do not mix.
 
 use super::buffers::Block;
-use super::format::{Header, NO_RANK, Start, kind};
+use super::format::{Header, NO_RANK, Numbers, Start, kind};
 use super::{modules, place};
 use crate::config::config;
 use crate::report::log;

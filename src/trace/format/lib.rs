@@ -21,6 +21,12 @@ pub const VERSION: u16 = 1;
 /// # Safety
 /// The structure consists of numbers, without a gap.
 pub unsafe trait Numbers: Copy {
+    /// The structure as the file has it.
+    fn as_bytes(&self) -> &[u8] {
+        // SAFETY: the structure is readable, and has no gap.
+        unsafe { core::slice::from_raw_parts((&raw const *self).cast(), size_of::<Self>()) }
+    }
+
     /// Reads the structure at the beginning of `bytes`. `None`: they are too few.
     fn read(bytes: &[u8]) -> Option<Self> {
         let bytes = bytes.get(..size_of::<Self>())?;
@@ -80,12 +86,6 @@ impl Header {
         sequence: 0,
         dropped: 0,
     };
-
-    /// The header as the file has it.
-    pub fn as_bytes(&self) -> &[u8] {
-        // SAFETY: a header consists of numbers, without a gap.
-        unsafe { core::slice::from_raw_parts((&raw const *self).cast(), size_of::<Header>()) }
-    }
 }
 
 /// Kinds of blocks.
