@@ -77,7 +77,8 @@ fn folders() -> Vec<(PathBuf, PathBuf, u32)> {
     let runtime = std::env::var_os("XDG_RUNTIME_DIR").filter(|path| Path::new(path).is_absolute());
     let mut add = |root: &Path, folder: PathBuf, user: u32| {
         let folder = (root.to_owned(), folder, user);
-        if !folders.contains(&folder) {
+        // Only the one of XDG_RUNTIME_DIR, which comes first, can come again.
+        if folders.first() != Some(&folder) {
             folders.push(folder);
         }
     };
