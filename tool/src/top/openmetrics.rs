@@ -14,10 +14,12 @@ pub enum Format {
     Prometheus,
 }
 
+type States = Vec<(&'static str, Option<u64>)>;
+
 /// The values of a family.
 enum Values {
     /// Of each process on each device, by state if there is one.
-    OfDevices(fn(&OfDevice) -> Vec<(&'static str, Option<u64>)>),
+    OfDevices(fn(&OfDevice) -> States),
     OfProcesses(fn(&Process) -> Option<f64>),
     /// Of each limit on bytes, or on a device's objects.
     OfLimits(Amount, fn(&Limit) -> u64),
@@ -70,7 +72,7 @@ const FAMILIES: [(&str, &str, &str, &str, Values); 14] = [
         Devices(|device| device.most_regions)),
 ];
 
-fn states(all: u64, idle: u64) -> Vec<(&'static str, Option<u64>)> {
+fn states(all: u64, idle: u64) -> States {
     let in_use = all.saturating_sub(idle);
     vec![("in_use", Some(in_use)), ("idle", Some(idle))]
 }
