@@ -828,7 +828,8 @@ fn a_bar_for_each_size_and_the_longest_fills_its_row() {
         let calls: Vec<Call> = (0..count)
             .map(|n| register(n * MS, n as u32 + 1, n << 30, 4096 << n))
             .collect();
-        let plot = plots::calls_by_size(&report(&calls).sizes).into_string();
+        let sizes = report(&calls).sizes;
+        let plot = plots::by_size(&sizes, "Registrations by length", false).into_string();
         let bars = plot
             .matches("class=\"plain\" style=\"width:100.00%\"")
             .count();
