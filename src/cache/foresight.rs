@@ -13,7 +13,7 @@ use crate::sys::helper_thread;
 use crate::sys::pages::PageRange;
 use crate::sys::process::PerProcess;
 use crate::sys::thread;
-use crate::trace::format::{CacheSettings, cache, call, unserved};
+use crate::trace::format::{CacheSettings, Numbers, cache, call, unserved};
 use crate::watch::userfaultfd::Userfaultfd;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use rdmamr_policy::{Asked, Process};
@@ -27,7 +27,11 @@ pub fn verdict(call: u8, request: &Request) -> u32 {
         call::REG_MR_EX | call::REG_DMABUF_MR => return unserved::DEVICE,
         _ => return unserved::UNKNOWN,
     }
-    rdmamr_policy::refusal(CacheMode::All, asked(request), &Foreseen)
+    match rdmamr_policy::refusal(CacheMode::All, asked(request), &Present) {
+        // Without the cache, what the parent has registered tells a child.
+        unserved::NONE | unserved::FORK if is_of_parent() => unserved::CHILD,
+        reason => reason,
+    }
 }
 
 /// What the rule by which the cache serves looks at in a registration.
@@ -37,24 +41,6 @@ pub fn asked(request: &Request) -> Asked {
         access: request.access.bits(),
         at_own_address: request.iova == request.addr.addr() as u64,
         is_empty: request.length == 0,
-    }
-}
-
-/// This process as it would be with the cache.
-struct Foreseen;
-
-impl Process for Foreseen {
-    fn is_disabled(&self) -> bool {
-        disabled()
-    }
-    fn is_interrupted(&self) -> bool {
-        thread::is_inside()
-    }
-    fn is_child(&self) -> bool {
-        is_of_parent()
-    }
-    fn is_fork_protected(&self) -> bool {
-        mr::kernel_mr::is_fork_protected()
     }
 }
 
@@ -206,14 +192,5 @@ fn facts() -> Vec<u8> {
         most_bytes: limit.bytes as u64,
         watch_ns,
     };
-    [
-        regions.flags,
-        regions.linger_local,
-        regions.linger_remote,
-        regions.most_regions,
-        regions.most_bytes,
-        regions.watch_ns,
-    ]
-    .map(u64::to_le_bytes)
-    .concat()
+    regions.as_bytes().to_vec()
 }

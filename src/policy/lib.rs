@@ -53,6 +53,14 @@ pub const fn may_be_kept(access: u32) -> bool {
     access & NEVER_KEPT == 0
 }
 
+/// How long an idle region is kept, in ms: the defaults of `RDMAMR_CACHE_LINGER`, without remote
+/// rights and with them.
+pub const LINGER_LOCAL: u64 = 60_000;
+#[allow(missing_docs, reason = "with `LINGER_LOCAL`")]
+pub const LINGER_REMOTE: u64 = 1_000;
+/// The most regions that are kept idle: the default of `RDMAMR_CACHE_MAX_IDLE`.
+pub const MAX_IDLE: u64 = 16_384;
+
 /// Which registrations the user wants to be served: the values of `RDMAMR_CACHE`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CacheMode {
@@ -73,11 +81,11 @@ pub mod unserved {
         "",
         "ibv_fork_init or RDMAV_FORK_SAFE keeps registered memory from children",
         "the access flags ask for paging on demand, a zero base, memory windows or huge pages",
-        "peers reach the memory at another address than its own (iova)",
+        "remote peers address the memory by another address than its own (iova)",
         "the length is 0",
-        "the memory is a device's (DMA-BUF), or libibverbs has registered it",
-        "a child has registered whose parent had registered before the fork",
-        "a signal handler has registered that had interrupted the library",
+        "the memory belongs to a device (DMA-BUF), or libibverbs has registered it",
+        "the process was forked by one that had registered memory",
+        "a signal handler that interrupted the library made the call",
         "RDMAMR_DISABLE switches the library off",
     ];
     /// Not stated: an earlier release wrote the trace, or the call was no plain registration.

@@ -8,7 +8,7 @@ use crate::sys::thread;
 use core::cell::UnsafeCell;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
-use rdmamr_trace_format::{Call, Header};
+use rdmamr_trace_format::{Call, Header, Numbers};
 use std::alloc::{Layout, alloc_zeroed};
 
 /// The number of buffers. More threads than that share them.

@@ -13,7 +13,7 @@ use crate::sys::{clock, thread};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
 use errno::Errno;
 use once_cell::race::OnceBox;
-use rdmamr_trace_format::{Header, NO_RANK, Start, kind};
+use rdmamr_trace_format::{Header, NO_RANK, Numbers, Start, kind};
 use std::ffi::{CStr, CString};
 
 /// The most reasons in a trace; later failures have none. Reasons are long, and a program that

@@ -3,30 +3,29 @@
 //! request lies in the process's live page. Its next registration sees the request: nothing
 //! interrupts it.
 
-use crate::format;
 use crate::top::pages::{self, Found};
+use crate::trace::to_append;
 use anyhow::{Context, Result, bail};
 use rdmamr_live_page::{PATH, Page, TraceSwitch};
-use std::fs::{self, File};
-use std::io::Read;
+use std::fs;
 use std::mem::offset_of;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-/// Record the registrations of a process that runs already
+/// Record the registrations of a running process
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
   rdmamr trace --pid 4711 -o app.trace           until Ctrl-C
   rdmamr trace --pid 4711 -o app.trace --for 10  ten seconds
-  rdmamr trace --pid 4711 -o app.trace --on      and leave it on
-  rdmamr trace --pid 4711 --off                  switch it off
+  rdmamr trace --pid 4711 -o app.trace --on      and keep recording
+  rdmamr trace --pid 4711 --off                  stop recording
 
-The process must be under the library, and have registered something.")]
+The process must run under the library and have registered memory.")]
 pub struct Args {
     /// The process
     #[arg(long, value_name = "PID")]
@@ -37,10 +36,10 @@ pub struct Args {
     /// Stop after so many seconds
     #[arg(long = "for", value_name = "SECONDS", conflicts_with_all = ["on", "off"])]
     seconds: Option<u32>,
-    /// Switch the recording on, and end
+    /// Start recording, and exit
     #[arg(long, conflicts_with = "off")]
     on: bool,
-    /// Switch the recording off, and end
+    /// Stop recording, and exit
     #[arg(long)]
     off: bool,
 }
@@ -106,14 +105,14 @@ fn why_not(pid: u32) -> String {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps"));
     match maps {
         Ok(maps) if maps.contains("librdmamr") => format!(
-            "process {pid} is under the library, and has no live page: it has registered nothing yet, or \
-             RDMAMR_LIVE=0 is set, or no folder could be had for the page (man 7 rdmamr)"
+            "process {pid} runs under the library, but has no live page: it has registered nothing yet, \
+             RDMAMR_LIVE=0 is set, or there is no directory for the page (man 7 rdmamr)"
         ),
         Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
-            format!("process {pid} is another user's: only root may ask it")
+            format!("process {pid} belongs to another user: only root can trace it")
         }
         _ => format!(
-            "process {pid} is not under the library (rdmamr run). This counts its uverbs calls:\n\
+            "process {pid} does not run under the library (rdmamr run). This counts its uverbs calls:\n\
              \x20 bpftrace -e 'tracepoint:syscalls:sys_enter_ioctl /pid == {pid} && args->cmd == 0xc0181b01/ \
              {{ @uverbs = count(); }}'"
         ),
@@ -123,23 +122,7 @@ fn why_not(pid: u32) -> String {
 /// Makes the file, or empties a trace that is there. No link is followed. Root gives the file to
 /// the process's user, who writes it.
 fn create(path: &Path, found: &Found) -> Result<()> {
-    let file = File::options()
-        .read(true)
-        .append(true)
-        .create(true)
-        .mode(0o600)
-        .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
-        .open(path)?;
-    if !file.metadata()?.is_file() {
-        bail!("it is not a regular file");
-    }
-    let mut magic = Vec::new();
-    (&file)
-        .take(format::MAGIC.len() as u64)
-        .read_to_end(&mut magic)?;
-    if !magic.is_empty() && magic != format::MAGIC {
-        bail!("it exists and is not a trace, so it is left alone");
-    }
+    let file = to_append(path)?;
     file.set_len(0)?;
     let user = pages::user_of(found.pid).context("the process has ended")?;
     if file.metadata()?.uid() != user {
@@ -190,11 +173,11 @@ fn request(found: &Found, file: Option<&Path>) -> Result<bool> {
         }
         if began.elapsed() > PATIENCE {
             if file.is_none() {
-                eprintln!("rdmamr: it stops with its next registration");
+                eprintln!("rdmamr: recording stops with the process's next registration");
                 return Ok(false);
             }
             if !said {
-                eprintln!("rdmamr: it begins with its next registration; waiting for that");
+                eprintln!("rdmamr: waiting: recording begins with the process's next registration");
                 said = true;
             }
         }

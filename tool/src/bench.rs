@@ -5,93 +5,39 @@
 //! calls reach it too. The processes take turns, so that other load on the machine affects all of
 //! them.
 
+mod args;
 mod large;
-pub mod large_worker;
+mod large_worker;
+mod memory;
 mod plot;
 mod process;
+mod results;
 mod table;
-pub mod worker;
+mod worker;
 
+use crate::choices::name;
+use crate::files::kernel_release;
 use crate::library;
 use crate::verbs::Verbs;
 use anyhow::{Context, bail};
+pub use args::Args;
+use clap::ValueEnum;
 use indicatif::{ProgressBar, ProgressStyle};
-use serde::Serialize;
-use std::fs;
-use std::path::PathBuf;
+use results::{Results, Row, median, size};
+use std::env;
 use std::process::ExitCode;
 use worker::{Kind, Turn, Worker};
 
-/// Measure what a registration costs on a device, by size
-#[derive(clap::Args)]
-#[command(after_help = "\
-Examples:
-  rdmamr bench
-  rdmamr bench mlx5_0 --sizes 4K,2M,1G --rounds 100
-  rdmamr bench --svg cost.svg
-  rdmamr bench --large --sizes 1G,8G --threads 2,4,8 --kinds memfd,huge
-  rdmamr bench --json | jq '.sizes[] | [.bytes, .plain_ratio, .relaxed_ratio]'
-
-Ways: libibverbs alone; plain, ibv_reg_mr with the library in front; relaxed,
-ibv_reg_mr_relaxed of memory that the library has kept registered. A figure is
-the median of the rounds, of a registration together with its deregistration.")]
-pub struct Args {
-    /// The device; the first one if none is named
-    device: Option<String>,
-    /// Print JSON, see rdmamr(1)
-    #[arg(long)]
-    json: bool,
-    /// Write a plot to FILE
-    #[arg(long, value_name = "FILE")]
-    svg: Option<PathBuf>,
-    /// Sizes in bytes, also with K, M or G: by default 4K,64K,1M,16M,64M, with --large 1G
-    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = size)]
-    sizes: Option<Vec<u64>>,
-    /// How often each way has its turn at each size: by default 30, with --large 5
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    rounds: Option<u32>,
-    /// Measure how fast untouched memory is registered, by kind, beside its floors
-    #[arg(long)]
-    large: bool,
-    /// With --large: numbers of threads (RDMAMR_PREFAULT)
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "2", value_parser = clap::value_parser!(u32).range(1..=64), requires = "large")]
-    threads: Vec<u32>,
-    /// With --large: kinds of memory, by default all
-    #[arg(long, value_name = "LIST", value_delimiter = ',', requires = "large")]
-    kinds: Vec<large_worker::Kind>,
-}
-
-/// All measurements. The fields are those of the JSON.
-#[derive(Serialize)]
-pub struct Results {
-    /// Increases if a reader of an earlier version would be misled.
-    schema: u32,
-    device: String,
-    kernel: String,
-    library: PathBuf,
-    rounds: u32,
-    sizes: Vec<Row>,
-}
-
-/// The figures of one size: microseconds, and ratios to libibverbs.
-#[derive(Serialize)]
-pub struct Row {
-    bytes: u64,
-    /// A registration and its deregistration.
-    libibverbs_us: Option<f64>,
-    plain_us: Option<f64>,
-    relaxed_us: Option<f64>,
-    /// The registration alone.
-    libibverbs_reg_us: Option<f64>,
-    plain_reg_us: Option<f64>,
-    plain_ratio: Option<f64>,
-    relaxed_ratio: Option<f64>,
-    /// The library made the plain registrations by its own call and did not forward them.
-    plain_own: bool,
-    /// The library served the relaxed registrations by cached regions.
-    relaxed_kept: bool,
-    /// Why a figure is missing.
-    error: Option<String>,
+/// Measures for a parent that has started this process by a hidden command, absent from help and
+/// completions. `None`: no parent has.
+pub fn as_worker() -> Option<anyhow::Result<()>> {
+    let words: Vec<_> = env::args_os().skip(1).collect();
+    let words: Option<Vec<_>> = words.iter().map(|word| word.to_str()).collect();
+    match words?[..] {
+        [worker::COMMAND, kind, device] => Some(worker::run(kind, device)),
+        [large_worker::COMMAND, device] => Some(large_worker::run(device)),
+        _ => None,
+    }
 }
 
 /// Measures, and prints the result.
@@ -118,7 +64,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let sizes = sizes.unwrap_or_else(|| [12, 16, 20, 24, 26].map(|shift| 1 << shift).to_vec());
     let rounds = args.rounds.unwrap_or(30);
     let mut workers = Vec::new();
-    for kind in Kind::ALL {
+    for &kind in Kind::value_variants() {
         workers.push(Worker::start(kind, &device, &library.path)?);
     }
     // Drawn on a terminal only.
@@ -126,14 +72,14 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     bar.set_style(ProgressStyle::with_template("{wide_bar} {msg}")?);
     let mut rows = Vec::new();
     for &bytes in &sizes {
-        bar.set_message(table::size(bytes));
+        bar.set_message(size(bytes));
         rows.push(measure(&mut workers, bytes, rounds, &bar)?);
     }
     bar.finish_and_clear();
     let results = Results {
         schema: 1,
         device,
-        kernel: kernel(),
+        kernel: kernel_release(),
         library: library.path,
         rounds,
         sizes: rows,
@@ -148,12 +94,6 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     }
     let failed = results.sizes.iter().any(|row| row.error.is_some());
     Ok(ExitCode::from(u8::from(failed)))
-}
-
-/// The running kernel's version.
-fn kernel() -> String {
-    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
-    release.trim().to_owned()
 }
 
 /// How long a turn takes in ns, unless one pair takes longer.
@@ -178,7 +118,7 @@ fn measure(
             Err(why) => {
                 // The library's reason is in words.
                 if error.is_none() || worker.kind == Kind::Plain {
-                    error = Some(format!("{}: {why}", worker.kind.name()));
+                    error = Some(format!("{}: {why}", name(worker.kind)));
                 }
                 pairs.push(0);
             }
@@ -193,7 +133,7 @@ fn measure(
             if pairs[way] > 0 {
                 match workers[way].turn(bytes, pairs[way])? {
                     Ok(turn) => turns[way].push(turn),
-                    Err(why) => error = Some(format!("{}: {why}", workers[way].kind.name())),
+                    Err(why) => error = Some(format!("{}: {why}", name(workers[way].kind))),
                 }
             }
         }
@@ -221,53 +161,4 @@ fn measure(
         relaxed_kept: served(Kind::Relaxed),
         error,
     })
-}
-
-fn median(mut values: Vec<f64>) -> Option<f64> {
-    values.sort_by(f64::total_cmp);
-    let middle = values.len() / 2;
-    match values.len() {
-        0 => None,
-        length if length % 2 == 1 => Some(values[middle]),
-        _ => Some((values[middle - 1] + values[middle]) / 2.0),
-    }
-}
-
-/// A number of bytes: 4096, 64K, 1M, 2G.
-fn size(text: &str) -> Result<u64, String> {
-    let (digits, shift) = match text.to_ascii_uppercase().chars().last() {
-        Some('K') => (&text[..text.len() - 1], 10),
-        Some('M') => (&text[..text.len() - 1], 20),
-        Some('G') => (&text[..text.len() - 1], 30),
-        _ => (text, 0),
-    };
-    let bytes = digits
-        .parse::<u64>()
-        .ok()
-        .and_then(|number| number.checked_mul(1 << shift));
-    bytes
-        .filter(|&bytes| bytes > 0 && bytes < 1 << 46)
-        .ok_or_else(|| "a size is a number such as 4096, 64K, 1M or 2G".into())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn sizes() {
-        assert_eq!(size("4096"), Ok(4096));
-        assert_eq!(size("64k"), Ok(65536));
-        assert_eq!(size("2G"), Ok(2 << 30));
-        for wrong in ["", "K", "0", "-1", "1T", "99999999999G"] {
-            assert!(size(wrong).is_err(), "{wrong}");
-        }
-    }
-
-    #[test]
-    fn medians() {
-        assert_eq!(median(vec![]), None);
-        assert_eq!(median(vec![3.0, 1.0, 2.0]), Some(2.0));
-        assert_eq!(median(vec![4.0, 1.0, 2.0, 3.0]), Some(2.5));
-    }
 }

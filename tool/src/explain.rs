@@ -2,7 +2,8 @@
 //! `rdmamr explain`: the causes of an errno in the order in which to look at them, and what the
 //! doctor says of each. The words are those of docs/troubleshooting.md: a rule stands in one place.
 
-use crate::doctor::{self, Check};
+use crate::doctor;
+use crate::doctor::check::Check;
 use crate::style;
 use anyhow::bail;
 use std::fmt::Write as _;
@@ -12,15 +13,15 @@ use std::process::ExitCode;
 const DOCUMENT: &str = include_str!("../../docs/troubleshooting.md");
 const INDENT: usize = 4;
 
-/// Say what an errno of a registration means here, and what to do
+/// Explain an errno of a registration, with this machine's limits
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
   rdmamr explain ENOMEM
   rdmamr explain 14
-  docker exec CONTAINER rdmamr explain EPERM     limits are those of who asks
+  docker exec CONTAINER rdmamr explain EPERM     limits are the caller's
 
-Exit status: 0; 2: wrong usage, or an errno of which nothing is known.")]
+Exit status: 0; 2: wrong usage, or an errno without an explanation.")]
 pub struct Args {
     /// ENOMEM, EFAULT, EPERM, EINVAL, EAGAIN or another errno, by name or number
     #[arg(value_name = "ERRNO")]
@@ -62,7 +63,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
         let sections = SECTIONS.iter().map(|row| row.0.to_owned());
         let known: Vec<_> = sections.chain(others()).collect();
         bail!(
-            "nothing is known of {}; there are: {}",
+            "there is no explanation of {}; there are: {}",
             args.errno,
             known.join(", ")
         );

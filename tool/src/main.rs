@@ -3,9 +3,11 @@
 
 mod attach;
 mod bench;
+mod choices;
 mod doctor;
 mod elf;
 mod explain;
+mod files;
 #[cfg(test)]
 #[path = "../../ctests/fuzz/inputs.rs"]
 mod fuzz_inputs;
@@ -13,6 +15,7 @@ mod library;
 mod report;
 mod run;
 #[cfg(test)]
+#[path = "sample_tests.rs"]
 mod sample;
 mod signals;
 mod style;
@@ -21,17 +24,13 @@ mod trace;
 mod verbs;
 mod version;
 
-use rdmamr_abi as abi;
-use rdmamr_trace_format as format;
-use rdmamr_uverbs as uverbs;
-
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
 use std::io::Write;
 use std::process::ExitCode;
 
-/// What RDMA memory registration costs a program, and how to be rid of it
+/// What RDMA memory registration costs a program, and how to avoid it
 #[derive(Parser)]
 #[command(
     name = "rdmamr",
@@ -41,13 +40,13 @@ use std::process::ExitCode;
 )]
 #[command(after_help = "\
 Examples:
-  rdmamr doctor                               is the machine fit for it?
-  rdmamr explain ENOMEM                       why does a registration fail?
+  rdmamr doctor                               check this machine
+  rdmamr explain ENOMEM                       why a registration fails
   rdmamr run --trace app.trace -- ./app       record what a program registers
   rdmamr report app.trace                     what that costs, and why
-  rdmamr run --cache=local -- ./app           have registrations used again
-  rdmamr top                                  what is registered now, and by whom
-  rdmamr trace --pid 4711 -o app.trace        record a process that runs already
+  rdmamr run --cache=local -- ./app           reuse registrations
+  rdmamr top                                  what is registered now, by process
+  rdmamr trace --pid 4711 -o app.trace        record a running process
   rdmamr bench mlx5_0                         what a registration costs here
 
 man rdmamr(1) has more, man rdmamr(7) the library's settings.")]
@@ -81,19 +80,8 @@ Examples:
 fn main() -> ExitCode {
     signals::restore();
     let usage = usage_status();
-    // The processes of "bench" are started by hidden commands, absent from help and completions.
-    let command = std::env::args_os().nth(1);
-    let arguments = || std::env::args_os().skip(1);
-    if command.as_deref() == Some(bench::worker::COMMAND.as_ref()) {
-        let args = bench::worker::Args::parse_from(arguments());
-        return end(bench::worker::run(&args).map(|()| ExitCode::SUCCESS), usage);
-    }
-    if command.as_deref() == Some(bench::large_worker::COMMAND.as_ref()) {
-        let args = bench::large_worker::Args::parse_from(arguments());
-        return end(
-            bench::large_worker::run(&args).map(|()| ExitCode::SUCCESS),
-            usage,
-        );
+    if let Some(measured) = bench::as_worker() {
+        return end(measured.map(|()| ExitCode::SUCCESS), usage);
     }
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,

@@ -35,7 +35,7 @@ mod text;
 mod timeline;
 pub mod units;
 
-/// Say what the registrations in a trace cost, who makes them, and what would save them
+/// Report what the registrations in a trace cost, by caller, and what would avoid them
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -162,7 +162,7 @@ fn save(
 ) -> Result<()> {
     if traces.iter().any(|trace| trace.is_at(place)) {
         bail!(
-            "{} is the trace itself, and the page would replace it. Name another file",
+            "{} is the trace itself, and the output would replace it. Name another file",
             place.display()
         );
     }

@@ -8,6 +8,7 @@ mod search;
 mod traces;
 mod wait;
 
+use crate::choices::name;
 use crate::library;
 use crate::report::{self, units};
 use anyhow::{Context, bail};
@@ -37,34 +38,34 @@ Examples:
   rdmamr run --cache=local -- ./app
   mpirun -np 4 rdmamr run --cache=local -- ./app
 
-Exit status: the program's. 125: preloading cannot work, the reason is printed;
+Exit status: the program's. 125: the library cannot be preloaded, for the printed reason;
 126: the program cannot be run; 127: it is not found.")]
 pub struct Args {
-    /// Use registrations again: off, local (those without remote rights), all
+    /// Reuse registrations: off, local (without remote access), all
     #[arg(long, value_name = "WHICH", hide_possible_values = true)]
     cache: Option<Cache>,
     /// Record every registration, for 'rdmamr report FILE'
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
-    /// Let the trace grow to SIZE at most (K, M, G); later calls are only counted
+    /// Limit the trace to SIZE (K, M, G); later calls are only counted
     #[arg(long, value_name = "SIZE")]
     trace_limit: Option<OsString>,
-    /// When the program has ended, report on it: write the page to PAGE
+    /// When the program ends, write a report on it to PAGE
     #[arg(long, value_name = "PAGE", num_args = 0..=1, require_equals = true)]
     report: Option<Option<PathBuf>>,
     /// When the program ends, print the counters: a table, json, or JSON to FILE
     #[arg(long, value_name = "json|FILE", num_args = 0..=1, require_equals = true, default_missing_value = "table")]
     stats: Option<PathBuf>,
-    /// Populate fresh memory with N threads before it is registered
+    /// Populate untouched memory with N threads before registering it
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     prefault: Option<u32>,
-    /// On a terminal, show a bar while a registration takes longer than a second
+    /// On a terminal, show progress while a registration takes longer than a second
     #[arg(long)]
     progress: bool,
-    /// Watch memory for another registration cache: libfabric
+    /// Monitor memory for another registration cache: libfabric
     #[arg(long, value_name = "WHOSE", hide_possible_values = true)]
     monitor: Option<Monitor>,
-    /// Leave LD_AUDIT alone: functions taken by dlsym from libibverbs stay libibverbs'
+    /// Do not set LD_AUDIT: functions that dlsym finds in libibverbs stay libibverbs'
     #[arg(long)]
     no_audit: bool,
     /// Which messages the library prints: error, warn, info, debug
@@ -97,11 +98,11 @@ enum Level {
 
 /// Returns only if the program cannot run.
 pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    let name = &args.command[0];
-    let program = match search::find(name) {
+    let called = &args.command[0];
+    let program = match search::find(called) {
         Ok(program) => program,
         Err(refused) => {
-            anstream::eprintln!("rdmamr: {}: {}", name.display(), refused.why);
+            anstream::eprintln!("rdmamr: {}: {}", called.display(), refused.why);
             return Ok(ExitCode::from(if refused.exists {
                 CANNOT_RUN
             } else {
@@ -130,8 +131,8 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
             Ok(module) => set("LD_AUDIT", &first(&module, env::var_os("LD_AUDIT"))),
             Err(why) => {
                 anstream::eprintln!(
-                    "rdmamr: {why}: what the program takes from libibverbs by dlsym is not the \
-                     library's (--no-audit: not wanted)"
+                    "rdmamr: {why}: functions that the program looks up in libibverbs by dlsym bypass the \
+                     library (--no-audit: accept that)"
                 );
                 None
             }
@@ -184,23 +185,13 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     if args.progress {
         set("RDMAMR_PROGRESS", "1".as_ref());
     }
-    let named = [
-        (
-            "RDMAMR_CACHE",
-            args.cache.and_then(|cache| cache.to_possible_value()),
-        ),
-        (
-            "RDMAMR_MONITOR",
-            args.monitor.and_then(|monitor| monitor.to_possible_value()),
-        ),
-        (
-            "RDMAMR_LOG",
-            args.log.and_then(|level| level.to_possible_value()),
-        ),
-    ];
-    for (name, value) in named {
-        if let Some(value) = value {
-            set(name, value.get_name().as_ref());
+    for (setting, choice) in [
+        ("RDMAMR_CACHE", args.cache.map(name)),
+        ("RDMAMR_MONITOR", args.monitor.map(name)),
+        ("RDMAMR_LOG", args.log.map(name)),
+    ] {
+        if let Some(choice) = choice {
+            set(setting, choice.as_ref());
         }
     }
     let become_it = || {

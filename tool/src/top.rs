@@ -13,7 +13,9 @@ mod table;
 use anyhow::{Context, Result, bail};
 use openmetrics::Format;
 use sample::Sample;
+use std::fs::Permissions;
 use std::io::{self, IsTerminal, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -51,10 +53,10 @@ pub struct Args {
         hide_possible_values = true
     )]
     sort: table::Column,
-    /// Show the processes whose command, device or rank has these words, or with this number
+    /// Show the processes whose command, device, rank or number contains WORDS
     #[arg(long, value_name = "WORDS", default_value = "")]
     filter: String,
-    /// Seconds between two looks
+    /// Seconds between two samples
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = seconds)]
     interval: Duration,
 }
@@ -73,14 +75,15 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         reversed: false,
         filter: args.filter.clone(),
     };
+    let mut metrics = |format| {
+        let mut sample = Sample::take(&mut devices);
+        view.apply(&mut sample.processes);
+        openmetrics::render(&sample, format)
+    };
     if args.openmetrics {
-        let mut sample = Sample::take(&mut devices);
-        view.apply(&mut sample.processes);
-        print(&openmetrics::render(&sample, Format::OpenMetrics))?;
+        print(&metrics(Format::OpenMetrics))?;
     } else if let Some(file) = &args.textfile {
-        let mut sample = Sample::take(&mut devices);
-        view.apply(&mut sample.processes);
-        let text = openmetrics::render(&sample, Format::Prometheus);
+        let text = metrics(Format::Prometheus);
         replace(file, text.as_bytes()).with_context(|| file.display().to_string())?;
     } else if args.json || args.once {
         let before = Sample::take(&mut devices);
@@ -97,7 +100,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         screen::run(view, args.interval, &mut devices)?;
     } else {
         bail!(
-            "this is no terminal: --once prints a table, --json and --openmetrics are for programs"
+            "not on a terminal: --once prints a table, --json and --openmetrics are for programs"
         );
     }
     Ok(ExitCode::SUCCESS)
@@ -115,26 +118,14 @@ fn print(text: &str) -> Result<()> {
 /// Replaces a file at once: a reader sees the old one or the new one. No link is followed. The
 /// collector runs as another user, so the file is for all to read.
 fn replace(file: &Path, bytes: &[u8]) -> Result<()> {
-    use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
-    let name = file.file_name().context("it names no file")?;
-    let mut temporary = std::ffi::OsString::from(".");
-    temporary.push(name);
-    temporary.push(format!(".{}", std::process::id()));
-    let temporary = file.with_file_name(temporary);
-    let _ = std::fs::remove_file(&temporary);
-    let written = std::fs::File::options()
-        .write(true)
-        .create_new(true)
-        .mode(0o644)
-        .custom_flags(libc::O_NOFOLLOW)
-        .open(&temporary)
-        .and_then(|mut out| {
-            out.set_permissions(std::fs::Permissions::from_mode(0o644))?;
-            out.write_all(bytes)
-        })
-        .and_then(|()| std::fs::rename(&temporary, file));
-    if written.is_err() {
-        let _ = std::fs::remove_file(&temporary);
-    }
-    Ok(written?)
+    file.file_name().context("it names no file")?;
+    let folder = file.parent().filter(|folder| *folder != Path::new(""));
+    let mut temporary = tempfile::Builder::new()
+        .prefix(".rdmamr-")
+        .tempfile_in(folder.unwrap_or(Path::new(".")))?;
+    let for_all = Permissions::from_mode(0o644);
+    temporary.as_file().set_permissions(for_all)?;
+    temporary.write_all(bytes)?;
+    temporary.persist(file)?;
+    Ok(())
 }

@@ -5,19 +5,22 @@
 //! A trace may be larger than the memory, so it is read twice: first to find where each run of
 //! calls is, then call by call. The second pass holds only calls that overlap in time: a few
 //! thousand for each thread that was at work.
-use crate::format::{
-    CacheSettings, Call, Header, MAGIC, NO_RANK, Start, VERSION, call::registers, how, kind,
-};
 use anyhow::{Context, Result, bail, ensure};
+use rdmamr_trace_format::{
+    CacheSettings, Call, Header, MAGIC, NO_RANK, Numbers, Start, VERSION, call::registers, how,
+    kind,
+};
 use rustc_hash::FxHashMap;
-use source::Source;
+use source::{Place, Source};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
+use std::mem::offset_of;
 use std::path::{Path, PathBuf};
 
 mod source;
 mod stacks;
-pub use stacks::PythonFrame;
+pub use source::to_append;
+pub use stacks::{PythonFrame, Stack};
 
 const HEADER: usize = size_of::<Header>();
 const CALL: usize = size_of::<Call>();
@@ -101,13 +104,6 @@ struct Run {
     stacks: Option<u64>,
 }
 
-/// The content of a block, in a file.
-struct Place {
-    source: u32,
-    at: u64,
-    length: u64,
-}
-
 /// The numbers of the processes and the paths that were seen so far.
 #[derive(Default)]
 struct Known {
@@ -128,68 +124,8 @@ pub struct Event {
     pub stack: u32,
 }
 
-/// The fields of a structure, which are numbers without gaps.
-struct Fields<'a>(&'a [u8]);
-
-impl Fields<'_> {
-    fn take<const N: usize>(&mut self) -> [u8; N] {
-        let (number, rest) = self
-            .0
-            .split_first_chunk()
-            .expect("the caller has looked at the length");
-        self.0 = rest;
-        *number
-    }
-    fn u8(&mut self) -> u8 {
-        u8::from_le_bytes(self.take())
-    }
-    fn u16(&mut self) -> u16 {
-        u16::from_le_bytes(self.take())
-    }
-    fn u32(&mut self) -> u32 {
-        u32::from_le_bytes(self.take())
-    }
-    fn u64(&mut self) -> u64 {
-        u64::from_le_bytes(self.take())
-    }
-}
-
 fn header(bytes: &[u8]) -> Option<Header> {
-    if bytes.len() < HEADER || bytes[..MAGIC.len()] != MAGIC {
-        return None;
-    }
-    let mut fields = Fields(bytes);
-    let header = Header {
-        magic: fields.take(),
-        version: fields.u16(),
-        kind: fields.u16(),
-        header: fields.u32(),
-        length: fields.u32(),
-        pid: fields.u32(),
-        process: fields.u64(),
-        sequence: fields.u64(),
-        dropped: fields.u64(),
-    };
-    (header.header as usize >= HEADER).then_some(header)
-}
-
-fn parse_call(bytes: &[u8]) -> Call {
-    let mut fields = Fields(bytes);
-    Call {
-        time: fields.u64(),
-        duration: fields.u32(),
-        call: fields.u8(),
-        how: fields.u8(),
-        errno: fields.u16(),
-        pd: fields.u64(),
-        addr: fields.u64(),
-        length: fields.u64(),
-        access: fields.u32(),
-        lkey: fields.u32(),
-        caller: fields.u64(),
-        thread: fields.u32(),
-        reason: fields.u32(),
-    }
+    Header::read(bytes).filter(|header| header.magic == MAGIC && header.header as usize >= HEADER)
 }
 
 impl Process {
@@ -234,39 +170,31 @@ impl Process {
 
     /// The lists are sorted when all of them are read.
     fn unkept(&mut self, content: &[u8]) {
-        let mut fields = Fields(content);
-        if content.len() < 8 {
+        let (numbers, _) = content.as_chunks();
+        let mut numbers = numbers.iter().map(|&number| u64::from_le_bytes(number));
+        let Some(from) = numbers.next() else {
             return;
-        }
-        let from = self.wall(fields.u64());
-        let mut ranges = Vec::new();
-        while fields.0.len() >= 16 {
-            ranges.push((fields.u64(), fields.u64()));
-        }
+        };
+        let from = self.wall(from);
+        let mut ranges: Vec<_> =
+            std::iter::from_fn(|| numbers.next().zip(numbers.next())).collect();
         ranges.sort_unstable();
         self.unkept.push((from, ranges));
     }
 
     fn cache(&mut self, content: &[u8]) {
-        // The last field is newer.
-        if content.len() < size_of::<CacheSettings>() - size_of::<u64>() {
-            return;
-        }
-        let mut fields = Fields(content);
-        self.cache = Some(CacheSettings {
-            flags: fields.u64(),
-            linger_local: fields.u64(),
-            linger_remote: fields.u64(),
-            most_regions: fields.u64(),
-            most_bytes: fields.u64(),
-            watch_ns: if fields.0.len() < 8 { 0 } else { fields.u64() },
-        });
+        // Earlier releases end before the last field, which is then 0.
+        let old = content.get(..offset_of!(CacheSettings, watch_ns));
+        let padded = || CacheSettings::read(&[old?, &[0; size_of::<u64>()]].concat());
+        self.cache = CacheSettings::read(content).or_else(padded).or(self.cache);
     }
 
     fn place(&mut self, content: &[u8]) {
-        let mut fields = Fields(content);
-        self.rank = Some(fields.u32()).filter(|&rank| rank != NO_RANK);
-        self.host = Some(String::from_utf8_lossy(fields.0).into_owned());
+        let Some(rank) = u32::read(content) else {
+            return;
+        };
+        self.rank = Some(rank).filter(|&rank| rank != NO_RANK);
+        self.host = Some(String::from_utf8_lossy(&content[size_of::<u32>()..]).into_owned());
     }
 
     fn saw(&mut self, moment: u64) {
@@ -284,14 +212,8 @@ impl Process {
     }
 
     fn start(&mut self, content: &[u8]) {
-        if content.len() < size_of::<Start>() {
+        let Some(start) = Start::read(content) else {
             return;
-        }
-        let mut fields = Fields(content);
-        let start = Start {
-            monotonic: fields.u64(),
-            realtime: fields.u64(),
-            page: fields.u64(),
         };
         self.realtime
             .get_or_insert(i128::from(start.realtime) - i128::from(start.monotonic));
@@ -299,7 +221,7 @@ impl Process {
             self.page = start.page;
         }
         self.saw(start.realtime);
-        let text = String::from_utf8_lossy(fields.0);
+        let text = String::from_utf8_lossy(&content[size_of::<Start>()..]);
         let arguments = text.strip_suffix('\0').unwrap_or(&text);
         self.command = arguments.split('\0').map(str::to_string).collect();
     }
@@ -421,7 +343,8 @@ impl Trace {
         };
         if cut > 0 {
             self.damage.push(format!(
-                "{name}{} cut off: the program was killed while it wrote, the disk was full, or the file is copied in part. \
+                "{name}{} cut off: the program was killed while it wrote, the disk was full, or the file was \
+                 copied in part. \
                  The calls up to there are counted.",
                 if cut == 1 { "A block is".to_string() } else { format!("{cut} blocks are") }
             ));
@@ -452,14 +375,17 @@ impl Trace {
         process.blocks += 1;
         process.last_sequence = process.last_sequence.max(header.sequence);
         process.dropped = process.dropped.max(header.dropped);
+        let read = match header.kind {
+            kind::REASON | kind::STACK => kept.min(size_of::<u32>()),
+            kind::START | kind::MODULES | kind::PLACE => kept,
+            kind::CACHE | kind::UNKEPT | kind::END => kept,
+            _ => 0,
+        };
         let mut bytes = Vec::new();
+        file.read(at, read, &mut bytes)?;
         match header.kind {
-            kind::START => {
-                file.read(at, kept, &mut bytes)?;
-                process.start(&bytes);
-            }
+            kind::START => process.start(&bytes),
             kind::MODULES => {
-                file.read(at, kept, &mut bytes)?;
                 let mut path = |path: &str| match paths.get(path) {
                     Some(&number) => number,
                     None => {
@@ -491,7 +417,7 @@ impl Trace {
                     let calls = left.min(RUN);
                     file.read(at, calls * CALL, &mut bytes)?;
                     let mut first = u64::MAX;
-                    for call in bytes.chunks_exact(CALL).map(parse_call) {
+                    for call in bytes.chunks_exact(CALL).filter_map(Call::read) {
                         // If the first block is lost, the process counts as begun with this call.
                         process
                             .realtime
@@ -516,34 +442,25 @@ impl Trace {
                     at += (calls * CALL) as u64;
                 }
             }
-            kind::REASON if length >= 4 => {
-                file.read(at, 4, &mut bytes)?;
-                process
-                    .reasons
-                    .insert(Fields(&bytes).u32(), (source, at + 4, kept - 4));
+            kind::REASON => {
+                if let Some(number) = u32::read(&bytes) {
+                    let place = (source, at + 4, kept - 4);
+                    process.reasons.insert(number, place);
+                }
             }
             kind::STACK => {
-                file.read(at, 4, &mut bytes)?;
                 let length = kept as u64;
-                process.stack(&bytes, Place { source, at, length });
+                let modules = process.modules.len().saturating_sub(1) as u32;
+                let place = Place { source, at, length };
+                process.stacks.note(&bytes, place, modules);
             }
-            kind::PLACE if length >= 4 => {
-                file.read(at, kept, &mut bytes)?;
-                process.place(&bytes);
-            }
-            kind::CACHE => {
-                file.read(at, kept, &mut bytes)?;
-                process.cache(&bytes);
-            }
-            kind::UNKEPT => {
-                file.read(at, kept, &mut bytes)?;
-                process.unkept(&bytes);
-            }
+            kind::PLACE => process.place(&bytes),
+            kind::CACHE => process.cache(&bytes),
+            kind::UNKEPT => process.unkept(&bytes),
             kind::END => {
-                file.read(at, 8, &mut bytes)?;
-                if bytes.len() == 8 {
+                if let Some(end) = u64::read(&bytes) {
                     process.ended = true;
-                    process.saw(process.wall(Fields(&bytes).u64()));
+                    process.saw(process.wall(end));
                 }
             }
             _ => {}
@@ -569,7 +486,7 @@ impl Trace {
                 self.sources[run.source as usize].read(run.at, run.calls * CALL, &mut bytes)?;
                 let mut calls: Vec<_> = bytes
                     .chunks_exact(CALL)
-                    .map(parse_call)
+                    .filter_map(Call::read)
                     .map(|call| (order(process.effect(&call), &call), call, 0))
                     .collect();
                 if let Some(at) = run.stacks {
@@ -622,6 +539,17 @@ impl Trace {
                 .trim_end_matches(['\0', '\n'])
                 .to_string(),
         )
+    }
+
+    /// The stack of that number. `None` for 0, and if the trace does not have it.
+    pub fn stack(&self, process: u32, number: u32) -> Option<Stack> {
+        let (place, modules) = self.processes[process as usize].stacks.get(number)?;
+        let source = &self.sources[place.source as usize];
+        let mut bytes = Vec::new();
+        source
+            .read(place.at, place.length as usize, &mut bytes)
+            .ok()?;
+        Stack::parse(&bytes, modules)
     }
 
     /// The file that contains an address, by its index in `paths`, and the address in the file's

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! libibverbs, loaded at run time: most of this program is useful without it.
 
-use crate::abi::rdma_core::{ibv_context, ibv_device, ibv_device_attr, ibv_mr, ibv_pd};
+use rdmamr_abi::rdma_core::{ibv_context, ibv_device, ibv_device_attr, ibv_mr, ibv_pd};
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::path::PathBuf;
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `rdmamr --version`: the versions of all that a registration goes through. `doctor` judges them.
 
-use crate::doctor::{kernel, rdma_core};
+use crate::doctor::rdma_core;
+use crate::files::kernel_release;
 use crate::library;
 use crate::verbs::{Loaded, Verbs};
 use std::ffi::{CStr, CString, c_char};
@@ -17,7 +18,7 @@ pub fn lines() -> String {
     format!(
         "rdmamr {}\nlibrdmamr {library}\nrdma-core {rdma_core}\nLinux {}\n",
         env!("CARGO_PKG_VERSION"),
-        kernel::release()
+        kernel_release()
     )
 }
 

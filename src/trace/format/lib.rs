@@ -15,6 +15,40 @@ pub const MAGIC: [u8; 8] = *b"RDMAMRTR";
 /// The version of the format.
 pub const VERSION: u16 = 1;
 
+/// A structure of the file. The writer's processor and the reader's are little-endian, as all are
+/// that the library is built for.
+///
+/// # Safety
+/// The structure consists of numbers, without a gap.
+pub unsafe trait Numbers: Copy {
+    /// The structure as the file has it.
+    fn as_bytes(&self) -> &[u8] {
+        // SAFETY: the structure is readable, and has no gap.
+        unsafe { core::slice::from_raw_parts((&raw const *self).cast(), size_of::<Self>()) }
+    }
+
+    /// Reads the structure at the beginning of `bytes`. `None`: they are too few.
+    fn read(bytes: &[u8]) -> Option<Self> {
+        let bytes = bytes.get(..size_of::<Self>())?;
+        // SAFETY: so many bytes are readable, and any bytes are such a structure.
+        Some(unsafe { bytes.as_ptr().cast::<Self>().read_unaligned() })
+    }
+}
+const _: () = assert!(cfg!(target_endian = "little"));
+
+// SAFETY: its definition has numbers alone, and the assertion on its size leaves no gap.
+unsafe impl Numbers for Header {}
+// SAFETY: as above.
+unsafe impl Numbers for Start {}
+// SAFETY: as above.
+unsafe impl Numbers for CacheSettings {}
+// SAFETY: as above.
+unsafe impl Numbers for Call {}
+// SAFETY: a number.
+unsafe impl Numbers for u32 {}
+// SAFETY: a number.
+unsafe impl Numbers for u64 {}
+
 /// The beginning of each block.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -52,12 +86,6 @@ impl Header {
         sequence: 0,
         dropped: 0,
     };
-
-    /// The header as the file has it.
-    pub fn as_bytes(&self) -> &[u8] {
-        // SAFETY: a header consists of numbers, without a gap.
-        unsafe { core::slice::from_raw_parts((&raw const *self).cast(), size_of::<Header>()) }
-    }
 }
 
 /// Kinds of blocks.

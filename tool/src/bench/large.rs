@@ -2,10 +2,15 @@
 //! `rdmamr bench --large`: how fast untouched memory is registered, by kind of memory and number of
 //! threads, beside its floors: to populate alone, and to pin what is there.
 
-use super::large_worker::{Kind, Large, Phase, Turn};
-use super::{Args, median, table};
+use super::args::Args;
+use super::large_worker::{Large, Phase, Turn};
+use super::memory::Kind;
+use super::results::{median, size};
+use crate::choices::name;
+use crate::files::kernel_release;
 use crate::library;
 use crate::style::STRONG;
+use clap::ValueEnum;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 use std::path::PathBuf;
@@ -26,7 +31,7 @@ struct Results {
 /// The figures of one kind and size, in GiB/s.
 #[derive(Serialize)]
 struct Row {
-    kind: &'static str,
+    kind: String,
     page: &'static str,
     bytes: u64,
     /// Populating by one thread, without a registration.
@@ -56,10 +61,9 @@ pub fn run(args: &Args, device: String) -> anyhow::Result<ExitCode> {
     }
     let sizes = args.sizes.clone().unwrap_or_else(|| vec![1 << 30]);
     let rounds = args.rounds.unwrap_or(5);
-    let kinds: &[Kind] = if args.kinds.is_empty() {
-        &Kind::ALL
-    } else {
-        &args.kinds
+    let kinds = match &args.kinds[..] {
+        [] => Kind::value_variants(),
+        kinds => kinds,
     };
     // Drawn on a terminal only.
     let bar = ProgressBar::new((sizes.len() * kinds.len()) as u64 * u64::from(rounds));
@@ -67,7 +71,7 @@ pub fn run(args: &Args, device: String) -> anyhow::Result<ExitCode> {
     let mut rows = Vec::new();
     for &bytes in &sizes {
         for &kind in kinds {
-            bar.set_message(format!("{} {}", table::size(bytes), kind.name()));
+            bar.set_message(format!("{} {}", size(bytes), name(kind)));
             rows.push(measure(&mut workers, kind, bytes, rounds, &bar)?);
         }
     }
@@ -75,7 +79,7 @@ pub fn run(args: &Args, device: String) -> anyhow::Result<ExitCode> {
     let results = Results {
         schema: 1,
         device,
-        kernel: super::kernel(),
+        kernel: kernel_release(),
         library: library.path,
         rounds,
         threads: args.threads.clone(),
@@ -133,7 +137,7 @@ fn measure(
         )
     };
     Ok(Row {
-        kind: kind.name(),
+        kind: name(kind),
         page: kind.page(),
         bytes,
         populate: rate(&present, |turn| turn.populate),
@@ -170,7 +174,7 @@ fn print(results: &Results) {
     for row in &results.rows {
         let mut line = format!(
             "{:>8}  {:<16} {:<6} {:>8} {:>7} {:>8} {:>7} {:>10}",
-            table::size(row.bytes),
+            size(row.bytes),
             row.kind,
             row.page,
             number(row.populate),
@@ -186,7 +190,7 @@ fn print(results: &Results) {
     }
     for row in results.rows.iter() {
         if let Some(error) = &row.error {
-            anstream::println!("\n{} {}: {error}", table::size(row.bytes), row.kind);
+            anstream::println!("\n{} {}: {error}", size(row.bytes), row.kind);
         }
     }
 }

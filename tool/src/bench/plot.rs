@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The results as a plot: cost over size, a line for each way.
 
-use super::{Results, Row, table};
+use super::results::{Results, Row, size};
 use plotters::prelude::*;
 use std::path::Path;
 
@@ -64,7 +64,7 @@ fn draw(results: &Results, svg: &mut String) -> anyhow::Result<()> {
         .x_labels(rows.len())
         .x_label_formatter(&|&place| {
             rows.get(place as usize)
-                .map_or(String::new(), |row| table::size(row.bytes))
+                .map_or(String::new(), |row| size(row.bytes))
         })
         .x_desc("size")
         .y_label_formatter(&|&us| axis(us))

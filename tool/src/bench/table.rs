@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The results, for people.
 
-use super::Results;
+use super::results::{Results, size};
 use crate::style::STRONG;
 
 /// Prints the results.
@@ -44,7 +44,7 @@ pub fn print(results: &Results) {
         .any(|row| measured(row.plain_us) && !row.plain_own)
     {
         anstream::println!(
-            "\nThe library has passed plain registrations on to libibverbs: 'rdmamr doctor' says why."
+            "\nThe library forwarded plain registrations to libibverbs: 'rdmamr doctor' says why."
         );
     }
     if results
@@ -53,19 +53,9 @@ pub fn print(results: &Results) {
         .any(|row| measured(row.relaxed_us) && !row.relaxed_kept)
     {
         anstream::println!(
-            "\nNot all relaxed regions were kept, so some were registered anew: 'rdmamr doctor' says why."
+            "\nSome relaxed regions were not kept and were registered anew: 'rdmamr doctor' says why."
         );
     }
-}
-
-/// A number of bytes, in the largest unit that divides it.
-pub fn size(bytes: u64) -> String {
-    let units = [("GiB", 30), ("MiB", 20), ("KiB", 10)];
-    let unit = units.iter().find(|unit| bytes.is_multiple_of(1 << unit.1));
-    unit.map_or_else(
-        || format!("{bytes} B"),
-        |unit| format!("{} {}", bytes >> unit.1, unit.0),
-    )
 }
 
 fn time(us: Option<f64>) -> String {
@@ -91,9 +81,6 @@ mod tests {
 
     #[test]
     fn figures() {
-        assert_eq!(size(4096), "4 KiB");
-        assert_eq!(size(3 << 30), "3 GiB");
-        assert_eq!(size(5000), "5000 B");
         assert_eq!(
             (time(Some(0.0214)), time(Some(31.25)), time(None)),
             ("21 ns".into(), "31.2 us".into(), "-".into())

@@ -2,34 +2,24 @@
 //! A process that registers in one way when it is its turn, and its protocol: a line `BYTES PAIRS`
 //! in, a line of JSON out.
 
-use super::median;
-use super::process::Process;
-use crate::abi::rdma_core::ibv_pd;
-use crate::verbs::{DeregMr, Loaded, RegMr, Verbs};
+use super::memory::{self, map};
+use super::process::{Calls, Process, answer_each};
+use super::results::median;
+use crate::choices::name;
+use crate::verbs::Loaded;
 use anyhow::{Context, bail};
+use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
-use std::ffi::{CStr, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::path::Path;
 use std::time::Instant;
 
 /// The library that registers.
-#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Kind {
     Libibverbs,
     Plain,
     Relaxed,
-}
-
-impl Kind {
-    pub const ALL: [Kind; 3] = [Kind::Libibverbs, Kind::Plain, Kind::Relaxed];
-
-    pub fn name(self) -> &'static str {
-        match self {
-            Kind::Libibverbs => "libibverbs",
-            Kind::Plain => "plain",
-            Kind::Relaxed => "relaxed",
-        }
-    }
 }
 
 /// The cost of a turn, in ns.
@@ -54,7 +44,7 @@ impl Worker {
     /// alone.
     pub fn start(kind: Kind, device: &str, library: &Path) -> anyhow::Result<Worker> {
         let library = (kind != Kind::Libibverbs).then_some(library);
-        let process = Process::start(&[COMMAND, kind.name(), device], library, &[])?;
+        let process = Process::start(&[COMMAND, &name(kind), device], library, &[])?;
         Ok(Worker { kind, process })
     }
 
@@ -62,26 +52,17 @@ impl Worker {
     /// registration's.
     pub fn turn(&mut self, bytes: u64, pairs: u32) -> anyhow::Result<Result<Turn, String>> {
         let turn = self.process.ask(&format!("{bytes} {pairs}"));
-        turn.with_context(|| self.kind.name())
+        turn.with_context(|| name(self.kind))
     }
 }
 
 /// The hidden command that starts the process.
 pub const COMMAND: &str = "bench-worker";
 
-/// The arguments of the process.
-#[derive(clap::Parser)]
-pub struct Args {
-    kind: Kind,
-    device: String,
-}
-
 /// The functions of one kind, and how many registrations it has served.
 struct Way {
     kind: Kind,
-    pd: *mut ibv_pd,
-    reg: RegMr,
-    dereg: DeregMr,
+    calls: Calls,
     get_stats: Option<GetStats>,
 }
 
@@ -92,59 +73,35 @@ const REG_KERNEL: usize = 0;
 const HITS: usize = 9;
 
 /// Runs the process: answers until no more questions come.
-pub fn run(args: &Args) -> anyhow::Result<()> {
-    let verbs = Verbs::load().map_err(anyhow::Error::msg)?;
-    let context = verbs
-        .open(&args.device)
-        .map_err(anyhow::Error::msg)
-        .with_context(|| args.device.clone())?;
-    let pd = verbs
-        .alloc_pd(&context)
-        .map_err(anyhow::Error::msg)
-        .context("ibv_alloc_pd")?;
-    let (from, reg, dereg): (_, &CStr, &CStr) = match args.kind {
-        // Bypasses the library even if the environment loads it.
-        Kind::Libibverbs => (verbs.library, c"ibv_reg_mr", c"ibv_dereg_mr"),
-        Kind::Plain => (Loaded::whole_program(), c"ibv_reg_mr", c"ibv_dereg_mr"),
-        Kind::Relaxed => (
-            Loaded::whole_program(),
-            c"ibv_reg_mr_relaxed",
-            c"ibv_dereg_mr_relaxed",
-        ),
+pub fn run(kind: &str, device: &str) -> anyhow::Result<()> {
+    let kind = Kind::from_str(kind, false).map_err(anyhow::Error::msg)?;
+    let (reg, dereg) = match kind {
+        Kind::Libibverbs | Kind::Plain => (c"ibv_reg_mr", c"ibv_dereg_mr"),
+        Kind::Relaxed => (c"ibv_reg_mr_relaxed", c"ibv_dereg_mr_relaxed"),
     };
-    // SAFETY: both functions have this type, in <infiniband/verbs.h> and <rdmamr/verbs.h>.
-    let reg = unsafe { from.function::<RegMr>(reg) };
-    // SAFETY: both functions have this type, in <infiniband/verbs.h> and <rdmamr/verbs.h>.
-    let dereg = unsafe { from.function::<DeregMr>(dereg) };
+    let by_library = kind != Kind::Libibverbs;
+    let calls = Calls::open(device, reg, dereg, by_library)?;
     // SAFETY: <rdmamr.h> gives this type; the statistics are 64-bit numbers.
     let get_stats = unsafe { Loaded::whole_program().function::<GetStats>(c"rdmamr_get_stats") };
-    let (Some(reg), Some(dereg)) = (reg, dereg) else {
-        bail!("the library was not preloaded into the process that measures");
-    };
-    if get_stats.is_some() != (args.kind != Kind::Libibverbs) {
+    if get_stats.is_some() != by_library {
         bail!("the library is preloaded where it should not be, or not where it should");
     }
     let way = Way {
-        kind: args.kind,
-        pd,
-        reg,
-        dereg,
+        kind,
+        calls,
         get_stats,
     };
-    let mut memory = Memory::map(0)?;
-    for line in std::io::stdin().lines() {
-        let line = line?;
+    let mut mapped: Option<Memory> = None;
+    answer_each(|line| {
         let (bytes, pairs) = line.split_once(' ').context("BYTES PAIRS")?;
         let bytes = bytes.parse()?;
-        if memory.length != bytes {
-            memory = Memory::map(bytes)?;
-        }
-        println!(
-            "{}",
-            serde_json::to_string(&way.turn(&memory, pairs.parse()?))?
-        );
-    }
-    Ok(())
+        // The memory of another size goes first.
+        let memory = match mapped.take().filter(|memory| memory.length == bytes) {
+            Some(memory) => memory,
+            None => Memory::map(bytes)?,
+        };
+        Ok(way.turn(mapped.insert(memory), pairs.parse()?))
+    })
 }
 
 /// Memory that is present, in small pages: whether a process gets huge pages is luck.
@@ -155,22 +112,7 @@ struct Memory {
 
 impl Memory {
     fn map(length: usize) -> anyhow::Result<Memory> {
-        if length == 0 {
-            return Ok(Memory {
-                address: std::ptr::null_mut(),
-                length,
-            });
-        }
-        let protection = libc::PROT_READ | libc::PROT_WRITE;
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-        // SAFETY: the call makes a new mapping and touches no other.
-        let address = unsafe { libc::mmap(std::ptr::null_mut(), length, protection, flags, -1, 0) };
-        if address == libc::MAP_FAILED {
-            return Err(std::io::Error::last_os_error()).context("mmap");
-        }
-        // SAFETY: the mapping is ours. A kernel without huge pages refuses the advice, which is
-        // harmless.
-        unsafe { libc::madvise(address, length, libc::MADV_NOHUGEPAGE) };
+        let address = map(memory::Kind::Anonymous, length).context("mmap")?;
         // SAFETY: the memory is writable and has that length.
         unsafe { std::ptr::write_bytes(address.cast::<u8>(), 1, length) };
         Ok(Memory { address, length })
@@ -179,13 +121,10 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: this type mapped the memory, which is no longer registered. With a length of 0
-        // the call unmaps nothing.
+        // SAFETY: this type mapped the memory, which is no longer registered.
         unsafe { libc::munmap(self.address, self.length) };
     }
 }
-
-const ACCESS: c_int = 1 | 1 << 1 | 1 << 2; // IBV_ACCESS_LOCAL_WRITE, REMOTE_WRITE, REMOTE_READ
 
 impl Way {
     fn turn(&self, memory: &Memory, pairs: u32) -> Result<Turn, String> {
@@ -207,19 +146,14 @@ impl Way {
         let (mut pair, mut register) = (Vec::new(), Vec::new());
         for _ in 0..pairs {
             let start = Instant::now();
-            // SAFETY: the PD is open, and the memory is ours.
-            let mr = unsafe { (self.reg)(self.pd, memory.address, memory.length, ACCESS) };
+            let mr = self.calls.register(memory.address, memory.length);
             let registered = start.elapsed().as_nanos();
-            if mr.is_null() {
-                return Err(self.why());
-            }
+            let mr = mr.ok_or_else(|| self.why())?;
             // SAFETY: `mr` was registered just now.
-            let error = unsafe { (self.dereg)(mr) };
+            let ended = unsafe { self.calls.deregister(mr) };
             pair.push(start.elapsed().as_nanos() as f64);
             register.push(registered as f64);
-            if error != 0 {
-                return Err(std::io::Error::from_raw_os_error(error).to_string());
-            }
+            ended.map_err(|error| error.to_string())?;
         }
         let median = |values| median(values).unwrap_or_default();
         Ok((median(pair), median(register)))
@@ -229,30 +163,22 @@ impl Way {
     fn together(&self, memory: &Memory, pairs: u32) -> Result<f64, String> {
         let start = Instant::now();
         for _ in 0..pairs {
-            // SAFETY: the PD is open, and the memory is ours.
-            let mr = unsafe { (self.reg)(self.pd, memory.address, memory.length, ACCESS) };
-            if mr.is_null() {
-                return Err(self.why());
-            }
+            let mr = self.calls.register(memory.address, memory.length);
+            let mr = mr.ok_or_else(|| self.why())?;
             // SAFETY: `mr` was registered just now.
-            let error = unsafe { (self.dereg)(mr) };
-            if error != 0 {
-                return Err(std::io::Error::from_raw_os_error(error).to_string());
-            }
+            let ended = unsafe { self.calls.deregister(mr) };
+            ended.map_err(|error| error.to_string())?;
         }
         Ok(start.elapsed().as_nanos() as f64 / f64::from(pairs))
     }
 
     /// Why the registration just before this call failed.
     fn why(&self) -> String {
+        type LastReason = unsafe extern "C" fn() -> *const c_char;
         let error = std::io::Error::last_os_error();
         let preloaded = Loaded::whole_program();
         // SAFETY: <rdmamr.h> gives this type.
-        let last_reason = unsafe {
-            preloaded.function::<unsafe extern "C" fn() -> *const std::ffi::c_char>(
-                c"rdmamr_last_reason",
-            )
-        };
+        let last_reason = unsafe { preloaded.function::<LastReason>(c"rdmamr_last_reason") };
         let Some(last_reason) = last_reason else {
             return error.to_string();
         };

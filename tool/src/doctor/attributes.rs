@@ -2,12 +2,12 @@
 //! The limits of a device, as the kernel gives them: the providers do not change the fields that
 //! are read here.
 
-use super::{Check, bytes};
-use crate::abi::uapi::*;
-use crate::uverbs::bundle::Bundle;
-use crate::uverbs::context::identify;
-use crate::uverbs::kernel::{Kernel, Uverbs};
+use super::check::{Check, bytes};
 use crate::verbs::Context;
+use rdmamr_abi::uapi::*;
+use rdmamr_uverbs::bundle::Bundle;
+use rdmamr_uverbs::context::identify;
+use rdmamr_uverbs::kernel::{Kernel, Uverbs};
 
 /// IB_USER_VERBS_EX_CMD_QUERY_DEVICE, with the flag of the extended commands.
 const QUERY_DEVICE_EX: u64 = 0x8000_0001;
@@ -30,9 +30,11 @@ pub fn check(device: &str, context: &Context) -> Vec<Check> {
         Err(why) => {
             let check = Check::warning(
                 "regions",
-                format!("the device does not tell its limits: {why}"),
+                format!("the device's limits cannot be queried: {why}"),
             )
-            .meaning("Whether on-demand paging (IBV_ACCESS_ON_DEMAND) works can only be tried.");
+            .meaning(
+                "Only a registration shows whether on-demand paging (IBV_ACCESS_ON_DEMAND) works.",
+            );
             return vec![check.of(device)];
         }
     };

@@ -2,8 +2,8 @@
 //! The limits of this process's control groups that a registration can meet: memory, huge pages,
 //! objects of RDMA devices, cgroups(7). Both versions of the interface.
 
-use super::{Check, bytes, read};
-use std::fs;
+use super::check::{Check, bytes};
+use crate::files::{names, read};
 use std::path::{Path, PathBuf};
 
 const SUBJECT: &str = "cgroup";
@@ -13,18 +13,13 @@ const LITTLE: u64 = 1 << 30;
 /// Looks for a limit in the group of this process and in those around it.
 pub fn check() -> Check {
     let (mut limits, mut tight) = (Vec::new(), Vec::new());
-    for group in groups("self", "memory") {
-        let used = number(&group, &["memory.current", "memory.usage_in_bytes"]).unwrap_or(0);
-        // Without a limit version 1 shows the largest multiple of a page.
-        let most = number(&group, &["memory.max", "memory.limit_in_bytes"]);
-        if let Some(most) = most.filter(|&most| most < 1 << 60) {
-            limits.push(format!("memory.max {}, {} used", bytes(most), bytes(used)));
-            if most.saturating_sub(used) < LITTLE {
-                tight.push(
-                    "Registered memory counts: at memory.max the kernel kills the process (SIGKILL), without an \
-                     errno.",
-                );
-            }
+    for (used, most) in memory("self") {
+        limits.push(format!("memory.max {}, {} used", bytes(most), bytes(used)));
+        if most.saturating_sub(used) < LITTLE {
+            tight.push(
+                "Registered memory is charged to the group: at memory.max the kernel kills the process \
+                 (SIGKILL), without an errno.",
+            );
         }
     }
     for group in groups("self", "hugetlb") {
@@ -37,33 +32,19 @@ pub fn check() -> Check {
                 bytes(used)
             ));
             if used >= most {
-                tight.push("Huge pages that nobody has touched yet are refused with EFAULT.");
+                tight.push("Registering huge pages that are not populated yet fails with EFAULT.");
             }
         }
     }
-    for group in groups("self", "rdma") {
-        let current = read(group.join("rdma.current")).unwrap_or_default();
-        for line in read(group.join("rdma.max")).unwrap_or_default().lines() {
-            let Some((device, most)) = objects(line) else {
-                continue;
-            };
-            let used = current
-                .lines()
-                .filter_map(objects)
-                .find(|other| other.0 == device);
-            let used = used.map_or(0, |used| used.1);
-            limits.push(format!("rdma.max of {device}: {used} of {most} objects"));
-            if used >= most {
-                tight
-                    .push("No further region, queue or domain can be made on that device: EAGAIN.");
-            }
+    for (device, used, most) in rdma("self") {
+        limits.push(format!("rdma.max of {device}: {used} of {most} objects"));
+        if used >= most {
+            tight
+                .push("Creating another region, queue or domain on that device fails with EAGAIN.");
         }
     }
     if limits.is_empty() {
-        return Check::ok(
-            SUBJECT,
-            "no limit of memory, huge pages or objects of devices",
-        );
+        return Check::ok(SUBJECT, "no limit on memory, huge pages or device objects");
     }
     tight.dedup();
     let found = limits.join("; ");
@@ -76,9 +57,36 @@ pub fn check() -> Check {
     )
 }
 
-/// The folders of a process's group and those around it, as far as they are shown here. The process
-/// is a number, or `self`.
-pub fn groups(process: &str, controller: &str) -> Vec<PathBuf> {
+/// The memory that each limited group of a process has used, and its limit. The process is a number,
+/// or `self`.
+pub fn memory(process: &str) -> Vec<(u64, u64)> {
+    let limit = |group: PathBuf| {
+        let used = number(&group, &["memory.current", "memory.usage_in_bytes"]).unwrap_or(0);
+        let most = number(&group, &["memory.max", "memory.limit_in_bytes"])?;
+        // Without a limit version 1 shows the largest multiple of a page.
+        (most < 1 << 60).then_some((used, most))
+    };
+    let groups = groups(process, "memory").into_iter();
+    groups.filter_map(limit).collect()
+}
+
+/// The objects of each device that each group of a process has used, and may use.
+pub fn rdma(process: &str) -> Vec<(String, u64, u64)> {
+    let mut limits = Vec::new();
+    for group in groups(process, "rdma") {
+        let lines = |name| read(group.join(name)).unwrap_or_default();
+        let current = lines("rdma.current");
+        for (device, most) in lines("rdma.max").lines().filter_map(objects) {
+            let mut used = current.lines().filter_map(objects);
+            let used = used.find(|used| used.0 == device);
+            limits.push((device.to_owned(), used.map_or(0, |used| used.1), most));
+        }
+    }
+    limits
+}
+
+/// The folders of a process's group and those around it, as far as they are shown here.
+fn groups(process: &str, controller: &str) -> Vec<PathBuf> {
     let mine = read(format!("/proc/{process}/cgroup")).unwrap_or_default();
     let mounts = read("/proc/self/mountinfo").unwrap_or_default();
     groups_in(&mine, &mounts, controller)
@@ -121,16 +129,14 @@ fn groups_in(mine: &str, mounts: &str, controller: &str) -> Vec<PathBuf> {
 }
 
 /// The number in the first of these files that has one; `None` for "max".
-pub fn number(group: &Path, names: &[impl AsRef<Path>]) -> Option<u64> {
+fn number(group: &Path, names: &[impl AsRef<Path>]) -> Option<u64> {
     let values = names.iter().filter_map(|name| read(group.join(name)));
     values.into_iter().next()?.parse().ok()
 }
 
 /// The sizes of huge pages that a group limits, and their limits.
 fn huge_limits(group: &Path) -> Vec<(String, u64)> {
-    let names = fs::read_dir(group).into_iter().flatten().flatten();
-    let names = names.map(|entry| entry.file_name().to_string_lossy().into_owned());
-    let limits = names.filter_map(|name| {
+    let limits = names(group).into_iter().filter_map(|name| {
         let size = name.strip_prefix("hugetlb.")?;
         let size = size
             .strip_suffix(".max")
@@ -143,7 +149,7 @@ fn huge_limits(group: &Path) -> Vec<(String, u64)> {
 }
 
 /// The device and the number in "mlx5_0 hca_handle=2 hca_object=2000".
-pub fn objects(line: &str) -> Option<(&str, u64)> {
+fn objects(line: &str) -> Option<(&str, u64)> {
     let mut words = line.split(' ');
     let device = words.next()?;
     let objects = words.find_map(|word| word.strip_prefix("hca_object="))?;

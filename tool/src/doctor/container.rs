@@ -2,7 +2,8 @@
 //! Whether this process runs in a container, and under a batch system: whose limits those are, and
 //! so who can change them.
 
-use super::{Check, read};
+use super::check::Check;
+use crate::files::read;
 use std::env;
 use std::path::Path;
 
@@ -112,7 +113,7 @@ pub fn check() -> Check {
         return check;
     }
     check.meaning(
-        "Its limits and filters are what starts it sets: RLIMIT_MEMLOCK, cgroups, the seccomp profile, the devices.",
+        "Its launcher sets the limits and filters: RLIMIT_MEMLOCK, cgroups, the seccomp profile, the devices.",
     )
 }
 

@@ -1,27 +1,21 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The RDMA devices of this machine.
 
-use super::{Check, read};
-use std::fs;
+use super::check::Check;
+use crate::files::{names, read};
 use std::path::Path;
 
 const SUBJECT: &str = "device";
+const DEVICES: &str = "/sys/class/infiniband";
 
 /// The checks, and the devices for closer checks.
 pub fn check(wanted: &[String]) -> (Vec<Check>, Vec<String>) {
-    let found = fs::read_dir("/sys/class/infiniband")
-        .into_iter()
-        .flatten()
-        .flatten();
-    let mut present: Vec<String> = found
-        .map(|entry| entry.file_name().to_string_lossy().into_owned())
-        .collect();
-    present.sort();
+    let present = names(DEVICES);
     if present.is_empty() && wanted.is_empty() {
         let check = Check::failure(SUBJECT, "this machine has no RDMA device")
             .meaning(
-                "Nothing can be registered. Hardware needs its driver (mlx5_ib, irdma, bnxt_re, efa and so on). \
-                 Any network interface can have soft-RoCE:",
+                "No memory can be registered. Hardware needs its driver (mlx5_ib, irdma, bnxt_re, efa and so \
+                 on). Soft-RoCE runs on any network interface:",
             )
             .fix(format!(
                 "modprobe rdma_rxe && rdma link add rxe0 type rxe netdev {}",
@@ -33,7 +27,7 @@ pub fn check(wanted: &[String]) -> (Vec<Check>, Vec<String>) {
     let (mut checks, mut devices) = (Vec::new(), Vec::new());
     for name in wanted {
         if !present.contains(name) {
-            let found = format!("there is none of that name; there are: {}", list(&present));
+            let found = format!("there is no such device; there are: {}", list(&present));
             checks.push(Check::failure(SUBJECT, found).of(name));
             continue;
         }
@@ -53,27 +47,17 @@ fn list(names: &[String]) -> String {
 
 /// An interface other than the loopback, preferably one that is up.
 fn network_interface() -> Option<String> {
-    let interfaces = fs::read_dir("/sys/class/net").ok()?.flatten();
-    let names = interfaces.map(|entry| entry.file_name().to_string_lossy().into_owned());
-    let mut names: Vec<String> = names.filter(|name| name != "lo").collect();
-    names.sort_by_key(|name| {
+    let is_down = |name: &String| {
         read(format!("/sys/class/net/{name}/operstate")).is_none_or(|state| state != "up")
-    });
-    names.into_iter().next()
+    };
+    let names = names("/sys/class/net").into_iter();
+    names.filter(|name| name != "lo").min_by_key(is_down)
 }
 
 /// Checks the ports. Registration needs no port, but every use of a region does.
 fn ports(device: &str) -> Check {
-    let ports = Path::new("/sys/class/infiniband")
-        .join(device)
-        .join("ports");
-    let mut numbers: Vec<String> = fs::read_dir(&ports)
-        .into_iter()
-        .flatten()
-        .flatten()
-        .map(|entry| entry.file_name().to_string_lossy().into_owned())
-        .collect();
-    numbers.sort();
+    let ports = Path::new(DEVICES).join(device).join("ports");
+    let numbers = names(&ports);
     let mut active = false;
     let words = numbers.iter().map(|number| {
         let port = ports.join(number);
@@ -89,15 +73,11 @@ fn ports(device: &str) -> Check {
         )
     });
     let words = words.collect::<Vec<_>>().join("; ");
-    if active || numbers.is_empty() {
-        return Check::ok(
-            SUBJECT,
-            if words.is_empty() {
-                "no ports".into()
-            } else {
-                words
-            },
-        );
+    if numbers.is_empty() {
+        return Check::ok(SUBJECT, "no ports");
+    }
+    if active {
+        return Check::ok(SUBJECT, words);
     }
     Check::warning(SUBJECT, words)
         .meaning("Memory can be registered, but no data can move.")

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! How the library registers on a device, by the library's own probe and its own table.
 
-use super::Check;
-use crate::uverbs::context::{Facts, identify};
-use crate::uverbs::driver::Way;
-use crate::uverbs::kernel::Uverbs;
+use super::check::Check;
 use crate::verbs::Context;
+use rdmamr_uverbs::context::{Facts, identify};
+use rdmamr_uverbs::driver::Way;
+use rdmamr_uverbs::kernel::Uverbs;
 
 /// Probes as the library does.
 pub fn check(device: &str, context: &Context) -> Check {
@@ -13,8 +13,8 @@ pub fn check(device: &str, context: &Context) -> Check {
     let facts = match identify(&Uverbs, context.fd()) {
         Ok(facts) => facts,
         Err(error) => {
-            let check = Check::failure(SUBJECT, format!("the kernel refuses to say which: {error}"))
-                .meaning("A filter of system calls (seccomp) refuses ioctl(2) on the device, or the device is gone.");
+            let check = Check::failure(SUBJECT, format!("the driver cannot be queried: {error}"))
+                .meaning("A seccomp filter refuses ioctl(2) on the device, or the device is gone.");
             return check.of(device);
         }
     };

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The effect of ibv_fork_init(3) on registrations. Many programs call it at their start.
 
-use super::{Check, kernel_version};
+use super::check::Check;
+use crate::files::kernel_version;
 use crate::verbs::{Loaded, Verbs};
 use std::env;
 use std::ffi::{c_int, c_void};
@@ -13,7 +14,7 @@ const UNNEEDED: i32 = 2;
 /// libibverbs checks whether these are set and ignores their values.
 const VARIABLES: [&str; 3] = ["RDMAV_FORK_SAFE", "IBV_FORK_SAFE", "RDMAV_HUGEPAGES_SAFE"];
 
-const MEANING: &str = "Such a registration costs a madvise(2) and up to two mappings, and the cache (--cache, relaxed calls) \
+const MEANING: &str = "Such a registration costs a madvise(2) and up to two VMAs, and the cache (--cache, relaxed calls) \
                        keeps no region: `rdmamr report` counts these registrations as not served.";
 
 /// Asks libibverbs, which asks the kernel.
@@ -42,8 +43,8 @@ pub fn check(verbs: &Result<Verbs, String>) -> Check {
                     "The kernel copies registered pages for a child. {}",
                     match marks {
                         Some(false) => "This libibverbs does nothing then.",
-                        _ => "Without the library libibverbs keeps registered memory from children all the same: a \
-                              registration costs a madvise(2) and up to two mappings. Under the library it does not.",
+                        _ => "Without the library, libibverbs still marks registered memory MADV_DONTFORK: a \
+                              registration costs a madvise(2) and up to two VMAs. Under the library it does not.",
                     }
                 ))
                 .fix(format!("unset {name}"))

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Huge pages: with them a large registration costs a fiftieth.
 
-use super::{Check, field, read};
+use super::check::Check;
+use crate::files::{field, read};
 
 /// Checks the huge pages that are set aside.
 pub fn check() -> Check {

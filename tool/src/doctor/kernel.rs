@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The kernel's side of verbs: its version, its interface, and whether this process may use it.
 
-use super::{Check, kernel_version, read};
+use super::check::Check;
+use crate::files::{kernel_release, kernel_version, names, read};
 use crate::verbs::{Context, Verbs};
-use std::fs::{self, OpenOptions};
+use std::fs::OpenOptions;
 use std::io::ErrorKind;
 
 /// The version of the uverbs interface that libibverbs speaks, the same since 2005.
 const ABI: &str = "6";
+const NODES: &str = "/sys/class/infiniband_verbs";
 
 /// Opens a device by its file, then by libibverbs, and adds a check for each obstacle.
 pub fn open(
@@ -19,7 +21,7 @@ pub fn open(
     let Some(node) = node(device) else {
         let check = Check::failure(
             SUBJECT,
-            "the device has no uverbs file, through which programs reach it",
+            "the device has no uverbs file in /sys/class/infiniband_verbs",
         )
         .meaning("The module ib_uverbs is not loaded.")
         .fix("modprobe ib_uverbs");
@@ -31,10 +33,10 @@ pub fn open(
         let check = Check::failure(SUBJECT, format!("{path} cannot be opened: {error}"));
         let check = match error.kind() {
             ErrorKind::NotFound => check
-                .meaning("The kernel has the device, but /dev does not: a container must be given the device.")
+                .meaning("The kernel has the device, but /dev does not: pass the device into the container.")
                 .fix("docker run --device=/dev/infiniband ... (outside of containers: udevadm trigger)"),
             ErrorKind::PermissionDenied => check
-                .meaning("The rights of the file, or the devices that this container or service may use, forbid it.")
+                .meaning("The file's mode, or the device cgroup of this container or service, forbids it.")
                 .fix(format!("chmod 666 {path} (a service: DeviceAllow=char-infiniband_verbs rw)")),
             _ => check.meaning("The device is gone, or its driver has failed: see dmesg."),
         };
@@ -65,7 +67,7 @@ pub fn open(
                 SUBJECT,
                 format!("{path} opens, but the device does not: {error}"),
             )
-            .meaning("No program can use it; the reason is libibverbs', or that of its provider.");
+            .meaning("No program can use it; the error comes from libibverbs or its provider.");
             checks.push(check.of(device));
             None
         }
@@ -74,21 +76,15 @@ pub fn open(
 
 /// The name of a device's file, such as "uverbs0".
 fn node(device: &str) -> Option<String> {
-    let nodes = fs::read_dir("/sys/class/infiniband_verbs").ok()?.flatten();
-    let mut named = nodes.filter(|node| read(node.path().join("ibdev")).as_deref() == Some(device));
-    Some(named.next()?.file_name().to_string_lossy().into_owned())
-}
-
-/// The release of the kernel that runs, such as "6.12.9-amd64".
-pub fn release() -> String {
-    read("/proc/sys/kernel/osrelease").unwrap_or_default()
+    let is_its = |node: &String| read(format!("{NODES}/{node}/ibdev")).as_deref() == Some(device);
+    names(NODES).into_iter().find(is_its)
 }
 
 /// Checks the version, and says what the library does with it.
 pub fn check() -> Check {
     const SUBJECT: &str = "kernel";
-    let release = release();
-    let abi = read("/sys/class/infiniband_verbs/abi_version");
+    let release = kernel_release();
+    let abi = read(format!("{NODES}/abi_version"));
     let found = match &abi {
         Some(abi) => format!("Linux {release}, uverbs ABI {abi}"),
         None => format!("Linux {release}, without uverbs"),
@@ -97,7 +93,7 @@ pub fn check() -> Check {
         _ if abi.as_ref().is_some_and(|abi| abi != ABI) => Check::failure(SUBJECT, found)
             .meaning(format!("libibverbs speaks ABI {ABI}.")),
         version if version < (4, 16) => Check::warning(SUBJECT, found)
-            .meaning("Before Linux 4.16 the kernel does not tell the driver, so libibverbs registers all memory."),
+            .meaning("Before Linux 4.16 the kernel does not name the driver, so libibverbs registers all memory."),
         version if version < (5, 11) => Check::warning(SUBJECT, found).meaning(
             "Before Linux 5.11 userfaultfd(2), by which relaxed regions are kept, needs a privilege or a sysctl.",
         ),

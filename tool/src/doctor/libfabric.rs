@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The libfabric that programs use, if it is installed.
 
-use super::Check;
+use super::check::Check;
 use crate::verbs::Loaded;
 
 /// Checks the version of libfabric.
@@ -10,7 +10,7 @@ pub fn check() -> Check {
     let Ok(library) = Loaded::open(c"libfabric.so.1") else {
         return Check::ok(
             SUBJECT,
-            "not installed; only programs that are written for it need it",
+            "not installed; only programs written for it need it",
         );
     };
     // SAFETY: <rdma/fabric.h> gives this type.

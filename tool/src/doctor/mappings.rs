@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The number of mappings that a process may have.
 
-use super::{Check, read};
+use super::check::Check;
+use crate::files::read;
 
 /// The kernel's default.
 const DEFAULT: u64 = 65530;
@@ -20,9 +21,9 @@ pub fn check() -> Check {
     }
     Check::warning(SUBJECT, found)
         .meaning(
-            "Watching a relaxed region, and MADV_DONTFORK after ibv_fork_init, split mappings, up to two a region. At \
-             three quarters of the limit the library watches and keeps no more; at the limit registration after \
-             ibv_fork_init fails with ENOMEM.",
+            "Watching a relaxed region, and MADV_DONTFORK after ibv_fork_init, split VMAs, up to two a region. \
+             At three quarters of the limit the library watches and keeps no further region; at the limit a \
+             registration after ibv_fork_init fails with ENOMEM.",
         )
         .fix("sysctl -w vm.max_map_count=262144")
 }

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The amount of memory that this process may pin.
 
-use super::{Check, bytes, container, field, read};
+use super::check::{Check, bytes};
+use super::container;
+use crate::files::{field, read};
 
 const CAP_IPC_LOCK: u32 = 14;
 /// Some systems' default is less than this, and too little for most programs.
@@ -41,7 +43,7 @@ pub fn check() -> Check {
         return Check::ok(SUBJECT, found);
     }
     let check = Check::warning(SUBJECT, found).meaning(format!(
-        "A process that has that much registered gets ENOMEM (EPERM if the limit is 0) for more. CAP_IPC_LOCK \
+        "A registration beyond the limit fails with ENOMEM (EPERM if the limit is 0). CAP_IPC_LOCK \
          would lift the limit; here it {}.",
         right.words()
     ));

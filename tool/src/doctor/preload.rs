@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Whether the library itself can be preloaded.
 
-use super::Check;
+use super::check::Check;
 use crate::library;
 use std::process::Command;
 
@@ -37,6 +37,6 @@ pub fn check() -> Check {
         SUBJECT,
         format!("{path} cannot be preloaded; the linker says: {said}"),
     )
-    .meaning("It is made for another system, or it is damaged.")
+    .meaning("It was built for another system, or it is damaged.")
     .fix("make && make install PREFIX=/usr")
 }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The answer, for people and for programs.
 
-use super::{Check, State};
+use super::check::{Check, State};
+use crate::report::units::plural;
 use crate::style;
 use serde::Serialize;
 use std::fmt::Write as _;
@@ -37,23 +38,15 @@ pub fn print(checks: &[Check], json: bool) -> anyhow::Result<State> {
         return Ok(worst);
     }
     out.write_all(paragraphs(checks).as_bytes())?;
-    let count = |state| checks.iter().filter(|check| check.state == state).count();
-    let (ok, warnings, failures) = (
-        count(State::Ok),
-        count(State::Warning),
-        count(State::Failure),
-    );
+    let count = |state| checks.iter().filter(|check| check.state == state).count() as u64;
     writeln!(
         out,
-        "\n{ok} ok, {}, {}",
-        many(warnings, "warning"),
-        many(failures, "failure")
+        "\n{} ok, {}, {}",
+        count(State::Ok),
+        plural(count(State::Warning), "warning", "warnings"),
+        plural(count(State::Failure), "failure", "failures")
     )?;
     Ok(worst)
-}
-
-fn many(count: usize, what: &str) -> String {
-    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
 /// The checks as text.

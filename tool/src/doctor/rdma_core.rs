@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The libibverbs that programs use.
 
-use super::Check;
+use super::check::Check;
 use crate::verbs::Verbs;
 use std::ffi::{CStr, c_void};
 
@@ -36,7 +36,8 @@ pub fn check(verbs: &Result<Verbs, String>) -> Check {
     let found = format!("release {found}");
     if at_least < NEEDED {
         return Check::warning(SUBJECT, found).meaning(format!(
-            "The library is tested with {NEEDED} and later. To an earlier one it forwards registrations by other calls."
+            "The library is tested with {NEEDED} and later. With an earlier one it forwards registrations by \
+             other calls."
         ));
     }
     Check::ok(SUBJECT, found)

@@ -2,7 +2,9 @@
 //! Whether this process may watch its memory by userfaultfd(2). The library needs that to keep
 //! regions.
 
-use super::{Check, container, field, kernel_version, read};
+use super::check::Check;
+use super::container;
+use crate::files::{field, kernel_version, read};
 use errno::{Errno, errno};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
@@ -24,18 +26,18 @@ struct Api {
 }
 
 const SUBJECT: &str = "userfaultfd";
-const COST: &str = "Each registration makes a region of its own: relaxed registration and RDMAMR_CACHE cost \
-                    what plain registration costs.";
+const COST: &str = "Every registration makes a new region: relaxed registration and RDMAMR_CACHE cost as much as \
+                    plain registration.";
 
 /// Tries the calls that the library makes.
 pub fn check() -> Check {
     match features() {
         Ok(features) if features & WRITE_PROTECTION == 0 => Check::warning(
             SUBJECT,
-            "this kernel's has no write protection",
+            "this kernel's userfaultfd has no write protection",
         )
         .meaning(format!(
-            "The library watches memory by it; x86-64 has it since Linux 5.7, arm64 since 6.10. {COST}"
+            "The library needs it to watch memory; x86-64 has it since Linux 5.7, arm64 since 6.10. {COST}"
         )),
         Ok(features) if features & MORE_MAPPINGS != 0 => Check::ok(
             SUBJECT,
@@ -72,7 +74,7 @@ fn refused(error: Errno) -> Check {
     if filtered && matches!(error.0, libc::EPERM | libc::ENOSYS | libc::EACCES) {
         return check
             .meaning(format!(
-                "A filter of system calls (seccomp) refuses it, as in many containers, and {DEVICE} does not help \
+                "A seccomp filter refuses it, as in many containers, and {DEVICE} does not help \
                  yet. {COST}"
             ))
             .fix(format!(

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Access flags, of verbs and of libfabric's calls.
-use crate::format::call;
+use rdmamr_trace_format::call;
 
 const VERBS: &[(u32, &str)] = &[
     (1, "local_write"),

@@ -3,8 +3,8 @@
 //! time that its calls took, in few enough steps to draw.
 use super::shape::{Activity, Lane, Moment};
 use super::timeline::POINTS;
-use crate::format::Call;
 use crate::trace::Process;
+use rdmamr_trace_format::Call;
 
 /// How many points of the timeline a step of a lane has: a page holds many lanes.
 const LANE_STEP: u64 = 4;

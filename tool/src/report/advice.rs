@@ -131,13 +131,13 @@ pub fn advice(found: &Found, costs: Costs, hit_measured: bool) -> Advice {
 
 fn assumption(costs: Costs, hit_measured: bool) -> String {
     format!(
-        "The cache is replayed with the rules and limits that the process had: a range is kept once it comes \
-         back, a region serves one use at a time, and \
-         stays for a while after its deregistration (by default 1 s where peers have rights, 60 s where not). A hit \
+        "The cache is replayed with the rules and limits that the process had: a range is kept once it is \
+         registered again, a region serves one use at a time and stays registered for a while after its \
+         deregistration (by default 1 s if it is remotely accessible, else 60 s). A hit \
          and its deregistration count as {} ({}), a miss as {} more than its registration, a change of a kept \
-         region's memory as {}, the end of a region that no longer fits as {}, and the cache's start as 0.3 ms in a \
-         process with one thread that registers, 20 ms with several. A change that the program does not make by a \
-         call of its own is not seen, such as the C library's free() of a large block.",
+         region's memory as {}, an eviction as {}, and the cache's start as 0.3 ms in a \
+         process with one thread that registers, 20 ms with several. Changes that the program does not make by \
+         its own calls are not in the trace, such as the C library's free() of a large block.",
         units::time(costs.hit),
         if hit_measured {
             "the median of this trace"
@@ -215,8 +215,8 @@ fn sentence(found: &Found, advice: &Advice, which: Option<&str>) -> String {
     let line = advice.command.as_deref().unwrap_or_default();
     sentence += &match which {
         Some("all") => format!(
-            "`{line}` would have saved {}; `--cache=local` nothing, since peers have rights to all that is \
-             registered again.",
+            "`{line}` would have saved {}; `--cache=local` would have saved nothing: every buffer that is \
+             registered again is remotely accessible.",
             saved_of_all(all)
         ),
         Some(_) if all.saved_ns > local.saved_ns => format!(
@@ -232,7 +232,7 @@ fn sentence(found: &Found, advice: &Advice, which: Option<&str>) -> String {
             units::plural(all.hits, "hit", "hits"),
             units::plural(all.misses, "miss", "misses"),
         ),
-        None if totals.hits > 0 => "There is nothing that it could save beyond that.".to_string(),
+        None if totals.hits > 0 => "It could save nothing beyond that.".to_string(),
         None if !advice.unserved.is_empty() => {
             "`--cache=all` would have saved nothing.".to_string()
         }
@@ -260,7 +260,7 @@ fn price(advice: &Advice, which: &str) -> String {
         &advice.local
     };
     let mut price = format!(
-        " Up to {} would have stayed pinned with nobody using it",
+        " Up to {} would have stayed pinned without being used",
         units::bytes(saving.idle_bytes)
     );
     if which == "local" && with_remote {
@@ -268,13 +268,13 @@ fn price(advice: &Advice, which: &str) -> String {
     }
     price.push('.');
     if with_remote {
-        price += " With `all` an rkey lives on after ibv_dereg_mr: until the region ends, a peer that kept the \
-                  rkey can use it, so leave `all` to programs that do not revoke access by deregistering.";
+        price += " With `all` an rkey stays valid after ibv_dereg_mr until the region ends, for any remote peer \
+                  that kept the rkey: use `all` only for programs that do not revoke access by deregistering.";
     }
     let ends = if with_remote { &advice.all } else { saving };
     if ends.evictions > 0 {
         price += &format!(
-            " {} would have ended early, since more were idle than may be (RDMAMR_CACHE_MAX_IDLE, \
+            " {} would have been evicted, because more were idle than the limits allow (RDMAMR_CACHE_MAX_IDLE, \
              RDMAMR_CACHE_MAX_IDLE_BYTES, RLIMIT_MEMLOCK).",
             units::plural(ends.evictions, "region", "regions")
         );

@@ -4,81 +4,58 @@
 //! modelled: a region serves one use at a time; idle regions end by age and by number, and when
 //! their memory changes.
 use super::access;
-use crate::format::{CacheSettings as Facts, Call, cache, call, how, unserved};
 use crate::trace::Process;
 use rdmamr_policy::{Asked, CacheMode, Range, Released, Wanted, is_exact};
+use rdmamr_trace_format::{CacheSettings as Facts, Call, cache, call, how, unserved};
 use rustc_hash::FxHashMap;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 
 /// The library's defaults, for a trace without the settings.
 const DEFAULTS: Facts = Facts {
     flags: 0,
-    linger_local: 60_000,
-    linger_remote: 1_000,
-    most_regions: 16_384,
+    linger_local: rdmamr_policy::LINGER_LOCAL,
+    linger_remote: rdmamr_policy::LINGER_REMOTE,
+    most_regions: rdmamr_policy::MAX_IDLE,
     most_bytes: u64::MAX,
     watch_ns: 0,
 };
 /// The refusal that costs time: the library finds it out each time.
-pub const UNKEPT: &str = "the memory is shared, or a file's: it can change unseen";
+pub const UNKEPT: &str = "the memory is shared or belongs to a file: it can change without notice";
 /// How many changes of memory the release of a region looks at, which was in use meanwhile.
 const CHANGES: usize = 4096;
 /// How many idle regions a search for one that holds a range looks at.
 const LOOKS: usize = 64;
 
-/// Whole pages in a domain, and the access to them.
+/// A range of a process, as the rule has it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Key {
     pub process: u32,
-    pub access: u32,
-    pub pd: u64,
-    pub start: u64,
-    pub bytes: u64,
+    pub range: Range,
 }
 
 impl Key {
-    /// `page_range` is the start and the length of whole pages.
-    pub fn new(process: u32, access: u32, pd: u64, page_range: (u64, u64)) -> Key {
-        Key {
-            process,
-            access,
+    /// The whole pages around some memory: its address and its length.
+    pub fn new(process: u32, pd: u64, access: u32, memory: (u64, u64), page: u64) -> Key {
+        let start = memory.0 & !(page - 1);
+        let end = memory.0.saturating_add(memory.1);
+        let end = end.checked_next_multiple_of(page).unwrap_or(u64::MAX);
+        let end = if memory.1 == 0 { start } else { end };
+        let range = Range {
             pd,
-            start: page_range.0,
-            bytes: page_range.1,
-        }
+            start,
+            end,
+            access,
+        };
+        Key { process, range }
     }
 
-    /// The range as the rule has it.
-    fn range(&self) -> Range {
-        Range {
-            pd: self.pd,
-            start: self.start,
-            end: self.start.saturating_add(self.bytes),
-            access: self.access,
-        }
-    }
-}
-
-/// What the rule asks of a process, which an old trace does not tell.
-struct Unknown;
-
-impl rdmamr_policy::Process for Unknown {
-    fn is_disabled(&self) -> bool {
-        false
-    }
-    fn is_interrupted(&self) -> bool {
-        false
-    }
-    fn is_child(&self) -> bool {
-        false
-    }
-    fn is_fork_protected(&self) -> bool {
-        false
+    pub fn bytes(&self) -> u64 {
+        self.range.end - self.range.start
     }
 }
 
 /// Why the cache would not serve such a registration, in words; `None` if it would.
-pub fn refusal(process: &Process, call: &Call, effect: u64, range: &Key) -> Option<&'static str> {
+pub fn refusal(process: &Process, call: &Call, effect: u64, key: &Key) -> Option<&'static str> {
     let facts = process.cache.unwrap_or(DEFAULTS);
     if access::of_fabric(call.call) {
         return None;
@@ -93,7 +70,7 @@ pub fn refusal(process: &Process, call: &Call, effect: u64, range: &Key) -> Opti
     };
     let reason = match call.reason {
         unserved::UNKNOWN if call.call == call::REG_DMABUF_MR => unserved::DEVICE,
-        unserved::UNKNOWN => rdmamr_policy::refusal(CacheMode::All, asked, &Unknown),
+        unserved::UNKNOWN => rdmamr_policy::refusal_of(CacheMode::All, asked),
         reason => reason,
     };
     match reason {
@@ -107,9 +84,9 @@ pub fn refusal(process: &Process, call: &Call, effect: u64, range: &Key) -> Opti
         return Some("userfaultfd(2) is refused (rdmamr doctor says how to allow it)");
     }
     if facts.flags & cache::FRESH_KEYS != 0 && access::remote(call.call, call.access) {
-        return Some("RDMAMR_CACHE_FRESH_KEYS=1 gives each region with remote rights a new key");
+        return Some("RDMAMR_CACHE_FRESH_KEYS=1 gives each remotely accessible region a new key");
     }
-    if process.is_unkept(effect, range.start, range.start.saturating_add(range.bytes)) {
+    if process.is_unkept(effect, key.range.start, key.range.end) {
         return Some(UNKEPT);
     }
     None
@@ -155,10 +132,16 @@ struct Region {
     hits: u32,
     /// How many changes of memory the process had made when this use began.
     since: usize,
-    /// Since when the region is idle, and the number of this idle time: entries of the queue with
-    /// an older number are void.
-    idle: Option<u64>,
-    turn: u32,
+    /// Since when the region is idle, and how many were released before it.
+    idle: (u64, u64),
+}
+
+impl Region {
+    fn place(&self) -> Place {
+        let Key { process, range } = self.key;
+        let size = size(self.key.bytes());
+        (process, range.pd, size, range.start, self.idle.1)
+    }
 }
 
 /// The caches of all processes.
@@ -166,8 +149,9 @@ struct Region {
 pub struct Cache {
     regions: Vec<Region>,
     free: Vec<u32>,
-    /// The idle regions of each domain of each process.
-    idle: BTreeMap<(u32, u64), Idle>,
+    idle: BTreeMap<Place, u32>,
+    /// How many regions have been released.
+    turns: u64,
     /// The changes of memory of each process, in their order.
     changes: FxHashMap<u32, Vec<(u64, u64)>>,
     /// The ranges that each process has registered plainly and released.
@@ -182,21 +166,10 @@ pub struct Cache {
     of_process: FxHashMap<(u32, bool), OfProcess>,
 }
 
-/// Idle regions by the power of two of their length, and by their start: so a search for those
-/// around or in a range looks at few others.
-#[derive(Default)]
-struct Idle {
-    regions: BTreeMap<(u32, u64), VecDeque<u32>>,
-    /// A bit for each power of two that is there.
-    sizes: u64,
-}
-
-impl Idle {
-    fn sizes(&self, from: u32) -> impl Iterator<Item = u32> + use<> {
-        let sizes = self.sizes;
-        (from..u64::BITS).filter(move |size| sizes >> size & 1 == 1)
-    }
-}
+/// Where an idle region is found: by process, domain, the power of two of its length, its start,
+/// and how many were released before it. So a search for those around or in a range looks at few
+/// others.
+type Place = (u32, u64, u32, u64, u64);
 
 /// The power of two of a length.
 fn size(bytes: u64) -> u32 {
@@ -206,8 +179,7 @@ fn size(bytes: u64) -> u32 {
 #[derive(Default)]
 struct OfProcess {
     /// The idle regions, the longest idle first.
-    order: VecDeque<(u32, u32)>,
-    count: u64,
+    order: BTreeMap<u64, u32>,
     bytes: u64,
 }
 
@@ -235,15 +207,15 @@ impl Cache {
         let facts = process.cache.unwrap_or(DEFAULTS);
         self.expire(&facts, key.process, now);
         let wanted = Wanted {
-            range: key.range(),
+            range: key.range,
             exact: match class {
                 // The relaxed calls share regions.
-                Class::Fabric => remote || facts.flags & cache::PINS_ALL == 0,
-                _ => is_exact(key.access, true, facts.flags & cache::PINS_ALL != 0),
+                Class::Fabric => remote,
+                _ => is_exact(key.range.access, true, facts.flags & cache::PINS_ALL != 0),
             },
         };
         let since = self.changes.get(&key.process).map_or(0, Vec::len);
-        if let Some(found) = self.find(&key, wanted) {
+        if let Some(found) = self.find(key.process, wanted) {
             self.take(found);
             let region = &mut self.regions[found as usize];
             region.since = since;
@@ -260,55 +232,60 @@ impl Cache {
             remote,
             hits: 0,
             since,
-            idle: None,
-            turn: 0,
+            idle: (0, 0),
         };
-        let number = match self.free.pop() {
-            Some(number) => {
-                let turn = self.regions[number as usize].turn + 1;
-                self.regions[number as usize] = Region { turn, ..region };
-                number
-            }
-            None => {
-                self.regions.push(region);
-                self.regions.len() as u32 - 1
-            }
-        };
+        let number = self.free.pop().unwrap_or(self.regions.len() as u32);
+        match self.regions.get_mut(number as usize) {
+            Some(place) => *place = region,
+            None => self.regions.push(region),
+        }
         Done::Made(number)
     }
 
     fn comes_back(&self, key: &Key) -> bool {
         let released = self.released.get(&key.process);
-        released.is_some_and(|released| released.comes_back(&key.range()))
+        released.is_some_and(|released| released.comes_back(&key.range))
     }
 
     /// A plain registration has ended.
     pub fn released_plainly(&mut self, key: &Key) {
         let released = self.released.entry(key.process);
         let released = released.or_insert_with(|| Box::new(Released::new()));
-        released.add(&key.range());
+        released.add(&key.range);
     }
 
     /// A region has ended though its memory has not changed.
     fn ended(&self, number: u32) {
         let region = &self.regions[number as usize];
         if let Some(released) = self.released.get(&region.key.process) {
-            released.ended(&region.key.range(), region.hits > 0, false);
+            released.ended(&region.key.range, region.hits > 0, false);
         }
     }
 
-    fn find(&self, key: &Key, wanted: Wanted) -> Option<u32> {
-        let idle = self.idle.get(&(key.process, key.pd))?;
-        let serves = |number: &&u32| wanted.fits(self.regions[**number as usize].key.range());
-        if wanted.exact {
-            let same = idle.regions.get(&(size(key.bytes), key.start))?;
-            return same.iter().rev().find(serves).copied();
-        }
-        idle.sizes(size(key.bytes)).find_map(|size| {
-            let mut starts = idle.regions.range((size, 0)..=(size, key.start));
-            let starts = std::iter::from_fn(|| starts.next_back()).take(LOOKS);
-            let mut regions = starts.flat_map(|(_, regions)| regions.iter().rev());
-            regions.find(serves).copied()
+    /// The powers of two of which there are idle regions, each with its process and its domain.
+    fn sizes(&self, mut from: (u32, u64, u32)) -> impl Iterator<Item = (u32, u64, u32)> {
+        std::iter::from_fn(move || {
+            let mut places = self.idle.range((from.0, from.1, from.2, 0, 0)..);
+            let (&(process, pd, size, ..), _) = places.next()?;
+            from = (process, pd, size + 1);
+            Some((process, pd, size))
+        })
+    }
+
+    fn find(&self, process: u32, wanted: Wanted) -> Option<u32> {
+        let Range { pd, start, end, .. } = wanted.range;
+        let serves = |number: &u32| wanted.fits(self.regions[*number as usize].key.range);
+        let smallest = (process, pd, size(end - start));
+        let of_domain = |of: &(u32, u64, u32)| match wanted.exact {
+            true => *of == smallest,
+            false => (of.0, of.1) == (process, pd),
+        };
+        let first = if wanted.exact { start } else { 0 };
+        let sizes = self.sizes(smallest).take_while(of_domain);
+        sizes.into_iter().find_map(|(.., size)| {
+            let places = (process, pd, size, first, 0)..=(process, pd, size, start, u64::MAX);
+            let regions = self.idle.range(places).rev().take(LOOKS);
+            regions.map(|(_, &number)| number).find(serves)
         })
     }
 
@@ -319,18 +296,14 @@ impl Cache {
         }
         self.changes.entry(process).or_default().push((start, end));
         let mut found = Vec::new();
-        for (_, idle) in self.idle.range((process, 0)..=(process, u64::MAX)) {
-            for size in idle.sizes(0) {
-                let longest = u64::MAX >> (u64::BITS - 1 - size);
-                let first = (size, start.saturating_sub(longest));
-                for (_, regions) in idle.regions.range(first..(size, end)) {
-                    let touched = |number: &&u32| {
-                        let key = &self.regions[**number as usize].key;
-                        key.start.saturating_add(key.bytes) > start
-                    };
-                    found.extend(regions.iter().filter(touched).copied());
-                }
-            }
+        let sizes = self.sizes((process, 0, 0));
+        for (_, pd, size) in sizes.take_while(|of| of.0 == process) {
+            let longest = u64::MAX >> (u64::BITS - 1 - size);
+            let first = start.saturating_sub(longest);
+            let near = (process, pd, size, first, 0)..(process, pd, size, end, 0);
+            let near = self.idle.range(near).map(|(_, &number)| number);
+            found
+                .extend(near.filter(|&number| self.regions[number as usize].key.range.end > start));
         }
         let ended = found.into_iter().map(|number| {
             self.take(number);
@@ -348,12 +321,12 @@ impl Cache {
         let Some(changes) = self.changes.get(&region.key.process) else {
             return false;
         };
-        let end = region.key.start.saturating_add(region.key.bytes);
+        let Range { start, end, .. } = region.key.range;
         let since = &changes[region.since..];
         since.len() > CHANGES
             || since
                 .iter()
-                .any(|change| change.0 < end && change.1 > region.key.start)
+                .any(|change| change.0 < end && change.1 > start)
     }
 
     /// The bytes that `--mode=all` would keep idle now.
@@ -366,28 +339,20 @@ impl Cache {
     pub fn release(&mut self, process: &Process, number: u32, now: u64) {
         let facts = process.cache.unwrap_or(DEFAULTS);
         if self.has_changed(&self.regions[number as usize]) {
-            let region = &mut self.regions[number as usize];
-            region.turn += 1;
-            self.ends[region.class as usize].changed += 1;
+            self.ends[self.regions[number as usize].class as usize].changed += 1;
             self.free.push(number);
             return;
         }
+        self.turns += 1;
         let region = &mut self.regions[number as usize];
-        region.idle = Some(now);
-        region.turn += 1;
-        let (key, turn, remote) = (region.key, region.turn, region.remote);
-        let class = region.class;
-        let idle = self.idle.entry((key.process, key.pd)).or_default();
-        let size = size(key.bytes);
-        idle.sizes |= 1 << size;
-        let same = idle.regions.entry((size, key.start)).or_default();
-        same.push_back(number);
+        region.idle = (now, self.turns);
+        let (key, remote) = (region.key, region.remote);
+        self.idle.insert(region.place(), number);
         let of_process = self.of_process.entry((key.process, remote)).or_default();
-        of_process.order.push_back((number, turn));
-        of_process.count += 1;
-        of_process.bytes = of_process.bytes.saturating_add(key.bytes);
-        let bytes = &mut self.idle_bytes[class as usize];
-        *bytes = bytes.saturating_add(key.bytes);
+        of_process.order.insert(self.turns, number);
+        of_process.bytes = of_process.bytes.saturating_add(key.bytes());
+        let bytes = &mut self.idle_bytes[region.class as usize];
+        *bytes = bytes.saturating_add(key.bytes());
         self.expire(&facts, key.process, now);
         let [local, remote, fabric] = self.idle_bytes;
         let now = [local, local.saturating_add(remote), fabric];
@@ -403,58 +368,40 @@ impl Cache {
     }
 
     fn expire_of(&mut self, facts: &Facts, process: (u32, bool), now: u64) {
-        while let Some(of_process) = self.of_process.get_mut(&process) {
-            let Some(&(number, turn)) = of_process.order.front() else {
+        let linger = if process.1 {
+            facts.linger_remote
+        } else {
+            facts.linger_local
+        };
+        while let Some(of_process) = self.of_process.get(&process) {
+            let Some((_, &number)) = of_process.order.first_key_value() else {
                 return;
             };
             let region = &self.regions[number as usize];
-            let too_many =
-                of_process.count > facts.most_regions || of_process.bytes > facts.most_bytes;
-            let idle = region.idle.filter(|_| region.turn == turn);
-            let linger = if region.remote {
-                facts.linger_remote
-            } else {
-                facts.linger_local
-            };
-            let too_old = idle
-                .is_some_and(|idle| now.saturating_sub(idle) > linger.saturating_mul(1_000_000));
-            if idle.is_some() && !too_many && !too_old {
+            let too_many = of_process.order.len() as u64 > facts.most_regions
+                || of_process.bytes > facts.most_bytes;
+            let too_old = now.saturating_sub(region.idle.0) > linger.saturating_mul(1_000_000);
+            if !too_many && !too_old {
                 return;
             }
-            of_process.order.pop_front();
-            if idle.is_some() {
-                self.ends[region.class as usize].evicted += u32::from(too_many && !too_old);
-                self.take(number);
-                self.ended(number);
-                self.free.push(number);
-            }
+            self.ends[region.class as usize].evicted += u32::from(!too_old);
+            self.take(number);
+            self.ended(number);
+            self.free.push(number);
         }
     }
 
     /// Removes a region from the idle ones.
     fn take(&mut self, number: u32) {
-        let region = &mut self.regions[number as usize];
-        region.idle = None;
-        let (key, remote) = (region.key, region.remote);
-        let bytes = &mut self.idle_bytes[region.class as usize];
-        *bytes = bytes.saturating_sub(key.bytes);
-        let place = (size(key.bytes), key.start);
-        if let Some(idle) = self.idle.get_mut(&(key.process, key.pd))
-            && let Some(same) = idle.regions.get_mut(&place)
-        {
-            // A hit takes one of the last, the limits end one of the first.
-            if same.front() == Some(&number) {
-                same.pop_front();
-            } else if let Some(at) = same.iter().rposition(|&other| other == number) {
-                same.remove(at);
-            }
-            if same.is_empty() {
-                idle.regions.remove(&place);
-            }
-        }
-        if let Some(of_process) = self.of_process.get_mut(&(key.process, remote)) {
-            of_process.count -= 1;
-            of_process.bytes = of_process.bytes.saturating_sub(key.bytes);
+        let region = &self.regions[number as usize];
+        let bytes = region.key.bytes();
+        self.idle.remove(&region.place());
+        let idle = &mut self.idle_bytes[region.class as usize];
+        *idle = idle.saturating_sub(bytes);
+        let key = (region.key.process, region.remote);
+        if let Some(of_process) = self.of_process.get_mut(&key) {
+            of_process.order.remove(&region.idle.1);
+            of_process.bytes = of_process.bytes.saturating_sub(bytes);
         }
     }
 }

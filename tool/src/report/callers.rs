@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Callers: turns an address in a file into a function and a line of source, as far as the file has
 //! symbols or debug information.
+use super::units::name_of;
 use addr2line::Loader;
 use object::{Object, ReadCache};
 use rustc_hash::FxHashMap;
@@ -60,11 +61,7 @@ impl Frame {
     /// `module+0x12`, without the module's folder.
     pub fn place(&self) -> String {
         match &self.module {
-            Some(module) => format!(
-                "{}+{:#x}",
-                module.rsplit('/').next().unwrap_or(module),
-                self.offset
-            ),
+            Some(module) => format!("{}+{:#x}", name_of(module), self.offset),
             None if self.offset == 0 => "not known".to_string(),
             None => format!("{:#x}", self.offset),
         }
@@ -77,8 +74,7 @@ impl Frame {
 
     /// The name, and for what has a line the line: of another folder's file only its name.
     pub fn words(&self) -> String {
-        let line = self.source.as_deref();
-        let line = line.map(|source| source.rsplit('/').next().unwrap_or(source));
+        let line = self.source.as_deref().map(name_of);
         line.map_or(self.name(), |line| format!("{} {line}", self.name()))
     }
 }

@@ -3,7 +3,7 @@
 use super::callers::Caller;
 use super::shape::{CallerTotals, Report, Size, What};
 use super::text::{Table, heading, wrapped};
-use super::units::{bytes, count, plural, share, time};
+use super::units::{bytes, count, name_of, plural, share, time};
 use serde::Serialize;
 use std::cmp::Reverse;
 
@@ -44,7 +44,7 @@ pub struct Cost {
     pub time_ns: u64,
 }
 
-#[derive(Serialize)]
+#[derive(Default, Serialize)]
 pub struct OfSize {
     pub from_bytes: u64,
     /// The calls are registrations; the time is also that of deregistrations.
@@ -52,7 +52,7 @@ pub struct OfSize {
     pub after: Cost,
 }
 
-#[derive(Serialize)]
+#[derive(Default, Serialize)]
 pub struct OfCaller {
     #[serde(flatten)]
     pub caller: Caller,
@@ -104,8 +104,7 @@ impl Side {
 
 /// Which rows of two lists are the same caller: an address may have moved where its name is known.
 fn identity(caller: &Caller) -> (Option<&str>, String) {
-    let module = caller.module.as_deref();
-    let module = module.map(|path| path.rsplit('/').next().unwrap_or(path));
+    let module = caller.module.as_deref().map(name_of);
     let source = caller.source.as_deref().unwrap_or_default();
     (module, format!("{} {source}", caller.name()))
 }
@@ -180,15 +179,7 @@ impl Diff {
         heading(&mut out, "What was gained");
         wrapped(&mut out, "", "", &self.sentence());
         heading(&mut out, "By size");
-        let mut table = Table::new(&[
-            "from",
-            "before",
-            "after",
-            "time before",
-            "after",
-            "change",
-            "<one call, ratio",
-        ]);
+        let mut table = Table::new("from|before|after|time before|after|change|<one call, ratio");
         for row in &self.sizes {
             table.row([
                 bytes(row.from_bytes),
@@ -202,7 +193,7 @@ impl Diff {
         }
         table.write(&mut out);
         heading(&mut out, "By caller");
-        let mut table = Table::new(&["time before", "after", "change", "ratio", "<caller"]);
+        let mut table = Table::new("time before|after|change|ratio|<caller");
         for row in self.callers.iter().take(SHOWN) {
             table.row([
                 time(row.before.time_ns),
@@ -223,14 +214,11 @@ fn sizes(before: &[Size], after: &[Size]) -> Vec<OfSize> {
         for size in sizes {
             let at = rows.binary_search_by_key(&size.from_bytes, |row| row.from_bytes);
             let at = at.unwrap_or_else(|at| {
-                rows.insert(
-                    at,
-                    OfSize {
-                        from_bytes: size.from_bytes,
-                        before: Cost::default(),
-                        after: Cost::default(),
-                    },
-                );
+                let row = OfSize {
+                    from_bytes: size.from_bytes,
+                    ..OfSize::default()
+                };
+                rows.insert(at, row);
                 at
             });
             let cost = side(&mut rows[at]);
@@ -254,15 +242,13 @@ fn callers(before: &[CallerTotals], after: &[CallerTotals]) -> Vec<OfCaller> {
             let (module, name) = identity(caller);
             let identity = (module.map(str::to_string), name);
             let at = *known.entry(identity).or_insert_with(|| {
-                rows.push(OfCaller {
-                    // All its stacks together.
-                    caller: Caller {
-                        stack: Vec::new(),
-                        ..caller.clone()
-                    },
-                    before: Cost::default(),
-                    after: Cost::default(),
-                });
+                let mut row = OfCaller {
+                    caller: caller.clone(),
+                    ..OfCaller::default()
+                };
+                // All its stacks together.
+                row.caller.stack.clear();
+                rows.push(row);
                 rows.len() - 1
             });
             let cost = side(&mut rows[at]);
@@ -279,9 +265,9 @@ fn callers(before: &[CallerTotals], after: &[CallerTotals]) -> Vec<OfCaller> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::format::{Call, how};
     use crate::report::tests::{MS, report};
     use crate::sample::{deregister, register};
+    use rdmamr_trace_format::{Call, how};
 
     fn runs() -> (Report, Report) {
         let pair = |n: u64, caller, length, slow: u32| {

@@ -3,12 +3,12 @@
 //! notes in sentences.
 use super::callers::{Caller, Resolver};
 use super::durations::Durations;
-use super::replay::{ProcessCounts, Replay};
+use super::replay::{ProcessCounts, Replay, SiteTotals};
 use super::shape::*;
 use super::{access, advice, cache, errno, ranges, ranks, units};
-use crate::format::call;
 use crate::trace::{Process, Trace};
 use anyhow::Result;
+use rdmamr_trace_format::call;
 use rustc_hash::FxHashMap;
 use std::cmp::Reverse;
 use std::path::Path;
@@ -41,19 +41,17 @@ impl Replay<'_> {
         };
 
         let mut by_time: Vec<u32> = (0..sites.len() as u32).collect();
-        by_time.sort_by_key(|&site| Reverse(sites[site as usize].2.time));
+        by_time.sort_by_key(|&site| Reverse(sites[site as usize].2.tally.time));
         let callers = by_time.iter().take(LISTED).map(|&site| {
-            let totals = sites[site as usize].2;
+            let SiteTotals { tally, called } = sites[site as usize].2;
+            let functions = (0..call::NAMES.len()).filter(|n| called >> n & 1 == 1);
             CallerTotals {
                 caller: caller(site),
-                called: (0..call::NAMES.len())
-                    .filter(|n| totals.called >> n & 1 == 1)
-                    .map(|n| call::NAMES[n])
-                    .collect(),
-                calls: totals.calls,
-                failed: totals.failed,
-                time_ns: totals.time,
-                longest_ns: totals.longest.into(),
+                called: functions.map(|n| call::NAMES[n]).collect(),
+                calls: tally.calls,
+                failed: tally.failed,
+                time_ns: tally.time,
+                longest_ns: tally.longest.into(),
             }
         });
         let callers = callers.collect();
@@ -92,11 +90,11 @@ impl Replay<'_> {
             .collect();
         let ranges = repeated.into_iter().take(LISTED).map(|(key, range)| Range {
             pid: trace.processes[key.process as usize].pid,
-            pd: key.pd,
-            addr: key.start,
-            bytes: key.bytes,
-            access: access::words(range.call, key.access),
-            remote: access::remote(range.call, key.access),
+            pd: key.range.pd,
+            addr: key.range.start,
+            bytes: key.bytes(),
+            access: access::words(range.call, key.range.access),
+            remote: access::remote(range.call, key.range.access),
             registrations: range.served.registrations.into(),
             hits: range.served.hits.into(),
             time_ns: range.time,
@@ -217,9 +215,9 @@ impl Replay<'_> {
             .to_string(),
             run_ns: process.end - process.begin,
             thread_ns: thread_time(process, counts),
-            calls: counts.calls,
-            failed: counts.failed,
-            time_ns: counts.time,
+            calls: counts.tally.calls,
+            failed: counts.tally.failed,
+            time_ns: counts.tally.time,
             threads: counts.threads.len() as u64,
             dropped: process.dropped,
             ended: process.ended,
@@ -233,7 +231,7 @@ impl Replay<'_> {
         let mut notes = Vec::new();
         if self.totals.dropped > 0 {
             notes.push(format!(
-                "{} were dropped, since there was no room for them: every figure here is too low.",
+                "{} were dropped because no buffer had room for them: every figure here is too low.",
                 units::plural(self.totals.dropped, "call", "calls")
             ));
         }
@@ -265,7 +263,8 @@ impl Replay<'_> {
         }
         if self.taken > 0 {
             notes.push(format!(
-                "The lkeys of {} came back without a deregistration in the trace: it was made past the library.",
+                "The lkeys of {} were given again without a deregistration in the trace: it bypassed the \
+                 library.",
                 units::plural(self.taken, "region", "regions")
             ));
         }
@@ -299,21 +298,16 @@ fn thread_time(process: &Process, counts: &ProcessCounts) -> u64 {
 fn again(repeated: &[(&cache::Key, &ranges::Totals)], costs: ranges::Costs) -> Vec<(u32, Again)> {
     let mut by_caller: FxHashMap<(u32, u32), Again> = FxHashMap::default();
     for (key, range) in repeated {
-        let again = by_caller.entry((range.site, key.access)).or_insert(Again {
-            caller: Caller::default(),
-            access: access::words(range.call, key.access),
-            remote: access::remote(range.call, key.access),
-            ranges: 0,
+        let access = key.range.access;
+        let again = by_caller.entry((range.site, access)).or_insert(Again {
+            access: access::words(range.call, access),
+            remote: access::remote(range.call, access),
             smallest_bytes: u64::MAX,
-            largest_bytes: 0,
-            registrations: 0,
-            hits: 0,
-            time_ns: 0,
-            saved_ns: 0,
+            ..Again::default()
         });
         again.ranges += 1;
-        again.smallest_bytes = again.smallest_bytes.min(key.bytes);
-        again.largest_bytes = again.largest_bytes.max(key.bytes);
+        again.smallest_bytes = again.smallest_bytes.min(key.bytes());
+        again.largest_bytes = again.largest_bytes.max(key.bytes());
         again.registrations += u64::from(range.served.registrations);
         again.hits += u64::from(range.served.hits);
         again.time_ns += range.time;

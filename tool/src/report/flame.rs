@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! A flame graph of callers: the time of each, as wide as it is long, under the place that it is in.
 use super::shape::{CallerTotals, Report};
-use super::units::{share, time};
+use super::units::{name_of, share, time};
 use maud::{Markup, html};
 
 /// What is narrower than this part of the whole is left out, so that the page stays small.
@@ -64,12 +64,8 @@ fn stack(caller: &CallerTotals) -> Vec<String> {
         return names;
     }
     let module = caller.caller.module.as_deref();
-    let module = module.map_or("no module", |path| path.rsplit('/').next().unwrap_or(path));
-    vec![
-        module.to_string(),
-        caller.caller.name(),
-        caller.called.join(", "),
-    ]
+    let module = module.map_or("no module", name_of).to_string();
+    vec![module, caller.caller.name(), caller.called.join(", ")]
 }
 
 pub fn draw(report: &Report) -> Markup {

@@ -5,7 +5,7 @@ use super::callers::Caller;
 use super::diff::{self, Cost, Diff, Side};
 use super::shape::{Point, Report, Size, What};
 use super::text::command;
-use super::units::{self, bytes, count, plural, share, time};
+use super::units::{self, bytes, count, name_of, plural, share, time};
 use super::{flame, plots};
 use anyhow::Result;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
@@ -83,11 +83,9 @@ fn legend(entries: &[(&str, &str, bool)]) -> Markup {
 }
 
 pub fn render(report: &Report) -> Result<String> {
-    let program = report
-        .processes
-        .first()
-        .and_then(|process| process.command.first());
-    let program = program.map_or("a program", |path| path.rsplit('/').next().unwrap_or(path));
+    let process = report.processes.first();
+    let program = process.and_then(|process| process.command.first());
+    let program = program.map_or("a program", |path| name_of(path));
     let title = format!("Memory registration of {program}");
     let body = html! {
         (head(report, program))
@@ -172,13 +170,13 @@ pub fn compare(diff: &Diff) -> String {
         section id="whole" { h2 { "Time in calls" }
             table.bars { tbody { (whole("before", "plain", before)) (whole("after", "hit", after)) } } }
         section id="sizes" { h2 { "By size" }
-            (table(&[&["from"][..], &names].concat(), html! { @for row in &diff.sizes { tr {
+            (table("Table", &[&["from"][..], &names].concat(), html! { @for row in &diff.sizes { tr {
                 (number(bytes(row.from_bytes))) (cost(row.before, row.after))
             } } }))
             p.aside { "Calls are registrations; times are also those of their deregistrations." }
         }
         section id="callers" { h2 { "By caller" }
-            (table(&[&names[..], &["<caller"]].concat(), html! { @for row in diff.callers.iter().take(diff::SHOWN) { tr {
+            (table("Table", &[&names[..], &["<caller"]].concat(), html! { @for row in diff.callers.iter().take(diff::SHOWN) { tr {
                 (cost(row.before, row.after)) (who(&row.caller))
             } } }))
             (more(diff::SHOWN, diff.callers.len() as u64))
@@ -188,8 +186,8 @@ pub fn compare(diff: &Diff) -> String {
     document("What was gained", body)
 }
 
-fn table(names: &[&str], rows: Markup) -> Markup {
-    html! { div.scroll role="region" tabindex="0" aria-label="Table" { table { (headings(names)) tbody { (rows) } } } }
+fn table(label: &str, names: &[&str], rows: Markup) -> Markup {
+    html! { div.scroll role="region" tabindex="0" aria-label=(label) { table { (headings(names)) tbody { (rows) } } } }
 }
 
 fn head(report: &Report, program: &str) -> Markup {
@@ -238,9 +236,8 @@ fn ranks(report: &Report) -> Markup {
         p { (plural(ranks.list.len() as u64, "rank", "ranks")) " on " (plural(ranks.hosts, "host", "hosts")) ". The slowest spent "
             strong { (time(ranks.list[0].time_ns)) } " in calls, the mean is " (time(ranks.mean_ns)) ": an imbalance of "
             strong { (format!("{:.0} %", ranks.imbalance * 100.0)) } "." }
-        div.scroll role="region" tabindex="0" aria-label="Ranks" { table {
-            (headings(&["rank", "<host", "time", "to the mean", "of its run", "calls", "registrations", "hits", "longest", "peak pinned", "pids"]))
-            tbody { @for rank in ranks.list.iter().take(RANKS) { tr {
+        (table("Ranks", &["rank", "<host", "time", "to the mean", "of its run", "calls", "registrations", "hits", "longest", "peak pinned", "pids"], html! {
+            @for rank in ranks.list.iter().take(RANKS) { tr {
                 (number(rank.rank.map_or("none".to_string(), |rank| rank.to_string())))
                 td.word { (rank.host.as_deref().unwrap_or("not known")) }
                 (number(time(rank.time_ns)))
@@ -252,8 +249,8 @@ fn ranks(report: &Report) -> Markup {
                 (number(time(rank.longest_ns)))
                 (number(bytes(rank.peak_bytes)))
                 (number(rank.pids.iter().take(3).map(u32::to_string).collect::<Vec<_>>().join(" ")))
-            } } }
-        } }
+            } }
+        }))
         (more(RANKS, ranks.list.len() as u64))
     } } }
 }
@@ -276,8 +273,9 @@ fn over_time(report: &Report) -> Markup {
         (plots::over_time(report))
         (more(plots::LANES, report.lanes.len() as u64))
         p.aside { "Whole pages of all processes. A page that is registered several times counts several times, as the kernel counts it against RLIMIT_MEMLOCK. \
-            A region that a process never deregisters counts until the process ends. Each point is the most of its moment; the dot is the peak. \
-            The clocks of several hosts are taken to agree." }
+            A region that a process never deregisters counts until the process ends. Each point is the maximum \
+            of its interval; the dot is the peak. \
+            The clocks of all hosts are assumed to agree." }
     } }
 }
 
@@ -339,8 +337,8 @@ fn sizes(report: &Report) -> Markup {
             ("cache", "misses of the cache", totals.misses > 0),
         ]))
         div.pair {
-            (plots::calls_by_size(sizes))
-            (plots::time_by_size(sizes))
+            (plots::by_size(sizes, "Registrations by length", false))
+            (plots::by_size(sizes, "Time in registrations by length", true))
         }
         div.scroll role="region" tabindex="0" aria-label="Table" { table {
             thead {
@@ -375,9 +373,8 @@ fn callers(report: &Report) -> Markup {
         @if report.totals.calls_with_stack > 0 {
             p.aside { (count(report.totals.calls_with_stack)) " of " (count(report.totals.calls)) " calls have a call stack." }
         }
-        div.scroll role="region" tabindex="0" aria-label="Table" { table {
-            (headings(&["time", "share", "calls", "mean", "longest", "<calls", "<caller"]))
-            tbody { @for row in report.callers.iter().take(SHOWN) { tr {
+        (table("Table", &["time", "share", "calls", "mean", "longest", "<calls", "<caller"], html! {
+            @for row in report.callers.iter().take(SHOWN) { tr {
                 (number(time(row.time_ns)))
                 (number(share(row.time_ns, report.totals.time_ns)))
                 (number(count(row.calls)))
@@ -385,8 +382,8 @@ fn callers(report: &Report) -> Markup {
                 (number(time(row.longest_ns)))
                 td { @for name in &row.called { code { (name) } " " } }
                 (who(&row.caller))
-            } } }
-        } }
+            } }
+        }))
         (more(SHOWN, report.totals.callers))
     } }
 }
@@ -397,9 +394,8 @@ fn ranges(report: &Report) -> Markup {
         @if report.again.is_empty() { p { "No range was registered more than once." } } @else {
             p { (plural(report.totals.repeated_ranges, "range was", "ranges were")) " registered more than once: the same pages, in the \
                 same protection domain, with the same access. Here they are by their caller." }
-            div.scroll role="region" tabindex="0" aria-label="Table" { table {
-                (headings(&["saved", "times", "hits", "time", "ranges", "bytes", "<access", "<first by"]))
-                tbody { @for range in report.again.iter().take(SHOWN) { tr {
+            (table("Table", &["saved", "times", "hits", "time", "ranges", "bytes", "<access", "<first by"], html! {
+                @for range in report.again.iter().take(SHOWN) { tr {
                     (number(time(range.saved_ns)))
                     (number(count(range.registrations)))
                     (number(count(range.hits)))
@@ -408,8 +404,8 @@ fn ranges(report: &Report) -> Markup {
                     (number(sizes_of(range)))
                     td.access { (cut(&range.access)) }
                     (who(&range.caller))
-                } } }
-            } }
+                } }
+            }))
             (more(SHOWN, report.totals.repeating_callers))
         }
     } }
@@ -430,15 +426,14 @@ fn leaks(report: &Report) -> Markup {
         @if report.leaks.is_empty() { p { "Every region was deregistered." } } @else {
             p { (plural(report.totals.leaked_regions, "region", "regions")) " of " (bytes(report.totals.leaked_bytes))
                 ". In a process that did not end in order they were in use when it ended." }
-            div.scroll role="region" tabindex="0" aria-label="Table" { table {
-                (headings(&["regions", "bytes", "<when the process ended", "<registered by"]))
-                tbody { @for leak in report.leaks.iter().take(SHOWN) { tr {
+            (table("Table", &["regions", "bytes", "<when the process ended", "<registered by"], html! {
+                @for leak in report.leaks.iter().take(SHOWN) { tr {
                     (number(count(leak.regions)))
                     (number(bytes(leak.bytes)))
                     td { @if leak.ended { "forgotten" } @else { "in use: it did not end in order" } }
                     (who(&leak.caller))
-                } } }
-            } }
+                } }
+            }))
             (more(SHOWN, report.leaks.len() as u64))
         }
     } }
@@ -449,16 +444,15 @@ fn failures(report: &Report) -> Markup {
         h2 { "Failed" }
         (more(SHOWN, report.failures.len() as u64))
         @if report.failures.is_empty() { p { "No call failed." } } @else {
-            div.scroll role="region" tabindex="0" aria-label="Table" { table {
-                (headings(&["times", "<call", "<error", "<for example", "<caller"]))
-                tbody { @for failure in report.failures.iter().take(SHOWN) { tr {
+            (table("Table", &["times", "<call", "<error", "<for example", "<caller"], html! {
+                @for failure in report.failures.iter().take(SHOWN) { tr {
                     (number(count(failure.count)))
                     td { code { (failure.call) } }
                     td { (failure.name) }
                     td.reason { (cut(failure.example.as_deref().unwrap_or("The trace has no reason."))) }
                     (who(&failure.caller))
-                } } }
-            } }
+                } }
+            }))
         }
     } }
 }

@@ -5,9 +5,10 @@ use super::access;
 use super::callers::Resolver;
 use super::json::escaped;
 use super::shape::Report;
-use crate::format::{call, how};
+use super::units::name_of;
 use crate::trace::{Event, Process, Trace};
 use anyhow::Result;
+use rdmamr_trace_format::{call, how};
 use rustc_hash::{FxHashMap, FxHashSet};
 use serde_json::{Value, json};
 use std::io::{self, Write};
@@ -78,8 +79,7 @@ fn numbers(processes: &[Process]) -> Vec<u64> {
 }
 
 fn title(process: &Process) -> String {
-    let program = process.command.first().map_or("", String::as_str);
-    let program = program.rsplit('/').next().unwrap_or(program);
+    let program = process.command.first().map_or("", |path| name_of(path));
     match (process.rank, &process.host) {
         (Some(rank), Some(host)) => format!("rank {rank} on {host}: {program}"),
         (_, Some(host)) => format!("{program} on {host}"),
@@ -88,13 +88,11 @@ fn title(process: &Process) -> String {
 }
 
 fn caller(trace: &Trace, resolver: &mut Resolver, event: &Event) -> String {
-    let address = event.call.caller;
-    let place = trace.locate(event.process, event.modules, address);
-    let began = trace.processes[event.process as usize].process;
-    let caller = match place {
-        Some((path, offset)) => resolver.resolve(Some(&trace.paths[path as usize]), offset, began),
-        None => resolver.resolve(None, address, began),
-    };
+    let (process, address) = (event.process, event.call.caller);
+    let place = trace.locate(process, event.modules, address);
+    let (path, offset) = place.map_or((None, address), |(path, offset)| (Some(path), offset));
+    let module = path.map(|path| trace.paths[path as usize].as_str());
+    let caller = resolver.resolve(module, offset, trace.processes[process as usize].process);
     caller.name()
 }
 

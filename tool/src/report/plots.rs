@@ -393,22 +393,12 @@ fn rows<T>(
     rows
 }
 
-pub fn calls_by_size(sizes: &[Size]) -> Markup {
-    let of = |size: &Size| (units::bytes(size.from_bytes), size.what, size.calls);
-    bars(
-        "Registrations by length",
-        "from",
-        &rows(sizes, of, units::count),
-    )
-}
-
-pub fn time_by_size(sizes: &[Size]) -> Markup {
-    let of = |size: &Size| (units::bytes(size.from_bytes), size.what, size.time_ns);
-    bars(
-        "Time in registrations by length",
-        "from",
-        &rows(sizes, of, units::time),
-    )
+/// Registrations by length, or the time in them.
+pub fn by_size(list: &[Size], title: &str, of_time: bool) -> Markup {
+    let amount = |row: &Size| if of_time { row.time_ns } else { row.calls };
+    let of = |row: &Size| (units::bytes(row.from_bytes), row.what, amount(row));
+    let number = if of_time { units::time } else { units::count };
+    bars(title, "from", &rows(list, of, number))
 }
 
 /// A histogram of latencies, of calls or of the time in them.
@@ -416,11 +406,8 @@ pub fn latencies(list: &[Latency], title: &str, of_time: bool) -> Markup {
     let of = |row: &Latency| {
         let (size, name) = unit(row.from_ns, TIME);
         let label = format!("{} {name}", tick(row.from_ns as f64 / size));
-        (
-            label,
-            row.what,
-            if of_time { row.time_ns } else { row.calls },
-        )
+        let amount = if of_time { row.time_ns } else { row.calls };
+        (label, row.what, amount)
     };
     let number = if of_time { units::time } else { units::count };
     bars(title, "from", &rows(list, of, number))

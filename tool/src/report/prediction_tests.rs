@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Predictions: the rules of the cache, one test a rule.
 use super::*;
-use crate::format::{Call, cache, call, kind, unserved};
 use crate::sample::{BEGAN, Sample, Writer, deregister, file, register};
+use rdmamr_trace_format::{Call, cache, call, kind, unserved};
 
 const S: u64 = 1_000_000_000;
 const LOCAL: u64 = 60_000;
@@ -85,7 +85,10 @@ fn what_is_served_and_what_is_not_are_counted_apart() {
         .collect();
     assert_eq!(counts, [2, 1]);
     assert!(
-        report.advice.sentence.contains("2 because peers reach"),
+        report
+            .advice
+            .sentence
+            .contains("2 because remote peers address"),
         "{}",
         report.advice.sentence
     );
@@ -279,7 +282,7 @@ fn what_the_cache_takes_is_said() {
     assert_eq!(advice.all.idle_bytes, 0x4000);
     for words in [
         "Up to 16 KiB would have stayed pinned",
-        "an rkey lives on after ibv_dereg_mr",
+        "an rkey stays valid after ibv_dereg_mr",
     ] {
         assert!(advice.sentence.contains(words), "{}", advice.sentence);
     }

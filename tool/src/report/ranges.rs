@@ -2,7 +2,7 @@
 //! Ranges that are registered again and again, and how many of their registrations the cache would
 //! have served.
 use super::cache::{Class, Done, Key};
-use crate::format::Call;
+use rdmamr_trace_format::Call;
 use rustc_hash::FxHashMap;
 use std::cmp::Reverse;
 
@@ -90,7 +90,7 @@ impl Ranges {
         };
         let range = self.known.entry(key).or_insert(first);
         range.time += u64::from(call.duration);
-        let class = &mut self.classes[Class::of(call.call, key.access) as usize];
+        let class = &mut self.classes[Class::of(call.call, key.range.access) as usize];
         for served in [&mut range.served, class] {
             served.registrations += 1;
             match done {
@@ -113,7 +113,7 @@ impl Ranges {
         range.time += duration;
         if hit {
             range.served.left_out += duration;
-            self.classes[Class::of(range.call, key.access) as usize].left_out += duration;
+            self.classes[Class::of(range.call, key.range.access) as usize].left_out += duration;
         }
     }
 
@@ -132,7 +132,7 @@ impl Ranges {
     /// How many ranges of a class would have had hits.
     pub fn with_hits(&self, class: Class) -> u64 {
         let of_class = |(key, range): &(&Key, &Totals)| {
-            range.served.hits > 0 && Class::of(range.call, key.access) == class
+            range.served.hits > 0 && Class::of(range.call, key.range.access) == class
         };
         self.known.iter().filter(of_class).count() as u64
     }
@@ -149,8 +149,8 @@ impl Ranges {
                 Reverse(range.served.saved(costs)),
                 Reverse(range.time),
                 key.process,
-                key.start,
-                key.access,
+                key.range.start,
+                key.range.access,
             )
         });
         repeated

@@ -12,7 +12,7 @@ pub fn ranks(processes: &[Process], counts: &[ProcessCounts]) -> Ranks {
     let mut known = rustc_hash::FxHashMap::default();
     for (process, counts) in processes.iter().zip(counts) {
         // A launcher that preloads the library registers nothing itself.
-        if counts.calls == 0 {
+        if counts.tally.calls == 0 {
             continue;
         }
         let number = list.len();
@@ -29,12 +29,12 @@ pub fn ranks(processes: &[Process], counts: &[ProcessCounts]) -> Ranks {
         }
         let rank = &mut list[number];
         rank.pids.push(process.pid);
-        rank.calls += counts.calls;
-        rank.failed += counts.failed;
+        rank.calls += counts.tally.calls;
+        rank.failed += counts.tally.failed;
         rank.registrations += counts.registrations;
         rank.hits += counts.hits;
-        rank.time_ns += counts.time;
-        rank.longest_ns = rank.longest_ns.max(counts.longest.into());
+        rank.time_ns += counts.tally.time;
+        rank.longest_ns = rank.longest_ns.max(counts.tally.longest.into());
         rank.peak_bytes = rank.peak_bytes.max(counts.peak);
         rank.run_ns = rank.run_ns.max(process.end - process.begin);
     }

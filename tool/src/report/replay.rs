@@ -9,10 +9,10 @@ use super::ranges::Ranges;
 use super::shape::{Totals, What};
 use super::stacks::Stacks;
 use super::timeline::Timeline;
-use crate::format::call::registers;
-use crate::format::{Call, call, how};
 use crate::trace::{Event, Trace, cached};
 use anyhow::Result;
+use rdmamr_trace_format::call::registers;
+use rdmamr_trace_format::{Call, call, how};
 use rustc_hash::FxHashMap;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -20,16 +20,6 @@ use std::collections::BTreeMap;
 /// The most call sites that are told apart: a trace with more is no program's, and the memory for
 /// them would have no bound.
 pub const MOST_SITES: usize = 1 << 17;
-
-/// The whole pages around some memory: their start, and their length in bytes.
-fn page_range(addr: u64, length: u64, page: u64) -> (u64, u64) {
-    let start = addr & !(page - 1);
-    let end = addr
-        .saturating_add(length)
-        .checked_next_multiple_of(page)
-        .unwrap_or(u64::MAX);
-    (start, if length == 0 { 0 } else { end - start })
-}
 
 /// The place in the program that a call comes from.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -49,12 +39,27 @@ impl Site {
     };
 }
 
+/// Calls, and the time in them.
 #[derive(Clone, Copy, Default)]
-pub struct SiteTotals {
+pub struct Tally {
     pub calls: u64,
     pub failed: u64,
     pub time: u64,
     pub longest: u32,
+}
+
+impl Tally {
+    fn add(&mut self, call: &Call) {
+        self.calls += 1;
+        self.failed += u64::from(call.errno != 0);
+        self.time += u64::from(call.duration);
+        self.longest = self.longest.max(call.duration);
+    }
+}
+
+#[derive(Clone, Copy, Default)]
+pub struct SiteTotals {
+    pub tally: Tally,
     /// A bit for each function that was called from here.
     pub called: u32,
 }
@@ -89,66 +94,16 @@ pub struct Region {
     others: BTreeMap<(u64, u64), Vec<u32>>,
 }
 
-/// The regions that are registered, by their keys. Most of a region's life it is found by its whole
-/// key; the order finds one that a re-registration has moved to another domain.
-#[derive(Default)]
-pub struct Regions {
-    numbers: BTreeMap<Key, u32>,
-    regions: Vec<Option<Region>>,
-    free: Vec<u32>,
-}
-
-impl Regions {
-    pub fn iter(&self) -> impl Iterator<Item = (&Key, &Region)> {
-        let region = |&number: &u32| self.regions[number as usize].as_ref();
-        self.numbers
-            .iter()
-            .filter_map(move |(key, number)| region(number).map(|region| (key, region)))
-    }
-
-    fn get_mut(&mut self, key: &Key) -> Option<&mut Region> {
-        let number = *self.numbers.get(key)?;
-        self.regions[number as usize].as_mut()
-    }
-
-    fn insert(&mut self, key: Key, region: Region) {
-        let number = self.free.pop().unwrap_or_else(|| {
-            self.regions.push(None);
-            self.regions.len() as u32 - 1
-        });
-        self.regions[number as usize] = Some(region);
-        self.numbers.insert(key, number);
-    }
-
-    fn remove(&mut self, key: &Key) -> Option<Region> {
-        let number = self.numbers.remove(key)?;
-        self.free.push(number);
-        self.regions[number as usize].take()
-    }
-
-    /// The key of the region, or of one with that lkey in another domain.
-    fn find(&self, key: &Key) -> Option<Key> {
-        let &(process, lkey, _) = key;
-        if self.numbers.contains_key(key) {
-            return Some(*key);
-        }
-        let mut others = self
-            .numbers
-            .range((process, lkey, 0)..=(process, lkey, u64::MAX));
-        others.next().map(|(key, _)| *key)
-    }
-}
+/// The regions that are registered.
+type Regions = BTreeMap<Key, Region>;
 
 #[derive(Clone, Default)]
 pub struct ProcessCounts {
-    pub calls: u64,
-    pub failed: u64,
-    pub time: u64,
+    pub tally: Tally,
     /// By thread the begin of its first call, and the end of its last.
     pub threads: FxHashMap<u32, (u64, u64)>,
     pub registrations: u64,
     pub hits: u64,
-    pub longest: u32,
     /// Pinned bytes: of plain regions, and of the cache's; and the most of both.
     pub pinned: [u64; 2],
     pub peak: u64,
@@ -195,24 +150,12 @@ pub struct Replay<'a> {
 impl Replay<'_> {
     /// Replays a trace from its beginning to its end.
     pub fn of(trace: &Trace) -> Result<Replay<'_>> {
-        let begin = trace
-            .processes
-            .iter()
-            .map(|process| process.begin)
-            .min()
-            .unwrap_or(0);
-        let end = trace
-            .processes
-            .iter()
-            .map(|process| process.end)
-            .max()
-            .unwrap_or(0);
-        let span = end - begin;
-        let ended = trace
-            .processes
-            .iter()
-            .enumerate()
-            .filter(|(_, process)| process.ended);
+        let processes = trace.processes.iter();
+        let begin = processes.clone().map(|process| process.begin).min();
+        let begin = begin.unwrap_or(0);
+        let end = processes.clone().map(|process| process.end).max();
+        let span = end.unwrap_or(0) - begin;
+        let ended = processes.enumerate().filter(|(_, process)| process.ended);
         let mut ends: Vec<_> = ended
             .map(|(number, process)| (process.end - begin, number))
             .collect();
@@ -329,26 +272,24 @@ impl Replay<'_> {
     }
 
     fn count(&mut self, process: u32, site: u32, call: &Call) {
-        let time = u64::from(call.duration);
-        let failed = u64::from(call.errno != 0);
         self.totals.calls += 1;
-        self.totals.failed += failed;
-        self.totals.time_ns += time;
+        self.totals.failed += u64::from(call.errno != 0);
+        self.totals.time_ns += u64::from(call.duration);
         let of_process = &mut self.processes[process as usize];
-        of_process.calls += 1;
-        of_process.failed += failed;
-        of_process.time += time;
-        of_process.longest = of_process.longest.max(call.duration);
+        of_process.tally.add(call);
+        let end = call.time.saturating_add(call.duration.into());
         let span = of_process.threads.entry(call.thread);
         let span = span.or_insert((call.time, 0));
-        span.0 = span.0.min(call.time);
-        span.1 = span.1.max(call.time.saturating_add(time));
+        *span = (span.0.min(call.time), span.1.max(end));
         let of_site = &mut self.site_totals[site as usize].2;
-        of_site.calls += 1;
-        of_site.failed += failed;
-        of_site.time += time;
-        of_site.longest = of_site.longest.max(call.duration);
+        of_site.tally.add(call);
         of_site.called |= 1u32.checked_shl(u32::from(call.call)).unwrap_or(0);
+    }
+
+    /// What the rule would look for.
+    fn range(&self, process: u32, pd: u64, access: u32, memory: (u64, u64)) -> cache::Key {
+        let page = self.trace.processes[process as usize].page;
+        cache::Key::new(process, pd, access, memory, page)
     }
 
     fn fail(&mut self, process: u32, site: u32, call: &Call) {
@@ -393,14 +334,11 @@ impl Replay<'_> {
             }
             self.unknown += 1;
         }
-        let page = self.trace.processes[process as usize].page;
-        let page_range = page_range(call.addr, call.length, page);
-        let pinned = if access::pins(call.call, call.access) {
-            page_range.1
-        } else {
-            0
+        let range = self.range(process, call.pd, call.access, holder.memory);
+        let pinned = match access::pins(call.call, call.access) {
+            true => range.bytes(),
+            false => 0,
         };
-        let range = cache::Key::new(process, call.access, call.pd, page_range);
         if let Some(before) = self.regions.remove(&key) {
             if before.cache {
                 *self.ended_before.entry(key).or_default() += 1;
@@ -428,19 +366,22 @@ impl Replay<'_> {
     fn reregister(&mut self, process: u32, since: u64, call: &Call) -> bool {
         // The region may have left its domain.
         let key = (process, call.lkey, call.pd);
-        let before = self.regions.find(&key);
-        let Some(mut region) = before.and_then(|before| self.regions.remove(&before)) else {
+        let before = match self.regions.contains_key(&key) {
+            true => key,
+            false => {
+                let same = (process, call.lkey, 0)..=(process, call.lkey, u64::MAX);
+                let other = self.regions.range(same).next();
+                other.map_or(key, |(&other, _)| other)
+            }
+        };
+        let Some(mut region) = self.regions.remove(&before) else {
             return false;
         };
         self.unpin(process, since, &region);
         if call.length != 0 {
-            region.pinned = page_range(
-                call.addr,
-                call.length,
-                self.trace.processes[process as usize].page,
-            )
-            .1;
-            region.moved((call.addr, call.length));
+            let memory = (call.addr, call.length);
+            region.pinned = self.range(process, call.pd, call.access, memory).bytes();
+            region.moved(memory);
         }
         self.release(process, since, &region);
         region.range = None;
@@ -473,10 +414,8 @@ impl Replay<'_> {
         if region.is_held() {
             return;
         }
-        if let (Some(foreseen), Some((addr, length))) = (&region.range, memory) {
-            let page = self.trace.processes[process as usize].page;
-            let pages = page_range(addr, length, page);
-            let range = cache::Key::new(process, foreseen.key.access, call.pd, pages);
+        if let (Some(foreseen), Some(memory)) = (region.range, memory) {
+            let range = self.range(process, call.pd, foreseen.key.range.access, memory);
             let hit = matches!(foreseen.done, Done::Hit(_));
             self.ranges.deregistered(&range, hit, call.duration);
         }

@@ -2,8 +2,8 @@
 //! The content of a report. The page, the text and the JSON all show a [`Report`] and count nothing
 //! themselves.
 use super::callers::Caller;
-use crate::format::call::registers;
-use crate::format::{Call, how};
+use rdmamr_trace_format::call::registers;
+use rdmamr_trace_format::{Call, how};
 use serde::Serialize;
 
 /// The figures of a trace. Each field's name ends in its unit. Durations are in ns; points in time
@@ -311,7 +311,7 @@ pub struct Range {
 }
 
 /// What one caller registers more than once: its [`Range`]s of one access, together.
-#[derive(Serialize)]
+#[derive(Default, Serialize)]
 pub struct Again {
     pub caller: Caller,
     pub access: String,

@@ -2,6 +2,7 @@
 //! Call stacks: each once, whatever number the processes gave it, and the frames of one as places
 //! in files.
 use super::callers::{Caller, Frame};
+use super::units::name_of;
 use crate::trace::{PythonFrame, Trace};
 use rustc_hash::FxHashMap;
 
@@ -97,8 +98,7 @@ impl Stacks {
 }
 
 fn is_interpreter(frame: &Frame) -> bool {
-    let file = frame.module.as_deref().unwrap_or_default();
-    let file = file.rsplit('/').next().unwrap_or_default();
+    let file = frame.module.as_deref().map_or("", name_of);
     let function = frame.function.as_deref().unwrap_or_default();
     FILES.iter().any(|name| file.starts_with(name)) || function.starts_with(INTERPRETER)
 }
@@ -115,9 +115,9 @@ fn of_python(frame: &PythonFrame) -> Frame {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::format::kind;
     use crate::report::shape::Report;
     use crate::sample::{Sample, Writer, file, register};
+    use rdmamr_trace_format::kind;
 
     fn named(name: &str) -> Frame {
         Frame {

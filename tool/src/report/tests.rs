@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 use super::*;
-use crate::format::{Call, call, how, kind};
 use crate::sample::{Sample, Writer, deregister, file, register};
+use rdmamr_trace_format::{Call, call, how, kind};
 
 pub const MS: u64 = 1_000_000;
 const S: u64 = 1_000_000_000;
@@ -357,7 +357,11 @@ fn what_peers_can_reach_is_kept_by_all_and_for_a_second_only() {
     calls.push(later(soon[0], S));
     let soon = report(&calls);
     assert_eq!((soon.advice.local.hits, soon.advice.all.hits), (0, 1));
-    assert!(soon.advice.sentence.contains("`--cache=local` nothing"));
+    assert!(
+        soon.advice
+            .sentence
+            .contains("`--cache=local` would have saved nothing")
+    );
 }
 
 #[test]
@@ -824,7 +828,8 @@ fn a_bar_for_each_size_and_the_longest_fills_its_row() {
         let calls: Vec<Call> = (0..count)
             .map(|n| register(n * MS, n as u32 + 1, n << 30, 4096 << n))
             .collect();
-        let plot = plots::calls_by_size(&report(&calls).sizes).into_string();
+        let sizes = report(&calls).sizes;
+        let plot = plots::by_size(&sizes, "Registrations by length", false).into_string();
         let bars = plot
             .matches("class=\"plain\" style=\"width:100.00%\"")
             .count();

@@ -2,7 +2,7 @@
 //! The report as text of at most 80 columns, for a terminal.
 use super::callers::Caller;
 use super::shape::{ProcessTotals, Report};
-use super::units::{bytes, count, plural, printable, share, time};
+use super::units::{bytes, count, name_of, plural, printable, share, time};
 use std::fmt::Write;
 
 const COLUMNS: usize = 80;
@@ -18,9 +18,10 @@ pub struct Table {
 }
 
 impl Table {
-    pub fn new(headings: &[&str]) -> Table {
+    /// The headings stand between bars.
+    pub fn new(headings: &str) -> Table {
         Table {
-            rows: vec![headings.iter().map(|heading| heading.to_string()).collect()],
+            rows: vec![headings.split('|').map(str::to_string).collect()],
             below: Vec::new(),
         }
     }
@@ -138,17 +139,24 @@ fn more(out: &mut String, all: u64) {
     }
 }
 
+/// A table of the first rows of a list, which is the beginning of `all`.
+fn list<T>(out: &mut String, headings: &str, list: &[T], all: usize, row: impl Fn(&mut Table, &T)) {
+    let mut table = Table::new(headings);
+    for one in list.iter().take(SHOWN) {
+        row(&mut table, one);
+    }
+    table.write(out);
+    more(out, all as u64);
+}
+
 /// Function, source and place, as far as they are known.
 pub fn who(caller: &Caller) -> String {
     let source = caller
         .source
-        .as_ref()
-        .map(|source| source.rsplit('/').next().unwrap_or(source).to_string());
-    let words: Vec<String> = [caller.function.clone(), source, Some(caller.place())]
-        .into_iter()
-        .flatten()
-        .collect();
-    words.join("  ")
+        .as_deref()
+        .map(|source| name_of(source).into());
+    let words = [caller.function.clone(), source, Some(caller.place())];
+    words.into_iter().flatten().collect::<Vec<_>>().join("  ")
 }
 
 pub fn command(process: &ProcessTotals) -> String {
@@ -176,31 +184,26 @@ fn ranks(out: &mut String, report: &Report) {
         ranks.imbalance * 100.0
     );
     wrapped(out, "", "", &words);
-    let mut table = Table::new(&[
-        "rank",
-        "<host",
-        "time",
-        "of run",
-        "calls",
-        "regs",
-        "longest",
-        "<peak pinned",
-    ]);
-    for rank in ranks.list.iter().take(SHOWN) {
-        table.row([
-            rank.rank
-                .map_or("none".to_string(), |rank| rank.to_string()),
-            shortened(rank.host.as_deref().unwrap_or("not known"), 20),
-            time(rank.time_ns),
-            share(rank.time_ns, rank.run_ns),
-            count(rank.calls),
-            count(rank.registrations),
-            time(rank.longest_ns),
-            bytes(rank.peak_bytes),
-        ]);
-    }
-    table.write(out);
-    more(out, ranks.list.len() as u64);
+    let headings = "rank|<host|time|of run|calls|regs|longest|<peak pinned";
+    list(
+        out,
+        headings,
+        &ranks.list,
+        ranks.list.len(),
+        |table, rank| {
+            table.row([
+                rank.rank
+                    .map_or("none".to_string(), |rank| rank.to_string()),
+                shortened(rank.host.as_deref().unwrap_or("not known"), 20),
+                time(rank.time_ns),
+                share(rank.time_ns, rank.run_ns),
+                count(rank.calls),
+                count(rank.registrations),
+                time(rank.longest_ns),
+                bytes(rank.peak_bytes),
+            ]);
+        },
+    );
 }
 
 pub fn render(report: &Report) -> String {
@@ -212,92 +215,69 @@ pub fn render(report: &Report) -> String {
     line(&mut out, "Trace", report.trace.clone());
     for process in report.processes.iter().take(SHOWN) {
         line(&mut out, "Program", command(process));
-        line(
-            &mut out,
-            "",
-            format!(
-                "pid {}, {}, ran {}{}, {}, {} in them, {}",
-                process.pid,
-                process.started,
-                time(process.run_ns),
-                if process.ended { "" } else { " at least" },
-                plural(process.calls, "call", "calls"),
-                time(process.time_ns),
-                if process.ended {
-                    "ended in order"
-                } else {
-                    "has NOT ended in order"
-                }
-            ),
+        let (at_least, ended) = match process.ended {
+            true => ("", "ended in order"),
+            false => (" at least", "has NOT ended in order"),
+        };
+        let ran = format!(
+            "pid {}, {}, ran {}{at_least}, {}, {} in them, {ended}",
+            process.pid,
+            process.started,
+            time(process.run_ns),
+            plural(process.calls, "call", "calls"),
+            time(process.time_ns),
         );
+        line(&mut out, "", ran);
     }
     more(&mut out, report.processes.len() as u64);
     let plain = totals.registrations - totals.hits - totals.misses;
-    line(
-        &mut out,
-        "Calls",
-        format!(
-            "{} by {}: {} ({} plain, {}, {}), {} ({} kept), {} failed",
-            count(totals.calls),
-            plural(totals.threads, "thread", "threads"),
-            plural(totals.registrations, "registration", "registrations"),
-            count(plain),
-            plural(totals.hits, "hit", "hits"),
-            plural(totals.misses, "miss", "misses"),
-            plural(totals.deregistrations, "deregistration", "deregistrations"),
-            count(totals.kept),
-            count(totals.failed)
-        ),
+    let calls = format!(
+        "{} by {}: {} ({} plain, {}, {}), {} ({} kept), {} failed",
+        count(totals.calls),
+        plural(totals.threads, "thread", "threads"),
+        plural(totals.registrations, "registration", "registrations"),
+        count(plain),
+        plural(totals.hits, "hit", "hits"),
+        plural(totals.misses, "miss", "misses"),
+        plural(totals.deregistrations, "deregistration", "deregistrations"),
+        count(totals.kept),
+        count(totals.failed)
     );
+    line(&mut out, "Calls", calls);
     let together = match report.processes.len() {
         0 | 1 => String::new(),
         processes => format!(", {processes} processes together"),
     };
-    line(
-        &mut out,
-        "Time in calls",
-        format!(
-            "{}, {} of the threads' time of {}; ran {}{together}",
-            time(totals.time_ns),
-            share(totals.time_ns, totals.thread_ns),
-            time(totals.thread_ns),
-            time(totals.run_ns)
-        ),
+    let in_calls = format!(
+        "{}, {} of the threads' time of {}; ran {}{together}",
+        time(totals.time_ns),
+        share(totals.time_ns, totals.thread_ns),
+        time(totals.thread_ns),
+        time(totals.run_ns)
     );
+    line(&mut out, "Time in calls", in_calls);
     line(&mut out, "Dropped calls", count(totals.dropped));
     if totals.calls_with_stack > 0 {
-        line(
-            &mut out,
-            "Call stacks",
-            format!(
-                "{} of {} calls have one",
-                count(totals.calls_with_stack),
-                count(totals.calls)
-            ),
-        );
+        let with_stack = count(totals.calls_with_stack);
+        let stacks = format!("{with_stack} of {} calls have one", count(totals.calls));
+        line(&mut out, "Call stacks", stacks);
     }
     let pinned = &report.pinned;
-    line(
-        &mut out,
-        "Peak pinned",
-        format!(
-            "{} after {} ({} plain, {} by the cache); at the end {}",
-            bytes(pinned.peak_bytes),
-            time(pinned.peak_at_ns),
-            bytes(pinned.peak_plain_bytes),
-            bytes(pinned.peak_cache_bytes),
-            bytes(pinned.end_bytes)
-        ),
+    let peak = format!(
+        "{} after {} ({} plain, {} by the cache); at the end {}",
+        bytes(pinned.peak_bytes),
+        time(pinned.peak_at_ns),
+        bytes(pinned.peak_plain_bytes),
+        bytes(pinned.peak_cache_bytes),
+        bytes(pinned.end_bytes)
     );
-    line(
-        &mut out,
-        "Left registered",
-        format!(
-            "{}, {}",
-            plural(totals.leaked_regions, "region", "regions"),
-            bytes(totals.leaked_bytes)
-        ),
+    line(&mut out, "Peak pinned", peak);
+    let left = format!(
+        "{}, {}",
+        plural(totals.leaked_regions, "region", "regions"),
+        bytes(totals.leaked_bytes)
     );
+    line(&mut out, "Left registered", left);
     for note in &report.notes {
         line(&mut out, "WARNING", note.clone());
     }
@@ -309,7 +289,7 @@ pub fn render(report: &Report) -> String {
     ranks(&mut out, report);
 
     heading(&mut out, "Cost by size");
-    let mut table = Table::new(&["from", "<what", "calls", "time", "median", "p99"]);
+    let mut table = Table::new("from|<what|calls|time|median|p99");
     for size in &report.sizes {
         table.row([
             bytes(size.from_bytes),
@@ -323,8 +303,9 @@ pub fn render(report: &Report) -> String {
     table.write(&mut out);
 
     heading(&mut out, "The most expensive callers");
-    let mut table = Table::new(&["time", "share", "calls", "longest", "<caller"]);
-    for row in report.callers.iter().take(SHOWN) {
+    let headings = "time|share|calls|longest|<caller";
+    let all = totals.callers as usize;
+    list(&mut out, headings, &report.callers, all, |table, row| {
         table.row([
             time(row.time_ns),
             share(row.time_ns, totals.time_ns),
@@ -333,18 +314,15 @@ pub fn render(report: &Report) -> String {
             who(&row.caller),
         ]);
         table.stack(&row.caller);
-    }
-    table.write(&mut out);
-    more(&mut out, totals.callers);
+    });
 
     heading(&mut out, "Registered again and again");
     if report.again.is_empty() {
         out.push_str("  No range was registered more than once.\n");
     } else {
-        let mut table = Table::new(&[
-            "saved", "times", "time", "ranges", "up to", "<rights", "<caller",
-        ]);
-        for again in report.again.iter().take(SHOWN) {
+        let headings = "saved|times|time|ranges|up to|<rights|<caller";
+        let all = totals.repeating_callers as usize;
+        list(&mut out, headings, &report.again, all, |table, again| {
             table.row([
                 time(again.saved_ns),
                 count(again.registrations),
@@ -357,17 +335,16 @@ pub fn render(report: &Report) -> String {
                 again.caller.name(),
             ]);
             table.stack(&again.caller);
-        }
-        table.write(&mut out);
-        more(&mut out, totals.repeating_callers);
+        });
     }
 
     heading(&mut out, "Never deregistered");
     if report.leaks.is_empty() {
         out.push_str("  Nothing.\n");
     } else {
-        let mut table = Table::new(&["regions", "bytes", "<when it ended", "<caller"]);
-        for leak in report.leaks.iter().take(SHOWN) {
+        let headings = "regions|bytes|<when it ended|<caller";
+        let all = report.leaks.len();
+        list(&mut out, headings, &report.leaks, all, |table, leak| {
             let when = if leak.ended { "forgotten" } else { "in use" };
             table.row([
                 count(leak.regions),
@@ -376,9 +353,7 @@ pub fn render(report: &Report) -> String {
                 who(&leak.caller),
             ]);
             table.stack(&leak.caller);
-        }
-        table.write(&mut out);
-        more(&mut out, report.leaks.len() as u64);
+        });
     }
 
     heading(&mut out, "Failed");

@@ -68,6 +68,11 @@ pub fn plural(number: u64, one: &str, many: &str) -> String {
     format!("{} {}", count(number), if number == 1 { one } else { many })
 }
 
+/// The name of a file, without its folder.
+pub fn name_of(path: &str) -> &str {
+    path.rsplit('/').next().unwrap_or(path)
+}
+
 /// Whether a character controls a terminal, or the direction or the lines of text around it.
 pub fn controls(c: char) -> bool {
     c.is_control()

@@ -35,7 +35,8 @@ fn judge_file(
     };
     if elf.machine != library.elf.machine {
         return Err(format!(
-            "it is made for {}, and the library for {}. Build the library for that, and set RDMAMR_LIBRARY",
+            "it is built for {}, and the library for {}. Build the library for the former, and set \
+             RDMAMR_LIBRARY",
             elf.machine, library.elf.machine
         ));
     }
@@ -44,9 +45,11 @@ fn judge_file(
         // The program is glibc's loader, run to load another program.
         None if elf.is_dynamic && !elf.is_program && is_loader_of_glibc(program) => {}
         None => {
-            return Err("it is statically linked, so that no library is loaded into it. Link it dynamically to \
-                 libibverbs, or put librdmamr.a in front of libibverbs when it is linked"
-                .into());
+            return Err(
+                "it is statically linked, so no library is loaded into it. Link it dynamically to \
+                        libibverbs, or link librdmamr.a before libibverbs"
+                    .into(),
+            );
         }
     }
     privileged(program)?;
@@ -81,18 +84,18 @@ fn loader(interpreter: &Path) -> Result<(), String> {
     let name = interpreter.file_name().unwrap_or_default().as_bytes();
     if name.starts_with(b"ld-musl") {
         return Err(format!(
-            "it is made for the C library musl (its loader is {shown}), and the library for glibc. \
+            "it is built for the C library musl (its loader is {shown}), and the library for glibc. \
              Build the program on a system with glibc"
         ));
     }
     if !is_loader_of_glibc(interpreter) {
         return Err(format!(
-            "its loader is {shown}, which is not glibc's, for which the library is made"
+            "its loader is {shown}, which is not glibc's, and the library is built for glibc"
         ));
     }
     if !interpreter.exists() {
         return Err(format!(
-            "its loader {shown} does not exist here, so that it cannot run at all"
+            "its loader {shown} does not exist here, so it cannot run at all"
         ));
     }
     Ok(())
@@ -113,8 +116,8 @@ fn privileged(program: &Path) -> Result<(), String> {
     if no_new_privileges || (known && system.f_flag & libc::ST_NOSUID != 0) {
         return Ok(());
     }
-    let advice = "ld.so preloads nothing into a program that gains rights. Run it as that user, or a copy of it \
-                  without them";
+    let advice = "ld.so preloads nothing into a program that gains rights. Run it as that user, or run a copy \
+                  without those rights";
     let Ok(metadata) = program.metadata() else {
         return Ok(());
     };
@@ -183,7 +186,7 @@ fn judge_script(script: &Path, library: &Library, scripts: usize) -> Result<(), 
         return Ok(());
     };
     if scripts == 0 {
-        return Err("it is a script whose interpreters are scripts, too many in a row".into());
+        return Err("it is a script, and too many of its interpreters are scripts in turn".into());
     }
     if !interpreter.exists() {
         return Err(format!(

@@ -2,14 +2,14 @@
 //! The traces of a program: the file that its processes share, or a file for each, whose name has
 //! `%p`, `%h` or `%r` (rdmamr(7), `RDMAMR_TRACE`).
 
-use crate::format;
+use crate::trace::to_append;
 use anyhow::{Context, Result, bail};
+use rdmamr_trace_format::MAGIC;
 use std::ffi::CStr;
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -67,7 +67,7 @@ fn matching(name: &Path) -> Vec<PathBuf> {
         entries.filter(|entry| fits(pattern.as_bytes(), entry.file_name().as_bytes(), &host()));
     let traces = named.map(|entry| entry.path()).filter(|path| {
         let header = header(path);
-        header.is_some_and(|header| header.starts_with(&format::MAGIC))
+        header.is_some_and(|header| header.starts_with(&MAGIC))
     });
     let mut traces: Vec<_> = traces.collect();
     traces.sort();
@@ -128,25 +128,7 @@ fn is_left(path: &Path) -> bool {
 /// does not empty the file while another program that was run with it is alive, as with mpirun(1):
 /// they share the file. A lock that the program inherits tells whether one is alive.
 fn empty(trace: &Path) -> Result<()> {
-    if trace.exists() && !trace.metadata()?.is_file() {
-        bail!("it is not a regular file");
-    }
-    let mut file = File::options()
-        .read(true)
-        .append(true)
-        .create(true)
-        // It has addresses of the program, and keys.
-        .mode(0o600)
-        // The library follows no link either.
-        .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
-        .open(trace)?;
-    let mut magic = Vec::new();
-    (&mut file)
-        .take(format::MAGIC.len() as u64)
-        .read_to_end(&mut magic)?;
-    if !magic.is_empty() && magic != format::MAGIC {
-        bail!("it exists and is not a trace, so it is left alone");
-    }
+    let file = to_append(trace)?;
     // Without close-on-exec, and if the limit allows with a number that is out of the way of
     // programs that count on the lowest numbers.
     let kept = [900, 200, 3].into_iter().find_map(|number| {
@@ -206,7 +188,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name);
         let mut header = [0; 24];
-        header[..8].copy_from_slice(&format::MAGIC);
+        header[..8].copy_from_slice(&MAGIC);
         header[20..].copy_from_slice(&u32::MAX.to_le_bytes());
         std::fs::write(path("a-1"), header).unwrap();
         header[20..].copy_from_slice(&std::process::id().to_le_bytes());

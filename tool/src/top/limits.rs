@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! What limits the registrations of a process, and how much of each limit is used.
 
-use super::pages::status;
 use crate::doctor::cgroup;
+use crate::files::{read, status};
 use crate::verbs::Verbs;
 use serde::Serialize;
 use std::collections::HashMap;
-use std::fs;
 
 /// A limit.
 #[derive(Serialize, Clone, PartialEq, Debug)]
@@ -24,59 +23,45 @@ pub struct Limit {
 
 /// The limits of a process. What is unlimited, or cannot be read, is absent.
 pub fn of(pid: u32) -> Vec<Limit> {
-    let mut limits: Vec<Limit> = memlock(pid).into_iter().collect();
     let process = pid.to_string();
-    for group in cgroup::groups(&process, "memory") {
-        let used = cgroup::number(&group, &["memory.current", "memory.usage_in_bytes"]);
-        let most = cgroup::number(&group, &["memory.max", "memory.limit_in_bytes"]);
-        if let (Some(used), Some(most)) = (used, most.filter(|&most| most < 1 << 60)) {
-            limits.push(Limit {
-                name: "memory.max",
-                device: None,
-                bytes: true,
-                used,
-                most,
-            });
-        }
-    }
-    for group in cgroup::groups(&process, "rdma") {
-        let lines = |name| fs::read_to_string(group.join(name)).unwrap_or_default();
-        let current = lines("rdma.current");
-        for (device, most) in lines("rdma.max").lines().filter_map(cgroup::objects) {
-            let mut used = current.lines().filter_map(cgroup::objects);
-            limits.push(Limit {
-                name: "hca_object",
-                device: Some(device.to_owned()),
-                bytes: false,
-                used: used.find(|used| used.0 == device).map_or(0, |used| used.1),
-                most,
-            });
-        }
-    }
+    let bytes = |name, (used, most)| Limit {
+        name,
+        device: None,
+        bytes: true,
+        used,
+        most,
+    };
+    let memlock = memlock(pid).into_iter();
+    let mut limits: Vec<Limit> = memlock
+        .map(|limit| bytes("RLIMIT_MEMLOCK", limit))
+        .collect();
+    let memory = cgroup::memory(&process).into_iter();
+    limits.extend(memory.map(|limit| bytes("memory.max", limit)));
+    let rdma = cgroup::rdma(&process).into_iter();
+    limits.extend(rdma.map(|(device, used, most)| Limit {
+        name: "hca_object",
+        device: Some(device),
+        bytes: false,
+        used,
+        most,
+    }));
     limits
 }
 
-/// RLIMIT_MEMLOCK, if it holds for the process.
-fn memlock(pid: u32) -> Option<Limit> {
+/// What is used of RLIMIT_MEMLOCK and the limit, if it holds for the process.
+fn memlock(pid: u32) -> Option<(u64, u64)> {
     const CAP_IPC_LOCK: u32 = 14;
-    let text = fs::read_to_string(format!("/proc/{pid}/limits")).ok()?;
-    let line = text
-        .lines()
-        .find_map(|line| line.strip_prefix("Max locked memory"))?;
+    let text = read(format!("/proc/{pid}/limits"))?;
+    let mut lines = text.lines();
+    let line = lines.find_map(|line| line.strip_prefix("Max locked memory"))?;
     let most = line.split_whitespace().next()?.parse().ok()?;
-    let rights = u64::from_str_radix(&status(pid, "CapEff:")?, 16).ok()?;
+    let rights = u64::from_str_radix(&status(pid, "CapEff")?, 16).ok()?;
     if rights >> CAP_IPC_LOCK & 1 == 1 {
         return None;
     }
-    let pinned = status(pid, "VmPin:")?;
+    let pinned = status(pid, "VmPin")?;
     let kib: u64 = pinned.split_whitespace().next()?.parse().ok()?;
-    Some(Limit {
-        name: "RLIMIT_MEMLOCK",
-        device: None,
-        bytes: true,
-        used: kib << 10,
-        most,
-    })
+    Some((kib << 10, most))
 }
 
 /// The most regions of each device, asked once.

@@ -6,14 +6,15 @@
 //! that is its user's own, belongs to that user alone, and names a process of that user. No link is
 //! followed.
 
+use crate::files::{names, processes, status};
 use rdmamr_live_page::{DIRECTORY, MAGIC, PARENTS, Page, VERSION, name, parse_name, start_of};
 use std::collections::HashSet;
-use std::ffi::{CString, OsStr};
+use std::ffi::CString;
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 /// A page of a process that is alive.
@@ -33,15 +34,14 @@ pub fn find() -> Vec<Found> {
         let Ok(folder_file) = open_folder(&root, &folder, user) else {
             continue;
         };
-        let Ok(entries) = fs::read_dir(format!("/proc/self/fd/{}", folder_file.as_raw_fd())) else {
-            continue;
-        };
-        for entry in entries.flatten() {
-            let name = entry.file_name();
+        // The folder that was looked at, whatever its path leads to by now.
+        let folder = PathBuf::from(format!("/proc/self/fd/{}", folder_file.as_raw_fd()));
+        for name in names(&folder) {
             let Some((namespace, pid, start)) = parse_name(name.as_bytes()) else {
                 continue;
             };
-            let Some((file, page)) = read(&folder_file, &name, user) else {
+            let path = folder.join(name);
+            let Some((file, page)) = read(&path, user) else {
                 continue;
             };
             let head = &page.head;
@@ -51,7 +51,7 @@ pub fn find() -> Vec<Found> {
             match alive(&page, user) {
                 Ok(pid) if seen.insert(pid) => pages.push(Found { pid, page, file }),
                 Ok(_) | Err(Gone::Unknown) => {}
-                Err(Gone::Ended) => remove(&folder_file, &name),
+                Err(Gone::Ended) => drop(fs::remove_file(path)),
             }
         }
     }
@@ -77,7 +77,8 @@ fn folders() -> Vec<(PathBuf, PathBuf, u32)> {
     let runtime = std::env::var_os("XDG_RUNTIME_DIR").filter(|path| Path::new(path).is_absolute());
     let mut add = |root: &Path, folder: PathBuf, user: u32| {
         let folder = (root.to_owned(), folder, user);
-        if !folders.contains(&folder) {
+        // Only the one of XDG_RUNTIME_DIR, which comes first, can come again.
+        if folders.first() != Some(&folder) {
             folders.push(folder);
         }
     };
@@ -102,12 +103,9 @@ fn users(root: &Path) -> Vec<u32> {
     }
     let mut users = vec![0];
     let mut look = |parent: &str, prefix: &str| {
-        let entries = fs::read_dir(root.join(parent.trim_start_matches('/')));
-        for entry in entries.into_iter().flatten().flatten() {
-            let name = entry.file_name();
-            let user = name.to_str().and_then(|name| name.strip_prefix(prefix));
-            users.extend(user.and_then(|user| user.parse::<u32>().ok()));
-        }
+        let names = names(root.join(parent.trim_start_matches('/')));
+        let ends = names.iter().filter_map(|name| name.strip_prefix(prefix));
+        users.extend(ends.filter_map(|user| user.parse::<u32>().ok()));
     };
     look("/run/user", "");
     for parent in PARENTS {
@@ -132,30 +130,21 @@ fn other_roots() -> Vec<PathBuf> {
     roots
 }
 
-/// The numbers of all processes.
-pub fn processes() -> Vec<u32> {
-    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    entries
-        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
-        .collect()
-}
-
 /// Opens a folder that is the user's own. In another root no link is followed at all: it would lead
 /// out of it.
 fn open_folder(root: &Path, folder: &Path, user: u32) -> io::Result<File> {
     const RESOLVE_NO_SYMLINKS: u64 = 4;
-    let flags = libc::O_DIRECTORY | libc::O_NOFOLLOW | libc::O_RDONLY | libc::O_CLOEXEC;
+    let flags = libc::O_DIRECTORY | libc::O_NOFOLLOW;
     let file = if root == Path::new("/") {
-        let path = CString::new(folder.as_os_str().as_bytes())?;
-        // SAFETY: the path ends with a NUL.
-        opened(unsafe { libc::open(path.as_ptr(), flags) }.into())?
+        let mut options = File::options();
+        options.read(true).custom_flags(flags).open(folder)?
     } else {
         let top = File::open(root)?;
         let below = folder.strip_prefix("/").unwrap_or(folder);
         let path = CString::new(below.as_os_str().as_bytes())?;
-        let how = [flags as u64, 0, RESOLVE_NO_SYMLINKS];
+        let how = [(flags | libc::O_CLOEXEC) as u64, 0, RESOLVE_NO_SYMLINKS];
         // SAFETY: the path ends with a NUL, and the structure of openat2(2) is three such numbers.
-        opened(unsafe {
+        let fd = unsafe {
             libc::syscall(
                 libc::SYS_openat2,
                 top.as_raw_fd(),
@@ -163,7 +152,12 @@ fn open_folder(root: &Path, folder: &Path, user: u32) -> io::Result<File> {
                 how.as_ptr(),
                 size_of_val(&how),
             )
-        })?
+        };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the descriptor was just opened, and nobody else has it.
+        unsafe { OwnedFd::from_raw_fd(fd as i32) }.into()
     };
     let about = file.metadata()?;
     if about.uid() == user && about.mode() & 0o7777 == 0o700 {
@@ -173,24 +167,15 @@ fn open_folder(root: &Path, folder: &Path, user: u32) -> io::Result<File> {
     }
 }
 
-fn opened(result: libc::c_long) -> io::Result<File> {
-    if result < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the descriptor was just opened, and nobody else has it.
-    Ok(unsafe { OwnedFd::from_raw_fd(result as i32) }.into())
-}
-
-fn read(folder: &File, name: &OsStr, user: u32) -> Option<(Option<File>, Box<Page>)> {
-    let path = CString::new(name.as_bytes()).ok()?;
-    let open = |how| {
-        let flags = how | libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_CLOEXEC;
-        // SAFETY: the path ends with a NUL.
-        opened(unsafe { libc::openat(folder.as_raw_fd(), path.as_ptr(), flags) }.into())
-    };
-    let writable = open(libc::O_RDWR);
+/// The file, if this user may write it, and its page.
+fn read(path: &Path, user: u32) -> Option<(Option<File>, Box<Page>)> {
+    let mut options = File::options();
+    options
+        .read(true)
+        .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
+    let writable = options.clone().write(true).open(path);
     let may_write = writable.is_ok();
-    let file = writable.or_else(|_| open(libc::O_RDONLY)).ok()?;
+    let file = writable.or_else(|_| options.open(path)).ok()?;
     let about = file.metadata().ok()?;
     let is_own = about.is_file() && about.uid() == user && about.mode() & 0o777 == 0o600;
     if !is_own || about.len() != size_of::<Page>() as u64 {
@@ -237,8 +222,8 @@ fn alive(page: &Page, user: u32) -> Result<u32, Gone> {
             fs::metadata(format!("/proc/{pid}/ns/pid"))
                 .is_ok_and(|it| it.ino() == head.pid_namespace)
         };
-        let mut all = processes().into_iter();
-        all.find(|pid| in_it(pid) && of_it(pid))
+        processes()
+            .find(|pid| in_it(pid) && of_it(pid))
             .ok_or(Gone::Unknown)?
     };
     // Root can have given up its rights since.
@@ -258,23 +243,13 @@ fn alive(page: &Page, user: u32) -> Result<u32, Gone> {
 
 /// The effective user of a process.
 pub fn user_of(pid: u32) -> Option<u32> {
-    status(pid, "Uid:")?.split_whitespace().nth(1)?.parse().ok()
+    status(pid, "Uid")?.split_whitespace().nth(1)?.parse().ok()
 }
 
 /// The number that a process has in its innermost namespace.
 fn number_inside(pid: u32) -> Option<u32> {
-    status(pid, "NSpid:")?
-        .split_whitespace()
-        .last()?
-        .parse()
-        .ok()
-}
-
-/// The rest of a line of /proc/PID/status.
-pub fn status(pid: u32, field: &str) -> Option<String> {
-    let text = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix(field));
-    line.map(|line| line.trim().to_owned())
+    let numbers = status(pid, "NSpid")?;
+    numbers.split_whitespace().last()?.parse().ok()
 }
 
 /// Whether the process has its page mapped: a program that has replaced itself (execve) has not.
@@ -284,12 +259,5 @@ fn counts_in(pid: u32, address: u64, name: &impl std::fmt::Display) -> bool {
         Ok(path) => path.to_string_lossy().ends_with(&format!("/{name}")),
         // Not for this user to see.
         Err(error) => error.kind() == io::ErrorKind::PermissionDenied,
-    }
-}
-
-fn remove(folder: &File, name: &OsStr) {
-    if let Ok(path) = CString::new(name.as_bytes()) {
-        // SAFETY: the path ends with a NUL.
-        unsafe { libc::unlinkat(folder.as_raw_fd(), path.as_ptr(), 0) };
     }
 }

@@ -4,6 +4,8 @@
 use super::kernel;
 use super::limits::{self, Limit};
 use super::pages::{self, Found, user_of};
+use crate::files::read;
+use crate::report::units::controls;
 use rdmamr_live_page::{DEVICES, NO_RANK, Page, Shard};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -26,7 +28,7 @@ pub struct Sample {
 }
 
 /// A process that has the library, or memory registered.
-#[derive(Serialize, Clone)]
+#[derive(Serialize, Clone, Default)]
 pub struct Process {
     pub pid: u32,
     pub command: String,
@@ -125,8 +127,7 @@ impl Sample {
             time: SystemTime::now()
                 .duration_since(UNIX_EPOCH)
                 .map_or(0.0, |time| time.as_secs_f64()),
-            host: fs::read_to_string("/proc/sys/kernel/hostname")
-                .map_or_else(|_| String::new(), |name| clean(name.trim())),
+            host: clean(&read("/proc/sys/kernel/hostname").unwrap_or_default()),
             devices: devices.collect(),
             processes,
             kernel_error,
@@ -164,23 +165,13 @@ fn of_device(table: &kernel::Table, device: &str) -> kernel::Held {
 }
 
 fn add_held(processes: &mut Vec<Process>, pid: u32, device: &str, held: kernel::Held) {
-    let at = processes
-        .iter()
-        .position(|process| process.pid == pid)
-        .unwrap_or_else(|| {
-            processes.push(unknown(pid));
-            processes.len() - 1
-        });
-    let process = &mut processes[at];
-    let at = process.devices.iter().position(|of| of.device == device);
+    let at = processes.iter().position(|process| process.pid == pid);
     let at = at.unwrap_or_else(|| {
-        process.devices.push(OfDevice {
-            device: device.to_owned(),
-            ..OfDevice::default()
-        });
-        process.devices.len() - 1
+        processes.push(unknown(pid));
+        processes.len() - 1
     });
-    let of = &mut process.devices[at];
+    let process = &mut processes[at];
+    let of = on_device(&mut process.devices, device);
     (of.kernel_regions, of.kernel_bytes) = (Some(held.regions), Some(held.bytes));
     if !process.library {
         (of.regions, of.bytes) = (held.regions, held.bytes);
@@ -190,31 +181,28 @@ fn add_held(processes: &mut Vec<Process>, pid: u32, device: &str, held: kernel::
     }
 }
 
+/// What is registered on a device.
+fn on_device<'a>(devices: &'a mut Vec<OfDevice>, name: &str) -> &'a mut OfDevice {
+    let at = devices.iter().position(|of| of.device == name);
+    let at = at.unwrap_or_else(|| {
+        devices.push(OfDevice {
+            device: name.to_owned(),
+            ..OfDevice::default()
+        });
+        devices.len() - 1
+    });
+    &mut devices[at]
+}
+
 /// A process without what only the library knows.
 fn unknown(pid: u32) -> Process {
+    // Of any bytes.
     let command = fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
     Process {
         pid,
         command: clean(String::from_utf8_lossy(&command).trim_end()),
         user: user_of(pid),
-        rank: None,
-        library: false,
-        regions: 0,
-        bytes: 0,
-        idle_regions: 0,
-        idle_bytes: 0,
-        in_use_bytes: 0,
-        devices: Vec::new(),
-        registrations: None,
-        registrations_per_second: None,
-        hits: None,
-        hits_per_second: None,
-        failed: None,
-        registration_seconds: None,
-        registering: None,
-        age: None,
-        counters: BTreeMap::new(),
-        limits: Vec::new(),
+        ..Process::default()
     }
 }
 
@@ -287,34 +275,22 @@ fn of_devices(page: &Page) -> Vec<OfDevice> {
             let number = sum(page, |shard| word(&shard.devices[place]));
             if (number as i64) < 0 { 0 } else { number }
         };
-        let regions = of(|of| &of.regions);
-        let bytes = of(|of| &of.bytes);
         let cached = of(|of| &of.cache_regions);
         let cached_bytes = of(|of| &of.cache_bytes);
         let [idle, idle_bytes] = &page.idle.of_device[place];
-        let new = OfDevice {
-            regions: regions.saturating_add(cached),
-            bytes: bytes.saturating_add(cached_bytes),
-            idle_regions: idle.load(Relaxed).min(cached),
-            idle_bytes: idle_bytes.load(Relaxed).min(cached_bytes),
-            registrations: Some(of(|of| &of.registrations)),
-            device: name,
-            kernel_regions: None,
-            kernel_bytes: None,
-        };
-        match devices.iter_mut().find(|of| of.device == new.device) {
-            Some(of) => {
-                of.regions = of.regions.saturating_add(new.regions);
-                of.bytes = of.bytes.saturating_add(new.bytes);
-                of.idle_regions = of.idle_regions.saturating_add(new.idle_regions);
-                of.idle_bytes = of.idle_bytes.saturating_add(new.idle_bytes);
-                of.registrations = of
-                    .registrations
-                    .zip(new.registrations)
-                    .map(|(a, b)| a.saturating_add(b));
-            }
-            None => devices.push(new),
-        }
+        let add = |sum: &mut u64, more: u64| *sum = sum.saturating_add(more);
+        let sums = on_device(&mut devices, &name);
+        add(&mut sums.regions, of(|of| &of.regions));
+        add(&mut sums.regions, cached);
+        add(&mut sums.bytes, of(|of| &of.bytes));
+        add(&mut sums.bytes, cached_bytes);
+        add(&mut sums.idle_regions, idle.load(Relaxed).min(cached));
+        add(
+            &mut sums.idle_bytes,
+            idle_bytes.load(Relaxed).min(cached_bytes),
+        );
+        let registrations = sums.registrations.get_or_insert_default();
+        add(registrations, of(|of| &of.registrations));
     }
     devices
 }
@@ -329,13 +305,10 @@ fn monotonic() -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// Words of a program or a device, without what would change a terminal: control characters, and
-/// those that turn the direction of writing.
-pub fn clean(text: &str) -> String {
-    let turns = |c| matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{61c}');
-    text.chars()
-        .map(|c| if c.is_control() || turns(c) { '?' } else { c })
-        .collect()
+/// Words of a program or a device, without what would change a terminal.
+fn clean(text: &str) -> String {
+    let shown = text.chars().map(|c| if controls(c) { '?' } else { c });
+    shown.collect()
 }
 
 #[cfg(test)]

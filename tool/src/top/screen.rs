@@ -4,6 +4,7 @@
 use super::limits::Devices;
 use super::sample::{Process, Sample};
 use super::table::{self, HEADS, View, cells};
+use crate::choices::name;
 use anyhow::Result;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
 use ratatui::layout::{Constraint, Layout, Rect};
@@ -18,10 +19,10 @@ const HELP: [(&str, &str); 8] = [
     ("q, Esc", "end"),
     ("up, down", "select a process"),
     ("s", "sort by the next column"),
-    ("r", "turn the order"),
+    ("r", "reverse the order"),
     ("/", "filter; Enter takes it, Esc drops it"),
     ("p", "pause"),
-    ("+, -", "look more often, less often"),
+    ("+, -", "sample more often, less often"),
     ("?", "this help"),
 ];
 
@@ -160,7 +161,7 @@ impl Screen {
     fn draw_table(&mut self, frame: &mut Frame, area: Rect) {
         if self.shown.is_empty() {
             let words = if self.sample.processes.is_empty() {
-                "No process has memory registered, as far as this user may see."
+                "No process that this user may see has memory registered."
             } else {
                 "No process passes the filter."
             };
@@ -208,8 +209,12 @@ impl Screen {
         }
         let mut words = format!(
             "sorted by {}{}, every {:.1} s{}",
-            self.view.sort.name(),
-            if self.view.reversed { " (turned)" } else { "" },
+            name(self.view.sort),
+            if self.view.reversed {
+                " (reversed)"
+            } else {
+                ""
+            },
             self.interval.as_secs_f64(),
             if self.paused { ", paused" } else { "" },
         );

@@ -4,11 +4,12 @@
 use super::limits::Limit;
 use super::sample::{Process, Sample};
 use crate::report::units;
+use clap::ValueEnum;
 use std::cmp::Ordering;
 use std::fmt::Write;
 
 /// What the table is sorted by.
-#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Column {
     Bytes,
     Idle,
@@ -20,23 +21,10 @@ pub enum Column {
 }
 
 impl Column {
-    pub const ALL: [Column; 7] = [
-        Column::Bytes,
-        Column::Idle,
-        Column::Regions,
-        Column::Rate,
-        Column::Hits,
-        Column::Time,
-        Column::Pid,
-    ];
-
-    pub fn name(self) -> &'static str {
-        ["bytes", "idle", "regions", "rate", "hits", "time", "pid"][self as usize]
-    }
-
     /// The next one to sort by.
     pub fn next(self) -> Column {
-        Column::ALL[(self as usize + 1) % Column::ALL.len()]
+        let all = Column::value_variants();
+        all[(self as usize + 1) % all.len()]
     }
 }
 
@@ -245,10 +233,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_column_is_named_and_comes_round() {
+    fn each_column_comes_round() {
         let mut column = Column::Bytes;
-        for wanted in Column::ALL {
-            assert!(column == wanted);
+        for wanted in Column::value_variants() {
+            assert!(column == *wanted);
             column = column.next();
         }
         assert!(column == Column::Bytes);

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The bytes of a trace: files, what a folder holds, and what comes through a pipe. Holes are no
 //! content: no writer leaves one, so what a block claims of one costs no memory.
-use crate::format::MAGIC;
 use anyhow::{Context, Result, ensure};
+use rdmamr_trace_format::MAGIC;
 use std::cell::Cell;
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io::{self, Read, Seek};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 /// A file of a trace.
@@ -17,6 +17,13 @@ pub struct Source {
     pub size: u64,
     /// Bytes without a hole, from the first number up to the second.
     data: Cell<(u64, u64)>,
+}
+
+/// The content of a block, in a file.
+pub struct Place {
+    pub source: u32,
+    pub at: u64,
+    pub length: u64,
 }
 
 /// The files that the paths name: each file once, and of a folder the traces that lie in it.
@@ -85,6 +92,30 @@ fn of_pipe(path: &Path, mut pipe: impl Read) -> Result<Source> {
     io::copy(&mut pipe, &mut file).context("reading the pipe")?;
     file.rewind()?;
     Source::new(path.to_path_buf(), file)
+}
+
+/// Opens a file that a library is to append a trace to, which exists as a trace or not at all. No
+/// link is followed: the library follows none either.
+pub fn to_append(path: &Path) -> Result<File> {
+    let is_other = |metadata: io::Result<Metadata>| metadata.is_ok_and(|it| !it.is_file());
+    let regular = "it is not a regular file";
+    ensure!(!is_other(path.metadata()), regular);
+    let file = File::options()
+        .read(true)
+        .append(true)
+        .create(true)
+        // It has addresses of the program, and keys.
+        .mode(0o600)
+        .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
+        .open(path)?;
+    ensure!(!is_other(file.metadata()), regular);
+    let mut magic = Vec::new();
+    (&file).take(MAGIC.len() as u64).read_to_end(&mut magic)?;
+    ensure!(
+        magic.is_empty() || magic == MAGIC,
+        "it exists and is not a trace, so it is left alone"
+    );
+    Ok(file)
 }
 
 impl Source {

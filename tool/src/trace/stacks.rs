@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The call stacks of a trace: [`kind::STACK`](crate::format::kind::STACK).
-use super::{Fields, Place, Process, Trace};
+//! The call stacks of a trace: [`kind::STACK`](rdmamr_trace_format::kind::STACK).
+use super::source::Place;
+use rdmamr_trace_format::Numbers;
 use rustc_hash::FxHashMap;
 
 /// The most stacks of a process, and the most frames of a stack; no writer has as many.
@@ -42,11 +43,12 @@ impl PythonFrame {
 }
 
 impl Stack {
-    fn parse(bytes: &[u8], modules: u32) -> Option<Stack> {
+    pub fn parse(bytes: &[u8], modules: u32) -> Option<Stack> {
         // The caller has the number.
-        let mut fields = Fields(bytes.get(4..)?);
-        let frames = (fields.0.len() >= 4).then(|| fields.u32())? as usize;
-        let (addresses, text) = fields.0.split_at_checked(frames.checked_mul(8)?)?;
+        let (_, bytes) = bytes.split_at_checked(4)?;
+        let (frames, bytes) = bytes.split_first_chunk()?;
+        let frames = u32::from_le_bytes(*frames) as usize;
+        let (addresses, text) = bytes.split_at_checked(frames.checked_mul(8)?)?;
         let addresses = addresses.as_chunks().0.iter().take(MOST_FRAMES);
         let text = String::from_utf8_lossy(text);
         let python = text.lines().filter_map(PythonFrame::parse);
@@ -58,27 +60,18 @@ impl Stack {
     }
 }
 
-impl Process {
+impl Stacks {
     /// Notes where a stack is; the first four bytes of its block are `head`.
-    pub(super) fn stack(&mut self, head: &[u8], place: Place) {
-        let modules = self.modules.len().saturating_sub(1) as u32;
-        if head.len() == 4 && self.stacks.0.len() < MOST_STACKS {
-            let number = Fields(head).u32();
-            self.stacks.0.entry(number).or_insert((place, modules));
+    pub fn note(&mut self, head: &[u8], place: Place, modules: u32) {
+        if let Some(number) = u32::read(head).filter(|_| self.0.len() < MOST_STACKS) {
+            self.0.entry(number).or_insert((place, modules));
         }
     }
-}
 
-impl Trace {
-    /// The stack of that number. `None` for 0, and if the trace does not have it.
-    pub fn stack(&self, process: u32, number: u32) -> Option<Stack> {
-        let (place, modules) = self.processes[process as usize].stacks.0.get(&number)?;
-        let mut bytes = Vec::new();
-        let source = &self.sources[place.source as usize];
-        source
-            .read(place.at, place.length as usize, &mut bytes)
-            .ok()?;
-        Stack::parse(&bytes, *modules).filter(|_| number != 0)
+    /// The place of a stack, and its list of modules.
+    pub fn get(&self, number: u32) -> Option<(&Place, u32)> {
+        let (place, modules) = self.0.get(&number).filter(|_| number != 0)?;
+        Some((place, *modules))
     }
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 use super::*;
-use crate::format::call;
 use crate::sample::{BEGAN, Sample, Writer, deregister, file, register};
+use rdmamr_trace_format::call;
 
 fn open(sample: &Sample) -> Result<Trace> {
     let (_folder, path) = file(sample);

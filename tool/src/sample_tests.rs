@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Writes traces for the tests.
-use crate::format::{Call, MAGIC, VERSION, call, how, kind};
+use rdmamr_trace_format::{Call, MAGIC, VERSION, call, how, kind};
 use std::path::PathBuf;
 
 /// The bytes of a trace.

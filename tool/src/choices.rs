@@ -1,0 +1,9 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The names of choices, as they stand on the command line.
+
+use clap::ValueEnum;
+
+pub fn name(choice: impl ValueEnum) -> String {
+    let value = choice.to_possible_value();
+    value.map_or(String::new(), |value| value.get_name().to_owned())
+}

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Small files of proc(5) and sysfs(5), and what the kernel says of itself in them.
+
+use std::fs;
+use std::path::Path;
+
+/// The content of a file, without white space around it.
+pub fn read(path: impl AsRef<Path>) -> Option<String> {
+    Some(fs::read_to_string(path).ok()?.trim().to_owned())
+}
+
+/// The value of a line `NAME: VALUE` of a file.
+pub fn field(path: impl AsRef<Path>, name: &str) -> Option<String> {
+    let text = fs::read_to_string(path).ok()?;
+    let value = text
+        .lines()
+        .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    Some(value?.trim().to_owned())
+}
+
+/// A line of `/proc/PID/status`.
+pub fn status(pid: u32, name: &str) -> Option<String> {
+    field(format!("/proc/{pid}/status"), name)
+}
+
+/// The names in a folder, in their order; none if it cannot be read.
+pub fn names(folder: impl AsRef<Path>) -> Vec<String> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut names: Vec<String> = entries
+        .map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .collect();
+    names.sort();
+    names
+}
+
+/// The numbers of all processes.
+pub fn processes() -> impl Iterator<Item = u32> {
+    let names = names("/proc").into_iter();
+    names.filter_map(|name| name.parse().ok())
+}
+
+/// The release of the running kernel, such as "6.12.9-amd64".
+pub fn kernel_release() -> String {
+    read("/proc/sys/kernel/osrelease").unwrap_or_default()
+}
+
+/// The version of the running kernel, such as (6, 12).
+pub fn kernel_version() -> (u32, u32) {
+    let release = kernel_release();
+    let mut numbers = release
+        .split(|it: char| !it.is_ascii_digit())
+        .map(|number| number.parse().unwrap_or(0));
+    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
+}
