@@ -23,7 +23,7 @@ program  := $(release)/rdmamr
 built    := target/ctests
 
 all: $(so) $(audit) $(program) ## build the libraries, shared and static, the module for LD_AUDIT, and the program rdmamr
-# The program is built once, also for packages (debian/rules): its crates take two minutes. So no
+# The program is built once, also for packages (debian/rules): its crates take long. So no
 # panic message and no line table names the builder's own folders.
 cargo_home := $(or $(CARGO_HOME),$(HOME)/.cargo)
 remapped = RUSTFLAGS="$(RUSTFLAGS) --remap-path-prefix=$(CURDIR)=/usr/src/rdmamr --remap-path-prefix=$(cargo_home)=/usr/src/cargo"
@@ -76,7 +76,7 @@ man/%: man/%.scd
 	vm/packages man
 	scdoc <$< >$@
 
-check: ## test each thing once, in 15 minutes; devices are DEVICE=name or the soft-RoCE machine
+check: ## test each thing once, where it can fail; the device is DEVICE=name or the soft-RoCE machine's
 	@ctests/check
 check-all: ## run every suite in every place, and the release's tests: before a release, and after a large change
 	@ctests/check --all

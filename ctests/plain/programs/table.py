@@ -16,8 +16,8 @@ HEAD = """# Programs that people run
 Each of these programs runs unmodified on soft-RoCE (Linux 6.12, rdma-core 44, Debian 12) in the
 machine of `vm/`: without the library, with it, and with the cache (`RDMAMR_CACHE=all`). The results
 are the same, and all registrations are the library's. `ctests/run wall` runs them and writes this
-page. `make check` runs those down to ucx_perftest and compares the registrations and, roughly, the
-hits.
+page. `make check-all` runs those down to ucx_perftest and compares the registrations and, roughly,
+the hits.
 
 The times are those of the calls that register and deregister, of both sides together, on an
 emulated processor, far slower than a real one. "Each" is the mean of a registration with its
