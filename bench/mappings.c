@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
  * What the cache's watch costs a program's own memory calls, on this machine's processor, without a device
- * (ctests/relaxed/stub_device.h): each row beside the same without registered memory near, in one process and
+ * (ctests/lib/stub_device.h): each row beside the same without registered memory near, in one process and
  * in turn.
  *
  * Compiled as the suites that have the stand-in (ctests/manifest: stub), run with the library preloaded.
@@ -23,7 +23,7 @@
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
-#include "../ctests/relaxed/stub_device.h"
+#include "../ctests/lib/stub_device.h"
 #include "median.h"
 
 enum { PAGE = 4096, CHUNK = 2 << 20, ACCESS = IBV_ACCESS_LOCAL_WRITE, AREAS = 32 };

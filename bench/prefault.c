@@ -3,7 +3,7 @@
  * What RDMAMR_PREFAULT saves: a registration of memory that was never touched, and of memory that is there, by
  * this library and as it is without, in one process and in turn. On a device the other side is libibverbs' own
  * registration. Without a device the kernel is a stub that pins the memory as fixed buffers of io_uring
- * (ctests/relaxed/stub_device.h), by the same function of the kernel as RDMA does and in the same steps; there the other side is the
+ * (ctests/lib/stub_device.h), by the same function of the kernel as RDMA does and in the same steps; there the other side is the
  * raw system call that libibverbs would make.
  *
  * Usage: prefault DEVICE|stub ROUNDS MIB...
@@ -22,7 +22,7 @@
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <time.h>
-#include "../ctests/relaxed/stub_device.h"
+#include "../ctests/lib/stub_device.h"
 #include "median.h"
 
 enum { ACCESS = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ };

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
  * What relaxed registration costs on this machine's processor, without a device: the device side is a stub
- * that does nothing (ctests/relaxed/stub_device.h), for the library and for its peer alike. The peer is UCX's
+ * that does nothing (ctests/lib/stub_device.h), for the library and for its peer alike. The peer is UCX's
  * registration cache, ucs_rcache_get and ucs_rcache_region_put, in the same process, on the same addresses and
  * in turn, so that whatever else the machine does falls on both.
  *
@@ -31,7 +31,7 @@
 #include <ucp/api/ucp_version.h>
 #include <ucs/memory/rcache.h>
 #include <unistd.h>
-#include "../ctests/relaxed/stub_device.h"
+#include "../ctests/lib/stub_device.h"
 #include "median.h"
 
 #pragma weak rdmamr_get_stats

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
  * What a region costs among many: on this machine's processor, with a stub of the device
- * (ctests/relaxed/stub_device.h) that costs next to nothing. All regions are alive at once.
+ * (ctests/lib/stub_device.h) that costs next to nothing. All regions are alive at once.
  *
  * Usage: scale plain|kept REGIONS THREADS
  * Prints REGIONS, THREADS, ns of a first registration, of a hit (plain: of a deregistration with
@@ -19,7 +19,7 @@
 #include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
-#include "../ctests/relaxed/stub_device.h"
+#include "../ctests/lib/stub_device.h"
 
 /* A program that was not given the library still links. */
 #pragma weak rdmamr_get_stats

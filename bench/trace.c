@@ -2,7 +2,7 @@
 /*
  * What it costs that calls are written down (RDMAMR_TRACE), on this machine's processor: pairs of a registration
  * and a deregistration, each served by the cache, by one thread or by several, with a device that is a stub
- * (ctests/relaxed/stub_device.h). A hit is the cheapest call that there is, so the cost shows.
+ * (ctests/lib/stub_device.h). A hit is the cheapest call that there is, so the cost shows.
  *
  * Usage: trace THREADS [DEPTH]. Prints ns for a call: of each thread the median of its batches, and of those the median.
  * DEPTH: how many functions call each other around the one that registers.
@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <time.h>
-#include "../ctests/relaxed/stub_device.h"
+#include "../ctests/lib/stub_device.h"
 #include "median.h"
 
 enum { PAGE = 4096, BATCHES = 41, PAIRS = 20000, MOST = 16 };

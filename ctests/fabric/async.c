@@ -817,7 +817,7 @@ static void *registers_foreign(void *argument)
 
 /*
  * Another provider's queue, which these threads share; one thing at a time is in
- * ctests/provider/foreign_queue.c.
+ * ctests/fabric/provider/foreign_queue.c.
  */
 static void foreign_queue(void)
 {

@@ -4,7 +4,7 @@
 # They judge the programs, and the memory that the library hands over; its own code is not
 # instrumented.
 set -u
-. "$(dirname "$0")/../tap.sh"
+. "$(dirname "$0")/../lib/tap.sh"
 library=$(realpath "$1") built=$2
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

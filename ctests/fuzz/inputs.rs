@@ -2,7 +2,7 @@
 //! Inputs for the fuzz targets in Rust, unit tests whose names begin with `fuzz_`: samples that are
 //! changed at random, after each has been tried as it is. The number of an input determines it, so
 //! each run has the same ones. A plain run tries a few, or goes on for FUZZ_SECONDS. FUZZ_FROM is
-//! the number of the first input: a failure prints the number. `make fuzz` has libFuzzer choose the
+//! the number of the first input: a failure prints the number. `ctests/run fuzz` has libFuzzer choose the
 //! inputs instead.
 //!
 //! The samples are those of the target and those of `ctests/fuzz/corpus`, which libFuzzer found:

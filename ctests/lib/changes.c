@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-#include "../changes.h"
+#include "changes.h"
 #include <fcntl.h>
 #include <linux/falloc.h>
 #include <linux/io_uring.h>

@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include "../lib/device.h"
 #include "../lib/program.h"
-#include "stub_device.h"
+#include "../lib/stub_device.h"
 
 enum { ROUNDS = 20, SIZE = 8 * PAGE };
 

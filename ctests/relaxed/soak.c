@@ -270,7 +270,7 @@ static void refused(struct worker *worker)
 	worker->refused++;
 }
 
-/* For "make soak" with CHECK_LEAK, which must then say so: a mapping and a descriptor. */
+/* For "ctests/run soak" with CHECK_LEAK, which must then say so: a mapping and a descriptor. */
 static bool leaks;
 
 static void leak(void)

@@ -4,7 +4,7 @@
 # of, not how large they are.
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
-. "$here/../tap.sh"
+. "$here/../lib/tap.sh"
 tool=$1 library=$2 device=${3:-}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

@@ -4,7 +4,7 @@
 # vm/ it also changes what is looked at, and wants to see that.
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
-. "$here/../tap.sh"
+. "$here/../lib/tap.sh"
 tool=$1 library=$2 device=${3:-}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

@@ -10,7 +10,7 @@
 #include <rdmamr.h>
 #include <stdio.h>
 #include "../lib/device.h"
-#include "../relaxed/stub_device.h"
+#include "../lib/stub_device.h"
 
 enum { MOST = 4096, LENGTH = 65536 };
 

@@ -3,7 +3,7 @@
 # report.sh RDMAMR: "rdmamr report" on a trace whose numbers are known: as text, as JSON, and as a page that a browser shows.
 set -u
 here=$(dirname "$(realpath "$0")")
-. "$here/../tap.sh"
+. "$here/../lib/tap.sh"
 rdmamr=$(realpath "$1")
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

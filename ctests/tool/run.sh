@@ -4,7 +4,7 @@
 # a device, instead, a program that nobody here wrote, on that.
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
-. "$here/../tap.sh"
+. "$here/../lib/tap.sh"
 tool=$1 library=$2
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -114,7 +114,7 @@ has "--prefault" RDMAMR_PREFAULT=2 run --prefault 2 env
 has "--progress" RDMAMR_PROGRESS=1 run --progress env
 has "--monitor" RDMAMR_MONITOR=libfabric run --monitor libfabric env
 has "--log" RDMAMR_LOG=info run --log info env
-"${CC:-cc}" -I"$here/../../include" "$here/../host/consumer.c" "$here/../lib/tap.c" -o failing "$library" -libverbs
+"${CC:-cc}" -I"$here/../../include" "$here/../packages/consumer.c" "$here/../lib/tap.c" -o failing "$library" -libverbs
 has "--stats" RDMAMR_STATS=table run --stats env
 has "--stats=json" RDMAMR_STATS=stderr run --stats=json env
 check "--stats prints a table of at most 80 columns, and no JSON" bash -c '[ "$(wc -l <<<"$1")" -ge 4 ] && [ "$(wc -L <<<"$1")" -le 80 ] && grep -q "^  registered  *0  *0  *1$" <<<"$1" && ! grep -q "{" <<<"$1"' - "$(run --stats ./failing 2>&1 >/dev/null)"

@@ -5,7 +5,7 @@
 # the library and without; with CHECK_PICTURE set, what the terminal shows of them goes to top.ansi in $RESULTS.
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
-. "$here/../tap.sh"
+. "$here/../lib/tap.sh"
 tool=$1 library=$2 holds=$3 device=${4:-} gid=${5:-0}
 work=$(mktemp -d /dev/shm/top.XXXXXX)
 chmod 755 "$work"

@@ -5,7 +5,7 @@
  * a deregistration DEREGISTRATION ns. Prints how many ns its loop took. ctests/tool/predict.py
  * compares what `rdmamr report` foretells with what the cache then does.
  */
-#include "../relaxed/stub_device.h"
+#include "../lib/stub_device.h"
 #include <err.h>
 #include <pthread.h>
 #include <stdio.h>

@@ -88,7 +88,7 @@ mirror! { "struct ibv_context" =>
 /// `struct verbs_context` ends with its `ibv_context`, and grows at its start. Before the
 /// `ibv_context` lies `sz`, the size of the whole.
 pub const SZ_BEFORE_CONTEXT: usize = 8;
-/// How far before the `ibv_context` the pointer `create_cq_ex` lies. `ctests/audit` compares both
+/// How far before the `ibv_context` the pointer `create_cq_ex` lies. `ctests/plain/audit` compares both
 /// numbers with the header.
 pub const CREATE_CQ_EX_BEFORE_CONTEXT: usize = 120;
 
@@ -136,7 +136,7 @@ pub const IBV_REG_MR_MASK_ADDR: u64 = 1 << 1;
 
 /// `struct verbs_mr` of rdma-core's private `driver.h`. libibverbs and the providers see this
 /// structure behind an `ibv_mr`. Its size and fields have not changed since rdma-core 33.
-/// `ctests/device` proves this: libibverbs deregisters our objects (`half_interception.c`) and
+/// `ctests/plain` proves this: libibverbs deregisters our objects (`half_interception.c`) and
 /// binds windows to them.
 #[repr(C)]
 #[derive(Clone, Copy)]

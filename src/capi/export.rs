@@ -4,7 +4,7 @@
 //! `rustc` cannot give an exported function an ELF symbol version, and under lld a function that
 //! `rustc` itself exports silently gets none. So each function that replaces a function of
 //! libibverbs is published by a stub: one jump, under a symbol with the name and the node.
-//! `ctests/abi` compares the symbols of the library with a list, in both directions.
+//! `ctests/packages/abi` compares the symbols of the library with a list, in both directions.
 
 /// Assembly that continues at `{f}`, as if the caller had called `{f}`.
 ///

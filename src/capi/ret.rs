@@ -3,8 +3,8 @@
 //! convention of the function's family.
 //!
 //! Each `extern "C"` body under `capi/` is one call of a function in this file
-//! (`ctests/host/house.py` checks this rule). A panic disables the library for good: from then on
-//! the library forwards every call, and the cache hands out no region again.
+//! (`ctests/packages/house.py` checks this rule). A panic disables the library for good: from then
+//! on the library forwards every call, and the cache hands out no region again.
 
 use super::traced::Tracer;
 use crate::abi::rdma_core::ibv_mr;

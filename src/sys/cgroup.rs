@@ -4,7 +4,7 @@
 //! none: a container may hide the groups around its own.
 //!
 //! The functions allocate nothing, and the threads of `helper_thread.rs` may call them. They also
-//! run on the smallest stack of a thread (`ctests/relaxed/smallest_stack.c`): paths are short, and
+//! run on the smallest stack of a thread (`ctests/cache/processes/smallest_stack.c`): paths are short, and
 //! no frame has two at once.
 
 use super::proc::each_line;

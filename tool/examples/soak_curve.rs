@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `soak_curve SOAK.tsv CURVE.svg`: what the programs of `make soak` had, over time: a chart for
+//! `soak_curve SOAK.tsv CURVE.svg`: what the programs of `ctests/run soak` had, over time: a chart for
 //! each column of the table, a line for each program.
 
 use anyhow::Context;

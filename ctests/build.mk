@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+# How the C tests and benchmarks are compiled, a part of the Makefile.
+
+# The C tests and benchmarks: NAME, SOURCE and BUILD of ctests/manifest, as variables of make.
+target/manifest.mk: ctests/manifest ctests/build.mk
+	@mkdir -p $(@D)
+	@awk '!/^#/ && NF && $$2 != "-" && $$3 != "script" { \
+		file = "$$(built)/" $$1; print "tests += " file "\n" file ": " $$2; \
+		print "source_" $$1 " := " $$2 "\nbuild_" $$1 " := " $$3 }' $< >$@
+-include target/manifest.mk
+ctests: $(tests)
+
+# The words of BUILD: flags for the compiler, and inputs for the linker.
+flags_alone         := -DRDMAMR_NO_LIBFABRIC
+flags_shared        := -shared -fPIC
+flags_gpu           := -shared -fPIC -Wl,-soname,libcuda.so.1
+flags_plugin        := -shared -fPIC
+flags_exported      := -rdynamic
+flags_address       := -fsanitize=address
+flags_thread        := -fsanitize=thread
+flags_linked_alone  := -DALONE
+# Its calls are weak, and libibverbs is to be loaded all the same.
+inputs_stub          = $(built)/lib/stub_device.o -Wl,--no-as-needed -libverbs
+inputs_fuzz          = $(addprefix $(built)/lib/,stub_device.o steps.o calls.o limits.o beyond.o look.o regions.o)
+inputs_exported     := $(built)/lib/cached.o
+inputs_plugin       := $(built)/lib/cached.o
+inputs_address      := $(so)
+inputs_thread       := $(so)
+inputs_linked       := $(so)
+inputs_linked_alone := $(so)
+with = $(filter $(addprefix $(built)/,$(foreach name,$(patsubst $(built)/%,%,$(tests)),$(if $(filter $(1),$(build_$(name))),$(name)))),$(tests))
+$(call with,stub): $(built)/lib/stub_device.o
+$(call with,fuzz): $(inputs_fuzz)
+$(call with,exported plugin): $(built)/lib/cached.o
+$(call with,address thread linked linked_alone): $(so)
+
+# The programs share a library. stub_device.c and cached.c are not in it: they replace ioctl and
+# ibv_alloc_pd, so a word of BUILD names them.
+objects := $(patsubst ctests/lib/%.c,$(built)/lib/%.o,$(filter-out %/stub_device.c,$(wildcard ctests/lib/*.c)))
+# libfabric 2 calls names deprecated that the tests are about, by a pragma that no option silences.
+strict  := $(shell pkg-config --exists 'libfabric >= 2' 2>/dev/null || echo -Werror)
+compile  = $(CC) -std=gnu11 -D_GNU_SOURCE -Wall -Wextra $(strict) -Iinclude -MMD -MP -MF $(built)/lib/$(@F).d $(CFLAGS)
+vpath %.c ctests/lib ctests/fabric/monitor ctests/cache/fuzz
+$(built)/lib/%.o: %.c ctests/build.mk
+	@mkdir -p $(@D)
+	$(compile) -fPIC -c $< -o $@
+$(built)/libctest.a: $(objects)
+	rm -f $@
+	$(AR) rcs $@ $^
+# A benchmark, one of which "make demo" compiles, links neither the library nor libfabric.
+rust  := $(call with,rust)
+bench := $(call with,bench)
+libs   = $(built)/libctest.a -Wl,--as-needed -lfabric -libverbs -lrdmacm -lpthread -ldl -lm
+$(bench): libs = -libverbs -ldl -lm
+$(filter-out $(rust) $(bench),$(tests)): $(built)/libctest.a
+$(filter-out $(rust),$(tests)): ctests/build.mk
+	@mkdir -p $(built)/lib
+	$(compile) $(flags_$(build_$(@F))) $(source_$(@F)) $(inputs_$(build_$(@F))) -o $@ $(libs)
+$(rust): $(so)
+	+rustc --edition 2024 $(source_$(@F)) -o $@ -L $(release) -l dylib=rdmamr -l ibverbs
+# Old dependency files name sources that are gone.
+ctests/%.c ctests/%.h: ;
+-include $(wildcard $(built)/lib/*.d)
+# Without Go its test is skipped.
+ctests: ffi_go
+ffi_go: $(so)
+	@ctests/fabric/languages/go.sh --build $(so) $(built)

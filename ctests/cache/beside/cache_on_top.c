@@ -1,0 +1,237 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * A registration cache on top of the relaxed calls, as libfabric's is: it keeps regions in use that
+ * its own users have let go of, and has a userfaultfd and a monitor of its own to hear of unmaps.
+ * One mapping can be watched by one of the two only: whoever came first has it, and the other must
+ * do without. Both caches must stay right, whichever it is, and the statistics must tell what each
+ * of them holds.
+ */
+#include "../../lib/observe.h"
+#include <poll.h>
+#include <pthread.h>
+
+enum { BUFFERS = 12, BUFFER = 4 * PAGE, ROUNDS = 400 };
+
+static struct pair pair;
+
+/* The cache: regions by their exact range. One lock, as libfabric's. */
+struct cached {
+	char *memory;
+	struct ibv_mr *mr;
+	int users;
+	bool watched, dead;
+};
+
+static struct {
+	pthread_mutex_t lock;
+	pthread_t monitor;
+	int fd, hits, misses, unwatched, invalidated;
+	bool watch_first;
+	volatile int stop;
+	struct cached entries[BUFFERS];
+} cache = { .lock = PTHREAD_MUTEX_INITIALIZER };
+
+static bool cache_watches(char *memory)
+{
+	struct uffdio_register registration = {
+		.range = { (uintptr_t)memory, BUFFER },
+		.mode = UFFDIO_REGISTER_MODE_MISSING,
+	};
+
+	return ioctl(cache.fd, UFFDIO_REGISTER, &registration) == 0;
+}
+
+static void cache_ends(struct cached *entry)
+{
+	must(deregister_region(entry->mr) == 0);
+	memset(entry, 0, sizeof(*entry));
+}
+
+static void cache_invalidates(uint64_t start, uint64_t end)
+{
+	for (int n = 0; n < BUFFERS; n++) {
+		struct cached *entry = &cache.entries[n];
+
+		if (entry->mr && (uintptr_t)entry->memory < end && (uintptr_t)entry->memory + BUFFER > start) {
+			entry->dead = true;
+			cache.invalidated++;
+		}
+	}
+}
+
+/*
+ * Reads with the lock held, so that a look after an unmap has returned comes after what was read.
+ */
+static void *cache_monitor(void *argument)
+{
+	while (!cache.stop) {
+		struct pollfd ready = { .fd = cache.fd, .events = POLLIN };
+		struct uffdio_range page = { .len = PAGE };
+		struct uffd_msg message;
+
+		if (poll(&ready, 1, 20) < 1)
+			continue;
+		pthread_mutex_lock(&cache.lock);
+		if (read(cache.fd, &message, sizeof(message)) == sizeof(message))
+			switch (message.event) {
+			case UFFD_EVENT_PAGEFAULT: /* the program touches what it has discarded: it shall go on */
+				page.start = message.arg.pagefault.address & ~(PAGE - 1ULL);
+				cache_invalidates(page.start, page.start + PAGE);
+				must(ioctl(cache.fd, UFFDIO_UNREGISTER, &page) == 0);
+				break;
+			case UFFD_EVENT_REMAP:
+				cache_invalidates(message.arg.remap.from, message.arg.remap.from + message.arg.remap.len);
+				break;
+			default:
+				cache_invalidates(message.arg.remove.start, message.arg.remove.end);
+			}
+		pthread_mutex_unlock(&cache.lock);
+	}
+	return argument;
+}
+
+static struct cached *cache_get(char *memory)
+{
+	struct cached *entry = NULL;
+
+	pthread_mutex_lock(&cache.lock);
+	for (int n = 0; n < BUFFERS; n++) {
+		struct cached *there = &cache.entries[n];
+
+		if (there->mr && there->dead && !there->users)
+			cache_ends(there);
+		if (there->mr && there->memory == memory && !there->dead)
+			entry = there;
+	}
+	if (entry) {
+		cache.hits++;
+	} else {
+		for (int n = 0; n < BUFFERS && !entry; n++)
+			if (!cache.entries[n].mr)
+				entry = &cache.entries[n];
+		must(entry);
+		entry->memory = memory;
+		entry->watched = cache.watch_first && cache_watches(memory);
+		entry->mr = register_region(pair.pd, memory, BUFFER, LOCAL_AND_REMOTE);
+		must(entry->mr);
+		entry->watched = entry->watched || cache_watches(memory);
+		cache.misses++;
+		cache.unwatched += !entry->watched;
+	}
+	entry->users++;
+	pthread_mutex_unlock(&cache.lock);
+	return entry;
+}
+
+/* This cache keeps no memory that is not watched. */
+static void cache_put(struct cached *entry)
+{
+	pthread_mutex_lock(&cache.lock);
+	if (!--entry->users && (!entry->watched || entry->dead))
+		cache_ends(entry);
+	pthread_mutex_unlock(&cache.lock);
+}
+
+static void cache_open(bool watch_first)
+{
+	cache.fd = open_userfaultfd(UFFD_FEATURE_EVENT_UNMAP | UFFD_FEATURE_EVENT_REMAP | UFFD_FEATURE_EVENT_REMOVE);
+	must(cache.fd >= 0);
+	cache.watch_first = watch_first;
+	cache.stop = cache.hits = cache.misses = cache.unwatched = cache.invalidated = 0;
+	must(pthread_create(&cache.monitor, NULL, cache_monitor, NULL) == 0);
+}
+
+static int cache_holds(void)
+{
+	int count = 0;
+
+	for (int n = 0; n < BUFFERS; n++)
+		count += cache.entries[n].mr != NULL;
+	return count;
+}
+
+static void cache_close(void)
+{
+	for (int n = 0; n < BUFFERS; n++)
+		if (cache.entries[n].mr)
+			cache_ends(&cache.entries[n]);
+	cache.stop = 1;
+	must(pthread_join(cache.monitor, NULL) == 0);
+	close(cache.fd);
+}
+
+/* Buffers that come and go at few addresses, by every way; each use moves data. */
+static int used(char *const *buffers, unsigned int *random)
+{
+	char *memory = buffers[(unsigned int)rand_r(random) % BUFFERS];
+	struct cached *entry;
+	int good;
+
+	switch ((unsigned int)rand_r(random) % 40) {
+	case 0 ... 3: remap(memory, BUFFER); break;
+	case 4 ... 7: raw_remap(memory, BUFFER); break;
+	case 8: must(syscall(SYS_madvise, memory, BUFFER, MADV_DONTNEED) == 0); break;
+	case 9: must(madvise(memory, BUFFER, MADV_DONTNEED) == 0); break;
+	}
+	/* Mode MISSING has the kernel refuse what the program has not touched. */
+	for (int n = 0; n < BUFFER; n += PAGE)
+		memory[n] = 1;
+	entry = cache_get(memory);
+	good = lands_in(&pair, entry->mr, memory, BUFFER);
+	cache_put(entry);
+	return good;
+}
+
+static void both_caches(const char *name, bool watch_first, char *const *buffers)
+{
+	unsigned int random = 1;
+	int stale = 0;
+	struct rdmamr_stats before, after;
+
+	cache_open(watch_first);
+	before = stats();
+	for (int round = 0; round < ROUNDS; round++)
+		stale += !used(buffers, &random);
+	after = stats();
+	is(stale, 0, "%s: data always landed in %d uses", name, ROUNDS);
+	printf("# %s: the one on top had %d hits, %d misses, %d not watched, %d invalidated\n", name, cache.hits,
+	       cache.misses,
+	       cache.unwatched, cache.invalidated);
+	show(before, after);
+	is((long long)((after.hits - before.hits) + (after.reg_kernel - before.reg_kernel)), cache.misses,
+	   "%s: what the one on top has missed came to the cache", name);
+	ok(cache.hits > 0 || cache.unwatched == cache.misses, "%s: the one on top hits, unless it may watch nothing",
+	   name);
+	is((long long)after.live, 1 + cache_holds(),
+	   "%s: in use are the far end's region and what the one on top keeps", name);
+	settle();
+	is(kernel_regions(pair.context), 1 + cache_holds() + (int)stats().idle,
+	   "%s: and the kernel has that, and the idle ones", name);
+	ok(pinned() >= 2 * WINDOW / PAGE + cache_holds() * BUFFER / PAGE, "%s: all of it is pinned", name);
+	cache_close();
+	must(ibv_flush_relaxed_mr(pair.pd) == 0);
+	is(kernel_regions(pair.context), 1, "%s: when both have let go, the kernel has the far end's", name);
+}
+
+int main(int argc, char **argv)
+{
+	char *own[BUFFERS], *adjoining[BUFFERS], *area;
+
+	(void)argc;
+	with_setting(argv, "RDMAMR_CACHE_LINGER", FOREVER);
+	alarm(DEADLOCK);
+	relaxed_open(&pair);
+	for (int n = 0; n < BUFFERS; n++) {
+		own[n] = pages(BUFFER / PAGE + 1);
+		must(mprotect(own[n] + BUFFER, PAGE, PROT_NONE) == 0);
+	}
+	area = pages(BUFFERS * BUFFER / PAGE);
+	for (int n = 0; n < BUFFERS; n++)
+		adjoining[n] = area + n * BUFFER;
+	both_caches("the one on top watches first, buffers apart", true, own);
+	both_caches("the cache watches first, buffers apart", false, own);
+	both_caches("the one on top watches first, buffers in a row", true, adjoining);
+	both_caches("the cache watches first, buffers in a row", false, adjoining);
+	control_later(&pair, "the cache alone", area, PAGE);
+	return relaxed_close(&pair);
+}

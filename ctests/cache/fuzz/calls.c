@@ -1,0 +1,867 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * The calls. Each function draws its arguments from the words of its step, makes the call by the C
+ * library or by its number, and writes the answer to the log.
+ *
+ * What is known to differ, and is not drawn (docs/limits.md, "Where the proof of relaxed
+ * registration ends"): the raw system calls of bare_is_known_to_differ(), which the library cannot hear
+ * of, go by the C library where memory was registered.
+ */
+#include "../../lib/program.h"
+#include "fuzz.h"
+#include <fcntl.h>
+#include <limits.h>
+#include <linux/mempolicy.h>
+#include <malloc.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/shm.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#ifndef PROT_GROWSDOWN
+#define PROT_GROWSDOWN 0x01000000
+#define PROT_GROWSUP 0x02000000
+#endif
+enum { GUARD_INSTALL = 102, GUARD_REMOVE = 103, DONTNEED_LOCKED = 24, COLLAPSE = 25 };
+enum { MEMFD, SEALED, DISK, ZERO, FILES };
+static const int file_pages[FILES] = { 64, 32, 24, 0 };
+enum { SEGMENTS = 3 };
+static const size_t segment_sizes[SEGMENTS] = { 4 * PAGE, 9 * PAGE - 100, 20 * PAGE };
+
+int step_number;
+bool calm_sequence;
+static int files[FILES], segments[SEGMENTS], to_parent[2], pidfd, spare[2];
+/*
+ * Whether mremap takes a page at a time from now on: the library joins mappings that the kernel left
+ * apart when one grew down to another, and joins none without its descriptor (docs/limits.md).
+ */
+static bool page_by_page;
+bool library_lost_its_file;
+int forks;
+/*
+ * Whether a raw system call has mapped memory. The kernel does not join it with watched memory around it,
+ * and later cannot (docs/limits.md). Since Linux 6.17 such pieces can be moved, but not resized, and
+ * not those of /dev/zero. The same holds for pieces that crosses_chunk() finds.
+ */
+static bool in_pieces, moves_pieces;
+/* MREMAP_DONTUNMAP unlocks the whole mapping of which it moves a part: a split keeps the rest locked. */
+static bool some_locked;
+
+/* Arguments. */
+
+static char *at_of(const struct step *step)
+{
+	return page_at(step->first);
+}
+
+static size_t length_of(const struct step *step)
+{
+	return step->count * (size_t)PAGE;
+}
+
+/* The same, but seldom not of whole pages, empty, or far too long. */
+static char *odd_at(const struct step *step)
+{
+	return at_of(step) + (step->word[7] % 64 == 0 ? 1 + step->word[7] / 64 % (PAGE - 1) : 0);
+}
+
+static size_t odd_length(const struct step *step)
+{
+	static const size_t far_too_long[] = {
+		SIZE_MAX, SIZE_MAX - PAGE + 1, SIZE_MAX / 2, 1UL << 47, 1UL << 38, SSIZE_MAX - PAGE + 1,
+	};
+	uint32_t how = step->word[6] % 64, word = step->word[6] / 64;
+
+	if (how == 0)
+		return 0;
+	if (how == 1)
+		return far_too_long[word % (sizeof(far_too_long) / sizeof(*far_too_long))];
+	return length_of(step) - (how < 8 ? word % PAGE : 0);
+}
+
+static int a_protection(uint32_t word)
+{
+	static const int list[6] = {
+		PROT_READ, PROT_READ, PROT_NONE, PROT_WRITE, PROT_READ | PROT_EXEC, PROT_READ | PROT_WRITE | PROT_EXEC,
+	};
+
+	return word % 32 < 6 ? list[word % 32] : PROT_READ | PROT_WRITE;
+}
+
+/* Whether this call goes past the library unheard, where it may hand out what the kernel refuses. */
+static bool bare_is_known_to_differ(const char *at, size_t length)
+{
+	return was_registered(at, length);
+}
+
+static void begin(const char *call, bool bare, const char *at, size_t length)
+{
+	note("%s%s(", bare ? "bare " : "", call);
+	note_address(at);
+	note(", %#zx", length);
+}
+
+/* Calls. */
+
+static void map_step(const struct step *step)
+{
+	char *at = odd_at(step);
+	size_t length = odd_length(step), offset = 0;
+	int protection = a_protection(step->word[0]), flags = MAP_PRIVATE | MAP_ANONYMOUS, fd = -1;
+	uint32_t object = step->word[1] % 20, extra = step->word[2] % 32;
+	int file = -1;
+	long result;
+
+	if (length > 1UL << 30 && length < 1UL << 47) /* the kernel would really map it */
+		length = PAGE;
+
+	if (object == 14 || object == 15) {
+		flags = MAP_SHARED | MAP_ANONYMOUS;
+	} else if (object >= 16) {
+		file = (int)(step->word[3] % 8);
+		file = file < 4 ? MEMFD : file < 6 ? SEALED : file < 7 ? DISK : ZERO;
+		flags = object < 18 ? MAP_SHARED : MAP_PRIVATE;
+		offset = file_pages[file] ? (size_t)(step->word[4] % (uint32_t)file_pages[file]) * PAGE : 0;
+		fd = files[file];
+	} else if (object == 13) {
+		flags |= MAP_GROWSDOWN;
+	}
+	flags |= step->word[5] % 8 < 6 ? MAP_FIXED : MAP_FIXED_NOREPLACE;
+	flags |= extra == 1 ? MAP_LOCKED : extra == 2 ? MAP_NORESERVE : extra < 6 ? MAP_POPULATE : 0;
+	some_locked |= flags & MAP_LOCKED;
+	/* Never let the kernel choose an address: it would be another one in each run. */
+	begin("mmap", step->bare, at, length);
+	note(", %#x, %#x, file %d, %#zx)", protection, flags, file, offset);
+	errno = 0;
+	result = step->bare ? syscall(SYS_mmap, at, length, protection, flags, fd, offset) :
+			      (long)mmap(at, length, protection, flags, fd, (off_t)offset);
+	note_result(result);
+	if (result == (long)at) {
+		page_by_page |= flags & MAP_GROWSDOWN;
+		in_pieces |= step->bare;
+		moves_pieces &= file != ZERO;
+		is_new(at, length);
+	}
+}
+
+static void unmap_step(const struct step *step)
+{
+	char *at = odd_at(step);
+	size_t length = odd_length(step);
+	long result;
+
+	begin("munmap", step->bare, at, length);
+	note(")");
+	result = step->bare ? syscall(SYS_munmap, at, length) : munmap(at, length);
+	note_result(result);
+	if (!result)
+		is_new(at, length);
+}
+
+static long make_remap(bool bare, char *old, size_t old_length, size_t new_length, int flags, char *new)
+{
+	begin("mremap", bare, old, old_length);
+	note(", %#zx, %#x", new_length, flags);
+	if (flags & MREMAP_FIXED) {
+		note(", ");
+		note_address(new);
+	}
+	note(")");
+	return bare ? syscall(SYS_mremap, old, old_length, new_length, flags, new) :
+		      (long)mremap(old, old_length, new_length, flags, new);
+}
+
+static bool is_inside(const char *at)
+{
+	return (at >= page_at(0) && at <= page_at(PLACE_PAGES - 1)) ||
+	       (at >= page_at(PLACE_PAGES) && at <= page_at(ALL_PAGES - 1));
+}
+
+/* What Linux 6.17 does with several mappings. */
+static bool is_move(int flags, size_t old_length, size_t new_length)
+{
+	return flags & MREMAP_FIXED && (old_length + PAGE - 1) / PAGE == (new_length + PAGE - 1) / PAGE;
+}
+
+/* What is watched ends at 2 MiB, and the pieces may get their first pages each on its own. */
+static bool crosses_chunk(const char *at, size_t length)
+{
+	return at < page_at(PLACE_PAGES / 2) && at + length > page_at(PLACE_PAGES / 2);
+}
+
+static void remap_step(const struct step *step)
+{
+	size_t old_length = odd_length(step), new_length = old_length;
+	uint32_t how = step->word[0] % 16, size = step->word[1] % 8;
+	char *old = odd_at(step), *new = page_at(step->other);
+	int flags = how < 3 ? 0 : how < 6 ? MREMAP_MAYMOVE : MREMAP_MAYMOVE | MREMAP_FIXED;
+	bool bare = step->bare;
+	long result;
+
+	if (size == 0)
+		new_length += (1 + step->word[2] % 8) * (size_t)PAGE;
+	else if (size == 1 || flags == 0)
+		new_length = step->word[2] % (step->count + 4U) * PAGE;
+	else if (size == 2)
+		new_length -= step->word[2] % PAGE;
+	if (how == 12 && !some_locked) {
+		flags |= MREMAP_DONTUNMAP;
+		new_length = old_length;
+	} else if (how == 13) {
+		old_length = 0; /* a second mapping of shared memory */
+	} else if (how == 14) {
+		flags = (int)(step->word[3] % 16) & (some_locked ? ~MREMAP_DONTUNMAP : -1);
+	}
+	/* Where the kernel would choose the address of what stays: it is another one in each run. */
+	if (flags & MREMAP_DONTUNMAP)
+		flags |= MREMAP_FIXED;
+	/* The target stays in its window, unless the call is refused. */
+	if (new_length > PLACE_PAGES * (size_t)PAGE && new_length < 1UL << 47)
+		new_length = PAGE;
+	if (step->other + new_length / PAGE > PLACE_PAGES)
+		new = page_at(PLACE_PAGES - 1) + PAGE - (new_length + PAGE - 1) / PAGE * PAGE;
+	/*
+	 * docs/limits.md, "Other owners of the address space": the watch splits mappings, and a bare
+	 * mremap over several pieces fails. One page is never several.
+	 */
+	if (bare && old_length > PAGE)
+		bare = false;
+	if (old_length > PAGE && !(moves_pieces && is_move(flags, old_length, new_length)) &&
+	    (in_pieces || crosses_chunk(old, old_length)))
+		old_length = new_length = PAGE;
+	if (old_length > PAGE && (page_by_page || library_lost_its_file))
+		old_length = new_length = PAGE;
+	result = make_remap(bare, old, old_length, new_length, flags, new);
+	if (result != -1 && !is_inside((char *)result)) {
+		note(" = elsewhere, then ");
+		new = page_at(step->other);
+		if (step->other + (new_length + PAGE - 1) / PAGE > PLACE_PAGES)
+			new = page_at(0);
+		old = (char *)result;
+		result = make_remap(false, old, new_length, new_length, MREMAP_MAYMOVE | MREMAP_FIXED, new);
+		if (result == -1) {
+			note_result(result);
+			note(" then munmap");
+			result = munmap(old, new_length);
+		}
+	}
+	note_result(result);
+	if (result == -1)
+		return;
+	/* What stays in its place stays registered. */
+	if ((char *)result != odd_at(step)) {
+		is_new(odd_at(step), old_length);
+		is_new((char *)result, new_length);
+	} else if (new_length < old_length) {
+		is_new((char *)result + new_length, old_length - new_length);
+	}
+}
+
+static void protect(const struct step *step, int more)
+{
+	static const int list[] = { PROT_READ, PROT_NONE, PROT_WRITE, PROT_READ | PROT_WRITE };
+	char *at = odd_at(step);
+	size_t length = odd_length(step);
+	uint32_t how = step->word[1] % 16;
+	int protection = list[step->word[0] % 4] | more;
+	bool bare = step->bare, by_key = how >= 14;
+	long result;
+
+	if (how == 0)
+		protection |= 0x40; /* no such right */
+	if (bare && (protection & 3) != 3 &&
+	    (bare_is_known_to_differ(at, length) || protection & PROT_GROWSDOWN))
+		bare = false;
+	begin(by_key ? "pkey_mprotect" : "mprotect", bare, at, length);
+	note(", %#x)", protection);
+	if (by_key) /* no key: as mprotect; or one that was never allocated */
+		result = bare ? syscall(SYS_pkey_mprotect, at, length, protection, how == 14 ? -1 : 7) :
+				pkey_mprotect(at, length, protection, how == 14 ? -1 : 7);
+	else
+		result = bare ? syscall(SYS_mprotect, at, length, protection) : mprotect(at, length, protection);
+	note_result(result);
+}
+
+static void protect_step(const struct step *step)
+{
+	protect(step, step->word[2] % 16 ? 0 : PROT_GROWSUP);
+}
+
+static void protect_down_step(const struct step *step)
+{
+	protect(step, PROT_GROWSDOWN);
+}
+
+/*
+ * After a bare drop of pages the cache keeps nothing there for a second, which is longer than a
+ * sequence: some sequences have none.
+ */
+static bool drops(int advice)
+{
+	return calm_sequence && (advice == MADV_DONTNEED || advice == MADV_FREE || advice == MADV_REMOVE ||
+				 advice == DONTNEED_LOCKED);
+}
+
+static int an_advice(uint32_t word)
+{
+	static const int list[] = {
+		MADV_DONTNEED, MADV_DONTNEED, MADV_DONTNEED, MADV_DONTNEED, MADV_FREE, MADV_REMOVE, MADV_REMOVE,
+		DONTNEED_LOCKED, GUARD_INSTALL, GUARD_INSTALL, GUARD_REMOVE, MADV_DONTFORK, MADV_DOFORK,
+		MADV_WIPEONFORK, MADV_KEEPONFORK, MADV_POPULATE_READ, MADV_POPULATE_WRITE, MADV_COLD, MADV_WILLNEED,
+		MADV_SEQUENTIAL, MADV_NORMAL, MADV_DONTDUMP, MADV_DODUMP, MADV_HUGEPAGE, MADV_NOHUGEPAGE, COLLAPSE, 77,
+	};
+
+	return list[word % (sizeof(list) / sizeof(*list))];
+}
+
+/* Advice goes on beyond holes: no length reaches the memory of others. */
+static size_t advised_length(const struct step *step)
+{
+	size_t length = odd_length(step);
+
+	return length >= 1UL << 47 && length < SIZE_MAX - PAGE ? 1UL << 38 : length;
+}
+
+static void advise_step(const struct step *step)
+{
+	char *at = odd_at(step);
+	size_t length = advised_length(step);
+	int advice = an_advice(step->word[0]);
+	bool bare = step->bare && !drops(advice) && !(advice == GUARD_INSTALL && bare_is_known_to_differ(at, length));
+
+	begin("madvise", bare, at, length);
+	note(", %d)", advice);
+	note_result(bare ? syscall(SYS_madvise, at, length, advice) : madvise(at, length, advice));
+}
+
+static void process_advise_step(const struct step *step)
+{
+	struct iovec ranges[2] = {
+		{ odd_at(step), advised_length(step) },
+		{ page_at(step->other), PAGE },
+	};
+	int advice = an_advice(step->word[0]), fd = step->word[2] % 8 ? pidfd : 99;
+	size_t count = 1 + step->word[1] % 2;
+	bool bare = step->bare && !drops(advice);
+
+	if (advice == GUARD_INSTALL && (bare_is_known_to_differ(ranges[0].iov_base, ranges[0].iov_len) ||
+					bare_is_known_to_differ(ranges[1].iov_base, PAGE)))
+		bare = false;
+	begin("process_madvise", bare, ranges[0].iov_base, ranges[0].iov_len);
+	note(", and %zu, ", count - 1);
+	note_address(ranges[1].iov_base);
+	note(", %d, fd %d)", advice, fd == pidfd);
+	note_result(bare ? syscall(SYS_process_madvise, fd, ranges, count, advice, 0) :
+			   process_madvise(fd, ranges, count, advice, 0));
+}
+
+/* libnuma's, which are there if the library is: by them it ends idle regions. */
+long mbind(void *, unsigned long, int, const unsigned long *, unsigned long, unsigned);
+long move_pages(int, unsigned long, void **, const int *, int *, int);
+#pragma weak mbind
+#pragma weak move_pages
+
+static void bind_step(const struct step *step)
+{
+	static const unsigned list[] = { 0, MPOL_MF_MOVE, MPOL_MF_MOVE | MPOL_MF_STRICT, MPOL_MF_MOVE, 1 << 9 };
+	unsigned flags = list[step->word[0] % (sizeof(list) / sizeof(*list))];
+	char *at = odd_at(step);
+	size_t length = advised_length(step);
+	bool bare = step->bare || !mbind;
+
+	begin("mbind", step->bare, at, length);
+	note(", %#x)", flags);
+	note_result(bare ? syscall(SYS_mbind, at, length, MPOL_DEFAULT, NULL, 0L, flags) :
+			   mbind(at, length, MPOL_DEFAULT, NULL, 0, flags));
+}
+
+/* To the node where they are, if the machine has one. */
+static void move_pages_step(const struct step *step)
+{
+	enum { MOST = 40 };
+	unsigned long count = step->count < MOST ? (unsigned long)step->count : MOST;
+	bool bare = step->bare || !move_pages, readable = step->word[0] % 16;
+	int nodes[MOST] = { 0 }, status[MOST];
+	void *list[MOST], **pages = readable ? list : (void *)8;
+
+	for (unsigned long n = 0; n < count; n++)
+		list[n] = at_of(step) + n * PAGE + (step->word[1] >> n % 8) % 4 * 1000;
+	begin("move_pages", step->bare, list[0], count * PAGE);
+	note(", %d)", readable);
+	note_result(bare ? syscall(SYS_move_pages, 0, count, pages, nodes, status, MPOL_MF_MOVE) :
+			   move_pages(0, count, pages, nodes, status, MPOL_MF_MOVE));
+}
+
+static void break_step(const struct step *step)
+{
+	char *end = page_at(PLACE_PAGES) + step->word[0] % (HEAP_PAGES * PAGE);
+	int how = (int)(step->word[1] % 3);
+	long result;
+
+	if (step->word[2] % 2)
+		end = (char *)((uintptr_t)end & ~(uintptr_t)(PAGE - 1));
+	note("%s(", how == 0 ? "brk" : how == 1 ? "sbrk to" : "raw brk");
+	note_address(end);
+	note(")");
+	if (how == 0)
+		result = brk(end);
+	else if (how == 1)
+		result = (long)sbrk(end - (char *)sbrk(0));
+	else
+		result = syscall(SYS_brk, end);
+	note_result(result);
+}
+
+static void attach_step(const struct step *step)
+{
+	uint32_t n = step->word[0] % (SEGMENTS + 1);
+	int flags = (step->word[1] % 2 ? SHM_REMAP : 0) | (step->word[1] / 2 % 4 == 0 ? SHM_RDONLY : 0) |
+		    (step->word[1] / 8 % 8 == 0 ? SHM_RND : 0);
+	int id = n < SEGMENTS ? segments[n] : 123456;
+	size_t size = n < SEGMENTS ? segment_sizes[n] : PAGE;
+	char *at = odd_at(step);
+	bool bare = step->bare;
+	long result;
+
+	if (at < page_at(PLACE_PAGES - 1) && at + size > page_at(PLACE_PAGES - 1))
+		at = page_at(0);
+	if (flags & SHM_REMAP && bare_is_known_to_differ(at, size))
+		bare = false;
+	begin("shmat", bare, at, size);
+	note(", segment %u, %#x)", n, flags);
+	result = bare ? syscall(SYS_shmat, id, at, flags) : (long)shmat(id, at, flags);
+	note_result(result);
+	if (result != -1)
+		is_new((void *)result, size);
+}
+
+static void detach_step(const struct step *step)
+{
+	char *at = odd_at(step);
+
+	begin("shmdt", step->bare, at, 0);
+	note(")");
+	note_result(step->bare ? syscall(SYS_shmdt, at) : shmdt(at));
+}
+
+static void remap_file_pages_step(const struct step *step)
+{
+	char *at = odd_at(step);
+	size_t length = odd_length(step), page = step->word[0] % 32;
+
+	begin("remap_file_pages", step->bare, at, length);
+	note(", page %zu)", page);
+	note_result(step->bare ? syscall(SYS_remap_file_pages, at, length, 0, page, 0) :
+				 remap_file_pages(at, length, 0, page, 0));
+}
+
+static void cut_file(uint32_t word, bool bare)
+{
+	uint32_t file = word % 4 < 2 ? MEMFD : word % 4 == 2 ? DISK : SEALED;
+	off_t length = (off_t)(word / 4 % (uint32_t)(file_pages[file] + 4)) * PAGE - (word / 1024 % 8 == 0 ? 9 : 0);
+
+	length = length < 0 ? 0 : length;
+	note("%sftruncate(file %u, %ld)", bare ? "bare " : "", file, (long)length);
+	note_result(bare ? syscall(SYS_ftruncate, files[file], length) : ftruncate(files[file], length));
+}
+
+static void cut_step(const struct step *step)
+{
+	cut_file(step->word[0], step->bare);
+}
+
+static void punch_step(const struct step *step)
+{
+	static const int modes[] = { FALLOC_FL_PUNCH_HOLE, FALLOC_FL_PUNCH_HOLE, 0, FALLOC_FL_ZERO_RANGE };
+	uint32_t file = step->word[0] % 4 < 2 ? MEMFD : step->word[0] % 4 == 2 ? DISK : SEALED;
+	off_t offset = (off_t)(step->word[1] % (uint32_t)file_pages[file]) * PAGE, length = (off_t)length_of(step);
+	int mode = modes[step->word[2] % 4] | FALLOC_FL_KEEP_SIZE;
+
+	note("%sfallocate(file %u, %#x, %ld, %ld)", step->bare ? "bare " : "", file, mode, (long)offset, (long)length);
+	note_result(step->bare ? syscall(SYS_fallocate, files[file], mode, offset, length) :
+				 fallocate(files[file], mode, offset, length));
+}
+
+static void write_file_step(const struct step *step)
+{
+	uint32_t file = step->word[0] % DISK;
+	uint64_t value = 0xf000000000000000 | (uint64_t)step_number << 16;
+	off_t offset = (off_t)(step->word[1] % (uint32_t)file_pages[file]) * PAGE;
+
+	note("pwrite(file %u, %ld)", file, (long)offset);
+	note_result(pwrite(files[file], &value, sizeof(value), offset));
+}
+
+/* The kernel writes to memory, or refuses. */
+static void read_into_step(const struct step *step)
+{
+	begin("pread of a file into", false, at_of(step), length_of(step));
+	note(")");
+	note_result(pread(files[SEALED], at_of(step), length_of(step), 0));
+}
+
+static void lock_step(const struct step *step)
+{
+	char *at = odd_at(step);
+	size_t length = odd_length(step);
+	uint32_t how = step->word[0] % 4;
+
+	some_locked |= how >= 2;
+	begin(how < 2 ? "munlock" : how == 2 ? "mlock" : "mlock2", step->bare, at, length);
+	note(")");
+	note_result(how < 2 ? munlock(at, length) : how == 2 ? mlock(at, length) : mlock2(at, length, MLOCK_ONFAULT));
+}
+
+static void sync_step(const struct step *step)
+{
+	char *at = odd_at(step);
+	int flags = step->word[0] % 2 ? MS_SYNC : MS_ASYNC | MS_INVALIDATE;
+
+	begin("msync", false, at, odd_length(step));
+	note(", %d)", flags);
+	note_result(msync(at, odd_length(step), flags));
+}
+
+/* Writes to each page, and notes which of them fail. */
+static void write_range(const char *what, int first, int count, uint32_t offset, uint64_t tag)
+{
+	note("%s(page %d, %d)", what, first, count);
+	for (int page = first; page < first + count; page++) {
+		int fault = poke(page_at(page) + offset % (PAGE - 8), tag | (uint64_t)step_number << 16 | (uint64_t)page);
+
+		if (fault)
+			note(" %d:%d", page, fault);
+	}
+}
+
+static void write_step(const struct step *step)
+{
+	write_range("write", step->first, step->count, step->word[0], 0xa000000000000000);
+}
+
+/* A child sees what its parent saw; what it changes is its own, but for shared memory. */
+static void child(const struct step *step)
+{
+	uint64_t sum = look_pages(false);
+
+	if (step->word[0] % 2)
+		for (int page = step->first; page < step->first + step->count; page++)
+			poke(page_at(page) + 16, 0xc000000000000000 | (uint64_t)step_number);
+	if (step->word[1] % 4 == 0)
+		munmap(at_of(step), length_of(step));
+	if (step->word[1] % 4 == 1)
+		syscall(SYS_mmap, at_of(step), length_of(step), PROT_READ | PROT_WRITE,
+			MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+	if (step->word[1] % 4 == 2)
+		madvise(at_of(step), length_of(step), MADV_DONTNEED);
+	if (step->word[2] % 8 == 0)
+		cut_file(step->word[3], step->bare);
+	sum = sum * 31 + look_pages(false);
+	write(to_parent[1], &sum, sizeof(sum));
+	_exit(0);
+}
+
+static void fork_step(const struct step *step)
+{
+	uint64_t sum = 0;
+	int status = 0;
+	pid_t pid;
+
+	note("fork, child's word %u %u:", step->word[0] % 2, step->word[1] % 4);
+	pid = fork();
+	if (!pid) {
+		alarm(DEADLOCK);
+		child(step);
+	}
+	if (pid < 0) {
+		note_result(-1);
+		return;
+	}
+	must(waitpid(pid, &status, 0) == pid);
+	if (!status)
+		must(read(to_parent[0], &sum, sizeof(sum)) == sizeof(sum));
+	forks++;
+	note(" status %#x, sees %016llx", (unsigned int)status, (unsigned long long)sum);
+}
+
+/*
+ * A task that shares the memory and is no thread of this process changes memory, and ends, or is
+ * killed: by itself, or by this process in the call. Then the kernel tells the library nothing of the
+ * change. For the signal to come in the call, the call is on much memory.
+ */
+enum { EXITS, KILLS_ITSELF, IS_KILLED };
+enum { LARGE = 64 << 20 };
+
+static struct {
+	const struct step *step;
+	char *at;
+	size_t length;
+	int how;
+} task;
+
+static int in_task(void *argument)
+{
+	uint32_t change = task.how == IS_KILLED ? 0 : task.step->word[1] % 3;
+	bool bare = task.how == IS_KILLED || task.step->bare;
+	long result;
+
+	if (change == 0)
+		result = bare ? syscall(SYS_munmap, task.at, task.length) : munmap(task.at, task.length);
+	else if (change == 1)
+		result = syscall(SYS_madvise, task.at, task.length, MADV_DONTNEED);
+	else
+		result = syscall(SYS_mmap, task.at, task.length, PROT_READ | PROT_WRITE,
+				 MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == (long)task.at ? 0 : -1;
+	if (task.how != IS_KILLED)
+		note_result(result);
+	if (task.how == KILLS_ITSELF)
+		syscall(SYS_kill, syscall(SYS_getpid), SIGKILL);
+	syscall(SYS_exit, 0);
+	return argument != NULL;
+}
+
+static bool is_gone(char *at)
+{
+	unsigned char there;
+
+	return syscall(SYS_mincore, at, PAGE, &there) != 0;
+}
+
+/* Runs the task. False if the kernel makes none. */
+static bool run_task(const struct step *step)
+{
+	static _Alignas(16) char stack[1 << 20];
+	int flags = CLONE_VM | SIGCHLD | (step->word[0] % 2 ? CLONE_FILES | CLONE_FS | CLONE_SIGHAND : 0);
+	pid_t pid = clone(in_task, stack + sizeof(stack), flags, NULL), ended = 0;
+
+	if (pid < 0) {
+		note_result(-1);
+		return false;
+	}
+	while (task.how == IS_KILLED && !ended && !is_gone(task.at)) {
+		ended = waitpid(pid, NULL, WNOHANG);
+		must(ended >= 0);
+	}
+	if (task.how == IS_KILLED && !ended)
+		must(kill(pid, SIGKILL) == 0);
+	while (!ended) {
+		ended = waitpid(pid, NULL, 0);
+		must(ended == pid || errno == EINTR);
+		ended = ended == pid ? pid : 0;
+	}
+	happened(task.how == EXITS ? TASK_ENDED : TASK_KILLED);
+	return true;
+}
+
+/* Where the program has new memory after the change, a region of before would be stale. */
+static void killed_in_call(const struct step *step)
+{
+	char *at = (char *)0x200100000000;
+	size_t length = step->count * (size_t)PAGE;
+
+	note("clone(CLONE_VM), a task is killed in munmap: mmap");
+	if (mmap(at, LARGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != at) {
+		note_result(-1);
+		return;
+	}
+	must(madvise(at, LARGE, MADV_NOHUGEPAGE) == 0);
+	for (size_t page = 0; page < LARGE; page += PAGE)
+		at[page] = 1;
+	use_memory(at, length, 4);
+	task.at = at;
+	task.length = LARGE;
+	if (run_task(step)) {
+		must(is_gone(at));
+		note_result(syscall(SYS_mmap, at, length, PROT_READ | PROT_WRITE,
+				    MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == (long)at ? 0 : -1);
+		use_memory(at, length, 4);
+	}
+	note(" munmap");
+	note_result(munmap(at, LARGE));
+}
+
+static void clone_step(const struct step *step)
+{
+	/* Then the cache cannot stop watching memory (docs/limits.md). */
+	library_lost_its_file |= are_files_refused();
+	task.step = step;
+	task.how = (int)(step->word[2] % 3);
+	if (task.how == IS_KILLED) {
+		killed_in_call(step);
+		return;
+	}
+	task.at = at_of(step);
+	task.length = length_of(step);
+	begin("clone(CLONE_VM), a task changes", step->bare, task.at, task.length);
+	note(") and %s:", task.how == EXITS ? "ends" : "kills itself");
+	use_memory(task.at, task.length, 4);
+	if (!run_task(step))
+		return;
+	is_new(task.at, task.length);
+	in_pieces = true;
+	if (step->first < PLACE_PAGES && step->word[4] % 4) {
+		note_result(syscall(SYS_mmap, task.at, task.length, PROT_READ | PROT_WRITE,
+				    MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0));
+		use_memory(task.at, task.length, 4);
+	}
+}
+
+/* As a daemon does, and as a program that uses its descriptors' numbers as it likes. */
+static void close_files_step(const struct step *step)
+{
+	(void)step;
+	page_by_page = library_lost_its_file = true;
+	note("close_range(50)");
+	note_result(syscall(SYS_close_range, 50, UINT_MAX, 0));
+}
+
+static void dup_over_step(const struct step *step)
+{
+	static const char *const names[] = { "a pipe", "a memfd" };
+	uint32_t which = step->word[0] % 2;
+	char text[16] = { 0 };
+	int number = 60 + (int)(step->word[1] % 3);
+
+	page_by_page = library_lost_its_file = true;
+	note("dup2(%s, %d)", names[which], number);
+	note_result(dup2(which ? files[MEMFD] : spare[1], number));
+	if (which == 0 && !are_files_refused()) {
+		note(" write");
+		note_result(write(number, "of the program", 14));
+		note(" read");
+		note_result(read(spare[0], text, sizeof(text)));
+		note(" %s", text);
+	}
+}
+
+const struct kind kinds[] = {
+	{ "mmap", 150, map_step, NULL },
+	{ "munmap", 50, unmap_step, NULL },
+	{ "mremap", 110, remap_step, NULL },
+	{ "mprotect", 50, protect_step, NULL },
+	{ "mprotect down", 5, protect_down_step,
+	  "docs/limits.md: PROT_GROWSDOWN reaches further where the library has joined what a stack left apart" },
+	{ "madvise", 120, advise_step, NULL },
+	{ "process_madvise", 30, process_advise_step, NULL },
+	{ "mbind", 10, bind_step, NULL },
+	{ "move_pages", 10, move_pages_step, NULL },
+	{ "brk", 40, break_step, NULL },
+	{ "shmat", 40, attach_step, NULL },
+	{ "shmdt", 30, detach_step, NULL },
+	{ "remap_file_pages", 10, remap_file_pages_step,
+	  "docs/limits.md: EINVAL where the watch has split the mapping" },
+	{ "ftruncate", 20, cut_step, NULL },
+	{ "fallocate", 20, punch_step, NULL },
+	{ "pwrite", 15, write_file_step, NULL },
+	{ "pread", 15, read_into_step, NULL },
+	{ "mlock", 25, lock_step, NULL },
+	{ "msync", 8, sync_step, NULL },
+	{ "write", 110, write_step, NULL },
+	{ "fork", 20, fork_step, NULL },
+	{ "no files", 2, no_files_step, NULL },
+	{ "limit", 12, limit_step, NULL },
+	{ "clone", 2, clone_step, NULL },
+	{ "realloc", 10, realloc_step, NULL },
+	{ "collapse", 8, collapse_step, NULL },
+	{ "move by userfaultfd", 8, move_step, NULL },
+	{ "close files", 1, close_files_step, NULL },
+	{ "dup over", 2, dup_over_step, NULL },
+	{ "register", 330, register_step, NULL },
+	{ "deregister", 150, deregister_step, NULL },
+	{ "device", 50, device_step, NULL },
+};
+const int kinds_count = sizeof(kinds) / sizeof(*kinds);
+
+static int pattern_file(int fd, int pages)
+{
+	must(fd >= 0 && ftruncate(fd, (off_t)pages * PAGE) == 0);
+	for (int page = 0; page < pages; page += 2)
+		must(pwrite(fd, &(uint64_t){ 0xe000000000000000 | (uint64_t)page }, 8, (off_t)page * PAGE + 24) == 8);
+	return fd;
+}
+
+void calls_open(void)
+{
+	/* Below both windows, out of reach of any length: a segment without a mapping would be gone. */
+	char *keep = (char *)0x1ff000000000;
+	char name[] = "/tmp/fuzz.XXXXXX";
+
+	moves_pieces = is_linux(6, 17);
+
+	/* malloc leaves the break alone from now on. */
+	mallopt(M_TOP_PAD, 64 << 20);
+	/* Nor does a thread want a heap of its own, which a limit would refuse to whoever wants it first. */
+	mallopt(M_ARENA_MAX, 1);
+	mallopt(M_TRIM_THRESHOLD, INT_MAX);
+	mallopt(M_MMAP_THRESHOLD, 1 << 25);
+	spare_in_heap(1 << 20);
+
+	files[MEMFD] = pattern_file(memfd_create("fuzz", MFD_CLOEXEC), file_pages[MEMFD]);
+	files[SEALED] = pattern_file(memfd_create("sealed", MFD_CLOEXEC | MFD_ALLOW_SEALING), file_pages[SEALED]);
+	must(fcntl(files[SEALED], F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0);
+	files[DISK] = pattern_file(mkstemp(name), file_pages[DISK]);
+	must(unlink(name) == 0);
+	files[ZERO] = open("/dev/zero", O_RDWR | O_CLOEXEC);
+	must(files[ZERO] >= 0 && pipe2(to_parent, O_CLOEXEC) == 0 && pipe2(spare, O_CLOEXEC | O_NONBLOCK) == 0);
+	pidfd = (int)syscall(SYS_pidfd_open, getpid(), 0);
+	must(pidfd >= 0);
+	for (int n = 0; n < SEGMENTS; n++) {
+		segments[n] = shmget(IPC_PRIVATE, segment_sizes[n], IPC_CREAT | 0600);
+		must(segments[n] >= 0 && shmat(segments[n], keep + n * (64L << 20), 0) != (void *)-1);
+		must(shmctl(segments[n], IPC_RMID, NULL) == 0);
+	}
+	beyond_open();
+	look_windows();
+}
+
+const char *const events[EVENTS] = {
+	[GROWN] = "a block grows in place or by its pages",
+	[COLLAPSED] = "memory becomes a huge page",
+	[MOVED] = "a userfaultfd moves pages",
+	[TASK_ENDED] = "a task of clone ends",
+	[TASK_KILLED] = "a task of clone is killed",
+	[NO_ADDRESSES] = "RLIMIT_AS refuses",
+	[NO_DATA] = "RLIMIT_DATA refuses",
+	[NO_PINS] = "RLIMIT_MEMLOCK refuses",
+	[NO_PROCESSES] = "RLIMIT_NPROC refuses",
+	[NO_FILES] = "RLIMIT_NOFILE refuses",
+};
+static int times[sizeof(kinds) / sizeof(*kinds)], event_times[EVENTS];
+
+void happened(enum event event)
+{
+	event_times[event]++;
+}
+
+void cannot_happen(enum event event)
+{
+	event_times[event] = -1;
+}
+
+void note_counts(void)
+{
+	for (int n = 0; n < kinds_count; n++) {
+		note("# kind %d %d", n, times[n]);
+		note_end();
+	}
+	for (int n = 0; n < EVENTS; n++) {
+		note("# event %d %d", n, event_times[n]);
+		note_end();
+	}
+}
+
+bool lowers_limits(const struct step *step)
+{
+	return kinds[step->kind].run == limit_step || kinds[step->kind].run == no_files_step;
+}
+
+void run_step(const struct step *step)
+{
+	note("%d %s", step_number, step->thread ? "[second] " : "");
+	times[step->kind]++;
+	kinds[step->kind].run(step);
+}

@@ -1,0 +1,423 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * Regions, and what the device sees by them. After each registration the device reads the memory
+ * and writes to it, and the program looks: a region of other pages than the program's is stale.
+ *
+ * The device is the stand-in (stub_device.h), whose pins are real, or CHECK_DEVICE.
+ */
+#include "fuzz.h"
+#include "../../lib/observe.h"
+#include "../../lib/stub_device.h"
+
+static struct pair pair;
+static struct ibv_pd *domains[2];
+static bool real;
+
+static struct {
+	struct ibv_mr *mr;
+	int access;
+	bool relaxed, reachable;
+} held[REGIONS];
+
+/* The arguments of registrations lately: what is asked for again can be a hit. */
+static struct {
+	char *at;
+	size_t length;
+	int access, domain;
+} lately[4];
+static bool registered[ALL_PAGES];
+
+static _Alignas(PAGE) unsigned char far_memory[2 << 14];
+static struct ibv_mr *far_mr;
+
+void regions_open(void)
+{
+	const char *why;
+
+	real = getenv("CHECK_DEVICE") && *getenv("CHECK_DEVICE");
+	if (real) {
+		pair_open(&pair);
+		domains[0] = pair.pd;
+		domains[1] = ibv_alloc_pd(pair.context);
+		far_mr = ibv_reg_mr_iova2(pair.pd, far_memory, sizeof(far_memory), (uintptr_t)far_memory,
+					  LOCAL_AND_REMOTE);
+		must(domains[1] && far_mr);
+		return;
+	}
+	why = stub_open(STUB_PIN);
+	if (why) {
+		printf("%s\n", why);
+		exit(77);
+	}
+	domains[0] = stub_pd();
+	domains[1] = stub_other_pd();
+	/*
+	 * Before any limit: where there is no memory to note a device, its registrations are libibverbs', and
+	 * there is no provider behind this one.
+	 */
+	must(pins_too_much(PAGE) == 0);
+}
+
+static bool has_library(void)
+{
+	return rdmamr_get_stats != NULL;
+}
+
+static struct ibv_mr *make(struct ibv_pd *pd, void *at, size_t length, int access, bool relaxed)
+{
+	if (!has_library() && !real)
+		return stub_register(pd, at, length, access);
+	if (relaxed && has_library())
+		return ibv_reg_mr_relaxed(pd, at, length, access);
+	/* The parentheses keep the macro of verbs.h away, which would choose the call. */
+	return (ibv_reg_mr)(pd, at, length, access);
+}
+
+static int unmake(struct ibv_mr *mr, bool relaxed)
+{
+	if (!has_library() && !real)
+		return stub_deregister(mr);
+	return relaxed && has_library() ? ibv_dereg_mr_relaxed(mr) : ibv_dereg_mr(mr);
+}
+
+/* The device reads. 0, or an errno or a status. */
+static int get(const struct ibv_mr *mr, size_t at, void *to, size_t length)
+{
+	int status;
+
+	if (!real)
+		return stub_get(mr, at, to, length);
+	status = pair_write(&pair, mr, (char *)mr->addr + at, length, (uintptr_t)far_memory, far_mr->rkey);
+	/* Of a write that is complete not everything need be there; of one that is read back it is. */
+	if (status == IBV_WC_SUCCESS)
+		status = pair_read(&pair, far_mr, far_memory + sizeof(far_memory) / 2, 8, (uintptr_t)far_memory,
+				   far_mr->rkey);
+	memcpy(to, far_memory, length);
+	return status;
+}
+
+static int put(const struct ibv_mr *mr, size_t at, const void *from, size_t length)
+{
+	if (!real)
+		return stub_put(mr, at, from, length);
+	memcpy(far_memory, from, length);
+	return pair_read(&pair, mr, (char *)mr->addr + at, length, (uintptr_t)far_memory, far_mr->rkey);
+}
+
+static uint64_t hash_of(const unsigned char *bytes, size_t length)
+{
+	int fault;
+
+	return look_bytes((const char *)bytes, length, &fault);
+}
+
+/* What the device reads, in pieces from the beginning and the end. With `compare`, the program too. */
+static void device_reads(const struct ibv_mr *mr, bool compare)
+{
+	static unsigned char bytes[PAGE];
+	size_t length = mr->length;
+	uint64_t sum = 0;
+	bool stale = false;
+
+	for (int piece = 0; piece < 8; piece++) {
+		size_t at = piece < 7 ? (size_t)piece * PAGE : length - PAGE;
+		size_t size = at < length && length - at < PAGE ? length - at : PAGE;
+		uint64_t seen, own;
+		int err, fault;
+
+		if (at >= length)
+			break;
+		err = get(mr, at, bytes, size);
+		if (err) {
+			note(" device-get-error %d", err);
+			return;
+		}
+		seen = hash_of(bytes, size);
+		own = look_bytes((char *)mr->addr + at, size, &fault);
+		stale |= compare && !fault && own != seen;
+		sum = sum * 31 + seen;
+	}
+	note(" device reads %016llx%s", (unsigned long long)sum,
+	     stale ? " STALE: the program's memory has another content" : "");
+}
+
+/* The device writes 8 bytes to each of the first pages. With `compare` the program must see them. */
+static void device_writes(const struct ibv_mr *mr, bool compare)
+{
+	uint64_t value = 0xd000000000000000 | (uint64_t)step_number << 16;
+	bool stale = false;
+
+	for (size_t at = 0, n = 0; at + 8 <= mr->length && n < 8; at += PAGE, n++) {
+		uint64_t written = value + n, seen = 0;
+		int err = put(mr, at, &written, 8), fault;
+
+		if (err) {
+			note(" device-put-error %d", err);
+			return;
+		}
+		seen = look_bytes((char *)mr->addr + at, 8, &fault);
+		stale |= compare && !fault && seen != hash_of((unsigned char *)&written, 8);
+	}
+	note(" device writes%s", stale ? " STALE: the program's memory has another content" : "");
+}
+
+static bool has_page(const void *at, size_t length, int page)
+{
+	uintptr_t start = (uintptr_t)at, end = start + length < start ? UINTPTR_MAX : start + length;
+
+	return (uintptr_t)page_at(page) + PAGE > start && (uintptr_t)page_at(page) < end;
+}
+
+static void mark(const void *at, size_t length, bool value)
+{
+	for (int page = 0; page < ALL_PAGES; page++)
+		if (has_page(at, length, page))
+			registered[page] = value;
+}
+
+bool was_registered(const void *at, size_t length)
+{
+	for (int page = 0; page < ALL_PAGES; page++)
+		if (registered[page] && has_page(at, length, page))
+			return true;
+	return false;
+}
+
+void is_new(const void *at, size_t length)
+{
+	mark(at, length, false);
+}
+
+static void end_region(int n)
+{
+	int err = unmake(held[n].mr, held[n].relaxed);
+
+	note(" dereg %d: %s", n, err ? strerrorname_np(err) : "0");
+	held[n].mr = NULL;
+}
+
+static bool is_mapped(int page)
+{
+	unsigned char there;
+
+	return page < ALL_PAGES && page != PLACE_PAGES && syscall(SYS_mincore, page_at(page), PAGE, &there) == 0;
+}
+
+/* From a page on the first mapped ones, at most so many. The same pages if none is mapped. */
+static void find_mapped(int *first, int *count)
+{
+	int page = *first, more = 1;
+
+	while (page < ALL_PAGES && !is_mapped(page))
+		page++;
+	if (page == ALL_PAGES)
+		return;
+	while (more < *count && is_mapped(page + more))
+		more++;
+	*first = page;
+	*count = more;
+}
+
+/*
+ * RDMAMR_CACHE serves a range from its second registration on, and gives one up for a while whose
+ * region nothing had used again. So a program registers it again before, and then the region of the
+ * step is the cache's, or behind, and then the cache has an idle one. Those that do neither are plain.
+ */
+enum { NEVER_AGAIN, BEFORE, BEHIND, AGAIN };
+
+static void register_again(int times, struct ibv_pd *pd, void *at, size_t length, int access)
+{
+	for (int n = 0; n < times; n++) {
+		struct ibv_mr *mr = make(pd, at, length, access, false);
+
+		if (!mr || unmake(mr, false)) {
+			note(" again: failed");
+			return;
+		}
+	}
+}
+
+void register_step(const struct step *step)
+{
+	static const int rights[] = {
+		LOCAL_AND_REMOTE, LOCAL_AND_REMOTE, LOCAL_AND_REMOTE, IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_LOCAL_WRITE,
+		IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ, 0, IBV_ACCESS_REMOTE_READ, IBV_ACCESS_LOCAL_WRITE,
+		LOCAL_AND_REMOTE, IBV_ACCESS_REMOTE_WRITE,
+	};
+	int n = (int)(step->word[0] % REGIONS), of = (int)(step->word[1] % 4);
+	int first = step->first, count = step->count;
+	size_t length;
+	char *at;
+	int access = rights[step->word[2] % (sizeof(rights) / sizeof(*rights))];
+	int domain = step->word[3] % 8 == 0;
+	bool relaxed = step->word[4] % 3 == 0, briefly = step->word[4] / 3 % 2;
+	int again = relaxed ? NEVER_AGAIN : (int)(step->word[4] / 6 % AGAIN);
+
+	if (step->word[7] / PAGE % 8)
+		find_mapped(&first, &count);
+	at = page_at(first);
+	length = (size_t)count * PAGE;
+	if (step->word[5] % 100 < 55 && lately[of].at) {
+		at = lately[of].at;
+		length = lately[of].length;
+		access = lately[of].access;
+		domain = lately[of].domain;
+	} else if (step->word[6] % 4 == 0) { /* not whole pages */
+		size_t skip = step->word[6] / 4 % PAGE;
+
+		at += skip;
+		length -= skip;
+		length -= step->word[7] % PAGE % length;
+	}
+	lately[of].at = at;
+	lately[of].length = length;
+	lately[of].access = access;
+	lately[of].domain = domain;
+
+	note("%d: %s(", n, relaxed ? "ibv_reg_mr_relaxed" : "ibv_reg_mr");
+	note_address(at);
+	note(", %#zx, %#x, domain %d)", length, access, domain);
+	if (held[n].mr)
+		end_region(n);
+	mark(at, length, true);
+	if (again == BEFORE)
+		register_again(1, domains[domain], at, length, access);
+	held[n].mr = make(domains[domain], at, length, access, relaxed);
+	if (!held[n].mr) {
+		note_result(-1);
+		return;
+	}
+	held[n].relaxed = relaxed;
+	held[n].access = access;
+	held[n].reachable = !real || domain == 0;
+	note(" = 0%s", held[n].mr->addr == at && held[n].mr->length == length && held[n].mr->pd == domains[domain] ?
+	     "" : ", another region");
+	if (held[n].reachable) {
+		device_reads(held[n].mr, true);
+		if (access & IBV_ACCESS_LOCAL_WRITE)
+			device_writes(held[n].mr, true);
+	}
+	if (again == BEHIND && !are_pins_limited())
+		register_again(3, domains[domain], at, length, access);
+	if (briefly || are_pins_limited())
+		end_region(n);
+}
+
+void use_memory(char *at, size_t length, uint32_t how)
+{
+	bool relaxed = how % 3 == 0;
+
+	mark(at, length, true);
+	for (uint32_t times = 1 + how / 3 % 3; times > 0; times--) {
+		struct ibv_mr *mr = make(domains[0], at, length, LOCAL_AND_REMOTE, relaxed);
+		int err;
+
+		if (!mr) {
+			note(" registration");
+			note_result(-1);
+			return;
+		}
+		device_reads(mr, true);
+		device_writes(mr, true);
+		err = unmake(mr, relaxed);
+		if (err)
+			note(" dereg: %s", strerrorname_np(err));
+	}
+}
+
+struct ibv_mr *hold_memory(char *at, size_t length)
+{
+	struct ibv_mr *mr;
+
+	mark(at, length, true);
+	mr = make(domains[0], at, length, LOCAL_AND_REMOTE, false);
+	note(" held");
+	note_result(mr ? 0 : -1);
+	return mr;
+}
+
+void device_writes_held(const struct ibv_mr *mr)
+{
+	device_writes(mr, false);
+}
+
+void let_go_memory(struct ibv_mr *mr)
+{
+	int err = unmake(mr, false);
+
+	note(" dereg: %s", err ? strerrorname_np(err) : "0");
+}
+
+void end_regions(void)
+{
+	for (int n = 0; n < REGIONS; n++)
+		if (held[n].mr)
+			end_region(n);
+	for (int n = 0; n < 2 && has_library(); n++)
+		ibv_flush_relaxed_mr(domains[n]);
+}
+
+enum { OWN = 32 * PAGE };
+static _Alignas(PAGE) char own_memory[2][OWN];
+
+bool can_pin_page(void)
+{
+	struct ibv_mr *mr = stub_register(domains[0], own_memory[0], PAGE, LOCAL_AND_REMOTE);
+
+	return mr && stub_deregister(mr) == 0;
+}
+
+void pins_in_turn(size_t length, uint32_t how)
+{
+	must(length <= OWN);
+	for (int n = 0; n < 4; n++)
+		use_memory(own_memory[n % 2], length, how + (uint32_t)n);
+}
+
+long pins_too_much(size_t length)
+{
+	struct ibv_mr *mr;
+
+	must(length <= OWN);
+	mr = make(domains[0], own_memory[0], length, LOCAL_AND_REMOTE, false);
+	return mr ? unmake(mr, false) : -1;
+}
+
+void deregister_step(const struct step *step)
+{
+	int n = (int)(step->word[0] % REGIONS);
+
+	note("ibv_dereg_mr(%d)", n);
+	if (held[n].mr)
+		end_region(n);
+}
+
+/* By a region that is held: its pages stay those of its registration, whatever came since. */
+void device_step(const struct step *step)
+{
+	int n = (int)(step->word[0] % REGIONS);
+
+	note("device(%d)", n);
+	if (!held[n].mr || !held[n].reachable)
+		return;
+	device_reads(held[n].mr, false);
+	if (held[n].access & IBV_ACCESS_LOCAL_WRITE && step->word[1] % 2)
+		device_writes(held[n].mr, false);
+}
+
+void regions_close(void)
+{
+	struct rdmamr_stats now = stats();
+
+	for (int n = 0; n < REGIONS; n++) {
+		note("at the end:");
+		if (held[n].mr)
+			end_region(n);
+		note_end();
+	}
+	/* Not compared: a comment. */
+	note("# hits %llu misses %llu bypassed %llu invalidated %llu", (unsigned long long)now.hits,
+	     (unsigned long long)now.misses, (unsigned long long)bypassed(&now),
+	     (unsigned long long)(now.flushed_hook + now.flushed_event));
+	note_end();
+}

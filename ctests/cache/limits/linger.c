@@ -1,0 +1,109 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * RDMAMR_CACHE_LINGER: what nobody has used for that long is deregistered, with no call of the
+ * program's; what is in use is not, however long. With 0 nothing is kept. Without a setting, what
+ * peers can reach goes within a second or so, and what they cannot stays for longer.
+ */
+#include "../../lib/observe.h"
+
+static struct pair pair;
+static char *memory;
+
+static void goes(const char *name, int access)
+{
+	struct rdmamr_stats before;
+	struct ibv_mr *mr;
+	uint32_t key, lkey;
+
+	control_with(&pair, name, memory, PAGE, access);
+	before = stats();
+	mr = ibv_reg_mr_relaxed(pair.pd, memory, PAGE, access);
+	must(mr);
+	key = mr->rkey;
+	lkey = mr->lkey;
+	must(ibv_dereg_mr_relaxed(mr) == 0);
+	ok(comes(stats().idle == 0), "%s: after a while nothing is idle", name);
+	ok(!kernel_has_key(pair.context, lkey), "%s: the kernel has it no more", name);
+	ok(comes(stats().flushed_linger > before.flushed_linger), "%s: which is counted", name);
+	is(kernel_regions(pair.context), far.others, "%s: nor any other", name);
+	if (access & IBV_ACCESS_REMOTE_WRITE)
+		ok(write_refused(&pair, memory, key), "%s: the old key is refused", name);
+	anew_with(&pair, name, memory, PAGE, access);
+}
+
+static void stays_in_use(void)
+{
+	struct ibv_mr *mr = ibv_reg_mr_relaxed(pair.pd, memory + 2 * PAGE, PAGE, LOCAL_AND_REMOTE), *other;
+	struct rdmamr_stats before;
+
+	must(mr);
+	usleep(2000000);
+	ok(lands_in(&pair, mr, memory + 2 * PAGE, PAGE), "in use for four times as long: data lands");
+	before = stats();
+	other = ibv_reg_mr_relaxed(pair.pd, memory + 2 * PAGE, PAGE, LOCAL_AND_REMOTE);
+	ok(other && reused(before, stats()), "and it is shared");
+	must(ibv_dereg_mr_relaxed(mr) == 0 && ibv_dereg_mr_relaxed(other) == 0);
+	ok(comes(stats().idle == 0), "released, it goes as well");
+	is(kernel_regions(pair.context), far.others, "from the kernel too");
+}
+
+/* The bits that went wrong. */
+static int with_none(void)
+{
+	struct rdmamr_stats before;
+	struct ibv_mr *one, *other;
+	int wrong = 0;
+
+	for (int access = 1; access <= LOCAL_AND_REMOTE; access += LOCAL_AND_REMOTE - 1)
+		for (int round = 0; round < 3; round++) {
+			before = stats();
+			one = ibv_reg_mr_relaxed(pair.pd, memory, PAGE, access);
+			wrong |= (!one || !made_anew(before, stats())) << 0;
+			before = stats();
+			other = ibv_reg_mr_relaxed(pair.pd, memory, PAGE, access);
+			wrong |= (!other || !made_anew(before, stats()) || other->lkey == one->lkey) << 1;
+			wrong |= (ibv_dereg_mr_relaxed(one) != 0 || !lands_by_lkey(&pair, other, memory, PAGE)) << 2;
+			wrong |= (ibv_dereg_mr_relaxed(other) != 0) << 3;
+			wrong |= (stats().idle != 0) << 4;
+			wrong |= (kernel_regions(pair.context) != far.others) << 5;
+		}
+	return wrong;
+}
+
+static int by_default(void)
+{
+	int wrong = 0;
+
+	wrong |= !lands(&pair, memory, PAGE) << 0;
+	wrong |= !lands_local(&pair, memory + 2 * PAGE, PAGE) << 1;
+	wrong |= !(comes(stats().idle == 1)) << 2;
+	usleep(1000000);
+	wrong |= (stats().idle != 1) << 3;
+	wrong |= (kernel_regions(pair.context) != far.others + 1) << 4;
+	wrong |= (stats().flushed_linger != 1) << 5;
+	return wrong;
+}
+
+int main(int argc, char **argv)
+{
+	static const char *const none[] = { "RDMAMR_CACHE_LINGER=0", NULL };
+	static const char *const unset[] = { "RDMAMR_CACHE_LINGER", NULL };
+
+	alarm(DEADLOCK);
+	if (argc > 1) {
+		pair_open(&pair);
+		far_open(&pair);
+		memory = pages(4);
+		return strcmp(argv[1], "none") ? by_default() : with_none();
+	}
+	with_setting(argv, "RDMAMR_CACHE_LINGER", "0.5");
+	as_root();
+	is(once_more("none", none), 0, "with 0 nothing is kept, and what is in use is not shared");
+	is(once_more("default", unset), 0, "by default what peers can reach goes first");
+	relaxed_open(&pair);
+	memory = pages(4);
+	goes("remote rights", LOCAL_AND_REMOTE);
+	goes("local rights", IBV_ACCESS_LOCAL_WRITE);
+	stays_in_use();
+	return relaxed_close(&pair);
+}

@@ -1,0 +1,258 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * The C library has no memory for the library: no allocation of ours ends the program. A call fails
+ * with ENOMEM or succeeds, and the next call, when there is memory again, works.
+ *
+ * The program has malloc and its kin itself, so the library's allocations come here. Each round is a
+ * child, in which all allocations from the nth on are refused, or the nth alone.
+ */
+#include <link.h>
+#include <stdatomic.h>
+#include <sys/wait.h>
+#include "../../lib/fabric.h"
+#include "../../lib/device.h"
+#include "../../lib/program.h"
+#include "../../lib/stub_device.h"
+
+void *__libc_malloc(size_t);
+void *__libc_calloc(size_t, size_t);
+void *__libc_realloc(void *, size_t);
+void *__libc_memalign(size_t, size_t);
+
+/* The library's code, and how many allocations it gets before they are refused; fewer than none: all. */
+static struct {
+	uintptr_t start, end;
+} library;
+static atomic_long left = -1;
+static atomic_bool only_one;
+static atomic_long refusals;
+
+static bool refused(const void *caller)
+{
+	uintptr_t at = (uintptr_t)caller;
+	long now;
+
+	if (at - library.start >= library.end - library.start || atomic_load(&left) < 0)
+		return false;
+	now = atomic_load(&left);
+	if (now > 0) {
+		atomic_store(&left, now - 1);
+		return false;
+	}
+	if (atomic_load(&only_one))
+		atomic_store(&left, -1);
+	atomic_fetch_add(&refusals, 1);
+	errno = ENOMEM;
+	return true;
+}
+#define FROM __builtin_return_address(0)
+
+void *malloc(size_t size)
+{
+	return refused(FROM) ? NULL : __libc_malloc(size);
+}
+void *calloc(size_t number, size_t size)
+{
+	return refused(FROM) ? NULL : __libc_calloc(number, size);
+}
+void *realloc(void *memory, size_t size)
+{
+	return refused(FROM) ? NULL : __libc_realloc(memory, size);
+}
+int posix_memalign(void **memory, size_t align, size_t size)
+{
+	*memory = refused(FROM) ? NULL : __libc_memalign(align, size);
+	return *memory ? 0 : ENOMEM;
+}
+void *aligned_alloc(size_t align, size_t size)
+{
+	return refused(FROM) ? NULL : __libc_memalign(align, size);
+}
+
+static int find(struct dl_phdr_info *info, size_t size, void *inside)
+{
+	(void)size;
+	for (int n = 0; n < info->dlpi_phnum; n++) {
+		uintptr_t start = info->dlpi_addr + info->dlpi_phdr[n].p_vaddr, end = start + info->dlpi_phdr[n].p_memsz;
+
+		if (info->dlpi_phdr[n].p_type == PT_LOAD && (uintptr_t)inside - start < end - start) {
+			library.start = start;
+			library.end = end;
+		}
+	}
+	return 0;
+}
+
+static char *memory;
+
+/*
+ * Both kinds of registration, in turns, and then plain ones of other rights, of which RDMAMR_CACHE
+ * serves the second by a new region. False if one fails in another way than by ENOMEM.
+ */
+static bool registers(bool must_succeed)
+{
+	struct ibv_mr *(*const calls[])(struct ibv_pd *, void *, size_t, int) = { ibv_reg_mr_relaxed, (ibv_reg_mr) };
+
+	for (int n = 0; n < 7; n++) {
+		int plain = n % 2 || n >= 4;
+		struct ibv_mr *mr;
+
+		errno = 0;
+		mr = calls[plain](stub_pd(), memory, PAGE, n < 4 ? LOCAL_AND_REMOTE : IBV_ACCESS_REMOTE_READ);
+		if (!mr && (errno != ENOMEM || must_succeed))
+			return false;
+		if (mr && (plain ? ibv_dereg_mr(mr) : ibv_dereg_mr_relaxed(mr)) != 0)
+			return false;
+	}
+	return true;
+}
+
+/* A registration whose result comes as an event, made by a thread of the library. */
+static bool registers_later(struct fid_domain *domain, struct fid_eq *eq, bool must_succeed)
+{
+	struct fid_mr *mr = NULL;
+	struct fi_eq_err_entry error = { 0 };
+	struct fi_eq_entry entry;
+	uint32_t event;
+	ssize_t got;
+	int ret = fi_domain_bind(domain, &eq->fid, FI_REG_MR);
+	bool good;
+
+	if (ret)
+		return ret == -FI_ENOMEM && !must_succeed;
+	ret = fi_mr_reg(domain, memory, PAGE, FI_REMOTE_READ, 0, 1, 0, &mr, NULL);
+	if (ret)
+		return ret == -FI_ENOMEM && !must_succeed;
+	got = fi_eq_sread(eq, &event, &entry, sizeof entry, -1, 0);
+	good = got == sizeof entry;
+	if (got == -FI_EAVAIL)
+		good = fi_eq_readerr(eq, &error, 0) == sizeof error && error.err == FI_ENOMEM && !must_succeed;
+	return fi_close(&mr->fid) == 0 && good;
+}
+
+/* libfabric's objects, keys of the application and events. */
+static bool registers_for_fabric(bool must_succeed)
+{
+	struct rdmamr_domain_attr attr = {
+		.size = sizeof attr,
+		.api_version = FI_VERSION(1, 17),
+		.mr_mode = FI_MR_LOCAL | FI_MR_ALLOCATED,
+	};
+	struct fi_eq_attr eq_attr = { .flags = FI_WRITE, .wait_obj = FI_WAIT_FD };
+	struct fid_domain *domain = NULL;
+	struct fid_mr *regions[64] = { NULL };
+	struct fid_eq *eq = NULL;
+	bool good = true;
+	int ret;
+
+	ret = rdmamr_domain_open(stub_pd(), &attr, &domain, NULL);
+	good = good && (ret == 0 || (ret == -FI_ENOMEM && !must_succeed));
+	if (ret == 0) {
+		for (int n = 0; n < 64; n++) {
+			ret = fi_mr_reg(domain, memory, PAGE, FI_REMOTE_READ, 0, 1000 + n, 0, &regions[n], NULL);
+			good = good && (ret == 0 || (ret == -FI_ENOMEM && !must_succeed));
+			if (ret)
+				regions[n] = NULL;
+		}
+		for (int n = 0; n < 64; n++)
+			good = good && (!regions[n] || fi_close(&regions[n]->fid) == 0);
+		good = good && fi_close(&domain->fid) == 0;
+	}
+	ret = rdmamr_eq_open(FI_VERSION(1, 17), &eq_attr, &eq, NULL);
+	good = good && (ret == 0 || (ret == -FI_ENOMEM && !must_succeed));
+	if (ret == 0) {
+		struct fi_eq_entry entry = { 0 };
+
+		domain = NULL;
+		if (rdmamr_domain_open(stub_pd(), &attr, &domain, NULL) == 0) {
+			good = registers_later(domain, eq, must_succeed) && good;
+			good = fi_close(&domain->fid) == 0 && good;
+		}
+		good = good && fi_eq_write(eq, FI_SHUTDOWN, &entry, (size_t)-1, 0) == -FI_ENOMEM;
+		good = good && fi_eq_write(eq, FI_SHUTDOWN, &entry, (size_t)1 << 60, 0) == -FI_ENOMEM;
+		for (int n = 0; n < 64; n++) {
+			ssize_t wrote = fi_eq_write(eq, FI_SHUTDOWN, &entry, sizeof entry, 0);
+
+			good = good && (wrote == sizeof entry || (wrote == -FI_ENOMEM && !must_succeed));
+		}
+		good = good && fi_close(&eq->fid) == 0;
+	}
+	return good;
+}
+
+static bool registers_all(bool must_succeed)
+{
+	return registers(must_succeed) && registers_for_fabric(must_succeed);
+}
+
+enum { GOOD = 0, WRONG = 1, NONE_REFUSED = 2 };
+
+/* One round, in a child. The value is its exit status, -1 if a signal ended it. */
+static int round_of(long n, bool one)
+{
+	pid_t child = fork();
+	int status;
+
+	must(child >= 0);
+	if (child == 0) {
+		bool good;
+
+		alarm(DEADLOCK);
+		atomic_store(&only_one, one);
+		atomic_store(&left, n);
+		good = registers_all(false);
+		atomic_store(&left, -1);
+		good = registers_all(true) && good;
+		_exit(!good ? WRONG : refusals == 0 ? NONE_REFUSED : GOOD);
+	}
+	must(waitpid(child, &status, 0) == child);
+	return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+static void rounds(bool one)
+{
+	long n, ended = 0, wrong = 0;
+
+	case_begin("allocations of the library are refused, %s", one ? "each alone" : "all from each one on");
+	for (n = 0; n < 5000 && ended + wrong < 20; n++) {
+		int status = round_of(n, one);
+
+		if (status == NONE_REFUSED)
+			break;
+		if (status != GOOD)
+			printf("# round %ld: %s\n", n, status == WRONG ? "a call failed otherwise than by ENOMEM" : "a signal");
+		ended += status == -1;
+		wrong += status == WRONG;
+	}
+	is(ended, 0, "no program is ended by it");
+	is(wrong, 0, "calls fail by ENOMEM only, and work again afterwards");
+	ok(n >= 10 && n < 5000, "there were %ld allocations to refuse", n);
+	printf("# %ld allocations\n", n);
+	case_end();
+}
+
+int main(int argc, char **argv)
+{
+	const char *why;
+
+	(void)argc;
+	continue_report();
+	with_setting(argv, "RDMAMR_CACHE_LINGER", FOREVER);
+	why = stub_open(STUB_NOTHING);
+	if (why)
+		skip_all(why);
+	must(dl_iterate_phdr(find, dlsym(RTLD_DEFAULT, "rdmamr_get_stats")) == 0 && library.end);
+	memory = pages(1);
+	rounds(true);
+	rounds(false);
+	if (!getenv("RDMAMR_CACHE"))
+		go_on_with(argv, "RDMAMR_CACHE", "all");
+	if (!getenv("RDMAMR_TRACE")) {
+		char name[] = "/tmp/no_memory.XXXXXX";
+
+		must(close(mkstemp(name)) == 0);
+		go_on_with(argv, "RDMAMR_TRACE", name);
+	}
+	unlink(getenv("RDMAMR_TRACE"));
+	return done_testing();
+}

@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * libfabric's verbs provider with its registration cache, and the protection domain that it uses.
+ */
+#ifndef CTESTS_CACHED_H
+#define CTESTS_CACHED_H
+
+#include <dlfcn.h>
+#include <rdma/fabric.h>
+#include <rdma/fi_domain.h>
+#include <rdma/fi_errno.h>
+#include "../../lib/pair.h"
+
+extern struct fi_info *info;
+extern struct fid_fabric *fabric;
+
+/* The protection domain that the provider has made last: queue pairs on it can use its regions. */
+extern struct ibv_pd *last_pd;
+
+/* Bails out unless ret is 0. */
+void need(int ret, const char *what);
+
+void open_fabric(void);
+struct fid_domain *open_domain(void);
+
+/* Registers with all rights; NULL if that fails. */
+struct fid_mr *try_reg(struct fid_domain *domain, void *memory, size_t length);
+
+/* The same, and bails out if that fails. */
+struct fid_mr *reg(struct fid_domain *domain, void *memory, size_t length);
+
+#endif

@@ -1,0 +1,94 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * nodes [--own | --version]: which fi_getinfo the linker finds. By each version node that libfabric
+ * has, as a program or a plug-in is linked: ours, which leads to libfabric's of that node. Without
+ * a node, as by dlsym: libfabric's own. Then what becomes of our monitor where the program has
+ * brought one before.
+ */
+#include "../../lib/tap.h"
+#include <dlfcn.h>
+#include <rdma/fabric.h>
+#include <rdma/fi_errno.h>
+#include <rdma/fi_ext.h>
+#include <stdbool.h>
+
+typedef int getinfo(uint32_t, const char *, const char *, uint64_t, const struct fi_info *, struct fi_info **);
+
+static const char *home(void *address)
+{
+	Dl_info about;
+
+	return address && dladdr(address, &about) ? about.dli_fname : "nowhere";
+}
+
+static int start(struct fid_mem_monitor *monitor)
+{
+	return monitor ? 0 : -FI_EINVAL;
+}
+
+static void stop(struct fid_mem_monitor *monitor)
+{
+	(void)monitor;
+}
+
+static int subscribe(struct fid_mem_monitor *monitor, const void *address, size_t length)
+{
+	return monitor && address && length ? 0 : -FI_EINVAL;
+}
+
+static void unsubscribe(struct fid_mem_monitor *monitor, const void *address, size_t length)
+{
+	(void)monitor, (void)address, (void)length;
+}
+
+static bool valid(struct fid_mem_monitor *monitor, const void *address, size_t length)
+{
+	(void)monitor, (void)address, (void)length;
+	return false;
+}
+
+static void import_own(void)
+{
+	static struct fi_ops_mem_monitor functions = {
+		.size = sizeof(functions), .start = start, .stop = stop,
+		.subscribe = subscribe, .unsubscribe = unsubscribe, .valid = valid,
+	};
+	static struct fid_mem_monitor own = { .fid.fclass = FI_CLASS_MEM_MONITOR, .export_ops = &functions };
+	struct fid *cache;
+
+	must(fi_open(FI_VERSION(1, 13), "mr_cache", NULL, 0, 0, &cache, NULL) == 0);
+	must(fi_import_fid(cache, &own.fid, 0) == 0);
+	must(fi_close(cache) == 0);
+}
+
+int main(int argc, char **argv)
+{
+	static const char *const nodes[] = { "1.0", "1.1", "1.2", "1.3", "1.7", "1.8", "1.9" };
+	void *libfabric = dlopen("libfabric.so.1", RTLD_NOW | RTLD_NOLOAD);
+	struct fi_info *hints = fi_allocinfo();
+
+	must(libfabric && hints);
+	if (argc > 1 && !strcmp(argv[1], "--version"))
+		return printf("%u.%u\n", FI_MAJOR(fi_version()), FI_MINOR(fi_version())) < 0;
+	if (argc > 1 && !strcmp(argv[1], "--own"))
+		import_own();
+	hints->fabric_attr->prov_name = strdup("tcp");
+	for (size_t n = 0; n < sizeof(nodes) / sizeof(nodes[0]); n++) {
+		char node[16];
+		void *found;
+
+		snprintf(node, sizeof(node), "FABRIC_%s", nodes[n]);
+		if (!dlvsym(libfabric, "fi_getinfo", node)) {
+			skip(node, "this libfabric has no such node");
+			continue;
+		}
+		found = dlvsym(RTLD_DEFAULT, "fi_getinfo", node);
+		ok(!strcmp(home(found), home(dlsym(RTLD_DEFAULT, "rdmamr_version"))), "fi_getinfo of %s is ours", node);
+		/* A call that fails early, in each version alike. */
+		is(((getinfo *)found)(FI_VERSION(99, 0), NULL, NULL, 0, NULL, (struct fi_info **)hints), -FI_ENOSYS,
+		   "and leads to libfabric's");
+	}
+	ok(strstr(home(dlsym(RTLD_DEFAULT, "fi_getinfo")), "libfabric") != NULL, "without a node it is libfabric's");
+	fi_freeinfo(hints);
+	return done_testing();
+}

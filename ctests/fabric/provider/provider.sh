@@ -1,0 +1,103 @@
+#!/bin/bash
+# SPDX-License-Identifier: MIT OR Apache-2.0
+# provider.sh LIBRARY [BUILT]: the library as a provider of libfabric. It is found under its name,
+# offers the devices that there are, and leaves alone who does not ask for it. Programs are those of
+# BUILT (target/ctests), or compiled here if they are not there. Needs an RDMA device in
+# CHECK_DEVICE.
+set -u
+here=$(cd "$(dirname "$0")" && pwd)
+. "$here/../../lib/tap.sh"
+[ $# -ge 1 ] || { sed -n '3,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0" >&2; exit 2; }
+library=$(realpath "$1") built=${2:-$here/../../../target/ctests}
+if ! command -v fi_info >/dev/null; then
+	echo "1..0 # SKIP fi_info is not installed (Debian: libfabric-bin)"
+	exit
+fi
+devices=$(ibv_devices 2>/dev/null | awk 'NR > 2 { print $1 }' | sort)
+if [ -z "$devices" ]; then
+	echo "1..0 # SKIP there is no RDMA device"
+	exit
+fi
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+mkdir "$work/none" "$work/link" "$work/copy" "$work/lib"
+ln -s "$library" "$work/link/librdmamr-fi.so"
+cp "$library" "$work/copy/librdmamr-fi.so"
+ln -s "$library" "$work/lib/librdmamr.so.1"
+ln -s "$library" "$work/lib/librdmamr.so"
+
+compile() { # OUTPUT ARGUMENT...: where the Makefile has not
+	[ -x "$built/$1" ] && ln -s "$(realpath "$built/$1")" "$work/$1" && return
+	"${CC:-cc}" -std=gnu11 -D_GNU_SOURCE -Wall -Wextra -Werror -I"$here/../../../include" -O1 -g "$here/registers.c" -o "$work/$1" "${@:2}"
+}
+check "a program is compiled with libfabric alone" compile registers -lfabric
+check "and the same without libfabric" compile registers_alone -DALONE -L"$work/lib" -lrdmamr -libverbs
+needs() { readelf -dW "$1" | sed -n 's/.*NEEDED.*\[lib\([a-z]*\)\..*/\1/p' | grep -v '^c$' | sort | xargs; }
+check "the one needs $(needs "$work/registers")" [ "$(needs "$work/registers")" = fabric ]
+check "the other needs $(needs "$work/registers_alone")" [ "$(needs "$work/registers_alone")" = "ibverbs rdmamr" ]
+
+with() { env FI_PROVIDER_PATH="$work/link" "$@" 2>"$work/stderr"; }
+without() { env FI_PROVIDER_PATH="$work/none" "$@" 2>"$work/stderr"; }
+same() { # LIST LIST: no difference, which is shown
+	echo "$1" >"$work/one"
+	echo "$2" >"$work/other"
+	diff "$work/one" "$work/other"
+}
+# What a listing has of one field, without the indentation.
+field() { sed -n "s/^ *$1: *//p"; }
+
+ours=$(with fi_info -p rdmamr)
+check "fi_info -p rdmamr succeeds" with fi_info -p rdmamr
+check "and writes nothing to standard error" [ ! -s "$work/stderr" ]
+check "it lists each device once: $(xargs <<<"$devices")" same "$(field domain <<<"$ours" | sort)" "$devices"
+check "each is of the provider alone" [ "$(field provider <<<"$ours" | sort -u)" = rdmamr ]
+check "no utility provider is stacked on it" bash -c '[ -n "$1" ] && ! grep -q ";" <<<"$1"' - "$ours"
+check "the fabric is rdmamr" [ "$(field fabric <<<"$ours" | sort -u)" = rdmamr ]
+check "the endpoints are FI_EP_RDM" [ "$(field type <<<"$ours" | sort -u)" = FI_EP_RDM ]
+verbose=$(with fi_info -v -p rdmamr)
+check "regions of 16 pieces" [ "$(field mr_iov_limit <<<"$verbose" | sort -u)" = 16 ]
+check "fi_info -d DEVICE: one of them" [ "$(with fi_info -p rdmamr -d "${devices%%$'\n'*}" | field domain)" = "${devices%%$'\n'*}" ]
+check "a device that there is not: nothing" [ -z "$(with fi_info -p rdmamr -d nosuch0 | grep provider)" ]
+for type in FI_EP_MSG FI_EP_DGRAM; do
+	check "an endpoint of type $type: nothing" [ -z "$(with fi_info -p rdmamr -t $type)" ]
+done
+
+list=$(with fi_info -l)
+check "fi_info -l has it: $(grep -A1 '^rdmamr:' <<<"$list" | xargs)" grep -q '^rdmamr:' <<<"$list"
+others() { awk '/^[^ ]/ { shown = $1 != "rdmamr:" } shown'; }
+check "and of the others what it had" same "$(others <<<"$list")" "$(without fi_info -l)"
+
+# Entries of others, each a line; that of ours left out.
+entries() { awk '/^provider: / { if (entry) print entry; entry = "" } { entry = entry $0 " " } END { print entry }' | sed 's/  */ /g'; }
+default=$(with fi_info | entries)
+plain=$(without fi_info | entries)
+check "fi_info lists what it lists without us ($(grep -c . <<<"$plain") entries)" same "$(grep -v 'provider: rdmamr ' <<<"$default")" "$plain"
+check "also beside libfabric's own folder of providers" same "$(grep -v 'provider: rdmamr ' <<<"$default")" "$(env -u FI_PROVIDER_PATH fi_info 2>/dev/null | entries)"
+for caps in 'FI_MSG|FI_TAGGED' FI_MSG FI_TAGGED 'FI_MSG|FI_RMA' FI_ATOMIC; do
+	wanted=$(with fi_info -c "$caps")
+	check "who asks for $caps and names nobody gets others ($(grep -c provider: <<<"$wanted")) and not us" \
+		bash -c '[ -n "$1" ] && ! grep -q rdmamr <<<"$1"' - "$wanted"
+	check "and the same as without us" same "$wanted" "$(without fi_info -c "$caps")"
+done
+first=$(with fi_info | field provider | head -1)
+check "who asks for nothing gets another first: $first" [ -n "$first" -a "$first" != rdmamr ]
+
+program() { # NAME COMMAND...
+	local name=$1 output
+	shift
+	output=$(timeout 600 "$@" 2>&1)
+	take_over "$name" $? "$output"
+}
+provided=(env FI_PROVIDER_PATH="$work/link")
+program "by libfabric" "${provided[@]}" "$work/registers"
+program "without libfabric" env LD_LIBRARY_PATH="$work/lib" "$work/registers_alone"
+program "by libfabric, the provider is a copy" env FI_PROVIDER_PATH="$work/copy" "$work/registers"
+program "by libfabric, and preloaded" "${provided[@]}" LD_PRELOAD="$library" "$work/registers"
+program "by libfabric, preloaded and a copy" env FI_PROVIDER_PATH="$work/copy" LD_PRELOAD="$library" "$work/registers"
+program "for libfabric 1.5" "${provided[@]}" "$work/registers" 1.5
+program "for libfabric 1.9" "${provided[@]}" "$work/registers" 1.9
+program "without libfabric, for 1.5" env LD_LIBRARY_PATH="$work/lib" "$work/registers_alone" 1.5
+# What libfabric itself is too old for.
+program "for libfabric 1.999" "${provided[@]}" "$work/registers" 1.999
+program "for libfabric 9.0" "${provided[@]}" "$work/registers" 9.0
+tap_done

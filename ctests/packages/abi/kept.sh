@@ -1,0 +1,108 @@
+#!/bin/bash
+# SPDX-License-Identifier: MIT OR Apache-2.0
+# kept.sh LIBRARY [RELEASED]: the ABI of the release in ctests/packages/abi/0.1 (its symbols, its headers
+# without comments) is kept: no symbol and no structure has changed, and a program of that release
+# runs on LIBRARY. With RELEASED, the library of that release ("ctests/run abi" builds it), abidiff
+# compares the two, and the program is linked to it. Also: which Rust, and which targets are refused.
+set -u
+here=$(cd "$(dirname "$0")" && pwd)
+. "$here/../../lib/tap.sh"
+cd "$here/../../.." || exit 1
+library=$(realpath "$1") released=${2:+$(realpath "$2")} old=ctests/packages/abi/0.1 cc=${CC:-cc}
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+finds() { ! "$@"; }
+
+exported() { # LIBRARY
+	readelf -W --dyn-syms "$1" | awk '$1 ~ /^[0-9]+:$/ && $5 != "LOCAL" && $7 != "UND" && $7 != "ABS" && $8 { print $8 }' | LC_ALL=C sort
+}
+lost() { LC_ALL=C comm -23 <(grep -v '^#' "$1" | LC_ALL=C sort) <(exported "$library"); } # LIST
+echo 'ibv_reg_mr@@IBVERBS_1.9' | cat $old/librdmamr.symbols - >"$work/symbols"
+check "a symbol that is lost is found" [ "$(lost "$work/symbols")" = ibv_reg_mr@@IBVERBS_1.9 ]
+check "no symbol of 0.1 is lost: $(lost $old/librdmamr.symbols | xargs)" [ -z "$(lost $old/librdmamr.symbols)" ]
+
+# What the headers declare, as a library whose variables have the types of all their functions.
+carrier() { # FOLDER OUTPUT
+	{
+		echo '#include <rdmamr.h>'
+		echo '#include <rdmamr/verbs.h>'
+		echo '#include <rdmamr/fi_mr.h>'
+		grep -v '^#' $old/librdmamr.symbols | grep -E '^((rdmamr|fi)_|ibv_.*_relaxed)' | grep -vE '^fi_(getinfo|prov_ini)' |
+			sed 's/@.*//; s/.*/__typeof__(\&&) type_of_&;/'
+		echo 'struct rdmamr_segment *a_segment;'
+	} >"$work/carrier.c"
+	"$cc" -DRDMAMR_NO_LIBFABRIC -g -fno-eliminate-unused-debug-types -shared -fPIC -I"$1" "$work/carrier.c" -o "$2"
+}
+# Structures with a size grow at their end.
+printf '[suppress_type]\nname_regexp = ^rdmamr_(stats|domain_attr)$\nhas_data_member_inserted_at = end\n' >"$work/grow"
+same() { abidiff --no-show-locs --suppressions "$work/grow" "$@"; }
+changed() { # EXPRESSION FILE: a copy of the headers with a mistake
+	rm -rf "$work/include"
+	cp -r include "$work/include"
+	sed -i "$1" "$work/include/$2"
+	! cmp -s "$work/include/$2" "include/$2" && carrier "$work/include" "$work/changed.so"
+}
+if command -v abidiff >/dev/null; then
+	check "the headers of 0.1 compile" carrier $old "$work/old.so"
+	check "so do those of today" carrier include "$work/new.so"
+	check "a field in the middle of the statistics" changed 's/^\( *\)uint64_t misses;/\1uint64_t more; &/' rdmamr.h
+	check "is found" finds same "$work/old.so" "$work/changed.so"
+	check "one at their end" changed '0,/^};/s/^};/uint64_t more; };/' rdmamr.h
+	check "is allowed" same "$work/old.so" "$work/changed.so"
+	check "an argument of another type" changed 's/size_t size);/uint32_t size);/' rdmamr.h
+	check "is found as well" finds same "$work/old.so" "$work/changed.so"
+	check "a field less in a structure of libfabric's" changed '/^struct fi_mr_attr {/,/^};/s/^ *size_t iov_count;//' rdmamr/fi_mr.h
+	check "is found, too" finds same "$work/old.so" "$work/changed.so"
+	check "the types of today are those of 0.1" same "$work/old.so" "$work/new.so"
+	[ -z "$released" ] || check "the library's symbols are those of 0.1, or more" abidiff --no-added-syms "$released" "$library"
+else
+	skip "the types of today are those of 0.1" "abidiff is not installed (Debian: abigail-tools)"
+fi
+
+# A library with the symbols of 0.1 and no code, if that of 0.1 is not there.
+stub() { # OUTPUT
+	grep -v '^#' $old/librdmamr.symbols | grep '@@' | awk -F '@@' '
+		{ print "void " $1 "(void) {}" >code; nodes[$2] = nodes[$2] " " $1 ";" }
+		END { for (node in nodes) print node " { global:" nodes[node] " };" >map }' code="$work/stub.c" map="$work/stub.map"
+	"$cc" -w -fno-builtin -shared -fPIC -Wl,-soname,librdmamr.so.1 -Wl,--version-script="$work/stub.map" "$work/stub.c" -o "$1"
+}
+mkdir "$work/then" "$work/now"
+ln -s "$library" "$work/now/librdmamr.so.1"
+if [ -n "$released" ]; then cp "$released" "$work/then/librdmamr.so.1"; else check "a library with the symbols of 0.1" stub "$work/then/librdmamr.so.1"; fi
+compile() { # FOLDER PROGRAM: with the headers of FOLDER
+	"$cc" -std=gnu11 -D_GNU_SOURCE -I"$1" $here/kept.c ctests/lib/tap.c ctests/lib/stub_device.c -o "$2" \
+		"$work/then/librdmamr.so.1" -libverbs -lpthread -ldl
+}
+check "a program of 0.1 compiles and links" compile $old "$work/program"
+check "it wants the nodes of 0.1" bash -c 'readelf -V "$1" | grep -q "Name: RDMAMR_1.0"' - "$work/program"
+take_over "a program of 0.1 runs on the library of today" "$(LD_LIBRARY_PATH=$work/now "$work/program" >"$work/said" 2>&1; echo $?)" "$(cat "$work/said")"
+
+# compile_error! is the compiler's own, so the file needs no library of Rust for its target.
+refused() { # TARGET WORDS
+	{
+		printf '#![feature(no_core, rustc_attrs)]\n#![no_core]\n#![crate_type = "lib"]\n#![allow(unused_macros)]\n'
+		printf '#[rustc_builtin_macro]\nmacro_rules! compile_error { ($words:expr $(,)?) => {{}}; }\n'
+		grep -v '^//!' src/abi/target.rs
+	} >"$work/target.rs"
+	RUSTC_BOOTSTRAP=1 rustc --edition 2024 --emit=metadata -o "$work/target.rmeta" --target "$1" "$work/target.rs" 2>&1 | grep -q "^error: librdmamr is for $2"
+}
+check "32 bits are refused in words: i686" refused i686-unknown-linux-gnu '64-bit programs only'
+check "so they are where the processor has 64: x32" refused x86_64-unknown-linux-gnux32 '64-bit programs only'
+check "big-endian is refused: s390x" refused s390x-unknown-linux-gnu 'little-endian processors only'
+check "musl is refused" refused x86_64-unknown-linux-musl 'glibc only'
+check "x86-64 is not" finds refused x86_64-unknown-linux-gnu ''
+check "nor is arm64" finds refused aarch64-unknown-linux-gnu ''
+
+# The oldest Rust is one number, and clippy (incompatible_msrv) knows it from there.
+rust=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
+check "each package states Rust $rust" [ "$(cat Cargo.toml tool/Cargo.toml src/*/Cargo.toml src/*/*/Cargo.toml | grep -c "^rust-version = \"$rust\"")" = "$(cat Cargo.toml tool/Cargo.toml src/*/Cargo.toml src/*/*/Cargo.toml | grep -c '^\[package\]')" ]
+check "so do README and docs/use.md" bash -c 'grep -q "Rust $1 or later" README.md && grep -q "Rust $1 or later" docs/use.md' - "$rust"
+here_is=$(rustc --version | sed 's/^rustc \([0-9]*\.[0-9]*\).*/\1/')
+if [ "$here_is" = "$rust" ]; then
+	pass "the Rust that builds here is that one"
+elif rustc "+$rust" --version >/dev/null 2>&1; then
+	check "it builds with Rust $rust" env CARGO_TARGET_DIR="$PWD/target/oldest" cargo "+$rust" check -q --release
+else
+	skip "it builds with Rust $rust" "only Rust $here_is is installed here"
+fi
+tap_done

@@ -1,0 +1,56 @@
+#!/bin/bash
+# SPDX-License-Identifier: MIT OR Apache-2.0
+# deb.sh: the Debian packages are built, say what they need, and have the files of deb.files; lintian has nothing to say
+# about them. deb_installed.sh, in the machine of vm/, which forgets all of it, installs and removes them.
+set -u
+here=$(cd "$(dirname "$0")" && pwd)
+. "$here/../lib/tap.sh"
+cd "$here/../.." || exit 1
+
+. packaging/tree.sh
+for tool in dpkg-buildpackage dh lintian; do
+	command -v $tool >/dev/null || { echo "1..0 # SKIP $tool is not installed (vm/packages deb)"; exit; }
+done
+check "make deb" env -u MAINTAINER make -s --no-print-directory deb
+packages=(target/deb/librdmamr1_*.deb target/deb/librdmamr-dev_*.deb target/deb/librdmamr-libfabric_*.deb target/deb/rdmamr-tools_*.deb)
+
+said=$(lintian --fail-on error,warning target/deb/*.changes 2>&1)
+check "lintian has no error and no warning" [ $? = 0 ]
+grep '^[EW]:' <<<"$said" | sed 's/^/# /'
+
+triplet=$(dpkg-architecture -qDEB_HOST_MULTIARCH)
+contents() {
+	local package
+	for package in "${packages[@]}"; do
+		dpkg-deb -c "$package" | sed -n "/^d/d; s|^.* \./\(.*\)|$(dpkg-deb -f "$package" Package) /\1|p"
+	done | sed "s|$triplet|TRIPLET|; s|so\.$tree_version|so.VERSION|" | LC_ALL=C sort
+}
+check "their files are those of deb.files" diff -u <(grep -v '^#' "$here/deb.files") <(contents)
+telltales() { for package in target/deb/*.deb; do dpkg-deb --fsys-tarfile "$package" | grep -caF -e "$PWD" -e "$HOME/"; done | grep -vx 0; }
+check "no file names a folder of the builder" [ -z "$(telltales)" ]
+
+has() { # PACKAGE FIELD PATTERN
+	dpkg-deb -f target/deb/"$1"_*.deb "$2" | grep -E -- "$3"
+}
+own='librdmamr1 \(= [^)]*\)'
+check "the library needs the C library, and no libibverbs" has librdmamr1 Depends '^libc6 \([^)]*\), libgcc-s1 \([^)]*\)$'
+check "but recommends it" has librdmamr1 Recommends '^libibverbs1$'
+check "librdmamr-dev needs the library and libibverbs' headers" has librdmamr-dev Depends "^$own, libibverbs-dev$"
+check "rdmamr-tools needs the library" has rdmamr-tools Depends "(^|, )$own"
+check "librdmamr-libfabric needs the library and libfabric" has librdmamr-libfabric Depends "^$own, libfabric1$"
+check "each names the project as its maintainer" has librdmamr1 Maintainer '^librdmamr authors <'
+refused() { [[ $(env -u MAINTAINER -u HOMEPAGE UPLOAD=1 debian/build 2>&1) == *'UPLOAD=1 needs MAINTAINER'* ]]; }
+check "for an archive nothing is built without a maintainer and a home" refused
+check "libraries of several architectures can be installed" has librdmamr1 Multi-Arch '^same$'
+check "so can what they are compiled with" has librdmamr-dev Multi-Arch '^same$'
+check "the debug symbols are packages" [ "$(find target/deb -name '*-dbgsym_*.deb' | wc -l)" = 2 ]
+symbols() { dpkg-deb --ctrl-tarfile target/deb/librdmamr1_*.deb | tar -xO ./symbols; }
+check "programs that use a call need librdmamr1 (>= 0.1.0~)" grep -q '^ rdmamr_get_stats@RDMAMR_1.0 0.1.0~$' <(symbols)
+
+if [ -n "${DEVICE:-}" ]; then
+	skip "installed and removed" "that is for the machine of vm/, not for one with DEVICE"
+else
+	output=$(vm/run -t 600 -- ctests/packages/deb_installed.sh rxe0 1 "$tree_version" "${packages[@]}" 2>&1)
+	take_over "installed" $? "$output"
+fi
+tap_done

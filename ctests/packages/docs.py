@@ -1,0 +1,182 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""docs.py links|columns|messages|tests|targets|paths|crates FILE...: looks for mistakes in documents and prints each with its place.
+The exit status is 1 if there is one.
+
+links: a relative link of Markdown leads to a file that exists, and its anchor to a heading of that
+file.
+messages: each message that a table quotes below "the line says" or "line" is in the library's
+source. "..." stands for any words, RDMAMR_X for each setting, y for each value.
+tests: each test that the last column of a table names in code is a suite of ctests/manifest or a unit
+test; words in quotes behind a suite are in one of the suite's files.
+targets: each "make NAME", "ctests/run NAME" and "bench/run NAME" that Markdown has in code is there.
+paths: a path of the tree that stands in code leads to a file or folder. NAME stands for any.
+crates: the tables below "crate" name the crates of the library's packages, those of its tests included, and
+then those of tool/Cargo.toml with the packages that it shares with the library, and no others.
+columns: prose of Markdown has at most 100 columns. Tables and code do not count.
+"""
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+
+def lines(path):
+    """The lines of a Markdown file, each with its number and whether it is code."""
+    fenced = False
+    before = ""
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        fence = line.lstrip().startswith("```")
+        fenced ^= fence
+        # A paragraph's next line may be indented; code follows an empty line, or code.
+        indented = line.startswith("    ") and (not before.strip() or before.startswith("    "))
+        yield number, line, fenced or fence or indented
+        before = line
+
+
+def plain(line):
+    return re.sub(r"<!--.*?-->", "", line)
+
+
+def anchors(path):
+    """What GitHub makes of the headings of a file."""
+    found = set()
+    for _, line, code in lines(path):
+        heading = None if code else re.match(r"#+ +(.*)", plain(line))
+        if heading:
+            words = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading[1]).replace("`", "").lower()
+            slug = anchor = re.sub(r"[^\w\- ]", "", words).strip().replace(" ", "-")
+            again = 0
+            while anchor in found:
+                again += 1
+                anchor = f"{slug}-{again}"
+            found.add(anchor)
+    return found
+
+
+def links(path):
+    # A link may run over the end of a line.
+    text = "\n".join("" if code else re.sub(r"`[^`]*`", "``", line) for _, line, code in lines(path))
+    for match in re.finditer(r"\[[^]]*\]\(([^)\s]*)\)", text):
+        place = f"{path}:{text.count(chr(10), 0, match.start()) + 1}"
+        target, _, anchor = match[1].partition("#")
+        if re.match(r"[a-z]+:", target):
+            continue
+        file = path.parent / target if target else path
+        if not file.exists():
+            yield f"{place}: {match[1]}: no such file"
+        elif anchor and file.suffix == ".md" and anchor not in anchors(file):
+            yield f"{place}: {match[1]}: no such heading"
+
+
+def columns(path):
+    for number, line, code in lines(path):
+        if not code and not line.startswith("|") and len(line) > 100:
+            yield f"{path}:{number}: {len(line)} columns"
+
+
+def messages(path):
+    source = " ".join(file.read_text() for file in sorted(Path("src").rglob("*.rs")))
+    # A string goes on behind a backslash at the end of its line.
+    source = re.sub(r"\\\n\s*", "", source)
+    inside = False
+    for number, line, code in lines(path):
+        inside = not code and line.startswith("|") and (inside or bool(re.match(r"\| (the line says|line) \|", line)))
+        for quoted in re.findall(r"`([^`]*)`", line.split("|")[1]) if inside else ():
+            for part in re.split(r"\.\.\.|RDMAMR_X=y:|RDMAMR_X:", quoted):
+                if part.strip() not in source:
+                    yield f"{path}:{number}: no source says: {part.strip()}"
+
+
+def targets(path):
+    known = {
+        "make": set(re.findall(r"^([a-z][a-z-]*):(?!=)", Path("Makefile").read_text(), re.M)),
+        "ctests/run": set(re.findall(r"^([a-z0-9-]+)\)$", Path("ctests/run").read_text(), re.M)),
+        "bench/run": set(re.search(r"^names=\((.*)\)$", Path("bench/run").read_text(), re.M)[1].split()),
+    }
+    for number, line, code in lines(path):
+        for text in [line] if code else re.findall(r"`([^`]*)`", line):
+            for command, name in re.findall(r"(?<![\w/])(make|ctests/run|bench/run) ([a-z][a-z0-9-]*)", text.partition("#")[0]):
+                if name not in known[command]:
+                    yield f"{path}:{number}: there is no {command} {name}"
+
+
+def suites():
+    """For each suite of the manifest the files that its row names."""
+    found = {}
+    for line in Path("ctests/manifest").read_text().splitlines():
+        if line and not line.startswith("#"):
+            name, _, _, where = line.split()[:4]
+            if where != "-":
+                found[name] = [Path(file) for file in re.findall(r"ctests/[\w/]*\.\w+", line)]
+    return found
+
+
+def tests(path):
+    known = suites()
+    source = " ".join(file.read_text() for top in ("src", "tool") for file in sorted(Path(top).rglob("*.rs")))
+    units = set(re.findall(r"#\[test\]\s+(?:#\[[^]]*\]\s+)*fn (\w+)", source))
+    inside = False
+    for number, line, code in lines(path):
+        inside = not code and line.startswith("|") and (inside or line.rstrip().endswith("| tests |"))
+        cell = line.rstrip().rstrip("|").rpartition(" | ")[2] if inside else ""
+        named = re.findall(r'`(\w+)`(?: "([^"]*)")?', cell)
+        if inside and not named and not re.match(r"\| (-|.*\| tests \|)", line):
+            yield f"{path}:{number}: no test is named"
+        for name, words in named:
+            if name not in known and name not in units:
+                yield f"{path}:{number}: no such test: {name}"
+            elif words and not any(words in file.read_text() for file in known.get(name, ())):
+                yield f"{path}:{number}: {name} does not say: {words}"
+
+
+def paths(path):
+    for number, line, code in lines(path):
+        for named in () if code else re.findall(r"`((?:src|tool|ctests|docs|bench|vm|packaging|include|man|examples)/[\w./-]*)`", line):
+            if "NAME" not in named and not Path(named).exists():
+                yield f"{path}:{number}: no such file: {named}"
+
+
+def dependencies(file, tests):
+    """The crates that a package names, and the folders of the packages of this tree that it names."""
+    package = tomllib.loads(file.read_text())
+    tables = [package, *package.get("target", {}).values()]
+    named = {}
+    for kind in ("dependencies", "dev-dependencies") if tests else ("dependencies",):
+        for table in tables:
+            named |= table.get(kind, {})
+    folder = lambda value: value.get("path") if isinstance(value, dict) else None
+    inside = {str((file.parent / folder(value)).resolve().relative_to(Path.cwd())) for value in named.values() if folder(value)}
+    return {name for name, value in named.items() if not folder(value)}, inside
+
+
+def crates(path):
+    tool = Path("tool/Cargo.toml")
+    library = [file for file in [Path("Cargo.toml"), *Path("src").rglob("Cargo.toml"), tool]]
+    of_library = set().union(*(dependencies(file, True)[0] - (dependencies(file, False)[0] if file == tool else set()) for file in library))
+    of_tool = set().union(*dependencies(tool, False))
+    tables = re.findall(r"^\| crate \| role \|\n.*\n((?:\|.*\n)+)", path.read_text(), re.M)
+    if len(tables) != 2:
+        yield f"{path}: two tables of crates, not {len(tables)}"
+        return
+    for table, wanted in zip(tables, (of_library, of_tool)):
+        found = set()
+        for row in table.splitlines():
+            first, _, role = row[1:].partition(" | ")
+            found |= set(re.findall(r"`([\w-]+)`", first)) | (set(re.findall(r"`(src/[\w/]+)`", role)) if wanted is of_tool else set())
+        for name in sorted(found ^ wanted):
+            yield f"{path}: {name} {'is in no Cargo.toml' if name in found else 'is in no table of crates'}"
+
+
+def main(arguments):
+    checks = {"links": links, "columns": columns, "messages": messages, "tests": tests, "targets": targets, "paths": paths, "crates": crates}
+    if len(arguments) < 2 or arguments[0] not in checks:
+        print(__doc__, end="", file=sys.stderr)
+        return 2
+    complaints = [complaint for path in arguments[1:] for complaint in checks[arguments[0]](Path(path))]
+    print(*complaints, sep="\n", end="\n" if complaints else "")
+    return bool(complaints)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,130 @@
+#!/bin/bash
+# SPDX-License-Identifier: MIT OR Apache-2.0
+# docs.sh: the documents are short where they must be, their links lead somewhere, their words are
+# spelt right, and their figures are those of the benchmarks. Each check is first shown a document
+# that has the mistake.
+set -u
+here=$(cd "$(dirname "$0")" && pwd)
+. "$here/../lib/tap.sh"
+cd "$here/../.." || exit 1
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+export LC_ALL=C.UTF-8
+
+. packaging/tree.sh
+mapfile -t documents < <(tree_files | grep '\.md$')
+mapfile -t pages < <(tree_files | grep '^man/.*\.scd$')
+pages=("${pages[@]%.scd}")
+finds() { ! "$@"; }
+
+cat >"$work/wrong.md" <<-END
+	# A heading, and \`code\`
+
+	[a file](nowhere.md) and [a heading](#nothing), over a line's [end
+	too](nowhere/else.md). [This one](#a-heading-and-code) is right, and so is
+	[this](https://example.org).
+
+	    [code](is/no/link)
+
+	This line has far more than one hundred columns, because nobody has broken it where a reader's eye would have needed it.
+
+	| a table | may be as wide as it wants to be, since Markdown has no way to break the line of a table, as everybody knows |
+END
+check "a broken link is found" [ "$(ctests/packages/docs.py links "$work/wrong.md" | grep -c "no such")" = 3 ]
+check "a long line is found" [ "$(ctests/packages/docs.py columns "$work/wrong.md" | wc -l)" = 1 ]
+check "each link leads to a file, and to a heading of it: ${#documents[@]} documents" ctests/packages/docs.py links "${documents[@]}"
+check "prose has at most 100 columns" ctests/packages/docs.py columns "${documents[@]}"
+
+# As a terminal of 80 columns shows it: text is broken there, examples are not.
+narrow() {
+	local page wide=0
+	for page in "$@"; do
+		MANWIDTH=80 man -l "$page" 2>/dev/null | col -bx | awk -v page="$page" 'length > 80 { print page ": " length " columns: " $0; n = 1 } END { exit n }' || wide=1
+	done
+	return $wide
+}
+printf '.TH A 1\n.SH A\n.nf\n%081d\n.fi\n' 0 >"$work/wide.1"
+check "a wide example is found" finds narrow "$work/wide.1"
+check "manual pages fit 80 columns: ${#pages[@]} pages" narrow "${pages[@]}"
+
+cat >"$work/says.md" <<-END
+	| the line says | what to do |
+	| --- | --- |
+	| \`the length is 0\` | this is a message of the library |
+	| \`the length ... is green\` | this is none |
+END
+check "a message that the library has not is found" [ "$(ctests/packages/docs.py messages "$work/says.md" | wc -l)" = 1 ]
+check "the messages that are explained are the library's" ctests/packages/docs.py messages docs/troubleshooting.md
+
+cat >"$work/targets.md" <<-END
+	\`make check\`, \`ctests/run soak 2\` and \`bench/run relaxed\` are there; \`make nothing\` and
+	\`ctests/run relaxed\` are not.
+
+	    make clean             # make anything of it
+	    bench/run soak
+END
+check "a target that does not exist is found" [ "$(ctests/packages/docs.py targets "$work/targets.md" | wc -l)" = 3 ]
+# CHANGELOG.md has those of its time.
+check "the targets, tests and benchmarks that documents name exist" \
+	ctests/packages/docs.py targets "${documents[@]/#CHANGELOG.md/README.md}"
+
+sed -e 's/^| `bitflags` .*/| `no-such-crate` | none |/' -e 's/`ratatui`/`libc`/' CONTRIBUTING.md >"$work/crates.md"
+check "a crate that a table lacks is found, and one that nothing needs" [ "$(ctests/packages/docs.py crates "$work/crates.md" | wc -l)" = 3 ]
+check "the tables of crates are those of each Cargo.toml" ctests/packages/docs.py crates CONTRIBUTING.md
+
+mapfile -t present < <(tree_files | grep '\.md$' | grep -v '^CHANGELOG')
+printf 'The rules are in `src/nowhere/rules.rs`, `src/mr/` and `src/mr/nothing.rs`.\n' >"$work/paths.md"
+check "a path that leads nowhere is found" [ "$(ctests/packages/docs.py paths "$work/paths.md" | wc -l)" = 2 ]
+check "the paths that documents name are in the tree: ${#present[@]} documents" ctests/packages/docs.py paths "${present[@]}"
+
+grep -v '^| the clock' docs/results/faults.md | sed 's/ [0-9]* ok | `gone`/ FAILED | `gone`/' >"$work/faults.md"
+check "a fault that is not there, or not withstood, is found" [ "$(python3 -B ctests/special/faults/page.py check "$work/faults.md" | wc -l)" = 3 ]
+check "docs/results/faults.md has each fault, withstood, and its suite" python3 -B ctests/special/faults/page.py check
+cat >"$work/tests.md" <<-END
+	| what | what happens | tests |
+	| --- | --- | --- |
+	| a | these are there | \`docs\` "README has at most", \`no_link_is_followed\` |
+	| b | none | \`no_such_suite\`, \`docs\` "nothing$((1)) says so" |
+	| c | none | |
+END
+check "a test that does not exist is found" [ "$(ctests/packages/docs.py tests "$work/tests.md" | wc -l)" = 3 ]
+check "the tests that SECURITY.md names exist" ctests/packages/docs.py tests SECURITY.md
+
+short() { [ "$(wc -l <"$1")" -le 150 ] && [ "$(wc -c <"$1")" -le 10000 ]; }
+for ((n = 0; n < 151; n++)); do echo; done >"$work/long.md"
+printf '%010001d' 0 >"$work/large.md"
+check "a README that is too long is found" finds short "$work/long.md"
+check "so is one that is too large" finds short "$work/large.md"
+check "README has at most 150 lines and 10 000 bytes: $(wc -lc <README.md | tr -s ' ')" short README.md
+check "README says on what it was tested, within its first 15 lines" \
+	grep -qE 'soft-RoCE.*soft-iWARP|not run on RDMA hardware' <(head -15 README.md)
+
+# Words that are right here: of Rust, of a test's argument.
+spelt() { codespell -L crate,clos,statics "$@"; }
+if command -v codespell >/dev/null; then
+	# The word itself would be found here.
+	echo "a mispel""ling" >"$work/words.md"
+	check "a misspelt word is found" finds spelt "$work/words.md"
+	# The pages under man/ are made from their sources, with commands that look like words.
+	mapfile -t sources < <(tree_files | grep -vE '^(Cargo\.lock|man/[^.]*\.[1-9][a-z]*|.*\.png|.*\.xz)$')
+	check "words are spelt right: ${#sources[@]} files" spelt "${sources[@]}"
+else
+	skip "spelling" "codespell is not installed"
+fi
+
+# A copy, in which a figure is another.
+mkdir -p "$work/copy/bench"
+cp -r README.md Makefile docs "$work/copy"
+cp bench/figures "$work/copy/bench"
+check "the copy's figures are right" "$work/copy/bench/figures" check
+sed -i -e '/^| a message to 512 B/s/| \([0-9.]* us\)/| 9\1/' -e 's/^| the same region again/| the same region/' "$work/copy/README.md"
+sed -i '0,/-->\([0-9.]*\) us<!/s//-->9\1 us<!/' "$work/copy/docs/results/figures.md"
+echo "It takes 5 ms." >>"$work/copy/docs/use.md"
+wrong() { "$work/copy/bench/figures" check | grep -cE "$1"; }
+check "a figure that differs is found in README and in docs/" [ "$(wrong '^(README|docs/results/figures).md:.* in docs/results/figures.tsv, and .* here$')" = 2 ]
+check "a row of README without a name of a figure is found, and the name without a row" [ "$(wrong '^README.md:.*: no row and no figures of this name')" = 2 ]
+check "a figure without a source is found" [ "$(wrong '^docs/use.md:.* has no source$')" = 1 ]
+"$work/copy/bench/figures" write >/dev/null
+check "a figure that differs is written anew" [ "$(wrong 'in docs/results/figures.tsv, and .* here$')" = 0 ]
+check "figures are those of docs/results/figures.tsv (if not: bench/figures write)" bench/figures check
+tap_done

@@ -1,0 +1,91 @@
+#!/bin/bash
+# SPDX-License-Identifier: MIT OR Apache-2.0
+# headers.sh CBINDGEN LAYOUT.c LIBFABRIC_LAYOUT.c: the headers are what the source says, compile in every C, and their
+# prototypes and our structures are those of the headers that are installed.
+set -u
+here=$(cd "$(dirname "$0")" && pwd)
+. "$here/../lib/tap.sh"
+cd "$here/../.." || exit 1
+cbindgen=$1 layout=$2 fabric_layout=$3
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cc=${CC:-cc} cxx=${CXX:-c++}
+strict=(-Wall -Wextra -Wpedantic -Werror -fsyntax-only -Iinclude)
+
+check "the headers can be made" make -s --no-print-directory headers cbindgen="$cbindgen" headers_in="$work"
+for header in rdmamr.h rdmamr/verbs.h rdmamr/fi_mr.h; do
+	check "include/$header is what the source says (if not: make headers)" diff -u "include/$header" "$work/$header"
+done
+
+echo '#include <rdmamr.h>' >"$work/one.c"
+cp "$work/one.c" "$work/one.cc"
+for standard in c99 c11 c2x; do
+	check "include/rdmamr.h as $standard" "$cc" -std=$standard "${strict[@]}" "$work/one.c"
+done
+# <infiniband/verbs.h> itself is not pedantic.
+lax=(-Wall -Wextra -Werror -fsyntax-only -Iinclude)
+echo '#include <rdmamr/verbs.h>
+struct ibv_mr *(*reg)(struct ibv_pd *, void *, size_t, int) = ibv_reg_mr_relaxed;
+int (*dereg)(struct ibv_mr *) = ibv_dereg_mr_relaxed;
+int (*flush)(struct ibv_pd *) = ibv_flush_relaxed_mr;' >"$work/relaxed.c"
+sed 's|rdmamr/verbs.h|infiniband/verbs.h|' "$work/relaxed.c" >"$work/solaris.c"
+for file in relaxed solaris; do cp "$work/$file.c" "$work/$file.cc"; done
+for standard in gnu99 gnu11 gnu2x; do
+	check "include/rdmamr/verbs.h as $standard" "$cc" -std=$standard "${lax[@]}" "$work/relaxed.c"
+	check "a source that includes <infiniband/verbs.h> alone, as $standard" "$cc" -std=$standard -Iinclude/rdmamr/compat "${lax[@]}" "$work/solaris.c"
+done
+check "include/rdmamr/verbs.h as c++11" "$cxx" -std=gnu++11 "${lax[@]}" "$work/relaxed.cc"
+check "a source that includes <infiniband/verbs.h> alone, as c++11" "$cxx" -std=gnu++11 -Iinclude/rdmamr/compat "${lax[@]}" "$work/solaris.cc"
+check "include/rdmamr.h as c++11" "$cxx" -std=c++11 "${strict[@]}" "$work/one.cc"
+
+echo '#include <rdmamr/fi_mr.h>
+int (*reg)(struct fid_domain *, const void *, size_t, uint64_t, uint64_t, uint64_t, uint64_t, struct fid_mr **, void *) = fi_mr_reg;
+int (*resolve)(struct fid_domain *, uint64_t, uint64_t, size_t, struct rdmamr_segment *, size_t *) = rdmamr_resolve;
+uint64_t access = FI_READ | FI_REMOTE_WRITE | RDMAMR_MR_KEY | RDMAMR_MR_OFFSET;' >"$work/fabric.c"
+{ echo '#define RDMAMR_OLD_NAMES'; cat "$work/fabric.c"; echo 'uint64_t old = FI_MR_KEY | FI_MR_OFFSET | FI_PROV_MR_ATTR | FI_DYNAMIC_MR | FI_LOCAL_MR;'; } >"$work/old.c"
+for file in fabric old; do cp "$work/$file.c" "$work/$file.cc"; done
+for alone in "" -DRDMAMR_NO_LIBFABRIC; do
+	for standard in c99 gnu11 gnu2x; do
+		check "include/rdmamr/fi_mr.h as $standard ${alone:-with libfabric}" "$cc" -std=$standard ${alone:+"$alone"} "${lax[@]}" "$work/fabric.c"
+	done
+	check "the old names ${alone:-with libfabric}" "$cc" -std=gnu11 ${alone:+"$alone"} "${lax[@]}" "$work/old.c"
+	check "include/rdmamr/fi_mr.h as c++11 ${alone:-with libfabric}" "$cxx" -std=gnu++11 ${alone:+"$alone"} "${lax[@]}" "$work/fabric.cc"
+	check "the old names as c++11 ${alone:-with libfabric}" "$cxx" -std=gnu++11 ${alone:+"$alone"} "${lax[@]}" "$work/old.cc"
+done
+# What the header has in place of libfabric's: the same calls and structures.
+check "our functions of libfabric for cbindgen" ctests/packages/abi/fabric_prototypes.sh "$work/fabric_prototypes.c"
+check "each of libfabric's calls is compared" [ "$(grep -c '^_Static_assert(__builtin' "$work/fabric_prototypes.c")" = 19 ]
+check "their prototypes are those of libfabric's inlines" "$cc" -std=gnu11 -Iinclude -fsyntax-only "$work/fabric_prototypes.c"
+
+check "our functions for cbindgen" ctests/packages/abi/prototypes.sh "$cbindgen" "$work/prototypes.c"
+calls() { grep -o '\bibv_[a-z0-9_]*' | grep -ve relaxed -e '^ibv_cmd_' | LC_ALL=C sort -u; }
+check "all of them" diff <(calls <src/capi/librdmamr.map) <(grep '^#undef' "$work/prototypes.c" | calls)
+check "their prototypes are those of <infiniband/verbs.h>" "$cc" -std=c11 "${strict[@]}" "$work/prototypes.c"
+
+newer=()
+echo '#include <infiniband/verbs.h>
+int main(void) { return IBV_REG_MR_MASK_ADDR; }' >"$work/newer.c"
+if "$cc" -fsyntax-only "$work/newer.c" 2>/dev/null; then
+	newer=(-DHAVE_IBV_REG_MR_EX)
+	pass "struct ibv_mr_init_attr is compared too"
+else
+	skip "struct ibv_mr_init_attr" "the installed rdma-core is older than 59 and has none"
+fi
+check "our structures and constants are those of the installed headers ($(grep -c _Static_assert "$layout") assertions)" \
+	"$cc" -std=c11 -fsyntax-only "${newer[@]}" "$layout"
+# libfabric's, where it is installed and as newer releases have it.
+check "our structures are those of libfabric $(pkg-config --modversion libfabric) ($(grep -c _Static_assert "$fabric_layout") assertions)" \
+	"$cc" -std=gnu11 -fsyntax-only "$fabric_layout"
+for suite in trixie; do
+	if headers=$(ctests/packages/abi/libfabric_headers $suite); then
+		newer=$(sed -n 's/#define FI_M[AJINO]*R_VERSION //p' "$headers/rdma/fabric.h" | paste -sd .)
+		# Some names are deprecated there, and still what they were.
+		lasting=("$cc" -std=gnu11 -w -isystem "$headers")
+		check "our structures are those of libfabric $newer" "${lasting[@]}" -fsyntax-only "$fabric_layout"
+		check "include/rdmamr/fi_mr.h with libfabric $newer" "${lasting[@]}" -Iinclude -fsyntax-only "$work/old.c"
+		check "our prototypes are those of libfabric $newer" "${lasting[@]}" -Iinclude -fsyntax-only "$work/fabric_prototypes.c"
+	else
+		skip "our structures with the libfabric of Debian $suite" "its headers could not be downloaded (see target/libfabric/$suite/log)"
+	fi
+done
+tap_done

@@ -1,0 +1,104 @@
+#!/bin/bash
+# SPDX-License-Identifier: MIT OR Apache-2.0
+# install.sh: installs into a folder of its own, and uses what is there as a program's author would:
+# pkg-config, dynamic and static linking; then removes it.
+set -u
+here=$(cd "$(dirname "$0")" && pwd)
+. "$here/../lib/tap.sh"
+cd "$here/../.." || exit 1
+stage=$(mktemp -d)
+trap 'rm -rf "$stage"' EXIT
+cc=${CC:-cc}
+
+tap() { # NAME COMMAND...: a program that reports its own results must have none that failed
+	local name=$1 output
+	shift
+	if output=$("$@" 2>&1) && ! grep -q '^not ok' <<<"$output" && grep -q '^1\.\.' <<<"$output"; then
+		pass "$name: $(grep -c '^ok' <<<"$output") checks"
+	else
+		fail "$name" "$output"
+	fi
+}
+
+install() { make -s --no-print-directory "$@" DESTDIR="$stage" PREFIX=/usr LIBDIR=/usr/lib/here; }
+check "make install" install install
+for file in lib/here/librdmamr.so.1 lib/here/librdmamr.so lib/here/librdmamr.a lib/here/pkgconfig/rdmamr.pc \
+	lib/here/pkgconfig/rdmamr-compat.pc include/rdmamr.h include/rdmamr/verbs.h include/rdmamr/compat/infiniband/verbs.h \
+	include/rdmamr/fi_mr.h lib/here/libfabric/librdmamr-fi.so lib/here/rdmamr/librdmamr-audit.so bin/rdmamr share/bash-completion/completions/rdmamr \
+	share/zsh/site-functions/_rdmamr share/fish/vendor_completions.d/rdmamr.fish; do
+	check "installed: $file" [ -e "$stage/usr/$file" ]
+done
+size=$(stat -c %s "$stage/usr/lib/here/librdmamr.a")
+check "the archive has no debug symbols: $((size >> 10)) KiB" [ "$size" -lt $((6 << 20)) ]
+check "who packages them apart finds them: strip_flag=" bash -c 'make -s --no-print-directory install strip_flag= DESTDIR="$1" PREFIX=/usr LIBDIR=/lib &&
+	readelf -SW "$1/lib/librdmamr.a" 2>/dev/null | grep -q "\.debug_info" && rm -r "$1"' - "$stage/with"
+pages=$(man/names)
+missing() { while read -r file _; do [ -s "$stage/usr/share/man/$file" ] || echo "$file"; done <<<"$pages"; }
+check "and $(wc -l <<<"$pages") manual pages and links to them" [ -z "$(missing)" ]
+links() { grep -rhs '^\.so ' "$stage/usr/share/man" | sort -u | while read -r _ file; do [ -s "$stage/usr/share/man/$file" ] || echo "$file"; done; }
+check "each link leads to a page" [ -z "$(links)" ]
+. packaging/tree.sh
+says=$("$stage/usr/bin/rdmamr" --version)
+check "the program knows its version" grep -qx "rdmamr $tree_version" <<<"$says"
+check "and that of the installed library" grep -q "^librdmamr $tree_version (.*/librdmamr.so" <<<"$(RDMAMR_LIBRARY=$stage/usr/lib/here/librdmamr.so.1 "$stage/usr/bin/rdmamr" -V)"
+check "which says nothing of its own" [ -z "$(RDMAMR_LIBRARY=$stage/usr/lib/here/librdmamr.so.1 "$stage/usr/bin/rdmamr" -V 2>&1 >/dev/null)" ]
+check "and rdma-core's: $(sed -n 3p <<<"$says")" grep -qE '^rdma-core [0-9.]+( or later)? \(.*/libibverbs' <<<"$says"
+check "and the kernel's" grep -qx "Linux $(uname -r)" <<<"$says"
+check "without a library it says so" grep -q '^librdmamr not found: .*/nowhere' <<<"$(RDMAMR_LIBRARY=/nowhere "$stage/usr/bin/rdmamr" -V)"
+for file in bash-completion/completions/rdmamr zsh/site-functions/_rdmamr fish/vendor_completions.d/rdmamr.fish; do
+	check "the completions know the subcommands: $file" grep -q doctor "$stage/usr/share/$file"
+done
+
+export PKG_CONFIG_PATH=$stage/usr/lib/here/pkgconfig PKG_CONFIG_SYSROOT_DIR=$stage
+check "pkg-config knows the version" [ "$(pkg-config --modversion rdmamr)" = "$tree_version" ]
+read -ra flags <<<"$(pkg-config --cflags --libs rdmamr)"
+consumer=$stage/consumer
+check "a program compiles and links" "$cc" -std=gnu11 -Wall -Wextra -Werror "$here/consumer.c" "$here/../lib/tap.c" -o "$consumer" "${flags[@]}" -libverbs
+needed=$(readelf -VW "$consumer")
+check "its ibv_reg_mr is librdmamr's" bash -c 'sed -n "/File: librdmamr.so.1/,/File:/p" <<<"$1" | grep -q "Name: IBVERBS_1.1"' - "$needed"
+check "its ibv_reg_mr names the node" bash -c 'readelf -sW --dyn-syms "$1" | grep -q "UND ibv_reg_mr@IBVERBS_1.1"' - "$consumer"
+bindings=$(LD_LIBRARY_PATH=$stage/usr/lib/here LD_DEBUG=bindings "$consumer" 2>&1 >/dev/null)
+check "the loader binds it so" grep -q 'consumer .*to .*librdmamr.so.1.*ibv_reg_mr. \[IBVERBS_1.1\]' <<<"$bindings"
+tap "it runs" env LD_LIBRARY_PATH="$stage/usr/lib/here" "$consumer"
+
+read -ra flags <<<"$(pkg-config --cflags rdmamr)"
+check "a program links the archive" "$cc" -std=gnu11 -Wall -Wextra -Werror "$here/consumer.c" "$here/../lib/tap.c" -o "$stage/static" "${flags[@]}" \
+	"$stage/usr/lib/here/librdmamr.a" -libverbs -lgcc_s -lpthread -ldl
+check "and needs no librdmamr" bash -c '! readelf -dW "$1" | grep -q "NEEDED.*rdmamr"' - "$stage/static"
+tap "it runs" "$stage/static"
+check "it obeys its settings" grep -q '^{"reg_kernel":0,' <<<"$(RDMAMR_STATS=stderr "$stage/static" 2>&1)"
+check "libibverbs' own calls reach the program's: its symbol is exported" bash -c 'readelf -W --dyn-syms "$1" | grep -q " ibv_reg_mr_iova2@@IBVERBS_1.8"' - "$stage/static"
+
+# A program in Rust has a standard library of its own.
+cat >"$stage/static.rs" <<-END
+	use std::ffi::{CStr, c_char, c_int, c_void};
+	#[link(name = "rdmamr", kind = "static")]
+	unsafe extern "C" {
+	    fn rdmamr_version() -> *const c_char;
+	    fn ibv_reg_mr(pd: *mut c_void, address: *mut c_void, length: usize, access: c_int) -> *mut c_void;
+	}
+	#[link(name = "ibverbs")]
+	unsafe extern "C" {
+	    fn ibv_get_device_list(count: *mut c_int) -> *mut c_void;
+	}
+	fn main() {
+	    let register: [*const c_void; 2] = [ibv_reg_mr as _, ibv_get_device_list as _];
+	    println!("{:?} {}", unsafe { CStr::from_ptr(rdmamr_version()) }, register.len());
+	    assert!(std::panic::catch_unwind(|| std::panic::resume_unwind(Box::new(1))).is_err());
+	}
+END
+check "a program in Rust links it as well" rustc --edition 2024 "$stage/static.rs" -o "$stage/static_rs" -L "$stage/usr/lib/here"
+check "it runs: $("$stage/static_rs" 2>&1)" "$stage/static_rs"
+check "its ibv_reg_mr is the library's" bash -c 'nm "$1" | grep -q " T ibv_reg_mr$"' - "$stage/static_rs"
+
+read -ra flags <<<"$(pkg-config --cflags --libs rdmamr-compat)"
+check "a source for Solaris compiles unchanged and links" "$cc" -std=gnu11 -Wall -Wextra -Werror "$here/solaris.c" -o "$stage/solaris" "${flags[@]}" -libverbs
+check "its ibv_reg_mr_relaxed names the node" bash -c 'readelf -sW --dyn-syms "$1" | grep -q "UND ibv_reg_mr_relaxed@IBVERBS_1.1"' - "$stage/solaris"
+check "it runs" env LD_LIBRARY_PATH="$stage/usr/lib/here" "$stage/solaris"
+
+# Others' files in the same folders.
+others=$(find "$stage/usr" -type d | sed 's|$|/another|' | sort)
+xargs -r touch <<<"$others"
+check "make uninstall" install uninstall
+check "nothing of it is left, and all of others'" diff <(echo "$others") <(find "$stage/usr" -type f -o -type l | sort)
+tap_done

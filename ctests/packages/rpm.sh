@@ -1,0 +1,11 @@
+#!/bin/bash
+# SPDX-License-Identifier: MIT OR Apache-2.0
+# rpm.sh: the RPM packages are built, rpmlint has no error to say about them, and unpacked they run.
+set -u
+. "$(dirname "$0")/../lib/tap.sh"
+cd "$(dirname "$0")/../.." || exit 1
+
+command -v rpmbuild >/dev/null || { echo "1..0 # SKIP rpmbuild is not installed (vm/packages rpm)"; exit; }
+unset MAKEFLAGS MAKELEVEL
+check "make rpm" env -u MAINTAINER make -s --no-print-directory rpm
+tap_done

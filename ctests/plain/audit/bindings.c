@@ -1,0 +1,240 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * Programs that take the functions of libibverbs or libfabric another way than by linking: from a
+ * handle (NCCL by dlvsym, brpc by dlsym), from a copy of libibverbs under another name, or in a
+ * plug-in that is loaded with RTLD_DEEPBIND. With the library alone they get libibverbs' own. With
+ * the module for LD_AUDIT, which CHECK_AUDIT names, they get the library's, and nothing else
+ * changes.
+ *
+ * The device is the stand-in, whose pins are real (stub_device.h). What is libibverbs' own is not
+ * called: libibverbs does not know the device.
+ */
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include "../../lib/device.h"
+#include "../../lib/program.h"
+#include "../../lib/stub_device.h"
+
+typedef struct ibv_mr *(*reg_call)(struct ibv_pd *, void *, size_t, uint64_t, unsigned int);
+typedef int (*dereg_call)(struct ibv_mr *);
+static bool audited;
+static char folder[] = "/tmp/audit.XXXXXX";
+
+/* The name of the file that a function is in. */
+static const char *file_of(void *function)
+{
+	Dl_info info;
+	const char *name;
+
+	if (!function || !dladdr(function, &info))
+		return "nowhere";
+	name = strrchr(info.dli_fname, '/');
+	return name ? name + 1 : info.dli_fname;
+}
+
+static bool is_in(void *function, const char *file)
+{
+	return !strncmp(file_of(function), file, strlen(file));
+}
+
+/* A function that the library has. */
+static void taken(const char *way, void *function, const char *own)
+{
+	ok(is_in(function, audited ? "librdmamr.so" : own), "%s: %s", way, file_of(function));
+}
+
+/* What is registered by those functions is in the statistics. */
+static void registers(const char *way, reg_call reg, dereg_call dereg)
+{
+	struct rdmamr_stats before;
+	char *memory = pages(1);
+	struct ibv_mr *mr;
+
+	if (!audited)
+		return;
+	/* The cache serves a range that comes back. */
+	mr = reg(stub_pd(), memory, PAGE, (uintptr_t)memory, LOCAL_AND_REMOTE);
+	must(mr && dereg(mr) == 0);
+	before = stats();
+	mr = reg(stub_pd(), memory, PAGE, (uintptr_t)memory, LOCAL_AND_REMOTE);
+	ok(mr && stub_lands(mr), "%s: registered, data lands", way);
+	ok(mr && dereg(mr) == 0 && stats().misses + stats().hits == before.misses + before.hits + 1 &&
+	   stats().ended_elsewhere == before.ended_elsewhere, "%s: the cache has served it, and nothing has ended_elsewhere", way);
+	must(munmap(memory, PAGE) == 0);
+}
+
+static void by_handle(const char *way, void *library, bool versions, const char *own)
+{
+	void *reg = versions ? dlvsym(library, "ibv_reg_mr_iova2", "IBVERBS_1.8") : dlsym(library, "ibv_reg_mr_iova2");
+	void *dereg = versions ? dlvsym(library, "ibv_dereg_mr", "IBVERBS_1.1") : dlsym(library, "ibv_dereg_mr");
+	void *init = dlsym(library, "ibv_fork_init");
+
+	taken(way, reg, own);
+	taken(way, dereg, own);
+	taken(way, init, own);
+	ok(is_in(dlvsym(library, "ibv_reg_mr", "IBVERBS_1.0"), own), "%s: a version that the library has not", way);
+	ok(is_in(dlsym(library, "ibv_open_device"), own), "%s: a function that the library has not", way);
+	registers(way, (reg_call)reg, (dereg_call)dereg);
+}
+
+/* A copy of a file, with another name for libibverbs in it, of the same length. */
+static const char *renamed(const char *original, const char *name)
+{
+	static const char old[] = "libibverbs.so.1", new[] = "libibverbz.so.1";
+	static char path[256];
+	int from = open(original, O_RDONLY | O_CLOEXEC), to;
+	struct stat size;
+	char *bytes;
+
+	must(from >= 0 && fstat(from, &size) == 0);
+	bytes = mmap(NULL, (size_t)size.st_size, PROT_READ | PROT_WRITE, MAP_PRIVATE, from, 0);
+	must(bytes != MAP_FAILED);
+	for (char *at = bytes; (at = memmem(at, (size_t)(bytes + size.st_size - at), old, sizeof(old))); at++)
+		memcpy(at, new, sizeof(new));
+	snprintf(path, sizeof(path), "%s/%s", folder, name);
+	to = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0700);
+	must(to >= 0 && write(to, bytes, (size_t)size.st_size) == size.st_size && close(to) == 0 && close(from) == 0);
+	must(munmap(bytes, (size_t)size.st_size) == 0);
+	return path;
+}
+
+static void leave(int number)
+{
+	_exit(number == SIGSEGV ? 2 : 1);
+}
+
+/* libibverbs reads from a region that is NULL; the library refuses it. */
+static bool is_ours(dereg_call dereg)
+{
+	pid_t pid = fork();
+	int status;
+
+	must(pid >= 0);
+	if (!pid) {
+		signal(SIGSEGV, leave);
+		_exit(dereg(NULL) == EINVAL ? 0 : 1);
+	}
+	must(waitpid(pid, &status, 0) == pid && WIFEXITED(status) && WEXITSTATUS(status) != 1);
+	return WEXITSTATUS(status) == 0;
+}
+
+/* The calls of a plug-in. The linker binds them when it loads the plug-in, or at the first call. */
+static void plugin(const char *path, int mode, const char *way)
+{
+	void *library = dlopen(path, mode | RTLD_LOCAL | RTLD_DEEPBIND);
+	int (*protect)(void *, size_t, int);
+	struct rdmamr_stats before;
+	char *memory = pages(1);
+	reg_call reg;
+	dereg_call dereg;
+	struct ibv_mr *mr;
+
+	if (!library)
+		printf("# %s\n", dlerror());
+	must(library);
+	*(void **)&reg = dlsym(library, "plugin_reg_mr");
+	*(void **)&dereg = dlsym(library, "plugin_dereg_mr");
+	*(void **)&protect = dlsym(library, "plugin_mprotect");
+	must(reg && dereg && protect);
+	ok(is_ours(dereg) == audited, "%s: its calls are %s", way, audited ? "the library's" : "libibverbs'");
+	registers(way, reg, dereg);
+
+	/* userfaultfd does not see protection: a call past the library leaves the region in the cache. */
+	mr = ibv_reg_mr_relaxed(stub_pd(), memory, PAGE, LOCAL_AND_REMOTE);
+	must(mr && ibv_dereg_mr_relaxed(mr) == 0);
+	before = stats();
+	must(protect(memory, PAGE, PROT_READ) == 0);
+	mr = ibv_reg_mr_relaxed(stub_pd(), memory, PAGE, LOCAL_AND_REMOTE);
+	if (audited)
+		ok(!mr && errno == EFAULT, "%s: the library hears of its mprotect", way);
+	else
+		ok(mr && stats().hits == before.hits + 1, "%s: its mprotect passes the library by", way);
+	if (mr)
+		must(ibv_dereg_mr_relaxed(mr) == 0);
+	must(protect(memory, PAGE, PROT_READ | PROT_WRITE) == 0);
+	must(munmap(memory, PAGE) == 0);
+}
+
+static void handles(void)
+{
+	void *verbs = dlopen("libibverbs.so.1", RTLD_NOW | RTLD_LOCAL);
+	void *fabric = dlopen("libfabric.so.1", RTLD_NOW | RTLD_LOCAL);
+	void *libc = dlopen("libc.so.6", RTLD_NOW | RTLD_LOCAL);
+	void *copy, *(*shim_next)(void);
+	int (*fork_init)(void);
+	char original[256];
+	Dl_info info;
+
+	must(verbs && libc);
+	by_handle("dlvsym of a handle", verbs, true, "libibverbs");
+	by_handle("dlsym of a handle", verbs, false, "libibverbs");
+	must(dladdr(dlsym(verbs, "ibv_open_device"), &info));
+	snprintf(original, sizeof(original), "%s", info.dli_fname);
+	copy = dlopen(renamed(original, "libprivate-1de1263b.so.1"), RTLD_NOW | RTLD_LOCAL);
+	must(copy && dlsym(copy, "ibv_open_device") != dlsym(verbs, "ibv_open_device"));
+	by_handle("dlvsym of a renamed libibverbs", copy, true, "libprivate");
+
+	/* libfabric has each fi_getinfo of its past. */
+	if (fabric) {
+		taken("fi_getinfo by dlsym", dlsym(fabric, "fi_getinfo"), "libfabric");
+		taken("fi_getinfo by dlvsym", dlvsym(fabric, "fi_getinfo", "FABRIC_1.0"), "libfabric");
+		ok(is_in(dlsym(fabric, "fi_dupinfo"), "libfabric"), "fi_dupinfo is libfabric's");
+	} else {
+		skip("fi_getinfo by dlsym", "libfabric is not installed");
+	}
+	ok(is_in(dlsym(libc, "mprotect"), "libc.so"), "mprotect by dlsym from the C library is the C library's");
+	ok(is_in(dlsym(RTLD_DEFAULT, "mprotect"), "librdmamr.so"), "mprotect by dlsym from the program is the library's");
+
+	*(void **)&shim_next = dlsym(RTLD_DEFAULT, "shim_next");
+	*(void **)&fork_init = dlsym(verbs, "ibv_fork_init");
+	must(shim_next && fork_init);
+	ok(is_in(shim_next(), "libibverbs"), "a library that stands in for a function finds the next: %s",
+	   file_of(shim_next()));
+	ok(fork_init() != -1, "and is no circle");
+}
+
+/* From Linux 5.12 on libibverbs is not asked to keep memory from children, so it comes last. */
+static void all(const char *plugin_path)
+{
+	char path[256];
+
+	plugin(plugin_path, RTLD_NOW, "RTLD_DEEPBIND");
+	handles();
+	snprintf(path, sizeof(path), "%s", renamed(plugin_path, "plugin.so"));
+	plugin(path, RTLD_LAZY, "RTLD_DEEPBIND of a renamed libibverbs");
+}
+
+int main(int argc, char **argv)
+{
+	const char *module = getenv("CHECK_AUDIT"), *why;
+	char count[12], command[64];
+	static char plugin_path[256];
+	int length;
+
+	if (!getenv("RDMAMR_CACHE")) {
+		must(setenv("RDMAMR_CACHE", "all", 1) == 0 && setenv("RDMAMR_CACHE_LINGER", FOREVER, 1) == 0);
+		execv("/proc/self/exe", argv);
+		must(!"execv");
+	}
+	audited = argc > 1;
+	tap_count = audited ? atoi(argv[1]) : 0;
+	must(module && mkdtemp(folder));
+	length = (int)readlink("/proc/self/exe", plugin_path, sizeof(plugin_path) - 32);
+	must(length > 0);
+	strcpy(strrchr(plugin_path, '/'), "/audit_plugin.so");
+	why = stub_open(STUB_PIN);
+	if (why)
+		skip_all(why);
+	all(plugin_path);
+	snprintf(command, sizeof(command), "rm -r %s", folder);
+	must(system(command) == 0);
+	if (audited)
+		return done_testing();
+	must(setenv("LD_AUDIT", module, 1) == 0);
+	snprintf(count, sizeof(count), "%d", tap_count);
+	execl("/proc/self/exe", argv[0], count, NULL);
+	must(!"execl");
+}

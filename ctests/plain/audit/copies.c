@@ -1,0 +1,298 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * A process with a copy of libibverbs under another name, as a Python wheel brings one, with the
+ * provider that belongs to it. The library's calls about a device are for the libibverbs that
+ * opened the device, be it the only one or one of two.
+ *
+ * Only the copy has been told to keep registered memory from children, by its own ibv_fork_init:
+ * whom the library has asked shows in the flags of the memory, /proc/self/smaps.
+ */
+#include <dirent.h>
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <infiniband/verbs.h>
+#include <stddef.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <rdmamr.h>
+#include "../../lib/tap.h"
+
+_Static_assert(offsetof(struct verbs_context, context) - offsetof(struct verbs_context, sz) == 8, "SZ_BEFORE_CONTEXT");
+_Static_assert(offsetof(struct verbs_context, context) - offsetof(struct verbs_context, create_cq_ex) == 120,
+	       "CREATE_CQ_EX_BEFORE_CONTEXT");
+
+enum { PAGE = 4096, LOCAL = IBV_ACCESS_LOCAL_WRITE };
+static char folder[] = "/tmp/copies.XXXXXX";
+static int (*get_stats)(struct rdmamr_stats *, size_t);
+static struct ibv_mr *(*reg_mr)(struct ibv_pd *, void *, size_t, int);
+static struct ibv_mr *(*reg_mr_iova2)(struct ibv_pd *, void *, size_t, uint64_t, unsigned int);
+static int (*dereg_mr)(struct ibv_mr *);
+static int (*dealloc_pd)(struct ibv_pd *);
+static int (*close_device)(struct ibv_context *);
+
+/* The program is not linked to libibverbs, so by name it finds the library's functions only. */
+static void *ours(const char *name)
+{
+	void *function = dlsym(RTLD_DEFAULT, name);
+	Dl_info info;
+
+	must(function && dladdr(function, &info) && strstr(info.dli_fname, "librdmamr.so"));
+	return function;
+}
+
+static struct rdmamr_stats stats(void)
+{
+	struct rdmamr_stats now;
+
+	must(get_stats(&now, sizeof(now)) == 0);
+	return now;
+}
+
+/* A copy of a file with other words in it, each as long as the one before. */
+static void copy(const char *original, const char *name, const char *const words[][2])
+{
+	int from = open(original, O_RDONLY | O_CLOEXEC), to;
+	struct stat size;
+	char path[512], *bytes;
+
+	must(from >= 0 && fstat(from, &size) == 0);
+	bytes = mmap(NULL, (size_t)size.st_size, PROT_READ | PROT_WRITE, MAP_PRIVATE, from, 0);
+	must(bytes != MAP_FAILED);
+	for (; words[0][0]; words++) {
+		size_t length = strlen(words[0][0]);
+		int count = 0;
+
+		must(strlen(words[0][1]) == length);
+		for (char *at = bytes; (at = memmem(at, (size_t)(bytes + size.st_size - at), words[0][0], length)); at++) {
+			memcpy(at, words[0][1], length);
+			count++;
+		}
+		must(count > 0);
+	}
+	snprintf(path, sizeof(path), "%s/%s", folder, name);
+	to = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0700);
+	must(to >= 0 && write(to, bytes, (size_t)size.st_size) == size.st_size && close(to) == 0 && close(from) == 0);
+	must(munmap(bytes, (size_t)size.st_size) == 0);
+}
+
+/* Where the installed libibverbs is. It stays unloaded here. */
+static void find_installed(char *path, size_t size)
+{
+	int ends[2], status;
+	ssize_t length;
+	pid_t pid;
+
+	must(pipe(ends) == 0);
+	pid = fork();
+	must(pid >= 0);
+	if (!pid) {
+		void *library = dlopen("libibverbs.so.1", RTLD_LAZY);
+		Dl_info info;
+
+		if (library && dladdr(dlsym(library, "ibv_open_device"), &info) && realpath(info.dli_fname, path))
+			write(ends[1], path, strlen(path));
+		_exit(0);
+	}
+	must(waitpid(pid, &status, 0) == pid);
+	length = read(ends[0], path, size - 1);
+	must(length > 0 && close(ends[0]) == 0 && close(ends[1]) == 0);
+	path[length] = 0;
+}
+
+/* Makes the copies, and has the copy of libibverbs load its own provider only. */
+static void make_copies(void)
+{
+	static const char *const library[][2] = { { "libibverbs.so.1", "libibverbz.so.1" },
+						  { "/etc/libibverbs.d", "/nil/libibverbs.d" }, { NULL, NULL } };
+	char installed[256], path[512], *end;
+	struct dirent *entry;
+	int found = 0;
+	DIR *dir;
+
+	find_installed(installed, sizeof(installed));
+	copy(installed, "libibverbs-1de1263b.so.1", library);
+	end = strrchr(installed, '/');
+	strcpy(end, "/libibverbs");
+	dir = opendir(installed);
+	must(dir);
+	while ((entry = readdir(dir)))
+		if (!strncmp(entry->d_name, "librxe-rdmav", 12)) {
+			snprintf(path, sizeof(path), "%s/%s", installed, entry->d_name);
+			copy(path, entry->d_name, (const char *const[][2]){ { library[0][0], library[0][1] }, { NULL, NULL } });
+			found++;
+		}
+	must(found == 1 && closedir(dir) == 0);
+}
+
+/* A domain on the device, by one libibverbs alone. */
+static struct ibv_pd *open_domain(void *verbs)
+{
+	struct ibv_device **(*get_list)(int *) = (struct ibv_device **(*)(int *))dlsym(verbs, "ibv_get_device_list");
+	struct ibv_context *(*open_device)(struct ibv_device *) =
+		(struct ibv_context *(*)(struct ibv_device *))dlsym(verbs, "ibv_open_device");
+	struct ibv_pd *(*alloc_pd)(struct ibv_context *) =
+		(struct ibv_pd *(*)(struct ibv_context *))dlsym(verbs, "ibv_alloc_pd");
+	struct ibv_context *context = NULL;
+	struct ibv_device **list;
+
+	must(get_list && open_device && alloc_pd);
+	list = get_list(NULL);
+	must(list);
+	for (int n = 0; list[n]; n++)
+		if (!strcmp(list[n]->name, getenv("CHECK_DEVICE")))
+			context = open_device(list[n]);
+	must(context);
+	return alloc_pd(context);
+}
+
+/* Whether children do not get the page. */
+static bool is_kept(void *page)
+{
+	FILE *maps = fopen("/proc/self/smaps", "re");
+	unsigned long start, end;
+	bool here = false, kept = false;
+	char line[1024];
+
+	must(maps);
+	while (fgets(line, sizeof(line), maps)) {
+		if (sscanf(line, "%lx-%lx ", &start, &end) == 2)
+			here = (unsigned long)page >= start && (unsigned long)page < end;
+		else if (here && !strncmp(line, "VmFlags:", 8))
+			kept = strstr(line, " dc") != NULL;
+	}
+	must(fclose(maps) == 0);
+	return kept;
+}
+
+static void *new_page(void)
+{
+	void *page = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+
+	must(page != MAP_FAILED);
+	return page;
+}
+
+static void by_copy(struct ibv_pd *pd, const char *when)
+{
+	void *page = new_page();
+	struct ibv_mr *mr = reg_mr(pd, page, PAGE, LOCAL);
+	struct rdmamr_stats before;
+
+	/* The cache looks at a range that comes back. */
+	must(mr && dereg_mr(mr) == 0);
+	before = stats();
+	mr = reg_mr(pd, page, PAGE, LOCAL);
+	ok(mr && stats().reg_kernel == before.reg_kernel + 1 && stats().bypassed_fork > before.bypassed_fork,
+	   "%s: the library registers, and the cache leaves it alone", when);
+	ok(is_kept(page), "%s: the copy is asked to keep the memory from children", when);
+	ok(mr && dereg_mr(mr) == 0 && !is_kept(page), "%s: and to give it back", when);
+	/* An address of its own for peers, which is libibverbs' to serve where the library does not. */
+	mr = reg_mr_iova2(pd, page, PAGE, (uintptr_t)page + PAGE, LOCAL);
+	ok(mr && is_kept(page), "%s: another address for peers", when);
+	ok(mr && dereg_mr(mr) == 0 && !is_kept(page), "%s: deregistered", when);
+	must(munmap(page, PAGE) == 0);
+}
+
+static void by_installed(struct ibv_pd *pd, bool first)
+{
+	void *page = new_page();
+	struct rdmamr_stats before = stats();
+
+	for (int n = 0; n < 4; n++) {
+		struct ibv_mr *mr = reg_mr(pd, page, PAGE, LOCAL);
+
+		ok(mr && !is_kept(page), "the installed libibverbs keeps nothing from children");
+		ok(mr && dereg_mr(mr) == 0, "deregistered");
+	}
+	/* The second registration makes a region. The first libibverbs decides for all hits. */
+	ok(stats().hits == before.hits + (first ? 2 : 0), "and the cache serves its device if it was the first");
+	must(munmap(page, PAGE) == 0);
+}
+
+static void end(struct ibv_pd *pd, const char *whose)
+{
+	struct ibv_context *context = pd->context;
+
+	is(dealloc_pd(pd), 0, "the domain of %s ends", whose);
+	is(close_device(context), 0, "and its device");
+}
+
+static void *load_copy(void)
+{
+	int (*fork_init)(void);
+	char path[512];
+	void *verbs;
+
+	snprintf(path, sizeof(path), "%s/libibverbs-1de1263b.so.1", folder);
+	verbs = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+	must(verbs);
+	*(void **)&fork_init = dlsym(verbs, "ibv_fork_init");
+	must(fork_init && fork_init() == 0);
+	snprintf(path, sizeof(path), "%s/librxe", folder);
+	must(setenv("RDMAV_DRIVERS", path, 1) == 0);
+	return verbs;
+}
+
+static bool installed_is_loaded(void)
+{
+	return dlopen("libibverbs.so.1", RTLD_LAZY | RTLD_NOLOAD) != NULL;
+}
+
+static struct ibv_pd *open_installed(void)
+{
+	void *verbs = dlopen("libibverbs.so.1", RTLD_NOW | RTLD_LOCAL);
+
+	must(verbs && unsetenv("RDMAV_DRIVERS") == 0);
+	return open_domain(verbs);
+}
+
+int main(int argc, char **argv)
+{
+	struct ibv_pd *copied, *installed;
+	char command[64], count[12];
+	bool second = argc > 1;
+
+	if (!getenv("CHECK_DEVICE") || strncmp(getenv("CHECK_DEVICE"), "rxe", 3))
+		skip_all("the copy is of soft-RoCE's provider");
+	if (!getenv("RDMAMR_CACHE")) {
+		must(setenv("RDMAMR_CACHE", "all", 1) == 0 && setenv("RDMAMR_CACHE_LINGER", "1000000", 1) == 0);
+		execv("/proc/self/exe", argv);
+		must(!"execv");
+	}
+	tap_count = second ? atoi(argv[1]) : 0;
+	*(void **)&get_stats = ours("rdmamr_get_stats");
+	*(void **)&reg_mr = ours("ibv_reg_mr");
+	*(void **)&reg_mr_iova2 = ours("ibv_reg_mr_iova2");
+	*(void **)&dereg_mr = ours("ibv_dereg_mr");
+	*(void **)&dealloc_pd = ours("ibv_dealloc_pd");
+	*(void **)&close_device = ours("ibv_close_device");
+	must(mkdtemp(folder));
+	make_copies();
+	if (second) {
+		installed = open_installed();
+		must(installed);
+		by_installed(installed, true);
+	}
+	copied = open_domain(load_copy());
+	must(copied);
+	if (!second) {
+		must(!installed_is_loaded());
+		by_copy(copied, "the only one");
+		ok(!installed_is_loaded(), "no other libibverbs was loaded for it");
+		installed = open_installed();
+		must(installed);
+		by_installed(installed, false);
+	}
+	by_copy(copied, second ? "the second of two" : "the first of two");
+	end(installed, "the installed libibverbs");
+	end(copied, "the copy");
+	snprintf(command, sizeof(command), "rm -r %s", folder);
+	must(system(command) == 0);
+	if (second)
+		return done_testing();
+	snprintf(count, sizeof(count), "%d", tap_count);
+	execl("/proc/self/exe", argv[0], count, NULL);
+	must(!"execl");
+}

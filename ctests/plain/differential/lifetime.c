@@ -1,0 +1,144 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/* Domains, windows, devices and regions in the wrong order; changing regions; limits. */
+#include "../../lib/verdict.h"
+#include <linux/capability.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+
+static const char *name_of(int err)
+{
+	return err ? strerrorname_np(err) : "0";
+}
+
+static void domains(struct ibv_context *context, char *memory)
+{
+	struct ibv_pd *pd = ibv_alloc_pd(context), *other = ibv_alloc_pd(context);
+	struct ibv_mr *mr, *second;
+
+	must(pd && other);
+	mr = ibv_reg_mr(pd, memory, PAGE, LOCAL_AND_REMOTE);
+	second = ibv_reg_mr(pd, memory, PAGE, LOCAL_AND_REMOTE);
+	must(mr && second);
+	verdict("the same memory twice\t%s", mr->lkey == second->lkey ? "one key" : "two keys");
+	verdict("a domain with two regions\t%s", name_of(ibv_dealloc_pd(pd)));
+	verdict("first region\t%s", name_of(ibv_dereg_mr(mr)));
+	verdict("a domain with one region\t%s", name_of(ibv_dealloc_pd(pd)));
+	verdict("second region\t%s", name_of(ibv_dereg_mr(second)));
+	verdict("a domain with none\t%s", name_of(ibv_dealloc_pd(pd)));
+	verdict("the other domain\t%s", name_of(ibv_dealloc_pd(other)));
+}
+
+static void windows(struct ibv_context *context, char *memory)
+{
+	struct ibv_pd *pd = ibv_alloc_pd(context);
+	struct ibv_mw *mw = ibv_alloc_mw(pd, IBV_MW_TYPE_1);
+
+	verdict("a window\t%s", mw ? "0" : name_of(errno));
+	if (mw)
+		verdict("deallocating it\t%s", name_of(ibv_dealloc_mw(mw)));
+	(void)memory;
+	verdict("the domain of the window\t%s", name_of(ibv_dealloc_pd(pd)));
+}
+
+static void change(struct ibv_mr *mr, const char *name, int flags, struct ibv_pd *pd, void *addr,
+		   size_t length, int access)
+{
+	int code, err;
+
+	errno = 0;
+	code = ibv_rereg_mr(mr, flags, pd, addr, length, access);
+	err = errno;
+	verdict("rereg: %s\t%d %s", name, code, code ? name_of(err) : "");
+}
+
+static void changes(struct ibv_context *context, char *memory)
+{
+	struct ibv_pd *pd = ibv_alloc_pd(context), *other = ibv_alloc_pd(context);
+	struct ibv_mr *mr = ibv_reg_mr(pd, memory, PAGE, LOCAL_AND_REMOTE);
+
+	must(mr && other);
+	change(mr, "unknown flags", 0x100, pd, memory, PAGE, 0);
+	change(mr, "translation to NULL", IBV_REREG_MR_CHANGE_TRANSLATION, NULL, NULL, PAGE, 0);
+	change(mr, "translation to length 0", IBV_REREG_MR_CHANGE_TRANSLATION, NULL, memory, 0, 0);
+	change(mr, "access without its flag", 0, NULL, NULL, 0, IBV_ACCESS_LOCAL_WRITE);
+	change(mr, "access", IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, IBV_ACCESS_LOCAL_WRITE);
+	change(mr, "domain", IBV_REREG_MR_CHANGE_PD, other, NULL, 0, 0);
+	change(mr, "translation", IBV_REREG_MR_CHANGE_TRANSLATION, NULL, memory + PAGE, PAGE, 0);
+	verdict("rereg: its domain\t%s", mr->pd == pd ? "the first" : mr->pd == other ? "the other" : "?");
+	verdict("rereg: its address\t%td", (char *)mr->addr - memory);
+	verdict("rereg: deregistered\t%s", name_of(ibv_dereg_mr(mr)));
+	verdict("rereg: the domain\t%s", name_of(ibv_dealloc_pd(pd)));
+	verdict("rereg: the other domain\t%s", name_of(ibv_dealloc_pd(other)));
+}
+
+static void closing(char *memory)
+{
+	struct ibv_context *context = open_device();
+	struct ibv_pd *pd = ibv_alloc_pd(context);
+	struct ibv_mr *mr = ibv_reg_mr(pd, memory, PAGE, LOCAL_AND_REMOTE);
+
+	verdict("closing a device with a region\t%s", mr ? name_of(ibv_close_device(context)) : "no region");
+}
+
+/* Without CAP_IPC_LOCK the limit counts. */
+static void give_up_capability(void)
+{
+	struct __user_cap_header_struct header = { .version = _LINUX_CAPABILITY_VERSION_3 };
+	struct __user_cap_data_struct data[2];
+
+	must(syscall(SYS_capget, &header, data) == 0);
+	data[0].effective &= ~(1u << CAP_IPC_LOCK);
+	data[0].permitted &= ~(1u << CAP_IPC_LOCK);
+	must(syscall(SYS_capset, &header, data) == 0);
+}
+
+static void limit(struct ibv_pd *pd, const char *name, rlim_t bytes, void *addr, size_t length)
+{
+	struct rlimit limit = { .rlim_cur = bytes, .rlim_max = RLIM_INFINITY };
+	char full[96];
+
+	must(setrlimit(RLIMIT_MEMLOCK, &limit) == 0);
+	snprintf(full, sizeof(full), "limit %zu, %s", (size_t)bytes, name);
+	errno = 0;
+	verdict_region(full, pd, addr, length, ibv_reg_mr(pd, addr, length, IBV_ACCESS_LOCAL_WRITE));
+}
+
+static void limits(struct ibv_context *context)
+{
+	struct ibv_pd *pd = ibv_alloc_pd(context);
+	char *memory = pages(64);
+	struct ibv_mr *mr;
+
+	must(pd);
+	give_up_capability();
+	limit(pd, "one page", 0, memory, PAGE);
+	limit(pd, "one byte", 1, memory, 1);
+	limit(pd, "one byte", PAGE, memory, 1);
+	limit(pd, "two bytes on two pages", PAGE, memory + PAGE - 1, 2);
+	limit(pd, "16 pages", 16 * PAGE, memory, 16 * PAGE);
+	limit(pd, "16 pages, not aligned", 16 * PAGE, memory + 1, 16 * PAGE);
+	limit(pd, "17 pages", 16 * PAGE, memory, 17 * PAGE);
+	limit(pd, "17 pages of which none is mapped", 16 * PAGE, NULL, 17 * PAGE);
+	limit(pd, "16 pages again", 16 * PAGE, memory, 16 * PAGE);
+	mr = ibv_reg_mr(pd, memory, 10 * PAGE, IBV_ACCESS_LOCAL_WRITE);
+	must(mr);
+	limit(pd, "6 pages beside 10", 16 * PAGE, memory, 6 * PAGE);
+	limit(pd, "7 pages beside 10", 16 * PAGE, memory, 7 * PAGE);
+	verdict("the 10 pages\t%s", name_of(ibv_dereg_mr(mr)));
+	limit(pd, "16 pages at the end", 16 * PAGE, memory, 16 * PAGE);
+	verdict("the domain of the limits\t%s", name_of(ibv_dealloc_pd(pd)));
+}
+
+int main(void)
+{
+	struct ibv_context *context = open_device();
+	char *memory = pages(2);
+
+	domains(context, memory);
+	windows(context, memory);
+	changes(context, memory);
+	closing(memory);
+	limits(context);
+	verdict("closing the device\t%s", name_of(ibv_close_device(context)));
+	return 0;
+}

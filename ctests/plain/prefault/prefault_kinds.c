@@ -1,0 +1,708 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * Each kind of memory, registered with RDMAMR_PREFAULT=2 and without. Afterwards the same pages are there, the file has
+ * the same blocks, the memory has the same contents, and the registration has ended the same way: the table of
+ * docs/large.md. The device is CHECK_DEVICE, or else the stand-in, which pins all memory for writing.
+ */
+#include "../../lib/device.h"
+#include "../../lib/program.h"
+#include "../../lib/stub_device.h"
+#include "started.h"
+#include <fcntl.h>
+#include <linux/memfd.h>
+#include <linux/mempolicy.h>
+#include <pthread.h>
+#include <sys/ipc.h>
+#include <sys/mount.h>
+#include <sys/shm.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+
+enum { MIB = 1 << 20, SIZE = 18 * MIB, HUGE = 2 * MIB, ROUNDS = 10 };
+enum { READ_ONLY = IBV_ACCESS_REMOTE_READ, BOTH = PROT_READ | PROT_WRITE };
+#ifndef MADV_GUARD_INSTALL
+#define MADV_GUARD_INSTALL 102
+#endif
+
+/* What is left after a registration. */
+struct result {
+	int err, threads;
+	bool refused; /* this machine has no such memory */
+	bool written; /* the file's time of modification has changed */
+	long before, after, outside, blocks;
+	uint64_t sum;
+};
+
+static int fd = -1;
+
+static char *map(size_t length, int protection, int flags)
+{
+	char *memory = mmap(NULL, length, protection, flags, flags & MAP_ANONYMOUS ? -1 : fd, 0);
+
+	return memory == MAP_FAILED ? NULL : memory;
+}
+
+/* In small pages. */
+static char *small(char *memory)
+{
+	if (memory)
+		must(madvise(memory, SIZE, MADV_NOHUGEPAGE) == 0);
+	return memory;
+}
+
+static char *anonymous(void)
+{
+	return small(map(SIZE, BOTH, MAP_PRIVATE | MAP_ANONYMOUS));
+}
+
+/* What the program has not decided. */
+static char *undecided(void)
+{
+	return map(SIZE, BOTH, MAP_PRIVATE | MAP_ANONYMOUS);
+}
+
+static char *huge_wanted(void)
+{
+	char *memory = map(SIZE, BOTH, MAP_PRIVATE | MAP_ANONYMOUS);
+
+	madvise(memory, SIZE, MADV_HUGEPAGE);
+	return memory;
+}
+
+static char *every_other_page(void)
+{
+	char *memory = anonymous();
+
+	for (size_t at = 0; at < SIZE; at += 2 * PAGE)
+		memory[at] = (char)(at >> 13 | 1);
+	return memory;
+}
+
+static char *second_half(void)
+{
+	char *memory = anonymous();
+
+	memset(memory + SIZE / 4, 0x5a, SIZE / 4);
+	return memory;
+}
+
+static char *zero_pages(void)
+{
+	volatile char *memory = anonymous();
+
+	for (size_t at = 0; at < SIZE; at += PAGE)
+		(void)memory[at];
+	return (char *)memory;
+}
+
+static char *bound_to_a_node(void)
+{
+	unsigned long nodes = 1;
+	char *memory = anonymous();
+
+	return syscall(SYS_mbind, memory, SIZE, MPOL_BIND, &nodes, 8 * sizeof(nodes), 0) == 0 ? memory : NULL;
+}
+
+static char *local_to_a_node(void)
+{
+	char *memory = anonymous();
+
+	return syscall(SYS_mbind, memory, SIZE, MPOL_LOCAL, NULL, 0, 0) == 0 ? memory : NULL;
+}
+
+static char *unreadable_inside(void)
+{
+	char *memory = anonymous();
+
+	must(mprotect(memory + SIZE / 2, PAGE, PROT_NONE) == 0);
+	return memory;
+}
+
+static char *guarded(void)
+{
+	char *memory = anonymous();
+
+	return madvise(memory + SIZE / 2, PAGE, MADV_GUARD_INSTALL) == 0 ? memory : NULL;
+}
+
+static char *never_written(void)
+{
+	return map(SIZE, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS);
+}
+
+static char *of_fd(int protection, int flags, off_t size)
+{
+	if (fd < 0 || ftruncate(fd, size))
+		return NULL;
+	usleep(20000); /* the clock of the file system */
+	return map(SIZE, protection, flags);
+}
+
+static char *memfd(void)
+{
+	fd = memfd_create("kinds", MFD_CLOEXEC);
+	return of_fd(BOTH, MAP_SHARED, SIZE);
+}
+
+static char *memfd_read_only(void)
+{
+	fd = memfd_create("kinds", MFD_CLOEXEC);
+	return of_fd(PROT_READ, MAP_SHARED, SIZE);
+}
+
+static char *memfd_private(void)
+{
+	fd = memfd_create("kinds", MFD_CLOEXEC);
+	return of_fd(BOTH, MAP_PRIVATE, SIZE);
+}
+
+static char *memfd_short(void)
+{
+	fd = memfd_create("kinds", MFD_CLOEXEC);
+	return of_fd(BOTH, MAP_SHARED, SIZE / 2);
+}
+
+static char *memfd_partly(void)
+{
+	char *memory = memfd();
+
+	for (size_t at = 0; at < SIZE; at += 4 * PAGE)
+		memset(memory + at, 0x5a, PAGE);
+	usleep(20000);
+	return memory;
+}
+
+static char *shared_anonymous(void)
+{
+	return map(SIZE, BOTH, MAP_SHARED | MAP_ANONYMOUS);
+}
+
+static char *system_v(void)
+{
+	int id = shmget(IPC_PRIVATE, SIZE, IPC_CREAT | 0600);
+	char *memory;
+
+	if (id < 0)
+		return NULL;
+	memory = shmat(id, NULL, 0);
+	must(shmctl(id, IPC_RMID, NULL) == 0);
+	return memory == (void *)-1 ? NULL : memory;
+}
+
+static char *posix(void)
+{
+	fd = shm_open("/prefault-kinds", O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+	if (fd >= 0)
+		shm_unlink("/prefault-kinds");
+	return of_fd(BOTH, MAP_SHARED, SIZE);
+}
+
+static char folder[32];
+
+/* A tmpfs of that size. */
+static char *in_tmpfs(const char *size)
+{
+	char path[64];
+
+	strcpy(folder, "/tmp/prefault-XXXXXX");
+	must(mkdtemp(folder));
+	if (mount("tmpfs", folder, "tmpfs", 0, size)) {
+		must(rmdir(folder) == 0);
+		folder[0] = 0;
+		return NULL;
+	}
+	snprintf(path, sizeof(path), "%s/file", folder);
+	fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+	return of_fd(BOTH, MAP_SHARED, SIZE);
+}
+
+static char *tmpfs(void) { return in_tmpfs("size=256m"); }
+static char *tmpfs_just_enough(void) { return in_tmpfs("size=19m"); }
+static char *tmpfs_too_small(void) { return in_tmpfs("size=8m"); }
+
+static char *file(int protection, int flags)
+{
+	char name[] = "/var/tmp/prefault-XXXXXX", *block = malloc(MIB);
+
+	fd = mkstemp(name);
+	must(fd >= 0 && unlink(name) == 0 && block);
+	for (int n = 0; n < SIZE / MIB; n++) {
+		memset(block, 'a' + n % 26, MIB);
+		must(write(fd, block, MIB) == MIB);
+	}
+	must(fsync(fd) == 0);
+	free(block);
+	/* So that it is to be read. */
+	posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+	return of_fd(protection, flags, SIZE);
+}
+
+static char *file_private(void) { return file(BOTH, MAP_PRIVATE); }
+static char *file_private_read_only(void) { return file(PROT_READ, MAP_PRIVATE); }
+static char *file_shared(void) { return file(BOTH, MAP_SHARED); }
+static char *file_shared_read_only(void) { return file(PROT_READ, MAP_SHARED); }
+
+static char *huge(void)
+{
+	return map(SIZE, BOTH, MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB);
+}
+
+static char *huge_shared(void)
+{
+	return map(SIZE, BOTH, MAP_SHARED | MAP_ANONYMOUS | MAP_HUGETLB);
+}
+
+static char *huge_memfd(void)
+{
+	fd = memfd_create("kinds", MFD_CLOEXEC | MFD_HUGETLB);
+	return of_fd(BOTH, MAP_SHARED, SIZE);
+}
+
+static char *two_kinds(void)
+{
+	char *memory = anonymous();
+
+	fd = memfd_create("kinds", MFD_CLOEXEC);
+	must(ftruncate(fd, SIZE / 2) == 0);
+	must(mmap(memory + SIZE / 2, SIZE / 2, BOTH, MAP_SHARED | MAP_FIXED, fd, 0) == memory + SIZE / 2);
+	return memory;
+}
+
+/* EITHER: a file that is in memory is present for mincore(2). */
+enum { ALONE, HELPED, EITHER };
+
+static const struct kind {
+	const char *name;
+	char *(*make)(void);
+	int access, helped;
+} kinds[] = {
+	{ "private anonymous memory", anonymous, LOCAL_AND_REMOTE, HELPED },
+	{ "private anonymous memory, for reading", anonymous, READ_ONLY, HELPED },
+	{ "anonymous memory without advice", undecided, LOCAL_AND_REMOTE, HELPED },
+	{ "huge pages where the kernel finds them", huge_wanted, LOCAL_AND_REMOTE, HELPED },
+	{ "every other page touched", every_other_page, LOCAL_AND_REMOTE, HELPED },
+	{ "a part touched", second_half, LOCAL_AND_REMOTE, HELPED },
+	{ "pages that were only read", zero_pages, LOCAL_AND_REMOTE, ALONE },
+	{ "memory bound to a node", bound_to_a_node, LOCAL_AND_REMOTE, HELPED },
+	{ "memory local to a node", local_to_a_node, LOCAL_AND_REMOTE, HELPED },
+	{ "a page without rights inside", unreadable_inside, LOCAL_AND_REMOTE, ALONE },
+	{ "a guard page inside", guarded, LOCAL_AND_REMOTE, HELPED },
+	{ "anonymous memory that cannot be written", never_written, READ_ONLY, ALONE },
+	{ "memfd", memfd, LOCAL_AND_REMOTE, HELPED },
+	{ "memfd, for reading", memfd, READ_ONLY, HELPED },
+	{ "memfd, mapped for reading", memfd_read_only, READ_ONLY, HELPED },
+	{ "memfd, mapped for reading, registered for writing", memfd_read_only, LOCAL_AND_REMOTE, ALONE },
+	{ "memfd, private", memfd_private, LOCAL_AND_REMOTE, HELPED },
+	{ "memfd, shorter than its mapping", memfd_short, LOCAL_AND_REMOTE, HELPED },
+	{ "memfd, every fourth page touched", memfd_partly, LOCAL_AND_REMOTE, HELPED },
+	{ "shared anonymous memory", shared_anonymous, LOCAL_AND_REMOTE, HELPED },
+	{ "System V shared memory", system_v, LOCAL_AND_REMOTE, HELPED },
+	{ "POSIX shared memory, unlinked", posix, LOCAL_AND_REMOTE, HELPED },
+	{ "tmpfs", tmpfs, LOCAL_AND_REMOTE, HELPED },
+	{ "tmpfs, for reading", tmpfs, READ_ONLY, HELPED },
+	{ "tmpfs with just enough room", tmpfs_just_enough, LOCAL_AND_REMOTE, ALONE },
+	{ "tmpfs with too little room", tmpfs_too_small, LOCAL_AND_REMOTE, ALONE },
+	{ "a file, private", file_private, LOCAL_AND_REMOTE, EITHER },
+	{ "a file, private, mapped for reading", file_private_read_only, READ_ONLY, EITHER },
+	{ "a file, shared", file_shared, LOCAL_AND_REMOTE, ALONE },
+	{ "a file, shared, mapped for reading", file_shared_read_only, READ_ONLY, EITHER },
+	{ "huge pages, private", huge, LOCAL_AND_REMOTE, HELPED },
+	{ "huge pages, shared", huge_shared, LOCAL_AND_REMOTE, HELPED },
+	{ "huge pages, memfd", huge_memfd, LOCAL_AND_REMOTE, HELPED },
+	{ "memory of two kinds", two_kinds, LOCAL_AND_REMOTE, ALONE },
+};
+enum { KINDS = sizeof(kinds) / sizeof(*kinds) };
+
+static struct ibv_pd *open_pd(void)
+{
+	const char *why;
+
+	if (getenv("CHECK_DEVICE"))
+		return ibv_alloc_pd(open_device());
+	why = stub_open(STUB_UMEM);
+	if (why)
+		skip_all(why);
+	return stub_pd();
+}
+
+/* How many pages are mapped. */
+static long present(const char *memory, size_t length)
+{
+	static uint64_t entries[SIZE / PAGE];
+	int map = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+	size_t size = length / PAGE * sizeof(*entries);
+	long count = 0;
+
+	must(map >= 0 && pread(map, entries, size, (off_t)((uintptr_t)memory / PAGE * sizeof(*entries))) == (ssize_t)size);
+	for (size_t n = 0; n < length / PAGE; n++)
+		count += entries[n] >> 63;
+	close(map);
+	return count;
+}
+
+static struct stat status(void)
+{
+	struct stat of = { 0 };
+
+	if (fd >= 0)
+		must(fstat(fd, &of) == 0);
+	return of;
+}
+
+/* Registers memory of a kind, but for its first and last page. */
+static struct result look(struct ibv_pd *pd, const struct kind *kind, char *memory)
+{
+	struct result result = { .refused = !memory };
+	struct stat before, after;
+	struct ibv_mr *mr;
+
+	if (!memory)
+		return result;
+	before = status();
+	result.before = present(memory, SIZE);
+	started = 0;
+	errno = 0;
+	mr = ibv_reg_mr(pd, memory + PAGE, SIZE - 2 * PAGE, kind->access);
+	result.err = mr ? 0 : errno;
+	result.threads = started;
+	after = status();
+	result.written = before.st_mtim.tv_sec != after.st_mtim.tv_sec || before.st_mtim.tv_nsec != after.st_mtim.tv_nsec;
+	result.blocks = (long)after.st_blocks;
+	result.after = present(memory, SIZE);
+	result.outside = present(memory, PAGE) + present(memory + SIZE - PAGE, PAGE);
+	if (!mr)
+		return result;
+	must(ibv_dereg_mr(mr) == 0);
+	for (size_t at = 0; at < SIZE; at += 1024)
+		result.sum = result.sum * 31 + (unsigned char)memory[at];
+	return result;
+}
+
+/* Writes the result of each kind to descriptor 3. */
+static int measure(void)
+{
+	struct ibv_pd *pd = open_pd();
+
+	for (int n = 0; n < KINDS; n++) {
+		char *memory = kinds[n].make();
+		struct result result = look(pd, &kinds[n], memory);
+
+		must(write(3, &result, sizeof(result)) == sizeof(result));
+		if (memory && munmap(memory, SIZE))
+			must(shmdt(memory) == 0);
+		if (fd >= 0)
+			must(close(fd) == 0);
+		fd = -1;
+		if (folder[0])
+			must(umount(folder) == 0 && rmdir(folder) == 0);
+		folder[0] = 0;
+	}
+	return 0;
+}
+
+/* The results of a program with that many threads. Returns how many it wrote before it ended. */
+static int measured(const char *threads, struct result results[KINDS])
+{
+	int ends[2], exited, count = 0;
+	pid_t child;
+
+	fflush(stdout);
+	must(pipe(ends) == 0);
+	child = fork();
+	if (!child) {
+		must(dup2(ends[1], 3) == 3 && setenv("RDMAMR_PREFAULT", threads, 1) == 0);
+		execl("/proc/self/exe", "prefault_kinds", "measure", NULL);
+		_exit(127);
+	}
+	close(ends[1]);
+	while (count < KINDS && read(ends[0], &results[count], sizeof(*results)) == sizeof(*results))
+		count++;
+	close(ends[0]);
+	must(child > 0 && waitpid(child, &exited, 0) == child);
+	ok(exited == 0, "with %s threads: the program ends by itself", threads);
+	return count;
+}
+
+static void each_kind(void)
+{
+	static struct result without[KINDS], with[KINDS];
+	int count = measured("0", without), others = measured("2", with);
+
+	for (int n = 0; n < KINDS; n++) {
+		const struct kind *kind = &kinds[n];
+		struct result alone = without[n], helped = with[n];
+
+		case_begin("%s", kind->name);
+		if (!ok(n < count && n < others, "it has a result")) {
+			case_end();
+			continue;
+		}
+		if (alone.refused) {
+			case_skip("this machine has none");
+			continue;
+		}
+		is(helped.err, alone.err, "the same errno");
+		is(helped.before, alone.before, "as many pages before");
+		/* Nothing tells of a guard page before the pin comes upon it. */
+		if (kind->make != guarded)
+			is(helped.after, alone.after, "as many pages afterwards");
+		is(helped.outside, alone.outside, "as many beside it");
+		/* Pages of the file that were only copied are mapped nowhere, and the kernel may drop them. */
+		if (kind->make == memfd_private)
+			ok(helped.blocks <= (SIZE - 2 * PAGE) / 512, "no more blocks of the file than the memory");
+		else
+			is(helped.blocks, alone.blocks, "as many blocks of the file");
+		is(helped.written, alone.written, "the file's time changes or stays");
+		ok(helped.sum == alone.sum, "the same contents");
+		is(alone.threads, 0, "no thread without the setting");
+		if (kind->helped != EITHER)
+			is(helped.threads, kind->helped == HELPED, "threads that help");
+		case_end();
+	}
+}
+
+/* Whether the mapping at an address has a flag of smaps. */
+static bool has_flag(const char *memory, const char *flag)
+{
+	FILE *file = fopen("/proc/self/smaps", "r");
+	unsigned long start, end;
+	bool within = false, found = false;
+	char line[4096];
+
+	must(file);
+	while (fgets(line, sizeof(line), file)) {
+		if (sscanf(line, "%lx-%lx ", &start, &end) == 2)
+			within = start <= (uintptr_t)memory && (uintptr_t)memory < end;
+		if (within && !strncmp(line, "VmFlags:", 8))
+			found = strstr(line, flag) != NULL;
+	}
+	fclose(file);
+	return found;
+}
+
+/* Huge pages are asked for where the machine gives them to those who ask, and the program has not decided. */
+static void asks_for_huge_pages(void)
+{
+	struct ibv_pd *pd = open_pd();
+	char mode[64] = "";
+	int file = open("/sys/kernel/mm/transparent_hugepage/enabled", O_RDONLY | O_CLOEXEC), decided = 0, asked = 0;
+
+	if (file < 0 || read(file, mode, sizeof(mode) - 1) <= 0 || !strstr(mode, "[madvise]")) {
+		skip("huge pages are asked for", "this machine does not give them to those who ask");
+		return;
+	}
+	close(file);
+	/* On a busy machine the registration may end before the other thread has begun. */
+	for (int round = 0; round < 50 && !asked; round++) {
+		char *refused = anonymous(), *open = undecided();
+		struct ibv_mr *mrs[] = { ibv_reg_mr(pd, refused, SIZE, LOCAL_AND_REMOTE),
+					 ibv_reg_mr(pd, open, SIZE, LOCAL_AND_REMOTE) };
+
+		must(mrs[0] && mrs[1]);
+		decided += has_flag(refused + SIZE / 2, " hg");
+		asked += has_flag(open + SIZE / 2, " hg");
+		must(ibv_dereg_mr(mrs[0]) == 0 && ibv_dereg_mr(mrs[1]) == 0);
+		munmap(refused, SIZE);
+		munmap(open, SIZE);
+	}
+	is(asked, 1, "huge pages are asked for where the program has not decided");
+	is(decided, 0, "and not where it has refused them");
+}
+
+/* What another thread does to the memory while it is registered. */
+static char *shaken;
+static _Atomic bool stop;
+
+static void *unmaps(void *argument)
+{
+	usleep(500);
+	munmap(shaken + SIZE / 2, SIZE / 4);
+	return argument;
+}
+
+static void *replaces(void *argument)
+{
+	while (!stop)
+		must(mmap(shaken + SIZE / 2, SIZE / 4, BOTH, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) ==
+		     shaken + SIZE / 2);
+	return argument;
+}
+
+static void *truncates(void *argument)
+{
+	while (!stop)
+		must(ftruncate(fd, SIZE / 2) == 0 && ftruncate(fd, SIZE) == 0);
+	return argument;
+}
+
+static void *protects(void *argument)
+{
+	while (!stop)
+		must(mprotect(shaken + SIZE / 2, PAGE, PROT_NONE) == 0 && mprotect(shaken + SIZE / 2, PAGE, BOTH) == 0);
+	return argument;
+}
+
+static void shake(struct ibv_pd *pd, char *(*make)(void), void *(*change)(void *), const char *what)
+{
+	int other = 0, count = 0, err = 0;
+
+	for (int round = 0; round < ROUNDS; round++) {
+		pthread_t thread;
+		struct ibv_mr *mr;
+
+		fd = -1;
+		stop = false;
+		shaken = make();
+		must(shaken && pthread_create(&thread, NULL, change, NULL) == 0);
+		errno = 0;
+		mr = ibv_reg_mr(pd, shaken, SIZE, LOCAL_AND_REMOTE);
+		if (!mr && errno != EFAULT)
+			other++, err = errno;
+		count++;
+		stop = true;
+		must(pthread_join(thread, NULL) == 0);
+		must(!mr || ibv_dereg_mr(mr) == 0);
+		munmap(shaken, SIZE);
+		if (fd >= 0)
+			close(fd);
+	}
+	errno = err;
+	ok(count == ROUNDS && !other, "%s meanwhile: registered or EFAULT, and no signal", what);
+}
+
+static void shaken_memory(void)
+{
+	struct ibv_pd *pd = open_pd();
+
+	shake(pd, anonymous, unmaps, "another thread unmaps memory");
+	shake(pd, anonymous, replaces, "another thread maps other memory there");
+	shake(pd, anonymous, protects, "another thread takes away rights");
+	shake(pd, memfd, truncates, "another thread truncates the file");
+}
+
+/* Where memory cgroups are made, in each version of the interface. */
+static const struct {
+	const char *folder, *limit;
+} groups[] = {
+	{ "/sys/fs/cgroup/memory/prefault-kinds", "memory.limit_in_bytes" },
+	{ "/sys/fs/cgroup/prefault-kinds", "memory.max" },
+};
+
+static bool say(const char *folder, const char *name, long value)
+{
+	char path[128];
+	FILE *to;
+	bool said;
+
+	snprintf(path, sizeof(path), "%s/%s", folder, name);
+	/* Not where the file would be made. */
+	to = access(path, F_OK) ? NULL : fopen(path, "w");
+	if (!to)
+		return false;
+	said = fprintf(to, "%ld\n", value) > 0;
+	return !fclose(to) && said;
+}
+
+/*
+ * Registers memory in a new group with that limit. Its status, as of wait(2): the exit status says what happened.
+ * -1 if there is no such group.
+ */
+static int in_group(long limit, const char *threads)
+{
+	const char *folder = NULL;
+	bool gone = false;
+	int exited;
+	pid_t child;
+
+	for (size_t n = 0; n < sizeof(groups) / sizeof(*groups) && !folder; n++) {
+		if (mkdir(groups[n].folder, 0700))
+			continue;
+		if (say(groups[n].folder, groups[n].limit, limit))
+			folder = groups[n].folder;
+		else
+			rmdir(groups[n].folder);
+	}
+	if (!folder)
+		return -1;
+	fflush(stdout);
+	child = fork();
+	if (!child) {
+		if (!say(folder, "cgroup.procs", getpid()) || setenv("RDMAMR_PREFAULT", threads, 1))
+			_exit(127);
+		execl("/proc/self/exe", "prefault_kinds", "limited", NULL);
+		_exit(127);
+	}
+	must(child > 0 && waitpid(child, &exited, 0) == child);
+	/* A process that has ended leaves its group a moment later. */
+	must(comes(gone || (gone = rmdir(folder) == 0)));
+	return exited;
+}
+
+static int limited(void)
+{
+	struct ibv_pd *pd = open_pd();
+	char *memory = anonymous();
+	struct ibv_mr *mr = ibv_reg_mr(pd, memory, SIZE, LOCAL_AND_REMOTE);
+
+	return (mr ? 1 : 0) | (started ? 2 : 0);
+}
+
+static void cgroup(void)
+{
+	int alone = in_group(1024L * MIB, "0"), helped;
+
+	if (alone < 0) {
+		skip("a memory cgroup", "none can be made here");
+		return;
+	}
+	helped = in_group(1024L * MIB, "2");
+	ok(WIFEXITED(alone) && WEXITSTATUS(alone) == 1, "a memory cgroup with room: registered");
+	ok(WIFEXITED(helped) && WEXITSTATUS(helped) == 3, "and with help, %#x", helped);
+	helped = in_group(3L * SIZE, "2");
+	ok(WIFEXITED(helped) && WEXITSTATUS(helped) == 1, "with little room: registered, and nobody helps, %#x", helped);
+	alone = in_group(SIZE / 2, "0");
+	helped = in_group(SIZE / 2, "2");
+	is(helped, alone, "with too little room: it ends as without help, %#x", alone);
+}
+
+/* As many huge pages as the kinds need. They are given back at the end. */
+static long huge_before = -1;
+
+static long huge_pages(long wanted)
+{
+	FILE *file = fopen("/proc/sys/vm/nr_hugepages", wanted < 0 ? "r" : "w");
+	long count = -1;
+
+	if (!file)
+		return -1;
+	if (wanted < 0)
+		must(fscanf(file, "%ld", &count) == 1);
+	else
+		fprintf(file, "%ld", wanted);
+	fclose(file);
+	return count;
+}
+
+static void give_back(void)
+{
+	huge_pages(huge_before);
+}
+
+int main(int argc, char **argv)
+{
+	if (argc > 1 && !strcmp(argv[1], "measure"))
+		return measure();
+	if (argc > 1 && !strcmp(argv[1], "limited"))
+		return limited();
+	huge_before = huge_pages(-1);
+	if (huge_before == 0) {
+		huge_pages(SIZE / HUGE + 1);
+		atexit(give_back);
+	}
+	each_kind();
+	asks_for_huge_pages();
+	shaken_memory();
+	cgroup();
+	return done_testing();
+}

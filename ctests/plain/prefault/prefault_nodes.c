@@ -1,0 +1,163 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * On which NUMA nodes the pages of a registration lie, with no thread of RDMAMR_PREFAULT, two and four: where the policy
+ * of the memory or of the thread puts them, without a policy on the node of the registering thread. A machine with two
+ * nodes of two processors each: vm/run -n 2.
+ */
+#include "../../lib/device.h"
+#include "../../lib/program.h"
+#include "started.h"
+#include <linux/mempolicy.h>
+#include <sched.h>
+#include <sys/syscall.h>
+
+enum { MIB = 1 << 20, SIZE = 64 * MIB, PAGES = SIZE / PAGE, NODES = 2 };
+enum { ALL = -1 };
+
+static struct ibv_pd *pd;
+
+static void policy_of_thread(int policy, unsigned long nodes)
+{
+	must(syscall(SYS_set_mempolicy, policy, nodes ? &nodes : NULL, 8 * sizeof(nodes)) == 0);
+}
+
+static void policy_of_memory(char *memory, int policy, unsigned long nodes)
+{
+	must(syscall(SYS_mbind, memory, SIZE, policy, nodes ? &nodes : NULL, 8 * sizeof(nodes), 0) == 0);
+}
+
+static int this_node(void)
+{
+	unsigned node;
+
+	must(getcpu(NULL, &node) == 0);
+	return (int)node;
+}
+
+/* May run on the processors of that node, or on all. */
+static void allow(int node)
+{
+	cpu_set_t processors;
+
+	CPU_ZERO(&processors);
+	for (int n = 0; n < 2 * NODES; n++)
+		if (node == ALL || n / 2 == node)
+			CPU_SET(n, &processors);
+	must(sched_setaffinity(0, sizeof(processors), &processors) == 0);
+}
+
+/* Moves to that node. */
+static void go(int node)
+{
+	allow(node);
+	must(this_node() == node);
+	allow(ALL);
+}
+
+static void count_by_node(char *memory, long count[NODES])
+{
+	static void *pages[PAGES];
+	static int nodes[PAGES];
+
+	for (int n = 0; n < PAGES; n++)
+		pages[n] = memory + (size_t)n * PAGE;
+	must(syscall(SYS_move_pages, 0, (long)PAGES, pages, NULL, nodes, 0) == 0);
+	memset(count, 0, NODES * sizeof(*count));
+	for (int n = 0; n < PAGES; n++)
+		if (nodes[n] >= 0 && nodes[n] < NODES)
+			count[nodes[n]]++;
+}
+
+enum { OF_NOBODY, OF_MEMORY, OF_THREAD };
+
+static const struct placed {
+	const char *name;
+	int whose, policy;
+	unsigned long nodes;
+	int node;      /* of all pages; ALL: as many on each */
+	bool stays;    /* only the processors of one node are allowed */
+} all[] = {
+	{ "without a policy", OF_NOBODY, MPOL_DEFAULT, 0, 1, false },
+	{ "without a policy, on the processors of a node", OF_NOBODY, MPOL_DEFAULT, 0, 1, true },
+	{ "memory bound to the other node", OF_MEMORY, MPOL_BIND, 1, 0, false },
+	{ "memory that prefers the other node", OF_MEMORY, MPOL_PREFERRED, 1, 0, false },
+	{ "local memory", OF_MEMORY, MPOL_LOCAL, 0, 1, false },
+	{ "memory that prefers no node", OF_MEMORY, MPOL_PREFERRED, 0, 1, false },
+	{ "interleaved memory", OF_MEMORY, MPOL_INTERLEAVE, 3, ALL, false },
+	{ "a thread bound to the other node", OF_THREAD, MPOL_BIND, 1, 0, false },
+	{ "a thread that prefers the other node", OF_THREAD, MPOL_PREFERRED, 1, 0, false },
+	{ "a local thread", OF_THREAD, MPOL_LOCAL, 0, 1, false },
+	{ "an interleaving thread", OF_THREAD, MPOL_INTERLEAVE, 3, ALL, false },
+};
+
+/* Registers memory on node 1. Whether the thread was there all the time, as far as can be seen. */
+static bool registered(const struct placed *how, bool shared, long count[NODES])
+{
+	int flags = MAP_ANONYMOUS | (shared ? MAP_SHARED : MAP_PRIVATE);
+	char *memory = mmap(NULL, SIZE, PROT_READ | PROT_WRITE, flags, -1, 0);
+	struct ibv_mr *mr;
+	bool stayed;
+
+	must(memory != MAP_FAILED && madvise(memory, SIZE, MADV_NOHUGEPAGE) == 0);
+	go(1);
+	if (how->stays)
+		allow(1);
+	if (how->whose == OF_MEMORY)
+		policy_of_memory(memory, how->policy, how->nodes);
+	if (how->whose == OF_THREAD)
+		policy_of_thread(how->policy, how->nodes);
+	started = 0;
+	mr = ibv_reg_mr(pd, memory, SIZE, LOCAL_AND_REMOTE);
+	stayed = this_node() == 1;
+	policy_of_thread(MPOL_DEFAULT, 0);
+	must(mr);
+	count_by_node(memory, count);
+	must(ibv_dereg_mr(mr) == 0 && munmap(memory, SIZE) == 0);
+	return stayed;
+}
+
+static void look(const struct placed *how, bool shared, int threads)
+{
+	/* What each thread interleaves begins anew with it. */
+	enum { ROUGHLY = 64 };
+	long count[NODES];
+	bool stayed = false;
+
+	case_begin("%s memory, %d threads: %s", shared ? "shared" : "private", threads, how->name);
+	for (int n = 0; n < 50 && !stayed; n++)
+		stayed = registered(how, shared, count);
+	printf("# pages by node: %ld and %ld; threads started: %d\n", count[0], count[1], started);
+	ok(stayed, "the thread stays on its node");
+	is(count[0] + count[1], PAGES, "all pages are there");
+	if (how->node == ALL)
+		ok(labs(count[0] - count[1]) <= ROUGHLY, "as many on each node");
+	else
+		is(count[!how->node], 0, "none on the other node");
+	if (threads)
+		ok(started > 0, "threads help");
+	else
+		is(started, 0, "no thread helps");
+	case_end();
+}
+
+int main(int argc, char **argv)
+{
+	const char *setting;
+	int threads;
+
+	(void)argc;
+	with_setting(argv, "RDMAMR_PREFAULT", getenv("RDMAMR_PREFAULT") ?: "0");
+	setting = getenv("RDMAMR_PREFAULT");
+	threads = atoi(setting);
+	continue_report();
+	if (access("/sys/devices/system/node/node1", F_OK))
+		skip_all("this machine has one node");
+	pd = ibv_alloc_pd(open_device());
+	must(pd);
+	for (size_t n = 0; n < sizeof(all) / sizeof(*all); n++)
+		for (int shared = 0; shared < 2; shared++)
+			look(&all[n], shared, threads);
+	if (threads < 4)
+		go_on_with(argv, "RDMAMR_PREFAULT", threads ? "4" : "2");
+	return done_testing();
+}

@@ -1,0 +1,216 @@
+#!/bin/bash
+# SPDX-License-Identifier: MIT OR Apache-2.0
+# programs.sh LIBRARY DEVICE ADDRESS GID_INDEX [TABLE]
+#
+# Programs that others wrote behave the same with the library in front, and it makes all their
+# registrations. Each runs server and client on this machine, first without the library, then with
+# it on both sides. ADDRESS is the IP address of DEVICE, GID_INDEX the RoCE GID that goes with it.
+# With TABLE, docs/results/programs.md, each runs with the cache too (RDMAMR_CACHE=all), and what the table
+# says of its registrations is compared. If $CHECK_WALL is set ("ctests/run wall"), rows and traces for
+# that table go to $VM_OUT instead. Prints TAP.
+set -u
+here=$(realpath "$(dirname "$0")")
+. "$here/../../lib/tap.sh"
+. "$here/stats.sh"
+[ $# -ge 4 ] || { sed -n '3,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0" >&2; exit 2; }
+device=$2 address=$3 gid=$4 table=${5-} wall=${CHECK_WALL:+${VM_OUT:-}}
+limit=300 # seconds, against a side that hangs: a busy machine is ten times as slow
+
+if [ ! -e "/sys/class/infiniband/$device" ]; then
+	echo "1..0 # SKIP there is no device $device"
+	exit
+fi
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+# A copy: whoever builds meanwhile would change the file under the programs that have mapped it.
+library=$scratch/library.so
+cp "$1" "$library" || exit 2
+. "$here/sides.sh"
+
+# The tests of a program. SAYS is a pattern of lines that are to be the same as well. A program
+# without a server has an empty SERVER. One that registers no memory has REGISTERS=no in front, one
+# over unreliable queue pairs RELIABLE=no, one that registers more if messages come late VARIES=yes.
+# PRELOAD names a library that each run has behind ours, PROCESSES the number of processes that
+# register (2).
+program() { # NAME READY SAYS SERVER CLIENT
+	local name=$1 run runs=(with) limit=$limit settings began=$SECONDS
+	[ -z "$table" ] || runs+=(cache)
+	shift
+	if ! command -v "${4%% *}" >/dev/null; then
+		skip "$name: the same with the library" "${4%% *} is not installed"
+		return
+	fi
+	# An unreliable queue pair may lose a message, and the program then waits for it for ever.
+	[ "${RELIABLE-yes}" = yes ] || limit=60
+	attempts without "$@" env ${PRELOAD:+LD_PRELOAD="$PRELOAD"}
+	if late without; then
+		fail "$name: the same with the library" "Not done after $limit s even without the library." "$(output without)"
+		return
+	fi
+	for run in "${runs[@]}"; do
+		settings=(LD_PRELOAD="$library${PRELOAD:+ $PRELOAD}" RDMAMR_STATS="$scratch/$run.stats")
+		# Age ends no region: an emulated processor may take seconds from one buffer to the next.
+		[ "$run" = with ] || settings+=(RDMAMR_CACHE=all RDMAMR_CACHE_LINGER=1000000)
+		[ -z "$wall" ] || settings+=(RDMAMR_TRACE="$scratch/$run.trace")
+		attempts "$run" "$@" env "${settings[@]}"
+		judge "$name" "$run" || return
+	done
+	[ -z "$table" ] || row "$name"
+	echo "# $name: $((SECONDS - began)) s"
+}
+
+# Sets registrations[RUN] and hits[RUN]. False if the program does not work here at all.
+declare -A registrations hits
+judge() { # NAME RUN
+	local words=library
+	[ "$2" = with ] || words=cache
+	if late "$2"; then
+		fail "$1: the same with the $words" "Not done after $limit s." "$(output "$2")"
+	elif [ "${verdict[without]}" != "${verdict[$2]}" ]; then
+		fail "$1: the same with the $words" "$(difference "$2")" "$(output "$2")"
+	elif ! worked without; then
+		skip "$1: the same with the $words" "fails without the library as well: $(reason without)"
+		return 1
+	else
+		pass "$1: the same with the $words"
+	fi
+
+	registrations[$2]=0 hits[$2]=0
+	[ "${REGISTERS-yes}" = yes ] || return 0
+	sum_stats "$scratch/$2.stats"
+	registrations[$2]=$((stats[reg_kernel] + stats[hits])) hits[$2]=${stats[hits]}
+	# Each side is a process, and each must have said what it did.
+	if ((stats[processes] >= ${PROCESSES-2} && stats[reg_kernel] > 0 && stats[reg_next] == 0 && stats[reg_failed] == 0 &&
+		stats[dereg_next] == 0 && stats[dereg_failed] == 0 && stats[ended_elsewhere] == 0)); then
+		pass "$1: with the $words, every registration is the library's"
+	else
+		fail "$1: with the $words, every registration is the library's" "$(show_stats)"
+	fi
+}
+
+# Of the tree of Debian sid nothing is compared: Open MPI's registrations differ from run to run.
+# How many hits there are depends on where the C library finds memory: at least a third of what the
+# table says, and none where it says none.
+row() { # NAME
+	local run there wanted least
+	if [ -n "$wall" ]; then
+		echo "$1|${registrations[with]}|${hits[cache]}" >>"$wall/rows${SID:+.sid}"
+		for run in with cache; do
+			[ ! -e "$scratch/$run.trace" ] || cp "$scratch/$run.trace" "$wall/$1.$run.trace"
+		done
+		return
+	fi
+	[ -z "${SID-}" ] || return 0
+	read -r wanted least <<<"$(awk -F' *[|] *' -v name="$1" '$2 == name { print $3, $4 }' "$table")"
+	there="${registrations[with]} and ${registrations[cache]} registrations, ${hits[cache]} hits"
+	if as_many with && as_many cache &&
+		((hits[cache] * 3 >= least && (hits[cache] > 0) == (least > 0))); then
+		pass "$1: ${registrations[cache]} registrations, ${hits[cache]} of them hits, as ${table##*/} says"
+	else
+		fail "$1: as ${table##*/} says (\"ctests/run wall\" writes it)" "with the library and with the cache: $there" \
+			"the table: $wanted registrations, $least hits"
+	fi
+}
+
+as_many() { # RUN: as the table says, or up to half of that more or fewer
+	local number=${registrations[$1]}
+	[ "$number" = "$wanted" ] || { [ -n "${VARIES-}" ] && ((2 * number >= wanted && 2 * number <= 3 * wanted)); }
+}
+
+both() { # NAME READY COMMAND: the client's command is the server's and the address
+	program "$1" "$2" '' "$3" "$3 $address"
+}
+
+if [ -n "${SID-}" ]; then
+	limit=900
+	program 'Open MPI, mpirun -x' '' '^ring: ' '' "$here/ring x"
+	program 'Open MPI, rdmamr run' '' '^ring: ' '' "$here/ring run"
+	program 'Open MPI, rdmamr run, no other cache' '' '^ring: ' '' "$here/ring run FI_MR_CACHE_MAX_COUNT=0"
+	[ -z "$wall" ] || { uname -r; dpkg-query -W -f '${Version}\n' rdma-core libfabric1 openmpi-bin; } >"$wall/versions"
+	tap_done
+	exit
+fi
+
+# Few and small messages: what is tested is the memory, not the speed.
+REGISTERS=no program ibv_devinfo '' '.*' '' "ibv_devinfo -v -d $device"
+program 'rping -V' cm 'ping data: ' "rping -s -a $address -p PORT -C 10 -v -V" "rping -c -a $address -p PORT -C 10 -v -V"
+
+# iWARP connects queue pairs by the connection manager only, and has no atomic operations.
+if grep -q RNIC "/sys/class/infiniband/$device/node_type"; then
+	tap_done
+	exit
+fi
+
+both 'ibv_rc_pingpong -c' tcp "ibv_rc_pingpong -d $device -g $gid -p PORT -n 20 -c"
+RELIABLE=no both 'ibv_uc_pingpong -c' tcp "ibv_uc_pingpong -d $device -g $gid -p PORT -n 20 -c"
+RELIABLE=no both 'ibv_ud_pingpong -c' tcp "ibv_ud_pingpong -d $device -g $gid -p PORT -n 20 -c"
+both ibv_srq_pingpong tcp "ibv_srq_pingpong -d $device -g $gid -p PORT -n 20 -q 2"
+program ucmatose cm 'complete$|return status' "ucmatose -b $address -p PORT -C 10" "ucmatose -s $address -p PORT -C 10"
+program 'rstream -T v' cm '' "rstream -b $address -p PORT -S 65536 -C 2 -I 2 -T v" "rstream -s $address -p PORT -S 65536 -C 2 -I 2 -T v"
+program 'riostream -T v' cm '' "riostream -b $address -p PORT -S 65536 -C 2 -I 2 -T v" "riostream -s $address -p PORT -S 65536 -C 2 -I 2 -T v"
+both ib_write_bw tcp "ib_write_bw -d $device -x $gid -p PORT -n 5 -s 4096 -F"
+both ib_read_bw tcp "ib_read_bw -d $device -x $gid -p PORT -n 5 -s 4096 -F"
+both ib_send_bw tcp "ib_send_bw -d $device -x $gid -p PORT -n 5 -s 4096 -F"
+both ib_atomic_bw tcp "ib_atomic_bw -d $device -x $gid -p PORT -n 5 -F"
+# On a busy machine it may hang once it has printed its results, without the library too.
+RELIABLE=no program 'fi_pingpong -c' tcp '' "fi_pingpong -p verbs -e msg -d $device -B PORT -I 5 -S 4096 -c" \
+	"fi_pingpong -p verbs -e msg -d $device -P PORT -I 5 -S 4096 -c $address"
+
+# From here on with the cache only: programs that register while they run.
+if [ -z "$table" ]; then
+	tap_done
+	exit
+fi
+fio="fio --ioengine=rdma --port=PORT --bs=64k --size=2m --thread"
+for verb in write read; do
+	program "fio, $verb" cm '' "$fio --name=server --rw=read" "$fio --name=client --hostname=$address --verb=$verb --iodepth=4 --rw=write"
+done
+# fio's server has a receive for each of its iodepth only: what comes too early is refused.
+program 'fio, send' cm '' "$fio --name=server --rw=read --iodepth=16" \
+	"$fio --name=client --hostname=$address --verb=send --iodepth=1 --rw=write"
+
+# Programs of moves.py, in which buffers come and go. Both sides are this machine's own Python.
+moves() { # NAME BY
+	local command="/usr/bin/python3 $here/moves.py $2 $device $address $scratch/PORT"
+	program "$1" offered 'buffers came back' "$command target" "$command initiator"
+}
+offered() { [ -e "$scratch/$1/offer" ]; } # PORT
+
+# Mooncake's transfer engine moves caches of language models. It calls ibv_fork_init at its start.
+wheel=$(realpath "$here/../../../target/mooncake")
+if [ -e "$wheel/.ready" ]; then
+	. "$here/mooncake.sh"
+	moves Mooncake engine
+	program 'Mooncake, transfer_engine_bench' '' 'moved$|ended well' '' \
+		"$here/transfer_engine_bench $wheel/mooncake/transfer_engine_bench $device $address $scratch/PORT"
+else
+	skip "Mooncake: the same with the library" "its wheel could not be downloaded (ctests/plain/programs/mooncake_wheel)"
+fi
+
+if [ -e "$wheel/.store" ]; then
+	LD_LIBRARY_PATH=$wheel/nvidia/cuda_runtime/lib moves 'Mooncake, store' store
+else
+	skip "Mooncake, store: the same with the library" "its wheels could not be downloaded (ctests/plain/programs/mooncake_wheel store)"
+fi
+moves librpma librpma
+
+# librspreload turns a program's sockets into RDMA sockets.
+rsockets=/usr/lib/x86_64-linux-gnu/rsocket/librspreload.so
+seq 100000 >"$scratch/sent"
+PRELOAD=$rsockets program 'netcat by librspreload' cm 'arrived$' "$here/netcat listen $address PORT $scratch/sent" \
+	"$here/netcat send $address PORT $scratch/sent"
+
+# By default UCX checks the destination of a datagram, and drops all that soft-RoCE delivers.
+VARIES=yes UCX_NET_DEVICES=$device:1 UCX_IB_GID_INDEX=$gid UCX_TLS=rc_verbs,ud_verbs UCX_UD_VERBS_ETH_DGID_CHECK=n \
+	both 'ucx_perftest -t tag_bw' tcp 'ucx_perftest -t tag_bw -n 20 -w 2 -s 65536 -p PORT'
+
+# The rest takes longer: "ctests/run wall" only.
+if [ -z "$wall" ]; then
+	tap_done
+	exit
+fi
+# A program in Rust, by a published binding: the binding's own example, which sends to itself.
+PROCESSES=1 program 'ibverbs for Rust, loopback' '' 'sent|received' '' "$here/../../../target/rust/bin/loopback"
+
+limit=1200 program 'HPC Challenge' '' '^Success=' '' "env -C $scratch $here/hpcc"
+tap_done

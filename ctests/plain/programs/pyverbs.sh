@@ -1,0 +1,97 @@
+#!/bin/bash
+# SPDX-License-Identifier: MIT OR Apache-2.0
+# pyverbs.sh LIBRARY DEVICE GID_INDEX
+#
+# Every test of rdma-core's pyverbs has the same result with the library in front, and it makes all
+# their registrations. The suite is that of Debian's python3-pyverbs; it runs on DEVICE, as
+# run_tests.py would run it, without the library and with it. Prints TAP.
+set -u
+here=$(realpath "$(dirname "$0")")
+. "$here/../../lib/tap.sh"
+. "$here/stats.sh"
+[ $# -eq 3 ] || { sed -n '3,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0" >&2; exit 2; }
+device=$2 gid=$3
+limit=800 # seconds, against a suite that hangs
+shipped=/usr/share/doc/rdma-core/tests
+# Where Debian is installed without its documentation, ctests/check has unpacked the package.
+[ -e $shipped/run_tests.py ] || shipped=$here/../../../target/pyverbs$shipped
+# Debian's own, which finds Debian's pyverbs; another one may come first in PATH.
+python=/usr/bin/python3
+
+if [ ! -e "$shipped/run_tests.py" ] || ! $python -c 'import pyverbs.device' 2>/dev/null; then
+	echo "1..0 # SKIP pyverbs and its tests are not installed (Debian: python3-pyverbs, rdma-core)"
+	exit
+fi
+if [ ! -e "/sys/class/infiniband/$device" ]; then
+	echo "1..0 # SKIP there is no device $device"
+	exit
+fi
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+# A copy: whoever builds meanwhile would change the file under the suite that has mapped it.
+library=$scratch/library.so
+cp "$1" "$library" || exit 2
+cp -r "$shipped" "$scratch/tests"
+gunzip -q "$scratch"/tests/*.gz
+cd "$scratch/tests" || exit
+
+note() { printf '%s\n' "$@" | sed 's/^/# /'; }
+suite() { # RESULTS PREFIX...: the status is 0 whatever the tests have found, else that of the first process that died
+	local results=$scratch/$1 first=0 status ran
+	shift
+	: >"$results"
+	while :; do
+		ran=$(wc -l <"$results")
+		timeout -k 5 "$limit" "$@" "$python" "$here/pyverbs_run.py" "$results" --dev "$device" --gid "$gid" -v \
+			>"$results.log" 2>&1 </dev/null
+		status=$?
+		[ $status != 0 ] || break
+		note "The suite, ${results##*/}, ended with $status. Its last words:"
+		tail -n 20 "$results.log" | sed 's/^/# /'
+		[ $first != 0 ] || first=$status
+		# A test that kills its process (not the limit's 124 and 137): those after it run in another.
+		[ $status -gt 128 ] && [ $status != 137 ] && [ "$(wc -l <"$results")" -gt "$ran" ] || break
+	done
+	return $first
+}
+ends=(0 0)
+both() { # SUFFIX; ends are the statuses without and with, of the last run that was not 0
+	suite "without$1" env || ends[0]=$?
+	suite "with$1" env LD_PRELOAD="$library" RDMAMR_STATS="$scratch/stats" || ends[1]=$?
+}
+judge() { # RESULTS...
+	(cd "$scratch" && "$python" "$here/pyverbs_compare.py" "$@") >"$scratch/judgement" || fail "the results can be read"
+}
+
+both ''
+judge without with
+# Traffic on a slow machine runs into time-outs now and then. So what differs is judged by a second
+# round; of the whole suite, since what a test meets may depend on those before it.
+if grep -q ^fail "$scratch/judgement"; then
+	both .again
+	judge without with without.again with.again
+fi
+name="the suite runs to its end"
+if [ "${ends[1]}" = 0 ]; then
+	pass "$name"
+elif [ "${ends[1]}" = 124 ] || [ "${ends[1]}" = 137 ]; then
+	fail "$name" "Not done after $limit s."
+elif [ "${ends[1]}" = "${ends[0]}" ]; then
+	skip "$name" "it ends with ${ends[0]} without the library as well"
+else
+	fail "$name" "Without the library it ends with ${ends[0]}, with it with ${ends[1]}."
+fi
+while IFS=$'\t' read -ra judgement; do "${judgement[@]}"; done <"$scratch/judgement"
+
+# A dma-buf is not memory of the process: its registrations are forwarded by design.
+passed_on=0
+! grep -qiE $'^pass\t.*dmabuf' "$scratch/judgement" || passed_on=any
+sum_stats "$scratch/stats"
+note "$(show_stats)"
+every="every registration of plain memory is the library's"
+if ((stats[reg_kernel] > 0)) && [[ $passed_on = any || ${stats[reg_next]} = 0 ]]; then
+	pass "$every"
+else
+	fail "$every" "$(show_stats)"
+fi
+tap_done

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""table.py FOLDER RDMAMR PAGE: writes docs/results/programs.md, the PAGE, from what "ctests/run wall" left in
+FOLDER: the lines of `rows` (name|registrations|hits) and the traces NAME.with.trace and
+NAME.pool.trace; for the tree of Debian sid `rows.sid`, and `versions`, or else the PAGE keeps that
+part.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+HEAD = """# Programs that people run
+
+Each of these programs runs unmodified on soft-RoCE (Linux 6.12, rdma-core 44, Debian 12) in the
+machine of `vm/`: without the library, with it, and with the cache (`RDMAMR_CACHE=all`). The results
+are the same, and all registrations are the library's. `ctests/run wall` runs them and writes this
+page. `make check-all` runs those down to ucx_perftest and compares the registrations and, roughly,
+the hits.
+
+The times are those of the calls that register and deregister, of both sides together, on an
+emulated processor, far slower than a real one. "Each" is the mean of a registration with its
+deregistration, "each hit" that of a hit. A program that registers its memory once, at its start,
+gains nothing by the cache, and pays nothing for it: the cache starts when a range comes back.
+"""
+
+COLUMNS = """
+| program | registrations | hits | time, ms | with the cache, ms | each, ms | each hit, ms |
+| --- | ---: | ---: | ---: | ---: | ---: | ---: |
+"""
+
+NOTES = """
+- Mooncake is release 0.3.13 from PyPI. Its transfer engine and its store move the data of
+  `ctests/plain/programs/moves.py`: 20 buffers that come and go. `transfer_engine_bench` registers
+  its memory once.
+- librpma moves the same buffers through Python's ctypes: Debian packages no program of it, and its
+  fio has no engine for it.
+- netcat is `nc.traditional`; `librspreload.so` turns its sockets into RDMA sockets.
+- fio's server posts one receive for each of its `iodepth`, so `send` needs more of it at the server
+  than at the client.
+- UCX 1.13 runs with `UCX_UD_VERBS_ETH_DGID_CHECK=n`. It registers more buffers if messages come
+  late.
+- The loopback is the example of the crate ibverbs 0.9.2, and one process.
+- HPC Challenge runs with two ranks of Open MPI 4.1 over libfabric, with libfabric's own
+  registration cache off (`FI_MR_CACHE_MAX_COUNT=0`).
+
+"""
+
+SID_TITLE = "## On Debian sid\n"
+
+SID = """
+The same library on Linux {0} with rdma-core {3}, libfabric {1} and Open MPI {2}.
+`ctests/run wall` makes a tree of Debian sid for it; `make check` does not run it. Three ranks over
+`verbs;ofi_rxm` pass buffers on in a ring and sum them over all ranks. Each buffer is fresh, from
+`malloc` or `mmap`, and all data is checked (`ctests/plain/programs/ring.c`). The ranks get the library by
+`mpirun -x LD_PRELOAD`, or `rdmamr run` starts `mpirun`. "No other cache" is libfabric's own cache
+off. A buffer from `mmap` is gone after its message, so nothing can be kept of it: the cache serves
+buffers from `malloc`, where libfabric's cache does not serve them before, and the others cost more
+than without it. The number of registrations differs a little from run to run.
+"""
+
+TAIL = """## What does not run on soft-RoCE, without the library either
+
+Each was run without the library, on the same machine.
+
+| program | the step that fails |
+| --- | --- |
+| qperf 0.4.11 | `failed to modify QP to RTR: Invalid argument`: it has no option for the GID index |
+| iperf3 3.12 by `librspreload.so` | it connects; `getsockopt` is `EOPNOTSUPP`, no data arrives |
+| socat 1.7.4 by `librspreload.so` | the client crashes when it connects |
+| nc.openbsd 1.219 by `librspreload.so` | `SO_REUSEPORT` is `EOPNOTSUPP`; `accept` gets no socket |
+| fio, `verb=send`, `iodepth` of the client above the server's | `RNR retry counter exceeded`, and both sides wait for ever |
+| UCX 1.13 by default | `Endpoint timeout`: it checks each datagram's destination, and drops them all |
+| UCX 1.22 (PyPI), 1.23 (Debian sid) | they are built without InfiniBand (no `libuct_ib.so`) |
+| sideway 0.4.3 for Rust, `rc_pingpong` | `post send failed`, `ENOSPC`: its send queue has one entry |
+"""
+
+
+def cells(trace, hits, rdmamr):
+    """The time of all calls, and of each pair: of all, or of those that hits began."""
+    if not os.path.exists(trace):
+        return "", ""
+    output = subprocess.run([rdmamr, "report", "--json", trace], check=True, capture_output=True)
+    report = json.loads(output.stdout)
+    total = report["totals"]["time_ns"]
+    if not hits:
+        return milliseconds(total), milliseconds(total / report["totals"]["registrations"])
+    served = sum(size["time_ns"] for size in report["sizes"] if size["what"] in ("hit", "kept"))
+    return milliseconds(total), milliseconds(served / hits)
+
+
+def milliseconds(nanoseconds):
+    return f"{nanoseconds / 1e6:.{0 if nanoseconds > 1e8 else 1 if nanoseconds > 1e7 else 2}f}"
+
+
+def table(folder, file, rdmamr):
+    text = COLUMNS
+    with open(os.path.join(folder, file), encoding="utf-8") as rows:
+        for row in rows:
+            name, registrations, hits = row.rstrip("\n").split("|")
+            time, each = cells(os.path.join(folder, f"{name}.with.trace"), 0, rdmamr)
+            cache, served = cells(os.path.join(folder, f"{name}.pool.trace"), int(hits), rdmamr)
+            served = served if int(hits) else ""
+            text += f"| {name} | {registrations} | {hits} | {time} | {cache} | {each} | {served} |\n"
+    return text
+
+
+def sid(folder, rdmamr, page):
+    if not os.path.exists(os.path.join(folder, "rows.sid")):
+        return SID_TITLE + page.partition(SID_TITLE)[2].partition(TAIL.splitlines()[0])[0]
+    with open(os.path.join(folder, "versions"), encoding="utf-8") as versions:
+        names = [re.match(r"[\d.]*\d", line)[0] for line in versions]
+    return SID_TITLE + SID.format(*names) + table(folder, "rows.sid", rdmamr) + "\n"
+
+
+def main(folder, rdmamr, path):
+    with open(path, encoding="utf-8") as page:
+        old = page.read()
+    page = HEAD + table(folder, "rows", rdmamr) + NOTES + sid(folder, rdmamr, old) + TAIL
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(page)
+
+
+main(*sys.argv[1:])

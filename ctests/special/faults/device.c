@@ -1,0 +1,330 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * What befalls a program with a device: it is killed, stopped, traced, its device is unplugged
+ * under traffic, the clock steps, RLIMIT_MEMLOCK is reached at every boundary. Nothing stays in the
+ * kernel, what libibverbs would answer is answered, and the program goes on.
+ *
+ * CHECK_KILLS is how often it is killed, and stopped (3). Only in the machine of vm/, whose devices and clock are ours.
+ */
+#include <pthread.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include "../../lib/observe.h"
+
+enum { MOST_PAGES = 3, STEPS = 10, SPOTS = 8 };
+
+static int kills = 3;
+
+/* What a working child counts, and what it is told. */
+static struct {
+	_Atomic long rounds, stale, refused;
+	_Atomic int end;
+} *shared;
+
+static int ended(pid_t pid)
+{
+	int status;
+
+	must(waitpid(pid, &status, 0) == pid);
+	return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+static pid_t start(const char *file, char *const *arguments)
+{
+	pid_t pid = fork();
+
+	must(pid >= 0);
+	if (!pid) {
+		int null = open("/dev/null", O_RDWR);
+
+		dup2(null, STDOUT_FILENO);
+		dup2(null, STDERR_FILENO);
+		execvp(file, arguments);
+		_exit(127);
+	}
+	return pid;
+}
+
+static bool has_ended(pid_t pid)
+{
+	static pid_t last;
+	int status;
+
+	if (last != pid && waitpid(pid, &status, WNOHANG) == pid)
+		last = pid;
+	return last == pid;
+}
+
+static int shell(const char *command)
+{
+	return ended(start("sh", (char *[]){ "sh", "-c", (char *)(uintptr_t)command, NULL }));
+}
+
+/* RLIMIT_MEMLOCK from none to a few pages; as many idle as may be; and each size that fits, and one more. */
+static void memlock(void)
+{
+	struct ibv_mr *(*const calls[])(struct ibv_pd *, void *, size_t, int) = { (ibv_reg_mr), ibv_reg_mr_relaxed };
+	int tried = 0, wrong = 0;
+	struct ibv_pd *pd;
+	char *memory = pages(3 * MOST_PAGES);
+
+	drop_memlock_right();
+	pd = ibv_alloc_pd(open_device());
+	must(pd && pinned() == 0);
+	for (int limit = 0; limit <= MOST_PAGES; limit++) {
+		struct rlimit now = { (rlim_t)limit * PAGE, RLIM_INFINITY };
+
+		must(setrlimit(RLIMIT_MEMLOCK, &now) == 0);
+		for (int idle = 0; idle <= limit; idle++)
+			for (int size = 1; size <= limit + 1; size++)
+				for (int relaxed = 0; relaxed < 2; relaxed++) {
+					int want = limit == 0 ? EPERM : size > limit ? ENOMEM : 0;
+					struct ibv_mr *mr;
+
+					for (int n = 0; n < idle; n++) {
+						mr = ibv_reg_mr_relaxed(pd, memory + 2 * n * PAGE, PAGE, LOCAL_AND_REMOTE);
+						must(mr && ibv_dereg_mr_relaxed(mr) == 0);
+					}
+					errno = 0;
+					mr = calls[relaxed](pd, memory + MOST_PAGES * PAGE, (size_t)size * PAGE, LOCAL_AND_REMOTE);
+					tried++;
+					if (mr ? want != 0 : errno != want) {
+						wrong++;
+						printf("# limit %d, idle %d, size %d: %s, not %s\n", limit, idle, size,
+						       strerrorname_np(mr ? 0 : errno), strerrorname_np(want));
+					}
+					must(!mr || ibv_dereg_mr(mr) == 0);
+					must(ibv_flush_relaxed_mr(pd) == 0);
+				}
+	}
+	is(wrong, 0, "RLIMIT_MEMLOCK of 0 to %d pages, beside idle regions: each of %d answers is libibverbs'", MOST_PAGES, tried);
+	is(pinned(), 0, "and nothing stays pinned");
+}
+
+static void step_clock(long seconds)
+{
+	struct timespec now;
+
+	must(clock_gettime(CLOCK_REALTIME, &now) == 0);
+	now.tv_sec += seconds;
+	must(clock_settime(CLOCK_REALTIME, &now) == 0);
+}
+
+static void clock_steps(void)
+{
+	static const long steps[] = { 3600, -7200, 3600, 31536000, -31536000 };
+	struct ibv_pd *pd = ibv_alloc_pd(open_device());
+	char *memory = pages(1);
+	uint64_t before;
+
+	must(pd);
+	for (int n = 0; n < 2; n++) {
+		struct ibv_mr *mr = ibv_reg_mr_relaxed(pd, memory, PAGE, LOCAL_AND_REMOTE);
+
+		must(mr && ibv_dereg_mr_relaxed(mr) == 0);
+	}
+	before = stats().hits;
+	for (int n = 0; n < STEPS; n++) {
+		struct ibv_mr *mr;
+
+		step_clock(steps[n % 5]);
+		mr = ibv_reg_mr_relaxed(pd, memory, PAGE, LOCAL_AND_REMOTE);
+		must(mr && ibv_dereg_mr_relaxed(mr) == 0);
+	}
+	is((long long)(stats().hits - before), STEPS, "the clock steps by an hour and a year, back and forth: each registration is a hit");
+}
+
+/* Registers, changes memory, and looks where data lands, until it is told to end. */
+static void *works(void *argument)
+{
+	struct pair *pair = argument;
+	struct ibv_pd *pd = pair->pd;
+	unsigned int seed = (unsigned int)syscall(SYS_gettid);
+	char *memory = pages(2 * SPOTS);
+
+	while (!shared->end) {
+		size_t spot = (size_t)(rand_r(&seed) % SPOTS), length = (size_t)(1 + rand_r(&seed) % 2) * PAGE;
+		char *at = memory + spot * 2 * PAGE;
+		struct ibv_mr *mr;
+
+		if (rand_r(&seed) % 4 == 0)
+			raw_remap(at, PAGE);
+		mr = rand_r(&seed) % 2 ? (ibv_reg_mr)(pd, at, length, LOCAL_AND_REMOTE) :
+					 ibv_reg_mr_relaxed(pd, at, length, LOCAL_AND_REMOTE);
+		if (!mr) {
+			shared->refused++;
+			continue;
+		}
+		if (pair->qp && shared->end == 0) {
+			*(volatile char *)at = 1;
+			if (pair_write(pair, mr, at, 1, (uintptr_t)at + 1, mr->rkey) == IBV_WC_SUCCESS &&
+			    pair_read(pair, mr, at + 8, 1, (uintptr_t)at + 1, mr->rkey) == IBV_WC_SUCCESS)
+				shared->stale += *(volatile char *)(at + 1) != 1;
+		}
+		if (ibv_dereg_mr(mr))
+			shared->refused++;
+		shared->rounds++;
+	}
+	return NULL;
+}
+
+static pid_t worker(bool traffic)
+{
+	pid_t pid;
+
+	memset(shared, 0, sizeof(*shared));
+	fflush(stdout);
+	pid = fork();
+	must(pid >= 0);
+	if (!pid) {
+		struct pair pair = { 0 };
+		pthread_t thread;
+
+		alarm(DEADLOCK);
+		if (traffic)
+			pair_open(&pair);
+		else
+			pair.pd = ibv_alloc_pd(open_device());
+		must(pair.pd);
+		if (!traffic)
+			must(pthread_create(&thread, NULL, works, &pair) == 0);
+		works(&pair);
+		must(traffic || pthread_join(thread, NULL) == 0);
+		if (traffic)
+			pair_close(&pair);
+		_exit(0);
+	}
+	return pid;
+}
+
+static void killed(void)
+{
+	static struct kernel_region list[MOST_REGIONS];
+	struct ibv_context *context = open_device();
+	int before = device_regions(context, list, MOST_REGIONS), left = 0, late = 0;
+	unsigned int seed = 7;
+
+	for (int n = 0; n < kills; n++) {
+		pid_t pid = worker(false);
+
+		/* Half of them are killed as they start, half at work. */
+		if (n % 2 && !comes(shared->rounds > 0))
+			late++;
+		usleep((useconds_t)(rand_r(&seed) % 20000));
+		must(kill(pid, SIGKILL) == 0 && ended(pid) == 128 + SIGKILL);
+		left += !comes(device_regions(context, list, MOST_REGIONS) == before);
+	}
+	is(late, 0, "%d processes work", kills);
+	is(left, 0, "each is killed (SIGKILL) at a random moment, and the kernel has no region of it");
+	must(ibv_close_device(context) == 0);
+}
+
+static bool goes_on(void)
+{
+	long now = shared->rounds;
+
+	return comes(shared->rounds > now + 10);
+}
+
+static void stopped(void)
+{
+	unsigned int seed = 9;
+	pid_t pid = worker(true);
+	int stuck = 0;
+	char number[16];
+
+	snprintf(number, sizeof(number), "%d", pid);
+	must(comes(shared->rounds > 10));
+	for (int n = 0; n < kills; n++) {
+		must(kill(pid, SIGSTOP) == 0);
+		usleep((useconds_t)(rand_r(&seed) % 5000));
+		must(kill(pid, SIGCONT) == 0);
+		stuck += !goes_on();
+	}
+	is(stuck, 0, "SIGSTOP and SIGCONT, %d times: registrations and traffic go on", kills);
+	for (int n = 0; n < (kills < 100 ? 1 : 2); n++) {
+		char *arguments[] = { "strace", "-f", "-p", number, "-o", "/dev/null", NULL };
+		pid_t tracer = start("strace", arguments);
+
+		usleep(300000);
+		stuck += !goes_on();
+		must(kill(tracer, SIGINT) == 0);
+		ended(tracer);
+		stuck += !goes_on();
+	}
+	is(stuck, 0, "strace attaches to all threads, and leaves: they go on");
+	shared->end = 1;
+	is(ended(pid), 0, "the program ends in order");
+	is(shared->stale + shared->refused, 0, "no registration was refused, none was stale");
+}
+
+static void unplugged(void)
+{
+	static const char *const ways[] = { "rdma link delete rxe9", "ip link delete dummy9" };
+
+	/* Of the four, each of which takes seconds, "make check" has the first and the last. */
+	for (int n = 0; n < 4; n += kills < 100 ? 3 : 1) {
+		bool at_end = n % 2, kills = n == 3;
+		pid_t pid, remover;
+		int status;
+
+		must(shell("ip link add dummy9 type dummy && ip addr add 10.79.0.1/24 dev dummy9 && ip link set dummy9 up &&"
+			   " rdma link add rxe9 type rxe netdev dummy9") == 0);
+		setenv("CHECK_DEVICE", "rxe9", 1);
+		setenv("CHECK_ADDRESS", "10.79.0.1", 1);
+		pid = worker(true);
+		must(comes(shared->rounds > 20));
+		remover = start("sh", (char *[]){ "sh", "-c", (char *)(uintptr_t)ways[n / 2], NULL });
+		usleep(at_end ? 0 : 200000);
+		shared->end = !kills;
+		must(!kills || kill(pid, SIGKILL) == 0);
+		must(waitpid(pid, &status, 0) == pid);
+		ok(kills ? WIFSIGNALED(status) : WIFEXITED(status) && WEXITSTATUS(status) == 0,
+		   "%s under traffic: the program %s (%x)", ways[n / 2], kills ? "is killed" : "ends in order", (unsigned)status);
+		is(shared->stale, 0, "nothing it registered was stale");
+		ok(comes(has_ended(remover)), "and the device goes: no region holds it");
+		shell("ip link delete dummy9");
+		ok(comes(shell("rdma link show rxe9/1") != 0), "it is gone");
+	}
+}
+
+/* A part, in a process of its own, which goes on with the count of results. */
+static void part(void (*function)(void))
+{
+	int counts[2], status;
+	pid_t pid;
+
+	must(pipe2(counts, O_CLOEXEC) == 0);
+	fflush(stdout);
+	pid = fork();
+	must(pid >= 0);
+	if (!pid) {
+		function();
+		fflush(stdout);
+		must(write(counts[1], &tap_count, sizeof(tap_count)) == sizeof(tap_count));
+		_exit(0);
+	}
+	must(waitpid(pid, &status, 0) == pid && status == 0);
+	must(read(counts[0], &tap_count, sizeof(tap_count)) == sizeof(tap_count));
+	close(counts[0]);
+	close(counts[1]);
+}
+
+int main(int argc, char **argv)
+{
+	(void)argc;
+	with_setting(argv, "RDMAMR_CACHE", "all");
+	with_setting(argv, "RDMAMR_CACHE_LINGER", FOREVER);
+	if (!getenv("VM"))
+		skip_all("only in the machine of vm/: the clock and the devices are changed");
+	if (getenv("CHECK_KILLS"))
+		kills = atoi(getenv("CHECK_KILLS"));
+	shared = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	must(shared != MAP_FAILED);
+	part(memlock);
+	part(clock_steps);
+	part(killed);
+	part(stopped);
+	part(unplugged);
+	return done_testing();
+}

@@ -1,0 +1,143 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""page.py write RESULTS | suites PLACE | check [PAGE]: docs/results/faults.md, what faults do to a program.
+
+"write" makes the page from the results of "ctests/run faults": each of FAULTS with its outcome, if the results of its suite
+say so, and each system call that failed. "suites" lists the suites of FAULTS that run in that place. "check" looks
+whether the page has each of FAULTS and no other, whether none failed, and whether each suite and each site is still
+there; prints what is wrong.
+"""
+import pathlib
+import re
+import sys
+
+PAGE = pathlib.Path("docs/results/faults.md")
+HOST, DEVICE = "host", "rxe-6.12"
+
+# The fault; the outcome; the place, the suite, and which of its results show it (all, if there are no words).
+FAULTS = [
+    ("a system call of the library fails, each once (below)", "the call of the program succeeds, or has that errno", HOST, "faults", ""),
+    ("the C library has no memory for the library, at each allocation", "ENOMEM, or success; the next call works", HOST, "no_memory", ""),
+    ("a registration is refused: EAGAIN, ENOMEM, EFAULT", "that errno, with a reason; no mapping stays split", HOST, "kernel_refuses", "registration|EAGAIN|ENOMEM|mapping"),
+    ("a deregistration is refused: EIO, EBADF, EBUSY", "it is tried again", HOST, "kernel_refuses", "EIO|EBADF|EBUSY"),
+    ("thread creation is refused", "nothing is kept, until a thread can be had", HOST, "starts_later", r"gives the library no thread|later regions"),
+    ("pids.max of the cgroup is reached", "nothing is kept, until a thread can be had", DEVICE, "cgroup_limits", "no thread left"),
+    ("userfaultfd is refused", "nothing is kept; one line says why", DEVICE, "refused", ""),
+    ("userfaultfd and /dev/userfaultfd are refused", "nothing is kept; one line names what helps", HOST, "starts_later", "refused|names"),
+    ("userfaultfd cannot be looked at (fstat)", "it is closed; nothing is kept; one line says why", HOST, "starts_later", "once why|closed the file"),
+    ("userfaultfd dies: reading it fails", "nothing is kept from then on", HOST, "starts_later", "read events"),
+    ("userfaultfd is closed, or replaced by another file", "no stale region; nothing waits", HOST, "descriptor_taken", ""),
+    ("all descriptors are closed", "nothing is kept from then on", DEVICE, "watch_lost", ""),
+    ("userfaultfd is slow: a debugger or a real-time thread holds the library's threads", "a raw unmap waits; no stale region", DEVICE, "library_threads_starved", ""),
+    ("the device is unplugged under traffic (`rdma link delete`, `ip link delete`)", "the program goes on and ends in order; the device goes", DEVICE, "faults_device", "under traffic|device goes|it is gone|was stale"),
+    ("the device has gone (EIO)", "libibverbs' answer", DEVICE, "gone", ""),
+    ("the device is closed with idle regions", "they go with it", DEVICE, "close_device_ends_idle", ""),
+    ("the limits of the rdma and memory cgroup are reached", "idle regions go first; EAGAIN with the limit named", DEVICE, "cgroup_limits", "registrations|queue|domain|region|rounds|memory"),
+    ("the limit of the hugetlb cgroup is reached", "no idle region holds a page", DEVICE, "cgroup_limits", "huge pages"),
+    ("few huge pages", "no idle region holds a page", DEVICE, "huge_pages_few", ""),
+    ("RLIMIT_MEMLOCK, at every boundary beside idle regions", "libibverbs' answer: EPERM, ENOMEM or success", DEVICE, "faults_device", "RLIMIT_MEMLOCK|pinned"),
+    ("RLIMIT_MEMLOCK is reached by idle regions", "they go, and the registration succeeds", DEVICE, "memlock_limit_reached", ""),
+    ("vm.max_map_count is reached", "nothing more is kept; the program can map memory", DEVICE, "mappings_run_out", ""),
+    ("RLIMIT_NOFILE is reached", "nothing is kept, until a descriptor can be had", HOST, "starts_later", "Too many open files"),
+    ("the mappings cannot be read", "nothing is kept", HOST, "mappings_unknown", ""),
+    ("a container's seccomp profile", "regions are kept by /dev/userfaultfd, else none is", HOST, "faults_places", "container|the same"),
+    ("/proc is absent, read-only, or hidden", "without it nothing is kept", HOST, "faults_places", "/proc"),
+    ("/sys is absent or read-only", "nothing changes", HOST, "faults_places", "/sys"),
+    ("no /dev/shm, no /dev, no writable folder, a deleted one", "nothing changes but the files that cannot be written", HOST, "faults_places", "/dev|/run|folder|directory|FSIZE"),
+    ("the folder of live pages is missing, full, a link or another's", "no page; the program registers", HOST, "live_page", ""),
+    ("a full file system under a trace", "one line; no more is written", HOST, "trace_fails", ""),
+    ("the clock steps by an hour and by a year", "regions are used again", DEVICE, "faults_device", "clock"),
+    ("kill -9 at a random moment, 1 000 times", "the kernel has no region of it", DEVICE, "faults_device", "killed .SIGKILL|processes work"),
+    ("SIGSTOP and SIGCONT, 1 000 times under traffic", "registrations and traffic go on", DEVICE, "faults_device", "SIGSTOP"),
+    ("a tracer attaches to all threads, and leaves", "registrations and traffic go on", DEVICE, "faults_device", "strace|in order"),
+    ("a garbage collector stops the world", "nothing waits; no stale region", HOST, "world_stopped", ""),
+    ("fork beside idle regions", "the child has none of them", HOST, "fork_beside_idle", ""),
+    ("a child outlives the parent's userfaultfd", "nothing waits for the child", DEVICE, "child_outlives_watch", ""),
+]
+
+HEAD = """# What faults do to a program
+
+`ctests/run faults` makes this page. The first table has what the tests do to a program under the
+library. A line holds for the kernel that it names: this machine's, with the stand-in for a device,
+or Linux 6.12 with soft-RoCE.
+
+CRIU 3.17 refuses to dump a process that has a userfaultfd ("Can't dump file 60 ... anon_inode:
+[userfaultfd]"); the process goes on, and its regions with it. The cache has one from the first
+relaxed registration on, or the first with `RDMAMR_CACHE`, until the process ends. Before that, and
+without the cache, CRIU dumps a process under the library as it does without. It cannot dump an open
+RDMA device either way. Tried by hand on Linux 6.12, with the stand-in.
+
+"""
+SITES = """
+## System calls that fail
+
+Each system call that the library itself makes failed, one at a time
+(`ctests/special/faults/sweep.py`): on this machine each time that it is made, with each errno that
+the kernel may give; on the device once for each site. A first run lists the sites, so none is
+forgotten. After each fault the next calls work, data lands in the memory that the program sees, and
+no region, pin, descriptor or mapping is left; of the heap the check sees what is more than 48 KiB.
+"nothing" says that no call of the program failed.
+"""
+
+
+def results(folder, place, suite, words):
+    """How many results of a suite match, and how many of these failed; none, if the suite has not run to its end."""
+    try:
+        text = (folder / f"{place}.{suite}.tap").read_text(errors="replace")
+    except FileNotFoundError:
+        return 0, 0
+    lines = [m for m in re.finditer(r"^(not )?ok \d+ - (.*)$", text, re.M) if re.search(words, m[2]) and " # SKIP" not in m[2]]
+    return len(lines), sum(bool(m[1]) for m in lines) + ("Bail out!" in text)
+
+
+def write(folder):
+    text = HEAD + "| fault | outcome | results | suite |\n| --- | --- | --- | --- |\n"
+    for fault, outcome, place, suite, words in FAULTS:
+        count, failed = results(folder, place, suite, words)
+        word = f"{count} ok" if count and not failed else f"FAILED: {failed} of {count}" if count else "FAILED: not run"
+        text += f"| {fault} | {outcome} | {word} | `{suite}`, {place} |\n"
+    text += SITES
+    for name, title in (("host", "On this machine"), ("device", "On Linux 6.12 and soft-RoCE")):
+        rows = [line.split("\t") for line in (folder / f"{name}.tsv").read_text().splitlines()]
+        text += f"\n### {title}\n\n{sum(int(row[3]) for row in rows)} faults at {len(rows)} sites.\n\n"
+        text += "| system call | function | file | faults | the program notices |\n| --- | --- | --- | --- | --- |\n"
+        text += "".join(f"| `{row[0]}` | `{row[1]}` | {row[2]} | {row[3]} | {row[4]} |\n" for row in rows)
+    PAGE.write_text(text)
+
+
+def check(page):
+    text = page.read_text()
+    manifest = {line.split()[0]: line.split()[3] for line in pathlib.Path("ctests/manifest").read_text().splitlines()
+                if line and not line.startswith("#")}
+    wrong = []
+    rows = re.findall(r"^\| ([^|`][^|]*) \| ([^|]*) \| ([^|]*) \| `(\w+)`, ([\w.-]+) \|$", text, re.M)
+    for fault, outcome, place, suite, _ in FAULTS:
+        found = [row for row in rows if row[:2] == (fault, outcome) and row[3:] == (suite, place)]
+        if not found or not found[0][2].endswith(" ok"):
+            wrong.append(f"the page does not say that this holds: {fault}")
+        if manifest.get(suite, "-") == "-":
+            wrong.append(f"ctests/manifest runs no suite {suite}")
+    if len(rows) != len(FAULTS):
+        wrong.append(f"the page has {len(rows)} faults, not {len(FAULTS)}")
+    sites = re.findall(r"^\| `\w+` \| `[^`]*` \| (src/\S+) \| \d+ \| (.*) \|$", text, re.M)
+    wrong += [f"{file} failed" for file, outcome in sites if outcome == "FAILED"]
+    wrong += [f"there are only {len(sites)} system calls"] * (len(sites) < 100)
+    return wrong
+
+
+def main():
+    match sys.argv[1:]:
+        case ["write", folder]:
+            write(pathlib.Path(folder))
+        case ["suites", place]:
+            print(*sorted({row[3] for row in FAULTS if row[2] == place}))
+        case ["check", *page]:
+            wrong = check(pathlib.Path(page[0]) if page else PAGE)
+            print("\n".join(wrong))
+            return bool(wrong)
+        case _:
+            sys.exit(__doc__)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

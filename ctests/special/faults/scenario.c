@@ -1,0 +1,335 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * What a program does with the library, for the sweep of faults (sweep.py): one system call of the
+ * library fails somewhere in it. Prints each call that failed and with which errno, what is wrong,
+ * and at the end what the process has: descriptors, mappings, pinned memory, heap. A call that
+ * failed is made once more, and must then succeed.
+ *
+ * Usage: faults_scenario calls|fabric [container]. With "container" the process has the filter of system calls that
+ * container runtimes give theirs. The device is CHECK_DEVICE, or the stand-in, whose pins are real.
+ */
+#include <dirent.h>
+#include <limits.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <malloc.h>
+#include <pthread.h>
+#include <stddef.h>
+#include <sys/ipc.h>
+#include <sys/prctl.h>
+#include <sys/shm.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include "../../lib/fabric.h"
+#include "../../lib/observe.h"
+#include "../../lib/program.h"
+#include "../../lib/stub_device.h"
+
+enum { ROUNDS = 2, PLACES = 16 };
+
+static struct pair pair;
+static struct ibv_pd *pd;
+static bool real;
+static unsigned char source[64];
+static struct ibv_mr *source_mr;
+static char *place;
+
+static const char *name_of(int err)
+{
+	return strerrorname_np(err) ? strerrorname_np(err) : "0";
+}
+
+#define wrong(...) (printf("wrong " __VA_ARGS__), putchar('\n'))
+
+/* Makes a call, and once more if it fails. */
+#define attempt(name, call)                                            \
+	({                                                             \
+		__auto_type result = (errno = 0, (call));              \
+		if ((long)result == 0 || (long)result == -1) {         \
+			printf("fails %s %s\n", name, name_of(errno)); \
+			result = (call);                               \
+			if ((long)result == 0 || (long)result == -1)   \
+				wrong("%s fails again: %s", name, name_of(errno)); \
+		}                                                      \
+		result;                                                \
+	})
+/* The same for a call that returns 0, or an errno, or -1 and sets errno. */
+#define succeed(name, call) attempt(name, ({ int err = (call); if (err > 0) errno = err; err < 0 ? 0 : !err; }))
+
+/* Whether the device writes where the program looks. */
+static bool sees_write(const struct ibv_mr *mr)
+{
+	static unsigned char value;
+	volatile unsigned char *memory = mr->addr;
+
+	if (!real)
+		return stub_lands(mr);
+	source[0] = ++value;
+	*memory = (unsigned char)~value;
+	return pair_write(&pair, source_mr, source, 1, (uintptr_t)mr->addr, mr->rkey) == IBV_WC_SUCCESS &&
+	       pair_read(&pair, source_mr, source + 8, 1, (uintptr_t)mr->addr, mr->rkey) == IBV_WC_SUCCESS && *memory == value;
+}
+
+static struct ibv_mr *plain(struct ibv_pd *domain, void *at, size_t length, int access)
+{
+	return (ibv_reg_mr)(domain, at, length, access);
+}
+
+/* Registers by both calls, twice each, and looks where the device writes. */
+static void registers(const char *what, char *at, size_t length)
+{
+	struct ibv_mr *(*const calls[])(struct ibv_pd *, void *, size_t, int) = { ibv_reg_mr_relaxed, plain };
+
+	for (int n = 0; n < 4; n++) {
+		struct ibv_mr *mr = attempt("register", calls[n % 2](pd, at, length, LOCAL_AND_REMOTE));
+
+		if (!mr)
+			continue;
+		if (!sees_write(mr))
+			wrong("a stale region after %s", what);
+		succeed("deregister", n % 2 ? ibv_dereg_mr(mr) : ibv_dereg_mr_relaxed(mr));
+	}
+}
+
+static char *fresh(size_t pages_count)
+{
+	return attempt("mmap", mmap(NULL, pages_count * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+}
+
+static void changes(void)
+{
+	char *at = place, *moved;
+	int id;
+
+	registers("nothing", at, 2 * PAGE);
+	raw_remap(at, PAGE);
+	registers("a raw munmap", at, 2 * PAGE);
+	succeed("munmap", munmap(at, PAGE));
+	attempt("mmap", mmap(at, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0));
+	registers("munmap", at, 2 * PAGE);
+	succeed("madvise", madvise(at, PAGE, MADV_DONTNEED));
+	registers("madvise", at, 2 * PAGE);
+	succeed("mprotect", mprotect(at, PAGE, PROT_READ));
+	succeed("mprotect", mprotect(at, PAGE, PROT_READ | PROT_WRITE));
+	registers("mprotect", at, 2 * PAGE);
+	moved = fresh(4);
+	registers("fresh memory", moved, 2 * PAGE);
+	moved = attempt("mremap", mremap(moved, 4 * PAGE, 8 * PAGE, MREMAP_MAYMOVE));
+	registers("mremap", moved, 8 * PAGE);
+	succeed("munmap", munmap(moved, 8 * PAGE));
+	id = shmget(IPC_PRIVATE, 2 * PAGE, 0600);
+	must(id >= 0);
+	moved = attempt("shmat", (char *)shmat(id, NULL, 0));
+	must(shmctl(id, IPC_RMID, NULL) == 0);
+	registers("shmat", moved, 2 * PAGE);
+	succeed("shmdt", shmdt(moved));
+	/* Touched by nobody, and large enough for RDMAMR_PREFAULT. */
+	moved = fresh(2048);
+	registers("large memory", moved, 2048 * PAGE);
+	succeed("munmap", munmap(moved, 2048 * PAGE));
+}
+
+/* What libibverbs answers: EFAULT for memory that is not there, EINVAL for rights that do not fit. */
+static void refusals(void)
+{
+	struct ibv_mr *mr;
+
+	errno = 0;
+	mr = (ibv_reg_mr)(pd, (void *)(uintptr_t)0x1000, PAGE, LOCAL_AND_REMOTE);
+	if (mr || (errno != EFAULT && errno != EINVAL))
+		printf("fails refused %s\n", mr ? "0" : name_of(errno));
+	errno = 0;
+	mr = ibv_reg_mr_relaxed(pd, (void *)(uintptr_t)0x1000, PAGE, LOCAL_AND_REMOTE);
+	if (mr || (errno != EFAULT && errno != EINVAL))
+		printf("fails refused %s\n", mr ? "0" : name_of(errno));
+	(void)rdmamr_last_reason();
+	errno = 0;
+	mr = (ibv_reg_mr)(pd, place, PAGE, IBV_ACCESS_REMOTE_WRITE);
+	if (mr || errno != EINVAL)
+		printf("fails refused %s\n", mr ? "0" : name_of(errno));
+	(void)rdmamr_last_reason();
+}
+
+static void *other_thread(void *argument)
+{
+	registers("another thread's start", place + 8 * PAGE, PAGE);
+	return argument;
+}
+
+static void child(void)
+{
+	pid_t pid;
+	int status = 0;
+
+	fflush(stdout);
+	pid = fork();
+	must(pid >= 0);
+	if (!pid) {
+		struct ibv_mr *mr = real ? NULL : (ibv_reg_mr)(pd, place + 4 * PAGE, PAGE, LOCAL_AND_REMOTE);
+
+		if (mr)
+			ibv_dereg_mr(mr);
+		munmap(place + 8 * PAGE, PAGE);
+		_exit(0);
+	}
+	must(waitpid(pid, &status, 0) == pid);
+	if (status)
+		wrong("a child ends with status %x", (unsigned)status);
+	registers("fork", place, 2 * PAGE);
+}
+
+static void calls(void)
+{
+	struct ibv_mr *mr;
+	pthread_t thread;
+
+	changes();
+	refusals();
+	/* RDMAMR_CACHE serves the second by a region that it makes, and the third by that. */
+	for (int n = 0; n < 3; n++) {
+		mr = attempt("register", plain(pd, place, PAGE, LOCAL_AND_REMOTE));
+		if (!mr)
+			continue;
+		if (!sees_write(mr))
+			wrong("a stale region of a plain call");
+		succeed("deregister", ibv_dereg_mr(mr));
+	}
+	child();
+	must(pthread_create(&thread, NULL, other_thread, NULL) == 0 && pthread_join(thread, NULL) == 0);
+	raw_remap(place + 8 * PAGE, PAGE);
+	registers("a raw munmap beside threads", place + 8 * PAGE, PAGE);
+	succeed("flush", ibv_flush_relaxed_mr(pd));
+}
+
+static void fabric(void)
+{
+	struct rdmamr_domain_attr attr = { .size = sizeof attr, .api_version = FI_VERSION(1, 17),
+					   .mr_mode = FI_MR_LOCAL | FI_MR_ALLOCATED };
+	struct fi_eq_attr eq_attr = { .flags = FI_WRITE, .wait_obj = FI_WAIT_FD };
+	struct fid_domain *domain = NULL;
+	struct fid_mr *mr = NULL;
+	struct fid_eq *eq = NULL;
+	struct fi_eq_entry entry = { 0 };
+	uint32_t event;
+
+#define fabric_call(name, call) succeed(name, ({ int ret = (call); ret < 0 ? -ret : ret; }))
+	if (fabric_call("domain", rdmamr_domain_open(pd, &attr, &domain, NULL)) != 1)
+		return;
+	if (fabric_call("register", fi_mr_reg(domain, place, PAGE, FI_REMOTE_READ, 0, 1000, 0, &mr, NULL)) == 1)
+		fabric_call("close", fi_close(&mr->fid));
+	if (fabric_call("queue", rdmamr_eq_open(FI_VERSION(1, 17), &eq_attr, &eq, NULL)) == 1) {
+		fabric_call("bind", fi_domain_bind(domain, &eq->fid, FI_REG_MR));
+		mr = NULL;
+		if (fabric_call("register", fi_mr_reg(domain, place, PAGE, FI_REMOTE_READ, 0, 1, 0, &mr, NULL)) == 1) {
+			struct fi_eq_err_entry err = { 0 };
+			ssize_t got = fi_eq_sread(eq, &event, &entry, sizeof entry, -1, 0);
+
+			if (got == -FI_EINTR)
+				got = fi_eq_sread(eq, &event, &entry, sizeof entry, -1, 0);
+			if (got == -FI_EAVAIL && fi_eq_readerr(eq, &err, 0) > 0)
+				printf("fails event %s\n", name_of(err.err));
+			else if (got != sizeof entry)
+				printf("fails sread %s\n", name_of((int)-got));
+			fabric_call("close", fi_close(&mr->fid));
+		}
+		if (fi_eq_write(eq, FI_SHUTDOWN, &entry, sizeof entry, 0) != sizeof entry)
+			printf("fails write EIO\n");
+	}
+	fabric_call("close", fi_close(&domain->fid));
+	if (eq)
+		fabric_call("close", fi_close(&eq->fid));
+}
+
+/* The fewest of several looks: the library's cleaner has a file open now and then. */
+static int descriptors(void)
+{
+	int fewest = INT_MAX;
+
+	for (int looks = 0; looks < 10; looks++) {
+		DIR *directory = opendir("/proc/self/fd");
+		int count = -1;
+
+		must(directory);
+		while (readdir(directory))
+			count++;
+		closedir(directory);
+		fewest = count < fewest ? count : fewest;
+		usleep(1000);
+	}
+	return fewest;
+}
+
+/* Private mappings far from the program's (FAR_AWAY in the library): helper threads' stacks. */
+static int own_mappings(void)
+{
+	FILE *file = fopen("/proc/self/maps", "re");
+	unsigned long start;
+	char line[512];
+	int count = 0;
+
+	must(file);
+	while (fgets(line, sizeof(line), file))
+		count += sscanf(line, "%lx-", &start) == 1 && start >> 32 == 0x2d71;
+	fclose(file);
+	return count;
+}
+
+/*
+ * What the default profiles of Docker, Podman and containerd refuse of what the library might ask
+ * for. The stand-in has its io_uring already, which they refuse as well.
+ */
+static void contain(void)
+{
+	static const int refused[] = { SYS_userfaultfd, SYS_process_vm_readv, SYS_process_madvise, SYS_get_mempolicy, SYS_set_mempolicy,
+				       SYS_mbind, SYS_move_pages, SYS_kcmp, SYS_pidfd_getfd, SYS_ptrace, SYS_perf_event_open, SYS_bpf,
+				       SYS_unshare, SYS_setns, SYS_mount, SYS_clock_settime, SYS_keyctl, SYS_open_by_handle_at };
+	struct sock_filter filter[2 * sizeof(refused) / sizeof(*refused) + 2] = {
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+	};
+	struct sock_fprog program = { sizeof(filter) / sizeof(*filter), filter };
+	size_t at = 1;
+
+	for (size_t n = 0; n < sizeof(refused) / sizeof(*refused); n++) {
+		filter[at++] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (uint32_t)refused[n], 0, 1);
+		filter[at++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM);
+	}
+	filter[at] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
+	must(syscall(SYS_prctl, PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && syscall(SYS_prctl, PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0);
+}
+
+int main(int argc, char **argv)
+{
+	bool is_fabric = argc > 1 && !strcmp(argv[1], "fabric");
+	setvbuf(stdout, NULL, _IOFBF, 1 << 16);
+	alarm(DEADLOCK);
+	real = getenv("CHECK_DEVICE") && *getenv("CHECK_DEVICE");
+	if (real) {
+		pair_open(&pair);
+		pd = pair.pd;
+		source_mr = attempt("register", plain(pd, source, sizeof(source), LOCAL_AND_REMOTE));
+		must(source_mr);
+	} else {
+		const char *why = stub_open(STUB_PIN);
+
+		if (why) {
+			printf("skip %s\n", why);
+			return 0;
+		}
+		pd = stub_pd();
+	}
+	place = fresh(PLACES);
+	memset(place, 1, PLACES * PAGE);
+	if (argc > 2)
+		contain();
+	for (int n = 0; n < ROUNDS; n++)
+		is_fabric ? fabric() : calls();
+	succeed("flush", ibv_flush_relaxed_mr(pd));
+	if (!real && stub_registered() != stub_deregistered())
+		wrong("%ld regions are left", stub_registered() - stub_deregistered());
+	if (access("/proc/self/status", R_OK) == 0)
+		printf("end descriptors=%d own=%d pinned=%ld heap=%zu ", descriptors(), own_mappings(), pinned(), mallinfo2().uordblks);
+	else
+		printf("end ");
+	printf("hits=%llu\n", (unsigned long long)stats().hits);
+	return 0;
+}

@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * The trace cannot be written any more while a thread of the cache's writes to it: the library says
+ * so, and the program goes on.
+ *
+ * The device is the stand-in (stub_device.h).
+ */
+#include <fcntl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include "../../lib/device.h"
+#include "../../lib/program.h"
+#include "../../lib/stub_device.h"
+
+static const char TRACE[] = "/proc/self/fd/90";
+
+/* As much is idle after that as the cache keeps: the cleaner ends the regions. */
+static void registers(char *memory)
+{
+	for (int n = 0; n < 4; n++) {
+		struct ibv_mr *mr = ibv_reg_mr_relaxed(stub_pd(), memory + n * PAGE, PAGE, LOCAL_AND_REMOTE);
+
+		must(mr && ibv_dereg_mr_relaxed(mr) == 0);
+	}
+}
+
+int main(int argc, char **argv)
+{
+	struct rlimit full = { 0, RLIM_INFINITY };
+	struct stat about;
+	char said[512] = "", *memory;
+	int err, file = memfd_create("said", MFD_CLOEXEC);
+	const char *why;
+
+	(void)argc;
+	if (fcntl(90, F_GETFD) < 0)
+		must(dup2(memfd_create("trace", 0), 90) == 90);
+	with_setting(argv, "RDMAMR_CACHE_LINGER", "0.05");
+	with_setting(argv, "RDMAMR_TRACE", TRACE);
+	why = stub_open(STUB_NOTHING);
+	if (why)
+		skip_all(why);
+	memory = pages(4);
+	registers(memory);
+	ok(comes(stub_registered() == stub_deregistered()) && fstat(90, &about) == 0 && about.st_size > 0,
+	   "a thread of the library ends idle regions, and there is a trace");
+	/* Standard error goes to a file that is short enough for the limit, which is the trace's length. */
+	full.rlim_cur = (rlim_t)about.st_size;
+	err = dup(STDERR_FILENO);
+	must(file >= 0 && err >= 0 && dup2(file, STDERR_FILENO) >= 0 && setrlimit(RLIMIT_FSIZE, &full) == 0);
+	registers(memory);
+	ok(comes(stub_registered() == stub_deregistered()), "it ends them also if the file has no room");
+	usleep(50000);
+	registers(memory);
+	ok(comes(pread(file, said, sizeof(said) - 1, 0) > 0), "the library says something");
+	must(dup2(err, STDERR_FILENO) >= 0);
+	ok(!!strstr(said, "RDMAMR_TRACE: cannot be written, and no more is: File too large"), "which is why: %.*s", (int)strcspn(said, "\n"), said);
+	registers(memory);
+	ok(comes(stub_registered() == stub_deregistered()), "and the program goes on");
+	return done_testing();
+}

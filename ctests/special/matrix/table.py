@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""table.py write RESULTS PAGE: writes docs/results/matrix.md, the PAGE, from what "ctests/run matrix" left in
+RESULTS; false if a suite failed, or if a case was skipped for a reason that ctests/special/matrix/reasons
+does not explain.
+
+table.py check RESULTS PAGE SUITE: compares the PAGE with what "make check" left in RESULTS, on this
+machine's own user space, of that Debian SUITE. Prints TAP. A suite that fails, and a case that
+passed and is gone or skipped, is a failure; more cases than the page has are not, and are said.
+"""
+
+import collections
+import glob
+import os
+import re
+import sys
+
+HERE = os.path.dirname(__file__)
+DEVICES = {"rxe": "soft-RoCE (rxe)", "siw": "soft-iWARP (siw)"}
+DEBIAN = {"bookworm": "12", "trixie": "13", "sid": "sid", "arm64": "13"}
+
+HEAD = """# The systems on which the library is tested
+
+`ctests/run matrix` runs the suites below on each of these systems and writes this page: stock
+Debian kernels in the machine of `vm/`, each with the user space of a Debian suite, on soft-RoCE and
+on soft-iWARP. The library and the programs of the tests are the same files everywhere, built on
+Debian 12. `make check` runs many of these suites anew on three of the systems, `make check-all` all
+that are listed for these, and both fail if one fails or has fewer cases. [arm64.md](arm64.md) is
+the page of arm64.
+
+"""
+
+HEAD_ARM64 = """# The tests on arm64
+
+`ctests/run arm64` compiles the library and the programs of the tests for arm64, runs the suites
+below in a machine that emulates this processor, with a stock Debian kernel, and writes this page.
+`make check` does not run it. [matrix.md](matrix.md) has the other systems.
+
+"""
+
+FUNCTIONS = """
+## Cases passed
+
+113/116 means that 113 of 116 cases passed, and three could not be tried there: the next table says
+why. No case failed on any system, unless a cell says so. An empty cell did not run there: what asks
+the kernel alone runs on kernels with a user space of their own time, and not everything has a
+meaning on iWARP. A dash: that rdma-core has no such test.
+
+"""
+
+DIFFERENCES = """
+## Known differences
+
+What could not be tried, on which systems, and why, by the source of the kernel or of rdma-core.
+
+| what is said | suites | systems | why |
+| --- | --- | --- | --- |
+"""
+
+
+class Result:
+    """What a suite's TAP file says, of the cases whose names fit."""
+
+    def __init__(self, path, pattern=""):
+        self.passed, self.failed, self.skips, self.left_out = 0, [], [], None
+        plan = seen = None
+        with open(path, encoding="utf-8", errors="replace") as file:
+            for line in file:
+                case = re.match(r"(not )?ok\b *\d* *-? *(.*)", line)
+                if line.startswith("1..0 # SKIP "):
+                    self.left_out = line[len("1..0 # SKIP "):].strip()
+                    self.skips.append(self.left_out)
+                    plan = seen = 0
+                elif line.startswith("1.."):
+                    plan = int(line[3:].split()[0])
+                elif line.startswith("Bail out!"):
+                    self.failed.append(line.strip())
+                elif case:
+                    seen = (seen or 0) + 1
+                    name, skip, reason = case[2].partition(" # SKIP ")
+                    if not re.search(pattern, name):
+                        continue
+                    if case[1]:
+                        self.failed.append(name)
+                    elif skip:
+                        self.skips.append(reason.strip())
+                    else:
+                        self.passed += 1
+        if plan is None or plan != seen:
+            self.failed.append("the results are not whole")
+
+    def __str__(self):
+        total = self.passed + len(self.skips) + len(self.failed)
+        if not total:
+            return "–"
+        text = str(self.passed) if total == self.passed else f"{self.passed}/{total}"
+        return f"{text}, **{len(self.failed)} failed**" if self.failed else text
+
+
+def table_file(name):
+    """The lines of a file here, split at " | "."""
+    with open(os.path.join(HERE, name), encoding="utf-8") as file:
+        return [[cell.strip() for cell in line.split(" | ")] for line in file if line.strip() and line[0] != "#"]
+
+
+def rows():
+    return [(function, suites.replace("*", "").split()) for function, suites in table_file("rows")]
+
+
+def reasons():
+    """What is said of a case that is skipped: a pattern, for how many cases it stands that another
+    run may have passed, and why."""
+    return [(re.compile(said + "$"), int(varies), why) for said, varies, why in table_file("reasons")]
+
+
+def order(system):
+    kernel, tree, device = system.split("-")
+    return device, list(DEBIAN).index(tree), [int(part) if part.isdigit() else 99 for part in kernel.split(".")]
+
+
+def write(folder, page):
+    results, versions = {}, {}
+    parts = [suite.split(":") for _, suites in rows() for suite in suites if ":" in suite]
+    for path in glob.glob(os.path.join(folder, "*.tap")):
+        system, suite = os.path.basename(path)[:-len(".tap")].rsplit(".", 1)
+        results[system, suite] = Result(path)
+        for part, pattern in parts:
+            if part == suite:
+                results[system, f"{part}:{pattern}"] = Result(path, pattern)
+    for path in glob.glob(os.path.join(folder, "*.versions")):
+        with open(path, encoding="utf-8") as file:
+            versions[os.path.basename(path)[:-len(".versions")]] = file.read().split()
+    systems = sorted({system for system, _ in results}, key=order)
+    well = True
+
+    def short(system):
+        kernel, core, fabric = (re.match(r"\d+\.?\d*", version)[0] for version in versions[system])
+        return kernel, core.split(".")[0], fabric
+
+    head = HEAD_ARM64 if all("-arm64-" in system for system in systems) else HEAD
+    text = head + "| system | Linux | Debian | rdma-core | libfabric | device |\n| --- | --- | --- | --- | --- | --- |\n"
+    for system in systems:
+        kernel, core, fabric = (re.match(r"[\d.]+", version)[0] for version in versions[system])
+        _, tree, device = system.split("-")
+        text += f"| {system} | {kernel} | {DEBIAN[tree]} | {core} | {fabric} | {DEVICES[device]} |\n"
+    text += FUNCTIONS + "| Linux, rdma-core, libfabric | device |"
+    heads = ["<br>".join((*short(system), system.split("-")[2])) for system in systems]
+    text = text.replace("| Linux, rdma-core, libfabric | device |", "| function | suite | " + " | ".join(heads) + " |")
+    text += "\n| --- | --- |" + " ---: |" * len(systems) + "\n"
+    skipped = collections.defaultdict(lambda: (set(), set()))
+    for function, suites in rows():
+        for suite in suites:
+            cells = []
+            for system in systems:
+                result = results.get((system, suite))
+                cells.append(str(result) if result else "")
+                result = result if ":" not in suite else None
+                for reason in result.skips if result else []:
+                    skipped[reason][0].add(suite)
+                    skipped[reason][1].add(system)
+                for name in result.failed if result else []:
+                    print(f"{system}: {suite}: failed: {name}")
+                    well = False
+            text += f"| {function} | {suite.partition(':')[0] + ', of it' * (':' in suite)} | " + " | ".join(cells) + " |\n"
+            function = ""
+    text += "| all | | " + " | ".join(
+        str(sum(result.passed for (of, suite), result in results.items() if of == system and ":" not in suite)) for system in systems) + " |\n"
+    text += DIFFERENCES
+    explained = collections.defaultdict(lambda: (set(), set(), []))
+    for said, (suites, where) in sorted(skipped.items()):
+        why = next((why for pattern, _, why in reasons() if pattern.match(said)), None)
+        if why is None:
+            print(f"No line of ctests/special/matrix/reasons explains: {said} ({', '.join(sorted(suites))}; {', '.join(sorted(where))})")
+            why, well = f"not explained: {said}", False
+        explained[why][0].update(suites)
+        explained[why][1].update(where)
+        explained[why][2].append(said)
+    for why, (suites, where, said) in explained.items():
+        more = f" and {len(said) - 1} more" if len(said) > 1 else ""
+        there = "all" if where == set(systems) else ", ".join(sorted(where, key=order))
+        text += f"| {said[0]}{more} | {', '.join(sorted(suites))} | {there} | {why} |\n"
+    with open(page, "w", encoding="utf-8") as file:
+        file.write(text)
+    return well
+
+
+def documented(page):
+    """The cells of the page: (system, suite) to passed, total."""
+    cells, systems = {}, []
+    for line in page.splitlines():
+        words = [cell.strip() for cell in line.strip()[1:-1].split("|")]
+        if re.match(r"[\d.a-z]+-[a-z]+-(rxe|siw)$", words[0]):
+            systems.append(words[0])
+        if len(words) == len(systems) + 2 and re.match(r"[a-z_0-9@]+$", words[1]):
+            for system, cell in zip(systems, words[2:]):
+                if numbers := re.match(r"(\d+)(?:/(\d+))?", cell):
+                    cells[system, words[1]] = int(numbers[1]), int(numbers[2] or numbers[1])
+    return cells
+
+
+def may_pass(result):
+    """How many of its cases that were skipped another run may have passed."""
+    known = reasons()
+    return sum(next((varies for pattern, varies, _ in known if pattern.match(reason)), 0) for reason in result.skips)
+
+
+def differs(wanted, result):
+    """What a result lacks that the page has, in words, or None."""
+    passed, total = wanted
+    vary = may_pass(result)
+    if result.failed:
+        return f"failed: {result.failed[0]}"
+    if result.passed + vary < passed:
+        return f"{result.passed} cases passed, the page has {passed}"
+    if result.passed + max(vary, len(result.skips)) < total:
+        return f"{result.passed + len(result.skips)} cases, the page has {total}"
+    return None
+
+
+def check(folder, path, tree):
+    with open(path, encoding="utf-8") as file:
+        page = documented(file.read())
+    count = 0
+
+    def tell(name, wrong, skip=""):
+        nonlocal count
+        count += 1
+        print(f"{'not ' if wrong else ''}ok {count} - {name}{skip and ' # SKIP '}{skip}")
+        for line in wrong:
+            print(f"# {line}")
+
+    compared = {}
+    for device, kernel in (("rxe", "6.1"), ("siw", "6.1"), ("rxe", "6.12")):
+        system, wrong, suites = f"{kernel}-{tree}-{device}", [], 0
+        skip = "" if any(of == system for of, _ in page) else f"{path} has no system with this user space"
+        for (of, suite), wanted in page.items():
+            there = os.path.join(folder, f"{device}-{kernel}.{suite}.tap")
+            if of != system or not os.path.exists(there):
+                continue
+            result = Result(there)
+            if result.left_out:
+                skip = result.left_out
+                continue
+            compared[of, suite] = wanted, result
+            suites += 1
+            if why := differs(wanted, result):
+                wrong.append(f"{suite}: {why}")
+            elif result.passed > wanted[0]:
+                print(f"# {system}, {suite}: {result.passed} cases passed, the page has {wanted[0]}: ctests/run matrix")
+        if not suites and not skip:
+            wrong = ["no suite has a result"]
+        tell(f"{system}: {suites} suites as {path} says", wrong, "" if suites else skip)
+    with open(os.path.join(HERE, "../..", "manifest"), encoding="utf-8") as file:
+        known = {line.split()[0] for line in file if line.strip()}
+    listed = [suite for _, suites in rows() for suite in suites if ":" not in suite]
+    tell("each suite of ctests/special/matrix/rows is one of the manifest", [suite for suite in listed if suite not in known])
+    tell(f"each is in {path}", [suite for suite in listed if suite not in {of for _, of in page}])
+    # The check itself: with more in a cell than can be, it is to say so, whichever cell it is.
+    missed = [f"{of}: {suite}" for (of, suite), (_, result) in compared.items()
+              if not differs((result.passed + may_pass(result) + 1, 0), result)
+              or not differs((0, result.passed + len(result.skips) + may_pass(result) + 1), result)]
+    tell("a page with more cases than passed is found wrong", missed)
+    print(f"1..{count}")
+
+
+if sys.argv[1] == "check":
+    check(*sys.argv[2:])
+else:
+    sys.exit(0 if write(*sys.argv[2:]) else 1)

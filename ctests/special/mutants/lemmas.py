@@ -1,0 +1,159 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""lemmas.py [LEMMA...]: breaks the code of each lemma of docs/proof.md, one mutant at a time, and
+sees whether the test that the lemma names fails. Prints TAP.
+
+A mutant is built in target/mutants from a copy of the tree, so the tree itself stays as it is.
+"""
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+WORK = ROOT / "target" / "mutants"
+TREE = WORK / "tree"
+
+# Lemma, file, the code, what replaces it, the kind of test, the test.
+MUTANTS = [
+    ("P1", "cache/region/state.rs",
+     "if word & (STATE | STALE) != UNKEPT {\n                return false;\n            }\n            let kept = word & !STATE | KEPT",
+     "if word & STATE != UNKEPT {\n                return false;\n            }\n            let kept = word & !(STATE | STALE) | KEPT",
+     "loom", "loom_kept_while_its_memory_changes"),
+    ("P1", "cache/locked.rs", "        cache.index.add(&*cache.slots, id);\n", "",
+     "unit", "model"),
+    ("P1", "cache/life/miss.rs", "let own = reason.is_some()\n", "let own = false\n",
+     "suite", "unwatched_not_shared"),
+    ("P2", "cache/region/state.rs", "        self.change(seen.0, taken).ok()?;\n", "        self.0.store(taken, SeqCst);\n",
+     "loom", "loom_hit_release_flush"),
+    ("P2", "cache/region/state.rs", "        fence(Acquire);\n", "",
+     "loom", "loom_a_slot_becomes_another_guest"),
+    ("P2", "cache/region/state.rs", "        fence(Release);\n", "",
+     "loom", "loom_a_slot_becomes_another_guest"),
+    ("P3", "cache/region/state.rs", "self.0 & (GUEST | STATE | STALE | NEW) == KEPT && ", "self.0 & (GUEST | STATE | NEW) == KEPT && ",
+     "loom", "loom_a_call_that_changes_memory"),
+    ("P3", "cache/region/state.rs", "        while seen.is_unused() {", "        while seen.is_registered() {",
+     "loom", "loom_hit_release_flush"),
+    ("P4", "watch/log.rs", "(written == self.applied.load(Acquire)).then_some(Position(written))", "Some(Position(written))",
+     "loom", "loom_a_call_that_changes_memory"),
+    ("P4", "cache/life/hit.rs", "let passed = !fenced || steps.fence();\n    let taken = steps.take().ok_or(Miss::None)?;\n    if passed && changes.still(position, memory) {", "let passed = changes.still(position, memory) && (!fenced || steps.fence());\n    let taken = steps.take().ok_or(Miss::None)?;\n    if passed {",
+     "loom", "loom_a_change_that_only_the_kernel_sees"),
+    ("P4", "cache/life/hit.rs", "let passed = !fenced || steps.fence();", "let passed = true;",
+     "loom", "loom_a_change_that_only_the_kernel_sees"),
+    ("P4", "watch/log.rs", "            && self.written.load(Acquire) == position.0\n", "",
+     "loom", "loom_a_change_that_only_the_kernel_sees"),
+    ("P4", "watch/log.rs", "(self.under_way.load(Acquire) == 0 || !self.touches(range))\n            && ", "",
+     "loom", "loom_a_change_that_only_the_kernel_sees"),
+    ("P5", "cache/life/miss.rs", "            Memory::Unknown => Look::Uncertain,\n", "            Memory::Unknown if locked.admit(new) => Look::Again,\n            Memory::Unknown => Look::Nothing,\n",
+     "suite", "mappings_unknown"),
+    ("P6", "cache/region/state.rs", "self.0 & (GUEST | STATE | STALE | NEW) == GUEST | KEPT", "self.0 & (GUEST | STATE | NEW) == GUEST | KEPT",
+     "unit", "no_entry_is_answered_for_that_is_stale"),
+    ("P6", "cache/region/state.rs", "matches!(self.0 & (GUEST | STATE), UNKEPT | KEPT)", "matches!(self.0 & STATE, UNKEPT | KEPT)",
+     "unit", "no_thread_takes_or_claims_a_guest"),
+    ("P6", "monitor/set.rs", "            .find(|&id| cache.is_guest_of(id, page range))", "            .next()",
+     "unit", "no_entry_is_answered_for_that_is_stale"),
+    ("W5", "cache/find/filter.rs",
+     "            for chunk in chunks(range) {\n                let part = self.clear_part(chunk);\n",
+     "            for chunk in chunks(range).skip(1 << 20) {\n                let part = self.clear_part(chunk);\n",
+     "suite", "changes_beside"),
+    ("L1", "watch/log.rs", "                self.written.fetch_or(LOST, SeqCst);\n", "",
+     "loom", "loom_a_full_log"),
+    ("L2", "watch/log.rs", "            (!unchanged || named.overlaps(range)).then_some((number, word))", "            (!unchanged).then_some((number, word))",
+     "loom", "loom_places_change_hands"),
+    ("W1", "watch/event_reader.rs", "        changes.begin();\n        GATE.pass();\n        let drained = drain(file, changes, &mut messages).is_ok() && ready;\n",
+     "        GATE.pass();\n        let drained = drain(file, changes, &mut messages).is_ok() && ready;\n        changes.begin();\n",
+     "suite", "race"),
+    ("W1", "cache/life/tasks.rs", "        sharing_memory();\n", "",
+     "suite", "cloned_task_killed"),
+    ("W2", "cache/life/hit.rs", "let fenced = steps.must_fence();", "let fenced = false;",
+     "suite", "race"),
+    ("W3", "watch/mod.rs", "self.single_threaded.load(Relaxed) != 0 && self.version.load(Relaxed) == 1", "self.single_threaded.load(Relaxed) != 0",
+     "suite", "race_second_libc"),
+    ("W4", "watch/watch_fd.rs", "            Fence::Passed if self.is_trusted() => Fence::Passed,", "            Fence::Passed => Fence::Passed,",
+     "unit", "only_our_file_passes_the_fence"),
+    ("W4", "watch/watch_fd.rs", "        drop(self.beginning());\n        if !self.said", "        if !self.said",
+     "unit", "only_our_file_passes_the_fence"),
+    ("W4", "cache/life/miss.rs", "        if !self.watch.is_ours() {\n            return Look::Uncertain;\n        }\n", "",
+     "suite", "descriptor_taken"),
+    ("W5", "watch/log.rs", "        if self.linked() != linked {\n            self.write(change);\n        }\n", "        let _ = (change, linked);\n",
+     "loom", "loom_kept_while_its_memory_changes"),
+    ("W5", "cache/life/change.rs", "        end_touched(relaxed, range, neighbours);\n", "",
+     "suite", "changes_elsewhere"),
+    ("W5", "cache/life/change.rs", "        changes.write(called(range));\n        end_touched(relaxed, range, neighbours);\n", "",
+     "suite", "changes_elsewhere"),
+    ("W8", "watch/watch_fd.rs", "            file.close();\n        }\n        set_errno(before);\n", "        }\n        set_errno(before);\n",
+     "suite", "descriptor_taken"),
+    ("the exception", "cache/life/miss.rs", "settled && announced && !locked.may_be_dropping(purpose.page range, now_ms)", "settled && announced",
+     "suite", "changes_elsewhere"),
+    ("P3", "cache/locked.rs", "is_same && self.claim(id)", "self.claim(id)",
+     "unit", "a_spent_region_is_told_from_a_later_one"),
+    ("W6", "watch/in_place.rs", "    KNOWN.load(Relaxed) == IN_PLACE\n", "    true\n",
+     "suite", "loaded_by_dlopen"),
+]
+
+
+def copy():
+    """A fresh copy of what is built; the compiled crates of the last run stay."""
+    shutil.rmtree(TREE, ignore_errors=True)
+    names = subprocess.run(["bash", "-c", ". packaging/tree.sh; tree_files | grep -E '^(src|tool|include|Cargo|build.rs|cbindgen|ctests/fuzz/inputs)'"],
+                           cwd=ROOT, check=True, capture_output=True, text=True).stdout.split()
+    for name in names:
+        to = TREE / name
+        to.parent.mkdir(parents=True, exist_ok=True)
+        # Not copy2: cargo builds anew what has a new time.
+        shutil.copy(ROOT / name, to)
+
+
+def cargo(loom, *arguments):
+    """Runs cargo on the copy. Returns whether it succeeded, and what it printed."""
+    env = dict(os.environ, CARGO_TARGET_DIR=str(WORK / ("loom" if loom else "cargo")), CARGO_PROFILE_RELEASE_LTO="false",
+               CARGO_PROFILE_RELEASE_CODEGEN_UNITS="16", CARGO_PROFILE_RELEASE_DEBUG="false")
+    if loom:
+        env["RUSTFLAGS"] = "--cfg loom"
+    done = subprocess.run(["cargo", *arguments], cwd=TREE, env=env, capture_output=True, text=True)
+    return done.returncode == 0, done.stdout + done.stderr
+
+
+def fails(kind, test):
+    """Whether the test fails, and how that shows."""
+    if kind != "suite":
+        passed, text = cargo(kind == "loom", "test", "--release", "--lib", "-p", "rdmamr", test)
+        if re.search(r"^test result: ok\. 0 passed", text, re.M) or not re.search(r"^test result:", text, re.M):
+            raise SystemExit(f"mutants: {test} did not run:\n{text[-3000:]}")
+        panic = re.search(r"panicked at [^\n]*\n([^\n]*)", text)
+        return not passed, panic.group(1) if panic else ""
+    built, text = cargo(False, "build", "--release", "-p", "rdmamr")
+    if not built:
+        raise SystemExit(f"mutants: a mutant does not build:\n{text[-3000:]}")
+    results = WORK / "results"
+    results.mkdir(exist_ok=True)
+    env = dict(os.environ, CHECK_LIBRARY=str(WORK / "cargo" / "release" / "librdmamr.so"), RESULTS=str(results))
+    subprocess.run(["ctests/suite", "host", test], cwd=ROOT, env=env, check=True, capture_output=True)
+    tap = (results / f"host.{test}.tap").read_text()
+    bad = re.findall(r"^(?:not ok|Bail out!).*", tap, re.M)
+    return bool(bad), bad[0] if bad else ""
+
+
+def main():
+    wanted = set(sys.argv[1:])
+    mutants = [mutant for mutant in MUTANTS if not wanted or mutant[0] in wanted]
+    print(f"1..{len(mutants)}")
+    survived = 0
+    for n, (lemma, file, code, other, kind, test) in enumerate(mutants, 1):
+        copy()
+        path = TREE / "src" / file
+        text = path.read_text()
+        if text.count(code) < 1:
+            raise SystemExit(f"mutants: {file} no longer has {code!r}")
+        path.write_text(text.replace(code, other))
+        failed, how = fails(kind, test)
+        survived += not failed
+        print(f"{'ok' if failed else 'not ok'} {n} - {lemma}: {test} fails without {code.strip()!r} in {file}")
+        print(f"# {how}", flush=True)
+    return 1 if survived else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! For "ctests/run cargo-mutants": suites of `ctests/manifest` over the library of this build, so that
+//! they judge a changed source as the unit tests do. They are those that run on this machine, take
+//! a few seconds, and do without an optimised library. `make check` runs them over the final
+//! library.
+//!
+//! CHECK_TREE is the folder of the project in which `make all ctests` has run; the changed source is
+//! a copy.
+use std::path::PathBuf;
+use std::process::Command;
+
+const SUITES: [&str; 23] = [
+    "another_watches_fresh_memory",
+    "unwatched_not_shared",
+    "first_thread_ended",
+    "mappings_unknown",
+    "far_apart_used_again",
+    "files_never_matter",
+    "changes_elsewhere",
+    "starts_later",
+    "namespaces",
+    "loaded_by_dlopen",
+    "loaded_by_deepbind",
+    "loaded_in_namespace",
+    "cache_not_served",
+    "idle_part_of_device",
+    "moved_in_pieces",
+    "trace_fails",
+    "kernel_refuses",
+    "world_stopped",
+    "unpinned_at_once",
+    "protected_in_part",
+    "settings",
+    "live_page",
+    "prefault_kinds",
+];
+
+#[test]
+fn suites_pass() {
+    let tree = PathBuf::from(std::env::var_os("CHECK_TREE").expect("CHECK_TREE"));
+    // Cargo builds no shared library for a test.
+    let mut build = Command::new(env!("CARGO"));
+    build.args(["build", "-q", "--lib"]);
+    build.current_dir(env!("CARGO_MANIFEST_DIR"));
+    assert!(build.status().unwrap().success());
+    let this = std::env::current_exe().unwrap();
+    let library = this.ancestors().nth(2).unwrap().join("librdmamr.so");
+    let results = this.with_extension("results");
+    std::fs::create_dir_all(&results).unwrap();
+    for name in SUITES {
+        let mut suite = Command::new(tree.join("ctests/suite"));
+        suite.args(["host", name]);
+        suite
+            .env("CHECK_LIBRARY", &library)
+            .env("RESULTS", &results);
+        assert!(suite.status().unwrap().success());
+        let mut summary = Command::new(tree.join("ctests/summary"));
+        summary.arg(results.join(format!("host.{name}.tap")));
+        assert!(summary.status().unwrap().success(), "{name}");
+    }
+}

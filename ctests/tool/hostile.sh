@@ -1,0 +1,160 @@
+#!/bin/bash
+# SPDX-License-Identifier: MIT OR Apache-2.0
+# hostile.sh TOOL LIBRARY AUDIT HOLDS: what another user of the machine, or whoever sets the environment, can do to a
+# program (SECURITY.md). HOLDS is ctests/tool/holds.c, a program that registers as it is told.
+set -u
+here=$(cd "$(dirname "$0")" && pwd)
+. "$here/../lib/tap.sh"
+tool=$(realpath "$1") library=$(realpath "$2") audit=$(realpath "$3") holds=$(realpath "$4")
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cd "$work" || exit 1
+chmod 755 .
+
+# A program under the library: "begin" starts it, "ask" has it do something, "over" ends it in order.
+begin() { # [NAME=VALUE...]
+	coproc PROGRAM { exec env "$@" LD_PRELOAD="$library" "$holds" 2>said; }
+	exec {answers}<&"${PROGRAM[0]}" {requests}>&"${PROGRAM[1]}"
+	program=$PROGRAM_PID
+}
+ask() { # LINE: the answer is in $answer
+	echo "$1" >&"$requests"
+	IFS= read -r answer <&"$answers"
+}
+over() {
+	exec {requests}>&- {answers}<&-
+	eval "exec ${PROGRAM[1]}>&-"
+	wait "$program"
+}
+
+# Whoever can write in the directory puts another file in the place of a file that the library writes. A block is
+# written at the program's end, whatever else the time allows.
+mkdir shared
+kept() { [ "$(tr -d "\0" <"$1")" = precious ]; } # FILE
+swap() { # NAME COMMAND...: with the trace begun; the victim stays as it was, and the program says why
+	local name=$1
+	shift
+	rm -f shared/*
+	echo precious >victim
+	begin RDMAMR_TRACE="$work/shared/trace"
+	ask "register 1"
+	mv shared/trace shared/aside
+	"$@"
+	ask "register 1"
+	over
+	check "$name: a trace goes on into no other file" kept victim
+	check "$name: which the program says once" [ "$(grep -c 'RDMAMR_TRACE: cannot be written' said)" = 1 ]
+	check "$name: the file of the start is a trace" "$tool" report --text shared/aside
+}
+swap "a symbolic link" ln -s ../victim shared/trace
+swap "a hard link" ln victim shared/trace
+swap "another file" cp victim shared/trace
+check "another file: it has nothing of the trace" kept shared/trace
+swap "nothing" true
+check "nothing: no file is made again" [ ! -e shared/trace ]
+for setting in RDMAMR_TRACE RDMAMR_STATS; do
+	for how in -s "" ; do
+		rm -f shared/*
+		echo precious >victim
+		ln $how "$work/victim" shared/file
+		begin $setting="$work/shared/file"
+		ask "register 1"
+		over
+		check "$setting: a link${how:+ that is symbolic} is not written through" kept victim
+		check "$setting: which is said" grep -q "$setting: cannot be written.*link" said
+	done
+done
+rm -f shared/file
+ln -s "$work/nowhere" shared/file
+begin RDMAMR_STATS="$work/shared/file"
+ask "register 1"
+over
+check "a link to nothing makes no file" [ ! -e nowhere ]
+rm victim
+ln -s "$work/victim" link
+printf RDMAMRTR >victim
+check "rdmamr run --trace empties no file through a link" bash -c '! "$1" run --trace link true && [ -s victim ]' - "$tool"
+output=$(RDMAMR_STATS=/dev/stdout LD_PRELOAD=$library "$holds" <<<"register 1")
+check "the system's own links are followed: /dev/stdout" grep -q '"reg_kernel":1' <<<"$output"
+
+# Forked children share their parent's file.
+cat >fork.py <<'END'
+import ctypes, os, sys
+library = ctypes.CDLL(None)
+fail = lambda: library.ibv_dereg_mr(None)
+register = lambda: library.ibv_reg_mr(None, None, 0, 0)
+register()
+if sys.argv[1:]:
+    os.rename("shared/trace", "shared/aside")
+    os.symlink("../victim", "shared/trace")
+for _ in range(3):
+    if not os.fork():
+        register()
+        sys.exit(0)
+    os.wait()
+END
+forks() { RDMAMR_TRACE=$work/shared/trace LD_PRELOAD=$library python3 fork.py "$@" 2>said; }
+rm -f shared/*
+forks
+check "children write to their parent's file" bash -c '"$1" report --json shared/trace | python3 -c "import json, sys; sys.exit(len(json.load(sys.stdin)[\"processes\"]) != 4)"' - "$tool"
+rm -f shared/*
+echo precious >victim
+forks swap
+check "and to no other" kept victim
+
+# Another user has put a file, or a pipe that he reads, where root's trace is to be.
+if [ "$(id -u)" = 0 ]; then
+	chmod 1777 shared
+	for kind in file pipe; do
+		rm -f shared/*
+		case $kind in
+		file) setpriv --reuid 60001 --clear-groups touch shared/trace && chmod 666 shared/trace ;;
+		pipe) setpriv --reuid 60001 --clear-groups mkfifo shared/trace && chmod 666 shared/trace ;;
+		esac
+		exec {reader}<>shared/trace
+		begin RDMAMR_TRACE="$work/shared/trace"
+		ask "register 1"
+		over
+		check "another user's file gets no trace: $kind" bash -c '[ ! -s shared/trace ] && { [ -f shared/trace ] || ! read -r -t 0 -u "$1"; }' - "$reader"
+		check "which is said: $kind" grep -q "RDMAMR_TRACE: cannot be written.*another user's" said
+		exec {reader}>&-
+	done
+else
+	skip "another user's file gets no trace" "only root can make one"
+fi
+
+# Programs that have more rights than their caller: by the set-uid bit and by capabilities of the file. "cat" shows
+# what is loaded into it.
+if [ "$(id -u)" = 0 ] && command -v setcap >/dev/null; then
+	cp "$library" librdmamr.so.1
+	"${CC:-cc}" -I"$here/../../include" "$here/../packages/consumer.c" "$here/../lib/tap.c" -o plain ./librdmamr.so.1 -libverbs "-Wl,-rpath,$work"
+	cp "$(realpath "$(command -v cat)")" cat_plain
+	for right in suid capable; do
+		cp plain $right
+		cp cat_plain cat_$right
+	done
+	chown 60002 suid cat_suid && chmod 4755 suid cat_suid
+	setcap cap_net_raw+ep capable && setcap cap_net_raw+ep cat_capable
+	mkdir -m 1777 open
+	stranger() { setpriv --reuid 60001 --clear-groups env "$@" 2>&1; } # [NAME=VALUE...] COMMAND...
+	settings() { stranger RDMAMR_STATS=stderr RDMAMR_STAT=1 RDMAMR_TRACE="$work/open/trace" XDG_RUNTIME_DIR="$work/open" "$1"; }
+	check "a program without rights of its own obeys" grep -q "no such setting" <<<"$(settings ./plain)"
+	check "and has a trace" [ -e open/trace ]
+	rm -rf open/*
+	loaded() { stranger LD_AUDIT="$audit" LD_PRELOAD="$library" "$1" /proc/self/maps | grep -c "rdmamr"; }
+	check "and loads the module for LD_AUDIT" [ "$(loaded ./cat_plain)" -gt 0 ]
+	for right in suid capable; do
+		output=$(settings ./$right)
+		check "$right: it obeys no setting" bash -c 'grep -q "^1\.\." <<<"$1" && ! grep -q "reg_kernel\|no such setting" <<<"$1"' - "$output"
+		check "$right: it makes no file for its caller" [ -z "$(ls -A open)" ]
+		check "$right: it loads neither the library nor the module for LD_AUDIT" [ "$(loaded ./cat_$right)" = 0 ]
+	done
+else
+	skip "set-uid programs and programs with capabilities" "needs root and setcap"
+fi
+
+# What the environment says is not forwarded to a terminal.
+escape=$'\e]0;title\a\e[31m'
+output=$(env "RDMAMR_LOG=$escape" "RDMAMR_$escape=1" LD_PRELOAD="$library" true 2>&1)
+check "a warning forwards no control character" bash -c 'grep -q RDMAMR_LOG <<<"$1" && ! grep -q "[[:cntrl:]]" <<<"$1"' - "$output"
+tap_done

@@ -1,0 +1,237 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * stacks WAY: registers with the stub of a device through functions whose names the report must give, for
+ * ctests/tool/trace/stacks.sh. Compiled without frame pointers. Prints what went wrong, and exits with 1.
+ *
+ * As a shared library, with -DLIBRARY, it is what a program in Python calls.
+ */
+#include "../../lib/stub_device.h"
+#include <pthread.h>
+#include <limits.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <ucontext.h>
+#include <unistd.h>
+
+/* Each function keeps its frame: something is left to do after its call. */
+#define FRAME __attribute__((noinline, noclone, used))
+#define AFTER __asm__ volatile("" ::: "memory")
+
+enum { PAGE = 4096 };
+static char memory[PAGE];
+
+static void must(int done, const char *what)
+{
+	if (!done) {
+		perror(what);
+		_exit(1);
+	}
+}
+
+FRAME int register_wrapper(void)
+{
+	struct ibv_mr *mr = ibv_reg_mr(stub_pd(), memory, PAGE, IBV_ACCESS_LOCAL_WRITE);
+
+	must(mr != NULL, "ibv_reg_mr");
+	AFTER;
+	return ibv_dereg_mr(mr);
+}
+
+#ifdef LIBRARY
+int library_call(void)
+{
+	const char *why = stub_open(STUB_NOTHING);
+
+	int result;
+
+	must(!why, why);
+	result = register_wrapper();
+	AFTER;
+	return result;
+}
+#else
+
+FRAME void send_message(int bytes)
+{
+	volatile char frame[bytes];
+
+	/* Its size is known only now, so that the end of the frame is found by another register. */
+	memset((char *)frame, 1, bytes);
+	must(!register_wrapper(), "ibv_dereg_mr");
+	AFTER;
+}
+
+FRAME void first_phase(void) { send_message(40); AFTER; }
+FRAME void second_phase(void) { send_message(400); AFTER; }
+
+/* A frame that is aligned more than its caller's. */
+FRAME void aligned_phase(int bytes)
+{
+	_Alignas(64) volatile char frame[128];
+	volatile char more[bytes];
+
+	memset((char *)frame, 1, sizeof(frame));
+	memset((char *)more, 1, bytes);
+	must((uintptr_t)frame % 64 == 0, "alignment");
+	send_message(8);
+	AFTER;
+}
+
+/* Nothing describes the frame of this function, but it keeps the chain of frame pointers. */
+void without_description(void (*next)(void));
+#ifdef __x86_64__
+__asm__(".pushsection .text\n"
+	".type without_description, @function\n"
+	"without_description:\n"
+	"push %rbp\n"
+	"mov %rsp, %rbp\n"
+	"call *%rdi\n"
+	"nop\n"
+	"pop %rbp\n"
+	"ret\n"
+	".size without_description, . - without_description\n"
+	".popsection\n");
+#else
+void without_description(void (*next)(void)) { next(); AFTER; }
+#endif
+FRAME void around_the_undescribed(void) { without_description(first_phase); AFTER; }
+
+static ucontext_t outside, inside;
+
+FRAME void coroutine(void)
+{
+	first_phase();
+	AFTER;
+	swapcontext(&inside, &outside);
+}
+
+/* A stack of its own, with nothing readable around it. */
+static void in_coroutine(void)
+{
+	enum { SIZE = 16 * PAGE };
+	char *stack = mmap(NULL, SIZE + 2 * PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+	must(stack != MAP_FAILED && !mprotect(stack + PAGE, SIZE, PROT_READ | PROT_WRITE), "a stack");
+	getcontext(&inside);
+	inside.uc_stack.ss_sp = stack + PAGE;
+	inside.uc_stack.ss_size = SIZE;
+	makecontext(&inside, coroutine, 0);
+	swapcontext(&outside, &inside);
+}
+
+FRAME void *thread_body(void *nothing)
+{
+	register_wrapper();
+	AFTER;
+	return nothing;
+}
+
+static void in_thread(void)
+{
+	pthread_attr_t small;
+	pthread_t thread;
+
+	/* The first call of a process needs more stack than that (the cache's limits). */
+	first_phase();
+	pthread_attr_init(&small);
+	must(!pthread_attr_setstacksize(&small, PTHREAD_STACK_MIN), "pthread_attr_setstacksize");
+	must(!pthread_create(&thread, &small, thread_body, NULL), "pthread_create");
+	pthread_join(thread, NULL);
+}
+
+FRAME void handler(int number)
+{
+	(void)number;
+	register_wrapper();
+	/* The trace is written at the exit. */
+	exit(0);
+}
+
+static volatile char *volatile nowhere;
+
+FRAME void interrupted(void)
+{
+	*nowhere = 1;
+	AFTER;
+}
+
+static void in_handler(void)
+{
+	signal(SIGSEGV, handler);
+	interrupted();
+}
+
+FRAME void in_child(void)
+{
+	int status;
+	pid_t child;
+
+	first_phase();
+	child = fork();
+	if (child == 0) {
+		second_phase();
+		exit(0);
+	}
+	must(waitpid(child, &status, 0) == child && status == 0, "the child");
+}
+
+/* Two ways at each step: 2^left stacks. */
+FRAME void turns(int left)
+{
+	if (left == 0) {
+		must(!register_wrapper(), "ibv_dereg_mr");
+		return;
+	}
+	turns(left - 1);
+	AFTER;
+	turns(left - 1);
+	AFTER;
+}
+
+FRAME void deep(int left)
+{
+	if (left > 0)
+		deep(left - 1);
+	else
+		register_wrapper();
+	AFTER;
+}
+
+int main(int argc, char **argv)
+{
+	const char *way = argc > 1 ? argv[1] : "", *why = stub_open(STUB_NOTHING);
+
+	if (why) {
+		printf("%s\n", why);
+		return 77;
+	}
+	if (!strcmp(way, "chain"))
+		for (int n = 0; n < 100; n++) {
+			first_phase();
+			second_phase();
+			aligned_phase(n);
+		}
+	else if (!strcmp(way, "pointers"))
+		around_the_undescribed();
+	else if (!strcmp(way, "coroutine"))
+		in_coroutine();
+	else if (!strcmp(way, "thread"))
+		in_thread();
+	else if (!strcmp(way, "handler"))
+		in_handler();
+	else if (!strcmp(way, "child"))
+		in_child();
+	else if (!strcmp(way, "many"))
+		turns(13);
+	else if (!strcmp(way, "deep"))
+		deep(1000);
+	else
+		return 2;
+	return 0;
+}
+#endif

@@ -1,0 +1,167 @@
+#!/bin/bash
+# SPDX-License-Identifier: MIT OR Apache-2.0
+# stacks.sh LIBRARY BUILT PROGRAM: the call stacks of a trace, of programs whose functions are known (stacks.c,
+# stacks.py, stacks.go), as PROGRAM, "rdmamr", reports them. Prints TAP.
+set -u
+here=$(realpath "$(dirname "$0")")
+. "$here/../../lib/tap.sh"
+[ $# -eq 3 ] || { sed -n '3,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0" >&2; exit 2; }
+library=$(realpath "$1") stacks=$(realpath "$2")/trace_stacks rdmamr=$(realpath "$3")
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cd "$work" || exit 2
+
+run() { # WAY [NAME=VALUE...]: runs the program, and makes its report
+	local way=$1
+	shift
+	env "$@" RDMAMR_TRACE="$work/$way" LD_PRELOAD="$library" timeout 500 "$stacks" "$way" >"$way.said" 2>&1
+	status=$?
+	"$rdmamr" report --json "$way" >"$way.json" 2>"$way.error" || cat "$way.error"
+}
+# In the expression `report` is the report, `stacks` the stacks of what called ibv_reg_mr, innermost first, and
+# names() the functions of one without their offsets.
+value() { # WAY EXPRESSION
+	python3 - "$1.json" "$2" <<-'END'
+		import json, sys
+		report = json.load(open(sys.argv[1]))
+		def name(frame):
+		    return (frame["function"] or "?").partition("+")[0]
+		def names(stack):
+		    return " ".join(map(name, stack))
+		callers = [caller for caller in report["callers"] if "ibv_reg_mr" in caller["called"]]
+		stacks = [[caller] + caller["stack"] for caller in callers]
+		print(eval(sys.argv[2]))
+	END
+}
+is() { # NAME WANTED WAY EXPRESSION
+	local found
+	found=$(value "$3" "$4" 2>&1)
+	if [ "$found" = "$2" ]; then pass "$1"; else fail "$1" "found: $found" "wanted: $2"; fi
+}
+same_program() { check "$1: the program runs as without the trace" [ "$status" = 0 ]; }
+
+if [ "$(uname -m)" != x86_64 ]; then
+	echo "1..0 # SKIP stacks are walked on x86-64 only"
+	exit
+fi
+run chain
+same_program "a chain of functions"
+is "the chain is named, from the wrapper to main" \
+	"['register_wrapper send_message aligned_phase main', 'register_wrapper send_message first_phase main', 'register_wrapper send_message second_phase main']" \
+	chain 'sorted(names(stack[:4]) for stack in stacks)'
+is "calls are counted by their stack" "[100, 100, 100]" chain '[caller["calls"] for caller in callers]'
+is "every call has a stack" "600 600" chain '"{calls} {calls_with_stack}".format(**report["totals"])'
+"$rdmamr" report --text chain >text
+check "the text shows it" grep -qE '< send_message.* < first_phase.* < main' <(tr -s '\n ' ' ' <text)
+check "and that each call has one" grep -qE '^Call stacks +600 of 600 calls have one' text
+check "it fits 80 columns" [ "$(wc -L <text)" -le 80 ]
+"$rdmamr" report -o page.html chain >page.name
+frames_in_page() { grep -oE 'title="(main|first_phase|send_message|register_wrapper)[^"]*: [0-9.]+ [mun]?s' page.html | grep -oE '"[a-z_]+' | sort -u | wc -l; }
+check "the flame graph has its frames" [ "$(frames_in_page)" = 4 ]
+
+rm chain
+run chain RDMAMR_TRACE_STACKS=0
+same_program "RDMAMR_TRACE_STACKS=0"
+is "RDMAMR_TRACE_STACKS=0: no call has a stack" "600 0 []" chain '"{calls} {calls_with_stack} []".format(**report["totals"]) if not any(caller["stack"] for caller in callers) else stacks'
+
+run pointers
+same_program "a function without a description"
+is "its frame pointer leads on" "without_description around_the_undescribed main" pointers 'names(stacks[0][3:6])'
+
+run coroutine
+same_program "a coroutine on a stack of its own"
+is "its stack ends where it begins" "register_wrapper send_message first_phase coroutine" coroutine 'names(stacks[0][:4])'
+is "with nothing of main" False coroutine '"main" in names(stacks[0]).split()'
+
+run thread
+same_program "a thread with the smallest stack"
+is "its stack is its own" "['register_wrapper send_message', 'register_wrapper thread_body']" thread 'sorted(names(stack[:2]) for stack in stacks)'
+
+run handler
+same_program "a signal handler"
+is "beyond the handler is what it interrupted" "handler interrupted in_handler" handler '" ".join(name for name in names(stacks[0]).split() if name in ("handler", "interrupted", "in_handler"))'
+
+run child
+same_program "a forked child"
+is "it has stacks as its parent" "['first_phase in_child', 'second_phase in_child']" child 'sorted(names(stack[2:4]) for stack in stacks)'
+
+run deep
+same_program "a stack of 1000 frames"
+is "is cut after 64" "64 deep" deep '"{} {}".format(len(stacks[0]), name(stacks[0][-1]))'
+
+# 16384 stacks, each once. Without the budget 13000 would find room in the table of stacks. A run that has to wait for a
+# processor has more time, and so a greater budget: the run that others disturb least counts.
+for _ in 1 2 3 4 5; do
+	rm -f many
+	run many
+	[ "$(value many 'report["totals"]["calls_with_stack"] < 11000')" = False ] || break
+done
+same_program "more stacks than there is time for"
+is "each call is in the trace" 16384 many 'report["totals"]["calls"]'
+is "some have a stack, and not two of three" True many '100 < report["totals"]["calls_with_stack"] < 11000'
+is "what has none is told by its caller alone" True many 'any(not caller["stack"] for caller in callers)'
+
+# shellcheck disable=SC2086
+${CC:-cc} -std=gnu11 -D_GNU_SOURCE -I"$here/../../../include" ${CFLAGS:--O2 -g} -DLIBRARY -shared -fPIC "$here/stacks.c" \
+	"$here/../../lib/stub_device.c" -o libstacks.so -Wl,--no-as-needed -libverbs -lpthread -ldl
+if ! command -v go >/dev/null; then
+	skip "the functions of a program in Go" "Go is not installed"
+else
+	go=$(dirname "$stacks")/go
+	GO111MODULE=off GOFLAGS='' GOPROXY=off GOTOOLCHAIN=local GOCACHE=$go/cache GOPATH=$go/path CGO_ENABLED=1 \
+		CGO_LDFLAGS=$work/libstacks.so go build -o in_go "$here/stacks.go"
+	RDMAMR_TRACE="$work/go" LD_PRELOAD="$library" timeout 500 ./in_go >go.said 2>&1
+	status=$?
+	cat go.said
+	"$rdmamr" report --json go >go.json
+	same_program "a program in Go"
+	is "its functions are named, beyond those of cgo" "main.send main.phase main.main" go \
+		'" ".join(name for name in names(stacks[0]).split() if name in ("main.send", "main.phase", "main.main"))'
+fi
+# Each CPython from 3.7 on that this machine has: VERSION, whether it exports its dump of a stack, EXECUTABLE.
+pythons() {
+	local python
+	for python in python3 /usr/bin/python3 python3.{7..20} "${PYENV_ROOT:-$HOME/.pyenv}"/versions/3.*/bin/python3; do
+		"$python" -c 'import ctypes, os, sys
+dumps = any(hasattr(ctypes.pythonapi, name) for name in ("PyUnstable_DumpTraceback", "_Py_DumpTraceback"))
+if sys.implementation.name == "cpython" and sys.version_info >= (3, 7):
+    print("%d.%d" % sys.version_info[:2], "dumps" if dumps else "silent", os.path.realpath(sys.executable))' 2>/dev/null
+	done | sort -u -V
+}
+line() { grep -n "# $1\$" "$here/stacks.py" | cut -d: -f1; }
+in_python() { # VERSION EXECUTABLE
+	local version=$1
+	rm -f "python$version"
+	RDMAMR_LOG=warn RDMAMR_TRACE="$work/python$version" LD_PRELOAD="$library $work/libstacks.so" timeout 500 "$2" \
+		"$here/stacks.py" "$work/libstacks.so" >python.said 2>&1
+	status=$?
+	cat python.said
+	"$rdmamr" report --json "python$version" >"python$version.json"
+	same_program "a program in Python $version"
+}
+lines() { # NAME FUNCTION EXPECTED...
+	local name=$1 function=$2 expected
+	shift 2
+	expected=$(printf 'stacks.py:%s ' "$@")
+	is "$name" "${expected% }" "python$version" '" ".join(frame["source"].split("/")[-1] for stack in stacks for frame in stack if "stacks.py:" in (frame["source"] or "") and "'"$function"'" in names(stack))'
+}
+mapfile -t found < <(pythons)
+[[ " ${found[*]} " == *" dumps "* ]] || skip "the lines of a program in Python" "no CPython of this machine exports its dump of a stack"
+for one in "${found[@]}"; do
+	read -r version dumps executable <<<"$one"
+	in_python "$version" "$executable"
+	if [ "$dumps" = silent ]; then
+		is "Python $version does not export its dump: no frame is of Python" False "python$version" \
+			'any("stacks.py" in (frame["source"] or "") for stack in stacks for frame in stack)'
+		check "and the library says so, once" [ "$(grep -c "^rdmamr: .*call stacks have no frames of Python" python.said)" = 1 ]
+		continue
+	fi
+	lines "Python $version: the lines of a thread that holds the interpreter's lock" holds_the_lock "$(line send)" "$(line holds)" "$(line main)"
+	lines "and of one that has released it" has_released_it "$(line send)" "$(line released)" "$(line main)"
+	lines "and of functions with other letters" größe "$(line größe)" "$(line größe)" "$(line main)"
+	"$rdmamr" report --text "python$version" >text
+	check "the text shows Python's lines" grep -q "< send stacks.py:$(line send) < holds_the_lock stacks.py:$(line holds) < <module> stacks.py:$(line main)" <(tr -s '\n ' ' ' <text)
+	is "Python's frames stand where the interpreter's would" "library_call send holds_the_lock <module>" "python$version" \
+		'" ".join(name for stack in stacks if "holds_the_lock" in names(stack) for name in names(stack).split() if not name.startswith(("register_wrapper", "ffi_", "?", "_c", "Py")))'
+done
+tap_done
