@@ -2,99 +2,144 @@
 //! The open devices that memory was registered on: the facts about each, and our regions on it.
 //!
 //! A lookup by the address of an `ibv_context` first reads one of a few places; each place holds
-//! the device last found there. A hit there is two loads. A miss walks the list of all devices,
-//! without a lock. Devices are never freed, only reused for another context, so a reader always
-//! finds a device, though perhaps not the right one.
+//! the device last found there. A hit there is two loads. A miss searches a map. Devices are never
+//! freed, only reused for another context, so a reader of a place always finds a device, though
+//! perhaps not the right one.
 //!
-//! Only the registration that adds a device takes a lock, so that no context gets two devices. If a
-//! signal handler interrupted a thread that holds the lock and called us, the handler would wait
-//! forever. [`thread::enter`] marks the time in which the lock is held, and libibverbs then serves
-//! the handler's call. The handler may also keep the thread until another thread's call has
-//! returned, as a garbage collector does. So no thread waits for longer than a moment: libibverbs
-//! serves its call as well.
+//! The map has locks. If a signal handler interrupted a thread that holds one and called us, the
+//! handler would wait forever. [`thread::enter`] marks the time in which the lock is held, and the
+//! handler's call is forwarded. The handler may also keep the thread until another thread's call
+//! has returned, as a garbage collector does. So no thread waits for longer than a moment: its call
+//! is forwarded as well.
 
 use super::rows::Rows;
 use crate::report::stats;
 use crate::sys::futex;
 use crate::sys::thread;
 use crate::uverbs::context::{Facts, KnownFacts};
-use core::iter::successors;
+use core::hash::{BuildHasherDefault, Hasher};
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering::*};
 use core::time::Duration;
-use std::sync::{Mutex, MutexGuard};
+use dashmap::DashMap;
+use dashmap::mapref::entry::Entry;
+use dashmap::try_result::TryResult;
+use std::sync::Mutex;
 
-/// In the place of a context's address: no context, and the device waits for reuse. No context has
-/// this address.
+/// The context address of a device that waits for reuse. No context has this address.
 const UNUSED: usize = usize::MAX;
-/// The context is being closed, or was closed, and the device still has its regions.
-const ENDING: usize = usize::MAX - 1;
 
 /// An open device.
 pub struct Device {
-    /// The address of the device's context, [`UNUSED`] or [`ENDING`].
+    /// The address of the device's context, or [`UNUSED`].
     context: AtomicUsize,
     pub facts: KnownFacts,
     pub rows: Rows,
-    /// The device that was added before this one.
-    older: Option<&'static Device>,
 }
 
-/// How many devices are found without the list if their addresses hash to different places.
+/// Hashes an address. Contexts come from malloc, so the low four bits carry no information, and the
+/// map takes its shard from the high bits.
+#[derive(Default)]
+pub struct AddressHasher(u64);
+
+impl Hasher for AddressHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|&byte| self.write_usize(byte.into()));
+    }
+
+    fn write_usize(&mut self, address: usize) {
+        let mixed = (self.0 ^ address as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        self.0 = mixed ^ (mixed >> 32);
+    }
+}
+
+/// How many devices are found without the map if their addresses hash to different places.
 const PLACES: usize = 16;
+
+/// Shards of the map. The number is fixed, since asking for the number of processors reads files.
+const SHARDS: usize = 4;
+
+/// How many times to try, 0.2 ms apart: a call that can be forwarded, and the end of a device,
+/// whose address another device may get.
+const MOMENT: u32 = 100;
+const LONG: u32 = 10_000;
+
+/// Tries until there is a result, or so many times. Threads hold the locks for microseconds, but
+/// one that holds a lock may be stopped.
+#[cold]
+fn patiently<T>(sleeps: u32, mut attempt: impl FnMut() -> Option<T>) -> Option<T> {
+    const YIELDS: u32 = 16;
+    for tries in 0..YIELDS + sleeps {
+        if let Some(result) = attempt() {
+            return Some(result);
+        }
+        if tries < YIELDS {
+            std::thread::yield_now();
+        } else {
+            let never = AtomicU32::new(0);
+            futex::wait(&never, 0, Some(Duration::from_micros(200)));
+        }
+    }
+    None
+}
 
 /// All devices.
 pub struct Devices {
     last_found: [AtomicPtr<Device>; PLACES],
-    newest: AtomicPtr<Device>,
-    /// Held by the thread that adds a device.
-    adding: Mutex<()>,
+    by_context: DashMap<usize, &'static Device, BuildHasherDefault<AddressHasher>>,
+    unused: Mutex<Vec<&'static Device>>,
 }
 
 impl Devices {
     /// No devices.
-    pub const fn new() -> Self {
+    pub fn new() -> Self {
         Devices {
             last_found: [const { AtomicPtr::new(null_mut()) }; PLACES],
-            newest: AtomicPtr::new(null_mut()),
-            adding: Mutex::new(()),
+            by_context: DashMap::with_capacity_and_hasher_and_shard_amount(
+                0,
+                Default::default(),
+                SHARDS,
+            ),
+            unused: Mutex::new(Vec::new()),
         }
     }
 
     #[inline(always)]
     fn place(&self, context: usize) -> &AtomicPtr<Device> {
-        // Contexts come from malloc, so the low four bits carry no information.
         &self.last_found[(context >> 4 ^ context >> 12) % PLACES]
     }
 
-    /// The device of a context, if memory was registered on it.
+    /// The device of a context, if memory was registered on it. Also `None` inside a signal handler
+    /// that interrupted this thread in this module.
     #[inline(always)]
     pub fn get(&self, context: usize) -> Option<&'static Device> {
         let last = self.place(context).load(Acquire);
         // SAFETY: a place holds null or a device, and devices are never freed.
         if let Some(device) = unsafe { last.as_ref() }
-            && device.context.load(Acquire) == context
+            && device.context.load(Relaxed) == context
         {
             return Some(device);
         }
         self.look_up(context)
     }
 
-    fn all(&self) -> impl Iterator<Item = &'static Device> {
-        // SAFETY: `newest` is null or a device, and devices are never freed.
-        let newest: Option<&'static Device> = unsafe { self.newest.load(Acquire).as_ref() };
-        successors(newest, |device| device.older)
-    }
-
-    fn of(&self, context: usize) -> Option<&'static Device> {
-        self.all()
-            .find(|device| device.context.load(Acquire) == context)
-    }
-
     #[cold]
     fn look_up(&self, context: usize) -> Option<&'static Device> {
-        self.of(context)
-            .inspect(|device| self.remember(context, device))
+        if thread::is_inside() {
+            return None;
+        }
+        let _inside = thread::enter();
+        let device = patiently(MOMENT, || match self.by_context.try_get(&context) {
+            TryResult::Present(device) => Some(Some(*device)),
+            TryResult::Absent => Some(None),
+            TryResult::Locked => None,
+        })??;
+        self.remember(context, device);
+        Some(device)
     }
 
     fn remember(&self, context: usize, device: &'static Device) {
@@ -102,35 +147,24 @@ impl Devices {
         self.place(context).store(device.cast_mut(), Release);
     }
 
-    /// Tries for 20 ms. Threads hold the lock for microseconds, but one that holds it may be
-    /// stopped.
-    fn lock(&self) -> Option<MutexGuard<'_, ()>> {
-        const YIELDS: u32 = 16;
-        const SLEEPS: u32 = 100;
-        for tries in 0..YIELDS + SLEEPS {
-            if let Ok(held) = self.adding.try_lock() {
-                return Some(held);
-            }
-            if tries < YIELDS {
-                std::thread::yield_now();
-            } else {
-                futex::wait(&AtomicU32::new(0), 0, Some(Duration::from_micros(200)));
-            }
-        }
-        None
-    }
-
-    /// Adds a context. `None` inside a signal handler that interrupted this thread in this library,
-    /// or if another thread keeps the lock.
+    /// Adds a context. `None` inside a signal handler that interrupted this thread in this module.
     pub fn insert(&self, context: usize, name: &[u8; 64], facts: Facts) -> Option<&'static Device> {
         if thread::is_inside() {
             return None;
         }
         let place = stats::counters().enter_device(name);
         let _inside = thread::enter();
-        let _held = self.lock()?;
-        let device = self.of(context).unwrap_or_else(|| {
-            let device = self.of(UNUSED).unwrap_or_else(|| self.add());
+        let entry = patiently(MOMENT, || self.by_context.try_entry(context))?;
+        let device = *entry.or_insert_with(|| {
+            let unused = self.unused.try_lock().ok();
+            let unused = unused.and_then(|mut unused| unused.pop());
+            let device = unused.unwrap_or_else(|| {
+                Box::leak(Box::new(Device {
+                    context: AtomicUsize::new(UNUSED),
+                    facts: KnownFacts::new(),
+                    rows: Rows::new(),
+                }))
+            });
             device.facts.set(facts);
             device.rows.set_place(place);
             device.context.store(context, Release);
@@ -140,48 +174,51 @@ impl Devices {
         Some(device)
     }
 
-    /// Adds an unused device. The caller holds the lock.
-    fn add(&self) -> &'static Device {
-        let device = Box::leak(Box::new(Device {
-            context: AtomicUsize::new(UNUSED),
-            facts: KnownFacts::new(),
-            rows: Rows::new(),
-            older: self.all().next(),
-        }));
-        self.newest.store(device, Release);
-        device
-    }
-
     /// Removes a context before its address can come back as another context's. The caller owns the
     /// device and passes it to `end` or `put_back`.
     pub fn take(&self, context: usize) -> Option<&'static Device> {
-        let device = self.of(context)?;
-        let taken = device
-            .context
-            .compare_exchange(context, ENDING, AcqRel, Relaxed);
-        taken.is_ok().then_some(device)
+        if thread::is_inside() {
+            return None;
+        }
+        let _inside = thread::enter();
+        let device = match patiently(LONG, || self.by_context.try_entry(context))? {
+            Entry::Occupied(entry) => entry.remove(),
+            Entry::Vacant(_) => return None,
+        };
+        device.context.store(UNUSED, Release);
+        Some(device)
     }
 
     /// Ends a device after its close.
     pub fn end(&self, device: &'static Device) {
         device.rows.clear();
-        device.context.store(UNUSED, Release);
+        let _inside = thread::enter();
+        // A device that is not put there is not used again.
+        if let Some(mut unused) = patiently(MOMENT, || self.unused.try_lock().ok()) {
+            unused.push(device);
+        }
     }
 
     /// Puts a device back whose close failed.
     pub fn put_back(&self, context: usize, device: &'static Device) {
+        let _inside = thread::enter();
         device.context.store(context, Release);
+        if let Some(entry) = patiently(LONG, || self.by_context.try_entry(context)) {
+            entry.insert(device);
+        }
     }
 
-    /// The number of our regions on all devices, and the sum of their lengths.
+    /// The number of our regions on all devices, and the sum of their lengths. Zeros inside a
+    /// signal handler that interrupted this thread in this module.
     pub fn total(&self) -> (u64, u64) {
-        let open = |device: &&Device| device.context.load(Acquire) < ENDING;
-        self.all()
-            .filter(open)
-            .fold((0, 0), |sum: (u64, u64), device| {
-                let (count, bytes) = device.rows.total();
-                (sum.0 + count, bytes.wrapping_add(sum.1))
-            })
+        if thread::is_inside() {
+            return (0, 0);
+        }
+        let _inside = thread::enter();
+        self.by_context.iter().fold((0, 0), |sum, device| {
+            let (count, bytes) = device.rows.total();
+            (sum.0 + count, bytes.wrapping_add(sum.1))
+        })
     }
 }
 
@@ -220,7 +257,11 @@ mod tests {
                 assert!(devices.take(context).is_none());
             }
         }
-        assert_eq!(devices.all().count(), 100, "they are used again");
+        assert_eq!(
+            devices.unused.lock().unwrap().len(),
+            100,
+            "they are used again"
+        );
     }
 
     #[test]
@@ -244,22 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn one_context_has_one_device_whoever_adds_it() {
-        let devices = Devices::new();
-        for context in (1..=200usize).map(|n| n * 0x150) {
-            let add = || devices.insert(context, &[0; 64], Facts::empty()).unwrap();
-            std::thread::scope(|scope| {
-                let threads = [(); 4].map(|()| scope.spawn(add));
-                for thread in threads {
-                    assert!(core::ptr::eq(thread.join().unwrap(), add()));
-                }
-            });
-        }
-        assert_eq!(devices.all().count(), 200);
-    }
-
-    #[test]
-    fn nobody_waits_for_a_thread_that_stays_in_the_lock() {
+    fn nobody_waits_for_a_thread_that_stays_in_the_map() {
         let devices = Devices::new();
         let contexts = || (1..=64usize).map(|n| n * 0x150);
         for context in contexts() {
@@ -268,27 +294,30 @@ mod tests {
         for place in &devices.last_found {
             place.store(null_mut(), Release);
         }
-        let stays = devices.lock();
+        let stays = devices.by_context.entry(0x150);
         std::thread::scope(|scope| {
             let other = scope.spawn(|| {
-                let found = contexts().all(|context| devices.get(context).is_some());
-                let taken = devices.take(0x150).map(|device| devices.end(device));
+                let missing = contexts().find(|&context| devices.get(context).is_none());
                 let refused = devices.insert(0x150, &[0; 64], Facts::empty()).is_none();
-                (found, taken, refused)
+                (missing, refused)
             });
-            assert_eq!(other.join().unwrap(), (true, Some(()), true));
+            assert_eq!(other.join().unwrap(), (Some(0x150), true));
         });
         drop(stays);
-        assert!(devices.insert(0x150, &[0; 64], Facts::empty()).is_some());
+        assert!(contexts().all(|context| devices.get(context).is_some()));
     }
 
     #[test]
-    fn libibverbs_serves_a_handler_that_interrupts_an_operation() {
+    fn a_handler_that_interrupts_an_operation_is_forwarded() {
         let devices = Devices::new();
         devices.insert(0x100, &[0; 64], Facts::empty());
         let _interrupted = thread::enter();
         assert!(devices.insert(0x200, &[0; 64], Facts::empty()).is_none());
-        assert!(devices.get(0x200).is_none());
-        assert!(devices.get(0x100).is_some(), "what is there needs no lock");
+        assert!(devices.take(0x100).is_none() && devices.get(0x200).is_none());
+        assert_eq!(devices.total(), (0, 0));
+        assert!(
+            devices.get(0x100).is_some(),
+            "what was found last needs no lock"
+        );
     }
 }

@@ -66,16 +66,21 @@ impl State {
         }
     }
 
-    /// A constant is written in place. The state has 9 KiB, and the first registering thread may
-    /// have a stack of only 16 KiB.
+    /// Builds the state in place: it has 9 KiB, and the first registering thread may have a stack of
+    /// only 16 KiB.
     fn new() -> Box<State> {
-        let new = const {
-            State {
-                devices: Devices::new(),
-                retired: Retired::new(),
-            }
-        };
-        Box::write(Box::new_uninit(), new)
+        let mut state = Box::<State>::new_uninit();
+        let place = state.as_mut_ptr();
+        // SAFETY: `place` points to the box, which has room for all fields.
+        let devices = unsafe { &raw mut (*place).devices };
+        // SAFETY: `place` points to the box, which has room for all fields.
+        let retired = unsafe { &raw mut (*place).retired };
+        // SAFETY: only this thread knows the box, and the field is still uninitialised.
+        unsafe { devices.write(Devices::new()) };
+        // SAFETY: only this thread knows the box, and the field is still uninitialised.
+        unsafe { retired.write(const { Retired::new() }) };
+        // SAFETY: both fields, the only ones, are written.
+        unsafe { state.assume_init() }
     }
 }
 
