@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
  * The meaning of the three relaxed calls, sentence by sentence: names, arguments and errors, the
- * page page range, a handle of one's own for each call, both ways to deregister, what bypasses the cache,
+ * page range, a handle of one's own for each call, both ways to deregister, what bypasses the cache,
  * which rights serve which, flush, the end of a domain and of a device. (Linger, watermark,
  * pressure, fresh keys, and life without userfaultfd, are programs of their own.)
  */
@@ -122,9 +122,9 @@ static void arguments(void)
 	judged_as_plain("on demand", LOCAL_AND_REMOTE | IBV_ACCESS_ON_DEMAND, false);
 }
 
-/* 2. The page page range, and a handle of one's own. */
+/* 2. The page range, and a handle of one's own. */
 
-static void page range(void)
+static void page_range(void)
 {
 	struct ibv_mr *mr = relaxed(2 * PAGE + 100, 50, LOCAL_AND_REMOTE), *other, *across;
 	uint32_t key = mr->rkey;
@@ -339,7 +339,7 @@ int main(int argc, char **argv)
 	memory = pages(16);
 	as_case(names(), "the names of the calls");
 	as_case(arguments(), "bad arguments");
-	as_case(page range(), "the pages around a buffer");
+	as_case(page_range(), "the pages around a buffer");
 	as_case(other_calls(), "other calls on a region");
 	as_case(as_asked_for(), "the rights that were asked for");
 	as_case(flush(), "a flush");

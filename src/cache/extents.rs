@@ -3,12 +3,12 @@
 //! is a region's memory and the memory around it. When a region ends, another region in the extent
 //! takes it over, or the watch of it ends. Under the cache's lock.
 
-use super::locked::Locked;
-use super::region::Id;
-use super::state::Cause;
+use crate::cache::cause::Cause;
+use crate::cache::locked::Locked;
+use crate::cache::region::link::Id;
 use crate::sys::pages::{PageRange, page_size};
-use crate::watch::Unwatching;
 use crate::watch::extent::CHUNK;
+use crate::watch::watcher::Unwatching;
 
 /// Which region takes over memory that an ending region leaves.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -25,7 +25,7 @@ impl Locked<'_> {
     pub fn heir(&self, memory: PageRange, leaving: Id) -> Heir {
         let mut heir = Heir::None;
         let page_range = self.regions().region(leaving).page_range();
-        self.regions().near(memory, page_range, |id, region| {
+        self.regions().near(memory, page_range, &mut |id, region| {
             match region.extent() {
                 _ if id == leaving => {}
                 Some(extent) if extent.overlaps(memory) => heir = Heir::Region(id),
@@ -40,12 +40,14 @@ impl Locked<'_> {
     /// Calls `each` for the regions whose extent overlaps a range, until `each` returns false.
     pub(super) fn watching(&self, range: PageRange, mut each: impl FnMut(Id, PageRange) -> bool) {
         // An extent does not reach beyond the chunks of its region.
-        self.regions().near(range, range, |id, region| {
-            match region.extent().filter(|extent| extent.overlaps(range)) {
+        self.regions()
+            .near(range, range, &mut |id, region| match region
+                .extent()
+                .filter(|extent| extent.overlaps(range))
+            {
                 Some(extent) => each(id, extent),
                 None => true,
-            }
-        });
+            });
     }
 
     /// Notes the part of a chunk around a range in which no region lies and none is watched, so
@@ -60,7 +62,7 @@ impl Locked<'_> {
             return;
         }
         let mut clear = true;
-        self.regions().near(range, range, |_, region| {
+        self.regions().near(range, range, &mut |_, region| {
             match region.extent() {
                 Some(extent) if extent.end <= range.start => {
                     part.start = part.start.max(extent.end)
@@ -94,7 +96,7 @@ impl Locked<'_> {
         first: PageRange,
         mut orphan: impl FnMut(PageRange),
     ) {
-        self.regions().near(gone, first, |_, region| {
+        self.regions().near(gone, first, &mut |_, region| {
             let Some(before) = region.extent().filter(|extent| extent.overlaps(gone)) else {
                 return true;
             };
@@ -125,7 +127,7 @@ impl Locked<'_> {
     /// stay watched.)
     fn hand_over(&self, memory: PageRange) -> bool {
         let mut found = false;
-        self.regions().overlapping(memory, |_, region| {
+        self.regions().overlapping(memory, &mut |_, region| {
             found = true;
             region.inherit(memory);
             region.extent().is_none()
@@ -175,7 +177,7 @@ impl Locked<'_> {
         }
         let mut found = !range.extended(CHUNK).contains(extent);
         if !found {
-            self.regions().near(range, range, |_, region| {
+            self.regions().near(range, range, &mut |_, region| {
                 found =
                     !region.page_range().overlaps(range) && region.page_range().overlaps(extent);
                 !found
@@ -213,7 +215,7 @@ impl Locked<'_> {
         }
         if watched {
             // All regions in that memory: one without an extent may be watched at any moment.
-            self.regions().overlapping(memory, |id, _| {
+            self.regions().overlapping(memory, &mut |id, _| {
                 self.invalidate(id, Cause::Hook);
                 self.evict(id);
                 true

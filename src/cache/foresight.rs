@@ -3,9 +3,9 @@
 //! the verdict, so that `rdmamr report` promises nothing that the cache would not do. Only a traced
 //! process asks for it.
 
+use crate::cache::instance;
 use crate::cache::life::admission;
 use crate::cache::life::limits;
-use crate::cache::start;
 use crate::config::{CacheMode, config, disabled};
 use crate::mr::{self, Request};
 use crate::sys::clock;
@@ -27,11 +27,7 @@ pub fn verdict(call: u8, request: &Request) -> u32 {
         call::REG_MR_EX | call::REG_DMABUF_MR => return unserved::DEVICE,
         _ => return unserved::UNKNOWN,
     }
-    match rdmamr_policy::refusal(CacheMode::All, asked(request), &Present) {
-        // Without the cache, what the parent has registered tells a child.
-        unserved::NONE | unserved::FORK if is_of_parent() => unserved::CHILD,
-        reason => reason,
-    }
+    rdmamr_policy::refusal(CacheMode::All, asked(request), &Present { foreseen: true })
 }
 
 /// What the rule by which the cache serves looks at in a registration.
@@ -44,8 +40,10 @@ pub fn asked(request: &Request) -> Asked {
     }
 }
 
-/// This process as the cache finds it.
-pub struct Present;
+/// This process as the cache finds it, or, with `foreseen`, as it would be with the cache.
+pub struct Present {
+    pub foreseen: bool,
+}
 
 impl Process for Present {
     #[inline(always)]
@@ -58,7 +56,7 @@ impl Process for Present {
     }
     #[inline(always)]
     fn is_child(&self) -> bool {
-        start::is_of_parent()
+        instance::is_of_parent() || (self.foreseen && had_no_start())
     }
     #[inline(always)]
     fn is_fork_protected(&self) -> bool {
@@ -82,9 +80,9 @@ unsafe extern "C" fn forget() {
     READING.forget();
 }
 
-/// Whether this process is a child of one that would have had a cache.
-fn is_of_parent() -> bool {
-    start::is_of_parent() || (READING.get().is_none() && EVER.load(Relaxed))
+/// Whether a process that this one was forked from has registered memory, and this one has not.
+fn had_no_start() -> bool {
+    READING.get().is_none() && EVER.load(Relaxed)
 }
 
 /// Tells the cache's settings in this process, and the memory whose regions the cache would not
@@ -96,7 +94,7 @@ pub fn news(mut tell: impl FnMut(u16, &[u8])) {
     /// most a hundredth of the time.
     const PERIOD: u64 = 10_000_000;
     if READING.get().is_none() {
-        if is_of_parent() {
+        if instance::is_of_parent() || had_no_start() {
             return;
         }
         EVER.store(true, Relaxed);
@@ -181,7 +179,7 @@ fn facts() -> Vec<u8> {
     let watch = Userfaultfd::open();
     let flag = |is: bool, flag: u64| if is { flag } else { 0 };
     let flags = flag(watch.is_err(), cache::CANNOT_WATCH)
-        | flag(start::may_pin().is_none(), cache::PINS_ALL)
+        | flag(limits::may_pin().is_none(), cache::PINS_ALL)
         | flag(settings.fresh_keys, cache::FRESH_KEYS);
     let watch_ns = watch.map_or(0, watch_time);
     let regions = CacheSettings {

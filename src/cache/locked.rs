@@ -2,22 +2,122 @@
 //! What a thread does to the cache's regions while it holds the lock: it makes them, keeps them,
 //! applies the log to them, claims and ends them.
 
-use super::life::account::Amount;
-use super::life::admission::Foreign;
-use super::lock::Held;
-use super::region::state::Grant;
-use super::region::{CachedRegion, Domain, Id, LookupKey};
-use super::state::{Batch, Cause, Regions};
+use crate::cache::batch::Batch;
+use crate::cache::cause::Cause;
+use crate::cache::layout::Regions;
+use crate::cache::life::account::Amount;
+use crate::cache::life::admission::Foreign;
+use crate::cache::lock::{Held, Owner, Patience};
+use crate::cache::region::key::{Domain, LookupKey};
+use crate::cache::region::link::Id;
+use crate::cache::region::slot::CachedRegion;
+use crate::cache::region::state::Grant;
+use crate::report::log;
 use crate::sys::pages::PageRange;
+use crate::sys::thread;
 use crate::watch::log::{Change, Kind};
 use core::sync::atomic::{AtomicU64, Ordering::*};
 
 /// The cache while its lock is held.
 pub struct Locked<'a>(&'a Regions, #[allow(dead_code)] Held<'a>);
 
-impl<'a> Locked<'a> {
-    pub(super) fn new(regions: &'a Regions, held: Held<'a>) -> Locked<'a> {
-        Locked(regions, held)
+impl Regions {
+    /// Takes the lock for a thread of the program, which waits a moment at most. `None`: the lock
+    /// stays held. The thread that holds it may be stopped until this one goes on, or be dead.
+    pub fn lock_of_program(&self) -> Option<Locked<'_>> {
+        self.lock_for(Owner::of_program(self.process()), Patience::While)
+    }
+
+    /// The same, for a call that cannot do without the lock: it waits longer.
+    pub fn lock_patiently(&self) -> Option<Locked<'_>> {
+        self.lock_for(Owner::of_program(self.process()), Patience::Long)
+    }
+
+    /// The same, in an interposed call, in a task that may have another thread's thread-local
+    /// variables, or in a helper thread.
+    pub fn lock_in_call(&self) -> Option<Locked<'_>> {
+        self.lock_for(Owner::ask(), Patience::Moment)
+    }
+
+    /// For tests, in which nobody keeps the lock.
+    #[cfg(test)]
+    pub fn lock(&self) -> Locked<'_> {
+        self.lock_patiently().expect("somebody keeps the lock")
+    }
+
+    /// A number that only this process has: a forked child has no cache.
+    fn process(&self) -> usize {
+        (&raw const *self).addr()
+    }
+
+    fn lock_for(&self, by: Owner, patience: Patience) -> Option<Locked<'_>> {
+        if self.is_orphaned() {
+            return None;
+        }
+        match self.lock.lock(by, patience) {
+            Ok(held) => Some(Locked(self, held)),
+            Err(owner) => {
+                self.look_after(owner);
+                None
+            }
+        }
+    }
+
+    /// This owner keeps the lock. If it is dead, what the lock guards may be half changed.
+    #[cold]
+    fn look_after(&self, owner: Owner) {
+        if owner.has_ended() && !self.orphaned.swap(true, SeqCst) {
+            self.changes.distrust();
+            log::later(format_args!(
+                "regions are not reused from now on: a task that shares this process's memory was \
+                 killed while it worked on them"
+            ));
+        }
+    }
+
+    /// Whether a task has died that held the lock. Then nobody takes the lock any more, no region
+    /// is used again, and each thread ends by itself what it finds to end.
+    #[inline]
+    pub fn is_orphaned(&self) -> bool {
+        self.orphaned.load(Relaxed)
+    }
+
+    /// Whether it is of no use to try to take the lock now: a thread has just done so in vain.
+    pub fn is_locked_in_vain(&self) -> bool {
+        self.is_orphaned() || self.lock.is_in_vain()
+    }
+}
+
+/// Which kind of thread ends a region.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum By {
+    /// A thread of the program.
+    Program,
+    /// A helper thread, which the C library does not know.
+    Helper,
+}
+
+impl By {
+    /// Takes the cache's lock, unless another task keeps it.
+    pub fn lock(self, regions: &Regions) -> Option<Locked<'_>> {
+        match self {
+            By::Program => regions.lock_of_program(),
+            By::Helper => regions.lock_in_call(),
+        }
+    }
+
+    /// The thread's number.
+    pub fn thread(self) -> thread::Number {
+        /// Not inlined: the compiler may look up the address of a thread-local variable before it
+        /// asks who asks, and a helper thread dies of that.
+        #[inline(never)]
+        fn of_program() -> thread::Number {
+            thread::number()
+        }
+        match self {
+            By::Program => of_program(),
+            By::Helper => thread::Number::HELPER,
+        }
     }
 }
 
@@ -134,7 +234,7 @@ impl Locked<'_> {
         let mut count = 0;
         regions
             .index
-            .overlapping(&*regions.slots, page, |_, region| {
+            .overlapping(&*regions.slots, page, &mut |_, region| {
                 count += u32::from(region.page_range().start == start);
                 count < CROWD
             });
@@ -147,7 +247,7 @@ impl Locked<'_> {
         let (mut found, mut looked_at) = (None, 0);
         regions
             .index
-            .overlapping(&*regions.slots, lookup_key.page_range, |id, region| {
+            .overlapping(&*regions.slots, lookup_key.page_range, &mut |id, region| {
                 let seen = region.state.load();
                 if !seen.is_monitored() && lookup_key.may_share(seen) && region.serves(lookup_key) {
                     found = self.unadmitted(id);
@@ -197,7 +297,7 @@ impl Locked<'_> {
         let (mut taken, mut looked_at) = (None, 0);
         regions
             .index
-            .overlapping(&*regions.slots, lookup_key.page_range, |id, region| {
+            .overlapping(&*regions.slots, lookup_key.page_range, &mut |id, region| {
                 if region.serves(lookup_key) {
                     taken = regions.take_this(id, lookup_key);
                 }
@@ -213,7 +313,7 @@ impl Locked<'_> {
     /// Whether a region that overlaps a range is being ended.
     pub fn is_ending(&self, range: PageRange) -> bool {
         let mut found = false;
-        self.0.overlapping(range, |_, region| {
+        self.0.overlapping(range, &mut |_, region| {
             found = region.state.load().is_ending();
             !found
         });
@@ -274,7 +374,7 @@ impl Locked<'_> {
             self.lose_memory(range, range, |_| {});
         }
         let cause = if event { Cause::Event } else { Cause::Hook };
-        regions.overlapping(range, |id, region| {
+        regions.overlapping(range, &mut |id, region| {
             if self.invalidate(id, cause) {
                 applied.by_event += u64::from(event);
                 applied.by_hook += u64::from(!event);

@@ -4,11 +4,16 @@
 //! does, the cache must find a region exactly when the model has one that serves. The region that
 //! it finds must have been pinned while its pages had their present numbers.
 
+use crate::cache::batch::Batch;
+use crate::cache::cause::Cause;
+use crate::cache::layout::Regions;
 use crate::cache::life::account::Amount;
 use crate::cache::locked::cause;
+use crate::cache::lookup::Handle;
+use crate::cache::region::key::{Domain, LookupKey};
+use crate::cache::region::link::Id;
+use crate::cache::region::slot::CachedRegion;
 use crate::cache::region::state::{Grant, Left};
-use crate::cache::region::{CachedRegion, Domain, Id, LookupKey};
-use crate::cache::state::{Batch, Cause, Handle, Regions};
 use crate::sys::pages::{PageRange, page_size};
 use crate::watch::extent::CHUNK;
 use crate::watch::log::{Change, Frame, Kind};
@@ -297,8 +302,8 @@ impl Test {
                 // not recorded.
                 let spent = self.regions.region(id).object();
                 let which = |other: &CachedRegion| other.object() == spent;
-                let mut batch = Batch::new();
-                self.regions.find_idle(Id(0), &mut batch, which);
+                let idle = |region: &CachedRegion| region.state.load().is_unused() && which(region);
+                let mut batch = self.regions.next_batch(&mut Id(0), idle).unwrap();
                 let locked = self.regions.lock();
                 locked.claim_those(&mut batch, Cause::Linger, which);
                 drop(locked);
@@ -326,12 +331,11 @@ impl Test {
 
     fn claim(&mut self, cause: Cause, which: impl Fn(Id) -> bool) -> Vec<Id> {
         let mut claimed = Vec::new();
-        let mut from = Some(Id(0));
-        while let Some(start) = from {
-            let mut batch = Batch::new();
-            let which =
-                |region: &CachedRegion| which(self.regions.handle(region.object()).unwrap().region);
-            from = self.regions.find_idle(start, &mut batch, which);
+        let mut from = Id(0);
+        let which =
+            |region: &CachedRegion| which(self.regions.handle(region.object()).unwrap().region);
+        let idle = |region: &CachedRegion| region.state.load().is_unused() && which(region);
+        while let Some(mut batch) = self.regions.next_batch(&mut from, idle) {
             self.regions.lock().claim_those(&mut batch, cause, which);
             claimed.extend_from_slice(batch.ids());
         }
@@ -490,7 +494,7 @@ impl Test {
             let expected = linked.filter(reaches).count();
             for first in [page, other] {
                 let mut found = Vec::new();
-                self.regions.near(page, first, |id, _| {
+                self.regions.near(page, first, &mut |id, _| {
                     found.push(id);
                     true
                 });

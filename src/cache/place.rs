@@ -10,90 +10,9 @@
 //! A reference to the cache covers memory that is not mapped. The cache consists of atomics, so the
 //! compiler assumes of no part of it that it can be read, and each part says what of it may be.
 
-use crate::cache::state::Regions;
+use crate::cache::layout::Regions;
+use crate::cache::mapping::{map_at, map_with, unmap};
 use crate::sys::process::FAR_AWAY;
-use core::ffi::c_void;
-use core::ptr::without_provenance_mut;
-use core::sync::atomic::{AtomicUsize, Ordering::*};
-
-/// The addresses of the cache's objects, in this process or in the process that it was forked from:
-/// the first address, and the end of what is mapped. No other object lies between the two.
-static OBJECTS: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
-
-/// Whether an object is or was an object of a cache, of this process or of its parent.
-#[inline(always)]
-pub fn is_object(address: usize) -> bool {
-    address < OBJECTS[1].load(Relaxed) && address >= OBJECTS[0].load(Relaxed)
-}
-
-/// Whether this process or its parent has had a cache.
-#[inline(always)]
-pub fn was_taken() -> bool {
-    OBJECTS[1].load(Relaxed) != 0
-}
-
-/// The cache is about to have objects at these addresses.
-pub fn take(objects: core::ops::Range<usize>) {
-    OBJECTS[0].store(objects.start, Relaxed);
-    OBJECTS[1].fetch_max(objects.end, Release);
-}
-
-/// Maps a part of an array that lies in the cache: from the byte `from` to the byte `to`, both
-/// multiples of the page size or the array's end. False if the kernel maps nothing there.
-///
-/// A system call: this library's own mmap would ask for the cache. Any thread may call this.
-#[cfg(not(any(test, loom, miri)))]
-pub fn map<T>(array: *const T, from: usize, to: usize, in_huge_pages: bool) -> bool {
-    let start = array.addr() + from;
-    let length = (to - from).next_multiple_of(crate::sys::process::PAGE_SIZE);
-    if !map_at(start, length) {
-        return false;
-    }
-    if in_huge_pages {
-        // SAFETY: the memory has just been mapped; the advice keeps its content.
-        unsafe { libc::syscall(libc::SYS_madvise, start, length, libc::MADV_HUGEPAGE) };
-    }
-    true
-}
-
-/// The tests' caches are whole.
-#[cfg(any(test, loom, miri))]
-pub fn map<T>(_: *const T, _: usize, _: usize, _: bool) -> bool {
-    true
-}
-
-/// Maps zeroed memory at this address. False if something is there, or the kernel refuses.
-fn map_at(address: usize, length: usize) -> bool {
-    map_with(address, length, libc::PROT_READ | libc::PROT_WRITE) == Some(address)
-}
-
-fn map_with(address: usize, length: usize, protection: i32) -> Option<usize> {
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-    let flags = if address == 0 {
-        flags
-    } else {
-        flags | libc::MAP_FIXED_NOREPLACE
-    };
-    let place: *mut c_void = without_provenance_mut(address);
-    // SAFETY: a new mapping where there is none touches no other memory.
-    let mapped =
-        unsafe { libc::syscall(libc::SYS_mmap, place, length, protection, flags, -1, 0usize) };
-    if mapped == -1 {
-        return None;
-    }
-    let mapped = mapped as usize;
-    if address != 0 && mapped != address {
-        // Before Linux 4.17 the kernel maps elsewhere instead.
-        unmap(mapped, length);
-        return None;
-    }
-    Some(mapped)
-}
-
-fn unmap(address: usize, length: usize) {
-    // SAFETY: the caller has mapped this memory, and nobody uses it.
-    unsafe { libc::syscall(libc::SYS_munmap, address, length) };
-}
 
 /// Finds a place for the cache, and maps what an empty cache needs.
 pub fn find() -> Option<&'static Regions> {
@@ -128,19 +47,4 @@ fn begin(address: usize) -> Option<&'static Regions> {
     let regions = unsafe { &*regions };
     regions.has_first();
     Some(regions)
-}
-
-/// An array that begins at a page, so that its parts can be mapped.
-#[repr(C)]
-#[cfg_attr(target_arch = "aarch64", repr(align(65536)))]
-#[cfg_attr(not(target_arch = "aarch64"), repr(align(4096)))]
-pub struct Paged<T>(T);
-
-impl<T> core::ops::Deref for Paged<T> {
-    type Target = T;
-
-    #[inline(always)]
-    fn deref(&self) -> &T {
-        &self.0
-    }
 }

@@ -5,9 +5,11 @@
 //! The table is part of this library's zeroed memory, so it costs nothing in a process without a
 //! cache. A forked child has its parent's ranges, which are memory of the child too.
 
-use crate::cache::region::CachedRegion;
-use crate::cache::state::Cause;
-use rdmamr_policy::Released;
+use crate::cache::cause::Cause;
+use crate::cache::region::slot::CachedRegion;
+use crate::sys::pages::PageRange;
+use crate::watch::listeners::{RANGES, listen};
+use rdmamr_policy::{Range, Released};
 
 /// The ranges.
 pub static RELEASED: Released = Released::new();
@@ -21,4 +23,18 @@ pub fn ended(region: &CachedRegion, cause: Option<Cause>, hits: u64) {
         Some(Cause::Flush | Cause::Watermark | Cause::Linger | Cause::Pressure) => false,
     };
     RELEASED.ended(&region.range(), hits > 0, has_changed);
+}
+
+/// A plain region of this range is about to be deregistered.
+pub fn add(range: &Range) {
+    RELEASED.add(range);
+    listen(RANGES);
+}
+
+/// The memory of this range changes: what is registered there later comes for the first time.
+#[inline(never)]
+pub fn memory_changes(addr: usize, length: usize) {
+    if let Some(page_range) = PageRange::around(addr as u64, length as u64) {
+        RELEASED.forget(page_range.start, page_range.end);
+    }
 }

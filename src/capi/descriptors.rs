@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The calls of the C library on descriptors that the cache must learn of (`dispatch/changes.rs`):
+//! The calls of the C library on descriptors that the cache must learn of (`cache/life/change.rs`):
 //! those that close or replace a number, which may be the number of the library's own file of
 //! userfaultfd, and `ioctl`, by which another userfaultfd may end the watch of memory.
 //!
@@ -15,6 +15,7 @@
 use super::forward::{around, call_next, next};
 use super::ret;
 use crate::dispatch::changes::{self, Frame};
+use crate::dispatch::{TABLE, WATCH_FD, retire};
 use core::ffi::{c_int, c_uint, c_ulong, c_void};
 
 next! {
@@ -32,7 +33,7 @@ next! {
 #[inline(always)]
 fn touching<R>(first: c_uint, last: c_uint, call: impl FnOnce() -> R) -> R {
     around(
-        || changes::touching(first, last),
+        || WATCH_FD.touching(first, last),
         call,
         |touching, _| drop(touching),
     )
@@ -42,7 +43,7 @@ fn touching<R>(first: c_uint, last: c_uint, call: impl FnOnce() -> R) -> R {
 /// our own number is closed by the system call, and the thread is cancelled at its next point.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn close(fd: c_int) -> c_int {
-    if ret::always(false, || changes::is_our_number(fd)) {
+    if ret::always(false, || WATCH_FD.is(fd)) {
         touching(fd as c_uint, fd as c_uint, || {
             // SAFETY: same contract: the argument is the caller's.
             (unsafe { libc::syscall(libc::SYS_close, fd) }) as c_int
@@ -71,7 +72,7 @@ unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c
     touching(first, last, || {
         let closed = call_next!(CLOSE_RANGE(first, last, flags), SYS_close_range);
         if flags & UNSHARE != 0 {
-            ret::always((), changes::left_table);
+            ret::always((), || TABLE.left());
         }
         closed
     })
@@ -81,7 +82,7 @@ unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c
 unsafe extern "C" fn unshare(flags: c_int) -> c_int {
     let left = call_next!(UNSHARE(flags), SYS_unshare);
     if flags & libc::CLONE_FILES != 0 {
-        ret::always((), changes::left_table);
+        ret::always((), || TABLE.left());
     }
     left
 }
@@ -128,7 +129,9 @@ unsafe extern "C" fn prctl(
     fifth: c_ulong,
 ) -> c_int {
     if matches!(option, libc::PR_SET_SECCOMP | libc::PR_SET_NO_NEW_PRIVS) {
-        ret::always((), changes::filtering);
+        ret::always((), || {
+            retire("the program filters its system calls (seccomp)")
+        });
     }
     call_next!(PRCTL(option, second, third, fourth, fifth), SYS_prctl)
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The memory calls of the C library that change mappings: the cache of relaxed regions must learn
-//! of each such change (`dispatch/changes.rs`).
+//! of each such change (`cache/life/change.rs`).
 //!
 //! The symbols here have no version node: a symbol under a node of this library would not replace
 //! `munmap@GLIBC_2.2.5`. Each function calls the next library's function of the same name, so that
@@ -17,7 +17,7 @@
 
 use super::forward::{around, call_next, next};
 use super::ret;
-use crate::dispatch::changes::{self, Changing, Frame, Unreported};
+use crate::dispatch::changes::{self, Changing, Frame};
 use crate::sys::memory;
 use crate::sys::pages::page_size;
 use crate::sys::symbols::{self, Function, Scope};
@@ -467,7 +467,7 @@ fn protecting(
     addr: Address,
     length: usize,
     protection: c_int,
-) -> Option<Unreported<'_>> {
+) -> Option<Changing<'_>> {
     let all = libc::PROT_READ | libc::PROT_WRITE;
     (protection & all != all).then(|| {
         if protection & libc::PROT_GROWSDOWN != 0 {

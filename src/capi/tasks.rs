@@ -15,7 +15,7 @@
 #![cfg_attr(test, allow(dead_code, reason = "unit tests stand in for nothing"))]
 
 use super::ret;
-use crate::dispatch::changes;
+use crate::dispatch::tasks;
 use crate::sys::helper_thread::{__clone, Task};
 use crate::sys::symbols::{self, Function, Scope};
 use core::ffi::{c_int, c_void};
@@ -45,7 +45,7 @@ unsafe extern "C" fn clone(
     tls: *mut c_void,
     child: *mut c_void,
 ) -> c_int {
-    ret::always((), || changes::making_task(flags));
+    ret::always((), || tasks::making(flags));
     match CLONE.get() {
         // SAFETY: same contract: the arguments are the caller's, unchanged.
         Some(next) => unsafe { next(function, stack, flags, argument, parent, tls, child) },

@@ -7,11 +7,10 @@
 //! argument that the provider passed to that function, unchanged. The provider keeps the function's
 //! contract.
 
-use super::listeners::cache_is_on;
-use super::reuse;
 use crate::abi::rdma_core::{ibv_pd, verbs_mr};
-use crate::cache;
+use crate::cache::life::owners;
 use crate::config::{CacheMode, config};
+use crate::dispatch::reuse;
 use crate::mr::{self, Mr};
 use crate::next::{self, Context, Pd, Provider};
 use core::ffi::{c_int, c_void};
@@ -41,13 +40,7 @@ pub unsafe fn deregister(vmr: *mut verbs_mr) -> c_int {
     if config().cache_mode != CacheMode::Off {
         reuse::remember(config().cache_mode, mr);
     }
-    mr::around_bypassed_deregister(mr, || {
-        if cache_is_on() {
-            cache::around_deregister_bypassed(mr, dereg)
-        } else {
-            dereg()
-        }
-    })
+    mr::around_bypassed_deregister(mr, || owners::around_deregister_bypassed(mr, dereg))
 }
 
 /// A provider deallocates a domain, `ibv_cmd_dealloc_pd`. Idle regions of the cache must not keep
@@ -58,10 +51,8 @@ pub unsafe fn deregister(vmr: *mut verbs_mr) -> c_int {
 pub unsafe fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
     // SAFETY: this function's caller promises that `pd` is NULL or exists.
     let named = unsafe { Pd::from_c(pd) };
-    if cache_is_on()
-        && let Some(pd) = named
-    {
-        cache::flush_quietly(pd);
+    if let Some(pd) = named {
+        owners::flush_quietly(pd);
     }
     match next::CMD_DEALLOC_PD.by(named.map_or(Provider::ORDINARY, Provider::of_pd)) {
         // SAFETY: provider's argument.
@@ -76,9 +67,7 @@ pub unsafe fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
 /// # Safety
 /// `verbs_context` is a device that a provider made.
 pub unsafe fn close_device(verbs_context: *mut c_void) {
-    if cache_is_on() {
-        cache::before_close_bypassed(verbs_context.expose_provenance());
-    }
+    owners::before_close_bypassed(verbs_context.expose_provenance());
     // SAFETY: this function's caller promises that a provider made the device.
     let context = unsafe { Context::from_verbs_context(verbs_context) };
     if let Some(next) = next::UNINIT_CONTEXT.by(context.map_or(Provider::ORDINARY, Provider::of)) {

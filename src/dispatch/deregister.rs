@@ -2,10 +2,11 @@
 //! Deregistering, ibv_dereg_mr(3), a region of any kind: a region that `RDMAMR_CACHE` serves, a
 //! relaxed region, or a plain one.
 
-use super::listeners::cache_is_on;
-use super::reuse;
-use crate::cache;
+use crate::cache::life::owners;
+use crate::cache::life::release;
+use crate::cache::objects::is_region;
 use crate::config::{CacheMode, config};
+use crate::dispatch::reuse;
 use crate::mr::{self, Error, How, Mr, Object};
 use crate::next::{self, Provider};
 
@@ -15,8 +16,8 @@ pub fn deregister(mr: Mr) -> Result<How, Error> {
     if mr.is_cached() {
         return reuse::deregister(mr);
     }
-    if cache_is_on() && cache::is_region(mr) {
-        return cache::deregister(mr);
+    if is_region(mr) {
+        return release::deregister(mr);
     }
     match config().cache_mode {
         CacheMode::Off => {}
@@ -29,13 +30,11 @@ pub fn deregister(mr: Mr) -> Result<How, Error> {
 /// process.
 pub fn unimport_mr(mr: Mr) {
     let region = mr.claim_cached().map_or(mr.address(), Object::cached);
-    if cache_is_on() {
-        cache::forget(region);
-        reuse::end(region);
-        if cache::is_region(mr) {
-            // The object is the cache's: a provider must not free it.
-            return;
-        }
+    owners::forget(region);
+    reuse::end(region);
+    if is_region(mr) {
+        // The object is the cache's: a provider must not free it.
+        return;
     }
     if let Some(next) = next::UNIMPORT_MR.by(Provider::of_c(mr.read().context)) {
         // SAFETY: the program passed this region to ibv_unimport_mr(3), and `next` is that function

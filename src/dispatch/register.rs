@@ -2,10 +2,11 @@
 //! Registering, ibv_reg_mr(3). The cache serves the call if the user wants that and the cache can.
 //! Otherwise the call gets a region of its own.
 
-use super::listeners::cache_is_on;
-use super::reuse::{self, Served};
-use crate::cache;
+use crate::cache::instance::existing;
+use crate::cache::life::miss::is_shortage;
+use crate::cache::life::owners::relieve_program;
 use crate::config::{CacheMode, config};
+use crate::dispatch::reuse::{self, Served};
 use crate::mr::{self, Error, Registered, Request};
 use crate::next::Pd;
 
@@ -40,7 +41,7 @@ fn retried(
     result: Result<Registered, Error>,
 ) -> Result<Registered, Error> {
     match result {
-        Err(error) if cache_is_on() && cache::is_shortage(error) => register_again(pd, request),
+        Err(error) if existing().is_some() && is_shortage(error) => register_again(pd, request),
         result => result,
     }
 }
@@ -49,6 +50,6 @@ fn retried(
 /// more.
 #[cold]
 fn register_again(pd: Pd, request: &Request) -> Result<Registered, Error> {
-    cache::relieve_program();
+    relieve_program();
     mr::register_rarely(pd, request)
 }

@@ -2,11 +2,11 @@
 //! The relaxed calls, ibv_reg_mr_relaxed(3), and the domains with the cache of libfabric's family.
 //! The cache serves them. If it cannot, the caller gets a region of its own.
 
-use super::listeners::{cache_is_on, turn_cache_on};
-use super::register::register_rarely;
 use crate::abi::rdma_core::ibv_mr;
-use crate::cache::{self, Answer, Unserved};
-use crate::mr::{Access, Error, How, Mr, Registered, Request};
+use crate::cache::life::hit::{Answer, hit};
+use crate::cache::life::miss::{self, Unserved};
+use crate::dispatch::register::register_rarely;
+use crate::mr::{Access, Error, How, Registered, Request};
 use crate::next::Pd;
 use crate::report::stats;
 
@@ -14,7 +14,7 @@ use crate::report::stats;
 #[inline(always)]
 pub fn register_relaxed(pd: Pd, request: &Request) -> Result<Registered, Error> {
     let addr = request.addr.addr();
-    let answer = cache::hit(pd, addr, request.length, request.access, false);
+    let answer = hit(pd, addr, request.length, request.access, false);
     match answer.region() {
         Some(mr) => Ok(Registered::by(How::Hit, mr)),
         None => register_missed(pd, request, answer),
@@ -24,8 +24,7 @@ pub fn register_relaxed(pd: Pd, request: &Request) -> Result<Registered, Error> 
 /// Registers memory after a miss.
 #[cold]
 fn register_missed(pd: Pd, request: &Request, answer: Answer) -> Result<Registered, Error> {
-    turn_cache_on();
-    match cache::register(pd, request, answer, false) {
+    match miss::register(pd, request, answer, false) {
         Ok(registered) => Ok(registered),
         Err(Unserved::Because(reason)) => {
             stats::counters().count(reason);
@@ -39,42 +38,5 @@ fn register_missed(pd: Pd, request: &Request, answer: Answer) -> Result<Register
 /// for a miss.
 #[inline(always)]
 pub fn hit_relaxed(pd: Pd, addr: usize, length: usize, access: Access) -> Option<*mut ibv_mr> {
-    cache::hit(pd, addr, length, access, false).region()
-}
-
-/// Ends the caller's use of a region of the cache. Returns false if `mr` is no such region, or is
-/// not in use.
-#[inline(always)]
-pub fn release_relaxed(mr: Mr) -> bool {
-    // This is a hot path, so it does not ask whether the cache is on: the cache itself finds that
-    // out.
-    cache::release(mr)
-}
-
-/// Deregisters the released regions of a domain.
-pub fn flush(pd: Pd) -> Result<(), Error> {
-    if cache_is_on() {
-        cache::flush(pd)
-    } else {
-        Ok(())
-    }
-}
-
-/// Returns how many registrations were hits. `counted` returns the hits that the counters have
-/// already.
-pub fn relaxed_hits(counted: impl Fn() -> u64) -> u64 {
-    if cache_is_on() {
-        cache::hits(counted)
-    } else {
-        counted()
-    }
-}
-
-/// The idle regions and the sum of their lengths, then the same for the regions in use.
-pub fn relaxed_totals() -> [(u64, u64); 2] {
-    if cache_is_on() {
-        cache::totals()
-    } else {
-        Default::default()
-    }
+    hit(pd, addr, length, access, false).region()
 }

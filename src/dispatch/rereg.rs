@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Changing a region of any kind, ibv_rereg_mr(3).
 
-use super::listeners::cache_is_on;
-use super::register::register_rarely;
-use super::reuse;
-use crate::cache;
+use crate::cache::objects::is_region;
+use crate::dispatch::register::register_rarely;
+use crate::dispatch::reuse;
 use crate::mr::{self, Access, Error, Mr, Request, Reregistration};
 use crate::next::Pd;
 use core::ffi::c_int;
@@ -16,7 +15,7 @@ use core::ffi::c_int;
 /// # Safety
 /// As for [`mr::rereg`].
 pub unsafe fn rereg(mr: Mr, change: &Reregistration) -> Result<c_int, Error> {
-    if cache_is_on() && cache::is_region(mr) {
+    if is_region(mr) {
         return Err(Error::Argument(
             "a relaxed region cannot be changed: others may use it, now or later",
         ));

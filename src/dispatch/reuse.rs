@@ -17,10 +17,14 @@
 //! If the cache cannot serve a registration, the registration goes the way that it would go without
 //! the cache. Its errors are then the kernel's, about the memory that the program named.
 
-use super::listeners::{cache_is_on, listen_for_ranges, turn_cache_on};
 use crate::cache::foresight::{self, Present};
-use crate::cache::released::RELEASED;
-use crate::cache::{self, Answer, Unserved};
+use crate::cache::instance;
+use crate::cache::life::hit::{Answer, hit};
+use crate::cache::life::miss::{self, Unserved};
+use crate::cache::life::release::release;
+use crate::cache::objects;
+use crate::cache::region::key;
+use crate::cache::released::{self, RELEASED};
 use crate::config::{CacheMode, config};
 use crate::mr::{self, Error, How, Mr, Registered, Request};
 use crate::next::Pd;
@@ -41,7 +45,7 @@ fn say_so(mode: CacheMode) {
     if SAID.load(Relaxed) || SAID.swap(true, Relaxed) {
         return;
     }
-    if log::wants(Level::Info) && cache::is_watching() {
+    if log::wants(Level::Info) && instance::is_watching() {
         // Its messages need 2 KiB of the stack.
         aside::run(|| say(mode));
     }
@@ -87,7 +91,7 @@ pub fn serve(mode: CacheMode, pd: Pd, request: &Request) -> Served {
         unserved::NONE => {}
         reason => return Served::Plain(refused(reason)),
     }
-    if !cache_is_on() {
+    if !objects::was_taken() {
         match range(pd, request) {
             None => return Served::Plain(None),
             Some(range) if !RELEASED.comes_back(&range) => {
@@ -108,7 +112,7 @@ pub fn serve(mode: CacheMode, pd: Pd, request: &Request) -> Served {
 #[inline(always)]
 fn range(pd: Pd, request: &Request) -> Option<Range> {
     let page_range = PageRange::around(request.addr.addr() as u64, request.length as u64)?;
-    Some(cache::range(
+    Some(key::range(
         pd.address() as u64,
         page_range,
         request.access.bits(),
@@ -118,12 +122,11 @@ fn range(pd: Pd, request: &Request) -> Option<Range> {
 /// Registers memory by the cache. An error is the reason why the cache does not serve the call.
 #[inline(never)]
 fn serve_by_cache(mode: CacheMode, pd: Pd, request: &Request) -> Result<Registered, Counter> {
-    match rdmamr_policy::refusal_in(&Present) {
+    match rdmamr_policy::refusal_in(&Present { foreseen: false }) {
         unserved::NONE => {}
         reason => return Err(refused(reason).unwrap_or(counter!(bypassed_busy))),
     }
-    let was_on = cache_is_on();
-    let answer = cache::hit(
+    let answer = hit(
         pd,
         request.addr.addr(),
         request.length,
@@ -133,26 +136,23 @@ fn serve_by_cache(mode: CacheMode, pd: Pd, request: &Request) -> Result<Register
     if let Some(mr) = answer.region() {
         return stand_for(request, Registered::by(How::Hit, mr));
     }
-    let answer = was_on.then_some(answer);
     // A signal handler may have little stack.
     aside::run_if_little(|| missed(mode, pd, request, answer))
         .unwrap_or(Err(counter!(bypassed_limit)))
 }
 
-/// Registers memory for which the cache has no region. Without an `answer` there was no cache, and
-/// the range is known to have come back.
+/// Registers memory for which the cache has no region.
 #[inline(never)]
 fn missed(
     mode: CacheMode,
     pd: Pd,
     request: &Request,
-    answer: Option<Answer>,
+    answer: Answer,
 ) -> Result<Registered, Counter> {
     let range = range(pd, request).ok_or(counter!(bypassed_memory))?;
-    if answer.is_some() && !RELEASED.comes_back(&range) {
+    if !RELEASED.comes_back(&range) {
         return Err(counter!(bypassed_first));
     }
-    let answer = answer.unwrap_or(Answer::NONE);
     serve_again(mode, pd, request, answer).inspect_err(|&reason| {
         if reason != counter!(bypassed_busy) {
             RELEASED.give_up(&range);
@@ -175,8 +175,7 @@ fn serve_again(
         say_without_effect(mode, log::always, PASSED_BY);
         return Err(counter!(bypassed_watch));
     }
-    turn_cache_on();
-    match cache::register(pd, request, answer, true) {
+    match miss::register(pd, request, answer, true) {
         Ok(registered) => {
             say_so(mode);
             stand_for(request, registered)
@@ -213,16 +212,7 @@ pub fn remember(mode: CacheMode, mr: Mr) {
     let (public, access) = (mr.read(), mr.access());
     let page_range = PageRange::around(public.addr.addr() as u64, public.length as u64);
     if let Some(page_range) = page_range.filter(|_| mode.wants(access)) {
-        RELEASED.add(&cache::range(public.pd.addr() as u64, page_range, access));
-        listen_for_ranges();
-    }
-}
-
-/// The memory of this range changes: what is registered there later comes for the first time.
-#[inline(never)]
-pub fn memory_changes(addr: usize, length: usize) {
-    if let Some(page_range) = PageRange::around(addr as u64, length as u64) {
-        RELEASED.forget(page_range.start, page_range.end);
+        released::add(&key::range(public.pd.addr() as u64, page_range, access));
     }
 }
 
@@ -264,7 +254,7 @@ fn stand_for(request: &Request, served: Registered) -> Result<Registered, Counte
             Ok(Registered::by(served.how, object.as_ptr()))
         }
         None => {
-            cache::release(region);
+            release(region);
             Err(counter!(bypassed_limit))
         }
     }
@@ -277,7 +267,7 @@ pub fn end(cached: usize) {
     if let Some(region) = unsafe { Mr::from_c(with_exposed_provenance_mut(cached)) } {
         // `release` returns false in a child of the process that registered the region: the region
         // is the parent's, and stays.
-        cache::release(region);
+        release(region);
     }
 }
 

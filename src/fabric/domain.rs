@@ -79,7 +79,7 @@ impl Domain {
             try_on_demand(pd)?;
         }
         let mut mode = mode;
-        if mode.cached && !dispatch::changes::are_in_place() {
+        if mode.cached && !dispatch::are_in_place() {
             mode.cached = false;
             log::line(
                 Level::Info,

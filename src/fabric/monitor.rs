@@ -24,7 +24,7 @@
 use super::background::{self, Background};
 use crate::abi::libfabric::*;
 use crate::abi::libfabric_monitor::*;
-use crate::dispatch::subscription::{self, Ended};
+use crate::monitor::{self as subscription, Ended};
 use crate::next;
 use crate::report::log::{self, Level};
 use crate::sys::futex;

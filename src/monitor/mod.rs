@@ -23,23 +23,23 @@
 
 mod set;
 
-use crate::cache::Cache;
-use crate::cache::existing;
+use crate::cache::cause::Cause;
+use crate::cache::instance::{Cache, existing};
 use crate::cache::life::change;
-use crate::cache::life::cleaner::{self, now_ms};
-use crate::cache::life::ending::{self, By};
+use crate::cache::life::cleaner::now_ms;
+use crate::cache::life::cleaning;
+use crate::cache::life::ending;
 use crate::cache::life::hit::{self, Miss};
 use crate::cache::life::miss::Look;
-use crate::cache::locked::Locked;
-use crate::cache::region::Id;
+use crate::cache::locked::{By, Locked};
+use crate::cache::region::link::Id;
 use crate::cache::start as first_use;
-use crate::cache::state::Cause;
 use crate::mr::kernel_mr;
 use crate::report::log;
 use crate::sys::pages::PageRange;
 use crate::sys::process::PerProcess;
 use crate::sys::thread;
-use crate::watch::Fence;
+use crate::watch::userfaultfd::Fence;
 use core::cell::Cell;
 use set::{Added, Set};
 
@@ -250,8 +250,8 @@ impl Monitor {
         };
         let region = regions.region(id);
         drop(locked);
-        cleaner::start_reader(cache);
-        cache.mind_mappings();
+        cleaning::start_reader(cache);
+        cache.limits_reader.mind_mappings(&cache.watch);
         let neighbours = regions.filter.has_many_neighbours(page_range);
         let claim = |extent| region.claim_extent(extent);
         let watched = cache.watch.watch(page_range, neighbours, claim);
@@ -318,7 +318,7 @@ mod tests {
     //! since the entry was made.
 
     use super::*;
-    use crate::cache::state::Regions;
+    use crate::cache::layout::Regions;
     use crate::sys::pages::page_size;
     use crate::watch::log::{Change, Kind};
     use proptest::prelude::*;

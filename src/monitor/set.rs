@@ -8,9 +8,11 @@
 //! cache's lock, but for
 //! [`Set::find`].
 
+use crate::cache::cause::Cause;
+use crate::cache::layout::{self, Regions};
 use crate::cache::locked::Locked;
-use crate::cache::region::{AtomicLink, CachedRegion, Id, Link};
-use crate::cache::state::{self, Cause, Regions};
+use crate::cache::region::link::{AtomicLink, Id, Link};
+use crate::cache::region::slot::CachedRegion;
 use crate::sys::pages::PageRange;
 use core::sync::atomic::{AtomicU32, Ordering::*};
 
@@ -39,7 +41,7 @@ pub struct Set {
     lost: AtomicU32,
     /// The first subscription of each list.
     lists: [AtomicLink; LISTS],
-    subscriptions: [Subscription; state::MOST],
+    subscriptions: [Subscription; layout::MOST],
 }
 
 #[repr(C)]

@@ -5,6 +5,7 @@
 use crate::sys::helper_thread;
 use crate::sys::pages::page_size;
 use crate::sys::symbols::{self, Library, Scope};
+use crate::watch::listeners::{CACHE, listen};
 use core::ffi::{c_int, c_void};
 use core::num::NonZeroUsize;
 use core::ptr::with_exposed_provenance;
@@ -69,6 +70,7 @@ fn probe() -> bool {
     // SAFETY: the symbol is munmap(2), or a function that stands for it.
     let munmap: unsafe extern "C" fn(*mut c_void, usize) -> c_int =
         unsafe { core::mem::transmute(munmap) };
+    listen(CACHE);
     PROBE.store(memory.addr(), Relaxed);
     // SAFETY: this function mapped the page, and nothing else uses it.
     unsafe { munmap(memory, page) };

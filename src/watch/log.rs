@@ -112,7 +112,7 @@ const ROOM: u64 = if cfg!(any(loom, miri)) { 2 } else { 4096 };
 const LOST: u64 = 1 << 63;
 
 /// The log. Zeroed memory is an empty log. A hit reads the first three words, with which a line of
-/// the processor's cache ends ([`crate::cache::state::Cache`]).
+/// the processor's cache ends ([`crate::cache::layout::Cache`]).
 #[repr(C)]
 pub struct Log {
     /// The changes under way: [`SOMEWHERE`] and [`ANYWHERE`].

@@ -33,7 +33,9 @@ use crate::report::log;
 use crate::sys::descriptor::identity;
 use crate::sys::helper_thread;
 use crate::sys::pages::PageRange;
+use crate::sys::thread;
 use crate::sys::words::InWords;
+use crate::watch::listeners::is_retired;
 use crate::watch::userfaultfd::{Fence, Userfaultfd, Watched};
 use core::cell::Cell;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering::*};
@@ -133,7 +135,7 @@ impl Table {
     fn look(&self, known: Known) -> bool {
         const KCMP_FILES: i32 = 2;
         let thread = self.0.load(Acquire);
-        if thread == 0 || super::is_retired() {
+        if thread == 0 || is_retired() {
             return known == Known::Nothing;
         }
         let before = errno();
@@ -146,6 +148,12 @@ impl Table {
         let here = same == 0 || (refused && known == Known::Nothing);
         KNOWN.set(if here { Known::Here } else { Known::Elsewhere });
         here
+    }
+
+    /// Whether this thread has left the table of descriptors of the program. (The first thread's
+    /// table is the process's.)
+    pub fn is_left(&self) -> bool {
+        !self.is_here() && thread::id_by_kernel() != std::process::id()
     }
 
     /// The calling thread may have another table from now on.
@@ -210,24 +218,22 @@ impl WatchFd {
     /// Asks whether a change of memory is in flight. A thread of the program asks.
     #[inline(always)]
     pub fn fence(&self) -> Fence {
+        self.fence_if(|| PROVEN.get() == self.begun.load(SeqCst))
+    }
+
+    /// As [`WatchFd::fence`], for a thread that may be the library's own.
+    pub fn fence_of_any(&self) -> Fence {
+        self.fence_if(|| self.is_trusted())
+    }
+
+    #[inline(always)]
+    fn fence_if(&self, is_trusted: impl FnOnce() -> bool) -> Fence {
         let Some(file) = self.file() else {
             return Fence::Lost(NOT_OURS);
         };
         match file.fence() {
             // If the number is replaced after this look at `begun`, it was ours at the fence.
-            Fence::Passed if PROVEN.get() == self.begun.load(SeqCst) => Fence::Passed,
-            Fence::UnderWay => Fence::UnderWay,
-            answer => self.fence_in_doubt(answer),
-        }
-    }
-
-    /// As [`WatchFd::fence`], for a thread that may be the library's own.
-    pub fn fence_of_any(&self) -> Fence {
-        let Some(file) = self.file() else {
-            return Fence::Lost(NOT_OURS);
-        };
-        match file.fence() {
-            Fence::Passed if self.is_trusted() => Fence::Passed,
+            Fence::Passed if is_trusted() => Fence::Passed,
             Fence::UnderWay => Fence::UnderWay,
             answer => self.fence_in_doubt(answer),
         }

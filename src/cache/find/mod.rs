@@ -4,5 +4,4 @@
 
 pub mod filter;
 pub mod index;
-pub mod large;
 pub mod table;

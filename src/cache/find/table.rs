@@ -9,9 +9,10 @@
 //! anew at worst misses, and then looks under the lock. All changes are made under the cache's
 //! lock.
 
-use crate::cache::find::large::{HUGE_PAGE, Large};
-use crate::cache::place::{self, Paged};
-use crate::cache::region::{CachedRegion, Id, Link, LookupKey};
+use crate::cache::mapping::{self, HUGE_PAGE, Large, Paged};
+use crate::cache::region::key::LookupKey;
+use crate::cache::region::link::{Id, Link};
+use crate::cache::region::slot::CachedRegion;
 use crate::sys::process::PAGE_SIZE;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 
@@ -120,7 +121,7 @@ impl Table {
             if is_large {
                 self.large[which].map(from as usize, to as usize)
             } else {
-                place::map(&self.small[which], from as usize, to as usize, false)
+                mapping::map(&self.small[which], from as usize, to as usize, false)
             }
         };
         let there = from >= to || map();

@@ -10,30 +10,38 @@
 //! that they take is the cache's, for which they wait 20 ms at most. They block all signals while
 //! they hold it, so that no signal handler leaves with the lock.
 
-use crate::cache::Cache;
-use crate::cache::life::ending;
-use crate::cache::life::tasks;
+use crate::cache::instance::{self, Cache, cache_gave_up};
+use crate::cache::life::ending::{self, in_call};
+use crate::cache::released::memory_changes;
 use crate::report::log;
 use crate::sys::aside;
 use crate::sys::pages::PageRange;
-use crate::sys::{clock, memory, signals, thread};
-use crate::watch;
-pub use crate::watch::in_place;
+use crate::sys::{clock, memory, thread};
+use crate::trace;
+use crate::watch::in_place;
+use crate::watch::listeners::{CACHE, RANGES, is_retired, listens};
 pub use crate::watch::log::Frame;
 use crate::watch::log::{Announced, Change, Kind, Log, Long};
-pub use crate::watch::watch_fd::Touching;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::*, fence};
 
 /// The cache, if it must hear of changes.
 #[inline(always)]
 fn existing() -> Option<&'static Cache> {
-    crate::cache::existing().filter(|_| !watch::is_retired())
+    instance::existing().filter(|_| !is_retired())
 }
 
 /// A change that is about to be made. The change is over when this value is dropped.
-pub struct Changing<'f>(Option<UnderWay<'f>>);
+pub enum Changing<'f> {
+    /// The cache need not hear of it.
+    Nothing,
+    UnderWay(UnderWay<'f>),
+    /// It is counted in [`UNANNOUNCED`]. If there is a cache once the call has returned, this range
+    /// is recorded.
+    Counted(PageRange),
+}
 
-struct UnderWay<'f> {
+/// A change that the cache hears of.
+pub struct UnderWay<'f> {
     cache: &'static Cache,
     /// What the call has changed once it ends.
     range: PageRange,
@@ -43,11 +51,6 @@ struct UnderWay<'f> {
     /// If the call is on much memory, and counts as such.
     long: Option<Long>,
     frame: &'f Frame,
-}
-
-impl Changing<'_> {
-    /// A change that the cache need not hear of.
-    pub const NOTHING: Self = Changing(None);
 }
 
 const NOTHING: PageRange = PageRange { start: 0, end: 0 };
@@ -64,29 +67,69 @@ fn pages(addr: usize, length: usize) -> PageRange {
 /// This process's instance, if it has to hear of changes.
 #[inline(always)]
 fn heeding() -> Option<&'static Cache> {
-    existing().filter(|_| !tasks::cache_gave_up())
+    existing().filter(|_| !cache_gave_up())
 }
 
-/// A call is about to change memory. This costs one load as long as the process has no relaxed
-/// registration.
+/// Tells the trace of a change, so that a reader knows what a cache would have lost.
+#[inline(always)]
+fn traced(addr: usize, length: usize) {
+    if trace::is_on() {
+        trace::changing(addr, length);
+    }
+}
+
+/// Tells the trace and the table of released ranges of a change. Whether the cache listens too.
+/// This costs two loads as long as nobody listens.
+#[inline(always)]
+fn told(addr: usize, length: usize) -> bool {
+    traced(addr, length);
+    if !listens(CACHE | RANGES) {
+        return false;
+    }
+    if listens(RANGES) {
+        memory_changes(addr, length);
+    }
+    listens(CACHE)
+}
+
+/// A call is about to change memory.
 #[inline(always)]
 pub fn changing(frame: &Frame, addr: usize, length: usize) -> Changing<'_> {
+    if !told(addr, length) {
+        return Changing::Nothing;
+    }
     let Some(cache) = heeding() else {
         // The cache may be about to start, and ask whether calls come here.
         in_place::call_came(addr);
-        return Changing::NOTHING;
+        return Changing::Nothing;
     };
     let range = pages(addr, length);
-    Changing(Some(begin(cache, frame, range, Neighbours::Stay)))
+    Changing::UnderWay(begin(cache, frame, range, Neighbours::Stay))
 }
 
-/// A call is about to change memory, and the kernel may refuse it where the memory is watched: also
-/// what regions have left watched that have ended is watched no more.
-#[cold]
+/// A call needs pages that no device has pinned: the idle regions of this memory end. They count as
+/// changed, though their pages have not. (What another thread registers during the call is in the
+/// call's way without the library, too.)
+pub fn let_go(addr: usize, length: usize) {
+    drop(changing(&Frame::new(), addr, length));
+}
+
+/// As [`changing`], of a call that needs pages that no device has pinned, and that the kernel may
+/// refuse where the memory is watched: also what regions have left watched that have ended is
+/// watched no more.
 pub fn changing_unwatched(frame: &Frame, addr: usize, length: usize) -> Changing<'_> {
+    if told(addr, length) {
+        unwatched(frame, addr, length)
+    } else {
+        Changing::Nothing
+    }
+}
+
+#[cold]
+fn unwatched(frame: &Frame, addr: usize, length: usize) -> Changing<'_> {
     let Some(cache) = heeding() else {
         in_place::call_came(addr);
-        return Changing::NOTHING;
+        return Changing::Nothing;
     };
     let range = pages(addr, length);
     let mut under_way = begin(cache, frame, range, Neighbours::Stay);
@@ -100,7 +143,7 @@ pub fn changing_unwatched(frame: &Frame, addr: usize, length: usize) -> Changing
         cache.watch.unwatch_moving(range);
         errno::set_errno(errno);
     }
-    Changing(Some(under_way))
+    Changing::UnderWay(under_way)
 }
 
 /// A call is about to map memory in place of other memory.
@@ -110,21 +153,14 @@ pub fn changing_unwatched(frame: &Frame, addr: usize, length: usize) -> Changing
 /// memory that it watches.
 #[inline(always)]
 pub fn replacing(frame: &Frame, addr: usize, length: usize) -> Changing<'_> {
+    if !told(addr, length) {
+        return Changing::Nothing;
+    }
+    let Some(cache) = heeding() else {
+        return Changing::Nothing;
+    };
     let range = pages(addr, length);
-    Changing(heeding().map(|cache| begin(cache, frame, range, Neighbours::End)))
-}
-
-/// A change of which userfaultfd reports nothing: protection, guard pages. The change is over when
-/// this value is dropped.
-///
-/// A region may come to this memory after the look at the filter and before the call takes effect,
-/// and be used again before the call returns. So the change is announced even if the filter has no
-/// region. If there is no cache to announce it to, it is counted, and nothing is kept until it is
-/// over.
-pub struct Unreported<'f> {
-    /// What is recorded after the call if there is a cache by then.
-    unannounced: Option<PageRange>,
-    _changing: Changing<'f>,
+    Changing::UnderWay(begin(cache, frame, range, Neighbours::End))
 }
 
 /// The unreported changes under way that began when there was no cache. (A signal handler that
@@ -138,13 +174,21 @@ pub fn is_unannounced() -> bool {
     UNANNOUNCED.load(Acquire) != 0
 }
 
-/// A call is about to change memory in a way that userfaultfd does not report.
-pub fn unreported(frame: &Frame, addr: usize, length: usize) -> Unreported<'_> {
+/// A call is about to change memory in a way that userfaultfd does not report: protection, guard
+/// pages.
+///
+/// A region may come to this memory after the look at the filter and before the call takes effect,
+/// and be used again before the call returns. So the change is announced even if the filter has no
+/// region. If there is no cache to announce it to, it is counted, and nothing is kept until it is
+/// over.
+pub fn unreported(frame: &Frame, addr: usize, length: usize) -> Changing<'_> {
+    traced(addr, length);
     begin_unreported(frame, addr, length, Neighbours::Stay)
 }
 
 /// As [`unreported`], of a call that maps memory in place of other memory ([`replacing`]).
-pub fn replacing_unreported(frame: &Frame, addr: usize, length: usize) -> Unreported<'_> {
+pub fn replacing_unreported(frame: &Frame, addr: usize, length: usize) -> Changing<'_> {
+    traced(addr, length);
     begin_unreported(frame, addr, length, Neighbours::End)
 }
 
@@ -153,17 +197,15 @@ fn begin_unreported(
     addr: usize,
     length: usize,
     neighbours: Neighbours,
-) -> Unreported<'_> {
+) -> Changing<'_> {
     let range = pages(addr, length);
     let begun = |cache| {
         let mut under_way = begin(cache, frame, range, neighbours);
-        if under_way.announced.is_none() && range.start < range.end {
-            under_way.announced = Some(announce(cache, frame, range));
+        if range.start < range.end {
+            let announced = &mut under_way.announced;
+            announced.get_or_insert_with(|| announce(cache, frame, range));
         }
-        Unreported {
-            unannounced: None,
-            _changing: Changing(Some(under_way)),
-        }
+        Changing::UnderWay(under_way)
     };
     if let Some(cache) = heeding() {
         return begun(cache);
@@ -171,58 +213,55 @@ fn begin_unreported(
     UNANNOUNCED.fetch_add(1, SeqCst);
     // Either this thread finds the cache, or who keeps a region finds the count.
     fence(SeqCst);
-    if let Some(cache) = heeding() {
-        UNANNOUNCED.fetch_sub(1, Release);
-        return begun(cache);
-    }
-    Unreported {
-        unannounced: Some(range),
-        _changing: Changing::NOTHING,
+    match heeding() {
+        Some(cache) => {
+            UNANNOUNCED.fetch_sub(1, Release);
+            begun(cache)
+        }
+        None => Changing::Counted(range),
     }
 }
 
-impl Drop for Unreported<'_> {
-    fn drop(&mut self) {
-        let Some(range) = self.unannounced else {
-            return;
-        };
-        if let Some(cache) = heeding() {
-            let frame = Frame::new();
-            drop(Changing(Some(begin(
-                cache,
-                &frame,
-                range,
-                Neighbours::Stay,
-            ))));
-        }
-        // The record of the change precedes this.
-        UNANNOUNCED.fetch_sub(1, Release);
+/// A change has returned that was counted.
+#[cold]
+fn end_counted(range: PageRange) {
+    if let Some(cache) = heeding() {
+        begin(cache, &Frame::new(), range, Neighbours::Stay).end();
     }
+    // The record of the change precedes this.
+    UNANNOUNCED.fetch_sub(1, Release);
 }
 
 /// A call may change memory. The caller says by [`Changing::changed`] whether the call did, and
 /// which memory.
 #[inline(always)]
 pub fn may_change(frame: &Frame, addr: usize, length: usize) -> Changing<'_> {
-    Changing(heeding().map(|cache| {
-        let range = pages(addr, length);
-        let may_hold = cache.regions.filter.may_touch(range);
-        UnderWay {
-            cache,
-            range: NOTHING,
-            // The log has no change yet. The announcement alone keeps every hit in this memory from
-            // succeeding.
-            announced: may_hold.then(|| announce(cache, frame, range)),
-            linked: None,
-            long: None,
-            frame,
-        }
-    }))
+    traced(addr, length);
+    may_have_changed(frame, addr, length)
+}
+
+#[inline(always)]
+fn may_have_changed(frame: &Frame, addr: usize, length: usize) -> Changing<'_> {
+    let Some(cache) = heeding() else {
+        return Changing::Nothing;
+    };
+    let range = pages(addr, length);
+    let may_hold = cache.regions.filter.may_touch(range);
+    Changing::UnderWay(UnderWay {
+        cache,
+        range: NOTHING,
+        // The log has no change yet. The announcement alone keeps every hit in this memory from
+        // succeeding.
+        announced: may_hold.then(|| announce(cache, frame, range)),
+        linked: None,
+        long: None,
+        frame,
+    })
 }
 
 /// A call may change any memory. The caller says by [`Changing::changed`] whether the call did.
 pub fn may_change_any(frame: &Frame) -> Changing<'_> {
-    may_change(frame, 0, usize::MAX / 2)
+    may_have_changed(frame, 0, usize::MAX / 2)
 }
 
 fn called(range: PageRange) -> Change {
@@ -297,26 +336,25 @@ fn inside<T>(body: impl FnOnce() -> T) -> Option<T> {
     if thread::is_inside() {
         return None;
     }
-    let errno = errno::errno();
-    let signals = signals::block();
-    let inside = thread::enter();
     // `None`: there is no stack for it.
-    let value = aside::run_if_little(body);
-    drop(inside);
-    signals::restore(signals);
-    errno::set_errno(errno);
-    value
+    in_call(|| aside::run_if_little(body))
 }
 
 impl Changing<'_> {
     /// Whether the cache may have a region in the memory of this change.
     pub fn is_announced(&self) -> bool {
-        self.0.as_ref().is_some_and(|all| all.announced.is_some())
+        matches!(
+            self,
+            Changing::UnderWay(UnderWay {
+                announced: Some(_),
+                ..
+            })
+        )
     }
 
     /// Adds this memory to what the call has changed.
     pub fn changed(&mut self, addr: usize, length: usize) {
-        if let Some(under_way) = &mut self.0 {
+        if let Changing::UnderWay(under_way) = self {
             under_way.write(pages(addr, length), None);
         }
     }
@@ -359,8 +397,10 @@ impl UnderWay<'_> {
 impl Drop for Changing<'_> {
     #[inline(always)]
     fn drop(&mut self) {
-        if let Some(under_way) = &mut self.0 {
-            under_way.end();
+        match self {
+            Changing::Nothing => {}
+            Changing::UnderWay(under_way) => under_way.end(),
+            Changing::Counted(range) => end_counted(*range),
         }
     }
 }
@@ -448,17 +488,22 @@ pub fn several_can_move() -> bool {
 
 /// Whether the cache must hear of changes.
 #[inline(always)]
-pub fn is_in_use() -> bool {
+pub fn are_wanted() -> bool {
     heeding().is_some()
 }
 
 /// A call is about to have a userfaultfd unregister memory. The call's argument, a range, lies at
 /// `argument`. Before Linux 6.16 that also ends another userfaultfd's watch of the memory.
-pub fn unregistering(frame: &Frame, argument: usize) -> Option<Unreported<'_>> {
+pub fn unregistering(frame: &Frame, argument: usize) -> Option<Changing<'_>> {
     heeding().filter(|cache| !cache.watch.keeps_apart())?;
     // The address may be wrong, and then the kernel tells the caller.
     let [start, length] = memory::read(argument as u64).unwrap_or([0, u64::MAX / 2]);
-    Some(unreported(frame, start as usize, length as usize))
+    Some(begin_unreported(
+        frame,
+        start as usize,
+        length as usize,
+        Neighbours::Stay,
+    ))
 }
 
 /// A call is about to have a userfaultfd move pages to another address. The call's argument, with
@@ -468,5 +513,5 @@ pub fn moving_pages(frame: &Frame, argument: usize) -> Option<Changing<'_>> {
     existing()?;
     // The address may be wrong, and then the kernel tells the caller.
     let [_target, source, length] = memory::read(argument as u64).ok()?;
-    Some(changing_unwatched(frame, source as usize, length as usize))
+    Some(unwatched(frame, source as usize, length as usize))
 }

@@ -1,57 +1,37 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The end of a claimed region: the kernel deregisters it, then its slot is free.
 
-use crate::cache::Cache;
+use crate::cache::cause::Cause;
 use crate::cache::extents::Heir;
+use crate::cache::instance::Cache;
 use crate::cache::life::cleaner::now_ms;
-use crate::cache::locked::{Locked, cause};
-use crate::cache::region::{CachedRegion, Id, LEFT};
+use crate::cache::locked::{By, Locked, cause};
+use crate::cache::region::link::Id;
+use crate::cache::region::slot::{CachedRegion, LEFT};
 use crate::cache::released;
-use crate::cache::state::{Cause, Regions};
 use crate::mr::kernel_mr::{self, KernelMr, Uverbs, UverbsOfHelper};
 use crate::report::stats::{Change, Counter, counter};
 use crate::sys::pages::PageRange;
 use crate::sys::probe::probe;
-use crate::sys::thread;
+use crate::sys::{signals, thread};
 use crate::trace::{self, format::Call};
-use crate::watch::Unwatching;
 use crate::watch::extent::CHUNK;
 use crate::watch::watch_fd::TABLE;
+use crate::watch::watcher::Unwatching;
 use core::sync::atomic::Ordering::*;
 use core::time::Duration;
 use errno::Errno;
 
-/// Which kind of thread ends a region.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub enum By {
-    /// A thread of the program.
-    Program,
-    /// A helper thread, which the C library does not know.
-    Helper,
-}
-
-impl By {
-    /// Takes the cache's lock, unless another task keeps it.
-    pub fn lock(self, regions: &Regions) -> Option<Locked<'_>> {
-        match self {
-            By::Program => regions.lock_of_program(),
-            By::Helper => regions.lock_in_call(),
-        }
-    }
-
-    /// The thread's number.
-    pub fn thread(self) -> thread::Number {
-        /// Not inlined: the compiler may look up the address of a thread-local variable before it
-        /// asks who asks, and a helper thread dies of that.
-        #[inline(never)]
-        fn of_program() -> thread::Number {
-            thread::number()
-        }
-        match self {
-            By::Program => of_program(),
-            By::Helper => thread::Number::HELPER,
-        }
-    }
+/// Runs what takes the cache's lock in an interposed call: without signals. Leaves errno.
+pub fn in_call<T>(body: impl FnOnce() -> T) -> T {
+    let errno = errno::errno();
+    let signals = signals::block();
+    let inside = thread::enter();
+    let value = body();
+    drop(inside);
+    signals::restore(signals);
+    errno::set_errno(errno);
+    value
 }
 
 /// The trace's record of a region.
@@ -189,7 +169,7 @@ fn leave_chunk(cache: &Cache, locked: &Locked<'_>, id: Id, by: By, chunk: PageRa
         cause(region),
         Some(Cause::Flush | Cause::Linger | Cause::Watermark | Cause::Pressure)
     );
-    let wanted = in_peace || watch.is_crowded() || region.has_inherited();
+    let wanted = in_peace || watch.mappings.is_crowded() || region.has_inherited();
     for _ in 0..TRIES {
         // Changed memory is no longer the cache's: applying the log takes it off the region's
         // extent.

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Flushing, ibv_flush_relaxed_mr(3): the cache deregisters idle regions now.
 
-use crate::cache::Cache;
-use crate::cache::existing;
-use crate::cache::life::ending::{self, By};
-use crate::cache::life::tasks;
-use crate::cache::region::{CachedRegion, Id};
-use crate::cache::state::{Batch, Cause};
+use crate::cache::cause::Cause;
+use crate::cache::instance::{Cache, cache_gave_up, existing};
+use crate::cache::life::ending::{self, in_call};
+use crate::cache::locked::By;
+use crate::cache::region::link::Id;
+use crate::cache::region::slot::CachedRegion;
 use crate::mr::Error;
 use crate::next::Pd;
-use crate::sys::{signals, thread};
+use crate::sys::thread;
 use errno::Errno;
 
 /// Deregisters the released regions of a domain. When it returns, every region that was released
@@ -62,18 +62,18 @@ fn end_idle(
 
 /// Claims the idle regions for which `of` is true, and calls `each` for them. False if a task that
 /// keeps the lock kept this thread from it.
-fn each_idle(
+pub fn each_idle(
     cache: &Cache,
     cause: Cause,
-    of: &impl Fn(&CachedRegion) -> bool,
+    mut of: impl FnMut(&CachedRegion) -> bool,
     by: By,
     mut each: impl FnMut(Id),
 ) -> bool {
     let regions = cache.regions;
-    let mut from = Some(Id(0));
-    while let Some(start) = from {
-        let mut batch = Batch::new();
-        from = regions.find_idle(start, &mut batch, of);
+    let mut from = Id(0);
+    while let Some(mut batch) = regions.next_batch(&mut from, |region| {
+        region.state.load().is_unused() && of(region)
+    }) {
         let locked = match by {
             By::Program => regions.lock_patiently(),
             By::Helper => regions.lock_in_call(),
@@ -81,7 +81,7 @@ fn each_idle(
         match locked {
             Some(locked) => {
                 cache.apply(&locked, by);
-                locked.claim_those(&mut batch, cause, of);
+                locked.claim_those(&mut batch, cause, &mut of);
             }
             None if regions.is_orphaned() => batch.retain(|id| regions.claim(id)),
             None => return false,
@@ -101,36 +101,40 @@ fn each_idle(
 pub fn before_fork(cache: &Cache) {
     /// So much is copied in less time than the smallest fork takes.
     const SMALL: u64 = 128 << 10;
-    if tasks::cache_gave_up() || cache.cleaner.nothing_is_idle() || thread::is_inside() {
+    if cache_gave_up() || cache.cleaner.nothing_is_idle() || thread::is_inside() {
         return;
     }
     let all = cache.regions.account.registered().bytes as u64;
     if all <= SMALL || !cache.regions.is_more_idle_than(SMALL) {
         return;
     }
-    let errno = errno::errno();
-    let signals = signals::block();
-    let inside = thread::enter();
-    each_idle(cache, Cause::Pressure, &|_| true, By::Helper, |id| {
-        ending::unpin(cache, id);
+    in_call(|| {
+        each_idle(
+            cache,
+            Cause::Pressure,
+            |_| true,
+            By::Helper,
+            |id| {
+                ending::unpin(cache, id);
+            },
+        )
     });
-    drop(inside);
-    signals::restore(signals);
-    errno::set_errno(errno);
 }
 
 /// Ends all idle regions, those that wait for it too. It runs like an interposed memory call.
 pub fn end_all(cache: &Cache) {
-    let errno = errno::errno();
-    let signals = signals::block();
-    let inside = thread::enter();
-    each_idle(cache, Cause::Pressure, &|_| true, By::Helper, |id| {
-        let _ = ending::end(cache, id, By::Helper);
+    in_call(|| {
+        each_idle(
+            cache,
+            Cause::Pressure,
+            |_| true,
+            By::Helper,
+            |id| {
+                let _ = ending::end(cache, id, By::Helper);
+            },
+        );
+        ending::evicted(cache, By::Helper);
     });
-    ending::evicted(cache, By::Helper);
-    drop(inside);
-    signals::restore(signals);
-    errno::set_errno(errno);
 }
 
 /// The kernel is short of what regions hold: deregisters every idle region, and waits for those

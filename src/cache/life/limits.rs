@@ -8,10 +8,11 @@
 //! after the first region of a device, again each second while a region is idle, whenever the
 //! number of regions has doubled (at 16 for the first time), and while the cache is at its limit.
 
-use crate::cache::Cache;
+use crate::cache::layout::Regions;
 use crate::cache::life::account::Amount;
-use crate::cache::start;
-use crate::mr::kernel_mr::{self, Direct};
+use crate::cache::life::limits_reader::LimitsReader;
+use crate::config::config;
+use crate::mr::kernel_mr::Direct;
 use crate::next::Pd;
 use crate::sys::{cgroup, clock, proc};
 use core::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering::*};
@@ -90,7 +91,7 @@ impl Known {
 }
 
 impl Limits {
-    /// The limits by the settings alone, of [`start::settings`].
+    /// The limits by the settings alone, of [`settings`].
     pub fn new((settings, has_bytes): (Amount, bool)) -> Limits {
         Limits {
             settings,
@@ -134,31 +135,18 @@ impl Limits {
     }
 }
 
-impl Cache {
+impl Limits {
     /// The number of regions is about to grow by one of this device.
     #[inline]
-    pub fn mind_limits(&self, direct: &Direct, pd: Pd) {
-        if !self.limits.knows(direct.address()) {
-            self.learn(direct, pd);
+    pub fn mind(&self, regions: &Regions, limits_reader: &LimitsReader, direct: &Direct, pd: Pd) {
+        if !self.knows(direct.address()) {
+            self.learn(regions, limits_reader, direct, pd);
         }
-        let registered = self.regions.account.registered().regions;
-        if registered >= self.limits.next.load(Relaxed) {
-            self.limits_reader.ask_and_wait();
-        } else if registered >= FEW && !self.limits_reader.has_answered() {
-            self.limits_reader.wait();
-        }
-        self.mind_mappings();
-    }
-
-    /// Memory is about to be watched: has the limits reader count the mappings if it is time for
-    /// that, and waits a moment for the count if there is no room otherwise.
-    #[inline]
-    pub fn mind_mappings(&self) {
-        if self.watch.should_count() {
-            self.limits_reader.ask();
-        }
-        if self.watch.is_full() {
-            self.limits_reader.wait();
+        let registered = regions.account.registered().regions;
+        if registered >= self.next.load(Relaxed) {
+            limits_reader.ask_and_wait();
+        } else if registered >= FEW && !limits_reader.has_answered() {
+            limits_reader.wait();
         }
     }
 
@@ -167,30 +155,29 @@ impl Cache {
     /// of before, at first the settings, and what the device itself says.
     #[cold]
     #[inline(never)]
-    fn learn(&self, direct: &Direct, pd: Pd) {
-        if self.limits.is_full() {
+    fn learn(&self, regions: &Regions, limits_reader: &LimitsReader, direct: &Direct, pd: Pd) {
+        if self.is_full() {
             return;
         }
         let device = direct.address();
         let most = direct.most_regions().unwrap_or(0);
         let name = pd.device_name().unwrap_or([0; NAME]);
         // The cache's lock keeps two threads from taking the same place.
-        let Some(locked) = self.regions.lock_of_program() else {
+        let Some(locked) = regions.lock_of_program() else {
             return;
         };
-        let mut free = self.limits.devices.iter();
+        let mut free = self.devices.iter();
         let free = free.find(|known| matches!(known.device.load(Relaxed), 0 | usize::MAX));
-        if let Some(known) = free.filter(|_| !self.limits.knows(device)) {
+        if let Some(known) = free.filter(|_| !self.knows(device)) {
             known.most.store(most.into(), Relaxed);
             known.set_name(&name);
             known.device.store(device, Relaxed);
         }
-        let limits = &self.limits;
-        let account = &self.regions.account;
-        let is_first = limits.next.load(Relaxed) == 0;
+        let account = &regions.account;
+        let is_first = self.next.load(Relaxed) == 0;
         let mut limit = if is_first {
-            limits.next.store(SOME, Relaxed);
-            limits.settings
+            self.next.store(SOME, Relaxed);
+            self.settings
         } else {
             account.limit()
         };
@@ -201,62 +188,68 @@ impl Cache {
         account.set_limit(limit);
         drop(locked);
         // After the device is known: a reading that did not know it is too old.
-        limits.read_at.store(0, Release);
-        self.limits_reader.ask();
+        self.read_at.store(0, Release);
+        limits_reader.ask();
     }
 
     /// Reads the limits, and has the account keep to them. The limits reader calls this, which
     /// opens files.
-    pub fn read_limits(&self) {
-        let limits = &self.limits;
-        limits.read_at.store(clock::monotonic_by_kernel(), Relaxed);
-        let account = &self.regions.account;
-        let mut limit = limits.without_devices();
+    pub fn read(&self, regions: &Regions) {
+        self.read_at.store(clock::monotonic_by_kernel(), Relaxed);
+        let account = &regions.account;
+        let mut limit = self.without_devices();
         let registered = account.registered().regions;
-        limits.next.store((registered * 2).max(SOME), Relaxed);
-        for known in &limits.devices {
+        self.next.store((registered * 2).max(SOME), Relaxed);
+        for known in &self.devices {
             if !matches!(known.device.load(Relaxed), 0 | usize::MAX)
                 && let Some(left) = known.left(registered)
             {
                 limit.regions = limit.regions.min(left / PART);
             }
         }
-        self.set_limit(limit);
+        // The limits are read by threads of the program and by the cleaner.
+        if let Some(_locked) = regions.lock_in_call() {
+            account.set_limit(limit);
+        }
     }
 
     /// Has the limits read soon, unless that was asked for less than `age` ns ago.
-    pub fn read_old_limits(&self, age: u64) {
-        if self.has_limits_of(age) {
+    pub fn read_old(&self, limits_reader: &LimitsReader, age: u64) {
+        if self.are_as_old_as(age) {
             let now = clock::monotonic_by_kernel();
-            self.limits.read_at.store(now, Relaxed);
-            self.limits_reader.ask();
+            self.read_at.store(now, Relaxed);
+            limits_reader.ask();
         }
     }
 
     /// Whether the limits were read at least `age` ns ago.
-    pub fn has_limits_of(&self, age: u64) -> bool {
-        let read_at = self.limits.read_at.load(Relaxed);
+    pub fn are_as_old_as(&self, age: u64) -> bool {
+        let read_at = self.read_at.load(Relaxed);
         clock::monotonic_by_kernel().wrapping_sub(read_at) >= age
-    }
-
-    fn set_limit(&self, limit: Amount) {
-        // The limits are read by threads of the program and by the cleaner.
-        if let Some(_locked) = self.regions.lock_in_call() {
-            self.regions.account.set_limit(limit);
-        }
-    }
-}
-
-/// Forgets a device that is about to be closed.
-pub fn forget(cache: &Cache, context: usize) {
-    if let Some(device) = kernel_mr::device_at(context) {
-        cache.limits.forget(device);
     }
 }
 
 /// How much may be idle in a process that has no cache.
 pub fn of_no_cache() -> Amount {
-    Limits::new(start::settings(start::may_pin()))
+    Limits::new(settings(may_pin()))
         .without_devices()
         .min(Amount::MOST)
+}
+
+/// How many bytes the process may pin. `None` if no limit applies.
+pub fn may_pin() -> Option<u64> {
+    proc::memlock_limit().filter(|_| !proc::may_lock())
+}
+
+/// How much may be idle by the settings, and whether they say it in bytes. Without a setting for
+/// bytes, at most half of `may_pin`, what the process may pin.
+pub fn settings(may_pin: Option<u64>) -> (Amount, bool) {
+    let cache = &config().cache;
+    let signed = |amount: u64| amount.min(i64::MAX as u64) as i64;
+    let half = || may_pin.map_or(u64::MAX, |limit| limit / 2);
+    let settings = Amount {
+        regions: signed(cache.max_idle),
+        bytes: signed(cache.max_idle_bytes.unwrap_or_else(half)),
+    };
+    (settings, cache.max_idle_bytes.is_some())
 }

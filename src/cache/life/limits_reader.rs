@@ -8,23 +8,22 @@
 //! settings and the device's own number hold; from the fourth region on a registration waits a
 //! moment for that (`limits.rs`). `helper_thread.rs` says what the thread must not do.
 
-use crate::cache::Cache;
-use crate::sys::{clock, futex, helper_thread, proc};
-use crate::watch;
-use core::ffi::{c_int, c_void};
-use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::*, fence};
+use crate::sys::{clock, futex};
+use crate::watch::listeners::is_retired;
+use crate::watch::watcher::Watch;
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
 use core::time::Duration;
 
 /// The limits reader, as the other threads see it.
 pub struct LimitsReader {
     /// The number of the last question. A futex.
-    asked: AtomicU32,
+    pub(super) asked: AtomicU32,
     /// The number of the last question that has been answered. A futex.
-    answered: AtomicU32,
+    pub(super) answered: AtomicU32,
     /// Whether the machine was short of memory at the last answer.
-    is_short: AtomicBool,
+    pub(super) is_short: AtomicBool,
     /// Whether the thread exists.
-    running: AtomicBool,
+    pub(super) running: AtomicBool,
 }
 
 /// How long a thread waits for an answer.
@@ -45,7 +44,7 @@ impl LimitsReader {
 
     /// Has the limits reader read everything anew. Returns the question's number.
     pub fn ask(&self) -> u32 {
-        if watch::is_retired() {
+        if is_retired() {
             // A filter of system calls may hold for the limits reader too.
             return self.answered.load(SeqCst);
         }
@@ -62,6 +61,18 @@ impl LimitsReader {
     /// Waits a moment until the limits reader has answered all that it was asked.
     pub fn wait(&self) {
         self.wait_for(self.asked.load(SeqCst), PATIENCE);
+    }
+
+    /// Memory is about to be watched: has the limits reader count the mappings if it is time for
+    /// that, and waits a moment for the count if there is no room otherwise.
+    #[inline]
+    pub fn mind_mappings(&self, watch: &Watch) {
+        if watch.mappings.should_be_counted() {
+            self.ask();
+        }
+        if watch.mappings.is_full() {
+            self.wait();
+        }
     }
 
     /// Waits until the limits reader makes no system call that a filter would not allow. The cache
@@ -99,61 +110,4 @@ impl LimitsReader {
     pub fn is_short_of_memory(&self) -> bool {
         self.is_short.load(Relaxed)
     }
-}
-
-/// Starts the thread, if it does not run. False if it does not.
-pub fn start(cache: &'static Cache) -> bool {
-    let limits_reader = &cache.limits_reader;
-    // More than one thread may come here.
-    if limits_reader.running.swap(true, SeqCst) {
-        return true;
-    }
-    // Either this look finds that the cache has ended, or the thread that ends it waits for the
-    // limits reader's first answer (`retire.rs`).
-    fence(SeqCst);
-    if watch::is_retired() {
-        limits_reader.running.store(false, Relaxed);
-        return true;
-    }
-    // Who waits for the limits reader to rest waits for its start, too.
-    limits_reader.asked.fetch_add(1, SeqCst);
-    let argument = (&raw const *cache).cast_mut();
-    // SAFETY: `run` keeps to the rules of `helper_thread.rs`, and `cache` is never freed.
-    let started = unsafe { helper_thread::start_apart(run, argument.cast()) };
-    if !started {
-        limits_reader.running.store(false, Relaxed);
-    }
-    started
-}
-
-extern "C" fn run(argument: *mut c_void) -> c_int {
-    // SAFETY: `start` passed a `&'static Cache`.
-    let cache = unsafe { &*argument.cast::<Cache>() };
-    helper_thread::close_from(0);
-    helper_thread::set_name(c"rdmamr-limits");
-    helper_thread::run_anywhere();
-    let limits_reader = &cache.limits_reader;
-    loop {
-        let asked = limits_reader.asked.load(SeqCst);
-        if asked == limits_reader.answered.load(Relaxed) {
-            futex::wait(&limits_reader.asked, asked, None);
-            continue;
-        }
-        if watch::is_retired() {
-            limits_reader.answered.store(asked, SeqCst);
-            futex::wake(&limits_reader.answered, i32::MAX);
-            continue;
-        }
-        cache.read_limits();
-        cache.watch.count_mappings();
-        limits_reader.is_short.store(is_short_of_memory(), Relaxed);
-        limits_reader.answered.store(asked, SeqCst);
-        futex::wake(&limits_reader.answered, i32::MAX);
-    }
-}
-
-/// Whether less than a thirty-second of the machine's memory is available.
-fn is_short_of_memory() -> bool {
-    let (total, available) = proc::memory_kib();
-    available < total / 32
 }

@@ -1,20 +1,22 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Registering, ibv_reg_mr_relaxed(3): a hit, or the long way to a new region.
 
-use crate::cache::Answer;
-use crate::cache::Cache;
-use crate::cache::existing;
+use crate::cache::cause::Cause;
+use crate::cache::instance::{Cache, existing, is_of_parent};
 use crate::cache::life::admission::{Memory, NOW, Noted};
 use crate::cache::life::change;
-use crate::cache::life::cleaner::{self, now_ms};
-use crate::cache::life::ending::{self, By};
+use crate::cache::life::cleaner::{MANY, SHARE, TOO_MANY, now_ms};
+use crate::cache::life::cleaning;
+use crate::cache::life::ending;
 use crate::cache::life::flush::relieve;
-use crate::cache::locked::{Locked, New};
+use crate::cache::life::hit::{Answer, hit};
+use crate::cache::locked::{By, Locked, New};
+use crate::cache::region::key::LookupKey;
+use crate::cache::region::link::Id;
+use crate::cache::region::slot::LEFT;
 use crate::cache::region::state::Grant;
-use crate::cache::region::{Id, LEFT, LookupKey};
 use crate::cache::released::RELEASED;
 use crate::cache::start;
-use crate::cache::state::Cause;
 use crate::config::{config, disabled};
 use crate::mr::kernel_mr::{self, Direct};
 use crate::mr::{Error, How, Object, Registered, Request};
@@ -26,11 +28,11 @@ use crate::sys::futex;
 use crate::sys::memory;
 use crate::sys::pages::PageRange;
 use crate::sys::thread;
-use crate::watch;
-use crate::watch::Fence;
+use crate::watch::listeners::is_retired;
 use crate::watch::log::UnderWay;
+use crate::watch::userfaultfd::{Fence, Watched};
 use crate::watch::watch_fd::TABLE;
-use crate::watch::{Unwatched, Watched};
+use crate::watch::watcher::Unwatched;
 use core::ptr::with_exposed_provenance_mut;
 use core::sync::atomic::{AtomicU32, Ordering::*};
 use core::time::Duration;
@@ -147,7 +149,7 @@ fn register_now(
     if unshared && direct.is_err() {
         return because(counter!(bypassed_device));
     }
-    if watch::is_retired() {
+    if is_retired() {
         return because(counter!(bypassed_watch));
     }
     if start::would_keep_files() {
@@ -155,13 +157,13 @@ fn register_now(
     }
     let Some(cache) = start::current() else {
         // Another thread is starting the cache, or there is no memory for it.
-        return because(if start::is_of_parent() {
+        return because(if is_of_parent() {
             counter!(bypassed_fork)
         } else {
             counter!(bypassed_busy)
         });
     };
-    cleaner::start(cache);
+    cleaning::start(cache);
     let Ok(direct) = direct else {
         return because(counter!(bypassed_device));
     };
@@ -195,14 +197,14 @@ fn register_now(
             }
         }
         let addr = request.addr.addr();
-        answer = crate::cache::hit(pd, addr, request.length, request.access, unshared);
+        answer = hit(pd, addr, request.length, request.access, unshared);
         if let Some(mr) = answer.region() {
             return Ok(Registered::by(How::Hit, mr));
         }
     };
     let made = cache.miss(&direct, pd, request, &lookup_key, settled);
     // Also if the kernel has refused the region: its watch counts.
-    cleaner::start_reader(cache);
+    cleaning::start_reader(cache);
     made.map(|object| Registered::by(How::Miss, with_exposed_provenance_mut(object)))
 }
 
@@ -308,9 +310,11 @@ impl Cache {
         settled: bool,
     ) -> Result<usize, Unserved> {
         let inside = thread::enter();
-        self.mind_limits(direct, pd);
-        if self.regions.ending() > crate::cache::TOO_MANY {
-            ending::some_evicted(self, By::Program, crate::cache::SHARE);
+        self.limits
+            .mind(self.regions, &self.limits_reader, direct, pd);
+        self.limits_reader.mind_mappings(&self.watch);
+        if self.regions.ending() > TOO_MANY {
+            ending::some_evicted(self, By::Program, SHARE);
         }
         let mut tries = 0;
         loop {
@@ -331,9 +335,7 @@ impl Cache {
                     log::write_waiting();
                     // If few regions wait, they wait for the cleaner's next tick: a cleaner that is
                     // woken now would be in this thread's way.
-                    if self.regions.has_much_to_end(crate::cache::MANY)
-                        || self.regions.has_to_touch()
-                    {
+                    if self.regions.has_much_to_end(MANY) || self.regions.has_to_touch() {
                         self.cleaner.wake();
                     }
                     return Ok(self.regions.region(id).object());
@@ -386,7 +388,7 @@ impl Cache {
         let neighbours = self.regions.filter.has_many_neighbours(page_range);
         let claim = |extent| region.claim_extent(extent);
         let watched = if settled && !self.regions.changes.is_long(now_ms) {
-            self.watch.watch_unproven(page_range, neighbours, claim)
+            self.watch.watch(page_range, neighbours, claim)
         } else {
             Err(Unwatched::Busy)
         };

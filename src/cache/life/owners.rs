@@ -3,16 +3,16 @@
 //! another process that imported the region, and a provider that ends the region without passing
 //! through the library.
 
-use crate::cache::Cache;
-use crate::cache::existing;
+use crate::cache::cause::Cause;
+use crate::cache::instance::{Cache, existing};
 use crate::cache::life::ending;
 use crate::cache::life::flush::{flush_those, relieve};
-use crate::cache::life::limits;
-use crate::cache::region::{CachedRegion, Domain, Id, LEFT};
-use crate::cache::state::{Batch, Cause};
+use crate::cache::region::key::Domain;
+use crate::cache::region::link::Id;
+use crate::cache::region::slot::{CachedRegion, LEFT};
 use crate::config::{CacheMode, config};
 use crate::mr::{self, Error, Mr};
-use crate::next::{Context, Pd};
+use crate::next::{self, Context, Pd, Provider};
 use crate::sys::thread;
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::Relaxed;
@@ -28,9 +28,9 @@ pub fn relieve_program() {
     }
 }
 
-/// The program is about to deallocate a domain: deregisters the domain's idle regions. Returns
-/// EBUSY if the domain has regions in use.
-pub fn before_dealloc_pd(pd: Pd) -> Result<(), Error> {
+/// Deallocates a protection domain, ibv_dealloc_pd(3). The cache deregisters its idle regions there
+/// first. Returns EBUSY while the domain has relaxed regions in use.
+pub fn dealloc_pd(pd: Pd) -> Result<(), Error> {
     if let Some(cache) = existing() {
         let of = ending::of_pd(pd.address() as u64);
         if cache.regions.is_used(&of) {
@@ -40,22 +40,17 @@ pub fn before_dealloc_pd(pd: Pd) -> Result<(), Error> {
         // well.
         let _ = flush_those(cache, of);
     }
-    Ok(())
+    mr::dealloc_pd(pd)
 }
 
-/// Deregisters the device's idle regions, then closes the device by `close`. Returns EBUSY if
-/// relaxed calls have given out regions of the device that are in use.
-pub fn around_close_device(
-    context: Context,
-    close: impl FnOnce() -> Result<(), Error>,
-) -> Result<(), Error> {
-    let Some(cache) = existing() else {
-        return close();
+/// Closes a device, ibv_close_device(3). The cache deregisters its idle regions there first.
+/// Returns EBUSY while the device has regions in use that relaxed calls have given out.
+pub fn close_device(context: Context) -> Result<(), Error> {
+    let of_cache = |cache| Some((cache, mr::kernel_mr::device_at(context.address())?));
+    let Some((cache, device)) = existing().and_then(of_cache) else {
+        return mr::close_device(context);
     };
-    limits::forget(cache, context.address());
-    let Some(device) = mr::kernel_mr::device_at(context.address()) else {
-        return close();
-    };
+    cache.limits.forget(device);
     let of = ending::of_device(device);
     if cache.regions.is_used(&of) && config().cache_mode == CacheMode::Off {
         return Err(Error::Busy("the device still has relaxed regions in use"));
@@ -65,12 +60,29 @@ pub fn around_close_device(
     // regions in use. As without the cache, a program may close a device that has regions.
     let fd = context.fd().unwrap_or(LEFT);
     abandon(cache, &of, LEFT);
-    let closed = close();
+    let closed = mr::close_device(context);
     if closed.is_err() {
         abandon(cache, &of, fd);
     }
     cache.cleaner.wake();
     closed
+}
+
+/// Forgets an imported domain, ibv_unimport_pd(3). The kernel keeps the domain for another process.
+/// Another domain may get the same address next, so the cache reuses no region of this domain.
+pub fn unimport_pd(pd: Pd) {
+    if let Some(cache) = existing() {
+        let of = ending::of_pd(pd.address() as u64);
+        // The regions in use are invalidated as well, so that they are not reused after their
+        // release.
+        invalidate_those(cache, &of, |_| {});
+        let _ = flush_those(cache, of);
+    }
+    if let Some(next) = next::UNIMPORT_PD.by(Provider::of_pd(pd)) {
+        // SAFETY: the program passed this live domain to ibv_unimport_pd(3), and `next` is that
+        // function of libibverbs.
+        unsafe { next(pd.as_ptr()) }
+    }
 }
 
 /// A domain of the kernel is about to end: deregisters its idle regions, except those that the
@@ -80,18 +92,6 @@ pub fn flush_quietly(pd: Pd) {
     if let Some(cache) = existing() {
         let domain = Domain::of(pd);
         let _ = flush_those(cache, |region: &CachedRegion| region.is_of(domain));
-    }
-}
-
-/// The program is about to forget a domain that lives on in the kernel: invalidates all regions of
-/// the domain from reuse.
-pub fn before_unimport_pd(pd: Pd) {
-    if let Some(cache) = existing() {
-        let of = ending::of_pd(pd.address() as u64);
-        // The regions in use are invalidated as well, so that they are not reused after their
-        // release.
-        invalidate(cache, &of);
-        let _ = flush_those(cache, of);
     }
 }
 
@@ -178,13 +178,8 @@ fn invalidate_those(
     let regions = cache.regions;
     let _inside = thread::enter();
     let meant = |region: &CachedRegion| region.state.load().is_registered() && is_it(region);
-    let mut from = Some(Id(0));
-    while let Some(start) = from {
-        let mut batch = Batch::new();
-        from = regions.find(start, &mut batch, meant);
-        if batch.ids().is_empty() {
-            continue;
-        }
+    let mut from = Id(0);
+    while let Some(batch) = regions.next_batch(&mut from, meant) {
         let locked = regions.lock_patiently();
         for &id in batch.ids() {
             let region = regions.region(id);
@@ -199,8 +194,4 @@ fn invalidate_those(
             }
         }
     }
-}
-
-fn invalidate(cache: &Cache, of: impl Fn(&CachedRegion) -> bool) {
-    invalidate_those(cache, of, |_| {});
 }

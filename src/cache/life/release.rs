@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Releasing, ibv_dereg_mr_relaxed(3): the cache keeps the region registered while it has room.
 
-use crate::cache::Cache;
-use crate::cache::existing;
-use crate::cache::life::ending::{self, By};
+use crate::cache::batch::Batch;
+use crate::cache::instance::{Cache, existing};
+use crate::cache::life::ending;
 use crate::cache::life::limits;
-use crate::cache::region::Id;
+use crate::cache::locked::By;
+use crate::cache::region::link::Id;
 use crate::cache::region::state::Left;
-use crate::cache::state::Batch;
 use crate::mr::{Error, How, Mr};
 use crate::sys::thread;
 
@@ -97,7 +97,7 @@ fn trim(cache: &Cache, released: Id) {
     let _inside = thread::enter();
     let (regions, account) = (cache.regions, &cache.regions.account);
     if account.is_over() {
-        cache.read_old_limits(limits::MOMENT);
+        cache.limits.read_old(&cache.limits_reader, limits::MOMENT);
     }
     let mut batch = Batch::new();
     let Some(locked) = regions.lock_of_program() else {

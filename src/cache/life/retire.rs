@@ -3,10 +3,10 @@
 //! allows the calls that it makes itself; the cache's may kill it. So the cache gives up
 //! (`tasks.rs`), and from then on no thread of the program makes a system call for it.
 
-use crate::cache::existing;
+use crate::cache::instance::existing;
 use crate::cache::life::tasks;
 use crate::report::log::{self, Level};
-use crate::watch;
+use crate::watch::listeners::{is_retired, retire as retire_watch};
 
 /// Ends the cache, or keeps it from starting. Idle regions are deregistered; regions in use are
 /// ended by their last user's release, as plain ones. `why` stands in the message. Leaves errno.
@@ -15,7 +15,7 @@ use crate::watch;
 /// alone.
 pub fn retire(why: &str) {
     let of_another = || existing().is_some_and(|cache| !cache.is_of_this_process());
-    if watch::is_retired() || of_another() || !watch::retire() {
+    if is_retired() || of_another() || !retire_watch() {
         return;
     }
     let Some(cache) = existing() else {

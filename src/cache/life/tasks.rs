@@ -20,10 +20,8 @@
 //! own, while the other threads go on, and can be killed, or outlive the caller, as any other. A
 //! child of vfork(2), which the library cannot see, may do nothing but exec or end.
 
-use crate::cache::Cache;
-use crate::cache::existing;
+use crate::cache::instance::{Cache, cache_gave_up, existing, gives_up, wait_for_start};
 use crate::cache::life::flush;
-use crate::cache::start;
 use crate::report::log;
 use crate::sys::pages::PageRange;
 use crate::sys::process::PerProcess;
@@ -35,9 +33,6 @@ use core::sync::atomic::{AtomicBool, Ordering::*, fence};
 /// Whether this process has made such a task. A forked child shares its memory with nobody.
 static MADE: PerProcess<()> = PerProcess::new();
 
-/// Whether the cache of this process has given up.
-static GAVE_UP: AtomicBool = AtomicBool::new(false);
-
 unsafe extern "C" fn forget() {
     MADE.forget();
 }
@@ -46,12 +41,6 @@ unsafe extern "C" fn forget() {
 pub fn were_made() -> bool {
     fence(SeqCst);
     MADE.get().is_some()
-}
-
-/// Whether the cache has given up, so that no call need tell it of a change.
-#[inline(always)]
-pub fn cache_gave_up() -> bool {
-    GAVE_UP.load(Relaxed)
 }
 
 /// The program is about to make a task by clone(2) with these flags. Leaves errno.
@@ -70,7 +59,7 @@ fn sharing_memory() {
     }
     // Either this thread finds the cache, or the thread that starts it finds the mark.
     fence(SeqCst);
-    start::wait_for_start();
+    wait_for_start();
     if let Some(cache) = existing() {
         give_up(cache);
     }
@@ -101,7 +90,7 @@ pub fn give_up_quietly(cache: &Cache) -> bool {
         flush::end_all(cache);
     }
     cache.watch.give_up();
-    let is_first = !GAVE_UP.swap(true, SeqCst);
+    let is_first = gives_up();
     cache.cleaner.wake();
     is_first
 }

@@ -17,8 +17,8 @@ use crate::abi::libfabric_provider::fi_info;
 use crate::capi::export::interpose;
 use crate::capi::ret;
 use crate::config::{config, disabled};
-use crate::dispatch::subscription;
 use crate::fabric::monitor;
+use crate::monitor as subscription;
 use crate::next;
 use core::ffi::{c_char, c_int, c_void};
 

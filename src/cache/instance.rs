@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The cache of this process, with what watches its memory and who works on it.
+
+use crate::cache::layout::Regions;
+use crate::cache::life::admission::Admission;
+use crate::cache::life::cleaner::{self, Cleaner};
+use crate::cache::life::limits::Limits;
+use crate::cache::life::limits_reader::LimitsReader;
+use crate::cache::lock::{Lock, Owner, Patience};
+use crate::cache::locked::{By, Locked};
+use crate::cache::objects;
+use crate::report::stats::{Counters, counter};
+use crate::sys::process::{self, PerProcess};
+use crate::sys::thread;
+use crate::watch::watcher::Watch;
+use core::sync::atomic::{AtomicBool, Ordering::*};
+
+/// The state of relaxed registration in this process. It exists from the first use on.
+///
+/// What a hit and a release read lies in the first line of the processor's cache (`life/hit.rs`).
+#[repr(C, align(64))]
+pub struct Cache {
+    pub regions: &'static Regions,
+    pub(super) cleaner: Cleaner,
+    /// No limit restricts how much memory the process may pin.
+    pub(super) may_pin_all: bool,
+    pub watch: Watch,
+    pub(super) counters: &'static Counters,
+    pub(super) admission: Admission,
+    pub(super) limits: Limits,
+    pub limits_reader: LimitsReader,
+    /// The process that has started the cache.
+    pub(super) process: u32,
+}
+const _: () = assert!(core::mem::offset_of!(Cache, watch) + Watch::READ_BY_HITS <= 64);
+
+static CACHE: PerProcess<Cache> = PerProcess::new();
+
+/// The thread that makes the instance holds this lock.
+static STARTING: PerProcess<Lock> = PerProcess::new();
+
+/// Whether the cache of this process has given up.
+static GAVE_UP: AtomicBool = AtomicBool::new(false);
+
+unsafe extern "C" fn forget() {
+    STARTING.forget();
+    CACHE.forget();
+}
+
+/// The lock of the thread that makes the instance.
+pub(super) fn starting() -> &'static Lock {
+    STARTING.get_or_make(|| Box::new(Lock::new()), forget)
+}
+
+/// Waits a moment for a thread that is starting the cache.
+pub(super) fn wait_for_start() {
+    if existing().is_none()
+        && !thread::is_inside()
+        && let Some(starting) = STARTING.get()
+    {
+        let _inside = thread::enter();
+        drop(starting.lock(Owner::ask(), Patience::Moment));
+    }
+}
+
+/// The instance exists from now on.
+pub(super) fn publish(instance: &'static Cache) {
+    CACHE.publish(instance, forget);
+}
+
+/// Whether the cache has given up, so that no call need tell it of a change.
+#[inline(always)]
+pub fn cache_gave_up() -> bool {
+    GAVE_UP.load(Relaxed)
+}
+
+/// The cache has given up. True for the first thread that says so.
+pub(super) fn gives_up() -> bool {
+    !GAVE_UP.swap(true, SeqCst)
+}
+
+/// Whether this process is a child of one that had a cache. Such a child has no cache, and makes
+/// none.
+#[inline(always)]
+pub fn is_of_parent() -> bool {
+    existing().is_none() && objects::was_taken()
+}
+
+/// This process's instance, if the process has used relaxed registration. A forked child has none,
+/// and makes none.
+#[inline(always)]
+pub fn existing() -> Option<&'static Cache> {
+    CACHE.get()
+}
+
+/// Whether userfaultfd reports changes of memory to the cache.
+pub fn is_watching() -> bool {
+    existing().is_some_and(|cache| cache.watch.is_on())
+}
+
+/// Makes every later hit fail: the library itself has failed, perhaps while it wrote a change to
+/// the log.
+pub fn distrust() {
+    if let Some(cache) = existing() {
+        cache.regions.changes.distrust();
+    }
+}
+
+/// Returns how many registrations were hits. The sum has three parts: the hits that `counted`
+/// returns, the hits that the regions' own handles count in each region that has not ended, and the
+/// overflow of those counts. A region that ends adds its count to `counted` under the lock, so the
+/// sum neither misses a hit nor counts it twice.
+pub fn hits(counted: impl Fn() -> u64) -> u64 {
+    let Some(cache) = existing() else {
+        return counted();
+    };
+    // A signal handler may have interrupted the thread that holds the lock, so it does not take the
+    // lock.
+    let inside = (!thread::is_inside()).then(thread::enter);
+    let locked = inside
+        .as_ref()
+        .and_then(|_| cache.regions.lock_of_program());
+    let hits = counted() + cache.regions.hits_of_regions();
+    drop(locked);
+    hits
+}
+
+/// The idle regions and the sum of their lengths, then the same for the regions in use.
+pub fn totals() -> [(u64, u64); 2] {
+    existing().map_or_else(Default::default, |cache| {
+        [cache.regions.idle(), cache.regions.in_use()]
+    })
+}
+
+impl Cache {
+    /// Whether the calling process is the one that has started the cache. A child of vfork(2),
+    /// which has its parent's memory until it execs, is not. Needs no lock and no thread-local
+    /// variable.
+    pub fn is_of_this_process(&self) -> bool {
+        process::id() == self.process
+    }
+
+    /// Applies the log of changes, and counts the regions that this withdrew.
+    pub fn apply(&self, locked: &Locked<'_>, by: By) {
+        let applied = locked.apply(cleaner::now_ms);
+        let thread = by.thread();
+        if applied.by_hook > 0 {
+            self.counters
+                .add(thread, counter!(stale_avoided_hook), applied.by_hook);
+        }
+        if applied.by_event > 0 {
+            self.counters
+                .add(thread, counter!(stale_avoided_event), applied.by_event);
+        }
+        if applied.lost {
+            self.watch.lose();
+        }
+    }
+}

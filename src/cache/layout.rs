@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The cache's memory: what all threads share of it.
+//!
+//! Each transition of a region's *state* (`region/state.rs`) has one owner: the thread whose
+//! compare-and-swap succeeds. The maker alone writes the fields that a look-up reads, before `keep`
+//! (release); other threads read them after the state (acquire). The holder of the lock owns the
+//! index, the table's entries, the notes of foreign memory and the applying of the log
+//! (`locked.rs`). One thread deregisters a claimed region, outside the lock, when it has no user
+//! and nobody can take it any more. The lemmas are in `docs/proof.md`.
+
+use crate::cache::find::filter::Filter;
+use crate::cache::find::index::Index;
+use crate::cache::find::table::Table;
+use crate::cache::life::account::Account;
+use crate::cache::life::admission::Foreign;
+use crate::cache::lock::Lock;
+use crate::cache::mapping::Large;
+use crate::cache::region::list::List;
+use crate::cache::region::slot::CachedRegion;
+use crate::sys::process::PAGE_SIZE;
+use crate::watch::dropping::Dropping;
+use crate::watch::log::Log;
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+
+/// The largest number of slots: regions and further handles.
+pub const MOST: usize = if cfg!(test) { 48 } else { 1 << 18 };
+
+/// The cache. Zeroed memory is an empty cache. The cache is so large that it exists only as a place
+/// in the address space, of which a part is mapped (`place.rs`): what precedes the table at first,
+/// and of the arrays behind it what is in use.
+#[repr(C)]
+pub struct Regions {
+    /// What a hit or a release reads of the cache, apart from its entry in the table and its
+    /// region, is one line of the processor's cache: the end of the account, the table's shape, and
+    /// the beginning of the log. A registration that misses writes to that line, and so does a
+    /// change of memory; no hit does.
+    pub account: Account,
+    /// A copy of the shape of the table ([`Locked::add_entry`]).
+    pub(super) shape: AtomicU32,
+    /// The slots that are mapped.
+    pub(super) ready: AtomicU32,
+    pub changes: Log,
+    pub(super) lock: Lock,
+    /// A task has died that held the lock.
+    pub(super) orphaned: AtomicBool,
+    /// Slots that were ever in use.
+    pub(super) grown: AtomicU32,
+    /// Slots up to this one have been touched.
+    pub(super) touched: AtomicU32,
+    pub(super) free: List,
+    /// Claimed regions that wait to be deregistered.
+    pub(super) evicted: List,
+    /// Regions kept so far.
+    pub(super) kept: AtomicU64,
+    /// The summed length of the regions that were evicted since the cleaner last ended all of them.
+    pub(super) evicted_bytes: AtomicU64,
+    /// The cleaner has been woken because so many regions wait.
+    pub(super) much_waits: AtomicBool,
+    /// Claims so far.
+    pub(super) claims: AtomicU64,
+    /// Up to this number a thread has waited in vain for the ends of the claimed regions.
+    pub(super) claims_in_vain: AtomicU64,
+    /// Regions that are claimed and not yet ended.
+    pub(super) ending: AtomicU32,
+    /// A futex: it grows whenever a region has ended while a thread waits.
+    pub(super) ended: AtomicU32,
+    /// Threads that wait on `ended`.
+    pub(super) waiting: AtomicU32,
+    /// Hits that overflowed the regions' own 32-bit counts.
+    pub(super) many_hits: AtomicU64,
+    pub(super) foreign: Foreign,
+    pub(super) dropping: Dropping,
+    /// Monitored ranges that are invalidated.
+    pub(super) changed_monitored: AtomicU64,
+    pub filter: Filter,
+    pub(super) index: Index,
+    pub(super) table: Table,
+    pub(super) slots: Large<[CachedRegion; MOST]>,
+}
+
+#[cfg(not(loom))]
+const _: () = {
+    const START: usize = Account::LINE;
+    const END: usize = core::mem::offset_of!(Regions, changes) + Log::READ_BY_HITS;
+    assert!(START.is_multiple_of(64) && END == START + 64);
+};
+
+impl Regions {
+    /// What an empty cache needs: where each part begins, and how many bytes it has. The first part
+    /// is all that precedes the table.
+    pub const FIRST: [(usize, usize); 3] = {
+        let to_index = core::mem::offset_of!(Regions, index) + size_of::<Index>();
+        [
+            (0, to_index.next_multiple_of(PAGE_SIZE)),
+            (
+                core::mem::offset_of!(Regions, table),
+                Table::FIRST.next_multiple_of(PAGE_SIZE),
+            ),
+            (
+                core::mem::offset_of!(Regions, slots),
+                Large::<[CachedRegion; MOST]>::next_size(0),
+            ),
+        ]
+    };
+}

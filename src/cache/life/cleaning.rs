@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The thread that deregisters regions without a future: regions whose memory has changed, regions
+//! that have been idle for long enough, and idle regions while the machine is short of memory. The
+//! thread sleeps while no region is idle. It has the program's table of descriptors, by which it
+//! reaches the devices, and opens no file: the limits reader (`limits_reader.rs`) does.
+//! `helper_thread.rs` says what it must not do.
+
+use crate::cache::batch::Batch;
+use crate::cache::cause::Cause;
+use crate::cache::instance::{Cache, existing};
+use crate::cache::life::cleaner::MANY;
+use crate::cache::life::ending;
+use crate::cache::life::flush::each_idle;
+use crate::cache::life::limits;
+use crate::cache::life::reading;
+use crate::cache::locked::By;
+use crate::cache::region::slot::CachedRegion;
+use crate::mr::kernel_mr;
+use crate::report::stats::{self, counter};
+use crate::sys::{clock, futex, helper_thread};
+use crate::trace;
+use crate::watch::watch_fd::TABLE;
+use core::ffi::{c_int, c_void};
+use core::sync::atomic::{Ordering::*, fence};
+use core::time::Duration;
+
+/// How long to wait after a failed attempt to start the thread, in ns.
+const ATTEMPTS_APART: u64 = 1_000_000_000;
+
+/// How often the cleaner checks the machine's free memory, in ticks.
+const LOOKS: u32 = 8;
+
+/// If the cache has more slots than this, what is idle is shown every `LOOKS` ticks only.
+const FEW_SLOTS: u32 = 4096;
+
+/// No region must have been idle for this many ticks before the cleaner sleeps without a time
+/// limit. If the program takes and releases a region all the time, the cleaner finds the region in
+/// use now and then.
+const PATIENCE: u32 = 8;
+
+/// Starts the thread, if it does not run and it is time for an attempt.
+#[inline(always)]
+pub fn start(cache: &'static Cache) {
+    if !cache.cleaner.running.load(Relaxed) {
+        try_to_start(cache);
+    }
+}
+
+#[cold]
+fn try_to_start(cache: &'static Cache) {
+    let cleaner = &cache.cleaner;
+    let (due, now) = (cleaner.attempt.load(Relaxed), clock::monotonic());
+    let take = || {
+        cleaner
+            .attempt
+            .compare_exchange(due, u64::MAX, Relaxed, Relaxed)
+    };
+    if now < due || TABLE.is_left() || take().is_err() {
+        return;
+    }
+    let exists = cleaner.exists.load(Relaxed);
+    // The limits reader comes after the first region (`start_reader`).
+    let started = if exists {
+        reading::start(cache)
+    } else {
+        start_thread(cache)
+    };
+    if started {
+        cleaner.running.store(true, Relaxed);
+    } else {
+        cleaner.attempt.store(now + ATTEMPTS_APART, Relaxed);
+    }
+}
+
+fn start_thread(cache: &'static Cache) -> bool {
+    let argument = (&raw const *cache).cast_mut();
+    // SAFETY: `run` keeps to the rules of `helper_thread.rs`, and `cache` is never freed.
+    let Some(number) = (unsafe { helper_thread::start(run, argument.cast()) }) else {
+        return false;
+    };
+    TABLE.set(number);
+    cache.cleaner.exists.store(true, Relaxed);
+    true
+}
+
+/// A region is kept. Starts the limits reader, if it does not run: not before, since the thread
+/// that makes the first region waits for the reader, and the limits reader would take its
+/// processor. If the kernel gives no thread, no further region is kept until a later attempt
+/// succeeds.
+#[inline(always)]
+pub fn start_reader(cache: &'static Cache) {
+    if !cache.limits_reader.is_running() {
+        try_to_start_reader(cache);
+    }
+}
+
+#[cold]
+fn try_to_start_reader(cache: &'static Cache) {
+    let cleaner = &cache.cleaner;
+    if cleaner.running.load(Relaxed) && !reading::start(cache) {
+        let next = clock::monotonic() + ATTEMPTS_APART;
+        cleaner.attempt.store(next, Relaxed);
+        cleaner.running.store(false, Relaxed);
+    }
+}
+
+/// The reader has reported changes: wakes the cleaner if idle regions may be among what changed.
+/// Their pages stay pinned until they end.
+pub fn heard() {
+    if let Some(cache) = existing()
+        && !cache.cleaner.nothing_is_idle()
+    {
+        cache.cleaner.wake();
+    }
+}
+
+extern "C" fn run(argument: *mut c_void) -> c_int {
+    // SAFETY: `start` passed a `&'static Cache`.
+    let cache = unsafe { &*argument.cast::<Cache>() };
+    helper_thread::set_name(c"rdmamr-cleaner");
+    helper_thread::run_anywhere();
+    let (regions, cleaner) = (cache.regions, &cache.cleaner);
+    let mut ticks = 0u32;
+    let mut busy = PATIENCE;
+    let (mut awake, mut looked_at) = (None, None);
+    loop {
+        // The clock has stood still, so the cleaner sets it first. A region that is released from
+        // now on does not look as if it had been released long ago.
+        let now = cleaner.set_clock();
+        let awake_since = *awake.get_or_insert(now);
+        cleaner.dormant.store(0, SeqCst);
+        // After `dormant`, for `nothing_is_idle`. All work is looked for after both.
+        cleaner.signal.store(0, SeqCst);
+        if regions.changes.is_behind()
+            && let Some(locked) = regions.lock_in_call()
+        {
+            cache.apply(&locked, By::Helper);
+        }
+        regions.touch_ahead();
+        ending::evicted(cache, By::Helper);
+        if regions.ending() < MANY {
+            regions.nothing_waits();
+        }
+        // The cleaner looks at all slots at most once in a tick, however often it is woken.
+        if looked_at != Some(now) {
+            looked_at = Some(now);
+            let mut is_idle = false;
+            end_all(cache, Cause::Linger, |region| {
+                let due = cleaner.is_due(region, now, awake_since);
+                is_idle |= !due;
+                due
+            });
+            if ticks.is_multiple_of(LOOKS) {
+                cache.limits_reader.ask_and_wait();
+                if cache.limits_reader.is_short_of_memory() {
+                    end_all(cache, Cause::Pressure, |_| true);
+                }
+            } else {
+                cache.limits.read_old(&cache.limits_reader, limits::SECOND);
+            }
+            ticks = ticks.wrapping_add(1);
+            keep_to_limit(cache);
+            if ticks.is_multiple_of(LOOKS) || !regions.has_more_slots_than(FEW_SLOTS) {
+                show_idle(cache);
+            }
+            trace::switch::look();
+            let is_idle = is_idle || regions.is_ending();
+            busy = if is_idle { PATIENCE } else { busy - 1 };
+        }
+        let limit = Duration::from_millis(cleaner.tick.into());
+        if busy == 0 {
+            let idle = || {
+                let mut each = regions.each();
+                regions.is_ending() || each.any(|(_, region)| region.state.load().is_unused())
+            };
+            busy = PATIENCE;
+            cleaner.dormant.store(1, SeqCst);
+            // A thread that released a region before this fence did not see the store. This
+            // thread's look at the regions sees that release. A thread that releases a region after
+            // the look has seen the store.
+            fence(SeqCst);
+            if !idle() {
+                futex::wait(&cleaner.signal, 0, None);
+                (awake, looked_at) = (None, None);
+            }
+        } else {
+            futex::wait(&cleaner.signal, 0, Some(limit));
+        }
+    }
+}
+
+fn end_all(cache: &Cache, cause: Cause, which: impl FnMut(&CachedRegion) -> bool) {
+    // If a task keeps the lock, the next tick comes.
+    each_idle(cache, cause, which, By::Helper, |id| {
+        // If the kernel refuses to deregister a region, the cleaner tries again at the next tick.
+        let _ = ending::end(cache, id, By::Helper);
+    });
+}
+
+/// Counts the idle regions if more is registered than may be idle, and ends those that exceed the
+/// limit. The lock is free between any two portions.
+fn keep_to_limit(cache: &Cache) {
+    const SLOTS: u32 = 512;
+    let regions = cache.regions;
+    let mut at_end = regions.account.all_fits();
+    while !at_end {
+        let mut batch = Batch::new();
+        let Some(locked) = regions.lock_in_call() else {
+            return;
+        };
+        at_end = locked.count_idle(SLOTS, &mut batch, cache.cleaner.now());
+        drop(locked);
+        for &id in batch.ids() {
+            let _ = ending::end(cache, id, By::Helper);
+        }
+    }
+}
+
+/// Shows in the live page what is idle, and the hits. Neither is counted where it happens: a hit
+/// must write to no other cache line than its region's.
+fn show_idle(cache: &Cache) {
+    let (regions, counters) = (cache.regions, cache.counters);
+    let mut idle = stats::Idle::default();
+    regions.each_idle(|region| {
+        let device = kernel_mr::counted_at(region.device.load(Relaxed));
+        idle.add(device, region.page_range().bytes());
+    });
+    // Without the lock, which a registration would wait for while all slots are read.
+    let hits = counters.get(counter!(hits)) + regions.hits_of_regions();
+    counters.show_idle(&idle, hits);
+}

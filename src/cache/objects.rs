@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The addresses of the cache's objects, by which a region is told from a plain one.
+
+use crate::mr::Mr;
+use core::sync::atomic::{AtomicUsize, Ordering::*};
+
+/// The addresses of the cache's objects, in this process or in the process that it was forked from:
+/// the first address, and the end of what is mapped. No other object lies between the two.
+static OBJECTS: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
+
+/// Whether an object is or was an object of a cache, of this process or of its parent.
+#[inline(always)]
+pub fn is_object(address: usize) -> bool {
+    address < OBJECTS[1].load(Relaxed) && address >= OBJECTS[0].load(Relaxed)
+}
+
+/// Whether this process or its parent has had a cache.
+#[inline(always)]
+pub fn was_taken() -> bool {
+    OBJECTS[1].load(Relaxed) != 0
+}
+
+/// The cache is about to have objects at these addresses.
+pub fn take(objects: core::ops::Range<usize>) {
+    OBJECTS[0].store(objects.start, Relaxed);
+    OBJECTS[1].fetch_max(objects.end, Release);
+}
+
+/// Whether the cache has given out this region.
+#[inline(always)]
+pub fn is_region(mr: Mr) -> bool {
+    is_object(mr.address())
+}

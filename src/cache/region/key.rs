@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What a registration asks for, and what a region is found by: domain, pages, access.
+
+use crate::cache::region::state::Seen;
+use crate::next::Pd;
+use crate::sys::pages::PageRange;
+use rdmamr_policy::Range;
+
+/// The bits of a region's first page. No address of user space has those above, and a page has none
+/// below.
+pub(super) const START: u64 = (1 << (u64::BITS - ABOVE)) - (1 << 12);
+const ABOVE: u32 = 8;
+
+/// The largest number of a domain that those bits hold, and that stands for all larger ones: no
+/// region of such a domain is kept. A kernel gives a domain the smallest number that is free in its
+/// file.
+pub(super) const LARGE: u32 = (1 << (ABOVE + 12)) - 1;
+
+/// A protection domain, as a region knows it. Its address alone may be another domain's by now: a
+/// provider frees a parent domain without a call that comes to the library.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Domain {
+    /// The address of the program's object.
+    pub pd: u64,
+    /// The address of its device's object.
+    pub(super) context: u64,
+    /// The kernel's number of the domain in its device's file, as it stands in a region's `start`.
+    pub(super) number: u64,
+}
+
+impl Domain {
+    /// No domain, as of a monitored range.
+    pub const NONE: Domain = Domain {
+        pd: 0,
+        context: 0,
+        number: 0,
+    };
+
+    /// The program's domain.
+    #[inline(always)]
+    pub fn of(pd: Pd) -> Domain {
+        Domain::new(pd.address(), pd.context().addr(), pd.handle())
+    }
+
+    /// The domain at an address, with its device's address and the kernel's number.
+    #[inline(always)]
+    pub fn new(pd: usize, context: usize, handle: u32) -> Domain {
+        Domain {
+            pd: pd as u64,
+            context: context as u64,
+            number: u64::from(handle.min(LARGE)).rotate_right(ABOVE),
+        }
+    }
+}
+
+/// What a registration asks for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LookupKey {
+    pub domain: Domain,
+    pub page_range: PageRange,
+    pub access: u32,
+    /// A region serves only if its page range and access are equal to these; a larger page range or
+    /// more access does not serve.
+    pub exact: bool,
+    /// A region serves only if it has no user.
+    pub unshared: bool,
+}
+
+impl LookupKey {
+    /// Whether a region can hold the memory's address and the domain's number.
+    pub fn can_be_kept(&self) -> bool {
+        self.page_range.start & !START == 0 && self.domain.number != !START
+    }
+
+    /// Whether this purpose allows sharing a region with its current users, if it has any.
+    #[inline(always)]
+    pub fn may_share(&self, seen: Seen) -> bool {
+        !self.unshared || seen.users() == 0
+    }
+}
+
+/// A range as the rule has it by which the cache serves.
+#[inline(always)]
+pub fn range(pd: u64, page_range: PageRange, access: u32) -> Range {
+    Range {
+        pd,
+        start: page_range.start,
+        end: page_range.end,
+        access,
+    }
+}

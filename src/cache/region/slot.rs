@@ -1,0 +1,355 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! A slot of the cache: a region that the kernel has registered, a further handle of such a region,
+//! or a monitored range: memory that is only watched.
+//!
+//! Slots are never freed, and every field is atomic. A thread that reads a slot while it becomes
+//! another region's reads inconsistent values, which is harmless: the slot's state (`state.rs`)
+//! tells it so.
+
+use crate::abi::rdma_core::ibv_mr;
+use crate::cache::region::key::{Domain, LookupKey, START, range};
+use crate::cache::region::link::AtomicLink;
+use crate::cache::region::state::State;
+use crate::sys::pages::{PageRange, page_size};
+use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
+use rdmamr_policy::{Range, Wanted};
+
+/// Words of the `struct ibv_mr` in a slot, including what libibverbs and the providers keep behind
+/// it (`mr/object.rs`).
+const OBJECT: usize = 9;
+/// The indices of `context`, `pd`, `addr` and `length` among these words.
+const CONTEXT: usize = 0;
+const PD: usize = 1;
+const ADDR: usize = 2;
+const LENGTH: usize = 3;
+const HANDLE_AND_LKEY: usize = 4;
+
+/// The object's offset in its slot. It puts all that a hit touches into one cache line. With 100
+/// 000 regions a hit then has two cache misses, the table's and this one; with two lines it had
+/// three.
+pub const OBJECT_OFFSET: usize = core::mem::offset_of!(CachedRegion, object);
+
+/// A slot. Zeroed memory is a free slot. A slot is three cache lines long: at a power of two, the
+/// slots' first lines, which are all that a hit needs, would compete for a quarter of the cache.
+#[repr(C, align(64))]
+pub struct CachedRegion {
+    pub state: State,
+    /// The first page, and in the bits that no such address has the number of the domain.
+    start: AtomicU64,
+    pages: AtomicU32,
+    access: AtomicU32,
+    /// When the last user released the region, by the cache's clock.
+    pub released: AtomicU32,
+    /// Registrations that the slot's own handle has served after the first. The count needs no
+    /// locked instruction, since one thread at a time holds that handle.
+    hits: AtomicU32,
+    /// The `struct ibv_mr` that the program sees.
+    object: [AtomicU64; OBJECT],
+
+    /// In a further handle: the slot of its region.
+    pub owner: AtomicLink,
+    /// While the slot is free or the region is evicted: the next slot in that list.
+    pub next: AtomicLink,
+    /// Why the region was invalidated from reuse: [`crate::cache::cause::Cause::in_word`]; 0 if it
+    /// was not.
+    pub cause: AtomicU32,
+    /// How often the kernel has refused to deregister the region.
+    pub refusals: AtomicU32,
+    /// The region's device: the address of a `Device`, and the file descriptor of its kernel
+    /// context.
+    pub device: AtomicUsize,
+    pub fd: AtomicI32,
+    /// The kernel's handle of the region.
+    pub handle: AtomicU32,
+    /// The neighbours in the index's list.
+    pub following: AtomicLink,
+    pub preceding: AtomicLink,
+    /// The number of the claim that ends this region.
+    pub claim: AtomicU64,
+    /// The region's number among those that were kept; 0 until it is kept.
+    pub kept: AtomicU64,
+    /// Whether userfaultfd watches the region: `UNWATCHED`, `WATCHED` or `INHERITED`.
+    watched: AtomicU32,
+    /// In a watched region: how many pages directly below and above it are watched for the cache.
+    pages_below: AtomicU32,
+    pages_above: AtomicU32,
+}
+#[cfg(not(loom))]
+const _: () = assert!(size_of::<CachedRegion>() == 192 && OBJECT_OFFSET + (LENGTH + 1) * 8 == 64);
+
+/// Stands in `fd` once the cache must not end the region in the kernel: the descriptor may be
+/// another file's by then.
+pub const LEFT: i32 = -1;
+
+/// Values of `CachedRegion::watched`. `INHERITED`: another region has ended and left the memory
+/// around it to this one.
+const UNWATCHED: u32 = 0;
+const WATCHED: u32 = 1;
+const INHERITED: u32 = 2;
+
+impl CachedRegion {
+    /// Prepares the slot for a region, or for a monitored range, which has no domain and no access.
+    pub fn set(&self, page_range: PageRange, domain: Domain, access: u32) {
+        self.state.before_fields();
+        self.start
+            .store(page_range.start & START | domain.number, Relaxed);
+        self.pages.store(page_range.pages() as u32, Relaxed);
+        self.object[CONTEXT].store(domain.context, Relaxed);
+        self.object[PD].store(domain.pd, Relaxed);
+        self.access.store(access, Relaxed);
+        // Cleared, since ibv_close_device would find this region by the last region's device.
+        self.device.store(0, Relaxed);
+        self.cause.store(0, Relaxed);
+        self.hits.store(0, Relaxed);
+        self.refusals.store(0, Relaxed);
+        self.kept.store(0, Relaxed);
+        self.claim_extent(None);
+    }
+
+    /// Counts a registration that the slot's own handle serves. True if the 32-bit count wrapped to
+    /// 0, which takes an hour of hits.
+    #[inline(always)]
+    pub fn count_hit(&self) -> bool {
+        let hits = self.hits.load(Relaxed).wrapping_add(1);
+        self.hits.store(hits, Relaxed);
+        hits == 0
+    }
+
+    /// Returns the count of hits and clears it. The caller counts these hits elsewhere.
+    pub fn forget_hits(&self) -> u64 {
+        self.hits.swap(0, Relaxed).into()
+    }
+
+    /// The count of hits.
+    pub fn hits(&self) -> u64 {
+        self.hits.load(Relaxed).into()
+    }
+
+    /// The pages that the region covers.
+    #[inline(always)]
+    pub fn page_range(&self) -> PageRange {
+        let start = self.start.load(Relaxed) & START;
+        let end = start + u64::from(self.pages.load(Relaxed)) * page_size();
+        PageRange { start, end }
+    }
+
+    /// Sets the extent: the memory around the region that userfaultfd watches for the cache from
+    /// now on.
+    pub fn claim_extent(&self, extent: Option<PageRange>) {
+        self.set_extent(extent, WATCHED);
+    }
+
+    fn set_extent(&self, extent: Option<PageRange>, watched: u32) {
+        let page_range = self.page_range();
+        let extent = extent.filter(|extent| extent.contains(page_range));
+        let pages = |bytes: u64| (bytes / page_size()) as u32;
+        let (below, above) = extent.map_or((0, 0), |extent| {
+            (
+                pages(page_range.start - extent.start),
+                pages(extent.end - page_range.end),
+            )
+        });
+        self.pages_below.store(below, Relaxed);
+        self.pages_above.store(above, Relaxed);
+        let watched = extent.map_or(UNWATCHED, |_| watched);
+        self.watched.store(watched, Relaxed);
+    }
+
+    /// The extent. `None`: the region is not watched, is not watched yet, or its memory has gone.
+    pub fn extent(&self) -> Option<PageRange> {
+        let page_range = self.page_range();
+        let bytes = |pages: &AtomicU32| u64::from(pages.load(Relaxed)) * page_size();
+        (self.watched.load(Relaxed) != UNWATCHED).then(|| PageRange {
+            start: page_range.start - bytes(&self.pages_below),
+            end: page_range.end + bytes(&self.pages_above),
+        })
+    }
+
+    /// Whether another region has left memory to this one.
+    pub fn has_inherited(&self) -> bool {
+        self.watched.load(Relaxed) == INHERITED
+    }
+
+    /// Takes over memory that an ending region leaves, if this region is watched. That memory
+    /// touches this region's extent. Under the cache's lock.
+    pub fn inherit(&self, memory: PageRange) {
+        if let Some(extent) = self.extent() {
+            let both = PageRange {
+                start: extent.start.min(memory.start),
+                end: extent.end.max(memory.end),
+            };
+            self.set_extent(Some(both), INHERITED);
+        }
+    }
+
+    /// Removes memory that was unmapped or moved from the extent. Under the cache's lock.
+    pub fn lose_memory(&self, gone: PageRange) {
+        let page_range = self.page_range();
+        let Some(extent) = self.extent().filter(|extent| extent.overlaps(gone)) else {
+            return;
+        };
+        let left = PageRange {
+            start: if gone.start < page_range.start {
+                extent.start.max(gone.end)
+            } else {
+                extent.start
+            },
+            end: if gone.end > page_range.end {
+                extent.end.min(gone.start)
+            } else {
+                extent.end
+            },
+        };
+        let watched = self.watched.load(Relaxed);
+        self.set_extent(Some(left).filter(|_| !page_range.overlaps(gone)), watched);
+    }
+
+    /// The address of the protection domain.
+    #[inline(always)]
+    pub fn pd(&self) -> u64 {
+        self.object[PD].load(Relaxed)
+    }
+
+    /// Whether the region is of this domain of the kernel, under whichever address.
+    #[inline(always)]
+    pub fn is_of(&self, domain: Domain) -> bool {
+        let number = (self.start.load(Relaxed) ^ domain.number) & !START;
+        let context = self.object[CONTEXT].load(Relaxed) ^ domain.context;
+        number | context == 0
+    }
+
+    /// The access flags.
+    #[inline(always)]
+    pub fn access(&self) -> u32 {
+        self.access.load(Relaxed)
+    }
+
+    /// The lkey.
+    pub fn lkey(&self) -> u32 {
+        const _: () = assert!(core::mem::offset_of!(ibv_mr, lkey) == HANDLE_AND_LKEY * 8 + 4);
+        let words = self.object[HANDLE_AND_LKEY].load(Relaxed).to_ne_bytes();
+        u32::from_ne_bytes([words[4], words[5], words[6], words[7]])
+    }
+
+    /// Whether the kernel must not be asked to end the region: it has, or the cache has abandoned
+    /// the region, for example because the program closed the device while the region was in use.
+    pub fn is_left(&self) -> bool {
+        self.fd.load(Relaxed) == LEFT
+    }
+
+    /// Whether the region serves this purpose.
+    #[inline(always)]
+    pub fn serves(&self, lookup_key: &LookupKey) -> bool {
+        let wanted = Wanted {
+            range: range(
+                lookup_key.domain.pd,
+                lookup_key.page_range,
+                lookup_key.access,
+            ),
+            exact: lookup_key.exact,
+        };
+        wanted.fits(self.range()) && self.is_of(lookup_key.domain)
+    }
+
+    /// The region's domain, pages and access.
+    #[inline(always)]
+    pub fn range(&self) -> Range {
+        range(self.pd(), self.page_range(), self.access())
+    }
+
+    /// The address that the program knows the region by.
+    #[inline(always)]
+    pub fn object(&self) -> usize {
+        (&raw const *self).expose_provenance() + OBJECT_OFFSET
+    }
+
+    /// Writes the program's address and length into the object.
+    #[inline(always)]
+    pub fn set_memory(&self, addr: u64, length: u64) {
+        self.object[ADDR].store(addr, Relaxed);
+        self.object[LENGTH].store(length, Relaxed);
+    }
+
+    /// Makes the object a copy of another slot's object.
+    pub fn copy_object(&self, from: &CachedRegion) {
+        for (state, from) in self.object.iter().zip(&from.object) {
+            state.store(from.load(Relaxed), Relaxed);
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::cache::region::key::LARGE;
+
+    #[test]
+    fn a_domain_is_its_address_its_device_and_its_number() {
+        // SAFETY: all zeros is a slot that was never used.
+        let region: CachedRegion = unsafe { core::mem::zeroed() };
+        let page_range = PageRange {
+            start: START & !(page_size() - 1),
+            end: (START & !(page_size() - 1)) + page_size(),
+        };
+        let numbers = [
+            0,
+            1,
+            0xff,
+            0x100,
+            0xfff,
+            0x1000,
+            LARGE - 1,
+            LARGE,
+            1 << 20,
+            u32::MAX,
+        ];
+        let lookup_key = |pd, context, number, exact| LookupKey {
+            domain: Domain::new(pd, context, number),
+            page_range,
+            access: 1,
+            exact,
+            unshared: false,
+        };
+        for (had, asked, exact) in numbers
+            .into_iter()
+            .flat_map(|had| numbers.map(|asked| (had, asked)))
+            .flat_map(|(had, asked)| [(had, asked, false), (had, asked, true)])
+        {
+            let makes = lookup_key(8, 16, had, exact);
+            assert_eq!(makes.can_be_kept(), had < LARGE);
+            if !makes.can_be_kept() {
+                continue;
+            }
+            region.set(page_range, makes.domain, 1);
+            assert_eq!(region.page_range(), page_range);
+            assert_eq!(
+                region.serves(&lookup_key(8, 16, asked, exact)),
+                had == asked
+            );
+            assert!(!region.serves(&lookup_key(8, 24, had, exact)));
+            assert!(!region.serves(&lookup_key(24, 16, had, exact)));
+        }
+    }
+
+    #[test]
+    fn an_extent_is_what_was_claimed() {
+        // SAFETY: all zeros is a slot that was never used.
+        let region: CachedRegion = unsafe { core::mem::zeroed() };
+        let at = |page: u64| 0x7000_0000_0000 + page * page_size();
+        let range = |from: u64, to: u64| PageRange {
+            start: at(from),
+            end: at(to),
+        };
+        region.start.store(at(10), Relaxed);
+        region.pages.store(4, Relaxed);
+        region.claim_extent(Some(range(7, 19)));
+        assert_eq!(region.extent(), Some(range(7, 19)));
+        // Not around the region.
+        region.claim_extent(Some(range(11, 19)));
+        assert_eq!(region.extent(), None);
+        region.claim_extent(Some(range(10, 14)));
+        assert_eq!(region.extent(), Some(region.page_range()));
+        region.claim_extent(None);
+        assert_eq!(region.extent(), None);
+    }
+}

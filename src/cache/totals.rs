@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! How many regions there are, idle and in use. All slots are read, without the lock.
+
+use crate::cache::layout::Regions;
+use crate::cache::region::slot::CachedRegion;
+use core::sync::atomic::Ordering::*;
+
+impl Regions {
+    /// The hits that the regions count, of those that have not ended. The lock keeps regions from
+    /// ending. Without it, the hits of those that end meanwhile are missing.
+    pub fn hits_of_regions(&self) -> u64 {
+        let hits = self.each().map(|(_, region)| region.hits());
+        self.many_hits.load(Relaxed) + hits.sum::<u64>()
+    }
+
+    /// Calls `each` for every idle region.
+    pub fn each_idle(&self, mut each: impl FnMut(&CachedRegion)) {
+        for (_, region) in self.each() {
+            let seen = region.state.load();
+            if seen.is_unused() || seen.is_ending() {
+                each(region);
+            }
+        }
+    }
+
+    /// The number of idle regions and their summed length.
+    pub fn idle(&self) -> (u64, u64) {
+        let (mut count, mut bytes) = (0, 0);
+        self.each_idle(|region| {
+            count += 1;
+            bytes += region.page_range().bytes();
+        });
+        (count, bytes)
+    }
+
+    /// Whether the idle regions have more than so many bytes together.
+    pub fn is_more_idle_than(&self, bytes: u64) -> bool {
+        let mut sum = 0;
+        self.each().any(|(_, region)| {
+            if region.state.load().is_unused() {
+                sum += region.page_range().bytes();
+            }
+            sum > bytes
+        })
+    }
+
+    /// The number of regions in use and their summed length.
+    pub fn in_use(&self) -> (u64, u64) {
+        let used = self.each().filter(|(_, region)| {
+            let seen = region.state.load();
+            seen.is_registered() && seen.users() > 0 && !region.is_left()
+        });
+        used.fold((0, 0), |(count, bytes), (_, region)| {
+            (count + 1, bytes + region.page_range().bytes())
+        })
+    }
+
+    /// Whether a region that `of` selects has a user.
+    pub fn is_used(&self, mut of: impl FnMut(&CachedRegion) -> bool) -> bool {
+        self.each().any(|(_, region)| {
+            let seen = region.state.load();
+            seen.is_registered() && seen.users() > 0 && !region.is_left() && of(region)
+        })
+    }
+}
