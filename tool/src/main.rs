@@ -31,7 +31,7 @@ use clap_complete::Shell;
 use std::io::Write;
 use std::process::ExitCode;
 
-/// What RDMA memory registration costs a program, and how to be rid of it
+/// What RDMA memory registration costs a program, and how to avoid it
 #[derive(Parser)]
 #[command(
     name = "rdmamr",
