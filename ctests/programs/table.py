@@ -61,7 +61,7 @@ the others cost more than without the cache. The number of registrations differs
 to run.
 """
 
-TAIL = """## Programs that do not run on soft-RoCE, even without the library
+TAIL = """## What does not run on soft-RoCE, without the library either
 
 Each program ran without the library, on the same machine.
 
