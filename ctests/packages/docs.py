@@ -133,7 +133,7 @@ def tests(path):
 def paths(path):
     for number, line, code in lines(path):
         for named in () if code else re.findall(r"`((?:src|tool|ctests|docs|bench|vm|packaging|include|man|examples)/[\w./-]*)`", line):
-            if "NAME" not in named and not Path(named).exists():
+            if "NAME" not in named and not Path(named).exists() and not (path.parent / named).exists():
                 yield f"{path}:{number}: no such file: {named}"
 
 

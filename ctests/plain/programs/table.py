@@ -15,14 +15,14 @@ HEAD = """# Programs that people run
 
 Each of these programs runs unmodified on soft-RoCE (Linux 6.12, rdma-core 44, Debian 12) in the
 machine of `vm/`: without the library, with it, and with the cache (`RDMAMR_CACHE=all`). The results
-are the same, and all registrations are the library's. `ctests/run wall` runs them and writes this
-page. `make check-all` runs those down to ucx_perftest and compares the registrations and, roughly,
-the hits.
+are the same, and the library serves all registrations. `ctests/run wall` runs the programs and
+writes this page. `make check-all` runs the programs down to ucx_perftest and compares the
+registrations and, roughly, the hits.
 
 The times are those of the calls that register and deregister, of both sides together, on an
 emulated processor, far slower than a real one. "Each" is the mean of a registration with its
 deregistration, "each hit" that of a hit. A program that registers its memory once, at its start,
-gains nothing by the cache, and pays nothing for it: the cache starts when a range comes back.
+neither gains nor loses by the cache: the cache starts when a range comes back.
 """
 
 COLUMNS = """
@@ -32,14 +32,14 @@ COLUMNS = """
 
 NOTES = """
 - Mooncake is release 0.3.13 from PyPI. Its transfer engine and its store move the data of
-  `ctests/plain/programs/moves.py`: 20 buffers that come and go. `transfer_engine_bench` registers
-  its memory once.
+  `ctests/plain/programs/moves.py`: 20 buffers that are allocated and freed. `transfer_engine_bench`
+  registers its memory once.
 - librpma moves the same buffers through Python's ctypes: Debian packages no program of it, and its
   fio has no engine for it.
 - netcat is `nc.traditional`; `librspreload.so` turns its sockets into RDMA sockets.
-- fio's server posts one receive for each of its `iodepth`, so `send` needs more of it at the server
-  than at the client.
-- UCX 1.13 runs with `UCX_UD_VERBS_ETH_DGID_CHECK=n`. It registers more buffers if messages come
+- fio's server posts one receive for each unit of its `iodepth`, so `send` needs a larger `iodepth`
+  at the server than at the client.
+- UCX 1.13 runs with `UCX_UD_VERBS_ETH_DGID_CHECK=n`. It registers more buffers if messages arrive
   late.
 - The loopback is the example of the crate ibverbs 0.9.2, and one process.
 - HPC Challenge runs with two ranks of Open MPI 4.1 over libfabric, with libfabric's own
@@ -52,17 +52,18 @@ SID_TITLE = "## On Debian sid\n"
 SID = """
 The same library on Linux {0} with rdma-core {3}, libfabric {1} and Open MPI {2}.
 `ctests/run wall` makes a tree of Debian sid for it; `make check` does not run it. Three ranks over
-`verbs;ofi_rxm` pass buffers on in a ring and sum them over all ranks. Each buffer is fresh, from
-`malloc` or `mmap`, and all data is checked (`ctests/plain/programs/ring.c`). The ranks get the library by
-`mpirun -x LD_PRELOAD`, or `rdmamr run` starts `mpirun`. "No other cache" is libfabric's own cache
-off. A buffer from `mmap` is gone after its message, so nothing can be kept of it: the cache serves
-buffers from `malloc`, where libfabric's cache does not serve them before, and the others cost more
-than without it. The number of registrations differs a little from run to run.
+`verbs;ofi_rxm` send buffers around a ring and sum them over all ranks. Each buffer is new, from
+`malloc` or `mmap`, and the program checks all data (`ctests/plain/programs/ring.c`). The ranks get
+the library by `mpirun -x LD_PRELOAD`, or `rdmamr run` starts `mpirun`. In the rows "no other cache"
+libfabric's own cache is off. The program unmaps a buffer from `mmap` after its message, so the
+cache cannot keep its region. The cache serves buffers from `malloc`, unless libfabric's cache
+serves them first; the others cost more than without the cache. The number of registrations differs
+a little from run to run.
 """
 
 TAIL = """## What does not run on soft-RoCE, without the library either
 
-Each was run without the library, on the same machine.
+Each program ran without the library, on the same machine.
 
 | program | the step that fails |
 | --- | --- |

@@ -57,26 +57,26 @@ FAULTS = [
 
 HEAD = """# What faults do to a program
 
-`ctests/run faults` makes this page. The first table has what the tests do to a program under the
-library. A line holds for the kernel that it names: this machine's, with the stand-in for a device,
-or Linux 6.12 with soft-RoCE.
+`ctests/run faults` writes this page. The first table lists the faults that the tests cause in a
+program with the library. A row holds for the kernel that it names: this machine's, with the
+stand-in for a device, or Linux 6.12 with soft-RoCE.
 
 CRIU 3.17 refuses to dump a process that has a userfaultfd ("Can't dump file 60 ... anon_inode:
-[userfaultfd]"); the process goes on, and its regions with it. The cache has one from the first
-relaxed registration on, or the first with `RDMAMR_CACHE`, until the process ends. Before that, and
-without the cache, CRIU dumps a process under the library as it does without. It cannot dump an open
-RDMA device either way. Tried by hand on Linux 6.12, with the stand-in.
+[userfaultfd]"); the process continues, and keeps its regions. The cache has a userfaultfd from its
+start, at a relaxed registration or with `RDMAMR_CACHE`, until the process ends. Before that, and
+without the cache, CRIU dumps a process with the library as it does without. CRIU cannot dump an
+open RDMA device in either case. This was tested by hand on Linux 6.12, with the stand-in.
 
 """
 SITES = """
 ## System calls that fail
 
-Each system call that the library itself makes failed, one at a time
-(`ctests/special/faults/sweep.py`): on this machine each time that it is made, with each errno that
-the kernel may give; on the device once for each site. A first run lists the sites, so none is
-forgotten. After each fault the next calls work, data lands in the memory that the program sees, and
-no region, pin, descriptor or mapping is left; of the heap the check sees what is more than 48 KiB.
-"nothing" says that no call of the program failed.
+The test makes each system call of the library fail, one at a time
+(`ctests/special/faults/sweep.py`): on this machine each execution of the call, with each errno that
+the kernel may return; on the device one execution for each site. A first run lists the sites, so
+the test misses none. After each fault the next calls work, data lands in the memory that the
+program maps, and no region, pinned page, descriptor or mapping is left; the check notices a leak of
+the heap of more than 48 KiB. "nothing" means that no call of the program failed.
 """
 
 

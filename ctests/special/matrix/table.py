@@ -23,9 +23,9 @@ HEAD = """# The systems on which the library is tested
 `ctests/run matrix` runs the suites below on each of these systems and writes this page: stock
 Debian kernels in the machine of `vm/`, each with the user space of a Debian suite, on soft-RoCE and
 on soft-iWARP. The library and the programs of the tests are the same files everywhere, built on
-Debian 12. `make check` runs many of these suites anew on three of the systems, `make check-all` all
-that are listed for these, and both fail if one fails or has fewer cases. [arm64.md](arm64.md) is
-the page of arm64.
+Debian 12. `make check` runs many of these suites again on three of the systems, `make check-all`
+all that the page lists for these; both fail if a suite fails or has fewer cases.
+[arm64.md](arm64.md) has the results on arm64.
 
 """
 
@@ -40,17 +40,18 @@ below in a machine that emulates this processor, with a stock Debian kernel, and
 FUNCTIONS = """
 ## Cases passed
 
-113/116 means that 113 of 116 cases passed, and three could not be tried there: the next table says
-why. No case failed on any system, unless a cell says so. An empty cell did not run there: what asks
-the kernel alone runs on kernels with a user space of their own time, and not everything has a
-meaning on iWARP. A dash: that rdma-core has no such test.
+113/116 means that 113 of 116 cases passed, and three could not run on that system: the next table
+gives the reasons. No case failed on any system, unless a cell says so. An empty cell means that the
+suite did not run: suites that test the kernel alone run on each kernel with the user space of its
+time, and some suites have no meaning on iWARP. A dash means that this rdma-core has no such test.
 
 """
 
 DIFFERENCES = """
 ## Known differences
 
-What could not be tried, on which systems, and why, by the source of the kernel or of rdma-core.
+The table lists the cases that could not run, their systems, and the reason in the source of the
+kernel or of rdma-core.
 
 | what is said | suites | systems | why |
 | --- | --- | --- | --- |

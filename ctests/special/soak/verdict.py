@@ -39,15 +39,16 @@ PAGE = """# A long run
 
 `ctests/run soak h` runs programs at once for h hours in the machine of `vm/` (soft-RoCE, two
 emulated processors), all under one library with `RDMAMR_CACHE=all`: perftest, rdma-core's pyverbs,
-our endurance test (`ctests/relaxed/soak.c`: random registrations, changes of memory, forks and
-traffic), Mooncake's transfer engine, `fi_pingpong`, and our libfabric calls
+the library's endurance test (`ctests/relaxed/soak.c`: random registrations, changes of memory,
+forks and traffic), Mooncake's transfer engine, `fi_pingpong`, and the library's libfabric calls
 (`ctests/fabric/data.c`). It writes this page and its picture. Each line of `target/soak/soak.tsv`
-is a minute of a program: resident memory, mappings, descriptors, threads and pinned memory, summed
-over the program's processes under the library.
+covers a minute of a program: resident memory, mappings, descriptors, threads and pinned memory,
+summed over the program's processes under the library.
 
 A column grows if its median over the last third of the run exceeds that over the first third by
-more than the slack, and its values rise (Mann and Kendall's test). The first tenth of the run is
-left out. A program whose rounds are shorter than the run is judged by the maximum of each round.
+more than the slack, and its values rise (Mann and Kendall's test). The verdict ignores the first
+tenth of the run. For a program whose rounds are shorter than the run it uses the maximum of each
+round.
 {slack}
 
 The run fails if a column grows, if data is wrong, if a program fails, or if the kernel has a region
