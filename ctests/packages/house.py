@@ -34,6 +34,9 @@ FLOORS = [
 
 # The dispatcher is the one door to these rooms.
 BEHIND_THE_DESK = {"cache", "watch", "mr"}
+# What every room forwards: the parts of a call, and why it failed.
+PASSED = r"(?:Access|Error|How|Registered|Request|Reregistration)"
+OF_A_CALL = re.compile(rf"\bcrate::mr::(?:explain\b|{PASSED}\b|\{{{PASSED}(?:, {PASSED})*\}})")
 IN_FRONT = ["capi", "fabric"]
 
 # What a function that C calls may consist of: a call of the boundary in capi/ret.rs, of a function or macro that is one, or
