@@ -35,7 +35,7 @@ FLOORS = [
 # The dispatcher is the one door to these rooms.
 BEHIND_THE_DESK = {"cache", "watch", "mr"}
 # What every room forwards: the parts of a call, and why it failed.
-PASSED = r"(?:Access|Error|How|Registered|Request|Reregistration)"
+PASSED = r"(?:Access|Error|How|PANICKED|Registered|Request|Reregistration)"
 OF_A_CALL = re.compile(rf"\bcrate::mr::(?:explain\b|{PASSED}\b|\{{{PASSED}(?:, {PASSED})*\}})")
 IN_FRONT = ["capi", "fabric"]
 
