@@ -60,7 +60,7 @@ cbindgen: $(cbindgen)
 # cbindgen reads one file. A file's own documentation may only stand at its top.
 headers: $(cbindgen) ## make the headers under include/ from the source
 	mkdir -p target $(headers_in)/rdmamr
-	sed '/^\/\/!/d' src/capi/rdmamr.rs src/report/stats.rs >target/rdmamr.rs
+	sed '/^\/\/!/d' src/capi/rdmamr.rs src/stats/counters.rs >target/rdmamr.rs
 	$(cbindgen) -q -c cbindgen.toml -o $(headers_in)/rdmamr.h target/rdmamr.rs
 	$(verbs_toml) cbindgen.toml >target/verbs.toml
 	$(cbindgen) -q -c target/verbs.toml -o $(headers_in)/rdmamr/verbs.h src/capi/relaxed.rs
@@ -68,7 +68,7 @@ headers: $(cbindgen) ## make the headers under include/ from the source
 # The test of the headers makes them elsewhere.
 headers_in := include
 # The second header's settings differ in its names only.
-verbs_toml := sed -e 's/RDMAMR_H/RDMAMR_VERBS_H/' -e 's|capi/rdmamr.rs and src/report/stats.rs|capi/relaxed.rs|' \
+verbs_toml := sed -e 's/RDMAMR_H/RDMAMR_VERBS_H/' -e 's|capi/rdmamr.rs and src/stats/counters.rs|capi/relaxed.rs|' \
 	-e 's|^sys_includes.*|sys_includes = ["infiniband/verbs.h"]|'
 
 man: $(patsubst %.scd,%,$(wildcard man/*.scd)) ## make the manual pages from their sources, by scdoc

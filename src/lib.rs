@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! librdmamr: takes over memory registration in RDMA programs, and nothing else.
 //!
-//! A call falls through the floors in one direction. Each floor knows only the floors below it.
+//! This crate is the cdylib: the C symbols, their version nodes, and the boundary that no panic
+//! crosses (`capi/`). The layers below are crates of the workspace, each in a folder beside this
+//! file, and each imports only what its `Cargo.toml` names:
 //!
 //! ```text
 //!   C program
@@ -10,45 +12,37 @@
 //!      |
 //!   fabric/    libfabric's objects over a protection domain: domain, region, key, queue, provider
 //!      |
-//!   dispatch/      the one door of every call that registers or ends a region: who serves the call
+//!   monitor/   the ranges of libfabric's memory monitor
 //!      |
-//!   monitor/   another library's registration cache, which asks the cache's watch
-//!      |
-//!   cache/      what is kept: find, pin, release, flush
-//!      |
-//!   watch/     what changes in the address space: the log of changes, userfaultfd, the fence
+//!   cache/     who serves a call (dispatch/), lookup, slots, eviction, invalidation, and the watch
+//!      |       of the address space (watch/)
 //!      |
 //!   mr/        a registered region: request, access rules and errors, the `ibv_mr` object, the table
 //!      |       of regions, fork
 //!      |
-//!   prefault/  the pages of a registration, populated while the kernel pins
+//!   next/      the libibverbs and libfabric underneath; trace/ the record of every call;
+//!      |       config/ the settings; prefault/ populates while the kernel pins
 //!      |
-//!   uverbs/    the kernel: which call, in which bytes, on which driver
+//!   stats/     counters, the live page, lines on standard error
+//!      |
+//!   sys/       this process and its kernel
+//!      |
+//!   uverbs/    the kernel's commands: which call, in which bytes, on which driver
 //!      |
 //!   abi/       the structures of rdma-core, libfabric and the kernel, without logic
 //! ```
-//!
-//! Under all floors is [`sys`], this process and its kernel. Beside the floors are [`config`]
-//! (settings), [`next`] (the libibverbs and libfabric underneath, with the device and the domain
-//! that a call names), [`report`] (messages and statistics for people) and [`trace`] (the record of
-//! every call).
+
+#![warn(missing_docs)]
 
 use rdmamr_abi as abi;
-use rdmamr_uverbs as uverbs;
+use rdmamr_cache::dispatch;
+use rdmamr_config as config;
+use rdmamr_fabric as fabric;
+use rdmamr_monitor as monitor;
+use rdmamr_mr as mr;
+use rdmamr_next as next;
+use rdmamr_stats as stats;
+use rdmamr_sys as sys;
+use rdmamr_trace as trace;
 
-mod cache;
 mod capi;
-mod config;
-mod dispatch;
-mod fabric;
-#[cfg(test)]
-#[path = "../ctests/fuzz/inputs.rs"]
-mod fuzz_inputs;
-mod monitor;
-mod mr;
-mod next;
-mod prefault;
-mod report;
-mod sys;
-mod trace;
-mod watch;

@@ -6,7 +6,7 @@ set -u
 . "$(dirname "$0")/../lib/tap.sh"
 cd "$(dirname "$0")/../.." || exit 1
 
-members=(-p rdmamr -p rdmamr-abi -p rdmamr-policy -p rdmamr-audit -p rdmamr-live-page -p rdmamr-trace-format -p rdmamr-uverbs)
+members=(--workspace --exclude rdmamr-tool)
 check "clippy has nothing to say of the library and its tests" cargo clippy -q "${members[@]}" --all-targets -- -D warnings
 check "nor of the program rdmamr" cargo clippy -q -p rdmamr-tool --all-targets -- -D warnings
 tap_done

@@ -59,7 +59,7 @@ while read -r name; do
 done < <(commands)
 
 # Each setting of the table, in the page and in docs/use.md.
-settings() { grep -oP 'name: c"\KRDMAMR_[A-Z_]+' src/config.rs; }
+settings() { grep -oP 'name: c"\KRDMAMR_[A-Z_]+' src/config/lib.rs; }
 check "the table has settings" settings
 while read -r name; do
 	check "rdmamr(7) has $name" grep -q "$name" man/rdmamr.7

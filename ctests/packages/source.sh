@@ -9,7 +9,7 @@ cd "$here/../.." || exit 1
 . packaging/tree.sh
 
 check "the code is formatted (if not: cargo fmt --all)" cargo fmt --all --check
-members=(-p rdmamr -p rdmamr-abi -p rdmamr-policy -p rdmamr-audit -p rdmamr-live-page -p rdmamr-trace-format -p rdmamr-uverbs)
+members=(--workspace --exclude rdmamr-tool)
 check "clippy has nothing to say" cargo clippy -q "${members[@]}" -- -D warnings
 check "results of pyverbs are judged as they should be" python3 -B -m doctest ctests/plain/programs/pyverbs_compare.py
 

@@ -832,7 +832,7 @@ int fi_mr_regattr(struct fid_domain *domain,
 /**
  * Closes a region, a domain, an event queue, or any other object of libfabric.
  *
- * Closing a region deregisters it, or returns it to the cache if its domain is relaxed. If the
+ * Closing a region deregisters it, or returns it to the cache if its domain uses the cache. If the
  * region is being registered in the background, the function stops that registration or waits for
  * it; the program reads no event of the region afterwards.
  *
@@ -1162,7 +1162,7 @@ extern "C" {
  * Opens a libfabric domain over a verbs protection domain.
  *
  * The program keeps `pd`, and must not deallocate `pd` before the domain is closed. If `attr` is
- * NULL, the provider chooses keys and addresses, and registration is plain (not relaxed).
+ * NULL, the provider chooses keys and addresses, and registration is plain (without the cache).
  * `context` becomes the context of the object. The function writes the domain to `domain`; the
  * caller owns the domain and closes it by fi_close(). Any thread may use the domain.
  *

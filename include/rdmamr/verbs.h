@@ -44,9 +44,10 @@ extern "C" {
  * knows.
  * EFAULT: part of the pages is not mapped, or is not writable although the access flags need that.
  * ENOMEM: the process cannot pin more memory (RLIMIT_MEMLOCK), or the device or the kernel ran out
- * of a resource. The library gave up the kept registrations that were not in use before it
+ * of a resource. The library gave up the cached registrations that were not in use before it
  * reported this.
- * EAGAIN: the limit of the rdma cgroup is reached. As for ENOMEM, the library has given up its own.
+ * EAGAIN: the limit of the rdma cgroup is reached. As for ENOMEM, the library has given up its
+ * cached registrations.
  * Other errnos are those of ibv_reg_mr().
  *
  * Sources: ibv_reg_mr_relaxed(3) of Oracle Solaris; drivers/infiniband/core/uverbs_cmd.c of

@@ -5,6 +5,7 @@
 //! Each structure has its C name. `layout_tests.rs` makes a C file of static assertions from these
 //! declarations, and `make check` compiles that file against the installed headers.
 
+#![warn(missing_docs)]
 #![allow(
     missing_docs,
     reason = "the fields are described where C declares them"

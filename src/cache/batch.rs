@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! A few regions at a time, for what must not keep the lock for long.
 
-use crate::cache::layout::Regions;
-use crate::cache::region::link::Id;
-use crate::cache::region::slot::CachedRegion;
+use crate::layout::Regions;
+use crate::region::link::Id;
+use crate::region::slot::CachedRegion;
 
 /// A fixed-size list of regions.
 pub struct Batch {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The claimed regions: which wait to be deregistered, and who waits for their end.
 
-use crate::cache::layout::Regions;
-use crate::cache::region::link::Id;
-use crate::cache::region::slot::CachedRegion;
+use crate::layout::Regions;
+use crate::region::link::Id;
+use crate::region::slot::CachedRegion;
 use crate::sys::{clock, futex};
 use core::sync::atomic::Ordering::*;
 use core::time::Duration;

@@ -3,9 +3,9 @@
 //! is a region's memory and the memory around it. When a region ends, another region in the extent
 //! takes it over, or the watch of it ends. Under the cache's lock.
 
-use crate::cache::cause::Cause;
-use crate::cache::locked::Locked;
-use crate::cache::region::link::Id;
+use crate::cause::Cause;
+use crate::locked::Locked;
+use crate::region::link::Id;
 use crate::sys::pages::{PageRange, page_size};
 use crate::watch::extent::CHUNK;
 use crate::watch::watcher::Unwatching;

@@ -3,10 +3,10 @@
 //! the verdict, so that `rdmamr report` promises nothing that the cache would not do. Only a traced
 //! process asks for it.
 
-use crate::cache::instance;
-use crate::cache::life::admission;
-use crate::cache::life::limits;
 use crate::config::{CacheMode, config, disabled};
+use crate::instance;
+use crate::life::admission;
+use crate::life::limits;
 use crate::mr::{self, Request};
 use crate::sys::clock;
 use crate::sys::helper_thread;

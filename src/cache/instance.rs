@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The cache of this process, with what watches its memory and who works on it.
 
-use crate::cache::layout::Regions;
-use crate::cache::life::admission::Admission;
-use crate::cache::life::cleaner::{self, Cleaner};
-use crate::cache::life::limits::Limits;
-use crate::cache::life::limits_reader::LimitsReader;
-use crate::cache::lock::{Lock, Owner, Patience};
-use crate::cache::locked::{By, Locked};
-use crate::cache::objects;
-use crate::report::stats::{Counters, counter};
+use crate::layout::Regions;
+use crate::life::admission::Admission;
+use crate::life::cleaner::{self, Cleaner};
+use crate::life::limits::Limits;
+use crate::life::limits_reader::LimitsReader;
+use crate::lock::{Lock, Owner, Patience};
+use crate::locked::{By, Locked};
+use crate::objects;
+use crate::stats::{Counters, counter};
 use crate::sys::process::{self, PerProcess};
 use crate::sys::thread;
 use crate::watch::watcher::Watch;

@@ -8,22 +8,26 @@
 //! (`locked.rs`). One thread deregisters a claimed region, outside the lock, when it has no user
 //! and nobody can take it any more. The lemmas are in `docs/proof.md`.
 
-use crate::cache::find::filter::Filter;
-use crate::cache::find::index::Index;
-use crate::cache::find::table::Table;
-use crate::cache::life::account::Account;
-use crate::cache::life::admission::Foreign;
-use crate::cache::lock::Lock;
-use crate::cache::mapping::Large;
-use crate::cache::region::list::List;
-use crate::cache::region::slot::CachedRegion;
+use crate::find::filter::Filter;
+use crate::find::index::Index;
+use crate::find::table::Table;
+use crate::life::account::Account;
+use crate::life::admission::Foreign;
+use crate::lock::Lock;
+use crate::mapping::Large;
+use crate::region::list::List;
+use crate::region::slot::CachedRegion;
 use crate::sys::process::PAGE_SIZE;
 use crate::watch::dropping::Dropping;
 use crate::watch::log::Log;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 
 /// The largest number of slots: regions and further handles.
-pub const MOST: usize = if cfg!(test) { 48 } else { 1 << 18 };
+pub const MOST: usize = if cfg!(any(test, feature = "tiny")) {
+    48
+} else {
+    1 << 18
+};
 
 /// The cache. Zeroed memory is an empty cache. The cache is so large that it exists only as a place
 /// in the address space, of which a part is mapped (`place.rs`): what precedes the table at first,

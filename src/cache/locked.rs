@@ -2,17 +2,17 @@
 //! What a thread does to the cache's regions while it holds the lock: it makes them, keeps them,
 //! applies the log to them, claims and ends them.
 
-use crate::cache::batch::Batch;
-use crate::cache::cause::Cause;
-use crate::cache::layout::Regions;
-use crate::cache::life::account::Amount;
-use crate::cache::life::admission::Foreign;
-use crate::cache::lock::{Held, Owner, Patience};
-use crate::cache::region::key::{Domain, LookupKey};
-use crate::cache::region::link::Id;
-use crate::cache::region::slot::CachedRegion;
-use crate::cache::region::state::Grant;
-use crate::report::log;
+use crate::batch::Batch;
+use crate::cause::Cause;
+use crate::layout::Regions;
+use crate::life::account::Amount;
+use crate::life::admission::Foreign;
+use crate::lock::{Held, Owner, Patience};
+use crate::region::key::{Domain, LookupKey};
+use crate::region::link::Id;
+use crate::region::slot::CachedRegion;
+use crate::region::state::Grant;
+use crate::stats::log;
 use crate::sys::pages::PageRange;
 use crate::sys::thread;
 use crate::watch::log::{Change, Kind};
@@ -40,7 +40,7 @@ impl Regions {
     }
 
     /// For tests, in which nobody keeps the lock.
-    #[cfg(test)]
+    #[doc(hidden)]
     pub fn lock(&self) -> Locked<'_> {
         self.lock_patiently().expect("somebody keeps the lock")
     }

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! A region is found without the lock: by what a registration asks for, or by its object.
 
-use crate::cache::layout::Regions;
-use crate::cache::region::key::LookupKey;
-use crate::cache::region::link::{Id, Link};
-use crate::cache::region::slot::{CachedRegion, OBJECT_OFFSET};
-use crate::cache::region::state::{Grant, Left};
+use crate::layout::Regions;
+use crate::region::key::LookupKey;
+use crate::region::link::{Id, Link};
+use crate::region::slot::{CachedRegion, OBJECT_OFFSET};
+use crate::region::state::{Grant, Left};
 use crate::sys::pages::PageRange;
 use core::sync::atomic::Ordering::*;
 

@@ -7,8 +7,8 @@
 //! region is registered. A thread that has seen new memory at the address must never get the region
 //! again.
 
-use crate::cache::life::hit::{Miss, Steps, in_order};
-use crate::cache::region::state::{Grant, Left, Seen, State};
+use crate::life::hit::{Miss, Steps, in_order};
+use crate::region::state::{Grant, Left, Seen, State};
 use crate::sys::pages::PageRange;
 use crate::watch::log::{Change, Frame, Kind, Log};
 use core::cell::Cell;

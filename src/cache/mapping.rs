@@ -10,7 +10,7 @@ use core::ptr::without_provenance_mut;
 /// multiples of the page size or the array's end. False if the kernel maps nothing there.
 ///
 /// A system call: this library's own mmap would ask for the cache. Any thread may call this.
-#[cfg(not(any(test, loom, miri)))]
+#[cfg(not(any(test, feature = "tiny", loom, miri)))]
 pub fn map<T>(array: *const T, from: usize, to: usize, in_huge_pages: bool) -> bool {
     let start = array.addr() + from;
     let length = (to - from).next_multiple_of(PAGE_SIZE);
@@ -25,7 +25,7 @@ pub fn map<T>(array: *const T, from: usize, to: usize, in_huge_pages: bool) -> b
 }
 
 /// The tests' caches are whole.
-#[cfg(any(test, loom, miri))]
+#[cfg(any(test, feature = "tiny", loom, miri))]
 pub fn map<T>(_: *const T, _: usize, _: usize, _: bool) -> bool {
     true
 }
@@ -85,7 +85,7 @@ pub const HUGE_PAGE: usize = 2 << 20;
 /// huge ones. It begins at a multiple of 2 MiB. Its user fills it from the start, and maps it
 /// before.
 #[repr(C)]
-#[cfg_attr(not(test), repr(align(0x20_0000)))]
+#[cfg_attr(not(any(test, feature = "tiny")), repr(align(0x20_0000)))]
 pub struct Large<T>(T);
 
 impl<T> Large<T> {

@@ -4,16 +4,16 @@
 //! does, the cache must find a region exactly when the model has one that serves. The region that
 //! it finds must have been pinned while its pages had their present numbers.
 
-use crate::cache::batch::Batch;
-use crate::cache::cause::Cause;
-use crate::cache::layout::Regions;
-use crate::cache::life::account::Amount;
-use crate::cache::locked::cause;
-use crate::cache::lookup::Handle;
-use crate::cache::region::key::{Domain, LookupKey};
-use crate::cache::region::link::Id;
-use crate::cache::region::slot::CachedRegion;
-use crate::cache::region::state::{Grant, Left};
+use crate::batch::Batch;
+use crate::cause::Cause;
+use crate::layout::Regions;
+use crate::life::account::Amount;
+use crate::locked::cause;
+use crate::lookup::Handle;
+use crate::region::key::{Domain, LookupKey};
+use crate::region::link::Id;
+use crate::region::slot::CachedRegion;
+use crate::region::state::{Grant, Left};
 use crate::sys::pages::{PageRange, page_size};
 use crate::watch::extent::CHUNK;
 use crate::watch::log::{Change, Frame, Kind};

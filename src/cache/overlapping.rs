@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The regions that overlap a range, by the index and the filter together. Under the lock.
 
-use crate::cache::layout::Regions;
-use crate::cache::region::link::Id;
-use crate::cache::region::slot::CachedRegion;
+use crate::layout::Regions;
+use crate::region::link::Id;
+use crate::region::slot::CachedRegion;
 use crate::sys::pages::{PageRange, page_size};
 use crate::watch::extent::CHUNK;
 

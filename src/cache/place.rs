@@ -10,8 +10,8 @@
 //! A reference to the cache covers memory that is not mapped. The cache consists of atomics, so the
 //! compiler assumes of no part of it that it can be read, and each part says what of it may be.
 
-use crate::cache::layout::Regions;
-use crate::cache::mapping::{map_at, map_with, unmap};
+use crate::layout::Regions;
+use crate::mapping::{map_at, map_with, unmap};
 use crate::sys::process::FAR_AWAY;
 
 /// Finds a place for the cache, and maps what an empty cache needs.

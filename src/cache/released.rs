@@ -5,8 +5,8 @@
 //! The table is part of this library's zeroed memory, so it costs nothing in a process without a
 //! cache. A forked child has its parent's ranges, which are memory of the child too.
 
-use crate::cache::cause::Cause;
-use crate::cache::region::slot::CachedRegion;
+use crate::cause::Cause;
+use crate::region::slot::CachedRegion;
 use crate::sys::pages::PageRange;
 use crate::watch::listeners::{RANGES, listen};
 use rdmamr_policy::{Range, Released};

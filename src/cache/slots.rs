@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The slots: those that were ever in use, those that are mapped, those that are free.
 
-use crate::cache::layout::{MOST, Regions};
-use crate::cache::mapping::Large;
-use crate::cache::region::link::Id;
-use crate::cache::region::slot::CachedRegion;
+use crate::layout::{MOST, Regions};
+use crate::mapping::Large;
+use crate::region::link::Id;
+use crate::region::slot::CachedRegion;
 use crate::sys::process::PAGE_SIZE;
 use core::sync::atomic::{AtomicU32, Ordering::*};
 
@@ -67,8 +67,8 @@ impl Regions {
         }
         let slots = (to / size_of::<CachedRegion>()).min(MOST) as u32;
         // Before the first of them is handed out.
-        #[cfg(not(test))]
-        crate::cache::objects::take(self.objects_to(slots));
+        #[cfg(not(any(test, feature = "tiny")))]
+        crate::objects::take(self.objects_to(slots));
         // The thread that has mapped them is the only one here.
         self.ready.store(slots, Release);
         true

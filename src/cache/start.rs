@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The first use of relaxed registration in a process: the cache's memory, the watch, the cleaner.
 
-use crate::cache::instance::{Cache, existing, is_of_parent, publish, starting};
-use crate::cache::life::admission::Admission;
-use crate::cache::life::change;
-use crate::cache::life::cleaner::Cleaner;
-use crate::cache::life::cleaning;
-use crate::cache::life::flush;
-use crate::cache::life::limits::{Limits, may_pin, settings};
-use crate::cache::life::limits_reader::LimitsReader;
-use crate::cache::life::tasks;
-use crate::cache::lock::{Owner, Patience};
-use crate::cache::objects;
-use crate::cache::place;
 use crate::config::config;
-use crate::report::stats;
+use crate::instance::{Cache, existing, is_of_parent, publish, starting};
+use crate::life::admission::Admission;
+use crate::life::change;
+use crate::life::cleaner::Cleaner;
+use crate::life::cleaning;
+use crate::life::flush;
+use crate::life::limits::{Limits, may_pin, settings};
+use crate::life::limits_reader::LimitsReader;
+use crate::life::tasks;
+use crate::lock::{Owner, Patience};
+use crate::objects;
+use crate::place;
+use crate::stats;
 use crate::sys::allocator::has_memory;
 use crate::sys::aside;
 use crate::sys::process;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! How many regions there are, idle and in use. All slots are read, without the lock.
 
-use crate::cache::layout::Regions;
-use crate::cache::region::slot::CachedRegion;
+use crate::layout::Regions;
+use crate::region::slot::CachedRegion;
 use core::sync::atomic::Ordering::*;
 
 impl Regions {

@@ -16,7 +16,7 @@ use crate::dispatch::{self, Mr};
 use crate::mr::explain::Subject;
 use crate::mr::{Access, Request};
 use crate::next::Pd;
-use crate::report::stats::counter;
+use crate::stats::counter;
 use crate::sys::caller::Caller;
 use crate::trace;
 use crate::trace::format::call;
@@ -50,11 +50,14 @@ use core::ffi::{c_int, c_void};
 /// Returns the region, or NULL with errno set; rdmamr_last_reason() then has the reason in words:
 /// EINVAL: `pd` is NULL, `length` is 0, the range goes past the end of the address space, `access`
 /// has remote write or remote atomic without local write, or `access` has a flag that no kernel
-/// knows. EFAULT: part of the pages is not mapped, or is not writable although the access flags
-/// need that. ENOMEM: the process cannot pin more memory (RLIMIT_MEMLOCK), or the device or the
-/// kernel ran out of a resource. The library gave up the kept registrations that were not in use
-/// before it reported this. EAGAIN: the limit of the rdma cgroup is reached. As for ENOMEM, the
-/// library has given up its own. Other errnos are those of ibv_reg_mr().
+/// knows.
+/// EFAULT: part of the pages is not mapped, or is not writable although the access flags need that.
+/// ENOMEM: the process cannot pin more memory (RLIMIT_MEMLOCK), or the device or the kernel ran out
+/// of a resource. The library gave up the cached registrations that were not in use before it
+/// reported this.
+/// EAGAIN: the limit of the rdma cgroup is reached. As for ENOMEM, the library has given up its
+/// cached registrations.
+/// Other errnos are those of ibv_reg_mr().
 ///
 /// Sources: ibv_reg_mr_relaxed(3) of Oracle Solaris; drivers/infiniband/core/uverbs_cmd.c of
 /// Oracle's kernel.

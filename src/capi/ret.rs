@@ -3,7 +3,7 @@
 //! convention of the function's family.
 //!
 //! Each `extern "C"` body under `capi/` is one call of a function in this file
-//! (`ctests/packages/house.py` checks this rule). A panic disables the library for good: from then
+//! (`ctests/packages/boundary.py` checks this rule). A panic disables the library for good: from then
 //! on the library forwards every call, and the cache hands out no region again.
 
 use super::traced::Tracer;
@@ -13,8 +13,8 @@ use crate::dispatch;
 use crate::fabric::errors::{self, Failure};
 use crate::mr::explain::{self, Reason, Subject};
 use crate::mr::{Error, PANICKED, Registered};
-use crate::report::log::{self, Level};
-use crate::report::stats::{self, Counter};
+use crate::stats::log::{self, Level};
+use crate::stats::{self, Counter};
 use core::cell::Cell;
 use core::ffi::c_int;
 use core::marker::PhantomData;

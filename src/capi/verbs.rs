@@ -18,7 +18,7 @@ use crate::dispatch::{self, Mr};
 use crate::mr::explain::Subject;
 use crate::mr::{Access, Error, Request, Reregistration};
 use crate::next::{Context, Pd};
-use crate::report::stats::{Counter, counter};
+use crate::stats::{Counter, counter};
 use crate::sys::caller::Caller;
 use crate::trace::format::call;
 use core::ffi::{c_int, c_uint, c_void};

@@ -19,7 +19,7 @@ use crate::abi::rdma_core::IBV_TRANSPORT_IWARP;
 use crate::dispatch::{self, Mr};
 use crate::mr::{Access, Error, How, Request};
 use crate::next::Pd;
-use crate::report::log::{self, Level};
+use crate::stats::log::{self, Level};
 use core::ffi::c_void;
 use core::ptr::with_exposed_provenance;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering::*};

@@ -24,15 +24,15 @@
 use super::background::{self, Background};
 use crate::abi::libfabric::*;
 use crate::abi::libfabric_monitor::*;
-use crate::monitor::{self as subscription, Ended};
 use crate::next;
-use crate::report::log::{self, Level};
+use crate::stats::log::{self, Level};
 use crate::sys::futex;
 use core::cell::UnsafeCell;
 use core::ffi::{CStr, c_int, c_void};
 use core::ptr::{null, null_mut, without_provenance};
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering::*};
 use core::time::Duration;
+use rdmamr_monitor::{self as subscription, Ended};
 
 /// The oldest libfabric that keeps a monitor imported before libfabric has started.
 const OLDEST: u32 = version(1, 14);

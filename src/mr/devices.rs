@@ -13,7 +13,7 @@
 //! is forwarded as well.
 
 use super::rows::Rows;
-use crate::report::stats;
+use crate::stats;
 use crate::sys::futex;
 use crate::sys::thread;
 use crate::uverbs::context::{Facts, KnownFacts};

@@ -9,7 +9,7 @@ use super::access::Access;
 use super::outcome::{Error, PANICKED};
 use super::request::Request;
 use crate::abi::libfabric;
-use crate::report::text::Text;
+use crate::stats::text::Text;
 use crate::sys::cgroup;
 use crate::sys::pages::{PageRange, page_size};
 use crate::sys::proc::{self, Capability};

@@ -7,7 +7,7 @@ use super::outcome::Error;
 use super::request::Request;
 use super::state;
 use crate::abi::uapi::ib_uverbs_reg_mr_resp;
-use crate::report::stats;
+use crate::stats;
 use crate::uverbs::mr;
 use core::ptr::with_exposed_provenance;
 use errno::Errno;

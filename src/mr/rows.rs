@@ -21,7 +21,7 @@
 //! thread either gives the region up or, if the kernel refused, puts it back with `restore`. During
 //! a claim the kernel still holds the handle, so no other thread fills the row.
 
-use crate::report::stats::{self, Change, counter};
+use crate::stats::{self, Change, counter};
 use crate::sys::thread;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering::*};

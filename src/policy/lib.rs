@@ -10,6 +10,8 @@
 //!
 //! Not here: whether the kernel lets the library watch the memory, and what the memory is. Only a
 //! look at the process tells that.
+
+#![warn(missing_docs)]
 #![no_std]
 
 mod released;

@@ -6,7 +6,7 @@ use super::pages::{Pages, Pin};
 use super::progress::Progress;
 use super::suitable;
 use super::team::Team;
-use crate::report::log::{self, Level};
+use crate::stats::log::{self, Level};
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 /// From this many bytes on, the checks and the threads pay off.

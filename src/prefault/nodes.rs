@@ -7,7 +7,7 @@
 //! the default of both: there each thread must run where the registering thread does, or prefer its
 //! node. And memory is cleared faster by a processor of its own node.
 
-use crate::report::text::Text;
+use crate::stats::text::Text;
 use crate::sys::proc::{decimal, each_line};
 use core::ffi::{CStr, c_int};
 use core::fmt::Write;

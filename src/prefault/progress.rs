@@ -5,7 +5,7 @@
 
 use super::kind::Kind;
 use super::pages::Pages;
-use crate::report::log::{self, Level};
+use crate::stats::log::{self, Level};
 use crate::sys::clock;
 use crate::sys::futex;
 use crate::sys::helper_thread::{self, Ending};

@@ -51,7 +51,7 @@ impl<const AT_ONCE: u64> Budget<AT_ONCE> {
     }
 
     /// Has the next work wait until this time.
-    #[cfg(test)]
+    #[doc(hidden)]
     pub fn wait_until(&self, next: u64) {
         self.next.store(next, Relaxed);
     }

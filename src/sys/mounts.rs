@@ -117,7 +117,7 @@ mod tests {
 
     #[test]
     fn a_mounted_file_system_is_not_the_kernels_own() {
-        let (device, _) = crate::sys::descriptor::identity(std::os::fd::AsRawFd::as_raw_fd(
+        let (device, _) = crate::descriptor::identity(std::os::fd::AsRawFd::as_raw_fd(
             &std::fs::File::open("/").unwrap(),
         ))
         .unwrap();

@@ -5,29 +5,25 @@
 //! the nop's place.
 
 /// A probe `rdmamr:NAME` with up to three arguments, each a `u64`.
+#[macro_export]
 macro_rules! probe {
     ($name:literal, $a:expr, $b:expr) => {
-        $crate::sys::probe::place!(
+        $crate::place!(
             $name,
-            concat!(
-                $crate::sys::probe::at!(),
-                "{a} ",
-                $crate::sys::probe::at!(),
-                "{b}"
-            ),
+            concat!($crate::at!(), "{a} ", $crate::at!(), "{b}"),
             a = $a,
             b = $b
         )
     };
     ($name:literal, $a:expr, $b:expr, $c:expr) => {
-        $crate::sys::probe::place!(
+        $crate::place!(
             $name,
             concat!(
-                $crate::sys::probe::at!(),
+                $crate::at!(),
                 "{a} ",
-                $crate::sys::probe::at!(),
+                $crate::at!(),
                 "{b} ",
-                $crate::sys::probe::at!(),
+                $crate::at!(),
                 "{c}"
             ),
             a = $a,
@@ -39,12 +35,14 @@ macro_rules! probe {
 
 /// What stands before the name of a register that has an argument of 8 bytes.
 #[cfg(target_arch = "x86_64")]
+#[macro_export]
 macro_rules! at {
     () => {
         "8@%"
     };
 }
 #[cfg(not(target_arch = "x86_64"))]
+#[macro_export]
 macro_rules! at {
     () => {
         "8@"
@@ -52,6 +50,7 @@ macro_rules! at {
 }
 
 /// The nop and its note.
+#[macro_export]
 macro_rules! place {
     ($name:literal, $arguments:expr, $($register:ident = $value:expr),*) => {
         // SAFETY: a nop changes nothing, and the sections that are pushed are no code.
@@ -88,5 +87,3 @@ macro_rules! place {
         }
     };
 }
-
-pub(crate) use {at, place, probe};

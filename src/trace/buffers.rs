@@ -195,7 +195,7 @@ impl Drop for HeldBuffer<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::trace::NOTHING;
+    use crate::NOTHING;
 
     fn call(time: u64) -> Call {
         Call { time, ..NOTHING }

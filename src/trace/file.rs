@@ -7,7 +7,7 @@
 use super::buffers::Block;
 use super::{modules, place};
 use crate::config::config;
-use crate::report::log;
+use crate::stats::log;
 use crate::sys::append::{First, Manner, Refused, append};
 use crate::sys::{clock, thread};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};

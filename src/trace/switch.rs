@@ -5,7 +5,7 @@
 
 use super::file::File;
 use super::recording::{LOOK, OFF, ON, RECORD, TRACE, Trace, WANTED, exiting};
-use crate::report::stats;
+use crate::stats;
 use crate::sys::clock;
 use core::sync::atomic::{AtomicBool, Ordering::*};
 use errno::{errno, set_errno};

@@ -156,7 +156,7 @@ static void *apart(void *unused)
 	if (!how.early && !leave())
 		return (void *)UNTESTED;
 	if (how.early)
-		fd = 60; /* src/watch/userfaultfd.rs; a program cannot know */
+		fd = 60; /* src/cache/watch/userfaultfd.rs; a program cannot know */
 	else if (userfaultfds(&fd) != 1)
 		return (void *)UNTESTED;
 	file = how.file();

@@ -7,25 +7,45 @@ use crate::sys::pages::PageRange;
 use crate::watch::extent::CHUNK;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*, fence};
 
-const COUNTS: usize = if cfg!(test) { 64 } else { 1 << 16 };
+const COUNTS: usize = if cfg!(any(test, feature = "tiny")) {
+    64
+} else {
+    1 << 16
+};
 
 /// The memory that one count of the coarse counts covers.
 const BLOCK: u64 = 512 * CHUNK;
 
-const BLOCK_COUNTS: usize = if cfg!(test) { 64 } else { 1 << 12 };
+const BLOCK_COUNTS: usize = if cfg!(any(test, feature = "tiny")) {
+    64
+} else {
+    1 << 12
+};
 
 /// A region of more chunks than this is noted in `large`, not in each of its chunks.
-const MANY: u64 = if cfg!(test) { 8 } else { 512 };
+const MANY: u64 = if cfg!(any(test, feature = "tiny")) {
+    8
+} else {
+    512
+};
 
 /// How many large regions are noted with their ranges. A further one makes all memory hold a
 /// region.
-const LARGE: usize = if cfg!(test) { 2 } else { 64 };
+const LARGE: usize = if cfg!(any(test, feature = "tiny")) {
+    2
+} else {
+    64
+};
 
 /// A range of more blocks than this is assumed to hold a region.
 const TOO_MANY_TO_LOOK: u64 = 256;
 
 /// How many chunks can have a clear part that is noted.
-const CLEAR: usize = if cfg!(test) { 4 } else { 256 };
+const CLEAR: usize = if cfg!(any(test, feature = "tiny")) {
+    4
+} else {
+    256
+};
 
 /// A range of more chunks than this is not looked up among the clear parts.
 const FEW_CHUNKS: u64 = 4;

@@ -7,8 +7,8 @@
 //! the granule before them, however many regions there are. Adding and removing a region take a few
 //! stores. All of it runs under the cache's lock.
 
-use crate::cache::region::link::{AtomicLink, Id, Link};
-use crate::cache::region::slot::CachedRegion;
+use crate::region::link::{AtomicLink, Id, Link};
+use crate::region::slot::CachedRegion;
 use crate::sys::pages::{PageRange, page_size};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 
@@ -17,7 +17,11 @@ const CLASSES: usize = 40;
 
 /// The number of lists, which classes and granules share by hashing: 128 KiB, of which a process
 /// has what its regions touch.
-const LISTS: usize = if cfg!(test) { 16 } else { 1 << 15 };
+const LISTS: usize = if cfg!(any(test, feature = "tiny")) {
+    16
+} else {
+    1 << 15
+};
 
 /// The index. Zeroed memory is an empty index.
 #[repr(C)]

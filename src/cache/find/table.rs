@@ -9,27 +9,47 @@
 //! anew at worst misses, and then looks under the lock. All changes are made under the cache's
 //! lock.
 
-use crate::cache::mapping::{self, HUGE_PAGE, Large, Paged};
-use crate::cache::region::key::LookupKey;
-use crate::cache::region::link::{Id, Link};
-use crate::cache::region::slot::CachedRegion;
+use crate::mapping::{self, HUGE_PAGE, Large, Paged};
+use crate::region::key::LookupKey;
+use crate::region::link::{Id, Link};
+use crate::region::slot::CachedRegion;
 use crate::sys::process::PAGE_SIZE;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 
 /// The binary logarithm of the largest table's number of entries; below it, of the smallest
 /// table's.
-const LARGEST: u32 = if cfg!(test) { 6 } else { 20 };
-const SMALLEST: u32 = if cfg!(test) { 3 } else { 10 };
+const LARGEST: u32 = if cfg!(any(test, feature = "tiny")) {
+    6
+} else {
+    20
+};
+const SMALLEST: u32 = if cfg!(any(test, feature = "tiny")) {
+    3
+} else {
+    10
+};
 
 /// The logarithm of the largest table in small pages. Larger tables lie elsewhere, so that no small
 /// page occupies the place of their huge pages.
-const SMALL: u32 = if cfg!(test) { 5 } else { 17 };
+const SMALL: u32 = if cfg!(any(test, feature = "tiny")) {
+    5
+} else {
+    17
+};
 
 /// The other table is filled while this part of the table's places is free below its [`fill`].
-const EARLY: u64 = if cfg!(test) { 4 } else { 16 };
+const EARLY: u64 = if cfg!(any(test, feature = "tiny")) {
+    4
+} else {
+    16
+};
 
 /// For how many additions a large table is left alone, for the cleaner to touch its huge pages.
-const PAUSE: u64 = if cfg!(test) { 2 } else { 2048 };
+const PAUSE: u64 = if cfg!(any(test, feature = "tiny")) {
+    2
+} else {
+    2048
+};
 
 /// The entries of a page.
 const PAGE: usize = 1024;
@@ -282,8 +302,16 @@ impl Table {
     /// that is of no use. A region that is kept while the slots are read gets its entry in both
     /// tables.
     fn go_on(&self, regions: &[CachedRegion]) {
-        const CLEARED: u64 = if cfg!(test) { 16 } else { 256 };
-        const READ: u64 = if cfg!(test) { 8 } else { 64 };
+        const CLEARED: u64 = if cfg!(any(test, feature = "tiny")) {
+            16
+        } else {
+            256
+        };
+        const READ: u64 = if cfg!(any(test, feature = "tiny")) {
+            8
+        } else {
+            64
+        };
         let Some((shape, next)) = self.filling() else {
             return;
         };

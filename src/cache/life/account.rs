@@ -111,7 +111,7 @@ impl SharedAmount {
 /// The account. Zeroed memory is the account of an empty cache that may keep nothing.
 ///
 /// Each release reads the last two fields, which lie in one line of the processor's cache with what
-/// else is read so often ([`crate::cache::layout::Regions`]), and apart from what is written.
+/// else is read so often ([`crate::layout::Regions`]), and apart from what is written.
 #[repr(C)]
 pub struct Account {
     /// How much more may become idle; negative if too much is idle. Meaningless while everything

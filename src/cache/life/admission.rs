@@ -176,7 +176,11 @@ pub fn each_foreign(mut each: impl FnMut(PageRange)) {
     }
 }
 
-const NOTES: usize = if cfg!(test) { 4 } else { 64 };
+const NOTES: usize = if cfg!(any(test, feature = "tiny")) {
+    4
+} else {
+    64
+};
 
 /// How many registrations rely on a note before the kernel is asked again.
 const USES: u32 = 16;

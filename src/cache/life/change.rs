@@ -10,10 +10,10 @@
 //! that they take is the cache's, for which they wait 20 ms at most. They block all signals while
 //! they hold it, so that no signal handler leaves with the lock.
 
-use crate::cache::instance::{self, Cache, cache_gave_up};
-use crate::cache::life::ending::{self, in_call};
-use crate::cache::released::memory_changes;
-use crate::report::log;
+use crate::instance::{self, Cache, cache_gave_up};
+use crate::life::ending::{self, in_call};
+use crate::released::memory_changes;
+use crate::stats::log;
 use crate::sys::aside;
 use crate::sys::pages::PageRange;
 use crate::sys::{clock, memory, thread};

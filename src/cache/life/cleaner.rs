@@ -2,7 +2,7 @@
 //! The cleaner (`cleaning.rs`), as the other threads see it: the cache's clock, and whether it
 //! sleeps.
 
-use crate::cache::region::slot::CachedRegion;
+use crate::region::slot::CachedRegion;
 use crate::sys::{clock, futex};
 use crate::watch::listeners::is_retired;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};

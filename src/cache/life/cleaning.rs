@@ -5,18 +5,18 @@
 //! reaches the devices, and opens no file: the limits reader (`limits_reader.rs`) does.
 //! `helper_thread.rs` says what it must not do.
 
-use crate::cache::batch::Batch;
-use crate::cache::cause::Cause;
-use crate::cache::instance::{Cache, existing};
-use crate::cache::life::cleaner::MANY;
-use crate::cache::life::ending;
-use crate::cache::life::flush::each_idle;
-use crate::cache::life::limits;
-use crate::cache::life::reading;
-use crate::cache::locked::By;
-use crate::cache::region::slot::CachedRegion;
+use crate::batch::Batch;
+use crate::cause::Cause;
+use crate::instance::{Cache, existing};
+use crate::life::cleaner::MANY;
+use crate::life::ending;
+use crate::life::flush::each_idle;
+use crate::life::limits;
+use crate::life::reading;
+use crate::locked::By;
 use crate::mr::kernel_mr;
-use crate::report::stats::{self, counter};
+use crate::region::slot::CachedRegion;
+use crate::stats::{self, counter};
 use crate::sys::{clock, futex, helper_thread};
 use crate::trace;
 use crate::watch::watch_fd::TABLE;

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The end of a claimed region: the kernel deregisters it, then its slot is free.
 
-use crate::cache::cause::Cause;
-use crate::cache::extents::Heir;
-use crate::cache::instance::Cache;
-use crate::cache::life::cleaner::now_ms;
-use crate::cache::locked::{By, Locked, cause};
-use crate::cache::region::link::Id;
-use crate::cache::region::slot::{CachedRegion, LEFT};
-use crate::cache::released;
+use crate::cause::Cause;
+use crate::extents::Heir;
+use crate::instance::Cache;
+use crate::life::cleaner::now_ms;
+use crate::locked::{By, Locked, cause};
 use crate::mr::kernel_mr::{self, KernelMr, Uverbs, UverbsOfHelper};
-use crate::report::stats::{Change, Counter, counter};
+use crate::region::link::Id;
+use crate::region::slot::{CachedRegion, LEFT};
+use crate::released;
+use crate::stats::{Change, Counter, counter};
 use crate::sys::pages::PageRange;
-use crate::sys::probe::probe;
+use crate::sys::probe;
 use crate::sys::{signals, thread};
 use crate::trace::{self, format::Call};
 use crate::watch::extent::CHUNK;

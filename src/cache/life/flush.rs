@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Flushing, ibv_flush_relaxed_mr(3): the cache deregisters idle regions now.
 
-use crate::cache::cause::Cause;
-use crate::cache::instance::{Cache, cache_gave_up, existing};
-use crate::cache::life::ending::{self, in_call};
-use crate::cache::locked::By;
-use crate::cache::region::link::Id;
-use crate::cache::region::slot::CachedRegion;
+use crate::cause::Cause;
+use crate::instance::{Cache, cache_gave_up, existing};
+use crate::life::ending::{self, in_call};
+use crate::locked::By;
 use crate::mr::Error;
 use crate::next::Pd;
+use crate::region::link::Id;
+use crate::region::slot::CachedRegion;
 use crate::sys::thread;
 use errno::Errno;
 

@@ -13,7 +13,7 @@
 //! 3. the number that is asked, and its proof ([`crate::watch::watch_fd::WATCH_FD`]).
 //! 4. The first line of the [`Cache`]: where the cache is, whether the process has had threads, the
 //!    cleaner's clock, and whether the cleaner sleeps.
-//! 5. One line of the cache ([`crate::cache::layout::Regions`]): how much is registered and how much may be
+//! 5. One line of the cache ([`crate::layout::Regions`]): how much is registered and how much may be
 //!    idle, the table's shape, the log's counts.
 //! 6. The entry in the table.
 //! 7. The region's slot. This is the one that is written.
@@ -28,16 +28,16 @@
 //! Code that few calls need is therefore in functions of its own, which are not inlined.
 
 use crate::abi::rdma_core::ibv_mr;
-use crate::cache::instance::{Cache, existing};
-use crate::cache::life::ending;
-use crate::cache::region::key::{Domain, LookupKey};
-use crate::cache::region::link::Id;
-use crate::cache::region::state::{Grant, Left};
+use crate::instance::{Cache, existing};
+use crate::life::ending;
 use crate::mr::Access;
 use crate::next::Pd;
-use crate::report::stats::counter;
+use crate::region::key::{Domain, LookupKey};
+use crate::region::link::Id;
+use crate::region::state::{Grant, Left};
+use crate::stats::counter;
 use crate::sys::pages::PageRange;
-use crate::sys::probe::probe;
+use crate::sys::probe;
 use crate::sys::thread;
 use crate::watch::log::Log;
 use crate::watch::userfaultfd::Fence;

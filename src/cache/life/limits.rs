@@ -8,10 +8,10 @@
 //! after the first region of a device, again each second while a region is idle, whenever the
 //! number of regions has doubled (at 16 for the first time), and while the cache is at its limit.
 
-use crate::cache::layout::Regions;
-use crate::cache::life::account::Amount;
-use crate::cache::life::limits_reader::LimitsReader;
 use crate::config::config;
+use crate::layout::Regions;
+use crate::life::account::Amount;
+use crate::life::limits_reader::LimitsReader;
 use crate::mr::kernel_mr::Direct;
 use crate::next::Pd;
 use crate::sys::{cgroup, clock, proc};

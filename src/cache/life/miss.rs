@@ -1,28 +1,28 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Registering, ibv_reg_mr_relaxed(3): a hit, or the long way to a new region.
 
-use crate::cache::cause::Cause;
-use crate::cache::instance::{Cache, existing, is_of_parent};
-use crate::cache::life::admission::{Memory, NOW, Noted};
-use crate::cache::life::change;
-use crate::cache::life::cleaner::{MANY, SHARE, TOO_MANY, now_ms};
-use crate::cache::life::cleaning;
-use crate::cache::life::ending;
-use crate::cache::life::flush::relieve;
-use crate::cache::life::hit::{Answer, hit};
-use crate::cache::locked::{By, Locked, New};
-use crate::cache::region::key::LookupKey;
-use crate::cache::region::link::Id;
-use crate::cache::region::slot::LEFT;
-use crate::cache::region::state::Grant;
-use crate::cache::released::RELEASED;
-use crate::cache::start;
+use crate::cause::Cause;
 use crate::config::{config, disabled};
+use crate::instance::{Cache, existing, is_of_parent};
+use crate::life::admission::{Memory, NOW, Noted};
+use crate::life::change;
+use crate::life::cleaner::{MANY, SHARE, TOO_MANY, now_ms};
+use crate::life::cleaning;
+use crate::life::ending;
+use crate::life::flush::relieve;
+use crate::life::hit::{Answer, hit};
+use crate::locked::{By, Locked, New};
 use crate::mr::kernel_mr::{self, Direct};
 use crate::mr::{Error, How, Object, Registered, Request};
 use crate::next::Pd;
-use crate::report::log;
-use crate::report::stats::{Change, Counter, counter};
+use crate::region::key::LookupKey;
+use crate::region::link::Id;
+use crate::region::slot::LEFT;
+use crate::region::state::Grant;
+use crate::released::RELEASED;
+use crate::start;
+use crate::stats::log;
+use crate::stats::{Change, Counter, counter};
 use crate::sys::aside;
 use crate::sys::futex;
 use crate::sys::memory;

@@ -3,16 +3,16 @@
 //! another process that imported the region, and a provider that ends the region without passing
 //! through the library.
 
-use crate::cache::cause::Cause;
-use crate::cache::instance::{Cache, existing};
-use crate::cache::life::ending;
-use crate::cache::life::flush::{flush_those, relieve};
-use crate::cache::region::key::Domain;
-use crate::cache::region::link::Id;
-use crate::cache::region::slot::{CachedRegion, LEFT};
+use crate::cause::Cause;
 use crate::config::{CacheMode, config};
+use crate::instance::{Cache, existing};
+use crate::life::ending;
+use crate::life::flush::{flush_those, relieve};
 use crate::mr::{self, Error, Mr};
 use crate::next::{self, Context, Pd, Provider};
+use crate::region::key::Domain;
+use crate::region::link::Id;
+use crate::region::slot::{CachedRegion, LEFT};
 use crate::sys::thread;
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::Relaxed;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The limits reader's thread, and its start. `helper_thread.rs` says what it must not do.
 
-use crate::cache::instance::Cache;
+use crate::instance::Cache;
 use crate::sys::{futex, helper_thread, proc};
 use crate::watch::listeners::is_retired;
 use core::ffi::{c_int, c_void};

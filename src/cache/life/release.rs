@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Releasing, ibv_dereg_mr_relaxed(3): the cache keeps the region registered while it has room.
 
-use crate::cache::batch::Batch;
-use crate::cache::instance::{Cache, existing};
-use crate::cache::life::ending;
-use crate::cache::life::limits;
-use crate::cache::locked::By;
-use crate::cache::region::link::Id;
-use crate::cache::region::state::Left;
+use crate::batch::Batch;
+use crate::instance::{Cache, existing};
+use crate::life::ending;
+use crate::life::limits;
+use crate::locked::By;
 use crate::mr::{Error, How, Mr};
+use crate::region::link::Id;
+use crate::region::state::Left;
 use crate::sys::thread;
 
 /// Ends one use of a region of the cache. Returns false if `mr` is no such region, or is not in

@@ -3,9 +3,9 @@
 //! allows the calls that it makes itself; the cache's may kill it. So the cache gives up
 //! (`tasks.rs`), and from then on no thread of the program makes a system call for it.
 
-use crate::cache::instance::existing;
-use crate::cache::life::tasks;
-use crate::report::log::{self, Level};
+use crate::instance::existing;
+use crate::life::tasks;
+use crate::stats::log::{self, Level};
 use crate::watch::listeners::{is_retired, retire as retire_watch};
 
 /// Ends the cache, or keeps it from starting. Idle regions are deregistered; regions in use are

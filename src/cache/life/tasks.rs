@@ -20,9 +20,9 @@
 //! own, while the other threads go on, and can be killed, or outlive the caller, as any other. A
 //! child of vfork(2), which the library cannot see, may do nothing but exec or end.
 
-use crate::cache::instance::{Cache, cache_gave_up, existing, gives_up, wait_for_start};
-use crate::cache::life::flush;
-use crate::report::log;
+use crate::instance::{Cache, cache_gave_up, existing, gives_up, wait_for_start};
+use crate::life::flush;
+use crate::stats::log;
 use crate::sys::pages::PageRange;
 use crate::sys::process::PerProcess;
 use crate::sys::thread;

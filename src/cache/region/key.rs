@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! What a registration asks for, and what a region is found by: domain, pages, access.
 
-use crate::cache::region::state::Seen;
 use crate::next::Pd;
+use crate::region::state::Seen;
 use crate::sys::pages::PageRange;
 use rdmamr_policy::Range;
 

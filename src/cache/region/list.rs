@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! A lock-free stack of slots.
 
-use crate::cache::region::link::{Id, Link};
-use crate::cache::region::slot::CachedRegion;
+use crate::region::link::{Id, Link};
+use crate::region::slot::CachedRegion;
 use core::sync::atomic::{AtomicU64, Ordering::*};
 
 /// The link to the first slot, and above it a counter that makes each value of the head new. The

@@ -7,9 +7,9 @@
 //! tells it so.
 
 use crate::abi::rdma_core::ibv_mr;
-use crate::cache::region::key::{Domain, LookupKey, START, range};
-use crate::cache::region::link::AtomicLink;
-use crate::cache::region::state::State;
+use crate::region::key::{Domain, LookupKey, START, range};
+use crate::region::link::AtomicLink;
+use crate::region::state::State;
 use crate::sys::pages::{PageRange, page_size};
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 use rdmamr_policy::{Range, Wanted};
@@ -50,7 +50,7 @@ pub struct CachedRegion {
     pub owner: AtomicLink,
     /// While the slot is free or the region is evicted: the next slot in that list.
     pub next: AtomicLink,
-    /// Why the region was invalidated from reuse: [`crate::cache::cause::Cause::in_word`]; 0 if it
+    /// Why the region was invalidated from reuse: [`crate::cause::Cause::in_word`]; 0 if it
     /// was not.
     pub cause: AtomicU32,
     /// How often the kernel has refused to deregister the region.
@@ -281,7 +281,7 @@ impl CachedRegion {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::cache::region::key::LARGE;
+    use crate::region::key::LARGE;
 
     #[test]
     fn a_domain_is_its_address_its_device_and_its_number() {

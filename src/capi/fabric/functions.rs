@@ -24,7 +24,7 @@ use crate::fabric::refusals::*;
 use crate::fabric::region::Region;
 use crate::fabric::register::{hit, register};
 use crate::mr::{Error, How};
-use crate::report::stats::counter;
+use crate::stats::counter;
 use crate::trace::Pending;
 use core::ffi::{c_char, c_int, c_void};
 use core::slice;

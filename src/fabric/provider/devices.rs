@@ -3,12 +3,12 @@
 
 use crate::abi::rdma_core::*;
 use crate::dispatch;
-use crate::fabric::domain::Opened;
-use crate::fabric::errors::Failure;
-use crate::fabric::object::Hold;
-use crate::fabric::refusals::NO_DEVICE;
+use crate::domain::Opened;
+use crate::errors::Failure;
 use crate::mr::Error;
 use crate::next::{self, Context, Next, Pd};
+use crate::object::Hold;
+use crate::refusals::NO_DEVICE;
 use core::ffi::{CStr, c_int};
 use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicBool, Ordering::*};

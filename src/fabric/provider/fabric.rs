@@ -5,12 +5,12 @@ use super::devices::{DeviceOfDomain, OpenDevice};
 use super::name::NAME;
 use crate::abi::libfabric::*;
 use crate::abi::libfabric_provider::*;
-use crate::fabric::domain::Domain;
-use crate::fabric::errors::{Failure, ensure, may_allocate};
-use crate::fabric::mode::Mode;
-use crate::fabric::object::{Hold, Process, Tables};
-use crate::fabric::queue::Queue;
-use crate::fabric::refusals::*;
+use crate::domain::Domain;
+use crate::errors::{Failure, ensure, may_allocate};
+use crate::mode::Mode;
+use crate::object::{Hold, Process, Tables};
+use crate::queue::Queue;
+use crate::refusals::*;
 use core::ffi::{CStr, c_void};
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering::*};
 

@@ -6,11 +6,11 @@ use super::libfabric;
 use super::name::NAME;
 use crate::abi::libfabric::*;
 use crate::abi::libfabric_provider::*;
-use crate::fabric::errors::{Failure, ensure};
-use crate::fabric::raw_key::{self, IOV_LIMIT};
-use crate::fabric::refusals::*;
+use crate::errors::{Failure, ensure};
 use crate::mr::Error;
-use crate::report::log::{self, Level};
+use crate::raw_key::{self, IOV_LIMIT};
+use crate::refusals::*;
+use crate::stats::log::{self, Level};
 use core::ffi::{CStr, c_char};
 use core::ptr::null_mut;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 use super::*;
-use crate::sys::loaded_files;
+use crate::loaded_files;
 use core::ops::ControlFlow;
 
 fn files() -> Vec<FileCode> {

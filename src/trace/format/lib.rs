@@ -8,6 +8,7 @@
 //! does not know, and fields that a later version has added to the end of a header. `version`
 //! changes if skipping would not do.
 
+#![warn(missing_docs)]
 #![allow(missing_docs, reason = "numbers of calls are named after the calls")]
 
 /// The first bytes of a block.

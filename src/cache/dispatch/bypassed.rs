@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Calls of providers to libibverbs' private interface. If a program has looked a call up in
+//! libibverbs by handle, the call bypasses this library's own functions and comes here.
+//!
+//! # Safety
+//! **Provider's argument:** each `next` is the libibverbs function of the same name. It gets the
+//! argument that the provider passed to that function, unchanged. The provider keeps the function's
+//! contract.
+
+use crate::abi::rdma_core::{ibv_pd, verbs_mr};
+use crate::config::{CacheMode, config};
+use crate::dispatch::reuse;
+use crate::life::owners;
+use crate::mr::{self, Mr};
+use crate::next::{self, Context, Pd, Provider};
+use core::ffi::{c_int, c_void};
+
+/// A provider deregisters a region, `ibv_cmd_dereg_mr`. If `RDMAMR_CACHE` serves the region, only
+/// this use of it ends, and the provider frees the object. Any other region ends. The cache may
+/// have the same region of the kernel: an imported object can name it. Then the cache neither
+/// reuses nor deregisters that region.
+///
+/// # Safety
+/// `vmr` is NULL, a provider's own object, or an object of this library.
+pub unsafe fn deregister(vmr: *mut verbs_mr) -> c_int {
+    // SAFETY: this function's caller promises that `vmr` is NULL or an object.
+    let mr = unsafe { Mr::from_c(vmr.cast()) };
+    if mr.is_some_and(reuse::deregister_bypassed) {
+        return 0;
+    }
+    let provider = mr.map_or(Provider::ORDINARY, |mr| Provider::of_c(mr.read().context));
+    let Some(next) = next::CMD_DEREG_MR.by(provider) else {
+        return libc::ENOSYS;
+    };
+    // SAFETY: provider's argument.
+    let dereg = || unsafe { next(vmr) };
+    let Some(mr) = mr else {
+        return dereg();
+    };
+    if config().cache_mode != CacheMode::Off {
+        reuse::remember(config().cache_mode, mr);
+    }
+    mr::around_bypassed_deregister(mr, || owners::around_deregister_bypassed(mr, dereg))
+}
+
+/// A provider deallocates a domain, `ibv_cmd_dealloc_pd`. Idle regions of the cache must not keep
+/// the domain busy, so the cache deregisters them first.
+///
+/// # Safety
+/// `pd` is NULL or a domain that exists.
+pub unsafe fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
+    // SAFETY: this function's caller promises that `pd` is NULL or exists.
+    let named = unsafe { Pd::from_c(pd) };
+    if let Some(pd) = named {
+        owners::flush_quietly(pd);
+    }
+    match next::CMD_DEALLOC_PD.by(named.map_or(Provider::ORDINARY, Provider::of_pd)) {
+        // SAFETY: provider's argument.
+        Some(next) => unsafe { next(pd) },
+        None => libc::ENOSYS,
+    }
+}
+
+/// A provider closes a device, `verbs_uninit_context`. The kernel ends the cache's regions with the
+/// device's file, and the next file may get the same number.
+///
+/// # Safety
+/// `verbs_context` is a device that a provider made.
+pub unsafe fn close_device(verbs_context: *mut c_void) {
+    owners::before_close_bypassed(verbs_context.expose_provenance());
+    // SAFETY: this function's caller promises that a provider made the device.
+    let context = unsafe { Context::from_verbs_context(verbs_context) };
+    if let Some(next) = next::UNINIT_CONTEXT.by(context.map_or(Provider::ORDINARY, Provider::of)) {
+        // SAFETY: provider's argument.
+        unsafe { next(verbs_context) }
+    }
+}

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Deregistering, ibv_dereg_mr(3), a region of any kind: a region that `RDMAMR_CACHE` serves, a
+//! relaxed region, or a plain one.
+
+use crate::config::{CacheMode, config};
+use crate::dispatch::reuse;
+use crate::life::owners;
+use crate::life::release;
+use crate::mr::{self, Error, How, Mr, Object};
+use crate::next::{self, Provider};
+use crate::objects::is_region;
+
+/// Deregisters a region.
+#[inline(always)]
+pub fn deregister(mr: Mr) -> Result<How, Error> {
+    if mr.is_cached() {
+        return reuse::deregister(mr);
+    }
+    if is_region(mr) {
+        return release::deregister(mr);
+    }
+    match config().cache_mode {
+        CacheMode::Off => {}
+        mode => reuse::remember(mode, mr),
+    }
+    mr::deregister(mr)
+}
+
+/// Forgets an imported region, ibv_unimport_mr(3). The kernel may keep the region for another
+/// process.
+pub fn unimport_mr(mr: Mr) {
+    let region = mr.claim_cached().map_or(mr.address(), Object::cached);
+    owners::forget(region);
+    reuse::end(region);
+    if is_region(mr) {
+        // The object is the cache's: a provider must not free it.
+        return;
+    }
+    if let Some(next) = next::UNIMPORT_MR.by(Provider::of_c(mr.read().context)) {
+        // SAFETY: the program passed this region to ibv_unimport_mr(3), and `next` is that function
+        // of libibverbs. The region is live: its caller promised so to `Mr::from_c`.
+        unsafe { next(mr.as_ptr()) }
+    }
+}

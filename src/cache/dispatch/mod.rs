@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The one door for every call that registers memory or ends a registration. It decides who serves
+//! the call (the kernel, libibverbs or the cache). Its result says how the call was done.
+//!
+//! `capi/` and `fabric/` stand in front of the door, `cache/`, `watch/` and `mr/` behind it. As
+//! long as there is no cache, a plain call costs one load for it.
+
+pub mod bypassed;
+mod deregister;
+mod register;
+mod relaxed_calls;
+mod rereg;
+mod reuse;
+
+pub use crate::foresight;
+pub use crate::instance::{
+    distrust as distrust_cache, hits as relaxed_hits, totals as relaxed_totals,
+};
+pub use crate::life::flush::flush;
+pub use crate::life::owners::{close_device, dealloc_pd, unimport_pd};
+pub use crate::life::release::release as release_relaxed;
+pub use crate::life::{change as changes, retire::retire, tasks};
+pub use crate::mr::Mr;
+pub use crate::mr::state;
+pub use crate::mr::{fork_init, plain_memory, reg_dmabuf_mr, reg_other_memory};
+pub use crate::watch::in_place::are_in_place;
+pub use crate::watch::watch_fd::{TABLE, WATCH_FD};
+pub use deregister::{deregister, unimport_mr};
+pub use register::{register, register_for, register_rarely};
+pub use relaxed_calls::{hit_relaxed, register_relaxed};
+pub use rereg::rereg;

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Registering, ibv_reg_mr(3). The cache serves the call if the user wants that and the cache can.
+//! Otherwise the call gets a region of its own.
+
+use crate::config::{CacheMode, config};
+use crate::dispatch::reuse::{self, Served};
+use crate::instance::existing;
+use crate::life::miss::is_shortage;
+use crate::life::owners::relieve_program;
+use crate::mr::{self, Error, Registered, Request};
+use crate::next::Pd;
+
+/// Registers memory for a plain call of a program.
+#[inline(always)]
+pub fn register_for(pd: Pd, request: &Request) -> Result<Registered, Error> {
+    let counter = match config().cache_mode {
+        CacheMode::Off => None,
+        mode => match reuse::serve(mode, pd, request) {
+            Served::Regions(registered) => return Ok(registered),
+            Served::Plain(counter) => counter,
+        },
+    };
+    retried(pd, request, mr::register(pd, request, counter))
+}
+
+/// Registers memory without the cache: the caller gets a region of its own.
+#[inline(always)]
+pub fn register(pd: Pd, request: &Request) -> Result<Registered, Error> {
+    retried(pd, request, mr::register(pd, request, None))
+}
+
+/// As [`register`], for callers that register rarely: it is not inlined.
+pub fn register_rarely(pd: Pd, request: &Request) -> Result<Registered, Error> {
+    retried(pd, request, mr::register_rarely(pd, request))
+}
+
+#[inline(always)]
+fn retried(
+    pd: Pd,
+    request: &Request,
+    result: Result<Registered, Error>,
+) -> Result<Registered, Error> {
+    match result {
+        Err(error) if existing().is_some() && is_shortage(error) => register_again(pd, request),
+        result => result,
+    }
+}
+
+/// Deregisters the cache's idle regions, which may hold what is short, and registers once
+/// more.
+#[cold]
+fn register_again(pd: Pd, request: &Request) -> Result<Registered, Error> {
+    relieve_program();
+    mr::register_rarely(pd, request)
+}

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The relaxed calls, ibv_reg_mr_relaxed(3), and the domains with the cache of libfabric's family.
+//! The cache serves them. If it cannot, the caller gets a region of its own.
+
+use crate::abi::rdma_core::ibv_mr;
+use crate::dispatch::register::register_rarely;
+use crate::life::hit::{Answer, hit};
+use crate::life::miss::{self, Unserved};
+use crate::mr::{Access, Error, How, Registered, Request};
+use crate::next::Pd;
+use crate::stats;
+
+/// Registers memory.
+#[inline(always)]
+pub fn register_relaxed(pd: Pd, request: &Request) -> Result<Registered, Error> {
+    let addr = request.addr.addr();
+    let answer = hit(pd, addr, request.length, request.access, false);
+    match answer.region() {
+        Some(mr) => Ok(Registered::by(How::Hit, mr)),
+        None => register_missed(pd, request, answer),
+    }
+}
+
+/// Registers memory after a miss.
+#[cold]
+fn register_missed(pd: Pd, request: &Request, answer: Answer) -> Result<Registered, Error> {
+    match miss::register(pd, request, answer, false) {
+        Ok(registered) => Ok(registered),
+        Err(Unserved::Because(reason)) => {
+            stats::counters().count(reason);
+            register_rarely(pd, request)
+        }
+        Err(Unserved::Failed(error)) => Err(error),
+    }
+}
+
+/// Returns a region of the cache that serves, if there is one. The caller does not need the reason
+/// for a miss.
+#[inline(always)]
+pub fn hit_relaxed(pd: Pd, addr: usize, length: usize, access: Access) -> Option<*mut ibv_mr> {
+    hit(pd, addr, length, access, false).region()
+}

@@ -1,0 +1,289 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Transparent reuse, `RDMAMR_CACHE`: plain registrations that the cache serves.
+//!
+//! The program gets an object of its own. Like the object of any other region of this library it
+//! lies in memory of the C library. The object stands for one use of a region of the cache. So an
+//! `ibv_dereg_mr` that the program looked up in libibverbs by handle finds what it expects. That
+//! call comes to `ibv_cmd_dereg_mr`, which ends the use and not the region. So a program whose
+//! every function is libibverbs' is served as well: libibverbs' `ibv_reg_mr` jumps to the library's
+//! `ibv_reg_mr_iova2` as its providers call the library's `ibv_cmd_dereg_mr`, by the same order of
+//! the loaded files.
+//!
+//! A region in use is never shared: two regions of the program have two keys, as without the cache.
+//!
+//! Most programs register their memory once. So a range that comes for the first time is registered
+//! plainly, and remembered when it is released (`cache/released.rs`).
+//!
+//! If the cache cannot serve a registration, the registration goes the way that it would go without
+//! the cache. Its errors are then the kernel's, about the memory that the program named.
+
+use crate::config::{CacheMode, config};
+use crate::foresight::{self, Present};
+use crate::instance;
+use crate::life::hit::{Answer, hit};
+use crate::life::miss::{self, Unserved};
+use crate::life::release::release;
+use crate::mr::{self, Error, How, Mr, Registered, Request};
+use crate::next::Pd;
+use crate::objects;
+use crate::region::key;
+use crate::released::{self, RELEASED};
+use crate::stats::log::{self, Level};
+use crate::stats::{self, Counter, counter};
+use crate::sys::aside;
+use crate::sys::pages::PageRange;
+use crate::watch::in_place;
+use core::fmt;
+use core::ptr::with_exposed_provenance_mut;
+use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use rdmamr_policy::{Range, unserved};
+
+/// Says once what the program gives up, when a region of the cache first serves it. If no memory
+/// can be watched, the program gives nothing up, and the watch has said so.
+fn say_so(mode: CacheMode) {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    if SAID.load(Relaxed) || SAID.swap(true, Relaxed) {
+        return;
+    }
+    if log::wants(Level::Info) && instance::is_watching() {
+        // Its messages need 2 KiB of the stack.
+        aside::run(|| say(mode));
+    }
+}
+
+fn say(mode: CacheMode) {
+    let settings = &config().cache;
+    let which = name(mode);
+    let (remote, linger) = match mode {
+        CacheMode::All if !settings.fresh_keys => (
+            ", also those that peers can reach: a key stays valid after ibv_dereg_mr for",
+            settings.linger_remote,
+        ),
+        _ => (
+            " that peers cannot reach: their memory stays pinned after ibv_dereg_mr for",
+            settings.linger_local,
+        ),
+    };
+    let seconds = linger as f64 / 1000.0;
+    log::line(
+        Level::Info,
+        format_args!(
+            "RDMAMR_CACHE={which}: the cache keeps and reuses regions{remote} {seconds} s. Each region covers whole pages"
+        ),
+    );
+}
+
+/// What becomes of a registration under `RDMAMR_CACHE`.
+pub enum Served {
+    /// The cache serves it.
+    Regions(Registered),
+    /// It is plain. The counter, if there is one, counts it once it has succeeded.
+    Plain(Option<Counter>),
+}
+
+/// Registers memory by the cache if its range has come back and the cache can serve it.
+///
+/// A range that comes for the first time is known by the table of released ranges alone, as long as
+/// there is no cache: a program that gains nothing by the cache pays for no more than that look.
+#[inline(always)]
+pub fn serve(mode: CacheMode, pd: Pd, request: &Request) -> Served {
+    match rdmamr_policy::refusal_of(mode, foresight::asked(request)) {
+        unserved::NONE => {}
+        reason => return Served::Plain(refused(reason)),
+    }
+    if !objects::was_taken() {
+        match range(pd, request) {
+            None => return Served::Plain(None),
+            Some(range) if !RELEASED.comes_back(&range) => {
+                return Served::Plain(Some(counter!(bypassed_first)));
+            }
+            Some(_) => {}
+        }
+    }
+    match serve_by_cache(mode, pd, request) {
+        Ok(registered) => Served::Regions(registered),
+        Err(reason) => {
+            stats::counters().count(reason);
+            Served::Plain(None)
+        }
+    }
+}
+
+#[inline(always)]
+fn range(pd: Pd, request: &Request) -> Option<Range> {
+    let page_range = PageRange::around(request.addr.addr() as u64, request.length as u64)?;
+    Some(key::range(
+        pd.address() as u64,
+        page_range,
+        request.access.bits(),
+    ))
+}
+
+/// Registers memory by the cache. An error is the reason why the cache does not serve the call.
+#[inline(never)]
+fn serve_by_cache(mode: CacheMode, pd: Pd, request: &Request) -> Result<Registered, Counter> {
+    match rdmamr_policy::refusal_in(&Present { foreseen: false }) {
+        unserved::NONE => {}
+        reason => return Err(refused(reason).unwrap_or(counter!(bypassed_busy))),
+    }
+    let answer = hit(
+        pd,
+        request.addr.addr(),
+        request.length,
+        request.access,
+        true,
+    );
+    if let Some(mr) = answer.region() {
+        return stand_for(request, Registered::by(How::Hit, mr));
+    }
+    // A signal handler may have little stack.
+    aside::run_if_little(|| missed(mode, pd, request, answer))
+        .unwrap_or(Err(counter!(bypassed_limit)))
+}
+
+/// Registers memory for which the cache has no region.
+#[inline(never)]
+fn missed(
+    mode: CacheMode,
+    pd: Pd,
+    request: &Request,
+    answer: Answer,
+) -> Result<Registered, Counter> {
+    let range = range(pd, request).ok_or(counter!(bypassed_memory))?;
+    if !RELEASED.comes_back(&range) {
+        return Err(counter!(bypassed_first));
+    }
+    serve_again(mode, pd, request, answer).inspect_err(|&reason| {
+        if reason != counter!(bypassed_busy) {
+            RELEASED.give_up(&range);
+        }
+    })
+}
+
+/// Registers memory whose range has come back: makes a region that the cache keeps. The first call
+/// starts the cache.
+#[cold]
+fn serve_again(
+    mode: CacheMode,
+    pd: Pd,
+    request: &Request,
+    answer: Answer,
+) -> Result<Registered, Counter> {
+    if !in_place::are_in_place() {
+        // Nothing could be kept. And an end that the program takes from libibverbs would not come
+        // here: it would end the cache's region in the kernel.
+        say_without_effect(mode, log::always, PASSED_BY);
+        return Err(counter!(bypassed_watch));
+    }
+    match miss::register(pd, request, answer, true) {
+        Ok(registered) => {
+            say_so(mode);
+            stand_for(request, registered)
+        }
+        Err(Unserved::Because(reason)) => Err(reason),
+        Err(Unserved::Failed(Error::Shortage(_))) => Err(counter!(bypassed_busy)),
+        Err(Unserved::Failed(_)) => Err(counter!(bypassed_memory)),
+    }
+}
+
+/// The counter of a reason why the rule refuses a registration. A registration of length 0, which
+/// the kernel refuses too, is not counted.
+#[cold]
+fn refused(reason: u32) -> Option<Counter> {
+    Some(match reason {
+        unserved::ACCESS => counter!(bypassed_access),
+        unserved::ADDRESS => counter!(bypassed_address),
+        unserved::INTERRUPTED => counter!(bypassed_busy),
+        unserved::CHILD => counter!(bypassed_fork),
+        unserved::FORK => {
+            let say = |message: fmt::Arguments<'_>| log::line(Level::Info, message);
+            say_without_effect(config().cache_mode, say, KEPT_FROM_CHILDREN);
+            counter!(bypassed_fork)
+        }
+        unserved::DISABLED | unserved::DEVICE => counter!(bypassed_device),
+        _ => return None,
+    })
+}
+
+/// Remembers the range of a plain region that is about to be deregistered: the next registration of
+/// the range has come back. (If the deregistration fails, that is too early, and does no harm.)
+#[inline(never)]
+pub fn remember(mode: CacheMode, mr: Mr) {
+    let (public, access) = (mr.read(), mr.access());
+    let page_range = PageRange::around(public.addr.addr() as u64, public.length as u64);
+    if let Some(page_range) = page_range.filter(|_| mode.wants(access)) {
+        released::add(&key::range(public.pd.addr() as u64, page_range, access));
+    }
+}
+
+const PASSED_BY: &str = "dlopen loaded the library, so the program's memory calls pass it by. \
+    Preload the library (LD_PRELOAD), or link the program to it";
+const KEPT_FROM_CHILDREN: &str = "libibverbs keeps registered memory from children (ibv_fork_init, \
+    RDMAV_FORK_SAFE), since this kernel does not copy it for them, or the program took \
+    ibv_fork_init from libibverbs itself";
+
+/// Says once that the setting has no effect, and why.
+#[cold]
+fn say_without_effect(mode: CacheMode, say: fn(fmt::Arguments<'_>), why: &str) {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    if SAID.load(Relaxed) || SAID.swap(true, Relaxed) {
+        return;
+    }
+    say(format_args!(
+        "RDMAMR_CACHE={} is without effect: {why}",
+        name(mode)
+    ));
+}
+
+fn name(mode: CacheMode) -> &'static str {
+    match mode {
+        CacheMode::Off => "off",
+        CacheMode::Local => "local",
+        CacheMode::All => "all",
+    }
+}
+
+/// Makes the program's own object, which stands for one use of the cache's region.
+#[inline(always)]
+fn stand_for(request: &Request, served: Registered) -> Result<Registered, Counter> {
+    // SAFETY: the cache has just given this region out, so it is live until this use is released.
+    let region = unsafe { Mr::from_c(served.mr) }.ok_or(counter!(bypassed_limit))?;
+    match mr::new_object() {
+        Some(object) => {
+            object.stand_for(request.access, region);
+            Ok(Registered::by(served.how, object.as_ptr()))
+        }
+        None => {
+            release(region);
+            Err(counter!(bypassed_limit))
+        }
+    }
+}
+
+/// Ends one use of the region of the cache whose object lies at `cached`.
+pub fn end(cached: usize) {
+    // SAFETY: `cached` is an object in a slot of the cache, and the cache's memory is never
+    // unmapped. In a child, which has no cache, `release` does not read the object.
+    if let Some(region) = unsafe { Mr::from_c(with_exposed_provenance_mut(cached)) } {
+        // `release` returns false in a child of the process that registered the region: the region
+        // is the parent's, and stays.
+        release(region);
+    }
+}
+
+/// Deregisters a region that the cache serves.
+#[inline(never)]
+pub fn deregister(mr: Mr) -> Result<How, Error> {
+    let object = mr.claim_cached().ok_or(Error::Gone)?;
+    end(object.cached());
+    mr::put_object_away(object);
+    Ok(How::Kept)
+}
+
+/// A provider deregisters a region that the cache serves. Returns true if there is such a region:
+/// the provider then frees the object.
+pub fn deregister_bypassed(mr: Mr) -> bool {
+    mr.claim_cached()
+        .map(|object| end(object.cached()))
+        .is_some()
+}

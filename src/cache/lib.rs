@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The cache of regions: the meaning of `ibv_reg_mr_relaxed` and its kin on Linux, which has had
+//! no FMR since 5.8.
+//!
+//! A relaxed region is an ordinary kernel region over whole pages. When the program releases the
+//! region, this process's cache keeps it. The cache gives the region out again as long as its
+//! translation is provably unchanged. `docs/proof.md` has the argument, in numbered lemmas, each
+//! with the code that holds it and the test that shows it.
+//!
+//! - `region/`: a slot, its state (the state of a region in one atomic), lists of slots.
+//! - `find/`: the look-up without a lock, the index by address, the filter of memory without
+//!   regions.
+//! - `life/`: what happens to a region, a file for each: hit, miss, change, release, end.
+//! - `released.rs`: the ranges that were registered plainly and released, and so may come back.
+//! - `layout.rs`: what all threads share. `slots.rs`, `lookup.rs`, `claims.rs`, `totals.rs`: what
+//!   they do without the lock. `locked.rs`, `overlapping.rs` and `extents.rs`: what they do under it.
+//! - `instance.rs`: the cache of this process; `start.rs` makes it.
+
+use rdmamr_abi as abi;
+use rdmamr_config as config;
+use rdmamr_mr as mr;
+use rdmamr_next as next;
+use rdmamr_stats as stats;
+use rdmamr_sys as sys;
+use rdmamr_trace as trace;
+use rdmamr_uverbs as uverbs;
+
+mod batch;
+pub mod cause;
+mod claims;
+pub mod dispatch;
+mod extents;
+mod find;
+pub mod foresight;
+pub mod instance;
+pub mod layout;
+pub mod life;
+mod lock;
+pub mod locked;
+mod lookup;
+#[cfg(all(test, loom))]
+mod loom_tests;
+mod mapping;
+#[cfg(all(test, not(loom)))]
+mod model_tests;
+pub mod objects;
+mod overlapping;
+mod place;
+pub mod region;
+pub mod released;
+mod slots;
+pub mod start;
+mod totals;
+pub mod watch;

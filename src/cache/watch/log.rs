@@ -1,0 +1,522 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The log of changes of the address space. Writers record each change of memory that they make or
+//! hear of. Before a registration uses a region again, it makes sure that every recorded change has
+//! been applied.
+//!
+//! Writers are the interposed memory calls, in any thread and any signal handler, and the reader of
+//! userfaultfd. They take no lock and never wait: a writer that finds the log full marks it as
+//! lost, which invalidates every region. Readers apply the log one at a time, under the cache's
+//! lock.
+//!
+//! A change is *under way* from before its first record is written until after its last. An
+//! interposed call is under way around the real call, and names the range that it may change. The
+//! monitor is under way around reading an event and recording it; it does not know the range before
+//! it has read the event. The log is *settled* for a range when every record is applied and nothing
+//! is under way that may change the range. So nobody waits for a change of other memory.
+
+use crate::sys::atomics::{AtomicU64, Ordering::*, fence};
+use crate::sys::pages::PageRange;
+use core::marker::PhantomData;
+use errno::Errno;
+
+/// What happened to a range.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u64)]
+pub enum Kind {
+    /// An interposed call changes the range.
+    Called,
+    /// userfaultfd reports that the range has changed.
+    Reported,
+    /// userfaultfd reports that the range's pages are about to be dropped, which may still take a
+    /// moment.
+    Dropping,
+    /// userfaultfd reports nothing any more.
+    Lost,
+}
+
+/// A change of memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Change {
+    pub range: PageRange,
+    pub kind: Kind,
+}
+
+#[repr(C)]
+struct LogSlot {
+    /// Twice the round in which the slot is to be filled, plus one once it is filled.
+    turn: AtomicU64,
+    start: AtomicU64,
+    end: AtomicU64,
+    kind: AtomicU64,
+}
+
+/// A range in which a change is under way.
+#[repr(C)]
+struct Place {
+    /// The number of times that the place was used, and in the lower bits [`VACANT`], [`CLAIMED`]
+    /// or [`NAMED`], with [`STUCK`] or without.
+    word: AtomicU64,
+    start: AtomicU64,
+    end: AtomicU64,
+    /// The thread pointer of the thread that makes the change.
+    thread: AtomicU64,
+    /// The address of the call's [`Frame`].
+    frame: AtomicU64,
+}
+
+impl Place {
+    /// The range, which another change may be writing meanwhile.
+    fn range(&self) -> PageRange {
+        PageRange {
+            start: self.start.load(Relaxed),
+            end: self.end.load(Relaxed),
+        }
+    }
+}
+
+const STATE: u64 = 3;
+const VACANT: u64 = 0;
+/// A thread is writing the range. Its change has not begun.
+const CLAIMED: u64 = 1;
+const NAMED: u64 = 2;
+/// A thread has waited for the end of this change in vain. The next thread does not wait.
+const STUCK: u64 = 4;
+const USE: u64 = 8;
+
+/// How many changes can name their ranges at a time. A further one counts for all memory.
+const PLACES: usize = if cfg!(any(loom, miri)) { 2 } else { 64 };
+
+/// In `under_way`: one change that names its range, and one that may change any memory.
+const SOMEWHERE: u64 = 1;
+const ANYWHERE: u64 = 1 << 32;
+/// A flag in `under_way`: no hit may succeed any more.
+const NEVER_SETTLED: u64 = 1 << 63;
+
+/// For how many ms a call on much memory counts.
+const LONGEST: u64 = 2000;
+
+/// How many calls on much memory count at a time.
+const LONG_CALLS: usize = 4;
+
+/// A call on much memory that is under way.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Long {
+    number: usize,
+    until: u64,
+}
+
+/// How many changes the log holds before one is applied.
+const ROOM: u64 = if cfg!(any(loom, miri)) { 2 } else { 4096 };
+
+/// A flag in `written`: a change did not fit.
+const LOST: u64 = 1 << 63;
+
+/// The log. Zeroed memory is an empty log. A hit reads the first three words, with which a line of
+/// the processor's cache ends ([`crate::layout::Cache`]).
+#[repr(C)]
+pub struct Log {
+    /// The changes under way: [`SOMEWHERE`] and [`ANYWHERE`].
+    under_way: AtomicU64,
+    /// Records that are written or just being written, and the flag [`LOST`].
+    written: AtomicU64,
+    /// Records applied.
+    applied: AtomicU64,
+    /// The number of places that were ever used.
+    used: AtomicU64,
+    /// For each interposed call under way on much memory until when it counts, by the kernel's
+    /// clock in ms; 0 if there is none. (A signal handler may leave a call by siglongjmp(3): that
+    /// one counts for no longer, and no other for it.)
+    long: [AtomicU64; LONG_CALLS],
+    /// How many regions were linked.
+    linked: AtomicU64,
+    rest_of_lines: [u64; 14 - LONG_CALLS],
+    places: [Place; PLACES],
+    slots: [LogSlot; ROOM as usize],
+}
+
+/// A word in the stack frame of a call that makes a change. It is the word of the change's place as
+/// long as the frame exists: what takes the frame's place on the stack writes something else there.
+pub struct Frame(core::sync::atomic::AtomicU64);
+
+impl Frame {
+    /// A frame of a change that has no place yet.
+    #[inline(always)]
+    pub fn new() -> Frame {
+        Frame(core::sync::atomic::AtomicU64::new(0))
+    }
+}
+
+/// A change that is under way in a range.
+#[must_use = "the change is under way until `end_at`"]
+pub struct Announced<'f>(Option<InPlace>, PhantomData<&'f Frame>);
+
+/// A change in a place.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct InPlace {
+    number: usize,
+    word: u64,
+}
+
+/// What keeps a range from being settled.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum UnderWay {
+    Nothing,
+    /// A change that will end soon.
+    Change,
+    /// A change whose end no thread should wait for: the waiting thread itself makes it, and a
+    /// signal handler has interrupted it, or a thread has waited for it in vain before.
+    Stuck,
+}
+
+/// The state of the log when all that was written had been applied.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Position(u64);
+
+impl Log {
+    /// How many of its first bytes each hit reads.
+    #[cfg(not(loom))]
+    pub const READ_BY_HITS: usize = 3 * size_of::<AtomicU64>();
+
+    /// An empty log, for tests. The cache's log lies in zeroed memory.
+    #[cfg(test)]
+    pub fn new() -> Log {
+        Log {
+            under_way: AtomicU64::new(0),
+            written: AtomicU64::new(0),
+            applied: AtomicU64::new(0),
+            used: AtomicU64::new(0),
+            long: core::array::from_fn(|_| AtomicU64::new(0)),
+            linked: AtomicU64::new(0),
+            rest_of_lines: [0; 14 - LONG_CALLS],
+            places: core::array::from_fn(|_| Place {
+                word: AtomicU64::new(0),
+                start: AtomicU64::new(0),
+                end: AtomicU64::new(0),
+                thread: AtomicU64::new(0),
+                frame: AtomicU64::new(0),
+            }),
+            slots: core::array::from_fn(|_| LogSlot {
+                turn: AtomicU64::new(0),
+                start: AtomicU64::new(0),
+                end: AtomicU64::new(0),
+                kind: AtomicU64::new(0),
+            }),
+        }
+    }
+
+    /// Announces a change of any memory: it is under way from now on.
+    pub fn begin(&self) {
+        // SeqCst: the caller's next step is a system call, which must not be seen before this
+        // announcement.
+        self.under_way.fetch_add(ANYWHERE, SeqCst);
+    }
+
+    /// Ends what `begin` announced. All of its records have been written.
+    pub fn end(&self) {
+        self.under_way.fetch_sub(ANYWHERE, Release);
+    }
+
+    /// Makes every later hit fail, without a wait: announces a change that never ends.
+    pub fn distrust(&self) {
+        self.under_way.fetch_or(NEVER_SETTLED, SeqCst);
+    }
+
+    /// Whether no hit may succeed any more.
+    pub fn is_distrusted(&self) -> bool {
+        self.under_way.load(Acquire) & NEVER_SETTLED != 0
+    }
+
+    /// Announces a change in a range by the thread with this thread pointer: it is under way from
+    /// now on. The frame lies in the function that makes the call.
+    ///
+    /// A signal handler that leaves this function by siglongjmp(3) can take a place out of use, but
+    /// cannot leave a change under way that nobody ends.
+    pub fn begin_at<'f>(&self, range: PageRange, thread: usize, frame: &'f Frame) -> Announced<'f> {
+        for (n, place) in self.places.iter().enumerate() {
+            let word = place.word.load(Relaxed);
+            if word & STATE != VACANT
+                || place
+                    .word
+                    .compare_exchange(word, word | CLAIMED, Acquire, Relaxed)
+                    .is_err()
+            {
+                continue;
+            }
+            // A thread that reads a part of the new range sees that the word has changed.
+            fence(Release);
+            place.start.store(range.start, Relaxed);
+            place.end.store(range.end, Relaxed);
+            place.thread.store(thread as u64, Relaxed);
+            let word = word | NAMED;
+            frame.0.store(word, Relaxed);
+            let address = (&raw const frame.0).expose_provenance();
+            place.frame.store(address as u64, Relaxed);
+            self.used.fetch_max(n as u64 + 1, Relaxed);
+            // Whoever ends the change counts it off. So it is counted before it has a name.
+            self.under_way.fetch_add(SOMEWHERE, SeqCst);
+            // SeqCst: the caller's next step is a system call, which must not be seen before this
+            // announcement.
+            place.word.swap(word, SeqCst);
+            return Announced(Some(InPlace { number: n, word }), PhantomData);
+        }
+        self.begin();
+        Announced(None, PhantomData)
+    }
+
+    /// Ends what `begin_at` announced. All of its records have been written.
+    pub fn end_at(&self, announced: Announced<'_>) {
+        match announced.0 {
+            Some(place) => drop(self.vacate(place)),
+            None => self.end(),
+        }
+    }
+
+    /// Ends a change in a place. Returns false if it has been ended already.
+    fn vacate(&self, InPlace { number, word }: InPlace) -> bool {
+        let place = &self.places[number];
+        let vacant = (word & !(USE - 1)) + USE;
+        let ended = place.word.fetch_update(Release, Relaxed, |now| {
+            (now & !STUCK == word & !STUCK).then_some(vacant)
+        });
+        if ended.is_ok() {
+            self.under_way.fetch_sub(SOMEWHERE, Release);
+        }
+        ended.is_ok()
+    }
+
+    /// Ends the changes in a range whose calls have not returned and never will: a signal handler
+    /// left them by siglongjmp(3), or their threads have ended. `read` reads a word of memory that
+    /// may be gone.
+    pub fn end_left(&self, range: PageRange, read: impl Fn(u64) -> Result<u64, Errno>) {
+        for (number, word) in self.touching(range) {
+            let place = &self.places[number];
+            let frame = place.frame.load(Relaxed);
+            let change = Change {
+                range: place.range(),
+                kind: Kind::Called,
+            };
+            fence(Acquire);
+            let exists = match read(frame) {
+                Ok(there) => there & !STUCK == word & !STUCK,
+                Err(errno) => errno.0 != libc::EFAULT,
+            };
+            if !exists && place.word.load(Relaxed) == word {
+                // Whatever the call did, it has done. Its record precedes its end.
+                self.write(change);
+                self.vacate(InPlace { number, word });
+            }
+        }
+    }
+
+    /// A call on much memory begins: it may hold the kernel's lock of the address space for long.
+    /// `None` if so many are under way that this one does not matter.
+    pub fn begin_long(&self, now: u64) -> Option<Long> {
+        let until = now + LONGEST;
+        self.long.iter().enumerate().find_map(|(number, place)| {
+            let was = place.load(Relaxed);
+            let taken = was <= now && place.compare_exchange(was, until, Relaxed, Relaxed).is_ok();
+            taken.then_some(Long { number, until })
+        })
+    }
+
+    /// A call on much memory has ended.
+    pub fn end_long(&self, Long { number, until }: Long) {
+        // If it took longer than it counts, the place may be another's.
+        let _ = self.long[number].compare_exchange(until, 0, Relaxed, Relaxed);
+    }
+
+    /// Whether a call on much memory is under way.
+    pub fn is_long(&self, now: impl Fn() -> u64) -> bool {
+        let latest = self.long.iter().map(|place| place.load(Relaxed)).max();
+        latest.is_some_and(|until| until != 0 && now() < until)
+    }
+
+    /// Whether a change under way may change a range.
+    ///
+    /// A place that another change takes over while this function reads it does not matter: the
+    /// records of the change that left the place are written, and the caller looks for records
+    /// next.
+    #[cold]
+    fn touches(&self, range: PageRange) -> bool {
+        self.under_way.load(Acquire) >= ANYWHERE || self.touching(range).next().is_some()
+    }
+
+    /// The places of the changes under way that may change a range, and their words.
+    fn touching(&self, range: PageRange) -> impl Iterator<Item = (usize, u64)> {
+        let used = self.used.load(Acquire) as usize;
+        let places = self.places.iter().take(used).enumerate();
+        places.filter_map(move |(number, place)| {
+            let word = place.word.load(Acquire);
+            if word & STATE != NAMED {
+                return None;
+            }
+            let named = place.range();
+            fence(Acquire);
+            let unchanged = place.word.load(Relaxed) & !STUCK == word & !STUCK;
+            // A range that was read in part is any range.
+            (!unchanged || named.overlaps(range)).then_some((number, word))
+        })
+    }
+
+    /// What keeps a range from being settled, for the thread with this thread pointer.
+    pub fn under_way(&self, range: PageRange, thread: usize) -> UnderWay {
+        let under_way = self.under_way.load(Acquire);
+        if under_way & NEVER_SETTLED != 0 {
+            return UnderWay::Stuck;
+        }
+        let mut found = UnderWay::Nothing;
+        if under_way == 0 {
+            return found;
+        }
+        for (number, word) in self.touching(range) {
+            if word & STUCK != 0 || self.places[number].thread.load(Relaxed) == thread as u64 {
+                return UnderWay::Stuck;
+            }
+            found = UnderWay::Change;
+        }
+        if under_way >= ANYWHERE {
+            found = UnderWay::Change;
+        }
+        found
+    }
+
+    /// A thread has waited in vain for the changes under way in a range.
+    pub fn give_up_waiting(&self, range: PageRange) {
+        for (number, word) in self.touching(range) {
+            // If the exchange fails, the change has ended.
+            let _ = self.places[number]
+                .word
+                .compare_exchange(word, word | STUCK, Relaxed, Relaxed);
+        }
+    }
+
+    /// A region is about to be linked, and pinned after that. Under the cache's lock.
+    pub fn link(&self) {
+        let linked = self.linked.load(Relaxed);
+        self.linked.store(linked.wrapping_add(1), Release);
+    }
+
+    /// How many regions were linked, as [`Log::write_again`] asks for it.
+    pub fn linked(&self) -> u64 {
+        self.linked.load(Acquire)
+    }
+
+    /// Records a change once it is made that was recorded before it was made. `linked` was read
+    /// before that first record. If no region has been linked since, the first record is enough:
+    /// whoever applies it meets every region that was pinned before the change. (A region is
+    /// watched between its link and its pin. So the kernel's lock of the address space orders this
+    /// look after the link of a region that was pinned before the change.)
+    pub fn write_again(&self, change: Change, linked: u64) {
+        if self.linked() != linked {
+            self.write(change);
+        }
+    }
+
+    /// Records a change. Called between `begin` and `end`.
+    pub fn write(&self, change: Change) {
+        let mut written = self.written.load(Relaxed);
+        loop {
+            if written & LOST != 0 {
+                return;
+            }
+            let (slot, turn) = (self.slot(written), 2 * (written / ROOM));
+            let now = slot.turn.load(Acquire);
+            if now < turn {
+                self.written.fetch_or(LOST, SeqCst);
+                return;
+            }
+            if now == turn
+                && self
+                    .written
+                    .compare_exchange(written, written + 1, SeqCst, Relaxed)
+                    .is_ok()
+            {
+                slot.start.store(change.range.start, Relaxed);
+                slot.end.store(change.range.end, Relaxed);
+                slot.kind.store(change.kind as u64, Relaxed);
+                slot.turn.store(turn + 1, Release);
+                return;
+            }
+            written = self.written.load(Relaxed);
+        }
+    }
+
+    fn slot(&self, position: u64) -> &LogSlot {
+        &self.slots[(position % ROOM) as usize]
+    }
+
+    /// The state of the log if every record is applied. Changes that are under way have their last
+    /// record still to come; [`Log::still`] looks for those.
+    #[inline(always)]
+    pub fn applied(&self) -> Option<Position> {
+        let written = self.written.load(Acquire);
+        (written == self.applied.load(Acquire)).then_some(Position(written))
+    }
+
+    /// Whether every record is applied and nothing is under way in this range.
+    pub fn is_settled(&self, range: PageRange) -> bool {
+        self.applied()
+            .is_some_and(|position| self.still(position, range))
+    }
+
+    /// Whether every record is applied and no event is being read. Interposed calls may be under
+    /// way.
+    pub fn has_heard_all(&self) -> bool {
+        self.applied().is_some_and(|position| {
+            self.under_way.load(Acquire) < ANYWHERE && self.written.load(Acquire) == position.0
+        })
+    }
+
+    /// Whether no record has been written since, and nothing is under way in this range.
+    #[inline(always)]
+    pub fn still(&self, position: Position, range: PageRange) -> bool {
+        (self.under_way.load(Acquire) == 0 || !self.touches(range))
+            && self.written.load(Acquire) == position.0
+    }
+
+    /// Whether a record is not applied yet.
+    pub fn is_behind(&self) -> bool {
+        self.written.load(Acquire) != self.applied.load(Relaxed)
+    }
+
+    /// Applies the records: calls `each` with every change, or with `None` if some were lost, which
+    /// stands for any change. Stops at a record that is just being written. The caller holds the
+    /// cache's lock.
+    pub fn apply(&self, mut each: impl FnMut(Option<Change>)) {
+        let mut position = self.applied.load(Relaxed);
+        loop {
+            let (slot, turn) = (self.slot(position), 2 * (position / ROOM));
+            if slot.turn.load(Acquire) != turn + 1 {
+                break;
+            }
+            each(Some(Change {
+                range: PageRange {
+                    start: slot.start.load(Relaxed),
+                    end: slot.end.load(Relaxed),
+                },
+                kind: kind(slot.kind.load(Relaxed)),
+            }));
+            slot.turn.store(turn + 2, Release);
+            position += 1;
+        }
+        let written = self.written.load(Acquire);
+        if written == position | LOST {
+            each(None);
+            // The call above also covers a writer that finds the mark between the two steps. Only
+            // regions that are linked from now on could miss that writer's record: linking takes
+            // the lock that is held here. If the record comes before the real call, the writer sees
+            // that they were linked, and writes a second one. If it comes after the real call, none
+            // of them was pinned before the change.
+            let _ = self
+                .written
+                .compare_exchange(written, position, SeqCst, Relaxed);
+        }
+        self.applied.store(position, Release);
+    }
+}
+
+fn kind(number: u64) -> Kind {
+    const KINDS: [Kind; 4] = [Kind::Called, Kind::Reported, Kind::Dropping, Kind::Lost];
+    // A number that is no kind says nothing of what has changed: all is lost.
+    KINDS.get(number as usize).copied().unwrap_or(Kind::Lost)
+}

@@ -1,0 +1,457 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The descriptor by which threads of the program ask the file of userfaultfd: to register memory,
+//! to unregister it, and for the fence.
+//!
+//! The number is in the program's table of descriptors. The program can close it and put another
+//! file there, and a thread can leave the table (unshare(2), CLONE_FILES). So the number is no
+//! proof of anything; the reader, which has a table of its own, hears of every change whatever
+//! becomes of it. What the number answers counts only if it is *ours*:
+//!
+//! * Each thread looks for itself before it first asks: a proof belongs to a table. kcmp(2) says
+//!   whether the thread has the cache's table, that of the cleaner. A thread in another table neither
+//!   hits nor watches, and deregisters nothing of the cache's: its numbers are other files'.
+//! * fstat(2) shows the device and the inode of our file. Each userfaultfd has an inode of its own
+//!   since Linux 5.12, and the reader keeps the file open, so no other file gets that inode.
+//!   Before Linux 5.12 another userfaultfd of the process looks alike.
+//! * The answer of the fence is one that few other files give: EINVAL or EAGAIN. A closed number,
+//!   a pipe, a socket, a file, a terminal answer otherwise. An epoll file does not, nor does
+//!   another userfaultfd. Only another userfaultfd takes memory.
+//! * The C library's calls that close or replace a number are interposed (`capi/descriptors.rs`).
+//!   While one of them is under way at our number, in whichever table, and until a thread has seen
+//!   our file again by fstat, each fence and each request for memory of that thread is followed by
+//!   an fstat. The same holds once fstat has shown another file. `unshare` and `close_range` are
+//!   interposed too: a thread that may have left the table looks anew.
+//! * The first time that a region would be used again, fstat shows our file once more.
+//!
+//! Two cases are left (docs/limits.md). A thread replaces our number by a raw system call dup2,
+//! directly by a file that answers EINVAL, and no region is used again for the first time between
+//! that and a hit. And a thread that has already asked leaves the table by a raw system call.
+//! (No ioctl tells our file from another userfaultfd at the fence's price: of those that answer
+//! without the lock of the address space none looks whose the memory is.)
+
+use crate::stats::log;
+use crate::sys::descriptor::identity;
+use crate::sys::helper_thread;
+use crate::sys::pages::PageRange;
+use crate::sys::thread;
+use crate::sys::words::InWords;
+use crate::watch::listeners::is_retired;
+use crate::watch::userfaultfd::{Fence, Userfaultfd, Watched};
+use core::cell::Cell;
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering::*};
+use errno::{Errno, errno, set_errno};
+
+/// The number of the process's one watch.
+#[unsafe(link_section = ".data.rdmamr_hits")]
+pub static WATCH_FD: WatchFd = WatchFd::none();
+
+/// A number for the file, and what is known of it. Each hit reads some of it: one line of the
+/// processor's cache.
+#[repr(align(64))]
+pub struct WatchFd {
+    fd: AtomicI32,
+    device: AtomicU64,
+    inode: AtomicU64,
+    /// How many calls that close or replace the number have begun, and how many have returned.
+    begun: AtomicU64,
+    ended: AtomicU64,
+    said: AtomicBool,
+}
+
+/// In place of a value of `begun`: the thread has not seen the number to be ours.
+const NOTHING: u64 = u64::MAX;
+
+thread_local! {
+    /// The value of `begun` when this thread last saw the number to be ours, and no call was under
+    /// way. Other threads may have other tables, so each looks for itself.
+    static PROVEN: Cell<u64> = const { Cell::new(NOTHING) };
+    /// What this thread knows of its table.
+    static KNOWN: Cell<Known> = const { Cell::new(Known::Nothing) };
+}
+
+/// `PROVEN` of the library's own threads, which have no such variables. Those that ask share a
+/// table.
+static OF_HELPER: AtomicU64 = AtomicU64::new(NOTHING);
+
+/// Not inlined: the compiler may look up the address of a thread-local variable before it asks who
+/// asks, and a helper thread dies of that. The same holds for the other functions that say so.
+#[inline(never)]
+fn of_program() -> u64 {
+    PROVEN.get()
+}
+
+fn set_proof(proof: u64) {
+    /// Not inlined, as [`of_program`].
+    #[inline(never)]
+    fn of_program(proof: u64) {
+        PROVEN.set(proof);
+    }
+    if helper_thread::is_current() {
+        OF_HELPER.store(proof, SeqCst);
+    } else {
+        of_program(proof);
+    }
+}
+
+/// What a thread knows of its table of descriptors.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Known {
+    Nothing,
+    /// It was the cache's, and the thread has left it, or may have.
+    Left,
+    Here,
+    Elsewhere,
+}
+
+/// The table of descriptors that the cache's numbers are in: that of our file, and those of
+/// devices. It is the table of the thread that made the cleaner, which shares it.
+pub static TABLE: Table = Table(AtomicI32::new(0));
+
+/// The number of a thread that shares the table; 0 if there is none.
+pub struct Table(AtomicI32);
+
+impl Table {
+    /// A thread of the library's shares the table from now on, for ever.
+    pub fn set(&self, thread: i32) {
+        self.0.store(thread, Release);
+    }
+
+    /// Whether the calling thread has this table. If the kernel may not be asked (kcmp(2)), a
+    /// thread that has not left a table by a call of the C library has.
+    pub fn is_here(&self) -> bool {
+        /// Not inlined, as [`of_program`].
+        #[inline(never)]
+        fn of_program(table: &Table) -> bool {
+            match KNOWN.get() {
+                Known::Here => true,
+                Known::Elsewhere => false,
+                known => table.look(known),
+            }
+        }
+        helper_thread::is_current() || of_program(self)
+    }
+
+    #[cold]
+    fn look(&self, known: Known) -> bool {
+        const KCMP_FILES: i32 = 2;
+        let thread = self.0.load(Acquire);
+        if thread == 0 || is_retired() {
+            return known == Known::Nothing;
+        }
+        let before = errno();
+        // SAFETY: the call takes no arguments.
+        let this = unsafe { libc::syscall(libc::SYS_gettid) };
+        // SAFETY: the call takes no pointers.
+        let same = unsafe { libc::syscall(libc::SYS_kcmp, thread, this, KCMP_FILES, 0, 0) };
+        let refused = same < 0 && matches!(errno().0, libc::EPERM | libc::EACCES | libc::ENOSYS);
+        set_errno(before);
+        let here = same == 0 || (refused && known == Known::Nothing);
+        KNOWN.set(if here { Known::Here } else { Known::Elsewhere });
+        here
+    }
+
+    /// Whether this thread has left the table of descriptors of the program. (The first thread's
+    /// table is the process's.)
+    pub fn is_left(&self) -> bool {
+        !self.is_here() && thread::id_by_kernel() != std::process::id()
+    }
+
+    /// The calling thread may have another table from now on.
+    pub fn left(&self) {
+        KNOWN.set(Known::Left);
+        PROVEN.set(NOTHING);
+    }
+}
+
+/// The number is another file's, or nobody's.
+const NOT_OURS: Errno = Errno(libc::EBADF);
+
+impl WatchFd {
+    const fn none() -> WatchFd {
+        WatchFd {
+            fd: AtomicI32::new(-1),
+            device: AtomicU64::new(0),
+            inode: AtomicU64::new(0),
+            begun: AtomicU64::new(0),
+            ended: AtomicU64::new(0),
+            said: AtomicBool::new(false),
+        }
+    }
+
+    /// Takes the number of a file that this thread has just opened, and what `identity` says of it.
+    pub fn set(&self, file: Userfaultfd, (device, inode): (u64, u64)) {
+        self.device.store(device, Relaxed);
+        self.inode.store(inode, Relaxed);
+        self.fd.store(file.fd(), Release);
+    }
+
+    /// The file, as far as the number is its own. `None`: there is no watch.
+    #[inline(always)]
+    fn file(&self) -> Option<Userfaultfd> {
+        let fd = self.fd.load(Acquire);
+        (fd >= 0).then(|| Userfaultfd::of_fd(fd))
+    }
+
+    /// Whether this is the number.
+    #[inline(always)]
+    pub fn is(&self, fd: i32) -> bool {
+        fd >= 0 && fd == self.fd.load(Relaxed)
+    }
+
+    /// Whether there is a watch.
+    pub fn exists(&self) -> bool {
+        self.file().is_some()
+    }
+
+    /// Whether nothing is known to have happened to the number since the calling thread saw it to
+    /// be ours.
+    #[inline(never)]
+    fn is_trusted(&self) -> bool {
+        let proven = if helper_thread::is_current() {
+            OF_HELPER.load(SeqCst)
+        } else {
+            of_program()
+        };
+        proven == self.begun.load(SeqCst)
+    }
+
+    /// Asks whether a change of memory is in flight. A thread of the program asks.
+    #[inline(always)]
+    pub fn fence(&self) -> Fence {
+        self.fence_if(|| PROVEN.get() == self.begun.load(SeqCst))
+    }
+
+    /// As [`WatchFd::fence`], for a thread that may be the library's own.
+    pub fn fence_of_any(&self) -> Fence {
+        self.fence_if(|| self.is_trusted())
+    }
+
+    #[inline(always)]
+    fn fence_if(&self, is_trusted: impl FnOnce() -> bool) -> Fence {
+        let Some(file) = self.file() else {
+            return Fence::Lost(NOT_OURS);
+        };
+        match file.fence() {
+            // If the number is replaced after this look at `begun`, it was ours at the fence.
+            Fence::Passed if is_trusted() => Fence::Passed,
+            Fence::UnderWay => Fence::UnderWay,
+            answer => self.fence_in_doubt(answer),
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn fence_in_doubt(&self, answer: Fence) -> Fence {
+        let Fence::Lost(errno) = answer else {
+            return match self.prove() {
+                Ok(()) => answer,
+                Err(errno) => Fence::Lost(errno),
+            };
+        };
+        // Whatever is seen to be ours from now on must be seen after this.
+        drop(self.beginning());
+        if self.prove().is_ok() && !self.said.swap(true, Relaxed) {
+            log::later(format_args!(
+                "the kernel does not let the library ask userfaultfd whether memory is changing ({}): threads \
+                 that find it so do not reuse regions. Allow ioctl(2) with UFFDIO_WRITEPROTECT, in a container in \
+                 its seccomp profile",
+                InWords(errno)
+            ));
+        }
+        answer
+    }
+
+    /// Has the kernel report changes of these pages from now on. The range may have holes.
+    ///
+    /// If a raw system call has put another userfaultfd on the number, that one has taken the
+    /// memory. So the answer counts once [`WatchFd::prove`] has shown our file after this call.
+    pub fn register(&self, range: PageRange) -> Result<Watched, Errno> {
+        let file = self.file().ok_or(NOT_OURS)?;
+        if !self.is_trusted() {
+            self.prove()?;
+        }
+        let registered = file.register(range);
+        if registered.is_err() || !self.is_trusted() {
+            self.prove()?;
+        }
+        registered
+    }
+
+    /// Ends the registration of memory that is registered with our file. Returns false if part of
+    /// the range cannot be registered at all.
+    ///
+    /// No fstat is needed: no other file takes this memory, so another userfaultfd refuses, or
+    /// (before Linux 6.16) ends our registration.
+    pub fn unregister(&self, range: PageRange) -> bool {
+        let is_ours = |_: &Userfaultfd| self.is_trusted() || self.prove().is_ok();
+        let file = self.file().filter(is_ours);
+        file.is_some_and(|file| file.unregister(range))
+    }
+
+    /// Looks whether the number is ours in the calling thread's table, and whether that table is
+    /// the cache's. If it is not ours, says so once, and no answer counts without an fstat from
+    /// then on.
+    pub fn prove(&self) -> Result<(), Errno> {
+        if !TABLE.is_here() {
+            return Err(NOT_OURS);
+        }
+        let before = errno();
+        let (begun, ended) = (self.begun.load(SeqCst), self.ended.load(SeqCst));
+        let fd = self.fd.load(Relaxed);
+        let found = identity(fd);
+        set_errno(before);
+        if found == Ok((self.device.load(Relaxed), self.inode.load(Relaxed))) {
+            if begun == ended {
+                set_proof(begun);
+            }
+            return Ok(());
+        }
+        set_proof(NOTHING);
+        drop(self.beginning());
+        if !self.said.swap(true, Relaxed) {
+            let say = |what| {
+                log::later(format_args!(
+                    "descriptor {fd}, by which the library asks userfaultfd, {what}: threads that find it so do not \
+                     reuse regions. A program should close descriptors that it has not opened before its first \
+                     registration"
+                ));
+            };
+            match found {
+                Err(NOT_OURS) => say(format_args!("was closed")),
+                Err(errno) => say(format_args!("cannot be looked at ({})", InWords(errno))),
+                Ok(_) => say(format_args!("is another file now")),
+            }
+        }
+        Err(NOT_OURS)
+    }
+
+    #[cold]
+    fn beginning(&self) -> Touching<'_> {
+        self.begun.fetch_add(1, SeqCst);
+        Touching(self)
+    }
+
+    /// A call of the C library is about to close or to replace the numbers from `first` to `last`.
+    #[inline(always)]
+    pub fn touching(&self, first: u32, last: u32) -> Option<Touching<'_>> {
+        let fd = self.fd.load(Relaxed);
+        let is_there = fd >= 0 && first <= fd as u32 && fd as u32 <= last;
+        is_there.then(|| self.beginning())
+    }
+
+    /// Closes the number for good, if it is ours in the calling thread's table.
+    pub fn close(&self) {
+        // The message would say what the program has not done.
+        self.said.store(true, Relaxed);
+        let touching = self.beginning();
+        self.close_in_child();
+        drop(touching);
+    }
+
+    /// Closes a forked child's copy of the file, if the number is still our file's.
+    pub fn close_in_child(&self) {
+        let before = errno();
+        let file = Userfaultfd::of_fd(self.fd.load(Relaxed));
+        let ours = Ok((self.device.load(Relaxed), self.inode.load(Relaxed)));
+        if self.fd.swap(-1, Relaxed) >= 0 && identity(file.fd()) == ours {
+            file.close();
+        }
+        set_errno(before);
+    }
+}
+
+/// A call under way that closes or replaces our number. The value is dropped when the call has
+/// returned. (If the call never returns, each fence from then on is followed by an fstat.)
+#[must_use]
+pub struct Touching<'a>(&'a WatchFd);
+
+impl Drop for Touching<'_> {
+    #[cold]
+    fn drop(&mut self) {
+        self.0.ended.fetch_add(1, SeqCst);
+    }
+}
+
+#[cfg(all(test, not(loom), not(miri)))]
+mod tests {
+    use super::*;
+
+    /// The tests close numbers that another test's file could get.
+    static ONE_AT_A_TIME: std::sync::Mutex<()> = std::sync::Mutex::new(());
+
+    fn open() -> Option<(WatchFd, i32)> {
+        let file = Userfaultfd::open().ok()?;
+        let number = WatchFd::none();
+        number.set(file, identity(file.fd()).ok()?);
+        Some((number, file.fd()))
+    }
+
+    fn put(fd: i32, by: i32) {
+        // SAFETY: `fd` is the test's own.
+        let put = unsafe { libc::syscall(libc::SYS_dup3, by, fd, 0) };
+        assert_eq!(put, fd.into());
+    }
+
+    fn replace(number: &WatchFd, fd: i32, by: i32) {
+        let touching = number.touching(fd as u32, fd as u32);
+        put(fd, by);
+        drop(touching);
+    }
+
+    #[test]
+    fn only_our_file_passes_the_fence() {
+        let _one = ONE_AT_A_TIME.lock();
+        let Some((number, fd)) = open() else {
+            return;
+        };
+        assert_eq!(number.fence(), Fence::Passed);
+        assert!(number.is_trusted());
+        // SAFETY: the call takes no pointers.
+        let (ours, epoll) = (unsafe { libc::dup(fd) }, unsafe { libc::epoll_create1(0) });
+        let another = Userfaultfd::open().map_or(-1, Userfaultfd::fd);
+        for file in [epoll, another] {
+            replace(&number, fd, file);
+            assert!(matches!(number.fence(), Fence::Lost(_)));
+            assert!(!number.unregister(PageRange {
+                start: 0,
+                end: 4096
+            }));
+            replace(&number, fd, ours);
+            assert!(!number.is_trusted());
+            assert_eq!(number.fence(), Fence::Passed);
+        }
+        // A raw system call is noticed at the next look.
+        put(fd, another);
+        assert_eq!(number.prove(), Err(NOT_OURS));
+        assert!(matches!(number.fence(), Fence::Lost(_)));
+        put(fd, ours);
+        assert_eq!(number.fence(), Fence::Passed);
+        // One that leaves a closed number is noticed at once.
+        Userfaultfd::of_fd(fd).close();
+        assert!(matches!(number.fence(), Fence::Lost(_)));
+        assert!(!number.is_trusted());
+        put(fd, epoll);
+        assert!(matches!(number.fence(), Fence::Lost(_)));
+        number.close_in_child();
+        assert!(identity(fd).is_ok(), "it is not ours");
+        for file in [fd, ours, another, epoll] {
+            Userfaultfd::of_fd(file).close();
+        }
+    }
+
+    #[test]
+    fn a_call_under_way_has_each_fence_look() {
+        let _one = ONE_AT_A_TIME.lock();
+        let Some((number, fd)) = open() else {
+            return;
+        };
+        let touching = number.touching(0, u32::MAX).unwrap();
+        assert_eq!(number.fence(), Fence::Passed);
+        assert!(!number.is_trusted());
+        drop(touching);
+        assert_eq!(number.fence(), Fence::Passed);
+        assert!(number.is_trusted() && number.touching(0, fd as u32 - 1).is_none());
+        number.close_in_child();
+        assert!(!number.exists() && number.touching(0, u32::MAX).is_none());
+    }
+}

@@ -1,0 +1,368 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The watch as the cache uses it.
+
+use crate::stats::log::{Level, always, later, line};
+use crate::sys::clock;
+use crate::sys::descriptor::identity;
+use crate::sys::pages::PageRange;
+use crate::sys::proc;
+use crate::watch::event_reader::{self, Reader};
+use crate::watch::extent;
+use crate::watch::failure::Failure;
+use crate::watch::gate;
+use crate::watch::in_place;
+use crate::watch::listeners::is_retired;
+use crate::watch::log::Log;
+use crate::watch::mappings::Mappings;
+use crate::watch::one_thread::OneThread;
+use crate::watch::userfaultfd::{Fence, Userfaultfd, Watched};
+use crate::watch::watch_fd::{WATCH_FD, WatchFd};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
+use errno::Errno;
+
+/// The watch of a process.
+#[repr(C)]
+pub struct Watch {
+    /// The process has had two threads. From then on a hit need not look at `one_thread`, whose
+    /// words are the C library's, in other lines of the processor's cache.
+    threads: AtomicBool,
+    /// When an attempt to start the watch may be made, in ns of the monotonic clock.
+    attempt: AtomicU64,
+    lost: AtomicBool,
+    reader: Reader,
+    /// What says whether the process has one thread. As soon as it has had two, every hit passes
+    /// the fence.
+    one_thread: Option<OneThread>,
+    /// How many mappings the process can afford.
+    pub mappings: Mappings,
+    /// Whether memory may be watched that belongs to no region.
+    left_some: AtomicBool,
+}
+
+/// The outcome of an attempt to stop watching.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Unwatching {
+    Done,
+    /// The kernel refuses to stop, for good.
+    Refused,
+    /// A change of the address space is under way. Until the log has been applied, the cache does
+    /// not know which memory is its own.
+    Unsettled,
+}
+
+/// Why memory is not watched.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Unwatched {
+    /// userfaultfd is refused to this process.
+    Refused,
+    /// userfaultfd does not take that memory, or another userfaultfd watches it.
+    Memory,
+    /// The process is short of mappings.
+    Limit,
+    /// Another thread is changing the address space.
+    Busy,
+}
+
+/// How long to wait after a failed attempt to start the watch, in ns.
+const ATTEMPTS_APART: u64 = 1_000_000_000;
+/// In place of a time: no attempt is to be made.
+const NEVER: u64 = u64::MAX;
+
+/// A forked child closes its copy of the file, since the parent would wait for a child that holds
+/// the file.
+unsafe extern "C" fn close_in_child() {
+    WATCH_FD.close_in_child();
+}
+
+impl Watch {
+    /// How many of its first bytes each hit reads.
+    pub const READ_BY_HITS: usize = size_of::<AtomicBool>();
+
+    /// Opens userfaultfd and starts the reader for the cache. If something is short, a later miss
+    /// tries again.
+    pub fn start(reader: Reader) -> Watch {
+        let watch = Watch {
+            threads: AtomicBool::new(false),
+            attempt: AtomicU64::new(0),
+            lost: AtomicBool::new(false),
+            reader,
+            one_thread: OneThread::find(),
+            mappings: Mappings::new(),
+            left_some: AtomicBool::new(false),
+        };
+        watch.try_to_start(true);
+        watch
+    }
+
+    /// Tries to start the watch, if it is time for an attempt.
+    #[cold]
+    fn try_to_start(&self, is_first: bool) {
+        let (due, now) = (self.attempt.load(Relaxed), clock::monotonic());
+        let takes = |due| {
+            self.attempt
+                .compare_exchange(due, NEVER, Relaxed, Relaxed)
+                .is_ok()
+        };
+        if is_retired() || now < due || self.lost.load(Relaxed) || !takes(due) {
+            return;
+        }
+        let passed_by = || (!in_place::are_in_place()).then_some(Failure::PassedBy);
+        let opened = || Userfaultfd::open().map_err(Failure::File);
+        let started = passed_by().map_or_else(opened, Err).and_then(|file| {
+            let closed = |failure| {
+                file.close();
+                failure
+            };
+            // By this every later answer of the number is proven to be the file's.
+            let which = identity(file.fd()).map_err(|errno| closed(Failure::Unseen(errno)))?;
+            event_reader::start(file, self.reader)
+                .map_err(|errno| closed(Failure::Thread(errno)))?;
+            Ok((file, which))
+        });
+        match started {
+            Ok((file, which)) => {
+                WATCH_FD.set(file, which);
+                // SAFETY: the handler is a function of this library, which is never unloaded.
+                unsafe { libc::pthread_atfork(None, None, Some(close_in_child)) };
+                line(
+                    Level::Info,
+                    format_args!("relaxed regions: userfaultfd watches anonymous memory"),
+                );
+                if !is_first {
+                    always(format_args!("regions are reused from now on"));
+                }
+            }
+            Err(failure) => {
+                if is_first {
+                    failure.say();
+                }
+                if failure.is_passing() {
+                    self.attempt.store(now + ATTEMPTS_APART, Relaxed);
+                }
+            }
+        }
+    }
+
+    /// Whether userfaultfd watches memory for the cache. Waits for a reader that has just been
+    /// started, beside which the start goes on.
+    pub fn is_on(&self) -> bool {
+        if !event_reader::is_ready() && WATCH_FD.exists() {
+            event_reader::wait_until_ready();
+        }
+        self.watch_fd().is_some()
+    }
+
+    /// The program's number of the file, if the watch works.
+    fn watch_fd(&self) -> Option<&'static WatchFd> {
+        let works = WATCH_FD.exists() && event_reader::is_ready() && !self.lost.load(Relaxed);
+        works.then_some(&WATCH_FD)
+    }
+
+    /// Watches a region's memory, and the memory around it. So huge pages stay whole, and
+    /// neighbours need no further mapping. Watches only the region's own pages if many neighbours
+    /// have been watched so, or if the kernel refuses the larger range because of other memory near
+    /// it.
+    ///
+    /// `claim` learns which memory is the cache's from now on. The call of `claim` precedes the
+    /// registration with the kernel: a report of a change that comes right after the registration
+    /// must find the claim.
+    ///
+    /// Before anybody relies on the watch of this memory, [`Watch::is_ours`] must have said yes.
+    pub fn watch(
+        &self,
+        page_range: PageRange,
+        has_many_neighbours: bool,
+        claim: impl Fn(Option<PageRange>),
+    ) -> Result<Watched, Unwatched> {
+        if !self.is_on() {
+            self.try_to_start(false);
+        }
+        let number = self.watch_fd().ok_or(Unwatched::Refused)?;
+        if !self.mappings.has_room() {
+            return Err(Unwatched::Limit);
+        }
+        let register = |range: PageRange| {
+            claim(Some(range));
+            number.register(range)
+        };
+        // Each mapping in the range costs time. If there are many, they cost much more than the one
+        // mapping of the region.
+        let around = if has_many_neighbours {
+            page_range
+        } else {
+            extent::around(page_range)
+        };
+        let mut registered = register(around);
+        if registered.is_err() && around != page_range {
+            registered = register(page_range);
+        }
+        // The watch may have been given up meanwhile, and this memory passed over.
+        core::sync::atomic::fence(SeqCst);
+        if registered.is_ok() && self.lost.load(SeqCst) {
+            number.unregister(around);
+            registered = Err(Errno(libc::EBADF));
+        }
+        registered.map_err(|errno| {
+            claim(None);
+            match errno.0 {
+                libc::ENOMEM => Unwatched::Limit,
+                libc::EBADF => Unwatched::Refused,
+                _ => Unwatched::Memory,
+            }
+        })
+    }
+
+    /// Whether what this process watches so far, it watches by its own file.
+    pub fn is_ours(&self) -> bool {
+        self.watch_fd().is_some_and(|number| number.prove().is_ok())
+    }
+
+    /// Stops watching memory that the cache has registered and no region needs. The caller holds
+    /// the cache's lock, and has applied every change of this memory that is in `changes`.
+    pub fn unwatch(&self, range: PageRange, changes: &Log) -> Unwatching {
+        let Some(number) = self.watch_fd() else {
+            return Unwatching::Refused;
+        };
+        // On Linux 6.1 and 6.12 (fs/userfaultfd.c, `userfaultfd_unregister`) one file can
+        // unregister what another file has registered. Memory that was the cache's becomes another
+        // file's only after a thread has unmapped it. That thread waits for the reader, and the
+        // monitor waits at the gate. The fence and the log show that no thread was between the two
+        // before.
+        let closed = (!event_reader::keeps_apart()).then(|| gate::GATE.close());
+        let is_settled = || changes.has_heard_all();
+        if closed.is_some()
+            && !(is_settled() && number.fence_of_any() == Fence::Passed && is_settled())
+        {
+            return Unwatching::Unsettled;
+        }
+        if number.unregister(range) {
+            Unwatching::Done
+        } else {
+            Unwatching::Refused
+        }
+    }
+
+    /// Stops watching a range of the program's memory that a call under way moves, whether or not
+    /// regions are there: what a raw system call has left of a region's memory is watched, and no
+    /// region knows. The log has invalidated every region in the range, and the caller writes the
+    /// range to the log once more, for the regions that were made meanwhile. Returns whether some
+    /// of it may have been watched.
+    pub fn unwatch_moving(&self, range: PageRange) -> bool {
+        let Some(number) = self.watch_fd() else {
+            return false;
+        };
+        if !event_reader::keeps_apart() {
+            // Only the file that watches memory can register it again. These kernels move one
+            // mapping at a time, so userfaultfd takes all of the range or none of it.
+            return number.register(range).is_ok() && number.unregister(range);
+        }
+        // What is there may be another userfaultfd's.
+        if number.prove().is_err() {
+            return false;
+        }
+        if number.unregister(range) {
+            return true;
+        }
+        // A mapping that userfaultfd does not take has the kernel refuse the range.
+        let mut any = false;
+        let _ = proc::each_mapping_in(range, |mapping, _| {
+            any |= range
+                .common(mapping)
+                .is_some_and(|part| number.unregister(part));
+        });
+        any
+    }
+
+    /// Some memory stays watched that no region needs.
+    pub fn leave_some(&self) {
+        self.left_some.store(true, Relaxed);
+    }
+
+    /// Whether memory may be watched that belongs to no region.
+    pub fn has_left_some(&self) -> bool {
+        self.left_some.load(Relaxed)
+    }
+
+    /// Whether a hit needs the fence, because another thread may be changing the address space.
+    #[inline(always)]
+    pub fn must_fence(&self) -> bool {
+        (self.threads.load(Relaxed) || !self.has_one_thread()) && WATCH_FD.exists()
+    }
+
+    #[inline(always)]
+    fn has_one_thread(&self) -> bool {
+        let one = self.one_thread.is_some_and(OneThread::holds);
+        if !one {
+            self.threads.store(true, Relaxed);
+        }
+        one
+    }
+
+    /// The cache has ended: gives the program its number back. The reader goes on: memory that no
+    /// region knows may still be watched.
+    pub fn close(&self) {
+        WATCH_FD.close();
+    }
+
+    /// Whether the kernel keeps one userfaultfd from unregistering what another has registered.
+    pub fn keeps_apart(&self) -> bool {
+        event_reader::keeps_apart()
+    }
+
+    /// Asks the kernel whether a change of memory is in flight.
+    #[inline(always)]
+    pub fn fence(&self) -> Fence {
+        let fence = WATCH_FD.fence();
+        // The caller's later loads must not move before the kernel's answer. (x86 keeps loads in
+        // order.)
+        core::sync::atomic::fence(Acquire);
+        fence
+    }
+
+    /// The reader reads no events any more. From now on no memory is watched. The reader has
+    /// invalidated every region.
+    pub fn lose(&self) {
+        if !self.lost.swap(true, Relaxed) {
+            later(format_args!(
+                "regions are not reused from now on: the kernel does not let the library read events of userfaultfd"
+            ));
+        }
+    }
+
+    /// From now on no memory is watched, so that nobody waits for the reader: not even once this
+    /// process has ended and another task goes on with its memory. No hit succeeds any more.
+    ///
+    /// What a raw system call has left of a region's memory is watched, and no region knows. So
+    /// all mappings are looked at.
+    pub fn give_up(&self) {
+        let number = self.watch_fd();
+        self.lost.store(true, SeqCst);
+        core::sync::atomic::fence(SeqCst);
+        let Some(number) = number else { return };
+        if event_reader::keeps_apart() {
+            // The kernel passes over what our file does not watch.
+            let _ = proc::each_mapping(|mapping| {
+                number.unregister(mapping.range);
+                true
+            });
+            return;
+        }
+        // The memory may be another file's. Only the file that watches memory can register it
+        // again.
+        let let_go = |range| number.register(range).is_ok() && number.unregister(range);
+        let mut flagged = false;
+        let read = proc::each_mapping_with_flags(|mapping, flags| {
+            flagged = true;
+            if flags.split(|&byte| byte == b' ').any(|flag| flag == b"uw") {
+                let_go(mapping.range);
+            }
+            true
+        });
+        if !(read && flagged) {
+            let _ = proc::each_mapping(|mapping| {
+                let_go(mapping.range);
+                true
+            });
+        }
+    }
+}

@@ -1,0 +1,542 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! All settings in one table, read once from the environment when the library is loaded.
+//!
+//! A set-uid program ignores all of them (secure_getenv(3)). A name that is not in the table, or a
+//! value that its setting does not accept, costs one line of warning, which suggests the nearest
+//! valid one.
+
+use rdmamr_prefault as prefault;
+use rdmamr_stats as stats;
+
+#[cfg(test)]
+#[path = "../../ctests/fuzz/inputs.rs"]
+mod fuzz_inputs;
+
+use crate::stats::live;
+use crate::stats::log::{self, Level};
+use core::ffi::CStr;
+use core::fmt::{self, Write};
+use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use once_cell::race::OnceBox;
+pub use rdmamr_policy::CacheMode;
+use std::ffi::CString;
+
+/// Where to write the statistics when the process exits.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Output {
+    /// A table for people, to standard error.
+    Table,
+    Stderr,
+    File(CString),
+}
+
+/// The settings of relaxed registration.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct CacheConfig {
+    /// How long the cache keeps a released region, in ms: a remotely accessible region, and others.
+    pub linger_remote: u64,
+    pub linger_local: u64,
+    /// The most regions, and bytes, that the cache keeps; `None` means as the machine allows.
+    pub max_idle: u64,
+    pub max_idle_bytes: Option<u64>,
+    /// Never reuse a remotely accessible region.
+    pub fresh_keys: bool,
+}
+
+/// The settings.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Config {
+    /// `RDMAMR_DISABLE`: forward everything.
+    pub disable: bool,
+    /// `RDMAMR_LOG`.
+    pub log: Level,
+    /// `RDMAMR_STATS`.
+    pub stats: Option<Output>,
+    /// `RDMAMR_CACHE`.
+    pub cache_mode: CacheMode,
+    /// `RDMAMR_TRACE`.
+    pub trace: Option<CString>,
+    /// `RDMAMR_TRACE_LIMIT`: the most bytes of the trace's file.
+    pub trace_limit: Option<u64>,
+    /// `RDMAMR_TRACE_STACKS`: the trace has call stacks.
+    pub trace_stacks: bool,
+    /// The process's number in its job, if a launcher has given one: no setting of ours.
+    pub rank: Option<u32>,
+    /// `RDMAMR_CACHE_...`.
+    pub cache: CacheConfig,
+    /// `RDMAMR_PREFAULT`: how many threads populate memory during its registration; 0 for none.
+    pub prefault: usize,
+    /// `RDMAMR_PROGRESS`: draw a bar on a terminal while a registration takes long.
+    pub progress: bool,
+    /// `RDMAMR_FABRIC_CACHE`: domains of libfabric's provider register relaxed.
+    pub fabric_cache: bool,
+    /// `RDMAMR_LIVE`: show the statistics while the process runs.
+    pub live: bool,
+    /// `RDMAMR_MONITOR=libfabric`: watch memory for libfabric's registration cache.
+    pub monitor_libfabric: bool,
+}
+
+impl Config {
+    const DEFAULT: Config = Config {
+        disable: false,
+        log: Level::Error,
+        stats: None,
+        cache_mode: CacheMode::Off,
+        trace: None,
+        trace_limit: None,
+        trace_stacks: true,
+        rank: None,
+        cache: CacheConfig {
+            linger_remote: rdmamr_policy::LINGER_REMOTE,
+            linger_local: rdmamr_policy::LINGER_LOCAL,
+            max_idle: rdmamr_policy::MAX_IDLE,
+            max_idle_bytes: None,
+            fresh_keys: false,
+        },
+        prefault: 0,
+        progress: false,
+        fabric_cache: false,
+        live: true,
+        monitor_libfabric: false,
+    };
+}
+
+/// Parses a value that is 0 or 1.
+fn set_switch(switch: &mut bool, value: &CStr) -> bool {
+    *switch = value == c"1";
+    value == c"0" || value == c"1"
+}
+
+fn parse<T: core::str::FromStr>(value: &CStr) -> Option<T> {
+    value.to_str().ok()?.parse().ok()
+}
+
+/// Parses a number of bytes: 4096, 64K, 256M, 4G.
+fn parse_bytes(value: &CStr) -> Option<u64> {
+    let text = value.to_str().ok()?;
+    let (digits, shift) = match text.as_bytes().last()? {
+        b'K' | b'k' => (&text[..text.len() - 1], 10),
+        b'M' | b'm' => (&text[..text.len() - 1], 20),
+        b'G' | b'g' => (&text[..text.len() - 1], 30),
+        _ => (text, 0),
+    };
+    digits.parse::<u64>().ok()?.checked_mul(1 << shift)
+}
+
+/// A row of the table of settings.
+struct Setting {
+    name: &'static CStr,
+    /// The values to suggest after another was given.
+    values: &'static [&'static str],
+    /// Stores a value. False if the value is invalid.
+    set: fn(&mut Config, &CStr) -> bool,
+}
+
+#[rustfmt::skip]
+const SETTINGS: &[Setting] = &[
+    // Pass everything on to libibverbs.
+    Setting { name: c"RDMAMR_DISABLE", values: &["0", "1"], set: |config, value| {
+        set_switch(&mut config.disable, value)
+    } },
+    // What to print on standard error: errors (default), also failed registrations, also devices
+    // and slow registrations, or every call.
+    Setting { name: c"RDMAMR_LOG", values: &["error", "warn", "info", "debug"], set: |config, value| {
+        const LEVELS: [(&CStr, Level); 4] =
+            [(c"error", Level::Error), (c"warn", Level::Warn), (c"info", Level::Info), (c"debug", Level::Debug)];
+        let level = LEVELS.into_iter().find(|level| level.0 == value);
+        config.log = level.map_or(config.log, |level| level.1);
+        level.is_some()
+    } },
+    // Where to write the statistics when the process exits: a line of JSON, or a table to standard
+    // error.
+    Setting { name: c"RDMAMR_STATS", values: &["stderr", "table", "a file's path"], set: |config, value| {
+        config.stats = match value.to_bytes() {
+            b"" => None,
+            b"table" => Some(Output::Table),
+            b"stderr" => Some(Output::Stderr),
+            _ => absolute(value).map(Output::File),
+        };
+        config.stats.is_some()
+    } },
+    // Which plain registrations the cache serves by regions that are registered already.
+    Setting { name: c"RDMAMR_CACHE", values: &["off", "local", "all"], set: |config, value| {
+        const CACHES: [(&CStr, CacheMode); 3] = [(c"off", CacheMode::Off), (c"local", CacheMode::Local), (c"all", CacheMode::All)];
+        let mode = CACHES.into_iter().find(|mode| mode.0 == value);
+        config.cache_mode = mode.map_or(config.cache_mode, |mode| mode.1);
+        mode.is_some()
+    } },
+    // The file in which to record every call.
+    Setting { name: c"RDMAMR_TRACE", values: &["a file's path"], set: |config, value| {
+        config.trace = if value.is_empty() { None } else { absolute(value) };
+        config.trace.is_some()
+    } },
+    // How large that file may become; later calls are only counted.
+    Setting { name: c"RDMAMR_TRACE_LIMIT", values: &["256M", "4G", "any number of bytes"], set: |config, value| {
+        config.trace_limit = parse_bytes(value);
+        config.trace_limit.is_some()
+    } },
+    // Record the call stack of each call.
+    Setting { name: c"RDMAMR_TRACE_STACKS", values: &["0", "1"], set: |config, value| {
+        config.trace_stacks = value != c"0";
+        value == c"0" || value == c"1"
+    } },
+    // How many seconds to keep a released relaxed region: by default 1 if peers can reach it, else
+    // 60.
+    Setting { name: c"RDMAMR_CACHE_LINGER", values: &["1", "0.5", "any number of seconds"], set: |config, value| {
+        let seconds = parse::<f64>(value).filter(|seconds| (0.0..1e9).contains(seconds));
+        if let Some(seconds) = seconds {
+            config.cache.linger_remote = (seconds * 1e3) as u64;
+            config.cache.linger_local = (seconds * 1e3) as u64;
+        }
+        seconds.is_some()
+    } },
+    // How many released regions to keep.
+    Setting { name: c"RDMAMR_CACHE_MAX_IDLE", values: &["16384", "0", "any number"], set: |config, value| {
+        let count = parse(value);
+        config.cache.max_idle = count.unwrap_or(config.cache.max_idle);
+        count.is_some()
+    } },
+    // How many bytes of released regions to keep.
+    Setting { name: c"RDMAMR_CACHE_MAX_IDLE_BYTES", values: &["256M", "4G", "0", "any number of bytes"], set: |config, value| {
+        let bytes = parse_bytes(value);
+        config.cache.max_idle_bytes = bytes.or(config.cache.max_idle_bytes);
+        bytes.is_some()
+    } },
+    // Register a remotely accessible region anew each time.
+    Setting { name: c"RDMAMR_CACHE_FRESH_KEYS", values: &["0", "1"], set: |config, value| {
+        set_switch(&mut config.cache.fresh_keys, value)
+    } },
+    // How many threads populate memory during its registration.
+    Setting { name: c"RDMAMR_PREFAULT", values: &["0", "2", "any number up to 64"], set: |config, value| {
+        let threads = parse(value).filter(|&threads| threads <= prefault::MOST_THREADS);
+        config.prefault = threads.unwrap_or(config.prefault);
+        threads.is_some()
+    } },
+    // Draw a bar on a terminal while a registration takes longer than a second.
+    Setting { name: c"RDMAMR_PROGRESS", values: &["0", "1"], set: |config, value| {
+        set_switch(&mut config.progress, value)
+    } },
+    // Register relaxed in domains that are opened through libfabric.
+    Setting { name: c"RDMAMR_FABRIC_CACHE", values: &["0", "1"], set: |config, value| {
+        set_switch(&mut config.fabric_cache, value)
+    } },
+    // Show the statistics to `rdmamr top` while the process runs.
+    Setting { name: c"RDMAMR_LIVE", values: &["0", "1"], set: |config, value| {
+        config.live = value != c"0";
+        value == c"0" || value == c"1"
+    } },
+    // Which registration cache to tell of changes of memory.
+    Setting { name: c"RDMAMR_MONITOR", values: &["libfabric"], set: |config, value| {
+        config.monitor_libfabric = value == c"libfabric";
+        config.monitor_libfabric
+    } },
+];
+
+/// Makes a path absolute, so that it keeps its meaning after the program changes its directory.
+/// `None` in a directory that is deleted.
+fn absolute(path: &CStr) -> Option<CString> {
+    if path.to_bytes().starts_with(b"/") {
+        return Some(path.to_owned());
+    }
+    let here = std::env::current_dir().ok()?;
+    let mut whole = here.into_os_string().into_encoded_bytes();
+    whole.push(b'/');
+    whole.extend_from_slice(path.to_bytes());
+    CString::new(whole).ok()
+}
+
+/// The variables in which launchers give a process its rank: PMIx, Open MPI, MPICH and its kin,
+/// Slurm, torchrun.
+const RANKS: [&CStr; 5] = [
+    c"PMIX_RANK",
+    c"OMPI_COMM_WORLD_RANK",
+    c"PMI_RANK",
+    c"SLURM_PROCID",
+    c"RANK",
+];
+
+static CONFIG: OnceBox<Config> = OnceBox::new();
+
+/// The settings of this process.
+#[inline]
+pub fn config() -> &'static Config {
+    CONFIG.get_or_init(|| {
+        let config = read();
+        log::set_level(config.log);
+        Box::new(config)
+    })
+}
+
+/// True once the library has failed internally: its tables may be half changed.
+static BROKEN: AtomicBool = AtomicBool::new(false);
+
+/// Whether everything is forwarded, because the user wants it or because the library has failed.
+#[inline]
+pub fn disabled() -> bool {
+    config().disable || BROKEN.load(Relaxed)
+}
+
+/// Passes everything on from now on.
+pub fn disable_for_good() {
+    BROKEN.store(true, Relaxed);
+}
+
+unsafe extern "C" {
+    // The libc crate does not declare it.
+    fn secure_getenv(name: *const libc::c_char) -> *const libc::c_char;
+}
+
+fn read() -> Config {
+    let mut config = Config::DEFAULT;
+    let complain = |complaint: Complaint| log::always(format_args!("{complaint}"));
+    for setting in SETTINGS {
+        // SAFETY: the name ends with a NUL.
+        let value = unsafe { secure_getenv(setting.name.as_ptr()) };
+        if !value.is_null() {
+            // SAFETY: a non-null value is a string, and the program has not begun to change its
+            // environment.
+            apply(&mut config, setting, unsafe { CStr::from_ptr(value) }).map(complain);
+        }
+    }
+    config.rank = RANKS.iter().find_map(|name| {
+        // SAFETY: the name ends with a NUL.
+        let value = unsafe { secure_getenv(name.as_ptr()) };
+        // SAFETY: as above, for a value that is not null.
+        (!value.is_null()).then(|| parse(unsafe { CStr::from_ptr(value) }))?
+    });
+    // SAFETY: getauxval takes a number and has no other preconditions.
+    if unsafe { libc::getauxval(libc::AT_SECURE) } == 0 {
+        if config.live {
+            // SAFETY: the name ends with a NUL.
+            let runtime = unsafe { secure_getenv(c"XDG_RUNTIME_DIR".as_ptr()) };
+            // SAFETY: what is not NULL is a string, and the program has not begun to change its
+            // environment.
+            let runtime = (!runtime.is_null()).then(|| unsafe { CStr::from_ptr(runtime) });
+            live::turn_on(runtime, config.rank);
+        }
+        names().filter_map(unknown).for_each(complain);
+    }
+    config
+}
+
+/// The names in the environment that look like settings of this library.
+fn names() -> impl Iterator<Item = &'static str> {
+    unsafe extern "C" {
+        static mut environ: *const *const libc::c_char;
+    }
+    // SAFETY: the read happens while the library is loaded, before the program can change
+    // `environ`.
+    let mut at = unsafe { environ };
+    core::iter::from_fn(move || {
+        // SAFETY: `at` is null or points into an array that ends with a null.
+        let entry = *unsafe { at.as_ref() }?;
+        if entry.is_null() {
+            return None;
+        }
+        at = at.wrapping_add(1);
+        // SAFETY: a non-null entry is a NUL-terminated string.
+        Some(unsafe { CStr::from_ptr(entry) })
+    })
+    .filter_map(|entry| {
+        let name = entry.to_bytes().split(|&byte| byte == b'=').next()?;
+        core::str::from_utf8(name)
+            .ok()
+            .filter(|name| name.starts_with("RDMAMR_"))
+    })
+}
+
+/// What is wrong with a variable.
+#[derive(PartialEq, Eq, Debug)]
+enum Complaint<'a> {
+    NoSuchName(&'a str, &'static str),
+    NoSuchValue(
+        &'static str,
+        &'a CStr,
+        &'static [&'static str],
+        &'static str,
+    ),
+}
+
+fn unknown(name: &str) -> Option<Complaint<'_>> {
+    let known = || {
+        SETTINGS
+            .iter()
+            .filter_map(|setting| setting.name.to_str().ok())
+    };
+    (!known().any(|known| known == name))
+        .then(|| Complaint::NoSuchName(name, nearest(name, known())))
+}
+
+fn apply<'a>(config: &mut Config, setting: &Setting, value: &'a CStr) -> Option<Complaint<'a>> {
+    if (setting.set)(config, value) {
+        return None;
+    }
+    let near = nearest(&value.to_string_lossy(), setting.values.iter().copied());
+    Some(Complaint::NoSuchValue(
+        setting.name.to_str().unwrap_or_default(),
+        value,
+        setting.values,
+        near,
+    ))
+}
+
+impl fmt::Display for Complaint<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Complaint::NoSuchName(name, near) => {
+                write!(f, "{name}: no such setting, ignored; did you mean {near}?")
+            }
+            Complaint::NoSuchValue(name, value, values, near) => {
+                write!(
+                    f,
+                    "{name}={}: no such value, ignored; did you mean {near}? It takes ",
+                    value.to_string_lossy()
+                )?;
+                for (n, value) in values.iter().enumerate() {
+                    f.write_str(if n == 0 { "" } else { ", " })?;
+                    f.write_str(value)?;
+                }
+                f.write_char('.')
+            }
+        }
+    }
+}
+
+/// The candidate at the smallest edit distance.
+fn nearest(given: &str, candidates: impl Iterator<Item = &'static str>) -> &'static str {
+    candidates
+        .min_by_key(|candidate| distance(given, candidate))
+        .unwrap_or_default()
+}
+
+/// Levenshtein's distance.
+fn distance(from: &str, to: &str) -> usize {
+    let to: Vec<char> = to.chars().collect();
+    let mut row: Vec<usize> = (0..=to.len()).collect();
+    for (n, a) in from.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = n + 1;
+        for (m, &b) in to.iter().enumerate() {
+            let replaced = diagonal + usize::from(!a.eq_ignore_ascii_case(&b));
+            diagonal = row[m + 1];
+            row[m + 1] = replaced.min(diagonal + 1).min(row[m] + 1);
+        }
+    }
+    row[to.len()]
+}
+
+/// Reads the settings when the library is loaded, before the program can change its environment or
+/// its directory.
+unsafe extern "C" fn load() {
+    config();
+}
+
+#[cfg(not(test))]
+#[used]
+#[unsafe(link_section = ".init_array")]
+static LOAD: unsafe extern "C" fn() = load;
+
+#[cfg(test)]
+const _: unsafe extern "C" fn() = load;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn applied(name: &str, value: &CStr) -> (Config, Option<String>) {
+        let mut config = Config::DEFAULT;
+        let setting = SETTINGS
+            .iter()
+            .find(|setting| setting.name.to_str() == Ok(name))
+            .unwrap();
+        let complaint = apply(&mut config, setting, value).map(|complaint| complaint.to_string());
+        (config, complaint)
+    }
+
+    #[test]
+    fn each_value_is_taken() {
+        assert!(applied("RDMAMR_DISABLE", c"1").0.disable);
+        assert!(!applied("RDMAMR_DISABLE", c"0").0.disable);
+        assert!(applied("RDMAMR_MONITOR", c"libfabric").0.monitor_libfabric);
+        assert_eq!(applied("RDMAMR_LOG", c"info").0.log, Level::Info);
+        assert_eq!(applied("RDMAMR_PREFAULT", c"2").0.prefault, 2);
+        assert!(applied("RDMAMR_PROGRESS", c"1").0.progress);
+        assert_eq!(
+            applied("RDMAMR_STATS", c"stderr").0.stats,
+            Some(Output::Stderr)
+        );
+        assert_eq!(
+            applied("RDMAMR_STATS", c"/x").0.stats,
+            Some(Output::File(c"/x".into()))
+        );
+        let Some(Output::File(path)) = applied("RDMAMR_STATS", c"x").0.stats else {
+            panic!("a file")
+        };
+        assert!(path.to_bytes().starts_with(b"/") && path.to_bytes().ends_with(b"/x"));
+    }
+
+    #[test]
+    fn a_wrong_value_is_ignored_and_the_nearest_named() {
+        for (name, value, near) in [
+            ("RDMAMR_LOG", c"wran", "warn"),
+            ("RDMAMR_LOG", c"", "warn"),
+            ("RDMAMR_DISABLE", c"yes", "0"),
+            ("RDMAMR_STATS", c"", "table"),
+            ("RDMAMR_CACHE", c"ALL", "all"),
+            ("RDMAMR_PREFAULT", c"65", "0"),
+            ("RDMAMR_PREFAULT", c"-2", "2"),
+        ] {
+            let (config, complaint) = applied(name, value);
+            let complaint = complaint.unwrap();
+            assert_eq!(config, Config::DEFAULT, "{name}={value:?}");
+            assert!(complaint.starts_with(name), "{complaint}");
+            assert!(
+                complaint.contains(&format!("did you mean {near}?")),
+                "{complaint}"
+            );
+        }
+    }
+
+    #[test]
+    fn of_a_wrong_name_the_nearest_is_named() {
+        assert_eq!(unknown("RDMAMR_LOG"), None);
+        for (name, near) in [
+            ("RDMAMR_STAT", "RDMAMR_STATS"),
+            ("RDMAMR_DISABLED", "RDMAMR_DISABLE"),
+            ("RDMAMR_LGO", "RDMAMR_LOG"),
+        ] {
+            assert_eq!(unknown(name), Some(Complaint::NoSuchName(name, near)));
+        }
+    }
+
+    #[test]
+    fn distances() {
+        assert_eq!(distance("kitten", "sitting"), 3);
+        assert_eq!(distance("", "abc"), 3);
+        assert_eq!(distance("same", "same"), 0);
+    }
+
+    #[test]
+    fn fuzz_settings() {
+        let samples: Vec<&[u8]> = SETTINGS
+            .iter()
+            .flat_map(|setting| setting.values)
+            .map(|value| value.as_bytes())
+            .chain([&b"RDMAMR_STAT"[..], b"/tmp/%p-%h-%r", b"16E", b"1e308"])
+            .collect();
+        crate::fuzz_inputs::each("fuzz_settings", 2000, &samples, |input, _| {
+            let end = input.iter().position(|&byte| byte == 0);
+            let value = CString::new(&input[..end.unwrap_or(input.len())]).unwrap();
+            let name = value.to_string_lossy();
+            let _ = unknown(&name).map(|complaint| complaint.to_string());
+            for setting in SETTINGS {
+                let mut config = Config::DEFAULT;
+                if let Some(complaint) = apply(&mut config, setting, &value) {
+                    assert_eq!(config, Config::DEFAULT, "{value:?}");
+                    assert!(complaint.to_string().contains("no such value"));
+                }
+                assert!(config.prefault <= prefault::MOST_THREADS, "{value:?}");
+            }
+        });
+    }
+}

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! libfabric's objects for memory over a verbs protection domain, fi_mr(3): domain, region, event
+//! queue, and a libfabric provider that opens them.
+//!
+//! Each object begins with libfabric's structure and continues with the library's private fields.
+//! libfabric's `static inline` calls therefore work on these objects as the library's calls do. The
+//! functions that the tables point to are in `capi/fabric/`. The call that opens a domain or a queue
+//! passes the tables in ([`object::Tables`]).
+//!
+//! Buffers that touch form a run, and a region has one kernel registration for each run
+//! ([`region::Region`]). Remote peers find a region by a key. The key is the device's or the
+//! application's choice. On either side [`keys::Keys`] turns the application's key into the
+//! device's, and a [`raw_key`] carries the device's keys from one side to the other.
+
+use rdmamr_abi as abi;
+use rdmamr_cache::dispatch;
+use rdmamr_mr as mr;
+use rdmamr_next as next;
+use rdmamr_stats as stats;
+use rdmamr_sys as sys;
+use rdmamr_trace as trace;
+
+#[cfg(test)]
+#[path = "../../ctests/fuzz/inputs.rs"]
+mod fuzz_inputs;
+
+mod access;
+pub mod attributes;
+mod background;
+mod bound;
+pub mod close;
+pub mod domain;
+pub mod errors;
+mod foreign_queue;
+mod keys;
+pub mod mode;
+pub mod monitor;
+pub mod object;
+mod piece;
+pub mod provider;
+mod quarantine;
+pub mod queue;
+pub mod raw_key;
+pub mod refusals;
+pub mod region;
+pub mod register;
+pub mod segment;
+mod workers;

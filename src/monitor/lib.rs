@@ -1,0 +1,588 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Memory that the cache watches for another library's registration cache.
+//!
+//! That library registers the memory itself and *subscribes* to it. Before it uses an entry of its
+//! cache again, it asks whether the memory is still the same. The subscriptions are a set of their
+//! own (`set.rs`). The cache watches each as a monitored range. The answer rests on the proof of a
+//! hit (`docs/proof.md`): the log is applied, the monitored range is not invalidated, the fence
+//! passes, the log is unchanged.
+//!
+//! Unlike memory of the cache's own regions, this memory is pinned before it is linked here. One
+//! call of the program, its registration, encloses both steps: a change of memory during its
+//! registration is concurrent with it.
+//!
+//! # Why the answer holds for each entry
+//!
+//! The cache asks by range, and each of its domains may have an entry for the same range. A
+//! invalidated range therefore stays invalidated until *every* entry that it had is gone. The cache
+//! counts the entries: one more with each subscription; one less when the cache says that it has
+//! ended an entry, or must have ended one because the answer was no ([`Ended`]). An entry that ends
+//! unseen leaves the count too large. Such a range waits until the cache has been notified of it,
+//! which ends all entries of the range. If a subscription finds no room, no answer is yes until the
+//! cache has been notified of all memory.
+
+use rdmamr_cache as cache;
+use rdmamr_cache::watch;
+use rdmamr_mr as mr;
+use rdmamr_stats as stats;
+use rdmamr_sys as sys;
+
+mod set;
+
+use crate::cache::cause::Cause;
+use crate::cache::instance::{Cache, existing};
+use crate::cache::life::change;
+use crate::cache::life::cleaner::now_ms;
+use crate::cache::life::cleaning;
+use crate::cache::life::ending;
+use crate::cache::life::hit::{self, Miss};
+use crate::cache::life::miss::Look;
+use crate::cache::locked::{By, Locked};
+use crate::cache::region::link::Id;
+use crate::cache::start as first_use;
+use crate::mr::kernel_mr;
+use crate::stats::log;
+use crate::sys::pages::PageRange;
+use crate::sys::process::PerProcess;
+use crate::sys::thread;
+use crate::watch::userfaultfd::Fence;
+use core::cell::Cell;
+use set::{Added, Set};
+
+/// How the cache learns that the cache ends an entry.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Ended {
+    /// The cache unsubscribes each time.
+    Said,
+    /// The cache never says so, but ends an entry when the answer for it is no.
+    ByAnswer,
+}
+
+static SET: PerProcess<Set> = PerProcess::new();
+
+unsafe extern "C" fn forget() {
+    SET.forget();
+}
+
+fn new_set() -> Box<Set> {
+    // SAFETY: all zeros is an empty set.
+    unsafe { Box::<Set>::new_zeroed().assume_init() }
+}
+
+/// The subscriptions of this process, and the cache that watches them.
+#[derive(Clone, Copy)]
+struct Monitor {
+    cache: &'static Cache,
+    set: &'static Set,
+}
+
+#[inline(always)]
+fn monitor() -> Option<Monitor> {
+    Some(Monitor {
+        cache: existing()?,
+        set: SET.get()?,
+    })
+}
+
+#[inline(always)]
+fn page_range(addr: usize, length: usize) -> Option<PageRange> {
+    PageRange::around(addr as u64, length as u64)
+}
+
+/// Starts the cache if necessary. False if nothing can be watched: userfaultfd is refused, or this
+/// process is the child of one that had a cache.
+pub fn start() -> bool {
+    let starts = first_use::current().is_some_and(|cache| cache.watch.is_on());
+    if starts {
+        let _inside = thread::enter();
+        SET.get_or_make(new_set, forget);
+    }
+    starts
+}
+
+/// Counts a new entry of the cache, for which the cache will ask. True if the cache must be
+/// notified of something. This function never waits for the program, allocates no memory per call,
+/// and does not call the cache, since its caller may hold the cache's lock.
+pub fn subscribe(addr: usize, length: usize) -> bool {
+    let (Some(monitor), Some(page_range)) = (monitor(), page_range(addr, length)) else {
+        return false;
+    };
+    if thread::is_inside() {
+        monitor.set.lose();
+        return true;
+    }
+    let _inside = thread::enter();
+    monitor.subscribe(page_range);
+    monitor.set.is_due(monitor.cache.regions)
+}
+
+/// Whether the memory of an entry is certain to be the same as when the cache subscribed to it.
+pub fn is_valid(addr: usize, length: usize, ended: Ended) -> bool {
+    let (Some(monitor), Some(page_range)) = (monitor(), page_range(addr, length)) else {
+        return false;
+    };
+    let valid = !thread::is_inside() && monitor.is_valid(page_range);
+    if !valid && ended == Ended::ByAnswer {
+        unsubscribe(addr, length);
+    }
+    valid
+}
+
+/// Uncounts an entry of the cache.
+pub fn unsubscribe(addr: usize, length: usize) {
+    let (Some(monitor), Some(page_range)) = (monitor(), page_range(addr, length)) else {
+        return;
+    };
+    if thread::is_inside() {
+        return;
+    }
+    let _inside = thread::enter();
+    // An entry that stays counted only makes an answer no. It never makes one yes.
+    let Some(locked) = monitor.cache.regions.lock_of_program() else {
+        return;
+    };
+    if let Some(id) = monitor.set.get(&locked, page_range)
+        && monitor.set.removes_entry(&locked, id)
+    {
+        monitor.end(&locked, id);
+    }
+}
+
+/// Ends all subscriptions: the cache has no entry any more.
+pub fn stop() {
+    let Some(monitor) = monitor().filter(|_| !thread::is_inside()) else {
+        return;
+    };
+    let _inside = thread::enter();
+    let regions = monitor.cache.regions;
+    let Some(locked) = regions.lock_patiently() else {
+        monitor.set.lose();
+        return;
+    };
+    for (id, _) in set::each(regions) {
+        monitor.set.forget(&locked, id);
+        monitor.end(&locked, id);
+    }
+    monitor.set.know_all();
+}
+
+/// Tells the cache, through `notify`, which memory is invalidated; the cache then ends its entries
+/// there. The cache must not call this function, since `notify` takes its lock.
+pub fn notify(mut notify: impl FnMut(PageRange)) {
+    let Some(monitor) = monitor() else { return };
+    let (regions, set) = (monitor.cache.regions, monitor.set);
+    let locked = |then: &dyn Fn(&Locked<'_>)| {
+        let _inside = thread::enter();
+        let locked = regions.lock_patiently();
+        if let Some(locked) = &locked {
+            then(locked);
+        }
+        locked.is_some()
+    };
+    let left = |locked: &Locked<'_>, id| {
+        if set.has_left(locked, id) {
+            monitor.end(locked, id);
+        }
+    };
+    if set.has_lost() {
+        if !locked(&|locked| set.all_leave(locked)) {
+            return;
+        }
+        notify(PageRange::ALL);
+        locked(&|locked| {
+            set::each(regions).for_each(|(id, _)| left(locked, id));
+            // No effect if another subscription was lost meanwhile.
+            set.found();
+        });
+    }
+    for (id, region) in set::each(regions) {
+        let page_range = Cell::new(None);
+        if region.state.load().is_stale() {
+            locked(&|locked| page_range.set(set.entries_leave(locked, id)));
+        }
+        if let Some(page_range) = page_range.get() {
+            // The cache may unsubscribe meanwhile, in this thread or in another.
+            notify(page_range);
+            locked(&|locked| {
+                if let Some(id) = set.get(locked, page_range) {
+                    left(locked, id);
+                }
+            });
+        }
+    }
+}
+
+/// A hit that takes no region.
+struct Find<'a>(&'a Monitor, PageRange);
+
+impl hit::Steps for Find<'_> {
+    type Taken = Id;
+
+    #[inline(always)]
+    fn must_fence(&self) -> bool {
+        self.0.cache.watch.must_fence()
+    }
+
+    #[inline(always)]
+    fn look(&self) -> bool {
+        self.take().is_some()
+    }
+
+    #[inline(always)]
+    fn take(&self) -> Option<Id> {
+        self.0.set.find(self.0.cache.regions, self.1)
+    }
+
+    #[inline(always)]
+    fn fence(&self) -> bool {
+        self.0.cache.watch.fence() == Fence::Passed
+    }
+
+    fn refused(&self) {
+        self.0.cache.refused_by_fence();
+    }
+}
+
+impl Monitor {
+    fn subscribe(&self, page_range: PageRange) {
+        let (cache, regions) = (self.cache, self.cache.regions);
+        let Some(locked) = regions.lock_of_program() else {
+            self.set.lose();
+            return;
+        };
+        cache.apply(&locked, By::Program);
+        let Added::Linked(id) = self.set.adds_entry(&locked, page_range) else {
+            return;
+        };
+        let region = regions.region(id);
+        drop(locked);
+        cleaning::start_reader(cache);
+        cache.limits_reader.mind_mappings(&cache.watch);
+        let neighbours = regions.filter.has_many_neighbours(page_range);
+        let claim = |extent| region.claim_extent(extent);
+        let watched = cache.watch.watch(page_range, neighbours, claim);
+        let watched = watched.is_ok() && !kernel_mr::is_fork_protected();
+        let Some((locked, foreign)) = cache.lock_and_look(page_range, false) else {
+            // It is not kept, so no answer for it is yes; and the cache is told to end it.
+            self.set.lose();
+            return;
+        };
+        let announced = !change::is_unannounced();
+        let certain =
+            watched && announced && !foreign && !locked.may_be_dropping(page_range, now_ms);
+        if !certain || !locked.keep(id) {
+            locked.invalidate(id, Cause::Fence);
+        }
+        drop(locked);
+        log::write_waiting();
+    }
+
+    #[inline(always)]
+    fn is_valid(&self, page_range: PageRange) -> bool {
+        let mut settled = true;
+        while !self.set.has_lost() {
+            match hit::in_order(
+                &self.cache.regions.changes,
+                page_range,
+                Find(self, page_range),
+            ) {
+                Ok(_) => return true,
+                Err(Miss::Unsettled(_)) if settled => {
+                    settled = self.cache.settle(page_range);
+                }
+                Err(Miss::None) if self.look_closer(page_range) == Look::Again => {}
+                Err(_) => return false,
+            }
+        }
+        false
+    }
+
+    /// Looks for a subscription that is not admitted yet: this is the first question for it.
+    #[cold]
+    fn look_closer(&self, page_range: PageRange) -> Look {
+        let _inside = thread::enter();
+        let Some(locked) = self.cache.regions.lock_of_program() else {
+            return Look::Uncertain;
+        };
+        let id = self.set.get(&locked, page_range);
+        match id.and_then(|id| locked.unadmitted(id)) {
+            Some(new) => self.cache.look_at_memory(locked, new),
+            None => Look::Nothing,
+        }
+    }
+
+    /// Ends a subscription that has left the set.
+    fn end(&self, locked: &Locked<'_>, id: Id) {
+        ending::leave(self.cache, locked, id, By::Program);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    //! Compares the cache with a naive cache of several domains, which says when it ends entries,
+    //! or does not. Whatever happens, the answer is never yes for an entry whose memory has changed
+    //! since the entry was made.
+
+    use super::*;
+    use crate::cache::layout::Regions;
+    use crate::sys::pages::page_size;
+    use crate::watch::log::{Change, Kind};
+    use proptest::prelude::*;
+    use std::alloc::{Layout, alloc_zeroed};
+
+    const DOMAINS: usize = 3;
+    const PAGES: u64 = 2;
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        /// A domain registers some pages. A valid entry serves; an invalid one is ended and a new
+        /// one made.
+        Register {
+            domain: usize,
+            first: u64,
+            count: u64,
+        },
+        /// A domain ends an entry on its own.
+        Evict {
+            which: prop::sample::Index,
+        },
+        Change {
+            page: u64,
+        },
+        /// The notification begins, with the ranges that are invalidated now, and ends.
+        Begin,
+        End,
+        /// A subscription is refused.
+        Lose,
+        Stop,
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        let register =
+            (0..DOMAINS, 0..PAGES, 1..3u64).prop_map(|(domain, first, count)| Step::Register {
+                domain,
+                first,
+                count,
+            });
+        prop_oneof![
+            24 => register,
+            2 => any::<prop::sample::Index>().prop_map(|which| Step::Evict { which }),
+            6 => (0..PAGES).prop_map(|page| Step::Change { page }),
+            4 => Just(Step::Begin),
+            4 => Just(Step::End),
+            1 => Just(Step::Lose),
+            1 => Just(Step::Stop),
+        ]
+    }
+
+    struct CacheEntry {
+        domain: usize,
+        page_range: PageRange,
+        /// The page numbers when the entry was made.
+        memory: Vec<u64>,
+    }
+
+    struct World {
+        regions: &'static Regions,
+        set: Box<Set>,
+        ended: Ended,
+        memory: [u64; PAGES as usize + 2],
+        entries_of_cache: Vec<CacheEntry>,
+        notification: Option<Vec<PageRange>>,
+        hits: usize,
+    }
+
+    fn range(first: u64, count: u64) -> PageRange {
+        let start = 0x7000_0000_0000 + first * page_size();
+        PageRange {
+            start,
+            end: start + count * page_size(),
+        }
+    }
+
+    impl World {
+        fn memory_of(&self, page_range: PageRange) -> Vec<u64> {
+            let first = (page_range.start / page_size() % 16) as usize;
+            self.memory[first..first + page_range.pages() as usize].to_vec()
+        }
+
+        fn is_valid(&self, page_range: PageRange) -> bool {
+            self.regions.lock().apply(|| 0);
+            !self.set.has_lost() && self.set.find(self.regions, page_range).is_some()
+        }
+
+        fn removes(&self, page_range: PageRange) {
+            let locked = self.regions.lock();
+            if let Some(id) = self.set.get(&locked, page_range)
+                && self.set.removes_entry(&locked, id)
+            {
+                locked.end(id);
+            }
+        }
+
+        /// The cache ends an entry.
+        fn ends(&mut self, n: usize) {
+            let entry = self.entries_of_cache.remove(n);
+            if self.ended == Ended::Said {
+                self.removes(entry.page_range);
+            }
+        }
+
+        fn registers(&mut self, domain: usize, page_range: PageRange) {
+            let of = |entry: &CacheEntry| entry.domain == domain && entry.page_range == page_range;
+            if let Some(n) = self.entries_of_cache.iter().position(of) {
+                if self.is_valid(page_range) {
+                    assert_eq!(
+                        self.entries_of_cache[n].memory,
+                        self.memory_of(page_range),
+                        "stale"
+                    );
+                    self.hits += 1;
+                    return;
+                }
+                if self.ended == Ended::ByAnswer {
+                    self.removes(page_range);
+                }
+                self.ends(n);
+            }
+            let memory = self.memory_of(page_range);
+            self.entries_of_cache.push(CacheEntry {
+                domain,
+                page_range,
+                memory,
+            });
+            let locked = self.regions.lock();
+            locked.apply(|| 0);
+            if let Added::Linked(id) = self.set.adds_entry(&locked, page_range) {
+                assert!(locked.keep(id));
+                self.regions.region(id).state.admit();
+            }
+        }
+
+        fn changes(&mut self, page: u64) {
+            self.memory[page as usize] += 1;
+            let page_range = range(page, 1);
+            let changes = &self.regions.changes;
+            changes.begin();
+            changes.write(Change {
+                range: page_range,
+                kind: Kind::Called,
+            });
+            changes.end();
+        }
+
+        fn begins(&mut self) {
+            if self.notification.is_some() {
+                return;
+            }
+            let (regions, set) = (self.regions, &self.set);
+            let locked = regions.lock();
+            locked.apply(|| 0);
+            self.notification = Some(if set.has_lost() {
+                set.all_leave(&locked);
+                vec![PageRange::ALL]
+            } else {
+                let leave = |(id, _)| set.entries_leave(&locked, id);
+                set::each(regions).filter_map(leave).collect()
+            });
+        }
+
+        /// The cache ends the entries that it is notified of, and the cache then ends their
+        /// subscriptions.
+        fn is_notified(&mut self) {
+            for page_range in self.notification.take().unwrap_or_default() {
+                while let Some(n) = self
+                    .entries_of_cache
+                    .iter()
+                    .position(|entry| entry.page_range.overlaps(page_range))
+                {
+                    self.ends(n);
+                }
+                let locked = self.regions.lock();
+                for (id, region) in set::each(self.regions) {
+                    let meant = page_range == PageRange::ALL || region.page_range() == page_range;
+                    if meant && self.set.has_left(&locked, id) {
+                        locked.end(id);
+                    }
+                }
+                if page_range == PageRange::ALL {
+                    self.set.found();
+                }
+            }
+        }
+
+        fn goes(&mut self, step: &Step) {
+            match *step {
+                Step::Register {
+                    domain,
+                    first,
+                    count,
+                } => self.registers(domain, range(first, count)),
+                Step::Evict { ref which } if !self.entries_of_cache.is_empty() => {
+                    self.ends(which.index(self.entries_of_cache.len()));
+                }
+                Step::Evict { .. } => {}
+                Step::Change { page } => self.changes(page),
+                Step::Begin => self.begins(),
+                Step::End => self.is_notified(),
+                Step::Lose => self.set.lose(),
+                Step::Stop => {
+                    while !self.entries_of_cache.is_empty() {
+                        self.ends(0);
+                    }
+                    let locked = self.regions.lock();
+                    for (id, _) in set::each(self.regions) {
+                        self.set.forget(&locked, id);
+                        locked.end(id);
+                    }
+                    self.set.know_all();
+                }
+            }
+        }
+    }
+
+    fn world(ended: Ended) -> World {
+        // SAFETY: `Regions` has a non-zero size.
+        let memory = unsafe { alloc_zeroed(Layout::new::<Regions>()) };
+        World {
+            // SAFETY: the memory has the layout of a `Regions`, for which all zeros is an empty
+            // cache, and the test never frees it.
+            regions: unsafe { &*memory.cast::<Regions>() },
+            set: new_set(),
+            ended,
+            memory: [0; PAGES as usize + 2],
+            entries_of_cache: Vec::new(),
+            notification: None,
+            hits: 0,
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_entry_is_answered_for_that_is_stale(
+            steps in prop::collection::vec(step(), 1..120),
+            said: bool,
+        ) {
+            let mut world = world(if said { Ended::Said } else { Ended::ByAnswer });
+            for step in &steps {
+                world.goes(step);
+            }
+            // After it has been notified of all memory the cache is served again: nothing stays
+            // invalidated for good.
+            for _ in 0..3 {
+                world.begins();
+                world.is_notified();
+            }
+            let hits = world.hits;
+            for _ in 0..3 {
+                world.registers(0, range(0, 1));
+                world.begins();
+                world.is_notified();
+            }
+            prop_assert!(world.hits > hits);
+            if said {
+                prop_assert_eq!(world.set.entries(world.regions) as usize, world.entries_of_cache.len());
+            }
+        }
+    }
+}

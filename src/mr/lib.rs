@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Registered memory regions: what `ibv_reg_mr` and its relatives do. The library makes the kernel
+//! calls itself if it can do so exactly as rdma-core does, and calls libibverbs otherwise.
+//!
+//! Not here: C's pointers and return conventions (`capi/`), the bytes that the kernel gets
+//! (`uverbs/`).
+
+use rdmamr_abi as abi;
+use rdmamr_config as config;
+use rdmamr_next as next;
+use rdmamr_prefault as prefault;
+use rdmamr_stats as stats;
+use rdmamr_sys as sys;
+use rdmamr_trace as trace;
+use rdmamr_uverbs as uverbs;
+
+mod access;
+mod deregister;
+mod devices;
+pub mod explain;
+mod fork;
+mod forwarded;
+pub mod kernel_mr;
+mod large;
+mod lifetime;
+mod object;
+mod outcome;
+mod register;
+mod request;
+mod require;
+mod rereg;
+mod retired;
+mod rows;
+pub mod state;
+
+pub use access::Access;
+pub use deregister::{around_bypassed_deregister, deregister};
+pub use fork::init as fork_init;
+pub use forwarded::{plain_memory, reg_dmabuf_mr, reg_other_memory};
+pub use lifetime::{close_device, dealloc_pd};
+pub use object::{Mr, Object};
+pub use outcome::{Error, How, PANICKED, Registered};
+pub use register::{register, register_rarely};
+pub use request::{Request, Reregistration};
+pub use rereg::{CHANGED_BUT_NOT_FOR_CHILDREN, move_region, rereg};
+pub use state::{new_object, put_object_away};

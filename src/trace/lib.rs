@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Recording every registration call, `RDMAMR_TRACE`: start, duration, memory, caller and result.
+//!
+//! A call is a record of 64 bytes in a buffer of the process (`buffers.rs`), without a lock and
+//! without a system call. A call that finds the buffer full, or its last block 10 ms old, writes
+//! the buffer to the file as a block (`file.rs`). A killed program loses the records still in the
+//! buffers, from the last 10 ms in which it made calls. A program that registers without pause pays
+//! for one write in 1024 calls.
+
+use rdmamr_config as config;
+use rdmamr_stats as stats;
+use rdmamr_sys as sys;
+
+mod buffers;
+mod file;
+mod modules;
+mod place;
+mod python;
+mod recording;
+mod stacks;
+pub mod switch;
+mod touched;
+
+pub use rdmamr_trace_format as format;
+pub use recording::exiting;
+
+use crate::sys::caller::Caller;
+use crate::sys::{clock, thread};
+use core::sync::atomic::Ordering::Relaxed;
+use errno::{errno, set_errno};
+use format::{Call, call, how};
+use recording::{LOOK, OFF, ON, RECORD, TRACE, Trace, WANTED, forget};
+
+/// Turns the recording on.
+pub fn turn_on() {
+    WANTED.store(true, Relaxed);
+    ON.store(RECORD, Relaxed);
+}
+
+/// Whether this process may have to record its calls: [`begin`] knows.
+#[inline(always)]
+pub fn is_on() -> bool {
+    ON.load(Relaxed) != OFF
+}
+
+/// Begins a call, if calls are recorded.
+#[inline(always)]
+pub fn begin() -> Option<Began> {
+    if is_on() { Began::now() } else { None }
+}
+
+/// A call that has begun.
+#[derive(Clone, Copy)]
+pub struct Began {
+    time: u64,
+}
+
+/// A call whose arguments are recorded. The function that completes the call takes it and writes
+/// it.
+#[derive(Clone, Copy)]
+pub struct Pending {
+    pub began: Began,
+    pub record: Call,
+    pub caller: Caller,
+}
+
+impl Pending {
+    /// Ends the measured time: the rest of the call is not counted.
+    pub fn is_done(&mut self) {
+        self.record.duration = self.began.duration(clock::monotonic());
+    }
+
+    /// Records the call.
+    pub fn write(self, reason: fn() -> &'static str) {
+        self.began.write(self.record, self.caller, reason);
+    }
+}
+
+impl Began {
+    #[inline(never)]
+    fn now() -> Option<Began> {
+        if ON.load(Relaxed) == LOOK {
+            switch::follow();
+        }
+        (ON.load(Relaxed) == RECORD).then(|| Began {
+            time: clock::monotonic(),
+        })
+    }
+
+    /// The time since the call began.
+    pub fn elapsed(self) -> u32 {
+        self.duration(clock::monotonic())
+    }
+
+    /// The duration of the call, at least 1.
+    fn duration(self, now: u64) -> u32 {
+        now.saturating_sub(self.time).clamp(1, u32::MAX.into()) as u32
+    }
+
+    /// Records the call. `reason` says why it failed, if it did.
+    #[inline(never)]
+    pub fn write(self, mut record: Call, caller: Caller, reason: fn() -> &'static str) {
+        let now = clock::monotonic();
+        let errno = errno();
+        let trace = TRACE.get_or_make(Trace::new, forget);
+        let ready = trace.file.is_started();
+        if record.errno != 0 {
+            record.how = how::NONE;
+            if ready {
+                record.reason = trace.file.reason(reason());
+            }
+        }
+        record.time = self.time;
+        if record.duration == 0 {
+            record.duration = self.duration(now);
+        }
+        record.caller = caller.address() as u64;
+        record.thread = thread::id((&raw const *trace).addr());
+        if record.errno == 0 && call::registers(record.call) {
+            trace.touched.registered(record.addr, record.length);
+        }
+        let file = &trace.file;
+        let stack = match &trace.stacks {
+            Some(stacks) if ready => stacks.number(caller, file),
+            _ => 0,
+        };
+        trace.buffers.add(&record, stack, now, ready, |block| {
+            file.modules();
+            file.calls(block);
+        });
+        set_errno(errno);
+    }
+}
+
+/// The number of this process's calls in the file.
+pub fn written() -> u64 {
+    TRACE.get().map_or(0, |trace| trace.file.written())
+}
+
+/// Writes a block of that kind.
+pub fn tell(kind: u16, content: &[u8]) {
+    let trace = TRACE.get_or_make(Trace::new, forget);
+    if trace.file.is_started() {
+        trace.file.block(kind, content);
+    }
+}
+
+/// An empty record.
+pub const NOTHING: Call = Call {
+    time: 0,
+    duration: 0,
+    call: 0,
+    how: how::NONE,
+    errno: 0,
+    pd: 0,
+    addr: 0,
+    length: 0,
+    access: 0,
+    lkey: 0,
+    caller: 0,
+    thread: 0,
+    reason: 0,
+};
+
+/// Records that the cache has deregistered a region with the kernel. The cache's own threads call
+/// it too: they have no thread-local variables and must not call functions that another library may
+/// replace.
+pub fn ended(region: impl FnOnce() -> Call) {
+    if !is_on() {
+        return;
+    }
+    // The cache exists, so the process has registered memory and has a trace; a child has no cache.
+    let Some(trace) = TRACE.get() else {
+        return;
+    };
+    let errno = errno();
+    let now = clock::monotonic_by_kernel();
+    let record = Call {
+        time: now,
+        call: call::CACHE,
+        how: how::KERNEL,
+        ..region()
+    };
+    let file = &trace.file;
+    // Only a thread of the program can write the block that identifies the process. The call that
+    // made the region has written it.
+    trace
+        .buffers
+        .add(&record, 0, now, true, |block| file.calls(block));
+    set_errno(errno);
+}
+
+/// Records that the program is about to change memory that it has registered, so that a reader
+/// knows what a cache would have lost. Any memory call may call it: it takes no lock, allocates
+/// nothing and makes no system call. A later call of the program writes the record.
+#[cold]
+pub fn changing(addr: usize, length: usize) {
+    let Some(trace) = TRACE.get() else {
+        return;
+    };
+    let (addr, length) = (addr as u64, length as u64);
+    if trace.touched.changes(addr, length) {
+        let now = clock::monotonic();
+        let record = Call {
+            time: now,
+            call: call::CHANGE,
+            addr,
+            length,
+            ..NOTHING
+        };
+        trace.buffers.add(&record, 0, now, false, |_| ());
+    }
+}
