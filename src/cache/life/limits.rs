@@ -137,7 +137,7 @@ impl Limits {
 
 impl Limits {
     /// The number of regions is about to grow by one of this device.
-    #[inline]
+    #[inline(never)]
     pub fn mind(&self, regions: &Regions, limits_reader: &LimitsReader, direct: &Direct, pd: Pd) {
         if !self.knows(direct.address()) {
             self.learn(regions, limits_reader, direct, pd);
