@@ -231,7 +231,7 @@ else
 	legible job 1280 "${dark[@]}"
 	check "a lane for each rank, and a flame graph" bash -c 'grep -qx "3 lanes" probed && grep -qx "7 frames" probed'
 	legible page 1280
-	check "its bars show the calls" grep -qE '8 KiB:plain9[5-9] .*512 KiB:hit(19|20)\+pool1( |$)' probed
+	check "its bars show the calls" grep -qE '8 KiB:plain9[5-9] .*512 KiB:hit(19|20)\+cache1( |$)' probed
 	check "and the time in them" grep -qE '8 KiB:plain9[5-9] .*512 KiB:.*\+cache(19|20)( |$)' probed
 	probe faster/report.diff.html 390 >probed
 	check "the page that compares is legible at 390 pixels" bash -c 'head -1 probed | grep -x right'

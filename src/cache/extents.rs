@@ -25,7 +25,7 @@ impl Locked<'_> {
     pub fn heir(&self, memory: PageRange, leaving: Id) -> Heir {
         let mut heir = Heir::None;
         let page_range = self.regions().region(leaving).page_range();
-        self.regions().near(memory, page_range, &mut |id, region| {
+        self.regions().near(memory, page_range, |id, region| {
             match region.extent() {
                 _ if id == leaving => {}
                 Some(extent) if extent.overlaps(memory) => heir = Heir::Region(id),
@@ -40,14 +40,12 @@ impl Locked<'_> {
     /// Calls `each` for the regions whose extent overlaps a range, until `each` returns false.
     pub(super) fn watching(&self, range: PageRange, mut each: impl FnMut(Id, PageRange) -> bool) {
         // An extent does not reach beyond the chunks of its region.
-        self.regions()
-            .near(range, range, &mut |id, region| match region
-                .extent()
-                .filter(|extent| extent.overlaps(range))
-            {
+        self.regions().near(range, range, |id, region| {
+            match region.extent().filter(|extent| extent.overlaps(range)) {
                 Some(extent) => each(id, extent),
                 None => true,
-            });
+            }
+        });
     }
 
     /// Notes the part of a chunk around a range in which no region lies and none is watched, so
@@ -62,7 +60,7 @@ impl Locked<'_> {
             return;
         }
         let mut clear = true;
-        self.regions().near(range, range, &mut |_, region| {
+        self.regions().near(range, range, |_, region| {
             match region.extent() {
                 Some(extent) if extent.end <= range.start => {
                     part.start = part.start.max(extent.end)
@@ -96,7 +94,7 @@ impl Locked<'_> {
         first: PageRange,
         mut orphan: impl FnMut(PageRange),
     ) {
-        self.regions().near(gone, first, &mut |_, region| {
+        self.regions().near(gone, first, |_, region| {
             let Some(before) = region.extent().filter(|extent| extent.overlaps(gone)) else {
                 return true;
             };
@@ -127,7 +125,7 @@ impl Locked<'_> {
     /// stay watched.)
     fn hand_over(&self, memory: PageRange) -> bool {
         let mut found = false;
-        self.regions().overlapping(memory, &mut |_, region| {
+        self.regions().overlapping(memory, |_, region| {
             found = true;
             region.inherit(memory);
             region.extent().is_none()
@@ -177,7 +175,7 @@ impl Locked<'_> {
         }
         let mut found = !range.extended(CHUNK).contains(extent);
         if !found {
-            self.regions().near(range, range, &mut |_, region| {
+            self.regions().near(range, range, |_, region| {
                 found =
                     !region.page_range().overlaps(range) && region.page_range().overlaps(extent);
                 !found
@@ -215,7 +213,7 @@ impl Locked<'_> {
         }
         if watched {
             // All regions in that memory: one without an extent may be watched at any moment.
-            self.regions().overlapping(memory, &mut |id, _| {
+            self.regions().overlapping(memory, |id, _| {
                 self.invalidate(id, Cause::Hook);
                 self.evict(id);
                 true

@@ -93,7 +93,7 @@ impl Regions {
     /// What an empty cache needs: where each part begins, and how many bytes it has. The first part
     /// is all that precedes the table.
     pub const FIRST: [(usize, usize); 3] = {
-        let to_index = core::mem::offset_of!(Regions, index) + size_of::<Index>();
+        let to_index = core::mem::offset_of!(Regions, index) + Index::FIRST;
         [
             (0, to_index.next_multiple_of(PAGE_SIZE)),
             (

@@ -234,7 +234,7 @@ impl Locked<'_> {
         let mut count = 0;
         regions
             .index
-            .overlapping(&*regions.slots, page, &mut |_, region| {
+            .overlapping(&*regions.slots, page, |_, region| {
                 count += u32::from(region.page_range().start == start);
                 count < CROWD
             });
@@ -247,7 +247,7 @@ impl Locked<'_> {
         let (mut found, mut looked_at) = (None, 0);
         regions
             .index
-            .overlapping(&*regions.slots, lookup_key.page_range, &mut |id, region| {
+            .overlapping(&*regions.slots, lookup_key.page_range, |id, region| {
                 let seen = region.state.load();
                 if !seen.is_monitored() && lookup_key.may_share(seen) && region.serves(lookup_key) {
                     found = self.unadmitted(id);
@@ -297,7 +297,7 @@ impl Locked<'_> {
         let (mut taken, mut looked_at) = (None, 0);
         regions
             .index
-            .overlapping(&*regions.slots, lookup_key.page_range, &mut |id, region| {
+            .overlapping(&*regions.slots, lookup_key.page_range, |id, region| {
                 if region.serves(lookup_key) {
                     taken = regions.take_this(id, lookup_key);
                 }
@@ -313,7 +313,7 @@ impl Locked<'_> {
     /// Whether a region that overlaps a range is being ended.
     pub fn is_ending(&self, range: PageRange) -> bool {
         let mut found = false;
-        self.0.overlapping(range, &mut |_, region| {
+        self.0.overlapping(range, |_, region| {
             found = region.state.load().is_ending();
             !found
         });
@@ -374,7 +374,7 @@ impl Locked<'_> {
             self.lose_memory(range, range, |_| {});
         }
         let cause = if event { Cause::Event } else { Cause::Hook };
-        regions.overlapping(range, &mut |id, region| {
+        regions.overlapping(range, |id, region| {
             if self.invalidate(id, cause) {
                 applied.by_event += u64::from(event);
                 applied.by_hook += u64::from(!event);

@@ -494,7 +494,7 @@ impl Test {
             let expected = linked.filter(reaches).count();
             for first in [page, other] {
                 let mut found = Vec::new();
-                self.regions.near(page, first, &mut |id, _| {
+                self.regions.near(page, first, |id, _| {
                     found.push(id);
                     true
                 });

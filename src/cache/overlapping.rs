@@ -1,38 +1,29 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The regions that overlap a range, by the index and the filter together. Under the lock.
 
+use crate::find::filter::Filter;
+use crate::find::index::Index;
 use crate::layout::Regions;
 use crate::region::link::Id;
 use crate::region::slot::CachedRegion;
-use crate::sys::pages::{PageRange, page_size};
+use crate::sys::pages::PageRange;
 use crate::watch::extent::CHUNK;
 
-/// A range of more bytes has more chunks than are worth asking the filter about.
+/// A range of at most this many bytes is looked up in the index granule by granule.
 const FEW: u64 = 4 * CHUNK;
 
 impl Regions {
     /// Calls `each` for the regions that overlap a range, until `each` returns false. `each` must
-    /// not change the index. Under the lock. There is one copy of this code, not one for each
-    /// caller.
+    /// not change the index. Under the lock.
     ///
-    /// The index finds regions by granules. If a large range has more granules than there are
-    /// slots, all slots are looked at.
+    /// The index finds small regions by granules of a few pages, of which a large range has too
+    /// many. The filter tells in which chunks there are small regions at all.
     pub(super) fn overlapping(
         &self,
         range: PageRange,
-        each: &mut dyn FnMut(Id, &CachedRegion) -> bool,
+        mut each: impl FnMut(Id, &CachedRegion) -> bool,
     ) {
-        // Per class of sizes, the index looks at a list for each two pages.
-        let bytes = range.end.saturating_sub(range.start);
-        if bytes / page_size() / 2 < self.slots().len() as u64 {
-            self.index.overlapping(&*self.slots, range, each);
-            return;
-        }
-        let _ = self.each().all(|(id, region)| {
-            !region.state.load().is_linked()
-                || !region.page_range().overlaps(range)
-                || each(id, region)
-        });
+        self.each_overlapping(range, &mut each);
     }
 
     /// Calls `each` for the regions that reach into the chunks of a range, until `each` returns
@@ -45,24 +36,66 @@ impl Regions {
         &self,
         range: PageRange,
         first: PageRange,
+        mut each: impl FnMut(Id, &CachedRegion) -> bool,
+    ) {
+        self.each_near(range, first, &mut each);
+    }
+
+    /// There is one copy of this code, not one for each caller.
+    fn each_near(
+        &self,
+        range: PageRange,
+        first: PageRange,
         each: &mut dyn FnMut(Id, &CachedRegion) -> bool,
     ) {
         let chunks = range.extended(CHUNK);
         if chunks.bytes() > FEW {
-            return self.overlapping(chunks, each);
+            return self.each_overlapping(chunks, each);
         }
         // What is found must be among what the filter has counted.
         let first = first.common(chunks).unwrap_or(range);
         let (mut found, mut goes_on) = (0, true);
-        self.overlapping(first, &mut |id, region| {
+        self.overlapping(first, |id, region| {
             found += 1;
             goes_on = each(id, region);
             goes_on
         });
         if goes_on && found < self.filter.at_most(chunks) {
-            self.overlapping(chunks, &mut |id, region| {
+            self.overlapping(chunks, |id, region| {
                 region.page_range().overlaps(first) || each(id, region)
             });
         }
+    }
+
+    fn each_overlapping(&self, range: PageRange, each: &mut dyn FnMut(Id, &CachedRegion) -> bool) {
+        if range.end.saturating_sub(range.start) <= FEW {
+            self.index
+                .overlapping_of(u64::MAX, &*self.slots, range, each);
+            return;
+        }
+        if Filter::is_too_large_to_look(range) {
+            let mut all = self.each();
+            all.all(|(id, region)| {
+                !region.state.load().is_linked()
+                    || !region.page_range().overlaps(range)
+                    || each(id, region)
+            });
+            return;
+        }
+        let small = Index::smaller_than(CHUNK);
+        let whole = self
+            .index
+            .overlapping_of(!small, &*self.slots, range, &mut *each);
+        if !whole {
+            return;
+        }
+        self.filter.each_chunk(range, |part| {
+            self.index
+                .overlapping_of(small, &*self.slots, part, &mut |id, region| {
+                    // A region that lies in two chunks belongs to the first of them.
+                    let start = region.page_range().start.max(range.start);
+                    start < part.start || each(id, region)
+                })
+        });
     }
 }

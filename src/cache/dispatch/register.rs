@@ -16,7 +16,7 @@ pub fn register_for(pd: Pd, request: &Request) -> Result<Registered, Error> {
     let counter = match config().cache_mode {
         CacheMode::Off => None,
         mode => match reuse::serve(mode, pd, request) {
-            Served::Regions(registered) => return Ok(registered),
+            Served::Cached(registered) => return Ok(registered),
             Served::Plain(counter) => counter,
         },
     };

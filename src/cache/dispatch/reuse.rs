@@ -76,7 +76,7 @@ fn say(mode: CacheMode) {
 /// What becomes of a registration under `RDMAMR_CACHE`.
 pub enum Served {
     /// The cache serves it.
-    Regions(Registered),
+    Cached(Registered),
     /// It is plain. The counter, if there is one, counts it once it has succeeded.
     Plain(Option<Counter>),
 }
@@ -101,7 +101,7 @@ pub fn serve(mode: CacheMode, pd: Pd, request: &Request) -> Served {
         }
     }
     match serve_by_cache(mode, pd, request) {
-        Ok(registered) => Served::Regions(registered),
+        Ok(registered) => Served::Cached(registered),
         Err(reason) => {
             stats::counters().count(reason);
             Served::Plain(None)

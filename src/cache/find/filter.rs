@@ -210,7 +210,7 @@ impl Filter {
         if self.large.load(Acquire) != 0 && self.may_hold_large(range) {
             return true;
         }
-        range.bytes() / BLOCK >= TOO_MANY_TO_LOOK
+        Filter::is_too_large_to_look(range)
             || blocks(range)
                 .filter(|&block| self.may_hold_in_block(block))
                 .any(|block| {
@@ -224,6 +224,23 @@ impl Filter {
         let count = |chunk| u64::from(self.counts[place(chunk, COUNTS)].load(Relaxed));
         let small: u64 = chunks(range).map(count).sum();
         small + u64::from(self.large.load(Relaxed))
+    }
+
+    /// Whether a range has so many blocks that [`Filter::each_chunk`] takes long.
+    pub fn is_too_large_to_look(range: PageRange) -> bool {
+        range.bytes() / BLOCK >= TOO_MANY_TO_LOOK
+    }
+
+    /// Calls `each` with the parts of a range that lie in chunks in which small regions may lie,
+    /// until `each` returns false.
+    pub fn each_chunk(&self, range: PageRange, mut each: impl FnMut(PageRange) -> bool) {
+        for block in blocks(range).filter(|&block| self.may_hold_in_block(block)) {
+            let in_block = part(range, block, BLOCK);
+            let mut chunks = chunks(in_block).filter(|&chunk| self.may_hold_in_chunk(chunk));
+            if !chunks.all(|chunk| each(part(in_block, chunk, CHUNK))) {
+                return;
+            }
+        }
     }
 
     fn may_hold_in_block(&self, block: u64) -> bool {

@@ -5,32 +5,54 @@
 //! than 2^(k+1). It is on one list: that of its class and of the granule of 2^(k+1) pages in which
 //! it starts. A region that overlaps a range therefore starts in one of the range's granules or in
 //! the granule before them, however many regions there are. Adding and removing a region take a few
-//! stores. All of it runs under the cache's lock.
+//! stores. The index allocates no memory but for its lists. All of it runs under the cache's lock.
 
+use crate::mapping::{self, Paged};
 use crate::region::link::{AtomicLink, Id, Link};
 use crate::region::slot::CachedRegion;
 use crate::sys::pages::{PageRange, page_size};
+use crate::sys::process::PAGE_SIZE;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 
 /// Classes of sizes: up to 2^40 pages.
 const CLASSES: usize = 40;
 
-/// The number of lists, which classes and granules share by hashing: 128 KiB, of which a process
-/// has what its regions touch.
+/// The most lists, and the number of lists of an empty index. Classes and granules share the lists
+/// by hashing.
 const LISTS: usize = if cfg!(any(test, feature = "tiny")) {
     16
 } else {
-    1 << 15
+    1 << 17
+};
+const FIRST: usize = if cfg!(any(test, feature = "tiny")) {
+    4
+} else {
+    1 << 10
 };
 
+/// For how many additions no list is added once memory was refused.
+const REFUSED: u32 = 1024;
+
 /// The index. Zeroed memory is an empty index.
+///
+/// There are as many lists as regions, but for the first ones: the index grows by one list at a
+/// time, by linear hashing. With 2^n + k lists the first k lists, and the last k, are those of n +
+/// 1 bits of the hash, and the others those of n bits. So a new list takes its regions from one
+/// other list.
 #[repr(C)]
 pub struct Index {
+    /// How many lists there are besides the first ones, and the regions on all of them.
+    added: AtomicU32,
+    regions: AtomicU32,
+    /// How many bytes of `lists` are mapped if those are more than the first ones, and for how many
+    /// additions no more are asked for.
+    mapped: AtomicU32,
+    refused: AtomicU32,
     /// The number of regions of each class, and a bit for each class that has any.
     classes: [AtomicU32; CLASSES],
     some: AtomicU64,
     /// The first region of each list.
-    lists: [AtomicLink; LISTS],
+    lists: Paged<[AtomicLink; LISTS]>,
 }
 
 /// The class of a range's size, and the logarithm of its granules' size in bytes.
@@ -42,6 +64,18 @@ fn class(range: PageRange) -> (usize, u32) {
 
 fn granule(class: usize) -> u32 {
     page_size().ilog2() + class as u32 + 1
+}
+
+fn hash(class: usize, granule: u64) -> usize {
+    let mixed = (granule << 6 | class as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (mixed >> 40) as usize
+}
+
+/// The list of a hash, of so many lists.
+fn list_of(hash: usize, lists: usize) -> usize {
+    let all = 1 << lists.ilog2();
+    let list = hash & (2 * all - 1);
+    if list < lists { list } else { list & (all - 1) }
 }
 
 /// Puts a region first on a list.
@@ -71,14 +105,68 @@ fn unlink(regions: &[CachedRegion], region: &CachedRegion, head: &AtomicLink) {
 }
 
 impl Index {
+    /// What an empty index needs: how many bytes from its start on.
+    pub const FIRST: usize = core::mem::offset_of!(Index, lists) + Index::FIRST_LISTS;
+    const FIRST_LISTS: usize = (FIRST * size_of::<AtomicLink>()).next_multiple_of(PAGE_SIZE);
+
+    /// Maps the memory of so many lists. False if there is no room.
+    fn map(&self, lists: usize) -> bool {
+        let from = (self.mapped.load(Relaxed) as usize).max(Index::FIRST_LISTS);
+        if lists * size_of::<AtomicLink>() <= from {
+            return true;
+        }
+        const MOST: usize = 64 << 10;
+        let to = from + from.min(MOST);
+        let there = mapping::map(&raw const *self.lists, from, to, false);
+        if there {
+            self.mapped.store(to as u32, Relaxed);
+        }
+        there
+    }
+
+    /// How many lists there are.
+    fn lists(&self) -> usize {
+        FIRST + self.added.load(Relaxed) as usize
+    }
+
     /// The head of the list of a class's granule.
     fn head(&self, class: usize, granule: u64) -> &AtomicLink {
-        let mixed = (granule << 6 | class as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        &self.lists[(mixed >> 40) as usize % LISTS]
+        &self.lists[list_of(hash(class, granule), self.lists())]
+    }
+
+    /// Adds a list if there are more regions than lists, and moves the regions to it that are its
+    /// own from now on.
+    fn add_a_list(&self, regions: &[CachedRegion]) {
+        let lists = self.lists();
+        if lists == LISTS || (self.regions.load(Relaxed) as usize) < lists {
+            return;
+        }
+        if let Some(left) = self.refused.load(Relaxed).checked_sub(1) {
+            self.refused.store(left, Relaxed);
+            return;
+        }
+        if !self.map(lists + 1) {
+            // The lists grow longer.
+            self.refused.store(REFUSED, Relaxed);
+            return;
+        }
+        let mut next = self.lists[list_of(lists, lists)].load().id();
+        self.added.store(self.added.load(Relaxed) + 1, Relaxed);
+        while let Some(here) = next {
+            let region = &regions[here.0 as usize];
+            next = region.following.load().id();
+            let (class, shift) = class(region.page_range());
+            let hash = hash(class, region.page_range().start >> shift);
+            if list_of(hash, lists + 1) == lists {
+                unlink(regions, region, &self.lists[list_of(hash, lists)]);
+                link(regions, here, &self.lists[lists]);
+            }
+        }
     }
 
     /// Adds a region.
     pub fn add(&self, regions: &[CachedRegion], new: Id) {
+        self.add_a_list(regions);
         let region = &regions[new.0 as usize];
         let (class, shift) = class(region.page_range());
         link(
@@ -91,6 +179,8 @@ impl Index {
 
     /// Adds to a class's count. The caller holds the lock, so this needs no locked instruction.
     fn count(&self, class: usize, amount: u32) {
+        let regions = self.regions.load(Relaxed).wrapping_add(amount);
+        self.regions.store(regions, Relaxed);
         let count = self.classes[class].load(Relaxed).wrapping_add(amount);
         self.classes[class].store(count, Relaxed);
         let others = self.some.load(Relaxed) & !(1 << class);
@@ -111,33 +201,77 @@ impl Index {
     }
 
     /// Calls `each` for the regions that overlap a range, until `each` returns false. `each` must
-    /// not change the index. There is one copy of this code, not one for each caller.
+    /// not change the index. Returns whether `each` always returned true.
     pub fn overlapping(
         &self,
         regions: &[CachedRegion],
         range: PageRange,
+        mut each: impl FnMut(Id, &CachedRegion) -> bool,
+    ) -> bool {
+        self.overlapping_of(u64::MAX, regions, range, &mut each)
+    }
+
+    /// The classes of regions that have fewer bytes than `size`, a power of two, as a set of bits.
+    pub fn smaller_than(size: u64) -> u64 {
+        (1 << (size / page_size()).ilog2()) - 1
+    }
+
+    /// As [`Index::overlapping`], for the regions of some classes. There is one copy of this code,
+    /// not one for each caller.
+    pub fn overlapping_of(
+        &self,
+        classes: u64,
+        regions: &[CachedRegion],
+        range: PageRange,
         each: &mut dyn FnMut(Id, &CachedRegion) -> bool,
-    ) {
-        let mut some = self.some.load(Relaxed);
+    ) -> bool {
+        let mut some = self.some.load(Relaxed) & classes;
+        let lists = self.lists();
         while some != 0 && range.start < range.end {
             let class = some.trailing_zeros() as usize;
             some &= some - 1;
             let shift = granule(class);
             let first = (range.start >> shift).saturating_sub(1);
             let last = (range.end - 1) >> shift;
-            for granule in first..=last {
-                let mut next = self.head(class, granule).load().id();
-                while let Some(here) = next {
-                    let region = &regions[here.0 as usize];
-                    next = region.following.load().id();
-                    let page_range = region.page_range();
-                    let (its_class, shift) = self::class(page_range);
-                    let in_place = its_class == class && page_range.start >> shift == granule;
-                    if in_place && page_range.overlaps(range) && !each(here, region) {
-                        return;
+            // A range with at least as many granules as there are lists walks each list once.
+            let granules = (last - first).min(lists as u64 - 1);
+            let everywhere = granules == lists as u64 - 1;
+            for granule in first..=first + granules {
+                let start = if everywhere {
+                    (granule - first) as usize
+                } else {
+                    list_of(hash(class, granule), lists)
+                };
+                if !self.walk(regions, start, |id, region| {
+                    let (its_class, its_shift) = self::class(region.page_range());
+                    let in_place = everywhere || region.page_range().start >> its_shift == granule;
+                    if its_class == class && in_place && region.page_range().overlaps(range) {
+                        each(id, region)
+                    } else {
+                        true
                     }
+                }) {
+                    return false;
                 }
             }
         }
+        true
+    }
+
+    fn walk(
+        &self,
+        regions: &[CachedRegion],
+        list: usize,
+        mut each: impl FnMut(Id, &CachedRegion) -> bool,
+    ) -> bool {
+        let mut next = self.lists[list].load().id();
+        while let Some(here) = next {
+            let region = &regions[here.0 as usize];
+            next = region.following.load().id();
+            if !each(here, region) {
+                return false;
+            }
+        }
+        true
     }
 }

@@ -36,7 +36,7 @@ extern "C" fn run(argument: *mut c_void) -> c_int {
     // SAFETY: `start` passed a `&'static Cache`.
     let cache = unsafe { &*argument.cast::<Cache>() };
     helper_thread::close_from(0);
-    helper_thread::set_name(c"rdmamr-reader");
+    helper_thread::set_name(c"rdmamr-limits");
     helper_thread::run_anywhere();
     let limits_reader = &cache.limits_reader;
     loop {
