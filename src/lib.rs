@@ -34,15 +34,4 @@
 
 #![warn(missing_docs)]
 
-use rdmamr_abi as abi;
-use rdmamr_cache::dispatch;
-use rdmamr_config as config;
-use rdmamr_fabric as fabric;
-use rdmamr_monitor as monitor;
-use rdmamr_mr as mr;
-use rdmamr_next as next;
-use rdmamr_stats as stats;
-use rdmamr_sys as sys;
-use rdmamr_trace as trace;
-
 mod capi;

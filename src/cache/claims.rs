@@ -4,9 +4,9 @@
 use crate::layout::Regions;
 use crate::region::link::Id;
 use crate::region::slot::CachedRegion;
-use crate::sys::{clock, futex};
 use core::sync::atomic::Ordering::*;
 use core::time::Duration;
+use rdmamr_sys::{clock, futex};
 
 impl Regions {
     /// Claims a region if it has no user. The caller must deregister it. Under the lock, or once a

@@ -6,9 +6,9 @@
 use crate::cause::Cause;
 use crate::locked::Locked;
 use crate::region::link::Id;
-use crate::sys::pages::{PageRange, page_size};
 use crate::watch::extent::CHUNK;
 use crate::watch::watcher::Unwatching;
+use rdmamr_sys::pages::{PageRange, page_size};
 
 /// Which region takes over memory that an ending region leaves.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

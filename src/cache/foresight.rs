@@ -3,20 +3,20 @@
 //! the verdict, so that `rdmamr report` promises nothing that the cache would not do. Only a traced
 //! process asks for it.
 
-use crate::config::{CacheMode, config, disabled};
 use crate::instance;
 use crate::life::admission;
 use crate::life::limits;
-use crate::mr::{self, Request};
-use crate::sys::clock;
-use crate::sys::helper_thread;
-use crate::sys::pages::PageRange;
-use crate::sys::process::PerProcess;
-use crate::sys::thread;
-use crate::trace::format::{CacheSettings, Numbers, cache, call, unserved};
 use crate::watch::userfaultfd::Userfaultfd;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use rdmamr_config::{CacheMode, config, disabled};
+use rdmamr_mr::{self as mr, Request};
 use rdmamr_policy::{Asked, Process};
+use rdmamr_sys::clock;
+use rdmamr_sys::helper_thread;
+use rdmamr_sys::pages::PageRange;
+use rdmamr_sys::process::PerProcess;
+use rdmamr_sys::thread;
+use rdmamr_trace::format::{CacheSettings, Numbers, cache, call, unserved};
 
 /// Whether the cache would serve a registration of `call` that has succeeded. Returns a value of
 /// [`unserved`].
@@ -89,7 +89,7 @@ fn had_no_start() -> bool {
 /// keep, each in the trace's format and only if it is new. Called after a registration that the
 /// cache would serve.
 pub fn news(mut tell: impl FnMut(u16, &[u8])) {
-    use crate::trace::format::kind;
+    use rdmamr_trace::format::kind;
     /// The shortest time between two readings of the mappings, in ns. Besides, readings take at
     /// most a hundredth of the time.
     const PERIOD: u64 = 10_000_000;

@@ -9,11 +9,11 @@ use crate::life::limits_reader::LimitsReader;
 use crate::lock::{Lock, Owner, Patience};
 use crate::locked::{By, Locked};
 use crate::objects;
-use crate::stats::{Counters, counter};
-use crate::sys::process::{self, PerProcess};
-use crate::sys::thread;
 use crate::watch::watcher::Watch;
 use core::sync::atomic::{AtomicBool, Ordering::*};
+use rdmamr_stats::{Counters, counter};
+use rdmamr_sys::process::{self, PerProcess};
+use rdmamr_sys::thread;
 
 /// The state of relaxed registration in this process. It exists from the first use on.
 ///

@@ -17,10 +17,10 @@ use crate::lock::Lock;
 use crate::mapping::Large;
 use crate::region::list::List;
 use crate::region::slot::CachedRegion;
-use crate::sys::process::PAGE_SIZE;
 use crate::watch::dropping::Dropping;
 use crate::watch::log::Log;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+use rdmamr_sys::process::PAGE_SIZE;
 
 /// The largest number of slots: regions and further handles.
 pub const MOST: usize = if cfg!(any(test, feature = "tiny")) {

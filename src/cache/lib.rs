@@ -16,15 +16,6 @@
 //!   they do without the lock. `locked.rs`, `overlapping.rs` and `extents.rs`: what they do under it.
 //! - `instance.rs`: the cache of this process; `start.rs` makes it.
 
-use rdmamr_abi as abi;
-use rdmamr_config as config;
-use rdmamr_mr as mr;
-use rdmamr_next as next;
-use rdmamr_stats as stats;
-use rdmamr_sys as sys;
-use rdmamr_trace as trace;
-use rdmamr_uverbs as uverbs;
-
 mod batch;
 pub mod cause;
 mod claims;

@@ -10,11 +10,11 @@
 //! of the lock names its owner. A thread that has waited in vain marks the word: until the owner
 //! frees the lock, nobody else waits as long. An owner that no longer exists never frees it.
 
-use crate::sys::clock;
-use crate::sys::futex::{wait, wake};
-use crate::sys::thread;
 use core::sync::atomic::{AtomicU32, Ordering::*};
 use core::time::Duration;
+use rdmamr_sys::clock;
+use rdmamr_sys::futex::{wait, wake};
+use rdmamr_sys::thread;
 
 const FREE: u32 = 0;
 /// The number of the task that holds the lock. (The kernel numbers no task higher than 2^22.)

@@ -12,11 +12,11 @@ use crate::region::key::{Domain, LookupKey};
 use crate::region::link::Id;
 use crate::region::slot::CachedRegion;
 use crate::region::state::Grant;
-use crate::stats::log;
-use crate::sys::pages::PageRange;
-use crate::sys::thread;
 use crate::watch::log::{Change, Kind};
 use core::sync::atomic::{AtomicU64, Ordering::*};
+use rdmamr_stats::log;
+use rdmamr_sys::pages::PageRange;
+use rdmamr_sys::thread;
 
 /// The cache while its lock is held.
 pub struct Locked<'a>(&'a Regions, #[allow(dead_code)] Held<'a>);

@@ -6,8 +6,8 @@ use crate::region::key::LookupKey;
 use crate::region::link::{Id, Link};
 use crate::region::slot::{CachedRegion, OBJECT_OFFSET};
 use crate::region::state::{Grant, Left};
-use crate::sys::pages::PageRange;
 use core::sync::atomic::Ordering::*;
+use rdmamr_sys::pages::PageRange;
 
 /// A handle that the program passed in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

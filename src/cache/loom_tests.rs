@@ -9,12 +9,12 @@
 
 use crate::life::hit::{Miss, Steps, in_order};
 use crate::region::state::{Grant, Left, Seen, State};
-use crate::sys::pages::PageRange;
 use crate::watch::log::{Change, Frame, Kind, Log};
 use core::cell::Cell;
 use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use loom::sync::{Arc, Mutex};
 use loom::thread;
+use rdmamr_sys::pages::PageRange;
 
 struct World {
     changes: Log,

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Mappings for the cache's arrays, of which only what is in use is mapped.
 
-use crate::sys::process::PAGE_SIZE;
 use core::ffi::c_void;
 use core::ops::Deref;
 use core::ptr::without_provenance_mut;
+use rdmamr_sys::process::PAGE_SIZE;
 
 /// Maps a part of an array that lies in the cache: from the byte `from` to the byte `to`, both
 /// multiples of the page size or the array's end. False if the kernel maps nothing there.

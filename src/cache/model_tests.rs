@@ -14,10 +14,10 @@ use crate::region::key::{Domain, LookupKey};
 use crate::region::link::Id;
 use crate::region::slot::CachedRegion;
 use crate::region::state::{Grant, Left};
-use crate::sys::pages::{PageRange, page_size};
 use crate::watch::extent::CHUNK;
 use crate::watch::log::{Change, Frame, Kind};
 use proptest::prelude::*;
+use rdmamr_sys::pages::{PageRange, page_size};
 use std::alloc::{Layout, alloc_zeroed};
 use std::collections::BTreeMap;
 

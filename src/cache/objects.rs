@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The addresses of the cache's objects, by which a region is told from a plain one.
 
-use crate::mr::Mr;
 use core::sync::atomic::{AtomicUsize, Ordering::*};
+use rdmamr_mr::Mr;
 
 /// The addresses of the cache's objects, in this process or in the process that it was forked from:
 /// the first address, and the end of what is mapped. No other object lies between the two.

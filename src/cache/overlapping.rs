@@ -6,8 +6,8 @@ use crate::find::index::Index;
 use crate::layout::Regions;
 use crate::region::link::Id;
 use crate::region::slot::CachedRegion;
-use crate::sys::pages::PageRange;
 use crate::watch::extent::CHUNK;
+use rdmamr_sys::pages::PageRange;
 
 /// A range of at most this many bytes is looked up in the index granule by granule.
 const FEW: u64 = 4 * CHUNK;

@@ -12,7 +12,7 @@
 
 use crate::layout::Regions;
 use crate::mapping::{map_at, map_with, unmap};
-use crate::sys::process::FAR_AWAY;
+use rdmamr_sys::process::FAR_AWAY;
 
 /// Finds a place for the cache, and maps what an empty cache needs.
 pub fn find() -> Option<&'static Regions> {

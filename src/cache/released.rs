@@ -7,9 +7,9 @@
 
 use crate::cause::Cause;
 use crate::region::slot::CachedRegion;
-use crate::sys::pages::PageRange;
 use crate::watch::listeners::{RANGES, listen};
 use rdmamr_policy::{Range, Released};
+use rdmamr_sys::pages::PageRange;
 
 /// The ranges.
 pub static RELEASED: Released = Released::new();

@@ -5,8 +5,8 @@ use crate::layout::{MOST, Regions};
 use crate::mapping::Large;
 use crate::region::link::Id;
 use crate::region::slot::CachedRegion;
-use crate::sys::process::PAGE_SIZE;
 use core::sync::atomic::{AtomicU32, Ordering::*};
+use rdmamr_sys::process::PAGE_SIZE;
 
 /// Slots from this number on are in huge pages.
 const LARGE: u32 = 8192;

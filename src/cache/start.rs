@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The first use of relaxed registration in a process: the cache's memory, the watch, the cleaner.
 
-use crate::config::config;
 use crate::instance::{Cache, existing, is_of_parent, publish, starting};
 use crate::life::admission::Admission;
 use crate::life::change;
@@ -14,15 +13,16 @@ use crate::life::tasks;
 use crate::lock::{Owner, Patience};
 use crate::objects;
 use crate::place;
-use crate::stats;
-use crate::sys::allocator::has_memory;
-use crate::sys::aside;
-use crate::sys::process;
-use crate::sys::thread;
 use crate::watch::event_reader::Reader;
 use crate::watch::listeners::{CACHE, listen};
 use crate::watch::watch_fd::TABLE;
 use crate::watch::watcher::Watch;
+use rdmamr_config::config;
+use rdmamr_stats as stats;
+use rdmamr_sys::allocator::has_memory;
+use rdmamr_sys::aside;
+use rdmamr_sys::process;
+use rdmamr_sys::thread;
 
 unsafe extern "C" fn before_fork() {
     if let Some(cache) = existing() {

@@ -14,9 +14,9 @@
 
 use super::forward::{around, call_next, next};
 use super::ret;
-use crate::dispatch::changes::{self, Frame};
-use crate::dispatch::{TABLE, WATCH_FD, retire};
 use core::ffi::{c_int, c_uint, c_ulong, c_void};
+use rdmamr_cache::dispatch::changes::{self, Frame};
+use rdmamr_cache::dispatch::{TABLE, WATCH_FD, retire};
 
 next! {
     CLOSE = c"close": unsafe extern "C" fn(c_int) -> c_int;

@@ -8,11 +8,11 @@ use super::ret;
 /// loaded.
 macro_rules! next {
     ($( $name:ident = $symbol:literal: $type:ty; )*) => {
-        $( static $name: $crate::sys::symbols::Function<$type> =
+        $( static $name: ::rdmamr_sys::symbols::Function<$type> =
             // SAFETY: the signature is that of the manual page.
-            unsafe { $crate::sys::symbols::Function::new() }; )*
+            unsafe { ::rdmamr_sys::symbols::Function::new() }; )*
         pub fn find_next() {
-            use $crate::sys::symbols::{Scope, find};
+            use ::rdmamr_sys::symbols::{Scope, find};
             $( $name.set(find(Scope::Next, $symbol, None)); )*
         }
     };

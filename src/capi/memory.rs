@@ -17,13 +17,13 @@
 
 use super::forward::{around, call_next, next};
 use super::ret;
-use crate::dispatch::changes::{self, Changing, Frame};
-use crate::sys::memory;
-use crate::sys::pages::page_size;
-use crate::sys::symbols::{self, Function, Scope};
 use core::ffi::{c_int, c_uint, c_void};
 use core::ptr::without_provenance_mut;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use rdmamr_cache::dispatch::changes::{self, Changing, Frame};
+use rdmamr_sys::memory;
+use rdmamr_sys::pages::page_size;
+use rdmamr_sys::symbols::{self, Function, Scope};
 
 type Address = *mut c_void;
 

@@ -13,10 +13,10 @@
 #![cfg_attr(test, allow(dead_code, reason = "unit tests stand in for nothing"))]
 
 use super::forward::{around, call_next, next};
-use crate::dispatch::changes::{self, Frame};
-use crate::sys::memory;
-use crate::sys::pages::page_size;
 use core::ffi::{c_int, c_long, c_uint, c_ulong, c_void};
+use rdmamr_cache::dispatch::changes::{self, Frame};
+use rdmamr_sys::memory;
+use rdmamr_sys::pages::page_size;
 
 type Nodes = *const c_ulong;
 type Mbind = unsafe extern "C" fn(*mut c_void, c_ulong, c_int, Nodes, c_ulong, c_uint) -> c_long;

@@ -3,19 +3,19 @@
 
 use super::export::versioned;
 use super::ret;
-use crate::config::{Output, config};
-use crate::dispatch;
-use crate::mr::explain;
-use crate::stats::log::{self, Level};
-use crate::stats::text::Text;
-use crate::stats::{self, counter, rdmamr_stats};
-use crate::sys::append::{Manner, Refused, append};
-use crate::sys::standard_error;
-use crate::trace;
+use ::rdmamr_stats::log::{self, Level};
+use ::rdmamr_stats::text::Text;
+use ::rdmamr_stats::{self as stats, counter, rdmamr_stats};
 use core::ffi::{CStr, c_char, c_int};
 use core::fmt::Write;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicI32, AtomicPtr, Ordering::Relaxed};
+use rdmamr_cache::dispatch;
+use rdmamr_config::{Output, config};
+use rdmamr_mr::explain;
+use rdmamr_sys::append::{Manner, Refused, append};
+use rdmamr_sys::standard_error;
+use rdmamr_trace as trace;
 
 /// The major version of this header: 1 in 1.2.3.
 pub const RDMAMR_VERSION_MAJOR: u32 = 0;

@@ -11,16 +11,16 @@ use super::export::{versioned, with_caller};
 use super::ret::{self, Entry};
 use super::traced::{Nobody, TracedDeregistration, TracedRegistration};
 use super::verbs::{NULL_MR, NULL_PD};
-use crate::abi::rdma_core::*;
-use crate::dispatch::{self, Mr};
-use crate::mr::explain::Subject;
-use crate::mr::{Access, Request};
-use crate::next::Pd;
-use crate::stats::counter;
-use crate::sys::caller::Caller;
-use crate::trace;
-use crate::trace::format::call;
 use core::ffi::{c_int, c_void};
+use rdmamr_abi::rdma_core::*;
+use rdmamr_cache::dispatch::{self, Mr};
+use rdmamr_mr::explain::Subject;
+use rdmamr_mr::{Access, Request};
+use rdmamr_next::Pd;
+use rdmamr_stats::counter;
+use rdmamr_sys::caller::Caller;
+use rdmamr_trace as trace;
+use rdmamr_trace::format::call;
 
 /// Registers memory for RDMA, and may reuse a registration that the library has kept.
 ///

@@ -7,19 +7,19 @@
 //! on the library forwards every call, and the cache hands out no region again.
 
 use super::traced::Tracer;
-use crate::abi::rdma_core::ibv_mr;
-use crate::config::disable_for_good;
-use crate::dispatch;
-use crate::fabric::errors::{self, Failure};
-use crate::mr::explain::{self, Reason, Subject};
-use crate::mr::{Error, PANICKED, Registered};
-use crate::stats::log::{self, Level};
-use crate::stats::{self, Counter};
 use core::cell::Cell;
 use core::ffi::c_int;
 use core::marker::PhantomData;
 use core::ptr::null_mut;
 use errno::{Errno, set_errno};
+use rdmamr_abi::rdma_core::ibv_mr;
+use rdmamr_cache::dispatch;
+use rdmamr_config::disable_for_good;
+use rdmamr_fabric::errors::{self, Failure};
+use rdmamr_mr::explain::{self, Reason, Subject};
+use rdmamr_mr::{Error, PANICKED, Registered};
+use rdmamr_stats::log::{self, Level};
+use rdmamr_stats::{self as stats, Counter};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// An exported function, as the reason of its failure describes it. Made only when a call fails.
@@ -191,8 +191,8 @@ fn failed(entry: Entry, error: Error) -> Error {
 mod tests {
     use super::super::traced::Nobody;
     use super::*;
-    use crate::config::disabled;
     use errno::errno;
+    use rdmamr_config::disabled;
 
     #[test]
     #[cfg_attr(miri, ignore = "forks")]

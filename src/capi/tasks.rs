@@ -15,10 +15,10 @@
 #![cfg_attr(test, allow(dead_code, reason = "unit tests stand in for nothing"))]
 
 use super::ret;
-use crate::dispatch::tasks;
-use crate::sys::helper_thread::{__clone, Task};
-use crate::sys::symbols::{self, Function, Scope};
 use core::ffi::{c_int, c_void};
+use rdmamr_cache::dispatch::tasks;
+use rdmamr_sys::helper_thread::{__clone, Task};
+use rdmamr_sys::symbols::{self, Function, Scope};
 
 /// Variadic here as in C, since some ABIs pass variadic arguments differently.
 static CLONE: Function<

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The tracers that record calls of libibverbs' family in the trace, if `RDMAMR_TRACE` is set.
 
-use crate::abi::rdma_core::ibv_pd;
-use crate::dispatch::{Mr, foresight};
-use crate::mr::explain::last_as_text;
-use crate::mr::{Error, How, Registered, Request, Reregistration};
-use crate::sys::caller::Caller;
-use crate::trace::format::{Call, call, unserved};
-use crate::trace::{self, Began};
 use core::ffi::c_int;
 use core::ptr::null_mut;
+use rdmamr_abi::rdma_core::ibv_pd;
+use rdmamr_cache::dispatch::{Mr, foresight};
+use rdmamr_mr::explain::last_as_text;
+use rdmamr_mr::{Error, How, Registered, Request, Reregistration};
+use rdmamr_sys::caller::Caller;
+use rdmamr_trace::format::{Call, call, unserved};
+use rdmamr_trace::{self as trace, Began};
 
 /// Observes a call from its begin to its outcome. `T` is the value of a call that succeeds.
 pub trait Tracer<T> {

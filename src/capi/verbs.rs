@@ -13,16 +13,16 @@
 use super::export::interpose;
 use super::ret::{self, Entry};
 use super::traced::{self, Nobody, TracedDeregistration, TracedRegistration};
-use crate::abi::rdma_core::*;
-use crate::dispatch::{self, Mr};
-use crate::mr::explain::Subject;
-use crate::mr::{Access, Error, Request, Reregistration};
-use crate::next::{Context, Pd};
-use crate::stats::{Counter, counter};
-use crate::sys::caller::Caller;
-use crate::trace::format::call;
 use core::ffi::{c_int, c_uint, c_void};
 use core::ptr::null_mut;
+use rdmamr_abi::rdma_core::*;
+use rdmamr_cache::dispatch::{self, Mr};
+use rdmamr_mr::explain::Subject;
+use rdmamr_mr::{Access, Error, Request, Reregistration};
+use rdmamr_next::{Context, Pd};
+use rdmamr_stats::{Counter, counter};
+use rdmamr_sys::caller::Caller;
+use rdmamr_trace::format::call;
 
 /// The error of every call that gets a NULL domain.
 pub const NULL_PD: Error = Error::Argument("the protection domain is NULL");

@@ -5,20 +5,17 @@
 //! value that its setting does not accept, costs one line of warning, which suggests the nearest
 //! valid one.
 
-use rdmamr_prefault as prefault;
-use rdmamr_stats as stats;
-
 #[cfg(test)]
 #[path = "../../ctests/fuzz/inputs.rs"]
 mod fuzz_inputs;
 
-use crate::stats::live;
-use crate::stats::log::{self, Level};
 use core::ffi::CStr;
 use core::fmt::{self, Write};
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use once_cell::race::OnceBox;
 pub use rdmamr_policy::CacheMode;
+use rdmamr_stats::live;
+use rdmamr_stats::log::{self, Level};
 use std::ffi::CString;
 
 /// Where to write the statistics when the process exits.
@@ -208,7 +205,7 @@ const SETTINGS: &[Setting] = &[
     } },
     // How many threads populate memory during its registration.
     Setting { name: c"RDMAMR_PREFAULT", values: &["0", "2", "any number up to 64"], set: |config, value| {
-        let threads = parse(value).filter(|&threads| threads <= prefault::MOST_THREADS);
+        let threads = parse(value).filter(|&threads| threads <= rdmamr_prefault::MOST_THREADS);
         config.prefault = threads.unwrap_or(config.prefault);
         threads.is_some()
     } },
@@ -535,7 +532,10 @@ mod tests {
                     assert_eq!(config, Config::DEFAULT, "{value:?}");
                     assert!(complaint.to_string().contains("no such value"));
                 }
-                assert!(config.prefault <= prefault::MOST_THREADS, "{value:?}");
+                assert!(
+                    config.prefault <= rdmamr_prefault::MOST_THREADS,
+                    "{value:?}"
+                );
             }
         });
     }

@@ -3,8 +3,8 @@
 
 use super::errors::{Failure, ensure};
 use super::refusals::UNKNOWN_ACCESS;
-use crate::abi::libfabric::*;
-use crate::mr::Access;
+use rdmamr_abi::libfabric::*;
+use rdmamr_mr::Access;
 
 const LOCAL: u64 = FI_SEND | FI_RECV | FI_READ | FI_WRITE;
 const KNOWN: u64 = LOCAL | FI_REMOTE_READ | FI_REMOTE_WRITE;

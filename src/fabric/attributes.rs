@@ -8,10 +8,10 @@
 use super::errors::{Failure, ensure};
 use super::raw_key::IOV_LIMIT;
 use super::refusals::*;
-use crate::abi::libfabric::*;
-use crate::abi::libfabric_provider::*;
 use core::ffi::c_void;
 use libc::iovec;
+use rdmamr_abi::libfabric::*;
+use rdmamr_abi::libfabric_provider::*;
 
 /// The region takes the requested key. The flag stems from libfabric before 1.0.
 pub const MR_KEY: u64 = 1 << 58;

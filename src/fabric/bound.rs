@@ -6,7 +6,7 @@ use super::foreign_queue::ForeignQueue;
 use super::object::{Hold, Tables};
 use super::queue::Queue;
 use super::region::Region;
-use crate::abi::libfabric::*;
+use rdmamr_abi::libfabric::*;
 
 /// The queue of a domain.
 pub enum Bound {

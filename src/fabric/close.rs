@@ -5,9 +5,9 @@ use super::domain::Domain;
 use super::errors::Failure;
 use super::region::Region;
 use super::workers;
-use crate::dispatch;
-use crate::mr::How;
 use core::sync::atomic::Ordering::Relaxed;
+use rdmamr_cache::dispatch;
+use rdmamr_mr::How;
 
 /// Waits for a registration in the background, or cancels it before it has begun. After this call
 /// the region's state stays the same until its close. Returns the region's domain.

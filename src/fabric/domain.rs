@@ -13,17 +13,17 @@ use super::refusals::*;
 use super::region::{Plan, Region};
 
 use super::segment::{Found, Segment};
-use crate::abi::libfabric::*;
-use crate::abi::libfabric_provider::domain_slots;
-use crate::abi::rdma_core::IBV_TRANSPORT_IWARP;
-use crate::dispatch::{self, Mr};
-use crate::mr::{Access, Error, How, Request};
-use crate::next::Pd;
-use crate::stats::log::{self, Level};
 use core::ffi::c_void;
 use core::ptr::with_exposed_provenance;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering::*};
 use errno::Errno;
+use rdmamr_abi::libfabric::*;
+use rdmamr_abi::libfabric_provider::domain_slots;
+use rdmamr_abi::rdma_core::IBV_TRANSPORT_IWARP;
+use rdmamr_cache::dispatch::{self, Mr};
+use rdmamr_mr::{Access, Error, How, Request};
+use rdmamr_next::Pd;
+use rdmamr_stats::log::{self, Level};
 use std::sync::OnceLock;
 
 /// A domain.

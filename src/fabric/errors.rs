@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The error codes of this family, `<rdma/fi_errno.h>`, and their relation to the kernel's errnos.
 
-use crate::abi::libfabric::*;
-use crate::mr::Error;
-use crate::mr::explain::Subject;
-use crate::sys::allocator::has_memory;
 use core::ffi::CStr;
+use rdmamr_abi::libfabric::*;
+use rdmamr_mr::Error;
+use rdmamr_mr::explain::Subject;
+use rdmamr_sys::allocator::has_memory;
 
 /// The reason why a call of the libfabric family failed, and the object that it concerned.
 #[derive(Clone, Copy, Debug)]

@@ -6,11 +6,11 @@
 
 use super::errors::{Failure, ensure};
 use super::refusals::*;
-use crate::abi::libfabric::*;
-use crate::mr::Error;
 use core::ffi::c_void;
 use core::ptr::{null_mut, with_exposed_provenance_mut};
 use errno::Errno;
+use rdmamr_abi::libfabric::*;
+use rdmamr_mr::Error;
 
 /// The queue, by address.
 pub struct ForeignQueue(usize);

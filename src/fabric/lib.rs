@@ -12,14 +12,6 @@
 //! application's choice. On either side [`keys::Keys`] turns the application's key into the
 //! device's, and a [`raw_key`] carries the device's keys from one side to the other.
 
-use rdmamr_abi as abi;
-use rdmamr_cache::dispatch;
-use rdmamr_mr as mr;
-use rdmamr_next as next;
-use rdmamr_stats as stats;
-use rdmamr_sys as sys;
-use rdmamr_trace as trace;
-
 #[cfg(test)]
 #[path = "../../ctests/fuzz/inputs.rs"]
 mod fuzz_inputs;

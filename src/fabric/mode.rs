@@ -3,7 +3,7 @@
 
 use super::errors::{Failure, ensure};
 use super::refusals::*;
-use crate::abi::libfabric::*;
+use rdmamr_abi::libfabric::*;
 
 /// The rules of a domain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -22,17 +22,17 @@
 //! because each hit then needs the fence.
 
 use super::background::{self, Background};
-use crate::abi::libfabric::*;
-use crate::abi::libfabric_monitor::*;
-use crate::next;
-use crate::stats::log::{self, Level};
-use crate::sys::futex;
 use core::cell::UnsafeCell;
 use core::ffi::{CStr, c_int, c_void};
 use core::ptr::{null, null_mut, without_provenance};
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering::*};
 use core::time::Duration;
+use rdmamr_abi::libfabric::*;
+use rdmamr_abi::libfabric_monitor::*;
 use rdmamr_monitor::{self as subscription, Ended};
+use rdmamr_next as next;
+use rdmamr_stats::log::{self, Level};
+use rdmamr_sys::futex;
 
 /// The oldest libfabric that keeps a monitor imported before libfabric has started.
 const OLDEST: u32 = version(1, 14);

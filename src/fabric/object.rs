@@ -4,10 +4,10 @@
 
 use super::errors::{Failure, ensure};
 use super::refusals::OTHER_PROCESS;
-use crate::abi::libfabric::*;
-use crate::abi::libfabric_provider::domain_slots;
-use crate::dispatch::state::{self, State};
 use core::sync::atomic::{AtomicUsize, Ordering::*};
+use rdmamr_abi::libfabric::*;
+use rdmamr_abi::libfabric_provider::domain_slots;
+use rdmamr_cache::dispatch::state::{self, State};
 
 /// The tables of functions of all objects.
 pub struct Tables {

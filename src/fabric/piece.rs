@@ -7,10 +7,10 @@
 //! name live registrations.
 
 use super::segment::Segment;
-use crate::dispatch::{self, Mr};
-use crate::mr::explain;
-use crate::mr::{Error, How, Registered};
 use core::ptr::with_exposed_provenance_mut;
+use rdmamr_cache::dispatch::{self, Mr};
+use rdmamr_mr::explain;
+use rdmamr_mr::{Error, How, Registered};
 
 /// A buffer and its kernel registrations, as a rule one. A device names a byte of a registration by
 /// one address for all users. A buffer therefore takes two registrations if its process uses it and

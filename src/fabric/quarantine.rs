@@ -8,8 +8,8 @@
 //! that the cache serves took 60 ns more than without libfabric's objects. Most of these 60 ns were
 //! the atomic operations.
 
-use crate::sys::thread;
 use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering::*};
+use rdmamr_sys::thread;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The number of closed regions that a thread keeps in quarantine before it uses the oldest again.

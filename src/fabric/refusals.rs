@@ -2,8 +2,8 @@
 //! What this family refuses without asking the kernel: the code of each refusal, and the reason in
 //! words. A failure that the kernel or libibverbs decides is not here.
 
-use crate::abi::libfabric::*;
-use crate::mr::Error;
+use rdmamr_abi::libfabric::*;
+use rdmamr_mr::Error;
 
 /// One row for each refusal: its name, its code, the reason.
 macro_rules! refusals {

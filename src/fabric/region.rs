@@ -7,16 +7,16 @@ use super::piece::{Piece, Pieces, Side};
 use super::raw_key;
 use super::refusals::*;
 use super::segment::{Found, Segment};
-use crate::abi::libfabric::*;
-use crate::abi::rdma_core::ibv_mr;
-use crate::dispatch::Mr;
-use crate::mr::explain::Subject;
-use crate::mr::{Error, How};
-use crate::trace::Pending;
-use crate::trace::format::{Call, how};
 use core::ffi::c_void;
 use core::ptr::{NonNull, null_mut, with_exposed_provenance_mut, without_provenance_mut};
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
+use rdmamr_abi::libfabric::*;
+use rdmamr_abi::rdma_core::ibv_mr;
+use rdmamr_cache::dispatch::Mr;
+use rdmamr_mr::explain::Subject;
+use rdmamr_mr::{Error, How};
+use rdmamr_trace::Pending;
+use rdmamr_trace::format::{Call, how};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The state of a region.

@@ -13,15 +13,15 @@ use super::piece::{Piece, Pieces};
 use super::refusals::*;
 use super::region::{Plan, Region};
 use super::workers::{self, Job};
-use crate::abi::libfabric::*;
-use crate::dispatch::{self, Mr};
-use crate::mr::explain::Subject;
-use crate::mr::{Access, Error, How, Registered, Request};
-use crate::next::Pd;
-use crate::sys::pages::page_size;
-use crate::trace::Pending;
 use core::ffi::c_void;
 use core::sync::atomic::Ordering::Relaxed;
+use rdmamr_abi::libfabric::*;
+use rdmamr_cache::dispatch::{self, Mr};
+use rdmamr_mr::explain::Subject;
+use rdmamr_mr::{Access, Error, How, Registered, Request};
+use rdmamr_next::Pd;
+use rdmamr_sys::pages::page_size;
+use rdmamr_trace::Pending;
 
 /// Registers memory that the cache already has, on a domain that is fast, without flags. In every
 /// other case it returns `None`, and the caller takes the long path, [`register`].

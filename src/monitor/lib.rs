@@ -21,32 +21,26 @@
 //! which ends all entries of the range. If a subscription finds no room, no answer is yes until the
 //! cache has been notified of all memory.
 
-use rdmamr_cache as cache;
-use rdmamr_cache::watch;
-use rdmamr_mr as mr;
-use rdmamr_stats as stats;
-use rdmamr_sys as sys;
-
 mod set;
 
-use crate::cache::cause::Cause;
-use crate::cache::instance::{Cache, existing};
-use crate::cache::life::change;
-use crate::cache::life::cleaner::now_ms;
-use crate::cache::life::cleaning;
-use crate::cache::life::ending;
-use crate::cache::life::hit::{self, Miss};
-use crate::cache::life::miss::Look;
-use crate::cache::locked::{By, Locked};
-use crate::cache::region::link::Id;
-use crate::cache::start as first_use;
-use crate::mr::kernel_mr;
-use crate::stats::log;
-use crate::sys::pages::PageRange;
-use crate::sys::process::PerProcess;
-use crate::sys::thread;
-use crate::watch::userfaultfd::Fence;
 use core::cell::Cell;
+use rdmamr_cache::cause::Cause;
+use rdmamr_cache::instance::{Cache, existing};
+use rdmamr_cache::life::change;
+use rdmamr_cache::life::cleaner::now_ms;
+use rdmamr_cache::life::cleaning;
+use rdmamr_cache::life::ending;
+use rdmamr_cache::life::hit::{self, Miss};
+use rdmamr_cache::life::miss::Look;
+use rdmamr_cache::locked::{By, Locked};
+use rdmamr_cache::region::link::Id;
+use rdmamr_cache::start as first_use;
+use rdmamr_cache::watch::userfaultfd::Fence;
+use rdmamr_mr::kernel_mr;
+use rdmamr_stats::log;
+use rdmamr_sys::pages::PageRange;
+use rdmamr_sys::process::PerProcess;
+use rdmamr_sys::thread;
 use set::{Added, Set};
 
 /// How the cache learns that the cache ends an entry.
@@ -324,10 +318,10 @@ mod tests {
     //! since the entry was made.
 
     use super::*;
-    use crate::cache::layout::Regions;
-    use crate::sys::pages::page_size;
-    use crate::watch::log::{Change, Kind};
     use proptest::prelude::*;
+    use rdmamr_cache::layout::Regions;
+    use rdmamr_cache::watch::log::{Change, Kind};
+    use rdmamr_sys::pages::page_size;
     use std::alloc::{Layout, alloc_zeroed};
 
     const DOMAINS: usize = 3;

@@ -8,13 +8,13 @@
 //! cache's lock, but for
 //! [`Set::find`].
 
-use crate::cache::cause::Cause;
-use crate::cache::layout::{self, Regions};
-use crate::cache::locked::Locked;
-use crate::cache::region::link::{AtomicLink, Id, Link};
-use crate::cache::region::slot::CachedRegion;
-use crate::sys::pages::PageRange;
 use core::sync::atomic::{AtomicU32, Ordering::*};
+use rdmamr_cache::cause::Cause;
+use rdmamr_cache::layout::{self, Regions};
+use rdmamr_cache::locked::Locked;
+use rdmamr_cache::region::link::{AtomicLink, Id, Link};
+use rdmamr_cache::region::slot::CachedRegion;
+use rdmamr_sys::pages::PageRange;
 
 /// The most subscriptions at a time. A cache that does not say which entries it ends leaves their
 /// subscriptions behind.

@@ -2,9 +2,9 @@
 //! Access flags of a region, ibv_reg_mr(3), and the kernel's rules for them. The kernel decides:
 //! this file forwards flags unchanged and puts refusals in words.
 
-use crate::abi::rdma_core::*;
 use bitflags::bitflags;
 use core::fmt;
+use rdmamr_abi::rdma_core::*;
 
 bitflags! {
     /// Access flags as C passes them. Unnamed bits are kept, and the kernel judges them.

@@ -9,14 +9,14 @@ use super::outcome::{Error, How};
 use super::require::require;
 use super::rows::Claim;
 use super::state::{self, State};
-use crate::config::disabled;
-use crate::next::{self, Context, Provider};
-use crate::stats::{self, counter};
-use crate::sys::probe;
-use crate::sys::thread;
-use crate::uverbs::{Uverbs, mr};
 use core::ffi::c_int;
 use errno::Errno;
+use rdmamr_config::disabled;
+use rdmamr_next::{self as next, Context, Provider};
+use rdmamr_stats::{self as stats, counter};
+use rdmamr_sys::probe;
+use rdmamr_sys::thread;
+use rdmamr_uverbs::{Uverbs, mr};
 
 /// Deregisters a region. After an error the region is still registered and still the program's.
 pub fn deregister(mr: Mr) -> Result<How, Error> {

@@ -13,10 +13,6 @@
 //! is forwarded as well.
 
 use super::rows::Rows;
-use crate::stats;
-use crate::sys::futex;
-use crate::sys::thread;
-use crate::uverbs::context::{Facts, KnownFacts};
 use core::hash::{BuildHasherDefault, Hasher};
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering::*};
@@ -24,6 +20,10 @@ use core::time::Duration;
 use dashmap::DashMap;
 use dashmap::mapref::entry::Entry;
 use dashmap::try_result::TryResult;
+use rdmamr_stats as stats;
+use rdmamr_sys::futex;
+use rdmamr_sys::thread;
+use rdmamr_uverbs::context::{Facts, KnownFacts};
 use std::sync::Mutex;
 
 /// The context address of a device that waits for reuse. No context has this address.

@@ -8,15 +8,15 @@
 use super::access::Access;
 use super::outcome::{Error, PANICKED};
 use super::request::Request;
-use crate::abi::libfabric;
-use crate::stats::text::Text;
-use crate::sys::cgroup;
-use crate::sys::pages::{PageRange, page_size};
-use crate::sys::proc::{self, Capability};
-use crate::sys::symbols::{Function, Library};
 use core::cell::{Cell, RefCell};
 use core::ffi::{CStr, c_int, c_uint};
 use core::fmt::{self, Write};
+use rdmamr_abi::libfabric;
+use rdmamr_stats::text::Text;
+use rdmamr_sys::cgroup;
+use rdmamr_sys::pages::{PageRange, page_size};
+use rdmamr_sys::proc::{self, Capability};
+use rdmamr_sys::symbols::{Function, Library};
 
 /// The object of a call that failed.
 #[derive(Clone, Copy, Debug)]

@@ -8,14 +8,14 @@
 
 use super::outcome::Error;
 use super::require::require;
-use crate::abi::rdma_core::IBV_FORK_UNNEEDED;
-use crate::config::disabled;
-use crate::next::{self, Context, PROVIDERS, Pd, Provider};
 use core::ffi::c_void;
 use core::ptr::without_provenance_mut;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use errno::{Errno, errno};
 use once_cell::race::OnceBool;
+use rdmamr_abi::rdma_core::IBV_FORK_UNNEEDED;
+use rdmamr_config::disabled;
+use rdmamr_next::{self as next, Context, PROVIDERS, Pd, Provider};
 
 /// Has libibverbs keep registered memory from children if the kernel does not copy that memory for
 /// them, as rdma-core 51 and later do. Before, libibverbs marks the memory on any kernel: each

@@ -10,14 +10,14 @@ use super::outcome::{Error, How, Registered};
 use super::request::Request;
 use super::require::require;
 use super::state;
-use crate::abi::rdma_core::*;
-use crate::config::disabled;
-use crate::next::{self, Context, Pd, Provider};
-use crate::stats::log::{self, Level};
-use crate::stats::{self, counter};
-use crate::sys::thread;
-use crate::trace;
 use errno::errno;
+use rdmamr_abi::rdma_core::*;
+use rdmamr_config::disabled;
+use rdmamr_next::{self as next, Context, Pd, Provider};
+use rdmamr_stats::log::{self, Level};
+use rdmamr_stats::{self as stats, counter};
+use rdmamr_sys::thread;
+use rdmamr_trace as trace;
 
 /// Registers plain memory by libibverbs, for the given reason.
 #[cold]

@@ -6,15 +6,15 @@ use super::devices::Device;
 use super::outcome::Error;
 use super::request::Request;
 use super::state;
-use crate::abi::uapi::ib_uverbs_reg_mr_resp;
-use crate::stats;
-use crate::uverbs::mr;
 use core::ptr::with_exposed_provenance;
 use errno::Errno;
+use rdmamr_abi::uapi::ib_uverbs_reg_mr_resp;
+use rdmamr_stats as stats;
+use rdmamr_uverbs::mr;
 
 pub use super::fork::{is_fork_protected, is_fork_protected_in};
 pub use super::register::Direct;
-pub use crate::uverbs::{Kernel, Uverbs, UverbsOfHelper};
+pub use rdmamr_uverbs::{Kernel, Uverbs, UverbsOfHelper};
 
 /// What a deregistration needs.
 pub struct KernelMr {

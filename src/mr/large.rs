@@ -3,11 +3,11 @@
 //! (`prefault/`).
 
 use super::request::Request;
-use crate::config::{config, disabled};
-use crate::prefault::{self, Pin, Settings};
-use crate::sys::pages::page_size;
+use rdmamr_config::{config, disabled};
+use rdmamr_prefault::{self as prefault, Pin, Settings};
+use rdmamr_sys::pages::page_size;
 
-pub use crate::prefault::is_large;
+pub use rdmamr_prefault::is_large;
 
 /// Runs `register`, which registers this memory, beside what `prefault/` does.
 #[cold]

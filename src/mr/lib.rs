@@ -5,15 +5,6 @@
 //! Not here: C's pointers and return conventions (`capi/`), the bytes that the kernel gets
 //! (`uverbs/`).
 
-use rdmamr_abi as abi;
-use rdmamr_config as config;
-use rdmamr_next as next;
-use rdmamr_prefault as prefault;
-use rdmamr_stats as stats;
-use rdmamr_sys as sys;
-use rdmamr_trace as trace;
-use rdmamr_uverbs as uverbs;
-
 mod access;
 mod deregister;
 mod devices;

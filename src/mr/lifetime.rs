@@ -5,9 +5,9 @@
 use super::outcome::Error;
 use super::require::require;
 use super::state;
-use crate::config::disabled;
-use crate::next::{self, Context, Pd, Provider};
 use errno::Errno;
+use rdmamr_config::disabled;
+use rdmamr_next::{self as next, Context, Pd, Provider};
 
 /// Deallocates a protection domain.
 pub fn dealloc_pd(pd: Pd) -> Result<(), Error> {

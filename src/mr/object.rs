@@ -9,11 +9,11 @@
 
 use super::access::Access;
 use super::request::Request;
-use crate::abi::rdma_core::*;
-use crate::abi::uapi::ib_uverbs_reg_mr_resp;
-use crate::next::Pd;
 use core::ptr::{NonNull, with_exposed_provenance_mut};
 use core::sync::atomic::{AtomicU32, Ordering::*};
+use rdmamr_abi::rdma_core::*;
+use rdmamr_abi::uapi::ib_uverbs_reg_mr_resp;
+use rdmamr_next::Pd;
 
 /// The memory of an `ibv_mr` of ours.
 #[repr(C)]

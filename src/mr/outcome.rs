@@ -2,9 +2,9 @@
 //! How a call ended: how it was done, or why it failed. The errno, libfabric's code and the message
 //! for people all come from these values.
 
-use crate::abi::rdma_core::ibv_mr;
-use crate::trace::format::how;
 use errno::Errno;
+use rdmamr_abi::rdma_core::ibv_mr;
+use rdmamr_trace::format::how;
 
 /// Which part did the work of a successful call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

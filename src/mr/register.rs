@@ -12,20 +12,20 @@ use super::request::Request;
 use super::rows::Known;
 use super::state::{self, State};
 use super::{fork, forwarded, large};
-use crate::abi::uapi::ib_uverbs_reg_mr_resp;
-use crate::config::disabled;
-use crate::next::{Context, Pd};
-use crate::stats::log::{self, Level};
-use crate::stats::{self, Counter, counter};
-use crate::sys::allocator::has_memory;
-use crate::sys::aside;
-use crate::sys::probe;
-use crate::sys::thread;
-use crate::trace;
-use crate::uverbs::context::{self, Facts};
-use crate::uverbs::driver::Way;
-use crate::uverbs::{Uverbs, mr};
 use errno::Errno;
+use rdmamr_abi::uapi::ib_uverbs_reg_mr_resp;
+use rdmamr_config::disabled;
+use rdmamr_next::{Context, Pd};
+use rdmamr_stats::log::{self, Level};
+use rdmamr_stats::{self as stats, Counter, counter};
+use rdmamr_sys::allocator::has_memory;
+use rdmamr_sys::aside;
+use rdmamr_sys::probe;
+use rdmamr_sys::thread;
+use rdmamr_trace as trace;
+use rdmamr_uverbs::context::{self, Facts};
+use rdmamr_uverbs::driver::Way;
+use rdmamr_uverbs::{Uverbs, mr};
 
 /// Registers memory by our own kernel call if the device and the request allow that. `counter`, if
 /// there is one, counts the registration too.

@@ -2,8 +2,8 @@
 //! The request of a call: memory to be registered, or a change of a region.
 
 use super::access::Access;
-use crate::abi::rdma_core::ibv_pd;
 use core::ffi::{c_int, c_void};
+use rdmamr_abi::rdma_core::ibv_pd;
 
 /// Memory to be registered.
 #[derive(Clone, Copy, Debug)]

@@ -2,7 +2,7 @@
 //! The function of libibverbs that a call cannot do without.
 
 use super::outcome::Error;
-use crate::next::{Next, Provider};
+use rdmamr_next::{Next, Provider};
 
 /// The function of the libibverbs that opened a device; an error if libibverbs lacks the function.
 pub fn require<F: Copy>(next: &Next<F>, provider: Provider) -> Result<F, Error> {

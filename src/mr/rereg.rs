@@ -9,9 +9,9 @@ use super::outcome::Error;
 use super::request::Reregistration;
 use super::require::require;
 use super::rows::Known;
-use crate::next::{self, Provider};
-use crate::sys::thread;
 use core::ffi::c_int;
+use rdmamr_next::{self as next, Provider};
+use rdmamr_sys::thread;
 
 /// `IBV_REREG_MR_ERR_DO_FORK_OLD`: the region is changed, but children do not get its old memory
 /// back.

@@ -7,8 +7,8 @@
 //! A thread has a queue to itself for as long as an operation takes, and never waits for one: if
 //! another thread has the queue, or a thread that was interrupted midway, it takes the next.
 
-use crate::sys::thread;
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering::*};
+use rdmamr_sys::thread;
 
 /// The capacity of a queue. A full queue gives objects back to the C library.
 const MOST: usize = 128;

@@ -21,10 +21,10 @@
 //! thread either gives the region up or, if the kernel refused, puts it back with `restore`. During
 //! a claim the kernel still holds the handle, so no other thread fills the row.
 
-use crate::stats::{self, Change, counter};
-use crate::sys::thread;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering::*};
+use rdmamr_stats::{self as stats, Change, counter};
+use rdmamr_sys::thread;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 
 /// One region of ours; all zeros if the row is empty.

@@ -4,9 +4,9 @@
 use super::devices::{Device, Devices};
 use super::object::Object;
 use super::retired::Retired;
-use crate::config::disabled;
-use crate::sys::process::PerProcess;
-use crate::sys::thread;
+use rdmamr_config::disabled;
+use rdmamr_sys::process::PerProcess;
+use rdmamr_sys::thread;
 
 /// The state. A forked child starts without any.
 pub struct State {

@@ -5,11 +5,11 @@
 //! **Live handle:** a [`Context`] or a [`Pd`] comes from a pointer whose caller promised `from_c`
 //! that the object exists. The caller keeps the object alive while the value is in use.
 
-use crate::abi::rdma_core::*;
 use core::ffi::c_void;
 use core::hint::black_box;
 use core::num::NonZeroUsize;
 use core::ptr::NonNull;
+use rdmamr_abi::rdma_core::*;
 
 /// An open device.
 #[derive(Clone, Copy)]

@@ -9,16 +9,16 @@
 //! There is no NEEDED entry either, which would cost every such program 200 us.
 
 use super::domain::{Context, Pd};
-use crate::abi::libfabric::fid;
-use crate::abi::libfabric_provider::fi_info;
-use crate::abi::rdma_core::*;
-use crate::sys::aside;
-use crate::sys::loaded_files;
-use crate::sys::symbols::{self, Function, Load, Scope};
 use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use core::num::NonZeroUsize;
 use core::ops::ControlFlow;
 use core::sync::atomic::{AtomicUsize, Ordering::*};
+use rdmamr_abi::libfabric::fid;
+use rdmamr_abi::libfabric_provider::fi_info;
+use rdmamr_abi::rdma_core::*;
+use rdmamr_sys::aside;
+use rdmamr_sys::loaded_files;
+use rdmamr_sys::symbols::{self, Function, Load, Scope};
 use std::ffi::CString;
 
 /// A library.

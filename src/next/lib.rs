@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The libraries underneath: their functions, and the objects of libibverbs that a call names.
 
-use rdmamr_abi as abi;
-use rdmamr_sys as sys;
-
 mod domain;
 mod functions;
 

@@ -6,8 +6,8 @@ use super::pages::{Pages, Pin};
 use super::progress::Progress;
 use super::suitable;
 use super::team::Team;
-use crate::stats::log::{self, Level};
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use rdmamr_stats::log::{self, Level};
 
 /// From this many bytes on, the checks and the threads pay off.
 const LEAST: usize = 16 << 20;

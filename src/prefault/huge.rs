@@ -6,7 +6,7 @@
 //! a device 512 times the entries.
 
 use super::pages::Pages;
-use crate::sys::proc::{decimal, each_line};
+use rdmamr_sys::proc::{decimal, each_line};
 
 /// Whether the machine gives huge pages to those who ask, and the process has not refused them.
 pub fn may_ask() -> bool {

@@ -2,9 +2,9 @@
 //! What makes the pages of each kind of memory just as its registration would. docs/large.md has
 //! the table, with the reasons.
 
-use crate::sys::mounts;
-use crate::sys::pagemap::Entry;
-use crate::sys::proc::{self, Mapping};
+use rdmamr_sys::mounts;
+use rdmamr_sys::pagemap::Entry;
+use rdmamr_sys::proc::{self, Mapping};
 
 /// How memory is populated.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -12,9 +12,6 @@
 //! pages that it needs next and pins them at once. To populate all of 1 GiB with two threads and
 //! pin it afterwards took a sixth longer.
 
-use rdmamr_stats as stats;
-use rdmamr_sys as sys;
-
 mod around;
 mod huge;
 mod kind;

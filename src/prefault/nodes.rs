@@ -7,10 +7,10 @@
 //! the default of both: there each thread must run where the registering thread does, or prefer its
 //! node. And memory is cleared faster by a processor of its own node.
 
-use crate::stats::text::Text;
-use crate::sys::proc::{decimal, each_line};
 use core::ffi::{CStr, c_int};
 use core::fmt::Write;
+use rdmamr_stats::text::Text;
+use rdmamr_sys::proc::{decimal, each_line};
 
 /// One bit a processor, or a node: as many as the largest kernel configuration has.
 type Mask = [u64; 128];

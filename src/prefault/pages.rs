@@ -2,8 +2,8 @@
 //! The pages of a registration, and a look at samples of them.
 
 use super::kind::Kind;
-use crate::sys::pagemap::{Entry, PageMap};
-use crate::sys::pages::{PageRange, page_size};
+use rdmamr_sys::pagemap::{Entry, PageMap};
+use rdmamr_sys::pages::{PageRange, page_size};
 
 /// The memory of a registration, and what the kernel will do with it.
 #[derive(Clone, Copy)]

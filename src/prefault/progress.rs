@@ -5,18 +5,18 @@
 
 use super::kind::Kind;
 use super::pages::Pages;
-use crate::stats::log::{self, Level};
-use crate::sys::clock;
-use crate::sys::futex;
-use crate::sys::helper_thread::{self, Ending};
-use crate::sys::pages::PageRange;
-use crate::sys::proc;
-use crate::sys::standard_error;
 use core::ffi::{c_int, c_void};
 use core::fmt;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
 use core::time::Duration;
+use rdmamr_stats::log::{self, Level};
+use rdmamr_sys::clock;
+use rdmamr_sys::futex;
+use rdmamr_sys::helper_thread::{self, Ending};
+use rdmamr_sys::pages::PageRange;
+use rdmamr_sys::proc;
+use rdmamr_sys::standard_error;
 
 /// From this many seconds on, people are told. And again after as many, or a bar is drawn anew
 /// after fewer.

@@ -10,8 +10,8 @@
 use super::huge;
 use super::kind::Kind;
 use super::pages::{Pages, Pin};
-use crate::sys::pagemap::{Entry, PageMap};
-use crate::sys::{cgroup, proc};
+use rdmamr_sys::pagemap::{Entry, PageMap};
+use rdmamr_sys::{cgroup, proc};
 
 /// What is known of memory that may be populated.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

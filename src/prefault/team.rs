@@ -11,14 +11,14 @@ use super::huge;
 use super::nodes::Place;
 use super::pages::Pages;
 use super::suitable::Suitable;
-use crate::sys::clock;
-use crate::sys::futex;
-use crate::sys::helper_thread::{self, Ending};
-use crate::sys::pagemap::{Entry, PageMap};
 use core::ffi::{c_int, c_void};
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::*};
 use core::time::Duration;
+use rdmamr_sys::clock;
+use rdmamr_sys::futex;
+use rdmamr_sys::helper_thread::{self, Ending};
+use rdmamr_sys::pagemap::{Entry, PageMap};
 
 /// The most threads of one registration.
 pub const MOST: usize = 64;

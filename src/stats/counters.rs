@@ -9,11 +9,11 @@
 
 use super::live;
 use super::text::Text;
-use crate::sys::process::PerProcess;
-use crate::sys::{aside, clock, thread};
 use core::fmt::{self, Write};
 use core::sync::atomic::{AtomicU64, Ordering::*};
 use rdmamr_live_page::{DEVICES, Page, SHARDS, Shard, TraceSwitch};
+use rdmamr_sys::process::PerProcess;
+use rdmamr_sys::{aside, clock, thread};
 use std::ffi::CString;
 
 /// Counts of what the library has done in this process. A forked child starts with all fields 0.

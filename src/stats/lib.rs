@@ -4,8 +4,6 @@
 //! Not here: the trace of every call (`trace`), failures in words (`mr/explain.rs`), and the C functions that return all this
 //! (`capi/rdmamr.rs`).
 
-use rdmamr_sys as sys;
-
 mod counters;
 pub mod live;
 pub mod log;

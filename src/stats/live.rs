@@ -11,10 +11,6 @@
 //! process has mapped it.
 
 use super::text::Text;
-use crate::sys::clock;
-use crate::sys::descriptor::{Descriptor, about};
-use crate::sys::proc;
-use crate::sys::process::FAR_AWAY;
 use core::ffi::{CStr, c_int};
 use core::fmt::Write;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -25,6 +21,10 @@ use rdmamr_live_page::{
     DIRECTORY, Head, MAGIC, NAMES, NO_RANK, PARENTS, Page, TMPFS, VERSION, name, parse_name,
     start_of,
 };
+use rdmamr_sys::clock;
+use rdmamr_sys::descriptor::{Descriptor, about};
+use rdmamr_sys::proc;
+use rdmamr_sys::process::FAR_AWAY;
 use std::ffi::CString;
 
 /// Where the mapping goes if the kernel has room there.

@@ -2,10 +2,10 @@
 //! Messages for people on standard error. `RDMAMR_LOG` sets how many.
 
 use super::text::Text;
-use crate::sys::standard_error;
 use core::cell::UnsafeCell;
 use core::fmt::{self, Write};
 use core::sync::atomic::{AtomicU8, Ordering::*};
+use rdmamr_sys::standard_error;
 
 /// How important a line is. Each level includes the levels above it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]

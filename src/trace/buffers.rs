@@ -4,10 +4,10 @@
 //! finds that one in use. No thread waits. If all buffers are in use, the call is not recorded,
 //! only counted.
 
-use crate::sys::thread;
 use core::cell::UnsafeCell;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
+use rdmamr_sys::thread;
 use rdmamr_trace_format::{Call, Header, Numbers};
 use std::alloc::{Layout, alloc_zeroed};
 

@@ -6,13 +6,13 @@
 
 use super::buffers::Block;
 use super::{modules, place};
-use crate::config::config;
-use crate::stats::log;
-use crate::sys::append::{First, Manner, Refused, append};
-use crate::sys::{clock, thread};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
 use errno::Errno;
 use once_cell::race::OnceBox;
+use rdmamr_config::config;
+use rdmamr_stats::log;
+use rdmamr_sys::append::{First, Manner, Refused, append};
+use rdmamr_sys::{clock, thread};
 use rdmamr_trace_format::{Header, NO_RANK, Numbers, Start, kind};
 use std::ffi::{CStr, CString};
 
@@ -114,7 +114,7 @@ impl File {
         let start = [
             clock::monotonic(),
             clock::real(),
-            crate::sys::pages::page_size(),
+            rdmamr_sys::pages::page_size(),
         ];
         const _: () = assert!(size_of::<Start>() == size_of::<[u64; 3]>());
         let mut bytes: Vec<u8> = start.into_iter().flat_map(u64::to_le_bytes).collect();

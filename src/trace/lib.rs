@@ -7,10 +7,6 @@
 //! buffers, from the last 10 ms in which it made calls. A program that registers without pause pays
 //! for one write in 1024 calls.
 
-use rdmamr_config as config;
-use rdmamr_stats as stats;
-use rdmamr_sys as sys;
-
 mod buffers;
 mod file;
 mod modules;
@@ -24,11 +20,11 @@ mod touched;
 pub use rdmamr_trace_format as format;
 pub use recording::exiting;
 
-use crate::sys::caller::Caller;
-use crate::sys::{clock, thread};
 use core::sync::atomic::Ordering::Relaxed;
 use errno::{errno, set_errno};
 use format::{Call, call, how};
+use rdmamr_sys::caller::Caller;
+use rdmamr_sys::{clock, thread};
 use recording::{LOOK, OFF, ON, RECORD, TRACE, Trace, WANTED, forget};
 
 /// Turns the recording on.

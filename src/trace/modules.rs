@@ -3,12 +3,12 @@
 //! file, and the stacks (`stacks.rs`) the way out of a function.
 
 use super::python::Python;
-use crate::sys::loaded_files::{self, LoadedFile};
-use crate::sys::unwind::FileCode;
 use core::fmt::Write;
 use core::ops::ControlFlow;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering::*};
+use rdmamr_sys::loaded_files::{self, LoadedFile};
+use rdmamr_sys::unwind::FileCode;
 
 /// A list, and the process that made it. Lists are never freed: a child of that process has the
 /// same code and may not ask the linker, whose lock another thread of the parent may have held at

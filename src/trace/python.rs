@@ -7,14 +7,14 @@
 //! to 3.8, 3.11 and 3.12 export it, and later than 3.14 under another name; 3.9, 3.10, 3.13 and
 //! 3.14 keep it to themselves. It writes to a descriptor, some ten times for each frame.
 
-use crate::stats::log::{self, Level};
-use crate::sys::symbols::{Function, Scope, find};
-use crate::sys::thread;
 use core::ffi::{CStr, c_int};
 use core::fmt::Write;
 use core::num::NonZeroUsize;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use libc::syscall;
+use rdmamr_stats::log::{self, Level};
+use rdmamr_sys::symbols::{Function, Scope, find};
+use rdmamr_sys::thread;
 
 /// The most frames; the outermost are left out.
 const MOST: usize = 32;

@@ -5,10 +5,10 @@ use super::buffers::TraceBuffers;
 use super::file::File;
 use super::stacks::Stacks;
 use super::touched::Touched;
-use crate::config::config;
-use crate::sys::clock;
-use crate::sys::process::PerProcess;
 use core::sync::atomic::{AtomicBool, AtomicU8};
+use rdmamr_config::config;
+use rdmamr_sys::clock;
+use rdmamr_sys::process::PerProcess;
 
 /// The recording of this process.
 pub struct Trace {

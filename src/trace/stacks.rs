@@ -16,11 +16,11 @@
 
 use super::file::File;
 use super::modules;
-use crate::sys::caller::Caller;
-use crate::sys::clock;
-use crate::sys::readable::Reader;
-use crate::sys::unwind::{Registers, Rule};
 use core::sync::atomic::{AtomicU64, Ordering::*};
+use rdmamr_sys::caller::Caller;
+use rdmamr_sys::clock;
+use rdmamr_sys::readable::Reader;
+use rdmamr_sys::unwind::{Registers, Rule};
 use rdmamr_trace_format::kind;
 use std::alloc::{Layout, alloc_zeroed};
 

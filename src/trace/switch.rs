@@ -5,11 +5,11 @@
 
 use super::file::File;
 use super::recording::{LOOK, OFF, ON, RECORD, TRACE, Trace, WANTED, exiting};
-use crate::stats;
-use crate::sys::clock;
 use core::sync::atomic::{AtomicBool, Ordering::*};
 use errno::{errno, set_errno};
 use rdmamr_live_page::TraceSwitch;
+use rdmamr_stats as stats;
+use rdmamr_sys::clock;
 use std::ffi::CString;
 
 /// What [`TraceSwitch::state`] may be.

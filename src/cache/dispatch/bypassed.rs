@@ -7,13 +7,13 @@
 //! argument that the provider passed to that function, unchanged. The provider keeps the function's
 //! contract.
 
-use crate::abi::rdma_core::{ibv_pd, verbs_mr};
-use crate::config::{CacheMode, config};
 use crate::dispatch::reuse;
 use crate::life::owners;
-use crate::mr::{self, Mr};
-use crate::next::{self, Context, Pd, Provider};
 use core::ffi::{c_int, c_void};
+use rdmamr_abi::rdma_core::{ibv_pd, verbs_mr};
+use rdmamr_config::{CacheMode, config};
+use rdmamr_mr::{self as mr, Mr};
+use rdmamr_next::{self as next, Context, Pd, Provider};
 
 /// A provider deregisters a region, `ibv_cmd_dereg_mr`. If `RDMAMR_CACHE` serves the region, only
 /// this use of it ends, and the provider frees the object. Any other region ends. The cache may

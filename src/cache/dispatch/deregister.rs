@@ -2,13 +2,13 @@
 //! Deregistering, ibv_dereg_mr(3), a region of any kind: a region that `RDMAMR_CACHE` serves, a
 //! relaxed region, or a plain one.
 
-use crate::config::{CacheMode, config};
 use crate::dispatch::reuse;
 use crate::life::owners;
 use crate::life::release;
-use crate::mr::{self, Error, How, Mr, Object};
-use crate::next::{self, Provider};
 use crate::objects::is_region;
+use rdmamr_config::{CacheMode, config};
+use rdmamr_mr::{self as mr, Error, How, Mr, Object};
+use rdmamr_next::{self as next, Provider};
 
 /// Deregisters a region.
 #[inline(always)]

@@ -2,13 +2,13 @@
 //! Registering, ibv_reg_mr(3). The cache serves the call if the user wants that and the cache can.
 //! Otherwise the call gets a region of its own.
 
-use crate::config::{CacheMode, config};
 use crate::dispatch::reuse::{self, Served};
 use crate::instance::existing;
 use crate::life::miss::is_shortage;
 use crate::life::owners::relieve_program;
-use crate::mr::{self, Error, Registered, Request};
-use crate::next::Pd;
+use rdmamr_config::{CacheMode, config};
+use rdmamr_mr::{self as mr, Error, Registered, Request};
+use rdmamr_next::Pd;
 
 /// Registers memory for a plain call of a program.
 #[inline(always)]

@@ -2,13 +2,13 @@
 //! The relaxed calls, ibv_reg_mr_relaxed(3), and the domains with the cache of libfabric's family.
 //! The cache serves them. If it cannot, the caller gets a region of its own.
 
-use crate::abi::rdma_core::ibv_mr;
 use crate::dispatch::register::register_rarely;
 use crate::life::hit::{Answer, hit};
 use crate::life::miss::{self, Unserved};
-use crate::mr::{Access, Error, How, Registered, Request};
-use crate::next::Pd;
-use crate::stats;
+use rdmamr_abi::rdma_core::ibv_mr;
+use rdmamr_mr::{Access, Error, How, Registered, Request};
+use rdmamr_next::Pd;
+use rdmamr_stats as stats;
 
 /// Registers memory.
 #[inline(always)]

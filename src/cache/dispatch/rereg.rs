@@ -3,10 +3,10 @@
 
 use crate::dispatch::register::register_rarely;
 use crate::dispatch::reuse;
-use crate::mr::{self, Access, Error, Mr, Request, Reregistration};
-use crate::next::Pd;
 use crate::objects::is_region;
 use core::ffi::c_int;
+use rdmamr_mr::{self as mr, Access, Error, Mr, Request, Reregistration};
+use rdmamr_next::Pd;
 
 /// Changes a region. If the cache serves the region, a region of its own over the same memory
 /// replaces it, provided that the kernel makes the change. Otherwise the region stays what it was,

@@ -17,26 +17,26 @@
 //! If the cache cannot serve a registration, the registration goes the way that it would go without
 //! the cache. Its errors are then the kernel's, about the memory that the program named.
 
-use crate::config::{CacheMode, config};
 use crate::foresight::{self, Present};
 use crate::instance;
 use crate::life::hit::{Answer, hit};
 use crate::life::miss::{self, Unserved};
 use crate::life::release::release;
-use crate::mr::{self, Error, How, Mr, Registered, Request};
-use crate::next::Pd;
 use crate::objects;
 use crate::region::key;
 use crate::released::{self, RELEASED};
-use crate::stats::log::{self, Level};
-use crate::stats::{self, Counter, counter};
-use crate::sys::aside;
-use crate::sys::pages::PageRange;
 use crate::watch::in_place;
 use core::fmt;
 use core::ptr::with_exposed_provenance_mut;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use rdmamr_config::{CacheMode, config};
+use rdmamr_mr::{self as mr, Error, How, Mr, Registered, Request};
+use rdmamr_next::Pd;
 use rdmamr_policy::{Range, unserved};
+use rdmamr_stats::log::{self, Level};
+use rdmamr_stats::{self as stats, Counter, counter};
+use rdmamr_sys::aside;
+use rdmamr_sys::pages::PageRange;
 
 /// Says once what the program gives up, when a region of the cache first serves it. If no memory
 /// can be watched, the program gives nothing up, and the watch has said so.

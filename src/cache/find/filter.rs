@@ -3,9 +3,9 @@
 //! lie in this range? "No" is certain. The filter counts regions per 2 MiB of address space, and
 //! per 1 GiB for large ranges, hashed, and is read without a lock.
 
-use crate::sys::pages::PageRange;
 use crate::watch::extent::CHUNK;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*, fence};
+use rdmamr_sys::pages::PageRange;
 
 const COUNTS: usize = if cfg!(any(test, feature = "tiny")) {
     64

@@ -10,9 +10,9 @@
 use crate::mapping::{self, Paged};
 use crate::region::link::{AtomicLink, Id, Link};
 use crate::region::slot::CachedRegion;
-use crate::sys::pages::{PageRange, page_size};
-use crate::sys::process::PAGE_SIZE;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
+use rdmamr_sys::pages::{PageRange, page_size};
+use rdmamr_sys::process::PAGE_SIZE;
 
 /// Classes of sizes: up to 2^40 pages.
 const CLASSES: usize = 40;

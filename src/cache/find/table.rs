@@ -13,8 +13,8 @@ use crate::mapping::{self, HUGE_PAGE, Large, Paged};
 use crate::region::key::LookupKey;
 use crate::region::link::{Id, Link};
 use crate::region::slot::CachedRegion;
-use crate::sys::process::PAGE_SIZE;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
+use rdmamr_sys::process::PAGE_SIZE;
 
 /// The binary logarithm of the largest table's number of entries; below it, of the smallest
 /// table's.

@@ -16,9 +16,9 @@
 //! A count takes time, so it goes on by a few slots at a time: at each release as long as little is
 //! spare, and at each tick of the cleaner.
 
-use crate::sys::pages::PageRange;
 use core::ops::{Add, Sub};
 use core::sync::atomic::{AtomicI64, AtomicU32, Ordering::*};
+use rdmamr_sys::pages::PageRange;
 
 /// A number of regions and of bytes.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]

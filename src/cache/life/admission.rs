@@ -17,13 +17,13 @@
 //!
 //! An answer that the kernel does not give leaves the region new.
 
-use crate::sys::aside;
-use crate::sys::budget::Budget;
-use crate::sys::clock;
-use crate::sys::pages::PageRange;
-use crate::sys::proc;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
 use errno::{Errno, errno, set_errno};
+use rdmamr_sys::aside;
+use rdmamr_sys::budget::Budget;
+use rdmamr_sys::clock;
+use rdmamr_sys::pages::PageRange;
+use rdmamr_sys::proc;
 use std::sync::Mutex;
 
 /// What the kernel says about the memory of a region.

@@ -13,16 +13,16 @@
 use crate::instance::{self, Cache, cache_gave_up};
 use crate::life::ending::{self, in_call};
 use crate::released::memory_changes;
-use crate::stats::log;
-use crate::sys::aside;
-use crate::sys::pages::PageRange;
-use crate::sys::{clock, memory, thread};
-use crate::trace;
 use crate::watch::in_place;
 use crate::watch::listeners::{CACHE, RANGES, is_retired, listens};
 pub use crate::watch::log::Frame;
 use crate::watch::log::{Announced, Change, Kind, Log, Long};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::*, fence};
+use rdmamr_stats::log;
+use rdmamr_sys::aside;
+use rdmamr_sys::pages::PageRange;
+use rdmamr_sys::{clock, memory, thread};
+use rdmamr_trace as trace;
 
 /// The cache, if it must hear of changes.
 #[inline(always)]

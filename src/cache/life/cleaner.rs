@@ -3,10 +3,10 @@
 //! sleeps.
 
 use crate::region::slot::CachedRegion;
-use crate::sys::{clock, futex};
 use crate::watch::listeners::is_retired;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
 use rdmamr_policy::is_remote;
+use rdmamr_sys::{clock, futex};
 
 /// If this many regions wait to be deregistered, the cleaner is woken before its next tick.
 pub const MANY: u32 = 256;

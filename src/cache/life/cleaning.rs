@@ -14,15 +14,15 @@ use crate::life::flush::each_idle;
 use crate::life::limits;
 use crate::life::reading;
 use crate::locked::By;
-use crate::mr::kernel_mr;
 use crate::region::slot::CachedRegion;
-use crate::stats::{self, counter};
-use crate::sys::{clock, futex, helper_thread};
-use crate::trace;
 use crate::watch::watch_fd::TABLE;
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{Ordering::*, fence};
 use core::time::Duration;
+use rdmamr_mr::kernel_mr;
+use rdmamr_stats::{self as stats, counter};
+use rdmamr_sys::{clock, futex, helper_thread};
+use rdmamr_trace as trace;
 
 /// How long to wait after a failed attempt to start the thread, in ns.
 const ATTEMPTS_APART: u64 = 1_000_000_000;

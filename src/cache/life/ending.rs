@@ -6,21 +6,21 @@ use crate::extents::Heir;
 use crate::instance::Cache;
 use crate::life::cleaner::now_ms;
 use crate::locked::{By, Locked, cause};
-use crate::mr::kernel_mr::{self, KernelMr, Uverbs, UverbsOfHelper};
 use crate::region::link::Id;
 use crate::region::slot::{CachedRegion, LEFT};
 use crate::released;
-use crate::stats::{Change, Counter, counter};
-use crate::sys::pages::PageRange;
-use crate::sys::probe;
-use crate::sys::{signals, thread};
-use crate::trace::{self, format::Call};
 use crate::watch::extent::CHUNK;
 use crate::watch::watch_fd::TABLE;
 use crate::watch::watcher::Unwatching;
 use core::sync::atomic::Ordering::*;
 use core::time::Duration;
 use errno::Errno;
+use rdmamr_mr::kernel_mr::{self, KernelMr, Uverbs, UverbsOfHelper};
+use rdmamr_stats::{Change, Counter, counter};
+use rdmamr_sys::pages::PageRange;
+use rdmamr_sys::probe;
+use rdmamr_sys::{signals, thread};
+use rdmamr_trace::{self as trace, format::Call};
 
 /// Runs what takes the cache's lock in an interposed call: without signals. Leaves errno.
 pub fn in_call<T>(body: impl FnOnce() -> T) -> T {

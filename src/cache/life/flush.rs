@@ -5,12 +5,12 @@ use crate::cause::Cause;
 use crate::instance::{Cache, cache_gave_up, existing};
 use crate::life::ending::{self, in_call};
 use crate::locked::By;
-use crate::mr::Error;
-use crate::next::Pd;
 use crate::region::link::Id;
 use crate::region::slot::CachedRegion;
-use crate::sys::thread;
 use errno::Errno;
+use rdmamr_mr::Error;
+use rdmamr_next::Pd;
+use rdmamr_sys::thread;
 
 /// Deregisters the released regions of a domain. When it returns, every region that was released
 /// before the call is deregistered. Regions in use are untouched.

@@ -27,21 +27,21 @@
 //!
 //! Code that few calls need is therefore in functions of its own, which are not inlined.
 
-use crate::abi::rdma_core::ibv_mr;
 use crate::instance::{Cache, existing};
 use crate::life::ending;
-use crate::mr::Access;
-use crate::next::Pd;
 use crate::region::key::{Domain, LookupKey};
 use crate::region::link::Id;
 use crate::region::state::{Grant, Left};
-use crate::stats::counter;
-use crate::sys::pages::PageRange;
-use crate::sys::probe;
-use crate::sys::thread;
 use crate::watch::log::Log;
 use crate::watch::userfaultfd::Fence;
 use core::ptr::with_exposed_provenance_mut;
+use rdmamr_abi::rdma_core::ibv_mr;
+use rdmamr_mr::Access;
+use rdmamr_next::Pd;
+use rdmamr_stats::counter;
+use rdmamr_sys::pages::PageRange;
+use rdmamr_sys::probe;
+use rdmamr_sys::thread;
 
 /// The answer of [`hit()`]: the address of a region's object, or why there is none.
 ///

@@ -8,14 +8,14 @@
 //! after the first region of a device, again each second while a region is idle, whenever the
 //! number of regions has doubled (at 16 for the first time), and while the cache is at its limit.
 
-use crate::config::config;
 use crate::layout::Regions;
 use crate::life::account::Amount;
 use crate::life::limits_reader::LimitsReader;
-use crate::mr::kernel_mr::Direct;
-use crate::next::Pd;
-use crate::sys::{cgroup, clock, proc};
 use core::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering::*};
+use rdmamr_config::config;
+use rdmamr_mr::kernel_mr::Direct;
+use rdmamr_next::Pd;
+use rdmamr_sys::{cgroup, clock, proc};
 
 /// The part of a resource that idle regions may hold.
 pub const PART: i64 = 8;

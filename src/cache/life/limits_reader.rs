@@ -8,11 +8,11 @@
 //! settings and the device's own number hold; from the fourth region on a registration waits a
 //! moment for that (`limits.rs`). `helper_thread.rs` says what the thread must not do.
 
-use crate::sys::{clock, futex};
 use crate::watch::listeners::is_retired;
 use crate::watch::watcher::Watch;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
 use core::time::Duration;
+use rdmamr_sys::{clock, futex};
 
 /// The limits reader, as the other threads see it.
 pub struct LimitsReader {

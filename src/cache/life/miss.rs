@@ -2,7 +2,6 @@
 //! Registering, ibv_reg_mr_relaxed(3): a hit, or the long way to a new region.
 
 use crate::cause::Cause;
-use crate::config::{config, disabled};
 use crate::instance::{Cache, existing, is_of_parent};
 use crate::life::admission::{Memory, NOW, Noted};
 use crate::life::change;
@@ -12,22 +11,12 @@ use crate::life::ending;
 use crate::life::flush::relieve;
 use crate::life::hit::{Answer, hit};
 use crate::locked::{By, Locked, New};
-use crate::mr::kernel_mr::{self, Direct};
-use crate::mr::{Error, How, Object, Registered, Request};
-use crate::next::Pd;
 use crate::region::key::LookupKey;
 use crate::region::link::Id;
 use crate::region::slot::LEFT;
 use crate::region::state::Grant;
 use crate::released::RELEASED;
 use crate::start;
-use crate::stats::log;
-use crate::stats::{Change, Counter, counter};
-use crate::sys::aside;
-use crate::sys::futex;
-use crate::sys::memory;
-use crate::sys::pages::PageRange;
-use crate::sys::thread;
 use crate::watch::listeners::is_retired;
 use crate::watch::log::UnderWay;
 use crate::watch::userfaultfd::{Fence, Watched};
@@ -37,7 +26,18 @@ use core::ptr::with_exposed_provenance_mut;
 use core::sync::atomic::{AtomicU32, Ordering::*};
 use core::time::Duration;
 use errno::Errno;
+use rdmamr_config::{config, disabled};
+use rdmamr_mr::kernel_mr::{self, Direct};
+use rdmamr_mr::{Error, How, Object, Registered, Request};
+use rdmamr_next::Pd;
 use rdmamr_policy::is_remote;
+use rdmamr_stats::log;
+use rdmamr_stats::{Change, Counter, counter};
+use rdmamr_sys::aside;
+use rdmamr_sys::futex;
+use rdmamr_sys::memory;
+use rdmamr_sys::pages::PageRange;
+use rdmamr_sys::thread;
 
 /// How many times a registration that missed looks closer: once for a new region, once for a region
 /// that begins at another page, and once more if that region was in use in between.

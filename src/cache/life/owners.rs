@@ -4,18 +4,18 @@
 //! through the library.
 
 use crate::cause::Cause;
-use crate::config::{CacheMode, config};
 use crate::instance::{Cache, existing};
 use crate::life::ending;
 use crate::life::flush::{flush_those, relieve};
-use crate::mr::{self, Error, Mr};
-use crate::next::{self, Context, Pd, Provider};
 use crate::region::key::Domain;
 use crate::region::link::Id;
 use crate::region::slot::{CachedRegion, LEFT};
-use crate::sys::thread;
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::Relaxed;
+use rdmamr_config::{CacheMode, config};
+use rdmamr_mr::{self as mr, Error, Mr};
+use rdmamr_next::{self as next, Context, Pd, Provider};
+use rdmamr_sys::thread;
 
 /// Memory is short for a plain registration of the program: deregisters every idle region.
 #[cold]

@@ -2,10 +2,10 @@
 //! The limits reader's thread, and its start. `helper_thread.rs` says what it must not do.
 
 use crate::instance::Cache;
-use crate::sys::{futex, helper_thread, proc};
 use crate::watch::listeners::is_retired;
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{Ordering::*, fence};
+use rdmamr_sys::{futex, helper_thread, proc};
 
 /// Starts the thread, if it does not run. False if it does not.
 pub fn start(cache: &'static Cache) -> bool {

@@ -6,10 +6,10 @@ use crate::instance::{Cache, existing};
 use crate::life::ending;
 use crate::life::limits;
 use crate::locked::By;
-use crate::mr::{Error, How, Mr};
 use crate::region::link::Id;
 use crate::region::state::Left;
-use crate::sys::thread;
+use rdmamr_mr::{Error, How, Mr};
+use rdmamr_sys::thread;
 
 /// Ends one use of a region of the cache. Returns false if `mr` is no such region, or is not in
 /// use. (For the size of this result see `Answer` in `hit.rs`.)

@@ -5,8 +5,8 @@
 
 use crate::instance::existing;
 use crate::life::tasks;
-use crate::stats::log::{self, Level};
 use crate::watch::listeners::{is_retired, retire as retire_watch};
+use rdmamr_stats::log::{self, Level};
 
 /// Ends the cache, or keeps it from starting. Idle regions are deregistered; regions in use are
 /// ended by their last user's release, as plain ones. `why` stands in the message. Leaves errno.

@@ -22,13 +22,13 @@
 
 use crate::instance::{Cache, cache_gave_up, existing, gives_up, wait_for_start};
 use crate::life::flush;
-use crate::stats::log;
-use crate::sys::pages::PageRange;
-use crate::sys::process::PerProcess;
-use crate::sys::thread;
 use crate::watch::log::{Change, Kind};
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, Ordering::*, fence};
+use rdmamr_stats::log;
+use rdmamr_sys::pages::PageRange;
+use rdmamr_sys::process::PerProcess;
+use rdmamr_sys::thread;
 
 /// Whether this process has made such a task. A forked child shares its memory with nobody.
 static MADE: PerProcess<()> = PerProcess::new();

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! What a registration asks for, and what a region is found by: domain, pages, access.
 
-use crate::next::Pd;
 use crate::region::state::Seen;
-use crate::sys::pages::PageRange;
+use rdmamr_next::Pd;
 use rdmamr_policy::Range;
+use rdmamr_sys::pages::PageRange;
 
 /// The bits of a region's first page. No address of user space has those above, and a page has none
 /// below.

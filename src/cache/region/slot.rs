@@ -6,13 +6,13 @@
 //! another region's reads inconsistent values, which is harmless: the slot's state (`state.rs`)
 //! tells it so.
 
-use crate::abi::rdma_core::ibv_mr;
 use crate::region::key::{Domain, LookupKey, START, range};
 use crate::region::link::AtomicLink;
 use crate::region::state::State;
-use crate::sys::pages::{PageRange, page_size};
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
+use rdmamr_abi::rdma_core::ibv_mr;
 use rdmamr_policy::{Range, Wanted};
+use rdmamr_sys::pages::{PageRange, page_size};
 
 /// Words of the `struct ibv_mr` in a slot, including what libibverbs and the providers keep behind
 /// it (`mr/object.rs`).

@@ -43,7 +43,7 @@
 //! that reads the slot's other fields and then changes the state by compare-and-swap knows, if the
 //! swap succeeds, that the fields it read were this region's.
 
-use crate::sys::atomics::{AtomicU64, Ordering::*, fence};
+use rdmamr_sys::atomics::{AtomicU64, Ordering::*, fence};
 
 /// How many registrations use the region.
 const USERS: u64 = (1 << 24) - 1;

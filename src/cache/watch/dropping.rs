@@ -5,8 +5,8 @@
 //! in time and not a proof. (An interposed madvise has no such event: its hook stops watching the
 //! memory first.) Everything here runs under the cache's lock.
 
-use crate::sys::pages::PageRange;
 use core::sync::atomic::{AtomicU64, Ordering::*};
+use rdmamr_sys::pages::PageRange;
 
 /// How many reports are remembered.
 const REPORTS: usize = 16;

@@ -8,9 +8,6 @@
 //! so the program's stay; pipes, sockets and open files have one holder more for the microseconds
 //! from the copy to the close. (unshare(2) would do as well, but container runtimes refuse it.)
 
-use crate::sys::futex;
-use crate::sys::helper_thread;
-use crate::sys::pages::PageRange;
 use crate::watch::gate::GATE;
 use crate::watch::log::{Change, Kind, Log};
 use crate::watch::userfaultfd::{Message, Report, Userfaultfd};
@@ -19,6 +16,9 @@ use core::ptr::null_mut;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering::*};
 use core::time::Duration;
 use errno::Errno;
+use rdmamr_sys::futex;
+use rdmamr_sys::helper_thread;
+use rdmamr_sys::pages::PageRange;
 
 /// The reader's number of its file.
 static FILE: AtomicI32 = AtomicI32::new(-1);

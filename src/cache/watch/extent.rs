@@ -5,8 +5,8 @@
 //! mapping may fill the gap. This library has not registered such a mapping, and another
 //! userfaultfd of the process may register it.
 
-use crate::sys::pages::{PageRange, page_size};
 use errno::{errno, set_errno};
+use rdmamr_sys::pages::{PageRange, page_size};
 
 /// The unit in which memory is watched: a huge page stays whole. The cache counts its regions by
 /// the same unit.

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Why no memory can be watched.
 
-use crate::stats::log::always;
 use crate::watch::userfaultfd::NO_WRITE_PROTECTION;
 use errno::Errno;
+use rdmamr_stats::log::always;
 
 /// Why the watch has not started.
 pub enum Failure {

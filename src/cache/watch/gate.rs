@@ -11,11 +11,11 @@
 //! dead, or does not come to its end. (Of a dead one, nothing comes after the gate. A stopped one
 //! may end another userfaultfd's watch, if that takes the very memory meanwhile.)
 
-use crate::sys::futex;
-use crate::sys::signals::{self, Signals};
-use crate::sys::thread;
 use core::sync::atomic::{AtomicU32, Ordering::*};
 use core::time::Duration;
+use rdmamr_sys::futex;
+use rdmamr_sys::signals::{self, Signals};
+use rdmamr_sys::thread;
 
 const OPEN: u32 = 0;
 

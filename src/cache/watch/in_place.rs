@@ -2,14 +2,14 @@
 //! Whether the program's memory calls come to this library. userfaultfd does not see guard pages
 //! nor protection, so without these calls nothing is watched.
 
-use crate::sys::helper_thread;
-use crate::sys::pages::page_size;
-use crate::sys::symbols::{self, Library, Scope};
 use crate::watch::listeners::{CACHE, listen};
 use core::ffi::{c_int, c_void};
 use core::num::NonZeroUsize;
 use core::ptr::with_exposed_provenance;
 use core::sync::atomic::{AtomicU8, AtomicUsize, Ordering::*};
+use rdmamr_sys::helper_thread;
+use rdmamr_sys::pages::page_size;
+use rdmamr_sys::symbols::{self, Library, Scope};
 
 /// The address that [`are_in_place`] unmaps, and in its place [`SEEN`] once the call has come here.
 static PROBE: AtomicUsize = AtomicUsize::new(0);

@@ -14,10 +14,10 @@
 //! it has read the event. The log is *settled* for a range when every record is applied and nothing
 //! is under way that may change the range. So nobody waits for a change of other memory.
 
-use crate::sys::atomics::{AtomicU64, Ordering::*, fence};
-use crate::sys::pages::PageRange;
 use core::marker::PhantomData;
 use errno::Errno;
+use rdmamr_sys::atomics::{AtomicU64, Ordering::*, fence};
+use rdmamr_sys::pages::PageRange;
 
 /// What happened to a range.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -2,9 +2,9 @@
 //! Changes under way in the log: who ends one whose call never returns, and who must not.
 
 use super::log::{Change, Frame, Kind, Log, UnderWay};
-use crate::sys::memory;
-use crate::sys::pages::PageRange;
 use errno::Errno;
+use rdmamr_sys::memory;
+use rdmamr_sys::pages::PageRange;
 
 const RANGE: PageRange = PageRange {
     start: 0x7000_0000_0000,

@@ -2,10 +2,10 @@
 //! How many mappings the process can afford: watched memory splits mappings, of which the kernel
 //! allows so many (vm.max_map_count).
 
-use crate::sys::budget::Budget;
-use crate::sys::clock;
-use crate::sys::proc;
 use core::sync::atomic::{AtomicI64, AtomicU32, Ordering::*};
+use rdmamr_sys::budget::Budget;
+use rdmamr_sys::clock;
+use rdmamr_sys::proc;
 
 /// A register call may split the first and the last mapping of its range.
 const SPLITS: i64 = 2;

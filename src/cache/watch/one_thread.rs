@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Whether the process has one thread, so that a hit needs no fence (W3).
 
-use crate::sys::symbols::{self, Scope};
 use core::ffi::{CStr, c_char};
 use core::ptr::with_exposed_provenance;
 use core::sync::atomic::{AtomicI32, AtomicU8, Ordering::*};
+use rdmamr_sys::symbols::{self, Scope};
 
 /// What says whether the process has one thread.
 #[derive(Clone, Copy)]

@@ -12,11 +12,11 @@
 //! **Local argument:** the pointer of an ioctl points to a local structure with the layout of that
 //! ioctl in the kernel's header.
 
-use crate::sys::helper_thread;
-use crate::sys::pages::{PageRange, page_size};
-use crate::sys::proc;
-use crate::uverbs::ioctl;
 use errno::{Errno, errno};
+use rdmamr_sys::helper_thread;
+use rdmamr_sys::pages::{PageRange, page_size};
+use rdmamr_sys::proc;
+use rdmamr_uverbs::ioctl;
 
 const UFFD_API: u64 = 0xaa;
 const UFFD_USER_MODE_ONLY: i32 = 1;

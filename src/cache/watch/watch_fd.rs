@@ -29,17 +29,17 @@
 //! (No ioctl tells our file from another userfaultfd at the fence's price: of those that answer
 //! without the lock of the address space none looks whose the memory is.)
 
-use crate::stats::log;
-use crate::sys::descriptor::identity;
-use crate::sys::helper_thread;
-use crate::sys::pages::PageRange;
-use crate::sys::thread;
-use crate::sys::words::InWords;
 use crate::watch::listeners::is_retired;
 use crate::watch::userfaultfd::{Fence, Userfaultfd, Watched};
 use core::cell::Cell;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering::*};
 use errno::{Errno, errno, set_errno};
+use rdmamr_stats::log;
+use rdmamr_sys::descriptor::identity;
+use rdmamr_sys::helper_thread;
+use rdmamr_sys::pages::PageRange;
+use rdmamr_sys::thread;
+use rdmamr_sys::words::InWords;
 
 /// The number of the process's one watch.
 #[unsafe(link_section = ".data.rdmamr_hits")]

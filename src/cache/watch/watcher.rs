@@ -1,11 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The watch as the cache uses it.
 
-use crate::stats::log::{Level, always, later, line};
-use crate::sys::clock;
-use crate::sys::descriptor::identity;
-use crate::sys::pages::PageRange;
-use crate::sys::proc;
 use crate::watch::event_reader::{self, Reader};
 use crate::watch::extent;
 use crate::watch::failure::Failure;
@@ -19,6 +14,11 @@ use crate::watch::userfaultfd::{Fence, Userfaultfd, Watched};
 use crate::watch::watch_fd::{WATCH_FD, WatchFd};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use errno::Errno;
+use rdmamr_stats::log::{Level, always, later, line};
+use rdmamr_sys::clock;
+use rdmamr_sys::descriptor::identity;
+use rdmamr_sys::pages::PageRange;
+use rdmamr_sys::proc;
 
 /// The watch of a process.
 #[repr(C)]

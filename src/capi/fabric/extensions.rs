@@ -10,24 +10,24 @@
 
 use super::functions::domain_of_this_process;
 use super::tables::tables;
-use crate::abi::libfabric::*;
-use crate::abi::libfabric_provider::{FI_LOCAL_MR, FI_VERSION_1_0};
-use crate::abi::rdma_core::ibv_pd;
 use crate::capi::export::versioned;
 use crate::capi::ret;
 use crate::capi::verbs::NULL_PD;
-use crate::fabric::attributes::{MR_KEY, MR_OFFSET};
-use crate::fabric::domain::Domain;
-use crate::fabric::errors::{Failure, ensure};
-use crate::fabric::mode::Mode;
-use crate::fabric::queue::Queue;
-use crate::fabric::raw_key::IOV_LIMIT;
-use crate::fabric::refusals::*;
-use crate::fabric::region::Region;
-use crate::fabric::segment::{Found, Segment};
-use crate::next::Pd;
 use core::ffi::{c_int, c_void};
 use core::slice;
+use rdmamr_abi::libfabric::*;
+use rdmamr_abi::libfabric_provider::{FI_LOCAL_MR, FI_VERSION_1_0};
+use rdmamr_abi::rdma_core::ibv_pd;
+use rdmamr_fabric::attributes::{MR_KEY, MR_OFFSET};
+use rdmamr_fabric::domain::Domain;
+use rdmamr_fabric::errors::{Failure, ensure};
+use rdmamr_fabric::mode::Mode;
+use rdmamr_fabric::queue::Queue;
+use rdmamr_fabric::raw_key::IOV_LIMIT;
+use rdmamr_fabric::refusals::*;
+use rdmamr_fabric::region::Region;
+use rdmamr_fabric::segment::{Found, Segment};
+use rdmamr_next::Pd;
 
 /// The most buffers that one call of fi_mr_regv() takes.
 pub const RDMAMR_MR_IOV_LIMIT: usize = 16;

@@ -11,24 +11,24 @@
 //! - **Caller's memory**: any other pointer is NULL, or is valid as fi_mr(3) and fi_eq(3) say: for
 //!   the size of its type, or for the size that another argument states.
 
-use crate::abi::libfabric::*;
-use crate::abi::libfabric_provider::Slot;
 use crate::capi::ret;
-use crate::fabric::attributes::{self, Buffers, Wish};
-use crate::fabric::close::{close, release};
-use crate::fabric::domain::Domain;
-use crate::fabric::errors::{self, Failure, ensure};
-use crate::fabric::queue::Queue;
-use crate::fabric::raw_key;
-use crate::fabric::refusals::*;
-use crate::fabric::region::Region;
-use crate::fabric::register::{hit, register};
-use crate::mr::{Error, How};
-use crate::stats::counter;
-use crate::trace::Pending;
 use core::ffi::{c_char, c_int, c_void};
 use core::slice;
 use libc::{iovec, ssize_t};
+use rdmamr_abi::libfabric::*;
+use rdmamr_abi::libfabric_provider::Slot;
+use rdmamr_fabric::attributes::{self, Buffers, Wish};
+use rdmamr_fabric::close::{close, release};
+use rdmamr_fabric::domain::Domain;
+use rdmamr_fabric::errors::{self, Failure, ensure};
+use rdmamr_fabric::queue::Queue;
+use rdmamr_fabric::raw_key;
+use rdmamr_fabric::refusals::*;
+use rdmamr_fabric::region::Region;
+use rdmamr_fabric::register::{hit, register};
+use rdmamr_mr::{Error, How};
+use rdmamr_stats::counter;
+use rdmamr_trace::Pending;
 
 fn not_there(call: &'static str) -> c_int {
     ret::done(call, || Err(UNSUPPORTED.into()))

@@ -8,14 +8,14 @@
 //! object is NULL, or the object is open. An open object begins with a `struct fid`, its class
 //! states its type, and its tables are NULL or its provider's.
 
-use crate::abi::libfabric::*;
 use crate::capi::export::versioned;
 use crate::capi::ret;
-use crate::fabric::refusals::*;
-use crate::mr::Error;
 use core::ffi::{c_char, c_int, c_void};
 use core::ptr::{null, null_mut};
 use libc::{iovec, ssize_t};
+use rdmamr_abi::libfabric::*;
+use rdmamr_fabric::refusals::*;
+use rdmamr_mr::Error;
 
 /// The table of functions of an object, if the object has the class.
 #[inline(always)]

@@ -11,16 +11,16 @@
 //! arguments on unchanged. Only libfabric calls the functions of the monitor, as `<rdma/fi_ext.h>`
 //! declares them, and it passes the monitor itself.
 
-use crate::abi::libfabric::FI_ENOSYS;
-use crate::abi::libfabric_monitor::*;
-use crate::abi::libfabric_provider::fi_info;
 use crate::capi::export::interpose;
 use crate::capi::ret;
-use crate::config::{config, disabled};
-use crate::fabric::monitor;
-use crate::monitor as subscription;
-use crate::next;
 use core::ffi::{c_char, c_int, c_void};
+use rdmamr_abi::libfabric::FI_ENOSYS;
+use rdmamr_abi::libfabric_monitor::*;
+use rdmamr_abi::libfabric_provider::fi_info;
+use rdmamr_config::{config, disabled};
+use rdmamr_fabric::monitor;
+use rdmamr_monitor as subscription;
+use rdmamr_next as next;
 
 static FUNCTIONS: fi_ops_mem_monitor = fi_ops_mem_monitor {
     size: size_of::<fi_ops_mem_monitor>(),

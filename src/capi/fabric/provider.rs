@@ -12,18 +12,18 @@
 
 use super::functions::{no_bind, no_control, nothing};
 use super::tables::{object, tables};
-use crate::abi::libfabric::*;
-use crate::abi::libfabric_provider::*;
 use crate::capi::export::versioned;
 use crate::capi::ret;
-use crate::config::config;
-use crate::fabric::errors::{Failure, ensure};
-use crate::fabric::provider::{self, Fabric};
-use crate::fabric::queue::Queue;
-use crate::fabric::refusals::*;
-use crate::mr::Error;
 use core::ffi::{c_char, c_int, c_void};
 use core::ptr::null_mut;
+use rdmamr_abi::libfabric::*;
+use rdmamr_abi::libfabric_provider::*;
+use rdmamr_config::config;
+use rdmamr_fabric::errors::{Failure, ensure};
+use rdmamr_fabric::provider::{self, Fabric};
+use rdmamr_fabric::queue::Queue;
+use rdmamr_fabric::refusals::*;
+use rdmamr_mr::Error;
 use std::sync::Mutex;
 
 static FABRIC: fi_ops = object(fabric_close, no_bind, no_control);

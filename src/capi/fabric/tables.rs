@@ -4,11 +4,11 @@
 
 use super::functions::*;
 use super::traced;
-use crate::abi::libfabric::{fi_ops, fi_ops_eq, fi_ops_mr, fid};
-use crate::abi::libfabric_provider::domain_slots;
-use crate::fabric::object::Tables;
-use crate::trace;
 use core::ffi::{c_int, c_void};
+use rdmamr_abi::libfabric::{fi_ops, fi_ops_eq, fi_ops_mr, fid};
+use rdmamr_abi::libfabric_provider::domain_slots;
+use rdmamr_fabric::object::Tables;
+use rdmamr_trace as trace;
 
 /// The tables while the trace is off.
 static PLAIN: Tables = with(

@@ -9,19 +9,19 @@
 //! it calls.
 
 use super::functions::{close_noting, open_domain, reg_wished, regattr_wished, regv_wished};
-use crate::abi::libfabric::{fi_mr_attr, fid, fid_mr};
 use crate::capi::export::with_caller;
 use crate::capi::ret;
-use crate::fabric::attributes::Wish;
-use crate::fabric::close::settle;
-use crate::fabric::region::Region;
-use crate::mr::How;
-use crate::mr::explain::last_as_text;
-use crate::sys::caller::Caller;
-use crate::trace::format::{Call, call};
-use crate::trace::{self, Pending};
 use core::ffi::{c_int, c_void};
 use libc::iovec;
+use rdmamr_abi::libfabric::{fi_mr_attr, fid, fid_mr};
+use rdmamr_fabric::attributes::Wish;
+use rdmamr_fabric::close::settle;
+use rdmamr_fabric::region::Region;
+use rdmamr_mr::How;
+use rdmamr_mr::explain::last_as_text;
+use rdmamr_sys::caller::Caller;
+use rdmamr_trace::format::{Call, call};
+use rdmamr_trace::{self as trace, Pending};
 
 /// The traced function of a call with nine arguments, and the function that it continues at. The
 /// first two name the memory: as `$call` takes it, and as address and length for the record.

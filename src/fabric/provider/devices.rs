@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The verbs devices of this machine, as the underlying libibverbs lists them.
 
-use crate::abi::rdma_core::*;
-use crate::dispatch;
 use crate::domain::Opened;
 use crate::errors::Failure;
-use crate::mr::Error;
-use crate::next::{self, Context, Next, Pd};
 use crate::object::Hold;
 use crate::refusals::NO_DEVICE;
 use core::ffi::{CStr, c_int};
 use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicBool, Ordering::*};
 use errno::errno;
+use rdmamr_abi::rdma_core::*;
+use rdmamr_cache::dispatch;
+use rdmamr_mr::Error;
+use rdmamr_next::{self as next, Context, Next, Pd};
 
 /// An open device.
 pub struct OpenDevice(Context);

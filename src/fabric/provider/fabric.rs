@@ -3,8 +3,6 @@
 
 use super::devices::{DeviceOfDomain, OpenDevice};
 use super::name::NAME;
-use crate::abi::libfabric::*;
-use crate::abi::libfabric_provider::*;
 use crate::domain::Domain;
 use crate::errors::{Failure, ensure, may_allocate};
 use crate::mode::Mode;
@@ -13,6 +11,8 @@ use crate::queue::Queue;
 use crate::refusals::*;
 use core::ffi::{CStr, c_void};
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering::*};
+use rdmamr_abi::libfabric::*;
+use rdmamr_abi::libfabric_provider::*;
 
 /// A fabric.
 #[repr(C)]

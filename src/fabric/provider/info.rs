@@ -4,15 +4,15 @@
 use super::devices::{self, OpenDevice};
 use super::libfabric;
 use super::name::NAME;
-use crate::abi::libfabric::*;
-use crate::abi::libfabric_provider::*;
 use crate::errors::{Failure, ensure};
-use crate::mr::Error;
 use crate::raw_key::{self, IOV_LIMIT};
 use crate::refusals::*;
-use crate::stats::log::{self, Level};
 use core::ffi::{CStr, c_char};
 use core::ptr::null_mut;
+use rdmamr_abi::libfabric::*;
+use rdmamr_abi::libfabric_provider::*;
+use rdmamr_mr::Error;
+use rdmamr_stats::log::{self, Level};
 
 /// libfabric's internal flag: a utility provider looks for a provider to stack on. This one has no
 /// endpoints that a utility provider could use.

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The libfabric that has loaded the provider: its version and its allocation functions.
 
-use crate::abi::libfabric_provider::fi_info;
-use crate::sys::symbols::Library;
 use core::ffi::CStr;
+use rdmamr_abi::libfabric_provider::fi_info;
+use rdmamr_sys::symbols::Library;
 
-/// The newest libfabric whose structures are known to begin like those in `crate::abi`.
+/// The newest libfabric whose structures are known to begin like those in `rdmamr_abi`.
 const NEWEST: u32 = 2 << 16 | 6;
 
 /// The oldest libfabric whose core sets `fi_fabric_attr.api_version`.
