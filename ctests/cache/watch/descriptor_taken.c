@@ -24,46 +24,13 @@
 #include "../../lib/device.h"
 #include "../../lib/program.h"
 #include "../../lib/stub_device.h"
+#include "watched_page.h"
 
 enum { PROCESSES = 300, PLACES = 400, RIGHT = 0, WRONG = 1, UNWATCHED = 77 };
 
 static void *nothing(void *argument)
 {
 	return argument;
-}
-
-static bool lands_at(const struct ibv_mr *mr, volatile char *memory, char value)
-{
-	*memory = (char)~value;
-	must(stub_write(mr, (unsigned char)value) == 0);
-	return *memory == value;
-}
-
-static struct ibv_mr *registered(void *memory)
-{
-	struct ibv_mr *mr;
-
-	while (!(mr = ibv_reg_mr_relaxed(stub_pd(), memory, PAGE, LOCAL_AND_REMOTE))) {
-		must(errno == EAGAIN);
-		sched_yield();
-	}
-	return mr;
-}
-
-/* Leaves an idle region of the page that has been used again. */
-static void idle_region(char *memory)
-{
-	for (int round = 0; round < 2; round++)
-		must(ibv_dereg_mr_relaxed(registered(memory)) == 0);
-}
-
-static bool is_right(char *memory, char value)
-{
-	struct ibv_mr *mr = registered(memory);
-	bool right = lands_at(mr, memory, value);
-
-	must(ibv_dereg_mr_relaxed(mr) == 0);
-	return right;
 }
 
 /* The number of the cache's file, in a process that has a watch. */

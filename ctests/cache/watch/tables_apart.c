@@ -21,46 +21,13 @@
 #include "../../lib/device.h"
 #include "../../lib/program.h"
 #include "../../lib/stub_device.h"
+#include "watched_page.h"
 
 enum { PLACES = 400, PROCESSES = 5, RIGHT = 0, WRONG = 1, UNTESTED = 77 };
 
 static char *places, *other;
 static _Atomic long go;
 static _Atomic int step;
-
-static bool lands_at(const struct ibv_mr *mr, volatile char *memory, char value)
-{
-	*memory = (char)~value;
-	must(stub_write(mr, (unsigned char)value) == 0);
-	return *memory == value;
-}
-
-static struct ibv_mr *registered(void *memory)
-{
-	struct ibv_mr *mr;
-
-	while (!(mr = ibv_reg_mr_relaxed(stub_pd(), memory, PAGE, LOCAL_AND_REMOTE))) {
-		must(errno == EAGAIN);
-		sched_yield();
-	}
-	return mr;
-}
-
-/* Leaves an idle region of the page that has been used again. */
-static void idle_region(char *memory)
-{
-	for (int round = 0; round < 2; round++)
-		must(ibv_dereg_mr_relaxed(registered(memory)) == 0);
-}
-
-static bool is_right(char *memory, char value)
-{
-	struct ibv_mr *mr = registered(memory);
-	bool right = lands_at(mr, memory, value);
-
-	must(ibv_dereg_mr_relaxed(mr) == 0);
-	return right;
-}
 
 static void reach(int wanted)
 {
