@@ -28,6 +28,10 @@ use rdmamr_trace::Pending;
 ///
 /// The arguments and the result fit into registers. A `Result` with a `Failure` would pass through
 /// memory.
+#[allow(
+    clippy::not_unsafe_ptr_arg_deref,
+    reason = "the context is stored, and nothing here reads through it"
+)]
 #[inline(always)]
 pub fn hit(
     domain: &'static Domain,

@@ -128,7 +128,7 @@ pub fn around_bypassed_deregister(mr: Mr, dereg: impl FnOnce() -> c_int) -> c_in
 }
 
 fn forward(mr: Mr) -> Result<How, Error> {
-    let next = require(&next::DEREG_MR, Provider::of_c(mr.read().context))?;
+    let next = require(&next::DEREG_MR, mr.provider())?;
     // SAFETY: `mr` is live (`Mr::from_c`), and `next` is libibverbs' `ibv_dereg_mr`.
     match unsafe { next(mr.as_ptr()) } {
         0 => {

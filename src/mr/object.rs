@@ -13,7 +13,7 @@ use core::ptr::{NonNull, with_exposed_provenance_mut};
 use core::sync::atomic::{AtomicU32, Ordering::*};
 use rdmamr_abi::rdma_core::*;
 use rdmamr_abi::uapi::ib_uverbs_reg_mr_resp;
-use rdmamr_next::Pd;
+use rdmamr_next::{Pd, Provider};
 
 /// The memory of an `ibv_mr` of ours.
 #[repr(C)]
@@ -157,6 +157,13 @@ impl Mr {
     pub fn read(self) -> ibv_mr {
         // SAFETY: `from_c` was promised a live region or an object of ours.
         unsafe { (*self.0.as_ptr()).ibv_mr }
+    }
+
+    /// The library that made the region's device.
+    #[inline]
+    pub fn provider(self) -> Provider {
+        // SAFETY: the context of a live region stays open as long as the region exists.
+        unsafe { Provider::of_c(self.read().context) }
     }
 
     /// The access flags of the registration, as libibverbs knows them.

@@ -10,7 +10,7 @@ use super::request::Reregistration;
 use super::require::require;
 use super::rows::Known;
 use core::ffi::c_int;
-use rdmamr_next::{self as next, Provider};
+use rdmamr_next as next;
 use rdmamr_sys::thread;
 
 /// `IBV_REREG_MR_ERR_DO_FORK_OLD`: the region is changed, but children do not get its old memory
@@ -23,7 +23,7 @@ pub const CHANGED_BUT_NOT_FOR_CHILDREN: c_int = -3;
 /// # Safety
 /// `change` holds arguments that are valid for `ibv_rereg_mr`.
 pub unsafe fn rereg(mr: Mr, change: &Reregistration) -> Result<c_int, Error> {
-    let next = require(&next::REREG_MR, Provider::of_c(mr.read().context))?;
+    let next = require(&next::REREG_MR, mr.provider())?;
     // The claim keeps other threads from deregistering the region. libibverbs, however, must take
     // the object for an ordinary region.
     let claimed = claim(mr)?;

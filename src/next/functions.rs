@@ -82,15 +82,19 @@ impl Provider {
     }
 
     /// As [`Provider::of`]; the ordinary one for a domain or a region without a device.
+    ///
+    /// # Safety
+    /// `context` is NULL or an open context.
     #[inline]
-    pub fn of_c(context: *mut ibv_context) -> Provider {
-        // SAFETY: the context of a live domain or region stays open as long as that exists.
+    pub unsafe fn of_c(context: *mut ibv_context) -> Provider {
+        // SAFETY: this function's caller promises that the context is NULL or open.
         unsafe { Context::from_c(context) }.map_or(Provider::ORDINARY, Provider::of)
     }
 
     #[inline]
     pub fn of_pd(pd: Pd) -> Provider {
-        Provider::of_c(pd.context())
+        // SAFETY: the context of a live domain stays open as long as the domain exists.
+        unsafe { Provider::of_c(pd.context()) }
     }
 
     /// The number, below [`PROVIDERS`].

@@ -28,7 +28,7 @@ pub unsafe fn deregister(vmr: *mut verbs_mr) -> c_int {
     if mr.is_some_and(reuse::deregister_bypassed) {
         return 0;
     }
-    let provider = mr.map_or(Provider::ORDINARY, |mr| Provider::of_c(mr.read().context));
+    let provider = mr.map_or(Provider::ORDINARY, Mr::provider);
     let Some(next) = next::CMD_DEREG_MR.by(provider) else {
         return libc::ENOSYS;
     };

@@ -8,7 +8,7 @@ use crate::life::release;
 use crate::objects::is_region;
 use rdmamr_config::{CacheMode, config};
 use rdmamr_mr::{self as mr, Error, How, Mr, Object};
-use rdmamr_next::{self as next, Provider};
+use rdmamr_next as next;
 
 /// Deregisters a region.
 #[inline(always)]
@@ -36,7 +36,7 @@ pub fn unimport_mr(mr: Mr) {
         // The object is the cache's: a provider must not free it.
         return;
     }
-    if let Some(next) = next::UNIMPORT_MR.by(Provider::of_c(mr.read().context)) {
+    if let Some(next) = next::UNIMPORT_MR.by(mr.provider()) {
         // SAFETY: the program passed this region to ibv_unimport_mr(3), and `next` is that function
         // of libibverbs. The region is live: its caller promised so to `Mr::from_c`.
         unsafe { next(mr.as_ptr()) }
