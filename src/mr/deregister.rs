@@ -133,7 +133,7 @@ fn forward(mr: Mr) -> Result<How, Error> {
     match unsafe { next(mr.as_ptr()) } {
         0 => {
             stats::counters().count(counter!(dereg_next));
-            Ok(How::PassedOn)
+            Ok(How::Forwarded)
         }
         errno => Err(Error::Next(Errno(errno))),
     }

@@ -132,5 +132,5 @@ fn made_by_next(mr: *mut ibv_mr) -> Result<Registered, Error> {
         stats::counters().count_on(thread::number(), device.rows.counted_at());
         device.rows.forget(public.handle);
     }
-    Ok(Registered::by(How::PassedOn, mr))
+    Ok(Registered::by(How::Forwarded, mr))
 }

@@ -12,7 +12,7 @@ pub enum How {
     /// The library did it by its own call of the kernel.
     Kernel,
     /// libibverbs did it, because the library forwarded the call.
-    PassedOn,
+    Forwarded,
     /// The cache had a region that serves, and gave it out.
     Hit,
     /// The cache made a new region, which it may keep.
@@ -26,7 +26,7 @@ impl How {
     pub const fn code(self) -> u8 {
         match self {
             How::Kernel => how::KERNEL,
-            How::PassedOn => how::PASSED_ON,
+            How::Forwarded => how::FORWARDED,
             How::Hit => how::HIT,
             How::Miss => how::MISS,
             How::Kept => how::KEPT,

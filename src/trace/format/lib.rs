@@ -257,7 +257,7 @@ pub mod how {
     /// By a system call of ours, which pinned or released the memory.
     pub const KERNEL: u8 = 1;
     /// By the next libibverbs.
-    pub const PASSED_ON: u8 = 2;
+    pub const FORWARDED: u8 = 2;
     /// By a region that the cache had.
     pub const HIT: u8 = 3;
     /// By a new region of the cache, which covers whole pages until a [`call::CACHE`] with the same

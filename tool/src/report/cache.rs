@@ -60,7 +60,7 @@ pub fn refusal(process: &Process, call: &Call, effect: u64, key: &Key) -> Option
     if access::of_fabric(call.call) {
         return None;
     }
-    if call.how == how::PASSED_ON {
+    if call.how == how::FORWARDED {
         return Some(unserved::WORDS[unserved::DEVICE as usize]);
     }
     let asked = Asked {
