@@ -7,7 +7,7 @@ use crate::instance;
 use crate::life::admission;
 use crate::life::limits;
 use crate::watch::userfaultfd::Userfaultfd;
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use rdmamr_config::{CacheMode, config, disabled};
 use rdmamr_mr::{self as mr, Request};
 use rdmamr_policy::{Asked, Process};
@@ -82,7 +82,7 @@ unsafe extern "C" fn forget() {
 
 /// Whether a process that this one was forked from has registered memory, and this one has not.
 fn had_no_start() -> bool {
-    READING.get().is_none() && EVER.load(Relaxed)
+    EVER.load(Acquire) && READING.get().is_none()
 }
 
 /// Tells the cache's settings in this process, and the memory whose regions the cache would not
@@ -97,7 +97,6 @@ pub fn news(mut tell: impl FnMut(u16, &[u8])) {
         if instance::is_of_parent() || had_no_start() {
             return;
         }
-        EVER.store(true, Relaxed);
         READING.get_or_make(
             || {
                 Box::new(Reading {
@@ -107,6 +106,8 @@ pub fn news(mut tell: impl FnMut(u16, &[u8])) {
             },
             forget,
         );
+        // After the reading: another thread would else take this process for a child.
+        EVER.store(true, Release);
         tell(kind::CACHE, &facts());
     }
     let Some(reading) = READING.get() else {

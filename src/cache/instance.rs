@@ -80,10 +80,11 @@ pub(super) fn gives_up() -> bool {
 }
 
 /// Whether this process is a child of one that had a cache. Such a child has no cache, and makes
-/// none.
+/// none. A process that starts its own cache has objects before it has the instance, but no child
+/// has its parent's `STARTING`.
 #[inline(always)]
 pub fn is_of_parent() -> bool {
-    existing().is_none() && objects::was_taken()
+    existing().is_none() && objects::was_taken() && STARTING.get().is_none()
 }
 
 /// This process's instance, if the process has used relaxed registration. A forked child has none,
@@ -155,5 +156,38 @@ impl Cache {
         if applied.lost {
             self.watch.lose();
         }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::{existing, is_of_parent, starting};
+    use crate::objects;
+
+    /// Runs `check` in a child of its own: the statics of this process stay as they are.
+    fn in_a_child(check: impl FnOnce() -> bool) -> bool {
+        // SAFETY: the child calls no function that could wait for another thread's lock.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let status = if check() { 42 } else { 1 };
+            // SAFETY: _exit ends the child.
+            unsafe { libc::_exit(status) };
+        }
+        let mut status = 0;
+        // SAFETY: the status is writable.
+        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+        libc::WEXITSTATUS(status) == 42
+    }
+
+    /// The objects' addresses are known before the instance is: between the two the process is the
+    /// cache's own, and a child that is forked there is not.
+    #[test]
+    fn a_process_that_starts_its_cache_is_no_child() {
+        assert!(in_a_child(|| {
+            let before = is_of_parent();
+            starting();
+            objects::take(4096..8192);
+            !before && existing().is_none() && !is_of_parent() && in_a_child(is_of_parent)
+        }));
     }
 }

@@ -17,7 +17,7 @@ pub fn is_object(address: usize) -> bool {
 /// Whether this process or its parent has had a cache.
 #[inline(always)]
 pub fn was_taken() -> bool {
-    OBJECTS[1].load(Relaxed) != 0
+    OBJECTS[1].load(Acquire) != 0
 }
 
 /// The cache is about to have objects at these addresses.
