@@ -14,7 +14,7 @@
 #include "memory.h"
 #include "tap.h"
 
-/* Younger than the headers of some systems. */
+/* Some systems' headers are older. */
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
 #endif
@@ -127,7 +127,7 @@ static int sibling_set_break(char *end)
 	return sbrk(end - (char *)sbrk(0)) == (void *)-1 ? -1 : 0;
 }
 
-/* Leaves the C library's idea of the end as it was. */
+/* Leaves the C library's record of the heap's end unchanged. */
 static int bare_set_break(char *end)
 {
 	return (char *)syscall(SYS_brk, end) == end ? 0 : -1;
@@ -299,7 +299,7 @@ static void whole(struct place *place)
 	place->count = 1;
 }
 
-/* On its own: a neighbour of the same kind would become one mapping with it. */
+/* Alone: the kernel would merge it with a neighbour of the same kind. */
 static char *apart(size_t length)
 {
 	char *around = mmap(NULL, length + 2 * PAGE, PROT_NONE, ANONYMOUS, -1, 0);
@@ -388,14 +388,14 @@ static void segment(struct place *place)
 	whole(place);
 }
 
-/* If the C library has gone on behind the place, the place stays. */
+/* If the C library has continued the heap behind the place, the place stays. */
 static void heap_released(struct place *place)
 {
 	if (sbrk(0) == place->at + SIZE)
 		must(brk(place->at) == 0);
 }
 
-/* The heap has so much to spare that nothing else moves its end, as a rule, and less than BIG. */
+/* The heap has so much spare memory, less than BIG, that as a rule nothing else moves its end. */
 static void heap(struct place *place)
 {
 	must(mallopt(M_TRIM_THRESHOLD, 1 << 30) == 1 && mallopt(M_MMAP_THRESHOLD, 16 << 20) == 1);
@@ -427,8 +427,8 @@ static void large_block(struct place *place)
 }
 
 /*
- * A block at the end of its heap, with room elsewhere for what is smaller, so that nothing comes to
- * lie behind it. The block right before it is never freed: the two would become one.
+ * A block at the end of its heap, with free memory elsewhere for smaller allocations, so that none
+ * lies behind it. The block right before it is never freed: the two would merge.
  */
 static void block_at_the_end(struct place *place)
 {
@@ -613,7 +613,7 @@ static int move_without_unmapping(struct place *place, const struct way *way)
 
 static int advise_some(struct place *place, const struct way *way, size_t first, size_t count, int advice)
 {
-	/* A worker's success is checked by the content, too. */
+	/* The content, too, shows a worker's success. */
 	if ((way == &ways[RING] || way == &ways[WORKER]) && advice == MADV_DONTNEED)
 		place->emptied = place->at + first * PAGE;
 	return way->advise(place->at + first * PAGE, count * PAGE, advice);
@@ -639,7 +639,7 @@ ADVICE(advise_hugepage, 0, COUNT, MADV_HUGEPAGE)
 ADVICE(advise_nohugepage, 0, COUNT, MADV_NOHUGEPAGE)
 ADVICE(advise_populate, 0, COUNT, MADV_POPULATE_WRITE)
 
-/* The kernel cannot collapse pages that are pinned, and answers that they are busy. */
+/* The kernel cannot collapse pinned pages, and returns EBUSY. */
 static int advise_collapse(struct place *place, const struct way *way)
 {
 	return way->advise(place->at, place->length, MADV_COLLAPSE) && errno == EINVAL ? -1 : 0;
@@ -746,7 +746,7 @@ static int give_heap_page_back(struct place *place, const struct way *way)
 	return heap_ends_earlier(place, way, PAGE);
 }
 
-/* Allocates the block again, which must come to lie at the same address. */
+/* Allocates the block again, which must get the same address. */
 static int allocate_again(struct place *place)
 {
 	char *was = place->at;
@@ -766,7 +766,7 @@ static int free_large(struct place *place, const struct way *way)
 /* The block has no room to grow, so that realloc moves it. */
 static int reallocate_large(struct place *place, const struct way *way)
 {
-	char *volatile was = place->at; /* an address, also after the block is gone from there */
+	char *volatile was = place->at; /* an address, valid after the block has moved away */
 	size_t behind = ((uintptr_t)was + malloc_usable_size(place->at) + PAGE - 1) & ~(uintptr_t)(PAGE - 1);
 
 	(void)way;
@@ -963,7 +963,7 @@ enum expected expected_of(const struct change *change, const struct step *step, 
 {
 	enum expected expected = range->expected;
 
-	/* The expectation of a range holds after the first step; the second restores all of it. */
+	/* The expectation for a range holds after the first step; the second restores all of it. */
 	if (expected == AS_STEP || step != change->steps)
 		expected = step->expected;
 	if (change->unseen & BY(way) && (expected == READABLE || expected == OUT_OF_REACH))
