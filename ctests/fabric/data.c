@@ -453,7 +453,7 @@ static void bases(const struct kind *kind, struct fid_domain *domain, struct fid
 	is_replaced(both, was, domain, source, third, key, base + 2 * PAGE, NAME("replaced by the least overlap"));
 	must(fi_close(&mr->fid) == 0);
 	is(fi_mr_reg(domain, memory, SIZE, FI_ALL, base, 44, flags, &mr, NULL), 0, "%s",
-	   NAME("the key of what was replaced is used again"));
+	   NAME("the key of what was replaced is reused"));
 	answers(domain, source, mr, base, memory, NAME("the key used again"));
 	must(fi_close(&mr->fid) == 0);
 

@@ -579,9 +579,7 @@ static void errors(struct ibv_pd *pd)
 	is(fi_eq_readerr(eq, &next, 0), sizeof(next), "with little room for the words it is read too");
 	ok(next.err_data == room && next.err_data_size <= 10 && room[10] == 0x5a, "with as many as fit");
 
-	/*
-	 * The region of a failed registration is there until it is closed; then it is not heard of.
-	 */
+	/* The region of a failed registration is there until it is closed; then it is not heard of. */
 	is(fi_close(&domain->fid), -FI_EBUSY, "the domain has two regions that failed");
 	ok(!fi_mr_desc(first) && fi_mr_key(first) == FI_KEY_NOTAVAIL, "which have neither desc nor key");
 	is(fi_close(&first->fid), 0, "one is closed");

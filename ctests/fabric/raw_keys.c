@@ -366,9 +366,7 @@ static void maps(void)
 			is(rdmamr_resolve(domain, second, raw.base, 1, there, &room), -FI_ENOKEY,
 			   "%s: unknown in another domain", name);
 
-			/*
-			 * In its own domain too, and in one of another PD: there it says the same.
-			 */
+			/* In its own domain too, and in one of another PD: there it says the same. */
 			key = map(domain, &raw);
 			reaches(domain, key, &raw, count, name);
 			is(fi_mr_unmap_key(domain, key), 0, "%s: unmapped in its own domain", name);

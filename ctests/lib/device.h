@@ -30,8 +30,10 @@ struct ibv_context *open_device(void);
 /* The statistics; all 0 without the library. */
 struct rdmamr_stats stats(void);
 
-/* The number of regions of the open file, by the kernel's count; -1 if the kernel does not report
- * it. */
+/*
+ * The number of regions of the open file, by the kernel's count; -1 if the kernel does not report
+ * it.
+ */
 int kernel_regions(struct ibv_context *context);
 
 #endif

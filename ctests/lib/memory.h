@@ -62,8 +62,10 @@ int most_mappings(void);
 /* The features of userfaultfd; 0 if this process may not have one. */
 uint64_t uffd_features(void);
 
-/* The number of the process's userfaultfds. `one`, if not NULL, receives the descriptor of one of
- * them. */
+/*
+ * The number of the process's userfaultfds. `one`, if not NULL, receives the descriptor of one of
+ * them.
+ */
 int userfaultfds(int *one);
 
 #endif

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/* Two connected queue pairs of one device in one process, so that data really moves. librdmacm
- * connects them, for RoCE and iWARP alike. */
+/*
+ * Two connected queue pairs of one device in one process, so that data really moves. librdmacm
+ * connects them, for RoCE and iWARP alike.
+ */
 #ifndef PAIR_H
 #define PAIR_H
 

@@ -63,8 +63,10 @@ bool refuse_calls(long number, int argument, uint32_t value, int error);
 
 double seconds_now(void);
 
-/* The number of entries of a folder, including "." and "..": for /proc/self/fd, the open files and
- * one more. */
+/*
+ * The number of entries of a folder, including "." and "..": for /proc/self/fd, the open files and
+ * one more.
+ */
 int entries(const char *folder);
 
 #endif

@@ -129,9 +129,7 @@ static int piece_lands(struct pair *pair, const struct ibv_mr *mr, char *memory,
 				     pair_write(pair, mr, memory, length, in,
 						far.mr->rkey), "the device reads"))
 		return 0;
-	/*
-	 * On iWARP a write is complete when it is sent; the answer to a read behind it comes later.
-	 */
+	/* On iWARP a write is complete when it is sent; the answer to a read behind it comes later. */
 	if (!remote && pair->iwarp)
 		pair_read(pair, far.mr, far.out, 8, in, far.mr->rkey);
 	if (memcmp(memory, far.in, length)) {

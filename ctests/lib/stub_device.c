@@ -306,9 +306,7 @@ int ioctl(int fd, unsigned long request, ...)
 void (*_Atomic stub_before)(long, const long *);
 long (*stub_syscall)(long, ...);
 
-/*
- * The library's own threads call it by number. It reads six arguments, passed or not.
- */
+/* The library's own threads call it by number. It reads six arguments, passed or not. */
 __attribute__((no_sanitize_address)) long syscall(long number, ...)
 {
 	void (*before)(long, const long *);

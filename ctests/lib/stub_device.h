@@ -58,9 +58,7 @@ int stub_write(const struct ibv_mr *mr, unsigned char value);
  */
 bool stub_lands(const struct ibv_mr *mr);
 
-/*
- * The next `times` registrations, or deregistrations, fail with this errno, and change nothing.
- */
+/* The next `times` registrations, or deregistrations, fail with this errno, and change nothing. */
 enum stub_call { STUB_REGISTER, STUB_DEREGISTER };
 void stub_fail(enum stub_call call, int err, long times);
 

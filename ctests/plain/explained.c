@@ -55,8 +55,10 @@ static void over_the_limit(const char *name, char *memory, const char *words)
 	reasons(name, memory, 20 * PAGE, (uintptr_t)memory, IBV_ACCESS_LOCAL_WRITE, ENOMEM, words);
 }
 
-/* In a user namespace a program has every capability, but the kernel checks for that of the first
- * one. */
+/*
+ * In a user namespace a program has every capability, but the kernel checks for that of the first
+ * one.
+ */
 static void in_user_namespace(char *memory)
 {
 	int status, count[2];

@@ -68,8 +68,10 @@ int main(void)
 	   (ssize_t)(mallinfo2().uordblks - heap.uordblks));
 	is((long long)stats().live, 0, "the table is empty");
 
-	/* Foreign regions now lie where the library's regions were: none may be taken for the
-	 * library's. */
+	/*
+	 * Foreign regions now lie where the library's regions were: none may be taken for the
+	 * library's.
+	 */
 	before = stats();
 	for (int n = 0; n < MANY; n++) {
 		foreign = regions[n] = handle_reg_mr_iova2(pair.pd, memory + PAGE, PAGE,

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/* Two devices, two domains, and addresses that are used again: no object may find the state of an
- * earlier one. */
+/*
+ * Two devices, two domains, and addresses that are reused: no object may find the state of an
+ * earlier one.
+ */
 #include "../lib/device.h"
 
 static char *memory;

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/* Memory windows over the library's regions: the providers look into the region's object to bind
- * them. */
+/*
+ * Memory windows over the library's regions: the providers look into the region's object to bind
+ * them.
+ */
 #include "../lib/pair.h"
 
 static struct pair pair;

@@ -122,7 +122,7 @@ static void as_asked_for(void)
 	struct ibv_mr *all, *read, *local, *less;
 
 	from_nothing();
-	for (int round = 0; round < 2; round++) { /* made, and used again */
+	for (int round = 0; round < 2; round++) { /* made, and reused */
 		const char *when = round ? "used again" : "new";
 		char name[60];
 
@@ -250,7 +250,7 @@ int main(int argc, char **argv)
 	invalid("a bit that means nothing", LOCAL_AND_REMOTE | 1 << 15);
 	invalid("another that means nothing", LOCAL_AND_REMOTE | 1 << 30);
 	still(&pair, "after invalid flags", memory, SIZE);
-	is((long long)stats().flushed_linger, 0, "no region went for its age");
+	is((long long)stats().flushed_linger, 0, "no region ended by age");
 	must(munmap(memory, SIZE) == 0);
 	return relaxed_close(&pair);
 }

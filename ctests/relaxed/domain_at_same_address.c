@@ -19,7 +19,7 @@ static const int accesses[] = { IBV_ACCESS_LOCAL_WRITE, LOCAL_AND_REMOTE };
 
 static struct ibv_pd *domain;
 
-/* Whether a region of the same pages, or of some of them, is used again. */
+/* Whether a region of the same pages, or of some of them, is reused. */
 static bool is_used_again(char *memory, size_t length, int access)
 {
 	long before = stub_registered();
@@ -51,7 +51,7 @@ static void each(int access, bool several_threads)
 	}
 	is(stale, 0, "access 0x%x, %s: no registration in the new domain is a region of the old one", access,
 	   names[several_threads]);
-	is(missed, 0, "access 0x%x, %s: those of the new domain are used again", access, names[several_threads]);
+	is(missed, 0, "access 0x%x, %s: those of the new domain are reused", access, names[several_threads]);
 }
 
 /* A number that needs all bits, as a file with very many objects has it. */

@@ -125,9 +125,9 @@ int main(int argc, char **argv)
 	by_flush();
 	by_halves();
 	by_change("unmapped", remap);
-	by_change("unmapped past the hooks", raw_remap);
+	by_change("unmapped by a raw system call", raw_remap);
 	by_change("discarded", discard);
-	by_change("discarded past the hooks", raw_discard);
+	by_change("discarded by a raw system call", raw_discard);
 	ok(lands_in(&pair, used, in_use, PAGE), "the region that was in use all the time works");
 	must(deregister_region(used) == 0);
 	return relaxed_close(&pair);

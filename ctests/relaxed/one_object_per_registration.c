@@ -57,7 +57,7 @@ static void parts(bool in_use)
 		   "of a region that is %s, %s: is what was asked for",
 		   state, cases[n].name);
 		ok(lands_by_lkey(&pair, mr, at, cases[n].length),
-		   "of a region that is %s, %s: data lands in the page of now",
+		   "of a region that is %s, %s: data lands in the current page",
 		   state, cases[n].name);
 		is(ibv_dereg_mr_relaxed(mr), 0, "of a region that is %s, %s: deregistered", state,
 		   cases[n].name);
@@ -185,7 +185,7 @@ int main(int argc, char **argv)
 		many(kind, true);
 		many(kind, false);
 	}
-	is((long long)stats().flushed_linger, 0, "no region went for its age");
+	is((long long)stats().flushed_linger, 0, "no region ended by age");
 	must(munmap(memory, SIZE) == 0);
 	return relaxed_close(&pair);
 }

@@ -166,7 +166,7 @@ int main(int argc, char **argv)
 	invalid("pages that wrap around", (uintptr_t)-100, 50);
 	invalid("the greatest length", (uintptr_t)memory, SIZE_MAX);
 	invalid("the greatest length from 0", 0, SIZE_MAX);
-	is((long long)stats().flushed_linger, 0, "no region went for its age");
+	is((long long)stats().flushed_linger, 0, "no region ended by age");
 	must(munmap(memory - PAGE, 6 * PAGE) == 0);
 	return relaxed_close(&pair);
 }

@@ -147,9 +147,9 @@ int main(int argc, char **argv)
 	is((long long)(after.hits + after.misses + bypassed(&after) - before.hits - before.misses - bypassed(&before)),
 	   renewed, "each was a hit, a miss or a bypass");
 	if (after.bypassed_watch)
-		skip("regions are used again", "userfaultfd is refused here: nothing is kept");
+		skip("regions are reused", "userfaultfd is refused here: nothing is kept");
 	else
-		ok((long)(after.hits - before.hits) > renewed / 2, "regions are used again");
+		ok((long)(after.hits - before.hits) > renewed / 2, "regions are reused");
 	is(ibv_dealloc_pd(pair.pd), EBUSY, "the domain has live regions");
 
 	failed = 0;

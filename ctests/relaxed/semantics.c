@@ -184,7 +184,7 @@ static void other_calls(void)
 	ok(!memcmp(mr, &copy, sizeof(copy)), "which is what it was");
 	ok(lands_in(&pair, mr, memory, PAGE), "data lands by it");
 	is(ibv_dereg_mr_relaxed(mr), 0, "it is deregistered");
-	still(&pair, "and used again", memory, PAGE);
+	still(&pair, "and reused", memory, PAGE);
 	must(ibv_flush_relaxed_mr(pair.pd) == 0);
 	/* One that bypassed the cache is a relaxed region as well. */
 	mr = relaxed(0, PAGE, LOCAL_AND_REMOTE | IBV_ACCESS_MW_BIND);
@@ -282,7 +282,7 @@ static void flush(void)
 	is(ibv_flush_relaxed_mr(pair.pd), 0, "a flush with nothing idle");
 	before = stats();
 	mr = ibv_reg_mr_relaxed(pd, memory, PAGE, LOCAL_AND_REMOTE);
-	ok(mr && reused(before, stats()), "the other domain's is used again");
+	ok(mr && reused(before, stats()), "the other domain's is reused");
 	is(ibv_dealloc_pd(pd), EBUSY, "a domain with a region in use is busy");
 	must(ibv_dereg_mr_relaxed(mr) == 0);
 	is(ibv_dealloc_pd(pd), 0, "with an idle one it goes");

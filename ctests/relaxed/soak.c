@@ -395,7 +395,7 @@ int main(int argc, char **argv)
 	is(sum.wrong_calls, 0, "every call did what it should");
 	is(sum.wrong_children, 0, "every child ended well, of %ld", sum.forked);
 	ok(sum.checked && sum.changed && sum.under && sum.flushed && sum.forked && sum.refused, "everything happened");
-	ok(now_stats.hits > now_stats.misses && now_stats.shared, "regions were used again, and shared");
+	ok(now_stats.hits > now_stats.misses && now_stats.shared, "regions were reused, and shared");
 	ok(now_stats.flushed_hook && now_stats.flushed_event && now_stats.flushed_flush,
 	   "and ended by calls seen, by events, by flushes");
 

@@ -3,9 +3,9 @@
  * The calls. Each function draws its arguments from the words of its step, makes the call by the C
  * library or by its number, and writes the answer to the log.
  *
- * What is known to differ, and is not drawn (docs/limits.md, "Where the proof of relaxed
- * registration ends"): the raw system calls of bare_is_known_to_differ(), which the library cannot hear
- * of, go by the C library where memory was registered.
+ * Known differences are not drawn (docs/limits.md, "Where the proof of relaxed registration ends"):
+ * where memory was registered, the raw system calls of bare_is_known_to_differ(), which the library
+ * cannot see, go through the C library.
  */
 #include "../../lib/program.h"
 #include "fuzz.h"
@@ -36,19 +36,22 @@ int step_number;
 bool calm_sequence;
 static int files[FILES], segments[SEGMENTS], to_parent[2], pidfd, spare[2];
 /*
- * Whether mremap takes a page at a time from now on: the library joins mappings that the kernel left
- * apart when one grew down to another, and joins none without its descriptor (docs/limits.md).
+ * Whether mremap takes a page at a time from now on: the library joins mappings that the kernel
+ * left apart when one grew down to another, and joins none without its descriptor (docs/limits.md).
  */
 static bool page_by_page;
 bool library_lost_its_file;
 int forks;
 /*
- * Whether a raw system call has mapped memory. The kernel does not join it with watched memory around it,
- * and later cannot (docs/limits.md). Since Linux 6.17 such pieces can be moved, but not resized, and
- * not those of /dev/zero. The same holds for pieces that crosses_chunk() finds.
+ * Whether a raw system call has mapped memory. The kernel does not merge it with watched memory
+ * around it, and later cannot (docs/limits.md). Since Linux 6.17 such VMAs can be moved, but not
+ * resized, and not those of /dev/zero. The same holds for VMAs that crosses_chunk() finds.
  */
 static bool in_pieces, moves_pieces;
-/* MREMAP_DONTUNMAP unlocks the whole mapping of which it moves a part: a split keeps the rest locked. */
+/*
+ * MREMAP_DONTUNMAP unlocks the whole mapping if it moves a part of it: a split leaves the rest
+ * locked.
+ */
 static bool some_locked;
 
 /* Arguments. */
@@ -92,7 +95,10 @@ static int a_protection(uint32_t word)
 	return word % 32 < 6 ? list[word % 32] : PROT_READ | PROT_WRITE;
 }
 
-/* Whether this call goes past the library unheard, where it may hand out what the kernel refuses. */
+/*
+ * Whether this call bypasses the library unseen, so that the library may hand out a region that the
+ * kernel would refuse.
+ */
 static bool bare_is_known_to_differ(const char *at, size_t length)
 {
 	return was_registered(at, length);
@@ -133,7 +139,7 @@ static void map_step(const struct step *step)
 	flags |= step->word[5] % 8 < 6 ? MAP_FIXED : MAP_FIXED_NOREPLACE;
 	flags |= extra == 1 ? MAP_LOCKED : extra == 2 ? MAP_NORESERVE : extra < 6 ? MAP_POPULATE : 0;
 	some_locked |= flags & MAP_LOCKED;
-	/* Never let the kernel choose an address: it would be another one in each run. */
+	/* Never let the kernel choose an address: it would differ from run to run. */
 	begin("mmap", step->bare, at, length);
 	note(", %#x, %#x, file %d, %#zx)", protection, flags, file, offset);
 	errno = 0;
@@ -181,13 +187,13 @@ static bool is_inside(const char *at)
 	       (at >= page_at(PLACE_PAGES) && at <= page_at(ALL_PAGES - 1));
 }
 
-/* What Linux 6.17 does with several mappings. */
+/* As Linux 6.17 does with several mappings. */
 static bool is_move(int flags, size_t old_length, size_t new_length)
 {
 	return flags & MREMAP_FIXED && (old_length + PAGE - 1) / PAGE == (new_length + PAGE - 1) / PAGE;
 }
 
-/* What is watched ends at 2 MiB, and the pieces may get their first pages each on its own. */
+/* Watched memory ends at 2 MiB, and its VMAs may have separate anon_vmas. */
 static bool crosses_chunk(const char *at, size_t length)
 {
 	return at < page_at(PLACE_PAGES / 2) && at + length > page_at(PLACE_PAGES / 2);
@@ -216,7 +222,7 @@ static void remap_step(const struct step *step)
 	} else if (how == 14) {
 		flags = (int)(step->word[3] % 16) & (some_locked ? ~MREMAP_DONTUNMAP : -1);
 	}
-	/* Where the kernel would choose the address of what stays: it is another one in each run. */
+	/* Here the kernel would choose the address of the part that stays: it differs from run to run. */
 	if (flags & MREMAP_DONTUNMAP)
 		flags |= MREMAP_FIXED;
 	/* The target stays in its window, unless the call is refused. */
@@ -225,8 +231,8 @@ static void remap_step(const struct step *step)
 	if (step->other + new_length / PAGE > PLACE_PAGES)
 		new = page_at(PLACE_PAGES - 1) + PAGE - (new_length + PAGE - 1) / PAGE * PAGE;
 	/*
-	 * docs/limits.md, "Other owners of the address space": the watch splits mappings, and a bare
-	 * mremap over several pieces fails. One page is never several.
+	 * docs/limits.md, "Other owners of the address space": the watch splits mappings, and a raw
+	 * mremap over several VMAs fails. One page is never several.
 	 */
 	if (bare && old_length > PAGE)
 		bare = false;
@@ -252,7 +258,7 @@ static void remap_step(const struct step *step)
 	note_result(result);
 	if (result == -1)
 		return;
-	/* What stays in its place stays registered. */
+	/* Memory that stays in its place stays registered. */
 	if ((char *)result != odd_at(step)) {
 		is_new(odd_at(step), old_length);
 		is_new((char *)result, new_length);
@@ -297,8 +303,8 @@ static void protect_down_step(const struct step *step)
 }
 
 /*
- * After a bare drop of pages the cache keeps nothing there for a second, which is longer than a
- * sequence: some sequences have none.
+ * After a raw call has dropped pages, the cache keeps no region there for a second, which is longer
+ * than a sequence: some sequences have no such calls.
  */
 static bool drops(int advice)
 {
@@ -318,7 +324,7 @@ static int an_advice(uint32_t word)
 	return list[word % (sizeof(list) / sizeof(*list))];
 }
 
-/* Advice goes on beyond holes: no length reaches the memory of others. */
+/* Advice continues beyond holes: no length reaches the memory of others. */
 static size_t advised_length(const struct step *step)
 {
 	size_t length = odd_length(step);
@@ -359,7 +365,7 @@ static void process_advise_step(const struct step *step)
 			   process_madvise(fd, ranges, count, advice, 0));
 }
 
-/* libnuma's, which are there if the library is: by them it ends idle regions. */
+/* libnuma's functions, which exist if the library is preloaded: by them it ends idle regions. */
 long mbind(void *, unsigned long, int, const unsigned long *, unsigned long, unsigned);
 long move_pages(int, unsigned long, void **, const int *, int *, int);
 #pragma weak mbind
@@ -526,7 +532,7 @@ static void sync_step(const struct step *step)
 	note_result(msync(at, odd_length(step), flags));
 }
 
-/* Writes to each page, and notes which of them fail. */
+/* Writes to each page, and records which writes fail. */
 static void write_range(const char *what, int first, int count, uint32_t offset, uint64_t tag)
 {
 	note("%s(page %d, %d)", what, first, count);
@@ -543,7 +549,7 @@ static void write_step(const struct step *step)
 	write_range("write", step->first, step->count, step->word[0], 0xa000000000000000);
 }
 
-/* A child sees what its parent saw; what it changes is its own, but for shared memory. */
+/* A child sees its parent's memory; its changes are its own, except in shared memory. */
 static void child(const struct step *step)
 {
 	uint64_t sum = look_pages(false);
@@ -590,8 +596,8 @@ static void fork_step(const struct step *step)
 
 /*
  * A task that shares the memory and is no thread of this process changes memory, and ends, or is
- * killed: by itself, or by this process in the call. Then the kernel tells the library nothing of the
- * change. For the signal to come in the call, the call is on much memory.
+ * killed: by itself, or by this process in the call. Then the kernel does not report the change to
+ * the library. The call is on much memory, so that the signal comes during the call.
  */
 enum { EXITS, KILLS_ITSELF, IS_KILLED };
 enum { LARGE = 64 << 20 };
@@ -631,7 +637,7 @@ static bool is_gone(char *at)
 	return syscall(SYS_mincore, at, PAGE, &there) != 0;
 }
 
-/* Runs the task. False if the kernel makes none. */
+/* Runs the task. Returns false if the kernel makes none. */
 static bool run_task(const struct step *step)
 {
 	static _Alignas(16) char stack[1 << 20];
@@ -657,7 +663,7 @@ static bool run_task(const struct step *step)
 	return true;
 }
 
-/* Where the program has new memory after the change, a region of before would be stale. */
+/* If the program has new memory after the change, an older region would be stale. */
 static void killed_in_call(const struct step *step)
 {
 	char *at = (char *)0x200100000000;
@@ -744,7 +750,7 @@ const struct kind kinds[] = {
 	{ "mremap", 110, remap_step, NULL },
 	{ "mprotect", 50, protect_step, NULL },
 	{ "mprotect down", 5, protect_down_step,
-	  "docs/limits.md: PROT_GROWSDOWN reaches further where the library has joined what a stack left apart" },
+	  "docs/limits.md: PROT_GROWSDOWN reaches further where the library has joined mappings that a stack left apart" },
 	{ "madvise", 120, advise_step, NULL },
 	{ "process_madvise", 30, process_advise_step, NULL },
 	{ "mbind", 10, bind_step, NULL },
@@ -794,7 +800,10 @@ void calls_open(void)
 
 	/* malloc leaves the break alone from now on. */
 	mallopt(M_TOP_PAD, 64 << 20);
-	/* Nor does a thread want a heap of its own, which a limit would refuse to whoever wants it first. */
+	/*
+	 * Nor do threads get heaps of their own, which a limit would refuse to the first thread that
+	 * asks.
+	 */
 	mallopt(M_ARENA_MAX, 1);
 	mallopt(M_TRIM_THRESHOLD, INT_MAX);
 	mallopt(M_MMAP_THRESHOLD, 1 << 25);

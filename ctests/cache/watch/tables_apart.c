@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
  * A thread with a table of descriptors of its own has other files at the library's numbers: at that
- * of the userfaultfd a file that answers its requests as an undisturbed userfaultfd does, at that of
- * the device another device. Another thread, whose numbers are the library's, sees so meanwhile.
- * What one thread has seen says nothing of the other's: no stale region is handed out, and no region
- * is deregistered on another device.
+ * of the userfaultfd a file that answers its requests as an idle userfaultfd does, at that of the
+ * device another device. Meanwhile another thread, whose numbers are the library's, verifies them.
+ * One thread's check says nothing about the other's table: no stale region is handed out, and no
+ * region is deregistered on another device.
  *
  * The device is the stand-in, whose pins are real (stub_device.h). Each part runs in children.
  */
@@ -85,7 +85,7 @@ static int epoll_file(void)
 	return epoll_create1(EPOLL_CLOEXEC);
 }
 
-/* It has no events, for which nobody would wait. */
+/* It has no events, which no thread would read. */
 static int another_userfaultfd(void)
 {
 	struct uffdio_api api = { .api = UFFD_API };
@@ -95,7 +95,7 @@ static int another_userfaultfd(void)
 	return other;
 }
 
-/* How the thread gets its table, and what to put there. */
+/* How the thread gets its table, and the file to put there. */
 static struct {
 	bool early, asked_before, by_close_range, bare;
 	int (*file)(void);
@@ -128,7 +128,7 @@ static void *apart(void *unused)
 		return (void *)UNTESTED;
 	file = how.file();
 	must(file >= 0 && (how.bare ? syscall(SYS_dup3, file, fd, O_CLOEXEC) : dup2(file, fd)) == fd);
-	/* The other thread sees its own number. */
+	/* The other thread verifies its own number. */
 	atomic_store(&step, 3);
 	reach(4);
 	(void)unused;
@@ -155,7 +155,7 @@ static int with_table(void)
 		return UNTESTED;
 	atomic_store(&step, 2);
 	reach(3);
-	/* A hit, for which this thread looks. It goes on being one. */
+	/* A hit, for which this thread verifies the number. Later ones stay hits. */
 	for (int round = 0; round < 3; round++)
 		if (!is_right(other, 2))
 			return WRONG;

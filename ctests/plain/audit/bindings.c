@@ -142,8 +142,10 @@ static void plugin(const char *path, int mode, const char *way)
 	ok(is_ours(dereg) == audited, "%s: its calls are %s", way, audited ? "the library's" : "libibverbs'");
 	registers(way, reg, dereg);
 
-	/* userfaultfd does not report protection: a call that bypasses the library leaves the region in
-	 * the cache. */
+	/*
+	 * userfaultfd does not report protection: a call that bypasses the library leaves the region in
+	 * the cache.
+	 */
 	mr = ibv_reg_mr_relaxed(stub_pd(), memory, PAGE, LOCAL_AND_REMOTE);
 	must(mr && ibv_dereg_mr_relaxed(mr) == 0);
 	before = stats();
@@ -197,8 +199,10 @@ static void handles(void)
 	ok(fork_init() != -1, "and the call does not recurse");
 }
 
-/* From Linux 5.12 on, the library need not ask libibverbs to keep memory from children, so this
- * comes last. */
+/*
+ * From Linux 5.12 on, the library need not ask libibverbs to keep memory from children, so this
+ * comes last.
+ */
 static void all(const char *plugin_path)
 {
 	char path[256];

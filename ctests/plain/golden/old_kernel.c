@@ -8,8 +8,10 @@
 
 static int uverbs_ioctl(int fd, struct ib_uverbs_ioctl_hdr *header, next_ioctl next)
 {
-	/* The answer to a method that no kernel has distinguishes a wrong driver (EINVAL) from a right
-	 * one. */
+	/*
+	 * The answer to a method that no kernel has distinguishes a wrong driver (EINVAL) from a right
+	 * one.
+	 */
 	struct ib_uverbs_ioctl_hdr ask = {
 		.length = sizeof(ask),
 		.object_id = UVERBS_OBJECT_DEVICE,

@@ -290,8 +290,10 @@ static void errors(void)
 		mr = ibv_reg_mr(pd, memory, SIZE, LOCAL_AND_REMOTE);
 		ok(!mr && errno == ENOMEM, "more than may be pinned: ENOMEM");
 		is(started, 0, "and no helper is started for it");
-		/* A process that was root cannot read its own page map; mincore shows it the pages in
-		 * memory. */
+		/*
+		 * A process that was root cannot read its own page map; mincore shows it the pages in
+		 * memory.
+		 */
 		{
 			unsigned char there[SIZE / PAGE];
 			int count = 0;

@@ -402,8 +402,10 @@ static int measure(void)
 	return 0;
 }
 
-/* The results of a program with that many threads. Returns the number that it wrote before it
- * ended. */
+/*
+ * The results of a program with that many threads. Returns the number that it wrote before it
+ * ended.
+ */
 static int measured(const char *threads, struct result results[KINDS])
 {
 	int ends[2], exited, count = 0;
@@ -483,8 +485,10 @@ static bool has_flag(const char *memory, const char *flag)
 	return found;
 }
 
-/* The library requests huge pages if the machine gives them on request, and the program has not
- * decided. */
+/*
+ * The library requests huge pages if the machine gives them on request, and the program has not
+ * decided.
+ */
 static void asks_for_huge_pages(void)
 {
 	struct ibv_pd *pd = open_pd();

@@ -90,8 +90,10 @@ static const struct placed {
 	{ "an interleaving thread", OF_THREAD, MPOL_INTERLEAVE, 3, ALL, false },
 };
 
-/* Registers memory on node 1. Returns whether the thread was there all the time, as far as is
- * visible. */
+/*
+ * Registers memory on node 1. Returns whether the thread was there all the time, as far as is
+ * visible.
+ */
 static bool registered(const struct placed *how, bool shared, long count[NODES])
 {
 	int flags = MAP_ANONYMOUS | (shared ? MAP_SHARED : MAP_PRIVATE);

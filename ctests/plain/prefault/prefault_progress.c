@@ -27,8 +27,10 @@ static int take(const char *slow)
 	return !mr || ibv_dereg_mr(mr) != 0;
 }
 
-/* The output of a program with that setting to a terminal, or else to a pipe. Ends the test without
- * the stand-in. */
+/*
+ * The output of a program with that setting to a terminal, or else to a pipe. Ends the test without
+ * the stand-in.
+ */
 static const char *said(const char *setting, const char *slow, bool terminal)
 {
 	static char text[65536];
