@@ -110,7 +110,7 @@ func resolve(domain *C.struct_fid_domain, key, offset uint64, length int) (C.int
 }
 
 func main() {
-	// rdmamr_last_reason() is about the last failure of its thread, and Go moves a goroutine to
+	// rdmamr_last_reason() reports the last failure of its thread, and Go moves a goroutine to
 	// another thread between two calls.
 	runtime.LockOSThread()
 
