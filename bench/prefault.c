@@ -49,7 +49,7 @@ static double now(void)
 }
 
 /* The stub's registration, called as libibverbs calls the kernel's. */
-static struct ibv_mr *bare_reg(struct ibv_pd *domain, void *memory, size_t length, uint64_t iova, unsigned int access)
+static struct ibv_mr *raw_reg(struct ibv_pd *domain, void *memory, size_t length, uint64_t iova, unsigned int access)
 {
 	struct ib_uverbs_reg_mr command = {
 		.start = (uintptr_t)memory, .length = length, .hca_va = iova, .pd_handle = domain->handle,
@@ -79,7 +79,7 @@ static struct ibv_mr *bare_reg(struct ibv_pd *domain, void *memory, size_t lengt
 	return mr;
 }
 
-static int bare_dereg(struct ibv_mr *mr)
+static int raw_dereg(struct ibv_mr *mr)
 {
 	struct {
 		struct ib_uverbs_ioctl_hdr header;
@@ -215,8 +215,8 @@ int main(int argc, char **argv)
 			return 1;
 		}
 		pd = stub_pd();
-		their_reg = bare_reg;
-		their_dereg = bare_dereg;
+		their_reg = raw_reg;
+		their_dereg = raw_dereg;
 	} else {
 		open_device(argv[1]);
 	}

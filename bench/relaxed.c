@@ -728,7 +728,7 @@ static void unmaps(void)
 				if (round >= 0)
 					times[way][round] = time;
 			}
-		report(kinds[kind].what, "munmap, bare", times, rounds, kinds[kind].target);
+		report(kinds[kind].what, "munmap, raw", times, rounds, kinds[kind].target);
 		release(times);
 	}
 }

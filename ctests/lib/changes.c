@@ -43,7 +43,7 @@ static void *library_map(void *at, size_t length, int flags, int fd)
 	return mmap(at, length, READ_WRITE, flags, fd, 0);
 }
 
-static void *bare_map(void *at, size_t length, int flags, int fd)
+static void *raw_map(void *at, size_t length, int flags, int fd)
 {
 	return (void *)syscall(SYS_mmap, at, length, READ_WRITE, flags, fd, 0);
 }
@@ -58,12 +58,12 @@ static void *library_move(void *from, size_t was, size_t wanted, int flags, void
 	return mremap(from, was, wanted, flags, to);
 }
 
-static void *bare_move(void *from, size_t was, size_t wanted, int flags, void *to)
+static void *raw_move(void *from, size_t was, size_t wanted, int flags, void *to)
 {
 	return (void *)syscall(SYS_mremap, from, was, wanted, flags, to);
 }
 
-static int bare_advise(void *at, size_t length, int advice)
+static int raw_advise(void *at, size_t length, int advice)
 {
 	return (int)syscall(SYS_madvise, at, length, advice);
 }
@@ -107,7 +107,7 @@ static int process_advise(void *at, size_t length, int advice)
 	return result_of(child);
 }
 
-static int bare_protect(void *at, size_t length, int protection)
+static int raw_protect(void *at, size_t length, int protection)
 {
 	return (int)syscall(SYS_mprotect, at, length, protection);
 }
@@ -128,7 +128,7 @@ static int sibling_set_break(char *end)
 }
 
 /* Leaves the C library's record of the heap's end unchanged. */
-static int bare_set_break(char *end)
+static int raw_set_break(char *end)
 {
 	return (char *)syscall(SYS_brk, end) == end ? 0 : -1;
 }
@@ -281,8 +281,8 @@ static int worker_punch(int fd, size_t length)
 
 const struct way ways[WAYS] = {
 	[LIBRARY] = { library_map, munmap, library_move, madvise, mprotect, library_set_break, library_punch, library_resize },
-	[BARE] = { .map = bare_map, .unmap = raw_munmap, .move = bare_move, .advise = bare_advise,
-		   .protect = bare_protect, .set_break = bare_set_break },
+	[RAW] = { .map = raw_map, .unmap = raw_munmap, .move = raw_move, .advise = raw_advise,
+		   .protect = raw_protect, .set_break = raw_set_break },
 	[MIXED] = { .map = library_map, .unmap = raw_munmap },
 	[SIBLING] = { .map = sibling_map, .unmap = munmap, .protect = sibling_protect, .set_break = sibling_set_break },
 	[SELF] = { .advise = self_advise },
@@ -830,7 +830,7 @@ static int free_in_a_thread(struct place *place, const struct way *way)
 	return allocate_again(place);
 }
 
-#define CALLS (BY(LIBRARY) | BY(BARE))
+#define CALLS (BY(LIBRARY) | BY(RAW))
 #define PROTECTING (BY(LIBRARY) | BY(SIBLING))
 
 const struct change changes[] = {
@@ -842,13 +842,13 @@ const struct change changes[] = {
 	{ "`munmap`, `mmap` of the last page", CALLS | BY(MIXED), 0, anonymous,
 	  .steps = { { unmap_last_page, FRESH } } },
 	{ "`munmap`, `mmap` of one half", CALLS, 0, two_halves, .steps = { { unmap_half, AS_STEP } } },
-	{ "`munmap`, `mmap`, and another domain registers first", BY(BARE), BY(BARE), anonymous,
+	{ "`munmap`, `mmap`, and another domain registers first", BY(RAW), BY(RAW), anonymous,
 	  .steps = { { unmap_and_other_domain, FRESH } } },
 
 	{ "`mmap` with `MAP_FIXED` over it", CALLS | BY(SIBLING), BY(LIBRARY), anonymous,
 	  .steps = { { map_over, FRESH } },
 	  .sibling = "mmap64" },
-	{ "`mmap` with `MAP_FIXED` over one page", CALLS | BY(SIBLING), BY(BARE), anonymous,
+	{ "`mmap` with `MAP_FIXED` over one page", CALLS | BY(SIBLING), BY(RAW), anonymous,
 	  .steps = { { map_over_page, FRESH } }, .sibling = "mmap64" },
 	{ "a private file mapping over one page", CALLS | BY(SIBLING), 0, anonymous,
 	  .steps = { { file_over_page, FRESH } },
@@ -867,7 +867,7 @@ const struct change changes[] = {
 	{ "`MADV_DONTNEED_LOCKED` of one page", CALLS, 0, locked, .steps = { { discard_locked_page, FRESH } },
 	  .since = LINUX(5, 18) },
 	{ "`MADV_GUARD_INSTALL`, `MADV_GUARD_REMOVE` of one page", CALLS, 0, anonymous, .steps = { { guard, FRESH } },
-	  .since = LINUX(6, 13), .limits = BY(BARE) },
+	  .since = LINUX(6, 13), .limits = BY(RAW) },
 	{ "`MADV_FREE`", CALLS, 0, anonymous, .steps = { { advise_free, EITHER } }, .flags = UNKNOWN_AFTER },
 	{ "`MADV_COLD`", CALLS | BY(SELF) | BY(PROCESS), 0, anonymous, .steps = { { advise_cold, EITHER } } },
 	{ "`MADV_PAGEOUT`", CALLS | BY(SELF) | BY(PROCESS), BY(LIBRARY), anonymous,
@@ -899,8 +899,8 @@ const struct change changes[] = {
 	{ "`shmdt`, `shmat` of another segment", BY(LIBRARY), BY(LIBRARY), segment,
 	  .steps = { { attach_other, FRESH } } },
 
-	{ "`mprotect` to read-only and back", PROTECTING | BY(BARE), BY(LIBRARY), anonymous,
-	  .steps = { { make_readable, READABLE }, { make_writable, LANDS } }, .unseen = BY(BARE), .sibling = "pkey_mprotect" },
+	{ "`mprotect` to read-only and back", PROTECTING | BY(RAW), BY(LIBRARY), anonymous,
+	  .steps = { { make_readable, READABLE }, { make_writable, LANDS } }, .unseen = BY(RAW), .sibling = "pkey_mprotect" },
 	{ "`mprotect` to no access and back", PROTECTING, 0, anonymous,
 	  .steps = { { make_unreachable, OUT_OF_REACH }, { make_writable, LANDS } }, .sibling = "pkey_mprotect" },
 	{ "`mprotect` of one page to read-only and back", PROTECTING, 0, page_and_before,
@@ -934,7 +934,7 @@ const char *change_name(const struct change *change, int way)
 {
 	static const char *const suffixes[WAYS] = {
 		[LIBRARY] = "",
-		[BARE] = " by raw system calls",
+		[RAW] = " by raw system calls",
 		[MIXED] = ", the `munmap` by a raw system call",
 		[SELF] = " by `process_madvise`",
 		[RING] = " by an io_uring",

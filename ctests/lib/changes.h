@@ -17,7 +17,7 @@
 /* The ways to make a change: sets of memory calls. */
 enum {
 	LIBRARY, /* the functions of the C library, or whatever the row does */
-	BARE,    /* raw system calls, which only the kernel's events report */
+	RAW,     /* raw system calls, which only the kernel's events report */
 	MIXED,   /* munmap as a raw system call, all others by the C library */
 	SIBLING, /* a second function of the C library, which the row names */
 	SELF,    /* process_madvise on the process itself */

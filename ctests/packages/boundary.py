@@ -11,7 +11,7 @@ BOUNDARY = re.compile(
     r"|\bregister_in\(|\bread_event\(|\$wished\(|\breg\(|\b(changing|around|touching|unregister|map|advising(_unreported)?)\(|\bwith_caller!|\b(slot|command)!"
 )
 # These neither allocate nor index, and call nothing that could panic.
-BARE = {"rdmamr_version", "cleanup", "fi_eq_strerror", "queue_strerror", "fi_mr_desc", "fi_mr_key", "forget", "load"}
+EXEMPT = {"rdmamr_version", "cleanup", "fi_eq_strerror", "queue_strerror", "fi_mr_desc", "fi_mr_key", "forget", "load"}
 
 
 def c_functions(text):
@@ -63,7 +63,7 @@ def main():
     for file in sorted((src / "capi").rglob("*.rs")):
         for name, body in c_functions(without_tests(file.read_text())):
             found += 1
-            if name not in BARE and not BOUNDARY.search(body):
+            if name not in EXEMPT and not BOUNDARY.search(body):
                 unguarded.append(f"{file.relative_to(src)}: {name}")
     passed = found > 80 and not unguarded
     print(f"{'ok' if passed else 'not ok'} 1 - no panic crosses into C: each of {found} functions goes through capi/ret.rs")

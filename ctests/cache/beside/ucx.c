@@ -102,7 +102,7 @@ static void *map(void *where, size_t length, int flags)
 	return memory;
 }
 
-enum change { MUNMAP, FIXED, MADVISE, MREMAP, BARE, CHANGES };
+enum change { MUNMAP, FIXED, MADVISE, MREMAP, RAW, CHANGES };
 
 /* `memory` has a page behind it that belongs to others. */
 static void change(enum change how, char *memory)
@@ -181,7 +181,7 @@ static int in_order(int order)
 		before = stats();
 		seen = 0;
 		change(how, memory);
-		if (how != BARE)
+		if (how != RAW)
 			say(seen > 0, "%s: UCX saw it", names[how]);
 		landed = lands(memory, &anew);
 		say(landed && anew, "%s: registered anew, and data lands in the current page (seen by the library's %s)",

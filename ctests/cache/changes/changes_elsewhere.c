@@ -237,7 +237,7 @@ static void just_dropped(void)
 }
 
 /* The kernel moves a single mapping, so the old and the new memory must be one. */
-static void replaced_and_moved(bool bare)
+static void replaced_and_moved(bool raw)
 {
 	enum { ALL = 64 * PAGE };
 	char *memory = with_region(ALL, ALL), *place = new_place(ALL), *middle = memory + 16 * PAGE;
@@ -245,10 +245,10 @@ static void replaced_and_moved(bool bare)
 
 	must(mmap(middle, SOME, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == middle);
 	memset(memory, 7, ALL);
-	moved = bare ? (void *)syscall(SYS_mremap, memory, ALL, 2 * ALL, MREMAP_MAYMOVE | MREMAP_FIXED, place) :
+	moved = raw ? (void *)syscall(SYS_mremap, memory, ALL, 2 * ALL, MREMAP_MAYMOVE | MREMAP_FIXED, place) :
 		       mremap(memory, ALL, 2 * ALL, MREMAP_MAYMOVE | MREMAP_FIXED, place);
 	ok(moved == place && place[ALL - 1] == 7, "%s moves memory that MAP_FIXED has replaced in part",
-	   bare ? "a raw mremap" : "mremap");
+	   raw ? "a raw mremap" : "mremap");
 	if (moved == place)
 		munmap(place, 2 * ALL);
 }

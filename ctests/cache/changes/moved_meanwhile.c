@@ -21,7 +21,7 @@
 enum { ROUNDS = 60, HUGE = 2 << 20 };
 static const size_t SIZE = 64UL << 20;
 
-static bool bare;
+static bool raw;
 static char *from, *to;
 static _Atomic int go, done;
 static sigjmp_buf out;
@@ -37,7 +37,7 @@ static void *mover(void *argument)
 
 	(void)argument;
 	go = 1;
-	must((bare ? (void *)syscall(SYS_mremap, from, SIZE, SIZE, flags, to) : mremap(from, SIZE, SIZE, flags, to)) == to);
+	must((raw ? (void *)syscall(SYS_mremap, from, SIZE, SIZE, flags, to) : mremap(from, SIZE, SIZE, flags, to)) == to);
 	done = 1;
 	return NULL;
 }
@@ -114,7 +114,7 @@ static struct counts race(void)
 				continue;
 			seen = sees(to);
 			/* The library's mremap has work to do before the kernel moves the pages. */
-		} while (!bare && !seen && !done);
+		} while (!raw && !seen && !done);
 		if (seen && !done) {
 			counts.seen++;
 			registered = stub_registered();
@@ -150,7 +150,7 @@ int main(int argc, char **argv)
 	must(signal(SIGSEGV, leave) != SIG_ERR);
 	counts = race();
 	is(counts.stale, 0, "mremap: of %d registrations of the old address, none gets a region of the pages that moved", counts.seen);
-	bare = true;
+	raw = true;
 	counts = race();
 	printf("# a raw mremap: of %d registrations of the old address %d got a region, and %d one of the pages that moved\n",
 	       counts.seen, counts.hits, counts.stale);

@@ -175,11 +175,11 @@ static struct {
 } chunk_state[CHUNKS];
 static int self_fd;
 
-static long collapse(char *at, uint32_t how, bool bare)
+static long collapse(char *at, uint32_t how, bool raw)
 {
 	struct iovec ranges[2] = { { at, 0 }, { at, HUGE } };
 
-	if (bare)
+	if (raw)
 		return syscall(SYS_madvise, at, HUGE, MADV_COLLAPSE);
 	if (how % 3 == 0)
 		return process_madvise(self_fd, ranges, 2, MADV_COLLAPSE, 0);
@@ -190,7 +190,7 @@ void collapse_step(const struct step *step)
 {
 	int n = (int)(step->word[0] % CHUNKS);
 	char *at = chunks + (size_t)n * HUGE;
-	bool bare = step->bare;
+	bool raw = step->raw;
 	struct ibv_mr *mr = NULL;
 	size_t first, count;
 	long result;
@@ -240,14 +240,14 @@ void collapse_step(const struct step *step)
 			let_go_memory(mr);
 		return;
 	}
-	bare = bare && !chunk_state[n].registered;
+	raw = raw && !chunk_state[n].registered;
 	do {
 		errno = 0;
-		result = collapse(at, step->word[7], bare);
+		result = collapse(at, step->word[7], raw);
 		if (result == HUGE)
 			result = 0;
 	} while (!mr && result && is_short(errno) && ++tries < TRIES && usleep(1000) == 0);
-	note(" %s", bare ? "bare" : "call");
+	note(" %s", raw ? "raw" : "call");
 	note_result(result);
 	if (!result)
 		happened(COLLAPSED);

@@ -4,7 +4,7 @@
  * library or by its number, and writes the answer to the log.
  *
  * Known differences are not drawn (docs/limits.md, "Where the proof of relaxed registration ends"):
- * where memory was registered, the raw system calls of bare_is_known_to_differ(), which the library
+ * where memory was registered, the raw system calls of raw_is_known_to_differ(), which the library
  * cannot see, go through the C library.
  */
 #include "../../lib/program.h"
@@ -99,14 +99,14 @@ static int a_protection(uint32_t word)
  * Whether this call bypasses the library unseen, so that the library may hand out a region that the
  * kernel would refuse.
  */
-static bool bare_is_known_to_differ(const char *at, size_t length)
+static bool raw_is_known_to_differ(const char *at, size_t length)
 {
 	return was_registered(at, length);
 }
 
-static void begin(const char *call, bool bare, const char *at, size_t length)
+static void begin(const char *call, bool raw, const char *at, size_t length)
 {
-	note("%s%s(", bare ? "bare " : "", call);
+	note("%s%s(", raw ? "raw " : "", call);
 	note_address(at);
 	note(", %#zx", length);
 }
@@ -140,15 +140,15 @@ static void map_step(const struct step *step)
 	flags |= extra == 1 ? MAP_LOCKED : extra == 2 ? MAP_NORESERVE : extra < 6 ? MAP_POPULATE : 0;
 	some_locked |= flags & MAP_LOCKED;
 	/* Never let the kernel choose an address: it would differ from run to run. */
-	begin("mmap", step->bare, at, length);
+	begin("mmap", step->raw, at, length);
 	note(", %#x, %#x, file %d, %#zx)", protection, flags, file, offset);
 	errno = 0;
-	result = step->bare ? syscall(SYS_mmap, at, length, protection, flags, fd, offset) :
+	result = step->raw ? syscall(SYS_mmap, at, length, protection, flags, fd, offset) :
 			      (long)mmap(at, length, protection, flags, fd, (off_t)offset);
 	note_result(result);
 	if (result == (long)at) {
 		page_by_page |= flags & MAP_GROWSDOWN;
-		in_pieces |= step->bare;
+		in_pieces |= step->raw;
 		moves_pieces &= file != ZERO;
 		is_new(at, length);
 	}
@@ -160,24 +160,24 @@ static void unmap_step(const struct step *step)
 	size_t length = odd_length(step);
 	long result;
 
-	begin("munmap", step->bare, at, length);
+	begin("munmap", step->raw, at, length);
 	note(")");
-	result = step->bare ? syscall(SYS_munmap, at, length) : munmap(at, length);
+	result = step->raw ? syscall(SYS_munmap, at, length) : munmap(at, length);
 	note_result(result);
 	if (!result)
 		is_new(at, length);
 }
 
-static long make_remap(bool bare, char *old, size_t old_length, size_t new_length, int flags, char *new)
+static long make_remap(bool raw, char *old, size_t old_length, size_t new_length, int flags, char *new)
 {
-	begin("mremap", bare, old, old_length);
+	begin("mremap", raw, old, old_length);
 	note(", %#zx, %#x", new_length, flags);
 	if (flags & MREMAP_FIXED) {
 		note(", ");
 		note_address(new);
 	}
 	note(")");
-	return bare ? syscall(SYS_mremap, old, old_length, new_length, flags, new) :
+	return raw ? syscall(SYS_mremap, old, old_length, new_length, flags, new) :
 		      (long)mremap(old, old_length, new_length, flags, new);
 }
 
@@ -205,7 +205,7 @@ static void remap_step(const struct step *step)
 	uint32_t how = step->word[0] % 16, size = step->word[1] % 8;
 	char *old = odd_at(step), *new = page_at(step->other);
 	int flags = how < 3 ? 0 : how < 6 ? MREMAP_MAYMOVE : MREMAP_MAYMOVE | MREMAP_FIXED;
-	bool bare = step->bare;
+	bool raw = step->raw;
 	long result;
 
 	if (size == 0)
@@ -234,14 +234,14 @@ static void remap_step(const struct step *step)
 	 * docs/limits.md, "Other owners of the address space": the watch splits mappings, and a raw
 	 * mremap over several VMAs fails. One page is never several.
 	 */
-	if (bare && old_length > PAGE)
-		bare = false;
+	if (raw && old_length > PAGE)
+		raw = false;
 	if (old_length > PAGE && !(moves_pieces && is_move(flags, old_length, new_length)) &&
 	    (in_pieces || crosses_chunk(old, old_length)))
 		old_length = new_length = PAGE;
 	if (old_length > PAGE && (page_by_page || library_lost_its_file))
 		old_length = new_length = PAGE;
-	result = make_remap(bare, old, old_length, new_length, flags, new);
+	result = make_remap(raw, old, old_length, new_length, flags, new);
 	if (result != -1 && !is_inside((char *)result)) {
 		note(" = elsewhere, then ");
 		new = page_at(step->other);
@@ -274,21 +274,21 @@ static void protect(const struct step *step, int more)
 	size_t length = odd_length(step);
 	uint32_t how = step->word[1] % 16;
 	int protection = list[step->word[0] % 4] | more;
-	bool bare = step->bare, by_key = how >= 14;
+	bool raw = step->raw, by_key = how >= 14;
 	long result;
 
 	if (how == 0)
 		protection |= 0x40; /* no such right */
-	if (bare && (protection & 3) != 3 &&
-	    (bare_is_known_to_differ(at, length) || protection & PROT_GROWSDOWN))
-		bare = false;
-	begin(by_key ? "pkey_mprotect" : "mprotect", bare, at, length);
+	if (raw && (protection & 3) != 3 &&
+	    (raw_is_known_to_differ(at, length) || protection & PROT_GROWSDOWN))
+		raw = false;
+	begin(by_key ? "pkey_mprotect" : "mprotect", raw, at, length);
 	note(", %#x)", protection);
 	if (by_key) /* no key: as mprotect; or one that was never allocated */
-		result = bare ? syscall(SYS_pkey_mprotect, at, length, protection, how == 14 ? -1 : 7) :
+		result = raw ? syscall(SYS_pkey_mprotect, at, length, protection, how == 14 ? -1 : 7) :
 				pkey_mprotect(at, length, protection, how == 14 ? -1 : 7);
 	else
-		result = bare ? syscall(SYS_mprotect, at, length, protection) : mprotect(at, length, protection);
+		result = raw ? syscall(SYS_mprotect, at, length, protection) : mprotect(at, length, protection);
 	note_result(result);
 }
 
@@ -337,11 +337,11 @@ static void advise_step(const struct step *step)
 	char *at = odd_at(step);
 	size_t length = advised_length(step);
 	int advice = an_advice(step->word[0]);
-	bool bare = step->bare && !drops(advice) && !(advice == GUARD_INSTALL && bare_is_known_to_differ(at, length));
+	bool raw = step->raw && !drops(advice) && !(advice == GUARD_INSTALL && raw_is_known_to_differ(at, length));
 
-	begin("madvise", bare, at, length);
+	begin("madvise", raw, at, length);
 	note(", %d)", advice);
-	note_result(bare ? syscall(SYS_madvise, at, length, advice) : madvise(at, length, advice));
+	note_result(raw ? syscall(SYS_madvise, at, length, advice) : madvise(at, length, advice));
 }
 
 static void process_advise_step(const struct step *step)
@@ -352,16 +352,16 @@ static void process_advise_step(const struct step *step)
 	};
 	int advice = an_advice(step->word[0]), fd = step->word[2] % 8 ? pidfd : 99;
 	size_t count = 1 + step->word[1] % 2;
-	bool bare = step->bare && !drops(advice);
+	bool raw = step->raw && !drops(advice);
 
-	if (advice == GUARD_INSTALL && (bare_is_known_to_differ(ranges[0].iov_base, ranges[0].iov_len) ||
-					bare_is_known_to_differ(ranges[1].iov_base, PAGE)))
-		bare = false;
-	begin("process_madvise", bare, ranges[0].iov_base, ranges[0].iov_len);
+	if (advice == GUARD_INSTALL && (raw_is_known_to_differ(ranges[0].iov_base, ranges[0].iov_len) ||
+					raw_is_known_to_differ(ranges[1].iov_base, PAGE)))
+		raw = false;
+	begin("process_madvise", raw, ranges[0].iov_base, ranges[0].iov_len);
 	note(", and %zu, ", count - 1);
 	note_address(ranges[1].iov_base);
 	note(", %d, fd %d)", advice, fd == pidfd);
-	note_result(bare ? syscall(SYS_process_madvise, fd, ranges, count, advice, 0) :
+	note_result(raw ? syscall(SYS_process_madvise, fd, ranges, count, advice, 0) :
 			   process_madvise(fd, ranges, count, advice, 0));
 }
 
@@ -377,11 +377,11 @@ static void bind_step(const struct step *step)
 	unsigned flags = list[step->word[0] % (sizeof(list) / sizeof(*list))];
 	char *at = odd_at(step);
 	size_t length = advised_length(step);
-	bool bare = step->bare || !mbind;
+	bool raw = step->raw || !mbind;
 
-	begin("mbind", step->bare, at, length);
+	begin("mbind", step->raw, at, length);
 	note(", %#x)", flags);
-	note_result(bare ? syscall(SYS_mbind, at, length, MPOL_DEFAULT, NULL, 0L, flags) :
+	note_result(raw ? syscall(SYS_mbind, at, length, MPOL_DEFAULT, NULL, 0L, flags) :
 			   mbind(at, length, MPOL_DEFAULT, NULL, 0, flags));
 }
 
@@ -390,15 +390,15 @@ static void move_pages_step(const struct step *step)
 {
 	enum { MOST = 40 };
 	unsigned long count = step->count < MOST ? (unsigned long)step->count : MOST;
-	bool bare = step->bare || !move_pages, readable = step->word[0] % 16;
+	bool raw = step->raw || !move_pages, readable = step->word[0] % 16;
 	int nodes[MOST] = { 0 }, status[MOST];
 	void *list[MOST], **pages = readable ? list : (void *)8;
 
 	for (unsigned long n = 0; n < count; n++)
 		list[n] = at_of(step) + n * PAGE + (step->word[1] >> n % 8) % 4 * 1000;
-	begin("move_pages", step->bare, list[0], count * PAGE);
+	begin("move_pages", step->raw, list[0], count * PAGE);
 	note(", %d)", readable);
-	note_result(bare ? syscall(SYS_move_pages, 0, count, pages, nodes, status, MPOL_MF_MOVE) :
+	note_result(raw ? syscall(SYS_move_pages, 0, count, pages, nodes, status, MPOL_MF_MOVE) :
 			   move_pages(0, count, pages, nodes, status, MPOL_MF_MOVE));
 }
 
@@ -430,16 +430,16 @@ static void attach_step(const struct step *step)
 	int id = n < SEGMENTS ? segments[n] : 123456;
 	size_t size = n < SEGMENTS ? segment_sizes[n] : PAGE;
 	char *at = odd_at(step);
-	bool bare = step->bare;
+	bool raw = step->raw;
 	long result;
 
 	if (at < page_at(PLACE_PAGES - 1) && at + size > page_at(PLACE_PAGES - 1))
 		at = page_at(0);
-	if (flags & SHM_REMAP && bare_is_known_to_differ(at, size))
-		bare = false;
-	begin("shmat", bare, at, size);
+	if (flags & SHM_REMAP && raw_is_known_to_differ(at, size))
+		raw = false;
+	begin("shmat", raw, at, size);
 	note(", segment %u, %#x)", n, flags);
-	result = bare ? syscall(SYS_shmat, id, at, flags) : (long)shmat(id, at, flags);
+	result = raw ? syscall(SYS_shmat, id, at, flags) : (long)shmat(id, at, flags);
 	note_result(result);
 	if (result != -1)
 		is_new((void *)result, size);
@@ -449,9 +449,9 @@ static void detach_step(const struct step *step)
 {
 	char *at = odd_at(step);
 
-	begin("shmdt", step->bare, at, 0);
+	begin("shmdt", step->raw, at, 0);
 	note(")");
-	note_result(step->bare ? syscall(SYS_shmdt, at) : shmdt(at));
+	note_result(step->raw ? syscall(SYS_shmdt, at) : shmdt(at));
 }
 
 static void remap_file_pages_step(const struct step *step)
@@ -459,25 +459,25 @@ static void remap_file_pages_step(const struct step *step)
 	char *at = odd_at(step);
 	size_t length = odd_length(step), page = step->word[0] % 32;
 
-	begin("remap_file_pages", step->bare, at, length);
+	begin("remap_file_pages", step->raw, at, length);
 	note(", page %zu)", page);
-	note_result(step->bare ? syscall(SYS_remap_file_pages, at, length, 0, page, 0) :
+	note_result(step->raw ? syscall(SYS_remap_file_pages, at, length, 0, page, 0) :
 				 remap_file_pages(at, length, 0, page, 0));
 }
 
-static void cut_file(uint32_t word, bool bare)
+static void cut_file(uint32_t word, bool raw)
 {
 	uint32_t file = word % 4 < 2 ? MEMFD : word % 4 == 2 ? DISK : SEALED;
 	off_t length = (off_t)(word / 4 % (uint32_t)(file_pages[file] + 4)) * PAGE - (word / 1024 % 8 == 0 ? 9 : 0);
 
 	length = length < 0 ? 0 : length;
-	note("%sftruncate(file %u, %ld)", bare ? "bare " : "", file, (long)length);
-	note_result(bare ? syscall(SYS_ftruncate, files[file], length) : ftruncate(files[file], length));
+	note("%sftruncate(file %u, %ld)", raw ? "raw " : "", file, (long)length);
+	note_result(raw ? syscall(SYS_ftruncate, files[file], length) : ftruncate(files[file], length));
 }
 
 static void cut_step(const struct step *step)
 {
-	cut_file(step->word[0], step->bare);
+	cut_file(step->word[0], step->raw);
 }
 
 static void punch_step(const struct step *step)
@@ -487,8 +487,8 @@ static void punch_step(const struct step *step)
 	off_t offset = (off_t)(step->word[1] % (uint32_t)file_pages[file]) * PAGE, length = (off_t)length_of(step);
 	int mode = modes[step->word[2] % 4] | FALLOC_FL_KEEP_SIZE;
 
-	note("%sfallocate(file %u, %#x, %ld, %ld)", step->bare ? "bare " : "", file, mode, (long)offset, (long)length);
-	note_result(step->bare ? syscall(SYS_fallocate, files[file], mode, offset, length) :
+	note("%sfallocate(file %u, %#x, %ld, %ld)", step->raw ? "raw " : "", file, mode, (long)offset, (long)length);
+	note_result(step->raw ? syscall(SYS_fallocate, files[file], mode, offset, length) :
 				 fallocate(files[file], mode, offset, length));
 }
 
@@ -517,7 +517,7 @@ static void lock_step(const struct step *step)
 	uint32_t how = step->word[0] % 4;
 
 	some_locked |= how >= 2;
-	begin(how < 2 ? "munlock" : how == 2 ? "mlock" : "mlock2", step->bare, at, length);
+	begin(how < 2 ? "munlock" : how == 2 ? "mlock" : "mlock2", step->raw, at, length);
 	note(")");
 	note_result(how < 2 ? munlock(at, length) : how == 2 ? mlock(at, length) : mlock2(at, length, MLOCK_ONFAULT));
 }
@@ -565,7 +565,7 @@ static void child(const struct step *step)
 	if (step->word[1] % 4 == 2)
 		madvise(at_of(step), length_of(step), MADV_DONTNEED);
 	if (step->word[2] % 8 == 0)
-		cut_file(step->word[3], step->bare);
+		cut_file(step->word[3], step->raw);
 	sum = sum * 31 + look_pages(false);
 	write(to_parent[1], &sum, sizeof(sum));
 	_exit(0);
@@ -612,11 +612,11 @@ static struct {
 static int in_task(void *argument)
 {
 	uint32_t change = task.how == IS_KILLED ? 0 : task.step->word[1] % 3;
-	bool bare = task.how == IS_KILLED || task.step->bare;
+	bool raw = task.how == IS_KILLED || task.step->raw;
 	long result;
 
 	if (change == 0)
-		result = bare ? syscall(SYS_munmap, task.at, task.length) : munmap(task.at, task.length);
+		result = raw ? syscall(SYS_munmap, task.at, task.length) : munmap(task.at, task.length);
 	else if (change == 1)
 		result = syscall(SYS_madvise, task.at, task.length, MADV_DONTNEED);
 	else
@@ -702,7 +702,7 @@ static void clone_step(const struct step *step)
 	}
 	task.at = at_of(step);
 	task.length = length_of(step);
-	begin("clone(CLONE_VM), a task changes", step->bare, task.at, task.length);
+	begin("clone(CLONE_VM), a task changes", step->raw, task.at, task.length);
 	note(") and %s:", task.how == EXITS ? "ends" : "kills itself");
 	use_memory(task.at, task.length, 4);
 	if (!run_task(step))

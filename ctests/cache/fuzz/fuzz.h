@@ -25,7 +25,7 @@ enum { FIRST_USER = 0x100000 };
 /* A step of a sequence: a kind of call, where, and drawn words that the kind makes arguments of. */
 struct step {
 	uint8_t kind, thread;
-	bool bare;              /* a raw system call, by its number */
+	bool raw;               /* a raw system call, by its number */
 	uint8_t first, count;   /* pages */
 	uint8_t other;          /* a second page */
 	uint32_t word[WORDS];

@@ -82,7 +82,7 @@ void draw_steps(uint64_t seed, struct step *steps, int count)
 		*step = (struct step){
 			.kind = (uint8_t)(n ? draw_kind(&from) : 0),
 			.thread = below(&from, 4) == 0,
-			.bare = below(&from, 100) < 45,
+			.raw = below(&from, 100) < 45,
 			.first = (uint8_t)range.first,
 			.count = (uint8_t)range.count,
 			.other = (uint8_t)below(&from, below(&from, 8) ? PLACE_PAGES : ALL_PAGES),

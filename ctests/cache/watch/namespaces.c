@@ -152,7 +152,7 @@ static int first_thread_ends(void)
 	pthread_exit(NULL);
 }
 
-static int bare_exit(void)
+static int raw_exit(void)
 {
 	int status, tries = 0;
 	pid_t pid = fork();
@@ -182,7 +182,7 @@ static const struct part {
 	{ descriptors, "the only thread leaves its descriptors: files stay open, and it registers without reuse" },
 	{ last_thread_ends, "the only thread ends by pthread_exit: the process ends" },
 	{ first_thread_ends, "the last thread but the library's returns: the process ends" },
-	{ bare_exit, "the only thread ends by a raw exit: the process stays" },
+	{ raw_exit, "the only thread ends by a raw exit: the process stays" },
 };
 
 int main(int argc, char **argv)

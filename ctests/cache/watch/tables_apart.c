@@ -97,7 +97,7 @@ static int another_userfaultfd(void)
 
 /* How the thread gets its table, and the file to put there. */
 static struct {
-	bool early, asked_before, by_close_range, bare;
+	bool early, asked_before, by_close_range, raw;
 	int (*file)(void);
 } how;
 
@@ -105,7 +105,7 @@ static bool leave(void)
 {
 	if (how.by_close_range)
 		return close_range(~0U, ~0U, CLOSE_RANGE_UNSHARE) == 0;
-	return how.bare ? syscall(SYS_unshare, CLONE_FILES) == 0 : unshare(CLONE_FILES) == 0;
+	return how.raw ? syscall(SYS_unshare, CLONE_FILES) == 0 : unshare(CLONE_FILES) == 0;
 }
 
 static void *apart(void *unused)
@@ -127,7 +127,7 @@ static void *apart(void *unused)
 	else if (userfaultfds(&fd) != 1)
 		return (void *)UNTESTED;
 	file = how.file();
-	must(file >= 0 && (how.bare ? syscall(SYS_dup3, file, fd, O_CLOEXEC) : dup2(file, fd)) == fd);
+	must(file >= 0 && (how.raw ? syscall(SYS_dup3, file, fd, O_CLOEXEC) : dup2(file, fd)) == fd);
 	/* The other thread verifies its own number. */
 	atomic_store(&step, 3);
 	reach(4);
@@ -246,13 +246,13 @@ int main(int argc, char **argv)
 		part(with_table, another ? "close_range that unshares, then another userfaultfd: no stale region" :
 					   "close_range that unshares, then an epoll file: no stale region");
 		how.by_close_range = how.asked_before = false;
-		how.bare = true;
+		how.raw = true;
 		part(with_table, another ? "raw system calls, by a thread that has not registered: no stale region" :
 					   "raw system calls and an epoll file, likewise: no stale region");
 		how.early = true;
 		part(with_table, another ? "a table from before the library's start, and another userfaultfd" :
 					   "a table from before the library's start, and an epoll file");
-		how.early = how.bare = false;
+		how.early = how.raw = false;
 	}
 	part(other_device_hook, "a munmap in another table deregisters nothing on another device");
 	part(other_device_flush, "a flush in another table deregisters nothing there, and all here");
