@@ -287,7 +287,7 @@ static void registers(const struct kind *kind, struct fid_domain *domain, const 
 	if (!kind->relaxed)
 		ok(registrations == (int)layout->pieces ||
 		   (registrations == 2 * (int)layout->pieces && !kind->virtual_addresses),
-		   "%s, %s: and so many registrations, or one for each side: %d", kind->name, layout->name,
+		   "%s, %s: and as many registrations, or one for each side: %d", kind->name, layout->name,
 		   registrations);
 	for (size_t n = 0, k = 0; n < count; n++) {
 		size_t length = 0;
@@ -518,7 +518,7 @@ static void rollback(const struct kind *kind, struct fid_domain *domain)
 		   readable ? "read-only" : "not mapped");
 		none(unnamed, "%s: the reason names its address", kind->name);
 		none(left, "%s: nothing is left of the other buffers", kind->name);
-		none(touched, "%s: *mr is as it was", kind->name);
+		none(touched, "%s: *mr is unchanged", kind->name);
 	}
 	mr = region(domain, arena, PAGE, FI_ALL, KEY);
 	ok(mr != NULL, "%s: the key was not taken", kind->name);

@@ -611,7 +611,7 @@ static void handles(void)
 	int regions = 0;
 
 	is(fi_mr_unmap_key(domain, 0), -FI_ENOKEY, "unmap: 0 is no mapped key");
-	ok(strcmp(rdmamr_last_reason(), ""), "unmap: is said in words: %s", rdmamr_last_reason());
+	ok(strcmp(rdmamr_last_reason(), ""), "unmap: is refused in words: %s", rdmamr_last_reason());
 	is(fi_mr_unmap_key(domain, FI_KEY_NOTAVAIL), -FI_ENOKEY, "unmap: nor is FI_KEY_NOTAVAIL");
 	is(fi_mr_unmap_key(domain, 5), -FI_ENOKEY, "unmap: nor is the program's own key");
 	is(fi_mr_unmap_key(provider, fi_mr_key(plain)), -FI_ENOKEY, "unmap: nor is an rkey");

@@ -213,7 +213,7 @@ else
 	check "the check finds a page without plots" fails python3 "$here/look.py" bare.png
 	# Headless windows are at least 500 pixels wide; a frame in one may be narrower.
 	cp "$here/probe.html" .
-	probe() { # PAGE WIDTH OPTION...: what the probe has measured, after what is wrong
+	probe() { # PAGE WIDTH OPTION...: prints the mistakes, and then the probe's measures
 		local page=$1 width=$2
 		shift 2
 		timeout 600 "${browser[@]}" --allow-file-access-from-files --window-size=1400,2100 "$@" --dump-dom "file://$work/probe.html#$page,$width" >dom 2>browser.log
@@ -294,7 +294,7 @@ check "a file that is named three times counts once" same from_links
 check "the page on a folder is in it" [ "$("$rdmamr" report folder)" = folder/report.html ]
 check "a page that cannot be written" refused 2 'cannot be written' -o /nowhere/page.html trace
 check "text and JSON at once" refused 2 'cannot be used with' --text --json trace
-enough() { # by the signal, or by the error that it is where the signal is ignored
+enough() { # ends by the signal, or by the error that replaces it if the signal is ignored
 	local status
 	(sleep 0.3 && exec "$rdmamr" report --text trace 2>errors) | true
 	status=${PIPESTATUS[0]}

@@ -208,7 +208,7 @@ int main(int argc, char **argv)
 	relaxed_open(&pair);
 	spot = pages(3);
 	spot += PAGE;
-	control(&pair, "nobody unmaps", spot, PAGE);
+	control(&pair, "no thread unmaps", spot, PAGE);
 
 	threads = new_threads(before, had, library, 16);
 	for (int n = 0; n < 4; n++) {

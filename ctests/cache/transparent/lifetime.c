@@ -189,7 +189,7 @@ static void many(int kind)
 	regions = kernel_regions(pair.context);
 	for (int round = 0; round < 3; round++) {
 		for (int n = 0; n < MANY; n++) {
-			/* What the cache serves once it serves then. */
+			/* The cache serves these if it served one before. */
 			mrs[n] = n ? reg(pair.pd, memory + n % PAGE, 8, rights[kind]) :
 				     reg_by_cache(pair.pd, memory, 8, rights[kind], &before);
 			alike += n && mrs[n] == mrs[n - 1];

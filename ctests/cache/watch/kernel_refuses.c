@@ -57,7 +57,7 @@ static void nothing_is_left(void)
 		refused += !mr && errno == EFAULT;
 	}
 	stub_fail(STUB_REGISTER, 0, 0);
-	is(refused, REFUSED, "so many registrations are refused");
+	is(refused, REFUSED, "that many registrations are refused");
 	ok(mappings() <= before + 2, "which leaves no mapping split: %d, %d before", mappings(), before);
 	then = stats();
 	for (int n = 0; n < 2; n++) {

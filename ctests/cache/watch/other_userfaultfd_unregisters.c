@@ -22,7 +22,7 @@ static void idle(const char *name, char *memory, size_t length, char *from, size
 
 	control(&pair, name, memory, length);
 	err = unregister(from, unregistered);
-	printf("# NOTE: the other is told %s\n", err ? strerrorname_np(err) : "yes");
+	printf("# NOTE: the other gets %s\n", err ? strerrorname_np(err) : "yes");
 	raw_remap(memory, length);
 	ok(lands(&pair, memory, length) && lands(&pair, memory, length), "%s: data lands in the current page", name);
 	control(&pair, name, memory, length);

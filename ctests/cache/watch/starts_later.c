@@ -252,7 +252,7 @@ static void monitor_cannot_read(void)
 	ok(comes(!is_used_again(other) && times("does not let the library read events")),
 	   "the library says that it cannot read events");
 	ok(!is_used_again(other) && !is_used_again(other), "no region is reused");
-	is(times("does not let the library read events"), 1, "it has said so once");
+	is(times("does not let the library read events"), 1, "it has reported that once");
 }
 
 static void part(const char *name, void (*function)(void))

@@ -123,7 +123,7 @@ static void not_empty(const char *name, struct fid_fabric *fabric, uint64_t flag
 	is(fi_eq_write(queue, FI_NOTIFY, &entry, sizeof(entry), 0), sizeof(entry), "%s: an event of another object", name);
 	is(fi_domain_bind(domain, &queue->fid, FI_REG_MR), -FI_EBUSY, "%s: no binding to a queue that is not empty", name);
 	is(fi_eq_read(queue, &event, &got, sizeof(got), 0), sizeof(got), "%s: the event is still there", name);
-	ok(event == FI_NOTIFY && got.fid == entry.fid && got.context == &entry && got.data == 99, "%s: as it was", name);
+	ok(event == FI_NOTIFY && got.fid == entry.fid && got.context == &entry && got.data == 99, "%s: unchanged", name);
 	is(read_now(queue), -FI_EAGAIN, "%s: and nothing behind it", name);
 	is(fi_domain_bind(domain, &queue->fid, FI_REG_MR), 0, "%s: then it is bound", name);
 	is(reg(domain, memory, FI_ALL, 5, &mr), 0, "%s: registered", name);

@@ -155,7 +155,7 @@ class Librpma:
         good(name, getattr(self.library, "rpma_" + name)(*words))
 
     def new(self, name, *words):
-        """What a call returns through its last argument."""
+        """The value that a call returns through its last argument."""
         made = ctypes.c_void_p()
         self.call(name, *words, ctypes.byref(made))
         return made
