@@ -174,7 +174,7 @@ static void written(void)
 				 fi_eq_read(eq, &event, &entry, sizeof(entry), FI_PEEK) != sizeof(entry);
 		wrong += event != 3 || !is_entry(&entry, 6);
 	}
-	none(wrong, "an event that is looked at stays where it is");
+	none(wrong, "an event that is peeked at stays in its place");
 	is(fi_eq_sread(eq, &event, &entry, sizeof(entry), -1, 0), sizeof(entry), "it is read");
 	ok(event == 3 && is_entry(&entry, 6), "the same");
 	is(fi_eq_read(eq, &event, &entry, sizeof(entry), 0), sizeof(entry), "and the next");

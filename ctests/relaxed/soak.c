@@ -81,7 +81,7 @@ static void check(struct worker *worker, const struct ibv_mr *mr, int access)
 {
 	pthread_mutex_lock(&traffic);
 	if (!all_lands(&pair, mr, mr->addr, mr->length, access & IBV_ACCESS_REMOTE_WRITE))
-		wrong(&worker->wrong_data, "data is not where it should be", 0);
+		wrong(&worker->wrong_data, "data is not in the right place", 0);
 	pthread_mutex_unlock(&traffic);
 	worker->checked++;
 }
@@ -395,7 +395,7 @@ int main(int argc, char **argv)
 	       (unsigned long long)now_stats.flushed_event, (unsigned long long)now_stats.flushed_fence);
 
 	is(sum.wrong_data, 0, "data was where the program sees it, in %ld checks", sum.checked);
-	is(sum.wrong_calls, 0, "every call did what it should");
+	is(sum.wrong_calls, 0, "every call had its proper result");
 	is(sum.wrong_children, 0, "every child ended well, of %ld", sum.forked);
 	ok(sum.checked && sum.changed && sum.under && sum.flushed && sum.forked && sum.refused, "everything happened");
 	ok(now_stats.hits > now_stats.misses && now_stats.shared, "regions were reused, and shared");

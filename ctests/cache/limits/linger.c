@@ -43,7 +43,7 @@ static void stays_in_use(void)
 	other = ibv_reg_mr_relaxed(pair.pd, memory + 2 * PAGE, PAGE, LOCAL_AND_REMOTE);
 	ok(other && reused(before, stats()), "and it is shared");
 	must(ibv_dereg_mr_relaxed(mr) == 0 && ibv_dereg_mr_relaxed(other) == 0);
-	ok(comes(stats().idle == 0), "released, it goes as well");
+	ok(comes(stats().idle == 0), "released, it ends as well");
 	is(kernel_regions(pair.context), far.others, "from the kernel too");
 }
 

@@ -99,11 +99,11 @@ int main(int argc, char **argv)
 	errno = 0;
 	mr = by_reg_mr(LOCAL_AND_REMOTE);
 	ok(!mr && errno == ENOMEM, "with regions in use only, a registration that does not fit is ENOMEM");
-	ok(kernel_has_key(pair.context, held->lkey), "the one in use is left alone");
+	ok(kernel_has_key(pair.context, held->lkey), "the one in use is unaffected");
 	is(deregister_region(held), 0, "it is deregistered, and idle");
 	mr = by_reg_mr(LOCAL_AND_REMOTE);
 	ok(mr != NULL, "now it does fit");
 	must(mr && ibv_dereg_mr(mr) == 0);
-	is(ibv_dealloc_pd(other), 0, "the other domain goes");
+	is(ibv_dealloc_pd(other), 0, "the other domain is deallocated");
 	return relaxed_close(&pair);
 }

@@ -24,7 +24,7 @@ static void at_once(const char *name, int count, int length)
 		must(regions[n]);
 		keys[n] = regions[n]->lkey;
 	}
-	is((long long)stats().flushed_watermark, (long long)before.flushed_watermark, "%s, in use: none goes", name);
+	is((long long)stats().flushed_watermark, (long long)before.flushed_watermark, "%s, in use: none ends", name);
 	is(kernel_regions(pair.context), far.others + count, "%s: the kernel has all %d", name, count);
 	for (int n = 0; n < count; n++)
 		must(deregister_region(regions[n]) == 0);
@@ -90,7 +90,7 @@ static void in_turn(const char *name, int length)
 		most = (int)stats().idle > most ? (int)stats().idle : most;
 	}
 	is(over, 0, "%s, one after the other: never more than allowed (%d were idle)", name, most);
-	ok((int)(stats().flushed_watermark - before.flushed_watermark) >= rounds - MOST, "%s: %d have gone", name,
+	ok((int)(stats().flushed_watermark - before.flushed_watermark) >= rounds - MOST, "%s: %d have ended", name,
 	   (int)(stats().flushed_watermark - before.flushed_watermark));
 	must(ibv_flush_relaxed_mr(pair.pd) == 0);
 }

@@ -315,7 +315,7 @@ static void mixed(void)
 	}
 	show(before, stats());
 	is(wrong_calls, 0, "%d threads, %ld registrations, in every way: each call has succeeded", THREADS, registered);
-	is(wrong_data, 0, "%d threads, %ld times new pages: data was always where it should be", THREADS, remapped);
+	is(wrong_data, 0, "%d threads, %ld times new pages: data was always in the right place", THREADS, remapped);
 	ok((stats().hits > before.hits) == (cache() != OFF), "regions were reused if the cache is on (%lld times)",
 	   (long long)(stats().hits - before.hits));
 	must(munmap(common, SLOT_PAGES * PAGE) == 0);

@@ -123,7 +123,7 @@ static void device_closed(void)
 	change(memory[0], "beside children");
 	is(flush(pd), 0, "flushed");
 	change(memory[1], "after a flush");
-	is(ibv_dealloc_pd(pd), 0, "the domain goes");
+	is(ibv_dealloc_pd(pd), 0, "the domain is deallocated");
 	is(ibv_close_device(context), 0, "and the device");
 	change(memory[2], "after the device was closed");
 	end_children();
@@ -141,7 +141,7 @@ static void device_again(void)
 	use(pd, memory, "a device after that");
 	change(memory, "a device after that");
 	end_children();
-	is(ibv_dealloc_pd(pd), 0, "its domain goes");
+	is(ibv_dealloc_pd(pd), 0, "its domain is deallocated");
 	is(ibv_close_device(context), 0, "and it, too");
 }
 

@@ -211,7 +211,7 @@ static void fence_is_refused(void)
 	must(is_used_again(memory));
 	must(refuse_calls(SYS_ioctl, 1, (uint32_t)UFFDIO_WRITEPROTECT, EACCES));
 	ok(!is_used_again(memory) && !is_used_again(memory), "no region is reused");
-	is(times("whether memory is changing (Permission denied"), 1, "the library says once what the kernel answers");
+	is(times("whether memory is changing (Permission denied"), 1, "the library reports the kernel's answer once");
 	ok(!times("closed"), "and does not say that the program has closed a descriptor");
 }
 

@@ -533,7 +533,7 @@ fn regions(pd: Opaque, attr: &DomainAttr, at: usize) {
         is(
             close(null_mut::<Mr>()),
             -EINVAL,
-            "fi_close of nothing is EINVAL",
+            "fi_close of NULL is EINVAL",
         );
         is(
             fi_mr_key(null_mut()),

@@ -366,7 +366,7 @@ static void raw_keys(void)
 	first = raw[0];
 	is(fi_mr_map_raw(domain, base + 8, raw, size, &again, 0), -FI_EINVAL, "nor with another base");
 	is(fi_mr_map_raw(domain, base, raw, size - 1, &again, 0), -FI_EINVAL, "nor in part");
-	is(fi_mr_map_raw(domain, base, raw, 0, &again, 0), -FI_EINVAL, "nor with nothing of it");
+	is(fi_mr_map_raw(domain, base, raw, 0, &again, 0), -FI_EINVAL, "nor with length 0");
 	is(raw[0], first, "it is not written to");
 	is(fi_mr_unmap_key(domain, key), 0, "unmapped");
 	is(fi_mr_unmap_key(domain, key), -FI_ENOKEY, "once");

@@ -496,7 +496,7 @@ static void asks_for_huge_pages(void)
 	int file = open("/sys/kernel/mm/transparent_hugepage/enabled", O_RDONLY | O_CLOEXEC), decided = 0, asked = 0;
 
 	if (file < 0 || read(file, mode, sizeof(mode) - 1) <= 0 || !strstr(mode, "[madvise]")) {
-		skip("huge pages are requested", "this machine does not give them to those who ask");
+		skip("huge pages are requested", "this machine does not give them on request");
 		return;
 	}
 	close(file);
