@@ -341,7 +341,7 @@ int not_kept_with(struct pair *pair, const char *name, void *memory, size_t leng
 	}
 	if (!made)
 		show(before, after);
-	return ok(good && made && (int)stats().idle <= idle, "%s: the cache keeps no region of such memory", name);
+	return ok(good && made && (int)stats().idle <= idle, "%s: such memory is not cached", name);
 }
 
 int not_kept(struct pair *pair, const char *name, void *memory, size_t length)

@@ -80,7 +80,7 @@ static void judged_as_plain(const char *name, int access, bool kept)
 			ok(lands_in(&pair, mr, memory, PAGE), "%s: data lands by it", name);
 		is(ibv_dereg_mr_relaxed(mr), 0, "%s: deregistered", name);
 		is(kernel_regions(pair.context), regions, "%s: at once", name);
-		is((long long)stats().idle, (long long)before.idle, "%s: and the cache does not keep it", name);
+		is((long long)stats().idle, (long long)before.idle, "%s: and it is not cached", name);
 	}
 	must(ibv_flush_relaxed_mr(pair.pd) == 0);
 }
@@ -163,7 +163,7 @@ static void other_calls(void)
 	mr = relaxed(0, PAGE, LOCAL_AND_REMOTE);
 	err = ibv_dereg_mr(mr);
 	is(err, 0, "ibv_dereg_mr of a relaxed region");
-	is(kernel_regions(pair.context), regions + 1, "the cache keeps it");
+	is(kernel_regions(pair.context), regions + 1, "it is cached");
 	plain = ibv_reg_mr(pair.pd, memory + PAGE, PAGE, LOCAL_AND_REMOTE);
 	must(plain);
 	is(ibv_dereg_mr_relaxed(plain), 0, "ibv_dereg_mr_relaxed of a plain region");

@@ -142,7 +142,7 @@ int main(int argc, char **argv)
 	must(is_right(memory, 1) && is_right(memory, 2));
 	before = stub_registered();
 	ok(is_right(memory, 3) && stub_registered() == before + 1, "no region is reused");
-	is(stub_registered() - stub_deregistered(), 0, "the cache keeps none");
+	is(stub_registered() - stub_deregistered(), 0, "none is cached");
 	plain_calls(memory);
 	if (madvise(memory, PAGE, MADV_GUARD_INSTALL) == 0) {
 		errno = 0;

@@ -54,7 +54,7 @@ static void as_plain(const char *name, void *memory, size_t length, int access)
 			ok(lands_in(&pair, mr, memory, length), "%s: data lands", name);
 		is(deregister_region(mr), 0, "%s: deregistered", name);
 		is(kernel_regions(pair.context), regions, "%s: at once", name);
-		is((long long)stats().idle, (long long)before.idle, "%s: and the cache does not keep it", name);
+		is((long long)stats().idle, (long long)before.idle, "%s: and it is not cached", name);
 	}
 }
 

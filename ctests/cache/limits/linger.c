@@ -98,7 +98,7 @@ int main(int argc, char **argv)
 	}
 	with_setting(argv, "RDMAMR_CACHE_LINGER", "0.5");
 	as_root();
-	is(once_more("none", none), 0, "with 0 the cache keeps no region, and shares none in use");
+	is(once_more("none", none), 0, "with 0 no region is cached, and none in use is shared");
 	is(once_more("default", unset), 0, "by default remotely accessible regions end first");
 	relaxed_open(&pair);
 	memory = pages(4);

@@ -276,10 +276,10 @@ int main(int argc, char **argv)
 	as_case(remote_ones(), "RDMAMR_CACHE=%s, remote rights", cache_names[cache()]);
 	as_case(reach(), "RDMAMR_CACHE=%s, reach of a region", cache_names[cache()]);
 	as_case(old_keys(), "RDMAMR_CACHE=%s, keys after the last use", cache_names[cache()]);
-	as_case(never_kept("zero-based", LOCAL_AND_REMOTE | IBV_ACCESS_ZERO_BASED), "RDMAMR_CACHE=%s, never kept: %s", cache_names[cache()], "zero-based");
-	as_case(never_kept("memory windows", LOCAL_AND_REMOTE | IBV_ACCESS_MW_BIND), "RDMAMR_CACHE=%s, never kept: %s", cache_names[cache()], "memory windows");
-	as_case(never_kept("on demand", LOCAL_AND_REMOTE | IBV_ACCESS_ON_DEMAND), "RDMAMR_CACHE=%s, never kept: %s", cache_names[cache()], "on demand");
-	as_case(never_kept("huge pages", LW | IBV_ACCESS_HUGETLB), "RDMAMR_CACHE=%s, never kept: %s", cache_names[cache()], "huge pages");
+	as_case(never_kept("zero-based", LOCAL_AND_REMOTE | IBV_ACCESS_ZERO_BASED), "RDMAMR_CACHE=%s, never cached: %s", cache_names[cache()], "zero-based");
+	as_case(never_kept("memory windows", LOCAL_AND_REMOTE | IBV_ACCESS_MW_BIND), "RDMAMR_CACHE=%s, never cached: %s", cache_names[cache()], "memory windows");
+	as_case(never_kept("on demand", LOCAL_AND_REMOTE | IBV_ACCESS_ON_DEMAND), "RDMAMR_CACHE=%s, never cached: %s", cache_names[cache()], "on demand");
+	as_case(never_kept("huge pages", LW | IBV_ACCESS_HUGETLB), "RDMAMR_CACHE=%s, never cached: %s", cache_names[cache()], "huge pages");
 	as_case(iovas(), "RDMAMR_CACHE=%s, other addresses", cache_names[cache()]);
 	must(munmap(memory, 16 * PAGE) == 0);
 	return cache_close(argv, &pair);

@@ -85,7 +85,7 @@ static void nothing_idle(const char *name, int access)
 		   "%s: a new region", name);
 		ok(lands_by_lkey(&pair, mr, memory, PAGE), "%s: data lands by it", name);
 		is(ibv_dereg_mr_relaxed(mr), 0, "%s: deregistered", name);
-		is(stats().idle, 0, "%s: the cache does not keep it", name);
+		is(stats().idle, 0, "%s: it is not cached", name);
 		is(kernel_regions(pair.context), far.others, "%s: nor is it in the kernel", name);
 	}
 }
@@ -102,7 +102,7 @@ static void not_shared(const char *name, int access)
 	is(ibv_dereg_mr_relaxed(one), 0, "%s: one ends", name);
 	ok(lands_by_lkey(&pair, other, memory + 100, 1000), "%s: data lands by the other", name);
 	is(ibv_dereg_mr_relaxed(other), 0, "%s: the other ends", name);
-	is(stats().idle, 0, "%s: the cache keeps none", name);
+	is(stats().idle, 0, "%s: none is cached", name);
 	is(kernel_regions(pair.context), far.others, "%s: nor in the kernel", name);
 }
 

@@ -80,7 +80,7 @@ int main(int argc, char **argv)
 	under_a_region_in_use(IBV_ACCESS_LOCAL_WRITE, "local rights");
 	ok(stats().bypassed_limit + stats().bypassed_watch >= before.bypassed_limit + 4 * ROUNDS,
 	   "no memory was watched");
-	is((long long)stats().idle, (long long)before.idle, "the cache keeps none");
+	is((long long)stats().idle, (long long)before.idle, "none is cached");
 	is(stub_registered() - stub_deregistered(), (long)before.idle, "the device has no other region left, of %ld", stub_registered());
 	return done_testing();
 }
