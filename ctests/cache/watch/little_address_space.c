@@ -51,7 +51,8 @@ static long status_of(const char *field)
 
 /*
  * The uses of a page until one is reused: for plain calls the third, or a later one if the cache
- * could not keep a region before, because the library waits: at most a second for a thread.
+ * could not keep a region before. The library then tries again to get a thread, after a second at
+ * most.
  */
 static int used_again(char *memory)
 {

@@ -96,7 +96,7 @@ static void part(const char *when)
 	ok(after <= before + SCATTERED / 2, "%s: %d mappings before, %d after the flush", name, before, after);
 	must(munmap(memory, SCATTERED * 3 * PAGE) == 0);
 
-	/* No region can be made in each second page: 2 mappings for 2 pages, up to the limit. */
+	/* A registration of every second page fails: 2 mappings for 2 pages, up to the limit. */
 	cut = pages(2 * SCATTERED);
 	cuts = (limit(0) - SPARE - mappings()) / 2;
 	must(cuts > 200);
