@@ -59,7 +59,7 @@ static void move_over(char *memory)
 	must(mremap(other, LENGTH, LENGTH, MREMAP_MAYMOVE | MREMAP_FIXED, memory) == memory);
 }
 
-static void drop_bare(char *memory)
+static void drop_raw(char *memory)
 {
 	must(syscall(SYS_madvise, memory, LENGTH, MADV_DONTNEED) == 0);
 }
@@ -151,7 +151,7 @@ int main(int argc, char **argv)
 	beside("mmap", put_anew);
 	beside("mremap", move_over);
 	/* The cache keeps no region for a second where a raw system call has dropped pages. */
-	beside("a raw madvise", drop_bare);
+	beside("a raw madvise", drop_raw);
 	for (int n = 0; n < 2; n++)
 		must(pthread_create(&threads[n], NULL, both, chunk + AT + (size_t)n * LENGTH) == 0);
 	for (int n = 0; n < 2; n++) {
