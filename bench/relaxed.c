@@ -320,8 +320,7 @@ struct side {
 	struct job jobs[THREADS];
 };
 
-/* Times two sides in turn, in short rounds. If `hits` says so, all must have been hits of the
- * cache. */
+/* Times two sides in turn, in short rounds. The relaxed pairs must have been hits of the cache. */
 static void compare(const char *what, const char *peer, struct side sides[WAYS], int rounds, double target)
 {
 	int warm_up = 2 + rounds / 10, tries = 5 * rounds, done = -warm_up;

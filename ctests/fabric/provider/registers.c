@@ -123,7 +123,7 @@ static void old_application(void)
 
 static void open_device(void)
 {
-	/* Each domain has its own mode. */
+	/* Each domain calls fi_getinfo for itself. */
 }
 
 static void close_device(void)
