@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Why a region ends.
+//! The causes for which a region ends.
 
-/// Why a region is invalidated from reuse, or deregistered.
+/// Why a region is invalidated or deregistered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
 pub enum Cause {
