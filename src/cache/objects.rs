@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The addresses of the cache's objects, by which a region is told from a plain one.
+//! The addresses of the cache's objects, which distinguish a cached region from a plain one.
 
 use core::sync::atomic::{AtomicUsize, Ordering::*};
 use rdmamr_mr::Mr;
@@ -26,7 +26,7 @@ pub fn take(objects: core::ops::Range<usize>) {
     OBJECTS[1].fetch_max(objects.end, Release);
 }
 
-/// Whether the cache has given out this region.
+/// Whether the cache has handed out this region.
 #[inline(always)]
 pub fn is_region(mr: Mr) -> bool {
     is_object(mr.address())
