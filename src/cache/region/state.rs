@@ -19,10 +19,11 @@
 //!   +-------------+---+-------+---+---+---+---+-----------+
 //!   | generation  | G | state |   | N | S | O |   users   |
 //!   +-------------+---+-------+---+---+---+---+-----------+
-//!    G      MONITORED: memory that is watched for `src/monitor/`, without a region. It has no user,
-//!           and no thread takes or claims it: this file's statements about regions exclude it
+//!    G      MONITORED: memory that is watched for `src/monitor/`, without a region. It has no
+//!           user, and no thread takes or claims it: the statements here on regions exclude it
 //!    state  FREE, UNKEPT, KEPT, ENDING, or HANDLE: a further handle of another slot's region
-//!    N      NEW: no thread may take it until the kernel has said that its memory is the process's own
+//!    N      NEW: no thread may take it until the kernel has said that its memory is the
+//!           process's own
 //!    S      STALE: invalidated; set once, and never cleared while the region lives
 //!    O      OWN: a user has the slot's own handle
 //!    users  the number of registrations that use the region
