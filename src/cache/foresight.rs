@@ -64,7 +64,7 @@ impl Process for Present {
     }
 }
 
-/// When this process reads its mappings, and what it found.
+/// The readings of this process's mappings.
 struct Reading {
     /// The time before which the mappings are not read again: CLOCK_MONOTONIC in ns.
     next: AtomicU64,

@@ -2,11 +2,11 @@
 //! The memory of the cache that all threads share.
 //!
 //! Each transition of a region's *state* (`region/state.rs`) has one owner: the thread whose
-//! compare-and-swap succeeds. The maker alone writes the fields that a look-up reads, before `keep`
-//! (release); other threads read them after the state (acquire). The holder of the lock owns the
-//! index, the table's entries, the notes of foreign memory and the applying of the log
-//! (`locked.rs`). One thread deregisters a claimed region, outside the lock, when it has no user
-//! and nobody can take it any more. The lemmas are in `docs/proof.md`.
+//! compare-and-swap succeeds. Only the thread that makes a region writes the fields that a look-up
+//! reads, before `keep` (release); other threads read them after the state (acquire). The holder of
+//! the lock owns the index, the table's entries, the notes of foreign memory and the applying of
+//! the log (`locked.rs`). One thread deregisters a claimed region, outside the lock, when it has no
+//! user and no thread can take it any more. The lemmas are in `docs/proof.md`.
 
 use crate::find::filter::Filter;
 use crate::find::index::Index;

@@ -61,7 +61,7 @@ pub(super) fn map_with(address: usize, length: usize, protection: i32) -> Option
 }
 
 pub(super) fn unmap(address: usize, length: usize) {
-    // SAFETY: the caller has mapped this memory, and nobody uses it.
+    // SAFETY: the caller has mapped this memory, and nothing uses it.
     unsafe { libc::syscall(libc::SYS_munmap, address, length) };
 }
 

@@ -5,7 +5,7 @@ use core::sync::atomic::{AtomicUsize, Ordering::*};
 use rdmamr_mr::Mr;
 
 /// The addresses of the cache's objects, in this process or in the process that it was forked from:
-/// the first address, and the end of what is mapped. No other object lies between the two.
+/// the first address, and the end of the mapped part. No other object lies between the two.
 static OBJECTS: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
 
 /// Whether an object is or was an object of a cache, of this process or of its parent.

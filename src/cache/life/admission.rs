@@ -27,7 +27,7 @@ use rdmamr_sys::pages::PageRange;
 use rdmamr_sys::proc;
 use std::sync::Mutex;
 
-/// What the kernel says about the memory of a region.
+/// The kernel's answer about the memory of a region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Memory {
     /// All of the memory is private and of no file.
@@ -41,7 +41,7 @@ pub enum Memory {
 /// Passed in place of a region's number, if only a present answer will do.
 pub const NOW: u64 = u64::MAX;
 
-/// What the process knows about its mappings.
+/// The process's knowledge about its mappings.
 #[derive(Default)]
 pub struct Admission {
     /// The kernel cannot be asked about a single mapping (that needs Linux 6.11), so all mappings
@@ -191,7 +191,7 @@ const NOTES: usize = if cfg!(any(test, feature = "tiny")) {
 const USES: u32 = 16;
 
 /// Notes of memory that was found to be foreign. The cache need not keep a region there only to ask
-/// the kernel about it. A note can only prevent that a region is kept, so it may be out of date.
+/// the kernel about it. A note can only prevent a region from being kept, so it may be out of date.
 /// Zeroed memory holds no note. Everything here runs under the cache's lock.
 #[repr(C)]
 pub struct Foreign {
@@ -208,7 +208,7 @@ struct Note {
     left: AtomicU32,
 }
 
-/// What the notes say about a range.
+/// The answer of the notes about a range.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Noted {
     Nothing,
@@ -253,7 +253,7 @@ impl Foreign {
         self.made.store(next, Relaxed);
     }
 
-    /// Forgets what was noted about the range.
+    /// Forgets the notes about the range.
     pub fn forget(&self, range: PageRange) {
         self.overlapping(range)
             .for_each(|note| note.left.store(0, Relaxed));

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What the hook of an interposed memory call does for the cache. Before the real call it announces
-//! the change, with its range, writes the range to the log, ends the idle regions that the change
-//! touches, and stops watching their memory: the kernel then has no event for the change, and the
-//! call need not wait for the reader. If a region was linked meanwhile, the hook writes the range
-//! once more after the real call. If the cache has neither a region nor watched memory there, the
-//! hook does nothing.
+//! The work that the hook of an interposed memory call does for the cache. Before the real call the
+//! hook announces the change, with its range, writes the range to the log, ends the idle regions
+//! that the change touches, and stops watching their memory: the kernel then has no event for the
+//! change, and the call need not wait for the reader. If a region was linked meanwhile, the hook
+//! writes the range once more after the real call. If the cache has neither a region nor watched
+//! memory there, the hook does nothing.
 //!
 //! These functions run wherever the program or one of its libraries changes memory: in malloc, in
 //! signal handlers, in forked children. They allocate nothing and look up no symbol. The one lock

@@ -18,7 +18,7 @@ pub const SHARE: usize = 16;
 
 /// The cleaner, as the other threads see it. Each release reads `dormant` and `clock`.
 pub struct Cleaner {
-    /// 1 while the cleaner sleeps without a time limit, since no region is idle.
+    /// 1 while the cleaner sleeps without a time limit, because no region is idle.
     pub(super) dormant: AtomicU32,
     /// The cache's clock in ticks. It shows the present time, or a time shortly before.
     pub(super) clock: AtomicU32,

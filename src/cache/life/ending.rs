@@ -204,7 +204,7 @@ pub fn evicted(cache: &Cache, by: By) {
     some_evicted(cache, by, usize::MAX);
 }
 
-/// Deregisters at most so many of the evicted regions.
+/// Deregisters at most `most` of the evicted regions.
 pub fn some_evicted(cache: &Cache, by: By, most: usize) {
     if !TABLE.is_here() {
         cache.cleaner.wake();
@@ -223,9 +223,9 @@ pub fn some_evicted(cache: &Cache, by: By, most: usize) {
 }
 
 /// Ends the idle regions that the changes in the log touch, and stops watching a range of memory.
-/// With `adjoining`, ends and stops watching what adjoins the range as well, if some of the range
-/// is watched. Returns whether some of the memory was watched. Any thread may call this, in an
-/// interposed memory call too.
+/// With `adjoining`, does the same to the regions and the watched memory that adjoin the range, if
+/// some of the range is watched. Returns whether some of the memory was watched. Any thread may
+/// call this, in an interposed memory call too.
 pub fn touched(cache: &Cache, range: PageRange, adjoining: bool) -> bool {
     let regions = cache.regions;
     // A garbage collector may unmap memory while its signal handler has stopped all other threads.

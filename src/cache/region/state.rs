@@ -31,7 +31,7 @@
 //!
 //! | thread | may change | when |
 //! | --- | --- | --- |
-//! | the maker, under the lock | FREE to UNKEPT, UNKEPT to KEPT | it makes and keeps the region |
+//! | the thread that makes it, under the lock | FREE to UNKEPT, UNKEPT to KEPT | it makes and keeps the region |
 //! | any thread, under the lock | sets S, clears N | it applies a change, or admits the region |
 //! | any thread | users and O, in KEPT; in UNKEPT only down | a hit, a release |
 //! | any thread | KEPT or UNKEPT without users to ENDING | under the lock: it claims the region |
@@ -262,8 +262,8 @@ impl State {
         self.0.load(Relaxed) == seen.0
     }
 
-    /// Called before the maker writes to the slot's other fields. A thread that reads one of these
-    /// writes sees that the state is no longer the earlier region's.
+    /// Called before a thread that makes a region writes to the slot's other fields. A thread that
+    /// reads one of these writes sees that the state is no longer the earlier region's.
     pub fn before_fields(&self) {
         fence(Release);
     }
@@ -309,7 +309,7 @@ impl State {
     }
 
     /// Ends the region's only use, if that is by its own handle and its end leaves the region idle.
-    /// Does then what [`State::release`] would do. Runs `before` first. False, with the state
+    /// The effect is that of [`State::release`]. Runs `before` first. False, with the state
     /// unchanged, if there is no such use or if another thread changes the state at this moment.
     #[inline(always)]
     pub fn release_last(&self, before: impl FnOnce()) -> bool {

@@ -54,7 +54,7 @@ pub fn start(file: Userfaultfd, reader: Reader) -> Result<(), Errno> {
     if !unsafe { helper_thread::start_apart(run, null_mut()) } {
         let errno = errno::errno();
         READER.store(null_mut(), Relaxed);
-        // SAFETY: the box was made above, and nobody uses it.
+        // SAFETY: the box was made above, and nothing uses it.
         drop(unsafe { Box::from_raw(argument) });
         return Err(errno);
     }

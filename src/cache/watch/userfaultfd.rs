@@ -362,8 +362,8 @@ impl Userfaultfd {
     /// Gives the file the number 0, and closes every other number of the calling thread's table,
     /// which is the thread's own. `None` if the kernel refuses the number.
     pub fn as_only_one(self) -> Option<Userfaultfd> {
-        // SAFETY: the calling thread is this library's own, and has a table for itself: nobody else
-        // uses its numbers.
+        // SAFETY: the calling thread is this library's own, and has a table for itself: no other
+        // thread uses its numbers.
         if self.0 != 0 && unsafe { libc::syscall(libc::SYS_dup3, self.0, 0, 0) } < 0 {
             return None;
         }

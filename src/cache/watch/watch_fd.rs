@@ -76,7 +76,7 @@ static OF_HELPER: AtomicU64 = AtomicU64::new(NOTHING);
 
 /// Not inlined: otherwise the compiler may look up the address of a thread-local variable before
 /// the caller's check for a helper thread, and a helper thread dies of that. The same holds for the
-/// other functions that say so.
+/// other functions with such a comment.
 #[inline(never)]
 fn of_program() -> u64 {
     PROVEN.get()
