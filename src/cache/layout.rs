@@ -74,7 +74,7 @@ pub struct Regions {
     pub(super) many_hits: AtomicU64,
     pub(super) foreign: Foreign,
     pub(super) dropping: Dropping,
-    /// The number of monitored ranges invalidated so far.
+    /// The number of linked monitored ranges that are invalidated.
     pub(super) changed_monitored: AtomicU64,
     pub filter: Filter,
     pub(super) index: Index,

@@ -148,8 +148,7 @@ impl World {
         }
     }
 
-    /// The end of a region as a flush, the cleaner, and a thread that releases a spent region do
-    /// it.
+    /// Ends the region as a flush, the cleaner, or a thread that releases a spent region does.
     fn end_if_unused(&self) {
         let claimed = {
             let _lock = self.lock.lock().unwrap();

@@ -110,8 +110,7 @@ impl Direct {
         if !on_demand {
             fork::dontfork(self.context, request.addr, request.length).map_err(Error::Fork)?;
         }
-        // A single call serves both cases, because the function is inlined at each call, and has 3
-        // KiB.
+        // A single call serves both cases: the function is inlined at each call, and has 3 KiB.
         let result = self.register_protected(request, counter);
         if result.is_err() && !on_demand {
             fork::dofork(self.context, request.addr, request.length);

@@ -66,8 +66,8 @@ impl State {
         }
     }
 
-    /// Builds the state in place: it has 9 KiB, and the first registering thread may have a stack of
-    /// only 16 KiB.
+    /// Builds the state in place: it has 9 KiB, and the first registering thread may have a stack
+    /// of only 16 KiB.
     fn new() -> Box<State> {
         let mut state = Box::<State>::new_uninit();
         let place = state.as_mut_ptr();

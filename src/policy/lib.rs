@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The rule that says whether the cache serves a registration. The library obeys it, and `rdmamr
-//! report` predicts by it. The cache serves a plain registration if
+//! The rule that says whether the cache serves a registration. The library obeys the rule, and
+//! `rdmamr report` predicts by it. The cache serves a plain registration if
 //!
 //! 1. its access, its address and its process allow that ([`refusal_of`], [`refusal_in`]), and
 //! 2. an idle region fits it ([`Wanted::fits`]), or its range has been registered and released

@@ -9,11 +9,11 @@
 //! ranges were released, the sets in use lie in three pages.
 //!
 //! A range comes back if a range of the same domain, access and first page, and of at least the
-//! same length, was released before. malloc gives buffers of many lengths from the same page: of 2
-//! 100 registrations by `bench/rpc.c`, 350 would be the first of their pages, but only 200 are the
-//! first of their start. A range with other access does not count, and neither does an earlier
-//! range that begins elsewhere and contains this one: an entry is found by its first page. (An
-//! entry does not show a difference in length of less than a fourth.)
+//! same length, was released before. malloc gives buffers of many lengths from the same page:
+//! `bench/rpc.c` makes 2 100 registrations, of which 350 would be the first of their pages, but
+//! only 200 are the first of their start. A range with other access does not count, and neither
+//! does an earlier range that begins elsewhere and contains this one: an entry is found by its
+//! first page. (An entry does not show a difference in length of less than a fourth.)
 
 use crate::Range;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};

@@ -45,8 +45,8 @@ pub fn ask(pages: Pages) {
     }
     let (start, end) = (pages.start.next_multiple_of(size), pages.end & !(size - 1));
     if start < end {
-        // SAFETY: the advice changes no page that is there. A raw system call: this library's own
-        // wrapper of madvise must not see it.
+        // SAFETY: the advice changes no page that is there. This is a raw system call, because this
+        // library's own wrapper of madvise must not see it.
         unsafe { libc::syscall(libc::SYS_madvise, start, end - start, libc::MADV_HUGEPAGE) };
     }
 }

@@ -51,8 +51,8 @@ struct Telling {
 }
 
 impl Progress {
-    /// Starts the report of a registration that begins now, with a bar if one is wanted and there is
-    /// a terminal.
+    /// Starts the report of a registration that begins now, with a bar if one is wanted and there
+    /// is a terminal.
     pub fn start(pages: Pages, kind: Option<Kind>, bar: bool) -> Option<Progress> {
         let bar = bar && standard_error::is_terminal();
         if !bar && !log::wants(Level::Info) {

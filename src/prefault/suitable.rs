@@ -113,7 +113,8 @@ impl Pages {
         })
     }
 
-    /// The address space below the memory, if all of it is mapped with the right that the pin needs.
+    /// The address space below the memory, if all of it is mapped with the right that the pin
+    /// needs.
     fn are_mapped(self, writing: bool) -> Option<Below> {
         let (mut at, end) = (self.start as u64, self.end as u64);
         let mut below = Below {

@@ -122,9 +122,9 @@ fn place(number: u64, places: usize) -> usize {
 }
 
 impl Filter {
-    /// Counts a new region. Under the cache's lock. The kernel's mmap lock orders a hook's look at
+    /// Counts a new region. Under the cache's lock. The kernel's mmap lock orders a hook's check of
     /// the count after this store: the region's pages are pinned after it, and a hook that changes
-    /// them after that looks again.
+    /// them after that checks again.
     pub fn add(&self, range: PageRange) {
         if count_of(&chunks(range)) > MANY {
             let free = self.ranges.iter().find(|noted| noted.get() == Some(EMPTY));

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The thread that deregisters the regions that the cache does not hold any longer: regions whose
-//! memory has changed, regions that have been idle for long enough, and idle regions while the
-//! machine is short of memory. The thread sleeps while no region is idle. It shares the program's
-//! table of descriptors, by which it reaches the devices. It opens no file; the limits reader
+//! The thread that deregisters the regions that the cache no longer needs: regions whose memory has
+//! changed, regions that have been idle for long enough, and idle regions while the machine is
+//! short of memory. The thread sleeps while no region is idle. It shares the program's table of
+//! descriptors, by which it reaches the devices. It opens no file; the limits reader
 //! (`limits_reader.rs`) does. `helper_thread.rs` has the rules that it obeys.
 
 use crate::batch::Batch;
@@ -193,7 +193,7 @@ extern "C" fn run(argument: *mut c_void) -> c_int {
 fn end_all(cache: &Cache, cause: Cause, which: impl FnMut(&CachedRegion) -> bool) {
     // If another task holds the lock, the cleaner tries again at the next tick.
     each_idle(cache, cause, which, By::Helper, |id| {
-        // If the kernel refuses to deregister a region, the cleaner tries again at the next tick.
+        // If the kernel refuses to deregister a region, the cleaner tries again at a later tick.
         let _ = ending::end(cache, id, By::Helper);
     });
 }

@@ -47,8 +47,8 @@ const LOOKS: u32 = 3;
 /// How many times a registration waits for changes of its memory before it bypasses the cache.
 const WAITS: u32 = 64;
 
-/// How many times a registration asks the kernel while the kernel is short of a resource. Before
-/// each retry the idle regions end, and other threads may leave more and more idle regions.
+/// How many times a registration asks a kernel that is short of a resource. Before each retry the
+/// idle regions end, and other threads may leave more and more idle regions.
 const TRIES: u32 = 4;
 
 /// Whether the kernel may lack a resource that idle regions hold: pinned memory and the device's

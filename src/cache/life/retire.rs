@@ -8,8 +8,8 @@ use crate::life::tasks;
 use crate::watch::listeners::{is_retired, retire as retire_watch};
 use rdmamr_stats::log::{self, Level};
 
-/// Ends the cache, or prevents its start. Idle regions are deregistered; the release of its last
-/// user ends a region in use, as it ends a plain one. The message contains `why`. Preserves errno.
+/// Ends the cache, or prevents its start. Idle regions are deregistered; a region in use ends with
+/// its last user's release, as a plain one does. The message contains `why`. Preserves errno.
 ///
 /// A child of vfork(2) that filters its own calls finds its parent's cache, and does not touch it.
 pub fn retire(why: &str) {

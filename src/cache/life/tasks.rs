@@ -2,9 +2,9 @@
 //! Tasks that share this process's memory and are not its threads: clone(2) with CLONE_VM and
 //! without CLONE_THREAD.
 //!
-//! The proof needs that a task that changes memory lives until the reader has read the event, and
-//! that the reader lives as long as any task that may change memory (`docs/proof.md`, W1). Threads
-//! of one process die together. Such a task does not:
+//! The proof requires that a task that changes memory lives until the reader has read the event,
+//! and that the reader lives as long as any task that may change memory (`docs/proof.md`, W1).
+//! Threads of one process die together. Such a task does not:
 //!
 //! - It may be killed by itself. A fatal signal ends its wait for the reader, and the kernel drops
 //!   the event with the wait.

@@ -29,9 +29,9 @@ const HANDLE_AND_LKEY: usize = 4;
 /// three.
 pub const OBJECT_OFFSET: usize = core::mem::offset_of!(CachedRegion, object);
 
-/// A slot. Zeroed memory is a free slot. A slot is three cache lines long. With a power of two, the
-/// slots' first lines, which are all that a hit needs, would compete for a quarter of the
-/// processor's cache.
+/// A slot. Zeroed memory is a free slot. A slot is three cache lines long. If its length were a
+/// power of two, the slots' first lines, which are all that a hit needs, would compete for a
+/// quarter of the processor's cache.
 #[repr(C, align(64))]
 pub struct CachedRegion {
     pub state: State,

@@ -31,7 +31,7 @@
 //!
 //! | thread | may change | when |
 //! | --- | --- | --- |
-//! | the thread that makes it, under the lock | FREE to UNKEPT, UNKEPT to KEPT | it makes and keeps the region |
+//! | the thread that makes the region, under the lock | FREE to UNKEPT, UNKEPT to KEPT | it makes and keeps it |
 //! | any thread, under the lock | sets S, clears N | it applies a change, or admits the region |
 //! | any thread | users and O, in KEPT; in UNKEPT only down | a hit, a release |
 //! | any thread | KEPT or UNKEPT without users to ENDING | under the lock: it claims the region |

@@ -400,7 +400,7 @@ impl Log {
         self.linked.store(linked.wrapping_add(1), Release);
     }
 
-    /// How many regions were linked, as [`Log::write_again`] asks for it.
+    /// The number of regions linked so far, for [`Log::write_again`].
     pub fn linked(&self) -> u64 {
         self.linked.load(Acquire)
     }
