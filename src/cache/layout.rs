@@ -38,7 +38,7 @@ pub struct Regions {
     /// end of the account, the table's shape, and the beginning of the log. Misses and changes of
     /// memory write to that line; hits do not.
     pub account: Account,
-    /// A copy of the shape of the table ([`Locked::add_entry`]).
+    /// A copy of the shape of the table ([`crate::locked::Locked::add_entry`]).
     pub(super) shape: AtomicU32,
     /// The number of mapped slots.
     pub(super) ready: AtomicU32,

@@ -106,7 +106,6 @@ impl Patience {
 }
 
 impl Lock {
-    /// A free lock.
     pub fn new() -> Lock {
         Lock(AtomicU32::new(FREE))
     }

@@ -16,7 +16,6 @@ const IN_HUGE_PAGE: u32 = (2 << 20) / size_of::<CachedRegion>() as u32 + 1;
 const IN_PAGE: usize = 4096 / size_of::<CachedRegion>();
 
 impl Regions {
-    /// The slot with this number.
     #[inline(always)]
     pub fn region(&self, id: Id) -> &CachedRegion {
         &self.slots[id.0 as usize]

@@ -29,7 +29,6 @@ use std::sync::Mutex;
 /// The context address of a device that waits for reuse. No context has this address.
 const UNUSED: usize = usize::MAX;
 
-/// An open device.
 pub struct Device {
     /// The address of the device's context, or [`UNUSED`].
     context: AtomicUsize,
@@ -87,7 +86,6 @@ fn patiently<T>(sleeps: u32, mut attempt: impl FnMut() -> Option<T>) -> Option<T
     None
 }
 
-/// All devices.
 pub struct Devices {
     last_found: [AtomicPtr<Device>; PLACES],
     by_context: DashMap<usize, &'static Device, BuildHasherDefault<AddressHasher>>,

@@ -58,12 +58,10 @@ impl Object {
         NonNull::new(with_exposed_provenance_mut(address)).map(Object)
     }
 
-    /// The object's address.
     pub fn address(self) -> usize {
         self.0.expose_provenance().get()
     }
 
-    /// The object as a C pointer.
     pub fn as_ptr(self) -> *mut ibv_mr {
         self.0.as_ptr().cast()
     }
@@ -143,12 +141,10 @@ impl Mr {
         NonNull::new(mr.cast()).map(Mr)
     }
 
-    /// The object's address.
     pub fn address(self) -> usize {
         self.0.expose_provenance().get()
     }
 
-    /// The region as a C pointer.
     pub fn as_ptr(self) -> *mut ibv_mr {
         self.0.as_ptr().cast()
     }

@@ -161,7 +161,6 @@ impl Account {
         self.limit.get()
     }
 
-    /// How much is registered.
     pub fn registered(&self) -> Amount {
         self.registered.get()
     }

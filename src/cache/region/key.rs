@@ -36,7 +36,6 @@ impl Domain {
         number: 0,
     };
 
-    /// The program's domain.
     #[inline(always)]
     pub fn of(pd: Pd) -> Domain {
         Domain::new(pd.address(), pd.context().addr(), pd.handle())

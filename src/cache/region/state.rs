@@ -99,7 +99,6 @@ pub enum Left {
 }
 
 impl Seen {
-    /// The slot's generation.
     pub fn generation(self) -> u32 {
         (self.0 >> GENERATION) as u32
     }
@@ -170,13 +169,11 @@ impl Seen {
 }
 
 impl State {
-    /// The state of a free slot.
     #[cfg(test)]
     pub fn new() -> State {
         State(AtomicU64::new(FREE))
     }
 
-    /// The current value.
     #[inline(always)]
     pub fn load(&self) -> Seen {
         Seen(self.0.load(Acquire))

@@ -44,7 +44,6 @@ pub struct Closed<'a> {
 }
 
 impl Gate {
-    /// Closes the gate.
     pub fn close(&self) -> Closed<'_> {
         let signals = signals::block();
         let by = thread::id_by_kernel();

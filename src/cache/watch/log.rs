@@ -35,7 +35,6 @@ pub enum Kind {
     Lost,
 }
 
-/// A change of memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Change {
     pub range: PageRange,

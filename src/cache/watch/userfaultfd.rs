@@ -257,12 +257,10 @@ impl Userfaultfd {
         kept_apart
     }
 
-    /// The file that has this number.
     pub fn of_fd(fd: i32) -> Userfaultfd {
         Userfaultfd(fd)
     }
 
-    /// The file's descriptor number.
     pub fn fd(self) -> i32 {
         self.0
     }
@@ -371,7 +369,6 @@ impl Userfaultfd {
         Some(Userfaultfd(0))
     }
 
-    /// Closes the file.
     pub fn close(self) {
         // SAFETY: `self` is a file that this library opened. Its callers make sure that the number
         // is still its own.
