@@ -161,7 +161,7 @@ unsafe extern "C" fn exiting() {
 }
 
 /// Writes nothing for a process that has not called the library. Launchers and their helpers, which
-/// inherit the setting, would leave a dozen lines of zeros for each line that tells something.
+/// inherit the setting, would write a dozen lines of zeros for each line with figures.
 fn write_statistics() {
     let Some(output) = &config().stats else {
         return;
