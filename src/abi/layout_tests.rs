@@ -135,8 +135,8 @@ fn libfabric_c_file() -> String {
     out
 }
 
-/// Tests little itself: it writes the C files, to the paths in `LAYOUT_C` and `LAYOUT_LIBFABRIC_C`,
-/// and `make check` compiles them.
+/// Writes the C files to the paths in `LAYOUT_C` and `LAYOUT_LIBFABRIC_C`; `make check` compiles
+/// them.
 #[test]
 fn writes_the_layout_assertions() {
     let text = c_file();

@@ -292,7 +292,8 @@ impl Monitor {
         false
     }
 
-    /// Looks for a subscription that is not admitted yet, and that libfabric asks about for the first time.
+    /// Looks for a subscription that is not admitted yet: libfabric asks about it for the first
+    /// time.
     #[cold]
     fn look_closer(&self, page_range: PageRange) -> Look {
         let _inside = thread::enter();
