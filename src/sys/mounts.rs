@@ -42,7 +42,7 @@ static HUGE_PAGES: Learnt = Learnt([const { AtomicU64::new(UNKNOWN) }; SIZES]);
 
 impl Learnt {
     /// Whether one of these file systems has these numbers. `ask` returns the device of the file
-    /// system of a size, and is called again until it has returned a device or ENODEV.
+    /// system of a size, and is called again until it has an answer.
     fn has(&self, of: Numbers, ask: impl Fn(u32) -> Result<u64, Errno>) -> bool {
         let is_it = |known: u64| known != UNKNOWN && known != NONE && numbers(known) == of;
         if self.0.iter().any(|known| is_it(known.load(Relaxed))) {

@@ -183,7 +183,7 @@ fn in_system() -> Vec<PathBuf> {
     dirs.iter().map(|dir| Path::new(dir).join(SONAME)).collect()
 }
 
-/// Whether a file's code is of this program's kind.
+/// Whether a file's code is for the machine of this program.
 fn runs_here(path: &Path) -> bool {
     let machine = |path: &Path| Some(Elf::read(path).ok()??.machine);
     machine(path).is_some_and(|it| machine(Path::new("/proc/self/exe")) == Some(it))

@@ -27,7 +27,7 @@ impl Kind {
     }
 }
 
-/// Maps memory of a kind, of which no page is there.
+/// Maps memory of a kind, without populating it.
 pub fn map(kind: Kind, bytes: usize) -> io::Result<*mut c_void> {
     let (private, none) = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1);
     let (flags, fd) = match kind {
