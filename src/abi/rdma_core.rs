@@ -86,7 +86,7 @@ mirror! { "struct ibv_context" =>
 }
 
 /// `struct verbs_context` ends with its `ibv_context`, and grows at its start. `sz`, the size of
-/// the whole structure, lies this far before the `ibv_context`.
+/// the whole structure, lies this number of bytes before the `ibv_context`.
 pub const SZ_BEFORE_CONTEXT: usize = 8;
 /// The distance in bytes from the pointer `create_cq_ex` to the `ibv_context`. `ctests/plain/audit`
 /// compares both numbers with the header.

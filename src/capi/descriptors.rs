@@ -121,7 +121,7 @@ unsafe extern "C" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
 /// filter by a raw system call, but calls prctl(2) before that to set PR_SET_NO_NEW_PRIVS, which
 /// the kernel requires.
 ///
-/// In C all arguments but the first are variadic and may be absent, as the third of [`ioctl`].
+/// In C all arguments but the first are variadic and may be absent, like the third of [`ioctl`].
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn prctl(
     option: c_int,

@@ -11,8 +11,8 @@
 /// In the forms with arguments, `{f}` has one argument more than C knows: a `Caller`, the address
 /// that the call returns to. `in` names the register of that argument on each architecture, because
 /// a Rust signature cannot. `seventh` and `tenth` are for functions of six and of nine arguments.
-/// Those arguments may fill the registers: the assembly then pushes the `Caller` onto the stack,
-/// below a copy of the stack arguments.
+/// If those arguments fill the registers, the assembly pushes the `Caller` onto the stack, below a
+/// copy of the stack arguments.
 #[cfg(target_arch = "x86_64")]
 macro_rules! go_on {
     () => {

@@ -170,8 +170,8 @@ unsafe extern "C" fn mremap(
         let mut source = changes::may_change(&frames[1], old.addr(), old_size);
         let several = fixed && changes::several_can_move();
         if several || (fixed && source.is_announced()) {
-            // The kernel moves several mappings one by one, and stops at a watched one. Of a single
-            // mapping it unmaps the target before it refuses the move.
+            // The kernel moves several mappings one by one, and stops at a watched one. For a
+            // single mapping it unmaps the target before it refuses the move.
             source.changed(old.addr(), old_size);
             changes::unwatch(old.addr(), old_size);
         }

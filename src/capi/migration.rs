@@ -69,7 +69,7 @@ unsafe extern "C" fn move_pages(
     around(
         || {
             // Without nodes the call only asks where the pages are. If `process` is another
-            // process, the addresses are not this one's, and more regions end than need to.
+            // process, the addresses are not this one's, and more regions end than necessary.
             if !nodes.is_null() && changes::are_wanted() {
                 let_go_of(pages.addr(), count as usize);
             }

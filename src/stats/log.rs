@@ -122,8 +122,8 @@ impl Waiting {
     }
 }
 
-/// The lines that can wait at a time: one that reports that the watch is lost, one about its
-/// descriptor.
+/// The lines that can wait at a time: one that says that regions are not reused any more, one about
+/// the descriptor of userfaultfd.
 static WAITING: [Waiting; 2] = [const { Waiting::new() }; 2];
 
 /// Has the next call of [`write_waiting`] write a line. Standard error may be a pipe that nobody

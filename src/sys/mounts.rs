@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The file systems that the kernel mounts for itself: the one of shared memory, and one for each
 //! size of huge pages. They are mounted at no path, so only the kernel names their files. A file's
-//! name proves nothing without its file system: for a file system that is mounted at no path,
-//! /proc/self/maps shows the names that a program has given to its files.
+//! name proves nothing without its file system: a program can make another one that is mounted at
+//! no path, and /proc/self/maps then shows the names that the program has given to its files.
 //!
 //! memfd_create(2) makes a file on such a file system, and fstat(2) tells its numbers.
 

@@ -162,6 +162,7 @@ fn write(pending: Option<Pending>, result: c_int) {
 /// tuple is the memory that the call's arguments name: address, length and access. A reader of the
 /// event may close the region and the domain before this function returns. So the body, not this
 /// function, describes the region in the record, or takes the record along into the background.
+///
 /// # Safety
 /// `fid` is an open domain of this library.
 unsafe fn registration(

@@ -31,7 +31,7 @@ pub unsafe trait Numbers: Copy {
     /// Reads the structure at the beginning of `bytes`. `None` if there are too few.
     fn read(bytes: &[u8]) -> Option<Self> {
         let bytes = bytes.get(..size_of::<Self>())?;
-        // SAFETY: as many bytes are readable, and any bytes are such a structure.
+        // SAFETY: that many bytes are readable, and any bytes are such a structure.
         Some(unsafe { bytes.as_ptr().cast::<Self>().read_unaligned() })
     }
 }

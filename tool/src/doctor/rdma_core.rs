@@ -43,7 +43,7 @@ pub fn check(verbs: &Result<Verbs, String>) -> Check {
     Check::ok(SUBJECT, found)
 }
 
-/// The release with the path of the file, and the earliest release that has all its functions.
+/// The release with the path of the file, and the earliest release that the functions allow.
 pub fn found(verbs: &Verbs) -> (String, u32) {
     let has = |name: &CStr| {
         // SAFETY: the pointer is not dereferenced.

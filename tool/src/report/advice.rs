@@ -16,11 +16,11 @@ const HIT_NS: u64 = 400;
 const ENOUGH_HITS: u64 = 10;
 /// The assumed time in ns that userfaultfd(2) takes to watch a region, for a trace without it.
 const WATCH_NS: u64 = 1_500;
-/// How many times as long as that watch a miss takes: for the check of the mapping around the
-/// region, and for the cache's own work (measured by ctests/tool/predict.py).
+/// The cost of a miss as a multiple of that time: it includes the look at the mapping around the
+/// region, and the cache's own work (measured by ctests/tool/predict.py).
 const MISS: u64 = 3;
-/// The same for the end of a region whose memory the program changes, for the end of a region
-/// because too many are idle, and for a registration of memory that does not stay in the cache.
+/// The same for the end of a region whose memory the program changes, for an eviction because too
+/// many regions are idle, and for a registration that the cache refuses after a look at its memory.
 const CHANGE: u64 = 5;
 const EVICTION: u64 = 10;
 const REFUSAL: u64 = 6;

@@ -3,7 +3,6 @@
 //! have served. The library's own rule, `rdmamr-policy`, decides which it serves. The rest is
 //! modelled: a region serves one use at a time; idle regions end by age and by number, and when
 //! their memory changes.
-//! their memory changes.
 use super::access;
 use crate::trace::Process;
 use rdmamr_policy::{Asked, CacheMode, Range, Released, Wanted, is_exact};

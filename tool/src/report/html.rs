@@ -122,7 +122,7 @@ fn document(title: &str, body: Markup) -> String {
             body { (body) }
         }
     };
-    // The page's own text has no control characters but the ends of lines and tabs.
+    // The page's own text has no control characters but line ends and tabs.
     let printable = |c| match c {
         '\n' | '\t' => c,
         c if units::controls(c) => '\u{fffd}',

@@ -17,7 +17,7 @@ pub struct Costs {
     pub change: u64,
     /// The end of a region because too many are idle.
     pub eviction: u64,
-    /// A registration of memory that does not stay in the cache.
+    /// A registration that the cache refuses after a look at its memory.
     pub refusal: u64,
 }
 
