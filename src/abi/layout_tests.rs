@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Writes the C files that compare our structures and constants with the installed headers.
+//! Writes the C files that compare this crate's structures and constants with the installed
+//! headers.
 
 use crate::{
     Mirror, libfabric::*, libfabric_monitor::*, libfabric_provider::*, rdma_core, rdma_core::*,

@@ -136,8 +136,8 @@ pub const IBV_REG_MR_MASK_ADDR: u64 = 1 << 1;
 
 /// `struct verbs_mr` of rdma-core's private `driver.h`. libibverbs and the providers see this
 /// structure behind an `ibv_mr`. Its size and fields have not changed since rdma-core 33.
-/// `ctests/plain` proves this: libibverbs deregisters our objects (`half_interception.c`) and
-/// binds windows to them.
+/// `ctests/plain` proves this: libibverbs deregisters the library's objects (`half_interception.c`)
+/// and binds windows to them.
 #[repr(C)]
 #[derive(Clone, Copy)]
 #[allow(non_camel_case_types)]

@@ -49,7 +49,7 @@ unsafe extern "C" fn clone(
     match CLONE.get() {
         // SAFETY: same contract: the arguments are the caller's, unchanged.
         Some(next) => unsafe { next(function, stack, flags, argument, parent, tls, child) },
-        // The call comes before the look-up.
+        // The call precedes the lookup at load.
         // SAFETY: same contract: the arguments are the caller's, unchanged.
         None => unsafe { __clone(function, stack, flags, argument, parent, tls, child) },
     }

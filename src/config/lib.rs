@@ -18,7 +18,7 @@ use rdmamr_stats::live;
 use rdmamr_stats::log::{self, Level};
 use std::ffi::CString;
 
-/// Where to write the statistics when the process exits.
+/// The destination of the statistics that are written when the process exits.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Output {
     /// A table for people, to standard error.
@@ -137,7 +137,7 @@ const SETTINGS: &[Setting] = &[
     Setting { name: c"RDMAMR_DISABLE", values: &["0", "1"], set: |config, value| {
         set_switch(&mut config.disable, value)
     } },
-    // What to print on standard error: errors (default), also failed registrations, also devices
+    // The messages on standard error: errors (default), also failed registrations, also devices
     // and slow registrations, or every call.
     Setting { name: c"RDMAMR_LOG", values: &["error", "warn", "info", "debug"], set: |config, value| {
         const LEVELS: [(&CStr, Level); 4] =
@@ -146,8 +146,8 @@ const SETTINGS: &[Setting] = &[
         config.log = level.map_or(config.log, |level| level.1);
         level.is_some()
     } },
-    // Where to write the statistics when the process exits: a line of JSON, or a table to standard
-    // error.
+    // The destination of the statistics when the process exits: a line of JSON, or a table to
+    // standard error.
     Setting { name: c"RDMAMR_STATS", values: &["stderr", "table", "a file's path"], set: |config, value| {
         config.stats = match value.to_bytes() {
             b"" => None,
@@ -344,7 +344,7 @@ fn names() -> impl Iterator<Item = &'static str> {
     })
 }
 
-/// What is wrong with a variable.
+/// The error of a variable.
 #[derive(PartialEq, Eq, Debug)]
 enum Complaint<'a> {
     NoSuchName(&'a str, &'static str),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The library's threads that call libfabric, or register memory for it. They are ordinary threads
-//! of the C library. A thread of Rust's std ends the process if there is no memory for it.
+//! of the C library, since Rust's std ends the process if there is no memory for a thread.
 
 use core::ffi::{CStr, c_void};
 use core::mem::MaybeUninit;

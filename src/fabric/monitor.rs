@@ -10,8 +10,8 @@
 //!
 //! - Before 1.14, libfabric forgets an imported monitor when it starts. The library imports none
 //!   there.
-//! - Before 2.1, libfabric does not unsubscribe. The monitor's answer tells that an entry has
-//!   ended.
+//! - Before 2.1, libfabric does not unsubscribe. It ends an entry when the monitor's answer for it
+//!   is no.
 //! - Since 2.1, libfabric unsubscribes at the end of each entry. It crashes there if its imported
 //!   monitor has been closed meanwhile. The library therefore never closes its monitor, and never
 //!   unloads libfabric, which holds a pointer to the monitor.

@@ -28,7 +28,7 @@ use rdmamr_sys::proc;
 use rdmamr_sys::process::FAR_AWAY;
 use std::ffi::CString;
 
-/// Where the mapping goes if the kernel has room there.
+/// The address of the mapping if the kernel has room there.
 const PLACE: usize = FAR_AWAY + (1 << 23);
 
 /// A path on the stack.

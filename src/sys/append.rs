@@ -59,7 +59,7 @@ pub enum Refused {
     Kernel(Errno),
     /// The name leads to another file than at the first time.
     Replaced,
-    /// The file is another user's, who could read what is written.
+    /// The file belongs to another user, who could read the output.
     Foreign,
     /// The file has a second name.
     Linked,

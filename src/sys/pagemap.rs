@@ -10,7 +10,7 @@ use super::proc::File;
 /// The open table.
 pub struct PageMap(File);
 
-/// What the table says about a page.
+/// The table's entry for a page.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 #[repr(transparent)]
 pub struct Entry(u64);

@@ -11,7 +11,7 @@ use core::num::NonZeroUsize;
 use core::ptr::with_exposed_provenance;
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// Where to look for a symbol.
+/// The libraries in which a symbol is looked up.
 #[derive(Clone, Copy)]
 pub enum Scope {
     /// The libraries that were loaded after this one.

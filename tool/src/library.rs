@@ -28,8 +28,8 @@ pub struct Library {
     pub elf: Elf,
 }
 
-/// Finds the library: where `RDMAMR_LIBRARY` says, beside this program, then where the linker
-/// looks.
+/// Finds the library: at the path in `RDMAMR_LIBRARY`, else beside this program, else on the
+/// linker's search path.
 pub fn find() -> anyhow::Result<Library> {
     if let Some(path) = env::var_os("RDMAMR_LIBRARY").filter(|path| !path.is_empty()) {
         let path = std::path::absolute(path)?;

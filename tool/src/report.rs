@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `rdmamr report`: what the registrations of a trace cost, as a page, as text or as JSON.
+//! `rdmamr report`: the cost of the registrations of a trace, as a page, as text or as JSON.
 use crate::trace::Trace;
 use anyhow::{Context, Result, bail};
 use shape::Report;

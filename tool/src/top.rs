@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `rdmamr top`: what is registered now, by which process, on which device. Processes under the
+//! `rdmamr top`: the regions that are registered now, by process and device. Processes under the
 //! library show their statistics (`pages.rs`); the kernel lists the regions of all (`kernel.rs`).
 
 mod kernel;

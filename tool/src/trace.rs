@@ -30,8 +30,8 @@ const LATEST: u64 = 1 << 62;
 const RUN: usize = 4096;
 /// How many lists of modules before and after a call's own may name its caller.
 const NEAR: usize = 8;
-/// The most bytes of a block of a kind that is read; a command line, for one, is longer than
-/// anybody reads. Calls have no limit: they are never in memory together.
+/// The most bytes of a block of a kind that is read; a command line, for one, may be longer than a
+/// report needs. Calls have no limit: they are never in memory together.
 const fn most(kind: u16) -> usize {
     match kind {
         kind::START => size_of::<Start>() + (1 << 16),

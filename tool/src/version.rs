@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `rdmamr --version`: the versions of all parts that a registration passes. `doctor` judges them.
+//! `rdmamr --version`: the versions of all layers of a registration. `doctor` judges them.
 
 use crate::doctor::rdma_core;
 use crate::files::kernel_release;

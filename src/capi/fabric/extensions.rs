@@ -285,9 +285,9 @@ versioned!(rdmamr_resolve, "RDMAMR_1.0");
 
 /// Writes the segments of a region, for local use.
 ///
-/// The segments are the buffers of the region in their order, each with its lkey and rkey; buffers
-/// that touch are one segment. On entry `count` is the number of elements of `segments`; on return
-/// it is the number of segments of the region.
+/// The segments are the buffers of the region in their order, each with its lkey and rkey; adjacent
+/// buffers are one segment. On entry `count` is the number of elements of `segments`; on return it
+/// is the number of segments of the region.
 ///
 /// Returns 0, or a negative code; rdmamr_last_reason() then has the reason in words.
 /// -FI_ETOOSMALL: `segments` has too few elements; `count` is the number that the region needs.

@@ -21,7 +21,7 @@ pub const VERSION: u32 = 1;
 /// [`Head::rank`] of a process that has none.
 pub const NO_RANK: u64 = u64::MAX;
 
-/// The directory's name: in XDG_RUNTIME_DIR this, elsewhere this with `-UID`.
+/// The directory's name in XDG_RUNTIME_DIR; elsewhere `-UID` follows it.
 pub const DIRECTORY: &str = "rdmamr";
 /// The directories that may contain it besides XDG_RUNTIME_DIR.
 pub const PARENTS: [&str; 2] = ["/dev/shm", "/tmp"];

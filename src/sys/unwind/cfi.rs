@@ -176,7 +176,7 @@ impl<'a> Common<'a> {
     }
 }
 
-/// Where a register of the caller is.
+/// The place of a register of the caller.
 #[derive(Clone, Copy, PartialEq)]
 enum Saved {
     Kept,

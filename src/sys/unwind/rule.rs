@@ -58,7 +58,8 @@ impl Rule {
         unpack(self.0 >> 4 & Rule::MASK) as u64
     }
 
-    /// Where the caller's frame pointer is, from the end of the frame; 0: in its register.
+    /// The offset of the caller's frame pointer from the end of the frame; 0: it is in its
+    /// register.
     pub fn bp(self) -> i64 {
         unpack(self.0 >> (4 + Rule::BITS))
     }

@@ -111,7 +111,7 @@ pub mod kind {
     /// Memory whose regions would not stay in the cache: a `u64`, CLOCK_MONOTONIC in ns, then two
     /// `u64` for each range, its start and its end. It replaces the same process's earlier list.
     pub const UNKEPT: u16 = 7;
-    /// Where the process runs: a `u32`, its rank in a job or [`super::NO_RANK`], then the host's
+    /// The place of the process: a `u32`, its rank in a job or [`super::NO_RANK`], then the host's
     /// name.
     pub const PLACE: u16 = 8;
     /// A call stack: a `u32`, its number in the process; a `u32`, the number of its frames; for

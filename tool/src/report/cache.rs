@@ -115,7 +115,7 @@ impl Class {
     }
 }
 
-/// What happens to the regions of a class, besides hits and misses.
+/// The ends of the regions of a class.
 #[derive(Clone, Copy, Default)]
 pub struct Ends {
     /// Regions that ended because there were too many, and because their memory changed.

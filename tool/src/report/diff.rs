@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Two runs of a program beside each other: what was gained, by size and by caller.
+//! Two runs of a program beside each other: the gain, by size and by caller.
 use super::callers::Caller;
 use super::shape::{CallerTotals, Report, Size, What};
 use super::text::{Table, heading, wrapped};

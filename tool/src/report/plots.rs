@@ -181,7 +181,7 @@ fn pinned(pinned: &Pinned, span: u64) -> Plot {
     }
 }
 
-/// Whether the cache would keep regions at that point.
+/// Whether regions would be idle in the cache at that point.
 pub fn is_kept(point: &Point) -> bool {
     point.cached_bytes > point.bytes()
 }

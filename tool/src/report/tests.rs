@@ -837,7 +837,7 @@ fn a_bar_for_each_size_and_the_longest_fills_its_row() {
     }
 }
 
-/// The report of ranks that spend so many us in calls.
+/// The report of ranks that spend `times`, in us, in calls.
 fn job(times: &[u32]) -> Report {
     let mut sample = Sample::default();
     for (rank, time) in times.iter().enumerate() {

@@ -49,7 +49,7 @@ impl Timeline {
         }
     }
 
-    /// `kept` is the bytes of idle regions under `--cache=all`, after this change.
+    /// `kept`: the bytes of idle regions under `--cache=all`, after this change.
     pub fn pin(&mut self, since: u64, bytes: u64, cache: bool, kept: u64) {
         self.advance(since);
         // A trace that the library did not write may contain any numbers.

@@ -51,7 +51,8 @@ pub struct Process {
     pub hits: Option<u64>,
     pub hits_per_second: Option<f64>,
     pub failed: Option<u64>,
-    /// The time that registrations took in the kernel. Of many small ones one in 16 is measured.
+    /// The time that registrations took in the kernel. Of many small registrations one in 16 is
+    /// measured.
     pub registration_seconds: Option<f64>,
     /// The part of the time between two samples in which a thread was registering; more than 1 with
     /// several threads.
@@ -339,7 +340,7 @@ mod tests {
             // SAFETY: a page consists of numbers, so zeros are one.
             let mut page = unsafe { Box::<Page>::new_zeroed().assume_init() };
             let start: *mut Page = &mut *page;
-            // SAFETY: any bytes are a page, and nobody else has this one.
+            // SAFETY: any bytes are a page, and no other code uses this one.
             let bytes =
                 unsafe { std::slice::from_raw_parts_mut(start.cast::<u8>(), size_of::<Page>()) };
             let head = input.len().min(bytes.len());
