@@ -592,7 +592,7 @@ pub const FI_JOIN_COMPLETE: u32 = 6;
 pub enum fi_wait_obj {
     /// No thread can wait for the queue.
     FI_WAIT_NONE,
-    /// The library chooses. This library chooses FI_WAIT_FD.
+    /// Any of the others: the library chooses FI_WAIT_FD.
     FI_WAIT_UNSPEC,
     FI_WAIT_SET,
     /// Threads wait with poll(2) for a file descriptor.
