@@ -3,7 +3,7 @@
 //! exit.
 //!
 //! The file serves observers only. If it cannot be made (no directory of the user's own, no tmpfs,
-//! no room, no descriptor), the counters lie in the process's own memory. The memory of the whole
+//! no space, no descriptor), the counters lie in the process's own memory. The memory of the whole
 //! file is allocated before the file is mapped, since a store to a full tmpfs would kill the
 //! program. Children do not inherit the mapping: a child that registers memory makes a file of its
 //! own. A program that replaces itself (execve) leaves its file, which the next image replaces. A
