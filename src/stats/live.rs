@@ -9,7 +9,6 @@
 //! own. A program that replaces itself (execve) leaves its file, which the next image replaces. A
 //! reader recognizes a stale file, since a page states the address at which its process has mapped
 //! it.
-//! process has mapped it.
 
 use super::text::Text;
 use core::ffi::{CStr, c_int};

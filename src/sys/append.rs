@@ -248,7 +248,7 @@ mod tests {
         let (name, target) = (folder.at("name"), folder.at("target"));
         let link = Refused::Kernel(Errno(libc::ELOOP));
         std::os::unix::fs::symlink(&target, &name).unwrap();
-        // The link is dangling, then it leads to a file.
+        // At first the link is dangling, later it leads to a file.
         for first in [None, Some(&First::new())] {
             assert_eq!(add(&name, first).as_ref(), Err(&link));
         }
