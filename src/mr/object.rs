@@ -26,7 +26,7 @@ struct Layout {
     /// Extends the object to the size of the largest provider object: cxgb4 has 16 bytes here, from
     /// the access flags on. Nothing reads them.
     provider: u32,
-    /// For an object that stands for a region of the cache: the address of the cache's own object.
+    /// For an object that stands for a cached region: the address of the cache's own object.
     cached: usize,
 }
 const _: () =
@@ -37,9 +37,9 @@ const _: () =
 /// memory that libibverbs had freed would.
 const RETIRED: u32 = 0x5245_5449;
 
-/// `verbs_mr.mr_type` of an object that stands for one use of a region of the cache. libibverbs has
-/// no such type, so its own `ibv_dereg_mr`, called on such an object through a dlsym pointer, does
-/// not give the memory back to children. The cache does that when the region ends.
+/// `verbs_mr.mr_type` of an object that stands for one use of a cached region. libibverbs has no
+/// such type, so its own `ibv_dereg_mr`, called on such an object through a dlsym pointer, does not
+/// give the memory back to children. The cache does that when the region ends.
 const CACHED: u32 = 0x504f_4f4c;
 
 /// An object of ours, with or without a region.
@@ -58,12 +58,10 @@ impl Object {
         NonNull::new(with_exposed_provenance_mut(address)).map(Object)
     }
 
-    /// The object's address.
     pub fn address(self) -> usize {
         self.0.expose_provenance().get()
     }
 
-    /// The object as a C pointer.
     pub fn as_ptr(self) -> *mut ibv_mr {
         self.0.as_ptr().cast()
     }
@@ -83,7 +81,7 @@ impl Object {
         self.write(public, IBV_MR_TYPE_MR, request.access, 0);
     }
 
-    /// Makes the object stand for one use of a region of the cache.
+    /// Makes the object stand for one use of a cached region.
     pub fn stand_for(self, access: Access, region: Mr) {
         self.write(region.read(), CACHED, access, region.address());
     }
@@ -143,12 +141,10 @@ impl Mr {
         NonNull::new(mr.cast()).map(Mr)
     }
 
-    /// The object's address.
     pub fn address(self) -> usize {
         self.0.expose_provenance().get()
     }
 
-    /// The region as a C pointer.
     pub fn as_ptr(self) -> *mut ibv_mr {
         self.0.as_ptr().cast()
     }
@@ -195,13 +191,13 @@ impl Mr {
         self.mr_type().store(IBV_MR_TYPE_MR, Relaxed);
     }
 
-    /// Whether the object stands for one use of a region of the cache.
+    /// Whether the object stands for one use of a cached region.
     #[inline(always)]
     pub fn is_cached(self) -> bool {
         self.mr_type().load(Relaxed) == CACHED
     }
 
-    /// Claims the object if it stands for a use of a region of the cache. Of two threads only one
+    /// Claims the object if it stands for a use of a cached region. Of two threads only one
     /// succeeds.
     pub fn claim_cached(self) -> Option<Object> {
         self.mr_type()
