@@ -167,6 +167,13 @@ void stub_fail(enum stub_call call, int err, long times)
 
 _Atomic int stub_slow;
 
+static struct stub_driver driver = { .id = RDMA_DRIVER_RXE };
+
+void stub_drive(struct stub_driver wanted)
+{
+	driver = wanted;
+}
+
 static int register_memory(const struct ib_uverbs_ioctl_hdr *header)
 {
 	const struct ib_uverbs_attr *in = attribute(header, UVERBS_ATTR_CORE_IN);
@@ -188,6 +195,8 @@ static int register_memory(const struct ib_uverbs_ioctl_hdr *header)
 	    ((command.access_flags & (IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC)) &&
 	     !(command.access_flags & IBV_ACCESS_LOCAL_WRITE)))
 		return fail(EINVAL);
+	if (driver.max_mr_size && command.length > driver.max_mr_size)
+		return fail(driver.too_long);
 	take(costs.registration + costs.page * (long)((command.length + 4095) / 4096));
 	for (uint32_t tries = 0; tries < usable_slots; tries++) {
 		uint32_t slot = atomic_fetch_add_explicit(&next_slot, 1, memory_order_relaxed) % usable_slots;
@@ -197,7 +206,7 @@ static int register_memory(const struct ib_uverbs_ioctl_hdr *header)
 			continue;
 		if (pin(slot, command.start, command.length)) {
 			atomic_store(&slots[slot], word);
-			return -1;
+			return driver.unpinned ? fail(driver.unpinned) : -1;
 		}
 		if (stub_slow) {
 			struct timespec time = { stub_slow / 1000, stub_slow % 1000 * 1000000L };
@@ -211,7 +220,7 @@ static int register_memory(const struct ib_uverbs_ioctl_hdr *header)
 		atomic_fetch_add_explicit(&registered, 1, memory_order_relaxed);
 		return 0;
 	}
-	return fail(ENOMEM);
+	return fail(driver.full ? driver.full : ENOMEM);
 }
 
 _Atomic int stub_signal;
@@ -246,7 +255,12 @@ static int query(const struct ib_uverbs_ioctl_hdr *header)
 {
 	const struct ib_uverbs_attr *out = attribute(header, UVERBS_ATTR_CORE_OUT);
 	/* Devices have millions, of which the cache leaves most to others. */
-	struct ib_uverbs_query_device_resp answer = { .max_mr = usable_slots < SLOTS ? usable_slots : 1 << 24 };
+	struct ib_uverbs_query_device_resp answer = {
+		.max_mr = driver.max_mr	       ? driver.max_mr :
+			  usable_slots < SLOTS ? usable_slots :
+						 1 << 24,
+		.max_mr_size = driver.max_mr_size,
+	};
 
 	if (!out || out->len < sizeof(answer))
 		return fail(ENOSPC); /* without its input: the driver's number is right */
@@ -267,7 +281,7 @@ static int uverbs(const struct ib_uverbs_ioctl_hdr *header)
 {
 	const struct ib_uverbs_attr *command = attribute(header, UVERBS_ATTR_WRITE_CMD);
 
-	if (header->driver_id != RDMA_DRIVER_RXE)
+	if (header->driver_id != driver.id)
 		return fail(EINVAL);
 	if (stub_is_another) {
 		atomic_fetch_add(&misled, 1);

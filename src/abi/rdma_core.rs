@@ -153,3 +153,6 @@ const _: () = assert!(size_of::<verbs_mr>() == 56);
 
 /// `verbs_mr.mr_type` of an ordinary region.
 pub const IBV_MR_TYPE_MR: u32 = 0;
+
+/// `verbs_mr.mr_type` of the region of `ibv_alloc_null_mr`.
+pub const IBV_MR_TYPE_NULL_MR: u32 = 1;

@@ -61,7 +61,8 @@ unsafe fn reg(
     let failing = || {
         entry(
             function.name,
-            Subject::Memory(request),
+            // SAFETY: live objects: `pd` is NULL or a domain that nobody has deallocated.
+            Subject::of_memory(unsafe { Pd::from_c(pd) }, request),
             Some(counter!(reg_failed)),
         )
     };

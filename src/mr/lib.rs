@@ -16,6 +16,7 @@ mod large;
 mod lifetime;
 mod object;
 mod outcome;
+pub mod refused;
 mod register;
 mod request;
 mod require;

@@ -172,6 +172,12 @@ impl Mr {
         unsafe { (*self.0.as_ptr()).access }
     }
 
+    /// Whether the region may have no handle of the kernel: mlx5 answers `ibv_alloc_null_mr` itself,
+    /// and leaves the handle 0, which is another region's.
+    pub fn may_lack_handle(self) -> bool {
+        self.mr_type().load(Relaxed) == IBV_MR_TYPE_NULL_MR
+    }
+
     fn mr_type(&self) -> &AtomicU32 {
         let offset = core::mem::offset_of!(verbs_mr, mr_type);
         let mr_type = self.0.as_ptr().wrapping_byte_add(offset).cast();

@@ -126,7 +126,8 @@ impl Direct {
 
     /// How many regions the device can have. `None` if the kernel does not tell.
     pub fn most_regions(&self) -> Option<u32> {
-        context::most_regions(&Uverbs, self.fd, self.device.facts.get()).ok()
+        let most = context::most(&Uverbs, self.fd, self.device.facts.get());
+        most.ok().map(|most| most.regions)
     }
 
     /// Whether a refused call revealed another device, one that libibverbs serves.

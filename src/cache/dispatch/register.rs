@@ -41,15 +41,17 @@ fn retried(
     result: Result<Registered, Error>,
 ) -> Result<Registered, Error> {
     match result {
-        Err(error) if existing().is_some() && is_shortage(error) => register_again(pd, request),
+        Err(error) if existing().is_some() => register_again(pd, request, error),
         result => result,
     }
 }
 
-/// Deregisters the cache's idle regions, which may hold what is short, and registers once
-/// more.
+/// Deregisters the cache's idle regions if they may hold what is short, and registers once more.
 #[cold]
-fn register_again(pd: Pd, request: &Request) -> Result<Registered, Error> {
-    relieve_program();
-    mr::register_rarely(pd, request)
+fn register_again(pd: Pd, request: &Request, error: Error) -> Result<Registered, Error> {
+    if is_shortage(pd, request, error) && relieve_program() {
+        mr::register_rarely(pd, request)
+    } else {
+        Err(error)
+    }
 }

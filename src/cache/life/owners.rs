@@ -17,15 +17,15 @@ use rdmamr_mr::{self as mr, Error, Mr};
 use rdmamr_next::{self as next, Context, Pd, Provider};
 use rdmamr_sys::thread;
 
-/// Memory is short for a plain registration of the program: deregisters every idle region.
+/// Memory is short for a plain registration of the program: deregisters every idle region. Returns
+/// false if there was none.
 #[cold]
-pub fn relieve_program() {
-    if let Some(cache) = existing()
-        && !thread::is_inside()
-    {
-        let _inside = thread::enter();
-        relieve(cache);
-    }
+pub fn relieve_program() -> bool {
+    let Some(cache) = existing().filter(|_| !thread::is_inside()) else {
+        return false;
+    };
+    let _inside = thread::enter();
+    relieve(cache)
 }
 
 /// Deallocates a protection domain, ibv_dealloc_pd(3). The cache deregisters its idle regions there
