@@ -17,6 +17,9 @@ use rdmamr_sys::thread;
 /// back.
 pub const CHANGED_BUT_NOT_FOR_CHILDREN: c_int = -3;
 
+/// `IBV_REREG_MR_ERR_CMD`: the kernel or the provider refuses the change.
+pub const REFUSED: c_int = -4;
+
 /// Changes a region. The result is that of `ibv_rereg_mr`, 0 or a value of `enum
 /// ibv_rereg_mr_err_code`, with errno as libibverbs left it.
 ///

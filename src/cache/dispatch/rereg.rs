@@ -55,7 +55,15 @@ unsafe fn changed_copy(
     request: &Request,
     change: &Reregistration,
 ) -> Result<(c_int, Option<Mr>), Error> {
-    let copy = register_rarely(pd, request)?.mr;
+    let copy = match register_rarely(pd, request) {
+        Ok(copy) => copy.mr,
+        // What refuses the copy (a device that is gone, a limit) would refuse the change.
+        Err(Error::Kernel(errno) | Error::Next(errno)) if change.is_accepted() => {
+            errno::set_errno(errno);
+            return Ok((mr::REFUSED, None));
+        }
+        Err(error) => return Err(error),
+    };
     // SAFETY: `register_rarely` has just made this region, and nothing has deregistered it.
     let copy = unsafe { Mr::from_c(copy) }.ok_or(Error::Memory)?;
     // SAFETY: this function's caller promises the contract of `mr::rereg` for `change`.
