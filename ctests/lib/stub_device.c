@@ -174,6 +174,13 @@ void stub_drive(struct stub_driver wanted)
 	driver = wanted;
 }
 
+static atomic_bool is_gone;
+
+void stub_unplug(void)
+{
+	is_gone = true;
+}
+
 static int register_memory(const struct ib_uverbs_ioctl_hdr *header)
 {
 	const struct ib_uverbs_attr *in = attribute(header, UVERBS_ATTR_CORE_IN);
@@ -283,6 +290,8 @@ static int uverbs(const struct ib_uverbs_ioctl_hdr *header)
 
 	if (header->driver_id != driver.id)
 		return fail(EINVAL);
+	if (is_gone)
+		return fail(EIO);
 	if (stub_is_another) {
 		atomic_fetch_add(&misled, 1);
 		return fail(ENOENT);

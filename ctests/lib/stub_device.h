@@ -51,6 +51,9 @@ struct stub_driver {
 
 void stub_drive(struct stub_driver driver);
 
+/* The device is gone: each command fails with EIO. */
+void stub_unplug(void);
+
 /*
  * From now on a registration takes at least so many ns and so many more a page, and a
  * deregistration so many.

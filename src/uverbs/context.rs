@@ -28,6 +28,8 @@ bitflags! {
         const DEREG_BY_WRITE = 1 << 9;
         /// The kernel accepts the optional range of access flags.
         const OPTIONAL_ACCESS = 1 << 10;
+        /// The device is gone: unplugged, or unbound from its driver.
+        const GONE = 1 << 11;
         const ROW = 0xff;
     }
 }
@@ -166,6 +168,14 @@ pub fn still_holds(kernel: &impl Kernel, fd: i32, facts: Facts) -> bool {
     facts
         .driver()
         .is_none_or(|driver| probe(kernel, fd, driver.id).0 != libc::EINVAL)
+}
+
+/// Whether the device is gone. The kernel then has no handler for any command
+/// (`uverbs_disassociate_api_pre`, drivers/infiniband/core/uverbs_uapi.c).
+pub fn is_gone(kernel: &impl Kernel, fd: i32, facts: Facts) -> bool {
+    facts
+        .driver()
+        .is_some_and(|driver| probe(kernel, fd, driver.id).0 == libc::EIO)
 }
 
 /// Sends QUERY_DEVICE without its input, for a device of that driver. The command cannot succeed.

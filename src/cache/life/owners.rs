@@ -7,6 +7,7 @@ use crate::cause::Cause;
 use crate::instance::{Cache, existing};
 use crate::life::ending;
 use crate::life::flush::{flush_those, relieve};
+use crate::locked::By;
 use crate::region::key::Domain;
 use crate::region::link::Id;
 use crate::region::slot::{CachedRegion, LEFT};
@@ -75,7 +76,10 @@ pub fn unimport_pd(pd: Pd) {
         let of = ending::of_pd(pd.address() as u64);
         // The regions in use are invalidated as well, so that they are not reused after their
         // release.
-        invalidate_those(cache, &of, |_| {});
+        {
+            let _inside = thread::enter();
+            invalidate_those(cache, &of, By::Program, |_| {});
+        }
         let _ = flush_those(cache, of);
     }
     if let Some(next) = next::UNIMPORT_PD.by(Provider::of_pd(pd)) {
@@ -156,12 +160,22 @@ pub fn before_close_bypassed(verbs_context: usize) {
     }
 }
 
+/// The kernel says that a device is gone, and its regions with it: their keys are dead. The cleaner
+/// calls this.
+pub fn device_gone(cache: &Cache, device: usize) {
+    let of = ending::of_device(device);
+    invalidate_those(cache, of, By::Helper, |region| {
+        region.fd.store(LEFT, Relaxed);
+    });
+}
+
 /// Invalidates regions from reuse, and replaces the file by which the kernel is told of their end.
 /// `LEFT` stands for no file, once the number may be another file's. Returns the file that the
 /// regions had, if `of` found any.
 fn abandon(cache: &Cache, of: impl Fn(&CachedRegion) -> bool, fd: i32) -> Option<i32> {
+    let _inside = thread::enter();
     let mut had = None;
-    invalidate_those(cache, of, |region| {
+    invalidate_those(cache, of, By::Program, |region| {
         had = Some(region.fd.swap(fd, Relaxed));
     });
     had
@@ -173,14 +187,14 @@ fn abandon(cache: &Cache, of: impl Fn(&CachedRegion) -> bool, fd: i32) -> Option
 fn invalidate_those(
     cache: &Cache,
     is_it: impl Fn(&CachedRegion) -> bool,
+    by: By,
     mut invalidated: impl FnMut(&CachedRegion),
 ) {
     let regions = cache.regions;
-    let _inside = thread::enter();
     let meant = |region: &CachedRegion| region.state.load().is_registered() && is_it(region);
     let mut from = Id(0);
     while let Some(batch) = regions.next_batch(&mut from, meant) {
-        let locked = regions.lock_patiently();
+        let locked = by.lock_patiently(regions);
         for &id in batch.ids() {
             let region = regions.region(id);
             if !meant(region) {
