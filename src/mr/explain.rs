@@ -297,7 +297,8 @@ fn of_driver(refused: &Refused, errno: i32, before: u64, out: &mut dyn Write) ->
         }
         None => {}
     }
-    let memory = if errno == says.unmapped || errno == says.full {
+    let is_core = errno == libc::ENOMEM && says.unmapped != libc::ENOMEM;
+    let memory = if !is_core && (errno == says.unmapped || errno == says.full) {
         refused.memory()
     } else {
         Mapped::Unread
