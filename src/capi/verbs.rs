@@ -315,6 +315,41 @@ mod private {
     }
 
     #[cfg_attr(not(test), unsafe(no_mangle))]
+    pub unsafe extern "C" fn ibv_cmd_rereg_mr(
+        vmr: *mut verbs_mr,
+        flags: u32,
+        addr: *mut c_void,
+        length: usize,
+        hca_va: u64,
+        access: c_int,
+        pd: *mut ibv_pd,
+        command: *mut c_void,
+        command_size: usize,
+        answer: *mut c_void,
+        answer_size: usize,
+    ) -> c_int {
+        // SAFETY: the provider passes NULL, an object of its own, or an object of this library, and
+        // `next` is libibverbs' function, which gets the provider's arguments.
+        ret::always(libc::ENOMEM, || unsafe {
+            dispatch::bypassed::rereg(vmr, |next| {
+                next(
+                    vmr,
+                    flags,
+                    addr,
+                    length,
+                    hca_va,
+                    access,
+                    pd,
+                    command,
+                    command_size,
+                    answer,
+                    answer_size,
+                )
+            })
+        })
+    }
+
+    #[cfg_attr(not(test), unsafe(no_mangle))]
     pub unsafe extern "C" fn ibv_cmd_dealloc_pd(pd: *mut ibv_pd) -> c_int {
         // SAFETY: the provider passes a domain that it is about to deallocate and that still
         // exists.
@@ -334,10 +369,12 @@ mod private {
 #[cfg(test)]
 const _: (
     unsafe extern "C" fn(*mut verbs_mr) -> c_int,
+    rdmamr_next::CmdRereg,
     unsafe extern "C" fn(*mut ibv_pd) -> c_int,
     unsafe extern "C" fn(*mut c_void),
 ) = (
     private::ibv_cmd_dereg_mr,
+    private::ibv_cmd_rereg_mr,
     private::ibv_cmd_dealloc_pd,
     private::verbs_uninit_context,
 );

@@ -285,6 +285,21 @@ macro_rules! version {
     };
 }
 
+/// `ibv_cmd_rereg_mr`.
+pub type CmdRereg = unsafe extern "C" fn(
+    *mut verbs_mr,
+    u32,
+    *mut c_void,
+    usize,
+    u64,
+    c_int,
+    *mut ibv_pd,
+    *mut c_void,
+    usize,
+    *mut c_void,
+    usize,
+) -> c_int;
+
 next! { LIBIBVERBS:
     /// The end of every plain registration. libibverbs' own `ibv_reg_mr` and `ibv_reg_mr_iova` jump
     /// to it through libibverbs' PLT, and so reach this library again.
@@ -307,6 +322,9 @@ next! { LIBIBVERBS:
     DEREG_MR = c"ibv_dereg_mr" @ c"IBVERBS_1.1": fn(*mut ibv_mr) -> c_int;
     /// Part of the private interface, whose version node is named after the release.
     CMD_DEREG_MR = c"ibv_cmd_dereg_mr": fn(*mut verbs_mr) -> c_int;
+    CMD_REREG_MR = c"ibv_cmd_rereg_mr": fn(
+        *mut verbs_mr, u32, *mut c_void, usize, u64, c_int, *mut ibv_pd, *mut c_void, usize, *mut c_void, usize
+    ) -> c_int;
     CMD_DEALLOC_PD = c"ibv_cmd_dealloc_pd": fn(*mut ibv_pd) -> c_int;
     /// Since rdma-core 31, like the next.
     UNIMPORT_PD = c"ibv_unimport_pd" @ c"IBVERBS_1.10": fn(*mut ibv_pd) -> ();

@@ -9,7 +9,9 @@
 
 use crate::dispatch::reuse;
 use crate::life::owners;
+use crate::objects::is_region;
 use core::ffi::{c_int, c_void};
+use errno::Errno;
 use rdmamr_abi::rdma_core::{ibv_pd, verbs_mr};
 use rdmamr_config::{CacheMode, config};
 use rdmamr_mr::{self as mr, Mr};
@@ -41,6 +43,29 @@ pub unsafe fn deregister(vmr: *mut verbs_mr) -> c_int {
         reuse::remember(config().cache_mode, mr);
     }
     mr::around_bypassed_deregister(mr, || owners::around_deregister_bypassed(mr, dereg))
+}
+
+/// A provider changes a region, `ibv_cmd_rereg_mr`, by `next`. A region that the cache serves becomes
+/// the program's own before, which the cache neither reuses nor deregisters. A relaxed region cannot
+/// be changed: others may use it, now or later.
+///
+/// # Safety
+/// `vmr` is NULL, a provider's own object, or an object of this library.
+pub unsafe fn rereg(vmr: *mut verbs_mr, next: impl FnOnce(next::CmdRereg) -> c_int) -> c_int {
+    // SAFETY: this function's caller promises that `vmr` is NULL or an object.
+    let mr = unsafe { Mr::from_c(vmr.cast()) };
+    if mr.is_some_and(is_region) {
+        errno::set_errno(Errno(libc::EINVAL));
+        return libc::EINVAL;
+    }
+    if let Some((mr, object)) = mr.and_then(|mr| Some((mr, mr.claim_cached()?))) {
+        owners::forget(object.cached());
+        reuse::end(object.cached());
+        mr.become_ordinary();
+    }
+    next::CMD_REREG_MR
+        .by(mr.map_or(Provider::ORDINARY, Mr::provider))
+        .map_or(libc::ENOSYS, next)
 }
 
 /// A provider deallocates a domain, `ibv_cmd_dealloc_pd`. Idle regions of the cache must not keep
