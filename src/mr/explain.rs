@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Failures in words: what the call tried, which part refused it, and the likely cause with
-//! figures. The errno stays the refusing part's: this file decides nothing.
+//! Failures in words: the attempt, the part that refused it, and the likely cause with figures. The
+//! errno stays that of the refusing part: this file decides nothing.
 //!
 //! This file allocates nothing: it reads the limits, the maps and the process status through
 //! buffers on the stack.
@@ -355,7 +355,7 @@ pub fn pinned(start: u64, length: u64) -> u64 {
     PageRange::around(start, length).map_or(0, PageRange::bytes)
 }
 
-/// What a call must pin, and what it had pinned before.
+/// The memory that a call must pin, and the memory that it had pinned before.
 struct Needed {
     kib: u64,
     before: u64,
@@ -380,7 +380,8 @@ impl fmt::Display for Needed {
     }
 }
 
-/// How to come by more memory that may be pinned, for a process that has so much of CAP_IPC_LOCK.
+/// Advice on how to be allowed to pin more memory, for a process that has this much of
+/// CAP_IPC_LOCK.
 struct Raise(Capability);
 
 impl fmt::Display for Raise {
@@ -505,7 +506,7 @@ fn fault(refused: &Refused, memory: Mapped, out: &mut dyn Write) -> fmt::Result 
     }
 }
 
-/// What a mapping is of, as its name shows it.
+/// The kind of a mapping, by its name.
 enum Kind {
     Plain,
     HugePages,
@@ -519,10 +520,11 @@ fn device_file(name: &str, out: &mut dyn Write) -> fmt::Result {
     )
 }
 
-/// The runtime of a GPU that says that this address is the GPU's memory. Only a runtime that the
-/// program has loaded is asked.
+/// The runtime of a GPU that reports this address as memory of the GPU. The library asks only a
+/// runtime that the program has loaded.
 fn gpu_that_has(addr: u64) -> Option<&'static CStr> {
-    // CU_POINTER_ATTRIBUTE_MEMORY_TYPE, which HIP calls alike, and the value for a device's memory.
+    // CU_POINTER_ATTRIBUTE_MEMORY_TYPE, which HIP names alike. The last column is its value for a
+    // device's memory.
     const MEMORY_TYPE: c_int = 2;
     #[rustfmt::skip]
     const RUNTIMES: [(&CStr, &CStr, c_uint); 4] = [

@@ -9,7 +9,7 @@ use rdmamr_sys::pages::page_size;
 
 pub use rdmamr_prefault::is_large;
 
-/// Runs `register`, which registers this memory, beside what `prefault/` does.
+/// Runs `register`, which registers this memory, beside the threads of `prefault/`.
 #[cold]
 pub fn around<T>(request: &Request, is_watched: bool, register: impl FnOnce() -> T) -> T {
     if disabled() {

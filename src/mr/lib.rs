@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Registered memory regions: what `ibv_reg_mr` and its relatives do. The library makes the kernel
-//! calls itself if it can do so exactly as rdma-core does, and calls libibverbs otherwise.
+//! Registered memory regions: `ibv_reg_mr` and its relatives. The library makes the kernel calls
+//! itself if it can do so exactly as rdma-core does, and calls libibverbs otherwise.
 //!
 //! Not here: C's pointers and return conventions (`capi/`), the bytes that the kernel gets
 //! (`uverbs/`).

@@ -6,18 +6,18 @@ use errno::Errno;
 use rdmamr_abi::rdma_core::ibv_mr;
 use rdmamr_trace::format::how;
 
-/// Which part did the work of a successful call.
+/// The part that did the work of a successful call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum How {
-    /// The library did it by its own call of the kernel.
+    /// The library, by its own call of the kernel.
     Kernel,
-    /// libibverbs did it, because the library forwarded the call.
+    /// libibverbs, because the library forwarded the call.
     Forwarded,
-    /// The cache had a region that serves, and gave it out.
+    /// The cache had a region that serves, and handed it out.
     Hit,
     /// The cache made a new region, which it may keep.
     Miss,
-    /// The cache keeps the region that the program deregistered.
+    /// The region that the program deregistered stays registered, idle in the cache.
     Kept,
 }
 
@@ -78,7 +78,7 @@ pub enum Error {
     Panic,
 }
 
-/// What a panic means, for people. It stands in docs/troubleshooting.md.
+/// The message about a panic, for people. docs/troubleshooting.md contains it.
 pub const PANICKED: &str = "librdmamr itself failed; it now forwards everything";
 
 impl Error {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The relaxed calls, ibv_reg_mr_relaxed(3), and the domains with the cache of libfabric's family.
-//! The cache serves them. If it cannot, the caller gets a region of its own.
+//! The relaxed calls, ibv_reg_mr_relaxed(3), and the libfabric domains that use the cache. If the
+//! cache cannot serve a call, the caller gets a plain region.
 
 use crate::dispatch::register::register_rarely;
 use crate::life::hit::{Answer, hit};
@@ -10,7 +10,7 @@ use rdmamr_mr::{Access, Error, How, Registered, Request};
 use rdmamr_next::Pd;
 use rdmamr_stats as stats;
 
-/// Registers memory.
+/// Registers memory for a relaxed call.
 #[inline(always)]
 pub fn register_relaxed(pd: Pd, request: &Request) -> Result<Registered, Error> {
     let addr = request.addr.addr();
@@ -21,7 +21,6 @@ pub fn register_relaxed(pd: Pd, request: &Request) -> Result<Registered, Error> 
     }
 }
 
-/// Registers memory after a miss.
 #[cold]
 fn register_missed(pd: Pd, request: &Request, answer: Answer) -> Result<Registered, Error> {
     match miss::register(pd, request, answer, false) {
@@ -34,8 +33,8 @@ fn register_missed(pd: Pd, request: &Request, answer: Answer) -> Result<Register
     }
 }
 
-/// Returns a region of the cache that serves, if there is one. The caller does not need the reason
-/// for a miss.
+/// Returns a cached region that serves, if there is one. The caller does not need the reason for a
+/// miss.
 #[inline(always)]
 pub fn hit_relaxed(pd: Pd, addr: usize, length: usize, access: Access) -> Option<*mut ibv_mr> {
     hit(pd, addr, length, access, false).region()
