@@ -156,3 +156,6 @@ pub const IBV_MR_TYPE_MR: u32 = 0;
 
 /// `verbs_mr.mr_type` of the region of `ibv_alloc_null_mr`.
 pub const IBV_MR_TYPE_NULL_MR: u32 = 1;
+
+/// `verbs_mr.mr_type` of a region of a dma-buf.
+pub const IBV_MR_TYPE_DMABUF_MR: u32 = 3;

@@ -71,6 +71,8 @@ pub struct Config {
     pub fabric_cache: bool,
     /// `RDMAMR_LIVE`: show the statistics while the process runs.
     pub live: bool,
+    /// `RDMAMR_GPU`: register memory of a GPU as a dma-buf if the kernel refuses its address.
+    pub gpu: bool,
     /// `RDMAMR_MONITOR=libfabric`: watch memory for libfabric's registration cache.
     pub monitor_libfabric: bool,
 }
@@ -96,6 +98,7 @@ impl Config {
         progress: false,
         fabric_cache: false,
         live: true,
+        gpu: true,
         monitor_libfabric: false,
     };
 }
@@ -223,6 +226,11 @@ const SETTINGS: &[Setting] = &[
     Setting { name: c"RDMAMR_LIVE", values: &["0", "1"], set: |config, value| {
         config.live = value != c"0";
         value == c"0" || value == c"1"
+    } },
+    // Register memory of a GPU as a dma-buf if the kernel refuses its address.
+    Setting { name: c"RDMAMR_GPU", values: &["on", "off"], set: |config, value| {
+        config.gpu = value != c"off";
+        value == c"on" || value == c"off"
     } },
     // The registration cache to notify of changes of memory.
     Setting { name: c"RDMAMR_MONITOR", values: &["libfabric"], set: |config, value| {

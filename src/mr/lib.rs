@@ -11,6 +11,7 @@ mod devices;
 pub mod explain;
 mod fork;
 mod forwarded;
+pub mod gpu;
 pub mod kernel_mr;
 mod large;
 mod lifetime;

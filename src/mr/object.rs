@@ -197,6 +197,11 @@ impl Mr {
         self.mr_type().load(Relaxed) == IBV_MR_TYPE_NULL_MR
     }
 
+    /// Whether the region is of a dma-buf, which no range of addresses stands for.
+    pub fn is_of_dmabuf(self) -> bool {
+        self.mr_type().load(Relaxed) == IBV_MR_TYPE_DMABUF_MR
+    }
+
     fn mr_type(&self) -> &AtomicU32 {
         let offset = core::mem::offset_of!(verbs_mr, mr_type);
         let mr_type = self.0.as_ptr().wrapping_byte_add(offset).cast();

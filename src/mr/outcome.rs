@@ -2,6 +2,7 @@
 //! How a call ended: how it was done, or why it failed. The errno, libfabric's code and the message
 //! for people all come from these values.
 
+use super::gpu::Obstacle;
 use errno::Errno;
 use rdmamr_abi::rdma_core::ibv_mr;
 use rdmamr_trace::format::how;
@@ -19,6 +20,8 @@ pub enum How {
     Miss,
     /// The region that the program deregistered stays registered, idle in the cache.
     Kept,
+    /// libibverbs registered memory of a GPU as a dma-buf, after the kernel had refused its address.
+    Gpu,
 }
 
 impl How {
@@ -30,6 +33,7 @@ impl How {
             How::Hit => how::HIT,
             How::Miss => how::MISS,
             How::Kept => how::KEPT,
+            How::Gpu => how::GPU,
         }
     }
 }
@@ -74,6 +78,9 @@ pub enum Error {
     /// A rule of the call's family (libfabric's, for example) refuses the call, with a code of that
     /// family.
     Refused(i32, &'static str),
+    /// The kernel refused memory of a GPU by its address, and it could not be registered as a dma-buf
+    /// either.
+    Gpu(Errno, Obstacle),
     /// The library itself failed.
     Panic,
 }
@@ -86,7 +93,10 @@ impl Error {
     pub fn errno(self) -> i32 {
         match self {
             Error::Argument(_) | Error::Gone => libc::EINVAL,
-            Error::Kernel(errno) | Error::Next(errno) | Error::Fork(errno) => errno.0,
+            Error::Kernel(errno)
+            | Error::Next(errno)
+            | Error::Fork(errno)
+            | Error::Gpu(errno, _) => errno.0,
             Error::Refused(code, _) => code,
             Error::Busy(_) => libc::EBUSY,
             Error::Shortage(_) => libc::EAGAIN,

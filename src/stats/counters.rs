@@ -110,6 +110,12 @@ pub struct rdmamr_stats {
     /// the second registration of the range on: with the same protection domain, first page and
     /// access, and no longer than the first.
     pub bypassed_first: u64,
+    /// Registrations of a GPU's memory as a dma-buf, after the kernel had refused the address. Each
+    /// counts in reg_next as well.
+    pub reg_gpu: u64,
+    /// Registrations of a GPU's memory that failed, since it could not be registered as a dma-buf
+    /// either. Each counts in reg_failed as well.
+    pub reg_gpu_failed: u64,
 }
 
 /// The number of fields of [`rdmamr_stats`]. All are `u64`.

@@ -212,6 +212,9 @@ fn refused(reason: u32) -> Option<Counter> {
 /// the range has come back. (If the deregistration fails, this is too early, which does no harm.)
 #[inline(never)]
 pub fn remember(mode: CacheMode, mr: Mr) {
+    if mr.is_of_dmabuf() {
+        return;
+    }
     let (public, access) = (mr.read(), mr.access());
     let page_range = PageRange::around(public.addr.addr() as u64, public.length as u64);
     if let Some(page_range) = page_range.filter(|_| mode.wants(access)) {

@@ -251,7 +251,7 @@ pub mod call {
 /// How the call was served.
 pub mod how {
     /// Names, by number.
-    pub const NAMES: [&str; 6] = ["", "kernel", "forwarded", "hit", "miss", "kept"];
+    pub const NAMES: [&str; 7] = ["", "kernel", "forwarded", "hit", "miss", "kept", "gpu"];
     /// Not stated: the call failed, or it ended a region that was no longer registered.
     pub const NONE: u8 = 0;
     /// By a system call of this library, which pinned or released the memory.
@@ -265,6 +265,8 @@ pub mod how {
     pub const MISS: u8 = 4;
     /// A deregistration that left the region in the cache.
     pub const KEPT: u8 = 5;
+    /// By the next libibverbs, as a dma-buf: the memory is a GPU's, and the kernel refused its address.
+    pub const GPU: u8 = 6;
 }
 
 /// Why the cache could not serve a plain registration that succeeded: [`Call::reason`].
