@@ -184,6 +184,16 @@ struct rdmamr_stats {
          * access, and no longer than the first.
          */
         uint64_t bypassed_first;
+        /**
+         * Registrations of a GPU's memory as a dma-buf, after the kernel had refused the address. Each
+         * counts in reg_next as well.
+         */
+        uint64_t reg_gpu;
+        /**
+         * Registrations of a GPU's memory that failed, since it could not be registered as a dma-buf
+         * either. Each counts in reg_failed as well.
+         */
+        uint64_t reg_gpu_failed;
 };
 
 #ifdef __cplusplus
