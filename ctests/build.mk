@@ -14,6 +14,7 @@ ctests: $(tests)
 flags_alone         := -DRDMAMR_NO_LIBFABRIC
 flags_shared        := -shared -fPIC
 flags_gpu           := -shared -fPIC -Wl,-soname,libcuda.so.1
+flags_rocm          := -shared -fPIC -DROCM -Wl,-soname,libhsa-runtime64.so.1
 flags_plugin        := -shared -fPIC
 flags_exported      := -rdynamic
 flags_address       := -fsanitize=address

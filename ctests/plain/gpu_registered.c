@@ -16,6 +16,7 @@
 #include "gpu_runtime.h"
 
 #pragma weak ibv_reg_mr_relaxed
+#pragma weak ibv_dereg_mr_relaxed
 
 enum { SIZE = 8 << 20, SHOWN = 64, HANDLE = 2 << 20 };
 enum { USUAL = GPU_HAS_DMA_BUF | GPU_TAKES_PARTS | GPU_TAKES_WHOLES };
