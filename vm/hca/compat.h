@@ -38,9 +38,11 @@
 #if SINCE(6, 12)
 #define HCA_ATTRS struct uverbs_attr_bundle *attrs
 #define HCA_UDATA (&attrs->driver_udata)
+#define HCA_SINCE_6_12(...) __VA_ARGS__
 #else
 #define HCA_ATTRS struct ib_udata *udata
 #define HCA_UDATA udata
+#define HCA_SINCE_6_12(...)
 static inline int ib_umem_check_rereg(struct ib_umem *umem, int flags, int access)
 {
 	return 0;

@@ -86,21 +86,38 @@ void hca_say(struct hca_slot *slot, const char *format, ...)
 	va_end(arguments);
 }
 
-void hca_say_request(struct hca_slot *slot, const struct hca_request *request, int error, u32 lkey,
-		     u32 rkey)
+/* The private bytes, as "in=8:0000000000000000 out=4". */
+static const char *show_udata(char *text, size_t size, struct ib_udata *udata)
 {
 	u8 bytes[SHOWN_BYTES];
 	char hex[2 * SHOWN_BYTES + 1] = "";
-	size_t length = request->udata ? request->udata->inlen : 0;
+	size_t length = udata ? udata->inlen : 0;
 	size_t shown = min_t(size_t, length, SHOWN_BYTES);
 
-	if (shown && !ib_copy_from_udata(bytes, request->udata, shown))
+	if (shown && !ib_copy_from_udata(bytes, udata, shown))
 		*bin2hex(hex, bytes, shown) = 0;
-	hca_say(slot,
-		"%s start=%#llx length=%#llx iova=%#llx access=%#x in=%zu:%s out=%zu = %d lkey=%#x rkey=%#x",
-		hca_verb_names[request->verb], request->start, request->length, request->iova,
-		request->access, length, hex, request->udata ? request->udata->outlen : 0, error,
-		lkey, rkey);
+	snprintf(text, size, "in=%zu:%s out=%zu", length, hex, udata ? udata->outlen : 0);
+	return text;
+}
+
+void hca_say_udata(struct hca_slot *slot, enum hca_verb verb, struct ib_udata *udata, int error)
+{
+	char text[2 * SHOWN_BYTES + 64];
+
+	hca_say(slot, "%s %s = %d", hca_verb_names[verb], show_udata(text, sizeof(text), udata), error);
+}
+
+void hca_say_request(struct hca_slot *slot, const struct hca_request *request, int error, u32 lkey,
+		     u32 rkey)
+{
+	char text[2 * SHOWN_BYTES + 64], rereg[48] = "";
+
+	if (request->verb == HCA_rereg_mr)
+		snprintf(rereg, sizeof(rereg), "of=%#x flags=%#x ", request->key, request->flags);
+	hca_say(slot, "%s %sstart=%#llx length=%#llx iova=%#llx access=%#x %s = %d lkey=%#x rkey=%#x",
+		hca_verb_names[request->verb], rereg, request->start, request->length,
+		request->iova, request->access, show_udata(text, sizeof(text), request->udata),
+		error, lkey, rkey);
 }
 
 /* Takes the lines out, and says how long they are together. */

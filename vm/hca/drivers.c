@@ -304,7 +304,8 @@ const struct hca_driver hca_drivers[] = {
 	{
 		.name = "efa", .id = RDMA_DRIVER_EFA, .abi = EFA_UVERBS_ABI_VERSION,
 		.vendor = 0x1d0f, .device = 0xefa2, .node = RDMA_NODE_UNSPECIFIED,
-		CONTEXT(efa_context), .query = &efa_query, .query_size = sizeof(efa_query),
+		CONTEXT(efa_context), .objects = hca_efa_objects,
+		.query = &efa_query, .query_size = sizeof(efa_query),
 		.max_mr = 1 << 18, .max_mr_size = 1ULL << 40,
 		.features = HCA_DMABUF_PINNED | HCA_HIDES_IOVA,
 		.check = check_efa,

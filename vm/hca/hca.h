@@ -8,7 +8,7 @@
  *              driver refuses
  *   verbs.c    contexts, protection domains, queues, mappings
  *   memory.c   regions and windows: checks, pins, keys, data through a key
- *   mlx5.c     the ioctl objects that mlx5's provider has of its own
+ *   objects.c  the ioctl objects that mlx5's and efa's providers have of their own
  *   control.c  /dev/rdmamr-hca
  */
 #ifndef RDMAMR_HCA_H
@@ -70,7 +70,10 @@ struct hca_request {
 	u64 start, length, iova;
 	int access;
 	int fd; /* of a dma-buf, or -1 */
+	u32 key; /* of the region that a rereg changes */
+	int flags; /* of the rereg */
 	bool dmah;
+	int refused; /* what the driver's own attributes lead to */
 	bool is_queue; /* irdma: memory of a queue, which has no key */
 	struct ib_udata *udata;
 };
@@ -113,9 +116,6 @@ struct hca_driver {
 
 extern const struct hca_driver hca_drivers[];
 extern const size_t hca_driver_count;
-extern const struct uapi_definition hca_mlx5_objects[];
-extern const struct ib_device_ops hca_mlx5_ops;
-int hca_mlx5_answer_dm(struct uverbs_attr_bundle *attrs);
 
 struct hca_failure {
 	int error;
@@ -167,6 +167,11 @@ struct hca_mr {
 	size_t fits_pages; /* so many pages a rereg can put under the same key */
 };
 
+struct hca_pd {
+	struct ib_pd ib;
+	u32 number;
+};
+
 static inline struct hca_slot *hca_slot_of(struct ib_device *device)
 {
 	return container_of(device, struct hca_device, ib)->slot;
@@ -197,9 +202,16 @@ u32 hca_key(u32 index);
 int hca_through(struct hca_slot *slot, u32 key, u64 iova, void *data, size_t size, bool write,
 		int needs);
 
+/* objects.c */
+extern const struct uapi_definition hca_mlx5_objects[], hca_efa_objects[];
+extern const struct ib_device_ops hca_mlx5_ops;
+int hca_mlx5_answer_dm(struct uverbs_attr_bundle *attrs);
+int hca_mlx5_check_dmabuf(struct uverbs_attr_bundle *attrs, u64 iova); /* since 6.12 */
+
 /* control.c */
 int hca_injected(struct hca_slot *slot, enum hca_verb verb);
 __printf(2, 3) void hca_say(struct hca_slot *slot, const char *format, ...);
+void hca_say_udata(struct hca_slot *slot, enum hca_verb verb, struct ib_udata *udata, int error);
 void hca_say_request(struct hca_slot *slot, const struct hca_request *request, int error, u32 lkey,
 		     u32 rkey);
 int hca_control_init(void);

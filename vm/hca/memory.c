@@ -70,7 +70,7 @@ static struct ib_umem *pin_dmabuf(struct ib_device *device, const struct hca_req
 	struct ib_umem_dmabuf *dmabuf;
 	int error;
 
-	if (slot->driver->features & HCA_DMABUF_PINNED) {
+	if ((slot->driver->features & HCA_DMABUF_PINNED) || request->verb == HCA_devx_umem_reg) {
 		dmabuf = ib_umem_dmabuf_get_pinned(device, request->start, request->length,
 						   request->fd, request->access);
 		return IS_ERR(dmabuf) ? ERR_CAST(dmabuf) : &dmabuf->umem;
@@ -203,7 +203,7 @@ static int take_pages(struct hca_slot *slot, struct ib_device *device, struct hc
 static int check_request(struct hca_slot *slot, struct hca_request *request)
 {
 	const struct hca_driver *driver = slot->driver;
-	int error = hca_injected(slot, request->verb);
+	int error = hca_injected(slot, request->verb) ?: request->refused;
 
 	if (error)
 		return error;
@@ -319,6 +319,10 @@ static struct ib_mr *hca_reg_user_mr_dmabuf(struct ib_pd *pd, u64 offset, u64 le
 	/* A bad descriptor is the core's to refuse (dma_buf_get); here negative means none. */
 	if (fd < 0)
 		request.fd = INT_MAX;
+	HCA_SINCE_6_12(
+		if (hca_slot_of(pd->device)->driver->id == RDMA_DRIVER_MLX5)
+			request.refused = hca_mlx5_check_dmabuf(attrs, iova);
+	)
 	return reg(pd, &request);
 }
 
@@ -467,32 +471,27 @@ static struct ib_mr *hca_rereg_user_mr(struct ib_mr *ib, int flags, u64 start, u
 	struct hca_mr *mr = hca_mr_of(ib), *made = NULL;
 	struct hca_request request = {
 		.verb = HCA_rereg_mr, .start = start, .length = length, .iova = iova,
-		.access = access, .fd = -1, .udata = udata,
+		.access = access, .fd = -1, .udata = udata, .key = ib->lkey, .flags = flags,
 	};
-	u32 old = ib->lkey;
+	struct hca_request asked = request;
 	int error = hca_injected(slot, HCA_rereg_mr);
 
-	hca_say(slot, "rereg_mr lkey=%#x flags=%#x:", old, flags);
 	if (!error && (slot->driver->features & HCA_REREG_MLX5)) {
 		made = rereg_mlx5(slot, mr, flags, &request);
 		error = PTR_ERR_OR_ZERO(made);
 	} else if (!error) {
 		error = rereg_in_place(slot, mr, flags, &request);
 	}
-	request.access = access;
-	request.start = start;
-	request.length = length;
-	request.iova = iova;
 	if (error) {
-		hca_say_request(slot, &request, error, 0, 0);
+		hca_say_request(slot, &asked, error, 0, 0);
 		return ERR_PTR(error);
 	}
 	if (made) {
-		hca_say_request(slot, &request, 0, made->ib.lkey, made->ib.rkey);
+		hca_say_request(slot, &asked, 0, made->ib.lkey, made->ib.rkey);
 		return &made->ib;
 	}
 	set_keys(mr, slot->driver);
-	hca_say_request(slot, &request, 0, ib->lkey, ib->rkey);
+	hca_say_request(slot, &asked, 0, ib->lkey, ib->rkey);
 	return NULL;
 }
 

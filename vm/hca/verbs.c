@@ -9,10 +9,6 @@ struct hca_ucontext {
 	struct ib_ucontext ib;
 };
 
-struct hca_pd {
-	struct ib_pd ib;
-};
-
 struct hca_cq {
 	struct ib_cq ib;
 };
@@ -41,9 +37,11 @@ int hca_answer(struct ib_udata *udata, const void *bytes, size_t size)
 static int hca_alloc_ucontext(struct ib_ucontext *context, struct ib_udata *udata)
 {
 	struct hca_slot *slot = hca_slot_of(context->device);
+	int error = hca_injected(slot, HCA_alloc_ucontext) ?:
+		    hca_answer(udata, slot->driver->context, slot->driver->context_size);
 
-	return hca_injected(slot, HCA_alloc_ucontext) ?:
-	       hca_answer(udata, slot->driver->context, slot->driver->context_size);
+	hca_say_udata(slot, HCA_alloc_ucontext, udata, error);
+	return error;
 }
 
 static void hca_dealloc_ucontext(struct ib_ucontext *context)
@@ -63,15 +61,19 @@ static void hca_disassociate_ucontext(struct ib_ucontext *context)
 static int hca_alloc_pd(struct ib_pd *pd, struct ib_udata *udata)
 {
 	struct hca_slot *slot = hca_slot_of(pd->device);
-	u32 answer[2] = { atomic_inc_return(&slot->next_number) };
+	u32 number = atomic_inc_return(&slot->next_number);
+	u32 answer[2] = { number };
 	int error = hca_injected(slot, HCA_alloc_pd);
 
 	/* The number, then zeros. efa alone has a mask before it, and 16 bits of number (efa-abi.h). */
 	if (slot->driver->id == RDMA_DRIVER_EFA) {
-		answer[1] = answer[0] & 0xffff;
+		answer[1] = number & 0xffff;
 		answer[0] = 0;
 	}
-	return error ?: hca_answer(udata, answer, sizeof(answer));
+	container_of(pd, struct hca_pd, ib)->number = number;
+	error = error ?: hca_answer(udata, answer, sizeof(answer));
+	hca_say_udata(slot, HCA_alloc_pd, udata, error);
+	return error;
 }
 
 static int hca_dealloc_pd(struct ib_pd *pd, struct ib_udata *udata)
