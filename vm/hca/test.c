@@ -3,7 +3,6 @@
  * test.c DEVICE...: does the stand-in do what README.md says, and what the rows of drivers.c say of
  * the real drivers? By rdma-core's own providers. vm/hca/test runs it.
  */
-#include <dlfcn.h>
 #include <fcntl.h>
 #include <infiniband/mlx5dv.h>
 #include <infiniband/verbs.h>
@@ -339,30 +338,72 @@ static void windows(const char *device, struct ibv_pd *pd)
 	is(keys(device), 0, "no key is left");
 }
 
-static void dmabuf(const char *device, struct ibv_pd *pd)
+/* drm/drm.h and drm/drm_mode.h, which come with libdrm. */
+struct dumb {
+	uint32_t height, width, bpp, flags, handle, pitch;
+	uint64_t size;
+};
+struct dumb_map {
+	uint32_t handle, pad;
+	uint64_t offset;
+};
+struct prime {
+	uint32_t handle, flags;
+	int32_t fd;
+};
+
+/*
+ * A dma-buf of SIZE bytes, and the same memory mapped: a memfd behind /dev/udmabuf, which Debian's
+ * kernels have since 6.12, else a buffer of vgem.
+ */
+static int export(char **mapped)
 {
 	struct udmabuf_create make = { .flags = UDMABUF_FLAGS_CLOEXEC, .size = SIZE };
-	int memory = memfd_create("memory", MFD_ALLOW_SEALING), udmabuf, fd;
-	struct ibv_mr *mr;
-	char *mapped;
+	struct dumb dumb = { .height = 4, .width = PAGE, .bpp = 8 };
+	struct dumb_map map = {};
+	struct prime prime = { .flags = O_CLOEXEC | O_RDWR };
+	int device = open("/dev/udmabuf", O_RDWR), memory = -1, fd;
 
-	must(memory >= 0 && !ftruncate(memory, SIZE) && !fcntl(memory, F_ADD_SEALS, F_SEAL_SHRINK));
-	must((mapped = mmap(NULL, SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, memory, 0)) != MAP_FAILED);
-	udmabuf = open("/dev/udmabuf", O_RDWR);
-	if (udmabuf < 0) {
-		skip_errno("dma-buf", "there is no /dev/udmabuf");
-		goto out;
+	if (device >= 0) {
+		must((memory = memfd_create("memory", MFD_ALLOW_SEALING)) >= 0);
+		must(!ftruncate(memory, SIZE) && !fcntl(memory, F_ADD_SEALS, F_SEAL_SHRINK));
+		make.memfd = memory;
+		must((fd = ioctl(device, UDMABUF_CREATE, &make)) >= 0);
+		*mapped = mmap(NULL, SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, memory, 0);
+		close(memory);
+	} else {
+		if (system("modprobe -q vgem") || (device = open("/dev/dri/card0", O_RDWR)) < 0)
+			return -1;
+		must(!ioctl(device, _IOWR('d', 0xb2, struct dumb), &dumb));
+		map.handle = prime.handle = dumb.handle;
+		must(!ioctl(device, _IOWR('d', 0xb3, struct dumb_map), &map));
+		must(!ioctl(device, _IOWR('d', 0x2d, struct prime), &prime));
+		fd = prime.fd;
+		*mapped = mmap(NULL, SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, device, map.offset);
 	}
-	make.memfd = memory;
-	must((fd = ioctl(udmabuf, UDMABUF_CREATE, &make)) >= 0);
+	must(*mapped != MAP_FAILED);
+	close(device);
+	return fd;
+}
+
+static void dmabuf(const char *device, struct ibv_pd *pd)
+{
+	char *mapped;
+	int fd = export(&mapped), file;
+	struct ibv_mr *mr;
+
+	if (fd < 0) {
+		skip_errno("dma-buf", "neither /dev/udmabuf nor vgem is there");
+		return;
+	}
 	errno = 0;
 	mr = ibv_reg_dmabuf_mr(pd, PAGE + 8, 2 * PAGE, 0x500000000008, fd, rights);
 	if (!mr && errno == EOPNOTSUPP) {
 		skip("dma-buf", "the driver or its provider has none");
-		goto done;
+		goto out;
 	}
-	if (!ok(mr != NULL, "registered"))
-		goto done;
+	if (!ok(mr != NULL, "registered: errno %d", errno))
+		goto out;
 	strcpy(mapped + PAGE + 8, "buffer");
 	is(control("read %s %#x 0x500000000008 6", device, mr->lkey), 0, "read");
 	ok(!strcmp(answer, "627566666572"), "through the dma-buf: %s", answer);
@@ -370,24 +411,25 @@ static void dmabuf(const char *device, struct ibv_pd *pd)
 	ok(!memcmp(mapped + 2 * PAGE - 2, "\1\2\3\4", 4), "the process sees it");
 	is(control("read %s %#x 0x500000002007 1", device, mr->lkey), 0, "the last byte");
 	is(control("read %s %#x 0x500000002008 1", device, mr->lkey), ERANGE, "behind the end");
+	errno = 0;
+	ok(!ibv_reg_dmabuf_mr(pd, PAGE, SIZE, PAGE, fd, rights) && errno == EINVAL,
+	   "longer than the dma-buf: errno %d", errno);
+	must((file = memfd_create("no dma-buf", 0)) >= 0);
+	errno = 0;
+	ok(!ibv_reg_dmabuf_mr(pd, 0, PAGE, 0, file, rights) && errno == EINVAL, "another file: errno %d", errno);
+	close(file);
+	errno = 0;
+	ok(!ibv_reg_dmabuf_mr(pd, 0, PAGE, 0, file, rights) && errno == EBADF, "no file: errno %d", errno);
 	close(fd);
 	fd = -1;
 	is(control("read %s %#x 0x500000000008 6", device, mr->lkey), 0, "without its descriptor");
 	ok(!strcmp(answer, "627566666572"), "%s", answer);
 	is(ibv_dereg_mr(mr), 0, "deregistered");
-	must((fd = ioctl(udmabuf, UDMABUF_CREATE, &make)) >= 0);
-	errno = 0;
-	ok(!ibv_reg_dmabuf_mr(pd, PAGE, SIZE, PAGE, fd, rights) && errno == EINVAL, "behind its end: errno %d", errno);
-	errno = 0;
-	ok(!ibv_reg_dmabuf_mr(pd, 0, PAGE, 0, memory, rights) && errno == EINVAL, "no dma-buf: errno %d", errno);
 	is(keys(device), 0, "no key is left");
-done:
+out:
 	if (fd >= 0)
 		close(fd);
-	close(udmabuf);
-out:
 	munmap(mapped, SIZE);
-	close(memory);
 }
 
 static void mlx5(const char *device, struct ibv_pd *pd, char *memory)
