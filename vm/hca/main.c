@@ -117,6 +117,8 @@ static int add_to(struct hca_slot *slot)
 	if (!device)
 		return -ENOMEM;
 	device->slot = slot;
+	/* A device that comes back gives out the same keys: so runs can be compared. */
+	slot->next_key = 0;
 	device->ib.node_type = driver->node;
 	device->ib.phys_port_cnt = 1;
 	device->ib.num_comp_vectors = 1;
