@@ -29,9 +29,11 @@
 #if SINCE(6, 17)
 #define HCA_DMAH struct ib_dmah *dmah,
 #define HCA_HAS_DMAH (dmah != NULL)
+#define HCA_SINCE_6_17(...) __VA_ARGS__
 #else
 #define HCA_DMAH
 #define HCA_HAS_DMAH false
+#define HCA_SINCE_6_17(...)
 #endif
 
 /* 6.12: create_cq and the registration of a dma-buf take all attributes of the call. */

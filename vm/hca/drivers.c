@@ -297,7 +297,7 @@ const struct hca_driver hca_drivers[] = {
 		CONTEXT(mlx5_context), .objects = hca_mlx5_objects, .ops = &hca_mlx5_ops,
 		.max_mr = 1 << 20, .max_mr_size = U64_MAX,
 		.features = HCA_MW | HCA_REREG_MLX5 | HCA_DMABUF_MOVES | HCA_ODP | HCA_DM |
-			    HCA_ADVISE | HCA_QUEUES,
+			    HCA_ADVISE | HCA_QUEUES | HCA_TAKES_DMAH,
 		/* Firmware (mlx5_core, cmd.c): limit exceeded, bad parameter. */
 		.full_errno = -ENOMEM, .length_errno = -EINVAL,
 	},
@@ -400,6 +400,8 @@ const struct hca_driver hca_drivers[] = {
 		.check = check_remote_write,
 		/* hw/qedr/verbs.c, qedr_reg_user_mr(), all: any failure to pin; no TID is left. */
 		.pin_errno = -EFAULT,
+		/* qedr_prepare_pbl_tbl(), all: MAX_PBES_TWO_LAYER is 256 GiB. */
+		.max_pages = 8192 * 8192, .max_pages_errno = -EINVAL,
 		.full_errno = -EINVAL, .length_errno = -EINVAL,
 	},
 	{

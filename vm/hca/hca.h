@@ -159,6 +159,7 @@ struct hca_mr {
 	struct ib_mr ib;
 	u32 index; /* of its key */
 	bool is_dm;
+	bool has_dmah;
 	bool disabled; /* by a rereg that failed halfway */
 	u64 start, length, iova;
 	int access;

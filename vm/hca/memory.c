@@ -243,6 +243,7 @@ static struct hca_mr *make(struct ib_device *device, const struct hca_request *r
 	if (!mr)
 		return ERR_PTR(-ENOMEM);
 	mr->access = request->access;
+	mr->has_dmah = request->dmah;
 	if (key_first)
 		error = hca_take_key(slot, mr, &mr->index);
 	if (error)
@@ -407,6 +408,9 @@ static struct hca_mr *rereg_mlx5(struct hca_slot *slot, struct hca_mr *mr, int f
 	struct hca_mr *made;
 	int error;
 
+	/* 7.2. */
+	if (mr->has_dmah)
+		return ERR_PTR(-EOPNOTSUPP);
 	/* 6.12 and later. */
 	error = ib_umem_check_rereg(mr->umem, flags, request->access);
 	if (error)

@@ -118,8 +118,30 @@ DECLARE_UVERBS_NAMED_METHOD(
 
 ADD_UVERBS_METHODS(hca_mlx5_dm_query, UVERBS_OBJECT_DM, &UVERBS_METHOD(MLX5_IB_METHOD_DM_QUERY));
 
+/* mlx5_ib_alloc_dmah(), hw/mlx5/dmah.c, 7.2: a processing hint, and both parts of a tag or none. */
+HCA_SINCE_6_17(
+	struct hca_dmah {
+		struct ib_dmah ib;
+	};
+
+	static int alloc_dmah(struct ib_dmah *dmah, struct uverbs_attr_bundle *attrs) {
+		const u32 tag = BIT(IB_DMAH_CPU_ID_EXISTS) | BIT(IB_DMAH_MEM_TYPE_EXISTS);
+		u32 given = dmah->valid_fields;
+
+		if (!(given & BIT(IB_DMAH_PH_EXISTS)) || ((given & tag) && (given & tag) != tag))
+			return -EINVAL;
+		return 0;
+	}
+
+	static int dealloc_dmah(struct ib_dmah *dmah, struct uverbs_attr_bundle *attrs) {
+		return 0;
+	}
+)
+
 const struct ib_device_ops hca_mlx5_ops = {
 	.query_ucontext = query_ucontext,
+	HCA_SINCE_6_17(.alloc_dmah = alloc_dmah, .dealloc_dmah = dealloc_dmah,
+		       INIT_RDMA_OBJ_SIZE(ib_dmah, hca_dmah, ib),)
 };
 
 ADD_UVERBS_ATTRIBUTES_SIMPLE(

@@ -51,8 +51,8 @@ static void hca_dealloc_ucontext(struct ib_ucontext *context)
 /*
  * With it a device goes although it is open, as on unplug; the driver needs to do nothing, since
  * the core ends all objects. Without it ib_unregister_device() waits until the device is closed:
- * so do efa, qedr, cxgb4, hfi1, qib, vmw_pvrdma, ocrdma and mthca on every kernel, and bnxt_re,
- * erdma and mana (main.c, device.c) on 6.1. Here every device can go.
+ * so do efa, qedr, cxgb4, hfi1, qib, vmw_pvrdma, ocrdma and mthca on every kernel, and bnxt_re
+ * and erdma (main.c, erdma_main.c) on 6.1. Here every device can go.
  */
 static void hca_disassociate_ucontext(struct ib_ucontext *context)
 {
