@@ -36,5 +36,5 @@ pub use object::{Mr, Object};
 pub use outcome::{Error, How, PANICKED, Registered};
 pub use register::{register, register_rarely};
 pub use request::{Request, Reregistration};
-pub use rereg::{CHANGED_BUT_NOT_FOR_CHILDREN, REFUSED, move_region, rereg};
+pub use rereg::{adopt, rereg};
 pub use state::{new_object, put_object_away};

@@ -119,12 +119,6 @@ impl Object {
         unsafe { (*self.0.as_ptr()).cached }
     }
 
-    /// Takes over the region of `other`. Afterwards `other` has no region.
-    pub fn take_over(self, other: Object) {
-        // SAFETY: `allocate` made both. The caller has claimed one and has just made the other.
-        unsafe { self.0.copy_from_nonoverlapping(other.0, 1) };
-    }
-
     /// Frees the object.
     ///
     /// # Safety
@@ -254,14 +248,9 @@ impl Mr {
         Object::at(self.address())
     }
 
-    /// Undoes [`Mr::claim_cached`].
-    pub fn restore_cached(self) {
-        self.mr_type().store(IBV_MR_TYPE_MR, Release);
-    }
-
     /// Makes a claimed object an ordinary region, which has the kernel's handle to itself.
     pub fn become_ordinary(self) {
         self.marked().store(self.access(), Relaxed);
-        self.restore_cached();
+        self.mr_type().store(IBV_MR_TYPE_MR, Release);
     }
 }

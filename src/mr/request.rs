@@ -37,17 +37,3 @@ pub struct Reregistration {
     pub length: usize,
     pub access: Access,
 }
-
-impl Reregistration {
-    /// Whether `ibv_rereg_mr` of libibverbs asks the provider: it refuses other arguments itself
-    /// (libibverbs/verbs.c).
-    pub fn is_accepted(&self) -> bool {
-        const TRANSLATION: c_int = 1;
-        const ACCESS: c_int = 4;
-        const ALL: c_int = 7;
-        let moves = self.flags & TRANSLATION != 0;
-        self.flags & !ALL == 0
-            && !(moves && (self.length == 0 || self.addr.is_null()))
-            && (self.flags & ACCESS != 0 || self.access.is_empty())
-    }
-}

@@ -8,6 +8,7 @@
 //! unchanged, the argument that the provider passed to that function. The provider upholds the
 //! function's contract.
 
+use crate::dispatch::rereg::give_to_program;
 use crate::dispatch::reuse;
 use crate::life::owners;
 use crate::objects::is_region;
@@ -59,10 +60,8 @@ pub unsafe fn rereg(vmr: *mut verbs_mr, next: impl FnOnce(next::CmdRereg) -> c_i
         errno::set_errno(Errno(libc::EINVAL));
         return libc::EINVAL;
     }
-    if let Some((mr, object)) = mr.and_then(|mr| Some((mr, mr.claim_cached()?))) {
-        owners::forget(object.cached());
-        reuse::end(object.cached());
-        mr.become_ordinary();
+    if let Some(mr) = mr {
+        give_to_program(mr);
     }
     next::CMD_REREG_MR
         .by(mr.map_or(Provider::ORDINARY, Mr::provider))
