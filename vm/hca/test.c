@@ -30,7 +30,7 @@ static int rights; /* that the device has */
 
 /*
  * What a driver answers, on each kernel; 0 is success. What it and its provider have beside
- * registration: r rereg, w windows, d dma-bufs. NULL is a provider that rdma-core does not have yet.
+ * registration: r rereg, w windows, d dma-bufs, q queues. NULL is a provider that rdma-core does not have yet.
  */
 struct answers {
 	int full, locked, unmapped, empty, longer, bytes, atomic;
@@ -44,24 +44,24 @@ struct row {
 
 static const struct row rows[] = {
 	/* clang-format off */
-	{ "mlx5",       1,  { ENOMEM, ENOMEM, EFAULT, EINVAL, EINVAL, 0, 0, "rwd" },
-	                    { ENOMEM, ENOMEM, EFAULT, EINVAL, EINVAL, 0, 0, "rwd" },
-	                    { ENOMEM, ENOMEM, EFAULT, EINVAL, EINVAL, 0, 0, "rwd" } },
+	{ "mlx5",       1,  { ENOMEM, ENOMEM, EFAULT, EINVAL, EINVAL, 0, 0, "rwdq" },
+	                    { ENOMEM, ENOMEM, EFAULT, EINVAL, EINVAL, 0, 0, "rwdq" },
+	                    { ENOMEM, ENOMEM, EFAULT, EINVAL, EINVAL, 0, 0, "rwdq" } },
 	{ "efa",        17, { ENOMEM, ENOMEM, EFAULT, EINVAL, EINVAL, EINVAL, EOPNOTSUPP, "d" },
 	                    { ENOMEM, ENOMEM, EFAULT, EINVAL, EINVAL, EINVAL, EOPNOTSUPP, "d" },
 	                    { ENOMEM, ENOMEM, EFAULT, EINVAL, EINVAL, EOPNOTSUPP, EOPNOTSUPP, "d" } },
-	{ "irdma",      9,  { ENOMEM, ENOMEM, EFAULT, EINVAL, EINVAL, 0, 0, "w" },
-	                    { ENOMEM, ENOMEM, EFAULT, EINVAL, EINVAL, 0, 0, "rwd" },
-	                    { ENOMEM, ENOMEM, EFAULT, EINVAL, EINVAL, 0, 0, "rwd" } },
+	{ "irdma",      9,  { ENOMEM, ENOMEM, EFAULT, EINVAL, EINVAL, 0, 0, "wq" },
+	                    { ENOMEM, ENOMEM, EFAULT, EINVAL, EINVAL, 0, 0, "rwdq" },
+	                    { ENOMEM, ENOMEM, EFAULT, EINVAL, EINVAL, 0, 0, "rwdq" } },
 	{ "bnxt_re",    6,  { EIO, EFAULT, EFAULT, EFAULT, ENOMEM, 0, 0, "" },
 	                    { EIO, ENOMEM, EFAULT, EINVAL, ENOMEM, 0, 0, "d" },
 	                    { EIO, ENOMEM, EFAULT, EINVAL, ENOMEM, EOPNOTSUPP, 0, "d" } },
-	{ "mlx4",       2,  { ENOMEM, ENOMEM, EFAULT, EINVAL, EINVAL, 0, 0, "rw" },
-	                    { ENOMEM, ENOMEM, EFAULT, EINVAL, EINVAL, 0, 0, "rw" },
-	                    { ENOMEM, ENOMEM, EFAULT, EINVAL, EINVAL, 0, 0, "rw" } },
-	{ "hns",        12, { ENOMEM, ENOMEM, ENOMEM, ENOMEM, EINVAL, 0, 0, "rw" },
-	                    { ENOMEM, ENOMEM, ENOMEM, ENOMEM, EINVAL, 0, 0, "rw" },
-	                    { ENOMEM, ENOMEM, ENOMEM, ENOMEM, EINVAL, 0, 0, "r" } },
+	{ "mlx4",       2,  { ENOMEM, ENOMEM, EFAULT, EINVAL, EINVAL, 0, 0, "rwq" },
+	                    { ENOMEM, ENOMEM, EFAULT, EINVAL, EINVAL, 0, 0, "rwq" },
+	                    { ENOMEM, ENOMEM, EFAULT, EINVAL, EINVAL, 0, 0, "rwq" } },
+	{ "hns",        12, { ENOMEM, ENOMEM, ENOMEM, ENOMEM, EINVAL, 0, 0, "rwq" },
+	                    { ENOMEM, ENOMEM, ENOMEM, ENOMEM, EINVAL, 0, 0, "rwq" },
+	                    { ENOMEM, ENOMEM, ENOMEM, ENOMEM, EINVAL, 0, 0, "rq" } },
 	{ "erdma",      19, { ENOSPC, ENOMEM, EFAULT, EINVAL, EINVAL, 0, 0, "" },
 	                    { ENOSPC, ENOMEM, EFAULT, EINVAL, EINVAL, 0, 0, "" },
 	                    { ENOSPC, ENOMEM, EFAULT, EINVAL, EINVAL, 0, 0, "" } },
@@ -86,9 +86,9 @@ static const struct row rows[] = {
 	{ "ocrdma",     7,  { EAGAIN, EFAULT, EFAULT, EFAULT, EINVAL, 0, 0, "" },
 	                    { EAGAIN, EFAULT, EFAULT, EFAULT, EINVAL, 0, 0, "" },
 	                    { EAGAIN, EFAULT, EFAULT, EFAULT, EINVAL, 0, 0, "" } },
-	{ "mthca",      5,  { ENOMEM, ENOMEM, EFAULT, EINVAL, EINVAL, 0, 0, "" },
-	                    { ENOMEM, ENOMEM, EFAULT, EINVAL, EINVAL, 0, 0, "" },
-	                    { ENOMEM, ENOMEM, EFAULT, EINVAL, EINVAL, EOPNOTSUPP, 0, "" } },
+	{ "mthca",      5,  { ENOMEM, ENOMEM, EFAULT, EINVAL, EINVAL, 0, 0, "q" },
+	                    { ENOMEM, ENOMEM, EFAULT, EINVAL, EINVAL, 0, 0, "q" },
+	                    { ENOMEM, ENOMEM, EFAULT, EINVAL, EINVAL, EOPNOTSUPP, 0, "q" } },
 	{ "ionic",      21, {}, {},
 	                    { ENOSPC, ENOMEM, EFAULT, EINVAL, EINVAL, 0, 0, "wd" } },
 	/* clang-format on */
@@ -370,6 +370,52 @@ static void windows(const char *device, struct ibv_pd *pd)
 	is(keys(device), 0, "no key is left");
 }
 
+static void to_rts(struct ibv_qp *qp)
+{
+	struct ibv_qp_attr init = { .qp_state = IBV_QPS_INIT, .port_num = 1 };
+	struct ibv_qp_attr rtr = { .qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024,
+				   .ah_attr = { .dlid = 1, .port_num = 1 } };
+	struct ibv_qp_attr rts = { .qp_state = IBV_QPS_RTS };
+
+	is(ibv_modify_qp(qp, &init, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS),
+	   0, "INIT");
+	is(ibv_modify_qp(qp, &rtr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+			 IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER), 0, "RTR");
+	is(ibv_modify_qp(qp, &rts, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
+			 IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC), 0, "RTS");
+}
+
+static void queues(struct ibv_pd *pd, char *memory)
+{
+	struct ibv_cq *cq = ibv_create_cq(pd->context, 10, NULL, NULL, 0);
+	struct ibv_qp_init_attr init = {
+		.send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC, .cap = { 4, 4, 1, 1, 0 },
+	};
+	struct ibv_mr *mr;
+	struct ibv_mw *mw;
+	struct ibv_qp *qp;
+
+	if (!has('q')) {
+		ok(!cq, "are not supported: errno %d", errno);
+		return;
+	}
+	must(cq && (qp = ibv_create_qp(pd, &init)));
+	to_rts(qp);
+	if (has('w')) {
+		struct ibv_mw_bind bind = { .bind_info = { .addr = (uintptr_t)memory, .length = PAGE,
+							   .mw_access_flags = IBV_ACCESS_REMOTE_READ } };
+
+		must((mr = ibv_reg_mr(pd, memory, PAGE, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND)));
+		must((mw = ibv_alloc_mw(pd, IBV_MW_TYPE_1)));
+		bind.bind_info.mr = mr;
+		is(ibv_bind_mw(qp, mw, &bind), 0, "a window is bound");
+		is(ibv_dealloc_mw(mw), 0, "freed");
+		is(ibv_dereg_mr(mr), 0, "deregistered");
+	}
+	is(ibv_destroy_qp(qp), 0, "destroyed");
+	is(ibv_destroy_cq(cq), 0, "destroyed");
+}
+
 /* drm/drm.h and drm/drm_mode.h, which come with libdrm. */
 struct dumb {
 	uint32_t height, width, bpp, flags, handle, pitch;
@@ -633,6 +679,7 @@ int main(int count, char **names)
 		as_case(injected(device, pd, memory), "%s: failures on demand, and the log", device);
 		as_case(rereg(device, pd, memory), "%s: rereg", device);
 		as_case(windows(device, pd), "%s: windows", device);
+		as_case(queues(pd, memory), "%s: queues", device);
 		as_case(dmabuf(device, pd), "%s: dma-bufs", device);
 		if (!strcmp(row->name, "mlx5"))
 			as_case(mlx5(device, pd, memory), "%s: what mlx5 alone has", device);
