@@ -3,6 +3,7 @@
  * test.c DEVICE...: does the stand-in do what README.md says, and what the rows of drivers.c say of
  * the real drivers? By rdma-core's own providers. vm/hca/test runs it.
  */
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <infiniband/mlx5dv.h>
 #include <infiniband/verbs.h>
@@ -575,6 +576,86 @@ static void mlx5(const char *device, struct ibv_pd *pd, char *memory)
 	munmap(moving, SIZE);
 }
 
+/* Calls that the headers of rdma-core 44 do not have. */
+
+struct dmah_attr {
+	uint32_t comp_mask, cpu_id;
+	uint8_t ph, tph_mem_type;
+};
+struct reg_attr {
+	size_t length;
+	int access;
+	uint64_t comp_mask, iova;
+	void *addr;
+	int fd;
+	uint64_t fd_offset;
+	void *dmah, *buf;
+};
+
+static void data_direct(struct ibv_pd *pd)
+{
+	struct ibv_mr *(*reg)(struct ibv_pd *, uint64_t, size_t, uint64_t, int, int, int) =
+		dlsym(RTLD_DEFAULT, "mlx5dv_reg_dmabuf_mr");
+	struct ibv_mr *mr;
+	char *mapped;
+	int fd;
+
+	if (!reg)
+		return;
+	must((fd = export(&mapped)) >= 0);
+	mr = reg(pd, 0, SIZE, 0, fd, rights, 0);
+	if (ok(mr != NULL, "mlx5dv_reg_dmabuf_mr: errno %d", errno))
+		is(ibv_dereg_mr(mr), 0, "deregistered");
+	ok(!reg(pd, 0, SIZE, 0, fd, rights, 1) && errno == EINVAL, "with DATA_DIRECT: errno %d", errno);
+	ok(!reg(pd, 8, PAGE, 8, fd, rights, 1) && errno == EOPNOTSUPP, "and unaligned: errno %d", errno);
+	close(fd);
+	munmap(mapped, SIZE);
+}
+
+static void hints(struct ibv_pd *pd, char *memory)
+{
+	void *(*alloc)(struct ibv_context *, struct dmah_attr *) = dlsym(RTLD_DEFAULT, "ibv_alloc_dmah");
+	int (*dealloc)(void *) = dlsym(RTLD_DEFAULT, "ibv_dealloc_dmah");
+	struct ibv_mr *(*reg)(struct ibv_pd *, struct reg_attr *) = dlsym(RTLD_DEFAULT, "ibv_reg_mr_ex");
+	struct dmah_attr attr = { .comp_mask = 1 << 1, .ph = 1 };
+	struct reg_attr in = { .length = PAGE, .access = rights, .comp_mask = 1 << 1 | 1 << 4, .addr = memory };
+	struct ibv_mr *mr;
+
+	if (!alloc || kernel < 617)
+		return;
+	in.dmah = alloc(pd->context, &attr);
+	if (!ok(in.dmah != NULL, "a DMA handle: errno %d", errno))
+		return;
+	mr = reg(pd, &in);
+	if (ok(mr != NULL, "a region with it: errno %d", errno)) {
+		errno = 0;
+		ok(ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, 0) == -4 && errno == EOPNOTSUPP,
+		   "which cannot change: errno %d", errno);
+		is(dealloc(in.dmah), EBUSY, "in use");
+		is(ibv_dereg_mr(mr), 0, "deregistered");
+	}
+	is(dealloc(in.dmah), 0, "freed");
+	attr = (struct dmah_attr){ .comp_mask = 1 << 0, .cpu_id = 0 };
+	ok(!alloc(pd->context, &attr) && errno == EINVAL, "without a hint: errno %d", errno);
+}
+
+static void efa(struct ibv_pd *pd, char *memory)
+{
+	struct {
+		uint64_t comp_mask;
+		uint16_t valid, recv, read, rdma_recv;
+	} attr;
+	void *library = dlopen("libefa.so.1", RTLD_NOW);
+	int (*query)(struct ibv_mr *, void *, uint32_t) = library ? dlsym(library, "efadv_query_mr") : NULL;
+	struct ibv_mr *mr = ibv_reg_mr(pd, memory, PAGE, IBV_ACCESS_LOCAL_WRITE);
+
+	must(library && mr);
+	ok((query != NULL) == (kernel >= 612), "efadv_query_mr is there since rdma-core 55");
+	if (query)
+		is(query(mr, &attr, sizeof(attr)), 0, "efadv_query_mr");
+	is(ibv_dereg_mr(mr), 0, "deregistered");
+}
+
 static void *turns(void *domain)
 {
 	char *memory = fresh(PAGE);
@@ -682,7 +763,9 @@ int main(int count, char **names)
 		as_case(queues(pd, memory), "%s: queues", device);
 		as_case(dmabuf(device, pd), "%s: dma-bufs", device);
 		if (!strcmp(row->name, "mlx5"))
-			as_case(mlx5(device, pd, memory), "%s: what mlx5 alone has", device);
+			as_case((mlx5(device, pd, memory), data_direct(pd), hints(pd, memory)), "%s: what mlx5 alone has", device);
+		if (!strcmp(row->name, "efa"))
+			as_case(efa(pd, memory), "%s: what efa alone has", device);
 		as_case(threads(device, pd), "%s: threads", device);
 		as_case(unplug(device, pd, memory), "%s: unplugged and back", device);
 		ibv_dealloc_pd(pd);
