@@ -223,8 +223,11 @@ static int check_request(struct hca_slot *slot, struct hca_request *request)
 
 static void set_keys(struct hca_mr *mr, const struct hca_driver *driver)
 {
-	const int remote = IB_ACCESS_REMOTE_WRITE | IB_ACCESS_REMOTE_READ | IB_ACCESS_REMOTE_ATOMIC;
+	int remote = IB_ACCESS_REMOTE_WRITE | IB_ACCESS_REMOTE_READ;
 
+	/* qedr_reg_user_mr(): atomics too; ocrdma_reg_user_mr(): not. */
+	if (driver->id == RDMA_DRIVER_QEDR)
+		remote |= IB_ACCESS_REMOTE_ATOMIC;
 	mr->ib.lkey = hca_key(mr->index);
 	mr->ib.rkey = mr->ib.lkey;
 	if ((driver->features & HCA_RKEY_IF_REMOTE) && !(mr->access & remote))

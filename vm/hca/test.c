@@ -14,6 +14,7 @@
 #include <rdma/ib_user_ioctl_cmds.h>
 #include <rdma/ib_user_verbs.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -722,6 +723,56 @@ static void unplug(const char *device, struct ibv_pd *pd, char *memory)
 	is(keys(device), 0, "no key is left");
 }
 
+struct load {
+	struct ibv_pd *pd;
+	atomic_int done; /* registrations */
+	atomic_int wrong; /* errnos */
+};
+
+static void *until_gone(void *argument)
+{
+	struct load *load = argument;
+	char *memory = fresh(PAGE);
+	struct ibv_mr *mr;
+
+	while (errno = 0, (mr = ibv_reg_mr(load->pd, memory, PAGE, rights))) {
+		atomic_fetch_add(&load->done, 1);
+		if (ibv_dereg_mr(mr))
+			atomic_fetch_add(&load->wrong, 1);
+	}
+	if (errno != EIO)
+		atomic_fetch_add(&load->wrong, 1);
+	munmap(memory, PAGE);
+	return NULL;
+}
+
+static void unplug_in_use(const char *device)
+{
+	pthread_t thread[3];
+	int round;
+	size_t i;
+
+	for (round = 0; round < 3; round++) {
+		struct ibv_context *context = open_device(device);
+		struct load load = {};
+
+		must(context && (load.pd = ibv_alloc_pd(context)));
+		for (i = 0; i < 3; i++)
+			must(!pthread_create(&thread[i], NULL, until_gone, &load));
+		while (atomic_load(&load.done) < 20)
+			usleep(1000);
+		is(control("remove %s", device), 0, "taken away");
+		for (i = 0; i < 3; i++)
+			must(!pthread_join(thread[i], NULL));
+		is(atomic_load(&load.wrong), 0, "each thread hears EIO, and nothing else fails");
+		is(control("add %s", device), 0, "back again");
+		is(keys(device), 0, "no key is left");
+		ibv_dealloc_pd(load.pd);
+		ibv_close_device(context);
+	}
+	must(!control("log %s", device));
+}
+
 int main(int count, char **names)
 {
 	struct utsname system;
@@ -768,6 +819,7 @@ int main(int count, char **names)
 			as_case(efa(pd, memory), "%s: what efa alone has", device);
 		as_case(threads(device, pd), "%s: threads", device);
 		as_case(unplug(device, pd, memory), "%s: unplugged and back", device);
+		as_case(unplug_in_use(device), "%s: unplugged while threads register", device);
 		ibv_dealloc_pd(pd);
 		ibv_close_device(context);
 	}
