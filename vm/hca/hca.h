@@ -22,9 +22,10 @@
 
 /* The calls that the log names and that can be made to fail. */
 #define HCA_VERBS(X)                                                                              \
-	X(alloc_ucontext) X(alloc_pd) X(query_device) X(query_port) X(mmap) X(reg_mr)              \
-	X(reg_dmabuf_mr) X(rereg_mr) X(dereg_mr) X(alloc_mw) X(dealloc_mw) X(alloc_dm)             \
-	X(reg_dm_mr) X(advise_mr) X(create_cq) X(create_qp) X(create_srq) X(devx_umem_reg)
+	X(alloc_ucontext) X(alloc_pd) X(dealloc_pd) X(query_device) X(query_port) X(mmap)          \
+	X(reg_mr) X(reg_dmabuf_mr) X(rereg_mr) X(dereg_mr) X(alloc_mw) X(dealloc_mw) X(alloc_dm)   \
+	X(dealloc_dm) X(reg_dm_mr) X(advise_mr) X(create_cq) X(create_qp) X(create_srq)            \
+	X(devx_umem_reg)
 
 enum hca_verb {
 #define X(name) HCA_##name,

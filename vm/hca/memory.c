@@ -223,8 +223,11 @@ static int check_request(struct hca_slot *slot, struct hca_request *request)
 
 static void set_keys(struct hca_mr *mr, const struct hca_driver *driver)
 {
-	const int remote = IB_ACCESS_REMOTE_WRITE | IB_ACCESS_REMOTE_READ | IB_ACCESS_REMOTE_ATOMIC;
+	int remote = IB_ACCESS_REMOTE_WRITE | IB_ACCESS_REMOTE_READ;
 
+	/* qedr_reg_user_mr(): atomics too; ocrdma_reg_user_mr(): not. */
+	if (driver->id == RDMA_DRIVER_QEDR)
+		remote |= IB_ACCESS_REMOTE_ATOMIC;
 	mr->ib.lkey = hca_key(mr->index);
 	mr->ib.rkey = mr->ib.lkey;
 	if ((driver->features & HCA_RKEY_IF_REMOTE) && !(mr->access & remote))
@@ -437,10 +440,14 @@ static struct hca_mr *rereg_mlx5(struct hca_slot *slot, struct hca_mr *mr, int f
 		request->start = mr->start;
 		request->length = mr->length;
 		request->iova = mr->iova;
-		made = make(device, request, mr->umem);
+		/* The pages go to the new region, or end: create_real_mr(). */
 		mutex_lock(&slot->lock);
+		umem = mr->umem;
 		mr->umem = NULL;
 		mutex_unlock(&slot->lock);
+		made = make(device, request, umem);
+		if (IS_ERR(made))
+			ib_umem_release(umem);
 		return made;
 	}
 	if (!plain || !same_kind || (request->access & IB_ACCESS_ON_DEMAND))
@@ -604,7 +611,13 @@ static struct ib_dm *hca_alloc_dm(struct ib_device *device, struct ib_ucontext *
 
 static int hca_dealloc_dm(struct ib_dm *dm, struct uverbs_attr_bundle *attrs)
 {
-	hca_slot_of(dm->device)->dm_taken = false;
+	struct hca_slot *slot = hca_slot_of(dm->device);
+	int error = hca_injected(slot, HCA_dealloc_dm);
+
+	hca_say(slot, "dealloc_dm = %d", error);
+	if (error)
+		return error;
+	slot->dm_taken = false;
 	kfree(dm);
 	return 0;
 }

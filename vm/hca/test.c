@@ -3,6 +3,7 @@
  * test.c DEVICE...: does the stand-in do what README.md says, and what the rows of drivers.c say of
  * the real drivers? By rdma-core's own providers. vm/hca/test runs it.
  */
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <infiniband/mlx5dv.h>
 #include <infiniband/verbs.h>
@@ -13,6 +14,7 @@
 #include <rdma/ib_user_ioctl_cmds.h>
 #include <rdma/ib_user_verbs.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -28,45 +30,77 @@ enum {
 static int kernel; /* 601, 612, 702 */
 static int rights; /* that the device has */
 
-/* What a driver answers, on each kernel; 0 is success. */
+/*
+ * What a driver answers, on each kernel; 0 is success. What it and its provider have beside
+ * registration: r rereg, w windows, d dma-bufs, q queues. NULL is a provider that rdma-core does not have yet.
+ */
+struct answers {
+	int full, locked, unmapped, empty, longer, bytes, atomic;
+	const char *has;
+};
 struct row {
 	const char *name;
 	int id;
-	struct {
-		int full, locked, unmapped, empty, longer, bytes, atomic;
-	} old, middle, new; /* 6.1, 6.12, 7.2 */
+	struct answers old, middle, new; /* 6.1 and rdma-core 44, 6.12 and 56, 7.2 and 65 */
 };
-
-#define SAME(...) { __VA_ARGS__ }, { __VA_ARGS__ }, { __VA_ARGS__ }
 
 static const struct row rows[] = {
 	/* clang-format off */
-	{ "mlx5",       1,  SAME(ENOMEM, ENOMEM, EFAULT, EINVAL, EINVAL, 0, 0) },
-	{ "efa",        17, { ENOMEM, ENOMEM, EFAULT, EINVAL, EINVAL, EINVAL, EOPNOTSUPP },
-	                    { ENOMEM, ENOMEM, EFAULT, EINVAL, EINVAL, EINVAL, EOPNOTSUPP },
-	                    { ENOMEM, ENOMEM, EFAULT, EINVAL, EINVAL, EOPNOTSUPP, EOPNOTSUPP } },
-	{ "irdma",      9,  SAME(ENOMEM, ENOMEM, EFAULT, EINVAL, EINVAL, 0, 0) },
-	{ "bnxt_re",    6,  { EIO, EFAULT, EFAULT, EFAULT, ENOMEM, 0, 0 },
-	                    { EIO, ENOMEM, EFAULT, EINVAL, ENOMEM, 0, 0 },
-	                    { EIO, ENOMEM, EFAULT, EINVAL, ENOMEM, EOPNOTSUPP, 0 } },
-	{ "mlx4",       2,  SAME(ENOMEM, ENOMEM, EFAULT, EINVAL, EINVAL, 0, 0) },
-	{ "hns",        12, SAME(ENOMEM, ENOMEM, ENOMEM, ENOMEM, EINVAL, 0, 0) },
-	{ "erdma",      19, SAME(ENOSPC, ENOMEM, EFAULT, EINVAL, EINVAL, 0, 0) },
-	{ "mana",       20, { EPROTO, ENOMEM, EFAULT, EINVAL, EPROTO, 0, EINVAL },
-	                    { EPROTO, ENOMEM, EFAULT, EINVAL, EPROTO, 0, EINVAL },
-	                    { EPROTO, ENOMEM, EFAULT, EINVAL, EPROTO, 0, 0 } },
-	{ "qedr",       11, SAME(EINVAL, EFAULT, EFAULT, EFAULT, EINVAL, 0, 0) },
-	{ "cxgb4",      4,  SAME(ENOMEM, ENOMEM, ENOMEM, ENOMEM, EINVAL, 0, 0) },
-	{ "hfi1",       15, SAME(ENOMEM, ENOMEM, EFAULT, EINVAL, EINVAL, 0, 0) },
-	{ "qib",        16, SAME(ENOMEM, ENOMEM, EFAULT, EINVAL, EINVAL, 0, 0) },
-	{ "vmw_pvrdma", 10, SAME(EFAULT, ENOMEM, EFAULT, EINVAL, EINVAL, 0, 0) },
-	{ "ocrdma",     7,  SAME(EAGAIN, EFAULT, EFAULT, EFAULT, EINVAL, 0, 0) },
-	{ "mthca",      5,  { ENOMEM, ENOMEM, EFAULT, EINVAL, EINVAL, 0, 0 },
-	                    { ENOMEM, ENOMEM, EFAULT, EINVAL, EINVAL, 0, 0 },
-	                    { ENOMEM, ENOMEM, EFAULT, EINVAL, EINVAL, EOPNOTSUPP, 0 } },
-	{ "ionic",      21, SAME(ENOSPC, ENOMEM, EFAULT, EINVAL, EINVAL, 0, 0) },
+	{ "mlx5",       1,  { ENOMEM, ENOMEM, EFAULT, EINVAL, EINVAL, 0, 0, "rwdq" },
+	                    { ENOMEM, ENOMEM, EFAULT, EINVAL, EINVAL, 0, 0, "rwdq" },
+	                    { ENOMEM, ENOMEM, EFAULT, EINVAL, EINVAL, 0, 0, "rwdq" } },
+	{ "efa",        17, { ENOMEM, ENOMEM, EFAULT, EINVAL, EINVAL, EINVAL, EOPNOTSUPP, "d" },
+	                    { ENOMEM, ENOMEM, EFAULT, EINVAL, EINVAL, EINVAL, EOPNOTSUPP, "d" },
+	                    { ENOMEM, ENOMEM, EFAULT, EINVAL, EINVAL, EOPNOTSUPP, EOPNOTSUPP, "d" } },
+	{ "irdma",      9,  { ENOMEM, ENOMEM, EFAULT, EINVAL, EINVAL, 0, 0, "wq" },
+	                    { ENOMEM, ENOMEM, EFAULT, EINVAL, EINVAL, 0, 0, "rwdq" },
+	                    { ENOMEM, ENOMEM, EFAULT, EINVAL, EINVAL, 0, 0, "rwdq" } },
+	{ "bnxt_re",    6,  { EIO, EFAULT, EFAULT, EFAULT, ENOMEM, 0, 0, "" },
+	                    { EIO, ENOMEM, EFAULT, EINVAL, ENOMEM, 0, 0, "d" },
+	                    { EIO, ENOMEM, EFAULT, EINVAL, ENOMEM, EOPNOTSUPP, 0, "d" } },
+	{ "mlx4",       2,  { ENOMEM, ENOMEM, EFAULT, EINVAL, EINVAL, 0, 0, "rwq" },
+	                    { ENOMEM, ENOMEM, EFAULT, EINVAL, EINVAL, 0, 0, "rwq" },
+	                    { ENOMEM, ENOMEM, EFAULT, EINVAL, EINVAL, 0, 0, "rwq" } },
+	{ "hns",        12, { ENOMEM, ENOMEM, ENOMEM, ENOMEM, EINVAL, 0, 0, "rwq" },
+	                    { ENOMEM, ENOMEM, ENOMEM, ENOMEM, EINVAL, 0, 0, "rwq" },
+	                    { ENOMEM, ENOMEM, ENOMEM, ENOMEM, EINVAL, 0, 0, "rq" } },
+	{ "erdma",      19, { ENOSPC, ENOMEM, EFAULT, EINVAL, EINVAL, 0, 0, "" },
+	                    { ENOSPC, ENOMEM, EFAULT, EINVAL, EINVAL, 0, 0, "" },
+	                    { ENOSPC, ENOMEM, EFAULT, EINVAL, EINVAL, 0, 0, "" } },
+	{ "mana",       20, { EPROTO, ENOMEM, EFAULT, EINVAL, EPROTO, 0, EINVAL, "" },
+	                    { EPROTO, ENOMEM, EFAULT, EINVAL, EPROTO, 0, EINVAL, "" },
+	                    { EPROTO, ENOMEM, EFAULT, EINVAL, EPROTO, 0, 0, "wd" } },
+	{ "qedr",       11, { EINVAL, EFAULT, EFAULT, EFAULT, EINVAL, 0, 0, "" },
+	                    { EINVAL, EFAULT, EFAULT, EFAULT, EINVAL, 0, 0, "" },
+	                    { EINVAL, EFAULT, EFAULT, EFAULT, EINVAL, 0, 0, "" } },
+	{ "cxgb4",      4,  { ENOMEM, ENOMEM, ENOMEM, ENOMEM, EINVAL, 0, 0, "" },
+	                    { ENOMEM, ENOMEM, ENOMEM, ENOMEM, EINVAL, 0, 0, "" },
+	                    { ENOMEM, ENOMEM, ENOMEM, ENOMEM, EINVAL, 0, 0, "" } },
+	{ "hfi1",       15, { ENOMEM, ENOMEM, EFAULT, EINVAL, EINVAL, 0, 0, "" },
+	                    { ENOMEM, ENOMEM, EFAULT, EINVAL, EINVAL, 0, 0, "" },
+	                    { ENOMEM, ENOMEM, EFAULT, EINVAL, EINVAL, 0, 0, "" } },
+	{ "qib",        16, { ENOMEM, ENOMEM, EFAULT, EINVAL, EINVAL, 0, 0, "" },
+	                    { ENOMEM, ENOMEM, EFAULT, EINVAL, EINVAL, 0, 0, "" },
+	                    { ENOMEM, ENOMEM, EFAULT, EINVAL, EINVAL, 0, 0, "" } },
+	{ "vmw_pvrdma", 10, { EFAULT, ENOMEM, EFAULT, EINVAL, EINVAL, 0, 0, "" },
+	                    { EFAULT, ENOMEM, EFAULT, EINVAL, EINVAL, 0, 0, "" },
+	                    { EFAULT, ENOMEM, EFAULT, EINVAL, EINVAL, 0, 0, "" } },
+	{ "ocrdma",     7,  { EAGAIN, EFAULT, EFAULT, EFAULT, EINVAL, 0, 0, "" },
+	                    { EAGAIN, EFAULT, EFAULT, EFAULT, EINVAL, 0, 0, "" },
+	                    { EAGAIN, EFAULT, EFAULT, EFAULT, EINVAL, 0, 0, "" } },
+	{ "mthca",      5,  { ENOMEM, ENOMEM, EFAULT, EINVAL, EINVAL, 0, 0, "q" },
+	                    { ENOMEM, ENOMEM, EFAULT, EINVAL, EINVAL, 0, 0, "q" },
+	                    { ENOMEM, ENOMEM, EFAULT, EINVAL, EINVAL, EOPNOTSUPP, 0, "q" } },
+	{ "ionic",      21, {}, {},
+	                    { ENOSPC, ENOMEM, EFAULT, EINVAL, EINVAL, 0, 0, "wd" } },
 	/* clang-format on */
 };
+static struct answers want; /* of the device, on this kernel */
+
+static bool has(char what)
+{
+	return strchr(want.has, what) != NULL;
+}
 
 /* The control file. */
 
@@ -208,7 +242,6 @@ static void data(const char *device, struct ibv_pd *pd, char *memory)
 
 static void refusals(const char *device, const struct row *row, struct ibv_pd *pd, char *memory)
 {
-	typeof(row->old) want = kernel < 612 ? row->old : kernel < 700 ? row->middle : row->new;
 	static const char bytes[16] = { [15] = 1 }, zeros[16];
 	struct rlimit old;
 	struct ibv_mr *held[3];
@@ -291,8 +324,8 @@ static void rereg(const char *device, struct ibv_pd *pd, char *memory)
 
 	must(mr && second);
 	result = ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, rights);
-	if (result == -4 && errno == EOPNOTSUPP) {
-		skip("rereg", "the driver has none");
+	if (!has('r')) {
+		ok(result == -4 && errno == EOPNOTSUPP, "is not supported: %d, errno %d", result, errno);
 		must(!ibv_dereg_mr(mr) && !ibv_dealloc_pd(second));
 		return;
 	}
@@ -326,16 +359,63 @@ static void windows(const char *device, struct ibv_pd *pd)
 {
 	struct ibv_mw *one = ibv_alloc_mw(pd, IBV_MW_TYPE_1), *two;
 
-	if (!one) {
-		skip("windows", "the driver has none");
+	if (!has('w')) {
+		ok(!one && errno == EOPNOTSUPP, "are not supported: errno %d", errno);
 		return;
 	}
+	must(one);
 	two = ibv_alloc_mw(pd, IBV_MW_TYPE_2);
 	is(keys(device), 1 + (two != NULL), "a window has a key");
 	is(ibv_dealloc_mw(one), 0, "freed");
 	if (two)
 		is(ibv_dealloc_mw(two), 0, "freed");
 	is(keys(device), 0, "no key is left");
+}
+
+static void to_rts(struct ibv_qp *qp)
+{
+	struct ibv_qp_attr init = { .qp_state = IBV_QPS_INIT, .port_num = 1 };
+	struct ibv_qp_attr rtr = { .qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024,
+				   .ah_attr = { .dlid = 1, .port_num = 1 } };
+	struct ibv_qp_attr rts = { .qp_state = IBV_QPS_RTS };
+
+	is(ibv_modify_qp(qp, &init, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS),
+	   0, "INIT");
+	is(ibv_modify_qp(qp, &rtr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+			 IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER), 0, "RTR");
+	is(ibv_modify_qp(qp, &rts, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
+			 IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC), 0, "RTS");
+}
+
+static void queues(struct ibv_pd *pd, char *memory)
+{
+	struct ibv_cq *cq = ibv_create_cq(pd->context, 10, NULL, NULL, 0);
+	struct ibv_qp_init_attr init = {
+		.send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC, .cap = { 4, 4, 1, 1, 0 },
+	};
+	struct ibv_mr *mr;
+	struct ibv_mw *mw;
+	struct ibv_qp *qp;
+
+	if (!has('q')) {
+		ok(!cq, "are not supported: errno %d", errno);
+		return;
+	}
+	must(cq && (qp = ibv_create_qp(pd, &init)));
+	to_rts(qp);
+	if (has('w')) {
+		struct ibv_mw_bind bind = { .bind_info = { .addr = (uintptr_t)memory, .length = PAGE,
+							   .mw_access_flags = IBV_ACCESS_REMOTE_READ } };
+
+		must((mr = ibv_reg_mr(pd, memory, PAGE, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND)));
+		must((mw = ibv_alloc_mw(pd, IBV_MW_TYPE_1)));
+		bind.bind_info.mr = mr;
+		is(ibv_bind_mw(qp, mw, &bind), 0, "a window is bound");
+		is(ibv_dealloc_mw(mw), 0, "freed");
+		is(ibv_dereg_mr(mr), 0, "deregistered");
+	}
+	is(ibv_destroy_qp(qp), 0, "destroyed");
+	is(ibv_destroy_cq(cq), 0, "destroyed");
 }
 
 /* drm/drm.h and drm/drm_mode.h, which come with libdrm. */
@@ -398,8 +478,8 @@ static void dmabuf(const char *device, struct ibv_pd *pd)
 	}
 	errno = 0;
 	mr = ibv_reg_dmabuf_mr(pd, PAGE + 8, 2 * PAGE, 0x500000000008, fd, rights);
-	if (!mr && errno == EOPNOTSUPP) {
-		skip("dma-buf", "the driver or its provider has none");
+	if (!has('d')) {
+		ok(!mr && errno == EOPNOTSUPP, "are not supported: errno %d", errno);
 		goto out;
 	}
 	if (!ok(mr != NULL, "registered: errno %d", errno))
@@ -497,6 +577,86 @@ static void mlx5(const char *device, struct ibv_pd *pd, char *memory)
 	munmap(moving, SIZE);
 }
 
+/* Calls that the headers of rdma-core 44 do not have. */
+
+struct dmah_attr {
+	uint32_t comp_mask, cpu_id;
+	uint8_t ph, tph_mem_type;
+};
+struct reg_attr {
+	size_t length;
+	int access;
+	uint64_t comp_mask, iova;
+	void *addr;
+	int fd;
+	uint64_t fd_offset;
+	void *dmah, *buf;
+};
+
+static void data_direct(struct ibv_pd *pd)
+{
+	struct ibv_mr *(*reg)(struct ibv_pd *, uint64_t, size_t, uint64_t, int, int, int) =
+		dlsym(RTLD_DEFAULT, "mlx5dv_reg_dmabuf_mr");
+	struct ibv_mr *mr;
+	char *mapped;
+	int fd;
+
+	if (!reg)
+		return;
+	must((fd = export(&mapped)) >= 0);
+	mr = reg(pd, 0, SIZE, 0, fd, rights, 0);
+	if (ok(mr != NULL, "mlx5dv_reg_dmabuf_mr: errno %d", errno))
+		is(ibv_dereg_mr(mr), 0, "deregistered");
+	ok(!reg(pd, 0, SIZE, 0, fd, rights, 1) && errno == EINVAL, "with DATA_DIRECT: errno %d", errno);
+	ok(!reg(pd, 8, PAGE, 8, fd, rights, 1) && errno == EOPNOTSUPP, "and unaligned: errno %d", errno);
+	close(fd);
+	munmap(mapped, SIZE);
+}
+
+static void hints(struct ibv_pd *pd, char *memory)
+{
+	void *(*alloc)(struct ibv_context *, struct dmah_attr *) = dlsym(RTLD_DEFAULT, "ibv_alloc_dmah");
+	int (*dealloc)(void *) = dlsym(RTLD_DEFAULT, "ibv_dealloc_dmah");
+	struct ibv_mr *(*reg)(struct ibv_pd *, struct reg_attr *) = dlsym(RTLD_DEFAULT, "ibv_reg_mr_ex");
+	struct dmah_attr attr = { .comp_mask = 1 << 1, .ph = 1 };
+	struct reg_attr in = { .length = PAGE, .access = rights, .comp_mask = 1 << 1 | 1 << 4, .addr = memory };
+	struct ibv_mr *mr;
+
+	if (!alloc || kernel < 617)
+		return;
+	in.dmah = alloc(pd->context, &attr);
+	if (!ok(in.dmah != NULL, "a DMA handle: errno %d", errno))
+		return;
+	mr = reg(pd, &in);
+	if (ok(mr != NULL, "a region with it: errno %d", errno)) {
+		errno = 0;
+		ok(ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, 0) == -4 && errno == EOPNOTSUPP,
+		   "which cannot change: errno %d", errno);
+		is(dealloc(in.dmah), EBUSY, "in use");
+		is(ibv_dereg_mr(mr), 0, "deregistered");
+	}
+	is(dealloc(in.dmah), 0, "freed");
+	attr = (struct dmah_attr){ .comp_mask = 1 << 0, .cpu_id = 0 };
+	ok(!alloc(pd->context, &attr) && errno == EINVAL, "without a hint: errno %d", errno);
+}
+
+static void efa(struct ibv_pd *pd, char *memory)
+{
+	struct {
+		uint64_t comp_mask;
+		uint16_t valid, recv, read, rdma_recv;
+	} attr;
+	void *library = dlopen("libefa.so.1", RTLD_NOW);
+	int (*query)(struct ibv_mr *, void *, uint32_t) = library ? dlsym(library, "efadv_query_mr") : NULL;
+	struct ibv_mr *mr = ibv_reg_mr(pd, memory, PAGE, IBV_ACCESS_LOCAL_WRITE);
+
+	must(library && mr);
+	ok((query != NULL) == (kernel >= 612), "efadv_query_mr is there since rdma-core 55");
+	if (query)
+		is(query(mr, &attr, sizeof(attr)), 0, "efadv_query_mr");
+	is(ibv_dereg_mr(mr), 0, "deregistered");
+}
+
 static void *turns(void *domain)
 {
 	char *memory = fresh(PAGE);
@@ -563,6 +723,56 @@ static void unplug(const char *device, struct ibv_pd *pd, char *memory)
 	is(keys(device), 0, "no key is left");
 }
 
+struct load {
+	struct ibv_pd *pd;
+	atomic_int done; /* registrations */
+	atomic_int wrong; /* errnos */
+};
+
+static void *until_gone(void *argument)
+{
+	struct load *load = argument;
+	char *memory = fresh(PAGE);
+	struct ibv_mr *mr;
+
+	while (errno = 0, (mr = ibv_reg_mr(load->pd, memory, PAGE, rights))) {
+		atomic_fetch_add(&load->done, 1);
+		if (ibv_dereg_mr(mr))
+			atomic_fetch_add(&load->wrong, 1);
+	}
+	if (errno != EIO)
+		atomic_fetch_add(&load->wrong, 1);
+	munmap(memory, PAGE);
+	return NULL;
+}
+
+static void unplug_in_use(const char *device)
+{
+	pthread_t thread[3];
+	int round;
+	size_t i;
+
+	for (round = 0; round < 3; round++) {
+		struct ibv_context *context = open_device(device);
+		struct load load = {};
+
+		must(context && (load.pd = ibv_alloc_pd(context)));
+		for (i = 0; i < 3; i++)
+			must(!pthread_create(&thread[i], NULL, until_gone, &load));
+		while (atomic_load(&load.done) < 20)
+			usleep(1000);
+		is(control("remove %s", device), 0, "taken away");
+		for (i = 0; i < 3; i++)
+			must(!pthread_join(thread[i], NULL));
+		is(atomic_load(&load.wrong), 0, "each thread hears EIO, and nothing else fails");
+		is(control("add %s", device), 0, "back again");
+		is(keys(device), 0, "no key is left");
+		ibv_dealloc_pd(load.pd);
+		ibv_close_device(context);
+	}
+	must(!control("log %s", device));
+}
+
 int main(int count, char **names)
 {
 	struct utsname system;
@@ -582,12 +792,13 @@ int main(int count, char **names)
 			if (!strncmp(device, rows[r].name, strlen(rows[r].name)))
 				row = &rows[r];
 		must(row);
+		want = kernel < 612 ? row->old : kernel < 700 ? row->middle : row->new;
 		rights = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ;
 		/* efa writes remotely since 6.4. */
 		if (strcmp(row->name, "efa") || kernel > 601)
 			rights |= IBV_ACCESS_REMOTE_WRITE;
-		if (!context && !strcmp(row->name, "ionic")) {
-			skip(device, "this rdma-core has no provider for it");
+		if (!want.has) {
+			ok(!context, "%s: this rdma-core has no provider for it", device);
 			continue;
 		}
 		if (!ok(context != NULL, "%s opens: errno %d", device, errno))
@@ -600,11 +811,15 @@ int main(int count, char **names)
 		as_case(injected(device, pd, memory), "%s: failures on demand, and the log", device);
 		as_case(rereg(device, pd, memory), "%s: rereg", device);
 		as_case(windows(device, pd), "%s: windows", device);
+		as_case(queues(pd, memory), "%s: queues", device);
 		as_case(dmabuf(device, pd), "%s: dma-bufs", device);
 		if (!strcmp(row->name, "mlx5"))
-			as_case(mlx5(device, pd, memory), "%s: what mlx5 alone has", device);
+			as_case((mlx5(device, pd, memory), data_direct(pd), hints(pd, memory)), "%s: what mlx5 alone has", device);
+		if (!strcmp(row->name, "efa"))
+			as_case(efa(pd, memory), "%s: what efa alone has", device);
 		as_case(threads(device, pd), "%s: threads", device);
 		as_case(unplug(device, pd, memory), "%s: unplugged and back", device);
+		as_case(unplug_in_use(device), "%s: unplugged while threads register", device);
 		ibv_dealloc_pd(pd);
 		ibv_close_device(context);
 	}

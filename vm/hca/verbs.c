@@ -78,7 +78,11 @@ static int hca_alloc_pd(struct ib_pd *pd, struct ib_udata *udata)
 
 static int hca_dealloc_pd(struct ib_pd *pd, struct ib_udata *udata)
 {
-	return 0;
+	struct hca_slot *slot = hca_slot_of(pd->device);
+	int error = hca_injected(slot, HCA_dealloc_pd);
+
+	hca_say_udata(slot, HCA_dealloc_pd, udata, error);
+	return error;
 }
 
 static int hca_query_device(struct ib_device *device, struct ib_device_attr *attr,
