@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `librdmamr-audit.so`, a module for LD_AUDIT, rtld-audit(7): binds callers of libibverbs and
-//! libfabric to the preloaded librdmamr.so.1, whichever way they take their functions: `dlsym` and
+//! `librdmamr-audit.so`, a module for LD_AUDIT, rtld-audit(7): binds callers of libibverbs, libmlx5
+//! and libfabric to the preloaded librdmamr.so.1, whichever way they take their functions: `dlsym` and
 //! `dlvsym` of a handle, RTLD_DEEPBIND, a copy of libibverbs under another name.
 //!
 //! It changes no other binding, and has no hook in a call. The linker loads it into a namespace of
@@ -10,8 +10,8 @@
 //! The rules:
 //! - The caller's file does not define the symbol itself. Otherwise it stands in for the function,
 //!   as librdmamr does, and asks for the next one: another answer would be a circle.
-//! - The function found is that of a libibverbs or a libfabric, and librdmamr has the same function
-//!   at the same version. A version has its own structures.
+//! - The function found is that of a libibverbs, a libmlx5 or a libfabric, and librdmamr has the
+//!   same function at the same version, or without one. A version has its own structures.
 //! - Functions of the C library, which librdmamr needs to hear of changes of memory, are redirected
 //!   for files only that a program loads with RTLD_DEEPBIND. A function that `dlsym` returns may be
 //!   overwritten by who asks (UCX does), so it stays the C library's.
@@ -212,11 +212,13 @@ impl File {
     }
 
     /// Under whatever name: libibverbs by two functions of which a library that stands in for
-    /// registration has one at most; libfabric by one that librdmamr does not have.
+    /// registration has one at most; libfabric and libmlx5 by one that librdmamr does not have.
     fn kind(&self) -> usize {
         let is_libibverbs =
             self.has(c"ibv_reg_mr", c"IBVERBS_1.1") && self.has(c"ibv_open_device", c"IBVERBS_1.1");
-        if is_libibverbs || self.has(c"fi_version", c"FABRIC_1.0") {
+        let is_other =
+            self.has(c"fi_version", c"FABRIC_1.0") || self.has(c"mlx5dv_query_device", c"MLX5_1.0");
+        if is_libibverbs || is_other {
             RDMA
         } else if self.is_called(c"libc.so.6") {
             C_LIBRARY

@@ -14,6 +14,7 @@ mod forwarded;
 pub mod kernel_mr;
 mod large;
 mod lifetime;
+pub mod mlx5;
 mod object;
 mod outcome;
 pub mod refused;

@@ -19,6 +19,8 @@ pub enum How {
     Miss,
     /// The cache keeps the region that the program deregistered.
     Kept,
+    /// A provider's own call did it, past the library.
+    Past,
 }
 
 impl How {
@@ -30,6 +32,7 @@ impl How {
             How::Hit => how::HIT,
             How::Miss => how::MISS,
             How::Kept => how::KEPT,
+            How::Past => how::PAST,
         }
     }
 }
@@ -56,7 +59,7 @@ pub enum Error {
     Argument(&'static str),
     /// The kernel refused the call.
     Kernel(Errno),
-    /// libibverbs refused the call.
+    /// libibverbs refused the call, or libmlx5 its own.
     Next(Errno),
     /// libibverbs could not keep the memory from being shared with a child process
     /// (`ibv_fork_init`).
@@ -69,7 +72,7 @@ pub enum Error {
     Busy(&'static str),
     /// A resource is short now, and will soon be there again.
     Shortage(&'static str),
-    /// No loaded libibverbs has this function.
+    /// No loaded libibverbs, or no loaded libmlx5, has this function.
     NoNext(&'static str),
     /// A rule of the call's family (libfabric's, for example) refuses the call, with a code of that
     /// family.

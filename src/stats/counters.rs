@@ -110,6 +110,11 @@ pub struct rdmamr_stats {
     /// second registration of its range on: same protection domain, first page and access, and no
     /// longer.
     pub bypassed_first: u64,
+    /// Registrations past the library: by mlx5dv_reg_dmabuf_mr, mlx5dv_devx_umem_reg and
+    /// mlx5dv_devx_umem_reg_ex, which libmlx5 serves. No other field counts them.
+    pub reg_past: u64,
+    /// The sum of the lengths of the registrations in `reg_past`, in bytes, modulo 2^64.
+    pub reg_past_bytes: u64,
 }
 
 /// The number of fields of [`rdmamr_stats`]. All are `u64`.

@@ -248,7 +248,7 @@ fn sentence(found: &Found, advice: &Advice, which: Option<&str>) -> String {
             saved(&advice.fabric)
         );
     }
-    sentence + &refusals(&advice.unserved)
+    sentence + &refusals(&advice.unserved) + &past(totals.past_registrations)
 }
 
 /// What a program pays for the cache besides time.
@@ -303,6 +303,15 @@ fn refusals(unserved: &[Unserved]) -> String {
             )
         }
     }
+}
+
+/// What the cache cannot reach.
+fn past(count: u64) -> String {
+    if count == 0 {
+        return String::new();
+    }
+    let registrations = units::plural(count, "registration", "registrations");
+    format!(" {registrations} by libmlx5's own calls went past the library, and so past the cache.")
 }
 
 fn registrations(count: u64) -> String {
