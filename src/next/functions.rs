@@ -170,10 +170,11 @@ impl<F: Copy> Next<F> {
         function.or_else(|| self.look_up(maker))
     }
 
-    /// The functions of all libibverbs that have opened a device, the ordinary one's first.
+    /// The functions of all libibverbs that have opened a device. The ordinary one's comes last: it
+    /// may not be loaded yet, and the look-up remembers what it finds.
     pub fn by_each(&self) -> impl Iterator<Item = F> {
-        let is_made = |number: &usize| *number == 0 || MADE[*number].load(Relaxed) != 0;
-        let makers = (0..PROVIDERS).filter(is_made).map(Provider);
+        let others = (1..PROVIDERS).filter(|&number| MADE[number].load(Relaxed) != 0);
+        let makers = others.map(Provider).chain([Provider::ORDINARY]);
         makers.filter_map(|maker| self.by(maker))
     }
 
