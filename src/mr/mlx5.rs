@@ -107,6 +107,7 @@ pub unsafe fn umem_dereg(umem: *mut c_void) -> Result<How, Error> {
 }
 
 /// Counts a registration. errno stays libmlx5's.
+#[inline(never)]
 fn count(length: usize) {
     let errno = errno();
     let (counters, thread) = (stats::counters(), thread::number());

@@ -180,11 +180,8 @@ impl<F: Copy> Next<F> {
 
     #[cold]
     fn look_up(&self, maker: Provider) -> Option<F> {
-        // The dynamic linker needs several KiB.
-        let find = || find_by(maker, self.library, self.name, self.version);
-        let found = aside::run(find).unwrap_or_else(find);
         let function = self.functions.get(maker.0)?;
-        function.set(found);
+        function.set(find_aside(maker, self.library, self.name, self.version));
         function.get()
     }
 
@@ -192,6 +189,19 @@ impl<F: Copy> Next<F> {
     pub fn name(&self) -> &'static str {
         self.name.to_str().unwrap_or_default()
     }
+}
+
+/// As [`find_by`], on a stack with room: the dynamic linker needs several KiB. No function of
+/// [`Next`], so that the library has it once, not once for each signature.
+#[inline(never)]
+fn find_aside(
+    maker: Provider,
+    library: &Underneath,
+    name: &CStr,
+    version: Option<&CStr>,
+) -> Option<NonZeroUsize> {
+    let find = || find_by(maker, library, name, version);
+    aside::run(find).unwrap_or_else(find)
 }
 
 /// The symbol's address, of the libibverbs that opened a device.
