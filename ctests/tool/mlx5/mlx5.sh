@@ -24,7 +24,7 @@ plugin() { compile -shared -fPIC -DPLUGIN "$here/calls.c" -L. -l:"$2" -o "$1"; }
 # A second libibverbs: a copy that has another name, as a wheel has it.
 original=$("$cc" -print-file-name=libibverbs.so.1)
 build() {
-	sed 's/libibverbs\.so\.1/libibverbz.so.1/g' "$(realpath "$original")" >libibverbz.so.1 &&
+	LC_ALL=C sed 's/libibverbs\.so\.1/libibverbz.so.1/g' "$(realpath "$original")" >libibverbz.so.1 &&
 		stand_in libmlx5.so.1 libibverbs.so.1 && stand_in libmlx5-2.so.1 libibverbz.so.1 &&
 		plugin one.so libmlx5.so.1 && plugin two.so libmlx5-2.so.1 &&
 		compile "$here/calls.c" -L. -l:libmlx5.so.1 -o calls && compile "$here/host.c" -ldl -o host
