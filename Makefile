@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-# "make help" lists the targets. Benchmarks are bench/run NAME, tests that "make check" does not run
-# ctests/run NAME.
+# "make help" lists the targets. bench/run NAME runs a benchmark, ctests/run NAME a test that
+# "make check" does not run.
 PREFIX     ?= /usr/local
 LIBDIR     ?= $(PREFIX)/lib
 INCLUDEDIR ?= $(PREFIX)/include
 BINDIR     ?= $(PREFIX)/bin
 MANDIR     ?= $(PREFIX)/share/man
-# Where the shells look for completions.
+# The shells' folders of completions.
 BASHDIR    ?= $(PREFIX)/share/bash-completion/completions
 ZSHDIR     ?= $(PREFIX)/share/zsh/site-functions
 FISHDIR    ?= $(PREFIX)/share/fish/vendor_completions.d
@@ -23,8 +23,8 @@ program  := $(release)/rdmamr
 built    := target/ctests
 
 all: $(so) $(audit) $(program) ## build the libraries, shared and static, the module for LD_AUDIT, and the program rdmamr
-# The program is built once, also for packages (debian/rules): its crates take long. So no
-# panic message and no line table names the builder's own folders.
+# The program is built once, for packages (debian/rules) too: its crates take long. Therefore no panic
+# message and no line table may name the builder's own folders.
 cargo_home := $(or $(CARGO_HOME),$(HOME)/.cargo)
 remapped = RUSTFLAGS="$(RUSTFLAGS) --remap-path-prefix=$(CURDIR)=/usr/src/rdmamr --remap-path-prefix=$(cargo_home)=/usr/src/cargo"
 here     = CARGO_TARGET_DIR=$(CURDIR)/target $(remapped) $(CARGO)
@@ -34,13 +34,13 @@ $(program): FORCE
 	+$(here) build --profile tool -p rdmamr-tool
 	@mkdir -p $(@D)
 	ln -f target/tool/rdmamr $@
-# The module for LD_AUDIT needs no library at all, not the C library either, which each process would load a second time.
+# The module for LD_AUDIT needs no library, not even the C library, which each process would load a second time.
 $(audit): FORCE
 	+$(here) rustc --profile audit -p rdmamr-audit --crate-type cdylib -- -C link-args="-nostdlib -nostartfiles -Wl,-z,defs,-z,now,-z,relro"
 	@mkdir -p $(@D)
 	ln -f target/audit/librdmamr_audit.so $@
-# The archive that is installed is one object with the library's own symbols. Cargo's has those of Rust's standard library
-# too, of which a program in Rust has its own.
+# The installed archive is one object with the library's own symbols. Cargo's archive also has those of Rust's standard
+# library, of which a program in Rust has its own copy.
 archive := $(release)/installed/librdmamr.a
 $(archive): $(so)
 	@mkdir -p $(@D)
@@ -50,7 +50,7 @@ $(archive): $(so)
 	rm -f $@
 	$(AR) rcs $@ $(@D)/librdmamr.o
 
-# cbindgen's output changes between minor versions, so it is this one, under target/.
+# cbindgen's output changes between minor versions: this version is installed under target/.
 cbindgen_version := 0.29.4
 cbindgen := target/tools/cbindgen-$(cbindgen_version)/bin/cbindgen
 $(cbindgen):
@@ -65,7 +65,7 @@ headers: $(cbindgen) ## make the headers under include/ from the source
 	$(verbs_toml) cbindgen.toml >target/verbs.toml
 	$(cbindgen) -q -c target/verbs.toml -o $(headers_in)/rdmamr/verbs.h src/capi/relaxed.rs
 	src/capi/fabric/fi_mr.sh $(cbindgen) >$(headers_in)/rdmamr/fi_mr.h
-# The test of the headers makes them elsewhere.
+# The test of the headers generates them elsewhere.
 headers_in := include
 # The second header's settings differ in its names only.
 verbs_toml := sed -e 's/RDMAMR_H/RDMAMR_VERBS_H/' -e 's|capi/rdmamr.rs and src/stats/counters.rs|capi/relaxed.rs|' \
@@ -84,18 +84,18 @@ check-all: ## run every suite in every place, and the release's tests: before a 
 ctests: ## compile the C tests and benchmarks, as ctests/build.mk says
 include ctests/build.mk
 
-demo: ## run programs under the library, on DEVICE=name or soft-RoCE, and show what happened
+demo: ## run programs under the library, on DEVICE=name or soft-RoCE, and show the effect
 	@bench/demo
 NAME ?= plain
 bench: ## time registration beside libibverbs; NAME=... is another benchmark (bench/run lists them)
 	@bench/run $(NAME)
 figures: ## put the figures of the benchmarks that ran here into README.md and docs/
 	@bench/figures take
-vm: ## run CMD='...' in the soft-RoCE machine, with KERNEL=6.1 (default), 6.12 or sid
+vm: ## run CMD='...' in the soft-RoCE machine, with KERNEL=6.1 (default), 6.12 or sid, DEVICES='mlx5_0 ...' (vm/hca)
 	@vm/run -- sh -c '$(subst ','\'',$(value CMD))'
 
 installed_headers := rdmamr.h rdmamr/verbs.h rdmamr/fi_mr.h rdmamr/compat/infiniband/verbs.h
-# "strip_flag=" leaves the symbols to a packager. Of an archive only the debug symbols can go.
+# "strip_flag=" leaves the symbols to a packager. An archive can lose only the debug symbols.
 strip_flag := -s
 install: $(so) $(archive) $(audit) $(program) ## install under DESTDIR, PREFIX, LIBDIR
 	install -d $(DESTDIR)$(LIBDIR)/pkgconfig $(DESTDIR)$(INCLUDEDIR)/rdmamr/compat/infiniband $(DESTDIR)$(BINDIR)
@@ -106,7 +106,7 @@ install: $(so) $(archive) $(audit) $(program) ## install under DESTDIR, PREFIX, 
 	$(if $(strip_flag),$(STRIP) --strip-debug $(DESTDIR)$(LIBDIR)/librdmamr.a)
 	install -d $(DESTDIR)$(LIBDIR)/rdmamr
 	install -m 755 $(strip_flag) $(audit) $(DESTDIR)$(LIBDIR)/rdmamr/
-	# Where libfabric looks for providers, if it is installed beside; else FI_PROVIDER_PATH tells it.
+	# libfabric looks for providers here if it has the same LIBDIR; otherwise set FI_PROVIDER_PATH.
 	install -d $(DESTDIR)$(LIBDIR)/libfabric
 	ln -sf ../librdmamr.so.1 $(DESTDIR)$(LIBDIR)/libfabric/librdmamr-fi.so
 	for header in $(installed_headers); do install -m 644 include/$$header $(DESTDIR)$(INCLUDEDIR)/$$header || exit; done
@@ -123,7 +123,7 @@ install: $(so) $(archive) $(audit) $(program) ## install under DESTDIR, PREFIX, 
 		if [ $${file##*/} = $$page ]; then install -m 644 man/$$page $(DESTDIR)$(MANDIR)/$$file; \
 		else echo ".so $${file%%/*}/$$page" >$(DESTDIR)$(MANDIR)/$$file; fi || exit; done
 
-uninstall: ## remove what install has installed
+uninstall: ## remove the installed files
 	rm -f $(addprefix $(DESTDIR)$(LIBDIR)/,librdmamr.so.$(version) librdmamr.so.1 librdmamr.so librdmamr.a libfabric/librdmamr-fi.so rdmamr/librdmamr-audit.so pkgconfig/rdmamr.pc pkgconfig/rdmamr-compat.pc)
 	rm -f $(addprefix $(DESTDIR)$(INCLUDEDIR)/,$(installed_headers))
 	rm -f $(addprefix $(DESTDIR),$(BINDIR)/rdmamr $(BASHDIR)/rdmamr $(ZSHDIR)/_rdmamr $(FISHDIR)/rdmamr.fish)
@@ -135,7 +135,7 @@ dist: ## make the tarball target/dist/librdmamr-VERSION.tar.gz, which builds, ch
 	@packaging/dist
 deb: ## build Debian packages into target/deb
 	@debian/build
-# Packages are made of what is built beside target/release, without the builder's own folders.
+# Packages are built in a folder of their own, without the builder's folders in messages and line tables.
 packaged = CARGO_TARGET_DIR=$(CURDIR)/target/packaged $(MAKE) -s --no-print-directory release=$(CURDIR)/target/packaged/release for_package=yes
 rpm: ## build RPM packages into target/rpm
 	vm/packages rpm
@@ -150,7 +150,7 @@ wheel: ## make a Python wheel for glibc 2.28 and later, in target/wheel
 	+$(here) rustc -q --profile tool -p rdmamr-tool --bin rdmamr -- -C linker=$(CURDIR)/target/wheel/cc
 	cp target/tool/rdmamr target/wheel/rdmamr
 	packaging/wheel pack
-audit: ## judge licences, sources, duplicates and known advisories of all crates (packaging/deny.toml)
+audit: ## check licences, sources, duplicates and known advisories of all crates (packaging/deny.toml)
 	@packaging/audit
 reproducible: ## build the library twice, in two folders, and compare
 	@packaging/reproducible

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * What a pair of fi_mr_reg and fi_close costs on a domain of this library, plain and relaxed, beside libfabric's
- * verbs provider on the same device: with its registration cache off, and on with each of its monitors. The
- * provider takes its monitor from the environment when the process starts, and this library in a process would
- * make the provider's registrations too: so each way has a process of its own, which is told over a pipe when it
- * is its turn. How memory happens to lie in a process favours one or another for as long as it lives: so all
- * begin anew after some rounds. All call by libfabric's inline functions, and with all rights, which is what the
- * provider's cache registers whatever it is asked for.
+ * Times a pair of fi_mr_reg and fi_close on a domain of this library, plain and relaxed, beside
+ * libfabric's verbs provider on the same device: with its registration cache off, and on with each
+ * of its monitors. The provider reads its monitor from the environment when the process starts, and
+ * a process with this library would make the provider's registrations too. So each way has a
+ * process of its own, which waits on a pipe for its turn. The layout of a process's memory favours
+ * one way or another for as long as the process lives, so all processes start anew after some
+ * rounds. All ways call libfabric's inline functions, and request all rights, because the
+ * provider's cache registers with all rights in any case.
  *
  * Usage: fabric librdmamr.so.1 DEVICE ADDRESS ROUNDS [--json]
  */
@@ -31,7 +32,7 @@
 #include <unistd.h>
 #include "median.h"
 
-/* In the processes of the verbs provider, which do not preload the library, they are NULL. */
+/* NULL in the processes of the verbs provider, which do not preload the library. */
 #pragma weak rdmamr_get_stats
 #pragma weak rdmamr_domain_open
 #pragma weak ibv_flush_relaxed_mr
@@ -39,18 +40,18 @@
 #define ACCESS (FI_SEND | FI_RECV | FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE)
 #define MR_MODE (FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY)
 
-enum { LIFE = 20 }; /* of a process, in rounds */
+enum { LIFE = 20 }; /* the rounds that a process lives */
 enum { VERBS_OFF, VERBS_MEMHOOKS, VERBS_USERFAULTFD, PLAIN, RELAXED, RELAXED_THREADS, WAYS };
 
-/* Nothing of what is measured may end by age or size, in neither cache. How many regions it keeps is left at
- * its default, which is enough. FI_FORK_UNSAFE: no madvise for forks around each registration, since ours does
- * none. */
+/* In both caches, nothing that is measured may end by age or size. The limit on the number of
+ * regions stays at its default, which suffices. FI_FORK_UNSAFE: libfabric calls no madvise for
+ * forks around each registration, since the library calls none either. */
 #define VERBS(monitor) { "FI_PROVIDER=verbs", "FI_FORK_UNSAFE=1", "FI_MR_CACHE_MAX_SIZE=68719476736", \
 			 "FI_MR_CACHE_MONITOR=" monitor }
 #define OURS { "RDMAMR_CACHE_LINGER=3600", "RDMAMR_CACHE_MAX_IDLE_BYTES=64G" }
 static const struct way {
 	const char *name, *title;
-	bool ours, hits; /* served by a cache, without a call of the kernel */
+	bool ours, hits; /* hits: a cache serves the pairs, without a call of the kernel */
 	char *environment[4];
 } ways[WAYS] = {
 	[VERBS_OFF] = { "verbs_off", "verbs, cache off", false, false, VERBS("disabled") },
@@ -64,7 +65,7 @@ static const struct way {
 static const struct {
 	const char *what;
 	int ours, theirs;
-	double target; /* 0: none */
+	double target; /* 0: no target */
 } comparisons[] = {
 	{ "plain, beside verbs with its cache off", PLAIN, VERBS_OFF, 0.9 },
 	{ "relaxed hit, beside verbs with memhooks", RELAXED, VERBS_MEMHOOKS, 0.7 },
@@ -73,18 +74,18 @@ static const struct {
 };
 enum { COMPARISONS = sizeof(comparisons) / sizeof(*comparisons) };
 
-/* What a process is told: new memory if it is other than that of the last order, and so many pairs on it. */
+/* An order to a process: whether to map new memory first, and how many pairs to make on it. */
 struct order {
 	size_t length;
 	uint32_t regions, warm_up, pairs;
 };
 
-/* What it answers. The counts are of all pairs, those of the warm-up too. */
+/* The answer. The counts include the pairs of the warm-up. */
 struct report {
-	double ns;           /* of one pair; the warm-up is not in it */
-	uint64_t same_key;   /* pairs whose rkey was that of the last registration of their memory */
-	uint64_t hits;       /* by rdmamr_get_stats, of ours */
-	uint64_t reg_kernel; /* likewise */
+	double ns;           /* of one pair, without the warm-up */
+	uint64_t same_key;   /* pairs whose rkey equals that of the last registration of their memory */
+	uint64_t hits;       /* by rdmamr_get_stats, in the library's ways */
+	uint64_t reg_kernel; /* by rdmamr_get_stats, in the library's ways */
 };
 
 static const char *who = "fabric";
@@ -103,7 +104,7 @@ static double now(void)
 	return (double)time.tv_sec * 1e9 + (double)time.tv_nsec;
 }
 
-/* Whether there was something to read, and not the end. */
+/* Whether data came, rather than the end of the pipe. */
 static bool read_whole(int fd, void *memory, size_t size)
 {
 	for (size_t done = 0; done < size;) {
@@ -120,7 +121,7 @@ static bool read_whole(int fd, void *memory, size_t size)
 
 static void write_whole(int fd, const void *memory, size_t size)
 {
-	/* Less than what a pipe takes at once. */
+	/* A pipe takes this much in one write. */
 	if (write(fd, memory, size) != (ssize_t)size)
 		die("write", strerror(errno));
 }
@@ -130,7 +131,7 @@ static void write_whole(int fd, const void *memory, size_t size)
 static struct {
 	struct order last;
 	struct fid_domain *domain;
-	struct ibv_pd *pd; /* of ours */
+	struct ibv_pd *pd; /* in the library's ways */
 	char *memory;
 	size_t mapped;
 	uint32_t *sequence; /* the regions in random order */
@@ -153,7 +154,7 @@ static struct fid_domain *verbs_domain(const char *device, const char *address)
 	hints->domain_attr->mr_mode = MR_MODE;
 	hints->domain_attr->name = strdup(device);
 	hints->fabric_attr->prov_name = strdup("verbs");
-	/* Where there is one address alone, the provider has to be told which. */
+	/* If there is only one address, the provider must be told which. */
 	err = fi_getinfo(FI_VERSION(1, 17), address, NULL, FI_SOURCE, hints, &info);
 	if (!err)
 		err = fi_fabric(info->fabric_attr, &fabric, NULL);
@@ -218,8 +219,8 @@ static uint64_t pairs(uint32_t count)
 	return same_key;
 }
 
-/* On huge pages: how a device takes memory depends on how its pages lie, and that would differ by chance from one
- * process to the next. */
+/* Huge pages: a registration's cost depends on the layout of the pages, which would differ from
+ * process to process by chance. */
 static char *map(size_t size, size_t *mapped)
 {
 	const size_t huge = 2 << 20;
@@ -233,18 +234,19 @@ static char *map(size_t size, size_t *mapped)
 	munmap(aligned + *mapped, (size_t)(memory + huge - aligned));
 	if (aligned > memory)
 		munmap(memory, (size_t)(aligned - memory));
-	/* Some kernels have none, and then small ones must do. */
+	/* Some kernels have no huge pages; then small ones must do. */
 	madvise(aligned, *mapped, MADV_HUGEPAGE);
 	memset(aligned, 1, *mapped);
 	return aligned;
 }
 
-/* New memory, and each region registered once, in another order than the measured one. */
+/* Maps new memory and registers each region once, in another order than the measured one. */
 static void start_case(const struct order *order)
 {
 	unsigned int seed = 1;
 
-	/* What ended by itself later would do so while the next is measured, and counted. */
+	/* Regions that ended by themselves later would do so during the next measurement, and be
+	 * counted. */
 	if (job.pd && ibv_flush_relaxed_mr(job.pd))
 		die("ibv_flush_relaxed_mr", "refused");
 	if (job.memory)
@@ -289,7 +291,7 @@ static int serve(int number, const char *device, const char *address)
 
 	who = way->name;
 	if (way->ours != !!rdmamr_get_stats || way->ours != !!rdmamr_domain_open)
-		die("the library", way->ours ? "it is not there" : "it is there, and would register for the provider");
+		die("the library", way->ours ? "the library is not loaded" : "the library is loaded, and would register for the provider");
 	job.domain = way->ours ? our_domain(device, number == PLAIN ? 0 : RDMAMR_DOMAIN_CACHE) :
 				 verbs_domain(device, address);
 	if (number == RELAXED_THREADS && pthread_create(&thread, NULL, sleeper, NULL))
@@ -314,7 +316,7 @@ static int serve(int number, const char *device, const char *address)
 	return 0;
 }
 
-/* ---- The parent: whose turn it is, and what came of it. ---- */
+/* ---- The parent: gives turns and collects answers. ---- */
 
 static struct child {
 	pid_t pid;
@@ -369,7 +371,7 @@ static struct report ask(int way, const struct order *order)
 	return report;
 }
 
-/* What is measured, in all ways, and what came of it. */
+/* A case, measured in all ways, with its results. */
 static struct {
 	const char *size;
 	size_t length;
@@ -390,8 +392,8 @@ static bool nearly_all(uint64_t part, uint64_t whole)
 	return part <= whole && whole - part <= whole / 1000;
 }
 
-/* Whether what was measured is what is said. Of this library's ways it must be; a monitor of libfabric may be
- * refused by the kernel, and its cache is then off. */
+/* Whether the ways measured what they claim. The library's ways must. The kernel may refuse a
+ * monitor of libfabric, and its cache is then off. */
 static bool was_as_said(int number, int way)
 {
 	uint64_t all = cases[number].results[way].pairs, same_key = cases[number].results[way].same_key;
@@ -401,8 +403,8 @@ static bool was_as_said(int number, int way)
 
 	if (by_key && by_count)
 		return true;
-	fprintf(stderr, "fabric: %s, %s, %u regions: of %llu pairs %llu had the rkey of the last time, and %llu hits and "
-		"%llu registrations were counted: what was measured was not %s\n", ways[way].title, cases[number].size,
+	fprintf(stderr, "fabric: %s, %s, %u regions: of %llu pairs %llu had the rkey of the last time, with %llu hits and "
+		"%llu registrations counted: this did not measure %s\n", ways[way].title, cases[number].size,
 		cases[number].regions, (unsigned long long)all, (unsigned long long)same_key, (unsigned long long)hits,
 		(unsigned long long)reg_kernel, ways[way].hits ? "hits" : "registrations");
 	if (ways[way].ours)
@@ -410,18 +412,19 @@ static bool was_as_said(int number, int way)
 	return false;
 }
 
-/* Rounds `from` to `to` of a case: all ways in turn, each for some milliseconds. */
+/* Runs rounds `from` to `to` of a case: all ways in turn, some milliseconds each. */
 static void measure(int number, int from, int to)
 {
 	size_t length = cases[number].length;
 	uint32_t regions = cases[number].regions;
-	/* Those that call the kernel take some hundred times as long. */
+	/* Pairs that call the kernel take some hundred times as long. */
 	struct order registrations = { length, regions, 5, length > 65536 ? 20 : 60 };
 	struct order hits = { length, regions, 1024, 8192 };
 	const int warm_up = 2;
 
 	for (int round = from - warm_up; round < to; round++)
-		/* Who goes first changes, so that none always finds the machine as a round's end left it. */
+		/* The first way changes from round to round, so that none always follows the end of a
+		 * round. */
 		for (int turn = 0; turn < WAYS; turn++) {
 			int way = (turn + round + warm_up) % WAYS;
 			const struct order *order = ways[way].hits ? &hits : &registrations;
@@ -484,8 +487,8 @@ static void report(int number, int rounds)
 
 static void report_counts(void)
 {
-	printf("\nWhat was counted: pairs with the rkey that the same memory had before, so that a cache served them;\n"
-	       "by rdmamr_get_stats, the cache's hits and the kernel's registrations. No process of verbs had the library.\n"
+	printf("\nCounts: pairs with the rkey that the same memory had before, which a cache therefore served;\n"
+	       "by rdmamr_get_stats, the cache's hits and the kernel's registrations. The verbs processes ran without the library.\n"
 	       "%-30s %12s %12s %12s %14s\n", "", "pairs", "same rkey", "hits", "reg_kernel");
 	for (int way = 0; way < WAYS; way++) {
 		unsigned long long all = 0, same_key = 0, hits = 0, reg_kernel = 0;

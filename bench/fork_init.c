@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * What registrations cost a program that has called ibv_fork_init: how many mappings it has before and
- * after many of them, and the time of one with its deregistration. Run without and with the library.
+ * Times registrations in a program that has called ibv_fork_init: the number of its mappings before
+ * and after many of them, and the time of one registration with its deregistration. Run it without
+ * and with the library.
  *
  * Usage: fork_init DEVICE [REGIONS]
  */
@@ -60,7 +61,7 @@ int main(int argc, char **argv)
 	pd = context ? ibv_alloc_pd(context) : NULL;
 	if (!pd)
 		die(argv[1]);
-	/* Each region is a page, and the page behind it is in none, so that no two adjoin. */
+	/* Each region is a page. The page behind it is in no region, so that no two regions adjoin. */
 	memory = mmap(NULL, (size_t)count * 2 * PAGE, PROT_READ | PROT_WRITE,
 		      MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
 	regions = calloc((size_t)count, sizeof(*regions));

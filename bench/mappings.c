@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * What the cache's watch costs a program's own memory calls, on this machine's processor, without a device
- * (ctests/lib/stub_device.h): each row beside the same without registered memory near, in one process and
- * in turn.
+ * Times how the cache's watch slows a program's own memory calls, on this machine's processor,
+ * without a device (ctests/lib/stub_device.h). Each row has the same calls without registered
+ * memory near them beside it, in one process and in turn.
  *
- * Compiled as the suites that have the stand-in (ctests/manifest: stub), run with the library preloaded.
+ * Compiled as the suites that have the stand-in (ctests/manifest: stub), run with the library
+ * preloaded.
  *
  * Usage: mappings [ROW [ROUNDS [THREADS]]]   ROW is miss, unmap, drop, realloc or limit.
  */
@@ -172,7 +173,7 @@ static void *drop(void *argument)
 	return NULL;
 }
 
-/* Beside registered memory, of which there is a page in each chunk, and in memory without. */
+/* Pages in chunks that each have a registered page, and pages in chunks that have none. */
 static void drops(int rounds, int threads, bool idle_regions)
 {
 	size_t length = ((size_t)threads * DROPPED * PAGE + 2 * CHUNK) & ~((size_t)CHUNK - 1);
@@ -185,7 +186,7 @@ static void drops(int rounds, int threads, bool idle_regions)
 		char *room = map_at(NULL, length + 2 * CHUNK);
 		char *memory = (char *)(((uintptr_t)room + CHUNK - 1) & ~((uintptr_t)CHUNK - 1));
 
-		/* The threads' pages begin after the page that is registered. */
+		/* The threads' pages begin after the registered page. */
 		for (size_t at = 0; way == WITH && at < length; at += CHUNK) {
 			struct ibv_mr *mr = ibv_reg_mr_relaxed(stub_pd(), memory + at, PAGE, ACCESS);
 
@@ -317,7 +318,7 @@ static int mappings(void)
 	return count;
 }
 
-/* With so many mappings that the cache has room for `room` more. */
+/* Makes so many mappings that the cache has room for `room` more. */
 static void limit(int misses, int room)
 {
 	FILE *file = fopen("/proc/sys/vm/max_map_count", "re");

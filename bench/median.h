@@ -11,7 +11,7 @@ static int ascending(const void *a, const void *b)
 	return (difference > 0) - (difference < 0);
 }
 
-/* The median; the values are sorted by it. */
+/* Returns the median, and leaves the values sorted. */
 static double median(double *values, int count)
 {
 	qsort(values, (size_t)count, sizeof(*values), ascending);

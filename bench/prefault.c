@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * What RDMAMR_PREFAULT saves: a registration of memory that was never touched, and of memory that is there, by
- * this library and as it is without, in one process and in turn. On a device the other side is libibverbs' own
- * registration. Without a device the kernel is a stub that pins the memory as fixed buffers of io_uring
- * (ctests/lib/stub_device.h), by the same function of the kernel as RDMA does and in the same steps; there the other side is the
- * raw system call that libibverbs would make.
+ * Times what RDMAMR_PREFAULT saves: a registration of memory that was never touched, and of
+ * populated memory, by this library and without it, in one process and in turn. On a device the
+ * other side is libibverbs' own registration. Without a device a stub registers the memory as fixed
+ * buffers of io_uring (ctests/lib/stub_device.h): the kernel pins these by the same function and in
+ * the same steps as for RDMA. There the other side is the raw system call that libibverbs would
+ * make.
  *
  * Usage: prefault DEVICE|stub ROUNDS MIB...
  */
@@ -48,7 +49,7 @@ static double now(void)
 }
 
 /* The stub's registration, called as libibverbs calls the kernel's. */
-static struct ibv_mr *bare_reg(struct ibv_pd *domain, void *memory, size_t length, uint64_t iova, unsigned int access)
+static struct ibv_mr *raw_reg(struct ibv_pd *domain, void *memory, size_t length, uint64_t iova, unsigned int access)
 {
 	struct ib_uverbs_reg_mr command = {
 		.start = (uintptr_t)memory, .length = length, .hca_va = iova, .pd_handle = domain->handle,
@@ -78,7 +79,7 @@ static struct ibv_mr *bare_reg(struct ibv_pd *domain, void *memory, size_t lengt
 	return mr;
 }
 
-static int bare_dereg(struct ibv_mr *mr)
+static int raw_dereg(struct ibv_mr *mr)
 {
 	struct {
 		struct ib_uverbs_ioctl_hdr header;
@@ -126,8 +127,8 @@ static char *map(size_t length, bool huge, char **mapping)
 	return memory;
 }
 
-/* In a virtual machine memory may have no memory behind it until it is used, and again when it is not: this has
- * been used just now, and is what the next mapping gets. */
+/* The host of a virtual machine may have no page behind memory before its first use, and again
+ * after it is freed. This memory has just been in use, and the next mapping gets it. */
 static void back(size_t length)
 {
 	char *mapping, *memory = map(length, true, &mapping);
@@ -150,7 +151,7 @@ static void compare(size_t mib, bool huge, bool present, int rounds)
 		memset(memory, 1, length);
 	}
 	for (int round = -1; round < rounds; round++)
-		/* Who goes first changes. */
+		/* The sides take turns to go first. */
 		for (int turn = 0; turn < WAYS; turn++) {
 			int way = (turn + round + 1) % WAYS;
 			double time;
@@ -214,8 +215,8 @@ int main(int argc, char **argv)
 			return 1;
 		}
 		pd = stub_pd();
-		their_reg = bare_reg;
-		their_dereg = bare_dereg;
+		their_reg = raw_reg;
+		their_dereg = raw_dereg;
 	} else {
 		open_device(argv[1]);
 	}

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * What a registration and a deregistration cost, by libibverbs and by this library, in one process and in
- * turn, so that whatever else the machine does falls on both. Run with the library preloaded: the plain
- * symbols are then ours, and those that are taken from a handle libibverbs' own. Of libibverbs the leaf
- * ibv_reg_mr_iova2 is called, which saves it the jump from ibv_reg_mr.
+ * Times a registration and a deregistration by libibverbs and by this library, in one process and
+ * in turn, so that other load on the machine affects both. Run it with the library preloaded: the
+ * plain symbols are then the library's, and those looked up in a handle are libibverbs' own. Of
+ * libibverbs it calls the leaf ibv_reg_mr_iova2, which spares libibverbs the jump from ibv_reg_mr.
  *
  * Usage: registration DEVICE [--json|--quick]
  */
@@ -87,7 +87,8 @@ static void measure(struct ibv_pd *pd, const char *size, size_t length, int roun
 			if (!(values[way][call] = calloc((size_t)rounds, sizeof(double))))
 				die("calloc");
 	for (int round = -2 - rounds / 10; round < rounds; round++) {
-		/* Who goes first changes, so that neither always finds the caches as the other left them. */
+		/* The sides take turns to go first, so that neither always finds the processor's caches as
+		 * the other left them. */
 		for (int turn = 0; turn < WAYS; turn++) {
 			int way = (turn + round) & 1;
 			struct cost cost = once(way, pd, memory, length);
@@ -143,7 +144,7 @@ int main(int argc, char **argv)
 	measure(pd, "1 MiB", 1 << 20, 2000 / less, json);
 	measure(pd, "64 MiB", 64 << 20, less > 1 ? 20 : 40, json);
 	if (rdmamr_get_stats(&stats, sizeof(stats)) || !stats.reg_kernel || stats.reg_next) {
-		fprintf(stderr, "registration: what was measured was not the library\n");
+		fprintf(stderr, "registration: this did not measure the library\n");
 		return 1;
 	}
 	ibv_dealloc_pd(pd);

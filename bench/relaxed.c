@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * What relaxed registration costs on this machine's processor, without a device: the device side is a stub
- * that does nothing (ctests/lib/stub_device.h), for the library and for its peer alike. The peer is UCX's
- * registration cache, ucs_rcache_get and ucs_rcache_region_put, in the same process, on the same addresses and
- * in turn, so that whatever else the machine does falls on both.
+ * Times relaxed registration on this machine's processor, without a device: the library and its
+ * peer alike register with a stub that does nothing (ctests/lib/stub_device.h). The peer is UCX's
+ * registration cache, ucs_rcache_get and ucs_rcache_region_put, in the same process, on the same
+ * addresses and in turn, so that other load on the machine affects both.
  *
  * Usage: relaxed fenced|unfenced [--json|--quick]
- * fenced:   as the library runs by itself in a process that has threads: hits beside a system call and beside UCX, with warm caches and after
- *           other work, misses, and what an unmap costs.
- * unfenced: the library is told that the process never had a second thread, so that it asks no fence: hits beside UCX.
+ * fenced:   as the library runs in a process with threads: hits beside a system call and beside
+ *           UCX, with warm caches and after other work; misses; the time of an unmap.
+ * unfenced: the library takes the process for one that never had a second thread, so it asks no
+ *           fence: hits beside UCX.
  */
 #include <dlfcn.h>
 #include <errno.h>
@@ -36,7 +37,8 @@
 
 #pragma weak rdmamr_get_stats
 
-/* In place of the C library's, by which the library sees whether the process has ever had two threads. */
+/* Replaces the C library's variable, by which the library sees whether the process ever had a
+ * second thread. */
 char __libc_single_threaded = 1;
 
 enum { PAGE = 4096, STRIDE = 2 * PAGE, REGIONS = 100000, THREADS = 2, ACCESS = IBV_ACCESS_LOCAL_WRITE };
@@ -48,7 +50,7 @@ enum { OURS, PEER, WAYS };
 #define UCX "UCX " WORDS(UCP_API_MAJOR) "." WORDS(UCP_API_MINOR)
 
 static enum { TABLE, JSON } format;
-static int less = 1; /* by which the number of rounds is divided */
+static int less = 1; /* divides the number of rounds */
 static char *memory;
 static ucs_rcache_t *rcache;
 
@@ -80,11 +82,11 @@ static struct rdmamr_stats stats(void)
 	return stats;
 }
 
-/* ---- What is measured: `count` operations each, from the place in the order at which the thread is. ---- */
+/* ---- The operations: each makes `count` of them, from the thread's place in the order. ---- */
 
 struct job {
-	/* Nothing that two threads write lies in one line of the cache, nor in two that are fetched together. */
-	_Alignas(256) const uint32_t *order; /* indexes of regions, `size` of them, again and again */
+	/* No two threads write to one cache line, nor to two that the processor fetches together. */
+	_Alignas(256) const uint32_t *order; /* indexes of `size` regions, repeated */
 	uint32_t size, at;
 	long count;
 	int thread;
@@ -154,7 +156,7 @@ static void system_calls(struct job *job)
 
 static int uffd = -1;
 
-/* What the library asks the kernel at each hit, of a file of its own. */
+/* The library's question to the kernel at each hit, about a file of this program. */
 static void fences(struct job *job)
 {
 	for (long n = 0; n < job->count; n++) {
@@ -165,7 +167,8 @@ static void fences(struct job *job)
 	}
 }
 
-/* What two threads cost each other that share nothing: their processors may be two halves of one. */
+/* How much two threads slow each other that share nothing: their processors may be two hyperthreads
+ * of one core. */
 static void additions(struct job *job)
 {
 	static struct {
@@ -232,8 +235,8 @@ static void start_second_thread(void)
 		die("pthread_create");
 }
 
-/* The time of one operation, as one thread sees it, in ns; negative if there were two threads and they did not
- * run side by side all the time, since then they were not in each other's way either. */
+/* Returns the time of one operation in ns, as one thread sees it. It is negative if two threads did
+ * not run side by side all the time, since then they did not contend either. */
 static double timed(void (*work)(struct job *), struct job *jobs, int threads)
 {
 	struct run first;
@@ -268,7 +271,8 @@ static void head(const char *title, const char *peer)
 		printf("\n%-52s %9s %9s %7s %7s\n", title, "rdmamr", peer, "ratio", "target");
 }
 
-/* A row of two columns of times, round by round; the ratio is the median of the rounds' ratios. Target 0: none. */
+/* A row of two columns of times, round by round. The ratio is the median of the rounds' ratios.
+ * Target 0: no target. */
 static void report(const char *what, const char *peer, double *times[WAYS], int rounds, double target)
 {
 	double *ratios = calloc((size_t)rounds, sizeof(double)), ratio;
@@ -309,14 +313,14 @@ static void release(double *times[WAYS])
 		free(times[way]);
 }
 
-/* One side of a comparison: what is done, and by how many threads. */
+/* One side of a comparison: an operation, and the number of threads. */
 struct side {
 	void (*work)(struct job *);
 	int threads;
 	struct job jobs[THREADS];
 };
 
-/* Two sides in turn, in short rounds. What should be hits of the cache must have been. */
+/* Times two sides in turn, in short rounds. The relaxed pairs must have been hits of the cache. */
 static void compare(const char *what, const char *peer, struct side sides[WAYS], int rounds, double target)
 {
 	int warm_up = 2 + rounds / 10, tries = 5 * rounds, done = -warm_up;
@@ -329,7 +333,8 @@ static void compare(const char *what, const char *peer, struct side sides[WAYS],
 	for (int round = 0; done < rounds && round < warm_up + tries; round++) {
 		double time[WAYS];
 
-		/* Who goes first changes, so that neither always finds the caches as the other left them. */
+		/* The sides take turns to go first, so that neither always finds the processor's caches as
+		 * the other left them. */
 		for (int turn = 0; turn < WAYS; turn++) {
 			int way = (turn + round) & 1;
 			struct side *side = &sides[way];
@@ -348,7 +353,7 @@ static void compare(const char *what, const char *peer, struct side sides[WAYS],
 	}
 	after = stats();
 	if (after.hits - before.hits < pairs - pairs / 1000) {
-		fprintf(stderr, "relaxed: %s: of %llu pairs %llu were hits: what was measured was not hits (%llu idle; "
+		fprintf(stderr, "relaxed: %s: of %llu pairs %llu were hits: this did not measure hits (%llu idle; "
 			"ended by watermark %llu, linger %llu, pressure %llu, event %llu)\n", what, (unsigned long long)pairs,
 			(unsigned long long)(after.hits - before.hits), (unsigned long long)after.idle,
 			(unsigned long long)after.flushed_watermark, (unsigned long long)after.flushed_linger,
@@ -407,7 +412,7 @@ static void open_ucx(void)
 		.mem_reg = ucx_register, .mem_dereg = ucx_deregister, .dump_region = ucx_dump,
 	};
 	ucs_rcache_params_t params = {
-		.region_struct_size = sizeof(ucs_rcache_region_t) + 64, /* what a transport keeps of a region */
+		.region_struct_size = sizeof(ucs_rcache_region_t) + 64, /* what a transport stores for a region */
 #if UCP_API_VERSION < UCP_VERSION(1, 14)
 		.alignment = UCS_RCACHE_MIN_ALIGNMENT,
 		.max_alignment = PAGE,
@@ -415,7 +420,7 @@ static void open_ucx(void)
 		.ucm_events = 0, /* the lookup alone, without its watch */
 		.ops = &ops,
 		.flags = UCS_RCACHE_FLAG_NO_PFN_CHECK,
-		.max_regions = ~0UL, /* without limits, as by default, UCX keeps no list of what was used last */
+		.max_regions = ~0UL, /* without limits, as by default, UCX has no list in the order of last use */
 		.max_size = ~0UL,
 		.max_unreleased = ~0UL,
 	};
@@ -432,8 +437,8 @@ static void map_regions(void)
 		die("mmap");
 }
 
-/* Registers all regions once, in an order that none of the measured ones has: what was allocated in the order
- * in which it is looked up would lie in memory as a processor likes it best. */
+/* Registers all regions once, in an order that no measurement has: regions that are allocated in
+ * the order of the lookups would lie in memory as a processor likes it best. */
 static void make_regions(void (*work)(struct job *))
 {
 	static uint32_t *order;
@@ -507,9 +512,9 @@ static void unfenced(void)
 				 side(additions, 1, first, first, 1, few) }, rounds, 0);
 }
 
-/* ---- Cold: what a hit takes after other work, which has taken the caches. ---- */
+/* ---- Cold: the time of a hit after other work, which has evicted the processor's caches. ---- */
 
-/* One operation's time after as much other work; the clock itself is warm. */
+/* The time of one operation after that much other work; the clock itself is warm. */
 static double cold_once(void (*work)(struct job *), struct job *job, char *other, size_t size)
 {
 	double start;
@@ -546,7 +551,8 @@ static void cold(const char *names[3], uint32_t *order, size_t size, int rounds)
 			times[n][round] = cold_once(works[n], &jobs[n], other, size);
 		}
 	munmap(other, size);
-	/* Single times are far apart, and a difference of two of them says nothing: a difference of medians does. */
+	/* Single times vary widely, so the difference of two of them means nothing; that of medians
+	 * does. */
 	for (int n = 0; n < OPERATIONS; n++)
 		middle[n] = median(times[n], rounds);
 	less_call[OURS][0] = middle[HIT] - middle[CALL];
@@ -563,7 +569,7 @@ static void cold(const char *names[3], uint32_t *order, size_t size, int rounds)
 		free(times[n]);
 }
 
-/* Small mappings far apart, so that no two of them share anything that a watch might take as a whole. */
+/* Small mappings far apart, so that no two share anything that a watch might treat as a whole. */
 enum { AREAS = 32 };
 #define AREA_STRIDE ((size_t)4 << 20)
 static char *const areas = (char *)0x20000000000;
@@ -586,8 +592,8 @@ static void unmap_areas(void)
 			die("munmap of an area");
 }
 
-/* What was unmapped is deregistered at some time: not while the next is measured. Their domain has no other
- * regions. */
+/* Unmapped regions are deregistered some time later: wait, so that this does not fall into the next
+ * measurement. Their domain has no other regions. */
 static void settle(void)
 {
 	errno = ibv_flush_relaxed_mr(stub_other_pd());
@@ -611,7 +617,8 @@ static void open_watch(void)
 		die("userfaultfd");
 }
 
-/* Registers all areas; by the cache, which has none of them, or plainly and with one word to userfaultfd each. */
+/* Registers all areas: by the cache, in which none of them is, or plainly, with one ioctl of
+ * userfaultfd each. */
 static double misses_once(int way)
 {
 	struct ibv_mr *mrs[AREAS];
@@ -661,7 +668,7 @@ static void misses(void)
 		}
 	after = stats();
 	if (after.misses - before.misses < (uint64_t)rounds * AREAS) {
-		fprintf(stderr, "relaxed: %llu misses where %d were to be: what was measured was not misses\n",
+		fprintf(stderr, "relaxed: %llu misses instead of %d: this did not measure misses\n",
 			(unsigned long long)(after.misses - before.misses), rounds * AREAS);
 		exit(1);
 	}
@@ -720,7 +727,7 @@ static void unmaps(void)
 				if (round >= 0)
 					times[way][round] = time;
 			}
-		report(kinds[kind].what, "munmap, bare", times, rounds, kinds[kind].target);
+		report(kinds[kind].what, "munmap, raw", times, rounds, kinds[kind].target);
 		release(times);
 	}
 }

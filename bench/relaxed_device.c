@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Relaxed registration end to end, on a real device: a pair of registration and deregistration that hits,
- * beside libibverbs' own pair and this library's plain one, in one process and in turn. And a registration
- * that misses, beside what it consists of: a plain one and one word to userfaultfd.
- * Run with the library preloaded, as registration.c, which says how libibverbs' own functions are had.
+ * Times relaxed registration end to end, on a real device: a pair of registration and
+ * deregistration that hits, beside libibverbs' own pair and this library's plain one, in one
+ * process and in turn. It also times a registration that misses, beside its parts: a plain
+ * registration and one ioctl of userfaultfd. Run it with the library preloaded; registration.c says
+ * how it calls libibverbs' own functions.
  *
  * Usage: relaxed_device DEVICE [--json|--quick]
  */
@@ -34,7 +35,7 @@ static struct ibv_mr *(*their_reg)(struct ibv_pd *, void *, size_t, uint64_t, un
 static int (*their_dereg)(struct ibv_mr *);
 enum { ACCESS = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ };
 enum { THEIRS, PLAIN, RELAXED, WAYS };
-/* A relaxed pair that hits is so short that the clock would be what is measured: that many at a time. */
+/* A relaxed pair that hits is shorter than a reading of the clock: so many at a time. */
 enum { HITS = 100 };
 
 static struct ibv_pd *pd;
@@ -115,7 +116,8 @@ static void hits(const char *size, size_t length, int rounds)
 	dereg(RELAXED, reg(RELAXED, memory, length));
 	before = stats();
 	for (int round = -warm_up; round < rounds; round++)
-		/* Who goes first changes, so that none always finds the caches as another left them. */
+		/* The ways take turns to go first, so that none always finds the processor's caches as
+		 * another left them. */
 		for (int turn = 0; turn < WAYS; turn++) {
 			int way = (turn + round + warm_up) % WAYS;
 			double time = pair(way, memory, length);
@@ -125,7 +127,7 @@ static void hits(const char *size, size_t length, int rounds)
 		}
 	after = stats();
 	if (after.hits - before.hits != (uint64_t)(warm_up + rounds) * HITS) {
-		fprintf(stderr, "relaxed_device: %s: %llu hits of %d: what was measured was not hits\n", size,
+		fprintf(stderr, "relaxed_device: %s: %llu hits of %d: this did not measure hits\n", size,
 			(unsigned long long)(after.hits - before.hits), (warm_up + rounds) * HITS);
 		exit(1);
 	}
@@ -162,8 +164,9 @@ static int our_watch(void)
 	return fd;
 }
 
-/* Registers fresh memory, whose mapping is watched by nobody; by the cache, or plainly and with one word to
- * userfaultfd. The mapping lies alone, so that its watch is its own. Less than 0: the memory is another's. */
+/* Registers fresh memory, which no userfaultfd watches: by the cache, or plainly, with one ioctl of
+ * userfaultfd. The mapping has no neighbours, so it is watched alone. Returns less than 0 if
+ * another userfaultfd watches the memory. */
 static double miss_once(int way, size_t length, int uffd)
 {
 	char *const place = (char *)0x20000000000;
@@ -190,7 +193,7 @@ static double miss_once(int way, size_t length, int uffd)
 
 static double miss(int way, size_t length, int uffd)
 {
-	/* Another that watches the memory for a moment is no reason to end. */
+	/* Another userfaultfd that watches the memory for a moment is no reason to end. */
 	for (int tries = 0; tries < 100; tries++) {
 		double took = miss_once(way, length, uffd);
 
@@ -224,7 +227,7 @@ static void misses(const char *size, size_t length, int rounds)
 	after = stats();
 	close(uffd);
 	if (after.misses - before.misses < (uint64_t)rounds) {
-		fprintf(stderr, "relaxed_device: %s: %llu misses of %d: what was measured was not misses\n", size,
+		fprintf(stderr, "relaxed_device: %s: %llu misses of %d: this did not measure misses\n", size,
 			(unsigned long long)(after.misses - before.misses), rounds);
 		exit(1);
 	}
@@ -256,7 +259,8 @@ int main(int argc, char **argv)
 		fprintf(stderr, "usage: LD_PRELOAD=librdmamr.so.1 relaxed_device DEVICE [--json|--quick]\n");
 		return 2;
 	}
-	/* Nothing of what is measured may end by age or size: the library reads its settings when it is loaded. */
+	/* Nothing that is measured may end by age or size. The library reads its settings when it is
+	 * loaded. */
 	if (!getenv("RDMAMR_CACHE_LINGER")) {
 		if (!setenv("RDMAMR_CACHE_LINGER", "3600", 1) && !setenv("RDMAMR_CACHE_MAX_IDLE_BYTES", "1G", 1))
 			execv("/proc/self/exe", argv);

@@ -1,14 +1,17 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * A program that registers per message, as many do: remote procedure calls between two processes over one RC queue
- * pair. Each request and each reply is in memory fresh from malloc, which is registered, sent or fetched, checked,
- * deregistered and freed. It knows nothing of this library: what that changes, it changes from outside.
+ * A program that registers per message, as many do: remote procedure calls between two processes
+ * over one RC queue pair. Each request and each reply is in memory fresh from malloc, which is
+ * registered, sent or fetched, checked, deregistered and freed. The program has no code for this
+ * library, which changes it from outside alone.
  *
- * Up to 4 KiB travel with the message. What is more the server reads from the client's memory by RDMA, and the reply
- * it writes there: so the client's large buffers have remote rights, and all others have not.
+ * Up to 4 KiB travel with the message. Beyond that, the server reads the request from the client's
+ * memory by RDMA and writes the reply there, so the client's large buffers have remote rights, and
+ * all others have not.
  *
- * Usage: rpc DEVICE GID_INDEX MESSAGES. Prints for each class of sizes how many there were, the us that one took,
- * and of those the us in the registration calls of both processes; medians.
+ * Usage: rpc DEVICE GID_INDEX MESSAGES. Prints a row for each class of sizes, with medians: the
+ * number of messages, the us that one took, and the us of these in the registration calls of both
+ * processes.
  */
 #include <infiniband/verbs.h>
 #include <errno.h>
@@ -35,7 +38,7 @@
 
 enum { EAGER = 4096, WARM_UP = 200 };
 
-/* Goes ahead of the data, or of the news that data is there. */
+/* Precedes the data, or the notice that data has been written. */
 struct header {
 	uint32_t sequence, rkey;
 	uint64_t length, reply_length, address, reply_address;
@@ -52,7 +55,7 @@ static struct ibv_pd *pd;
 static struct ibv_comp_channel *channel;
 static struct ibv_cq *cq;
 static struct ibv_qp *qp;
-/* What does not change: one header to send and one to receive. */
+/* The constant parts: one header to send and one to receive. */
 static struct header *headers;
 static struct ibv_mr *headers_mr;
 
@@ -68,12 +71,13 @@ static const struct {
 	{ "to 1 MiB", 1 << 20, 5 },
 };
 
-/* What each call took, and how much of it the registration calls of either process; in memory that both see. */
+/* The time of each call, and its part in the registration calls of each process; in memory that
+ * both share. */
 static struct call {
 	int class;
 	double total, registering[2];
 } *calls;
-/* What this process has spent in registration calls. */
+/* The time that this process has spent in registration calls. */
 static double registering;
 
 static double now(void)
@@ -132,7 +136,7 @@ static void check(const char *memory, size_t length, uint32_t sequence)
 	}
 }
 
-/* Waits without spinning: on few processors that would keep soft-RoCE from its work. */
+/* Waits without spinning, which on few processors would delay soft-RoCE's own work. */
 static void poll_cq(struct ibv_wc *wc)
 {
 	struct ibv_cq *of;
@@ -159,7 +163,7 @@ static void completed(enum ibv_wc_opcode opcode)
 	struct ibv_wc wc;
 	static bool early;
 
-	/* A message may be here before the send before it is known to be complete. */
+	/* A message may arrive before the completion of the previous send. */
 	if (early && opcode == IBV_WC_RECV) {
 		early = false;
 		return;
@@ -173,7 +177,7 @@ static void completed(enum ibv_wc_opcode opcode)
 	}
 }
 
-/* The next message: its header to headers[1], what comes with it to the memory. */
+/* Receives the next message: its header into headers[1], its data into the memory. */
 static void expect(void *memory, size_t length, const struct ibv_mr *mr)
 {
 	struct ibv_sge sges[2] = {
@@ -239,7 +243,7 @@ static void call(uint32_t sequence, size_t length, size_t reply_length, bool las
 	free(reply);
 }
 
-/* Serves one call; the message that brought it is in `message`. */
+/* Serves one call, whose message is in `message`. */
 static void serve(char *message, const struct header *asked)
 {
 	char *request = message, *reply = malloc(asked->reply_length);
@@ -267,7 +271,8 @@ static void serve(char *message, const struct header *asked)
 	free(reply);
 }
 
-/* The memory that the next message comes to is registered before the reply to the last lets the client go on. */
+/* The memory for the next message is registered before the reply to the last lets the client go
+ * on. */
 static void server(void)
 {
 	char *message = malloc(EAGER);
@@ -302,7 +307,7 @@ static void server(void)
 	free(message);
 }
 
-/* Even on a logarithmic scale; the same in every run. */
+/* Uniform on a logarithmic scale; the same in every run. */
 static size_t some_length(int class)
 {
 	size_t least = class ? classes[class - 1].up_to + 8 : 64;
@@ -330,7 +335,7 @@ static void client(long messages)
 		double start = now(), before = registering;
 
 		call((uint32_t)n, length, reply_length, n == messages - 1);
-		/* The server writes its own share, maybe at this moment. */
+		/* The server writes its own share, perhaps at this moment. */
 		calls[n].class = class;
 		calls[n].total = now() - start;
 		calls[n].registering[0] = registering - before;
@@ -338,7 +343,7 @@ static void client(long messages)
 	must(ibv_destroy_qp(qp) == 0);
 }
 
-/* Medians, which a busy moment of the machine does not move as it does a mean. */
+/* Medians: unlike means, they do not move with a busy moment of the machine. */
 static void report(long messages)
 {
 	double *totals = calloc((size_t)messages, sizeof(double)), *shares = calloc((size_t)messages, sizeof(double));

@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * What a region costs among many: on this machine's processor, with a stub of the device
+ * Times a region among many: on this machine's processor, with a stub of the device
  * (ctests/lib/stub_device.h) that costs next to nothing. All regions are alive at once.
  *
  * Usage: scale plain|kept REGIONS THREADS
- * Prints REGIONS, THREADS, ns of a first registration, of a hit (plain: of a deregistration with
- * the registration after it) and of the last deregistration, bytes of memory a region, us of
- * rdmamr_get_stats while all regions are idle, which looks at each slot of the cache three times, and
- * the regions that the cache has not kept.
+ *
+ * Prints REGIONS, THREADS, the ns of a first registration, of a hit (plain: of a deregistration
+ * with the registration after it) and of the last deregistration, the bytes of memory a region, the
+ * us of rdmamr_get_stats while all regions are idle, which reads each slot of the cache three
+ * times, and the number of regions that the cache did not keep.
  */
 #include <pthread.h>
 #include <rdmamr.h>
@@ -21,7 +22,7 @@
 #include <unistd.h>
 #include "../ctests/lib/stub_device.h"
 
-/* A program that was not given the library still links. */
+/* A program without the library still links. */
 #pragma weak rdmamr_get_stats
 
 enum { PAGE = 4096, STRIDE = 2 * PAGE, MOST_THREADS = 2, WORKS = 3, ACCESS = IBV_ACCESS_LOCAL_WRITE };
@@ -63,7 +64,7 @@ static void dereg(long n)
 	must((kept ? ibv_dereg_mr_relaxed(mrs[n]) : ibv_dereg_mr(mrs[n])) == 0, "a deregistration");
 }
 
-/* A thread's share of the regions, in one random order for all that it does. */
+/* A thread's share of the regions, in one random order for all its steps. */
 static void *work(void *argument)
 {
 	long thread = (long)(intptr_t)argument, first = thread * regions / threads, end = (thread + 1) * regions / threads;
@@ -75,7 +76,7 @@ static void *work(void *argument)
 		reg(order[n]);
 	took[thread][0] = (clock_of(CLOCK_THREAD_CPUTIME_ID) - start) / (double)(end - first);
 	pthread_barrier_wait(&barrier);
-	/* The main thread looks at the memory. */
+	/* The main thread measures the memory here. */
 	pthread_barrier_wait(&barrier);
 	for (long n = first; kept && n < end; n++)
 		dereg(order[n]);
@@ -91,7 +92,7 @@ static void *work(void *argument)
 	}
 	took[thread][1] = (clock_of(CLOCK_THREAD_CPUTIME_ID) - start) / (double)(end - first) / (double)again;
 	pthread_barrier_wait(&barrier);
-	/* The main thread looks at the cache. */
+	/* The main thread reads the cache's statistics here. */
 	pthread_barrier_wait(&barrier);
 	start = clock_of(CLOCK_THREAD_CPUTIME_ID);
 	if (!kept)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/* What preloading the library adds to the start of a program that has nothing to do with it: "true" is
- * run without and with it, in turn. Usage: startup LIBRARY [ROUNDS] */
+/* Times how much the preloaded library adds to the start of a program that does not use it: "true"
+ * runs without and with it, in turn. Usage: startup LIBRARY [ROUNDS] */
 #include <errno.h>
 #include <spawn.h>
 #include <stdio.h>

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * What it costs that calls are written down (RDMAMR_TRACE), on this machine's processor: pairs of a registration
- * and a deregistration, each served by the cache, by one thread or by several, with a device that is a stub
- * (ctests/lib/stub_device.h). A hit is the cheapest call that there is, so the cost shows.
+ * Times the recording of calls (RDMAMR_TRACE) on this machine's processor: pairs of a registration
+ * and a deregistration, each served by the cache, by one thread or by several, with a stub of a
+ * device (ctests/lib/stub_device.h). A hit is the cheapest call of all, so the cost shows.
  *
- * Usage: trace THREADS [DEPTH]. Prints ns for a call: of each thread the median of its batches, and of those the median.
- * DEPTH: how many functions call each other around the one that registers.
+ * Usage: trace THREADS [DEPTH]. Prints the ns of a call: the median over the threads of each
+ * thread's median over its batches. DEPTH is the number of functions on the stack above the one
+ * that registers.
  */
 #include <pthread.h>
 #include <stdio.h>
@@ -23,7 +24,7 @@ struct thread {
 	double ns;
 };
 
-/* Of the processor, so that what else the machine does does not count. */
+/* Processor time, so that other load on the machine does not count. */
 static double now(void)
 {
 	struct timespec time;
@@ -54,7 +55,7 @@ static void calls(struct thread *thread)
 	thread->ns = median(times, BATCHES);
 }
 
-/* The empty statement after its call keeps the call from being a jump. */
+/* The empty statement after its call keeps the compiler from making the call a jump. */
 static __attribute__((noinline)) void deeper(struct thread *thread, int left)
 {
 	if (left > 0)

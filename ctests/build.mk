@@ -14,12 +14,16 @@ ctests: $(tests)
 flags_alone         := -DRDMAMR_NO_LIBFABRIC
 flags_shared        := -shared -fPIC
 flags_gpu           := -shared -fPIC -Wl,-soname,libcuda.so.1
+flags_rocm          := -shared -fPIC -DROCM -Wl,-soname,libhsa-runtime64.so.1
 flags_plugin        := -shared -fPIC
+flags_cudart        := -shared -fPIC -Wl,-soname,libcudart.so.12
+flags_cuda_plugin   := -shared -fPIC '-Wl,-rpath,$$ORIGIN'
+inputs_cuda_plugin   = $(built)/libcudart.so.12
 flags_exported      := -rdynamic
 flags_address       := -fsanitize=address
 flags_thread        := -fsanitize=thread
 flags_linked_alone  := -DALONE
-# Its calls are weak, and libibverbs is to be loaded all the same.
+# Its calls are weak, and libibverbs must be loaded all the same.
 inputs_stub          = $(built)/lib/stub_device.o -Wl,--no-as-needed -libverbs
 inputs_fuzz          = $(addprefix $(built)/lib/,stub_device.o steps.o calls.o limits.o beyond.o look.o regions.o)
 inputs_exported     := $(built)/lib/cached.o
@@ -30,6 +34,7 @@ inputs_linked       := $(so)
 inputs_linked_alone := $(so)
 with = $(filter $(addprefix $(built)/,$(foreach name,$(patsubst $(built)/%,%,$(tests)),$(if $(filter $(1),$(build_$(name))),$(name)))),$(tests))
 $(call with,stub): $(built)/lib/stub_device.o
+$(call with,cuda_plugin): $(built)/libcudart.so.12
 $(call with,fuzz): $(inputs_fuzz)
 $(call with,exported plugin): $(built)/lib/cached.o
 $(call with,address thread linked linked_alone): $(so)
@@ -37,7 +42,7 @@ $(call with,address thread linked linked_alone): $(so)
 # The programs share a library. stub_device.c and cached.c are not in it: they replace ioctl and
 # ibv_alloc_pd, so a word of BUILD names them.
 objects := $(patsubst ctests/lib/%.c,$(built)/lib/%.o,$(filter-out %/stub_device.c,$(wildcard ctests/lib/*.c)))
-# libfabric 2 calls names deprecated that the tests are about, by a pragma that no option silences.
+# libfabric 2 deprecates names that the tests are about, by a pragma that no option silences.
 strict  := $(shell pkg-config --exists 'libfabric >= 2' 2>/dev/null || echo -Werror)
 compile  = $(CC) -std=gnu11 -D_GNU_SOURCE -Wall -Wextra $(strict) -Iinclude -MMD -MP -MF $(built)/lib/$(@F).d $(CFLAGS)
 vpath %.c ctests/lib ctests/fabric/monitor ctests/cache/fuzz
@@ -58,7 +63,7 @@ $(filter-out $(rust),$(tests)): ctests/build.mk
 	$(compile) $(flags_$(build_$(@F))) $(source_$(@F)) $(inputs_$(build_$(@F))) -o $@ $(libs)
 $(rust): $(so)
 	+rustc --edition 2024 $(source_$(@F)) -o $@ -L $(release) -l dylib=rdmamr -l ibverbs
-# Old dependency files name sources that are gone.
+# Old dependency files name removed sources.
 ctests/%.c ctests/%.h: ;
 -include $(wildcard $(built)/lib/*.d)
 # Without Go its test is skipped.

@@ -1,7 +1,7 @@
 #!/usr/bin/awk -f
 # SPDX-License-Identifier: MIT OR Apache-2.0
-# changelog.awk: CHANGELOG.md as debian/changelog. Needs -v maintainer=, and version= and date= of what is unreleased.
-# A release's heading is "## [1.2.3] - 2026-01-31".
+# changelog.awk: CHANGELOG.md as debian/changelog. Needs -v maintainer=, and version= and date= for
+# the unreleased part. A release's heading is "## [1.2.3] - 2026-01-31".
 function entry(n, words, i, line) { # the collected item, in lines of 80
 	n = split(item, words, /[ \t]+/)
 	line = "  *"

@@ -73,7 +73,7 @@ struct rdmamr_stats {
          */
         uint64_t hits;
         /**
-         * Relaxed registrations for which the cache made a new region that it may keep (misses).
+         * Relaxed registrations for which the cache made a new region that it may reuse (misses).
          */
         uint64_t misses;
         /**
@@ -81,7 +81,7 @@ struct rdmamr_stats {
          */
         uint64_t shared;
         /**
-         * Idle regions now: the cache keeps them registered, and no registration uses them.
+         * Idle regions now: they stay registered in the cache, and no registration uses them.
          */
         uint64_t idle;
         /**
@@ -119,8 +119,8 @@ struct rdmamr_stats {
          */
         uint64_t flushed_event;
         /**
-         * Regions that the cache could not keep, and deregistered, because a change of memory was
-         * under way when they were registered, or because other processes can change their memory.
+         * Regions that could not stay in the cache, and were deregistered, because a change of memory
+         * was under way when they were registered, or because other processes can change their memory.
          */
         uint64_t flushed_fence;
         /**
@@ -136,8 +136,8 @@ struct rdmamr_stats {
          */
         uint64_t stale_avoided_fence;
         /**
-         * The bypassed_ fields count relaxed registrations that the cache does not keep, and plain
-         * registrations that the cache does not serve although RDMAMR_CACHE is set. This field:
+         * The bypassed_ fields count relaxed registrations whose regions the cache does not hold, and
+         * plain registrations that the cache does not serve although RDMAMR_CACHE is set. This field:
          * bypassed because of the access flags (on-demand paging, zero-based, memory windows, huge
          * pages; with RDMAMR_CACHE=local also remote access).
          */
@@ -179,11 +179,21 @@ struct rdmamr_stats {
         uint64_t bypassed_address;
         /**
          * Plain registrations under RDMAMR_CACHE only: bypassed because the range comes for the first
-         * time, or for the first time since its memory has changed. The cache keeps a region from the
-         * second registration of its range on: same protection domain, first page and access, and no
-         * longer.
+         * time, or for the first time since its memory has changed. The cache holds the region from
+         * the second registration of the range on: with the same protection domain, first page and
+         * access, and no longer than the first.
          */
         uint64_t bypassed_first;
+        /**
+         * Registrations of a GPU's memory as a dma-buf, after the kernel had refused the address. Each
+         * counts in reg_next as well.
+         */
+        uint64_t reg_gpu;
+        /**
+         * Registrations of a GPU's memory that failed, since it could not be registered as a dma-buf
+         * either. Each counts in reg_failed as well.
+         */
+        uint64_t reg_gpu_failed;
         /**
          * Registrations past the library: by mlx5dv_reg_dmabuf_mr, mlx5dv_devx_umem_reg and
          * mlx5dv_devx_umem_reg_ex, which libmlx5 serves. No other field counts them.
@@ -208,7 +218,7 @@ extern "C" {
 const char *rdmamr_version(void);
 
 /**
- * Writes the statistics of this process to `stats`: what the library has done up to now.
+ * Writes the statistics of this process up to now to `stats`.
  *
  * `size` is sizeof(struct rdmamr_stats) in the header that the program was compiled with, in
  * bytes; `stats` must point to `size` writable bytes. A library that knows more fields writes only

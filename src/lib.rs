@@ -14,8 +14,8 @@
 //!      |
 //!   monitor/   the ranges of libfabric's memory monitor
 //!      |
-//!   cache/     who serves a call (dispatch/), lookup, slots, eviction, invalidation, and the watch
-//!      |       of the address space (watch/)
+//!   cache/     dispatch of each call (dispatch/), lookup, slots, eviction, invalidation, and
+//!      |       the watch of the address space (watch/)
 //!      |
 //!   mr/        a registered region: request, access rules and errors, the `ibv_mr` object, the table
 //!      |       of regions, fork

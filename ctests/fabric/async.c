@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Registrations that complete later, and say so by an event of their own. Four threads make 10 000
- * of them on one domain while a thread reads the queue; what each event says is compared with what
- * the call left behind. Then one thing at a time: what is to be seen of a region that is under way,
- * closing it then, failures, waiting, and what may be closed when.
+ * Registrations that complete later, each with an event of its own. Four threads make 10 000 of
+ * them on one domain while a thread reads the queue; each event is compared with the result of its
+ * call. Then one aspect at a time: the visible state of a region under way, closing it then,
+ * failures, waiting, and which objects may be closed when.
  *
- * Usage: async [stress [EACH]]: with the word, nothing but the threads, EACH registrations by each
- * of them, three times over. This is for a build with -fsanitize=address, or -fsanitize=thread.
- * Both are told nothing of what the library itself does: the one sees the memory that it allocates
- * and frees, the other this program alone. So all that its threads share is atomic.
+ * Usage: async [stress [EACH]]: with the word, only the threads, EACH registrations by each of
+ * them, three times over. This is for a build with -fsanitize=address, or -fsanitize=thread.
+ * Neither sees inside the library: the one sees the memory that it allocates and frees, the other
+ * this program alone. So all data that its threads share is atomic.
  */
 #include "../lib/fabric.h"
 #include <poll.h>
@@ -22,9 +22,8 @@
 
 #ifdef __SANITIZE_THREAD__
 /*
- * How the library keeps its threads in order is nothing that ThreadSanitizer sees: it would take
- * any memory of its own that goes from one to another, and each write to an event's descriptor, for
- * a race.
+ * ThreadSanitizer does not see how the library synchronises its threads: it would report a race for
+ * any memory of its own that goes from one to another, and for each write to an event's descriptor.
  */
 const char *__tsan_default_suppressions(void);
 const char *__tsan_default_suppressions(void)
@@ -36,7 +35,7 @@ const char *__tsan_default_suppressions(void)
 enum { THREADS = 4, LARGE = 64 << 20, MANY = 24, PATIENCE = 300000 /* ms */ };
 
 static struct pair pair;
-static char *large, *beyond; /* much memory, and none */
+static char *large, *beyond; /* much memory, and unmapped memory */
 
 static long now_ms(void)
 {
@@ -71,7 +70,7 @@ static int later(struct fid_domain *domain, const void *memory, size_t length, u
 
 /*
  * Reads an event, which must be the completion of the region that `mr` points to, and of the call
- * with that address as its context. What was got instead, or NULL.
+ * with that address as its context. Returns a description of a wrong event, or NULL.
  */
 static const char *completion(struct fid_eq *queue, struct fid_mr **mr)
 {
@@ -113,14 +112,14 @@ static void close_both(const char *name, struct fid_domain *domain, struct fid_e
 	is(fi_close(&domain->fid), 0, "%s: then the domain is closed", name);
 	is(fi_close(&queue->fid), 0, "%s: and the queue", name);
 	is((long long)stats().live, 0, "%s: no region is live", name);
-	/* Of a domain with the cache some are kept. */
+	/* A domain with the cache keeps some. */
 	must(ibv_flush_relaxed_mr(pair.pd) == 0);
 	is(kernel_regions(pair.context), 0, "%s: and the kernel has none", name);
 }
 
-/* The many. */
+/* Many registrations. */
 
-/* The fate of a call, by its number. Each fate comes to a fifteenth of the calls. */
+/* The fate of a call, by its number. Each fate falls to a fifteenth of the calls. */
 enum fate { KEPT, CLOSED_AFTER, CLOSED_UNDER_WAY, FAILS, FAILS_CLOSED };
 static const enum fate fates[] = {
 	KEPT, CLOSED_AFTER, CLOSED_UNDER_WAY, KEPT, FAILS,
@@ -166,7 +165,7 @@ static void close_call(struct call *call)
 	call->memory = NULL;
 }
 
-/* A right that fi_mr(3) does not know. */
+/* A right that fi_mr(3) does not define. */
 #define UNKNOWN (1ULL << 40)
 
 /* A call with a bad argument registers nothing and sends no event. */
@@ -319,17 +318,17 @@ static void threads(long each)
 	is(refused, 0, "%ld registrations by %d threads: each returned 0", many.count, THREADS);
 	is(absent, 0, "each has an event, if it was not closed before");
 	is(doubled, 0, "and not two");
-	is(many.strays, 0, "no event has a context of none of them");
-	is(many.kinds, 0, "each is of its kind and size: a completion, or an error where the memory is not there");
-	is(many.unset, 0, "when an event is read, the region is written to where the call was told");
+	is(many.strays, 0, "each event has the context of one of them");
+	is(many.kinds, 0, "each has its kind and size: a completion, or an error if the memory is unmapped");
+	is(many.unset, 0, "when an event is read, the region is written to the call's place");
 	is(many.others, 0, "and the event is of that object");
-	is(many.keys, 0, "the key is the one that was asked for, and none where the registration failed");
-	is(many.descs, 0, "the descriptor is there, and none where the registration failed");
+	is(many.keys, 0, "the key is the requested one, and none if the registration failed");
+	is(many.descs, 0, "the descriptor is set, and NULL if the registration failed");
 	is(many.contexts, 0, "the object has its context and class");
 	is(many.failures, 0, "each error is EFAULT, with the reason in words");
-	ok(unseen > 0, "of what is closed under way something is never reported");
+	ok(unseen > 0, "some regions that are closed under way are never reported");
 	is(many.of_closed, 0, "no event of a region is read after fi_close has returned");
-	is(many.refusals, 0, "arguments that are wrong and keys in use are refused at once");
+	is(many.refusals, 0, "wrong arguments and keys in use are refused at once");
 	is(many.written, 0, "and then no region is written");
 	is(read_now(many.queue), -FI_EAGAIN, "the queue is empty");
 
@@ -343,14 +342,14 @@ static void threads(long each)
 	close_both("the threads", many.domain, many.queue);
 	for (long n = 0; n < many.count; n++)
 		changed += many.calls[n].mr != seen[n];
-	is(changed, 0, "nothing is written to where a call was told, after the call");
+	is(changed, 0, "nothing is written to a call's place after the call");
 	free(many.calls);
 	free(seen);
 }
 
-/* One thing at a time. */
+/* One aspect at a time. */
 
-/* So much to do that the last is not done when the first calls have returned. */
+/* So much work that the last is not done when the first calls have returned. */
 static int start_many(struct fid_domain *domain, struct fid_mr *mrs[MANY])
 {
 	int refused = 0;
@@ -377,7 +376,7 @@ static void under_way(void)
 		void *desc = fi_mr_desc(mrs[n]);
 		size_t size = sizeof(raw);
 		int raw_ret = fi_mr_raw_attr(mrs[n], &base, raw, &size, 0);
-		/* Says which it is, and was before. */
+		/* Reports the present state, and thereby that of before. */
 		int state = fi_mr_enable(mrs[n]);
 
 		if (state == -FI_EOPBADSTATE) {
@@ -388,10 +387,13 @@ static void under_way(void)
 			odd += state != 0;
 		}
 	}
-	ok(seen > 0, "under way: %d of %d are seen to be", seen, MANY);
+	ok(seen > 0, "under way: %d of %d report it", seen, MANY);
 	is(odd, 0, "fi_mr_enable says so, or 0");
-	/* Each of the library's four threads may be at the end of a registration: it writes key and descriptor, then the state. */
-	ok(early <= 4, "under way: the key is FI_KEY_NOTAVAIL, the descriptor NULL, but for %d that end just now", early);
+	/*
+	 * Each of the library's four threads may be at the end of a registration: it writes key and
+	 * descriptor, then the state.
+	 */
+	ok(early <= 4, "under way: the key is FI_KEY_NOTAVAIL, the descriptor NULL, except %d that end just now", early);
 	is(raw_early, 0, "under way: there is no raw key");
 	while (events < MANY) {
 		struct fi_eq_entry entry;
@@ -462,7 +464,7 @@ static void closed_early_one_by_one(void)
 	for (int n = 0; n < 3; n++)
 		for (long start = now_ms(); fi_mr_enable(mrs[n]) && now_ms() < start + PATIENCE;)
 			usleep(100);
-	is(fi_close(&mrs[1]->fid), 0, "of three events one is taken away with its region");
+	is(fi_close(&mrs[1]->fid), 0, "one of three events is removed with its region");
 	failed = 0;
 	for (int n = 0; n < 2; n++) {
 		struct fi_eq_entry entry = { 0 };
@@ -471,7 +473,7 @@ static void closed_early_one_by_one(void)
 
 		failed += got != sizeof(entry) || (entry.context != &mrs[0] && entry.context != &mrs[2]);
 	}
-	is(failed, 0, "the other two are there");
+	is(failed, 0, "the other two remain");
 	is(read_now(queue), -FI_EAGAIN, "and no more");
 	must(fi_close(&mrs[0]->fid) == 0 && fi_close(&mrs[2]->fid) == 0);
 	close_both("closed early", domain, queue);
@@ -532,13 +534,13 @@ static void failures(void)
 	failure(queue, domain, "half of it", hole, 4 * PAGE, FI_ALL, "nothing is mapped at");
 	failure(queue, domain, "read-only memory", constant, PAGE, FI_RECV, "read-only");
 
-	is(fi_mr_regv(domain, iov, 3, FI_ALL, 0, 6, 0, &mr, &mr), 0, "three pieces, of which one is not there");
+	is(fi_mr_regv(domain, iov, 3, FI_ALL, 0, 6, 0, &mr, &mr), 0, "three pieces, one of them unmapped");
 	is(fi_eq_sread(queue, &event, &entry, sizeof(entry), PATIENCE, 0), -FI_EAVAIL, "pieces: an error comes");
 	/* libfabric 1.5 and later copy to the caller's buffer, if it has one. */
 	is(fi_eq_readerr(queue, &error, 0), sizeof(error), "pieces: it is read");
 	ok(error.context == &mr && error.fid == &mr->fid && error.err == FI_EFAULT, "pieces: of this call");
 	ok(error.err_data == words && error.err_data_size <= sizeof(words) && strnlen(words, sizeof(words)) > 5,
-	   "pieces: what fits of the words is in the caller's buffer: %.16s", words);
+	   "pieces: the caller's buffer has as much of the words as fits: %.16s", words);
 	is(read_now(queue), -FI_EAGAIN, "pieces: one error");
 	is(kernel_regions(pair.context), 0, "pieces: none of them is registered");
 	is(fi_close(&mr->fid), 0, "pieces: closed");
@@ -585,11 +587,11 @@ static void waiting(void)
 	int fd = wait_fd(queue), wrong = 0, unready = 0, left = 0, kind = -1;
 	long start = now_ms();
 
-	is(fi_control(&queue->fid, FI_GETWAITOBJ, &kind), 0, "the kind of wait object is told");
+	is(fi_control(&queue->fid, FI_GETWAITOBJ, &kind), 0, "the kind of wait object is reported");
 	is(kind, FI_WAIT_FD, "a descriptor");
 	ok(!readable(fd, 0), "an empty queue's descriptor is not readable");
 	is(fi_eq_sread(queue, &event, &entry, sizeof(entry), 60, 0), -FI_EAGAIN, "nothing comes in 60 ms");
-	ok(now_ms() - start >= 60, "which were waited for (%ld ms)", now_ms() - start);
+	ok(now_ms() - start >= 60, "after a full wait (%ld ms)", now_ms() - start);
 
 	for (int n = 0; n < ROUNDS; n++) {
 		struct fid_mr *mr = NULL;
@@ -655,7 +657,7 @@ static void binding(void)
 	is(fi_domain_bind(domain, &queue->fid, FI_REG_MR | FI_WRITE), -FI_EBADFLAGS, "other flags");
 	is(fi_domain_bind(domain, &queue->fid, 0), -FI_EBADFLAGS, "no flags");
 	is(fi_domain_bind(domain, NULL, FI_REG_MR), -FI_EINVAL, "no queue");
-	is(fi_domain_bind(domain, &domain->fid, FI_REG_MR), -FI_EINVAL, "what is no queue");
+	is(fi_domain_bind(domain, &domain->fid, FI_REG_MR), -FI_EINVAL, "an object that is no queue");
 	mr = region(domain, large, PAGE, FI_ALL, 1);
 	ok(fi_mr_key(mr) == 1 && fi_mr_desc(mr), "none of these made the domain asynchronous");
 	is(read_now(queue), -FI_EAGAIN, "no event");
@@ -686,8 +688,8 @@ static void binding(void)
 }
 
 /*
- * A peer writes. On iWARP that is done when it is sent, and known to have arrived by a read behind
- * it. After a failure the connection is another.
+ * A remote peer writes. On iWARP the write is complete when it is sent, and a read behind it shows
+ * that it has arrived. After a failure there is a new connection.
  */
 static int peer_writes(struct fid_domain *domain, uint64_t key, uint64_t at, struct fid_mr *from, char *source,
 		       size_t length, char *scratch)
@@ -715,7 +717,7 @@ static void served_by_the_cache(void)
 
 		is(fi_mr_reg(domain, memory, PAGE, FI_ALL, 0, 0, 0, &mr, &mr), 0, "registered, time %d", n + 1);
 		completes(queue, &mr, "and reported");
-		ok(n < 2 || stats().hits > hits, "by the cache, as soon as it has it");
+		ok(n < 2 || stats().hits > hits, "by the cache, as soon as it has the region");
 		is(fi_close(&mr->fid), 0, "closed");
 	}
 	is(read_now(queue), -FI_EAGAIN, "no more events");
@@ -724,7 +726,7 @@ static void served_by_the_cache(void)
 	munmap(memory, PAGE);
 }
 
-/* Data moves by a region that was registered later. */
+/* Data moves by a region that completed later. */
 static void data(const struct kind *kind)
 {
 	struct fid_eq *queue = queue_with(FI_WAIT_UNSPEC);
@@ -741,12 +743,12 @@ static void data(const struct kind *kind)
 	completes(queue, &to, kind->name);
 	fill(source, 1000);
 	is(peer_writes(domain, fi_mr_key(to), base_of(kind, target), from, source, 1000, source + 2 * PAGE),
-	   IBV_WC_SUCCESS, "%s: a peer writes", kind->name);
-	ok(!memcmp(source, target, 1000) && all_zero(target + 1000, PAGE), "%s: and it is there", kind->name);
+	   IBV_WC_SUCCESS, "%s: a remote peer writes", kind->name);
+	ok(!memcmp(source, target, 1000) && all_zero(target + 1000, PAGE), "%s: and the data is there", kind->name);
 	fill(source, 1000);
 	status = pair_read(&pair, with_desc(to), target, 1000, far.addr, far.rkey);
-	is(status, IBV_WC_SUCCESS, "%s: read from a peer, by descriptor and virtual address", kind->name);
-	ok(!memcmp(source, target, 1000) && all_zero(target + 1000, PAGE), "%s: and it is there", kind->name);
+	is(status, IBV_WC_SUCCESS, "%s: read from a remote peer, by descriptor and virtual address", kind->name);
+	ok(!memcmp(source, target, 1000) && all_zero(target + 1000, PAGE), "%s: and the data is there", kind->name);
 	if (status != IBV_WC_SUCCESS)
 		pair_reconnect(&pair);
 	is(fi_close(&to->fid), 0, "%s: closed", kind->name);
@@ -756,7 +758,7 @@ static void data(const struct kind *kind)
 		ok(fi_mr_key(pieces) == 8 && !fi_mr_desc(pieces), "%s: one key, no descriptor", kind->name);
 		fill(source, 1104 + PAGE);
 		is(peer_writes(domain, 8, base_of(kind, target), from, source, 1104 + PAGE, source + 2 * PAGE),
-		   IBV_WC_SUCCESS, "%s: a peer writes across them", kind->name);
+		   IBV_WC_SUCCESS, "%s: a remote peer writes across them", kind->name);
 		ok(!memcmp(source, target, 1000) && !memcmp(source + 1000, target + 4 * PAGE, PAGE) &&
 		   !memcmp(source + 1000 + PAGE, target + 6 * PAGE, 104), "%s: and it is in each", kind->name);
 		is(fi_close(&pieces->fid), 0, "%s: closed", kind->name);
@@ -767,7 +769,7 @@ static void data(const struct kind *kind)
 	must(munmap(source, 4 * PAGE) == 0 && munmap(target, 8 * PAGE) == 0);
 }
 
-/* A region with an offset of its own may replace others, which the caller's thread does. */
+/* A region with an offset of its own may replace others; the caller's thread does that. */
 static void with_offset(void)
 {
 	struct fid_eq *queue = queue_with(FI_WAIT_UNSPEC);
@@ -816,8 +818,8 @@ static void *registers_foreign(void *argument)
 }
 
 /*
- * Another provider's queue, which these threads share; one thing at a time is in
- * ctests/fabric/provider/foreign_queue.c.
+ * Another provider's queue, which these threads share; ctests/fabric/provider/foreign_queue.c tests
+ * one aspect at a time.
  */
 static void foreign_queue(void)
 {
@@ -862,7 +864,7 @@ static void foreign_queue(void)
 	for (int n = 0; n < THREADS; n++)
 		must(pthread_join(threads[n], NULL) == 0);
 	is(foreign.failed, 0, "tcp's queue: %d registrations by %d threads return 0", COUNT, THREADS);
-	is(foreign.unready, 0, "tcp's queue: key and descriptor are there when a call returns");
+	is(foreign.unready, 0, "tcp's queue: key and descriptor are set when a call returns");
 	for (;;) {
 		struct fi_eq_entry entry = { 0 };
 		uint32_t event = 77;
@@ -885,7 +887,7 @@ static void foreign_queue(void)
 	is(others, 0, "tcp's queue: and of its object");
 	for (int n = wrong = 0; n < COUNT; n++)
 		wrong += events[n] != 1;
-	is(wrong, 0, "tcp's queue: one event each, which is there when the call returns");
+	is(wrong, 0, "tcp's queue: one event each, in the queue when the call returns");
 	for (int n = wrong = 0; n < COUNT; n++)
 		wrong += !mrs[n] || fi_close(&mrs[n]->fid) != 0;
 	is(wrong, 0, "tcp's queue: the regions are closed");
@@ -926,7 +928,7 @@ int main(int argc, char **argv)
 #ifndef RDMAMR_NO_LIBFABRIC
 		as_case(foreign_queue(), "a queue of libfabric");
 #endif
-		is(stats().reg_next, 0, "every registration was the library's own");
+		is(stats().reg_next, 0, "the library made every registration");
 	}
 	pair_close(&pair);
 	is((long long)stats().live, 0, "no region is left");

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * A region of several buffers is one range of addresses, in the buffers' order: what touches is
- * merged, what does not is a region of the kernel each, and all of them or none are there.
+ * A region of several buffers is one range of addresses, in the buffers' order. Adjoining buffers
+ * are merged, others are a kernel region each, and either all of them are registered or none.
  */
 #include "../lib/fabric.h"
 
@@ -9,11 +9,11 @@ enum { LIMIT = RDMAMR_MR_IOV_LIMIT, ARENA = 64 * PAGE, KEY = 7 };
 
 static struct pair pair;
 static char *arena; /* where the buffers are */
-static char *flat;  /* what is sent, and what comes back */
-static struct fid_domain *home; /* of that: provider keys and virtual addresses, plain */
+static char *flat;  /* data to send, and data that comes back */
+static struct fid_domain *home; /* the domain of `flat`: provider keys and virtual addresses, plain */
 static struct fid_mr *flat_mr;
 
-/* Buffers, and the pieces that must come of them. */
+/* Buffers, and the pieces that must result. */
 struct layout {
 	const char *name;
 	size_t count, pieces;
@@ -29,7 +29,7 @@ static size_t total(const struct layout *layout)
 	return sum;
 }
 
-/* The buffers one after the other, as a peer must see them. */
+/* The buffers one after the other, as a remote peer must see them. */
 static void gather(const struct layout *layout, char *to)
 {
 	for (size_t n = 0; n < layout->count; n++) {
@@ -50,7 +50,7 @@ static bool others_zero(const struct layout *layout)
 }
 
 /*
- * The key by which this domain reaches a region: its own, or where a composite has none, that of
+ * The key by which this domain reaches a region: its own, or for a composite without one, that of
  * its raw key.
  */
 static uint64_t key_of(struct fid_domain *domain, struct fid_mr *mr, uint64_t *base)
@@ -78,8 +78,8 @@ static void ranges(const struct kind *kind, struct fid_domain *domain, const str
 
 	for (size_t n = 0; n < layout->pieces; n++) {
 		/*
-		 * Where the device has the piece: that one byte is right, data shows; the rest must
-		 * follow from it.
+		 * The data shows that the first byte of the piece is at the right place in the device; the
+		 * rest must follow from it.
 		 */
 		count = 1;
 		must(rdmamr_resolve(domain, key, base + border, 1, got, &count) == 0 && count == 1);
@@ -92,7 +92,7 @@ static void ranges(const struct kind *kind, struct fid_domain *domain, const str
 		end[ends++] = border - 1;
 	}
 	end[ends++] = border;
-	is((long long)border, (long long)length, "%s, %s: the pieces are all of it", kind->name, layout->name);
+	is((long long)border, (long long)length, "%s, %s: the pieces cover all of it", kind->name, layout->name);
 	/* All ranges whose ends are at a border, a byte beside one, or in the middle of a piece. */
 	for (size_t pair_of_ends = 0; pair_of_ends < ends * ends; pair_of_ends++) {
 		size_t from = end[pair_of_ends / ends], to = end[pair_of_ends % ends], want = 0, at = 0;
@@ -123,8 +123,8 @@ static void ranges(const struct kind *kind, struct fid_domain *domain, const str
 			wrong += got[n].addr != expected[n].addr || got[n].length != expected[n].length ||
 				 got[n].rkey != expected[n].rkey;
 		/*
-		 * One place too few: what is needed is told, and nothing is written behind the
-		 * room.
+		 * One entry too few: the call reports the number that it needs, and writes nothing beyond
+		 * the array.
 		 */
 		count = want - 1;
 		memset(got, 0xee, sizeof(got));
@@ -138,10 +138,10 @@ static void ranges(const struct kind *kind, struct fid_domain *domain, const str
 	count = 0;
 	is(rdmamr_resolve(domain, key, base, length, NULL, &count), -FI_ETOOSMALL, "%s, %s: no room at all", kind->name,
 	   layout->name);
-	is((long long)count, (long long)layout->pieces, "%s, %s: tells how many there are", kind->name, layout->name);
+	is((long long)count, (long long)layout->pieces, "%s, %s: and their number is returned", kind->name, layout->name);
 
 	if (key == only_rkey)
-		return; /* an rkey says nothing of its region's bounds: the device does */
+		return; /* an rkey does not name its region's bounds: the device checks them */
 #define REFUSED(at, size)                                                                                            \
 	do {                                                                                                         \
 		count = LIMIT;                                                                                       \
@@ -166,7 +166,8 @@ static void ranges(const struct kind *kind, struct fid_domain *domain, const str
 }
 
 /*
- * Data by the peer's way in pieces of odd sizes, by single ranges over all, and around each border.
+ * Data as a remote peer moves it, in parts of odd sizes, by single ranges over all, and around each
+ * border.
  */
 static void data(const struct kind *kind, struct fid_domain *domain, const struct layout *layout, struct fid_mr *mr,
 		 const struct rdmamr_segment *pieces, uint64_t key, uint64_t base)
@@ -190,7 +191,7 @@ static void data(const struct kind *kind, struct fid_domain *domain, const struc
 	none(wrong, "%s, %s: written in parts", kind->name, layout->name);
 	gather(layout, in);
 	ok(!memcmp(in, out, length), "%s, %s: the buffers have it, in their order", kind->name, layout->name);
-	ok(others_zero(layout), "%s, %s: nothing is between them", kind->name, layout->name);
+	ok(others_zero(layout), "%s, %s: no byte between them has changed", kind->name, layout->name);
 
 	memset(in, 0, length);
 	moved(&pair, peer_moves(&pair, IBV_WR_RDMA_READ, domain, key, base, here, in, length),
@@ -209,7 +210,7 @@ static void data(const struct kind *kind, struct fid_domain *domain, const struc
 			 IBV_WC_SUCCESS;
 		wrong += memcmp(in, out, 10) != 0;
 	}
-	none(wrong, "%s, %s: what straddles a border is on both sides of it", kind->name, layout->name);
+	none(wrong, "%s, %s: data across a border is on both sides of it", kind->name, layout->name);
 
 	border = 0;
 	for (size_t n = 0; n < layout->pieces; border += pieces[n++].length) {
@@ -226,7 +227,7 @@ static void data(const struct kind *kind, struct fid_domain *domain, const struc
 	}
 	ok(!wrong && atomics, "%s, %s: added to in %d pieces", kind->name, layout->name, atomics);
 
-	/* Its lkeys: the pieces as the sources of writes. */
+	/* The lkeys: the pieces as the sources of writes. */
 	far = resolved(home, fi_mr_key(flat_mr), (uintptr_t)flat, ARENA);
 	fill(arena, ARENA);
 	memset(in, 0, length);
@@ -279,14 +280,14 @@ static void registers(const struct kind *kind, struct fid_domain *domain, const 
 		kind->name, layout->name))
 		return;
 	/*
-	 * A device knows a byte of a registration by the same address for both sides: where peers
+	 * A device knows a byte of a registration by the same address for both sides: if remote peers
 	 * count from 0, there may be one for each.
 	 */
 	registrations = kernel_regions(pair.context) - regions;
 	if (!kind->relaxed)
 		ok(registrations == (int)layout->pieces ||
 		   (registrations == 2 * (int)layout->pieces && !kind->virtual_addresses),
-		   "%s, %s: and so many registrations, or one for each side: %d", kind->name, layout->name,
+		   "%s, %s: and as many registrations, or one for each side: %d", kind->name, layout->name,
 		   registrations);
 	for (size_t n = 0, k = 0; n < count; n++) {
 		size_t length = 0;
@@ -310,7 +311,7 @@ static void registers(const struct kind *kind, struct fid_domain *domain, const 
 		ok(fi_mr_key(mr) == (count == 1 ? pieces[0].rkey : FI_KEY_NOTAVAIL), "%s, %s: its key is %s",
 		   kind->name, layout->name, count == 1 ? "its rkey" : "FI_KEY_NOTAVAIL");
 	else
-		is((long long)fi_mr_key(mr), KEY, "%s, %s: its key is what was requested", kind->name, layout->name);
+		is((long long)fi_mr_key(mr), KEY, "%s, %s: its key is the requested one", kind->name, layout->name);
 
 	key = key_of(domain, mr, &base);
 	is((long long)base, (long long)base_of(kind, layout->iov[0].iov_base), "%s, %s: its base", kind->name,
@@ -323,8 +324,8 @@ static void registers(const struct kind *kind, struct fid_domain *domain, const 
 	if (key > UINT32_MAX)
 		is(fi_mr_unmap_key(domain, key), 0, "%s, %s: unmapped", kind->name, layout->name);
 	/*
-	 * Relaxed regions are of whole pages, and are kept. (A refusal costs a new connection: not
-	 * of each layout.)
+	 * Relaxed regions cover whole pages, and the cache keeps them. (A refusal costs a new
+	 * connection, so not every layout makes one.)
 	 */
 	if (!kind->relaxed && (layout->pieces == 3 || layout->pieces == LIMIT)) {
 		refused(there[1].addr + there[1].length - 4, there[1].rkey, kind->name,
@@ -332,7 +333,7 @@ static void registers(const struct kind *kind, struct fid_domain *domain, const 
 		refused(there[1].addr - 4, there[1].rkey, kind->name, "a read over the start of a piece");
 	}
 	is(fi_close(&mr->fid), 0, "%s, %s: closed", kind->name, layout->name);
-	is((long long)stats().live, (long long)live, "%s, %s: nothing of it is live", kind->name, layout->name);
+	is((long long)stats().live, (long long)live, "%s, %s: none of it is live", kind->name, layout->name);
 	if (!kind->relaxed) {
 		is(kernel_regions(pair.context), regions, "%s, %s: nothing is left in the kernel", kind->name,
 		   layout->name);
@@ -376,7 +377,7 @@ static void layouts(const struct kind *kind, struct fid_domain *domain)
 	registers(kind, domain, &layout, false);
 	layout = row("16 with gaps of a byte", LIMIT, LIMIT, 5, 776, 777);
 	registers(kind, domain, &layout, true);
-	/* Only what follows may be merged: an order is an order. */
+	/* Only adjoining successors may be merged: the order counts. */
 	layout = row("4 that touch, the last first", 4, 4, 8 * PAGE, 2 * PAGE, -2 * PAGE);
 	registers(kind, domain, &layout, false);
 
@@ -401,7 +402,10 @@ static void layouts(const struct kind *kind, struct fid_domain *domain)
 	registers(kind, domain, &layout, false);
 }
 
-/* The same memory twice, and memory in part: each is a piece, and a peer sees it in both places. */
+/*
+ * The same memory twice, and memory in part: each is a piece, and a remote peer sees it in both
+ * places.
+ */
 static void overlaps(const struct kind *kind, struct fid_domain *domain)
 {
 	const struct ibv_mr *here = with_desc(flat_mr);
@@ -430,7 +434,7 @@ static void overlaps(const struct kind *kind, struct fid_domain *domain)
 	is(fi_close(&mr->fid), 0, "%s: closed", kind->name);
 }
 
-/* A base of the program's own, and what is replaced there, pieces and all. */
+/* A base that the program chose, and a region that replaces it, pieces and all. */
 static void bases(const struct kind *kind, struct fid_domain *domain)
 {
 	const struct ibv_mr *here = with_desc(flat_mr);
@@ -473,7 +477,8 @@ static void bases(const struct kind *kind, struct fid_domain *domain)
 }
 
 /*
- * All or nothing: one bad buffer, at each place, leaves no region, no key taken, and *mr as it was.
+ * All or nothing: one bad buffer, at each place, leaves no region, no key taken, and *mr
+ * unchanged.
  */
 static void rollback(const struct kind *kind, struct fid_domain *domain)
 {
@@ -513,14 +518,14 @@ static void rollback(const struct kind *kind, struct fid_domain *domain)
 		   readable ? "read-only" : "not mapped");
 		none(unnamed, "%s: the reason names its address", kind->name);
 		none(left, "%s: nothing is left of the other buffers", kind->name);
-		none(touched, "%s: *mr is as it was", kind->name);
+		none(touched, "%s: *mr is unchanged", kind->name);
 	}
 	mr = region(domain, arena, PAGE, FI_ALL, KEY);
 	ok(mr != NULL, "%s: the key was not taken", kind->name);
 	must(fi_close(&mr->fid) == 0 && munmap(read_only, PAGE) == 0);
 }
 
-/* More than 16 are refused, those that touch too: the limit is of what the caller passes. */
+/* More than 16 are refused, adjoining ones too: the limit is on the caller's buffers. */
 static void limit(const struct kind *kind, struct fid_domain *domain)
 {
 	struct fid_mr *const untouched = (struct fid_mr *)0x5555;
@@ -560,7 +565,7 @@ int main(void)
 
 		as_case(layouts(kind, domain), "%s: layouts of buffers", kind->name);
 		as_case(overlaps(kind, domain), "%s: buffers that overlap", kind->name);
-		as_case(bases(kind, domain), "%s: addresses of peers", kind->name);
+		as_case(bases(kind, domain), "%s: addresses of remote peers", kind->name);
 		as_case(rollback(kind, domain), "%s: a buffer that fails", kind->name);
 		as_case(limit(kind, domain), "%s: the limit of buffers", kind->name);
 		is(fi_close(&domain->fid), 0, "%s: the domain is closed", kind->name);

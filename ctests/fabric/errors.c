@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
  * Calls that are refused: the error, and the reason in words. A refused call leaves nothing behind
- * and writes nothing to the caller. And calls that look bad, and must not be refused.
+ * and writes nothing to the caller. Also calls that look bad, and must succeed.
  */
 #include "../lib/fabric.h"
 #include "../lib/program.h"
@@ -36,8 +36,8 @@ static struct {
 } before;
 
 /*
- * Before a call that must fail: another failure is the last one, so that an old reason is not taken
- * for a new one.
+ * Before a call that must fail: makes another failure the last one, so that an old reason is not
+ * taken for a new one.
  */
 static void about_to_fail(void)
 {
@@ -45,7 +45,8 @@ static void about_to_fail(void)
 	made = UNTOUCHED;
 	queue = UNTOUCHED;
 	/*
-	 * A domain with the cache may end its idle regions at any time: only regions in use are counted.
+	 * A domain with the cache may end its idle regions at any time: only regions in use are
+	 * counted.
 	 */
 	must(ibv_flush_relaxed_mr(pd) == 0);
 	before.live = stats().live;
@@ -74,7 +75,7 @@ static bool names(const char *text, const char *words)
 	return false;
 }
 
-/* After it: the error, the reason of now, and nothing made or written. */
+/* After the call: checks the error, its reason, and that nothing was made or written. */
 __attribute__((format(printf, 4, 5)))
 static void failed(long long ret, long long want, const char *words, const char *format, ...)
 {
@@ -134,7 +135,7 @@ static void close_all(struct fid *one, struct fid *other)
 		must(fi_close(other) == 0);
 }
 
-/* Which keys and addresses a domain has: P or A, V or 0; R where only raw keys are good. */
+/* The keys and addresses of a domain: P or A, V or 0; R if only raw keys are accepted. */
 static const char *keys_of(struct fid_domain *domain)
 {
 	static char kind[4];
@@ -169,7 +170,7 @@ static void accepted_domains(void)
 		{ "FI_MR_LOCAL", "A0", FI_MR_LOCAL, 0 },
 		{ "FI_MR_ALLOCATED", "A0", FI_MR_ALLOCATED, 0 },
 		{ "FI_LOCAL_MR", "A0", 0, LOCAL_MR },
-		{ "all that change nothing, and provider keys", "PV",
+		{ "all bits that change nothing, and provider keys", "PV",
 		  FI_MR_LOCAL | FI_MR_ALLOCATED | FI_MR_PROV_KEY | FI_MR_VIRT_ADDR, LOCAL_MR | RDMAMR_PROV_MR_ATTR },
 		{ "FI_MR_RAW", "R0", FI_MR_RAW, 0 },
 		{ "FI_MR_RAW and provider keys", "RV", FI_MR_RAW | FI_MR_PROV_KEY | FI_MR_VIRT_ADDR, 0 },
@@ -206,13 +207,13 @@ static void refused_domains(void)
 		{ "FI_MR_ENDPOINT", "mr_mode|ENDPOINT", FI_MR_ENDPOINT, 0, 0, 0, 0 },
 		{ "FI_MR_HMEM", "mr_mode|HMEM", FI_MR_HMEM, 0, 0, 0, 0 },
 		{ "FI_MR_COLLECTIVE", "mr_mode|COLLECTIVE", FI_MR_COLLECTIVE, 0, 0, 0, 0 },
-		{ "a bit of mr_mode that nobody knows", "mr_mode", 1 << 20, 0, 0, 0, 0 },
+		{ "an unknown bit of mr_mode", "mr_mode", 1 << 20, 0, 0, 0, 0 },
 		{ "the sign of mr_mode", "mr_mode", INT32_MIN, 0, 0, 0, 0 },
-		{ "a mode that nobody knows", "mode", 0, 1 << 20, 0, 0, 0 },
+		{ "an unknown mode", "mode", 0, 1 << 20, 0, 0, 0 },
 		{ "FI_CONTEXT of the modes", "mode", 0, 1ULL << 59, 0, 0, 0 },
-		{ "a capability that nobody knows", "caps|capabilit", 0, 0, 1 << 20, 0, 0 },
+		{ "an unknown capability", "caps|capabilit", 0, 0, 1 << 20, 0, 0 },
 		{ "FI_RMA of the capabilities", "caps|capabilit", 0, 0, 1 << 2, 0, 0 },
-		{ "a flag that nobody knows", "flag", 0, 0, 0, 2, 0 },
+		{ "an unknown flag", "flag", 0, 0, 0, 2, 0 },
 		{ "the highest flag", "flag", 0, 0, 0, 1ULL << 63, 0 },
 		{ "keys of 9 bytes", "key", 0, 0, 0, 0, 9 },
 		{ "keys of more bytes than there are", "key", 0, 0, 0, 0, SIZE_MAX },
@@ -224,9 +225,9 @@ static void refused_domains(void)
 	for (size_t n = 0; n < sizeof(cases) / sizeof(cases[0]); n++)
 		FAILS(domain_with(cases[n].mr_mode, cases[n].mode, cases[n].caps, cases[n].flags, cases[n].mr_key_size),
 		      -FI_EINVAL, cases[n].words, "a domain with %s", cases[n].name);
-	FAILS(rdmamr_domain_open(NULL, &good, &made, NULL), -FI_EINVAL, "pd|NULL", "a domain of no PD");
+	FAILS(rdmamr_domain_open(NULL, &good, &made, NULL), -FI_EINVAL, "pd|NULL", "a domain without a PD");
 	FAILS(rdmamr_domain_open(NULL, NULL, &made, NULL), -FI_EINVAL, "pd|NULL",
-	      "a domain of no PD, without attributes");
+	      "a domain without a PD and attributes");
 	FAILS(rdmamr_domain_open(pd, &good, NULL, NULL), -FI_EINVAL, "domain|NULL", "a domain with nowhere to put it");
 	FAILS(rdmamr_domain_open(pd, NULL, NULL, NULL), -FI_EINVAL, "domain|NULL", "likewise without attributes");
 
@@ -235,12 +236,12 @@ static void refused_domains(void)
 		FAILS(rdmamr_domain_open(pd, &good, &made, NULL), -FI_EINVAL, "size", "attributes of %zu bytes", size);
 	}
 	made = NULL;
-	is(rdmamr_domain_open(pd, &larger.attr, &made, NULL), 0, "larger attributes, with 0 in what is not known");
+	is(rdmamr_domain_open(pd, &larger.attr, &made, NULL), 0, "larger attributes, with 0 in the unknown fields");
 	must(fi_close(&made->fid) == 0);
 	for (int n = 0; n < 3; n++) {
 		larger.more[n] = 1ULL << 63;
 		FAILS(rdmamr_domain_open(pd, &larger.attr, &made, NULL), -FI_EINVAL, "size|know|zero|0",
-		      "larger attributes, and something in word %d of what is not known", n);
+		      "larger attributes, with a value in word %d of the unknown fields", n);
 		larger.more[n] = 0;
 	}
 	larger.more[0] = 1;
@@ -256,8 +257,8 @@ static void refused_domains(void)
 }
 
 /*
- * Attributes of each older size, and nothing behind them that could be read. What they have is
- * obeyed.
+ * Attributes of each older size, with no readable memory behind them. The library obeys the fields
+ * that they have.
  */
 static void domain_sizes(void)
 {
@@ -269,7 +270,7 @@ static void domain_sizes(void)
 			attr.mode = RDMAMR_PROV_MR_ATTR;
 		memcpy(cut, &attr, size);
 		made = NULL;
-		is(rdmamr_domain_open(pd, cut, &made, NULL), 0, "attributes of %zu bytes at the end of what is mapped",
+		is(rdmamr_domain_open(pd, cut, &made, NULL), 0, "attributes of %zu bytes at the end of the mapping",
 		   size);
 		ok(!strcmp(keys_of(made), size >= 24 ? "PV" : "AV"), "are obeyed");
 		must(fi_close(&made->fid) == 0);
@@ -277,7 +278,10 @@ static void domain_sizes(void)
 		is(rdmamr_domain_open(pd, cut, &made, NULL), -FI_EINVAL, "attributes of %zu bytes with a bad mode",
 		   size);
 	}
-	/* All but the two that must be there is taken as 0: what lies behind is another's. */
+	/*
+	 * Attributes of the least size: the other fields count as 0, and the library does not read
+	 * beyond.
+	 */
 	struct rdmamr_domain_attr attr;
 
 	memset(&attr, 0xff, sizeof(attr));
@@ -300,7 +304,7 @@ static int empty_slots(const void *table)
 	return words[0] < 2 * sizeof(*words) || words[0] > 1000 ? -1 : empty;
 }
 
-/* libfabric's inline functions call what is in the tables, without a look. */
+/* libfabric's inline functions call the entries of the tables unchecked. */
 static void tables(void)
 {
 	struct fid_domain *domain = plain(0, FI_VERSION(1, 17));
@@ -309,16 +313,16 @@ static void tables(void)
 	void *ops = NULL;
 
 	must(rdmamr_eq_open(FI_VERSION(1, 17), &attr, &queue, NULL) == 0);
-	is(empty_slots(domain->fid.ops), 0, "the domain's calls are all there");
-	is(empty_slots(domain->ops), 0, "the domain's openers are all there");
-	is(empty_slots(domain->mr), 0, "the domain's registrations are all there");
-	is(empty_slots(one->fid.ops), 0, "a region's calls are all there");
-	is(empty_slots(queue->fid.ops), 0, "a queue's calls are all there");
-	is(empty_slots(queue->ops), 0, "a queue's own calls are all there");
+	is(empty_slots(domain->fid.ops), 0, "the domain's calls are all set");
+	is(empty_slots(domain->ops), 0, "the domain's openers are all set");
+	is(empty_slots(domain->mr), 0, "the domain's registrations are all set");
+	is(empty_slots(one->fid.ops), 0, "a region's calls are all set");
+	is(empty_slots(queue->fid.ops), 0, "a queue's calls are all set");
+	is(empty_slots(queue->ops), 0, "a queue's own calls are all set");
 	is(domain->fid.ops->ops_open(&domain->fid, "x", 0, &ops, NULL), -FI_ENOSYS,
 	   "a domain has no more calls to open");
 	is(one->fid.ops->ops_open(&one->fid, "x", 0, &ops, NULL), -FI_ENOSYS, "nor has a region");
-	is(queue->fid.ops->bind(&queue->fid, &domain->fid, 0), -FI_ENOSYS, "a queue cannot be bound to something");
+	is(queue->fid.ops->bind(&queue->fid, &domain->fid, 0), -FI_ENOSYS, "a queue cannot be bound");
 	close_all(&one->fid, &domain->fid);
 	must(fi_close(&queue->fid) == 0);
 }
@@ -359,7 +363,7 @@ static void arguments(const struct kind *kind)
 		int want;
 		const char *words;
 	} cases[] = {
-		{ "rights that nobody knows", memory, PAGE, FI_ALL | 1ULL << 40, 0, 0, -FI_EINVAL, "access|right" },
+		{ "unknown rights", memory, PAGE, FI_ALL | 1ULL << 40, 0, 0, -FI_EINVAL, "access|right" },
 		{ "an offset", memory, PAGE, FI_ALL, 1, 0, -FI_EINVAL, "offset" },
 		{ "the memory's own address as offset", memory, PAGE, FI_ALL, (uintptr_t)memory, 0, -FI_EINVAL,
 			"offset" },
@@ -367,14 +371,14 @@ static void arguments(const struct kind *kind)
 		{ "a range past the end of the addresses", (void *)-PAGE, 2 * PAGE, FI_ALL, 0, 0, -FI_EINVAL,
 		  "end|address space|wrap" },
 		{ "all there can be", memory, SIZE_MAX, FI_ALL, 0, 0, -FI_EINVAL, "end|address space|wrap" },
-		{ "a flag that nobody knows", memory, PAGE, FI_ALL, 0, 1 << 20, -FI_EBADFLAGS, "flag" },
+		{ "an unknown flag", memory, PAGE, FI_ALL, 0, 1 << 20, -FI_EBADFLAGS, "flag" },
 		{ "FI_MR_DMABUF", memory, PAGE, FI_ALL, 0, 1ULL << 40, -FI_EBADFLAGS, "flag" },
 		{ "nothing mapped", NOWHERE, PAGE, FI_ALL, 0, 0, -FI_EFAULT, in_hole },
 		{ "nothing mapped, to be sent", NOWHERE, PAGE, FI_SEND, 0, 0, -FI_EFAULT, in_hole },
 		{ "NULL", NULL, PAGE, FI_ALL, 0, 0, -FI_EFAULT, "mapped" },
 		{ "read-only memory to receive into", read_only, PAGE, FI_RECV, 0, 0, -FI_EFAULT, "read-only|writ" },
 		{ "read-only memory to read into", read_only, PAGE, FI_READ, 0, 0, -FI_EFAULT, "read-only|writ" },
-		{ "read-only memory for peers to write", read_only, PAGE, FI_REMOTE_WRITE, 0, 0, -FI_EFAULT,
+		{ "read-only memory for remote peers to write", read_only, PAGE, FI_REMOTE_WRITE, 0, 0, -FI_EFAULT,
 		  "read-only|writ" },
 	};
 
@@ -391,7 +395,7 @@ static void arguments(const struct kind *kind)
 			      "%s, %s: RDMAMR_MR_KEY", kind->name, calls[call]);
 			FAILS(make(call, domain, memory, PAGE, FI_ALL, 8, 1, RDMAMR_MR_OFFSET), -FI_EINVAL,
 			      "offset|page",
-			      "%s, %s: an offset that is not like the address", kind->name, calls[call]);
+			      "%s, %s: an offset with another page offset than the address", kind->name, calls[call]);
 		}
 		FAILS(make(call, domain, memory, 2 * PAGE, FI_ALL, (uint64_t)-PAGE, 1, RDMAMR_MR_OFFSET), -FI_EINVAL,
 		      "offset|end|address space|wrap", "%s, %s: addresses past the end", kind->name, calls[call]);
@@ -588,14 +592,14 @@ static void attributes(void)
 		snprintf(name, sizeof(name), "api %d.%d", versions[n].major, versions[n].minor);
 		memcpy(cut, &attr, versions[n].size);
 		mr = NULL;
-		is(fi_mr_regattr(domain, cut, 0, &mr), 0, "%s: %zu bytes at the end of what is mapped", name,
+		is(fi_mr_regattr(domain, cut, 0, &mr), 0, "%s: %zu bytes at the end of the mapping", name,
 		   versions[n].size);
 		ok(mr && mr->fid.context == &iov, "%s: are obeyed", name);
 		if (mr)
 			must(fi_close(&mr->fid) == 0);
 		mr = NULL;
 		is(fi_mr_regattr(domain, (struct fi_mr_attr *)&attr, 0, &mr), 0,
-		   "%s: what lies behind %zu bytes is not read",
+		   "%s: memory behind %zu bytes is not read",
 		   name, versions[n].size);
 		if (mr)
 			must(fi_close(&mr->fid) == 0);
@@ -642,9 +646,9 @@ static void attributes(void)
 	}
 }
 
-/* --- What is done to regions --- */
+/* --- Operations on regions --- */
 
-/* One of many answers, shown if it is not the right one. */
+/* One of many answers, shown if it is wrong. */
 static int differs(int which, int got, int want)
 {
 	if (got != want)
@@ -661,9 +665,9 @@ static void regions(void)
 	uint64_t *modify = (uint64_t *)at_the_edge(56);
 	int wrong = 0;
 
-	FAILS(fi_mr_bind(one, &counter, FI_REMOTE_WRITE), -FI_ENOSYS, "writ", "a counter of peers' writes");
+	FAILS(fi_mr_bind(one, &counter, FI_REMOTE_WRITE), -FI_ENOSYS, "writ", "a counter of remote writes");
 	FAILS(fi_mr_bind(one, &counter, FI_WRITE), -FI_ENOSYS, "writ", "a counter of writes");
-	FAILS(fi_mr_bind(one, &eq, FI_REMOTE_WRITE), -FI_ENOSYS, "writ", "a queue for peers' writes");
+	FAILS(fi_mr_bind(one, &eq, FI_REMOTE_WRITE), -FI_ENOSYS, "writ", "a queue for remote writes");
 	FAILS(fi_mr_bind(one, &eq, FI_WRITE), -FI_ENOSYS, "writ", "a queue for writes");
 	FAILS(fi_mr_bind(one, NULL, FI_REMOTE_WRITE), -FI_EINVAL, "NULL|bind|fid", "a region bound to nothing");
 	for (int n = 0; n < 64; n++)
@@ -687,9 +691,9 @@ static void regions(void)
 	is(fi_mr_enable(one), 0, "and can be again");
 	FAILS(fi_mr_refresh(one, &iov, 1, 0), -FI_ENOSYS, "refresh", "fi_mr_refresh");
 	FAILS(fi_mr_refresh(one, NULL, 0, 0), -FI_ENOSYS, "refresh", "fi_mr_refresh of nothing");
-	/* The flags and what libfabric 1.0 has of the attributes. */
+	/* The flags, and the attributes that libfabric 1.0 has. */
 	memset(modify, 0, 56);
-	FAILS(fi_control(&one->fid, FI_REFRESH, modify), -FI_ENOSYS, "refresh", "FI_REFRESH by a program of old");
+	FAILS(fi_control(&one->fid, FI_REFRESH, modify), -FI_ENOSYS, "refresh", "FI_REFRESH by an old program");
 	for (int command = -1; command < 40; command++)
 		if (command != FI_ENABLE && command != FI_GET_RAW_MR)
 			wrong += differs(command, fi_control(&one->fid, command, NULL), -FI_ENOSYS);
@@ -706,7 +710,7 @@ static void regions(void)
 	FAILS(fi_control(&domain->fid, FI_UNMAP_KEY, NULL), -FI_EINVAL, "NULL|key", "FI_UNMAP_KEY without an argument");
 
 	FAILS(fi_close(&domain->fid), -FI_EBUSY, "region|open", "a domain is closed while a region is open");
-	ok(fi_mr_key(one) == 1 && fi_mr_enable(one) == 0, "and the region is as it was");
+	ok(fi_mr_key(one) == 1 && fi_mr_enable(one) == 0, "and the region is unchanged");
 	must(fi_close(&one->fid) == 0);
 	FAILS(fi_close(&one->fid), -FI_EINVAL, "clos", "a region is closed twice");
 	is(fi_close(&domain->fid), 0, "then the domain is closed");
@@ -738,7 +742,7 @@ static void forked(void)
 		must(waitpid(pid, &status, 0) == pid);
 		is(WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), 0,
 		   "%s: a child is refused to close its parent's regions", kinds[n].name);
-		is(kernel_regions(context), regions_now, "%s: they are there", kinds[n].name);
+		is(kernel_regions(context), regions_now, "%s: they still exist", kinds[n].name);
 		must(fi_close(&one->fid) == 0);
 		close_all(&several->fid, &domain->fid);
 	}
@@ -746,7 +750,7 @@ static void forked(void)
 
 /* --- Queues that are bound to domains --- */
 
-/* Somebody else's queue. */
+/* Another provider's queue. */
 struct foreign {
 	struct fid_eq eq;
 	int write_error, writes;
@@ -805,7 +809,7 @@ static ssize_t foreign_sread(struct fid_eq *eq, uint32_t *event, void *buf, size
 static const char *foreign_strerror(struct fid_eq *eq, int prov_errno, const void *data, char *buf, size_t length)
 {
 	(void)eq, (void)data, (void)buf, (void)length;
-	return prov_errno ? "an error of somebody else's" : "none";
+	return prov_errno ? "an error of another provider" : "none";
 }
 
 static int foreign_nothing(struct fid *fid)
@@ -868,7 +872,7 @@ static void bound(void)
 	/* An error in the arguments is reported at once. */
 	for (int call = 0; call < CALLS; call++) {
 		FAILS(make(call, domain, memory, PAGE, 1, 0, 1, 0), -FI_EINVAL, "access|right",
-		      "asynchronous %s: rights that nobody knows",
+		      "asynchronous %s: unknown rights",
 		      calls[call]);
 		FAILS(make(call, domain, memory, 0, FI_ALL, 0, 1, 0), -FI_EINVAL, "length|0 bytes|empty",
 		      "asynchronous %s: length 0", calls[call]);
@@ -886,7 +890,7 @@ static void bound(void)
 	ok(event == FI_MR_COMPLETE && entry.fid == &one->fid, "asynchronous: of the region");
 	FAILS(make(REG, domain, memory, PAGE, FI_ALL, 0, 1, 0), -FI_ENOKEY, "key", "asynchronous: a key in use");
 	is(fi_eq_sread(eq, &event, &entry, sizeof(entry), 100, 0), -FI_EAGAIN,
-	   "asynchronous: and no event of what was refused at once");
+	   "asynchronous: and no event of calls that were refused at once");
 	FAILS(fi_close(&domain->fid), -FI_EBUSY, "region|open",
 	      "asynchronous: a domain is closed while a region is open");
 	close_all(&one->fid, &domain->fid);
@@ -902,8 +906,8 @@ static void bound_to_foreign(void)
 
 	foreign.write_error = -FI_EINVAL;
 	FAILS(fi_domain_bind(domain, &foreign.eq.fid, FI_REG_MR), -FI_EINVAL, "queue|write",
-	      "a foreign queue that takes nothing");
-	is(foreign.writes, 1, "a foreign queue that takes nothing: was tried");
+	      "a foreign queue that refuses events");
+	is(foreign.writes, 1, "a foreign queue that refuses events: was tried");
 	foreign.write_error = -FI_ENOSYS;
 	FAILS(fi_domain_bind(domain, &foreign.eq.fid, FI_REG_MR), -FI_ENOSYS, "queue|write",
 	      "likewise, for another reason");
@@ -921,7 +925,7 @@ static void bound_to_foreign(void)
 	is(taken.writes, 0, "is not even tried");
 	for (int call = 0; call < CALLS; call++) {
 		FAILS(make(call, domain, NOWHERE, PAGE, FI_ALL, 0, 1, 0), -FI_EFAULT, "mapped",
-		      "bound to a foreign queue, %s: no memory is told at once", calls[call]);
+		      "bound to a foreign queue, %s: unmapped memory is refused at once", calls[call]);
 		is((long long)foreign.count, 0, "bound to a foreign queue, %s: without an event", calls[call]);
 		mr = NULL;
 		is(make(call, domain, memory, PAGE, FI_ALL, 0, 1, 0), 0, "bound to a foreign queue, %s: registered",
@@ -938,7 +942,7 @@ static void bound_to_foreign(void)
 	is(fi_close(&domain->fid), 0, "bound to a foreign queue: the domain is closed");
 }
 
-/* --- The library's functions, as languages call them that have no inline functions --- */
+/* --- The library's functions, as languages without inline functions call them --- */
 
 static void nothing_and_others(void)
 {
@@ -985,7 +989,7 @@ static void nothing_and_others(void)
 	FAILS(EXPORTED(fi_control)(NULL, FI_ENABLE, NULL), -FI_EINVAL, "NULL", "fi_control of NULL");
 }
 
-/* Our calls pass objects of other providers on to them. */
+/* The library's calls pass objects of other providers on to their providers. */
 static struct {
 	const void *object, *pointers[4];
 	uint64_t numbers[6];
@@ -1107,48 +1111,48 @@ static void objects_of_others(void)
 	uint32_t event = 0;
 	char buf[8];
 
-	is(EXPORTED(fi_mr_reg)(&domain, memory, 1, 2, 3, 4, 5, &mr, buf), -1001, "fi_mr_reg of somebody else's domain");
+	is(EXPORTED(fi_mr_reg)(&domain, memory, 1, 2, 3, 4, 5, &mr, buf), -1001, "fi_mr_reg of another provider's domain");
 	ok(heard.numbers[4] == 5 && heard_is(&domain, memory, &mr, buf, 1, 2, 3, 4), "with the arguments");
-	is(EXPORTED(fi_mr_regv)(&domain, &iov, 1, 2, 3, 4, 5, &mr, buf), -1002, "fi_mr_regv of somebody else's domain");
+	is(EXPORTED(fi_mr_regv)(&domain, &iov, 1, 2, 3, 4, 5, &mr, buf), -1002, "fi_mr_regv of another provider's domain");
 	ok(heard.numbers[4] == 5 && heard_is(&domain, &iov, &mr, buf, 1, 2, 3, 4), "with the arguments");
-	is(EXPORTED(fi_mr_regattr)(&domain, &attr, 5, &mr), -1003, "fi_mr_regattr of somebody else's domain");
+	is(EXPORTED(fi_mr_regattr)(&domain, &attr, 5, &mr), -1003, "fi_mr_regattr of another provider's domain");
 	ok(heard.numbers[4] == 5 && heard_is(&domain, &attr, &mr, NULL, 0, 0, 0, 0), "with the arguments");
-	is(EXPORTED(fi_close)(&theirs.fid), -1004, "fi_close of somebody else's region");
+	is(EXPORTED(fi_close)(&theirs.fid), -1004, "fi_close of another provider's region");
 	ok(heard_is(&theirs, NULL, NULL, NULL, 0, 0, 0, 0), "with the object");
-	ok(EXPORTED(fi_mr_desc)(&theirs) == &theirs, "fi_mr_desc of somebody else's region");
-	ok(EXPORTED(fi_mr_key)(&theirs) == 0x123456789abc, "fi_mr_key of somebody else's region");
-	is(EXPORTED(fi_mr_bind)(&theirs, &domain.fid, 9), -1005, "fi_mr_bind of somebody else's region");
+	ok(EXPORTED(fi_mr_desc)(&theirs) == &theirs, "fi_mr_desc of another provider's region");
+	ok(EXPORTED(fi_mr_key)(&theirs) == 0x123456789abc, "fi_mr_key of another provider's region");
+	is(EXPORTED(fi_mr_bind)(&theirs, &domain.fid, 9), -1005, "fi_mr_bind of another provider's region");
 	ok(heard_is(&theirs, &domain, NULL, NULL, 9, 0, 0, 0), "with the arguments");
-	is(EXPORTED(fi_domain_bind)(&domain, &theirs.fid, 9), -1005, "fi_domain_bind of somebody else's domain");
+	is(EXPORTED(fi_domain_bind)(&domain, &theirs.fid, 9), -1005, "fi_domain_bind of another provider's domain");
 	ok(heard_is(&domain, &theirs, NULL, NULL, 9, 0, 0, 0), "with the arguments");
-	is(EXPORTED(fi_control)(&theirs.fid, 77, buf), -1006, "fi_control of somebody else's region");
+	is(EXPORTED(fi_control)(&theirs.fid, 77, buf), -1006, "fi_control of another provider's region");
 	ok(heard_is(&theirs, buf, NULL, NULL, 77, 0, 0, 0), "with the arguments");
-	is(EXPORTED(fi_mr_enable)(&theirs), -1006, "fi_mr_enable of somebody else's region");
+	is(EXPORTED(fi_mr_enable)(&theirs), -1006, "fi_mr_enable of another provider's region");
 	ok(heard_is(&theirs, NULL, NULL, NULL, FI_ENABLE, 0, 0, 0), "as the control FI_ENABLE");
-	is(EXPORTED(fi_mr_refresh)(&theirs, &iov, 1, 3), -1006, "fi_mr_refresh of somebody else's region");
+	is(EXPORTED(fi_mr_refresh)(&theirs, &iov, 1, 3), -1006, "fi_mr_refresh of another provider's region");
 	ok(heard_is(&theirs, &iov, NULL, NULL, FI_REFRESH, 3, 1, 0), "as the control FI_REFRESH");
-	is(EXPORTED(fi_mr_raw_attr)(&theirs, &base, raw, &size, 3), -1006, "fi_mr_raw_attr of somebody else's region");
+	is(EXPORTED(fi_mr_raw_attr)(&theirs, &base, raw, &size, 3), -1006, "fi_mr_raw_attr of another provider's region");
 	ok(heard_is(&theirs, &base, raw, &size, FI_GET_RAW_MR, 3, 0, 0), "as the control FI_GET_RAW_MR");
-	is(EXPORTED(fi_mr_map_raw)(&domain, 5, raw, 8, &key, 3), -1006, "fi_mr_map_raw of somebody else's domain");
+	is(EXPORTED(fi_mr_map_raw)(&domain, 5, raw, 8, &key, 3), -1006, "fi_mr_map_raw of another provider's domain");
 	ok(heard_is(&domain, raw, &key, NULL, FI_MAP_RAW_MR, 3, 5, 8), "as the control FI_MAP_RAW_MR");
-	is(EXPORTED(fi_mr_unmap_key)(&domain, 88), -1006, "fi_mr_unmap_key of somebody else's domain");
+	is(EXPORTED(fi_mr_unmap_key)(&domain, 88), -1006, "fi_mr_unmap_key of another provider's domain");
 	heard.pointers[0] = NULL;
 	ok(heard_is(&domain, NULL, NULL, NULL, FI_UNMAP_KEY, 88, 0, 0), "as the control FI_UNMAP_KEY");
 	is(EXPORTED(fi_eq_write)(&foreign.eq, 3, &entry, sizeof(entry), 0), sizeof(entry),
-	   "fi_eq_write of somebody else's");
+	   "fi_eq_write of another provider's");
 	is(EXPORTED(fi_eq_read)(&foreign.eq, &event, &entry, 4, 0), -FI_ETOOSMALL,
-	   "fi_eq_read of somebody else's queue");
+	   "fi_eq_read of another provider's queue");
 	is(EXPORTED(fi_eq_sread)(&foreign.eq, &event, &entry, sizeof(entry), 0, FI_PEEK), sizeof(entry),
 	   "fi_eq_sread of it");
 	ok(event == 3 && foreign.count == 1, "with the arguments");
 	is(EXPORTED(fi_eq_readerr)(&foreign.eq, &error, 0), -FI_EAGAIN, "fi_eq_readerr of it");
 	ok(!strcmp(EXPORTED(fi_eq_strerror)(&foreign.eq, 0, NULL, buf, 0), "none"), "fi_eq_strerror of it");
 
-	/* Of the library's own calls nothing is known there. */
+	/* Other providers know nothing of the library's own calls. */
 	FAILS(rdmamr_resolve(&domain, 1, 0, 1, &segment, &count), -FI_EINVAL, "domain|rdmamr|librar|provider",
-	      "rdmamr_resolve of somebody else's domain");
+	      "rdmamr_resolve of another provider's domain");
 	FAILS(rdmamr_mr_segments(&theirs, &segment, &count), -FI_EINVAL, "region|rdmamr|librar|provider",
-	      "rdmamr_mr_segments of somebody else's region");
+	      "rdmamr_mr_segments of another provider's region");
 }
 
 /* Pointers of the library's own calls. */
@@ -1162,13 +1166,13 @@ static void own_calls(void)
 	FAILS(rdmamr_resolve(domain, 3, 0, 1, &segment, NULL), -FI_EINVAL, "NULL|count",
 	      "rdmamr_resolve without a count");
 	FAILS(rdmamr_resolve(domain, 3, 0, 1, NULL, &count), -FI_ETOOSMALL, "room|segment",
-	      "rdmamr_resolve with room nowhere");
-	is((long long)count, 1, "tells how many there are");
+	      "rdmamr_resolve with a NULL array");
+	is((long long)count, 1, "returns their number");
 	FAILS(rdmamr_mr_segments(one, &segment, NULL), -FI_EINVAL, "NULL|count", "rdmamr_mr_segments without a count");
 	count = 1;
 	FAILS(rdmamr_mr_segments(one, NULL, &count), -FI_ETOOSMALL, "room|segment",
-	      "rdmamr_mr_segments with room nowhere");
-	is((long long)count, 1, "tells how many there are");
+	      "rdmamr_mr_segments with a NULL array");
+	is((long long)count, 1, "returns their number");
 	FAILS(rdmamr_resolve(domain, 4, 0, 1, &segment, &count), -FI_ENOKEY, "key", "rdmamr_resolve of an unknown key");
 	FAILS(rdmamr_resolve(domain, FI_KEY_NOTAVAIL, 0, 1, &segment, &count), -FI_ENOKEY, "key",
 	      "rdmamr_resolve of FI_KEY_NOTAVAIL");
@@ -1179,13 +1183,13 @@ static void own_calls(void)
 	close_all(&one->fid, &domain->fid);
 }
 
-/* Without the right to pin more. For the rest of the program. */
+/* Without the right to pin more, for the rest of the program. */
 static void limited(void)
 {
 	struct rlimit limit = { 16 * PAGE, 16 * PAGE };
 	struct __user_cap_header_struct header = { .version = _LINUX_CAPABILITY_VERSION_3 };
 	struct __user_cap_data_struct data[2];
-	/* (Where peers count from 0, what both sides may use is pinned twice.) */
+	/* (If remote peers count from 0, memory that both sides may use is pinned twice.) */
 	struct fid_domain *domain = plain(FI_MR_VIRT_ADDR, 0);
 	struct iovec iov[3] = { { memory, 6 * PAGE }, { memory + 8 * PAGE, 6 * PAGE },
 				{ memory + 16 * PAGE, 6 * PAGE } };

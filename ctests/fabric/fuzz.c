@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Arguments as no program means them, some of them good: random attributes of domains,
- * registrations and queues. Each call answers 0 or a code that is documented for it, with a reason
- * in words; a failed one writes nothing and leaves nothing; what was registered can be closed.
+ * Arguments that no program would pass, some of them good: random attributes of domains,
+ * registrations and queues. Each call returns 0 or a code that is documented for it, with a reason
+ * in words. A failed call writes nothing and leaves nothing behind; a registered region can be
+ * closed.
+ *
  * Usage: fuzz [ROUNDS [SEED]]
  */
 #include "../lib/fabric.h"
@@ -20,7 +22,7 @@ static uint64_t any(void)
 	return state;
 }
 
-/* Mostly what is worth trying, now and then anything. */
+/* Mostly values that are worth trying, now and then any value. */
 static uint64_t number(void)
 {
 	static const uint64_t worth[] = {
@@ -71,10 +73,7 @@ static void registrations(struct ibv_pd *pd, long rounds)
 		struct fid_domain *domain = domains[any() % KINDS];
 		struct fid_mr **slot = &open[any() % 64], *mr = untouched;
 		struct iovec iov[20];
-		/*
-		 * As large as any version has it: fields that this header has not got come as bytes
-		 * behind.
-		 */
+		/* As large as any version has it: fields that this header lacks follow as bytes. */
 		union {
 			struct fi_mr_attr attr;
 			uint64_t words[16];

@@ -86,7 +86,7 @@ static struct {
 			   outcomes[0].reason, outcomes[1].reason);            \
 	} while (0)
 
-/* A registration that succeeded is what was asked for, and is closed by the way that made it. */
+/* A registration that succeeded has the requested key, and the way that made it closes it. */
 static long good(const struct calls *by, int ret, struct fid_mr **mr, uint64_t key)
 {
 	long value = ret;
@@ -139,7 +139,7 @@ static void registers_vectors(void)
 	case_end();
 }
 
-/* The same where the two ways need agree with each other only. */
+/* The same if the two ways need only agree with each other. */
 static long first;
 #define SAME(name, expression)                                                 \
 	do {                                                                   \

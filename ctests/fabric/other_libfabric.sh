@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
-# other_libfabric.sh LIBRARY: what the provider says to libfabrics of other versions than the installed one. Each is a
-# stand-in that has a version and nothing else.
+# other_libfabric.sh LIBRARY: the provider under libfabrics of other versions than the installed
+# one. Each is a stand-in that has a version and nothing else.
 set -u
 . "$(dirname "$0")/../lib/tap.sh"
 library=$1

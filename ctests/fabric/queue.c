@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * The event queue: what is written is read, once, in its order; who waits is woken, by the queue or
- * by its descriptor; errors are read by their own call, in their place; and what is refused leaves
- * everything as it is. Only the last part needs a device.
+ * The event queue: written events are read, once, in their order. A waiting thread is woken, by the
+ * queue or by its descriptor. Errors are read by their own call, in their place. A refused call
+ * leaves everything unchanged. Only the last part needs a device.
  */
 #include "../lib/fabric.h"
 #include <poll.h>
@@ -39,7 +39,7 @@ static int readable(int fd, int timeout)
 	return count == 1 && ready.revents == POLLIN ? 1 : count == 0 ? 0 : -1;
 }
 
-/* An entry of which every byte is told by its number. */
+/* An entry whose bytes all depend on its number. */
 static struct fi_eq_entry entry_of(uint64_t number)
 {
 	return (struct fi_eq_entry){
@@ -118,7 +118,7 @@ static void empty(void)
 	is(fi_eq_sread(eq, &event, &entry, sizeof(entry), 0, 0), -FI_EAGAIN, "empty: read with no time to wait");
 	ok(event == 77 && is_entry(&entry, 1) && error.err == 0x5a5a5a5a, "empty: nothing was written");
 
-	is(fi_eq_write(mute, 1, &entry, sizeof(entry), 0), -FI_EINVAL, "a queue that is not to be written is not");
+	is(fi_eq_write(mute, 1, &entry, sizeof(entry), 0), -FI_EINVAL, "a queue without FI_WRITE cannot be written");
 	ok(strstr(rdmamr_last_reason(), "FI_WRITE") != NULL, "and says why: %s", rdmamr_last_reason());
 	is(fi_eq_read(mute, &event, &entry, sizeof(entry), 0), -FI_EAGAIN, "it is empty");
 	is(fi_close(&mute->fid), 0, "closed");
@@ -149,13 +149,13 @@ static void written(void)
 		   length);
 		memset(in, 0, sizeof(in));
 		event = 0;
-		is(fi_eq_read(eq, &event, in, sizeof(in), 0), (long long)length, "%zu bytes are read, into more room",
+		is(fi_eq_read(eq, &event, in, sizeof(in), 0), (long long)length, "%zu bytes are read, into a larger buffer",
 		   length);
 		ok(event == 1000 + n && !memcmp(in, out, length) && all_zero(in + length, sizeof(in) - length),
 		   "%zu bytes: are the same, and nothing more", length);
 	}
 
-	/* Too little room, of every size. */
+	/* Arrays that are too small, of every size. */
 	put(eq, 3, 6);
 	put(eq, 4, 7);
 	for (size_t room = 0; room < sizeof(entry); room++) {
@@ -166,7 +166,7 @@ static void written(void)
 		for (size_t n = room; n < sizeof(in); n++)
 			wrong += in[n] != 0x5a;
 	}
-	none(wrong, "too little room: -FI_ETOOSMALL, and nothing is written behind it");
+	none(wrong, "too small a buffer: -FI_ETOOSMALL, and nothing is written beyond it");
 	for (int n = 0; n < 5; n++) {
 		event = 0;
 		memset(&entry, 0, sizeof(entry));
@@ -174,7 +174,7 @@ static void written(void)
 				 fi_eq_read(eq, &event, &entry, sizeof(entry), FI_PEEK) != sizeof(entry);
 		wrong += event != 3 || !is_entry(&entry, 6);
 	}
-	none(wrong, "an event that is looked at stays where it is");
+	none(wrong, "an event that is peeked at stays in its place");
 	is(fi_eq_sread(eq, &event, &entry, sizeof(entry), -1, 0), sizeof(entry), "it is read");
 	ok(event == 3 && is_entry(&entry, 6), "the same");
 	is(fi_eq_read(eq, &event, &entry, sizeof(entry), 0), sizeof(entry), "and the next");
@@ -191,7 +191,7 @@ static void written(void)
 	is(fi_close(&eq->fid), 0, "a queue with an event is closed");
 }
 
-/* ms, for what is to come at once. */
+/* ms, for events that should come at once. */
 enum { AN_HOUR = 3600000 };
 
 static void timeouts(void)
@@ -218,19 +218,19 @@ static void timeouts(void)
 		}
 		put(eq, 9, 9);
 		is(fi_eq_sread(eq, &event, &entry, sizeof(entry), AN_HOUR, 0), sizeof(entry),
-		   "what is there is read at once");
-		ok(event == 9 && is_entry(&entry, 9), "and is what was written");
+		   "an event in the queue is read at once");
+		ok(event == 9 && is_entry(&entry, 9), "and is the written one");
 		is(fi_close(&eq->fid), 0, "closed");
 	}
 	struct fid_eq *none = open_queue(FI_WAIT_NONE, FI_WRITE);
 
-	is(fi_eq_sread(none, &event, &entry, sizeof(entry), 0, 0), -FI_EINVAL, "FI_WAIT_NONE: nobody can wait");
-	ok(rdmamr_last_reason()[0], "that is said in words: %s", rdmamr_last_reason());
+	is(fi_eq_sread(none, &event, &entry, sizeof(entry), 0, 0), -FI_EINVAL, "FI_WAIT_NONE: no thread can wait");
+	ok(rdmamr_last_reason()[0], "which is reported in words: %s", rdmamr_last_reason());
 	put(none, 2, 3);
 	is(fi_eq_sread(none, &event, &entry, sizeof(entry), 0, 0), -FI_EINVAL,
-	   "FI_WAIT_NONE: not for what is there either");
-	is(fi_eq_read(none, &event, &entry, sizeof(entry), 0), sizeof(entry), "FI_WAIT_NONE: but read");
-	ok(event == 2 && is_entry(&entry, 3), "FI_WAIT_NONE: what was written");
+	   "FI_WAIT_NONE: not for an event in the queue either");
+	is(fi_eq_read(none, &event, &entry, sizeof(entry), 0), sizeof(entry), "FI_WAIT_NONE: but it can be read");
+	ok(event == 2 && is_entry(&entry, 3), "FI_WAIT_NONE: the written event");
 	is(fi_close(&none->fid), 0, "closed");
 }
 
@@ -293,7 +293,7 @@ static void woken(void)
 		put(eq, 5, 50 + n);
 		must(pthread_join(thread, NULL) == 0);
 		ok(waiter.got == sizeof(waiter.entry) && waiter.event == 5 &&
-		   is_entry(&waiter.entry, 50 + n), "and is woken by a write, with what was written");
+		   is_entry(&waiter.entry, 50 + n), "and is woken by a write, with the written event");
 	}
 	must(fi_control(&eq->fid, FI_GETWAIT, &waiter.fd) == 0);
 	thread = waiting(waits_by_poll, &waiter);
@@ -302,10 +302,10 @@ static void woken(void)
 	must(pthread_join(thread, NULL) == 0);
 	is(waiter.got, 1, "and is woken by a write");
 	is(fi_eq_read(eq, &waiter.event, &waiter.entry, sizeof(waiter.entry), 0), sizeof(waiter.entry),
-	   "with what to read");
-	ok(waiter.event == 6 && is_entry(&waiter.entry, 60), "that was written");
+	   "with an event to read");
+	ok(waiter.event == 6 && is_entry(&waiter.entry, 60), "the written one");
 
-	/* One event for two that wait: one has it, the other goes on. */
+	/* One event for two waiting threads: one gets it, the other goes on. */
 	struct waiter first = { .eq = eq, .timeout = -1 }, second = { .eq = eq, .timeout = -1 };
 	pthread_t threads[2] = { waiting(waits_by_sread, &first), waiting(waits_by_sread, &second) };
 
@@ -338,7 +338,7 @@ static void descriptors(void)
 	put(eq, 1, 1);
 	is(readable(fd, 10000), 1, "one event: readable");
 	put(eq, 2, 2);
-	is(fi_eq_read(eq, &event, &entry, 1, 0), -FI_ETOOSMALL, "read with too little room");
+	is(fi_eq_read(eq, &event, &entry, 1, 0), -FI_ETOOSMALL, "read into too small a buffer");
 	is(readable(fd, 0), 1, "still readable");
 	must(fi_eq_read(eq, &event, &entry, sizeof(entry), FI_PEEK) == sizeof(entry));
 	is(readable(fd, 0), 1, "looked at: still readable");
@@ -356,7 +356,7 @@ static void descriptors(void)
 		}
 		wrong += readable(fd, 0) != 0;
 	}
-	none(wrong, "1000 times: readable just as long as something is there");
+	none(wrong, "1000 times: readable just as long as the queue has an event");
 
 	is(fi_control(&eq->fid, FI_GETWAITOBJ, &obj), 0, "FI_GETWAITOBJ");
 	is(obj, FI_WAIT_FD, "is FI_WAIT_FD");
@@ -477,7 +477,7 @@ static void words(void)
 				wrong += small[k] != 0x5a;
 		}
 	}
-	none(wrong, "with little room it is cut, and ended");
+	none(wrong, "in a small buffer it is cut, and ends with a NUL");
 	text = fi_eq_strerror(eq, EFAULT, NULL, NULL, 0);
 	snprintf(buf, sizeof(buf), "%s", text);
 	ok(strcmp(fi_eq_strerror(eq, ENOMEM, NULL, NULL, 0), buf), "different errors have different words");
@@ -503,7 +503,7 @@ static struct fid_mr *failing(struct fid_domain *domain, struct fid_eq *eq, uint
 	uint32_t event;
 
 	must(fi_mr_reg(domain, NOWHERE, PAGE, FI_ALL, 0, key, 0, &mr, context) == 0 && mr);
-	/* Behind other events it cannot be waited for: by then it is there. */
+	/* Behind other events it cannot be waited for: by then it is in the queue. */
 	if (first)
 		must(fi_eq_sread(eq, &event, &entry, sizeof(entry), 10000, FI_PEEK) == -FI_EAVAIL);
 	else
@@ -528,7 +528,7 @@ static void errors(struct ibv_pd *pd)
 	is(fi_eq_read(eq, &event, &entry, sizeof(entry), 0), -FI_EAVAIL, "an error: read");
 	is(fi_eq_read(eq, &event, &entry, sizeof(entry), FI_PEEK), -FI_EAVAIL, "an error: looked at");
 	is(fi_eq_sread(eq, &event, &entry, sizeof(entry), -1, 0), -FI_EAVAIL, "an error: waited for");
-	is(fi_eq_read(eq, &event, &entry, 0, 0), -FI_EAVAIL, "an error: read with no room");
+	is(fi_eq_read(eq, &event, &entry, 0, 0), -FI_EAVAIL, "an error: read into no buffer");
 	ok(event == 77 && is_entry(&entry, 1), "an error: nothing was written");
 	is(readable(fd, 0), 1, "an error: the descriptor is readable");
 	memset(&error, 0, sizeof(error));
@@ -552,11 +552,11 @@ static void errors(struct ibv_pd *pd)
 	put(eq, 11, 11);
 	is(fi_eq_readerr(eq, &next, 0), -FI_EAGAIN, "an error behind an event is not read before it");
 	is(fi_eq_read(eq, &event, &entry, sizeof(entry), 0), sizeof(entry), "the event before it");
-	ok(event == 10 && is_entry(&entry, 10), "is the one that was written");
+	ok(event == 10 && is_entry(&entry, 10), "is the written one");
 	is(fi_eq_read(eq, &event, &entry, sizeof(entry), 0), -FI_EAVAIL, "then the error is at the head");
 	is(fi_eq_sread(eq, &event, &entry, sizeof(entry), 0, 0), -FI_EAVAIL, "and nothing passes it");
 
-	/* The caller's own room for the words, as from libfabric 1.5 on. */
+	/* The caller's own buffer for the words, as from libfabric 1.5 on. */
 	char room[2000] = { 0 };
 
 	memset(&next, 0, sizeof(next));
@@ -565,23 +565,21 @@ static void errors(struct ibv_pd *pd)
 	is(fi_eq_readerr(eq, &next, 0), sizeof(next), "it is read");
 	ok(next.fid == &second->fid && next.context == &context[1] && next.err == FI_EFAULT, "it is the second");
 	ok(next.err_data == room && next.err_data_size <= sizeof(room) &&
-	   memmem(room, next.err_data_size, where, strlen(where)), "its words are in the caller's room: %s", room);
+	   memmem(room, next.err_data_size, where, strlen(where)), "its words are in the caller's buffer: %s", room);
 	is(fi_eq_read(eq, &event, &entry, sizeof(entry), 0), sizeof(entry), "then the event behind it");
-	ok(event == 11 && is_entry(&entry, 11), "is the one that was written");
+	ok(event == 11 && is_entry(&entry, 11), "is the written one");
 
-	/* Little room: what fits. */
+	/* A small buffer: gets as much as fits. */
 	must(fi_close(&second->fid) == 0);
 	second = failing(domain, eq, 2, &context[1], true);
 	memset(room, 0x5a, sizeof(room));
 	memset(&next, 0, sizeof(next));
 	next.err_data = room;
 	next.err_data_size = 10;
-	is(fi_eq_readerr(eq, &next, 0), sizeof(next), "with little room for the words it is read too");
+	is(fi_eq_readerr(eq, &next, 0), sizeof(next), "with a small buffer for the words it is read too");
 	ok(next.err_data == room && next.err_data_size <= 10 && room[10] == 0x5a, "with as many as fit");
 
-	/*
-	 * The region of a failed registration is there until it is closed; then it is not heard of.
-	 */
+	/* The region of a failed registration exists until it is closed; then its error is gone. */
 	is(fi_close(&domain->fid), -FI_EBUSY, "the domain has two regions that failed");
 	ok(!fi_mr_desc(first) && fi_mr_key(first) == FI_KEY_NOTAVAIL, "which have neither desc nor key");
 	is(fi_close(&first->fid), 0, "one is closed");
@@ -599,7 +597,7 @@ static void errors(struct ibv_pd *pd)
 	ok(event == 12 && is_entry(&entry, 12) && fi_eq_read(eq, &event, &entry, sizeof(entry), 0) == sizeof(entry) &&
 	   event == 13 && is_entry(&entry, 13), "in their order");
 
-	/* Before libfabric 1.5 there was no room of the caller's to look at. */
+	/* Before libfabric 1.5 the caller could not pass a buffer. */
 	is(fi_close(&eq->fid), -FI_EBUSY, "the queue is not closed while the domain is bound to it");
 	is(fi_close(&domain->fid), 0, "the domain is closed");
 	is(fi_close(&eq->fid), 0, "then the queue is");
@@ -609,14 +607,14 @@ static void errors(struct ibv_pd *pd)
 	domain = bound_domain(pd, eq);
 	first = failing(domain, eq, 1, NULL, true);
 	memset(&error, 0xff, sizeof(error));
-	is(fi_eq_readerr(eq, &error, 0), sizeof(error), "api 1.4: an error is read into what was not set");
+	is(fi_eq_readerr(eq, &error, 0), sizeof(error), "api 1.4: an error is read into an uninitialised entry");
 	ok(error.err_data != (void *)-1 && error.err_data_size < 100000 &&
 	   memmem(error.err_data, error.err_data_size, where, strlen(where)), "api 1.4: its words are the queue's own");
 	must(fi_close(&first->fid) == 0 && fi_close(&domain->fid) == 0);
 	is(fi_close(&eq->fid), 0, "api 1.4: closed");
 }
 
-/* Events of registrations that go well, and two domains on a queue. */
+/* Events of successful registrations, and two domains on a queue. */
 static void bound(struct ibv_pd *pd)
 {
 	struct fid_eq *eq = open_queue(FI_WAIT_FD, 0);
@@ -631,11 +629,11 @@ static void bound(struct ibv_pd *pd)
 	for (int n = 0; n < 2; n++) {
 		must(fi_mr_reg(domains[n], memory + n * PAGE, PAGE, FI_ALL, 0, 7, 0, &mrs[n], &context[n]) == 0 &&
 		     mrs[n]);
-		is(readable(fd, 10000), 1, "domain %d: the descriptor tells of the registration", n);
+		is(readable(fd, 10000), 1, "domain %d: the descriptor becomes readable for the registration", n);
 		memset(&looked, 0, sizeof(looked));
 		is(fi_eq_read(eq, &event, &looked, sizeof(looked), FI_PEEK), sizeof(looked),
 		   "domain %d: its event is there", n);
-		is(fi_eq_read(eq, &event, &entry, sizeof(entry) - 1, 0), -FI_ETOOSMALL, "domain %d: not for less room",
+		is(fi_eq_read(eq, &event, &entry, sizeof(entry) - 1, 0), -FI_ETOOSMALL, "domain %d: not into a smaller buffer",
 		   n);
 		is(fi_eq_sread(eq, &event, &entry, sizeof(entry), -1, 0), sizeof(entry), "domain %d: is read", n);
 		ok(event == FI_MR_COMPLETE && entry.fid == &mrs[n]->fid && entry.context == &context[n] &&
@@ -646,7 +644,7 @@ static void bound(struct ibv_pd *pd)
 	for (int n = 0; n < 2; n++) {
 		must(fi_close(&mrs[n]->fid) == 0);
 		is(fi_close(&eq->fid), -FI_EBUSY, "the queue is not closed while %d domains are bound to it", 2 - n);
-		ok(rdmamr_last_reason()[0], "that is said in words: %s", rdmamr_last_reason());
+		ok(rdmamr_last_reason()[0], "which is reported in words: %s", rdmamr_last_reason());
 		is(fi_close(&domains[n]->fid), 0, "domain %d is closed", n);
 	}
 	is(fi_eq_read(eq, &event, &entry, sizeof(entry), 0), -FI_EAGAIN, "the queue works on");
@@ -668,7 +666,7 @@ int main(void)
 	as_case(crowds(), "many threads at a queue");
 	as_case(words(), "errors in words");
 	if (!getenv("CHECK_DEVICE")) {
-		skip("errors, and domains that are bound", "no device is named in CHECK_DEVICE");
+		skip("errors, and bound domains", "no device is named in CHECK_DEVICE");
 		return done_testing();
 	}
 	context = open_device();

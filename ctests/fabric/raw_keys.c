@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Raw keys: what a region gives away, a domain elsewhere maps and reaches the region by, here and
- * in another process; and a raw key of which any bit is not as it was given is refused, whatever it
- * says.
+ * Raw keys: another domain, here and in another process, maps the raw key of a region and reaches
+ * the region by it. A raw key with any changed bit is refused, whatever it says.
  */
 #include "../lib/fabric.h"
 #include "../lib/program.h"
@@ -50,7 +49,7 @@ static uint64_t map(struct fid_domain *domain, struct raw_key *raw)
 	return key;
 }
 
-/* A region of `count` buffers in the arena, which do not touch. */
+/* A region of `count` buffers in the arena, which do not adjoin. */
 static struct fid_mr *buffers(struct fid_domain *domain, size_t count, uint64_t offset, uint64_t flags)
 {
 	struct iovec iov[LIMIT];
@@ -139,7 +138,7 @@ static struct answer obey(struct pair *mine, struct order *order, struct fid_mr 
 	return answer;
 }
 
-/* The other process: it was forked before anything was opened, and shares nothing but the pipes. */
+/* The other process: it was forked before any object was opened, and shares only the pipes. */
 static int peer_main(int orders, int answers)
 {
 	struct sockaddr_in address;
@@ -190,7 +189,7 @@ static void peer_start(void)
 	if (!peer.pid) {
 		close(orders[1]);
 		close(answers[0]);
-		/* The report is this process's parent's. */
+		/* The parent prints the report. */
 		must(freopen("/dev/null", "w", stdout));
 		_exit(peer_main(orders[0], answers[1]));
 	}
@@ -244,7 +243,7 @@ static void peer_end(void)
 	must(ibv_destroy_cq(peer.cq) == 0);
 }
 
-/* --- What a region gives away --- */
+/* --- The raw key of a region --- */
 
 static void sizes(struct fid_mr *mr, const char *name)
 {
@@ -262,16 +261,16 @@ static void sizes(struct fid_mr *mr, const char *name)
 		for (size_t n = 0; n < RAW_MAX; n++)
 			wrong += bytes[n] != 0x5a;
 	}
-	none(wrong, "%s: with less room it is told, and nothing is written", name);
+	none(wrong, "%s: for a smaller buffer it is returned, and nothing is written", name);
 	memset(bytes, 0x5a, RAW_MAX);
 	size = need;
-	is(fi_mr_raw_attr(mr, &base, bytes, &size, 0), 0, "%s: room enough", name);
+	is(fi_mr_raw_attr(mr, &base, bytes, &size, 0), 0, "%s: a buffer of that size", name);
 	ok(size == need && bytes[need] == 0x5a, "%s: is filled to its end", name);
 	memset(again, 0x5a, RAW_MAX);
 	size = RAW_MAX;
-	is(fi_mr_raw_attr(mr, &second, again, &size, 0), 0, "%s: more room", name);
+	is(fi_mr_raw_attr(mr, &second, again, &size, 0), 0, "%s: a larger buffer", name);
 	ok(size == need && again[need] == 0x5a && second == base && !memcmp(bytes, again, RAW_MAX),
-	   "%s: is not used, and the raw key is the same", name);
+	   "%s: is not filled, and the raw key is the same", name);
 	for (int bit = 0; bit < 64; bit++) {
 		size = RAW_MAX;
 		wrong += fi_mr_raw_attr(mr, &base, bytes, &size, 1ULL << bit) != -FI_EBADFLAGS;
@@ -281,12 +280,12 @@ static void sizes(struct fid_mr *mr, const char *name)
 	is(fi_mr_raw_attr(mr, NULL, bytes, &size, 0), -FI_EINVAL, "%s: nowhere to put the base", name);
 	is(fi_mr_raw_attr(mr, &base, bytes, NULL, 0), -FI_EINVAL, "%s: no size", name);
 	size = RAW_MAX;
-	is(fi_mr_raw_attr(mr, &base, NULL, &size, 0), -FI_ETOOSMALL, "%s: room that is nowhere asks for the size too",
+	is(fi_mr_raw_attr(mr, &base, NULL, &size, 0), -FI_ETOOSMALL, "%s: a NULL buffer asks for the size too",
 	   name);
 	is((long long)size, (long long)need, "%s: and gets it", name);
 }
 
-/* --- What a domain makes of it --- */
+/* --- A domain that maps it --- */
 
 /* Data through a mapped key, and its bounds. */
 static void reaches(struct fid_domain *domain, uint64_t key, const struct raw_key *raw, size_t count, const char *name)
@@ -297,7 +296,7 @@ static void reaches(struct fid_domain *domain, uint64_t key, const struct raw_ke
 	char *in = flat + ARENA;
 
 	ok(key > UINT32_MAX && key != FI_KEY_NOTAVAIL, "%s: is mapped to a key that is no rkey", name);
-	is(rdmamr_resolve(domain, key, raw->base, length, segments, &room), 0, "%s: leads to the region", name);
+	is(rdmamr_resolve(domain, key, raw->base, length, segments, &room), 0, "%s: resolves to the region", name);
 	is((long long)room, (long long)count, "%s: in as many pieces as it has", name);
 	memset(arena, 0, ARENA);
 	fill(flat, length);
@@ -326,7 +325,7 @@ static void maps(void)
 	must(other_pd);
 	for (int from = 0; from < KINDS; from++) {
 		for (size_t n = 0; n < 4; n++) {
-			/* The last time around, with a base of the program's own. */
+			/* The last round has a base that the program chose. */
 			size_t count = counts[n % 3], wrong = 0;
 			uint64_t flags = n == 3 ? RDMAMR_MR_OFFSET : 0, offset = n == 3 ? 0x123456000 : 0, key, second;
 			int to = (from + 1 + (int)n) % KINDS;
@@ -359,16 +358,14 @@ static void maps(void)
 			   "%s: then there is no such key",
 			   name);
 			room = LIMIT;
-			is(rdmamr_resolve(target, second, raw.base, 1, there, &room), 0, "%s: but the other one", name);
+			is(rdmamr_resolve(target, second, raw.base, 1, there, &room), 0, "%s: but the other one resolves", name);
 			is(fi_mr_unmap_key(target, key), -FI_ENOKEY, "%s: unmapped twice", name);
 			is(fi_mr_unmap_key(domain, second), -FI_ENOKEY, "%s: unmapped in another domain", name);
 			room = LIMIT;
 			is(rdmamr_resolve(domain, second, raw.base, 1, there, &room), -FI_ENOKEY,
 			   "%s: unknown in another domain", name);
 
-			/*
-			 * In its own domain too, and in one of another PD: there it says the same.
-			 */
+			/* In its own domain too, and in one of another PD: there the key means the same. */
 			key = map(domain, &raw);
 			reaches(domain, key, &raw, count, name);
 			is(fi_mr_unmap_key(domain, key), 0, "%s: unmapped in its own domain", name);
@@ -400,16 +397,16 @@ static void maps(void)
 			   name);
 			raw.bytes[raw.size / 2] ^= 1;
 			answer = ask(to, &raw, length_of(count), 0);
-			ok(answer.map == -FI_EINVAL && answer.close == 0, "%s: with a bit changed it is refused there",
+			ok(answer.map == -FI_EINVAL && answer.close == 0, "%s: with one changed bit it is refused there",
 			   name);
 
-			/* The region may go before those who have its key. */
+			/* The region may end before the domains that have mapped its key. */
 			is(fi_close(&mr->fid), 0, "%s: the region is closed", name);
 			is(fi_close(&domain->fid), 0, "%s: its domain is closed", name);
 			is(fi_close(&target->fid), -FI_EBUSY, "%s: the domain that has it mapped is not", name);
 			room = LIMIT;
 			is(rdmamr_resolve(target, second, raw.base, length_of(count), there, &room), 0,
-			   "%s: its mapped key leads where it led", name);
+			   "%s: its mapped key resolves as before", name);
 			if (!kinds[from].relaxed) {
 				is(pair_read(&pair, with_desc(local), flat, 8, there[count - 1].addr,
 					     there[count - 1].rkey),
@@ -423,9 +420,9 @@ static void maps(void)
 	must(ibv_dealloc_pd(other_pd) == 0);
 }
 
-/* --- What is no raw key --- */
+/* --- Invalid raw keys --- */
 
-/* Whether it is taken for one; what is must be let go. */
+/* Whether a raw key is accepted; an accepted one must be unmapped. */
 static bool taken(struct fid_domain *domain, uint64_t base, const uint8_t *bytes, size_t size)
 {
 	uint64_t key = unwritten;
@@ -445,7 +442,7 @@ static void changed(struct fid_domain *domain, struct raw_key *raw, const char *
 	const size_t size = raw->size;
 	int wrong = 0, tried = 0;
 
-	ok(taken(domain, raw->base, raw->bytes, size), "%s: as it is, it is taken", name);
+	ok(taken(domain, raw->base, raw->bytes, size), "%s: unchanged, it is accepted", name);
 	for (size_t n = 0; n < size; n++) {
 		int here = 0;
 
@@ -457,7 +454,7 @@ static void changed(struct fid_domain *domain, struct raw_key *raw, const char *
 			here += taken(domain, raw->base, bytes, size);
 		}
 		if (here)
-			printf("# %s: byte %zu of %zu (%#x): %d other values are taken\n", name, n, size,
+			printf("# %s: byte %zu of %zu (%#x): %d other values are accepted\n", name, n, size,
 			       raw->bytes[n], here);
 		wrong += here;
 	}
@@ -492,7 +489,7 @@ static void changed(struct fid_domain *domain, struct raw_key *raw, const char *
 	}
 	none(wrong, "%s: neighbouring words exchanged are refused", name);
 
-	/* Shorter: and nothing behind the end is read. */
+	/* Shorter ones: and nothing beyond the end is read. */
 	for (size_t n = 0; n < size; n++) {
 		memcpy(edge + RAW_MAX - n, raw->bytes, n);
 		wrong += taken(domain, raw->base, (uint8_t *)edge + RAW_MAX - n, n);
@@ -502,7 +499,7 @@ static void changed(struct fid_domain *domain, struct raw_key *raw, const char *
 	none(wrong, "%s: every part of it is refused", name);
 	memcpy(edge + RAW_MAX - size, raw->bytes, size);
 	ok(taken(domain, raw->base, (uint8_t *)edge + RAW_MAX - size, size),
-	   "%s: whole, at no aligned address, it is taken", name);
+	   "%s: whole, at an unaligned address, it is accepted", name);
 	for (int with = 0; with < 3; with++) {
 		memcpy(bytes, raw->bytes, size);
 		for (size_t n = size; n < RAW_MAX; n++)
@@ -512,7 +509,7 @@ static void changed(struct fid_domain *domain, struct raw_key *raw, const char *
 	}
 	wrong += taken(domain, raw->base, raw->bytes, SIZE_MAX);
 	wrong += taken(domain, raw->base, raw->bytes, SIZE_MAX / 2);
-	none(wrong, "%s: with anything behind it, it is refused", name);
+	none(wrong, "%s: with bytes behind it, it is refused", name);
 	for (int bit = 0; bit < 64; bit++) {
 		wrong += taken(domain, raw->base ^ 1ULL << bit, raw->bytes, size);
 		wrong += taken(domain, raw->base + (1ULL << bit), raw->bytes, size);
@@ -539,7 +536,7 @@ static void refused(void)
 		snprintf(name, sizeof(name), "the raw key of %zu bytes", raw[n].size);
 		changed(domain, &raw[n], name);
 	}
-	/* Of one and of another. */
+	/* Parts of one and of another. */
 	for (int n = 0; n < 3; n++) {
 		for (int k = 0; k < 3; k++) {
 			if (n == k)
@@ -559,7 +556,7 @@ static void refused(void)
 	}
 	none(wrong, "one's beginning with another's end, or its base, is refused");
 
-	/* Anything at all: of all sizes, half of it like a raw key at first sight. */
+	/* Random bytes: of all sizes, half of them like a raw key at first sight. */
 	for (int n = 0; n < RANDOM; n++) {
 		struct raw_key *like = &raw[n % 3];
 		size_t size = n & 1 ? like->size : next_random() % 700;
@@ -587,19 +584,19 @@ static void refused(void)
 	}
 	none(wrong, "fi_mr_map_raw has no flags");
 	is(fi_mr_map_raw(domain, raw[0].base, NULL, raw[0].size, &key, 0), -FI_EINVAL, "no raw key");
-	ok(strcmp(rdmamr_last_reason(), ""), "is said in words: %s", rdmamr_last_reason());
+	ok(strcmp(rdmamr_last_reason(), ""), "is refused in words: %s", rdmamr_last_reason());
 	is(fi_mr_map_raw(domain, raw[0].base, raw[0].bytes, raw[0].size, NULL, 0), -FI_EINVAL,
 	   "nowhere to put the key");
 	bytes[0] = 0;
 	is(fi_mr_map_raw(domain, 0, bytes, 0, &key, 0), -FI_EINVAL, "a raw key of no bytes");
-	ok(key == unwritten, "the key is as it was");
+	ok(key == unwritten, "the key is unchanged");
 
 	is(fi_close(&domain->fid), 0, "a domain that has refused them all has nothing mapped");
 	for (int n = 0; n < 3; n++)
 		must(fi_close(&mrs[n]->fid) == 0 && fi_close(&from[n]->fid) == 0);
 }
 
-/* --- Keys that are mapped beside others --- */
+/* --- Mapped keys beside others --- */
 
 static void handles(void)
 {
@@ -614,12 +611,12 @@ static void handles(void)
 	int regions = 0;
 
 	is(fi_mr_unmap_key(domain, 0), -FI_ENOKEY, "unmap: 0 is no mapped key");
-	ok(strcmp(rdmamr_last_reason(), ""), "unmap: is said in words: %s", rdmamr_last_reason());
+	ok(strcmp(rdmamr_last_reason(), ""), "unmap: is refused in words: %s", rdmamr_last_reason());
 	is(fi_mr_unmap_key(domain, FI_KEY_NOTAVAIL), -FI_ENOKEY, "unmap: nor is FI_KEY_NOTAVAIL");
 	is(fi_mr_unmap_key(domain, 5), -FI_ENOKEY, "unmap: nor is the program's own key");
 	is(fi_mr_unmap_key(provider, fi_mr_key(plain)), -FI_ENOKEY, "unmap: nor is an rkey");
 	is(fi_mr_unmap_key(domain, (uintptr_t)mr), -FI_ENOKEY, "unmap: nor is an address");
-	is(fi_mr_unmap_key(domain, 1ULL << 32), -FI_ENOKEY, "unmap: nor is the first that is no rkey");
+	is(fi_mr_unmap_key(domain, 1ULL << 32), -FI_ENOKEY, "unmap: nor is the first number that is no rkey");
 	for (int n = 0; n < 10000; n++)
 		wrong += fi_mr_unmap_key(domain, (uint64_t)next_random() << 32 | next_random()) != -FI_ENOKEY;
 	none(wrong, "unmap: nor are 10000 random numbers");
@@ -633,17 +630,17 @@ static void handles(void)
 		wrong += keys[n] <= UINT32_MAX || keys[n] == FI_KEY_NOTAVAIL;
 	}
 	none(same, "%d keys are mapped at once, no two the same", MANY);
-	/* Every second, then the rest: those that are left go on. */
+	/* Every second one, then the rest: the remaining ones stay valid. */
 	for (int n = 0; n < MANY; n += 2)
 		wrong += fi_mr_unmap_key(domain, keys[n]) != 0;
 	for (int n = 0; n < MANY; n++) {
 		count = 1;
 		wrong += rdmamr_resolve(domain, keys[n], 1, 1, &segment, &count) != (n % 2 ? 0 : -FI_ENOKEY);
 	}
-	none(wrong, "every second is unmapped, and the others lead where they led");
+	none(wrong, "every second is unmapped, and the others resolve as before");
 	is(fi_close(&domain->fid), -FI_EBUSY, "the domain is not closed");
 
-	/* The program's own keys and the mapped ones are one space. */
+	/* The program's own keys and the mapped ones share one space. */
 	is(fi_mr_reg(domain, flat, PAGE, FI_ALL, 0, keys[1], 0, &late, NULL), -FI_ENOKEY,
 	   "a mapped key cannot be that of a region");
 	for (int n = 1; n < MANY; n += 2)
@@ -652,7 +649,7 @@ static void handles(void)
 	keys[0] = map(domain, &raw);
 	keys[1] = map(domain, &raw);
 	must(fi_mr_unmap_key(domain, keys[0]) == 0 && fi_mr_unmap_key(domain, keys[1]) == 0);
-	/* Those that were, those behind them, and those that would come in the same steps. */
+	/* Keys that were mapped, those after them, and those that would come in the same steps. */
 	for (uint64_t n = 0; n < 20; n++) {
 		uint64_t key = n < 10 ? keys[0] + n : keys[1] + (keys[1] - keys[0]) * (n - 10);
 
@@ -666,7 +663,7 @@ static void handles(void)
 			same += key == fi_mr_key(own[k]);
 		wrong += fi_mr_unmap_key(domain, key) != 0;
 	}
-	none(same, "no key is mapped that a region of the program has");
+	none(same, "no mapped key equals that of a region of the program");
 	none(wrong, "and they are unmapped");
 	for (int n = 0; n < regions; n++)
 		must(fi_close(&own[n]->fid) == 0);
@@ -730,8 +727,8 @@ int main(void)
 	home = open_kind(pair.pd, &kinds[PROVIDER_KEYS]);
 	local = region(home, flat, 2 * ARENA, FI_ALL, 1);
 
-	as_case(maps(), "raw keys that are mapped");
-	as_case(refused(), "raw keys that are refused");
+	as_case(maps(), "mapped raw keys");
+	as_case(refused(), "refused raw keys");
 	as_case(handles(), "handles");
 	as_case(raw_only(), "domains with raw keys only");
 

@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
 # sanitizers.sh LIBRARY BUILT: programs of this folder under AddressSanitizer and ThreadSanitizer.
-# They judge the programs, and the memory that the library hands over; its own code is not
+# These check the programs, and the memory that the library hands over; its own code is not
 # instrumented.
 set -u
 . "$(dirname "$0")/../lib/tap.sh"
@@ -10,7 +10,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 ln -s "$library" "$work/librdmamr.so.1"
 
-under() { # NAME COMMAND...: the results of a program, as one, and what a sanitizer said
+under() { # NAME COMMAND...: the results of a program, as one, with the sanitizer's report
 	local name=$1 output status
 	shift
 	output=$(LD_LIBRARY_PATH=$work ASAN_OPTIONS=exitcode=99 TSAN_OPTIONS=exitcode=99 timeout 600 "$@" 2>&1)

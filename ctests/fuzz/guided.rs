@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! libFuzzer over a fuzz target: the compiler counts what the target has reached, and inputs that
-//! reach something new are kept and changed further. `ctests/fuzz/targets` builds for it.
+//! libFuzzer over a fuzz target: the compiler counts the places that the target reaches, and inputs
+//! that reach new ones are stored and mutated further. `ctests/fuzz/targets` builds for it.
 
 use std::cell::RefCell;
 use std::ffi::{CString, c_char, c_int};
@@ -8,7 +8,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::PathBuf;
 
 use super::Random;
-// Nothing else names the crate, and an unnamed one is not linked.
+// The linker drops the crate unless something names it.
 use libfuzzer_sys as _;
 
 type Target<'a> = dyn FnMut(&[u8], &mut Random) + 'a;
@@ -26,7 +26,8 @@ unsafe extern "C" {
     ) -> c_int;
 }
 
-// A panic that leaves it ends the process by SIGABRT, which libFuzzer catches to write the input.
+// A panic that leaves this function ends the process by SIGABRT, which libFuzzer catches to write
+// the input.
 extern "C" fn one(input: *const u8, length: usize) -> c_int {
     let target = TARGET.with_borrow(|target| target.unwrap());
     let input = match length {
@@ -34,7 +35,7 @@ extern "C" fn one(input: *const u8, length: usize) -> c_int {
         // SAFETY: libFuzzer passes a readable buffer of this length.
         _ => unsafe { std::slice::from_raw_parts(input, length) },
     };
-    // What the target draws at random belongs to the input: the same input does the same again.
+    // The target's random numbers depend on the input: the same input does the same again.
     let mut seed = DefaultHasher::new();
     input.hash(&mut seed);
     // SAFETY: `run` keeps the target until the driver has returned, and calls come one by one.

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Inputs for the fuzz targets in Rust, unit tests whose names begin with `fuzz_`: samples that are
-//! changed at random, after each has been tried as it is. The number of an input determines it, so
-//! each run has the same ones. A plain run tries a few, or goes on for FUZZ_SECONDS. FUZZ_FROM is
-//! the number of the first input: a failure prints the number. `ctests/run fuzz` has libFuzzer choose the
-//! inputs instead.
+//! Inputs for the fuzz targets in Rust, unit tests whose names begin with `fuzz_`: samples, each
+//! tried as it is and then mutated at random. The number of an input determines it, so each run has
+//! the same inputs. A plain run tries a few, or goes on for FUZZ_SECONDS. FUZZ_FROM is the number
+//! of the first input: a failure prints it. `ctests/run fuzz` has libFuzzer choose the inputs
+//! instead.
 //!
-//! The samples are those of the target and those of `ctests/fuzz/corpus`, which libFuzzer found:
-//! an archive for each target (`ctests/fuzz/archive`).
+//! The samples are those of the target and those of `ctests/fuzz/corpus`, which libFuzzer found: an
+//! archive for each target (`ctests/fuzz/archive`).
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -76,9 +76,9 @@ pub fn each(name: &str, few: u64, samples: &[&[u8]], mut target: impl FnMut(&[u8
     println!("{name}: {} executions", tried.0 - from);
 }
 
-/// The inputs in the tree that reach more of the target than its samples.
+/// The tree's inputs that reach more of the target than its samples do.
 fn corpus(name: &str) -> Vec<Vec<u8>> {
-    // Three packages include this file, and lie at different depths.
+    // Three packages include this file, at different depths.
     let archive = Path::new(env!("CARGO_MANIFEST_DIR"))
         .ancestors()
         .map(|above| {

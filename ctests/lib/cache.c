@@ -20,7 +20,7 @@ bool is_cached(int access)
 
 void cache_open(char **argv, struct pair *pair)
 {
-	/* A slow machine must not end a region that the test means to find. */
+	/* A slow machine must not end by age a region that the test means to find. */
 	must(setenv("CHECK_CALLS", "plain", 1) == 0);
 	must(setenv("RDMAMR_CACHE_LINGER", FOREVER, 1) == 0);
 	if (!getenv("RDMAMR_CACHE"))

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * RDMAMR_CACHE. Each test runs its checks with the cache off, on "local" and on "all": what a
- * program may see is the same in all three, and only the statistics differ.
+ * RDMAMR_CACHE. Each test runs its checks with the cache off, on "local" and on "all": the program
+ * must see the same in all three, and only the statistics differ.
  */
 #ifndef CTESTS_CACHE_H
 #define CTESTS_CACHE_H

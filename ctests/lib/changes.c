@@ -14,7 +14,7 @@
 #include "memory.h"
 #include "tap.h"
 
-/* Younger than the headers of some systems. */
+/* Some systems' headers are older. */
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
 #endif
@@ -43,7 +43,7 @@ static void *library_map(void *at, size_t length, int flags, int fd)
 	return mmap(at, length, READ_WRITE, flags, fd, 0);
 }
 
-static void *bare_map(void *at, size_t length, int flags, int fd)
+static void *raw_map(void *at, size_t length, int flags, int fd)
 {
 	return (void *)syscall(SYS_mmap, at, length, READ_WRITE, flags, fd, 0);
 }
@@ -58,12 +58,12 @@ static void *library_move(void *from, size_t was, size_t wanted, int flags, void
 	return mremap(from, was, wanted, flags, to);
 }
 
-static void *bare_move(void *from, size_t was, size_t wanted, int flags, void *to)
+static void *raw_move(void *from, size_t was, size_t wanted, int flags, void *to)
 {
 	return (void *)syscall(SYS_mremap, from, was, wanted, flags, to);
 }
 
-static int bare_advise(void *at, size_t length, int advice)
+static int raw_advise(void *at, size_t length, int advice)
 {
 	return (int)syscall(SYS_madvise, at, length, advice);
 }
@@ -107,7 +107,7 @@ static int process_advise(void *at, size_t length, int advice)
 	return result_of(child);
 }
 
-static int bare_protect(void *at, size_t length, int protection)
+static int raw_protect(void *at, size_t length, int protection)
 {
 	return (int)syscall(SYS_mprotect, at, length, protection);
 }
@@ -127,8 +127,8 @@ static int sibling_set_break(char *end)
 	return sbrk(end - (char *)sbrk(0)) == (void *)-1 ? -1 : 0;
 }
 
-/* Leaves the C library's idea of the end as it was. */
-static int bare_set_break(char *end)
+/* Leaves the C library's record of the heap's end unchanged. */
+static int raw_set_break(char *end)
 {
 	return (char *)syscall(SYS_brk, end) == end ? 0 : -1;
 }
@@ -281,8 +281,8 @@ static int worker_punch(int fd, size_t length)
 
 const struct way ways[WAYS] = {
 	[LIBRARY] = { library_map, munmap, library_move, madvise, mprotect, library_set_break, library_punch, library_resize },
-	[BARE] = { .map = bare_map, .unmap = raw_munmap, .move = bare_move, .advise = bare_advise,
-		   .protect = bare_protect, .set_break = bare_set_break },
+	[RAW] = { .map = raw_map, .unmap = raw_munmap, .move = raw_move, .advise = raw_advise,
+		   .protect = raw_protect, .set_break = raw_set_break },
 	[MIXED] = { .map = library_map, .unmap = raw_munmap },
 	[SIBLING] = { .map = sibling_map, .unmap = munmap, .protect = sibling_protect, .set_break = sibling_set_break },
 	[SELF] = { .advise = self_advise },
@@ -299,7 +299,7 @@ static void whole(struct place *place)
 	place->count = 1;
 }
 
-/* On its own: a neighbour of the same kind would become one mapping with it. */
+/* Alone: the kernel would merge it with a neighbour of the same kind. */
 static char *apart(size_t length)
 {
 	char *around = mmap(NULL, length + 2 * PAGE, PROT_NONE, ANONYMOUS, -1, 0);
@@ -388,14 +388,14 @@ static void segment(struct place *place)
 	whole(place);
 }
 
-/* If the C library has gone on behind the place, the place stays. */
+/* If the C library has continued the heap behind the place, the place stays. */
 static void heap_released(struct place *place)
 {
 	if (sbrk(0) == place->at + SIZE)
 		must(brk(place->at) == 0);
 }
 
-/* The heap has so much to spare that nothing else moves its end, as a rule, and less than BIG. */
+/* The heap has so much spare memory, less than BIG, that as a rule nothing else moves its end. */
 static void heap(struct place *place)
 {
 	must(mallopt(M_TRIM_THRESHOLD, 1 << 30) == 1 && mallopt(M_MMAP_THRESHOLD, 16 << 20) == 1);
@@ -427,8 +427,8 @@ static void large_block(struct place *place)
 }
 
 /*
- * A block at the end of its heap, with room elsewhere for what is smaller, so that nothing comes to
- * lie behind it. The block right before it is never freed: the two would become one.
+ * A block at the end of its heap, with free memory elsewhere for smaller allocations, so that none
+ * lies behind it. The block right before it is never freed: the two would merge.
  */
 static void block_at_the_end(struct place *place)
 {
@@ -613,7 +613,7 @@ static int move_without_unmapping(struct place *place, const struct way *way)
 
 static int advise_some(struct place *place, const struct way *way, size_t first, size_t count, int advice)
 {
-	/* A worker's success is checked by the content, too. */
+	/* The content, too, shows a worker's success. */
 	if ((way == &ways[RING] || way == &ways[WORKER]) && advice == MADV_DONTNEED)
 		place->emptied = place->at + first * PAGE;
 	return way->advise(place->at + first * PAGE, count * PAGE, advice);
@@ -639,7 +639,7 @@ ADVICE(advise_hugepage, 0, COUNT, MADV_HUGEPAGE)
 ADVICE(advise_nohugepage, 0, COUNT, MADV_NOHUGEPAGE)
 ADVICE(advise_populate, 0, COUNT, MADV_POPULATE_WRITE)
 
-/* The kernel cannot collapse pages that are pinned, and answers that they are busy. */
+/* The kernel cannot collapse pinned pages, and returns EBUSY. */
 static int advise_collapse(struct place *place, const struct way *way)
 {
 	return way->advise(place->at, place->length, MADV_COLLAPSE) && errno == EINVAL ? -1 : 0;
@@ -746,7 +746,7 @@ static int give_heap_page_back(struct place *place, const struct way *way)
 	return heap_ends_earlier(place, way, PAGE);
 }
 
-/* Allocates the block again, which must come to lie at the same address. */
+/* Allocates the block again, which must get the same address. */
 static int allocate_again(struct place *place)
 {
 	char *was = place->at;
@@ -766,7 +766,7 @@ static int free_large(struct place *place, const struct way *way)
 /* The block has no room to grow, so that realloc moves it. */
 static int reallocate_large(struct place *place, const struct way *way)
 {
-	char *volatile was = place->at; /* an address, also after the block is gone from there */
+	char *volatile was = place->at; /* an address, valid after the block has moved away */
 	size_t behind = ((uintptr_t)was + malloc_usable_size(place->at) + PAGE - 1) & ~(uintptr_t)(PAGE - 1);
 
 	(void)way;
@@ -830,7 +830,7 @@ static int free_in_a_thread(struct place *place, const struct way *way)
 	return allocate_again(place);
 }
 
-#define CALLS (BY(LIBRARY) | BY(BARE))
+#define CALLS (BY(LIBRARY) | BY(RAW))
 #define PROTECTING (BY(LIBRARY) | BY(SIBLING))
 
 const struct change changes[] = {
@@ -842,13 +842,13 @@ const struct change changes[] = {
 	{ "`munmap`, `mmap` of the last page", CALLS | BY(MIXED), 0, anonymous,
 	  .steps = { { unmap_last_page, FRESH } } },
 	{ "`munmap`, `mmap` of one half", CALLS, 0, two_halves, .steps = { { unmap_half, AS_STEP } } },
-	{ "`munmap`, `mmap`, and another domain registers first", BY(BARE), BY(BARE), anonymous,
+	{ "`munmap`, `mmap`, and another domain registers first", BY(RAW), BY(RAW), anonymous,
 	  .steps = { { unmap_and_other_domain, FRESH } } },
 
 	{ "`mmap` with `MAP_FIXED` over it", CALLS | BY(SIBLING), BY(LIBRARY), anonymous,
 	  .steps = { { map_over, FRESH } },
 	  .sibling = "mmap64" },
-	{ "`mmap` with `MAP_FIXED` over one page", CALLS | BY(SIBLING), BY(BARE), anonymous,
+	{ "`mmap` with `MAP_FIXED` over one page", CALLS | BY(SIBLING), BY(RAW), anonymous,
 	  .steps = { { map_over_page, FRESH } }, .sibling = "mmap64" },
 	{ "a private file mapping over one page", CALLS | BY(SIBLING), 0, anonymous,
 	  .steps = { { file_over_page, FRESH } },
@@ -867,7 +867,7 @@ const struct change changes[] = {
 	{ "`MADV_DONTNEED_LOCKED` of one page", CALLS, 0, locked, .steps = { { discard_locked_page, FRESH } },
 	  .since = LINUX(5, 18) },
 	{ "`MADV_GUARD_INSTALL`, `MADV_GUARD_REMOVE` of one page", CALLS, 0, anonymous, .steps = { { guard, FRESH } },
-	  .since = LINUX(6, 13), .limits = BY(BARE) },
+	  .since = LINUX(6, 13), .limits = BY(RAW) },
 	{ "`MADV_FREE`", CALLS, 0, anonymous, .steps = { { advise_free, EITHER } }, .flags = UNKNOWN_AFTER },
 	{ "`MADV_COLD`", CALLS | BY(SELF) | BY(PROCESS), 0, anonymous, .steps = { { advise_cold, EITHER } } },
 	{ "`MADV_PAGEOUT`", CALLS | BY(SELF) | BY(PROCESS), BY(LIBRARY), anonymous,
@@ -899,8 +899,8 @@ const struct change changes[] = {
 	{ "`shmdt`, `shmat` of another segment", BY(LIBRARY), BY(LIBRARY), segment,
 	  .steps = { { attach_other, FRESH } } },
 
-	{ "`mprotect` to read-only and back", PROTECTING | BY(BARE), BY(LIBRARY), anonymous,
-	  .steps = { { make_readable, READABLE }, { make_writable, LANDS } }, .unseen = BY(BARE), .sibling = "pkey_mprotect" },
+	{ "`mprotect` to read-only and back", PROTECTING | BY(RAW), BY(LIBRARY), anonymous,
+	  .steps = { { make_readable, READABLE }, { make_writable, LANDS } }, .unseen = BY(RAW), .sibling = "pkey_mprotect" },
 	{ "`mprotect` to no access and back", PROTECTING, 0, anonymous,
 	  .steps = { { make_unreachable, OUT_OF_REACH }, { make_writable, LANDS } }, .sibling = "pkey_mprotect" },
 	{ "`mprotect` of one page to read-only and back", PROTECTING, 0, page_and_before,
@@ -934,7 +934,7 @@ const char *change_name(const struct change *change, int way)
 {
 	static const char *const suffixes[WAYS] = {
 		[LIBRARY] = "",
-		[BARE] = " by raw system calls",
+		[RAW] = " by raw system calls",
 		[MIXED] = ", the `munmap` by a raw system call",
 		[SELF] = " by `process_madvise`",
 		[RING] = " by an io_uring",
@@ -963,7 +963,7 @@ enum expected expected_of(const struct change *change, const struct step *step, 
 {
 	enum expected expected = range->expected;
 
-	/* The expectation of a range holds after the first step; the second restores all of it. */
+	/* The expectation for a range holds after the first step; the second restores all of it. */
 	if (expected == AS_STEP || step != change->steps)
 		expected = step->expected;
 	if (change->unseen & BY(way) && (expected == READABLE || expected == OUT_OF_REACH))

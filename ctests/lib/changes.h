@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * The changes of an address space, one list (lib/changes.c). A row names a change, the ways to make
- * it, and what a cache of registrations must do about it. Three drivers go through the list:
- * relaxed/changes.c by the relaxed calls and by the plain calls under RDMAMR_CACHE, monitor/stale.c
- * by libfabric's registration cache with RDMAMR_MONITOR.
+ * The changes of an address space, in one list (lib/changes.c). A row names a change, the ways to
+ * make it, and the required answer of a registration cache. Three drivers go through the list:
+ * cache/changes/changes.c by the relaxed calls and by the plain calls under RDMAMR_CACHE,
+ * fabric/monitor/stale.c by libfabric's registration cache with RDMAMR_MONITOR.
  *
  * To add a change, add a function that makes it and a row.
  */
@@ -17,11 +17,11 @@
 /* The ways to make a change: sets of memory calls. */
 enum {
 	LIBRARY, /* the functions of the C library, or whatever the row does */
-	BARE,    /* raw system calls, which only the kernel's events tell of */
+	RAW,     /* raw system calls, which only the kernel's events report */
 	MIXED,   /* munmap as a raw system call, all others by the C library */
 	SIBLING, /* a second function of the C library, which the row names */
 	SELF,    /* process_madvise on the process itself */
-	RING,    /* an io_uring, in the thread that submits */
+	RING,    /* an io_uring, in the submitting thread */
 	WORKER,  /* a kernel worker of an io_uring */
 	PROCESS, /* another process */
 	WAYS,
@@ -29,8 +29,8 @@ enum {
 #define BY(way) (1u << (way))
 
 /*
- * The memory calls of one way; NULL where the way has none. -1 and errno, or MAP_FAILED, if the
- * kernel refuses.
+ * The memory calls of one way; NULL if the way lacks a call. They return -1 and errno, or
+ * MAP_FAILED, if the kernel refuses.
  */
 struct way {
 	void *(*map)(void *at, size_t length, int flags, int fd);
@@ -46,19 +46,19 @@ extern const struct way ways[WAYS];
 
 /* What a registration after the change must find. */
 enum expected {
-	AS_STEP,     /* in a range: what the step says */
-	FRESH,       /* other pages: a new region, and data lands in the page of now */
+	AS_STEP,     /* in a range: as the step says */
+	FRESH,       /* other pages: a new region, and data lands in the current page */
 	KEPT,        /* the same pages: a hit, and data lands */
 	EITHER,      /* the same pages: a hit or a new region, and data lands */
-	LANDS,       /* data lands; how the region was made is not looked at */
-	READABLE,    /* a region that may write is refused as the kernel refuses it; one that may read is good */
+	LANDS,       /* data lands, by a hit or a new region */
+	READABLE,    /* a region that may write is refused as the kernel refuses it; one that may only read is good */
 	OUT_OF_REACH,/* a region that may write is refused as the kernel refuses it */
-	UNSEEN,      /* the same pages, less rights, and no event: refused, or data lands */
+	UNSEEN,      /* the same pages, fewer rights, and no event: refused, or data lands */
 };
 
-/* Memory of which a region is registered. */
+/* Memory that the test registers a region of. */
 struct range {
-	const char *what; /* its name, if the place has more than one */
+	const char *what; /* its name, if the place has more than one range */
 	char *at;
 	size_t length;
 	bool before; /* there before the change, and registered then */
@@ -69,12 +69,12 @@ struct range {
 struct place {
 	char *at;
 	size_t length;
-	char *other; /* a second mapping, where the change needs one */
-	int fd;      /* of a file that is mapped here; -1 if none is */
-	bool unkept; /* memory that the cache keeps no region of, by its kind */
+	char *other; /* a second mapping, if the change needs one */
+	int fd;      /* of the mapped file; -1 without one */
+	bool unkept; /* the cache keeps no region of such memory */
 	struct range ranges[3];
 	int count;
-	char *emptied; /* a byte that must be 0 after the change */
+	char *emptied; /* this byte must be 0 after the change */
 	void (*release)(struct place *place);
 };
 
@@ -94,13 +94,13 @@ enum {
 struct change {
 	const char *name;
 	unsigned int by;    /* the ways to make it */
-	unsigned int shown; /* those of them that the comparison with other monitors shows */
+	unsigned int shown; /* the ways that the comparison with other monitors shows */
 	void (*place)(struct place *place);
 	struct step steps[2];
 	unsigned int flags;
-	unsigned int unseen;  /* the ways of which no event tells: READABLE and OUT_OF_REACH become UNSEEN */
-	unsigned int limits;  /* the ways by which a stale region is possible, as README's limits say */
-	int since;            /* the first kernel that has it, as LINUX(major, minor); 0: each */
+	unsigned int unseen;  /* the ways that no event reports: READABLE and OUT_OF_REACH become UNSEEN */
+	unsigned int limits;  /* the ways after which a region may be stale, according to README's limits */
+	int since;            /* the first kernel with the change, as LINUX(major, minor); 0: all */
 	const char *sibling;  /* the function of SIBLING */
 };
 #define LINUX(major, minor) ((major) * 1000 + (minor))
@@ -114,18 +114,18 @@ const char *change_name(const struct change *change, int way);
 /* Whether this kernel must have the change, by its version. */
 bool change_is_due(const struct change *change);
 
-/* What must hold of the range after the step, made in this way. */
+/* The expectation for the range after the step, if it is made in this way. */
 enum expected expected_of(const struct change *change, const struct step *step, const struct range *range, int way);
 
 /* Ends the use of a place. */
 void release(struct place *place);
 
-/* Registers the memory in another domain, and deregisters it. A driver sets it. */
+/* Registers the memory in another domain, and deregisters it. The driver sets it. */
 extern void (*another_domain_registers)(void *at, size_t length);
 
 /*
- * Submits MADV_DONTNEED to an io_uring, for a worker or not. False if there is no io_uring for this
- * user.
+ * Submits MADV_DONTNEED to an io_uring, for a worker or not. Returns false if this user gets no
+ * io_uring.
  */
 bool ring_begin_discard(void *at, size_t length, bool worker);
 

@@ -37,7 +37,7 @@ struct rdmamr_stats stats(void)
 	return now;
 }
 
-/* Asks by UVERBS_METHOD_INFO_HANDLES, as each driver until one answers. */
+/* Asks by UVERBS_METHOD_INFO_HANDLES for one driver after the other until one answers. */
 int kernel_regions(struct ibv_context *context)
 {
 	for (uint32_t driver = 0; driver < 32; driver++) {

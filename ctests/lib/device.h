@@ -13,7 +13,7 @@
 #include "memory.h"
 #include "tap.h"
 
-/* Absent where a program runs without the library. */
+/* NULL if the program runs without the library. */
 #pragma weak rdmamr_get_stats
 #pragma weak rdmamr_last_reason
 
@@ -30,7 +30,10 @@ struct ibv_context *open_device(void);
 /* The statistics; all 0 without the library. */
 struct rdmamr_stats stats(void);
 
-/* How many regions the open file has, by the kernel's count; -1 if the kernel does not tell. */
+/*
+ * The number of regions of the open file, by the kernel's count; -1 if the kernel does not report
+ * it.
+ */
 int kernel_regions(struct ibv_context *context);
 
 #endif

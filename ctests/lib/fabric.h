@@ -91,15 +91,15 @@ extern const struct kind {
 } kinds[KINDS];
 
 /*
- * The library's own function of a name, which checks arguments that libfabric's inline one would
- * crash of.
+ * The library's own function of a name, which rejects arguments that would crash libfabric's inline
+ * function.
  */
 void *exported(const char *name);
 
 int open_with(struct ibv_pd *pd, uint32_t api_version, int32_t mr_mode, uint64_t flags, struct fid_domain **domain);
 struct fid_domain *open_kind(struct ibv_pd *pd, const struct kind *kind);
 
-/* The address that peers use for the first byte of a buffer. */
+/* The address by which remote peers access the first byte of a buffer. */
 uint64_t base_of(const struct kind *kind, const void *buf);
 
 /* A region for the transfers of pair.h, which read its lkey only. */
@@ -109,9 +109,8 @@ const struct ibv_mr *with_lkey(uint32_t lkey);
 struct rdmamr_segment resolved(struct fid_domain *domain, uint64_t key, uint64_t at, size_t length);
 
 /*
- * Moves a range between local memory and a region as a peer does: each segment is a request of its
- * own. The value is the status of the first request that did not succeed, or -1 if a request was
- * refused.
+ * Moves a range between local memory and a region as a remote peer does: each segment is one
+ * request. Returns the status of the first request that failed, or -1 if a request was refused.
  */
 int peer_moves(struct pair *pair, enum ibv_wr_opcode opcode, struct fid_domain *domain, uint64_t key, uint64_t at,
 	       const struct ibv_mr *local, char *memory, size_t length);
@@ -124,7 +123,7 @@ void moved(struct pair *pair, int status, const char *format, ...);
 
 /* The functions below are inline: they call libfabric's functions in the way of the program. */
 
-/* Checks which of the two ways this is. First in main. */
+/* Checks which of the two ways this program uses. First in main. */
 static inline void fabric_begin(void)
 {
 	must(rdmamr_domain_open && rdmamr_eq_open && rdmamr_resolve && rdmamr_mr_segments);
@@ -137,7 +136,7 @@ static inline void fabric_begin(void)
 #endif
 }
 
-/* A region that must be there for the test to mean anything. */
+/* A region without which the test means nothing. */
 static inline struct fid_mr *region(struct fid_domain *domain, const void *buf, size_t length, uint64_t access,
 				    uint64_t key)
 {

@@ -39,7 +39,7 @@ uint64_t uffd_features(void)
 
 void spare_in_heap(size_t length)
 {
-	/* The compiler leaves out an allocation that is only freed, unless it must look at the pointer. */
+	/* The compiler drops an allocation that is only freed, unless it must look at the pointer. */
 	void *volatile spare = malloc(length);
 
 	must(spare);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Memory of the process: pages, places and patterns; calls past the library; what the kernel's
- * userfaultfd can do.
+ * Memory of the process: pages, places and patterns; calls that bypass the library; the features of
+ * the kernel's userfaultfd.
  */
 #ifndef CTESTS_MEMORY_H
 #define CTESTS_MEMORY_H
@@ -16,15 +16,15 @@ enum { PAGE = 4096 };
 #define UFFD_USER_MODE_ONLY 1
 #endif
 
-/* A userfaultfd with these features. -1 if the kernel gives none. */
+/* A userfaultfd with these features, or -1 if the kernel refuses. */
 int open_userfaultfd(uint64_t features);
 
 /* Anonymous memory of whole pages, touched. */
 char *pages(size_t count);
 
 /*
- * Gives the heap so much to spare, which a later malloc of this thread then takes without moving the
- * heap's end. mallopt must forbid that it is trimmed or mapped apart.
+ * Gives the heap this much spare memory, which a later malloc of this thread takes without moving
+ * the heap's end. mallopt must forbid that it is trimmed or mapped separately.
  */
 void spare_in_heap(size_t length);
 
@@ -37,32 +37,35 @@ char *new_place(size_t length);
 /* `length` bytes that end at an unreadable page. */
 char *at_the_edge(size_t length);
 
-/* Fills the memory with a pattern that no other call makes. No byte of it is 0. */
+/* Fills the memory with a pattern that no other call makes. Each byte differs from 0. */
 void fill(char *memory, size_t length);
 bool all_zero(const char *memory, size_t length);
 
-/* munmap as a raw system call: the library learns of it from the kernel's events alone. */
+/* munmap as a raw system call: only the kernel's events report it to the library. */
 int raw_munmap(void *memory, size_t length);
 
 /* Maps new pages at a free address as a raw system call; NULL if the address is in use. */
 char *raw_map_at(void *memory, size_t length);
 
-/* Puts new pages at the same address, by calls that the library stands in for. */
+/* Maps new pages at the same address, by calls that the library interposes. */
 void remap(void *memory, size_t length);
 
 /* The same by raw system calls. */
 void raw_remap(void *memory, size_t length);
 
-/* How many mappings the process has, as vm.max_map_count counts them. Allocates nothing. */
+/* The number of mappings of the process, as vm.max_map_count counts them. Allocates nothing. */
 int mappings(void);
 
-/* How many it may have: vm.max_map_count. */
+/* The limit on that number: vm.max_map_count. */
 int most_mappings(void);
 
-/* The features of userfaultfd; 0 if this process may have none. */
+/* The features of userfaultfd; 0 if this process may not have one. */
 uint64_t uffd_features(void);
 
-/* How many userfaultfds the process has. `one`, if not NULL, receives the number of one of them. */
+/*
+ * The number of the process's userfaultfds. `one`, if not NULL, receives the descriptor of one of
+ * them.
+ */
 int userfaultfds(int *one);
 
 #endif

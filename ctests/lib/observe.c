@@ -95,7 +95,7 @@ uint64_t kernel_longest(struct ibv_context *context)
 void as_root(void)
 {
 	if (geteuid())
-		skip_all("only root is told the keys of the device's regions");
+		skip_all("only root gets the keys of the device's regions");
 }
 
 long status_of_self(const char *name)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * The process and its regions as the kernel reports them, past the library: keys, pins, limits,
+ * The process and its regions as the kernel reports them, without the library: keys, pins, limits,
  * threads.
  */
 #ifndef CTESTS_OBSERVE_H
@@ -21,8 +21,8 @@ struct kernel_region {
 
 /*
  * Lists the device's regions by a dump of its resources. A query of a single resource would hold a
- * reference to it, and another thread's deregistration could fail with EBUSY. The kernel tells the
- * keys to root only.
+ * reference to it, and another thread's deregistration could fail with EBUSY. The kernel reports
+ * the keys to root only.
  */
 int device_regions(struct ibv_context *context, struct kernel_region *list, int most);
 
@@ -32,30 +32,29 @@ bool kernel_has_key(struct ibv_context *context, uint32_t lkey);
 /* The length of the longest region of this process. */
 uint64_t kernel_longest(struct ibv_context *context);
 
-/* Skips the program unless it is root's. First in a test that asks for keys. */
+/* Skips the program unless root runs it. First in a test that asks for keys. */
 void as_root(void);
 
-/* A number of /proc/self/status, such as "VmPin", in KiB; -1 if it is not there. */
+/* A number of /proc/self/status, such as "VmPin", in KiB; -1 if it is absent. */
 long status_of_self(const char *name);
 
-/* How many pages are pinned for devices: the kernel charges them to RLIMIT_MEMLOCK. */
+/* The number of pages that are pinned for devices: the kernel charges them to RLIMIT_MEMLOCK. */
 long pinned(void);
 
 /*
- * Gives up the right to pin without limit. Call it before a device is opened: the device's file
- * keeps the rights of its opener.
+ * Gives up the right to pin without limit. Call it before a device is opened: the device's file has
+ * the rights of its opener.
  */
 void drop_memlock_right(void);
 
-/* Lowers RLIMIT_MEMLOCK: from now on at most `more` pages more may be pinned. */
+/* Lowers RLIMIT_MEMLOCK: from now on at most `more` pages more can be pinned. */
 void allow_pins(long more);
 
-/* Lists the threads of the process. The value is how many they are. */
+/* Lists the threads of the process, and returns their number. */
 int all_threads(pid_t *list, int most);
 
 /*
- * Lists the threads that were not there before, which are the library's. The value is how many they
- * are.
+ * Lists the threads that were not there before, which are the library's, and returns their number.
  */
 int new_threads(const pid_t *before, int had, pid_t *list, int most);
 

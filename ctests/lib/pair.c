@@ -4,7 +4,7 @@
 #include <poll.h>
 
 /*
- * Waits for one event of the kind, and returns the id that it is about. Both ends share a channel,
+ * Waits for an event of this kind, and returns the id that it concerns. Both ends share a channel,
  * so that one thread can connect them.
  */
 static struct rdma_cm_id *expect(struct pair *pair, enum rdma_cm_event_type type)

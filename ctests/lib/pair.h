@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/* Two connected queue pairs of one device in one process: data that really moves. Connected by
- * librdmacm, which serves RoCE and iWARP alike. */
+/*
+ * Two connected queue pairs of one device in one process, so that data really moves. librdmacm
+ * connects them, for RoCE and iWARP alike.
+ */
 #ifndef PAIR_H
 #define PAIR_H
 
@@ -20,14 +22,15 @@ struct pair {
 
 /* Connects a pair over CHECK_ADDRESS. */
 void pair_open(struct pair *pair);
-/* The same over a protection domain of someone else, who got the device from librdmacm too. */
+/* The same over the caller's protection domain, on the device that librdmacm opened. */
 void pair_open_in(struct pair *pair, struct ibv_pd *pd);
-/* Connects the queue pairs anew: after an error they are of no use. */
+/* Connects the queue pairs anew: after an error they are unusable. */
 void pair_reconnect(struct pair *pair);
 void pair_close(struct pair *pair);
 
 /*
- * Posts a request and returns its completion status, an enum ibv_wc_status; -1 if it was not taken.
+ * Posts a request and returns its completion status, an enum ibv_wc_status, or -1 if the post
+ * failed.
  */
 int pair_post(struct pair *pair, struct ibv_send_wr *request);
 

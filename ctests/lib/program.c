@@ -63,7 +63,7 @@ int filter_calls(long number, int argument, uint32_t value, uint32_t action, uns
 	};
 	struct sock_fprog program = { sizeof(filter) / sizeof(filter[0]), filter };
 
-	/* By number: the library's cache ends where a program filters its calls by the C library's. */
+	/* By number: the library's cache ends if a program sets a filter by the C library's call. */
 	if (syscall(SYS_prctl, PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
 		return -1;
 	return (int)syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, flags, &program);

@@ -8,12 +8,12 @@
 #include <unistd.h>
 
 /*
- * Seconds until a program or a child counts as one that waits for ever. Nothing here takes that
- * long, however busy the machine is; the clock of an emulated one jumps by minutes then.
+ * The seconds after which a program or a child counts as hung. Nothing here takes that long,
+ * however busy the machine is; the clock of an emulated one then jumps by minutes.
  */
 enum { DEADLOCK = 500 };
 
-/* Waits until the condition holds, for a minute or two at most. The value is whether it holds. */
+/* Waits for the condition, for a minute or two at most. Returns whether it holds. */
 #define comes(condition)                                                     \
 	({                                                                   \
 		for (int left = 10000; !(condition) && left > 0; left--)     \
@@ -23,9 +23,8 @@ enum { DEADLOCK = 500 };
 
 /*
  * Starts the program anew with a setting, unless it has this setting: the library reads its
- * settings when it is loaded. Call it first in main. Most tests set RDMAMR_CACHE_LINGER to
- * FOREVER, so that age ends no region: on a busy host the clock of an emulated machine jumps by
- * minutes.
+ * settings when it is loaded. Call it first in main. Most tests set RDMAMR_CACHE_LINGER to FOREVER,
+ * so that no region ends by age: on a busy host the clock of an emulated machine jumps by minutes.
  */
 #define FOREVER "1000000"
 void with_setting(char **argv, const char *name, const char *value);
@@ -41,30 +40,33 @@ void continue_report(void);
 
 /*
  * Runs this program as a child, with one argument and with settings ("NAME=VALUE", up to a NULL).
- * The value is its exit status, or 128 and more for a signal.
+ * Returns its exit status, or 128 and more for a signal.
  */
 int once_more(const char *argument, const char *const *settings);
 
 /*
- * Runs a function in a new thread, and waits for its end. After that the library must expect other
- * threads.
+ * Runs a function in a new thread, and waits for its end. From then on the library must expect
+ * other threads.
  */
 void in_thread(void *(*function)(void *), void *argument);
 
 /*
- * From now on a seccomp filter answers a system call by `action` (SECCOMP_RET_...) where its
- * argument, counted from 0, has this value: this thread's calls, and those of the threads and
+ * From now on a seccomp filter answers a system call by `action` (SECCOMP_RET_...) if the argument
+ * of this index, counted from 0, has this value. It applies to this thread, and to the threads and
  * programs that it starts. `flags` and the result are those of seccomp(2); -1 if this process can
  * have no filter.
  */
 int filter_calls(long number, int argument, uint32_t value, uint32_t action, unsigned flags);
 
-/* Has such a call fail with `error`. False if this process can have no seccomp filter. */
+/* Makes such a call fail with `error`. Returns false if this process can have no seccomp filter. */
 bool refuse_calls(long number, int argument, uint32_t value, int error);
 
 double seconds_now(void);
 
-/* The entries of a folder, "." and ".." among them: of /proc/self/fd, the open files and one more. */
+/*
+ * The number of entries of a folder, including "." and "..": for /proc/self/fd, the open files and
+ * one more.
+ */
 int entries(const char *folder);
 
 #endif

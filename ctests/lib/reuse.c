@@ -18,7 +18,7 @@ struct ibv_mr *register_region(struct ibv_pd *pd, void *addr, size_t length, int
 
 	if (!plain_calls())
 		return ibv_reg_mr_relaxed(pd, addr, length, access);
-	/* The parentheses keep the macro of verbs.h away, which would choose the call. */
+	/* The parentheses suppress the macro of verbs.h, which would choose the call. */
 	return __atomic_fetch_add(&turn, 1, __ATOMIC_RELAXED) % 2 ?
 		ibv_reg_mr_iova2(pd, addr, length, (uintptr_t)addr, (unsigned int)access) :
 		(ibv_reg_mr)(pd, addr, length, access);
@@ -30,8 +30,8 @@ int deregister_region(struct ibv_mr *mr)
 }
 
 /*
- * The cache gives a range up for fewer registrations than this, also if regions of it that end later
- * make it do so again.
+ * The cache gives a range up for fewer registrations than this, even if regions of it that end
+ * later make the cache give it up again.
  */
 enum { PAST_THE_CACHE = 100 };
 
@@ -65,7 +65,7 @@ void relaxed_open(struct pair *pair)
 	continue_report();
 	must(ibv_reg_mr_relaxed && ibv_dereg_mr_relaxed && ibv_flush_relaxed_mr);
 	if (!uffd_features())
-		skip_all("userfaultfd is refused here: nothing is kept that could be used again");
+		skip_all("userfaultfd is refused here: the cache keeps no region");
 	/* Without the cache the kernel serves the plain calls, and the tests would show nothing. */
 	must(!plain_calls() || getenv("RDMAMR_CACHE"));
 	pair_open(pair);
@@ -93,13 +93,13 @@ int status_is_good(int status, const char *what)
 {
 	if (status != IBV_WC_SUCCESS)
 		printf("# %s: %s\n", what,
-		       status < 0 ? "not taken, or not answered" : ibv_wc_status_str(status));
+		       status < 0 ? "not posted, or not answered" : ibv_wc_status_str(status));
 	return status == IBV_WC_SUCCESS;
 }
 
 /*
- * One transfer each way: with `remote` by the region's rkey from the far end, else by its lkey to
- * the far end.
+ * One transfer each way: with `remote` from the far end by the region's rkey, else to the far end
+ * by its lkey.
  */
 static int piece_lands(struct pair *pair, const struct ibv_mr *mr, char *memory, size_t length, bool remote)
 {
@@ -111,15 +111,15 @@ static int piece_lands(struct pair *pair, const struct ibv_mr *mr, char *memory,
 					       far.mr->rkey), "the device writes"))
 		return 0;
 	/*
-	 * Reading back tells a write to another page from no write; on iWARP it is answered after
-	 * the write.
+	 * A read distinguishes a write to another page from a missing write. On iWARP it is answered
+	 * after the write.
 	 */
 	memset(far.in, 0, length);
 	if (remote &&
 	    !status_is_good(pair_read(pair, far.mr, far.in, length, there, mr->rkey), "it reads back"))
 		return 0;
 	if (memcmp(memory, far.out, length)) {
-		printf("# STALE: what the device wrote is not in the program's page%s\n",
+		printf("# STALE: the device's data is not in the program's page%s\n",
 		       remote && !memcmp(far.in, far.out, length) ? ", but in another" : "");
 		return 0;
 	}
@@ -129,13 +129,11 @@ static int piece_lands(struct pair *pair, const struct ibv_mr *mr, char *memory,
 				     pair_write(pair, mr, memory, length, in,
 						far.mr->rkey), "the device reads"))
 		return 0;
-	/*
-	 * On iWARP a write is complete when it is sent; the answer to a read behind it comes later.
-	 */
+	/* On iWARP a write is complete when it is sent; the answer to a read behind it comes later. */
 	if (!remote && pair->iwarp)
 		pair_read(pair, far.mr, far.out, 8, in, far.mr->rkey);
 	if (memcmp(memory, far.in, length)) {
-		printf("# STALE: what the device reads is not what the program wrote\n");
+		printf("# STALE: the device reads other data than the program wrote\n");
 		return 0;
 	}
 	return 1;
@@ -175,7 +173,7 @@ static int lands_once(struct pair *pair, void *memory, size_t length, int access
 	}
 	good = mr->addr == memory && mr->length == length && mr->pd == pair->pd;
 	if (!good)
-		printf("# the region does not describe what was asked for\n");
+		printf("# the region does not describe the request\n");
 	good = all_lands(pair, mr, memory, length, access & IBV_ACCESS_REMOTE_WRITE) && good;
 	err = deregister_region(mr);
 	if (err)
@@ -211,8 +209,9 @@ int lands_with(struct pair *pair, void *memory, size_t length, int access)
 }
 
 /*
- * One registration, and what the cache did with it. If it was past the cache, the cache then gets the
- * next one: as after a relaxed call it has a region that a later change must invalidate.
+ * Makes one registration, and reports how the cache served it. If it bypassed the cache, the cache
+ * then serves the next one: as after a relaxed call, it has a region that a later change must
+ * invalidate.
  */
 static int lands_once_and_stays(struct pair *pair, void *memory, size_t length, int access,
 				struct rdmamr_stats *before, struct rdmamr_stats *after)
@@ -302,8 +301,8 @@ void show(struct rdmamr_stats before, struct rdmamr_stats after)
 }
 
 /*
- * On a kernel before 6.11 the library reads all mappings to learn about one, and then none for ten
- * times as long: on a busy machine a reading takes a second now and then.
+ * On a kernel before 6.11 the library reads all mappings to find one, and then none for ten times
+ * as long: on a busy machine a reading takes a second now and then.
  */
 enum { TRIES = 30, NAP_AT_MOST = 1000000 /* us */ };
 
@@ -321,7 +320,7 @@ int control_with(struct pair *pair, const char *name, void *memory, size_t lengt
 	}
 	if (tries == TRIES)
 		show(before, after);
-	return ok(good && tries < TRIES, "%s: unchanged, the region is used again", name);
+	return ok(good && tries < TRIES, "%s: unchanged, the region is reused", name);
 }
 
 int control(struct pair *pair, const char *name, void *memory, size_t length)
@@ -342,7 +341,7 @@ int not_kept_with(struct pair *pair, const char *name, void *memory, size_t leng
 	}
 	if (!made)
 		show(before, after);
-	return ok(good && made && (int)stats().idle <= idle, "%s: nothing is kept of such memory", name);
+	return ok(good && made && (int)stats().idle <= idle, "%s: such memory is not cached", name);
 }
 
 int not_kept(struct pair *pair, const char *name, void *memory, size_t length)
@@ -358,7 +357,7 @@ int anew_with(struct pair *pair, const char *name, void *memory, size_t length, 
 	made = made_anew(before, after);
 	if (!made)
 		show(before, after);
-	return ok(good && made, "%s: registered anew, and data lands in the page of now", name);
+	return ok(good && made, "%s: registered anew, and data lands in the current page", name);
 }
 
 int anew(struct pair *pair, const char *name, void *memory, size_t length)
@@ -372,8 +371,8 @@ int either_with(struct pair *pair, const char *name, void *memory, size_t length
 	int good = lands_once_and_stays(pair, memory, length, access, &before, &after);
 
 	return ok(good && (reused(before, after) || made_anew(before, after)),
-		  "%s: data lands in the page of now (%s)",
-		  name, reused(before, after) ? "used again" : "registered anew");
+		  "%s: data lands in the current page (%s)",
+		  name, reused(before, after) ? "reused" : "registered anew");
 }
 
 int either(struct pair *pair, const char *name, void *memory, size_t length)
@@ -390,7 +389,7 @@ int still_with(struct pair *pair, const char *name, void *memory, size_t length,
 	hit = reused(before, after);
 	if (!hit)
 		show(before, after);
-	return ok(good && hit, "%s: the region is used again, and data lands in the page of now", name);
+	return ok(good && hit, "%s: the region is reused, and data lands in the current page", name);
 }
 
 int still(struct pair *pair, const char *name, void *memory, size_t length)

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Relaxed registration and traffic. The proof against a stale translation is always the same: what
- * the device writes must be in the page that the program sees now, and what the program writes
- * there is what the device reads. The statistics then tell whether the cache had used a region again
- * or made one.
+ * Relaxed registration and traffic. The proof against a stale translation is always the same: data
+ * that the device writes must arrive in the page that the program sees now, and the device must
+ * read the data that the program writes there. The statistics then show whether the cache reused a
+ * region or made one.
  *
  * CHECK_CALLS=plain has the tests call ibv_reg_mr and ibv_dereg_mr, which the cache serves under
  * RDMAMR_CACHE=all; all else is the same.
@@ -21,7 +21,7 @@
 #include "pair.h"
 #include "program.h"
 
-/* libibverbs has none of these: without the library a program still links, and bails out. */
+/* libibverbs lacks these: without the library a program still links, and bails out. */
 #pragma weak ibv_reg_mr_relaxed
 #pragma weak ibv_dereg_mr_relaxed
 #pragma weak ibv_flush_relaxed_mr
@@ -31,11 +31,11 @@ enum { WINDOW = 16 * PAGE };
 /* The far end of every transfer, plainly registered. */
 extern struct far {
 	struct ibv_mr *mr;
-	char *out, *in; /* what it sends, and what comes back */
-	int others;     /* regions of the open file that are not relaxed ones */
+	char *out, *in; /* data to send, and data that comes back */
+	int others;     /* the open file's regions that are not relaxed */
 } far;
 
-/* The two kinds of rights that most tests go through: remote and local ones, local ones. */
+/* The two sets of rights that most tests go through: remote and local ones, local ones. */
 extern const int rights[2];
 extern const char *const rights_names[2];
 
@@ -50,9 +50,9 @@ struct ibv_mr *register_region(struct ibv_pd *pd, void *addr, size_t length, int
 int deregister_region(struct ibv_mr *mr);
 
 /*
- * The same, by the cache. A plain call whose range is new is not the cache's, nor is one whose range
- * the cache has given up for a while: such a region is deregistered, and the call repeated. `before`
- * is as it was before the registration that counts.
+ * The same, served by the cache. The cache does not serve a plain call about a new range, or about
+ * a range that it has given up for a while: such a region is deregistered, and the call repeated.
+ * `before` has the statistics before the registration that counts.
  */
 struct ibv_mr *register_by_cache(struct ibv_pd *pd, void *addr, size_t length, int access,
 				struct rdmamr_stats *before);
@@ -60,7 +60,7 @@ struct ibv_mr *register_by_cache(struct ibv_pd *pd, void *addr, size_t length, i
 /* Registers the far end in the domain of the pair. Do not repeat it after pair_reconnect(). */
 void far_open(struct pair *pair);
 
-/* Connects a pair. Skips the program if userfaultfd is refused: then the cache keeps nothing. */
+/* Connects a pair. Skips the program if userfaultfd is refused: then the cache keeps no region. */
 void relaxed_open(struct pair *pair);
 
 /* Flushes, checks that the kernel has no relaxed region left, and closes the pair. */
@@ -70,9 +70,9 @@ void relaxed_end(struct pair *pair);
 int relaxed_close(struct pair *pair);
 
 /*
- * Whether data lands in the page that the program sees, both ways, by the region's rkey (the region
- * needs remote write and read). All of the memory up to 256 KiB, some pages of more. Changes the
- * memory.
+ * Whether data lands both ways in the page that the program sees, by the region's rkey (the region
+ * needs remote write and read). Tests all of the memory up to 256 KiB, some pages of more. Changes
+ * the memory.
  */
 int lands_in(struct pair *pair, const struct ibv_mr *mr, void *memory, size_t length);
 
@@ -86,8 +86,8 @@ int all_lands(struct pair *pair, const struct ibv_mr *mr, char *memory, size_t l
 int status_is_good(int status, const char *what);
 
 /*
- * Registers the memory, moves data both ways, deregisters. 1 if all was right. Plain calls are
- * repeated until one was the cache's.
+ * Registers the memory, moves data both ways, deregisters. Returns 1 if all succeeded. Plain calls
+ * are repeated until the cache serves one.
  */
 int lands_with(struct pair *pair, void *memory, size_t length, int access);
 
@@ -98,61 +98,61 @@ int lands(struct pair *pair, void *memory, size_t length);
 int lands_local(struct pair *pair, void *memory, size_t length);
 
 /*
- * The same, by a registration of the cache's (see register_by_cache). `before` and `after` are around
- * it.
+ * The same, by a registration that the cache serves (see register_by_cache). `before` and `after`
+ * are the statistics around it.
  */
 int lands_by_cache(struct pair *pair, void *memory, size_t length, int access, struct rdmamr_stats *before,
 		  struct rdmamr_stats *after);
 
-/* How many registrations went past the cache, those of new ranges too. */
+/* The number of registrations that bypassed the cache, those of new ranges included. */
 uint64_t bypassed(const struct rdmamr_stats *now);
 
 /* Whether the one registration between the two was a hit. */
 bool reused(struct rdmamr_stats before, struct rdmamr_stats after);
 
-/* Whether it made a region in the kernel, in the cache or past it. */
+/* Whether it made a region in the kernel, by the cache or without it. */
 bool made_anew(struct rdmamr_stats before, struct rdmamr_stats after);
 
 /* Prints the statistics that differ. */
 void show(struct rdmamr_stats before, struct rdmamr_stats after);
 
 /*
- * Waits until the kernel deregisters no more: the cache's thread ends regions of changed memory in
- * its own time.
+ * Waits until the kernel deregisters no more: the cache's thread ends regions of changed memory at
+ * its own pace.
  */
 void settle(void);
 
 /*
  * Checks that the cache's second registration of unchanged memory is a hit, which leaves an idle
- * region behind. A change of before may not have reached the cache yet, and where pages were just dropped
- * the cache keeps nothing for a second: so the check tries for two seconds.
+ * region behind. An earlier change may not have reached the cache yet, and the cache keeps no
+ * region for a second where pages were just dropped: so the check tries for two seconds.
  */
 int control_with(struct pair *pair, const char *name, void *memory, size_t length, int access);
 int control(struct pair *pair, const char *name, void *memory, size_t length);
 
 /*
- * The control of memory whose pages madvise has just discarded: the event comes before the pages
- * go, so the cache keeps nothing that is registered there for a second (DROPPING in the library).
+ * The control for memory whose pages madvise has just discarded: the event comes before the pages
+ * go, so the cache keeps no region that is registered there for a second (DROPPING in the library).
  */
 int control_later(struct pair *pair, const char *name, void *memory, size_t length);
 
 /*
- * Checks that the cache keeps no region of the memory, which the watch cannot see all of. It keeps
- * the first one until it asks the kernel what memory that is, when the memory is registered again,
- * or a moment later; that region then ends.
+ * Checks that the cache keeps no region of memory that the watch cannot see completely. It keeps
+ * the first region until it asks the kernel about the memory, when the memory is registered again
+ * or a moment later; then that region ends.
  */
 int not_kept_with(struct pair *pair, const char *name, void *memory, size_t length, int access);
 int not_kept(struct pair *pair, const char *name, void *memory, size_t length);
 
 /*
- * Checks, after a change, that data lands in the page of now, by a region that was made now. What
- * was past the cache is registered again, so that the cache has a region of it, as after a relaxed
+ * Checks, after a change, that data lands in the current page, by a new region. A registration that
+ * bypassed the cache is repeated, so that the cache has a region of the memory, as after a relaxed
  * call; either() does the same.
  */
 int anew_with(struct pair *pair, const char *name, void *memory, size_t length, int access);
 int anew(struct pair *pair, const char *name, void *memory, size_t length);
 
-/* Checks, after a change that leaves the pages, that data lands. A hit or not, both are right. */
+/* Checks, after a change that leaves the pages, that data lands. A hit and a miss are both right. */
 int either_with(struct pair *pair, const char *name, void *memory, size_t length, int access);
 int either(struct pair *pair, const char *name, void *memory, size_t length);
 
@@ -163,7 +163,7 @@ int still_with(struct pair *pair, const char *name, void *memory, size_t length,
 int still(struct pair *pair, const char *name, void *memory, size_t length);
 
 /*
- * Whether the device refuses a write by this key as an access error, and changes nothing. It costs
+ * Whether the device refuses a write by this key as an access error, and changes nothing. This ends
  * the connection.
  */
 int write_refused(struct pair *pair, char *memory, uint32_t rkey);

@@ -21,19 +21,19 @@
 #include <unistd.h>
 
 /*
- * A region has a slot; its handle is the slot's number, its keys the number and a part of the
- * generation, so that the keys of a region that has gone are not soon those of another. A slot's
- * word is its generation, times four, and one of these.
+ * A region has a slot. Its handle is the slot's number; its keys are the number and a part of the
+ * generation, so that another region does not soon get the keys of a region that has ended. A
+ * slot's word is its generation, times four, and one of these.
  */
 enum { FREE, MAKING, LIVE, ENDING };
 #ifndef STUB_SLOT_BITS
 #define STUB_SLOT_BITS 18
 #endif
 enum { SLOTS = 1 << STUB_SLOT_BITS, PINNED_SLOTS = 4096, UMEM_SLOTS = 4, GENERATION_BITS = 32 - STUB_SLOT_BITS, PATTERN = 1 << 15 };
-/* How many pages ib_umem_get pins at once, and how many such chunks a region has. */
+/* The bytes that ib_umem_get pins at once, and the greatest number of such chunks in a region. */
 enum { UMEM_BYTES = 512 * 4096, UMEM_PARTS = 4096 };
 
-/* With abi_compat all ones, libibverbs takes what lies before a context for its own. */
+/* With abi_compat all ones, libibverbs uses the memory before a context as its own. */
 static struct {
 	char before[1024];
 	struct ibv_context context;
@@ -58,7 +58,7 @@ static struct {
 	struct io_uring_sqe *sqes;
 	struct io_uring_cqe *cqes;
 	unsigned char pattern[PATTERN];
-	/* Of a slot with STUB_UMEM. */
+	/* For a slot with STUB_UMEM. */
 	struct iovec (*parts)[UMEM_PARTS];
 } ring = { .lock = PTHREAD_MUTEX_INITIALIZER, .fd = -1 };
 
@@ -68,8 +68,8 @@ static uint32_t key_of(uint32_t slot, uint32_t word)
 }
 
 /*
- * Everything from here to ioctl() may run in a thread that has no more than an errno of its own,
- * inside of any function of the library: no locks, no memory, no output.
+ * Everything from here to ioctl() may run in a thread that has no thread-locals but an errno,
+ * inside any function of the library: no locks, no memory, no output.
  */
 
 static int set_buffer(uint32_t slot, uint64_t start, uint64_t length)
@@ -101,7 +101,7 @@ static int set_parts(uint32_t slot, uint64_t start, uint64_t length)
 	done = syscall(SYS_io_uring_register, ring.fd, IORING_REGISTER_BUFFERS_UPDATE, &update, sizeof(update));
 	if (done == update.nr)
 		return 0;
-	/* io_uring has no errno where it could pin the first ones only. */
+	/* io_uring sets no errno if it could pin the first ones only. */
 	err = done < 0 ? errno : EFAULT;
 	if (length)
 		set_parts(slot, 0, 0);
@@ -130,7 +130,7 @@ static int fail(int err)
 	return -1;
 }
 
-/* Whether this call fails. Several threads may share one failure too many: they only see more. */
+/* Whether this call fails. Several threads may share one failure too many: then more calls fail. */
 static int fails(enum stub_call call)
 {
 	return atomic_load(&failure[call].times) > 0 && atomic_fetch_sub(&failure[call].times, 1) > 0 ?
@@ -261,7 +261,7 @@ static int destroy(const struct ib_uverbs_ioctl_hdr *header)
 static int query(const struct ib_uverbs_ioctl_hdr *header)
 {
 	const struct ib_uverbs_attr *out = attribute(header, UVERBS_ATTR_CORE_OUT);
-	/* Devices have millions, of which the cache leaves most to others. */
+	/* Devices have millions, most of which the cache leaves to others. */
 	struct ib_uverbs_query_device_resp answer = {
 		.max_mr = driver.max_mr	       ? driver.max_mr :
 			  usable_slots < SLOTS ? usable_slots :
@@ -275,7 +275,7 @@ static int query(const struct ib_uverbs_ioctl_hdr *header)
 	return 0;
 }
 
-/* A thread of the library has none of its own, and reads zeros there. */
+/* A thread of the library has no thread-locals, and reads zeros there. */
 _Thread_local bool stub_is_another;
 static _Atomic long misled;
 
@@ -299,7 +299,7 @@ static int uverbs(const struct ib_uverbs_ioctl_hdr *header)
 	if (header->object_id == UVERBS_OBJECT_MR && header->method_id == UVERBS_METHOD_MR_DESTROY)
 		return destroy(header);
 	if (header->object_id == UVERBS_OBJECT_MR && header->method_id == UVERBS_METHOD_QUERY_MR)
-		return fail(EINVAL); /* without its attributes: it exists */
+		return fail(EINVAL); /* without its attributes: the method exists */
 	if (header->object_id != UVERBS_OBJECT_DEVICE || header->method_id != UVERBS_METHOD_INVOKE_WRITE || !command)
 		return fail(EPROTONOSUPPORT);
 	switch (command->data) {
@@ -312,7 +312,7 @@ static int uverbs(const struct ib_uverbs_ioctl_hdr *header)
 	}
 }
 
-/* The program's own, to which the calls of the library are bound. */
+/* The program's own, to which the library's calls are bound. */
 int ioctl(int fd, unsigned long request, ...)
 {
 	va_list args;
@@ -329,10 +329,7 @@ int ioctl(int fd, unsigned long request, ...)
 void (*_Atomic stub_before)(long, const long *);
 long (*stub_syscall)(long, ...);
 
-/*
- * The library's own threads call it by number. It reads six arguments, whether they were given or
- * not.
- */
+/* The library's own threads call it by number. It reads six arguments, passed or not. */
 __attribute__((no_sanitize_address)) long syscall(long number, ...)
 {
 	void (*before)(long, const long *);
@@ -346,8 +343,8 @@ __attribute__((no_sanitize_address)) long syscall(long number, ...)
 	if (number == SYS_ioctl && argument[1] == (long)RDMA_VERBS_IOCTL && argument[0] == device.context.cmd_fd)
 		return uverbs((void *)argument[2]);
 	/*
-	 * First by the program itself, when it opens the device: a thread of the library's must not
-	 * look it up.
+	 * The program itself calls this first, when it opens the device: a thread of the library must
+	 * not look it up.
 	 */
 	if (!stub_syscall)
 		*(void **)&stub_syscall = dlsym(RTLD_NEXT, "syscall");
@@ -383,7 +380,7 @@ static const char *open_ring(enum stub_kind kind)
 			 IORING_OFF_SQES);
 	if (queues == MAP_FAILED || ring.sqes == MAP_FAILED)
 		return "no memory for the queues of io_uring";
-	/* Of files, a pipe is read at once; others may be by way of a thread of the kernel. */
+	/* io_uring reads a pipe at once; it may hand other files to a thread of the kernel. */
 	if (pipe2(ring.pipe, O_CLOEXEC | O_NONBLOCK))
 		return "no pipe";
 	ring.tail = (unsigned int *)(queues + params.sq_off.tail);
@@ -524,7 +521,7 @@ static long slot_of(const struct ibv_mr *mr)
 	return slot;
 }
 
-/* After an error what was written stays in the pipe. */
+/* After an error the written bytes stay in the pipe. */
 static void empty_pipe(void)
 {
 	while (read(ring.pipe[0], ring.pattern, PATTERN) > 0)

@@ -8,7 +8,7 @@ static struct {
 	char name[300];
 	long checks, failures;
 	char skipped[300];  /* the reason of a skip within the case */
-	char shown[4000]; /* what the failures said */
+	char shown[4000]; /* the failures' text */
 } now;
 
 enum { MOST_SHOWN = 20 };
@@ -34,7 +34,7 @@ static void checked(bool passed, const char *name, const char *detail)
 	if (passed)
 		return;
 	/*
-	 * At once for a reader whose program dies, and behind the result for one who reads results
+	 * At once, for readers of a program that dies, and after the result, for readers of results
 	 * only.
 	 */
 	if (now.failures++ < MOST_SHOWN) {

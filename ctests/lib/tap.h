@@ -2,7 +2,7 @@
 /*
  * Test results of C programs, in the Test Anything Protocol. A check outside a case is a result
  * line of its own. The checks between case_begin() and case_end() make one result line together:
- * the case is what a person would name, its checks may be many.
+ * the case is what a person would name, and may have many checks.
  */
 #ifndef CTESTS_TAP_H
 #define CTESTS_TAP_H
@@ -14,14 +14,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* How many result lines this report has; a program that goes on with another's report sets it. */
+/* The number of result lines of this report. A program that continues another's report sets it. */
 extern int tap_count;
 
-/* Checks that `passed` is not 0; a failure shows errno. The value is `passed`. */
+/* Checks that `passed` is not 0; a failure shows errno. Returns `passed`. */
 __attribute__((format(printf, 2, 3)))
 int ok(int passed, const char *format, ...);
 
-/* Checks that two numbers are equal; a failure shows both. The value is whether they are. */
+/* Checks that two numbers are equal; a failure shows both. Returns whether they are. */
 __attribute__((format(printf, 3, 4)))
 int is(long long got, long long want, const char *format, ...);
 
@@ -32,7 +32,7 @@ int is(long long got, long long want, const char *format, ...);
 __attribute__((format(printf, 1, 2)))
 void case_begin(const char *format, ...);
 
-/* Ends the case, and prints its result. The value is whether each check passed. */
+/* Ends the case, and prints its result. Returns whether each check passed. */
 bool case_end(void);
 
 /* Makes a case of one statement. */
@@ -51,25 +51,25 @@ __attribute__((format(printf, 1, 2)))
 void case_skip(const char *format, ...);
 
 /*
- * Reports that a test is left out, and why. Within a case it is a comment, and the result if the
+ * Reports that a test is skipped, and why. Within a case this is a comment, and the result if the
  * case has no check.
  */
 void skip(const char *name, const char *reason);
 
-/* As skip; the reason ends with what errno means. */
+/* As skip; the reason ends with the meaning of errno. */
 void skip_errno(const char *name, const char *refused);
 
-/* Reports that the whole program is left out, and why, and ends it. */
+/* Reports that the whole program is skipped, and why, and ends it. */
 __attribute__((noreturn))
 void skip_all(const char *reason);
 
 /*
- * Ends the report: return done_testing(). A program that ends without it has no plan, and fails for
- * that.
+ * Ends the report: return done_testing(). A program that ends without it has no plan, and therefore
+ * fails.
  */
 int done_testing(void);
 
-/* Set-up that must work for the test to mean anything. */
+/* Set-up without which the test means nothing. */
 #define must(condition)                                                        \
 	do {                                                                   \
 		if (!(condition))                                              \

@@ -10,12 +10,12 @@ fail() { # NAME [DETAIL...]: details go to the report as comments
 	[ $# -eq 0 ] || printf '%s\n' "$@" | sed 's/^/# /'
 }
 skip() { echo "ok $((++tap_count)) - $1 # SKIP $2"; }
-check() { # NAME COMMAND...: passes if the command succeeds; what it printed is shown if not
+check() { # NAME COMMAND...: passes if the command succeeds; otherwise shows its output
 	local name=$1 output
 	shift
 	if output=$("$@" 2>&1); then pass "$name"; else fail "$name" "$output"; fi
 }
-take_over() { # NAME STATUS OUTPUT: of a program that reports its own results: each, and whether it ran to its end
+take_over() { # NAME STATUS OUTPUT: forwards each result of a program that reports its own, and checks that it ran to its end
 	local name=$1 status=$2 output=$3 line
 	while read -r line; do
 		case $line in

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * A program that is linked to the library: nothing here needs a device. With the argument "kill" it
- * does not end in order, with "chdir" it ends in another directory, with "reuse" a file of its own
- * has the number of standard error, with "redirect" standard error goes to the file on purpose, with
+ * A program that is linked to the library and needs no device. With the argument "kill" it does not
+ * end in order, with "chdir" it ends in another directory, with "reuse" a file of its own has the
+ * number of standard error, with "redirect" it sends standard error to the file on purpose, with
  * "append" too.
  */
 #include <errno.h>
@@ -24,7 +24,7 @@ int main(int argc, char **argv)
 	char version[32], memory[64];
 	struct ibv_mr *mr;
 
-	/* Something that is libibverbs' alone, so that the program needs it. */
+	/* A function of libibverbs alone, so that the program needs libibverbs. */
 	printf("# %s\n", ibv_node_type_str(IBV_NODE_CA));
 
 	snprintf(version, sizeof(version), "%d.%d.%d", RDMAMR_VERSION_MAJOR, RDMAMR_VERSION_MINOR,
@@ -33,7 +33,7 @@ int main(int argc, char **argv)
 
 	memset(&stats, 0xff, sizeof(stats));
 	is(rdmamr_get_stats(&stats, sizeof(stats)), 0, "statistics");
-	is((long long)(stats.reg_kernel + stats.reg_next + stats.live + stats.ended_elsewhere), 0, "of nothing done");
+	is((long long)(stats.reg_kernel + stats.reg_next + stats.live + stats.ended_elsewhere), 0, "of no calls");
 	memset(&larger, 0xff, sizeof(larger));
 	is(rdmamr_get_stats(&larger.known, sizeof(larger)), 0, "for a program that knows more fields");
 	is((long long)larger.later, 0, "those are 0");
@@ -47,7 +47,7 @@ int main(int argc, char **argv)
 	ok(rdmamr_last_reason()[0] == '\0', "no reason before a failure");
 	errno = 0;
 	mr = ibv_reg_mr(NULL, memory, sizeof(memory), IBV_ACCESS_LOCAL_WRITE);
-	ok(!mr && errno == EINVAL, "registering for no domain is EINVAL: the call is ours");
+	ok(!mr && errno == EINVAL, "registering for no domain is EINVAL: the call is the library's");
 	ok(strstr(rdmamr_last_reason(), "ibv_reg_mr of 64 bytes") != NULL, "the reason: %s", rdmamr_last_reason());
 	is(ibv_dereg_mr(NULL), EINVAL, "deregistering nothing is EINVAL");
 	if (argc > 1 && !strcmp(argv[1], "kill"))

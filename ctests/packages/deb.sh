@@ -1,7 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
-# deb.sh: the Debian packages are built, say what they need, and have the files of deb.files; lintian has nothing to say
-# about them. deb_installed.sh, in the machine of vm/, which forgets all of it, installs and removes them.
+# deb.sh: the Debian packages are built, state their dependencies, and have the files of deb.files;
+# lintian has no complaint. deb_installed.sh installs and removes them in the machine of vm/, which
+# forgets all of it.
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
 . "$here/../lib/tap.sh"
@@ -40,9 +41,9 @@ check "rdmamr-tools needs the library" has rdmamr-tools Depends "(^|, )$own"
 check "librdmamr-libfabric needs the library and libfabric" has librdmamr-libfabric Depends "^$own, libfabric1$"
 check "each names the project as its maintainer" has librdmamr1 Maintainer '^librdmamr authors <'
 refused() { [[ $(env -u MAINTAINER -u HOMEPAGE UPLOAD=1 debian/build 2>&1) == *'UPLOAD=1 needs MAINTAINER'* ]]; }
-check "for an archive nothing is built without a maintainer and a home" refused
+check "for an archive no package is built without a maintainer and a home" refused
 check "libraries of several architectures can be installed" has librdmamr1 Multi-Arch '^same$'
-check "so can what they are compiled with" has librdmamr-dev Multi-Arch '^same$'
+check "so can the headers for them" has librdmamr-dev Multi-Arch '^same$'
 check "the debug symbols are packages" [ "$(find target/deb -name '*-dbgsym_*.deb' | wc -l)" = 2 ]
 symbols() { dpkg-deb --ctrl-tarfile target/deb/librdmamr1_*.deb | tar -xO ./symbols; }
 check "programs that use a call need librdmamr1 (>= 0.1.0~)" grep -q '^ rdmamr_get_stats@RDMAMR_1.0 0.1.0~$' <(symbols)

@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
-# deb_installed.sh DEVICE GID_INDEX VERSION PACKAGE...: installs the Debian packages, as root: they serve who compiles and
-# who preloads; purged, they leave nothing.
+# deb_installed.sh DEVICE GID_INDEX VERSION PACKAGE...: installs the Debian packages, as root:
+# programs can be compiled with them and preload them; purged, they leave nothing.
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
 . "$here/../lib/tap.sh"
@@ -14,9 +14,9 @@ trap 'rm -rf "$work"' EXIT
 for package; do dpkg-deb --fsys-tarfile "$package" | tar -t; done | sed -n 's|^\./\(.*[^/]\)/*$|/\1|p' | sort -u >"$work/paths"
 there() { while read -r path; do [ ! -e "$path" ] || echo "$path"; done <"$work/paths"; }
 there >"$work/before"
-# The index of all manual pages takes longer than all else, and is not ours to test.
+# The index of all manual pages takes longer than all else, and is not under test.
 rm -f /var/lib/man-db/auto-update
-# Small images of Debian leave out what lies in share/.
+# Small images of Debian leave out the files of share/.
 install() { dpkg --path-include='/usr/share/*' -i "$@"; }
 others=()
 for package; do
@@ -24,12 +24,12 @@ for package; do
 done
 before=$(fi_info -l 2>&1)
 check "dpkg -i, all but the provider" install "${others[@]}"
-check "libfabric lists what it listed before" [ "$(fi_info -l 2>&1)" = "$before" ]
+check "libfabric's list is unchanged" [ "$(fi_info -l 2>&1)" = "$before" ]
 check "dpkg -i, the provider" install "$provider_package"
 there >"$work/installed"
 check "every file is there" diff "$work/paths" "$work/installed"
 
-run() { # NAME PROGRAM: one that reports its own results
+run() { # NAME PROGRAM: runs a program that reports its own results
 	"$2" >"$work/out" 2>&1
 	take_over "$1" $? "$(cat "$work/out")"
 }
@@ -46,8 +46,9 @@ check "it runs" "$work/solaris"
 check "a program links the archive" compile static consumer.c -l:librdmamr.a -lgcc_s -lpthread -ldl
 run "it runs" "$work/static"
 
-# As in "make demo", by the library's name alone. Soft-RoCE gives a program what has come before it acknowledges it: of a
-# client that ends in between the server never hears, and fails. Then once more.
+# As in "make demo", by the library's name alone. Soft-RoCE delivers a message to the program before
+# it acknowledges it: if the client ends in between, the server gets no acknowledgement, and fails.
+# Then try once more.
 for port in 18515 18516 18517; do
 	rm -f "$work/stats"
 	pingpong=(env RDMAMR_STATS="$work/stats" LD_PRELOAD=librdmamr.so.1 ibv_rc_pingpong -p $port -d "$device" -g "$gid" -n 100 -c)
@@ -66,9 +67,9 @@ check "its server: $(tail -n 1 "$work/server")" [ $server = 0 ]
 sum_stats "$work/stats"
 # shellcheck disable=SC2154 # sum_stats sets them
 check "2 processes used the library ($(show_stats))" [ "${stats[processes]}" = 2 ]
-check "it registered their memory, and passed nothing on" [ "${stats[reg_kernel]} ${stats[reg_next]} ${stats[live]}" = "2 0 0" ]
+check "it registered their memory, and forwarded no call" [ "${stats[reg_kernel]} ${stats[reg_next]} ${stats[live]}" = "2 0 0" ]
 provider=$(fi_info -p rdmamr -d "$device" 2>&1)
-check "libfabric finds the provider where it is installed" grep -q "domain: $device$" <<<"$provider"
+check "libfabric finds the installed provider" grep -q "domain: $device$" <<<"$provider"
 
 check "rdmamr run finds the library" grep -q "/librdmamr\.so\.$version$" <<<"$(rdmamr run -- cat /proc/self/maps 2>&1)"
 check "rdmamr --version names the library" grep -q "^librdmamr $version (/usr/lib/.*/librdmamr.so" <<<"$(rdmamr --version)"

@@ -1,18 +1,19 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""docs.py links|columns|messages|tests|targets|paths|crates FILE...: looks for mistakes in documents and prints each with its place.
-The exit status is 1 if there is one.
+"""docs.py links|columns|messages|tests|targets|paths|crates FILE...: looks for mistakes in documents
+and prints each with its place. The exit status is 1 if there is one.
 
 links: a relative link of Markdown leads to a file that exists, and its anchor to a heading of that
 file.
 messages: each message that a table quotes below "the line says" or "line" is in the library's
 source. "..." stands for any words, RDMAMR_X for each setting, y for each value.
-tests: each test that the last column of a table names in code is a suite of ctests/manifest or a unit
-test; words in quotes behind a suite are in one of the suite's files.
-targets: each "make NAME", "ctests/run NAME" and "bench/run NAME" that Markdown has in code is there.
-paths: a path of the tree that stands in code leads to a file or folder. NAME stands for any.
-crates: the tables below "crate" name the crates of the library's packages, those of its tests included, and
-then those of tool/Cargo.toml with the packages that it shares with the library, and no others.
+tests: each test that the last column of a table names in code is a suite of ctests/manifest or a
+unit test; words in quotes behind a suite are in one of the suite's files.
+targets: each "make NAME", "ctests/run NAME" and "bench/run NAME" in code exists.
+paths: a path of the tree in code leads to a file or folder. NAME stands for any.
+crates: the tables below "crate" name the crates of the library's packages, those of its tests
+included, and then those of tool/Cargo.toml with the packages that it shares with the library, and no
+others.
 columns: prose of Markdown has at most 100 columns. Tables and code do not count.
 """
 import re
@@ -39,7 +40,7 @@ def plain(line):
 
 
 def anchors(path):
-    """What GitHub makes of the headings of a file."""
+    """The anchors that GitHub makes from the headings of a file."""
     found = set()
     for _, line, code in lines(path):
         heading = None if code else re.match(r"#+ +(.*)", plain(line))
@@ -55,7 +56,7 @@ def anchors(path):
 
 
 def links(path):
-    # A link may run over the end of a line.
+    # A link may continue on the next line.
     text = "\n".join("" if code else re.sub(r"`[^`]*`", "``", line) for _, line, code in lines(path))
     for match in re.finditer(r"\[[^]]*\]\(([^)\s]*)\)", text):
         place = f"{path}:{text.count(chr(10), 0, match.start()) + 1}"
@@ -77,7 +78,7 @@ def columns(path):
 
 def messages(path):
     source = " ".join(file.read_text() for file in sorted(Path("src").rglob("*.rs")))
-    # A string goes on behind a backslash at the end of its line.
+    # A string continues behind a backslash at the end of its line.
     source = re.sub(r"\\\n\s*", "", source)
     inside = False
     for number, line, code in lines(path):

@@ -1,8 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
-# docs.sh: the documents are short where they must be, their links lead somewhere, their words are
-# spelt right, and their figures are those of the benchmarks. Each check is first shown a document
-# that has the mistake.
+# docs.sh: checks of the documents: lengths, links, spelling, and figures, which must be those of
+# the benchmarks. Each check is first shown a document with the mistake.
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
 . "$here/../lib/tap.sh"
@@ -35,7 +34,7 @@ check "a long line is found" [ "$(ctests/packages/docs.py columns "$work/wrong.m
 check "each link leads to a file, and to a heading of it: ${#documents[@]} documents" ctests/packages/docs.py links "${documents[@]}"
 check "prose has at most 100 columns" ctests/packages/docs.py columns "${documents[@]}"
 
-# As a terminal of 80 columns shows it: text is broken there, examples are not.
+# On a terminal of 80 columns text is broken, and examples are not.
 narrow() {
 	local page wide=0
 	for page in "$@"; do
@@ -53,8 +52,8 @@ cat >"$work/says.md" <<-END
 	| \`the length is 0\` | this is a message of the library |
 	| \`the length ... is green\` | this is none |
 END
-check "a message that the library has not is found" [ "$(ctests/packages/docs.py messages "$work/says.md" | wc -l)" = 1 ]
-check "the messages that are explained are the library's" ctests/packages/docs.py messages docs/troubleshooting.md
+check "a message that the library lacks is found" [ "$(ctests/packages/docs.py messages "$work/says.md" | wc -l)" = 1 ]
+check "the explained messages are the library's" ctests/packages/docs.py messages docs/troubleshooting.md
 
 cat >"$work/targets.md" <<-END
 	\`make check\`, \`ctests/run soak 2\` and \`bench/run relaxed\` are there; \`make nothing\` and
@@ -64,7 +63,7 @@ cat >"$work/targets.md" <<-END
 	    bench/run soak
 END
 check "a target that does not exist is found" [ "$(ctests/packages/docs.py targets "$work/targets.md" | wc -l)" = 3 ]
-# CHANGELOG.md has those of its time.
+# CHANGELOG.md names those of its time.
 check "the targets, tests and benchmarks that documents name exist" \
 	ctests/packages/docs.py targets "${documents[@]/#CHANGELOG.md/README.md}"
 
@@ -78,7 +77,7 @@ check "a path that leads nowhere is found" [ "$(ctests/packages/docs.py paths "$
 check "the paths that documents name are in the tree: ${#present[@]} documents" ctests/packages/docs.py paths "${present[@]}"
 
 grep -v '^| the clock' docs/results/faults.md | sed 's/ [0-9]* ok | `gone`/ FAILED | `gone`/' >"$work/faults.md"
-check "a fault that is not there, or not withstood, is found" [ "$(python3 -B ctests/special/faults/page.py check "$work/faults.md" | wc -l)" = 3 ]
+check "a fault that is missing, or not withstood, is found" [ "$(python3 -B ctests/special/faults/page.py check "$work/faults.md" | wc -l)" = 3 ]
 check "docs/results/faults.md has each fault, withstood, and its suite" python3 -B ctests/special/faults/page.py check
 cat >"$work/tests.md" <<-END
 	| what | what happens | tests |
@@ -96,23 +95,23 @@ printf '%010001d' 0 >"$work/large.md"
 check "a README that is too long is found" finds short "$work/long.md"
 check "so is one that is too large" finds short "$work/large.md"
 check "README has at most 150 lines and 10 000 bytes: $(wc -lc <README.md | tr -s ' ')" short README.md
-check "README says on what it was tested, within its first 15 lines" \
+check "README names the tested systems within its first 15 lines" \
 	grep -qE 'soft-RoCE.*soft-iWARP|not run on RDMA hardware' <(head -15 README.md)
 
-# Words that are right here: of Rust, of a test's argument.
+# Words that are right here: of Rust, and of a test's argument.
 spelt() { codespell -L crate,clos,statics "$@"; }
 if command -v codespell >/dev/null; then
-	# The word itself would be found here.
+	# In one piece the word itself would be found here.
 	echo "a mispel""ling" >"$work/words.md"
 	check "a misspelt word is found" finds spelt "$work/words.md"
-	# The pages under man/ are made from their sources, with commands that look like words.
+	# The pages under man/ are generated, with commands that look like words.
 	mapfile -t sources < <(tree_files | grep -vE '^(Cargo\.lock|man/[^.]*\.[1-9][a-z]*|.*\.png|.*\.xz)$')
 	check "words are spelt right: ${#sources[@]} files" spelt "${sources[@]}"
 else
 	skip "spelling" "codespell is not installed"
 fi
 
-# A copy, in which a figure is another.
+# A copy, with another figure.
 mkdir -p "$work/copy/bench"
 cp -r README.md Makefile docs "$work/copy"
 cp bench/figures "$work/copy/bench"

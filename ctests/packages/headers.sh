@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
-# headers.sh CBINDGEN LAYOUT.c LIBFABRIC_LAYOUT.c: the headers are what the source says, compile in every C, and their
-# prototypes and our structures are those of the headers that are installed.
+# headers.sh CBINDGEN LAYOUT.c LIBFABRIC_LAYOUT.c: the headers agree with the source, and compile in
+# every C; their prototypes and the library's structures are those of the installed headers.
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
 . "$here/../lib/tap.sh"
@@ -14,7 +14,7 @@ strict=(-Wall -Wextra -Wpedantic -Werror -fsyntax-only -Iinclude)
 
 check "the headers can be made" make -s --no-print-directory headers cbindgen="$cbindgen" headers_in="$work"
 for header in rdmamr.h rdmamr/verbs.h rdmamr/fi_mr.h; do
-	check "include/$header is what the source says (if not: make headers)" diff -u "include/$header" "$work/$header"
+	check "include/$header agrees with the source (if not: make headers)" diff -u "include/$header" "$work/$header"
 done
 
 echo '#include <rdmamr.h>' >"$work/one.c"
@@ -52,12 +52,12 @@ for alone in "" -DRDMAMR_NO_LIBFABRIC; do
 	check "include/rdmamr/fi_mr.h as c++11 ${alone:-with libfabric}" "$cxx" -std=gnu++11 ${alone:+"$alone"} "${lax[@]}" "$work/fabric.cc"
 	check "the old names as c++11 ${alone:-with libfabric}" "$cxx" -std=gnu++11 ${alone:+"$alone"} "${lax[@]}" "$work/old.cc"
 done
-# What the header has in place of libfabric's: the same calls and structures.
-check "our functions of libfabric for cbindgen" ctests/packages/abi/fabric_prototypes.sh "$work/fabric_prototypes.c"
+# The header's replacements for libfabric's: the same calls and structures.
+check "the library's functions of libfabric for cbindgen" ctests/packages/abi/fabric_prototypes.sh "$work/fabric_prototypes.c"
 check "each of libfabric's calls is compared" [ "$(grep -c '^_Static_assert(__builtin' "$work/fabric_prototypes.c")" = 19 ]
 check "their prototypes are those of libfabric's inlines" "$cc" -std=gnu11 -Iinclude -fsyntax-only "$work/fabric_prototypes.c"
 
-check "our functions for cbindgen" ctests/packages/abi/prototypes.sh "$cbindgen" "$work/prototypes.c"
+check "the library's functions for cbindgen" ctests/packages/abi/prototypes.sh "$cbindgen" "$work/prototypes.c"
 calls() { grep -o '\bibv_[a-z0-9_]*' | grep -ve relaxed -e '^ibv_cmd_' | LC_ALL=C sort -u; }
 check "all of them" diff <(calls <src/capi/librdmamr.map) <(grep '^#undef' "$work/prototypes.c" | calls)
 check "their prototypes are those of <infiniband/verbs.h>" "$cc" -std=c11 "${strict[@]}" "$work/prototypes.c"
@@ -71,21 +71,21 @@ if "$cc" -fsyntax-only "$work/newer.c" 2>/dev/null; then
 else
 	skip "struct ibv_mr_init_attr" "the installed rdma-core is older than 59 and has none"
 fi
-check "our structures and constants are those of the installed headers ($(grep -c _Static_assert "$layout") assertions)" \
+check "the library's structures and constants are those of the installed headers ($(grep -c _Static_assert "$layout") assertions)" \
 	"$cc" -std=c11 -fsyntax-only "${newer[@]}" "$layout"
-# libfabric's, where it is installed and as newer releases have it.
-check "our structures are those of libfabric $(pkg-config --modversion libfabric) ($(grep -c _Static_assert "$fabric_layout") assertions)" \
+# libfabric's, of the installed release and of newer ones.
+check "the library's structures are those of libfabric $(pkg-config --modversion libfabric) ($(grep -c _Static_assert "$fabric_layout") assertions)" \
 	"$cc" -std=gnu11 -fsyntax-only "$fabric_layout"
 for suite in trixie; do
 	if headers=$(ctests/packages/abi/libfabric_headers $suite); then
 		newer=$(sed -n 's/#define FI_M[AJINO]*R_VERSION //p' "$headers/rdma/fabric.h" | paste -sd .)
-		# Some names are deprecated there, and still what they were.
+		# Some names are deprecated there, and unchanged.
 		lasting=("$cc" -std=gnu11 -w -isystem "$headers")
-		check "our structures are those of libfabric $newer" "${lasting[@]}" -fsyntax-only "$fabric_layout"
+		check "the library's structures are those of libfabric $newer" "${lasting[@]}" -fsyntax-only "$fabric_layout"
 		check "include/rdmamr/fi_mr.h with libfabric $newer" "${lasting[@]}" -Iinclude -fsyntax-only "$work/old.c"
-		check "our prototypes are those of libfabric $newer" "${lasting[@]}" -Iinclude -fsyntax-only "$work/fabric_prototypes.c"
+		check "the library's prototypes are those of libfabric $newer" "${lasting[@]}" -Iinclude -fsyntax-only "$work/fabric_prototypes.c"
 	else
-		skip "our structures with the libfabric of Debian $suite" "its headers could not be downloaded (see target/libfabric/$suite/log)"
+		skip "the library's structures with the libfabric of Debian $suite" "its headers could not be downloaded (see target/libfabric/$suite/log)"
 	fi
 done
 tap_done

@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
-# install.sh: installs into a folder of its own, and uses what is there as a program's author would:
-# pkg-config, dynamic and static linking; then removes it.
+# install.sh: installs into a folder of its own, and uses the files as a program's author would:
+# pkg-config, dynamic and static linking; then removes them.
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
 . "$here/../lib/tap.sh"
@@ -10,7 +10,7 @@ stage=$(mktemp -d)
 trap 'rm -rf "$stage"' EXIT
 cc=${CC:-cc}
 
-tap() { # NAME COMMAND...: a program that reports its own results must have none that failed
+tap() { # NAME COMMAND...: passes if a program that reports its own results has no failure
 	local name=$1 output
 	shift
 	if output=$("$@" 2>&1) && ! grep -q '^not ok' <<<"$output" && grep -q '^1\.\.' <<<"$output"; then
@@ -30,7 +30,7 @@ for file in lib/here/librdmamr.so.1 lib/here/librdmamr.so lib/here/librdmamr.a l
 done
 size=$(stat -c %s "$stage/usr/lib/here/librdmamr.a")
 check "the archive has no debug symbols: $((size >> 10)) KiB" [ "$size" -lt $((6 << 20)) ]
-check "who packages them apart finds them: strip_flag=" bash -c 'make -s --no-print-directory install strip_flag= DESTDIR="$1" PREFIX=/usr LIBDIR=/lib &&
+check "a packager can get them: strip_flag=" bash -c 'make -s --no-print-directory install strip_flag= DESTDIR="$1" PREFIX=/usr LIBDIR=/lib &&
 	readelf -SW "$1/lib/librdmamr.a" 2>/dev/null | grep -q "\.debug_info" && rm -r "$1"' - "$stage/with"
 pages=$(man/names)
 missing() { while read -r file _; do [ -s "$stage/usr/share/man/$file" ] || echo "$file"; done <<<"$pages"; }
@@ -41,7 +41,7 @@ check "each link leads to a page" [ -z "$(links)" ]
 says=$("$stage/usr/bin/rdmamr" --version)
 check "the program knows its version" grep -qx "rdmamr $tree_version" <<<"$says"
 check "and that of the installed library" grep -q "^librdmamr $tree_version (.*/librdmamr.so" <<<"$(RDMAMR_LIBRARY=$stage/usr/lib/here/librdmamr.so.1 "$stage/usr/bin/rdmamr" -V)"
-check "which says nothing of its own" [ -z "$(RDMAMR_LIBRARY=$stage/usr/lib/here/librdmamr.so.1 "$stage/usr/bin/rdmamr" -V 2>&1 >/dev/null)" ]
+check "which prints nothing itself" [ -z "$(RDMAMR_LIBRARY=$stage/usr/lib/here/librdmamr.so.1 "$stage/usr/bin/rdmamr" -V 2>&1 >/dev/null)" ]
 check "and rdma-core's: $(sed -n 3p <<<"$says")" grep -qE '^rdma-core [0-9.]+( or later)? \(.*/libibverbs' <<<"$says"
 check "and the kernel's" grep -qx "Linux $(uname -r)" <<<"$says"
 check "without a library it says so" grep -q '^librdmamr not found: .*/nowhere' <<<"$(RDMAMR_LIBRARY=/nowhere "$stage/usr/bin/rdmamr" -V)"
@@ -96,9 +96,9 @@ check "a source for Solaris compiles unchanged and links" "$cc" -std=gnu11 -Wall
 check "its ibv_reg_mr_relaxed names the node" bash -c 'readelf -sW --dyn-syms "$1" | grep -q "UND ibv_reg_mr_relaxed@IBVERBS_1.1"' - "$stage/solaris"
 check "it runs" env LD_LIBRARY_PATH="$stage/usr/lib/here" "$stage/solaris"
 
-# Others' files in the same folders.
+# Files of other packages in the same folders.
 others=$(find "$stage/usr" -type d | sed 's|$|/another|' | sort)
 xargs -r touch <<<"$others"
 check "make uninstall" install uninstall
-check "nothing of it is left, and all of others'" diff <(echo "$others") <(find "$stage/usr" -type f -o -type l | sort)
+check "no file of it is left, and all of others'" diff <(echo "$others") <(find "$stage/usr" -type f -o -type l | sort)
 tap_done

@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
-# man.sh: the manual pages are what their sources say and make no formatter complain, each public function has one, and
-# their examples compile.
+# man.sh: the manual pages agree with their sources and cause no warning of a formatter, each public
+# function has one, and their examples compile.
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
 . "$here/../lib/tap.sh"
@@ -10,8 +10,8 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 export LC_ALL=C.UTF-8
 
-# Of the formatter that people have, and of a stricter one. scdoc begins a paragraph where none is due; mandoc
-# leaves that out, and says so.
+# The common formatter, and a stricter one. scdoc begins a needless paragraph; mandoc leaves it out,
+# and reports that.
 formats() { [ -z "$(man --warnings -l "$1" 2>&1 >/dev/null | tee /dev/stderr)" ]; }
 lints() { [ -z "$(mandoc -T lint -W warning "$1" | grep -v 'skipping paragraph macro' | tee /dev/stderr)" ]; }
 fits() { ! MANWIDTH=80 man -l "$1" 2>/dev/null | col -bx | grep -E '.{81,}' >&2; }
@@ -22,14 +22,14 @@ for source in man/*.scd; do
 	page=${source%.scd} made=$work/${source##*/}
 	made=${made%.scd}
 	scdoc <"$source" >"$made"
-	# The page has the date of its making.
-	check "$page is what its source says (if not: make man)" diff -u -I '^\.TH' "$page" "$made"
+	# The page has the date of its generation.
+	check "$page agrees with its source (if not: make man)" diff -u -I '^\.TH' "$page" "$made"
 	check "$page: no warning of man" formats "$page"
 	check "$page: no warning of mandoc" lints "$page"
 	case $page in */rdmamr.1 | */rdmamr_trace.5) check "$page: no line has more than 80 columns" fits "$page" ;; esac
 	case $page in *.3*) ;; *) continue ;; esac
 	example "$page" >"$work/example.c"
-	check "$page: its example is there" [ -s "$work/example.c" ]
+	check "$page: it has an example" [ -s "$work/example.c" ]
 	check "$page: its example compiles" cc -std=gnu11 -Wall -Wextra -Werror -Iinclude -c "$work/example.c" -o "$work/example.o"
 done
 check "each page has a source" [ "$(find man -name '*.[1-9]*' ! -name '*.scd' | wc -l)" = "$(find man -name '*.scd' | wc -l)" ]
@@ -45,12 +45,13 @@ documented() { # FUNCTION: by its name, with and without the section, and in the
 	[ -n "$(man -M "$work/share/man" -w "$1")" ] && [ -n "$(man -M "$work/share/man" -w 3 "$1")" ] &&
 		man -M "$work/share/man" "$1" | col -bx | awk '/^[^ ]/ { inside = $1 == "SYNOPSIS"; next } inside' | grep -q "[ *]$1("
 }
-# What the library exports as its own, but for what libfabric calls, and the relaxed calls.
+# The symbols that the library exports as its own, except those that libfabric calls, and the
+# relaxed calls.
 exported() { sed -n 's/@@RDMAMR_1.0$//p; /_relaxed/s/@@.*//p' ctests/packages/abi/librdmamr.symbols | grep -v '^fi_prov_ini$'; }
-check "the headers declare what the library exports" diff <(exported | sort) <(declared | sort)
+check "the headers declare the library's exports" diff <(exported | sort) <(declared | sort)
 while read -r name; do check "man $name" documented "$name"; done < <(declared)
 
-# Each command of the program, with what there is to say of it.
+# Each command of the program has a section and a synopsis.
 commands() { sed -n '/^enum Command/,/^}/s/^    \([A-Z][a-z]*\)(.*/\1/p' tool/src/main.rs; }
 check "the program has commands: $(commands | tr '\n' ' ')" [ "$(commands | wc -l)" -ge 4 ]
 while read -r name; do
@@ -58,7 +59,7 @@ while read -r name; do
 	check "and its synopsis" grep -qF "\\fBrdmamr ${name,,}\\fR" man/rdmamr.1
 done < <(commands)
 
-# Each setting of the table, in the page and in docs/use.md.
+# Each setting of the table is in the page and in docs/use.md.
 settings() { grep -oP 'name: c"\KRDMAMR_[A-Z_]+' src/config/lib.rs; }
 check "the table has settings" settings
 while read -r name; do

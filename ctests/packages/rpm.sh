@@ -1,6 +1,6 @@
 #!/bin/bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
-# rpm.sh: the RPM packages are built, rpmlint has no error to say about them, and unpacked they run.
+# rpm.sh: the RPM packages are built, rpmlint reports no error, and unpacked they run.
 set -u
 . "$(dirname "$0")/../lib/tap.sh"
 cd "$(dirname "$0")/../.." || exit 1

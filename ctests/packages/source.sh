@@ -1,6 +1,6 @@
 #!/bin/bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
-# source.sh: the source as it lies there: format, lints, licences, and the table of tests. The suite
+# source.sh: checks of the source files: format, lints, licences, and the table of tests. The suite
 # "lints" has clippy read the unit tests and the program rdmamr too, whose crates take a minute.
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
@@ -10,14 +10,17 @@ cd "$here/../.." || exit 1
 
 check "the code is formatted (if not: cargo fmt --all)" cargo fmt --all --check
 members=(--workspace --exclude rdmamr-tool)
-check "clippy has nothing to say" cargo clippy -q "${members[@]}" -- -D warnings
-check "results of pyverbs are judged as they should be" python3 -B -m doctest ctests/plain/programs/pyverbs_compare.py
+check "clippy has no complaint" cargo clippy -q "${members[@]}" -- -D warnings
+check "the comparison of pyverbs' results passes its doctests" python3 -B -m doctest ctests/plain/programs/pyverbs_compare.py
 
+# vm/hca is a kernel module.
 missing=()
 while read -r file; do
 	[ -e "$file" ] || continue
-	case $file in Cargo.lock | LICENSE-* | *.md | *.symbols | *.in | *.png | *.svg | man/*.[1-9] | man/*.3rdmamr | debian/source/format | .gitignore | ctests/fuzz/corpus/*) continue ;; esac
-	head -5 "$file" | grep -q 'SPDX-License-Identifier: MIT OR Apache-2.0' || missing+=("$file")
+	case $file in Cargo.lock | LICENSE-* | *.md | *.symbols | *.in | *.png | *.svg | man/*.[1-9] | man/*.3rdmamr | debian/source/format | .gitignore | ctests/fuzz/corpus/* | vm/hca/COPYING) continue ;; esac
+	licence="MIT OR Apache-2.0"
+	[[ $file != vm/hca/* ]] || licence=GPL-2.0-only
+	head -5 "$file" | grep -q "SPDX-License-Identifier: $licence" || missing+=("$file")
 done < <(tree_files)
 check "each source file has its licence line: ${missing[*]:-all}" [ ${#missing[@]} = 0 ]
 
@@ -26,15 +29,15 @@ sources() { rows | awk '$2 != "-" { print $2 }'; }
 unlisted() { comm -13 <(sources | sort -u) <(find ctests \( -name '*.c' -o -name '*.rs' \) ! -path 'ctests/lib/*' | sort); }
 absent() { sources | while read -r file; do [ -e "$file" ] || echo "$file"; done; }
 twice() { rows | awk '$1 != "-" { print $1 }' | sort | uniq -d; }
-# Shell words that name a file of the tests must name one that is there.
+# Shell words that name a file of the tests must name an existing one.
 scripts() { rows | grep -o 'ctests/[a-z_/]*\.\(sh\|py\)' | sort -u | while read -r file; do [ -e "$file" ] || echo "$file"; done; }
 idle() { rows | awk '($4 == "-") != ($6 == "-") || $4 != "-" && $5 < 600 { print $1 }'; }
 check "each C file of the tests is in a row of ctests/manifest: $(unlisted | xargs)" [ -z "$(unlisted)" ]
-check "each row's file is there: $(absent | xargs)" [ -z "$(absent)" ]
+check "each row's file exists: $(absent | xargs)" [ -z "$(absent)" ]
 check "and each script that a row runs: $(scripts | xargs)" [ -z "$(scripts)" ]
 check "no two rows have a name: $(twice | xargs)" [ -z "$(twice)" ]
 # WHERE is places with commas between them, and a plus before one that only "make check-all" runs.
 odd() { rows | awk '$4 != "-" && $4 !~ /^\+?(host|rxe|siw)(-[a-z0-9.]+)?(,\+?(host|rxe|siw)(-[a-z0-9.]+)?)*$/ { print $1 }'; }
-check "each place is one that there is: $(odd | xargs)" [ -z "$(odd)" ]
+check "each place exists: $(odd | xargs)" [ -z "$(odd)" ]
 check "a row with a place has a command and a limit of 600 s or more, and no other has: $(idle | xargs)" [ -z "$(idle)" ]
 tap_done

@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
-# wheel.sh: the Python wheel is built, auditwheel finds it fit for its glibc, and with it installed in
-# a fresh environment Mooncake runs (plain/programs/wheel.sh), in the machine of vm/.
+# wheel.sh: the Python wheel is built, auditwheel finds it fit for its glibc, and Mooncake runs with
+# it installed in a fresh environment (plain/programs/wheel.sh), in the machine of vm/.
 set -u
 . "$(dirname "$0")/../lib/tap.sh"
 cd "$(dirname "$0")/../.." || exit 1

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
  * Data lands where the registration says: by address, by another iova, by iova 0; every right is
- * what was asked for; keys are refused after deregistration.
+ * the requested one; keys are refused after deregistration.
  */
 #include "../lib/pair.h"
 
@@ -31,12 +31,12 @@ static void moves(const char *name, size_t offset, uint64_t iova)
 	fill_from(local, 1);
 	memset(remote, 0, SIZE);
 	is(pair_write(&pair, source, local, length, iova, mr->rkey), IBV_WC_SUCCESS, "%s: written", name);
-	ok(!memcmp(local, remote + offset, length), "%s: what was written is there", name);
+	ok(!memcmp(local, remote + offset, length), "%s: the written data is there", name);
 	ok((!offset || !remote[offset - 1]) && (!offset || !remote[offset + length]),
-	   "%s: nothing else was", name);
+	   "%s: and nothing beside it was written", name);
 	fill_from(remote, 2);
 	is(pair_read(&pair, source, local, length - 8, iova + 8, mr->rkey), IBV_WC_SUCCESS, "%s: read", name);
-	ok(!memcmp(local, remote + offset + 8, length - 8), "%s: what was read is what is there", name);
+	ok(!memcmp(local, remote + offset + 8, length - 8), "%s: the read data equals the memory", name);
 	if (pair.iwarp) {
 		skip(name, "iWARP has no atomic operations");
 	} else {
@@ -58,8 +58,8 @@ static void refused(const char *name, int status)
 }
 
 /*
- * A write that must fail, and leave the memory as it is. An iWARP write completes when it is sent,
- * and the refusal is the end of the connection: a read behind it fails, or is never answered.
+ * A write that must fail, and leave the memory unchanged. An iWARP write completes when it is sent,
+ * and the refusal ends the connection: a read behind it fails, or is never answered.
  */
 static void refused_write(const char *name, uint32_t rkey)
 {
@@ -116,7 +116,7 @@ int main(void)
 	moves("by address", 0, (uintptr_t)remote);
 	moves("by address, not aligned", 24, (uintptr_t)remote + 24);
 	if (pair.iwarp) {
-		/* siw takes the address for the iova whatever it is told. */
+		/* siw uses the address as the iova, whatever the request says. */
 		skip("iova", "siw ignores an iova that is not the address");
 	} else {
 		moves("by another iova", 0, 0x123456789000);
@@ -128,7 +128,7 @@ int main(void)
 
 	is(ibv_dereg_mr(source), 0, "the source is deregistered");
 	pair_close(&pair);
-	is(stats().reg_next, 0, "every registration was ours");
+	is(stats().reg_next, 0, "the library made every registration");
 	is((long long)stats().live, 0, "no region is left");
 	return done_testing();
 }

@@ -46,7 +46,7 @@ static void give_up(bool permitted)
 static void *other_thread(void *argument)
 {
 	(void)argument;
-	ok(rdmamr_last_reason()[0] == '\0', "another thread has its own reason, which is none");
+	ok(rdmamr_last_reason()[0] == '\0', "another thread has its own reason, which is empty");
 	return NULL;
 }
 
@@ -55,7 +55,10 @@ static void over_the_limit(const char *name, char *memory, const char *words)
 	reasons(name, memory, 20 * PAGE, (uintptr_t)memory, IBV_ACCESS_LOCAL_WRITE, ENOMEM, words);
 }
 
-/* In a user namespace a program has every capability, and the kernel asks for that of the first one. */
+/*
+ * In a user namespace a program has every capability, but the kernel checks for that of the first
+ * one.
+ */
 static void in_user_namespace(char *memory)
 {
 	int status, count[2];
@@ -79,7 +82,7 @@ static void in_user_namespace(char *memory)
 	must(read(count[0], &tap_count, sizeof(tap_count)) == sizeof(tap_count));
 }
 
-/* The name of what is mapped, and what to do of a device's memory. */
+/* The mapping is named, and for a device's memory the remedy. */
 static void names_and_devices(void)
 {
 	static char path[4096];
@@ -102,14 +105,14 @@ static void names_and_devices(void)
 		skip("huge pages", "none can be mapped");
 	else
 		reasons("huge pages", huge, (size_t)1 << 36, (uintptr_t)huge, IBV_ACCESS_LOCAL_WRITE, EFAULT, "the huge pages are not to be had");
-	reasons("memory of no GPU", gpu, PAGE, (uintptr_t)gpu, IBV_ACCESS_LOCAL_WRITE, EFAULT, "PROT_NONE");
+	reasons("ordinary memory", gpu, PAGE, (uintptr_t)gpu, IBV_ACCESS_LOCAL_WRITE, EFAULT, "PROT_NONE");
 	if (!stand_in)
 		return;
 	must(dlopen(stand_in, RTLD_NOW | RTLD_LOCAL));
 	reasons("memory of a GPU", gpu, PAGE, (uintptr_t)gpu, IBV_ACCESS_LOCAL_WRITE, EFAULT,
-		"it is memory of a GPU, says libcuda.so.1: register it as a dma-buf (ibv_reg_dmabuf_mr), or load nvidia_peermem, "
-		"which is not loaded");
-	reasons("memory of no GPU beside it", file, PAGE, (uintptr_t)file, IBV_ACCESS_LOCAL_WRITE, EFAULT, "read-only");
+		"it is memory of a GPU, says libcuda.so.1, and this version has no cuMemGetHandleForAddressRange to export it as a "
+		"dma-buf: CUDA 11.7 and ROCm 5.6 have it. Without a dma-buf it takes nvidia_peermem, which is not loaded");
+	reasons("ordinary memory beside it", file, PAGE, (uintptr_t)file, IBV_ACCESS_LOCAL_WRITE, EFAULT, "read-only");
 }
 
 int main(void)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * ibv_reg_mr_ex: ours over plain memory, on whatever libibverbs is underneath. The structure is
- * that of rdma-core 59, declared here since older headers have none.
+ * ibv_reg_mr_ex: the library's over plain memory, on any libibverbs. The structure is that of
+ * rdma-core 59, declared here since older headers lack it.
  */
 #include "../lib/device.h"
 #include <dlfcn.h>
@@ -39,7 +39,7 @@ int main(void)
 	mr = reg_mr_ex(pd, &attr);
 	ok(mr && mr->addr == memory + 8, "plain memory, by another iova");
 	is(mr ? ibv_dereg_mr(mr) : -1, 0, "deregistered");
-	is((long long)stats().reg_kernel, 2, "both were ours");
+	is((long long)stats().reg_kernel, 2, "the library made both");
 
 	attr.iova = 0x10;
 	errno = 0;
@@ -47,7 +47,7 @@ int main(void)
 	ok(!mr && errno == EINVAL, "an iova of another page offset is the kernel's EINVAL");
 	ok(strstr(rdmamr_last_reason(), "must have the same offset") != NULL, "the reason: %s", rdmamr_last_reason());
 
-	/* libibverbs judges memory that is not plain. It may lack the call. */
+	/* libibverbs decides about memory that is not plain. It may lack the call. */
 	attr = (struct init_attr){ .length = PAGE, .access = 1, .comp_mask = MASK_FD | MASK_FD_OFFSET | MASK_IOVA, .fd = -1 };
 	errno = 0;
 	mr = reg_mr_ex(pd, &attr);
@@ -55,14 +55,14 @@ int main(void)
 	attr = (struct init_attr){ .length = PAGE, .access = 1, .comp_mask = MASK_ADDR | MASK_DMAH, .addr = memory };
 	errno = 0;
 	mr = reg_mr_ex(pd, &attr);
-	ok(!mr && errno, "a DMA handle that is none: %s", strerrorname_np(errno));
+	ok(!mr && errno, "an invalid DMA handle: %s", strerrorname_np(errno));
 	errno = 0;
 	ok(!reg_mr_ex(pd, NULL) && errno == EINVAL, "no attributes");
 	attr.comp_mask = 1ull << 40;
 	errno = 0;
-	ok(!reg_mr_ex(pd, &attr) && errno, "attributes that nobody knows: %s", strerrorname_np(errno));
+	ok(!reg_mr_ex(pd, &attr) && errno, "unknown attributes: %s", strerrorname_np(errno));
 
-	is((long long)stats().reg_kernel, 2, "none of these was ours");
+	is((long long)stats().reg_kernel, 2, "the library made none of these");
 	is((long long)stats().live, 0, "no region is left");
 	is(ibv_dealloc_pd(pd), 0, "the domain");
 	is(ibv_close_device(context), 0, "the device");

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Regions that are not ours go to libibverbs; double deregistration of ours is EINVAL; NULL is
- * EINVAL.
+ * The library forwards regions of others to libibverbs. A second deregistration of its own region
+ * is EINVAL; NULL is EINVAL.
  */
 #include "../lib/device.h"
 #include <dlfcn.h>
@@ -23,11 +23,11 @@ int main(void)
 
 	mr = foreign_reg(pd, memory, PAGE, (uintptr_t)memory, IBV_ACCESS_LOCAL_WRITE);
 	must(mr);
-	is((long long)stats().reg_kernel, 0, "a region that libibverbs made is not ours");
+	is((long long)stats().reg_kernel, 0, "a region that libibverbs made is not the library's");
 	is(ibv_dereg_mr(mr), 0, "and is deregistered");
 	is((long long)stats().dereg_next, 1, "by libibverbs");
 
-	/* The provider may not have these; where it has, they go the same way. */
+	/* The provider may lack these; if it has them, they go the same way. */
 	null_mr = ibv_alloc_null_mr(pd);
 	if (null_mr)
 		is(ibv_dereg_mr(null_mr), 0, "a null region");

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/* A child touches nothing of its parent's, and starts anew with what it opens itself. */
+/* A child touches none of its parent's regions, and starts anew with its own device. */
 #include "../lib/pair.h"
 #include "../lib/program.h"
 #include <pthread.h>
@@ -25,7 +25,7 @@ static void parent_works(const char *when)
 	ok(remote[0] == when[0] && stats().live == 2, "and its table is whole");
 }
 
-/* A child that registers memory of its own on a device of its own; the bits that went wrong. */
+/* A child that registers memory of its own on a device of its own. Returns a bit for each failure. */
 static int child_registers(void)
 {
 	struct ibv_context *context;
@@ -83,11 +83,11 @@ int main(void)
 	must(pid >= 0);
 	if (!pid)
 		exit(child_registers());
-	is(status_of(pid), 0, "a child registers on a device of its own, by our way");
+	is(status_of(pid), 0, "the library registers for a child on a device of its own");
 	parent_works("registers");
 
 	/*
-	 * It shares the parent's file: this ends the parent's region, as it would without the
+	 * The child shares the parent's file: this ends the parent's region, as it would without the
 	 * library.
 	 */
 	pid = fork();
@@ -98,9 +98,9 @@ int main(void)
 		exit(ibv_dereg_mr(mr) == 0 && stats().dereg_kernel == 0 && stats().dereg_next == 1 ? 0 : 1);
 	}
 	is(status_of(pid), 0, "a child deregisters its parent's region by libibverbs");
-	is(ibv_dereg_mr(source), ENOENT, "which is gone from the kernel then");
+	is(ibv_dereg_mr(source), ENOENT, "then the kernel does not have it any more");
 
-	/* A lock that another thread holds while this one forks must not stop the child. */
+	/* A lock that another thread holds while this one forks must not block the child. */
 	must(pthread_create(&thread, NULL, busy, NULL) == 0);
 	for (int n = 0; n < 50; n++) {
 		pid = fork();

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * ibv_fork_init where the kernel copies registered pages for a child: as with rdma-core 52 and
- * later it returns 0 at any time and marks no memory, so that no mapping is split and the cache
- * serves the program. A child has what its parent registered, and the device reaches the parent's
- * pages only.
+ * ibv_fork_init on a kernel that copies registered pages for a child: as with rdma-core 52 and
+ * later, it returns 0 at any time and marks no memory, so no mapping is split and the cache serves
+ * the program. A child has the memory that its parent registered, and the device accesses the
+ * parent's pages only.
  */
 #include "../lib/reuse.h"
 #include <sys/wait.h>
@@ -23,7 +23,7 @@ static void splits_nothing(void)
 		must(regions[n]);
 	}
 	most = mappings();
-	/* The library's own memory, and the C library's. */
+	/* The library and the C library make some mappings of their own. */
 	ok(most - before < 100, "%d registrations apart split no mapping (%d mappings before, %d after)", MANY, before, most);
 	is(ibv_fork_init(), 0, "ibv_fork_init after a registration");
 	for (int n = 0; n < MANY; n++)
@@ -71,11 +71,11 @@ static void child_has_memory(void)
 	ok(lands_in(&pair, mr, memory, LENGTH), "the device reads and writes the parent's memory");
 	tell(to_child[1]);
 	must(waitpid(pid, &status, 0) == pid);
-	is(status, 0, "the child has what its parent registered, and its own afterwards");
+	is(status, 0, "the child has its parent's registered memory, and its own copy afterwards");
 	must(ibv_dereg_mr(mr) == 0);
 }
 
-/* Registers the same memory three times. The value is whether the third alone was a hit. */
+/* Registers the same memory three times. Returns whether the third alone was a hit. */
 static int is_served(void)
 {
 	char *memory = pages(1);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * A program that takes its functions from libibverbs by handle, as NCCL and brpc do, is intercepted
- * by half: libibverbs' own ibv_reg_mr jumps through its PLT to ours, its ibv_dereg_mr goes to the
- * provider, which frees our object.
+ * A program that gets its functions from libibverbs by handle, as NCCL and brpc do: the library
+ * intercepts only some of its calls. libibverbs' own ibv_reg_mr jumps through its PLT to the
+ * library's, but its ibv_dereg_mr calls the provider, which frees the library's object.
  */
 #include "../lib/pair.h"
 #include "../lib/program.h"
@@ -39,19 +39,19 @@ int main(void)
 	take_by_handle();
 	pair_open(&pair);
 
-	/* The shape of NCCL: again and again. */
+	/* As NCCL does: one region after the other. */
 	for (int round = 0; round < MANY; round++) {
 		mr = handle_reg_mr(pair.pd, memory, PAGE, LOCAL_AND_REMOTE);
 		failed += !mr || handle_dereg_mr(mr) != 0;
 	}
-	is(failed, 0, "registered by us, deregistered behind our back");
+	is(failed, 0, "registered by the library, deregistered without it");
 	now = stats();
-	is((long long)now.reg_kernel, MANY, "each registration was ours");
-	is((long long)now.live, 0, "none is taken for live");
-	is((long long)now.ended_elsewhere, MANY, "they are known to have ended_elsewhere");
+	is((long long)now.reg_kernel, MANY, "the library made each registration");
+	is((long long)now.live, 0, "none counts as live");
+	is((long long)now.ended_elsewhere, MANY, "they count as ended elsewhere");
 	is(kernel_regions(pair.context), 0, "the kernel has none");
 
-	/* Many at once. */
+	/* Many regions alive together. */
 	for (int n = 0; n < MANY; n++)
 		failed += !(regions[n] = handle_reg_mr(pair.pd, memory, PAGE, LOCAL_AND_REMOTE));
 	for (int n = 0; n < MANY; n++)
@@ -64,11 +64,14 @@ int main(void)
 			failed += handle_dereg_mr(regions[n]) != 0;
 	}
 	is(failed, 0, "%d at once, three times", MANY);
-	ok(mallinfo2().uordblks <= heap.uordblks + 65536, "and no memory is lost to them (%zd bytes)",
+	ok(mallinfo2().uordblks <= heap.uordblks + 65536, "and they leak no memory (%zd bytes)",
 	   (ssize_t)(mallinfo2().uordblks - heap.uordblks));
-	is((long long)stats().live, 0, "the table has none");
+	is((long long)stats().live, 0, "the table is empty");
 
-	/* Foreign regions now lie where our ended_elsewhere ones were: none may be taken for ours. */
+	/*
+	 * Foreign regions now lie where the library's regions were: none may be taken for the
+	 * library's.
+	 */
 	before = stats();
 	for (int n = 0; n < MANY; n++) {
 		foreign = regions[n] = handle_reg_mr_iova2(pair.pd, memory + PAGE, PAGE,
@@ -80,11 +83,11 @@ int main(void)
 	now = stats();
 	foreign_count = (int)(now.dereg_next - before.dereg_next);
 	is(failed, 0, "foreign regions are deregistered");
-	is(foreign_count, MANY, "by libibverbs, each");
+	is(foreign_count, MANY, "each by libibverbs");
 	is(kernel_regions(pair.context), 0, "the kernel has none");
-	is((long long)stats().live, 0, "and there is none of ours");
+	is((long long)stats().live, 0, "and the library has none");
 
-	/* Mixed: ours that lie where foreign ones were must work, with data. */
+	/* Mixed: the library's regions at places of foreign ones must work, with data. */
 	{
 		char *target = pages(1);
 		struct ibv_mr *source = ibv_reg_mr(pair.pd, memory, PAGE, IBV_ACCESS_LOCAL_WRITE);

@@ -5,8 +5,8 @@
 enum { MANY = 100000 };
 
 /*
- * Regions on the device, whoever made them, as "rdma resource" has them: the sum for the device,
- * which is quick, or with "show mr" a line for each.
+ * The number of regions on the device, of all processes, as "rdma resource" reports it: the sum for
+ * the device, which is quick, or with "show mr" a line for each.
  */
 static int resources(const char *name, const char *filter)
 {
@@ -40,7 +40,7 @@ int main(void)
 	is((long long)stats().live, MANY, "they are live");
 	is((long long)stats().live_bytes, (long long)MANY * PAGE, "with their bytes");
 	is(resources(name, SUM) - before, MANY, "rdma resource has them");
-	/* In an order that is neither that of registration nor its reverse. */
+	/* In a random order, rather than that of registration or its reverse. */
 	for (int n = 0; n < MANY; n++)
 		failed += ibv_dereg_mr(regions[(n * 7919L) % MANY]) != 0;
 	is(failed, 0, "they are deregistered");

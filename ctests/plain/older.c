@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Calls forwarded to a libibverbs that lacks the newer functions. The device has no kernel file, so
- * each call is forwarded. Usage: older HAVE_IOVA
+ * Calls forwarded to a libibverbs that lacks the newer functions. The device has no uverbs
+ * descriptor, so each call is forwarded. Usage: older HAVE_IOVA
  */
 #include <dlfcn.h>
 #include <errno.h>
@@ -39,7 +39,7 @@ int main(int argc, char **argv)
 	ok(ibv_rereg_mr((struct ibv_mr *)&(struct ibv_mr[2]){ { .context = &context } }, 0, NULL, NULL, 0, 0) == -1 &&
 	   errno == EOPNOTSUPP, "ibv_rereg_mr is EOPNOTSUPP, and nothing was changed");
 	must(rdmamr_get_stats(&stats, sizeof(stats)) == 0);
-	is((long long)stats.reg_kernel, 0, "nothing was ours");
-	is((long long)stats.reg_next, 1 + have_iova, "what was forwarded is counted");
+	is((long long)stats.reg_kernel, 0, "the library registered nothing");
+	is((long long)stats.reg_next, 1 + have_iova, "the forwarded calls are counted");
 	return done_testing();
 }

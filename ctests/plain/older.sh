@@ -1,6 +1,6 @@
 #!/bin/bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
-# older.sh LIBRARY: in front of a libibverbs of before rdma-core 28, and of before 25.
+# older.sh LIBRARY: the library over a libibverbs before rdma-core 28, and before 25.
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
 . "$here/../lib/tap.sh"

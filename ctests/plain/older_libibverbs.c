@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * A libibverbs of before rdma-core 28 (HAVE_IOVA) or 25: what of it registers memory says which
- * function was called, in the region's handle.
+ * A libibverbs before rdma-core 28 (HAVE_IOVA) or 25. Its functions that register memory name
+ * themselves in the region's handle.
  */
 #include <infiniband/verbs.h>
 #undef ibv_reg_mr

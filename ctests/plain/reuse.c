@@ -1,13 +1,16 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/* Two devices, two domains, and addresses that come back: none may find the state of another. */
+/*
+ * Two devices, two domains, and addresses that are reused: no object may find the state of an
+ * earlier one.
+ */
 #include "../lib/device.h"
 
 static char *memory;
 
 /*
- * A context whose address was another device's before, which was closed past us: what is remembered
- * of the address is wrong. The memory of a context cannot be made to come back, so the file behind
- * it is changed.
+ * A context at the address of another device's context, which was closed without the library: the
+ * library's record of the address is outdated. The test cannot make the memory of a context come
+ * back, so it changes the file behind it.
  */
 static void other_driver(struct ibv_context *context)
 {
@@ -64,7 +67,7 @@ int main(void)
 	is(kernel_regions(contexts[1]), 1, "and the second one");
 	is(ibv_close_device(contexts[1]), 0, "closing the second with a region");
 	is((long long)stats().live, 2, "leaves two");
-	is((long long)stats().ended_elsewhere, 1, "and counts that one as ended_elsewhere");
+	is((long long)stats().ended_elsewhere, 1, "and counts that one as ended elsewhere");
 	is(ibv_dereg_mr(regions[0][0]), 0, "the first device's first");
 	is(ibv_dereg_mr(regions[0][1]), 0, "and second region");
 	is(ibv_dealloc_pd(pds[0][0]), 0, "its first domain");
@@ -80,7 +83,7 @@ int main(void)
 		failed += !mr || ibv_dealloc_pd(pd) != EBUSY || ibv_dereg_mr(mr) != 0 ||
 			  ibv_dealloc_pd(pd) != 0;
 	}
-	is(failed, 0, "domains that come and go");
+	is(failed, 0, "domains allocated and deallocated");
 	ok(returned > 0, "%d times at the same address", returned);
 	other_driver(contexts[0]);
 	is(ibv_close_device(contexts[0]), 0, "the first device");

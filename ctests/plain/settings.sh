@@ -1,6 +1,6 @@
 #!/bin/bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
-# settings.sh LIBRARY: what the environment sets, in programs that use no device.
+# settings.sh LIBRARY: the settings in the environment, in programs that use no device.
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
 . "$here/../lib/tap.sh"
@@ -15,7 +15,7 @@ says() { env "$@" LD_PRELOAD="$library" true 2>&1; }
 "${CC:-cc}" -I"$here/../../include" "$here/../packages/consumer.c" "$here/../lib/tap.c" -o failing "$library" -libverbs
 errors() { env LD_PRELOAD="$library" "$@" 2>&1 >/dev/null; }
 fields=$(sed -n '/^struct rdmamr_stats {/,/^};/s/^ *uint64_t \([a-z_]*\);/\1/p' "$here/../../include/rdmamr.h")
-# What the library says of it: all fields of the header, 0 but for the two.
+# The expected line: all fields of the header, 0 but for the two.
 line={$(while read -r field; do echo "\"$field\":$([[ $field = *_failed ]] && echo 1 || echo 0)"; done <<<"$fields" | paste -sd,)}
 check "without settings, not a word" [ -z "$(says)" ]
 check "RDMAMR_STATS=stderr: one line of JSON, with the fields of struct rdmamr_stats: $(xargs <<<"$fields")" \
@@ -24,7 +24,7 @@ check "RDMAMR_STATS=stderr: one line of JSON, with the fields of struct rdmamr_s
 errors RDMAMR_STATS=file ./failing
 check "RDMAMR_STATS=FILE, relative" [ "$(cat "$work/file")" = "$line" ]
 errors RDMAMR_STATS=file ./failing chdir
-check "wherever the process has gone" [ "$(grep -cxF "$line" "$work/file")" = 2 ]
+check "also after the process has changed its directory" [ "$(grep -cxF "$line" "$work/file")" = 2 ]
 env RDMAMR_STATS="$work/file" LD_PRELOAD="$library" perl -e 'system("./failing"); if (!fork) { exit 0 } wait; exec "./failing"' >/dev/null
 check "each program that calls the library adds a line, and the others none" bash -c '[ "$(grep -cxF "$1" file) $(wc -l <file)" = "4 4" ]' - "$line"
 for output in stderr table silent; do
@@ -32,15 +32,15 @@ for output in stderr table silent; do
 done
 check "but one line for debugging" \
 	grep -qx 'rdmamr: process [0-9]* has no statistics: it registered nothing' <<<"$(says RDMAMR_STATS=stderr RDMAMR_LOG=debug)"
-check "a file that cannot be written is said so" grep -q 'RDMAMR_STATS: cannot be written' <<<"$(errors RDMAMR_STATS=/nowhere/file ./failing)"
+check "a line reports a file that cannot be written" grep -q 'RDMAMR_STATS: cannot be written' <<<"$(errors RDMAMR_STATS=/nowhere/file ./failing)"
 check "a process that is killed writes nothing" [ -z "$(RDMAMR_STATS=stderr LD_PRELOAD="$library" ./failing kill 2>&1 | grep reg_kernel)" ]
 
-# Nobody reads standard error any more: that is a pipe whose reader has gone.
+# Standard error has no reader any more: that is a pipe whose reader has closed it.
 unread() { # SETTING...: the exit status
 	env "$@" LD_PRELOAD="$library" perl -e 'pipe(my $from, my $to); close $from; open(STDERR, ">&", $to); $SIG{PIPE} = "DEFAULT"; exec "./failing"' >/dev/null 2>&1
 	echo $?
 }
-check "a program lives on where nobody reads its standard error: statistics" [ "$(unread RDMAMR_STATS=stderr)" = 0 ]
+check "a program lives on if its standard error has no reader: statistics" [ "$(unread RDMAMR_STATS=stderr)" = 0 ]
 check "a warning before main, and the reasons of failures" [ "$(unread RDMAMR_STAT=1 RDMAMR_LOG=debug)" = 0 ]
 errors RDMAMR_STATS=stderr RDMAMR_LOG=debug ./failing reuse >/dev/null
 check "a file of the program's own that has got the number of standard error stays its own" [ -e own -a ! -s own ]
@@ -54,7 +54,7 @@ check "standard error that is closed from the start is no error" [ "$closed" = 0
 
 for name in RDMAMR_STATS RDMAMR_TRACE; do
 	closed=$(timeout 60 env $name=/dev/stdout LD_PRELOAD="$library" bash -c 'exec ./failing >&-' 2>&1; echo $?)
-	check "$name=/dev/stdout, which is closed, is said so" grep -qzP "$name: cannot be written.*\n0\n" <<<"$closed"
+	check "$name=/dev/stdout, which is closed, is reported" grep -qzP "$name: cannot be written.*\n0\n" <<<"$closed"
 done
 full=$(ulimit -f 0; RDMAMR_STATS=stderr LD_PRELOAD="$library" ./failing 2>>full >/dev/null; echo $?)
 check "standard error that is a file as long as RLIMIT_FSIZE allows is no error" [ "$full" = 0 ]
@@ -79,8 +79,8 @@ check "RDMAMR_LOG=warn prints why a call failed: $(head -1 <<<"$reasons" | tr -d
 	grep -q '^rdmamr: ibv_reg_mr of 64 bytes at .*: EINVAL: the protection domain is NULL$' <<<"$reasons"
 check "and RDMAMR_LOG=error does not" [ -z "$(RDMAMR_LOG=error LD_PRELOAD=$library ./failing 2>&1 >/dev/null)" ]
 
-# Nothing is obeyed in a program that runs with more rights than its caller. The library is found there by
-# the program's own path to it, since LD_PRELOAD is not obeyed either.
+# A program that runs with more rights than its caller obeys no setting. It finds the library by its
+# own path, since LD_PRELOAD is ignored too.
 if [ "$(id -u)" = 0 ]; then
 	cp "$library" librdmamr.so.1
 	"${CC:-cc}" -I"$here/../../include" "$here/../packages/consumer.c" "$here/../lib/tap.c" -o consumer ./librdmamr.so.1 -libverbs "-Wl,-rpath,$work"

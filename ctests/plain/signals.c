@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * A handler that registers and deregisters while it interrupts a thread that does the same. Only
- * the library is at stake: the interrupted thread must not be inside malloc, which no handler may
- * enter, and it is not, since in steady state the library uses objects again.
+ * A handler registers and deregisters while it interrupts a thread that does the same. Only the
+ * library is under test: the interrupted thread must not be inside malloc, which no handler may
+ * enter, and it is not, since the library reuses its objects in steady state.
  */
 #include "../lib/device.h"
 #include "../lib/program.h"

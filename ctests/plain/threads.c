@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Threads that register and deregister at once, their own regions and each other's; one with the
+ * Threads register and deregister concurrently, their own regions and each other's; one has the
  * smallest stack.
  */
 #include "../lib/device.h"
@@ -52,7 +52,7 @@ static void *once(void *memory)
 	return mr && !ibv_dereg_mr(mr) ? memory : NULL;
 }
 
-/* Programs with many threads, or with coroutines, give them little. */
+/* Programs with many threads, or with coroutines, give them small stacks. */
 static void with_the_smallest_stack(const char *name)
 {
 	pthread_attr_t attributes;
@@ -87,7 +87,7 @@ int main(void)
 	is((long long)now.reg_kernel, 2 + 2 * THREADS * ROUNDS, "each registration is counted");
 	is((long long)now.dereg_kernel, 2 + 2 * THREADS * ROUNDS, "each deregistration is counted");
 	is((long long)(now.live + now.live_bytes), 0, "none is live");
-	is((long long)(now.reg_next + now.dereg_next + now.ended_elsewhere), 0, "none went another way");
+	is((long long)(now.reg_next + now.dereg_next + now.ended_elsewhere), 0, "none was forwarded, and none ended elsewhere");
 	is(kernel_regions(context), 0, "the kernel has none");
 	is(ibv_dealloc_pd(pd), 0, "the domain has none");
 	is(ibv_close_device(context), 0, "the device is closed");

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/* Memory windows over our regions: the providers look into the region's object to bind them. */
+/*
+ * Memory windows over the library's regions: the providers look into the region's object to bind
+ * them.
+ */
 #include "../lib/pair.h"
 
 static struct pair pair;
@@ -52,7 +55,7 @@ static void window(const char *name, enum ibv_mw_type type)
 	mr = ibv_reg_mr(pair.pd, remote, PAGE, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND);
 	mw = ibv_alloc_mw(pair.pd, type);
 	must(mr && mw);
-	is(bind_window(mw, &rkey), IBV_WC_SUCCESS, "%s: bound to our region", name);
+	is(bind_window(mw, &rkey), IBV_WC_SUCCESS, "%s: bound to the library's region", name);
 	memset(local, 0x5a, 128);
 	is(pair_write(&pair, source, local, 128, at, rkey), IBV_WC_SUCCESS, "%s: written through", name);
 	ok(!memcmp(local, remote + 64, 128), "%s: the data", name);

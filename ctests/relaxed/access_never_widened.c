@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * A region serves what has fewer local rights than it, and no more: nobody gets a remote right that
- * was not asked for, nor a region that was registered by other rules. What the cache cannot share
- * has a region of its own, which goes with it.
+ * A region serves requests with fewer local rights than it has, and no others: no registration gets
+ * a remote right that it did not request, nor a region that was registered by other rules. A
+ * registration that the cache cannot share has a region of its own, which ends with it.
  */
 #include "../lib/reuse.h"
 
@@ -21,7 +21,7 @@ static struct ibv_mr *reg(char *at, size_t length, int access)
 	return mr;
 }
 
-/* Nothing is kept of what was before. */
+/* Ends all regions of earlier checks. */
 static void from_nothing(void)
 {
 	must(ibv_flush_relaxed_mr(pair.pd) == 0);
@@ -29,7 +29,8 @@ static void from_nothing(void)
 }
 
 /*
- * A registration with `wants`, of some pages, after one of all with `had` that is idle or in use.
+ * A registration of some pages with `wants`, after one of all pages with `had` that is idle or in
+ * use.
  */
 static void serves(const char *name, int had, int wants, int first, int count, bool in_use, bool served)
 {
@@ -72,7 +73,7 @@ static void who_serves_whom(void)
 		{ "local read for local write of a part", 0, WRITE, 2, 3, false },
 		{ "local write for remote read", WRITE, READ_AFAR, 0, COUNT, false },
 		{ "local write for all remote", WRITE, ALL, 0, COUNT, false },
-		/* The second would get a key that others can use, though it asked for none. */
+		/* The second would get a key that others can use, though it requested none. */
 		{ "all remote for local write", ALL, WRITE, 0, COUNT, false },
 		{ "remote read for local read", READ_AFAR, 0, 0, COUNT, false },
 		{ "all remote for remote read", ALL, WRITE | READ_AFAR, 0, COUNT, false },
@@ -92,7 +93,7 @@ static void who_serves_whom(void)
 	}
 }
 
-/* A write from afar by a key that has no right to it: it fails, and the memory is as it was. */
+/* A remote write by a key without the right to it: it fails, and the memory is unchanged. */
 static void no_write(const char *name, uint32_t rkey, char *at)
 {
 	int status;
@@ -100,10 +101,10 @@ static void no_write(const char *name, uint32_t rkey, char *at)
 	memset(far.out, 0x11, 64);
 	memset(at, 0x22, 64);
 	status = pair_write(&pair, far.mr, far.out, 64, (uintptr_t)at, rkey);
-	/* On iWARP complete when it is sent; what comes behind it is not answered. */
+	/* On iWARP a write is complete when it is sent; a request behind it is not answered. */
 	if (pair.iwarp && status == IBV_WC_SUCCESS)
 		status = pair_read(&pair, far.mr, far.in, 8, (uintptr_t)far.out, far.mr->rkey);
-	ok(status != IBV_WC_SUCCESS && at[0] == 0x22 && at[63] == 0x22, "%s: a write from afar is refused",
+	ok(status != IBV_WC_SUCCESS && at[0] == 0x22 && at[63] == 0x22, "%s: a remote write is refused",
 	   name);
 	pair_reconnect(&pair);
 }
@@ -112,17 +113,17 @@ static void no_read(const char *name, uint32_t rkey, char *at)
 {
 	int status = pair_read(&pair, far.mr, far.in, 64, (uintptr_t)at, rkey);
 
-	ok(status != IBV_WC_SUCCESS, "%s: a read from afar is refused", name);
+	ok(status != IBV_WC_SUCCESS, "%s: a remote read is refused", name);
 	pair_reconnect(&pair);
 }
 
-/* The rights are those that were asked for, in the device as well, whatever the cache has beside. */
+/* The rights are the requested ones, in the device as well, whatever other regions the cache has. */
 static void as_asked_for(void)
 {
 	struct ibv_mr *all, *read, *local, *less;
 
 	from_nothing();
-	for (int round = 0; round < 2; round++) { /* made, and used again */
+	for (int round = 0; round < 2; round++) { /* made, and reused */
 		const char *when = round ? "used again" : "new";
 		char name[60];
 
@@ -134,7 +135,7 @@ static void as_asked_for(void)
 		ok(lands_by_lkey(&pair, read, memory, SIZE), "remote read, %s: local use", when);
 		ok(lands_by_lkey(&pair, local, memory, SIZE), "local write, %s: local use", when);
 		is(pair_read(&pair, far.mr, far.in, 64, (uintptr_t)memory, read->rkey), IBV_WC_SUCCESS,
-		   "remote read, %s: read from afar", when);
+		   "remote read, %s: read remotely", when);
 		snprintf(name, sizeof(name), "remote read, %s", when);
 		no_write(name, read->rkey, memory);
 		snprintf(name, sizeof(name), "local write, %s", when);
@@ -149,8 +150,8 @@ static void as_asked_for(void)
 }
 
 /*
- * Flags that say how, not who: part of what must be the same. What a device refuses, it refuses
- * here too.
+ * Flags that restrict how, not who: some of them must be equal. The library refuses the same as a
+ * device.
  */
 static void other_rules(const char *name, int flag)
 {
@@ -173,7 +174,7 @@ static void other_rules(const char *name, int flag)
 		anew_with(&pair, plainly, memory, SIZE, rights[kind]);
 		from_nothing();
 		control_with(&pair, plainly, memory, SIZE, rights[kind]);
-		/* Stricter rules than were asked for are no harm to local use. */
+		/* Stricter rules than requested do no harm to local use. */
 		if (kind)
 			ok(lands_with(&pair, memory, SIZE, rights[kind] | flag),
 			   "%s, local rights: data lands", name);
@@ -184,7 +185,8 @@ static void other_rules(const char *name, int flag)
 }
 
 /*
- * Flags that the cache has no regions for: one of its own each, which goes when it is deregistered.
+ * Flags for which the cache keeps no regions: each registration has one of its own, which ends when
+ * it is deregistered.
  */
 static void not_cacheed(const char *name, int flag)
 {
@@ -209,13 +211,13 @@ static void not_cacheed(const char *name, int flag)
 			return;
 		after = stats();
 		ok(made_anew(before, after) && after.bypassed_access == before.bypassed_access + 1,
-		   "%s: past the cache, for its access flags", name);
+		   "%s: bypasses the cache, because of its access flags", name);
 		is(kernel_regions(pair.context), regions + 1, "%s: by a region of its own", name);
-		ok(mr->addr == memory && mr->length == SIZE, "%s: which is what was asked for", name);
+		ok(mr->addr == memory && mr->length == SIZE, "%s: which describes the request", name);
 		is(ibv_dereg_mr_relaxed(mr), 0, "%s: deregistered", name);
 		is(kernel_regions(pair.context), regions, "%s: at once", name);
 	}
-	still(&pair, "and the cache is as it was", memory, SIZE);
+	still(&pair, "and the cache is unchanged", memory, SIZE);
 }
 
 static void invalid(const char *name, int access)
@@ -234,14 +236,14 @@ int main(int argc, char **argv)
 	relaxed_open(&pair);
 	memory = pages(COUNT);
 	as_case(who_serves_whom(), "which rights serve which");
-	as_case(as_asked_for(), "the rights that were asked for");
+	as_case(as_asked_for(), "the requested rights");
 	other_rules("RELAXED_ORDERING", IBV_ACCESS_RELAXED_ORDERING);
 	other_rules("FLUSH_GLOBAL", FLUSH_GLOBAL);
 	not_cacheed("ZERO_BASED", IBV_ACCESS_ZERO_BASED);
 	not_cacheed("ON_DEMAND", IBV_ACCESS_ON_DEMAND);
 	not_cacheed("MW_BIND", IBV_ACCESS_MW_BIND);
 	not_cacheed("HUGETLB", IBV_ACCESS_HUGETLB);
-	/* With an idle region of the same memory, which must not be what answers. */
+	/* With an idle region of the same memory, which must not serve them. */
 	control(&pair, "before invalid flags", memory, SIZE);
 	invalid("remote write without local write", IBV_ACCESS_REMOTE_WRITE);
 	invalid("remote write and read without local write",
@@ -250,7 +252,7 @@ int main(int argc, char **argv)
 	invalid("a bit that means nothing", LOCAL_AND_REMOTE | 1 << 15);
 	invalid("another that means nothing", LOCAL_AND_REMOTE | 1 << 30);
 	still(&pair, "after invalid flags", memory, SIZE);
-	is((long long)stats().flushed_linger, 0, "no region went for its age");
+	is((long long)stats().flushed_linger, 0, "no region ended by age");
 	must(munmap(memory, SIZE) == 0);
 	return relaxed_close(&pair);
 }

@@ -1,23 +1,23 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
  * Overlapping and adjoining registrations, gigabytes long: the cache never makes one region of them
- * that is longer than what was asked for, let alone past 4 GiB, where some devices slow down. A
- * program that itself asks for more than 4 GiB has it, and data lands past the fourth. The memory
- * is a sealed file of 64 MiB, mapped over and over.
+ * that is longer than the request, let alone longer than 4 GiB, where some devices slow down. A
+ * program that requests more than 4 GiB itself gets it, and data lands beyond 4 GiB. The memory is
+ * a sealed file of 64 MiB, mapped repeatedly.
  */
 #include "../lib/observe.h"
 
 #define MIB (1024UL * 1024)
 #define CHUNK (64 * MIB)
-enum { LONGEST = 1024 }; /* MiB at once: soft-RoCE of some kernels takes no more */
+enum { LONGEST = 1024 }; /* MiB at once: soft-RoCE of some kernels accepts no more */
 
 static struct pair pair;
 static char *memory;
 static size_t length;
 
 /*
- * Sealed, and left open so that this can be seen: only then it may be kept, since nobody can take
- * its pages away.
+ * Sealed, and left open so that the seals are visible: only then may the cache keep it, since no
+ * process can take its pages away.
  */
 static void map_all(size_t bytes)
 {
@@ -34,14 +34,14 @@ static void map_all(size_t bytes)
 	must(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE) == 0);
 }
 
-/* A registration of so many MiB from there, which stays in use or not. */
+/* A registration of that many MiB from there, which stays in use or not. */
 static struct ibv_mr *piece(size_t from, size_t count, int access)
 {
 	struct ibv_mr *mr = register_region(pair.pd, memory + from * MIB, count * MIB, access);
 
 	if (!ok(mr != NULL, "%zu MiB from %zu", count, from))
 		return NULL;
-	ok(kernel_longest(pair.context) <= LONGEST * MIB, "no region is longer than what was asked for");
+	ok(kernel_longest(pair.context) <= LONGEST * MIB, "no region is longer than the request");
 	ok(access & IBV_ACCESS_REMOTE_WRITE ? lands_in(&pair, mr, memory + from * MIB + count * MIB - PAGE, PAGE) :
 					      lands_by_lkey(&pair, mr, memory + from * MIB + count * MIB - PAGE, PAGE),
 	   "data lands at its end");
@@ -81,14 +81,14 @@ int main(int argc, char **argv)
 		must(deregister_region(regions[n]) == 0);
 	must(ibv_flush_relaxed_mr(pair.pd) == 0);
 
-	/* A larger region that the program asks for is made. */
+	/* The cache makes a larger region if the program requests it. */
 	plain = ibv_reg_mr(pair.pd, memory, length, LOCAL_AND_REMOTE);
 	err = plain ? 0 : errno;
 	must(!plain || ibv_dereg_mr(plain) == 0);
 	before = stats();
 	errno = 0;
 	mr = register_region(pair.pd, memory, length, LOCAL_AND_REMOTE);
-	is(mr ? 0 : errno, err, "the program's own %zu MiB: the verdict of a plain registration", length / MIB);
+	is(mr ? 0 : errno, err, "the program's own %zu MiB: the result of a plain registration", length / MIB);
 	if (mr) {
 		ok(made_anew(before, stats()) && mr->length == length, "are a region of their own");
 		is((long long)kernel_longest(pair.context), (long long)length, "as long as that");
@@ -96,7 +96,7 @@ int main(int argc, char **argv)
 		ok(lands_in(&pair, mr, memory + 4096 * MIB - 100, 200), "and across");
 		is(deregister_region(mr), 0, "deregistered");
 	} else {
-		skip("data past 4 GiB", "this device takes no region of that length, plainly registered either");
+		skip("data past 4 GiB", "this device accepts no region of that length, plain ones included");
 	}
 	must(ibv_flush_relaxed_mr(pair.pd) == 0 && munmap(memory, length) == 0);
 	return relaxed_close(&pair);

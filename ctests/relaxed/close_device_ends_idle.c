@@ -1,15 +1,14 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * A device that is closed takes its idle regions along, and is busy while one is in use; nothing of
- * them is found when the context's or a domain's address comes back, and another open of the same
- * device keeps its own. What is freed is overwritten (MALLOC_PERTURB_), so that a look at it does
- * harm.
+ * A device that is closed ends its idle regions, and is busy while one is in use. None of them is
+ * found when another context or domain has the old address, and another open of the same device
+ * keeps its own. Freed memory is overwritten (MALLOC_PERTURB_), so that a use of it shows.
  */
 #include "../lib/observe.h"
 
 static struct pair pair;
 static char *memory;
-static long pins; /* of the pair, to which all must come back */
+static long pins; /* of the pair, to which the count must return */
 
 static struct ibv_mr *registered(struct ibv_pd *pd, char *at, bool *hit)
 {
@@ -36,13 +35,13 @@ static void idle_ones(void)
 	}
 	is(stats().idle, 6, "six idle regions in two domains");
 	is(pinned() - pins, 6, "six pinned pages");
-	is(ibv_dealloc_pd(pds[0]), 0, "a domain goes");
-	is(stats().idle, 3, "with its three");
+	is(ibv_dealloc_pd(pds[0]), 0, "a domain is deallocated");
+	is(stats().idle, 3, "with its three regions");
 	is(ibv_close_device(context), 0, "the device is closed with the other domain");
 	is(stats().idle, 0, "nothing is idle");
 	is(stats().flushed_flush - before.flushed_flush, 6, "all six are counted");
 	is(pinned(), pins, "nothing is pinned");
-	is(stats().ended_elsewhere, before.ended_elsewhere, "none has ended_elsewhere");
+	is(stats().ended_elsewhere, before.ended_elsewhere, "none has ended elsewhere");
 }
 
 static void used_ones(void)
@@ -60,15 +59,15 @@ static void used_ones(void)
 	idle = registered(pd, memory + 4 * PAGE, &hit);
 	must(ibv_dereg_mr_relaxed(idle) == 0);
 	is(ibv_close_device(context), EBUSY, "a device with regions in use is busy, as a domain is");
-	ok(kernel_has_key(context, used->lkey), "the region is left alone");
+	ok(kernel_has_key(context, used->lkey), "the region is unaffected");
 	is(ibv_dereg_mr_relaxed(used), 0, "one of its registrations ends");
 	is(ibv_close_device(context), EBUSY, "it is still in use");
 	is(ibv_dereg_mr_relaxed(again), 0, "the other ends");
 	is(ibv_close_device(context), 0, "now the device is closed, with its domain");
 	is(pinned(), pins, "nothing is pinned");
 	is(stats().idle, 0, "nothing is idle");
-	is((long long)stats().live, (long long)before.live, "nothing of it is live");
-	is(stats().ended_elsewhere, before.ended_elsewhere, "and none has ended_elsewhere");
+	is((long long)stats().live, (long long)before.live, "none of its regions is live");
+	is(stats().ended_elsewhere, before.ended_elsewhere, "and none has ended elsewhere");
 	control(&pair, "the same memory, in the device that is open", memory, PAGE);
 	remap(memory, 16 * PAGE);
 	anew(&pair, "that memory, mapped anew", memory, PAGE);
@@ -120,8 +119,8 @@ static void addresses_come_back(void)
 		wrong += round % 2 && ibv_dealloc_pd(pd) != 0;
 		wrong += ibv_close_device(context) != 0 || stats().idle != 0 || pinned() != pins;
 	}
-	is(resurrected, 0, "a device that is opened finds nothing of one that was closed");
-	is(wrong, 0, "and each takes its own along");
+	is(resurrected, 0, "a device that is opened finds no region of one that was closed");
+	is(wrong, 0, "and each ends its own");
 	ok(contexts + domains > 0, "of 30, %d contexts and %d domains were at the address of the last", contexts,
 	   domains);
 }

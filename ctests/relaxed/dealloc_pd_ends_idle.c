@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * A domain with a relaxed region in use is busy; one with idle regions only goes, and they go
- * first. Nothing of it comes back with the next domain, though that may be at the same address.
+ * A domain with a relaxed region in use is busy; one with idle regions only can be deallocated, and
+ * they end first. None of them comes back with the next domain, though that may be at the same
+ * address.
  */
 #include "../lib/observe.h"
 
 static struct pair pair;
 static char *memory;
 
-/* The one registration: whether the cache served it. */
+/* Makes one registration, and returns whether the cache served it. */
 static struct ibv_mr *registered(struct ibv_pd *pd, char *at, bool *hit)
 {
 	struct rdmamr_stats before;
@@ -28,11 +29,11 @@ static void live(void)
 	must(pd);
 	mr = registered(pd, memory, &hit);
 	is(ibv_dealloc_pd(pd), EBUSY, "a region in use: the domain is busy");
-	ok(kernel_has_key(pair.context, mr->lkey), "its region is left alone");
+	ok(kernel_has_key(pair.context, mr->lkey), "its region is unaffected");
 	is(deregister_region(mr), 0, "it is deregistered");
 	is(stats().idle, 1, "and idle");
 	is(kernel_regions(pair.context), far.others + 1, "which the kernel still has");
-	is(ibv_dealloc_pd(pd), 0, "an idle region: the domain goes");
+	is(ibv_dealloc_pd(pd), 0, "an idle region: the domain is deallocated");
 	is(stats().idle, 0, "and the region with it");
 	is(stats().flushed_flush, 1, "which is counted");
 	is(kernel_regions(pair.context), far.others, "the kernel has none");
@@ -49,12 +50,12 @@ static void both(void)
 	idle = registered(pd, memory + 8 * PAGE, &hit);
 	must(deregister_region(idle) == 0);
 	is(ibv_dealloc_pd(pd), EBUSY, "one in use and one idle: the domain is busy");
-	ok(kernel_has_key(pair.context, used->lkey), "the one in use is left alone");
+	ok(kernel_has_key(pair.context, used->lkey), "the one in use is unaffected");
 	idle = registered(pd, memory + 8 * PAGE, &hit);
 	ok(idle->pd == pd, "the domain can still be used (%s)", hit ? "the idle one was there" : "anew");
 	is(deregister_region(idle), 0, "and left");
 	is(deregister_region(used), 0, "the one in use is deregistered");
-	is(ibv_dealloc_pd(pd), 0, "the domain goes");
+	is(ibv_dealloc_pd(pd), 0, "the domain is deallocated");
 	is(kernel_regions(pair.context), far.others, "the kernel has none");
 }
 
@@ -68,9 +69,9 @@ static void plain(void)
 	idle = registered(pd, memory, &hit);
 	must(deregister_region(idle) == 0);
 	is(ibv_dealloc_pd(pd), EBUSY, "a plain region in use and an idle one: the domain is busy");
-	ok(kernel_has_key(pair.context, mr->lkey), "the plain one is left alone");
+	ok(kernel_has_key(pair.context, mr->lkey), "the plain one is unaffected");
 	is(ibv_dereg_mr(mr), 0, "it is deregistered");
-	is(ibv_dealloc_pd(pd), 0, "the domain goes");
+	is(ibv_dealloc_pd(pd), 0, "the domain is deallocated");
 	is(kernel_regions(pair.context), far.others, "the kernel has none");
 }
 
@@ -90,7 +91,7 @@ static void held(void)
 	must(deregister_region(mr) == 0);
 }
 
-/* A region of one domain serves that one only, now and when its memory is another domain's. */
+/* A region of one domain serves that one only, now and when its memory belongs to another domain. */
 static void another(void)
 {
 	struct ibv_pd *pds[2] = { ibv_alloc_pd(pair.context), ibv_alloc_pd(pair.context) }, *last = NULL;
@@ -105,11 +106,11 @@ static void another(void)
 	ok(!hit && mr->pd == pds[1], "an idle region of another domain does not serve");
 	must(deregister_region(mr) == 0);
 	mr = registered(pds[0], memory, &hit);
-	ok(hit && mr->pd == pds[0], "of the own one it does");
+	ok(hit && mr->pd == pds[0], "one of the same domain does");
 	must(deregister_region(mr) == 0);
-	is(ibv_dealloc_pd(pds[0]), 0, "one domain goes");
+	is(ibv_dealloc_pd(pds[0]), 0, "one domain is deallocated");
 	mr = registered(pds[1], memory, &hit);
-	ok(hit, "and takes nothing of the other with it");
+	ok(hit, "and ends no region of the other");
 	must(deregister_region(mr) == 0 && ibv_dealloc_pd(pds[1]) == 0);
 
 	for (int round = 0; round < 50; round++) {
@@ -123,8 +124,8 @@ static void another(void)
 		wrong += mr->pd != pd || !kernel_has_key(pair.context, mr->lkey) || deregister_region(mr) != 0 ||
 			 ibv_dealloc_pd(pd) != 0 || stats().idle != 0;
 	}
-	is(resurrected, 0, "a new domain finds nothing of one that is gone");
-	is(wrong, 0, "and each goes with its idle region");
+	is(resurrected, 0, "a new domain finds no region of one that is gone");
+	is(wrong, 0, "and each ends its idle region");
 	ok(returned > 0, "%d of 50 were at the address of the last", returned);
 	is(kernel_regions(pair.context), far.others, "the kernel has none");
 }

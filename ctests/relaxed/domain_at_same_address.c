@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * A provider frees a parent domain without a call that comes to the library, and another domain gets
- * its address. A registration in the new domain is none of the regions of the old one: their kernel
+ * A provider frees a parent domain without a call that reaches the library, and another domain gets
+ * its address. A registration in the new domain must not get a region of the old one: their kernel
  * domain is another, and a queue pair of the new one would refuse their keys.
  *
  * The device is the stand-in (stub_device.h).
@@ -14,12 +14,12 @@
 
 enum { ROUNDS = 20, SIZE = 8 * PAGE };
 
-/* A hit has the access that the idle region has, or less. */
+/* A hit has the access of the idle region, or less. */
 static const int accesses[] = { IBV_ACCESS_LOCAL_WRITE, LOCAL_AND_REMOTE };
 
 static struct ibv_pd *domain;
 
-/* Whether a region of the same pages, or of some of them, is used again. */
+/* Whether a region of the same pages, or of some of them, is reused. */
 static bool is_used_again(char *memory, size_t length, int access)
 {
 	long before = stub_registered();
@@ -51,10 +51,10 @@ static void each(int access, bool several_threads)
 	}
 	is(stale, 0, "access 0x%x, %s: no registration in the new domain is a region of the old one", access,
 	   names[several_threads]);
-	is(missed, 0, "access 0x%x, %s: those of the new domain are used again", access, names[several_threads]);
+	is(missed, 0, "access 0x%x, %s: those of the new domain are reused", access, names[several_threads]);
 }
 
-/* A number that needs all bits, as a file with very many objects has it. */
+/* A number that needs all bits, as in a file with very many objects. */
 static void large_number(int access)
 {
 	char *memory = pages(1);
@@ -63,12 +63,12 @@ static void large_number(int access)
 	is_used_again(memory, PAGE, access);
 	domain->handle += 1 << 20;
 	/* The stand-in has no such domain: the registration fails there, and is no hit. */
-	ok(!ibv_reg_mr_relaxed(domain, memory, PAGE, access), "access 0x%x: nor where the number is large", access);
+	ok(!ibv_reg_mr_relaxed(domain, memory, PAGE, access), "access 0x%x: nor if the number is large", access);
 }
 
 /*
- * The regions that a freed parent domain has left are of the same domain of the kernel as those of the
- * domain that it was made from. That one is deallocated next, by its provider.
+ * The regions that a freed parent domain has left belong to the same kernel domain as those of the
+ * domain that it was made from. The provider deallocates that one next.
  */
 static void keeps_no_domain_busy(void)
 {
@@ -82,10 +82,13 @@ static void keeps_no_domain_busy(void)
 	is_used_again(pages(1), PAGE, LOCAL_AND_REMOTE);
 	idle = stub_registered() - stub_deregistered();
 	is(idle, 2, "each domain has left a region");
-	/* libibverbs asks the stand-in, which does not answer that. It looks at what it keeps of a device itself. */
+	/*
+	 * libibverbs asks the stand-in, which does not answer that. The library looks at its own record
+	 * of the device.
+	 */
 	verbs_get_ctx(stub_pd()->context)->priv = calloc(1, 1 << 16);
 	must(deallocate(stub_pd()) != 0);
-	is(stub_registered() - stub_deregistered(), 1, "a domain that ends takes those of its parent domains with it");
+	is(stub_registered() - stub_deregistered(), 1, "a domain that ends ends those of its parent domains");
 }
 
 static void *nothing(void *argument)

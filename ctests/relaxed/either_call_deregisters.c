@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Either call deregisters either kind of region, and a second deregistration is EINVAL, never a
- * crash and never somebody else's reference: a region that two registrations share outlives the
- * double end of one.
+ * Either call deregisters either kind of region. A second deregistration is EINVAL, never a crash,
+ * and never ends another registration: a region that two registrations share outlives the double
+ * end of one.
  */
 #include "../lib/observe.h"
 #include <pthread.h>
@@ -63,7 +63,7 @@ static void shared(int first, int second)
 	err = ends[second].call(one);
 	is(err, EINVAL, "%s of it after that", ends[second].name);
 	is((long long)stats().idle, idle, "the region is not idle");
-	is(ibv_flush_relaxed_mr(pair.pd), 0, "a flush takes the idle ones");
+	is(ibv_flush_relaxed_mr(pair.pd), 0, "a flush ends the idle ones");
 	ok(lands_in(&pair, other, memory, PAGE), "data lands by the other");
 	err = ends[second].call(other);
 	is(err, 0, "%s of the other", ends[second].name);
@@ -80,12 +80,12 @@ static void plain(int first, int second)
 	err = ends[first].call(mr);
 	is(err, 0, "%s of a plain region", ends[first].name);
 	is(kernel_regions(pair.context), regions - 1, "it is gone at once");
-	is((long long)stats().idle, idle, "nothing of it is idle");
+	is((long long)stats().idle, idle, "it is not idle");
 	err = ends[second].call(mr);
 	is(err, EINVAL, "%s of it after that", ends[second].name);
 }
 
-/* Both ends of a race for one handle: one wins. */
+/* Two threads race to deregister one handle: one wins. */
 enum { ROUNDS = 200 };
 static struct ibv_mr *contested[ROUNDS];
 static int verdicts[2][ROUNDS];
@@ -119,7 +119,7 @@ static void race(void)
 
 		wrong += !((one == 0 && other == EINVAL) || (one == EINVAL && other == 0));
 	}
-	is(wrong, 0, "two threads that deregister the same: one does, the other is told EINVAL");
+	is(wrong, 0, "two threads that deregister the same: one does, the other gets EINVAL");
 	is(stats().idle, 1, "and their region is idle once");
 	control(&pair, "after that", memory, PAGE);
 }

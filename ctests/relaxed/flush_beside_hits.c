@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Flushes beside everything else. What was idle when a flush was called is not registered any more
- * when it returns, whoever registers, hits or flushes at the time; what is in use is left alone;
- * and nobody waits for ever.
+ * Flushes beside everything else. When a flush returns, the regions that were idle when it was
+ * called are no longer registered, whichever threads register, hit or flush at the time. Regions in
+ * use are unaffected, and no thread waits for ever.
  */
 #include "../lib/observe.h"
 #include <pthread.h>
@@ -13,7 +13,7 @@ static struct pair pair;
 static volatile int stop;
 static pthread_barrier_t barrier;
 
-/* Hits on memory of its own all the time; now and then the data of what is in use. */
+/* Hits on memory of its own all the time; now and then checks the data of a region in use. */
 struct worker {
 	pthread_t thread;
 	char *memory;
@@ -37,7 +37,7 @@ static void *hits(void *argument)
 		if (self->rounds % 64 == 0)
 			self->gone += !kernel_has_key(pair.context, mr->lkey);
 		again = ibv_reg_mr_relaxed(pair.pd, self->memory + 100, 10, LOCAL_AND_REMOTE);
-		/* One that is in use is not replaced, so the second registration shares it. */
+		/* A region in use is not replaced, so the second registration shares it. */
 		self->lost += !again || again->lkey != mr->lkey;
 		self->failed += ibv_dereg_mr_relaxed(mr) != 0 || (again && ibv_dereg_mr_relaxed(again) != 0);
 	}
@@ -99,11 +99,11 @@ static void beside_hits(void)
 		   n, workers[n].rounds);
 		is(workers[n].gone, 0, "thread %d: the kernel always had the region in use", n);
 		ok((uint64_t)workers[n].lost <= busy && workers[n].lost <= workers[n].rounds / 100,
-		   "thread %d: it was there to share, but for %d of the %llu times that a change did not end", n,
+		   "thread %d: it could be shared, except %d of the %llu times that a change did not end", n,
 		   workers[n].lost, (unsigned long long)busy);
 		is(workers[n].stale, 0, "thread %d: and data always landed", n);
 		is(flushers[n].failed, 0, "flusher %d: no flush failed", n);
-		is(flushers[n].left, 0, "flusher %d: what was idle before it is not registered after it", n);
+		is(flushers[n].left, 0, "flusher %d: regions that were idle before it are not registered after it", n);
 	}
 }
 

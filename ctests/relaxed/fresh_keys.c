@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
  * RDMAMR_CACHE_FRESH_KEYS=1: a region with remote rights never serves twice, so each registration
- * has a key that no peer has seen; local ones are used again as ever.
+ * has a key that no remote peer has seen; local regions are reused as before.
  */
 #include "../lib/observe.h"
 

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * A remote key ends with a flush, not with the deregistration: between the two the other side can
+ * A remote key ends with a flush, not with the deregistration: between the two a remote peer can
  * still write, as docs/relaxed.md says. After a flush, or after the memory has changed, the device
- * refuses it, also when the same memory is registered again; and never a key of a region in use.
+ * refuses the key, even if the same memory is registered again. It never refuses the key of a
+ * region in use.
  */
 #include "../lib/observe.h"
 
@@ -70,7 +71,7 @@ static void by_flush(void)
 	}
 }
 
-/* A change of the memory ends the key too, in the library's own time. */
+/* A change of the memory ends the key too, a moment later. */
 static void by_change(const char *name, void (*change)(void *, size_t))
 {
 	uint32_t key;
@@ -78,7 +79,7 @@ static void by_change(const char *name, void (*change)(void *, size_t))
 	control_later(&pair, name, memory, PAGE);
 	key = old_key(LOCAL_AND_REMOTE);
 	change(memory, PAGE);
-	ok(comes(!kernel_has_key(pair.context, key)), "%s: the region goes, without a flush", name);
+	ok(comes(!kernel_has_key(pair.context, key)), "%s: the region ends, without a flush", name);
 	ok(write_refused(&pair, memory, key), "%s: the old key does not write", name);
 	anew(&pair, name, memory, PAGE);
 }
@@ -125,9 +126,9 @@ int main(int argc, char **argv)
 	by_flush();
 	by_halves();
 	by_change("unmapped", remap);
-	by_change("unmapped past the hooks", raw_remap);
+	by_change("unmapped by a raw system call", raw_remap);
 	by_change("discarded", discard);
-	by_change("discarded past the hooks", raw_discard);
+	by_change("discarded by a raw system call", raw_discard);
 	ok(lands_in(&pair, used, in_use, PAGE), "the region that was in use all the time works");
 	must(deregister_region(used) == 0);
 	return relaxed_close(&pair);

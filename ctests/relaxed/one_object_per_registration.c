@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Each registration has an object of its own, with the address and length that were asked for,
- * whatever region serves it; and the region goes on until the last of them is deregistered, in
- * whatever order.
+ * Each registration has an object of its own, with the requested address and length, whichever
+ * region serves it. The region lives until the last of them is deregistered, in any order.
  */
 #include "../lib/reuse.h"
 
@@ -54,17 +53,17 @@ static void parts(bool in_use)
 		   "of a region that is %s, %s: is counted as %s", state,
 		   cases[n].name, in_use ? "shared" : "not shared");
 		ok(describes(mr, at, cases[n].length) && (!in_use || mr != whole),
-		   "of a region that is %s, %s: is what was asked for",
+		   "of a region that is %s, %s: describes the request",
 		   state, cases[n].name);
 		ok(lands_by_lkey(&pair, mr, at, cases[n].length),
-		   "of a region that is %s, %s: data lands in the page of now",
+		   "of a region that is %s, %s: data lands in the current page",
 		   state, cases[n].name);
 		is(ibv_dereg_mr_relaxed(mr), 0, "of a region that is %s, %s: deregistered", state,
 		   cases[n].name);
 	}
 	if (in_use) {
 		ok(describes(whole, memory, SIZE) && lands_by_lkey(&pair, whole, memory, SIZE),
-		   "the region in use is as it was");
+		   "the region in use is unchanged");
 		must(ibv_dereg_mr_relaxed(whole) == 0);
 	}
 	is((long long)stats().idle, 1, "there was only one region");
@@ -77,14 +76,14 @@ static void not_parts(int kind)
 		const char *name;
 		size_t from, length;
 	} cases[] = {
-		{ "a page more behind", 4 * PAGE, 9 * PAGE },
-		{ "a page more before", 3 * PAGE, 9 * PAGE },
-		{ "a byte more behind", 4 * PAGE, 8 * PAGE + 1 },
-		{ "a byte more before", 4 * PAGE - 1, 8 * PAGE },
+		{ "a page more at its end", 4 * PAGE, 9 * PAGE },
+		{ "a page more at its start", 3 * PAGE, 9 * PAGE },
+		{ "a byte more at its end", 4 * PAGE, 8 * PAGE + 1 },
+		{ "a byte more at its start", 4 * PAGE - 1, 8 * PAGE },
 		{ "half of it", 8 * PAGE, 8 * PAGE },
-		{ "the pages behind", 12 * PAGE, PAGE },
-		{ "the pages before", 0, 4 * PAGE },
-		{ "all around it", 0, SIZE },
+		{ "the pages after it", 12 * PAGE, PAGE },
+		{ "the pages before it", 0, 4 * PAGE },
+		{ "a range around it", 0, SIZE },
 	};
 
 	for (size_t n = 0; n < sizeof(cases) / sizeof(cases[0]); n++) {
@@ -97,7 +96,10 @@ static void not_parts(int kind)
 	}
 }
 
-/* A remote key is good for its region: a part of it would be a key for more than was asked. */
+/*
+ * A remote key grants access to its whole region: for a part it would grant more than was
+ * requested.
+ */
 static void remote_parts(void)
 {
 	struct ibv_mr *whole, *part;
@@ -185,7 +187,7 @@ int main(int argc, char **argv)
 		many(kind, true);
 		many(kind, false);
 	}
-	is((long long)stats().flushed_linger, 0, "no region went for its age");
+	is((long long)stats().flushed_linger, 0, "no region ended by age");
 	must(munmap(memory, SIZE) == 0);
 	return relaxed_close(&pair);
 }

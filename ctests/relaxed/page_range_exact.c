@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * A region covers whole pages: buffers of one page share it, the registered pages are those that
- * the key is good for, not one more and not one less, and sums that wrap around are refused.
+ * A region covers whole pages: buffers of one page share it, its key grants access to exactly the
+ * registered pages, and sums that wrap around are refused.
  */
 #include "../lib/reuse.h"
 
@@ -16,7 +16,7 @@ static struct ibv_mr *reg(char *at, size_t length, int access)
 	return mr;
 }
 
-/* Whether the far end can write there by the key. Afterwards the memory is as the outcome says. */
+/* Whether the far end can write there by the key. Checks that the memory agrees with the outcome. */
 static bool writes(char *at, size_t length, uint32_t rkey)
 {
 	char *was = malloc(length);
@@ -27,7 +27,7 @@ static bool writes(char *at, size_t length, uint32_t rkey)
 	memcpy(was, at, length);
 	fill(far.out, length);
 	status = pair_write(&pair, far.mr, far.out, length, (uintptr_t)at, rkey);
-	/* On iWARP complete when it is sent; what comes behind it is answered later. */
+	/* On iWARP a write is complete when it is sent; a request behind it is answered later. */
 	if (pair.iwarp && status == IBV_WC_SUCCESS)
 		status = pair_read(&pair, far.mr, far.in, 8, (uintptr_t)far.out, far.mr->rkey);
 	there = !memcmp(at, far.out, length);
@@ -56,17 +56,17 @@ static void one_page(int kind)
 	   "two buffers in a page, %s: two objects, the same keys", rights_names[kind]);
 	ok(one->addr == memory + PAGE + 200 && one->length == 100 && other->addr == memory + PAGE + 3000 &&
 	   other->length == 100,
-	   "two buffers in a page, %s: each says what it was asked for", rights_names[kind]);
+	   "two buffers in a page, %s: each describes its request", rights_names[kind]);
 	if (!kind) {
 		ok(lands_in(&pair, one, memory + PAGE + 200, 100) &&
 		   lands_in(&pair, other, memory + PAGE + 3000, 100),
 		   "two buffers in a page: data lands in both");
-		ok(writes(memory + PAGE, PAGE, one->rkey), "the key is good for the whole page");
+		ok(writes(memory + PAGE, PAGE, one->rkey), "the key grants the whole page");
 		ok(!writes(memory + 2 * PAGE - 32, 64, one->rkey), "and not beyond its end");
 		ok(!writes(memory + PAGE - 32, 64, one->rkey), "nor before its start");
 	} else {
 		ok(lands_by_lkey(&pair, one, memory + PAGE, PAGE),
-		   "the local key is good for the whole page");
+		   "the local key grants the whole page");
 	}
 	is(ibv_dereg_mr_relaxed(one), 0, "the first is deregistered");
 	ok(kind ? lands_by_lkey(&pair, other, memory + PAGE + 3000, 100) :
@@ -79,7 +79,7 @@ static void edges(void)
 {
 	static const struct {
 		const char *name;
-		size_t from, to, first, last; /* bytes asked for; pages that the region covers */
+		size_t from, to, first, last; /* requested bytes; pages that the region covers */
 	} cases[] = {
 		{ "within a page", 100, 200, 0, 1 },
 		{ "one byte", PAGE, PAGE + 1, 1, 2 },
@@ -100,7 +100,7 @@ static void edges(void)
 
 		must(ibv_flush_relaxed_mr(pair.pd) == 0);
 		mr = reg(memory + cases[n].from, length, LOCAL_AND_REMOTE);
-		ok(mr->addr == memory + cases[n].from && mr->length == length, "%s: is what was asked for",
+		ok(mr->addr == memory + cases[n].from && mr->length == length, "%s: describes the request",
 		   name);
 		ok(writes(start, 8, mr->rkey) && writes(end - 8, 8, mr->rkey),
 		   "%s: its pages from the first to the last byte",
@@ -117,7 +117,7 @@ static void edges(void)
 	}
 }
 
-/* The pages around the buffer's own are not there: nothing else may be pinned. */
+/* The pages around the buffer are unmapped: nothing else may be pinned. */
 static void alone(void)
 {
 	struct ibv_mr *mr;
@@ -153,7 +153,7 @@ int main(int argc, char **argv)
 	(void)argc;
 	with_setting(argv, "RDMAMR_CACHE_LINGER", FOREVER);
 	relaxed_open(&pair);
-	/* A page before and two behind what the tests use, for writes that must miss. */
+	/* A page before and two after the tested ones, for writes that must fail. */
 	memory = pages(6);
 	memory += PAGE;
 	one_page(0);
@@ -166,7 +166,7 @@ int main(int argc, char **argv)
 	invalid("pages that wrap around", (uintptr_t)-100, 50);
 	invalid("the greatest length", (uintptr_t)memory, SIZE_MAX);
 	invalid("the greatest length from 0", 0, SIZE_MAX);
-	is((long long)stats().flushed_linger, 0, "no region went for its age");
+	is((long long)stats().flushed_linger, 0, "no region ended by age");
 	must(munmap(memory - PAGE, 6 * PAGE) == 0);
 	return relaxed_close(&pair);
 }

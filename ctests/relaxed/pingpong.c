@@ -9,14 +9,14 @@
  */
 #include "../lib/reuse.h"
 
-/* Slots share pages with their neighbours, as they come from one piece of memory. */
+/* Slots share pages with their neighbours, as buffers from one allocation do. */
 enum { SLOTS = 500, LENGTH = PAGE + 512, BATCH = 8, SIDES = 2 };
 
 static struct side {
 	struct ibv_qp *qp;
 	char *memory;
 	struct ibv_mr *mrs[SLOTS];
-	int slot; /* the one that is used next */
+	int slot; /* the next slot to use */
 } sides[SIDES];
 
 static struct pair pair;
@@ -147,9 +147,9 @@ int main(int argc, char **argv)
 	is((long long)(after.hits + after.misses + bypassed(&after) - before.hits - before.misses - bypassed(&before)),
 	   renewed, "each was a hit, a miss or a bypass");
 	if (after.bypassed_watch)
-		skip("regions are used again", "userfaultfd is refused here: nothing is kept");
+		skip("regions are reused", "userfaultfd is refused here: the cache keeps no region");
 	else
-		ok((long)(after.hits - before.hits) > renewed / 2, "regions are used again");
+		ok((long)(after.hits - before.hits) > renewed / 2, "regions are reused");
 	is(ibv_dealloc_pd(pair.pd), EBUSY, "the domain has live regions");
 
 	failed = 0;
@@ -162,7 +162,7 @@ int main(int argc, char **argv)
 		rdma_destroy_qp(pair.ids[n]);
 	}
 	must(ibv_destroy_cq(pair.cq) == 0);
-	is(ibv_dealloc_pd(pair.pd), 0, "and the domain goes, without a flush");
+	is(ibv_dealloc_pd(pair.pd), 0, "and the domain is deallocated, without a flush");
 	is(kernel_regions(context), 0, "with every region of the kernel");
 	is((long long)(stats().idle + stats().live), 0, "none is idle or live");
 	return done_testing();

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
  * The meaning of the three relaxed calls, sentence by sentence: names, arguments and errors, the
- * page range, a handle of one's own for each call, both ways to deregister, what bypasses the cache,
- * which rights serve which, flush, the end of a domain and of a device. (Linger, watermark,
- * pressure, fresh keys, and life without userfaultfd, are programs of their own.)
+ * page range, a handle for each call, both ways to deregister, the requests that bypass the cache,
+ * the rights that serve others, flush, the end of a domain and of a device. (Linger, watermark,
+ * pressure, fresh keys, and operation without userfaultfd are programs of their own.)
  */
 #include "../lib/observe.h"
 #include <dlfcn.h>
@@ -30,7 +30,7 @@ static void names(void)
 	}
 }
 
-/* 1. Arguments that cannot be. */
+/* 1. Invalid arguments. */
 
 static void refused_with(const char *name, void *at, size_t length, int access, int err)
 {
@@ -48,7 +48,7 @@ static void refused_with(const char *name, void *at, size_t length, int access, 
 		   after.hits == before.hits, "%s: and nothing is left of it", name);
 }
 
-/* A value of access that is the kernel's to judge: the same verdict as for a plain registration. */
+/* A value of access that the kernel must judge: the same result as for a plain registration. */
 static void judged_as_plain(const char *name, int access, bool kept)
 {
 	struct ibv_mr *mr = ibv_reg_mr(pair.pd, memory, PAGE, access);
@@ -64,7 +64,7 @@ static void judged_as_plain(const char *name, int access, bool kept)
 		errno = 0;
 		mr = ibv_reg_mr_relaxed(pair.pd, memory, PAGE, access);
 		after = stats();
-		is(mr ? 0 : errno, err, "%s: the verdict of a plain registration (%s)", name,
+		is(mr ? 0 : errno, err, "%s: the result of a plain registration (%s)", name,
 		   err ? strerrorname_np(err) : "yes");
 		if (!mr) {
 			is(kernel_regions(pair.context), regions, "%s: nothing is left", name);
@@ -80,7 +80,7 @@ static void judged_as_plain(const char *name, int access, bool kept)
 			ok(lands_in(&pair, mr, memory, PAGE), "%s: data lands by it", name);
 		is(ibv_dereg_mr_relaxed(mr), 0, "%s: deregistered", name);
 		is(kernel_regions(pair.context), regions, "%s: at once", name);
-		is((long long)stats().idle, (long long)before.idle, "%s: and not kept", name);
+		is((long long)stats().idle, (long long)before.idle, "%s: and it is not cached", name);
 	}
 	must(ibv_flush_relaxed_mr(pair.pd) == 0);
 }
@@ -105,8 +105,8 @@ static void arguments(void)
 	refused_with("a hole", hole, 3 * PAGE, LOCAL_AND_REMOTE, EFAULT);
 	refused_with("nothing at all", hole + PAGE, 1, LOCAL_AND_REMOTE, EFAULT);
 	refused_with("the first page", (void *)8, 8, LOCAL_AND_REMOTE, EFAULT);
-	refused_with("what cannot be written", read_only, PAGE, IBV_ACCESS_LOCAL_WRITE, EFAULT);
-	refused_with("what cannot be touched", none, PAGE, IBV_ACCESS_LOCAL_WRITE, EFAULT);
+	refused_with("memory that cannot be written", read_only, PAGE, IBV_ACCESS_LOCAL_WRITE, EFAULT);
+	refused_with("memory that cannot be accessed", none, PAGE, IBV_ACCESS_LOCAL_WRITE, EFAULT);
 	control(&pair, "after all these", hole, PAGE);
 	control(&pair, "and these", hole + 2 * PAGE, PAGE);
 	must(munmap(hole, PAGE) == 0 && munmap(hole + 2 * PAGE, PAGE) == 0);
@@ -115,22 +115,22 @@ static void arguments(void)
 	judged_as_plain("flush, global", LOCAL_AND_REMOTE | 1 << 8, true);
 	judged_as_plain("flush, persistent", LOCAL_AND_REMOTE | 1 << 9, true);
 	judged_as_plain("relaxed ordering", LOCAL_AND_REMOTE | IBV_ACCESS_RELAXED_ORDERING, true);
-	judged_as_plain("an optional bit that nobody knows", LOCAL_AND_REMOTE | 1 << 29, true);
+	judged_as_plain("an unknown optional bit", LOCAL_AND_REMOTE | 1 << 29, true);
 	judged_as_plain("memory windows", LOCAL_AND_REMOTE | IBV_ACCESS_MW_BIND, false);
 	judged_as_plain("zero-based", IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_ZERO_BASED, false);
 	judged_as_plain("huge pages", LOCAL_AND_REMOTE | IBV_ACCESS_HUGETLB, false);
 	judged_as_plain("on demand", LOCAL_AND_REMOTE | IBV_ACCESS_ON_DEMAND, false);
 }
 
-/* 2. The page range, and a handle of one's own. */
+/* 2. The page range, and a handle for each call. */
 
 static void page_range(void)
 {
 	struct ibv_mr *mr = relaxed(2 * PAGE + 100, 50, LOCAL_AND_REMOTE), *other, *across;
 	uint32_t key = mr->rkey;
 
-	ok(mr->addr == memory + 2 * PAGE + 100 && mr->length == 50, "the region says what the caller said");
-	ok(mr->pd == pair.pd && mr->context == pair.context, "and whose it is");
+	ok(mr->addr == memory + 2 * PAGE + 100 && mr->length == 50, "the region has the caller's address and length");
+	ok(mr->pd == pair.pd && mr->context == pair.context, "and the caller's domain");
 	ok(lands_in(&pair, mr, memory + 2 * PAGE, PAGE), "the whole page can be reached");
 	ok(write_refused(&pair, memory + 3 * PAGE, key), "the next one cannot");
 	ok(write_refused(&pair, memory + 2 * PAGE - 8, key), "nor the one before");
@@ -139,7 +139,7 @@ static void page_range(void)
 	ok(other != mr && other->addr == memory + 2 * PAGE + 4000 && other->length == 96,
 	   "another call, another handle");
 	ok(other->lkey == mr->lkey && other->rkey == key, "of the same region");
-	ok(mr->addr == memory + 2 * PAGE + 100 && mr->length == 50, "the first is what it was");
+	ok(mr->addr == memory + 2 * PAGE + 100 && mr->length == 50, "the first is unchanged");
 	is((long long)stats().shared, 1, "which is counted as shared");
 	is(ibv_dereg_mr_relaxed(mr), 0, "the first ends");
 	ok(lands_in(&pair, other, memory + 2 * PAGE + 4000, 96), "the other does not");
@@ -163,7 +163,7 @@ static void other_calls(void)
 	mr = relaxed(0, PAGE, LOCAL_AND_REMOTE);
 	err = ibv_dereg_mr(mr);
 	is(err, 0, "ibv_dereg_mr of a relaxed region");
-	is(kernel_regions(pair.context), regions + 1, "the cache keeps it");
+	is(kernel_regions(pair.context), regions + 1, "it is cached");
 	plain = ibv_reg_mr(pair.pd, memory + PAGE, PAGE, LOCAL_AND_REMOTE);
 	must(plain);
 	is(ibv_dereg_mr_relaxed(plain), 0, "ibv_dereg_mr_relaxed of a plain region");
@@ -181,23 +181,23 @@ static void other_calls(void)
 		ok(err == IBV_REREG_MR_ERR_INPUT && errno == EINVAL, "ibv_rereg_mr %d of a relaxed region: EINVAL",
 		   change);
 	}
-	ok(!memcmp(mr, &copy, sizeof(copy)), "which is what it was");
+	ok(!memcmp(mr, &copy, sizeof(copy)), "which is unchanged");
 	ok(lands_in(&pair, mr, memory, PAGE), "data lands by it");
 	is(ibv_dereg_mr_relaxed(mr), 0, "it is deregistered");
-	still(&pair, "and used again", memory, PAGE);
+	still(&pair, "and reused", memory, PAGE);
 	must(ibv_flush_relaxed_mr(pair.pd) == 0);
-	/* One that bypassed the cache is a relaxed region as well. */
+	/* A region that bypassed the cache is a relaxed region as well. */
 	mr = relaxed(0, PAGE, LOCAL_AND_REMOTE | IBV_ACCESS_MW_BIND);
 	is(ibv_dereg_mr(mr), 0, "ibv_dereg_mr of one that bypassed the cache");
 	is(kernel_regions(pair.context), regions, "it is gone at once");
 }
 
-/* 4. Rights: what may serve, and what never. The far end tries what it has no right to. */
+/* 4. Rights: which regions may serve, and which never. The far end tries accesses without a right. */
 
 enum { LW = IBV_ACCESS_LOCAL_WRITE, RW = IBV_ACCESS_REMOTE_WRITE, RR = IBV_ACCESS_REMOTE_READ,
        RA = IBV_ACCESS_REMOTE_ATOMIC };
 
-/* Registers what is there and then what is wanted; whether the first served the second. */
+/* Registers a first region and then the second; returns whether the first served the second. */
 static void serves(const char *name, size_t pages_there, int there, size_t page, size_t pages_wanted, int wanted,
 		   bool want,
 		   bool in_use)
@@ -232,7 +232,7 @@ static void serves(const char *name, size_t pages_there, int there, size_t page,
 	}
 	if (wanted & RW && page + pages_wanted < pages_there)
 		ok(write_refused(&pair, memory + (page + pages_wanted) * PAGE, second->rkey),
-		   "%s: a remote write beyond what was wanted is refused", name);
+		   "%s: a remote write beyond the request is refused", name);
 	must(ibv_dereg_mr_relaxed(second) == 0 && (!in_use || ibv_dereg_mr_relaxed(first) == 0));
 	must(ibv_flush_relaxed_mr(pair.pd) == 0);
 }
@@ -260,7 +260,7 @@ static void as_asked_for(void)
 	}
 }
 
-/* 5. Flush, and the ends of what regions are in. */
+/* 5. Flush, and the ends of domains and devices. */
 
 static void flush(void)
 {
@@ -282,12 +282,12 @@ static void flush(void)
 	is(ibv_flush_relaxed_mr(pair.pd), 0, "a flush with nothing idle");
 	before = stats();
 	mr = ibv_reg_mr_relaxed(pd, memory, PAGE, LOCAL_AND_REMOTE);
-	ok(mr && reused(before, stats()), "the other domain's is used again");
+	ok(mr && reused(before, stats()), "the other domain's is reused");
 	is(ibv_dealloc_pd(pd), EBUSY, "a domain with a region in use is busy");
 	must(ibv_dereg_mr_relaxed(mr) == 0);
-	is(ibv_dealloc_pd(pd), 0, "with an idle one it goes");
+	is(ibv_dealloc_pd(pd), 0, "with an idle one it can be deallocated");
 	is(stats().idle, 0, "with that");
-	is(ibv_dereg_mr_relaxed(used), 0, "what was in use is deregistered");
+	is(ibv_dereg_mr_relaxed(used), 0, "the region in use is deregistered");
 	must(ibv_flush_relaxed_mr(pair.pd) == 0);
 	is(kernel_regions(pair.context), far.others, "the kernel has none");
 }
@@ -323,7 +323,7 @@ static void figures(void)
 	is((long long)(after.hits - before.hits), 8, "%d calls: those that found a region", calls);
 	is((long long)(after.misses - before.misses), 16, "and those that made one");
 	is((long long)(after.reg_kernel - before.reg_kernel), 16, "in the kernel");
-	is((long long)(bypassed(&after) - bypassed(&before)), 0, "past the cache, none");
+	is((long long)(bypassed(&after) - bypassed(&before)), 0, "none bypassed the cache");
 	is((long long)after.idle, 16, "all are idle");
 	is((long long)after.idle_bytes, 16 * PAGE, "with as many pages");
 	is(kernel_regions(pair.context), far.others + 16, "the kernel has as many");
@@ -341,7 +341,7 @@ int main(int argc, char **argv)
 	as_case(arguments(), "bad arguments");
 	as_case(page_range(), "the pages around a buffer");
 	as_case(other_calls(), "other calls on a region");
-	as_case(as_asked_for(), "the rights that were asked for");
+	as_case(as_asked_for(), "the requested rights");
 	as_case(flush(), "a flush");
 	as_case(device(), "a device that is closed");
 	as_case(figures(), "the statistics");

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
  * Endurance: two threads register, use, release, unmap, remap, fork and flush at random, in one
- * protection domain, for a while. All traffic is checked both ways; what was changed under the cache
- * is registered again and checked like everything else. At the end the cache must have cleaned up:
- * no region in the kernel, no pinned memory, no thread and no file that was not there before.
+ * protection domain, for a while. All traffic is checked both ways. Memory that changed under the
+ * cache is registered again and checked like the rest. At the end the cache must have cleaned up:
+ * no region in the kernel, no pinned memory, no new thread and no new file.
  *
  * Usage: soak [SECONDS [SEED]]: 30 s by default. The seed is printed.
  */
@@ -64,7 +64,7 @@ static struct ibv_mr *try_register(struct worker *worker, void *memory, size_t l
 	if (!mr)
 		wrong(&worker->wrong_calls, "ibv_reg_mr_relaxed", errno);
 	else if (mr->addr != memory || mr->length != length || mr->pd != pair.pd)
-		wrong(&worker->wrong_calls, "the region does not describe what was asked for", 0);
+		wrong(&worker->wrong_calls, "the region does not describe the request", 0);
 	return mr;
 }
 
@@ -81,7 +81,7 @@ static void check(struct worker *worker, const struct ibv_mr *mr, int access)
 {
 	pthread_mutex_lock(&traffic);
 	if (!all_lands(&pair, mr, mr->addr, mr->length, access & IBV_ACCESS_REMOTE_WRITE))
-		wrong(&worker->wrong_data, "data is not where it should be", 0);
+		wrong(&worker->wrong_data, "data is not in the right place", 0);
 	pthread_mutex_unlock(&traffic);
 	worker->checked++;
 }
@@ -123,8 +123,8 @@ static void *map_over(void *memory, size_t length)
 }
 
 /*
- * Puts other pages at the same address, or the same pages at another, by the library's eyes or past
- * them.
+ * Maps other pages at the same address, or moves the same pages to another, by calls that the
+ * library sees or by raw system calls.
  */
 static void change_mapping(struct worker *worker, struct slot *slot)
 {
@@ -156,9 +156,9 @@ static void change_mapping(struct worker *worker, struct slot *slot)
 			break;
 		}
 		/*
-		 * The kernel moves one mapping at a time, and by now this memory may be several. It
-		 * has unmapped the target before it looked (mm/mremap.c, mremap_to), and that may
-		 * be the other thread's memory now.
+		 * The kernel moves a single mapping, and by now this memory may be several. It has unmapped
+		 * the target before it looked (mm/mremap.c, mremap_to), and the other thread's memory may
+		 * be there now.
 		 */
 		must(errno == EFAULT);
 		break;
@@ -171,8 +171,8 @@ static void change_mapping(struct worker *worker, struct slot *slot)
 static void change(struct worker *worker, struct slot *slot)
 {
 	/*
-	 * A program that does this under a region of its own has a region of pages that are gone:
-	 * nothing to check until it is deregistered, and nothing to keep then.
+	 * A program that does this under a region of its own has a region of pages that are gone: there
+	 * is nothing to check until it is deregistered, and then nothing to keep.
 	 */
 	if (slot->mr && chance(worker, 8))
 		return;
@@ -228,7 +228,7 @@ static void use_common(struct worker *worker)
 	}
 }
 
-/* A child of which the cache must know nothing, and the other way round. */
+/* The cache must know nothing of the child, nor the child of the cache. */
 static void fork_one(struct worker *worker)
 {
 	unsigned int kind = chance(worker, 3);
@@ -270,7 +270,10 @@ static void refused(struct worker *worker)
 	worker->refused++;
 }
 
-/* For "ctests/run soak" with CHECK_LEAK, which must then say so: a mapping and a descriptor. */
+/*
+ * For "ctests/run soak" with CHECK_LEAK, which must then report it: leaks a mapping and a
+ * descriptor.
+ */
 static bool leaks;
 
 static void leak(void)
@@ -325,7 +328,7 @@ static void *work(void *argument)
 	return NULL;
 }
 
-/* A thread that was joined may still be seen for an instant. */
+/* A thread that was joined may still be visible for an instant. */
 static int threads_settle_at(int most)
 {
 	int count = entries("/proc/self/task");
@@ -363,7 +366,7 @@ int main(int argc, char **argv)
 	for (int n = 0; n < COMMON; n++)
 		common[n] = pages(COMMON_LENGTH / PAGE);
 	ok(lands(&pair, common[0], COMMON_LENGTH) && ibv_flush_relaxed_mr(pair.pd) == 0, "a region, used and flushed");
-	/* From now on the library has what it needs for itself. */
+	/* From now on the library has all the resources that it needs. */
 	threads = entries("/proc/self/task");
 	files = entries("/proc/self/fd");
 
@@ -392,12 +395,12 @@ int main(int argc, char **argv)
 	       (unsigned long long)now_stats.flushed_event, (unsigned long long)now_stats.flushed_fence);
 
 	is(sum.wrong_data, 0, "data was where the program sees it, in %ld checks", sum.checked);
-	is(sum.wrong_calls, 0, "every call did what it should");
+	is(sum.wrong_calls, 0, "every call had its proper result");
 	is(sum.wrong_children, 0, "every child ended well, of %ld", sum.forked);
 	ok(sum.checked && sum.changed && sum.under && sum.flushed && sum.forked && sum.refused, "everything happened");
-	ok(now_stats.hits > now_stats.misses && now_stats.shared, "regions were used again, and shared");
+	ok(now_stats.hits > now_stats.misses && now_stats.shared, "regions were reused, and shared");
 	ok(now_stats.flushed_hook && now_stats.flushed_event && now_stats.flushed_flush,
-	   "and ended by calls seen, by events, by flushes");
+	   "and ended by hooks, by events, by flushes");
 
 	is(ibv_flush_relaxed_mr(pair.pd), 0, "flushed");
 	now_stats = stats();

@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
-# bench.sh TOOL LIBRARY [DEVICE]: what "rdmamr bench" prints. That the figures are there and are of what they should be
-# of, not how large they are.
+# bench.sh TOOL LIBRARY [DEVICE]: the output of "rdmamr bench": that it has the right figures, not
+# how large they are.
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
 . "$here/../lib/tap.sh"
@@ -24,11 +24,11 @@ fails() { # NAME STATUS WORDS COMMAND...
 		fail "$name" "wanted: status $wanted, $words" "found: status $status" "$output"
 	fi
 }
-fails "a device that is not there" 2 "there is no" "$tool" bench nosuch
-fails "a size that is none" 2 "64K, 1M or 2G" "$tool" bench --sizes 4K,big
+fails "a device that does not exist" 2 "there is no" "$tool" bench nosuch
+fails "an invalid size" 2 "64K, 1M or 2G" "$tool" bench --sizes 4K,big
 fails "no rounds" 2 "invalid value '0'" "$tool" bench --rounds 0
 fails "threads without --large" 2 "large" "$tool" bench --threads 2
-fails "a kind of memory that is none" 2 "memfd" "$tool" bench --large --kinds paper
+fails "an unknown kind of memory" 2 "memfd" "$tool" bench --large --kinds paper
 if [ -z "$device" ]; then
 	tap_done
 	exit
@@ -38,7 +38,7 @@ fi
 check "it measures" [ $? = 0 ]
 check "a table with a line for each size" bash -c '[ "$(grep -Ec "^ *(4 KiB|5000 B|1 MiB)( +[0-9.]+ (ns|us|ms)){2} " table)" = 3 ] || { cat table; false; }'
 check "with three times and two ratios each" bash -c '[ "$(grep -Ec " (ns|us|ms) .* (ns|us|ms) .* [0-9.e-]+ .* (ns|us|ms) .* [0-9.e-]+$" table)" = 3 ]'
-check "no word on standard error, no bar" [ ! -s errors ]
+check "standard error is empty: no bar" [ ! -s errors ]
 check "no escape codes" bash -c '! grep -q "$1" table' - $'\e'
 check "the plot is XML" python3 -c 'import xml.dom.minidom; xml.dom.minidom.parse("plot.svg")'
 check "with three lines, of three points each, and its sizes" python3 -c '
@@ -66,11 +66,11 @@ for row in answer["sizes"]:
     assert abs(row["plain_ratio"] - row["plain_us"] / row["libibverbs_us"]) < 1e-9, row
     assert row["plain_reg_us"] < row["plain_us"], row'
 json() { "$@" bench "$device" --sizes 4K,1M --rounds 2 --json; }
-check "JSON of the documented shape: ours by our own call, relaxed ones kept" python3 -c "$shape" <<<"$(json "$tool")"
-check "what is set for the library is left out" python3 -c "$shape" <<<"$(RDMAMR_DISABLE=1 RDMAMR_CACHE_LINGER=0 json "$tool")"
-check "nor does a library that is preloaded get into libibverbs' process" python3 -c "$shape" <<<"$(LD_PRELOAD=$library json "$tool" 2>/dev/null)"
+check "JSON of the documented shape: the library's by its own call, relaxed ones cached" python3 -c "$shape" <<<"$(json "$tool")"
+check "settings for the library are ignored" python3 -c "$shape" <<<"$(RDMAMR_DISABLE=1 RDMAMR_CACHE_LINGER=0 json "$tool")"
+check "a preloaded library stays out of libibverbs' process" python3 -c "$shape" <<<"$(LD_PRELOAD=$library json "$tool" 2>/dev/null)"
 if [ "$(id -u)" = 0 ] && setpriv --reuid=65534 --clear-groups test -x "$tool"; then
-	fails "a limit that is too low: the rest is measured, and it says why" 1 "RLIMIT_MEMLOCK" \
+	fails "a limit that is too low: the rest is measured, and the output says why" 1 "RLIMIT_MEMLOCK" \
 		prlimit --memlock=1048576 setpriv --reuid=65534 --regid=65534 --clear-groups --inh-caps=-all \
 		"$tool" bench "$device" --sizes 4K,4M --rounds 2
 fi
@@ -97,7 +97,7 @@ fails "a plot that cannot be written" 2 "nowhere/plot.svg" "$tool" bench "$devic
 check "--large measures" [ $? = 0 ]
 check "with a line for each kind: the floors, leaving, libibverbs and each number of threads" bash -c \
 	'[ "$(grep -Ec "^ *32 MiB  (anonymous|memfd|shared) +small ( +[0-9.]+){5}( +[0-9.]+ x +[0-9.]+){2}$" table)" = 3 ] || { cat table; false; }'
-check "and one for memory that the machine has not, with the reason, or that it has" bash -c \
+check "and one for huge pages, with the reason if the machine has none" bash -c \
 	'[ "$(grep -Ec "^ *32 MiB  huge +2 MiB " table)" = 1 ]'
 check "its JSON has the same" bash -c '"$1" bench "$2" --large --sizes 16M --rounds 1 --kinds memfd --json | python3 -c "
 import json, sys

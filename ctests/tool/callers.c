@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 /*
- * Functions that the traces of trace.py name as callers: this is never run,
- * "rdmamr report" reads its symbols and lines. The library of its own is
- * built without debug information.
+ * Functions that the traces of trace.py name as callers: this program never runs, "rdmamr report"
+ * reads its symbols and lines. Its library is built without debug information.
  */
 #include <stddef.h>
 
@@ -42,7 +41,7 @@ __attribute__((noinline)) void load_index(void *memory)
 }
 #endif
 
-/* As libibverbs' header has it: an inline function between the caller and the call. */
+/* As in libibverbs' header: an inline function between the caller and the call. */
 #ifndef LIBRARY
 #line 2550 "/usr/include/infiniband/verbs.h"
 static inline __attribute__((always_inline)) void __ibv_reg_mr(void *memory)

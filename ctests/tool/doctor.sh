@@ -1,7 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
-# doctor.sh TOOL LIBRARY [DEVICE]: what "rdmamr doctor" finds, on a device or where there is none. In the machine of
-# vm/ it also changes what is looked at, and wants to see that.
+# doctor.sh TOOL LIBRARY [DEVICE]: the findings of "rdmamr doctor", on a device or without one. In
+# the machine of vm/ it also changes the things that the doctor examines, and checks that it sees
+# that.
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
 . "$here/../lib/tap.sh"
@@ -17,7 +18,7 @@ about() { # SUBJECT
 	awk '/^(ok|warning|FAILURE) / { if (n++) print ""; } { sub(/^ +/, ""); printf "%s ", $0 } END { print "" }' |
 		sed 's/^\([a-zA-Z]*\) */\1 /' | grep -m 1 "^[a-zA-Z]* $1\( $device\)\?: "
 }
-says() { # NAME SUBJECT STATE WORDS COMMAND...: of a subject, its state, and words in what was found, is meant or helps
+says() { # NAME SUBJECT STATE WORDS COMMAND...: checks a subject's state, and words in its finding, meaning or help
 	local name=$1 subject=$2 state=$3 words=$4 answer found
 	shift 4
 	answer=$("$@")
@@ -54,19 +55,19 @@ for subject in "${subjects[@]}"; do
 done
 says "the library loads" library ok "$library" cat "$work/text"
 says "the release of rdma-core" rdma-core ok "$(dpkg-query -W -f '${Version}' libibverbs1 | cut -d- -f1)" cat "$work/text"
-# With a device these have forwarded the host, whose libraries, limits and filters decide: a start of the program takes
-# seconds in the machine.
+# With a device, these checks need not run again: the host's libraries, limits and filters decide
+# them, and a start of the program takes seconds in the machine.
 if [ -z "$device" ]; then
 	says "a library that cannot be preloaded" library FAILURE "cannot be preloaded" env RDMAMR_LIBRARY="$(
 		cp "$library" "$work/broken.so"
-		# It asks for a version of the C library that does not exist.
+		# It needs a version of the C library that does not exist.
 		sed -i 's/GLIBC_2\.34/GLIBC_9.99/g' "$work/broken.so"
 		echo "$work/broken.so"
 	)" "$tool" doctor
-	says "a library that is not there" library FAILURE "No such file" env RDMAMR_LIBRARY=/nowhere "$tool" doctor
+	says "a library that does not exist" library FAILURE "No such file" env RDMAMR_LIBRARY=/nowhere "$tool" doctor
 fi
-check "it fits 80 columns, but for what is to be copied" [ "$(grep -v '^ *-> ' "$work/text" | wc -L)" -le 80 ]
-[ -n "$device" ] || check "of a device that is not there: status 1" bash -c '"$1" doctor nosuch >/dev/null; [ $? = 1 ]' - "$tool"
+check "it fits 80 columns, except lines to copy" [ "$(grep -v '^ *-> ' "$work/text" | wc -L)" -le 80 ]
+[ -n "$device" ] || check "a device that does not exist: status 1" bash -c '"$1" doctor nosuch >/dev/null; [ $? = 1 ]' - "$tool"
 check "wrong usage: status 2" bash -c '"$1" doctor --nosuch 2>/dev/null; [ $? = 2 ]' - "$tool"
 check "no escape codes in a pipe" bash -c '! grep -q "$1" "$2"' - $'\e' "$work/text"
 
@@ -89,7 +90,7 @@ if [ "$(uname -m)" = x86_64 ]; then
 	says "userfaultfd is allowed" userfaultfd ok "allowed" cat "$work/text"
 	if [ -z "$device" ]; then
 		if [ -r /dev/userfaultfd ]; then
-			says "refused by a container's filter, and given by the device" userfaultfd ok "allowed" filtered 1 "$tool" doctor
+			says "refused by a container's filter, and granted by the device" userfaultfd ok "allowed" filtered 1 "$tool" doctor
 		else
 			skip "the device in place of the call" "there is none, or not for this user"
 		fi
@@ -117,7 +118,7 @@ if [ "$(id -u)" = 0 ] && setpriv --reuid=65534 --clear-groups test -x "$tool"; t
 	if [ -z "$device" ]; then
 		little() { prlimit --memlock=65536 env -u container "$@" "$tool" doctor; }
 		user=(setpriv --reuid=65534 --regid=65534 --clear-groups --inh-caps=-all)
-		says "a user's bounding set helps nobody" memlock warning "in the bounding set alone" little "${user[@]}"
+		says "a user's bounding set does not help" memlock warning "in the bounding set alone" little "${user[@]}"
 		says "nor does a bounding set without it" memlock warning "not even in the bounding set" little setpriv --bounding-set=-ipc_lock "${user[@]}"
 		if unshare -Ur true 2>/dev/null; then
 			says "nor do the rights of a user namespace" memlock warning "one of a user namespace" little unshare -Ur
@@ -129,9 +130,9 @@ if [ "$(id -u)" = 0 ] && setpriv --reuid=65534 --clear-groups test -x "$tool"; t
 		says "in a pod" memlock warning "systemctl edit containerd" little "${user[@]}" env KUBERNETES_SERVICE_HOST=10.0.0.1
 		says "in a job" memlock warning "PropagateResourceLimitsExcept=MEMLOCK" little "${user[@]}" env SLURM_JOB_ID=1
 	fi
-	[ -n "$device" ] || says "with CAP_IPC_LOCK the limit is no matter" memlock ok "CAP_IPC_LOCK" prlimit --memlock=65536 "$tool" doctor
+	[ -n "$device" ] || says "with CAP_IPC_LOCK the limit does not apply" memlock ok "CAP_IPC_LOCK" prlimit --memlock=65536 "$tool" doctor
 	if prlimit --memlock=unlimited true 2>/dev/null; then
-		says "a soft limit that everybody may raise" memlock warning "ulimit -l unlimited" \
+		says "a soft limit that every user may raise" memlock warning "ulimit -l unlimited" \
 			prlimit --memlock=65536:unlimited setpriv --reuid=65534 --regid=65534 --clear-groups --inh-caps=-all "$tool" doctor
 		says "unlimited" memlock ok "unlimited" prlimit --memlock=unlimited "$tool" doctor
 	else
@@ -150,18 +151,18 @@ if [ -z "$device" ]; then
 		check "explain $errno fits 80 columns" [ "$(grep -v '^ *-> ' "$work/explained" | wc -L)" -le 80 ]
 	done
 	"$tool" explain enomem >"$work/explained"
-	check "a number is as good as a name, in capitals or not" diff <("$tool" explain 12) "$work/explained"
+	check "a number means the same as a name, in capitals or not" diff <("$tool" explain 12) "$work/explained"
 	for runtime in Docker Kubernetes Slurm systemd prlimit; do
 		check "explain ENOMEM says how $runtime raises the limit" grep -q "^  - .*$runtime" <(sed 's/^  - A process that.*prlimit/  - prlimit/' "$work/explained")
 	done
 	[ "$(id -u)" != 0 ] || says "and what the limit is" memlock warning "soft limit 64 KiB" prlimit --memlock=65536 setpriv --reuid=65534 --regid=65534 --clear-groups --inh-caps=-all "$tool" explain ENOMEM
 	check "another errno has a line" grep -q "^EIO: the device is gone" <("$tool" explain EIO)
-	check "an errno of which nothing is known: status 2, and those that are" bash -c '"$1" explain EXDEV 2>"$2"; [ $? = 2 ] && grep -q "ENOMEM, EFAULT" "$2"' - "$tool" "$work/explained"
+	check "an unknown errno: status 2, and the known ones" bash -c '"$1" explain EXDEV 2>"$2"; [ $? = 2 ] && grep -q "ENOMEM, EFAULT" "$2"' - "$tool" "$work/explained"
 fi
 
 if [ -z "$device" ]; then
 	if [ -z "$(ls /sys/class/infiniband 2>/dev/null)" ]; then
-		says "no device is a failure, and it says how to get one" device FAILURE "type rxe" cat "$work/text"
+		says "no device is a failure, with the way to get one" device FAILURE "type rxe" cat "$work/text"
 		check "status 1" [ $status = 1 ]
 	else
 		skip "a machine without a device" "this one has some"
@@ -174,7 +175,7 @@ check "with a device, status 0" [ $status = 0 ]
 for subject in device uverbs driver regions; do
 	says "$subject $device" "$subject" ok "" cat "$work/text"
 done
-check "other devices are not looked at" [ "$(grep -c '^[a-zA-Z]* *uverbs ' "$work/text")" = 1 ]
+check "it does not look at other devices" [ "$(grep -c '^[a-zA-Z]* *uverbs ' "$work/text")" = 1 ]
 case $device in
 rxe*)
 	says "the table has its driver" driver ok "^rxe: the library registers by its own ioctl (" cat "$work/text"
@@ -183,13 +184,13 @@ rxe*)
 siw*) says "the table has its driver" driver ok "^siw: the library registers by its own ioctl, with 8 private bytes" cat "$work/text" ;;
 esac
 says "the kernel's ABI" kernel ok "Linux $(uname -r), uverbs ABI 6" cat "$work/text"
-says "fork support is not needed, and what ibv_fork_init does all the same" fork ok "$(
+says "fork support is not needed, with the effect of ibv_fork_init" fork ok "$(
 	case $(dpkg-query -W -f '${Version}' libibverbs1) in
 	[1-4][0-9].* | 50.*) echo "not needed.*calls ibv_fork_init.*kept from children all the same, unless it runs under the library" ;;
 	*) echo "not needed" ;;
 	esac
 )" cat "$work/text"
-says "where it was asked for all the same" fork warning "unset RDMAV_FORK_SAFE" env RDMAV_FORK_SAFE=1 "$tool" doctor
+says "if it was requested all the same" fork warning "unset RDMAV_FORK_SAFE" env RDMAV_FORK_SAFE=1 "$tool" doctor
 
 if [ -n "${VM:-}" ]; then
 	for sign in /.dockerenv:Docker /run/.containerenv:Podman; do

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * holds: does what the lines of its standard input say, and answers each with a line: "register N",
- * N regions of 64 KiB; "again N", one relaxed region N times; "release", all regions; "flush", the
- * relaxed regions that are kept; "stats", what
- * rdmamr_get_stats tells, as "NAME=VALUE". The device is the stand-in. ctests/tool/top.sh looks at
- * it from outside.
+ * holds: obeys the lines of its standard input, and answers each with a line: "register N", N
+ * regions of 64 KiB; "again N", one relaxed region N times; "release", all regions; "flush", the
+ * cached relaxed regions; "stats", the answer of rdmamr_get_stats, as "NAME=VALUE". The device is
+ * the stand-in. ctests/tool/top.sh examines it from outside.
  */
 #include <inttypes.h>
 #include <rdmamr.h>

@@ -1,7 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
-# hostile.sh TOOL LIBRARY AUDIT HOLDS: what another user of the machine, or whoever sets the environment, can do to a
-# program (SECURITY.md). HOLDS is ctests/tool/holds.c, a program that registers as it is told.
+# hostile.sh TOOL LIBRARY AUDIT HOLDS: what another user of the machine, or a malicious environment,
+# can do to a program (SECURITY.md). HOLDS is ctests/tool/holds.c, a program that registers on
+# request.
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
 . "$here/../lib/tap.sh"
@@ -11,7 +12,8 @@ trap 'rm -rf "$work"' EXIT
 cd "$work" || exit 1
 chmod 755 .
 
-# A program under the library: "begin" starts it, "ask" has it do something, "over" ends it in order.
+# A program under the library: "begin" starts it, "ask" has it do something, "over" ends it in
+# order.
 begin() { # [NAME=VALUE...]
 	coproc PROGRAM { exec env "$@" LD_PRELOAD="$library" "$holds" 2>said; }
 	exec {answers}<&"${PROGRAM[0]}" {requests}>&"${PROGRAM[1]}"
@@ -27,11 +29,11 @@ over() {
 	wait "$program"
 }
 
-# Whoever can write in the directory puts another file in the place of a file that the library writes. A block is
-# written at the program's end, whatever else the time allows.
+# A user who can write in the directory replaces a file that the library writes. The library writes
+# a block at the program's end, whatever else the time allows.
 mkdir shared
 kept() { [ "$(tr -d "\0" <"$1")" = precious ]; } # FILE
-swap() { # NAME COMMAND...: with the trace begun; the victim stays as it was, and the program says why
+swap() { # NAME COMMAND...: with the trace begun; the victim stays unchanged, and the program says why
 	local name=$1
 	shift
 	rm -f shared/*
@@ -43,13 +45,13 @@ swap() { # NAME COMMAND...: with the trace begun; the victim stays as it was, an
 	ask "register 1"
 	over
 	check "$name: a trace goes on into no other file" kept victim
-	check "$name: which the program says once" [ "$(grep -c 'RDMAMR_TRACE: cannot be written' said)" = 1 ]
+	check "$name: the program reports that once" [ "$(grep -c 'RDMAMR_TRACE: cannot be written' said)" = 1 ]
 	check "$name: the file of the start is a trace" "$tool" report --text shared/aside
 }
 swap "a symbolic link" ln -s ../victim shared/trace
 swap "a hard link" ln victim shared/trace
 swap "another file" cp victim shared/trace
-check "another file: it has nothing of the trace" kept shared/trace
+check "another file: no part of the trace is in it" kept shared/trace
 swap "nothing" true
 check "nothing: no file is made again" [ ! -e shared/trace ]
 for setting in RDMAMR_TRACE RDMAMR_STATS; do
@@ -61,7 +63,7 @@ for setting in RDMAMR_TRACE RDMAMR_STATS; do
 		ask "register 1"
 		over
 		check "$setting: a link${how:+ that is symbolic} is not written through" kept victim
-		check "$setting: which is said" grep -q "$setting: cannot be written.*link" said
+		check "$setting: which is reported" grep -q "$setting: cannot be written.*link" said
 	done
 done
 rm -f shared/file
@@ -102,7 +104,7 @@ echo precious >victim
 forks swap
 check "and to no other" kept victim
 
-# Another user has put a file, or a pipe that he reads, where root's trace is to be.
+# Another user has put a file, or a pipe that he reads, at the path of root's trace.
 if [ "$(id -u)" = 0 ]; then
 	chmod 1777 shared
 	for kind in file pipe; do
@@ -116,15 +118,15 @@ if [ "$(id -u)" = 0 ]; then
 		ask "register 1"
 		over
 		check "another user's file gets no trace: $kind" bash -c '[ ! -s shared/trace ] && { [ -f shared/trace ] || ! read -r -t 0 -u "$1"; }' - "$reader"
-		check "which is said: $kind" grep -q "RDMAMR_TRACE: cannot be written.*another user's" said
+		check "which is reported: $kind" grep -q "RDMAMR_TRACE: cannot be written.*another user's" said
 		exec {reader}>&-
 	done
 else
 	skip "another user's file gets no trace" "only root can make one"
 fi
 
-# Programs that have more rights than their caller: by the set-uid bit and by capabilities of the file. "cat" shows
-# what is loaded into it.
+# Programs that have more rights than their caller: by the set-uid bit and by capabilities of the
+# file. "cat" shows the objects that are loaded into it.
 if [ "$(id -u)" = 0 ] && command -v setcap >/dev/null; then
 	cp "$library" librdmamr.so.1
 	"${CC:-cc}" -I"$here/../../include" "$here/../packages/consumer.c" "$here/../lib/tap.c" -o plain ./librdmamr.so.1 -libverbs "-Wl,-rpath,$work"
@@ -153,7 +155,7 @@ else
 	skip "set-uid programs and programs with capabilities" "needs root and setcap"
 fi
 
-# What the environment says is not forwarded to a terminal.
+# The library does not forward the environment's bytes to a terminal.
 escape=$'\e]0;title\a\e[31m'
 output=$(env "RDMAMR_LOG=$escape" "RDMAMR_$escape=1" LD_PRELOAD="$library" true 2>&1)
 check "a warning forwards no control character" bash -c 'grep -q RDMAMR_LOG <<<"$1" && ! grep -q "[[:cntrl:]]" <<<"$1"' - "$output"

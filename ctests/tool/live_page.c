@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * The live page: which processes have a file of it, where, with which rights, and until when. What
- * stands in its way costs the program nothing. ctests/tool/top.sh reads what it holds.
+ * The live page: which processes have a file of it, where, with which rights, and until when. An
+ * obstacle to it costs the program nothing. ctests/tool/top.sh reads its content.
  *
  * The device is the stand-in (stub_device.h). Each part runs in a process of its own, whose
  * XDG_RUNTIME_DIR is a folder of this test.
@@ -28,7 +28,7 @@ static const char *folder(void)
 	return path;
 }
 
-/* How many files there are, unfinished ones included; -1 without the folder. The last one's path. */
+/* The number of files, unfinished ones included; -1 without the folder. Also the last one's path. */
 static int files(char *last)
 {
 	DIR *dir = opendir(folder());
@@ -47,7 +47,7 @@ static int files(char *last)
 	return count;
 }
 
-/* How many mappings of this process are of a page. */
+/* The number of this process's mappings of a page. */
 static int mapped(void)
 {
 	FILE *maps = fopen("/proc/self/maps", "r");
@@ -99,7 +99,7 @@ static int registers(void)
 	must(strstr(path, name));
 	child = fork();
 	if (child == 0) {
-		/* Nothing of the parent's is here; the child's own comes, and goes. */
+		/* The child has no page of its parent's; its own appears, and disappears. */
 		must(!mapped() && registered() && mapped() == 1 && files(NULL) == 2);
 		exit(0);
 	}
@@ -115,7 +115,7 @@ static int makes_none(void)
 	return 0;
 }
 
-/* In the folder of this test, that is: there may be others. */
+/* In the folder of this test: other programs may have pages elsewhere. */
 static int makes_none_here(void)
 {
 	must(registered());
@@ -170,7 +170,7 @@ static int replaces_itself(void)
 	return 1;
 }
 
-/* The image that was there before has left its file. */
+/* The process image before the exec has left its file. */
 static int after_exec(void)
 {
 	must(files(NULL) == 1 && !mapped() && registered() && files(NULL) == 1 && mapped() == 1);
@@ -227,7 +227,7 @@ int main(int argc, char **argv)
 	is(part("killed", NULL), 128 + SIGKILL, "a process is killed");
 	is(files(NULL), 1, "its file stays");
 	is(part("exec", NULL), 0, "a program that replaces itself replaces its file");
-	is(files(NULL), 0, "the next process has removed the killed one's");
+	is(files(NULL), 0, "the next process has removed the killed one's file");
 	is(part("limit", NULL), 0, "RLIMIT_FSIZE allows no file: the program registers, and gets no SIGXFSZ");
 	is(part("descriptors", NULL), 0, "no descriptor is left: the program registers");
 	clear();
@@ -248,16 +248,16 @@ int main(int argc, char **argv)
 		clear();
 		switch (part("full", NULL)) {
 		case 77:
-			skip("no room for a file", "this process can mount nothing");
+			skip("a full file system", "this process can mount nothing");
 			break;
 		case 0:
-			ok(1, "no room for a file: the program registers, and no file is made");
+			ok(1, "a full file system: the program registers, and no file is made");
 			break;
 		default:
-			ok(0, "no room for a file: the program registers, and no file is made");
+			ok(0, "a full file system: the program registers, and no file is made");
 		}
 	} else {
-		skip("a folder of another user, no room for a file", "needs root");
+		skip("a folder of another user, a full file system", "needs root");
 	}
 	clear();
 	must(rmdir(base) == 0);

@@ -1,7 +1,8 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""look.py PICTURE: looks into a screenshot (PNG) of the report on "trace.py known", 1100 pixels wide, whether the
-plot of pinned memory is there and shows its numbers. Prints a line for each thing that is wrong, and is 1 then.
+"""look.py PICTURE: checks in a screenshot (PNG) of the report on "trace.py known", 1100 pixels wide, that
+the plot of pinned memory exists and shows its numbers. Prints a line for each mistake, and then exits
+with 1.
 """
 import struct
 import sys
@@ -76,8 +77,8 @@ rows = pixels(sys.argv[1])
 if len(set(pixel for row in rows[::7] for pixel in row[::7])) < 5:
     sys.exit("the picture is blank")
 
-# The plot of pinned memory has plain memory from the first call to the end: its lowest rows are one run of blue. It is the first
-# such plot.
+# The plot of pinned memory shows plain memory from the first call to the end: its lowest rows are
+# one run of blue. It is the first such plot.
 wide = [y for y, row in enumerate(rows) if (lambda r: r[1] - r[0])(run(row, PLAIN)) > 800]
 if not wide:
     sys.exit("no plot of pinned memory: no row of it is blue from side to side")

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""openmetrics.py [--text] PID: reads what "rdmamr top" prints for Prometheus, by the parser of Prometheus' own client:
-OpenMetrics, or with --text the older format. PID is a process that must be in it."""
+"""openmetrics.py [--text] PID: reads the output of "rdmamr top" for Prometheus, by the parser of
+Prometheus' own client: OpenMetrics, or with --text the older format. PID is a process that must be in
+it."""
 import sys
 
 import prometheus_client.openmetrics.parser

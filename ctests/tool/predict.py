@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """predict.py RDMAMR LIBRARY WORKLOAD: runs programs (workload.c) without the cache, traced, and with
-the cache. Compares what `rdmamr report` foretells with what the cache does: the sign is right, and
-the time within a factor of 2, where more than 5 % of the program's time is at stake.
+the cache. Compares the prediction of `rdmamr report` with the cache's effect: the sign is right, and
+the time within a factor of 2, if more than 5 % of the program's time is at stake.
 
 Other programs on the machine only add to a time, so the shortest of several runs counts, and a
 program whose prediction fails runs more often. Prints TAP.
@@ -61,7 +61,7 @@ def main(rdmamr, library, workload):
                     break
             failed += not right
             print(f"{'ok' if right else 'not ok'} {number} - {program}, a registration takes "
-                  f"{costs[0]} ns: {predicted / 1e6:.2f} ms saved are foretold, {saved / 1e6:.2f} of "
+                  f"{costs[0]} ns: {predicted / 1e6:.2f} ms saved were predicted, {saved / 1e6:.2f} of "
                   f"{min(plain) / 1e6:.2f} ms were, in {turn + 1} runs", flush=True)
     print(f"1..{len(PROGRAMS)}")
     return failed != 0

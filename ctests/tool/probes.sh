@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
-# probes.sh LIBRARY HOLDS: the USDT probes: each has a note, each note leads to a nop, and the kernel's uprobes find
-# the calls of HOLDS (ctests/tool/holds.c) there, with their arguments.
+# probes.sh LIBRARY HOLDS: the USDT probes: each has a note, each note leads to a nop, and the
+# kernel's uprobes find the calls of HOLDS (ctests/tool/holds.c) there, with their arguments.
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
 . "$here/../lib/tap.sh"
@@ -27,7 +27,7 @@ for probe in reg_start reg_done hit dereg evict; do
 	check "rdmamr:$probe has a note" grep -q "^rdmamr $probe " "$work/notes"
 done
 check "there is no other" [ -z "$(awk '{ print $2 }' "$work/notes" | grep -vxE 'reg_start|reg_done|hit|dereg|evict')" ]
-# Where the segment of the code lies in the file.
+# The place of the code's segment in the file.
 in_file=$(readelf -lW "$library" | awk '$1 == "LOAD" && / R E / { print $2; exit }')
 in_memory=$(readelf -lW "$library" | awk '$1 == "LOAD" && / R E / { print $3; exit }')
 offset() { printf -v offset '0x%x' $(($1 - in_memory + in_file)); }
@@ -60,7 +60,7 @@ done <"$work/notes" >"$work/wanted"
 while read -r event; do
 	if echo "$event" >>$tracing/uprobe_events; then echo "$event" >>"$work/events"; fi
 done <"$work/wanted" 2>/dev/null
-check "the kernel takes a uprobe at each place" cmp "$work/events" "$work/wanted"
+check "the kernel accepts a uprobe at each place" cmp "$work/events" "$work/wanted"
 echo 1 >"$instance/events/$group/enable"
 printf 'register 3\nagain 10\nrelease\nflush\n' | RDMAMR_CACHE_LINGER=1000000 LD_PRELOAD=$work/librdmamr.so "$holds" >/dev/null
 echo 0 >"$instance/events/$group/enable"
@@ -68,9 +68,9 @@ seen() { grep -cE " ${1}_[0-9]+: .*length=65536" "$instance/trace"; }
 for wanted in reg_start=4 reg_done=4 hit=9 dereg=3 evict=1; do
 	found=$(seen "${wanted%=*}")
 	if [ "$found" = "${wanted#*=}" ]; then
-		pass "rdmamr:${wanted%=*} was met ${wanted#*=} times, with the length"
+		pass "rdmamr:${wanted%=*} was hit ${wanted#*=} times, with the length"
 	else
-		fail "rdmamr:${wanted%=*} was met ${wanted#*=} times, with the length" "found: $found" "$(tail -5 "$instance/trace")"
+		fail "rdmamr:${wanted%=*} was hit ${wanted#*=} times, with the length" "found: $found" "$(tail -5 "$instance/trace")"
 	fi
 done
 tap_done

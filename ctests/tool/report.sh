@@ -1,6 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
-# report.sh RDMAMR: "rdmamr report" on a trace whose numbers are known: as text, as JSON, and as a page that a browser shows.
+# report.sh RDMAMR: "rdmamr report" on a trace whose numbers are known: as text, as JSON, and as a
+# page in a browser.
 set -u
 here=$(dirname "$(realpath "$0")")
 . "$here/../lib/tap.sh"
@@ -11,7 +12,7 @@ cd "$work" || exit 1
 
 ${CC:-cc} -O1 -g "$here/callers.c" -o callers
 ${CC:-cc} -O1 -shared -fPIC -DLIBRARY "$here/callers.c" -o libcallers.so
-# Their code is older than the trace, which says it is of 2025.
+# Their code is older than the trace, whose date is in 2025.
 touch -d 2020-01-01 callers libcallers.so
 python3 "$here/trace.py" known trace "$work/callers" "$work/libcallers.so"
 line() { grep -n "/\* $1 \*/" "$here/callers.c" | cut -d: -f1; }
@@ -94,14 +95,14 @@ check "the JSON has the same numbers, exactly" values '
 ["failures"][1]["example"] null'
 
 printed=$("$rdmamr" report trace)
-check "the page is written beside the trace, and where it is is printed" [ "$printed" = trace.html ] && [ -s trace.html ]
+check "the page is written beside the trace, and its path is printed" [ "$printed" = trace.html ] && [ -s trace.html ]
 "$rdmamr" report -o page.html trace >/dev/null
 check "or where -o says" cmp trace.html page.html
 fails() { ! "$@"; }
 names_nothing() { ! grep -oiE '(src|href|data|action|poster|srcset)=|url\(|@import|[a-z]+://|<(script|link|iframe|object|embed|img)' "$1"; }
 check "the page names nothing to load, and has no script" names_nothing page.html
 echo "<p><img src=x>" >image.html
-check "a page that does would be seen" fails names_nothing image.html
+check "the check finds a page that does" fails names_nothing image.html
 
 # Three ranks on two hosts, each with its trace.
 python3 "$here/trace.py" job folder_of_a_job "$work/callers" "$work/libcallers.so"
@@ -120,12 +121,12 @@ check "and in the JSON" values '
 ["lanes"][2]["rank"] 2
 ["totals"]["calls"] 120'
 
-# Two runs beside each other: the job without, and with half the time.
+# Compares two runs: the job as it was, and with half the time.
 python3 "$here/trace.py" job faster "$work/callers" "$work/libcallers.so" 2
 "$rdmamr" report --diff --text folder_of_a_job faster >text_of_diff
 unwrapped=$(tr -s '\n ' ' ' <text_of_diff)
 compared() { grep -qF -- "$1" <<<"$unwrapped"; }
-check "two runs are compared: what was gained" compared '30.0 ms gained: 60.0 ms in calls before, 30.0 ms after (50.0 %).'
+check "two runs are compared: the gain" compared '30.0 ms gained: 60.0 ms in calls before, 30.0 ms after (50.0 %).'
 check "by size" compared '256 KiB 20 20 30.0 ms 15.0 ms -15.0 ms 0.50'
 check "and by caller" bash -c 'tr -s " " <text_of_diff | grep -q "^ 45.0 ms 22.5 ms -22.5 ms 0.50 send_message"'
 check "within 80 columns" [ "$(wc -L <text_of_diff)" -le 80 ]
@@ -176,14 +177,14 @@ events() {
 check "the export for Perfetto is named" [ "$("$rdmamr" report --perfetto folder_of_a_job)" = folder_of_a_job/report.json ]
 check "it is of Chrome's trace event format, two hosts' equal pids apart" events folder_of_a_job/report.json 120 3 apart
 "$rdmamr" report --perfetto -o known.json trace >/dev/null
-# Its first thread makes some calls at once, as no thread can.
+# Its first thread makes some calls at once, as no real thread can.
 check "so is that of a trace with everything" events known.json 270 2
-check "calls of a thread that overlap are seen" fails events known.json 270 2 apart
+check "the check finds overlapping calls of a thread" fails events known.json 270 2 apart
 sed 's/"dur"/"duration"/' known.json >spoilt.json
-check "a call without a duration is seen" fails events spoilt.json 270 2
+check "the check finds a call without a duration" fails events spoilt.json 270 2
 check "--diff of one trace" bash -c '"$0" report --diff trace 2>&1 | grep -q "compares two traces"' "$rdmamr"
 
-# Without the network if the machine lets us, and without a host in any case.
+# Without the network if the machine allows that, and without a host in any case.
 browser=(chromium --headless=new --no-sandbox --disable-gpu --hide-scrollbars "--user-data-dir=$work/profile"
 	"--host-resolver-rules=MAP * ~NOTFOUND" "--window-size=1100,1700")
 if unshare -rn true 2>/dev/null; then browser=(unshare -rn "${browser[@]}"); fi
@@ -209,10 +210,10 @@ else
 	check "its plots show them" python3 "$here/look.py" page.png
 	sed -E 's/<path class="(plain|cache)" [^>]*>//g' page.html >bare.html
 	picture bare
-	check "a page without plots is seen" fails python3 "$here/look.py" bare.png
-	# Headless windows are no narrower than 500 pixels; a frame in one is.
+	check "the check finds a page without plots" fails python3 "$here/look.py" bare.png
+	# Headless windows are at least 500 pixels wide; a frame in one may be narrower.
 	cp "$here/probe.html" .
-	probe() { # PAGE WIDTH OPTION...: what the probe has measured, after what is wrong
+	probe() { # PAGE WIDTH OPTION...: prints the mistakes, and then the probe's measures
 		local page=$1 width=$2
 		shift 2
 		timeout 600 "${browser[@]}" --allow-file-access-from-files --window-size=1400,2100 "$@" --dump-dom "file://$work/probe.html#$page,$width" >dom 2>browser.log
@@ -236,11 +237,11 @@ else
 	probe faster/report.diff.html 390 >probed
 	check "the page that compares is legible at 390 pixels" bash -c 'head -1 probed | grep -x right'
 	sed 's/--dim: #5b6470/--dim: #9aa4af/' page.html >pale.html
-	check "a text that is too pale is seen" fails looks_right pale.html 1280
+	check "the check finds text that is too pale" fails looks_right pale.html 1280
 	sed 's/overflow-wrap: break-word/word-break: break-all/' job.html >broken.html
-	check "a name that is broken within a word is seen" fails looks_right broken.html 390
+	check "the check finds a name that is broken within a word" fails looks_right broken.html 390
 	sed 's/font-size: 13px; line-height: 16px/font-size: 9px; line-height: 10px/' page.html >tiny.html
-	check "an axis that is too small to read is seen" fails looks_right tiny.html 390
+	check "the check finds an axis that is too small to read" fails looks_right tiny.html 390
 fi
 
 refused() { # STATUS WORDS ARGUMENT...
@@ -255,7 +256,7 @@ echo "#!/bin/sh" >script
 : >empty
 check "a file that is no trace is refused in words, with 2" refused 2 'is not a trace of librdmamr' script
 check "an empty one" refused 2 'it is empty' empty
-check "one that is not there" refused 2 'No such file' none
+check "one that does not exist" refused 2 'No such file' none
 mkdir none_in_it
 check "a folder without a trace" refused 2 'there is no trace in this folder' none_in_it
 check "a device" refused 2 'is neither a regular file, nor a folder, nor a pipe' /dev/null
@@ -265,11 +266,11 @@ ln trace hard
 for page in trace ./trace symbolic hard; do
 	check "the page does not replace the trace, by the name $page" refused 2 'is the trace itself' -o "$page" trace
 done
-check "the trace is as before" cmp trace kept
+check "the trace is unchanged" cmp trace kept
 echo "as before" >victim
 ln -s victim page_link.html
 "$rdmamr" report -o page_link.html trace >/dev/null
-check "a link in the page's place is replaced, and what it leads to is as before" \
+check "a link in the page's place is replaced, and its target is unchanged" \
 	bash -c '[ "$(cat victim)" = "as before" ] && [ ! -L page_link.html ] && cmp page.html page_link.html'
 check "a link to a device is refused" refused 2 'is a link to something that is no file' -o /dev/stdout trace
 check "-o - writes the page to standard output" cmp page.html <("$rdmamr" report -o - trace)
@@ -287,18 +288,18 @@ mkdir folder
 cp trace folder/one.trace
 echo "no trace" >folder/notes.txt
 "$rdmamr" report --text folder >from_folder
-check "a folder is reported on, whatever else is in it" same from_folder
+check "a folder is reported on, whatever other files it has" same from_folder
 "$rdmamr" report --text trace symbolic hard >from_links
 check "a file that is named three times counts once" same from_links
 check "the page on a folder is in it" [ "$("$rdmamr" report folder)" = folder/report.html ]
 check "a page that cannot be written" refused 2 'cannot be written' -o /nowhere/page.html trace
 check "text and JSON at once" refused 2 'cannot be used with' --text --json trace
-enough() { # by the signal, or by the error that it is where the signal is ignored
+enough() { # ends by the signal, or by the error that replaces it if the signal is ignored
 	local status
 	(sleep 0.3 && exec "$rdmamr" report --text trace 2>errors) | true
 	status=${PIPESTATUS[0]}
 	cat errors
 	[[ $status == 0 || $status == 141 ]] && [ ! -s errors ]
 }
-check "a reader that has enough hears no complaint" enough
+check "a reader that closes the pipe early gets no complaint" enough
 tap_done

@@ -1,7 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
-# run.sh TOOL LIBRARY [DEVICE GID_INDEX]: what "rdmamr run" starts, with which environment, and what it refuses to. With
-# a device, instead, a program that nobody here wrote, on that.
+# run.sh TOOL LIBRARY [DEVICE GID_INDEX]: the programs that "rdmamr run" starts, their environment,
+# and the programs that it refuses. With a device, instead, another project's program on that
+# device.
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
 . "$here/../lib/tap.sh"
@@ -14,7 +15,7 @@ export RDMAMR_LIBRARY=$library
 unset LD_PRELOAD LD_AUDIT
 
 run() { "$tool" run "$@"; }
-# The output of a command, and the status of its last process.
+# Prints the output of a command, and the status of its last process.
 status_of() {
 	local output status
 	output=$("$@" 2>&1)
@@ -28,7 +29,7 @@ is() { # NAME WANTED COMMAND...: its whole output and status
 	found=$(status_of "$@")
 	if [ "$found" = "$wanted" ]; then pass "$name"; else fail "$name" "wanted: $wanted" "found: $found"; fi
 }
-refused() { # NAME STATUS WORDS COMMAND...: one line that has these words, and nothing ran
+refused() { # NAME STATUS WORDS COMMAND...: expects one line with these words, and that nothing ran
 	local name=$1 status=$2 words=$3 found
 	shift 3
 	found=$(status_of run "$@")
@@ -83,13 +84,13 @@ pid=$!
 for _ in $(seq 2000); do [ -e started ] && break || sleep 0.05; done
 kill -TERM $pid
 wait $pid
-check "a program that catches SIGTERM gets it, and ends as it likes" bash -c '[ "$1" = 5 ] && [ "$(cat caught)" = caught ]' - $?
+check "a program that catches SIGTERM gets it, and chooses its end" bash -c '[ "$1" = 5 ] && [ "$(cat caught)" = caught ]' - $?
 died=$(python3 -c '
 import subprocess, sys
 print(subprocess.run([sys.argv[1], "run", "sh", "-c", "kill -SEGV $$"], stderr=subprocess.DEVNULL).returncode)' "$tool")
 check "a program that dies of a signal of its own does so for the caller: $died" [ "$died" = -11 ]
 ignored() { grep SigIgn /proc/self/status; }
-check "signals that were ignored are, and others are not" [ "$(run grep SigIgn /proc/self/status)" = "$(ignored)" ]
+check "ignored signals stay ignored, and others do not" [ "$(run grep SigIgn /proc/self/status)" = "$(ignored)" ]
 check "SIGPIPE too" [ "$(trap '' PIPE; run grep SigIgn /proc/self/status)" = "$(trap '' PIPE; ignored)" ]
 check "the process is the same" [ "$(bash -c 'echo $$; exec "$1" run sh -c "echo \$\$"' - "$tool" | uniq | wc -l)" = 1 ]
 
@@ -101,7 +102,7 @@ has() { # NAME LINE COMMAND...: the program's environment has the line
 	if grep -qxF -- "$line" <<<"$found"; then pass "$name"; else fail "$name" "wanted: $line" "found: $(grep -a 'RDMAMR\|LD_' <<<"$found")"; fi
 }
 has "LD_PRELOAD is the library" "LD_PRELOAD=$library" run env
-has "before what is preloaded already" "LD_PRELOAD=$library:libdl.so.2" env LD_PRELOAD=libdl.so.2 "$tool" run env
+has "before libraries that are preloaded already" "LD_PRELOAD=$library:libdl.so.2" env LD_PRELOAD=libdl.so.2 "$tool" run env
 module=${library%/*}/librdmamr-audit.so
 has "LD_AUDIT is the module beside the library" "LD_AUDIT=$module" run env
 has "before another" "LD_AUDIT=$module:/nowhere.so" env LD_AUDIT=/nowhere.so "$tool" run env
@@ -127,10 +128,10 @@ has "--trace is absolute" "RDMAMR_TRACE=$work/trace" run --trace trace env
 check "and the file is there" test -f trace
 is "with few descriptors, too" "status 0" bash -c 'ulimit -n 64; "$1" run --trace trace true 2>/dev/null' - "$tool"
 check "nothing else is set" [ "$(run env | grep -c ^RDMAMR_)" = 0 ]
-has "what the user has set stays" RDMAMR_LOG=debug env RDMAMR_LOG=debug "$tool" run env
+has "the user's settings stay" RDMAMR_LOG=debug env RDMAMR_LOG=debug "$tool" run env
 printf 'RDMAMRTR and an old block' >trace
 run --trace trace true 2>/dev/null
-check "an old trace is not added to" bash -c '! grep -qs "old block" trace'
+check "a new trace replaces an old one" bash -c '! grep -qs "old block" trace'
 rm -f started
 # shellcheck disable=SC2016 # the program's own variable
 "$tool" run --trace trace -- sh -c 'printf "RDMAMRTR and a new block" >>"$RDMAMR_TRACE"; : >started; until [ -e over ]; do sleep 0.1; done' 2>/dev/null &
@@ -147,13 +148,13 @@ check "and has written the page by the program's name" grep -q '<html' sh.html
 check "with the call that failed" grep -q ibv_reg_mr sh.html
 run --report=page.html --trace kept -- ./failing >/dev/null 2>said
 check "--report=PAGE, and the trace stays" test -s page.html -a -s kept
-check "where it is, is said" grep -q '^rdmamr: page.html: ' said
+check "its path is reported" grep -q '^rdmamr: page.html: ' said
 check "the trace is its user's alone" [ "$(stat -c %a kept)" = 600 ]
-check "a program that registers nothing has no report, which is said" bash -c '[ "$(tail -1 <<<"$1")" = "status 0" ] && grep -q "^rdmamr: no report: " <<<"$1" && [ ! -e true.html ]' - "$(status_of run --report true)"
+check "a program that registers nothing has no report, which is reported" bash -c '[ "$(tail -1 <<<"$1")" = "status 0" ] && grep -q "^rdmamr: no report: " <<<"$1" && [ ! -e true.html ]' - "$(status_of run --report true)"
 died=$(python3 -c '
 import subprocess, sys
 print(subprocess.run([sys.argv[1], "run", "--report", "sh", "-c", "kill -SEGV $$"], stderr=subprocess.DEVNULL).returncode)' "$tool")
-check "and dies of what the program died of: $died" [ "$died" = -11 ]
+check "and dies of the same signal as the program: $died" [ "$died" = -11 ]
 rm -f started
 # shellcheck disable=SC2016 # the program's own variables
 "$tool" run --report -- perl -e '$SIG{TERM} = sub { print "caught\n"; exit 5 }; open F, ">started"; close F; sleep 600' >caught 2>/dev/null &
@@ -168,7 +169,7 @@ RANK=3 "$tool" run --trace of/%h-%r -- ./failing >/dev/null 2>&1
 check "--trace with %h and %r: a file for the rank, in a new folder" test -s "of/$(uname -n)-3"
 printf 'a letter' >"of/$(uname -n)-4"
 run --trace of/%h-%r true
-check "old traces go, and nothing else does" [ "$(ls of)" = "$(uname -n)-4" ]
+check "old traces are removed, and no other file" [ "$(ls of)" = "$(uname -n)-4" ]
 check "the next command names the folder" grep -q "next: rdmamr report $work/of$" <<<"$(RANK=1 "$tool" run --trace of/%h-%r -- ./failing 2>&1)"
 has "--trace-limit" RDMAMR_TRACE_LIMIT=1M run --trace trace --trace-limit 1M env
 exec {held}>locked
@@ -181,12 +182,12 @@ check "in a deleted working directory a relative path is refused" [ "$(grep -c '
 
 echo "a year's work" >thesis
 refused "a file that is no trace is not overwritten" 125 "not a trace" --trace thesis echo it ran
-check "it is as it was" [ "$(cat thesis)" = "a year's work" ]
+check "it is unchanged" [ "$(cat thesis)" = "a year's work" ]
 printf 'RDMAMRTR and an old block' >trace
-refused "a program that is not there" 127 "no program of that name" --trace trace nosuch
-check "leaves the old trace alone" grep -q "old block" trace
+refused "a program that does not exist" 127 "no program of that name" --trace trace nosuch
+check "leaves the old trace unchanged" grep -q "old block" trace
 
-# Programs into which nothing can be preloaded.
+# Programs that cannot preload a library.
 if echo 'int main(void) { return 0; }' >main.c && "${CC:-cc}" main.c -o dynamic; then
 	"${CC:-cc}" -static main.c -o static
 	"${CC:-cc}" -static-pie main.c -o static-pie
@@ -200,13 +201,13 @@ if echo 'int main(void) { return 0; }' >main.c && "${CC:-cc}" main.c -o dynamic;
 	refused "static and position-independent" 125 "statically linked" ./static-pie
 	refused "musl" 125 "C library musl" ./musl
 	refused "another loader" 125 "not glibc's" ./bionic
-	refused "a loader that is not there" 125 "does not exist" ./elsewhere
+	refused "a loader that does not exist" 125 "does not exist" ./elsewhere
 	for machine in '003 1 x86, 32 bit' '267 2 ARM, 64 bit' '363 2 RISC-V, 64 bit'; do
 		read -r number class name <<<"$machine"
 		cp dynamic other
 		printf '%b' "\\0$number\\0" | dd of=other bs=1 seek=18 conv=notrunc status=none
 		if [ "$class" = 1 ]; then
-			# The header of 32 bits is another: of this one nothing but the machine is looked at.
+			# The header of 32 bits has another layout: only the machine is read from this one.
 			printf '\177ELF\1\1\1\0\0\0\0\0\0\0\0\0\2\0\3\0\1\0\0\0\0\0\0\0\64\0\0\0\0\0\0\0\0\0\0\0\64\0\40\0\0\0\50\0\0\0\0\0' >other
 			chmod +x other
 		fi
@@ -225,7 +226,7 @@ if echo 'int main(void) { return 0; }' >main.c && "${CC:-cc}" main.c -o dynamic;
 	refused "a script with a static interpreter" 125 "script, run by $work/static: it is statically" ./script
 	PATH=$work:$PATH refused "one by env" 125 "it starts $work/static, and it is statically" ./by-env
 	refused "a script run by a script" 125 "statically linked" ./nested
-	refused "a script whose interpreter is not there" 125 "/nowhere/sh does not exist" ./orphan
+	refused "a script whose interpreter does not exist" 125 "/nowhere/sh does not exist" ./orphan
 	is "a script" $'it ran\nstatus 0' run ./fine
 	is "one without a first line for the kernel" $'it ran\nstatus 0' run ./plain
 	refused "neither a program nor a script" 125 "neither an ELF program nor a script" ./noise
@@ -236,13 +237,13 @@ echo text >text
 refused "a file that may not be executed" 126 "may not be executed" ./text
 refused "a directory" 126 "directory" ./.
 PATH=$PATH:$work refused "a name in PATH that may not be executed" 126 "may not be executed" text
-refused "a path that is not there" 127 "No such file" ./nosuch
+refused "a path that does not exist" 127 "No such file" ./nosuch
 refused_usage() { # NAME OPTION...
 	local name=$1
 	shift
 	is "$name is wrong usage" "status 125" bash -c '"$0" run "$@" true 2>/dev/null' "$tool" "$@"
 }
-refused_usage "a cache that is none" --cache=some
+refused_usage "an unknown cache" --cache=some
 refused_usage "more threads than the library takes" --prefault 65
 is "an unknown option is wrong usage, with the status of env(1)" "status 125" bash -c '"$1" run --nosuch true 2>/dev/null' - "$tool"
 
@@ -277,7 +278,7 @@ fi
 # Finding the library.
 mkdir -p prefix/bin prefix/lib prefix/opt 'with space'
 cp "$tool" prefix/bin/
-is "nowhere: it says where it looked" "status 125" bash -c 'env -u RDMAMR_LIBRARY "$1/prefix/bin/rdmamr" run true >said 2>&1' - "$work"
+is "nowhere: it prints the places that it searched" "status 125" bash -c 'env -u RDMAMR_LIBRARY "$1/prefix/bin/rdmamr" run true >said 2>&1' - "$work"
 check "beside itself, and in the linker's cache" bash -c 'grep -q "prefix/lib/librdmamr.so.1$" said && grep -q "ldconfig -p" said'
 cp "$library" prefix/lib/librdmamr.so.1
 has "in its own prefix" "LD_PRELOAD=$work/prefix/lib/librdmamr.so.1" env -u RDMAMR_LIBRARY prefix/bin/rdmamr run env
@@ -288,7 +289,7 @@ mkdir prefix/lib/rdmamr
 cp "$module" prefix/lib/rdmamr/
 has "the module is in a folder beside the library" "LD_AUDIT=$work/prefix/lib/rdmamr/librdmamr-audit.so" env -u RDMAMR_LIBRARY prefix/bin/rdmamr run env
 echo none >prefix/lib/rdmamr/librdmamr-audit.so
-has "a file that is no module is none" 0 env -u RDMAMR_LIBRARY prefix/bin/rdmamr run bash -c 'env | grep -c ^LD_AUDIT'
+has "a file that is no module is ignored" 0 env -u RDMAMR_LIBRARY prefix/bin/rdmamr run bash -c 'env | grep -c ^LD_AUDIT'
 mv prefix/lib/librdmamr.so.1 prefix/opt/
 has "in LD_LIBRARY_PATH" "LD_PRELOAD=$work/prefix/opt/librdmamr.so.1" env -u RDMAMR_LIBRARY LD_LIBRARY_PATH=prefix/opt prefix/bin/rdmamr run env
 has "RDMAMR_LIBRARY, relative" "LD_PRELOAD=$work/prefix/opt/librdmamr.so.1" env RDMAMR_LIBRARY=prefix/opt/librdmamr.so.1 "$tool" run env
@@ -315,7 +316,7 @@ escape=$'\e'
 check "a pipe gets no escape codes" bash -c '! { "$1" --help; "$1" run --nosuch; "$1" doctor; } 2>&1 | grep -q "$2"' - "$tool" "$escape"
 if command -v script >/dev/null; then
 	on_terminal() { script -qec "$1" /dev/null </dev/null; }
-	check "the command that it is told can be copied" grep -qF "rdmamr report '$work/it'\\''s a trace'" <<<"$(on_terminal "'$tool' run --trace \"it's a trace\" true")"
+	check "the printed command can be copied" grep -qF "rdmamr report '$work/it'\\''s a trace'" <<<"$(on_terminal "'$tool' run --trace \"it's a trace\" true")"
 	check "a terminal gets some" grep -q "$escape" <<<"$(on_terminal "'$tool' doctor")"
 	check "not with NO_COLOR" bash -c '! grep -q "$2" <<<"$1"' - "$(NO_COLOR=1 on_terminal "'$tool' doctor; '$tool' run --nosuch")" "$escape\[[0-9;]*m"
 else
@@ -323,11 +324,11 @@ else
 fi
 for shell in bash zsh fish; do
 	"$tool" completions $shell >completions.$shell
-	check "completions for $shell name what there is" grep -q 'doctor' completions.$shell
+	check "completions for $shell name the subcommands" grep -q 'doctor' completions.$shell
 	if command -v $shell >/dev/null; then
-		check "$shell takes them" $shell -n completions.$shell
+		check "$shell accepts them" $shell -n completions.$shell
 	else
-		skip "$shell takes them" "$shell is not installed"
+		skip "$shell accepts them" "$shell is not installed"
 	fi
 done
 # An error, neither a panic nor success.

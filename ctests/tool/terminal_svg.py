@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""terminal_svg.py TITLE: turns what `tmux capture-pane -e` prints (standard input) into a picture (SVG, standard
-output). It knows the colours and attributes that `rdmamr top` uses."""
+"""terminal_svg.py TITLE: turns the output of `tmux capture-pane -e` (standard input) into a picture
+(SVG, standard output). It knows the colours and attributes that `rdmamr top` uses."""
 import html
 import re
 import sys

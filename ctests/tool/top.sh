@@ -1,8 +1,9 @@
 #!/bin/bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
-# top.sh TOOL LIBRARY HOLDS [DEVICE GID_INDEX]: "rdmamr top" on processes that HOLDS (ctests/tool/holds.c) makes: its
-# figures, who sees whom, the terminal, OpenMetrics. With a device, instead, what the kernel lists of processes with
-# the library and without; with CHECK_PICTURE set, what the terminal shows of them goes to top.ansi in $RESULTS.
+# top.sh TOOL LIBRARY HOLDS [DEVICE GID_INDEX]: "rdmamr top" on processes that HOLDS
+# (ctests/tool/holds.c) makes: its figures, which users see which processes, the terminal,
+# OpenMetrics. With a device, instead, the kernel's list of processes with the library and without;
+# with CHECK_PICTURE set, the terminal's view of them goes to top.ansi in $RESULTS.
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
 . "$here/../lib/tap.sh"
@@ -15,7 +16,7 @@ export XDG_RUNTIME_DIR=$work/run RDMAMR_CACHE_LINGER=1000000
 terminal=$work/terminal
 trap 'tmux -S "$terminal" kill-server 2>/dev/null; for pid in ${held[*]:-}; do kill -9 "$pid" 2>/dev/null; done; rm -rf "$work"' EXIT
 held=()
-# A user that no other test is.
+# A user ID that no other test uses.
 stranger=$((60000 + $$ % 5000))
 
 # Starts a process. It answers each line of "ask".
@@ -40,7 +41,7 @@ print(eval("p" + sys.argv[2], {"p": found[0]}) if found else "absent")' "$1" "$2
 is() { # NAME WANTED FOUND
 	if [ "$2" = "$3" ]; then pass "$1"; else fail "$1" "wanted: $2" "found: $3"; fi
 }
-# Waits until a command prints this; prints what it printed last.
+# Waits until a command prints this; prints its last output.
 comes() { # WANTED COMMAND...
 	local wanted=$1 found
 	shift
@@ -52,7 +53,7 @@ comes() { # WANTED COMMAND...
 	echo "$found"
 }
 screen() { tmux -S "$terminal" capture-pane -p "$@"; }
-shows() { # NAME WORDS: the terminal comes to show them
+shows() { # NAME WORDS: waits until the terminal shows them
 	local found
 	for _ in $(seq 300); do
 		found=$(screen)
@@ -83,9 +84,9 @@ if [ -n "$device" ]; then
 		tap_done
 		exit
 	fi
-	is "a process without the library has what the kernel lists" 1 "$(comes 1 json "$without" "['regions']")"
+	is "a process without the library has the kernel's list" 1 "$(comes 1 json "$without" "['regions']")"
 	is "with its length" "1048576 $device" "$(json "$without" "['bytes'], p['devices'][0]['device']" | tr -d "(),'")"
-	is "and is said to be without" False "$(json "$without" "['library']")"
+	is "and is shown as without" False "$(json "$without" "['library']")"
 	is "one under the library has its own count" 1 "$(comes 1 json "$with" "['regions']")"
 	is "which is the kernel's" "1 65536" \
 		"$(json "$with" "['devices'][0]['kernel_regions'], p['devices'][0]['kernel_bytes']" | tr -d '(),')"
@@ -95,7 +96,7 @@ if [ -n "$device" ]; then
 	is "the device's limit is shown" True "$(json "$without" "['limits'][-1]['name'] == 'max_mr' and p['limits'][-1]['most'] > 1000")"
 	is "its limit on pinned memory too" "RLIMIT_MEMLOCK 16777216" \
 		"$(json "$without" "['limits'][0]['name'], p['limits'][0]['most']" | tr -d "(),'")"
-	limits() { # PID NAME: what is used and the most
+	limits() { # PID NAME: the used amount and the maximum
 		json "$1" "['pid'] and [(l['used'], l['most']) for l in p['limits'] if l['name'] == '$2'][0]" | tr -d '(),'
 	}
 	group=$work/groups/top
@@ -107,8 +108,8 @@ if [ -n "$device" ]; then
 		held+=($!)
 		is "one in a cgroup has its one region" 1 "$(comes 1 json $! "['regions']")"
 		objects=$(grep -oP "^$device .*hca_object=\K[0-9]+" "$group/rdma.current")
-		is "the limit of its objects, with what is used" "$objects 100" "$(limits $! hca_object)"
-		check "which are some" [ "${objects:-0}" -ge 2 ]
+		is "the limit of its objects, with the used number" "$objects 100" "$(limits $! hca_object)"
+		check "which is not 0" [ "${objects:-0}" -ge 2 ]
 		is "and that of its memory" 314572800 "$(limits $! memory.max | cut -d' ' -f2)"
 		kill $!
 		wait $! 2>/dev/null
@@ -117,7 +118,7 @@ if [ -n "$device" ]; then
 	else
 		skip "a cgroup's limits" "no cgroup2 with rdma and memory"
 	fi
-	check "the table says who is without" grep -q "ibv_rc_pingpong (no library)" <<<"$(top --once)"
+	check "the table marks processes without the library" grep -q "ibv_rc_pingpong (no library)" <<<"$(top --once)"
 	tap_done
 	exit
 fi
@@ -127,7 +128,7 @@ first=$pid
 start second OMPI_COMM_WORLD_RANK=12
 second=$pid
 
-is "a process that has registered nothing is not there" absent "$(json "$first" "['regions']")"
+is "a process that has registered nothing is not listed" absent "$(json "$first" "['regions']")"
 ask first "register 100" >/dev/null
 ask first "again 1000" >/dev/null
 ask second "register 2" >/dev/null
@@ -160,10 +161,10 @@ is "regions that end are gone" "0 1" "$(json "$second" "['counters']['live'], p[
 files=$(ls "$work/run/rdmamr" | wc -l)
 kill -9 "$second"
 wait "$second" 2>/dev/null
-is "a killed process is not there" absent "$(json "$second" "['regions']")"
+is "a killed process is not listed" absent "$(json "$second" "['regions']")"
 check "and its file is removed" [ "$(ls "$work/run/rdmamr" | wc -l)" -lt "$files" ]
 
-# Who sees whom.
+# Which users see which processes.
 page=$(ls "$work/run/rdmamr"/*)
 mv "$page" "$work/run/rdmamr/1-2-3"
 is "a file whose name is not its content's is not shown" absent "$(json "$first" "['regions']")"
@@ -194,7 +195,7 @@ else
 	skip "another user's processes" "needs root, and setpriv"
 fi
 
-# A container: its own mounts and numbers of processes. The page lies in the container's /dev/shm.
+# A container: its own mounts and process numbers. The page lies in the container's /dev/shm.
 if unshare --mount --pid --fork true 2>/dev/null; then
 	mkfifo "$work/inside.in"
 	unshare --mount --pid --fork --mount-proc --kill-child env -u XDG_RUNTIME_DIR bash -c \
@@ -223,7 +224,7 @@ ln -sf "$work/target" "$work/link.prom"
 "$tool" top --textfile "$work/link.prom"
 is "a link is replaced, not followed" kept "$(cat "$work/target")"
 is "no other file is left" "" "$(find "$work" -name '.*.prom*')"
-check "a folder that is not there is an error" bash -c '! "$1" top --textfile "$2/none/file.prom"' - "$tool" "$work"
+check "a missing folder is an error" bash -c '! "$1" top --textfile "$2/none/file.prom"' - "$tool" "$work"
 check "without a terminal it names --once" bash -c '"$1" top </dev/null 2>&1 | grep -q -- --once' - "$tool"
 
 # The terminal.
@@ -232,12 +233,12 @@ if command -v tmux >/dev/null; then
 	shows "the terminal shows the process" "$first +3 +stub0 +101 "
 	shows "and its details" "stub0: 101 regions, 6.31 MiB; 1 idle"
 	ask first "register 5" >/dev/null
-	shows "what is registered next" "$first +3 +stub0 +106 "
+	shows "the next registrations" "$first +3 +stub0 +106 "
 	key s
 	shows "s sorts by the next column" "sorted by idle"
 	key / x y z
 	shows "/ filters" "filter: xyz_"
-	shows "what passes it not is gone" "No process passes the filter"
+	shows "processes that do not match are gone" "No process passes the filter"
 	key Escape
 	shows "Esc drops the filter" "$first +3 "
 	key '?'
@@ -252,7 +253,7 @@ else
 	skip "the terminal" "no tmux (vm/packages top)"
 fi
 # Attaching: the process answers at a call, so it makes some until the tool has its answer.
-attached() { # OPTION...: the tool's status
+attached() { # OPTION...: returns the tool's status
 	"$tool" trace --pid "$first" "$@" >"$work/attach.out" 2>&1 &
 	local tracer=$!
 	while kill -0 "$tracer" 2>/dev/null; do
@@ -261,26 +262,26 @@ attached() { # OPTION...: the tool's status
 	done
 	wait "$tracer"
 }
-calls() { # FILE: how many registrations are in it
+calls() { # FILE: prints the number of registrations in it
 	"$tool" report --json "$1" | python3 -c 'import json, sys; print(json.load(sys.stdin)["totals"]["registrations"])'
 }
-check "a process is asked to record while it runs" attached --on -o "$work/attach.trace"
+check "a running process starts to record on request" attached --on -o "$work/attach.trace"
 is "the file is for its user alone" 600 "$(stat -c %a "$work/attach.trace")"
 ask first "again 500" >/dev/null
-check "and to stop" attached --off
+check "and stops on request" attached --off
 recorded=$(calls "$work/attach.trace")
 check "its calls are in the file: $recorded" [ "$recorded" -ge 500 ]
 ask first "again 500" >/dev/null
-is "those after the end are not" "$recorded" "$(calls "$work/attach.trace")"
-check "it can be asked again, for a second" attached --for 1 -o "$work/again.trace"
+is "later calls are not" "$recorded" "$(calls "$work/attach.trace")"
+check "it records again on request, for a second" attached --for 1 -o "$work/again.trace"
 check "which is recorded" [ "$(calls "$work/again.trace")" -ge 2 ]
 echo other >"$work/other.trace"
-check "a file that is no trace is left alone" bash -c '! "$1" trace --pid "$2" -o "$3" 2>/dev/null && grep -qx other "$3"' - \
+check "a file that is no trace is unchanged" bash -c '! "$1" trace --pid "$2" -o "$3" 2>/dev/null && grep -qx other "$3"' - \
 	"$tool" "$first" "$work/other.trace"
 ln -s "$work/attach.trace" "$work/link.trace"
 check "a link is not followed" bash -c '! "$1" trace --pid "$2" -o "$3" 2>/dev/null' - "$tool" "$first" "$work/link.trace"
-check "of a process without the library it names the line for bpftrace" bash -c \
+check "for a process without the library it prints the command for bpftrace" bash -c \
 	'"$1" trace --pid $$ 2>&1 | grep -q "^  bpftrace .*pid == $$ "' - "$tool"
-check "and of none that there is none" bash -c '"$1" trace --pid 4194304 2>&1 | grep -q "there is no process"' - "$tool"
+check "and for a missing process that there is none" bash -c '"$1" trace --pid 4194304 2>&1 | grep -q "there is no process"' - "$tool"
 
 tap_done

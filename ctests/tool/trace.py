@@ -1,11 +1,13 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""trace.py known|service|job|SHAPE FILE PROGRAM LIBRARY: writes a trace, rdmamr_trace(5), for the tests of "rdmamr report".
+"""trace.py known|service|job|SHAPE FILE PROGRAM LIBRARY: writes a trace, rdmamr_trace(5), for the tests
+of "rdmamr report".
 
-known has a little of everything, and numbers that report.sh expects. service is what a real service might do. job
-makes a folder with a trace for each of three ranks, in calls that take the FASTER part of the time, the last argument. A SHAPE of
-SHAPES has as many calls as the environment's CALLS says. PROGRAM and LIBRARY are callers.c, built as both.
-It is written from the manual page alone, so that it checks what the library's own source says.
+known has a little of everything, and numbers that report.sh expects. service is the trace of a
+plausible service. job makes a folder with a trace for each of three ranks; its last argument FASTER
+divides the time of each call. A SHAPE of SHAPES has as many calls as $CALLS says. PROGRAM and LIBRARY
+are callers.c, built as both. This file follows the manual page alone, so that it checks the library's
+own source.
 """
 import os
 import random
@@ -108,7 +110,7 @@ def known(path, program, library):
         one.block(CALLS, b"".join(one.pending), longer=b"of later")
         one.dropped = 7
         one.end(3000 * ms)
-        # Another process, whose monotonic clock is another's, is killed while it writes its last block.
+        # Another process, with another monotonic clock, is killed while it writes its last block.
         two = Process(out, 4712, ["./worker"], began + 1 * s, 5 * s)
         two.modules(program, library)
         two.call(1 * s, 400 * us, REG_MR, KERNEL, (0x70000000, 2 * MiB), 7, 0x50, fetch, 9)
@@ -125,7 +127,7 @@ def service(path, program, library):
     fetch = return_address(program, "fetch_rows", PROGRAM_AT)
     load = return_address(library, "load_index", LIBRARY_AT)
 
-    def cost(length):  # of soft-RoCE, about: a system call, and its pages
+    def cost(length):  # about as soft-RoCE: a system call, and its pages
         return int((14 * us + length / 4096 * 0.22 * us) * random.lognormvariate(0, 0.18))
 
     with open(path, "wb") as out:

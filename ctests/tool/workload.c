@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
  * workload PATTERN REGISTRATION PAGE DEREGISTRATION: registers memory of the stub device in one of
- * the ways in which programs do, where a registration costs REGISTRATION ns and PAGE ns a page, and
- * a deregistration DEREGISTRATION ns. Prints how many ns its loop took. ctests/tool/predict.py
- * compares what `rdmamr report` foretells with what the cache then does.
+ * the patterns of real programs. A registration costs REGISTRATION ns and PAGE ns a page, and a
+ * deregistration DEREGISTRATION ns. Prints the ns that its loop took. ctests/tool/predict.py
+ * compares the prediction of `rdmamr report` with the cache's real effect.
  */
 #include "../lib/stub_device.h"
 #include <err.h>
@@ -70,7 +70,7 @@ static long remote_ring(void) { return around(16, 250, REMOTE, MAP_PRIVATE); }
 static long shared(void) { return around(16, 250, LOCAL, MAP_SHARED); }
 static long once(void) { return around(2000, 1, LOCAL, MAP_PRIVATE); }
 static long twice(void) { return around(1000, 2, LOCAL, MAP_PRIVATE); }
-/* The third time is the first that the cache can gain by. */
+/* The cache can gain from the third time on. */
 static long thrice(void) { return around(100, 3, LOCAL, MAP_PRIVATE); }
 /* More than RDMAMR_CACHE_MAX_IDLE of them. */
 static long too_many(void) { return around(256, 12, LOCAL, MAP_PRIVATE); }
@@ -86,7 +86,7 @@ static long mixed(void)
 	return now() - began;
 }
 
-/* New memory each time, where the last was. */
+/* New memory each time, at the address of the last. */
 static long unmapped(void)
 {
 	long began = now();
@@ -178,7 +178,7 @@ static long parts(void)
 	return now() - began;
 }
 
-/* What the program allocates and frees by the C library, which maps it anew each time. */
+/* Buffers of the C library, which maps them anew each time. */
 static long freed(void)
 {
 	long began = now();

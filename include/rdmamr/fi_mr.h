@@ -50,12 +50,12 @@ struct fid_eq;
 #define FI_SEND (1ull << 11)
 
 /**
- * Access: peers may read the buffer.
+ * Access: remote peers may read the buffer.
  */
 #define FI_REMOTE_READ (1ull << 12)
 
 /**
- * Access: peers may write the buffer and change it by atomic operations.
+ * Access: remote peers may write the buffer and change it by atomic operations.
  */
 #define FI_REMOTE_WRITE (1ull << 13)
 
@@ -80,8 +80,8 @@ struct fid_eq;
 #define FI_MR_UNSPEC 0
 
 /**
- * mr_mode before libfabric 1.5: the provider chooses the keys, peers use virtual addresses, and
- * memory must be mapped.
+ * mr_mode before libfabric 1.5: the provider chooses the keys, remote peers use virtual addresses,
+ * and memory must be mapped.
  */
 #define FI_MR_BASIC 1
 
@@ -96,12 +96,12 @@ struct fid_eq;
 #define FI_MR_LOCAL (1 << 2)
 
 /**
- * mr_mode: peers need fi_mr_raw_attr() and fi_mr_map_raw().
+ * mr_mode: remote peers need fi_mr_raw_attr() and fi_mr_map_raw().
  */
 #define FI_MR_RAW (1 << 3)
 
 /**
- * mr_mode: peers address a region by its virtual address.
+ * mr_mode: remote peers address a region by its virtual address.
  */
 #define FI_MR_VIRT_ADDR (1 << 4)
 
@@ -474,7 +474,7 @@ enum fi_wait_obj {
          */
         FI_WAIT_NONE,
         /**
-         * The library chooses, and takes FI_WAIT_FD.
+         * Any of the others: the library chooses FI_WAIT_FD.
          */
         FI_WAIT_UNSPEC,
         FI_WAIT_SET,
@@ -760,11 +760,11 @@ extern "C" {
  * Registers a buffer with a domain, fi_mr_reg(3).
  *
  * `len` is in bytes. `acs` is any of FI_SEND, FI_RECV, FI_READ, FI_WRITE, FI_REMOTE_READ and
- * FI_REMOTE_WRITE; with 0 only the owner reads the memory. `offset` is 0, unless `flags` has
- * RDMAMR_MR_OFFSET. `requested_key` has an effect only on domains whose keys the application
- * chooses. The function writes the region to `mr`; the caller owns the region until fi_close(). A
- * domain that is bound to an event queue registers in the background: the event FI_MR_COMPLETE,
- * which carries `context`, then says that the region is registered.
+ * FI_REMOTE_WRITE; 0 allows local reads only. `offset` is 0, unless `flags` has RDMAMR_MR_OFFSET.
+ * `requested_key` has an effect only on domains whose keys the application chooses. The function
+ * writes the region to `mr`; the caller owns the region until fi_close(). A domain that is bound
+ * to an event queue registers in the background: the event FI_MR_COMPLETE, which carries
+ * `context`, then says that the region is registered.
  *
  * Any thread may call this function at any time. A signal handler must not call it.
  *
@@ -795,11 +795,11 @@ int fi_mr_reg(struct fid_domain *domain,
 /**
  * Registers up to 16 buffers as one region, fi_mr_reg(3).
  *
- * `count` is the number of elements of `iov`. Buffers that touch in their order become one buffer.
- * If more than one buffer is left, the region is a composite: the addresses of remote peers run
- * from the base through all the buffers, end to end; remote peers need rdmamr_resolve() to use
- * them. fi_mr_desc() of a composite is NULL, and rdmamr_mr_segments() has what each buffer needs
- * for local use.
+ * `count` is the number of elements of `iov`. Consecutive buffers that are adjacent in memory
+ * become one buffer. If more than one buffer is left, the region is a composite: the addresses of
+ * remote peers run from the base through all the buffers, end to end; remote peers need
+ * rdmamr_resolve() to use them. fi_mr_desc() of a composite is NULL; rdmamr_mr_segments() returns
+ * each buffer's keys for local use.
  *
  * Returns as fi_mr_reg(). -FI_EINVAL also means: no buffer, more than 16 buffers, or an empty
  * buffer. After a failure none of the buffers is registered.
@@ -878,7 +878,7 @@ int fi_mr_bind(struct fid_mr *mr,
  * Enables a region. Regions of this library are enabled from the start.
  *
  * Returns for a region of this library 0, or a negative code.
- * -FI_EOPBADSTATE: the region is not registered, or not yet.
+ * -FI_EOPBADSTATE: the region is not registered, or not registered yet.
  * -FI_EINVAL: `mr` is NULL or another object, or the region is closed.
  */
 int fi_mr_enable(struct fid_mr *mr);
@@ -903,7 +903,7 @@ int fi_mr_refresh(struct fid_mr *mr,
  *
  * Returns 0, or a negative code.
  * -FI_ETOOSMALL: `raw_key` is too small; `key_size` is the size that the raw key needs.
- * -FI_EOPBADSTATE: the region is not registered, or not yet.
+ * -FI_EOPBADSTATE: the region is not registered, or not registered yet.
  * -FI_EBADFLAGS: `flags` is not 0.
  * -FI_EINVAL: a pointer other than `raw_key` is NULL.
  */
@@ -917,8 +917,8 @@ int fi_mr_raw_attr(struct fid_mr *mr,
  * Maps a raw key that a remote peer has sent to a key for rdmamr_resolve(), and writes that key to
  * `key`.
  *
- * `base_addr` and `raw_key` are what fi_mr_raw_attr() wrote in the remote peer; `key_size` is the
- * size of `raw_key` in bytes. fi_mr_unmap_key() ends the mapping.
+ * `base_addr` and `raw_key` are the values that fi_mr_raw_attr() wrote in the remote peer;
+ * `key_size` is the size of `raw_key` in bytes. fi_mr_unmap_key() ends the mapping.
  *
  * Returns 0, or a negative code.
  * -FI_EINVAL: a byte of the raw key is wrong, `base_addr` is not the raw key's, or a pointer is
@@ -944,8 +944,8 @@ int fi_mr_unmap_key(struct fid_domain *domain,
  *
  * Returns for a domain of this library 0, or a negative code.
  * -FI_EBADFLAGS: `flags` has other flags.
- * -FI_EINVAL: a pointer is NULL, or `fid` is no event queue, or is an event queue of another
- * provider that takes no events.
+ * -FI_EINVAL: a pointer is NULL, `fid` is not an event queue, or `fid` is another provider's event
+ * queue and takes no events.
  * -FI_EBUSY: the domain is bound already, or the queue of another provider is not empty.
  * -FI_EOPBADSTATE: the domain has regions.
  */
@@ -1161,7 +1161,7 @@ extern "C" {
 /**
  * Opens a libfabric domain over a verbs protection domain.
  *
- * The program keeps `pd`, and must not deallocate `pd` before the domain is closed. If `attr` is
+ * The program owns `pd`, and must not deallocate `pd` before the domain is closed. If `attr` is
  * NULL, the provider chooses keys and addresses, and registration is plain (without the cache).
  * `context` becomes the context of the object. The function writes the domain to `domain`; the
  * caller owns the domain and closes it by fi_close(). Any thread may use the domain.
@@ -1220,9 +1220,9 @@ int rdmamr_resolve(struct fid_domain *domain,
 /**
  * Writes the segments of a region, for local use.
  *
- * The segments are the buffers of the region in their order, each with its lkey and rkey; buffers
- * that touch are one segment. On entry `count` is the number of elements of `segments`; on return
- * it is the number of segments of the region.
+ * The segments are the buffers of the region in their order, each with its lkey and rkey; adjacent
+ * buffers are one segment. On entry `count` is the number of elements of `segments`; on return it
+ * is the number of segments of the region.
  *
  * Returns 0, or a negative code; rdmamr_last_reason() then has the reason in words.
  * -FI_ETOOSMALL: `segments` has too few elements; `count` is the number that the region needs.

@@ -13,19 +13,19 @@ extern "C" {
 #endif // __cplusplus
 
 /**
- * Registers memory for RDMA, and may reuse a registration that the library has kept.
+ * Registers memory for RDMA, and may reuse a registration that the library has cached.
  *
  * ibv_reg_mr_relaxed() differs from ibv_reg_mr(3) in what the region covers and in its keys. The
- * region covers the whole pages that hold the memory: the device, and a peer that has the rkey,
- * can also reach the other bytes of the first and the last page. The lkey and the rkey may be
- * those of an earlier region of the same pages, if the program deregistered that region by
+ * region covers the whole pages that hold the memory: the device, and a remote peer that has the
+ * rkey, can also reach the other bytes of the first and the last page. The lkey and the rkey may
+ * be those of an earlier region of the same pages, if the program deregistered that region by
  * ibv_dereg_mr_relaxed(), nothing has flushed it yet, and the process has not changed the mapping
- * of those pages. A peer that still has the rkey of the earlier region can then use that rkey
- * again. The library reuses a registration with remote rights only for the same pages and the same
- * access flags. It may also reuse a registration without remote rights for a part of the pages, or
- * for local read access alone.
+ * of those pages. A remote peer that still has the rkey of the earlier region can then use that
+ * rkey again. The library reuses a registration with remote rights only for the same pages and the
+ * same access flags. It may also reuse a registration without remote rights for a part of the
+ * pages, or for local read access alone.
  *
- * The library does not keep every registration. If `access` has IBV_ACCESS_ON_DEMAND,
+ * The library does not cache every registration. If `access` has IBV_ACCESS_ON_DEMAND,
  * IBV_ACCESS_ZERO_BASED, IBV_ACCESS_MW_BIND or IBV_ACCESS_HUGETLB, if the library cannot watch the
  * memory or the device, or if the process is a forked child, then the region is the caller's own,
  * as from ibv_reg_mr(), or its registration ends with its last user.
@@ -44,10 +44,10 @@ extern "C" {
  * knows.
  * EFAULT: part of the pages is not mapped, or is not writable although the access flags need that.
  * ENOMEM: the process cannot pin more memory (RLIMIT_MEMLOCK), or the device or the kernel ran out
- * of a resource. The library gave up the cached registrations that were not in use before it
- * reported this.
- * EAGAIN: the limit of the rdma cgroup is reached. As for ENOMEM, the library has given up its
- * cached registrations.
+ * of a resource. Before the library reports this error, it deregisters the idle regions of its
+ * cache.
+ * EAGAIN: the limit of the rdma cgroup is reached. As for ENOMEM, the library has deregistered its
+ * idle regions.
  * Other errnos are those of ibv_reg_mr().
  *
  * Sources: ibv_reg_mr_relaxed(3) of Oracle Solaris; drivers/infiniband/core/uverbs_cmd.c of
@@ -61,19 +61,19 @@ struct ibv_mr *ibv_reg_mr_relaxed(struct ibv_pd *pd,
 /**
  * Ends the caller's use of a region.
  *
- * `mr` is invalid when this function returns 0. The device may keep the registration, and a peer
- * that has the rkey may still reach the memory, until one of these events flushes the
- * registration: a call of ibv_flush_relaxed_mr(), ibv_dealloc_pd() or ibv_close_device(); the end
- * of the time RDMAMR_CACHE_LINGER (by default one second if peers can reach the memory, else one
- * minute); more kept registrations than RDMAMR_CACHE_MAX_IDLE and RDMAMR_CACHE_MAX_IDLE_BYTES
- * allow; a shortage of memory; a change of the mapping of the pages by the process.
- * ibv_dereg_mr_relaxed() and ibv_dereg_mr() both take regions of either kind.
+ * `mr` is invalid when this function returns 0. The region may stay registered with the device,
+ * and a remote peer that has the rkey may still reach the memory, until one of these events
+ * flushes the registration: a call of ibv_flush_relaxed_mr(), ibv_dealloc_pd() or
+ * ibv_close_device(); the end of the time RDMAMR_CACHE_LINGER (by default one second if the memory
+ * is remotely accessible, else one minute); more idle regions than RDMAMR_CACHE_MAX_IDLE and
+ * RDMAMR_CACHE_MAX_IDLE_BYTES allow; a shortage of memory; a change of the mapping of the pages by
+ * the process. ibv_dereg_mr_relaxed() and ibv_dereg_mr() both take regions of either kind.
  *
  * Any thread may call this function at any time.
  *
  * Returns 0, or an errno. EINVAL: `mr` is NULL, or the region is deregistered already (a double
  * free), or the region belongs to the process that forked this one. For a region that the library
- * does not keep, also the errnos of ibv_dereg_mr().
+ * does not cache, also the errnos of ibv_dereg_mr().
  *
  * Source: ibv_dereg_mr_relaxed(3) of Oracle Solaris.
  */

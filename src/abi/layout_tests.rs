@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Writes the C files that compare our structures and constants with the installed headers.
+//! Writes the C files that compare this crate's structures and constants with the installed
+//! headers.
 
 use crate::{
     Mirror, libfabric::*, libfabric_monitor::*, libfabric_provider::*, rdma_core, rdma_core::*,
@@ -144,8 +145,8 @@ fn libfabric_c_file() -> String {
     out
 }
 
-/// Tests little itself: it writes the C files, to the paths in `LAYOUT_C` and `LAYOUT_LIBFABRIC_C`,
-/// and `make check` compiles them.
+/// Writes the C files to the paths in `LAYOUT_C` and `LAYOUT_LIBFABRIC_C`; `make check` compiles
+/// them.
 #[test]
 fn writes_the_layout_assertions() {
     let text = c_file();

@@ -69,8 +69,8 @@ macro_rules! mirror {
 }
 
 /// Records the layout of a structure that is declared without [`mirror`]: cbindgen makes a header
-/// from such a structure, and cbindgen sees no macros. If a later version added a field, `@` and
-/// that version follow the field.
+/// from such a structure, and cbindgen does not expand macros. If a later version added a field,
+/// `@` and that version follow the field.
 macro_rules! fields {
     ($c_name:literal, $name:ident { $($field:ident $(@ $since:ident)?),* }) => {
         #[cfg(test)]

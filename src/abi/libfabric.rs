@@ -495,9 +495,9 @@ pub const FI_WRITE: u64 = 1u64 << 9;
 pub const FI_RECV: u64 = 1u64 << 10;
 /// Access: this process sends messages from the buffer.
 pub const FI_SEND: u64 = 1u64 << 11;
-/// Access: peers may read the buffer.
+/// Access: remote peers may read the buffer.
 pub const FI_REMOTE_READ: u64 = 1u64 << 12;
-/// Access: peers may write the buffer and change it by atomic operations.
+/// Access: remote peers may write the buffer and change it by atomic operations.
 pub const FI_REMOTE_WRITE: u64 = 1u64 << 13;
 /// Flag of fi_eq_read(): leave the event in the queue.
 pub const FI_PEEK: u64 = 1u64 << 19;
@@ -508,16 +508,16 @@ pub const FI_KEY_NOTAVAIL: u64 = 0xffff_ffff_ffff_ffffu64;
 
 /// mr_mode: the application chooses the keys, and addresses begin at 0.
 pub const FI_MR_UNSPEC: i32 = 0;
-/// mr_mode before libfabric 1.5: the provider chooses the keys, peers use virtual addresses, and
-/// memory must be mapped.
+/// mr_mode before libfabric 1.5: the provider chooses the keys, remote peers use virtual addresses,
+/// and memory must be mapped.
 pub const FI_MR_BASIC: i32 = 1;
 /// mr_mode before libfabric 1.5: the application chooses the keys, and addresses begin at 0.
 pub const FI_MR_SCALABLE: i32 = 2;
 /// mr_mode: the application registers the memory that it uses itself.
 pub const FI_MR_LOCAL: i32 = 1 << 2;
-/// mr_mode: peers need fi_mr_raw_attr() and fi_mr_map_raw().
+/// mr_mode: remote peers need fi_mr_raw_attr() and fi_mr_map_raw().
 pub const FI_MR_RAW: i32 = 1 << 3;
-/// mr_mode: peers address a region by its virtual address.
+/// mr_mode: remote peers address a region by its virtual address.
 pub const FI_MR_VIRT_ADDR: i32 = 1 << 4;
 /// mr_mode: memory must be mapped when it is registered.
 pub const FI_MR_ALLOCATED: i32 = 1 << 5;
@@ -592,7 +592,7 @@ pub const FI_JOIN_COMPLETE: u32 = 6;
 pub enum fi_wait_obj {
     /// No thread can wait for the queue.
     FI_WAIT_NONE,
-    /// The library chooses, and takes FI_WAIT_FD.
+    /// Any of the others: the library chooses FI_WAIT_FD.
     FI_WAIT_UNSPEC,
     FI_WAIT_SET,
     /// Threads wait with poll(2) for a file descriptor.

@@ -7,9 +7,9 @@ use crate::libfabric::*;
 use crate::mirror;
 use core::ffi::{c_char, c_int, c_void};
 
-/// A slot for a function that our provider does not support. Callers pass the arguments of the
-/// slot, and the function takes none. The calling conventions of all architectures for which the
-/// library is built allow this.
+/// A slot for a function that the library's provider does not support. Callers pass the arguments
+/// of the slot, and the function takes none. The calling conventions of all architectures for which
+/// the library is built allow this.
 pub type Slot = unsafe extern "C" fn() -> c_int;
 
 mirror! { "struct fid_fabric" =>

@@ -63,7 +63,7 @@ mirror! { "struct ibv_device_attr" =>
     }
 }
 
-/// `struct ibv_dmah`. The library only passes pointers to it on.
+/// `struct ibv_dmah`. The library only forwards pointers to it.
 #[allow(non_camel_case_types)]
 pub enum ibv_dmah {}
 
@@ -71,7 +71,7 @@ pub enum ibv_dmah {}
 const CONTEXT_OPS: usize = 32;
 
 mirror! { "struct ibv_context" =>
-    /// An open device. `ops` is libibverbs' own business.
+    /// An open device. `ops` is private to libibverbs.
     pub struct ibv_context {
         pub device: *mut ibv_device,
         pub ops: [*mut c_void; CONTEXT_OPS],
@@ -85,11 +85,11 @@ mirror! { "struct ibv_context" =>
     }
 }
 
-/// `struct verbs_context` ends with its `ibv_context`, and grows at its start. Before the
-/// `ibv_context` lies `sz`, the size of the whole.
+/// `struct verbs_context` ends with its `ibv_context`, and grows at its start. `sz`, the size of
+/// the whole structure, lies this number of bytes before the `ibv_context`.
 pub const SZ_BEFORE_CONTEXT: usize = 8;
-/// How far before the `ibv_context` the pointer `create_cq_ex` lies. `ctests/plain/audit` compares both
-/// numbers with the header.
+/// The distance in bytes from the pointer `create_cq_ex` to the `ibv_context`. `ctests/plain/audit`
+/// compares both numbers with the header.
 pub const CREATE_CQ_EX_BEFORE_CONTEXT: usize = 120;
 
 mirror! { "struct ibv_pd" =>
@@ -152,8 +152,8 @@ pub const MLX5DV_UMEM_MASK_DMABUF: u64 = 1 << 0;
 
 /// `struct verbs_mr` of rdma-core's private `driver.h`. libibverbs and the providers see this
 /// structure behind an `ibv_mr`. Its size and fields have not changed since rdma-core 33.
-/// `ctests/plain` proves this: libibverbs deregisters our objects (`half_interception.c`) and
-/// binds windows to them.
+/// `ctests/plain` proves this: libibverbs deregisters the library's objects (`half_interception.c`)
+/// and binds windows to them.
 #[repr(C)]
 #[derive(Clone, Copy)]
 #[allow(non_camel_case_types)]
@@ -172,3 +172,6 @@ pub const IBV_MR_TYPE_MR: u32 = 0;
 
 /// `verbs_mr.mr_type` of the region of `ibv_alloc_null_mr`.
 pub const IBV_MR_TYPE_NULL_MR: u32 = 1;
+
+/// `verbs_mr.mr_type` of a region of a dma-buf.
+pub const IBV_MR_TYPE_DMABUF_MR: u32 = 3;

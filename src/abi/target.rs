@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The targets for which the library is refused. Other packages of the workspace depend on this one,
-//! so it is the first to say so. `ctests/packages/abi/kept.sh` compiles this file alone for such targets.
+//! Refuses the targets that the library does not support. The other packages of the workspace
+//! depend on this one, so its error comes first. `ctests/packages/abi/kept.sh` compiles this file
+//! alone for such targets.
 
 #[cfg(not(target_os = "linux"))]
 compile_error!("librdmamr registers memory by Linux's uverbs: it is for Linux only");

@@ -8,13 +8,13 @@
 //! only the tables in which the linker itself looks symbols up.
 //!
 //! The rules:
-//! - The caller's file does not define the symbol itself. Otherwise it stands in for the function,
-//!   as librdmamr does, and asks for the next one: another answer would be a circle.
+//! - The caller's file does not define the symbol itself. A file that defines it interposes the
+//!   function, as librdmamr does, and asks for the next one: any other answer would be a circle.
 //! - The function found is that of a libibverbs, a libmlx5 or a libfabric, and librdmamr has the
 //!   same function at the same version, or without one. A version has its own structures.
-//! - Functions of the C library, which librdmamr needs to hear of changes of memory, are redirected
-//!   for files only that a program loads with RTLD_DEEPBIND. A function that `dlsym` returns may be
-//!   overwritten by who asks (UCX does), so it stays the C library's.
+//! - Functions of the C library, from which librdmamr learns of changes of memory, are redirected
+//!   only for files that a program loads with RTLD_DEEPBIND. The caller of `dlsym` may overwrite
+//!   the code of the function (UCX does), so `dlsym` returns the C library's.
 
 #![cfg_attr(not(test), no_std)]
 #![no_builtins]
@@ -24,21 +24,22 @@ use core::ptr::with_exposed_provenance;
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
 /// The version of the interface since glibc 2.35. Earlier linkers do not show the bindings that
-/// they make at load (`-z now`), and slow down the calls of all others.
+/// they make at load (`-z now`), and slow down each call through the other bindings.
 const VERSION: c_uint = 2;
 const LM_ID_BASE: c_long = 0;
 const LA_FLG_BINDTO: c_uint = 1;
 const LA_FLG_BINDFROM: c_uint = 2;
 const LA_SYMB_DLSYM: c_uint = 8;
 
-/// What a file is, in the low bits of its cookie; the others are the address of its `LinkMap`.
+/// The kind of a file, in the low bits of its cookie; the other bits are the address of its
+/// `LinkMap`.
 const KIND: usize = 7;
 const RDMA: usize = 1;
 const C_LIBRARY: usize = 2;
 
 /// The `LinkMap` of librdmamr; 0 if the program started without it.
 static LIBRARY: AtomicUsize = AtomicUsize::new(0);
-/// Whether the linker has bound all that the program was started with.
+/// Whether the linker has bound all files that the program was started with.
 static STARTED: AtomicBool = AtomicBool::new(false);
 
 /// The public part of the linker's `struct link_map`.
@@ -112,7 +113,7 @@ impl File {
             base: map.base,
             ..File::default()
         };
-        // Most linkers have added the base already.
+        // Most linkers have already added the base to the value.
         let address = |value| {
             if value < map.base {
                 map.base + value
@@ -211,8 +212,8 @@ impl File {
         self.is_called(c"librdmamr.so.1") && self.has(c"rdmamr_version", c"RDMAMR_1.0")
     }
 
-    /// Under whatever name: libibverbs by two functions of which a library that stands in for
-    /// registration has one at most; libfabric and libmlx5 by one that librdmamr does not have.
+    /// The kind of the file, whatever its name. A libibverbs has two functions of which an
+    /// interposing library has at most one; a libfabric and a libmlx5 have a function that librdmamr lacks.
     fn kind(&self) -> usize {
         let is_libibverbs =
             self.has(c"ibv_reg_mr", c"IBVERBS_1.1") && self.has(c"ibv_open_device", c"IBVERBS_1.1");
@@ -228,13 +229,13 @@ impl File {
     }
 }
 
-/// The linker asks first. With 0 it goes on without this module.
+/// The linker calls this function first. If it returns 0, the linker continues without this module.
 #[unsafe(no_mangle)]
 pub extern "C" fn la_version(version: c_uint) -> c_uint {
     if version < VERSION { 0 } else { version }
 }
 
-/// The linker has loaded a file: which of its bindings are to be shown?
+/// The linker has loaded a file. Returns which of the file's bindings the linker is to show.
 ///
 /// # Safety
 /// The linker calls it, with its own entry of the file and the cookie of that entry.
@@ -263,7 +264,7 @@ pub unsafe extern "C" fn la_objopen(
     LA_FLG_BINDFROM | if kind == 0 { 0 } else { LA_FLG_BINDTO }
 }
 
-/// The linker has bound all that the program was started with.
+/// The linker has bound all files that the program was started with.
 #[unsafe(no_mangle)]
 pub extern "C" fn la_preinit(_: &usize) {
     STARTED.store(true, Relaxed);

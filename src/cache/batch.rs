@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A few regions at a time, for what must not keep the lock for long.
+//! A fixed-size list of regions, for loops that must release the lock between two portions.
 
 use crate::layout::Regions;
 use crate::region::link::Id;
 use crate::region::slot::CachedRegion;
 
-/// A fixed-size list of regions.
 pub struct Batch {
     ids: [Id; Batch::MOST],
     count: usize,
@@ -14,7 +13,6 @@ pub struct Batch {
 impl Batch {
     const MOST: usize = 64;
 
-    /// An empty batch.
     pub fn new() -> Batch {
         Batch {
             ids: [Id(0); Batch::MOST],
@@ -42,16 +40,15 @@ impl Batch {
         *self = kept;
     }
 
-    /// The regions of the batch.
     pub fn ids(&self) -> &[Id] {
         &self.ids[..self.count]
     }
 }
 
 impl Regions {
-    /// The next batch of the slots that `which` selects, from the slot `from` on, which then is the
-    /// one to continue at. `None` if there are no more. This takes no lock: the caller looks again
-    /// under the lock.
+    /// Returns the next batch of slots that `which` selects, starting at the slot `from`, and sets
+    /// `from` to the slot after them. `None` if there are no more. This takes no lock, so the
+    /// caller checks each slot again under the lock.
     pub fn next_batch(
         &self,
         from: &mut Id,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Why a region ends.
+//! The causes for which a region ends.
 
-/// Why a region is invalidated from reuse, or deregistered.
+/// Why a region is invalidated or deregistered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
 pub enum Cause {
@@ -25,12 +25,12 @@ impl Cause {
         Cause::Fence,
     ];
 
-    /// The cause as [`CachedRegion::cause`] stores it; 0 means no cause.
+    /// The cause as [`crate::region::slot::CachedRegion::cause`] stores it; 0 means no cause.
     pub fn in_word(self) -> u32 {
         self as u32 + 1
     }
 
-    /// The cause that [`CachedRegion::cause`] stores.
+    /// The cause that [`crate::region::slot::CachedRegion::cause`] stores.
     pub(super) fn from_word(state: u32) -> Option<Cause> {
         Cause::ALL.get(state.checked_sub(1)? as usize).copied()
     }

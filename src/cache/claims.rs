@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The claimed regions: which wait to be deregistered, and who waits for their end.
+//! Claimed regions: the list of those that wait to be deregistered, and the threads that wait for
+//! their end.
 
 use crate::layout::Regions;
 use crate::region::link::Id;
@@ -9,12 +10,12 @@ use core::time::Duration;
 use rdmamr_sys::{clock, futex};
 
 impl Regions {
-    /// Claims a region if it has no user. The caller must deregister it. Under the lock, or once a
-    /// dead task has the lock: then no slot becomes another region's any more.
+    /// Claims a region if it has no user. The caller must deregister it. The caller holds the lock,
+    /// or the lock's owner is dead: then no slot is given to another region any more.
     pub(super) fn claim(&self, id: Id) -> bool {
         let region = self.region(id);
-        // Counted before the claim: a waiting thread must not find the region ending while `ending`
-        // is 0.
+        // Counted before the claim, so that no waiting thread finds the region ending while
+        // `ending` is 0.
         self.ending.fetch_add(1, SeqCst);
         if !region.state.claim() {
             self.ending.fetch_sub(1, SeqCst);
@@ -25,7 +26,7 @@ impl Regions {
         true
     }
 
-    /// A claimed region has ended, or the claim is taken back.
+    /// Records that a claimed region has ended, or that its claim is taken back.
     pub(super) fn claim_ended(&self) {
         self.ending.fetch_sub(1, SeqCst);
         if self.waiting.load(SeqCst) != 0 {
@@ -34,7 +35,6 @@ impl Regions {
         }
     }
 
-    /// Claims so far.
     pub fn claims(&self) -> u64 {
         self.claims.load(Relaxed)
     }
@@ -54,13 +54,13 @@ impl Regions {
         self.evicted.push(&*self.slots, id);
     }
 
-    /// Takes a claimed region off the list of those that wait. The caller must deregister it.
+    /// Removes a claimed region from that list. The caller must deregister it.
     pub fn next_evicted(&self) -> Option<Id> {
         self.evicted.pop(&*self.slots)
     }
 
-    /// Whether so much waits to be deregistered that the cleaner must wake before its next tick.
-    /// The answer is yes once, until the cleaner has ended what waits ([`Regions::nothing_waits`]).
+    /// Whether so many regions wait to be deregistered that the cleaner must wake before its next
+    /// tick. The answer is yes once, until the cleaner has ended them ([`Regions::nothing_waits`]).
     pub fn has_much_to_end(&self, regions: u32) -> bool {
         let bytes = self.account.limit().bytes as u64 / 16;
         let evicted_bytes = self.evicted_bytes.load(Relaxed);
@@ -68,21 +68,21 @@ impl Regions {
         much && !self.much_waits.load(Relaxed) && !self.much_waits.swap(true, Relaxed)
     }
 
-    /// Notes that nothing waits to be deregistered any more.
+    /// Records that no region waits to be deregistered any more.
     pub fn nothing_waits(&self) {
         self.evicted_bytes.store(0, Relaxed);
         self.much_waits.store(false, Relaxed);
     }
 
-    /// Waits until no claim up to number `until` is left for the regions that `of` selects. False
-    /// if no region has ended for so long that the threads that end them must be stopped.
+    /// Waits until the regions that `of` selects have no claim with a number up to `until`. False
+    /// if no region has ended for so long that the threads that end regions are probably stopped.
     pub fn wait_for_claims(&self, until: u64, mut of: impl FnMut(&CachedRegion) -> bool) -> bool {
         /// The kernel may take seconds to unpin a region.
         const PATIENCE: Duration = Duration::from_secs(5);
         let now = || Duration::from_nanos(clock::monotonic_by_kernel());
         let (mut seen, mut since, mut all) = (self.ended.load(SeqCst), now(), true);
         self.waiting.fetch_add(1, SeqCst);
-        // A slot that no such claim is left for never gets one: later claims have larger numbers.
+        // A slot without such a claim never gets one, because later claims have larger numbers.
         let mut from = Id(0);
         while self.is_ending() {
             let ended = self.ended.load(SeqCst);
@@ -90,7 +90,7 @@ impl Regions {
                 region.state.load().is_ending() && region.claim.load(Relaxed) <= until && of(region)
             });
             match waiting {
-                // A thread has waited for this one before.
+                // A thread has already waited for this claim in vain.
                 Some((_, region))
                     if region.claim.load(Relaxed) <= self.claims_in_vain.load(Relaxed) =>
                 {
@@ -113,7 +113,7 @@ impl Regions {
         all
     }
 
-    /// Waits until a region has ended, at most so long.
+    /// Waits until a region has ended, or until `limit` has passed.
     pub fn wait_for_an_end(&self, limit: Duration) {
         self.waiting.fetch_add(1, SeqCst);
         let ended = self.ended.load(SeqCst);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The extents of the cache's regions: which memory userfaultfd watches for which region. An extent
 //! is a region's memory and the memory around it. When a region ends, another region in the extent
-//! takes it over, or the watch of it ends. Under the cache's lock.
+//! takes the extent over, or the watch of that memory ends. All of this runs under the cache's
+//! lock.
 
 use crate::cause::Cause;
 use crate::locked::Locked;
@@ -10,7 +11,7 @@ use crate::watch::extent::CHUNK;
 use crate::watch::watcher::Unwatching;
 use rdmamr_sys::pages::{PageRange, page_size};
 
-/// Which region takes over memory that an ending region leaves.
+/// The region that takes over memory that an ending region leaves.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Heir {
     None,
@@ -20,8 +21,8 @@ pub enum Heir {
 }
 
 impl Locked<'_> {
-    /// The region that takes over memory of a chunk that another region leaves. A region that is
-    /// not watched yet cannot take it over, and may become watched at any moment.
+    /// Returns the region that takes over memory of a chunk from the region `leaving`. A region
+    /// that is not watched yet cannot take memory over, and may become watched at any moment.
     pub fn heir(&self, memory: PageRange, leaving: Id) -> Heir {
         let mut heir = Heir::None;
         let page_range = self.regions().region(leaving).page_range();
@@ -48,9 +49,9 @@ impl Locked<'_> {
         });
     }
 
-    /// Notes the part of a chunk around a range in which no region lies and none is watched, so
-    /// that the next call that changes memory there need not take the lock. If a region has no
-    /// extent, it may be watched at any moment.
+    /// Notes the part of a chunk around a range that holds neither a region nor watched memory, so
+    /// that the next call that changes memory there need not take the lock. A region without an
+    /// extent may become watched at any moment.
     pub fn note_clear(&self, range: PageRange) {
         let mut part = PageRange {
             start: range.start - range.start % CHUNK,
@@ -75,7 +76,7 @@ impl Locked<'_> {
         }
     }
 
-    /// Whether one extent has all of a range, or none has any of it.
+    /// Whether one extent contains all of a range, or every extent lies outside it.
     pub fn is_whole(&self, range: PageRange) -> bool {
         let mut whole = true;
         self.watching(range, |_, extent| {
@@ -85,9 +86,9 @@ impl Locked<'_> {
         whole
     }
 
-    /// Takes memory off the extents of all regions: the cache does not watch it any more. A region
-    /// beyond that memory takes over what is beyond it; `orphan` gets what no region takes over.
-    /// Regions that overlap `first` are looked for first.
+    /// Removes memory from the extents of all regions: the cache does not watch it any more. If an
+    /// extent reached beyond that memory, a region that lies there takes over the rest; `orphan`
+    /// gets a rest without such a region. The search begins with the regions that overlap `first`.
     pub(super) fn lose_memory(
         &self,
         gone: PageRange,
@@ -120,9 +121,9 @@ impl Locked<'_> {
         });
     }
 
-    /// Adds memory to the extent of a region that lies in it. Returns false if no region does. (A
-    /// region that has no extent may be watched at any moment, outside the lock: its memory must
-    /// stay watched.)
+    /// Adds memory to the extent of a region that lies in it. Returns false if there is no such
+    /// region. (A region without an extent may become watched at any moment, outside the lock, so
+    /// its memory must stay watched.)
     fn hand_over(&self, memory: PageRange) -> bool {
         let mut found = false;
         self.regions().overlapping(memory, |_, region| {
@@ -133,9 +134,9 @@ impl Locked<'_> {
         found
     }
 
-    /// Stops watching a range, by `unwatch`. The regions in it are invalidated. Returns whether
-    /// some of the range was watched. The memory around these regions goes with the range, in one
-    /// call, if no other region lies in it.
+    /// Stops watching a range, by `unwatch`. The regions in it are already invalidated. If no other
+    /// region lies in the memory around them, the same call ends the watch of that memory. Returns
+    /// whether some of the range was watched.
     pub fn unwatch(
         &self,
         range: PageRange,
@@ -168,7 +169,7 @@ impl Locked<'_> {
         watched
     }
 
-    /// Whether regions that do not reach into a range may reach into this extent, which does.
+    /// Whether a region outside `range` may reach into `extent`, which overlaps `range`.
     fn may_lie_beyond(&self, range: PageRange, extent: PageRange) -> bool {
         if range.contains(extent) {
             return false;
@@ -212,7 +213,8 @@ impl Locked<'_> {
             });
         }
         if watched {
-            // All regions in that memory: one without an extent may be watched at any moment.
+            // This covers every region in that memory, because a region without an extent may
+            // become watched at any moment.
             self.regions().overlapping(memory, |id, _| {
                 self.invalidate(id, Cause::Hook);
                 self.evict(id);

@@ -30,7 +30,7 @@ pub fn verdict(call: u8, request: &Request) -> u32 {
     rdmamr_policy::refusal(CacheMode::All, asked(request), &Present { foreseen: true })
 }
 
-/// What the rule by which the cache serves looks at in a registration.
+/// The properties of a registration that decide whether the cache serves it.
 #[inline(always)]
 pub fn asked(request: &Request) -> Asked {
     Asked {
@@ -64,7 +64,7 @@ impl Process for Present {
     }
 }
 
-/// When this process reads its mappings, and what it found.
+/// The readings of this process's mappings.
 struct Reading {
     /// The time before which the mappings are not read again: CLOCK_MONOTONIC in ns.
     next: AtomicU64,
@@ -85,12 +85,12 @@ fn had_no_start() -> bool {
     EVER.load(Acquire) && READING.get().is_none()
 }
 
-/// Tells the cache's settings in this process, and the memory whose regions the cache would not
-/// keep, each in the trace's format and only if it is new. Called after a registration that the
-/// cache would serve.
+/// Passes to `tell` the cache's settings in this process, and the memory whose regions the cache
+/// would not keep: each in the trace's format, and only if it is new. Called after a registration
+/// that the cache would serve.
 pub fn news(mut tell: impl FnMut(u16, &[u8])) {
     use rdmamr_trace::format::kind;
-    /// The shortest time between two readings of the mappings, in ns. Besides, readings take at
+    /// The shortest time between two readings of the mappings, in ns. The readings also take at
     /// most a hundredth of the time.
     const PERIOD: u64 = 10_000_000;
     if READING.get().is_none() {
@@ -106,7 +106,7 @@ pub fn news(mut tell: impl FnMut(u16, &[u8])) {
             },
             forget,
         );
-        // After the reading: another thread would else take this process for a child.
+        // Set after `READING`: otherwise another thread would take this process for a child.
         EVER.store(true, Release);
         tell(kind::CACHE, &facts());
     }
@@ -145,8 +145,8 @@ pub fn news(mut tell: impl FnMut(u16, &[u8])) {
     }
 }
 
-/// The shortest time in ns that userfaultfd takes to watch a region, of some in memory of the
-/// library's own. Closes the file.
+/// Measures how long userfaultfd takes to watch a region, on some ranges of the library's own
+/// memory. Returns the shortest time in ns. Closes the file.
 fn watch_time(file: Userfaultfd) -> u64 {
     const REGION: u64 = 1 << 16;
     const REGIONS: u64 = 16;
@@ -156,7 +156,8 @@ fn watch_time(file: Userfaultfd) -> u64 {
         return 0;
     };
     let start = memory.addr() as u64;
-    // Every other region: adjacent ones become one mapping, which takes longer.
+    // Only every other range is watched: the kernel would merge adjacent ones into one VMA, which
+    // takes longer.
     let times = (0..REGIONS).step_by(2).map(|n| {
         let range = PageRange {
             start: start + n * REGION,
@@ -167,7 +168,8 @@ fn watch_time(file: Userfaultfd) -> u64 {
         watched.map_or(u64::MAX, |_| clock::monotonic() - began)
     });
     let shortest = times.min().unwrap_or(0);
-    // Before the memory goes: nobody would read the event, for which the kernel would wait.
+    // Closed before the memory is unmapped: the kernel would wait until the event is read, and no
+    // thread reads it.
     file.close();
     // SAFETY: `map` returned the memory for that size, and this function alone knows it.
     unsafe { helper_thread::unmap(memory, size) };

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The cache of this process, with what watches its memory and who works on it.
+//! The cache of this process: its regions, the watch of their memory, and the threads that work on
+//! them.
 
 use crate::layout::Regions;
 use crate::life::admission::Admission;
@@ -15,9 +16,9 @@ use rdmamr_stats::{Counters, counter};
 use rdmamr_sys::process::{self, PerProcess};
 use rdmamr_sys::thread;
 
-/// The state of relaxed registration in this process. It exists from the first use on.
+/// The state of relaxed registration in this process. The first use makes it.
 ///
-/// What a hit and a release read lies in the first line of the processor's cache (`life/hit.rs`).
+/// The fields that a hit and a release read lie in its first cache line (`life/hit.rs`).
 #[repr(C, align(64))]
 pub struct Cache {
     pub regions: &'static Regions,
@@ -63,25 +64,24 @@ pub(super) fn wait_for_start() {
     }
 }
 
-/// The instance exists from now on.
 pub(super) fn publish(instance: &'static Cache) {
     CACHE.publish(instance, forget);
 }
 
-/// Whether the cache has given up, so that no call need tell it of a change.
+/// Whether the cache has given up, so that calls need not tell it of a change.
 #[inline(always)]
 pub fn cache_gave_up() -> bool {
     GAVE_UP.load(Relaxed)
 }
 
-/// The cache has given up. True for the first thread that says so.
+/// Records that the cache has given up. True for the first thread that does so.
 pub(super) fn gives_up() -> bool {
     !GAVE_UP.swap(true, SeqCst)
 }
 
 /// Whether this process is a child of one that had a cache. Such a child has no cache, and makes
-/// none. A process that starts its own cache has objects before it has the instance, but no child
-/// has its parent's `STARTING`.
+/// none. A process that is starting its own cache also has objects and no instance yet. It has
+/// `STARTING`, which a child does not inherit from its parent.
 #[inline(always)]
 pub fn is_of_parent() -> bool {
     existing().is_none() && objects::was_taken() && STARTING.get().is_none()
@@ -141,7 +141,7 @@ impl Cache {
         process::id() == self.process
     }
 
-    /// Applies the log of changes, and counts the regions that this withdrew.
+    /// Applies the log of changes, and counts the regions that this invalidated.
     pub fn apply(&self, locked: &Locked<'_>, by: By) {
         let applied = locked.apply(cleaner::now_ms);
         let thread = by.thread();
@@ -164,7 +164,7 @@ mod tests {
     use super::{existing, is_of_parent, starting};
     use crate::objects;
 
-    /// Runs `check` in a child of its own: the statics of this process stay as they are.
+    /// Runs `check` in a forked child, so that the statics of this process stay as they are.
     fn in_a_child(check: impl FnOnce() -> bool) -> bool {
         // SAFETY: the child calls no function that could wait for another thread's lock.
         let child = unsafe { libc::fork() };
@@ -179,8 +179,8 @@ mod tests {
         libc::WEXITSTATUS(status) == 42
     }
 
-    /// The objects' addresses are known before the instance is: between the two the process is the
-    /// cache's own, and a child that is forked there is not.
+    /// The objects' addresses are known before the instance is. Between the two, the process counts
+    /// as the one that starts its own cache, and a child that is forked then does not.
     #[test]
     fn a_process_that_starts_its_cache_is_no_child() {
         assert!(in_a_child(|| {

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The cache's memory: what all threads share of it.
+//! The memory of the cache that all threads share.
 //!
 //! Each transition of a region's *state* (`region/state.rs`) has one owner: the thread whose
-//! compare-and-swap succeeds. The maker alone writes the fields that a look-up reads, before `keep`
-//! (release); other threads read them after the state (acquire). The holder of the lock owns the
-//! index, the table's entries, the notes of foreign memory and the applying of the log
-//! (`locked.rs`). One thread deregisters a claimed region, outside the lock, when it has no user
-//! and nobody can take it any more. The lemmas are in `docs/proof.md`.
+//! compare-and-swap succeeds. Only the thread that makes a region writes the fields that a look-up
+//! reads, before `keep` (release); other threads read them after the state (acquire). The holder of
+//! the lock owns the index, the table's entries, the notes of foreign memory and the applying of
+//! the log (`locked.rs`). One thread deregisters a claimed region, outside the lock, when it has no
+//! user and no thread can take it any more. The lemmas are in `docs/proof.md`.
 
 use crate::find::filter::Filter;
 use crate::find::index::Index;
@@ -29,52 +29,52 @@ pub const MOST: usize = if cfg!(any(test, feature = "tiny")) {
     1 << 18
 };
 
-/// The cache. Zeroed memory is an empty cache. The cache is so large that it exists only as a place
-/// in the address space, of which a part is mapped (`place.rs`): what precedes the table at first,
-/// and of the arrays behind it what is in use.
+/// The cache. Zeroed memory is an empty cache. The structure is so large that only parts of its
+/// address range are mapped (`place.rs`): all fields before the table, and the parts in use of the
+/// arrays after them.
 #[repr(C)]
 pub struct Regions {
-    /// What a hit or a release reads of the cache, apart from its entry in the table and its
-    /// region, is one line of the processor's cache: the end of the account, the table's shape, and
-    /// the beginning of the log. A registration that misses writes to that line, and so does a
-    /// change of memory; no hit does.
+    /// Besides its table entry and its region, a hit or a release reads a single cache line: the
+    /// end of the account, the table's shape, and the beginning of the log. Misses and changes of
+    /// memory write to that line; hits do not.
     pub account: Account,
-    /// A copy of the shape of the table ([`Locked::add_entry`]).
+    /// A copy of the shape of the table ([`crate::locked::Locked::add_entry`]).
     pub(super) shape: AtomicU32,
-    /// The slots that are mapped.
+    /// The number of mapped slots.
     pub(super) ready: AtomicU32,
     pub changes: Log,
     pub(super) lock: Lock,
-    /// A task has died that held the lock.
+    /// A task died while it held the lock.
     pub(super) orphaned: AtomicBool,
-    /// Slots that were ever in use.
+    /// The number of slots that were ever in use.
     pub(super) grown: AtomicU32,
-    /// Slots up to this one have been touched.
+    /// The slots before this one have been touched.
     pub(super) touched: AtomicU32,
     pub(super) free: List,
     /// Claimed regions that wait to be deregistered.
     pub(super) evicted: List,
-    /// Regions kept so far.
+    /// The number of regions kept so far.
     pub(super) kept: AtomicU64,
     /// The summed length of the regions that were evicted since the cleaner last ended all of them.
     pub(super) evicted_bytes: AtomicU64,
-    /// The cleaner has been woken because so many regions wait.
+    /// The cleaner has been woken because many regions wait to be deregistered.
     pub(super) much_waits: AtomicBool,
-    /// Claims so far.
+    /// The number of claims so far.
     pub(super) claims: AtomicU64,
-    /// Up to this number a thread has waited in vain for the ends of the claimed regions.
+    /// The highest claim number up to which a thread has waited in vain for the claimed regions to
+    /// end.
     pub(super) claims_in_vain: AtomicU64,
-    /// Regions that are claimed and not yet ended.
+    /// The number of regions that are claimed and not yet ended.
     pub(super) ending: AtomicU32,
     /// A futex: it grows whenever a region has ended while a thread waits.
     pub(super) ended: AtomicU32,
-    /// Threads that wait on `ended`.
+    /// The number of threads that wait on `ended`.
     pub(super) waiting: AtomicU32,
     /// Hits that overflowed the regions' own 32-bit counts.
     pub(super) many_hits: AtomicU64,
     pub(super) foreign: Foreign,
     pub(super) dropping: Dropping,
-    /// Monitored ranges that are invalidated.
+    /// The number of linked monitored ranges that are invalidated.
     pub(super) changed_monitored: AtomicU64,
     pub filter: Filter,
     pub(super) index: Index,
@@ -90,8 +90,8 @@ const _: () = {
 };
 
 impl Regions {
-    /// What an empty cache needs: where each part begins, and how many bytes it has. The first part
-    /// is all that precedes the table.
+    /// The parts that an empty cache needs mapped: the offset and the number of bytes of each. The
+    /// first part is everything before the table.
     pub const FIRST: [(usize, usize); 3] = {
         let to_index = core::mem::offset_of!(Regions, index) + Index::FIRST;
         [

@@ -3,17 +3,18 @@
 //! no FMR since 5.8.
 //!
 //! A relaxed region is an ordinary kernel region over whole pages. When the program releases the
-//! region, this process's cache keeps it. The cache gives the region out again as long as its
-//! translation is provably unchanged. `docs/proof.md` has the argument, in numbered lemmas, each
-//! with the code that holds it and the test that shows it.
+//! region, the region stays registered, idle in this process's cache. The cache hands it out again
+//! as long as its translation is provably unchanged. `docs/proof.md` has the argument, in numbered
+//! lemmas, each with the code that upholds it and the test that fails without that code.
 //!
 //! - `region/`: a slot, its state (the state of a region in one atomic), lists of slots.
 //! - `find/`: the look-up without a lock, the index by address, the filter of memory without
 //!   regions.
-//! - `life/`: what happens to a region, a file for each: hit, miss, change, release, end.
-//! - `released.rs`: the ranges that were registered plainly and released, and so may come back.
-//! - `layout.rs`: what all threads share. `slots.rs`, `lookup.rs`, `claims.rs`, `totals.rs`: what
-//!   they do without the lock. `locked.rs`, `overlapping.rs` and `extents.rs`: what they do under it.
+//! - `life/`: the events in the life of a region, a file for each: hit, miss, change, release, end.
+//! - `released.rs`: the ranges that were registered plainly and released, and may come back.
+//! - `layout.rs`: the memory that all threads share. `slots.rs`, `lookup.rs`, `claims.rs`,
+//!   `totals.rs`: operations on it without the lock. `locked.rs`, `overlapping.rs`, `extents.rs`:
+//!   operations under the lock.
 //! - `instance.rs`: the cache of this process; `start.rs` makes it.
 
 mod batch;

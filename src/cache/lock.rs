@@ -5,10 +5,11 @@
 //! through thread-local variables. While a thread holds the lock, it calls nothing that could wait
 //! for a thread that wants the lock.
 //!
-//! No thread waits for the lock without a limit. A garbage collector stops the thread that holds
-//! it by a signal, and a task that shares the memory may be killed while it holds it. So the word
-//! of the lock names its owner. A thread that has waited in vain marks the word: until the owner
-//! frees the lock, nobody else waits as long. An owner that no longer exists never frees it.
+//! No thread waits for the lock without a limit. A garbage collector may stop the thread that holds
+//! the lock, by a signal, and a task that shares the memory may be killed while it holds the lock.
+//! So the word of the lock names its owner. A thread that has waited in vain marks the word: until
+//! the owner frees the lock, no other thread waits as long. An owner that no longer exists never
+//! frees it.
 
 use core::sync::atomic::{AtomicU32, Ordering::*};
 use core::time::Duration;
@@ -21,7 +22,7 @@ const FREE: u32 = 0;
 const OWNER: u32 = (1 << 29) - 1;
 /// A thread waits for the lock.
 const WANTED: u32 = 1 << 31;
-/// A thread has waited in vain for the owner that has the lock now: for [`MOMENT`], for [`LONG`].
+/// A thread has waited in vain for the present owner of the lock: for [`MOMENT`], for [`LONG`].
 const IN_VAIN: u32 = 1 << 30;
 const LONG_IN_VAIN: u32 = 1 << 29;
 
@@ -32,21 +33,21 @@ const MOMENT: Duration = Duration::from_millis(20);
 /// than an interposed call.
 const WHILE: Duration = Duration::from_millis(200);
 
-/// The same, for an owner for whom somebody has waited in vain.
+/// The same, for an owner for which a thread has already waited in vain.
 const BRIEFLY: Duration = Duration::from_millis(2);
 
-/// How long a call waits that cannot do without the lock: a flush, the end of a domain. A thread
-/// that holds the lock and merely has no processor gets one by then.
+/// How long a call waits that cannot do without the lock: a flush, the end of a domain. By then a
+/// thread that holds the lock and merely lacks a processor has got one.
 const LONG: Duration = Duration::from_secs(1);
 
 /// A lock. Zeroed memory is a free lock.
 #[repr(transparent)]
 pub struct Lock(AtomicU32);
 
-/// The lock is held until this guard is dropped.
+/// A guard. The lock is held until the guard is dropped.
 pub struct Held<'a>(&'a Lock);
 
-/// Who takes a lock: the number of a task.
+/// The owner of a lock, by the number of its task.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Owner(u32);
 
@@ -64,7 +65,7 @@ impl Owner {
         Owner(thread::id_by_kernel() & OWNER)
     }
 
-    /// Whether the owner has ended. Another task may have its number since: then the answer is no.
+    /// Whether the owner has ended. The answer is no if another task has got its number since.
     pub fn has_ended(self) -> bool {
         !thread::exists(self.0)
     }
@@ -95,7 +96,7 @@ impl Patience {
         }
     }
 
-    /// The mark that says that nobody need wait.
+    /// The mark that makes a wait of this length useless.
     fn own_mark(self) -> u32 {
         match self {
             Patience::Moment | Patience::While => IN_VAIN,
@@ -105,12 +106,11 @@ impl Patience {
 }
 
 impl Lock {
-    /// A free lock.
     pub fn new() -> Lock {
         Lock(AtomicU32::new(FREE))
     }
 
-    /// Takes the lock. An error is the owner that still has it.
+    /// Takes the lock. An error is the owner that still holds it.
     #[inline]
     pub fn lock(&self, by: Owner, patience: Patience) -> Result<Held<'_>, Owner> {
         match self.0.compare_exchange(FREE, by.0, Acquire, Relaxed) {
@@ -126,7 +126,7 @@ impl Lock {
         loop {
             let exchange = |new| self.0.compare_exchange(word, new, Acquire, Relaxed);
             if word == FREE {
-                // Others may wait as well.
+                // Other threads may wait as well.
                 match exchange(by.0 | WANTED) {
                     Ok(_) => return Ok(Held(self)),
                     Err(other) => word = other,
@@ -138,8 +138,8 @@ impl Lock {
                 if !matches!(patience, Patience::While) {
                     return Err(owner);
                 }
-                // An owner that merely has no processor gets this thread's. Else the thread would
-                // go on without the lock thousands of times meanwhile.
+                // If the owner merely lacks a processor, it gets this thread's. Otherwise this
+                // thread would meanwhile go on without the lock thousands of times.
                 end = end.min(now() + BRIEFLY);
             }
             let Some(left) = end.checked_sub(now()).filter(|left| !left.is_zero()) else {
@@ -164,7 +164,7 @@ impl Lock {
         }
     }
 
-    /// Whether a thread has waited in vain for the one that has the lock.
+    /// Whether a thread has waited in vain for the present owner.
     pub fn is_in_vain(&self) -> bool {
         self.0.load(Relaxed) & IN_VAIN != 0
     }

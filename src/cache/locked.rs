@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What a thread does to the cache's regions while it holds the lock: it makes them, keeps them,
-//! applies the log to them, claims and ends them.
+//! The operations on the cache's regions under the lock: a thread makes, keeps, claims and ends
+//! them, and applies the log to them.
 
 use crate::batch::Batch;
 use crate::cause::Cause;
@@ -22,8 +22,8 @@ use rdmamr_sys::thread;
 pub struct Locked<'a>(&'a Regions, #[allow(dead_code)] Held<'a>);
 
 impl Regions {
-    /// Takes the lock for a thread of the program, which waits a moment at most. `None`: the lock
-    /// stays held. The thread that holds it may be stopped until this one goes on, or be dead.
+    /// Takes the lock for a thread of the program, which waits a moment at most. `None` if another
+    /// task still holds the lock. That task may be stopped until this thread goes on, or dead.
     pub fn lock_of_program(&self) -> Option<Locked<'_>> {
         self.lock_for(Owner::of_program(self.process()), Patience::While)
     }
@@ -39,7 +39,7 @@ impl Regions {
         self.lock_for(Owner::ask(), Patience::Moment)
     }
 
-    /// For tests, in which nobody keeps the lock.
+    /// For tests, in which no thread holds the lock for long.
     #[doc(hidden)]
     pub fn lock(&self) -> Locked<'_> {
         self.lock_patiently().expect("somebody keeps the lock")
@@ -63,7 +63,8 @@ impl Regions {
         }
     }
 
-    /// This owner keeps the lock. If it is dead, what the lock guards may be half changed.
+    /// This owner still holds the lock. If it is dead, the data that the lock guards may be half
+    /// changed.
     #[cold]
     fn look_after(&self, owner: Owner) {
         if owner.has_ended() && !self.orphaned.swap(true, SeqCst) {
@@ -75,20 +76,20 @@ impl Regions {
         }
     }
 
-    /// Whether a task has died that held the lock. Then nobody takes the lock any more, no region
-    /// is used again, and each thread ends by itself what it finds to end.
+    /// Whether a task died while it held the lock. From then on no thread takes the lock, the cache
+    /// reuses no region, and each thread itself ends the regions that it finds to end.
     #[inline]
     pub fn is_orphaned(&self) -> bool {
         self.orphaned.load(Relaxed)
     }
 
-    /// Whether it is of no use to try to take the lock now: a thread has just done so in vain.
+    /// Whether an attempt to take the lock is useless now: another thread has just waited in vain.
     pub fn is_locked_in_vain(&self) -> bool {
         self.is_orphaned() || self.lock.is_in_vain()
     }
 }
 
-/// Which kind of thread ends a region.
+/// The kind of thread that ends a region.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum By {
     /// A thread of the program.
@@ -98,7 +99,7 @@ pub enum By {
 }
 
 impl By {
-    /// Takes the cache's lock, unless another task keeps it.
+    /// Takes the cache's lock. `None` if another task still holds it.
     pub fn lock(self, regions: &Regions) -> Option<Locked<'_>> {
         match self {
             By::Program => regions.lock_of_program(),
@@ -116,8 +117,8 @@ impl By {
 
     /// The thread's number.
     pub fn thread(self) -> thread::Number {
-        /// Not inlined: the compiler may look up the address of a thread-local variable before it
-        /// asks who asks, and a helper thread dies of that.
+        /// Not inlined: otherwise the compiler may look up the address of a thread-local variable
+        /// before the `match`, and a helper thread dies of that.
         #[inline(never)]
         fn of_program() -> thread::Number {
             thread::number()
@@ -132,12 +133,12 @@ impl By {
 /// A search in the index gives up after this many regions.
 const LOOK_AT_MOST: u32 = 64;
 
-/// At most this many regions begin at one page, of those that only one registration may use at a
+/// The most regions that begin at one page, among those that only one registration may use at a
 /// time. A program may register the same page 100 000 times, and each such region would lengthen
 /// the search for an idle one.
 const CROWD: u32 = 32;
 
-/// A region that is kept and not admitted.
+/// A region that is kept and not admitted yet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct New {
     id: Id,
@@ -151,10 +152,10 @@ fn add(number: &AtomicU64, amount: u64) {
     number.store(number.load(Relaxed).wrapping_add(amount), Relaxed);
 }
 
-/// What applying the log did.
+/// The result of applying the log.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct Applied {
-    /// Regions invalidated from reuse, by an interposed call and by an event.
+    /// The numbers of regions that interposed calls and events have invalidated.
     pub by_hook: u64,
     pub by_event: u64,
     /// userfaultfd reports nothing any more.
@@ -162,7 +163,6 @@ pub struct Applied {
 }
 
 impl New {
-    /// Its slot.
     pub fn id(&self) -> Id {
         self.id
     }
@@ -173,7 +173,7 @@ impl Locked<'_> {
         self.0
     }
 
-    /// Makes a region: links it, with one user. `None`: no slot is free.
+    /// Links a new region, with one user. `None` if no slot is free.
     pub fn make(&self, lookup_key: &LookupKey) -> Option<Id> {
         let id = self.link(lookup_key.page_range, |region| {
             region.set(lookup_key.page_range, lookup_key.domain, lookup_key.access);
@@ -183,8 +183,8 @@ impl Locked<'_> {
         Some(id)
     }
 
-    /// Links memory that is to be watched and is no region: a monitored range. `None`: no slot is
-    /// free.
+    /// Links a monitored range: memory that is to be watched, without a region. `None` if no slot
+    /// is free.
     pub fn make_monitored(&self, page_range: PageRange) -> Option<Id> {
         self.link(page_range, |region| {
             region.set(page_range, Domain::NONE, 0);
@@ -205,8 +205,8 @@ impl Locked<'_> {
         Some(id)
     }
 
-    /// Keeps the region, or the monitored range; false if its memory has changed since it was
-    /// linked. Other registrations can take the region once it is admitted.
+    /// Keeps a region or a monitored range. False if its memory has changed since it was linked.
+    /// Other registrations can take the region once it is admitted.
     pub fn keep(&self, id: Id) -> bool {
         let regions = self.0;
         let region = regions.region(id);
@@ -219,8 +219,8 @@ impl Locked<'_> {
         kept
     }
 
-    /// Adds an entry to the table. A hit that still has the shape of the table before this looks
-    /// there: that table is filled anew at the next call at the earliest.
+    /// Adds an entry to the table. A hit that still has the earlier shape looks in the earlier
+    /// table, which is filled anew at the next call at the earliest.
     fn add_entry(&self, pd: u64, start: u64, id: Id) {
         let regions = self.0;
         regions.table.add(regions.slots(), pd, start, id);
@@ -232,7 +232,7 @@ impl Locked<'_> {
         self.0.kept.load(Relaxed)
     }
 
-    /// Whether [`CROWD`] regions begin at this page, so that no further one should be made.
+    /// Whether [`CROWD`] regions begin at this page, so that the cache should make no further one.
     pub fn is_crowded(&self, start: u64) -> bool {
         let regions = self.0;
         let page = PageRange {
@@ -281,7 +281,7 @@ impl Locked<'_> {
     }
 
     /// Lets other registrations take a region whose memory was found to be the process's own after
-    /// the region was kept (`admission.rs`). False if the region has gone meanwhile.
+    /// the region was kept (`admission.rs`). False if the region has ended meanwhile.
     pub fn admit(&self, new: New) -> bool {
         let admitted = self.is_new(new);
         if admitted {
@@ -290,7 +290,7 @@ impl Locked<'_> {
         admitted
     }
 
-    /// Invalidates a region whose memory can change unseen.
+    /// Invalidates a region whose memory can change without an event.
     pub fn refuse(&self, new: New) {
         if self.is_new(new) {
             self.invalidate(new.id, Cause::Fence);
@@ -298,8 +298,8 @@ impl Locked<'_> {
         }
     }
 
-    /// Takes, for one more user, a region that serves though it begins at another page. The table
-    /// remembers the region for that first page.
+    /// Takes, for one more user, a region that serves although it begins at another page. Adds a
+    /// table entry that leads to the region from the key's first page.
     pub fn take(&self, lookup_key: &LookupKey) -> Option<(Id, Grant)> {
         let regions = self.0;
         let (mut taken, mut looked_at) = (None, 0);
@@ -328,8 +328,7 @@ impl Locked<'_> {
         found
     }
 
-    /// Invalidates a region from reuse, or a monitored range. True if it was not invalidated
-    /// before.
+    /// Invalidates a region or a monitored range. True if it was not invalidated before.
     pub fn invalidate(&self, id: Id, cause: Cause) -> bool {
         let region = self.0.region(id);
         let seen = region.state.load();
@@ -344,14 +343,14 @@ impl Locked<'_> {
     }
 
     /// Applies the log: invalidates the regions whose memory has changed, and claims the idle ones
-    /// of them.
+    /// among them.
     pub fn apply(&self, now: impl Fn() -> u64) -> Applied {
         let regions = self.0;
         let mut applied = Applied::default();
         let mut last = None;
         regions.changes.apply(|change| {
-            // A call records its change before and after. Under the lock nothing can have happened
-            // between two equal records.
+            // A call records its change before and after the real call. Nothing can have happened
+            // between two equal records in a row, because this thread holds the lock.
             if change == last && change.is_some() {
                 return;
             }
@@ -415,15 +414,15 @@ impl Locked<'_> {
         self.0.claim(id)
     }
 
-    /// Claims a region, unless the slot is a later region's by now.
+    /// Claims a region, unless the slot belongs to a later region by now.
     pub fn claim_generation(&self, id: Id, generation: u32) -> bool {
         let is_same = self.0.region(id).state.load().generation() == generation;
-        // Slots become regions under the lock.
+        // A slot becomes a region only under the lock.
         is_same && self.claim(id)
     }
 
     /// Claims the regions of the batch that are still idle and that `which` selects, for the given
-    /// cause. The others leave the batch.
+    /// cause. Removes the others from the batch.
     pub fn claim_those(
         &self,
         batch: &mut Batch,
@@ -479,7 +478,8 @@ impl Locked<'_> {
         at_end
     }
 
-    /// Claims a region that was just released, since too much is idle, if it is still idle.
+    /// Claims a region that was just released, because too much is idle. False if the region is no
+    /// longer idle.
     pub fn claim_released(&self, id: Id) -> bool {
         let region = self.0.region(id);
         let seen = region.state.load();
@@ -515,20 +515,19 @@ impl Locked<'_> {
         }
     }
 
-    /// Takes back the claim on a region that could not be deregistered. The region is not used
-    /// again.
+    /// Takes back the claim on a region that could not be deregistered. The region is never reused.
     pub fn restore(&self, id: Id) {
         self.0.region(id).state.restore();
         self.0.claim_ended();
     }
 
-    /// What is known of memory that can change unseen.
+    /// The notes of foreign memory: memory that can change without an event.
     pub fn foreign(&self) -> &Foreign {
         &self.0.foreign
     }
 }
 
-/// Why a region of the cache ends, if the cause is known.
+/// Why a cached region ends, if the cause is known.
 pub fn cause(region: &CachedRegion) -> Option<Cause> {
     Cause::from_word(region.cause.load(Relaxed))
 }

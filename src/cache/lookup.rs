@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A region is found without the lock: by what a registration asks for, or by its object.
+//! Look-ups of a region without the lock: by the key of a registration, or by the region's object.
 
 use crate::layout::Regions;
 use crate::region::key::LookupKey;
@@ -14,14 +14,14 @@ use rdmamr_sys::pages::PageRange;
 pub struct Handle {
     /// The slot whose object the program holds.
     slot: Id,
-    /// The slot of the region: another one in a further handle.
+    /// The slot of the region. In a further handle it differs from `slot`.
     pub region: Id,
     grant: Grant,
 }
 
 impl Regions {
-    /// Whether the table has an entry for this purpose. Has the processor fetch the slot that the
-    /// entry leads to, to be written.
+    /// Whether the table has an entry for this key. Has the processor prefetch the slot that the
+    /// entry leads to, because the hit will write to it.
     #[inline(always)]
     pub fn fetch(&self, lookup_key: &LookupKey) -> bool {
         let shape = self.shape.load(Acquire);
@@ -64,12 +64,12 @@ impl Regions {
             .is_monitored_that(|_| region.page_range() == page_range)
     }
 
-    /// Whether the memory of a monitored range has changed that is still linked.
+    /// Whether the memory of a monitored range that is still linked has changed.
     pub fn has_changed_monitoreds(&self) -> bool {
         self.changed_monitored.load(Relaxed) > 0
     }
 
-    /// The object for a grant, with the program's address and length. `None`: another handle is
+    /// The object for a grant, with the program's address and length. `None` if another handle is
     /// needed and no slot is free.
     #[inline(always)]
     pub fn object(&self, id: Id, grant: Grant, addr: u64, length: u64) -> Option<usize> {
@@ -128,7 +128,7 @@ impl Regions {
         })
     }
 
-    /// Ends one use of a region at the time `now` of the cache's clock. `None`: the handle is
+    /// Ends one use of a region at the time `now` of the cache's clock. `None` if the handle is
     /// released already.
     pub fn release(&self, handle: Handle, now: u32) -> Option<Left> {
         let region = self.region(handle.region);
@@ -144,7 +144,7 @@ impl Regions {
     }
 
     /// Ends the only use of the region whose own handle is this object, and leaves the region idle.
-    /// `None` if this is not so; then nothing has changed.
+    /// `None` if there is no such use; then nothing has changed.
     #[inline(always)]
     pub fn release_last(&self, object: usize, now: u32) -> Option<Id> {
         let id = self.slot_of(object)?;

@@ -21,7 +21,7 @@ struct World {
     state: State,
     /// The cache's lock.
     lock: Mutex<()>,
-    /// The kernel's lock of the address space.
+    /// The kernel's mmap lock.
     kernel: Mutex<()>,
     /// The generation of memory that is mapped at the address.
     mapped: AtomicU64,
@@ -82,8 +82,8 @@ impl World {
         self.changes.end_at(announced);
     }
 
-    /// A call that does not know before what it will change, as `shmdt`. It announces the range and
-    /// writes its one record after the change.
+    /// A call that does not know beforehand which memory it will change, such as `shmdt`. It
+    /// announces the range and writes its one record after the change.
     fn change_by_call(&self) {
         let frame = Frame::new();
         let announced = self.changes.begin_at(MEMORY, 0, &frame);
@@ -92,8 +92,8 @@ impl World {
         self.changes.end_at(announced);
     }
 
-    /// `munmap` by a raw system call. Its event is in flight from before the memory goes until it
-    /// is read.
+    /// `munmap` by a raw system call. Its event is in flight from before the memory is unmapped
+    /// until the event is read.
     fn unmap_unseen(&self) {
         self.in_flight.store(true, SeqCst);
         self.mapped.store(1, Release);
@@ -122,8 +122,8 @@ impl World {
         });
     }
 
-    /// Registers as the program does: it must get no translation older than the memory that it saw
-    /// mapped before.
+    /// Registers as the program does. The translation that it gets must not be older than the
+    /// memory that it saw mapped before.
     fn register(&self) -> Option<Grant> {
         let mapped = self.mapped.load(Acquire);
         let got = in_order(&self.changes, MEMORY, self);
@@ -148,7 +148,7 @@ impl World {
         }
     }
 
-    /// What flush, the cleaner, and a thread that releases a spent region do.
+    /// Ends the region as a flush, the cleaner, or a thread that releases a spent region does.
     fn end_if_unused(&self) {
         let claimed = {
             let _lock = self.lock.lock().unwrap();
@@ -298,7 +298,7 @@ fn loom_kept_while_its_memory_changes() {
         let world = World::new();
         world.end_if_unused();
         world.mapped.store(0, Release);
-        // A new region is linked, then pinned, then kept, while its memory goes.
+        // A new region is linked, then pinned, then kept, while its memory is unmapped.
         let other = world.clone();
         let unmapping = thread::spawn(move || other.unmap_by_call(true));
         {

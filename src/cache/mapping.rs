@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Mappings for the cache's arrays, of which only what is in use is mapped.
+//! Mappings for the cache's arrays. Only the parts in use are mapped.
 
 use core::ffi::c_void;
 use core::ops::Deref;
@@ -9,7 +9,8 @@ use rdmamr_sys::process::PAGE_SIZE;
 /// Maps a part of an array that lies in the cache: from the byte `from` to the byte `to`, both
 /// multiples of the page size or the array's end. False if the kernel maps nothing there.
 ///
-/// A system call: this library's own mmap would ask for the cache. Any thread may call this.
+/// Uses a raw system call, because this library's own mmap would look for the cache. Any thread may
+/// call this.
 #[cfg(not(any(test, feature = "tiny", loom, miri)))]
 pub fn map<T>(array: *const T, from: usize, to: usize, in_huge_pages: bool) -> bool {
     let start = array.addr() + from;
@@ -24,13 +25,14 @@ pub fn map<T>(array: *const T, from: usize, to: usize, in_huge_pages: bool) -> b
     true
 }
 
-/// The tests' caches are whole.
+/// The tests allocate the whole cache at once.
 #[cfg(any(test, feature = "tiny", loom, miri))]
 pub fn map<T>(_: *const T, _: usize, _: usize, _: bool) -> bool {
     true
 }
 
-/// Maps zeroed memory at this address. False if something is there, or the kernel refuses.
+/// Maps zeroed memory at this address. False if something is mapped there, or if the kernel
+/// refuses.
 pub(super) fn map_at(address: usize, length: usize) -> bool {
     map_with(address, length, libc::PROT_READ | libc::PROT_WRITE) == Some(address)
 }
@@ -59,7 +61,7 @@ pub(super) fn map_with(address: usize, length: usize, protection: i32) -> Option
 }
 
 pub(super) fn unmap(address: usize, length: usize) {
-    // SAFETY: the caller has mapped this memory, and nobody uses it.
+    // SAFETY: the caller has mapped this memory, and nothing uses it.
     unsafe { libc::syscall(libc::SYS_munmap, address, length) };
 }
 
@@ -80,10 +82,10 @@ impl<T> Deref for Paged<T> {
 
 pub const HUGE_PAGE: usize = 2 << 20;
 
-/// An array that is worth huge pages once a large part of it is in use. With 100 000 regions in
-/// random order a hit took 98 ns while the table was in small pages, and 37 ns once it too was in
-/// huge ones. It begins at a multiple of 2 MiB. Its user fills it from the start, and maps it
-/// before.
+/// An array that deserves huge pages once a large part of it is in use. With 100 000 regions in
+/// random order a hit took 98 ns while the table was in small pages, and 37 ns once the table too
+/// was in huge pages. The array begins at a multiple of 2 MiB. Its user fills it from the start,
+/// and maps each part before that.
 #[repr(C)]
 #[cfg_attr(not(any(test, feature = "tiny")), repr(align(0x20_0000)))]
 pub struct Large<T>(T);
@@ -94,8 +96,8 @@ impl<T> Large<T> {
         map(&raw const self.0, from, to, to - from >= HUGE_PAGE)
     }
 
-    /// The bytes that the first mapping of the array has, and each later one if `mapped` are: a few
-    /// at first, and huge pages once the array is large.
+    /// The number of bytes to which the mapping of the array grows next, if `mapped` bytes are
+    /// mapped: a few at first, and huge pages once the array is large.
     pub const fn next_size(mapped: usize) -> usize {
         const FIRST: usize = 64 << 10;
         const MOST: usize = HUGE_PAGE;

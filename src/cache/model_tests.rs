@@ -59,7 +59,7 @@ fn new_cache() -> &'static Regions {
     unsafe { &*memory.cast::<Regions>() }
 }
 
-/// A time of the cache's clock at which nothing is released.
+/// A time of the cache's clock at which no region is released.
 const NEVER: u32 = 1 << 30;
 
 const LOCAL_WRITE: u32 = 1;
@@ -434,7 +434,7 @@ impl Test {
                 let locked = self.regions.lock();
                 self.regions.account.set_limit(limit);
                 drop(locked);
-                // One count knows how many must go, the next ends them.
+                // The first count finds how many regions must end, the second ends them.
                 for _ in 0..2 {
                     let mut at_end = false;
                     while !at_end {
@@ -453,8 +453,8 @@ impl Test {
                 self.end_evicted();
                 let regions = self.regions;
                 for id in self.claim(Cause::Flush, |id| regions.region(id).pd() == pd) {
-                    // The kernel refuses to end the region: the region stays, and no registration
-                    // gets it.
+                    // The kernel refuses to deregister the region. The region stays, and no
+                    // registration gets it.
                     self.regions.lock().restore(id);
                     let known = self.known.get_mut(&id).unwrap();
                     known.stale = true;
@@ -483,7 +483,7 @@ impl Test {
         self.compare_neighbours()
     }
 
-    /// What is near a page is what has a page in the same chunk.
+    /// The regions near a page are those that have a page in the same chunk.
     fn compare_neighbours(&self) -> Result<(), TestCaseError> {
         let _locked = self.regions.lock();
         for page in (0..PAGES).step_by(3) {
@@ -589,8 +589,8 @@ fn the_cleaner_is_woken_once_for_much() {
     assert!(!wakes());
 }
 
-/// A thread asks the kernel about the memory of a region that is kept. Meanwhile another thread
-/// ends the region, and the slot becomes another region of the same memory.
+/// A thread asks the kernel about the memory of a kept region. Meanwhile another thread ends the
+/// region, and the slot becomes another region of the same memory.
 #[test]
 fn an_answer_is_of_the_region_that_was_asked_about() {
     let regions = new_cache();

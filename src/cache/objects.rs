@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The addresses of the cache's objects, by which a region is told from a plain one.
+//! The addresses of the cache's objects, which distinguish a cached region from a plain one.
 
 use core::sync::atomic::{AtomicUsize, Ordering::*};
 use rdmamr_mr::Mr;
 
 /// The addresses of the cache's objects, in this process or in the process that it was forked from:
-/// the first address, and the end of what is mapped. No other object lies between the two.
+/// the first address, and the end of the mapped part. No other object lies between the two.
 static OBJECTS: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
 
 /// Whether an object is or was an object of a cache, of this process or of its parent.
@@ -26,7 +26,7 @@ pub fn take(objects: core::ops::Range<usize>) {
     OBJECTS[1].fetch_max(objects.end, Release);
 }
 
-/// Whether the cache has given out this region.
+/// Whether the cache has handed out this region.
 #[inline(always)]
 pub fn is_region(mr: Mr) -> bool {
     is_object(mr.address())

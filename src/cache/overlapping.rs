@@ -16,8 +16,8 @@ impl Regions {
     /// Calls `each` for the regions that overlap a range, until `each` returns false. `each` must
     /// not change the index. Under the lock.
     ///
-    /// The index finds small regions by granules of a few pages, of which a large range has too
-    /// many. The filter tells in which chunks there are small regions at all.
+    /// The index finds small regions by granules of a few pages, and a large range has too many of
+    /// them. The filter tells which chunks hold small regions at all.
     pub(super) fn overlapping(
         &self,
         range: PageRange,
@@ -30,8 +30,8 @@ impl Regions {
     /// false: first for those that overlap `first`. `each` must not change the index. Under the
     /// lock.
     ///
-    /// A chunk has hundreds of granules, each a cache miss or two. The filter tells when the
-    /// regions in `first` are all that there are.
+    /// A chunk has hundreds of granules, each a cache miss or two. The filter tells whether there
+    /// are more regions than those in `first`.
     pub(super) fn near(
         &self,
         range: PageRange,
@@ -41,7 +41,7 @@ impl Regions {
         self.each_near(range, first, &mut each);
     }
 
-    /// There is one copy of this code, not one for each caller.
+    /// `each` is `dyn`, so that this code exists once, and not once for each caller.
     fn each_near(
         &self,
         range: PageRange,
@@ -52,7 +52,7 @@ impl Regions {
         if chunks.bytes() > FEW {
             return self.each_overlapping(chunks, each);
         }
-        // What is found must be among what the filter has counted.
+        // The regions found must be among those that the filter has counted.
         let first = first.common(chunks).unwrap_or(range);
         let (mut found, mut goes_on) = (0, true);
         self.overlapping(first, |id, region| {

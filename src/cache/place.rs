@@ -1,20 +1,21 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The cache's place in the address space, and which parts of it are mapped.
+//! The cache's address range, and its mapped parts.
 //!
-//! The place is as large as the cache may ever become, 64 MiB. Only what is in use is mapped, some
-//! 500 KiB at first: a process may have little room (RLIMIT_AS, RLIMIT_DATA), and mlockall(2) makes
-//! each mapping resident. Nothing is reserved. The place lies far from where the kernel maps, and
-//! what cannot be mapped there, for want of room or since something else has come there, the cache
-//! does without.
+//! The range is as large as the cache may ever become, 64 MiB. Only the parts in use are mapped,
+//! some 500 KiB at first: the process may be limited (RLIMIT_AS, RLIMIT_DATA), and mlockall(2)
+//! makes each mapping resident. The rest of the range is not reserved. The range lies far from the
+//! addresses that the kernel chooses. If a part cannot be mapped, because a limit is reached or
+//! something else is mapped there, the cache does without that part.
 //!
 //! A reference to the cache covers memory that is not mapped. The cache consists of atomics, so the
-//! compiler assumes of no part of it that it can be read, and each part says what of it may be.
+//! compiler does not assume that any part of it can be read. Each part knows which of its bytes are
+//! mapped.
 
 use crate::layout::Regions;
 use crate::mapping::{map_at, map_with, unmap};
 use rdmamr_sys::process::FAR_AWAY;
 
-/// Finds a place for the cache, and maps what an empty cache needs.
+/// Finds a place for the cache, and maps the parts that an empty cache needs.
 pub fn find() -> Option<&'static Regions> {
     const PLACES: usize = 8;
     const APART: usize = (size_of::<Regions>() + align_of::<Regions>()).next_multiple_of(32 << 20);
@@ -23,7 +24,7 @@ pub fn find() -> Option<&'static Regions> {
     places.find_map(begin).or_else(|| begin(free_place()?))
 }
 
-/// A place where nothing is mapped, in an address space that does not reach so far.
+/// A place where nothing is mapped, for an address space that does not reach as far as the others.
 fn free_place() -> Option<usize> {
     let size = size_of::<Regions>() + align_of::<Regions>();
     let start = map_with(0, size, libc::PROT_NONE)?;
@@ -42,8 +43,8 @@ fn begin(address: usize) -> Option<&'static Regions> {
         }
     }
     let regions = core::ptr::with_exposed_provenance::<Regions>(address);
-    // SAFETY: zeroed memory is an empty cache, whose parts say what of them is mapped. The address
-    // is aligned, and nothing is unmapped from now on.
+    // SAFETY: zeroed memory is an empty cache, and each of its parts knows which of its bytes are
+    // mapped. The address is aligned, and nothing is unmapped from now on.
     let regions = unsafe { &*regions };
     regions.has_first();
     Some(regions)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The ranges of this process that were registered plainly and released. Under `RDMAMR_CACHE` the
-//! cache keeps a region once its range comes back; until then a registration is the plain one.
+//! cache keeps a region once its range comes back; until then its registrations are plain.
 //!
 //! The table is part of this library's zeroed memory, so it costs nothing in a process without a
 //! cache. A forked child has its parent's ranges, which are memory of the child too.
@@ -11,11 +11,10 @@ use crate::watch::listeners::{RANGES, listen};
 use rdmamr_policy::{Range, Released};
 use rdmamr_sys::pages::PageRange;
 
-/// The ranges.
 pub static RELEASED: Released = Released::new();
 
-/// A region has ended that served `hits` further registrations. (Of one that could not be kept the
-/// range is still there. An interposed call has made the range new.)
+/// A region that served `hits` further registrations has ended. (If the region could not be kept,
+/// its range is still in the table. An interposed call has already removed the range.)
 pub fn ended(region: &CachedRegion, cause: Option<Cause>, hits: u64) {
     let has_changed = match cause {
         Some(Cause::Fence | Cause::Hook) | None => return,
@@ -31,7 +30,7 @@ pub fn add(range: &Range) {
     listen(RANGES);
 }
 
-/// The memory of this range changes: what is registered there later comes for the first time.
+/// The memory of this range changes: the next registration there counts as the first.
 #[inline(never)]
 pub fn memory_changes(addr: usize, length: usize) {
     if let Some(page_range) = PageRange::around(addr as u64, length as u64) {

@@ -11,12 +11,11 @@ use rdmamr_sys::process::PAGE_SIZE;
 /// Slots from this number on are in huge pages.
 const LARGE: u32 = 8192;
 
-/// The slots of a huge page, and of a small page at least.
+/// The number of slots in a huge page, and the least number in a small page.
 const IN_HUGE_PAGE: u32 = (2 << 20) / size_of::<CachedRegion>() as u32 + 1;
 const IN_PAGE: usize = 4096 / size_of::<CachedRegion>();
 
 impl Regions {
-    /// The slot with this number.
     #[inline(always)]
     pub fn region(&self, id: Id) -> &CachedRegion {
         &self.slots[id.0 as usize]
@@ -32,32 +31,33 @@ impl Regions {
         self.each_from(Id(0))
     }
 
-    /// The same, from a slot on. (To skip the others would call the closure for each of them.)
+    /// The same, from a slot on. (`skip` would call the closure for each slot before that.)
     pub(super) fn each_from(&self, first: Id) -> impl Iterator<Item = (Id, &CachedRegion)> {
         let slots = self.slots().get(first.0 as usize..).unwrap_or_default();
         let slots = slots.iter().enumerate();
         slots.map(move |(n, region)| (Id(first.0 + n as u32), region))
     }
 
-    /// Whether the slots that were ever in use are more than so many.
+    /// Whether more than this many slots were ever in use.
     pub fn has_more_slots_than(&self, slots: u32) -> bool {
         self.grown.load(Relaxed) > slots
     }
 
-    /// What [`Regions::FIRST`] names is mapped.
+    /// Records that the parts in [`Regions::FIRST`] are mapped.
     pub fn has_first(&self) {
         self.table.has_first();
         let slots = Regions::FIRST[2].1 / size_of::<CachedRegion>();
         self.ready.store(slots.min(MOST) as u32, Release);
     }
 
-    /// The bytes of so many slots, as they are mapped.
+    /// The number of bytes to map for this many slots.
     fn bytes_of(slots: u32) -> usize {
         (slots as usize * size_of::<CachedRegion>()).next_multiple_of(PAGE_SIZE)
     }
 
-    /// Maps more slots after the first `ready`. False if there is no room. Also false if another
-    /// thread maps them at this moment: it may be stopped, so nobody waits for it.
+    /// Maps more slots after the first `ready`. False if they cannot be mapped. Also false if
+    /// another thread maps them at this moment: that thread may be stopped, so no thread waits for
+    /// it.
     #[cold]
     fn map_slots(&self, ready: u32) -> bool {
         let from = Regions::bytes_of(ready);
@@ -66,15 +66,15 @@ impl Regions {
             return false;
         }
         let slots = (to / size_of::<CachedRegion>()).min(MOST) as u32;
-        // Before the first of them is handed out.
+        // Stored before the first of these slots is handed out.
         #[cfg(not(any(test, feature = "tiny")))]
         crate::objects::take(self.objects_to(slots));
-        // The thread that has mapped them is the only one here.
+        // Only the thread that has mapped the slots gets here.
         self.ready.store(slots, Release);
         true
     }
 
-    /// Whether a slot is mapped, or has been mapped now.
+    /// Whether a slot is mapped. Maps it if it is not.
     #[inline]
     fn has_slot(&self, slot: u32) -> bool {
         loop {
@@ -88,7 +88,7 @@ impl Regions {
         }
     }
 
-    /// The addresses of the objects that are mapped.
+    /// The addresses of the mapped objects.
     pub fn objects(&self) -> core::ops::Range<usize> {
         self.objects_to(self.ready.load(Acquire))
     }
@@ -123,8 +123,8 @@ impl Regions {
         (grown >= LARGE && self.touched.load(Relaxed) < ahead) || self.table.is_to_be_touched()
     }
 
-    /// Touches memory in huge pages that registrations will need soon. The kernel clears 2 MiB
-    /// then, and in a virtual machine the host finds memory for them: 5 ms, for which no
+    /// Touches the huge pages that registrations will need soon. The kernel then clears 2 MiB, and
+    /// in a virtual machine the host finds memory for them. That takes 5 ms, for which no
     /// registration waits here. Needs no lock.
     pub fn touch_ahead(&self) {
         // The exchange writes to the page, and changes nothing.

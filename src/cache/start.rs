@@ -30,9 +30,10 @@ unsafe extern "C" fn before_fork() {
     }
 }
 
-/// Whether a start of the cache by this thread would keep files open that the program closes: the
-/// cleaner shares the starter's table of descriptors for ever. A thread that has left the program's
-/// table may end, and its files are closed then. (The first thread's table is the process's.)
+/// Whether a start of the cache by this thread would keep files open that the program expects to be
+/// closed: the cleaner shares the starting thread's table of descriptors for ever. When a thread
+/// that has left the program's table ends, the kernel should close the files of its table. (The
+/// first thread's table is the process's.)
 pub fn would_keep_files() -> bool {
     existing().is_none() && TABLE.is_left()
 }
@@ -51,8 +52,8 @@ pub fn current() -> Option<&'static Cache> {
 
 fn make() -> Option<&'static Cache> {
     let _inside = thread::enter();
-    // The thread that starts the cache may be stopped until this one goes on. Then this one
-    // registers without the cache.
+    // The thread that starts the cache may be stopped until this one goes on. In that case this
+    // thread registers without the cache.
     let _starting = starting().lock(Owner::ask(), Patience::Long).ok()?;
     if let Some(cache) = existing() {
         return Some(cache);
@@ -67,7 +68,7 @@ fn make() -> Option<&'static Cache> {
     let regions = place::find()?;
     listen(CACHE);
     let linger = &config().cache;
-    // The reader comes first: the rest of the start goes on beside its own.
+    // The reader starts first, so that the rest of the start runs beside the reader's own start.
     let watch = Watch::start(Reader {
         changes: &regions.changes,
         heard: cleaning::heard,

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! How many regions there are, idle and in use. All slots are read, without the lock.
+//! Sums over the regions, idle and in use. These functions read all slots, without the lock.
 
 use crate::layout::Regions;
 use crate::region::slot::CachedRegion;
 use core::sync::atomic::Ordering::*;
 
 impl Regions {
-    /// The hits that the regions count, of those that have not ended. The lock keeps regions from
-    /// ending. Without it, the hits of those that end meanwhile are missing.
+    /// The hits that the regions count, without those that have ended. Under the lock no region
+    /// ends. Without the lock, the hits of regions that end meanwhile are missing.
     pub fn hits_of_regions(&self) -> u64 {
         let hits = self.each().map(|(_, region)| region.hits());
         self.many_hits.load(Relaxed) + hits.sum::<u64>()
@@ -33,7 +33,7 @@ impl Regions {
         (count, bytes)
     }
 
-    /// Whether the idle regions have more than so many bytes together.
+    /// Whether the idle regions together have more than this many bytes.
     pub fn is_more_idle_than(&self, bytes: u64) -> bool {
         let mut sum = 0;
         self.each().any(|(_, region)| {

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The calls of the C library on descriptors that the cache must learn of (`cache/life/change.rs`):
-//! those that close or replace a number, which may be the number of the library's own file of
-//! userfaultfd, and `ioctl`, by which another userfaultfd may end the watch of memory.
+//! The C library's calls on descriptors that the cache must learn of (`cache/life/change.rs`):
+//! those that close or replace a number, which may be the number of the library's userfaultfd, and
+//! `ioctl`, by which another userfaultfd may end the watch of memory.
 //!
 //! As in `memory.rs`, the symbols have no version node, and the next functions are looked up when
 //! the library is loaded.
 //!
 //! # Safety
-//! **Same contract**: each function has the contract of its manual page (section 2), and passes its
-//! arguments on unchanged to a function or a system call with that same contract.
+//! **Same contract**: each function has the contract of its manual page (section 2), and forwards
+//! its arguments unchanged to a function or a system call with that same contract.
 
 #![cfg_attr(test, allow(dead_code, reason = "unit tests stand in for nothing"))]
 
@@ -29,7 +29,7 @@ next! {
     IOCTL = c"ioctl": unsafe extern "C" fn(c_int, c_ulong, ...) -> c_int;
 }
 
-/// Calls the next function. The numbers from `first` to `last` may be other files afterwards.
+/// Calls the next function. Afterwards the numbers from `first` to `last` may name other files.
 #[inline(always)]
 fn touching<R>(first: c_uint, last: c_uint, call: impl FnOnce() -> R) -> R {
     around(
@@ -39,8 +39,9 @@ fn touching<R>(first: c_uint, last: c_uint, call: impl FnOnce() -> R) -> R {
     )
 }
 
-/// The C library's close is a cancellation point: a thread that is cancelled leaves it for good. So
-/// our own number is closed by the system call, and the thread is cancelled at its next point.
+/// The C library's close is a cancellation point, and a thread that is cancelled there never
+/// returns here. So a raw system call closes the library's own number, and the thread is cancelled
+/// at its next cancellation point.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn close(fd: c_int) -> c_int {
     if ret::always(false, || WATCH_FD.is(fd)) {
@@ -59,7 +60,7 @@ unsafe extern "C" fn closefrom(first: c_int) {
     touching(first as c_uint, c_uint::MAX, || match CLOSEFROM.get() {
         // SAFETY: same contract: the argument is the caller's.
         Some(next) => unsafe { next(first) },
-        // A C library without the function. The call has no result.
+        // The C library lacks the function. closefrom(3) returns nothing, so the result is dropped.
         // SAFETY: same contract: the call closes what the caller asked to close.
         None => drop(unsafe { libc::syscall(libc::SYS_close_range, first, c_uint::MAX, 0) }),
     });
@@ -87,7 +88,7 @@ unsafe extern "C" fn unshare(flags: c_int) -> c_int {
     left
 }
 
-/// The system call, which not every architecture has.
+/// dup2(2), by dup3(2): not every architecture has a system call dup2.
 unsafe fn dup2_by_kernel(old: c_int, new: c_int) -> c_int {
     if old == new {
         // SAFETY: the call takes no pointers.
@@ -115,11 +116,12 @@ unsafe extern "C" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
     })
 }
 
-/// A filter of system calls may kill a program that makes one which it does not use itself, and the
-/// cache makes such ones: the cache ends before the filter is set. libseccomp sets its filter by a
-/// bare system call, and by prctl(2) before that what the kernel wants of it, PR_SET_NO_NEW_PRIVS.
+/// A seccomp filter may kill the process for a system call that the program itself never makes, and
+/// the cache makes such calls. So the cache ends before the filter is set. libseccomp sets its
+/// filter by a raw system call, but calls prctl(2) before that to set PR_SET_NO_NEW_PRIVS, which
+/// the kernel requires.
 ///
-/// In C the arguments but the first are variadic, and may be absent, as that of [`ioctl`].
+/// In C all arguments but the first are variadic and may be absent, like the third of [`ioctl`].
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn prctl(
     option: c_int,

@@ -9,10 +9,10 @@
 /// Assembly that continues at `{f}`, as if the caller had called `{f}`.
 ///
 /// In the forms with arguments, `{f}` has one argument more than C knows: a `Caller`, the address
-/// that the call returns to. `in` names the register of that argument on each architecture, since
-/// no argument list in Rust can. `seventh`, `eighth` and `tenth` are for functions of six, of seven
-/// and of nine arguments. Where those arguments fill the registers, the assembly pushes the `Caller`
-/// onto the stack, below a copy of the stack arguments.
+/// that the call returns to. `in` names the register of that argument on each architecture, because
+/// a Rust signature cannot. `seventh`, `eighth` and `tenth` are for functions of six, of seven and of
+/// nine arguments. If those arguments fill the registers, the assembly pushes the `Caller` onto the
+/// stack, below a copy of the stack arguments.
 #[cfg(target_arch = "x86_64")]
 macro_rules! go_on {
     () => {
@@ -154,7 +154,7 @@ macro_rules! interpose {
 }
 
 /// Gives a `#[unsafe(no_mangle)]` function of the library's own API its node. `remove` removes the
-/// name without a node, since GNU ld would find two definitions of that name in the static library.
+/// unversioned name: otherwise GNU ld finds two definitions of that name in the static library.
 macro_rules! versioned {
     ($name:ident, $node:literal) => {
         #[cfg(not(test))]

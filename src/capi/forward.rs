@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The calls of the C library that this library stands in front of: how the next function of the
-//! same name is found and called.
+//! How an interposed call of the C library finds and calls the next function of the same name.
 
 use super::ret;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The memory calls of the C library that change mappings: the cache of relaxed regions must learn
-//! of each such change (`cache/life/change.rs`).
+//! The memory calls of the C library that change mappings: the cache must learn of each such change
+//! (`cache/life/change.rs`).
 //!
 //! The symbols here have no version node: a symbol under a node of this library would not replace
 //! `munmap@GLIBC_2.2.5`. Each function calls the next library's function of the same name, so that
@@ -10,8 +10,8 @@
 //! library does.
 //!
 //! # Safety
-//! **Same contract**: each function has the contract of its manual page (section 2), and passes its
-//! arguments on unchanged to a function or a system call with that same contract.
+//! **Same contract**: each function has the contract of its manual page (section 2), and forwards
+//! its arguments unchanged to a function or a system call with that same contract.
 
 #![cfg_attr(test, allow(dead_code, reason = "unit tests stand in for nothing"))]
 
@@ -56,8 +56,7 @@ static REALLOC: Function<unsafe extern "C" fn(Address, usize) -> Address> =
     // SAFETY: the signature is that of realloc(3).
     unsafe { Function::new() };
 
-/// Whether the next realloc is glibc's own, so that its blocks look as [`mapping_that_grows`] reads
-/// them.
+/// Whether the next realloc is glibc's own, whose blocks [`mapping_that_grows`] can read.
 static IS_GLIBCS: AtomicBool = AtomicBool::new(false);
 
 fn find_realloc() {
@@ -171,8 +170,8 @@ unsafe extern "C" fn mremap(
         let mut source = changes::may_change(&frames[1], old.addr(), old_size);
         let several = fixed && changes::several_can_move();
         if several || (fixed && source.is_announced()) {
-            // Of several mappings the kernel moves one by one, and stops at one that is watched.
-            // Where it moves a single one, it unmaps the target before it refuses.
+            // The kernel moves several mappings one by one, and stops at a watched one. For a
+            // single mapping it unmaps the target before it refuses the move.
             source.changed(old.addr(), old_size);
             changes::unwatch(old.addr(), old_size);
         }
@@ -184,8 +183,8 @@ unsafe extern "C" fn mremap(
     };
     let mut remapping = ret::always(None, || Some(before()));
     let call = |old_size: usize| match MREMAP.get() {
-        // SAFETY: same contract: the arguments are the caller's, or those of a call that does what
-        // is left of the caller's.
+        // SAFETY: same contract: the arguments are the caller's, or those of a call that completes
+        // the caller's.
         Some(next) => unsafe { next(old, old_size, new_size, flags, new) },
         // SAFETY: as above.
         None => without_provenance_mut(unsafe {
@@ -196,21 +195,22 @@ unsafe extern "C" fn mremap(
     let once =
         |remapping: &Option<Remapping<'_>>| remapping.as_ref().is_some_and(|all| all.several);
     if is_error(moved) && errno::errno().0 == libc::EFAULT && !once(&remapping) {
-        // mremap accepts a single mapping only, and the watch of a part may have cut the mapping:
-        // join the pieces. (Of several mappings some may have moved. With MREMAP_DONTUNMAP a second
-        // call would move what the first has left, which is nothing.)
+        // mremap accepts a single VMA only, and the watch of a part may have split the VMA: merge
+        // the parts. (A call that moves several mappings is not repeated: some may have moved, and
+        // with MREMAP_DONTUNMAP a second call would move the empty mappings that the first left.)
         let joined = ret::always(false, || {
             let Some(remapping) = &mut remapping else {
                 return false;
             };
             remapping.source.changed(old.addr(), old_size);
             let unwatched = changes::unwatch(old.addr(), old_size);
-            // Another thread may have registered memory there in between. It is not watched now.
+            // Meanwhile another thread may have registered memory there, which is no longer
+            // watched.
             remapping.source.changed(old.addr(), old_size);
             unwatched
         });
         if joined && (!fixed || reserve(old, new, new_size)) {
-            // With a fixed address the first call has cut the source's end off, and another thread
+            // With a fixed address the first call has cut off the source's end, and another thread
             // may have mapped memory there.
             moved = call(old_size.min(new_size));
         }
@@ -220,8 +220,7 @@ unsafe extern "C" fn mremap(
             return;
         };
         if is_error(moved) {
-            // A failing mremap may have unmapped the target, or the end of the source that it was
-            // to cut off.
+            // A failing mremap may already have unmapped the target, or cut off the source's end.
             source.changed(old.addr(), old_size);
         } else if moved != old || flags & DONTUNMAP != 0 {
             source.changed(old.addr(), old_size);
@@ -236,10 +235,11 @@ unsafe extern "C" fn mremap(
     moved
 }
 
-/// Takes the target of an mremap that has failed. The kernel has unmapped it, and by now it may be
-/// another thread's memory, which a second call would replace. If that fails too, the kernel has
-/// unmapped the target again, unless there is nothing at the source: then this takes nothing.
-/// Returns whether the target is taken. Leaves errno.
+/// Reserves the target of an mremap that has failed. The kernel has unmapped the target, and by now
+/// another thread may have mapped memory there, which a second call would replace. If the second
+/// call fails too, the kernel unmaps the target again, unless nothing is mapped at the source: in
+/// that case this function reserves nothing. Returns whether the target is reserved. Leaves errno
+/// unchanged.
 fn reserve(source: Address, target: Address, length: usize) -> bool {
     let errno = errno::errno();
     let mut page = 0u8;
@@ -255,8 +255,8 @@ fn reserve(source: Address, target: Address, length: usize) -> bool {
     taken
 }
 
-/// A block of glibc's that is a mapping of its own, and that realloc(3) would make larger: the
-/// mapping's address and length. realloc then calls mremap(2) inside the C library.
+/// The address and length of the mapping of a glibc block, if the block has a mapping of its own
+/// and realloc(3) would enlarge it. realloc then calls mremap(2) inside the C library.
 fn mapping_that_grows(block: Address, size: usize) -> Option<(usize, usize)> {
     const IS_MAPPED: usize = 2;
     const FLAGS: usize = 7;
@@ -265,24 +265,23 @@ fn mapping_that_grows(block: Address, size: usize) -> Option<(usize, usize)> {
         return None;
     }
     let header = block.cast::<[usize; 2]>().wrapping_sub(1);
-    // SAFETY: same contract: the block is glibc's. It has two words before it, the second of which
-    // the C library wrote when it made the block. The first belongs to the block if it is a
-    // mapping.
+    // SAFETY: same contract: the block is glibc's, and two words precede it. The C library wrote
+    // the second word when it allocated the block. The first word belongs to the block if the block
+    // is a mapping.
     let [before, length] = unsafe { header.read_unaligned() };
     if length & IS_MAPPED == 0 {
         return None;
     }
     let start = block.addr().wrapping_sub(HEADER).wrapping_sub(before);
     let length = before.wrapping_add(length & !FLAGS);
-    // As glibc checks it: otherwise this is no such block.
+    // glibc makes the same check: an unaligned block is not a mapping.
     let page = page_size() as usize;
     let is_block = start.is_multiple_of(page) && length.is_multiple_of(page);
     (is_block && size > length - before - HEADER).then_some((start, length))
 }
 
-/// mremap(2) accepts a single mapping only. Where the cache watches a part of a block, the C
-/// library's own mremap would fail, and realloc would copy the block: 400 times as long, and twice
-/// the memory.
+/// mremap(2) accepts a single VMA only. If the cache watches a part of a block, the C library's own
+/// mremap fails, and realloc copies the block: that takes 400 times as long, and twice the memory.
 unsafe extern "C" fn reallocate(block: Address, size: usize) -> Address {
     if changes::are_wanted() {
         ret::always((), || {
@@ -292,8 +291,8 @@ unsafe extern "C" fn reallocate(block: Address, size: usize) -> Address {
         });
     }
     if REALLOC.get().is_none() {
-        // A constructor that runs before this library's. realloc is called in no signal handler and
-        // under no lock of the allocator, so a lookup is safe here.
+        // The caller is a constructor that runs before this library's. realloc is called neither in
+        // a signal handler nor under a lock of the allocator, so a lookup is safe here.
         find_realloc();
     }
     match REALLOC.get() {
@@ -364,9 +363,9 @@ fn is_unreported(advice: c_int) -> bool {
         )
 }
 
-/// Whether advice fails for pages that a device has pinned, be it for an idle region, which the
+/// Whether advice fails for pages that a device has pinned, even for an idle region, which the
 /// program has deregistered, and for absent pages of watched memory. (Other advice about such pages
-/// succeeds, or is about them no promise.)
+/// succeeds, or promises nothing.)
 fn minds_pins(advice: c_int) -> bool {
     const COLLAPSE: c_int = 25;
     advice == COLLAPSE
@@ -375,7 +374,7 @@ fn minds_pins(advice: c_int) -> bool {
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn madvise(addr: Address, length: usize, advice: c_int) -> c_int {
     let call = || call_next!(MADVISE(addr, length, advice), SYS_madvise);
-    // Each kind in a function of its own: together they would need 1 KiB of the stack.
+    // One function for each kind: together they would need 1 KiB of the stack.
     if is_unreported(advice) {
         advising_unreported(addr, length, call)
     } else if drops_pages(advice) {
@@ -414,9 +413,10 @@ unsafe extern "C" fn process_madvise(
     advice: c_int,
     flags: c_uint,
 ) -> isize {
-    // `pidfd` may name this process, and `ranges` may be unreadable: so report all memory of this
-    // process. With these errors the kernel has not looked at any memory. With others, EINVAL of
-    // locked memory for one, it may have dropped pages before it came to what it refuses.
+    // `pidfd` may name this process, and `ranges` may be unreadable, so all memory of this process
+    // is reported. With these errors the kernel has not touched any memory. With other errors, such
+    // as EINVAL for locked memory, it may have dropped pages before it reached the range that it
+    // refuses.
     let untouched = |errno| matches!(errno, libc::EBADF | libc::ESRCH);
     let (drops, minds) = (drops_pages(advice), minds_pins(advice));
     let frame = Frame::new();
@@ -443,7 +443,8 @@ unsafe extern "C" fn process_madvise(
     )
 }
 
-/// Ends the idle regions in these ranges. The list may be unreadable: then the kernel says so.
+/// Ends the idle regions in these ranges. If the list is unreadable, the kernel's call reports
+/// that.
 fn let_go_of(list: usize, count: usize) {
     for n in 0..count.min(libc::UIO_MAXIOV as usize) {
         let place = list + n * size_of::<libc::iovec>();
@@ -471,7 +472,8 @@ fn protecting(
     let all = libc::PROT_READ | libc::PROT_WRITE;
     (protection & all != all).then(|| {
         if protection & libc::PROT_GROWSDOWN != 0 {
-            // The kernel protects from the start of the mapping on, wherever that is.
+            // With PROT_GROWSDOWN the kernel protects from the start of the mapping, wherever that
+            // is.
             return changes::unreported(frame, 0, addr.addr().saturating_add(length));
         }
         changes::unreported(frame, addr.addr(), length)

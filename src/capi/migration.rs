@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! libnuma's calls that move pages to another node of the machine. The kernel moves no page that a
-//! device has pinned, and the call says so. An idle region pins memory that the program has
-//! deregistered, so these calls end the idle regions that they touch.
+//! libnuma's calls that move pages to another node of the machine. The kernel does not move a page
+//! that a device has pinned, and the call reports that. An idle region pins memory that the program
+//! has deregistered, so these calls end the idle regions that they touch.
 //!
 //! As in `memory.rs`, the symbols have no version node, and the next functions are looked up when
 //! the library is loaded. Without libnuma a function makes the system call, as libnuma does.
 //!
 //! # Safety
-//! **Same contract**: each function has the contract of its manual page (section 2), and passes its
-//! arguments on unchanged to a function or a system call with that same contract.
+//! **Same contract**: each function has the contract of its manual page (section 2), and forwards
+//! its arguments unchanged to a function or a system call with that same contract.
 
 #![cfg_attr(test, allow(dead_code, reason = "unit tests stand in for nothing"))]
 
@@ -68,8 +68,8 @@ unsafe extern "C" fn move_pages(
 ) -> c_long {
     around(
         || {
-            // Without nodes the call only asks where the pages are. `process` may be another one,
-            // whose addresses are none of this one's: then too much ends here.
+            // Without nodes the call only asks where the pages are. If `process` is another
+            // process, the addresses are not this one's, and more regions end than necessary.
             if !nodes.is_null() && changes::are_wanted() {
                 let_go_of(pages.addr(), count as usize);
             }
@@ -84,7 +84,7 @@ unsafe extern "C" fn move_pages(
     )
 }
 
-/// Ends the idle regions in these pages. The list may be unreadable: then the kernel says so.
+/// Ends the idle regions in these pages. If the list is unreadable, the kernel's call reports that.
 fn let_go_of(list: usize, count: usize) {
     const AT_ONCE: usize = 32;
     let page = page_size() as usize;

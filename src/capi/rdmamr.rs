@@ -66,7 +66,7 @@ pub extern "C" fn rdmamr_version() -> *const c_char {
 }
 versioned!(rdmamr_version, "RDMAMR_1.0");
 
-/// Writes the statistics of this process to `stats`: what the library has done up to now.
+/// Writes the statistics of this process up to now to `stats`.
 ///
 /// `size` is sizeof(struct rdmamr_stats) in the header that the program was compiled with, in
 /// bytes; `stats` must point to `size` writable bytes. A library that knows more fields writes only
@@ -125,7 +125,7 @@ fn say_what_was_traced() {
     if next.is_null() || calls == 0 || unsafe { libc::getpid() } != LOADED_BY.load(Relaxed) {
         return;
     }
-    // SAFETY: `next` is the string that strdup made in `loaded`, and nobody frees that string.
+    // SAFETY: `next` is the string that strdup made in `loaded` and that is never freed.
     let next = unsafe { CStr::from_ptr(next) }.to_str().unwrap_or_default();
     log::always(format_args!("{calls} calls are recorded; next: {next}"));
 }
@@ -161,7 +161,7 @@ unsafe extern "C" fn exiting() {
 }
 
 /// Writes nothing for a process that has not called the library. Launchers and their helpers, which
-/// inherit the setting, would leave a dozen lines of zeros for each line that tells something.
+/// inherit the setting, would write a dozen lines of zeros for each line with figures.
 fn write_statistics() {
     let Some(output) = &config().stats else {
         return;

@@ -4,8 +4,8 @@
 //!
 //! # Safety
 //! **Live objects**, the contract of ibv_reg_mr(3), kept by the C caller: a pointer to a domain or
-//! to a region is NULL, or libibverbs or this library made the object and nobody has ended it yet.
-//! A region that this library made may also be ended: the library detects the double free.
+//! to a region is NULL, or points to an object of libibverbs or of this library that still exists.
+//! A region of this library may also have ended: the library detects the double free.
 
 use super::export::{versioned, with_caller};
 use super::ret::{self, Entry};
@@ -22,19 +22,19 @@ use rdmamr_sys::caller::Caller;
 use rdmamr_trace as trace;
 use rdmamr_trace::format::call;
 
-/// Registers memory for RDMA, and may reuse a registration that the library has kept.
+/// Registers memory for RDMA, and may reuse a registration that the library has cached.
 ///
 /// ibv_reg_mr_relaxed() differs from ibv_reg_mr(3) in what the region covers and in its keys. The
-/// region covers the whole pages that hold the memory: the device, and a peer that has the rkey,
-/// can also reach the other bytes of the first and the last page. The lkey and the rkey may be
-/// those of an earlier region of the same pages, if the program deregistered that region by
+/// region covers the whole pages that hold the memory: the device, and a remote peer that has the
+/// rkey, can also reach the other bytes of the first and the last page. The lkey and the rkey may
+/// be those of an earlier region of the same pages, if the program deregistered that region by
 /// ibv_dereg_mr_relaxed(), nothing has flushed it yet, and the process has not changed the mapping
-/// of those pages. A peer that still has the rkey of the earlier region can then use that rkey
-/// again. The library reuses a registration with remote rights only for the same pages and the same
-/// access flags. It may also reuse a registration without remote rights for a part of the pages, or
-/// for local read access alone.
+/// of those pages. A remote peer that still has the rkey of the earlier region can then use that
+/// rkey again. The library reuses a registration with remote rights only for the same pages and the
+/// same access flags. It may also reuse a registration without remote rights for a part of the
+/// pages, or for local read access alone.
 ///
-/// The library does not keep every registration. If `access` has IBV_ACCESS_ON_DEMAND,
+/// The library does not cache every registration. If `access` has IBV_ACCESS_ON_DEMAND,
 /// IBV_ACCESS_ZERO_BASED, IBV_ACCESS_MW_BIND or IBV_ACCESS_HUGETLB, if the library cannot watch the
 /// memory or the device, or if the process is a forked child, then the region is the caller's own,
 /// as from ibv_reg_mr(), or its registration ends with its last user.
@@ -53,10 +53,10 @@ use rdmamr_trace::format::call;
 /// knows.
 /// EFAULT: part of the pages is not mapped, or is not writable although the access flags need that.
 /// ENOMEM: the process cannot pin more memory (RLIMIT_MEMLOCK), or the device or the kernel ran out
-/// of a resource. The library gave up the cached registrations that were not in use before it
-/// reported this.
-/// EAGAIN: the limit of the rdma cgroup is reached. As for ENOMEM, the library has given up its
-/// cached registrations.
+/// of a resource. Before the library reports this error, it deregisters the idle regions of its
+/// cache.
+/// EAGAIN: the limit of the rdma cgroup is reached. As for ENOMEM, the library has deregistered its
+/// idle regions.
 /// Other errnos are those of ibv_reg_mr().
 ///
 /// Sources: ibv_reg_mr_relaxed(3) of Oracle Solaris; drivers/infiniband/core/uverbs_cmd.c of
@@ -87,7 +87,7 @@ unsafe extern "C" fn reg_mr_relaxed(
     // A hit returns its region in a register. Through the outcome that the tracer records, a hit
     // took 1 to 5 ns more (of 21 ns).
     if !trace::is_on()
-        // SAFETY: live objects: `pd` is NULL or a domain that nobody has deallocated.
+        // SAFETY: live objects: `pd` is NULL or an allocated domain.
         && let Some(pd) = unsafe { Pd::from_c(pd) }
         && let Some(mr) = ret::always(None, || dispatch::hit_relaxed(pd, addr.addr(), length, access))
     {
@@ -97,8 +97,8 @@ unsafe extern "C" fn reg_mr_relaxed(
     unsafe { reg_mr_relaxed_missed(pd, addr, length, access, caller) }
 }
 
-/// All but a hit. A function of its own: a hit needs little code and little of the stack, and other
-/// work of the program may have taken both from the cache.
+/// Serves every call but a hit. As a separate function it leaves the hit with little code and
+/// little stack, both of which the program's other work may have evicted from the CPU's caches.
 #[cold]
 #[inline(never)]
 unsafe fn reg_mr_relaxed_missed(
@@ -122,7 +122,7 @@ unsafe fn reg_mr_relaxed_missed(
         counter: Some(counter!(reg_failed)),
     };
     ret::verbs::<ret::AsRegion>(failing, tracer, || {
-        // SAFETY: live objects: `pd` is NULL or a domain that nobody has deallocated.
+        // SAFETY: live objects: `pd` is NULL or an allocated domain.
         let pd = unsafe { Pd::from_c(pd) }.ok_or(NULL_PD)?;
         dispatch::register_relaxed(pd, &request)
     })
@@ -130,19 +130,19 @@ unsafe fn reg_mr_relaxed_missed(
 
 /// Ends the caller's use of a region.
 ///
-/// `mr` is invalid when this function returns 0. The device may keep the registration, and a peer
-/// that has the rkey may still reach the memory, until one of these events flushes the
-/// registration: a call of ibv_flush_relaxed_mr(), ibv_dealloc_pd() or ibv_close_device(); the end
-/// of the time RDMAMR_CACHE_LINGER (by default one second if peers can reach the memory, else one
-/// minute); more kept registrations than RDMAMR_CACHE_MAX_IDLE and RDMAMR_CACHE_MAX_IDLE_BYTES
-/// allow; a shortage of memory; a change of the mapping of the pages by the process.
-/// ibv_dereg_mr_relaxed() and ibv_dereg_mr() both take regions of either kind.
+/// `mr` is invalid when this function returns 0. The region may stay registered with the device,
+/// and a remote peer that has the rkey may still reach the memory, until one of these events
+/// flushes the registration: a call of ibv_flush_relaxed_mr(), ibv_dealloc_pd() or
+/// ibv_close_device(); the end of the time RDMAMR_CACHE_LINGER (by default one second if the memory
+/// is remotely accessible, else one minute); more idle regions than RDMAMR_CACHE_MAX_IDLE and
+/// RDMAMR_CACHE_MAX_IDLE_BYTES allow; a shortage of memory; a change of the mapping of the pages by
+/// the process. ibv_dereg_mr_relaxed() and ibv_dereg_mr() both take regions of either kind.
 ///
 /// Any thread may call this function at any time.
 ///
 /// Returns 0, or an errno. EINVAL: `mr` is NULL, or the region is deregistered already (a double
 /// free), or the region belongs to the process that forked this one. For a region that the library
-/// does not keep, also the errnos of ibv_dereg_mr().
+/// does not cache, also the errnos of ibv_dereg_mr().
 ///
 /// Source: ibv_dereg_mr_relaxed(3) of Oracle Solaris.
 #[unsafe(naked)]
@@ -166,7 +166,7 @@ unsafe extern "C" fn dereg_mr_relaxed(mr: *mut ibv_mr, caller: Caller) -> c_int 
     dereg_mr_unreleased(mr, caller)
 }
 
-/// All but the release of a region of the cache (see [`reg_mr_relaxed_missed`]).
+/// Serves every call but the release of a cached region (see [`reg_mr_relaxed_missed`]).
 #[cold]
 #[inline(never)]
 fn dereg_mr_unreleased(mr: Option<Mr>, caller: Caller) -> c_int {
@@ -203,7 +203,7 @@ pub unsafe extern "C" fn ibv_flush_relaxed_mr(pd: *mut ibv_pd) -> c_int {
         counter: None,
     };
     ret::verbs::<ret::AsErrno<_>>(failing, Nobody, || {
-        // SAFETY: live objects: `pd` is NULL or a domain that nobody has deallocated.
+        // SAFETY: live objects: `pd` is NULL or an allocated domain.
         let pd = unsafe { Pd::from_c(pd) }.ok_or(NULL_PD)?;
         dispatch::flush(pd)
     })

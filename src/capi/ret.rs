@@ -229,7 +229,7 @@ mod tests {
     #[cfg_attr(miri, ignore = "forks")]
     fn a_panic_becomes_an_error_and_disables_the_library() {
         // In a child: the other tests need the library.
-        // SAFETY: the child calls what follows, and leaves.
+        // SAFETY: the child runs only the code below, and exits.
         let child = unsafe { libc::fork() };
         if child == 0 {
             let failed = c_int::from(!every_panic_is_stopped());

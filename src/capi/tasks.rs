@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `clone` of the C library, by which a program makes a task that shares its memory and is a
-//! process of its own. The cache must learn of it before there is such a task
+//! process of its own. The cache must learn of such a task before it exists
 //! (`cache/life/tasks.rs`).
 //!
 //! As in `memory.rs`, the symbol has no version node, and the next function is looked up when the
-//! library is loaded. The C library itself makes its threads, and the children of posix_spawn(3),
-//! past this symbol.
+//! library is loaded. The C library makes its own threads, and the children of posix_spawn(3),
+//! without this symbol.
 //!
 //! # Safety
-//! **Same contract**: the function has the contract of clone(2), and passes its arguments on
+//! **Same contract**: the function has the contract of clone(2), and forwards its arguments
 //! unchanged to a function with that same contract. The new task runs on a stack of its own, so it
 //! never returns into this function.
 
@@ -49,7 +49,7 @@ unsafe extern "C" fn clone(
     match CLONE.get() {
         // SAFETY: same contract: the arguments are the caller's, unchanged.
         Some(next) => unsafe { next(function, stack, flags, argument, parent, tls, child) },
-        // The call comes before the look-up.
+        // The call precedes the lookup at load.
         // SAFETY: same contract: the arguments are the caller's, unchanged.
         None => unsafe { __clone(function, stack, flags, argument, parent, tls, child) },
     }

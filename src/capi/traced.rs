@@ -51,8 +51,11 @@ impl Tracer<Registered> for TracedRegistration<'_> {
     fn end(self, began: Option<Began>, outcome: &Result<Registered, Error>) {
         if let Some(began) = began {
             let mut record = registered(self.call, self.pd, self.request, outcome);
-            if outcome.is_ok() && record.how != how::PAST {
-                foresee(&mut record, began, self.request);
+            match outcome {
+                Ok(registered) if registered.how == How::Gpu => record.reason = unserved::DEVICE,
+                Ok(registered) if registered.how == How::Past => {}
+                Ok(_) => foresee(&mut record, began, self.request),
+                Err(_) => {}
             }
             began.write(record, self.caller, last_as_text);
         }

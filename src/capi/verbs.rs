@@ -5,9 +5,9 @@
 //! # Safety
 //! The C caller keeps these two contracts of ibv_reg_mr(3).
 //!
-//! - **Live objects**: a pointer to a domain, a device or a region is NULL, or libibverbs or this
-//!   library made the object and nobody has ended it yet. A region that this library made may also
-//!   be ended: the library detects the double free.
+//! - **Live objects**: a pointer to a domain, a device or a region is NULL, or points to an object
+//!   of libibverbs or of this library that still exists. A region of this library may also have
+//!   ended: the library detects the double free.
 //! - **Set attributes**: attributes are NULL, or every field that their `comp_mask` names is set.
 
 use super::export::interpose;
@@ -67,7 +67,7 @@ unsafe fn reg(
         )
     };
     ret::verbs::<ret::AsRegion>(failing, tracer, || {
-        // SAFETY: live objects: `pd` is NULL or a domain that nobody has deallocated.
+        // SAFETY: live objects: `pd` is NULL or an allocated domain.
         let pd = unsafe { Pd::from_c(pd) }.ok_or(NULL_PD)?;
         dispatch::register_for(pd, &request)
     })
@@ -85,7 +85,7 @@ unsafe extern "C" fn ibv_reg_mr(
     caller: Caller,
 ) -> *mut ibv_mr {
     let request = Request::at_address(addr, length, Access::from_bits_retain(access as u32));
-    // SAFETY: live objects: `pd` is NULL or a domain that nobody has deallocated.
+    // SAFETY: live objects: `pd` is NULL or an allocated domain.
     unsafe { reg(&REG_MR, pd, request, caller) }
 }
 interpose!(ibv_reg_mr, "IBVERBS_1.1", caller in "r8" "x4" "a4");
@@ -106,7 +106,7 @@ unsafe extern "C" fn ibv_reg_mr_iova(
         iova,
         ..Request::at_address(addr, length, Access::from_bits_retain(access as u32))
     };
-    // SAFETY: live objects: `pd` is NULL or a domain that nobody has deallocated.
+    // SAFETY: live objects: `pd` is NULL or an allocated domain.
     unsafe { reg(&REG_MR_IOVA, pd, request, caller) }
 }
 interpose!(ibv_reg_mr_iova, "IBVERBS_1.7", caller in "r9" "x5" "a5");
@@ -127,7 +127,7 @@ unsafe extern "C" fn ibv_reg_mr_iova2(
         iova,
         ..Request::at_address(addr, length, Access::from_bits_retain(access))
     };
-    // SAFETY: live objects: `pd` is NULL or a domain that nobody has deallocated.
+    // SAFETY: live objects: `pd` is NULL or an allocated domain.
     unsafe { reg(&REG_MR_IOVA2, pd, request, caller) }
 }
 interpose!(ibv_reg_mr_iova2, "IBVERBS_1.8", caller in "r9" "x5" "a5");
@@ -144,7 +144,7 @@ unsafe extern "C" fn ibv_reg_mr_ex(
     // SAFETY: set attributes: `mr_init_attr` is NULL, or the fields that its `comp_mask` names are
     // set.
     if let Some(request) = unsafe { dispatch::plain_memory(mr_init_attr) } {
-        // SAFETY: live objects: `pd` is NULL or a domain that nobody has deallocated.
+        // SAFETY: live objects: `pd` is NULL or an allocated domain.
         return unsafe { reg(&REG_MR_EX, pd, request, caller) };
     }
     // The tracer records no address: only libibverbs knows all the ways in which attributes name
@@ -161,7 +161,7 @@ unsafe extern "C" fn ibv_reg_mr_ex(
         entry("ibv_reg_mr_ex", Subject::OtherMemory, failed)
     };
     ret::verbs::<ret::AsRegion>(failing, tracer, || {
-        // SAFETY: live objects: `pd` is NULL or a domain that nobody has deallocated.
+        // SAFETY: live objects: `pd` is NULL or an allocated domain.
         let pd = unsafe { Pd::from_c(pd) }.ok_or(NULL_PD)?;
         if mr_init_attr.is_null() {
             return Err(Error::Argument("the attributes are NULL"));
@@ -195,7 +195,7 @@ unsafe extern "C" fn ibv_reg_dmabuf_mr(
         entry("ibv_reg_dmabuf_mr", Subject::OtherMemory, failed)
     };
     ret::verbs::<ret::AsRegion>(failing, tracer, || {
-        // SAFETY: live objects: `pd` is NULL or a domain that nobody has deallocated.
+        // SAFETY: live objects: `pd` is NULL or an allocated domain.
         let pd = unsafe { Pd::from_c(pd) }.ok_or(NULL_PD)?;
         // SAFETY: `fd` is the program's own file descriptor, and the call forwards it unchanged.
         unsafe { dispatch::reg_dmabuf_mr(pd, (offset, length, iova), fd, access) }
@@ -258,7 +258,7 @@ interpose!(ibv_dereg_mr, "IBVERBS_1.1", caller in "rsi" "x1" "a1");
 unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
     let failing = || entry("ibv_dealloc_pd", Subject::Domain, None);
     ret::verbs::<ret::AsErrno<_>>(failing, Nobody, || {
-        // SAFETY: live objects: `pd` is NULL or a domain that nobody has deallocated.
+        // SAFETY: live objects: `pd` is NULL or an allocated domain.
         let pd = unsafe { Pd::from_c(pd) }.ok_or(NULL_PD)?;
         dispatch::dealloc_pd(pd)
     })
@@ -283,7 +283,7 @@ interpose!(ibv_fork_init, "IBVERBS_1.1");
 
 unsafe extern "C" fn ibv_unimport_pd(pd: *mut ibv_pd) {
     ret::always((), || {
-        // SAFETY: live objects: `pd` is NULL or a domain that nobody has deallocated.
+        // SAFETY: live objects: `pd` is NULL or an allocated domain.
         if let Some(pd) = unsafe { Pd::from_c(pd) } {
             dispatch::unimport_pd(pd);
         }

@@ -2,7 +2,7 @@
 //! All settings in one table, read once from the environment when the library is loaded.
 //!
 //! A set-uid program ignores all of them (secure_getenv(3)). A name that is not in the table, or a
-//! value that its setting does not accept, costs one line of warning, which suggests the nearest
+//! value that its setting does not accept, causes one line of warning, which suggests the nearest
 //! valid one.
 
 #[cfg(test)]
@@ -18,7 +18,7 @@ use rdmamr_stats::live;
 use rdmamr_stats::log::{self, Level};
 use std::ffi::CString;
 
-/// Where to write the statistics when the process exits.
+/// The destination of the statistics that are written when the process exits.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Output {
     /// A table for people, to standard error.
@@ -27,13 +27,14 @@ pub enum Output {
     File(CString),
 }
 
-/// The settings of relaxed registration.
+/// The settings of the cache.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CacheConfig {
-    /// How long the cache keeps a released region, in ms: a remotely accessible region, and others.
+    /// How long an idle region stays in the cache, in ms: a remotely accessible region, and any
+    /// other.
     pub linger_remote: u64,
     pub linger_local: u64,
-    /// The most regions, and bytes, that the cache keeps; `None` means as the machine allows.
+    /// The most idle regions in the cache, and the most bytes; `None` means as the machine allows.
     pub max_idle: u64,
     pub max_idle_bytes: Option<u64>,
     /// Never reuse a remotely accessible region.
@@ -57,7 +58,8 @@ pub struct Config {
     pub trace_limit: Option<u64>,
     /// `RDMAMR_TRACE_STACKS`: the trace has call stacks.
     pub trace_stacks: bool,
-    /// The process's number in its job, if a launcher has given one: no setting of ours.
+    /// The process's number in its job, if a launcher has set one. It is not a setting of this
+    /// library.
     pub rank: Option<u32>,
     /// `RDMAMR_CACHE_...`.
     pub cache: CacheConfig,
@@ -69,6 +71,8 @@ pub struct Config {
     pub fabric_cache: bool,
     /// `RDMAMR_LIVE`: show the statistics while the process runs.
     pub live: bool,
+    /// `RDMAMR_GPU`: register memory of a GPU as a dma-buf if the kernel refuses its address.
+    pub gpu: bool,
     /// `RDMAMR_MONITOR=libfabric`: watch memory for libfabric's registration cache.
     pub monitor_libfabric: bool,
 }
@@ -94,6 +98,7 @@ impl Config {
         progress: false,
         fabric_cache: false,
         live: true,
+        gpu: true,
         monitor_libfabric: false,
     };
 }
@@ -123,7 +128,7 @@ fn parse_bytes(value: &CStr) -> Option<u64> {
 /// A row of the table of settings.
 struct Setting {
     name: &'static CStr,
-    /// The values to suggest after another was given.
+    /// The values to suggest after an invalid one.
     values: &'static [&'static str],
     /// Stores a value. False if the value is invalid.
     set: fn(&mut Config, &CStr) -> bool,
@@ -131,11 +136,11 @@ struct Setting {
 
 #[rustfmt::skip]
 const SETTINGS: &[Setting] = &[
-    // Pass everything on to libibverbs.
+    // Forward every call to libibverbs.
     Setting { name: c"RDMAMR_DISABLE", values: &["0", "1"], set: |config, value| {
         set_switch(&mut config.disable, value)
     } },
-    // What to print on standard error: errors (default), also failed registrations, also devices
+    // The messages on standard error: errors (default), also failed registrations, also devices
     // and slow registrations, or every call.
     Setting { name: c"RDMAMR_LOG", values: &["error", "warn", "info", "debug"], set: |config, value| {
         const LEVELS: [(&CStr, Level); 4] =
@@ -144,8 +149,8 @@ const SETTINGS: &[Setting] = &[
         config.log = level.map_or(config.log, |level| level.1);
         level.is_some()
     } },
-    // Where to write the statistics when the process exits: a line of JSON, or a table to standard
-    // error.
+    // The destination of the statistics when the process exits: a line of JSON, or a table to
+    // standard error.
     Setting { name: c"RDMAMR_STATS", values: &["stderr", "table", "a file's path"], set: |config, value| {
         config.stats = match value.to_bytes() {
             b"" => None,
@@ -155,7 +160,7 @@ const SETTINGS: &[Setting] = &[
         };
         config.stats.is_some()
     } },
-    // Which plain registrations the cache serves by regions that are registered already.
+    // The plain registrations that cached regions serve.
     Setting { name: c"RDMAMR_CACHE", values: &["off", "local", "all"], set: |config, value| {
         const CACHES: [(&CStr, CacheMode); 3] = [(c"off", CacheMode::Off), (c"local", CacheMode::Local), (c"all", CacheMode::All)];
         let mode = CACHES.into_iter().find(|mode| mode.0 == value);
@@ -177,8 +182,8 @@ const SETTINGS: &[Setting] = &[
         config.trace_stacks = value != c"0";
         value == c"0" || value == c"1"
     } },
-    // How many seconds to keep a released relaxed region: by default 1 if peers can reach it, else
-    // 60.
+    // How many seconds an idle region stays in the cache: by default 1 if it is remotely
+    // accessible, else 60.
     Setting { name: c"RDMAMR_CACHE_LINGER", values: &["1", "0.5", "any number of seconds"], set: |config, value| {
         let seconds = parse::<f64>(value).filter(|seconds| (0.0..1e9).contains(seconds));
         if let Some(seconds) = seconds {
@@ -187,13 +192,13 @@ const SETTINGS: &[Setting] = &[
         }
         seconds.is_some()
     } },
-    // How many released regions to keep.
+    // How many idle regions the cache holds.
     Setting { name: c"RDMAMR_CACHE_MAX_IDLE", values: &["16384", "0", "any number"], set: |config, value| {
         let count = parse(value);
         config.cache.max_idle = count.unwrap_or(config.cache.max_idle);
         count.is_some()
     } },
-    // How many bytes of released regions to keep.
+    // How many bytes of idle regions the cache holds.
     Setting { name: c"RDMAMR_CACHE_MAX_IDLE_BYTES", values: &["256M", "4G", "0", "any number of bytes"], set: |config, value| {
         let bytes = parse_bytes(value);
         config.cache.max_idle_bytes = bytes.or(config.cache.max_idle_bytes);
@@ -222,7 +227,12 @@ const SETTINGS: &[Setting] = &[
         config.live = value != c"0";
         value == c"0" || value == c"1"
     } },
-    // Which registration cache to tell of changes of memory.
+    // Register memory of a GPU as a dma-buf if the kernel refuses its address.
+    Setting { name: c"RDMAMR_GPU", values: &["on", "off"], set: |config, value| {
+        config.gpu = value != c"off";
+        value == c"on" || value == c"off"
+    } },
+    // The registration cache to notify of changes of memory.
     Setting { name: c"RDMAMR_MONITOR", values: &["libfabric"], set: |config, value| {
         config.monitor_libfabric = value == c"libfabric";
         config.monitor_libfabric
@@ -273,7 +283,7 @@ pub fn disabled() -> bool {
     config().disable || BROKEN.load(Relaxed)
 }
 
-/// Passes everything on from now on.
+/// Forwards every call from now on.
 pub fn disable_for_good() {
     BROKEN.store(true, Relaxed);
 }
@@ -306,8 +316,8 @@ fn read() -> Config {
         if config.live {
             // SAFETY: the name ends with a NUL.
             let runtime = unsafe { secure_getenv(c"XDG_RUNTIME_DIR".as_ptr()) };
-            // SAFETY: what is not NULL is a string, and the program has not begun to change its
-            // environment.
+            // SAFETY: a value that is not NULL is a string, and the program has not begun to change
+            // its environment.
             let runtime = (!runtime.is_null()).then(|| unsafe { CStr::from_ptr(runtime) });
             live::turn_on(runtime, config.rank);
         }
@@ -342,7 +352,7 @@ fn names() -> impl Iterator<Item = &'static str> {
     })
 }
 
-/// What is wrong with a variable.
+/// The error of a variable.
 #[derive(PartialEq, Eq, Debug)]
 enum Complaint<'a> {
     NoSuchName(&'a str, &'static str),

@@ -21,9 +21,10 @@ pub struct Rights {
 /// The rights that a registration asks for.
 ///
 /// Access that only reads the memory (FI_SEND, FI_WRITE) needs no flag, because a device may always
-/// read registered memory. Read-only memory can therefore be registered, and no remote peer can write
-/// to it. By contrast, libfabric's verbs provider with its cache gives every region every right. An
-/// access of 0, which the verbs provider accepts too, means that only the owner reads the region.
+/// read registered memory. Read-only memory can therefore be registered, and no remote peer can
+/// write to it. By contrast, libfabric's verbs provider with its cache gives every region every
+/// right. With an access of 0, which the verbs provider accepts too, the region allows local reads
+/// only.
 pub fn map(access: u64, iwarp: bool) -> Result<Rights, Failure> {
     ensure(access & !KNOWN == 0, UNKNOWN_ACCESS)?;
     let (local, remote) = flags_of(access, iwarp);

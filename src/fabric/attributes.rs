@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Reads the buffers and the wishes of a registration from the arguments of the three calls.
+//! Reads the buffers and the other attributes of a registration from the arguments of the three
+//! calls.
 //!
 //! `struct fi_mr_attr` has grown from 48 to 112 bytes and does not carry its size. The version of
 //! the interface for which the application was written decides which fields the library reads.
@@ -28,7 +29,7 @@ pub struct Buffer {
 // SAFETY: the application keeps the memory mapped; the library uses the address as a number only.
 unsafe impl Send for Buffer {}
 
-/// One buffer, or several buffers that do not touch. They form one region, in this order.
+/// One buffer, or several buffers that are not adjacent. They form one region, in this order.
 pub enum Buffers {
     One(Buffer),
     Many(Vec<Buffer>),
@@ -70,7 +71,7 @@ pub fn one(addr: *mut c_void, length: usize) -> Result<Buffers, Failure> {
     Ok(Buffers::One(Buffer { addr, length }))
 }
 
-/// The buffers of fi_mr_regv(). Buffers that touch become one.
+/// The buffers of fi_mr_regv(). Adjacent buffers become one.
 ///
 /// # Safety
 /// `iov` is NULL or points to `count` elements.
@@ -114,7 +115,7 @@ pub unsafe fn read(
     macro_rules! field {
         ($field:ident) => {
             // SAFETY: every version has the field, or `api_version` says that this application's
-            // has.
+            // structure has it.
             unsafe { (&raw const (*attr).$field).read() }
         };
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The library's threads that call libfabric, or register memory for it. They are ordinary threads
-//! of the C library. Rust's would end the process if there is no memory for them.
+//! of the C library, since Rust's std ends the process if there is no memory for a thread.
 
 use core::ffi::{CStr, c_void};
 use core::mem::MaybeUninit;
@@ -10,7 +10,7 @@ use std::panic::catch_unwind;
 /// Bytes of a thread's stack.
 const STACK: usize = 256 << 10;
 
-/// What a thread is called, and does.
+/// The name and the work of a thread.
 pub struct Background {
     /// At most 15 bytes.
     pub name: &'static CStr,
@@ -25,7 +25,7 @@ pub fn start(thread: &'static Background) -> bool {
         let thread = unsafe { &*thread.cast::<Background>() };
         // SAFETY: the name ends with a NUL.
         unsafe { libc::prctl(libc::PR_SET_NAME, thread.name.as_ptr()) };
-        // A panic has said its words, and the thread ends.
+        // The panic's message is printed already, and the thread ends.
         let _ = catch_unwind(thread.work);
         null_mut()
     }
@@ -49,7 +49,7 @@ pub fn start(thread: &'static Background) -> bool {
     let ret = unsafe { libc::pthread_create(id.as_mut_ptr(), attr.as_ptr(), run, argument) };
     // SAFETY: the first pthread_sigmask filled `before`; this call returns no old set.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), null_mut()) };
-    // SAFETY: pthread_attr_init filled `attr`, which nobody uses any more.
+    // SAFETY: pthread_attr_init filled `attr`, which is not used again.
     unsafe { libc::pthread_attr_destroy(attr.as_mut_ptr()) };
     ret == 0
 }

@@ -24,7 +24,7 @@ impl Bound {
     pub unsafe fn to(eq: *mut fid_eq, tables: &Tables) -> Result<Bound, Failure> {
         // SAFETY: the caller promised an open queue.
         if unsafe { Queue::is_ours(eq, tables) } {
-            // SAFETY: `is_ours` found our table; the hold keeps the queue open.
+            // SAFETY: `is_ours` found this library's table; the hold keeps the queue open.
             let queue: &'static Queue = unsafe { Queue::from_c(eq) }?;
             let _hold = queue.hold();
             Ok(Bound::Queue { queue, _hold })

@@ -39,9 +39,9 @@ pub fn release(region: &Region) -> bool {
     true
 }
 
-/// Closes a region. When this call returns, the device does not know the region any more (or the
-/// cache keeps its registration), no event of the region can be read, and its key is free. Returns
-/// the way in which the last of its registrations ended.
+/// Closes a region. When this call returns, the device no longer knows the region (or the cache
+/// holds its registration), no event of the region can be read, and its key is free. Returns the
+/// way in which the last of its registrations ended.
 #[inline(always)]
 pub fn close(region: &Region) -> Result<How, Failure> {
     region.check()?;

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Another provider's event queue. Only its `write` is of use, and only for success: some providers
-//! would deliver an error event as a plain event of 48 bytes. A domain that is bound to such a
-//! queue therefore registers in the calling thread, and writes an event only if the registration
-//! succeeded.
+//! Another provider's event queue. It gets events of success only: some providers would deliver an
+//! error event as a plain event of 48 bytes. A domain that is bound to such a queue therefore
+//! registers in the calling thread, and writes an event only if the registration succeeded.
 
 use super::errors::{Failure, ensure};
 use super::refusals::*;

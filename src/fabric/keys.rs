@@ -36,7 +36,8 @@ pub struct KeyTable {
 
 impl Default for KeyTable {
     fn default() -> KeyTable {
-        // The keys of a thread's first HashMap come from getrandom(2), where a cancelled thread ends.
+        // The keys of a thread's first HashMap come from getrandom(2), which is a cancellation
+        // point.
         let _uncancelled = thread::uncancelled();
         KeyTable {
             keys: HashMap::new(),
@@ -81,8 +82,8 @@ impl Keys {
         }
     }
 
-    /// Puts a registered region at the address that the application chose, and opens it to use.
-    /// Returns the registrations of the regions that it replaces. The caller must end them.
+    /// Puts a registered region at the address that the application chose, and makes the region
+    /// usable. Returns the registrations of the regions that it replaces. The caller must end them.
     pub fn place(&self, new: &Region) -> Result<Vec<Piece>, Failure> {
         // `register` has refused a region that runs past the end of the addresses.
         let end = new.base + new.length;

@@ -7,10 +7,10 @@
 //! functions that the tables point to are in `capi/fabric/`. The call that opens a domain or a queue
 //! passes the tables in ([`object::Tables`]).
 //!
-//! Buffers that touch form a run, and a region has one kernel registration for each run
-//! ([`region::Region`]). Remote peers find a region by a key. The key is the device's or the
-//! application's choice. On either side [`keys::Keys`] turns the application's key into the
-//! device's, and a [`raw_key`] carries the device's keys from one side to the other.
+//! Adjacent buffers form a run, and a region has one kernel registration for each run
+//! ([`region::Region`]). Remote peers find a region by a key, which the device or the application
+//! chooses. On either side [`keys::Keys`] turns the application's key into the device's, and a
+//! [`raw_key`] carries the device's keys from one side to the other.
 
 #[cfg(test)]
 #[path = "../../ctests/fuzz/inputs.rs"]

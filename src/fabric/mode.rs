@@ -45,7 +45,7 @@ impl Mode {
             raw: bits & FI_MR_RAW != 0,
             on_demand: false,
             cached: false,
-            // The value above is FI_KEY_NOTAVAIL, which is no key.
+            // The next value is FI_KEY_NOTAVAIL, which is not a key.
             last_key: FI_KEY_NOTAVAIL - 1,
         })
     }
@@ -71,7 +71,7 @@ mod tests {
         let last_key = |bytes| mode.with_key_size(bytes).map(|mode| mode.last_key).ok();
         assert_eq!(last_key(1), Some(0xff));
         assert_eq!(last_key(4), Some(0xffff_ffff));
-        // The value above is FI_KEY_NOTAVAIL.
+        // The next value is FI_KEY_NOTAVAIL.
         assert_eq!(last_key(8), Some(u64::MAX - 1));
         assert_eq!((last_key(0), last_key(9)), (None, None));
     }

@@ -10,8 +10,8 @@
 //!
 //! - Before 1.14, libfabric forgets an imported monitor when it starts. The library imports none
 //!   there.
-//! - Before 2.1, libfabric does not unsubscribe. The monitor's answer tells that an entry has
-//!   ended.
+//! - Before 2.1, libfabric does not unsubscribe. It ends an entry when the monitor's answer for it
+//!   is no.
 //! - Since 2.1, libfabric unsubscribes at the end of each entry. It crashes there if its imported
 //!   monitor has been closed meanwhile. The library therefore never closes its monitor, and never
 //!   unloads libfabric, which holds a pointer to the monitor.
@@ -110,8 +110,8 @@ fn import_now(functions: &'static fi_ops_mem_monitor, disabled: fn() -> bool) {
     }
 }
 
-/// The reason why the monitor is not imported, and the level of the message: what the user chose is
-/// information, what libfabric refuses is a warning.
+/// The reason why the monitor is not imported, and the level of the message: a user's choice is
+/// information, a refusal by libfabric is a warning.
 type NotImported = (Level, &'static str);
 
 fn import(functions: &'static fi_ops_mem_monitor, disabled: bool) -> Result<(), NotImported> {
@@ -177,7 +177,7 @@ pub fn start() -> c_int {
     -FI_ENOSYS
 }
 
-/// Takes on a new entry of libfabric's cache. The call always succeeds: after an error some
+/// Subscribes a new entry of libfabric's cache. The call always succeeds: after an error some
 /// versions of libfabric would end an entry that they have not begun.
 pub fn subscribe(addr: *const c_void, length: usize) {
     if subscription::subscribe(addr.addr(), length) {
@@ -196,7 +196,7 @@ pub fn is_valid(addr: *const c_void, length: usize) -> bool {
     subscription::is_valid(addr.addr(), length, ended)
 }
 
-/// 1 while there is something to notify libfabric of. A futex.
+/// A futex: 1 while libfabric must be notified of something.
 static TELL: AtomicU32 = AtomicU32::new(0);
 
 /// The shortest time between two notifications. Each one takes libfabric's lock.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What every object of this family has: the tables of functions, the process that made it, and the
-//! count of the objects that keep it open.
+//! The common parts of the objects of this family: the tables of functions, the process that made
+//! the object, and the count of the objects that keep it open.
 
 use super::errors::{Failure, ensure};
 use super::refusals::OTHER_PROCESS;

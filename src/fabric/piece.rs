@@ -12,9 +12,9 @@ use rdmamr_cache::dispatch::{self, Mr};
 use rdmamr_mr::explain;
 use rdmamr_mr::{Error, How, Registered};
 
-/// A buffer and its kernel registrations, as a rule one. A device names a byte of a registration by
+/// A buffer and its kernel registrations, usually one. A device names a byte of a registration by
 /// one address for all users. A buffer therefore takes two registrations if its process uses it and
-/// remote peers reach it at another address than its virtual address.
+/// remote peers reach it at an address other than its virtual address.
 #[derive(Clone, Copy)]
 pub struct Piece {
     /// The `ibv_mr`, by address. If there are two, the one for local use.

@@ -376,7 +376,7 @@ impl Queue {
         ensure(flags == 0, WRITE_FLAGS)?;
         let mut events = self.lock();
         events.reserve()?;
-        // The length is the application's.
+        // The application chose the length, so the allocation may fail.
         let mut copy = Vec::new();
         copy.try_reserve_exact(bytes.len())
             .map_err(|_| Error::Memory)?;

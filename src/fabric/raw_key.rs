@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Raw keys, fi_mr_raw_attr(3): the facts that a remote peer must know about a region, in
-//! bytes that travel.
+//! Raw keys, fi_mr_raw_attr(3): the facts that a remote peer must know about a region, in bytes
+//! that can be sent.
 //!
 //! | bytes | content, little-endian |
 //! | --- | --- |
@@ -10,9 +10,9 @@
 //! | 24 each | a piece: its device address, its length, its rkey, 0 |
 //! | 8 | a check sum (FNV-1a, 64 bits) of all bytes before it |
 //!
-//! Raw keys come from strangers: [`RawKey::read`] checks each byte before it trusts any. (The check
-//! sum finds damage, not malice. A remote peer that lies about its rkeys reaches nothing that it
-//! could not reach anyway.)
+//! Raw keys come from untrusted peers: [`RawKey::read`] checks each byte before it uses any. (The
+//! check sum finds damage, not malice. A remote peer that lies about its rkeys reaches nothing that
+//! it could not reach anyway.)
 
 use super::errors::{Failure, ensure};
 use super::refusals::*;
@@ -164,7 +164,7 @@ mod tests {
         }
     }
 
-    /// Only a lying peer sends these raw keys: their check sums are right.
+    /// The check sums of these raw keys are correct, so only a malicious peer sends them.
     #[test]
     fn lies_are_found() {
         let lie = |piece: Segment, base| {
@@ -214,7 +214,7 @@ mod tests {
             &[&two[..], &two[..size(1)]],
             |input, random| {
                 let mut input = input.to_vec();
-                // Most of the time the sum is right, so that what lies behind it is reached.
+                // Most inputs get a correct sum, so that they reach the code behind its check.
                 if random.below(4) != 0 && input.len() >= size(1) {
                     let at = input.len() - SUM;
                     let right = sum(&input[..at]).to_le_bytes();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What this family refuses without asking the kernel: the code of each refusal, and the reason in
-//! words. A failure that the kernel or libibverbs decides is not here.
+//! The refusals of this family that do not come from the kernel or from libibverbs: the code of
+//! each, and the reason in words.
 
 use rdmamr_abi::libfabric::*;
 use rdmamr_mr::Error;
@@ -35,7 +35,7 @@ refusals! {
     OTHER_QUEUE FI_EINVAL, "an object is no event queue of this provider";
     QUEUE_NOT_EMPTY FI_EAGAIN, "a queue has events to be read";
 
-    // What the provider offers, fi_getinfo(3).
+    // The provider's offer, fi_getinfo(3).
     OFFER_NO_STACKING FI_ENODATA, "no provider can be stacked on it: it has no endpoints";
     OFFER_NO_ADDRESS FI_ENODATA, "it has no addresses";
     OFFER_NO_DEVICE FI_ENODATA, "there is no verbs device that it could open";

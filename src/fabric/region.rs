@@ -86,7 +86,7 @@ const _: () =
     assert!(core::mem::offset_of!(Region, desc) == core::mem::offset_of!(fid_mr, mem_desc));
 const _: () = assert!(core::mem::offset_of!(Region, key) == core::mem::offset_of!(fid_mr, key));
 
-/// What a registration decides about its region.
+/// The properties of a region that its registration decides.
 pub struct Plan {
     pub context: *mut c_void,
     pub table_key: Option<u64>,
@@ -147,7 +147,7 @@ impl Region {
         region.is_placed = plan.is_placed;
         region.base = plan.base;
         region.length = plan.length;
-        // The other fields are the same for all regions of a domain, or were emptied at the close.
+        // The other fields are the same for all regions of a domain, or were cleared at the close.
         region
     }
 
@@ -160,7 +160,7 @@ impl Region {
         // SAFETY: the caller promised what `begin` demands.
         let region = unsafe { Region::begin(memory, plan) };
         *region.state.get_mut() = Phase::UnderWay as u32;
-        // The cache's and replaced regions leave old values in these fields.
+        // A region that the cache served, or that was replaced, leaves old values in these fields.
         *region.single.get_mut() = 0;
         *region.replaced_lkey.get_mut() = 0;
         region
@@ -198,7 +198,7 @@ impl Region {
     /// The region that C names.
     ///
     /// # Safety
-    /// `fid` is a region of this library, open or closed not long ago.
+    /// `fid` is a region of this library: open, or closed not long ago.
     #[inline(always)]
     pub unsafe fn from_c<'a>(fid: *mut fid) -> &'a Region {
         // SAFETY: the caller promised a region: only regions have the table that led to this
@@ -274,7 +274,7 @@ impl Region {
         }
     }
 
-    /// Opens the region to use. A thread that sees the state `Registered` also sees all earlier
+    /// Makes the region usable. A thread that sees the state `Registered` also sees all earlier
     /// stores.
     #[inline(always)]
     pub fn is_now_registered(&self) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The registering calls: fi_mr_reg(3) and its two siblings. [`register`] is one pipeline: what the
-//! call asks for, its region, the kernel registrations, the report. [`hit`] is the short path of
-//! the case in which nanoseconds count.
+//! The registering calls: fi_mr_reg(3) and its two siblings. [`register`] is one pipeline: the
+//! arguments, the region, the kernel registrations, the report. [`hit`] is the short path, in which
+//! nanoseconds count.
 
 use super::access::{self, Rights};
 use super::attributes::{Buffer, Buffers, MR_KEY, MR_OFFSET, Wish};
@@ -135,7 +135,7 @@ fn check_offset(domain: &Domain, wish: &Wish, buffers: &Buffers) -> Result<(), F
     Ok(())
 }
 
-/// Whether a device can have a buffer at `address`: the kernel registers whole pages.
+/// Whether a device can place a buffer at `address`: the kernel registers whole pages.
 fn in_step(buffer: &Buffer, address: u64) -> bool {
     let page = page_size();
     buffer.addr.addr() as u64 % page == address % page
@@ -199,7 +199,7 @@ fn complete(
     (buffers, rights): &(Buffers, Rights),
 ) -> Result<How, Failure> {
     // The cache does not serve placed regions: a region that replaces a placed one must end the old
-    // registration at once, and the cache ends registrations in its own time.
+    // registration at once, and the cache may end a registration later.
     let cached = domain.mode.cached && !region.is_placed;
     let pieces = match buffers {
         Buffers::One(buffer) => {
@@ -244,7 +244,7 @@ fn ended(mut pieces: Pieces, failure: Failure) -> Failure {
     failure.beside(before)
 }
 
-/// Registers a buffer. `at` is the device's address for remote use, if the caller needs a certain
+/// Registers a buffer. `at` is the device's address for remote use, if the caller needs a specific
 /// one. `cached` says whether the cache may serve the buffer.
 #[inline(always)]
 fn pin(
@@ -272,7 +272,7 @@ fn pin(
         (_, true) => (rights.local, addr),
         _ => (rights.local | rights.remote, remote),
     };
-    // The one inlined copy of the way to the kernel.
+    // The only inlined copy of the path to the kernel.
     let first = ask(domain, buffer, access, iova, |pd, request| {
         if cached && iova == addr {
             dispatch::register_relaxed(pd, request)

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Memory that the cache watches for another library's registration cache.
+//! Memory that the library's cache watches for libfabric's registration cache.
 //!
-//! That library registers the memory itself and *subscribes* to it. Before it uses an entry of its
-//! cache again, it asks whether the memory is still the same. The subscriptions are a set of their
-//! own (`set.rs`). The cache watches each as a monitored range. The answer rests on the proof of a
-//! hit (`docs/proof.md`): the log is applied, the monitored range is not invalidated, the fence
-//! passes, the log is unchanged.
+//! libfabric registers the memory itself and *subscribes* to it. Before it uses an entry of its
+//! cache again, it asks whether the memory is still the same. The subscriptions are a separate set
+//! (`set.rs`). The library's cache, in this crate "the cache", watches each as a monitored range.
+//! The answer rests on the proof of a hit (`docs/proof.md`, P6): the log is applied, the monitored
+//! range is not invalidated, the fence passes, the log is unchanged.
 //!
 //! Unlike memory of the cache's own regions, this memory is pinned before it is linked here. One
 //! call of the program, its registration, encloses both steps: a change of memory during its
@@ -13,13 +13,13 @@
 //!
 //! # Why the answer holds for each entry
 //!
-//! The cache asks by range, and each of its domains may have an entry for the same range. A
-//! invalidated range therefore stays invalidated until *every* entry that it had is gone. The cache
-//! counts the entries: one more with each subscription; one less when the cache says that it has
-//! ended an entry, or must have ended one because the answer was no ([`Ended`]). An entry that ends
-//! unseen leaves the count too large. Such a range waits until the cache has been notified of it,
-//! which ends all entries of the range. If a subscription finds no room, no answer is yes until the
-//! cache has been notified of all memory.
+//! libfabric asks by range, and each of its domains may have an entry for the same range. An
+//! invalidated range therefore stays invalidated until *every* entry that it had is gone. The
+//! monitor counts the entries: one more with each subscription; one less when libfabric
+//! unsubscribes, or must have ended an entry because the answer was no ([`Ended`]). An entry that
+//! ends without either leaves the count too large. Such a range waits until libfabric has been
+//! notified of it, which ends all entries of the range. If a subscription finds no room, no answer
+//! is yes until libfabric has been notified of all memory.
 
 mod set;
 
@@ -43,12 +43,12 @@ use rdmamr_sys::process::PerProcess;
 use rdmamr_sys::thread;
 use set::{Added, Set};
 
-/// How the cache learns that the cache ends an entry.
+/// How the monitor learns that libfabric has ended an entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Ended {
-    /// The cache unsubscribes each time.
+    /// libfabric unsubscribes each time.
     Said,
-    /// The cache never says so, but ends an entry when the answer for it is no.
+    /// libfabric does not unsubscribe, but ends an entry when the answer for it is no.
     ByAnswer,
 }
 
@@ -94,9 +94,9 @@ pub fn start() -> bool {
     starts
 }
 
-/// Counts a new entry of the cache, for which the cache will ask. True if the cache must be
+/// Counts a new entry of libfabric's, about which libfabric will ask. True if libfabric must be
 /// notified of something. This function never waits for the program, allocates no memory per call,
-/// and does not call the cache, since its caller may hold the cache's lock.
+/// and does not call libfabric, since its caller may hold libfabric's lock.
 pub fn subscribe(addr: usize, length: usize) -> bool {
     let (Some(monitor), Some(page_range)) = (monitor(), page_range(addr, length)) else {
         return false;
@@ -110,7 +110,7 @@ pub fn subscribe(addr: usize, length: usize) -> bool {
     monitor.set.is_due(monitor.cache.regions)
 }
 
-/// Whether the memory of an entry is certain to be the same as when the cache subscribed to it.
+/// Whether the memory of an entry is certain to be the same as when libfabric subscribed to it.
 pub fn is_valid(addr: usize, length: usize, ended: Ended) -> bool {
     let (Some(monitor), Some(page_range)) = (monitor(), page_range(addr, length)) else {
         return false;
@@ -122,7 +122,7 @@ pub fn is_valid(addr: usize, length: usize, ended: Ended) -> bool {
     valid
 }
 
-/// Uncounts an entry of the cache.
+/// Uncounts an entry of libfabric's.
 pub fn unsubscribe(addr: usize, length: usize) {
     let (Some(monitor), Some(page_range)) = (monitor(), page_range(addr, length)) else {
         return;
@@ -131,7 +131,7 @@ pub fn unsubscribe(addr: usize, length: usize) {
         return;
     }
     let _inside = thread::enter();
-    // An entry that stays counted only makes an answer no. It never makes one yes.
+    // An entry that stays counted can only turn an answer into no, never into yes.
     let Some(locked) = monitor.cache.regions.lock_of_program() else {
         return;
     };
@@ -142,7 +142,7 @@ pub fn unsubscribe(addr: usize, length: usize) {
     }
 }
 
-/// Ends all subscriptions: the cache has no entry any more.
+/// Ends all subscriptions: libfabric has no entry any more.
 pub fn stop() {
     let Some(monitor) = monitor().filter(|_| !thread::is_inside()) else {
         return;
@@ -160,8 +160,8 @@ pub fn stop() {
     monitor.set.know_all();
 }
 
-/// Tells the cache, through `notify`, which memory is invalidated; the cache then ends its entries
-/// there. The cache must not call this function, since `notify` takes its lock.
+/// Tells libfabric, through `notify`, which memory is invalidated; libfabric then ends its entries
+/// there. libfabric's own calls must not run this function, since `notify` takes libfabric's lock.
 pub fn notify(mut notify: impl FnMut(PageRange)) {
     let Some(monitor) = monitor() else { return };
     let (regions, set) = (monitor.cache.regions, monitor.set);
@@ -185,7 +185,7 @@ pub fn notify(mut notify: impl FnMut(PageRange)) {
         notify(PageRange::ALL);
         locked(&|locked| {
             set::each(regions).for_each(|(id, _)| left(locked, id));
-            // No effect if another subscription was lost meanwhile.
+            // This has no effect if another subscription was lost meanwhile.
             set.found();
         });
     }
@@ -195,7 +195,7 @@ pub fn notify(mut notify: impl FnMut(PageRange)) {
             locked(&|locked| page_range.set(set.entries_leave(locked, id)));
         }
         if let Some(page_range) = page_range.get() {
-            // The cache may unsubscribe meanwhile, in this thread or in another.
+            // libfabric may unsubscribe meanwhile, in this thread or in another.
             notify(page_range);
             locked(&|locked| {
                 if let Some(id) = set.get(locked, page_range) {
@@ -257,7 +257,8 @@ impl Monitor {
         let watched = cache.watch.watch(page_range, neighbours, claim);
         let watched = watched.is_ok() && !kernel_mr::is_fork_protected();
         let Some((locked, foreign)) = cache.lock_and_look(page_range, false) else {
-            // It is not kept, so no answer for it is yes; and the cache is told to end it.
+            // The range is not kept, so no answer for it is yes, and libfabric is told to end the
+            // entry.
             self.set.lose();
             return;
         };
@@ -291,7 +292,8 @@ impl Monitor {
         false
     }
 
-    /// Looks for a subscription that is not admitted yet: this is the first question for it.
+    /// Looks for a subscription that is not admitted yet: libfabric asks about it for the first
+    /// time.
     #[cold]
     fn look_closer(&self, page_range: PageRange) -> Look {
         let _inside = thread::enter();
@@ -313,9 +315,9 @@ impl Monitor {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    //! Compares the cache with a naive cache of several domains, which says when it ends entries,
-    //! or does not. Whatever happens, the answer is never yes for an entry whose memory has changed
-    //! since the entry was made.
+    //! Runs the monitor with a naive model of libfabric's cache of several domains, which
+    //! unsubscribes when it ends entries, or does not. The answer is never yes for an entry whose
+    //! memory has changed since the entry was made.
 
     use super::*;
     use proptest::prelude::*;
@@ -414,7 +416,7 @@ mod tests {
             }
         }
 
-        /// The cache ends an entry.
+        /// libfabric ends an entry.
         fn ends(&mut self, n: usize) {
             let entry = self.entries_of_cache.remove(n);
             if self.ended == Ended::Said {
@@ -481,7 +483,7 @@ mod tests {
             });
         }
 
-        /// The cache ends the entries that it is notified of, and the cache then ends their
+        /// libfabric ends the entries that it is notified of, and the monitor then ends their
         /// subscriptions.
         fn is_notified(&mut self) {
             for page_range in self.notification.take().unwrap_or_default() {
@@ -561,7 +563,7 @@ mod tests {
             for step in &steps {
                 world.goes(step);
             }
-            // After it has been notified of all memory the cache is served again: nothing stays
+            // After it has been notified of all memory, libfabric is served again: nothing stays
             // invalidated for good.
             for _ in 0..3 {
                 world.begins();

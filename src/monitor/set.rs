@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The ranges of memory that another library's cache has entries for, and how many entries each
-//! has.
+//! The ranges of memory for which libfabric's cache has entries, and the number of entries of each.
 //!
-//! A *subscription* is such a range. The cache watches it as a *monitored range*: a slot that is
-//! linked, watched, kept and invalidated as a region is, and that is no region
-//! (`cache/region/state.rs`). A subscription has the number of its slot. All of this runs under the
-//! cache's lock, but for
-//! [`Set::find`].
+//! A *subscription* is such a range. The library's cache watches it as a *monitored range*: a slot
+//! that is linked, watched, kept and invalidated as a region is, and that is not a region
+//! (`cache/region/state.rs`). A subscription has the number of its slot. The lists change only
+//! under the lock of the library's cache; [`Set::find`] does not take that lock.
 
 use core::sync::atomic::{AtomicU32, Ordering::*};
 use rdmamr_cache::cause::Cause;
@@ -16,8 +14,8 @@ use rdmamr_cache::region::link::{AtomicLink, Id, Link};
 use rdmamr_cache::region::slot::CachedRegion;
 use rdmamr_sys::pages::PageRange;
 
-/// The most subscriptions at a time. A cache that does not say which entries it ends leaves their
-/// subscriptions behind.
+/// The most subscriptions at a time. A libfabric that does not unsubscribe leaves the subscriptions
+/// of ended entries behind.
 const MOST: u32 = if cfg!(test) { 8 } else { 16_384 };
 
 /// The number of lists by which a subscription is found.
@@ -36,8 +34,8 @@ const LEAVING: u32 = 2;
 pub struct Set {
     /// The number of subscriptions.
     count: AtomicU32,
-    /// Whether the cache has an entry without a subscription: `NOTHING`, `LOST`, or `LEAVING` while
-    /// the cache is being notified of all memory.
+    /// Whether libfabric has an entry without a subscription: `NOTHING`, `LOST`, or `LEAVING` while
+    /// libfabric is being notified of all memory.
     lost: AtomicU32,
     /// The first subscription of each list.
     lists: [AtomicLink; LISTS],
@@ -48,13 +46,13 @@ pub struct Set {
 struct Subscription {
     /// The next one in the list.
     next: AtomicLink,
-    /// How many entries the cache has for the range, and how many of its earlier entries will be
-    /// gone once the cache has been notified.
+    /// The number of libfabric's entries for the range, and the number of its earlier entries that
+    /// will be gone once libfabric has been notified.
     entries: AtomicU32,
     leaving: AtomicU32,
 }
 
-/// What became of a new entry of the cache.
+/// The outcome of counting a new entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Added {
     /// A subscription exists already.
@@ -89,8 +87,8 @@ impl Set {
     }
 
     /// The subscription for exactly this memory, if the memory has not changed as far as the log is
-    /// applied. Takes no lock. While other threads change the lists, a link may lead anywhere: the
-    /// slot alone says what it is.
+    /// applied. Takes no lock. While other threads change the lists, a link may lead anywhere, so
+    /// each slot identifies itself.
     #[inline(always)]
     pub fn find(&self, regions: &Regions, page_range: PageRange) -> Option<Id> {
         self.in_list(page_range)
@@ -104,7 +102,7 @@ impl Set {
             .find(|&id| locked.regions().region(id).page_range() == page_range)
     }
 
-    /// Counts a new entry of the cache.
+    /// Counts a new entry of libfabric's.
     pub fn adds_entry(&self, locked: &Locked<'_>, page_range: PageRange) -> Added {
         if let Some(id) = self.get(locked, page_range) {
             add(&self.of(id).entries, 1);
@@ -136,11 +134,11 @@ impl Set {
         self.leaves_if_empty(locked, id)
     }
 
-    /// Marks the present entries of a invalidated subscription as leaving: they will be gone once
-    /// the cache has been notified of the memory. Returns that memory.
+    /// Marks the present entries of an invalidated subscription as leaving: they will be gone once
+    /// libfabric has been notified of the memory. Returns that memory.
     pub fn entries_leave(&self, locked: &Locked<'_>, id: Id) -> Option<PageRange> {
         let region = locked.regions().region(id);
-        // Checked under the lock: the slot may have become another one's.
+        // Checked under the lock: the slot may belong to another region by now.
         let seen = region.state.load();
         (seen.is_monitored() && seen.is_stale()).then(|| {
             let subscription = self.of(id);
@@ -159,14 +157,14 @@ impl Set {
         }
     }
 
-    /// Uncounts the leaving entries, since the cache has been notified. True if no entry is left:
+    /// Uncounts the leaving entries, since libfabric has been notified. True if no entry is left:
     /// the caller must end the subscription.
     pub fn has_left(&self, locked: &Locked<'_>, id: Id) -> bool {
         self.of(id).leaving.store(0, Relaxed);
         self.leaves_if_empty(locked, id)
     }
 
-    /// Uncounts all entries of a subscription, since the cache has none. The caller must end the
+    /// Uncounts all entries of a subscription, since libfabric has none. The caller must end the
     /// subscription.
     pub fn forget(&self, locked: &Locked<'_>, id: Id) {
         self.of(id).entries.store(0, Relaxed);
@@ -196,28 +194,28 @@ impl Set {
         link
     }
 
-    /// Records that the cache has an entry without a subscription.
+    /// Records that libfabric has an entry without a subscription.
     pub fn lose(&self) {
         self.lost.store(LOST, SeqCst);
     }
 
-    /// Whether the cache has an entry without a subscription.
+    /// Whether libfabric has an entry without a subscription.
     pub fn has_lost(&self) -> bool {
         self.lost.load(SeqCst) != NOTHING
     }
 
-    /// Records that every entry of the cache has a subscription.
+    /// Records that every entry of libfabric's has a subscription.
     pub fn know_all(&self) {
         self.lost.store(NOTHING, SeqCst);
     }
 
-    /// Records that the cache was notified of all memory since [`Set::all_leave`], unless another
+    /// Records that libfabric was notified of all memory since [`Set::all_leave`], unless another
     /// entry was left without a subscription meanwhile.
     pub fn found(&self) {
         let _ = self.lost.compare_exchange(LEAVING, NOTHING, SeqCst, SeqCst);
     }
 
-    /// Whether the cache must be notified of something.
+    /// Whether libfabric must be notified of something.
     pub fn is_due(&self, regions: &Regions) -> bool {
         regions.has_changed_monitoreds() || self.has_lost()
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Deregistering, ibv_dereg_mr(3): our regions by our own kernel call, all others by libibverbs.
+//! ibv_dereg_mr(3): our regions by our own kernel call, all others by libibverbs.
 
 use super::access::Access;
 use super::devices::Device;
@@ -112,8 +112,8 @@ impl Claimed {
 }
 
 /// A provider deregisters a region by `dereg`, which returns 0 or an errno. A region of ours that
-/// ends so has ended elsewhere: its row goes before the kernel may give its handle to another
-/// region.
+/// ends this way has ended elsewhere. Its row is emptied before the kernel may give its handle to
+/// another region.
 pub fn around_bypassed_deregister(mr: Mr, dereg: impl FnOnce() -> c_int) -> c_int {
     let public = mr.read();
     let (handle, object) = (public.handle, mr.address());

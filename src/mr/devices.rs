@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The open devices that memory was registered on: the facts about each, and our regions on it.
+//! The open devices on which memory was registered: the facts about each, and our regions on it.
 //!
 //! A lookup by the address of an `ibv_context` first reads one of a few places; each place holds
 //! the device last found there. A hit there is two loads. A miss searches a map. Devices are never
@@ -8,9 +8,9 @@
 //!
 //! The map has locks. If a signal handler interrupted a thread that holds one and called us, the
 //! handler would wait forever. [`thread::enter`] marks the time in which the lock is held, and the
-//! handler's call is forwarded. The handler may also keep the thread until another thread's call
-//! has returned, as a garbage collector does. So no thread waits for longer than a moment: its call
-//! is forwarded as well.
+//! handler's call is forwarded. The handler may also stop the thread until another thread's call
+//! has returned, as a garbage collector does. So no thread waits for longer than a moment. After
+//! that its call is forwarded as well.
 
 use super::rows::Rows;
 use core::hash::{BuildHasherDefault, Hasher};
@@ -29,7 +29,6 @@ use std::sync::Mutex;
 /// The context address of a device that waits for reuse. No context has this address.
 const UNUSED: usize = usize::MAX;
 
-/// An open device.
 pub struct Device {
     /// The address of the device's context, or [`UNUSED`].
     context: AtomicUsize,
@@ -60,16 +59,16 @@ impl Hasher for AddressHasher {
 /// How many devices are found without the map if their addresses hash to different places.
 const PLACES: usize = 16;
 
-/// Shards of the map. The number is fixed, since asking for the number of processors reads files.
+/// Shards of the map. The number is fixed, because asking for the number of processors reads files.
 const SHARDS: usize = 4;
 
-/// How many times to try, 0.2 ms apart: a call that can be forwarded, and the end of a device,
-/// whose address another device may get.
+/// The number of tries, 0.2 ms apart: `MOMENT` for a call that can be forwarded, `LONG` for the end
+/// of a device, whose address another device may get.
 const MOMENT: u32 = 100;
 const LONG: u32 = 10_000;
 
-/// Tries until there is a result, or so many times. Threads hold the locks for microseconds, but
-/// one that holds a lock may be stopped.
+/// Tries until there is a result, but at most this many times. Threads hold the locks for
+/// microseconds, but a thread that holds one may be stopped.
 #[cold]
 fn patiently<T>(sleeps: u32, mut attempt: impl FnMut() -> Option<T>) -> Option<T> {
     const YIELDS: u32 = 16;
@@ -87,7 +86,6 @@ fn patiently<T>(sleeps: u32, mut attempt: impl FnMut() -> Option<T>) -> Option<T
     None
 }
 
-/// All devices.
 pub struct Devices {
     last_found: [AtomicPtr<Device>; PLACES],
     by_context: DashMap<usize, &'static Device, BuildHasherDefault<AddressHasher>>,
@@ -102,7 +100,6 @@ impl Device {
 }
 
 impl Devices {
-    /// No devices.
     pub fn new() -> Self {
         Devices {
             last_found: [const { AtomicPtr::new(null_mut()) }; PLACES],
@@ -200,13 +197,13 @@ impl Devices {
     pub fn end(&self, device: &'static Device) {
         device.rows.clear();
         let _inside = thread::enter();
-        // A device that is not put there is not used again.
+        // A device that does not get onto this list is never reused.
         if let Some(mut unused) = patiently(MOMENT, || self.unused.try_lock().ok()) {
             unused.push(device);
         }
     }
 
-    /// Puts a device back whose close failed.
+    /// Puts back a device whose close failed.
     pub fn put_back(&self, context: usize, device: &'static Device) {
         let _inside = thread::enter();
         device.context.store(context, Release);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Failures in words: what the call tried, which part refused it, and the likely cause with
-//! figures. The errno stays the refusing part's: this file decides nothing.
+//! Failures in words: the attempt, the part that refused it, and the likely cause with figures. The
+//! errno stays that of the refusing part: this file decides nothing.
 //!
 //! This file allocates nothing: it reads the limits, the maps and the process status through
 //! buffers on the stack.
@@ -9,7 +9,7 @@ use super::outcome::{Error, PANICKED};
 use super::refused::{self, Mapped, OnDevice, Refused, Wrong};
 use super::request::Request;
 use core::cell::{Cell, RefCell};
-use core::ffi::{CStr, c_int, c_uint};
+use core::ffi::CStr;
 use core::fmt::{self, Write};
 use rdmamr_abi::libfabric;
 use rdmamr_next::Pd;
@@ -17,7 +17,6 @@ use rdmamr_stats::text::Text;
 use rdmamr_sys::cgroup;
 use rdmamr_sys::pages::PageRange;
 use rdmamr_sys::proc::{self, Capability};
-use rdmamr_sys::symbols::{Function, Library};
 
 /// The object of a call that failed.
 #[derive(Clone, Copy, Debug)]
@@ -125,6 +124,10 @@ impl Reason {
             Error::Memory => write!(out, ": no memory for the region's object"),
             Error::NoNext(symbol) => write!(out, ": no loaded {} has {symbol}", self.next()),
             Error::Panic => write!(out, ": {PANICKED}"),
+            Error::Gpu(_, obstacle) => {
+                obstacle.write(out)?;
+                self.more(out)
+            }
             Error::Fork(_) => {
                 write!(
                     out,
@@ -221,7 +224,7 @@ impl fmt::Display for Reason {
 }
 
 /// The name of an errno, if these calls return that errno.
-struct Name(i32);
+pub struct Name(pub i32);
 
 #[rustfmt::skip]
 const ERRNOS: &[(i32, &str)] = &[
@@ -373,7 +376,7 @@ pub fn pinned(start: u64, length: u64) -> u64 {
     PageRange::around(start, length).map_or(0, PageRange::bytes)
 }
 
-/// What a call must pin, and what it had pinned before.
+/// The memory that a call must pin, and the memory that it had pinned before.
 struct Needed {
     kib: u64,
     before: u64,
@@ -398,7 +401,8 @@ impl fmt::Display for Needed {
     }
 }
 
-/// How to come by more memory that may be pinned, for a process that has so much of CAP_IPC_LOCK.
+/// Advice on how to be allowed to pin more memory, for a process that has this much of
+/// CAP_IPC_LOCK.
 struct Raise(Capability);
 
 impl fmt::Display for Raise {
@@ -469,18 +473,6 @@ impl Limits {
 /// Memory that the kernel cannot pin.
 fn fault(refused: &Refused, memory: Mapped, out: &mut dyn Write) -> fmt::Result {
     let start = refused.request.addr.addr() as u64;
-    if let Some(runtime) = gpu_that_has(start) {
-        // SAFETY: the path ends with a NUL.
-        let loaded =
-            unsafe { libc::access(c"/sys/module/nvidia_peermem".as_ptr(), libc::F_OK) == 0 };
-        return write!(
-            out,
-            "it is memory of a GPU, says {}: register it as a dma-buf (ibv_reg_dmabuf_mr), or load nvidia_peermem, \
-             which is {}loaded",
-            runtime.to_str().unwrap_or_default(),
-            if loaded { "" } else { "not " }
-        );
-    }
     let mut name = Text::<128>::new();
     let mut kind = Kind::Plain;
     let unfit_at = match memory {
@@ -523,7 +515,7 @@ fn fault(refused: &Refused, memory: Mapped, out: &mut dyn Write) -> fmt::Result 
     }
 }
 
-/// What a mapping is of, as its name shows it.
+/// The kind of a mapping, by its name.
 enum Kind {
     Plain,
     HugePages,
@@ -535,36 +527,6 @@ fn device_file(name: &str, out: &mut dyn Write) -> fmt::Result {
         out,
         "it is a mapping of a device file{name}, which has no pages to pin: register a dma-buf of the device"
     )
-}
-
-/// The runtime of a GPU that says that this address is the GPU's memory. Only a runtime that the
-/// program has loaded is asked.
-fn gpu_that_has(addr: u64) -> Option<&'static CStr> {
-    // CU_POINTER_ATTRIBUTE_MEMORY_TYPE, which HIP calls alike, and the value for a device's memory.
-    const MEMORY_TYPE: c_int = 2;
-    #[rustfmt::skip]
-    const RUNTIMES: [(&CStr, &CStr, c_uint); 4] = [
-        (c"libcuda.so.1", c"cuPointerGetAttribute", 2),
-        (c"libamdhip64.so.7", c"hipPointerGetAttribute", 2),
-        (c"libamdhip64.so.6", c"hipPointerGetAttribute", 2),
-        (c"libamdhip64.so.5", c"hipPointerGetAttribute", 1),
-    ];
-    if !proc::maps_file(b"/libcuda.so") && !proc::maps_file(b"/libamdhip64.so") {
-        return None;
-    }
-    let says = |&&(file, name, device): &&(&CStr, &CStr, c_uint)| {
-        // SAFETY: the headers of CUDA and HIP declare the function so.
-        let function: Function<unsafe extern "C" fn(*mut c_uint, c_int, u64) -> c_int> =
-            unsafe { Function::new() };
-        function.set(Library::find_in(file, name));
-        let mut kind = 0;
-        // SAFETY: `kind` has room for the attribute. The function reads no memory at the address.
-        let asked = function
-            .get()
-            .is_some_and(|get| unsafe { get(&mut kind, MEMORY_TYPE, addr) } == 0);
-        asked && kind == device
-    };
-    RUNTIMES.iter().find(says).map(|runtime| runtime.0)
 }
 
 #[cfg(test)]

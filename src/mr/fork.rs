@@ -18,14 +18,14 @@ use rdmamr_config::disabled;
 use rdmamr_next::{self as next, Context, PROVIDERS, Pd, Provider};
 
 /// Has libibverbs keep registered memory from children if the kernel does not copy that memory for
-/// them, as rdma-core 51 and later do. Before, libibverbs marks the memory on any kernel: each
+/// them, as rdma-core 51 and later do. Earlier releases mark the memory on any kernel: each
 /// registration then takes a madvise(2) and splits mappings, and the cache can keep no region.
 ///
 /// libibverbs calls its own `ibv_fork_init` through its PLT, for `RDMAV_FORK_SAFE`, and so reaches
 /// this library as well.
 pub fn init() -> Result<(), Error> {
-    /// Whether libibverbs has been told to mark memory. A later call then is libibverbs' again: the
-    /// call reads `RDMAV_HUGEPAGES_SAFE`.
+    /// Whether libibverbs has been told to mark memory. If so, a later call goes to libibverbs as
+    /// well, because the call reads `RDMAV_HUGEPAGES_SAFE`.
     static MARKS: AtomicBool = AtomicBool::new(false);
     if !MARKS.load(Relaxed) && !disabled() && kernel_copies() {
         return Ok(());
@@ -41,7 +41,7 @@ pub fn init() -> Result<(), Error> {
 }
 
 /// Whether the kernel copies registered pages for a child (Linux 5.12 and later). libibverbs asks
-/// the kernel by RDMA netlink. Without an answer: no.
+/// the kernel by RDMA netlink. False without an answer.
 fn kernel_copies() -> bool {
     let Some(is_initialized) = next::IS_FORK_INITIALIZED.get() else {
         return false;
@@ -53,8 +53,8 @@ fn kernel_copies() -> bool {
     copies
 }
 
-/// Keeps the range out of child processes, by the libibverbs that opened the device. Not inlined,
-/// nor is [`dofork`]: many copies of the callers are.
+/// Keeps the range out of child processes, by the libibverbs that opened the device. As [`dofork`],
+/// this is not inlined, because its callers are inlined in many places.
 #[inline(never)]
 pub fn dontfork(context: Context, addr: *mut c_void, length: usize) -> Result<(), Errno> {
     dontfork_by(Provider::of(context), addr, length)
@@ -73,7 +73,7 @@ fn dontfork_by(provider: Provider, addr: *mut c_void, length: usize) -> Result<(
     }
 }
 
-/// Lets children have the range again. Like libibverbs, ignores a failure.
+/// Gives the range back to child processes. Like libibverbs, ignores a failure.
 #[inline(never)]
 pub fn dofork(context: Context, addr: *mut c_void, length: usize) {
     if let Some(dofork_range) = next::DOFORK_RANGE.by(Provider::of(context)) {
@@ -85,9 +85,11 @@ pub fn dofork(context: Context, addr: *mut c_void, length: usize) {
 static FORK_PROTECTED: [OnceBool; PROVIDERS] = [const { OnceBool::new() }; PROVIDERS];
 
 /// Whether libibverbs keeps registered memory from children (`ibv_fork_init`). If so, libibverbs
-/// must hear of each registration and of its end, and nothing may be registered here.
+/// must be told of each registration and of its end, and the cache must not register memory by
+/// itself.
 ///
-/// The first registration asks once: from then on `ibv_fork_init` comes too late.
+/// The first registration asks, and its answer stays valid: from then on `ibv_fork_init` comes too
+/// late.
 pub fn is_fork_protected() -> bool {
     is_protected_by(Provider::ORDINARY)
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Registrations that libibverbs makes: other than plain memory, and plain memory if a device, a
-//! kernel or the moment keeps us from doing exactly what libibverbs does. Such a region is not
-//! ours.
+//! Registrations that libibverbs makes: of memory other than plain memory, and of plain memory if
+//! the device, the kernel or the moment prevents us from doing exactly what libibverbs does. Such a
+//! region is not ours.
 
 use super::access::Access;
 use super::large;
@@ -23,7 +23,7 @@ use rdmamr_trace as trace;
 #[cold]
 pub fn register(pd: Pd, request: &Request, why: &str) -> Result<Registered, Error> {
     log::line(Level::Debug, format_args!("registration forwarded: {why}"));
-    // A device without a kernel file may pin nothing.
+    // A device without a uverbs descriptor may pin nothing.
     // SAFETY: the context of a live protection domain stays open as long as the domain exists.
     let context = unsafe { Context::from_c(pd.context()) };
     if large::is_large(request.length) && context.and_then(Context::fd).is_some() {
@@ -106,7 +106,7 @@ pub unsafe fn plain_memory(attr: *const ibv_mr_init_attr) -> Option<Request> {
     Some(request)
 }
 
-/// Registers other than plain memory.
+/// Registers memory other than plain memory.
 ///
 /// # Safety
 /// The same as for [`plain_memory`], and `attr` is not NULL.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Regions of the kernel without an `ibv_mr` and without a row in the table, for a cache that keeps
-//! its own objects.
+//! Kernel regions without an `ibv_mr` and without a row in the table, for a cache that has its own
+//! objects.
 
 use super::devices::Device;
 use super::object::Mr;
@@ -20,17 +20,17 @@ pub use super::fork::{is_fork_protected, is_fork_protected_in};
 pub use super::register::Direct;
 pub use rdmamr_uverbs::{Kernel, Uverbs, UverbsOfHelper};
 
-/// What a deregistration needs.
+/// The values that a deregistration needs.
 pub struct KernelMr {
     /// The address of the region's [`Device`].
     pub device: usize,
     /// The file descriptor of the device.
     pub fd: i32,
-    /// The kernel's name for the region.
+    /// The kernel's handle of the region.
     pub handle: u32,
 }
 
-/// Registers pinned memory, in a process whose children get all memory. libibverbs does not hear of
+/// Registers pinned memory, in a process whose children get all memory. libibverbs is not told of
 /// it: see [`is_fork_protected`].
 pub fn register(
     direct: &Direct,
@@ -62,13 +62,13 @@ impl KernelMr {
     }
 }
 
-/// The device at this address, which [`KernelMr::device`] has.
+/// The device at this address, a value of [`KernelMr::device`].
 fn device(address: usize) -> Option<&'static Device> {
     // SAFETY: `Direct::address` returned the address of a device, and devices are never freed.
     unsafe { with_exposed_provenance::<Device>(address).as_ref() }
 }
 
-/// The place in the counters of the device at this address, which [`KernelMr::device`] has.
+/// The place in the counters of the device at this address, a value of [`KernelMr::device`].
 pub fn counted_at(address: usize) -> stats::Device {
     device(address).map_or(stats::Device::at(0), |device| device.rows.counted_at())
 }

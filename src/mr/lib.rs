@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Registered memory regions: what `ibv_reg_mr` and its relatives do. The library makes the kernel
-//! calls itself if it can do so exactly as rdma-core does, and calls libibverbs otherwise.
+//! Registered memory regions: `ibv_reg_mr` and its relatives. The library makes the kernel calls
+//! itself if it can do so exactly as rdma-core does, and calls libibverbs otherwise.
 //!
 //! Not here: C's pointers and return conventions (`capi/`), the bytes that the kernel gets
 //! (`uverbs/`).
@@ -11,6 +11,7 @@ mod devices;
 pub mod explain;
 mod fork;
 mod forwarded;
+pub mod gpu;
 pub mod kernel_mr;
 mod large;
 mod lifetime;
@@ -30,6 +31,7 @@ pub use access::Access;
 pub use deregister::{around_bypassed_deregister, deregister};
 pub use fork::init as fork_init;
 pub use forwarded::{plain_memory, reg_dmabuf_mr, reg_other_memory};
+pub use large::around_host_register;
 pub use lifetime::{close_device, dealloc_pd};
 pub use object::{Mr, Object};
 pub use outcome::{Error, How, PANICKED, Registered};

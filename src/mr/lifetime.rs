@@ -9,7 +9,6 @@ use errno::Errno;
 use rdmamr_config::disabled;
 use rdmamr_next::{self as next, Context, Pd, Provider};
 
-/// Deallocates a protection domain.
 pub fn dealloc_pd(pd: Pd) -> Result<(), Error> {
     let next = require(&next::DEALLOC_PD, Provider::of_pd(pd))?;
     let device = state::device(pd.context().expose_provenance());
@@ -29,7 +28,6 @@ pub fn dealloc_pd(pd: Pd) -> Result<(), Error> {
     }
 }
 
-/// Closes a device.
 pub fn close_device(context: Context) -> Result<(), Error> {
     let next = require(&next::CLOSE_DEVICE, Provider::of(context))?;
     let address = context.address();

@@ -26,7 +26,7 @@ struct Layout {
     /// [`IS_CACHED`] or 0. The object has the size of the largest provider object: cxgb4 has 16 bytes
     /// from the access flags on, which nothing reads.
     mark: u32,
-    /// For an object that stands for a region of the cache: the address of the cache's own object.
+    /// For an object that stands for a cached region: the address of the cache's own object.
     cached: usize,
 }
 const _: () =
@@ -37,7 +37,7 @@ const _: () =
 /// memory that libibverbs had freed would.
 const RETIRED: u32 = 0x5245_5449;
 
-/// Marks an object that stands for one use of a region of the cache, in `verbs_mr.access`, at the
+/// Marks an object that stands for one use of a cached region, in `verbs_mr.access`, at the
 /// bits that no access flag has. `mr_type` stays that of an ordinary region, since `ibv_bind_mw` of
 /// mlx5 and irdma refuses every other type.
 const CACHED: u32 = 0x8009_5400;
@@ -63,12 +63,10 @@ impl Object {
         NonNull::new(with_exposed_provenance_mut(address)).map(Object)
     }
 
-    /// The object's address.
     pub fn address(self) -> usize {
         self.0.expose_provenance().get()
     }
 
-    /// The object as a C pointer.
     pub fn as_ptr(self) -> *mut ibv_mr {
         self.0.as_ptr().cast()
     }
@@ -88,7 +86,7 @@ impl Object {
         self.write(public, request.access, None);
     }
 
-    /// Makes the object stand for one use of a region of the cache.
+    /// Makes the object stand for one use of a cached region.
     pub fn stand_for(self, access: Access, region: Mr) {
         self.write(region.read(), access, Some(region));
     }
@@ -152,12 +150,10 @@ impl Mr {
         NonNull::new(mr.cast()).map(Mr)
     }
 
-    /// The object's address.
     pub fn address(self) -> usize {
         self.0.expose_provenance().get()
     }
 
-    /// The region as a C pointer.
     pub fn as_ptr(self) -> *mut ibv_mr {
         self.0.as_ptr().cast()
     }
@@ -201,6 +197,11 @@ impl Mr {
         self.mr_type().load(Relaxed) == IBV_MR_TYPE_NULL_MR
     }
 
+    /// Whether the region is of a dma-buf, which no range of addresses stands for.
+    pub fn is_of_dmabuf(self) -> bool {
+        self.mr_type().load(Relaxed) == IBV_MR_TYPE_DMABUF_MR
+    }
+
     fn mr_type(&self) -> &AtomicU32 {
         let offset = core::mem::offset_of!(verbs_mr, mr_type);
         let mr_type = self.0.as_ptr().wrapping_byte_add(offset).cast();
@@ -224,7 +225,7 @@ impl Mr {
         self.mr_type().store(IBV_MR_TYPE_MR, Relaxed);
     }
 
-    /// Whether the object stands for one use of a region of the cache.
+    /// Whether the object stands for one use of a cached region.
     #[inline(always)]
     pub fn is_cached(self) -> bool {
         self.mr_type().load(Relaxed) == IBV_MR_TYPE_MR
@@ -241,7 +242,7 @@ impl Mr {
         unsafe { (*layout).mark == IS_CACHED }
     }
 
-    /// Claims the object if it stands for a use of a region of the cache. Of two threads only one
+    /// Claims the object if it stands for a use of a cached region. Of two threads only one
     /// succeeds.
     pub fn claim_cached(self) -> Option<Object> {
         if !self.is_cached() {

@@ -2,23 +2,26 @@
 //! How a call ended: how it was done, or why it failed. The errno, libfabric's code and the message
 //! for people all come from these values.
 
+use super::gpu::Obstacle;
 use errno::Errno;
 use rdmamr_abi::rdma_core::ibv_mr;
 use rdmamr_trace::format::how;
 
-/// Which part did the work of a successful call.
+/// The part that did the work of a successful call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum How {
-    /// The library did it by its own call of the kernel.
+    /// The library, by its own call of the kernel.
     Kernel,
-    /// libibverbs did it, because the library forwarded the call.
+    /// libibverbs, because the library forwarded the call.
     Forwarded,
-    /// The cache had a region that serves, and gave it out.
+    /// The cache had a region that serves, and handed it out.
     Hit,
     /// The cache made a new region, which it may keep.
     Miss,
-    /// The cache keeps the region that the program deregistered.
+    /// The region that the program deregistered stays registered, idle in the cache.
     Kept,
+    /// libibverbs registered memory of a GPU as a dma-buf, after the kernel had refused its address.
+    Gpu,
     /// A provider's own call did it, past the library.
     Past,
 }
@@ -32,6 +35,7 @@ impl How {
             How::Hit => how::HIT,
             How::Miss => how::MISS,
             How::Kept => how::KEPT,
+            How::Gpu => how::GPU,
             How::Past => how::PAST,
         }
     }
@@ -77,11 +81,14 @@ pub enum Error {
     /// A rule of the call's family (libfabric's, for example) refuses the call, with a code of that
     /// family.
     Refused(i32, &'static str),
+    /// The kernel refused memory of a GPU by its address, and it could not be registered as a dma-buf
+    /// either.
+    Gpu(Errno, Obstacle),
     /// The library itself failed.
     Panic,
 }
 
-/// What a panic means, for people. It stands in docs/troubleshooting.md.
+/// The message about a panic, for people. docs/troubleshooting.md contains it.
 pub const PANICKED: &str = "librdmamr itself failed; it now forwards everything";
 
 impl Error {
@@ -89,7 +96,10 @@ impl Error {
     pub fn errno(self) -> i32 {
         match self {
             Error::Argument(_) | Error::Gone => libc::EINVAL,
-            Error::Kernel(errno) | Error::Next(errno) | Error::Fork(errno) => errno.0,
+            Error::Kernel(errno)
+            | Error::Next(errno)
+            | Error::Fork(errno)
+            | Error::Gpu(errno, _) => errno.0,
             Error::Refused(code, _) => code,
             Error::Busy(_) => libc::EBUSY,
             Error::Shortage(_) => libc::EAGAIN,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Registering plain memory, ibv_reg_mr(3), in the steps of libibverbs' `ibv_reg_mr_iova2`.
+//! ibv_reg_mr(3) on plain memory, in the steps of libibverbs' `ibv_reg_mr_iova2`.
 //!
 //! Functions on every registration's path, from `capi/` to the system call, are `inline(always)`;
 //! functions on rare paths are `cold`. Calls and returns were 35 % of our own time under QEMU
@@ -11,7 +11,7 @@ use super::outcome::{Error, How, Registered};
 use super::request::Request;
 use super::rows::Known;
 use super::state::{self, State};
-use super::{fork, forwarded, large};
+use super::{fork, forwarded, gpu, large};
 use errno::Errno;
 use rdmamr_abi::uapi::ib_uverbs_reg_mr_resp;
 use rdmamr_config::disabled;
@@ -33,14 +33,17 @@ use rdmamr_uverbs::{Uverbs, mr};
 pub fn register(pd: Pd, request: &Request, counter: Option<Counter>) -> Result<Registered, Error> {
     let direct = match Direct::find(pd, request) {
         Ok(direct) => direct,
-        Err(why) => return forwarded::register(pd, request, why),
+        Err(why) => {
+            return forwarded::register(pd, request, why)
+                .or_else(|error| gpu::instead(pd, request, error));
+        }
     };
     match direct.register(request, counter) {
         Err(error) => match direct.device.facts.get().why_forwarded() {
             // The refusal led to a new look at the device: a device that was closed without a call
             // to us has left its address to another device, and libibverbs serves that device.
             Some(why) => forwarded::register(pd, request, why),
-            None => Err(error),
+            None => gpu::instead(pd, request, error),
         },
         registered => registered,
     }
@@ -52,7 +55,7 @@ pub fn register_rarely(pd: Pd, request: &Request) -> Result<Registered, Error> {
     register(pd, request, None)
 }
 
-/// What a registration by our own kernel call needs.
+/// The values that a registration by our own kernel call needs.
 pub struct Direct {
     pd: Pd,
     state: &'static State,
@@ -62,7 +65,8 @@ pub struct Direct {
 }
 
 impl Direct {
-    /// The means for our own kernel call. An error says why libibverbs must register instead.
+    /// Finds the values for our own kernel call. An error says why libibverbs must register
+    /// instead.
     #[inline(always)]
     pub fn find(pd: Pd, request: &Request) -> Result<Direct, &'static str> {
         if disabled() {
@@ -109,7 +113,7 @@ impl Direct {
         if !on_demand {
             fork::dontfork(self.context, request.addr, request.length).map_err(Error::Fork)?;
         }
-        // The one call for both: what it does is inlined at each call, and has 3 KiB.
+        // A single call serves both cases: the function is inlined at each call, and has 3 KiB.
         let result = self.register_protected(request, counter);
         if result.is_err() && !on_demand {
             fork::dofork(self.context, request.addr, request.length);
@@ -190,7 +194,7 @@ impl Direct {
         answer
     }
 
-    /// The start of prefault's threads needs more of the stack than the smallest has.
+    /// The start of prefault's threads needs more stack than the smallest one has.
     #[cold]
     #[inline(never)]
     fn ask_kernel_for_large(

@@ -10,13 +10,13 @@ use rdmamr_abi::rdma_core::ibv_pd;
 pub struct Request {
     pub addr: *mut c_void,
     pub length: usize,
-    /// The address at which peers reach `addr`.
+    /// The address at which remote peers access `addr`.
     pub iova: u64,
     pub access: Access,
 }
 
 impl Request {
-    /// A request for memory that peers reach at the memory's own address.
+    /// A request for memory that remote peers access at the memory's own address.
     #[inline(always)]
     pub fn at_address(addr: *mut c_void, length: usize, access: Access) -> Request {
         let iova = addr.addr() as u64;

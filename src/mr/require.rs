@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The function of libibverbs that a call cannot do without.
+//! A function of libibverbs that a call needs.
 
 use super::outcome::Error;
 use rdmamr_next::{Next, Provider};

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Changing a region, ibv_rereg_mr(3). libibverbs changes our objects like its own; our table
-//! follows.
+//! ibv_rereg_mr(3). libibverbs changes our objects like its own, and our table follows the change.
 
 use super::deregister::{claim, deregister};
 use super::devices::Device;
@@ -71,8 +70,8 @@ pub fn move_region(mr: Mr, to: Object) -> Result<(), Error> {
     Ok(())
 }
 
-/// Puts a claimed region back with the fields that its object has now: even a failed change may
-/// have changed the keys. The kernel's handle never changes.
+/// Puts a claimed region back into the table, with the fields that its object has now: even a
+/// failed change may have changed the keys. The kernel's handle never changes.
 fn follow(device: &Device, mr: Mr) {
     let public = mr.read();
     let region = Known {

@@ -5,7 +5,8 @@
 //! in a queue, its memory belongs to this library. Reuse also saves the calls of malloc and free.
 //!
 //! A thread has a queue to itself for as long as an operation takes, and never waits for one: if
-//! another thread has the queue, or a thread that was interrupted midway, it takes the next.
+//! another thread has the queue, or this thread was interrupted in an operation on it, the thread
+//! takes the next queue.
 
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering::*};
 use rdmamr_sys::thread;
@@ -24,7 +25,6 @@ const QUEUES: usize = 8;
 pub struct Retired([Queue; QUEUES]);
 
 impl Retired {
-    /// Empty queues.
     pub const fn new() -> Self {
         Retired([const { Queue::new() }; QUEUES])
     }
@@ -84,7 +84,7 @@ impl Queue {
         }
     }
 
-    /// Whether no other thread has the queue, which this one then has.
+    /// Takes the queue for this thread. False if another operation has it.
     #[inline(always)]
     fn enter(&self) -> bool {
         !self.busy.swap(true, Acquire)
@@ -109,7 +109,7 @@ impl Queue {
         (self.waiting() > LEAST).then(|| self.oldest())
     }
 
-    /// Removes the oldest of the objects, of which there are some.
+    /// Removes the oldest object. The queue is not empty.
     #[inline(always)]
     fn oldest(&self) -> usize {
         let number = self.taken.load(Relaxed);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The table of our regions on one device. Only this table tells our regions from those of a
-//! provider: bytes in the object cannot, since a foreign object may hold any value there.
+//! provider: bytes in the object cannot, because a foreign object may hold any value there.
 //!
 //! A region's row is at the index of its handle, the kernel's name for the region on the device.
 //! The kernel always gives out the lowest free handle, and no two live regions share a handle. The
@@ -37,7 +37,7 @@ struct Row {
 }
 
 impl Row {
-    /// The change that the end of the row's region is.
+    /// The change of the totals when the row's region ends.
     #[inline(always)]
     fn ended(&self) -> Change {
         Change::less(self.length.load(Relaxed) as u64)
@@ -68,7 +68,7 @@ pub struct Rows {
     place: AtomicU32,
 }
 
-/// What [`Rows::claim`] found.
+/// The result of [`Rows::claim`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Claim {
     /// A region of ours, now claimed by the caller alone.
@@ -80,7 +80,6 @@ pub enum Claim {
 }
 
 impl Rows {
-    /// An empty table.
     pub const fn new() -> Self {
         Rows {
             chunks: [const { AtomicPtr::new(null_mut()) }; CHUNKS],
@@ -88,7 +87,7 @@ impl Rows {
         }
     }
 
-    /// From now on the rows' changes are counted in this place.
+    /// Sets the place in the counters in which the rows' changes are counted from now on.
     pub fn set_place(&self, place: stats::Device) {
         self.place.store(place.index(), Relaxed);
     }
@@ -250,7 +249,7 @@ impl Rows {
             .collect()
     }
 
-    /// Empties rows that still hold these objects, of [`Rows::of_pd`].
+    /// Empties the rows that still hold these objects, which [`Rows::of_pd`] returned.
     pub fn forget_those(&self, regions: &[(u32, usize)]) {
         for &(handle, object) in regions {
             if let Some(row) = self.row(handle) {
@@ -259,7 +258,6 @@ impl Rows {
         }
     }
 
-    /// Empties all rows.
     pub fn clear(&self) {
         for (handle, _) in self.all() {
             self.forget(handle);

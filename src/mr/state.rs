@@ -8,7 +8,7 @@ use rdmamr_config::disabled;
 use rdmamr_sys::process::PerProcess;
 use rdmamr_sys::thread;
 
-/// The state. A forked child starts without any.
+/// The state of a process. A forked child starts without one.
 pub struct State {
     pub devices: Devices,
     retired: Retired,
@@ -35,7 +35,7 @@ pub fn current() -> &'static State {
     STATE.get_or_make(State::new, forget)
 }
 
-/// An object for one use of a region of the cache.
+/// An object for one use of a cached region.
 #[inline(always)]
 pub fn new_object() -> Option<Object> {
     current().new_object(thread::number())
@@ -66,8 +66,8 @@ impl State {
         }
     }
 
-    /// Builds the state in place: it has 9 KiB, and the first registering thread may have a stack of
-    /// only 16 KiB.
+    /// Builds the state in place: it has 9 KiB, and the first registering thread may have a stack
+    /// of only 16 KiB.
     fn new() -> Box<State> {
         let mut state = Box::<State>::new_uninit();
         let place = state.as_mut_ptr();

@@ -24,17 +24,19 @@ impl Context {
         NonNull::new(context).map(Context)
     }
 
-    /// The device that is the end of a `verbs_context`, which is as large as it says before that
-    /// end.
+    /// The device at the end of a `verbs_context`. The word before the device has the size of the
+    /// whole structure.
     ///
     /// # Safety
-    /// The pointer is NULL, or to a `verbs_context` that libibverbs made and that is not closed.
+    /// The pointer is NULL, or points to a `verbs_context` that libibverbs made and that is not
+    /// closed.
     #[cold]
     pub unsafe fn from_verbs_context(start: *mut c_void) -> Option<Context> {
         const FEWEST: usize = CREATE_CQ_EX_BEFORE_CONTEXT;
         const MOST: usize = 600;
         let start = NonNull::new(start)?;
-        // Not unrolled: sixty copies of the step are as much code as a whole module.
+        // `black_box` prevents unrolling: sixty copies of the step are as much code as a whole
+        // module.
         let mut places = (FEWEST..black_box(MOST)).step_by(size_of::<usize>());
         let context = places.find(|&before| {
             let place = start.as_ptr().wrapping_byte_add(before - SZ_BEFORE_CONTEXT);
@@ -57,7 +59,7 @@ impl Context {
         self.0.expose_provenance().get()
     }
 
-    /// The kernel's file of the device. `None` if the library may not use one: the provider works
+    /// The device's uverbs descriptor. `None` if the library may not use one: the provider works
     /// without the kernel, or libibverbs did not make the context.
     #[inline]
     pub fn fd(self) -> Option<i32> {
@@ -93,8 +95,9 @@ impl Context {
         }
         let before = |bytes| {
             let place = self.0.as_ptr().cast::<usize>().wrapping_byte_sub(bytes);
-            // SAFETY: the context is part of a `verbs_context`, by `abi_compat`. What is read lies
-            // before the context in each: `sz`, and the function if the structure is as large.
+            // SAFETY: by `abi_compat` the context is part of a `verbs_context`. `sz` lies before
+            // the context in every version of that structure, and the function does if the
+            // structure is large enough.
             unsafe { place.read() }
         };
         let larger = size_of::<ibv_context>() + CREATE_CQ_EX_BEFORE_CONTEXT..LARGEST;
@@ -135,7 +138,7 @@ impl Pd {
         self.0.expose_provenance().get()
     }
 
-    /// The kernel's name for the domain. A parent domain has the name of the domain that it was
+    /// The kernel's handle of the domain. A parent domain has the handle of the domain that it was
     /// made from.
     #[inline]
     pub fn handle(self) -> u32 {

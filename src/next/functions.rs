@@ -3,7 +3,7 @@
 //! version at first use.
 //!
 //! A process may have several libibverbs: Python wheels bring copies under names of their own. A
-//! call about a device is for the one that opened the device ([`Provider`]).
+//! call that concerns a device goes to the libibverbs that opened the device ([`Provider`]).
 //!
 //! There is no lookup at load, since most programs that inherit LD_PRELOAD have none of them.
 //! There is no NEEDED entry either, which would cost every such program 200 us.
@@ -24,11 +24,12 @@ use std::ffi::CString;
 /// A library.
 struct Underneath {
     file: &'static CStr,
-    /// How a copy under another name begins.
+    /// The beginning of the file name of a copy.
     stem: &'static [u8],
-    /// A function that tells a copy from another: nobody has a reason to stand in for it.
+    /// A function that identifies a copy: no library has a reason to interpose it.
     mark: (&'static CStr, &'static CStr),
-    /// The address of that function in the ordinary one, once that one is known: the first found.
+    /// The address of that function in the ordinary copy, which is the first one found; 0 before
+    /// that.
     ordinary: AtomicUsize,
     /// Whether this library loads the other one if nothing else has loaded it.
     load: Load,
@@ -42,7 +43,8 @@ static LIBIBVERBS: Underneath = Underneath {
     load: Load::IfNeeded,
 };
 
-/// Never loaded by us: a program that calls one of our libfabric functions has loaded libfabric.
+/// This library never loads it: a program that calls a libfabric function of this library has
+/// loaded libfabric.
 static LIBFABRIC: Underneath = Underneath {
     file: c"libfabric.so.1",
     stem: b"libfabric",
@@ -63,10 +65,11 @@ static LIBMLX5: Underneath = Underneath {
 /// The number of libibverbs that are told apart. Further ones count as the ordinary one.
 pub const PROVIDERS: usize = 4;
 
-/// The function of each that its contexts have ([`Context::create_cq_ex`]); 0 until one is known.
+/// The function `create_cq_ex` in the contexts of each ([`Context::create_cq_ex`]); 0 until one is
+/// known.
 static MADE: [AtomicUsize; PROVIDERS] = [const { AtomicUsize::new(0) }; PROVIDERS];
 
-/// Which libibverbs opened a device.
+/// The libibverbs that opened a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Provider(usize);
 
@@ -163,7 +166,7 @@ impl<F: Copy> Next<F> {
         self.by(Provider::ORDINARY)
     }
 
-    /// The function of the libibverbs that opened the device; `None` if that one has it not.
+    /// The function of the libibverbs that opened the device; `None` if that libibverbs lacks it.
     #[inline]
     pub fn by(&self, maker: Provider) -> Option<F> {
         let function = self.functions.get(maker.0).and_then(Function::get);
@@ -204,7 +207,7 @@ fn find_aside(
     aside::run(find).unwrap_or_else(find)
 }
 
-/// The symbol's address, of the libibverbs that opened a device.
+/// The symbol's address in the libibverbs that opened a device.
 #[inline(never)]
 fn find_by(
     maker: Provider,
@@ -234,12 +237,12 @@ fn find_beside(code: NonZeroUsize, name: &CStr, version: Option<&CStr>) -> Optio
 }
 
 impl Underneath {
-    /// The symbol's address in the ordinary library, or in one that stands in for it: in the next
-    /// library that has the symbol, if the ordinary one is among the next.
+    /// The symbol's address in the ordinary library, or in a library that interposes it: in the
+    /// next library that has the symbol, if the ordinary one is among the next.
     fn find(&self, name: &CStr, version: Option<&CStr>) -> Option<NonZeroUsize> {
         let next = |name, version| symbols::find(Scope::Next, name, version);
         let Some(ordinary) = self.ordinary(self.load) else {
-            // It lacks the mark.
+            // The library lacks the mark.
             return self.find_first(self.load, name, version);
         };
         let is_next = next(self.mark.0, Some(self.mark.1)) == Some(ordinary);
@@ -269,7 +272,7 @@ impl Underneath {
         known().or_else(|| {
             let (name, version) = self.mark;
             let found = self.find_first(load, name, Some(version))?.get();
-            // Of two threads that look at once one decides.
+            // If two threads look at the same time, the first result stays.
             let _ = self.ordinary.compare_exchange(0, found, Relaxed, Relaxed);
             known()
         })

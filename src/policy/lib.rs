@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Would the cache serve this registration? The one rule, which the library obeys and by which
-//! `rdmamr report` foretells. A plain registration is served if
+//! The rule that says whether the cache serves a registration. The library obeys the rule, and
+//! `rdmamr report` predicts by it. The cache serves a plain registration if
 //!
 //! 1. its access, its address and its process allow that ([`refusal_of`], [`refusal_in`]), and
-//! 2. an idle region fits it ([`Wanted::fits`]), or its range has been registered and released before
-//!    ([`Released`]): then a new region is made and kept.
+//! 2. an idle region fits it ([`Wanted::fits`]), or its range has been registered and released
+//!    before ([`Released`]). In the second case the cache makes a new region and keeps it.
 //!
 //! Every other registration is plain, as without the cache.
 //!
-//! Not here: whether the kernel lets the library watch the memory, and what the memory is. Only a
-//! look at the process tells that.
+//! Not here: whether the kernel lets the library watch the memory, and the kind of the memory. Only
+//! a look at the process tells that.
 
 #![warn(missing_docs)]
 #![no_std]
@@ -20,7 +20,7 @@ pub use released::Released;
 
 use rdmamr_abi::rdma_core::*;
 
-/// The access flags with which peers reach a region.
+/// The access flags that make a region remotely accessible.
 const REMOTE: u32 = IBV_ACCESS_REMOTE_WRITE
     | IBV_ACCESS_REMOTE_READ
     | IBV_ACCESS_REMOTE_ATOMIC
@@ -37,13 +37,13 @@ const LOCAL: u32 = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_OPTIONAL_RANGE;
 const NEVER_KEPT: u32 =
     IBV_ACCESS_ON_DEMAND | IBV_ACCESS_ZERO_BASED | IBV_ACCESS_MW_BIND | IBV_ACCESS_HUGETLB;
 
-/// Whether peers can reach a region with this access.
+/// Whether a region with this access is remotely accessible.
 #[inline(always)]
 pub const fn is_remote(access: u32) -> bool {
     access & REMOTE != 0
 }
 
-/// Whether a region with this access serves its owner alone.
+/// Whether a region with this access is only locally accessible.
 #[inline(always)]
 pub const fn is_local(access: u32) -> bool {
     access & !LOCAL == 0
@@ -55,20 +55,20 @@ pub const fn may_be_kept(access: u32) -> bool {
     access & NEVER_KEPT == 0
 }
 
-/// How long an idle region is kept, in ms: the defaults of `RDMAMR_CACHE_LINGER`, without remote
-/// rights and with them.
+/// How long an idle region stays in the cache, in ms: the defaults of `RDMAMR_CACHE_LINGER`, for
+/// regions without remote access and with it.
 pub const LINGER_LOCAL: u64 = 60_000;
 #[allow(missing_docs, reason = "with `LINGER_LOCAL`")]
 pub const LINGER_REMOTE: u64 = 1_000;
-/// The most regions that are kept idle: the default of `RDMAMR_CACHE_MAX_IDLE`.
+/// The largest number of idle regions: the default of `RDMAMR_CACHE_MAX_IDLE`.
 pub const MAX_IDLE: u64 = 16_384;
 
-/// Which registrations the user wants to be served: the values of `RDMAMR_CACHE`.
+/// The registrations that the user wants the cache to serve: the values of `RDMAMR_CACHE`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CacheMode {
     /// None.
     Off,
-    /// Those that peers cannot reach.
+    /// Those that are not remotely accessible.
     Local,
     /// The others as well.
     All,
@@ -90,19 +90,19 @@ pub mod unserved {
         "a signal handler that interrupted the library made the call",
         "RDMAMR_DISABLE switches the library off",
     ];
-    /// Not stated: an earlier release wrote the trace, or the call was no plain registration.
+    /// Not stated: an earlier release wrote the trace, or the call was not a plain registration.
     pub const UNKNOWN: u32 = 0;
     /// The cache could serve the registration.
     pub const NONE: u32 = 1;
     /// libibverbs keeps registered memory from children.
     pub const FORK: u32 = 2;
-    /// The access flags exclude it.
+    /// The access flags exclude the registration.
     pub const ACCESS: u32 = 3;
     /// A region has one address for all its users.
     pub const ADDRESS: u32 = 4;
     /// The kernel refuses a registration of length 0.
     pub const EMPTY: u32 = 5;
-    /// libibverbs registers.
+    /// libibverbs registers the memory.
     pub const DEVICE: u32 = 6;
     /// The process is a child of one that had cached regions.
     pub const CHILD: u32 = 7;
@@ -112,19 +112,19 @@ pub mod unserved {
     pub const DISABLED: u32 = 9;
 }
 
-/// A plain registration, as far as the rule looks at it.
+/// The properties of a plain registration that the rule looks at.
 #[derive(Clone, Copy, Debug)]
 pub struct Asked {
     /// The access flags.
     pub access: u32,
-    /// Whether peers reach the memory at its own address.
+    /// Whether remote peers access the memory at its own address.
     pub at_own_address: bool,
     /// Whether the length is 0.
     pub is_empty: bool,
 }
 
-/// What the rule asks of the process. Each answer is asked for only if the registration gets that
-/// far.
+/// The properties of the process that the rule looks at. It asks for each only if the registration
+/// gets that far.
 pub trait Process {
     /// Whether the library is switched off.
     fn is_disabled(&self) -> bool;
@@ -137,7 +137,7 @@ pub trait Process {
 }
 
 impl CacheMode {
-    /// Whether the user wants registrations with this access to be served.
+    /// Whether the user wants the cache to serve registrations with this access.
     #[inline(always)]
     pub const fn wants(self, access: u32) -> bool {
         match self {
@@ -148,8 +148,8 @@ impl CacheMode {
     }
 }
 
-/// Why the cache serves no such registration in any process: a value of [`unserved`], which is
-/// [`unserved::NONE`] if it may serve it.
+/// Why the cache of any process refuses such a registration: a value of [`unserved`].
+/// [`unserved::NONE`] if the cache may serve it.
 #[inline(always)]
 pub const fn refusal_of(mode: CacheMode, asked: Asked) -> u32 {
     if !mode.wants(asked.access) {
@@ -163,7 +163,7 @@ pub const fn refusal_of(mode: CacheMode, asked: Asked) -> u32 {
     }
 }
 
-/// Why the cache serves no registration of this process now.
+/// Why the cache refuses every registration of this process now.
 #[inline(always)]
 pub fn refusal_in(process: &impl Process) -> u32 {
     if process.is_disabled() {
@@ -179,7 +179,7 @@ pub fn refusal_in(process: &impl Process) -> u32 {
     }
 }
 
-/// Why the cache does not serve a registration: both of the above.
+/// Why the cache does not serve a registration: [`refusal_of`] and [`refusal_in`] together.
 pub fn refusal(mode: CacheMode, asked: Asked, process: &impl Process) -> u32 {
     match refusal_of(mode, asked) {
         unserved::NONE => refusal_in(process),
@@ -200,31 +200,31 @@ pub struct Range {
     pub access: u32,
 }
 
-/// Whether only a region of the very same pages and access serves a registration. Peers' rights are
-/// neither widened nor narrowed. And where pinned memory is limited, a registration under
-/// `RDMAMR_CACHE` (`unshared`) must leave as much to pin as without the cache.
+/// Whether only a region of exactly the same pages and access serves a registration. The rights of
+/// remote peers are neither widened nor narrowed. If pinned memory is limited, a registration under
+/// `RDMAMR_CACHE` (`unshared`) must leave as much memory to pin as without the cache.
 #[inline(always)]
 pub const fn is_exact(access: u32, unshared: bool, may_pin_all: bool) -> bool {
     (unshared && !may_pin_all) || !is_local(access)
 }
 
-/// What a registration wants of a region.
+/// The properties that a registration wants of a region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Wanted {
     /// The memory, the domain and the access.
     pub range: Range,
-    /// Whether only the very same pages and access serve: [`is_exact`].
+    /// Whether only exactly the same pages and access serve: [`is_exact`].
     pub exact: bool,
 }
 
 impl Wanted {
-    /// Whether a region serves. A region with local access only may have more pages, and local
-    /// write where the registration asks for less.
+    /// Whether a region serves. A region with local access only may have more pages, and also local
+    /// write, than the registration asks for.
     #[inline(always)]
     pub fn fits(&self, region: Range) -> bool {
-        // How much larger the region may be, and what more its access. One comparison each, for
-        // both kinds: with a branch for each kind the compiler made two loops of a look-up, and a
-        // hit needs little code.
+        // The additional bytes and the additional access that the region may have. One comparison
+        // of each serves both kinds: with a branch for each kind the compiler made two loops of a
+        // look-up, and a hit needs little code.
         let (room, more) = if self.exact {
             (0, 0)
         } else {
@@ -242,7 +242,7 @@ impl Wanted {
 mod tests {
     use super::*;
 
-    /// What a process answers: disabled, interrupted, child, fork-protected.
+    /// The answers of a process: disabled, interrupted, child, fork-protected.
     struct Is([bool; 4]);
 
     impl Process for Is {

@@ -1,41 +1,42 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The ranges that were registered and released, and so may come back. A range that comes for the
-//! first time is registered plainly: most programs register their memory once, and must not pay for
-//! a cache that they gain nothing by.
+//! The ranges that were registered and released, and so may come back. The first registration of a
+//! range is plain: most programs register their memory once, and must not pay for a cache from
+//! which they gain nothing.
 //!
-//! The table is a hint, and nothing is proved by it: an entry that is lost, or that two ranges
-//! share, costs time and never truth. So it takes no lock, allocates nothing, and may be used in a
-//! signal handler. It has 8192 entries of 8 bytes, in sets of half a cache line: a look touches one
-//! line. As long as few ranges were released, the sets lie in three pages.
+//! The table is only a hint: an entry that is lost, or that two ranges share, costs time, but never
+//! correctness. So it takes no lock, allocates nothing, and may be used in a signal handler. It has
+//! 8192 entries of 8 bytes, in sets of half a cache line: a look touches one line. As long as few
+//! ranges were released, the sets in use lie in three pages.
 //!
-//! A range comes back if one of the same domain and access was released that begins at the same
-//! page and is as long or longer. malloc gives buffers of many lengths from the same page: of 2 100
-//! registrations by `bench/rpc.c` 350 would be the first of their pages, and 200 are the first of
-//! their start. Neither other access counts, nor a range that begins elsewhere in an earlier one:
-//! an entry is found by its first page. (Where the earlier one was longer by less than a fourth,
-//! that does not show in the entry.)
+//! A range comes back if a range of the same domain, access and first page, and of at least the
+//! same length, was released before. malloc gives buffers of many lengths from the same page:
+//! `bench/rpc.c` makes 2 100 registrations, of which 350 would be the first of their pages, but
+//! only 200 are the first of their start. A range with other access does not count, and neither
+//! does an earlier range that begins elsewhere and contains this one: an entry is found by its
+//! first page. (An entry does not show a difference in length of less than a fourth.)
 
 use crate::Range;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
-/// The sets in the end and at first, and the entries of a set.
+/// The number of sets in the end, the number of sets at first, and the number of entries of a set.
 const SETS: usize = 2048;
 const FEW_SETS: usize = 256;
 const WAYS: usize = 4;
 
-/// All sets are used once so many entries had no free place.
+/// All sets are used once this many entries had no free place.
 const FULL: u32 = 64;
 
-/// Whether ranges were released there: a bit for each 2 MiB of memory, hashed. A bit is never
+/// A bit for each 2 MiB of memory, hashed, says whether ranges were released there. A bit is never
 /// cleared.
 const CHUNK: u64 = 2 << 20;
 const CHUNKS: u64 = 4096;
 
-/// Changes of more chunks than this, and of more pages than this, look at all entries.
+/// A change of more chunks than this does not look at the bits, and a change of more pages than
+/// this looks at all entries.
 const MANY_CHUNKS: u64 = 256;
 const MANY_PAGES: u64 = 512;
 
-/// The kernel's smallest page. Where pages are larger, the numbers are just less dense.
+/// The kernel's smallest page. With larger pages the numbers are just less dense.
 const PAGE: u64 = 4096;
 
 // An entry: the number of the first page, a hash of domain and access, the length of the longest
@@ -45,11 +46,11 @@ const LENGTH_BITS: u32 = 8;
 const PLAIN_BITS: u32 = 4;
 const PLAIN: u64 = (1 << PLAIN_BITS) - 1;
 const LENGTH: u64 = ((1 << LENGTH_BITS) - 1) << PLAIN_BITS;
-/// What two entries for one start share.
+/// The bits that two entries for one start share.
 const START: u64 = !(LENGTH | PLAIN);
 
-/// After the cache could not keep a range, so many of its registrations are plain before the cache
-/// tries again.
+/// After the cache could not keep a range, this many of its registrations are plain before the
+/// cache tries again.
 const PATIENCE: u64 = PLAIN;
 
 #[repr(C, align(32))]
@@ -58,7 +59,7 @@ struct Set([AtomicU64; WAYS]);
 /// The ranges that were registered and released. Zeroed memory is an empty table.
 #[repr(C, align(4096))]
 pub struct Released {
-    /// The entries that had no free place.
+    /// The number of entries that had no free place.
     overflow: AtomicU32,
     /// The bits of a set's number beyond those of the first sets: 0 at first.
     more_sets: AtomicU32,
@@ -70,12 +71,12 @@ const fn mixed(number: u64) -> u64 {
     number.wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
-/// The number of a page, as an entry has it.
+/// The number of a page, as an entry stores it.
 const fn page(address: u64) -> u64 {
     (address / PAGE) & ((1 << PAGE_BITS) - 1)
 }
 
-/// The length of a range as an entry has it: its pages up to 7, then rounded down to one of four
+/// The length of a range as an entry stores it: its pages up to 7, then rounded down to one of four
 /// steps between two powers of 2. Longer ranges have greater lengths, or the same.
 #[inline(always)]
 const fn length(range: &Range) -> u64 {
@@ -89,7 +90,7 @@ const fn length(range: &Range) -> u64 {
     ((power as u64) << 2 | steps) << PLAIN_BITS
 }
 
-/// The entry of a range of which no registration must be plain.
+/// The entry of a range whose next registration need not be plain.
 #[inline(always)]
 fn entry(range: &Range) -> u64 {
     let others = mixed(range.pd ^ u64::from(range.access).rotate_left(52));
@@ -129,8 +130,7 @@ impl Released {
         (set, entry, set.iter().find(is_same))
     }
 
-    /// Whether this registration is of a range that was released before, so that a region for it
-    /// should be kept.
+    /// Whether this range was released before, so that the cache should keep a region for it.
     #[inline(always)]
     pub fn comes_back(&self, range: &Range) -> bool {
         let (_, entry, Some(place)) = self.find(range) else {
@@ -205,10 +205,10 @@ impl Released {
         }
     }
 
-    /// A cached region of this range has ended, because its memory changed by a call that
-    /// [`forget`] has not seen, or for another reason. If nothing `was_used` again, it was kept in
-    /// vain: after a change the range is plain for a while, and one that grew too old, or was one
-    /// too many, must come twice again.
+    /// A cached region of this range has ended: because its memory changed by a call that
+    /// [`forget`] has not seen (`has_changed`), or for another reason. If the region was not reused
+    /// (`was_used`), the cache kept it in vain. After a change the range is then plain for a while.
+    /// A range whose region grew too old, or was one too many, counts as new.
     ///
     /// [`forget`]: Released::forget
     #[cold]
@@ -223,8 +223,8 @@ impl Released {
         }
     }
 
-    /// The memory from `start` to `end` changes: what is registered there later comes for the first
-    /// time. Ranges that begin before `start` are not found.
+    /// The memory from `start` to `end` changes: the next registration of a range there counts as
+    /// the first. Ranges that begin before `start` are not found.
     #[inline(always)]
     pub fn forget(&self, start: u64, end: u64) {
         if start < end && self.may_hold(start, end) {
@@ -369,8 +369,8 @@ mod tests {
         (0..4096).for_each(|n| TABLE.add(&all(n)));
         let known = (0..4096).filter(|&n| TABLE.comes_back(&all(n))).count();
         assert!(known > 4000, "{known}");
-        // More than there are places, again and again in the same order. Those that are kept need
-        // their places no more.
+        // More ranges than places, again and again in the same order. Ranges that are kept no
+        // longer need their places.
         let mut kept = std::collections::HashSet::new();
         for _ in 0..40 {
             for n in 0..16384 {

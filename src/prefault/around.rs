@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The call around a registration of much memory: starts the helper threads and the report, and ends
-//! them with it.
+//! The call around a registration of much memory: starts the helper threads and the report, and
+//! ends them with the registration.
 
 use super::pages::{Pages, Pin};
 use super::progress::Progress;

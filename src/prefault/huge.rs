@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Transparent huge pages: the threads ask for them where the machine gives them to those who ask
+//! Transparent huge pages: the threads ask for them if the machine gives them on request only
 //! (`madvise` in /sys/kernel/mm/transparent_hugepage/enabled) and the program has not decided.
 //!
 //! A huge page is cleared, pinned and described to the device at once: memory in small pages costs
@@ -8,7 +8,7 @@
 use super::pages::Pages;
 use rdmamr_sys::proc::{decimal, each_line};
 
-/// Whether the machine gives huge pages to those who ask, and the process has not refused them.
+/// Whether the machine gives huge pages on request only, and the process has not refused them.
 pub fn may_ask() -> bool {
     const MODE: &core::ffi::CStr = c"/sys/kernel/mm/transparent_hugepage/enabled";
     let mut asked = false;
@@ -29,7 +29,8 @@ pub fn is_undecided(flags: &[u8]) -> bool {
     !flags.any(|flag| [&b"hg"[..], b"nh", b"ht"].contains(&flag))
 }
 
-/// Asks for huge pages in all of the memory that whole ones fill, so that no page outside is made.
+/// Asks for huge pages in the part of the memory that whole huge pages fill, so that no page
+/// outside the memory is made.
 pub fn ask(pages: Pages) {
     let mut size = 0;
     let _ = each_line(
@@ -44,8 +45,8 @@ pub fn ask(pages: Pages) {
     }
     let (start, end) = (pages.start.next_multiple_of(size), pages.end & !(size - 1));
     if start < end {
-        // SAFETY: the advice changes no page that is there. A raw system call: this library's own
-        // wrapper of madvise must not see it.
+        // SAFETY: the advice changes no page that is there. This is a raw system call, because this
+        // library's own wrapper of madvise must not see it.
         unsafe { libc::syscall(libc::SYS_madvise, start, end - start, libc::MADV_HUGEPAGE) };
     }
 }

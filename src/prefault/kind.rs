@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What makes the pages of each kind of memory just as its registration would. docs/large.md has
-//! the table, with the reasons.
+//! For each kind of memory, the way to make exactly the pages that its registration would make.
+//! docs/large.md has the table, with the reasons.
 
 use rdmamr_sys::mounts;
 use rdmamr_sys::pagemap::Entry;
@@ -9,18 +9,19 @@ use rdmamr_sys::proc::{self, Mapping};
 /// How memory is populated.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
-    /// As if it was written: private memory, of which the pin needs anonymous pages.
+    /// As if it were written: private memory, for which the pin needs anonymous pages.
     Private,
-    /// As if it was written: shared memory that is pinned for writing.
+    /// As if it were written: shared memory that is pinned for writing.
     Written,
-    /// As if it was read: shared memory that is pinned for reading, files.
+    /// As if it were read: shared memory that is pinned for reading, and files.
     Read,
 }
 
 impl Kind {
-    /// The kind of a mapping, whose flags are those of smaps, if it is pinned for writing or only
-    /// for reading, and so many bytes may be missing. `None` if populating might make other pages
-    /// than the pin, or show, or if that is not certain.
+    /// The kind of a mapping. `flags` are those of smaps. `writing` says whether the mapping is
+    /// pinned for writing or only for reading, and `missing` how many bytes may be missing. `None`
+    /// if populating might make other pages than the pin, or might be noticed, or if that is not
+    /// certain.
     pub fn of(mapping: &Mapping, flags: &[u8], writing: bool, missing: u64) -> Option<Kind> {
         let has = |flag: &[u8]| flags.split(|&byte| byte == b' ').any(|it| it == flag);
         // Flags of userfaultfd (missing pages, minor faults, write protection) and of devices.
@@ -35,13 +36,14 @@ impl Kind {
         }
         match (mapping.shared, mapping.writable) {
             (false, true) => Some(Kind::Private),
-            // No advice makes pages of its own there.
+            // No advice makes anonymous pages in such a mapping.
             (false, false) if mapping.is_plain() => None,
             (false, false) => Some(Kind::Read),
             (true, _) if has(b"ht") || is_memory(mapping.file_system, missing) => {
                 Some(if writing { Kind::Written } else { Kind::Read })
             }
-            // A file system on a block device: reading its pages does not show.
+            // A file system on a block device: the program does not notice the reading of its
+            // pages.
             (true, _) if !writing && mapping.file && mapping.file_system.0 != 0 => Some(Kind::Read),
             (true, _) => None,
         }
@@ -63,7 +65,7 @@ impl Kind {
     }
 }
 
-/// Whether the file system keeps its files in memory alone: the one that the kernel has for
+/// Whether the file system has its files in memory only: the one that the kernel has for
 /// memfd_create(2), shmget(2) and shared anonymous memory, or a tmpfs that has room.
 fn is_memory(file_system: (u32, u32), missing: u64) -> bool {
     if mounts::shared_memory() == Some(file_system) {
@@ -76,13 +78,13 @@ fn is_memory(file_system: (u32, u32), missing: u64) -> bool {
     is_memory
 }
 
-/// Whether a tmpfs has room for so many bytes and some more. Two threads that make the same page at
-/// once take two for a moment: if these were the last, the registration would fail, where alone it
-/// would not.
+/// Whether a tmpfs has room for this many bytes and some more. Two threads that make the same page
+/// at once take two pages for a moment. If these were the last ones, the registration would fail,
+/// although it would succeed without helper threads.
 fn has_room(place: &[u8], bytes: u64) -> bool {
     const MORE: u64 = 64 << 20;
     let mut path = [0u8; 256];
-    // mountinfo spells odd characters with a backslash.
+    // mountinfo escapes odd characters by a backslash.
     if place.len() >= path.len() || place.contains(&b'\\') {
         return false;
     }

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Populating memory during its registration, and reporting registrations that take long.
 //!
-//! The kernel pins the pages of a registration one after the other, on one core. A page that was
-//! never touched it must first find and clear: 1 us for 4 KiB. With `RDMAMR_PREFAULT=N` helper
-//! threads join in: while the kernel pins from the start, N - 1 threads populate from the end
-//! (`team.rs`), on the memory's own node (`nodes.rs`). They populate only pages that the pin would
-//! have made (`suitable.rs`, `kind.rs`), so that only the time differs afterwards. Every failure is
-//! left to the registration itself.
+//! The kernel pins the pages of a registration one after the other, on one core. It must first find
+//! and clear each page that was never touched, which takes 1 us for 4 KiB. With `RDMAMR_PREFAULT=N`
+//! helper threads join in: while the kernel pins from the start, N - 1 threads populate from the
+//! end (`team.rs`), on the memory's own node (`nodes.rs`). They populate only pages that the pin
+//! would have made (`suitable.rs`, `kind.rs`), so that only the time differs. They leave every
+//! failure to the registration itself.
 //!
 //! The helpers run beside the registration, not before it: the registering thread then makes the
 //! pages that it needs next and pins them at once. To populate all of 1 GiB with two threads and

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Where the threads run, and from which NUMA node they allocate: the node from which the
-//! registering thread would.
+//! The processors on which the threads run, and the NUMA node from which they allocate: the node
+//! from which the registering thread would.
 //!
 //! A thread starts with the policy of the registering thread, and the policy of a mapping applies
-//! whichever thread makes the page. What remains is "the node of the thread that makes the page",
-//! the default of both: there each thread must run where the registering thread does, or prefer its
-//! node. And memory is cleared faster by a processor of its own node.
+//! whichever thread makes the page. There remains the default of both policies, "the node of the
+//! thread that makes the page": then each thread must run on the node of the registering thread, or
+//! prefer that node. Also, a processor clears the memory of its own node faster.
 
 use core::ffi::{CStr, c_int};
 use core::fmt::Write;
 use rdmamr_stats::text::Text;
 use rdmamr_sys::proc::{decimal, each_line};
 
-/// One bit a processor, or a node: as many as the largest kernel configuration has.
+/// One bit for each processor, or node: as many as the largest kernel configuration has.
 type Mask = [u64; 128];
 type Nodes = [u64; 16];
 const NODES: usize = 8 * size_of::<Nodes>();
@@ -33,7 +33,7 @@ pub struct Place {
 }
 
 impl Place {
-    /// The place for so many threads that populate memory at this address.
+    /// The place for this many threads that populate memory at this address.
     pub fn of(address: usize, threads: usize) -> Place {
         let allowed = allowed();
         let ordinary = Place {
@@ -66,7 +66,7 @@ impl Place {
         let Some(near) = processors_of(&nodes, &allowed) else {
             return anywhere;
         };
-        // The registering thread may have one of them.
+        // The registering thread may run on one of these processors.
         let spare = count(&near).saturating_sub(usize::from(local));
         // Only the policy of a mapping leaves no choice: it overrides that of a thread.
         let must = local && of_memory.is_some_and(|policy| policy != libc::MPOL_DEFAULT);
@@ -80,13 +80,13 @@ impl Place {
         }
     }
 
-    /// How many threads beside the registering one find a processor. A limit on their time, cpu.max,
-    /// is not looked at. More threads would only slow each other down.
+    /// How many threads beside the registering one find a processor. More threads would only slow
+    /// each other down. This ignores a limit on their time (cpu.max).
     pub fn helpers(&self) -> usize {
         self.helpers
     }
 
-    /// Sends this thread there.
+    /// Moves this thread to the place.
     pub fn go(&self) {
         if let Some(processors) = &self.processors {
             let this_thread = 0usize;
@@ -132,7 +132,8 @@ fn allowed() -> Mask {
     mask
 }
 
-/// The allowed processors of these nodes; `None` if there are none, or if these are all.
+/// The allowed processors of these nodes; `None` if there are none, or if these are all the allowed
+/// ones.
 fn processors_of(nodes: &Nodes, allowed: &Mask) -> Option<Mask> {
     let mut near: Mask = [0; 128];
     for node in 0..NODES {

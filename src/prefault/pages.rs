@@ -5,7 +5,7 @@ use super::kind::Kind;
 use rdmamr_sys::pagemap::{Entry, PageMap};
 use rdmamr_sys::pages::{PageRange, page_size};
 
-/// The memory of a registration, and what the kernel will do with it.
+/// The memory of a registration, and the way in which the kernel will treat it.
 #[derive(Clone, Copy)]
 pub struct Pin {
     pub addr: usize,
@@ -13,10 +13,12 @@ pub struct Pin {
     /// The kernel pins the pages. False with on-demand paging, and if the kernel refuses the
     /// registration whatever the memory is.
     pub pins: bool,
-    /// It pins them for writing.
+    /// The kernel pins the pages for writing.
     pub writing: bool,
-    /// The cache itself watches all of the memory, so nobody else does, and none of the pages is
-    /// protected.
+    /// RLIMIT_MEMLOCK applies. (A GPU's driver does not look at it.)
+    pub is_limited: bool,
+    /// The cache itself watches all of the memory. So no other userfaultfd does, and none of the
+    /// pages is protected.
     pub is_watched: bool,
 }
 
@@ -48,15 +50,15 @@ impl Pages {
         self.bytes() / self.size
     }
 
-    /// The page with that index.
+    /// The page with this index.
     pub fn page(self, number: usize) -> Pages {
         let start = self.start + number * self.size;
         let end = start + self.size;
         Pages { start, end, ..self }
     }
 
-    /// That many pages, one in each of as many parts. The place within the part differs, so that a
-    /// pattern in the memory does not hide from all of them.
+    /// Returns this many pages, one from each of as many parts. The place within the part differs,
+    /// so that a pattern in the memory does not hide from all samples.
     pub fn samples(self, count: usize) -> impl Iterator<Item = Pages> {
         let apart = self.count() / count.max(1);
         (0..count).map(move |number| {
@@ -70,15 +72,15 @@ impl Pages {
     /// Whether the page is in memory, mapped or not. False if the kernel does not tell.
     pub fn is_in_memory(self) -> bool {
         let mut there = 0u8;
-        // A raw system call, here and in the threads: this library's own wrappers of the memory
-        // calls must not see it.
+        // Uses a raw system call, as the threads do, because this library's own wrappers of the
+        // memory calls must not see it.
         // SAFETY: one page has one byte.
         let failed =
             unsafe { libc::syscall(libc::SYS_mincore, self.start, self.size, &raw mut there) } != 0;
         !failed && there & 1 == 1
     }
 
-    /// The percentage of pages that the pin finds as it needs them, estimated from as many samples.
+    /// The percentage of pages that the pin finds as it needs them, estimated from 100 samples.
     /// `None` if the kernel does not tell.
     pub fn percent_there(self, kind: Kind) -> Option<usize> {
         let map = PageMap::open()?;
@@ -106,6 +108,7 @@ pub mod tests {
             length,
             pins: true,
             writing: true,
+            is_limited: true,
             is_watched: false,
         }
     }

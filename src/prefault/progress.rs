@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What people are told of a registration that takes long: once a second how far it has come, and
-//! at its end how long it took; with `RDMAMR_PROGRESS=1`, a bar on a terminal. A thread of its own
-//! tells it, so that a registration without helpers is told of too.
+//! The report of a registration that takes long: once a second its progress, and at its end the
+//! time that it took; with `RDMAMR_PROGRESS=1`, a bar on a terminal. A separate thread writes the
+//! report, so that a registration without helper threads has a report too.
 
 use super::kind::Kind;
 use super::pages::Pages;
@@ -18,15 +18,15 @@ use rdmamr_sys::pages::PageRange;
 use rdmamr_sys::proc;
 use rdmamr_sys::standard_error;
 
-/// From this many seconds on, people are told. And again after as many, or a bar is drawn anew
-/// after fewer.
+/// The report begins after `LONG` seconds, and a line is written each time that `LONG` seconds have
+/// passed. A bar is redrawn after `BAR` seconds.
 const LONG: f64 = 1.0;
 const BAR: f64 = 0.2;
 
-/// After as many seconds without progress, people are told no more than the end.
+/// After this many seconds without progress, only the end is reported.
 const STALLED: f64 = 600.0;
 
-/// A registration has a bar. There is one terminal.
+/// Whether a registration has a bar. There is only one terminal.
 static DRAWN: AtomicBool = AtomicBool::new(false);
 
 /// The report of one registration.
@@ -35,24 +35,24 @@ pub struct Progress {
     thread: Option<Ending>,
 }
 
-/// The state that both threads share. It has its own mapping, since a signal handler may leave the
-/// registration by siglongjmp.
+/// The state that both threads share. It has its own mapping, because a signal handler may leave
+/// the registration by siglongjmp.
 struct Telling {
     pages: Pages,
     /// Decides which pages count as populated.
     kind: Kind,
     start: u64,
-    /// The percentage of pages that were there at the start.
+    /// The percentage of pages that were present at the start.
     before: usize,
     /// 1 once the registration has returned. A futex.
     over: AtomicU32,
-    /// Draw a bar, rather than to write lines.
+    /// Draw a bar instead of writing lines.
     bar: bool,
 }
 
 impl Progress {
-    /// Starts the report of a registration that begins now, with a bar if one is wanted and there is
-    /// a terminal.
+    /// Starts the report of a registration that begins now, with a bar if one is wanted and there
+    /// is a terminal.
     pub fn start(pages: Pages, kind: Option<Kind>, bar: bool) -> Option<Progress> {
         let bar = bar && standard_error::is_terminal();
         if !bar && !log::wants(Level::Info) {
@@ -77,7 +77,7 @@ impl Progress {
         Some(Progress { telling, thread })
     }
 
-    /// Ends the report of a registration that so many threads have made.
+    /// Ends the report of a registration that this many threads have made.
     pub fn stop(self, threads: usize) {
         // SAFETY: `start` wrote the state, and only the end of this function unmaps it.
         let telling = unsafe { self.telling.as_ref() };
@@ -138,7 +138,7 @@ impl Telling {
         clock::monotonic_by_kernel().saturating_sub(self.start) as f64 * 1e-9
     }
 
-    /// Waits for the end of the registration, or until so many seconds after its start.
+    /// Waits for the end of the registration, or until this many seconds after its start.
     fn wait(&self, until: f64) {
         let nanoseconds = (until - self.seconds()).max(0.0) * 1e9;
         futex::wait(
@@ -148,8 +148,8 @@ impl Telling {
         );
     }
 
-    /// Tells how far the registration has come. Pages that were there before the start do not tell
-    /// whether they are pinned.
+    /// Reports the progress of the registration. Pages that were present before the start do not
+    /// show whether they are pinned.
     fn tell(&self, percent: usize, drawn: bool) {
         let (size, took) = (Bytes(self.pages.bytes()), self.seconds());
         if percent <= self.before {
@@ -176,7 +176,8 @@ impl Telling {
         );
     }
 
-    /// How much of the memory is in huge pages. A mapping that reaches beyond it counts whole.
+    /// The percentage of the memory that is in huge pages. A mapping that reaches beyond the memory
+    /// counts in full.
     fn percent_huge(&self) -> u64 {
         let range = PageRange {
             start: self.pages.start as u64,
@@ -187,8 +188,8 @@ impl Telling {
     }
 }
 
-/// The rate of what has been populated in so many seconds, and the seconds that the rest will take.
-/// `before` and `now` are per cent of the memory.
+/// The rate at which memory was populated in `took` seconds, and the seconds that the rest will
+/// take. `before` and `now` are percentages of the memory.
 fn pace(bytes: usize, before: usize, now: usize, took: f64) -> (Rate, f64) {
     let part = |percent: usize| bytes as f64 / 100.0 * percent as f64;
     let rate = part(now - before) / took;

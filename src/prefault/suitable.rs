@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Decides which memory may be populated beside its registration: memory where populating makes the
-//! very same pages as the pin (`kind.rs`), and where it pays.
+//! Decides which memory may be populated beside its registration: memory for which populating makes
+//! exactly the same pages as the pin (`kind.rs`), and pays off.
 //!
-//! All other memory is left alone: memory that the pin would refuse, memory for which a userfaultfd
-//! tells the program of missing pages, and memory for which there is not room enough. A
+//! All other memory is left alone: memory that the pin would refuse, memory whose missing pages a
+//! userfaultfd reports to the program, and memory for which there is not enough room. A
 //! registration that the kernel refuses before it looks at the memory leaves the memory unchanged;
 //! so does this module, and so do the threads (`team.rs`).
 
@@ -13,7 +13,7 @@ use super::pages::{Pages, Pin};
 use rdmamr_sys::pagemap::{Entry, PageMap};
 use rdmamr_sys::{cgroup, proc};
 
-/// What is known of memory that may be populated.
+/// The facts about memory that may be populated.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Suitable {
     pub kind: Kind,
@@ -23,19 +23,19 @@ pub struct Suitable {
     pub huge: bool,
 }
 
-/// How a registration's memory is populated, if that is allowed and pays.
+/// How a registration's memory is populated, if that is allowed and pays off.
 pub fn find(pin: &Pin, pages: Pages) -> Option<Suitable> {
     // The checks run in ascending order of cost.
     if !pin.pins {
         return None;
     }
     let missing = pages.missing()?;
-    if !can_populate() || !is_within_limit(pages) || !has_room(missing) {
+    if !can_populate() || (pin.is_limited && !is_within_limit(pages)) || !has_room(missing) {
         return None;
     }
     let below = pages.are_mapped(pin.writing)?;
     if pin.is_watched {
-        // The cache keeps private memory of no file.
+        // The cache reuses private memory of no file only.
         return below.writable.then_some(Suitable {
             kind: Kind::Private,
             page: 0,
@@ -63,15 +63,15 @@ fn is_within_limit(pages: Pages) -> bool {
     })
 }
 
-/// Whether the machine and the memory cgroup have room for so many bytes, and for what the threads
-/// need themselves. Without, the registration decides alone how it ends.
+/// Whether the machine and the memory cgroup have room for this many bytes, and for the needs of
+/// the threads themselves. Without that room, the registration alone decides how it ends.
 fn has_room(bytes: u64) -> bool {
     const MORE: u64 = 64 << 20;
     let within = |room: u64| bytes.saturating_add(MORE) <= room;
     within(proc::memory_kib().1 * 1024) && cgroup::memory_left().is_none_or(within)
 }
 
-/// The address space below the pages, which a search of the mappings passes first.
+/// The address space below the pages, through which a search of the mappings goes first.
 #[derive(Clone, Copy)]
 struct Below {
     mappings: u64,
@@ -81,9 +81,9 @@ struct Below {
 }
 
 impl Pages {
-    /// Estimates from samples how many bytes are missing. `None` if no sample is, or if the kernel
-    /// does not tell. A look costs 0.4 us, and the pin of 32 MiB of present pages 20 us with huge
-    /// pages, 500 us with small ones. Missing pages between the samples are left to the
+    /// Estimates from samples how many bytes are missing. `None` if no sample is missing, or if the
+    /// kernel does not tell. A look costs 0.4 us, and the pin of 32 MiB of present pages 20 us with
+    /// huge pages, 500 us with small ones. Missing pages between the samples are left to the
     /// registration.
     fn missing(self) -> Option<u64> {
         const APART: usize = 32 << 20;
@@ -92,8 +92,8 @@ impl Pages {
             .samples(looks)
             .filter(|page| !page.is_in_memory())
             .count();
-        // mincore(2) does not tell whether a file's page is mapped, nor whether a page is the shared
-        // page of zeros. To ask the table of pages costs 3 us.
+        // mincore(2) does not tell whether a file's page is mapped, nor whether a page is the
+        // shared zero page. To ask the page map costs 3 us.
         const WORTH: usize = 256 << 20;
         if absent == 0 && (self.bytes() < WORTH || !self.lacks_some(looks)) {
             return None;
@@ -108,12 +108,13 @@ impl Pages {
         };
         self.samples(looks).any(|page| {
             let mut entry = [Entry::default()];
-            // Of a file's page nothing more is known here.
+            // The page map tells nothing more about a file's page.
             map.read(page.start, &mut entry) && !entry[0].is_own() && !entry[0].is_of_file()
         })
     }
 
-    /// The address space below the memory, if all of it is mapped with the right that the pin needs.
+    /// The address space below the memory, if all of it is mapped with the right that the pin
+    /// needs.
     fn are_mapped(self, writing: bool) -> Option<Below> {
         let (mut at, end) = (self.start as u64, self.end as u64);
         let mut below = Below {
@@ -143,10 +144,11 @@ impl Pages {
         (read && at >= end).then_some(below)
     }
 
-    /// The kind of the memory, if it is one. `None` also if the answer would take too long or cannot
-    /// be had: then the registration takes as long as without helpers.
+    /// The kind of the memory, if all of it has one kind. `None` also if the answer would take too
+    /// long or cannot be had: then the registration takes as long as without helpers.
     fn of_one_kind(self, below: Below, writing: bool, missing: u64) -> Option<Suitable> {
-        // In ns: see `each_mapping_with_flags`. At most an eighth of the time to pin missing pages.
+        // The costs are in ns (`each_mapping_with_flags`). They may be at most an eighth of the
+        // time to pin missing pages.
         let resident = proc::resident_pages().unwrap_or(u64::MAX);
         let there = resident.min(below.bytes / self.size as u64);
         if below.mappings * 1200 + there * 24 > self.count() as u64 * (1200 / 8) {

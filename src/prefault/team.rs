@@ -5,7 +5,8 @@
 //! Nothing remains that a fork could copy, a setuid could miss, or an interrupted thread could
 //! hold. Each registration has threads of its own, even one in a signal handler that interrupts
 //! another registration. The threads start with the processors, the protection keys and the
-//! credentials of the registering thread, and allocate pages from where that thread would.
+//! credentials of the registering thread, and allocate pages from the node from which that thread
+//! would.
 
 use super::huge;
 use super::nodes::Place;
@@ -30,11 +31,11 @@ const PIECE: usize = 2 << 20;
 /// The threads of one registration.
 pub struct Team(NonNull<Work>);
 
-/// It has its own mapping, since a signal handler may leave the registration by siglongjmp, and the
-/// stack of the registering thread may be small.
+/// The work of one registration. It has its own mapping, because a signal handler may leave the
+/// registration by siglongjmp, and because the stack of the registering thread may be small.
 struct Work {
     populating: Populating,
-    /// Only the registering thread looks at them.
+    /// Only the registering thread uses this field.
     threads: [Option<Ending>; MOST],
 }
 
@@ -42,8 +43,8 @@ struct Work {
 struct Populating {
     pages: Pages,
     found: Suitable,
-    /// The number of pieces taken. Threads take them from the end, since the registration starts at
-    /// the start.
+    /// The number of pieces taken. Threads take them from the end, because the registration begins
+    /// at the start.
     taken: AtomicUsize,
     /// True once the registration has returned, or once a page could not be made: then the
     /// registration will report the error.
@@ -52,8 +53,8 @@ struct Populating {
 }
 
 impl Team {
-    /// Starts at most `threads` threads if they can help. `None` if none started. Not inlined: its
-    /// frame is gone when the registration begins.
+    /// Starts at most `threads` threads if they can help. `None` if none started. Not inlined, so
+    /// that its frame is gone when the registration begins.
     #[inline(never)]
     pub fn start(pages: Pages, found: Suitable, threads: usize) -> Option<Team> {
         let place = Place::of(pages.start, threads);
@@ -113,7 +114,7 @@ extern "C" fn run(argument: *mut c_void) -> c_int {
     let work = unsafe { &*argument.cast::<Populating>() };
     work.place.go();
     if work.await_pin() {
-        // Each thread asks, so that none is ahead of it.
+        // Each thread asks, so that no thread populates before the first request.
         if work.found.huge {
             huge::ask(work.pages);
         }
@@ -123,10 +124,10 @@ extern "C" fn run(argument: *mut c_void) -> c_int {
 }
 
 impl Populating {
-    /// Waits until the kernel pins, which shows by the first page that was missing: the kernel goes
-    /// from the start. So what it refuses before it looks at the memory is not populated. If the
-    /// memory starts with many present pages, a moment must do. False if the registration is over,
-    /// or if the pin does not come.
+    /// Waits until the kernel pins. The first page that was missing shows that, because the kernel
+    /// pins from the start. So if the kernel refuses the registration before it looks at the
+    /// memory, the memory is not populated. If the memory starts with many present pages, this only
+    /// waits a moment. False if the registration is over, or if the pin does not come.
     fn await_pin(&self) -> bool {
         const MOMENT: u64 = 1_000_000;
         const LONGEST: u64 = 1_000_000_000;
@@ -155,8 +156,8 @@ impl Populating {
         self.first_missing_in(Pages { end, ..self.pages })
     }
 
-    /// The first missing page of these. `None` also if the kernel does not tell. Each look opens the
-    /// table anew: of a descriptor that is kept nobody knows whose it is later.
+    /// The first missing page among these. `None` also if the kernel does not tell. Each look opens
+    /// the page map anew, because a descriptor that stays open may mean another file later.
     fn first_missing_in(&self, pages: Pages) -> Option<Pages> {
         let map = PageMap::open()?;
         let mut entries = [Entry::default(); PIECE / 4096];
@@ -195,7 +196,7 @@ impl Populating {
     }
 
     fn populate(&self, piece: Pages) -> bool {
-        // A raw system call: this library's own wrapper of madvise must not see it.
+        // Uses a raw system call, because this library's own wrapper of madvise must not see it.
         // SAFETY: the advice makes missing pages and changes no present page.
         let result = unsafe {
             libc::syscall(
@@ -210,7 +211,7 @@ impl Populating {
 }
 
 impl Pages {
-    /// The piece of that size with that index, counted from the end.
+    /// The piece of this size with this index, counted from the end.
     fn piece(self, number: usize, size: usize) -> Option<Pages> {
         let end = self
             .end

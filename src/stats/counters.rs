@@ -44,11 +44,11 @@ pub struct rdmamr_stats {
     pub ended_elsewhere: u64,
     /// Relaxed registrations that a region of the cache served without a call of the kernel (hits).
     pub hits: u64,
-    /// Relaxed registrations for which the cache made a new region that it may keep (misses).
+    /// Relaxed registrations for which the cache made a new region that it may reuse (misses).
     pub misses: u64,
     /// Hits on a region that another relaxed registration was using at that moment.
     pub shared: u64,
-    /// Idle regions now: the cache keeps them registered, and no registration uses them.
+    /// Idle regions now: they stay registered in the cache, and no registration uses them.
     pub idle: u64,
     /// The sum of the lengths of the idle regions, in bytes; each length is a whole number of
     /// pages.
@@ -70,8 +70,8 @@ pub struct rdmamr_stats {
     pub flushed_hook: u64,
     /// Regions that the cache deregistered because userfaultfd reported a change of their memory.
     pub flushed_event: u64,
-    /// Regions that the cache could not keep, and deregistered, because a change of memory was
-    /// under way when they were registered, or because other processes can change their memory.
+    /// Regions that could not stay in the cache, and were deregistered, because a change of memory
+    /// was under way when they were registered, or because other processes can change their memory.
     pub flushed_fence: u64,
     /// Regions that the cache invalidated because of an interposed memory call.
     pub stale_avoided_hook: u64,
@@ -79,8 +79,8 @@ pub struct rdmamr_stats {
     pub stale_avoided_event: u64,
     /// Hits that the cache gave up because the kernel said that a change of memory was under way.
     pub stale_avoided_fence: u64,
-    /// The bypassed_ fields count relaxed registrations that the cache does not keep, and plain
-    /// registrations that the cache does not serve although RDMAMR_CACHE is set. This field:
+    /// The bypassed_ fields count relaxed registrations whose regions the cache does not hold, and
+    /// plain registrations that the cache does not serve although RDMAMR_CACHE is set. This field:
     /// bypassed because of the access flags (on-demand paging, zero-based, memory windows, huge
     /// pages; with RDMAMR_CACHE=local also remote access).
     pub bypassed_access: u64,
@@ -106,10 +106,16 @@ pub struct rdmamr_stats {
     /// differs from the address of the memory.
     pub bypassed_address: u64,
     /// Plain registrations under RDMAMR_CACHE only: bypassed because the range comes for the first
-    /// time, or for the first time since its memory has changed. The cache keeps a region from the
-    /// second registration of its range on: same protection domain, first page and access, and no
-    /// longer.
+    /// time, or for the first time since its memory has changed. The cache holds the region from
+    /// the second registration of the range on: with the same protection domain, first page and
+    /// access, and no longer than the first.
     pub bypassed_first: u64,
+    /// Registrations of a GPU's memory as a dma-buf, after the kernel had refused the address. Each
+    /// counts in reg_next as well.
+    pub reg_gpu: u64,
+    /// Registrations of a GPU's memory that failed, since it could not be registered as a dma-buf
+    /// either. Each counts in reg_failed as well.
+    pub reg_gpu_failed: u64,
     /// Registrations past the library: by mlx5dv_reg_dmabuf_mr, mlx5dv_devx_umem_reg and
     /// mlx5dv_devx_umem_reg_ex, which libmlx5 serves. No other field counts them.
     pub reg_past: u64,
@@ -253,8 +259,8 @@ impl Idle {
     }
 }
 
-/// A change of what is registered on a device: the number of regions and the sum of their lengths,
-/// each modulo 2^64.
+/// A change of the registered memory of a device: the number of regions and the sum of their
+/// lengths, each modulo 2^64.
 #[derive(Clone, Copy)]
 pub struct Change {
     pub regions: u64,
@@ -335,8 +341,8 @@ impl Counters {
         });
     }
 
-    /// Shows what the cache has idle, and how many hits there were. Some of these may be missing,
-    /// so the number shown never falls.
+    /// Publishes the cache's idle regions, and the number of hits. `hits` may miss some of them, so
+    /// the published number never falls.
     pub fn show_idle(&self, idle: &Idle, hits: u64) {
         for (to, from) in self.0.idle.of_device.iter().zip(&idle.0) {
             to[0].store(from[0], Relaxed);
@@ -345,15 +351,15 @@ impl Counters {
         self.0.idle.hits.fetch_max(hits, Relaxed);
     }
 
-    /// Where another process asks this one to record its calls.
+    /// The switch by which another process asks this one to record its calls.
     #[inline]
     pub fn trace_switch(&self) -> &TraceSwitch {
         &self.0.trace
     }
 
-    /// Begins to measure the time of a registration of so many bytes. Two looks at the clock take
-    /// 40 ns, a small part of the time of a large region; of small ones only the first of each
-    /// thread and then one in 16 are measured, and counted for 16.
+    /// Begins to measure the time of a registration of `bytes` bytes. Two reads of the clock take
+    /// 40 ns, a small part of the time of a large region. Of the small regions only the first of
+    /// each thread and then one in 16 are measured; each of the latter counts for 16.
     #[inline(never)]
     pub fn start_clock(&self, thread: thread::Number, bytes: usize) -> Measuring {
         let shard = &self.0.shards[thread.index().min(SHARDS - 1)];
@@ -374,7 +380,7 @@ impl Counters {
         }
     }
 
-    /// Ends to measure the time of a registration.
+    /// Ends the measurement of a registration.
     #[inline]
     pub fn stop_clock(&self, thread: thread::Number, measuring: Measuring) {
         if measuring.weight > 0 {
@@ -394,7 +400,7 @@ impl Counters {
         self.add(thread::number(), counter, 1);
     }
 
-    /// The sum of all shards. Fields that are no counters are 0.
+    /// The sum of all shards. Fields that are not counters are 0.
     pub fn sums(&self) -> rdmamr_stats {
         let sums: [u64; FIELDS] = core::array::from_fn(|field| self.get(Counter(field)));
         // SAFETY: the structure has `FIELDS` fields of type `u64` and nothing else, so any such
@@ -418,13 +424,13 @@ pub struct Measuring {
     weight: u64,
 }
 
-/// A region from this size on is measured.
+/// Every region of this size or more is measured.
 const LARGE: usize = 64 << 10;
-/// So many registrations of a thread are measured at the start.
+/// The number of registrations of a thread that are measured at its start.
 const FIRST: u64 = 64;
-/// Scatters the numbers of registrations: a program that registers in turn a small region and a
-/// large one must not have always the same kind measured. The upper four bits of the product are 0
-/// for one number in 16.
+/// Scatters the numbers of registrations: in a program that alternates between two kinds of
+/// regions, both kinds must be measured. The upper four bits of the product are 0 for one number in
+/// 16.
 const SCATTER: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// The place of a device in the counters.
@@ -466,7 +472,7 @@ pub fn counters() -> &'static Counters {
 #[cold]
 #[inline(never)]
 fn make() -> &'static Counters {
-    // A child has no part of the page, so it must not find the counters in it.
+    // A child does not inherit the page's mapping, so it must not look for counters there.
     let made = COUNTERS
         .is_wiped_at_fork()
         .then(|| live::make(|names| write_names(names).is_ok()));

@@ -2,13 +2,13 @@
 //! The file of the live page (`page/lib.rs`): made at the process's first count, removed at its
 //! exit.
 //!
-//! The file is an aid to who watches, and no more. Whatever stands in its way (no directory of the
-//! user's own, no tmpfs, no room, no descriptor) means that there is no file, and the counters lie
-//! in the process's own memory. The whole file has memory before it is mapped, since a store to a
-//! full tmpfs would kill the program. The mapping is not passed on to children: a child that
-//! registers memory makes a file of its own. A program that replaces itself (execve) leaves its file,
-//! which the next image replaces. A reader sees which file is stale, since a page says where its
-//! process has mapped it.
+//! The file serves observers only. If it cannot be made (no directory of the user's own, no tmpfs,
+//! no space, no descriptor), the counters lie in the process's own memory. The memory of the whole
+//! file is allocated before the file is mapped, since a store to a full tmpfs would kill the
+//! program. Children do not inherit the mapping: a child that registers memory makes a file of its
+//! own. A program that replaces itself (execve) leaves its file, which the next image replaces. A
+//! reader recognizes a stale file, since a page states the address at which its process has mapped
+//! it.
 
 use super::text::Text;
 use core::ffi::{CStr, c_int};
@@ -27,7 +27,7 @@ use rdmamr_sys::proc;
 use rdmamr_sys::process::FAR_AWAY;
 use std::ffi::CString;
 
-/// Where the mapping goes if the kernel has room there.
+/// The address of the mapping if the kernel has room there.
 const PLACE: usize = FAR_AWAY + (1 << 23);
 
 /// A path on the stack.
@@ -72,8 +72,8 @@ fn as_c(path: &Path) -> Option<&CStr> {
     CStr::from_bytes_with_nul(path.as_bytes()).ok()
 }
 
-/// Makes a page. `None` if none is wanted, or none can be had. `names` writes the names of the
-/// counters, and returns whether they are whole.
+/// Makes a page. `None` if none is wanted, or if none can be made. `names` writes the names of the
+/// counters, and returns whether they are complete.
 pub fn make(names: impl Fn(&mut Text<2048>) -> bool) -> Option<Made> {
     if !WANTED.load(Relaxed) {
         return None;
@@ -153,7 +153,7 @@ fn make_in(
     let unfinished = unfinished(&mut text, pid)?;
     let flags = libc::O_RDWR | libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW;
     let file = open_at(directory.number(), unfinished, flags).or_else(|| {
-        // A thread of that number was killed while it made a page.
+        // An earlier thread of that number was killed while it made a page.
         unlink_at(directory.number(), unfinished);
         open_at(directory.number(), unfinished, flags)
     })?;
@@ -196,7 +196,7 @@ fn unfinished(text: &mut Path, pid: u32) -> Option<&CStr> {
     as_c(text)
 }
 
-/// Gives the file memory, and maps it. Returns the address.
+/// Allocates the file's memory, and maps the file. Returns the address.
 fn map(file: &Descriptor) -> Option<usize> {
     let size = size_of::<Page>();
     // SAFETY: the call takes no pointers. The mode must not depend on the umask.
@@ -223,7 +223,7 @@ fn map(file: &Descriptor) -> Option<usize> {
         return None;
     }
     let address = address as usize;
-    // SAFETY: the mapping is this thread's own. What a child has of it nobody uses.
+    // SAFETY: the mapping is this thread's own, and no child uses it.
     if unsafe { syscall(libc::SYS_madvise, address, size, libc::MADV_DONTFORK) } != 0 {
         unmap(address);
         return None;
@@ -237,7 +237,7 @@ fn unmap(address: usize) {
 }
 
 impl Made {
-    /// Has other processes find the page. Returns its path, to be removed at the exit.
+    /// Makes the page visible to other processes. Returns its path, to be removed at the exit.
     pub fn publish(&self) -> Option<CString> {
         let errno = errno();
         let path = self.rename();
@@ -262,7 +262,7 @@ impl Made {
         as_c(&path).map(CStr::to_owned)
     }
 
-    /// Gives the page up: another thread was faster.
+    /// Discards the page: another thread was faster.
     pub fn discard(self) {
         let errno = errno();
         let mut text = Path::new();
@@ -281,9 +281,9 @@ pub fn remove(path: &CStr) {
     set_errno(errno);
 }
 
-/// The process's number, its namespace of numbers, and its start.
+/// The process's number, its PID namespace, and its start.
 fn identity() -> Option<(u32, u64, u64)> {
-    // The first thread's: it is the process's, and stays readable when that thread has ended.
+    // /proc/self/stat is about the process, and stays readable after its first thread has ended.
     let file = open_at(libc::AT_FDCWD, c"/proc/self/stat", libc::O_RDONLY)?;
     let mut bytes = [0u8; 1024];
     let count = file.read(&mut bytes)?;
@@ -296,8 +296,8 @@ fn identity() -> Option<(u32, u64, u64)> {
     ))
 }
 
-/// Removes pages of processes that were killed, so that they do not add up. Looks at the first few
-/// files only. A process of another namespace of numbers cannot be judged here.
+/// Removes pages of processes that were killed, so that they do not accumulate. Looks at the first
+/// few files only. From here a process of another PID namespace cannot be checked.
 fn remove_ended(directory: &Descriptor, pid_namespace: u64) {
     #[repr(align(8))]
     struct Entries([u8; 2048]);
@@ -312,7 +312,7 @@ fn remove_ended(directory: &Descriptor, pid_namespace: u64) {
             bytes.len(),
         )
     };
-    /// Where the length of a record and its name are, getdents64(2).
+    /// The offsets of a record's length and of its name, getdents64(2).
     const LENGTH: usize = 16;
     const NAME: usize = 19;
     let mut rest = bytes
@@ -338,6 +338,6 @@ fn remove_ended(directory: &Descriptor, pid_namespace: u64) {
 
 /// Whether there is a process of this number.
 fn exists(pid: i32) -> bool {
-    // SAFETY: signal 0 is none.
+    // SAFETY: signal 0 is not sent; the call takes no pointers.
     unsafe { syscall(libc::SYS_kill, pid, 0) == 0 || errno().0 != libc::ESRCH }
 }

@@ -81,7 +81,7 @@ impl fmt::Write for Printable<'_> {
     }
 }
 
-/// As the program `rdmamr` has it for what a trace says.
+/// The program `rdmamr` has the same rule for the text of a trace.
 fn controls(c: char) -> bool {
     c.is_control()
         || matches!(c, '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}')
@@ -122,14 +122,15 @@ impl Waiting {
     }
 }
 
-/// As many lines as can wait at a time: one that says that the watch is lost, one about its number.
+/// The lines that can wait at a time: one that says that regions are not reused any more, one about
+/// the descriptor of userfaultfd.
 static WAITING: [Waiting; 2] = [const { Waiting::new() }; 2];
 
 /// Has the next call of [`write_waiting`] write a line. Standard error may be a pipe that nobody
 /// reads: a thread that holds a lock, or runs in a memory call of the program, must not write there.
 pub fn later(message: fmt::Arguments<'_>) {
     let fill = |waiting: &Waiting| waiting.take(EMPTY, FULL, |text| set(text, message));
-    // A line for which there is no room is dropped: there are not so many.
+    // A line without a free place is dropped: more than two are not expected.
     let _ = WAITING.iter().any(fill);
 }
 

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The library's allocator: the C library's, and a reserve for the moment when that has no memory.
+//! The library's allocator: the C library's, and a reserve for when that has no memory.
 //!
-//! Rust ends a process whose allocation fails, and a program that can live with ENOMEM must not end
-//! by the library. An allocation that the C library refuses is therefore served from the reserve. A
-//! call that allocates asks first whether it may: [`has_memory`] is false once half of the reserve is
-//! used and the C library has none either, and the call then fails with ENOMEM. No call allocates as
-//! much as the other half but by `try_reserve`.
+//! Rust ends a process whose allocation fails, and the library must not end a program that can
+//! handle ENOMEM. An allocation that the C library refuses is therefore served from the reserve. A
+//! call that allocates asks first whether it may: [`has_memory`] is false once half of the reserve
+//! is used and the C library has no memory either, and the call then fails with ENOMEM. No call
+//! allocates as much as the other half, except by `try_reserve`.
 
 use core::alloc::{GlobalAlloc, Layout};
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicU64, Ordering::*};
 use std::alloc::System;
 
-/// The reserve, in bytes. A page of .bss that nobody touches costs nothing.
+/// The reserve, in bytes. A page of .bss that is never touched costs nothing.
 const RESERVE: usize = 256 << 10;
 
 struct Reserve {
@@ -20,9 +20,9 @@ struct Reserve {
     state: AtomicU64,
 }
 
-/// How far the reserve is used, and how many pieces of it are in use. A piece that ends leaves a
-/// gap, and the last one that ends leaves the whole reserve free. One word and no lock: the reserve
-/// also serves signal handlers, and children whose parent was in here.
+/// How far the reserve is used, and how many pieces of it are in use. A freed piece leaves a gap,
+/// and freeing the last piece frees the whole reserve. One word and no lock: the reserve also
+/// serves signal handlers, and children whose parent was in this code at the fork.
 #[derive(Clone, Copy)]
 struct State {
     used: u32,
@@ -135,7 +135,7 @@ unsafe impl GlobalAlloc for Allocator {
         }
         let memory = refused(layout);
         if !memory.is_null() {
-            // SAFETY: the reserve gave that many bytes, to nobody else.
+            // SAFETY: the reserve gave that many bytes, to this caller alone.
             unsafe { memory.write_bytes(0, layout.size()) };
         }
         memory
@@ -182,7 +182,7 @@ mod tests {
     use super::*;
 
     fn reserve() -> Box<Reserve> {
-        // SAFETY: zeros are a reserve of which nothing is used.
+        // SAFETY: zeros are an unused reserve.
         unsafe { Box::new_zeroed().assume_init() }
     }
 

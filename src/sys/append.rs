@@ -24,7 +24,7 @@ pub struct Manner<'a> {
     pub first: Option<&'a First>,
 }
 
-/// The file to which a name led at the first time. Zeros: to none yet.
+/// The file to which a name led the first time; zeros before that.
 pub struct First {
     device: AtomicU64,
     inode: AtomicU64,
@@ -42,8 +42,8 @@ impl First {
         self.inode.load(Relaxed) != 0
     }
 
-    /// Whether this is the file; the first that is asked about is. If two threads ask about two
-    /// files at the first time, neither may be.
+    /// Whether this is the first file, which the first question sets. If two threads ask their
+    /// first questions about two files, both answers may be no.
     fn is(&self, (device, inode): (u64, u64)) -> bool {
         let same = |known: &AtomicU64, asked| {
             let before = known.compare_exchange(0, asked, Relaxed, Relaxed);
@@ -59,7 +59,7 @@ pub enum Refused {
     Kernel(Errno),
     /// The name leads to another file than at the first time.
     Replaced,
-    /// The file is another user's, who could read what is written.
+    /// The file belongs to another user, who could read the output.
     Foreign,
     /// The file has a second name.
     Linked,
@@ -83,7 +83,7 @@ impl From<Errno> for Refused {
     }
 }
 
-/// Names of links that the kernel and root make, to descriptors of the process: /dev/stdout.
+/// The links that the kernel and root make to descriptors of the process, such as /dev/stdout.
 const DESCRIPTORS: [&[u8]; 4] = [
     b"/dev/std",
     b"/dev/fd/",
@@ -119,7 +119,7 @@ fn open(path: &CStr, manner: &Manner<'_>) -> Result<Descriptor, Refused> {
     if manner.first.is_some_and(First::is_known) {
         return Ok(open(libc::O_NOFOLLOW)?);
     }
-    // Two steps: another user's file is noticed, and a file that this process makes is its own on
+    // Two steps tell another user's file from a file that this process makes, which is its own on
     // any file system.
     for _ in 0..ATTEMPTS {
         match open(libc::O_NOFOLLOW | libc::O_CREAT | libc::O_EXCL) {
@@ -169,7 +169,8 @@ fn write(fd: c_int, bytes: &[u8], manner: &Manner<'_>) -> Result<(), Refused> {
     Ok(())
 }
 
-/// Whether the limit and RLIMIT_FSIZE allow the whole write. The kernel would write a part.
+/// Whether the limit and RLIMIT_FSIZE allow the whole write. Beyond them the kernel would write a
+/// part.
 fn is_within_limit(fd: c_int, more: usize, own: Option<u64>) -> bool {
     let limit = proc::limit(libc::RLIMIT_FSIZE).unwrap_or(UNLIMITED);
     let most = limit.min(own.unwrap_or(UNLIMITED));
@@ -231,13 +232,13 @@ mod tests {
         assert_eq!(add(&name, Some(&first)), Ok(()));
         assert_eq!(add(&name, Some(&first)), Ok(()));
         std::fs::rename(&name, &aside).unwrap();
-        // Nothing is made under the name again.
+        // No new file appears under the name.
         assert_eq!(add(&name, Some(&first)), Err(Errno(libc::ENOENT).into()));
         assert!(!name.exists());
         std::fs::write(&name, "").unwrap();
         assert_eq!(add(&name, Some(&first)), Err(Refused::Replaced));
         assert_eq!((length(&name), length(&aside)), (0, 2));
-        // Where the first does not matter, a new file is as good.
+        // If the first file does not matter, a new file will do.
         assert_eq!(add(&name, None), Ok(()));
     }
 
@@ -247,7 +248,7 @@ mod tests {
         let (name, target) = (folder.at("name"), folder.at("target"));
         let link = Refused::Kernel(Errno(libc::ELOOP));
         std::os::unix::fs::symlink(&target, &name).unwrap();
-        // It leads nowhere, then to a file.
+        // At first the link is dangling, later it leads to a file.
         for first in [None, Some(&First::new())] {
             assert_eq!(add(&name, first).as_ref(), Err(&link));
         }

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Work that needs more of a stack than the calling thread may have left: a stack of its own.
+//! Runs work on a stack of its own if it needs more stack than the calling thread may have left.
 //!
 //! A signal handler may run on 8 KiB, and the kernel's frame takes half of that; a coroutine may
-//! have no more. What a process does once (it asks the device for its driver, starts the cache) or
-//! now and then (it reads files of /proc) needs more. So this work runs on memory that is mapped
-//! for it ([`run`]), unless the thread is known to have enough: a signal handler that comes
-//! meanwhile needs stack too, and a garbage collector looks for the stack pointer in the thread's
-//! own stack. What a call does beyond a hit needs 3 KiB, of which any thread has enough; on a
-//! signal stack that work runs aside too ([`run_if_little`]).
+//! have no more. Work that a process does once (asking the device for its driver, starting the
+//! cache) or rarely (reading files of /proc) needs more. So this work runs on memory that is mapped
+//! for it ([`run`]), unless the thread is known to have enough: a signal handler that interrupts it
+//! needs stack too, and a garbage collector looks for the stack pointer in the thread's own stack.
+//! The part of a call beyond a hit needs 3 KiB, which any thread has; on a signal stack that part
+//! runs aside too ([`run_if_little`]).
 //!
 //! If the thread is on its signal stack, all signals are blocked meanwhile. The kernel takes a
 //! thread that is on another stack for one that has left its signal stack: a further signal would
@@ -22,11 +22,11 @@ use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, Ordering::*};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// The stack's size. What runs there formats messages, and reads files line by line.
+/// The stack's size. The work formats messages, and reads files line by line.
 const STACK: usize = 64 << 10;
 
-/// A stack that nobody uses. It stays mapped: to unmap it interrupts the processors of all threads,
-/// which costs 20 us, and a new one has a page fault for each page.
+/// An unused stack. It stays mapped: unmapping it would interrupt the processors of all threads,
+/// which costs 20 us, and a new one takes a page fault for each page.
 static SPARE: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
 
 fn take() -> Option<*mut c_void> {
@@ -103,8 +103,8 @@ pub fn run<R>(work: impl FnOnce() -> R) -> Option<R> {
     };
     let blocked = is_on_signal_stack().then(signals::block);
     let uncancelled = thread::uncancelled();
-    // SAFETY: the stack is mapped and nobody else uses it. `Job::run` does not unwind, and the job
-    // outlives the call.
+    // SAFETY: the stack is mapped and no other code uses it. `Job::run` does not unwind, and the
+    // job outlives the call.
     unsafe {
         on_stack(
             (&raw mut job).cast(),
@@ -135,7 +135,8 @@ impl<W: FnOnce() -> R, R> Job<W, R> {
         // SAFETY: the argument is the job of `run`, which waits for this function.
         let job = unsafe { &mut *job.cast::<Self>() };
         if let Some(work) = job.work.take() {
-            // A panic ends here, as at the edge to C: an unwinder finds no way down from here.
+            // A panic ends here, as at the boundary to C: an unwinder cannot continue below this
+            // frame.
             job.result = catch_unwind(AssertUnwindSafe(work)).ok();
         }
     }
@@ -240,7 +241,7 @@ unsafe extern "C" fn on_stack(
 mod tests {
     use super::*;
 
-    /// A thread with less than the library takes for much.
+    /// A thread with less stack than `has_much_left` asks for.
     fn on_little_stack(test: impl FnOnce() + Send + 'static) {
         let thread = std::thread::Builder::new().stack_size(STACK);
         thread.spawn(test).unwrap().join().unwrap();

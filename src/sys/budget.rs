@@ -14,7 +14,7 @@ pub struct Budget<const AT_ONCE: u64> {
 impl<const AT_ONCE: u64> Budget<AT_ONCE> {
     const PART: u64 = 10;
 
-    /// How long a thread keeps the others from the work if it never comes back from it, in ns.
+    /// How long a thread that never returns from the work excludes the others, in ns.
     const LONGEST: u64 = 1_000_000_000;
 
     /// Whether the work may be done now.
@@ -91,7 +91,7 @@ mod tests {
             time.set(time.get() + 100);
         };
         assert!(budget.within(now, work).is_some());
-        // From its end on, ten times as long.
+        // The pause is ten times as long as the work, from its end on.
         time.set(time.get() + 999);
         assert!(budget.within(now, || ()).is_none());
         time.set(time.get() + 1);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What the control groups of this process allow, cgroups(7): memory, and objects of RDMA devices.
+//! The limits of this process's control groups, cgroups(7): memory, and objects of RDMA devices.
 //! Both versions of the interface are read. A limit that cannot be read is not known, and counts as
 //! none: a container may hide the groups around its own.
 //!
@@ -183,7 +183,7 @@ impl Path {
 struct Group {
     version: u32,
     folder: Path,
-    /// How much of `folder` is the place where the hierarchy is mounted.
+    /// The length of the mount point, with which `folder` begins.
     mount: usize,
 }
 
@@ -206,7 +206,7 @@ impl Group {
     #[inline(never)]
     fn find(&mut self, controller: &[u8]) -> bool {
         let mut path = Path::new();
-        // Only the first thread may have ended, and its folder then tells nothing.
+        // The first thread may have ended, and its folder in /proc then tells nothing.
         let _ = each_line(c"/proc/thread-self/cgroup", |line| {
             let mut parts = line.splitn(3, |&byte| byte == b':').skip(1);
             let (Some(controllers), Some(its_path)) = (parts.next(), parts.next()) else {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What a descriptor of this process is, and writing to it without harm to the program.
+//! The facts about a descriptor of this process, and writing to one without harm to the program.
 
 use super::signals::{self, Signals};
 use core::ffi::{CStr, c_int, c_long};
@@ -12,7 +12,7 @@ use libc::syscall;
 pub struct Descriptor(c_int);
 
 impl Descriptor {
-    /// What a system call has returned that makes a descriptor.
+    /// The result of a system call that makes a descriptor.
     pub fn made(result: c_long) -> Result<Descriptor, Errno> {
         match c_int::try_from(result) {
             Ok(fd) if fd >= 0 => Ok(Descriptor(fd)),
@@ -46,10 +46,10 @@ impl Drop for Descriptor {
     }
 }
 
-/// What fstat(2) says of a file.
+/// The answer of fstat(2) about a file.
 pub fn about(fd: i32) -> Result<libc::stat, Errno> {
     let mut about = core::mem::MaybeUninit::<libc::stat>::uninit();
-    // The call goes by its number: before glibc 2.33 the function is not the C library's own.
+    // The system call is made by its number: glibc before 2.33 does not export fstat.
     // SAFETY: `about` is a local structure that the call may write.
     if unsafe { libc::syscall(libc::SYS_fstat, fd, about.as_mut_ptr()) } != 0 {
         return Err(errno());
@@ -70,9 +70,9 @@ pub fn flags(fd: i32) -> i32 {
     i32::try_from(flags).unwrap_or(0).max(0)
 }
 
-/// Writes bytes by one write(2), and returns how many were written. If nobody reads from a pipe any
-/// more, or if a file is as long as RLIMIT_FSIZE allows, the call raises a signal that would end the
-/// program: that signal is taken back.
+/// Writes bytes by one write(2), and returns how many were written. If a pipe has no reader any
+/// more, or if a file is as long as RLIMIT_FSIZE allows, the call raises a signal that would end
+/// the program: this function consumes that signal.
 pub fn write(fd: i32, bytes: &[u8]) -> Result<usize, Errno> {
     const PIPE: Signals = signals::only(libc::SIGPIPE);
     const LIMIT: Signals = signals::only(libc::SIGXFSZ);

@@ -3,12 +3,12 @@
 //!
 //! A thread made by pthread_create would change the program. If main ended by pthread_exit and the
 //! last other thread ended too, the process would not end. malloc and the program would take the
-//! locks of multi-threaded programs from then on. `__libc_single_threaded`, by which we know that
-//! no fence is needed, would be false forever. Helper threads are therefore made by clone(2), on
-//! memory of their own. Of their thread-local storage only errno is valid, so the code that they
-//! run must use no other: no malloc, no thread_local, no panic and nothing of std. It must also
-//! call no function that another library may replace, such as read or ioctl. Atomics and syscall(2)
-//! remain.
+//! locks of multi-threaded programs from then on. `__libc_single_threaded`, by which the library
+//! knows that no fence is needed, would be false forever. Helper threads are therefore made by
+//! clone(2), on memory of their own. Of their thread-local storage only errno is valid, so the code
+//! that they run must use no other: no malloc, no thread_local, no panic and nothing of std. It
+//! must also call no function that another library may replace, such as read or ioctl. Atomics and
+//! syscall(2) remain.
 //!
 //! Helper threads block all signals. Like any thread that glibc does not know, they keep the
 //! credentials that the process had at their start if the process changes its user later (see
@@ -23,13 +23,13 @@ use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::*};
 const STACK: usize = 64 << 10;
 const GUARD: usize = PAGE_SIZE;
 
-/// What lies above the stack, in its first page: a word.
+/// The number of bytes above the stack, in its first page: they hold a word.
 const TOP: usize = 64;
 
-/// More than glibc keeps about a thread, on either side of the thread pointer.
+/// More than the size of glibc's data about a thread, on either side of the thread pointer.
 const ABOUT: usize = 16 << 10;
 
-/// What clone(2) runs in the new task.
+/// The function that clone(2) runs in the new task.
 pub type Task = unsafe extern "C" fn(*mut c_void) -> c_int;
 
 unsafe extern "C" {
@@ -77,7 +77,7 @@ pub unsafe fn start_apart(run: extern "C" fn(*mut c_void) -> c_int, argument: *m
     unsafe { start_with(run, argument, 0, true) }.is_some()
 }
 
-/// A thread that ends. If nobody joins it, its memory stays mapped.
+/// A thread that ends. If it is not joined, its memory stays mapped.
 pub struct Ending {
     memory: *mut c_void,
     size: usize,
@@ -188,8 +188,9 @@ impl Ending {
     }
 }
 
-/// Maps memory of our own, far from the program's. This function and `unmap` make bare system
-/// calls: this library's own mmap and munmap must not see them, since they may be the callers.
+/// Maps memory for the library itself, far from the program's. This function and `unmap` make raw
+/// system calls: this library's own mmap and munmap must not see them, since they may be the
+/// callers.
 pub fn map(size: usize) -> Option<*mut c_void> {
     /// The next place: each mapping gets a place of its own while the kernel has room there.
     static PLACE: AtomicU32 = AtomicU32::new(0);
@@ -215,15 +216,15 @@ pub fn map(size: usize) -> Option<*mut c_void> {
 /// Unmaps memory of [`map`].
 ///
 /// # Safety
-/// [`map`] returned `memory` for that size, and nobody uses the memory any more.
+/// [`map`] returned `memory` for that size, and the memory is not used again.
 pub unsafe fn unmap(memory: *mut c_void, size: usize) {
-    // SAFETY: `map` returned this memory, and nobody uses it any more (this function's contract).
+    // SAFETY: `map` returned this memory, and it is not used again (this function's contract).
     unsafe { libc::syscall(libc::SYS_munmap, memory, size) };
 }
 
 /// Closes every number from `first` on of the calling thread's table, which is the thread's own.
 pub fn close_from(first: u32) {
-    // SAFETY: the calling thread is this library's own, and has a table for itself: nobody else
+    // SAFETY: the calling thread is this library's own, and has a table for itself: no other code
     // uses its numbers.
     if unsafe { libc::syscall(libc::SYS_close_range, first, u32::MAX, 0) } == 0 {
         return;
@@ -245,7 +246,7 @@ pub fn set_name(name: &core::ffi::CStr) {
     unsafe { libc::syscall(libc::SYS_prctl, libc::PR_SET_NAME, name.as_ptr()) };
 }
 
-/// How the kernel runs a thread, sched_setattr(2).
+/// The scheduling attributes of a thread, sched_setattr(2).
 #[repr(C)]
 #[derive(Default)]
 struct Scheduling {
@@ -259,18 +260,19 @@ struct Scheduling {
     period: u64,
 }
 
-/// Frees the calling thread of what it has inherited from the thread that started it: a processor
-/// that the starter is bound to, and perhaps polls on, a class for work that can wait, a nice value.
-/// The program's threads wait for this thread. What the kernel refuses stays as it was.
+/// Resets the scheduling attributes that the calling thread has inherited from the thread that
+/// started it, since the program's threads wait for this thread: a processor that the starter is
+/// bound to, and perhaps polls on, a class for work that can wait, a nice value. An attribute that
+/// the kernel refuses to change stays as it was.
 ///
 /// A real-time class stays, and so does a nice value below 0: a thread of such a class may wait for
-/// this one, which would otherwise come after all others.
+/// this one, which would otherwise run after all others.
 pub fn run_anywhere() {
-    /// A bit for each processor. The kernel leaves out those that there are not, and those that the
-    /// process's cpuset does not have.
+    /// A bit for each processor. The kernel ignores the processors that do not exist, and those
+    /// outside the process's cpuset.
     const PROCESSORS: [u64; 128] = [u64::MAX; 128];
-    /// By this slice, in ns, the kernel (Linux 6.12) runs the thread before others that have run for
-    /// long. It is more than the thread needs at once. Older kernels ignore it.
+    /// With this slice, in ns, the kernel (Linux 6.12) runs the thread before others that have run
+    /// for long. The thread needs less than the slice at once. Older kernels ignore it.
     const SLICE: u64 = 100_000;
     let this_thread = 0;
     let (size, all) = (size_of_val(&PROCESSORS), PROCESSORS.as_ptr());
@@ -311,7 +313,7 @@ pub fn run_anywhere() {
             ) == 0
         }
     };
-    // To become less nice may take a privilege.
+    // A lower nice value may need a privilege.
     if !set(now.nice.min(0)) {
         set(now.nice);
     }

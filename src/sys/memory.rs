@@ -18,7 +18,7 @@ pub fn read<const WORDS: usize>(address: u64) -> Result<[u64; WORDS], Errno> {
         iov_base: with_exposed_provenance_mut::<c_void>(address as usize),
         iov_len: size_of_val(&words),
     };
-    // By its process's number the kernel finds no memory once the first thread has ended.
+    // Once the first thread has ended, the kernel finds no memory by the process's number.
     let this = thread::id_by_kernel() as libc::pid_t;
     // SAFETY: the kernel writes to `words` only, and checks the other address.
     let read =

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The file systems that the kernel mounts for itself: the one of shared memory, and one for each
-//! size of huge pages. They are mounted nowhere, so only the kernel names their files. A file's name
-//! says nothing without its file system: of one that is mounted nowhere, /proc/self/maps shows the
-//! names that a program has given.
+//! size of huge pages. They are mounted at no path, so only the kernel names their files. A file's
+//! name proves nothing without its file system: a program can make another one that is mounted at
+//! no path, and /proc/self/maps then shows the names that the program has given to its files.
 //!
-//! memfd_create(2) makes a file there, and fstat(2) says where that is.
+//! memfd_create(2) makes a file on such a file system, and fstat(2) tells its numbers.
 
 use super::descriptor::{Descriptor, identity};
 use super::pages::page_size;
@@ -31,7 +31,7 @@ pub fn has_huge_pages(of: Numbers) -> bool {
 /// How many sizes of a page there may be: 2^0 to 2^63 bytes.
 const SIZES: usize = 64;
 
-/// The device of the file system for each size, and what else may be known of a size.
+/// The device of the file system for each size, or one of the two values below.
 struct Learnt([AtomicU64; SIZES]);
 
 const UNKNOWN: u64 = 0;
@@ -41,8 +41,8 @@ const NONE: u64 = u64::MAX;
 static HUGE_PAGES: Learnt = Learnt([const { AtomicU64::new(UNKNOWN) }; SIZES]);
 
 impl Learnt {
-    /// Whether one of these file systems has these numbers. `ask` says which device the one of a size
-    /// has, and is asked about a size until it has said that.
+    /// Whether one of these file systems has these numbers. `ask` returns the device of the file
+    /// system of a size, and is called again until it has an answer.
     fn has(&self, of: Numbers, ask: impl Fn(u32) -> Result<u64, Errno>) -> bool {
         let is_it = |known: u64| known != UNKNOWN && known != NONE && numbers(known) == of;
         if self.0.iter().any(|known| is_it(known.load(Relaxed))) {
@@ -57,7 +57,7 @@ impl Learnt {
             match ask(size) {
                 Ok(device) => known.store(device, Relaxed),
                 Err(Errno(libc::ENODEV | libc::EINVAL)) => known.store(NONE, Relaxed),
-                // Something is short, or refused to this thread.
+                // A resource is short, or refused to this thread.
                 Err(_) => {}
             }
             found |= is_it(known.load(Relaxed));

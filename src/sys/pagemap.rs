@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The kernel's table of this process's pages, proc_pid_pagemap(5).
 //!
-//! mincore(2) does not tell the same: for memory of a file it says whether the file's page is in
-//! memory, be it mapped here or not.
+//! mincore(2) answers another question: for memory of a file it says whether the file's page is in
+//! memory, whether it is mapped here or not.
 
 use super::pages::page_size;
 use super::proc::File;
@@ -10,7 +10,7 @@ use super::proc::File;
 /// The open table.
 pub struct PageMap(File);
 
-/// What the table says about a page.
+/// The table's entry for a page.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 #[repr(transparent)]
 pub struct Entry(u64);
@@ -26,15 +26,15 @@ impl Entry {
         self.is_present() && self.0 >> 61 & 1 == 1
     }
 
-    /// The page is mapped, is of no file, and no other process has it. The shared page of zeros is
-    /// no such page.
+    /// The page is mapped, is not of a file, and no other process has it. The shared zero page does
+    /// not count.
     pub fn is_own(self) -> bool {
         self.is_present() && !self.is_of_file() && self.0 >> 56 & 1 == 1
     }
 }
 
 impl PageMap {
-    /// Opens the table. `None` where the process may not, as without /proc.
+    /// Opens the table. `None` if the process may not open it, or if there is no /proc.
     pub fn open() -> Option<PageMap> {
         File::open(c"/proc/thread-self/pagemap").map(PageMap)
     }

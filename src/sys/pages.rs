@@ -4,8 +4,9 @@
 use core::num::NonZeroUsize;
 use once_cell::race::OnceNonZeroUsize;
 
-/// The address for our own mappings if the kernel has room there. It is far from the program's
-/// mappings, so that none of ours fills a hole that the program has just made.
+/// The address for the library's own mappings if the kernel has room there. It is far from the
+/// program's mappings, so that no mapping of the library fills a hole that the program has just
+/// made.
 pub const FAR_AWAY: usize = 0x2d72_0000_0000;
 
 /// The largest page size that a kernel of this architecture may have.

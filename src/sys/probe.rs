@@ -33,7 +33,7 @@ macro_rules! probe {
     };
 }
 
-/// What stands before the name of a register that has an argument of 8 bytes.
+/// The prefix of the name of a register that holds an argument of 8 bytes.
 #[cfg(target_arch = "x86_64")]
 #[macro_export]
 macro_rules! at {
@@ -53,7 +53,7 @@ macro_rules! at {
 #[macro_export]
 macro_rules! place {
     ($name:literal, $arguments:expr, $($register:ident = $value:expr),*) => {
-        // SAFETY: a nop changes nothing, and the sections that are pushed are no code.
+        // SAFETY: a nop changes nothing, and the pushed sections are not code.
         #[cfg(not(miri))]
         unsafe {
             core::arch::asm!(
@@ -65,14 +65,14 @@ macro_rules! place {
                 "992: .balign 4",
                 "993: .8byte 990b",
                 ".8byte _.stapsdt.base",
-                // No semaphore: what a probe tells is at hand anyway.
+                // No semaphore: the arguments of a probe are at hand anyway.
                 ".8byte 0",
                 ".asciz \"rdmamr\"",
                 concat!(".asciz \"", $name, "\""),
                 concat!(".asciz \"", $arguments, "\""),
                 "994: .balign 4",
                 ".popsection",
-                // Where the linker has put this section tells whether the file was moved later.
+                // The address of this section shows whether the file was moved after it was linked.
                 ".ifndef _.stapsdt.base",
                 ".pushsection .stapsdt.base,\"aGR\",%progbits,.stapsdt.base,comdat",
                 ".weak _.stapsdt.base",

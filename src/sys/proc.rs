@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What the kernel says about this process: limits, pinned memory, mappings, proc(5).
+//! The kernel's facts about this process: limits, pinned memory, mappings, proc(5).
 //!
 //! Any answer can be missing: no /proc in a chroot, no descriptor left, a seccomp filter. No
 //! function here takes a missing answer for an empty one. The files are those of the calling thread
@@ -27,7 +27,7 @@ pub fn stack_limit() -> Option<u64> {
     limit(libc::RLIMIT_STACK).filter(|&most| most != UNLIMITED)
 }
 
-/// What [`limit`] says of a resource without one.
+/// The result of [`limit`] for a resource without a limit.
 pub const UNLIMITED: u64 = libc::RLIM64_INFINITY;
 
 /// The process's limit of a resource, by the system call itself.
@@ -172,26 +172,26 @@ pub struct Mapping {
     /// The mapping is of a file on a file system that keeps pages of its own, not of memory that
     /// only looks like a file.
     pub file: bool,
-    /// The mapping is of a file, be it one without a name that only the kernel knows.
+    /// The mapping is of a file, even one without a name, which only the kernel knows.
     has_file: bool,
-    /// The mapping has the name of huge pages without a name. A file may be called the same.
+    /// The mapping has the kernel's name for unnamed huge pages. A file may have the same name.
     named_huge: bool,
-    /// The mapping is of a file in /dev that is no memory: a device's.
+    /// The mapping is of a device: of a file in /dev that is not memory.
     pub of_device: bool,
     /// The numbers of the file system that the file is on, (0, 0) without a file.
     pub file_system: (u32, u32),
-    /// The size of the mapping's pages in bytes; 0 if `smaps` was not asked.
+    /// The size of the mapping's pages in bytes; 0 if `smaps` was not read.
     pub page_size: u64,
 }
 
 impl Mapping {
-    /// Whether the mapping is private and of no file.
+    /// Whether the mapping is private and anonymous.
     pub fn is_plain(&self) -> bool {
         !self.shared && !self.has_file
     }
 
-    /// Whether nobody but this process can change the mapping's memory: it is private, and its
-    /// pages come from no file. Huge pages without a name are such memory too: the kernel makes a
+    /// Whether only this process can change the mapping's memory: the mapping is private, and its
+    /// pages do not come from a file. Unnamed huge pages are such memory too: the kernel makes a
     /// file for them, on a file system of its own.
     pub fn is_own(&self) -> bool {
         let is_huge = || self.named_huge && mounts::has_huge_pages(self.file_system);
@@ -199,9 +199,9 @@ impl Mapping {
     }
 }
 
-/// Calls `each` for the mappings in ascending order until it returns false. The answer is false if
-/// the kernel has not shown them all until then. A mapping that is there from the call to its
-/// return is shown; one that comes or goes meanwhile may be shown or not.
+/// Calls `each` for the mappings in ascending order until it returns false. Returns false if the
+/// kernel has not shown all of them up to that point. A mapping that exists during the whole call
+/// is shown; one that appears or disappears meanwhile may be shown or not.
 #[must_use]
 pub fn each_mapping(mut each: impl FnMut(&Mapping) -> bool) -> bool {
     let mut understood = true;
@@ -227,8 +227,8 @@ pub fn name_at(addr: u64, each: &mut dyn FnMut(&[u8])) {
     });
 }
 
-/// Whether a file is mapped whose path has these words. No lookup of the linker: it would take
-/// locks, which a signal handler may have interrupted.
+/// Whether a file is mapped whose path has these words. Does not ask the linker: the caller may be
+/// a signal handler that interrupted the holder of the linker's locks.
 pub fn maps_file(words: &[u8]) -> bool {
     let mut found = false;
     let _ = each_line(c"/proc/thread-self/maps", |line| {
@@ -270,7 +270,8 @@ pub fn each_mapping_in(
     range: PageRange,
     mut each: impl FnMut(PageRange, bool),
 ) -> Result<(), Errno> {
-    // Each call opens the file anew: of a descriptor that is kept nobody knows whose it is later.
+    // Each call opens the file anew: the program may close a descriptor that stays open, and reuse
+    // its number.
     let file = File::open(c"/proc/thread-self/maps").ok_or_else(errno)?;
     let mut at = range.start;
     while at < range.end {
@@ -385,7 +386,7 @@ fn parse(line: &[u8]) -> Option<Mapping> {
 }
 
 /// The kind of the file system with these numbers, if this process has it mounted: `kind` is called
-/// with its name, and with the place where it is mounted, as mountinfo spells it.
+/// with its name and its mount point, as mountinfo spells it.
 pub fn file_system((major, minor): (u32, u32), kind: &mut dyn FnMut(&[u8], &[u8])) {
     let _ = each_line(c"/proc/thread-self/mountinfo", |line| {
         let mut words = line.split(|&byte| byte == b' ');
@@ -403,8 +404,8 @@ pub fn file_system((major, minor): (u32, u32), kind: &mut dyn FnMut(&[u8], &[u8]
     });
 }
 
-/// The kernel's name of huge pages that have none. Files on its file system have other names if a
-/// program made them: memfd_create(2) and shmget(2) put theirs before them.
+/// The kernel's name for unnamed huge pages. A file that a program made on the same file system has
+/// another name: memfd_create(2) and shmget(2) put a prefix before it.
 const HUGE_PAGES: &[u8] = b"/anon_hugepage (deleted)";
 
 fn field<'a>(line: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
@@ -431,8 +432,8 @@ fn hexadecimal(text: &[u8]) -> (u64, &[u8]) {
 }
 
 /// Calls `each` for the lines of a file, without their newlines, until it returns false. A line
-/// longer than the buffer is cut; only a path can make a line that long. The answer is false if the
-/// file cannot be read to its end, or until `each` returned false, and if it has no line at all.
+/// longer than the buffer is cut; only a path can make a line that long. Returns false if the file
+/// cannot be read to its end, or to the line at which `each` returned false, and if it has no line.
 #[must_use]
 pub fn each_line(path: &CStr, mut each: impl FnMut(&[u8]) -> bool) -> bool {
     each_line_of(path, &mut each)
@@ -582,7 +583,7 @@ mod tests {
         let huge = libc::MAP_HUGETLB | libc::MAP_HUGE_2MB | libc::MAP_NORESERVE;
         for (kind, is_own) in [(libc::MAP_PRIVATE, true), (libc::MAP_SHARED, false)] {
             let flags = kind | libc::MAP_ANONYMOUS | huge;
-            // Without reserved pages the call takes none.
+            // MAP_NORESERVE: the call takes no huge pages.
             // SAFETY: the call makes a new mapping and touches no other.
             let memory = unsafe { libc::mmap(none, LENGTH, libc::PROT_NONE, flags, -1, 0) };
             if memory == libc::MAP_FAILED {

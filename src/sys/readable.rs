@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Reading memory that may not be mapped: the stack of the program, as far as its own description
-//! says that it goes.
+//! Reading memory that may not be mapped: the program's stack, as far as its unwind information
+//! leads.
 
 use core::ptr::with_exposed_provenance;
 use errno::errno;
 use libc::{EINVAL, SYS_rt_sigprocmask, c_int, syscall};
 
-/// The smallest page of any kernel: what is readable at one address is readable on this much
-/// around it.
+/// The smallest page of any kernel: if one address is readable, so is the whole aligned block of
+/// this size around it.
 const PAGE: u64 = 4096;
 
 /// Reads words, and asks the kernel about each page that it has not just read from.
@@ -47,13 +47,13 @@ impl Reader {
             self.page = page;
         }
         // SAFETY: the page is readable. It is memory of this thread's own stack, so no other thread
-        // unmaps it meanwhile; volatile, since the program knows nothing of this read.
+        // unmaps it meanwhile. The read is volatile, since the program knows nothing of it.
         Some(unsafe { with_exposed_provenance::<u64>(address as usize).read_volatile() })
     }
 }
 
 /// Whether the eight bytes at an address are readable. The kernel copies a signal mask from there,
-/// and then refuses to use it, since there is no way -1 of using one. Changes errno.
+/// and then refuses the call, since there is no operation -1. Changes errno.
 #[cold]
 fn is_readable(address: u64) -> bool {
     const NO_WAY: c_int = -1;

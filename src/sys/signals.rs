@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The signals that the calling thread blocks, by the system call: the C library's functions leave
-//! out two signals of its own.
+//! out two signals that it uses itself.
 
 use core::ffi::c_int;
 
@@ -47,7 +47,7 @@ pub fn pending() -> Signals {
     pending
 }
 
-/// Takes a signal of this set that waits, so that nothing comes of it. The thread blocks it.
+/// Consumes a pending signal of this set, so that it has no effect. The thread must block the set.
 pub fn take(set: Signals) {
     let size = size_of::<Signals>();
     // SAFETY: zeros are a time of 0.

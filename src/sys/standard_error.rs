@@ -11,12 +11,13 @@ use super::descriptor;
 use core::sync::atomic::{AtomicU64, Ordering::*};
 use errno::{Errno, errno, set_errno};
 
-/// The device and the inode of standard error at the start: zeros if it was closed, and no file's
+/// The device and the inode of standard error at the start: zeros if it was closed, [`UNSEEN`]
 /// before the library has looked.
 static AT_START: [AtomicU64; 2] = [const { AtomicU64::new(UNSEEN) }; 2];
 const UNSEEN: u64 = u64::MAX;
 
-/// Notes what standard error is. Called when the library is loaded, before any other thread runs.
+/// Records the file of standard error. Called when the library is loaded, before any other thread
+/// runs.
 pub fn remember() {
     let (device, inode) = descriptor::identity(libc::STDERR_FILENO).unwrap_or((0, 0));
     AT_START[0].store(device, Relaxed);
@@ -53,10 +54,10 @@ pub fn is_terminal() -> bool {
     !failed
 }
 
-/// How many descriptors are looked at for another one of the same file.
+/// The number of descriptors that are searched for another one of the same file.
 const OTHERS: i32 = 64;
 
-/// Whether descriptor 2 is closed, or a file that is no standard error.
+/// Whether descriptor 2 is closed, or is a file other than standard error.
 fn is_the_programs_own() -> bool {
     let Ok(now) = descriptor::identity(libc::STDERR_FILENO) else {
         return true;
@@ -66,7 +67,7 @@ fn is_the_programs_own() -> bool {
         return false;
     }
     let flags = descriptor::flags(libc::STDERR_FILENO);
-    // The two ends of a pipe are one file, with other flags.
+    // The two ends of a pipe are one file, with different flags.
     let same = |fd| descriptor::identity(fd) == Ok(now) && descriptor::flags(fd) == flags;
     let on_purpose = flags & libc::O_APPEND != 0
         || is_terminal()

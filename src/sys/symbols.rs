@@ -11,7 +11,7 @@ use core::num::NonZeroUsize;
 use core::ptr::with_exposed_provenance;
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// Where to look for a symbol.
+/// The libraries in which a symbol is looked up.
 #[derive(Clone, Copy)]
 pub enum Scope {
     /// The libraries that were loaded after this one.
@@ -50,7 +50,7 @@ pub enum Load {
 }
 
 impl Library {
-    /// The library with that file name. From now on nobody can unload it.
+    /// The library with that file name. From now on it cannot be unloaded.
     pub fn keep(file: &CStr, load: Load) -> Option<Library> {
         let only_loaded = match load {
             Load::IfNeeded => 0,
@@ -59,7 +59,7 @@ impl Library {
         Library::open(file, libc::RTLD_NODELETE | only_loaded)
     }
 
-    /// The library that has the code at this address. From now on nobody can unload it.
+    /// The library that has the code at this address. From now on it cannot be unloaded.
     pub fn with_code(address: NonZeroUsize) -> Option<Library> {
         let mut found = core::mem::MaybeUninit::<libc::Dl_info>::zeroed();
         let address = core::ptr::without_provenance(address.get());
@@ -80,7 +80,7 @@ impl Library {
     /// [`Scope::Program`] is the order in which this library's own references are bound, which
     /// begins with this library if RTLD_DEEPBIND loaded it.
     pub fn program() -> Option<Library> {
-        // SAFETY: no name stands for the program, which is always loaded.
+        // SAFETY: NULL stands for the program, which is always loaded.
         let program = unsafe { libc::dlopen(core::ptr::null(), libc::RTLD_LAZY) };
         (!program.is_null()).then_some(Library(program))
     }

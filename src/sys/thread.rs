@@ -33,8 +33,8 @@ thread_local! {
     };
 }
 
-/// Held while this thread holds a lock of the library. A signal handler that interrupts the
-/// thread and calls us would wait forever for the thread's own lock; it finds [`is_inside`] true
+/// Held while this thread holds a lock of the library. A signal handler that interrupts the thread
+/// and calls the library would wait forever for the thread's own lock; it finds [`is_inside`] true
 /// and forwards the call.
 pub struct Inside(());
 
@@ -131,7 +131,7 @@ pub fn own_stack() -> Option<Range<usize>> {
     }
     // SAFETY: the attributes were made above.
     let failed = unsafe { libc::pthread_attr_getstack(attributes.as_ptr(), &mut start, &mut size) };
-    // SAFETY: they are used no more.
+    // SAFETY: the attributes are not used again.
     unsafe { libc::pthread_attr_destroy(attributes.as_mut_ptr()) };
     (failed == 0).then(|| start.addr()..start.addr() + size)
 }
@@ -139,7 +139,7 @@ pub fn own_stack() -> Option<Range<usize>> {
 /// Whether there is a task with this number, of this process or of another. Leaves errno.
 pub fn exists(id: u32) -> bool {
     let before = errno::errno();
-    // SAFETY: signal 0 is none: the kernel only looks for the task.
+    // SAFETY: signal 0 is not sent: the kernel only looks for the task.
     let found = unsafe { libc::syscall(libc::SYS_tkill, id, 0) } == 0;
     let gone = !found && errno::errno().0 == libc::ESRCH;
     errno::set_errno(before);

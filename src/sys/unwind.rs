@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! From a function to its caller: the step that the code's own description of its frames gives
-//! (`.eh_frame`, `cfi.rs`), or the chain of frame pointers where there is none.
+//! Unwinds a frame: by the description of frames in the code's file (`.eh_frame`, `cfi.rs`), or by
+//! the chain of frame pointers if there is no description.
 //!
-//! Not libgcc's unwinder: that one trusts what it reads, may take locks, and decodes the
-//! description of a function at each step. A [`Rule`] depends on the address alone, so a caller
-//! can keep it; with known rules a step is three loads. Only x86-64 is known here.
+//! libgcc's unwinder does not serve: it trusts what it reads, may take locks, and decodes the
+//! description of a function at each step. A [`Rule`] depends on the address alone, so a caller can
+//! store it; with known rules a step is three loads. Only x86-64 is supported.
 
 mod cfi;
 mod rule;
@@ -29,7 +29,7 @@ pub struct Registers {
 }
 
 impl Registers {
-    /// Those of the function that calls this.
+    /// The registers of the function that calls this one.
     #[inline(always)]
     pub fn here() -> Registers {
         #[allow(unused_mut, reason = "assembly sets them")]
@@ -69,8 +69,8 @@ impl Registers {
         self.code().wrapping_add(1)
     }
 
-    /// Those of the caller. `None` at the outermost frame, and where the way out is not known.
-    /// `is_code` says whether an address is of a known file's code.
+    /// The registers of the caller. `None` at the outermost frame, and if the frame cannot be
+    /// unwound. `is_code` says whether an address is of a known file's code.
     #[inline(always)]
     pub fn step(
         self,
@@ -79,7 +79,7 @@ impl Registers {
         is_code: impl Fn(u64) -> bool,
     ) -> Option<Registers> {
         let way = rule.way();
-        // Nearly all.
+        // Nearly all frames.
         let end = if way == way::BY_SP {
             self.sp.wrapping_add(rule.end())
         } else {
@@ -91,7 +91,7 @@ impl Registers {
                 _ => return None,
             }
         };
-        // Frames lie above those that they have called.
+        // A caller's frame lies above its callee's.
         if end <= self.sp {
             return None;
         }
@@ -127,8 +127,9 @@ impl Registers {
         })
     }
 
-    /// The frame pointer leads to the caller's and to the return address. Code that another stack
-    /// called, as Go does, leads there once; after that the chain must go up.
+    /// The frame pointer points to the caller's frame pointer, with the return address behind it.
+    /// If another stack made the call, as in Go, the chain leads to that stack once; after that it
+    /// must go up.
     #[cold]
     fn follow_pointers(
         self,
@@ -151,7 +152,7 @@ impl Registers {
     }
 }
 
-/// The code of a loaded file, and where its frames are described.
+/// The code of a loaded file, and the description of its frames.
 pub struct FileCode {
     /// Its instructions.
     code: Vec<Range<u64>>,
@@ -160,7 +161,7 @@ pub struct FileCode {
 }
 
 impl FileCode {
-    /// What the linker says of a file.
+    /// The code of a file that the linker has loaded.
     pub fn of(file: &LoadedFile) -> FileCode {
         let table = file.parts(libc::PT_GNU_EH_FRAME, libc::PF_R).next();
         let around = |table: Range<u64>| {

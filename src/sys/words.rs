@@ -4,8 +4,8 @@
 use core::fmt;
 use errno::Errno;
 
-/// What an errno means. `Errno` itself asks the C library, whose words are those of the thread's
-/// locale: a thread of ours, which has no thread-local storage, dies of it.
+/// An errno in words. `Errno` itself asks the C library, which looks up the thread's locale: a
+/// helper thread, which has no thread-local storage, would crash there.
 pub struct InWords(pub Errno);
 
 impl fmt::Display for InWords {

@@ -27,7 +27,7 @@ pub struct Block {
     /// Room for what precedes the records in the file: the header, and the numbers of their stacks.
     front: [u8; FRONT],
     calls: [Call; RECORDS],
-    /// The number of records. Not part of the file, as nothing of what follows.
+    /// The number of records. This field and those below are not part of the file.
     count: usize,
     /// The stack of each record, and whether one has any.
     stacks: [u32; RECORDS],
@@ -50,8 +50,8 @@ impl Block {
         now.saturating_sub(self.written) >= OLD
     }
 
-    /// The header, which gets its lengths, and the records, as the file has them. The numbers of
-    /// stacks lengthen the header, so that a reader of an earlier release skips them.
+    /// The header, whose lengths this function sets, and the records, as the file has them. The
+    /// numbers of stacks lengthen the header, so that a reader of an earlier release skips them.
     pub fn bytes(&mut self, header: &mut Header) -> &[u8] {
         let stacks = if self.has_stacks { self.count } else { 0 };
         let before = size_of::<Header>() + stacks * size_of::<u32>();

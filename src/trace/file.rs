@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The file of the trace. Each block opens it anew: the program may close a descriptor that the
-//! library keeps, and its number may then name another file. It must be the file of the first block,
-//! also in a forked child: whoever can write in the directory could put another in its place. Each
-//! block is one write() to the end, so that the blocks of several processes do not mix.
+//! The file of the trace. The library opens it anew for each block: the program may close a
+//! descriptor that the library holds open, and its number may then name another file. The file must
+//! be that of the first block, also in a forked child: another user who can write to the directory
+//! could replace it. Each block is one write() to the end, so that the blocks of several processes
+//! do not mix.
 
 use super::buffers::Block;
 use super::{modules, place};
@@ -47,7 +48,7 @@ const NOT_STARTED: u32 = 0;
 const STARTING: u32 = 1;
 const STARTED: u32 = 2;
 
-/// The file of that name: a forked child that shares the name has its parent's.
+/// The file of that name: a forked child with the same name uses its parent's.
 fn shared(path: &CStr) -> &'static First {
     static OLDEST: OnceBox<(CString, First)> = OnceBox::new();
     let oldest = OLDEST.get_or_init(|| Box::new((path.to_owned(), First::new())));
@@ -109,7 +110,7 @@ impl File {
         if mine.is_err() {
             return false;
         }
-        // std::fs ends a cancelled thread.
+        // std::fs makes calls that are cancellation points.
         let _uncancelled = thread::uncancelled();
         let start = [
             clock::monotonic(),
@@ -150,7 +151,8 @@ impl File {
         if self.write(block.bytes(&mut header), config().trace_limit) {
             self.written.fetch_add(calls, Relaxed);
         } else if self.full.load(Relaxed) {
-            // The block that does not fit has taken a number: an empty one has it.
+            // The block that does not fit has used a sequence number, so an empty block takes that
+            // number.
             self.left_out.fetch_add(calls, Relaxed);
             header.header = size_of::<Header>() as u32;
             header.length = 0;
@@ -168,7 +170,7 @@ impl File {
         self.full.load(Relaxed)
     }
 
-    /// Writes where code is, if that has changed.
+    /// Writes the addresses of code, if they have changed.
     pub fn modules(&self) {
         let loaded = modules::loaded();
         if self.loaded.swap(loaded, AcqRel) != loaded {
@@ -220,11 +222,11 @@ impl File {
         let Some(path) = &self.path else {
             return false;
         };
-        // After an incomplete block a reader could read nothing more.
+        // A reader cannot read past an incomplete block.
         if self.failed.load(Relaxed) {
             return false;
         }
-        // The file has addresses of the program, and keys.
+        // The file contains addresses of the program, and keys.
         let manner = Manner {
             mode: 0o600,
             limit,

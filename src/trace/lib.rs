@@ -33,7 +33,7 @@ pub fn turn_on() {
     ON.store(RECORD, Relaxed);
 }
 
-/// Whether this process may have to record its calls: [`begin`] knows.
+/// Whether this process may have to record its calls: [`begin`] decides.
 #[inline(always)]
 pub fn is_on() -> bool {
     ON.load(Relaxed) != OFF

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The addresses of code in this process, from which a reader later tells a caller's place in a
-//! file, and the stacks (`stacks.rs`) the way out of a function.
+//! The addresses of code in this process. A reader later finds a caller's place in a file by them,
+//! and `stacks.rs` the way to unwind a frame.
 
 use super::python::Python;
 use core::fmt::Write;

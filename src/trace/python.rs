@@ -3,9 +3,10 @@
 //! writes them, which its module faulthandler uses.
 //!
 //! The dump takes no lock, the interpreter's (the GIL) included, and allocates nothing. So it also
-//! serves a thread that has released the GIL: only the thread itself changes its frames. CPython 3.6
-//! to 3.8, 3.11 and 3.12 export it, and later than 3.14 under another name; 3.9, 3.10, 3.13 and
-//! 3.14 keep it to themselves. It writes to a descriptor, some ten times for each frame.
+//! serves a thread that has released the GIL: only the thread itself changes its frames. CPython
+//! 3.6 to 3.8, 3.11 and 3.12 export the function, and versions after 3.14 do so under another name;
+//! 3.9, 3.10, 3.13 and 3.14 do not export it. It makes some ten writes to a descriptor for each
+//! frame.
 
 use core::ffi::{CStr, c_int};
 use core::fmt::Write;
@@ -18,7 +19,7 @@ use rdmamr_sys::thread;
 
 /// The most frames; the outermost are left out.
 const MOST: usize = 32;
-/// As much of the text is read: with usual names more than that many frames.
+/// The bytes of the text that are read: with usual names they hold more than `MOST` frames.
 const TEXT: usize = 16 << 10;
 
 /// The interpreter of this process.
@@ -44,7 +45,8 @@ unsafe fn function<F: Copy>(names: &[&CStr]) -> Option<F> {
 }
 
 impl Python {
-    /// Looks for the interpreter. Not where a fork or an interposed memory call can reach.
+    /// Looks for the interpreter. A path from a fork or an interposed memory call must not lead
+    /// here.
     pub fn find() -> Option<Python> {
         // SAFETY: it takes nothing and returns a pointer, here a number.
         let this_thread = unsafe { function(&[c"PyGILState_GetThisThreadState"]) }?;
@@ -82,7 +84,7 @@ impl Python {
     }
 }
 
-/// A thread of which the interpreter knows: the calling one.
+/// The calling thread, which the interpreter knows.
 pub struct Thread<'a> {
     of: &'a Python,
     state: NonZeroUsize,
@@ -92,8 +94,9 @@ impl Thread<'_> {
     /// The frames, the innermost first, as lines of the trace: `LINE FUNCTION PATH`. Empty if
     /// there is no descriptor left.
     ///
-    /// The pipe exists for this call alone, as the descriptor of `sys/append.rs`: a program may close
-    /// what the library keeps. It does not block: CPython leaves out what finds it full.
+    /// The pipe exists for this call alone, like the descriptor of `sys/append.rs`: a program may
+    /// close a descriptor that the library holds open. The pipe does not block: CPython omits text
+    /// that finds it full.
     pub fn lines(&self) -> String {
         let mut lines = String::new();
         let mut pipe: [c_int; 2] = [-1; 2];
@@ -105,7 +108,7 @@ impl Thread<'_> {
         let [from, to] = pipe;
         let mut text = vec![0; TEXT];
         {
-            // write(2), by which the dump writes, is a point of cancellation.
+            // write(2), by which the dump writes, is a cancellation point.
             let _uncancelled = thread::uncancelled();
             // SAFETY: the state is this thread's, so no other thread ends it, and the interpreter is
             // not ending. The descriptor was just opened here.
@@ -116,10 +119,11 @@ impl Thread<'_> {
         // SAFETY: the buffer has room for as many bytes.
         let length = unsafe { syscall(libc::SYS_read, from, text.as_mut_ptr(), TEXT) };
         for fd in pipe {
-            // SAFETY: this function opened it, and nobody else knows of it.
+            // SAFETY: this function opened it, and no other code uses it.
             unsafe { syscall(libc::SYS_close, fd) };
         }
-        // Half of the pipe: no write of at most 500 bytes has found it full before that.
+        // Only half of the pipe is used: up to there no write of at most 500 bytes has found it
+        // full.
         let whole = length.min(room / 2).max(0) as usize;
         let Ok(text) = core::str::from_utf8(&text[..whole]) else {
             return lines;
@@ -146,7 +150,7 @@ impl Frame<'_> {
     /// Reads `  File "PATH", line LINE in FUNCTION`; the line is `???` if there is none.
     fn parse(text: &str) -> Option<Frame<'_>> {
         let text = text.strip_prefix("  File \"")?;
-        // The last: a path may have a quote.
+        // The last quote, because a path may contain one.
         let quote = text.rfind('"')?;
         let (line, function) = text[quote..].strip_prefix("\", line ")?.split_once(' ')?;
         let (path, function) = (&text[..quote], function.strip_prefix("in ")?);
@@ -166,8 +170,8 @@ impl Frame<'_> {
     }
 }
 
-/// Adds a name of the dump: characters beyond ASCII are `\xNN`, `\uNNNN` or `\UNNNNNNNN` there. It
-/// has another character for blanks, and no end of a line.
+/// Adds a name of the dump, in which characters beyond ASCII are `\xNN`, `\uNNNN` or `\UNNNNNNNN`.
+/// In the result each space is `blank`, and a line break is `?`.
 fn unescape(name: &str, blank: char, into: &mut String) {
     let mut rest = name;
     while let Some(c) = rest.chars().next() {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What a process records into: its buffers, its file and its stacks, and whether it records.
+//! The recording of a process: its buffers, its file, its stacks, and whether it records.
 
 use super::buffers::TraceBuffers;
 use super::file::File;

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The call stacks of the trace: who called the caller. A stack is walked at each call, and written
-//! to the file once, under the number that the record then names.
+//! The call stacks of the trace: the frames beyond the caller. A stack is walked at each call, and
+//! written to the file once, under the number that the record then names.
 //!
-//! What costs much is done once for each address of code, and each stack: to learn from the file
-//! how to leave the frame (`sys/unwind.rs`), and to write the stack down. That work, and the rest of
-//! a walk over many pages, has a budget, so that the mean cost of a call stays below 1 us: a process
-//! may spend [`AT_START`], and then [`PER_CALL`] for each call in the file. A program that calls
-//! seldom may spend a [`PART`] of its time besides: 200 calls of pyverbs, each of another stack, paid
-//! for one stack otherwise. A call that would need more has no stack. Python's frames (`python.rs`)
-//! cost that much at each call, so a program in Python that registers without pause has stacks for a
-//! part of its calls.
+//! Expensive work is done once for each address of code and once for each stack: learning from the
+//! file how to unwind the frame (`sys/unwind.rs`), and writing the stack. This work, and the rest
+//! of a walk over many pages, has a budget, so that the mean cost of a call stays below 1 us: a
+//! process may spend [`AT_START`], and then [`PER_CALL`] for each call in the file. A program that
+//! calls seldom may spend a [`PART`] of its time in addition: otherwise 200 calls of pyverbs, each
+//! with another stack, paid for one stack. A call that would need more has no stack. Python's
+//! frames (`python.rs`) cost as much at each call, so a program in Python that registers without
+//! pause has stacks for a part of its calls.
 //!
 //! The walk takes no lock, allocates nothing, and calls nothing but the kernel. Learning asks the
 //! linker, as writing a block does; a child of a fork has its parent's list of files (`modules.rs`).
@@ -28,14 +28,15 @@ use std::alloc::{Layout, alloc_zeroed};
 /// for each call that it has recorded.
 const AT_START: u64 = 5_000_000;
 const PER_CALL: u64 = 150;
-/// And of the time since its first call: 1 %.
+/// In addition, this part of the time since its first call: 1 %.
 const PART: u64 = 100;
 
 /// The most frames of a stack. The outermost are left out.
 const MOST: usize = 64;
 /// More frames than the library itself has between an exported function and this module.
 const OWN: usize = 24;
-/// On how many pages of a stack the walk is not counted as spending: each costs a system call.
+/// The number of pages of a stack whose walk does not count as spending: each page costs a system
+/// call.
 const PAGES: u32 = 4;
 /// How many addresses of code are known at once, and how many stacks a trace can have, as powers of
 /// two; how many places an entry may have.
@@ -56,11 +57,11 @@ const ADDRESS_BITS: u32 = 48;
 /// All zeros are empty tables.
 struct Tables {
     rules: [KnownRule; 1 << RULES],
-    /// By its number less 1 the fingerprint of a stack, or 0.
+    /// The fingerprint of stack number n, or 0, at index n - 1.
     stacks: [AtomicU64; 1 << STACKS],
 }
 
-/// What a process knows of its stacks.
+/// The stacks of a process that are known.
 pub struct Stacks {
     tables: Box<Tables>,
     /// The processor time in ns spent so far.
@@ -69,7 +70,7 @@ pub struct Stacks {
     began: u64,
 }
 
-/// A number that two different stacks hardly have in common.
+/// A number that two different stacks are unlikely to share.
 struct Fingerprint(u64);
 
 impl Fingerprint {
@@ -99,7 +100,7 @@ struct Spending<'a> {
 }
 
 impl Spending<'_> {
-    /// Whether there is some left.
+    /// Whether any of the budget is left.
     #[cold]
     fn begin(&mut self) -> bool {
         if self.began.is_some() {
@@ -115,7 +116,7 @@ impl Spending<'_> {
         some_left
     }
 
-    /// Finds out how to leave the frame of code that is not known yet.
+    /// Finds out how to unwind a frame whose code is not known yet.
     #[cold]
     fn learn(&mut self, code: u64) -> Option<Rule> {
         if !self.begin() {
@@ -123,7 +124,7 @@ impl Spending<'_> {
         }
         let list = modules::current();
         let rule = match list.file(code) {
-            // Without an understandable description the stack ends here.
+            // Without a description that can be parsed, the stack ends here.
             Some(file) => file.rule(code).unwrap_or(Rule::END),
             None => Rule::POINTERS,
         };
@@ -142,7 +143,7 @@ impl Drop for Spending<'_> {
     }
 }
 
-/// The key of [`KnownRule`]. `None` for what is no address of a program.
+/// The key of [`KnownRule`]. `None` if `code` is not an address of a program.
 #[inline(always)]
 fn key(code: u64, list: u64) -> Option<u64> {
     (code >> ADDRESS_BITS == 0).then_some(code | list << ADDRESS_BITS)
@@ -179,7 +180,7 @@ impl Stacks {
         None
     }
 
-    /// Keeps a rule, in the place of one of earlier files, or else of any other.
+    /// Stores a rule, in the place of a rule for earlier files, or else of any other.
     fn keep(&self, code: u64, list: u64, rule: Rule) {
         let Some(key) = key(code, list) else {
             return;
@@ -343,8 +344,8 @@ impl Walked {
         self.addresses.get(..self.frames).unwrap_or_default()
     }
 
-    /// This thread as the interpreter knows it, if its frames can be read: a signal may have
-    /// interrupted it while it changed them.
+    /// The interpreter's state of this thread. `None` if a signal interrupted the thread: it may
+    /// have been changing its frames.
     #[inline(always)]
     fn python(&self) -> Option<super::python::Thread<'static>> {
         let list = modules::last().filter(|_| !self.interrupted)?;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Recording that is switched while the program runs, `rdmamr trace --pid`: another process of the
-//! user puts a request into the live page, and the next call of the program follows it. No signal
-//! and no thread is needed, and a hit looks at nothing that it did not look at before.
+//! user puts a request into the live page, and the next call of the program follows it. This needs
+//! no signal and no thread, and a hit reads nothing that it did not read before.
 
 use super::file::File;
 use super::recording::{LOOK, OFF, ON, RECORD, TRACE, Trace, WANTED, exiting};
@@ -12,11 +12,11 @@ use rdmamr_stats as stats;
 use rdmamr_sys::clock;
 use std::ffi::CString;
 
-/// What [`TraceSwitch::state`] may be.
+/// A value of [`TraceSwitch::state`].
 const NOT_POSSIBLE: u32 = 2;
 
-/// Has the next call look at the request, if there is one. Registrations that have the kernel at
-/// work call it, and the cache's cleaner, which has no thread-local variables.
+/// Has the next call look at the request, if there is one. Callers are the registrations that enter
+/// the kernel, and the cache's cleaner, which has no thread-local variables.
 #[inline]
 pub fn look() {
     if stats::existing().is_some_and(|counters| has_request(counters.trace_switch())) {
@@ -54,8 +54,8 @@ pub(super) fn follow() {
     set_errno(errno);
 }
 
-/// Begins a trace in the file that the request names. What was recorded before stays in its file.
-/// The memory of that recording is not freed: a thread may be writing there.
+/// Begins a trace in the file that the request names. Earlier records stay in their file. The
+/// memory of that recording is not freed: a thread may be writing there.
 fn start(switch: &TraceSwitch) -> u32 {
     let bytes = switch.path.iter().map(|byte| byte.load(Relaxed));
     let path: Vec<u8> = bytes.take_while(|&byte| byte != 0).collect();
@@ -65,7 +65,8 @@ fn start(switch: &TraceSwitch) -> u32 {
     };
     exiting();
     let trace = Trace::into(File::at(path));
-    // The cache's threads may record from now on: what identifies the process must stand first.
+    // The cache's threads may record from now on, so the block that identifies the process comes
+    // first.
     if !trace.file.is_started() || trace.file.has_failed() {
         return NOT_POSSIBLE;
     }
@@ -74,7 +75,7 @@ fn start(switch: &TraceSwitch) -> u32 {
     1
 }
 
-/// Writes what is recorded. A record that another thread adds meanwhile is written at the exit.
+/// Writes the recorded calls. A record that another thread adds meanwhile is written at the exit.
 fn stop() -> u32 {
     WANTED.store(false, Relaxed);
     if let Some(trace) = TRACE.get()

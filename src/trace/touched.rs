@@ -2,8 +2,8 @@
 //! The memory that the program has registered so far, roughly: which changes of memory may matter
 //! to a cache. A change that touches none of it is not recorded, nor one that repeats another.
 //!
-//! A bit stands for 64 KiB of addresses; addresses 4 GiB apart share their bits, so the filter may
-//! say yes too often, never no.
+//! A bit stands for 64 KiB of addresses. Addresses 4 GiB apart share their bits, so the filter has
+//! false positives, but no false negatives.
 
 use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -53,7 +53,7 @@ impl Touched {
             found | (self.0[word].load(Relaxed) & mask != 0)
         });
         if found {
-            // What lies beside the change in a granule may still be registered.
+            // Memory beside the change in the same granule may still be registered.
             let size = 1 << GRANULE;
             let first = addr.saturating_add(size - 1) >> GRANULE;
             for (word, mask) in Self::words(first..end.saturating_add(1) >> GRANULE) {

@@ -38,8 +38,8 @@ impl<const N: usize> Bundle<N> {
         }
     }
 
-    /// Adds input of at most eight bytes. The kernel takes it from the attribute itself: the kernel
-    /// would take a pointer there for the bytes.
+    /// Adds input of at most eight bytes. The kernel reads it from the attribute itself, and would
+    /// take a pointer there for the data.
     pub const fn inline(&mut self, id: u16, len: u16, data: u64) {
         assert!(len <= 8);
         self.push(id, len, data);

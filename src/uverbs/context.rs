@@ -63,7 +63,7 @@ impl Facts {
         DRIVERS.get((self.bits() & Facts::ROW.bits()) as usize)
     }
 
-    /// Why rdma-core registers memory on this device; `None` if we do.
+    /// Why rdma-core registers memory on this device; `None` if this library does.
     pub fn why_forwarded(self) -> Option<&'static str> {
         match self.driver() {
             Some(driver) => (driver.way == Way::Forward).then_some(driver.why),
@@ -85,7 +85,6 @@ impl KnownFacts {
         KnownFacts(AtomicU32::new(0))
     }
 
-    /// The facts.
     #[inline(always)]
     pub fn get(&self) -> Facts {
         Facts::from_bits_retain(self.0.load(Relaxed))
@@ -96,7 +95,6 @@ impl KnownFacts {
         self.0.store(facts.bits(), Relaxed);
     }
 
-    /// Adds facts.
     pub fn add(&self, facts: Facts) {
         self.0.fetch_or(facts.bits(), Relaxed);
     }
@@ -163,7 +161,7 @@ pub fn most(kernel: &impl Kernel, fd: i32, facts: Facts) -> Result<Most, Errno> 
 }
 
 /// Whether the facts still hold for that file. They do not if a program closed the device without
-/// calling us and opened another whose context got the same address.
+/// calling this library and opened another whose context got the same address.
 pub fn still_holds(kernel: &impl Kernel, fd: i32, facts: Facts) -> bool {
     facts
         .driver()
@@ -260,7 +258,7 @@ mod tests {
         let no_ioctl = Scripted::new(|_| Err(Errno(libc::ENOTTY)));
         assert_eq!(identify(&no_ioctl, 3), Ok(Facts::NO_IOCTL));
         assert_eq!(identify(&no_ioctl, -1), Ok(Facts::NO_KERNEL_FILE));
-        // Descriptor 0 is one.
+        // Descriptor 0 is valid.
         assert_eq!(identify(&no_ioctl, 0), Ok(Facts::NO_IOCTL));
         for (facts, words) in [
             (Facts::UNKNOWN_DRIVER, "no driver"),
@@ -268,7 +266,7 @@ mod tests {
             (Facts::NO_KERNEL_FILE, "no kernel file"),
         ] {
             assert!(facts.driver().is_none());
-            // What else is known of the device does not change the reason.
+            // Other facts about the device do not change the reason.
             for facts in [facts, facts | Facts::OPTIONAL_ACCESS] {
                 let why = facts.why_forwarded().unwrap();
                 assert!(why.contains(words), "{why}");

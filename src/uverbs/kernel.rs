@@ -106,7 +106,8 @@ impl Kernel for Uverbs {
     unsafe fn write(&self, fd: i32, command: &[u8]) -> Result<(), Errno> {
         const DISABLE: c_int = 1;
         let mut cancelled = 0;
-        // write(2) is where a cancelled thread ends, and would unwind this library's frames.
+        // write(2) is a cancellation point, at which a cancelled thread would unwind this library's
+        // frames.
         // SAFETY: the integer is writable.
         unsafe { pthread_setcancelstate(DISABLE, &mut cancelled) };
         // SAFETY: the slice is readable, and its address is valid by the contract of

@@ -15,7 +15,7 @@ use rdmamr_abi::uapi::*;
 pub struct Registration {
     pub start: u64,
     pub length: u64,
-    /// The address at which peers reach `start`.
+    /// The address at which remote peers reach `start`.
     pub hca_va: u64,
     pub pd_handle: u32,
     pub access: u32,
@@ -83,7 +83,7 @@ pub fn register(
     Ok(answer.core)
 }
 
-/// Deregisters a region. Remembers what this tells of the kernel.
+/// Deregisters a region. Records in `known` if the kernel has no ioctl for this.
 #[inline(always)]
 pub fn deregister(
     kernel: &impl Kernel,
@@ -292,7 +292,7 @@ mod tests {
         }
     }
 
-    /// A kernel that lies: any errno, any bytes where an answer goes, attributes that are changed.
+    /// A kernel that lies: any errno, any bytes in an answer, changed attributes.
     #[test]
     fn fuzz_kernel_replies() {
         use crate::context::most;
@@ -338,7 +338,7 @@ mod tests {
                 let Ok(facts) = identify(&kernel, 3) else {
                     return;
                 };
-                // What a device is said to be stays one of the known things.
+                // Whatever the kernel answers, the device has a known driver or a known reason.
                 assert!(facts.driver().is_some() || facts.why_forwarded().is_some());
                 let registered = register(&kernel, 3, facts, &REGISTRATION);
                 assert!(facts.driver().is_some() || registered.is_err());

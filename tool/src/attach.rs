@@ -44,7 +44,7 @@ pub struct Args {
     off: bool,
 }
 
-/// How long the process may take to answer before that is said.
+/// The time without an answer after which the user is told that the process has not answered.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
@@ -59,7 +59,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         bail!("{}", why_not(args.pid));
     };
     let handler = interrupt as extern "C" fn(i32);
-    // SAFETY: the handler stores to an atomic, and no more.
+    // SAFETY: the handler only stores to an atomic.
     unsafe { libc::signal(libc::SIGINT, handler as libc::sighandler_t) };
     if args.off {
         request(&found, None)?;
@@ -70,7 +70,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let file = std::path::absolute(file)?;
     create(&file, &found).with_context(|| file.display().to_string())?;
     if !request(&found, Some(&file))? {
-        // Nobody has answered: the request is invalidated.
+        // The process has not answered: this request cancels the one above.
         request(&found, None)?;
         return Ok(ExitCode::from(1));
     }
@@ -97,7 +97,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Why a process cannot be asked, with what shows its registrations all the same.
+/// Why a process cannot be asked, and a command that shows its registrations all the same.
 fn why_not(pid: u32) -> String {
     if !Path::new(&format!("/proc/{pid}")).exists() {
         return format!("there is no process {pid}");

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `rdmamr bench`: the cost of a registration on a device, by size and by library.
 //!
-//! Each kind of registration has a process of its own: where the library is loaded, libibverbs' own
+//! Each kind of registration has a process of its own: if the library is loaded, libibverbs' own
 //! calls reach it too. The processes take turns, so that other load on the machine affects all of
 //! them.
 
@@ -29,7 +29,7 @@ use std::process::ExitCode;
 use worker::{Kind, Turn, Worker};
 
 /// Measures for a parent that has started this process by a hidden command, absent from help and
-/// completions. `None`: no parent has.
+/// completions. `None` if there is no such parent.
 pub fn as_worker() -> Option<anyhow::Result<()>> {
     let words: Vec<_> = env::args_os().skip(1).collect();
     let words: Option<Vec<_>> = words.iter().map(|word| word.to_str()).collect();
@@ -116,7 +116,7 @@ fn measure(
         match worker.turn(bytes, 3)? {
             Ok(turn) => pairs.push((TURN / turn.pair).clamp(1.0, MOST_PAIRS) as u32),
             Err(why) => {
-                // The library's reason is in words.
+                // The library gives the reason in words.
                 if error.is_none() || worker.kind == Kind::Plain {
                     error = Some(format!("{}: {why}", name(worker.kind)));
                 }

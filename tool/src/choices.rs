@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The names of choices, as they stand on the command line.
+//! The names of choices, as the command line spells them.
 
 use clap::ValueEnum;
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `rdmamr explain`: the causes of an errno in the order in which to look at them, and what the
-//! doctor says of each. The words are those of docs/troubleshooting.md: a rule stands in one place.
+//! `rdmamr explain`: the causes of an errno in the order in which to look at them, and the doctor's
+//! finding about each. The words are those of docs/troubleshooting.md, so that each rule stands in
+//! one place.
 
 use crate::doctor;
 use crate::doctor::check::Check;
@@ -30,7 +31,7 @@ pub struct Args {
 
 type Checks = &'static [fn() -> Check];
 
-/// The errnos that have a section, with what the doctor looks at for each.
+/// The errnos that have a section, with the doctor's checks for each.
 #[rustfmt::skip]
 const SECTIONS: &[(&str, i32, Checks)] = &[
     ("ENOMEM", libc::ENOMEM, &[doctor::container, doctor::memlock, doctor::cgroup, doctor::mappings]),
@@ -150,7 +151,8 @@ fn cells(row: &str) -> Vec<String> {
     row.split(" | ").map(|cell| plain(cell.trim())).collect()
 }
 
-/// Without the marks of Markdown: backquotes, the targets of links, and the ends of its lines.
+/// The text without the marks of Markdown: backquotes, the targets of links, and the ends of its
+/// lines.
 fn plain(text: &str) -> String {
     let mut plain = String::new();
     let mut rest = text;

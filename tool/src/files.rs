@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Small files of proc(5) and sysfs(5), and what the kernel says of itself in them.
+//! Small files of proc(5) and sysfs(5), and the kernel's release, which is in one of them.
 
 use std::fs;
 use std::path::Path;

@@ -28,8 +28,8 @@ pub struct Library {
     pub elf: Elf,
 }
 
-/// Finds the library: where `RDMAMR_LIBRARY` says, beside this program, then where the linker
-/// looks.
+/// Finds the library: at the path in `RDMAMR_LIBRARY`, else beside this program, else on the
+/// linker's search path.
 pub fn find() -> anyhow::Result<Library> {
     if let Some(path) = env::var_os("RDMAMR_LIBRARY").filter(|path| !path.is_empty()) {
         let path = std::path::absolute(path)?;
@@ -183,7 +183,7 @@ fn in_system() -> Vec<PathBuf> {
     dirs.iter().map(|dir| Path::new(dir).join(SONAME)).collect()
 }
 
-/// Whether a file's code is of this program's kind.
+/// Whether a file's code is for the machine of this program.
 fn runs_here(path: &Path) -> bool {
     let machine = |path: &Path| Some(Elf::read(path).ok()??.machine);
     machine(path).is_some_and(|it| machine(Path::new("/proc/self/exe")) == Some(it))

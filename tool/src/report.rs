@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `rdmamr report`: what the registrations of a trace cost, as a page, as text or as JSON.
+//! `rdmamr report`: the cost of the registrations of a trace, as a page, as text or as JSON.
 use crate::trace::Trace;
 use anyhow::{Context, Result, bail};
 use shape::Report;
@@ -154,7 +154,7 @@ fn output(
     Ok(())
 }
 
-/// Writes a file that is none of the traces.
+/// Writes a file that must not be one of the traces.
 fn save(
     traces: &[&Trace],
     place: &Path,
@@ -180,7 +180,7 @@ pub fn after_run(traces: &[PathBuf], place: &Path) -> Result<()> {
     Ok(())
 }
 
-/// What was asked for, as one name.
+/// The requested traces, as one name.
 fn names(paths: &[PathBuf]) -> String {
     let first = paths[0].display();
     match paths.len() {
@@ -192,7 +192,7 @@ fn names(paths: &[PathBuf]) -> String {
     }
 }
 
-/// Where the output goes: beside the last trace if nobody says it.
+/// The path of the output: by default beside the last trace.
 fn place(args: &Args, ending: &str) -> PathBuf {
     if let Some(place) = &args.output {
         return place.clone();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `rdmamr run`: replaces itself by the program, with the library preloaded. The process, its
 //! terminal, its signals and its exit status are therefore the program's own. Only for a report at
-//! the end it stays, as the program's parent.
+//! the end does it stay, as the program's parent.
 
 mod judge;
 mod search;
@@ -142,7 +142,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
         Some(page) => page.clone(),
         None => page_of(args),
     });
-    // Of a program that is reported on at once, the trace need not stay.
+    // If the report is made at once, the trace need not stay.
     let folder = match (&page, &args.trace) {
         (Some(_), None) => Some(tempfile::tempdir()?),
         _ => None,
@@ -221,7 +221,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Where the page of a report goes if nobody says it: beside the trace, or by the program's name.
+/// The default path of a report's page: beside the trace, or named after the program.
 fn page_of(args: &Args) -> PathBuf {
     let program = Path::new(&args.command[0]).file_name().unwrap_or_default();
     let mut page = match &args.trace {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `rdmamr top`: what is registered now, by which process, on which device. Processes under the
+//! `rdmamr top`: the regions that are registered now, by process and device. Processes under the
 //! library show their statistics (`pages.rs`); the kernel lists the regions of all (`kernel.rs`).
 
 mod kernel;
@@ -106,7 +106,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Prints; a reader that has closed the pipe is no error.
+/// Prints; a reader that has closed the pipe is not an error.
 fn print(text: &str) -> Result<()> {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
@@ -116,7 +116,7 @@ fn print(text: &str) -> Result<()> {
 }
 
 /// Replaces a file at once: a reader sees the old one or the new one. No link is followed. The
-/// collector runs as another user, so the file is for all to read.
+/// collector runs as another user, so all users may read the file.
 fn replace(file: &Path, bytes: &[u8]) -> Result<()> {
     file.file_name().context("it names no file")?;
     let folder = file.parent().filter(|folder| *folder != Path::new(""));

@@ -2,8 +2,8 @@
 //! Reads a trace, rdmamr_trace(5): the processes that wrote it, and their calls in the order in
 //! which they took effect.
 //!
-//! A trace may be larger than the memory, so it is read twice: first to find where each run of
-//! calls is, then call by call. The second pass holds only calls that overlap in time: a few
+//! A trace may be larger than the memory, so it is read twice: first to find the place of each run
+//! of calls, then call by call. The second pass holds only calls that overlap in time: a few
 //! thousand for each thread that was at work.
 use anyhow::{Context, Result, bail, ensure};
 use rdmamr_trace_format::{
@@ -30,8 +30,8 @@ const LATEST: u64 = 1 << 62;
 const RUN: usize = 4096;
 /// How many lists of modules before and after a call's own may name its caller.
 const NEAR: usize = 8;
-/// The most bytes of a block of a kind that is read; a command line, for one, is longer than
-/// anybody reads. Calls have no limit: they are never in memory together.
+/// The most bytes of a block of a kind that is read; a command line, for one, may be longer than a
+/// report needs. Calls have no limit: they are never in memory together.
 const fn most(kind: u16) -> usize {
     match kind {
         kind::START => size_of::<Start>() + (1 << 16),
@@ -58,7 +58,7 @@ pub struct Process {
     /// When the process began to write.
     pub process: u64,
     pub command: Vec<String>,
-    /// Where the process ran, and its number in its job; an earlier release does not tell.
+    /// The host of the process, and its number in its job; absent in traces of an earlier release.
     pub host: Option<String>,
     pub rank: Option<u32>,
     pub page: u64,
@@ -70,7 +70,8 @@ pub struct Process {
     pub dropped: u64,
     /// The cache's settings and limits in this process, if the trace has them.
     pub cache: Option<CacheSettings>,
-    /// Lists of memory that the cache would not keep, each with the time from which it holds.
+    /// Lists of memory whose regions would not stay in the cache, each with the time from which it
+    /// holds.
     unkept: Vec<(u64, Vec<(u64, u64)>)>,
     blocks: u64,
     last_sequence: u64,
@@ -100,7 +101,7 @@ struct Run {
     at: u64,
     calls: usize,
     first: u64,
-    /// Where the numbers of the calls' stacks are, if they have any.
+    /// The place of the numbers of the calls' stacks, if the calls have any.
     stacks: Option<u64>,
 }
 
@@ -157,7 +158,7 @@ impl Process {
         (i128::from(monotonic) + self.realtime.unwrap_or(0)).clamp(0, i128::from(LATEST)) as u64
     }
 
-    /// Whether the cache would not keep a range that is registered at that time. If a mapping is
+    /// Whether a range that is registered at that time would not stay in the cache. If a mapping is
     /// made before the registration, only the next list may contain the mapping.
     pub fn is_unkept(&self, at: u64, start: u64, end: u64) -> bool {
         let next = self.unkept.partition_point(|(from, _)| *from <= at);
@@ -264,7 +265,7 @@ impl Trace {
         Ok(trace)
     }
 
-    /// Whether one of the trace's files is at that path, through whatever links.
+    /// Whether one of the trace's files is at that path, through any links.
     pub fn is_at(&self, path: &Path) -> bool {
         self.sources.iter().any(|source| source.is_at(path))
     }
@@ -554,8 +555,8 @@ impl Trace {
 
     /// The file that contains an address, by its index in `paths`, and the address in the file's
     /// own terms. If the module list of that time lacks the address, a later list may have it: the
-    /// library writes a list when code has come that the last list lacked. Lists that are not near
-    /// are those of other code.
+    /// library writes a list when code was loaded that the last list lacks. Lists that are not near
+    /// belong to other code.
     pub fn locate(&self, process: u32, modules: u32, address: u64) -> Option<(u32, u64)> {
         let lists = &self.processes[process as usize].modules;
         let (earlier, later) = lists.split_at((modules as usize).min(lists.len()));

@@ -160,11 +160,11 @@ impl Verbs {
         // SAFETY: the function has this type in <infiniband/verbs.h>.
         let close = unsafe { self.library.function::<CloseDevice>(c"ibv_close_device") }?;
         let context = self.open(name).ok()?;
-        // The structure is longer than what is declared of it.
+        // The structure is longer than its declaration here.
         let mut answer = [0u64; 128];
         // SAFETY: the device is open, and the answer has room.
         let failed = unsafe { query(context.0, answer.as_mut_ptr().cast()) } != 0;
-        // SAFETY: the device is open, and nobody else has it.
+        // SAFETY: the device is open, and no other code uses it.
         unsafe { close(context.0) };
         // SAFETY: any bytes are such a structure, which begins the answer.
         let answer = unsafe { answer.as_ptr().cast::<ibv_device_attr>().read() };

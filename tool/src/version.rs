@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `rdmamr --version`: the versions of all that a registration goes through. `doctor` judges them.
+//! `rdmamr --version`: the versions of all layers of a registration. `doctor` judges them.
 
 use crate::doctor::rdma_core;
 use crate::files::kernel_release;
@@ -28,7 +28,7 @@ fn library() -> Result<String, String> {
     let found = library::find().map_err(|error| first_line(&format!("{error:#}")))?;
     let path =
         CString::new(found.path.as_os_str().as_bytes()).map_err(|error| error.to_string())?;
-    // The library would say that it knows no such setting.
+    // Otherwise the library would warn of an unknown setting.
     // SAFETY: this program has one thread.
     unsafe { std::env::remove_var("RDMAMR_LIBRARY") };
     let loaded = Loaded::open(&path)?;

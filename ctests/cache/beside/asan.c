@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Compiled with -fsanitize=address: AddressSanitizer stands in for memory calls too, and has an
- * allocator of its own that maps and unmaps past everybody. Both must go on working, above and
- * below each other: the cache sees what the program does to its memory, and AddressSanitizer has
- * nothing to report. The device is the stand-in of stub_device.h; sanitizer.sh runs this in each
- * order of loading.
+ * Compiled with -fsanitize=address: AddressSanitizer interposes memory calls too, and has an
+ * allocator of its own, whose raw system calls map and unmap memory. Both must go on working, above
+ * and below each other: the cache sees the program's changes of its memory, and AddressSanitizer
+ * has nothing to report. The device is the stand-in of stub_device.h; sanitizer.sh runs this in
+ * each order of loading.
  *
- * Usage: asan [write-exec|use-after-free]: with a word, does just that, of which AddressSanitizer
- * must speak.
+ * Usage: asan [write-exec|use-after-free]: with a word, does only that, which AddressSanitizer must
+ * report.
  */
 #include <malloc.h>
 #include <pthread.h>
@@ -28,7 +28,10 @@ static void *map(void *where, size_t length, int flags)
 	return memory;
 }
 
-/* Registers the memory, has the device write to it and looks. 1 if what it wrote is there. */
+/*
+ * Registers the memory, has the device write to it, and compares. Returns true if the data is
+ * there.
+ */
 static bool lands(void *memory, size_t length, int access)
 {
 	static _Atomic unsigned char values;
@@ -61,8 +64,8 @@ static bool registered_anew(void *memory, size_t length, bool *landed)
 }
 
 /*
- * The control: unchanged memory is used again. It has some time: where pages were dropped, nothing
- * is kept for a while.
+ * The control: unchanged memory is reused. It tries for some time, because the cache keeps no
+ * region for a while where pages were dropped.
  */
 static bool used_again(void *memory, size_t length)
 {
@@ -82,15 +85,15 @@ static void changed(const char *what, void *memory, size_t length)
 {
 	bool landed, anew = registered_anew(memory, length, &landed);
 
-	ok(anew && landed, "%s: registered anew, and data lands in the page of now", what);
-	ok(used_again(memory, length), "%s: then used again", what);
+	ok(anew && landed, "%s: registered anew, and data lands in the current page", what);
+	ok(used_again(memory, length), "%s: then reused", what);
 }
 
 static void each_call(void)
 {
 	char *memory = map(NULL, SIZE, 0), *elsewhere = map(NULL, SIZE, 0), *old = memory;
 
-	ok(lands(memory, SIZE, IBV_ACCESS_LOCAL_WRITE) && used_again(memory, SIZE), "a region is used again");
+	ok(lands(memory, SIZE, IBV_ACCESS_LOCAL_WRITE) && used_again(memory, SIZE), "a region is reused");
 	must(munmap(memory, SIZE) == 0 && map(memory, SIZE, MAP_FIXED_NOREPLACE) == memory);
 	changed("munmap and mmap", memory, SIZE);
 	must(syscall(SYS_munmap, memory, SIZE) == 0 && map(memory, SIZE, MAP_FIXED_NOREPLACE) == memory);
@@ -107,8 +110,8 @@ static void each_call(void)
 }
 
 /*
- * AddressSanitizer's own allocator, with its quarantine: memory that comes back, or is unmapped, at
- * any time.
+ * AddressSanitizer's own allocator, with its quarantine: memory that is allocated again, or
+ * unmapped, at any time.
  */
 static void allocator(void)
 {
@@ -176,7 +179,7 @@ static void threads(void)
 	is(wrong, 0, "%d threads, %d rounds each of mapping, unmapping, allocating and registering", THREADS, ROUNDS);
 }
 
-/* Both are wrong, and AddressSanitizer sees them by standing in for calls: it must still do so. */
+/* Both are errors, which AddressSanitizer sees by interposing calls: it must still do so. */
 static int misbehave(const char *how)
 {
 	char *memory = malloc(100), *volatile freed = memory;
@@ -203,13 +206,13 @@ int main(int argc, char **argv)
 	if (argc > 1)
 		return misbehave(argv[1]);
 	if (!pins)
-		skip("what the device writes", "io_uring is refused to this process: registrations are counted only");
+		skip("the device's data", "io_uring is refused to this process: registrations are counted only");
 	each_call();
 	allocator();
 	threads();
-	ok(stats().stale_avoided_hook > 0, "the library's stand-ins saw changes: %llu regions",
+	ok(stats().stale_avoided_hook > 0, "the library's hooks saw changes: %llu regions",
 	   (unsigned long long)stats().stale_avoided_hook);
-	ok(stats().stale_avoided_event > 0, "and the kernel told of others: %llu regions",
+	ok(stats().stale_avoided_event > 0, "and the kernel reported others: %llu regions",
 	   (unsigned long long)stats().stale_avoided_event);
 	is(ibv_flush_relaxed_mr(stub_pd()), 0, "flushed");
 	is(stub_registered() - stub_deregistered(), 0, "the device has no region left");

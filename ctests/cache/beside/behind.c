@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
  * A library behind ours, as a memory tracker or a socket library would be: it counts each call, and
- * makes it.
+ * forwards it.
  */
 #include "behind.h"
 #include <stdarg.h>

@@ -2,7 +2,7 @@
 #ifndef BEHIND_H
 #define BEHIND_H
 
-/* The calls that the library takes over, without those of libibverbs and libfabric. */
+/* The calls that the library interposes, without those of libibverbs and libfabric. */
 #define CALLS(call)                                                                      \
 	call(munmap) call(mmap) call(mmap64) call(mremap) call(madvise)                  \
 	call(process_madvise) call(mprotect) call(pkey_mprotect) call(brk) call(sbrk)    \
@@ -13,7 +13,7 @@
 enum behind { CALLS(NUMBER_OF) BEHIND_CALLS };
 #undef NUMBER_OF
 
-/* How often each call has come to the library behind ours. */
+/* The number of times that each call has reached the library behind ours. */
 extern _Atomic int behind_came[BEHIND_CALLS];
 
 #endif

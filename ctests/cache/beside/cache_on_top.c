@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * A registration cache on top of the relaxed calls, as libfabric's is: it keeps regions in use that
- * its own users have let go of, and has a userfaultfd and a monitor of its own to hear of unmaps.
- * One mapping can be watched by one of the two only: whoever came first has it, and the other must
- * do without. Both caches must stay right, whichever it is, and the statistics must tell what each
- * of them holds.
+ * A registration cache on top of the relaxed calls, as libfabric's is: it holds regions that its
+ * own users have released, and has a userfaultfd and a monitor of its own to see unmaps. Only one
+ * of the two can watch a mapping: the first to register it with userfaultfd. The other must do
+ * without. Both caches must stay right in either case, and the statistics must count the regions
+ * that each of them holds.
  */
 #include "../../lib/observe.h"
 #include <poll.h>
@@ -60,7 +60,8 @@ static void cache_invalidates(uint64_t start, uint64_t end)
 }
 
 /*
- * Reads with the lock held, so that a look after an unmap has returned comes after what was read.
+ * Reads with the lock held, so that a lookup after an unmap has returned comes after the events
+ * were read.
  */
 static void *cache_monitor(void *argument)
 {
@@ -74,7 +75,7 @@ static void *cache_monitor(void *argument)
 		pthread_mutex_lock(&cache.lock);
 		if (read(cache.fd, &message, sizeof(message)) == sizeof(message))
 			switch (message.event) {
-			case UFFD_EVENT_PAGEFAULT: /* the program touches what it has discarded: it shall go on */
+			case UFFD_EVENT_PAGEFAULT: /* the program touches memory that it has discarded: it shall go on */
 				page.start = message.arg.pagefault.address & ~(PAGE - 1ULL);
 				cache_invalidates(page.start, page.start + PAGE);
 				must(ioctl(cache.fd, UFFDIO_UNREGISTER, &page) == 0);
@@ -173,7 +174,7 @@ static int used(char *const *buffers, unsigned int *random)
 	case 8: must(syscall(SYS_madvise, memory, BUFFER, MADV_DONTNEED) == 0); break;
 	case 9: must(madvise(memory, BUFFER, MADV_DONTNEED) == 0); break;
 	}
-	/* Mode MISSING has the kernel refuse what the program has not touched. */
+	/* Mode MISSING makes the kernel refuse memory that the program has not touched. */
 	for (int n = 0; n < BUFFER; n += PAGE)
 		memory[n] = 1;
 	entry = cache_get(memory);
@@ -199,18 +200,18 @@ static void both_caches(const char *name, bool watch_first, char *const *buffers
 	       cache.unwatched, cache.invalidated);
 	show(before, after);
 	is((long long)((after.hits - before.hits) + (after.reg_kernel - before.reg_kernel)), cache.misses,
-	   "%s: what the one on top has missed came to the cache", name);
+	   "%s: the misses of the one on top came to the cache", name);
 	ok(cache.hits > 0 || cache.unwatched == cache.misses, "%s: the one on top hits, unless it may watch nothing",
 	   name);
 	is((long long)after.live, 1 + cache_holds(),
-	   "%s: in use are the far end's region and what the one on top keeps", name);
+	   "%s: in use are the far end's region and those that the one on top holds", name);
 	settle();
 	is(kernel_regions(pair.context), 1 + cache_holds() + (int)stats().idle,
-	   "%s: and the kernel has that, and the idle ones", name);
+	   "%s: and the kernel has these, and the idle ones", name);
 	ok(pinned() >= 2 * WINDOW / PAGE + cache_holds() * BUFFER / PAGE, "%s: all of it is pinned", name);
 	cache_close();
 	must(ibv_flush_relaxed_mr(pair.pd) == 0);
-	is(kernel_regions(pair.context), 1, "%s: when both have let go, the kernel has the far end's", name);
+	is(kernel_regions(pair.context), 1, "%s: when both have released all, the kernel has the far end's", name);
 }
 
 int main(int argc, char **argv)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Each memory and descriptor call that the library takes over comes to the next library that has
- * it, once, and the program sees the answer and the errno of that library: memory trackers and
- * socket libraries go on working. The same holds before and after the cache is in use.
+ * Each memory and descriptor call that the library interposes reaches the next library that has it,
+ * once, and the program sees the answer and the errno of that library: memory trackers and socket
+ * libraries go on working. The same holds before and after the cache is in use.
  */
 #include <dlfcn.h>
 #include <errno.h>
@@ -20,7 +20,7 @@
 #include "behind.h"
 #pragma weak behind_came
 
-/* libnuma's, whose headers need not be there. */
+/* libnuma's, whose headers may be missing. */
 long mbind(void *, unsigned long, int, const unsigned long *, unsigned long, unsigned);
 long move_pages(int, unsigned long, void **, const int *, int *, int);
 long migrate_pages(int, unsigned long, const unsigned long *, const unsigned long *);
@@ -35,7 +35,7 @@ long migrate_pages(int, unsigned long, const unsigned long *, const unsigned lon
 /* Numbers that are free. The library's own begin at 60. */
 enum { FREE = 700 };
 
-/* The call comes to the library behind ours once. The value is whether its answer fits. */
+/* The call reaches the library behind ours once. Returns whether its answer fits. */
 #define comes_once(name, fits)                                                           \
 	do {                                                                             \
 		int before = behind_came[BEHIND_##name];                                 \
@@ -44,7 +44,7 @@ enum { FREE = 700 };
 		errno = 0;                                                               \
 		right = (fits);                                                          \
 		ok(right, "%s: the answer", #name);                                      \
-		is(behind_came[BEHIND_##name] - before, 1, "%s comes behind once", #name); \
+		is(behind_came[BEHIND_##name] - before, 1, "%s reaches the library behind once", #name); \
 	} while (0)
 
 #define fails_with(call, error) ((call) == -1 && errno == (error))

@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * A program that loads the library by dlopen makes its memory calls past it. userfaultfd does not
- * see guard pages, nor protection: so no region is reused, and the library says once why, and what
- * to do.
+ * The memory calls of a program that loads the library by dlopen bypass it. userfaultfd reports
+ * neither guard pages nor protection: so no region is reused, and the library says once why, and
+ * the remedy.
  *
  * Usage: loaded_by_dlopen [deepbind | namespace]
  *
  * deepbind: the library's own references are bound to itself first. namespace: the library is in a
- * namespace of its own, with a C library of its own. There only what it says is looked at.
+ * namespace of its own, with a C library of its own. There the test looks only at the library's
+ * messages.
  *
  * The device is the stand-in, whose pins are real (stub_device.h).
  */
@@ -50,8 +51,8 @@ static void load(const char *path, const char *how)
 }
 
 /*
- * With RDMAMR_CACHE. An ibv_dereg_mr of libibverbs would not come to the library here, and would
- * end a region of the cache.
+ * With RDMAMR_CACHE. Here an ibv_dereg_mr of libibverbs would bypass the library, and would end a
+ * region of the cache.
  */
 static void plain_calls(void *memory)
 {
@@ -59,7 +60,10 @@ static void plain_calls(void *memory)
 	uint64_t times = 0;
 
 	must(get_stats(&before, sizeof(before)) == 0);
-	/* The cache looks at a range when it comes back, and then again after some plain registrations. */
+	/*
+	 * The cache looks at a range that is registered again, and then again after some plain
+	 * registrations.
+	 */
 	do {
 		struct ibv_mr *mr = plain_reg(stub_pd(), memory, PAGE, LOCAL_AND_REMOTE);
 
@@ -138,14 +142,14 @@ int main(int argc, char **argv)
 	must(is_right(memory, 1) && is_right(memory, 2));
 	before = stub_registered();
 	ok(is_right(memory, 3) && stub_registered() == before + 1, "no region is reused");
-	is(stub_registered() - stub_deregistered(), 0, "none is kept");
+	is(stub_registered() - stub_deregistered(), 0, "none is cached");
 	plain_calls(memory);
 	if (madvise(memory, PAGE, MADV_GUARD_INSTALL) == 0) {
 		errno = 0;
 		ok(!reg(stub_pd(), memory, PAGE, LOCAL_AND_REMOTE) && errno == EFAULT,
-		   "of guard pages the kernel is asked, and refuses them");
+		   "guard pages: the registration reaches the kernel, which refuses it");
 		must(madvise(memory, PAGE, MADV_GUARD_REMOVE) == 0);
-		ok(is_right(memory, 4), "where they were, data lands in the page of now");
+		ok(is_right(memory, 4), "after their removal, data lands in the current page");
 	} else {
 		skip("guard pages", "this kernel has none");
 	}

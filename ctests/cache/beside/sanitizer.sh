@@ -1,6 +1,6 @@
 #!/bin/bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
-# sanitizer.sh LIBRARY: a program under AddressSanitizer, which stands in for memory calls as the
+# sanitizer.sh LIBRARY: a program under AddressSanitizer, which interposes memory calls as the
 # library does, in each order of loading. Without a device, on this machine's own kernel.
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
@@ -26,10 +26,10 @@ check "and linked with the library" build "$work/linked" -L"$work" -lrdmamr
 check "which it needs, behind AddressSanitizer's own" bash -c \
 	'[ "$(readelf -dW "$1" | sed -n "s/.*NEEDED.*\[\(libasan\|librdmamr\)\..*/\1/p" | xargs)" = "libasan librdmamr" ]' - "$work/linked"
 
-in_order() { # NAME, environment and program: what runs with which libraries
+in_order() { # NAME, environment and program: the libraries in one order of loading
 	local name=$1 output status
 	shift
-	# quarantine_size_mb: freed memory comes back, and goes back to the kernel, while the
+	# quarantine_size_mb: freed memory is allocated again, and goes back to the kernel, while the
 	# program runs.
 	output=$(timeout 600 env LD_LIBRARY_PATH="$work" ASAN_OPTIONS="$asan_options:quarantine_size_mb=1:exitcode=99" "$@" 2>&1)
 	status=$?
@@ -51,7 +51,7 @@ in_order() { # NAME, environment and program: what runs with which libraries
 asan_options=abort_on_error=0
 in_order "linked" "$work/linked"
 in_order "preloaded behind libasan" LD_PRELOAD="$asan $library" "$work/alone"
-# AddressSanitizer does not want to be second, but works.
+# AddressSanitizer warns if it is second, but works.
 asan_options=abort_on_error=0:verify_asan_link_order=0
 in_order "preloaded in front of libasan" LD_PRELOAD="$library" "$work/alone"
 tap_done

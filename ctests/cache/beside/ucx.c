@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
  * UCX watches memory too, for its own cache: it overwrites the first instructions of libc's memory
- * calls, or of whoever stands in for them ("bistro"), or the tables by which they are called
- * ("reloc"). In one process with it, and whoever comes first, UCX must be told of every change as
- * without the library, and the cache must never hand out what is gone, even where UCX has taken its
- * stand-ins out of the way.
+ * calls, or of the library that interposes them ("bistro"), or the tables by which they are called
+ * ("reloc"). In one process with it, in either order of loading, UCX must see every change as
+ * without the library, and the cache must never hand out a stale region, even if UCX has disabled
+ * its hooks.
  *
  * The program starts itself anew for each mode and order of loading, with the library preloaded
  * (not linked: each is tried without the library first). The device is that of stub_device.h.
@@ -34,8 +34,8 @@ static const char *const orders[] = {
 };
 
 static bool pins;
-static char *watched;          /* of SIZE: where UCX is to see something */
-static volatile long seen;     /* how often it did */
+static char *watched;          /* of SIZE: UCX must see changes here */
+static volatile long seen;     /* the number of changes that it saw */
 
 static void on_unmapped(int type, union ucm_event *event, void *argument)
 {
@@ -84,7 +84,7 @@ static bool used_again(char *memory)
 {
 	bool anew = true;
 
-	/* The cache keeps nothing for a while where pages were dropped. */
+	/* The cache keeps no region for a while where pages were dropped. */
 	for (int tries = 0; tries < 50 && anew; tries++) {
 		if (tries > 5)
 			usleep(100000);
@@ -102,9 +102,9 @@ static void *map(void *where, size_t length, int flags)
 	return memory;
 }
 
-enum change { MUNMAP, FIXED, MADVISE, MREMAP, BARE, CHANGES };
+enum change { MUNMAP, FIXED, MADVISE, MREMAP, RAW, CHANGES };
 
-/* `memory` has a page behind it that is somebody else's. */
+/* `memory` has a page behind it that belongs to others. */
 static void change(enum change how, char *memory)
 {
 	switch (how) {
@@ -118,7 +118,7 @@ static void change(enum change how, char *memory)
 		must(madvise(memory, 2 * PAGE, MADV_DONTNEED) == 0);
 		break;
 	case MREMAP:
-		/* Not to an address of ours: UCX's stand-in does not hand on the fifth argument. */
+		/* Not to an address of ours: UCX's hook does not forward the fifth argument. */
 		must(mremap(memory, SIZE, 2 * SIZE, MREMAP_MAYMOVE) != MAP_FAILED);
 		must(map(memory, SIZE, MAP_FIXED_NOREPLACE) == memory);
 		break;
@@ -152,7 +152,7 @@ static int control(int order)
 	_exit(seen ? 0 : 1);
 }
 
-/* The program in one order of loading: what it prints is read by report(). */
+/* The program in one order of loading. report() reads its output. */
 static int in_order(int order)
 {
 	static const char *const names[] = {
@@ -164,8 +164,8 @@ static int in_order(int order)
 
 	must(mprotect(memory + SIZE, PAGE, PROT_NONE) == 0);
 	/*
-	 * As a program that uses it: what is loaded after UCX in mode "reloc" mixes its allocator
-	 * and libc's.
+	 * As a program that uses UCX: a library that is loaded after UCX in mode "reloc" mixes its
+	 * allocator and libc's.
 	 */
 	must(ibv_reg_mr_relaxed && dlopen("libibverbs.so.1", RTLD_NOW));
 	pins = !stub_open(STUB_PIN);
@@ -177,28 +177,28 @@ static int in_order(int order)
 	for (int how = 0; how < CHANGES; how++) {
 		struct rdmamr_stats before;
 
-		say(used_again(memory), "%s: before it, the region is used again", names[how]);
+		say(used_again(memory), "%s: before it, the region is reused", names[how]);
 		before = stats();
 		seen = 0;
 		change(how, memory);
-		if (how != BARE)
-			say(seen > 0, "%s: UCX was told", names[how]);
+		if (how != RAW)
+			say(seen > 0, "%s: UCX saw it", names[how]);
 		landed = lands(memory, &anew);
-		say(landed && anew, "%s: registered anew, and data lands in the page of now (seen by the library's %s)",
+		say(landed && anew, "%s: registered anew, and data lands in the current page (seen by the library's %s)",
 		    names[how], stats().stale_avoided_hook > before.stale_avoided_hook ? "stand-in" : "userfaultfd");
 	}
 	say(ibv_flush_relaxed_mr(stub_pd()) == 0 && stub_registered() == stub_deregistered(), "a flush leaves nothing");
 	fflush(stdout);
 	/*
-	 * Not by exit(): what UCX's destructors do to code that it has overwritten is its own
-	 * affair.
+	 * _exit instead of exit: UCX's destructors may fail on code that it has overwritten, which is
+	 * not our concern.
 	 */
 	_exit(0);
 }
 
 /*
  * Starts the program anew, in that order of loading, with the library or without. Returns its
- * output, to be read.
+ * output as a stream.
  */
 static pid_t start(const char *mode, int order, bool library, FILE **output)
 {
@@ -230,7 +230,7 @@ static pid_t start(const char *mode, int order, bool library, FILE **output)
 	return pid;
 }
 
-/* Reports each line that the program says. */
+/* Reports each line of the program's output. */
 static void report(const char *mode, int order)
 {
 	int status, lines = 0;
@@ -268,11 +268,11 @@ int main(int argc, char **argv)
 	if (argc > 1)
 		return argv[1][0] == 'c' ? control(argv[1][1] - '0') : in_order(argv[1][1] - '0');
 	must(ibv_reg_mr_relaxed && ibv_dereg_mr_relaxed && ibv_flush_relaxed_mr);
-	/* In another process: this one is to stay without it. */
+	/* In another process: this one must not load UCX. */
 	if (system("UCX_HANDLE_ERRORS=none LD_PRELOAD=libucs.so.0 true 2>&1 | grep -q . && exit 1; exit 0"))
 		skip_all("UCX's libucs.so.0 is not installed");
 	if (stub_open(STUB_PIN))
-		skip("what the device writes", "io_uring is refused to this process: registrations are counted only");
+		skip("the device's data", "io_uring is refused to this process: registrations are counted only");
 	for (size_t mode = 0; mode < sizeof(modes) / sizeof(*modes); mode++)
 		for (int order = 0; order < 4; order++)
 			report(modes[mode], order);

@@ -2,10 +2,10 @@
 /*
  * Each change of an address space (changes.h) below an idle region and below one in use, by this
  * thread and by another, by the relaxed calls or, with CHECK_CALLS=plain, by the plain calls under
- * RDMAMR_CACHE=all or =local. After the change a registration must be of the pages of now, which
+ * RDMAMR_CACHE=all or =local. After the change a registration must be of the current pages, which
  * RDMA traffic proves, and unchanged memory must be a hit.
  *
- * Usage: changes [TEXT]: only those that have TEXT in their name
+ * Usage: changes [TEXT]: only those with TEXT in their name
  */
 #include "../../lib/changes.h"
 #include "../../lib/observe.h"
@@ -72,7 +72,7 @@ static void refused(const char *name, const struct range *range, int access)
 		deregister_region(mr);
 }
 
-/* A registration without a right to write succeeds or fails as one of the kernel. */
+/* A registration without a right to write succeeds or fails as the kernel's does. */
 static void as_kernel(const char *name, const struct range *range)
 {
 	struct ibv_mr *mr = ibv_reg_mr_iova2(pair.pd, range->at, range->length, (uintptr_t)range->at + PAGE, 0);
@@ -87,7 +87,7 @@ static void as_kernel(const char *name, const struct range *range)
 		is(deregister_region(mr), 0, "%s, no right to write: deregistered", name);
 }
 
-/* The device reads what the program wrote before, by a region that may not write. */
+/* The device reads the program's earlier data, by a region that may not write. */
 static void readable(const char *name, const struct range *range, int access)
 {
 	struct ibv_mr *mr = register_region(pair.pd, range->at, range->length, access);
@@ -103,12 +103,12 @@ static void readable(const char *name, const struct range *range, int access)
 	is(status, IBV_WC_SUCCESS, "%s, rights %#x: the device reads", name, access);
 	if (pair.iwarp) /* the answer to a read behind a write comes after it */
 		must(pair_read(&pair, far.mr, far.out, 8, (uintptr_t)far.in, far.mr->rkey) == IBV_WC_SUCCESS);
-	ok(!memcmp(range->at, far.in, range->length), "%s, rights %#x: what the program wrote", name, access);
+	ok(!memcmp(range->at, far.in, range->length), "%s, rights %#x: the program's data", name, access);
 	is(deregister_region(mr), 0, "%s, rights %#x: deregistered", name, access);
 }
 
 /*
- * No event told of the lost right. The pages are the same, so data that the device may write lands
+ * No event reported the lost right. The pages are the same, so data that the device may write lands
  * in them.
  */
 static void unseen(const char *name, const struct range *range, int access)
@@ -127,7 +127,7 @@ static void unseen(const char *name, const struct range *range, int access)
 	if (pair.iwarp)
 		must(pair_read(&pair, far.mr, far.in, 8, (uintptr_t)range->at, mr->rkey) == IBV_WC_SUCCESS);
 	is(status, IBV_WC_SUCCESS, "%s: the device writes", name);
-	ok(!memcmp(range->at, far.out, range->length), "%s: into the page of now", name);
+	ok(!memcmp(range->at, far.out, range->length), "%s: into the current page", name);
 	is(deregister_region(mr), 0, "%s: deregistered", name);
 }
 
@@ -146,7 +146,7 @@ static void examine(const struct run *run, const struct range *range, enum expec
 		either_with(&pair, name, range->at, range->length, run->access);
 		break;
 	case LANDS:
-		ok(lands_with(&pair, range->at, range->length, run->access), "%s: data lands in the page of now", name);
+		ok(lands_with(&pair, range->at, range->length, run->access), "%s: data lands in the current page", name);
 		break;
 	case READABLE:
 		refused(name, range, run->access);
@@ -155,7 +155,7 @@ static void examine(const struct run *run, const struct range *range, enum expec
 		break;
 	case OUT_OF_REACH:
 		refused(name, range, run->access);
-		/* Linux before 6.2 pins such memory for reading all the same. */
+		/* Linux before 6.2 nevertheless pins such memory for reading. */
 		as_kernel(name, range);
 		break;
 	case UNSEEN:
@@ -220,7 +220,7 @@ static void after_step(const struct run *run)
 	}
 }
 
-/* After the last step: the region that was in use, and what is registered from now on. */
+/* After the last step: checks the region that was in use, and later registrations. */
 static void afterwards(const struct run *run)
 {
 	const struct place *place = &run->place;
@@ -313,7 +313,7 @@ static void try_change(const struct change *change, int way)
 }
 
 /*
- * Registers memory 200 times while an io_uring may be discarding it; then it is discarded, and data
+ * Registers memory 200 times while an io_uring may be discarding it. Then it is discarded, and data
  * must land.
  */
 static void beside_workers(int way)
@@ -332,7 +332,7 @@ static void beside_workers(int way)
 		must(lands_local(&pair, memory + 4 * PAGE, PAGE));
 		must(deregister_region(register_region(pair.pd, memory, 2 * PAGE, LOCAL_AND_REMOTE)) == 0);
 		must(ring_result() == 0);
-		/* Used again before it is invalidated, so that the cache tries again at once. */
+		/* Registered again before it is invalidated, so that the cache tries again at once. */
 		stale += !lands(&pair, memory, 2 * PAGE);
 		stale += !lands(&pair, memory, 2 * PAGE);
 	}
@@ -351,9 +351,9 @@ static void layers(void)
 	printf("# invalidated: by calls %llu, by events %llu, by the fence %llu\n",
 	       (unsigned long long)now.stale_avoided_hook,
 	       (unsigned long long)now.stale_avoided_event, (unsigned long long)now.stale_avoided_fence);
-	ok(now.stale_avoided_hook > 0, "calls of the C library were seen as such");
-	ok(now.stale_avoided_event > 0, "system calls were reported by userfaultfd");
-	is((long long)now.flushed_linger, 0, "no region went for its age");
+	ok(now.stale_avoided_hook > 0, "hooks saw the calls of the C library");
+	ok(now.stale_avoided_event > 0, "userfaultfd reported the raw system calls");
+	is((long long)now.flushed_linger, 0, "no region ended by age");
 	case_end();
 }
 

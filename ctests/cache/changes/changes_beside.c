@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * A program changes memory beside registered memory, again and again: the cache notes that it has nothing
- * there, and the calls take no lock. Memory that is registered there later is the cache's from then on: what
- * then drops, replaces or protects it ends the region.
+ * A program changes memory beside registered memory, again and again: the cache notes that it has
+ * no region there, and the calls take no lock. The cache watches memory that is registered there
+ * later: a call that drops, replaces or protects it ends the region.
  *
  * The device is the stand-in (stub_device.h).
  */
@@ -27,7 +27,7 @@ static struct ibv_mr *registered(char *memory, size_t length)
 	return mr;
 }
 
-/* As stub_lands(), for several threads: whether the program sees what the device writes. */
+/* As stub_lands(), for several threads: whether the program sees the device's writes. */
 static bool lands(char *memory, size_t length)
 {
 	struct ibv_mr *mr = registered(memory, length), page = *mr;
@@ -59,12 +59,12 @@ static void move_over(char *memory)
 	must(mremap(other, LENGTH, LENGTH, MREMAP_MAYMOVE | MREMAP_FIXED, memory) == memory);
 }
 
-static void drop_bare(char *memory)
+static void drop_raw(char *memory)
 {
 	must(syscall(SYS_madvise, memory, LENGTH, MADV_DONTNEED) == 0);
 }
 
-/* The same call many times where nothing is registered, then where something is. */
+/* Makes the same call many times beside registered memory, then on registered memory. */
 static void beside(const char *what, void (*change)(char *memory))
 {
 	int stale = 0;
@@ -84,10 +84,10 @@ static void beside(const char *what, void (*change)(char *memory))
 		stale += !lands(memory, CHUNK);
 		must(ibv_flush_relaxed_mr(stub_pd()) == 0);
 	}
-	is(stale, 0, "%s: data lands in the memory of now, in %d rounds", what, ROUNDS);
+	is(stale, 0, "%s: data lands in the current memory, in %d rounds", what, ROUNDS);
 }
 
-/* What userfaultfd does not report: pages that the program may not write to any more. */
+/* userfaultfd does not report pages that the program may no longer write to. */
 static void protection(void)
 {
 	uint64_t hits = stats().hits;
@@ -107,11 +107,11 @@ static void protection(void)
 		must(!mr || ibv_dereg_mr_relaxed(mr) == 0);
 		must(mprotect(memory, LENGTH, PROT_READ | PROT_WRITE) == 0);
 	}
-	ok(stats().hits > hits, "regions are used again");
+	ok(stats().hits > hits, "regions are reused");
 	is(refused, ROUNDS, "mprotect: no registration may write to memory that the program may only read");
 }
 
-/* Two threads that each drop and register their own pages of the chunk, at once. */
+/* Two threads drop and register their own pages of the chunk concurrently. */
 static void *both(void *argument)
 {
 	char *memory = argument;
@@ -143,15 +143,15 @@ int main(int argc, char **argv)
 		skip_all(why);
 	room = pages(4 * CHUNK / PAGE);
 	chunk = (char *)(((uintptr_t)room + CHUNK - 1) & ~((uintptr_t)CHUNK - 1));
-	/* A region in use and an idle one, so that the chunk is the cache's. */
+	/* A region in use and an idle one, so that the cache watches the chunk. */
 	mr = registered(chunk, PAGE);
 	must(lands(chunk + 4 * PAGE, PAGE) && lands(chunk + CHUNK + 4 * PAGE, PAGE));
 	protection();
 	beside("madvise", drop);
 	beside("mmap", put_anew);
 	beside("mremap", move_over);
-	/* Where a raw system call has dropped pages, nothing is kept for a second. */
-	beside("a raw madvise", drop_bare);
+	/* The cache keeps no region for a second where a raw system call has dropped pages. */
+	beside("a raw madvise", drop_raw);
 	for (int n = 0; n < 2; n++)
 		must(pthread_create(&threads[n], NULL, both, chunk + AT + (size_t)n * LENGTH) == 0);
 	for (int n = 0; n < 2; n++) {
@@ -160,7 +160,7 @@ int main(int argc, char **argv)
 		must(pthread_join(threads[n], &result) == 0);
 		stale += (long)result;
 	}
-	is(stale, 0, "two threads beside each other: data lands in the memory of now, %d calls each", CALLS);
+	is(stale, 0, "two threads beside each other: data lands in the current memory, %d calls each", CALLS);
 	ok(stub_lands(mr), "the region in use is the same all the time");
 	must(ibv_dereg_mr_relaxed(mr) == 0);
 	return done_testing();

@@ -25,7 +25,7 @@
 
 enum { GUARD_INSTALL = 102, TIMES = 100, SOME = 16 * PAGE, MANY = 1000, MUNMAPS = 3000 };
 
-/* Registers and deregisters. Whether the cache served it. */
+/* Registers and deregisters. Returns whether the cache served it. */
 static bool hit(void *memory, size_t length)
 {
 	uint64_t hits = stats().hits;
@@ -44,7 +44,7 @@ static int hits_of(void *memory, size_t length)
 	return hits;
 }
 
-/* Memory with an idle region that a registration has used again. */
+/* Memory with an idle region that a registration has reused. */
 static char *with_region(size_t size, size_t length)
 {
 	char *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -81,14 +81,14 @@ static void ends_at_once(const char *name, void change(char *memory))
 	change(memory);
 	is(stub_deregistered() - deregistered, 1, "%s: the idle region is deregistered when the call returns", name);
 	after = stats();
-	/* mremap may fail, so its hook waits to see what it did. */
+	/* mremap may fail, so its hook waits for the result. */
 	if (change != by_mremap)
 		is((long long)(after.stale_avoided_event - before.stale_avoided_event), 0, "%s: and no event was needed",
 		   name);
 	munmap(memory, SOME);
 }
 
-/* Another thread's munmap, which has not ended. */
+/* Another thread's munmap, which has not returned. */
 static void *unmap(void *memory)
 {
 	must(munmap(memory, SOME) == 0);
@@ -104,7 +104,7 @@ static void beside_a_slow_call(void)
 	must(pthread_create(&thread, NULL, unmap, place) == 0);
 	while (slow_state != SLOW_INSIDE)
 		usleep(100);
-	is(hits_of(elsewhere, SOME), TIMES, "beside a call of another thread: memory elsewhere is used again");
+	is(hits_of(elsewhere, SOME), TIMES, "beside a call of another thread: memory elsewhere is reused");
 	hit(fresh, SOME);
 	hit(fresh, SOME);
 	ok(hit(fresh, SOME), "and so is fresh memory");
@@ -129,7 +129,7 @@ static void left_by_a_handler(bool early)
 	char *elsewhere = with_region(SOME, SOME), *place = with_region(SOME, SOME);
 	struct ibv_mr *mr;
 
-	case_begin("a signal handler left munmap by siglongjmp%s", early ? ", before the real call" : "");
+	case_begin("a signal handler leaves munmap by siglongjmp%s", early ? ", before the real call" : "");
 	must(signal(SIGUSR1, leave) != SIG_ERR);
 	slow_address = place;
 	*(early ? &stub_signal : &slow_signal) = SIGUSR1;
@@ -139,12 +139,12 @@ static void left_by_a_handler(bool early)
 	}
 	slow_address = NULL;
 	stub_signal = slow_signal = 0;
-	is(hits_of(elsewhere, SOME), TIMES, "memory elsewhere is used again");
+	is(hits_of(elsewhere, SOME), TIMES, "memory elsewhere is reused");
 	mr = ibv_reg_mr_relaxed(stub_pd(), place, SOME, LOCAL_AND_REMOTE);
 	ok(mr && ibv_dereg_mr_relaxed(mr) == 0, "and the memory can be registered");
 	hit(place, SOME);
 	hit(place, SOME);
-	is(hits_of(place, SOME), TIMES, "and is used again");
+	is(hits_of(place, SOME), TIMES, "and is reused");
 	case_end();
 	munmap(place, SOME);
 	munmap(elsewhere, SOME);
@@ -176,7 +176,7 @@ static void large_region(void)
 	}
 	for (long n = 0; n < MANY; n++)
 		hits += hit(small + n * ROOM * PAGE, PAGE);
-	is(hits, MANY, "%d munmaps beside a region of 8 GiB: %d other regions are all used again", MUNMAPS, MANY);
+	is(hits, MANY, "%d munmaps beside a region of 8 GiB: %d other regions are all reused", MUNMAPS, MANY);
 	is((long long)(stats().stale_avoided_hook - before.stale_avoided_hook), 0, "and none was invalidated");
 	must(ibv_dereg_mr_relaxed(mr) == 0 && munmap(huge, large) == 0);
 	must(munmap(small, (size_t)MANY * ROOM * PAGE) == 0);
@@ -189,11 +189,11 @@ static void failing_advice(void)
 
 	must(syscall(SYS_process_madvise, -1, &range, 1UL, MADV_DONTNEED, 0) == -1);
 	must(process_madvise(-1, &range, 1, MADV_DONTNEED, 0) == -1 && errno == EBADF);
-	ok(hit(memory, SOME), "a process_madvise that fails: the region is used again");
+	ok(hit(memory, SOME), "a process_madvise that fails: the region is reused");
 	munmap(memory, SOME);
 }
 
-/* The kernel makes guard pages of what lies before the locked page, and then refuses. userfaultfd reports none. */
+/* The kernel makes guard pages before the locked page, and then refuses. userfaultfd reports none. */
 static void half_advised(void)
 {
 	char *memory = with_region(SOME + PAGE, SOME);
@@ -206,14 +206,15 @@ static void half_advised(void)
 	if (write(ends[1], memory, 1) == 1)
 		skip("a process_madvise that fails half way", "this kernel makes no guard pages by it");
 	else
-		ok(!hit(memory, SOME), "a process_madvise that fails half way, after guard pages: the region is not used again");
+		ok(!hit(memory, SOME), "a process_madvise that fails half way, after guard pages: the region is not reused");
 	munmap(memory, SOME + PAGE);
 	must(close(self) == 0 && close(ends[0]) == 0 && close(ends[1]) == 0);
 }
 
 /*
- * The event of a raw madvise comes before the kernel drops the pages. So what is registered there within the next
- * second is not used again. Where this machine takes longer than that, it is tried again.
+ * The event of a raw madvise comes before the kernel drops the pages. So the cache reuses no region
+ * that is registered there within the next second. If this machine takes longer than that, the test
+ * tries again.
  */
 static void just_dropped(void)
 {
@@ -228,15 +229,15 @@ static void just_dropped(void)
 		hits += hit(memory, SOME);
 		hits += hit(memory, SOME);
 	} while (seconds_now() - begun > 0.9);
-	is(hits, 0, "memory of which a raw madvise has just dropped the pages is not used again");
+	is(hits, 0, "memory whose pages a raw madvise has just dropped is not reused");
 	for (int tries = 0; !hit(memory, SOME) || !hit(memory, SOME); tries++)
 		must(tries < 500 && usleep(20000) == 0);
 	is(hits_of(memory, SOME), TIMES, "a while later it is");
 	munmap(memory, SOME);
 }
 
-/* The kernel moves one mapping, which old and new memory must be. */
-static void replaced_and_moved(bool bare)
+/* The kernel moves a single mapping, so the old and the new memory must be one. */
+static void replaced_and_moved(bool raw)
 {
 	enum { ALL = 64 * PAGE };
 	char *memory = with_region(ALL, ALL), *place = new_place(ALL), *middle = memory + 16 * PAGE;
@@ -244,10 +245,10 @@ static void replaced_and_moved(bool bare)
 
 	must(mmap(middle, SOME, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == middle);
 	memset(memory, 7, ALL);
-	moved = bare ? (void *)syscall(SYS_mremap, memory, ALL, 2 * ALL, MREMAP_MAYMOVE | MREMAP_FIXED, place) :
+	moved = raw ? (void *)syscall(SYS_mremap, memory, ALL, 2 * ALL, MREMAP_MAYMOVE | MREMAP_FIXED, place) :
 		       mremap(memory, ALL, 2 * ALL, MREMAP_MAYMOVE | MREMAP_FIXED, place);
-	ok(moved == place && place[ALL - 1] == 7, "%s moves memory of which MAP_FIXED has replaced a part",
-	   bare ? "a raw mremap" : "mremap");
+	ok(moved == place && place[ALL - 1] == 7, "%s moves memory that MAP_FIXED has replaced in part",
+	   raw ? "a raw mremap" : "mremap");
 	if (moved == place)
 		munmap(place, 2 * ALL);
 }
@@ -265,7 +266,7 @@ static void grows_down(void)
 	for (int tries = 0; !hit(stack, PAGE) || !hit(stack, PAGE); tries++)
 		must(tries < 100 && usleep(20000) == 0);
 	must(mprotect(top - PAGE, PAGE, PROT_READ | PROT_GROWSDOWN) == 0);
-	ok(!hit(stack, PAGE), "PROT_GROWSDOWN protects the mapping from its start on: the region there is not used again");
+	ok(!hit(stack, PAGE), "PROT_GROWSDOWN protects the mapping from its start on: the region there is not reused");
 	munmap(stack, SOME);
 }
 
@@ -282,9 +283,9 @@ static void keyed(void)
 		return;
 	}
 	must(pkey_mprotect(memory, SOME, PROT_READ | PROT_WRITE, 0) == 0);
-	is(hits_of(elsewhere, SOME), TIMES, "the key that all memory has changes nothing");
+	is(hits_of(elsewhere, SOME), TIMES, "the default protection key changes nothing");
 	must(pkey_mprotect(memory, SOME, PROT_READ | PROT_WRITE, key) == 0);
-	is(hits_of(memory, SOME), 0, "memory with a protection key is not used again");
+	is(hits_of(memory, SOME), 0, "memory with a protection key is not reused");
 }
 
 int main(int argc, char **argv)

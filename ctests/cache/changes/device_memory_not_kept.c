@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Memory that is not the program's own but a device's or the kernel's: what maps there can change
- * without a word to the CPU's tables, so nothing of it is kept. A relaxed registration has the
- * verdict of a plain one, and where that is a region it is one of its own, which ends with its
- * deregistration.
+ * Memory of a device or the kernel: its contents can change without a change of the CPU's page
+ * tables, so the cache keeps no region of it. A relaxed registration has the result of a plain one,
+ * and its region is one of its own, which ends with its deregistration.
  */
 #include "../../lib/observe.h"
 #include <dirent.h>
@@ -16,7 +15,7 @@
 static struct pair pair;
 static int good_ones, refused_ones;
 
-/* The errno of a plain registration; 0 if there is one. */
+/* The errno of a plain registration; 0 if it succeeds. */
 static int plain_verdict(void *memory, size_t length, int access)
 {
 	struct ibv_mr *mr;
@@ -41,7 +40,7 @@ static void as_plain(const char *name, void *memory, size_t length, int access)
 		mr = register_by_cache(pair.pd, memory, length, access, &before);
 		got = mr ? 0 : errno;
 		after = stats();
-		is(got, verdict, "%s: the verdict of a plain registration (%s)", name,
+		is(got, verdict, "%s: the result of a plain registration (%s)", name,
 		   verdict ? strerrorname_np(verdict) : "registered");
 		if (!mr) {
 			refused_ones++;
@@ -55,7 +54,7 @@ static void as_plain(const char *name, void *memory, size_t length, int access)
 			ok(lands_in(&pair, mr, memory, length), "%s: data lands", name);
 		is(deregister_region(mr), 0, "%s: deregistered", name);
 		is(kernel_regions(pair.context), regions, "%s: at once", name);
-		is((long long)stats().idle, (long long)before.idle, "%s: and not kept", name);
+		is((long long)stats().idle, (long long)before.idle, "%s: and it is not cached", name);
 	}
 }
 
@@ -134,7 +133,7 @@ static void dmabuf(void)
 	before = stats();
 	mr = ibv_reg_dmabuf_mr(pair.pd, 0, 4 * PAGE, 0, buffer, IBV_ACCESS_LOCAL_WRITE);
 	ok(stats().hits == before.hits && stats().misses == before.misses && stats().idle == before.idle,
-	   "a dma-buf by its descriptor (%s) is none of the cache's", mr ? "registered" : strerrorname_np(errno));
+	   "a dma-buf by its descriptor (%s) is not the cache's", mr ? "registered" : strerrorname_np(errno));
 	must(!mr || ibv_dereg_mr(mr) == 0);
 	must(munmap(memory, 4 * PAGE) == 0);
 	close(buffer);
@@ -159,8 +158,8 @@ static void device_file(const char *name, const char *path, off_t offset, int mo
 }
 
 /*
- * The first register file of a PCI device that can be mapped. Only registered: nothing is read or
- * written.
+ * The first register file of a PCI device that can be mapped. The test only registers it: it reads
+ * and writes nothing.
  */
 static void pci(void)
 {

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * The variables of a shared object go with it: dlclose unmaps them inside libc, and something else,
- * or the same object, comes to lie there. They are a private mapping of its file, and nothing is
- * kept of those.
+ * The variables of a shared object go with it: dlclose unmaps them inside libc, and another object,
+ * or the same one, is mapped there. They are a private mapping of its file, and the cache keeps no
+ * region of those.
  */
 #include "../../lib/reuse.h"
 #include <dlfcn.h>
 
-#define OBJECT "libresolv.so.2" /* of libc, not used here, and small */
+#define OBJECT "libresolv.so.2" /* of libc, unused here, and small */
 
 static struct pair pair;
 
@@ -78,7 +78,7 @@ int main(int argc, char **argv)
 	not_kept(&pair, "variables once more", again, PAGE);
 	unload(object, again);
 
-	/* Registered all the time that it goes and comes. */
+	/* A region is registered while the object is unloaded and loaded again. */
 	memory = load(&object);
 	{
 		struct rdmamr_stats since;
@@ -91,6 +91,6 @@ int main(int argc, char **argv)
 		is(deregister_region(old), 0, "which are deregistered");
 		must(munmap(memory, PAGE) == 0);
 	}
-	is((long long)stats().flushed_linger, 0, "no region went for its age");
+	is((long long)stats().flushed_linger, 0, "no region ended by age");
 	return relaxed_close(&pair);
 }

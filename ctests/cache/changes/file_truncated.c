@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Any process that has a file open can take its pages out of every mapping, and no event tells of
- * it: by ftruncate, by punching holes, by opening it with O_TRUNC, from this process or another. So
- * the cache keeps no region of a shared mapping, be the file sealed against all that or not. Private
- * mappings lose their own copies to a truncation as well.
+ * Any process with an open file can remove its pages from every mapping, and no event reports it:
+ * by ftruncate, by punching holes, by opening it with O_TRUNC, from this process or another. So the
+ * cache keeps no region of a shared mapping, even if seals forbid all that. Private mappings, too,
+ * lose their own copies to a truncation.
  */
 #include "../../lib/reuse.h"
 #include <linux/falloc.h>
@@ -130,14 +130,14 @@ static void shared(const char *what, int fd, char *memory)
 		old = register_region(pair.pd, memory, SIZE, LOCAL_AND_REMOTE);
 		must(old);
 		ways[n].change(fd);
-		ok(lands(&pair, memory, SIZE), "%s, below a region in use: data lands in the page of now",
+		ok(lands(&pair, memory, SIZE), "%s, below a region in use: data lands in the current page",
 		   named(what, &ways[n]));
 		must(deregister_region(old) == 0);
 	}
 	must(munmap(memory, SIZE) == 0 && close(fd) == 0);
 }
 
-/* By a system call, which the library does not see. */
+/* By a raw system call, which the library does not see. */
 static char *map_unseen(int fd)
 {
 	char *memory = new_place(SIZE);
@@ -148,7 +148,7 @@ static char *map_unseen(int fd)
 	return memory;
 }
 
-/* Shared memory stays what it is when it moves. */
+/* Shared memory stays shared when it moves. */
 static char *map_and_move(int fd, bool unseen)
 {
 	char *from = map(fd, MAP_SHARED), *to = new_place(SIZE);
@@ -161,7 +161,7 @@ static char *map_and_move(int fd, bool unseen)
 	return to;
 }
 
-/* And so does what it grows by: what is mapped and registered is the part that came with it. */
+/* So does the part by which it grows: the test maps and registers that part. */
 static char *map_and_grow(int fd)
 {
 	char *room = new_place(2 * SIZE);
@@ -176,13 +176,16 @@ static void grown(int fd)
 {
 	char *room = map_and_grow(fd), *memory = room + SIZE;
 
-	not_kept(&pair, "what a shared mapping has grown by", memory, SIZE);
+	not_kept(&pair, "the part by which a shared mapping has grown", memory, SIZE);
 	must(syscall(SYS_ftruncate, fd, 0) == 0 && syscall(SYS_ftruncate, fd, 2 * SIZE) == 0);
-	anew(&pair, "what a shared mapping has grown by, cut by a system call", memory, SIZE);
+	anew(&pair, "the part by which a shared mapping has grown, cut by a system call", memory, SIZE);
 	must(munmap(room, 2 * SIZE) == 0 && close(fd) == 0);
 }
 
-/* The cache asks what memory it is when it is registered again, and takes note. */
+/*
+ * The cache asks the kernel about the memory when it is registered again, and remembers the
+ * answer.
+ */
 static void counted(void)
 {
 	char *memory = mmap(NULL, SIZE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -192,15 +195,13 @@ static void counted(void)
 	for (int n = 0; n < 3; n++)
 		must(lands_by_cache(&pair, memory, SIZE, LOCAL_AND_REMOTE, &before, &after));
 	is((long long)(after.bypassed_memory - before.bypassed_memory), 1,
-	   "shared memory is counted as past the cache");
+	   "shared memory counts as bypassing the cache");
 	is((long long)(after.hits + after.misses - before.hits - before.misses), 0,
 	   "and as neither hit nor miss");
 	must(munmap(memory, SIZE) == 0);
 }
 
-/*
- * After a truncation, the copies that were registered are no longer those that the program sees.
- */
+/* After a truncation the program no longer sees the copies that were registered. */
 static void private(const char *what, int fd)
 {
 	char *memory = map(fd, MAP_PRIVATE);
@@ -217,7 +218,7 @@ static void private(const char *what, int fd)
 	must(munmap(memory, SIZE) == 0 && close(fd) == 0);
 }
 
-/* What the seals forbid is out of the world, but the cache does not look at seals. */
+/* The seals forbid the change, but the cache does not look at seals. */
 static void sealed(void)
 {
 	int fd = make_memfd();
@@ -261,6 +262,6 @@ int main(int argc, char **argv)
 	private("a private mapping of a memfd", make_memfd());
 	private("a private mapping of a file", make_file());
 	sealed();
-	is((long long)stats().flushed_linger, 0, "no region went for its age");
+	is((long long)stats().flushed_linger, 0, "no region ended by age");
 	return relaxed_close(&pair);
 }

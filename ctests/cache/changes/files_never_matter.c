@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * No region of a file is used again, sealed or not, so a file can be cut and its pages exchanged as the program likes;
- * and nothing else is affected: what is registered elsewhere is used again.
+ * The cache reuses no region of a file, sealed or not, so the program can cut a file and exchange
+ * its pages as it likes. Nothing else is affected: regions of other memory are reused.
  *
  * The device is the stand-in, whose pins are real (stub_device.h).
  */
@@ -46,7 +46,7 @@ static char *map(int fd, int flags)
 	return memory;
 }
 
-/* Nobody can cut the file, but that is not looked at. */
+/* No process can cut the file, but the cache does not look at that. */
 static void sealed(void)
 {
 	int fd = file(0), stale = 0;
@@ -58,7 +58,7 @@ static void sealed(void)
 	for (int round = 0; round < ROUNDS; round++)
 		stale += !lands(memory);
 	is(stale, 0, "a sealed memfd: data lands");
-	is((long long)(stats().hits - before.hits), 0, "a sealed memfd: nothing is used again");
+	is((long long)(stats().hits - before.hits), 0, "a sealed memfd: no region is reused");
 	must(munmap(memory, SIZE) == 0 && close(fd) == 0);
 }
 
@@ -74,7 +74,7 @@ static void exchanged(void)
 		must(syscall(SYS_remap_file_pages, memory, (long)PAGE, 0L, (long)(1 + round % 3), 0L) == 0);
 		stale += !lands(memory);
 	}
-	is(stale, 0, "a memfd, its pages exchanged by a bare remap_file_pages: data lands in the page of now");
+	is(stale, 0, "a memfd, its pages exchanged by a raw remap_file_pages: data lands in the current page");
 	must(munmap(memory, SIZE) == 0 && close(fd) == 0);
 }
 
@@ -90,11 +90,11 @@ static void cut(const char *kind, int flags)
 		must(syscall(SYS_ftruncate, fd, 0L) == 0 && syscall(SYS_ftruncate, fd, (long)SIZE) == 0);
 		stale += !lands(memory);
 	}
-	is(stale, 0, "a %s mapping of a memfd, cut by raw system calls: data lands in the page of now", kind);
+	is(stale, 0, "a %s mapping of a memfd, cut by raw system calls: data lands in the current page", kind);
 	must(munmap(memory, SIZE) == 0 && close(fd) == 0);
 }
 
-/* Regions that were registered once, and whose kind of memory nobody has asked about yet. */
+/* Regions that were registered once, so that the cache has not asked about their memory yet. */
 static void elsewhere(void)
 {
 	static char *memory[REGIONS];
@@ -111,7 +111,7 @@ static void elsewhere(void)
 	for (int n = 0; n < REGIONS; n++)
 		must(lands(memory[n]));
 	is((long long)(stats().hits - before.hits), REGIONS,
-	   "a file is cut and a hole punched into it: %d regions elsewhere are used again", REGIONS);
+	   "a file is cut and a hole punched into it: %d regions elsewhere are reused", REGIONS);
 	must(close(fd) == 0);
 }
 

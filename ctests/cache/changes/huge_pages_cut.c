@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * A program registers and deregisters huge pages that others may share with it, cuts their file by ftruncate and maps huge
- * pages anew. The library hears of no such cut. So it keeps none of these pages, not for a moment: what the file gave back is
- * free, and the next mmap gets it.
+ * A program registers and deregisters huge pages that other processes may share, cuts their file by
+ * ftruncate and maps huge pages anew. The library does not see the cut. So it keeps no region of
+ * these pages, not for a moment: pages that the file gave back are free, and the next mmap gets
+ * them.
  *
  * The device is the stand-in, whose pins are real (stub_device.h).
  */
@@ -16,7 +17,7 @@
 
 enum { HUGE = 2 << 20, ROUNDS = 50 };
 
-/* How many huge pages the machine has to give. */
+/* The number of huge pages that the machine has. */
 static size_t free_pages(void)
 {
 	FILE *file = fopen("/proc/meminfo", "re");
@@ -42,7 +43,7 @@ static long pinned(void)
 	return stub_registered() - stub_deregistered();
 }
 
-/* Waits until all huge pages are free, and returns how many that is. */
+/* Waits until all huge pages are free, and returns their number. */
 static void comes_back(size_t all)
 {
 	must(ibv_flush_relaxed_mr(stub_pd()) == 0);
@@ -50,8 +51,8 @@ static void comes_back(size_t all)
 }
 
 /*
- * Whether the stand-in lets go of pages as soon as it has deregistered them, as a device does. The io_uring of Linux 6.1
- * does so later.
+ * Whether the stand-in unpins pages as soon as it has deregistered them, as a device does. The
+ * io_uring of Linux 6.1 does so later.
  */
 static bool lets_go(size_t all)
 {
@@ -122,7 +123,7 @@ static void of_a_segment(size_t all)
 	is(kept, 0, "a System V segment: after none of %d releases are its huge pages pinned", ROUNDS);
 }
 
-/* What can be used again is kept as ever. */
+/* Regions that the cache may reuse are kept as before. */
 static void of_no_file(size_t all)
 {
 	char *memory = mmap(NULL, all * HUGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB, -1, 0);
@@ -131,7 +132,7 @@ static void of_no_file(size_t all)
 	must(memory != MAP_FAILED);
 	for (int round = 0; round < ROUNDS; round++)
 		use(memory, all * HUGE);
-	is((long long)(stats().hits - before.hits), ROUNDS - 1, "huge pages of no file are used again");
+	is((long long)(stats().hits - before.hits), ROUNDS - 1, "huge pages of no file are reused");
 	must(munmap(memory, all * HUGE) == 0);
 	comes_back(all);
 }

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * The machine has eight huge pages of 2 MiB, and the program maps all of them anew each round, by calls of the C
- * library. No idle region keeps one of them: each mmap succeeds, as it does without the cache.
+ * The machine has eight huge pages of 2 MiB, and the program maps all of them anew each round, by
+ * calls of the C library. No idle region holds one of them: each mmap succeeds, as it does without
+ * the cache.
  *
- * Only in the machine of vm/, where the number of huge pages is ours.
+ * Runs only in the machine of vm/, where the test may set the number of huge pages.
  */
 #include "../../lib/observe.h"
 

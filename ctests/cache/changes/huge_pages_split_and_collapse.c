@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
  * The kernel splits, collapses, merges and moves pages as it likes, but not those that a device has
- * pinned: idle regions stay good through all of it, and are not thrown away for nothing. And
- * registering a part of a transparent huge page must not break it up.
+ * pinned: idle regions stay good through all of it, and do not end needlessly. Also, registering a
+ * part of a transparent huge page must not split it.
  */
 #include "../../lib/reuse.h"
 #include <sys/mman.h>
@@ -28,9 +28,7 @@ static char *aligned(size_t count)
 	return memory;
 }
 
-/*
- * KiB of transparent huge pages from there up to `length` on, in however many mappings it is now.
- */
+/* KiB of transparent huge pages from there up to `length` on, in any number of mappings. */
 static long huge_kib(const char *memory, size_t length)
 {
 	FILE *smaps = fopen("/proc/self/smaps", "re");
@@ -75,7 +73,7 @@ static void part_of_a_huge_page(void)
 	}
 	control(&pair, "a part of a huge page", memory, PART);
 	is(huge_kib(memory, 2 * HUGE), before, "the huge pages are whole after it was registered");
-	/* The rest of it goes: the kernel breaks it up, and the part keeps its pages. */
+	/* The rest of it is discarded: the kernel splits it, and the part has its pages still. */
 	must(syscall(SYS_madvise, memory + HUGE / 2, PAGE, MADV_DONTNEED) == 0);
 	still(&pair, "the rest of the huge page discarded", memory, PART);
 	other = huge_kib(memory + HUGE, HUGE);
@@ -83,7 +81,7 @@ static void part_of_a_huge_page(void)
 	must(madvise(memory + HUGE / 2, HUGE / 2, MADV_NOHUGEPAGE) == 0); /* splits the mapping as well */
 	either(&pair, "the mapping split", memory, PART);
 	control(&pair, "in what was a huge page", memory, PART);
-	/* Into one again, or not, since pages are pinned. */
+	/* The kernel may join them again, or not, since pages are pinned. */
 	must(madvise(memory, 2 * HUGE, MADV_HUGEPAGE) == 0);
 	printf("# collapse: %s\n",
 	       syscall(SYS_madvise, memory, HUGE, MADV_COLLAPSE) ? strerror(errno) : "done");
@@ -95,7 +93,10 @@ static void part_of_a_huge_page(void)
 	must(munmap(memory, 2 * HUGE) == 0);
 }
 
-/* Nor do others in the same huge page, or a region in use that had been there before it came. */
+/*
+ * Nor do regions of other parts of the huge page split it, or a region in use that is older than
+ * the huge page.
+ */
 static void neighbours(void)
 {
 	char *memory = aligned(1);
@@ -129,9 +130,7 @@ static void neighbours(void)
 	must(munmap(memory, HUGE) == 0);
 }
 
-/*
- * A page of a page table is changed below an idle region, by a huge page that comes where it was.
- */
+/* Below an idle region, a huge page replaces a page of a page table. */
 static void huge_page_comes(void)
 {
 	char *memory = aligned(1);
@@ -175,7 +174,7 @@ static long number_in(const char *path)
 	return number;
 }
 
-/* Pages with the same content become one, but those that are pinned. */
+/* The kernel merges pages with the same content, except pinned ones. */
 static void merged(void)
 {
 	char *memory = pages(3 * COUNT), *idle = memory + COUNT * PAGE;
@@ -194,19 +193,19 @@ static void merged(void)
 	printf("# %ld pages are merged\n", number_in("/sys/kernel/mm/ksm/pages_sharing"));
 	ok(number_in("/sys/kernel/mm/ksm/full_scans") >= scans + 4, "all pages were looked at");
 	either(&pair, "after pages were merged", idle, SIZE);
-	/* Those that are merged have pages of their own again before a device gets them. */
-	ok(lands(&pair, memory, 3 * SIZE), "merged pages: data lands in the page of now");
+	/* A merged page is copied before a device gets it. */
+	ok(lands(&pair, memory, 3 * SIZE), "merged pages: data lands in the current page");
 	control(&pair, "merged pages", memory, 3 * SIZE);
 	memset(memory, 8, 3 * SIZE);
-	ok(lands(&pair, memory, 3 * SIZE), "merged pages, written again: data lands in the page of now");
+	ok(lands(&pair, memory, 3 * SIZE), "merged pages, written again: data lands in the current page");
 	must(write_to("/sys/kernel/mm/ksm/run", "2") == 0 && write_to("/sys/kernel/mm/ksm/run", "0") == 0);
-	ok(lands(&pair, memory, 3 * SIZE), "all unmerged: data lands in the page of now");
+	ok(lands(&pair, memory, 3 * SIZE), "all unmerged: data lands in the current page");
 	must(munmap(memory, 3 * SIZE) == 0);
 }
 
 /*
- * Huge pages that were asked for by name are watched by whole huge pages, whatever is registered of
- * them.
+ * Huge pages that the program requested by name are watched by whole huge pages, for any registered
+ * part of them.
  */
 static void hugetlb(void)
 {
@@ -253,6 +252,6 @@ int main(int argc, char **argv)
 	compacted();
 	merged();
 	hugetlb();
-	is((long long)stats().flushed_linger, 0, "no region went for its age");
+	is((long long)stats().flushed_linger, 0, "no region ended by age");
 	return relaxed_close(&pair);
 }

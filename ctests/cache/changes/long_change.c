@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * A call that changes memory can take long. While one is under way nothing of the cache is used: a
- * registration waits a moment, and then goes past the cache. Whether it waited too short or long
- * enough, the program gets one region, and nobody keeps another for it.
+ * A call that changes memory can take long. While one is under way the cache reuses no region: a
+ * registration waits a moment, and then bypasses the cache. Whether it waited long enough or not,
+ * the program gets one region, and no other user holds it.
  *
  * The call is an mremap(2) that gives up the memory behind the region. Another userfaultfd watches
  * that memory: the call waits until its event is read.
@@ -41,7 +41,10 @@ static void *shrink(void *memory)
 	return NULL;
 }
 
-/* Ends the call: after so many seconds, or if they are fewer than none, when the registration is over. */
+/*
+ * Ends the call: after that many seconds, or, if the number is negative, when the registration has
+ * returned.
+ */
 static void *read_event(void *delay)
 {
 	const double *seconds = delay;
@@ -67,7 +70,10 @@ static void wait_until_gone(char *memory)
 	must(errno == ENOMEM);
 }
 
-/* Brings the cache up to date soon after the call is over, as the other threads of a program do. */
+/*
+ * Brings the cache up to date soon after the call has returned, as the other threads of a program
+ * do.
+ */
 static void *use_other_memory(void *argument)
 {
 	atomic_bool *ends = argument;
@@ -82,8 +88,8 @@ static void *use_other_memory(void *argument)
 }
 
 /*
- * The key of the region that the cache has for the memory. By its second use the cache knows what
- * memory it is.
+ * The key of the region that the cache has for the memory. By its second use the cache knows the
+ * kind of the memory.
  */
 static uint32_t key_of_kept(char *memory)
 {
@@ -102,8 +108,8 @@ static uint32_t key_of_kept(char *memory)
 }
 
 /*
- * Registers while a call is under way for so many seconds more. Whether the cache served it, and how
- * long it took.
+ * Registers while a call is under way for that many seconds more. Returns whether the cache served
+ * it, and the time that it took.
  */
 static bool register_beside(char *memory, double seconds, double *took)
 {
@@ -142,10 +148,10 @@ int main(void)
 	fresh_at(memory, LENGTH);
 	open_watch();
 
-	is(register_beside(memory, -1, &patience), false, "beside what does not end a registration goes past the cache");
+	is(register_beside(memory, -1, &patience), false, "beside a call that does not end, a registration bypasses the cache");
 	patience = patience > 0.5 ? 0.5 : patience;
 	must(pthread_create(&other, NULL, use_other_memory, &ends) == 0);
-	/* What just ends in time is made to take longer, and what does not, less long. */
+	/* A call that just ends in time is made longer, one that does not is made shorter. */
 	for (int n = 0; n < ROUNDS; n++) {
 		bool hit = register_beside(memory, patience, &took);
 
@@ -155,7 +161,7 @@ int main(void)
 	}
 	ends = true;
 	must(pthread_join(other, NULL) == 0);
-	ok(hits > 0 && hits < ROUNDS, "around the end of its patience: %d hits, %d past the cache", hits, ROUNDS - hits);
+	ok(hits > 0 && hits < ROUNDS, "around its time limit: %d hits, %d bypassed the cache", hits, ROUNDS - hits);
 	must(close(watch) == 0);
 	return relaxed_close(&pair);
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * A buffer of which the first part is registered, in ever other lengths: more regions begin at its
- * first page than there are places for the way to them. Each registration ends, and what was
- * registered last is used again.
+ * A program registers the first part of a buffer, in ever other lengths: more regions begin at its
+ * first page than the index has entries for one page. Each registration ends, and the last
+ * registered region is reused.
  */
 #include "../../lib/reuse.h"
 
@@ -11,9 +11,9 @@ enum { PAGES = 100 };
 static struct pair pair;
 
 /*
- * Whether the registration used a region that was there. Before Linux 6.11 the library reads all
- * mappings to learn about one, and does so for a tenth of the time at most: on a busy machine it may
- * have to wait, and says so.
+ * Whether the registration reused a region. Before Linux 6.11 the library reads all mappings to
+ * find one, for a tenth of the time at most: on a busy machine it may have to wait, and then counts
+ * that.
  */
 static bool used_again(char *memory, size_t length, int access, int *failed)
 {
@@ -44,7 +44,7 @@ static void growing(const char *name, char *memory, int access)
 		anew += !used_again(memory, (size_t)n * PAGE, access, &failed);
 	}
 	is(failed, 0, "%s: each of 1 to %d pages is registered three times, and data lands", name, PAGES);
-	is(anew, 0, "%s: by a region that was there", name);
+	is(anew, 0, "%s: by a cached region", name);
 }
 
 int main(int argc, char **argv)
@@ -56,7 +56,7 @@ int main(int argc, char **argv)
 	alarm(DEADLOCK);
 	relaxed_open(&pair);
 	memory = pages(PAGES);
-	growing("rights of peers", memory, LOCAL_AND_REMOTE);
+	growing("rights of remote peers", memory, LOCAL_AND_REMOTE);
 	must(ibv_flush_relaxed_mr(pair.pd) == 0);
 	growing("local rights", memory, IBV_ACCESS_LOCAL_WRITE);
 	return relaxed_close(&pair);

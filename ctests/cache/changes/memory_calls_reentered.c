@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * The memory calls that the library stands in for, at moments when it is not ready for them: before
- * its constructor, after its destructor, inside its own calls of malloc and free, in handlers of
- * fork between its own, and in a thread whose storage is being taken down. They must do what they
- * do, and the cache must learn of it where it lives.
+ * Interposed memory calls at moments when the library is not ready for them: before its
+ * constructor, after its destructor, inside its own calls of malloc and free, in handlers of fork
+ * between its own, and in a thread whose thread-local storage is being destroyed. They must do
+ * their work, and a live cache must see the change.
  */
 #include "../../lib/observe.h"
 #include <pthread.h>
@@ -87,7 +87,10 @@ static void in_malloc(void)
 	control_later(&pair, "after that", victims, PAGE);
 }
 
-/* 2. In a thread that is nearly gone: pthread keys end after thread-local objects have. */
+/*
+ * 2. In a thread that is nearly gone: the destructors of pthread keys run after those of
+ * thread-local objects.
+ */
 
 static pthread_key_t key;
 static int late_runs, late_wrong;
@@ -109,7 +112,7 @@ static void late(void *memory)
 static void *ends(void *memory)
 {
 	must(pthread_setspecific(key, memory) == 0);
-	/* By turns the thread uses the library before, and not. */
+	/* Every other thread uses the library before. */
 	if (late_runs % 2)
 		must(lands(&pair, memory, PAGE));
 	return NULL;
@@ -162,7 +165,7 @@ static void in_fork(void)
 	forked = pages(2 * FORKED);
 	for (int n = 0; n < FORKED; n++)
 		control(&pair, "before a fork", forked + n * 2 * PAGE, PAGE);
-	/* A fork ends the idle regions, and leaves alone what is in use. */
+	/* A fork ends the idle regions, and leaves those in use. */
 	used = register_region(pair.pd, forked + 4 * PAGE, PAGE, LOCAL_AND_REMOTE);
 	must(used);
 	pid = fork();
@@ -248,7 +251,7 @@ int main(int argc, char **argv)
 	with_setting(argv, "RDMAMR_CACHE_LINGER", FOREVER);
 	alarm(DEADLOCK);
 	ok(early_done, "memory calls before any constructor are made");
-	is(early_wrong, 0, "and do what they do");
+	is(early_wrong, 0, "and have their usual effect");
 	relaxed_open(&pair);
 	in_malloc();
 	in_a_thread_that_ends();

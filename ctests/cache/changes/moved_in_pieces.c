@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Since Linux 6.17 one mremap(2) to a fixed address moves several mappings, and what lies between
- * them stays a hole. It stops at a mapping that a userfaultfd watches. With registered memory in the
- * range the C library's call answers and moves what it does without, on older kernels too.
+ * Since Linux 6.17 one mremap(2) to a fixed address moves several mappings, and the gaps between
+ * them stay holes. It stops at a mapping that a userfaultfd watches. With registered memory in the
+ * range, the C library's call returns and moves the same as without the library, on older kernels
+ * too.
  *
  * The device is the stand-in (stub_device.h). Each case runs at two places, one of them registered.
  */
@@ -20,7 +21,7 @@
 
 enum { PAGES = 16, APART = 64 };
 
-/* What a case leaves: the answer, and the first byte of each page of the source and the target. */
+/* The outcome of a case: the answer, and the first byte of each page of the source and the target. */
 struct outcome {
 	int err;
 	unsigned char there[2 * PAGES];

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * One thread moves registered memory by mremap. Another sees its data at the new address and registers the old one, all
- * before mremap has returned: no region of the pages that moved may serve it.
+ * One thread moves registered memory by mremap. Another sees its data at the new address and
+ * registers the old one, all before mremap has returned: no region of the moved pages may serve it.
  *
- * Of a raw system call this does not hold (docs/limits.md): the kernel moves the pages before it marks the change as in
- * flight. How often the race is lost is shown and not judged.
+ * This does not hold for a raw system call (docs/limits.md): the kernel moves the pages before it
+ * marks the change as in flight. The test prints how often the race is lost, and does not judge it.
  *
  * The device is the stand-in, whose pins are real (stub_device.h).
  */
@@ -21,7 +21,7 @@
 enum { ROUNDS = 60, HUGE = 2 << 20 };
 static const size_t SIZE = 64UL << 20;
 
-static bool bare;
+static bool raw;
 static char *from, *to;
 static _Atomic int go, done;
 static sigjmp_buf out;
@@ -37,7 +37,7 @@ static void *mover(void *argument)
 
 	(void)argument;
 	go = 1;
-	must((bare ? (void *)syscall(SYS_mremap, from, SIZE, SIZE, flags, to) : mremap(from, SIZE, SIZE, flags, to)) == to);
+	must((raw ? (void *)syscall(SYS_mremap, from, SIZE, SIZE, flags, to) : mremap(from, SIZE, SIZE, flags, to)) == to);
 	done = 1;
 	return NULL;
 }
@@ -48,13 +48,13 @@ static void leave(int number)
 	siglongjmp(out, 1);
 }
 
-/* Whether the page is there. A look at one that is not waits until mremap is over. */
+/* Whether the page is there. An access to a missing page waits until mremap has returned. */
 static bool sees(volatile const char *page)
 {
 	return sigsetjmp(out, 1) ? false : *page == 7;
 }
 
-/* Where page tables cannot move as a whole: the new place begins at another page of its 2 MiB. */
+/* An address to which page tables cannot move as a whole: it begins at another page of its 2 MiB. */
 static void places(void)
 {
 	char *room = new_place(2 * (SIZE + 2 * HUGE));
@@ -66,7 +66,7 @@ static void places(void)
 	memset(from, 7, SIZE);
 }
 
-/* Memory with an idle region that has been used again. */
+/* Memory with an idle region that has been reused. */
 static void prepare(void)
 {
 	struct ibv_mr *mr;
@@ -76,7 +76,7 @@ static void prepare(void)
 		must((mr = reg(from)) && ibv_dereg_mr_relaxed(mr) == 0);
 }
 
-/* How long the kernel takes in seconds, without anybody beside it. */
+/* The seconds that the kernel takes, with no other thread beside it. */
 static double alone(void)
 {
 	double begun;
@@ -113,8 +113,8 @@ static struct counts race(void)
 			while (seconds_now() < begun + length * (round % 20) / 20)
 				continue;
 			seen = sees(to);
-			/* The library's mremap has something to do before the kernel moves the pages. */
-		} while (!bare && !seen && !done);
+			/* The library's mremap has work to do before the kernel moves the pages. */
+		} while (!raw && !seen && !done);
 		if (seen && !done) {
 			counts.seen++;
 			registered = stub_registered();
@@ -150,7 +150,7 @@ int main(int argc, char **argv)
 	must(signal(SIGSEGV, leave) != SIG_ERR);
 	counts = race();
 	is(counts.stale, 0, "mremap: of %d registrations of the old address, none gets a region of the pages that moved", counts.seen);
-	bare = true;
+	raw = true;
 	counts = race();
 	printf("# a raw mremap: of %d registrations of the old address %d got a region, and %d one of the pages that moved\n",
 	       counts.seen, counts.hits, counts.stale);

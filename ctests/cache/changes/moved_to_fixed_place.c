@@ -1,20 +1,20 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * mremap(2) to a fixed address unmaps the target before it refuses several mappings, and to watch
- * part of a mapping makes it several. A thread that takes what is unmapped there must not lose it,
- * and without the library it gets nothing of a move that succeeds.
+ * mremap(2) to a fixed address unmaps the target before it refuses several mappings, and watching a
+ * part of a mapping splits it. A thread that maps memory at an unmapped target must not lose it,
+ * and must get nothing of a move that succeeds without the library.
  */
 #include "../../lib/observe.h"
 #include <stdatomic.h>
 #include <sys/mman.h>
 #include <sys/uio.h>
 
-/* Of so much memory the cache watches a part. */
+/* The cache watches a part of this much memory. */
 enum { LENGTH = 6 << 20, ROUNDS = 100, MARK = 0x5a, MOVED = 7 };
 
 static struct pair pair;
 static char *target;
-/* Whether the thread is to take the target, and what it does. */
+/* Whether the thread is to take the target, and its state. */
 static atomic_bool wanted;
 static enum { WAITS, TRIES, HAS } _Atomic taker;
 
@@ -39,7 +39,7 @@ static void *take(void *nothing)
 	return NULL;
 }
 
-/* What is at an address; -1 if it cannot be read. */
+/* The byte at an address; -1 if it cannot be read. */
 static int there(const char *at)
 {
 	unsigned char byte;
@@ -61,7 +61,7 @@ static void move(const char *name, bool one_mapping)
 		memset(source, MOVED, LENGTH);
 		if (!one_mapping)
 			must(mprotect(source + (5 << 20), PAGE, PROT_READ) == 0);
-		/* The cache keeps what comes again. */
+		/* The cache keeps memory that is registered again. */
 		for (int time = 0; time < 2; time++) {
 			mr = register_region(pair.pd, source + (3 << 20), PAGE, LOCAL_AND_REMOTE);
 			must(mr && deregister_region(mr) == 0);
@@ -92,10 +92,10 @@ static void move(const char *name, bool one_mapping)
 	printf("# %s: of %d moves %d succeeded, and the thread took the target of %d\n", name, ROUNDS, moved, taken);
 	if (one_mapping) {
 		is(moved, ROUNDS, "%s: every move succeeds", name);
-		is(taken, 0, "%s: nobody else gets the target", name);
+		is(taken, 0, "%s: no other thread gets the target", name);
 	}
-	is(right, moved, "%s: what is moved is at the target", name);
-	is(kept, taken, "%s: what another thread maps there stays", name);
+	is(right, moved, "%s: the moved data is at the target", name);
+	is(kept, taken, "%s: a mapping that another thread makes there stays", name);
 }
 
 int main(int argc, char **argv)

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * A file on a hugetlbfs that is mounted nowhere shows in /proc/self/maps by the name that the program gives it, so it can
- * be called as the kernel calls huge pages that are of no file. It is a file all the same: its size is cut, and the pages of
- * a private mapping go, without an event. No region of it is used again. Huge pages that are of no file are.
+ * /proc/self/maps shows a file on an unmounted hugetlbfs by the name that the program gives it, so
+ * the name can equal the kernel's for huge pages of no file. It is a file all the same: a change of
+ * its size takes the pages of a private mapping, without an event. The cache reuses no region of
+ * it, but reuses those of huge pages of no file.
  *
  * The device is the stand-in, whose pins are real (stub_device.h).
  */
@@ -20,7 +21,10 @@ static bool lands(void *memory, size_t length)
 	struct ibv_mr *mr = NULL;
 	bool good;
 
-	/* The io_uring of Linux 6.1 unpins later than a device would: the machine may be short of huge pages for a while. */
+	/*
+	 * The io_uring of Linux 6.1 unpins later than a device would: the machine may be short of huge
+	 * pages for a while.
+	 */
 	for (int tries = 0; !mr && tries < 10000; tries++) {
 		mr = ibv_reg_mr_relaxed(stub_pd(), memory, length, LOCAL_AND_REMOTE);
 		must(mr || (errno == EFAULT && usleep(10000) == 0));
@@ -31,7 +35,7 @@ static bool lands(void *memory, size_t length)
 	return good;
 }
 
-/* A folder of a hugetlbfs of this program's own, that is mounted nowhere. */
+/* A folder of a hugetlbfs of this program's own, mounted nowhere. */
 static int detached(void)
 {
 	int config = (int)syscall(SYS_fsopen, "hugetlbfs", 0), folder = -1;
@@ -60,7 +64,7 @@ static void named(int folder, const char *name, bool deleted)
 		must(ftruncate(file, 0) == 0 && ftruncate(file, HUGE) == 0);
 		stale += !lands(memory, PAGE);
 	}
-	is(stale, 0, "a file called \"%s\"%s, cut: data lands in the page of now", name, deleted ? ", deleted" : "");
+	is(stale, 0, "a file called \"%s\"%s, cut: data lands in the current page", name, deleted ? ", deleted" : "");
 	must(munmap(memory, HUGE) == 0 && close(file) == 0);
 	if (!deleted)
 		must(unlinkat(folder, name, 0) == 0);
@@ -76,7 +80,7 @@ static void of_no_file(void)
 	for (int round = 0; round < ROUNDS; round++)
 		stale += !lands(memory, PAGE);
 	is(stale, 0, "huge pages of no file: data lands");
-	is((long long)(stats().hits - before.hits), ROUNDS - 1, "and they are used again");
+	is((long long)(stats().hits - before.hits), ROUNDS - 1, "and they are reused");
 	must(munmap(memory, HUGE) == 0);
 }
 

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Some calls fail for pages that a device has pinned: MADV_COLLAPSE, UFFDIO_MOVE, mbind, move_pages and migrate_pages. Of
- * memory that the program has deregistered none is pinned, so they succeed there, idle regions or not. And what a program
- * registers afterwards lands in the pages of now.
+ * Some calls fail for pages that a device has pinned: MADV_COLLAPSE, UFFDIO_MOVE, mbind, move_pages
+ * and migrate_pages. The cache leaves no page pinned that the program has deregistered when it
+ * makes such a call, so they succeed, idle regions or not. Later registrations get the current
+ * pages.
  *
  * The device is the stand-in, whose pins are real (stub_device.h).
  */
@@ -29,7 +30,7 @@ struct uffdio_move { uint64_t dst, src, len, mode; int64_t move; };
 
 enum { HUGE = 2 << 20, ROUNDS = 20, SOME = 16 * PAGE };
 
-/* libnuma's, which the library takes over if it is preloaded. */
+/* libnuma's, which the library interposes if it is preloaded. */
 long mbind(void *, unsigned long, int, const unsigned long *, unsigned long, unsigned);
 long move_pages(int, unsigned long, void **, const int *, int *, int);
 long migrate_pages(int, unsigned long, const unsigned long *, const unsigned long *);
@@ -55,8 +56,8 @@ static void use(void *memory, size_t length)
 }
 
 /*
- * Whether the stand-in lets go of pages as soon as it has deregistered them, as a device does. The io_uring of Linux 6.1
- * does so later. `call` is a call that minds pinned pages.
+ * Whether the stand-in unpins pages as soon as it has deregistered them, as a device does. The
+ * io_uring of Linux 6.1 does so later. `call` is a call that fails for pinned pages.
  */
 static bool lets_go(char *memory, size_t length, bool call(char *memory))
 {
@@ -66,7 +67,7 @@ static bool lets_go(char *memory, size_t length, bool call(char *memory))
 	return call(memory);
 }
 
-/* Small pages where the kernel may put a huge one. */
+/* Small pages that the kernel may replace by a huge one. */
 static char *small_pages(void)
 {
 	char *all = mmap(NULL, 2 * HUGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0), *memory;
@@ -121,7 +122,7 @@ static void collapsed(const char *name, bool collapse(char *memory))
 		must(munmap(memory, HUGE) == 0);
 	}
 	errno = err;
-	ok(!refused, "%s of memory that is registered no more: none of %d fails (%d)", name, ROUNDS, refused);
+	ok(!refused, "%s of deregistered memory: none of %d fails (%d)", name, ROUNDS, refused);
 	is(stale, 0, "and data lands afterwards");
 }
 
@@ -153,7 +154,7 @@ static void moved_by_userfaultfd(void)
 		must(munmap(from, SOME) == 0 && munmap(to, SOME) == 0);
 	}
 	errno = err;
-	ok(!refused, "UFFDIO_MOVE of memory that is registered no more: none of %d fails (%d)", ROUNDS, refused);
+	ok(!refused, "UFFDIO_MOVE of deregistered memory: none of %d fails (%d)", ROUNDS, refused);
 	is(stale, 0, "and data lands afterwards");
 	must(close(uffd) == 0);
 }
@@ -237,7 +238,7 @@ static void moved_to_node(const char *name, bool move(char *memory, int node))
 		must(munmap(memory, SOME) == 0);
 	}
 	errno = err;
-	ok(!refused, "%s moves memory that is registered no more: none of %d fails (%d)", name, ROUNDS, refused);
+	ok(!refused, "%s moves deregistered memory: none of %d fails (%d)", name, ROUNDS, refused);
 	is(stale, 0, "and data lands afterwards");
 }
 

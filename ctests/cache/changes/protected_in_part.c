@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * protected_in_part [ROUNDS]: the program takes the right to write from a page of a region that is idle, or that other
- * threads register and deregister meanwhile. No region of that memory stays registered with the kernel: it ends at once,
- * or a moment later if another thread has the cache's lock or is ending it.
+ * protected_in_part [ROUNDS]: the program takes the right to write from a page of a region that is
+ * idle, or that other threads register and deregister meanwhile. No region of that memory stays
+ * registered with the kernel: it ends at once, or a moment later if another thread has the cache's
+ * lock or is ending it.
  *
- * The device is the one that CHECK_DEVICE names, else the stand-in (stub_device.h).
+ * The device is that of CHECK_DEVICE, else the stand-in (stub_device.h).
  */
 #include <pthread.h>
 #include <stdlib.h>
@@ -125,9 +126,9 @@ int main(int argc, char **argv)
 		must(mprotect(memory, SIZE, PROT_READ | PROT_WRITE) == 0 && register_once(memory, SIZE));
 		must(syscall(SYS_mprotect, memory + PAGE, PAGE, PROT_READ) == 0);
 	}
-	ok(registered() > 0, "a raw system call is not heard of (docs/limits.md)");
+	ok(registered() > 0, "the library does not see a raw system call (docs/limits.md)");
 	must(ibv_flush_relaxed_mr(pd) == 0);
-	is(registered(), 0, "and a flush ends what it leaves");
+	is(registered(), 0, "and a flush ends the regions that it leaves");
 	beside("other threads register the same memory", same_memory);
 	beside("other threads register and unmap other memory", other_memory);
 	return done_testing();

@@ -1,23 +1,23 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * The race that makes userfaultfd alone unsafe: one thread unmaps memory, and before the kernel's
- * word of it is read by anyone another thread has mapped new memory at the same address and
- * registers it. A cache that has a region of that address idle must not hand it out: its pages are
- * those that are gone.
+ * The race that makes userfaultfd alone unsafe: one thread unmaps memory, and before any thread has
+ * read the kernel's event another thread has mapped new memory at the same address and registers
+ * it. A cache with an idle region of that address must not hand it out: its pages are those that
+ * are gone.
  *
  * The device is the stand-in, whose pins are real (stub_device.h): the device writes to the pages
  * that were pinned, and the program looks at the page that it sees. Each round also registers the
- * same memory again when all is quiet, which must be a hit: a cache that never reuses anything
+ * same memory again when all is quiet, which must be a hit: a cache that never reuses a region
  * proves nothing. With --expect-stale the library is told that the process has one thread, so that
- * the library does not fence; stale regions must then be seen.
+ * the library does not fence; then stale regions must appear.
  *
  * Usage: race [ROUNDS] [--remove] [--expect-stale] [--second-libc]
  *
- * --second-libc: the other thread is made by the C library of another namespace of the linker. The
- * first one does not know of it, and still says that the process has one thread.
+ * --second-libc: the C library of another namespace of the linker makes the other thread. The first
+ * one does not know of it, and still says that the process has one thread.
  *
- * --remove: the pages are dropped by MADV_DONTNEED, and registered all the while. The kernel's word of it comes before the pages go,
- * so a region made in between is one of pages that are going.
+ * --remove: MADV_DONTNEED drops the pages, while they are registered all the time. The kernel's
+ * event comes before the pages go, so a region made in between has pages that are going.
  */
 #include <dlfcn.h>
 #include <link.h>
@@ -29,17 +29,20 @@
 #include "../../lib/device.h"
 #include "../../lib/stub_device.h"
 
-/* In place of the C library's, by which the library sees whether the process has ever had two threads. */
+/*
+ * Replaces the C library's variable, by which the library sees whether the process ever had two
+ * threads.
+ */
 char __libc_single_threaded;
 
 enum { PAGES = 4, LENGTH = PAGES * PAGE };
-/* Far from where the kernel puts mappings by itself, so that nobody else's lands there. */
+/* Far from where the kernel puts mappings by itself, so that no other mapping lands there. */
 static char *const place = (char *)0x10000000000;
 
 enum { LIBC, RAW };           /* how the pages go */
 /*
- * How new ones come: the registering thread maps them as soon as it can, or the other one puts them
- * in place of the old ones by MAP_FIXED, and this one sees it by what is in them.
+ * How new ones come: the registering thread maps them as soon as it can, or the other one replaces
+ * the old ones by MAP_FIXED, and this one sees it by their content.
  */
 enum { NOREPLACE, HINT, REPLACED, HOWS };
 struct kind {
@@ -103,7 +106,7 @@ static void *dropper(void *argument)
 
 /*
  * Maps the place as soon as it is free, which is before the other thread's munmap has returned; or
- * sees that other pages are there, which is before its mmap has.
+ * waits until other pages are there, which is before its mmap has returned.
  */
 static void map_place(struct kind kind)
 {
@@ -177,8 +180,8 @@ static enum verdict once(struct kind kind, unsigned char value, bool *hit)
 }
 
 /*
- * Registers memory that the other thread is dropping. What the device would write may be lost:
- * nothing to see.
+ * Registers memory that the other thread is dropping. The device's write may be lost, so there is
+ * nothing to check.
  */
 static void register_meanwhile(struct kind kind, long round)
 {
@@ -207,8 +210,8 @@ static void race(long round)
 
 	wait_for(&done, round);
 	/*
-	 * All is quiet. What the next round is to find, with the access of that round; twice, to
-	 * see a hit.
+	 * All is quiet. Registers the region that the next round is to find, with the access of that
+	 * round; twice, to see a hit.
 	 */
 	all.access = kind_of(round + 1).access;
 	all.first = 0;
@@ -219,7 +222,8 @@ static void race(long round)
 }
 
 /*
- * The cache keeps nothing while pages are dropped all the time: it cannot know when they are gone.
+ * The cache keeps no region while pages are dropped all the time: it cannot know when they are
+ * gone.
  */
 static bool used_again_later(void)
 {
@@ -237,7 +241,7 @@ static void *load_second_libc(void)
 	void *libc = dlmopen(LM_ID_NEWLM, "libc.so.6", RTLD_NOW | RTLD_LOCAL);
 
 	must(libc);
-	/* To name the linker's variable makes a copy of it in this program, which stays 1. */
+	/* A reference to the linker's variable makes a copy of it in this program, which stays 1. */
 	printf("# the program's copy says version %d\n", _r_debug.r_version);
 	return libc;
 }
@@ -272,7 +276,7 @@ int main(int argc, char **argv)
 	     place);
 	must(ibv_dereg_mr_relaxed(register_pages((struct kind){ .access = kind_of(1).access, .count = PAGES })) == 0);
 	if (stats().bypassed_watch)
-		skip_all("userfaultfd is refused here: nothing is kept that could be stale");
+		skip_all("userfaultfd is refused here: the cache keeps no region");
 
 	if (second_libc) {
 		void *libc = load_second_libc();
@@ -297,17 +301,17 @@ int main(int argc, char **argv)
 	       "after EAGAIN; %ld hits when all was quiet\n", rounds, (long)(end.tv_sec - start.tv_sec), hits, stale, dead,
 	       again, quiet_hits);
 	if (expect_stale)
-		ok(stale > 0, "without the fence stale regions are handed out, and seen: %ld of %ld", stale, rounds);
+		ok(stale > 0, "without the fence the test sees stale regions: %ld of %ld", stale, rounds);
 	else
 		is(stale, 0, "no stale region in %ld rounds", rounds);
-	is(dead, 0, "and none that the device does not know");
+	is(dead, 0, "and no region that the device does not know");
 	is(quiet_wrong, 0, "when all is quiet, data lands where the program sees it");
 	if (!by_madvise)
-		ok(quiet_hits > rounds - rounds / 10, "and the region is used again: %ld times", quiet_hits);
+		ok(quiet_hits > rounds - rounds / 10, "and the region is reused: %ld times", quiet_hits);
 	else
-		ok(used_again_later(), "and when no page was dropped for a while, the region is used again");
+		ok(used_again_later(), "and when no page was dropped for a while, the region is reused");
 	is(ibv_flush_relaxed_mr(stub_pd()), 0, "flushed");
 	is(stub_registered() - stub_deregistered(), 0, "the device has no region left, of %ld", stub_registered());
-	is((long long)(stats().idle + stats().live), 0, "and the library knows of none");
+	is((long long)(stats().idle + stats().live), 0, "nor has the library");
 	return done_testing();
 }

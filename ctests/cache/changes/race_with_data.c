@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
  * One thread unmaps memory, and as soon as its address is free another has mapped new memory there
- * and registers it, which is before the kernel's word of the unmap has been read by anyone. The
- * data of a write by the device must be in the new page, each time. The second race is for
- * MADV_DONTNEED, whose word comes before the pages go: a region made in between has pinned what is
- * going, and must not be there to be found afterwards.
+ * and registers it, before any thread has read the kernel's event of the unmap. The device's data
+ * must land in the new page, each time. The second race is about MADV_DONTNEED, whose event comes
+ * before the pages go: a region made in between has pinned pages that are going, and must not be
+ * found afterwards.
  *
- * Both with the library's threads as they are, and made late: of the lowest priority, on the
- * processor of the thread that registers, which does not let them run before it has. With the fence
- * switched off the first race is lost then, or it proves nothing. (A million rounds of it, on this
- * machine's own kernel, are in race.c.)
+ * Both races run with the library's threads unchanged, and with late ones: of the lowest priority,
+ * on the processor of the registering thread, which does not let them run before it has registered.
+ * Without the fence the first race must then be lost, or it proves nothing. (race.c makes a million
+ * rounds of it, on this machine's own kernel.)
  */
 #include "../../lib/observe.h"
 #include <pthread.h>
@@ -17,8 +17,8 @@
 #include <stdatomic.h>
 
 /*
- * A race takes as many rounds, or on a machine that is busy as many as it can in some seconds; a
- * few in any case, and as many as it takes until memory was once there before the call returned.
+ * A race takes that many rounds, or on a busy machine as many as it can in some seconds; a few in
+ * any case, and as many as it takes until memory was once mapped before the call returned.
  */
 enum { UNMAPS = 1500, DISCARDS = 500, CONTROL = 5000, ENOUGH = 3, SECONDS = 3, AT_LEAST = 50 };
 enum way { LIBC_UNMAP, RAW_UNMAP, LIBC_DISCARD, RAW_DISCARD };
@@ -41,7 +41,7 @@ static void *takes_away(void *argument)
 	long rounds = (long)argument;
 	cpu_set_t others;
 
-	/* Not on the processor of the thread that registers, where there is another. */
+	/* On another processor than the registering thread's, if there is one. */
 	CPU_ZERO(&others);
 	for (int n = 1; n < 1024; n++)
 		CPU_SET(n, &others);
@@ -79,7 +79,7 @@ static void make_late(bool late)
 	must(sched_setaffinity(0, sizeof(one), late ? &one : &two) == 0);
 }
 
-/* One write by the device, of a value that no page has yet; whether the program sees it. */
+/* One write by the device, of a value that no page has yet. Returns whether the program sees it. */
 static int seen(struct ibv_mr *mr)
 {
 	static uint64_t value = 1;
@@ -108,12 +108,14 @@ static bool goes_on(double until, long round, const struct score *score)
 	return seconds_now() < until || round <= AT_LEAST || !score->in_time;
 }
 
-/* In place of the C library's, by which the library sees whether the process has ever had two threads: it fences if it
- * has. */
+/*
+ * Replaces the C library's variable, by which the library sees whether the process ever had two
+ * threads: it fences if so.
+ */
 static bool is_fenced = true;
 char __libc_single_threaded;
 
-/* The race ends when `enough` were stale. One of which that is asked has all its rounds for it. */
+/* The race ends after `enough` stale regions. A race that must have none runs all its rounds. */
 static struct score unmapped(enum way by, long rounds, long enough)
 {
 	double until = seconds_now() + SECONDS;
@@ -206,15 +208,15 @@ int main(int argc, char **argv)
 	relaxed_open(&pair);
 	spot = pages(3);
 	spot += PAGE;
-	control(&pair, "nobody unmaps", spot, PAGE);
+	control(&pair, "no thread unmaps", spot, PAGE);
 
 	threads = new_threads(before, had, library, 16);
 	for (int n = 0; n < 4; n++) {
 		enum way by = n & 1 ? RAW_UNMAP : LIBC_UNMAP;
 		char name[80];
 
-		snprintf(name, sizeof(name), "unmapped%s%s", n & 1 ? " past the hooks" : "",
-			 n & 2 ? ", late watch" : "");
+		snprintf(name, sizeof(name), "unmapped%s%s", n & 1 ? " by raw system calls" : "",
+			 n & 2 ? ", late reader" : "");
 		make_late(n & 2);
 		score = unmapped(by, UNMAPS, UNMAPS);
 		ok(score.rounds >= AT_LEAST && (!(n & 2) || score.in_time > 0),
@@ -226,15 +228,15 @@ int main(int argc, char **argv)
 	}
 	make_late(false);
 	for (enum way by = LIBC_DISCARD; by <= RAW_DISCARD; by++) {
-		const char *name = by == RAW_DISCARD ? "discarded past the hooks" : "discarded";
+		const char *name = by == RAW_DISCARD ? "discarded by raw system calls" : "discarded";
 
 		score = discarded(by, DISCARDS);
 		ok(score.rounds >= AT_LEAST && score.in_time > 0,
 		   "%s: %ld rounds, registered %ld times before the call returned",
 		   name, score.rounds, score.in_time);
-		is(score.later, 0, "%s: data always landed in the page that came for it", name);
+		is(score.later, 0, "%s: data always landed in the page that replaced it", name);
 		control_later(&pair, name, spot, PAGE);
 	}
-	is(once_more("unfenced", unfenced), 42, "without the fence there are stale regions: the race is one");
+	is(once_more("unfenced", unfenced), 42, "without the fence there are stale regions, so the race is real");
 	return relaxed_close(&pair);
 }

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Registered without a right to write, while its pages are those of zeros or of a file that all
- * share; then the program writes, which gives it pages of its own; then registered with the right.
- * The first region must not serve the second, and what it still serves must be what the program
- * sees.
+ * Memory is registered without a right to write, while its pages are the zero page or shared pages
+ * of a file. Then the program writes, which gives it pages of its own, and registers it with the
+ * right. The first region must not serve the second registration, and must read the data that the
+ * program sees.
  */
 #include "../../lib/reuse.h"
 
@@ -20,7 +20,7 @@ static char *untouched(int fd)
 	return memory;
 }
 
-/* Whether the device reads by the region what the program sees. */
+/* Whether the device reads, by the region, the data that the program sees. */
 static int reads(const struct ibv_mr *mr, char *memory, int access)
 {
 	int status;
@@ -30,12 +30,12 @@ static int reads(const struct ibv_mr *mr, char *memory, int access)
 		status = pair_read(&pair, far.mr, far.in, SIZE, (uintptr_t)memory, mr->rkey);
 	else
 		status = pair_write(&pair, mr, memory, SIZE, (uintptr_t)far.in, far.mr->rkey);
-	if (pair.iwarp && !status) /* what is read behind a write is answered after it */
+	if (pair.iwarp && !status) /* the answer to a read behind a write comes after it */
 		status = pair_read(&pair, far.mr, far.out, 8, (uintptr_t)far.in, far.mr->rkey);
 	return status_is_good(status, "the device reads") && !memcmp(far.in, memory, SIZE);
 }
 
-/* By a registration of its own, and `before` is as it was before that. */
+/* By a registration of its own; `before` has the statistics before it. */
 static int reads_anew(char *memory, int access, struct rdmamr_stats *before)
 {
 	struct ibv_mr *mr = register_by_cache(pair.pd, memory, SIZE, access, before);
@@ -47,7 +47,7 @@ static int reads_anew(char *memory, int access, struct rdmamr_stats *before)
 	return good;
 }
 
-/* `first` has no right to write; `second` is first with it. */
+/* `first` has no right to write; `second` is the first with it. */
 static void upgraded(const char *name, int fd, int first, int second, bool touched, bool kept)
 {
 	char *memory = untouched(fd);
@@ -61,7 +61,7 @@ static void upgraded(const char *name, int fd, int first, int second, bool touch
 	ok(kept ? reused(before, stats()) : made_anew(before, stats()), "%s: %s", name,
 	   kept ? "by the same region" : "by a region of its own");
 	fill(memory, SIZE);
-	ok(reads_anew(memory, first, &before), "%s: what the program wrote since, the device reads", name);
+	ok(reads_anew(memory, first, &before), "%s: the device reads the data that the program wrote since", name);
 
 	mr = register_region(pair.pd, memory, SIZE, first);
 	must(mr);
@@ -71,10 +71,10 @@ static void upgraded(const char *name, int fd, int first, int second, bool touch
 	   "%s: the right to write takes another region", name);
 	ok(second & IBV_ACCESS_REMOTE_WRITE ? lands_in(&pair, writes, memory, SIZE) :
 					      lands_by_lkey(&pair, writes, memory, SIZE),
-	   "%s: data lands in the page of now by that", name);
-	ok(reads(mr, memory, first), "%s: and is read by the first", name);
+	   "%s: by that, data lands in the current page", name);
+	ok(reads(mr, memory, first), "%s: and the first reads it", name);
 	fill(memory, SIZE);
-	ok(reads(mr, memory, first), "%s: and what the program writes after it", name);
+	ok(reads(mr, memory, first), "%s: and reads the program's later data", name);
 	is(deregister_region(mr), 0, "%s: the first is deregistered", name);
 	is(deregister_region(writes), 0, "%s: and the second", name);
 	ok(reads_anew(memory, first, &before), "%s: without the right to write again", name);
@@ -82,15 +82,15 @@ static void upgraded(const char *name, int fd, int first, int second, bool touch
 	must(munmap(memory, SIZE) == 0);
 }
 
-/* After the write of the program there may be a region with the right already: it serves both. */
+/* After the program's write a region with the right may exist already: it serves both. */
 static void downgraded(void)
 {
 	char *memory = untouched(-1);
 	struct rdmamr_stats before;
 
 	control_with(&pair, "local rights", memory, SIZE, IBV_ACCESS_LOCAL_WRITE);
-	ok(reads_anew(memory, 0, &before), "a right less: the device reads what the program sees");
-	ok(reused(before, stats()), "a right less: by the region that has it");
+	ok(reads_anew(memory, 0, &before), "one right less: the device reads what the program sees");
+	ok(reused(before, stats()), "one right less: by the region that has it");
 	must(munmap(memory, SIZE) == 0);
 }
 
@@ -107,10 +107,10 @@ int main(int argc, char **argv)
 	upgraded("untouched memory, remote", -1, remote, LOCAL_AND_REMOTE, false, true);
 	upgraded("pages of zeros, local", -1, 0, IBV_ACCESS_LOCAL_WRITE, true, true);
 	upgraded("pages of zeros, remote", -1, remote, LOCAL_AND_REMOTE, true, true);
-	/* A file may be cut, and nobody hears of it. */
+	/* A file may be cut, and the library does not see it. */
 	upgraded("a file's pages, local", exe, 0, IBV_ACCESS_LOCAL_WRITE, true, false);
 	upgraded("a file's pages, remote", exe, remote, LOCAL_AND_REMOTE, true, false);
 	downgraded();
-	is((long long)stats().flushed_linger, 0, "no region went for its age");
+	is((long long)stats().flushed_linger, 0, "no region ended by age");
 	return relaxed_close(&pair);
 }

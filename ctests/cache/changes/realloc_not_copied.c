@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * realloc makes a large block of the C library larger by an mremap inside the C library, which takes a single
- * mapping only. The watch of registered memory cuts mappings. So with registered memory in the block, or beside it, realloc must
- * still move the pages and not copy them, the data must be what it was, and what is registered at the new place
- * must be the memory of the new place.
+ * realloc grows a large block of the C library by an mremap inside the C library, which accepts a
+ * single mapping only. The watch of registered memory splits mappings. With registered memory in
+ * the block, or beside it, realloc must still move the pages and not copy them, the data must be
+ * unchanged, and a registration at the new address must get the memory of the new address.
  *
  * A copy touches each page of a new block, and the kernel counts that. The device is the stand-in
  * (stub_device.h).
@@ -132,7 +132,7 @@ static void beside(void)
 	free(third);
 }
 
-/* So large a region that its watch outlives it. */
+/* A region so large that its watch outlives it. */
 static void ended(void)
 {
 	char *block = block_of(SIZE);
@@ -142,7 +142,7 @@ static void ended(void)
 	free(grown(block, SIZE));
 }
 
-/* Without growth the region stays what it is. */
+/* Without growth the region stays as it is. */
 static void same_size(void)
 {
 	char *block = block_of(SIZE);
@@ -178,9 +178,9 @@ int main(int argc, char **argv)
 	why = stub_open(STUB_PIN);
 	if (why)
 		skip_all(why);
-	/* A page that is touched is counted, not a huge one. */
+	/* The kernel counts each touched page, unless it is huge. */
 	must(prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0) == 0);
-	/* Each block a mapping of its own; and no line of the report in such a block. */
+	/* Each block is a mapping of its own; and no line of the report is in such a block. */
 	must(mallopt(M_MMAP_THRESHOLD, MIB) == 1);
 	memory = pages(1);
 	idle(memory, PAGE);
@@ -190,7 +190,7 @@ int main(int argc, char **argv)
 	as_case(in_use(), "a part of the block is registered");
 	as_case(many_parts(), "many parts of the block were registered");
 	as_case(all_of_it(), "all of the block was registered");
-	as_case(beside(), "what lies beside the block was registered");
+	as_case(beside(), "memory beside the block was registered");
 	if (watches_are_kept_apart())
 		as_case(ended(), "a large region in the block has ended");
 	else

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * A thread is in mprotect, of which userfaultfd reports nothing, and another thread registers the memory for the first time:
- * after the call has come to the library, and before the kernel has protected the memory. The region has more rights than the
- * memory then. So no registration uses it again: neither before mprotect has returned, nor after. Also if that first
- * registration is the first of the process.
+ * A thread is in mprotect, which userfaultfd does not report, and another thread registers the
+ * memory for the first time: after the call has reached the library, and before the kernel has
+ * protected the memory. The region then has more rights than the memory. So no registration reuses
+ * it, before mprotect has returned or after; even if that first registration is the first of the
+ * process.
  *
- * The device is the stand-in, whose pins are real (stub_device.h): it registers no read-only memory for writing.
- * slow_calls.so lies behind the library.
+ * The device is the stand-in, whose pins are real (stub_device.h): it registers no read-only memory
+ * for writing. slow_calls.so lies behind the library.
  */
 #include <pthread.h>
 #include <stdatomic.h>
@@ -26,7 +27,7 @@ static void *protect(void *memory)
 	return NULL;
 }
 
-/* How many of some registrations the device refuses, as it refuses read-only memory. */
+/* The number of registrations that the device refuses, as it refuses read-only memory. */
 static int refused(void *memory)
 {
 	int refusals = 0;
@@ -49,7 +50,10 @@ static void wait_for(int state)
 
 static void during(const char *name)
 {
-	/* No other region is near, so no filter takes the call for one that matters. */
+	/*
+	 * No other region is near, so the filter does not count the call as one about registered
+	 * memory.
+	 */
 	char *memory = new_place(8 << 20);
 	pthread_t thread;
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * A library behind ours, as a memory tracker would be: its munmap and mprotect wait where the
- * program wants, and munmap raises a signal in the middle of the call.
+ * A library behind ours, as a memory tracker would be: its munmap and mprotect wait at the
+ * program's request, and munmap raises a signal in the middle of the call.
  */
 #include "slow_calls.h"
 #include <signal.h>

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Stacks: a buffer of a function that has returned is memory of the next one, and stays registered;
- * the stack of a thread that has ended is given back to the kernel, inside libc, and comes back at
- * the same address with other pages; one that grows by itself grows where something else may have
- * been.
+ * Stacks: a buffer of a function that has returned becomes memory of the next function, and stays
+ * registered. The stack of an ended thread is given back to the kernel, inside libc, and is used
+ * again at the same address with other pages. A stack that grows by itself grows where other memory
+ * may have been.
  */
 #include <malloc.h>
 #include "../../lib/reuse.h"
@@ -33,7 +33,10 @@ static void function(bool again)
 	}
 }
 
-/* Each deeper than the last, with a buffer of its own that overlaps those of earlier descents. */
+/*
+ * Each call is deeper than the last, with a buffer of its own that overlaps those of earlier
+ * descents.
+ */
 __attribute__((noinline))
 static int descend(int depth, size_t size)
 {
@@ -44,7 +47,7 @@ static int descend(int depth, size_t size)
 	good = lands_local(&pair, room, size) && lands(&pair, room, size);
 	if (depth > 1)
 		good &= descend(depth - 1, size + 1234);
-	/* The deeper threads did not touch the memory of this one. */
+	/* The deeper calls did not touch the memory of this one. */
 	memset(room, depth, size);
 	return good && lands(&pair, room, size) && room != NULL;
 }
@@ -57,12 +60,12 @@ static void main_stack(void)
 	function(true);
 	for (int n = 0; n < 5; n++)
 		wrong += !descend(6, 1000 + (size_t)n * 777);
-	is(wrong, 0, "buffers at all depths of a recursion: data lands in the page of now");
+	is(wrong, 0, "buffers at all depths of a recursion: data lands in the current page");
 }
 
 /*
- * A thread with its buffer far from the top of its stack, where libc gives the pages back when it
- * ends.
+ * A thread with its buffer far from the top of its stack, where libc gives the pages back when the
+ * thread ends.
  */
 struct thread {
 	size_t depth;
@@ -90,8 +93,8 @@ static void *on_stack(void *argument)
 }
 
 /*
- * Two threads one after the other on the same stack. Where libc maps a stack depends on what else
- * was mapped and unmapped beside it, so the test tries again if the second stack lies elsewhere.
+ * Two threads one after the other on the same stack. libc's choice of an address depends on the
+ * other mappings, so the test tries again if the second stack lies elsewhere.
  */
 static void recycled(const char *name, size_t stack, size_t depth)
 {
@@ -114,7 +117,7 @@ static void recycled(const char *name, size_t stack, size_t depth)
 	must(pthread_attr_destroy(&attr) == 0);
 }
 
-/* A stack that the program gives the thread, and takes away after it. */
+/* A stack that the program gives the thread, and unmaps after it. */
 static void own_stack(void)
 {
 	struct thread first = { .depth = SMALL / 2, .name = "a stack of the program's own" }, second = first;
@@ -140,7 +143,7 @@ static void grows_down(void)
 	enum { ROOM = 8 << 20, SIZE = 4 * PAGE };
 	char *all = mmap(NULL, ROOM, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0), *top, *memory, *grown;
 
-	/* The kernel keeps a gap below it, so there must be much room. */
+	/* The kernel leaves a gap below it, so it needs much free space. */
 	must(all != MAP_FAILED && munmap(all, ROOM) == 0);
 	top = all + ROOM - PAGE;
 	memory = top - SIZE;
@@ -152,14 +155,14 @@ static void grows_down(void)
 	for (char *page = memory - PAGE; page >= grown; page -= PAGE)
 		*(volatile char *)page = 1;
 	still(&pair, "after it has grown", memory, SIZE);
-	anew(&pair, "with what has grown", grown, SIZE + 2 * PAGE);
-	control(&pair, "with what has grown", grown, SIZE + 2 * PAGE);
-	/* The stack's growth is discarded, and the stack grows again. */
+	anew(&pair, "with the grown part", grown, SIZE + 2 * PAGE);
+	control(&pair, "with the grown part", grown, SIZE + 2 * PAGE);
+	/* The grown part is discarded, and the stack grows again. */
 	must(syscall(SYS_munmap, grown, 2 * PAGE) == 0);
 	for (char *page = memory - PAGE; page >= grown; page -= PAGE)
 		*(volatile char *)page = 1;
-	anew(&pair, "with what has grown again", grown, SIZE + 2 * PAGE);
-	control(&pair, "with what has grown again", grown, SIZE + 2 * PAGE);
+	anew(&pair, "with the part that has grown again", grown, SIZE + 2 * PAGE);
+	control(&pair, "with the part that has grown again", grown, SIZE + 2 * PAGE);
 	must(munmap(grown, SIZE + 2 * PAGE) == 0);
 }
 
@@ -171,12 +174,12 @@ int main(int argc, char **argv)
 	must(mallopt(M_ARENA_MAX, 1) == 1);
 	relaxed_open(&pair);
 	main_stack();
-	/* Too large to be kept: unmapped. */
+	/* Too large for libc's cache of stacks: unmapped. */
 	recycled("a stack that libc unmaps", LARGE, LARGE / 2);
-	/* Kept by libc for the next thread, its pages given back by madvise. */
-	recycled("a stack that libc keeps", SMALL, SMALL / 2);
+	/* libc caches it for the next thread, and gives its pages back by madvise. */
+	recycled("a stack that libc caches", SMALL, SMALL / 2);
 	own_stack();
 	grows_down();
-	is((long long)stats().flushed_linger, 0, "no region went for its age");
+	is((long long)stats().flushed_linger, 0, "no region ended by age");
 	return relaxed_close(&pair);
 }

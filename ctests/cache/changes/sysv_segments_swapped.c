@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * System V segments are swapped at an address by shmdt and shmat, of which userfaultfd says
- * nothing. So nothing is kept of them. Segments that land on other memory (SHM_REMAP) are seen by
- * the call; a raw system call is not seen, and that is a limit.
+ * shmdt and shmat swap System V segments at an address, which userfaultfd does not report. So the
+ * cache keeps no region of them. The library's hook sees segments that replace other memory
+ * (SHM_REMAP); it does not see a raw system call, which is a limit.
  */
 #include "../../lib/reuse.h"
 #include <sys/shm.h>
@@ -68,7 +68,7 @@ static void swapped(const struct way *way)
 	must(munmap(memory, SIZE) == 0);
 }
 
-/* A segment over memory that is kept. */
+/* A segment over memory that the cache keeps a region of. */
 static void onto_private(const struct way *way)
 {
 	char *memory = pages(COUNT);
@@ -111,7 +111,7 @@ int main(int argc, char **argv)
 	}
 	for (int n = 0; n < 2; n++)
 		must(shmctl(segments[n], IPC_RMID, NULL) == 0);
-	ok(stats().bypassed_memory > 0, "it went past the cache for its kind of memory");
-	is((long long)stats().flushed_linger, 0, "no region went for its age");
+	ok(stats().bypassed_memory > 0, "it bypassed the cache because of its kind of memory");
+	is((long long)stats().flushed_linger, 0, "no region ended by age");
 	return relaxed_close(&pair);
 }

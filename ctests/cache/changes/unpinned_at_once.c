@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * The program unmaps memory of an idle region by a raw system call. Its pages are free as soon as the library has heard
- * of it, and not only at the next tick of the cache's thread, of which there are eight in a second.
+ * The program unmaps memory of an idle region by a raw system call. Its pages are free as soon as
+ * the library has read the event, and not only at the next tick of the cache's thread, which ticks
+ * eight times a second.
  *
- * A round begins when the region of the round before has ended. If regions ended at ticks alone, the next tick would be
- * nearly 125 ms away then. Half of the rounds may be slow, on a busy machine.
+ * A round begins when the region of the round before has ended. If regions ended at ticks alone,
+ * the next tick would then be nearly 125 ms away. Half of the rounds may be slow, on a busy
+ * machine.
  *
  * The device is the stand-in (stub_device.h).
  */
@@ -21,7 +23,7 @@ static bool none_is_pinned(void)
 	return stub_registered() == stub_deregistered();
 }
 
-/* How many of the rounds took less than half a tick. */
+/* The number of rounds that took less than half a tick. */
 static int quick_rounds(void)
 {
 	char *memory = pages(COUNT);
@@ -52,7 +54,10 @@ int main(int argc, char **argv)
 	why = stub_open(STUB_PIN);
 	if (why)
 		skip_all(why);
-	/* A busy machine gives the library's threads no processor in time: some rounds are enough. */
+	/*
+	 * A busy machine gives the library's threads no processor in time: some fast rounds are
+	 * enough.
+	 */
 	for (int tries = 0; tries < 50 && quick <= ROUNDS / 2; tries++)
 		quick = quick_rounds();
 	ok(quick > ROUNDS / 2, "the pages are free before the next tick, in %d of %d rounds", quick, ROUNDS);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Steps on memory of their own, beyond the windows, since their calls want more of it: blocks of the
- * C library that realloc makes larger by mremap, memory that the kernel collapses to a huge page,
- * and pages that a userfaultfd moves. Each step uses parts of the memory as regions before its call,
- * so that the cache has idle ones there, and after it.
+ * Steps on memory of their own, beyond the windows, since their calls need more of it: blocks of
+ * the C library that realloc grows by mremap, memory that the kernel collapses to a huge page, and
+ * pages that a userfaultfd moves. Each step registers parts of the memory before its call, so that
+ * the cache has idle regions there, and after it.
  *
  * Raw system calls that fail for pinned pages are known to differ where memory was registered
  * (docs/limits.md, "Pages that idle regions pin").
@@ -34,7 +34,7 @@ struct uffdio_move {
 #endif
 
 enum { HUGE = 2 << 20, HUGE_PAGES = HUGE / PAGE, CHUNKS = 2, MOVED_PAGES = 64 };
-/* How often a call is made again that fails because the kernel is short of something. */
+/* The number of attempts at a call that fails because the kernel is short of something. */
 enum { TRIES = 50 };
 
 static char *const chunks = (char *)0x200080000000;
@@ -53,7 +53,7 @@ static void write_pages(char *at, size_t count, uint64_t tag)
 			note(" fault");
 }
 
-/* Of each page the bytes that are written here, and those that the device writes. */
+/* In each page, the bytes that are written here, and those that the device writes. */
 static void note_content(const char *at, size_t length)
 {
 	uint64_t sum = 0;
@@ -64,7 +64,7 @@ static void note_content(const char *at, size_t length)
 	note(" content %016llx fault %d", (unsigned long long)sum, fault);
 }
 
-/* A part of so many pages. */
+/* A part of that many pages. */
 static void part(uint32_t word, size_t pages, size_t *first, size_t *count)
 {
 	*first = word % pages;
@@ -86,9 +86,9 @@ static void use_parts(char *at, size_t pages, uint32_t word, uint32_t how)
 /* --- realloc */
 
 /*
- * The kernel chooses the addresses of blocks, which are others in each run. That realloc has copied a
- * block and not moved its pages is seen by the page faults. A block is larger than what the heap has
- * to spare (calls_open), or it would be no mapping of its own; few of its pages are touched.
+ * The kernel chooses the addresses of blocks, which differ from run to run. The page faults show
+ * whether realloc has copied a block or moved its pages. A block is larger than the heap's spare
+ * memory (calls_open), or it would not be a mapping of its own; few of its pages are touched.
  */
 enum { LEAST = 24576, MORE = 2048, TOUCHED = 512, HEADER = 64 };
 static char *block;
@@ -128,7 +128,7 @@ static void resize(size_t pages, struct ibv_mr *mr)
 	block = now;
 	block_pages = pages;
 	note_block(same);
-	if (mr) { /* by a region of before the device writes to the pages that have moved */
+	if (mr) { /* the device writes by an old region to the pages that have moved */
 		device_writes_held(mr);
 		note_block(same);
 	}
@@ -175,11 +175,11 @@ static struct {
 } chunk_state[CHUNKS];
 static int self_fd;
 
-static long collapse(char *at, uint32_t how, bool bare)
+static long collapse(char *at, uint32_t how, bool raw)
 {
 	struct iovec ranges[2] = { { at, 0 }, { at, HUGE } };
 
-	if (bare)
+	if (raw)
 		return syscall(SYS_madvise, at, HUGE, MADV_COLLAPSE);
 	if (how % 3 == 0)
 		return process_madvise(self_fd, ranges, 2, MADV_COLLAPSE, 0);
@@ -190,7 +190,7 @@ void collapse_step(const struct step *step)
 {
 	int n = (int)(step->word[0] % CHUNKS);
 	char *at = chunks + (size_t)n * HUGE;
-	bool bare = step->bare;
+	bool raw = step->raw;
 	struct ibv_mr *mr = NULL;
 	size_t first, count;
 	long result;
@@ -206,7 +206,10 @@ void collapse_step(const struct step *step)
 			chunk_state[n].is_there = true;
 			chunk_state[n].registered = false;
 			chunk_state[n].forks = forks;
-			/* Small pages first; and one before any part is watched, so that the parts can be joined again. */
+			/*
+			 * Small pages first; and one before any part is watched, so that the parts can be
+			 * joined again.
+			 */
 			note_result(madvise(at, HUGE, MADV_NOHUGEPAGE));
 			write_pages(at, 1, 0x6000000000000000);
 		}
@@ -223,8 +226,8 @@ void collapse_step(const struct step *step)
 		use_parts(at, HUGE_PAGES, step->word[4] / 8, step->word[5]);
 	}
 	/*
-	 * fork splits a huge page of which an idle region pins a part (docs/limits.md), and then what is held is
-	 * in the way.
+	 * fork splits a huge page that an idle region pins in part (docs/limits.md), and then a region
+	 * that is held prevents the collapse.
 	 */
 	if (step->word[6] % 8 == 0 && chunk_state[n].forks == forks) {
 		chunk_state[n].registered = true;
@@ -232,19 +235,19 @@ void collapse_step(const struct step *step)
 	}
 	note_result(madvise(at, HUGE, MADV_HUGEPAGE));
 	if (chunk_state[n].registered && (library_lost_its_file || !is_linux(6, 2))) {
-		note(" no call: what was watched stays watched, or its pages stay read-only (docs/limits.md)");
+		note(" no call: watched memory stays watched, or its pages stay read-only (docs/limits.md)");
 		if (mr)
 			let_go_memory(mr);
 		return;
 	}
-	bare = bare && !chunk_state[n].registered;
+	raw = raw && !chunk_state[n].registered;
 	do {
 		errno = 0;
-		result = collapse(at, step->word[7], bare);
+		result = collapse(at, step->word[7], raw);
 		if (result == HUGE)
 			result = 0;
 	} while (!mr && result && is_short(errno) && ++tries < TRIES && usleep(1000) == 0);
-	note(" %s", bare ? "bare" : "call");
+	note(" %s", raw ? "raw" : "call");
 	note_result(result);
 	if (!result)
 		happened(COLLAPSED);
@@ -290,7 +293,7 @@ void move_step(const struct step *step)
 	int tries = 0;
 
 	note("move by userfaultfd:");
-	if (uffd < 0 || library_lost_its_file) /* what was watched stays watched (docs/limits.md) */
+	if (uffd < 0 || library_lost_its_file) /* watched memory stays watched (docs/limits.md) */
 		return;
 	if (!moves_there || step->word[0] % 4 == 0) {
 		errno = 0;

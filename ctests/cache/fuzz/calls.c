@@ -3,9 +3,9 @@
  * The calls. Each function draws its arguments from the words of its step, makes the call by the C
  * library or by its number, and writes the answer to the log.
  *
- * What is known to differ, and is not drawn (docs/limits.md, "Where the proof of relaxed
- * registration ends"): the raw system calls of bare_is_known_to_differ(), which the library cannot hear
- * of, go by the C library where memory was registered.
+ * Known differences are not drawn (docs/limits.md, "Where the proof of relaxed registration ends"):
+ * where memory was registered, the raw system calls of raw_is_known_to_differ(), which the library
+ * cannot see, go through the C library.
  */
 #include "../../lib/program.h"
 #include "fuzz.h"
@@ -36,19 +36,22 @@ int step_number;
 bool calm_sequence;
 static int files[FILES], segments[SEGMENTS], to_parent[2], pidfd, spare[2];
 /*
- * Whether mremap takes a page at a time from now on: the library joins mappings that the kernel left
- * apart when one grew down to another, and joins none without its descriptor (docs/limits.md).
+ * Whether mremap takes a page at a time from now on: the library joins mappings that the kernel
+ * left apart when one grew down to another, and joins none without its descriptor (docs/limits.md).
  */
 static bool page_by_page;
 bool library_lost_its_file;
 int forks;
 /*
- * Whether a raw system call has mapped memory. The kernel does not join it with watched memory around it,
- * and later cannot (docs/limits.md). Since Linux 6.17 such pieces can be moved, but not resized, and
- * not those of /dev/zero. The same holds for pieces that crosses_chunk() finds.
+ * Whether a raw system call has mapped memory. The kernel does not merge it with watched memory
+ * around it, and later cannot (docs/limits.md). Since Linux 6.17 such VMAs can be moved, but not
+ * resized, and not those of /dev/zero. The same holds for VMAs that crosses_chunk() finds.
  */
 static bool in_pieces, moves_pieces;
-/* MREMAP_DONTUNMAP unlocks the whole mapping of which it moves a part: a split keeps the rest locked. */
+/*
+ * MREMAP_DONTUNMAP unlocks the whole mapping if it moves a part of it: a split leaves the rest
+ * locked.
+ */
 static bool some_locked;
 
 /* Arguments. */
@@ -92,15 +95,18 @@ static int a_protection(uint32_t word)
 	return word % 32 < 6 ? list[word % 32] : PROT_READ | PROT_WRITE;
 }
 
-/* Whether this call goes past the library unheard, where it may hand out what the kernel refuses. */
-static bool bare_is_known_to_differ(const char *at, size_t length)
+/*
+ * Whether this call bypasses the library unseen, so that the library may hand out a region that the
+ * kernel would refuse.
+ */
+static bool raw_is_known_to_differ(const char *at, size_t length)
 {
 	return was_registered(at, length);
 }
 
-static void begin(const char *call, bool bare, const char *at, size_t length)
+static void begin(const char *call, bool raw, const char *at, size_t length)
 {
-	note("%s%s(", bare ? "bare " : "", call);
+	note("%s%s(", raw ? "raw " : "", call);
 	note_address(at);
 	note(", %#zx", length);
 }
@@ -133,16 +139,16 @@ static void map_step(const struct step *step)
 	flags |= step->word[5] % 8 < 6 ? MAP_FIXED : MAP_FIXED_NOREPLACE;
 	flags |= extra == 1 ? MAP_LOCKED : extra == 2 ? MAP_NORESERVE : extra < 6 ? MAP_POPULATE : 0;
 	some_locked |= flags & MAP_LOCKED;
-	/* Never let the kernel choose an address: it would be another one in each run. */
-	begin("mmap", step->bare, at, length);
+	/* Never let the kernel choose an address: it would differ from run to run. */
+	begin("mmap", step->raw, at, length);
 	note(", %#x, %#x, file %d, %#zx)", protection, flags, file, offset);
 	errno = 0;
-	result = step->bare ? syscall(SYS_mmap, at, length, protection, flags, fd, offset) :
+	result = step->raw ? syscall(SYS_mmap, at, length, protection, flags, fd, offset) :
 			      (long)mmap(at, length, protection, flags, fd, (off_t)offset);
 	note_result(result);
 	if (result == (long)at) {
 		page_by_page |= flags & MAP_GROWSDOWN;
-		in_pieces |= step->bare;
+		in_pieces |= step->raw;
 		moves_pieces &= file != ZERO;
 		is_new(at, length);
 	}
@@ -154,24 +160,24 @@ static void unmap_step(const struct step *step)
 	size_t length = odd_length(step);
 	long result;
 
-	begin("munmap", step->bare, at, length);
+	begin("munmap", step->raw, at, length);
 	note(")");
-	result = step->bare ? syscall(SYS_munmap, at, length) : munmap(at, length);
+	result = step->raw ? syscall(SYS_munmap, at, length) : munmap(at, length);
 	note_result(result);
 	if (!result)
 		is_new(at, length);
 }
 
-static long make_remap(bool bare, char *old, size_t old_length, size_t new_length, int flags, char *new)
+static long make_remap(bool raw, char *old, size_t old_length, size_t new_length, int flags, char *new)
 {
-	begin("mremap", bare, old, old_length);
+	begin("mremap", raw, old, old_length);
 	note(", %#zx, %#x", new_length, flags);
 	if (flags & MREMAP_FIXED) {
 		note(", ");
 		note_address(new);
 	}
 	note(")");
-	return bare ? syscall(SYS_mremap, old, old_length, new_length, flags, new) :
+	return raw ? syscall(SYS_mremap, old, old_length, new_length, flags, new) :
 		      (long)mremap(old, old_length, new_length, flags, new);
 }
 
@@ -181,13 +187,13 @@ static bool is_inside(const char *at)
 	       (at >= page_at(PLACE_PAGES) && at <= page_at(ALL_PAGES - 1));
 }
 
-/* What Linux 6.17 does with several mappings. */
+/* As Linux 6.17 does with several mappings. */
 static bool is_move(int flags, size_t old_length, size_t new_length)
 {
 	return flags & MREMAP_FIXED && (old_length + PAGE - 1) / PAGE == (new_length + PAGE - 1) / PAGE;
 }
 
-/* What is watched ends at 2 MiB, and the pieces may get their first pages each on its own. */
+/* Watched memory ends at 2 MiB, and its VMAs may have separate anon_vmas. */
 static bool crosses_chunk(const char *at, size_t length)
 {
 	return at < page_at(PLACE_PAGES / 2) && at + length > page_at(PLACE_PAGES / 2);
@@ -199,7 +205,7 @@ static void remap_step(const struct step *step)
 	uint32_t how = step->word[0] % 16, size = step->word[1] % 8;
 	char *old = odd_at(step), *new = page_at(step->other);
 	int flags = how < 3 ? 0 : how < 6 ? MREMAP_MAYMOVE : MREMAP_MAYMOVE | MREMAP_FIXED;
-	bool bare = step->bare;
+	bool raw = step->raw;
 	long result;
 
 	if (size == 0)
@@ -216,7 +222,7 @@ static void remap_step(const struct step *step)
 	} else if (how == 14) {
 		flags = (int)(step->word[3] % 16) & (some_locked ? ~MREMAP_DONTUNMAP : -1);
 	}
-	/* Where the kernel would choose the address of what stays: it is another one in each run. */
+	/* Here the kernel would choose the address of the part that stays: it differs from run to run. */
 	if (flags & MREMAP_DONTUNMAP)
 		flags |= MREMAP_FIXED;
 	/* The target stays in its window, unless the call is refused. */
@@ -225,17 +231,17 @@ static void remap_step(const struct step *step)
 	if (step->other + new_length / PAGE > PLACE_PAGES)
 		new = page_at(PLACE_PAGES - 1) + PAGE - (new_length + PAGE - 1) / PAGE * PAGE;
 	/*
-	 * docs/limits.md, "Other owners of the address space": the watch splits mappings, and a bare
-	 * mremap over several pieces fails. One page is never several.
+	 * docs/limits.md, "Other owners of the address space": the watch splits mappings, and a raw
+	 * mremap over several VMAs fails. One page is never several.
 	 */
-	if (bare && old_length > PAGE)
-		bare = false;
+	if (raw && old_length > PAGE)
+		raw = false;
 	if (old_length > PAGE && !(moves_pieces && is_move(flags, old_length, new_length)) &&
 	    (in_pieces || crosses_chunk(old, old_length)))
 		old_length = new_length = PAGE;
 	if (old_length > PAGE && (page_by_page || library_lost_its_file))
 		old_length = new_length = PAGE;
-	result = make_remap(bare, old, old_length, new_length, flags, new);
+	result = make_remap(raw, old, old_length, new_length, flags, new);
 	if (result != -1 && !is_inside((char *)result)) {
 		note(" = elsewhere, then ");
 		new = page_at(step->other);
@@ -252,7 +258,7 @@ static void remap_step(const struct step *step)
 	note_result(result);
 	if (result == -1)
 		return;
-	/* What stays in its place stays registered. */
+	/* Memory that stays in its place stays registered. */
 	if ((char *)result != odd_at(step)) {
 		is_new(odd_at(step), old_length);
 		is_new((char *)result, new_length);
@@ -268,21 +274,21 @@ static void protect(const struct step *step, int more)
 	size_t length = odd_length(step);
 	uint32_t how = step->word[1] % 16;
 	int protection = list[step->word[0] % 4] | more;
-	bool bare = step->bare, by_key = how >= 14;
+	bool raw = step->raw, by_key = how >= 14;
 	long result;
 
 	if (how == 0)
 		protection |= 0x40; /* no such right */
-	if (bare && (protection & 3) != 3 &&
-	    (bare_is_known_to_differ(at, length) || protection & PROT_GROWSDOWN))
-		bare = false;
-	begin(by_key ? "pkey_mprotect" : "mprotect", bare, at, length);
+	if (raw && (protection & 3) != 3 &&
+	    (raw_is_known_to_differ(at, length) || protection & PROT_GROWSDOWN))
+		raw = false;
+	begin(by_key ? "pkey_mprotect" : "mprotect", raw, at, length);
 	note(", %#x)", protection);
 	if (by_key) /* no key: as mprotect; or one that was never allocated */
-		result = bare ? syscall(SYS_pkey_mprotect, at, length, protection, how == 14 ? -1 : 7) :
+		result = raw ? syscall(SYS_pkey_mprotect, at, length, protection, how == 14 ? -1 : 7) :
 				pkey_mprotect(at, length, protection, how == 14 ? -1 : 7);
 	else
-		result = bare ? syscall(SYS_mprotect, at, length, protection) : mprotect(at, length, protection);
+		result = raw ? syscall(SYS_mprotect, at, length, protection) : mprotect(at, length, protection);
 	note_result(result);
 }
 
@@ -297,8 +303,8 @@ static void protect_down_step(const struct step *step)
 }
 
 /*
- * After a bare drop of pages the cache keeps nothing there for a second, which is longer than a
- * sequence: some sequences have none.
+ * After a raw call has dropped pages, the cache keeps no region there for a second, which is longer
+ * than a sequence: some sequences have no such calls.
  */
 static bool drops(int advice)
 {
@@ -318,7 +324,7 @@ static int an_advice(uint32_t word)
 	return list[word % (sizeof(list) / sizeof(*list))];
 }
 
-/* Advice goes on beyond holes: no length reaches the memory of others. */
+/* Advice continues beyond holes: no length reaches the memory of others. */
 static size_t advised_length(const struct step *step)
 {
 	size_t length = odd_length(step);
@@ -331,11 +337,11 @@ static void advise_step(const struct step *step)
 	char *at = odd_at(step);
 	size_t length = advised_length(step);
 	int advice = an_advice(step->word[0]);
-	bool bare = step->bare && !drops(advice) && !(advice == GUARD_INSTALL && bare_is_known_to_differ(at, length));
+	bool raw = step->raw && !drops(advice) && !(advice == GUARD_INSTALL && raw_is_known_to_differ(at, length));
 
-	begin("madvise", bare, at, length);
+	begin("madvise", raw, at, length);
 	note(", %d)", advice);
-	note_result(bare ? syscall(SYS_madvise, at, length, advice) : madvise(at, length, advice));
+	note_result(raw ? syscall(SYS_madvise, at, length, advice) : madvise(at, length, advice));
 }
 
 static void process_advise_step(const struct step *step)
@@ -346,20 +352,20 @@ static void process_advise_step(const struct step *step)
 	};
 	int advice = an_advice(step->word[0]), fd = step->word[2] % 8 ? pidfd : 99;
 	size_t count = 1 + step->word[1] % 2;
-	bool bare = step->bare && !drops(advice);
+	bool raw = step->raw && !drops(advice);
 
-	if (advice == GUARD_INSTALL && (bare_is_known_to_differ(ranges[0].iov_base, ranges[0].iov_len) ||
-					bare_is_known_to_differ(ranges[1].iov_base, PAGE)))
-		bare = false;
-	begin("process_madvise", bare, ranges[0].iov_base, ranges[0].iov_len);
+	if (advice == GUARD_INSTALL && (raw_is_known_to_differ(ranges[0].iov_base, ranges[0].iov_len) ||
+					raw_is_known_to_differ(ranges[1].iov_base, PAGE)))
+		raw = false;
+	begin("process_madvise", raw, ranges[0].iov_base, ranges[0].iov_len);
 	note(", and %zu, ", count - 1);
 	note_address(ranges[1].iov_base);
 	note(", %d, fd %d)", advice, fd == pidfd);
-	note_result(bare ? syscall(SYS_process_madvise, fd, ranges, count, advice, 0) :
+	note_result(raw ? syscall(SYS_process_madvise, fd, ranges, count, advice, 0) :
 			   process_madvise(fd, ranges, count, advice, 0));
 }
 
-/* libnuma's, which are there if the library is: by them it ends idle regions. */
+/* libnuma's functions, which exist if the library is preloaded: by them it ends idle regions. */
 long mbind(void *, unsigned long, int, const unsigned long *, unsigned long, unsigned);
 long move_pages(int, unsigned long, void **, const int *, int *, int);
 #pragma weak mbind
@@ -371,11 +377,11 @@ static void bind_step(const struct step *step)
 	unsigned flags = list[step->word[0] % (sizeof(list) / sizeof(*list))];
 	char *at = odd_at(step);
 	size_t length = advised_length(step);
-	bool bare = step->bare || !mbind;
+	bool raw = step->raw || !mbind;
 
-	begin("mbind", step->bare, at, length);
+	begin("mbind", step->raw, at, length);
 	note(", %#x)", flags);
-	note_result(bare ? syscall(SYS_mbind, at, length, MPOL_DEFAULT, NULL, 0L, flags) :
+	note_result(raw ? syscall(SYS_mbind, at, length, MPOL_DEFAULT, NULL, 0L, flags) :
 			   mbind(at, length, MPOL_DEFAULT, NULL, 0, flags));
 }
 
@@ -384,15 +390,15 @@ static void move_pages_step(const struct step *step)
 {
 	enum { MOST = 40 };
 	unsigned long count = step->count < MOST ? (unsigned long)step->count : MOST;
-	bool bare = step->bare || !move_pages, readable = step->word[0] % 16;
+	bool raw = step->raw || !move_pages, readable = step->word[0] % 16;
 	int nodes[MOST] = { 0 }, status[MOST];
 	void *list[MOST], **pages = readable ? list : (void *)8;
 
 	for (unsigned long n = 0; n < count; n++)
 		list[n] = at_of(step) + n * PAGE + (step->word[1] >> n % 8) % 4 * 1000;
-	begin("move_pages", step->bare, list[0], count * PAGE);
+	begin("move_pages", step->raw, list[0], count * PAGE);
 	note(", %d)", readable);
-	note_result(bare ? syscall(SYS_move_pages, 0, count, pages, nodes, status, MPOL_MF_MOVE) :
+	note_result(raw ? syscall(SYS_move_pages, 0, count, pages, nodes, status, MPOL_MF_MOVE) :
 			   move_pages(0, count, pages, nodes, status, MPOL_MF_MOVE));
 }
 
@@ -424,16 +430,16 @@ static void attach_step(const struct step *step)
 	int id = n < SEGMENTS ? segments[n] : 123456;
 	size_t size = n < SEGMENTS ? segment_sizes[n] : PAGE;
 	char *at = odd_at(step);
-	bool bare = step->bare;
+	bool raw = step->raw;
 	long result;
 
 	if (at < page_at(PLACE_PAGES - 1) && at + size > page_at(PLACE_PAGES - 1))
 		at = page_at(0);
-	if (flags & SHM_REMAP && bare_is_known_to_differ(at, size))
-		bare = false;
-	begin("shmat", bare, at, size);
+	if (flags & SHM_REMAP && raw_is_known_to_differ(at, size))
+		raw = false;
+	begin("shmat", raw, at, size);
 	note(", segment %u, %#x)", n, flags);
-	result = bare ? syscall(SYS_shmat, id, at, flags) : (long)shmat(id, at, flags);
+	result = raw ? syscall(SYS_shmat, id, at, flags) : (long)shmat(id, at, flags);
 	note_result(result);
 	if (result != -1)
 		is_new((void *)result, size);
@@ -443,9 +449,9 @@ static void detach_step(const struct step *step)
 {
 	char *at = odd_at(step);
 
-	begin("shmdt", step->bare, at, 0);
+	begin("shmdt", step->raw, at, 0);
 	note(")");
-	note_result(step->bare ? syscall(SYS_shmdt, at) : shmdt(at));
+	note_result(step->raw ? syscall(SYS_shmdt, at) : shmdt(at));
 }
 
 static void remap_file_pages_step(const struct step *step)
@@ -453,25 +459,25 @@ static void remap_file_pages_step(const struct step *step)
 	char *at = odd_at(step);
 	size_t length = odd_length(step), page = step->word[0] % 32;
 
-	begin("remap_file_pages", step->bare, at, length);
+	begin("remap_file_pages", step->raw, at, length);
 	note(", page %zu)", page);
-	note_result(step->bare ? syscall(SYS_remap_file_pages, at, length, 0, page, 0) :
+	note_result(step->raw ? syscall(SYS_remap_file_pages, at, length, 0, page, 0) :
 				 remap_file_pages(at, length, 0, page, 0));
 }
 
-static void cut_file(uint32_t word, bool bare)
+static void cut_file(uint32_t word, bool raw)
 {
 	uint32_t file = word % 4 < 2 ? MEMFD : word % 4 == 2 ? DISK : SEALED;
 	off_t length = (off_t)(word / 4 % (uint32_t)(file_pages[file] + 4)) * PAGE - (word / 1024 % 8 == 0 ? 9 : 0);
 
 	length = length < 0 ? 0 : length;
-	note("%sftruncate(file %u, %ld)", bare ? "bare " : "", file, (long)length);
-	note_result(bare ? syscall(SYS_ftruncate, files[file], length) : ftruncate(files[file], length));
+	note("%sftruncate(file %u, %ld)", raw ? "raw " : "", file, (long)length);
+	note_result(raw ? syscall(SYS_ftruncate, files[file], length) : ftruncate(files[file], length));
 }
 
 static void cut_step(const struct step *step)
 {
-	cut_file(step->word[0], step->bare);
+	cut_file(step->word[0], step->raw);
 }
 
 static void punch_step(const struct step *step)
@@ -481,8 +487,8 @@ static void punch_step(const struct step *step)
 	off_t offset = (off_t)(step->word[1] % (uint32_t)file_pages[file]) * PAGE, length = (off_t)length_of(step);
 	int mode = modes[step->word[2] % 4] | FALLOC_FL_KEEP_SIZE;
 
-	note("%sfallocate(file %u, %#x, %ld, %ld)", step->bare ? "bare " : "", file, mode, (long)offset, (long)length);
-	note_result(step->bare ? syscall(SYS_fallocate, files[file], mode, offset, length) :
+	note("%sfallocate(file %u, %#x, %ld, %ld)", step->raw ? "raw " : "", file, mode, (long)offset, (long)length);
+	note_result(step->raw ? syscall(SYS_fallocate, files[file], mode, offset, length) :
 				 fallocate(files[file], mode, offset, length));
 }
 
@@ -511,7 +517,7 @@ static void lock_step(const struct step *step)
 	uint32_t how = step->word[0] % 4;
 
 	some_locked |= how >= 2;
-	begin(how < 2 ? "munlock" : how == 2 ? "mlock" : "mlock2", step->bare, at, length);
+	begin(how < 2 ? "munlock" : how == 2 ? "mlock" : "mlock2", step->raw, at, length);
 	note(")");
 	note_result(how < 2 ? munlock(at, length) : how == 2 ? mlock(at, length) : mlock2(at, length, MLOCK_ONFAULT));
 }
@@ -526,7 +532,7 @@ static void sync_step(const struct step *step)
 	note_result(msync(at, odd_length(step), flags));
 }
 
-/* Writes to each page, and notes which of them fail. */
+/* Writes to each page, and records which writes fail. */
 static void write_range(const char *what, int first, int count, uint32_t offset, uint64_t tag)
 {
 	note("%s(page %d, %d)", what, first, count);
@@ -543,7 +549,7 @@ static void write_step(const struct step *step)
 	write_range("write", step->first, step->count, step->word[0], 0xa000000000000000);
 }
 
-/* A child sees what its parent saw; what it changes is its own, but for shared memory. */
+/* A child sees its parent's memory; its changes are its own, except in shared memory. */
 static void child(const struct step *step)
 {
 	uint64_t sum = look_pages(false);
@@ -559,7 +565,7 @@ static void child(const struct step *step)
 	if (step->word[1] % 4 == 2)
 		madvise(at_of(step), length_of(step), MADV_DONTNEED);
 	if (step->word[2] % 8 == 0)
-		cut_file(step->word[3], step->bare);
+		cut_file(step->word[3], step->raw);
 	sum = sum * 31 + look_pages(false);
 	write(to_parent[1], &sum, sizeof(sum));
 	_exit(0);
@@ -590,8 +596,8 @@ static void fork_step(const struct step *step)
 
 /*
  * A task that shares the memory and is no thread of this process changes memory, and ends, or is
- * killed: by itself, or by this process in the call. Then the kernel tells the library nothing of the
- * change. For the signal to come in the call, the call is on much memory.
+ * killed: by itself, or by this process in the call. Then the kernel does not report the change to
+ * the library. The call is on much memory, so that the signal comes during the call.
  */
 enum { EXITS, KILLS_ITSELF, IS_KILLED };
 enum { LARGE = 64 << 20 };
@@ -606,11 +612,11 @@ static struct {
 static int in_task(void *argument)
 {
 	uint32_t change = task.how == IS_KILLED ? 0 : task.step->word[1] % 3;
-	bool bare = task.how == IS_KILLED || task.step->bare;
+	bool raw = task.how == IS_KILLED || task.step->raw;
 	long result;
 
 	if (change == 0)
-		result = bare ? syscall(SYS_munmap, task.at, task.length) : munmap(task.at, task.length);
+		result = raw ? syscall(SYS_munmap, task.at, task.length) : munmap(task.at, task.length);
 	else if (change == 1)
 		result = syscall(SYS_madvise, task.at, task.length, MADV_DONTNEED);
 	else
@@ -631,7 +637,7 @@ static bool is_gone(char *at)
 	return syscall(SYS_mincore, at, PAGE, &there) != 0;
 }
 
-/* Runs the task. False if the kernel makes none. */
+/* Runs the task. Returns false if the kernel makes none. */
 static bool run_task(const struct step *step)
 {
 	static _Alignas(16) char stack[1 << 20];
@@ -657,7 +663,7 @@ static bool run_task(const struct step *step)
 	return true;
 }
 
-/* Where the program has new memory after the change, a region of before would be stale. */
+/* If the program has new memory after the change, an older region would be stale. */
 static void killed_in_call(const struct step *step)
 {
 	char *at = (char *)0x200100000000;
@@ -696,7 +702,7 @@ static void clone_step(const struct step *step)
 	}
 	task.at = at_of(step);
 	task.length = length_of(step);
-	begin("clone(CLONE_VM), a task changes", step->bare, task.at, task.length);
+	begin("clone(CLONE_VM), a task changes", step->raw, task.at, task.length);
 	note(") and %s:", task.how == EXITS ? "ends" : "kills itself");
 	use_memory(task.at, task.length, 4);
 	if (!run_task(step))
@@ -744,7 +750,7 @@ const struct kind kinds[] = {
 	{ "mremap", 110, remap_step, NULL },
 	{ "mprotect", 50, protect_step, NULL },
 	{ "mprotect down", 5, protect_down_step,
-	  "docs/limits.md: PROT_GROWSDOWN reaches further where the library has joined what a stack left apart" },
+	  "docs/limits.md: PROT_GROWSDOWN reaches further where the library has joined mappings that a stack left apart" },
 	{ "madvise", 120, advise_step, NULL },
 	{ "process_madvise", 30, process_advise_step, NULL },
 	{ "mbind", 10, bind_step, NULL },
@@ -794,7 +800,10 @@ void calls_open(void)
 
 	/* malloc leaves the break alone from now on. */
 	mallopt(M_TOP_PAD, 64 << 20);
-	/* Nor does a thread want a heap of its own, which a limit would refuse to whoever wants it first. */
+	/*
+	 * Nor do threads get heaps of their own, which a limit would refuse to the first thread that
+	 * asks.
+	 */
 	mallopt(M_ARENA_MAX, 1);
 	mallopt(M_TRIM_THRESHOLD, INT_MAX);
 	mallopt(M_MMAP_THRESHOLD, 1 << 25);

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
  * The differential fuzzer of memory calls. memory.c compares the runs of a sequence, steps.c draws
- * the sequences, calls.c makes the calls, look.c writes what a program sees of its memory, and
- * regions.c registers memory and asks the device what it sees. limits.c lowers the process's limits,
- * and beyond.c makes calls that want memory of their own.
+ * the sequences, calls.c makes the calls, look.c writes the memory as a program sees it, and
+ * regions.c registers memory and lets the device read and write it. limits.c lowers the process's
+ * limits, and beyond.c makes calls that need memory of their own.
  *
  * Most memory is in two windows. A page has a number: the first PLACE_PAGES are the place, at a
- * fixed address around a boundary of 2 MiB; the rest are the heap, above the break of the start.
+ * fixed address around a boundary of 2 MiB; the rest are the heap, above the initial break.
  */
 #ifndef FUZZ_H
 #define FUZZ_H
@@ -19,13 +19,13 @@
 
 enum { PLACE_PAGES = 96, HEAP_PAGES = 24, ALL_PAGES = PLACE_PAGES + HEAP_PAGES, REGIONS = 6, WORDS = 8 };
 
-/* The number of the first user that a run may be (memory.c). */
+/* The number of the first user as whom a run may run (memory.c). */
 enum { FIRST_USER = 0x100000 };
 
 /* A step of a sequence: a kind of call, where, and drawn words that the kind makes arguments of. */
 struct step {
 	uint8_t kind, thread;
-	bool bare;              /* by its number, past the C library */
+	bool raw;               /* a raw system call, by its number */
 	uint8_t first, count;   /* pages */
 	uint8_t other;          /* a second page */
 	uint32_t word[WORDS];
@@ -53,7 +53,7 @@ struct kind {
 extern const struct kind kinds[];
 extern const int kinds_count;
 
-/* Gets files, segments and windows ready. */
+/* Prepares files, segments and windows. */
 void calls_open(void);
 
 /* Makes the call of a step, and writes its answer to the log. */
@@ -62,7 +62,10 @@ void run_step(const struct step *step);
 /* Whether the step changes limits of the process. */
 bool lowers_limits(const struct step *step);
 
-/* What must have happened in some sequence, so that a kind of step whose calls all fail is noticed. */
+/*
+ * Events that must have happened in some sequence, so that a kind of step whose calls all fail is
+ * noticed.
+ */
 enum event {
 	GROWN, COLLAPSED, MOVED, TASK_ENDED, TASK_KILLED,
 	NO_ADDRESSES, NO_DATA, NO_PINS, NO_PROCESSES, NO_FILES, EVENTS
@@ -71,14 +74,17 @@ extern const char *const events[EVENTS];
 void happened(enum event event);
 /* The kernel has no such call. */
 void cannot_happen(enum event event);
-/* Writes how often each kind and each event has come, as comments, which are not compared. */
+/* Writes how often each kind and each event has occurred, as comments, which are not compared. */
 void note_counts(void);
 
-/* The number of the step that runs; it is also what the step writes to memory. */
+/* The number of the running step; it is also the value that the step writes to memory. */
 extern int step_number;
 /* Whether the sequence drops no pages by raw system calls. */
 extern bool calm_sequence;
-/* Whether the library may be unable to stop watching memory, so that realloc copies (docs/limits.md). */
+/*
+ * Whether the library may be unable to stop watching memory, so that realloc copies
+ * (docs/limits.md).
+ */
 extern bool library_lost_its_file;
 
 /* Whether the kernel is this one or a later one. */
@@ -95,19 +101,19 @@ __attribute__((format(printf, 1, 2))) void note(const char *format, ...);
 void note_end(void);
 /* Writes an address to the log, relative to its window. */
 void note_address(const void *at);
-/* Writes to the log what a call returned: a number, an address of the windows, or an errno. */
+/* Writes the result of a call to the log: a number, an address of the windows, or an errno. */
 void note_result(long result);
 
 void look_open(int log_fd);
-/* Sets up the windows; the break of now is the heap's beginning. */
+/* Sets up the windows; the heap begins at the current break. */
 void look_windows(void);
 /* The content of these bytes as one number. `fault`: how the first access fails, 0 if none does. */
 uint64_t look_bytes(const volatile char *at, size_t length, int *fault);
-/* Writes 8 bytes. The value is how the access fails, 0 if it does not. */
+/* Writes 8 bytes. Returns how the access fails, 0 if it succeeds. */
 int poke(volatile char *at, uint64_t value);
 /* The content and the faults of all pages as one number; with `show`, each page to the log. */
 uint64_t look_pages(bool show);
-/* The mappings of the windows as one number: neighbours that are alike count as one. */
+/* The mappings of the windows as one number: equal neighbours count as one. */
 uint64_t look_mappings(bool flags, bool show);
 
 /* --- regions.c */
@@ -117,19 +123,28 @@ void register_step(const struct step *step);
 void deregister_step(const struct step *step);
 void device_step(const struct step *step);
 void regions_close(void);
-/* Registers memory some times in turn; each time the device reads and writes, and the program looks. */
+/*
+ * Registers memory some times in turn; each time the device reads and writes, and the program
+ * compares.
+ */
 void use_memory(char *at, size_t length, uint32_t how);
-/* A region of this memory, NULL if it cannot be registered. Whoever takes one ends it in the same step. */
+/*
+ * Returns a region of this memory, NULL if it cannot be registered. The caller ends it in the same
+ * step.
+ */
 struct ibv_mr *hold_memory(char *at, size_t length);
 void device_writes_held(const struct ibv_mr *mr);
 void let_go_memory(struct ibv_mr *mr);
-/* Ends the regions, also those that the cache keeps. */
+/* Ends the regions, cached ones included. */
 void end_regions(void);
-/* Registers so much memory. 0, or -1 with an errno. */
+/* Registers that much memory. 0, or -1 with an errno. */
 long pins_too_much(size_t length);
-/* Whether the stand-in pins a page, past the library. */
+/* Whether the stand-in pins a page, without the library. */
 bool can_pin_page(void);
-/* Registers so much memory and so much other memory in turn, of which the cache keeps some. */
+/*
+ * Registers that much memory and that much other memory in turn. The cache keeps regions of some of
+ * it.
+ */
 void pins_in_turn(size_t length, uint32_t how);
 /* Whether any of these pages was registered since it was mapped. */
 bool was_registered(const void *at, size_t length);

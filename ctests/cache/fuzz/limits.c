@@ -3,10 +3,11 @@
  * Limits of the process, which steps lower for a while. A limit that is reached refuses the same
  * calls with the library and without: the library's own need is never the program's failure.
  *
- * What is not compared: how much fits just below a limit of the address space, of which the library
- * takes some itself (docs/limits.md). So such a limit leaves nothing, or more than the steps need, of
- * which the library may take half. A limit of pinned memory is exact: idle regions go for it. While it
- * is low no region is held beyond its step, since the cache pins memory once for several.
+ * Not compared: how much fits just below a limit of the address space, some of which the library
+ * takes itself (docs/limits.md). So such a limit leaves nothing, or more than the steps need, of
+ * which the library may take half. A limit of pinned memory is exact: idle regions end to make
+ * room. While it is low no region is held beyond its step, since the cache pins memory once for
+ * several.
  */
 #include "fuzz.h"
 #include <fcntl.h>
@@ -30,7 +31,7 @@ static const struct {
 
 static struct {
 	int until; /* the last step with the lower limit; 0 if it is not lower */
-	size_t left; /* what a limit of address space or data left when it was set */
+	size_t left; /* the address space or data that a limit left when it was set */
 	struct rlimit before;
 } lowered[LIMITS];
 
@@ -83,7 +84,7 @@ static long asks_for_it(int n, size_t length)
 
 static void raise_limit(int n)
 {
-	if (lowered[n].left) { /* half of it is the program's, whatever the library took since */
+	if (lowered[n].left) { /* half of it is the program's, whatever the library has taken since */
 		errno = 0;
 		note("%s leaves", limits[n].name);
 		note_result(asks_for_it(n, lowered[n].left / 2));
@@ -100,7 +101,10 @@ void raise_old_limits(void)
 			raise_limit(n);
 }
 
-/* How many pages the user has pinned, by the lowest limit that allows one more. The limit is any then. */
+/*
+ * The number of pages that the user has pinned: the lowest limit that allows one more. Leaves the
+ * limit at any value.
+ */
 static rlim_t pinned_now(const struct rlimit *before)
 {
 	struct rlimit limit = *before;
@@ -121,7 +125,7 @@ static rlim_t pinned_now(const struct rlimit *before)
 
 static void lower(int n, bool to_nothing, uint32_t word)
 {
-	/* Twice what all steps want that may succeed. */
+	/* Twice the need of all steps that may succeed. */
 	enum { ENOUGH = 24 << 20 };
 	struct rlimit limit;
 	size_t length = PAGE;
@@ -132,7 +136,7 @@ static void lower(int n, bool to_nothing, uint32_t word)
 		note(" not for a user whose pins others count, too");
 		return;
 	}
-	if (n == MEMLOCK) /* what is held and what is idle counts alike, and only the idle can go */
+	if (n == MEMLOCK) /* held and idle regions count alike, and only the idle can end */
 		end_regions();
 	if (!lowered[n].until)
 		must(getrlimit(limits[n].resource, &lowered[n].before) == 0);
@@ -168,7 +172,7 @@ static void lower(int n, bool to_nothing, uint32_t word)
 	note_result(result);
 	if (result)
 		happened(limits[n].refused);
-	/* All that the limit allows: what is idle goes for it. */
+	/* All that the limit allows: idle regions end to make room. */
 	if (n == MEMLOCK && length > PAGE)
 		pins_in_turn(length - PAGE, word / 512);
 }

@@ -7,7 +7,7 @@
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
-/* A multiple of 2 MiB, where neither the kernel nor the library puts anything by itself. */
+/* A multiple of 2 MiB, where neither the kernel nor the library maps anything by itself. */
 static char *const place = (char *)0x200040000000;
 static char *heap;
 static int log_fd, maps_fd, smaps_fd;
@@ -86,7 +86,7 @@ static void on_fault(int signal, siginfo_t *info, void *context)
 	siglongjmp(*probing, 1);
 }
 
-/* An access that may fail: what is read, or what is written. */
+/* An access that may fail: a read or a write. */
 struct access {
 	void (*run)(struct access *access);
 	volatile char *at;
@@ -94,7 +94,7 @@ struct access {
 	uint64_t value;
 };
 
-/* Makes the access. The value is how it fails, 0 if it does not. */
+/* Makes the access. Returns how it fails, 0 if it succeeds. */
 static int try_access(struct access *access)
 {
 	sigjmp_buf back;
@@ -194,7 +194,7 @@ static size_t read_all(int fd)
 	return length;
 }
 
-/* A file's number is another in each run: it counts as which file it is that the run sees. */
+/* A file's number differs from run to run: its place in the order of first appearance counts. */
 static unsigned long nth_file(const struct mapping *mapping)
 {
 	static struct { unsigned long inode; unsigned int major, minor; } files[4096];
@@ -242,9 +242,9 @@ static uint64_t end_of(const struct mapping *mapping, uint64_t hash, bool show)
 }
 
 /*
- * The flags of smaps but for those of the watch (uw), of writes since the last look (sd), and two
+ * The flags of smaps except those of the watch (uw), of writes since the last look (sd), and two
  * that a split leaves to one part: guard pages are somewhere in the mapping (gu), and its pages are
- * charged (ac), which mprotect takes back where no page was touched.
+ * charged (ac), which mprotect undoes where no page was touched.
  */
 static void take_flags(struct mapping *mapping, char *flags)
 {
@@ -256,7 +256,7 @@ static void take_flags(struct mapping *mapping, char *flags)
 			strcat(strcat(mapping->flags, " "), word);
 }
 
-/* A window, and what has grown beyond it. */
+/* A window, and the part that has grown beyond it. */
 static bool is_near(const struct mapping *mapping, int first, int last)
 {
 	enum { BEYOND = 256 * PAGE };
@@ -284,9 +284,9 @@ static uint64_t look_once(bool flags, bool show)
 		if (sscanf(at, "%lx-%lx %4s %lx %x:%x %lu", &found.start, &found.end, found.rights, &found.offset,
 			   &found.major, &found.minor, &found.inode) == 7) {
 			/*
-			 * The offset of private memory of /dev/zero is what the kernel has made of an address that the memory
-			 * had once: the one of its first page, or of its last move before that. A piece of a mapping has a
-			 * first page of its own.
+			 * The offset of private memory of /dev/zero is derived from an address that the memory
+			 * once had: that of its first page, or of its last move before that. A VMA that was
+			 * split off has a first page of its own.
 			 */
 			found.anonymous = !found.inode || (found.rights[3] == 'p' && strstr(at, " /dev/zero"));
 			if (found.anonymous)
@@ -295,7 +295,7 @@ static uint64_t look_once(bool flags, bool show)
 			if (strstr(at, "/SYSV"))
 				found.major |= 1U << 20;
 			inside = in_windows(&found);
-			/* Where the heap began before the window: the same in both runs or not. */
+			/* The heap's part before the window: the same in both runs or not. */
 			if (found.start < (unsigned long)heap && found.end > (unsigned long)heap)
 				found.start = (unsigned long)heap;
 			if (found.start >= (unsigned long)heap && found.start < (unsigned long)heap + (64 << 20)) {
@@ -323,8 +323,8 @@ static uint64_t look_once(bool flags, bool show)
 }
 
 /*
- * The kernel shows the mappings piece by piece. What a thread of the library joins meanwhile may be
- * seen in part.
+ * The kernel shows the mappings in several reads. Mappings that a thread of the library joins
+ * meanwhile may be seen in part.
  */
 uint64_t look_mappings(bool flags, bool show)
 {
@@ -343,7 +343,7 @@ void look_open(int fd)
 
 	log_fd = fd;
 	must(sigaction(SIGSEGV, &action, NULL) == 0 && sigaction(SIGBUS, &action, NULL) == 0);
-	/* The process's own would be empty after the end of its first thread. */
+	/* The process's own file would be empty after the end of its first thread. */
 	maps_fd = open("/proc/thread-self/maps", O_RDONLY | O_CLOEXEC);
 	smaps_fd = open("/proc/thread-self/smaps", O_RDONLY | O_CLOEXEC);
 	must(maps_fd >= 0 && smaps_fd >= 0);

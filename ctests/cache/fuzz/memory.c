@@ -1,23 +1,23 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Nothing that a program can see of its memory changes under the cache: random sequences of memory
- * calls, by the C library and bare, with registrations between, run without the library and with
- * it (RDMAMR_CACHE=all and =local). In some sequences tasks of clone(CLONE_VM) make some of the
- * calls, and in some the process has no rights, so that its limits bind. After each step both write
- * what the call answered and what the process sees of its memory: contents, faults, mappings. The
- * logs must be equal. After each registration the device reads and writes by the region, so that a
- * stale one is seen too.
+ * The cache changes nothing that a program can see of its memory: random sequences of memory calls,
+ * by the C library and by raw system calls, with registrations between, run without the library and
+ * with it (RDMAMR_CACHE=all and =local). In some sequences tasks of clone(CLONE_VM) make some of
+ * the calls, and in some the process has no privileges, so that its limits bind. After each step
+ * both runs write the call's answer and the memory as the process sees it: contents, faults,
+ * mappings. The logs must be equal. After each registration the device reads and writes by the
+ * region, so that a stale one shows too.
  *
- * Usage: fuzz_memory [STEPS]: sequences of so many steps in sum. The seeds are 1, 2, 3, ... FIXED_SEEDS,
- * so that a check of the same source does the same each time: a difference that a new seed finds
- * would hit somebody who has changed something else. Steps beyond those are of new seeds. With
+ * Usage: fuzz_memory [STEPS]: sequences of that many steps in sum. The seeds are 1, 2, 3, ...
+ * FIXED_SEEDS, so that a check of the same source does the same each time: a difference that a new
+ * seed finds would hit the author of an unrelated change. Steps beyond those are of new seeds. With
  * CHECK_FROM=N the seeds are N, N + 1, ..., so that a long run can be made in parts, and repeated.
  *
- * The first difference is printed with the shortest sequence found that shows it, and with the
+ * The test prints the first difference with the shortest sequence found that shows it, and with the
  * settings that repeat it: CHECK_SEED=N for one seed, CHECK_STEPS=N for the length of a sequence,
- * CHECK_KEEP=N,N,... for only these of its steps, CHECK_CACHE=all or =local. CHECK_LATER=1 draws
- * the calls too that are not drawn yet (kinds in calls.c). CHECK_GUARD=N is how many seconds a run
- * may take. CHECK_SHOW=N shows the sequence as it is, and all that is seen after step N.
+ * CHECK_KEEP=N,N,... for only these of its steps, CHECK_CACHE=all or =local. CHECK_LATER=1 also
+ * draws the calls that are not drawn yet (kinds in calls.c). CHECK_GUARD=N is the number of seconds
+ * that a run may take. CHECK_SHOW=N prints the sequence, and all that is seen after step N.
  *
  * The device is CHECK_DEVICE, or the stand-in, whose pins are real (stub_device.h).
  */
@@ -37,7 +37,7 @@
 
 enum { LONGEST = 2000, LOG_FD = 45, NO_DEVICE = 77, FIXED_SEEDS = 160 };
 
-/* What a run is told. */
+/* The settings of a run. */
 struct order {
 	uint64_t seed;
 	int count;
@@ -75,7 +75,7 @@ static void take(const struct step *step, bool with_thread)
 		int err;
 
 		must(sem_init(&second.go, 0, 0) == 0 && sem_init(&second.done, 0, 0) == 0);
-		/* Little enough for a limit that leaves some (limits.c). */
+		/* So small that it fits a limit that leaves some (limits.c). */
 		must(pthread_attr_init(&attributes) == 0 && pthread_attr_setstacksize(&attributes, 1 << 18) == 0);
 		err = pthread_create(&second.thread, &attributes, second_thread, NULL);
 		if (err) {
@@ -116,7 +116,7 @@ static void take_in_task(const struct step *step)
 		must(errno == EINTR);
 }
 
-/* Waits until the first thread has ended, so that what comes is the same in each run. */
+/* Waits until the first thread has ended, so that the rest is the same in each run. */
 static void wait_for_first(void)
 {
 	char path[64], text[512], state = 0;
@@ -218,8 +218,8 @@ struct log {
 static const char *preload;
 
 /*
- * Some sequences run as a user without rights, whom the limits of pinned memory and of processes
- * bind. The kernel counts both by user, so each run is a user of its own.
+ * Some sequences run as a user without privileges, whom the limits of pinned memory and of
+ * processes bind. The kernel counts both by user, so each run is a user of its own.
  */
 static bool may_be_user;
 
@@ -254,7 +254,10 @@ static bool can_be_user(void)
 	int status;
 	pid_t pid;
 
-	/* A device's file may be another user's. Before Linux 6.13 io_uring counts pins of before for a while. */
+	/*
+	 * A device's file may belong to another user. Before Linux 6.13 io_uring counts earlier pins
+	 * for a while.
+	 */
 	if ((device && *device) || !is_linux(6, 13) || geteuid() || readlink("/proc/self/exe", path, sizeof(path) - 1) <= 0)
 		return false;
 	fflush(stdout);
@@ -325,7 +328,7 @@ struct difference {
 	int step;
 };
 
-/* What the runs with the library report of the cache. */
+/* The cache's statistics in the runs with the library. */
 static unsigned long long hits, invalidated;
 
 /* The next line that is compared. */
@@ -351,7 +354,10 @@ static void count_hits(const char *text)
 	}
 }
 
-/* How often each kind of step, and what must happen by them, has come in the runs without the library. */
+/*
+ * How often each kind of step, and each required event, has occurred in the runs without the
+ * library.
+ */
 static long *kind_times, event_times[EVENTS];
 static bool event_missing[EVENTS];
 
@@ -372,7 +378,7 @@ static void count_steps(const char *text)
 	}
 }
 
-/* A kind of step that never comes, or whose calls never do what they are for, would compare nothing. */
+/* A kind of step that never occurs, or whose calls never have their effect, would compare nothing. */
 static void each_has_come(bool judged)
 {
 	int missing = 0;
@@ -390,10 +396,10 @@ static void each_has_come(bool judged)
 		missing += possible && !event_times[n];
 	}
 	if (judged)
-		is(missing, 0, "each kind of step has come, and has done what it is for");
+		is(missing, 0, "each kind of step has occurred, and has had its effect");
 }
 
-/* Runs the sequence without and with the library. Whether the logs differ. */
+/* Runs the sequence without and with the library. Returns whether the logs differ. */
 static bool differs(const struct order *order, const char *cache, struct difference *difference, bool print)
 {
 	int fds[2] = { memfd_create("log", MFD_CLOEXEC), memfd_create("log", MFD_CLOEXEC) };
@@ -439,7 +445,7 @@ static bool differs(const struct order *order, const char *cache, struct differe
 	return different;
 }
 
-/* Whether two differences are of one kind: the same call, and a stale region or none. */
+/* Whether two differences are of one kind: the same call, and both with a stale region or without. */
 static bool alike(const struct difference *one, const struct difference *two, const struct step *steps)
 {
 	if (!strstr(one->with, "STALE") != !strstr(two->with, "STALE") || !one->step != !two->step)
@@ -499,7 +505,7 @@ static void show(struct order *order, const char *cache, struct difference *diff
 	fflush(stdout);
 }
 
-/* Compares the runs of one seed. Whether they are equal. */
+/* Compares the runs of one seed. Returns whether they are equal. */
 static bool equal(uint64_t seed, int count, const char *cache)
 {
 	static struct difference difference;
@@ -555,7 +561,7 @@ int main(int argc, char **argv)
 	}
 	is(wrong, 0, "without and with the library: the same answers, contents, faults and mappings in %ld steps", done);
 	ok(one || (hits > (unsigned long long)done / 200 && invalidated > (unsigned long long)done / 200),
-	   "meanwhile regions were used again, %llu times, and invalidated, %llu times", hits, invalidated);
+	   "meanwhile regions were reused %llu times, and invalidated %llu times", hits, invalidated);
 	each_has_come(!one && !getenv("CHECK_KEEP") && done >= FIXED_SEEDS * 250L);
 	return done_testing();
 }

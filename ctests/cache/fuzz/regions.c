@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Regions, and what the device sees by them. After each registration the device reads the memory
- * and writes to it, and the program looks: a region of other pages than the program's is stale.
+ * Regions, and the data that the device sees by them. After each registration the device reads the
+ * memory and writes to it, and the program compares: a region of other pages than the program's is
+ * stale.
  *
  * The device is the stand-in (stub_device.h), whose pins are real, or CHECK_DEVICE.
  */
@@ -19,7 +20,7 @@ static struct {
 	bool relaxed, reachable;
 } held[REGIONS];
 
-/* The arguments of registrations lately: what is asked for again can be a hit. */
+/* The arguments of recent registrations: a repeated one can be a hit. */
 static struct {
 	char *at;
 	size_t length;
@@ -52,8 +53,8 @@ void regions_open(void)
 	domains[0] = stub_pd();
 	domains[1] = stub_other_pd();
 	/*
-	 * Before any limit: where there is no memory to note a device, its registrations are libibverbs', and
-	 * there is no provider behind this one.
+	 * Before any limit: if there is no memory to note a device, libibverbs makes its registrations,
+	 * and this device has no provider.
 	 */
 	must(pins_too_much(PAGE) == 0);
 }
@@ -69,7 +70,7 @@ static struct ibv_mr *make(struct ibv_pd *pd, void *at, size_t length, int acces
 		return stub_register(pd, at, length, access);
 	if (relaxed && has_library())
 		return ibv_reg_mr_relaxed(pd, at, length, access);
-	/* The parentheses keep the macro of verbs.h away, which would choose the call. */
+	/* The parentheses suppress the macro of verbs.h, which would choose the call. */
 	return (ibv_reg_mr)(pd, at, length, access);
 }
 
@@ -88,7 +89,7 @@ static int get(const struct ibv_mr *mr, size_t at, void *to, size_t length)
 	if (!real)
 		return stub_get(mr, at, to, length);
 	status = pair_write(&pair, mr, (char *)mr->addr + at, length, (uintptr_t)far_memory, far_mr->rkey);
-	/* Of a write that is complete not everything need be there; of one that is read back it is. */
+	/* The data of a completed write need not be there yet; after a read behind it, it is. */
 	if (status == IBV_WC_SUCCESS)
 		status = pair_read(&pair, far_mr, far_memory + sizeof(far_memory) / 2, 8, (uintptr_t)far_memory,
 				   far_mr->rkey);
@@ -111,7 +112,7 @@ static uint64_t hash_of(const unsigned char *bytes, size_t length)
 	return look_bytes((const char *)bytes, length, &fault);
 }
 
-/* What the device reads, in pieces from the beginning and the end. With `compare`, the program too. */
+/* The device's data, in parts from the beginning and the end. With `compare`, the program's too. */
 static void device_reads(const struct ibv_mr *mr, bool compare)
 {
 	static unsigned char bytes[PAGE];
@@ -203,7 +204,7 @@ static bool is_mapped(int page)
 	return page < ALL_PAGES && page != PLACE_PAGES && syscall(SYS_mincore, page_at(page), PAGE, &there) == 0;
 }
 
-/* From a page on the first mapped ones, at most so many. The same pages if none is mapped. */
+/* From a page on the first mapped pages, at most that many. The same pages if none is mapped. */
 static void find_mapped(int *first, int *count)
 {
 	int page = *first, more = 1;
@@ -219,9 +220,9 @@ static void find_mapped(int *first, int *count)
 }
 
 /*
- * RDMAMR_CACHE serves a range from its second registration on, and gives one up for a while whose
- * region nothing had used again. So a program registers it again before, and then the region of the
- * step is the cache's, or behind, and then the cache has an idle one. Those that do neither are plain.
+ * RDMAMR_CACHE serves a range from its second registration on, and gives one up for a while if its
+ * region was never reused. So a step registers it again before, and then the step's region is the
+ * cache's, or after, and then the cache has an idle one. Steps that do neither are plain.
  */
 enum { NEVER_AGAIN, BEFORE, BEHIND, AGAIN };
 
@@ -392,7 +393,7 @@ void deregister_step(const struct step *step)
 		end_region(n);
 }
 
-/* By a region that is held: its pages stay those of its registration, whatever came since. */
+/* By a region that is held: its pages stay those of its registration, whatever has changed since. */
 void device_step(const struct step *step)
 {
 	int n = (int)(step->word[0] % REGIONS);

@@ -34,7 +34,7 @@ static int draw_kind(struct draw *from)
 	}
 }
 
-/* Pages that were drawn lately, for ranges that meet. */
+/* Recently drawn pages, for ranges that meet. */
 struct range {
 	int first, count;
 };
@@ -55,7 +55,7 @@ static struct range draw_range(struct draw *from, const struct range *lately)
 			range.count = 1 + (int)below(from, (uint32_t)(range.count - skip));
 			return range;
 		}
-		/* what adjoins or overlaps */
+		/* an adjoining or overlapping range */
 		range.first += (int)below(from, (uint32_t)range.count + 1);
 	} else {
 		range.first = (int)below(from, below(from, 5) ? PLACE_PAGES : ALL_PAGES);
@@ -82,14 +82,14 @@ void draw_steps(uint64_t seed, struct step *steps, int count)
 		*step = (struct step){
 			.kind = (uint8_t)(n ? draw_kind(&from) : 0),
 			.thread = below(&from, 4) == 0,
-			.bare = below(&from, 100) < 45,
+			.raw = below(&from, 100) < 45,
 			.first = (uint8_t)range.first,
 			.count = (uint8_t)range.count,
 			.other = (uint8_t)below(&from, below(&from, 8) ? PLACE_PAGES : ALL_PAGES),
 		};
 		for (int word = 0; word < WORDS; word++)
 			step->word[word] = (uint32_t)draw(&from);
-		if (n == 0) { /* memory to begin with: plain, or what is drawn */
+		if (n == 0) { /* memory to begin with: plain, or of a drawn kind */
 			step->first = 0;
 			step->count = PLACE_PAGES;
 			memset(step->word, 0, below(&from, 4) ? sizeof(step->word) : 0);

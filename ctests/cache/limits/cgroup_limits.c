@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Idle regions in a cgroup. With nine of ten objects registered and deregistered, the program finds room for other
- * objects of the device. With 300 MiB of memory, buffers of 100 MiB that come and go need hardly more than without the
- * cache. With as many huge pages as one buffer has, each new buffer gets them. With no thread left, registrations
- * succeed, and are used again when there is one.
+ * Idle regions in a cgroup. With nine of ten objects registered and deregistered, the program finds
+ * room for other objects of the device. With 300 MiB of memory, a program that allocates and frees
+ * buffers of 100 MiB needs hardly more than without the cache. With as many huge pages as one
+ * buffer has, each new buffer gets them. With no thread left, registrations succeed, and are reused
+ * when there is one.
  *
- * Only in the machine of vm/, where the cgroups are ours.
+ * Runs only in the machine of vm/, where the test may change the cgroups.
  */
 #include <sys/mount.h>
 #include <sys/stat.h>
@@ -64,7 +65,7 @@ static void objects(void)
 			int failed = 0;
 
 			for (int n = 0; n < OBJECTS - 1; n++) {
-				/* RDMAMR_CACHE serves a range that comes back. */
+				/* RDMAMR_CACHE serves a range that is registered again. */
 				regions[n] = relaxed ? NULL : ibv_reg_mr(pd, memory + n * PAGE, PAGE, LOCAL_AND_REMOTE);
 				failed += !relaxed && !regions[n];
 				must(!regions[n] || ibv_dereg_mr(regions[n]) == 0);
@@ -85,7 +86,7 @@ static void objects(void)
 			/* The cache's threads may be waiting for a processor. */
 			for (int wait = 0; wait < 500 && stats().idle > 1; wait++)
 				usleep(10000);
-			ok(stats().idle <= 1, "%s: of what is left at most an eighth is idle: %d", name, (int)stats().idle);
+			ok(stats().idle <= 1, "%s: at most an eighth of the rest is idle: %d", name, (int)stats().idle);
 		}
 	}
 	for (int n = 0; n < OBJECTS - 1; n++) {
@@ -171,7 +172,7 @@ static void huge_pages(void)
 	enter(false);
 }
 
-/* Threads: the group may have no more processes than there are. */
+/* Threads: the group may have no more processes than it has. */
 static void few_threads(void)
 {
 	struct ibv_pd *pd = ibv_alloc_pd(open_device());
@@ -201,9 +202,9 @@ static void threads(void)
 		skip("threads", "no controller of processes");
 		return;
 	}
-	/* The program that is started is the group's one process. */
+	/* The started program is the group's only process. */
 	must(put(GROUP "/pids.max", "max"));
-	is(once_more("threads", NULL), 0, "with no thread left registrations succeed and none is used again, until there is one");
+	is(once_more("threads", NULL), 0, "with no thread left registrations succeed and none is reused, until there is one");
 }
 
 int main(int argc, char **argv)

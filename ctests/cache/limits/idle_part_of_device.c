@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * A device has a number of regions for all processes. Idle regions of the cache are at most an eighth of those that are
- * left, so that a program beside this one finds most of them free.
+ * A device has a number of regions for all processes. Idle regions of the cache are at most an
+ * eighth of the remaining ones, so that another program finds most of them free.
  *
  * The device is the stand-in (stub_device.h).
  */
@@ -27,7 +27,7 @@ static void in_turn(void)
 	ok(most >= REGIONS / 16, "and not much less: %d", most);
 }
 
-/* Those in use leave less. */
+/* Regions in use leave fewer. */
 static void at_once(void)
 {
 	struct ibv_mr *regions[COUNT], *mr;
@@ -40,7 +40,7 @@ static void at_once(void)
 		mr = ibv_reg_mr_relaxed(stub_pd(), memory + (2L * n + 1) * PAGE, PAGE, LOCAL_AND_REMOTE);
 		must(mr && ibv_dereg_mr_relaxed(mr) == 0);
 	}
-	/* The limit is read when the regions have doubled, and each second. */
+	/* The library reads the limit when the regions have doubled, and each second. */
 	ok(comes(stats().idle <= (REGIONS - COUNT) / 8),
 	   "while %d are in use, at most an eighth of the others is idle: %d", COUNT, (int)stats().idle);
 	for (int n = 0; n < COUNT; n++)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * RDMAMR_CACHE_LINGER: what nobody has used for that long is deregistered, with no call of the
- * program's; what is in use is not, however long. With 0 nothing is kept. Without a setting, what
- * peers can reach goes within a second or so, and what they cannot stays for longer.
+ * RDMAMR_CACHE_LINGER: a region that has been idle that long is deregistered, without a call of the
+ * program; a region in use is not, however long. With 0 the cache keeps none. Without a setting,
+ * remotely accessible regions end within a second or so, and others stay longer.
  */
 #include "../../lib/observe.h"
 
@@ -23,7 +23,7 @@ static void goes(const char *name, int access)
 	lkey = mr->lkey;
 	must(ibv_dereg_mr_relaxed(mr) == 0);
 	ok(comes(stats().idle == 0), "%s: after a while nothing is idle", name);
-	ok(!kernel_has_key(pair.context, lkey), "%s: the kernel has it no more", name);
+	ok(!kernel_has_key(pair.context, lkey), "%s: the kernel does not have it any more", name);
 	ok(comes(stats().flushed_linger > before.flushed_linger), "%s: which is counted", name);
 	is(kernel_regions(pair.context), far.others, "%s: nor any other", name);
 	if (access & IBV_ACCESS_REMOTE_WRITE)
@@ -43,11 +43,11 @@ static void stays_in_use(void)
 	other = ibv_reg_mr_relaxed(pair.pd, memory + 2 * PAGE, PAGE, LOCAL_AND_REMOTE);
 	ok(other && reused(before, stats()), "and it is shared");
 	must(ibv_dereg_mr_relaxed(mr) == 0 && ibv_dereg_mr_relaxed(other) == 0);
-	ok(comes(stats().idle == 0), "released, it goes as well");
+	ok(comes(stats().idle == 0), "released, it ends as well");
 	is(kernel_regions(pair.context), far.others, "from the kernel too");
 }
 
-/* The bits that went wrong. */
+/* A bit for each failure. */
 static int with_none(void)
 {
 	struct rdmamr_stats before;
@@ -98,8 +98,8 @@ int main(int argc, char **argv)
 	}
 	with_setting(argv, "RDMAMR_CACHE_LINGER", "0.5");
 	as_root();
-	is(once_more("none", none), 0, "with 0 nothing is kept, and what is in use is not shared");
-	is(once_more("default", unset), 0, "by default what peers can reach goes first");
+	is(once_more("none", none), 0, "with 0 no region is cached, and none in use is shared");
+	is(once_more("default", unset), 0, "by default remotely accessible regions end first");
 	relaxed_open(&pair);
 	memory = pages(4);
 	goes("remote rights", LOCAL_AND_REMOTE);

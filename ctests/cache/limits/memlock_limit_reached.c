@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * The pins of idle regions count against RLIMIT_MEMLOCK: a relaxed registration that does not fit
- * beside them makes them go and succeeds. Without any the limit is the program's own matter:
- * ENOMEM, with a reason. (That a plain registration makes them go too is pressure.c.)
+ * The pins of idle regions count against RLIMIT_MEMLOCK: if a relaxed registration does not fit
+ * beside them, they end and it succeeds. Without idle regions the limit is the program's own
+ * matter: ENOMEM, with a reason. (pressure.c shows that a plain registration ends them too.)
  */
 #include "../../lib/observe.h"
 
@@ -40,15 +40,15 @@ int main(int argc, char **argv)
 	ok(mr != NULL, "a registration of %d pages succeeds", WANTED);
 	must(mr);
 	ok(lands_in(&pair, mr, memory + 40 * PAGE, WANTED * PAGE), "data lands by it");
-	ok(stats().flushed_pressure > before.flushed_pressure, "%d idle regions went for it",
+	ok(stats().flushed_pressure > before.flushed_pressure, "%d idle regions ended for it",
 	   (int)(stats().flushed_pressure - before.flushed_pressure));
 	is(stats().reg_failed, 0, "no registration is counted as failed");
 
-	/* One of the limit's pages is in use, others are idle: what is in use must not go. */
+	/* One of the limit's pages is in use, others are idle: the region in use must stay. */
 	used = register_region(pair.pd, memory, PAGE, LOCAL_AND_REMOTE);
 	must(used && deregister_region(mr) == 0);
 	mr = register_region(pair.pd, memory + 20 * PAGE, (LIMIT - 1) * PAGE, IBV_ACCESS_LOCAL_WRITE);
-	ok(mr != NULL, "all that is left, beside one in use");
+	ok(mr != NULL, "all that the limit leaves, beside one in use");
 	must(mr);
 	ok(lands_by_lkey(&pair, mr, memory + 20 * PAGE, (LIMIT - 1) * PAGE), "data lands by it");
 	ok(lands_in(&pair, used, memory, PAGE), "and by the one in use");
@@ -56,7 +56,7 @@ int main(int argc, char **argv)
 	errno = 0;
 	before = stats();
 	ok(!register_region(pair.pd, memory + 50 * PAGE, 2 * PAGE, LOCAL_AND_REMOTE) && errno == ENOMEM,
-	   "with nothing idle, what does not fit is ENOMEM");
+	   "with no idle region, a registration that does not fit is ENOMEM");
 	is(stats().reg_failed - before.reg_failed, 1, "which is counted as one failure");
 	reason = (char *)(uintptr_t)rdmamr_last_reason();
 	ok(strstr(reason, "pinned already (VmPin)") != NULL, "the reason: %s", reason);
@@ -65,8 +65,8 @@ int main(int argc, char **argv)
 	is(deregister_region(used), 0, "the other too");
 	errno = 0;
 	ok(!register_region(pair.pd, memory, (LIMIT + 1) * PAGE, LOCAL_AND_REMOTE) && errno == ENOMEM,
-	   "what would never fit is ENOMEM, with something idle too");
-	anew(&pair, "what does fit then", memory + 30 * PAGE, LIMIT * PAGE);
+	   "a registration that can never fit is ENOMEM, with idle regions too");
+	anew(&pair, "one that fits then", memory + 30 * PAGE, LIMIT * PAGE);
 	control(&pair, "at the limit", memory + 30 * PAGE, LIMIT * PAGE);
 	return relaxed_close(&pair);
 }

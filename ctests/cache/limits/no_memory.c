@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * The C library has no memory for the library: no allocation of ours ends the program. A call fails
- * with ENOMEM or succeeds, and the next call, when there is memory again, works.
+ * The C library has no memory for the library: no failed allocation of the library ends the
+ * program. A call fails with ENOMEM or succeeds, and the next call, when there is memory again,
+ * works.
  *
- * The program has malloc and its kin itself, so the library's allocations come here. Each round is a
- * child, in which all allocations from the nth on are refused, or the nth alone.
+ * The program defines malloc and its kin itself, so the library's allocations come here. Each round
+ * is a child, in which all allocations from the nth on are refused, or the nth alone.
  */
 #include <link.h>
 #include <stdatomic.h>
@@ -19,7 +20,10 @@ void *__libc_calloc(size_t, size_t);
 void *__libc_realloc(void *, size_t);
 void *__libc_memalign(size_t, size_t);
 
-/* The library's code, and how many allocations it gets before they are refused; fewer than none: all. */
+/*
+ * The library's code, and the number of allocations that it gets before they are refused; negative:
+ * all.
+ */
 static struct {
 	uintptr_t start, end;
 } library;
@@ -86,8 +90,8 @@ static int find(struct dl_phdr_info *info, size_t size, void *inside)
 static char *memory;
 
 /*
- * Both kinds of registration, in turns, and then plain ones of other rights, of which RDMAMR_CACHE
- * serves the second by a new region. False if one fails in another way than by ENOMEM.
+ * Both kinds of registration, in turn, and then plain ones of other rights, the second of which
+ * RDMAMR_CACHE serves by a new region. Returns false if one fails otherwise than by ENOMEM.
  */
 static bool registers(bool must_succeed)
 {
@@ -107,7 +111,7 @@ static bool registers(bool must_succeed)
 	return true;
 }
 
-/* A registration whose result comes as an event, made by a thread of the library. */
+/* A registration that a thread of the library makes, with its result as an event. */
 static bool registers_later(struct fid_domain *domain, struct fid_eq *eq, bool must_succeed)
 {
 	struct fid_mr *mr = NULL;
@@ -187,7 +191,7 @@ static bool registers_all(bool must_succeed)
 
 enum { GOOD = 0, WRONG = 1, NONE_REFUSED = 2 };
 
-/* One round, in a child. The value is its exit status, -1 if a signal ended it. */
+/* One round, in a child. Returns its exit status, -1 if a signal ended it. */
 static int round_of(long n, bool one)
 {
 	pid_t child = fork();
@@ -224,7 +228,7 @@ static void rounds(bool one)
 		ended += status == -1;
 		wrong += status == WRONG;
 	}
-	is(ended, 0, "no program is ended by it");
+	is(ended, 0, "it ends no program");
 	is(wrong, 0, "calls fail by ENOMEM only, and work again afterwards");
 	ok(n >= 10 && n < 5000, "there were %ld allocations to refuse", n);
 	printf("# %ld allocations\n", n);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * A plain registration that would fail with ENOMEM for what idle relaxed regions have pinned
- * succeeds: a program must not lose pinnable memory to a cache that it does not see. By each of the
- * calls that register.
+ * A plain registration succeeds even if it would fail with ENOMEM because of the pins of idle
+ * relaxed regions: a program must not lose pinnable memory to a cache that it does not see. Tests
+ * each call that registers.
  */
 #include "../../lib/observe.h"
 
@@ -42,7 +42,7 @@ static const struct {
 	{ "ibv_reg_mr_iova2", by_reg_mr_iova2 },
 };
 
-/* Idle regions in two domains: those of another than the caller's pin as much. */
+/* Idle regions in two domains: those of the other domain pin as much. */
 static void idle_ones(struct ibv_pd *other)
 {
 	struct ibv_mr *regions[IDLE];
@@ -84,7 +84,7 @@ int main(int argc, char **argv)
 		ok(mr != NULL, "%s of %d pages succeeds", calls[n].name, WANTED);
 		must(mr);
 		ok(lands_in(&pair, mr, memory + 40 * PAGE, WANTED * PAGE), "%s: data lands by it", calls[n].name);
-		ok(stats().flushed_pressure > before.flushed_pressure, "%s: %d idle regions went for it",
+		ok(stats().flushed_pressure > before.flushed_pressure, "%s: %d idle regions ended for it",
 		   calls[n].name,
 		   (int)(stats().flushed_pressure - before.flushed_pressure));
 		is((long long)stats().reg_failed, (long long)before.reg_failed, "%s: no failure is counted",
@@ -92,18 +92,18 @@ int main(int argc, char **argv)
 		is(ibv_dereg_mr(mr), 0, "%s: it is deregistered", calls[n].name);
 	}
 
-	/* A region in use is the program's own, whichever way it was registered. */
+	/* A region in use is the program's own, however it was registered. */
 	must(ibv_flush_relaxed_mr(pair.pd) == 0 && ibv_flush_relaxed_mr(other) == 0);
 	held = register_by_cache(other, memory, (LIMIT - WANTED + 1) * PAGE, LOCAL_AND_REMOTE, &before);
 	must(held);
 	errno = 0;
 	mr = by_reg_mr(LOCAL_AND_REMOTE);
-	ok(!mr && errno == ENOMEM, "with regions in use only, what does not fit is ENOMEM");
-	ok(kernel_has_key(pair.context, held->lkey), "the one in use is left alone");
+	ok(!mr && errno == ENOMEM, "with regions in use only, a registration that does not fit is ENOMEM");
+	ok(kernel_has_key(pair.context, held->lkey), "the one in use is unaffected");
 	is(deregister_region(held), 0, "it is deregistered, and idle");
 	mr = by_reg_mr(LOCAL_AND_REMOTE);
 	ok(mr != NULL, "now it does fit");
 	must(mr && ibv_dereg_mr(mr) == 0);
-	is(ibv_dealloc_pd(other), 0, "the other domain goes");
+	is(ibv_dealloc_pd(other), 0, "the other domain is deallocated");
 	return relaxed_close(&pair);
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
  * RDMAMR_CACHE_MAX_IDLE and RDMAMR_CACHE_MAX_IDLE_BYTES: more regions, or more bytes, are never
- * idle for long; those that have been idle for longer, by seconds, go first, and what is in use
- * does not count.
+ * idle for long. Regions that have been idle for seconds longer end first, and regions in use do
+ * not count.
  */
 #include "../../lib/observe.h"
 
@@ -11,7 +11,7 @@ enum { COUNT = 10, MOST = 4, MOST_PAGES = 256 };
 static struct pair pair;
 static char *memory;
 
-/* Registers so many, each of so many pages, and then lets go of them, in order. */
+/* Registers that many regions of that many pages each, and then deregisters them, in order. */
 static void at_once(const char *name, int count, int length)
 {
 	struct ibv_mr *regions[COUNT];
@@ -24,7 +24,7 @@ static void at_once(const char *name, int count, int length)
 		must(regions[n]);
 		keys[n] = regions[n]->lkey;
 	}
-	is((long long)stats().flushed_watermark, (long long)before.flushed_watermark, "%s, in use: none goes", name);
+	is((long long)stats().flushed_watermark, (long long)before.flushed_watermark, "%s, in use: none ends", name);
 	is(kernel_regions(pair.context), far.others + count, "%s: the kernel has all %d", name, count);
 	for (int n = 0; n < count; n++)
 		must(deregister_region(regions[n]) == 0);
@@ -42,8 +42,8 @@ static void at_once(const char *name, int count, int length)
 }
 
 /*
- * Three that have been idle for some seconds, and three that have not. A release that finds no older
- * region in its share of the slots ends its own, so half of the rounds are enough.
+ * Three that have been idle for some seconds, and three that have not. A release that finds no
+ * older region in its share of the slots ends its own region, so half of the rounds suffice.
  */
 static void older_first(void)
 {
@@ -75,10 +75,10 @@ static void older_first(void)
 		must(ibv_flush_relaxed_mr(pair.pd) == 0);
 	}
 	is(over, 0, "of six, no more are idle than allowed");
-	ok(good == ROUNDS / 2, "of six, the three newer ones are kept and one of the older at most: in %d of %d rounds", good, rounds);
+	ok(good == ROUNDS / 2, "of six, the three newer ones stay and one of the older at most: in %d of %d rounds", good, rounds);
 }
 
-/* One after the other, none in use for longer than it takes: at no time more than that. */
+/* One after the other, none in use beyond its turn: at no time more than that. */
 static void in_turn(const char *name, int length)
 {
 	struct rdmamr_stats before = stats();
@@ -90,7 +90,7 @@ static void in_turn(const char *name, int length)
 		most = (int)stats().idle > most ? (int)stats().idle : most;
 	}
 	is(over, 0, "%s, one after the other: never more than allowed (%d were idle)", name, most);
-	ok((int)(stats().flushed_watermark - before.flushed_watermark) >= rounds - MOST, "%s: %d have gone", name,
+	ok((int)(stats().flushed_watermark - before.flushed_watermark) >= rounds - MOST, "%s: %d have ended", name,
 	   (int)(stats().flushed_watermark - before.flushed_watermark));
 	must(ibv_flush_relaxed_mr(pair.pd) == 0);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
  * A thread that pthread_cancel has asked to end registers, deregisters and changes memory. None of
- * these calls is where a thread ends, with the library or without: it ends at its own
+ * these calls is a cancellation point, with the library or without: the thread ends at its own
  * pthread_testcancel, and each call has done its work. In each process these are the first calls,
  * so the cache starts in that thread.
  *

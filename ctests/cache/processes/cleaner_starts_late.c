@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * The kernel gives the library no thread at first (RLIMIT_NPROC). Later it would, and the next to register is a thread
- * that has a table of descriptors of its own, and ends. Its files are closed with it: whoever reads the other end of its
- * pipe sees the end. And the other threads' regions are used again.
+ * The kernel gives the library no thread at first (RLIMIT_NPROC). Later it would, and the next
+ * thread that registers has a table of descriptors of its own, and ends. Its files are closed with
+ * it: the reader of the other end of its pipe sees the end. And the other threads' regions are
+ * reused.
  *
  * The device is the stand-in (stub_device.h).
  */
@@ -14,7 +15,7 @@
 #include "../../lib/program.h"
 #include "../../lib/stub_device.h"
 
-/* A user of whom there is no other process, for the limit. */
+/* A user without any other process, for the limit. */
 enum { FIRST_USER = 1 << 20, TASKS = 100, TIMES = 5, ATTEMPT_US = 1300000 };
 
 static char *memory, *other;
@@ -40,7 +41,7 @@ static void *apart(void *argument)
 
 int main(int argc, char **argv)
 {
-	struct rlimit limit = { 3, TASKS }; /* two threads, and the one that reads userfaultfd */
+	struct rlimit limit = { 3, TASKS }; /* two threads, and the reader of userfaultfd */
 	uid_t user = FIRST_USER + (uid_t)getpid();
 	struct pollfd end;
 	pthread_t thread;
@@ -63,7 +64,7 @@ int main(int argc, char **argv)
 	pthread_barrier_wait(&left);
 	must(setrlimit(RLIMIT_NPROC, &limit) == 0);
 	registers(memory, TIMES);
-	ok(stats().hits == 0, "without the threads nothing is used again");
+	ok(stats().hits == 0, "without the threads no region is reused");
 	limit.rlim_cur = TASKS;
 	must(setrlimit(RLIMIT_NPROC, &limit) == 0);
 	/* The library tries again after a second. */
@@ -75,6 +76,6 @@ int main(int argc, char **argv)
 	registers(memory, 20 * TIMES);
 	before = stub_registered();
 	registers(memory, TIMES);
-	is(stub_registered() - before, 0, "another thread's regions are used again");
+	is(stub_registered() - before, 0, "another thread's regions are reused");
 	return done_testing();
 }

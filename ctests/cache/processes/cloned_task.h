@@ -13,14 +13,14 @@
 #include "../../lib/program.h"
 #include "../../lib/tap.h"
 
-/* How a task is made: by the C library's clone, or past the library, as by a raw system call. */
+/* How a task is made: by the C library's clone, or without the library, as by a raw system call. */
 enum made { BY_CLONE, PAST_THE_LIBRARY };
 
-static const char *const made_in_words[] = { "the C library's clone", "a clone past the library" };
+static const char *const made_in_words[] = { "the C library's clone", "a clone that bypasses the library" };
 
 typedef int clone_function(int (*)(void *), void *, int, void *, ...);
 
-/* Starts a task. Its number. Its stack stays mapped. */
+/* Starts a task and returns its number. Its stack stays mapped. */
 static inline pid_t start_task(enum made how, int (*function)(void *), void *argument, int flags)
 {
 	enum { STACK = 256 << 10 };

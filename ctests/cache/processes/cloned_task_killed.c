@@ -2,9 +2,8 @@
 /*
  * A task that shares the memory and is a process of its own (clone with CLONE_VM, without
  * CLONE_THREAD) changes memory by a raw system call, and is killed in that call: the kernel then
- * drops the event that the library's monitor has not read. No stale region is handed out: the cache
- * keeps nothing from the moment on that the program makes such a task, also if the cache starts
- * later.
+ * drops the event that the library's reader has not read. No stale region is handed out: the cache
+ * keeps no region once the program makes such a task, even if the cache starts later.
  *
  * The device is the stand-in, whose pins are real (stub_device.h).
  */
@@ -16,7 +15,7 @@
 #include "cloned_task.h"
 #include "../../lib/stub_device.h"
 
-/* So much memory beside the region makes the call long enough for the signal to come in it. */
+/* This much memory beside the region makes the call long enough for the signal to come during it. */
 enum { LARGE = 192 << 20, ROUNDS = 10, TIMES = 3 };
 
 enum change { UNMAPS, REPLACES };
@@ -48,7 +47,7 @@ static struct ibv_mr *registered(char *memory)
 	return mr;
 }
 
-/* Whether the kernel has nothing at this address. */
+/* Whether no mapping is at this address. */
 static bool is_gone(char *memory)
 {
 	unsigned char there;
@@ -56,7 +55,7 @@ static bool is_gone(char *memory)
 	return syscall(SYS_mincore, memory, PAGE, &there) < 0 && errno == ENOMEM;
 }
 
-/* Whether a region was stale. 0 or 1; -1 if the signal came before the change. */
+/* Whether a region was stale: 0 or 1; -1 if the signal came before the change. */
 static int is_stale_once(enum change change)
 {
 	char *memory = mmap(NULL, LARGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -89,7 +88,7 @@ static int is_stale_once(enum change change)
 	return !lands;
 }
 
-/* A process of its own for each round: trust ends once. */
+/* A process of its own for each round: the cache gives up only once. */
 static void killed_in(enum change change, const char *what)
 {
 	int stale = 0, counted = 0;
@@ -119,7 +118,10 @@ static int nothing(void *unused)
 	return 0;
 }
 
-/* Whether memory is registered anew each time once such a task was made, also by a later start of the cache. */
+/*
+ * Whether memory is registered anew each time once such a task was made, also by a later start of
+ * the cache.
+ */
 static void keeps_nothing(bool starts_before)
 {
 	pid_t child = fork();
@@ -139,7 +141,7 @@ static void keeps_nothing(bool starts_before)
 		task = start_task(BY_CLONE, nothing, NULL, 0);
 		must(waitpid(task, &status, 0) == task);
 		before = stub_registered();
-		/* Regions that the cleaner was ending take their time. */
+		/* Regions that the cleaner is ending take some time. */
 		must(comes(stub_deregistered() == before));
 		for (int time = 0; time < 2 * TIMES; time++)
 			must(ibv_dereg_mr(registered(memory)) == 0);
@@ -151,7 +153,7 @@ static void keeps_nothing(bool starts_before)
 	   starts_before ? "after" : "before");
 }
 
-/* A forked child shares its memory with nobody, whatever its parent has made. */
+/* A forked child shares its memory with no other process, whatever tasks its parent has made. */
 static void child_reuses(void)
 {
 	pid_t child = fork();

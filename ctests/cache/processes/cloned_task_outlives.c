@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
  * The process that registered memory ends, and with it the library's threads. A task that shares
- * the memory (clone with CLONE_VM, without CLONE_THREAD) goes on: it unmaps and frees what the cache
- * watched, by the C library and by a raw system call, and registers memory. It waits for nobody.
+ * the memory (clone with CLONE_VM, without CLONE_THREAD) goes on: it unmaps and frees memory that
+ * the cache watched, by the C library and by a raw system call, and registers memory. It waits for
+ * no other task.
  *
  * The device is the stand-in, whose pins are real (stub_device.h).
  */

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * A garbage collector stops a thread by a signal whose handler waits, and registers memory itself,
- * deregisters and flushes it, unmaps it and forks. The stopped thread may be anywhere in the
- * library: it starts the cache, it holds the cache's lock, or it registers or deregisters a region.
- * Each call of the collector returns, with the result that it has without the library, and no stale
- * region is handed out. When the thread goes on, it finds all in order.
+ * A garbage collector stops a thread by a signal whose handler waits. The collector itself
+ * registers memory, deregisters and flushes it, unmaps it and forks. The stopped thread may be
+ * anywhere in the library: it starts the cache, it holds the cache's lock, or it registers or
+ * deregisters a region. Each call of the collector returns, with the result that it has without the
+ * library, and no stale region is handed out. When the thread goes on, it finds all in order.
  *
  * The device is the stand-in, whose pins are real (stub_device.h).
  */
@@ -61,7 +61,7 @@ static int stops_at(long number, const long *argument)
 	}
 }
 
-/* Runs before each system call of the library, with the signal in time for it. */
+/* Runs before each system call of the library, and raises the signal at the right one. */
 static void interrupts(long number, const long *argument)
 {
 	if (armed && stops_at(number, argument) && stub_syscall(SYS_gettid) == mutator) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * A registration or deregistration that succeeds leaves errno as it was, as libibverbs' does: the
+ * A registration or deregistration that succeeds leaves errno unchanged, as libibverbs' does: the
  * first one of a process, in which the library asks the device for its driver and starts the cache,
  * one that misses, one that hits, and the memory calls between.
  *
@@ -73,7 +73,7 @@ int main(int argc, char **argv)
 		return calls(!strcmp(argv[1], "relaxed"));
 	for (int n = 0; n < SETTINGS; n++)
 		for (int way = 0; way < 2; way++)
-			is(once_more(names[way], settings[n]), 0, "%s calls that succeed leave errno, %s%s%s", names[way], settings[n][0],
+			is(once_more(names[way], settings[n]), 0, "%s calls that succeed leave errno unchanged, %s%s%s", names[way], settings[n][0],
 			   settings[n][1] ? " " : "", settings[n][1] ? settings[n][1] : "");
 	return done_testing();
 }

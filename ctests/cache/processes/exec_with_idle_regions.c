@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
  * exec in all its forms: by a child of fork, of vfork, of posix_spawn, by a daemon's parent, and by
- * the process itself with regions idle. No descriptor of the library's is handed down, nobody
- * hangs, nothing stays registered; and a child of vfork, which is another process in this very
- * address space, does not take the cache for dead.
+ * the process itself with idle regions. The new program inherits no descriptor of the library, no
+ * process hangs, and no region stays registered. A child of vfork, which is another process in this
+ * very address space, does not take the cache for dead.
  */
 #include "../../lib/observe.h"
 #include <signal.h>
@@ -14,7 +14,7 @@ extern char **environ;
 static struct pair pair;
 static char *memory;
 
-/* The descriptors that are open, as a set of those below 64; more are an error. */
+/* The descriptors that are open, as a set of those below 64; higher ones are an error. */
 static uint64_t descriptors(void)
 {
 	uint64_t set = 0;
@@ -45,7 +45,7 @@ static int regions_of(struct ibv_context *context, pid_t pid)
 	return own;
 }
 
-/* What a program that was started sees: 0 if that is all as it should be. */
+/* A started program's view: 0 if all is as it should be. */
 static int started(const char *inherited)
 {
 	uint64_t extra = descriptors() & ~strtoull(inherited, NULL, 16);
@@ -58,7 +58,7 @@ static int started(const char *inherited)
 			continue;
 		snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
 		got = readlink(link, name, sizeof(name) - 1);
-		printf("# handed down: %d, %.*s\n", fd, (int)(got < 0 ? 0 : got), name);
+		printf("# inherited: %d, %.*s\n", fd, (int)(got < 0 ? 0 : got), name);
 	}
 	fflush(stdout);
 	return (extra != 0) << 0 | (pinned() != 0) << 1 | (stats().idle != 0) << 2 |
@@ -77,7 +77,7 @@ static void by_fork(void)
 		execv("/proc/self/exe", arguments);
 		_exit(127);
 	}
-	is(status_of(pid), 0, "fork and exec: nothing is handed down");
+	is(status_of(pid), 0, "fork and exec: no descriptor is inherited");
 	still(&pair, "after fork and exec", memory, PAGE);
 }
 
@@ -86,7 +86,7 @@ static void by_spawn(void)
 	pid_t pid;
 
 	must(posix_spawn(&pid, "/proc/self/exe", NULL, NULL, arguments, environ) == 0);
-	is(status_of(pid), 0, "posix_spawn: nothing is handed down");
+	is(status_of(pid), 0, "posix_spawn: no descriptor is inherited");
 	still(&pair, "after posix_spawn", memory, PAGE);
 	is(system("exit 7"), 7 << 8, "system");
 	still(&pair, "after system", memory, PAGE);
@@ -101,10 +101,10 @@ static void by_vfork(void)
 		execv("/proc/self/exe", arguments);
 		_exit(127);
 	}
-	is(status_of(pid), 0, "vfork and exec: nothing is handed down");
+	is(status_of(pid), 0, "vfork and exec: no descriptor is inherited");
 	still(&pair, "after vfork and exec", memory, PAGE);
 
-	/* It is the parent's memory that this unmaps, by a process with another number. */
+	/* A process with another number unmaps its parent's memory. */
 	pid = vfork();
 	must(pid >= 0);
 	if (!pid) {
@@ -115,14 +115,14 @@ static void by_vfork(void)
 		_exit(good ? 0 : 1);
 	}
 	is(status_of(pid), 0, "a child of vfork unmaps and maps");
-	anew(&pair, "what a child of vfork has mapped", memory, PAGE);
+	anew(&pair, "memory that a child of vfork has mapped", memory, PAGE);
 	control(&pair, "after that", memory, PAGE);
 	pid = vfork();
 	must(pid >= 0);
 	if (!pid)
 		_exit(syscall(SYS_madvise, memory, PAGE, MADV_DONTNEED) ? 1 : 0);
-	is(status_of(pid), 0, "another discards, past the hooks");
-	anew(&pair, "what a child of vfork has discarded", memory, PAGE);
+	is(status_of(pid), 0, "another discards by a raw system call");
+	anew(&pair, "memory that a child of vfork has discarded", memory, PAGE);
 	control_later(&pair, "after that", memory, PAGE);
 }
 
@@ -179,7 +179,7 @@ static void by_daemon(void)
 	still(&pair, "beside a daemon", memory, PAGE);
 }
 
-/* A process that registers, and becomes another program with regions idle and in use. */
+/* A process registers, and becomes another program with regions idle and in use. */
 static int replaced(void)
 {
 	relaxed_open(&pair);
@@ -201,7 +201,7 @@ static void by_exec(void)
 		execl("/proc/self/exe", "replaced", "replaced", first, (char *)NULL);
 		_exit(127);
 	}
-	is(status_of(pid), 0, "exec with regions idle and in use: nothing is handed down, pinned or registered");
+	is(status_of(pid), 0, "exec with regions idle and in use: nothing is inherited, pinned or registered");
 	still(&pair, "beside such a program", memory, PAGE);
 	ok(regions_of(pair.context, getpid()) > 0, "which has regions by the same count");
 }

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * The first thread of a program has ended by pthread_exit: from then on /proc/self/maps, which is that thread's, opens
- * and is empty. What the other threads register in shared memory is not used again all the same, and the cache sees how
- * many mappings the process has: it does not use up those that the program needs.
+ * The first thread of a program has ended by pthread_exit: from then on /proc/self/maps, which is
+ * that thread's, opens and is empty. Regions that the other threads register in shared memory are
+ * not reused all the same, and the cache sees the number of the process's mappings: it leaves the
+ * program those that it needs.
  *
  * The device is the stand-in, whose pins are real (stub_device.h).
  */
@@ -16,7 +17,7 @@
 
 enum { SIZE = 4 * PAGE, ROUNDS = 20, LEFT = 3000, SCATTERED = 1800, WANTED = 200 };
 
-/* The watch of a region cuts its 2 MiB out of the mapping. */
+/* The watch of a region splits its 2 MiB off the mapping. */
 static const size_t APART = 4 << 20;
 static bool plain;
 static pthread_t first;
@@ -35,7 +36,7 @@ static void dereg(struct ibv_mr *mr)
 	must((plain ? ibv_dereg_mr(mr) : ibv_dereg_mr_relaxed(mr)) == 0);
 }
 
-/* A plain registration that the cache did not look at, since its range was new, does not count. */
+/* A plain registration that bypassed the cache, since its range was new, does not count. */
 static bool lands(void *memory, size_t length)
 {
 	struct rdmamr_stats before;
@@ -66,7 +67,7 @@ static void shared_memory(void)
 		must(ftruncate(fd, 0) == 0 && ftruncate(fd, SIZE) == 0);
 		stale += !lands(memory, SIZE);
 	}
-	is(stale, 0, "shared memory cut by ftruncate: data lands in the page of now, in %d rounds", ROUNDS);
+	is(stale, 0, "shared memory cut by ftruncate: data lands in the current page, in %d rounds", ROUNDS);
 	must(munmap(memory, SIZE) == 0 && close(fd) == 0);
 }
 
@@ -77,11 +78,11 @@ static void private_memory(void)
 
 	must(lands(memory, SIZE) && lands(memory, SIZE));
 	before = stats();
-	ok(lands(memory, SIZE) && stats().hits == before.hits + 1, "private memory is used again");
+	ok(lands(memory, SIZE) && stats().hits == before.hits + 1, "private memory is reused");
 	must(munmap(memory, SIZE) == 0);
 }
 
-/* Makes mappings until so many are left: each second page has other rights. */
+/* Makes mappings until that many are left: each second page has other rights. */
 static void crowd(int left)
 {
 	int count = most_mappings() - left - mappings();

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * fork(2) copies pinned pages for the child. Idle regions end first, so a fork after registrations shares the memory as
- * it does without the cache. Regions in use stay.
+ * fork(2) copies pinned pages for the child. Idle regions end first, so a fork after registrations
+ * shares the memory as it does without the cache. Regions in use stay.
  *
- * The device is the stand-in (stub_device.h). Its counts in the child are those of the moment of the fork. On kernels
- * whose io_uring gives pages back only a second later (6.1), what is shared after a fork says nothing.
+ * The device is the stand-in (stub_device.h). Its counts in the child are those of the moment of
+ * the fork. On kernels whose io_uring gives pages back only a second later (6.1), the shared memory
+ * after a fork proves nothing.
  */
 #include <pthread.h>
 #include <sys/wait.h>
@@ -25,7 +26,7 @@ static void leave_idle(void)
 	}
 }
 
-/* How much of the memory this process shares with another, in KiB. */
+/* The part of the memory that this process shares with another, in KiB. */
 static long shared(void)
 {
 	FILE *file = fopen("/proc/self/smaps", "re");
@@ -49,7 +50,7 @@ struct seen {
 	long registered, shared_kib;
 };
 
-/* What a child sees. With `again` it is a child of the child, whose parent has no cache. */
+/* A child's view. With `again` it is a child of the child, whose parent has no cache. */
 static struct seen seen_by_child(bool again)
 {
 	struct seen seen = { -1, -1 };
@@ -75,7 +76,7 @@ static struct seen seen_by_child(bool again)
 	return seen;
 }
 
-/* Whether the stand-in's pages are pinned no more when a deregistration returns. */
+/* Whether the stand-in's pages are unpinned when a deregistration returns. */
 static bool gives_back_at_once(void)
 {
 	struct ibv_mr *mr = ibv_reg_mr(stub_pd(), memory, BYTES, LOCAL_AND_REMOTE);
@@ -178,7 +179,7 @@ int main(int argc, char **argv)
 	gives_back = gives_back_at_once();
 	case_end();
 	if (!gives_back)
-		skip("what is shared after a fork", "this kernel's io_uring gives pages back late");
+		skip("the shared memory after a fork", "this kernel's io_uring gives pages back late");
 	for (int n = 0; n < 4; n++)
 		idle_ones(n & 1, n & 2);
 	one_in_use();

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
  * With RDMAV_FORK_SAFE=1 libibverbs keeps registered memory from children, as long as it is
- * registered, if it cannot ask the kernel whether it copies that memory for them. The cache serves
- * nothing then: relaxed calls get plain regions, whose memory is the children's again when they are
- * deregistered. Threads use the same memory.
+ * registered, if it cannot ask the kernel whether it copies that memory for them. The cache then
+ * serves no call: relaxed calls get plain regions, and children get their memory again after the
+ * deregistration. Threads use the same memory.
  */
 #include "../../lib/reuse.h"
 #include <linux/netlink.h>
@@ -32,7 +32,7 @@ static void *use(void *argument)
 	return (void *)failed;
 }
 
-/* How many of the pages are kept from children by madvise(MADV_DONTFORK): "dc" in the flags. */
+/* The number of pages that madvise(MADV_DONTFORK) keeps from children: "dc" in the flags. */
 static int kept_from_children(void)
 {
 	FILE *file = fopen("/proc/self/smaps", "r");
@@ -76,7 +76,7 @@ int main(int argc, char **argv)
 	must(mr);
 	is(kept_from_children(), COUNT, "registered memory is kept from children");
 	must(deregister_region(mr) == 0);
-	is(kept_from_children(), 0, "and is theirs when it is deregistered");
+	is(kept_from_children(), 0, "and children get it again when it is deregistered");
 	ok(stats().bypassed_fork > 0 && stats().misses == 0, "the cache serves no relaxed call");
 	deadline = time(NULL) + SECONDS;
 	for (int n = 0; n < 3; n++)
@@ -89,7 +89,7 @@ int main(int argc, char **argv)
 	}
 	is(failed, 0, "three threads use the same pages");
 	is(ibv_flush_relaxed_mr(pair.pd), 0, "and flush");
-	is(kept_from_children(), 0, "after that all of it is theirs");
+	is(kept_from_children(), 0, "after that children get all of it");
 	pid = fork();
 	must(pid >= 0);
 	if (!pid) {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * After a fork both sides see the same pages until one of them writes, and the device must keep
+ * After a fork both sides see the same pages until one of them writes, and the device must use
  * those of the parent. The child has a copy of the cache, of the watch and of the regions' objects,
- * and may touch nothing of it: not by registering, deregistering or flushing, not by unmapping, not
+ * and may touch none of them: not by registering, deregistering or flushing, not by unmapping, not
  * by its exit.
  */
 #include "../../lib/observe.h"
@@ -47,7 +47,7 @@ static int status_of(pid_t pid)
 	return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
-/* The bytes that are not c. */
+/* The number of bytes that differ from c. */
 static int others_than(char c)
 {
 	int wrong = 0;
@@ -58,8 +58,8 @@ static int others_than(char c)
 }
 
 /*
- * One side writes first, into every page. The child must go on seeing what was there when it was
- * made, and the parent what its device writes; by a region that is idle at the fork, or in use.
+ * One side writes first, into every page. The child must go on seeing the memory of the moment of
+ * the fork, and the parent the device's writes; by a region that is idle at the fork, or in use.
  */
 static void writes_first(bool child_first, bool in_use)
 {
@@ -112,7 +112,7 @@ static void writes_first(bool child_first, bool in_use)
 
 static struct ibv_mr *live;
 
-/* Actions of a child that must not harm its parent. Each returns 0 if it went well in the child. */
+/* Actions of a child that must not harm its parent. Each returns 0 if it succeeded in the child. */
 static int does_nothing(void)
 {
 	return 0;
@@ -147,7 +147,10 @@ static int discards_by_system_call(void)
 	return syscall(SYS_madvise, memory, SIZE, MADV_DONTNEED) != 0;
 }
 
-/* On a device of its own: the calls work, and nothing is kept. The bits that went wrong. */
+/*
+ * On a device of its own: the calls work, and the cache keeps no region. Returns a bit for each
+ * failure.
+ */
 static int registers(void)
 {
 	struct ibv_context *context = open_device();
@@ -253,7 +256,7 @@ static void *busy(void *own)
 	return NULL;
 }
 
-/* Locks that another thread holds at the fork are nothing that the child may wait for. */
+/* The child must not wait for locks that another thread holds at the fork. */
 static void busy_parent(void)
 {
 	char *own = pages(1);
@@ -294,7 +297,7 @@ int main(int argc, char **argv)
 	}
 	parent_changes();
 	busy_parent();
-	is((long long)stats().flushed_linger, 0, "no region went for its age");
+	is((long long)stats().flushed_linger, 0, "no region ended by age");
 	must(munmap(memory, SIZE) == 0);
 	return relaxed_close(&pair);
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * A signal handler that needs 100 KiB of the stack comes before each system call that the library makes in a thread
- * with much stack. It finds room, and the stack is the thread's own: a garbage collector would look from there to the
- * stack's end.
+ * A signal handler that needs 100 KiB of the stack comes before each system call that the library
+ * makes in a thread with much stack. It finds room, and the stack is the thread's own: a garbage
+ * collector would scan from there to the stack's end.
  *
  * The device is the stand-in (stub_device.h).
  */

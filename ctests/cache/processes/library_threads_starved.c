@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
  * The library's threads do not run for a while: a debugger holds them, or a real-time thread has
- * their processor. Until they do, an unmap may take its time, but what is registered meanwhile and
- * afterwards is never stale.
+ * their processor. Until they run, an unmap may take its time, but no registration meanwhile or
+ * afterwards is stale.
  */
 #include "../../lib/observe.h"
 #include <pthread.h>
@@ -41,7 +41,7 @@ static void hold(void)
 		if (write(ready[1], &byte, 1) != 1)
 			_exit(1);
 		usleep(STARVED_MS * 1000);
-		_exit(good ? 0 : 1); /* which lets them go */
+		_exit(good ? 0 : 1); /* its end lets them go */
 	}
 	prctl(PR_SET_PTRACER, debugger);
 	must(write(go[1], &byte, 1) == 1 && read(ready[0], &byte, 1) == 1);
@@ -115,14 +115,14 @@ static void meanwhile(const char *name, void (*starve)(void), void (*end)(void))
 	double start;
 
 	for (int round = 0; round < ROUNDS; round++) {
-		if (round == 2) /* after what the last round did */
+		if (round == 2) /* after the changes of the last round */
 			control_later(&pair, name, spot, PAGE);
 		else
 			control(&pair, name, spot, PAGE);
 		must(lands(&pair, elsewhere, PAGE));
 		/*
-		 * Another thread unmaps, and waits for those that do not run; this one has what it
-		 * left.
+		 * Another thread unmaps, and waits for the threads that do not run; this one uses the
+		 * address that it has unmapped.
 		 */
 		starve();
 		must(pthread_create(&thread, NULL, unmaps, NULL) == 0);
@@ -148,7 +148,7 @@ static void meanwhile(const char *name, void (*starve)(void), void (*end)(void))
 		end();
 		stale += !lands(&pair, spot, PAGE);
 	}
-	is(stale, 0, "%s: data always landed in the page of now", name);
+	is(stale, 0, "%s: data always landed in the current page", name);
 	printf("# %d changes took %d ms\n", ROUNDS, waited);
 	control(&pair, name, elsewhere, PAGE);
 	control(&pair, name, spot, PAGE);
@@ -168,7 +168,7 @@ int main(int argc, char **argv)
 	spot = pages(3);
 	elsewhere = pages(1);
 	spot += PAGE;
-	control(&pair, "nobody is starved", spot, PAGE);
+	control(&pair, "no thread is starved", spot, PAGE);
 	threads = new_threads(before, had, library, MOST);
 	ok(threads > 0, "the library has %d threads", threads);
 

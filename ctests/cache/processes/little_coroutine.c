@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * A coroutine on a stack of 8 KiB, of which its own frames take 2.5 KiB, makes the registrations that start the cache, and
- * later ones. It is on no signal stack, so only the calls themselves can know that the stack is little.
+ * A coroutine on a stack of 8 KiB, of which its own frames take 2.5 KiB, makes the registrations
+ * that start the cache, and later ones. It is not on a signal stack, so the calls themselves must
+ * find out that the stack is small.
  *
  * The device is the stand-in (stub_device.h).
  */
@@ -48,7 +49,7 @@ static int part(void)
 
 int main(int argc, char **argv)
 {
-	/* What the linker binds at the first call, it binds on the caller's stack. */
+	/* The linker binds a function at the first call, on the caller's stack. */
 	static const char *const settings[] = { "RDMAMR_CACHE=all", "LD_BIND_NOW=1", NULL };
 	const char *why = stub_open(STUB_NOTHING);
 

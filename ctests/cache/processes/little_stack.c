@@ -2,10 +2,11 @@
 /*
  * The library's calls need little of a stack: a signal handler with a stack of 8 KiB, of which the
  * kernel's frame takes a part, makes the first registration of a process. Each later call of a
- * signal handler needs at most 1.5 KiB: a hit, a miss, a deregistration, and a memory call that ends
- * regions.
+ * signal handler needs at most 1.5 KiB: a hit, a miss, a deregistration, and a memory call that
+ * ends regions.
  *
- * The device is the stand-in (stub_device.h). What a call needs is seen by painting the stack.
+ * The device is the stand-in (stub_device.h). The test paints the stack to see how much a call
+ * needs.
  */
 #include <signal.h>
 #include <string.h>
@@ -23,7 +24,7 @@
 enum { SIGNAL_STACK = 8192, PAINTED = 256 << 10, MOST = 1536, ROUNDS = 300, RIGHT = 0 };
 enum { PAINT = 0x5a };
 
-/* What the linker binds at the first call, it binds on the caller's stack. */
+/* The linker binds a function at the first call, on the caller's stack. */
 static const char *const settings[][4] = {
 	{ "RDMAMR_LOG=warn", "LD_BIND_NOW=1" },
 	{ "RDMAMR_CACHE=all", "LD_BIND_NOW=1" },
@@ -82,7 +83,7 @@ static inline char *stack_pointer(void)
 	return here;
 }
 
-/* How many bytes of the stack the call writes to. */
+/* The number of bytes of the stack that the call writes to. */
 static __attribute__((noinline)) long used_by(void (*call)(void))
 {
 	char *here = stack_pointer(), *end = here - 128;

@@ -4,8 +4,9 @@
  * munmap, while it holds the cache's lock. Every call of the process returns, with the result that
  * it has without the library, and no stale region is handed out.
  *
- * Made by the C library's clone, such a task never comes to the lock: the cache has given up before.
- * Made past the library, it does. The device is the stand-in, whose pins are real (stub_device.h).
+ * If the C library's clone made the task, it never takes the lock: the cache has given up before.
+ * If a clone that bypasses the library made it, it does. The device is the stand-in, whose pins are
+ * real (stub_device.h).
  */
 #include <linux/userfaultfd.h>
 #include <pthread.h>
@@ -113,7 +114,7 @@ static int in_a_process(enum made how)
 	stub_before = dies;
 	made = start_task(how, unmaps, NULL, CLONE_FILES);
 	if (how == BY_CLONE) {
-		/* It does not die by itself: nothing is watched. */
+		/* It does not die by itself: no memory is watched. */
 		must(comes(task != 0));
 		usleep(100000);
 		must(kill(made, SIGKILL) == 0);

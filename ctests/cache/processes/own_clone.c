@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * A program has a function `clone` of its own that copies an object, and the linker shows it to the
- * libraries. The cache's threads are not made by it.
+ * A program has a function `clone` of its own that copies an object, and the linker binds the
+ * libraries to it. The cache must not make its threads by it.
  *
  * The device is the stand-in (stub_device.h).
  */
@@ -19,7 +19,7 @@ struct shape *clone_shape(struct shape *shape)
 {
 	(void)shape;
 	copies++;
-	/* To a caller that expects the C library's function, this says that there is no thread. */
+	/* A caller that expects the C library's function takes this for a refused thread. */
 	return (struct shape *)-1;
 }
 
@@ -51,8 +51,8 @@ int main(int argc, char **argv)
 	before = stub_registered();
 	register_once(memory);
 	if (copies == 0 && userfaultfds(NULL) != 1)
-		skip("regions are used again", "userfaultfd is refused here");
+		skip("regions are reused", "userfaultfd is refused here");
 	else
-		is(stub_registered(), before, "regions are used again");
+		is(stub_registered(), before, "regions are reused");
 	return done_testing();
 }

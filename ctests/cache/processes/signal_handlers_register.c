@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * A handler that changes the address space or registers, while it interrupts a thread inside the
- * library that does the same: no deadlock, no call that fails, nothing stale. The handler enters no
- * function that a handler may not, and where it registers the interrupted thread only hits, which
+ * A handler changes the address space or registers, while it interrupts a thread inside the library
+ * that does the same: no deadlock, no failed call, no stale region. The handler enters no function
+ * that a handler may not enter, and where it registers, the interrupted thread only hits, which
  * allocates nothing.
  */
 #include "../../lib/observe.h"
@@ -49,7 +49,7 @@ static void changes(int signal)
 static void registers(int signal)
 {
 	int err = errno;
-	/* By turns a region of its own, and one that the interrupted thread uses too. */
+	/* In turn a region of its own, and one that the interrupted thread uses too. */
 	char *at = handled % 2 ? slot(0) : memory + 2 * SLOTS * PAGE;
 	struct ibv_mr *mr = register_region(pair.pd, at, PAGE, LOCAL_AND_REMOTE);
 
@@ -105,7 +105,7 @@ static void interrupted(const char *name, void (*handler)(int), int slots)
 		failed += again && deregister_region(again) != 0;
 		if (rounds % 100)
 			continue;
-		/* What the handler changes while data moves would be the program's own mistake. */
+		/* If the handler changed memory while data moves, that would be the program's own mistake. */
 		must(sigprocmask(SIG_BLOCK, &timer, NULL) == 0);
 		stale += !lands(&pair, at, PAGE);
 		must(sigprocmask(SIG_UNBLOCK, &timer, NULL) == 0);
@@ -115,7 +115,7 @@ static void interrupted(const char *name, void (*handler)(int), int slots)
 	show(before, stats());
 	ok(handled > AT_LEAST, "%s: the handler ran %d times in %d rounds", name, handled, rounds);
 	is(wrong, 0, "%s: all its calls succeeded", name);
-	is(failed, 0, "%s: and all of the thread that it interrupted", name);
+	is(failed, 0, "%s: and all calls of the interrupted thread", name);
 	is(stale, 0, "%s: data always landed", name);
 	for (int n = 0; n <= SLOTS; n++)
 		stale += !lands(&pair, n < SLOTS ? slot(n) : memory + 2 * SLOTS * PAGE, PAGE);

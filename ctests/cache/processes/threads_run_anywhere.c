@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * A program binds its threads to processors, and they poll there. The thread that registers first
- * is one of them. The library's threads inherit neither its processor nor the way in which it is
- * scheduled: who unmaps watched memory waits for them. A real-time class they keep: it is never
- * taken from a thread that others wait for.
+ * A program binds its threads to processors, and they poll there. The first thread that registers
+ * is one of them. The library's threads inherit neither its processor nor its scheduling: a thread
+ * that unmaps watched memory waits for them. They keep a real-time class, because other threads
+ * wait for them.
  *
  * The device is the stand-in (stub_device.h). Each part runs in a child: the library's threads
  * start once.
@@ -20,7 +20,7 @@
 
 enum { MOST = 64, RIGHT = 0, WRONG = 1, UNTESTED = 77 };
 
-/* The library's thread may have come to its first instructions only just now: within ten seconds. */
+/* The library's thread may only just have reached its first instructions: waits up to ten seconds. */
 #define soon(condition)                                                      \
 	({                                                                   \
 		for (int left = 1000; !(condition) && left > 0; left--)      \
@@ -165,7 +165,7 @@ static const struct part {
 	{ idle_class, "it is of the class SCHED_IDLE: they are not" },
 	{ batch_class, "it is of the class SCHED_BATCH: they are not" },
 	{ nice_value, "it has a nice value: they have none" },
-	{ nicer_than_others, "it comes before others: so do they" },
+	{ nicer_than_others, "it has a negative nice value: so have they" },
 	{ real_time_class, "it is of a real-time class: so are they" },
 };
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * A child of vfork gives up privileges, and filters its system calls, before it execs. The child has
- * its parent's memory, and so the parent's cache: it must not end that cache, whose process is not
- * filtered.
+ * A child of vfork gives up privileges, and filters its system calls, before it execs. The child
+ * has its parent's memory, and so the parent's cache: it must not end that cache, whose process has
+ * no filter.
  *
  * The device is the stand-in (stub_device.h). Each part runs in a child.
  */
@@ -122,9 +122,9 @@ int main(int argc, char **argv)
 	(void)argc;
 	with_setting(argv, "RDMAMR_CACHE_LINGER", FOREVER);
 	does = gives_up_privileges;
-	part(with_cache, "a vfork child gives up privileges: its parent uses regions again");
+	part(with_cache, "a vfork child gives up privileges: its parent reuses regions");
 	part(both, "the process does the same afterwards: its cache ends");
 	does = filters;
-	part(with_cache, "a vfork child filters its calls: its parent uses regions again");
+	part(with_cache, "a vfork child filters its calls: its parent reuses regions");
 	return done_testing();
 }

@@ -2,7 +2,7 @@
 /*
  * A garbage collector stops all other threads by a signal whose handler waits, and then unmaps
  * memory. A thread that was stopped inside the cache holds the cache's lock. The unmapping thread
- * does not wait for it, and what it unmapped is not used again.
+ * does not wait for it, and no region of the unmapped memory is reused.
  *
  * The device is the stand-in, whose pins are real (stub_device.h).
  */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Under RDMAMR_CACHE each plain registration that the cache does not serve is counted with the reason. Where the cache can
- * serve none, since the program has called ibv_fork_init, RDMAMR_LOG=info says so once, and where it serves, what the
- * program gives up.
+ * Under RDMAMR_CACHE each plain registration that the cache does not serve is counted with the
+ * reason. If the cache can serve none, since the program has called ibv_fork_init, RDMAMR_LOG=info
+ * says so once; if it serves, RDMAMR_LOG=info says once what the program gives up.
  *
  * The device is the stand-in (stub_device.h).
  */
@@ -24,7 +24,7 @@ static void registers(int access, uint64_t iova)
 
 static const char *const without_effect = "RDMAMR_CACHE=all is without effect";
 
-/* How often the library has said this. */
+/* The number of times that the library has said this. */
 static int said(int file, const char *words)
 {
 	static char text[1 << 16];
@@ -44,12 +44,12 @@ static void without_fork(int file)
 	registers(LOCAL_AND_REMOTE, (uintptr_t)memory);
 	after = stats();
 	ok(after.hits - before.hits == TIMES - 2 && after.misses - before.misses == 1,
-	   "the cache serves a plain registration whose range has come back");
-	is((long long)(after.bypassed_first - before.bypassed_first), 1, "counted: a range that comes for the first time");
+	   "the cache serves a plain registration whose range was registered before");
+	is((long long)(after.bypassed_first - before.bypassed_first), 1, "counted: a range that is registered for the first time");
 	is(said(file, "the cache keeps and reuses regions, also those that peers can reach: a key stays valid after ibv_dereg_mr for 600 s"),
 	   1, "RDMAMR_LOG=info says once what the program gives up");
 	registers(LOCAL_AND_REMOTE, (uintptr_t)memory + PAGE);
-	is((long long)(stats().bypassed_address - before.bypassed_address), TIMES, "counted: an address of its own");
+	is((long long)(stats().bypassed_address - before.bypassed_address), TIMES, "counted: an iova of its own");
 	registers(LOCAL_AND_REMOTE | IBV_ACCESS_MW_BIND, (uintptr_t)memory);
 	is((long long)(stats().bypassed_access - before.bypassed_access), TIMES, "counted: access for windows");
 	after = stats();
@@ -61,8 +61,8 @@ static void without_fork(int file)
 static void with_fork(int file)
 {
 	registers(LOCAL_AND_REMOTE, (uintptr_t)memory);
-	is((long long)stats().bypassed_fork, TIMES - 1, "counted: ibv_fork_init was called, as soon as the range has come back");
-	is((long long)(stats().hits + stats().misses), 0, "the cache serves nothing");
+	is((long long)stats().bypassed_fork, TIMES - 1, "counted: ibv_fork_init was called, once the range is registered again");
+	is((long long)(stats().hits + stats().misses), 0, "the cache serves no plain call");
 	is(said(file, without_effect), 1, "RDMAMR_LOG=info says once that RDMAMR_CACHE is without effect");
 	for (int n = 0; n < TIMES; n++) {
 		struct ibv_mr *mr = ibv_reg_mr_relaxed(stub_pd(), memory, PAGE, LOCAL_AND_REMOTE);
@@ -100,7 +100,10 @@ int main(int argc, char **argv)
 		without_fork(file);
 		must(dup2(own, STDERR_FILENO) == STDERR_FILENO);
 		is(ibv_flush_relaxed_mr(stub_pd()), 0, "flushed");
-		/* The library asks once whether children get registered memory: what follows needs a new process. */
+		/*
+		 * The library asks once whether children get registered memory: the rest needs a new
+		 * process.
+		 */
 		snprintf(count, sizeof(count), "%d", tap_count);
 		execl("/proc/self/exe", argv[0], count, NULL);
 		must(!"execl");

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * RDMAMR_CACHE costs nothing until a range comes back. A program that registers and releases 500 ranges once makes the
- * same system calls as with the cache off, and has the same threads, descriptors, mappings and address space. The second
- * registration of a range makes a region that is kept, the third one uses it again, and the data lands each time.
+ * RDMAMR_CACHE costs nothing until a range is registered again. A program that registers and
+ * releases 500 ranges once makes the same system calls as with the cache off, and has the same
+ * threads, descriptors, mappings and address space. The second registration of a range makes a
+ * region that the cache keeps, the third one reuses it, and the data lands each time.
  *
  * The device is the stand-in (stub_device.h).
  */
@@ -16,12 +17,12 @@
 
 enum { RANGES = 500, APART = 2 * PAGE, BUFFER = 16 * PAGE };
 
-/* What a process has, and what it did. */
+/* A process's resources and system calls. */
 struct cost {
 	long threads, descriptors, mappings, address_space, system_calls;
 };
 
-/* Registers each range once, and writes to standard output what the process has then. */
+/* Registers each range once, and writes the process's resources to standard output. */
 static int once(void)
 {
 	char *memory = pages((size_t)RANGES * APART / PAGE);
@@ -99,7 +100,7 @@ static void costs_nothing(void)
 	}
 }
 
-/* One registration and its release. The value is whether the data has landed. */
+/* One registration and its release. Returns whether the data has landed. */
 static bool put_lands(struct ibv_pd *pd, void *memory, size_t length, int access)
 {
 	struct ibv_mr *mr = ibv_reg_mr(pd, memory, length, access);
@@ -113,7 +114,7 @@ static bool put_lands(struct ibv_pd *pd, void *memory, size_t length, int access
 
 static struct rdmamr_stats before;
 
-/* The registrations since the last call: first ones, new regions that are kept, hits. */
+/* The registrations since the last call: first ones, new cached regions, hits. */
 static bool were(int first, int made, int hits)
 {
 	struct rdmamr_stats after = stats();
@@ -145,14 +146,17 @@ static void comes_back(void)
 	ok(put_lands(stub_pd(), memory + PAGE, PAGE, LOCAL_AND_REMOTE) && were(1, 0, 0) && no_cache(), "another page is another range");
 	held = ibv_reg_mr(stub_pd(), memory + 4 * PAGE, PAGE, LOCAL_AND_REMOTE);
 	ok(held && put_lands(stub_pd(), memory + 4 * PAGE, PAGE, LOCAL_AND_REMOTE) && were(2, 0, 0) && no_cache(),
-	   "a range that was never released has not come back");
+	   "a range that was never released is not registered again");
 	must(ibv_dereg_mr(held) == 0);
-	ok(put_lands(stub_pd(), memory + 100, PAGE - 200, LOCAL_AND_REMOTE) && were(0, 1, 0), "the second, of the same page: kept");
+	ok(put_lands(stub_pd(), memory + 100, PAGE - 200, LOCAL_AND_REMOTE) && were(0, 1, 0), "the second, of the same page: it is cached");
 	ok(put_lands(stub_pd(), memory, PAGE, LOCAL_AND_REMOTE) && were(0, 0, 1), "the third: a hit");
 	munmap(memory, 8 * PAGE);
 }
 
-/* Each buffer is mapped, registered, released and unmapped, as a rule at the address of the one before. */
+/*
+ * Each buffer is mapped, registered, released and unmapped, as a rule at the address of the one
+ * before.
+ */
 static void mapped_anew(void)
 {
 	bool all = true, again = false;
@@ -167,10 +171,10 @@ static void mapped_anew(void)
 		all = put_lands(stub_pd(), buffer, BUFFER, LOCAL_AND_REMOTE) && all;
 		must(munmap(buffer, BUFFER) == 0);
 	}
-	ok(all && again && were(100, 0, 0) && no_cache(), "memory that is mapped anew comes for the first time each time");
+	ok(all && again && were(100, 0, 0) && no_cache(), "memory that is mapped anew counts as new each time");
 }
 
-/* Memory that cannot be watched is not tried each time. */
+/* The cache does not try each time to serve memory that cannot be watched. */
 static void shared(void)
 {
 	char *memory = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -182,7 +186,7 @@ static void shared(void)
 	for (int n = 0; n < 160; n++)
 		all = put_lands(stub_pd(), memory, PAGE, LOCAL_AND_REMOTE) && all;
 	after = stats();
-	ok(all && after.hits == before.hits, "shared memory is never used again");
+	ok(all && after.hits == before.hits, "shared memory is never reused");
 	ok(after.bypassed_first - before.bypassed_first >= 140, "and 15 of 16 of its registrations are plain at once (%d of 160)",
 	   (int)(after.bypassed_first - before.bypassed_first));
 	is(stub_registered() - stub_deregistered(), (long long)after.idle, "of which none stays registered");
@@ -200,7 +204,7 @@ static void relaxed_at_once(void)
 		mr = ibv_reg_mr_relaxed(stub_pd(), memory, PAGE, LOCAL_AND_REMOTE);
 		must(mr && ibv_dereg_mr_relaxed(mr) == 0);
 	}
-	ok(were(0, 1, 1), "a relaxed registration is kept from the first time on");
+	ok(were(0, 1, 1), "a relaxed registration is cached from the first time on");
 }
 
 int main(int argc, char **argv)

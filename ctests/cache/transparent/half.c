@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * A program that takes some of its functions from libibverbs by handle, and has others by linking,
- * with the cache on. However a registration ends, it is the end of that one alone, and what the
- * cache hands out next is good. Every combination, mixed in two threads, with data that must land.
- * (handles.c takes all of them by handle.)
+ * A program that gets some of its functions from libibverbs by handle, and has others by linking,
+ * with the cache on. However a registration ends, only that one ends, and the next region from the
+ * cache is good. Tests every combination, mixed in two threads, with data that must land.
+ * (handles.c gets all functions by handle.)
  */
 #include "../../lib/cache.h"
 #include <dlfcn.h>
@@ -29,7 +29,7 @@ static iova2_call handle_iova2;
 static int (*handle_dealloc_pd)(struct ibv_pd *);
 static int (*handle_close_device)(struct ibv_context *);
 
-/* The provider's own way: nothing of it comes through the library. */
+/* The provider's own call, which bypasses the library. */
 static struct ibv_mr *foreign_reg(struct ibv_pd *pd, void *at, size_t length, int access)
 {
 	return handle_iova2(pd, at, length, (uintptr_t)at, (unsigned int)access);
@@ -85,7 +85,7 @@ static bool works(const struct ibv_mr *mr, char *at, size_t length, int access)
 
 /*
  * One buffer, registered in the one way and ended in the other, while another registration of it
- * goes on; and once more afterwards, by whatever the cache has kept.
+ * goes on; and once more afterwards, by a region that the cache may have kept.
  */
 static void combination(int reg, int end, char *at, size_t length, int access)
 {
@@ -111,9 +111,9 @@ static void combination(int reg, int end, char *at, size_t length, int access)
 		refused += ends[(end + round) % DEREGS].dereg(again) != 0;
 	}
 	ok(!(refused + wrong + others + missed + shared),
-	   "%s, ended %s, %s rights: each has worked, and others were left alone", regs[reg].name, ends[end].name, rights);
+	   "%s, ended %s, %s rights: each works, and others are unaffected", regs[reg].name, ends[end].name, rights);
 	if (refused + wrong + others + missed + shared)
-		printf("# refused %d, no data by it %d, nor by others %d, not used again as it should %d, with a key of another %d\n",
+		printf("# refused %d, no data by it %d, nor by others %d, wrongly not reused %d, with a key of another %d\n",
 		       refused, wrong, others, missed, shared);
 }
 
@@ -147,8 +147,8 @@ static struct outcome change(rereg_call call, struct ibv_mr *mr, int what, char 
 }
 
 /*
- * A change of one registration is none of others of the same memory. By handle, libibverbs does not
- * know a region of the cache for one that can be changed.
+ * A change of one registration must not affect others of the same memory. By handle, libibverbs
+ * does not know that a region of the cache can be changed.
  */
 static void changed(char *memory, int what, const char *name)
 {
@@ -180,14 +180,14 @@ static void changed(char *memory, int what, const char *name)
 			   refused ? "is refused" : "the outcome is libibverbs'");
 			if (got.code)
 				ok(got.same_keys && works(mr, mr->addr, mr->length, IBV_ACCESS_LOCAL_WRITE),
-				   "%s of %s, %s: what is refused leaves it what it was, with its keys", name, regs[reg].name,
+				   "%s of %s, %s: a refusal leaves it unchanged, with its keys", name, regs[reg].name,
 				   ends[end].name);
 			else
 				ok(works(mr, to, PAGE, access ? access : IBV_ACCESS_LOCAL_WRITE),
 				   "%s of %s, %s: data lands", name, regs[reg].name, ends[end].name);
 			ok(works(bystander, memory, PAGE, IBV_ACCESS_LOCAL_WRITE) &&
 			   (bystander->rkey == 0 || write_refused(&pair, memory, bystander->rkey)),
-			   "%s of %s, %s: the other registration is what it was", name, regs[reg].name, ends[end].name);
+			   "%s of %s, %s: the other registration is unchanged", name, regs[reg].name, ends[end].name);
 			is(ends[end].dereg(mr), 0, "%s of %s, %s: ended", name, regs[reg].name, ends[end].name);
 			is(ends[(end + 1) % DEREGS].dereg(bystander), 0, "%s of %s, %s: the other too", name, regs[reg].name,
 			   ends[end].name);
@@ -235,7 +235,7 @@ static void end(struct worker *worker, int slot)
 	worker->mrs[slot] = NULL;
 }
 
-/* In one call: between an unmap and a map another thread's malloc could have the place. */
+/* In one call: between an unmap and a map another thread's malloc could take the place. */
 static void replace(char *memory, size_t length, bool past_the_library)
 {
 	int access = PROT_READ | PROT_WRITE, flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_POPULATE;
@@ -245,7 +245,7 @@ static void replace(char *memory, size_t length, bool past_the_library)
 	must(at == memory);
 }
 
-/* New pages for the worker's own memory, when nothing of it is registered. */
+/* New pages for the worker's own memory, when none of it is registered. */
 static void remap_own(struct worker *worker)
 {
 	for (int slot = 0; slot < SLOTS; slot++)
@@ -262,7 +262,7 @@ static void *work(void *argument)
 
 	for (int step = 0; step < STEPS; step++) {
 		int slot = (int)chance(worker, SLOTS), reg = (int)chance(worker, REGS);
-		/* Few addresses, so that regions are shared and used again. */
+		/* Few addresses, so that regions are shared and reused. */
 		size_t from = chance(worker, 2) * PAGE + chance(worker, 2) * 64;
 		char *at = (chance(worker, 2) ? common : worker->own) + from;
 
@@ -315,8 +315,8 @@ static void mixed(void)
 	}
 	show(before, stats());
 	is(wrong_calls, 0, "%d threads, %ld registrations, in every way: each call has succeeded", THREADS, registered);
-	is(wrong_data, 0, "%d threads, %ld times new pages: data was always where it should be", THREADS, remapped);
-	ok((stats().hits > before.hits) == (cache() != OFF), "regions were used again if the cache is on (%lld times)",
+	is(wrong_data, 0, "%d threads, %ld times new pages: data was always in the right place", THREADS, remapped);
+	ok((stats().hits > before.hits) == (cache() != OFF), "regions were reused if the cache is on (%lld times)",
 	   (long long)(stats().hits - before.hits));
 	must(munmap(common, SLOT_PAGES * PAGE) == 0);
 	must(ibv_flush_relaxed_mr(pair.pd) == 0);
@@ -349,14 +349,14 @@ static void owners_by_handle(char *memory)
 		dead += stats().hits != before.hits || !kernel_has_key(context, mr->lkey);
 		wrong += ibv_dereg_mr(mr) != 0;
 		/*
-		 * In turn, so that the next finds either what was closed in order, or what was just
-		 * closed.
+		 * In turn, so that the next device finds either one that was closed in order, or one that
+		 * was just closed.
 		 */
 		if (round % 2)
 			wrong += handle_dealloc_pd(pd) != 0;
 		wrong += handle_close_device(context) != 0;
 	}
-	is(dead, 0, "a device is closed by handle: the next has nothing of it (%d of 20 were at its address)", returned);
+	is(dead, 0, "a device is closed by handle: the next has none of its regions (%d of 20 were at its address)", returned);
 	is(wrong, 0, "and each call has succeeded");
 }
 
@@ -371,7 +371,7 @@ int main(int argc, char **argv)
 	as_case(combinations(memory), "RDMAMR_CACHE=%s, each call with each end", cache_names[cache()]);
 	as_case(changed(memory, IBV_REREG_MR_CHANGE_ACCESS, "a change of access"), "RDMAMR_CACHE=%s, %s", cache_names[cache()], "a change of access");
 	as_case(changed(memory, IBV_REREG_MR_CHANGE_TRANSLATION, "a change of translation"), "RDMAMR_CACHE=%s, %s", cache_names[cache()], "a change of translation");
-	as_case(changed(memory, 1 << 6, "a change of what is not known"), "RDMAMR_CACHE=%s, %s", cache_names[cache()], "a change of what is not known");
+	as_case(changed(memory, 1 << 6, "a change by an unknown flag"), "RDMAMR_CACHE=%s, %s", cache_names[cache()], "a change by an unknown flag");
 	as_case(mixed(), "RDMAMR_CACHE=%s, mixed in two threads", cache_names[cache()]);
 	as_case(owners_by_handle(memory), "RDMAMR_CACHE=%s, owners that end by handle", cache_names[cache()]);
 	must(munmap(memory, 8 * PAGE) == 0);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * A program that takes every function from libibverbs by handle, as NCCL does, and is linked to
- * none of them. Its registrations come to the library all the same, since libibverbs' own
- * ibv_reg_mr jumps through its PLT, and so do their ends, since the provider calls ibv_cmd_dereg_mr
- * through its own. The cache serves them, and each end is the end of one use.
+ * A program that gets every function from libibverbs by handle, as NCCL does, and is linked to none
+ * of them. Its registrations reach the library all the same, since libibverbs' own ibv_reg_mr jumps
+ * through its PLT, and so do their ends, since the provider calls ibv_cmd_dereg_mr through its own.
+ * The cache serves them, and each deregistration ends one use.
  */
 #include "../../lib/pair.h"
 #include <dlfcn.h>
@@ -61,7 +61,7 @@ int main(int argc, char **argv)
 			 memcmp(from, to, 64) != 0;
 		failed += dereg_mr(mr) != 0;
 		more += kernel_regions(pair.context) > others + 1;
-		/* New pages, of which a cached region does not know. */
+		/* New pages, which no cached region has. */
 		if (round % 10 == 9) {
 			must(munmap(to, PAGE) == 0);
 			must(mmap(to, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == to);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
  * Ends in each order: registrations of the same memory, domains and devices with regions in use and
- * with idle ones, children of fork. A program sees with the cache what it saw without.
+ * with idle ones, children of fork. A program sees the same with the cache as without.
  */
 #include "../../lib/cache.h"
 #include <malloc.h>
@@ -20,7 +20,7 @@ static struct ibv_mr *reg(struct ibv_pd *pd, char *at, size_t length, int access
 	return mr;
 }
 
-/* The same by the cache, if that serves such access; `before` is as it was before. */
+/* The same by the cache, if that serves such access; `before` has the statistics before it. */
 static struct ibv_mr *reg_by_cache(struct ibv_pd *pd, char *at, size_t length, int access, struct rdmamr_stats *before)
 {
 	struct ibv_mr *mr = register_by_cache(pd, at, length, access, before);
@@ -41,11 +41,11 @@ static void twice(int kind)
 		ok(mrs[0] != mrs[1] && mrs[0]->lkey != mrs[1]->lkey && mrs[0]->handle != mrs[1]->handle,
 		   "twice, %s: two objects, two keys", rights_names[kind]);
 		is(ibv_dereg_mr(mrs[order]), 0, "twice, %s: the %s ends", rights_names[kind], order ? "second" : "first");
-		is(ibv_dereg_mr(mrs[order]), EINVAL, "twice, %s: and once more is EINVAL", rights_names[kind]);
+		is(ibv_dereg_mr(mrs[order]), EINVAL, "twice, %s: to end it once more is EINVAL", rights_names[kind]);
 		ok(all_lands(&pair, mrs[!order], memory, PAGE, !kind) && !memcmp(mrs[!order], &copy, sizeof(copy)),
-		   "twice, %s: the other is what it was", rights_names[kind]);
+		   "twice, %s: the other is unchanged", rights_names[kind]);
 		is(ibv_dereg_mr(mrs[!order]), 0, "twice, %s: it ends", rights_names[kind]);
-		is(ibv_dereg_mr(mrs[!order]), EINVAL, "twice, %s: and once more is EINVAL", rights_names[kind]);
+		is(ibv_dereg_mr(mrs[!order]), EINVAL, "twice, %s: to end it once more is EINVAL", rights_names[kind]);
 	}
 }
 
@@ -63,15 +63,15 @@ static void domains(int kind)
 	is(ibv_dealloc_pd(pd), EBUSY, "a domain with two regions, %s", rights_names[kind]);
 	is(ibv_dereg_mr(one), 0, "one ends, %s", rights_names[kind]);
 	is(ibv_dealloc_pd(pd), EBUSY, "a domain with one region, %s", rights_names[kind]);
-	ok(kernel_has_key(pair.context, other->lkey), "which is left alone, %s", rights_names[kind]);
+	ok(kernel_has_key(pair.context, other->lkey), "which is unaffected, %s", rights_names[kind]);
 	is(ibv_dereg_mr(other), 0, "it ends, %s", rights_names[kind]);
-	is(kernel_regions(pair.context), regions + 2 * is_cached(rights[kind]), "and both are kept if they are cached, %s", rights_names[kind]);
+	is(kernel_regions(pair.context), regions + 2 * is_cached(rights[kind]), "and both are cached, if the cache is on, %s", rights_names[kind]);
 	is(ibv_dealloc_pd(pd), 0, "a domain with none, %s", rights_names[kind]);
-	is(kernel_regions(pair.context), regions, "has taken them along, %s", rights_names[kind]);
+	is(kernel_regions(pair.context), regions, "ends with them, %s", rights_names[kind]);
 	again = ibv_alloc_pd(pair.context);
 	must(again);
 	one = reg_by_cache(again, memory, PAGE, rights[kind], &before);
-	ok(made_anew(before, stats()), "the next domain has nothing of it, %s", rights_names[kind]);
+	ok(made_anew(before, stats()), "the next domain has none of its regions, %s", rights_names[kind]);
 	must(ibv_dereg_mr(one) == 0 && ibv_dealloc_pd(again) == 0);
 }
 
@@ -96,8 +96,8 @@ static void devices(int kind)
 		wrong += ibv_close_device(context) != 0;
 		wrong += (int)stats().idle != idle;
 	}
-	is(wrong, 0, "devices are closed over what is idle, with and without its domain, %s", rights_names[kind]);
-	is(hits, 0, "and the next has nothing of it, %s", rights_names[kind]);
+	is(wrong, 0, "devices are closed with idle regions, with and without their domain, %s", rights_names[kind]);
+	is(hits, 0, "and the next has none of them, %s", rights_names[kind]);
 
 	context = open_device();
 	pd = ibv_alloc_pd(context);
@@ -147,7 +147,7 @@ static void imported(int kind)
 	*pd = *pds[1];
 	must(ibv_dereg_mr(in_use) == 0);
 	mr = reg_by_cache(pd, memory, PAGE, rights[kind], &before);
-	ok(made_anew(before, stats()), "at the address of an imported domain another has nothing of it, %s", rights_names[kind]);
+	ok(made_anew(before, stats()), "another domain at the address of an imported one has none of its regions, %s", rights_names[kind]);
 	must(ibv_dereg_mr(mr) == 0);
 	ibv_unimport_pd(pd);
 	free(pd);
@@ -157,27 +157,27 @@ static void imported(int kind)
 	mr = reg_by_cache(pair.pd, memory, PAGE, rights[kind], &before);
 	other = import_mr(mr);
 	ibv_unimport_mr(mr);
-	is((int)stats().live - live, !is_cached(rights[kind]), "what is unimported, and was cached, is not in use here, %s", rights_names[kind]);
+	is((int)stats().live - live, !is_cached(rights[kind]), "an unimported region that was cached is not in use here, %s", rights_names[kind]);
 	mr = reg_by_cache(pair.pd, memory, PAGE, rights[kind], &before);
-	ok(made_anew(before, stats()), "what is left to who has imported it does not serve again, %s", rights_names[kind]);
+	ok(made_anew(before, stats()), "a region that an importer has left does not serve again, %s", rights_names[kind]);
 	must(ibv_dereg_mr(mr) == 0 && ibv_flush_relaxed_mr(pair.pd) == 0);
 	is(ibv_dereg_mr(other), 0, "nor is it deregistered here, %s", rights_names[kind]);
 	mr = reg_by_cache(pair.pd, memory, PAGE, rights[kind], &before);
 	must(ibv_dereg_mr(import_mr(mr)) == 0);
 	ibv_unimport_mr(mr);
 	mr = reg_by_cache(pair.pd, memory, PAGE, rights[kind], &before);
-	ok(made_anew(before, stats()), "what was ended by who has imported it does not serve again, %s", rights_names[kind]);
-	ok(all_lands(&pair, mr, memory, PAGE, !kind), "what is registered then works, %s", rights_names[kind]);
+	ok(made_anew(before, stats()), "a region that an importer has ended does not serve again, %s", rights_names[kind]);
+	ok(all_lands(&pair, mr, memory, PAGE, !kind), "a later registration works, %s", rights_names[kind]);
 	must(ibv_dereg_mr(import_mr(mr)) == 0);
 	/* Without the cache that fails, with ENOENT. */
 	ibv_dereg_mr(mr);
 	mr = reg_by_cache(pair.pd, memory, PAGE, rights[kind], &before);
-	ok(made_anew(before, stats()) && all_lands(&pair, mr, memory, PAGE, !kind), "nor what was ended twice, %s", rights_names[kind]);
+	ok(made_anew(before, stats()) && all_lands(&pair, mr, memory, PAGE, !kind), "nor does one that was ended twice, %s", rights_names[kind]);
 	must(ibv_dereg_mr(mr) == 0);
 	ok(comes((int)stats().live == live), "none is in use, %s", rights_names[kind]);
 }
 
-/* Objects cost memory until they end, and end all. */
+/* Objects cost memory until they end, and all must end. */
 static void many(int kind)
 {
 	static struct ibv_mr *mrs[MANY];
@@ -189,13 +189,13 @@ static void many(int kind)
 	regions = kernel_regions(pair.context);
 	for (int round = 0; round < 3; round++) {
 		for (int n = 0; n < MANY; n++) {
-			/* What the cache serves once it serves then. */
+			/* The cache serves these if it served one before. */
 			mrs[n] = n ? reg(pair.pd, memory + n % PAGE, 8, rights[kind]) :
 				     reg_by_cache(pair.pd, memory, 8, rights[kind], &before);
 			alike += n && mrs[n] == mrs[n - 1];
 		}
 		wrong += kernel_regions(pair.context) != regions + MANY;
-		/* Not in the order in which they came. */
+		/* In another order than that of their registration. */
 		for (int n = 0; n < MANY; n++)
 			wrong += ibv_dereg_mr(mrs[(n * 7) % MANY]) != 0;
 		if (!round)
@@ -203,7 +203,7 @@ static void many(int kind)
 	}
 	is(alike, 0, "%d at once, three times, %s: each has its object", MANY, rights_names[kind]);
 	is(wrong, 0, "%d at once, three times, %s: each ends", MANY, rights_names[kind]);
-	ok(mallinfo2().uordblks <= heap.uordblks + 65536, "and no memory is lost to them, %s (%zd bytes)", rights_names[kind],
+	ok(mallinfo2().uordblks <= heap.uordblks + 65536, "and they leak no memory, %s (%zd bytes)", rights_names[kind],
 	   (ssize_t)(mallinfo2().uordblks - heap.uordblks));
 	must(ibv_flush_relaxed_mr(pair.pd) == 0);
 	is(kernel_regions(pair.context), regions, "the kernel has none, %s", rights_names[kind]);
@@ -239,7 +239,7 @@ static int registers(void)
 	return wrong | (ibv_dealloc_pd(pd) != 0 || ibv_close_device(context) != 0) << 1;
 }
 
-/* A child has the parent's file, and can end its regions: but not those of the cache. */
+/* A child has the parent's file, and can end its regions, but not those of the cache. */
 static int ends_one(void)
 {
 	ibv_dereg_mr(second);
@@ -281,7 +281,7 @@ static void children(int kind)
 		ok(lands_with(&pair, memory + 2 * PAGE, PAGE, rights[kind]), "and serve, %s", rights_names[kind]);
 		is(ibv_dereg_mr(in_use), 0, "the parent deregisters, %s", rights_names[kind]);
 		if (cases[n].act == ends_one && !is_cached(rights[kind]))
-			is(ibv_dereg_mr(second), ENOENT, "and what the child has ended is gone, %s", rights_names[kind]);
+			is(ibv_dereg_mr(second), ENOENT, "and the region that the child has ended is gone, %s", rights_names[kind]);
 		else
 			is(ibv_dereg_mr(second), 0, "both, %s", rights_names[kind]);
 	}

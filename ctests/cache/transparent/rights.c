@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * The rights that the cache gives away. On "local" remotely accessible memory is as without the
- * cache: a region of its own for each registration, to the byte, and gone with its end. On "all"
- * such a region serves again for the same pages and the same access, the whole of its pages, and
- * its key until it is really deregistered. Registrations that the cache cannot keep are never
- * shared.
+ * The rights that the cache grants. On "local" remotely accessible memory is as without the cache:
+ * a region of its own for each registration, to the byte, which ends with its deregistration. On
+ * "all" such a region serves again for the same pages and the same access, its rkey grants access
+ * to the whole of its pages, and stays valid until the region really ends. Registrations that the
+ * cache cannot keep are never shared.
  */
 #include "../../lib/cache.h"
 
@@ -28,7 +28,7 @@ static const struct {
 };
 enum { REMOTE = sizeof(remote) / sizeof(remote[0]) };
 
-/* One registration and its end: whether the cache served it. */
+/* One registration and its end. Returns whether the cache served it. */
 static bool served(char *at, size_t length, int access, uint32_t *rkey)
 {
 	struct rdmamr_stats before, after;
@@ -66,16 +66,16 @@ static void local_ones(void)
 		is(served(memory, 4 * PAGE, access[n], NULL), on, "%s: the second finds it, if there is one", name);
 		is(served(memory + PAGE + 100, 50, access[n], NULL), on, "%s: so does a part", name);
 		is(served(memory, 4 * PAGE, 0, NULL), on, "%s: and one that only reads", name);
-		ok(!served(memory, 5 * PAGE, access[n], NULL), "%s: what is more is registered", name);
+		ok(!served(memory, 5 * PAGE, access[n], NULL), "%s: a longer range is registered", name);
 
 		must(ibv_flush_relaxed_mr(pair.pd) == 0);
 		whole = register_by_cache(pair.pd, memory, 4 * PAGE, LW, &before);
 		part = register_by_cache(pair.pd, memory + 2 * PAGE, 100, access[n], &before);
 		must(whole && part);
-		ok(made_anew(before, stats()) && whole->lkey != part->lkey, "%s: a part of what is in use has a key of its own",
+		ok(made_anew(before, stats()) && whole->lkey != part->lkey, "%s: a part of a region in use has a key of its own",
 		   name);
 		ok(whole != part && part->addr == memory + 2 * PAGE && part->length == 100, "%s: and an object", name);
-		ok(!part->rkey || write_refused(&pair, memory + 2 * PAGE, part->rkey), "%s: which is no key for peers", name);
+		ok(!part->rkey || write_refused(&pair, memory + 2 * PAGE, part->rkey), "%s: which is no rkey", name);
 		ok(!access[n] || lands_by_lkey(&pair, part, memory + 2 * PAGE, 100), "%s: data lands by the part", name);
 		is(ibv_dereg_mr(whole), 0, "%s: the whole is deregistered", name);
 		ok(!access[n] || lands_by_lkey(&pair, part, memory + 2 * PAGE, 100), "%s: data lands by the part still", name);
@@ -103,7 +103,7 @@ static void remote_ones(void)
 		is(first == second, on, "%s: by %s key", name, on ? "the same" : "another");
 		is(served(memory + 10, 2 * PAGE - 20, remote[n].access, NULL), on, "%s: other bytes of the same pages", name);
 		ok(!served(memory, PAGE, remote[n].access, NULL), "%s: a part is registered", name);
-		ok(!served(memory, 3 * PAGE, remote[n].access, NULL), "%s: so is what is more", name);
+		ok(!served(memory, 3 * PAGE, remote[n].access, NULL), "%s: so is a longer range", name);
 		ok(!served(memory, 2 * PAGE, LW, NULL), "%s: so are local rights", name);
 		must(ibv_flush_relaxed_mr(pair.pd) == 0);
 		must(!served(memory, 2 * PAGE, remote[n].access, NULL));
@@ -119,7 +119,10 @@ static void remote_ones(void)
 	ok(!served(memory, 2 * PAGE, LW | RW | RR, NULL), "local rights do not serve for remote ones");
 }
 
-/* A peer reaches the registered bytes without the cache, their pages with it, and never more. */
+/*
+ * Without the cache a remote peer reaches the registered bytes, with it their pages, and never
+ * more.
+ */
 static void reach(void)
 {
 	struct rdmamr_stats before;
@@ -127,12 +130,12 @@ static void reach(void)
 	bool pages_of_it = cache() == ALL;
 
 	must(mr);
-	ok(lands_in(&pair, mr, memory + PAGE + 1000, 100), "a peer reaches what was registered");
+	ok(lands_in(&pair, mr, memory + PAGE + 1000, 100), "a remote peer reaches the registered bytes");
 	if (pages_of_it)
 		ok(lands_in(&pair, mr, memory + PAGE, PAGE), "and the rest of the page, as the documentation says");
 	else
 		ok(write_refused(&pair, memory + PAGE + 992, mr->rkey) && write_refused(&pair, memory + PAGE + 1100, mr->rkey),
-		   "and not one byte before or behind");
+		   "and not one byte before or after");
 	ok(write_refused(&pair, memory + PAGE - 8, mr->rkey) && write_refused(&pair, memory + 2 * PAGE, mr->rkey),
 	   "nor the pages around");
 	is(ibv_dereg_mr(mr), 0, "deregistered");
@@ -162,7 +165,7 @@ static void old_keys(void)
 	ok(lands_in(&pair, again, memory, PAGE), "registered again: the new one is good");
 	is(ibv_dereg_mr(again), 0, "that ends too");
 	remap(memory, PAGE);
-	ok(comes(!kernel_has_key(pair.context, key)), "its memory is another's: the region is gone without a flush");
+	ok(comes(!kernel_has_key(pair.context, key)), "its memory is replaced: the region is gone without a flush");
 	ok(write_refused(&pair, memory, key), "and its key refused");
 }
 
@@ -186,7 +189,7 @@ static void never_kept(const char *name, int access)
 	}
 }
 
-/* As rdma-core 59 has it; older headers have none. */
+/* As rdma-core 59 defines it; older headers lack it. */
 struct init_attr {
 	size_t length;
 	int access;
@@ -199,7 +202,7 @@ struct init_attr {
 enum { MASK_IOVA = 1, MASK_ADDR = 2 };
 struct ibv_mr *reg_mr_ex(struct ibv_pd *, struct init_attr *) __asm__("ibv_reg_mr_ex") __attribute__((weak));
 
-/* The three calls that know an iova: one that is the address is as good as none. */
+/* The three calls that take an iova: one that equals the address is as good as none. */
 static struct ibv_mr *at_iova(int call, uint64_t iova, int access)
 {
 	struct init_attr attr = { .length = PAGE, .access = access, .comp_mask = MASK_ADDR | MASK_IOVA, .iova = iova,
@@ -212,7 +215,7 @@ static struct ibv_mr *at_iova(int call, uint64_t iova, int access)
 	return reg_mr_ex(pair.pd, &attr);
 }
 
-/* A call of the address, by the cache. */
+/* A call with the address as the iova, by the cache. */
 static struct ibv_mr *at_address(int call, int access, struct rdmamr_stats *before)
 {
 	struct ibv_mr *mr;
@@ -247,7 +250,7 @@ static void iovas(void)
 		}
 		if (pair.iwarp)
 			continue;
-		/* Over what is idle there: that is for the address. */
+		/* Over an idle region of the same memory, whose iova is the address. */
 		for (int round = 0; round < 2; round++) {
 			struct rdmamr_stats before = stats();
 			struct ibv_mr *mr = at_iova(call, other, LOCAL_AND_REMOTE);
@@ -273,10 +276,10 @@ int main(int argc, char **argv)
 	as_case(remote_ones(), "RDMAMR_CACHE=%s, remote rights", cache_names[cache()]);
 	as_case(reach(), "RDMAMR_CACHE=%s, reach of a region", cache_names[cache()]);
 	as_case(old_keys(), "RDMAMR_CACHE=%s, keys after the last use", cache_names[cache()]);
-	as_case(never_kept("zero-based", LOCAL_AND_REMOTE | IBV_ACCESS_ZERO_BASED), "RDMAMR_CACHE=%s, never kept: %s", cache_names[cache()], "zero-based");
-	as_case(never_kept("memory windows", LOCAL_AND_REMOTE | IBV_ACCESS_MW_BIND), "RDMAMR_CACHE=%s, never kept: %s", cache_names[cache()], "memory windows");
-	as_case(never_kept("on demand", LOCAL_AND_REMOTE | IBV_ACCESS_ON_DEMAND), "RDMAMR_CACHE=%s, never kept: %s", cache_names[cache()], "on demand");
-	as_case(never_kept("huge pages", LW | IBV_ACCESS_HUGETLB), "RDMAMR_CACHE=%s, never kept: %s", cache_names[cache()], "huge pages");
+	as_case(never_kept("zero-based", LOCAL_AND_REMOTE | IBV_ACCESS_ZERO_BASED), "RDMAMR_CACHE=%s, never cached: %s", cache_names[cache()], "zero-based");
+	as_case(never_kept("memory windows", LOCAL_AND_REMOTE | IBV_ACCESS_MW_BIND), "RDMAMR_CACHE=%s, never cached: %s", cache_names[cache()], "memory windows");
+	as_case(never_kept("on demand", LOCAL_AND_REMOTE | IBV_ACCESS_ON_DEMAND), "RDMAMR_CACHE=%s, never cached: %s", cache_names[cache()], "on demand");
+	as_case(never_kept("huge pages", LW | IBV_ACCESS_HUGETLB), "RDMAMR_CACHE=%s, never cached: %s", cache_names[cache()], "huge pages");
 	as_case(iovas(), "RDMAMR_CACHE=%s, other addresses", cache_names[cache()]);
 	must(munmap(memory, 16 * PAGE) == 0);
 	return cache_close(argv, &pair);

@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * A program with a userfaultfd of its own takes fresh memory, where regions of the cache were until just now and beside
- * such as are just ending. The kernel gives memory to one userfaultfd: the program is never told EBUSY, since the cache
- * takes no memory but that of regions; and its watch stays, since the cache ends no watch but its own, on kernels too
- * that let one file end another's (before 6.16).
+ * A program with a userfaultfd of its own takes fresh memory, where regions of the cache were until
+ * just now and beside regions that are just ending. The kernel gives memory to one userfaultfd: the
+ * program never gets EBUSY, since the cache takes no memory but that of regions; and its watch
+ * stays, since the cache ends no watch but its own, even on kernels that let one file end another's
+ * (before 6.16).
  *
  * The device is the stand-in (stub_device.h).
+ *
  * Usage: another_watches_fresh_memory [ROUNDS]
  */
 #include <fcntl.h>
@@ -20,7 +22,7 @@
 #include "../../lib/stub_device.h"
 
 enum { CHUNK = 2 << 20, LENGTH = 4 * PAGE };
-/* Far from where the kernel puts mappings by itself, so that nobody else's lands there. */
+/* Far from where the kernel puts mappings by itself, so that no other mapping lands there. */
 static char *const place = (char *)0x10000000000;
 static int own;
 static _Atomic long rounds_done, busy, events;
@@ -61,7 +63,7 @@ static bool own_takes(char *memory, size_t length)
 		.range = { (uintptr_t)memory, length }, .mode = UFFDIO_REGISTER_MODE_WP,
 	};
 
-	/* On one processor too others get a chance to be in the middle of something. */
+	/* On one processor, too, other threads get a chance to be in the middle of something. */
 	sched_yield();
 	if (!ioctl(own, UFFDIO_REGISTER, &take))
 		return true;
@@ -70,8 +72,11 @@ static bool own_takes(char *memory, size_t length)
 	return false;
 }
 
-/* Whether the reader has counted an event more. The unmap has returned, so the reader has read the event, and the count
- * comes right after; an event that was never sent is given up on, and fails the test. */
+/*
+ * Whether the reader has counted another event. The unmap has returned, so the reader has read the
+ * event, and the count comes right after. If the event was never sent, the wait ends, and the test
+ * fails.
+ */
 static bool hears(long heard)
 {
 	for (int waits = 0; events == heard && waits < 30000; waits++)
@@ -98,10 +103,10 @@ static void in_turn(long rounds)
 		rounds_done++;
 	}
 	is(busy, 0, "the program gets its own memory each time, of %ld", rounds);
-	is(lost, 0, "and hears of each unmap, of %ld", taken);
+	is(lost, 0, "and sees each unmap, of %ld", taken);
 }
 
-/* In a thread, on the other side of a gap in the chunk: regions end and come beside it. */
+/* In a thread, on the other side of a gap in the chunk: regions end and start beside it. */
 static void *beside(void *argument)
 {
 	char *memory = place + CHUNK / 2;
@@ -138,11 +143,13 @@ static void flushed_beside(long rounds)
 	must(pthread_join(thread, NULL) == 0);
 	must(munmap(place, LENGTH) == 0);
 	is(busy, 0, "so does a thread beside regions that are flushed, of %ld", rounds_done);
-	is(lost, 0, "and hears of each unmap");
+	is(lost, 0, "and sees each unmap");
 }
 
-/* Small regions in one chunk, of which one stays when the others are flushed: that is when mappings get into pieces
- * that the end of any later region mends. */
+/*
+ * Small regions in one chunk, of which one stays when the others are flushed: then mappings stay
+ * split, and the end of any later region joins them.
+ */
 static void make_pieces(void)
 {
 	enum { COUNT = 40 };

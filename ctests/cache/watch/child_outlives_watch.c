@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * A child that was made past libc's fork has the parent's userfaultfd still open when the parent
- * closes it: what is registered with it then would stop every thread of the parent that unmaps,
- * until the child ends. Here the child ends when it is told to, so a parent that waits for it never
- * finishes, and is ended by its alarm. The parent closes its device; and in a second run, without
- * LD_PRELOAD, loads the library, uses it, and unloads it.
+ * A child that a raw clone made has the parent's userfaultfd still open when the parent closes it:
+ * memory registered with it would then stop every thread of the parent that unmaps it, until the
+ * child ends. Here the child ends on request, so a parent that waits for it never finishes, and its
+ * alarm ends it. The parent closes its device; and in a second run, without LD_PRELOAD, loads the
+ * library, uses it, and unloads it.
  */
 #include "../../lib/reuse.h"
 #include <dlfcn.h>
@@ -22,8 +22,8 @@ static int gate[2];
 static pid_t children[2];
 
 /*
- * One child by fork and one by the system call, which runs no handlers. They wait for the gate to
- * close.
+ * One child by fork and one by the raw system call, which runs no handlers. They wait for the gate
+ * to close.
  */
 static void start_children(void)
 {
@@ -54,7 +54,7 @@ static void end_children(void)
 	must(close(gate[0]) == 0);
 }
 
-/* All that would wait for a watch that nobody attends to. */
+/* All calls that would wait if the memory were still watched, and no thread read the events. */
 static void change(char *memory, const char *when)
 {
 	alarm(DEADLOCK);
@@ -76,12 +76,12 @@ static struct rdmamr_stats now(void)
 	return taken;
 }
 
-/* Leaves idle regions, and memory that is watched. */
+/* Leaves idle regions, and watched memory. */
 static void use(struct ibv_pd *pd, char *memory, const char *when)
 {
 	bool hit = false;
 
-	/* The cache keeps nothing for a second where pages were just dropped. */
+	/* The cache keeps no region for a second where pages were just dropped. */
 	for (int round = 0; round < 10 && !hit; round++) {
 		struct rdmamr_stats before = now();
 		struct ibv_mr *mr = reg(pd, memory, SIZE, LOCAL_AND_REMOTE);
@@ -91,10 +91,10 @@ static void use(struct ibv_pd *pd, char *memory, const char *when)
 		if (round)
 			usleep(round * 50000);
 	}
-	ok(hit, "%s: a region is used again, so memory is watched", when);
+	ok(hit, "%s: a region is reused, so memory is watched", when);
 }
 
-/* The program's memory calls pass by a library that dlopen loaded: nothing is kept. */
+/* The program's memory calls bypass a library that dlopen loaded: the cache keeps no region. */
 static void use_once(struct ibv_pd *pd, char *memory, const char *when)
 {
 	bool hit = false;
@@ -106,7 +106,7 @@ static void use_once(struct ibv_pd *pd, char *memory, const char *when)
 		must(mr && dereg(mr) == 0);
 		hit |= reused(before, now());
 	}
-	ok(!hit, "%s: no region is used again", when);
+	ok(!hit, "%s: no region is reused", when);
 }
 
 /* The parent closes its only device while the children live. */
@@ -123,7 +123,7 @@ static void device_closed(void)
 	change(memory[0], "beside children");
 	is(flush(pd), 0, "flushed");
 	change(memory[1], "after a flush");
-	is(ibv_dealloc_pd(pd), 0, "the domain goes");
+	is(ibv_dealloc_pd(pd), 0, "the domain is deallocated");
 	is(ibv_close_device(context), 0, "and the device");
 	change(memory[2], "after the device was closed");
 	end_children();
@@ -141,7 +141,7 @@ static void device_again(void)
 	use(pd, memory, "a device after that");
 	change(memory, "a device after that");
 	end_children();
-	is(ibv_dealloc_pd(pd), 0, "its domain goes");
+	is(ibv_dealloc_pd(pd), 0, "its domain is deallocated");
 	is(ibv_close_device(context), 0, "and it, too");
 }
 
@@ -161,7 +161,7 @@ static void *load(const char *path)
 }
 
 /*
- * Loaded, used and unloaded, if it lets itself be; twice, the second time with what the first has
+ * Loaded, used and unloaded, if it can be; twice, the second time with the state that the first has
  * left.
  */
 static void unloaded(const char *path)
@@ -197,7 +197,7 @@ static void unloaded(const char *path)
 	mr = reg(pair.pd, memory[1], SIZE, LOCAL_AND_REMOTE);
 	must(mr);
 	ok(lands_in(&pair, mr, memory[1], SIZE),
-	   "memory replaced after dlclose: data lands in the page of now");
+	   "memory replaced after dlclose: data lands in the current page");
 	is(dereg(mr), 0, "deregistered");
 	is(flush(pair.pd), 0, "flushed");
 	end_children();
@@ -216,7 +216,7 @@ int main(int argc, char **argv)
 	if (getenv("TAP_COUNT"))
 		tap_count = atoi(getenv("TAP_COUNT"));
 	if (!uffd_features())
-		skip_all("userfaultfd is refused here: nothing is watched");
+		skip_all("userfaultfd is refused here: no memory is watched");
 	if (path) {
 		must(!ibv_reg_mr_relaxed);
 		unloaded(path);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
  * The number of the cache's userfaultfd is in the program's table of descriptors: a program closes
- * all numbers that it has not opened, or puts files of its own there. Whatever it does, no stale
- * region is handed out, nobody waits for a file that nobody reads, the program's file is left
- * alone, and a file that the program closes is closed.
+ * all numbers that it has not opened, or gives them to files of its own. Whatever it does, no stale
+ * region is handed out, no thread waits for a file that is never read, the program's file stays
+ * untouched, and a file that the program closes is closed.
  *
  * The device is the stand-in, whose pins are real (stub_device.h). Each part runs in children: a
  * process can lose its watch only once.
@@ -83,7 +83,7 @@ static int closed_from(void)
 	in_thread(nothing, NULL);
 	raw_remap(memory, PAGE);
 	right = is_right(memory, 1);
-	/* Nothing is reused by a fence that nobody answers. */
+	/* No region is reused by a fence that gets no answer. */
 	before = stub_registered();
 	mr = registered(other);
 	right = right && stub_registered() == before + 1 && lands_at(mr, other, 2);
@@ -119,7 +119,7 @@ static int becomes_a_socket(void)
 	return is_right(memory, 1) ? RIGHT : WRONG;
 }
 
-/* As a sandbox does: poll(2) fails from now on, and the monitor must go on. */
+/* As a sandbox does: poll(2) fails from now on, and the reader must go on. */
 static int no_numbers_left(void)
 {
 	const struct rlimit none = { 0, 0 };
@@ -172,7 +172,7 @@ static void *unmaps(void *argument)
 
 /*
  * The race of race.c, once at each place: new memory is registered as soon as the old is gone,
- * perhaps before the monitor has heard of that.
+ * perhaps before the reader has read the event.
  */
 static int races(void)
 {
@@ -230,7 +230,7 @@ static int becomes_another_userfaultfd(void)
 
 /*
  * Gives the number to another userfaultfd, by a call that the library does not see. That one takes
- * memory as the library's does, and has no events, for which nobody would wait.
+ * memory as the library's does, and has no events, which no thread would read.
  */
 static void give_unseen(int fd)
 {
@@ -242,7 +242,10 @@ static void give_unseen(int fd)
 	must(other >= 0 && ioctl(other, UFFDIO_API, &api) == 0 && syscall(SYS_dup3, other, fd, O_CLOEXEC) == fd);
 }
 
-/* The new memory goes to the other one, which reports nothing. It lies far from what the library watches already. */
+/*
+ * The new memory goes to the other one, which reports nothing. It lies far from memory that the
+ * library watches already.
+ */
 static bool new_memory_is_right(void)
 {
 	char *memory = (char *)0x20000000000;
@@ -259,7 +262,7 @@ static int becomes_another_unseen(void)
 	return new_memory_is_right() && races() == RIGHT ? RIGHT : WRONG;
 }
 
-/* A process with one thread asks no userfaultfd before it uses a region again. */
+/* A process with one thread asks no userfaultfd before it reuses a region. */
 static int becomes_another_of_one_thread(void)
 {
 	idle_region(pages(1));
@@ -301,7 +304,7 @@ static int thread_leaves_table(void)
 	return is_right(memory, 4) && stub_registered() == before ? RIGHT : WRONG;
 }
 
-/* The monitor has none of the program's files open. */
+/* The reader has none of the program's files open. */
 static int files_end(void)
 {
 	int ends[2];
@@ -323,8 +326,8 @@ static void *closes(void *fd)
 }
 
 /*
- * close(2) is where a cancelled thread ends. From the call of the cache's number it returns first:
- * if it did not, each later hit would look whose the number is.
+ * close(2) is a cancellation point. The call with the cache's number returns first: if it did not,
+ * each later hit would check the number.
  */
 static int cancelled(void)
 {
@@ -343,7 +346,7 @@ static int cancelled(void)
 	return is_right(memory, 1) && is_right(memory, 2) ? RIGHT : WRONG;
 }
 
-/* The file lives as long as a process has a number of it, and nobody would read its events. */
+/* The file lives as long as a process has a number for it, and no thread would read its events. */
 static int not_in_child(void)
 {
 	int status;
@@ -360,8 +363,9 @@ static int not_in_child(void)
 }
 
 /*
- * Standard error is a pipe that nobody reads. The munmap finds that the number is gone while it holds the
- * lock of the cache. If it wrote there, no thread could register any more, and each memory call would wait.
+ * Standard error is a pipe without a reader. The munmap finds that the number is gone while it
+ * holds the lock of the cache. If it wrote there, no thread could register any more, and each
+ * memory call would wait.
  */
 static int nobody_reads(void)
 {
@@ -377,7 +381,7 @@ static int nobody_reads(void)
 	must(close(number_of_the_watch()) == 0);
 	/* If it waits, the alarm of run() ends this process. */
 	must(munmap(memory, PAGE) == 0);
-	/* The next registration says so, without a lock. */
+	/* The next registration reports it, without a lock. */
 	must(dup2(line[1], STDERR_FILENO) >= 0);
 	must(is_right(other, 1));
 	there = (struct pollfd){ line[0], POLLIN, 0 };
@@ -390,10 +394,10 @@ static const struct part {
 	const char *name;
 } parts[] = {
 	{ closed, PROCESSES, "closed by a program with one thread: the next registration is right" },
-	{ closed_from, 20, "closed past the C library: the next registrations are right, and made anew" },
+	{ closed_from, 20, "closed by a raw system call: the next registrations are right, and made anew" },
 	{ becomes_a_pipe, 3, "the number becomes a pipe: no munmap waits" },
 	{ becomes_a_socket, 3, "the number becomes a socket: the program's bytes stay there" },
-	{ no_numbers_left, 3, "no number is allowed any more: no munmap waits, and other regions are used again" },
+	{ no_numbers_left, 3, "no number is allowed any more: no munmap waits, and other regions are reused" },
 	{ child_keeps_file, 3, "the number becomes a pipe: a forked child has it" },
 	{ becomes_epoll, 5, "the number becomes an epoll file: no stale region" },
 	{ becomes_epoll_by_dup3, 5, "the same by dup3: no stale region" },
@@ -403,7 +407,7 @@ static const struct part {
 	{ thread_leaves_table, 3, "a thread with a table of its own closes it: the others go on" },
 	{ files_end, 3, "a file that the program closes is closed" },
 	{ not_in_child, 3, "a forked child has no number of the file" },
-	{ nobody_reads, 3, "closed while nobody reads standard error: no munmap waits, and the next registration says it" },
+	{ nobody_reads, 3, "closed while standard error has no reader: no munmap waits, and the next registration reports it" },
 	{ cancelled, 3, "a thread is cancelled in the close: the next registration is right" },
 };
 
@@ -417,7 +421,7 @@ int main(int argc, char **argv)
 	for (size_t n = 0; n < sizeof(parts) / sizeof(*parts); n++) {
 		int wrong = 0, status = RIGHT;
 
-		/* Each child says that its descriptor is gone. */
+		/* Each child reports that its descriptor is gone. */
 		must(dup2(null, STDERR_FILENO) >= 0);
 		for (int round = 0; round < parts[n].times && status != UNWATCHED; round++) {
 			status = run(parts[n].part);

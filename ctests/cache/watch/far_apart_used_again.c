@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Many regions far apart, each registered twice in turn: the second registration uses the first one's region again, at
- * any number. The kernel is asked about the memory of each (Linux 6.11). Before, all mappings are read, and only so
- * often: then the regions are used again later.
+ * Many regions far apart, each registered twice in turn: the second registration reuses the first
+ * one's region, for any number of regions. The library asks the kernel about the memory of each
+ * (Linux 6.11). On older kernels it reads all mappings, and only so often: then the regions are
+ * reused later.
  *
  * The device is the stand-in (stub_device.h).
  */
@@ -54,11 +55,11 @@ static void at_once(int count)
 		for (int time = 0; time < 2; time++)
 			once(memory + (size_t)n * 2 * PAGE);
 	printf("# %d regions: %.1f us for each registered twice\n", count, (seconds_now() - began) / count * 1e6);
-	is((long long)(stats().hits - before.hits), count, "%d regions far apart: each is used again at once", count);
+	is((long long)(stats().hits - before.hits), count, "%d regions far apart: each is reused at once", count);
 	must(ibv_flush_relaxed_mr(stub_pd()) == 0 && munmap(memory, (size_t)count * 2 * PAGE) == 0);
 }
 
-/* A page whose region is used again needs no further one, while there is no answer either. */
+/* A page with a reused region needs no further region, even while there is no answer. */
 static void later(int count)
 {
 	char *memory = scattered(count);
@@ -76,7 +77,7 @@ static void later(int count)
 		again = (long)(stats().hits - before.hits);
 		usleep(20000);
 	}
-	is(again, count, "%d regions far apart, all mappings read: in a while each is used again", count);
+	is(again, count, "%d regions far apart, all mappings read: after a while each is reused", count);
 	must(ibv_flush_relaxed_mr(stub_pd()) == 0 && munmap(memory, (size_t)count * 2 * PAGE) == 0);
 }
 
@@ -106,7 +107,7 @@ int main(int argc, char **argv)
 		at_once(FEW);
 		at_once(MANY);
 	} else {
-		skip("far apart, used again at once", "the kernel answers no question about a mapping");
+		skip("far apart, reused at once", "the kernel answers no question about a mapping");
 	}
 	go_on_with(argv, "NO_ANSWER", "1");
 }

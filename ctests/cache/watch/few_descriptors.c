@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * A process that may have few descriptors (RLIMIT_NOFILE) closes standard input, registers memory, and opens its own:
- * that has the lowest number. The library's file has none of the lowest numbers, and its regions are used again.
+ * A process that may have few descriptors (RLIMIT_NOFILE) closes standard input, registers memory,
+ * and opens a file: that gets the lowest number. The library's file has none of the lowest numbers,
+ * and its regions are reused.
  *
  * The device is the stand-in (stub_device.h).
  */
@@ -47,7 +48,7 @@ int main(int argc, char **argv)
 		int answer = once_more(limits[n], settings);
 
 		is(answer & ~REUSE, 0, "RLIMIT_NOFILE %s: the lowest number is the program's", limits[n]);
-		is(answer & REUSE, 0, "RLIMIT_NOFILE %s: regions are used again", limits[n]);
+		is(answer & REUSE, 0, "RLIMIT_NOFILE %s: regions are reused", limits[n]);
 	}
 	return done_testing();
 }

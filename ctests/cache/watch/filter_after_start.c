@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * A program that has registered memory filters its system calls, and the filter kills it where it
- * makes one that it does not use itself. The cache's are such ones: those of userfaultfd, mincore,
- * kcmp, opening files. So the cache ends before the filter is set: nothing is used again, what is
- * registered works, and what was idle is deregistered.
+ * A program that has registered memory filters its system calls, and the filter kills it at a call
+ * that it does not use itself. The cache makes such calls: those of userfaultfd, mincore, kcmp,
+ * opening files. So the cache ends before the filter is set: no region is reused, registrations
+ * work, and idle regions are deregistered.
  *
  * The device is the stand-in, whose pins are real (stub_device.h). Each part runs in a child.
  */
@@ -72,7 +72,7 @@ static bool by_prctl(void)
 	       prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
 }
 
-/* With TSYNC: the library's threads are filtered too. */
+/* With TSYNC: the filter applies to the library's threads too. */
 static bool as_libseccomp(void)
 {
 	return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
@@ -117,7 +117,7 @@ static int filtered(void)
 		must(syscall(SYS_madvise, used, PAGE, MADV_DONTNEED) == 0);
 	}
 	must(ibv_flush_relaxed_mr(stub_pd()) == 0);
-	/* What was idle had ended when the filter was set, and nothing is reused from then on. */
+	/* Idle regions had ended when the filter was set, and no region is reused from then on. */
 	return there == 1 && stub_registered() == before + 2 * ROUNDS && stub_registered() == stub_deregistered() ? RIGHT : WRONG;
 }
 
@@ -138,7 +138,7 @@ static int filtered_first(void)
 	return stub_registered() == ROUNDS + 1 && stub_deregistered() == ROUNDS + 1 ? RIGHT : WRONG;
 }
 
-/* Other calls of prctl do nothing to the cache. */
+/* Other calls of prctl leave the cache alone. */
 static int named(void)
 {
 	char *memory = pages(1), name[16];
@@ -186,6 +186,6 @@ int main(int argc, char **argv)
 	set_filter = as_libseccomp;
 	part(filtered, "a filter of all threads, set as libseccomp does");
 	part(filtered_first, "the same before the first relaxed registration");
-	part(named, "other calls of prctl do what they did, and regions are used again");
+	part(named, "other calls of prctl have their usual effect, and regions are reused");
 	return done_testing();
 }

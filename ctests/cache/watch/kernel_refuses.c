@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * What the kernel refuses to the cache. A refused registration says what the kernel said, and leaves nothing behind, not
- * even split mappings. A refused deregistration is tried again: by the cleaner, and by a flush of the domain.
+ * Calls of the cache that the kernel refuses. A refused registration returns the kernel's errno,
+ * and leaves nothing behind, not even split mappings. A refused deregistration is tried again: by
+ * the cleaner, and by a flush of the domain.
  *
  * The device is the stand-in (stub_device.h).
  */
@@ -26,7 +27,7 @@ static void same_errno(int err, const char *name)
 	stub_fail(STUB_REGISTER, 0, 0);
 }
 
-/* A shortage ends when the idle regions have gone. */
+/* A shortage ends when the idle regions have ended. */
 static void relieved(int err, const char *name)
 {
 	struct ibv_mr *mr = ibv_reg_mr_relaxed(stub_pd(), memory + PAGE, PAGE, LOCAL_AND_REMOTE);
@@ -56,7 +57,7 @@ static void nothing_is_left(void)
 		refused += !mr && errno == EFAULT;
 	}
 	stub_fail(STUB_REGISTER, 0, 0);
-	is(refused, REFUSED, "so many registrations are refused");
+	is(refused, REFUSED, "that many registrations are refused");
 	ok(mappings() <= before + 2, "which leaves no mapping split: %d, %d before", mappings(), before);
 	then = stats();
 	for (int n = 0; n < 2; n++) {
@@ -68,7 +69,7 @@ static void nothing_is_left(void)
 	must(munmap(scattered, REFUSED * APART) == 0);
 }
 
-/* One that is flushed, then one that the cleaner ends; both are refused first. */
+/* One region that is flushed, then one that the cleaner ends; both ends are refused first. */
 static void tried_again(int err, const char *name)
 {
 	struct ibv_mr *mr = ibv_reg_mr_relaxed(stub_pd(), memory, PAGE, LOCAL_AND_REMOTE);
@@ -76,7 +77,7 @@ static void tried_again(int err, const char *name)
 	must(mr && ibv_dereg_mr_relaxed(mr) == 0);
 	/* The cleaner may try again meanwhile. */
 	stub_fail(STUB_DEREGISTER, err, 1000);
-	is(ibv_flush_relaxed_mr(stub_pd()), err, "%s: a flush tells that the kernel refused", name);
+	is(ibv_flush_relaxed_mr(stub_pd()), err, "%s: a flush returns the kernel's refusal", name);
 	is(stub_registered() - stub_deregistered(), 1, "%s: the region is still there", name);
 	stub_fail(STUB_DEREGISTER, 0, 0);
 	is(ibv_flush_relaxed_mr(stub_pd()), 0, "%s: the next flush", name);
@@ -87,7 +88,7 @@ static void tried_again(int err, const char *name)
 	stub_fail(STUB_DEREGISTER, err, 1);
 	is(ibv_flush_relaxed_mr(stub_pd()), err, "%s: refused again", name);
 	ok(comes(stub_registered() == stub_deregistered()), "%s: the cleaner ends the region soon", name);
-	/* What the cache counts follows on what the kernel did. */
+	/* The cache counts after the kernel has deregistered. */
 	ok(comes(stats().idle == 0), "%s: nothing is idle", name);
 }
 

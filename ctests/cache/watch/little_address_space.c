@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * A process with little room: RLIMIT_AS or RLIMIT_DATA leaves a few MiB, or mlockall(MCL_FUTURE)
- * makes each mapping resident. The cache starts small, in less than a MiB, and serves; it grows with
- * the regions as far as the limit allows, and a registration that it has no room for is a plain
- * one.
+ * A process with little address space: RLIMIT_AS or RLIMIT_DATA leaves a few MiB, or
+ * mlockall(MCL_FUTURE) makes each mapping resident. The cache starts small, in less than a MiB, and
+ * serves; it grows with the regions as far as the limit allows, and a registration that does not
+ * fit is a plain one.
  *
  * The device is the stand-in (stub_device.h).
  */
@@ -50,8 +50,9 @@ static long status_of(const char *field)
 }
 
 /*
- * Uses of a page until one is reused: of plain calls the third, or a later one if a region could not be kept before,
- * for which the library waits: at most a second for a thread.
+ * The uses of a page until one is reused: for plain calls the third, or a later one if the cache
+ * could not keep a region before. The library then tries again to get a thread, after a second at
+ * most.
  */
 static int used_again(char *memory)
 {
@@ -82,7 +83,10 @@ static int limited(int which, const char *field, long room)
 	printf("# %s grew by %ld KiB\n", field, (status_of(field) - now) >> 10);
 	if (outcome != RIGHT || room != MANY_ROOM)
 		return outcome;
-	/* The library remembers 8192 ranges, so of so many plain ones some come back later than others. */
+	/*
+	 * The library remembers 8192 ranges, so with this many plain ones some are forgotten in
+	 * between.
+	 */
 	for (int time = 0; time < ROUNDS && reused <= MANY / 10 * 9; time++) {
 		long before = stub_registered();
 
@@ -99,7 +103,7 @@ static int limited(int which, const char *field, long room)
 	return reused > MANY / 10 * 9 ? RIGHT : NOT_REUSED;
 }
 
-/* Regions beyond the room: each registration works. */
+/* More regions than fit: each registration works. */
 static int until_full(int which, const char *field)
 {
 	char *many = pages(MANY);
@@ -109,7 +113,7 @@ static int until_full(int which, const char *field)
 	int outcome = NOT_REUSED;
 
 	must(regions != MAP_FAILED);
-	/* What the C library needs for the objects of plain regions. */
+	/* The memory that the C library needs for the objects of plain regions. */
 	must(mallopt(M_TRIM_THRESHOLD, 64 << 20) == 1 && mallopt(M_MMAP_THRESHOLD, 16 << 20) == 1);
 	spare_in_heap(8 << 20);
 	now = status_of(field);
@@ -126,7 +130,7 @@ static int until_full(int which, const char *field)
 		for (int n = 0; n < MANY; n++)
 			must(dereg(regions[n]) == 0);
 	}
-	/* Those that found room are reused. */
+	/* The regions that fit are reused. */
 	for (int n = 0; n < MANY; n++) {
 		long before = stub_registered();
 		struct ibv_mr *mr = reg(many + (size_t)n * PAGE);

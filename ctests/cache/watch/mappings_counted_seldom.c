@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * The cache leaves the last quarter of the mappings that a process may have (vm.max_map_count) to the program, and
- * counts them when it may have come near that. To count them is to read all of them, 15 ms for 50 000: near
- * the limit that must not happen for every few registrations. The kernel says how much the process has read.
+ * The cache leaves the last quarter of the mappings that a process may have (vm.max_map_count) to
+ * the program, and counts them when it may have come near that. To count them it must read all of
+ * them, 15 ms for 50 000: near the limit that must not happen for every few registrations. The
+ * kernel reports how much the process has read.
  *
  * The device is the stand-in (stub_device.h).
  */
@@ -13,7 +14,7 @@
 
 enum { ROOM = 60, MISSES = 3000, MOST_MAPPINGS = 300000 };
 
-/* Bytes that the process has read, -1 if the kernel does not count them. */
+/* The number of bytes that the process has read, -1 if the kernel does not count them. */
 static long long bytes_read(void)
 {
 	FILE *file = fopen("/proc/self/io", "re");

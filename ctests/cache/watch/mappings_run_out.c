@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Watched memory is cut into mappings, of which a process may have vm.max_map_count. The cache must
- * not use them up: all registrations succeed, the program can still map memory, and a flush gives
- * back what was used. With the limit low when the library is loaded, and lowered under it; in one
- * big mapping, and in one that the program has cut up by itself nearly as far as it may be.
+ * The watch splits memory into mappings, of which a process may have vm.max_map_count. The cache
+ * must not use them up: all registrations succeed, the program can still map memory, and a flush
+ * gives the mappings back. Tests a limit that is low when the library is loaded, and one that is
+ * lowered later; in one big mapping, and in one that the program has split nearly as far as it may.
  *
- * Only in the machine of vm/, since the limit is everybody's.
+ * Runs only in the machine of vm/, since the limit is global.
  */
 #include "../../lib/observe.h"
 
@@ -29,7 +29,8 @@ static int limit(int set)
 }
 
 /*
- * Registers one page of each `step`, relaxed, all at once and then in turn; data in some of them.
+ * Registers one page of each `step`, relaxed, all at once and then in turn; moves data in some of
+ * them.
  */
 static void scattered(const char *name, char *memory, int step)
 {
@@ -89,16 +90,13 @@ static void part(const char *when)
 	is(ibv_flush_relaxed_mr(pair.pd), 0, "%s: flushed", name);
 	after = mappings();
 	/*
-	 * Of 1200 regions, each could have left two. Where a file is mapped within 2 MiB some
+	 * Each of 1200 regions could have left two mappings. If a file is mapped within 2 MiB, some
 	 * hundred remain.
 	 */
 	ok(after <= before + SCATTERED / 2, "%s: %d mappings before, %d after the flush", name, before, after);
 	must(munmap(memory, SCATTERED * 3 * PAGE) == 0);
 
-	/*
-	 * Each second page is one that nothing can be registered in: 2 mappings for 2 pages, up to
-	 * the limit.
-	 */
+	/* A registration of every second page fails: 2 mappings for 2 pages, up to the limit. */
 	cut = pages(2 * SCATTERED);
 	cuts = (limit(0) - SPARE - mappings()) / 2;
 	must(cuts > 200);
@@ -126,7 +124,7 @@ int main(int argc, char **argv)
 
 	(void)argc;
 	if (!when) {
-		/* The one that puts the limit back, whatever becomes of the other. */
+		/* This process restores the limit, whatever happens to the other. */
 		if (!getenv("VM") || limit(usual) < 0)
 			skip_all("only in the machine of vm/: vm.max_map_count is lowered");
 		pid = fork();

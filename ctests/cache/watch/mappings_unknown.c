@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * The cache uses a region again once the kernel has shown that its memory is private and of no file. What cannot be seen
- * counts as neither: no descriptor is left for a moment, /proc is not there after a chroot, a seccomp filter refuses to
- * open or, halfway through, to read. Registrations succeed all the same, and data lands in the page of now.
+ * The cache reuses a region once the kernel has shown that its memory is private and of no file.
+ * Unknown memory counts as neither: no descriptor is left for a moment, /proc is absent after a
+ * chroot, a seccomp filter refuses to open or, halfway through, to read. Registrations succeed all
+ * the same, and data lands in the current page.
  *
- * The device is the stand-in, whose pins are real (stub_device.h). Each case is a process of its own.
+ * The device is the stand-in, whose pins are real (stub_device.h). Each case is a process of its
+ * own.
  */
 #include <fcntl.h>
 #include <linux/filter.h>
@@ -32,7 +34,7 @@ static struct ibv_mr *reg(void *memory)
 		       ibv_reg_mr_relaxed(stub_pd(), memory, SIZE, LOCAL_AND_REMOTE);
 }
 
-/* A plain registration that the cache did not look at, since its range was new, does not count. */
+/* A plain registration that bypassed the cache, since its range was new, does not count. */
 static bool lands(void *memory)
 {
 	struct rdmamr_stats before;
@@ -50,7 +52,7 @@ static bool lands(void *memory)
 	return good;
 }
 
-/* The lowest number that is free, and all above it, are forbidden from now on. */
+/* From now on the lowest free number, and all above it, are forbidden. */
 static bool no_descriptor(void)
 {
 	struct rlimit limit;
@@ -103,7 +105,7 @@ static bool no_open(void)
 }
 
 #ifdef __x86_64__
-/* Takes the place of a read: past the start of a file it fails. */
+/* Replaces a read: past the start of a file it fails. */
 static void read_or_fail(int signal, siginfo_t *info, void *context)
 {
 	ucontext_t *at = context;
@@ -119,7 +121,7 @@ static void read_or_fail(int signal, siginfo_t *info, void *context)
 		registers[REG_RAX] = readv(fd, &whole, 1);
 }
 
-/* Of single mappings the kernel says nothing either. */
+/* Nor does the kernel answer about single mappings. */
 static bool no_second_page(void)
 {
 	struct sigaction action = { .sa_sigaction = read_or_fail, .sa_flags = SA_SIGINFO };
@@ -154,7 +156,10 @@ static const struct way {
 
 enum { WAYS = sizeof(ways) / sizeof(ways[0]) };
 
-/* So many mappings at low addresses that what is mapped above is on a later page of /proc/self/maps. */
+/*
+ * So many mappings at low addresses that mappings above them are on a later page of
+ * /proc/self/maps.
+ */
 static void many_below(void)
 {
 	char *memory = mmap(new_place(BELOW * PAGE), BELOW * PAGE, PROT_READ | PROT_WRITE,
@@ -223,10 +228,10 @@ static void examine(int way, bool cache)
 		return;
 	}
 	must(result < SKIPPED);
-	ok(!(result & STALE), "%s, %s: shared memory is cut, and data lands in the page of now", ways[way].name, calls);
-	ok(!(result & LOST), "%s, %s: so it does in private memory", ways[way].name, calls);
+	ok(!(result & STALE), "%s, %s: shared memory is cut, and data lands in the current page", ways[way].name, calls);
+	ok(!(result & LOST), "%s, %s: and in private memory too", ways[way].name, calls);
 	if (ways[way].mend)
-		ok(!(result & NOT_AGAIN), "%s, %s: that is used again when it is over", ways[way].name, calls);
+		ok(!(result & NOT_AGAIN), "%s, %s: whose region is reused afterwards", ways[way].name, calls);
 }
 
 int main(int argc, char **argv)

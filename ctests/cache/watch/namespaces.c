@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * What a process with threads may not do, or not alone, and the library's threads must not keep a
- * program with one thread from: entering a mount namespace, unmounting the directory that it was
- * in, and ending by the C library. What docs/limits.md says of the rest: a user namespace is made
- * before the first relaxed registration, or in a child; a thread that leaves its table of descriptors
- * leaves it to the cleaner; a bare exit(2) ends a thread.
+ * Operations that the kernel forbids, or restricts, in a process with threads, and that the
+ * library's threads must not prevent in a program with one thread: entering a mount namespace,
+ * unmounting the directory that it was in, and ending by the C library. docs/limits.md has the
+ * rest: a user namespace is made before the first relaxed registration, or in a child; a thread
+ * that leaves its table of descriptors leaves the table to the cleaner; a raw exit(2) ends a
+ * thread.
  *
  * The device is the stand-in (stub_device.h). Each part runs in a child.
  */
@@ -122,7 +123,10 @@ static int descriptors(void)
 	must(close(ends[1]) == 0);
 	if (read(ends[0], &byte, 1) != -1 || errno != EAGAIN)
 		return WRONG;
-	/* Its numbers are not the cleaner's any more, so the cache serves it no more. is_used_again() looks at its data. */
+	/*
+	 * Its table is not the cleaner's any more, so the cache no longer serves it. is_used_again()
+	 * checks its data.
+	 */
 	return is_used_again() ? WRONG : RIGHT;
 }
 
@@ -148,7 +152,7 @@ static int first_thread_ends(void)
 	pthread_exit(NULL);
 }
 
-static int bare_exit(void)
+static int raw_exit(void)
 {
 	int status, tries = 0;
 	pid_t pid = fork();
@@ -174,11 +178,11 @@ static const struct part {
 	{ working_directory, "the directory of the first registration is unmounted" },
 	{ user_namespace_before, "a user namespace is made before the first registration" },
 	{ user_namespace_in_a_child, "one is made in a child" },
-	{ user_namespace, "after a registration it is refused, and regions are used again" },
+	{ user_namespace, "after a registration it is refused, and regions are reused" },
 	{ descriptors, "the only thread leaves its descriptors: files stay open, and it registers without reuse" },
 	{ last_thread_ends, "the only thread ends by pthread_exit: the process ends" },
 	{ first_thread_ends, "the last thread but the library's returns: the process ends" },
-	{ bare_exit, "the only thread ends by a bare exit: the process stays" },
+	{ raw_exit, "the only thread ends by a raw exit: the process stays" },
 };
 
 int main(int argc, char **argv)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
  * Another userfaultfd of the process unregisters memory that the cache watches. Before Linux 6.16
- * the kernel lets it, and the cache hears nothing of that memory any more: what is mapped anew there
- * by raw system calls must not be taken for what was registered. From 6.16 on the kernel refuses.
+ * the kernel allows it, and the cache gets no more events of that memory: memory that raw system
+ * calls map anew there must not count as the registered memory. From 6.16 on the kernel refuses.
  */
 #include "../../lib/observe.h"
 
@@ -22,9 +22,9 @@ static void idle(const char *name, char *memory, size_t length, char *from, size
 
 	control(&pair, name, memory, length);
 	err = unregister(from, unregistered);
-	printf("# NOTE: the other is told %s\n", err ? strerrorname_np(err) : "yes");
+	printf("# NOTE: the other gets %s\n", err ? strerrorname_np(err) : "yes");
 	raw_remap(memory, length);
-	ok(lands(&pair, memory, length) && lands(&pair, memory, length), "%s: data lands in the page of now", name);
+	ok(lands(&pair, memory, length) && lands(&pair, memory, length), "%s: data lands in the current page", name);
 	control(&pair, name, memory, length);
 }
 
@@ -35,7 +35,7 @@ static void in_use(char *memory)
 	must(old);
 	unregister(memory, PAGE);
 	raw_remap(memory, PAGE);
-	ok(lands(&pair, memory, PAGE), "a region in use: data lands in the page of now");
+	ok(lands(&pair, memory, PAGE), "a region in use: data lands in the current page");
 	is(deregister_region(old), 0, "the old one is deregistered");
 	ok(lands(&pair, memory, PAGE), "and data lands after that");
 }
@@ -53,10 +53,10 @@ int main(int argc, char **argv)
 	memory = pages(16);
 	idle("its very pages", memory, 2 * PAGE, memory, 2 * PAGE);
 	idle("one of its pages", memory + 4 * PAGE, 2 * PAGE, memory + 5 * PAGE, PAGE);
-	idle("all around it", memory + 8 * PAGE, PAGE, memory, 16 * PAGE);
+	idle("all memory around it", memory + 8 * PAGE, PAGE, memory, 16 * PAGE);
 	in_use(memory + 12 * PAGE);
 	errno = 0;
-	ok(ioctl(other, UFFDIO_UNREGISTER, (void *)8) == -1 && errno == EFAULT, "an argument that is not there: EFAULT");
+	ok(ioctl(other, UFFDIO_UNREGISTER, (void *)8) == -1 && errno == EFAULT, "an unmapped argument: EFAULT");
 	ok(ioctl(other, UFFDIO_UNREGISTER, NULL) == -1 && errno == EFAULT, "none: EFAULT");
 	close(other);
 	return relaxed_close(&pair);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
  * Memory that another userfaultfd of the process watches, as libfabric's monitor does: the kernel
- * gives the cache none of the events, so nothing of it is kept; the program is not told, its
- * registrations just succeed. When the other lets go the cache keeps such memory again; memory
- * beside it, in the same mapping before, was never the worse for it.
+ * gives the cache none of the events, so the cache keeps no region of it. The program does not
+ * notice: its registrations just succeed. When the other ends its watch, the cache keeps such
+ * memory again; memory beside it, in the same mapping before, was never affected.
  */
 #include "../../lib/observe.h"
 #include <poll.h>
@@ -29,7 +29,7 @@ static void other_leaves(void *memory, size_t length)
 	must(ioctl(other, UFFDIO_UNREGISTER, &range) == 0);
 }
 
-/* The other monitor: it only reads, so that nobody who unmaps waits for it. */
+/* The other monitor: it only reads, so that no unmapping thread waits for it. */
 static volatile int events;
 static volatile int stop;
 
@@ -56,36 +56,36 @@ static void watched_first(const char *name, uint64_t mode)
 	not_kept(&pair, name, page, PAGE);
 	is((long long)(stats().bypassed_memory - before.bypassed_memory), 2, "%s: which is counted", name);
 	ok(lands_by_cache(&pair, page - PAGE, 3 * PAGE, LOCAL_AND_REMOTE, &before, &after),
-	   "%s: data lands in memory that only partly is the other's", name);
+	   "%s: data lands in memory that the other watches in part", name);
 	ok(lands_by_cache(&pair, page, PAGE, IBV_ACCESS_LOCAL_WRITE, &before, &after), "%s: by local rights too", name);
 	either(&pair, "memory beside it", memory, PAGE);
 	either(&pair, "memory beside it, again", memory, PAGE);
 
 	/*
-	 * The other's events are its own, also when the cache lets go of all that is near; and the
-	 * page is a new one for the cache.
+	 * The other's events stay its own, even when the cache ends its regions nearby; and the page is
+	 * a new one for the cache.
 	 */
 	must(ibv_flush_relaxed_mr(pair.pd) == 0);
 	seen = events;
 	raw_remap(page, PAGE);
-	ok(comes(events > seen), "%s: the other has heard of an unmap", name);
+	ok(comes(events > seen), "%s: the other has seen an unmap", name);
 	ok(lands_by_cache(&pair, page, PAGE, LOCAL_AND_REMOTE, &before, &after),
 	   "%s: data lands in a page that was mapped anew", name);
 
-	/* That was in nobody's hands any more; once more, and then the other lets go. */
+	/* Neither watches it any more. Once more, and then the other ends its watch. */
 	must(ibv_flush_relaxed_mr(pair.pd) == 0);
 	raw_remap(page, PAGE);
-	is(other_takes(page, PAGE, mode), 0, "%s: after a new mapping the other takes it again", name);
+	is(other_takes(page, PAGE, mode), 0, "%s: after a new mapping the other watches it again", name);
 	not_kept(&pair, name, page, PAGE);
 	other_leaves(page, PAGE);
-	control(&pair, "when the other has let go", page, PAGE);
+	control(&pair, "when the other has ended its watch", page, PAGE);
 	control(&pair, "memory beside it too", memory, PAGE);
 	must(ibv_flush_relaxed_mr(pair.pd) == 0 && munmap(memory, 8 * PAGE) == 0);
 }
 
 /*
- * A region in use when the other takes over: its end is not followed by idleness that nobody
- * watches.
+ * A region in use when the other takes over: it must not become idle in memory that the cache does
+ * not watch.
  */
 static void watched_second(void)
 {
@@ -95,7 +95,7 @@ static void watched_second(void)
 
 	control(&pair, "memory that the cache watches", memory, PAGE);
 	err = other_takes(memory, PAGE, UFFDIO_REGISTER_MODE_MISSING);
-	printf("# NOTE: another userfaultfd that wants what the cache watches is told %s\n",
+	printf("# NOTE: another userfaultfd that wants memory that the cache watches gets %s\n",
 	       err ? strerrorname_np(err) : "yes");
 	mr = register_region(pair.pd, memory, PAGE, LOCAL_AND_REMOTE);
 	must(mr);

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * If userfaultfd is refused, as by seccomp profiles of containers, no region can be trusted: none is
- * shared, none is used again, and the library says so once, in one line, with the permission that
- * is missing. The same holds for a userfaultfd without write protection
- * (no_write_protection.c).
+ * If userfaultfd is refused, as by seccomp profiles of containers, no region can be trusted: none
+ * is shared, none is reused, and the library says so once, in one line, with the permission that is
+ * missing. The same holds for a userfaultfd without write protection (no_write_protection.c).
  */
 #include "../../lib/observe.h"
 #include <linux/audit.h>
@@ -14,10 +13,10 @@
 
 static struct pair pair;
 static char *memory;
-static int said; /* what goes to standard error */
+static int said; /* standard error */
 
 #ifdef NO_WRITE_PROTECTION
-/* The program's function stands before the C library's, so it is the library's as well. */
+/* The program's function is found before the C library's, so the library calls it as well. */
 int ioctl(int fd, unsigned long request, ...)
 {
 	va_list args;
@@ -60,7 +59,7 @@ static void refuse_userfaultfd(void)
 static const char *const what = "seccomp";
 #endif
 
-/* The messages since the start. The value is the number of lines. */
+/* The messages since the start. Returns the number of lines. */
 static int lines(char *text, size_t size)
 {
 	ssize_t got = pread(said, text, size - 1, 0);
@@ -83,10 +82,10 @@ static void nothing_idle(const char *name, int access)
 		mr = ibv_reg_mr_relaxed(pair.pd, memory, PAGE, access);
 		must(mr);
 		ok(made_anew(before, stats()) && stats().bypassed_watch == before.bypassed_watch + 1,
-		   "%s: a region of now", name);
+		   "%s: a new region", name);
 		ok(lands_by_lkey(&pair, mr, memory, PAGE), "%s: data lands by it", name);
 		is(ibv_dereg_mr_relaxed(mr), 0, "%s: deregistered", name);
-		is(stats().idle, 0, "%s: it is not kept", name);
+		is(stats().idle, 0, "%s: it is not cached", name);
 		is(kernel_regions(pair.context), far.others, "%s: nor is it in the kernel", name);
 	}
 }
@@ -99,11 +98,11 @@ static void not_shared(const char *name, int access)
 	other = ibv_reg_mr_relaxed(pair.pd, memory + 100, 1000, access);
 	must(one && other);
 	ok(made_anew(before, stats()) && stats().shared == before.shared && other->lkey != one->lkey,
-	   "%s: what is in use is not shared", name);
+	   "%s: a region in use is not shared", name);
 	is(ibv_dereg_mr_relaxed(one), 0, "%s: one ends", name);
 	ok(lands_by_lkey(&pair, other, memory + 100, 1000), "%s: data lands by the other", name);
 	is(ibv_dereg_mr_relaxed(other), 0, "%s: the other ends", name);
-	is(stats().idle, 0, "%s: nothing is kept", name);
+	is(stats().idle, 0, "%s: none is cached", name);
 	is(kernel_regions(pair.context), far.others, "%s: nor in the kernel", name);
 }
 
@@ -123,7 +122,7 @@ static void changed_in_use(void)
 	is(ibv_dereg_mr_relaxed(old), 0, "the old one ends");
 }
 
-/* The same with RDMAMR_CACHE=all: nothing is promised that is not so. */
+/* The same with RDMAMR_CACHE=all: the library promises nothing that it cannot do. */
 static int cached(void)
 {
 	struct ibv_context *context = open_device();
@@ -148,7 +147,7 @@ static int cached(void)
 	lines(text, sizeof(text));
 	must(dup2(err, STDERR_FILENO) == STDERR_FILENO);
 	is(alike, 0, "RDMAMR_CACHE=all: each registration has a key of its own");
-	ok(strstr(text, what) && !strstr(text, "reuses regions"), "and that nothing is used again is all that is said of it");
+	ok(strstr(text, what) && !strstr(text, "reuses regions"), "and the only line about it says that no region is reused");
 	is(ibv_dealloc_pd(pd) | ibv_close_device(context), 0, "the domain and the device end");
 	return done_testing();
 }
@@ -169,7 +168,7 @@ int main(int argc, char **argv)
 	said = memfd_create("said", MFD_CLOEXEC);
 	must(err >= 0 && said >= 0 && dup2(said, STDERR_FILENO) == STDERR_FILENO);
 	refuse_userfaultfd();
-	is(lines(text, sizeof(text)), 0, "nothing is said before the first relaxed call");
+	is(lines(text, sizeof(text)), 0, "the library prints nothing before the first relaxed call");
 	nothing_idle("remote rights", LOCAL_AND_REMOTE);
 	nothing_idle("local rights", IBV_ACCESS_LOCAL_WRITE);
 	not_shared("remote rights", LOCAL_AND_REMOTE);
@@ -177,12 +176,12 @@ int main(int argc, char **argv)
 	remap(memory, PAGE);
 	ok(lands(&pair, memory, PAGE), "mapped anew, data lands");
 	raw_remap(memory, PAGE);
-	ok(lands(&pair, memory, PAGE), "past the hooks, too");
+	ok(lands(&pair, memory, PAGE), "also by raw system calls");
 	changed_in_use();
 	count = lines(text, sizeof(text));
 	must(dup2(err, STDERR_FILENO) == STDERR_FILENO);
-	is(count, 1, "one line is said");
-	ok(strstr(text, "userfaultfd") && strstr(text, what), "it says what is wanting: %.*s",
+	is(count, 1, "the library prints one line");
+	ok(strstr(text, "userfaultfd") && strstr(text, what), "the line names the missing permission: %.*s",
 	   (int)strcspn(text, "\n"), text);
 	regions = kernel_regions(pair.context);
 	is(ibv_flush_relaxed_mr(pair.pd), 0, "a flush of nothing");

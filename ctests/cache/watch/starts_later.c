@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * What the cache's watch needs is short, or refused: the library says once which call failed and
- * with which errno. What was short is tried again, and regions are then reused. Where a filter refuses
- * userfaultfd(2), as those of containers do, the device of Linux 6.1 does for it.
+ * A resource for the cache's watch is short, or refused: the library says once which call failed
+ * and with which errno. It tries again if a resource was short, and regions are then reused. If a
+ * filter refuses userfaultfd(2), as those of containers do, the device /dev/userfaultfd of Linux
+ * 6.1 replaces it.
  *
  * The device is the stand-in (stub_device.h). Each part runs in a child.
  */
@@ -32,7 +33,7 @@ static bool no_threads;
 
 static void *nothing(void *argument);
 
-/* The program's function stands before the C library's, so it is the library's as well. */
+/* The program's function is found before the C library's, so the library calls it as well. */
 int __clone(int (*run)(void *), void *stack, int flags, void *argument, ...)
 {
 	int (*next)(int (*)(void *), void *, int, void *, ...) = dlsym(RTLD_NEXT, "__clone");
@@ -69,7 +70,7 @@ static bool is_used_again(char *memory)
 	return stub_registered() == before;
 }
 
-/* How often this is in what the library has said. */
+/* The number of times that the library has printed this. */
 static int times(const char *words)
 {
 	static char text[8192];
@@ -83,15 +84,15 @@ static int times(const char *words)
 
 static void comes_later(char *memory, const char *call, const char *errno_words)
 {
-	ok(!is_used_again(memory) && !is_used_again(memory), "no region is used again");
+	ok(!is_used_again(memory) && !is_used_again(memory), "no region is reused");
 	is(times("are not reused for now"), 1, "the library says so once");
-	ok(times(call) && times(errno_words), "and what failed, and how: %s, %s", call, errno_words);
+	ok(times(call) && times(errno_words), "and which call failed, and how: %s, %s", call, errno_words);
 	ok(!times("refused"), "and does not call that a refusal");
 }
 
 static void has_come(char *memory)
 {
-	ok(comes(is_used_again(memory)), "later regions are used again");
+	ok(comes(is_used_again(memory)), "later regions are reused");
 	ok(comes(times("regions are reused from now on") == 1), "the library says so");
 }
 
@@ -120,7 +121,10 @@ static void threads_run_out(void)
 	has_come(memory);
 }
 
-/* The device, for a user who is not root, in a namespace of this process. False if that is refused. */
+/*
+ * The device, for a user who is not root, in a namespace of this process. Returns false if that is
+ * refused.
+ */
 static bool device_with_mode(mode_t mode)
 {
 	struct stat about;
@@ -132,22 +136,22 @@ static bool device_with_mode(mode_t mode)
 	return setgroups(0, NULL) == 0 && setresgid(65534, 65534, 65534) == 0 && setresuid(65534, 65534, 65534) == 0;
 }
 
-/* As the profile of a container does that does not list the call. */
+/* As a container's profile does that does not list the call. */
 static void refuse_userfaultfd(void)
 {
 	must(refuse_calls(SYS_userfaultfd, 0, O_CLOEXEC | O_NONBLOCK | UFFD_USER_MODE_ONLY, EPERM));
 }
 
-/* As with the system call: every change is heard of, also one that a raw system call makes. */
+/* As with the system call: the cache sees every change, raw system calls included. */
 static void serves(char *memory)
 {
-	ok(is_used_again(memory), "regions are used again");
+	ok(is_used_again(memory), "regions are reused");
 	in_thread(nothing, NULL);
 	for (int n = 0; n < 100; n++) {
 		register_once(memory);
 		must(syscall(SYS_mmap, memory, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) ==
 		     (long)memory);
-		/* Its data lands in the page that is there now. */
+		/* Its data lands in the current page. */
 		register_once(memory);
 	}
 	ok(comes(is_used_again(memory)), "after 100 changes by raw system calls, none of which it has missed");
@@ -188,7 +192,7 @@ static void device_is_roots(void)
 		return;
 	}
 	refuse_userfaultfd();
-	ok(!is_used_again(memory) && !is_used_again(memory), "no region is used again");
+	ok(!is_used_again(memory) && !is_used_again(memory), "no region is reused");
 	is(times("is refused (Operation not permitted)"), 1, "the library says once that the call is refused");
 	for (size_t n = 0; n < sizeof(names) / sizeof(names[0]); n++)
 		is(times(names[n]), 1, "and names %s", names[n]);
@@ -206,8 +210,8 @@ static void fence_is_refused(void)
 	in_thread(nothing, NULL);
 	must(is_used_again(memory));
 	must(refuse_calls(SYS_ioctl, 1, (uint32_t)UFFDIO_WRITEPROTECT, EACCES));
-	ok(!is_used_again(memory) && !is_used_again(memory), "no region is used again");
-	is(times("whether memory is changing (Permission denied"), 1, "the library says once what the kernel answers");
+	ok(!is_used_again(memory) && !is_used_again(memory), "no region is reused");
+	is(times("whether memory is changing (Permission denied"), 1, "the library reports the kernel's answer once");
 	ok(!times("closed"), "and does not say that the program has closed a descriptor");
 }
 
@@ -217,12 +221,12 @@ static void file_cannot_be_named(void)
 
 	/* The number that the library gives its file, if it is free. */
 	must(refuse_calls(SYS_fstat, 0, 60, EACCES));
-	ok(!is_used_again(memory) && !is_used_again(memory), "no region is used again");
+	ok(!is_used_again(memory) && !is_used_again(memory), "no region is reused");
 	is(times("fstat(2) of the library's userfaultfd fails (Permission denied)"), 1, "the library says once why");
 	is(userfaultfds(NULL), 0, "and has closed the file");
 }
 
-/* The monitor's read(2), of up to 32 events, fails from now on. */
+/* The reader's read(2), of up to 32 events, fails from now on. */
 static void refuse_to_read(void)
 {
 	const uint32_t length = 32 * sizeof(struct uffd_msg);
@@ -247,8 +251,8 @@ static void monitor_cannot_read(void)
 	must(pthread_create(&thread, NULL, unmaps, memory) == 0);
 	ok(comes(!is_used_again(other) && times("does not let the library read events")),
 	   "the library says that it cannot read events");
-	ok(!is_used_again(other) && !is_used_again(other), "no region is used again");
-	is(times("does not let the library read events"), 1, "it has said so once");
+	ok(!is_used_again(other) && !is_used_again(other), "no region is reused");
+	is(times("does not let the library read events"), 1, "it has reported that once");
 }
 
 static void part(const char *name, void (*function)(void))
@@ -296,6 +300,6 @@ int main(int argc, char **argv)
 	part("the call is refused, and the device as well", device_is_roots);
 	part("the kernel does not let the library ask", fence_is_refused);
 	part("the kernel does not let the library name its file", file_cannot_be_named);
-	part("the kernel does not let the monitor read", monitor_cannot_read);
+	part("the kernel does not let the reader read", monitor_cannot_read);
 	return done_testing();
 }

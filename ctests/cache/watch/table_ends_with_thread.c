@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * A thread leaves the program's table of descriptors, opens files in its own, registers memory, and ends. Its files
- * are closed then: whoever reads the other end of its pipe sees the end, and its lock is free.
+ * A thread leaves the program's table of descriptors, opens files in its own, registers memory, and
+ * ends. Its files are then closed: the reader of the other end of its pipe sees the end, and its
+ * lock is free.
  *
  * The device is the stand-in (stub_device.h).
  */
@@ -14,7 +15,7 @@
 #include "../../lib/program.h"
 #include "../../lib/stub_device.h"
 
-/* What is wrong in the child. */
+/* The failures in the child. */
 enum { PIPE = 1, LOCK = 2, REUSE = 4, ALL = 7 };
 
 static int ends[2];
@@ -65,7 +66,7 @@ static int part(bool relaxed)
 		answer |= LOCK;
 	before = stub_registered();
 	registers(relaxed);
-	/* After a refusal some registrations are plain, and then one region is kept. */
+	/* After a refusal some registrations are plain, and then the cache keeps one region. */
 	for (int round = 0; round < 20; round++)
 		registers(relaxed);
 	if (userfaultfds(NULL) != 1 || stub_registered() - before > 40)
@@ -93,7 +94,7 @@ int main(int argc, char **argv)
 		ok(!(answer & ~ALL), "the child ended with %d", answer);
 		ok(!(answer & PIPE), "its pipe has ended with it");
 		ok(!(answer & LOCK), "its lock is free");
-		ok(!(answer & REUSE), "another thread's regions are used again");
+		ok(!(answer & REUSE), "another thread's regions are reused");
 		case_end();
 	}
 	return done_testing();

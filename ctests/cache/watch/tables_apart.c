@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
  * A thread with a table of descriptors of its own has other files at the library's numbers: at that
- * of the userfaultfd a file that answers its requests as an undisturbed userfaultfd does, at that of
- * the device another device. Another thread, whose numbers are the library's, sees so meanwhile.
- * What one thread has seen says nothing of the other's: no stale region is handed out, and no region
- * is deregistered on another device.
+ * of the userfaultfd a file that answers its requests as an idle userfaultfd does, at that of the
+ * device another device. Meanwhile another thread, whose numbers are the library's, verifies them.
+ * One thread's check says nothing about the other's table: no stale region is handed out, and no
+ * region is deregistered on another device.
  *
  * The device is the stand-in, whose pins are real (stub_device.h). Each part runs in children.
  */
@@ -85,7 +85,7 @@ static int epoll_file(void)
 	return epoll_create1(EPOLL_CLOEXEC);
 }
 
-/* It has no events, for which nobody would wait. */
+/* It has no events, which no thread would read. */
 static int another_userfaultfd(void)
 {
 	struct uffdio_api api = { .api = UFFD_API };
@@ -95,9 +95,9 @@ static int another_userfaultfd(void)
 	return other;
 }
 
-/* How the thread gets its table, and what to put there. */
+/* How the thread gets its table, and the file to put there. */
 static struct {
-	bool early, asked_before, by_close_range, bare;
+	bool early, asked_before, by_close_range, raw;
 	int (*file)(void);
 } how;
 
@@ -105,7 +105,7 @@ static bool leave(void)
 {
 	if (how.by_close_range)
 		return close_range(~0U, ~0U, CLOSE_RANGE_UNSHARE) == 0;
-	return how.bare ? syscall(SYS_unshare, CLONE_FILES) == 0 : unshare(CLONE_FILES) == 0;
+	return how.raw ? syscall(SYS_unshare, CLONE_FILES) == 0 : unshare(CLONE_FILES) == 0;
 }
 
 static void *apart(void *unused)
@@ -127,8 +127,8 @@ static void *apart(void *unused)
 	else if (userfaultfds(&fd) != 1)
 		return (void *)UNTESTED;
 	file = how.file();
-	must(file >= 0 && (how.bare ? syscall(SYS_dup3, file, fd, O_CLOEXEC) : dup2(file, fd)) == fd);
-	/* The other thread sees its own number. */
+	must(file >= 0 && (how.raw ? syscall(SYS_dup3, file, fd, O_CLOEXEC) : dup2(file, fd)) == fd);
+	/* The other thread verifies its own number. */
 	atomic_store(&step, 3);
 	reach(4);
 	(void)unused;
@@ -155,7 +155,7 @@ static int with_table(void)
 		return UNTESTED;
 	atomic_store(&step, 2);
 	reach(3);
-	/* A hit, for which this thread looks. It goes on being one. */
+	/* A hit, for which this thread verifies the number. Later ones stay hits. */
 	for (int round = 0; round < 3; round++)
 		if (!is_right(other, 2))
 			return WRONG;
@@ -246,13 +246,13 @@ int main(int argc, char **argv)
 		part(with_table, another ? "close_range that unshares, then another userfaultfd: no stale region" :
 					   "close_range that unshares, then an epoll file: no stale region");
 		how.by_close_range = how.asked_before = false;
-		how.bare = true;
+		how.raw = true;
 		part(with_table, another ? "raw system calls, by a thread that has not registered: no stale region" :
 					   "raw system calls and an epoll file, likewise: no stale region");
 		how.early = true;
 		part(with_table, another ? "a table from before the library's start, and another userfaultfd" :
 					   "a table from before the library's start, and an epoll file");
-		how.early = how.bare = false;
+		how.early = how.raw = false;
 	}
 	part(other_device_hook, "a munmap in another table deregisters nothing on another device");
 	part(other_device_flush, "a flush in another table deregisters nothing there, and all here");

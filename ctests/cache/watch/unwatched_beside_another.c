@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
  * The cache stops watching memory. Between its decision and its system call another thread unmaps
- * the memory by raw system calls, and another userfaultfd watches what is mapped there. Before
- * Linux 6.16 the kernel lets one userfaultfd unregister what another has registered; the other must
- * keep its memory all the same. A seccomp filter holds the cache's system call meanwhile.
+ * the memory by raw system calls, and another userfaultfd watches the memory that is mapped there.
+ * Before Linux 6.16 the kernel lets one userfaultfd unregister the memory of another; the other
+ * must keep its memory all the same. A seccomp filter holds the cache's system call meanwhile.
  */
 #include "../../lib/observe.h"
 #include <linux/seccomp.h>
@@ -41,7 +41,7 @@ static void *takes(void *argument)
 	return argument;
 }
 
-/* Lets one held call go on. Whoever takes the memory has a second before that. */
+/* Lets one held call go on, a second later, in which another can take the memory. */
 static void let_go_on(void)
 {
 	struct seccomp_notif held = { 0 };
@@ -85,8 +85,8 @@ int main(int argc, char **argv)
 	is(calls, 1, "the cache stops watching the memory");
 	may_take = 1;
 	must(pthread_join(taker, NULL) == 0);
-	ok(other_watches(), "and the other userfaultfd keeps what it has taken meanwhile");
-	ok(lands(&pair, memory, PAGE), "data lands in the page of now");
+	ok(other_watches(), "and the other userfaultfd keeps the memory that it has taken meanwhile");
+	ok(lands(&pair, memory, PAGE), "data lands in the current page");
 	close(other);
 	return relaxed_close(&pair);
 }

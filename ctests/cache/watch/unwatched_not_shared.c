@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * A process with nearly as many mappings as the kernel allows (vm.max_map_count) has no room for
- * the watch, which splits mappings. A region of memory that is not watched is its caller's own,
- * while it is in use too: the memory may be another mapping's by now, by a raw system call, and
- * the next registration must get the page of now.
+ * A process with nearly as many mappings as the kernel allows (vm.max_map_count) cannot have the
+ * watch, which splits mappings. A region of unwatched memory serves its caller alone, even while it
+ * is in use: a raw system call may have replaced the memory, and the next registration must get the
+ * current page.
  *
  * The device is the stand-in, whose pins are real (stub_device.h).
  */
@@ -15,7 +15,7 @@
 /* The library counts the mappings after its first region, and by the 64th at the latest. */
 enum { ROUNDS = 100, UNCOUNTED = 64 };
 
-/* Makes mappings until there are so many: each second page has other rights. */
+/* Makes mappings until the process has that many: each second page has other rights. */
 static void crowd(int wanted)
 {
 	int count = wanted - mappings();
@@ -28,7 +28,7 @@ static void crowd(int wanted)
 	must(mappings() >= wanted - 16);
 }
 
-/* Whether what the device writes is what the program sees. */
+/* Whether the program sees the device's write. */
 static bool lands_at(const struct ibv_mr *mr, volatile char *memory, char value)
 {
 	*memory = (char)~value;
@@ -53,7 +53,7 @@ static void under_a_region_in_use(int access, const char *rights)
 		must(ibv_dereg_mr_relaxed(second) == 0 && ibv_dereg_mr_relaxed(first) == 0);
 		must(munmap(memory, PAGE) == 0);
 	}
-	is(stale, 0, "%s: mapped anew by raw system calls under a region in use, data lands in the page of now", rights);
+	is(stale, 0, "%s: mapped anew by raw system calls under a region in use, data lands in the current page", rights);
 	is(alike, 0, "%s: the regions are two", rights);
 }
 
@@ -80,7 +80,7 @@ int main(int argc, char **argv)
 	under_a_region_in_use(IBV_ACCESS_LOCAL_WRITE, "local rights");
 	ok(stats().bypassed_limit + stats().bypassed_watch >= before.bypassed_limit + 4 * ROUNDS,
 	   "no memory was watched");
-	is((long long)stats().idle, (long long)before.idle, "nothing is kept");
+	is((long long)stats().idle, (long long)before.idle, "none is cached");
 	is(stub_registered() - stub_deregistered(), (long)before.idle, "the device has no other region left, of %ld", stub_registered());
 	return done_testing();
 }

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
  * A program that closes all descriptors that it does not know closes the cache's userfaultfd too.
- * Nothing is kept from then on, nothing that was kept is used, and registrations go on as plain
- * ones.
+ * From then on the cache keeps no region and reuses none, and registrations go on as plain ones.
  */
 #include "../../lib/observe.h"
 #include <pthread.h>
@@ -29,7 +28,7 @@ int main(int argc, char **argv)
 	control(&pair, "while the cache watches", memory, PAGE);
 	ok(userfaultfds(&fd) == 1 && close(fd) == 0, "its userfaultfd is closed");
 	must(syscall(SYS_madvise, memory, PAGE, MADV_DONTNEED) == 0);
-	ok(lands(&pair, memory, PAGE), "data lands in the page of now");
+	ok(lands(&pair, memory, PAGE), "data lands in the current page");
 	not_kept(&pair, "other memory", memory + 2 * PAGE, PAGE);
 	first = register_region(pair.pd, memory, PAGE, LOCAL_AND_REMOTE);
 	second = register_region(pair.pd, memory, PAGE, LOCAL_AND_REMOTE);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * mremap(2) takes one mapping, and to watch part of one makes it several. A program that could move
- * its memory still can, and what it registers where it has come is the memory that it sees.
+ * mremap(2) accepts a single mapping, and watching a part of a mapping splits it. A program that
+ * could move its memory still can, and a registration at the new address gets the memory that the
+ * program sees there.
  */
 #include "../../lib/observe.h"
 
@@ -23,7 +24,7 @@ static void moves(const char *name, size_t offset, size_t size)
 		munmap(memory, LARGE);
 		return;
 	}
-	ok(moved[0] == 7 && moved[offset] == 7, "%s: with what is in it", name);
+	ok(moved[0] == 7 && moved[offset] == 7, "%s: with its content", name);
 	lands(&pair, moved + offset, PAGE);
 	if (moved != memory)
 		anew(&pair, name, moved + offset + PAGE, PAGE);
@@ -31,8 +32,8 @@ static void moves(const char *name, size_t offset, size_t size)
 }
 
 /*
- * Many small regions, of which one's memory has changed when they are flushed: it ends after all
- * the others.
+ * Many small regions, one of whose memory has changed when they are flushed: it ends after all the
+ * others.
  */
 static void one_changed(void)
 {
@@ -51,10 +52,10 @@ static void one_changed(void)
 	for (int n = 0; n < COUNT; n++)
 		must(deregister_region(regions[n]) == 0);
 	must(madvise(chunk + 300 * PAGE, PAGE, MADV_DONTNEED) == 0);
-	/* This is what has the change seen before the flush. */
+	/* This makes the cache see the change before the flush. */
 	ok(stats().idle >= COUNT - 1, "many small regions are idle");
 	is(ibv_flush_relaxed_mr(pair.pd), 0, "they are flushed");
-	ok(mappings() <= before + 8, "and leave the memory in one piece: %d mappings before, %d after", before, mappings());
+	ok(mappings() <= before + 8, "and leave the memory unsplit: %d mappings before, %d after", before, mappings());
 	moved = mremap(memory, LARGE, 2 * LARGE, MREMAP_MAYMOVE);
 	ok(moved != MAP_FAILED, "and it can be moved");
 	must(munmap(moved == MAP_FAILED ? memory : moved, moved == MAP_FAILED ? LARGE : 2 * LARGE) == 0);

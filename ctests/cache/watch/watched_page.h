@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * A page that the stand-in device writes to, and a relaxed region of it: the data decides whether
- * the region is the page's.
+ * A page that the stand-in device writes to, and a relaxed region of it: the data shows whether the
+ * region has the page.
  */
 #ifndef CTESTS_WATCHED_PAGE_H
 #define CTESTS_WATCHED_PAGE_H
@@ -29,7 +29,7 @@ static inline struct ibv_mr *registered(void *memory)
 	return mr;
 }
 
-/* Leaves an idle region of the page that has been used again. */
+/* Leaves an idle region of the page that has been reused. */
 static inline void idle_region(char *memory)
 {
 	for (int round = 0; round < 2; round++)

@@ -110,7 +110,7 @@ func resolve(domain *C.struct_fid_domain, key, offset uint64, length int) (C.int
 }
 
 func main() {
-	// rdmamr_last_reason() is about the last failure of its thread, and Go moves a goroutine to
+	// rdmamr_last_reason() reports the last failure of its thread, and Go moves a goroutine to
 	// another thread between two calls.
 	runtime.LockOSThread()
 
@@ -127,7 +127,7 @@ func main() {
 	copy(memory, bytes.Repeat([]byte{0x55}, len(memory)))
 
 	var domain *C.struct_fid_domain
-	is(C.rdmamr_domain_open(nil, nil, &domain, nil), C.int(-C.EINVAL), "a domain of nothing is EINVAL")
+	is(C.rdmamr_domain_open(nil, nil, &domain, nil), C.int(-C.EINVAL), "a domain without a PD is EINVAL")
 	ok(strings.Contains(reason(), "NULL"), "in words: "+reason())
 	attr := C.struct_rdmamr_domain_attr{size: C.sizeof_struct_rdmamr_domain_attr, api_version: 1<<16 | 17}
 	is(C.rdmamr_domain_open(pd, &attr, &domain, nil), C.int(0), "a domain")
@@ -171,7 +171,7 @@ func main() {
 	is(C.fi_close(&domain.fid), C.int(-C.EBUSY), "a domain with a region is EBUSY")
 	is(C.fi_close(&mr.fid), C.int(0), "fi_close of the region")
 	is(pinned(), 0, "nothing is pinned")
-	is(C.fi_close(nil), C.int(-C.EINVAL), "fi_close of nothing is EINVAL")
+	is(C.fi_close(nil), C.int(-C.EINVAL), "fi_close of NULL is EINVAL")
 	is(C.fi_close(&domain.fid), C.int(0), "fi_close of the domain")
 	ok(bytes.Equal(memory, bytes.Repeat([]byte{0x55}, len(memory))), "the memory is unchanged")
 	is(C.ibv_dealloc_pd(pd), C.int(0), "ibv_dealloc_pd")

@@ -95,7 +95,7 @@ free_device_list = declare(verbs, "ibv_free_device_list", None, POINTER(c_void_p
 get_device_name = declare(verbs, "ibv_get_device_name", c_char_p, c_void_p)
 open_device = declare(verbs, "ibv_open_device", c_void_p, c_void_p)
 alloc_pd = declare(verbs, "ibv_alloc_pd", c_void_p, c_void_p)
-# The library stands in for these two.
+# The library interposes these two.
 dealloc_pd = declare(rdmamr, "ibv_dealloc_pd", c_int, c_void_p)
 close_device = declare(rdmamr, "ibv_close_device", c_int, c_void_p)
 
@@ -137,7 +137,7 @@ def open_named(name):
 
 
 def pinned():
-    """What the kernel says is pinned, in bytes."""
+    """The bytes that the kernel counts as pinned."""
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmPin:"))
 
@@ -161,7 +161,7 @@ at = addressof(view)
 view[:] = b"\x55" * (16 * PAGE)
 
 domain = c_void_p()
-is_(domain_open(None, None, byref(domain), None), -errno.EINVAL, "a domain of nothing is EINVAL")
+is_(domain_open(None, None, byref(domain), None), -errno.EINVAL, "a domain without a PD is EINVAL")
 ok(b"NULL" in last_reason(), f"in words: {last_reason().decode()}")
 attr = DomainAttr(size=sizeof(DomainAttr), api_version=1 << 16 | 17)
 is_(domain_open(pd, byref(attr), byref(domain), 0x1234), 0, "a domain")
@@ -171,8 +171,8 @@ is_((opened.fclass, opened.context), (CLASS_DOMAIN, 0x1234), "its class and cont
 result, mr = register(domain, at, 16 * PAGE, ALL, 0x77, 0x5678)
 is_(result, 0, "fi_mr_reg")
 must(mr, "no region")
-is_(fi_mr_key(mr), 0x77, "fi_mr_key is the key that was asked for")
-ok(pinned() in (16 * PAGE, 32 * PAGE), f"the memory is pinned, for the process and for peers: {pinned()} bytes")
+is_(fi_mr_key(mr), 0x77, "fi_mr_key is the requested key")
+ok(pinned() in (16 * PAGE, 32 * PAGE), f"the memory is pinned, for the process and for remote peers: {pinned()} bytes")
 result, local = segments_of(mr_segments, mr)
 is_(result, 0, "rdmamr_mr_segments")
 ok(len(local) == 1 and local[0][:2] == (at, 16 * PAGE) and local[0][2] and local[0][3], f"is the buffer: {local}")
@@ -184,7 +184,7 @@ is_(fi_mr_enable(mr), 0, "fi_mr_enable")
 is_(register(domain, at, PAGE, ALL, 0x77)[0], -ENOKEY, "the key is in use")
 ok(last_reason(), f"in words: {last_reason().decode()}")
 is_(register(domain, at, PAGE, 1, 0x78)[0], -errno.EINVAL, "an unknown access is EINVAL")
-is_(register(domain, 0x1000, PAGE, ALL, 0x78)[0], -errno.EFAULT, "memory that is not there is EFAULT")
+is_(register(domain, 0x1000, PAGE, ALL, 0x78)[0], -errno.EFAULT, "unmapped memory is EFAULT")
 ok(b"mapped" in last_reason(), f"in words: {last_reason().decode()}")
 
 size, base, raw = c_size_t(0), c_uint64(99), (c_uint8 * 1024)()
@@ -222,13 +222,13 @@ is_(result == 0 and [s[3] for s in remote], [s[3] for s in local], "with the rke
 is_(fi_close(pieces), 0, "fi_close of the pieces")
 is_(fi_close(mr), 0, "fi_close of the region")
 is_(pinned(), 0, "nothing is pinned")
-is_(fi_close(None), -errno.EINVAL, "fi_close of nothing is EINVAL")
-is_(fi_mr_key(None), KEY_NOTAVAIL, "the key of nothing is none")
+is_(fi_close(None), -errno.EINVAL, "fi_close of NULL is EINVAL")
+is_(fi_mr_key(None), KEY_NOTAVAIL, "the key of NULL is FI_KEY_NOTAVAIL")
 is_(fi_mr_desc(None), None, "nor is its descriptor")
 is_(fi_mr_key(domain), KEY_NOTAVAIL, "nor the key of a domain")
 is_(fi_close(domain), 0, "fi_close of the domain")
 
-# Later ones.
+# Asynchronous registrations.
 queue = c_void_p()
 is_(eq_open(1 << 16 | 17, byref(EqAttr(wait_obj=1)), byref(queue), None), 0, "an event queue")
 is_(domain_open(pd, byref(attr), byref(domain), None), 0, "another domain")
@@ -240,7 +240,7 @@ is_(fi_eq_sread(queue, byref(event), byref(entry), sizeof(entry), 20000, 0), siz
 is_((event.value, entry.fid, entry.context, entry.data), (MR_COMPLETE, mr, 0x9abc, 0), "of that region")
 is_(fi_mr_key(mr), 5, "which has its key")
 result, failing = register(domain, 0x1000, PAGE, ALL, 6, 0xdef0)
-is_(result, 0, "fi_mr_reg of memory that is not there")
+is_(result, 0, "fi_mr_reg of unmapped memory")
 is_(fi_eq_sread(queue, byref(event), byref(entry), sizeof(entry), 20000, 0), -EAVAIL, "is an error")
 is_(fi_eq_readerr(queue, byref(error), 0), sizeof(error), "which is read")
 is_((error.fid, error.context, error.err, error.prov_errno), (failing, 0xdef0, errno.EFAULT, errno.EFAULT), "of that region")
@@ -256,9 +256,9 @@ result, local = segments_of(mr_segments, mr)
 is_(result == 0 and (local[0][:2], local[0][3]), ((at + 8, 100), fi_mr_key(mr)), "its key is the rkey")
 result, remote = segments_of(resolve, domain, fi_mr_key(mr), at + 16, 8)
 is_(result == 0 and [(a, length, rkey) for a, length, _, rkey in remote], [(at + 16, 8, fi_mr_key(mr))],
-    "peers use the address as it is")
+    "remote peers use the address unchanged")
 is_((fi_close(mr), fi_close(domain)), (0, 0), "everything is closed")
-ok(view[:] == b"\x55" * (16 * PAGE), "the memory is as it was")
+ok(view[:] == b"\x55" * (16 * PAGE), "the memory is unchanged")
 is_(dealloc_pd(pd), 0, "the protection domain is not in use")
 is_(close_device(context), 0, "the device is closed")
 print(f"1..{count}")

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! libfabric's memory calls from Rust, by `extern "C"` alone: in libfabric they are static inline functions, which
-//! nothing but C can call; here they are symbols. One file, no crate, no shim of C:
+//! libfabric's memory calls from Rust, by `extern "C"` alone: in libfabric they are static inline
+//! functions, which only C can call; here they are symbols. One file, no crate, no shim of C:
 //!
 //!     rustc --edition 2024 ffi.rs -L FOLDER -l rdmamr -l ibverbs
 //!
@@ -234,7 +234,7 @@ fn must(condition: bool, what: &str) {
 }
 
 fn reason() -> String {
-    // SAFETY: the string is the library's, and good until the thread asks again.
+    // SAFETY: the string is the library's, and valid until the thread asks again.
     unsafe { CStr::from_ptr(rdmamr_last_reason()) }
         .to_string_lossy()
         .into_owned()
@@ -243,7 +243,7 @@ fn reason() -> String {
 fn open_device() -> Opaque {
     let wanted = std::env::var("CHECK_DEVICE").unwrap_or_default();
     let mut found = null_mut();
-    // SAFETY: the list ends with a NULL, and its devices are good until it is freed.
+    // SAFETY: the list ends with a NULL, and its devices are valid until it is freed.
     unsafe {
         let list = ibv_get_device_list(null_mut());
         must(!list.is_null(), "ibv_get_device_list");
@@ -260,7 +260,7 @@ fn open_device() -> Opaque {
     found
 }
 
-/// What the kernel says is pinned, in bytes.
+/// The bytes that the kernel counts as pinned.
 fn pinned() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmPin:"));
@@ -363,13 +363,10 @@ fn regions(pd: Opaque, attr: &DomainAttr, at: usize) {
     must(!mr.is_null(), "no region");
     // SAFETY: the region is open.
     unsafe {
-        is(
-            fi_mr_key(mr),
-            0x77,
-            "fi_mr_key is the key that was asked for",
-        );
+        is(fi_mr_key(mr), 0x77, "fi_mr_key is the requested key");
         let bytes = pinned();
-        let name = format!("the memory is pinned, for the process and for peers: {bytes} bytes");
+        let name =
+            format!("the memory is pinned, for the process and for remote peers: {bytes} bytes");
         ok(bytes == 16 * PAGE || bytes == 32 * PAGE, &name);
         let local = pieces_of(mr).unwrap_or_default();
         must(local.len() == 1, "rdmamr_mr_segments: not one piece");
@@ -410,7 +407,7 @@ fn regions(pd: Opaque, attr: &DomainAttr, at: usize) {
         is(
             (ret, none),
             (-EFAULT, null_mut()),
-            "memory that is not there is EFAULT, and no region is written",
+            "unmapped memory is EFAULT, and no region is written",
         );
         ok(
             reason().contains("mapped"),
@@ -536,12 +533,12 @@ fn regions(pd: Opaque, attr: &DomainAttr, at: usize) {
         is(
             close(null_mut::<Mr>()),
             -EINVAL,
-            "fi_close of nothing is EINVAL",
+            "fi_close of NULL is EINVAL",
         );
         is(
             fi_mr_key(null_mut()),
             KEY_NOTAVAIL,
-            "the key of nothing is none",
+            "the key of NULL is FI_KEY_NOTAVAIL",
         );
         is(fi_mr_desc(null_mut()), null_mut(), "nor is its descriptor");
         is(close(domain), 0, "fi_close of the domain");
@@ -563,7 +560,7 @@ fn later(pd: Opaque, attr: &DomainAttr, memory: Opaque) {
         data: 7,
     };
     let (mut queue, mut event, length) = (null_mut(), 77, size_of::<EqEntry>());
-    // SAFETY: what is read is written to variables of its type.
+    // SAFETY: the calls write to variables of the right types.
     unsafe {
         is(
             rdmamr_eq_open(1 << 16 | 17, &waits, &mut queue, null_mut()),
@@ -587,7 +584,7 @@ fn later(pd: Opaque, attr: &DomainAttr, memory: Opaque) {
         );
         is(fi_mr_key(mr), 5, "which has its key");
         let (ret, failing) = register(domain, 0x1000 as Opaque, PAGE, ALL, 6, 0xdef0);
-        is(ret, 0, "fi_mr_reg of memory that is not there");
+        is(ret, 0, "fi_mr_reg of unmapped memory");
         let got = fi_eq_sread(queue, &mut event, (&raw mut entry).cast(), length, 20000, 0);
         is(got, -EAVAIL, "is an error");
         let mut error: EqError = std::mem::zeroed();
@@ -641,7 +638,11 @@ fn provider_keys(pd: Opaque, at: usize) {
         .copied()
         .unwrap_or_default();
     let found = (remote.addr as usize, remote.length, u64::from(remote.rkey));
-    is(found, (at + 16, 8, key), "peers use the address as it is");
+    is(
+        found,
+        (at + 16, 8, key),
+        "remote peers use the address unchanged",
+    );
     is((close(mr), close(domain)), (0, 0), "everything is closed");
 }
 
@@ -656,7 +657,7 @@ fn main() {
         mr_key_size: 0,
     };
     let context = open_device();
-    // SAFETY: the device is open; the memory is private, anonymous, and nobody else's.
+    // SAFETY: the device is open; the memory is private, anonymous, and used by nothing else.
     let (pd, memory) = unsafe {
         (
             ibv_alloc_pd(context),
@@ -676,9 +677,9 @@ fn main() {
     provider_keys(pd, memory as usize);
     ok(
         bytes.iter().all(|byte| *byte == 0x55),
-        "the memory is as it was",
+        "the memory is unchanged",
     );
-    // SAFETY: nothing of it is in use.
+    // SAFETY: none of these objects is in use.
     let closed = unsafe { (ibv_dealloc_pd(pd), ibv_close_device(context)) };
     is(
         closed,

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 # go.sh [--build] LIBRARY BUILT: compiles ffi.go to BUILT/ffi_go, unless it is there, and runs the
 # program with LIBRARY. --build only compiles, and installs Go if root may: "make ctests" compiles
-# here, for a compiler in the emulated machine is slow.
+# here, because a compiler in the emulated machine is slow.
 set -u
 build=
 [ "${1:-}" != --build ] || { build=yes; shift; }

@@ -5,7 +5,7 @@ struct fi_info *info;
 struct fid_fabric *fabric;
 struct ibv_pd *last_pd;
 
-/* Stands before libibverbs' function, to note the domain. */
+/* Found before libibverbs' function, to note the domain. */
 struct ibv_pd *ibv_alloc_pd(struct ibv_context *context)
 {
 	static struct ibv_pd *(*next)(struct ibv_context *);

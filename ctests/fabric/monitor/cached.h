@@ -14,7 +14,7 @@
 extern struct fi_info *info;
 extern struct fid_fabric *fabric;
 
-/* The protection domain that the provider has made last: queue pairs on it can use its regions. */
+/* The last protection domain that the provider has made: queue pairs on it can use its regions. */
 extern struct ibv_pd *last_pd;
 
 /* Bails out unless ret is 0. */

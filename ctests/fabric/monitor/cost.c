@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * cost [REGIONS [THREAD]]: the time of fi_mr_reg and fi_close that libfabric's cache serves, in ns:
- * the median of rounds over so many regions (64), in random order. With THREAD there is a second
+ * cost [REGIONS [THREAD]]: the ns of fi_mr_reg and fi_close that libfabric's cache serves: the
+ * median of rounds over that many regions (64), in random order. With THREAD there is a second
  * thread, which sleeps.
  */
 #include "cached.h"

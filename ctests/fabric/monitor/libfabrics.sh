@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 # shellcheck shell=bash
-# The libfabrics to try the monitor with: the installed one, and that of Debian trixie if
+# The libfabrics for tests of the monitor: the installed one, and that of Debian trixie if
 # "libfabric_run trixie" has unpacked it. Source this.
-# shellcheck disable=SC2034 # used by those who source it
+# shellcheck disable=SC2034 # the sourcing script uses it
 here=$(cd "$(dirname "$0")" && pwd)
 . "$here/../../lib/tap.sh"
 library=$(realpath "$1") built=${2:-$here/../../../target/ctests}
@@ -14,11 +14,11 @@ read -ra newer <<<"$newer"
 libfabrics=("")
 [ ${#newer[@]} = 0 ] || libfabrics+=("${newer[*]}")
 
-version_of() { # RUN: of the libfabric that programs get by these words
+version_of() { # RUN: the version of the libfabric that programs get by these words
 	local run
 	read -ra run <<<"$1"
 	"${run[@]}" "$built/monitor_nodes" --version
 }
-skip_newer() { # unless it is there
+skip_newer() { # unless it is unpacked
 	[ ${#newer[@]} -gt 0 ] || skip "the same with a libfabric 2.x" "it is not unpacked here: run ctests/fabric/monitor/libfabric_run trixie"
 }

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * The monitor in a process's life: memory that is unmapped is given back though the cache is not
- * asked for it again, a fork changes nothing for the parent, a child that comes before the first
- * domain has a cache of its own, the cache ends and begins again with its domains, and many more
- * ranges are registered than it keeps.
+ * The monitor over a process's life: regions of unmapped memory are deregistered though the cache
+ * is not asked for them again; a fork changes nothing for the parent; a child that is forked before
+ * the first domain has a cache of its own; the cache ends and starts again with its domains; and a
+ * process registers many more ranges than the cache keeps.
  */
 #include "cached.h"
 #include <rdmamr/verbs.h>
@@ -51,8 +51,8 @@ static void given_back(void)
 	for (int n = 0; n < COUNT; n++)
 		must(syscall(SYS_munmap, memory[n], 3 * PAGE) == 0);
 	/*
-	 * The first registration meets the changes, and the next one after the notification ends
-	 * the regions.
+	 * The first registration sees the changes, and the next one after the notification ends the
+	 * regions.
 	 */
 	for (int tries = 0; tries < 100; tries++) {
 		char *other = pages(3);
@@ -64,9 +64,9 @@ static void given_back(void)
 			break;
 		usleep(20000);
 	}
-	ok(after <= before + 3, "unmapped, they are deregistered without being asked for: %d of %d left", after - before,
+	ok(after <= before + 3, "unmapped, they are deregistered without a request for them: %d of %d left", after - before,
 	   COUNT);
-	ok(hits(probe), "what was not unmapped is served");
+	ok(hits(probe), "memory that was not unmapped is served");
 }
 
 static void beside_a_child(void)
@@ -77,7 +77,7 @@ static void beside_a_child(void)
 	pid_t child;
 	char byte;
 
-	/* The cache may just be told of what was there before. */
+	/* The cache may still be processing earlier changes. */
 	key_of(memory);
 	usleep(100000);
 	key = key_of(memory);
@@ -95,7 +95,7 @@ static void beside_a_child(void)
 	must(syscall(SYS_munmap, gone, LENGTH) == 0);
 	must((char *)syscall(SYS_mmap, gone, LENGTH, PROT_READ | PROT_WRITE,
 			     MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == gone);
-	ok(key_of(gone) != old, "and what the parent has unmapped is registered anew");
+	ok(key_of(gone) != old, "and memory that the parent has unmapped is registered anew");
 	close(release[1]);
 	must(waitpid(child, NULL, 0) == child);
 	ok(hits(memory) && hits(gone), "after the child's end: served");
@@ -134,7 +134,7 @@ static void once_more(void)
 	ok(hits(memory), "a new one serves");
 }
 
-/* The watch is no region of a device, though a region of that device was where it is kept now. */
+/* The watch is no region of a device, though a region of that device had its slot before. */
 static void beside_relaxed_regions(void)
 {
 	struct ibv_context *context = open_device();
@@ -149,7 +149,7 @@ static void beside_relaxed_regions(void)
 	is(ibv_close_device(context), 0, "and their device is closed");
 }
 
-/* Ranges without end, each once: of most the cache lets go, and not each version says so. */
+/* Many ranges, each once: the cache drops most of them, and not each version reports that. */
 static void many(void)
 {
 	char *memory = pages(2), *large = mmap(NULL, (size_t)MANY * PAGE, PROT_READ | PROT_WRITE,

@@ -1,14 +1,14 @@
 #!/bin/bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
-# monitor.sh LIBRARY [BUILT]: RDMAMR_MONITOR=libfabric beside what a program does, with each
-# libfabric: threads, children, domains that come and go, plug-ins, fi_pingpong; and when it has no
-# effect, and says so. The device is CHECK_DEVICE, reached by CHECK_ADDRESS.
+# monitor.sh LIBRARY [BUILT]: RDMAMR_MONITOR=libfabric with each libfabric, in programs of many
+# kinds: threads, children, short-lived domains, plug-ins, fi_pingpong; and cases without effect,
+# which it must report. The device is CHECK_DEVICE, reached by CHECK_ADDRESS.
 set -u
 [ $# -ge 1 ] || { sed -n '3,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0" >&2; exit 2; }
 . "$(dirname "$0")/libfabrics.sh"
 monitored=(env RDMAMR_MONITOR=libfabric LD_PRELOAD="$library")
 
-program() { # NAME [NAME=VALUE...]: one that reports its own results
+program() { # NAME [NAME=VALUE...]: a program that reports its own results
 	local name=$1 output
 	shift
 	output=$("${monitored[@]}" "$@" 2>&1)
@@ -19,9 +19,9 @@ says() { # NAME EXPECTED [NAME=VALUE...] COMMAND...
 	shift 2
 	output=$("${monitored[@]}" RDMAMR_LOG=info "$@" 2>&1 | grep '^rdmamr: .*\(RDMAMR_MONITOR\|registration cache\)')
 	if grep -qF -- "$expected" <<<"$output" && [ "$(wc -l <<<"$output")" = 1 ]; then
-		pass "$name: said in one line"
+		pass "$name: reported in one line"
 	else
-		fail "$name: said in one line" "expected: $expected" "got: $output"
+		fail "$name: reported in one line" "expected: $expected" "got: $output"
 	fi
 }
 pingpong() { # PORT: sets client and server to the exit statuses
@@ -55,7 +55,7 @@ for run in "${libfabrics[@]}"; do
 	"${monitored[@]}" timeout 600 "${run[@]}" "$built/monitor_plugin" "$built/monitor_stale.so" >"$work/plugin" 2>&1
 	check "$version, a plug-in that brings libfabric: it ran to its end" told $? "$work/plugin" '^done|'
 	check "$version, and with it the cache serves" told 0 "$work/plugin" '^nothing|hit'
-	check "$version, and that is told of changes: nothing is stale" not_stale "$work/plugin"
+	check "$version, and the cache is notified of changes: nothing is stale" not_stale "$work/plugin"
 
 	pingpong=$(command -v fi_pingpong)
 	[ ${#run[@]} = 0 ] || pingpong=$(dirname "${run[0]}")/../../bin/fi_pingpong

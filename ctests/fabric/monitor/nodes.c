@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * nodes [--own | --version]: which fi_getinfo the linker finds. By each version node that libfabric
- * has, as a program or a plug-in is linked: ours, which leads to libfabric's of that node. Without
- * a node, as by dlsym: libfabric's own. Then what becomes of our monitor where the program has
- * brought one before.
+ * nodes [--own | --version]: the fi_getinfo that the linker finds. By each version node of
+ * libfabric, as a program or a plug-in is linked: the library's, which calls libfabric's of that
+ * node. Without a node, as by dlsym: libfabric's own. Then the library's monitor in a program that
+ * has imported another before.
  */
 #include "../../lib/tap.h"
 #include <dlfcn.h>
@@ -83,10 +83,10 @@ int main(int argc, char **argv)
 			continue;
 		}
 		found = dlvsym(RTLD_DEFAULT, "fi_getinfo", node);
-		ok(!strcmp(home(found), home(dlsym(RTLD_DEFAULT, "rdmamr_version"))), "fi_getinfo of %s is ours", node);
+		ok(!strcmp(home(found), home(dlsym(RTLD_DEFAULT, "rdmamr_version"))), "fi_getinfo of %s is the library's", node);
 		/* A call that fails early, in each version alike. */
 		is(((getinfo *)found)(FI_VERSION(99, 0), NULL, NULL, 0, NULL, (struct fi_info **)hints), -FI_ENOSYS,
-		   "and leads to libfabric's");
+		   "and calls libfabric's");
 	}
 	ok(strstr(home(dlsym(RTLD_DEFAULT, "fi_getinfo")), "libfabric") != NULL, "without a node it is libfabric's");
 	fi_freeinfo(hints);

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * plugin FILE: a program that knows no libfabric and loads, for itself alone, an object that is
- * linked to it.
+ * plugin FILE: a program without libfabric loads, with RTLD_LOCAL, an object that is linked to it.
  */
 #include <dlfcn.h>
 #include <stdio.h>

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Two threads register and close buffers through libfabric's cache while a third maps others in
- * their places by raw system calls, unseen by whoever stands in for the C library's. A change that
- * has ended before a registration must never be missed: the device reads what the thread has just
- * written.
+ * Two threads register and close buffers through libfabric's cache while a third replaces others by
+ * raw system calls, which no interposing library sees. A change that has ended before a
+ * registration must never be missed: the device reads the data that the thread has just written.
  */
 #include "cached.h"
 #include <pthread.h>
@@ -26,7 +25,7 @@ static struct buffer {
 static volatile bool stop;
 static long looks, hits, stale, changes;
 
-/* Each thread has a page of the buffer for itself. */
+/* Each thread has a page of the buffer to itself. */
 static void look(struct buffer *buffer, int page)
 {
 	struct fid_mr *mr = reg(domain, buffer->memory, LENGTH);
@@ -97,8 +96,8 @@ int main(void)
 	stop = true;
 	for (int n = 0; n < 3; n++)
 		must(pthread_join(threads[n], NULL) == 0);
-	printf("# %ld registrations, %ld with the key of before, %ld changes\n", looks, hits, changes);
-	is(stale, 0, "no registration was of pages that had gone");
+	printf("# %ld registrations, %ld with the previous key, %ld changes\n", looks, hits, changes);
+	is(stale, 0, "no registration has pages that are gone");
 	ok(hits > 0, "some were served by the cache");
 	ok(changes > 20, "the memory changed meanwhile");
 	must(ibv_dereg_mr(seen_mr) == 0);

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * stale [--shown] [FROM]: what libfabric's registration cache gives out after each change of an
- * address space (changes.h). For each change: registers, closes, changes, registers again, writes
- * to the memory, and has the device read it by the region's key. Asserts nothing: prints a line for
- * each change, "NAME|RESULT|AGAIN|EXPECTED". RESULT is
+ * stale [--shown] [FROM]: the regions that libfabric's registration cache hands out after each
+ * change of an address space (changes.h). For each change: registers, closes, changes, registers
+ * again, writes to the memory, and has the device read it by the region's key. Asserts nothing:
+ * prints a line for each change, "NAME|RESULT|AGAIN|EXPECTED". RESULT is
  *
- *   fresh   another key, and the device reads what was written
- *   hit     the key of before, and the device reads what was written
- *   STALE   the device reads something else: the region is of pages that the process has no more
+ *   fresh   another key, and the device reads the written data
+ *   hit     the previous key, and the device reads the written data
+ *   STALE   the device reads other data: the region has pages that the process no longer maps
  *
  * AGAIN is the same for one more registration without a change. EXPECTED is "hit" for a change that
  * leaves the pages, "fresh" for one that does not, "any" for one that may do either. For a change
@@ -32,10 +32,10 @@ static void in_other_domain(void *at, size_t length)
 	must(fi_close(&reg(other_domain, at, length)->fid) == 0);
 }
 
-/* The device reads what was just written. */
+/* The device reads the data that was just written. */
 static bool device_sees(const struct range *range, struct fid_mr *mr)
 {
-	/* Of a long range, a page at each end. */
+	/* In a long range, a page at each end. */
 	size_t piece = range->length <= 64 * PAGE ? range->length : PAGE, at[] = { 0, range->length - piece };
 	static unsigned char mark;
 	bool same = true;
@@ -67,7 +67,7 @@ static enum result look(const struct range *range, uint64_t *key)
 	return result;
 }
 
-/* Looks at each range that a step leaves writable. The worst of the results; NEW before HIT. */
+/* Checks each range that a step leaves writable. Returns the worst of the results; NEW before HIT. */
 static enum result look_at_all(const struct change *change, const struct step *step, int way, struct place *place,
 			       uint64_t *keys)
 {

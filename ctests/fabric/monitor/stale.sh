@@ -1,18 +1,18 @@
 #!/bin/bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
-# stale.sh LIBRARY [BUILT]: the registrations that libfabric's cache gives out after a change of
-# memory, on the verbs provider, with each libfabric. Prints a Markdown table that compares
-# libfabric's own monitors memhooks and userfaultfd with ours, and TAP: with ours no change of
-# changes.h leaves a stale region, unchanged memory is served, and the test can see a stale region.
-# The device is reached by CHECK_ADDRESS.
+# stale.sh LIBRARY [BUILT]: the regions that libfabric's cache hands out after a change of memory,
+# on the verbs provider, with each libfabric. Prints a Markdown table that compares libfabric's own
+# monitors memhooks and userfaultfd with ours, and TAP: with ours no change of changes.h leaves a
+# stale region, unchanged memory is served, and the test can see a stale region. The device is
+# reached by CHECK_ADDRESS.
 set -u
 [ $# -ge 1 ] || { sed -n '3,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0" >&2; exit 2; }
 . "$(dirname "$0")/libfabrics.sh"
 
 ended_by_alarm=142
 monitors=(memhooks userfaultfd ours)
-# Runs the program to its end. A change that stops it is noted and left out. Its standard error is
-# that of the last run.
+# Runs the program to its end. It notes a change that stops the program, and leaves it out. Standard
+# error is that of the last run.
 table() { # MONITOR [RUN...]
 	local monitor=$1 out=$work/$1 settings=() arguments=() from=0 status=$ended_by_alarm
 	shift
@@ -22,7 +22,7 @@ table() { # MONITOR [RUN...]
 	esac
 	: >"$out"
 	while [ $status = $ended_by_alarm ]; do
-		# In a shell of its own, which says "Alarm clock" to nobody.
+		# In a shell of its own, whose message "Alarm clock" is lost.
 		(env "${settings[@]}" "$@" "$built/monitor_stale" "${arguments[@]}" "$from" >>"$out" 2>"$out.stderr"; exit $?) 2>/dev/null
 		status=$?
 		[ $status != $ended_by_alarm ] || echo "stops||" >>"$out"
@@ -39,7 +39,7 @@ answer() { # MONITOR CHANGE [COLUMN]
 
 # shellcheck disable=SC2016 # Markdown, as the program prints it
 unchanged=('`munmap`, `mmap`' '`munmap`, `mmap` by raw system calls' '`mremap` with `MREMAP_FIXED` onto it')
-served_less() { # none is stale, but what has not changed was not served: the monitor was late
+served_less() { # no region is stale, but the cache did not serve unchanged memory: the monitor was late
 	! grep -q STALE "$work/ours" || return
 	! grep -q 'not served' "$work/ours" || return 0
 	for change in "${unchanged[@]}"; do [ "$(answer ours "$change" 3)" = hit ] || return 0; done
@@ -51,11 +51,12 @@ for run in "${libfabrics[@]}"; do
 	version=$(version_of "${run[*]}")
 	echo "# libfabric $version:"
 	for monitor in "${monitors[@]}"; do table "$monitor" "${run[@]}"; done
-	# On a busy machine the monitor may hear of a change after the next registration: the best of three runs.
+	# On a busy machine the monitor may see a change after the next registration: the best of three
+	# runs counts.
 	for _ in 1 2; do ! served_less || table ours "${run[@]}"; done
 	echo "| change | memhooks | userfaultfd | ours |"
 	echo "| --- | --- | --- | --- |"
-	# A change has a row if another monitor was asked, too.
+	# A change has a row if another monitor was tried too.
 	awk -F '|' -v OFS=' | ' '
 		FILENAME ~ /memhooks$/ { first[$1] = $2; next }
 		FILENAME ~ /userfaultfd$/ { second[$1] = $2; next }

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * A domain of ours that reports to another provider's event queue: tcp's, which takes what it is
- * given, and verbs', which has to be opened with FI_WRITE for that. Registrations are then made by
- * the calling thread, failures are returned, and the event is there when the call returns.
+ * A domain of the library that reports to another provider's event queue: tcp's, which accepts
+ * every event, and verbs', which must be opened with FI_WRITE for that. Then the calling thread
+ * makes the registrations, the call returns failures, and the event is in the queue when the call
+ * returns.
  */
 #include <rdma/fabric.h>
 #include <rdma/fi_errno.h>
@@ -12,7 +13,7 @@ static struct ibv_context *context;
 static struct ibv_pd *pd;
 static char *memory, *hole;
 
-/* Another provider's fabric, or NULL where it has none. */
+/* Another provider's fabric, or NULL if it has none. */
 static struct fid_fabric *fabric_of(const char *provider)
 {
 	bool verbs = !strcmp(provider, "verbs");
@@ -26,7 +27,7 @@ static struct fid_fabric *fabric_of(const char *provider)
 	hints->mode = ~0ULL;
 	hints->ep_attr->type = FI_EP_MSG;
 	hints->domain_attr->mr_mode = FI_MR_LOCAL | FI_MR_ALLOCATED | FI_MR_VIRT_ADDR | FI_MR_PROV_KEY;
-	/* Without an address to begin at, verbs finds no device. */
+	/* Without an address verbs finds no device. */
 	if (!fi_getinfo(FI_VERSION(1, 17), verbs ? address : NULL, NULL, verbs ? FI_SOURCE : 0, hints, &info)) {
 		for (one = info; one && strchr(one->fabric_attr->prov_name, ';'); one = one->next)
 			;
@@ -65,7 +66,7 @@ static void reported(const char *name, struct fid_eq *queue, struct fid_mr **mr)
 	struct fi_eq_entry entry = { .data = 7 };
 	uint32_t event = 77;
 
-	is(fi_eq_read(queue, &event, &entry, sizeof(entry), 0), sizeof(entry), "%s: its event is there", name);
+	is(fi_eq_read(queue, &event, &entry, sizeof(entry), 0), sizeof(entry), "%s: its event is in the queue", name);
 	is(event, FI_MR_COMPLETE, "%s: a completion", name);
 	ok(entry.fid == &(*mr)->fid && entry.context == mr && !entry.data, "%s: of its object and context", name);
 	is(read_now(queue), -FI_EAGAIN, "%s: the only one", name);
@@ -87,7 +88,7 @@ static void takes(const char *name, struct fid_fabric *fabric, uint64_t flags, c
 	is(read_now(second), -FI_EAGAIN, "%s: and nothing in the queue that was refused", name);
 	is(fi_close(&second->fid), 0, "%s: which is closed", name);
 
-	is(reg(domain, hole, FI_ALL, 5, &mr), -FI_EFAULT, "%s: memory that is not there is refused at once", name);
+	is(reg(domain, hole, FI_ALL, 5, &mr), -FI_EFAULT, "%s: unmapped memory is refused at once", name);
 	ok(strstr(rdmamr_last_reason(), "EFAULT") != NULL, "%s: %s", name, rdmamr_last_reason());
 	is(reg(domain, memory, 1, 5, &mr), -FI_EINVAL, "%s: and so is an unknown access", name);
 	ok(mr == untouched, "%s: no region was written", name);
@@ -95,7 +96,7 @@ static void takes(const char *name, struct fid_fabric *fabric, uint64_t flags, c
 
 	is(reg(domain, memory, FI_ALL, 5, &mr), 0, "%s: registered", name);
 	must(mr != untouched && mr);
-	is(rdmamr_mr_segments(mr, &segment, &count), 0, "%s: it is there when the call returns", name);
+	is(rdmamr_mr_segments(mr, &segment, &count), 0, "%s: it is in the queue when the call returns", name);
 	ok(count == 1 && fi_mr_desc(mr) == (void *)(uintptr_t)segment.lkey &&
 	   fi_mr_key(mr) == (kind->provider_keys ? segment.rkey : 5), "%s: with key and descriptor", name);
 	is(fi_mr_enable(mr), 0, "%s: enabled", name);
@@ -119,10 +120,10 @@ static void not_empty(const char *name, struct fid_fabric *fabric, uint64_t flag
 	struct fid_mr *mr = NULL;
 	uint32_t event = 77;
 
-	is(fi_eq_write(queue, FI_NOTIFY, &entry, sizeof(entry), 0), sizeof(entry), "%s: an event of somebody's", name);
+	is(fi_eq_write(queue, FI_NOTIFY, &entry, sizeof(entry), 0), sizeof(entry), "%s: an event of another object", name);
 	is(fi_domain_bind(domain, &queue->fid, FI_REG_MR), -FI_EBUSY, "%s: no binding to a queue that is not empty", name);
 	is(fi_eq_read(queue, &event, &got, sizeof(got), 0), sizeof(got), "%s: the event is still there", name);
-	ok(event == FI_NOTIFY && got.fid == entry.fid && got.context == &entry && got.data == 99, "%s: as it was", name);
+	ok(event == FI_NOTIFY && got.fid == entry.fid && got.context == &entry && got.data == 99, "%s: unchanged", name);
 	is(read_now(queue), -FI_EAGAIN, "%s: and nothing behind it", name);
 	is(fi_domain_bind(domain, &queue->fid, FI_REG_MR), 0, "%s: then it is bound", name);
 	is(reg(domain, memory, FI_ALL, 5, &mr), 0, "%s: registered", name);
@@ -140,7 +141,7 @@ static void refuses(const char *name, struct fid_fabric *fabric)
 
 	is(fi_domain_bind(domain, &queue->fid, FI_REG_MR), -FI_EINVAL, "%s: refused, as the queue's fi_eq_write is", name);
 	ok(strlen(rdmamr_last_reason()) > 10, "%s: %s", name, rdmamr_last_reason());
-	is(reg(domain, memory, FI_ALL, 5, &mr), 0, "%s: the domain is as it was", name);
+	is(reg(domain, memory, FI_ALL, 5, &mr), 0, "%s: the domain is unchanged", name);
 	ok(fi_mr_key(mr) == 5 && fi_mr_desc(mr), "%s: and registers at once", name);
 	is(read_now(queue), -FI_EAGAIN, "%s: without an event", name);
 	is(fi_close(&mr->fid), 0, "%s: closed", name);

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * matrix PROVIDER: what a provider of libfabric answers to calls that the documents describe and
- * that providers take differently. Asserts nothing: each line is a question and its answer, with a
- * bar between. Ends by "done", so that one that crashes is told from one that does not.
+ * matrix PROVIDER: the answers of a provider of libfabric to calls that the documents describe and
+ * that providers interpret differently. Asserts nothing: each line is a question and its answer,
+ * with a bar between. Ends by "done", which a crash prevents.
  *
- * The device of rdmamr is CHECK_DEVICE; verbs wants the address CHECK_ADDRESS to begin at.
+ * The device of rdmamr is CHECK_DEVICE; verbs finds its device by the address CHECK_ADDRESS.
  */
 #include <rdma/fabric.h>
 #include <rdma/fi_domain.h>
@@ -163,7 +163,7 @@ static void counter(struct fid_mr *mr)
 		answers(question, fi_mr_bind(mr, &counter->fid, FI_REMOTE_WRITE));
 		fi_close(&counter->fid);
 	} else if (ours) {
-		/* It has none of its own, and looks at no more of another's than its class. */
+		/* It has none of its own, and checks only the class of another's. */
 		answers(question, fi_mr_bind(mr, &any.fid, FI_REMOTE_WRITE));
 	} else {
 		answer(question, "has no counters");
@@ -183,7 +183,7 @@ static void raw_keys(struct fid_mr *mr)
 	answers("`fi_mr_unmap_key`", fi_mr_unmap_key(domain, ret ? 1 : key));
 }
 
-/* Later ones: nine registrations of three buffers, so that a cache has some. */
+/* Asynchronous: nine registrations of three buffers, so that a cache serves some. */
 static void asynchronous(void)
 {
 	enum { COUNT = 9 };

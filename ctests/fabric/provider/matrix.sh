@@ -1,8 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
-# matrix.sh LIBRARY [BUILT]: what libfabric's providers rdmamr, tcp and verbs answer to the same
-# calls, as a Markdown table for docs/fabric.md, and TAP: our answers are the documented ones, here
-# and there. The others' are printed and not judged.
+# matrix.sh LIBRARY [BUILT]: the answers of libfabric's providers rdmamr, tcp and verbs to the same
+# calls, as a Markdown table for docs/fabric.md, and TAP: the library's answers are the documented
+# ones, in this script and in docs/fabric.md. The others' are printed and not judged.
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
 . "$here/../../lib/tap.sh"
@@ -24,7 +24,7 @@ for provider in "${providers[@]}"; do
 	echo "# $provider: exit status $?, $(sed -n 's/^# //p' "$work/$provider" | paste -sd' ')"
 done
 
-# What is documented, in the order of the program's questions.
+# The documented answers, in the order of the program's questions.
 documented='`fid.context` of a region|the call'"'"'s
 a `requested_key` that is in use|-FI_ENOKEY
 unknown flags (`1 << 35`)|-FI_EBADFLAGS
@@ -80,7 +80,7 @@ while IFS='|' read -r question expected; do
 		fail "$question: $expected" "got: $got"
 	fi
 done <<<"$documented"
-# The table in docs/fabric.md has the same answers of ours.
+# The table in docs/fabric.md has the same answers for the library.
 while IFS='|' read -r question expected; do
 	[[ $expected != -FI_* ]] || expected="\`$expected\`"
 	check "docs/fabric.md says so: $question" grep -qF "| $question | $expected |" "$here/../../../docs/fabric.md"

@@ -1,8 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
-# provider.sh LIBRARY [BUILT]: the library as a provider of libfabric. It is found under its name,
-# offers the devices that there are, and leaves alone who does not ask for it. Programs are those of
-# BUILT (target/ctests), or compiled here if they are not there. Needs an RDMA device in
+# provider.sh LIBRARY [BUILT]: the library as a provider of libfabric. libfabric finds it by its
+# name; it offers the machine's devices, and leaves programs alone that do not request it. Programs
+# are those of BUILT (target/ctests), or compiled here if they are missing. Needs an RDMA device in
 # CHECK_DEVICE.
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
@@ -26,7 +26,7 @@ cp "$library" "$work/copy/librdmamr-fi.so"
 ln -s "$library" "$work/lib/librdmamr.so.1"
 ln -s "$library" "$work/lib/librdmamr.so"
 
-compile() { # OUTPUT ARGUMENT...: where the Makefile has not
+compile() { # OUTPUT ARGUMENT...: unless the Makefile has compiled it
 	[ -x "$built/$1" ] && ln -s "$(realpath "$built/$1")" "$work/$1" && return
 	"${CC:-cc}" -std=gnu11 -D_GNU_SOURCE -Wall -Wextra -Werror -I"$here/../../../include" -O1 -g "$here/registers.c" -o "$work/$1" "${@:2}"
 }
@@ -43,7 +43,7 @@ same() { # LIST LIST: no difference, which is shown
 	echo "$2" >"$work/other"
 	diff "$work/one" "$work/other"
 }
-# What a listing has of one field, without the indentation.
+# The values of one field in a listing, without the indentation.
 field() { sed -n "s/^ *$1: *//p"; }
 
 ours=$(with fi_info -p rdmamr)
@@ -57,7 +57,7 @@ check "the endpoints are FI_EP_RDM" [ "$(field type <<<"$ours" | sort -u)" = FI_
 verbose=$(with fi_info -v -p rdmamr)
 check "regions of 16 pieces" [ "$(field mr_iov_limit <<<"$verbose" | sort -u)" = 16 ]
 check "fi_info -d DEVICE: one of them" [ "$(with fi_info -p rdmamr -d "${devices%%$'\n'*}" | field domain)" = "${devices%%$'\n'*}" ]
-check "a device that there is not: nothing" [ -z "$(with fi_info -p rdmamr -d nosuch0 | grep provider)" ]
+check "a device that does not exist: nothing" [ -z "$(with fi_info -p rdmamr -d nosuch0 | grep provider)" ]
 for type in FI_EP_MSG FI_EP_DGRAM; do
 	check "an endpoint of type $type: nothing" [ -z "$(with fi_info -p rdmamr -t $type)" ]
 done
@@ -65,22 +65,22 @@ done
 list=$(with fi_info -l)
 check "fi_info -l has it: $(grep -A1 '^rdmamr:' <<<"$list" | xargs)" grep -q '^rdmamr:' <<<"$list"
 others() { awk '/^[^ ]/ { shown = $1 != "rdmamr:" } shown'; }
-check "and of the others what it had" same "$(others <<<"$list")" "$(without fi_info -l)"
+check "and the others are unchanged" same "$(others <<<"$list")" "$(without fi_info -l)"
 
-# Entries of others, each a line; that of ours left out.
+# Entries of other providers, each a line; the library's left out.
 entries() { awk '/^provider: / { if (entry) print entry; entry = "" } { entry = entry $0 " " } END { print entry }' | sed 's/  */ /g'; }
 default=$(with fi_info | entries)
 plain=$(without fi_info | entries)
-check "fi_info lists what it lists without us ($(grep -c . <<<"$plain") entries)" same "$(grep -v 'provider: rdmamr ' <<<"$default")" "$plain"
+check "fi_info lists the same as without the library ($(grep -c . <<<"$plain") entries)" same "$(grep -v 'provider: rdmamr ' <<<"$default")" "$plain"
 check "also beside libfabric's own folder of providers" same "$(grep -v 'provider: rdmamr ' <<<"$default")" "$(env -u FI_PROVIDER_PATH fi_info 2>/dev/null | entries)"
 for caps in 'FI_MSG|FI_TAGGED' FI_MSG FI_TAGGED 'FI_MSG|FI_RMA' FI_ATOMIC; do
 	wanted=$(with fi_info -c "$caps")
-	check "who asks for $caps and names nobody gets others ($(grep -c provider: <<<"$wanted")) and not us" \
+	check "a request for $caps without a name gets others ($(grep -c provider: <<<"$wanted")), not the library" \
 		bash -c '[ -n "$1" ] && ! grep -q rdmamr <<<"$1"' - "$wanted"
-	check "and the same as without us" same "$wanted" "$(without fi_info -c "$caps")"
+	check "and the same as without the library" same "$wanted" "$(without fi_info -c "$caps")"
 done
 first=$(with fi_info | field provider | head -1)
-check "who asks for nothing gets another first: $first" [ -n "$first" -a "$first" != rdmamr ]
+check "a request without hints gets another first: $first" [ -n "$first" -a "$first" != rdmamr ]
 
 program() { # NAME COMMAND...
 	local name=$1 output
@@ -97,7 +97,7 @@ program "by libfabric, preloaded and a copy" env FI_PROVIDER_PATH="$work/copy" L
 program "for libfabric 1.5" "${provided[@]}" "$work/registers" 1.5
 program "for libfabric 1.9" "${provided[@]}" "$work/registers" 1.9
 program "without libfabric, for 1.5" env LD_LIBRARY_PATH="$work/lib" "$work/registers_alone" 1.5
-# What libfabric itself is too old for.
+# Versions for which libfabric itself is too old.
 program "for libfabric 1.999" "${provided[@]}" "$work/registers" 1.999
 program "for libfabric 9.0" "${provided[@]}" "$work/registers" 9.0
 tap_done

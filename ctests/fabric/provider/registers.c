@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * A program that registers memory by libfabric's calls and knows nothing of this library: its
- * headers and -lfabric are all that it is built with, and the provider is a name in its hints.
+ * A program that registers memory by libfabric's calls and knows nothing of this library: it is
+ * built with libfabric's headers and -lfabric alone, and the provider is a name in its hints.
  * Compiled with -DALONE, the same calls do the same without libfabric: on a protection domain of
  * libibverbs, by the library's own functions.
  *
- * Usage: registers [MAJOR.MINOR]: the version of libfabric that the program says it was written
+ * Usage: registers [MAJOR.MINOR]: the version of libfabric that the program claims to be written
  * for, 1.17 by default; one that libfabric does not know is refused. The device is CHECK_DEVICE.
  */
 #ifdef ALONE
@@ -123,7 +123,7 @@ static void old_application(void)
 
 static void open_device(void)
 {
-	/* Each domain asks for itself. */
+	/* Each domain calls fi_getinfo for itself. */
 }
 
 static void close_device(void)
@@ -144,14 +144,14 @@ static void open_domain(bool provider_keys)
 	if (ret)
 		printf("# fi_getinfo: %d (%s)\n", ret, fi_strerror(-ret));
 	must(!ret && info);
-	ok(!strcmp(info->fabric_attr->prov_name, "rdmamr"), "the provider is ours alone: %s", info->fabric_attr->prov_name);
+	ok(!strcmp(info->fabric_attr->prov_name, "rdmamr"), "the provider is the library alone: %s", info->fabric_attr->prov_name);
 	ok(!strcmp(info->fabric_attr->name, "rdmamr") && !strcmp(info->domain_attr->name, device),
 	   "its fabric is rdmamr, its domain the device: %s", info->domain_attr->name);
 	is((long long)info->mode, 0, "it wants no mode of the application");
 	ok(info->next == NULL, "there is one such domain");
 	is(info->ep_attr->type, FI_EP_RDM, "its endpoints would be of the kind that is not built upon");
 	is(info->domain_attr->mr_mode, FI_MR_LOCAL | FI_MR_ALLOCATED |
-	   (provider_keys ? FI_MR_VIRT_ADDR | FI_MR_PROV_KEY : 0), "its memory is as was asked for");
+	   (provider_keys ? FI_MR_VIRT_ADDR | FI_MR_PROV_KEY : 0), "its mode is the requested one");
 	is((long long)info->domain_attr->mr_iov_limit, 16, "of up to 16 pieces");
 	ok(info->domain_attr->mr_key_size > 0 && info->domain_attr->mr_key_size <= 8 && info->domain_attr->mr_cnt > 0,
 	   "keys of %zu bytes, %zu regions", info->domain_attr->mr_key_size, info->domain_attr->mr_cnt);
@@ -180,7 +180,7 @@ static void trywait(int answer, const char *when)
 }
 #endif
 
-/* How many bytes are pinned, by the kernel's account. */
+/* The number of bytes that the kernel counts as pinned. */
 static long pinned(void)
 {
 	FILE *status = fopen("/proc/self/status", "r");
@@ -195,7 +195,7 @@ static long pinned(void)
 	return kilobytes * 1024;
 }
 
-/* A region may be registered once for its own process and once for peers. */
+/* A region may be registered once for its own process and once for remote peers. */
 static void is_pinned(long bytes, const char *name)
 {
 	long now = pinned();
@@ -225,14 +225,14 @@ static void errors(void)
 	must(hole != MAP_FAILED && constant != MAP_FAILED);
 	for (int n = 0; n < 17; n++)
 		iov[n] = (struct iovec){ memory + 2 * n * PAGE, PAGE };
-	is(reg(memory, PAGE, 0, 40, &mr), 0, "no access: nobody but the owner reads");
+	is(reg(memory, PAGE, 0, 40, &mr), 0, "no access: only the owner reads");
 	is(fi_close(&mr->fid), 0, "which is closed");
 	mr = untouched;
-	is(reg(memory, PAGE, ALL | UNKNOWN, 40, &mr), -FI_EINVAL, "an access that there is not");
+	is(reg(memory, PAGE, ALL | UNKNOWN, 40, &mr), -FI_EINVAL, "an unknown access");
 	is(reg(memory, 0, ALL, 40, &mr), -FI_EINVAL, "no length");
 	is(reg(memory, SIZE_MAX, ALL, 40, &mr), -FI_EINVAL, "all of memory");
 	is(reg((void *)(UINTPTR_MAX - PAGE), 2 * PAGE, ALL, 40, &mr), -FI_EINVAL, "past the end of the address space");
-	is(reg(hole, PAGE, ALL, 40, &mr), -FI_EFAULT, "memory that is not there");
+	is(reg(hole, PAGE, ALL, 40, &mr), -FI_EFAULT, "unmapped memory");
 	is(reg(constant, PAGE, FI_RECV, 40, &mr), -FI_EFAULT, "to receive into read-only memory");
 	is(fi_mr_reg(domain, memory, PAGE, ALL, 4, 40, 0, &mr, NULL), -FI_EINVAL, "an offset");
 	is(fi_mr_reg(domain, memory, PAGE, ALL, 0, 40, UNKNOWN, &mr, NULL), -FI_EBADFLAGS, "unknown flags");
@@ -266,7 +266,7 @@ static void application_keys(void)
 	must(mr);
 	is_pinned(SIZE, "the memory is pinned");
 	is((long long)fi_mr_key(mr), 7, "the key is the application's");
-	ok(fi_mr_desc(mr) != NULL, "there is a descriptor");
+	ok(fi_mr_desc(mr) != NULL, "it has a descriptor");
 	ok(mr->fid.fclass == FI_CLASS_MR && mr->fid.context == &mr, "the object has its class and context");
 	is(reg(memory, PAGE, ALL, 7, &other), -FI_ENOKEY, "the key is in use");
 	is(fi_mr_regv(domain, apart, 3, ALL, 0, 7, 0, &other, NULL), -FI_ENOKEY, "fi_mr_regv, too");
@@ -322,10 +322,10 @@ static void other_calls(void)
 	must(reg(memory, PAGE, ALL, 1, &mr) == 0);
 	is(fi_mr_enable(mr), 0, "a region is enabled from the start");
 	is(fi_mr_refresh(mr, &iov, 1, 0), -FI_ENOSYS, "and not refreshed");
-	is(fi_mr_bind(mr, &queue->fid, FI_REMOTE_WRITE), -FI_ENOSYS, "no events of what peers write");
+	is(fi_mr_bind(mr, &queue->fid, FI_REMOTE_WRITE), -FI_ENOSYS, "no events of remote peers' writes");
 	is(fi_mr_bind(mr, &queue->fid, FI_RECV), -FI_EBADFLAGS, "other flags");
-	is(fi_mr_bind(mr, NULL, FI_REMOTE_WRITE), -FI_EINVAL, "nothing to bind to");
-	is(fi_mr_bind(mr, &mr->fid, FI_REMOTE_WRITE), -FI_EINVAL, "what is no queue and no counter");
+	is(fi_mr_bind(mr, NULL, FI_REMOTE_WRITE), -FI_EINVAL, "a region bound to NULL");
+	is(fi_mr_bind(mr, &mr->fid, FI_REMOTE_WRITE), -FI_EINVAL, "an object that is no queue and no counter");
 	is(fi_control(&mr->fid, FI_GETWAIT, &mr), -FI_ENOSYS, "other controls");
 	is(fi_close(&mr->fid), 0, "closed");
 }
@@ -346,7 +346,7 @@ static void raw_keys(void)
 	memset(raw, 0x5a, sizeof(raw));
 	size = needed - 1;
 	is(fi_mr_raw_attr(mr, &base, raw, &size, 0), -FI_ETOOSMALL, "one less is too small");
-	is((long long)size, (long long)needed, "and the size is told");
+	is((long long)size, (long long)needed, "and the needed size is returned");
 	is(fi_mr_raw_attr(mr, &base, raw, &size, 1), -FI_EBADFLAGS, "there are no flags");
 	is(fi_mr_raw_attr(mr, &base, raw, &size, 0), 0, "the raw key");
 	ok(base == 0 && size == needed && raw[needed] == 0x5a, "its base, its size, and nothing behind it");
@@ -366,7 +366,7 @@ static void raw_keys(void)
 	first = raw[0];
 	is(fi_mr_map_raw(domain, base + 8, raw, size, &again, 0), -FI_EINVAL, "nor with another base");
 	is(fi_mr_map_raw(domain, base, raw, size - 1, &again, 0), -FI_EINVAL, "nor in part");
-	is(fi_mr_map_raw(domain, base, raw, 0, &again, 0), -FI_EINVAL, "nor with nothing of it");
+	is(fi_mr_map_raw(domain, base, raw, 0, &again, 0), -FI_EINVAL, "nor with length 0");
 	is(raw[0], first, "it is not written to");
 	is(fi_mr_unmap_key(domain, key), 0, "unmapped");
 	is(fi_mr_unmap_key(domain, key), -FI_ENOKEY, "once");
@@ -374,7 +374,7 @@ static void raw_keys(void)
 	is(fi_close(&mr->fid), 0, "closed");
 }
 
-/* Waits for an event; 24, or what came instead. */
+/* Waits for an event; returns 24, or another result of the read. */
 static ssize_t next(uint32_t *event, struct fi_eq_entry *entry)
 {
 	*event = 77;
@@ -402,7 +402,7 @@ static void asynchronous(void)
 		wrong += reg(memory + n * PAGE, PAGE, ALL, (uint64_t)n + 1, &mrs[n]) != 0;
 	is(wrong, 0, "later: %d registrations return 0", COUNT);
 	is(reg(memory, PAGE, ALL, 3, &mr), -FI_ENOKEY, "later: a key in use is refused at once");
-	is(reg(memory, 0, ALL, 900, &mr), -FI_EINVAL, "later: and so is no length");
+	is(reg(memory, 0, ALL, 900, &mr), -FI_EINVAL, "later: and so is length 0");
 	for (; seen < COUNT; seen++) {
 		struct fid_mr **of;
 
@@ -422,7 +422,7 @@ static void asynchronous(void)
 		wrong += fi_close(&mrs[n]->fid) != 0;
 	is(wrong, 0, "later: all are closed");
 
-	is(reg(hole, PAGE, ALL, 77, &mr), 0, "later: memory that is not there");
+	is(reg(hole, PAGE, ALL, 77, &mr), 0, "later: unmapped memory");
 	is(next(&event, &entry), -FI_EAVAIL, "later: is an error");
 	trywait(-FI_EAGAIN, "later: an error to be read");
 	is(fi_eq_readerr(queue, &error, 0), sizeof(error), "later: which is read");
@@ -456,7 +456,7 @@ int main(int argc, char **argv)
 	must(memory != MAP_FAILED);
 #ifndef ALONE
 	if (version > fi_version()) {
-		is(ask(version, FI_MR_LOCAL | FI_MR_ALLOCATED, ~0ULL), -FI_ENOSYS, "libfabric refuses what is newer than it is");
+		is(ask(version, FI_MR_LOCAL | FI_MR_ALLOCATED, ~0ULL), -FI_ENOSYS, "libfabric refuses a newer version");
 		ok(info == NULL, "and offers nothing");
 		return done_testing();
 	}

@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
-# fabric_prototypes.sh OUTPUT.c: writes a C file that has libfabric's inline functions beside our functions of the
-# same names, and asserts that their types are the same.
+# fabric_prototypes.sh OUTPUT.c: writes a C file that has libfabric's inline functions beside the
+# library's functions of the same names, and asserts that their types are equal.
 set -eu
 {
 	echo '/* Made by ctests/packages/abi/fabric_prototypes.sh: our prototypes against those of the installed headers. */'

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
  * A program of an earlier version: kept.sh compiles it with that version's headers, links it to a
- * library with that version's symbols, and runs it on the library of today. It also stands for
+ * library with that version's symbols, and runs it on the current library. It also stands for
  * programs with shorter and longer structures. The device is a stub.
  */
 #define RDMAMR_NO_LIBFABRIC
@@ -63,7 +63,7 @@ static void domains(char *memory)
 	}
 	is(wrong, 0, "domains by attributes of %zu to %zu bytes", least, sizeof(attr));
 	attr.later = 1;
-	is(rdmamr_domain_open(stub_pd(), &attr.known, &domain, NULL), -EINVAL, "what no version knows is refused");
+	is(rdmamr_domain_open(stub_pd(), &attr.known, &domain, NULL), -EINVAL, "attributes that no version knows are refused");
 	must(rdmamr_domain_open(stub_pd(), NULL, &domain, NULL) == 0);
 	is(fi_mr_reg(domain, memory, 4096, FI_SEND | FI_RECV, 0, 0, 0, &mr, NULL), 0, "fi_mr_reg");
 	is(fi_close((struct fid *)mr), 0, "the region is closed");

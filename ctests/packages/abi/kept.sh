@@ -1,9 +1,10 @@
 #!/bin/bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
-# kept.sh LIBRARY [RELEASED]: the ABI of the release in ctests/packages/abi/0.1 (its symbols, its headers
-# without comments) is kept: no symbol and no structure has changed, and a program of that release
-# runs on LIBRARY. With RELEASED, the library of that release ("ctests/run abi" builds it), abidiff
-# compares the two, and the program is linked to it. Also: which Rust, and which targets are refused.
+# kept.sh LIBRARY [RELEASED]: the ABI of the release in ctests/packages/abi/0.1 (its symbols, its
+# headers without comments) is stable: no symbol and no structure has changed, and a program of that
+# release runs on LIBRARY. With RELEASED, the library of that release ("ctests/run abi" builds it),
+# abidiff compares the two, and the program is linked to it. Also: the oldest Rust, and the targets
+# that are refused.
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
 . "$here/../../lib/tap.sh"
@@ -18,10 +19,11 @@ exported() { # LIBRARY
 }
 lost() { LC_ALL=C comm -23 <(grep -v '^#' "$1" | LC_ALL=C sort) <(exported "$library"); } # LIST
 echo 'ibv_reg_mr@@IBVERBS_1.9' | cat $old/librdmamr.symbols - >"$work/symbols"
-check "a symbol that is lost is found" [ "$(lost "$work/symbols")" = ibv_reg_mr@@IBVERBS_1.9 ]
+check "the check finds a lost symbol" [ "$(lost "$work/symbols")" = ibv_reg_mr@@IBVERBS_1.9 ]
 check "no symbol of 0.1 is lost: $(lost $old/librdmamr.symbols | xargs)" [ -z "$(lost $old/librdmamr.symbols)" ]
 
-# What the headers declare, as a library whose variables have the types of all their functions.
+# The declarations of the headers, as a library whose variables have the types of all their
+# functions.
 carrier() { # FOLDER OUTPUT
 	{
 		echo '#include <rdmamr.h>'
@@ -44,22 +46,22 @@ changed() { # EXPRESSION FILE: a copy of the headers with a mistake
 }
 if command -v abidiff >/dev/null; then
 	check "the headers of 0.1 compile" carrier $old "$work/old.so"
-	check "so do those of today" carrier include "$work/new.so"
+	check "so do the current ones" carrier include "$work/new.so"
 	check "a field in the middle of the statistics" changed 's/^\( *\)uint64_t misses;/\1uint64_t more; &/' rdmamr.h
 	check "is found" finds same "$work/old.so" "$work/changed.so"
 	check "one at their end" changed '0,/^};/s/^};/uint64_t more; };/' rdmamr.h
 	check "is allowed" same "$work/old.so" "$work/changed.so"
 	check "an argument of another type" changed 's/size_t size);/uint32_t size);/' rdmamr.h
 	check "is found as well" finds same "$work/old.so" "$work/changed.so"
-	check "a field less in a structure of libfabric's" changed '/^struct fi_mr_attr {/,/^};/s/^ *size_t iov_count;//' rdmamr/fi_mr.h
+	check "a missing field in a structure of libfabric's" changed '/^struct fi_mr_attr {/,/^};/s/^ *size_t iov_count;//' rdmamr/fi_mr.h
 	check "is found, too" finds same "$work/old.so" "$work/changed.so"
-	check "the types of today are those of 0.1" same "$work/old.so" "$work/new.so"
+	check "the current types are those of 0.1" same "$work/old.so" "$work/new.so"
 	[ -z "$released" ] || check "the library's symbols are those of 0.1, or more" abidiff --no-added-syms "$released" "$library"
 else
-	skip "the types of today are those of 0.1" "abidiff is not installed (Debian: abigail-tools)"
+	skip "the current types are those of 0.1" "abidiff is not installed (Debian: abigail-tools)"
 fi
 
-# A library with the symbols of 0.1 and no code, if that of 0.1 is not there.
+# A library with the symbols of 0.1 and no code, if that of 0.1 is missing.
 stub() { # OUTPUT
 	grep -v '^#' $old/librdmamr.symbols | grep '@@' | awk -F '@@' '
 		{ print "void " $1 "(void) {}" >code; nodes[$2] = nodes[$2] " " $1 ";" }
@@ -74,10 +76,10 @@ compile() { # FOLDER PROGRAM: with the headers of FOLDER
 		"$work/then/librdmamr.so.1" -libverbs -lpthread -ldl
 }
 check "a program of 0.1 compiles and links" compile $old "$work/program"
-check "it wants the nodes of 0.1" bash -c 'readelf -V "$1" | grep -q "Name: RDMAMR_1.0"' - "$work/program"
-take_over "a program of 0.1 runs on the library of today" "$(LD_LIBRARY_PATH=$work/now "$work/program" >"$work/said" 2>&1; echo $?)" "$(cat "$work/said")"
+check "it needs the nodes of 0.1" bash -c 'readelf -V "$1" | grep -q "Name: RDMAMR_1.0"' - "$work/program"
+take_over "a program of 0.1 runs on the current library" "$(LD_LIBRARY_PATH=$work/now "$work/program" >"$work/said" 2>&1; echo $?)" "$(cat "$work/said")"
 
-# compile_error! is the compiler's own, so the file needs no library of Rust for its target.
+# compile_error! is the compiler's own, so the file needs no Rust library for its target.
 refused() { # TARGET WORDS
 	{
 		printf '#![feature(no_core, rustc_attrs)]\n#![no_core]\n#![crate_type = "lib"]\n#![allow(unused_macros)]\n'
@@ -87,13 +89,13 @@ refused() { # TARGET WORDS
 	RUSTC_BOOTSTRAP=1 rustc --edition 2024 --emit=metadata -o "$work/target.rmeta" --target "$1" "$work/target.rs" 2>&1 | grep -q "^error: librdmamr is for $2"
 }
 check "32 bits are refused in words: i686" refused i686-unknown-linux-gnu '64-bit programs only'
-check "so they are where the processor has 64: x32" refused x86_64-unknown-linux-gnux32 '64-bit programs only'
+check "even if the processor has 64: x32" refused x86_64-unknown-linux-gnux32 '64-bit programs only'
 check "big-endian is refused: s390x" refused s390x-unknown-linux-gnu 'little-endian processors only'
 check "musl is refused" refused x86_64-unknown-linux-musl 'glibc only'
 check "x86-64 is not" finds refused x86_64-unknown-linux-gnu ''
 check "nor is arm64" finds refused aarch64-unknown-linux-gnu ''
 
-# The oldest Rust is one number, and clippy (incompatible_msrv) knows it from there.
+# The oldest Rust is one number, which clippy (incompatible_msrv) reads there.
 rust=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
 check "each package states Rust $rust" [ "$(cat Cargo.toml tool/Cargo.toml src/*/Cargo.toml src/*/*/Cargo.toml | grep -c "^rust-version = \"$rust\"")" = "$(cat Cargo.toml tool/Cargo.toml src/*/Cargo.toml src/*/*/Cargo.toml | grep -c '^\[package\]')" ]
 check "so do README and docs/use.md" bash -c 'grep -q "Rust $1 or later" README.md && grep -q "Rust $1 or later" docs/use.md' - "$rust"

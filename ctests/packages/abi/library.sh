@@ -1,6 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
-# library.sh LIBRARY: the shared library as a linker sees it: its symbols, its name, what it needs, its size.
+# library.sh LIBRARY: the shared library as a linker sees it: its symbols, its name, its
+# dependencies, its size.
 set -u
 here=$(dirname "$0")
 . "$here/../../lib/tap.sh"
@@ -13,8 +14,8 @@ readelf -W --dyn-syms "$library" | awk '$1 ~ /^[0-9]+:$/ && $5 != "LOCAL" && $7 
 	LC_ALL=C sort >"$work/exported"
 check "the exported symbols are those of the list" diff -u "$work/listed" "$work/exported"
 
-# The list's own calls are those of the header.
-# fi_prov_ini is libfabric's to call, and declared by its <rdma/providers/fi_prov.h>.
+# The calls of the list are declared by the header. libfabric calls fi_prov_ini, which its
+# <rdma/providers/fi_prov.h> declares.
 (cd "$here/../../../include" && grep -ho '^[a-z].*\b\(rdmamr\|fi\)_[a-z_]*(' rdmamr.h rdmamr/fi_mr.h) | grep -o '[a-z_]*($' | tr -d '(' | LC_ALL=C sort -u >"$work/header"
 sed -n 's/@@RDMAMR_1.0$//p' "$work/listed" | grep -v fi_prov_ini >"$work/own"
 check "the headers declare each call of RDMAMR_1.0" diff -u "$work/own" "$work/header"
@@ -24,20 +25,21 @@ check "its name is librdmamr.so.1" grep -q 'SONAME.*\[librdmamr\.so\.1\]' <<<"$d
 check "it stays loaded (nodelete)" grep -q 'NODELETE' <<<"$dynamic"
 check "it does not need libibverbs" bash -c '! grep -q "NEEDED.*ibverbs" <<<"$1"' - "$dynamic"
 
-# NAME VERSION of each function that another library is to have; the versions are those of the machine that builds.
+# NAME VERSION of each function that the library needs from others; the versions are those of the
+# build machine.
 needed() { readelf -W --dyn-syms "$library" | awk '$7 == "UND" && $8 ~ /@/ { sub("@", " ", $8); print $8 }' | LC_ALL=C sort; }
 listed() { # PAGE
 	sed -n 's/^| `\(G[A-Z]*_[0-9.]*\)` | \(.*\) |$/\1 \2/p' "$1" | tr -d '`,' |
 		awk '{ for (i = 2; i <= NF; i++) print $i, $1 }' | LC_ALL=C sort
 }
-unlisted() { # PAGE: what is needed and not there, or there in an earlier version only
+unlisted() { # PAGE: functions that are needed and not listed, or listed in an earlier version only
 	LC_ALL=C join -a 1 <(needed) <(listed "$1") | awk '
 		function number(version, part) { sub(".*_", "", version); split(version, part, "."); return (part[1] * 1000 + part[2]) * 1000 + part[3] }
 		$3 == "" || number($2) > number($3) { print $1 "@" $2 }'
 }
 page=$here/../../../docs/use.md
 sed '/^| `GLIBC_/s/`memcpy`//; s/^| `GLIBC_2.2.5`/| `GLIBC_2.2.4`/' "$page" >"$work/use.md"
-check "a function that is not listed is found, and one in a later version" \
+check "the check finds an unlisted function, and one in a later version" \
 	[ "$(unlisted "$work/use.md" | sed 's/@.*//' | grep -cx -e malloc -e memcpy)" = 2 ]
 check "it needs no function that docs/use.md does not list, and none in a later version: $(unlisted "$page" | xargs)" [ -z "$(unlisted "$page")" ]
 unneeded() { LC_ALL=C join -v 1 <(listed "$page") <(needed); }

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Programs that take the functions of libibverbs or libfabric another way than by linking: from a
- * handle (NCCL by dlvsym, brpc by dlsym), from a copy of libibverbs under another name, or in a
- * plug-in that is loaded with RTLD_DEEPBIND. With the library alone they get libibverbs' own. With
- * the module for LD_AUDIT, which CHECK_AUDIT names, they get the library's, and nothing else
- * changes.
+ * Programs that find the functions of libibverbs or libfabric in another way than by linking: from
+ * a handle (NCCL by dlvsym, brpc by dlsym), from a copy of libibverbs under another name, or in a
+ * plug-in that is loaded with RTLD_DEEPBIND. With the library alone they get libibverbs' own
+ * functions. With the module for LD_AUDIT, which CHECK_AUDIT names, they get the library's, and
+ * nothing else changes.
  *
- * The device is the stand-in, whose pins are real (stub_device.h). What is libibverbs' own is not
- * called: libibverbs does not know the device.
+ * The device is the stand-in, whose pins are real (stub_device.h). The test does not call
+ * libibverbs' own functions: libibverbs does not know the device.
  */
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -23,7 +23,7 @@ typedef int (*dereg_call)(struct ibv_mr *);
 static bool audited;
 static char folder[] = "/tmp/audit.XXXXXX";
 
-/* The name of the file that a function is in. */
+/* The name of the file that defines a function. */
 static const char *file_of(void *function)
 {
 	Dl_info info;
@@ -40,13 +40,13 @@ static bool is_in(void *function, const char *file)
 	return !strncmp(file_of(function), file, strlen(file));
 }
 
-/* A function that the library has. */
+/* Checks where a function that the library has is bound. */
 static void taken(const char *way, void *function, const char *own)
 {
 	ok(is_in(function, audited ? "librdmamr.so" : own), "%s: %s", way, file_of(function));
 }
 
-/* What is registered by those functions is in the statistics. */
+/* Checks that the statistics have the registrations by these functions. */
 static void registers(const char *way, reg_call reg, dereg_call dereg)
 {
 	struct rdmamr_stats before;
@@ -55,14 +55,14 @@ static void registers(const char *way, reg_call reg, dereg_call dereg)
 
 	if (!audited)
 		return;
-	/* The cache serves a range that comes back. */
+	/* The cache serves a range that is registered again. */
 	mr = reg(stub_pd(), memory, PAGE, (uintptr_t)memory, LOCAL_AND_REMOTE);
 	must(mr && dereg(mr) == 0);
 	before = stats();
 	mr = reg(stub_pd(), memory, PAGE, (uintptr_t)memory, LOCAL_AND_REMOTE);
 	ok(mr && stub_lands(mr), "%s: registered, data lands", way);
 	ok(mr && dereg(mr) == 0 && stats().misses + stats().hits == before.misses + before.hits + 1 &&
-	   stats().ended_elsewhere == before.ended_elsewhere, "%s: the cache has served it, and nothing has ended_elsewhere", way);
+	   stats().ended_elsewhere == before.ended_elsewhere, "%s: the cache has served it, and no region ended elsewhere", way);
 	must(munmap(memory, PAGE) == 0);
 }
 
@@ -75,12 +75,12 @@ static void by_handle(const char *way, void *library, bool versions, const char 
 	taken(way, reg, own);
 	taken(way, dereg, own);
 	taken(way, init, own);
-	ok(is_in(dlvsym(library, "ibv_reg_mr", "IBVERBS_1.0"), own), "%s: a version that the library has not", way);
-	ok(is_in(dlsym(library, "ibv_open_device"), own), "%s: a function that the library has not", way);
+	ok(is_in(dlvsym(library, "ibv_reg_mr", "IBVERBS_1.0"), own), "%s: a version that the library lacks", way);
+	ok(is_in(dlsym(library, "ibv_open_device"), own), "%s: a function that the library lacks", way);
 	registers(way, (reg_call)reg, (dereg_call)dereg);
 }
 
-/* A copy of a file, with another name for libibverbs in it, of the same length. */
+/* A copy of a file in which libibverbs has another name of the same length. */
 static const char *renamed(const char *original, const char *name)
 {
 	static const char old[] = "libibverbs.so.1", new[] = "libibverbz.so.1";
@@ -142,16 +142,19 @@ static void plugin(const char *path, int mode, const char *way)
 	ok(is_ours(dereg) == audited, "%s: its calls are %s", way, audited ? "the library's" : "libibverbs'");
 	registers(way, reg, dereg);
 
-	/* userfaultfd does not see protection: a call past the library leaves the region in the cache. */
+	/*
+	 * userfaultfd does not report protection: a call that bypasses the library leaves the region in
+	 * the cache.
+	 */
 	mr = ibv_reg_mr_relaxed(stub_pd(), memory, PAGE, LOCAL_AND_REMOTE);
 	must(mr && ibv_dereg_mr_relaxed(mr) == 0);
 	before = stats();
 	must(protect(memory, PAGE, PROT_READ) == 0);
 	mr = ibv_reg_mr_relaxed(stub_pd(), memory, PAGE, LOCAL_AND_REMOTE);
 	if (audited)
-		ok(!mr && errno == EFAULT, "%s: the library hears of its mprotect", way);
+		ok(!mr && errno == EFAULT, "%s: the library sees its mprotect", way);
 	else
-		ok(mr && stats().hits == before.hits + 1, "%s: its mprotect passes the library by", way);
+		ok(mr && stats().hits == before.hits + 1, "%s: its mprotect bypasses the library", way);
 	if (mr)
 		must(ibv_dereg_mr_relaxed(mr) == 0);
 	must(protect(memory, PAGE, PROT_READ | PROT_WRITE) == 0);
@@ -177,7 +180,7 @@ static void handles(void)
 	must(copy && dlsym(copy, "ibv_open_device") != dlsym(verbs, "ibv_open_device"));
 	by_handle("dlvsym of a renamed libibverbs", copy, true, "libprivate");
 
-	/* libfabric has each fi_getinfo of its past. */
+	/* libfabric still has each of its earlier fi_getinfo. */
 	if (fabric) {
 		taken("fi_getinfo by dlsym", dlsym(fabric, "fi_getinfo"), "libfabric");
 		taken("fi_getinfo by dlvsym", dlvsym(fabric, "fi_getinfo", "FABRIC_1.0"), "libfabric");
@@ -193,10 +196,13 @@ static void handles(void)
 	must(shim_next && fork_init);
 	ok(is_in(shim_next(), "libibverbs"), "a library that stands in for a function finds the next: %s",
 	   file_of(shim_next()));
-	ok(fork_init() != -1, "and is no circle");
+	ok(fork_init() != -1, "and the call does not recurse");
 }
 
-/* From Linux 5.12 on libibverbs is not asked to keep memory from children, so it comes last. */
+/*
+ * From Linux 5.12 on, the library need not ask libibverbs to keep memory from children, so this
+ * comes last.
+ */
 static void all(const char *plugin_path)
 {
 	char path[256];

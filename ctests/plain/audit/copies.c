@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * A process with a copy of libibverbs under another name, as a Python wheel brings one, with the
- * provider that belongs to it. The library's calls about a device are for the libibverbs that
- * opened the device, be it the only one or one of two.
+ * A process with a copy of libibverbs under another name, as a Python wheel brings one, with its
+ * own provider. The library's calls about a device must go to the libibverbs that opened the
+ * device, be it the only one or one of two.
  *
  * Only the copy has been told to keep registered memory from children, by its own ibv_fork_init:
- * whom the library has asked shows in the flags of the memory, /proc/self/smaps.
+ * the flags of the memory in /proc/self/smaps show which libibverbs the library called.
  */
 #include <dirent.h>
 #include <dlfcn.h>
@@ -50,7 +50,7 @@ static struct rdmamr_stats stats(void)
 	return now;
 }
 
-/* A copy of a file with other words in it, each as long as the one before. */
+/* A copy of a file in which some words are replaced, each by one of the same length. */
 static void copy(const char *original, const char *name, const char *const words[][2])
 {
 	int from = open(original, O_RDONLY | O_CLOEXEC), to;
@@ -77,7 +77,7 @@ static void copy(const char *original, const char *name, const char *const words
 	must(munmap(bytes, (size_t)size.st_size) == 0);
 }
 
-/* Where the installed libibverbs is. It stays unloaded here. */
+/* The path of the installed libibverbs. It stays unloaded here. */
 static void find_installed(char *path, size_t size)
 {
 	int ends[2], status;
@@ -101,7 +101,7 @@ static void find_installed(char *path, size_t size)
 	path[length] = 0;
 }
 
-/* Makes the copies, and has the copy of libibverbs load its own provider only. */
+/* Makes the copies, and makes the copy of libibverbs load its own provider only. */
 static void make_copies(void)
 {
 	static const char *const library[][2] = { { "libibverbs.so.1", "libibverbz.so.1" },
@@ -180,7 +180,7 @@ static void by_copy(struct ibv_pd *pd, const char *when)
 	struct ibv_mr *mr = reg_mr(pd, page, PAGE, LOCAL);
 	struct rdmamr_stats before;
 
-	/* The cache looks at a range that comes back. */
+	/* The cache looks at a range that is registered again. */
 	must(mr && dereg_mr(mr) == 0);
 	before = stats();
 	mr = reg_mr(pd, page, PAGE, LOCAL);
@@ -188,9 +188,9 @@ static void by_copy(struct ibv_pd *pd, const char *when)
 	   "%s: the library registers, and the cache leaves it alone", when);
 	ok(is_kept(page), "%s: the copy is asked to keep the memory from children", when);
 	ok(mr && dereg_mr(mr) == 0 && !is_kept(page), "%s: and to give it back", when);
-	/* An address of its own for peers, which is libibverbs' to serve where the library does not. */
+	/* An iova of its own, which is libibverbs' to serve if the library does not. */
 	mr = reg_mr_iova2(pd, page, PAGE, (uintptr_t)page + PAGE, LOCAL);
-	ok(mr && is_kept(page), "%s: another address for peers", when);
+	ok(mr && is_kept(page), "%s: another iova", when);
 	ok(mr && dereg_mr(mr) == 0 && !is_kept(page), "%s: deregistered", when);
 	must(munmap(page, PAGE) == 0);
 }
@@ -203,7 +203,7 @@ static void by_installed(struct ibv_pd *pd, bool first)
 	for (int n = 0; n < 4; n++) {
 		struct ibv_mr *mr = reg_mr(pd, page, PAGE, LOCAL);
 
-		ok(mr && !is_kept(page), "the installed libibverbs keeps nothing from children");
+		ok(mr && !is_kept(page), "the installed libibverbs keeps no memory from children");
 		ok(mr && dereg_mr(mr) == 0, "deregistered");
 	}
 	/* The second registration makes a region. The first libibverbs decides for all hits. */

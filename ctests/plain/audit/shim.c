@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Another library that stands in for a function of libibverbs, preloaded behind ours: what it looks
- * up is the function that it stands in for.
+ * Another library that interposes a function of libibverbs, preloaded behind ours. Its lookup of
+ * the next function must find libibverbs' own.
  */
 #include <dlfcn.h>
 

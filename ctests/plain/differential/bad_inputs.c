@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Arguments that the kernel refuses, and some that it accepts by surprise: its behaviour differs by
- * version and by page offset.
+ * Arguments that the kernel refuses, and some that it accepts surprisingly: its behaviour differs
+ * by version and by page offset.
  */
 #include "../../lib/verdict.h"
 #include <fcntl.h>
@@ -135,7 +135,7 @@ static void flags(char *memory)
 	try("relaxed ordering", memory, PAGE, LW | IBV_ACCESS_RELAXED_ORDERING);
 }
 
-/* Domains and files that are not what they should be. libibverbs uses what the structures say. */
+/* Wrong domains and files. libibverbs uses the fields of the structures unchecked. */
 static void handles(char *memory)
 {
 	struct ibv_mr *mr = ibv_reg_mr(pd, memory, PAGE, LW);

@@ -1,9 +1,9 @@
 #!/bin/bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
 # compare.sh LIBRARY PROGRAM [KERNEL.so]: runs a program of this folder without and with the
-# library, and compares what came of each thing that it tried, line by line; with KERNEL.so
-# preloaded, for a kernel that is not at hand. Lines whose names differ in a number (of access
-# flags) only are one result.
+# library, and compares the outcome of each attempt, line by line; with KERNEL.so preloaded, for a
+# kernel that is not at hand. Lines whose names differ in a number (of access flags) only make one
+# result.
 set -u
 . "$(dirname "$0")/../../lib/tap.sh"
 library=$1 program=$2 kernel=${3:-}
@@ -47,5 +47,5 @@ tap_count=$(grep -c '^\(not \)\?ok ' "$work/results")
 check "as many lines without and with" [ "$(wc -l <"$work/without")" = "$(wc -l <"$work/with")" ]
 check "exit status 0 without ($without) and with ($with)" [ "$without$with" = 00 ]
 ours() { grep -q '"reg_kernel":[1-9]' "$work/stats" && ! grep '"reg_next":[1-9]' "$work/stats"; }
-check "every registration was ours: $(grep -o '"reg_kernel":[1-9][0-9]*' "$work/stats" | xargs)" ours
+check "the library made every registration: $(grep -o '"reg_kernel":[1-9][0-9]*' "$work/stats" | xargs)" ours
 tap_done

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * The pages that libibverbs keeps out of children (ibv_fork_init): while memory is registered and
- * not afterwards, counted where regions overlap, not after a failure, not with paging on demand.
- * libibverbs does so where it cannot ask the kernel whether it copies registered pages for children;
+ * The pages that libibverbs keeps from children (ibv_fork_init): while memory is registered and not
+ * afterwards, counted where regions overlap, not after a failure, not with on-demand paging.
+ * libibverbs does so if it cannot ask the kernel whether it copies registered pages for children;
  * rdma-core before 51 does so on every kernel.
  */
 #include <linux/netlink.h>
@@ -13,7 +13,7 @@
 
 enum { COUNT = 6 };
 
-/* A letter for each page: D where a child would not get it (VmFlags "dc" of smaps), else a dot. */
+/* A letter for each page: D if a child would not get it (VmFlags "dc" of smaps), else a dot. */
 static const char *kept(char *memory)
 {
 	static char letters[COUNT + 1];

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Deregistering on a device that has gone (golden/device_gone.c): an error, or success where the
- * user has said so to libibverbs.
+ * Deregistering on a device that has gone (golden/device_gone.c): an error, or success if the user
+ * has told libibverbs so.
  */
 #include "../../lib/verdict.h"
 #include <sys/wait.h>

@@ -80,7 +80,7 @@ static void closing(char *memory)
 	verdict("closing a device with a region\t%s", mr ? name_of(ibv_close_device(context)) : "no region");
 }
 
-/* Without CAP_IPC_LOCK the limit counts. */
+/* Without CAP_IPC_LOCK the limit applies. */
 static void give_up_capability(void)
 {
 	struct __user_cap_header_struct header = { .version = _LINUX_CAPABILITY_VERSION_3 };

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/* Registrations whose bytes are recorded, at addresses that are the same in every run. */
+/* Registrations whose bytes are recorded, at the same addresses in every run. */
 #include "../../lib/device.h"
 
 int main(void)
@@ -23,7 +23,7 @@ int main(void)
 		regions[3 * n + 2] = ibv_reg_mr_iova2(pd, memory, PAGE, 0, (unsigned int)access[n]);
 	}
 	(void)!ibv_reg_mr(pd, NULL, SIZE_MAX, IBV_ACCESS_ON_DEMAND);
-	/* This one the kernel never sees. */
+	/* This one never reaches the kernel. */
 	(void)!ibv_reg_mr(pd, memory, SIZE_MAX, IBV_ACCESS_ON_DEMAND);
 	for (int n = 3 * CASES - 1; n >= 0; n--)
 		if (regions[n])

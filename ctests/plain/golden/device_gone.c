@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Preloaded, makes the kernel one whose device has gone while regions exist: deregistering them is
+ * Preloaded, simulates a kernel whose device has gone while regions exist: deregistering them is
  * EIO.
  */
 #include <errno.h>

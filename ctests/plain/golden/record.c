@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Preloaded in front of everything, records what registrations and deregistrations send to the
- * kernel, as text on descriptor 3: each ioctl and write() of uverbs with all its bytes. Addresses
- * of the sender's own memory differ from run to run: they are shown as "address", and what lies
- * there, where it is input, is shown in their place.
+ * Preloaded before all others, records the commands that registrations and deregistrations send to
+ * the kernel, as text on descriptor 3: each ioctl and write() of uverbs with all its bytes.
+ * Addresses of the sender's own memory differ from run to run: the record shows "address" instead,
+ * and for input the content of that memory.
  */
 #include <rdma/ib_user_verbs.h>
 #include <stdint.h>

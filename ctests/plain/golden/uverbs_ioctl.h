@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * For libraries that are preloaded between programs and the kernel: an ioctl() that hands those of
+ * For libraries that are preloaded between programs and the kernel: an ioctl() that passes those of
  * uverbs to uverbs_ioctl(), and all others on.
  */
 #ifndef UVERBS_IOCTL_H
@@ -14,7 +14,7 @@
 
 typedef int (*next_ioctl)(int fd, unsigned long request, ...);
 
-/* The library's answer to an ioctl of uverbs; `next` passes it to the kernel. */
+/* The library's answer to an ioctl of uverbs; `next` passes the ioctl to the kernel. */
 static int uverbs_ioctl(int fd, struct ib_uverbs_ioctl_hdr *header, next_ioctl next);
 
 int ioctl(int fd, unsigned long request, ...)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Memory that helper threads populate while it is registered, with RDMAMR_PREFAULT=2. The test sees
- * the helpers start. Memory that they must leave alone is registered in a protection domain with an
- * unknown number: the kernel refuses before it looks at the memory.
+ * Memory that helper threads populate while it is registered, with RDMAMR_PREFAULT=2. The test
+ * counts the helpers as they start. Memory that they must leave alone is registered in a protection
+ * domain with an unknown number: the kernel refuses before it looks at the memory.
  */
 #include "../../lib/pair.h"
 #include "../../lib/program.h"
@@ -21,7 +21,7 @@
 #include <sys/time.h>
 #include <sys/wait.h>
 
-/* libibverbs has none of these, and the library comes by preload. */
+/* libibverbs lacks these, and the library comes by preload. */
 #pragma weak ibv_reg_mr_relaxed
 #pragma weak ibv_dereg_mr_relaxed
 #pragma weak ibv_flush_relaxed_mr
@@ -30,7 +30,7 @@ enum { MIB = 1 << 20, SIZE = 32 * MIB, SMALL = 8 * MIB, LARGE = 256 * MIB, ROUND
 enum { NOBODY = 65534 };
 
 static struct pair pair;
-/* As the real one, but for its number. */
+/* The real domain with another number. */
 static struct ibv_pd unknown;
 
 static char *map_with(size_t length, int protection, int flags, int fd)
@@ -41,7 +41,7 @@ static char *map_with(size_t length, int protection, int flags, int fd)
 	return memory;
 }
 
-/* Memory that was never touched, in small pages, or in huge ones where the machine has such. */
+/* Memory that was never touched, in small pages, or in huge ones if the machine has them. */
 static char *fresh(size_t length, int advice)
 {
 	char *memory = map_with(length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1);
@@ -50,7 +50,7 @@ static char *fresh(size_t length, int advice)
 	return memory;
 }
 
-/* How many pages are there. */
+/* The number of populated pages. */
 static long present(const void *memory, size_t length)
 {
 	static uint64_t entries[PAGE];
@@ -86,7 +86,7 @@ static int own_mappings(void)
 	return count;
 }
 
-/* The page faults of threads other than this one, since the last call. */
+/* The page faults of other threads than this one, since the last call. */
 static long of_others(void)
 {
 	static long before;
@@ -99,7 +99,7 @@ static long of_others(void)
 	return faults;
 }
 
-/* Registers memory and ends the registration; says whether other threads took part. */
+/* Registers memory and ends the registration; returns whether other threads took part. */
 static bool is_helped(struct ibv_pd *pd, void *memory, size_t length, int access)
 {
 	int before = started;
@@ -122,13 +122,13 @@ static void is_populated(void)
 	for (size_t n = 0; n < sizeof(accesses) / sizeof(*accesses); n++) {
 		memory = fresh(SIZE, MADV_NOHUGEPAGE);
 		ok(is_helped(pair.pd, memory, SIZE, accesses[n]), "access %#x: others take part", accesses[n]);
-		is(present(memory, SIZE), SIZE / PAGE, "and all of it is there");
-		ok(!is_helped(pair.pd, memory, SIZE, accesses[n]), "but not once it is");
+		is(present(memory, SIZE), SIZE / PAGE, "and all of it is populated");
+		ok(!is_helped(pair.pd, memory, SIZE, accesses[n]), "but not once it is populated");
 		munmap(memory, SIZE);
 	}
 	memory = fresh(SIZE, MADV_HUGEPAGE);
 	ok(is_helped(pair.pd, memory, SIZE, LOCAL_AND_REMOTE), "huge pages: others take part");
-	is(present(memory, SIZE), SIZE / PAGE, "and all of it is there");
+	is(present(memory, SIZE), SIZE / PAGE, "and all of it is populated");
 	munmap(memory, SIZE);
 
 	/* On a busy machine the others may get no processor in time. */
@@ -144,14 +144,14 @@ static void is_populated(void)
 
 	memory = fresh(SIZE, MADV_NOHUGEPAGE);
 	ok(is_helped(pair.pd, memory + PAGE + 100, SIZE - 3 * PAGE, LOCAL_AND_REMOTE), "not aligned: others take part");
-	is(present(memory, SIZE), SIZE / PAGE - 2, "the pages that are touched are there, and no more");
+	is(present(memory, SIZE), SIZE / PAGE - 2, "the touched pages are populated, and no more");
 	is(present(memory, PAGE) + present(memory + SIZE - PAGE, PAGE), 0, "not the one before, nor the one behind");
 	munmap(memory, SIZE);
 
 	memory = fresh(SIZE, MADV_NOHUGEPAGE);
 	memset(memory, 0x5a, SIZE / 4);
 	must(mprotect(memory + SIZE / 2, PAGE, PROT_WRITE) == 0); /* three mappings */
-	ok(is_helped(pair.pd, memory, SIZE, LOCAL_AND_REMOTE), "a part is there, and three mappings: others take part");
+	ok(is_helped(pair.pd, memory, SIZE, LOCAL_AND_REMOTE), "partly present, and three mappings: others take part");
 	ok(present(memory, SIZE) == SIZE / PAGE && memory[0] == 0x5a && memory[SIZE / 4 - 1] == 0x5a &&
 	   !memory[SIZE / 4] && !memory[SIZE - 1], "all of it is there, with the content that it had");
 	munmap(memory, SIZE);
@@ -161,26 +161,26 @@ static void is_populated(void)
 	is(own_mappings(), mappings, "no mapping");
 
 	memory = fresh(SIZE, MADV_NOHUGEPAGE);
-	/* The first one starts what watches. */
+	/* The first one starts the watch. */
 	mr = ibv_reg_mr_relaxed(pair.pd, memory, PAGE, LOCAL_AND_REMOTE);
 	must(mr && ibv_dereg_mr_relaxed(mr) == 0);
 	before = started;
 	mr = ibv_reg_mr_relaxed(pair.pd, memory, SIZE, LOCAL_AND_REMOTE);
-	ok(mr && started != before, "a relaxed registration, which has its memory watched: others take part");
+	ok(mr && started != before, "a relaxed registration, whose memory is watched: others take part");
 	must(ibv_dereg_mr_relaxed(mr) == 0 && ibv_flush_relaxed_mr(pair.pd) == 0);
 	munmap(memory, SIZE);
 
 	memory = fresh(SIZE, MADV_NOHUGEPAGE);
 	errno = 0;
-	ok(!ibv_reg_mr(&unknown, memory, SIZE, LOCAL_AND_REMOTE) && errno == ENOENT, "a domain that is none: ENOENT");
+	ok(!ibv_reg_mr(&unknown, memory, SIZE, LOCAL_AND_REMOTE) && errno == ENOENT, "an invalid domain: ENOENT");
 	is(present(memory, SIZE), 0, "and nothing was populated for it");
 	munmap(memory, SIZE);
 
 }
 
 /*
- * In a domain that the kernel does not know, so that it looks at nothing: what is there was
- * populated.
+ * In a domain that the kernel does not know, so that it looks at no memory: all present pages were
+ * populated by helpers.
  */
 static void left_alone(const char *what, void *memory, int access)
 {
@@ -188,7 +188,7 @@ static void left_alone(const char *what, void *memory, int access)
 	munmap(memory, SIZE);
 }
 
-/* -1 where the kernel cannot watch so. */
+/* -1 if the kernel cannot watch so. */
 static int watch(void *memory, size_t length, uint64_t mode)
 {
 	struct uffdio_api api = { .api = UFFD_API };
@@ -239,14 +239,14 @@ static void is_left_alone(void)
 	left_alone("a file, shared", map_with(SIZE, read_write, MAP_SHARED, fd), LOCAL_AND_REMOTE);
 	must(fstat(fd, &after) == 0);
 	ok(before.st_mtim.tv_sec == after.st_mtim.tv_sec && before.st_mtim.tv_nsec == after.st_mtim.tv_nsec &&
-	   !after.st_blocks, "its time is what it was, and it has no blocks");
+	   !after.st_blocks, "its time is unchanged, and it has no blocks");
 	close(fd);
 
 	memory = fresh(SIZE, MADV_NOHUGEPAGE);
 	uffd = watch(memory + SIZE - PAGE, PAGE, UFFDIO_REGISTER_MODE_MISSING);
 	must(uffd >= 0);
 	left_alone("the program's userfaultfd, missing pages", memory, LOCAL_AND_REMOTE);
-	is(read(uffd, name, 1), -1, "and it has heard of nothing");
+	is(read(uffd, name, 1), -1, "and it got no event");
 	close(uffd);
 	memory = fresh(SIZE, MADV_NOHUGEPAGE);
 	uffd = watch(memory, PAGE, UFFDIO_REGISTER_MODE_WP);
@@ -289,8 +289,11 @@ static void errors(void)
 		errno = 0;
 		mr = ibv_reg_mr(pd, memory, SIZE, LOCAL_AND_REMOTE);
 		ok(!mr && errno == ENOMEM, "more than may be pinned: ENOMEM");
-		is(started, 0, "and nobody is started for it");
-		/* A process that was root does not see its own pages, but what it has in memory. */
+		is(started, 0, "and no helper is started for it");
+		/*
+		 * A process that was root cannot read its own page map; mincore shows it the pages in
+		 * memory.
+		 */
 		{
 			unsigned char there[SIZE / PAGE];
 			int count = 0;
@@ -308,7 +311,7 @@ static void errors(void)
 	tap_count = WEXITSTATUS(status);
 }
 
-/* Data by the device into and out of memory that nobody has touched. */
+/* The device moves data into and out of untouched memory. */
 static void data(const char *what, int advice)
 {
 	char *from = fresh(SIZE, advice), *to = fresh(SIZE, advice);
@@ -400,7 +403,7 @@ static void handler(int signal)
 	(void)signal;
 	if (leave && --leave == 0)
 		siglongjmp(out, 1);
-	/* Fresh each time. */
+	/* Fresh memory each time. */
 	madvise(of_handler, 16 * MIB, MADV_DONTNEED);
 	mr = ibv_reg_mr(pair.pd, of_handler, 16 * MIB, LOCAL_AND_REMOTE);
 	wrong += !mr || ibv_dereg_mr(mr) != 0;
@@ -411,11 +414,11 @@ static void handler(int signal)
 	errno = err;
 }
 
-/* A handler that registers while it interrupts a registration; and one that never returns to it. */
+/* A handler registers while it interrupts a registration; another never returns to it. */
 static void signals(void)
 {
 	struct sigaction action = { .sa_handler = handler, .sa_flags = SA_RESTART };
-	static int failed, left; /* which siglongjmp leaves alone */
+	static int failed, left; /* siglongjmp leaves these alone */
 
 	of_handler = fresh(16 * MIB, MADV_NOHUGEPAGE);
 	must(sigaction(SIGALRM, &action, NULL) == 0);
@@ -437,13 +440,13 @@ static void signals(void)
 		left++;
 		munmap(memory, SIZE);
 	}
-	is(left, ROUNDS, "a handler left the registration, that often");
+	is(left, ROUNDS, "a handler left the registration by siglongjmp each time");
 	is(round_trip(pair.pd, SIZE), 0, "and registrations go on");
 }
 
 /*
- * What people are told of a registration that takes long. With RDMAMR_LOG=info, which the library
- * reads when it is loaded.
+ * The lines about a registration that takes long, with RDMAMR_LOG=info, which the library reads
+ * when it is loaded.
  */
 static void progress(void)
 {
@@ -472,11 +475,11 @@ static void progress(void)
 		skip("the end of a long registration", "512 MiB are registered in little more than a second");
 	else
 		ok(line && sscanf(line, "registering 512 MiB took %lf s", &of_line) == 1 && of_line > 0 &&
-		   of_line < took + 0.1, "the end of a long registration is told: %.1f s", took);
+		   of_line < took + 0.1, "a line reports the end of a long registration: %.1f s", took);
 	if (took < 2.5)
 		skip("progress", "512 MiB are populated in little more than a second");
 	else
-		ok(strstr(said, " % of it populated, ") && strstr(said, " GiB/s, the rest in about "), "and how far it has come");
+		ok(strstr(said, " % of it populated, ") && strstr(said, " GiB/s, the rest in about "), "and its progress");
 }
 
 static int take_long(void)

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Each kind of memory, registered with RDMAMR_PREFAULT=2 and without. Afterwards the same pages are there, the file has
- * the same blocks, the memory has the same contents, and the registration has ended the same way: the table of
- * docs/large.md. The device is CHECK_DEVICE, or else the stand-in, which pins all memory for writing.
+ * Each kind of memory, registered with RDMAMR_PREFAULT=2 and without. Both leave the same pages,
+ * the same blocks of the file and the same contents, and the registration ends the same way: the
+ * table of docs/large.md. The device is CHECK_DEVICE, or else the stand-in, which pins all memory
+ * for writing.
  */
 #include "../../lib/device.h"
 #include "../../lib/program.h"
@@ -25,10 +26,10 @@ enum { READ_ONLY = IBV_ACCESS_REMOTE_READ, BOTH = PROT_READ | PROT_WRITE };
 #define MADV_GUARD_INSTALL 102
 #endif
 
-/* What is left after a registration. */
+/* The state after a registration. */
 struct result {
 	int err, threads;
-	bool refused; /* this machine has no such memory */
+	bool refused; /* this machine lacks such memory */
 	bool written; /* the file's time of modification has changed */
 	long before, after, outside, blocks;
 	uint64_t sum;
@@ -56,7 +57,7 @@ static char *anonymous(void)
 	return small(map(SIZE, BOTH, MAP_PRIVATE | MAP_ANONYMOUS));
 }
 
-/* What the program has not decided. */
+/* Memory for which the program has given no advice. */
 static char *undecided(void)
 {
 	return map(SIZE, BOTH, MAP_PRIVATE | MAP_ANONYMOUS);
@@ -233,7 +234,7 @@ static char *file(int protection, int flags)
 	}
 	must(fsync(fd) == 0);
 	free(block);
-	/* So that it is to be read. */
+	/* Drops the file from the page cache: it must be read again. */
 	posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
 	return of_fd(protection, flags, SIZE);
 }
@@ -350,7 +351,7 @@ static struct stat status(void)
 	return of;
 }
 
-/* Registers memory of a kind, but for its first and last page. */
+/* Registers memory of a kind, except its first and last page. */
 static struct result look(struct ibv_pd *pd, const struct kind *kind, char *memory)
 {
 	struct result result = { .refused = !memory };
@@ -401,7 +402,10 @@ static int measure(void)
 	return 0;
 }
 
-/* The results of a program with that many threads. Returns how many it wrote before it ended. */
+/*
+ * The results of a program with that many threads. Returns the number that it wrote before it
+ * ended.
+ */
 static int measured(const char *threads, struct result results[KINDS])
 {
 	int ends[2], exited, count = 0;
@@ -444,11 +448,11 @@ static void each_kind(void)
 		}
 		is(helped.err, alone.err, "the same errno");
 		is(helped.before, alone.before, "as many pages before");
-		/* Nothing tells of a guard page before the pin comes upon it. */
+		/* Nothing reports a guard page before the pin reaches it. */
 		if (kind->make != guarded)
 			is(helped.after, alone.after, "as many pages afterwards");
 		is(helped.outside, alone.outside, "as many beside it");
-		/* Pages of the file that were only copied are mapped nowhere, and the kernel may drop them. */
+		/* Pages of the file that were only copied are not mapped, and the kernel may drop them. */
 		if (kind->make == memfd_private)
 			ok(helped.blocks <= (SIZE - 2 * PAGE) / 512, "no more blocks of the file than the memory");
 		else
@@ -481,7 +485,10 @@ static bool has_flag(const char *memory, const char *flag)
 	return found;
 }
 
-/* Huge pages are asked for where the machine gives them to those who ask, and the program has not decided. */
+/*
+ * The library requests huge pages if the machine gives them on request, and the program has not
+ * decided.
+ */
 static void asks_for_huge_pages(void)
 {
 	struct ibv_pd *pd = open_pd();
@@ -489,7 +496,7 @@ static void asks_for_huge_pages(void)
 	int file = open("/sys/kernel/mm/transparent_hugepage/enabled", O_RDONLY | O_CLOEXEC), decided = 0, asked = 0;
 
 	if (file < 0 || read(file, mode, sizeof(mode) - 1) <= 0 || !strstr(mode, "[madvise]")) {
-		skip("huge pages are asked for", "this machine does not give them to those who ask");
+		skip("huge pages are requested", "this machine does not give them on request");
 		return;
 	}
 	close(file);
@@ -506,11 +513,11 @@ static void asks_for_huge_pages(void)
 		munmap(refused, SIZE);
 		munmap(open, SIZE);
 	}
-	is(asked, 1, "huge pages are asked for where the program has not decided");
-	is(decided, 0, "and not where it has refused them");
+	is(asked, 1, "huge pages are requested if the program has not decided");
+	is(decided, 0, "and not if it has refused them");
 }
 
-/* What another thread does to the memory while it is registered. */
+/* Another thread changes the memory while it is registered. */
 static char *shaken;
 static _Atomic bool stop;
 
@@ -581,7 +588,7 @@ static void shaken_memory(void)
 	shake(pd, memfd, truncates, "another thread truncates the file");
 }
 
-/* Where memory cgroups are made, in each version of the interface. */
+/* Returns the folder in which memory cgroups are made, in each version of the interface. */
 static const struct {
 	const char *folder, *limit;
 } groups[] = {
@@ -596,7 +603,7 @@ static bool say(const char *folder, const char *name, long value)
 	bool said;
 
 	snprintf(path, sizeof(path), "%s/%s", folder, name);
-	/* Not where the file would be made. */
+	/* fopen would create a missing file. */
 	to = access(path, F_OK) ? NULL : fopen(path, "w");
 	if (!to)
 		return false;
@@ -605,8 +612,8 @@ static bool say(const char *folder, const char *name, long value)
 }
 
 /*
- * Registers memory in a new group with that limit. Its status, as of wait(2): the exit status says what happened.
- * -1 if there is no such group.
+ * Registers memory in a new group with that limit. Returns its status, as of wait(2): the exit
+ * status says what happened. -1 if there is no such group.
  */
 static int in_group(long limit, const char *threads)
 {
@@ -653,20 +660,20 @@ static void cgroup(void)
 	int alone = in_group(1024L * MIB, "0"), helped;
 
 	if (alone < 0) {
-		skip("a memory cgroup", "none can be made here");
+		skip("a memory cgroup", "no group can be made here");
 		return;
 	}
 	helped = in_group(1024L * MIB, "2");
 	ok(WIFEXITED(alone) && WEXITSTATUS(alone) == 1, "a memory cgroup with room: registered");
 	ok(WIFEXITED(helped) && WEXITSTATUS(helped) == 3, "and with help, %#x", helped);
 	helped = in_group(3L * SIZE, "2");
-	ok(WIFEXITED(helped) && WEXITSTATUS(helped) == 1, "with little room: registered, and nobody helps, %#x", helped);
+	ok(WIFEXITED(helped) && WEXITSTATUS(helped) == 1, "with little room: registered without helpers, %#x", helped);
 	alone = in_group(SIZE / 2, "0");
 	helped = in_group(SIZE / 2, "2");
 	is(helped, alone, "with too little room: it ends as without help, %#x", alone);
 }
 
-/* As many huge pages as the kinds need. They are given back at the end. */
+/* Reserves as many huge pages as the kinds need, and gives them back at the end. */
 static long huge_before = -1;
 
 static long huge_pages(long wanted)

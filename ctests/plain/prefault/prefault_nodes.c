@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * On which NUMA nodes the pages of a registration lie, with no thread of RDMAMR_PREFAULT, two and four: where the policy
- * of the memory or of the thread puts them, without a policy on the node of the registering thread. A machine with two
- * nodes of two processors each: vm/run -n 2.
+ * The NUMA nodes of a registration's pages, with no thread of RDMAMR_PREFAULT, two and four: the
+ * policy of the memory or of the thread chooses them; without a policy they are on the node of the
+ * registering thread. Needs a machine with two nodes of two processors each: vm/run -n 2.
  */
 #include "../../lib/device.h"
 #include "../../lib/program.h"
@@ -74,7 +74,7 @@ static const struct placed {
 	const char *name;
 	int whose, policy;
 	unsigned long nodes;
-	int node;      /* of all pages; ALL: as many on each */
+	int node;      /* of all pages; ALL: equally many on each */
 	bool stays;    /* only the processors of one node are allowed */
 } all[] = {
 	{ "without a policy", OF_NOBODY, MPOL_DEFAULT, 0, 1, false },
@@ -90,7 +90,10 @@ static const struct placed {
 	{ "an interleaving thread", OF_THREAD, MPOL_INTERLEAVE, 3, ALL, false },
 };
 
-/* Registers memory on node 1. Whether the thread was there all the time, as far as can be seen. */
+/*
+ * Registers memory on node 1. Returns whether the thread was there all the time, as far as is
+ * visible.
+ */
 static bool registered(const struct placed *how, bool shared, long count[NODES])
 {
 	int flags = MAP_ANONYMOUS | (shared ? MAP_SHARED : MAP_PRIVATE);
@@ -118,7 +121,7 @@ static bool registered(const struct placed *how, bool shared, long count[NODES])
 
 static void look(const struct placed *how, bool shared, int threads)
 {
-	/* What each thread interleaves begins anew with it. */
+	/* Each thread starts its interleaving anew. */
 	enum { ROUGHLY = 64 };
 	long count[NODES];
 	bool stayed = false;

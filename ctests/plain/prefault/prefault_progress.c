@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * What people see of a registration that takes longer than a second: lines with RDMAMR_LOG=info, a bar on a terminal
- * with RDMAMR_PROGRESS=1, and nothing otherwise. The device is the stand-in, which takes its time.
+ * The progress of a registration that takes longer than a second: lines with RDMAMR_LOG=info, a bar
+ * on a terminal with RDMAMR_PROGRESS=1, and nothing otherwise. The device is the stand-in, made
+ * slow.
  */
 #include "../../lib/device.h"
 #include "../../lib/program.h"
@@ -26,7 +27,10 @@ static int take(const char *slow)
 	return !mr || ibv_dereg_mr(mr) != 0;
 }
 
-/* What a program with that setting writes to a terminal, or else to a pipe. Ends the test if there is no stand-in. */
+/*
+ * The output of a program with that setting to a terminal, or else to a pipe. Ends the test without
+ * the stand-in.
+ */
 static const char *said(const char *setting, const char *slow, bool terminal)
 {
 	static char text[65536];

@@ -8,7 +8,7 @@
 
 static _Atomic int started;
 
-/* By which the library starts its threads, and nobody else does. */
+/* The library starts its threads by this call, and nothing else does. */
 int __clone(int (*run)(void *), void *stack, int flags, void *argument, ...)
 {
 	static int (*next)(int (*)(void *), void *, int, void *, ...);

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 # shellcheck shell=bash
-# mooncake.sh: has Python find Mooncake's wheel (mooncake_wheel), and Mooncake run with few threads and
-# few words. Source it. `gid` is the index of the RoCE GID, `scratch` a folder for Mooncake's files.
+# mooncake.sh: lets Python find Mooncake's wheel (mooncake_wheel), and makes Mooncake run with few
+# threads and little output. Source it. `gid` is the index of the RoCE GID, `scratch` a folder for
+# Mooncake's files.
 PYTHONPATH=$(realpath "$(dirname "${BASH_SOURCE[0]}")/../../../target/mooncake")
 export PYTHONPATH MC_GID_INDEX=$gid MC_WORKERS_PER_CTX=1 MC_LOG_LEVEL=ERROR GLOG_minloglevel=2 HOME=$scratch

@@ -8,9 +8,9 @@ Two processes that move data BY one of
     librpma  librpma, which reaches remote persistent memory, through ctypes
 
 The target offers memory and writes to FOLDER/offer what the initiator needs to find it. The
-initiator writes buffers that come and go to that memory, reads each back into another buffer, and
-compares, for 20 buffers or as many as is said ("30": so many, "30s": as many as 30 seconds take). It
-prints what was wrong, and the number of buffers.
+initiator allocates a buffer, writes it to that memory, reads it back into another buffer, compares,
+and frees both, for 20 buffers or for BUFFERS ("30": that many, "30s": as many as 30 seconds take).
+It prints the differences, and the number of buffers.
 FOLDER's name is a free port (store, librpma).
 """
 
@@ -47,7 +47,7 @@ class Engine:
 
     def offer(self, memory):
         self.mine = self.register(memory)
-        # The peer is known by this port, not by the one above.
+        # The peer knows this process by this port, not by the one above.
         return f"{self.engine.get_rpc_port()} {self.mine}"
 
     def serve(self):
@@ -155,7 +155,7 @@ class Librpma:
         good(name, getattr(self.library, "rpma_" + name)(*words))
 
     def new(self, name, *words):
-        """What a call returns through its last argument."""
+        """The value that a call returns through its last argument."""
         made = ctypes.c_void_p()
         self.call(name, *words, ctypes.byref(made))
         return made
@@ -227,7 +227,7 @@ class Librpma:
 
 
 def write(name, text):
-    """Makes a file that is there only once it is whole."""
+    """Makes a file that appears only when it is complete."""
     path = os.path.join(FOLDER, name)
     with open(path + ".new", "w", encoding="ascii") as file:
         file.write(text)
@@ -249,7 +249,7 @@ def target(mine):
 
 
 def numbers():
-    """The number of each buffer."""
+    """Numbers the buffers."""
     until = time.monotonic() + float(BUFFERS[:-1]) if BUFFERS.endswith("s") else None
     number = 0
     while time.monotonic() < until if until else number < int(BUFFERS):
@@ -263,7 +263,7 @@ def initiator(mine):
     for number in numbers():
         count += 1
         text = PATTERN[number % 251 :][:LENGTH]
-        # The C library takes the buffers from the same places again and again.
+        # The C library allocates the buffers in the same places again and again.
         source = ctypes.create_string_buffer(text, LENGTH)
         back = ctypes.create_string_buffer(LENGTH)
         from_, to = mine.register(source), mine.register(back)
@@ -272,7 +272,7 @@ def initiator(mine):
         if back.raw == text:
             came_back += 1
         else:
-            print(f"buffer {number}: what came back differs")
+            print(f"buffer {number}: the data that came back differs")
         mine.unregister(from_)
         mine.unregister(to)
         del source, back

@@ -2,19 +2,19 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 # programs.sh LIBRARY DEVICE ADDRESS GID_INDEX [TABLE]
 #
-# Programs that others wrote behave the same with the library in front, and it makes all their
+# Other projects' programs behave the same with the library in front, and it makes all their
 # registrations. Each runs server and client on this machine, first without the library, then with
-# it on both sides. ADDRESS is the IP address of DEVICE, GID_INDEX the RoCE GID that goes with it.
-# With TABLE, docs/results/programs.md, each runs with the cache too (RDMAMR_CACHE=all), and what the table
-# says of its registrations is compared. If $CHECK_WALL is set ("ctests/run wall"), rows and traces for
-# that table go to $VM_OUT instead. Prints TAP.
+# it on both sides. ADDRESS is the IP address of DEVICE, GID_INDEX its RoCE GID. With TABLE,
+# docs/results/programs.md, each runs with the cache too (RDMAMR_CACHE=all), and its registrations
+# are compared with the table. If $CHECK_WALL is set ("ctests/run wall"), rows and traces for that
+# table go to $VM_OUT instead. Prints TAP.
 set -u
 here=$(realpath "$(dirname "$0")")
 . "$here/../../lib/tap.sh"
 . "$here/stats.sh"
 [ $# -ge 4 ] || { sed -n '3,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0" >&2; exit 2; }
 device=$2 address=$3 gid=$4 table=${5-} wall=${CHECK_WALL:+${VM_OUT:-}}
-limit=300 # seconds, against a side that hangs: a busy machine is ten times as slow
+limit=300 # seconds, against a hang: a busy machine is ten times as slow
 
 if [ ! -e "/sys/class/infiniband/$device" ]; then
 	echo "1..0 # SKIP there is no device $device"
@@ -22,16 +22,16 @@ if [ ! -e "/sys/class/infiniband/$device" ]; then
 fi
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
-# A copy: whoever builds meanwhile would change the file under the programs that have mapped it.
+# A copy: a build meanwhile would change the file under the programs that have mapped it.
 library=$scratch/library.so
 cp "$1" "$library" || exit 2
 . "$here/sides.sh"
 
-# The tests of a program. SAYS is a pattern of lines that are to be the same as well. A program
-# without a server has an empty SERVER. One that registers no memory has REGISTERS=no in front, one
-# over unreliable queue pairs RELIABLE=no, one that registers more if messages come late VARIES=yes.
-# PRELOAD names a library that each run has behind ours, PROCESSES the number of processes that
-# register (2).
+# Tests a program. SAYS is a pattern of lines that must be the same as well. A program without a
+# server has an empty SERVER. Settings in front: REGISTERS=no for one that registers no memory,
+# RELIABLE=no over unreliable queue pairs, VARIES=yes for one that registers more if messages come
+# late. PRELOAD names a library that each run has behind ours, PROCESSES the number of processes
+# that register (2).
 program() { # NAME READY SAYS SERVER CLIENT
 	local name=$1 run runs=(with) limit=$limit settings began=$SECONDS
 	[ -z "$table" ] || runs+=(cache)
@@ -49,7 +49,7 @@ program() { # NAME READY SAYS SERVER CLIENT
 	fi
 	for run in "${runs[@]}"; do
 		settings=(LD_PRELOAD="$library${PRELOAD:+ $PRELOAD}" RDMAMR_STATS="$scratch/$run.stats")
-		# Age ends no region: an emulated processor may take seconds from one buffer to the next.
+		# No region ends by age: an emulated processor may take seconds from one buffer to the next.
 		[ "$run" = with ] || settings+=(RDMAMR_CACHE=all RDMAMR_CACHE_LINGER=1000000)
 		[ -z "$wall" ] || settings+=(RDMAMR_TRACE="$scratch/$run.trace")
 		attempts "$run" "$@" env "${settings[@]}"
@@ -59,7 +59,7 @@ program() { # NAME READY SAYS SERVER CLIENT
 	echo "# $name: $((SECONDS - began)) s"
 }
 
-# Sets registrations[RUN] and hits[RUN]. False if the program does not work here at all.
+# Sets registrations[RUN] and hits[RUN]. Fails if the program does not work here at all.
 declare -A registrations hits
 judge() { # NAME RUN
 	local words=library
@@ -79,7 +79,7 @@ judge() { # NAME RUN
 	[ "${REGISTERS-yes}" = yes ] || return 0
 	sum_stats "$scratch/$2.stats"
 	registrations[$2]=$((stats[reg_kernel] + stats[hits])) hits[$2]=${stats[hits]}
-	# Each side is a process, and each must have said what it did.
+	# Each side is a process, and each must have written its statistics.
 	if ((stats[processes] >= ${PROCESSES-2} && stats[reg_kernel] > 0 && stats[reg_next] == 0 && stats[reg_failed] == 0 &&
 		stats[dereg_next] == 0 && stats[dereg_failed] == 0 && stats[ended_elsewhere] == 0)); then
 		pass "$1: with the $words, every registration is the library's"
@@ -88,9 +88,9 @@ judge() { # NAME RUN
 	fi
 }
 
-# Of the tree of Debian sid nothing is compared: Open MPI's registrations differ from run to run.
-# How many hits there are depends on where the C library finds memory: at least a third of what the
-# table says, and none where it says none.
+# The tree of Debian sid has no comparison: Open MPI's registrations differ from run to run. The
+# number of hits depends on where the C library finds memory: at least a third of the table's
+# number, and none if the table has none.
 row() { # NAME
 	local run there wanted least
 	if [ -n "$wall" ]; then
@@ -117,7 +117,7 @@ as_many() { # RUN: as the table says, or up to half of that more or fewer
 	[ "$number" = "$wanted" ] || { [ -n "${VARIES-}" ] && ((2 * number >= wanted && 2 * number <= 3 * wanted)); }
 }
 
-both() { # NAME READY COMMAND: the client's command is the server's and the address
+both() { # NAME READY COMMAND: the client's command is the server's, followed by the address
 	program "$1" "$2" '' "$3" "$3 $address"
 }
 
@@ -131,7 +131,7 @@ if [ -n "${SID-}" ]; then
 	exit
 fi
 
-# Few and small messages: what is tested is the memory, not the speed.
+# Few and small messages: the test is about memory, not speed.
 REGISTERS=no program ibv_devinfo '' '.*' '' "ibv_devinfo -v -d $device"
 program 'rping -V' cm 'ping data: ' "rping -s -a $address -p PORT -C 10 -v -V" "rping -c -a $address -p PORT -C 10 -v -V"
 
@@ -165,11 +165,12 @@ fio="fio --ioengine=rdma --port=PORT --bs=64k --size=2m --thread"
 for verb in write read; do
 	program "fio, $verb" cm '' "$fio --name=server --rw=read" "$fio --name=client --hostname=$address --verb=$verb --iodepth=4 --rw=write"
 done
-# fio's server has a receive for each of its iodepth only: what comes too early is refused.
+# fio's server posts one receive for each of its iodepth only: a message that comes too early is
+# refused.
 program 'fio, send' cm '' "$fio --name=server --rw=read --iodepth=16" \
 	"$fio --name=client --hostname=$address --verb=send --iodepth=1 --rw=write"
 
-# Programs of moves.py, in which buffers come and go. Both sides are this machine's own Python.
+# Programs of moves.py, which allocate and free buffers. Both sides are this machine's own Python.
 moves() { # NAME BY
 	local command="/usr/bin/python3 $here/moves.py $2 $device $address $scratch/PORT"
 	program "$1" offered 'buffers came back' "$command target" "$command initiator"

@@ -2,20 +2,20 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 # pyverbs.sh LIBRARY DEVICE GID_INDEX
 #
-# Every test of rdma-core's pyverbs has the same result with the library in front, and it makes all
-# their registrations. The suite is that of Debian's python3-pyverbs; it runs on DEVICE, as
-# run_tests.py would run it, without the library and with it. Prints TAP.
+# Every test of rdma-core's pyverbs has the same result with the library in front, and the library
+# makes all their registrations. The suite is that of Debian's python3-pyverbs; it runs on DEVICE,
+# as run_tests.py would run it, without the library and with it. Prints TAP.
 set -u
 here=$(realpath "$(dirname "$0")")
 . "$here/../../lib/tap.sh"
 . "$here/stats.sh"
 [ $# -eq 3 ] || { sed -n '3,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0" >&2; exit 2; }
 device=$2 gid=$3
-limit=800 # seconds, against a suite that hangs
+limit=800 # seconds, against a hang
 shipped=/usr/share/doc/rdma-core/tests
-# Where Debian is installed without its documentation, ctests/check has unpacked the package.
+# If Debian is installed without its documentation, ctests/check has unpacked the package.
 [ -e $shipped/run_tests.py ] || shipped=$here/../../../target/pyverbs$shipped
-# Debian's own, which finds Debian's pyverbs; another one may come first in PATH.
+# Debian's own Python, which finds Debian's pyverbs; another one may come first in PATH.
 python=/usr/bin/python3
 
 if [ ! -e "$shipped/run_tests.py" ] || ! $python -c 'import pyverbs.device' 2>/dev/null; then
@@ -28,7 +28,7 @@ if [ ! -e "/sys/class/infiniband/$device" ]; then
 fi
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
-# A copy: whoever builds meanwhile would change the file under the suite that has mapped it.
+# A copy: a build meanwhile would change the file under the suite that has mapped it.
 library=$scratch/library.so
 cp "$1" "$library" || exit 2
 cp -r "$shipped" "$scratch/tests"
@@ -36,7 +36,7 @@ gunzip -q "$scratch"/tests/*.gz
 cd "$scratch/tests" || exit
 
 note() { printf '%s\n' "$@" | sed 's/^/# /'; }
-suite() { # RESULTS PREFIX...: the status is 0 whatever the tests have found, else that of the first process that died
+suite() { # RESULTS PREFIX...: the status is 0 whatever the tests report, else that of the first process that died
 	local results=$scratch/$1 first=0 status ran
 	shift
 	: >"$results"
@@ -49,7 +49,8 @@ suite() { # RESULTS PREFIX...: the status is 0 whatever the tests have found, el
 		note "The suite, ${results##*/}, ended with $status. Its last words:"
 		tail -n 20 "$results.log" | sed 's/^/# /'
 		[ $first != 0 ] || first=$status
-		# A test that kills its process (not the limit's 124 and 137): those after it run in another.
+		# A test that kills its process (not the limit's 124 and 137): the tests after it run in
+		# another.
 		[ $status -gt 128 ] && [ $status != 137 ] && [ "$(wc -l <"$results")" -gt "$ran" ] || break
 	done
 	return $first
@@ -65,8 +66,8 @@ judge() { # RESULTS...
 
 both ''
 judge without with
-# Traffic on a slow machine runs into time-outs now and then. So what differs is judged by a second
-# round; of the whole suite, since what a test meets may depend on those before it.
+# Traffic on a slow machine times out now and then. So a second round decides about differences; it
+# runs the whole suite, since a test may depend on those before it.
 if grep -q ^fail "$scratch/judgement"; then
 	both .again
 	judge without with without.again with.again

@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """pyverbs_compare.py WITHOUT WITH [WITHOUT_AGAIN WITH_AGAIN]
 
-Compares what pyverbs_run.py wrote. Prints the judgement of every test, a line of fields with tabs in
-between, which are a function of tap.sh and its arguments, or "note" and a comment. A test that differs in
-the first two files is judged by its last result with the library, if there are four, and by both without it.
+Compares the results of pyverbs_run.py. Prints the judgement of every test as a line of fields with
+tabs in between: a function of tap.sh and its arguments, or "note" and a comment. If a test differs
+in the first two files and there are four, its last result with the library and both results without
+it decide.
 """
 
 import json
@@ -26,7 +27,7 @@ def describe(result):
 
 
 def judge(test, without, with_library):
-    """The judgement of a result with the library by all that were seen without it.
+    """The judgement of a result with the library, by all results without it.
 
     >>> ok, skipped, failed, other = ('ok', ''), ('skipped', 'no device'), ('failed', '1 != 2'), ('error', 'EIO')
     >>> judge('t', [ok], ok)
@@ -36,7 +37,7 @@ def judge(test, without, with_library):
     >>> judge('t', [failed], failed)
     ('skip', 't', 'fails without the library as well: failed: 1 != 2')
 
-    One that is not the same every time without the library may be any of it:
+    A test whose results without the library differ may have any of these:
 
     >>> judge('t', [failed, ok], ok)
     ('pass', 't')
@@ -45,7 +46,7 @@ def judge(test, without, with_library):
     >>> judge('t', [skipped, ok], skipped)
     ('skip', 't', 'no device')
 
-    and it may succeed where it only ever failed, but not where it is skipped, nor fail in a way of its own:
+    It may also succeed if it only ever failed, but not if it is skipped, nor may it fail in another way:
 
     >>> judge('t', [failed, other], ok)
     ('pass', 't')

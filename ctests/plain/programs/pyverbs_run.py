@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """pyverbs_run.py RESULTS [OPTION...]
 
-Runs the pyverbs tests in the working directory, loaded and with the options as their own run_tests.py has
-it, and writes a line of JSON to RESULTS when a test starts and when it has ended: its id, its outcome, and
-of a skip or a failure what it said. What RESULTS has already does not run again: a test may have killed the
-process before.
+Runs the pyverbs tests in the working directory, loaded and with the options as their own
+run_tests.py does it, and writes a line of JSON to RESULTS when a test starts and when it has ended:
+its id, its outcome, and the message of a skip or a failure. A test that RESULTS has already does not
+run again: it may have killed the process before.
 """
 
 import json
@@ -20,8 +20,8 @@ class Results(unittest.TestResult):
         super().__init__()
         with open(path) as earlier:
             self.ran = {json.loads(line)['test'] for line in earlier}
-        # Each line is written at once: a test that kills the process is then the one that only started,
-        # and a forked child has nothing in a buffer to write a second time.
+        # Each line is written at once: if a test kills the process, it is the one that only
+        # started, and a forked child has nothing in a buffer to write a second time.
         self.file = open(path, 'ab', buffering=0)
         self.pending = None
 
@@ -38,7 +38,7 @@ class Results(unittest.TestResult):
 
     def stopTest(self, test):
         super().stopTest(test)
-        # One that skipped in a subtest is neither a success nor skipped.
+        # A test that skipped in a subtest is neither a success nor skipped.
         if self.pending:
             self.write(test, 'ended')
 
@@ -55,7 +55,7 @@ class Results(unittest.TestResult):
         self.write(test, 'error', self.said(err))
 
     def addSubTest(self, test, subtest, err):
-        # A test with such a subtest is not reported as a success later, so this stands.
+        # A test with such a subtest is not reported as a success later, so this result remains.
         if err is not None:
             self.write(test, 'failed', self.said(err))
 

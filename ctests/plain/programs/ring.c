@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * MPI over memory that comes and goes: each round takes its buffers anew, from malloc and from mmap,
- * sends one to the next rank of a ring while the one of the rank before arrives, and sums another
- * over all ranks. All data is checked. Rank 0 prints how much of it was right.
+ * MPI over short-lived memory: each round allocates its buffers anew, by malloc and by mmap, sends
+ * one to the next rank of a ring while that of the previous rank arrives, and sums another over all
+ * ranks. All data is checked. Rank 0 prints how much of it was right.
  */
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 
-/* Messages above rxm's 16 KiB move by RMA, from and to memory that is registered for them. */
+/* Messages above rxm's 16 KiB move by RMA, between buffers that are registered for them. */
 static const int sizes[] = { 1 << 10, 64 << 10, 256 << 10 };
 enum { ROUNDS = 10, SIZES = sizeof(sizes) / sizeof(*sizes), KINDS = 2, CHECKS = 2 };
 
@@ -32,7 +32,7 @@ static void ended(int kind, int *memory, int size)
 		free(memory);
 }
 
-/* What a rank sends in a round, at an index. */
+/* The value that a rank sends in a round, at an index. */
 static int value(int from, int round, int n)
 {
 	return from * 1000003 + round * 7919 + n;

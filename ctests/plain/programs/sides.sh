@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 # shellcheck shell=bash
 # Runs the two sides of a program and judges how they ended. Source this. `scratch` is a folder for
-# what they print; a side that is not done after `limit` seconds is ended.
+# their output; a side that runs longer than `limit` seconds is ended.
 
 port=20000
 
-# What programs say of data that came wrong. Some say it and exit with 0.
+# Complaints of programs about wrong data. Some exit with 0 all the same.
 complaint='invalid data|data mismatch|verification failed'
 
-# How to tell that a server is ready: it listens on TCP, or through the RDMA connection manager.
-# Here and below, what bash can do is not left to another program: in an emulated machine, to start
-# one is slow.
+# How to see that a server is ready: it listens on TCP, or through the RDMA connection manager. Here
+# and below, bash itself does what it can: in an emulated machine, starting another program is slow.
 tcp() { # PORT
 	local hex file lines=()
 	printf -v hex %04X "$1"
@@ -30,7 +29,7 @@ exec {never}<>"$scratch/never"
 pause() { read -rt 0.05 -u "$never"; }
 
 # Starts a side of a program, and sets `started` to its process.
-side() { # FILE COMMAND...: what it prints goes to FILE.out and FILE.err
+side() { # FILE COMMAND...: its output goes to FILE.out and FILE.err
 	local file=$1
 	shift
 	timeout -k 2 "$limit" "$@" >"$file.out" 2>"$file.err" </dev/null &
@@ -38,10 +37,11 @@ side() { # FILE COMMAND...: what it prints goes to FILE.out and FILE.err
 }
 running() { kill -0 "$1" 2>/dev/null; }
 
-# Waits for the processes of both sides, or of the one, and sets ended[PROCESS] to their statuses.
-# One whose other side has failed may wait for it for ever: it has ten more seconds. No pause here:
-# if a process ends during bash's `read -t`, bash 5.2 may leave SIGCHLD and SIGALRM blocked for good,
-# in itself and in what it starts, and then no end is seen, and timeout(1) ends nobody.
+# Waits for the processes of both sides, or of the one, and sets ended[PROCESS] to their statuses. A
+# side whose other side has failed may wait for it for ever: it has ten more seconds. No pause here:
+# if a process ends during bash's `read -t`, bash 5.2 may leave SIGCHLD and SIGALRM blocked for
+# good, in itself and in the processes that it starts. Then bash sees no end, and timeout(1) ends
+# nothing.
 declare -A ended
 await() { # PROCESS [PROCESS]
 	local first second='' late
@@ -63,11 +63,11 @@ await() { # PROCESS [PROCESS]
 }
 
 # Runs both sides, each after the words of PREFIX, with a port in place of PORT. Sets verdict[RUN]:
-# how they ended, and what they said of the data.
+# how they ended, and their lines about the data.
 declare -A verdict
 run() { # RUN READY SAYS SERVER CLIENT PREFIX...
 	local run=$1 out=$scratch/$1 ready=$2 says=$3 server client server_pid='' client_pid='' file
-	# A port of its own for every run: no waiting for the last one to be free again.
+	# Each run has a port of its own, and does not wait for the last one to be free again.
 	while "${ready:-false}" $((++port)); do :; done
 	read -ra server <<<"${4//PORT/$port}"
 	read -ra client <<<"${5//PORT/$port}"
@@ -93,13 +93,13 @@ $(grep -ahE "$complaint${says:+|$says}" "$out".{server,client}.{out,err} | tr -d
 # Questions about a run.
 worked() { [[ ${verdict[$1]} =~ ^server\ (0|none),\ client\ 0$'\n' && ! ${verdict[$1]} =~ $complaint ]]; }
 late() { [[ ${verdict[$1]} =~ ^server\ ((124|137),|[a-z0-9]+,\ client\ (124|137)$'\n') ]]; }
-output() { # the end of what both sides printed
+output() { # the end of both sides' output
 	local file
 	for file in "$scratch/$1".{server,client}.{out,err}; do
 		tail -n 10 "$file" | tr -d '\0' | sed "s/^/${file##*/}: /"
 	done
 }
-reason() { # why it failed, in the program's own words: of the side that failed by itself
+reason() { # why it failed, in the words of the side that failed by itself
 	local side=client
 	[[ ${verdict[$1]} =~ ^server\ (none|0|143), ]] || side=server
 	cat "$scratch/$1.$side".{out,err} | grep -av '^[[:space:]]*$' | tail -n 1 | tr -d '#\0'
@@ -110,9 +110,9 @@ difference() { # RUN: from the one without the library
 	diff -a "$scratch/verdict.without" "$scratch/verdict.$1" | sed -n "s/^</without:/p; s/^>/$1:/p"
 }
 
-# rping before rdma-core 59 destroys its event channel while its thread may be about to ask it for an
-# event. If the thread comes late, the process says this, and ends with 255 after all has gone well
-# (rdma-core's commit f3ae6534a, "rping: terminate CM event thread before exiting").
+# rping before rdma-core 59 destroys its event channel while its thread may be about to ask it for
+# an event. If the thread comes late, the process says this, and ends with 255 after all has gone
+# well (rdma-core's commit f3ae6534a, "rping: terminate CM event thread before exiting").
 ended_badly() { # RUN
 	grep -qx 'rdma_get_cm_event: Bad file descriptor' "$scratch/$1".{server,client}.err
 }

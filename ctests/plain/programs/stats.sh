@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 # shellcheck shell=bash
-# What the library says in the file that RDMAMR_STATS names. Source this.
+# The library's statistics in the file that RDMAMR_STATS names. Source this.
 
 declare -A stats
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""table.py FOLDER RDMAMR PAGE: writes docs/results/programs.md, the PAGE, from what "ctests/run wall" left in
-FOLDER: the lines of `rows` (name|registrations|hits) and the traces NAME.with.trace and
-NAME.pool.trace; for the tree of Debian sid `rows.sid`, and `versions`, or else the PAGE keeps that
-part.
+"""table.py FOLDER RDMAMR PAGE: writes docs/results/programs.md, the PAGE, from the
+results of "ctests/run wall" in FOLDER: the lines of `rows` (name|registrations|hits) and the traces
+NAME.with.trace and NAME.cache.trace; for the tree of Debian sid `rows.sid` and `versions`, without
+which that part of the PAGE stays.
 """
 
 import json
@@ -101,7 +101,7 @@ def table(folder, file, rdmamr):
         for row in rows:
             name, registrations, hits = row.rstrip("\n").split("|")
             time, each = cells(os.path.join(folder, f"{name}.with.trace"), 0, rdmamr)
-            cache, served = cells(os.path.join(folder, f"{name}.pool.trace"), int(hits), rdmamr)
+            cache, served = cells(os.path.join(folder, f"{name}.cache.trace"), int(hits), rdmamr)
             served = served if int(hits) else ""
             text += f"| {name} | {registrations} | {hits} | {time} | {cache} | {each} | {served} |\n"
     return text

@@ -1,7 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
-# wheel.sh WHEEL [DEVICE ADDRESS GID_INDEX]: the Python wheel of "make wheel" in a fresh virtual environment, and Mooncake's
-# transfer engine under it, on DEVICE. For "ctests/run wheel". Prints TAP.
+# wheel.sh WHEEL [DEVICE ADDRESS GID_INDEX]: the Python wheel of "make wheel" in a fresh virtual
+# environment, and Mooncake's transfer engine with it, on DEVICE. For "ctests/run wheel". Prints
+# TAP.
 set -u
 here=$(realpath "$(dirname "$0")")
 . "$here/../../lib/tap.sh"
@@ -9,7 +10,7 @@ here=$(realpath "$(dirname "$0")")
 wheel=$1 device=${2-} address=${3-} gid=${4-}
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
-# Debian's own Python, for which Mooncake's wheel is.
+# Debian's own Python, for which Mooncake's wheel is made.
 python=/usr/bin/python3 venv=$scratch/venv
 pip() { "$python" -m pip --python "$venv/bin/python" -q --disable-pip-version-check "$@"; }
 
@@ -40,11 +41,11 @@ if [ -n "$device" ]; then
 	{ cat "$scratch/target"; echo "$says"; } | sed 's/^/# /'
 	sum_stats "$scratch/stats"
 	# shellcheck disable=SC2154 # sum_stats sets them
-	check "all registrations are the library's, and some used again: $(show_stats)" \
+	check "all registrations are the library's, and some are reused: $(show_stats)" \
 		[ "$((stats[processes] >= 2 && stats[reg_kernel] > 0 && stats[hits] > 0)) ${stats[reg_next]} ${stats[dereg_next]}" = "1 0 0" ]
 fi
 
 check "pip uninstall" pip uninstall -y rdmamr
 files >"$scratch/left"
-check "nothing of it is left" diff "$scratch/fresh" "$scratch/left"
+check "nothing is left of it" diff "$scratch/fresh" "$scratch/left"
 tap_done

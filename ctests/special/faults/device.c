@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * What befalls a program with a device: it is killed, stopped, traced, its device is unplugged
- * under traffic, the clock steps, RLIMIT_MEMLOCK is reached at every boundary. Nothing stays in the
- * kernel, what libibverbs would answer is answered, and the program goes on.
+ * Faults of a program with a device: it is killed, stopped, traced, its device is unplugged under
+ * traffic, the clock steps, RLIMIT_MEMLOCK is reached at every boundary. Nothing stays in the
+ * kernel, each answer is libibverbs', and the program goes on.
  *
- * CHECK_KILLS is how often it is killed, and stopped (3). Only in the machine of vm/, whose devices and clock are ours.
+ * CHECK_KILLS is the number of times that it is killed, and stopped (3). Runs only in the machine
+ * of vm/, where the test may change devices and clock.
  */
 #include <pthread.h>
 #include <signal.h>
@@ -15,7 +16,7 @@ enum { MOST_PAGES = 3, STEPS = 10, SPOTS = 8 };
 
 static int kills = 3;
 
-/* What a working child counts, and what it is told. */
+/* The counts of a working child, and its orders. */
 static struct {
 	_Atomic long rounds, stale, refused;
 	_Atomic int end;
@@ -60,7 +61,10 @@ static int shell(const char *command)
 	return ended(start("sh", (char *[]){ "sh", "-c", (char *)(uintptr_t)command, NULL }));
 }
 
-/* RLIMIT_MEMLOCK from none to a few pages; as many idle as may be; and each size that fits, and one more. */
+/*
+ * RLIMIT_MEMLOCK from none to a few pages; as many idle regions as possible; and each size that
+ * fits, and one more.
+ */
 static void memlock(void)
 {
 	struct ibv_mr *(*const calls[])(struct ibv_pd *, void *, size_t, int) = { (ibv_reg_mr), ibv_reg_mr_relaxed };
@@ -134,7 +138,7 @@ static void clock_steps(void)
 	is((long long)(stats().hits - before), STEPS, "the clock steps by an hour and a year, back and forth: each registration is a hit");
 }
 
-/* Registers, changes memory, and looks where data lands, until it is told to end. */
+/* Registers, changes memory, and checks where data lands, until it is told to end. */
 static void *works(void *argument)
 {
 	struct pair *pair = argument;
@@ -262,7 +266,7 @@ static void unplugged(void)
 {
 	static const char *const ways[] = { "rdma link delete rxe9", "ip link delete dummy9" };
 
-	/* Of the four, each of which takes seconds, "make check" has the first and the last. */
+	/* Of the four, each of which takes seconds, "make check" runs the first and the last. */
 	for (int n = 0; n < 4; n += kills < 100 ? 3 : 1) {
 		bool at_end = n % 2, kills = n == 3;
 		pid_t pid, remover;
@@ -281,14 +285,14 @@ static void unplugged(void)
 		must(waitpid(pid, &status, 0) == pid);
 		ok(kills ? WIFSIGNALED(status) : WIFEXITED(status) && WEXITSTATUS(status) == 0,
 		   "%s under traffic: the program %s (%x)", ways[n / 2], kills ? "is killed" : "ends in order", (unsigned)status);
-		is(shared->stale, 0, "nothing it registered was stale");
+		is(shared->stale, 0, "no region of it was stale");
 		ok(comes(has_ended(remover)), "and the device goes: no region holds it");
 		shell("ip link delete dummy9");
 		ok(comes(shell("rdma link show rxe9/1") != 0), "it is gone");
 	}
 }
 
-/* A part, in a process of its own, which goes on with the count of results. */
+/* A part, in a process of its own, which continues the count of results. */
 static void part(void (*function)(void))
 {
 	int counts[2], status;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Runs a program, and has one system call fail that the library makes.
+ * Runs a program, and makes one system call of the library fail.
  *
  * Usage: inject LIBRARY OUT [THREAD NUMBER SITE TIME ERRNO] -- COMMAND...
  *
@@ -11,9 +11,9 @@
  * OUT then says "injected", or nothing if the program never made the call. The exit status is the
  * program's, 128 and more for a signal.
  *
- * A call is the library's if the innermost function on the stack that is neither the C library's
- * nor the linker's is: the stack is unwound by elfutils. `syscall`, `ioctl` and `__clone` of a test
- * program (stub_device.c) only forward.
+ * A call is the library's if the innermost function on the stack, beyond those of the C library and
+ * the linker, is the library's: elfutils unwinds the stack. `syscall`, `ioctl` and `__clone` of a
+ * test program (stub_device.c) only forward.
  */
 #include <elfutils/libdwfl.h>
 #include <errno.h>
@@ -72,7 +72,7 @@ static int index_of(pid_t tid)
 	return thread_count++;
 }
 
-/* The process of a thread, by /proc: what a fork makes is a process of its own. */
+/* The process of a thread, by /proc: a forked child is a process of its own. */
 static pid_t process_of(int thread)
 {
 	char path[64], line[256];
@@ -113,7 +113,10 @@ static void attach(pid_t process)
 	attached = process;
 }
 
-/* What a walk has found: the offset in the library, -1 if the call is not its, -2 if a module is unknown. */
+/*
+ * The result of a walk: the offset in the library, -1 if the call is not its, -2 if a module is
+ * unknown.
+ */
 static int frame(Dwfl_Frame *state, void *found)
 {
 	Dwarf_Addr pc, base;
@@ -179,9 +182,9 @@ static void make_it(pid_t tid, struct user_regs_struct *registers)
 }
 
 /*
- * Has the call fail. A close that fails has closed the number all the same, as Linux says, so that
- * one is made, and its answer replaced. A brk that fails has no errno: it answers where the memory
- * ends, as one does that asks for nothing.
+ * Makes the call fail. A close that fails has closed the number all the same, as Linux documents,
+ * so the call is made, and its answer replaced. A brk that fails has no errno: it returns the end
+ * of the memory, as one does that requests nothing.
  */
 static void fail(pid_t tid, struct user_regs_struct *registers)
 {

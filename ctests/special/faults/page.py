@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""page.py write RESULTS | suites PLACE | check [PAGE]: docs/results/faults.md, what faults do to a program.
+"""page.py write RESULTS | suites PLACE | check [PAGE]: docs/results/faults.md, the outcome of faults.
 
-"write" makes the page from the results of "ctests/run faults": each of FAULTS with its outcome, if the results of its suite
-say so, and each system call that failed. "suites" lists the suites of FAULTS that run in that place. "check" looks
-whether the page has each of FAULTS and no other, whether none failed, and whether each suite and each site is still
-there; prints what is wrong.
+"write" makes the page from the results of "ctests/run faults": each of FAULTS with its outcome, if
+the results of its suite say so, and each system call that failed. "suites" lists the suites of
+FAULTS that run in that place. "check" prints a line for each fault that the page lacks, each failed
+one, each that FAULTS lacks, and each suite and site that no longer exists.
 """
 import pathlib
 import re
@@ -14,42 +14,43 @@ import sys
 PAGE = pathlib.Path("docs/results/faults.md")
 HOST, DEVICE = "host", "rxe-6.12"
 
-# The fault; the outcome; the place, the suite, and which of its results show it (all, if there are no words).
+# The fault; the outcome; the place, the suite, and a pattern of its results that show it (all,
+# without a pattern).
 FAULTS = [
     ("a system call of the library fails, each once (below)", "the call of the program succeeds, or has that errno", HOST, "faults", ""),
     ("the C library has no memory for the library, at each allocation", "ENOMEM, or success; the next call works", HOST, "no_memory", ""),
     ("a registration is refused: EAGAIN, ENOMEM, EFAULT", "that errno, with a reason; no mapping stays split", HOST, "kernel_refuses", "registration|EAGAIN|ENOMEM|mapping"),
     ("a deregistration is refused: EIO, EBADF, EBUSY", "it is tried again", HOST, "kernel_refuses", "EIO|EBADF|EBUSY"),
-    ("thread creation is refused", "nothing is kept, until a thread can be had", HOST, "starts_later", r"gives the library no thread|later regions"),
-    ("pids.max of the cgroup is reached", "nothing is kept, until a thread can be had", DEVICE, "cgroup_limits", "no thread left"),
-    ("userfaultfd is refused", "nothing is kept; one line says why", DEVICE, "refused", ""),
-    ("userfaultfd and /dev/userfaultfd are refused", "nothing is kept; one line names what helps", HOST, "starts_later", "refused|names"),
-    ("userfaultfd cannot be looked at (fstat)", "it is closed; nothing is kept; one line says why", HOST, "starts_later", "once why|closed the file"),
-    ("userfaultfd dies: reading it fails", "nothing is kept from then on", HOST, "starts_later", "read events"),
+    ("thread creation is refused", "the cache keeps no region until it gets a thread", HOST, "starts_later", r"gives the library no thread|later regions"),
+    ("pids.max of the cgroup is reached", "the cache keeps no region until it gets a thread", DEVICE, "cgroup_limits", "no thread left"),
+    ("userfaultfd is refused", "the cache keeps no region; one line says why", DEVICE, "refused", ""),
+    ("userfaultfd and /dev/userfaultfd are refused", "the cache keeps no region; one line names the remedy", HOST, "starts_later", "refused|names"),
+    ("userfaultfd cannot be examined (fstat)", "it is closed; the cache keeps no region; one line says why", HOST, "starts_later", "once why|closed the file"),
+    ("userfaultfd dies: reading it fails", "from then on the cache keeps no region", HOST, "starts_later", "read events"),
     ("userfaultfd is closed, or replaced by another file", "no stale region; nothing waits", HOST, "descriptor_taken", ""),
-    ("all descriptors are closed", "nothing is kept from then on", DEVICE, "watch_lost", ""),
+    ("all descriptors are closed", "from then on the cache keeps no region", DEVICE, "watch_lost", ""),
     ("userfaultfd is slow: a debugger or a real-time thread holds the library's threads", "a raw unmap waits; no stale region", DEVICE, "library_threads_starved", ""),
     ("the device is unplugged under traffic (`rdma link delete`, `ip link delete`)", "the program goes on and ends in order; the device goes", DEVICE, "faults_device", "under traffic|device goes|it is gone|was stale"),
-    ("the device has gone (EIO)", "libibverbs' answer", DEVICE, "gone", ""),
-    ("the device is closed with idle regions", "they go with it", DEVICE, "close_device_ends_idle", ""),
-    ("the limits of the rdma and memory cgroup are reached", "idle regions go first; EAGAIN with the limit named", DEVICE, "cgroup_limits", "registrations|queue|domain|region|rounds|memory"),
+    ("the device is gone (EIO)", "libibverbs' answer", DEVICE, "gone", ""),
+    ("the device is closed with idle regions", "they end with it", DEVICE, "close_device_ends_idle", ""),
+    ("the limits of the rdma and memory cgroup are reached", "idle regions end first; EAGAIN, with the limit in the reason", DEVICE, "cgroup_limits", "registrations|queue|domain|region|rounds|memory"),
     ("the limit of the hugetlb cgroup is reached", "no idle region holds a page", DEVICE, "cgroup_limits", "huge pages"),
     ("few huge pages", "no idle region holds a page", DEVICE, "huge_pages_few", ""),
     ("RLIMIT_MEMLOCK, at every boundary beside idle regions", "libibverbs' answer: EPERM, ENOMEM or success", DEVICE, "faults_device", "RLIMIT_MEMLOCK|pinned"),
-    ("RLIMIT_MEMLOCK is reached by idle regions", "they go, and the registration succeeds", DEVICE, "memlock_limit_reached", ""),
-    ("vm.max_map_count is reached", "nothing more is kept; the program can map memory", DEVICE, "mappings_run_out", ""),
-    ("RLIMIT_NOFILE is reached", "nothing is kept, until a descriptor can be had", HOST, "starts_later", "Too many open files"),
-    ("the mappings cannot be read", "nothing is kept", HOST, "mappings_unknown", ""),
-    ("a container's seccomp profile", "regions are kept by /dev/userfaultfd, else none is", HOST, "faults_places", "container|the same"),
-    ("/proc is absent, read-only, or hidden", "without it nothing is kept", HOST, "faults_places", "/proc"),
+    ("RLIMIT_MEMLOCK is reached by idle regions", "they end, and the registration succeeds", DEVICE, "memlock_limit_reached", ""),
+    ("vm.max_map_count is reached", "the cache keeps no more regions; the program can map memory", DEVICE, "mappings_run_out", ""),
+    ("RLIMIT_NOFILE is reached", "the cache keeps no region until it gets a descriptor", HOST, "starts_later", "Too many open files"),
+    ("the mappings cannot be read", "the cache keeps no region", HOST, "mappings_unknown", ""),
+    ("a container's seccomp profile", "the cache keeps regions by /dev/userfaultfd, else none", HOST, "faults_places", "container|the same"),
+    ("/proc is absent, read-only, or hidden", "without it the cache keeps no region", HOST, "faults_places", "/proc"),
     ("/sys is absent or read-only", "nothing changes", HOST, "faults_places", "/sys"),
     ("no /dev/shm, no /dev, no writable folder, a deleted one", "nothing changes but the files that cannot be written", HOST, "faults_places", "/dev|/run|folder|directory|FSIZE"),
     ("the folder of live pages is missing, full, a link or another's", "no page; the program registers", HOST, "live_page", ""),
     ("a full file system under a trace", "one line; no more is written", HOST, "trace_fails", ""),
-    ("the clock steps by an hour and by a year", "regions are used again", DEVICE, "faults_device", "clock"),
+    ("the clock steps by an hour and by a year", "regions are reused", DEVICE, "faults_device", "clock"),
     ("kill -9 at a random moment, 1 000 times", "the kernel has no region of it", DEVICE, "faults_device", "killed .SIGKILL|processes work"),
     ("SIGSTOP and SIGCONT, 1 000 times under traffic", "registrations and traffic go on", DEVICE, "faults_device", "SIGSTOP"),
-    ("a tracer attaches to all threads, and leaves", "registrations and traffic go on", DEVICE, "faults_device", "strace|in order"),
+    ("a tracer attaches to all threads, and detaches", "registrations and traffic go on", DEVICE, "faults_device", "strace|in order"),
     ("a garbage collector stops the world", "nothing waits; no stale region", HOST, "world_stopped", ""),
     ("fork beside idle regions", "the child has none of them", HOST, "fork_beside_idle", ""),
     ("a child outlives the parent's userfaultfd", "nothing waits for the child", DEVICE, "child_outlives_watch", ""),
@@ -81,7 +82,7 @@ the heap of more than 48 KiB. "nothing" means that no call of the program failed
 
 
 def results(folder, place, suite, words):
-    """How many results of a suite match, and how many of these failed; none, if the suite has not run to its end."""
+    """The number of a suite's results that match, and of the failed ones; 0 if the suite did not run to its end."""
     try:
         text = (folder / f"{place}.{suite}.tap").read_text(errors="replace")
     except FileNotFoundError:

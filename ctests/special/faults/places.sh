@@ -1,8 +1,9 @@
 #!/bin/bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
-# places.sh LIBRARY BUILT: a program under the library where /proc, /sys, /dev/shm or a folder for files is missing,
-# hidden or read-only, under a container's filter of system calls, or at a limit of its own. No call fails, no
-# region is stale, and where the kernel cannot be asked no region is used again. Prints TAP.
+# places.sh LIBRARY BUILT: a program under the library with /proc, /sys, /dev/shm or a folder for
+# files missing, hidden or read-only, under a container's filter of system calls, or at a limit of
+# its own. No call fails, no region is stale, and no region is reused if the kernel cannot be asked.
+# Prints TAP.
 set -u
 here=$(realpath "$(dirname "$0")")
 . "$here/../../lib/tap.sh"
@@ -13,7 +14,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 unshare -m true 2>/dev/null || { echo "1..0 # SKIP no namespace of mounts for this user"; exit 0; }
 
-# The program's last words, and what went wrong.
+# The program's last words, and its failures.
 program() { # [ARGUMENT...]
 	env -u RDMAMR_CACHE RDMAMR_CACHE=all RDMAMR_CACHE_LINGER=1000000 RDMAMR_STATS="$work/stats" RDMAMR_TRACE="$work/trace" \
 		LD_PRELOAD="$library" timeout 300 "$built/faults_scenario" calls "$@"
@@ -21,7 +22,8 @@ program() { # [ARGUMENT...]
 }
 export -f program
 export work
-# NAME KEPT SETUP [ARGUMENT...]: KEPT is "kept" if regions are used again, "none" if none may be, "either" if both are right.
+# NAME KEPT SETUP [ARGUMENT...]: KEPT is "kept" if regions must be reused, "none" if none may be,
+# "either" if both are right.
 place() {
 	local name=$1 kept=$2 setup=$3 said hits
 	shift 3
@@ -34,20 +36,20 @@ place() {
 	kept:0 | none:[1-9]*) said+=$'\n'"wrong: hits: $hits" ;;
 	esac
 	if grep -q '^status 0$' <<<"$said" && [ -n "$hits" ] && ! grep -q '^wrong\|^fails' <<<"$said"; then
-		pass "$name: every call succeeds, data lands, regions are used again $hits times"
+		pass "$name: every call succeeds, data lands, regions are reused $hits times"
 	else
 		fail "$name" "$said" "$(cat "$work/errors")"
 	fi
 }
 
 place "nothing is missing" kept true
-place "/proc is not there" none 'mount -t tmpfs none /proc'
+place "/proc is absent" none 'mount -t tmpfs none /proc'
 place "/proc is read-only" kept 'mount --bind -o ro /proc /proc && mount -o remount,bind,ro /proc'
 place "/proc hides other processes" kept 'mount -t proc -o hidepid=2 none /proc'
 place "/proc/sys is hidden" either 'mount -t tmpfs none /proc/sys'
-place "/sys is not there" kept 'mount -t tmpfs none /sys'
+place "/sys is absent" kept 'mount -t tmpfs none /sys'
 place "/sys is read-only" kept 'mount --bind -o ro /sys /sys && mount -o remount,bind,ro /sys'
-place "/sys/fs/cgroup is not there" kept 'mount -t tmpfs none /sys/fs/cgroup'
+place "/sys/fs/cgroup is absent" kept 'mount -t tmpfs none /sys/fs/cgroup'
 place "/dev is empty" either 'mount -t tmpfs none /dev'
 place "/dev/shm is read-only" kept 'mkdir -p /dev/shm; mount -t tmpfs -o ro none /dev/shm'
 place "/run and /tmp are read-only" kept 'mount -t tmpfs -o ro none /run; mount --bind /tmp /tmp && mount -o remount,bind,ro /tmp'
@@ -55,7 +57,7 @@ place "no folder for files: a full file system" kept 'mount -t tmpfs -o nr_inode
 place "the working directory is deleted" kept 'mkdir "$work/gone" && cd "$work/gone" && rmdir "$work/gone"'
 place "a container's filter of system calls" either true container
 place "the same, and /dev is empty" none 'mount -t tmpfs none /dev' container
-place "the same, and /proc and /sys are not there" none 'mount -t tmpfs none /proc; mount -t tmpfs none /sys; mount -t tmpfs none /dev' container
+place "the same, and /proc and /sys are absent" none 'mount -t tmpfs none /proc; mount -t tmpfs none /sys; mount -t tmpfs none /dev' container
 place "RLIMIT_NOFILE leaves two descriptors" either 'ulimit -n 12'
 place "RLIMIT_FSIZE is 0" either 'ulimit -f 0'
 tap_done

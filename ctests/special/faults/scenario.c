@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * What a program does with the library, for the sweep of faults (sweep.py): one system call of the
- * library fails somewhere in it. Prints each call that failed and with which errno, what is wrong,
- * and at the end what the process has: descriptors, mappings, pinned memory, heap. A call that
+ * A program's calls of the library, for the sweep of faults (sweep.py): one system call of the
+ * library fails somewhere in it. Prints each call that failed and its errno, each wrong result, and
+ * at the end the process's resources: descriptors, mappings, pinned memory, heap. A call that
  * failed is made once more, and must then succeed.
  *
- * Usage: faults_scenario calls|fabric [container]. With "container" the process has the filter of system calls that
- * container runtimes give theirs. The device is CHECK_DEVICE, or the stand-in, whose pins are real.
+ * Usage: faults_scenario calls|fabric [container]. With "container" the process has the filter of
+ * system calls that container runtimes set. The device is CHECK_DEVICE, or the stand-in, whose pins
+ * are real.
  */
 #include <dirent.h>
 #include <limits.h>
@@ -56,7 +57,7 @@ static const char *name_of(int err)
 /* The same for a call that returns 0, or an errno, or -1 and sets errno. */
 #define succeed(name, call) attempt(name, ({ int err = (call); if (err > 0) errno = err; err < 0 ? 0 : !err; }))
 
-/* Whether the device writes where the program looks. */
+/* Whether the program sees the device's writes. */
 static bool sees_write(const struct ibv_mr *mr)
 {
 	static unsigned char value;
@@ -75,7 +76,7 @@ static struct ibv_mr *plain(struct ibv_pd *domain, void *at, size_t length, int 
 	return (ibv_reg_mr)(domain, at, length, access);
 }
 
-/* Registers by both calls, twice each, and looks where the device writes. */
+/* Registers by both calls, twice each, and checks where the device writes. */
 static void registers(const char *what, char *at, size_t length)
 {
 	struct ibv_mr *(*const calls[])(struct ibv_pd *, void *, size_t, int) = { ibv_reg_mr_relaxed, plain };
@@ -123,13 +124,13 @@ static void changes(void)
 	must(shmctl(id, IPC_RMID, NULL) == 0);
 	registers("shmat", moved, 2 * PAGE);
 	succeed("shmdt", shmdt(moved));
-	/* Touched by nobody, and large enough for RDMAMR_PREFAULT. */
+	/* Untouched, and large enough for RDMAMR_PREFAULT. */
 	moved = fresh(2048);
 	registers("large memory", moved, 2048 * PAGE);
 	succeed("munmap", munmap(moved, 2048 * PAGE));
 }
 
-/* What libibverbs answers: EFAULT for memory that is not there, EINVAL for rights that do not fit. */
+/* libibverbs' answers: EFAULT for unmapped memory, EINVAL for rights that do not fit. */
 static void refusals(void)
 {
 	struct ibv_mr *mr;
@@ -185,7 +186,7 @@ static void calls(void)
 
 	changes();
 	refusals();
-	/* RDMAMR_CACHE serves the second by a region that it makes, and the third by that. */
+	/* RDMAMR_CACHE serves the second by a region that it makes, and the third by that region. */
 	for (int n = 0; n < 3; n++) {
 		mr = attempt("register", plain(pd, place, PAGE, LOCAL_AND_REMOTE));
 		if (!mr)
@@ -240,7 +241,7 @@ static void fabric(void)
 		fabric_call("close", fi_close(&eq->fid));
 }
 
-/* The fewest of several looks: the library's cleaner has a file open now and then. */
+/* The least of several counts: the library's cleaner has a file open now and then. */
 static int descriptors(void)
 {
 	int fewest = INT_MAX;
@@ -275,8 +276,8 @@ static int own_mappings(void)
 }
 
 /*
- * What the default profiles of Docker, Podman and containerd refuse of what the library might ask
- * for. The stand-in has its io_uring already, which they refuse as well.
+ * System calls that the default profiles of Docker, Podman and containerd refuse and the library
+ * might make. They also refuse io_uring, but the stand-in has its own already.
  */
 static void contain(void)
 {

@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """sweep.py LIBRARY BUILT [--all] [--rows FILE] [--runs RUN,...]: each system call of the library fails.
 
-A first run of each of RUNS lists the system calls that the library makes, with their sites. Then each run has one
-of them fail (inject.c): each site once. With --all a site fails each time that it is reached, in each of RUNS, once for
-each errno of ERRNOS. Prints TAP, one line for each site, and what the program noticed; with --rows also as a table
-for page.py. The device is CHECK_DEVICE, or the stand-in.
+A first run of each of RUNS lists the system calls that the library makes, with their sites. Then
+each run makes one of them fail (inject.c): each site once. With --all a site fails each time that it
+is reached, in each of RUNS, once for each errno of ERRNOS. Prints TAP: one line for each site, with
+the effect on the program; with --rows also as a table for page.py. The device is CHECK_DEVICE, or
+the stand-in.
 """
 import argparse
 import collections
@@ -26,7 +27,7 @@ RUNS = {
     "fabric": ("fabric", {"RDMAMR_FABRIC_CACHE": "1"}),
 }
 
-# What the kernel may answer; other calls get ANY. The first of each is the one of a quick sweep.
+# The errnos that the kernel may return; other calls get ANY. A quick sweep uses the first of each.
 ANY = ["EPERM"]
 ERRNOS = {
     "openat": ["EMFILE", "EACCES", "ENOENT", "EINTR"],
@@ -59,19 +60,20 @@ ERRNOS = {
 
 # Calls that a program makes and the library forwards: the answer is the program's.
 PASSED_ON = {"mmap", "munmap", "mremap", "madvise", "mprotect", "shmat", "shmdt"}
-# The calls of the scenario that may fail with a system call, and its errno is then theirs.
+# The calls of the scenario that may fail with a system call, with its errno.
 SERVED = {"ioctl": {"register", "deregister", "flush", "rereg", "domain", "refused", "event"}, "eventfd2": {"queue"}}
 NO_MEMORY = {"mmap", "brk", "mremap", "munmap", "madvise", "mprotect"}
 
-# What a program may have more of at its end, if a call fails: a mapping that the kernel did not unmap; the descriptor of
-# /dev/urandom, which std keeps if getrandom(2) fails; heap in place of memory of the kernel's: the counters' page, a buffer.
+# The resources that a program may have more of at its end, if a call fails: a mapping that the
+# kernel did not unmap; the descriptor of /dev/urandom, which std holds if getrandom(2) fails; heap
+# that replaces memory of the kernel: the counters' page, a buffer.
 SLACK = {"descriptors": {"getrandom": 1}, "own": {"munmap": 1}, "pinned": {}, "heap": {"": 48 << 10, "mmap": 8 << 20}}
 
 Site = collections.namedtuple("Site", "run thread number address")
 
 
 def compiled(program):
-    """Compiles inject.c if there is no program of this source yet."""
+    """Compiles inject.c unless a program of this source exists."""
     source = pathlib.Path(__file__).with_name("inject.c")
     if os.path.exists(program) and os.path.getmtime(program) > source.stat().st_mtime:
         return True
@@ -93,7 +95,7 @@ class Sweep:
         self.base = {}
 
     def run(self, run, fault=()):
-        """The output of the scenario, what inject wrote, and the exit status."""
+        """The output of the scenario, that of inject, and the exit status."""
         argument, settings = RUNS[run]
         with tempfile.TemporaryDirectory() as folder:
             environment = {k: v for k, v in os.environ.items() if not k.startswith("RDMAMR_")}
@@ -128,7 +130,7 @@ class Sweep:
         return {k: int(v) for k, v in re.findall(r"(\w+)=(-?\d+)", lines[-1])}
 
     def fails(self, site, time, name):
-        """One run with one fault. What is wrong, and what the fault did."""
+        """One run with one fault. Returns the failures, and the effect of the fault."""
         lines, injected, status = self.run(site.run, (site.thread, site.number, site.address, time, getattr(errno, name)))
         call = self.names[site.number]
         if "injected" not in injected:
@@ -145,7 +147,8 @@ class Sweep:
         for what, got in failed:
             passed_on = call in PASSED_ON and what == call and got == name
             served = what in SERVED.get(call, ()) and got == name
-            # Before Linux 6.16, if the kernel does not let go of watched memory that moves (docs/limits.md).
+            # Before Linux 6.16, if the kernel does not release watched memory that moves
+            # (docs/limits.md).
             moves = call == "ioctl" and (what, got) == ("mremap", "EFAULT")
             memory = got == name == "ENOMEM" and call in NO_MEMORY
             if not (passed_on or served or memory or moves):
@@ -179,14 +182,14 @@ class Sweep:
             pairs = list(zip(lines[::2], lines[1::2]))
             inside = [p for p in pairs if re.search(r"(^|[^y]/)src/", p[1]) and "/rustc/" not in p[1]] or pairs
             file = re.sub(r"^.*?(src/)", r"\1", inside[0][1]).split(":")[0]
-            # The innermost function with a name; a closure's is that of the function around it.
+            # The innermost function with a name; a closure has the name of the function around it.
             words = [re.sub(r"(::)?(\{.*|<.*)$", "", function).split("::")[-1] for function, _ in inside]
             result[address] = (next((word for word in words if word), "?"), file)
         return result
 
 
 def check(sweep, cache):
-    """Has each call fail. Prints the results, and returns the rows of the table."""
+    """Makes each call fail. Prints the results, and returns the rows of the table."""
     where = sweep.functions({s.address for s in sweep.sites})
     groups = collections.defaultdict(list)
     for site, times in sweep.sites.items():

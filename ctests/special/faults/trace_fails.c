@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * The trace cannot be written any more while a thread of the cache's writes to it: the library says
- * so, and the program goes on.
+ * The trace becomes unwritable while a thread of the cache writes to it: the library reports that,
+ * and the program goes on.
  *
  * The device is the stand-in (stub_device.h).
  */
@@ -14,7 +14,7 @@
 
 static const char TRACE[] = "/proc/self/fd/90";
 
-/* As much is idle after that as the cache keeps: the cleaner ends the regions. */
+/* After that, as many regions are idle as the cache keeps: the cleaner ends the others. */
 static void registers(char *memory)
 {
 	for (int n = 0; n < 4; n++) {
@@ -44,17 +44,17 @@ int main(int argc, char **argv)
 	registers(memory);
 	ok(comes(stub_registered() == stub_deregistered()) && fstat(90, &about) == 0 && about.st_size > 0,
 	   "a thread of the library ends idle regions, and there is a trace");
-	/* Standard error goes to a file that is short enough for the limit, which is the trace's length. */
+	/* Standard error goes to a file that fits the limit, which is the trace's length. */
 	full.rlim_cur = (rlim_t)about.st_size;
 	err = dup(STDERR_FILENO);
 	must(file >= 0 && err >= 0 && dup2(file, STDERR_FILENO) >= 0 && setrlimit(RLIMIT_FSIZE, &full) == 0);
 	registers(memory);
-	ok(comes(stub_registered() == stub_deregistered()), "it ends them also if the file has no room");
+	ok(comes(stub_registered() == stub_deregistered()), "it ends them also if the file cannot grow");
 	usleep(50000);
 	registers(memory);
-	ok(comes(pread(file, said, sizeof(said) - 1, 0) > 0), "the library says something");
+	ok(comes(pread(file, said, sizeof(said) - 1, 0) > 0), "the library prints a message");
 	must(dup2(err, STDERR_FILENO) >= 0);
-	ok(!!strstr(said, "RDMAMR_TRACE: cannot be written, and no more is: File too large"), "which is why: %.*s", (int)strcspn(said, "\n"), said);
+	ok(!!strstr(said, "RDMAMR_TRACE: cannot be written, and no more is: File too large"), "which gives the reason: %.*s", (int)strcspn(said, "\n"), said);
 	registers(memory);
 	ok(comes(stub_registered() == stub_deregistered()), "and the program goes on");
 	return done_testing();

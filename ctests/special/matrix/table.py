@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""table.py write RESULTS PAGE: writes docs/results/matrix.md, the PAGE, from what "ctests/run matrix" left in
-RESULTS; false if a suite failed, or if a case was skipped for a reason that ctests/special/matrix/reasons
-does not explain.
+"""table.py write RESULTS PAGE: writes docs/results/matrix.md, the PAGE, from the results of
+"ctests/run matrix" in RESULTS. Fails if a suite failed, or if a case was skipped for a reason that
+ctests/special/matrix/reasons does not explain.
 
-table.py check RESULTS PAGE SUITE: compares the PAGE with what "make check" left in RESULTS, on this
-machine's own user space, of that Debian SUITE. Prints TAP. A suite that fails, and a case that
-passed and is gone or skipped, is a failure; more cases than the page has are not, and are said.
+table.py check RESULTS PAGE SUITE: compares the PAGE with the results of "make check" in RESULTS, on
+this machine's own user space, of that Debian SUITE. Prints TAP. A failure is a suite that fails, or a
+case that passed and is now missing or skipped; more cases than on the page are only reported.
 """
 
 import collections
@@ -59,7 +59,7 @@ kernel or of rdma-core.
 
 
 class Result:
-    """What a suite's TAP file says, of the cases whose names fit."""
+    """The results in a suite's TAP file, of the cases whose names match."""
 
     def __init__(self, path, pattern=""):
         self.passed, self.failed, self.skips, self.left_out = 0, [], [], None
@@ -87,7 +87,7 @@ class Result:
                     else:
                         self.passed += 1
         if plan is None or plan != seen:
-            self.failed.append("the results are not whole")
+            self.failed.append("the results are incomplete")
 
     def __str__(self):
         total = self.passed + len(self.skips) + len(self.failed)
@@ -108,8 +108,8 @@ def rows():
 
 
 def reasons():
-    """What is said of a case that is skipped: a pattern, for how many cases it stands that another
-    run may have passed, and why."""
+    """For each skip reason: a pattern, the number of cases that another run may have passed, and
+    the explanation."""
     return [(re.compile(said + "$"), int(varies), why) for said, varies, why in table_file("reasons")]
 
 
@@ -199,13 +199,13 @@ def documented(page):
 
 
 def may_pass(result):
-    """How many of its cases that were skipped another run may have passed."""
+    """The number of its skipped cases that another run may have passed."""
     known = reasons()
     return sum(next((varies for pattern, varies, _ in known if pattern.match(reason)), 0) for reason in result.skips)
 
 
 def differs(wanted, result):
-    """What a result lacks that the page has, in words, or None."""
+    """The cases of the page that a result lacks, in words, or None."""
     passed, total = wanted
     vary = may_pass(result)
     if result.failed:
@@ -255,7 +255,7 @@ def check(folder, path, tree):
     listed = [suite for _, suites in rows() for suite in suites if ":" not in suite]
     tell("each suite of ctests/special/matrix/rows is one of the manifest", [suite for suite in listed if suite not in known])
     tell(f"each is in {path}", [suite for suite in listed if suite not in {of for _, of in page}])
-    # The check itself: with more in a cell than can be, it is to say so, whichever cell it is.
+    # The check itself: with an impossible number in a cell, it must complain, for each cell.
     missed = [f"{of}: {suite}" for (of, suite), (_, result) in compared.items()
               if not differs((result.passed + may_pass(result) + 1, 0), result)
               or not differs((0, result.passed + len(result.skips) + may_pass(result) + 1), result)]

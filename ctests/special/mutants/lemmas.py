@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """lemmas.py [LEMMA...]: breaks the code of each lemma of docs/proof.md, one mutant at a time, and
-sees whether the test that the lemma names fails. Prints TAP.
+checks that the test that the lemma names fails. Prints TAP.
 
 A mutant is built in target/mutants from a copy of the tree, so the tree itself stays as it is.
 """
@@ -16,7 +16,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[3]
 WORK = ROOT / "target" / "mutants"
 TREE = WORK / "tree"
 
-# Lemma, file, the code, what replaces it, the kind of test, the test.
+# Lemma, file, the code, its replacement, the kind of test, the test.
 MUTANTS = [
     ("P1", "cache/region/state.rs",
      "if state & (PHASE | STALE) != UNKEPT {\n                return false;\n            }\n            let kept = state & !PHASE | KEPT",
@@ -95,19 +95,19 @@ MUTANTS = [
 
 
 def copy():
-    """A fresh copy of what is built; the compiled crates of the last run stay."""
+    """Makes a fresh copy of the sources; the compiled crates of the last run stay."""
     shutil.rmtree(TREE, ignore_errors=True)
     names = subprocess.run(["bash", "-c", ". packaging/tree.sh; tree_files | grep -E '^(src|tool|include|Cargo|build.rs|cbindgen|ctests/fuzz/inputs)'"],
                            cwd=ROOT, check=True, capture_output=True, text=True).stdout.split()
     for name in names:
         to = TREE / name
         to.parent.mkdir(parents=True, exist_ok=True)
-        # Not copy2: cargo builds anew what has a new time.
+        # copy instead of copy2: cargo rebuilds files with a new time.
         shutil.copy(ROOT / name, to)
 
 
 def cargo(loom, *arguments):
-    """Runs cargo on the copy. Returns whether it succeeded, and what it printed."""
+    """Runs cargo on the copy. Returns whether it succeeded, and its output."""
     env = dict(os.environ, CARGO_TARGET_DIR=str(WORK / ("loom" if loom else "cargo")), CARGO_PROFILE_RELEASE_LTO="false",
                CARGO_PROFILE_RELEASE_CODEGEN_UNITS="16", CARGO_PROFILE_RELEASE_DEBUG="false")
     if loom:
@@ -117,7 +117,7 @@ def cargo(loom, *arguments):
 
 
 def fails(kind, test):
-    """Whether the test fails, and how that shows."""
+    """Whether the test fails, and the line that shows it."""
     if kind != "suite":
         passed, text = cargo(kind == "loom", "test", "--release", "--lib", "-p", "rdmamr-cache", "-p", "rdmamr-monitor", test)
         if re.search(r"^test result: ok\. 0 passed", text, re.M) or not re.search(r"^test result:", text, re.M):

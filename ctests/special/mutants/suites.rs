@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! For "ctests/run cargo-mutants": suites of `ctests/manifest` over the library of this build, so that
-//! they judge a changed source as the unit tests do. They are those that run on this machine, take
-//! a few seconds, and do without an optimised library. `make check` runs them over the final
-//! library.
+//! For "ctests/run cargo-mutants": suites of `ctests/manifest` over the library of this build, so
+//! that they judge a mutant as the unit tests do. They are those that run on this machine, take a
+//! few seconds, and need no optimised library. `make check` runs them over the final library.
 //!
-//! CHECK_TREE is the folder of the project in which `make all ctests` has run; the changed source is
-//! a copy.
+//! CHECK_TREE is the folder of the project in which `make all ctests` has run; the mutated source
+//! is a copy.
 use std::path::PathBuf;
 use std::process::Command;
 

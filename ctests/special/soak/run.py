@@ -3,9 +3,9 @@
 """run.py HOURS LIBRARY BUILT DEVICE ADDRESS GID_INDEX: for "ctests/run soak", in the machine of vm/.
 
 Programs run at once for HOURS under LIBRARY, with RDMAMR_CACHE=all. Each of LOADS starts its
-program again when the program has ended. $VM_OUT/soak.tsv gets a line a minute and program: the
-median over that minute of what the program's processes have, summed over its processes that have
-LIBRARY mapped. $VM_OUT/soak.json gets what the programs said. verdict.py judges both.
+program again when the program has ended. $VM_OUT/soak.tsv gets a line for each minute and program:
+the resources of the program's processes that have LIBRARY mapped, summed, and their median over
+that minute. $VM_OUT/soak.json gets the programs' results. verdict.py judges both.
 """
 
 import glob
@@ -32,14 +32,15 @@ LINE = min(60, max(SECONDS / 12, 2 * SAMPLE))
 # Against a program that hangs: a busy machine is a hundred times as slow.
 LIMIT = 3600
 COLUMNS = ["rss_kib", "mappings", "descriptors", "threads", "pinned_kib"]
-# Where a program says why it ends. Its last line may be another: two streams go into one file.
+# The line with the reason for a program's end. It need not be the last: two streams go into one
+# file.
 REASON = re.compile(r"^.*(?:fail|error|unable).*$", re.I | re.M)
 COMPLAINT = re.compile(rb"invalid data|data mismatch|verification failed|differs|^not ok.*", re.I | re.M)
 
 began = time.monotonic()
 scratch = os.path.join("/tmp", "soak")
 os.makedirs(scratch)
-# Copies: whoever builds meanwhile would change the files under the programs that have mapped them.
+# Copies: a build meanwhile would change the files under the programs that have mapped them.
 LIBRARY = shutil.copy(LIBRARY, f"{scratch}/library.so")
 ENDURANCE, FABRIC = (shutil.copy(f"{BUILT}/{name}", scratch) for name in ("soak", "fabric_data"))
 
@@ -53,7 +54,7 @@ class Load:
 
     # Whether one round takes the whole time.
     whole = False
-    # How many of its rounds may fail in a hundred: where the program itself loses messages.
+    # The percentage of its rounds that may fail, because the program itself loses messages.
     tolerated = 0
     limit = LIMIT
     checks = "its exit status"
@@ -78,7 +79,7 @@ class Load:
         return process
 
     def judge(self, processes, limit, may_be_cut=False):
-        """Waits for the end of the processes, and notes what went wrong."""
+        """Waits for the end of the processes, and notes their failures."""
         until = time.monotonic() + limit
         for process in processes:
             try:
@@ -104,7 +105,7 @@ class Load:
                 self.ended_well(said)
 
     def ended_well(self, said):
-        """What the program said."""
+        """The program's output."""
 
     def run(self):
         while not self.rounds or left() > 0:
@@ -156,9 +157,10 @@ class Perftest(Pair):
     checks = "by ibv_rc_pingpong -c in turn with perftest, which checks none"
 
     def __init__(self):
-        # Not ib_send_bw: its server ends with 17 if no message has come for a while. "-u 20": a QP waits 4 s before it
-        # sends again, not 67 ms, which a busy machine takes. What rxe sends again may end a write with status 9, invalid
-        # request: without the library, beside a build, 3 of 24 runs where a QP waits 1 or 4 ms (Linux 6.12).
+        # Not ib_send_bw: its server ends with 17 if no message has come for a while. "-u 20": a QP
+        # waits 4 s, not 67 ms, before it resends; a busy machine takes longer than that. A resend
+        # of rxe may end a write with status 9, invalid request: without the library, beside a
+        # build, 3 of 24 runs if a QP waits 1 or 4 ms (Linux 6.12).
         commands = [f"{name} -d {{device}} -x {{gid}} -p {{port}} -s 65536 -n 400 -F -u 20" for name in ("ib_write_bw", "ib_read_bw")]
         commands.append("ibv_rc_pingpong -d {device} -g {gid} -p {port} -n 200 -c")
         super().__init__("perftest", 20000, [(command, command + " {address}") for command in commands])
@@ -249,7 +251,7 @@ def read(path):
 
 
 def process(pid):
-    """What a process has, or None if the library is not in it."""
+    """The resources of a process, or None if the library is not in it."""
     maps = read(f"/proc/{pid}/maps")
     if LIBRARY.encode() not in maps:
         return None
@@ -259,7 +261,7 @@ def process(pid):
 
 
 def sample():
-    """Adds to each load's samples what its processes have together."""
+    """Adds the resources of its processes, summed, to each load's samples."""
     owners = {session: load for load in LOADS for session in list(load.sessions)}
     sums = {}
     for pid in filter(str.isdigit, os.listdir("/proc")):
@@ -284,7 +286,7 @@ def main():
     running = [threading.Thread(target=load.run) for load in LOADS]
     for thread in running:
         thread.start()
-    # This thread alone: who looks must not wait for those who are looked at.
+    # This thread alone: the observer must not wait for the observed programs.
     os.setpriority(os.PRIO_PROCESS, 0, -15)
     line_at, kernel = began + LINE, []
     with open(f"{FOLDER}/soak.tsv", "w", encoding="ascii", buffering=1) as file:
@@ -292,7 +294,7 @@ def main():
         write("minute", "program", "rounds", "processes", *COLUMNS, "regions")
         while any(thread.is_alive() for thread in running):
             time.sleep(SAMPLE)
-            # What comes after the last minute is an end that is longer for some programs.
+            # After the last minute, some programs take longer to end than others.
             if left() < 0:
                 continue
             sample()

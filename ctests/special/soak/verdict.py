@@ -1,11 +1,12 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""verdict.py FOLDER PAGE: judges what run.py left in FOLDER, prints the verdict, and writes PAGE,
+"""verdict.py FOLDER PAGE: judges the results of run.py in FOLDER, prints the verdict, and writes PAGE,
 docs/results/soak.md. The exit status is 1 if something grows, a program failed or data was wrong.
 
 A column grows if its median over the last third of the run exceeds that over the first third by
 more than SLACK, and its values rise (Mann and Kendall's test, z above RISES). Warm-up, a tenth of
-the run or three minutes, is left out. Where the rounds of a program take minutes, a value is a round's maximum.
+the run or three minutes, is left out. If the rounds of a program take minutes, a value is a round's
+maximum.
 
 >>> flat = [100, 103, 98, 104, 99, 101, 103, 97, 102, 100]
 >>> grows("threads", flat), grows("threads", [value + 40 for value in flat])
@@ -28,9 +29,10 @@ import statistics
 import sys
 import textwrap
 
-# What may be added without a growth that is seen: memory that allocators keep, a connection more.
+# The slack, an increase that does not count as growth: memory that allocators hold, one connection
+# more.
 SLACK = {"rss_kib": 2048, "mappings": 16, "descriptors": 4, "threads": 2, "pinned_kib": 1024, "regions": 16}
-PART = 0.05  # of the first third's median, which may be added as well
+PART = 0.05  # of the first third's median, another part of the slack
 RISES = 2.33
 FEW = 6
 NAMES = {"rss_kib": "RSS, MiB", "mappings": "mappings", "descriptors": "descriptors", "threads": "threads", "pinned_kib": "pinned, MiB"}
@@ -71,7 +73,7 @@ were {regions}; {left} at the end, when all programs had ended.
 
 
 def grows(column, values):
-    """Whether they grow. None if they are too few to say."""
+    """Whether the values grow. None if they are too few to say."""
     if len(values) < FEW:
         return None
     first, last = thirds(values)
@@ -134,7 +136,7 @@ def main(folder, page):
         elif failed:
             notes.append(f"{failed} of {load['rounds']} rounds of {program} were not done, as without the library on a busy machine.")
         stats = load["stats"]
-        # What is ended by force says nothing.
+        # The statistics of a program that was killed prove nothing.
         if not stats.get("reg_kernel") and "was cut" not in load["counted"]:
             wrong.append(f"{program}: the library made no registration")
         for field in ("ended_elsewhere", "reg_next"):
@@ -144,7 +146,7 @@ def main(folder, page):
         rounds = load["passed"]
         never = sorted(set(rounds[0]) - set().union(*rounds[1:])) if len(rounds) > 1 else []
         wrong.extend(f"{program}: {test} passed in the first round, and in none later" for test in never)
-        # A round that was cut has not come to its other tests.
+        # A round that was cut has not reached its other tests.
         whole = rounds[:-1] if "was cut" in load["counted"] else rounds
         if whole:
             notes.append(f"{len(set.intersection(*map(set, whole)))} tests of pyverbs passed in each round.")

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Calls whose arguments fill the registers, and those through the tables of libfabric's objects:
+ * Calls whose arguments fill the registers, and calls through the tables of libfabric's objects:
  * each from a function of its own, which the report must name. Some of them register in the
  * background. Compiled with libfabric's inline functions, and with the library's symbols.
  */
@@ -11,7 +11,7 @@
 static struct ibv_pd *pd;
 static char *memory;
 
-/* Some devices can do neither: a call that fails has a caller as well. */
+/* Some devices support neither: a failed call has a caller as well. */
 FROM_HERE void changes(struct ibv_mr *mr)
 {
 	int code = ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, 0);
@@ -26,7 +26,7 @@ FROM_HERE void shares(void)
 	must(!mr);
 }
 
-/* A right that fi_mr(3) does not know. */
+/* A right that fi_mr(3) does not define. */
 #define UNKNOWN (1ull << 40)
 
 FROM_HERE struct fid_mr *registers(struct fid_domain *domain, uint64_t access, uint64_t key)
@@ -76,8 +76,8 @@ struct slot {
 static struct fid_eq *queue;
 
 /*
- * Closes each region when its event says so, and keeps nothing of it: as quick as the call that
- * registers it, or quicker.
+ * Closes each region when its event arrives, and forgets it: as fast as the call that registers it,
+ * or faster.
  */
 FROM_HERE void *ends(void *count)
 {
@@ -97,7 +97,7 @@ FROM_HERE void *ends(void *count)
 	return NULL;
 }
 
-/* In the background, where nothing is left of a region when the call returns. */
+/* In the background, where no region is left when the call returns. */
 FROM_HERE void begins(struct fid_domain *domain, uint64_t flags)
 {
 	static struct slot slots[400];
@@ -110,7 +110,7 @@ FROM_HERE void begins(struct fid_domain *domain, uint64_t flags)
 	must(pthread_join(reader, NULL) == 0);
 }
 
-/* In the background, of what is not mapped: the call returns 0. */
+/* In the background, on unmapped memory: the call returns 0. */
 FROM_HERE void fails_later(struct fid_domain *domain)
 {
 	struct fi_eq_err_entry error = { 0 };
@@ -124,7 +124,8 @@ FROM_HERE void fails_later(struct fid_domain *domain)
 }
 
 /*
- * Regions without an lkey of their own, and some that another has replaced before they are closed.
+ * Regions without an lkey of their own, and some that another region has replaced before they are
+ * closed.
  */
 FROM_HERE void replaces(struct fid_domain *domain)
 {

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Calls whose number is known, for the trace: three threads and a forked child register and
- * deregister, two registrations fail, one region is left.
+ * A known number of calls, for the trace: three threads and a forked child register and deregister,
+ * two registrations fail, one region is left.
  *
- * Usage: calls [kill|_exit]: how it ends, if not in order. Its parts are functions of names that
- * the report shows.
+ * Usage: calls [kill|_exit]: how it ends, if not in order. Its parts are functions whose names the
+ * report shows.
  */
 #include "../../lib/device.h"
 #include <pthread.h>
@@ -51,7 +51,7 @@ static void child(void)
 
 	must(pid >= 0);
 	if (!pid) {
-		/* Its own device: a parent's is for the parent. */
+		/* A device of its own: the parent's is for the parent. */
 		pd = ibv_alloc_pd(open_device());
 		must(pd);
 		pairs(memory, OF_CHILD);

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * stacks WAY: registers with the stub of a device through functions whose names the report must give, for
- * ctests/tool/trace/stacks.sh. Compiled without frame pointers. Prints what went wrong, and exits with 1.
+ * stacks WAY: registers with the stub of a device through functions whose names the report must
+ * give, for ctests/tool/trace/stacks.sh. Compiled without frame pointers. Prints its failures, and
+ * exits with 1.
  *
- * As a shared library, with -DLIBRARY, it is what a program in Python calls.
+ * As a shared library, with -DLIBRARY, a program in Python calls it.
  */
 #include "../../lib/stub_device.h"
 #include <pthread.h>
@@ -18,7 +19,7 @@
 #include <ucontext.h>
 #include <unistd.h>
 
-/* Each function keeps its frame: something is left to do after its call. */
+/* Each function keeps its frame: it has work left after its call. */
 #define FRAME __attribute__((noinline, noclone, used))
 #define AFTER __asm__ volatile("" ::: "memory")
 
@@ -60,7 +61,7 @@ FRAME void send_message(int bytes)
 {
 	volatile char frame[bytes];
 
-	/* Its size is known only now, so that the end of the frame is found by another register. */
+	/* Its size is known only at run time, so another register finds the end of the frame. */
 	memset((char *)frame, 1, bytes);
 	must(!register_wrapper(), "ibv_dereg_mr");
 	AFTER;
@@ -69,7 +70,7 @@ FRAME void send_message(int bytes)
 FRAME void first_phase(void) { send_message(40); AFTER; }
 FRAME void second_phase(void) { send_message(400); AFTER; }
 
-/* A frame that is aligned more than its caller's. */
+/* A frame with a greater alignment than its caller's. */
 FRAME void aligned_phase(int bytes)
 {
 	_Alignas(64) volatile char frame[128];
@@ -82,7 +83,10 @@ FRAME void aligned_phase(int bytes)
 	AFTER;
 }
 
-/* Nothing describes the frame of this function, but it keeps the chain of frame pointers. */
+/*
+ * No unwind information describes the frame of this function, but it keeps the chain of frame
+ * pointers.
+ */
 void without_description(void (*next)(void));
 #ifdef __x86_64__
 __asm__(".pushsection .text\n"
@@ -136,7 +140,7 @@ static void in_thread(void)
 	pthread_attr_t small;
 	pthread_t thread;
 
-	/* The first call of a process needs more stack than that (the cache's limits). */
+	/* The first call of a process needs a larger stack (the cache's limits). */
 	first_phase();
 	pthread_attr_init(&small);
 	must(!pthread_attr_setstacksize(&small, PTHREAD_STACK_MIN), "pthread_attr_setstacksize");

@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
-# stacks.sh LIBRARY BUILT PROGRAM: the call stacks of a trace, of programs whose functions are known (stacks.c,
-# stacks.py, stacks.go), as PROGRAM, "rdmamr", reports them. Prints TAP.
+# stacks.sh LIBRARY BUILT PROGRAM: the call stacks of a trace, in programs whose functions are known
+# (stacks.c, stacks.py, stacks.go), as PROGRAM, "rdmamr", reports them. Prints TAP.
 set -u
 here=$(realpath "$(dirname "$0")")
 . "$here/../../lib/tap.sh"
@@ -18,8 +18,8 @@ run() { # WAY [NAME=VALUE...]: runs the program, and makes its report
 	status=$?
 	"$rdmamr" report --json "$way" >"$way.json" 2>"$way.error" || cat "$way.error"
 }
-# In the expression `report` is the report, `stacks` the stacks of what called ibv_reg_mr, innermost first, and
-# names() the functions of one without their offsets.
+# In the expression `report` is the report, `stacks` the stacks of the callers of ibv_reg_mr,
+# innermost first, and names() the functions of one without their offsets.
 value() { # WAY EXPRESSION
 	python3 - "$1.json" "$2" <<-'END'
 		import json, sys
@@ -66,12 +66,12 @@ is "RDMAMR_TRACE_STACKS=0: no call has a stack" "600 0 []" chain '"{calls} {call
 
 run pointers
 same_program "a function without a description"
-is "its frame pointer leads on" "without_description around_the_undescribed main" pointers 'names(stacks[0][3:6])'
+is "its frame pointer leads to its caller" "without_description around_the_undescribed main" pointers 'names(stacks[0][3:6])'
 
 run coroutine
 same_program "a coroutine on a stack of its own"
 is "its stack ends where it begins" "register_wrapper send_message first_phase coroutine" coroutine 'names(stacks[0][:4])'
-is "with nothing of main" False coroutine '"main" in names(stacks[0]).split()'
+is "without main's frame" False coroutine '"main" in names(stacks[0]).split()'
 
 run thread
 same_program "a thread with the smallest stack"
@@ -79,7 +79,7 @@ is "its stack is its own" "['register_wrapper send_message', 'register_wrapper t
 
 run handler
 same_program "a signal handler"
-is "beyond the handler is what it interrupted" "handler interrupted in_handler" handler '" ".join(name for name in names(stacks[0]).split() if name in ("handler", "interrupted", "in_handler"))'
+is "beyond the handler is the interrupted function" "handler interrupted in_handler" handler '" ".join(name for name in names(stacks[0]).split() if name in ("handler", "interrupted", "in_handler"))'
 
 run child
 same_program "a forked child"
@@ -89,8 +89,9 @@ run deep
 same_program "a stack of 1000 frames"
 is "is cut after 64" "64 deep" deep '"{} {}".format(len(stacks[0]), name(stacks[0][-1]))'
 
-# 16384 stacks, each once. Without the budget 13000 would find room in the table of stacks. A run that has to wait for a
-# processor has more time, and so a greater budget: the run that others disturb least counts.
+# 16384 stacks, each once. Without the time budget, the table of stacks would hold 13000. A run that
+# has to wait for a processor has more time, and so a greater budget: the run that others disturb
+# least counts.
 for _ in 1 2 3 4 5; do
 	rm -f many
 	run many
@@ -99,7 +100,7 @@ done
 same_program "more stacks than there is time for"
 is "each call is in the trace" 16384 many 'report["totals"]["calls"]'
 is "some have a stack, and not two of three" True many '100 < report["totals"]["calls_with_stack"] < 11000'
-is "what has none is told by its caller alone" True many 'any(not caller["stack"] for caller in callers)'
+is "calls without a stack have their caller alone" True many 'any(not caller["stack"] for caller in callers)'
 
 # shellcheck disable=SC2086
 ${CC:-cc} -std=gnu11 -D_GNU_SOURCE -I"$here/../../../include" ${CFLAGS:--O2 -g} -DLIBRARY -shared -fPIC "$here/stacks.c" \

@@ -1,8 +1,9 @@
 #!/bin/bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
-# trace.sh LIBRARY BUILT PROGRAM: what RDMAMR_TRACE writes down of a program whose calls are known (calls.c), as
-# PROGRAM, "rdmamr", reads it: every call once, of all threads and of a forked child, with result, reason and caller;
-# with the cache and without; of a program that is killed, what was written. On $CHECK_DEVICE. Prints TAP.
+# trace.sh LIBRARY BUILT PROGRAM: the trace (RDMAMR_TRACE) of a program whose calls are known
+# (calls.c), as PROGRAM, "rdmamr", reads it: every call once, of all threads and of a forked child,
+# with result, reason and caller; with the cache and without; for a killed program, the calls that
+# it had written. On $CHECK_DEVICE. Prints TAP.
 set -u
 here=$(realpath "$(dirname "$0")")
 . "$here/../../lib/tap.sh"
@@ -23,9 +24,10 @@ run() { # FILE [NAME=VALUE...] [-- ARGUMENT]
 	status=$?
 	"$rdmamr" report --json "$file" >"$file.json" 2>"$file.error" || cat "$file.error"
 }
-# One interpreter for all questions: in the machine of vm/ its start takes a second or two. Each question is a line, and
-# so is each answer. The report has a caller once for each call stack, and once for its calls that have none; which
-# calls have a stack depends on how long the program ran. `places` puts those of a place in the source together.
+# One interpreter for all questions: in the machine of vm/ its start takes a second or two. Each
+# question is a line, and so is each answer. The report has a caller once for each call stack, and
+# once for its calls without one; which calls have a stack depends on the time that the program ran.
+# `places` merges those of one place in the source.
 coproc PYTHON { exec python3 -u -c '
 import json, sys
 def places(report):
@@ -71,53 +73,54 @@ is "the failures by their errno" "[('EFAULT', 1), ('EINVAL', 1)]" plain 'sorted(
 is "with their reasons" "[True, True]" plain '[any(words in failure["example"] for failure in report["failures"]) for words in ("nothing is mapped at 0x1000", "need local write")]'
 is "from the function that made them" "{'fail'}" plain '{failure["caller"]["function"] for failure in report["failures"]}'
 is "the function that registers most" "pairs" plain 'max(report["callers"], key=lambda caller: caller["calls"])["function"]'
-is "what was left, and by whom" "[(1, 12288, 'forget')]" plain '[(leak["regions"], leak["bytes"], leak["caller"]["function"]) for leak in report["leaks"]]'
+is "the regions that are left, and their callers" "[(1, 12288, 'forget')]" plain '[(leak["regions"], leak["bytes"], leak["caller"]["function"]) for leak in report["leaks"]]'
 is "the time of the calls is less than that of the threads" True plain '0 < report["totals"]["time_ns"] < 4 * report["totals"]["run_ns"]'
-is "pinned at the end is what was left" 12288 plain 'report["pinned"]["end_bytes"]'
+is "the regions that are left are pinned at the end" 12288 plain 'report["pinned"]["end_bytes"]'
 
-# Plain are registrations with another address for peers, and those of a child whose parent had a cache.
+# Plain are registrations with another iova, and those of a child whose parent had a cache.
 run all RDMAMR_CACHE=all RDMAMR_STATS="$work/stats"
 check "with the cache: the program runs as without" [ "$status" = 0 ]
 is "with the cache: each call is there once" 2503 all 'report["totals"]["calls"]'
-# The cache declines a registration while it cannot be certain of the memory, as beside a thread that maps its stack or
-# (Linux 6.1) while another thread reads all mappings. Such a region is its caller's own, and the statistics count it as
-# declined. If the cache had made it before, it is a miss in the trace.
+# The cache declines a registration while it cannot be certain about the memory, as beside a thread
+# that maps its stack or (Linux 6.1) while another thread reads all mappings. Such a region is its
+# caller's own, and the statistics count it as declined. If the cache had made it before, it is a
+# miss in the trace.
 said() { # EXPRESSION: of the statistics, "s" being those of a process
 	value all 'sum('"$1"' for s in map(json.loads, open("stats")))'
 }
 declined=$(said 's["bypassed_busy"] + s["bypassed_limit"]')
 echo "# $(value all '"{hits} hits, {misses} misses".format(**report["totals"])'), $declined declined"
 is "with the cache: the hits are those of the statistics" "$(said 's["hits"]')" all 'report["totals"]["hits"]'
-is "with the cache: the misses are those of the statistics, and what the cache made and did not keep" True all \
+is "with the cache: the misses are those of the statistics, and the regions that the cache made and did not keep" True all \
 	"0 <= report['totals']['misses'] - $(said 's["misses"]') <= $declined"
 is "with the cache: most are hits" True all 'report["totals"]["hits"] > 600'
-# Two registrations fail, of ranges that come for the first time.
+# Two registrations fail, both of new ranges.
 check "with the cache: each of the parent's 1200 pairs and 2 failures is a hit, a miss, declined, or of a new range" \
 	[ "$(said 's["hits"] + s["misses"] + s["bypassed_first"]')" -eq $((1202 - declined)) ]
 is "with the cache: the parent's deregistrations leave each region of the cache to the cache" True all \
 	'report["totals"]["kept"] == report["totals"]["hits"] + report["totals"]["misses"]'
 
-# The records of a killed program up to then. The child ended in order.
+# The records of a killed program up to its end. The child ended in order.
 run killed -- kill
 check "killed: it was" [ "$status" = 137 ]
-# The very last call is written as well if it came late.
-is "killed: all but what its last 10 ms left in a buffer" True killed 'report["totals"]["calls"] in (2506, 2507)'
+# The very last call is in the file too if it came late.
+is "killed: all calls but those that its last 10 ms left in a buffer" True killed 'report["totals"]["calls"] in (2506, 2507)'
 is "killed: the report says so" "[False, True]" killed 'sorted(process["ended"] for process in report["processes"])'
 run exited -- _exit
-is "ended by _exit: it is not in order" "[False, True]" exited 'sorted(process["ended"] for process in report["processes"])'
+is "ended by _exit: the report does not call that in order" "[False, True]" exited 'sorted(process["ended"] for process in report["processes"])'
 
-# A file that cannot be written is said once, and the program runs on.
+# The library reports a file that cannot be written once, and the program runs on.
 RDMAMR_TRACE=/nonexistent/trace LD_PRELOAD=$library "$calls" 2>said
 check "a file that cannot be written: the program runs" [ $? = 0 ]
-check "which is said, once a process" [ "$(grep -c 'RDMAMR_TRACE: cannot be written' said)" = 2 ]
+check "which is reported, once a process" [ "$(grep -c 'RDMAMR_TRACE: cannot be written' said)" = 2 ]
 RDMAMR_TRACE=$work LD_PRELOAD=$library "$calls" 2>said
 check "with the reason: a folder" grep -q 'and no more is: Is a directory' said
 RDMAMR_TRACE=/dev/full LD_PRELOAD=$library "$calls" 2>said
 check "no room" grep -q 'and no more is: No space left' said
 mkfifo pipe
 RDMAMR_TRACE=$work/pipe LD_PRELOAD=$library timeout 500 "$calls" 2>said
-check "a pipe that nobody reads holds nobody up" [ $? = 0 ]
-# To write behind that limit is a signal, of which a program dies.
+check "a pipe without a reader does not block the program" [ $? = 0 ]
+# A write beyond that limit raises a signal that would end the program.
 head -c 4096 /dev/zero >limited
 for setting in RDMAMR_TRACE RDMAMR_STATS; do
 	(ulimit -f 4 && exec env $setting="$work/limited" LD_PRELOAD="$library" "$calls") 2>said
@@ -136,8 +139,8 @@ is "the trace holds host and rank of both processes" "[('$(uname -n)', 4), ('$(u
 # A limit. The calls beyond it are counted.
 RDMAMR_TRACE_LIMIT=64K run limited
 check "with a limit: the program runs as without" [ "$status" = 0 ]
-check "the file stays within it, but for what is no call" [ "$(stat -c %s limited)" -le $((112 * 1024)) ]
-check "which is said, once a process at most" bash -c '[ "$(grep -c "RDMAMR_TRACE_LIMIT: the trace is full" limited.said)" -ge 1 ]'
+check "the file's calls stay within it" [ "$(stat -c %s limited)" -le $((112 * 1024)) ]
+check "which is reported, once a process at most" bash -c '[ "$(grep -c "RDMAMR_TRACE_LIMIT: the trace is full" limited.said)" -ge 1 ]'
 is "each call is in the trace, or counted" 2503 limited 'report["totals"]["calls"] + report["totals"]["dropped"]'
 check "the trace is its user's alone" [ "$(stat -c %a limited)" = 600 ]
 
@@ -148,13 +151,14 @@ for _ in 1 2; do
 	RDMAMR_TRACE=$work/both LD_PRELOAD=$library "$calls" &
 	both+=($!)
 done
-# By number: a bare wait would wait for the interpreter too.
+# By number: a plain wait would wait for the interpreter too.
 wait "${both[@]}"
 "$rdmamr" report --json both >both.json
 is "two programs at once: all calls of both" 5006 both 'report["totals"]["calls"]'
 is "in four processes" 4 both 'len(report["processes"])'
 
-# Predictions beside what happens: a program that registers per message (bench/rpc.c), without the cache and with it.
+# Predictions beside reality: a program that registers per message (bench/rpc.c), without the cache
+# and with it.
 without_netlink=
 rpc() { # FILE [NAME=VALUE...]
 	local file=$1
@@ -167,12 +171,13 @@ rpc() { # FILE [NAME=VALUE...]
 rpc rpc_off
 check "rpc: it runs without the cache" [ "$status" = 0 ]
 predicted=$(value rpc_off 'report["advice"]["all"]["hits"]')
-# Of the hits, as below: without what misses and the cache's start cost.
+# For the hits, as below: without the cost of the misses and of the cache's start.
 promised=$(value rpc_off '(lambda advice: advice["all"]["saved_ns"] + advice["all"]["misses"] * advice["miss_ns"] + advice["start_ns"])(report["advice"])')
 pairs=$(value rpc_off 'report["totals"]["time_ns"] // report["totals"]["registrations"]')
 predicted_well() { [ $((predicted * 10)) -ge $((happened * 9)) -a $((predicted * 9)) -le $((happened * 10)) ]; }
 promised_well() { [ "$promised" -le $((2 * really)) -a "$really" -le $((2 * promised)) ]; }
-# What else runs on the machine can only add to the time of a hit, and take hits away: the run that it disturbs least counts.
+# Other load on the machine can only add to the time of a hit, and reduce the number of hits: the
+# least disturbed run counts.
 for _ in 1 2 3 4 5; do
 	rpc rpc_all RDMAMR_CACHE=all
 	happened=$(value rpc_all 'report["totals"]["hits"]')
@@ -186,34 +191,34 @@ check "rpc: ${promised} ns are promised, and the hits saved $really: a factor of
 is "rpc: the cache would serve all" "[]" rpc_off 'report["advice"]["unserved"]'
 rpc rpc_safe RDMAV_FORK_SAFE=1 RDMAMR_CACHE=all
 is "rpc, fork protection wanted: the kernel gives it, and the cache serves all the same" True rpc_safe 'report["totals"]["hits"] > 0'
-# Where the kernel is not asked, libibverbs keeps registered memory from children.
+# If it does not ask the kernel, libibverbs keeps registered memory from children.
 without_netlink=$built/trace_without_netlink
 rpc rpc_fork_all RDMAV_FORK_SAFE=1 RDMAMR_CACHE=all
-is "rpc, fork protected: the cache serves nothing" 0 rpc_fork_all 'report["totals"]["hits"]'
+is "rpc, fork protected: the cache serves no call" 0 rpc_fork_all 'report["totals"]["hits"]'
 rpc rpc_fork RDMAV_FORK_SAFE=1
-is "and nothing is promised" "(0, 0)" rpc_fork '(report["advice"]["all"]["hits"], report["advice"]["all"]["saved_ns"])'
-is "but the reason is given" True rpc_fork '"ibv_fork_init" in report["advice"]["sentence"] and "would have saved nothing" in report["advice"]["sentence"]'
+is "and the report promises nothing" "(0, 0)" rpc_fork '(report["advice"]["all"]["hits"], report["advice"]["all"]["saved_ns"])'
+is "but it gives the reason" True rpc_fork '"ibv_fork_init" in report["advice"]["sentence"] and "would have saved nothing" in report["advice"]["sentence"]'
 without_netlink=
 
-# Calls whose arguments fill the registers, and those through tables of functions, have callers like all others. Of
-# libfabric's: one that fails and 3 that do not, on 4 domains; then on a plain domain and a relaxed one 400 in the
-# background, 400 that are placed (of which none is the cache's), one that fails later, 3 composites and 3 that are
-# replaced.
+# Calls whose arguments fill the registers, and those through tables of functions, have callers like
+# all others. libfabric's calls: one that fails and 3 that do not, on 4 domains; then on a plain
+# domain and a relaxed one 400 in the background, 400 that are placed (the cache serves none of
+# them), one that fails later, 3 composites and 3 that are replaced.
 for way in callers callers_alone; do
 	calls=$built/trace_$way
 	run $way
 	check "$way: the program runs as without" [ "$status" = 0 ]
 	is "$way: each call is there once" "[('begins', 1600), ('changes', 1), ('closes', 12), ('describes', 4), ('ends', 1600), ('fails_later', 2), ('fails_later', 2), ('gathers', 4), ('main', 1), ('main', 1), ('registers', 8), ('replaces', 6), ('replaces', 6), ('replaces', 6), ('replaces', 6), ('shares', 1)]" \
 		$way '[place[:2] for place in places(report)]'
-	is "$way: as what it was called" "[('begins', 'fi_mr_reg'), ('changes', 'ibv_rereg_mr'), ('closes', 'fi_close'), ('describes', 'fi_mr_regattr'), ('ends', 'fi_close'), ('gathers', 'fi_mr_regv'), ('registers', 'fi_mr_reg'), ('shares', 'ibv_reg_dmabuf_mr')]" \
+	is "$way: with the name of its function" "[('begins', 'fi_mr_reg'), ('changes', 'ibv_rereg_mr'), ('closes', 'fi_close'), ('describes', 'fi_mr_regattr'), ('ends', 'fi_close'), ('gathers', 'fi_mr_regv'), ('registers', 'fi_mr_reg'), ('shares', 'ibv_reg_dmabuf_mr')]" \
 		$way '[(place[0], *place[2:]) for place in places(report) if place[0] not in ("main", "replaces", "fails_later")]'
 	is "$way: the call with an unknown access fails, with its reason" "[(4, True)]" \
 		$way '[(failure["count"], "access" in failure["example"]) for failure in report["failures"] if failure["caller"]["function"] == "registers"]'
-	is "$way: what fails in the background has its reason, and the caller that began it" "[(2, True)]" \
+	is "$way: a failure in the background has its reason, and the caller that began it" "[(2, True)]" \
 		$way '[(failure["count"], "nothing is mapped" in failure["example"]) for failure in report["failures"] if failure["caller"]["function"] == "fails_later"]'
 	is "$way: nothing is left" "[]" $way 'report["leaks"]'
-	is "$way: each deregistration is of a region that is known" "[]" $way '[note for note in report["notes"] if "whose registration" in note or "bypassed the library" in note]'
-	is "$way: of the domain with the cache's all are the cache's but those that are placed" True \
+	is "$way: each deregistration is of a known region" "[]" $way '[note for note in report["notes"] if "whose registration" in note or "bypassed the library" in note]'
+	is "$way: in the domain with the cache, the cache serves all but the placed ones" True \
 		$way '405 <= report["totals"]["hits"] + report["totals"]["misses"] <= 425 and report["totals"]["misses"] >= 2'
 done
 tap_done

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Calls of providers to libibverbs' private interface. If a program has looked a call up in
-//! libibverbs by handle, the call bypasses this library's own functions and comes here.
+//! Calls of providers to libibverbs' private interface. If a program looked a function up in
+//! libibverbs by handle, its call bypasses this library's function of that name, and arrives here
+//! by way of the provider.
 //!
 //! # Safety
-//! **Provider's argument:** each `next` is the libibverbs function of the same name. It gets the
-//! argument that the provider passed to that function, unchanged. The provider keeps the function's
-//! contract.
+//! **Provider's argument:** each `next` is the libibverbs function of the same name. It receives,
+//! unchanged, the argument that the provider passed to that function. The provider upholds the
+//! function's contract.
 
 use crate::dispatch::reuse;
 use crate::life::owners;
@@ -17,10 +18,10 @@ use rdmamr_config::{CacheMode, config};
 use rdmamr_mr::{self as mr, Mr};
 use rdmamr_next::{self as next, Context, Pd, Provider};
 
-/// A provider deregisters a region, `ibv_cmd_dereg_mr`. If `RDMAMR_CACHE` serves the region, only
-/// this use of it ends, and the provider frees the object. Any other region ends. The cache may
-/// have the same region of the kernel: an imported object can name it. Then the cache neither
-/// reuses nor deregisters that region.
+/// Serves a provider's `ibv_cmd_dereg_mr`. If `RDMAMR_CACHE` serves the region, only this use of
+/// the cached region ends, and the provider frees the object. Any other region ends. An imported
+/// object can name a kernel region that the cache holds too. In that case the cache neither reuses
+/// nor deregisters its region.
 ///
 /// # Safety
 /// `vmr` is NULL, a provider's own object, or an object of this library.
@@ -45,7 +46,7 @@ pub unsafe fn deregister(vmr: *mut verbs_mr) -> c_int {
     mr::around_bypassed_deregister(mr, || owners::around_deregister_bypassed(mr, dereg))
 }
 
-/// A provider changes a region, `ibv_cmd_rereg_mr`, by `next`. A region that the cache serves becomes
+/// Serves a provider's `ibv_cmd_rereg_mr`, which is `next`. A region that the cache serves becomes
 /// the program's own before, which the cache neither reuses nor deregisters. A relaxed region cannot
 /// be changed: others may use it, now or later.
 ///
@@ -68,8 +69,8 @@ pub unsafe fn rereg(vmr: *mut verbs_mr, next: impl FnOnce(next::CmdRereg) -> c_i
         .map_or(libc::ENOSYS, next)
 }
 
-/// A provider deallocates a domain, `ibv_cmd_dealloc_pd`. Idle regions of the cache must not keep
-/// the domain busy, so the cache deregisters them first.
+/// Serves a provider's `ibv_cmd_dealloc_pd`. Idle regions would keep the domain busy, so the cache
+/// deregisters them first.
 ///
 /// # Safety
 /// `pd` is NULL or a domain that exists.
@@ -86,8 +87,8 @@ pub unsafe fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
     }
 }
 
-/// A provider closes a device, `verbs_uninit_context`. The kernel ends the cache's regions with the
-/// device's file, and the next file may get the same number.
+/// Serves a provider's `verbs_uninit_context`. The kernel ends the cache's regions with the
+/// device's file, and the next file may get the same descriptor number.
 ///
 /// # Safety
 /// `verbs_context` is a device that a provider made.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Deregistering, ibv_dereg_mr(3), a region of any kind: a region that `RDMAMR_CACHE` serves, a
-//! relaxed region, or a plain one.
+//! ibv_dereg_mr(3) on a region of any kind: a region that `RDMAMR_CACHE` serves, a relaxed region,
+//! or a plain one.
 
 use crate::dispatch::reuse;
 use crate::life::owners;
@@ -10,7 +10,6 @@ use rdmamr_config::{CacheMode, config};
 use rdmamr_mr::{self as mr, Error, How, Mr, Object};
 use rdmamr_next as next;
 
-/// Deregisters a region.
 #[inline(always)]
 pub fn deregister(mr: Mr) -> Result<How, Error> {
     if mr.is_cached() {
@@ -33,7 +32,7 @@ pub fn unimport_mr(mr: Mr) {
     owners::forget(region);
     reuse::end(region);
     if is_region(mr) {
-        // The object is the cache's: a provider must not free it.
+        // The cache owns the object, so no provider may free it.
         return;
     }
     if let Some(next) = next::UNIMPORT_MR.by(mr.provider()) {

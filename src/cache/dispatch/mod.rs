@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The one door for every call that registers memory or ends a registration. It decides who serves
-//! the call (the kernel, libibverbs or the cache). Its result says how the call was done.
+//! The single entry for every call that registers memory or ends a registration. It decides whether
+//! the kernel, libibverbs or the cache serves the call. Its result says which of them did.
 //!
-//! `capi/` and `fabric/` stand in front of the door, `cache/`, `watch/` and `mr/` behind it. As
-//! long as there is no cache, a plain call costs one load for it.
+//! `capi/` and `fabric/` call these functions, and these functions call the rest of the cache and
+//! `mr/`. As long as the process has no cache, this costs a plain call one load.
 
 pub mod bypassed;
 mod deregister;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Registering, ibv_reg_mr(3). The cache serves the call if the user wants that and the cache can.
-//! Otherwise the call gets a region of its own.
+//! ibv_reg_mr(3). The cache serves the call if `RDMAMR_CACHE` asks for that and the cache can.
+//! Otherwise the caller gets a plain region.
 
 use crate::dispatch::reuse::{self, Served};
 use crate::instance::existing;
@@ -23,7 +23,7 @@ pub fn register_for(pd: Pd, request: &Request) -> Result<Registered, Error> {
     retried(pd, request, mr::register(pd, request, counter))
 }
 
-/// Registers memory without the cache: the caller gets a region of its own.
+/// Registers memory without the cache: the caller gets a plain region.
 #[inline(always)]
 pub fn register(pd: Pd, request: &Request) -> Result<Registered, Error> {
     retried(pd, request, mr::register(pd, request, None))

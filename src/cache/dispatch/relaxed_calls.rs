@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The relaxed calls, ibv_reg_mr_relaxed(3), and the domains with the cache of libfabric's family.
-//! The cache serves them. If it cannot, the caller gets a region of its own.
+//! The relaxed calls, ibv_reg_mr_relaxed(3), and the libfabric domains that use the cache. If the
+//! cache cannot serve a call, the caller gets a plain region.
 
 use crate::dispatch::register::register_rarely;
 use crate::life::hit::{Answer, hit};
 use crate::life::miss::{self, Unserved};
 use rdmamr_abi::rdma_core::ibv_mr;
+use rdmamr_mr::gpu;
 use rdmamr_mr::{Access, Error, How, Registered, Request};
 use rdmamr_next::Pd;
-use rdmamr_stats as stats;
+use rdmamr_stats::{self as stats, counter};
 
-/// Registers memory.
+/// Registers memory for a relaxed call.
 #[inline(always)]
 pub fn register_relaxed(pd: Pd, request: &Request) -> Result<Registered, Error> {
     let addr = request.addr.addr();
@@ -21,7 +22,6 @@ pub fn register_relaxed(pd: Pd, request: &Request) -> Result<Registered, Error> 
     }
 }
 
-/// Registers memory after a miss.
 #[cold]
 fn register_missed(pd: Pd, request: &Request, answer: Answer) -> Result<Registered, Error> {
     match miss::register(pd, request, answer, false) {
@@ -30,12 +30,13 @@ fn register_missed(pd: Pd, request: &Request, answer: Answer) -> Result<Register
             stats::counters().count(reason);
             register_rarely(pd, request)
         }
-        Err(Unserved::Failed(error)) => Err(error),
+        Err(Unserved::Failed(error)) => gpu::instead(pd, request, error)
+            .inspect(|_| stats::counters().count(counter!(bypassed_memory))),
     }
 }
 
-/// Returns a region of the cache that serves, if there is one. The caller does not need the reason
-/// for a miss.
+/// Returns a cached region that serves, if there is one. The caller does not need the reason for a
+/// miss.
 #[inline(always)]
 pub fn hit_relaxed(pd: Pd, addr: usize, length: usize, access: Access) -> Option<*mut ibv_mr> {
     hit(pd, addr, length, access, false).region()

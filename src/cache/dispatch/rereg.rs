@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Changing a region of any kind, ibv_rereg_mr(3).
+//! ibv_rereg_mr(3) on a region of any kind.
 
 use crate::dispatch::register::register_rarely;
 use crate::dispatch::reuse;
@@ -8,9 +8,9 @@ use core::ffi::c_int;
 use rdmamr_mr::{self as mr, Access, Error, Mr, Request, Reregistration};
 use rdmamr_next::Pd;
 
-/// Changes a region. If the cache serves the region, a region of its own over the same memory
-/// replaces it, provided that the kernel makes the change. Otherwise the region stays what it was,
-/// with its keys, which peers may have.
+/// Changes a region. If the cache serves the region and the kernel makes the change, a plain region
+/// over the same memory replaces it. Otherwise the region stays as it was, with its keys, which
+/// remote peers may hold.
 ///
 /// # Safety
 /// As for [`mr::rereg`].
@@ -45,8 +45,8 @@ pub unsafe fn rereg(mr: Mr, change: &Reregistration) -> Result<c_int, Error> {
     Ok(code)
 }
 
-/// Registers memory anew and changes the new region. If the change fails, returns no region, only
-/// the answer with its errno.
+/// Registers the memory anew and changes the new region. If the change fails, returns only its
+/// result, with errno, and no region.
 ///
 /// # Safety
 /// As for [`mr::rereg`].

@@ -1,20 +1,21 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Transparent reuse, `RDMAMR_CACHE`: plain registrations that the cache serves.
 //!
-//! The program gets an object of its own. Like the object of any other region of this library it
-//! lies in memory of the C library. The object stands for one use of a region of the cache. So an
-//! `ibv_dereg_mr` that the program looked up in libibverbs by handle finds what it expects. That
-//! call comes to `ibv_cmd_dereg_mr`, which ends the use and not the region. So a program whose
-//! every function is libibverbs' is served as well: libibverbs' `ibv_reg_mr` jumps to the library's
-//! `ibv_reg_mr_iova2` as its providers call the library's `ibv_cmd_dereg_mr`, by the same order of
-//! the loaded files.
+//! The program gets a separate `ibv_mr` object, allocated by the C library like the object of every
+//! other region of this library. The object stands for one use of a cached region. So an
+//! `ibv_dereg_mr` that the program looked up in libibverbs by handle finds the object that it
+//! expects. It calls `ibv_cmd_dereg_mr`, which ends the use and not the region. Therefore the cache
+//! also serves a program that calls only libibverbs' own functions: libibverbs' `ibv_reg_mr` jumps
+//! to the library's `ibv_reg_mr_iova2`, just as its providers call the library's
+//! `ibv_cmd_dereg_mr`. Both symbols resolve in the same search order.
 //!
-//! A region in use is never shared: two regions of the program have two keys, as without the cache.
+//! A region in use is never shared: two regions of the program have two keys, as they do without
+//! the cache.
 //!
-//! Most programs register their memory once. So a range that comes for the first time is registered
-//! plainly, and remembered when it is released (`cache/released.rs`).
+//! Most programs register their memory once. So the first registration of a range is plain, and the
+//! range is remembered when it is released (`cache/released.rs`).
 //!
-//! If the cache cannot serve a registration, the registration goes the way that it would go without
+//! If the cache cannot serve a registration, the registration takes the path that it takes without
 //! the cache. Its errors are then the kernel's, about the memory that the program named.
 
 use crate::foresight::{self, Present};
@@ -40,15 +41,15 @@ use rdmamr_stats::{self as stats, Counter, counter};
 use rdmamr_sys::aside;
 use rdmamr_sys::pages::PageRange;
 
-/// Says once what the program gives up, when a region of the cache first serves it. If no memory
-/// can be watched, the program gives nothing up, and the watch has said so.
+/// Logs once, when a cached region first serves the program, what the program gives up. If no
+/// memory can be watched, the program gives nothing up, and the watch has logged that.
 fn say_so(mode: CacheMode) {
     static SAID: AtomicBool = AtomicBool::new(false);
     if SAID.load(Relaxed) || SAID.swap(true, Relaxed) {
         return;
     }
     if log::wants(Level::Info) && instance::is_watching() {
-        // Its messages need 2 KiB of the stack.
+        // The messages need 2 KiB of stack.
         aside::run(|| say(mode));
     }
 }
@@ -75,18 +76,18 @@ fn say(mode: CacheMode) {
     );
 }
 
-/// What becomes of a registration under `RDMAMR_CACHE`.
+/// The result of a registration under `RDMAMR_CACHE`.
 pub enum Served {
-    /// The cache serves it.
+    /// The cache serves the registration.
     Cached(Registered),
-    /// It is plain. The counter, if there is one, counts it once it has succeeded.
+    /// The registration is plain. The counter, if there is one, counts it once it has succeeded.
     Plain(Option<Counter>),
 }
 
 /// Registers memory by the cache if its range has come back and the cache can serve it.
 ///
-/// A range that comes for the first time is known by the table of released ranges alone, as long as
-/// there is no cache: a program that gains nothing by the cache pays for no more than that look.
+/// As long as the process has no cache, the table of released ranges alone tells whether a range
+/// has come back. So a program that gains nothing by the cache pays only for that look-up.
 #[inline(always)]
 pub fn serve(mode: CacheMode, pd: Pd, request: &Request) -> Served {
     match rdmamr_policy::refusal_of(mode, foresight::asked(request)) {
@@ -172,8 +173,8 @@ fn serve_again(
     answer: Answer,
 ) -> Result<Registered, Counter> {
     if !in_place::are_in_place() {
-        // Nothing could be kept. And an end that the program takes from libibverbs would not come
-        // here: it would end the cache's region in the kernel.
+        // The cache could keep no region. Also, a deregistration by a function that the program
+        // took from libibverbs would bypass this library, and end the cached region in the kernel.
         say_without_effect(mode, log::always, PASSED_BY);
         return Err(counter!(bypassed_watch));
     }
@@ -188,8 +189,8 @@ fn serve_again(
     }
 }
 
-/// The counter of a reason why the rule refuses a registration. A registration of length 0, which
-/// the kernel refuses too, is not counted.
+/// The counter of the reason why the rule refuses a registration. A registration of length 0 is not
+/// counted, because the kernel refuses it too.
 #[cold]
 fn refused(reason: u32) -> Option<Counter> {
     Some(match reason {
@@ -208,9 +209,12 @@ fn refused(reason: u32) -> Option<Counter> {
 }
 
 /// Remembers the range of a plain region that is about to be deregistered: the next registration of
-/// the range has come back. (If the deregistration fails, that is too early, and does no harm.)
+/// the range has come back. (If the deregistration fails, this is too early, which does no harm.)
 #[inline(never)]
 pub fn remember(mode: CacheMode, mr: Mr) {
+    if mr.is_of_dmabuf() {
+        return;
+    }
     let (public, access) = (mr.read(), mr.access());
     let page_range = PageRange::around(public.addr.addr() as u64, public.length as u64);
     if let Some(page_range) = page_range.filter(|_| mode.wants(access)) {
@@ -224,7 +228,7 @@ const KEPT_FROM_CHILDREN: &str = "libibverbs keeps registered memory from childr
     RDMAV_FORK_SAFE), since this kernel does not copy it for them, or the program took \
     ibv_fork_init from libibverbs itself";
 
-/// Says once that the setting has no effect, and why.
+/// Logs once that the setting has no effect, and why.
 #[cold]
 fn say_without_effect(mode: CacheMode, say: fn(fmt::Arguments<'_>), why: &str) {
     static SAID: AtomicBool = AtomicBool::new(false);
@@ -245,7 +249,7 @@ fn name(mode: CacheMode) -> &'static str {
     }
 }
 
-/// Makes the program's own object, which stands for one use of the cache's region.
+/// Makes the program's own object, which stands for one use of the cached region.
 #[inline(always)]
 fn stand_for(request: &Request, served: Registered) -> Result<Registered, Counter> {
     // SAFETY: the cache has just given this region out, so it is live until this use is released.
@@ -262,13 +266,13 @@ fn stand_for(request: &Request, served: Registered) -> Result<Registered, Counte
     }
 }
 
-/// Ends one use of the region of the cache whose object lies at `cached`.
+/// Ends one use of the cached region whose object lies at `cached`.
 pub fn end(cached: usize) {
     // SAFETY: `cached` is an object in a slot of the cache, and the cache's memory is never
     // unmapped. In a child, which has no cache, `release` does not read the object.
     if let Some(region) = unsafe { Mr::from_c(with_exposed_provenance_mut(cached)) } {
-        // `release` returns false in a child of the process that registered the region: the region
-        // is the parent's, and stays.
+        // In a child of the process that registered the region, `release` returns false: the region
+        // belongs to the parent, and stays.
         release(region);
     }
 }
@@ -285,8 +289,8 @@ pub fn deregister(mr: Mr) -> Result<How, Error> {
     Ok(How::Kept)
 }
 
-/// A provider deregisters a region that the cache serves. Returns true if there is such a region:
-/// the provider then frees the object.
+/// Serves a provider that deregisters a region. Returns true if the cache serves the region: the
+/// provider then frees the object.
 pub fn deregister_bypassed(mr: Mr) -> bool {
     mr.claim_cached()
         .map(|object| end(object.cached()))

@@ -29,8 +29,8 @@ const MANY: u64 = if cfg!(any(test, feature = "tiny")) {
     512
 };
 
-/// How many large regions are noted with their ranges. A further one makes all memory hold a
-/// region.
+/// How many large regions are noted with their ranges. Once there are more, every range is assumed
+/// to hold a region.
 const LARGE: usize = if cfg!(any(test, feature = "tiny")) {
     2
 } else {
@@ -40,7 +40,7 @@ const LARGE: usize = if cfg!(any(test, feature = "tiny")) {
 /// A range of more blocks than this is assumed to hold a region.
 const TOO_MANY_TO_LOOK: u64 = 256;
 
-/// How many chunks can have a clear part that is noted.
+/// The number of chunks for which a clear part can be noted.
 const CLEAR: usize = if cfg!(any(test, feature = "tiny")) {
     4
 } else {
@@ -60,7 +60,7 @@ struct NotedRange {
 }
 
 impl NotedRange {
-    /// The range, or `None` if it is just changing.
+    /// The range, or `None` if a thread is changing it.
     fn get(&self) -> Option<PageRange> {
         let turn = self.turn.load(Acquire);
         let range = PageRange {
@@ -93,7 +93,7 @@ pub struct Filter {
     ranges: [NotedRange; LARGE],
     blocks: [AtomicU32; BLOCK_COUNTS],
     counts: [AtomicU32; COUNTS],
-    /// For some chunks in which regions lie: a part in which no region lies and none is watched.
+    /// For some chunks that hold regions: a part that holds neither a region nor watched memory.
     clear: [NotedRange; CLEAR],
 }
 
@@ -122,9 +122,9 @@ fn place(number: u64, places: usize) -> usize {
 }
 
 impl Filter {
-    /// Counts a new region. Under the cache's lock. The kernel's mmap lock orders a hook's look at
+    /// Counts a new region. Under the cache's lock. The kernel's mmap lock orders a hook's check of
     /// the count after this store: the region's pages are pinned after it, and a hook that changes
-    /// them after that looks again.
+    /// them after that checks again.
     pub fn add(&self, range: PageRange) {
         if count_of(&chunks(range)) > MANY {
             let free = self.ranges.iter().find(|noted| noted.get() == Some(EMPTY));
@@ -180,8 +180,8 @@ impl Filter {
         &self.clear[place(chunk, CLEAR)]
     }
 
-    /// Notes that no region lies in a part of a chunk and none is watched there, until a region is
-    /// added in the chunk. Under the cache's lock.
+    /// Notes that a part of a chunk holds neither a region nor watched memory. The note lasts until
+    /// a region is added in the chunk. Under the cache's lock.
     pub fn note_clear(&self, part: PageRange) {
         self.clear_part(part.start / CHUNK).set(part);
     }
@@ -196,7 +196,7 @@ impl Filter {
             })
     }
 
-    /// Whether a change of a range may touch a region, or watched memory around one. As
+    /// Whether a change of a range may touch a region, or watched memory around one. As with
     /// [`Filter::may_hold`], a "no" is certain.
     pub fn may_touch(&self, range: PageRange) -> bool {
         self.may_hold(range) && !self.is_clear(range)
@@ -218,8 +218,8 @@ impl Filter {
                 })
     }
 
-    /// At most this many regions reach into the chunks of a range, which must be few chunks. Under
-    /// the cache's lock.
+    /// An upper bound on the number of regions that reach into the chunks of a range. The range
+    /// must have few chunks. Under the cache's lock.
     pub fn at_most(&self, range: PageRange) -> u64 {
         let count = |chunk| u64::from(self.counts[place(chunk, COUNTS)].load(Relaxed));
         let small: u64 = chunks(range).map(count).sum();
@@ -231,8 +231,8 @@ impl Filter {
         range.bytes() / BLOCK >= TOO_MANY_TO_LOOK
     }
 
-    /// Calls `each` with the parts of a range that lie in chunks in which small regions may lie,
-    /// until `each` returns false.
+    /// Calls `each` with the parts of a range that lie in chunks that may hold small regions, until
+    /// `each` returns false.
     pub fn each_chunk(&self, range: PageRange, mut each: impl FnMut(PageRange) -> bool) {
         for block in blocks(range).filter(|&block| self.may_hold_in_block(block)) {
             let in_block = part(range, block, BLOCK);

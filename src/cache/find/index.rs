@@ -30,22 +30,22 @@ const FIRST: usize = if cfg!(any(test, feature = "tiny")) {
     1 << 10
 };
 
-/// For how many additions no list is added once memory was refused.
+/// Once the kernel has refused memory, the index adds no list for this many additions.
 const REFUSED: u32 = 1024;
 
 /// The index. Zeroed memory is an empty index.
 ///
-/// There are as many lists as regions, but for the first ones: the index grows by one list at a
-/// time, by linear hashing. With 2^n + k lists the first k lists, and the last k, are those of n +
-/// 1 bits of the hash, and the others those of n bits. So a new list takes its regions from one
+/// Beyond the first lists there are as many lists as regions: the index grows by one list at a time
+/// (linear hashing). With 2^n + k lists, n + 1 bits of the hash select one of the first k or the
+/// last k lists, and n bits select one of the others. So a new list takes its regions from one
 /// other list.
 #[repr(C)]
 pub struct Index {
-    /// How many lists there are besides the first ones, and the regions on all of them.
+    /// The number of lists besides the first ones, and the number of regions on all lists.
     added: AtomicU32,
     regions: AtomicU32,
-    /// How many bytes of `lists` are mapped if those are more than the first ones, and for how many
-    /// additions no more are asked for.
+    /// The number of mapped bytes of `lists`, if more than the first ones are mapped, and the
+    /// number of additions for which no more are asked for.
     mapped: AtomicU32,
     refused: AtomicU32,
     /// The number of regions of each class, and a bit for each class that has any.
@@ -71,14 +71,14 @@ fn hash(class: usize, granule: u64) -> usize {
     (mixed >> 40) as usize
 }
 
-/// The list of a hash, of so many lists.
+/// The list that a hash selects among `lists` lists.
 fn list_of(hash: usize, lists: usize) -> usize {
     let all = 1 << lists.ilog2();
     let list = hash & (2 * all - 1);
     if list < lists { list } else { list & (all - 1) }
 }
 
-/// Puts a region first on a list.
+/// Links a region as the first of a list.
 fn link(regions: &[CachedRegion], new: Id, head: &AtomicLink) {
     let region = &regions[new.0 as usize];
     let first = head.load();
@@ -90,7 +90,6 @@ fn link(regions: &[CachedRegion], new: Id, head: &AtomicLink) {
     head.store(Link::to(new));
 }
 
-/// Takes a region off its list.
 fn unlink(regions: &[CachedRegion], region: &CachedRegion, head: &AtomicLink) {
     let following = region.following.load();
     let preceding = region.preceding.load();
@@ -105,11 +104,11 @@ fn unlink(regions: &[CachedRegion], region: &CachedRegion, head: &AtomicLink) {
 }
 
 impl Index {
-    /// What an empty index needs: how many bytes from its start on.
+    /// The number of bytes, from its start on, that an empty index needs mapped.
     pub const FIRST: usize = core::mem::offset_of!(Index, lists) + Index::FIRST_LISTS;
     const FIRST_LISTS: usize = (FIRST * size_of::<AtomicLink>()).next_multiple_of(PAGE_SIZE);
 
-    /// Maps the memory of so many lists. False if there is no room.
+    /// Maps the memory of this many lists. False if it cannot be mapped.
     fn map(&self, lists: usize) -> bool {
         let from = (self.mapped.load(Relaxed) as usize).max(Index::FIRST_LISTS);
         if lists * size_of::<AtomicLink>() <= from {
@@ -124,7 +123,6 @@ impl Index {
         there
     }
 
-    /// How many lists there are.
     fn lists(&self) -> usize {
         FIRST + self.added.load(Relaxed) as usize
     }
@@ -134,8 +132,8 @@ impl Index {
         &self.lists[list_of(hash(class, granule), self.lists())]
     }
 
-    /// Adds a list if there are more regions than lists, and moves the regions to it that are its
-    /// own from now on.
+    /// If there are more regions than lists, adds a list, and moves to it the regions whose hash
+    /// selects it from now on.
     fn add_a_list(&self, regions: &[CachedRegion]) {
         let lists = self.lists();
         if lists == LISTS || (self.regions.load(Relaxed) as usize) < lists {
@@ -146,7 +144,7 @@ impl Index {
             return;
         }
         if !self.map(lists + 1) {
-            // The lists grow longer.
+            // The existing lists grow longer instead.
             self.refused.store(REFUSED, Relaxed);
             return;
         }
@@ -164,7 +162,6 @@ impl Index {
         }
     }
 
-    /// Adds a region.
     pub fn add(&self, regions: &[CachedRegion], new: Id) {
         self.add_a_list(regions);
         let region = &regions[new.0 as usize];
@@ -188,7 +185,6 @@ impl Index {
             .store(others | u64::from(count > 0) << class, Relaxed);
     }
 
-    /// Removes a region.
     pub fn remove(&self, regions: &[CachedRegion], old: Id) {
         let region = &regions[old.0 as usize];
         let (class, shift) = class(region.page_range());
@@ -216,8 +212,8 @@ impl Index {
         (1 << (size / page_size()).ilog2()) - 1
     }
 
-    /// As [`Index::overlapping`], for the regions of some classes. There is one copy of this code,
-    /// not one for each caller.
+    /// As [`Index::overlapping`], for the regions of some classes. `each` is `dyn`, so that this
+    /// code exists once, and not once for each caller.
     pub fn overlapping_of(
         &self,
         classes: u64,

@@ -4,10 +4,10 @@
 //! The table is an open hash table with four bytes per entry: the number of a slot and some bits of
 //! the hash. It is small enough to stay in the processor's cache with many regions. Entries are
 //! hints. A reader that finds an entry checks the slot itself, and takes the region only if it
-//! serves. So an entry may outlive its region; but a hit that finds one asks the fence in vain, and
-//! a region that ends takes its entry along. A reader that is late and meets a table that is filled
-//! anew at worst misses, and then looks under the lock. All changes are made under the cache's
-//! lock.
+//! serves. So an entry may outlive its region. But a hit that finds such an entry asks the fence in
+//! vain; therefore the entry is removed when its region ends. A late reader that meets a table that
+//! is being filled anew misses at worst, and then looks under the lock. All changes are made under
+//! the cache's lock.
 
 use crate::mapping::{self, HUGE_PAGE, Large, Paged};
 use crate::region::key::LookupKey;
@@ -37,24 +37,26 @@ const SMALL: u32 = if cfg!(any(test, feature = "tiny")) {
     17
 };
 
-/// The other table is filled while this part of the table's places is free below its [`fill`].
+/// Filling of the other table begins once only this fraction of the table's places is free below
+/// its [`fill`].
 const EARLY: u64 = if cfg!(any(test, feature = "tiny")) {
     4
 } else {
     16
 };
 
-/// For how many additions a large table is left alone, for the cleaner to touch its huge pages.
+/// Filling of a large table pauses for this many additions, so that the cleaner can touch its huge
+/// pages.
 const PAUSE: u64 = if cfg!(any(test, feature = "tiny")) {
     2
 } else {
     2048
 };
 
-/// The entries of a page.
+/// The number of entries in a page.
 const PAGE: usize = 1024;
 
-/// How far an entry may lie behind the place where its search begins.
+/// The number of places that a search looks at. An entry lies in one of them.
 const REACH: u64 = 64;
 
 /// An entry: 12 bits of hash, 20 bits of link to the slot. 0 is no entry.
@@ -62,29 +64,29 @@ const ID_BITS: u32 = 20;
 const ID: u32 = (1 << ID_BITS) - 1;
 const HASH: u32 = !ID;
 
-/// In place of an entry that was removed: a search goes on behind it.
+/// Stands in place of a removed entry. A search continues past it.
 const REMOVED: u32 = HASH;
 
-/// For how many additions no larger table is tried once memory for one was refused.
+/// Once the kernel has refused memory for a larger table, none is tried for this many additions.
 const REFUSED: u64 = 1024;
 
-/// Two tables, one of which is in use. Zeroed memory is the smallest table, empty. Of each array
-/// the first part is mapped, as far as its table has needed it.
+/// Two tables; one is in use. Zeroed memory is the smallest table, empty. Each array is mapped from
+/// its start, as far as its table has needed it.
 #[repr(C)]
 pub struct Table {
     /// Bit 0: the table that is in use. The other bits: the logarithm of its size relative to the
     /// smallest.
     shape: AtomicU64,
-    /// Entries that are not 0.
+    /// The number of entries that are not 0.
     used: AtomicU64,
-    /// The shape of the table that is being filled, plus 1; 0 if none is. How far that has come,
-    /// and its entries that are not 0.
+    /// The shape of the table that is being filled, plus 1; 0 if none is. Then the progress of that
+    /// filling, and the number of entries that are not 0 in that table.
     next: AtomicU64,
     steps: AtomicU64,
     next_used: AtomicU64,
-    /// How many bytes are mapped of the arrays below, in their order.
+    /// The number of mapped bytes of each of the arrays below, in their order.
     mapped: [AtomicU64; 4],
-    /// For how many additions no table is begun.
+    /// The number of additions for which no new table is begun.
     refused: AtomicU64,
     small: Paged<[[AtomicU32; 1 << SMALL]; 2]>,
     large: [Large<[AtomicU32; 1 << LARGEST]>; 2],
@@ -120,16 +122,16 @@ fn entry(hash: u64, id: Id) -> u32 {
 }
 
 impl Table {
-    /// What an empty table needs: how many bytes from its start on.
+    /// The number of bytes, from its start on, that an empty table needs mapped.
     pub const FIRST: usize = core::mem::offset_of!(Table, small) + Table::SMALLEST;
     const SMALLEST: usize = (4usize << SMALLEST).next_multiple_of(PAGE_SIZE);
 
-    /// The smallest table is mapped.
+    /// Records that the smallest table is mapped.
     pub fn has_first(&self) {
         self.mapped[0].store(Table::SMALLEST as u64, Relaxed);
     }
 
-    /// Maps the memory of a table. False if there is no room.
+    /// Maps the memory of a table. False if it cannot be mapped.
     fn map(&self, shape: u64) -> bool {
         let log = (SMALLEST + (shape >> 1) as u32).min(LARGEST);
         let (which, is_large) = ((shape & 1) as usize, log > SMALL);
@@ -167,8 +169,8 @@ impl Table {
         self.shape.load(Relaxed) as u32
     }
 
-    /// Calls `take` with the regions that the matching entries lead to, until `take` takes one. The
-    /// shape is a copy of this table's, or of an earlier one.
+    /// Calls `take` with the regions that the matching entries lead to, until `take` takes one.
+    /// `shape` is this table's shape, or an earlier one.
     #[inline(always)]
     pub fn find<T>(
         &self,
@@ -243,8 +245,8 @@ impl Table {
         self.table(self.shape.load(Relaxed))
     }
 
-    /// Adds an entry where so many regions begin at one page that every place within reach is
-    /// taken. It overwrites another region's entry. That region is found under the lock, or not at
+    /// Adds an entry if so many regions begin at one page that every place within reach is taken.
+    /// The entry overwrites another region's. That region is then found under the lock, or not at
     /// all.
     fn put_over(&self, hash: u64, id: Id) {
         let table = self.in_use();
@@ -259,9 +261,8 @@ impl Table {
         Some((next, self.table(next)))
     }
 
-    /// Begins to fill the other table, in a fitting size, with the regions that are alive. Each
-    /// entry that is added from now on does a part of that, so that no registration waits for all
-    /// of it.
+    /// Begins to fill the other table, in a suitable size, with the live regions. Each later
+    /// addition does a part of the filling, so that no registration waits for all of it.
     fn begin_to_fill(&self, regions: &[CachedRegion]) {
         const SAMPLE: usize = 4096;
         if self.filling().is_some() {
@@ -273,8 +274,8 @@ impl Table {
         }
         let shape = self.shape.load(Relaxed);
         let old = self.table(shape);
-        // If few entries are of live regions, the table was full of ended ones and keeps its size.
-        // The places of a hash table are a random order.
+        // If few entries lead to live regions, the table was full of ended ones, and it keeps its
+        // size. The hash puts entries in random order, so the first ones are a fair sample.
         let sample = &old[..old.len().min(SAMPLE)];
         let live = sample
             .iter()
@@ -282,7 +283,8 @@ impl Table {
         let full = live.count() as u64
             >= fill(old.len() as u64) / 2 * sample.len() as u64 / old.len() as u64;
         let larger = u64::from(full && old.len() < 1 << LARGEST);
-        // A table of the same size has room for the live regions, as long as they are not more.
+        // If the larger table cannot be mapped, a table of the same size suffices as long as the
+        // number of live regions does not grow.
         let other = shape ^ 1;
         let mut sizes = [other + 2 * larger, other].into_iter();
         let Some(next) = sizes.find(|&shape| self.map(shape)) else {
@@ -294,13 +296,13 @@ impl Table {
         self.next.store(next + 1, Relaxed);
     }
 
-    /// Does a part of the filling: first nothing, while a large table is touched elsewhere, then
-    /// clears the table, then reads the regions, and at last puts the table to use.
+    /// Does a part of the filling. It first pauses while the cleaner touches a large table, then
+    /// clears the table, then reads the regions, and finally puts the table to use.
     ///
-    /// The regions are read in the order of their slots: in the order of the old table each would
-    /// be a cache miss. A region that is not kept yet, or invalidated at this moment, gets an entry
-    /// that is of no use. A region that is kept while the slots are read gets its entry in both
-    /// tables.
+    /// The regions are read in the order of their slots: in the order of the old table each read
+    /// would be a cache miss. A region that is not kept yet, or that is being invalidated, gets an
+    /// entry that is of no use. A region that is kept while the slots are read gets its entry in
+    /// both tables.
     fn go_on(&self, regions: &[CachedRegion]) {
         const CLEARED: u64 = if cfg!(any(test, feature = "tiny")) {
             16
@@ -359,14 +361,15 @@ impl Table {
         }
     }
 
-    /// Whether a large table is to be filled that has not been touched.
+    /// Whether a large table that is to be filled has not been touched yet.
     pub fn is_to_be_touched(&self) -> bool {
         let large = |(_, next): (u64, &[AtomicU32])| next.len() > 1 << SMALL;
         self.steps.load(Relaxed) == 1 && self.filling().is_some_and(large)
     }
 }
 
-/// Puts an entry into a table of which `used` entries are not 0. False if there is no place.
+/// Puts an entry into a table that has `used` entries other than 0. False if every place within
+/// reach is taken.
 fn put(table: &[AtomicU32], used: &AtomicU64, regions: &[CachedRegion], hash: u64, id: Id) -> bool {
     let mask = table.len() as u64 - 1;
     let new = entry(hash, id);

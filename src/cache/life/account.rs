@@ -4,8 +4,8 @@
 //! The idle regions are not counted at each change: two threads that use different regions would
 //! then write to the same cache line at every hit. While all registered regions together are within
 //! the limit, the idle ones are too, and nothing is counted. Beyond the limit the account knows how
-//! much more may become idle, the *spare* amount. Three rules keep the spare amount from being too
-//! large:
+//! much more may become idle, the *spare* amount. Three rules ensure that the spare amount is never
+//! too large:
 //!
 //! - A release takes its region from the spare amount. A hit does not give the region back.
 //! - An idle region that ends is given back.
@@ -110,21 +110,21 @@ impl SharedAmount {
 
 /// The account. Zeroed memory is the account of an empty cache that may keep nothing.
 ///
-/// Each release reads the last two fields, which lie in one line of the processor's cache with what
-/// else is read so often ([`crate::layout::Regions`]), and apart from what is written.
+/// Each release reads the last two fields. They share a cache line with the other fields that are
+/// read as often ([`crate::layout::Regions`]), apart from the fields that are written.
 #[repr(C)]
 pub struct Account {
     /// How much more may become idle; negative if too much is idle. Meaningless while everything
     /// registered is within the limit.
     spare: SharedAmount,
-    /// The slot that the count looks at next. This field and the following ones: under the cache's
-    /// lock.
+    /// The slot that the count looks at next. This field and the following ones change only under
+    /// the cache's lock.
     next: AtomicU32,
-    /// What the count has found.
+    /// The idle regions that the count has found.
     counted: SharedAmount,
-    /// What was spare when the count began.
+    /// The spare amount when the count began.
     at_start: SharedAmount,
-    /// What was given back since then.
+    /// The amount that was given back since then.
     given_back: SharedAmount,
     rest_of_line: [u64; 7],
     registered: SharedAmount,
@@ -134,7 +134,7 @@ pub struct Account {
 
 #[cfg(not(loom))]
 impl Account {
-    /// Where that line begins.
+    /// The offset of that cache line.
     pub const LINE: usize = core::mem::offset_of!(Account, registered);
 }
 
@@ -161,7 +161,6 @@ impl Account {
         self.limit.get()
     }
 
-    /// How much is registered.
     pub fn registered(&self) -> Amount {
         self.registered.get()
     }
@@ -190,9 +189,9 @@ impl Account {
         self.registered.set(before - Amount::of(range));
     }
 
-    /// Whether one more region may be idle, with room for many more. Called when that region has
-    /// become idle. False means that the count must go on, and that regions must end if the idle
-    /// ones are over the limit.
+    /// Whether a region that has just become idle may stay so, with a quarter of the limit left to
+    /// spare. False means that the count must go on, and that regions must end if the idle ones are
+    /// over the limit.
     #[inline(always)]
     pub fn may_be_idle(&self, range: impl FnOnce() -> PageRange) -> bool {
         self.all_fits() || self.spend(range())
@@ -238,7 +237,8 @@ impl Account {
         next
     }
 
-    /// Has the count go on at that slot, after it has found `idle` more. Under the cache's lock.
+    /// Sets the slot at which the count goes on, after it has found `idle` more. Under the cache's
+    /// lock.
     pub fn go_on_at(&self, next: u32, idle: Amount) {
         self.next.store(next, Relaxed);
         self.counted.set(self.counted.get() + idle);
@@ -248,7 +248,8 @@ impl Account {
     pub fn end_count(&self) {
         self.next.store(0, Relaxed);
         let spare = self.limit.get() - self.counted.get();
-        // Of what was given back the count may have seen nothing, so it does not count as spare.
+        // The count may have seen none of the regions that were given back, so they do not count as
+        // spare.
         self.spare
             .add(spare - self.at_start.get() - self.given_back.get());
     }
@@ -280,7 +281,7 @@ mod tests {
         account
     }
 
-    /// A count that finds so many regions of that range, in one step.
+    /// Runs a count that finds this many regions of `range`, in one step.
     fn count(account: &Account, regions: i64, range: PageRange) {
         account.next();
         let each = Amount::of(range);
@@ -328,7 +329,7 @@ mod tests {
         count(&account, 0, RANGE);
         account.next();
         account.go_on_at(5, Amount::of(RANGE));
-        // Behind the count and before it.
+        // One release behind the count, one ahead of it.
         for _ in 0..2 {
             account.may_be_idle(|| RANGE);
         }

@@ -1,21 +1,22 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Which regions are used again: those whose memory is the process's *own*, private and of no file.
+//! Which regions the cache reuses: those whose memory is the process's *own*, private and of no
+//! file.
 //!
 //! The watch sees every change of such memory. Shared memory and files change in more ways: another
-//! process truncates the file, punches a hole or detaches the segment, and nothing tells the cache.
+//! process truncates the file, punches a hole or detaches the segment, and the cache receives no
+//! event.
 //!
-//! The cache does not follow how the program maps memory. It asks the kernel once for each region,
-//! at the first registration that could use the region again: until then the region is *new*, and a
-//! region that is used once costs no question. Why the answer holds:
+//! The cache does not track the program's mappings. It asks the kernel once about each region, at
+//! the first registration that could reuse the region. Until then the region is *new*, and a region
+//! that is used once costs no question. The answer holds for these reasons:
 //!
-//! * A region is watched before it is pinned, and pinned before it is kept. The kernel is asked
-//!   after
-//!   that.
-//! * So the mapping that was asked about is the one that was pinned, or else a change has been
-//!   reported since, and the region is invalidated (`locked.rs`) before anybody takes it.
-//! * A mapping never turns from private to shared, nor gets another file.
+//! * A region is watched before it is pinned, and pinned before it is kept. The cache asks the
+//!   kernel after that.
+//! * So either the kernel's answer describes the mapping that was pinned, or a change has been
+//!   reported since, and the region is invalidated (`locked.rs`) before any thread takes it.
+//! * A mapping never turns from private to shared, and never gets another file.
 //!
-//! An answer that the kernel does not give leaves the region new.
+//! If the kernel does not answer, the region stays new.
 
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
 use errno::{Errno, errno, set_errno};
@@ -26,31 +27,34 @@ use rdmamr_sys::pages::PageRange;
 use rdmamr_sys::proc;
 use std::sync::Mutex;
 
-/// What the kernel says about the memory of a region.
+/// The kernel's answer about the memory of a region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Memory {
-    /// All of it is private and of no file.
+    /// All of the memory is private and of no file.
     Own,
-    /// This memory, in which the region lies at least in part, is not.
+    /// The region overlaps this range, which is shared or of a file, or is unknown.
     Foreign(PageRange),
-    /// The kernel does not say, or may not be asked just now.
+    /// The kernel does not answer, or cannot be asked just now.
     Unknown,
 }
 
-/// Stands in place of a region's number: only an answer of now will do.
+/// Passed in place of a region's number, if only a present answer will do.
 pub const NOW: u64 = u64::MAX;
 
-/// What the process knows about its mappings.
+/// The process's knowledge about its mappings.
 #[derive(Default)]
 pub struct Admission {
-    /// The kernel answers no questions about a single mapping (Linux 6.11): all are read.
+    /// The kernel cannot be asked about a single mapping (that needs Linux 6.11), so all mappings
+    /// are read.
     reads_all: AtomicBool,
     last: Mutex<Reading>,
-    /// For reading all mappings, and for questions without an answer: a tenth of a second at once.
+    /// The time for reading all mappings, and for questions without an answer: a tenth of a second
+    /// at once.
     budget: Budget<100_000_000>,
 }
 
-/// The mappings as they once were, in ascending order. Adjoining ones of a kind are one.
+/// The mappings at the time of a reading, in ascending order. Adjoining mappings of one kind are
+/// merged.
 #[derive(Default)]
 struct Reading {
     /// The regions kept before the mappings were read have at most this number.
@@ -64,8 +68,8 @@ struct Run {
 }
 
 impl Admission {
-    /// What kind of memory the region `page_range` has, which is the `kept`th that was kept.
-    /// `newest` is the number of the region that was kept last.
+    /// Asks what kind of memory lies under the region `page_range`, the `kept`th region that was
+    /// kept. `newest` is the number of the region that was kept last.
     pub fn ask(&self, page_range: PageRange, kept: u64, newest: u64) -> Memory {
         let before = errno();
         let memory = self
@@ -75,7 +79,7 @@ impl Admission {
         memory
     }
 
-    /// `None` if the kernel has no such question.
+    /// `None` if the kernel cannot be asked about a single mapping.
     fn ask_for_one(&self, page_range: PageRange) -> Option<Memory> {
         if self.reads_all.load(Relaxed) {
             return None;
@@ -102,7 +106,7 @@ impl Admission {
     }
 
     fn ask_for_all(&self, page_range: PageRange, kept: u64, newest: u64) -> Memory {
-        // Whoever reads the mappings already may take long.
+        // Another thread is reading the mappings, which may take long.
         let Ok(mut last) = self.last.try_lock() else {
             return Memory::Unknown;
         };
@@ -122,7 +126,7 @@ impl Admission {
     }
 }
 
-/// What the runs, which cover `page_range` at least as far as memory is mapped there, say about it.
+/// Judges a page range by the runs, which cover at least its mapped memory.
 fn memory(runs: &[Run], page_range: PageRange) -> Memory {
     let there = &runs[runs.partition_point(|run| run.range.end <= page_range.start)..];
     if there
@@ -138,7 +142,7 @@ fn memory(runs: &[Run], page_range: PageRange) -> Memory {
     Memory::Foreign(foreign.map_or(page_range, |run| run.range))
 }
 
-/// False if there is no memory.
+/// False if there is no memory for the list.
 fn add(runs: &mut Vec<Run>, range: PageRange, own: bool) -> bool {
     match runs.last_mut() {
         Some(last) if last.range.end == range.start && last.own == own => {
@@ -154,15 +158,16 @@ fn add(runs: &mut Vec<Run>, range: PageRange, own: bool) -> bool {
     true
 }
 
-/// Reads the mappings. `None` if the kernel does not show all of them, or there is no memory.
+/// Reads the mappings. `None` if the kernel does not show all of them, or if there is no memory for
+/// the list.
 fn read() -> Option<Vec<Run>> {
     let mut runs = Vec::new();
     let whole = proc::each_mapping(|mapping| add(&mut runs, mapping.range, mapping.is_own()));
     whole.then_some(runs)
 }
 
-/// Calls `each` with the memory of which no region is used again: with all memory if the mappings
-/// cannot be read.
+/// Calls `each` with the memory whose regions the cache does not reuse. That is all memory if the
+/// mappings cannot be read.
 pub fn each_foreign(mut each: impl FnMut(PageRange)) {
     match read() {
         Some(runs) => runs
@@ -185,9 +190,9 @@ const NOTES: usize = if cfg!(any(test, feature = "tiny")) {
 /// How many registrations rely on a note before the kernel is asked again.
 const USES: u32 = 16;
 
-/// Memory that was found to be foreign, so that registrations there need not be kept to be asked
-/// about. A note only ever keeps a region from being kept, so it may be out of date. Zeroed memory
-/// holds no note. Everything here runs under the cache's lock.
+/// Notes of memory that was found to be foreign. The cache need not keep a region there only to ask
+/// the kernel about it. A note can only prevent a region from being kept, so it may be out of date.
+/// Zeroed memory holds no note. Everything here runs under the cache's lock.
 #[repr(C)]
 pub struct Foreign {
     /// Notes made so far. The next one takes the place of the oldest.
@@ -203,7 +208,7 @@ struct Note {
     left: AtomicU32,
 }
 
-/// What the notes say about a range.
+/// The answer of the notes about a range.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Noted {
     Nothing,
@@ -243,12 +248,12 @@ impl Foreign {
         note.start.store(range.start, Relaxed);
         note.end.store(range.end, Relaxed);
         note.left.store(USES, Relaxed);
-        // Wraps around to the number of notes, not to 0: all of them count.
+        // Wraps around to the number of notes, not to 0, because all notes are in use.
         let next = made.checked_add(1).unwrap_or(NOTES as u32);
         self.made.store(next, Relaxed);
     }
 
-    /// Forgets what was noted about the range.
+    /// Forgets the notes about the range.
     pub fn forget(&self, range: PageRange) {
         self.overlapping(range)
             .for_each(|note| note.left.store(0, Relaxed));
@@ -282,7 +287,7 @@ mod tests {
         for (start, end) in [(19, 21), (20, 30), (10, 60), (29, 31)] {
             assert_eq!(memory(start, end), Memory::Foreign(range(20, 30)));
         }
-        // Gaps, of which nothing is known.
+        // Ranges that reach into gaps, where the memory is unknown.
         for (start, end) in [(9, 11), (35, 55), (39, 41), (40, 50), (59, 61), (70, 80)] {
             assert_eq!(memory(start, end), Memory::Foreign(range(start, end)));
         }

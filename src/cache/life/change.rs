@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What an interposed memory call does for the cache. Before the real call it announces the change,
-//! with its range, writes the range to the log, ends the idle regions that the change touches, and
-//! stops watching their memory: the kernel then has no event for the change, and the call need not
-//! wait for the reader. If a region was made meanwhile, it writes the range once more after the
-//! real call. If the cache has no region there and watches nothing there, it does nothing.
+//! The work that the hook of an interposed memory call does for the cache. Before the real call the
+//! hook announces the change, with its range, writes the range to the log, ends the idle regions
+//! that the change touches, and stops watching their memory: the kernel then has no event for the
+//! change, and the call need not wait for the reader. If a region was linked meanwhile, the hook
+//! writes the range once more after the real call. If the cache has neither a region nor watched
+//! memory there, the hook does nothing.
 //!
 //! These functions run wherever the program or one of its libraries changes memory: in malloc, in
 //! signal handlers, in forked children. They allocate nothing and look up no symbol. The one lock
 //! that they take is the cache's, for which they wait 20 ms at most. They block all signals while
-//! they hold it, so that no signal handler leaves with the lock.
+//! they hold it, so that no signal handler can jump out of a call that holds the lock.
 
 use crate::instance::{self, Cache, cache_gave_up};
 use crate::life::ending::{self, in_call};
@@ -24,7 +25,7 @@ use rdmamr_sys::pages::PageRange;
 use rdmamr_sys::{clock, memory, thread};
 use rdmamr_trace as trace;
 
-/// The cache, if it must hear of changes.
+/// This process's cache, unless it is retired.
 #[inline(always)]
 fn existing() -> Option<&'static Cache> {
     instance::existing().filter(|_| !is_retired())
@@ -32,45 +33,45 @@ fn existing() -> Option<&'static Cache> {
 
 /// A change that is about to be made. The change is over when this value is dropped.
 pub enum Changing<'f> {
-    /// The cache need not hear of it.
+    /// The cache need not be told of it.
     Nothing,
     UnderWay(UnderWay<'f>),
-    /// It is counted in [`UNANNOUNCED`]. If there is a cache once the call has returned, this range
-    /// is recorded.
+    /// The change is counted in [`UNANNOUNCED`]. If the process has a cache once the call has
+    /// returned, this range is recorded.
     Counted(PageRange),
 }
 
-/// A change that the cache hears of.
+/// A change that the cache is told of.
 pub struct UnderWay<'f> {
     cache: &'static Cache,
-    /// What the call has changed once it ends.
+    /// The memory that the call has changed once it has returned.
     range: PageRange,
     announced: Option<Announced<'f>>,
     /// If the range was recorded before the real call: how many regions had been linked then.
     linked: Option<u64>,
-    /// If the call is on much memory, and counts as such.
+    /// Set if the call covers at least [`LONG`] bytes.
     long: Option<Long>,
     frame: &'f Frame,
 }
 
 const NOTHING: PageRange = PageRange { start: 0, end: 0 };
 
-/// A call on this many bytes may hold the kernel's lock of the address space for milliseconds.
+/// A call on this many bytes may hold the kernel's mmap lock for milliseconds.
 const LONG: u64 = 16 << 20;
 
-/// The page range of a range: its whole pages. An empty range, or one that runs past the end of the
-/// address space, gives [`NOTHING`].
+/// The page range around a range. An empty range, or one that runs past the end of the address
+/// space, gives [`NOTHING`].
 fn pages(addr: usize, length: usize) -> PageRange {
     PageRange::around(addr as u64, length as u64).unwrap_or(NOTHING)
 }
 
-/// This process's instance, if it has to hear of changes.
+/// This process's cache, if it must be told of changes: unless it is retired or has given up.
 #[inline(always)]
 fn heeding() -> Option<&'static Cache> {
     existing().filter(|_| !cache_gave_up())
 }
 
-/// Tells the trace of a change, so that a reader knows what a cache would have lost.
+/// Tells the trace of a change, so that a report knows which regions a cache would have lost.
 #[inline(always)]
 fn traced(addr: usize, length: usize) {
     if trace::is_on() {
@@ -78,8 +79,8 @@ fn traced(addr: usize, length: usize) {
     }
 }
 
-/// Tells the trace and the table of released ranges of a change. Whether the cache listens too.
-/// This costs two loads as long as nobody listens.
+/// Tells the trace and the table of released ranges of a change. Returns whether the cache listens
+/// too. As long as none of them listens, this costs two loads.
 #[inline(always)]
 fn told(addr: usize, length: usize) -> bool {
     traced(addr, length);
@@ -99,7 +100,7 @@ pub fn changing(frame: &Frame, addr: usize, length: usize) -> Changing<'_> {
         return Changing::Nothing;
     }
     let Some(cache) = heeding() else {
-        // The cache may be about to start, and ask whether calls come here.
+        // The cache may be about to start, and to ask whether memory calls reach this library.
         in_place::call_came(addr);
         return Changing::Nothing;
     };
@@ -107,16 +108,15 @@ pub fn changing(frame: &Frame, addr: usize, length: usize) -> Changing<'_> {
     Changing::UnderWay(begin(cache, frame, range, Neighbours::Stay))
 }
 
-/// A call needs pages that no device has pinned: the idle regions of this memory end. They count as
-/// changed, though their pages have not. (What another thread registers during the call is in the
-/// call's way without the library, too.)
+/// Ends the idle regions of this memory for a call that needs pages that no device has pinned. The
+/// regions count as changed, although their pages have not changed. (A region that another thread
+/// registers during the call obstructs the call without the library, too.)
 pub fn let_go(addr: usize, length: usize) {
     drop(changing(&Frame::new(), addr, length));
 }
 
-/// As [`changing`], of a call that needs pages that no device has pinned, and that the kernel may
-/// refuse where the memory is watched: also what regions have left watched that have ended is
-/// watched no more.
+/// As [`changing`], for a call that needs pages that no device has pinned, and that the kernel may
+/// refuse on watched memory. It therefore also ends the watch that ended regions have left behind.
 pub fn changing_unwatched(frame: &Frame, addr: usize, length: usize) -> Changing<'_> {
     if told(addr, length) {
         unwatched(frame, addr, length)
@@ -134,8 +134,9 @@ fn unwatched(frame: &Frame, addr: usize, length: usize) -> Changing<'_> {
     let range = pages(addr, length);
     let mut under_way = begin(cache, frame, range, Neighbours::Stay);
     if range.start < range.end && cache.watch.has_left_some() {
-        // Another thread may link a region there in between, whose watch ends here. It is no hit
-        // while this is announced, and the record after the call invalidates it.
+        // Another thread may link a region there in between, and the watch of that region ends
+        // here. No hit takes the region while this call is announced, and the record after the call
+        // invalidates it.
         under_way
             .announced
             .get_or_insert_with(|| announce(cache, frame, range));
@@ -148,9 +149,9 @@ fn unwatched(frame: &Frame, addr: usize, length: usize) -> Changing<'_> {
 
 /// A call is about to map memory in place of other memory.
 ///
-/// The kernel makes the new mapping one with the old one around it, if that is not watched, and
-/// mremap(2) accepts a single mapping only. So the cache also ends what it watches directly around
-/// memory that it watches.
+/// The kernel merges the new mapping with the old one around it, if that is not watched, and
+/// mremap(2) accepts a single mapping only. So the cache also ends the watch that directly adjoins
+/// watched memory in the range.
 #[inline(always)]
 pub fn replacing(frame: &Frame, addr: usize, length: usize) -> Changing<'_> {
     if !told(addr, length) {
@@ -163,12 +164,14 @@ pub fn replacing(frame: &Frame, addr: usize, length: usize) -> Changing<'_> {
     Changing::UnderWay(begin(cache, frame, range, Neighbours::End))
 }
 
-/// The unreported changes under way that began when there was no cache. (A signal handler that
-/// leaves such a call by siglongjmp(3) leaves its count, and the cache keeps nothing.)
+/// The number of unreported changes under way that began when the process had no cache. (If a
+/// signal handler leaves such a call by siglongjmp(3), the count stays, and the cache keeps no
+/// region.)
 static UNANNOUNCED: AtomicU64 = AtomicU64::new(0);
 
-/// Whether a change is under way that could not be announced. Asked once a region is pinned, before
-/// it is kept: a change that takes effect after the pin counts here, or has found the cache.
+/// Whether a change is under way that could not be announced. Asked after a region is pinned and
+/// before it is kept: a change that takes effect after the pin is counted here, or has found the
+/// cache.
 pub fn is_unannounced() -> bool {
     fence(SeqCst);
     UNANNOUNCED.load(Acquire) != 0
@@ -177,16 +180,16 @@ pub fn is_unannounced() -> bool {
 /// A call is about to change memory in a way that userfaultfd does not report: protection, guard
 /// pages.
 ///
-/// A region may come to this memory after the look at the filter and before the call takes effect,
-/// and be used again before the call returns. So the change is announced even if the filter has no
-/// region. If there is no cache to announce it to, it is counted, and nothing is kept until it is
-/// over.
+/// A region may be linked in this memory after the check of the filter and before the call takes
+/// effect, and may be reused before the call returns. So the change is announced even if the filter
+/// has no region. If the process has no cache yet, the change is counted instead, and no region is
+/// kept until it is over.
 pub fn unreported(frame: &Frame, addr: usize, length: usize) -> Changing<'_> {
     traced(addr, length);
     begin_unreported(frame, addr, length, Neighbours::Stay)
 }
 
-/// As [`unreported`], of a call that maps memory in place of other memory ([`replacing`]).
+/// As [`unreported`], for a call that maps memory in place of other memory ([`replacing`]).
 pub fn replacing_unreported(frame: &Frame, addr: usize, length: usize) -> Changing<'_> {
     traced(addr, length);
     begin_unreported(frame, addr, length, Neighbours::End)
@@ -211,7 +214,7 @@ fn begin_unreported(
         return begun(cache);
     }
     UNANNOUNCED.fetch_add(1, SeqCst);
-    // Either this thread finds the cache, or who keeps a region finds the count.
+    // Either this thread finds the cache, or the thread that keeps a region finds the count.
     fence(SeqCst);
     match heeding() {
         Some(cache) => {
@@ -222,18 +225,18 @@ fn begin_unreported(
     }
 }
 
-/// A change has returned that was counted.
+/// A counted change has returned.
 #[cold]
 fn end_counted(range: PageRange) {
     if let Some(cache) = heeding() {
         begin(cache, &Frame::new(), range, Neighbours::Stay).end();
     }
-    // The record of the change precedes this.
+    // The count goes down only after the change is recorded.
     UNANNOUNCED.fetch_sub(1, Release);
 }
 
-/// A call may change memory. The caller says by [`Changing::changed`] whether the call did, and
-/// which memory.
+/// A call may change memory. The caller tells by [`Changing::changed`] whether it did, and which
+/// memory.
 #[inline(always)]
 pub fn may_change(frame: &Frame, addr: usize, length: usize) -> Changing<'_> {
     traced(addr, length);
@@ -259,7 +262,7 @@ fn may_have_changed(frame: &Frame, addr: usize, length: usize) -> Changing<'_> {
     })
 }
 
-/// A call may change any memory. The caller says by [`Changing::changed`] whether the call did.
+/// A call may change any memory. The caller tells by [`Changing::changed`] whether it did.
 pub fn may_change_any(frame: &Frame) -> Changing<'_> {
     may_have_changed(frame, 0, usize::MAX / 2)
 }
@@ -276,7 +279,7 @@ fn announce<'f>(cache: &Cache, frame: &'f Frame, range: PageRange) -> Announced<
     changes.begin_at(range, thread::pointer(), frame)
 }
 
-/// Whether what is watched around the changed memory ends as well.
+/// Whether the regions and the watch that adjoin the changed memory end as well.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Neighbours {
     Stay,
@@ -324,19 +327,18 @@ fn now() -> u64 {
 fn end_touched(cache: &Cache, range: PageRange, neighbours: Neighbours) -> bool {
     inside(|| ending::touched(cache, range, neighbours == Neighbours::End)).unwrap_or_else(|| {
         // A signal handler has interrupted this thread inside the cache, or the cache itself frees
-        // memory. What the log has invalidated, the cleaner ends.
+        // memory. The cleaner ends the regions that the log has invalidated.
         cache.cleaner.wake();
         false
     })
 }
 
-/// Runs what takes the cache's lock, without signals. Leaves errno. `None` if this thread is inside
-/// already, or has no stack for it.
+/// Runs `body`, which takes the cache's lock, with all signals blocked. Preserves errno. `None` if
+/// this thread is inside the cache already, or has too little stack.
 fn inside<T>(body: impl FnOnce() -> T) -> Option<T> {
     if thread::is_inside() {
         return None;
     }
-    // `None`: there is no stack for it.
     in_call(|| aside::run_if_little(body))
 }
 
@@ -352,7 +354,7 @@ impl Changing<'_> {
         )
     }
 
-    /// Adds this memory to what the call has changed.
+    /// Adds this memory to the memory that the call has changed.
     pub fn changed(&mut self, addr: usize, length: usize) {
         if let Changing::UnderWay(under_way) = self {
             under_way.write(pages(addr, length), None);
@@ -361,11 +363,12 @@ impl Changing<'_> {
 }
 
 impl UnderWay<'_> {
-    /// Records what the real call has changed. `linked` is there if this was recorded before.
+    /// Records the memory that the real call has changed. `linked` is set if the range was recorded
+    /// before the call too.
     fn write(&mut self, range: PageRange, linked: Option<u64>) {
         let regions = self.cache.regions;
         // Another thread may have registered a region there since the check before the call. If the
-        // filter has none, no region was pinned there before the change that has not ended since.
+        // filter has none, every region that was pinned there before the change has ended since.
         if !regions.filter.may_touch(range) {
             return;
         }
@@ -408,9 +411,9 @@ impl Drop for Changing<'_> {
 /// Whether memory of the process may have a protection key.
 static KEYED: AtomicBool = AtomicBool::new(false);
 
-/// A call has given memory a protection key. What a registration may do depends on the calling
-/// thread's rights to the key, which a thread changes without a system call. So the cache keeps
-/// nothing from now on.
+/// A call has given memory a protection key. The access that a registration gets depends on the
+/// calling thread's rights to the key, which a thread changes without a system call. So the cache
+/// keeps no region from now on.
 pub fn keyed() {
     if !KEYED.swap(true, SeqCst)
         && let Some(cache) = existing()
@@ -419,7 +422,7 @@ pub fn keyed() {
     }
 }
 
-/// Has the cache keep nothing from now on if memory may have a protection key.
+/// If memory may have a protection key, makes the cache keep no region from now on.
 pub fn mind_keys(changes: &Log) {
     if KEYED.load(SeqCst) {
         keep_nothing(changes);
@@ -435,8 +438,8 @@ fn keep_nothing(changes: &Log) {
     ));
 }
 
-/// Stops watching memory that a change under way moves, and whose regions it has just invalidated.
-/// Returns true if some of the memory may have been watched.
+/// Stops watching memory that a change under way moves. The change has just invalidated the regions
+/// there. Returns true if some of the memory may have been watched.
 #[cold]
 pub fn unwatch(addr: usize, length: usize) -> bool {
     let range = pages(addr, length);
@@ -450,9 +453,10 @@ pub fn unwatch(addr: usize, length: usize) -> bool {
     known || unknown
 }
 
-/// The C library is about to make a mapping larger, by an mremap(2) of its own, which accepts a
-/// single mapping only. If the watch of a part has cut the mapping, joins the pieces. The kernel
-/// reports what becomes of a mapping that is watched as a whole, and of one that is watched anew.
+/// The C library is about to enlarge a mapping by an internal mremap(2), which accepts a single
+/// mapping only. If the watch of a part has split the mapping, this function lets the kernel merge
+/// the VMAs. The kernel reports every later change of a mapping that is watched as a whole, and of
+/// one that is watched anew.
 #[cold]
 pub fn growing(addr: usize, length: usize) {
     let range = pages(addr, length);
@@ -463,7 +467,7 @@ pub fn growing(addr: usize, length: usize) {
     let near = cache.regions.filter.may_hold(range);
     if near {
         if inside(|| ending::is_whole(cache, range)).unwrap_or(true) {
-            // It keeps the watch where it moves to, of which no region knows.
+            // The mapping stays watched where it moves to, and no region knows of that memory.
             return watch.leave_some();
         }
         let frame = Frame::new();
@@ -472,7 +476,7 @@ pub fn growing(addr: usize, length: usize) {
         end_touched(cache, range, Neighbours::Stay);
         cache.regions.changes.end_at(announced);
     }
-    // Where userfaultfds are not kept apart, this looks at each page.
+    // If the kernel does not keep userfaultfds apart, this looks at each page.
     if watch.has_left_some() && (near || watch.keeps_apart()) {
         let errno = errno::errno();
         watch.unwatch_moving(range);
@@ -482,21 +486,22 @@ pub fn growing(addr: usize, length: usize) {
 
 /// Whether the kernel moves several mappings by one mremap(2).
 pub fn several_can_move() -> bool {
-    // It does since Linux 6.17, and keeps userfaultfds apart since 6.16.
+    // The kernel does since Linux 6.17, and keeps userfaultfds apart since 6.16.
     heeding().is_some_and(|cache| cache.watch.keeps_apart())
 }
 
-/// Whether the cache must hear of changes.
+/// Whether the cache must be told of changes.
 #[inline(always)]
 pub fn are_wanted() -> bool {
     heeding().is_some()
 }
 
-/// A call is about to have a userfaultfd unregister memory. The call's argument, a range, lies at
-/// `argument`. Before Linux 6.16 that also ends another userfaultfd's watch of the memory.
+/// A call is about to unregister memory from a userfaultfd. The call's argument, a range, lies at
+/// `argument`. Before Linux 6.16 the kernel then also ends another userfaultfd's watch of the
+/// memory.
 pub fn unregistering(frame: &Frame, argument: usize) -> Option<Changing<'_>> {
     heeding().filter(|cache| !cache.watch.keeps_apart())?;
-    // The address may be wrong, and then the kernel tells the caller.
+    // If the address is wrong, the kernel tells the caller.
     let [start, length] = memory::read(argument as u64).unwrap_or([0, u64::MAX / 2]);
     Some(begin_unreported(
         frame,
@@ -506,12 +511,12 @@ pub fn unregistering(frame: &Frame, argument: usize) -> Option<Changing<'_>> {
     ))
 }
 
-/// A call is about to have a userfaultfd move pages to another address. The call's argument, with
-/// target, source and length, lies at `argument`. The kernel refuses to move pinned pages. (Those
-/// of the target are absent, or the kernel refuses too.)
+/// A call is about to move pages to another address by a userfaultfd. The call's argument, with
+/// target, source and length, lies at `argument`. The kernel refuses to move pinned pages. (It also
+/// refuses a target that has pages.)
 pub fn moving_pages(frame: &Frame, argument: usize) -> Option<Changing<'_>> {
     existing()?;
-    // The address may be wrong, and then the kernel tells the caller.
+    // If the address is wrong, the kernel tells the caller.
     let [_target, source, length] = memory::read(argument as u64).ok()?;
     Some(unwatched(frame, source as usize, length as usize))
 }

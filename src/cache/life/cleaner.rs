@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The cleaner (`cleaning.rs`), as the other threads see it: the cache's clock, and whether it
-//! sleeps.
+//! The cleaner (`cleaning.rs`), as the other threads see it: the cache's clock, and whether the
+//! cleaner sleeps.
 
 use crate::region::slot::CachedRegion;
 use crate::watch::listeners::is_retired;
@@ -18,7 +18,7 @@ pub const SHARE: usize = 16;
 
 /// The cleaner, as the other threads see it. Each release reads `dormant` and `clock`.
 pub struct Cleaner {
-    /// 1 while the cleaner sleeps without a time limit, since no region is idle.
+    /// 1 while the cleaner sleeps without a time limit, because no region is idle.
     pub(super) dormant: AtomicU32,
     /// The cache's clock in ticks. It shows the present time, or a time shortly before.
     pub(super) clock: AtomicU32,
@@ -26,15 +26,15 @@ pub struct Cleaner {
     pub(super) signal: AtomicU32,
     /// The length of a tick in ms.
     pub(super) tick: u32,
-    /// For how many ticks a region stays idle: with access for peers (`remote`), and without
-    /// (`local`).
+    /// The number of ticks that a region stays idle: a remotely accessible one (`remote`), and any
+    /// other (`local`).
     remote: u32,
     local: u32,
     /// Whether the thread exists.
     pub(super) exists: AtomicBool,
-    /// Whether the cache may count on the thread, and on the limits reader.
+    /// Whether the cache may rely on the thread, and on the limits reader.
     pub(super) running: AtomicBool,
-    /// When an attempt to start the threads may be made, in ns of the monotonic clock.
+    /// The earliest time of the next attempt to start the threads, in ns of the monotonic clock.
     pub(super) attempt: AtomicU64,
 }
 
@@ -74,8 +74,8 @@ impl Cleaner {
         self.clock.load(Relaxed)
     }
 
-    /// Whether the cache may keep a region with this access at all: its linger time is not 0, and
-    /// the cleaner's thread exists, and no attempt to start the limits reader has failed.
+    /// Whether the cache may keep a region with this access at all: its linger time is not 0, the
+    /// cleaner's thread exists, and no attempt to start the limits reader has failed.
     pub fn keeps(&self, access: u32) -> bool {
         let linger = if is_remote(access) {
             self.remote
@@ -124,7 +124,8 @@ impl Cleaner {
             _ if region.is_left() => true,
             0 => region.state.load().is_spent() || self.has_lingered(region, now, awake),
             refusals => {
-                // The device may have gone, with many regions that the kernel then refuses to end.
+                // The device may be gone, and the kernel then refuses to deregister its regions,
+                // which may be many.
                 let wait = 1 << refusals.min(LONGEST_WAIT);
                 idle(region.released.load(Relaxed), now, awake) >= wait
             }
@@ -132,7 +133,7 @@ impl Cleaner {
     }
 
     /// Whether an idle region has lingered for long enough now, or will have by the next tick. The
-    /// cleaner is awake since the tick `awake`.
+    /// cleaner has been awake since the tick `awake`.
     fn has_lingered(&self, region: &CachedRegion, now: u64, awake: u64) -> bool {
         let linger = if is_remote(region.access()) {
             self.remote
@@ -143,8 +144,8 @@ impl Cleaner {
     }
 }
 
-/// Returns for how many ticks a region has been idle that was released at the tick `released`. The
-/// cleaner is awake since the tick `awake`.
+/// Returns the number of ticks that a region has been idle. It was released at the tick `released`.
+/// The cleaner has been awake since the tick `awake`.
 fn idle(released: u32, now: u64, awake: u64) -> i64 {
     // A thread may have released the region after `now` was read.
     let idle = (now as u32).wrapping_sub(released) as i32;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The thread that deregisters regions without a future: regions whose memory has changed, regions
-//! that have been idle for long enough, and idle regions while the machine is short of memory. The
-//! thread sleeps while no region is idle. It has the program's table of descriptors, by which it
-//! reaches the devices, and opens no file: the limits reader (`limits_reader.rs`) does.
-//! `helper_thread.rs` says what it must not do.
+//! The thread that deregisters the regions that the cache no longer needs: regions whose memory has
+//! changed, regions that have been idle for long enough, and idle regions while the machine is
+//! short of memory. The thread sleeps while no region is idle. It shares the program's table of
+//! descriptors, by which it reaches the devices. It opens no file; the limits reader
+//! (`limits_reader.rs`) does. `helper_thread.rs` has the rules that it obeys.
 
 use crate::batch::Batch;
 use crate::cause::Cause;
@@ -31,12 +31,12 @@ const ATTEMPTS_APART: u64 = 1_000_000_000;
 /// How often the cleaner checks the machine's free memory, in ticks.
 const LOOKS: u32 = 8;
 
-/// If the cache has more slots than this, what is idle is shown every `LOOKS` ticks only.
+/// If the cache has more slots than this, the idle regions are shown only every `LOOKS` ticks.
 const FEW_SLOTS: u32 = 4096;
 
-/// No region must have been idle for this many ticks before the cleaner sleeps without a time
-/// limit. If the program takes and releases a region all the time, the cleaner finds the region in
-/// use now and then.
+/// The cleaner sleeps without a time limit only after this many ticks at which it found no idle
+/// region. One tick proves little: a region that the program takes and releases all the time is
+/// sometimes in use when the cleaner looks.
 const PATIENCE: u32 = 8;
 
 /// Starts the thread, if it does not run and it is time for an attempt.
@@ -60,7 +60,7 @@ fn try_to_start(cache: &'static Cache) {
         return;
     }
     let exists = cleaner.exists.load(Relaxed);
-    // The limits reader comes after the first region (`start_reader`).
+    // The limits reader starts after the first region (`start_reader`).
     let started = if exists {
         reading::start(cache)
     } else {
@@ -84,10 +84,10 @@ fn start_thread(cache: &'static Cache) -> bool {
     true
 }
 
-/// A region is kept. Starts the limits reader, if it does not run: not before, since the thread
-/// that makes the first region waits for the reader, and the limits reader would take its
-/// processor. If the kernel gives no thread, no further region is kept until a later attempt
-/// succeeds.
+/// A region is kept. Starts the limits reader, if it does not run. An earlier start would delay the
+/// first region: its thread waits for the reader of userfaultfd, and the limits reader would take
+/// that reader's processor. If the kernel refuses a thread, the cache keeps no further region until
+/// a later attempt succeeds.
 #[inline(always)]
 pub fn start_reader(cache: &'static Cache) {
     if !cache.limits_reader.is_running() {
@@ -105,8 +105,8 @@ fn try_to_start_reader(cache: &'static Cache) {
     }
 }
 
-/// The reader has reported changes: wakes the cleaner if idle regions may be among what changed.
-/// Their pages stay pinned until they end.
+/// The reader has reported changes. Wakes the cleaner if idle regions may be among the changed
+/// ones: their pages stay pinned until they end.
 pub fn heard() {
     if let Some(cache) = existing()
         && !cache.cleaner.nothing_is_idle()
@@ -125,12 +125,13 @@ extern "C" fn run(argument: *mut c_void) -> c_int {
     let mut busy = PATIENCE;
     let (mut awake, mut looked_at) = (None, None);
     loop {
-        // The clock has stood still, so the cleaner sets it first. A region that is released from
-        // now on does not look as if it had been released long ago.
+        // The clock has stood still, so the cleaner sets it first. Otherwise a region that is
+        // released from now on would look as if it had been released long ago.
         let now = cleaner.set_clock();
         let awake_since = *awake.get_or_insert(now);
         cleaner.dormant.store(0, SeqCst);
-        // After `dormant`, for `nothing_is_idle`. All work is looked for after both.
+        // Stored after `dormant`, for `nothing_is_idle`. The cleaner looks for work after both
+        // stores.
         cleaner.signal.store(0, SeqCst);
         if regions.changes.is_behind()
             && let Some(locked) = regions.lock_in_call()
@@ -223,9 +224,9 @@ impl IdleDevices {
 }
 
 fn end_all(cache: &Cache, cause: Cause, which: impl FnMut(&CachedRegion) -> bool) {
-    // If a task keeps the lock, the next tick comes.
+    // If another task holds the lock, the cleaner tries again at the next tick.
     each_idle(cache, cause, which, By::Helper, |id| {
-        // If the kernel refuses to deregister a region, the cleaner tries again at the next tick.
+        // If the kernel refuses to deregister a region, the cleaner tries again at a later tick.
         let _ = ending::end(cache, id, By::Helper);
     });
 }
@@ -249,8 +250,8 @@ fn keep_to_limit(cache: &Cache) {
     }
 }
 
-/// Shows in the live page what is idle, and the hits. Neither is counted where it happens: a hit
-/// must write to no other cache line than its region's.
+/// Shows the idle regions and the hits in the live page. Neither is counted when it happens,
+/// because a hit must not write to any cache line but its region's.
 fn show_idle(cache: &Cache) {
     let (regions, counters) = (cache.regions, cache.counters);
     let mut idle = stats::Idle::default();
@@ -258,7 +259,7 @@ fn show_idle(cache: &Cache) {
         let device = kernel_mr::counted_at(region.device.load(Relaxed));
         idle.add(device, region.page_range().bytes());
     });
-    // Without the lock, which a registration would wait for while all slots are read.
+    // This takes no lock: a registration would wait for it while all slots are read.
     let hits = counters.get(counter!(hits)) + regions.hits_of_regions();
     counters.show_idle(&idle, hits);
 }

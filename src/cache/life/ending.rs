@@ -22,7 +22,8 @@ use rdmamr_sys::probe;
 use rdmamr_sys::{signals, thread};
 use rdmamr_trace::{self as trace, format::Call};
 
-/// Runs what takes the cache's lock in an interposed call: without signals. Leaves errno.
+/// Runs `body`, which takes the cache's lock in an interposed call, with all signals blocked.
+/// Preserves errno.
 pub fn in_call<T>(body: impl FnOnce() -> T) -> T {
     let errno = errno::errno();
     let signals = signals::block();
@@ -46,11 +47,11 @@ fn described(region: &CachedRegion) -> Call {
     }
 }
 
-/// Deregisters a claimed region. After an error the region stays registered, and is never used
-/// again. A flush of its domain or device tries to end it again, and so does the cleaner.
+/// Deregisters a claimed region. After an error the region stays registered, and is never reused. A
+/// flush of its domain or device tries to end it again, and so does the cleaner.
 ///
-/// A thread in another table of descriptors than the cache's has other files at the regions'
-/// numbers: it leaves the region to the cleaner.
+/// In another table of descriptors than the cache's, the regions' descriptor numbers mean other
+/// files. A thread with such a table leaves the region to the cleaner.
 pub fn end(cache: &Cache, id: Id, by: By) -> Result<(), Errno> {
     let regions = cache.regions;
     if !TABLE.is_here() {
@@ -64,18 +65,18 @@ pub fn end(cache: &Cache, id: Id, by: By) -> Result<(), Errno> {
         region.released.store(cache.cleaner.now(), Relaxed);
         match by.lock(regions) {
             Some(locked) => locked.restore(id),
-            // Whoever ends the evicted regions meets the error anew.
+            // The thread that ends the evicted regions gets the error again.
             None if !regions.is_orphaned() => regions.ends_later(id),
             None => regions.claim_ended(),
         }
         if by == By::Program {
-            // The cleaner may sleep. It tries again at its own times.
+            // The cleaner may be asleep. Once awake, it tries again at its own times.
             cache.cleaner.wake();
         }
         return Err(errno);
     }
     let Some(locked) = by.lock(regions) else {
-        // The region is unpinned. Its slot waits for a thread that gets the lock.
+        // The kernel has unpinned the region. Its slot waits for a thread that gets the lock.
         region.fd.store(LEFT, Relaxed);
         if regions.is_orphaned() {
             regions.claim_ended();
@@ -127,7 +128,7 @@ fn deregister(region: &CachedRegion, by: By) -> Result<(), Errno> {
 /// the evicted regions.
 pub fn unpin(cache: &Cache, id: Id) {
     let region = cache.regions.region(id);
-    // After an error, whoever ends the region meets the error anew.
+    // After an error, the thread that ends the region gets the error again.
     if TABLE.is_here() && deregister(region, By::Helper).is_ok() {
         region.fd.store(LEFT, Relaxed);
     }
@@ -135,7 +136,7 @@ pub fn unpin(cache: &Cache, id: Id) {
 }
 
 /// Frees the slot of a claimed region that the kernel has deregistered. Also stops watching the
-/// region's memory, if that is of use.
+/// region's memory, if that is useful.
 pub fn leave(cache: &Cache, locked: &Locked<'_>, id: Id, by: By) {
     let region = cache.regions.region(id);
     let extent = region
@@ -157,21 +158,21 @@ pub fn leave(cache: &Cache, locked: &Locked<'_>, id: Id, by: By) {
 }
 
 /// Stops watching the memory that a region leaves in a chunk, unless another region takes the
-/// memory over. A partly watched mapping is split into pieces. Whichever region is the last to
-/// leave, the pieces become one mapping again.
+/// memory over. The watch of a part of a mapping splits the mapping into VMAs. When the last region
+/// leaves, the VMAs become one again, whichever region that is.
 fn leave_chunk(cache: &Cache, locked: &Locked<'_>, id: Id, by: By, chunk: PageRange) {
     const TRIES: u32 = 16;
     let (regions, watch) = (cache.regions, &cache.watch);
     let region = regions.region(id);
-    // After a change the memory is gone, or is about to be registered anew, so the watch of it need
-    // not end.
+    // After a change the memory is gone, or is about to be registered anew, so its watch need not
+    // end.
     let in_peace = matches!(
         cause(region),
         Some(Cause::Flush | Cause::Linger | Cause::Watermark | Cause::Pressure)
     );
     let wanted = in_peace || watch.mappings.is_crowded() || region.has_inherited();
     for _ in 0..TRIES {
-        // Changed memory is no longer the cache's: applying the log takes it off the region's
+        // Changed memory is no longer the cache's: applying the log removes it from the region's
         // extent.
         cache.apply(locked, by);
         let Some(memory) = region.extent().and_then(|extent| extent.common(chunk)) else {
@@ -186,16 +187,16 @@ fn leave_chunk(cache: &Cache, locked: &Locked<'_>, id: Id, by: By, chunk: PageRa
                     return;
                 }
             }
-            // If a call on much memory holds the lock of the address space, nobody waits for it
-            // here, with the cache's lock.
+            // If a call on much memory holds the kernel's mmap lock, this thread does not wait for
+            // it, because it holds the cache's lock.
             Heir::None | Heir::Unknown => return watch.leave_some(),
         }
         std::thread::yield_now();
     }
 }
 
-/// The largest region whose watch is ended, in bytes. To stop watching takes 80 ns a page
-/// (measured), under the lock, and large regions split few mappings.
+/// The largest region whose watch ends with the region, in bytes. To stop watching takes 80 ns a
+/// page (measured), under the lock, and large regions split few mappings.
 const UNWATCH_AT_MOST: u64 = 8 << 20;
 
 /// Deregisters the evicted regions: claimed regions that wait for any thread to deregister them.
@@ -203,7 +204,7 @@ pub fn evicted(cache: &Cache, by: By) {
     some_evicted(cache, by, usize::MAX);
 }
 
-/// Deregisters at most so many of the evicted regions.
+/// Deregisters at most `most` of the evicted regions.
 pub fn some_evicted(cache: &Cache, by: By, most: usize) {
     if !TABLE.is_here() {
         cache.cleaner.wake();
@@ -222,13 +223,13 @@ pub fn some_evicted(cache: &Cache, by: By, most: usize) {
 }
 
 /// Ends the idle regions that the changes in the log touch, and stops watching a range of memory.
-/// With `adjoining`, ends and stops watching what adjoins the range as well, if some of the range
-/// is watched. Returns whether some of the memory was watched. Any thread may call this, in an
-/// interposed memory call too.
+/// With `adjoining`, does the same to the regions and the watched memory that adjoin the range, if
+/// some of the range is watched. Returns whether some of the memory was watched. Any thread may
+/// call this, in an interposed memory call too.
 pub fn touched(cache: &Cache, range: PageRange, adjoining: bool) -> bool {
     let regions = cache.regions;
     // A garbage collector may unmap memory while its signal handler has stopped all other threads.
-    // What this call does not end, the log has invalidated and the cleaner ends.
+    // The cleaner ends the regions that this call leaves: the log has invalidated them.
     let Some(locked) = regions.lock_in_call() else {
         cache.cleaner.wake();
         return false;
@@ -261,8 +262,8 @@ pub fn touched(cache: &Cache, range: PageRange, adjoining: bool) -> bool {
     watched
 }
 
-/// Whether the watch does not cut the mapping of a range: all of it is watched for one region, or
-/// none of it for any. Also true if the lock stays held.
+/// Whether the watch leaves the mapping of a range whole: all of the range is watched for one
+/// region, or none of it is watched. Also true if another task holds the lock.
 pub fn is_whole(cache: &Cache, range: PageRange) -> bool {
     let locked = cache.regions.lock_in_call();
     locked.is_none_or(|locked| {
@@ -289,7 +290,7 @@ pub fn spent(cache: &Cache, id: Id, generation: u32) {
         Some(locked) => locked.claim_generation(id, generation),
         None if cache.regions.is_orphaned() => cache.regions.claim(id),
         None => {
-            // The cleaner ends what has no user and will get none.
+            // The cleaner ends a region that has no user and will get none.
             cache.cleaner.wake();
             return;
         }
@@ -316,7 +317,7 @@ fn counter(cause: Cause) -> Counter {
     }
 }
 
-/// Tells whether a region is of this device. `device` is the address of the region's `Device`.
+/// Tells whether a region belongs to this device. `device` is the address of the region's `Device`.
 pub fn of_device(device: usize) -> impl Fn(&CachedRegion) -> bool {
     move |region| region.device.load(Relaxed) == device
 }

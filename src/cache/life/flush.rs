@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Flushing, ibv_flush_relaxed_mr(3): the cache deregisters idle regions now.
+//! ibv_flush_relaxed_mr(3): the cache deregisters idle regions at once.
 
 use crate::cause::Cause;
 use crate::instance::{Cache, cache_gave_up, existing};
@@ -60,8 +60,8 @@ fn end_idle(
     (ended, refused, looked)
 }
 
-/// Claims the idle regions for which `of` is true, and calls `each` for them. False if a task that
-/// keeps the lock kept this thread from it.
+/// Claims the idle regions for which `of` is true, and calls `each` for them. False if this thread
+/// did not get the lock because another task holds it.
 pub fn each_idle(
     cache: &Cache,
     cause: Cause,
@@ -87,15 +87,15 @@ pub fn each_idle(
     true
 }
 
-/// This thread is about to fork: has the kernel deregister the idle regions, unless they are small
-/// together. The kernel would copy their pages for the child, which takes longer than to register
-/// them again, and takes memory.
+/// Called when this thread is about to fork. Has the kernel deregister the idle regions, unless
+/// they are small together. Otherwise the kernel would copy their pages for the child, which takes
+/// memory, and more time than to register them again.
 ///
 /// This function runs like an interposed memory call (`change.rs`): fork handlers of the program
 /// may hold locks of its malloc. To stop watching the memory takes four times as long as to
-/// deregister it, and is left to the cleaner.
+/// deregister it, so the cleaner does that.
 pub fn before_fork(cache: &Cache) {
-    /// So much is copied in less time than the smallest fork takes.
+    /// The kernel copies this many bytes in less time than the smallest fork takes.
     const SMALL: u64 = 128 << 10;
     if cache_gave_up() || cache.cleaner.nothing_is_idle() || thread::is_inside() {
         return;
@@ -117,7 +117,7 @@ pub fn before_fork(cache: &Cache) {
     });
 }
 
-/// Ends all idle regions, those that wait for it too. It runs like an interposed memory call.
+/// Ends all idle regions, and the evicted ones. Runs like an interposed memory call.
 pub fn end_all(cache: &Cache) {
     in_call(|| {
         each_idle(
@@ -133,9 +133,9 @@ pub fn end_all(cache: &Cache) {
     });
 }
 
-/// The kernel is short of what regions hold: deregisters every idle region, and waits for those
-/// that other threads deregister just now. Returns false if there was none. The caller is inside
-/// the library (`thread::enter`).
+/// The kernel is short of a resource that regions hold. Deregisters every idle region, and waits
+/// for those that other threads are deregistering. Returns false if there was none. The caller is
+/// inside the library (`thread::enter`).
 pub fn relieve(cache: &Cache) -> bool {
     let were_ending = cache.regions.is_ending();
     ending::evicted(cache, By::Program);

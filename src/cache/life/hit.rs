@@ -1,31 +1,33 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A hit: a registration that a region of the cache serves. [`hit()`] is the one function that
-//! makes it. [`in_order`] has the order of its steps, on which the proof rests; the loom tests and
-//! the memory monitor run that very function.
+//! A hit: a registration that a cached region serves. Every hit goes through [`hit()`].
+//! [`in_order`] has the order of its steps, on which the proof rests; the loom tests and the memory
+//! monitor run that same function.
 //!
 //! # What a hit touches
-//! Between two hits a program does other work, which takes the processor's caches. Then the lines
-//! of the cache that a hit touches cost more than its instructions. With the fence, a pair of
-//! `ibv_reg_mr_relaxed` and `ibv_dereg_mr_relaxed` touches these:
+//! Between two hits a program does other work, which fills the processor's caches. The cache lines
+//! that a hit touches then cost more than its instructions. With the fence, a pair of
+//! `ibv_reg_mr_relaxed` and `ibv_dereg_mr_relaxed` touches these lines:
 //!
-//! 1. The pointer to the instance. It is on a page for itself, which a child of a fork gets empty.
-//! 2. Whether calls are recorded (`trace::ON`), and beside it
-//! 3. the number that is asked, and its proof ([`crate::watch::watch_fd::WATCH_FD`]).
+//! 1. The pointer to the instance. It is on a page of its own, which a forked child gets empty.
+//! 2. Whether calls are recorded (`trace::ON`).
+//! 3. Beside it, the descriptor number that the fence asks, and the proof of that number
+//!    ([`crate::watch::watch_fd::WATCH_FD`]).
 //! 4. The first line of the [`Cache`]: where the cache is, whether the process has had threads, the
 //!    cleaner's clock, and whether the cleaner sleeps.
-//! 5. One line of the cache ([`crate::layout::Regions`]): how much is registered and how much may be
-//!    idle, the table's shape, the log's counts.
+//! 5. One line of [`crate::layout::Regions`]: how much is registered and how much may be idle, the
+//!    table's shape, the log's counts.
 //! 6. The entry in the table.
-//! 7. The region's slot. This is the one that is written.
-//! 8. The program's protection domain, of which a hit reads the device and the kernel's number. That
+//! 7. The region's slot, the only one of these lines that is written.
+//! 8. The program's protection domain: a hit reads its device and the kernel's number of it. That
 //!    costs about half a ns of 18.
 //!
-//! Nothing in lines 1 to 5 is written by a hit or a release, so threads share them. To these come
-//! three or four lines of the stack, 21 of code, which is on one page, and two by which the program
-//! finds the two functions. A process that has one thread reads no line 3, but the words of the C
-//! library and of the linker that say so, and the second line of the instance.
+//! Neither a hit nor a release writes to the lines 1 to 5, so threads share them. The pair also
+//! touches three or four lines of the stack, 21 lines of code on one page, and two lines by which
+//! the program finds the two functions. A process with one thread does not read line 3, but the
+//! words of the C library and of the linker that show that it has one thread, and the second line
+//! of the instance.
 //!
-//! Code that few calls need is therefore in functions of its own, which are not inlined.
+//! Therefore code that few calls need is in separate functions, which are not inlined.
 
 use crate::instance::{Cache, existing};
 use crate::life::ending;
@@ -43,21 +45,21 @@ use rdmamr_sys::pages::PageRange;
 use rdmamr_sys::probe;
 use rdmamr_sys::thread;
 
-/// The answer of [`hit()`]: the address of a region's object, or why there is none.
+/// The answer of [`hit()`]: the address of a region's object, or the reason why there is none.
 ///
-/// It fits into a register. A `Result` with an error in it went through memory, and the load
+/// It fits into a register. A `Result` with an error was passed through memory, and the load
 /// stalled: a hit with its release took 25 ns instead of 17.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(transparent)]
 pub struct Answer(usize);
 
 impl Answer {
-    /// No region of the cache serves.
+    /// No cached region serves.
     pub const NONE: Answer = Answer(0);
     /// A change of the memory is under way, or has not been applied.
     const UNSETTLED: Answer = Answer(1);
 
-    /// The region that the caller has got.
+    /// The region that the hit has taken for the caller.
     #[inline(always)]
     pub fn region(self) -> Option<*mut ibv_mr> {
         (self.0 > Answer::UNSETTLED.0).then(|| with_exposed_provenance_mut(self.0))
@@ -69,8 +71,8 @@ impl Answer {
     }
 }
 
-/// Finds a region of the cache that serves, and takes it for one more user. With `unshared`, takes
-/// only a region without users.
+/// Finds a cached region that serves, and takes it for one more user. With `unshared`, takes only a
+/// region without users.
 #[inline(always)]
 pub fn hit(pd: Pd, addr: usize, length: usize, access: Access, unshared: bool) -> Answer {
     let Some(cache) = existing() else {
@@ -105,7 +107,7 @@ pub fn hit(pd: Pd, addr: usize, length: usize, access: Access, unshared: bool) -
 /// Why no region could be taken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Miss<T> {
-    /// No region of the cache serves.
+    /// No cached region serves.
     None,
     /// A change of the memory is under way, or has not been applied. The caller must give back the
     /// region that was taken.
@@ -118,21 +120,22 @@ pub trait Steps {
     type Taken;
     /// Whether the kernel must be asked.
     fn must_fence(&self) -> bool;
-    /// Whether a region may serve: without one nobody need ask the kernel. Has the processor fetch
-    /// the region meanwhile.
+    /// Whether a region may serve; if none does, the kernel need not be asked. Also has the
+    /// processor prefetch the region.
     fn look(&self) -> bool;
     /// Takes a region that serves.
     fn take(&self) -> Option<Self::Taken>;
     /// Whether no event is in flight.
     fn fence(&self) -> bool;
-    /// The fence kept the caller from a region that it had taken.
+    /// Counts that the fence refused, although a region was taken.
     fn refused(&self);
 }
 
 /// Takes a region for this memory and verifies that its translation holds.
 ///
-/// The fence comes before the region is taken: with 100 000 regions the region's slot comes from
-/// memory, which takes as long as the system call, and meanwhile. A hit took 255 ns instead of 410.
+/// The fence precedes the taking of the region, so that the processor fetches the slot during the
+/// system call. With 100 000 regions the slot comes from memory, which takes as long as the system
+/// call. A hit took 255 ns instead of 410.
 #[inline(always)]
 pub fn in_order<S: Steps>(
     changes: &Log,
@@ -187,7 +190,7 @@ impl Steps for Take<'_> {
 }
 
 impl Cache {
-    /// What a registration asks of a region.
+    /// The key by which a registration looks for a region.
     #[inline(always)]
     pub fn lookup_key(
         &self,
@@ -219,7 +222,7 @@ impl Cache {
         self.counters.add(thread, counter!(shared), 1);
     }
 
-    /// Ends a use that was taken and is not handed out.
+    /// Ends a use that was granted and is not handed out.
     #[cold]
     #[inline(never)]
     pub fn give_up(&self, id: Id, grant: Grant) {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! How much of what others need too may be idle: memory, the objects that the rdma cgroup allows,
-//! the regions that a device has.
+//! Limits on the idle regions by the resources that others need too: memory, the objects that the
+//! rdma cgroup allows, the regions that a device has.
 //!
-//! The settings are the upper limit. Besides, idle regions hold at most an eighth of the memory
-//! that the machine or the cgroup has, and their number is at most an eighth of what is left to the
-//! cgroup and to the device. What is left changes, also by other processes. So the limits are read
+//! The settings are the upper limit. In addition, idle regions hold at most an eighth of the memory
+//! that the machine or the cgroup has, and their number is at most an eighth of the number that the
+//! cgroup and the device have left. Other processes change that number, too. So the limits are read
 //! after the first region of a device, again each second while a region is idle, whenever the
 //! number of regions has doubled (at 16 for the first time), and while the cache is at its limit.
 
@@ -20,15 +20,15 @@ use rdmamr_sys::{cgroup, clock, proc};
 /// The part of a resource that idle regions may hold.
 pub const PART: i64 = 8;
 
-/// The most devices whose limits are known. More than that share the limits of these.
+/// The most devices whose limits are known. Further devices share the limits of these.
 const DEVICES: usize = 16;
 
 /// The least number of regions at which the limits are read again: to read them takes as long as
 /// a registration.
 const SOME: i64 = 16;
 
-/// The number of regions that need no limit but the settings: whoever makes more waits a moment for
-/// the limits reader's first answer. A control group may allow ten objects.
+/// The number of regions that need no limit but the settings: a thread that makes more waits a
+/// moment for the limits reader's first answer. A control group may allow ten objects.
 const FEW: i64 = 3;
 
 /// How old the limits may become while regions are idle, and while the cache is at its limit, in
@@ -36,7 +36,7 @@ const FEW: i64 = 3;
 pub const SECOND: u64 = 1_000_000_000;
 pub const MOMENT: u64 = 100_000_000;
 
-/// The limits' sources.
+/// The sources of the limits.
 pub struct Limits {
     settings: Amount,
     /// The settings limit the bytes.
@@ -44,7 +44,7 @@ pub struct Limits {
     devices: [Known; DEVICES],
     /// The number of registered regions at which the limits are read again.
     next: AtomicI64,
-    /// When they were last read: CLOCK_MONOTONIC in ns.
+    /// When the limits were last read: CLOCK_MONOTONIC in ns.
     read_at: AtomicU64,
 }
 
@@ -52,9 +52,9 @@ pub struct Limits {
 struct Known {
     /// The address of the `Device`; 0 if there is none.
     device: AtomicUsize,
-    /// The most regions that it can have; 0 if that is not known.
+    /// The most regions that the device can have; 0 if that is not known.
     most: AtomicI64,
-    /// The kernel's name of it.
+    /// The kernel's name of the device.
     name: [AtomicU64; NAME / 8],
 }
 
@@ -113,7 +113,7 @@ impl Limits {
         devices.all(|known| !matches!(known.device.load(Relaxed), 0 | usize::MAX))
     }
 
-    /// How much may be idle, but for what the devices limit.
+    /// How much may be idle, apart from the limits of devices.
     fn without_devices(&self) -> Amount {
         let mut limit = self.settings;
         if !self.has_bytes {
@@ -124,11 +124,11 @@ impl Limits {
         limit
     }
 
-    /// A device is about to be closed. Another may get its place and its address.
+    /// A device is about to be closed. Another device may get its place and its address.
     pub fn forget(&self, device: usize) {
         for known in &self.devices {
             if known.device.load(Relaxed) == device {
-                // Not 0, where a search ends.
+                // Not 0, because a search ends there.
                 known.device.store(usize::MAX, Relaxed);
             }
         }
@@ -151,8 +151,8 @@ impl Limits {
     }
 
     /// Remembers a device, unless too many are known, and has the limits reader read the limits. To
-    /// wait for that would take as long as several registrations. Until then the limits are those
-    /// of before, at first the settings, and what the device itself says.
+    /// wait for that would take as long as several registrations. Until then the earlier limits
+    /// hold (at first the settings), and the device's own number.
     #[cold]
     #[inline(never)]
     fn learn(&self, regions: &Regions, limits_reader: &LimitsReader, direct: &Direct, pd: Pd) {
@@ -187,13 +187,13 @@ impl Limits {
         }
         account.set_limit(limit);
         drop(locked);
-        // After the device is known: a reading that did not know it is too old.
+        // Set after the device is known: a reading that did not know the device is too old.
         self.read_at.store(0, Release);
         limits_reader.ask();
     }
 
-    /// Reads the limits, and has the account keep to them. The limits reader calls this, which
-    /// opens files.
+    /// Reads the limits, and sets the account's limit by them. This opens files, so the limits
+    /// reader alone calls it.
     pub fn read(&self, regions: &Regions) {
         self.read_at.store(clock::monotonic_by_kernel(), Relaxed);
         let account = &regions.account;
@@ -207,13 +207,13 @@ impl Limits {
                 limit.regions = limit.regions.min(left / PART);
             }
         }
-        // The limits are read by threads of the program and by the cleaner.
+        // This is a helper thread, so it takes the lock as an interposed call does.
         if let Some(_locked) = regions.lock_in_call() {
             account.set_limit(limit);
         }
     }
 
-    /// Has the limits read soon, unless that was asked for less than `age` ns ago.
+    /// Asks the limits reader to read the limits, unless it was asked less than `age` ns ago.
     pub fn read_old(&self, limits_reader: &LimitsReader, age: u64) {
         if self.are_as_old_as(age) {
             let now = clock::monotonic_by_kernel();
@@ -241,8 +241,8 @@ pub fn may_pin() -> Option<u64> {
     proc::memlock_limit().filter(|_| !proc::may_lock())
 }
 
-/// How much may be idle by the settings, and whether they say it in bytes. Without a setting for
-/// bytes, at most half of `may_pin`, what the process may pin.
+/// How much may be idle by the settings, and whether they limit the bytes. Without a setting for
+/// bytes, the limit is half of `may_pin`, the bytes that the process may pin.
 pub fn settings(may_pin: Option<u64>) -> (Amount, bool) {
     let cache = &config().cache;
     let signed = |amount: u64| amount.min(i64::MAX as u64) as i64;

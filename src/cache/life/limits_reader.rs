@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The thread that reads files for the cache: how much memory the machine has, what the control
-//! groups allow, how many mappings the process has. It has a table of descriptors of its own, with
-//! nothing in it. A file that is open in the program's table, if only for a moment, has the lowest
-//! free number, which a program may count on: `close(0); open(...)` is 0.
+//! groups allow, how many mappings the process has. It has an empty table of descriptors of its
+//! own. In the program's table a file that is open even for a moment takes the lowest free number,
+//! and a program may rely on that number: `close(0); open(...)` returns 0.
 //!
-//! Nobody waits for the thread for long. Until it has read the limits for the first time, the
-//! settings and the device's own number hold; from the fourth region on a registration waits a
-//! moment for that (`limits.rs`). `helper_thread.rs` says what the thread must not do.
+//! No thread waits for it for long. Until it has read the limits for the first time, the settings
+//! and the device's own number hold; from the fourth region on, a registration waits a moment for
+//! that first reading (`limits.rs`). `helper_thread.rs` has the rules that the thread obeys.
 
 use crate::watch::listeners::is_retired;
 use crate::watch::watcher::Watch;
@@ -45,7 +45,7 @@ impl LimitsReader {
     /// Has the limits reader read everything anew. Returns the question's number.
     pub fn ask(&self) -> u32 {
         if is_retired() {
-            // A filter of system calls may hold for the limits reader too.
+            // A seccomp filter may apply to the limits reader too.
             return self.answered.load(SeqCst);
         }
         let number = self.asked.fetch_add(1, SeqCst).wrapping_add(1);
@@ -63,8 +63,8 @@ impl LimitsReader {
         self.wait_for(self.asked.load(SeqCst), PATIENCE);
     }
 
-    /// Memory is about to be watched: has the limits reader count the mappings if it is time for
-    /// that, and waits a moment for the count if there is no room otherwise.
+    /// Memory is about to be watched. Has the limits reader count the mappings if a count is due,
+    /// and waits a moment for the count if the mappings seem to be too many.
     #[inline]
     pub fn mind_mappings(&self, watch: &Watch) {
         if watch.mappings.should_be_counted() {
@@ -75,8 +75,8 @@ impl LimitsReader {
         }
     }
 
-    /// Waits until the limits reader makes no system call that a filter would not allow. The cache
-    /// has ended.
+    /// Waits until the limits reader makes no system call that a filter might forbid. The cache has
+    /// ended already.
     pub fn wait_to_rest(&self) {
         self.wait_for(self.asked.load(SeqCst), TO_REST);
     }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Registering, ibv_reg_mr_relaxed(3): a hit, or the long way to a new region.
+//! ibv_reg_mr_relaxed(3) after a miss: looks closer for a region, and makes a new one if there is
+//! none.
 
 use crate::cause::Cause;
 use crate::instance::{Cache, existing, is_of_parent};
@@ -43,11 +44,11 @@ use rdmamr_sys::thread;
 /// that begins at another page, and once more if that region was in use in between.
 const LOOKS: u32 = 3;
 
-/// How many times a registration waits for changes of its memory before it goes past the cache.
+/// How many times a registration waits for changes of its memory before it bypasses the cache.
 const WAITS: u32 = 64;
 
-/// How many times a registration asks the kernel while the kernel is short of something. Each time
-/// idle regions have ended, of which other threads may leave more and more.
+/// How many times a registration asks a kernel that is short of a resource. Before each retry the
+/// idle regions end, and other threads may leave more and more idle regions.
 const TRIES: u32 = 4;
 
 /// Whether a registration failed for want of what idle regions hold.
@@ -76,7 +77,7 @@ fn check(request: &Request) -> Result<PageRange, Error> {
     ))
 }
 
-/// What a closer look for a region found.
+/// The result of a closer look for a region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Look {
     /// The next hit finds a region, as a rule.
@@ -88,16 +89,16 @@ pub enum Look {
 
 /// Why the cache does not serve a registration.
 pub enum Unserved {
-    /// The caller must register a region of its own. The counter tells the reason.
+    /// The caller must make a plain region. The counter tells the reason.
     Because(Counter),
     /// The registration failed.
     Failed(Error),
 }
 
-/// Registers memory after a hit had this answer and no region. If `unshared` is set, the caller
-/// does not share its region with another user.
+/// Registers memory after [`hit()`] has given this answer and no region. If `unshared` is set, the
+/// caller does not share its region with another user.
 ///
-/// Leaves errno as it was: a registration that succeeds, here or by the caller after this, does.
+/// Preserves errno, as a registration that succeeds must, be it here or later by the caller.
 #[cold]
 pub fn register(
     pd: Pd,
@@ -107,7 +108,7 @@ pub fn register(
 ) -> Result<Registered, Unserved> {
     let errno = errno::errno();
     let now = || register_now(pd, request, answer, unshared);
-    // A plain call is there already (`dispatch/reuse.rs`).
+    // A plain call has changed to the larger stack already (`dispatch/reuse.rs`).
     let registered = if unshared {
         Some(now())
     } else {
@@ -132,7 +133,7 @@ fn register_now(
     if !rdmamr_policy::may_be_kept(request.access.bits()) {
         return because(counter!(bypassed_access));
     }
-    // Once no hit can succeed any more, no region is made that nobody uses again.
+    // Once no hit can succeed any more, the cache makes no region, because it could not reuse it.
     let distrusted = existing().is_some_and(|cache| cache.regions.changes.is_distrusted());
     if thread::is_inside() {
         return because(counter!(bypassed_busy));
@@ -142,12 +143,13 @@ fn register_now(
         return because(counter!(bypassed_busy));
     }
     if kernel_mr::is_fork_protected_in(pd) {
-        // The memory of each region must be given back to children when the region ends, and the
-        // cache's threads cannot call libibverbs.
+        // When a region ends, its memory must be given back to children, and the cache's threads
+        // cannot call libibverbs.
         return because(counter!(bypassed_fork));
     }
-    // Before the cache starts: under `RDMAMR_CACHE` a device that libibverbs serves needs none.
-    // (The start says what keeps regions from being reused, which relaxed calls should hear.)
+    // Checked before the cache starts: under `RDMAMR_CACHE` a device that libibverbs serves needs
+    // no cache. (The start logs why regions are not reused, and users of relaxed calls should read
+    // that.)
     let direct = Direct::find(pd, request);
     if unshared && direct.is_err() {
         return because(counter!(bypassed_device));
@@ -171,7 +173,8 @@ fn register_now(
         return because(counter!(bypassed_device));
     };
     if !TABLE.is_here() {
-        // The numbers of this thread are not the cache's: neither the device's nor the watch's.
+        // In this thread's table of descriptors, the numbers of the device and of the watch mean
+        // other files.
         return because(counter!(bypassed_watch));
     }
     let lookup_key = cache.lookup_key(pd, page_range, request.access, unshared);
@@ -182,13 +185,13 @@ fn register_now(
     let (mut looks, mut waits) = (0, 0);
     let settled = loop {
         if answer.is_unsettled() {
-            // Others may change this memory again and again.
+            // Other threads may change this memory again and again.
             waits += 1;
             if waits > WAITS || !cache.settle(page_range) {
                 break false;
             }
         } else if looks == LOOKS {
-            // A hit still finds nothing if another entry of the table has the same place, or if no
+            // A hit still finds nothing if another entry of the table takes the place, or if no
             // handle is left.
             break true;
         } else {
@@ -206,7 +209,7 @@ fn register_now(
         }
     };
     let made = cache.miss(&direct, pd, request, &lookup_key, settled);
-    // Also if the kernel has refused the region: its watch counts.
+    // Also if the kernel has refused the region: its memory has been watched, which adds mappings.
     cleaning::start_reader(cache);
     made.map(|object| Registered::by(How::Miss, with_exposed_provenance_mut(object)))
 }
@@ -278,12 +281,13 @@ impl Cache {
         }
     }
 
-    /// Asks the kernel what memory a region or monitored range has, before its first reuse.
+    /// Asks the kernel what kind of memory a region or monitored range has, before its first reuse.
     pub fn look_at_memory(&self, locked: Locked<'_>, new: New) -> Look {
         let newest = locked.kept();
         drop(locked);
         let memory = self.admission.ask(new.page_range, new.kept, newest);
-        // The memory may have been given to another file, by a number that is not ours (W4).
+        // The memory may have been registered with another file, because the descriptor number is
+        // no longer the library's (W4).
         if !self.watch.is_ours() {
             return Look::Uncertain;
         }
@@ -336,25 +340,26 @@ impl Cache {
                     self.keep(id, lookup_key, watched, settled);
                     drop(inside);
                     log::write_waiting();
-                    // If few regions wait, they wait for the cleaner's next tick: a cleaner that is
-                    // woken now would be in this thread's way.
+                    // A few regions can wait for the cleaner's next tick: a cleaner that is woken
+                    // now would compete with this thread.
                     if self.regions.has_much_to_end(MANY) || self.regions.has_to_touch() {
                         self.cleaner.wake();
                     }
                     return Ok(self.regions.region(id).object());
                 }
                 Err(error) => {
-                    // As of a region that ends in peace, no mapping stays split.
+                    // This cause also ends the watch of the memory, so that no mapping stays split.
                     let region = self.regions.region(id);
                     region.cause.store(Cause::Flush.in_word(), Relaxed);
                     match self.regions.lock_of_program() {
                         Some(locked) => ending::leave(self, &locked, id, By::Program),
-                        // The cleaner ends a region without a user, of which the kernel has none.
+                        // The cleaner ends this region, which has no user and does not exist in the
+                        // kernel.
                         None => {
                             region.fd.store(LEFT, Relaxed);
                             region.device.store(direct.address(), Relaxed);
                             let device = kernel_mr::counted_at(direct.address());
-                            // Whoever ends it counts it off.
+                            // The thread that ends the region subtracts this again.
                             let more = Change::more(region.page_range().bytes());
                             self.counters
                                 .change_of_cache(thread::number(), device, more);
@@ -373,11 +378,11 @@ impl Cache {
         }
     }
 
-    /// Has userfaultfd watch the memory first. Then pins and registers the memory.
+    /// First has userfaultfd watch the memory, then has the kernel pin and register it.
     ///
-    /// A region that cannot be kept, since the log did not settle, is not watched. Neither is a
-    /// region that is registered while another thread's call changes much memory: that call may
-    /// hold the lock of the address space for long, and only the watch would have to wait for it.
+    /// Two kinds of regions are not watched: a region that cannot be kept because the log did not
+    /// settle, and a region that is registered while another thread's call changes much memory.
+    /// That call may hold the mmap lock for long, and only the watch would have to wait for it.
     fn pin(
         &self,
         direct: &Direct,
@@ -414,8 +419,8 @@ impl Cache {
     }
 
     /// Takes the lock and applies the log. Also tells whether this memory is known to be foreign.
-    /// `None` if another task keeps the lock. With `ask`, it counts as foreign unless the kernel
-    /// says now that it is not.
+    /// `None` if another task holds the lock. With `ask`, the memory counts as foreign unless the
+    /// kernel says now that it is not.
     pub fn lock_and_look(&self, page_range: PageRange, ask: bool) -> Option<(Locked<'_>, bool)> {
         let locked = self.regions.lock_of_program()?;
         self.apply(&locked, By::Program);
@@ -439,9 +444,9 @@ impl Cache {
 
     /// Lets other registrations use the region, now or after its release, as far as that is safe.
     ///
-    /// A machine has few huge pages by name, and a program that maps one notices if an idle region
-    /// still has it. So the kernel is asked about them now, and those that cannot be used again are
-    /// not kept until then.
+    /// A machine has few explicit huge pages, and a program that maps one notices if an idle region
+    /// still holds it. So the cache asks the kernel about them now, and keeps no region of huge
+    /// pages that it could not reuse.
     fn keep(
         &self,
         id: Id,
@@ -458,7 +463,7 @@ impl Cache {
             Unwatched::Busy => counter!(bypassed_busy),
         });
         let Some((locked, foreign)) = self.lock_and_look(lookup_key.page_range, huge_pages) else {
-            // The region was not kept, so only its caller uses it. Its state says so without a
+            // The region was not kept, so only its caller uses it. The invalidated bit needs no
             // lock.
             self.regions.region(id).state.invalidate();
             return count(counter!(bypassed_busy));
@@ -466,9 +471,9 @@ impl Cache {
         if foreign {
             reason = reason.or(Some(counter!(bypassed_memory)));
         }
-        // The region stays the caller's own, even while it is in use, if the library would not hear
-        // of a change of its memory, if peers must get fresh keys, or if the cache keeps no such
-        // region.
+        // Only the caller uses the region, even while it is in use, if the library would not learn
+        // of a change of its memory, if remote peers must get fresh keys, or if the cache keeps no
+        // region with this access.
         let own = reason.is_some()
             || (config().cache.fresh_keys && is_remote(lookup_key.access))
             || !self.cleaner.keeps(lookup_key.access);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The life of a region: a hit takes it, a miss makes, pins and keeps it, a change of its memory
 //! invalidates it, its last user releases it, and it ends: by a flush, by age, by a limit, with its
-//! domain or device, or because it changed.
+//! domain or device, or because its memory changed.
 
 pub mod account;
 pub mod admission;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The owners of a region of the cache besides its users: its protection domain, its device,
-//! another process that imported the region, and a provider that ends the region without passing
-//! through the library.
+//! The owners of a cached region besides its users: its protection domain, its device, another
+//! process that imported the region, and a provider that ends the region by a call that bypasses
+//! the library.
 
 use crate::cause::Cause;
 use crate::instance::{Cache, existing};
@@ -18,7 +18,7 @@ use rdmamr_mr::{self as mr, Error, Mr};
 use rdmamr_next::{self as next, Context, Pd, Provider};
 use rdmamr_sys::thread;
 
-/// Memory is short for a plain registration of the program: deregisters every idle region. Returns
+/// Memory is short for a plain registration of the program. Deregisters every idle region. Returns
 /// false if there was none.
 #[cold]
 pub fn relieve_program() -> bool {
@@ -29,8 +29,8 @@ pub fn relieve_program() -> bool {
     relieve(cache)
 }
 
-/// Deallocates a protection domain, ibv_dealloc_pd(3). The cache deregisters its idle regions there
-/// first. Returns EBUSY while the domain has relaxed regions in use.
+/// Deallocates a protection domain, ibv_dealloc_pd(3). The cache first deregisters the idle regions
+/// of the domain. Returns EBUSY while the domain has relaxed regions in use.
 pub fn dealloc_pd(pd: Pd) -> Result<(), Error> {
     if let Some(cache) = existing() {
         let of = ending::of_pd(pd.address() as u64);
@@ -44,8 +44,8 @@ pub fn dealloc_pd(pd: Pd) -> Result<(), Error> {
     mr::dealloc_pd(pd)
 }
 
-/// Closes a device, ibv_close_device(3). The cache deregisters its idle regions there first.
-/// Returns EBUSY while the device has regions in use that relaxed calls have given out.
+/// Closes a device, ibv_close_device(3). The cache first deregisters the idle regions of the
+/// device. Returns EBUSY while regions of the device that relaxed calls have handed out are in use.
 pub fn close_device(context: Context) -> Result<(), Error> {
     let of_cache = |cache| Some((cache, mr::kernel_mr::device_at(context.address())?));
     let Some((cache, device)) = existing().and_then(of_cache) else {
@@ -57,8 +57,8 @@ pub fn close_device(context: Context) -> Result<(), Error> {
         return Err(Error::Busy("the device still has relaxed regions in use"));
     }
     let _ = flush_those(cache, &of);
-    // The kernel ends what is left with the device: regions that it refused to deregister, and
-    // regions in use. As without the cache, a program may close a device that has regions.
+    // The kernel ends the remaining regions with the device: those that it refused to deregister,
+    // and those in use. As without the cache, a program may close a device that has regions.
     let fd = context.fd().unwrap_or(LEFT);
     abandon(cache, &of, LEFT);
     let closed = mr::close_device(context);
@@ -89,8 +89,8 @@ pub fn unimport_pd(pd: Pd) {
     }
 }
 
-/// A domain of the kernel is about to end: deregisters its idle regions, except those that the
-/// kernel refuses to deregister. Regions of a parent domain are among them, which may have been
+/// A domain of the kernel is about to end. Deregisters its idle regions, except those that the
+/// kernel refuses to deregister. These include the regions of a parent domain, which may have been
 /// freed.
 pub fn flush_quietly(pd: Pd) {
     if let Some(cache) = existing() {
@@ -99,9 +99,9 @@ pub fn flush_quietly(pd: Pd) {
     }
 }
 
-/// A provider ends, by `dereg`, a region whose object is not the cache's. If the cache has the same
-/// region of the kernel, the cache must neither reuse nor deregister that region: its number may by
-/// then be another region's.
+/// A provider ends, by `dereg`, a region whose object is not the cache's. If the cache holds the
+/// same kernel region, it must neither reuse nor deregister that region: by then the number may
+/// belong to another region.
 pub fn around_deregister_bypassed(mr: Mr, dereg: impl FnOnce() -> c_int) -> c_int {
     let public = mr.read();
     let context = public.context.expose_provenance();
@@ -127,9 +127,9 @@ pub fn around_deregister_bypassed(mr: Mr, dereg: impl FnOnce() -> c_int) -> c_in
     errno
 }
 
-/// The program has given a region of the cache up, but the kernel's region lives on, or another
-/// process that shares it has ended it. The cache neither reuses nor deregisters the region. An
-/// argument that is no region of the cache is ignored.
+/// The program has given up a cached region, but the kernel's region lives on, or another process
+/// that shares it has ended it. The cache neither reuses nor deregisters the region. An argument
+/// that is not a cached region is ignored.
 pub fn forget(object: usize) {
     if let Some(cache) = existing()
         && let Some(handle) = cache.regions.handle(object)
@@ -139,14 +139,14 @@ pub fn forget(object: usize) {
     }
 }
 
-/// A provider is about to close a device's file, perhaps in a call that did not come to the
-/// library. The cache's regions on that file end with the file. The cache must not deregister them
-/// in the next file that gets the same number. The address is that of the `verbs_context`, and the
+/// A provider is about to close a device's file, perhaps in a call that bypassed the library. The
+/// cache's regions on that file end with the file. The cache must not deregister them through the
+/// next file that gets the same number. The argument is the address of the `verbs_context`, and the
 /// device is the last part of that structure.
 pub fn before_close_bypassed(verbs_context: usize) {
-    /// The farthest that the device may lie behind the start of the structure. The structure grows
-    /// at its start with rdma-core's releases. Today 320 bytes precede the device, and the device
-    /// itself has as many bytes, so no other device is this near.
+    /// The largest offset of the device from the start of the structure. The structure grows at its
+    /// start with rdma-core's releases. Today 320 bytes precede the device, and the device itself
+    /// has as many bytes, so no other device is this near.
     const BEFORE: usize = 600;
     if let Some(cache) = existing()
         && let Some(device) = (0..=BEFORE)
@@ -169,9 +169,9 @@ pub fn device_gone(cache: &Cache, device: usize) {
     });
 }
 
-/// Invalidates regions from reuse, and replaces the file by which the kernel is told of their end.
-/// `LEFT` stands for no file, once the number may be another file's. Returns the file that the
-/// regions had, if `of` found any.
+/// Invalidates regions, and replaces the descriptor number through which the kernel deregisters
+/// them. `LEFT` stands for no descriptor, once the number may mean another file. Returns the number
+/// that the regions had, if `of` found any.
 fn abandon(cache: &Cache, of: impl Fn(&CachedRegion) -> bool, fd: i32) -> Option<i32> {
     let _inside = thread::enter();
     let mut had = None;
@@ -181,9 +181,9 @@ fn abandon(cache: &Cache, of: impl Fn(&CachedRegion) -> bool, fd: i32) -> Option
     had
 }
 
-/// Invalidates the regions that `is_it` selects and of which `invalidated` then says yes, once for
-/// each. To look at all slots takes a millisecond, so that is done without the lock, which
-/// registrations wait for. A region that is made meanwhile is none of those that are meant.
+/// Invalidates the regions that `is_it` selects, and calls `invalidated` once for each of them. To
+/// look at all slots takes a millisecond, so this does it without the lock, for which registrations
+/// wait. A region that is made meanwhile need not be invalidated.
 fn invalidate_those(
     cache: &Cache,
     is_it: impl Fn(&CachedRegion) -> bool,
@@ -203,7 +203,7 @@ fn invalidate_those(
             invalidated(region);
             match &locked {
                 Some(locked) => drop(locked.invalidate(id, Cause::Flush)),
-                // The mark needs no lock. Without it nobody counts the cause.
+                // The invalidated bit needs no lock. Without the lock the cause is not recorded.
                 None => drop(region.state.invalidate()),
             }
         }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The limits reader's thread, and its start. `helper_thread.rs` says what it must not do.
+//! The limits reader's thread, and its start. `helper_thread.rs` has the rules that the thread
+//! obeys.
 
 use crate::instance::Cache;
 use crate::watch::listeners::is_retired;
@@ -7,21 +8,21 @@ use core::ffi::{c_int, c_void};
 use core::sync::atomic::{Ordering::*, fence};
 use rdmamr_sys::{futex, helper_thread, proc};
 
-/// Starts the thread, if it does not run. False if it does not.
+/// Starts the thread, if it does not run. False if it cannot be started.
 pub fn start(cache: &'static Cache) -> bool {
     let limits_reader = &cache.limits_reader;
-    // More than one thread may come here.
+    // More than one thread may call this.
     if limits_reader.running.swap(true, SeqCst) {
         return true;
     }
-    // Either this look finds that the cache has ended, or the thread that ends it waits for the
+    // Either this thread finds that the cache has ended, or the thread that ends it waits for the
     // limits reader's first answer (`retire.rs`).
     fence(SeqCst);
     if is_retired() {
         limits_reader.running.store(false, Relaxed);
         return true;
     }
-    // Who waits for the limits reader to rest waits for its start, too.
+    // A thread that waits for the limits reader to rest waits for its start, too.
     limits_reader.asked.fetch_add(1, SeqCst);
     let argument = (&raw const *cache).cast_mut();
     // SAFETY: `run` keeps to the rules of `helper_thread.rs`, and `cache` is never freed.

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Releasing, ibv_dereg_mr_relaxed(3): the cache keeps the region registered while it has room.
+//! ibv_dereg_mr_relaxed(3): the region stays registered, idle in the cache, while the limits allow
+//! it.
 
 use crate::batch::Batch;
 use crate::instance::{Cache, existing};
@@ -11,11 +12,11 @@ use crate::region::state::Left;
 use rdmamr_mr::{Error, How, Mr};
 use rdmamr_sys::thread;
 
-/// Ends one use of a region of the cache. Returns false if `mr` is no such region, or is not in
-/// use. (For the size of this result see `Answer` in `hit.rs`.)
+/// Ends one use of a cached region. Returns false if `mr` is not a cached region, or is not in use.
+/// (`Answer` in `hit.rs` says why the result is so small.)
 ///
-/// Most releases end a region's only use, by its own handle. All others are apart, so that this one
-/// needs little code (`hit.rs`).
+/// Most releases end a region's only use, by its own handle. A separate function does all others,
+/// so that this one needs little code (`hit.rs`).
 #[inline(always)]
 pub fn release(mr: Mr) -> bool {
     let Some(cache) = existing() else {
@@ -54,7 +55,8 @@ fn release_otherwise(cache: &Cache, object: usize) -> bool {
     }
 }
 
-/// A region has become idle: wakes the cleaner if it sleeps, and counts what is idle if need be.
+/// A region has become idle: wakes the cleaner if it sleeps, and counts the idle regions if need
+/// be.
 #[inline(never)]
 fn left_idle(cache: &Cache, id: Id) {
     let regions = cache.regions;
@@ -69,7 +71,7 @@ fn left_idle(cache: &Cache, id: Id) {
     }
 }
 
-/// Ends one use of a region of the cache. An error says why there is no such use.
+/// Ends one use of a cached region. An error says why there is no such use.
 #[inline(always)]
 pub fn deregister(mr: Mr) -> Result<How, Error> {
     if release(mr) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The end of the cache before the program filters its system calls, seccomp(2). Such a program
-//! allows the calls that it makes itself; the cache's may kill it. So the cache gives up
+//! allows the calls that it makes itself; a call of the cache may kill it. So the cache gives up
 //! (`tasks.rs`), and from then on no thread of the program makes a system call for it.
 
 use crate::instance::existing;
@@ -8,11 +8,10 @@ use crate::life::tasks;
 use crate::watch::listeners::{is_retired, retire as retire_watch};
 use rdmamr_stats::log::{self, Level};
 
-/// Ends the cache, or keeps it from starting. Idle regions are deregistered; regions in use are
-/// ended by their last user's release, as plain ones. `why` stands in the message. Leaves errno.
+/// Ends the cache, or prevents its start. Idle regions are deregistered; a region in use ends with
+/// its last user's release, as a plain one does. The message contains `why`. Preserves errno.
 ///
-/// A child of vfork(2) that filters its own calls finds the cache of its parent, and leaves it
-/// alone.
+/// A child of vfork(2) that filters its own calls finds its parent's cache, and does not touch it.
 pub fn retire(why: &str) {
     let of_another = || existing().is_some_and(|cache| !cache.is_of_this_process());
     if is_retired() || of_another() || !retire_watch() {

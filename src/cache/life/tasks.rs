@@ -1,24 +1,25 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Tasks that share this process's memory and are no threads of it: clone(2) with CLONE_VM and
+//! Tasks that share this process's memory and are not its threads: clone(2) with CLONE_VM and
 //! without CLONE_THREAD.
 //!
-//! The proof needs that a task that changes memory lives until the reader has read the event, and
-//! that the reader lives as long as any task that may change memory (`docs/proof.md`, W1). Threads
-//! of one process die together. Such a task does not:
+//! The proof requires that a task that changes memory lives until the reader has read the event,
+//! and that the reader lives as long as any task that may change memory (`docs/proof.md`, W1).
+//! Threads of one process die together. Such a task does not:
 //!
 //! - It may be killed by itself. A fatal signal ends its wait for the reader, and the kernel drops
 //!   the event with the wait.
-//! - It may go on when this process, and the reader with it, has ended. Then it would wait for
-//!   ever for a reader of the event.
+//! - It may outlive this process, and with it the reader. Then it would wait for ever until its
+//!   event is read.
 //! - It may be killed while it holds the cache's lock.
 //!
-//! So before there is such a task, the cache *gives up*: no hit succeeds any more, no region is
-//! made or kept, the idle regions end, and nothing stays watched. From then on the interposed calls
-//! have nothing to do, so that the task never comes near what the cache's threads work on.
+//! So before such a task exists, the cache *gives up*: no hit succeeds any more, the cache makes
+//! and keeps no region, the idle regions end, and no memory stays watched. From then on the
+//! interposed calls do nothing for the cache, so that the task never touches the data on which the
+//! cache's threads work.
 //!
 //! A task of CLONE_VFORK is no exception. It runs any function of the program, on a stack of its
-//! own, while the other threads go on, and can be killed, or outlive the caller, as any other. A
-//! child of vfork(2), which the library cannot see, may do nothing but exec or end.
+//! own, while the other threads go on. Like any other such task, it can be killed or outlive the
+//! caller. A child of vfork(2), which the library cannot see, may do nothing but exec or end.
 
 use crate::instance::{Cache, cache_gave_up, existing, gives_up, wait_for_start};
 use crate::life::flush;
@@ -30,7 +31,7 @@ use rdmamr_sys::pages::PageRange;
 use rdmamr_sys::process::PerProcess;
 use rdmamr_sys::thread;
 
-/// Whether this process has made such a task. A forked child shares its memory with nobody.
+/// Whether this process has made such a task. A forked child shares its memory with no task.
 static MADE: PerProcess<()> = PerProcess::new();
 
 unsafe extern "C" fn forget() {
@@ -43,7 +44,7 @@ pub fn were_made() -> bool {
     MADE.get().is_some()
 }
 
-/// The program is about to make a task by clone(2) with these flags. Leaves errno.
+/// The program is about to make a task by clone(2) with these flags. Preserves errno.
 #[inline]
 pub fn making(flags: c_int) {
     if flags & (libc::CLONE_VM | libc::CLONE_THREAD) == libc::CLONE_VM {
@@ -66,26 +67,27 @@ fn sharing_memory() {
     errno::set_errno(errno);
 }
 
-/// The cache gives up, and says so. More than one thread may come here.
+/// Makes the cache give up, and logs that. More than one thread may call this.
 pub fn give_up(cache: &Cache) {
     if give_up_quietly(cache) {
         say();
     }
 }
 
-/// The cache gives up. True for the one thread that has ended it.
+/// Makes the cache give up. True for the one thread that has ended it.
 pub fn give_up_quietly(cache: &Cache) -> bool {
     if cache_gave_up() {
         return false;
     }
     let changes = &cache.regions.changes;
     changes.distrust();
-    // What other threads are registering or using now is not kept after its release.
+    // A region that another thread is registering or using now ends with its release.
     changes.write(Change {
         range: PageRange::ALL,
         kind: Kind::Called,
     });
-    // If a signal handler has interrupted this thread in the cache, the cleaner does it.
+    // If a signal handler has interrupted this thread in the cache, the cleaner ends the idle
+    // regions.
     if !thread::is_inside() {
         flush::end_all(cache);
     }
@@ -95,7 +97,7 @@ pub fn give_up_quietly(cache: &Cache) -> bool {
     is_first
 }
 
-/// Says once why no region is reused.
+/// Logs once why no region is reused.
 pub fn say() {
     static SAID: AtomicBool = AtomicBool::new(false);
     if !SAID.swap(true, Relaxed) {

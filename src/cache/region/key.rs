@@ -1,42 +1,41 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What a registration asks for, and what a region is found by: domain, pages, access.
+//! The key of a registration, by which a region is found: domain, pages, access.
 
 use crate::region::state::Seen;
 use rdmamr_next::Pd;
 use rdmamr_policy::Range;
 use rdmamr_sys::pages::PageRange;
 
-/// The bits of a region's first page. No address of user space has those above, and a page has none
-/// below.
+/// The bits that the address of a region's first page may have. The bits above are 0 in user space,
+/// and the bits below are 0 in the address of a page.
 pub(super) const START: u64 = (1 << (u64::BITS - ABOVE)) - (1 << 12);
 const ABOVE: u32 = 8;
 
-/// The largest number of a domain that those bits hold, and that stands for all larger ones: no
-/// region of such a domain is kept. A kernel gives a domain the smallest number that is free in its
-/// file.
+/// The largest number of a domain that those other bits hold. It also stands for all larger
+/// numbers: the cache keeps no region of such a domain. The kernel gives a domain the smallest
+/// number that is free in its file.
 pub(super) const LARGE: u32 = (1 << (ABOVE + 12)) - 1;
 
-/// A protection domain, as a region knows it. Its address alone may be another domain's by now: a
-/// provider frees a parent domain without a call that comes to the library.
+/// A protection domain, as a region stores it. The address alone may by now be that of another
+/// domain: a provider frees a parent domain without a call that reaches the library.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Domain {
     /// The address of the program's object.
     pub pd: u64,
     /// The address of its device's object.
     pub(super) context: u64,
-    /// The kernel's number of the domain in its device's file, as it stands in a region's `start`.
+    /// The kernel's number of the domain in its device's file, as a region's `start` holds it.
     pub(super) number: u64,
 }
 
 impl Domain {
-    /// No domain, as of a monitored range.
+    /// No domain, for a monitored range.
     pub const NONE: Domain = Domain {
         pd: 0,
         context: 0,
         number: 0,
     };
 
-    /// The program's domain.
     #[inline(always)]
     pub fn of(pd: Pd) -> Domain {
         Domain::new(pd.address(), pd.context().addr(), pd.handle())
@@ -53,7 +52,7 @@ impl Domain {
     }
 }
 
-/// What a registration asks for.
+/// The properties that a registration asks for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LookupKey {
     pub domain: Domain,
@@ -72,14 +71,14 @@ impl LookupKey {
         self.page_range.start & !START == 0 && self.domain.number != !START
     }
 
-    /// Whether this purpose allows sharing a region with its current users, if it has any.
+    /// Whether this key allows sharing a region with its current users, if it has any.
     #[inline(always)]
     pub fn may_share(&self, seen: Seen) -> bool {
         !self.unshared || seen.users() == 0
     }
 }
 
-/// A range as the rule has it by which the cache serves.
+/// A range in the form that the rule of `src/policy/` takes.
 #[inline(always)]
 pub fn range(pd: u64, page_range: PageRange, access: u32) -> Range {
     Range {

@@ -38,7 +38,7 @@ impl Link {
     }
 }
 
-/// A link that threads share. Its accesses are relaxed: another state orders them.
+/// A link that threads share. Its accesses are relaxed: another atomic orders them.
 #[repr(transparent)]
 pub struct AtomicLink(AtomicU32);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A slot of the cache, its state (the state of a region in one atomic), lists of slots, and what a
-//! region is found by.
+//! A slot of the cache, its state (the state of a region in one atomic), lists of slots, and the
+//! key by which a region is found.
 
 pub mod key;
 pub mod link;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! A slot of the cache: a region that the kernel has registered, a further handle of such a region,
-//! or a monitored range: memory that is only watched.
+//! or a monitored range (memory that is only watched).
 //!
-//! Slots are never freed, and every field is atomic. A thread that reads a slot while it becomes
-//! another region's reads inconsistent values, which is harmless: the slot's state (`state.rs`)
-//! tells it so.
+//! Slots are never freed, and every field is atomic. If a thread reads a slot while the slot
+//! becomes another region's, the values are inconsistent. That is harmless, because the slot's
+//! state (`state.rs`) shows it.
 
 use crate::region::key::{Domain, LookupKey, START, range};
 use crate::region::link::AtomicLink;
@@ -14,8 +14,8 @@ use rdmamr_abi::rdma_core::ibv_mr;
 use rdmamr_policy::{Range, Wanted};
 use rdmamr_sys::pages::{PageRange, page_size};
 
-/// Words of the `struct ibv_mr` in a slot, including what libibverbs and the providers keep behind
-/// it (`mr/object.rs`).
+/// The number of words of the `struct ibv_mr` in a slot, including the fields that libibverbs and
+/// the providers store behind it (`mr/object.rs`).
 const OBJECT: usize = 9;
 /// The indices of `context`, `pd`, `addr` and `length` among these words.
 const CONTEXT: usize = 0;
@@ -24,24 +24,25 @@ const ADDR: usize = 2;
 const LENGTH: usize = 3;
 const HANDLE_AND_LKEY: usize = 4;
 
-/// The object's offset in its slot. It puts all that a hit touches into one cache line. With 100
-/// 000 regions a hit then has two cache misses, the table's and this one; with two lines it had
+/// The object's offset in its slot. It puts all fields that a hit touches into one cache line. With
+/// 100 000 regions a hit then has two cache misses, the table's and this one; with two lines it had
 /// three.
 pub const OBJECT_OFFSET: usize = core::mem::offset_of!(CachedRegion, object);
 
-/// A slot. Zeroed memory is a free slot. A slot is three cache lines long: at a power of two, the
-/// slots' first lines, which are all that a hit needs, would compete for a quarter of the cache.
+/// A slot. Zeroed memory is a free slot. A slot is three cache lines long. If its length were a
+/// power of two, the slots' first lines, which are all that a hit needs, would compete for a
+/// quarter of the processor's cache.
 #[repr(C, align(64))]
 pub struct CachedRegion {
     pub state: State,
-    /// The first page, and in the bits that no such address has the number of the domain.
+    /// The first page. The bits that no such address has hold the number of the domain.
     start: AtomicU64,
     pages: AtomicU32,
     access: AtomicU32,
     /// When the last user released the region, by the cache's clock.
     pub released: AtomicU32,
-    /// Registrations that the slot's own handle has served after the first. The count needs no
-    /// locked instruction, since one thread at a time holds that handle.
+    /// The number of registrations that the slot's own handle has served after the first. The count
+    /// needs no locked instruction, because one thread at a time holds that handle.
     hits: AtomicU32,
     /// The `struct ibv_mr` that the program sees.
     object: [AtomicU64; OBJECT],
@@ -50,8 +51,7 @@ pub struct CachedRegion {
     pub owner: AtomicLink,
     /// While the slot is free or the region is evicted: the next slot in that list.
     pub next: AtomicLink,
-    /// Why the region was invalidated from reuse: [`crate::cause::Cause::in_word`]; 0 if it
-    /// was not.
+    /// Why the region was invalidated: [`crate::cause::Cause::in_word`]; 0 if it was not.
     pub cause: AtomicU32,
     /// How often the kernel has refused to deregister the region.
     pub refusals: AtomicU32,
@@ -77,8 +77,8 @@ pub struct CachedRegion {
 #[cfg(not(loom))]
 const _: () = assert!(size_of::<CachedRegion>() == 192 && OBJECT_OFFSET + (LENGTH + 1) * 8 == 64);
 
-/// Stands in `fd` once the cache must not end the region in the kernel: the descriptor may be
-/// another file's by then.
+/// Stands in `fd` once the cache must not deregister the region: the descriptor number may mean
+/// another file by then.
 pub const LEFT: i32 = -1;
 
 /// Values of `CachedRegion::watched`. `INHERITED`: another region has ended and left the memory
@@ -97,7 +97,8 @@ impl CachedRegion {
         self.object[CONTEXT].store(domain.context, Relaxed);
         self.object[PD].store(domain.pd, Relaxed);
         self.access.store(access, Relaxed);
-        // Cleared, since ibv_close_device would find this region by the last region's device.
+        // Cleared, because ibv_close_device would otherwise find this region by the device of the
+        // slot's last region.
         self.device.store(0, Relaxed);
         self.cause.store(0, Relaxed);
         self.hits.store(0, Relaxed);
@@ -120,7 +121,6 @@ impl CachedRegion {
         self.hits.swap(0, Relaxed).into()
     }
 
-    /// The count of hits.
     pub fn hits(&self) -> u64 {
         self.hits.load(Relaxed).into()
     }
@@ -155,7 +155,7 @@ impl CachedRegion {
         self.watched.store(watched, Relaxed);
     }
 
-    /// The extent. `None`: the region is not watched, is not watched yet, or its memory has gone.
+    /// The extent. `None` if the region is not watched, is not watched yet, or has lost its memory.
     pub fn extent(&self) -> Option<PageRange> {
         let page_range = self.page_range();
         let bytes = |pages: &AtomicU32| u64::from(pages.load(Relaxed)) * page_size();
@@ -210,7 +210,7 @@ impl CachedRegion {
         self.object[PD].load(Relaxed)
     }
 
-    /// Whether the region is of this domain of the kernel, under whichever address.
+    /// Whether the region belongs to this domain of the kernel, whatever the address of the domain.
     #[inline(always)]
     pub fn is_of(&self, domain: Domain) -> bool {
         let number = (self.start.load(Relaxed) ^ domain.number) & !START;
@@ -218,26 +218,24 @@ impl CachedRegion {
         number | context == 0
     }
 
-    /// The access flags.
     #[inline(always)]
     pub fn access(&self) -> u32 {
         self.access.load(Relaxed)
     }
 
-    /// The lkey.
     pub fn lkey(&self) -> u32 {
         const _: () = assert!(core::mem::offset_of!(ibv_mr, lkey) == HANDLE_AND_LKEY * 8 + 4);
         let words = self.object[HANDLE_AND_LKEY].load(Relaxed).to_ne_bytes();
         u32::from_ne_bytes([words[4], words[5], words[6], words[7]])
     }
 
-    /// Whether the kernel must not be asked to end the region: it has, or the cache has abandoned
-    /// the region, for example because the program closed the device while the region was in use.
+    /// Whether the cache must not deregister the region: the kernel has ended it, or the cache has
+    /// abandoned it, for example because the program closed the device while the region was in use.
     pub fn is_left(&self) -> bool {
         self.fd.load(Relaxed) == LEFT
     }
 
-    /// Whether the region serves this purpose.
+    /// Whether the region serves a registration with this key.
     #[inline(always)]
     pub fn serves(&self, lookup_key: &LookupKey) -> bool {
         let wanted = Wanted {
@@ -257,7 +255,7 @@ impl CachedRegion {
         range(self.pd(), self.page_range(), self.access())
     }
 
-    /// The address that the program knows the region by.
+    /// The address by which the program knows the region.
     #[inline(always)]
     pub fn object(&self) -> usize {
         (&raw const *self).expose_provenance() + OBJECT_OFFSET

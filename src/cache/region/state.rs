@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The state of a slot of the cache, in one word.
+//! The state of a slot of the cache, in one atomic.
 //!
 //! ```text
 //!            make             keep             claim            free
@@ -19,25 +19,26 @@
 //!   +-------------+---+-------+---+---+---+---+-----------+
 //!   | generation  | G | state |   | N | S | O |   users   |
 //!   +-------------+---+-------+---+---+---+---+-----------+
-//!    G      MONITORED: memory that is watched for `src/monitor/`, and no region. It has no user, and no
-//!           thread takes or claims it: all that is said here of regions excludes it
+//!    G      MONITORED: memory that is watched for `src/monitor/`, without a region. It has no
+//!           user, and no thread takes or claims it: the statements here on regions exclude it
 //!    state  FREE, UNKEPT, KEPT, ENDING, or HANDLE: a further handle of another slot's region
-//!    N      NEW: nobody may take it before the kernel has said that its memory is the process's own
+//!    N      NEW: no thread may take it until the kernel has said that its memory is the
+//!           process's own
 //!    S      STALE: invalidated; set once, and never cleared while the region lives
 //!    O      OWN: a user has the slot's own handle
-//!    users  how many registrations use the region
+//!    users  the number of registrations that use the region
 //! ```
 //!
-//! | who | may change | when |
+//! | thread | may change | when |
 //! | --- | --- | --- |
-//! | the maker, under the lock | FREE to UNKEPT, UNKEPT to KEPT | it makes and keeps the region |
+//! | the thread that makes the region, under the lock | FREE to UNKEPT, UNKEPT to KEPT | it makes and keeps it |
 //! | any thread, under the lock | sets S, clears N | it applies a change, or admits the region |
 //! | any thread | users and O, in KEPT; in UNKEPT only down | a hit, a release |
 //! | any thread | KEPT or UNKEPT without users to ENDING | under the lock: it claims the region |
-//! | who claimed it, under the lock | ENDING to FREE, or to KEPT with S | the kernel has answered |
+//! | the claiming thread, under the lock | ENDING to FREE, or to KEPT with S | the kernel has answered |
 //! | the memory monitor, under the lock | FREE to UNKEPT with G, to KEPT, to FREE; sets S | it watches a monitored range |
-//! | who took the slot off the free list | FREE to HANDLE | a hit needs a further handle |
-//! | who releases the handle | HANDLE to FREE | a release |
+//! | the thread that took the slot off the free list | FREE to HANDLE | a hit needs a further handle |
+//! | the releasing thread | HANDLE to FREE | a release |
 //!
 //! The upper half of the state is a generation, which changes each time the slot is made. A thread
 //! that reads the slot's other fields and then changes the state by compare-and-swap knows, if the
@@ -49,9 +50,9 @@ use rdmamr_sys::atomics::{AtomicU64, Ordering::*, fence};
 const USERS: u64 = (1 << 24) - 1;
 /// The program holds the slot's own handle.
 const OWN: u64 = 1 << 24;
-/// The region must not be used again.
+/// The region must not be reused.
 const STALE: u64 = 1 << 25;
-/// The region is not admitted: nobody has checked yet that other processes cannot change its
+/// The region is not admitted: no thread has checked yet that other processes cannot change its
 /// memory.
 const NEW: u64 = 1 << 26;
 
@@ -63,7 +64,7 @@ const ENDING: u64 = 3 << 28;
 /// The slot is a further handle of another slot's region.
 const HANDLE: u64 = 4 << 28;
 
-/// The slot is a monitored range: it is watched, and is no region.
+/// The slot is a monitored range: watched memory without a region.
 const MONITORED: u64 = 1 << 31;
 
 const GENERATION: u32 = 32;
@@ -76,29 +77,28 @@ pub struct State(AtomicU64);
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Seen(u64);
 
-/// Which handle a registration gets.
+/// The handle that a registration gets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Grant {
     /// The slot's own handle.
     Own,
-    /// A further handle, since the slot's own is in use.
+    /// A further handle, because the slot's own is in use.
     Another,
 }
 
-/// What a release left behind.
+/// The result of a release.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Left {
     /// The region still has a user.
     InUse,
-    /// The region has no user and may be used again.
+    /// The region has no user and may be reused.
     Idle,
     /// The region has no user and will get none: it must be deregistered. The number is the
-    /// generation of the slot, by which the region is told from a later one of the slot.
+    /// generation of the slot, which distinguishes the region from a later one in the slot.
     Spent(u32),
 }
 
 impl Seen {
-    /// The slot's generation.
     pub fn generation(self) -> u32 {
         (self.0 >> GENERATION) as u32
     }
@@ -136,7 +136,7 @@ impl Seen {
         self.is_registered() && self.users() == 0
     }
 
-    /// Whether the region must not be used again.
+    /// Whether the region must not be reused.
     pub fn is_stale(self) -> bool {
         self.0 & STALE != 0
     }
@@ -169,26 +169,24 @@ impl Seen {
 }
 
 impl State {
-    /// The state of a free slot.
     #[cfg(test)]
     pub fn new() -> State {
         State(AtomicU64::new(FREE))
     }
 
-    /// The current value.
     #[inline(always)]
     pub fn load(&self) -> Seen {
         Seen(self.0.load(Acquire))
     }
 
     fn change(&self, from: u64, to: u64) -> Result<(), u64> {
-        // SeqCst, as are the loads that follow elsewhere: a release and the cleaner's going to
+        // SeqCst, as are the loads that follow elsewhere: a release and the cleaner that goes to
         // sleep must not miss each other. On x86 SeqCst costs nothing here.
         self.0.compare_exchange(from, to, SeqCst, Acquire).map(drop)
     }
 
-    /// Makes the slot a region with one user, who has the slot's own handle. The slot must be free
-    /// and owned by the caller.
+    /// Makes the slot a region with one user, which has the slot's own handle. The slot must be
+    /// free and owned by the caller.
     pub fn make(&self) {
         let generation = (self.0.load(Relaxed) >> GENERATION) + 1;
         let state = generation << GENERATION | UNKEPT | OWN | 1;
@@ -230,10 +228,11 @@ impl State {
         self.0.fetch_and(!NEW, SeqCst);
     }
 
-    /// Takes the region for one more user, if `serves` says so of the region that the state belongs
+    /// Takes the region for one more user, if `serves` accepts the region that the state belongs
     /// to. `serves` may read the slot's other fields. The compare-and-swap succeeds only if the
-    /// state is still the one that preceded these reads. Then the reads were this region's: whoever
-    /// makes the slot another region's writes the fields after it has read what this swap wrote.
+    /// state is still the one that preceded these reads. Then the reads were this region's: a
+    /// thread that gives the slot to another region writes the fields after it has acquired the
+    /// state that this swap wrote.
     #[inline(always)]
     pub fn take_if(&self, serves: impl Fn(Seen) -> bool) -> Option<Grant> {
         loop {
@@ -247,9 +246,9 @@ impl State {
         }
     }
 
-    /// Whether the slot is an unchanged monitored range of which `is_it` says yes. `is_it` may read
-    /// the slot's other fields. Unlike [`State::take_if`] this writes nothing, so two fences order
-    /// the reads: this one, and the one in [`State::before_fields`].
+    /// Whether the slot is an unchanged monitored range that `is_it` accepts. `is_it` may read the
+    /// slot's other fields. Unlike [`State::take_if`] this writes nothing, so two fences order the
+    /// reads: this one, and the one in [`State::before_fields`].
     #[inline(always)]
     pub fn is_monitored_that(&self, is_it: impl Fn(Seen) -> bool) -> bool {
         let seen = self.load();
@@ -260,8 +259,8 @@ impl State {
         self.0.load(Relaxed) == seen.0
     }
 
-    /// Precedes the maker's writes to the slot's other fields. A thread that reads one of them sees
-    /// that the state is no longer the earlier region's.
+    /// Called before a thread that makes a region writes to the slot's other fields. A thread that
+    /// reads one of these writes sees that the state is no longer the earlier region's.
     pub fn before_fields(&self) {
         fence(Release);
     }
@@ -306,9 +305,9 @@ impl State {
         })
     }
 
-    /// Ends the region's only use, if that is by its own handle and leaves the region idle: what
-    /// [`State::release`] would do. Runs `before` first. False if it is not so, or if another thread
-    /// changes the state at this moment; then the state is as it was.
+    /// Ends the region's only use, if that is by its own handle and its end leaves the region idle.
+    /// The effect is that of [`State::release`]. Runs `before` first. False, with the state
+    /// unchanged, if there is no such use or if another thread changes the state at this moment.
     #[inline(always)]
     pub fn release_last(&self, before: impl FnOnce()) -> bool {
         let state = self.0.load(Relaxed);
@@ -319,19 +318,20 @@ impl State {
         self.change(state, state & !(OWN | USERS)).is_ok()
     }
 
-    /// Ends a further handle; false if the slot is none, or is one that was released already.
+    /// Ends a further handle. False if the slot is not a further handle, or if it was released
+    /// already.
     pub fn release_handle(&self) -> bool {
         let state = self.0.load(Relaxed);
         let ended = state & !PHASE & !USERS;
         state & PHASE == HANDLE && self.change(state, ended).is_ok()
     }
 
-    /// Invalidates the region from reuse. True if the region was not invalidated before.
+    /// Invalidates the region. True if the region was not invalidated before.
     pub fn invalidate(&self) -> bool {
         self.0.fetch_or(STALE, SeqCst) & STALE == 0
     }
 
-    /// Claims the region, to deregister it; false if it has a user, or if another thread claimed it
+    /// Claims the region, to deregister it. False if it has a user, or if another thread claimed it
     /// first.
     pub fn claim(&self) -> bool {
         let mut seen = self.load();

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Memory whose pages userfaultfd recently reported as about to be dropped. Of all its events only
-//! this one comes before the change. A region that is pinned between the event and the drop is
-//! stale, and no event says so. Such a region is therefore not kept for a while, which is a bound
-//! in time and not a proof. (An interposed madvise has no such event: its hook stops watching the
-//! memory first.) Everything here runs under the cache's lock.
+//! Memory whose pages userfaultfd recently reported as about to be dropped. No other event of
+//! userfaultfd comes before its change. A region that is pinned between the event and the drop
+//! becomes stale without an event. So for a while the cache keeps no region of such memory, which
+//! is a bound in time and not a proof. (An interposed madvise has no such event: its hook stops
+//! watching the memory first.) Everything here runs under the cache's lock.
 
 use core::sync::atomic::{AtomicU64, Ordering::*};
 use rdmamr_sys::pages::PageRange;
@@ -54,8 +54,8 @@ impl Dropping {
     }
 
     /// Adds a report that pages of this range are about to be dropped. If no place is free, the new
-    /// report joins the one that is nearest to it: too much memory is then taken for memory that is
-    /// about to be dropped, never too little.
+    /// report is merged with the nearest one: too much memory then counts as about to be dropped,
+    /// never too little.
     pub fn add(&self, range: PageRange, now: u64) {
         self.any.store(1, Relaxed);
         let is_free = |report: &&DropReport| {
@@ -124,7 +124,7 @@ mod tests {
         dropping.add(range(1000), 5001 + LONGEST);
         assert!(!dropping.is_at(range(0), || 5001 + LONGEST));
         assert!(dropping.is_at(range(1000), || 5001 + LONGEST));
-        // It has the place of one whose time is over, and does not join that.
+        // It replaced an expired report, and was not merged with it.
         assert!(!dropping.is_at(range(500), || 5001 + LONGEST));
     }
 }

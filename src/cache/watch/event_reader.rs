@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The thread that reads the events of userfaultfd. A thread that changes watched memory waits for
-//! the reader. So the reader waits for no thread but at the gate (`gate.rs`), which is closed for
-//! one system call. `helper_thread.rs` says what the reader must not do.
+//! the reader. So the reader waits for no thread, except at the gate (`gate.rs`), which is closed
+//! for a few system calls. `helper_thread.rs` has the rules that the reader obeys.
 //!
-//! The reader has a table of descriptors of its own, a copy of the program's, in which it closes
-//! all but its file. That is what a fork and the child's closes do: POSIX locks belong to a table,
-//! so the program's stay; pipes, sockets and open files have one holder more for the microseconds
-//! from the copy to the close. (unshare(2) would do as well, but container runtimes refuse it.)
+//! The reader has a table of descriptors of its own: a copy of the program's, in which it closes
+//! all files but its own. A fork with the closes in the child does the same. POSIX locks belong to
+//! a table, so the program keeps its locks. Pipes, sockets and open files have one more holder for
+//! the microseconds from the copy to the close. (unshare(2) would serve as well, but container
+//! runtimes refuse it.)
 
 use crate::watch::gate::GATE;
 use crate::watch::log::{Change, Kind, Log};
@@ -20,7 +21,7 @@ use rdmamr_sys::futex;
 use rdmamr_sys::helper_thread;
 use rdmamr_sys::pages::PageRange;
 
-/// The reader's number of its file.
+/// The descriptor number of the reader's file.
 static FILE: AtomicI32 = AtomicI32::new(-1);
 
 /// Not 0 once the reader has a table of descriptors with its file alone.
@@ -30,19 +31,20 @@ static READY: AtomicU32 = AtomicU32::new(0);
 /// registered. False until the reader is ready.
 static KEEPS_APART: AtomicBool = AtomicBool::new(false);
 
-/// What the reader is given. Leak checkers do not look at its stack, so the pointer lies here.
+/// The reader's argument. Leak checkers do not look at the reader's stack, so the pointer lies
+/// here.
 static READER: AtomicPtr<Reader> = AtomicPtr::new(null_mut());
 
-/// Where the reader's reports go.
+/// The receivers of the reader's reports.
 #[derive(Clone, Copy)]
 pub struct Reader {
     pub changes: &'static Log,
-    /// The log has new records. The function keeps to the rules of `helper_thread.rs`, and waits
-    /// for no thread.
+    /// Called when the log has new records. The function obeys the rules of `helper_thread.rs`, and
+    /// waits for no thread.
     pub heard: fn(),
 }
 
-/// Starts the reader. An error is the kernel's, which gives it no thread.
+/// Starts the reader. An error is the kernel's refusal of a thread.
 pub fn start(file: Userfaultfd, reader: Reader) -> Result<(), Errno> {
     FILE.store(file.fd(), Relaxed);
     let argument = Box::into_raw(Box::new(reader));
@@ -52,19 +54,20 @@ pub fn start(file: Userfaultfd, reader: Reader) -> Result<(), Errno> {
     if !unsafe { helper_thread::start_apart(run, null_mut()) } {
         let errno = errno::errno();
         READER.store(null_mut(), Relaxed);
-        // SAFETY: the box was made above, and nobody uses it.
+        // SAFETY: the box was made above, and nothing uses it.
         drop(unsafe { Box::from_raw(argument) });
         return Err(errno);
     }
     Ok(())
 }
 
-/// Waits until the reader that has been started is ready, once.
+/// Waits until the started reader is ready. Waits in vain only once.
 #[cold]
 pub fn wait_until_ready() {
     static WAITED: AtomicBool = AtomicBool::new(false);
-    // To close a file may wait for a server of the file system. That server may be this process, so
-    // this thread does not wait forever: until the reader is ready, nothing is watched.
+    // The closing of a file may wait for a server of its file system. That server may be this
+    // process, so this thread does not wait for ever. Until the reader is ready, no memory is
+    // watched.
     const WAITS: u32 = 100;
     for _ in 0..WAITS {
         if is_ready() || WAITED.load(Relaxed) {
@@ -76,7 +79,7 @@ pub fn wait_until_ready() {
 }
 
 /// Whether the kernel keeps one file of userfaultfd from unregistering memory that another file has
-/// registered. Nothing is watched before this is known.
+/// registered. No memory is watched before this is known.
 pub fn keeps_apart() -> bool {
     KEEPS_APART.load(Relaxed)
 }
@@ -95,31 +98,31 @@ extern "C" fn run(_: *mut c_void) -> c_int {
     let file = loop {
         match file.as_only_one() {
             Some(file) => break file,
-            // The program has lowered RLIMIT_NOFILE meanwhile. Nothing is watched yet.
+            // The program has lowered RLIMIT_NOFILE meanwhile. No memory is watched yet.
             None => pause(Duration::from_secs(1)),
         };
     };
-    // Beside the start, and in a table of its own: the program never sees these files.
+    // This runs beside the start, in the reader's own table, so the program never sees these files.
     KEEPS_APART.store(Userfaultfd::are_kept_apart(), Relaxed);
     READY.store(1, Release);
     futex::wake(&READY, i32::MAX);
     let mut messages = [Message::default(); 32];
     loop {
         let ready = file.wait();
-        // The announcement precedes the read: as soon as the reader has read an event, the event's
-        // thread goes on.
+        // The announcement precedes the read: as soon as the reader has read an event, the thread
+        // that caused it goes on.
         changes.begin();
         GATE.pass();
         let drained = drain(file, changes, &mut messages).is_ok() && ready;
         if !drained {
-            // Each time: the log may have been full the last time.
+            // Written each time, because the log may have been full the last time.
             write(changes, PageRange::ALL, Kind::Lost);
         }
         changes.end();
         heard();
         if !drained {
-            // The program's number keeps the file open, so threads would wait for ever if nobody
-            // read: try again.
+            // The program's descriptor keeps the file open, so threads would wait for ever if this
+            // thread stopped reading. It tries again.
             pause(Duration::from_millis(10));
         }
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The extent of a region: how far the memory around it is mapped without a gap.
+//! The extent of a region: the memory around it, as far as that is mapped without a gap.
 //!
 //! The watch of a region includes the 2 MiB around it, but never reaches across a gap. A later
 //! mapping may fill the gap. This library has not registered such a mapping, and another
@@ -8,15 +8,15 @@
 use errno::{errno, set_errno};
 use rdmamr_sys::pages::{PageRange, page_size};
 
-/// The unit in which memory is watched: a huge page stays whole. The cache counts its regions by
-/// the same unit.
+/// The unit in which memory is watched, so that a huge page stays whole. The cache counts its
+/// regions by the same unit.
 pub const CHUNK: u64 = 2 << 20;
 
 /// Returns the pages of a region, extended to its 2 MiB chunks as far as memory is mapped without a
 /// gap.
 ///
 /// Most regions are a mapping of their own, with gaps right beside them, or lie in chunks without a
-/// gap. msync(2) says so in half the time of mincore(2), which needs a page for its answer.
+/// gap. msync(2) tells that in half the time of mincore(2), which needs a page for its answer.
 pub fn around(page_range: PageRange) -> PageRange {
     let (chunks, page) = (page_range.extended(CHUNK), page_size());
     let before = errno();

@@ -13,12 +13,12 @@ pub enum Failure {
     Unseen(Errno),
     /// The kernel gave the reader no thread.
     Thread(Errno),
-    /// The program's memory calls do not come to the library.
+    /// The program's memory calls bypass the library.
     PassedBy,
 }
 
 impl Failure {
-    /// Whether another attempt may succeed: something is short.
+    /// Whether another attempt may succeed, because a resource is short.
     pub fn is_passing(&self) -> bool {
         let (Failure::File(errno) | Failure::Thread(errno)) = self else {
             return false;

@@ -6,10 +6,11 @@
 //! takes no lock until the gate is open, and changes no memory. So the reader never waits for a
 //! thread that waits for the reader.
 //!
-//! A task that shares the memory may be killed while it has the gate closed, and a debugger may
-//! stop a thread there. So the gate says who closed it, and the reader opens it if that task is
-//! dead, or does not come to its end. (Of a dead one, nothing comes after the gate. A stopped one
-//! may end another userfaultfd's watch, if that takes the very memory meanwhile.)
+//! A task that shares the memory may be killed while it holds the gate closed, and a debugger may
+//! stop a thread there. So the gate names the task that closed it, and the reader opens the gate if
+//! that task is dead, or does not open it in time. (A dead task does nothing after the gate. A
+//! stopped task may end another userfaultfd's watch, if that userfaultfd registers the same memory
+//! meanwhile.)
 
 use core::sync::atomic::{AtomicU32, Ordering::*};
 use core::time::Duration;
@@ -19,9 +20,9 @@ use rdmamr_sys::thread;
 
 const OPEN: u32 = 0;
 
-/// How often the reader looks again whether the gate is open, 10 ms apart: for a minute. The closer
-/// blocks its signals and waits for nobody, but may have no processor; only a debugger stops it
-/// alone.
+/// How often the reader looks again whether the gate is open, 10 ms apart: for a minute. The thread
+/// that closed the gate blocks its signals and waits for no thread, but may lack a processor; only
+/// a debugger stops it alone.
 const LOOKS: u32 = if cfg!(any(test, feature = "tiny")) {
     100
 } else {
@@ -29,10 +30,10 @@ const LOOKS: u32 = if cfg!(any(test, feature = "tiny")) {
 };
 
 /// The gate: [`OPEN`], or the number of the task that has closed it. Only a thread that holds the
-/// cache's lock closes it, so one thread at a time does.
+/// cache's lock closes the gate, so one thread at a time does.
 pub struct Gate(AtomicU32);
 
-/// The gate of this process's one monitor.
+/// The gate of this process's one reader.
 pub static GATE: Gate = Gate(AtomicU32::new(OPEN));
 
 /// A closed gate. It opens when this value is dropped.
@@ -43,7 +44,6 @@ pub struct Closed<'a> {
 }
 
 impl Gate {
-    /// Closes the gate.
     pub fn close(&self) -> Closed<'_> {
         let signals = signals::block();
         let by = thread::id_by_kernel();
@@ -79,7 +79,7 @@ impl Gate {
 
 impl Drop for Closed<'_> {
     fn drop(&mut self) {
-        // The reader may have opened it, and another task closed it.
+        // The reader may have opened the gate, and another task may have closed it.
         let _ = (self.gate.0).compare_exchange(self.by, OPEN, SeqCst, SeqCst);
         futex::wake(&self.gate.0, 1);
         signals::restore(self.signals);

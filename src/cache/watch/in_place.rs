@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Whether the program's memory calls come to this library. userfaultfd does not see guard pages
-//! nor protection, so without these calls nothing is watched.
+//! Whether the program's memory calls reach this library. userfaultfd reports neither guard pages
+//! nor protection, so without these calls the cache watches no memory.
 
 use crate::watch::listeners::{CACHE, listen};
 use core::ffi::{c_int, c_void};
@@ -11,20 +11,20 @@ use rdmamr_sys::helper_thread;
 use rdmamr_sys::pages::page_size;
 use rdmamr_sys::symbols::{self, Library, Scope};
 
-/// The address that [`are_in_place`] unmaps, and in its place [`SEEN`] once the call has come here.
+/// The address that [`are_in_place`] unmaps; [`SEEN`] once that call has reached this library.
 static PROBE: AtomicUsize = AtomicUsize::new(0);
 const SEEN: usize = 1;
 
-/// A memory call of the program came to this library, while there is no cache yet.
+/// A memory call of the program has reached this library, and the process has no cache yet.
 #[inline(always)]
 pub fn call_came(addr: usize) {
     let _ = PROBE.compare_exchange(addr, SEEN, Relaxed, Relaxed);
 }
 
-/// Whether the memory calls of the process come to this library. They do not if dlopen loaded the
-/// library. They do if the program's munmap is this library's, or another library's that calls this
-/// one's (AddressSanitizer's): the first call of this function, which comes before there is a
-/// cache, finds that out by an munmap.
+/// Whether the memory calls of the process reach this library. They do not if dlopen loaded the
+/// library. They do if the program's munmap is this library's, or that of another library that
+/// calls this one's (AddressSanitizer's). The first call of this function comes before the process
+/// has a cache, and finds this out by an munmap.
 pub fn are_in_place() -> bool {
     static KNOWN: AtomicU8 = AtomicU8::new(0);
     const IN_PLACE: u8 = 1;
@@ -60,7 +60,7 @@ fn is_first() -> bool {
     first.is_some_and(|first| home(with_exposed_provenance(first.get())) == home(own))
 }
 
-/// Whether the program's munmap comes to this library.
+/// Whether the program's munmap reaches this library.
 fn probe() -> bool {
     let page = page_size() as usize;
     let (Some(first), Some(memory)) = (munmap_of_program(), helper_thread::map(page)) else {

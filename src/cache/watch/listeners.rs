@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Who must hear of changes of memory. While nobody must, an interposed memory call costs one load.
-//! And whether the cache has ended for good, and hears of none any more.
+//! The listeners that must be told of changes of memory. Without a listener, an interposed memory
+//! call costs one load. This file also records whether the cache has ended for good, and need not
+//! be told any more.
 
 use core::sync::atomic::{AtomicBool, AtomicU8, Ordering::*};
 
@@ -11,7 +12,7 @@ pub const CACHE: u8 = 1;
 /// The table of the ranges that were released, under `RDMAMR_CACHE`.
 pub const RANGES: u8 = 2;
 
-/// Whether some of these listen.
+/// Whether any of these listens.
 #[inline(always)]
 pub fn listens(who: u8) -> bool {
     LISTENERS.load(Relaxed) & who != 0
@@ -29,8 +30,8 @@ pub fn listen(who: u8) {
 /// Whether the cache has ended, or never starts.
 static RETIRED: AtomicBool = AtomicBool::new(false);
 
-/// From now on no watch starts, and no thread asks the kernel for the cache. False if that was said
-/// before.
+/// From now on no watch starts, and no thread makes a system call for the cache. False if this was
+/// called before.
 pub fn retire() -> bool {
     !RETIRED.swap(true, SeqCst)
 }

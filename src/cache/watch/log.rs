@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The log of changes of the address space. Writers record each change of memory that they make or
-//! hear of. Before a registration uses a region again, it makes sure that every recorded change has
-//! been applied.
+//! learn of. Before a registration reuses a region, it verifies that every recorded change has been
+//! applied.
 //!
 //! Writers are the interposed memory calls, in any thread and any signal handler, and the reader of
 //! userfaultfd. They take no lock and never wait: a writer that finds the log full marks it as
@@ -10,16 +10,17 @@
 //!
 //! A change is *under way* from before its first record is written until after its last. An
 //! interposed call is under way around the real call, and names the range that it may change. The
-//! monitor is under way around reading an event and recording it; it does not know the range before
-//! it has read the event. The log is *settled* for a range when every record is applied and nothing
-//! is under way that may change the range. So nobody waits for a change of other memory.
+//! reader is under way while it reads and records an event. It counts for all memory, because it
+//! does not know the range before it has read the event. The log is *settled* for a range when
+//! every record is applied and no change under way may touch the range. So no thread waits for a
+//! change of other memory.
 
 use core::marker::PhantomData;
 use errno::Errno;
 use rdmamr_sys::atomics::{AtomicU64, Ordering::*, fence};
 use rdmamr_sys::pages::PageRange;
 
-/// What happened to a range.
+/// The kind of a change.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u64)]
 pub enum Kind {
@@ -34,7 +35,6 @@ pub enum Kind {
     Lost,
 }
 
-/// A change of memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Change {
     pub range: PageRange,
@@ -83,7 +83,7 @@ const NAMED: u64 = 2;
 const STUCK: u64 = 4;
 const USE: u64 = 8;
 
-/// How many changes can name their ranges at a time. A further one counts for all memory.
+/// How many changes can name their ranges at a time. Any further change counts for all memory.
 const PLACES: usize = if cfg!(any(loom, miri)) { 2 } else { 64 };
 
 /// In `under_way`: one change that names its range, and one that may change any memory.
@@ -111,31 +111,33 @@ const ROOM: u64 = if cfg!(any(loom, miri)) { 2 } else { 4096 };
 /// A flag in `written`: a change did not fit.
 const LOST: u64 = 1 << 63;
 
-/// The log. Zeroed memory is an empty log. A hit reads the first three words, with which a line of
-/// the processor's cache ends ([`crate::layout::Cache`]).
+/// The log. Zeroed memory is an empty log. A hit reads the first three words, which are the end of
+/// a cache line ([`crate::layout::Regions`]).
 #[repr(C)]
 pub struct Log {
     /// The changes under way: [`SOMEWHERE`] and [`ANYWHERE`].
     under_way: AtomicU64,
-    /// Records that are written or just being written, and the flag [`LOST`].
+    /// The number of records that are written or being written, and the flag [`LOST`].
     written: AtomicU64,
-    /// Records applied.
+    /// The number of records applied.
     applied: AtomicU64,
     /// The number of places that were ever used.
     used: AtomicU64,
-    /// For each interposed call under way on much memory until when it counts, by the kernel's
-    /// clock in ms; 0 if there is none. (A signal handler may leave a call by siglongjmp(3): that
-    /// one counts for no longer, and no other for it.)
+    /// For each interposed call under way on much memory, the time until which it counts, by the
+    /// kernel's clock in ms; 0 if there is no call. (A signal handler may leave a call by
+    /// siglongjmp(3). That call counts no longer than this, and no other call counts longer because
+    /// of it.)
     long: [AtomicU64; LONG_CALLS],
-    /// How many regions were linked.
+    /// The number of regions linked so far.
     linked: AtomicU64,
     rest_of_lines: [u64; 14 - LONG_CALLS],
     places: [Place; PLACES],
     slots: [LogSlot; ROOM as usize],
 }
 
-/// A word in the stack frame of a call that makes a change. It is the word of the change's place as
-/// long as the frame exists: what takes the frame's place on the stack writes something else there.
+/// A word in the stack frame of a call that makes a change. It equals the word of the change's
+/// place as long as the frame exists. A later frame at this place of the stack overwrites it with
+/// another value.
 pub struct Frame(core::sync::atomic::AtomicU64);
 
 impl Frame {
@@ -157,7 +159,7 @@ struct InPlace {
     word: u64,
 }
 
-/// What keeps a range from being settled.
+/// The reason why a range is not settled.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum UnderWay {
     Nothing,
@@ -168,7 +170,7 @@ pub enum UnderWay {
     Stuck,
 }
 
-/// The state of the log when all that was written had been applied.
+/// The state of the log when every written record had been applied.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Position(u64);
 
@@ -211,7 +213,7 @@ impl Log {
         self.under_way.fetch_add(ANYWHERE, SeqCst);
     }
 
-    /// Ends what `begin` announced. All of its records have been written.
+    /// Ends the change that `begin` announced. All of its records have been written.
     pub fn end(&self) {
         self.under_way.fetch_sub(ANYWHERE, Release);
     }
@@ -230,7 +232,7 @@ impl Log {
     /// now on. The frame lies in the function that makes the call.
     ///
     /// A signal handler that leaves this function by siglongjmp(3) can take a place out of use, but
-    /// cannot leave a change under way that nobody ends.
+    /// cannot leave a change under way for ever.
     pub fn begin_at<'f>(&self, range: PageRange, thread: usize, frame: &'f Frame) -> Announced<'f> {
         for (n, place) in self.places.iter().enumerate() {
             let word = place.word.load(Relaxed);
@@ -252,7 +254,8 @@ impl Log {
             let address = (&raw const frame.0).expose_provenance();
             place.frame.store(address as u64, Relaxed);
             self.used.fetch_max(n as u64 + 1, Relaxed);
-            // Whoever ends the change counts it off. So it is counted before it has a name.
+            // The thread that ends the change subtracts this again. So the change is counted before
+            // it is named.
             self.under_way.fetch_add(SOMEWHERE, SeqCst);
             // SeqCst: the caller's next step is a system call, which must not be seen before this
             // announcement.
@@ -263,7 +266,7 @@ impl Log {
         Announced(None, PhantomData)
     }
 
-    /// Ends what `begin_at` announced. All of its records have been written.
+    /// Ends the change that `begin_at` announced. All of its records have been written.
     pub fn end_at(&self, announced: Announced<'_>) {
         match announced.0 {
             Some(place) => drop(self.vacate(place)),
@@ -286,7 +289,7 @@ impl Log {
 
     /// Ends the changes in a range whose calls have not returned and never will: a signal handler
     /// left them by siglongjmp(3), or their threads have ended. `read` reads a word of memory that
-    /// may be gone.
+    /// may be unmapped.
     pub fn end_left(&self, range: PageRange, read: impl Fn(u64) -> Result<u64, Errno>) {
         for (number, word) in self.touching(range) {
             let place = &self.places[number];
@@ -301,15 +304,15 @@ impl Log {
                 Err(errno) => errno.0 != libc::EFAULT,
             };
             if !exists && place.word.load(Relaxed) == word {
-                // Whatever the call did, it has done. Its record precedes its end.
+                // The call has already made its change, if any. Its record precedes its end.
                 self.write(change);
                 self.vacate(InPlace { number, word });
             }
         }
     }
 
-    /// A call on much memory begins: it may hold the kernel's lock of the address space for long.
-    /// `None` if so many are under way that this one does not matter.
+    /// A call on much memory begins: it may hold the kernel's mmap lock for long. `None` if so many
+    /// are under way that this one does not matter.
     pub fn begin_long(&self, now: u64) -> Option<Long> {
         let until = now + LONGEST;
         self.long.iter().enumerate().find_map(|(number, place)| {
@@ -321,7 +324,7 @@ impl Log {
 
     /// A call on much memory has ended.
     pub fn end_long(&self, Long { number, until }: Long) {
-        // If it took longer than it counts, the place may be another's.
+        // If the call took longer than it counts, the place may belong to another call.
         let _ = self.long[number].compare_exchange(until, 0, Relaxed, Relaxed);
     }
 
@@ -353,12 +356,12 @@ impl Log {
             let named = place.range();
             fence(Acquire);
             let unchanged = place.word.load(Relaxed) & !STUCK == word & !STUCK;
-            // A range that was read in part is any range.
+            // A range that was read in part counts as any range.
             (!unchanged || named.overlaps(range)).then_some((number, word))
         })
     }
 
-    /// What keeps a range from being settled, for the thread with this thread pointer.
+    /// Why a range is not settled, for the thread with this thread pointer.
     pub fn under_way(&self, range: PageRange, thread: usize) -> UnderWay {
         let under_way = self.under_way.load(Acquire);
         if under_way & NEVER_SETTLED != 0 {
@@ -396,16 +399,16 @@ impl Log {
         self.linked.store(linked.wrapping_add(1), Release);
     }
 
-    /// How many regions were linked, as [`Log::write_again`] asks for it.
+    /// The number of regions linked so far, for [`Log::write_again`].
     pub fn linked(&self) -> u64 {
         self.linked.load(Acquire)
     }
 
-    /// Records a change once it is made that was recorded before it was made. `linked` was read
-    /// before that first record. If no region has been linked since, the first record is enough:
-    /// whoever applies it meets every region that was pinned before the change. (A region is
-    /// watched between its link and its pin. So the kernel's lock of the address space orders this
-    /// look after the link of a region that was pinned before the change.)
+    /// Records a change a second time, after it is made. The first record precedes the change, and
+    /// `linked` was read before that record. If no region has been linked since, the first record
+    /// is enough: the thread that applies it meets every region that was pinned before the change.
+    /// (A region is watched between its link and its pin. So the kernel's mmap lock orders this
+    /// check after the link of a region that was pinned before the change.)
     pub fn write_again(&self, change: Change, linked: u64) {
         if self.linked() != linked {
             self.write(change);
@@ -445,15 +448,15 @@ impl Log {
         &self.slots[(position % ROOM) as usize]
     }
 
-    /// The state of the log if every record is applied. Changes that are under way have their last
-    /// record still to come; [`Log::still`] looks for those.
+    /// The state of the log if every record is applied. The last records of changes under way are
+    /// still to come; [`Log::still`] looks for those changes.
     #[inline(always)]
     pub fn applied(&self) -> Option<Position> {
         let written = self.written.load(Acquire);
         (written == self.applied.load(Acquire)).then_some(Position(written))
     }
 
-    /// Whether every record is applied and nothing is under way in this range.
+    /// Whether every record is applied and no change is under way in this range.
     pub fn is_settled(&self, range: PageRange) -> bool {
         self.applied()
             .is_some_and(|position| self.still(position, range))
@@ -467,7 +470,8 @@ impl Log {
         })
     }
 
-    /// Whether no record has been written since, and nothing is under way in this range.
+    /// Whether no record has been written since `position`, and no change is under way in this
+    /// range.
     #[inline(always)]
     pub fn still(&self, position: Position, range: PageRange) -> bool {
         (self.under_way.load(Acquire) == 0 || !self.touches(range))
@@ -480,7 +484,7 @@ impl Log {
     }
 
     /// Applies the records: calls `each` with every change, or with `None` if some were lost, which
-    /// stands for any change. Stops at a record that is just being written. The caller holds the
+    /// stands for any change. Stops at a record that is still being written. The caller holds the
     /// cache's lock.
     pub fn apply(&self, mut each: impl FnMut(Option<Change>)) {
         let mut position = self.applied.load(Relaxed);
@@ -517,6 +521,6 @@ impl Log {
 
 fn kind(number: u64) -> Kind {
     const KINDS: [Kind; 4] = [Kind::Called, Kind::Reported, Kind::Dropping, Kind::Lost];
-    // A number that is no kind says nothing of what has changed: all is lost.
+    // An unknown number does not tell which memory has changed, so all of it counts as lost.
     KINDS.get(number as usize).copied().unwrap_or(Kind::Lost)
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Changes under way in the log: who ends one whose call never returns, and who must not.
+//! Changes under way in the log: those whose calls never return are ended, all others are not.
 
 use super::log::{Change, Frame, Kind, Log, UnderWay};
 use errno::Errno;
@@ -77,12 +77,12 @@ fn a_long_call_counts_until_it_ends_but_not_for_ever() {
     let long = log.begin_long(2000);
     log.end_long(long.unwrap());
     assert!(log.is_long(|| 2001), "the first one");
-    // A signal handler has left the first one, and no other counts for longer than it takes.
+    // A signal handler has left the first call, and no other call counts longer because of it.
     let long = log.begin_long(90_000);
     assert!(log.is_long(|| 90_001));
     log.end_long(long.unwrap());
     assert!(!log.is_long(|| 90_002));
-    // The end of the one that was left is none of the one that has its place.
+    // The end of the abandoned call does not end the call that took its place.
     let long = log.begin_long(100_000);
     log.end_long(left.unwrap());
     assert!(log.is_long(|| 100_001));

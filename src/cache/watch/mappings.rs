@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! How many mappings the process can afford: watched memory splits mappings, of which the kernel
-//! allows so many (vm.max_map_count).
+//! How many mappings the process can afford: watched memory splits mappings, and the kernel limits
+//! their number (vm.max_map_count).
 
 use core::sync::atomic::{AtomicI64, AtomicU32, Ordering::*};
 use rdmamr_sys::budget::Budget;
@@ -10,30 +10,30 @@ use rdmamr_sys::proc;
 /// A register call may split the first and the last mapping of its range.
 const SPLITS: i64 = 2;
 
-/// How many splits are made before the mappings are counted for the first time, where they can be.
+/// How many splits are made before the mappings are counted for the first time, if they can be
+/// counted.
 const UNCOUNTED: i64 = 4 * SPLITS;
 
 /// The mappings are counted.
 const COUNTED: u32 = 0;
 /// Much of the room is used up: the mappings are to be counted again.
 const DUE: u32 = 1;
-/// The reader has been asked to count them.
+/// The limits reader has been asked to count them.
 const ASKED: u32 = 2;
 
 /// How many more mappings the process can afford.
 pub struct Mappings {
-    /// How many more splits.
+    /// The number of further splits that the process can afford.
     room: AtomicI64,
     /// The value of `room` when the mappings were last counted.
     room_at_most: AtomicI64,
-    /// How far the mappings are counted: [`COUNTED`] and its kin.
+    /// The state of the count: [`COUNTED`], [`DUE`] or [`ASKED`].
     state: AtomicU32,
     /// For counting the mappings, which takes 15 ms if there are 50 000.
     counting: Budget<0>,
 }
 
 impl Mappings {
-    /// None is counted yet.
     pub(super) fn new() -> Mappings {
         Mappings {
             room: AtomicI64::new(if proc::has_maps() { UNCOUNTED } else { 0 }),
@@ -43,9 +43,9 @@ impl Mappings {
         }
     }
 
-    /// Whether the process can afford more mappings. Three quarters of the mappings that the kernel
-    /// allows are the program's own. The mappings are to be counted when, by a worst-case estimate,
-    /// half of the rest is used up.
+    /// Whether the process can afford more mappings. At three quarters of the mappings that the
+    /// kernel allows, the cache watches no further memory. The mappings are to be counted when, by
+    /// a worst-case estimate, half of the room up to there is used up.
     pub(super) fn has_room(&self) -> bool {
         !self.is_full() && self.room.fetch_sub(SPLITS, Relaxed) > SPLITS
     }
@@ -55,7 +55,7 @@ impl Mappings {
         self.room.load(Relaxed) <= SPLITS
     }
 
-    /// Whether it is time to have the reader count the mappings. The caller asks the reader.
+    /// Whether the limits reader should count the mappings now. The caller asks it to.
     pub fn should_be_counted(&self) -> bool {
         let is_due = match self.state.load(Relaxed) {
             COUNTED => self.room.load(Relaxed) < self.room_at_most.load(Relaxed) / 2,
@@ -72,7 +72,7 @@ impl Mappings {
             return;
         }
         self.counting.within(clock::monotonic_by_kernel, || {
-            // If the kernel does not say how many there are, there is no room.
+            // If the kernel does not tell the number of mappings, there is no room.
             let (count, most) = proc::mappings().unwrap_or_default();
             let room = (most / 4 * 3) as i64 - count as i64;
             let enough = room > SPLITS * 16;

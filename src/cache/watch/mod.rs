@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The watch of the memory of the cache's regions. `docs/proof.md` has the argument that no change
-//! passes unseen; the lemmas in brackets are its.
+//! The watch of the memory of the cache's regions. `docs/proof.md` proves that no change goes
+//! unnoticed; the names in brackets are its lemmas.
 //!
 //! - `log.rs`: the log of changes, and which changes are under way (L1, L2).
 //! - `userfaultfd.rs`: the kernel's interface. `event_reader.rs`: the thread that reads the events
 //!   (W1).
-//! - `watch_fd.rs`: the program's number of the file, by which the fence asks (W2, W4).
+//! - `watch_fd.rs`: the descriptor number by which the program's threads ask the fence (W2, W4).
 //! - `watcher.rs`: the watch as the cache uses it; `failure.rs`: why there is none; `mappings.rs`:
 //!   how much may be watched. `one_thread.rs`: whether a hit needs the fence (W3).
-//! - `in_place.rs`: whether the program's memory calls come here (W6). The calls themselves are the
-//!   cache's, since they end its regions (`life/change.rs`, W5).
-//!   `listeners.rs`: who must hear of them.
-//! - `gate.rs`: before Linux 6.16 one file can unregister what another has registered.
+//! - `in_place.rs`: whether the program's memory calls reach the library (W6). Their hooks are in
+//!   `life/change.rs`, because they end regions (W5). `listeners.rs`: the listeners that must be
+//!   told of the calls.
+//! - `gate.rs`: before Linux 6.16 one file can unregister memory that another has registered.
 //! - `extent.rs`: how far the watch of a region reaches. `dropping.rs`: the one exception.
 
 pub mod dropping;

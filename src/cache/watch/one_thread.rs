@@ -6,7 +6,7 @@ use core::ptr::with_exposed_provenance;
 use core::sync::atomic::{AtomicI32, AtomicU8, Ordering::*};
 use rdmamr_sys::symbols::{self, Scope};
 
-/// What says whether the process has one thread.
+/// The words that show whether the process has one thread.
 #[derive(Clone, Copy)]
 pub struct OneThread {
     /// `__libc_single_threaded` (glibc 2.32): not 0 while the C library has made no thread.
@@ -24,8 +24,9 @@ impl OneThread {
             return None;
         }
         let single_threaded = symbols::find(Scope::Program, c"__libc_single_threaded", None)?.get();
-        // The linker writes its own `_r_debug` only. A program that names it has a copy of it, which
-        // stays as it was at the start. So the symbol is not looked for in the program.
+        // The linker writes its own `_r_debug` only. A program that names the symbol has a copy,
+        // which stays as it was at the start. So the library does not look for the symbol in the
+        // program.
         let version = symbols::find(Scope::Next, c"_r_debug", None)?.get();
         Some(OneThread {
             // SAFETY: the symbol is a `char` of the C library, which lives as long as the process.

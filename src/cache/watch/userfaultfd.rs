@@ -52,7 +52,7 @@ struct Register {
     ioctls: u64,
 }
 const UFFDIO_REGISTER: libc::c_ulong = ioc(READ_WRITE, 0x00, size_of::<Register>());
-/// Of `Register::ioctls`: UFFDIO_ZEROPAGE.
+/// In `Register::ioctls`: UFFDIO_ZEROPAGE.
 const CAN_ZERO: u64 = 1 << 0x04;
 const UFFDIO_UNREGISTER: libc::c_ulong = ioc(READ, 0x01, 16);
 
@@ -117,10 +117,10 @@ impl Message {
 #[derive(Clone, Copy)]
 pub struct Userfaultfd(i32);
 
-/// What the kernel says of memory that it watches from now on.
+/// The kernel's answer about memory that it watches from now on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Watched {
-    /// Some of it is huge pages by name, hugetlb: private ones, or ones of a file.
+    /// Some of the memory is explicit huge pages (hugetlb): private ones, or those of a file.
     pub huge_pages: bool,
 }
 
@@ -130,20 +130,20 @@ pub enum Fence {
     /// No event is in flight.
     Passed,
     /// An event is in flight: the kernel has changed the address space, or is about to, and the
-    /// monitor has not read the event.
+    /// reader has not read the event.
     UnderWay,
-    /// Not an answer of our file: the errno. The number is no longer our file's, or the process may
-    /// not ask.
+    /// The errno of an answer that does not come from our file: the number no longer means our
+    /// file, or the process may not ask.
     Lost(Errno),
 }
 
 impl Userfaultfd {
     /// Opens a file.
     ///
-    /// The file does not ask for FEATURE_WP_ASYNC (bit 15), by which it would take mappings of
+    /// The file does not ask for FEATURE_WP_ASYNC (bit 15), which would let it watch mappings of
     /// files too: to unregister such a mapping is not safe. Linux 6.12 (seen with 6.12.117) runs
-    /// into a BUG in `userfaultfd_unregister`, with the address space locked, if the mapping merges
-    /// with its neighbour on the way.
+    /// into a BUG in `userfaultfd_unregister`, with the mmap lock held, if the mapping merges with
+    /// its neighbour during the call.
     pub fn open() -> Result<Userfaultfd, Errno> {
         for features in [EVENTS | FEATURE_WP_HUGETLBFS_SHMEM, EVENTS] {
             let fd = Self::open_file()?;
@@ -192,14 +192,16 @@ impl Userfaultfd {
         }
     }
 
-    /// Opens a file by the device of Linux 6.1, which filters of system calls do not know. The file
-    /// is the one of the system call, made by the same function (`new_userfaultfd`,
-    /// fs/userfaultfd.c), with an inode of its own; the mode of the device says who may.
+    /// Opens a file by the device of Linux 6.1, which seccomp filters do not know. The same
+    /// function of the kernel makes it as for the system call (`new_userfaultfd`,
+    /// fs/userfaultfd.c), with an inode of its own. The mode of the device decides which processes
+    /// may open it.
     fn by_device(flags: i32) -> Result<i32, Errno> {
         const USERFAULTFD_IOC_NEW: libc::c_ulong = 0xaa00;
         let device = c"/dev/userfaultfd".as_ptr();
         let how = libc::O_RDONLY | libc::O_CLOEXEC;
-        // The calls go by their numbers, past those that this and other libraries interpose.
+        // These are raw system calls, which bypass the calls that this and other libraries
+        // interpose.
         // SAFETY: the path ends with a NUL.
         let device = unsafe { libc::syscall(libc::SYS_openat, libc::AT_FDCWD, device, how) };
         if device < 0 {
@@ -213,10 +215,10 @@ impl Userfaultfd {
         made
     }
 
-    /// Whether the kernel keeps one file from unregistering what another file has registered. Linux
-    /// does from 6.16 on. Returns false if this cannot be found out.
+    /// Whether the kernel keeps one file from unregistering memory that another file has
+    /// registered. Linux does from 6.16 on. Returns false if this cannot be found out.
     ///
-    /// The caller is the reader, a thread that the C library does not know, so these are system
+    /// The caller is the reader, a thread that the C library does not know, so these are raw system
     /// calls.
     pub fn are_kept_apart() -> bool {
         // These files ask for no events, so no thread waits for a reader.
@@ -255,20 +257,19 @@ impl Userfaultfd {
         kept_apart
     }
 
-    /// The file that has this number.
     pub fn of_fd(fd: i32) -> Userfaultfd {
         Userfaultfd(fd)
     }
 
-    /// The file's number.
     pub fn fd(self) -> i32 {
         self.0
     }
 
     /// Has the kernel report changes of these pages from now on. The range may have holes.
     ///
-    /// The kernel answers which requests it takes for all of the range. Those of huge pages by name
-    /// (hugetlb) are not the ones of other memory: no huge page of zeros can be made.
+    /// The kernel's answer has the ioctls that work on all of the range. Explicit huge pages
+    /// (hugetlb) are recognised by the lack of UFFDIO_ZEROPAGE: there is no huge page of zeros for
+    /// them.
     pub fn register(self, range: PageRange) -> Result<Watched, Errno> {
         let mut register = Register {
             start: range.start,
@@ -315,8 +316,8 @@ impl Userfaultfd {
         }
     }
 
-    /// Waits until an event is there to read. Returns false if the file cannot be waited for. The
-    /// number is below 64 (`as_only_one`).
+    /// Waits until an event can be read. Returns false if the file cannot be waited for. The number
+    /// is below 64 (`as_only_one`).
     ///
     /// poll(2) would fail as soon as the program lowers RLIMIT_NOFILE to 0, as a sandbox does.
     pub fn wait(self) -> bool {
@@ -359,8 +360,8 @@ impl Userfaultfd {
     /// Gives the file the number 0, and closes every other number of the calling thread's table,
     /// which is the thread's own. `None` if the kernel refuses the number.
     pub fn as_only_one(self) -> Option<Userfaultfd> {
-        // SAFETY: the calling thread is this library's own, and has a table for itself: nobody else
-        // uses its numbers.
+        // SAFETY: the calling thread is this library's own, and has a table for itself: no other
+        // thread uses its numbers.
         if self.0 != 0 && unsafe { libc::syscall(libc::SYS_dup3, self.0, 0, 0) } < 0 {
             return None;
         }
@@ -368,7 +369,6 @@ impl Userfaultfd {
         Some(Userfaultfd(0))
     }
 
-    /// Closes the file.
     pub fn close(self) {
         // SAFETY: `self` is a file that this library opened. Its callers make sure that the number
         // is still its own.
@@ -410,12 +410,12 @@ fn ask(fd: i32, request: libc::c_ulong, argument: &mut WriteProtect) -> i32 {
     answer.0
 }
 
-/// Moves a file to a number that programs do not count on: some programs close or reuse the lowest
+/// Moves a file to a number that programs do not rely on: some programs close or reuse the lowest
 /// numbers.
 ///
 /// The number lies near the end of the table that the program has (64 entries at first, then powers
-/// of 2). A larger number has the kernel make the table larger, and in a process with threads wait
-/// for an RCU grace period: some 10 ms.
+/// of 2). For a larger number the kernel would make the table larger, and in a process with threads
+/// wait for an RCU grace period: some 10 ms.
 fn out_of_the_way(fd: i32) -> i32 {
     const ENTRIES: u32 = 64;
     const FROM_END: u64 = 4;
@@ -432,7 +432,7 @@ fn out_of_the_way(fd: i32) -> i32 {
         return fd;
     }
     // The caller opened `fd` and uses only the returned number from now on. The C library's close
-    // is where a cancelled thread ends.
+    // is a cancellation point, so this is a raw system call.
     Userfaultfd(fd).close();
     moved as i32
 }
@@ -441,7 +441,8 @@ fn out_of_the_way(fd: i32) -> i32 {
 mod tests {
     use super::*;
 
-    /// What the library relies on holds for a file of the device as for one of the system call.
+    /// The properties that the library relies on hold for a file of the device as for one of the
+    /// system call.
     #[test]
     fn the_device_makes_the_same_file() {
         let flags = libc::O_CLOEXEC | libc::O_NONBLOCK | UFFD_USER_MODE_ONLY;

@@ -1,33 +1,34 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The descriptor by which threads of the program ask the file of userfaultfd: to register memory,
-//! to unregister it, and for the fence.
+//! The descriptor by which threads of the program use the library's userfaultfd: to register
+//! memory, to unregister it, and to ask the fence.
 //!
 //! The number is in the program's table of descriptors. The program can close it and put another
-//! file there, and a thread can leave the table (unshare(2), CLONE_FILES). So the number is no
-//! proof of anything; the reader, which has a table of its own, hears of every change whatever
-//! becomes of it. What the number answers counts only if it is *ours*:
+//! file there, and a thread can leave the table (unshare(2), CLONE_FILES). So the number proves
+//! nothing by itself. (The reader has a table of its own, and receives every event whatever happens
+//! to the number.) An answer counts only if the number is *ours*:
 //!
-//! * Each thread looks for itself before it first asks: a proof belongs to a table. kcmp(2) says
-//!   whether the thread has the cache's table, that of the cleaner. A thread in another table neither
-//!   hits nor watches, and deregisters nothing of the cache's: its numbers are other files'.
+//! * Each thread checks for itself before it first asks, because a proof holds in one table.
+//!   kcmp(2) tells whether the thread has the cache's table, which is the cleaner's. A thread in
+//!   another table neither hits nor watches, and deregisters no region of the cache: its numbers
+//!   mean other files.
 //! * fstat(2) shows the device and the inode of our file. Each userfaultfd has an inode of its own
 //!   since Linux 5.12, and the reader keeps the file open, so no other file gets that inode.
 //!   Before Linux 5.12 another userfaultfd of the process looks alike.
-//! * The answer of the fence is one that few other files give: EINVAL or EAGAIN. A closed number,
-//!   a pipe, a socket, a file, a terminal answer otherwise. An epoll file does not, nor does
-//!   another userfaultfd. Only another userfaultfd takes memory.
+//! * Few other files give the fence's answers, EINVAL or EAGAIN. A closed number, a pipe, a socket,
+//!   a file and a terminal answer otherwise; an epoll file and another userfaultfd give the same
+//!   answers. Only another userfaultfd can register memory.
 //! * The C library's calls that close or replace a number are interposed (`capi/descriptors.rs`).
-//!   While one of them is under way at our number, in whichever table, and until a thread has seen
-//!   our file again by fstat, each fence and each request for memory of that thread is followed by
-//!   an fstat. The same holds once fstat has shown another file. `unshare` and `close_range` are
-//!   interposed too: a thread that may have left the table looks anew.
-//! * The first time that a region would be used again, fstat shows our file once more.
+//!   While one of them is under way at our number, in any table, and until a thread has seen our
+//!   file again by fstat, each fence and each request for memory of that thread is followed by an
+//!   fstat. The same holds once fstat has shown another file. `unshare` and `close_range` are
+//!   interposed too: a thread that may have left the table checks anew.
+//! * Before the first reuse of a region, fstat must show our file once more.
 //!
-//! Two cases are left (docs/limits.md). A thread replaces our number by a raw system call dup2,
-//! directly by a file that answers EINVAL, and no region is used again for the first time between
-//! that and a hit. And a thread that has already asked leaves the table by a raw system call.
-//! (No ioctl tells our file from another userfaultfd at the fence's price: of those that answer
-//! without the lock of the address space none looks whose the memory is.)
+//! Two cases remain (docs/limits.md). In the first, a thread replaces our number by a raw system
+//! call dup2, directly by a file that answers EINVAL, and no first reuse of a region comes between
+//! that and a hit. In the second, a thread that has already asked leaves the table by a raw system
+//! call. (No ioctl distinguishes our file from another userfaultfd at the fence's price: those that
+//! answer without the mmap lock do not check which file watches the memory.)
 
 use crate::watch::listeners::is_retired;
 use crate::watch::userfaultfd::{Fence, Userfaultfd, Watched};
@@ -41,12 +42,12 @@ use rdmamr_sys::pages::PageRange;
 use rdmamr_sys::thread;
 use rdmamr_sys::words::InWords;
 
-/// The number of the process's one watch.
+/// The descriptor number of the process's one watch.
 #[unsafe(link_section = ".data.rdmamr_hits")]
 pub static WATCH_FD: WatchFd = WatchFd::none();
 
-/// A number for the file, and what is known of it. Each hit reads some of it: one line of the
-/// processor's cache.
+/// A descriptor number of the file, and the knowledge about it. Each hit reads some of it, in one
+/// cache line.
 #[repr(align(64))]
 pub struct WatchFd {
     fd: AtomicI32,
@@ -58,23 +59,24 @@ pub struct WatchFd {
     said: AtomicBool,
 }
 
-/// In place of a value of `begun`: the thread has not seen the number to be ours.
+/// In place of a value of `begun`: the thread has not seen that the number is ours.
 const NOTHING: u64 = u64::MAX;
 
 thread_local! {
-    /// The value of `begun` when this thread last saw the number to be ours, and no call was under
-    /// way. Other threads may have other tables, so each looks for itself.
+    /// The value of `begun` when this thread last saw that the number is ours, and no call was
+    /// under way. Other threads may have other tables, so each thread checks for itself.
     static PROVEN: Cell<u64> = const { Cell::new(NOTHING) };
-    /// What this thread knows of its table.
+    /// This thread's knowledge about its table.
     static KNOWN: Cell<Known> = const { Cell::new(Known::Nothing) };
 }
 
-/// `PROVEN` of the library's own threads, which have no such variables. Those that ask share a
-/// table.
+/// `PROVEN` for the library's own threads, which have no thread-local variables. The threads that
+/// ask share a table.
 static OF_HELPER: AtomicU64 = AtomicU64::new(NOTHING);
 
-/// Not inlined: the compiler may look up the address of a thread-local variable before it asks who
-/// asks, and a helper thread dies of that. The same holds for the other functions that say so.
+/// Not inlined: otherwise the compiler may look up the address of a thread-local variable before
+/// the caller's check for a helper thread, and a helper thread dies of that. The same holds for the
+/// other functions with such a comment.
 #[inline(never)]
 fn of_program() -> u64 {
     PROVEN.get()
@@ -93,17 +95,17 @@ fn set_proof(proof: u64) {
     }
 }
 
-/// What a thread knows of its table of descriptors.
+/// A thread's knowledge about its table of descriptors.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Known {
     Nothing,
-    /// It was the cache's, and the thread has left it, or may have.
+    /// The thread had the cache's table, and has left it, or may have left it.
     Left,
     Here,
     Elsewhere,
 }
 
-/// The table of descriptors that the cache's numbers are in: that of our file, and those of
+/// The table of descriptors in which the cache's numbers are valid: that of our file, and those of
 /// devices. It is the table of the thread that made the cleaner, which shares it.
 pub static TABLE: Table = Table(AtomicI32::new(0));
 
@@ -111,13 +113,13 @@ pub static TABLE: Table = Table(AtomicI32::new(0));
 pub struct Table(AtomicI32);
 
 impl Table {
-    /// A thread of the library's shares the table from now on, for ever.
+    /// This thread of the library shares the table from now on, for ever.
     pub fn set(&self, thread: i32) {
         self.0.store(thread, Release);
     }
 
-    /// Whether the calling thread has this table. If the kernel may not be asked (kcmp(2)), a
-    /// thread that has not left a table by a call of the C library has.
+    /// Whether the calling thread has this table. If kcmp(2) is refused, the answer is yes for a
+    /// thread that has not left a table by a call of the C library.
     pub fn is_here(&self) -> bool {
         /// Not inlined, as [`of_program`].
         #[inline(never)]
@@ -163,7 +165,7 @@ impl Table {
     }
 }
 
-/// The number is another file's, or nobody's.
+/// The number means another file, or none.
 const NOT_OURS: Errno = Errno(libc::EBADF);
 
 impl WatchFd {
@@ -178,14 +180,14 @@ impl WatchFd {
         }
     }
 
-    /// Takes the number of a file that this thread has just opened, and what `identity` says of it.
+    /// Takes the number of a file that this thread has just opened, and the file's `identity`.
     pub fn set(&self, file: Userfaultfd, (device, inode): (u64, u64)) {
         self.device.store(device, Relaxed);
         self.inode.store(inode, Relaxed);
         self.fd.store(file.fd(), Release);
     }
 
-    /// The file, as far as the number is its own. `None`: there is no watch.
+    /// The file, provided that the number is ours. `None` if there is no watch.
     #[inline(always)]
     fn file(&self) -> Option<Userfaultfd> {
         let fd = self.fd.load(Acquire);
@@ -203,8 +205,8 @@ impl WatchFd {
         self.file().is_some()
     }
 
-    /// Whether nothing is known to have happened to the number since the calling thread saw it to
-    /// be ours.
+    /// Whether nothing is known to have happened to the number since the calling thread saw that it
+    /// is ours.
     #[inline(never)]
     fn is_trusted(&self) -> bool {
         let proven = if helper_thread::is_current() {
@@ -215,7 +217,7 @@ impl WatchFd {
         proven == self.begun.load(SeqCst)
     }
 
-    /// Asks whether a change of memory is in flight. A thread of the program asks.
+    /// Asks whether a change of memory is in flight. Only threads of the program may call this.
     #[inline(always)]
     pub fn fence(&self) -> Fence {
         self.fence_if(|| PROVEN.get() == self.begun.load(SeqCst))
@@ -248,7 +250,7 @@ impl WatchFd {
                 Err(errno) => Fence::Lost(errno),
             };
         };
-        // Whatever is seen to be ours from now on must be seen after this.
+        // From now on a proof counts only if it is later than this.
         drop(self.beginning());
         if self.prove().is_ok() && !self.said.swap(true, Relaxed) {
             log::later(format_args!(
@@ -263,8 +265,9 @@ impl WatchFd {
 
     /// Has the kernel report changes of these pages from now on. The range may have holes.
     ///
-    /// If a raw system call has put another userfaultfd on the number, that one has taken the
-    /// memory. So the answer counts once [`WatchFd::prove`] has shown our file after this call.
+    /// If a raw system call has put another userfaultfd at the number, the memory is registered
+    /// with that one. So the answer counts once [`WatchFd::prove`] has shown our file after this
+    /// call.
     pub fn register(&self, range: PageRange) -> Result<Watched, Errno> {
         let file = self.file().ok_or(NOT_OURS)?;
         if !self.is_trusted() {
@@ -280,17 +283,17 @@ impl WatchFd {
     /// Ends the registration of memory that is registered with our file. Returns false if part of
     /// the range cannot be registered at all.
     ///
-    /// No fstat is needed: no other file takes this memory, so another userfaultfd refuses, or
-    /// (before Linux 6.16) ends our registration.
+    /// No fstat is needed afterwards: no other file has this memory, so another userfaultfd
+    /// refuses, or (before Linux 6.16) ends our registration.
     pub fn unregister(&self, range: PageRange) -> bool {
         let is_ours = |_: &Userfaultfd| self.is_trusted() || self.prove().is_ok();
         let file = self.file().filter(is_ours);
         file.is_some_and(|file| file.unregister(range))
     }
 
-    /// Looks whether the number is ours in the calling thread's table, and whether that table is
-    /// the cache's. If it is not ours, says so once, and no answer counts without an fstat from
-    /// then on.
+    /// Checks whether the number is ours in the calling thread's table, and whether that table is
+    /// the cache's. If the number is not ours, logs that once, and from then on no answer counts
+    /// without an fstat.
     pub fn prove(&self) -> Result<(), Errno> {
         if !TABLE.is_here() {
             return Err(NOT_OURS);
@@ -341,14 +344,14 @@ impl WatchFd {
 
     /// Closes the number for good, if it is ours in the calling thread's table.
     pub fn close(&self) {
-        // The message would say what the program has not done.
+        // The message would blame the program for this close.
         self.said.store(true, Relaxed);
         let touching = self.beginning();
         self.close_in_child();
         drop(touching);
     }
 
-    /// Closes a forked child's copy of the file, if the number is still our file's.
+    /// Closes a forked child's copy of the file, if the number still means our file.
     pub fn close_in_child(&self) {
         let before = errno();
         let file = Userfaultfd::of_fd(self.fd.load(Relaxed));

@@ -24,14 +24,13 @@ use rdmamr_sys::proc;
 #[repr(C)]
 pub struct Watch {
     /// The process has had two threads. From then on a hit need not look at `one_thread`, whose
-    /// words are the C library's, in other lines of the processor's cache.
+    /// words lie in the C library, in other cache lines.
     threads: AtomicBool,
-    /// When an attempt to start the watch may be made, in ns of the monotonic clock.
+    /// The earliest time of the next attempt to start the watch, in ns of the monotonic clock.
     attempt: AtomicU64,
     lost: AtomicBool,
     reader: Reader,
-    /// What says whether the process has one thread. As soon as it has had two, every hit passes
-    /// the fence.
+    /// Shows whether the process has one thread. Once it has had two, every hit asks the fence.
     one_thread: Option<OneThread>,
     /// How many mappings the process can afford.
     pub mappings: Mappings,
@@ -53,9 +52,9 @@ pub enum Unwatching {
 /// Why memory is not watched.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Unwatched {
-    /// userfaultfd is refused to this process.
+    /// This process may not use userfaultfd.
     Refused,
-    /// userfaultfd does not take that memory, or another userfaultfd watches it.
+    /// userfaultfd cannot watch that memory, or another userfaultfd watches it.
     Memory,
     /// The process is short of mappings.
     Limit,
@@ -68,7 +67,7 @@ const ATTEMPTS_APART: u64 = 1_000_000_000;
 /// In place of a time: no attempt is to be made.
 const NEVER: u64 = u64::MAX;
 
-/// A forked child closes its copy of the file, since the parent would wait for a child that holds
+/// A forked child closes its copy of the file, because the parent would wait for a child that holds
 /// the file.
 unsafe extern "C" fn close_in_child() {
     WATCH_FD.close_in_child();
@@ -78,7 +77,7 @@ impl Watch {
     /// How many of its first bytes each hit reads.
     pub const READ_BY_HITS: usize = size_of::<AtomicBool>();
 
-    /// Opens userfaultfd and starts the reader for the cache. If something is short, a later miss
+    /// Opens userfaultfd and starts the reader for the cache. If a resource is short, a later miss
     /// tries again.
     pub fn start(reader: Reader) -> Watch {
         let watch = Watch {
@@ -113,7 +112,7 @@ impl Watch {
                 file.close();
                 failure
             };
-            // By this every later answer of the number is proven to be the file's.
+            // Every later proof of the number compares the number's file with this.
             let which = identity(file.fd()).map_err(|errno| closed(Failure::Unseen(errno)))?;
             event_reader::start(file, self.reader)
                 .map_err(|errno| closed(Failure::Thread(errno)))?;
@@ -144,7 +143,7 @@ impl Watch {
     }
 
     /// Whether userfaultfd watches memory for the cache. Waits for a reader that has just been
-    /// started, beside which the start goes on.
+    /// started, because the start does not wait for it.
     pub fn is_on(&self) -> bool {
         if !event_reader::is_ready() && WATCH_FD.exists() {
             event_reader::wait_until_ready();
@@ -152,22 +151,23 @@ impl Watch {
         self.watch_fd().is_some()
     }
 
-    /// The program's number of the file, if the watch works.
+    /// The program's descriptor number of the file, if the watch works.
     fn watch_fd(&self) -> Option<&'static WatchFd> {
         let works = WATCH_FD.exists() && event_reader::is_ready() && !self.lost.load(Relaxed);
         works.then_some(&WATCH_FD)
     }
 
-    /// Watches a region's memory, and the memory around it. So huge pages stay whole, and
+    /// Watches a region's memory, and the memory around it, so that huge pages stay whole and
     /// neighbours need no further mapping. Watches only the region's own pages if many neighbours
     /// have been watched so, or if the kernel refuses the larger range because of other memory near
     /// it.
     ///
-    /// `claim` learns which memory is the cache's from now on. The call of `claim` precedes the
+    /// `claim` receives the memory that is the cache's from now on. Its call precedes the
     /// registration with the kernel: a report of a change that comes right after the registration
     /// must find the claim.
     ///
-    /// Before anybody relies on the watch of this memory, [`Watch::is_ours`] must have said yes.
+    /// Before any thread relies on the watch of this memory, [`Watch::is_ours`] must have returned
+    /// true.
     pub fn watch(
         &self,
         page_range: PageRange,
@@ -196,7 +196,7 @@ impl Watch {
         if registered.is_err() && around != page_range {
             registered = register(page_range);
         }
-        // The watch may have been given up meanwhile, and this memory passed over.
+        // The watch may have been given up meanwhile, without a look at this memory.
         core::sync::atomic::fence(SeqCst);
         if registered.is_ok() && self.lost.load(SeqCst) {
             number.unregister(around);
@@ -212,7 +212,7 @@ impl Watch {
         })
     }
 
-    /// Whether what this process watches so far, it watches by its own file.
+    /// Whether the library's own file watches all memory that is watched so far.
     pub fn is_ours(&self) -> bool {
         self.watch_fd().is_some_and(|number| number.prove().is_ok())
     }
@@ -224,9 +224,9 @@ impl Watch {
             return Unwatching::Refused;
         };
         // On Linux 6.1 and 6.12 (fs/userfaultfd.c, `userfaultfd_unregister`) one file can
-        // unregister what another file has registered. Memory that was the cache's becomes another
+        // unregister memory that another file has registered. Memory of the cache becomes another
         // file's only after a thread has unmapped it. That thread waits for the reader, and the
-        // monitor waits at the gate. The fence and the log show that no thread was between the two
+        // reader waits at the gate. The fence and the log show that no such thread was under way
         // before.
         let closed = (!event_reader::keeps_apart()).then(|| gate::GATE.close());
         let is_settled = || changes.has_heard_all();
@@ -243,10 +243,10 @@ impl Watch {
     }
 
     /// Stops watching a range of the program's memory that a call under way moves, whether or not
-    /// regions are there: what a raw system call has left of a region's memory is watched, and no
-    /// region knows. The log has invalidated every region in the range, and the caller writes the
-    /// range to the log once more, for the regions that were made meanwhile. Returns whether some
-    /// of it may have been watched.
+    /// regions are there: a raw system call may have left a part of a region's memory watched, and
+    /// no region knows of that part. The log has invalidated every region in the range, and the
+    /// caller writes the range to the log once more, for the regions that were made meanwhile.
+    /// Returns whether some of it may have been watched.
     pub fn unwatch_moving(&self, range: PageRange) -> bool {
         let Some(number) = self.watch_fd() else {
             return false;
@@ -256,14 +256,14 @@ impl Watch {
             // mapping at a time, so userfaultfd takes all of the range or none of it.
             return number.register(range).is_ok() && number.unregister(range);
         }
-        // What is there may be another userfaultfd's.
+        // Another userfaultfd may watch the memory.
         if number.prove().is_err() {
             return false;
         }
         if number.unregister(range) {
             return true;
         }
-        // A mapping that userfaultfd does not take has the kernel refuse the range.
+        // The kernel refuses the range if userfaultfd cannot watch one of its mappings.
         let mut any = false;
         let _ = proc::each_mapping_in(range, |mapping, _| {
             any |= range
@@ -298,13 +298,14 @@ impl Watch {
         one
     }
 
-    /// The cache has ended: gives the program its number back. The reader goes on: memory that no
-    /// region knows may still be watched.
+    /// The cache has ended. Gives the descriptor number back to the program. The reader goes on,
+    /// because memory without a region may still be watched.
     pub fn close(&self) {
         WATCH_FD.close();
     }
 
-    /// Whether the kernel keeps one userfaultfd from unregistering what another has registered.
+    /// Whether the kernel keeps one userfaultfd from unregistering memory that another has
+    /// registered.
     pub fn keeps_apart(&self) -> bool {
         event_reader::keeps_apart()
     }
@@ -329,25 +330,25 @@ impl Watch {
         }
     }
 
-    /// From now on no memory is watched, so that nobody waits for the reader: not even once this
+    /// From now on no memory is watched, so that no task waits for the reader: not even once this
     /// process has ended and another task goes on with its memory. No hit succeeds any more.
     ///
-    /// What a raw system call has left of a region's memory is watched, and no region knows. So
-    /// all mappings are looked at.
+    /// A raw system call may have left a part of a region's memory watched, and no region knows of
+    /// that part. So this looks at all mappings.
     pub fn give_up(&self) {
         let number = self.watch_fd();
         self.lost.store(true, SeqCst);
         core::sync::atomic::fence(SeqCst);
         let Some(number) = number else { return };
         if event_reader::keeps_apart() {
-            // The kernel passes over what our file does not watch.
+            // The kernel skips memory that our file does not watch.
             let _ = proc::each_mapping(|mapping| {
                 number.unregister(mapping.range);
                 true
             });
             return;
         }
-        // The memory may be another file's. Only the file that watches memory can register it
+        // Another file may watch the memory. Only the file that watches memory can register it
         // again.
         let let_go = |range| number.register(range).is_ok() && number.unregister(range);
         let mut flagged = false;

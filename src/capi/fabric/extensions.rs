@@ -101,7 +101,7 @@ const _: () = assert!(size_of::<rdmamr_segment>() == size_of::<Segment>());
 const _: () =
     assert!(core::mem::offset_of!(rdmamr_segment, rkey) == core::mem::offset_of!(Segment, rkey));
 
-/// The least size of the attributes: they have the fields before `mr_mode`.
+/// The smallest valid size: that of the fields before `mr_mode`.
 const LEAST: usize = core::mem::offset_of!(rdmamr_domain_attr, mr_mode);
 
 /// Reads the attributes. The program may know fewer fields than this library, or more.
@@ -155,7 +155,7 @@ fn mode(attr: Option<rdmamr_domain_attr>) -> Result<Mode, Failure> {
 
 /// Opens a libfabric domain over a verbs protection domain.
 ///
-/// The program keeps `pd`, and must not deallocate `pd` before the domain is closed. If `attr` is
+/// The program owns `pd`, and must not deallocate `pd` before the domain is closed. If `attr` is
 /// NULL, the provider chooses keys and addresses, and registration is plain (without the cache).
 /// `context` becomes the context of the object. The function writes the domain to `domain`; the
 /// caller owns the domain and closes it by fi_close(). Any thread may use the domain.
@@ -171,7 +171,7 @@ pub unsafe extern "C" fn rdmamr_domain_open(
     context: *mut c_void,
 ) -> c_int {
     ret::done("rdmamr_domain_open", || {
-        // SAFETY: open objects: `pd` is NULL or a domain that nobody has deallocated.
+        // SAFETY: open objects: `pd` is NULL or an allocated domain.
         let pd = unsafe { Pd::from_c(pd) }.ok_or(NULL_PD)?;
         ensure(!domain.is_null(), NULL_DOMAIN_PLACE)?;
         // SAFETY: caller's memory: `attr` is NULL or points to the size that its first field says.
@@ -285,9 +285,9 @@ versioned!(rdmamr_resolve, "RDMAMR_1.0");
 
 /// Writes the segments of a region, for local use.
 ///
-/// The segments are the buffers of the region in their order, each with its lkey and rkey; buffers
-/// that touch are one segment. On entry `count` is the number of elements of `segments`; on return
-/// it is the number of segments of the region.
+/// The segments are the buffers of the region in their order, each with its lkey and rkey; adjacent
+/// buffers are one segment. On entry `count` is the number of elements of `segments`; on return it
+/// is the number of segments of the region.
 ///
 /// Returns 0, or a negative code; rdmamr_last_reason() then has the reason in words.
 /// -FI_ETOOSMALL: `segments` has too few elements; `count` is the number that the region needs.

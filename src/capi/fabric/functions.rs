@@ -3,7 +3,7 @@
 //!
 //! # Safety
 //! libfabric, its inline functions and the application keep these contracts when they call a
-//! function of a table. The functions here pass both contracts on to the functions that they call.
+//! function of a table. The functions here keep both contracts for the functions that they call.
 //!
 //! - **Our object**: the first argument is an open object of this library, of the class whose table
 //!   has the function; a region may also be closed already, as `Region::from_c` allows. Other
@@ -112,8 +112,8 @@ pub unsafe extern "C" fn domain_bind(fid: *mut fid, queue: *mut fid, flags: u64)
 
 pub unsafe extern "C" fn domain_control(fid: *mut fid, command: c_int, arg: *mut c_void) -> c_int {
     match command {
-        // SAFETY: our object, caller's memory: both arguments go on unchanged, and this command
-        // takes `arg` of that type.
+        // SAFETY: our object, caller's memory: both arguments are forwarded unchanged, and this
+        // command takes `arg` of that type.
         FI_MAP_RAW_MR => ret::done("fi_mr_map_raw", || unsafe { map_raw(fid, arg.cast()) }),
         FI_UNMAP_KEY => ret::done("fi_mr_unmap_key", || {
             // SAFETY: our object: `fid` is an open domain of this library.
@@ -475,7 +475,7 @@ pub unsafe extern "C" fn queue_write(
         // SAFETY: our object: `eq` is an open queue of this library.
         let queue = unsafe { Queue::from_c(eq) }?;
         ensure(!buf.is_null() || len == 0, NULL_EVENT)?;
-        // No copy of a longer event can exist, and no slice.
+        // A slice, and so a copy of the event, has at most `isize::MAX` bytes.
         ensure(isize::try_from(len).is_ok(), Error::Memory)?;
         let bytes = if len == 0 {
             &[]

@@ -79,11 +79,11 @@ macro_rules! slot {
 /// Registers a buffer with a domain, fi_mr_reg(3).
 ///
 /// `len` is in bytes. `acs` is any of FI_SEND, FI_RECV, FI_READ, FI_WRITE, FI_REMOTE_READ and
-/// FI_REMOTE_WRITE; with 0 only the owner reads the memory. `offset` is 0, unless `flags` has
-/// RDMAMR_MR_OFFSET. `requested_key` has an effect only on domains whose keys the application
-/// chooses. The function writes the region to `mr`; the caller owns the region until fi_close(). A
-/// domain that is bound to an event queue registers in the background: the event FI_MR_COMPLETE,
-/// which carries `context`, then says that the region is registered.
+/// FI_REMOTE_WRITE; 0 allows local reads only. `offset` is 0, unless `flags` has RDMAMR_MR_OFFSET.
+/// `requested_key` has an effect only on domains whose keys the application chooses. The function
+/// writes the region to `mr`; the caller owns the region until fi_close(). A domain that is bound
+/// to an event queue registers in the background: the event FI_MR_COMPLETE, which carries
+/// `context`, then says that the region is registered.
 ///
 /// Any thread may call this function at any time. A signal handler must not call it.
 ///
@@ -121,11 +121,11 @@ versioned!(fi_mr_reg, "RDMAMR_1.0");
 
 /// Registers up to 16 buffers as one region, fi_mr_reg(3).
 ///
-/// `count` is the number of elements of `iov`. Buffers that touch in their order become one buffer.
-/// If more than one buffer is left, the region is a composite: the addresses of remote peers run
-/// from the base through all the buffers, end to end; remote peers need rdmamr_resolve() to use
-/// them. fi_mr_desc() of a composite is NULL, and rdmamr_mr_segments() has what each buffer needs
-/// for local use.
+/// `count` is the number of elements of `iov`. Consecutive buffers that are adjacent in memory
+/// become one buffer. If more than one buffer is left, the region is a composite: the addresses of
+/// remote peers run from the base through all the buffers, end to end; remote peers need
+/// rdmamr_resolve() to use them. fi_mr_desc() of a composite is NULL; rdmamr_mr_segments() returns
+/// each buffer's keys for local use.
 ///
 /// Returns as fi_mr_reg(). -FI_EINVAL also means: no buffer, more than 16 buffers, or an empty
 /// buffer. After a failure none of the buffers is registered.
@@ -242,7 +242,7 @@ macro_rules! command {
 /// Enables a region. Regions of this library are enabled from the start.
 ///
 /// Returns for a region of this library 0, or a negative code.
-/// -FI_EOPBADSTATE: the region is not registered, or not yet.
+/// -FI_EOPBADSTATE: the region is not registered, or not registered yet.
 /// -FI_EINVAL: `mr` is NULL or another object, or the region is closed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fi_mr_enable(mr: *mut fid_mr) -> c_int {
@@ -293,7 +293,7 @@ versioned!(fi_mr_refresh, "RDMAMR_1.0");
 ///
 /// Returns 0, or a negative code.
 /// -FI_ETOOSMALL: `raw_key` is too small; `key_size` is the size that the raw key needs.
-/// -FI_EOPBADSTATE: the region is not registered, or not yet.
+/// -FI_EOPBADSTATE: the region is not registered, or not registered yet.
 /// -FI_EBADFLAGS: `flags` is not 0.
 /// -FI_EINVAL: a pointer other than `raw_key` is NULL.
 #[unsafe(no_mangle)]
@@ -318,8 +318,8 @@ versioned!(fi_mr_raw_attr, "RDMAMR_1.0");
 /// Maps a raw key that a remote peer has sent to a key for rdmamr_resolve(), and writes that key to
 /// `key`.
 ///
-/// `base_addr` and `raw_key` are what fi_mr_raw_attr() wrote in the remote peer; `key_size` is the
-/// size of `raw_key` in bytes. fi_mr_unmap_key() ends the mapping.
+/// `base_addr` and `raw_key` are the values that fi_mr_raw_attr() wrote in the remote peer;
+/// `key_size` is the size of `raw_key` in bytes. fi_mr_unmap_key() ends the mapping.
 ///
 /// Returns 0, or a negative code.
 /// -FI_EINVAL: a byte of the raw key is wrong, `base_addr` is not the raw key's, or a pointer is
@@ -366,8 +366,8 @@ versioned!(fi_mr_unmap_key, "RDMAMR_1.0");
 ///
 /// Returns for a domain of this library 0, or a negative code.
 /// -FI_EBADFLAGS: `flags` has other flags.
-/// -FI_EINVAL: a pointer is NULL, or `fid` is no event queue, or is an event queue of another
-/// provider that takes no events.
+/// -FI_EINVAL: a pointer is NULL, `fid` is not an event queue, or `fid` is another provider's event
+/// queue and takes no events.
 /// -FI_EBUSY: the domain is bound already, or the queue of another provider is not empty.
 /// -FI_EOPBADSTATE: the domain has regions.
 #[unsafe(no_mangle)]

@@ -2,13 +2,13 @@
 //! The functions of the memory monitor for libfabric's registration cache, and `fi_getinfo`, whose
 //! first call imports the monitor into libfabric.
 //!
-//! `fi_getinfo` here stands before libfabric's. A program finds it by the version node that the
-//! program was linked with, and gets libfabric's function of that node. The linker binds
-//! no program to the symbols here, since they are hidden versions (`@`, not `@@`).
+//! This `fi_getinfo` precedes libfabric's in the search order. A program finds it by the version
+//! node that the program was linked with, and the call continues in libfabric's function of that
+//! node. No program is linked to the symbols here, since they are hidden versions (`@`, not `@@`).
 //!
 //! # Safety
-//! Callers of `fi_getinfo` keep the contract of fi_getinfo(3), and the functions here pass their
-//! arguments on unchanged. Only libfabric calls the functions of the monitor, as `<rdma/fi_ext.h>`
+//! Callers of `fi_getinfo` keep the contract of fi_getinfo(3), and the functions here forward their
+//! arguments unchanged. Only libfabric calls the functions of the monitor, as `<rdma/fi_ext.h>`
 //! declares them, and it passes the monitor itself.
 
 use crate::capi::export::interpose;

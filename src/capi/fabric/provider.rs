@@ -51,7 +51,7 @@ unsafe extern "C" fn getinfo(
         let has_address = !node.is_null() || !service.is_null();
         // SAFETY: caller's memory: `hints` is NULL or points to a valid info.
         let list = match unsafe { provider::getinfo(version, has_address, flags, hints) } {
-            // FI_ENODATA is no failure: a provider returns it for hints that do not fit the
+            // FI_ENODATA is not a failure: a provider returns it for hints that do not match the
             // provider.
             Err(Failure {
                 error: Error::Refused(FI_ENODATA, _),

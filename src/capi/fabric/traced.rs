@@ -5,8 +5,8 @@
 //!
 //! # Safety
 //! The contracts **our object** and **caller's memory** of `functions.rs`. Each function here
-//! passes its arguments on unchanged, so the C caller's promise to it holds for the function that
-//! it calls.
+//! forwards its arguments unchanged, so the C caller's promise to it holds for the function that it
+//! calls.
 
 use super::functions::{close_noting, open_domain, reg_wished, regattr_wished, regv_wished};
 use crate::capi::export::with_caller;
@@ -23,8 +23,9 @@ use rdmamr_sys::caller::Caller;
 use rdmamr_trace::format::{Call, call};
 use rdmamr_trace::{self as trace, Pending};
 
-/// The traced function of a call with nine arguments, and the function that it continues at. The
-/// first two name the memory: as `$call` takes it, and as address and length for the record.
+/// Defines the traced function of a call with nine arguments, and the function at which it
+/// continues. `$memory` and `$count` are the call's own arguments; `$range` is the address and the
+/// length for the record.
 macro_rules! of_nine_arguments {
     ($name:ident, $of:ident, $call:expr, $wished:ident, ($memory:ident: $type:ty, $count:ident), $range:expr) => {
         #[unsafe(naked)]
@@ -158,8 +159,8 @@ fn write(pending: Option<Pending>, result: c_int) {
 }
 
 /// Runs and records a registration. `call` is one of the numbers in `trace::format::call`. The
-/// memory is what the call's arguments say: address, length and access. A reader of the event
-/// may close the region and the domain before this function returns. So the body, not this
+/// tuple is the memory that the call's arguments name: address, length and access. A reader of the
+/// event may close the region and the domain before this function returns. So the body, not this
 /// function, describes the region in the record, or takes the record along into the background.
 ///
 /// # Safety

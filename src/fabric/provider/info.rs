@@ -31,7 +31,7 @@ const CAPS: u64 = FI_MSG
     | FI_LOCAL_COMM
     | FI_REMOTE_COMM;
 
-/// The wishes of an application.
+/// The requests of an application.
 #[derive(Clone, Copy)]
 struct Wanted<'a> {
     version: u32,
@@ -62,7 +62,7 @@ pub unsafe fn getinfo(
 ) -> Result<*mut fi_info, Failure> {
     // SAFETY: the caller keeps the promise of `offer`.
     unsafe { offer(version, has_address, flags, hints) }.inspect_err(|failure| {
-        // libfabric keeps no reason for an offer that an application does not get.
+        // libfabric does not store why a provider makes no offer.
         if let Error::Refused(FI_ENODATA, why) = failure.error {
             log::line(
                 Level::Info,
@@ -184,8 +184,8 @@ impl Wanted<'_> {
         if self.mr_mode & FI_MR_VIRT_ADDR != 0 {
             agreed |= self.mr_mode & FI_MR_PROV_KEY;
         }
-        // Only composite regions need raw keys. An application that can do without raw keys is
-        // spared them.
+        // Only composite regions need raw keys. An application that also accepts the provider's
+        // keys gets no raw keys.
         if self.mr_mode & FI_MR_PROV_KEY != 0 {
             agreed &= !FI_MR_RAW;
         }

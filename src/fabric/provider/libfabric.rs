@@ -12,7 +12,7 @@ const NEWEST: u32 = 2 << 16 | 6;
 const OLDEST: u32 = 1 << 16 | 5;
 
 /// The version of the interface to serve. `None` if libfabric is older than `OLDEST` or of a later
-/// major version: the provider stays out of its way. If an application asks a newer libfabric for a
+/// major version: such a libfabric gets no provider. If an application asks a newer libfabric for a
 /// later interface than `NEWEST`, libfabric itself does not offer the provider.
 pub fn serves() -> Option<u32> {
     let version: unsafe extern "C" fn() -> u32 = function(c"fi_version")?;

@@ -15,15 +15,15 @@ use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::*};
 
 /// The first bytes of a page.
 pub const MAGIC: [u8; 8] = *b"RDMAMRPG";
-/// The version of the layout. A reader takes no other.
+/// The version of the layout. A reader accepts no other.
 pub const VERSION: u32 = 1;
 
 /// [`Head::rank`] of a process that has none.
 pub const NO_RANK: u64 = u64::MAX;
 
-/// The directory's name: in XDG_RUNTIME_DIR this, elsewhere this with `-UID`.
+/// The directory's name in XDG_RUNTIME_DIR; elsewhere `-UID` follows it.
 pub const DIRECTORY: &str = "rdmamr";
-/// Where a directory may be besides XDG_RUNTIME_DIR.
+/// The directories that may contain it besides XDG_RUNTIME_DIR.
 pub const PARENTS: [&str; 2] = ["/dev/shm", "/tmp"];
 /// `f_type` of a tmpfs, statfs(2).
 pub const TMPFS: i64 = 0x0102_1994;
@@ -33,12 +33,12 @@ pub const TMPFS: i64 = 0x0102_1994;
 pub const COUNTERS: usize = 48;
 pub const SHARDS: usize = 32;
 pub const DEVICES: usize = 8;
-/// The most bytes of a path, with the zero behind it.
+/// The most bytes of a path, with its terminating zero.
 pub const PATH: usize = 1024;
 /// The length of the names of the counters, in bytes.
 pub const NAMES: usize = 1024;
 
-/// A page. Zeros are one without counts.
+/// A page. All zeros are a page without counts.
 #[repr(C, align(128))]
 pub struct Page {
     pub head: Head,
@@ -53,7 +53,7 @@ pub struct Page {
     pub shards: [Shard; SHARDS],
 }
 
-/// Who writes the page. Nothing of it changes.
+/// The process that writes the page. These fields never change.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Head {
@@ -61,14 +61,14 @@ pub struct Head {
     pub version: u32,
     /// The size of the page in bytes.
     pub size: u32,
-    /// The process's number in its own namespace of numbers, and that namespace's inode.
+    /// The process's number in its own PID namespace, and that namespace's inode.
     pub pid: u32,
     /// The number of counters.
     pub counters: u32,
     pub pid_namespace: u64,
     /// When the process started, in ticks: field 22 of `/proc/PID/stat`.
     pub start: u64,
-    /// Where the process has mapped the page.
+    /// The address at which the process has mapped the page.
     pub address: u64,
     /// When the page was made, CLOCK_MONOTONIC in ns.
     pub began: u64,
@@ -76,7 +76,7 @@ pub struct Head {
     pub rank: u64,
 }
 
-/// What the cache knows of its idle regions, looked up by its own thread several times a second.
+/// The cache's idle regions, which the cache's own thread counts several times a second.
 #[repr(C)]
 pub struct Idle {
     /// All hits of the process up to then.
@@ -85,8 +85,8 @@ pub struct Idle {
     pub of_device: [[AtomicU64; 2]; DEVICES],
 }
 
-/// Asks the process to record its calls, or to stop that. All but `answered` and `state` is written
-/// by who asks: first `wanted` and `path`, then `number`.
+/// Asks the process to record its calls, or to stop that. The asking process writes every field but
+/// `answered` and `state`: first `wanted` and `path`, then `number`.
 #[repr(C)]
 pub struct TraceSwitch {
     /// Grows with each request.
@@ -124,8 +124,8 @@ pub struct OfDevice {
 }
 
 impl Page {
-    /// The device's place, which `name` gets if no device has that name. The last place is for
-    /// devices for which there is no other.
+    /// The place of the device of that name, which is entered if it is missing. The last place is
+    /// for all devices that find no other.
     pub fn enter(&self, name: &[u8; 64]) -> usize {
         let last = DEVICES - 1;
         let has = |place: &[AtomicU8; 64]| {

@@ -68,7 +68,7 @@ impl<'a> Bytes<'a> {
         let unused = 64 - bits;
         Some((number << unused) as i64 >> unused)
     }
-    /// A pointer as `DW_EH_PE_...` encodes it: absolute, or from where it stands.
+    /// A pointer as `DW_EH_PE_...` encodes it: absolute, or relative to its own address.
     fn pointer(&mut self, encoding: u8) -> Option<u64> {
         let here = self.at;
         let number = match encoding & 0x0f {
@@ -86,7 +86,7 @@ impl<'a> Bytes<'a> {
             _ => None,
         }
     }
-    /// The content of an entry, whose length stands first.
+    /// The content of an entry, which begins with its length.
     fn entry(&mut self) -> Option<Bytes<'a>> {
         let length = self.u32()?;
         (length != 0 && length < 0xffff_fff0).then(|| self.skip(length))?
@@ -97,7 +97,7 @@ impl<'a> Bytes<'a> {
 fn find(mut table: Bytes, address: u64) -> Option<u64> {
     let base = table.at;
     let [version, pointer, count, entry] = table.take()?;
-    // What all linkers write: a count of 4 bytes, and a sorted table from its own start.
+    // All linkers write a count of 4 bytes, and a sorted table that is relative to its own start.
     if (version, count, entry) != (1, 0x03, 0x3b) {
         return None;
     }
@@ -113,7 +113,7 @@ fn find(mut table: Bytes, address: u64) -> Option<u64> {
     Some(number(rows.get(after.checked_sub(1)?)?, 4))
 }
 
-/// What entries of functions share.
+/// The data that the entries of functions share.
 struct Common<'a> {
     code_unit: u64,
     data_unit: i64,
@@ -176,11 +176,11 @@ impl<'a> Common<'a> {
     }
 }
 
-/// Where a register of the caller is.
+/// The place of a register of the caller.
 #[derive(Clone, Copy, PartialEq)]
 enum Saved {
     Kept,
-    /// So far from the frame's end.
+    /// At this distance from the frame's end.
     At(i64),
     /// At the frame pointer.
     AtBp,
@@ -188,8 +188,8 @@ enum Saved {
     Unknown,
 }
 
-/// The end of a frame: a register and a distance, or what is in memory so far from the frame
-/// pointer.
+/// The end of a frame: a register and a distance, or a value in memory at this distance from the
+/// frame pointer.
 #[derive(Clone, Copy)]
 enum End {
     By(u64, i64),
@@ -259,7 +259,7 @@ fn of_bp(mut expression: Bytes, deref: bool) -> Option<i64> {
     (expression.rest == rest).then_some(offset)
 }
 
-/// What follows an instruction's byte.
+/// The operands that follow an instruction's byte.
 #[derive(Clone, Copy, PartialEq)]
 enum Operands {
     None,
@@ -316,7 +316,8 @@ fn run(common: &Common, mut program: Bytes, initial: Row, start: u64, address: u
     while !program.rest.is_empty() {
         let code = program.u8()?;
         let low = u64::from(code & 0x3f);
-        // The three instructions with an operand in their own byte, as those that they shorten.
+        // The three instructions with an operand in their own byte are treated as those that they
+        // abbreviate.
         let (code, operands, mut register) = match code >> 6 {
             1 => (0x02, None, 0),
             2 => (0x05, Number, low),

@@ -7,14 +7,14 @@ pub struct Rule(u64);
 
 /// The ways of [`Rule`]; the numbers' order has no meaning.
 pub mod way {
-    /// No frame is outside of this one.
+    /// This frame is the outermost.
     pub const END: u64 = 1;
-    /// The frame ends at the stack pointer, or the frame pointer, and so many bytes.
+    /// The frame ends at a distance in bytes from the stack pointer, or from the frame pointer.
     pub const BY_SP: u64 = 2;
     pub const BY_BP: u64 = 3;
     /// Its end is in memory, below the frame pointer: the function has aligned its frame.
     pub const ALIGNED: u64 = 4;
-    /// The kernel has put the registers of what a signal interrupted onto the stack.
+    /// The kernel has saved on the stack the registers of the code that a signal interrupted.
     pub const SIGNAL: u64 = 5;
     /// The code has no description.
     pub const POINTERS: u64 = 6;
@@ -24,11 +24,11 @@ impl Rule {
     /// The outermost frame.
     pub const END: Rule = Rule(way::END);
     pub const SIGNAL: Rule = Rule(way::SIGNAL);
-    /// A frame of code that nothing describes.
+    /// A frame of code without a description.
     pub const POINTERS: Rule = Rule(way::POINTERS);
     const BITS: u32 = 30;
     const MASK: u64 = (1 << Rule::BITS) - 1;
-    /// Stands for a frame pointer that the function does not keep.
+    /// Stands for a frame pointer that the function does not preserve.
     pub const LOST: i64 = 1;
 
     /// `None` if a number is too large.
@@ -45,7 +45,7 @@ impl Rule {
         (number != 0).then_some(Rule(number))
     }
 
-    /// A number to keep. Never 0.
+    /// The rule as a number. Never 0.
     pub fn number(self) -> u64 {
         self.0
     }
@@ -58,7 +58,8 @@ impl Rule {
         unpack(self.0 >> 4 & Rule::MASK) as u64
     }
 
-    /// Where the caller's frame pointer is, from the end of the frame; 0: in its register.
+    /// The offset of the caller's frame pointer from the end of the frame; 0: it is in its
+    /// register.
     pub fn bp(self) -> i64 {
         unpack(self.0 >> (4 + Rule::BITS))
     }

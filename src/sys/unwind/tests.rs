@@ -106,7 +106,7 @@ fn pointers_lead_to_code_only_and_up() {
     std::hint::black_box(&words);
     let step = |at: Registers, code| at.step(Rule::POINTERS, &mut Reader::new(), |at| at == code);
     assert!(step(at, 0).is_none());
-    // The first may lie elsewhere: another stack called.
+    // The first frame may lie elsewhere: another stack made the call.
     let at = step(at, 77).unwrap();
     assert_eq!((at.ip, at.bp, at.sp), (77, sp + 16, sp + 16));
     let at = step(at, 78).unwrap();

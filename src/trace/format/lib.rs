@@ -16,8 +16,8 @@ pub const MAGIC: [u8; 8] = *b"RDMAMRTR";
 /// The version of the format.
 pub const VERSION: u16 = 1;
 
-/// A structure of the file. The writer's processor and the reader's are little-endian, as all are
-/// that the library is built for.
+/// A structure of the file. The writer's processor and the reader's are little-endian, as are all
+/// for which the library is built.
 ///
 /// # Safety
 /// The structure consists of numbers, without a gap.
@@ -28,10 +28,10 @@ pub unsafe trait Numbers: Copy {
         unsafe { core::slice::from_raw_parts((&raw const *self).cast(), size_of::<Self>()) }
     }
 
-    /// Reads the structure at the beginning of `bytes`. `None`: they are too few.
+    /// Reads the structure at the beginning of `bytes`. `None` if there are too few.
     fn read(bytes: &[u8]) -> Option<Self> {
         let bytes = bytes.get(..size_of::<Self>())?;
-        // SAFETY: so many bytes are readable, and any bytes are such a structure.
+        // SAFETY: that many bytes are readable, and any bytes are such a structure.
         Some(unsafe { bytes.as_ptr().cast::<Self>().read_unaligned() })
     }
 }
@@ -104,14 +104,14 @@ pub mod kind {
     pub const CALLS: u16 = 3;
     /// A `u32`, the number of a reason, then the reason in words.
     pub const REASON: u16 = 4;
-    /// The last block of a process that ended in order: a `u64`, CLOCK_MONOTONIC in ns.
+    /// The last block of a process that exited normally: a `u64`, CLOCK_MONOTONIC in ns.
     pub const END: u16 = 5;
     /// A [`super::CacheSettings`], written at the first registration that succeeds.
     pub const CACHE: u16 = 6;
-    /// Memory that the cache would not keep: a `u64`, CLOCK_MONOTONIC in ns, then two `u64` for
-    /// each range, its start and its end. It replaces the same process's earlier list.
+    /// Memory whose regions would not stay in the cache: a `u64`, CLOCK_MONOTONIC in ns, then two
+    /// `u64` for each range, its start and its end. It replaces the same process's earlier list.
     pub const UNKEPT: u16 = 7;
-    /// Where the process runs: a `u32`, its rank in a job or [`super::NO_RANK`], then the host's
+    /// The place of the process: a `u32`, its rank in a job or [`super::NO_RANK`], then the host's
     /// name.
     pub const PLACE: u16 = 8;
     /// A call stack: a `u32`, its number in the process; a `u32`, the number of its frames; for
@@ -129,10 +129,10 @@ pub const NO_RANK: u32 = u32::MAX;
 pub struct CacheSettings {
     /// The sum of some values of [`cache`].
     pub flags: u64,
-    /// How long the cache keeps an idle region, in ms: without remote rights, and with them.
+    /// How long an idle region stays in the cache, in ms: without remote rights, and with them.
     pub linger_local: u64,
     pub linger_remote: u64,
-    /// The most regions that the cache keeps idle, and the most bytes.
+    /// The most idle regions in the cache, and the most bytes.
     pub most_regions: u64,
     pub most_bytes: u64,
     /// How long userfaultfd(2) takes here to watch a region, in ns; 0 in traces of earlier
@@ -143,7 +143,7 @@ const _: () = assert!(size_of::<CacheSettings>() == 48);
 
 /// Bits of [`CacheSettings::flags`].
 pub mod cache {
-    /// userfaultfd(2) is refused, so the cache keeps no idle region.
+    /// userfaultfd(2) is refused, so the cache holds no idle region.
     pub const CANNOT_WATCH: u64 = 1;
     /// No limit on pinned memory applies, so a region may serve a part of its pages.
     pub const PINS_ALL: u64 = 2;
@@ -237,11 +237,11 @@ pub mod call {
     pub const FI_MR_REGV: u8 = 11;
     pub const FI_MR_REGATTR: u8 = 12;
     pub const FI_CLOSE: u8 = 13;
-    /// No call of the program: the cache has deregistered a cached region with the kernel. The
+    /// Not a call of the program: the cache has deregistered a cached region with the kernel. The
     /// memory is the region's pages.
     pub const CACHE: u8 = 14;
-    /// No call of the program's to the library: it is about to unmap, to move, to empty or to
-    /// protect memory that it had registered. Only recorded while the cache is off.
+    /// Not a call of the library: the program is about to unmap, to move, to empty or to protect
+    /// memory that it had registered. Only recorded while the cache is off.
     pub const CHANGE: u8 = 15;
     pub const MLX5DV_REG_DMABUF_MR: u8 = 16;
     pub const MLX5DV_DEVX_UMEM_REG: u8 = 17;
@@ -274,30 +274,33 @@ pub mod call {
 /// How the call was served.
 pub mod how {
     /// Names, by number.
-    pub const NAMES: [&str; 7] = [
+    pub const NAMES: [&str; 8] = [
         "",
         "kernel",
         "forwarded",
         "hit",
         "miss",
         "kept",
+        "gpu",
         "past the library",
     ];
     /// Not stated: the call failed, or it ended a region that was no longer registered.
     pub const NONE: u8 = 0;
-    /// By a system call of ours, which pinned or released the memory.
+    /// By a system call of this library, which pinned or released the memory.
     pub const KERNEL: u8 = 1;
     /// By the next libibverbs.
     pub const FORWARDED: u8 = 2;
-    /// By a region that the cache had.
+    /// By a cached region.
     pub const HIT: u8 = 3;
     /// By a new region of the cache, which covers whole pages until a [`call::CACHE`] with the same
     /// domain and lkey.
     pub const MISS: u8 = 4;
-    /// A deregistration that left the region to the cache.
+    /// A deregistration that left the region in the cache.
     pub const KEPT: u8 = 5;
+    /// By the next libibverbs, as a dma-buf: the memory is a GPU's, and the kernel refused its address.
+    pub const GPU: u8 = 6;
     /// By a provider's own call, which the library only observes.
-    pub const PAST: u8 = 6;
+    pub const PAST: u8 = 7;
 }
 
 /// Why the cache could not serve a plain registration that succeeded: [`Call::reason`].

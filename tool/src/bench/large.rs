@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `rdmamr bench --large`: how fast untouched memory is registered, by kind of memory and number of
-//! threads, beside its floors: to populate alone, and to pin what is there.
+//! threads, beside its lower bounds: populating alone, and pinning memory that is present.
 
 use super::args::Args;
 use super::large_worker::{Large, Phase, Turn};
@@ -36,11 +36,11 @@ struct Row {
     bytes: u64,
     /// Populating by one thread, without a registration.
     populate: Option<f64>,
-    /// Registering memory that is there.
+    /// Registering memory that is present.
     pin: Option<f64>,
-    /// The end of the registration.
+    /// Deregistering it.
     deregister: Option<f64>,
-    /// The end of the mapping, after the end of its registration.
+    /// Unmapping it after the deregistration.
     unmap: Option<f64>,
     /// Registering untouched memory, by libibverbs.
     libibverbs: Option<f64>,
@@ -90,7 +90,7 @@ pub fn run(args: &Args, device: String) -> anyhow::Result<ExitCode> {
     } else {
         print(&results);
     }
-    // A machine without huge pages is no failure.
+    // A machine without huge pages is not a failure.
     let failed = results.rows.iter().all(|row| row.error.is_some());
     Ok(ExitCode::from(u8::from(failed)))
 }

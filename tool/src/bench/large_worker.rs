@@ -14,7 +14,7 @@ use std::io;
 use std::path::Path;
 use std::time::Instant;
 
-/// Whether the memory is there before it is registered.
+/// Whether the memory is present before it is registered.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Phase {
     Fresh,
@@ -34,7 +34,7 @@ pub struct Turn {
 pub struct Large(Process);
 
 impl Large {
-    /// Starts a process: libibverbs alone, or the library with so many threads.
+    /// Starts a process: libibverbs alone, or the library with this number of threads.
     pub fn start(device: &str, library: Option<(&Path, u32)>) -> anyhow::Result<Large> {
         let settings = library.map(|(_, threads)| ("RDMAMR_PREFAULT", threads.to_string()));
         let library = library.map(|(path, _)| path);
@@ -60,7 +60,7 @@ pub const COMMAND: &str = "bench-large-worker";
 /// Runs the process: answers until no more questions come.
 pub fn run(device: &str) -> anyhow::Result<()> {
     let all = Loaded::whole_program();
-    // SAFETY: only whether the function is there is asked.
+    // SAFETY: the function is only looked up, and not called.
     let preloaded = unsafe { all.function::<*const c_void>(c"rdmamr_get_stats") }.is_some();
     let calls = Calls::open(device, c"ibv_reg_mr", c"ibv_dereg_mr", preloaded)?;
     answer_each(|line| {
@@ -84,7 +84,7 @@ fn turn(calls: &Calls, kind: Kind, bytes: usize, phase: Phase) -> io::Result<Tur
         took
     };
     if phase == Phase::Present {
-        // SAFETY: the advice makes the pages of a mapping of ours.
+        // SAFETY: the advice populates a mapping of this process.
         let failed = unsafe { libc::madvise(memory, bytes, libc::MADV_POPULATE_WRITE) } != 0;
         if failed {
             return Err(io::Error::last_os_error());
@@ -98,7 +98,7 @@ fn turn(calls: &Calls, kind: Kind, bytes: usize, phase: Phase) -> io::Result<Tur
     // SAFETY: `mr` was registered just now.
     let ended = unsafe { calls.deregister(mr) };
     let deregister = lap();
-    // SAFETY: the mapping is ours, and no longer registered.
+    // SAFETY: this function made the mapping, which is no longer registered.
     unsafe { libc::munmap(memory, bytes) };
     let unmap = lap();
     ended?;

@@ -27,7 +27,7 @@ impl Kind {
     }
 }
 
-/// Maps memory of a kind, of which no page is there.
+/// Maps memory of a kind, without populating it.
 pub fn map(kind: Kind, bytes: usize) -> io::Result<*mut c_void> {
     let (private, none) = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1);
     let (flags, fd) = match kind {
@@ -52,7 +52,7 @@ pub fn map(kind: Kind, bytes: usize) -> io::Result<*mut c_void> {
     let memory = unsafe { libc::mmap(std::ptr::null_mut(), bytes, protection, flags, fd, 0) };
     let error = io::Error::last_os_error();
     if fd >= 0 {
-        // SAFETY: the descriptor is ours. The mapping stays.
+        // SAFETY: `file` has opened the descriptor. The mapping stays.
         unsafe { libc::close(fd) };
     }
     if memory == libc::MAP_FAILED {
@@ -62,7 +62,7 @@ pub fn map(kind: Kind, bytes: usize) -> io::Result<*mut c_void> {
         Kind::Transparent => libc::MADV_HUGEPAGE,
         _ => libc::MADV_NOHUGEPAGE,
     };
-    // SAFETY: the mapping is ours. A kernel without huge pages refuses the advice, which is
+    // SAFETY: the mapping was just made. A kernel without huge pages refuses the advice, which is
     // harmless.
     unsafe { libc::madvise(memory, bytes, advice) };
     Ok(memory)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A process that measures when it is asked: this program once more, which answers each line by a
+//! A process that measures on request: another copy of this program, which answers each line by a
 //! line of JSON.
 
 use crate::verbs::{DeregMr, Loaded, RegMr, Verbs};
@@ -55,7 +55,7 @@ impl Process {
         })
     }
 
-    /// Asks, and waits for the answer. The inner error is what the process says went wrong.
+    /// Asks, and waits for the answer. The inner error is the one that the process reports.
     pub fn ask<T: DeserializeOwned>(
         &mut self,
         question: &str,
@@ -128,7 +128,8 @@ impl Calls {
 
     /// Registers memory that is mapped. `None`: it failed, and errno says why.
     pub fn register(&self, memory: *mut c_void, length: usize) -> Option<*mut ibv_mr> {
-        // SAFETY: the PD is open. A registration does not access the memory, and fails where none is.
+        // SAFETY: the PD is open. A registration does not access the memory, and fails if none is
+        // mapped.
         let mr = unsafe { (self.reg)(self.pd, memory, length, ACCESS) };
         (!mr.is_null()).then_some(mr)
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The results, and the figures that they are made of.
+//! The results, and their figures.
 
 use serde::Serialize;
 use std::path::PathBuf;

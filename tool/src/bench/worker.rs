@@ -95,7 +95,7 @@ pub fn run(kind: &str, device: &str) -> anyhow::Result<()> {
     answer_each(|line| {
         let (bytes, pairs) = line.split_once(' ').context("BYTES PAIRS")?;
         let bytes = bytes.parse()?;
-        // The memory of another size goes first.
+        // Memory of another size is unmapped first.
         let memory = match mapped.take().filter(|memory| memory.length == bytes) {
             Some(memory) => memory,
             None => Memory::map(bytes)?,
@@ -104,7 +104,7 @@ pub fn run(kind: &str, device: &str) -> anyhow::Result<()> {
     })
 }
 
-/// Memory that is present, in small pages: whether a process gets huge pages is luck.
+/// Present memory in small pages: whether a process gets huge pages is chance.
 struct Memory {
     address: *mut c_void,
     length: usize,

@@ -7,7 +7,7 @@ use crate::files::{names, read};
 use std::path::{Path, PathBuf};
 
 const SUBJECT: &str = "cgroup";
-/// Less memory than this is little beside what programs register.
+/// Less memory than this is little compared with the registrations of a program.
 const LITTLE: u64 = 1 << 30;
 
 /// Looks for a limit in the group of this process and in those around it.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Whether this process runs in a container, and under a batch system: whose limits those are, and
-//! so who can change them.
+//! Whether this process runs in a container, and under a batch system: these set its limits, so
+//! their names tell how to change them.
 
 use super::check::Check;
 use crate::files::read;
@@ -9,10 +9,10 @@ use std::path::Path;
 
 const SUBJECT: &str = "container";
 
-/// What runs a container, and how its RLIMIT_MEMLOCK is raised.
+/// A container runtime, and the way to raise RLIMIT_MEMLOCK in it.
 pub struct Runtime {
     pub name: &'static str,
-    /// How it shows, if not by its name in the environment variable `container`.
+    /// The sign of the runtime, besides its name in the environment variable `container`.
     sign: Sign,
     /// How a process in it may pin more memory.
     pub memlock: &'static str,
@@ -66,7 +66,7 @@ pub fn runtime() -> Option<&'static Runtime> {
     })
 }
 
-/// What the container's manager calls itself. systemd keeps it in a file for those that it starts.
+/// The name that the container's manager gives itself. systemd stores it in a file.
 fn name_of_runtime() -> Option<String> {
     env::var("container")
         .ok()
@@ -88,7 +88,7 @@ pub fn is_slurm_job() -> bool {
     env::var_os("SLURM_JOB_ID").is_some()
 }
 
-/// A container that only its groups show.
+/// Whether the control groups alone show that this is a container.
 fn has_group_of_container() -> bool {
     let groups = read("/proc/1/cgroup").unwrap_or_default();
     ["docker", "kubepods", "libpod", "containerd", "crio", "lxc"]

@@ -73,7 +73,7 @@ pub fn check(verbs: &Result<Verbs, String>) -> Check {
     }
 }
 
-/// Whether ibv_fork_init keeps memory from children. The test runs in a child of this process and
+/// Whether ibv_fork_init marks memory MADV_DONTFORK. The test runs in a child of this process and
 /// uses an address that no process has, as the library does: only a libibverbs that marks memory
 /// notices that no memory is there.
 fn marks_memory(library: Loaded) -> Option<bool> {

@@ -53,7 +53,7 @@ pub fn check() -> Check {
     check.fix(remedy())
 }
 
-/// How the hard limit is raised for this process: by what has set it.
+/// The way to raise the hard limit of this process, which depends on what has set the limit.
 fn remedy() -> &'static str {
     if container::is_slurm_job() {
         return "systemctl edit slurmd: [Service] LimitMEMLOCK=infinity; in slurm.conf: \
@@ -66,7 +66,7 @@ fn remedy() -> &'static str {
     )
 }
 
-/// What this process has of CAP_IPC_LOCK, capabilities(7).
+/// How far this process has CAP_IPC_LOCK, capabilities(7).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Right {
     Absent,

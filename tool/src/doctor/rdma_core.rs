@@ -43,10 +43,10 @@ pub fn check(verbs: &Result<Verbs, String>) -> Check {
     Check::ok(SUBJECT, found)
 }
 
-/// The release with the file that it is told by, and the release that its functions need at least.
+/// The release with the path of the file, and the earliest release that the functions allow.
 pub fn found(verbs: &Verbs) -> (String, u32) {
     let has = |name: &CStr| {
-        // SAFETY: nothing follows the pointer.
+        // SAFETY: the pointer is not dereferenced.
         unsafe { verbs.library.function::<*const c_void>(name) }.is_some()
     };
     let at_least = SINCE.iter().find(|row| has(row.0)).map_or(0, |row| row.1);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Whether this process may watch its memory by userfaultfd(2). The library needs that to keep
+//! Whether this process may watch its memory by userfaultfd(2), which the library needs to cache
 //! regions.
 
 use super::check::Check;
@@ -10,9 +10,9 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 const UFFD_USER_MODE_ONLY: i32 = 1;
 const UFFDIO_API: libc::c_ulong = 0xc018_aa3f;
-/// Write protection. Without it the library keeps no region.
+/// Write protection. Without it the library caches no region.
 const WRITE_PROTECTION: u64 = 1 << 0;
-/// Events for mappings that are moved, emptied or unmapped. Without them the library keeps no
+/// Events for mappings that are moved, emptied or unmapped. Without them the library caches no
 /// region.
 const EVENTS: u64 = 1 << 2 | 1 << 3 | 1 << 6;
 /// Write protection of huge pages and of shared memory.
@@ -48,7 +48,7 @@ pub fn check() -> Check {
     }
 }
 
-/// Linux 6.1: the device gives what the system call gives, to whom its file mode lets.
+/// Linux 6.1: the device makes what the system call makes, for the users whom its file mode admits.
 const DEVICE: &str = "/dev/userfaultfd";
 const USERFAULTFD_IOC_NEW: libc::c_ulong = 0xaa00;
 

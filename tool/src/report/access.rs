@@ -33,7 +33,7 @@ pub fn of_fabric(call: u8) -> bool {
     )
 }
 
-/// Whether peers have access rights.
+/// Whether remote peers have access rights.
 pub fn remote(call: u8, access: u32) -> bool {
     if of_fabric(call) {
         access & FABRIC_REMOTE != 0

@@ -16,11 +16,11 @@ const HIT_NS: u64 = 400;
 const ENOUGH_HITS: u64 = 10;
 /// The assumed time in ns that userfaultfd(2) takes to watch a region, for a trace without it.
 const WATCH_NS: u64 = 1_500;
-/// How much longer a miss takes than that watch: the look at the mapping around the region, and the
-/// cache's own work (measured by ctests/tool/predict.py).
+/// The cost of a miss as a multiple of that time: it includes the look at the mapping around the
+/// region, and the cache's own work (measured by ctests/tool/predict.py).
 const MISS: u64 = 3;
-/// The same for the end of a region whose memory the program changes, for one that ends since too
-/// many are idle, and for a registration of memory that the cache does not keep.
+/// The same for the end of a region whose memory the program changes, for an eviction because too
+/// many regions are idle, and for a registration that the cache refuses after a look at its memory.
 const CHANGE: u64 = 5;
 const EVICTION: u64 = 10;
 const REFUSAL: u64 = 6;
@@ -30,7 +30,7 @@ const REFUSAL: u64 = 6;
 const START_NS: u64 = 300_000;
 const START_THREADS_NS: u64 = 20_000_000;
 
-/// What the replay has found out.
+/// The findings of the replay.
 pub struct Found<'a> {
     pub totals: &'a Totals,
     pub ranges: &'a Ranges,
@@ -38,13 +38,13 @@ pub struct Found<'a> {
     /// The number and the time of the plain registrations that the cache would not have served, by
     /// reason.
     pub unserved: &'a FxHashMap<&'static str, (u64, u64)>,
-    /// What the cache's start costs in the processes that register.
+    /// The cost of the cache's start in the processes that register.
     pub start_ns: u64,
     /// The command line of the process with the most time in calls.
     pub program: &'a [String],
 }
 
-/// What the cache's start costs in a process with so many threads that register.
+/// The cost of the cache's start in a process with this number of threads that register.
 pub fn start(threads: u64) -> u64 {
     match threads {
         0 => 0,
@@ -103,7 +103,8 @@ pub fn advice(found: &Found, costs: Costs, hit_measured: bool) -> Advice {
             saving.changes += u64::from(ends.changed);
             saving.idle_bytes = found.cache.most_idle[class as usize];
         }
-        // A cache that exists has started, and one that nobody needs does not start.
+        // A cache that has served a call has started already, and a cache that serves none never
+        // starts.
         if totals_of_cache(found.totals) == 0 && saving.hits + saving.misses > 0 {
             saving.saved_ns -= found.start_ns as i64;
         }
@@ -167,7 +168,7 @@ fn unserved(found: &FxHashMap<&'static str, (u64, u64)>) -> Vec<Unserved> {
 fn recommended(advice: &Advice) -> Option<&'static str> {
     let (local, all) = (advice.local.saved_ns, advice.all.saved_ns);
     if local > 0 {
-        // The sentence has both, and what `all` takes.
+        // The sentence has both, and the price of `all`.
         Some("local")
     } else {
         (all > 0).then_some("all")
@@ -251,7 +252,7 @@ fn sentence(found: &Found, advice: &Advice, which: Option<&str>) -> String {
     sentence + &refusals(&advice.unserved) + &past(totals.past_registrations)
 }
 
-/// What a program pays for the cache besides time.
+/// The price of the cache besides time.
 fn price(advice: &Advice, which: &str) -> String {
     let with_remote = advice.all.saved_ns > advice.local.saved_ns;
     let saving = if which == "all" {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! A model of the cache under `RDMAMR_CACHE=all`: which registrations of a trace the cache would
-//! have served. What it serves is decided by the library's own rule, `rdmamr-policy`. The rest is
+//! have served. The library's own rule, `rdmamr-policy`, decides which it serves. The rest is
 //! modelled: a region serves one use at a time; idle regions end by age and by number, and when
 //! their memory changes.
 use super::access;
@@ -21,12 +21,12 @@ const DEFAULTS: Facts = Facts {
 };
 /// The refusal that costs time: the library finds it out each time.
 pub const UNKEPT: &str = "the memory is shared or belongs to a file: it can change without notice";
-/// How many changes of memory the release of a region looks at, which was in use meanwhile.
+/// The most changes of memory during a region's use that its release looks at.
 const CHANGES: usize = 4096;
 /// How many idle regions a search for one that holds a range looks at.
 const LOOKS: usize = 64;
 
-/// A range of a process, as the rule has it.
+/// A range of a process, as the rule defines it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Key {
     pub process: u32,
@@ -92,8 +92,8 @@ pub fn refusal(process: &Process, call: &Call, effect: u64, key: &Key) -> Option
     None
 }
 
-/// Whose registrations a region serves: what `--mode=local` covers, what `--mode=all` adds, and
-/// libfabric's.
+/// The registrations that a region serves: those of `--cache=local`, those that `--cache=all` adds,
+/// and libfabric's.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Class {
     Local,
@@ -115,10 +115,10 @@ impl Class {
     }
 }
 
-/// What happens to the regions of a class, besides hits and misses.
+/// The ends of the regions of a class.
 #[derive(Clone, Copy, Default)]
 pub struct Ends {
-    /// Regions that ended since there were too many, and since their memory changed.
+    /// Regions that ended because there were too many, and because their memory changed.
     pub evicted: u32,
     pub changed: u32,
 }
@@ -161,14 +161,14 @@ pub struct Cache {
     /// The most that was idle at once: of the local regions, of these and the remote ones, and of
     /// libfabric's.
     pub most_idle: [u64; Class::COUNT],
-    /// By process and by whether peers have rights: the cache keeps the two kinds for different
+    /// By process and by whether remote peers have rights: the two kinds stay idle for different
     /// times.
     of_process: FxHashMap<(u32, bool), OfProcess>,
 }
 
-/// Where an idle region is found: by process, domain, the power of two of its length, its start,
-/// and how many were released before it. So a search for those around or in a range looks at few
-/// others.
+/// The key of an idle region: process, domain, the power of two of its length, its start, and the
+/// number of regions that were released before it. In this order a search for the regions around or
+/// in a range looks at few others.
 type Place = (u32, u64, u32, u64, u64);
 
 /// The power of two of a length.
@@ -183,12 +183,12 @@ struct OfProcess {
     bytes: u64,
 }
 
-/// How the cache would have done a registration, with the number of its region.
+/// How the cache would have served a registration, with the number of its region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Done {
-    /// By a region that it had.
+    /// By a cached region.
     Hit(u32),
-    /// By a new region that it keeps.
+    /// By a new region, which stays in the cache.
     Made(u32),
     /// Not at all: the range comes for the first time.
     First,
@@ -222,7 +222,7 @@ impl Cache {
             region.hits += 1;
             return Done::Hit(found);
         }
-        // Relaxed calls say themselves that their memory comes back.
+        // A relaxed call says itself that its memory comes back.
         if class != Class::Fabric && !self.comes_back(&key) {
             return Done::First;
         }
@@ -329,7 +329,7 @@ impl Cache {
                 .any(|change| change.0 < end && change.1 > start)
     }
 
-    /// The bytes that `--mode=all` would keep idle now.
+    /// The bytes that would be idle now under `--cache=all`.
     pub fn idle(&self) -> u64 {
         let [local, remote, _] = self.idle_bytes;
         local.saturating_add(remote)

@@ -18,7 +18,7 @@ const SHOWN: usize = 6;
 pub struct Caller {
     #[serde(flatten)]
     pub place: Frame,
-    /// Who called the caller, and so on outwards, as far as the trace tells.
+    /// The frames beyond the caller, outwards, as far as the trace has them.
     pub stack: Vec<Frame>,
 }
 
@@ -31,7 +31,7 @@ impl std::ops::Deref for Caller {
 
 impl Caller {
     /// The nearest frames beyond the caller, in words: if some have a line, only these, since the
-    /// others are of code that nobody at hand has written. `None` without a stack.
+    /// others are foreign code. `None` without a stack.
     pub fn beyond(&self) -> Option<String> {
         let has_lines = self.stack.iter().any(|frame| frame.source.is_some());
         let chosen = |frame: &&Frame| frame.source.is_some() || !has_lines;
@@ -72,7 +72,7 @@ impl Frame {
         self.function.clone().unwrap_or_else(|| self.place())
     }
 
-    /// The name, and for what has a line the line: of another folder's file only its name.
+    /// The name, and the line if there is one, with the name of its file but not of its folder.
     pub fn words(&self) -> String {
         let line = self.source.as_deref().map(name_of);
         line.map_or(self.name(), |line| format!("{} {line}", self.name()))

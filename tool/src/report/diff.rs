@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Two runs of a program beside each other: what was gained, by size and by caller.
+//! Two runs of a program beside each other: the gain, by size and by caller.
 use super::callers::Caller;
 use super::shape::{CallerTotals, Report, Size, What};
 use super::text::{Table, heading, wrapped};
@@ -15,11 +15,11 @@ pub struct Diff {
     pub version: u32,
     pub before: Side,
     pub after: Side,
-    /// What makes the comparison less than the whole truth, in sentences.
+    /// Reservations about the comparison, in sentences.
     pub notes: Vec<String>,
     /// By the power of two of the length; registrations and their deregistrations.
     pub sizes: Vec<OfSize>,
-    /// What gained or lost most comes first.
+    /// The callers that gained or lost most come first.
     pub callers: Vec<OfCaller>,
 }
 
@@ -66,7 +66,7 @@ impl Cost {
     }
 }
 
-/// The difference, with its sign in front: a gain has a minus, since time went.
+/// The difference, with its sign in front: a gain has a minus, since the time became shorter.
 pub fn change(before: Cost, after: Cost) -> String {
     let (before, after) = (before.time_ns, after.time_ns);
     let sign = if after <= before { "-" } else { "+" };
@@ -102,7 +102,7 @@ impl Side {
     }
 }
 
-/// Which rows of two lists are the same caller: an address may have moved where its name is known.
+/// What identifies a caller in two lists: an address whose name is known may have moved.
 fn identity(caller: &Caller) -> (Option<&str>, String) {
     let module = caller.module.as_deref().map(name_of);
     let source = caller.source.as_deref().unwrap_or_default();
@@ -133,7 +133,7 @@ impl Diff {
         }
     }
 
-    /// What was gained, in words.
+    /// The gain, in words.
     pub fn sentence(&self) -> String {
         let (before, after) = (&self.before, &self.after);
         let gained = before.time_ns >= after.time_ns;

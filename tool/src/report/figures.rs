@@ -315,7 +315,7 @@ fn thread_time(process: &Process, counts: &ProcessCounts) -> u64 {
     threads.fold(0u64, u64::saturating_add).max(run)
 }
 
-/// The repeated ranges by their caller and their access, what saves most first.
+/// The repeated ranges by their caller and their access, the largest saving first.
 fn again(repeated: &[(&cache::Key, &ranges::Totals)], costs: ranges::Costs) -> Vec<(u32, Again)> {
     let mut by_caller: FxHashMap<(u32, u32), Again> = FxHashMap::default();
     for (key, range) in repeated {
@@ -355,7 +355,7 @@ fn sizes(sizes: &FxHashMap<(u32, What), Durations>) -> Vec<Size> {
     sizes.into_iter().map(row).collect()
 }
 
-/// A sum of what a trace claims, which may be anything.
+/// A sum of numbers that a trace claims, which may be anything.
 fn total(numbers: impl Iterator<Item = u64>) -> u64 {
     numbers.fold(0, u64::saturating_add)
 }

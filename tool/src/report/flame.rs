@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A flame graph of callers: the time of each, as wide as it is long, under the place that it is in.
+//! A flame graph of callers: each frame is as wide as its time is long, and lies under the frame
+//! around it.
 use super::shape::{CallerTotals, Report};
 use super::units::{name_of, share, time};
 use maud::{Markup, html};
 
-/// What is narrower than this part of the whole is left out, so that the page stays small.
+/// Frames narrower than this part of the whole are left out, so that the page stays small.
 const NARROWEST: u64 = 500;
 
 #[derive(Default)]
@@ -55,7 +56,8 @@ impl Frame {
     }
 }
 
-/// The frames from the outermost one to the caller. Without a call stack that is the module.
+/// The frames from the outermost one to the caller. Without a call stack the outermost is the
+/// module.
 fn stack(caller: &CallerTotals) -> Vec<String> {
     let stack = &caller.caller.stack;
     if !stack.is_empty() {

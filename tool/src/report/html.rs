@@ -123,7 +123,7 @@ fn document(title: &str, body: Markup) -> String {
             body { (body) }
         }
     };
-    // The page's own text has none of them but the ends of lines and tabs.
+    // The page's own text has no control characters but line ends and tabs.
     let printable = |c| match c {
         '\n' | '\t' => c,
         c if units::controls(c) => '\u{fffd}',
@@ -413,7 +413,7 @@ fn ranges(report: &Report) -> Markup {
     } }
 }
 
-/// The lengths of what a caller registers again.
+/// The lengths of the ranges that a caller registers again.
 fn sizes_of(again: &super::shape::Again) -> String {
     if again.smallest_bytes == again.largest_bytes {
         return bytes(again.largest_bytes);

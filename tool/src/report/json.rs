@@ -9,8 +9,8 @@ pub fn render(report: &impl Serialize) -> Result<String> {
     Ok(escaped(&serde_json::to_string_pretty(report)?) + "\n")
 }
 
-/// Escapes what JSON allows in a string but a terminal obeys. Such characters stand in strings only,
-/// apart from the ends of lines.
+/// Escapes the characters that JSON allows in a string but a terminal obeys. Apart from the ends of
+/// lines, such characters occur in strings only.
 pub fn escaped(json: &str) -> String {
     let mut text = String::with_capacity(json.len());
     for c in json.chars() {

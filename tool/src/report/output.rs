@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Where a report goes: standard output, or a file that is whole or not there. A file is written
-//! beside its place and renamed, so no link is followed, and nobody reads half a page.
+//! The output of a report: to standard output, or to a file that is whole or absent. A file is
+//! written beside its place and renamed, so no link is followed, and no reader sees half a page.
 use anyhow::{Context, Result, bail};
 use std::fs::{File, OpenOptions, Permissions};
 use std::io::{self, BufWriter, Write};

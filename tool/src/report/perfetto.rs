@@ -13,7 +13,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use serde_json::{Value, json};
 use std::io::{self, Write};
 
-/// The track of what is true of all processes together. No pid is as large.
+/// The track of the data about all processes together. No pid is as large.
 const ALL: u64 = 1 << 23;
 
 pub fn write(trace: &Trace, report: &Report, out: &mut dyn Write) -> Result<()> {
@@ -63,12 +63,12 @@ pub fn write(trace: &Trace, report: &Report, out: &mut dyn Write) -> Result<()> 
     Ok(())
 }
 
-/// Viewers want microseconds, in which a double has the ns of a year.
+/// Viewers expect microseconds, in which a double has the ns of a year.
 fn us(ns: u64) -> f64 {
     ns as f64 / 1000.0
 }
 
-/// A number for each process: its pid, or where two hosts gave the same pid another one.
+/// A number for each process: its pid, or another number if two hosts gave the same pid.
 fn numbers(processes: &[Process]) -> Vec<u64> {
     let mut taken = FxHashSet::default();
     let number = |(at, process): (usize, &Process)| match taken.insert(process.pid) {
@@ -100,7 +100,7 @@ fn of_call(event: &Event, pid: u64, begin: u64, caller: &str) -> Value {
     let of = &event.call;
     let name = call::NAMES.get(usize::from(of.call)).copied();
     let how = how::NAMES.get(usize::from(of.how)).copied();
-    // What counts at its end has begun earlier.
+    // A call that counts at its end has begun earlier.
     let ends = of.errno != 0 || call::registers(of.call);
     let began = event.effect - if ends { u64::from(of.duration) } else { 0 };
     let mut value = json!({
@@ -118,7 +118,8 @@ fn of_call(event: &Event, pid: u64, begin: u64, caller: &str) -> Value {
             "caller": caller,
         },
     });
-    // What is no call of the program has a moment, and no place among the thread's calls.
+    // A record that is not a call of the program has a moment, and no place among the thread's
+    // calls.
     if !call::is_of_program(of.call) {
         value["ph"] = "i".into();
         value["s"] = "p".into();

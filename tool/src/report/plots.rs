@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The plots of the page: shapes that the browser stretches, and text in HTML beside them, which
-//! keeps its size at any width and at any zoom. Nothing runs: the zoom is a choice that the page's
-//! style obeys.
+//! keeps its size at any width and at any zoom. The page has no script: its style implements the
+//! zoom.
 use super::durations::step as step_below;
 use super::shape::{Activity, Lane, Latency, Pinned, Point, Report, Size, What};
 use super::timeline::POINTS;
@@ -60,7 +60,7 @@ fn step_above(number: u64) -> u64 {
 /// A plot, without its frame.
 struct Plot {
     title: &'static str,
-    /// What the numbers beside it count.
+    /// The unit of the numbers beside it.
     unit: String,
     /// Heights, from 0 to 1, with their numbers.
     ticks: Vec<(f64, String)>,
@@ -137,7 +137,7 @@ fn columns(heights: impl Iterator<Item = (usize, f64)>) -> String {
     let width = POINTS as usize / STEPS;
     let mut path = String::new();
     for (step, height) in heights.filter(|(_, height)| *height > 0.0) {
-        // A call is to be seen, however short.
+        // Even the shortest call must be visible.
         let y = (HEIGHT * height.min(1.0)).round().max(8.0);
         let _ = write!(path, "M{} {HEIGHT}v-{y}h{width}v{y}z", step * width);
     }
@@ -181,12 +181,12 @@ fn pinned(pinned: &Pinned, span: u64) -> Plot {
     }
 }
 
-/// Whether the cache would keep regions at that point.
+/// Whether regions would be idle in the cache at that point.
 pub fn is_kept(point: &Point) -> bool {
     point.cached_bytes > point.bytes()
 }
 
-/// What would be pinned with the cache, if that differs.
+/// The memory that would be pinned with the cache, if that differs.
 fn cached(pinned: &Pinned, span: u64) -> Option<Plot> {
     pinned.points.iter().find(|point| is_kept(point))?;
     let (size, name) = unit(pinned.cached_peak_bytes, BYTES);

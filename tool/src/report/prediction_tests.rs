@@ -12,7 +12,8 @@ const REMOTE: u64 = 1_000;
 type Facts = [u64; 5];
 const FACTS: Facts = [0, LOCAL, REMOTE, 16_384, 1 << 40];
 
-/// The report of a process with those settings, and with memory that the cache does not keep.
+/// The report of a process with those settings, and with memory whose regions do not stay in the
+/// cache.
 fn report(facts: Facts, unkept: &[(u64, u64)], calls: &[Call]) -> Report {
     let mut sample = Sample::default();
     let mut one = Writer::new(7);
@@ -167,8 +168,8 @@ fn a_larger_region_serves_only_local_access_without_a_limit_on_pinned_memory() {
 
 #[test]
 fn the_limits_on_what_is_idle_end_the_oldest() {
-    // Two alternating ranges, of which one fits. A range that was kept in vain comes for the first
-    // time again, and so the other one has a hit now and then.
+    // Two alternating ranges, of which one fits into the cache. A range whose region was evicted
+    // unused counts as new again, and so the other range has a hit now and then.
     let other = |call: Call| Call {
         addr: 0x90_000,
         ..call

@@ -6,33 +6,33 @@ use rdmamr_trace_format::Call;
 use rustc_hash::FxHashMap;
 use std::cmp::Reverse;
 
-/// What a cache's own work costs, in ns.
+/// The costs of the cache's own work, in ns.
 #[derive(Clone, Copy)]
 pub struct Costs {
     /// A hit and its deregistration.
     pub hit: u64,
-    /// What a miss costs beyond the registration itself.
+    /// The cost of a miss beyond the registration itself.
     pub miss: u64,
     /// The end of a region whose memory changes, for the thread that changes it.
     pub change: u64,
-    /// The end of a region that ends since too many are idle.
+    /// The end of a region because too many are idle.
     pub eviction: u64,
-    /// A registration of memory that the cache does not keep.
+    /// A registration that the cache refuses after a look at its memory.
     pub refusal: u64,
 }
 
-/// The registrations that a cache would serve, and what it would leave out.
+/// The registrations that a cache would serve, and the time that it would leave out.
 #[derive(Clone, Copy, Default)]
 pub struct Served {
     pub registrations: u32,
     pub hits: u32,
-    /// Regions that the cache would have made, to keep them. All other registrations are plain.
+    /// Regions that would have been made for the cache. All other registrations are plain.
     pub made: u32,
     /// The time of the registrations that would have been hits, and of their deregistrations.
     pub left_out: u64,
-    /// Regions that ended since their memory changed.
+    /// Regions that ended because their memory changed.
     pub changes: u32,
-    /// Regions that ended since too many were idle.
+    /// Regions that ended because too many were idle.
     pub evictions: u32,
     /// Registrations that the cache would have to look at before it refuses them.
     pub refused: u32,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The ranks of a job: what the processes of each did together, and how far the slowest is from the
-//! others. Processes without a rank stand for themselves.
+//! The ranks of a job: the sums over the processes of each, and how far the slowest is from the
+//! others. A process without a rank counts by itself.
 use super::replay::ProcessCounts;
 use super::shape::{Rank, Ranks};
 use crate::trace::Process;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The replay of a trace, call by call: which regions were registered and pinned when, and by whom.
-//! It counts only; other modules put the counts into words.
+//! The replay of a trace, call by call: when, and by which caller, each region was registered and
+//! pinned. It counts only; other modules put the counts into words.
 use super::access;
 use super::activity::Counts;
 use super::cache::{self, Cache, Class, Done};
@@ -17,8 +17,8 @@ use rustc_hash::FxHashMap;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-/// The most call sites that are told apart: a trace with more is no program's, and the memory for
-/// them would have no bound.
+/// The most call sites that are told apart: no program has more, and the memory for them must have
+/// a bound.
 pub const MOST_SITES: usize = 1 << 17;
 
 /// The place in the program that a call comes from.
@@ -80,7 +80,7 @@ pub struct Holder {
     pub site: u32,
 }
 
-/// What the cache would have done with a plain registration.
+/// The cache's answer to a plain registration, if it were on.
 #[derive(Clone, Copy)]
 struct Foreseen {
     key: cache::Key,
@@ -105,7 +105,7 @@ type Regions = BTreeMap<Key, Region>;
 #[derive(Clone, Default)]
 pub struct ProcessCounts {
     pub tally: Tally,
-    /// By thread the begin of its first call, and the end of its last.
+    /// For each thread the beginning of its first call, and the end of its last.
     pub threads: FxHashMap<u32, (u64, u64)>,
     pub registrations: u64,
     pub hits: u64,
@@ -142,7 +142,7 @@ pub struct Replay<'a> {
     pub site_numbers: FxHashMap<Site, u32>,
     pub site_totals: Vec<(Site, u32, SiteTotals)>,
     pub regions: Regions,
-    /// Regions of the cache whose lkey was given again before the trace told of their end.
+    /// Regions of the cache whose lkey was assigned again before the trace reported their end.
     pub ended_before: FxHashMap<Key, u32>,
     pub ranges: Ranges,
     pub cache: Cache,
@@ -262,7 +262,7 @@ impl Replay<'_> {
     }
 
     fn cache_ended(&mut self, since: u64, key: Key) {
-        // The cache reports the end afterwards, and the kernel may have given the lkey again by
+        // The cache reports the end afterwards, and the kernel may have assigned the lkey again by
         // then. register() has counted such a key.
         if let Some(times) = self.ended_before.get_mut(&key) {
             *times -= 1;
@@ -314,7 +314,7 @@ impl Replay<'_> {
         of_site.called |= 1u32.checked_shl(u32::from(call.call)).unwrap_or(0);
     }
 
-    /// What the rule would look for.
+    /// The range by which the cache's rule knows the memory.
     fn range(&self, process: u32, pd: u64, access: u32, memory: (u64, u64)) -> cache::Key {
         let page = self.trace.processes[process as usize].page;
         cache::Key::new(process, pd, access, memory, page)
@@ -403,7 +403,7 @@ impl Replay<'_> {
         past.time += u64::from(call.duration);
     }
 
-    /// Returns whether the region was one of the trace.
+    /// Returns whether the trace has the registration of the region.
     fn reregister(&mut self, process: u32, since: u64, call: &Call) -> bool {
         // The region may have left its domain.
         let key = key(process, call);
@@ -466,8 +466,8 @@ impl Replay<'_> {
         }
     }
 
-    /// Foresees what the cache would have done with a plain registration. `None`: it does not serve
-    /// it, whether it comes back or not.
+    /// Foresees what the cache would have done with a plain registration. `None` if the cache would
+    /// not serve it even if it came back.
     fn foresee(
         &mut self,
         range: cache::Key,
@@ -492,7 +492,7 @@ impl Replay<'_> {
         Some(Foreseen { key: range, done })
     }
 
-    /// The program has ended its use of a region that the cache would have kept.
+    /// The program has ended its use of a region that the cache would have served.
     fn release(&mut self, process: u32, since: u64, region: &Region) {
         let Some(Foreseen { key, done }) = region.range else {
             return;

@@ -53,7 +53,7 @@ pub struct Totals {
     pub hits: u64,
     pub misses: u64,
     pub deregistrations: u64,
-    /// Deregistrations that left the region to the cache.
+    /// Deregistrations that left the region in the cache.
     pub kept: u64,
     /// Registrations past the library, by libmlx5's own calls, and the sum of their lengths.
     pub past_registrations: u64,
@@ -73,7 +73,7 @@ pub struct Totals {
 #[derive(Clone, Serialize)]
 pub struct ProcessTotals {
     pub pid: u32,
-    /// Where it ran, and its number in its job.
+    /// The host of the process, and its number in its job.
     pub host: Option<String>,
     pub rank: Option<u32>,
     pub command: Vec<String>,
@@ -101,10 +101,10 @@ pub struct Advice {
     /// The cost of a hit and its deregistration, and whether this trace measured it.
     pub hit_ns: u64,
     pub hit_measured: bool,
-    /// What a miss costs beyond its registration, and the end of a region whose memory changes.
+    /// The cost of a miss beyond its registration, and of the end of a region whose memory changes.
     pub miss_ns: u64,
     pub change_ns: u64,
-    /// What the cache's start costs in the processes of the trace.
+    /// The cost of the cache's start in the processes of the trace.
     pub start_ns: u64,
     /// The command to run, or nothing if no cache would help.
     pub command: Option<String>,
@@ -133,11 +133,11 @@ pub struct Saving {
     /// Less than 0 if the cache costs more time than it saves.
     pub saved_ns: i64,
     pub misses: u64,
-    /// Regions that the cache would have ended since there were too many, and since their memory
-    /// changed.
+    /// Regions that the cache would have ended because there were too many, and because their
+    /// memory changed.
     pub evictions: u64,
     pub changes: u64,
-    /// The most memory that would have stayed pinned for nobody.
+    /// The most memory that would have stayed pinned without a user.
     pub idle_bytes: u64,
 }
 
@@ -161,8 +161,8 @@ pub struct Point {
     pub time_ns: u64,
     pub plain_bytes: u64,
     pub cache_bytes: u64,
-    /// The most that would be pinned at one moment with `--cache=all`, which keeps regions that
-    /// nobody uses.
+    /// The most that would be pinned at one moment with `--cache=all`, under which idle regions
+    /// stay pinned.
     pub cached_bytes: u64,
 }
 
@@ -176,7 +176,7 @@ impl Point {
 #[derive(Default, Serialize)]
 pub struct Ranks {
     pub hosts: u64,
-    /// The mean of the ranks' times in calls, and by how much of it the slowest exceeds it.
+    /// The mean of the ranks' times in calls, and the part of it by which the slowest exceeds it.
     pub mean_ns: u64,
     pub imbalance: f64,
     /// The slowest first: the one with the most time in calls.
@@ -306,7 +306,7 @@ pub struct Range {
     pub addr: u64,
     pub bytes: u64,
     pub access: String,
-    /// Peers have access rights.
+    /// Remote peers have access rights.
     pub remote: bool,
     pub registrations: u64,
     /// How many of the registrations would have been hits.
@@ -318,7 +318,7 @@ pub struct Range {
     pub caller: Caller,
 }
 
-/// What one caller registers more than once: its [`Range`]s of one access, together.
+/// The [`Range`]s of one caller with one access, together.
 #[derive(Default, Serialize)]
 pub struct Again {
     pub caller: Caller,
@@ -350,8 +350,8 @@ pub struct Leak {
     pub caller: Caller,
     pub regions: u64,
     pub bytes: u64,
-    /// True if the process ended in order, and so had forgotten the regions. False if the regions
-    /// were in use when the process ended.
+    /// True if the process ended in order, and so had leaked the regions. False if the regions were
+    /// in use when the process ended.
     pub ended: bool,
 }
 

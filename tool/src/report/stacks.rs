@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Call stacks: each once, whatever number the processes gave it, and the frames of one as places
-//! in files.
+//! Call stacks: each is stored once, whatever numbers the processes gave it, with its frames as
+//! places in files.
 use super::callers::{Caller, Frame};
 use super::units::name_of;
 use crate::trace::{PythonFrame, Trace};
@@ -8,8 +8,8 @@ use rustc_hash::FxHashMap;
 
 /// The most different stacks of a report.
 const MOST: usize = 1 << 14;
-/// How the function that runs Python's code is called, with its variants, and the file that it
-/// usually is in: part of the function often has no symbol.
+/// The name of the function that runs Python's code, without the endings of its variants, and the
+/// files that usually contain it: part of the function often has no symbol.
 const INTERPRETER: &str = "_PyEval_EvalFrame";
 const FILES: [&str; 2] = ["libpython3", "python3"];
 
@@ -30,7 +30,7 @@ pub struct Stacks {
 }
 
 impl Stacks {
-    /// The number of no stack.
+    /// The number that stands for no stack.
     pub const NONE: u32 = 0;
 
     /// The number of a process's stack; [`Stacks::NONE`] if the trace has none.
@@ -74,8 +74,8 @@ impl Stacks {
         number
     }
 
-    /// The caller with the frames of a stack. Python's frames stand in the place of the interpreter
-    /// that runs them, and of all that is outside of it.
+    /// The caller with the frames of a stack. Python's frames replace the frames of the interpreter
+    /// that runs them, and all frames outside of it.
     pub fn caller(
         &self,
         place: Frame,
@@ -155,7 +155,7 @@ mod tests {
         assert_eq!(names(&native, 1, functions), all);
         assert!(names(&native, 0, functions).is_empty());
         assert!(names(&native, 2, functions).is_empty());
-        // Where the function has no name, the file tells.
+        // If the function has no name, the file identifies it.
         let frame = |_, offset| Frame {
             module: Some(
                 [

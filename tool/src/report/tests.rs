@@ -545,7 +545,7 @@ fn each_of_many_holders_lets_go_of_its_own() {
         how: how::KEPT,
         ..deregister((MANY + n) * 20_000, 1, n, 16)
     };
-    // All of the second caller's are kept.
+    // The regions of the second caller are never deregistered.
     let calls: Vec<_> = (0..MANY)
         .map(relaxed)
         .chain((0..MANY).step_by(2).map(kept))
@@ -864,7 +864,7 @@ fn a_bar_for_each_size_and_the_longest_fills_its_row() {
     }
 }
 
-/// The report of ranks that spend so many us in calls.
+/// The report of ranks that spend `times`, in us, in calls.
 fn job(times: &[u32]) -> Report {
     let mut sample = Sample::default();
     for (rank, time) in times.iter().enumerate() {
@@ -960,7 +960,7 @@ fn what_the_cache_would_keep_is_counted_over_time() {
     );
 }
 
-/// A trace of which nothing is certain but that it begins as one.
+/// A trace whose content is arbitrary after its beginning.
 #[test]
 fn fuzz_trace() {
     let mut plain = Sample::default();
@@ -982,7 +982,7 @@ fn fuzz_trace() {
         let text = text::render(&report);
         assert!(!text.chars().any(|c| c != '\n' && units::controls(c)));
         perfetto::write(&trace, &report, &mut std::io::sink()).unwrap();
-        // What takes a hundred times as long as the rest.
+        // The rest takes a hundred times as long.
         if random.below(16) != 0 {
             return;
         }

@@ -13,12 +13,12 @@ const SHOWN: usize = 10;
 pub struct Table {
     /// A heading that begins with '<' aligns its column to the left; others align to the right.
     rows: Vec<Vec<String>>,
-    /// What stands in lines of its own below a row, by the row.
+    /// The text in lines of its own below a row, by the row.
     below: Vec<(usize, String)>,
 }
 
 impl Table {
-    /// The headings stand between bars.
+    /// `headings` are separated by bars.
     pub fn new(headings: &str) -> Table {
         Table {
             rows: vec![headings.split('|').map(str::to_string).collect()],

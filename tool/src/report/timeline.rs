@@ -8,7 +8,7 @@ pub const POINTS: u64 = 3200;
 pub struct Timeline {
     /// The length of a point in time.
     step: u64,
-    /// What is pinned now.
+    /// The memory that is pinned now.
     now: Point,
     peak: Point,
     points: Vec<Point>,
@@ -49,7 +49,7 @@ impl Timeline {
         }
     }
 
-    /// `kept` is what the cache of `--cache=all` would keep besides, after that.
+    /// `kept`: the bytes of idle regions under `--cache=all`, after this change.
     pub fn pin(&mut self, since: u64, bytes: u64, cache: bool, kept: u64) {
         self.advance(since);
         // A trace that the library did not write may contain any numbers.

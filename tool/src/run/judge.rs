@@ -29,7 +29,7 @@ fn judge_file(
     let elf = match Elf::read(program) {
         Ok(Some(elf)) => elf,
         Ok(None) => return judge_script(program, library, scripts),
-        // A program may be executable but not readable; then nothing speaks against it.
+        // A program may be executable but not readable: then only its privileges are judged.
         Err(error) if is_not_readable(&error) => return privileged(program),
         Err(error) => return Err(format!("it is a broken ELF file ({error:#})")),
     };

@@ -25,7 +25,8 @@ pub fn prepare(name: &Path) -> Result<()> {
     if let Some(folder) = name.parent() {
         std::fs::create_dir_all(folder).context("its folder cannot be made")?;
     }
-    // Processes have new numbers: what is there belongs to other runs, and may still be written.
+    // Processes get new numbers: an existing trace belongs to another run, which may still write
+    // it.
     if has(name, b'p') {
         return Ok(());
     }
@@ -129,8 +130,8 @@ fn is_left(path: &Path) -> bool {
 /// they share the file. A lock that the program inherits tells whether one is alive.
 fn empty(trace: &Path) -> Result<()> {
     let file = to_append(trace)?;
-    // Without close-on-exec, and if the limit allows with a number that is out of the way of
-    // programs that count on the lowest numbers.
+    // The descriptor has no close-on-exec. If the limit allows, its number is out of the way of
+    // programs that rely on the lowest numbers.
     let kept = [900, 200, 3].into_iter().find_map(|number| {
         // SAFETY: F_DUPFD takes no pointers.
         let kept = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_DUPFD, number) };

@@ -9,11 +9,11 @@ use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
 /// The program's process number.
 static PROGRAM: AtomicI32 = AtomicI32::new(0);
 
-/// Signals that somebody sends to this process alone. Those of the keyboard go to the program, too.
+/// Signals that are sent to this process alone. The keyboard's signals reach the program, too.
 const PASSED: [i32; 4] = [libc::SIGTERM, libc::SIGHUP, libc::SIGUSR1, libc::SIGUSR2];
 const OF_KEYBOARD: [i32; 2] = [libc::SIGINT, libc::SIGQUIT];
 
-/// How the program has ended, as waitpid(2) tells.
+/// The status of the ended program, from waitpid(2).
 pub struct Ended(i32);
 
 extern "C" fn pass(signal: i32) {
@@ -26,7 +26,7 @@ extern "C" fn pass(signal: i32) {
 
 /// Runs `become_program`, which returns only if it fails, in a child, and waits for its end.
 pub fn run(become_program: impl FnOnce() -> ExitCode) -> io::Result<Result<Ended, ExitCode>> {
-    // SAFETY: this process has one thread, so the child may call what it likes.
+    // SAFETY: this process has one thread, so the child may call any function.
     let child = unsafe { libc::fork() };
     match child {
         -1 => return Err(io::Error::last_os_error()),

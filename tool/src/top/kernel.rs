@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What the kernel knows of all regions, by RDMA netlink, as `rdma resource show mr` shows it: for
-//! each device and process their number and their length. The kernel lists what is visible in this
-//! namespace of process numbers.
+//! The kernel's list of all regions, by RDMA netlink, as `rdma resource show mr` shows it: their
+//! number and their length for each device and process. The kernel lists the regions that are
+//! visible in this PID namespace.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -35,8 +35,8 @@ const NLMSG_DONE: u16 = 3;
 /// NLM_F_REQUEST and NLM_F_DUMP.
 const DUMP: u16 = 0x301;
 
-/// The names of the devices, and what is registered on them. An error: the kernel has no RDMA, or
-/// does not tell.
+/// The names of the devices, and the regions on them. An error means that the kernel has no RDMA,
+/// or does not list regions.
 pub fn regions() -> io::Result<(Vec<String>, Table)> {
     let mut devices = Vec::new();
     dump(CMD_GET, &[], |message| {
@@ -89,7 +89,7 @@ fn dump(command: u16, attributes: &[u8], mut each: impl FnMut(&[u8])) -> io::Res
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the descriptor was just opened, and nobody else has it.
+    // SAFETY: the descriptor was just opened, and no other code owns it.
     let socket = unsafe { OwnedFd::from_raw_fd(fd) };
     let mut request = Vec::new();
     request.extend(((HEADER + attributes.len()) as u32).to_ne_bytes());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What limits the registrations of a process, and how much of each limit is used.
+//! The limits on the registrations of a process, and how much of each limit is used.
 
 use crate::doctor::cgroup;
 use crate::files::{read, status};
@@ -21,7 +21,7 @@ pub struct Limit {
     pub most: u64,
 }
 
-/// The limits of a process. What is unlimited, or cannot be read, is absent.
+/// The limits of a process. A limit that is unlimited, or cannot be read, is absent.
 pub fn of(pid: u32) -> Vec<Limit> {
     let process = pid.to_string();
     let bytes = |name, (used, most)| Limit {
@@ -48,7 +48,7 @@ pub fn of(pid: u32) -> Vec<Limit> {
     limits
 }
 
-/// What is used of RLIMIT_MEMLOCK and the limit, if it holds for the process.
+/// The used part of RLIMIT_MEMLOCK, and the limit, if the limit holds for the process.
 fn memlock(pid: u32) -> Option<(u64, u64)> {
     const CAP_IPC_LOCK: u32 = 14;
     let text = read(format!("/proc/{pid}/limits"))?;

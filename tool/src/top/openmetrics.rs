@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! A sample as OpenMetrics, and in the older text format of Prometheus, which node_exporter's
-//! textfile collector reads: there a counter is named as its samples, and there is no unit and no
-//! end.
+//! textfile collector reads: there a counter has the name of its samples, and the unit and the end
+//! are missing.
 
 use super::limits::Limit;
 use super::sample::{Device, OfDevice, Process, Sample};
 use std::fmt::Write;
 
-/// Which format.
+/// The format of the text.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Format {
     OpenMetrics,

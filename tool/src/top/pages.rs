@@ -2,8 +2,8 @@
 //! The live pages that this user may see: which files there are, and whether the process of each
 //! is alive and still counts in it.
 //!
-//! Who can write such a file can write what he likes. So a file counts only if it lies in a folder
-//! that is its user's own, belongs to that user alone, and names a process of that user. No link is
+//! The writer of such a file can write anything. So a file counts only if it lies in a folder that
+//! is its user's own, belongs to that user alone, and names a process of that user. No link is
 //! followed.
 
 use crate::files::{names, processes, status};
@@ -34,7 +34,7 @@ pub fn find() -> Vec<Found> {
         let Ok(folder_file) = open_folder(&root, &folder, user) else {
             continue;
         };
-        // The folder that was looked at, whatever its path leads to by now.
+        // The folder that was checked, whatever its path leads to by now.
         let folder = PathBuf::from(format!("/proc/self/fd/{}", folder_file.as_raw_fd()));
         for name in names(&folder) {
             let Some((namespace, pid, start)) = parse_name(name.as_bytes()) else {
@@ -77,7 +77,7 @@ fn folders() -> Vec<(PathBuf, PathBuf, u32)> {
     let runtime = std::env::var_os("XDG_RUNTIME_DIR").filter(|path| Path::new(path).is_absolute());
     let mut add = |root: &Path, folder: PathBuf, user: u32| {
         let folder = (root.to_owned(), folder, user);
-        // Only the one of XDG_RUNTIME_DIR, which comes first, can come again.
+        // Only the folder of XDG_RUNTIME_DIR, which comes first, can occur twice.
         if folders.first() != Some(&folder) {
             folders.push(folder);
         }
@@ -96,7 +96,7 @@ fn folders() -> Vec<(PathBuf, PathBuf, u32)> {
     folders
 }
 
-/// The users whose pages are to be seen there: this one, or for root all that have a folder.
+/// The users whose pages are shown there: this user, or for root all users that have a folder.
 fn users(root: &Path) -> Vec<u32> {
     if me() != 0 {
         return vec![me()];
@@ -130,8 +130,8 @@ fn other_roots() -> Vec<PathBuf> {
     roots
 }
 
-/// Opens a folder that is the user's own. In another root no link is followed at all: it would lead
-/// out of it.
+/// Opens a folder that is the user's own. In another root no link is followed at all, because a
+/// link would lead out of that root.
 fn open_folder(root: &Path, folder: &Path, user: u32) -> io::Result<File> {
     const RESOLVE_NO_SYMLINKS: u64 = 4;
     let flags = libc::O_DIRECTORY | libc::O_NOFOLLOW;
@@ -156,7 +156,7 @@ fn open_folder(root: &Path, folder: &Path, user: u32) -> io::Result<File> {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the descriptor was just opened, and nobody else has it.
+        // SAFETY: the descriptor was just opened, and no other code owns it.
         unsafe { OwnedFd::from_raw_fd(fd as i32) }.into()
     };
     let about = file.metadata()?;
@@ -184,7 +184,7 @@ fn read(path: &Path, user: u32) -> Option<(Option<File>, Box<Page>)> {
     // SAFETY: a page consists of numbers, so zeros are one.
     let mut page = unsafe { Box::<Page>::new_zeroed().assume_init() };
     let bytes: *mut Page = &mut *page;
-    // SAFETY: any bytes are a page, and nobody else has this one.
+    // SAFETY: any bytes are a page, and no other code uses this one.
     let bytes = unsafe { std::slice::from_raw_parts_mut(bytes.cast::<u8>(), size_of::<Page>()) };
     (&file).read_exact(bytes).ok()?;
     let head = &page.head;
@@ -226,7 +226,7 @@ fn alive(page: &Page, user: u32) -> Result<u32, Gone> {
             .find(|pid| in_it(pid) && of_it(pid))
             .ok_or(Gone::Unknown)?
     };
-    // Root can have given up its rights since.
+    // A process of root may have given up its rights since.
     let is_of_user = user == 0 || user_of(pid) == Some(user);
     if is_of_user
         && counts_in(
@@ -257,7 +257,7 @@ fn counts_in(pid: u32, address: u64, name: &impl std::fmt::Display) -> bool {
     let end = address + (size_of::<Page>() as u64).next_multiple_of(4096);
     match fs::read_link(format!("/proc/{pid}/map_files/{address:x}-{end:x}")) {
         Ok(path) => path.to_string_lossy().ends_with(&format!("/{name}")),
-        // Not for this user to see.
+        // This user may not see the mapping.
         Err(error) => error.kind() == io::ErrorKind::PermissionDenied,
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A sample: what all processes have registered at one moment. Two samples give rates.
+//! A sample: the registrations of all processes at one moment. Two samples give rates.
 
 use super::kernel;
 use super::limits::{self, Limit};
@@ -13,7 +13,8 @@ use std::fs;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-/// What is registered. The fields are those of the JSON, which scripts read, so their names stay.
+/// The registered memory. The fields are those of the JSON, which scripts read, so their names
+/// stay.
 #[derive(Serialize)]
 pub struct Sample {
     /// Seconds since 1970.
@@ -45,12 +46,13 @@ pub struct Process {
     pub devices: Vec<OfDevice>,
     /// The rest is known of processes under the library only.
     pub registrations: Option<u64>,
-    /// A second: between two samples.
+    /// Per second, between two samples.
     pub registrations_per_second: Option<f64>,
     pub hits: Option<u64>,
     pub hits_per_second: Option<f64>,
     pub failed: Option<u64>,
-    /// The time that registrations took in the kernel. Of many small ones one in 16 is measured.
+    /// The time that registrations took in the kernel. Of many small registrations one in 16 is
+    /// measured.
     pub registration_seconds: Option<f64>,
     /// The part of the time between two samples in which a thread was registering; more than 1 with
     /// several threads.
@@ -62,7 +64,7 @@ pub struct Process {
     pub limits: Vec<Limit>,
 }
 
-/// What a process has registered on a device.
+/// The registrations of a process on a device.
 #[derive(Serialize, Clone, Default)]
 pub struct OfDevice {
     pub device: String,
@@ -71,7 +73,7 @@ pub struct OfDevice {
     pub idle_regions: u64,
     pub idle_bytes: u64,
     pub registrations: Option<u64>,
-    /// The same by the kernel's list, if it lists the process.
+    /// The same according to the kernel's list, if it lists the process.
     pub kernel_regions: Option<u64>,
     pub kernel_bytes: Option<u64>,
 }
@@ -181,7 +183,7 @@ fn add_held(processes: &mut Vec<Process>, pid: u32, device: &str, held: kernel::
     }
 }
 
-/// What is registered on a device.
+/// The entry of a device, which is added if it is missing.
 fn on_device<'a>(devices: &'a mut Vec<OfDevice>, name: &str) -> &'a mut OfDevice {
     let at = devices.iter().position(|of| of.device == name);
     let at = at.unwrap_or_else(|| {
@@ -194,9 +196,9 @@ fn on_device<'a>(devices: &'a mut Vec<OfDevice>, name: &str) -> &'a mut OfDevice
     &mut devices[at]
 }
 
-/// A process without what only the library knows.
+/// A process without the facts that only the library knows.
 fn unknown(pid: u32) -> Process {
-    // Of any bytes.
+    // The name may be any bytes.
     let command = fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
     Process {
         pid,
@@ -215,8 +217,8 @@ fn under_library(found: &Found) -> Process {
         counters.insert(clean(name), sum(page, |shard| &shard.counters[n]));
     }
     let counter = |name: &str| counters.get(name).copied().unwrap_or(0);
-    // The counters have the hits of regions that have ended, the page those of all regions, some
-    // milliseconds ago.
+    // The counters have the hits of regions that have ended, the page has those of all regions, as
+    // of some milliseconds ago.
     let hits = counter("hits").max(page.idle.hits.load(Relaxed));
     let registrations = counter("reg_kernel").saturating_add(counter("reg_next"));
     let failed = counter("reg_failed");
@@ -224,7 +226,7 @@ fn under_library(found: &Found) -> Process {
     let total = |of: fn(&OfDevice) -> u64| devices.iter().map(of).fold(0u64, u64::saturating_add);
     let (bytes, idle_bytes) = (total(|of| of.bytes), total(|of| of.idle_bytes));
     counters.insert("hits".into(), hits);
-    // These three are no counters: the library looks them up when it is asked.
+    // These values are not counters: the library computes them on request.
     let (regions, idle_regions) = (total(|of| of.regions), total(|of| of.idle_regions));
     counters.insert("live".into(), regions - idle_regions);
     counters.insert("live_bytes".into(), bytes - idle_bytes);
@@ -305,7 +307,7 @@ fn monotonic() -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// Words of a program or a device, without what would change a terminal.
+/// Text of a program or a device, without characters that would control a terminal.
 fn clean(text: &str) -> String {
     let shown = text.chars().map(|c| if controls(c) { '?' } else { c });
     shown.collect()
@@ -323,7 +325,7 @@ mod tests {
         assert_eq!(clean("größe"), "größe");
     }
 
-    /// Whatever another process has written to its page.
+    /// Another process may have written anything to its page.
     #[test]
     fn fuzz_live_page() {
         // The head, names and two counts; the rest is mutated at a place of its own.
@@ -338,7 +340,7 @@ mod tests {
             // SAFETY: a page consists of numbers, so zeros are one.
             let mut page = unsafe { Box::<Page>::new_zeroed().assume_init() };
             let start: *mut Page = &mut *page;
-            // SAFETY: any bytes are a page, and nobody else has this one.
+            // SAFETY: any bytes are a page, and no other code uses this one.
             let bytes =
                 unsafe { std::slice::from_raw_parts_mut(start.cast::<u8>(), size_of::<Page>()) };
             let head = input.len().min(bytes.len());

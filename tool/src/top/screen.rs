@@ -14,7 +14,7 @@ use ratatui::widgets::{Block, Clear, LineGauge, Paragraph, Row, Table, TableStat
 use ratatui::{DefaultTerminal, Frame};
 use std::time::{Duration, Instant};
 
-/// What the keys do.
+/// The keys, and their effects.
 const HELP: [(&str, &str); 8] = [
     ("q, Esc", "end"),
     ("up, down", "select a process"),

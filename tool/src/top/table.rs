@@ -28,7 +28,7 @@ impl Column {
     }
 }
 
-/// The processes that are shown, and in which order.
+/// The choice of the processes that are shown, and their order.
 pub struct View {
     pub sort: Column,
     pub reversed: bool,
@@ -36,8 +36,8 @@ pub struct View {
 }
 
 impl View {
-    /// Leaves the processes that are to be shown, in their order: the largest first, and the
-    /// smallest number.
+    /// Retains the processes that are to be shown, in their order: the largest first, and among
+    /// equals the smallest process number.
     pub fn apply(&self, processes: &mut Vec<Process>) {
         let words = self.filter.to_lowercase();
         processes.retain(|process| {
@@ -67,7 +67,7 @@ impl View {
     }
 }
 
-/// The heads of the columns, and how wide each is at least.
+/// The heads of the columns, and the least width of each.
 pub const HEADS: [(&str, u16); 11] = [
     ("PID", 8),
     ("RANK", 5),
@@ -97,7 +97,7 @@ pub fn columns(width: u16) -> Vec<usize> {
     columns
 }
 
-/// The cells of a process. "-" is what only the library knows.
+/// The cells of a process. "-" stands for a figure that only the library knows.
 pub fn cells(process: &Process) -> [String; HEADS.len()] {
     let rate = |rate: Option<f64>| rate.map_or("-".into(), short);
     let device = match &process.devices[..] {
@@ -143,7 +143,7 @@ fn short(rate: f64) -> String {
     }
 }
 
-/// A limit in words: how much of how much.
+/// A limit in words: the used amount, and the most.
 pub fn words(limit: &Limit) -> String {
     let amount = |amount: u64| {
         if limit.bytes {
@@ -182,7 +182,7 @@ pub fn past(process: &Process) -> Option<String> {
     })
 }
 
-/// What is registered altogether.
+/// The sums over all processes.
 pub fn summary(sample: &Sample) -> String {
     let sum =
         |of: fn(&Process) -> u64| sample.processes.iter().map(of).fold(0, u64::saturating_add);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The bytes of a trace: files, what a folder holds, and what comes through a pipe. Holes are no
-//! content: no writer leaves one, so what a block claims of one costs no memory.
+//! The bytes of a trace: of files, of the files of a folder, and of a pipe. Holes are not content:
+//! no writer leaves one, so a block that claims a hole costs no memory.
 use anyhow::{Context, Result, ensure};
 use rdmamr_trace_format::MAGIC;
 use std::cell::Cell;
@@ -86,7 +86,7 @@ fn of_folder(path: &Path) -> Result<Vec<Source>> {
     Ok(sources)
 }
 
-/// A trace is read twice, so what comes through a pipe goes to a file without a name first.
+/// A trace is read twice, so the content of a pipe goes to a file without a name first.
 fn of_pipe(path: &Path, mut pipe: impl Read) -> Result<Source> {
     let mut file = tempfile::tempfile().context("a temporary file for the pipe")?;
     io::copy(&mut pipe, &mut file).context("reading the pipe")?;
@@ -104,7 +104,7 @@ pub fn to_append(path: &Path) -> Result<File> {
         .read(true)
         .append(true)
         .create(true)
-        // It has addresses of the program, and keys.
+        // The trace contains addresses of the program, and keys.
         .mode(0o600)
         .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
         .open(path)?;
@@ -133,7 +133,7 @@ impl Source {
         })
     }
 
-    /// Whether the file is the one at that path, through whatever links.
+    /// Whether the file is the one at that path, through any links.
     pub fn is_at(&self, path: &Path) -> bool {
         let (one, other) = (self.file.metadata(), path.metadata());
         matches!((one, other), (Ok(one), Ok(other)) if (one.dev(), one.ino()) == (other.dev(), other.ino()))
@@ -152,13 +152,14 @@ impl Source {
         u64::try_from(found).ok()
     }
 
-    /// Where the next hole begins, from `at` on: `at` itself in a hole, else at most the file's end.
+    /// The place of the next hole, from `at` on: `at` itself in a hole, else at most the file's
+    /// end.
     pub fn data_until(&self, at: u64) -> u64 {
         let (from, to) = self.data.get();
         if (from..to).contains(&at) {
             return to;
         }
-        // A file system that does not tell has no holes.
+        // A file system without SEEK_HOLE counts as one without holes.
         let to = self.seek(at, libc::SEEK_HOLE).unwrap_or(self.size);
         self.data.set((at, to));
         to
@@ -169,7 +170,7 @@ impl Source {
         let mut bytes = Vec::new();
         while at + (MAGIC.len() as u64) <= end {
             if self.data_until(at) == at {
-                // Behind the last data there is none: ENXIO.
+                // ENXIO: no data follows.
                 at = self.seek(at, libc::SEEK_DATA).unwrap_or(end);
                 continue;
             }

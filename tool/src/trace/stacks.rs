@@ -8,7 +8,7 @@ use rustc_hash::FxHashMap;
 const MOST_STACKS: usize = 1 << 16;
 const MOST_FRAMES: usize = 256;
 
-/// The stacks of a process, by their number: where each lies in the file, and the list of modules
+/// The stacks of a process, by their number: the place of each in the file, and the list of modules
 /// that was valid.
 #[derive(Default)]
 pub struct Stacks(FxHashMap<u32, (Place, u32)>);
@@ -61,7 +61,7 @@ impl Stack {
 }
 
 impl Stacks {
-    /// Notes where a stack is; the first four bytes of its block are `head`.
+    /// Records the place of a stack; the first four bytes of its block are `head`.
     pub fn note(&mut self, head: &[u8], place: Place, modules: u32) {
         if let Some(number) = u32::read(head).filter(|_| self.0.len() < MOST_STACKS) {
             self.0.entry(number).or_insert((place, modules));

@@ -288,7 +288,8 @@ fn a_list_far_away_names_no_caller() {
     assert!(!found(20, 28) && !found(20, 11));
 }
 
-/// A file that claims more than it has: a block of `kind` over a hole, of a length as on disk.
+/// A file that claims more than it has: a block of `kind` with `length` bytes, of which it has
+/// `then`.
 fn sparse(kind: u16, length: u32, then: &[u8]) -> Vec<u8> {
     let mut sample = Sample::default();
     Writer::new(7).block(&mut sample, kind, b"");
