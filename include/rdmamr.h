@@ -194,6 +194,15 @@ struct rdmamr_stats {
          * either. Each counts in reg_failed as well.
          */
         uint64_t reg_gpu_failed;
+        /**
+         * Registrations past the library: by mlx5dv_reg_dmabuf_mr, mlx5dv_devx_umem_reg and
+         * mlx5dv_devx_umem_reg_ex, which libmlx5 serves. No other field counts them.
+         */
+        uint64_t reg_past;
+        /**
+         * The sum of the lengths of the registrations in `reg_past`, in bytes, modulo 2^64.
+         */
+        uint64_t reg_past_bytes;
 };
 
 #ifdef __cplusplus

@@ -14,6 +14,7 @@ mod forward;
 mod load;
 mod memory;
 mod migration;
+mod mlx5;
 mod rdmamr;
 mod relaxed;
 mod ret;

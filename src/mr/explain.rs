@@ -27,6 +27,8 @@ pub enum Subject {
     /// Memory of another kind (a dma-buf, for example). libibverbs knows more about it than this
     /// library.
     OtherMemory,
+    /// Plain memory to be registered without a domain and without keys, by libmlx5.
+    Umem(Request),
     Region,
     Domain,
     Device,
@@ -97,7 +99,7 @@ impl Reason {
 
     fn try_write(&self, out: &mut dyn Write) -> fmt::Result {
         write!(out, "{}", self.call)?;
-        if let Subject::Memory(Refused { request, .. }, _) = self.subject {
+        if let Subject::Memory(Refused { request, .. }, _) | Subject::Umem(request) = self.subject {
             let Request {
                 addr,
                 length,
@@ -120,7 +122,7 @@ impl Reason {
             }
             Error::Gone => write!(out, ": the region is deregistered already"),
             Error::Memory => write!(out, ": no memory for the region's object"),
-            Error::NoNext(symbol) => write!(out, ": no loaded libibverbs has {symbol}"),
+            Error::NoNext(symbol) => write!(out, ": no loaded {} has {symbol}", self.next()),
             Error::Panic => write!(out, ": {PANICKED}"),
             Error::Gpu(_, obstacle) => {
                 obstacle.write(out)?;
@@ -142,7 +144,7 @@ impl Reason {
                 self.more(out)
             }
             Error::Next(errno) => {
-                write!(out, " from libibverbs: ")?;
+                write!(out, " from {}: ", self.next())?;
                 self.subject.cause(errno.0, out)?;
                 self.more(out)
             }
@@ -151,6 +153,15 @@ impl Reason {
 }
 
 impl Reason {
+    /// The library underneath that has the function.
+    fn next(&self) -> &'static str {
+        if self.call.starts_with("mlx5dv_") {
+            "libmlx5"
+        } else {
+            "libibverbs"
+        }
+    }
+
     /// Names the command that goes through all causes.
     fn more(&self, out: &mut dyn Write) -> fmt::Result {
         use libc::{EAGAIN, EFAULT, EINVAL, ENOMEM, EPERM};
@@ -175,7 +186,14 @@ impl Subject {
     fn cause(&self, errno: i32, out: &mut dyn Write) -> fmt::Result {
         match (self, errno) {
             (Subject::Memory(refused, before), _) => registration(refused, errno, *before, out),
-            (Subject::OtherMemory, libc::EOPNOTSUPP) => write!(
+            (Subject::Umem(request), libc::EPERM | libc::ENOMEM | libc::EFAULT) => {
+                let refused = Refused {
+                    request: *request,
+                    device: None,
+                };
+                registration(&refused, errno, 0, out)
+            }
+            (Subject::OtherMemory | Subject::Umem(_), libc::EOPNOTSUPP) => write!(
                 out,
                 "the device, its driver or this libibverbs cannot register memory of that kind"
             ),

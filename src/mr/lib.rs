@@ -15,6 +15,7 @@ pub mod gpu;
 pub mod kernel_mr;
 mod large;
 mod lifetime;
+pub mod mlx5;
 mod object;
 mod outcome;
 pub mod refused;

@@ -22,6 +22,8 @@ pub enum How {
     Kept,
     /// libibverbs registered memory of a GPU as a dma-buf, after the kernel had refused its address.
     Gpu,
+    /// A provider's own call did it, past the library.
+    Past,
 }
 
 impl How {
@@ -34,6 +36,7 @@ impl How {
             How::Miss => how::MISS,
             How::Kept => how::KEPT,
             How::Gpu => how::GPU,
+            How::Past => how::PAST,
         }
     }
 }
@@ -60,7 +63,7 @@ pub enum Error {
     Argument(&'static str),
     /// The kernel refused the call.
     Kernel(Errno),
-    /// libibverbs refused the call.
+    /// libibverbs refused the call, or libmlx5 its own.
     Next(Errno),
     /// libibverbs could not keep the memory from being shared with a child process
     /// (`ibv_fork_init`).
@@ -73,7 +76,7 @@ pub enum Error {
     Busy(&'static str),
     /// A resource is short now, and will soon be there again.
     Shortage(&'static str),
-    /// No loaded libibverbs has this function.
+    /// No loaded libibverbs, or no loaded libmlx5, has this function.
     NoNext(&'static str),
     /// A rule of the call's family (libfabric's, for example) refuses the call, with a code of that
     /// family.

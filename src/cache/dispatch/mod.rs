@@ -24,6 +24,7 @@ pub use crate::watch::in_place::are_in_place;
 pub use crate::watch::watch_fd::{TABLE, WATCH_FD};
 pub use deregister::{deregister, unimport_mr};
 pub use rdmamr_mr::Mr;
+pub use rdmamr_mr::mlx5;
 pub use rdmamr_mr::state;
 pub use rdmamr_mr::{fork_init, plain_memory, reg_dmabuf_mr, reg_other_memory};
 pub use register::{register, register_for, register_rarely};

@@ -95,6 +95,7 @@ pub fn render(report: &Report) -> Result<String> {
         (latencies(report))
         (callers(report))
         (ranges(report))
+        (past(report))
         (leaks(report))
         (failures(report))
         (foot(&["from the trace "], &report.trace, ". Durations are medians and 99th percentiles to 2 %."))
@@ -295,6 +296,7 @@ fn size_rows(sizes: &[Size]) -> Vec<SizeRow<'_>> {
             What::Plain => ("plain", true),
             What::Hit => ("hit", true),
             What::Miss => ("miss", true),
+            What::Past => ("past the library", true),
             What::Deregister => ("plain", false),
             What::Kept => ("kept", false),
         };
@@ -418,6 +420,27 @@ fn sizes_of(again: &super::shape::Again) -> String {
     }
     let (from, to) = (bytes(again.smallest_bytes), bytes(again.largest_bytes));
     format!("{from} to {to}")
+}
+
+/// Nothing for most programs.
+fn past(report: &Report) -> Markup {
+    let totals = &report.totals;
+    html! { @if totals.past_registrations > 0 { section id="past" {
+        h2 { "Registered past the library" }
+        p { (plural(totals.past_registrations, "registration", "registrations")) " of " (bytes(totals.past_bytes))
+            " by libmlx5's own calls. The cache does not serve them." }
+        (table("Table", &["times", "bytes", "up to", "time", "<call", "<caller"], html! {
+            @for past in report.past.iter().take(SHOWN) { tr {
+                (number(count(past.registrations)))
+                (number(bytes(past.bytes)))
+                (number(bytes(past.largest_bytes)))
+                (number(time(past.time_ns)))
+                td { code { (past.call) } }
+                (who(&past.caller))
+            } }
+        }))
+        (more(SHOWN, report.past.len() as u64))
+    } } }
 }
 
 fn leaks(report: &Report) -> Markup {

@@ -363,7 +363,7 @@ fn bars(title: &str, first: &str, rows: &[Bar]) -> Markup {
 
 fn part_of(what: What) -> Option<usize> {
     match what {
-        What::Plain => Some(0),
+        What::Plain | What::Past => Some(0),
         What::Hit => Some(1),
         What::Miss => Some(2),
         What::Deregister | What::Kept => None,

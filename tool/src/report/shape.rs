@@ -27,6 +27,7 @@ pub struct Report {
     pub callers: Vec<CallerTotals>,
     pub again: Vec<Again>,
     pub ranges: Vec<Range>,
+    pub past: Vec<Past>,
     pub leaks: Vec<Leak>,
     pub failures: Vec<Failure>,
 }
@@ -54,6 +55,9 @@ pub struct Totals {
     pub deregistrations: u64,
     /// Deregistrations that left the region in the cache.
     pub kept: u64,
+    /// Registrations past the library, by libmlx5's own calls, and the sum of their lengths.
+    pub past_registrations: u64,
+    pub past_bytes: u64,
     /// Regions that the cache deregistered by itself.
     pub cache_deregistrations: u64,
     /// The numbers of callers and of ranges registered more than once, including those not listed.
@@ -241,6 +245,8 @@ pub enum What {
     Plain,
     Hit,
     Miss,
+    /// Past the library.
+    Past,
     Deregister,
     Kept,
 }
@@ -250,6 +256,7 @@ impl What {
         match (registers(call.call), call.how) {
             (true, how::HIT) => What::Hit,
             (true, how::MISS) => What::Miss,
+            (true, how::PAST) => What::Past,
             (true, _) => What::Plain,
             (false, how::KEPT) => What::Kept,
             (false, _) => What::Deregister,
@@ -261,6 +268,7 @@ impl What {
             What::Plain => "register, plain",
             What::Hit => "register, hit",
             What::Miss => "register, miss",
+            What::Past => "register, past the library",
             What::Deregister => "deregister",
             What::Kept => "deregister, kept",
         }
@@ -323,6 +331,18 @@ pub struct Again {
     pub hits: u64,
     pub time_ns: u64,
     pub saved_ns: u64,
+}
+
+/// What one caller registers past the library by one function.
+#[derive(Serialize)]
+pub struct Past {
+    pub caller: Caller,
+    pub call: &'static str,
+    pub registrations: u64,
+    /// The sum of the lengths, and the greatest.
+    pub bytes: u64,
+    pub largest_bytes: u64,
+    pub time_ns: u64,
 }
 
 #[derive(Serialize)]

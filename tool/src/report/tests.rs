@@ -46,6 +46,33 @@ fn pinned_memory_is_whole_pages_each_time() {
 }
 
 #[test]
+fn a_umem_is_told_from_a_region_of_the_same_numbers() {
+    let umem = Call {
+        call: call::MLX5DV_DEVX_UMEM_REG,
+        how: how::PAST,
+        ..register(0, 1, 0x8000, 8192)
+    };
+    let end = Call {
+        call: call::MLX5DV_DEVX_UMEM_DEREG,
+        how: how::PAST,
+        ..deregister(2 * MS, 1, 0, 0)
+    };
+    let report = report(&[umem, register(MS, 1, 0x1000, 4096), end]);
+    assert!(report.notes.is_empty());
+    let totals = &report.totals;
+    assert_eq!((totals.registrations, totals.past_registrations), (2, 1));
+    assert_eq!((totals.leaked_regions, totals.leaked_bytes), (1, 4096));
+    assert_eq!(
+        (report.pinned.peak_bytes, report.pinned.end_bytes),
+        (12288, 4096)
+    );
+    let sizes = report.sizes.iter();
+    let ended = sizes.filter(|size| size.what == shape::What::Deregister);
+    let lengths: Vec<_> = ended.map(|size| size.from_bytes).collect();
+    assert_eq!(lengths, [8192]);
+}
+
+#[test]
 fn the_cache_pins_until_it_says_otherwise() {
     let relaxed = |at, how, duration| Call {
         call: call::REG_MR_RELAXED,

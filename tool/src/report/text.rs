@@ -230,9 +230,13 @@ pub fn render(report: &Report) -> String {
         line(&mut out, "", ran);
     }
     more(&mut out, report.processes.len() as u64);
-    let plain = totals.registrations - totals.hits - totals.misses;
+    let past = match totals.past_registrations {
+        0 => String::new(),
+        past => format!(", {} past the library", count(past)),
+    };
+    let plain = totals.registrations - totals.hits - totals.misses - totals.past_registrations;
     let calls = format!(
-        "{} by {}: {} ({} plain, {}, {}), {} ({} kept), {} failed",
+        "{} by {}: {} ({} plain, {}, {}{past}), {} ({} kept), {} failed",
         count(totals.calls),
         plural(totals.threads, "thread", "threads"),
         plural(totals.registrations, "registration", "registrations"),
@@ -335,6 +339,23 @@ pub fn render(report: &Report) -> String {
                 again.caller.name(),
             ]);
             table.stack(&again.caller);
+        });
+    }
+
+    if !report.past.is_empty() {
+        heading(&mut out, "Registered past the library");
+        let headings = "times|bytes|up to|time|<call|<caller";
+        let all = report.past.len();
+        list(&mut out, headings, &report.past, all, |table, past| {
+            table.row([
+                count(past.registrations),
+                bytes(past.bytes),
+                bytes(past.largest_bytes),
+                time(past.time_ns),
+                past.call.to_string(),
+                past.caller.name(),
+            ]);
+            table.stack(&past.caller);
         });
     }
 

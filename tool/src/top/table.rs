@@ -169,6 +169,19 @@ pub fn share(limit: &Limit) -> f64 {
     (limit.used as f64 / limit.most as f64).clamp(0.0, 1.0)
 }
 
+/// What the process has registered past the library, in words.
+pub fn past(process: &Process) -> Option<String> {
+    let counter = |name: &str| process.counters.get(name).copied().unwrap_or(0);
+    let registrations = counter("reg_past");
+    (registrations > 0).then(|| {
+        format!(
+            "registered past the library so far: {} of {}, by libmlx5",
+            units::plural(registrations, "registration", "registrations"),
+            units::bytes(counter("reg_past_bytes"))
+        )
+    })
+}
+
 /// The sums over all processes.
 pub fn summary(sample: &Sample) -> String {
     let sum =
@@ -205,6 +218,9 @@ pub fn text(sample: &Sample) -> String {
         }
     }
     for process in &sample.processes {
+        if let Some(past) = past(process) {
+            let _ = writeln!(text, "{}: {past}", process.pid);
+        }
         for limit in &process.limits {
             let bar = bar(share(limit));
             let _ = writeln!(
