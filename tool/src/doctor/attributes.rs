@@ -55,8 +55,11 @@ fn most(answer: &[u8; ANSWER]) -> Check {
     if size >= ANY_SIZE {
         return Check::ok("regions", format!("up to {count}, of any size"));
     }
-    Check::ok("regions", format!("up to {count}, of up to {} (max_mr_size)", bytes(size)))
-        .meaning("A longer registration fails, with EINVAL or ENOMEM: register the memory in parts.")
+    Check::ok(
+        "regions",
+        format!("up to {count}, of up to {} (max_mr_size)", bytes(size)),
+    )
+    .meaning("A longer registration fails, with EINVAL or ENOMEM: register the memory in parts.")
 }
 
 /// Checks on-demand paging: such registrations pin nothing, since the device can wait for pages.
