@@ -295,6 +295,7 @@ fn size_rows(sizes: &[Size]) -> Vec<SizeRow<'_>> {
             What::Plain => ("plain", true),
             What::Hit => ("hit", true),
             What::Miss => ("miss", true),
+            What::Gpu => ("GPU", true),
             What::Deregister => ("plain", false),
             What::Kept => ("kept", false),
         };
@@ -332,9 +333,10 @@ fn sizes(report: &Report) -> Markup {
     html! { section id="sizes" {
         h2 { "Cost by size" }
         (legend(&[
-            ("plain", "plain", totals.registrations > totals.hits + totals.misses),
+            ("plain", "plain", totals.registrations > totals.hits + totals.misses + totals.gpu),
             ("hit", "hits of the cache", totals.hits > 0),
             ("cache", "misses of the cache", totals.misses > 0),
+            ("gpu", "memory of a GPU", totals.gpu > 0),
         ]))
         div.pair {
             (plots::by_size(sizes, "Registrations by length", false))

@@ -230,9 +230,13 @@ pub fn render(report: &Report) -> String {
         line(&mut out, "", ran);
     }
     more(&mut out, report.processes.len() as u64);
-    let plain = totals.registrations - totals.hits - totals.misses;
+    let plain = totals.registrations - totals.hits - totals.misses - totals.gpu;
+    let gpu = match totals.gpu {
+        0 => String::new(),
+        calls => format!(", {} of a GPU's memory", count(calls)),
+    };
     let calls = format!(
-        "{} by {}: {} ({} plain, {}, {}), {} ({} kept), {} failed",
+        "{} by {}: {} ({} plain, {}, {}{gpu}), {} ({} kept), {} failed",
         count(totals.calls),
         plural(totals.threads, "thread", "threads"),
         plural(totals.registrations, "registration", "registrations"),

@@ -137,7 +137,10 @@ impl Screen {
             .shown
             .get(selected.min(self.shown.len().saturating_sub(1)));
         let details = chosen.map_or(0, |process| {
-            process.devices.len() + process.limits.len() + 2
+            process.devices.len()
+                + usize::from(table::of_gpus(process).is_some())
+                + process.limits.len()
+                + 2
         });
         let height = (details as u16).min(frame.area().height / 2);
         let [top, middle, bottom, foot] = Layout::vertical([
@@ -239,7 +242,8 @@ fn details_of(process: &Process, frame: &mut Frame, area: Rect) {
     let block = Block::bordered().title(format!(" {} {} ", process.pid, process.command));
     let inside = block.inner(area);
     frame.render_widget(block, area);
-    let lines = process.devices.len() + process.limits.len();
+    let of_gpus = table::of_gpus(process);
+    let lines = process.devices.len() + of_gpus.iter().len() + process.limits.len();
     let places = Layout::vertical(vec![Constraint::Length(1); lines]).split(inside);
     let mut places = places.iter();
     for of in &process.devices {
@@ -256,6 +260,10 @@ fn details_of(process: &Process, frame: &mut Frame, area: Rect) {
         if let Some(regions) = of.kernel_regions {
             words += &format!("; the kernel lists {regions}");
         }
+        frame.render_widget(Line::from(words), place);
+    }
+    if let Some(words) = of_gpus {
+        let Some(&place) = places.next() else { return };
         frame.render_widget(Line::from(words), place);
     }
     for limit in &process.limits {

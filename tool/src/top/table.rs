@@ -143,6 +143,14 @@ fn short(rate: f64) -> String {
     }
 }
 
+/// The registrations of GPUs' memory, of a process that has made some.
+pub fn of_gpus(process: &Process) -> Option<String> {
+    let counter = |name| process.counters.get(name).copied().unwrap_or(0);
+    let (registered, failed) = (counter("reg_gpu"), counter("reg_gpu_failed"));
+    (registered + failed > 0)
+        .then(|| format!("memory of GPUs: {registered} registered as a dma-buf, {failed} failed"))
+}
+
 /// A limit in words: the used amount, and the most.
 pub fn words(limit: &Limit) -> String {
     let amount = |amount: u64| {
@@ -205,6 +213,9 @@ pub fn text(sample: &Sample) -> String {
         }
     }
     for process in &sample.processes {
+        if let Some(words) = of_gpus(process) {
+            let _ = writeln!(text, "{}: {words}", process.pid);
+        }
         for limit in &process.limits {
             let bar = bar(share(limit));
             let _ = writeln!(
@@ -247,6 +258,18 @@ mod tests {
         assert_eq!(columns(40), [0, 4, 10]);
         assert_eq!(columns(80).len(), 8);
         assert_eq!(columns(120).len(), HEADS.len());
+    }
+
+    #[test]
+    fn memory_of_gpus_has_a_line() {
+        let mut process = Process::default();
+        assert_eq!(of_gpus(&process), None);
+        process.counters.insert("reg_gpu".into(), 0);
+        process.counters.insert("reg_gpu_failed".into(), 0);
+        assert_eq!(of_gpus(&process), None);
+        process.counters.insert("reg_gpu_failed".into(), 2);
+        let words = "memory of GPUs: 0 registered as a dma-buf, 2 failed";
+        assert_eq!(of_gpus(&process).as_deref(), Some(words));
     }
 
     #[test]
