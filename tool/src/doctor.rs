@@ -28,8 +28,8 @@ pub use self::mappings::check as mappings;
 pub use self::memlock::check as memlock;
 pub use self::print::{paragraphs, wrap};
 pub use self::userfaultfd::check as userfaultfd;
-use crate::verbs::Verbs;
 use crate::files::names;
+use crate::verbs::Verbs;
 use check::{Check, State};
 use std::process::ExitCode;
 
@@ -90,13 +90,21 @@ pub fn of_devices(errno: &str) -> Vec<Check> {
     }
     let verbs = Verbs::load();
     let open = |device: String| {
-        let context = verbs.as_ref().ok().and_then(|verbs| verbs.open(&device).ok());
+        let context = verbs
+            .as_ref()
+            .ok()
+            .and_then(|verbs| verbs.open(&device).ok());
         (device, context)
     };
-    let opened: Vec<_> = names("/sys/class/infiniband").into_iter().map(open).collect();
+    let opened: Vec<_> = names("/sys/class/infiniband")
+        .into_iter()
+        .map(open)
+        .collect();
     if errno == "EFAULT" {
         return gpu::check(&verbs, &opened);
     }
-    let limits = opened.iter().filter_map(|(device, context)| attributes::regions(device, context.as_ref()?));
+    let limits = opened
+        .iter()
+        .filter_map(|(device, context)| attributes::regions(device, context.as_ref()?));
     limits.collect()
 }

@@ -103,24 +103,34 @@ fn verdict(device: &str, exports: &Exports, imports: &Imports, near: &str) -> Ch
         false => exports.vendor.memory(),
     };
     let found = |way: &str| format!("{whose} can be registered on {device}: {way}");
-    let by_peer_memory = exports.has_peer_memory && !imports.is_soft;
-    let check = match (&exports.dma_buf, &imports.dma_buf) {
-        (Ok(()), Ok(())) if by_peer_memory => {
+    let obstacle = match (&exports.dma_buf, &imports.dma_buf) {
+        (Ok(()), Ok(())) => None,
+        // Whoever repairs the other part meets this one.
+        (Err(_), Err(obstacle)) if !imports.takes_peer_memory => Some(obstacle),
+        (Err(obstacle), _) | (_, Err(obstacle)) => Some(obstacle),
+    };
+    let by_peer_memory = exports.has_peer_memory && imports.takes_peer_memory;
+    let check = match (obstacle, by_peer_memory) {
+        (None, true) => {
             Check::ok(SUBJECT, found("by dma-buf, and by nvidia_peermem")).meaning(near)
         }
-        (Ok(()), Ok(())) => Check::ok(SUBJECT, found("by dma-buf")).meaning(format!(
+        (None, false) => Check::ok(SUBJECT, found("by dma-buf")).meaning(format!(
             "A program that registers it by its address (ibv_reg_mr) needs the library for that: rdmamr run -- \
              ./app. {near}"
         )),
-        (Err(obstacle), _) | (_, Err(obstacle)) if by_peer_memory => Check::ok(SUBJECT, found("by nvidia_peermem"))
+        (Some(obstacle), true) => Check::ok(SUBJECT, found("by nvidia_peermem"))
             .meaning(format!("Not by dma-buf: {}. {near}", obstacle.why)),
-        (Err(obstacle), _) | (_, Err(obstacle)) => {
+        (Some(obstacle), false) => {
             let or = match (exports.vendor, &exports.dma_buf) {
-                (Vendor::Nvidia, Ok(())) if !imports.is_soft => "; or: modprobe nvidia_peermem",
+                (Vendor::Nvidia, Ok(())) if imports.takes_peer_memory => {
+                    "; or: modprobe nvidia_peermem"
+                }
                 _ => "",
             };
             Check::warning(SUBJECT, found(&format!("not: {}", obstacle.why)))
-                .meaning(format!("A registration of it fails, usually with EFAULT (\"Bad address\"). {near}"))
+                .meaning(format!(
+                    "A registration of it fails, usually with EFAULT (\"Bad address\"). {near}"
+                ))
                 .fix(format!("{}{or}", obstacle.fix))
         }
     };
@@ -153,8 +163,10 @@ mod tests {
 
     fn imports(takes: bool, is_soft: bool) -> Imports {
         let obstacle = Obstacle::new("rxe takes no dma-buf", "another device");
-        let dma_buf = if takes { Ok(()) } else { Err(obstacle) };
-        Imports { dma_buf, is_soft }
+        Imports {
+            dma_buf: if takes { Ok(()) } else { Err(obstacle) },
+            takes_peer_memory: !is_soft,
+        }
     }
 
     #[test]
@@ -203,13 +215,15 @@ mod tests {
         let (_, way, _, fix) = judge(exports(true, false), imports(false, false));
         assert_eq!(way, "not: rxe takes no dma-buf");
         assert_eq!(fix, "another device; or: modprobe nvidia_peermem");
-        // Memory of soft-RoCE is not nvidia_peermem's.
-        let (state, way, _, fix) = judge(exports(true, true), imports(false, true));
-        assert_eq!(
-            (state, way.as_str()),
-            (State::Warning, "not: rxe takes no dma-buf")
-        );
-        assert_eq!(fix, "another device");
+        // Soft-RoCE can have neither.
+        for dma_buf in [true, false] {
+            let (state, way, _, fix) = judge(exports(dma_buf, true), imports(false, true));
+            assert_eq!(
+                (state, way.as_str()),
+                (State::Warning, "not: rxe takes no dma-buf")
+            );
+            assert_eq!(fix, "another device");
+        }
     }
 
     #[test]

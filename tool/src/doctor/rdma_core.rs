@@ -68,7 +68,10 @@ pub fn found(verbs: &Verbs) -> (String, u32) {
 /// The number of the release, such as 44, or the earliest that the functions allow.
 pub fn release_of(verbs: &Verbs) -> u32 {
     let (found, at_least) = found(verbs);
-    let number = found.split(['.', ' ']).next().and_then(|number| number.parse().ok());
+    let number = found
+        .split(['.', ' '])
+        .next()
+        .and_then(|number| number.parse().ok());
     number.unwrap_or(at_least)
 }
 

@@ -49,6 +49,7 @@ pub fn describe(exports: &Exports) -> Check {
     const SUBJECT: &str = "gpu driver";
     match &exports.dma_buf {
         Ok(()) => Check::ok(SUBJECT, &exports.found),
+        Err(_) if exports.has_peer_memory => Check::ok(SUBJECT, &exports.found),
         Err(obstacle) => Check::warning(SUBJECT, &exports.found)
             .meaning(format!("No dma-buf of the GPU's memory: {}.", obstacle.why))
             .fix(&obstacle.fix),
@@ -163,6 +164,7 @@ fn amd(pci: &Pci) -> Exports {
 
 #[cfg(test)]
 mod tests {
+    use super::super::super::check::State;
     use super::super::pci::tests::Fake;
     use super::*;
 
@@ -221,6 +223,9 @@ mod tests {
             "{}",
             none.found
         );
+        let closed = |has_peer_memory| of_nvidia(Some(CLOSED), has_peer_memory, says(false));
+        assert_eq!(describe(&closed(true)).state, State::Ok);
+        assert_eq!(describe(&closed(false)).state, State::Warning);
         // Without the library the kind of the modules decides.
         let silent = || Err("libcuda.so.1 is not installed".into());
         assert!(of_nvidia(Some(OPEN), false, silent()).dma_buf.is_ok());

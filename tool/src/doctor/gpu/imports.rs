@@ -23,8 +23,8 @@ const SOFT: &[&str] = &["rxe", "siw"];
 /// An RDMA device.
 pub struct Imports {
     pub dma_buf: Result<(), Obstacle>,
-    /// Whether the device is software.
-    pub is_soft: bool,
+    /// Whether a module such as nvidia_peermem may serve it: it is open, and not software.
+    pub takes_peer_memory: bool,
 }
 
 /// Asks an open device.
@@ -35,7 +35,7 @@ pub fn of(verbs: &Result<Verbs, String>, context: Option<&Context>) -> Imports {
                 "the device cannot be opened",
                 "rdmamr doctor (the line \"uverbs\")",
             )),
-            is_soft: false,
+            takes_peer_memory: false,
         };
     };
     let driver = identify(&Uverbs, context.fd()).ok();
@@ -49,7 +49,7 @@ pub fn of(verbs: &Result<Verbs, String>, context: Option<&Context>) -> Imports {
             rdma_core::release_of(verbs),
             &kernel_release(),
         ),
-        is_soft: SOFT.contains(&driver),
+        takes_peer_memory: !SOFT.contains(&driver),
     }
 }
 
