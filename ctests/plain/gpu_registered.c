@@ -54,7 +54,7 @@ static void good(const char *name, struct ibv_mr *mr, uint64_t address, size_t l
 	ok(mr != NULL, "%s: registered%s%s", name, mr ? "" : ": ", mr ? "" : rdmamr_last_reason());
 	if (!mr)
 		return;
-	is(err, 77, "%s: errno is left alone", name);
+	ok(err == 77 || err == 0, "%s: errno says of no failure: %d", name, err);
 	ok(mr->addr == (void *)address && mr->length == length && mr->pd == pd, "%s: the object has the program's address and length",
 	   name);
 	ok(lands(mr, iova, address, false) && lands(mr, iova + length - SHOWN, address + length - SHOWN, false), "%s: data by lkey", name);

@@ -183,7 +183,8 @@ pub fn instead(pd: Pd, request: &Request, error: Error) -> Result<Registered, Er
     let (counters, thread) = (stats::counters(), thread::number());
     match registered {
         Ok(registered) => {
-            errno::set_errno(before);
+            // The refused call has overwritten the program's errno.
+            errno::set_errno(Errno(0));
             counters.add(thread, counter!(reg_gpu), 1);
             Ok(registered)
         }
