@@ -174,9 +174,13 @@ if on_machine yes true 2>/dev/null; then
 	if [ -n "${is_fake:-}" ]; then
 		says "the place of the GPU" "gpu memory" warning "not: the device cannot be opened.*0000:19:01.0 is below the same PCIe switch" about_gpus yes
 		says "PCIe access control" acs ok "only root" about_gpus yes
-	else
-		says "soft-RoCE takes no dma-buf" "gpu memory" warning "GPU memory can be registered on $device: not: ${device%%[0-9]*} takes no dma-buf.*no PCI device" about_gpus yes
 	fi
+	# Devices of vm/hca are called as the hardware that they stand in for.
+	case ${is_fake:-$device} in
+	rxe* | siw*) says "a device in software takes no dma-buf" "gpu memory" warning "GPU memory can be registered on $device: not: ${device%%[0-9]*} takes no dma-buf.*no PCI device" about_gpus yes ;;
+	mlx5*) says "mlx5 takes dma-bufs" "gpu memory" ok "GPU memory can be registered on $device: by dma-buf" about_gpus yes ;;
+	mlx4*) says "mlx4 takes none" "gpu memory" warning "mlx4 takes no dma-buf" about_gpus yes ;;
+	esac
 	says "an open driver without dma-bufs" "gpu driver" warning "1 of 1 GPUs export no dma-buf.*Linux 5.12.*modprobe nvidia_peermem" about_gpus no
 	says "a library that does not find the driver" "gpu driver" ok "does not say whether it exports dma-bufs (cuInit: error 100)" about_gpus none
 	says "a library that hangs" "gpu driver" ok "(it did not answer within 20 s)" about_gpus hang
@@ -193,6 +197,22 @@ else
 	skip "GPUs" "this user may not mount them"
 fi
 [ -z "${is_fake:-}" ] || device=
+
+# The files of an rdma cgroup of Linux 7.2, laid over the mount of the control groups.
+mkdir "$work/group"
+echo "mlx5_0 hca_handle=2 hca_object=20" >"$work/group/rdma.peak"
+echo "mlx5_0 hca_handle=2 hca_object=3" >"$work/group/rdma.current"
+echo "mlx5_0 hca_handle=max hca_object=20" >"$work/group/rdma.max"
+echo "mlx5_0 hca_handle.max=0 hca_handle.alloc_fail=0 hca_object.max=9 hca_object.alloc_fail=7" >"$work/group/rdma.events"
+groups=$(awk '/ - cgroup2 / { print $5; exit }' /proc/self/mountinfo)
+in_group() { unshare -m sh -c 'mount --bind "$0" "$1" && shift && exec "$@"' "$work/group" "$groups" "$@"; }
+if ! grep -q ':rdma:\|,rdma,' /proc/self/cgroup && in_group true 2>/dev/null; then
+	words="rdma.max of mlx5_0: 3 of 20 objects; mlx5_0 so far: 20 objects at most (rdma.peak), 7 refused (rdma.events).*EAGAIN.*tee GROUP/rdma.max"
+	says "what the rdma cgroup has refused" cgroup warning "$words" in_group "$tool" doctor nosuch
+	says "explain EAGAIN says so, too" cgroup warning "$words" in_group "$tool" explain EAGAIN
+else
+	skip "what the rdma cgroup has refused" "its files cannot be laid over"
+fi
 
 # The causes of an errno, from docs/troubleshooting.md, and the checks for them.
 if [ -z "$device" ]; then
@@ -264,7 +284,7 @@ if [ -n "${VM:-}" ]; then
 	echo 0 >"$group/tight/hugetlb.2MB.max"
 	echo "$device hca_object=0" >"$group/tight/rdma.max"
 	inside() { bash -c 'echo $$ >"$0/cgroup.procs" && exec "$@"' "$group/tight" "$@"; }
-	says "no limits of groups" cgroup ok "no limit of memory" "$tool" doctor nosuch
+	says "no limits of groups" cgroup ok "no limit on memory" "$tool" doctor nosuch
 	says "limits of a group" cgroup warning "memory.max 256 MiB.*hugetlb.2MB.max 0 bytes.*rdma.max of $device: 0 of 0 objects.*SIGKILL.*EFAULT.*EAGAIN" \
 		inside "$tool" doctor nosuch
 	umount -l "$group"
