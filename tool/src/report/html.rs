@@ -264,7 +264,8 @@ fn over_time(report: &Report) -> Markup {
         p { "At most " strong { (bytes(pinned.peak_bytes)) } " pinned, " (time(pinned.peak_at_ns)) " after the start: "
             (bytes(pinned.peak_plain_bytes)) " of plain regions, " (bytes(pinned.peak_cache_bytes))
             " by the cache. At the end " (bytes(pinned.end_bytes)) "."
-            @if kept { " With " code.word { "--cache=all" } " it would be up to " strong { (bytes(pinned.cached_peak_bytes)) } "." } }
+            @if kept { " With " code.word { "--cache=all" } " it would be up to " strong { (bytes(pinned.cached_peak_bytes)) } "." }
+            @if report.totals.gpu > 0 { " Besides, at most " strong { (bytes(report.totals.gpu_peak_bytes)) } " of GPUs' memory was registered, as dma-bufs." } }
         (legend(&[
             ("plain", "plain regions", any(&|point| point.plain_bytes)),
             ("cache", "regions of the cache", any(&|point| point.cache_bytes)),

@@ -91,10 +91,15 @@ fn memory_of_a_gpu_is_a_kind_of_its_own() {
     assert_eq!((caller.gpu_calls, caller.gpu_time_ns), (6, 60_000));
     let text = text::render(&report);
     assert!(text.contains("0 misses, 6 of\n"), "{text}");
+    assert!(
+        text.contains("\nMemory of GPUs  at most 3 MiB registered, as dma-bufs\n"),
+        "{text}"
+    );
     let flame = flame::draw(&report).into_string();
     assert!(flame.contains("GPU memory: 60.0 us, 69.8 %"), "{flame}");
     let page = html::render(&report).unwrap();
     assert!(page.contains("memory of a GPU"), "{page}");
+    assert!(page.contains("3 MiB</strong> of GPUs' memory"), "{page}");
 }
 
 #[test]

@@ -276,6 +276,13 @@ pub fn render(report: &Report) -> String {
         bytes(pinned.end_bytes)
     );
     line(&mut out, "Peak pinned", peak);
+    if totals.gpu > 0 {
+        let most = format!(
+            "at most {} registered, as dma-bufs",
+            bytes(totals.gpu_peak_bytes)
+        );
+        line(&mut out, "Memory of GPUs", most);
+    }
     let left = format!(
         "{}, {}",
         plural(totals.leaked_regions, "region", "regions"),
