@@ -290,8 +290,6 @@ static int uverbs(const struct ib_uverbs_ioctl_hdr *header)
 
 	if (header->driver_id != driver.id)
 		return fail(EINVAL);
-	if (is_gone)
-		return fail(EIO);
 	if (stub_is_another) {
 		atomic_fetch_add(&misled, 1);
 		return fail(ENOENT);
@@ -302,6 +300,8 @@ static int uverbs(const struct ib_uverbs_ioctl_hdr *header)
 		return fail(EINVAL); /* without its attributes: the method exists */
 	if (header->object_id != UVERBS_OBJECT_DEVICE || header->method_id != UVERBS_METHOD_INVOKE_WRITE || !command)
 		return fail(EPROTONOSUPPORT);
+	if (is_gone && attribute(header, UVERBS_ATTR_CORE_IN))
+		return fail(EIO);
 	switch (command->data) {
 	case IB_USER_VERBS_CMD_REG_MR:
 		return register_memory(header);

@@ -51,7 +51,7 @@ struct stub_driver {
 
 void stub_drive(struct stub_driver driver);
 
-/* The device is gone: each command fails with EIO. */
+/* The device is gone: each command fails with EIO, but those that end an object. */
 void stub_unplug(void);
 
 /*

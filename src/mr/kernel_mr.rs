@@ -3,15 +3,12 @@
 //! objects.
 
 use super::devices::Device;
-use super::object::Mr;
 use super::outcome::Error;
 use super::request::Request;
 use super::state;
 use core::ptr::with_exposed_provenance;
-use core::sync::atomic::{AtomicBool, Ordering::*};
 use errno::Errno;
 use rdmamr_abi::uapi::ib_uverbs_reg_mr_resp;
-use rdmamr_next as next;
 use rdmamr_stats as stats;
 use rdmamr_uverbs::context::{self, Facts};
 use rdmamr_uverbs::mr;
@@ -73,9 +70,6 @@ pub fn counted_at(address: usize) -> stats::Device {
     device(address).map_or(stats::Device::at(0), |device| device.rows.counted_at())
 }
 
-/// Whether any device is known to be gone.
-static SOME_GONE: AtomicBool = AtomicBool::new(false);
-
 /// Asks the kernel whether the device at this address, which [`KernelMr::device`] has, is gone.
 /// True the first time that it is. `fd` is the device's file.
 pub fn has_gone(kernel: &impl Kernel, address: usize, fd: i32) -> bool {
@@ -86,23 +80,8 @@ pub fn has_gone(kernel: &impl Kernel, address: usize, fd: i32) -> bool {
     let has_gone = !facts.contains(Facts::GONE) && context::is_gone(kernel, fd, facts);
     if has_gone {
         device.facts.add(Facts::GONE);
-        SOME_GONE.store(true, Release);
     }
     has_gone
-}
-
-/// Whether the device of a region is known to be gone, and a deregistration fails with EIO as
-/// rdma-core's does.
-#[inline(always)]
-pub fn refuses_deregistration(mr: Mr) -> bool {
-    SOME_GONE.load(Relaxed) && is_of_gone_device(mr)
-}
-
-#[cold]
-fn is_of_gone_device(mr: Mr) -> bool {
-    let device = device_at(mr.read().context.expose_provenance()).and_then(device);
-    device.is_some_and(|device| device.facts.get().contains(Facts::GONE))
-        && !next::allows_disassociated_destroy(mr.provider())
 }
 
 /// The address of the [`Device`] for the context at `context`, if memory was registered on it.

@@ -168,12 +168,11 @@ pub fn still_holds(kernel: &impl Kernel, fd: i32, facts: Facts) -> bool {
         .is_none_or(|driver| probe(kernel, fd, driver.id).0 != libc::EINVAL)
 }
 
-/// Whether the device is gone. The kernel then has no handler for any command
-/// (`uverbs_disassociate_api_pre`, drivers/infiniband/core/uverbs_uapi.c).
+/// Whether the device is gone. All commands but those that end an object then fail with EIO
+/// (`ib_uverbs_get_ucontext_file`, drivers/infiniband/core/rdma_core.c). The question costs no
+/// access to the device: the core answers it from its copy.
 pub fn is_gone(kernel: &impl Kernel, fd: i32, facts: Facts) -> bool {
-    facts
-        .driver()
-        .is_some_and(|driver| probe(kernel, fd, driver.id).0 == libc::EIO)
+    most(kernel, fd, facts) == Err(Errno(libc::EIO))
 }
 
 /// Sends QUERY_DEVICE without its input, for a device of that driver. The command cannot succeed.

@@ -403,6 +403,9 @@ static void refused(char *memory)
 		errno = 0;
 		mr = ibv_reg_mr(pd, memory, PAGE, LOCAL_AND_REMOTE);
 		verdict("refused with %s\t%s", name_of(errors[n]), mr ? "registered" : name_of(errno));
+		if (mr)
+			must(ibv_dereg_mr(mr) == 0);
+		must(hca_run(device, "fail", "reg_mr 1 0") == 0);
 		mr = ibv_reg_mr(pd, memory, PAGE, LOCAL_AND_REMOTE);
 		must(mr);
 		snprintf(words, sizeof(words), "dereg_mr %d 1", errors[n]);
@@ -410,7 +413,9 @@ static void refused(char *memory)
 		errno = 0;
 		err = ibv_dereg_mr(mr);
 		verdict("its end refused with %s\t%s, errno %s", name_of(errors[n]), name_of(err), name_of(errno));
-		end("once more", mr);
+		must(hca_run(device, "fail", "dereg_mr 1 0") == 0);
+		if (err)
+			end("once more", mr);
 	}
 }
 
@@ -426,6 +431,12 @@ static void unplugged(char *memory)
 	errno = 0;
 	gone = ibv_reg_mr(pd, memory + PAGE, PAGE, LOCAL_AND_REMOTE);
 	verdict("a region of a device that is gone\t%s", gone ? "registered" : name_of(errno));
+	/* The cache hears of it in a moment. */
+	for (int tries = 0; tries < 50000 && (gone = ibv_reg_mr(pd, memory, PAGE, LOCAL_AND_REMOTE)); tries++) {
+		ibv_dereg_mr(gone);
+		usleep(100);
+	}
+	verdict("a region as one before\t%s", gone ? "registered" : name_of(errno));
 	errno = 0;
 	code = ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, IBV_ACCESS_LOCAL_WRITE);
 	verdict("its change\t%d, errno %s", code, name_of(errno));

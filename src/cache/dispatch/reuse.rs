@@ -30,9 +30,7 @@ use crate::watch::in_place;
 use core::fmt;
 use core::ptr::with_exposed_provenance_mut;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use errno::Errno;
 use rdmamr_config::{CacheMode, config};
-use rdmamr_mr::kernel_mr;
 use rdmamr_mr::{self as mr, Error, How, Mr, Registered, Request};
 use rdmamr_next::Pd;
 use rdmamr_policy::{Range, unserved};
@@ -280,9 +278,6 @@ pub fn end(cached: usize) {
 /// Deregisters a region that the cache serves.
 #[inline(never)]
 pub fn deregister(mr: Mr) -> Result<How, Error> {
-    if kernel_mr::refuses_deregistration(mr) {
-        return Err(Error::Kernel(Errno(libc::EIO)));
-    }
     let object = mr.claim_cached().ok_or(Error::Gone)?;
     end(object.cached());
     mr::put_object_away(object);
