@@ -179,6 +179,11 @@ if on_machine yes true 2>/dev/null; then
 	case ${is_fake:-$device} in
 	rxe* | siw*) says "a device in software takes no dma-buf" "gpu memory" warning "GPU memory can be registered on $device: not: ${device%%[0-9]*} takes no dma-buf.*no PCI device" about_gpus yes ;;
 	mlx5*) says "mlx5 takes dma-bufs" "gpu memory" ok "GPU memory can be registered on $device: by dma-buf" about_gpus yes ;;
+	irdma*)
+		release=$(dpkg-query -W -f '${Version}' libibverbs1 | cut -d. -f1)
+		[ "$release" -ge 45 ] ||
+			says "irdma's provider takes them in later releases" "gpu memory" warning "rdma-core $release registers no dma-buf on irdma: 45 and later do" about_gpus yes
+		;;
 	mlx4*) says "mlx4 takes none" "gpu memory" warning "mlx4 takes no dma-buf" about_gpus yes ;;
 	esac
 	says "an open driver without dma-bufs" "gpu driver" warning "1 of 1 GPUs export no dma-buf.*Linux 5.12.*modprobe nvidia_peermem" about_gpus no
