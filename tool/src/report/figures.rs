@@ -43,7 +43,7 @@ impl Replay<'_> {
         let mut by_time: Vec<u32> = (0..sites.len() as u32).collect();
         by_time.sort_by_key(|&site| Reverse(sites[site as usize].2.tally.time));
         let callers = by_time.iter().take(LISTED).map(|&site| {
-            let SiteTotals { tally, called } = sites[site as usize].2;
+            let SiteTotals { tally, gpu, called } = sites[site as usize].2;
             let functions = (0..call::NAMES.len()).filter(|n| called >> n & 1 == 1);
             CallerTotals {
                 caller: caller(site),
@@ -52,6 +52,8 @@ impl Replay<'_> {
                 failed: tally.failed,
                 time_ns: tally.time,
                 longest_ns: tally.longest.into(),
+                gpu_calls: gpu.calls,
+                gpu_time_ns: gpu.time,
             }
         });
         let callers = callers.collect();
@@ -143,6 +145,7 @@ impl Replay<'_> {
             What::Plain,
             What::Hit,
             What::Miss,
+            What::Gpu,
             What::Past,
             What::Deregister,
             What::Kept,

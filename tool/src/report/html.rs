@@ -265,7 +265,8 @@ fn over_time(report: &Report) -> Markup {
         p { "At most " strong { (bytes(pinned.peak_bytes)) } " pinned, " (time(pinned.peak_at_ns)) " after the start: "
             (bytes(pinned.peak_plain_bytes)) " of plain regions, " (bytes(pinned.peak_cache_bytes))
             " by the cache. At the end " (bytes(pinned.end_bytes)) "."
-            @if kept { " With " code.word { "--cache=all" } " it would be up to " strong { (bytes(pinned.cached_peak_bytes)) } "." } }
+            @if kept { " With " code.word { "--cache=all" } " it would be up to " strong { (bytes(pinned.cached_peak_bytes)) } "." }
+            @if report.totals.gpu > 0 { " Besides, at most " strong { (bytes(report.totals.gpu_peak_bytes)) } " of GPUs' memory was registered, as dma-bufs." } }
         (legend(&[
             ("plain", "plain regions", any(&|point| point.plain_bytes)),
             ("cache", "regions of the cache", any(&|point| point.cache_bytes)),
@@ -296,6 +297,7 @@ fn size_rows(sizes: &[Size]) -> Vec<SizeRow<'_>> {
             What::Plain => ("plain", true),
             What::Hit => ("hit", true),
             What::Miss => ("miss", true),
+            What::Gpu => ("GPU", true),
             What::Past => ("past the library", true),
             What::Deregister => ("plain", false),
             What::Kept => ("kept", false),
@@ -334,9 +336,10 @@ fn sizes(report: &Report) -> Markup {
     html! { section id="sizes" {
         h2 { "Cost by size" }
         (legend(&[
-            ("plain", "plain", totals.registrations > totals.hits + totals.misses),
+            ("plain", "plain", totals.registrations > totals.hits + totals.misses + totals.gpu),
             ("hit", "hits of the cache", totals.hits > 0),
             ("cache", "misses of the cache", totals.misses > 0),
+            ("gpu", "memory of a GPU", totals.gpu > 0),
         ]))
         div.pair {
             (plots::by_size(sizes, "Registrations by length", false))

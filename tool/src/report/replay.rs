@@ -60,6 +60,8 @@ impl Tally {
 #[derive(Clone, Copy, Default)]
 pub struct SiteTotals {
     pub tally: Tally,
+    /// The registrations of a GPU's memory.
+    pub gpu: Tally,
     /// A bit for each function that was called from here.
     pub called: u32,
 }
@@ -93,6 +95,8 @@ pub struct Region {
     range: Option<Foreseen>,
     pub cache: bool,
     pub pinned: u64,
+    /// How many bytes of a GPU's memory it is.
+    gpu: u64,
     /// Nearly every region has one holder.
     holder: Option<Holder>,
     /// The sites of other holders, by their memory.
@@ -161,6 +165,8 @@ pub struct Replay<'a> {
     /// whose key was taken.
     pub unknown: u64,
     pub taken: u64,
+    /// The bytes of GPUs' memory that are registered.
+    gpu_bytes: u64,
 }
 
 impl Replay<'_> {
@@ -201,6 +207,7 @@ impl Replay<'_> {
             past: FxHashMap::default(),
             unknown: 0,
             taken: 0,
+            gpu_bytes: 0,
         };
         trace.calls(|event| replay.see(event))?;
         replay.end_processes(span);
@@ -311,6 +318,9 @@ impl Replay<'_> {
         *span = (span.0.min(call.time), span.1.max(end));
         let of_site = &mut self.site_totals[site as usize].2;
         of_site.tally.add(call);
+        if call.how == how::GPU {
+            of_site.gpu.add(call);
+        }
         of_site.called |= 1u32.checked_shl(u32::from(call.call)).unwrap_or(0);
     }
 
@@ -366,10 +376,13 @@ impl Replay<'_> {
             self.unknown += 1;
         }
         let range = self.range(process, call.pd, call.access, holder.memory);
+        let is_gpu = call.how == how::GPU;
         let pinned = match access::pins(call) {
             true => range.bytes(),
             false => 0,
         };
+        let gpu = if is_gpu { call.length } else { 0 };
+        self.totals.gpu += u64::from(is_gpu);
         if let Some(before) = self.regions.remove(&key) {
             if before.cache {
                 *self.ended_before.entry(key).or_default() += 1;
@@ -385,6 +398,7 @@ impl Replay<'_> {
         let region = Region {
             range,
             pinned,
+            gpu,
             cache,
             holder: Some(holder),
             others: BTreeMap::new(),
@@ -512,6 +526,8 @@ impl Replay<'_> {
         let of_process = &mut self.processes[process as usize];
         let all = of_process.pinned[0].saturating_add(of_process.pinned[1]);
         of_process.peak = of_process.peak.max(all);
+        self.gpu_bytes = self.gpu_bytes.saturating_add(region.gpu);
+        self.totals.gpu_peak_bytes = self.totals.gpu_peak_bytes.max(self.gpu_bytes);
         self.timeline
             .pin(since, region.pinned, region.cache, self.cache.idle());
     }
@@ -519,6 +535,7 @@ impl Replay<'_> {
     fn unpin(&mut self, process: u32, since: u64, region: &Region) {
         let pinned = &mut self.processes[process as usize].pinned[usize::from(region.cache)];
         *pinned = pinned.saturating_sub(region.pinned);
+        self.gpu_bytes = self.gpu_bytes.saturating_sub(region.gpu);
         self.timeline
             .unpin(since, region.pinned, region.cache, self.cache.idle());
     }

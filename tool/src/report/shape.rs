@@ -52,6 +52,10 @@ pub struct Totals {
     pub registrations: u64,
     pub hits: u64,
     pub misses: u64,
+    /// Registrations of a GPU's memory as a dma-buf, and the most bytes of it that were registered at
+    /// once. The kernel pins no page for them.
+    pub gpu: u64,
+    pub gpu_peak_bytes: u64,
     pub deregistrations: u64,
     /// Deregistrations that left the region in the cache.
     pub kept: u64,
@@ -245,6 +249,8 @@ pub enum What {
     Plain,
     Hit,
     Miss,
+    /// A GPU's memory, as a dma-buf.
+    Gpu,
     /// Past the library.
     Past,
     Deregister,
@@ -256,6 +262,7 @@ impl What {
         match (registers(call.call), call.how) {
             (true, how::HIT) => What::Hit,
             (true, how::MISS) => What::Miss,
+            (true, how::GPU) => What::Gpu,
             (true, how::PAST) => What::Past,
             (true, _) => What::Plain,
             (false, how::KEPT) => What::Kept,
@@ -268,6 +275,7 @@ impl What {
             What::Plain => "register, plain",
             What::Hit => "register, hit",
             What::Miss => "register, miss",
+            What::Gpu => "register, GPU",
             What::Past => "register, past the library",
             What::Deregister => "deregister",
             What::Kept => "deregister, kept",
@@ -296,6 +304,9 @@ pub struct CallerTotals {
     pub failed: u64,
     pub time_ns: u64,
     pub longest_ns: u64,
+    /// The registrations of a GPU's memory among the calls, and their time.
+    pub gpu_calls: u64,
+    pub gpu_time_ns: u64,
 }
 
 /// The same pages in the same domain with the same access, registered more than once.

@@ -230,13 +230,21 @@ pub fn render(report: &Report) -> String {
         line(&mut out, "", ran);
     }
     more(&mut out, report.processes.len() as u64);
+    let plain = totals.registrations
+        - totals.hits
+        - totals.misses
+        - totals.gpu
+        - totals.past_registrations;
+    let gpu = match totals.gpu {
+        0 => String::new(),
+        calls => format!(", {} of a GPU's memory", count(calls)),
+    };
     let past = match totals.past_registrations {
         0 => String::new(),
         past => format!(", {} past the library", count(past)),
     };
-    let plain = totals.registrations - totals.hits - totals.misses - totals.past_registrations;
     let calls = format!(
-        "{} by {}: {} ({} plain, {}, {}{past}), {} ({} kept), {} failed",
+        "{} by {}: {} ({} plain, {}, {}{gpu}{past}), {} ({} kept), {} failed",
         count(totals.calls),
         plural(totals.threads, "thread", "threads"),
         plural(totals.registrations, "registration", "registrations"),
@@ -276,6 +284,13 @@ pub fn render(report: &Report) -> String {
         bytes(pinned.end_bytes)
     );
     line(&mut out, "Peak pinned", peak);
+    if totals.gpu > 0 {
+        let most = format!(
+            "at most {} registered, as dma-bufs",
+            bytes(totals.gpu_peak_bytes)
+        );
+        line(&mut out, "Memory of GPUs", most);
+    }
     let left = format!(
         "{}, {}",
         plural(totals.leaked_regions, "region", "regions"),

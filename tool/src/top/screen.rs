@@ -234,7 +234,7 @@ impl Screen {
 
 /// The number of lines that [`details_of`] writes.
 fn lines_of(process: &Process) -> usize {
-    process.devices.len() + table::past(process).iter().len() + process.limits.len()
+    process.devices.len() + table::notes(process).count() + process.limits.len()
 }
 
 /// The devices of a process, and its limits as bars.
@@ -260,9 +260,9 @@ fn details_of(process: &Process, frame: &mut Frame, area: Rect) {
         }
         frame.render_widget(Line::from(words), place);
     }
-    if let Some(past) = table::past(process) {
+    for words in table::notes(process) {
         let Some(&place) = places.next() else { return };
-        frame.render_widget(Line::from(past), place);
+        frame.render_widget(Line::from(words), place);
     }
     for limit in &process.limits {
         let Some(&place) = places.next() else { return };
