@@ -93,7 +93,7 @@ bench: ## time registration beside libibverbs; NAME=... is another benchmark (be
 	@bench/run $(NAME)
 figures: ## put the figures of the benchmarks that ran here into README.md and docs/
 	@bench/figures take
-vm: ## run CMD='...' in the soft-RoCE machine, with KERNEL=6.1 (default), 6.12 or sid
+vm: ## run CMD='...' in the soft-RoCE machine, with KERNEL=6.1 (default), 6.12 or sid, DEVICES='mlx5_0 ...' (vm/hca)
 	@vm/run -- sh -c '$(subst ','\'',$(value CMD))'
 
 installed_headers := rdmamr.h rdmamr/verbs.h rdmamr/fi_mr.h rdmamr/compat/infiniband/verbs.h

@@ -364,8 +364,13 @@ static void providers_own(char *memory)
 static void full(char *memory)
 {
 	enum { KEYS = 6 };
-	struct ibv_mr *regions[KEYS + 2];
+	struct ibv_mr *regions[KEYS + 2], *mr;
+	struct ibv_device_attr most;
+	char words[64];
 	int count = 0;
+
+	must(ibv_query_device(context, &most) == 0);
+	verdict("the device's limits\t%d regions, %#lx bytes", most.max_mr, (long)most.max_mr_size);
 
 	must(hca_run(device, "set", "max_mr 6") == 0);
 	errno = 0;
@@ -374,9 +379,14 @@ static void full(char *memory)
 	verdict("with 6 keys\t%d regions, then %s", count, name_of(errno));
 	while (count)
 		end("of 6", regions[--count]);
-	must(hca_run(device, "set", "max_mr 1000") == 0 && hca_run(device, "set", "max_mr_size 8192") == 0);
+	snprintf(words, sizeof(words), "max_mr %d", most.max_mr);
+	must(hca_run(device, "set", words) == 0 && hca_run(device, "set", "max_mr_size 8192") == 0);
 	errno = 0;
-	show("at most 8192 bytes", ibv_reg_mr(pd, memory, LENGTH, LOCAL_AND_REMOTE), (uintptr_t)memory, memory);
+	mr = ibv_reg_mr(pd, memory, LENGTH, LOCAL_AND_REMOTE);
+	show("at most 8192 bytes", mr, (uintptr_t)memory, memory);
+	end("at most 8192 bytes", mr);
+	snprintf(words, sizeof(words), "max_mr_size %#llx", (unsigned long long)most.max_mr_size);
+	must(hca_run(device, "set", words) == 0);
 }
 
 static void refused(char *memory)
