@@ -127,4 +127,9 @@ fails() { # WORDS COMMAND...: whether it fails, and its error has these words
 }
 check "a device that does not exist: $(DEVICE=nosuch "$here/run" 2>&1 | tail -1)" \
 	fails "there is no RDMA device nosuch; there are: " env DEVICE=nosuch "$here/run"
+
+# A machine without Debian's packages.
+mkdir "$work/bin" && ln -s "$(command -v sort)" "$(command -v bash)" "$(command -v env)" "$work/bin"
+check "without apt-get the missing tools are listed" fails "PACKAGES=installed" env PATH="$work/bin" vm/packages c
+check "and that setting passes over them" env PATH="$work/bin" PACKAGES=installed vm/packages c
 tap_done
