@@ -65,13 +65,13 @@ secrets=(
 	'4c4c4544' 'system 4c4c4544-0051-3010-8056-b8c04f4d5a31'
 )
 # What the reader needs.
-stays=('229.1.123.0' 'libibverbs.so.1.14.44.0' 'mlx5_core 5.8-2.0.3, mlx5_ib' 'MT4129' '1 active, InfiniBand, 400 Gb/sec (4X NDR)' '2 of AMD EPYC 9354'
+stays=('229.1.123.0' 'libibverbs.so.1.14.44.0' 'librdmacm.so.1.3.44.0' 'mlx5_core 5.8-2.0.3, mlx5_ib' 'MT4129' '1 active, InfiniBand, 400 Gb/sec (4X NDR)' '2 of AMD EPYC 9354'
 	'Rocky Linux 9.4' 'Debian' '24684084 kB' 'at 12:34:56' '0000:3b:00.0' '4398046511104 bytes' 'access_flags@all' 'ibv_reg_mr 0.994' 'src/lib.rs:12:5'
 	'1 failure' '20 passed, 1 failed, 0 skipped' 'std::fs::File')
 {
 	echo "not ok 1 - it says at 12:34:56"
 	for ((n = 0; n < ${#secrets[@]}; n += 2)); do echo "# ${secrets[n + 1]}"; done
-	echo "# 0000:3b:00.0: 4398046511104 bytes, std::fs::File"
+	echo "# 0000:3b:00.0: 4398046511104 bytes, std::fs::File, librdmacm.so.1.3.44.0"
 	echo "1..1"
 } >"$work/hw.access_flags@all.tap"
 printf 'ok 1 - fine on printer.lab\n1..1\n' >"$work/hw.data.tap"
