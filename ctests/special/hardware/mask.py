@@ -51,11 +51,10 @@ def users(root):
     return names, homes - {"/"}
 
 
-def literal(values, replacement):
-    """A rule for names. The longest goes first, since it may contain another."""
-    values = sorted((value for value in values if len(value) > 1), key=len, reverse=True)
-    alternatives = "|".join(map(re.escape, values)) or r"(?!)"
-    return re.compile(rf"(?<![A-Za-z0-9])(?:{alternatives})(?![A-Za-z0-9])", re.IGNORECASE), replacement
+def any_of(values):
+    """A pattern for names that stand alone. The longest goes first, since it may contain another."""
+    alternatives = "|".join(map(re.escape, sorted(values, key=len, reverse=True))) or r"(?!)"
+    return re.compile(rf"(?<![0-9A-Za-z])(?:{alternatives})(?![0-9A-Za-z])", re.IGNORECASE)
 
 
 def address(match):
@@ -73,7 +72,9 @@ def address(match):
 
 
 def rules(root=Path("/"), tree="", versions=()):
-    """The rules by name, in their order. A version of four numbers looks like an IPv4 address, and stays."""
+    """The rules by name, in their order: a pattern or a set of names, and the replacement. A version of
+    four numbers looks like an IPv4 address, and stays.
+    """
     names, domains = hosts(root)
     people, homes = users(root)
     serials = words(root, "etc/machine-id", "sys/class/dmi/id/*_serial", "sys/class/dmi/id/product_uuid", "sys/class/dmi/id/*_asset_tag")
@@ -82,15 +83,15 @@ def rules(root=Path("/"), tree="", versions=()):
     kept = lambda match: match[0] if match[0] in versions else "<address>"
     start, end = r"(?<![0-9A-Za-z])", r"(?![0-9A-Za-z])"
     return {
-        "tree": literal([str(tree)], "<tree>"),
-        "home": literal(homes, "<home>"),
+        "tree": ({str(tree)}, "<tree>"),
+        "home": (homes, "<home>"),
         "another home": (re.compile(r"/home/[^/\s:]+"), "<home>"),
         "mail": (re.compile(r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+"), "<mail>"),
         "domain": (re.compile(rf"{start}[\w.-]*[\w-]\.(?:{suffixes}){end}", re.IGNORECASE), "<host>"),
-        "host": literal(names | {domain for domain in domains if "." in domain}, "<host>"),
-        "user": literal(people, "<user>"),
-        "serial number": literal((word for word in serials if len(word) > 3), "<serial>"),
-        "own hardware address": literal((word.replace(":", "") for word in own), "<address>"),
+        "host": (names | {domain for domain in domains if "." in domain}, "<host>"),
+        "user": (people, "<user>"),
+        "serial number": ({word for word in serials if len(word) > 3}, "<serial>"),
+        "own hardware address": ({word.replace(":", "") for word in own}, "<address>"),
         "groups": (re.compile(r"(?<![0-9A-Fa-f])[0-9A-Fa-f]*:[0-9A-Fa-f:]*(?:\d{1,3}(?:\.\d{1,3}){3})?(?![0-9A-Za-z:])"), address),
         # Not the version in the name of a library's file.
         "IPv4": (re.compile(r"(?<!\d)(?<!\d\.)(?<!\.so\.)\d{1,3}(?:\.\d{1,3}){3}(?!\d|\.\d)"), kept),
@@ -108,6 +109,10 @@ def rules(root=Path("/"), tree="", versions=()):
 
 def mask(text, rules):
     for pattern, replacement in rules.values():
+        if isinstance(pattern, set):
+            # A cluster has thousands of names; the text has few of them.
+            lower = text.lower()
+            pattern = any_of(name for name in pattern if len(name) > 1 and name.lower() in lower)
         text = pattern.sub(replacement, text)
     return text
 
