@@ -16,6 +16,7 @@ flags_shared        := -shared -fPIC
 flags_gpu           := -shared -fPIC -Wl,-soname,libcuda.so.1
 flags_rocm          := -shared -fPIC -DROCM -Wl,-soname,libhsa-runtime64.so.1
 flags_plugin        := -shared -fPIC
+flags_symver        := -shared -fPIC -Wl,-soname,libcudart.so.12 -Wl,--default-symver
 flags_cudart        := -shared -fPIC -Wl,-soname,libcudart.so.12
 flags_cuda_plugin   := -shared -fPIC '-Wl,-rpath,$$ORIGIN'
 inputs_cuda_plugin   = $(built)/libcudart.so.12

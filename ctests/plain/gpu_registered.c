@@ -10,40 +10,20 @@
 #include <dlfcn.h>
 #include <pthread.h>
 #include "../lib/device.h"
+#include "../lib/gpu.h"
 #include "../lib/hca.h"
 #include "../lib/program.h"
 #include <rdmamr/verbs.h>
-#include "gpu_runtime.h"
 
 #pragma weak ibv_reg_mr_relaxed
 #pragma weak ibv_dereg_mr_relaxed
 
-enum { SIZE = 8 << 20, SHOWN = 64, HANDLE = 2 << 20 };
+enum { SIZE = 8 << 20, SHOWN = GPU_SHOWN, HANDLE = 2 << 20 };
 enum { USUAL = GPU_HAS_DMA_BUF | GPU_TAKES_PARTS | GPU_TAKES_WHOLES };
 
 static const char *device;
 static struct ibv_context *context;
 static struct ibv_pd *pd;
-static gpu_allocate_call allocate;
-static gpu_bytes_call bytes_of;
-static gpu_rules_call rules;
-static gpu_exports_call exports, exports_by_pcie, retained;
-static bool is_cuda;
-
-/* A pattern that the device writes through the region is in the GPU's memory, and is read from it. */
-static bool lands(const struct ibv_mr *mr, uint64_t iova, uint64_t address, bool remote)
-{
-	static unsigned char pattern;
-	unsigned char wanted[SHOWN], got[SHOWN];
-	uint32_t key = remote ? mr->rkey : mr->lkey;
-
-	memset(wanted, ++pattern, SHOWN);
-	if (hca_write(device, key, iova, wanted, SHOWN, remote) || memcmp(bytes_of(address), wanted, SHOWN))
-		return false;
-	memset(bytes_of(address), ++pattern, SHOWN);
-	memset(wanted, pattern, SHOWN);
-	return hca_read(device, key, iova, got, SHOWN, remote) == 0 && !memcmp(got, wanted, SHOWN);
-}
 
 /* A region at that address: its fields, its data at both ends, its end. */
 static void good(const char *name, struct ibv_mr *mr, uint64_t address, size_t length, uint64_t iova,
@@ -57,8 +37,9 @@ static void good(const char *name, struct ibv_mr *mr, uint64_t address, size_t l
 	ok(err == 77 || err == 0, "%s: errno says of no failure: %d", name, err);
 	ok(mr->addr == (void *)address && mr->length == length && mr->pd == pd, "%s: the object has the program's address and length",
 	   name);
-	ok(lands(mr, iova, address, false) && lands(mr, iova + length - SHOWN, address + length - SHOWN, false), "%s: data by lkey", name);
-	ok(lands(mr, iova, address, true), "%s: data by rkey", name);
+	ok(gpu_lands(mr->lkey, iova, address, false) &&
+	   gpu_lands(mr->lkey, iova + length - SHOWN, address + length - SHOWN, false), "%s: data by lkey", name);
+	ok(gpu_lands(mr->rkey, iova, address, true), "%s: data by rkey", name);
 	is(dereg(mr), 0, "%s: deregistered", name);
 }
 
@@ -113,25 +94,25 @@ static void as_the_driver_likes(uint64_t at)
 	pthread_t thread;
 	int before;
 
-	rules(USUAL & ~GPU_TAKES_PARTS);
+	gpu.rules(USUAL & ~GPU_TAKES_PARTS);
 	as_case(good("whole", registered(at + 3 * PAGE, 2 * PAGE), at + 3 * PAGE, 2 * PAGE, at + 3 * PAGE, ibv_dereg_mr),
 		"a part, where the driver exports whole allocations");
-	rules(USUAL & ~GPU_TAKES_WHOLES);
+	gpu.rules(USUAL & ~GPU_TAKES_WHOLES);
 	as_case(good("parts", registered(at, SIZE), at, SIZE, at, ibv_dereg_mr), "all, where it exports parts");
-	if (is_cuda) {
-		rules(USUAL | GPU_NEEDS_CONTEXT);
+	if (gpu.is_cuda) {
+		gpu.rules(USUAL | GPU_NEEDS_CONTEXT);
 		as_case(good("context", registered(at, SIZE), at, SIZE, at, ibv_dereg_mr), "without a current context");
 		must(pthread_create(&thread, NULL, in_a_thread, (void *)at) == 0 && pthread_join(thread, NULL) == 0);
-		is(retained(), 0, "no context stays retained");
-		rules(USUAL | GPU_IS_COHERENT);
-		before = exports_by_pcie();
+		is(gpu.retained(), 0, "no context stays retained");
+		gpu.rules(USUAL | GPU_IS_COHERENT);
+		before = gpu.exports_by_pcie();
 		as_case(good("coherent", registered(at, SIZE), at, SIZE, at, ibv_dereg_mr), "on a coherent platform");
-		is(exports_by_pcie() - before, 1, "there it is mapped by PCIe");
-		rules(USUAL | GPU_IS_COHERENT | GPU_REFUSES_PCIE);
+		is(gpu.exports_by_pcie() - before, 1, "there it is mapped by PCIe");
+		gpu.rules(USUAL | GPU_IS_COHERENT | GPU_REFUSES_PCIE);
 		as_case(good("older", registered(at, SIZE), at, SIZE, at, ibv_dereg_mr), "on a coherent platform with an older driver");
-		is(exports_by_pcie() - before, 1, "there it is mapped as the driver likes");
+		is(gpu.exports_by_pcie() - before, 1, "there it is mapped as the driver likes");
 	}
-	rules(USUAL);
+	gpu.rules(USUAL);
 }
 
 static void refusals(uint64_t at)
@@ -140,16 +121,16 @@ static void refusals(uint64_t at)
 	uint64_t other;
 	int before;
 
-	rules(USUAL & ~GPU_HAS_DMA_BUF);
-	refused("no dma-buf", at, SIZE, EFAULT, is_cuda ? "it has no dma-buf: the GPU's driver exports no dma-buf" :
+	gpu.rules(USUAL & ~GPU_HAS_DMA_BUF);
+	refused("no dma-buf", at, SIZE, EFAULT, gpu.is_cuda ? "it has no dma-buf: the GPU's driver exports no dma-buf" :
 		"hsa_amd_portable_export_dmabuf exports no dma-buf of it (error 4097)");
-	rules(USUAL);
-	if (is_cuda) {
-		other = allocate(GPU_MANAGED, SIZE);
+	gpu.rules(USUAL);
+	if (gpu.is_cuda) {
+		other = gpu.allocate(GPU_MANAGED, SIZE);
 		refused("managed memory", other, SIZE, EFAULT, "managed memory (cudaMallocManaged)");
-		other = allocate(GPU_INCAPABLE, SIZE);
+		other = gpu.allocate(GPU_INCAPABLE, SIZE);
 		refused("memory of cuMemCreate", other, SIZE, EFAULT, "gpuDirectRDMACapable");
-		other = allocate(GPU_TWO_HANDLES, SIZE);
+		other = gpu.allocate(GPU_TWO_HANDLES, SIZE);
 		snprintf(words, sizeof(words), "another allocation handle begins at %#lx", (long)other + HANDLE);
 		refused("two handles", other + PAGE, HANDLE, EFAULT, words);
 		as_case(good("one of two", registered(other + HANDLE, HANDLE), other + HANDLE, HANDLE, other + HANDLE, ibv_dereg_mr),
@@ -159,39 +140,23 @@ static void refusals(uint64_t at)
 	refused("a provider without dma-bufs", at, SIZE, EFAULT, "its dma-buf is refused with EOPNOTSUPP: the device's provider or the kernel");
 	must(hca_run(device, "fail", "reg_dmabuf_mr 12 1") == 0);
 	refused("no room", at, SIZE, EFAULT, "its dma-buf is refused with ENOMEM: the GPU's BAR");
-	before = exports();
+	before = gpu.exports();
 	refused("memory of no GPU", 0x1000, PAGE, EFAULT, "nothing is mapped at 0x1000");
-	is(exports() - before, 0, "memory of no GPU is not exported");
+	is(gpu.exports() - before, 0, "memory of no GPU is not exported");
 	errno = 0;
 	ok(!ibv_reg_mr(pd, (void *)at, PAGE, IBV_ACCESS_REMOTE_WRITE) && errno == EINVAL, "a wrong access flag stays EINVAL");
-	is((long long)stats().reg_gpu_failed, is_cuda ? 6 : 3, "the statistics count those that failed");
+	is((long long)stats().reg_gpu_failed, gpu.is_cuda ? 6 : 3, "the statistics count those that failed");
 }
 
 int main(void)
 {
-	const char *file = getenv("CHECK_GPU"), *setting = getenv("RDMAMR_GPU");
-	void *runtime;
+	const char *setting = getenv("RDMAMR_GPU");
 	uint64_t at;
 
-	device = getenv("CHECK_DEVICE");
-	must(device && file);
-	if (!hca_has(device))
-		skip_all("the device is none of vm/hca");
-	if (access("/dev/udmabuf", R_OK | W_OK))
-		skip_all("this kernel has no /dev/udmabuf");
-	runtime = dlopen(file, RTLD_NOW | RTLD_LOCAL);
-	must(runtime);
-	*(void **)&allocate = dlsym(runtime, "gpu_allocate");
-	*(void **)&bytes_of = dlsym(runtime, "gpu_bytes");
-	*(void **)&rules = dlsym(runtime, "gpu_rules");
-	*(void **)&exports = dlsym(runtime, "gpu_exports");
-	*(void **)&exports_by_pcie = dlsym(runtime, "gpu_exports_by_pcie");
-	*(void **)&retained = dlsym(runtime, "gpu_retained");
-	must(allocate && bytes_of && rules && exports && exports_by_pcie && retained);
-	is_cuda = dlsym(runtime, "cuCtxGetCurrent") != NULL;
+	device = gpu_begin();
 	context = open_device();
 	pd = ibv_alloc_pd(context);
-	at = allocate(GPU_PLAIN, SIZE);
+	at = gpu.allocate(GPU_PLAIN, SIZE);
 	must(pd && at);
 	if (!rdmamr_last_reason) {
 		ok(!registered(at, SIZE) && errno == EFAULT, "without the library the kernel refuses it with EFAULT");
@@ -199,13 +164,13 @@ int main(void)
 	}
 	if (setting && !strcmp(setting, "off")) {
 		refused("switched off", at, SIZE, EFAULT, "RDMAMR_GPU=off keeps it from being registered as a dma-buf");
-		is(exports(), 0, "nothing is exported");
+		is(gpu.exports(), 0, "nothing is exported");
 		return done_testing();
 	}
 	each_call(at);
 	as_case(good("pool", registered(at, SIZE), at, SIZE, at, ibv_dereg_mr), "memory of a pool");
-	if (is_cuda) {
-		at = allocate(GPU_VMM, SIZE);
+	if (gpu.is_cuda) {
+		at = gpu.allocate(GPU_VMM, SIZE);
 		as_case(good("VMM", registered(at, SIZE), at, SIZE, at, ibv_dereg_mr), "memory of cuMemCreate");
 	}
 	as_the_driver_likes(at);
