@@ -328,24 +328,28 @@ mod private {
         answer: *mut c_void,
         answer_size: usize,
     ) -> c_int {
-        // SAFETY: the provider passes NULL, an object of its own, or an object of this library, and
-        // `next` is libibverbs' function, which gets the provider's arguments.
-        ret::always(libc::ENOMEM, || unsafe {
-            dispatch::bypassed::rereg(vmr, |next| {
-                next(
-                    vmr,
-                    flags,
-                    addr,
-                    length,
-                    hca_va,
-                    access,
-                    pd,
-                    command,
-                    command_size,
-                    answer,
-                    answer_size,
-                )
-            })
+        ret::always(libc::ENOMEM, || {
+            let forward = |next: rdmamr_next::CmdRereg| {
+                // SAFETY: `next` is libibverbs' function of this name, and gets the provider's
+                // arguments.
+                unsafe {
+                    next(
+                        vmr,
+                        flags,
+                        addr,
+                        length,
+                        hca_va,
+                        access,
+                        pd,
+                        command,
+                        command_size,
+                        answer,
+                        answer_size,
+                    )
+                }
+            };
+            // SAFETY: the provider passes NULL, an object of its own, or an object of this library.
+            unsafe { dispatch::bypassed::rereg(vmr, forward) }
         })
     }
 

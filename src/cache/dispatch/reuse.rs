@@ -35,6 +35,7 @@ use rdmamr_mr::{self as mr, Error, How, Mr, Registered, Request};
 use rdmamr_next::Pd;
 use rdmamr_policy::{Range, unserved};
 use rdmamr_stats::log::{self, Level};
+use rdmamr_stats::text::Decimal;
 use rdmamr_stats::{self as stats, Counter, counter};
 use rdmamr_sys::aside;
 use rdmamr_sys::pages::PageRange;
@@ -65,7 +66,15 @@ fn say(mode: CacheMode) {
             settings.linger_local,
         ),
     };
-    let seconds = linger as f64 / 1000.0;
+    let seconds = Decimal {
+        value: linger,
+        unit: 1000,
+        // 1, 0.5, 0.25, 0.125
+        decimals: [1000, 100, 10]
+            .iter()
+            .take_while(|&unit| linger % unit != 0)
+            .count(),
+    };
     log::line(
         Level::Info,
         format_args!(

@@ -230,11 +230,8 @@ pub fn render(report: &Report) -> String {
         line(&mut out, "", ran);
     }
     more(&mut out, report.processes.len() as u64);
-    let plain = totals.registrations
-        - totals.hits
-        - totals.misses
-        - totals.gpu
-        - totals.past_registrations;
+    let plain =
+        totals.registrations - totals.hits - totals.misses - totals.gpu - totals.past_registrations;
     let gpu = match totals.gpu {
         0 => String::new(),
         calls => format!(", {} of a GPU's memory", count(calls)),
