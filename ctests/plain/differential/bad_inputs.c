@@ -4,6 +4,7 @@
  * by version and by page offset.
  */
 #include "../../lib/verdict.h"
+#include <malloc.h>
 #include <fcntl.h>
 #include <sys/syscall.h>
 
@@ -139,20 +140,23 @@ static void flags(char *memory)
 static void handles(char *memory)
 {
 	struct ibv_mr *mr = ibv_reg_mr(pd, memory, PAGE, LW);
-	struct ibv_pd another = *pd;
+	/* The provider's own fields, too: ionic's follows one. */
+	struct ibv_pd *another = malloc(malloc_usable_size(pd));
 	int fd = pd->context->cmd_fd;
 	int closed = dup(fd), null = open("/dev/null", O_RDWR), result;
 
-	must(mr && closed >= 0 && null >= 0);
+	must(mr && another && closed >= 0 && null >= 0);
+	memcpy(another, pd, malloc_usable_size(pd));
 	close(closed);
-	another.handle = 0x7777;
+	another->handle = 0x7777;
 	errno = 0;
-	verdict_region("a domain that the kernel does not know", &another, memory, PAGE,
-		       ibv_reg_mr(&another, memory, PAGE, LW));
-	another.handle = mr->handle;
+	verdict_region("a domain that the kernel does not know", another, memory, PAGE,
+		       ibv_reg_mr(another, memory, PAGE, LW));
+	another->handle = mr->handle;
 	errno = 0;
-	verdict_region("a region's handle as a domain's", &another, memory, PAGE,
-		       ibv_reg_mr(&another, memory, PAGE, LW));
+	verdict_region("a region's handle as a domain's", another, memory, PAGE,
+		       ibv_reg_mr(another, memory, PAGE, LW));
+	free(another);
 
 	pd->context->cmd_fd = closed;
 	try("the device's file is closed", memory, PAGE, LW);

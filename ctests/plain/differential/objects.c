@@ -21,6 +21,9 @@ static const char *device;
 static struct ibv_context *context;
 static struct ibv_pd *pd;
 
+/* Local and remote ones, if the device takes them. */
+static int rights;
+
 static const char *name_of(int err)
 {
 	return err ? strerrorname_np(err) : "0";
@@ -94,7 +97,7 @@ static void plain(char *memory)
 
 		snprintf(name, sizeof(name), "region at %#lx, iova %#lx", (long)places[n].addr, (long)places[n].iova);
 		errno = 0;
-		mr = ibv_reg_mr_iova(pd, at, places[n].length, places[n].iova, LOCAL_AND_REMOTE);
+		mr = ibv_reg_mr_iova(pd, at, places[n].length, places[n].iova, rights);
 		show(name, mr, places[n].iova, places[n].length >= SHOWN ? at : NULL);
 		end(name, mr);
 	}
@@ -106,7 +109,7 @@ static void change(const char *name, int flags, struct ibv_pd *to_pd, char *to, 
 	int code, err;
 
 	errno = 0;
-	mr = ibv_reg_mr(pd, memory, PAGE, LOCAL_AND_REMOTE);
+	mr = ibv_reg_mr(pd, memory, PAGE, rights);
 	if (!mr) {
 		verdict("change: %s\tno region: %s", name, name_of(errno));
 		return;
@@ -139,7 +142,7 @@ static void changes(char *memory, char *to)
 	change("domain and access", IBV_REREG_MR_CHANGE_PD | IBV_REREG_MR_CHANGE_ACCESS, other, NULL, 0,
 	       IBV_ACCESS_LOCAL_WRITE, memory);
 	change("all", IBV_REREG_MR_CHANGE_TRANSLATION | IBV_REREG_MR_CHANGE_PD | IBV_REREG_MR_CHANGE_ACCESS, other, to, PAGE,
-	       LOCAL_AND_REMOTE, memory);
+	       rights, memory);
 	change("an unknown flag", 64, NULL, to, PAGE, 0, memory);
 	verdict("change: the other domain's end\t%s", name_of(ibv_dealloc_pd(other)));
 }
@@ -188,10 +191,10 @@ static void windows(char *memory)
 	errno = 0;
 	qp = queue_pair();
 	verdict("a queue pair\t%s", qp ? "is there" : name_of(errno));
-	window("type 1", IBV_MW_TYPE_1, LOCAL_AND_REMOTE | IBV_ACCESS_MW_BIND, qp, memory);
-	window("type 1 without the right", IBV_MW_TYPE_1, LOCAL_AND_REMOTE, qp, memory);
-	window("type 1, zero-based", IBV_MW_TYPE_1, LOCAL_AND_REMOTE | IBV_ACCESS_MW_BIND | IBV_ACCESS_ZERO_BASED, qp, memory);
-	window("type 2", IBV_MW_TYPE_2, LOCAL_AND_REMOTE | IBV_ACCESS_MW_BIND, qp, memory);
+	window("type 1", IBV_MW_TYPE_1, rights | IBV_ACCESS_MW_BIND, qp, memory);
+	window("type 1 without the right", IBV_MW_TYPE_1, rights, qp, memory);
+	window("type 1, zero-based", IBV_MW_TYPE_1, rights | IBV_ACCESS_MW_BIND | IBV_ACCESS_ZERO_BASED, qp, memory);
+	window("type 2", IBV_MW_TYPE_2, rights | IBV_ACCESS_MW_BIND, qp, memory);
 }
 
 /* A dma-buf of memory that this program sees at `*seen`; -1 if the kernel has none. */
@@ -214,8 +217,8 @@ static int dmabuf(char **seen)
 static void dmabufs(void)
 {
 	static const struct { uint64_t offset, length, iova; int access; } places[] = {
-		{ 0, LENGTH, 0, LOCAL_AND_REMOTE }, { PAGE, PAGE, 0x20000, LOCAL_AND_REMOTE }, { 64, 128, 64, LOCAL_AND_REMOTE },
-		{ 64, 128, 0x1000, LOCAL_AND_REMOTE }, { 0, 2 * LENGTH, 0, LOCAL_AND_REMOTE }, { 0, 0, 0, LOCAL_AND_REMOTE },
+		{ 0, LENGTH, 0, rights }, { PAGE, PAGE, 0x20000, rights }, { 64, 128, 64, rights },
+		{ 64, 128, 0x1000, rights }, { 0, 2 * LENGTH, 0, rights }, { 0, 0, 0, rights },
 		{ 0, PAGE, 0, 0 }, { 0, PAGE, 0, IBV_ACCESS_REMOTE_WRITE }, { 0, PAGE, 0, IBV_ACCESS_ON_DEMAND },
 	};
 	char *seen, name[64];
@@ -245,7 +248,7 @@ static void other_memory(char *memory)
 	struct ibv_alloc_dm_attr attr = { .length = 4096 };
 	struct ibv_sge sge = { .addr = (uintptr_t)memory, .length = PAGE };
 	/* The first region of this domain has a handle that the null region may seem to have. */
-	struct ibv_mr *first = ibv_reg_mr(pd, memory, PAGE, LOCAL_AND_REMOTE), *null, *mr;
+	struct ibv_mr *first = ibv_reg_mr(pd, memory, PAGE, rights), *null, *mr;
 	struct ibv_dm *dm;
 	int err;
 
@@ -264,7 +267,7 @@ static void other_memory(char *memory)
 	if (!dm)
 		return;
 	errno = 0;
-	mr = ibv_reg_dm_mr(pd, dm, 0, PAGE, IBV_ACCESS_ZERO_BASED | LOCAL_AND_REMOTE);
+	mr = ibv_reg_dm_mr(pd, dm, 0, PAGE, IBV_ACCESS_ZERO_BASED | rights);
 	show("device memory", mr, 0, NULL);
 	end("device memory", mr);
 	verdict("device memory: its end\t%s", name_of(ibv_free_dm(dm)));
@@ -282,7 +285,7 @@ static void parent_domain(char *memory)
 	if (!parent)
 		return;
 	errno = 0;
-	mr = ibv_reg_mr(parent, memory, PAGE, LOCAL_AND_REMOTE);
+	mr = ibv_reg_mr(parent, memory, PAGE, rights);
 	show("a region of the parent domain", mr, (uintptr_t)memory, memory);
 	verdict("its domain\t%s", mr && mr->pd == parent ? "the parent" : "another");
 	end("a region of the parent domain", mr);
@@ -291,7 +294,7 @@ static void parent_domain(char *memory)
 
 static void imported(char *memory)
 {
-	struct ibv_mr *mr = ibv_reg_mr(pd, memory, PAGE, LOCAL_AND_REMOTE), *again;
+	struct ibv_mr *mr = ibv_reg_mr(pd, memory, PAGE, rights), *again;
 	struct ibv_pd *shared;
 	struct ibv_context *copy;
 	int file = dup(context->cmd_fd);
@@ -336,7 +339,7 @@ static void by_handle(char *memory)
 	must(reg && dereg);
 	for (int way = 0; way < 4; way++) {
 		errno = 0;
-		mr = way & 1 ? reg(pd, memory, PAGE, LOCAL_AND_REMOTE) : ibv_reg_mr(pd, memory, PAGE, LOCAL_AND_REMOTE);
+		mr = way & 1 ? reg(pd, memory, PAGE, rights) : ibv_reg_mr(pd, memory, PAGE, rights);
 		show(way & 1 ? "registered by handle" : "registered", mr, (uintptr_t)memory, memory);
 		if (mr)
 			verdict("its end%s\t%s", way & 2 ? " by handle" : "", name_of(way & 2 ? dereg(mr) : ibv_dereg_mr(mr)));
@@ -347,7 +350,7 @@ static void by_handle(char *memory)
 static void providers_own(char *memory)
 {
 	static unsigned char answer[256];
-	struct ibv_mr *mr = ibv_reg_mr(pd, memory, PAGE, LOCAL_AND_REMOTE);
+	struct ibv_mr *mr = ibv_reg_mr(pd, memory, PAGE, rights);
 	void *efa = dlopen("libefa.so.1", RTLD_NOW);
 	int (*query_mr)(struct ibv_mr *, void *, uint32_t) = NULL;
 
@@ -374,7 +377,7 @@ static void full(char *memory)
 
 	must(hca_run(device, "set", "max_mr 6") == 0);
 	errno = 0;
-	while (count < KEYS + 2 && (regions[count] = ibv_reg_mr(pd, memory, PAGE, LOCAL_AND_REMOTE)))
+	while (count < KEYS + 2 && (regions[count] = ibv_reg_mr(pd, memory, PAGE, rights)))
 		count++;
 	verdict("with 6 keys\t%d regions, then %s", count, name_of(errno));
 	while (count)
@@ -382,7 +385,7 @@ static void full(char *memory)
 	snprintf(words, sizeof(words), "max_mr %d", most.max_mr);
 	must(hca_run(device, "set", words) == 0 && hca_run(device, "set", "max_mr_size 8192") == 0);
 	errno = 0;
-	mr = ibv_reg_mr(pd, memory, LENGTH, LOCAL_AND_REMOTE);
+	mr = ibv_reg_mr(pd, memory, LENGTH, rights);
 	show("at most 8192 bytes", mr, (uintptr_t)memory, memory);
 	end("at most 8192 bytes", mr);
 	snprintf(words, sizeof(words), "max_mr_size %#llx", (unsigned long long)most.max_mr_size);
@@ -401,12 +404,12 @@ static void refused(char *memory)
 		snprintf(words, sizeof(words), "reg_mr %d 1", errors[n]);
 		must(hca_run(device, "fail", words) == 0);
 		errno = 0;
-		mr = ibv_reg_mr(pd, memory, PAGE, LOCAL_AND_REMOTE);
+		mr = ibv_reg_mr(pd, memory, PAGE, rights);
 		verdict("refused with %s\t%s", name_of(errors[n]), mr ? "registered" : name_of(errno));
 		if (mr)
 			must(ibv_dereg_mr(mr) == 0);
 		must(hca_run(device, "fail", "reg_mr 1 0") == 0);
-		mr = ibv_reg_mr(pd, memory, PAGE, LOCAL_AND_REMOTE);
+		mr = ibv_reg_mr(pd, memory, PAGE, rights);
 		must(mr);
 		snprintf(words, sizeof(words), "dereg_mr %d 1", errors[n]);
 		must(hca_run(device, "fail", words) == 0);
@@ -421,7 +424,7 @@ static void refused(char *memory)
 
 static void unplugged(char *memory)
 {
-	struct ibv_mr *mr = ibv_reg_mr(pd, memory, PAGE, LOCAL_AND_REMOTE), *gone;
+	struct ibv_mr *mr = ibv_reg_mr(pd, memory, PAGE, rights), *gone;
 	struct ibv_pd *again;
 	int code;
 
@@ -429,10 +432,10 @@ static void unplugged(char *memory)
 	errno = hca_run(device, "remove", "");
 	verdict("unplugged\t%s", name_of(errno));
 	errno = 0;
-	gone = ibv_reg_mr(pd, memory + PAGE, PAGE, LOCAL_AND_REMOTE);
+	gone = ibv_reg_mr(pd, memory + PAGE, PAGE, rights);
 	verdict("a region of a device that is gone\t%s", gone ? "registered" : name_of(errno));
 	/* The cache hears of it in a moment. */
-	for (int tries = 0; tries < 50000 && (gone = ibv_reg_mr(pd, memory, PAGE, LOCAL_AND_REMOTE)); tries++) {
+	for (int tries = 0; tries < 50000 && (gone = ibv_reg_mr(pd, memory, PAGE, rights)); tries++) {
 		ibv_dereg_mr(gone);
 		usleep(100);
 	}
@@ -451,7 +454,7 @@ static void unplugged(char *memory)
 	must(again);
 	pd = again;
 	errno = 0;
-	mr = ibv_reg_mr(pd, memory, PAGE, LOCAL_AND_REMOTE);
+	mr = ibv_reg_mr(pd, memory, PAGE, rights);
 	show("a region of the device that is back", mr, (uintptr_t)memory, memory);
 	end("a region of the device that is back", mr);
 }
@@ -467,6 +470,7 @@ int main(void)
 	context = open_device();
 	pd = ibv_alloc_pd(context);
 	must(pd);
+	rights = taken_rights(pd, memory);
 	plain(memory);
 	changes(memory, to);
 	windows(memory);
