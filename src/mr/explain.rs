@@ -211,7 +211,10 @@ impl Subject {
             (_, libc::EIO) => write!(out, "the device is gone"),
             // UCX asks so whether the device takes dma-bufs.
             (Subject::OtherMemory, libc::EBADF) => {
-                write!(out, "the dma-buf is no open file, or the device's file is closed")
+                write!(
+                    out,
+                    "the dma-buf is no open file, or the device's file is closed"
+                )
             }
             (_, libc::EBADF) => write!(out, "the device's file is closed"),
             (_, libc::EMFILE) => write!(out, "RLIMIT_NOFILE is reached"),

@@ -52,9 +52,9 @@ macro_rules! calls {
     ($( fn $name:ident($($arg:ident: $type:ty),*) = $symbol:literal; )*) => {
         impl Cuda {
             $( fn $name(&self, $($arg: $type),*) -> Option<c_int> {
+                type Call = unsafe extern "C" fn($($type),*) -> c_int;
                 // SAFETY: cuda.h declares the function so.
-                let call: unsafe extern "C" fn($($type),*) -> c_int =
-                    unsafe { function(self.0, $symbol) }?;
+                let call = unsafe { function::<Call>(self.0, $symbol) }?;
                 // SAFETY: the callers below pass pointers to what the function writes; it takes any
                 // address and any number.
                 Some(unsafe { call($($arg),*) })
