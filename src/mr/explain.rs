@@ -209,6 +209,13 @@ impl Subject {
                 "the domain still has regions, queue pairs or other objects"
             ),
             (_, libc::EIO) => write!(out, "the device is gone"),
+            // UCX asks so whether the device takes dma-bufs.
+            (Subject::OtherMemory, libc::EBADF) => {
+                write!(
+                    out,
+                    "the dma-buf is no open file, or the device's file is closed"
+                )
+            }
             (_, libc::EBADF) => write!(out, "the device's file is closed"),
             (_, libc::EMFILE) => write!(out, "RLIMIT_NOFILE is reached"),
             _ => write!(out, "no likely cause is known"),
@@ -626,6 +633,8 @@ mod tests {
         assert!(busy(Subject::Region).contains("memory window"));
         assert!(busy(Subject::Domain).contains("still has regions"));
         assert!(busy(Subject::OtherMemory).contains("no likely cause"));
+        let closed = words(Error::Next(Errno(libc::EBADF)), Subject::OtherMemory);
+        assert!(closed.contains("the dma-buf is no open file"));
     }
 
     #[test]
