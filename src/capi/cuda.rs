@@ -83,7 +83,8 @@ macro_rules! host_register {
             flags: c_uint,
             caller: Caller,
         ) -> c_int {
-            register(next($name, &$next, caller), addr, size, flags)
+            let next = ret::always(None, || next($name, &$next, caller));
+            register(next, addr, size, flags)
         }
 
         #[cfg(test)]

@@ -58,11 +58,11 @@ fn say(mode: CacheMode) {
     let which = name(mode);
     let (remote, linger) = match mode {
         CacheMode::All if !settings.fresh_keys => (
-            ", also those that peers can reach: a key stays valid after ibv_dereg_mr for",
+            ", remotely accessible ones included: a key stays valid after ibv_dereg_mr for",
             settings.linger_remote,
         ),
         _ => (
-            " that peers cannot reach: their memory stays pinned after ibv_dereg_mr for",
+            " that are not remotely accessible: their memory stays pinned after ibv_dereg_mr for",
             settings.linger_local,
         ),
     };
@@ -78,7 +78,7 @@ fn say(mode: CacheMode) {
     log::line(
         Level::Info,
         format_args!(
-            "RDMAMR_CACHE={which}: the cache keeps and reuses regions{remote} {seconds} s. Each region covers whole pages"
+            "RDMAMR_CACHE={which}: the cache reuses regions{remote} {seconds} s. Each region covers whole pages"
         ),
     );
 }

@@ -221,7 +221,7 @@ fn sentence(found: &Found, advice: &Advice, which: Option<&str>) -> String {
             saved_of_all(all)
         ),
         Some(_) if all.saved_ns > local.saved_ns => format!(
-            "`{line}` would have saved {}, and `--cache=all`, which also keeps remotely accessible regions, {}.",
+            "`{line}` would have saved {}, and `--cache=all`, which also caches remotely accessible regions, {}.",
             saved_of_all(local),
             saved(all)
         ),

@@ -221,7 +221,7 @@ fn head(report: &Report, program: &str) -> Markup {
                 plural(totals.threads, "thread", "threads"), count(totals.dropped))))
             (tile("Registrations", &count(totals.registrations),
                 &format!("{}, {}", plural(totals.hits, "hit", "hits"), plural(totals.misses, "miss", "misses"))))
-            (tile("Deregistrations", &count(totals.deregistrations), &format!("{} kept", count(totals.kept))))
+            (tile("Deregistrations", &count(totals.deregistrations), &format!("{} cached", count(totals.kept))))
             (tile("Peak pinned", &bytes(report.pinned.peak_bytes), &format!("after {}", time(report.pinned.peak_at_ns))))
             (tile("Left registered", &count(totals.leaked_regions), &bytes(totals.leaked_bytes)))
             (tile("Failed", &count(totals.failed), &share(totals.failed, totals.calls)))
@@ -270,7 +270,7 @@ fn over_time(report: &Report) -> Markup {
         (legend(&[
             ("plain", "plain regions", any(&|point| point.plain_bytes)),
             ("cache", "regions of the cache", any(&|point| point.cache_bytes)),
-            ("kept", "what the cache would keep besides", kept),
+            ("kept", "what the cache would hold besides", kept),
         ]))
         (plots::over_time(report))
         (more(plots::LANES, report.lanes.len() as u64))
@@ -347,7 +347,7 @@ fn sizes(report: &Report) -> Markup {
         }
         div.scroll role="region" tabindex="0" aria-label="Table" { table {
             thead {
-                tr { td colspan="2" {} th.group colspan="4" { "registered" } th.group colspan="4" { "deregistered, or kept" } }
+                tr { td colspan="2" {} th.group colspan="4" { "registered" } th.group colspan="4" { "deregistered, or cached" } }
                 tr { th.number { "from" } th { "how" }
                     @for _ in 0..2 { @for name in ["calls", "time", "median", "p99"] { th.number { (name) } } } }
             }

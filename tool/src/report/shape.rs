@@ -278,7 +278,7 @@ impl What {
             What::Gpu => "register, GPU",
             What::Past => "register, past the library",
             What::Deregister => "deregister",
-            What::Kept => "deregister, kept",
+            What::Kept => "deregister, cached",
         }
     }
 }

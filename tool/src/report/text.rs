@@ -241,7 +241,7 @@ pub fn render(report: &Report) -> String {
         past => format!(", {} past the library", count(past)),
     };
     let calls = format!(
-        "{} by {}: {} ({} plain, {}, {}{gpu}{past}), {} ({} kept), {} failed",
+        "{} by {}: {} ({} plain, {}, {}{gpu}{past}), {} ({} cached), {} failed",
         count(totals.calls),
         plural(totals.threads, "thread", "threads"),
         plural(totals.registrations, "registration", "registrations"),

@@ -50,7 +50,7 @@ const FAMILIES: [(&str, &str, &str, &str, Values); 17] = [
         OfDevices(|of| states(of.bytes, of.idle_bytes))),
     ("rdmamr_hits", COUNTER, "", "Registrations that a cached region served.",
         OfProcesses(|process| counter(process, "hits"))),
-    ("rdmamr_misses", COUNTER, "", "Registrations for which a region was made that may be kept.",
+    ("rdmamr_misses", COUNTER, "", "Registrations for which the cache made a new region.",
         OfProcesses(|process| counter(process, "misses"))),
     ("rdmamr_failures", COUNTER, "", "Registrations that failed.",
         OfProcesses(|process| counter(process, "reg_failed"))),
