@@ -15,20 +15,15 @@
 #include <rdma/ib_user_ioctl_verbs.h>
 #include <rdma/ib_user_verbs.h>
 #include <rdma/rdma_user_ioctl.h>
-#include <stdbool.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/ioctl.h>
-#include <sys/mman.h>
-#include <time.h>
 #include "../ctests/lib/stub_device.h"
 #include "median.h"
+#include "memory.h"
 
 enum { ACCESS = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ };
 enum { THEIRS, OURS, WAYS };
-#define HUGE_PAGE ((size_t)2 << 20)
 
 static struct ibv_mr *(*their_reg)(struct ibv_pd *, void *, size_t, uint64_t, unsigned int);
 static int (*their_dereg)(struct ibv_mr *);
@@ -38,14 +33,6 @@ static void die(const char *what)
 {
 	fprintf(stderr, "prefault: %s: %s\n", what, strerror(errno));
 	exit(1);
-}
-
-static double now(void)
-{
-	struct timespec time;
-
-	clock_gettime(CLOCK_MONOTONIC, &time);
-	return (double)time.tv_sec * 1e3 + (double)time.tv_nsec * 1e-6;
 }
 
 /* The stub's registration, called as libibverbs calls the kernel's. */
@@ -111,30 +98,6 @@ static double time_of(int way, char *memory, size_t length)
 	if (errno)
 		die("a deregistration");
 	return took;
-}
-
-/* Memory in huge pages or in small ones. */
-static char *map(size_t length, bool huge, char **mapping)
-{
-	char *memory = mmap(NULL, length + HUGE_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-
-	if (memory == MAP_FAILED)
-		die("mmap");
-	*mapping = memory;
-	memory += -(uintptr_t)memory % HUGE_PAGE;
-	if (madvise(memory, length, huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE))
-		die("madvise");
-	return memory;
-}
-
-/* The host of a virtual machine may have no page behind memory before its first use, and again
- * after it is freed. This memory has just been in use, and the next mapping gets it. */
-static void back(size_t length)
-{
-	char *mapping, *memory = map(length, true, &mapping);
-
-	memset(memory, 1, length);
-	munmap(mapping, length + HUGE_PAGE);
 }
 
 static void compare(size_t mib, bool huge, bool present, int rounds)
