@@ -7,7 +7,9 @@
  * the same steps as for RDMA. There the other side is the raw system call that libibverbs would
  * make.
  *
- * Usage: prefault DEVICE|stub ROUNDS MIB...
+ * With CUDA's runtime in place of the device, it times cudaHostRegister in the same way.
+ *
+ * Usage: prefault DEVICE|stub|PATH/libcudart.so ROUNDS MIB...
  */
 #include <dlfcn.h>
 #include <errno.h>
@@ -84,9 +86,27 @@ static int raw_dereg(struct ibv_mr *mr)
 	return err;
 }
 
+static int (*their_pin)(void *, size_t, unsigned int), (*our_pin)(void *, size_t, unsigned int), (*unpin)(void *);
+
+static double time_of_pin(int way, char *memory, size_t length)
+{
+	double start = now(), took;
+	int err = (way == OURS ? our_pin : their_pin)(memory, length, 0);
+
+	took = now() - start;
+	if (err || (unpin && unpin(memory))) {
+		fprintf(stderr, "prefault: CUDA's error %d\n", err);
+		exit(1);
+	}
+	return took;
+}
+
 /* The time of one registration, in ms. */
 static double time_of(int way, char *memory, size_t length)
 {
+	if (their_pin)
+		return time_of_pin(way, memory, length);
+
 	double start = now(), took;
 	struct ibv_mr *mr = way == OURS ? (ibv_reg_mr)(pd, memory, length, ACCESS) :
 			    their_reg(pd, memory, length, (uintptr_t)memory, ACCESS);
@@ -161,6 +181,22 @@ static void open_device(const char *name)
 		die(name);
 }
 
+/* The symbol of the whole program is this library's. */
+static void open_cuda(const char *path)
+{
+	void *handle = dlopen(path, RTLD_NOW | RTLD_GLOBAL);
+
+	if (handle) {
+		*(void **)&their_pin = dlsym(handle, "cudaHostRegister");
+		*(void **)&our_pin = dlsym(RTLD_DEFAULT, "cudaHostRegister");
+		*(void **)&unpin = dlsym(handle, "cudaHostUnregister");
+	}
+	if (!their_pin || our_pin == their_pin) {
+		fprintf(stderr, "prefault: no CUDA runtime at %s, or not librdmamr\n", path);
+		exit(1);
+	}
+}
+
 int main(int argc, char **argv)
 {
 	bool stub = argc > 1 && !strcmp(argv[1], "stub");
@@ -180,10 +216,13 @@ int main(int argc, char **argv)
 		pd = stub_pd();
 		their_reg = raw_reg;
 		their_dereg = raw_dereg;
+	} else if (strchr(argv[1], '/')) {
+		open_cuda(argv[1]);
 	} else {
 		open_device(argv[1]);
 	}
-	printf("median ms                         libibverbs       rdmamr  times faster (least .. most)  rdmamr/libibverbs\n");
+	printf("median ms                          %s       rdmamr  times faster (least .. most)  rdmamr/libibverbs\n",
+	       their_pin ? "     CUDA" : "libibverbs");
 	for (int n = 3; n < argc; n++)
 		for (int huge = 0; huge < 2; huge++)
 			for (int present = 0; present < 2; present++)
