@@ -216,7 +216,7 @@ static int dmabuf(char **seen)
 
 static void dmabufs(void)
 {
-	static const struct { uint64_t offset, length, iova; int access; } places[] = {
+	const struct { uint64_t offset, length, iova; int access; } places[] = {
 		{ 0, LENGTH, 0, rights }, { PAGE, PAGE, 0x20000, rights }, { 64, 128, 64, rights },
 		{ 64, 128, 0x1000, rights }, { 0, 2 * LENGTH, 0, rights }, { 0, 0, 0, rights },
 		{ 0, PAGE, 0, 0 }, { 0, PAGE, 0, IBV_ACCESS_REMOTE_WRITE }, { 0, PAGE, 0, IBV_ACCESS_ON_DEMAND },
