@@ -34,8 +34,7 @@ pub struct Export {
 
 /// A runtime that exports memory of its GPUs.
 trait Runtime {
-    /// The name of the library, for people.
-    const NAME: &'static str;
+    const KIND: RuntimeKind;
 
     /// The runtime, if the program has loaded it.
     fn find() -> Option<Self>
@@ -61,36 +60,80 @@ trait Runtime {
     }
 }
 
+/// A runtime that says that the memory is a GPU's.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum RuntimeKind {
+    Cuda,
+    Rocm,
+}
+
+impl RuntimeKind {
+    /// The name of the library, for people.
+    fn name(self) -> &'static str {
+        match self {
+            RuntimeKind::Cuda => "libcuda.so.1",
+            RuntimeKind::Rocm => "libhsa-runtime64.so.1",
+        }
+    }
+
+    /// The function that exports memory as a dma-buf.
+    fn export(self) -> &'static str {
+        match self {
+            RuntimeKind::Cuda => "cuMemGetHandleForAddressRange",
+            RuntimeKind::Rocm => "hsa_amd_portable_export_dmabuf",
+        }
+    }
+}
+
 /// Memory of a GPU that cannot be registered as a dma-buf.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Obstacle {
-    /// The runtime that says that the memory is a GPU's.
-    pub runtime: &'static str,
+    pub runtime: RuntimeKind,
     pub why: Why,
 }
+
+/// An address, aligned so that it makes no [`Error`] longer: the stack has several in each call.
+#[repr(Rust, packed(4))]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Address(u64);
+
+const _: () = assert!(size_of::<Error>() == 24);
 
 impl Obstacle {
     /// Writes the reason, after "EFAULT".
     pub fn write(&self, out: &mut dyn Write) -> fmt::Result {
-        let runtime = self.runtime;
+        let (name, export) = (self.runtime.name(), self.runtime.export());
         write!(
             out,
-            " from the kernel: it is memory of a GPU, says {runtime}, and "
+            " from the kernel: it is memory of a GPU, says {name}, and "
         )?;
         match self.why {
             Why::Off => write!(
                 out,
                 "RDMAMR_GPU=off keeps it from being registered as a dma-buf"
             )?,
-            Why::NoFunction(name) => write!(
+            Why::NoFunction => write!(
                 out,
-                "this version has no {name} to export it as a dma-buf: CUDA 11.7 and ROCm 5.6 have it"
+                "this version has no {export} to export it as a dma-buf: CUDA 11.7 and ROCm 5.6 have it"
             )?,
-            Why::Export(name, error) => {
-                write!(out, "{name} exports no dma-buf of it (error {error})")?
-            }
-            Why::Cause(why) => write!(out, "it has no dma-buf: {why}")?,
-            Why::Handles(at) => write!(
+            Why::Export(error) => write!(out, "{export} exports no dma-buf of it (error {error})")?,
+            Why::Managed => write!(
+                out,
+                "it has no dma-buf: managed memory (cudaMallocManaged) moves between GPU and processor and has no \
+                 dma-buf: allocate it by cudaMalloc"
+            )?,
+            Why::DriverExportsNone => write!(
+                out,
+                "it has no dma-buf: the GPU's driver exports no dma-buf: NVIDIA's open kernel modules do \
+                 (nvidia-open), from Linux 5.12 on"
+            )?,
+            Why::NotCapable => write!(
+                out,
+                "it has no dma-buf: cuMemCreate was not asked for memory that other devices reach: set \
+                 CUmemAllocationProp.allocFlags.gpuDirectRDMACapable (PyTorch: PYTORCH_CUDA_ALLOC_CONF=\
+                 expandable_segments:False)"
+            )?,
+            Why::Handles(Address(at)) => write!(
                 out,
                 "it has no single dma-buf: another allocation handle begins at {at:#x}. Register the parts, or \
                  (PyTorch) set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False"
@@ -119,13 +162,13 @@ impl Obstacle {
         // SAFETY: the path ends with a NUL.
         let loaded =
             unsafe { libc::access(c"/sys/module/nvidia_peermem".as_ptr(), libc::F_OK) == 0 };
-        match runtime {
-            cuda::NAME if loaded => write!(out, ". (nvidia_peermem is loaded)"),
-            cuda::NAME => write!(
+        match self.runtime {
+            RuntimeKind::Cuda if loaded => write!(out, ". (nvidia_peermem is loaded)"),
+            RuntimeKind::Cuda => write!(
                 out,
                 ". Without a dma-buf it takes nvidia_peermem, which is not loaded"
             ),
-            _ => Ok(()),
+            RuntimeKind::Rocm => Ok(()),
         }
     }
 }
@@ -135,14 +178,18 @@ impl Obstacle {
 pub enum Why {
     /// The setting `RDMAMR_GPU=off`.
     Off,
-    /// The runtime lacks this function.
-    NoFunction(&'static str),
+    /// The runtime lacks the function that exports.
+    NoFunction,
     /// The runtime refused to export the memory, with this error.
-    Export(&'static str, i32),
-    /// The runtime refused, and this is why.
-    Cause(&'static str),
+    Export(i32),
+    /// The runtime refused, since the memory is managed.
+    Managed,
+    /// The runtime refused, since the GPU's driver exports no dma-buf.
+    DriverExportsNone,
+    /// The runtime refused, since the memory was allocated for the GPU alone.
+    NotCapable,
     /// The range goes on behind this address, where another allocation handle begins.
-    Handles(u64),
+    Handles(Address),
     /// libibverbs has no `ibv_reg_dmabuf_mr`.
     NoRegister,
     /// The provider, the kernel or the device refused the dma-buf.
@@ -201,7 +248,7 @@ fn by<R: Runtime>(pd: Pd, request: &Request) -> Option<Result<Registered, Obstac
     let addr = request.addr.addr() as u64;
     let runtime = R::find().filter(|runtime| runtime.has(addr))?;
     let obstacle = |why| Obstacle {
-        runtime: R::NAME,
+        runtime: R::KIND,
         why,
     };
     if !config().gpu {
@@ -218,7 +265,7 @@ fn by<R: Runtime>(pd: Pd, request: &Request) -> Option<Result<Registered, Obstac
                     Level::Info,
                     format_args!(
                         "{length} bytes of a GPU at {addr:#x} are registered as a dma-buf, by {}",
-                        R::NAME
+                        R::KIND.name()
                     ),
                 );
             })

@@ -13,13 +13,14 @@ LIBRARIES = {
 }  # fmt: skip
 HEAD = """# Every hardware provider, without the hardware
 
-Written by `ctests/run providers`. rdma-core's library for each hardware driver opens a device of the
-kernel module in [vm/hca](../../vm/hca/README.md), which has the driver's number, ABI, checks and
-errnos. Programs make the same calls without librdmamr and with it. A case is one call, with its
-result, errno and the object's fields. A difference is a case, or a line of what arrived at the kernel
-(start, length, iova, access, private bytes), that is not equal. "With the cache" counts the cases that
-differ under `RDMAMR_CACHE=all`, without the handle and keys of a region, and without errors that the
-device was set to return: a registration that the cache serves does not reach the device.
+Written by `ctests/run providers`. rdma-core's library for each hardware driver opens a device of
+the kernel module in [vm/hca](../../vm/hca/README.md), which has the driver's number, ABI, checks
+and errnos. Programs make the same calls without librdmamr and with it. A case is one call, with its
+result, errno and the object's fields. A difference is a case, or a line of what arrived at the
+kernel (start, length, iova, access, private bytes), that is not equal. "With the cache" counts the
+cases that differ under `RDMAMR_CACHE=all`, without the handle and keys of a region, and without
+errors that the device was set to return: a registration that the cache serves does not reach the
+device.
 
 No hardware took part: [../hardware.md](../hardware.md).
 """

@@ -3,7 +3,7 @@
 //! Addressing").
 
 use super::runtime::{find, function};
-use super::{Export, Runtime, Why};
+use super::{Address, Export, Runtime, RuntimeKind, Why};
 use core::ffi::{c_int, c_uint, c_ulonglong, c_void};
 use core::ptr::null_mut;
 use rdmamr_sys::pages::PageRange;
@@ -11,8 +11,6 @@ use rdmamr_sys::symbols::Library;
 use std::os::fd::{FromRawFd, OwnedFd};
 
 type Context = *mut c_void;
-
-pub const NAME: &str = "libcuda.so.1";
 
 const SUCCESS: c_int = 0;
 
@@ -95,23 +93,22 @@ impl Cuda {
     }
 
     fn export_by(&self, range: PageRange, flags: c_ulonglong) -> Result<Export, Why> {
-        const NAME: &str = "cuMemGetHandleForAddressRange";
         let mut file = -1;
         let size = range.bytes() as usize;
         match self.handle_for_range(&raw mut file, range.start, size, DMA_BUF_FD, flags) {
-            None => Err(Why::NoFunction(NAME)),
+            None => Err(Why::NoFunction),
             Some(SUCCESS) if file >= 0 => Ok(Export {
                 // SAFETY: the call has just opened this file for its caller.
                 file: unsafe { OwnedFd::from_raw_fd(file) },
                 offset: 0,
             }),
-            Some(error) => Err(Why::Export(NAME, error)),
+            Some(error) => Err(Why::Export(error)),
         }
     }
 }
 
 impl Runtime for Cuda {
-    const NAME: &'static str = NAME;
+    const KIND: RuntimeKind = RuntimeKind::Cuda;
 
     fn find() -> Option<Cuda> {
         find(c"libcuda.so.1", b"libcuda.so").map(Cuda)
@@ -139,15 +136,10 @@ impl Runtime for Cuda {
     fn cause(&self, addr: u64, length: u64) -> Option<Why> {
         let is = |attribute| self.attribute::<c_uint>(attribute, addr, 0);
         if is(pointer::IS_MANAGED) == Some(1) {
-            return Some(Why::Cause(
-                "managed memory (cudaMallocManaged) moves between GPU and processor and has no dma-buf: \
-                 allocate it by cudaMalloc",
-            ));
+            return Some(Why::Managed);
         }
         if self.of_device(addr, device::DMA_BUF_SUPPORTED) == Some(0) {
-            return Some(Why::Cause(
-                "the GPU's driver exports no dma-buf: NVIDIA's open kernel modules do (nvidia-open), from Linux 5.12 on",
-            ));
+            return Some(Why::DriverExportsNone);
         }
         let base = self.attribute::<u64>(pointer::MAPPING_BASE_ADDR, addr, 0);
         let size = self.attribute::<usize>(pointer::MAPPING_SIZE, addr, 0);
@@ -155,13 +147,9 @@ impl Runtime for Cuda {
             && size > 0
             && addr + length > base + size as u64
         {
-            return Some(Why::Handles(base + size as u64));
+            return Some(Why::Handles(Address(base + size as u64)));
         }
-        (is(pointer::IS_GPU_DIRECT_RDMA_CAPABLE) == Some(0)).then_some(Why::Cause(
-            "cuMemCreate was not asked for memory that other devices reach: set \
-             CUmemAllocationProp.allocFlags.gpuDirectRDMACapable (PyTorch: PYTORCH_CUDA_ALLOC_CONF=\
-             expandable_segments:False)",
-        ))
+        (is(pointer::IS_GPU_DIRECT_RDMA_CAPABLE) == Some(0)).then_some(Why::NotCapable)
     }
 
     /// A thread without a current context gets the memory's own for the call. Memory of a pool and of

@@ -2,7 +2,7 @@
 //! ROCm, by the functions of its runtime's library (hsa.h, hsa_ext_amd.h).
 
 use super::runtime::{find, function};
-use super::{Export, Runtime, Why};
+use super::{Export, Runtime, RuntimeKind, Why};
 use core::ffi::{c_int, c_void};
 use core::ptr::{null_mut, without_provenance};
 use rdmamr_sys::pages::PageRange;
@@ -73,7 +73,7 @@ impl Rocm {
 }
 
 impl Runtime for Rocm {
-    const NAME: &'static str = "libhsa-runtime64.so.1";
+    const KIND: RuntimeKind = RuntimeKind::Rocm;
 
     fn find() -> Option<Rocm> {
         find(c"libhsa-runtime64.so.1", b"libhsa-runtime64.so").map(Rocm)
@@ -84,11 +84,10 @@ impl Runtime for Rocm {
     }
 
     fn export(&self, range: PageRange) -> Result<Export, Why> {
-        const NAME: &str = "hsa_amd_portable_export_dmabuf";
         // SAFETY: hsa_ext_amd.h declares the function so.
         let export: Option<ExportFn> =
             unsafe { function(self.0, c"hsa_amd_portable_export_dmabuf") };
-        let export = export.ok_or(Why::NoFunction(NAME))?;
+        let export = export.ok_or(Why::NoFunction)?;
         let (mut file, mut offset) = (-1, 0);
         let start = without_provenance(range.start as usize);
         // SAFETY: `file` and `offset` have room for the answers, and the function takes any range.
@@ -105,7 +104,7 @@ impl Runtime for Rocm {
                 file: unsafe { OwnedFd::from_raw_fd(file) },
                 offset,
             }),
-            error => Err(Why::Export(NAME, error)),
+            error => Err(Why::Export(error)),
         }
     }
 
