@@ -70,9 +70,7 @@ pub unsafe fn reg_dmabuf_mr(
     let ask = || unsafe { mr::reg_dmabuf_mr(pd, place, fd, access) };
     match ask() {
         Err(Error::Next(errno))
-            if existing().is_some()
-                && is_shortage_for_dmabuf(pd, errno.0)
-                && relieve_program() =>
+            if existing().is_some() && is_shortage_for_dmabuf(pd, errno.0) && relieve_program() =>
         {
             ask()
         }
