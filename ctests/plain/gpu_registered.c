@@ -136,6 +136,8 @@ static void refusals(uint64_t at)
 		as_case(good("one of two", registered(other + HANDLE, HANDLE), other + HANDLE, HANDLE, other + HANDLE, ibv_dereg_mr),
 			"memory of one of two handles");
 	}
+	if (gpu.is_cuda)
+		refused("past its end", at, SIZE + PAGE, EFAULT, "the GPU's memory ends at");
 	must(hca_run(device, "fail", "reg_dmabuf_mr 95 1") == 0);
 	refused("a provider without dma-bufs", at, SIZE, EFAULT, "its dma-buf is refused with EOPNOTSUPP: the device's provider or the kernel");
 	must(hca_run(device, "fail", "reg_dmabuf_mr 12 1") == 0);
@@ -145,7 +147,23 @@ static void refusals(uint64_t at)
 	is(gpu.exports() - before, 0, "memory of no GPU is not exported");
 	errno = 0;
 	ok(!ibv_reg_mr(pd, (void *)at, PAGE, IBV_ACCESS_REMOTE_WRITE) && errno == EINVAL, "a wrong access flag stays EINVAL");
-	is((long long)stats().reg_gpu_failed, gpu.is_cuda ? 6 : 3, "the statistics count those that failed");
+	is((long long)stats().reg_gpu_failed, gpu.is_cuda ? 7 : 3, "the statistics count those that failed");
+}
+
+/* Idle regions of the cache end if they hold the keys that a dma-buf needs. */
+static void on_a_full_device(uint64_t at)
+{
+	enum { KEYS = 8 };
+	char *memory = pages(2 * KEYS);
+
+	for (int n = 0; n < 3 * KEYS; n++) {
+		struct ibv_mr *mr = ibv_reg_mr(pd, memory + n % KEYS * 2 * PAGE, PAGE, LOCAL_AND_REMOTE);
+
+		must(mr && ibv_dereg_mr(mr) == 0);
+	}
+	must(hca_run(device, "set", "max_mr 8") == 0);
+	as_case(good("full", registered(at, SIZE), at, SIZE, at, ibv_dereg_mr), "on a device whose keys idle regions hold");
+	must(hca_run(device, "set", "max_mr 65536") == 0);
 }
 
 int main(void)
@@ -175,6 +193,7 @@ int main(void)
 	}
 	as_the_driver_likes(at);
 	refusals(at);
+	on_a_full_device(at);
 	ok(stats().reg_gpu > 10 && stats().live == 0, "the statistics count %llu registrations", (unsigned long long)stats().reg_gpu);
 	return done_testing();
 }

@@ -239,7 +239,7 @@ const ERRNOS: &[(i32, &str)] = &[
     (libc::EAGAIN, "EAGAIN"), (libc::ENOMEM, "ENOMEM"), (libc::EACCES, "EACCES"), (libc::EFAULT, "EFAULT"),
     (libc::EBUSY, "EBUSY"), (libc::ENODEV, "ENODEV"), (libc::EINVAL, "EINVAL"), (libc::EMFILE, "EMFILE"), (libc::ENOSYS, "ENOSYS"),
     (libc::EOPNOTSUPP, "EOPNOTSUPP"), (libc::ENOTTY, "ENOTTY"), (libc::EINTR, "EINTR"),
-    (libc::ENOSPC, "ENOSPC"), (libc::ETIMEDOUT, "ETIMEDOUT"),
+    (libc::ENOSPC, "ENOSPC"), (libc::ETIMEDOUT, "ETIMEDOUT"), (libc::EPROTO, "EPROTO"),
     (libc::ENODATA, "ENODATA"), (libc::ECANCELED, "ECANCELED"), (libc::EKEYREJECTED, "EKEYREJECTED"),
     (libfabric::FI_EOTHER, "FI_EOTHER"), (libfabric::FI_ETOOSMALL, "FI_ETOOSMALL"),
     (libfabric::FI_EOPBADSTATE, "FI_EOPBADSTATE"), (libfabric::FI_EAVAIL, "FI_EAVAIL"),
@@ -286,7 +286,12 @@ fn registration(refused: &Refused, errno: i32, before: u64, out: &mut dyn Write)
                 let line = core::str::from_utf8(line).unwrap_or_default();
                 written = written.and_then(|()| write!(out, "; {line}"));
             });
-            written
+            written?;
+            if refused::says(refused.device).full == libc::EAGAIN {
+                or(1, out)?;
+                no_key_left(refused, out)?;
+            }
+            Ok(())
         }
         libc::EBADF => write!(out, "the device's file is closed"),
         libc::ENOENT => write!(out, "the kernel does not know this protection domain"),
@@ -352,10 +357,7 @@ fn of_driver(refused: &Refused, errno: i32, before: u64, out: &mut dyn Write) ->
     }
     if errno == says.full && !is_unfit && !is_over {
         or(causes, out)?;
-        write!(out, "the device has no key left")?;
-        if let Some(most) = refused.device.and_then(OnDevice::most) {
-            write!(out, " of its {} (max_mr)", most.regions)?;
-        }
+        no_key_left(refused, out)?;
         causes = 1;
     }
     let of_errno = match errno {
@@ -368,6 +370,14 @@ fn of_driver(refused: &Refused, errno: i32, before: u64, out: &mut dyn Write) ->
     };
     or(causes, out)?;
     out.write_str(of_errno)
+}
+
+fn no_key_left(refused: &Refused, out: &mut dyn Write) -> fmt::Result {
+    write!(out, "the device has no key left")?;
+    match refused.device.and_then(OnDevice::most) {
+        Some(most) => write!(out, " of its {} (max_mr)", most.regions),
+        None => Ok(()),
+    }
 }
 
 /// Two causes are possible.

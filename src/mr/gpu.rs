@@ -100,6 +100,14 @@ pub struct Address(u64);
 const _: () = assert!(size_of::<Error>() == 24);
 
 impl Obstacle {
+    /// The errno of the dma-buf's registration, if that is the step that failed.
+    pub fn of_dmabuf(&self) -> Option<Errno> {
+        match self.why {
+            Why::Register(errno) => Some(errno),
+            _ => None,
+        }
+    }
+
     /// Writes the reason, after "EFAULT".
     pub fn write(&self, out: &mut dyn Write) -> fmt::Result {
         let (name, export) = (self.runtime.name(), self.runtime.export());
@@ -137,6 +145,10 @@ impl Obstacle {
                 out,
                 "it has no single dma-buf: another allocation handle begins at {at:#x}. Register the parts, or \
                  (PyTorch) set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False"
+            )?,
+            Why::Ends(Address(at)) => write!(
+                out,
+                "it has no dma-buf: the GPU's memory ends at {at:#x}, before the region does"
             )?,
             Why::NoRegister => write!(
                 out,
@@ -190,6 +202,8 @@ pub enum Why {
     NotCapable,
     /// The range goes on behind this address, where another allocation handle begins.
     Handles(Address),
+    /// The range goes on behind this address, where the GPU's memory ends.
+    Ends(Address),
     /// libibverbs has no `ibv_reg_dmabuf_mr`.
     NoRegister,
     /// The provider, the kernel or the device refused the dma-buf.

@@ -248,9 +248,14 @@ impl Mr {
         Object::at(self.address())
     }
 
+    /// Undoes [`Mr::claim_cached`].
+    pub fn restore_cached(self) {
+        self.mr_type().store(IBV_MR_TYPE_MR, Release);
+    }
+
     /// Makes a claimed object an ordinary region, which has the kernel's handle to itself.
     pub fn become_ordinary(self) {
         self.marked().store(self.access(), Relaxed);
-        self.mr_type().store(IBV_MR_TYPE_MR, Release);
+        self.restore_cached();
     }
 }

@@ -83,10 +83,25 @@ const QEDR_SAYS: Says = Says {
     ..CORE_SAYS
 };
 
-/// drivers/infiniband/hw/ocrdma/ocrdma_verbs.c: `ocrdma_reg_user_mr` returns EFAULT for whatever
-/// `ib_umem_get` does.
+/// drivers/infiniband/hw/ocrdma: `ocrdma_reg_user_mr` returns EFAULT for whatever `ib_umem_get` does,
+/// and `ocrdma_get_mbx_errno` EAGAIN if the firmware is out of resources.
 const OCRDMA_SAYS: Says = Says {
+    full: libc::EAGAIN,
     over_limit: libc::EFAULT,
+    ..CORE_SAYS
+};
+
+/// drivers/infiniband/hw/mana/mr.c: `mana_ib_gd_create_mr` returns EPROTO for whatever the firmware
+/// refuses.
+const MANA_SAYS: Says = Says {
+    full: libc::EPROTO,
+    ..CORE_SAYS
+};
+
+/// drivers/infiniband/hw/vmw_pvrdma/pvrdma_cmd.c: `pvrdma_cmd_post` returns EFAULT for whatever the
+/// hypervisor refuses.
+const PVRDMA_SAYS: Says = Says {
+    full: libc::EFAULT,
     ..CORE_SAYS
 };
 
@@ -114,14 +129,14 @@ pub const DRIVERS: &[Driver] = &[
     direct(RDMA_DRIVER_MLX4, "mlx4", "the provider adds nothing to the core's command"),
     Driver { way: Way::DirectUnlessEmpty, says: UMEM_IS_ENOMEM, ..direct(RDMA_DRIVER_HNS, "hns", "the provider refuses a null address and a length of 0 without asking the kernel") },
     Driver { says: FULL_IS_ENOSPC, ..direct(RDMA_DRIVER_ERDMA, "erdma", "the provider adds nothing to the core's command") },
-    direct(RDMA_DRIVER_MANA, "mana", "the provider adds nothing to the core's command"),
+    Driver { says: MANA_SAYS, ..direct(RDMA_DRIVER_MANA, "mana", "the provider adds nothing to the core's command") },
     Driver { says: FULL_IS_ENOSPC, ..direct(RDMA_DRIVER_IONIC, "ionic", "the provider adds nothing to the core's command") },
     Driver { private_in: 8, private_out: 8, ..direct(RDMA_DRIVER_SIW, "siw", "siw_ureq_reg_mr and siw_uresp_reg_mr; EINVAL without them") },
     Driver { says: QEDR_SAYS, ..direct(RDMA_DRIVER_QEDR, "qedr", "the provider adds nothing to the core's command") },
     Driver { says: UMEM_IS_ENOMEM, ..direct(RDMA_DRIVER_CXGB4, "cxgb4", "the provider adds nothing; its own table of regions is never read") },
     direct(RDMA_DRIVER_HFI1, "hfi1", "the provider adds nothing to the core's command"),
     direct(RDMA_DRIVER_QIB, "qib", "the provider adds nothing to the core's command"),
-    direct(RDMA_DRIVER_VMW_PVRDMA, "vmw_pvrdma", "the provider adds nothing to the core's command"),
+    Driver { says: PVRDMA_SAYS, ..direct(RDMA_DRIVER_VMW_PVRDMA, "vmw_pvrdma", "the provider adds nothing to the core's command") },
     Driver { says: OCRDMA_SAYS, ..direct(RDMA_DRIVER_OCRDMA, "ocrdma", "the provider adds nothing to the core's command") },
     Driver { private_in: 8, ..direct(RDMA_DRIVER_MTHCA, "mthca", "mthca_reg_mr, no attributes; the kernel logs a warning without it") },
     Driver { way: Way::Forward, ..direct(RDMA_DRIVER_CXGB3, "cxgb3", "rdma-core has dropped its provider: nothing to be equal to") },

@@ -18,7 +18,7 @@
 #include "../../lib/stub_device.h"
 
 /* Newer than the headers of Linux 6.1. */
-enum { IONIC = 21 };
+enum { MANA = 20, IONIC = 21 };
 enum { KEYS = 32, IDLE = 30, WANTED = 20, LONGEST = 64 * PAGE };
 
 static const struct driver {
@@ -31,7 +31,9 @@ static const struct driver {
 	{ "qedr", { RDMA_DRIVER_QEDR, EINVAL, EFAULT, LONGEST, EINVAL, 1 << 20 } },
 	{ "bnxt_re", { RDMA_DRIVER_BNXT_RE, EIO, EFAULT, LONGEST, ENOMEM, 1 << 20 } },
 	{ "hns", { RDMA_DRIVER_HNS, ENOMEM, ENOMEM, LONGEST, EINVAL, 1 << 20 } },
-	{ "ocrdma", { RDMA_DRIVER_OCRDMA, ENOMEM, EFAULT, LONGEST, EINVAL, 1 << 20 } },
+	{ "mana", { MANA, EPROTO, EFAULT, LONGEST, EPROTO, 1 << 20 } },
+	{ "vmw_pvrdma", { RDMA_DRIVER_VMW_PVRDMA, EFAULT, EFAULT, LONGEST, EINVAL, 1 << 20 } },
+	{ "ocrdma", { RDMA_DRIVER_OCRDMA, EAGAIN, EFAULT, LONGEST, EINVAL, 1 << 20 } },
 	{ "cxgb4", { RDMA_DRIVER_CXGB4, ENOMEM, ENOMEM, LONGEST, EINVAL, 1 << 20 } },
 };
 

@@ -56,12 +56,9 @@ pub unsafe fn deregister(vmr: *mut verbs_mr) -> c_int {
 pub unsafe fn rereg(vmr: *mut verbs_mr, next: impl FnOnce(next::CmdRereg) -> c_int) -> c_int {
     // SAFETY: this function's caller promises that `vmr` is NULL or an object.
     let mr = unsafe { Mr::from_c(vmr.cast()) };
-    if mr.is_some_and(is_region) {
+    if mr.is_some_and(|mr| is_region(mr) || give_to_program(mr).is_err()) {
         errno::set_errno(Errno(libc::EINVAL));
         return libc::EINVAL;
-    }
-    if let Some(mr) = mr {
-        give_to_program(mr);
     }
     next::CMD_REREG_MR
         .by(mr.map_or(Provider::ORDINARY, Mr::provider))

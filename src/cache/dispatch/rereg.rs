@@ -18,18 +18,26 @@ pub unsafe fn rereg(mr: Mr, change: &Reregistration) -> Result<c_int, Error> {
             "a relaxed region cannot be changed: others may use it, now or later",
         ));
     }
-    give_to_program(mr);
+    give_to_program(mr)?;
     // SAFETY: this function's caller promises the contract of `mr::rereg` for `change`.
     unsafe { mr::rereg(mr, change) }
 }
 
-/// Makes a region of the program's own of one that the cache serves. No other registration uses it:
-/// the cache shares no region between plain calls.
-pub fn give_to_program(mr: Mr) {
-    if let Some(object) = mr.claim_cached() {
-        let cached = object.cached();
-        owners::forget(cached);
-        reuse::end(cached);
-        mr::adopt(mr);
+/// Makes a region of the program's own of one that the cache serves. Fails if a relaxed registration
+/// uses the region as well, which would then change, or end, with the program's. (No other plain
+/// registration uses it: the cache shares no region between plain calls.)
+pub fn give_to_program(mr: Mr) -> Result<(), Error> {
+    let Some(object) = mr.claim_cached() else {
+        return Ok(());
+    };
+    let cached = object.cached();
+    if !owners::forget_unshared(cached) {
+        mr.restore_cached();
+        return Err(Error::Argument(
+            "a relaxed registration uses the same region",
+        ));
     }
+    reuse::end(cached);
+    mr::adopt(mr);
+    Ok(())
 }

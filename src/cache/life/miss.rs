@@ -28,7 +28,7 @@ use core::sync::atomic::{AtomicU32, Ordering::*};
 use core::time::Duration;
 use rdmamr_config::{config, disabled};
 use rdmamr_mr::kernel_mr::{self, Direct};
-use rdmamr_mr::refused::{OnDevice, Refused};
+use rdmamr_mr::refused::{OnDevice, Refused, says};
 use rdmamr_mr::{Error, How, Object, Registered, Request};
 use rdmamr_next::Pd;
 use rdmamr_policy::is_remote;
@@ -54,14 +54,22 @@ const TRIES: u32 = 4;
 /// Whether a registration failed for want of what idle regions hold.
 #[cold]
 pub fn is_shortage(pd: Pd, request: &Request, error: Error) -> bool {
-    let (Error::Kernel(errno) | Error::Next(errno)) = error else {
-        return false;
-    };
     let refused = Refused {
         request: *request,
         device: OnDevice::of(pd),
     };
-    refused.is_shortage(errno.0)
+    match error {
+        Error::Kernel(errno) | Error::Next(errno) => refused.is_shortage(errno.0),
+        Error::Gpu(_, obstacle) => obstacle
+            .of_dmabuf()
+            .is_some_and(|errno| is_shortage_for_dmabuf(pd, errno.0)),
+        _ => false,
+    }
+}
+
+/// Whether a dma-buf was refused for want of what idle regions hold: keys of the device.
+pub fn is_shortage_for_dmabuf(pd: Pd, errno: i32) -> bool {
+    matches!(errno, libc::ENOMEM | libc::EAGAIN) || errno == says(OnDevice::of(pd)).full
 }
 
 /// Refuses arguments that no relaxed registration can have. Returns the page range of the memory.

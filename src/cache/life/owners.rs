@@ -139,6 +139,26 @@ pub fn forget(object: usize) {
     }
 }
 
+/// As [`forget`], if the region has one user. With more users the region stays registered, and the
+/// cache deregisters it after the last of them. Returns whether the region is forgotten.
+pub fn forget_unshared(object: usize) -> bool {
+    let Some(cache) = existing() else {
+        return true;
+    };
+    let Some(handle) = cache.regions.handle(object) else {
+        return true;
+    };
+    let region = cache.regions.region(handle.region);
+    let is_it = |other: &CachedRegion| core::ptr::eq(other, region);
+    let had = abandon(cache, is_it, LEFT);
+    // The region is invalidated, so the number of its users only falls from now on.
+    let is_unshared = region.state.load().users() <= 1;
+    if !is_unshared && let Some(fd) = had {
+        abandon(cache, is_it, fd);
+    }
+    is_unshared
+}
+
 /// A provider is about to close a device's file, perhaps in a call that bypassed the library. The
 /// cache's regions on that file end with the file. The cache must not deregister them through the
 /// next file that gets the same number. The argument is the address of the `verbs_context`, and the

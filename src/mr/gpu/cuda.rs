@@ -143,11 +143,15 @@ impl Runtime for Cuda {
         }
         let base = self.attribute::<u64>(pointer::MAPPING_BASE_ADDR, addr, 0);
         let size = self.attribute::<usize>(pointer::MAPPING_SIZE, addr, 0);
-        if let (Some(base), Some(size)) = (base, size)
-            && size > 0
-            && addr + length > base + size as u64
-        {
-            return Some(Why::Handles(Address(base + size as u64)));
+        let end = base
+            .zip(size)
+            .and_then(|(base, size)| base.checked_add(size as u64));
+        if let Some(end) = end.filter(|&end| addr < end && end < addr + length) {
+            return Some(if self.has(end) {
+                Why::Handles(Address(end))
+            } else {
+                Why::Ends(Address(end))
+            });
         }
         (is(pointer::IS_GPU_DIRECT_RDMA_CAPABLE) == Some(0)).then_some(Why::NotCapable)
     }
